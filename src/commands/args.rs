@@ -1,0 +1,84 @@
+//! Reads the words of a command, left to right. Every usage error of an option
+//! is born here: one that is unknown, repeated or unfinished is a syntax error.
+
+use crate::error::Usage;
+use crate::lock::fence::Fence;
+use crate::lock::record::parse_integer;
+use crate::lock::request::{HoldNumber, Lease, Owner, Timeout};
+
+/// The words that are still to be read.
+pub(super) struct Args<'a> {
+    words: &'a [&'a [u8]],
+}
+
+impl<'a> Args<'a> {
+    /// Reads these words.
+    pub(super) const fn new(words: &'a [&'a [u8]]) -> Self {
+        Self { words }
+    }
+
+    fn next(&mut self) -> Option<&'a [u8]> {
+        let (first, rest) = self.words.split_first()?;
+        self.words = rest;
+        Some(first)
+    }
+
+    /// The owner, which every command names.
+    pub(super) fn owner(&mut self) -> Result<Owner, Usage> {
+        Owner::new(self.next().ok_or(Usage::Syntax)?)
+    }
+
+    /// Reads options until the words end. `read` gets each option's name in
+    /// capitals and reads its value, if it has one, from these words.
+    pub(super) fn options(
+        mut self,
+        mut read: impl FnMut(&[u8], &mut Self) -> Result<(), Usage>,
+    ) -> Result<(), Usage> {
+        while let Some(name) = self.next() {
+            read(&name.to_ascii_uppercase(), &mut self)?;
+        }
+        Ok(())
+    }
+
+    /// An option without a value.
+    pub(super) fn flag(&mut self, seen: &mut bool) -> Result<(), Usage> {
+        if std::mem::replace(seen, true) {
+            return Err(Usage::Syntax);
+        }
+        Ok(())
+    }
+
+    /// `LEASE ms`
+    pub(super) fn lease(&mut self, into: &mut Option<Lease>) -> Result<(), Usage> {
+        self.number(into, Usage::NotAnInteger, Lease::from_ms)
+    }
+
+    /// `BLOCK ms`
+    pub(super) fn timeout(&mut self, into: &mut Option<Timeout>) -> Result<(), Usage> {
+        self.number(into, Usage::TimeoutOutOfRange, Timeout::from_ms)
+    }
+
+    /// `HOLD n`
+    pub(super) fn hold(&mut self, into: &mut Option<HoldNumber>) -> Result<(), Usage> {
+        self.number(into, Usage::NotAnInteger, HoldNumber::new)
+    }
+
+    /// `FENCE token`
+    pub(super) fn fence(&mut self, into: &mut Option<Fence>) -> Result<(), Usage> {
+        self.number(into, Usage::NotAnInteger, Fence::new)
+    }
+
+    fn number<T>(
+        &mut self,
+        into: &mut Option<T>,
+        not_an_integer: Usage,
+        check: impl FnOnce(i64) -> Result<T, Usage>,
+    ) -> Result<(), Usage> {
+        let word = self.next().ok_or(Usage::Syntax)?;
+        if into.is_some() {
+            return Err(Usage::Syntax);
+        }
+        *into = Some(check(parse_integer(word).ok_or(not_an_integer)?)?);
+        Ok(())
+    }
+}

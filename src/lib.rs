@@ -1,0 +1,83 @@
+//! Native locks for Redis and Valkey.
+//!
+//! Loaded by `loadmodule`, this module adds `LOCK.ACQUIRE`, `LOCK.RELEASE` and
+//! `LOCK.RENEW` to the server: reentrant locks with leases and fencing tokens,
+//! whose waiters are blocked in the server and are handed the lock in the
+//! moment in which it comes free.
+//!
+//! # The map
+//! From the top; imports only run down.
+//!
+//! | floor | what it does |
+//! |---|---|
+//! | `lib` | registers everything with the server, below |
+//! | [`commands`], [`events`] | read a command or an event, ask the manager, reply |
+//! | [`manager`] | the one place where a transition is decided, written, replicated and handed on |
+//! | [`server`] | a safe face over the module API, and the only unsafe code |
+//! | [`lock`] | the pure core: no Redis, no clock, no I/O |
+//! | [`error`], [`config`] | error codes and settings |
+//!
+//! # Invariants
+//! - The stored hash alone says who holds a lock; what the module remembers
+//!   (who waits, the last token) can be lost without harm to exclusion.
+//! - Replicas and the AOF get core commands only, and those are exactly what
+//!   was done to the data here. They need no module.
+//! - No newcomer passes a queue, and no command that fails changes anything.
+//! - A panic never reaches the server.
+
+#![deny(unsafe_code)]
+// The `redis_module!` macro defines two public functions without docs.
+#![allow(missing_docs)]
+
+mod commands;
+mod config;
+mod error;
+mod events;
+mod lock;
+mod manager;
+mod server;
+
+use redis_module::{Context, RedisString, Status, raw::ModuleOptions, redis_module};
+
+/// Allocations count as the server's memory. The unit tests run without a server.
+#[cfg(not(test))]
+type Allocator = redis_module::alloc::RedisAlloc;
+#[cfg(not(test))]
+const ALLOCATOR: Allocator = redis_module::alloc::RedisAlloc;
+#[cfg(test)]
+type Allocator = std::alloc::System;
+#[cfg(test)]
+const ALLOCATOR: Allocator = std::alloc::System;
+
+fn init(ctx: &Context, args: &[RedisString]) -> Status {
+    // Keys are signalled as modified only where they were, see
+    // `server::keyspace`; and the module has no trouble with a replica that
+    // loads a data set while it serves another.
+    ctx.set_module_options(
+        ModuleOptions::NO_IMPLICIT_SIGNAL_MODIFIED | ModuleOptions::HANDLE_REPL_ASYNC_LOAD,
+    );
+    let settings =
+        config::register(ctx, args).and_then(|()| server::registration::load_settings(ctx));
+    if let Err(reason) = settings {
+        ctx.log_warning(&format!("the module is not loaded: {reason}"));
+        return Status::Err;
+    }
+    events::warn_if_locks_may_be_evicted(ctx);
+    Status::Ok
+}
+
+redis_module! {
+    name: config::MODULE_NAME,
+    version: 1,
+    allocator: (Allocator, ALLOCATOR),
+    data_types: [],
+    init: init,
+    commands: [
+        ["lock.acquire", commands::acquire::run, "write deny-oom blocking fast", 1, 1, 1, ""],
+        ["lock.release", commands::release::run, "write fast", 1, 1, 1, ""],
+        ["lock.renew", commands::renew::run, "write fast", 1, 1, 1, ""],
+    ],
+    event_handlers: [
+        [@ALL: events::on_key_event],
+    ],
+}

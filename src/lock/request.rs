@@ -1,0 +1,196 @@
+//! What a client asks for, in types that can only hold what is allowed.
+
+use std::fmt;
+use std::rc::Rc;
+
+use crate::error::Usage;
+use crate::lock::fence::Fence;
+
+/// The longest owner name, in bytes.
+pub(crate) const OWNER_MAX_BYTES: usize = 1024;
+
+/// The longest lease, in milliseconds: ten years.
+pub(crate) const LEASE_MS_MAX: i64 = 315_360_000_000;
+
+/// Fields of a stored lock that begin with this byte are the module's own.
+pub(crate) const RESERVED_PREFIX: u8 = b'@';
+
+/// Who holds a lock, or wants to: 1 to 1024 bytes of any value that do not
+/// begin with `@`. Cheap to clone, because a queue and its index share it.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Owner(Rc<[u8]>);
+
+impl Owner {
+    /// Takes a name from a client or from a stored field.
+    pub(crate) fn new(name: &[u8]) -> Result<Self, Usage> {
+        match name.first() {
+            None => Err(Usage::OwnerEmpty),
+            Some(&RESERVED_PREFIX) => Err(Usage::OwnerReserved),
+            Some(_) if name.len() > OWNER_MAX_BYTES => Err(Usage::OwnerTooLong),
+            Some(_) => Ok(Self(name.into())),
+        }
+    }
+
+    /// The name as it was given.
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Owner({})", self.0.escape_ascii())
+    }
+}
+
+/// How long a grant lasts unless it is renewed: 1 ms to ten years.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Lease {
+    ms: i64,
+}
+
+impl Lease {
+    /// Ten years.
+    pub(crate) const LONGEST: Self = Self { ms: LEASE_MS_MAX };
+
+    /// A lease of `ms` milliseconds.
+    pub(crate) fn from_ms(ms: i64) -> Result<Self, Usage> {
+        if (1..=LEASE_MS_MAX).contains(&ms) {
+            Ok(Self { ms })
+        } else {
+            Err(Usage::LeaseOutOfRange)
+        }
+    }
+
+    /// When a lease that begins at `now_ms` is over.
+    pub(crate) const fn end_ms(self, now_ms: i64) -> i64 {
+        now_ms.saturating_add(self.ms)
+    }
+}
+
+/// How long a client would wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Timeout {
+    ms: i64,
+}
+
+impl Timeout {
+    /// The longest wait. Added to any wall-clock time it stays in 64 bits.
+    pub(crate) const MS_MAX: i64 = i64::MAX / 2;
+
+    /// A wait of `ms` milliseconds, 0 for a wait without end, as for `XREAD BLOCK`.
+    pub(crate) fn from_ms(ms: i64) -> Result<Self, Usage> {
+        match ms {
+            ..=-1 => Err(Usage::TimeoutNegative),
+            0..=Self::MS_MAX => Ok(Self { ms }),
+            _ => Err(Usage::TimeoutOutOfRange),
+        }
+    }
+
+    /// The milliseconds, 0 for a wait without end.
+    pub(crate) const fn ms_or_zero(self) -> i64 {
+        self.ms
+    }
+}
+
+/// Which of the owner's nested holds a request speaks of: 1 is the outermost.
+///
+/// Naming it makes a request safe to send again, because the server can tell
+/// "not done yet" from "done already". Without it a resent command counts
+/// twice, which is how Redisson's #7367 leaks a hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HoldNumber(i64);
+
+impl HoldNumber {
+    /// The `n`-th hold, from 1.
+    pub(crate) fn new(n: i64) -> Result<Self, Usage> {
+        if n >= 1 {
+            Ok(Self(n))
+        } else {
+            Err(Usage::HoldOutOfRange)
+        }
+    }
+
+    /// The count while this hold is the innermost one.
+    pub(crate) const fn count_with(self) -> i64 {
+        self.0
+    }
+
+    /// The count before this hold is taken, and after it has ended.
+    pub(crate) const fn count_without(self) -> i64 {
+        self.0 - 1
+    }
+}
+
+/// `LOCK.ACQUIRE` without its key and without how long the client would wait.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct AcquireRequest {
+    /// Who wants the lock.
+    pub(crate) owner: Owner,
+    /// How long the grant shall last, counted from the grant.
+    pub(crate) lease: Lease,
+    /// The hold that is asked for, where the client says so.
+    pub(crate) hold: Option<HoldNumber>,
+}
+
+/// `LOCK.RELEASE` without its key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ReleaseRequest {
+    /// Who gives the lock back.
+    pub(crate) owner: Owner,
+    /// The token the hold must have.
+    pub(crate) fence: Option<Fence>,
+    /// How much of it is given back.
+    pub(crate) extent: ReleaseExtent,
+}
+
+/// How much a release gives back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReleaseExtent {
+    /// One hold, whichever it is.
+    One,
+    /// Exactly this hold, so that the command is safe to send again.
+    Hold(HoldNumber),
+    /// Every hold of the owner.
+    All,
+}
+
+/// `LOCK.RENEW` without its key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RenewRequest {
+    /// Who keeps the lock.
+    pub(crate) owner: Owner,
+    /// The new lease, counted from now.
+    pub(crate) lease: Lease,
+    /// The token the hold must have.
+    pub(crate) fence: Option<Fence>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn owners_are_bounded_and_may_not_take_the_modules_prefix() {
+        assert_eq!(Owner::new(b""), Err(Usage::OwnerEmpty));
+        assert_eq!(Owner::new(b"@fence"), Err(Usage::OwnerReserved));
+        assert_eq!(Owner::new(&[b'x'; 1025]), Err(Usage::OwnerTooLong));
+        assert!(Owner::new(&[b'x'; 1024]).is_ok());
+        assert!(Owner::new(b"\0\xff").is_ok());
+    }
+
+    #[test]
+    fn leases_last_from_a_millisecond_to_ten_years() {
+        for ms in [i64::MIN, -1, 0, LEASE_MS_MAX + 1, i64::MAX] {
+            assert_eq!(Lease::from_ms(ms), Err(Usage::LeaseOutOfRange));
+        }
+        assert_eq!(Lease::from_ms(1).map(|lease| lease.end_ms(10)), Ok(11));
+        assert!(Lease::from_ms(LEASE_MS_MAX).is_ok());
+    }
+
+    #[test]
+    fn holds_are_numbered_from_one() {
+        assert_eq!(HoldNumber::new(0), Err(Usage::HoldOutOfRange));
+        assert_eq!(HoldNumber::new(1).map(HoldNumber::count_without), Ok(0));
+    }
+}

@@ -1,0 +1,294 @@
+//! Who waits for which lock, in which order, and when to look again.
+//!
+//! # A waiter's life
+//! `LOCK.ACQUIRE ... BLOCK` that finds the lock taken puts a [`Waiter`] at the
+//! end of the key's queue. It leaves in one of two ways: it is *taken* from the
+//! front because the lock is its to have (or because its owner holds the lock
+//! already), or it is *removed* because its client timed out, was unblocked or
+//! went away. Whoever takes it answers it; whoever removes it need not.
+//!
+//! # Fairness
+//! First come, first served, for each lock by itself. A newcomer never passes a
+//! queue: it may take a lock at once only where nobody waits for it. There is
+//! one exception, which delays nobody: requests of the owner that holds the
+//! lock are re-entries, and a re-entry never waits.
+//!
+//! # When to look again
+//! A lock can come free without a command of ours: its lease ends, or somebody
+//! deletes the key. Each contended key therefore has a time at which it must be
+//! looked at again, at the latest: the end of the lease while all goes well,
+//! "now" as soon as anything happens to the key. A look that comes too early
+//! costs a look; the time is never moved back, so none can come too late.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::rc::Rc;
+
+use crate::error::LockError;
+use crate::lock::request::{AcquireRequest, Owner};
+
+/// A key, by the number of its database and its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct KeyRef<'k> {
+    /// The database.
+    pub(crate) db: i32,
+    /// The name.
+    pub(crate) name: &'k [u8],
+}
+
+/// A key that outlives the call.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct KeyBuf {
+    db: i32,
+    name: Rc<[u8]>,
+}
+
+impl KeyBuf {
+    /// The same key, borrowed.
+    pub(crate) fn as_ref(&self) -> KeyRef<'_> {
+        KeyRef {
+            db: self.db,
+            name: &self.name,
+        }
+    }
+}
+
+impl From<KeyRef<'_>> for KeyBuf {
+    fn from(key: KeyRef<'_>) -> Self {
+        Self {
+            db: key.db,
+            name: key.name.into(),
+        }
+    }
+}
+
+/// Names a waiter; later waiters have greater ids.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct WaiterId(u64);
+
+/// A request in a queue. The ticket is whatever the caller needs to answer it.
+#[derive(Debug)]
+pub(crate) struct Waiter<T> {
+    /// What it asks for.
+    pub(crate) request: AcquireRequest,
+    /// How to answer it.
+    pub(crate) ticket: T,
+}
+
+#[derive(Debug)]
+struct Queue<T> {
+    name: Rc<[u8]>,
+    waiters: BTreeMap<WaiterId, Waiter<T>>,
+    by_owner: HashMap<Owner, BTreeSet<WaiterId>>,
+    look_at_ms: Option<i64>,
+}
+
+impl<T> Queue<T> {
+    fn new(name: Rc<[u8]>) -> Self {
+        Self {
+            name,
+            waiters: BTreeMap::new(),
+            by_owner: HashMap::new(),
+            look_at_ms: None,
+        }
+    }
+
+    fn remove(&mut self, id: WaiterId) -> Option<Waiter<T>> {
+        let waiter = self.waiters.remove(&id)?;
+        let owner = &waiter.request.owner;
+        if let Some(ids) = self.by_owner.get_mut(owner) {
+            ids.remove(&id);
+            if ids.is_empty() {
+                self.by_owner.remove(owner);
+            }
+        }
+        Some(waiter)
+    }
+}
+
+/// All queues of a server. A key has one exactly while somebody waits for it.
+#[derive(Debug)]
+pub(crate) struct WaitQueues<T> {
+    by_db: HashMap<i32, HashMap<Rc<[u8]>, Queue<T>>>,
+    looks: BTreeSet<(i64, KeyBuf)>,
+    next_id: u64,
+}
+
+impl<T> Default for WaitQueues<T> {
+    fn default() -> Self {
+        Self {
+            by_db: HashMap::new(),
+            looks: BTreeSet::new(),
+            next_id: 0,
+        }
+    }
+}
+
+impl<T> WaitQueues<T> {
+    fn queue(&self, key: KeyRef<'_>) -> Option<&Queue<T>> {
+        self.by_db.get(&key.db)?.get(key.name)
+    }
+
+    fn queue_mut(&mut self, key: KeyRef<'_>) -> Option<&mut Queue<T>> {
+        self.by_db.get_mut(&key.db)?.get_mut(key.name)
+    }
+
+    /// Whether nobody waits for anything.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.by_db.is_empty()
+    }
+
+    /// Whether anybody waits for this key.
+    pub(crate) fn contended(&self, key: KeyRef<'_>) -> bool {
+        self.queue(key).is_some()
+    }
+
+    /// Puts a request at the end of the key's queue, unless `max_waiters` wait there.
+    /// The ticket is made from the id that the waiter gets.
+    pub(crate) fn push(
+        &mut self,
+        key: KeyRef<'_>,
+        request: AcquireRequest,
+        max_waiters: usize,
+        ticket: impl FnOnce(WaiterId) -> T,
+    ) -> Result<T, LockError>
+    where
+        T: Clone,
+    {
+        if self
+            .queue(key)
+            .is_some_and(|queue| queue.waiters.len() >= max_waiters)
+        {
+            return Err(LockError::QueueFull { max_waiters });
+        }
+        let id = WaiterId(self.next_id);
+        self.next_id += 1;
+        let queues = self.by_db.entry(key.db).or_default();
+        let queue = match queues.get_mut(key.name) {
+            Some(queue) => queue,
+            None => {
+                let name: Rc<[u8]> = key.name.into();
+                queues
+                    .entry(Rc::clone(&name))
+                    .or_insert_with(|| Queue::new(name))
+            }
+        };
+        queue
+            .by_owner
+            .entry(request.owner.clone())
+            .or_default()
+            .insert(id);
+        let ticket = ticket(id);
+        let waiter = Waiter {
+            request,
+            ticket: ticket.clone(),
+        };
+        queue.waiters.insert(id, waiter);
+        Ok(ticket)
+    }
+
+    /// Removes a waiter that will not be served, if it still waits.
+    pub(crate) fn remove(&mut self, key: KeyRef<'_>, id: WaiterId) -> Option<Waiter<T>> {
+        let waiter = self.queue_mut(key)?.remove(id);
+        self.forget_if_empty(key);
+        waiter
+    }
+
+    /// Takes the first waiter.
+    pub(crate) fn take_first(&mut self, key: KeyRef<'_>) -> Option<Waiter<T>> {
+        let (&id, _) = self.queue(key)?.waiters.first_key_value()?;
+        self.remove(key, id)
+    }
+
+    /// Takes the first waiter of this owner.
+    pub(crate) fn take_first_of(&mut self, key: KeyRef<'_>, owner: &Owner) -> Option<Waiter<T>> {
+        let id = *self.queue(key)?.by_owner.get(owner)?.first()?;
+        self.remove(key, id)
+    }
+
+    /// Has the key looked at again at `at_ms` or earlier, if anybody waits for it.
+    pub(crate) fn look_by(&mut self, key: KeyRef<'_>, at_ms: i64) {
+        let Some(queue) = self.queue_mut(key) else {
+            return;
+        };
+        if queue.look_at_ms.is_some_and(|planned| planned <= at_ms) {
+            return;
+        }
+        let planned = queue.look_at_ms.replace(at_ms);
+        let mut entry = (
+            at_ms,
+            KeyBuf {
+                db: key.db,
+                name: Rc::clone(&queue.name),
+            },
+        );
+        if let Some(planned) = planned {
+            entry.0 = planned;
+            self.looks.remove(&entry);
+            entry.0 = at_ms;
+        }
+        self.looks.insert(entry);
+    }
+
+    /// Has every contended key looked at again at `at_ms` or earlier.
+    pub(crate) fn look_at_all_by(&mut self, at_ms: i64) {
+        let keys: Vec<KeyBuf> = self
+            .by_db
+            .iter()
+            .flat_map(|(&db, queues)| {
+                queues.keys().map(move |name| KeyBuf {
+                    db,
+                    name: Rc::clone(name),
+                })
+            })
+            .collect();
+        for key in keys {
+            self.look_by(key.as_ref(), at_ms);
+        }
+    }
+
+    /// When the next look is due.
+    pub(crate) fn next_look_ms(&self) -> Option<i64> {
+        self.looks.first().map(|&(at_ms, _)| at_ms)
+    }
+
+    /// Takes a key whose look is due at `now_ms`. Whoever looks plans the next one.
+    pub(crate) fn take_due(&mut self, now_ms: i64) -> Option<KeyBuf> {
+        if self.next_look_ms()? > now_ms {
+            return None;
+        }
+        let (_, key) = self.looks.pop_first()?;
+        if let Some(queue) = self.queue_mut(key.as_ref()) {
+            queue.look_at_ms = None;
+        }
+        Some(key)
+    }
+
+    fn forget_if_empty(&mut self, key: KeyRef<'_>) {
+        let Some(queues) = self.by_db.get_mut(&key.db) else {
+            return;
+        };
+        if !queues
+            .get(key.name)
+            .is_some_and(|queue| queue.waiters.is_empty())
+        {
+            return;
+        }
+        if let Some(queue) = queues.remove(key.name)
+            && let Some(at_ms) = queue.look_at_ms
+        {
+            self.looks.remove(&(
+                at_ms,
+                KeyBuf {
+                    db: key.db,
+                    name: queue.name,
+                },
+            ));
+        }
+        if queues.is_empty() {
+            self.by_db.remove(&key.db);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,284 @@
+//! Clients that wait, blocked in the server.
+//!
+//! # Which call, and why
+//! A waiter is blocked with `BlockClientOnKeys` on the key of its lock, and
+//! woken, it alone, with `UnblockClient`. The key is never signalled. Blocking
+//! on the key lets the server redirect the client when the key's slot moves
+//! and unblock it when the server becomes a replica; waking by handle costs
+//! the same however long the queue is.
+//!
+//! # A ticket's life
+//! The server always replies to such a client through the time-out callback,
+//! whether it timed out, was unblocked by `CLIENT UNBLOCK`, or was woken by
+//! us. So each waiter has a [`Ticket`] whose state says which it was:
+//!
+//! ```text
+//! Waiting --answer()--> Answered --time-out callback--> Told
+//!    |                     |                              |
+//!    |                     +-- client lost --> undelivered (at the free callback)
+//!    +-- time-out callback, disconnect callback --> Left
+//! ```
+//!
+//! On Redis 7.0, 7.2 and Valkey the time-out callback runs inside
+//! `UnblockClient`; on Redis 7.4 and later, just before the server sleeps. In
+//! both cases the reply is written to the socket after that, so an answer can
+//! still be lost if the client goes away in the same turn of the event loop.
+//! The free callback runs last, exactly once, and finds that out.
+
+use std::cell::{Cell, RefCell};
+use std::ffi::{c_int, c_void};
+use std::ptr;
+use std::rc::Rc;
+
+use redis_module::{Context, RedisValue, raw};
+
+use crate::error::LockError;
+use crate::lock::fence::Fence;
+use crate::lock::request::{Owner, Timeout};
+use crate::lock::waiters::{KeyBuf, WaiterId};
+use crate::server::guard;
+use crate::server::keyspace::LockKey;
+
+/// A grant to a waiter.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Grant {
+    /// The token.
+    pub(crate) fence: Fence,
+    /// The manager's count of confirmed holds at the time, see
+    /// [`Hooks::undelivered`].
+    pub(crate) confirmations: u64,
+}
+
+/// What a waiter is told in the end.
+#[derive(Clone, Debug)]
+pub(crate) enum Answer {
+    /// It has the lock.
+    Granted(Grant),
+    /// It can't have it.
+    Refused(LockError),
+}
+
+/// What the lock manager is told about waiters. Neither may write to the
+/// keyspace: both are called where the server does not allow it.
+#[derive(Clone, Copy)]
+pub(crate) struct Hooks {
+    /// The client does not wait any more, for a reason that is not ours.
+    pub(crate) left: fn(&Ticket),
+    /// The client was granted the lock and was gone before it could be told.
+    pub(crate) undelivered: fn(&Context, &Ticket, Grant),
+}
+
+enum State {
+    Waiting,
+    Answered(Answer),
+    Told(Answer),
+    Left,
+}
+
+/// One blocked client.
+pub(crate) struct Ticket {
+    /// The waiter's place in the queues.
+    pub(crate) id: WaiterId,
+    /// The lock it waits for.
+    pub(crate) key: KeyBuf,
+    /// Who it waits as.
+    pub(crate) owner: Owner,
+    client_id: u64,
+    handle: Cell<*mut raw::RedisModuleBlockedClient>,
+    state: RefCell<State>,
+    hooks: Hooks,
+}
+
+/// Whether the client that runs this command can be blocked. In a transaction
+/// or a script it can't.
+pub(crate) fn may_block(ctx: &Context) -> bool {
+    // SAFETY: a question about the context of a running command.
+    unsafe {
+        let flags = raw::RedisModule_GetContextFlags.map_or(0, |flags| flags(ctx.ctx));
+        flags & raw::REDISMODULE_CTX_FLAGS_DENY_BLOCKING as c_int == 0
+    }
+}
+
+impl Ticket {
+    /// A ticket for the client that runs this command. It does not wait yet.
+    pub(crate) fn new(
+        ctx: &Context,
+        id: WaiterId,
+        key: KeyBuf,
+        owner: Owner,
+        hooks: Hooks,
+    ) -> Rc<Self> {
+        // SAFETY: a question about the context of a running command.
+        let client_id = unsafe { raw::RedisModule_GetClientId.map_or(0, |id| id(ctx.ctx)) };
+        Rc::new(Self {
+            id,
+            key,
+            owner,
+            client_id,
+            handle: Cell::new(ptr::null_mut()),
+            state: RefCell::new(State::Waiting),
+            hooks,
+        })
+    }
+
+    /// Blocks the client until it is answered, its time is up or it goes away.
+    /// The caller has checked [`may_block`].
+    pub(crate) fn block(self: &Rc<Self>, key: LockKey<'_>, timeout: Timeout) {
+        let mut names = [key.name().inner];
+        let private_data = Rc::into_raw(Rc::clone(self)).cast_mut().cast::<c_void>();
+        // SAFETY: the server keeps `private_data` and gives it to the
+        // callbacks, `on_free` last, which takes the reference back. The names
+        // are only read during the call.
+        unsafe {
+            let (Some(block), Some(set_disconnect)) = (
+                raw::RedisModule_BlockClientOnKeys,
+                raw::RedisModule_SetDisconnectCallback,
+            ) else {
+                return;
+            };
+            let handle = block(
+                key.ctx().ctx,
+                Some(on_signal),
+                Some(on_timeout),
+                Some(on_free),
+                timeout.ms_or_zero(),
+                names.as_mut_ptr(),
+                1,
+                private_data,
+            );
+            if !handle.is_null() {
+                set_disconnect(handle, Some(on_disconnect));
+            }
+            self.handle.set(handle);
+        }
+    }
+
+    /// Answers the client and wakes it. It must still wait. The time-out
+    /// callback may run before this returns, so nothing of the module's state
+    /// may be borrowed meanwhile.
+    pub(crate) fn answer(&self, answer: Answer) {
+        self.state.replace(State::Answered(answer));
+        // SAFETY: the handle is valid while the state is neither `Told` nor
+        // `Left`, which only the callbacks of that handle set.
+        unsafe {
+            if let Some(unblock) = raw::RedisModule_UnblockClient {
+                unblock(self.handle.get(), ptr::null_mut());
+            }
+        }
+    }
+
+    fn leave(&self) {
+        self.state.replace(State::Left);
+        (self.hooks.left)(self);
+    }
+
+    fn client_lives(&self) -> bool {
+        // SAFETY: a null asks only whether there is such a client.
+        unsafe {
+            raw::RedisModule_GetClientInfoById
+                .is_some_and(|info| info(ptr::null_mut(), self.client_id) == 0)
+        }
+    }
+}
+
+fn reply(ctx: &Context, answer: &Answer) {
+    ctx.reply(match answer {
+        Answer::Granted(grant) => Ok(RedisValue::Integer(grant.fence.get())),
+        Answer::Refused(error) => Err(error.into()),
+    });
+}
+
+/// The ticket of the blocked client that a callback is about.
+///
+/// # Safety
+/// `ctx` must be the context of a callback of a client that [`Ticket::block`] blocked.
+unsafe fn ticket_of<'t>(ctx: *mut raw::RedisModuleCtx) -> Option<&'t Ticket> {
+    // SAFETY: the private data is the reference that `Ticket::block` gave away
+    // and that `on_free` has not taken back yet.
+    unsafe {
+        raw::RedisModule_GetBlockedClientPrivateData
+            .map(|data| data(ctx).cast::<Ticket>())
+            .and_then(|ticket| ticket.as_ref())
+    }
+}
+
+/// Called when somebody signals the key as ready: another module, or a command
+/// that fills a list of that name. It is not for us.
+unsafe extern "C" fn on_signal(
+    _ctx: *mut raw::RedisModuleCtx,
+    _argv: *mut *mut raw::RedisModuleString,
+    _argc: c_int,
+) -> c_int {
+    raw::REDISMODULE_ERR as c_int
+}
+
+unsafe extern "C" fn on_timeout(
+    ctx: *mut raw::RedisModuleCtx,
+    _argv: *mut *mut raw::RedisModuleString,
+    _argc: c_int,
+) -> c_int {
+    guard::catch("the reply to a waiter", || {
+        // SAFETY: the server calls this for such a client.
+        let Some(ticket) = (unsafe { ticket_of(ctx) }) else {
+            return;
+        };
+        let ctx = Context::new(ctx);
+        let state = ticket.state.replace(State::Left);
+        match state {
+            State::Waiting => {
+                ticket.leave();
+                ctx.reply(Ok(RedisValue::Null));
+            }
+            State::Answered(answer) => {
+                reply(&ctx, &answer);
+                ticket.state.replace(State::Told(answer));
+            }
+            told_or_left => {
+                ticket.state.replace(told_or_left);
+            }
+        }
+    });
+    raw::REDISMODULE_OK as c_int
+}
+
+/// Called when the client went away, and also for clients that live on:
+/// `CLIENT UNBLOCK ... ERROR`, a slot that moved, a demotion to replica.
+unsafe extern "C" fn on_disconnect(
+    ctx: *mut raw::RedisModuleCtx,
+    _handle: *mut raw::RedisModuleBlockedClient,
+) {
+    guard::catch("the end of a waiter", || {
+        // SAFETY: the server calls this for such a client.
+        let Some(ticket) = (unsafe { ticket_of(ctx) }) else {
+            return;
+        };
+        let waiting = matches!(*ticket.state.borrow(), State::Waiting);
+        if waiting {
+            ticket.leave();
+        }
+    });
+}
+
+unsafe extern "C" fn on_free(ctx: *mut raw::RedisModuleCtx, private_data: *mut c_void) {
+    guard::catch("the release of a waiter", || {
+        // SAFETY: `Ticket::block` gave this reference away; the server calls
+        // this once for it.
+        let ticket = unsafe { Rc::from_raw(private_data.cast_const().cast::<Ticket>()) };
+        // SAFETY: a question about the context.
+        let client_gone = unsafe {
+            raw::RedisModule_BlockedClientDisconnected.is_some_and(|gone| gone(ctx) != 0)
+        };
+        // The server says "disconnected" also of a client that timed out in
+        // the turn in which it was told, and lives.
+        let undelivered = match *ticket.state.borrow() {
+            State::Answered(Answer::Granted(grant)) if client_gone => Some(grant),
+            State::Told(Answer::Granted(grant)) if client_gone && !ticket.client_lives() => {
+                Some(grant)
+            }
+            _ => None,
+        };
+        if let Some(grant) = undelivered {
+            (ticket.hooks.undelivered)(&Context::new(ctx), &ticket, grant);
+        }
+    });
+}

@@ -1,0 +1,17 @@
+//! A safe face over the module API, and the only unsafe code.
+//!
+//! Architecture invariant: nothing here decides anything about locks. It reads
+//! and writes what it is told to, blocks and wakes whom it is told to.
+//!
+//! Everything here runs on the server's main thread, which is where Redis and
+//! Valkey run commands, timers and callbacks of a module that starts no
+//! threads of its own.
+
+#![allow(unsafe_code)]
+
+pub(crate) mod blocked;
+pub(crate) mod clock;
+pub(crate) mod guard;
+pub(crate) mod keyspace;
+pub(crate) mod registration;
+pub(crate) mod timer;
