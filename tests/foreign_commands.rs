@@ -1,0 +1,234 @@
+//! Other commands on the key of a lock that is waited for: its waiter gets the
+//! lock, or hears why it can't.
+
+mod support;
+
+use redis::Value;
+use support::{Client, TestServer, eventually, int, status};
+
+/// A holder, a waiter, and somebody who knows nothing of locks.
+struct Scene {
+    server: TestServer,
+    holder: Client,
+    waiter: Client,
+    stranger: Client,
+    token: i64,
+}
+
+impl Scene {
+    fn set() -> Self {
+        let server = TestServer::start();
+        let (mut holder, mut waiter) = (server.client(), server.client());
+        let token = holder.int("LOCK.ACQUIRE k holder LEASE 600000");
+        waiter.send("LOCK.ACQUIRE k waiter LEASE 600000 BLOCK 0");
+        server.await_blocked(1);
+        Self {
+            stranger: server.client(),
+            server,
+            holder,
+            waiter,
+            token,
+        }
+    }
+
+    /// The waiter has the lock now, and the former holder has nothing.
+    #[track_caller]
+    fn assert_handed_on(mut self) {
+        let Value::Int(token) = self.waiter.reply() else {
+            panic!("the waiter was not granted the lock");
+        };
+        assert!(token > self.token);
+        assert_eq!(
+            self.stranger.hash("k"),
+            [
+                ("@fence".into(), token.to_string()),
+                ("waiter".into(), "1".into())
+            ]
+        );
+        assert_eq!(self.holder.call("LOCK.RENEW k holder"), int(0));
+        assert_eq!(self.waiter.call("LOCK.RELEASE k waiter"), int(1));
+        assert_eq!(self.stranger.call("EXISTS k"), int(0));
+    }
+}
+
+/// The command frees the lock, so the waiter must have it.
+#[track_caller]
+fn check_handed_on(command: &str) {
+    let mut scene = Scene::set();
+    let reply = scene.stranger.call(command);
+    assert!(
+        !matches!(reply, Value::ServerError(_)),
+        "{command}: {reply:?}"
+    );
+    scene.assert_handed_on();
+}
+
+#[test]
+fn del() {
+    check_handed_on("DEL k");
+}
+
+#[test]
+fn unlink() {
+    check_handed_on("UNLINK k");
+}
+
+#[test]
+fn getdel_is_refused_and_changes_nothing() {
+    let mut scene = Scene::set();
+    assert!(scene.stranger.error("GETDEL k").starts_with("WRONGTYPE "));
+    assert_eq!(scene.server.info("blocked_clients"), 1);
+}
+
+#[test]
+fn expire_in_the_past() {
+    check_handed_on("EXPIRE k -1");
+}
+
+#[test]
+fn pexpire_to_a_few_milliseconds() {
+    check_handed_on("PEXPIRE k 20");
+}
+
+#[test]
+fn hdel_of_the_owner() {
+    check_handed_on("HDEL k holder");
+}
+
+#[test]
+fn hdel_of_all_fields() {
+    check_handed_on("HDEL k holder @fence");
+}
+
+#[test]
+fn rename_to_another_key() {
+    check_handed_on("RENAME k elsewhere");
+}
+
+#[test]
+fn move_to_another_database() {
+    check_handed_on("MOVE k 1");
+}
+
+#[test]
+fn flushdb() {
+    check_handed_on("FLUSHDB");
+}
+
+#[test]
+fn flushall() {
+    check_handed_on("FLUSHALL");
+}
+
+#[test]
+fn overwritten_by_set_tells_the_waiter() {
+    let mut scene = Scene::set();
+    scene.stranger.call("SET k v");
+    assert!(scene.waiter.reply_error().starts_with("WRONGTYPE "));
+    scene.stranger.call("DEL k");
+    assert!(matches!(
+        scene.waiter.call("LOCK.ACQUIRE k waiter BLOCK 0"),
+        Value::Int(_)
+    ));
+}
+
+#[test]
+fn made_into_something_that_is_no_lock_tells_the_waiter() {
+    let mut scene = Scene::set();
+    scene.stranger.call("HSET k other 1 another 2");
+    assert!(scene.waiter.reply_error().starts_with("NOTALOCK "));
+}
+
+#[test]
+fn overwritten_by_rename_of_a_free_locks_remains() {
+    let mut scene = Scene::set();
+    scene.stranger.call("HSET remains @fence 9000000000000");
+    assert_eq!(scene.stranger.call("RENAME remains k"), status("OK"));
+    scene.assert_handed_on();
+}
+
+#[test]
+fn persist_keeps_the_lock_held_until_it_is_released() {
+    let mut scene = Scene::set();
+    assert_eq!(scene.stranger.call("PERSIST k"), int(1));
+    assert_eq!(scene.holder.call("LOCK.ACQUIRE k holder"), int(scene.token));
+    assert_eq!(scene.stranger.call("PTTL k"), int(-1));
+    assert_eq!(scene.server.info("blocked_clients"), 1);
+    assert_eq!(scene.holder.call("LOCK.RELEASE k holder ALL"), int(1));
+    assert!(matches!(scene.waiter.reply(), Value::Int(_)));
+}
+
+#[test]
+fn in_a_transaction_that_frees_and_retakes_it() {
+    let mut scene = Scene::set();
+    scene.stranger.call("MULTI");
+    scene.stranger.call("DEL k");
+    scene.stranger.call("LOCK.ACQUIRE k stranger");
+    let Value::Array(replies) = scene.stranger.call("EXEC") else {
+        panic!("EXEC did not answer a list");
+    };
+    assert_eq!(replies, [int(1), Value::Nil]);
+    scene.assert_handed_on();
+}
+
+#[test]
+fn redissons_scripts() {
+    // What Redisson sends, abridged to what touches the lock's key.
+    const LOCK: &[u8] = b"if redis.call('exists', KEYS[1]) == 0 \
+        or redis.call('hexists', KEYS[1], ARGV[2]) == 1 then \
+        redis.call('hincrby', KEYS[1], ARGV[2], 1); \
+        redis.call('pexpire', KEYS[1], ARGV[1]); return nil; end; \
+        return redis.call('pttl', KEYS[1]);";
+    const UNLOCK: &[u8] = b"if redis.call('hexists', KEYS[1], ARGV[1]) == 0 then return nil; end; \
+        if redis.call('hincrby', KEYS[1], ARGV[1], -1) > 0 then return 0; end; \
+        redis.call('del', KEYS[1]); return 1;";
+    let server = TestServer::start();
+    let (mut redisson, mut waiter) = (server.client(), server.client());
+    let lock: [&[u8]; 6] = [b"EVAL", LOCK, b"1", b"k", b"30000", b"uuid:1"];
+    let unlock: [&[u8]; 5] = [b"EVAL", UNLOCK, b"1", b"k", b"uuid:1"];
+    assert_eq!(redisson.words(&lock), Value::Nil);
+    assert_eq!(redisson.words(&lock), Value::Nil);
+    waiter.send("LOCK.ACQUIRE k waiter BLOCK 0");
+    server.await_blocked(1);
+    assert_eq!(redisson.words(&unlock), int(0));
+    assert_eq!(server.info("blocked_clients"), 1);
+    assert_eq!(redisson.words(&unlock), int(1));
+    assert!(matches!(waiter.reply(), Value::Int(_)));
+    assert!(matches!(redisson.words(&lock), Value::Int(pttl) if pttl > 29_000));
+    assert_eq!(waiter.call("LOCK.RELEASE k waiter"), int(1));
+    // And Redisson's nested hold in its turn, seen and released natively.
+    assert_eq!(redisson.words(&lock), Value::Nil);
+    assert!(matches!(
+        redisson.call("LOCK.ACQUIRE k uuid:1"),
+        Value::Int(_)
+    ));
+    assert_eq!(redisson.words(&unlock), int(0));
+    assert_eq!(redisson.call("LOCK.RELEASE k uuid:1"), int(1));
+}
+
+#[test]
+fn a_key_that_expires_by_itself_in_the_background_is_handed_on() {
+    let server = TestServer::start();
+    let (mut holder, mut waiter) = (server.client(), server.client());
+    holder.call("LOCK.ACQUIRE k holder LEASE 600000");
+    waiter.send("LOCK.ACQUIRE k waiter BLOCK 0");
+    server.await_blocked(1);
+    holder.call("PEXPIRE k 5");
+    eventually("the waiter holds the lock", || {
+        holder.call("HEXISTS k waiter") == int(1)
+    });
+    assert!(matches!(waiter.reply(), Value::Int(_)));
+}
+
+#[test]
+fn client_pause_puts_a_hand_off_off_and_hurts_nobody() {
+    let server = TestServer::start();
+    let (mut holder, mut waiter) = (server.client(), server.client());
+    holder.call("LOCK.ACQUIRE k holder LEASE 100");
+    waiter.send("LOCK.ACQUIRE k waiter BLOCK 0");
+    server.await_blocked(1);
+    let start = std::time::Instant::now();
+    holder.call("CLIENT PAUSE 500 WRITE");
+    assert!(matches!(waiter.reply(), Value::Int(_)));
+    assert!(start.elapsed() >= std::time::Duration::from_millis(499));
+}

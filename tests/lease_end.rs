@@ -1,0 +1,129 @@
+//! A lease that ends passes the lock on by itself.
+
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use redis::Value;
+use support::{Client, TestServer, int, nil};
+
+/// How long after the end of a lease its next holder may hear of it.
+const PROMPT: Duration = Duration::from_millis(20);
+
+fn wall_clock() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap()
+}
+
+/// Ten holders in turn let their lease end; each waiter must be told in time.
+fn ten_leases_end_on_time(server: &TestServer) {
+    let mut observer = server.client();
+    let mut waiters: Vec<Client> = (0..10).map(|_| server.client()).collect();
+    observer.call("LOCK.ACQUIRE k first LEASE 300");
+    for (i, waiter) in waiters.iter_mut().enumerate() {
+        waiter.send(&format!("LOCK.ACQUIRE k owner{i} LEASE 100 BLOCK 0"));
+        server.await_blocked(i64::try_from(i).unwrap() + 1);
+    }
+    for (i, waiter) in waiters.iter_mut().enumerate() {
+        let ends_at = observer.int("PEXPIRETIME k");
+        assert!(matches!(waiter.reply(), Value::Int(_)));
+        let late = wall_clock().saturating_sub(Duration::from_millis(ends_at.unsigned_abs()));
+        assert!(
+            late < PROMPT,
+            "owner{i} was told {late:?} after the lease's end"
+        );
+    }
+}
+
+#[test]
+fn within_20_ms_of_its_end_on_an_idle_server_ten_times_in_a_row() {
+    ten_leases_end_on_time(&TestServer::start());
+}
+
+#[test]
+fn within_20_ms_of_its_end_on_a_busy_server_ten_times_in_a_row() {
+    let server = TestServer::start();
+    let busy = Arc::new(AtomicBool::new(true));
+    let mut client = server.client();
+    let load = std::thread::spawn({
+        let busy = Arc::clone(&busy);
+        move || {
+            let batch = b"SET x y\r\nLOCK.ACQUIRE own me\r\nLOCK.RELEASE own me\r\n".repeat(20);
+            while busy.load(Ordering::Relaxed) {
+                client.send_bytes(&batch);
+                for _ in 0..60 {
+                    client.reply();
+                }
+            }
+        }
+    });
+    ten_leases_end_on_time(&server);
+    busy.store(false, Ordering::Relaxed);
+    load.join().unwrap();
+}
+
+#[test]
+fn the_old_owner_is_refused_afterwards_and_touches_nothing() {
+    let server = TestServer::start();
+    let (mut a, mut b) = (server.client(), server.client());
+    let token = a.int("LOCK.ACQUIRE k a LEASE 50");
+    let Value::Int(next) = b.call("LOCK.ACQUIRE k b BLOCK 0") else {
+        panic!("b was not granted the lock");
+    };
+    assert!(next > token);
+    let stored = b.hash("k");
+    assert_eq!(a.call("LOCK.RENEW k a"), int(0));
+    assert_eq!(a.call("LOCK.RELEASE k a"), nil());
+    assert_eq!(a.call(&format!("LOCK.RELEASE k a FENCE {token}")), nil());
+    assert_eq!(b.hash("k"), stored);
+}
+
+#[test]
+fn a_lease_ends_with_all_its_nested_holds() {
+    let server = TestServer::start();
+    let (mut a, mut b) = (server.client(), server.client());
+    for _ in 0..3 {
+        a.call("LOCK.ACQUIRE k a LEASE 50");
+    }
+    assert!(matches!(b.call("LOCK.ACQUIRE k b BLOCK 0"), Value::Int(_)));
+    assert_eq!(b.bulk("HGET k b"), "1");
+}
+
+#[test]
+fn renewal_keeps_a_waiter_waiting_and_a_shorter_lease_lets_it_in_earlier() {
+    let server = TestServer::start();
+    let (mut a, mut b) = (server.client(), server.client());
+    a.call("LOCK.ACQUIRE k a LEASE 100");
+    b.send("LOCK.ACQUIRE k b BLOCK 0");
+    server.await_blocked(1);
+    let start = std::time::Instant::now();
+    while start.elapsed() < Duration::from_millis(400) {
+        assert_eq!(a.call("LOCK.RENEW k a LEASE 60000"), int(1));
+    }
+    assert_eq!(server.info("blocked_clients"), 1);
+    let start = std::time::Instant::now();
+    assert_eq!(a.call("LOCK.RENEW k a LEASE 30"), int(1));
+    assert!(matches!(b.reply(), Value::Int(_)));
+    assert!(start.elapsed() < Duration::from_millis(30) + PROMPT);
+}
+
+#[test]
+fn eight_waiters_with_leases_of_a_tenth_of_a_second_that_never_release_come_in_order() {
+    let server = TestServer::start();
+    let mut holder = server.client();
+    holder.call("LOCK.ACQUIRE k holder LEASE 100");
+    let mut waiters: Vec<Client> = (0..8).map(|_| server.client()).collect();
+    for (i, waiter) in waiters.iter_mut().enumerate() {
+        waiter.send(&format!("LOCK.ACQUIRE k owner{i} LEASE 100 BLOCK 0"));
+        server.await_blocked(i64::try_from(i).unwrap() + 1);
+    }
+    let mut last = 0;
+    for waiter in &mut waiters {
+        let Value::Int(token) = waiter.reply() else {
+            panic!("a waiter was not granted the lock");
+        };
+        assert!(token > last);
+        last = token;
+    }
+}

@@ -1,0 +1,203 @@
+//! Waiters that go away leave the queue, and delay nobody.
+
+mod support;
+
+use redis::Value;
+use support::{Client, TestServer, eventually, int, nil};
+
+/// A holder, and a waiter behind the one that goes away.
+struct Line {
+    server: TestServer,
+    holder: Client,
+    leaver: Client,
+    next: Client,
+}
+
+impl Line {
+    fn form() -> Self {
+        let server = TestServer::start();
+        let (mut holder, mut leaver) = (server.client(), server.client());
+        let mut next = server.client();
+        holder.call("LOCK.ACQUIRE k holder");
+        leaver.send("LOCK.ACQUIRE k leaver BLOCK 0");
+        server.await_blocked(1);
+        next.send("LOCK.ACQUIRE k next BLOCK 0");
+        server.await_blocked(2);
+        Self {
+            server,
+            holder,
+            leaver,
+            next,
+        }
+    }
+
+    #[track_caller]
+    fn assert_next_gets_the_lock(mut self) {
+        self.server.await_blocked(1);
+        assert_eq!(self.holder.call("LOCK.RELEASE k holder"), int(1));
+        assert!(matches!(self.next.reply(), Value::Int(_)));
+        assert_eq!(self.next.call("LOCK.RELEASE k next"), int(1));
+        assert_eq!(self.holder.call("EXISTS k"), int(0));
+        // The module's memory of the queue is gone too: a new line works.
+        assert_ne!(self.holder.call("LOCK.ACQUIRE k holder BLOCK 0"), nil());
+    }
+}
+
+#[test]
+fn one_that_disconnects_is_skipped() {
+    let mut line = Line::form();
+    let dummy = line.server.client();
+    drop(std::mem::replace(&mut line.leaver, dummy));
+    line.assert_next_gets_the_lock();
+}
+
+#[test]
+fn one_that_is_killed_is_skipped() {
+    let mut line = Line::form();
+    let id = leaver_id(&mut line.holder);
+    line.holder.call(&format!("CLIENT KILL ID {id}"));
+    assert!(line.leaver.try_reply().is_none());
+    line.assert_next_gets_the_lock();
+}
+
+#[test]
+fn one_that_is_unblocked_gets_null_and_is_skipped() {
+    let mut line = Line::form();
+    let id = leaver_id(&mut line.holder);
+    assert_eq!(line.holder.call(&format!("CLIENT UNBLOCK {id}")), int(1));
+    assert_eq!(line.leaver.reply(), nil());
+    line.assert_next_gets_the_lock();
+}
+
+#[test]
+fn one_that_is_unblocked_with_an_error_gets_it_and_is_skipped() {
+    let mut line = Line::form();
+    let id = leaver_id(&mut line.holder);
+    assert_eq!(
+        line.holder.call(&format!("CLIENT UNBLOCK {id} ERROR")),
+        int(1)
+    );
+    assert!(line.leaver.reply_error().starts_with("UNBLOCKED "));
+    line.assert_next_gets_the_lock();
+}
+
+#[test]
+fn one_whose_time_is_up_is_skipped() {
+    let server = TestServer::start();
+    let (mut holder, mut leaver, mut next) = (server.client(), server.client(), server.client());
+    holder.call("LOCK.ACQUIRE k holder");
+    leaver.send("LOCK.ACQUIRE k leaver BLOCK 100");
+    server.await_blocked(1);
+    next.send("LOCK.ACQUIRE k next BLOCK 0");
+    server.await_blocked(2);
+    assert_eq!(leaver.reply(), nil());
+    Line {
+        server,
+        holder,
+        leaver,
+        next,
+    }
+    .assert_next_gets_the_lock();
+}
+
+#[test]
+fn nine_of_ten_of_a_thousand_that_go_leave_the_others_in_order() {
+    let server = TestServer::start_with(&["--maxclients", "2000"]);
+    let mut holder = server.client();
+    holder.call("LOCK.ACQUIRE k holder LEASE 600000");
+    let mut waiters: Vec<Option<Client>> = (0..1000)
+        .map(|i| {
+            let mut client = server.client();
+            client.send(&format!("LOCK.ACQUIRE k owner{i} BLOCK 0"));
+            // The answer to a second connection's command tells that the
+            // server has read what came before.
+            holder.call("PING");
+            Some(client)
+        })
+        .collect();
+    server.await_blocked(1000);
+    for (i, waiter) in waiters.iter_mut().enumerate() {
+        if i % 10 != 3 {
+            *waiter = None;
+        }
+    }
+    server.await_blocked(100);
+    holder.call("LOCK.RELEASE k holder");
+    for (i, waiter) in waiters.iter_mut().enumerate() {
+        if let Some(client) = waiter {
+            assert!(matches!(client.reply(), Value::Int(_)), "owner{i}");
+            assert_eq!(client.call(&format!("LOCK.RELEASE k owner{i}")), int(1));
+        }
+    }
+    assert_eq!(holder.call("EXISTS k"), int(0));
+}
+
+#[test]
+fn one_killed_while_the_lock_is_released_never_keeps_it_from_the_next_a_thousand_times() {
+    let server = TestServer::start();
+    let (mut holder, mut killer) = (server.client(), server.client());
+    let mut next = server.client();
+    for round in 0..1000 {
+        let mut victim = server.client();
+        let Value::Int(victim_id) = victim.call("CLIENT ID") else {
+            panic!("no client id");
+        };
+        holder.call("LOCK.ACQUIRE k holder");
+        victim.send("LOCK.ACQUIRE k victim BLOCK 0");
+        next.send("LOCK.ACQUIRE k next BLOCK 20000");
+        eventually("both wait", || killer.info("blocked_clients") == 2);
+        let kill = format!("CLIENT KILL ID {victim_id}\r\n");
+        match round % 3 {
+            // Two connections, in whichever order the server reads them.
+            0 => {
+                holder.send("LOCK.RELEASE k holder");
+                killer.send_bytes(kill.as_bytes());
+            }
+            // One turn of the event loop: granted, then killed before the
+            // reply can be sent.
+            1 => holder.send_bytes(format!("LOCK.RELEASE k holder\r\n{kill}").as_bytes()),
+            // Killed, then released.
+            _ => holder.send_bytes(format!("{kill}LOCK.RELEASE k holder\r\n").as_bytes()),
+        }
+        // If the victim heard of its grant, it held the lock and gives it back.
+        if let Some(Value::Int(token)) = victim.try_reply() {
+            killer_reply(&mut killer, round);
+            let release = format!("LOCK.RELEASE k victim FENCE {token}");
+            assert_eq!(killer.call(&release), int(1), "round {round}");
+        } else {
+            killer_reply(&mut killer, round);
+        }
+        assert!(matches!(next.reply(), Value::Int(_)), "round {round}");
+        for _ in 0..if round % 3 == 0 { 1 } else { 2 } {
+            assert_eq!(holder.reply(), int(1), "round {round}");
+        }
+        assert_eq!(next.call("LOCK.RELEASE k next"), int(1), "round {round}");
+    }
+    assert_eq!(holder.call("EXISTS k"), int(0));
+}
+
+/// In the rounds in which the killer has a connection of its own, its reply.
+#[track_caller]
+fn killer_reply(killer: &mut Client, round: usize) {
+    if round % 3 == 0 {
+        assert_eq!(killer.reply(), int(1), "round {round}");
+    }
+}
+
+/// The id of the leaver, which is the client that connected after the holder.
+fn leaver_id(holder: &mut Client) -> i64 {
+    holder.int("CLIENT ID") + 1
+}
+
+#[test]
+fn a_waiter_granted_and_unblocked_in_one_turn_is_told_once() {
+    let mut line = Line::form();
+    let id = leaver_id(&mut line.holder);
+    line.holder
+        .send_bytes(format!("LOCK.RELEASE k holder\r\nCLIENT UNBLOCK {id}\r\n").as_bytes());
+    assert_eq!(line.holder.reply(), int(1));
+    assert!(matches!(line.leaver.reply(), Value::Int(_)));
+    line.holder.reply();
+    assert_eq!(line.leaver.call("LOCK.RELEASE k leaver"), int(1));
+    assert!(matches!(line.next.reply(), Value::Int(_)));
+}

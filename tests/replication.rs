@@ -1,0 +1,245 @@
+//! What replicas and the AOF get: core commands, one unit a transition.
+
+mod support;
+
+use redis::Value;
+use support::{Client, TestServer, eventually, int};
+
+/// A connection that the server takes for a replica.
+struct Stream {
+    client: Client,
+}
+
+impl Stream {
+    fn of(server: &TestServer) -> Self {
+        let mut client = server.client();
+        let mut observer = server.client();
+        client.send("SYNC");
+        client.skip_snapshot();
+        eventually("the replica is online", || {
+            observer.bulk("INFO replication").contains("state=online")
+        });
+        let mut stream = Self { client };
+        // What the server says by itself at the start is not of interest.
+        observer.call("SET begin 1");
+        while stream.next() != "SET begin 1" {}
+        stream
+    }
+
+    /// The next command, without the server's own `PING`.
+    fn next(&mut self) -> String {
+        loop {
+            let Value::Array(words) = self.client.reply() else {
+                panic!("the stream holds something that is no command");
+            };
+            let words: Vec<String> = words
+                .into_iter()
+                .map(|word| match word {
+                    Value::BulkString(word) => String::from_utf8(word).unwrap(),
+                    other => panic!("{other:?} is no word"),
+                })
+                .collect();
+            let command = words.join(" ");
+            if !command.eq_ignore_ascii_case("PING") && !command.starts_with("REPLCONF") {
+                return command;
+            }
+        }
+    }
+
+    /// The stream must go on with exactly these commands.
+    #[track_caller]
+    fn assert_next(&mut self, expected: &[String]) {
+        for command in expected {
+            assert_eq!(&self.next(), command);
+        }
+    }
+}
+
+fn unit(commands: &[String]) -> Vec<String> {
+    let mut unit = vec!["MULTI".to_string()];
+    unit.extend_from_slice(commands);
+    unit.push("EXEC".into());
+    unit
+}
+
+#[test]
+fn each_transition_is_one_unit_of_core_commands() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    let mut stream = Stream::of(&server);
+
+    let token = client.int("LOCK.ACQUIRE k a");
+    let end = client.int("PEXPIRETIME k");
+    stream.assert_next(&unit(&[
+        format!("HSET k a 1 @fence {token}"),
+        format!("PEXPIREAT k {end}"),
+    ]));
+
+    client.call("LOCK.ACQUIRE k a LEASE 60000");
+    let end = client.int("PEXPIRETIME k");
+    stream.assert_next(&unit(&["HSET k a 2".into(), format!("PEXPIREAT k {end}")]));
+
+    client.call("LOCK.ACQUIRE k a LEASE 1000");
+    stream.assert_next(&["HSET k a 3".into()]);
+
+    client.call("LOCK.RELEASE k a");
+    stream.assert_next(&["HSET k a 2".into()]);
+
+    client.call("LOCK.RENEW k a LEASE 90000");
+    let end = client.int("PEXPIRETIME k");
+    stream.assert_next(&[format!("PEXPIREAT k {end}")]);
+
+    client.call("LOCK.RELEASE k a ALL");
+    stream.assert_next(&["DEL k".into()]);
+}
+
+#[test]
+fn what_changes_nothing_is_not_replicated() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    let mut waiter = server.client();
+    client.call("LOCK.ACQUIRE k a HOLD 1 LEASE 60000");
+    let mut stream = Stream::of(&server);
+    client.call("LOCK.ACQUIRE k a HOLD 1 LEASE 1000");
+    client.call("LOCK.ACQUIRE k b");
+    client.call("LOCK.RELEASE k b");
+    client.call("LOCK.RENEW k b");
+    client.call("LOCK.RELEASE k a HOLD 2");
+    client.call("LOCK.RELEASE k a FENCE 1");
+    client.call("LOCK.ACQUIRE k a LEASE 0");
+    waiter.call("LOCK.ACQUIRE k b BLOCK 5");
+    client.call("SET done 1");
+    stream.assert_next(&["SET done 1".into()]);
+}
+
+#[test]
+fn a_release_and_the_grant_that_follows_are_one_unit() {
+    let server = TestServer::start();
+    let (mut client, mut waiter) = (server.client(), server.client());
+    client.call("LOCK.ACQUIRE k a");
+    waiter.send("LOCK.ACQUIRE k b LEASE 60000 BLOCK 0");
+    server.await_blocked(1);
+    let mut stream = Stream::of(&server);
+    client.call("LOCK.RELEASE k a");
+    stream.assert_next(&unit(&handed_on_to_b(&mut client)));
+}
+
+#[test]
+fn after_the_end_of_a_lease_and_after_del_the_grant_is_one_unit() {
+    let server = TestServer::start();
+    let (mut client, mut waiter) = (server.client(), server.client());
+    for freed_by in ["PEXPIRE k 20", "DEL k"] {
+        client.call("LOCK.ACQUIRE k a");
+        waiter.send("LOCK.ACQUIRE k b LEASE 60000 BLOCK 0");
+        server.await_blocked(1);
+        let mut stream = Stream::of(&server);
+        client.call(freed_by);
+        if freed_by.starts_with("PEXPIRE") {
+            assert!(stream.next().starts_with("PEXPIREAT k "));
+        }
+        let [del, hset, pexpireat] = handed_on_to_b(&mut client);
+        // Whether the server deletes an expired key by itself or when the
+        // module opens it decides whether DEL is inside of the unit.
+        let begin = [stream.next(), stream.next()];
+        assert!(
+            begin == [del.clone(), "MULTI".into()] || begin == ["MULTI".into(), del],
+            "{begin:?}"
+        );
+        stream.assert_next(&[hset, pexpireat, "EXEC".into()]);
+        waiter.reply();
+        waiter.call("LOCK.RELEASE k b");
+    }
+}
+
+/// Waits until b holds the lock. What must have been replicated then.
+fn handed_on_to_b(client: &mut Client) -> [String; 3] {
+    eventually("b holds the lock", || client.call("HEXISTS k b") == int(1));
+    let token = client.bulk("HGET k @fence");
+    let end = client.int("PEXPIRETIME k");
+    [
+        "DEL k".into(),
+        format!("HSET k b 1 @fence {token}"),
+        format!("PEXPIREAT k {end}"),
+    ]
+}
+
+#[test]
+fn a_replica_without_the_module_holds_the_same_data() {
+    let server = TestServer::start();
+    let replica = server.replica(false);
+    exercise(&server);
+    server.assert_same_data(&replica);
+    assert_eq!(
+        replica.client().call("HGETALL lock0"),
+        server.client().call("HGETALL lock0")
+    );
+}
+
+#[test]
+fn a_replica_with_the_module_holds_the_same_data() {
+    let server = TestServer::start();
+    let replica = server.replica(true);
+    exercise(&server);
+    server.assert_same_data(&replica);
+}
+
+/// Some of everything, on ten locks, by eight clients at once.
+fn exercise(server: &TestServer) {
+    let threads: Vec<_> = (0..8)
+        .map(|i| {
+            let mut client = server.client();
+            std::thread::spawn(move || {
+                for round in 0..100 {
+                    let (key, owner) = ((i + round) % 10, format!("owner{i}"));
+                    let lease = if round % 5 == 0 { 3 } else { 30_000 };
+                    client.call(&format!(
+                        "LOCK.ACQUIRE lock{key} {owner} LEASE {lease} BLOCK 20"
+                    ));
+                    match round % 4 {
+                        0 => client.call(&format!("LOCK.ACQUIRE lock{key} {owner}")),
+                        1 => client.call(&format!("LOCK.RENEW lock{key} {owner}")),
+                        2 => client.call(&format!("DEL lock{key}")),
+                        _ => Value::Nil,
+                    };
+                    if round % 3 != 0 {
+                        client.call(&format!("LOCK.RELEASE lock{key} {owner} ALL"));
+                    }
+                }
+            })
+        })
+        .collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    // Something must be there to compare.
+    server.client().call("DEL lock0");
+    server.client().call("LOCK.ACQUIRE lock0 last");
+}
+
+#[test]
+fn the_aof_brings_a_lock_back_with_owner_count_token_and_lease() {
+    let mut server = TestServer::start_with(&["--appendonly", "yes", "--appendfsync", "always"]);
+    let mut client = server.client();
+    let token = client.int("LOCK.ACQUIRE k a LEASE 600000");
+    client.call("LOCK.ACQUIRE k a");
+    let (stored, end) = (client.hash("k"), client.int("PEXPIRETIME k"));
+    server.crash_and_restart();
+    let mut client = server.client();
+    assert_eq!(client.hash("k"), stored);
+    assert_eq!(client.int("PEXPIRETIME k"), end);
+    assert_eq!(client.call("LOCK.ACQUIRE k b"), Value::Nil);
+    assert_eq!(client.call("LOCK.ACQUIRE k a HOLD 2"), int(token));
+    assert_eq!(client.call("LOCK.RELEASE k a ALL"), int(1));
+    assert!(client.int("LOCK.ACQUIRE k b") > token);
+}
+
+#[test]
+fn an_rdb_brings_a_lock_back() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    let token = client.int("LOCK.ACQUIRE k a LEASE 600000");
+    let digest = client.call("DEBUG DIGEST");
+    client.call("DEBUG RELOAD");
+    assert_eq!(client.call("DEBUG DIGEST"), digest);
+    assert_eq!(client.call("LOCK.ACQUIRE k a HOLD 1"), int(token));
+}

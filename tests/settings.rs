@@ -1,0 +1,123 @@
+//! Settings, and what the module says while it loads.
+
+mod support;
+
+use redis::Value;
+use support::{TestServer, status, text};
+
+#[test]
+fn settings_have_defaults_and_can_be_changed_within_their_range() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    for (name, default, too_small, too_large) in [
+        ("lock.default-lease", "30000", "0", "315360000001"),
+        ("lock.max-waiters", "65536", "0", "1000000001"),
+    ] {
+        let get = format!("CONFIG GET {name}");
+        let current = |value: &str| Value::Array(vec![text(name), text(value)]);
+        assert_eq!(client.call(&get), current(default));
+        for wrong in [too_small, too_large, "-1", "many"] {
+            assert!(
+                client
+                    .error(&format!("CONFIG SET {name} {wrong}"))
+                    .starts_with("ERR ")
+            );
+        }
+        assert_eq!(client.call(&get), current(default));
+        assert_eq!(client.call(&format!("CONFIG SET {name} 7")), status("OK"));
+        assert_eq!(client.call(&get), current("7"));
+    }
+}
+
+#[test]
+fn settings_can_be_given_to_loadmodule() {
+    let module = support::module();
+    let module = module.to_str().unwrap();
+    let args = ["default-lease", "5000", "lock.max-waiters", "3"];
+    let options = [["--loadmodule", module].as_slice(), &args].concat();
+    let server = TestServer::start_plain(&options);
+    let mut client = server.client();
+    client.call("LOCK.ACQUIRE k a");
+    let ttl = client.int("PTTL k");
+    assert!((4_000..=5_000).contains(&ttl), "{ttl}");
+    assert_eq!(
+        client.call("CONFIG GET lock.max-waiters"),
+        Value::Array(vec![text("lock.max-waiters"), text("3")])
+    );
+}
+
+#[test]
+fn a_wrong_module_argument_keeps_the_server_from_starting_and_the_log_says_why() {
+    for (args, reason) in [
+        (
+            ["default-lease", "0"],
+            "needs a number from 1 to 315360000000",
+        ),
+        (
+            ["max-waiters", "many"],
+            "needs a number from 1 to 1000000000",
+        ),
+        (["colour", "red"], "unknown module argument 'colour'"),
+    ] {
+        let log = TestServer::log_of_failed_start(&args);
+        assert!(log.contains(reason), "{log}");
+    }
+}
+
+#[test]
+fn a_policy_that_may_evict_locks_is_warned_of_when_loading_and_when_set() {
+    let warning = "the server may evict locks that are held";
+    let server = TestServer::start_with(&["--maxmemory-policy", "allkeys-lru"]);
+    assert!(server.log().contains(warning));
+
+    let server = TestServer::start();
+    assert!(!server.log().contains(warning));
+    server
+        .client()
+        .call("CONFIG SET maxmemory-policy volatile-ttl");
+    assert!(server.log().contains(warning));
+}
+
+#[test]
+fn the_commands_tell_the_server_their_flags_and_keys() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    for (command, flags) in [
+        (
+            "lock.acquire",
+            ["write", "denyoom", "blocking", "fast"].as_slice(),
+        ),
+        ("lock.release", &["write", "fast"]),
+        ("lock.renew", &["write", "fast"]),
+    ] {
+        let Value::Array(infos) = client.call(&format!("COMMAND INFO {command}")) else {
+            panic!("no list of commands");
+        };
+        let Value::Array(info) = &infos[0] else {
+            panic!("{command} is not known");
+        };
+        let Value::Array(known) = &info[2] else {
+            panic!("{command} has no flags");
+        };
+        for flag in flags {
+            assert!(
+                known.contains(&status(flag)),
+                "{command} is not {flag}: {known:?}"
+            );
+        }
+    }
+    let keys = client.call("COMMAND GETKEYS LOCK.ACQUIRE mykey owner BLOCK 0");
+    assert_eq!(keys, Value::Array(vec![text("mykey")]));
+}
+
+#[test]
+fn unloading_the_module_while_somebody_waits_is_refused() {
+    let server = TestServer::start();
+    let (mut a, mut b) = (server.client(), server.client());
+    a.call("LOCK.ACQUIRE k a");
+    b.send("LOCK.ACQUIRE k b BLOCK 0");
+    server.await_blocked(1);
+    assert!(a.error("MODULE UNLOAD lock").starts_with("ERR "));
+    a.call("LOCK.RELEASE k a");
+    assert!(matches!(b.reply(), Value::Int(_)));
+}

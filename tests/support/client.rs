@@ -1,0 +1,204 @@
+use std::net::{SocketAddr, TcpStream};
+
+use redis::{Parser, Value};
+
+use super::SOON;
+
+/// An integer reply.
+pub fn int(n: i64) -> Value {
+    Value::Int(n)
+}
+
+/// The null reply.
+pub fn nil() -> Value {
+    Value::Nil
+}
+
+/// A status reply.
+pub fn status(text: &str) -> Value {
+    match text {
+        "OK" => Value::Okay,
+        _ => Value::SimpleString(text.into()),
+    }
+}
+
+/// A bulk string.
+pub fn text(text: impl AsRef<[u8]>) -> Value {
+    Value::BulkString(text.as_ref().to_vec())
+}
+
+/// One connection. It sends commands and reads replies, each by itself, so
+/// that a test decides when to wait.
+pub struct Client {
+    stream: TcpStream,
+    parser: Parser,
+}
+
+impl Client {
+    /// Connects, if somebody listens.
+    pub fn try_connect(addr: SocketAddr) -> Option<Self> {
+        let stream = TcpStream::connect(addr).ok()?;
+        stream.set_nodelay(true).unwrap();
+        stream.set_read_timeout(Some(3 * SOON)).unwrap();
+        Some(Self {
+            stream,
+            parser: Parser::new(),
+        })
+    }
+
+    /// Sends a command, given as words between spaces.
+    pub fn send(&mut self, command: &str) {
+        let words: Vec<&[u8]> = command.split(' ').map(str::as_bytes).collect();
+        self.send_words(&words);
+    }
+
+    /// Sends a command of any bytes.
+    pub fn send_words(&mut self, words: &[&[u8]]) {
+        let mut command = redis::Cmd::new();
+        for word in words {
+            command.arg(*word);
+        }
+        self.send_bytes(&command.get_packed_command());
+    }
+
+    /// Sends bytes as they are.
+    pub fn send_bytes(&mut self, bytes: &[u8]) {
+        use std::io::Write;
+        self.stream.write_all(bytes).unwrap();
+    }
+
+    /// The next reply. Fails the test if none comes.
+    #[track_caller]
+    pub fn reply(&mut self) -> Value {
+        self.try_reply().expect("a reply")
+    }
+
+    /// The next reply, or none if the connection has ended.
+    pub fn try_reply(&mut self) -> Option<Value> {
+        self.parser.parse_value(&self.stream).ok()
+    }
+
+    /// Sends a command and reads its reply.
+    #[track_caller]
+    pub fn call(&mut self, command: &str) -> Value {
+        self.send(command);
+        self.reply()
+    }
+
+    /// As [`Client::call`], for any bytes.
+    #[track_caller]
+    pub fn words(&mut self, words: &[&[u8]]) -> Value {
+        self.send_words(words);
+        self.reply()
+    }
+
+    /// Sends a command that must answer an integer.
+    #[track_caller]
+    pub fn int(&mut self, command: &str) -> i64 {
+        match self.call(command) {
+            Value::Int(n) => n,
+            other => panic!("{command}: {other:?} is not an integer"),
+        }
+    }
+
+    /// Sends a command that must answer text.
+    #[track_caller]
+    pub fn bulk(&mut self, command: &str) -> String {
+        match self.call(command) {
+            Value::BulkString(text) => String::from_utf8(text).unwrap(),
+            Value::VerbatimString { text, .. } => text,
+            other => panic!("{command}: {other:?} is not text"),
+        }
+    }
+
+    /// Sends a command that must fail. Returns its error, the code first.
+    #[track_caller]
+    pub fn error(&mut self, command: &str) -> String {
+        let reply = self.call(command);
+        error_text(&reply).unwrap_or_else(|| panic!("{command}: {reply:?} is no error"))
+    }
+
+    /// The next reply, which must be an error.
+    #[track_caller]
+    pub fn reply_error(&mut self) -> String {
+        let reply = self.reply();
+        error_text(&reply).unwrap_or_else(|| panic!("{reply:?} is no error"))
+    }
+
+    /// A number from `INFO`.
+    #[track_caller]
+    pub fn info(&mut self, field: &str) -> i64 {
+        let info = self.bulk("INFO everything");
+        let prefix = format!("{field}:");
+        info.lines()
+            .find_map(|line| line.strip_prefix(&prefix))
+            .and_then(|value| value.trim().parse().ok())
+            .unwrap_or_else(|| panic!("INFO has no number {field}"))
+    }
+
+    /// The fields of a hash, sorted.
+    #[track_caller]
+    pub fn hash(&mut self, key: &str) -> Vec<(String, String)> {
+        let Value::Array(flat) = self.call(&format!("HGETALL {key}")) else {
+            panic!("HGETALL did not answer a list");
+        };
+        let mut words = flat.into_iter().map(|word| match word {
+            Value::BulkString(word) => String::from_utf8_lossy(&word).into_owned(),
+            other => panic!("{other:?} is not text"),
+        });
+        let mut fields = Vec::new();
+        while let (Some(name), Some(value)) = (words.next(), words.next()) {
+            fields.push((name, value));
+        }
+        fields.sort();
+        fields
+    }
+
+    /// Reads past the RDB file with which a server answers `SYNC`.
+    pub fn skip_snapshot(&mut self) {
+        use std::io::Read;
+        let mut header = String::new();
+        let mut byte = [0];
+        // The server sends empty lines while it prepares the file.
+        while !(header.starts_with('$') && header.ends_with('\n')) {
+            self.stream.read_exact(&mut byte).unwrap();
+            if header.is_empty() && byte[0] == b'\n' {
+                continue;
+            }
+            header.push(byte[0].into());
+        }
+        let header = header[1..].trim_end();
+        if let Some(mark) = header.strip_prefix("EOF:") {
+            let mut tail = Vec::new();
+            while !tail.ends_with(mark.as_bytes()) {
+                self.stream.read_exact(&mut byte).unwrap();
+                tail.push(byte[0]);
+            }
+        } else {
+            let mut snapshot = vec![0; header.parse().unwrap()];
+            self.stream.read_exact(&mut snapshot).unwrap();
+        }
+    }
+
+    /// Sends a command that must block, and waits until one client more is
+    /// blocked than before.
+    #[track_caller]
+    pub fn send_and_block(&mut self, observer: &mut Self, command: &str) {
+        let before = observer.info("blocked_clients");
+        self.send(command);
+        super::eventually("the client is blocked", || {
+            observer.info("blocked_clients") == before + 1
+        });
+    }
+}
+
+fn error_text(reply: &Value) -> Option<String> {
+    let Value::ServerError(error) = reply else {
+        return None;
+    };
+    Some(format!(
+        "{} {}",
+        error.code(),
+        error.details().unwrap_or_default()
+    ))
+}

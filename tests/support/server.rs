@@ -1,0 +1,234 @@
+use std::fs::File;
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use redis::Value;
+use tempfile::TempDir;
+
+use super::client::Client;
+use super::{SOON, eventually};
+
+/// The server's binary: `REDISLOCK_SERVER`, or `redis-server` from the path.
+pub fn binary() -> String {
+    std::env::var("REDISLOCK_SERVER").unwrap_or_else(|_| "redis-server".into())
+}
+
+/// The module: `REDISLOCK_MODULE`, or what `make build` leaves.
+pub fn module() -> PathBuf {
+    let module = std::env::var_os("REDISLOCK_MODULE").map_or_else(
+        || Path::new(env!("CARGO_MANIFEST_DIR")).join("target/release/libredislock.so"),
+        PathBuf::from,
+    );
+    assert!(
+        module.exists(),
+        "{} is not there: run `make build`, or `make test` which does",
+        module.display()
+    );
+    module
+}
+
+/// A server on a free port with a directory of its own. It dies with the test;
+/// if the test failed, its directory and log stay.
+pub struct TestServer {
+    child: Option<Child>,
+    addr: SocketAddr,
+    dir: Option<TempDir>,
+    options: Vec<String>,
+    with_module: bool,
+}
+
+impl TestServer {
+    /// A server with the module.
+    pub fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    /// A server with the module and these options, as on its command line.
+    pub fn start_with(options: &[&str]) -> Self {
+        Self::launch(options, true)
+    }
+
+    /// A server without the module.
+    pub fn start_plain(options: &[&str]) -> Self {
+        Self::launch(options, false)
+    }
+
+    fn launch(options: &[&str], with_module: bool) -> Self {
+        let mut server = Self {
+            child: None,
+            addr: SocketAddr::from(([127, 0, 0, 1], 0)),
+            dir: Some(tempfile::tempdir().unwrap()),
+            options: options.iter().map(ToString::to_string).collect(),
+            with_module,
+        };
+        // Another test may take the port between our look and the server's.
+        for _ in 0..5 {
+            let port = TcpListener::bind("127.0.0.1:0")
+                .and_then(|free| free.local_addr())
+                .unwrap()
+                .port();
+            server.addr.set_port(port);
+            if server.spawn() {
+                return server;
+            }
+        }
+        panic!("the server does not start:\n{}", server.log());
+    }
+
+    fn spawn(&mut self) -> bool {
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(self.log_path())
+            .unwrap();
+        let mut command = Command::new(binary());
+        command
+            .args(["--port", &self.addr.port().to_string()])
+            .args(["--bind", "127.0.0.1", "--save", ""])
+            .arg("--dir")
+            .arg(self.dir())
+            .args(["--enable-debug-command", "yes"])
+            .args(["--enable-module-command", "yes"])
+            .args(&self.options);
+        if self.with_module {
+            command.arg("--loadmodule").arg(module());
+        }
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .spawn()
+            .unwrap_or_else(|error| panic!("{}: {error}", binary()));
+        let child = self.child.insert(child);
+        let deadline = Instant::now() + SOON;
+        while Instant::now() < deadline {
+            if child.try_wait().unwrap().is_some() {
+                return false;
+            }
+            // Who answers may be another test's server that took the port first.
+            if let Some(mut client) = Client::try_connect(self.addr)
+                && client.info("process_id") == i64::from(child.id())
+                && client.info("loading") == 0
+            {
+                return true;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        false
+    }
+
+    /// Runs the server to its end with options it can't start with. Returns its log.
+    pub fn log_of_failed_start(module_args: &[&str]) -> String {
+        let dir = tempfile::tempdir().unwrap();
+        let output = Command::new(binary())
+            .args(["--port", "0", "--save", "", "--unixsocket", "socket", "--dir"])
+            .arg(dir.path())
+            .arg("--loadmodule")
+            .arg(module())
+            .args(module_args)
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        assert!(!output.status.success(), "the server started");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// Kills the server as a crash would, and starts it again on its data.
+    pub fn crash_and_restart(&mut self) {
+        self.kill();
+        assert!(self.spawn(), "no restart:\n{}", self.log());
+    }
+
+    fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    /// Where it listens.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    fn dir(&self) -> &Path {
+        self.dir.as_ref().unwrap().path()
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.dir().join("server.log")
+    }
+
+    /// All that it has logged.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.log_path()).unwrap_or_default()
+    }
+
+    /// A new connection.
+    pub fn client(&self) -> Client {
+        Client::try_connect(self.addr).expect("the server takes connections")
+    }
+
+    /// A number from `INFO`.
+    pub fn info(&self, field: &str) -> i64 {
+        self.client().info(field)
+    }
+
+    /// Waits until exactly so many clients are blocked.
+    #[track_caller]
+    pub fn await_blocked(&self, count: i64) {
+        let mut client = self.client();
+        eventually(&format!("{count} blocked clients"), || {
+            client.info("blocked_clients") == count
+        });
+    }
+
+    /// Starts a replica of this server and waits until it is in step.
+    pub fn replica(&self, with_module: bool) -> Self {
+        let port = self.addr.port().to_string();
+        let options = ["--replicaof", "127.0.0.1", &port];
+        let replica = Self::launch(&options, with_module);
+        let mut client = replica.client();
+        eventually("the replica is connected", || {
+            client
+                .bulk("INFO replication")
+                .contains("master_link_status:up")
+        });
+        replica
+    }
+
+    /// Checks that this server and its replica hold the same data.
+    #[track_caller]
+    pub fn assert_same_data(&self, replica: &Self) {
+        let mut here = self.client();
+        let mut there = replica.client();
+        eventually("the replica has caught up", || {
+            here.info("master_repl_offset") == there.info("slave_repl_offset")
+        });
+        assert_eq!(here.call("DEBUG DIGEST"), there.call("DEBUG DIGEST"));
+        let Value::Array(keys) = here.call("KEYS *") else {
+            panic!("KEYS did not answer a list");
+        };
+        for key in keys {
+            let Value::BulkString(key) = key else {
+                panic!("KEYS did not answer names");
+            };
+            let expiry = [b"PEXPIRETIME".as_slice(), &key];
+            assert_eq!(here.words(&expiry), there.words(&expiry));
+        }
+    }
+}
+
+impl Drop for TestServer {
+    fn drop(&mut self) {
+        self.kill();
+        if std::thread::panicking()
+            && let Some(dir) = self.dir.take()
+        {
+            let kept = dir.keep();
+            eprintln!("the server's files stay in {}", kept.display());
+        }
+    }
+}
