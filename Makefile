@@ -1,0 +1,66 @@
+# Everything a user, a contributor or CI does starts here: `make help`.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-builtin-rules
+
+PORT ?= 6379
+SERVER ?= $(or $(shell command -v redis-server),$(shell command -v valkey-server),redis-server)
+PREFIX ?= /usr/local
+
+# redis.conf names the module below this folder.
+export CARGO_TARGET_DIR := $(CURDIR)/target
+MODULE := $(CARGO_TARGET_DIR)/release/libredislock.so
+
+export REDISLOCK_SERVER = $(SERVER)
+export REDISLOCK_MODULE = $(MODULE)
+
+.PHONY: help
+help: ## Show this list
+	@echo "Native locks for Redis and Valkey. Targets:"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo "Variables:"
+	@echo "  PORT=$(PORT)             port of 'make run'"
+	@echo "  SERVER=$(SERVER)   server of 'make run' and 'make test'"
+	@echo "  PREFIX=$(PREFIX)    where 'make install' puts the module"
+
+.PHONY: run
+run: deps build ## Start a server with the module in the foreground
+	@scripts/check-port $(PORT)
+	@mkdir -p data
+	exec $(SERVER) $(CURDIR)/redis.conf --port $(PORT)
+
+.PHONY: build
+build: build-deps ## Build target/release/libredislock.so
+	cargo build --release --locked
+
+.PHONY: test
+test: deps build ## Run all tests, against SERVER
+	@$(SERVER) --version
+	cargo test --workspace --locked
+
+.PHONY: lint
+lint: build-deps ## Check format, lints and documentation
+	@cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 \
+		|| rustup component add rustfmt clippy
+	cargo fmt --all -- --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --document-private-items --locked
+
+.PHONY: install
+install: build ## Copy the module to PREFIX/lib/redis/modules
+	install -D -m 755 $(MODULE) $(DESTDIR)$(PREFIX)/lib/redis/modules/libredislock.so
+	@echo "Add to redis.conf: loadmodule $(PREFIX)/lib/redis/modules/libredislock.so"
+
+.PHONY: build-deps
+build-deps:
+	@scripts/install-missing build
+
+.PHONY: deps
+deps: build-deps
+	@SERVER=$(SERVER) scripts/install-missing server
+
+.PHONY: clean
+clean: ## Remove what was built, and the data of 'make run'
+	rm -rf target data
