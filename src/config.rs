@@ -55,16 +55,17 @@ pub(crate) fn max_waiters() -> usize {
 /// a value, become their defaults; a line in `redis.conf` overrides them.
 pub(crate) fn register(ctx: &Context, args: &[RedisString]) -> Result<(), String> {
     let mut defaults = SETTINGS.map(|setting| setting.default);
-    for pair in args.chunks(2) {
-        let name = pair[0].to_string_lossy();
+    let mut words = args.iter();
+    while let Some(name) = words.next() {
+        let name = name.to_string_lossy();
         let short_name = name.strip_prefix("lock.").unwrap_or(&name);
         let (setting, default) = SETTINGS
             .iter()
             .zip(&mut defaults)
             .find(|(setting, _)| setting.name.eq_ignore_ascii_case(short_name))
             .ok_or_else(|| format!("unknown module argument '{name}'"))?;
-        *default = pair
-            .get(1)
+        *default = words
+            .next()
             .and_then(|value| parse_integer(value.as_slice()))
             .filter(|value| (setting.min..=setting.max).contains(value))
             .ok_or_else(|| {

@@ -26,6 +26,16 @@
 //! - A panic never reaches the server.
 
 #![deny(unsafe_code)]
+// Nothing that a client sends may crash the server.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::panic,
+        clippy::unwrap_used
+    )
+)]
 // The `redis_module!` macro defines two public functions without docs.
 #![allow(missing_docs)]
 
@@ -38,6 +48,8 @@ mod manager;
 mod server;
 
 use redis_module::{Context, RedisString, Status, raw::ModuleOptions, redis_module};
+
+use crate::server::registration;
 
 /// Allocations count as the server's memory. The unit tests run without a server.
 #[cfg(not(test))]
@@ -56,9 +68,14 @@ fn init(ctx: &Context, args: &[RedisString]) -> Status {
     ctx.set_module_options(
         ModuleOptions::NO_IMPLICIT_SIGNAL_MODIFIED | ModuleOptions::HANDLE_REPL_ASYNC_LOAD,
     );
-    let settings =
-        config::register(ctx, args).and_then(|()| server::registration::load_settings(ctx));
-    if let Err(reason) = settings {
+    let registered = config::register(ctx, args)
+        .and_then(|()| registration::load_settings(ctx))
+        .and_then(|()| {
+            commands::docs::ALL
+                .iter()
+                .try_for_each(|doc| registration::describe(ctx, doc))
+        });
+    if let Err(reason) = registered {
         ctx.log_warning(&format!("the module is not loaded: {reason}"));
         return Status::Err;
     }

@@ -111,6 +111,26 @@ fn the_commands_tell_the_server_their_flags_and_keys() {
 }
 
 #[test]
+fn the_server_documents_the_commands_with_all_their_options() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    for (command, options) in [
+        ("lock.acquire", ["LEASE", "BLOCK", "HOLD"].as_slice()),
+        ("lock.release", &["FENCE", "HOLD", "ALL"]),
+        ("lock.renew", &["LEASE", "FENCE"]),
+    ] {
+        let docs = format!("{:?}", client.call(&format!("COMMAND DOCS {command}")));
+        for word in ["summary", "complexity", "since"].iter().chain(options) {
+            let word = format!("{:?}", text(word));
+            assert!(
+                docs.contains(&word),
+                "{command} says nothing of {word}: {docs}"
+            );
+        }
+    }
+}
+
+#[test]
 fn unloading_the_module_while_somebody_waits_is_refused() {
     let server = TestServer::start();
     let (mut a, mut b) = (server.client(), server.client());

@@ -3,6 +3,7 @@
 
 pub(crate) mod acquire;
 mod args;
+pub(crate) mod docs;
 pub(crate) mod release;
 pub(crate) mod renew;
 

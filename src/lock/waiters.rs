@@ -162,6 +162,7 @@ impl<T> WaitQueues<T> {
         }
         let id = WaiterId(self.next_id);
         self.next_id += 1;
+        let ticket = ticket(id);
         let queues = self.by_db.entry(key.db).or_default();
         let queue = match queues.get_mut(key.name) {
             Some(queue) => queue,
@@ -177,7 +178,6 @@ impl<T> WaitQueues<T> {
             .entry(request.owner.clone())
             .or_default()
             .insert(id);
-        let ticket = ticket(id);
         let waiter = Waiter {
             request,
             ticket: ticket.clone(),

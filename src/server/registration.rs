@@ -1,6 +1,10 @@
 //! What the module tells the server about itself while it loads, beyond what
 //! the `redis_module!` macro does.
 
+use std::ffi::{CStr, c_int};
+use std::mem::{size_of, zeroed};
+use std::ptr;
+
 use redis_module::{Context, raw};
 
 /// Lets the server read `redis.conf` into the registered settings.
@@ -12,4 +16,156 @@ pub(crate) fn load_settings(ctx: &Context) -> Result<(), String> {
     } else {
         Err("a lock.* setting in the configuration is not valid".into())
     }
+}
+
+/// The documentation of a command of the form `NAME key ...`.
+pub(crate) struct CommandDoc {
+    /// As it was registered.
+    pub(crate) name: &'static CStr,
+    /// One sentence.
+    pub(crate) summary: &'static CStr,
+    /// In the words of Redis's own documentation.
+    pub(crate) complexity: &'static CStr,
+    /// How many words it has at least, the name included.
+    pub(crate) min_words: c_int,
+    /// What it may do to its key.
+    pub(crate) key_change: KeyChange,
+    /// Its arguments, in order.
+    pub(crate) args: &'static [ArgDoc],
+}
+
+/// What a command may do to its key, besides reading it.
+pub(crate) enum KeyChange {
+    /// Create or change it.
+    Update,
+    /// Change or delete it.
+    Delete,
+}
+
+/// An argument.
+pub(crate) enum ArgDoc {
+    /// The key, which comes first.
+    Key,
+    /// A name of the client's choice.
+    Word(&'static CStr),
+    /// `[TOKEN number]`
+    OptionalNumber(&'static CStr, &'static CStr),
+    /// `TOKEN`, as one of several.
+    Flag(&'static CStr, &'static CStr),
+    /// `[one | of | these]`
+    OptionalOneOf(&'static CStr, &'static [ArgDoc]),
+}
+
+/// The first and only layout of these structs. The header makes this a private
+/// constant of C, which Rust can't see.
+static INFO_VERSION: raw::RedisModuleCommandInfoVersion = raw::RedisModuleCommandInfoVersion {
+    version: 1,
+    sizeof_historyentry: size_of::<raw::RedisModuleCommandHistoryEntry>(),
+    sizeof_keyspec: size_of::<raw::RedisModuleCommandKeySpec>(),
+    sizeof_arg: size_of::<raw::RedisModuleCommandArg>(),
+};
+
+/// Has the server know the command's documentation.
+pub(crate) fn describe(ctx: &Context, doc: &CommandDoc) -> Result<(), String> {
+    let mut keep_alive = Vec::new();
+    let args = arg_list(doc.args, true, &mut keep_alive);
+    let change = match doc.key_change {
+        KeyChange::Update => raw::REDISMODULE_CMD_KEY_UPDATE,
+        KeyChange::Delete => raw::REDISMODULE_CMD_KEY_DELETE,
+    };
+    // SAFETY: all are plain C structs, for which all zeros mean "not given",
+    // and end the list of key specifications.
+    let mut key_specs: [raw::RedisModuleCommandKeySpec; 2] = unsafe { zeroed() };
+    key_specs[0].flags =
+        u64::from(raw::REDISMODULE_CMD_KEY_RW | raw::REDISMODULE_CMD_KEY_ACCESS | change);
+    key_specs[0].begin_search_type =
+        raw::RedisModuleKeySpecBeginSearchType_REDISMODULE_KSPEC_BS_INDEX;
+    key_specs[0].bs.index.pos = 1;
+    key_specs[0].find_keys_type = raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_RANGE;
+    key_specs[0].fk.range.keystep = 1;
+    let info = raw::RedisModuleCommandInfo {
+        version: &raw const INFO_VERSION,
+        summary: doc.summary.as_ptr(),
+        complexity: doc.complexity.as_ptr(),
+        since: c"0.1.0".as_ptr(),
+        history: ptr::null_mut(),
+        tips: ptr::null(),
+        arity: -doc.min_words,
+        key_specs: key_specs.as_mut_ptr(),
+        args,
+    };
+    // SAFETY: the server copies what `info` points to; all of it lives until
+    // the end of this function.
+    let described = unsafe {
+        match (raw::RedisModule_GetCommand, raw::RedisModule_SetCommandInfo) {
+            (Some(get), Some(set)) => {
+                let command = get(ctx.ctx, doc.name.as_ptr());
+                !command.is_null() && set(command, &raw const info) == 0
+            }
+            _ => false,
+        }
+    };
+    if described {
+        Ok(())
+    } else {
+        Err(format!(
+            "the server refuses the description of {:?}",
+            doc.name
+        ))
+    }
+}
+
+/// The arguments as the server wants them: a list that ends with zeros. It
+/// lives as long as `keep_alive`.
+fn arg_list(
+    docs: &[ArgDoc],
+    top_level: bool,
+    keep_alive: &mut Vec<Box<[raw::RedisModuleCommandArg]>>,
+) -> *mut raw::RedisModuleCommandArg {
+    let optional = if top_level {
+        raw::REDISMODULE_CMD_ARG_OPTIONAL as c_int
+    } else {
+        raw::REDISMODULE_CMD_ARG_NONE as c_int
+    };
+    let mut list = Vec::with_capacity(docs.len() + 1);
+    for doc in docs {
+        // SAFETY: as in `describe`.
+        let mut arg: raw::RedisModuleCommandArg = unsafe { zeroed() };
+        arg.key_spec_index = -1;
+        match doc {
+            ArgDoc::Key => {
+                arg.name = c"key".as_ptr();
+                arg.type_ = raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_KEY;
+                arg.key_spec_index = 0;
+            }
+            ArgDoc::Word(name) => {
+                arg.name = name.as_ptr();
+                arg.type_ = raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_STRING;
+            }
+            ArgDoc::OptionalNumber(name, token) => {
+                arg.name = name.as_ptr();
+                arg.token = token.as_ptr();
+                arg.type_ = raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER;
+                arg.flags = optional;
+            }
+            ArgDoc::Flag(name, token) => {
+                arg.name = name.as_ptr();
+                arg.token = token.as_ptr();
+                arg.type_ = raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PURE_TOKEN;
+            }
+            ArgDoc::OptionalOneOf(name, choices) => {
+                arg.name = name.as_ptr();
+                arg.type_ = raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_ONEOF;
+                arg.flags = optional;
+                arg.subargs = arg_list(choices, false, keep_alive);
+            }
+        }
+        list.push(arg);
+    }
+    // SAFETY: as in `describe`.
+    list.push(unsafe { zeroed() });
+    let mut list = list.into_boxed_slice();
+    let first = list.as_mut_ptr();
+    keep_alive.push(list);
+    first
 }

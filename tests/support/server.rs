@@ -123,7 +123,15 @@ impl TestServer {
     pub fn log_of_failed_start(module_args: &[&str]) -> String {
         let dir = tempfile::tempdir().unwrap();
         let output = Command::new(binary())
-            .args(["--port", "0", "--save", "", "--unixsocket", "socket", "--dir"])
+            .args([
+                "--port",
+                "0",
+                "--save",
+                "",
+                "--unixsocket",
+                "socket",
+                "--dir",
+            ])
             .arg(dir.path())
             .arg("--loadmodule")
             .arg(module())

@@ -1,0 +1,43 @@
+//! What the server can tell about the commands: `COMMAND DOCS`, `COMMAND INFO`,
+//! and the hints that `redis-cli` shows while one types.
+
+use crate::server::registration::{ArgDoc, CommandDoc, KeyChange};
+
+const LEASE: ArgDoc = ArgDoc::OptionalNumber(c"lease", c"LEASE");
+const BLOCK: ArgDoc = ArgDoc::OptionalNumber(c"block", c"BLOCK");
+const HOLD: ArgDoc = ArgDoc::OptionalNumber(c"hold", c"HOLD");
+const FENCE: ArgDoc = ArgDoc::OptionalNumber(c"fence", c"FENCE");
+
+/// All commands of the module.
+pub(crate) const ALL: [CommandDoc; 3] = [
+    CommandDoc {
+        name: c"lock.acquire",
+        summary:
+            c"Takes a lock for an owner, waiting for it if asked to. Replies its fencing token.",
+        complexity: c"O(log N) where N is the number of clients waiting for the lock.",
+        min_words: 3,
+        key_change: KeyChange::Update,
+        args: &[ArgDoc::Key, ArgDoc::Word(c"owner"), LEASE, BLOCK, HOLD],
+    },
+    CommandDoc {
+        name: c"lock.release",
+        summary: c"Gives one hold of a lock back, and with the last one hands the lock on.",
+        complexity: c"O(log N) where N is the number of clients waiting for the lock.",
+        min_words: 3,
+        key_change: KeyChange::Delete,
+        args: &[
+            ArgDoc::Key,
+            ArgDoc::Word(c"owner"),
+            FENCE,
+            ArgDoc::OptionalOneOf(c"extent", &[HOLD, ArgDoc::Flag(c"all", c"ALL")]),
+        ],
+    },
+    CommandDoc {
+        name: c"lock.renew",
+        summary: c"Sets the end of a lock's lease, if the owner holds the lock.",
+        complexity: c"O(1)",
+        min_words: 3,
+        key_change: KeyChange::Update,
+        args: &[ArgDoc::Key, ArgDoc::Word(c"owner"), LEASE, FENCE],
+    },
+];
