@@ -139,49 +139,40 @@ fn one_killed_while_the_lock_is_released_never_keeps_it_from_the_next_a_thousand
     let mut next = server.client();
     for round in 0..1000 {
         let mut victim = server.client();
-        let Value::Int(victim_id) = victim.call("CLIENT ID") else {
-            panic!("no client id");
-        };
+        let kill = format!("CLIENT KILL ID {}", victim.int("CLIENT ID"));
+        let release = "LOCK.RELEASE k holder";
         holder.call("LOCK.ACQUIRE k holder");
         victim.send("LOCK.ACQUIRE k victim BLOCK 0");
         next.send("LOCK.ACQUIRE k next BLOCK 20000");
         eventually("both wait", || killer.info("blocked_clients") == 2);
-        let kill = format!("CLIENT KILL ID {victim_id}\r\n");
         match round % 3 {
             // Two connections, in whichever order the server reads them.
             0 => {
-                holder.send("LOCK.RELEASE k holder");
-                killer.send_bytes(kill.as_bytes());
+                holder.send(release);
+                killer.send(&kill);
+                assert_eq!([holder.reply(), killer.reply()], [int(1), int(1)]);
             }
             // One turn of the event loop: granted, then killed before the
-            // reply can be sent.
-            1 => holder.send_bytes(format!("LOCK.RELEASE k holder\r\n{kill}").as_bytes()),
-            // Killed, then released.
-            _ => holder.send_bytes(format!("{kill}LOCK.RELEASE k holder\r\n").as_bytes()),
+            // reply can be sent; and killed, then released.
+            order => {
+                let commands = if order == 1 {
+                    format!("{release}\r\n{kill}\r\n")
+                } else {
+                    format!("{kill}\r\n{release}\r\n")
+                };
+                holder.send_bytes(commands.as_bytes());
+                assert_eq!([holder.reply(), holder.reply()], [int(1), int(1)]);
+            }
         }
-        // If the victim heard of its grant, it held the lock and gives it back.
+        // A victim that heard of its grant held the lock, and gives it back.
         if let Some(Value::Int(token)) = victim.try_reply() {
-            killer_reply(&mut killer, round);
             let release = format!("LOCK.RELEASE k victim FENCE {token}");
             assert_eq!(killer.call(&release), int(1), "round {round}");
-        } else {
-            killer_reply(&mut killer, round);
         }
         assert!(matches!(next.reply(), Value::Int(_)), "round {round}");
-        for _ in 0..if round % 3 == 0 { 1 } else { 2 } {
-            assert_eq!(holder.reply(), int(1), "round {round}");
-        }
         assert_eq!(next.call("LOCK.RELEASE k next"), int(1), "round {round}");
     }
     assert_eq!(holder.call("EXISTS k"), int(0));
-}
-
-/// In the rounds in which the killer has a connection of its own, its reply.
-#[track_caller]
-fn killer_reply(killer: &mut Client, round: usize) {
-    if round % 3 == 0 {
-        assert_eq!(killer.reply(), int(1), "round {round}");
-    }
 }
 
 /// The id of the leaver, which is the client that connected after the holder.
