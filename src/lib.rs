@@ -36,8 +36,9 @@
         clippy::unwrap_used
     )
 )]
-// The `redis_module!` macro defines two public functions without docs.
-#![allow(missing_docs)]
+// The `redis_module!` macro defines two public functions without docs; and
+// these pages are for contributors, since a module has no API in Rust.
+#![allow(missing_docs, rustdoc::private_intra_doc_links)]
 
 mod commands;
 mod config;
