@@ -3,7 +3,7 @@
 mod support;
 
 use redis::Value;
-use support::{Client, TestServer, eventually, int, nil};
+use support::{Client, TestServer, eventually, int, nil, status};
 
 /// A holder, and a waiter behind the one that goes away.
 struct Line {
@@ -173,6 +173,50 @@ fn one_killed_while_the_lock_is_released_never_keeps_it_from_the_next_a_thousand
         assert_eq!(next.call("LOCK.RELEASE k next"), int(1), "round {round}");
     }
     assert_eq!(holder.call("EXISTS k"), int(0));
+}
+
+#[test]
+fn one_whose_socket_closed_in_the_turn_of_the_release_is_skipped() {
+    let server = TestServer::start();
+    let (mut holder, mut sleeper) = (server.client(), server.client());
+    let mut next = server.client();
+    for round in 0..200 {
+        let mut victim = server.client();
+        holder.call("LOCK.ACQUIRE k holder");
+        victim.send("LOCK.ACQUIRE k victim BLOCK 0");
+        next.send("LOCK.ACQUIRE k next BLOCK 5000");
+        server.await_blocked(2);
+        // While the server sleeps both arrive, so that one turn of its event
+        // loop reads both.
+        sleeper.send("DEBUG SLEEP 0.005");
+        if round % 2 == 0 {
+            drop(victim);
+            holder.send("LOCK.RELEASE k holder");
+        } else {
+            holder.send("LOCK.RELEASE k holder");
+            drop(victim);
+        }
+        assert_eq!(holder.reply(), int(1));
+        assert_eq!(sleeper.reply(), status("OK"));
+        assert!(matches!(next.reply(), Value::Int(_)), "round {round}");
+        assert_eq!(next.call("LOCK.RELEASE k next"), int(1), "round {round}");
+    }
+    assert_eq!(holder.call("EXISTS k"), int(0));
+}
+
+#[test]
+fn one_that_quits_after_its_grant_keeps_the_lock_that_it_was_told_of() {
+    let server = TestServer::start();
+    let (mut holder, mut leaver) = (server.client(), server.client());
+    holder.call("LOCK.ACQUIRE k holder");
+    leaver.send_bytes(b"LOCK.ACQUIRE k leaver BLOCK 0\r\nQUIT\r\n");
+    server.await_blocked(1);
+    assert_eq!(holder.call("LOCK.RELEASE k holder"), int(1));
+    let token = leaver.reply();
+    assert_eq!(leaver.reply(), status("OK"));
+    assert!(leaver.try_reply().is_none());
+    assert_eq!(holder.call("LOCK.ACQUIRE k holder BLOCK 50"), nil());
+    assert_eq!(holder.call("LOCK.ACQUIRE k leaver HOLD 1"), token);
 }
 
 /// The id of the leaver, which is the client that connected after the holder.

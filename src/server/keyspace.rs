@@ -104,10 +104,18 @@ pub(crate) struct OpenLock<'c> {
 impl OpenLock<'_> {
     /// Reads what is stored.
     pub(crate) fn read(&self) -> Result<Lock, LockError> {
-        // SAFETY: `handle` is open, or null for no such key, which the calls accept.
-        let (kind, fields, expires_at_ms) = unsafe {
+        // SAFETY: `handle` is open, or null for no such key, which the call accepts.
+        let kind = unsafe { raw::RedisModule_KeyType.map_or(0, |kind| kind(self.handle)) };
+        if kind == raw::REDISMODULE_KEYTYPE_EMPTY as c_int {
+            return Ok(Lock::Free { last_fence: None });
+        }
+        if kind != raw::REDISMODULE_KEYTYPE_HASH as c_int {
+            return Err(LockError::WrongType);
+        }
+        // SAFETY: `handle` is open on a key that exists. Redis 8.2 crashes if
+        // the expiry of any other is asked for.
+        let (fields, expires_at_ms) = unsafe {
             (
-                raw::RedisModule_KeyType.map_or(0, |kind| kind(self.handle)),
                 raw::RedisModule_ValueLength.map_or(0, |length| length(self.handle)),
                 raw::RedisModule_GetAbsExpire
                     .map_or(i64::from(raw::REDISMODULE_NO_EXPIRE), |expire| {
@@ -115,12 +123,6 @@ impl OpenLock<'_> {
                     }),
             )
         };
-        if kind == raw::REDISMODULE_KEYTYPE_EMPTY as c_int {
-            return Ok(Lock::Free { last_fence: None });
-        }
-        if kind != raw::REDISMODULE_KEYTYPE_HASH as c_int {
-            return Err(LockError::WrongType);
-        }
         if fields > FIELDS_MAX {
             return Err(LockError::NotALock);
         }
