@@ -4,17 +4,27 @@
 //! Architecture invariant: nothing here decides or writes; it tells the manager.
 
 use redis_module::server_events::FlushSubevent;
-use redis_module::{Context, NotifyEvent, RedisValue};
+use redis_module::{Context, RedisValue};
 use redis_module_macros::{config_changed_event_handler, flush_event_handler};
 
+use crate::lock::waiters::KeyRef;
 use crate::manager;
 use crate::server::guard;
+use crate::server::subscriptions::KeyEvents;
 
-/// Called after every command that changed a key, and when a key expires or is
-/// evicted. Which event it was does not matter: if somebody waits for the key,
-/// the manager looks at it and sees.
-pub(crate) fn on_key_event(ctx: &Context, _kind: NotifyEvent, _event: &str, key: &[u8]) {
-    guard::catch("a key event", || manager::key_touched(ctx, key));
+/// Every command that changed a key, and every key that expired or was evicted.
+/// Which event it was does not matter: if somebody waits for the key, the
+/// manager looks at it and sees.
+pub(crate) struct ContendedKeys;
+
+impl KeyEvents for ContendedKeys {
+    fn awake() -> bool {
+        manager::anybody_waits()
+    }
+
+    fn key_touched(ctx: &Context, db: i32, name: &[u8]) {
+        manager::key_touched(ctx, KeyRef { db, name });
+    }
 }
 
 /// `FLUSHDB` and `FLUSHALL` tell of no single key.

@@ -50,7 +50,7 @@ mod server;
 
 use redis_module::{Context, RedisString, Status, raw::ModuleOptions, redis_module};
 
-use crate::server::registration;
+use crate::server::{registration, subscriptions};
 
 /// Allocations count as the server's memory. The unit tests run without a server.
 #[cfg(not(test))]
@@ -75,7 +75,8 @@ fn init(ctx: &Context, args: &[RedisString]) -> Status {
             commands::docs::ALL
                 .iter()
                 .try_for_each(|doc| registration::describe(ctx, doc))
-        });
+        })
+        .and_then(|()| subscriptions::subscribe_to_keys::<events::ContendedKeys>(ctx));
     if let Err(reason) = registered {
         ctx.log_warning(&format!("the module is not loaded: {reason}"));
         return Status::Err;
@@ -94,8 +95,5 @@ redis_module! {
         ["lock.acquire", commands::acquire::run, "write deny-oom blocking fast", 1, 1, 1, ""],
         ["lock.release", commands::release::run, "write fast", 1, 1, 1, ""],
         ["lock.renew", commands::renew::run, "write fast", 1, 1, 1, ""],
-    ],
-    event_handlers: [
-        [@ALL: events::on_key_event],
     ],
 }

@@ -37,6 +37,11 @@ use crate::server::timer;
 /// How soon to try again while the server must not write.
 const SILENCE_RETRY_MS: i64 = 10;
 
+/// A contended key is looked at no less often than this. It is the net under
+/// every change that the server does not tell of, such as a `SET` that
+/// overwrites the lock.
+const LOOK_EVERY_MS: i64 = 500;
+
 /// How many keys one ring of the alarm looks at before other clients have
 /// their turn.
 const LOOKS_A_RING: usize = 256;
@@ -122,34 +127,29 @@ pub(crate) fn renew(key: LockKey<'_>, request: &RenewRequest) -> Result<bool, Lo
     Ok(renewed)
 }
 
+/// Whether anybody waits for any lock.
+pub(crate) fn anybody_waits() -> bool {
+    STATE.with_borrow(|state| !state.queues.is_empty())
+}
+
 /// Somebody did something to this key. It may be called where writing is not
 /// allowed, so it only sees to it that the key is looked at very soon.
-pub(crate) fn key_touched(ctx: &Context, name: &[u8]) {
-    let now_ms = clock::now().ms();
-    let look = STATE.with_borrow_mut(|state| {
-        if state.queues.is_empty() {
-            return None;
-        }
-        let key = KeyRef {
-            db: keyspace::selected_db(ctx),
-            name,
-        };
-        state.queues.look_by(key, now_ms);
-        state.queues.next_look_ms()
-    });
-    if let Some(at_ms) = look {
-        timer::ring_by(ctx, at_ms, now_ms, ring);
-    }
+pub(crate) fn key_touched(ctx: &Context, key: KeyRef<'_>) {
+    look_soon(ctx, |queues, now_ms| queues.look_by(key, now_ms));
 }
 
 /// Any key may have changed. As [`key_touched`], for all of them.
 pub(crate) fn everything_touched(ctx: &Context) {
+    look_soon(ctx, WaitQueues::look_at_all_by);
+}
+
+fn look_soon(ctx: &Context, plan: impl FnOnce(&mut WaitQueues<Rc<Ticket>>, i64)) {
     let now_ms = clock::now().ms();
-    let look = STATE.with_borrow_mut(|state| {
-        state.queues.look_at_all_by(now_ms);
+    let next = STATE.with_borrow_mut(|state| {
+        plan(&mut state.queues, now_ms);
         state.queues.next_look_ms()
     });
-    if let Some(at_ms) = look {
+    if let Some(at_ms) = next {
         timer::ring_by(ctx, at_ms, now_ms, ring);
     }
 }
@@ -328,10 +328,12 @@ impl<'c> Transition<'c> {
     }
 
     fn plan_look(&self, state: &mut State) {
+        let regular_ms = self.now.ms() + LOOK_EVERY_MS;
+        let holder = self.lock.holder();
+        let lease_end_ms = holder.and_then(|holder| holder.lease_end_ms);
         // The server takes a key for expired one millisecond after its time.
-        if let Some(end_ms) = self.lock.holder().and_then(|holder| holder.lease_end_ms) {
-            state.queues.look_by(self.key.as_ref(), end_ms + 1);
-        }
+        let at_ms = lease_end_ms.map_or(regular_ms, |end_ms| regular_ms.min(end_ms + 1));
+        state.queues.look_by(self.key.as_ref(), at_ms);
     }
 
     fn hand_on_and_commit(mut self) {

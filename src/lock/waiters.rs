@@ -16,9 +16,10 @@
 //! # When to look again
 //! A lock can come free without a command of ours: its lease ends, or somebody
 //! deletes the key. Each contended key therefore has a time at which it must be
-//! looked at again, at the latest: the end of the lease while all goes well,
-//! "now" as soon as anything happens to the key. A look that comes too early
-//! costs a look; the time is never moved back, so none can come too late.
+//! looked at again, at the latest: at the end of the lease and every so often
+//! before, "now" as soon as the server tells that something happened to the
+//! key. A look that comes too early costs a look; the time is never moved back,
+//! so none can come too late.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;

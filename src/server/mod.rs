@@ -14,4 +14,5 @@ pub(crate) mod clock;
 pub(crate) mod guard;
 pub(crate) mod keyspace;
 pub(crate) mod registration;
+pub(crate) mod subscriptions;
 pub(crate) mod timer;
