@@ -4,26 +4,31 @@
 //! Architecture invariant: nothing here decides or writes; it tells the manager.
 
 use redis_module::server_events::FlushSubevent;
-use redis_module::{Context, RedisValue};
-use redis_module_macros::{config_changed_event_handler, flush_event_handler};
+use redis_module::{Context, InfoContext, RedisResult, RedisValue};
+use redis_module_macros::{
+    config_changed_event_handler, flush_event_handler, info_command_handler,
+};
 
 use crate::lock::waiters::KeyRef;
 use crate::manager;
 use crate::server::guard;
-use crate::server::subscriptions::KeyEvents;
+use crate::server::subscriptions::Events;
 
-/// Every command that changed a key, and every key that expired or was evicted.
-/// Which event it was does not matter: if somebody waits for the key, the
-/// manager looks at it and sees.
+/// What happens to keys. Which event it was does not matter: if somebody waits
+/// for the key, the manager looks at it and sees.
 pub(crate) struct ContendedKeys;
 
-impl KeyEvents for ContendedKeys {
+impl Events for ContendedKeys {
     fn awake() -> bool {
         manager::anybody_waits()
     }
 
     fn key_touched(ctx: &Context, db: i32, name: &[u8]) {
         manager::key_touched(ctx, KeyRef { db, name });
+    }
+
+    fn databases_swapped(ctx: &Context) {
+        manager::everything_touched(ctx);
     }
 }
 
@@ -33,6 +38,25 @@ fn on_flush(ctx: &Context, stage: FlushSubevent) {
     if matches!(stage, FlushSubevent::Ended) {
         guard::catch("a flush event", || manager::everything_touched(ctx));
     }
+}
+
+/// `INFO lock`
+#[info_command_handler]
+fn on_info(ctx: &InfoContext, for_crash_report: bool) -> RedisResult<()> {
+    if for_crash_report {
+        // The state may be what crashed.
+        return Ok(());
+    }
+    let counts = manager::counts();
+    // A section without a name of its own has that of the module.
+    ctx.builder()
+        .add_section("")
+        .field("waiters", counts.waiters.to_string())?
+        .field("contended_keys", counts.contended_keys.to_string())?
+        .field("planned_looks", counts.planned_looks.to_string())?
+        .build_section()?
+        .build_info()?;
+    Ok(())
 }
 
 #[config_changed_event_handler]

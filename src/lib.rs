@@ -76,7 +76,7 @@ fn init(ctx: &Context, args: &[RedisString]) -> Status {
                 .iter()
                 .try_for_each(|doc| registration::describe(ctx, doc))
         })
-        .and_then(|()| subscriptions::subscribe_to_keys::<events::ContendedKeys>(ctx));
+        .and_then(|()| subscriptions::subscribe::<events::ContendedKeys>(ctx));
     if let Err(reason) = registered {
         ctx.log_warning(&format!("the module is not loaded: {reason}"));
         return Status::Err;

@@ -28,7 +28,7 @@ use crate::lock::record::{Acquired, Effect, Lock, Now, Released};
 use crate::lock::request::{
     AcquireRequest, Owner, ReleaseExtent, ReleaseRequest, RenewRequest, Timeout,
 };
-use crate::lock::waiters::{KeyBuf, KeyRef, WaitQueues};
+use crate::lock::waiters::{Counts, KeyBuf, KeyRef, WaitQueues};
 use crate::server::blocked::{self, Answer, Grant, Hooks, Ticket};
 use crate::server::clock;
 use crate::server::keyspace::{self, LockKey, OpenLock};
@@ -127,6 +127,11 @@ pub(crate) fn renew(key: LockKey<'_>, request: &RenewRequest) -> Result<bool, Lo
     Ok(renewed)
 }
 
+/// How much the manager remembers.
+pub(crate) fn counts() -> Counts {
+    STATE.with_borrow(|state| state.queues.counts())
+}
+
 /// Whether anybody waits for any lock.
 pub(crate) fn anybody_waits() -> bool {
     STATE.with_borrow(|state| !state.queues.is_empty())
@@ -214,12 +219,20 @@ fn ring(ctx: &Context) {
     }
 }
 
-/// Names a key in the alarm's context, which can select any database.
+/// Names a key in the alarm's context, which can select any database. Skips a
+/// key whose slot has moved, or is moving, to another node of a cluster: only
+/// that node may grant it now, and the server redirects those who wait here.
 fn with_key(ctx: &Context, key: &KeyBuf, body: impl FnOnce(LockKey<'_>)) {
     let key = key.as_ref();
     keyspace::select_db(ctx, key.db);
     let name = RedisString::create_from_slice(std::ptr::null_mut(), key.name);
-    body(LockKey::new(ctx, &name));
+    let lock_key = LockKey::new(ctx, &name);
+    if lock_key.is_served_here() {
+        body(lock_key);
+    } else {
+        let again_ms = clock::now().ms() + LOOK_EVERY_MS;
+        STATE.with_borrow_mut(|state| state.queues.look_by(key, again_ms));
+    }
 }
 
 /// Gives the lock to those who may have it now. If the key has become

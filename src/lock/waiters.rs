@@ -106,6 +106,17 @@ impl<T> Queue<T> {
     }
 }
 
+/// How much there is to remember. All are zero while nobody waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Counts {
+    /// Clients that wait.
+    pub(crate) waiters: usize,
+    /// Keys that somebody waits for.
+    pub(crate) contended_keys: usize,
+    /// Keys with a time at which they must be looked at.
+    pub(crate) planned_looks: usize,
+}
+
 /// All queues of a server. A key has one exactly while somebody waits for it.
 #[derive(Debug)]
 pub(crate) struct WaitQueues<T> {
@@ -131,6 +142,16 @@ impl<T> WaitQueues<T> {
 
     fn queue_mut(&mut self, key: KeyRef<'_>) -> Option<&mut Queue<T>> {
         self.by_db.get_mut(&key.db)?.get_mut(key.name)
+    }
+
+    /// Counts what is remembered.
+    pub(crate) fn counts(&self) -> Counts {
+        let queues = || self.by_db.values().flat_map(HashMap::values);
+        Counts {
+            waiters: queues().map(|queue| queue.waiters.len()).sum(),
+            contended_keys: queues().count(),
+            planned_looks: self.looks.len(),
+        }
     }
 
     /// Whether nobody waits for anything.

@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int, c_longlong, c_void};
 use std::marker::PhantomData;
 use std::ptr;
 
-use redis_module::{Context, RedisString, raw};
+use redis_module::{Context, ContextFlags, RedisString, RedisValue, raw};
 
 use crate::error::LockError;
 use crate::lock::record::{Effect, FENCE_FIELD, FIELDS_MAX, Lock};
@@ -39,6 +39,18 @@ impl<'c> LockKey<'c> {
             db: selected_db(self.ctx),
             name: self.name.as_slice(),
         }
+    }
+
+    /// Whether this server is the one to ask for the key. In a cluster it is
+    /// not if the slot belongs to another node, nor if the slot is on its way
+    /// there and the key is not here. Commands have been checked for that
+    /// before they run; what the module does by itself has not.
+    pub(crate) fn is_served_here(&self) -> bool {
+        !self.ctx.get_flags().contains(ContextFlags::CLUSTER)
+            || matches!(
+                self.ctx.call("EXISTS", &[self.name]),
+                Ok(RedisValue::Integer(_))
+            )
     }
 
     /// Opens the key. If its expiry has passed, the server deletes it now,

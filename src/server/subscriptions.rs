@@ -1,21 +1,24 @@
-//! Asks the server to tell of what happens to keys.
+//! Asks the server to tell of what happens to keys and databases.
 
-use std::ffi::{c_char, c_int};
+use std::ffi::{c_char, c_int, c_void};
 
 use redis_module::{Context, RedisString, raw};
 
 use crate::server::guard;
 use crate::server::keyspace::selected_db;
 
-/// Receives keyspace events. Implemented by the floor above, so that this one
-/// need not know it.
-pub(crate) trait KeyEvents {
+/// Receives the events. Implemented by the floor above, so that this one need
+/// not know it. The server does not allow writes in any of them.
+pub(crate) trait Events {
     /// Whether an event can be of interest now. It is asked for every write to
     /// the server, so it must be cheap.
     fn awake() -> bool;
 
-    /// Something happened to this key. The server does not allow writes here.
+    /// Something happened to this key.
     fn key_touched(ctx: &Context, db: i32, name: &[u8]);
+
+    /// Two databases changed places.
+    fn databases_swapped(ctx: &Context);
 }
 
 /// What can free a lock: commands on keys of any type (`DEL`, `RENAME`,
@@ -30,21 +33,35 @@ const KINDS: u32 = raw::REDISMODULE_NOTIFY_GENERIC as u32
 
 /// Subscribes to what can free a lock, whatever the server's
 /// `notify-keyspace-events` says.
-pub(crate) fn subscribe_to_keys<E: KeyEvents>(ctx: &Context) -> Result<(), String> {
-    // SAFETY: called while the module loads; the callback has the right type.
-    let status = unsafe {
-        raw::RedisModule_SubscribeToKeyspaceEvents.map_or(1, |subscribe| {
-            subscribe(ctx.ctx, KINDS as c_int, Some(on_event::<E>))
-        })
+pub(crate) fn subscribe<E: Events>(ctx: &Context) -> Result<(), String> {
+    let swap_event = raw::RedisModuleEvent {
+        id: raw::REDISMODULE_EVENT_SWAPDB,
+        dataver: 1,
     };
-    if status == 0 {
+    // SAFETY: called while the module loads; the callbacks have the right types.
+    let subscribed = unsafe {
+        raw::RedisModule_SubscribeToKeyspaceEvents.is_some_and(|subscribe| {
+            subscribe(ctx.ctx, KINDS as c_int, Some(on_key_event::<E>)) == 0
+        }) && raw::RedisModule_SubscribeToServerEvent
+            .is_some_and(|subscribe| subscribe(ctx.ctx, swap_event, Some(on_swap::<E>)) == 0)
+    };
+    if subscribed {
         Ok(())
     } else {
-        Err("the server refuses a subscription to key events".into())
+        Err("the server refuses a subscription to its events".into())
     }
 }
 
-unsafe extern "C" fn on_event<E: KeyEvents>(
+unsafe extern "C" fn on_swap<E: Events>(
+    ctx: *mut raw::RedisModuleCtx,
+    _event: raw::RedisModuleEvent,
+    _subevent: u64,
+    _data: *mut c_void,
+) {
+    guard::catch("a swap event", || E::databases_swapped(&Context::new(ctx)));
+}
+
+unsafe extern "C" fn on_key_event<E: Events>(
     ctx: *mut raw::RedisModuleCtx,
     _kind: c_int,
     _event: *const c_char,
