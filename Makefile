@@ -8,6 +8,7 @@ MAKEFLAGS += --no-builtin-rules
 PORT ?= 6379
 SERVER ?= $(or $(shell command -v redis-server),$(shell command -v valkey-server),redis-server)
 PREFIX ?= /usr/local
+DURATION ?= 300
 
 # redis.conf names the module below this folder.
 export CARGO_TARGET_DIR := $(CURDIR)/target
@@ -23,6 +24,7 @@ help: ## Show this list
 	@echo "Variables:"
 	@echo "  PORT=$(PORT)             port of 'make run'"
 	@echo "  SERVER=$(SERVER)   server of 'make run' and 'make test'"
+	@echo "  DURATION=$(DURATION)          seconds of 'make fuzz'"
 	@echo "  PREFIX=$(PREFIX)    where 'make install' puts the module"
 
 .PHONY: run
@@ -39,6 +41,18 @@ build: build-deps ## Build target/release/libredislock.so
 test: deps build ## Run all tests, against SERVER
 	@$(SERVER) --version
 	cargo test --workspace --locked
+
+.PHONY: test-all
+test-all: deps build ## Run all tests against Redis 7.0, Redis 8.2 and Valkey 8.0
+	@for server in $$(scripts/fetch-servers); do \
+		echo "=== $$server"; \
+		$(MAKE) --no-print-directory test SERVER=$$server; \
+	done
+
+.PHONY: fuzz
+fuzz: deps build ## Send random words and bytes for DURATION seconds
+	PROPTEST_CASES=200000 cargo test --lib --release --locked words
+	FUZZ_SECONDS=$(DURATION) cargo test --test fuzz --release --locked -- --nocapture
 
 .PHONY: lint
 lint: build-deps ## Check format, lints and documentation

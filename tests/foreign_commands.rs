@@ -121,6 +121,78 @@ fn flushall() {
 }
 
 #[test]
+fn restore_of_a_free_locks_remains() {
+    let mut scene = Scene::set();
+    scene.stranger.call("HSET remains @fence 5");
+    let Value::BulkString(dump) = scene.stranger.call("DUMP remains") else {
+        panic!("DUMP did not answer bytes");
+    };
+    let restore: [&[u8]; 5] = [b"RESTORE", b"k", b"0", &dump, b"REPLACE"];
+    assert_eq!(scene.stranger.words(&restore), status("OK"));
+    scene.assert_handed_on();
+}
+
+#[test]
+fn copy_of_a_free_locks_remains() {
+    let mut scene = Scene::set();
+    scene.stranger.call("HSET remains @fence 5");
+    assert_eq!(scene.stranger.call("COPY remains k REPLACE"), int(1));
+    scene.assert_handed_on();
+}
+
+#[test]
+fn restore_of_anothers_lock_makes_the_waiter_wait_for_that_one() {
+    let mut scene = Scene::set();
+    scene
+        .stranger
+        .call("LOCK.ACQUIRE other stranger LEASE 600000");
+    assert_eq!(scene.stranger.call("COPY other k REPLACE"), int(1));
+    assert_eq!(scene.holder.call("LOCK.RENEW k holder"), int(0));
+    assert_eq!(scene.server.info("blocked_clients"), 1);
+    assert_eq!(scene.stranger.call("LOCK.RELEASE k stranger"), int(1));
+    scene.assert_handed_on();
+}
+
+#[test]
+fn swapdb_with_an_empty_database() {
+    check_handed_on("SWAPDB 0 1");
+}
+
+#[test]
+fn migrate_to_another_server() {
+    let target = TestServer::start();
+    let port = target.addr().port();
+    check_handed_on(&format!("MIGRATE 127.0.0.1 {port} k 0 5000"));
+    let mut there = target.client();
+    assert_eq!(there.call("LOCK.ACQUIRE k other"), Value::Nil);
+    assert_eq!(there.call("LOCK.RELEASE k holder"), int(1));
+}
+
+#[test]
+fn overwritten_and_deleted() {
+    let mut scene = Scene::set();
+    scene.stranger.send_bytes(b"SET k v\r\nDEL k\r\n");
+    assert_eq!(scene.stranger.reply(), status("OK"));
+    assert_eq!(scene.stranger.reply(), int(1));
+    scene.assert_handed_on();
+}
+
+#[test]
+fn evicted() {
+    let mut scene = Scene::set();
+    scene
+        .stranger
+        .call("CONFIG SET maxmemory-policy allkeys-random");
+    scene.stranger.call("CONFIG SET maxmemory 1");
+    // Eviction comes with the next command that may need memory, and takes the
+    // grant to the waiter too, as often as it can.
+    scene.stranger.call("SET x y");
+    scene.stranger.call("CONFIG SET maxmemory 0");
+    assert!(matches!(scene.waiter.reply(), Value::Int(token) if token > scene.token));
+    assert_eq!(scene.holder.call("LOCK.RENEW k holder"), int(0));
+}
+
+#[test]
 fn overwritten_by_set_tells_the_waiter() {
     let mut scene = Scene::set();
     scene.stranger.call("SET k v");

@@ -133,11 +133,11 @@ fn nine_of_ten_of_a_thousand_that_go_leave_the_others_in_order() {
 }
 
 #[test]
-fn one_killed_while_the_lock_is_released_never_keeps_it_from_the_next_a_thousand_times() {
+fn one_killed_while_the_lock_is_released_never_keeps_it_from_the_next_ten_thousand_times() {
     let server = TestServer::start();
     let (mut holder, mut killer) = (server.client(), server.client());
     let mut next = server.client();
-    for round in 0..1000 {
+    for round in 0..10_000 {
         let mut victim = server.client();
         let kill = format!("CLIENT KILL ID {}", victim.int("CLIENT ID"));
         let release = "LOCK.RELEASE k holder";

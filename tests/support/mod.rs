@@ -10,7 +10,7 @@ mod client;
 mod server;
 
 pub use client::{Client, int, nil, status, text};
-pub use server::{TestServer, module};
+pub use server::{TestServer, binary, module};
 
 use std::time::{Duration, Instant};
 

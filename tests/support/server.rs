@@ -36,6 +36,7 @@ pub struct TestServer {
     addr: SocketAddr,
     dir: Option<TempDir>,
     options: Vec<String>,
+    environment: Vec<(String, String)>,
     with_module: bool,
 }
 
@@ -47,20 +48,29 @@ impl TestServer {
 
     /// A server with the module and these options, as on its command line.
     pub fn start_with(options: &[&str]) -> Self {
-        Self::launch(options, true)
+        Self::launch(options, &[], true)
+    }
+
+    /// A server with the module and these environment variables.
+    pub fn start_in_environment(environment: &[(&str, &str)]) -> Self {
+        Self::launch(&[], environment, true)
     }
 
     /// A server without the module.
     pub fn start_plain(options: &[&str]) -> Self {
-        Self::launch(options, false)
+        Self::launch(options, &[], false)
     }
 
-    fn launch(options: &[&str], with_module: bool) -> Self {
+    fn launch(options: &[&str], environment: &[(&str, &str)], with_module: bool) -> Self {
         let mut server = Self {
             child: None,
             addr: SocketAddr::from(([127, 0, 0, 1], 0)),
             dir: Some(tempfile::tempdir().unwrap()),
             options: options.iter().map(ToString::to_string).collect(),
+            environment: environment
+                .iter()
+                .map(|&(name, value)| (name.into(), value.into()))
+                .collect(),
             with_module,
         };
         // Another test may take the port between our look and the server's.
@@ -85,6 +95,7 @@ impl TestServer {
             .unwrap();
         let mut command = Command::new(binary());
         command
+            .envs(self.environment.iter().cloned())
             .args(["--port", &self.addr.port().to_string()])
             .args(["--bind", "127.0.0.1", "--save", ""])
             .arg("--dir")
@@ -156,6 +167,13 @@ impl TestServer {
         }
     }
 
+    /// Sends the server a signal, by its name without `SIG`.
+    pub fn signal(&self, name: &str) {
+        let pid = self.child.as_ref().unwrap().id().to_string();
+        let sent = Command::new("kill").args(["-s", name, &pid]).status();
+        assert!(sent.unwrap().success());
+    }
+
     /// Where it listens.
     pub fn addr(&self) -> SocketAddr {
         self.addr
@@ -197,7 +215,7 @@ impl TestServer {
     pub fn replica(&self, with_module: bool) -> Self {
         let port = self.addr.port().to_string();
         let options = ["--replicaof", "127.0.0.1", &port];
-        let replica = Self::launch(&options, with_module);
+        let replica = Self::launch(&options, &[], with_module);
         let mut client = replica.client();
         eventually("the replica is connected", || {
             client

@@ -1,0 +1,147 @@
+//! Random words and random bytes: the server answers or closes the
+//! connection, and lives.
+//!
+//! `FUZZ_SEED` repeats a run, `FUZZ_SECONDS` makes it longer.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
+use rand::{RngExt, SeedableRng};
+use support::{Client, TestServer, eventually, status};
+
+const NAMES: &[&str] = &[
+    "LOCK.ACQUIRE",
+    "LOCK.RELEASE",
+    "LOCK.RENEW",
+    "lock.acquire",
+    "Lock.Release",
+];
+
+const FOREIGN: &[&str] = &[
+    "DEL k",
+    "SET k v",
+    "HSET k a 1",
+    "HSET k @fence 5",
+    "HDEL k a",
+    "PEXPIRE k 3",
+    "PERSIST k",
+    "RENAME k l",
+    "COPY l k REPLACE",
+    "FLUSHALL",
+    "SWAPDB 0 1",
+    "SELECT 1",
+    "SELECT 0",
+    "MULTI",
+    "EXEC",
+    "DISCARD",
+    "HELLO 3",
+    "HELLO 2",
+    "CLIENT REPLY SKIP",
+    "RESET",
+    "RPUSH k x",
+    "CLIENT NO-EVICT on",
+    "DEBUG RELOAD",
+    "CONFIG SET lock.max-waiters 2",
+    "CONFIG SET lock.max-waiters 1000",
+];
+
+const WORDS: &[&str] = &[
+    "k",
+    "l",
+    "",
+    "a",
+    "b",
+    "@a",
+    "LEASE",
+    "BLOCK",
+    "HOLD",
+    "FENCE",
+    "ALL",
+    "lease",
+    "Block",
+    "SHARED",
+    "0",
+    "1",
+    "2",
+    "5",
+    "-1",
+    "30000",
+    "9223372036854775807",
+    "9223372036854775808",
+    "-9223372036854775808",
+    "9007199254740991",
+    "9007199254740992",
+    "1e3",
+    "01",
+    "+1",
+    " 1",
+];
+
+fn word(random: &mut StdRng) -> Vec<u8> {
+    match random.random_range(0..20) {
+        0 => {
+            let length = random.random_range(0..64);
+            random.random_iter().take(length).collect()
+        }
+        1 if random.random_ratio(1, 50) => vec![random.random(); 200_000],
+        _ => WORDS.choose(random).unwrap().as_bytes().to_vec(),
+    }
+}
+
+fn command(random: &mut StdRng) -> Vec<u8> {
+    let mut command = redis::Cmd::new();
+    if random.random_ratio(1, 8) {
+        for word in FOREIGN.choose(random).unwrap().split(' ') {
+            command.arg(word);
+        }
+    } else {
+        command.arg(*NAMES.choose(random).unwrap());
+        for _ in 0..random.random_range(0..9) {
+            command.arg(word(random));
+        }
+    }
+    let mut bytes = command.get_packed_command();
+    if random.random_ratio(1, 100) {
+        let at = random.random_range(0..bytes.len());
+        bytes[at] = random.random();
+    }
+    bytes
+}
+
+#[test]
+fn the_server_survives_random_words_and_random_bytes() {
+    let seed =
+        std::env::var("FUZZ_SEED").map_or_else(|_| rand::random(), |seed| seed.parse().unwrap());
+    let seconds = std::env::var("FUZZ_SECONDS").map_or(5, |seconds| seconds.parse().unwrap());
+    println!("FUZZ_SEED={seed}");
+    let mut random = StdRng::seed_from_u64(seed);
+    let server = TestServer::start();
+    let mut observer = server.client();
+    let mut clients: Vec<Client> = (0..8).map(|_| server.client()).collect();
+    let mut sent = 0;
+    let end = Instant::now() + Duration::from_secs(seconds);
+    while Instant::now() < end {
+        for client in &mut clients {
+            let batch: Vec<u8> = (0..20).flat_map(|_| command(&mut random)).collect();
+            client.send_bytes(&batch);
+            sent += 20;
+            // Replies are not of interest; a client with a broken stream, one
+            // that waits, or one that has many to read is replaced.
+            if random.random_ratio(1, 4) {
+                *client = server.client();
+            }
+        }
+        assert_eq!(observer.call("PING"), status("PONG"), "FUZZ_SEED={seed}");
+    }
+    println!("{sent} commands");
+    clients.clear();
+    eventually("nobody waits", || observer.info("lock_waiters") == 0);
+    assert!(!server.log().contains("panic in"), "{}", server.log());
+    assert!(matches!(
+        observer.call("LOCK.ACQUIRE fresh a"),
+        redis::Value::Int(_)
+    ));
+}
