@@ -167,6 +167,21 @@ impl TestServer {
         }
     }
 
+    /// The server's version, of Valkey its own.
+    pub fn version(&self) -> (u32, u32) {
+        let info = self.client().bulk("INFO server");
+        let version = info
+            .lines()
+            .find_map(|line| line.strip_prefix("valkey_version:"))
+            .or_else(|| {
+                info.lines()
+                    .find_map(|line| line.strip_prefix("redis_version:"))
+            })
+            .unwrap();
+        let mut numbers = version.split('.').map(|number| number.parse().unwrap());
+        (numbers.next().unwrap(), numbers.next().unwrap())
+    }
+
     /// Sends the server a signal, by its name without `SIG`.
     pub fn signal(&self, name: &str) {
         let pid = self.child.as_ref().unwrap().id().to_string();
