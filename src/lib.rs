@@ -69,7 +69,8 @@ fn init(ctx: &Context, args: &[RedisString]) -> Status {
     ctx.set_module_options(
         ModuleOptions::NO_IMPLICIT_SIGNAL_MODIFIED | ModuleOptions::HANDLE_REPL_ASYNC_LOAD,
     );
-    let registered = config::register(ctx, args)
+    let registered = registration::check_server()
+        .and_then(|()| config::register(ctx, args))
         .and_then(|()| registration::load_settings(ctx))
         .and_then(|()| {
             commands::docs::ALL

@@ -7,6 +7,22 @@ use std::ptr;
 
 use redis_module::{Context, raw};
 
+/// The oldest server with all that the module needs: Redis 7.0.
+const OLDEST_SERVER: c_int = 0x0007_0000;
+
+/// Refuses a server that is too old. Valkey tells its own version, 7.2 or later.
+pub(crate) fn check_server() -> Result<(), String> {
+    // SAFETY: a question without arguments.
+    let version = unsafe { raw::RedisModule_GetServerVersion.map_or(0, |version| version()) };
+    if version >= OLDEST_SERVER {
+        return Ok(());
+    }
+    let [_, major, minor, patch] = version.to_be_bytes();
+    Err(format!(
+        "it needs Redis 7.0 or later, or Valkey, and this is {major}.{minor}.{patch}"
+    ))
+}
+
 /// Lets the server read `redis.conf` into the registered settings.
 pub(crate) fn load_settings(ctx: &Context) -> Result<(), String> {
     // SAFETY: called while the module loads, after its settings are registered.
