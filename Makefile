@@ -9,6 +9,7 @@ PORT ?= 6379
 SERVER ?= $(or $(shell command -v redis-server),$(shell command -v valkey-server),redis-server)
 PREFIX ?= /usr/local
 DURATION ?= 300
+SEED ?=
 
 # redis.conf names the module below this folder.
 export CARGO_TARGET_DIR := $(CURDIR)/target
@@ -24,7 +25,8 @@ help: ## Show this list
 	@echo "Variables:"
 	@echo "  PORT=$(PORT)             port of 'make run'"
 	@echo "  SERVER=$(SERVER)   server of 'make run' and 'make test'"
-	@echo "  DURATION=$(DURATION)          seconds of 'make fuzz'"
+	@echo "  DURATION=$(DURATION)          seconds of 'make fuzz' and 'make chaos'"
+	@echo "  SEED=$(SEED)                what 'make chaos' does; random if not given"
 	@echo "  PREFIX=$(PREFIX)    where 'make install' puts the module"
 
 .PHONY: run
@@ -53,6 +55,11 @@ test-all: deps build ## Run all tests against Redis 7.0, Redis 8.2 and Valkey 8.
 fuzz: deps build ## Send random words and bytes for DURATION seconds
 	PROPTEST_CASES=200000 cargo test --lib --release --locked words
 	FUZZ_SECONDS=$(DURATION) cargo test --test fuzz --release --locked -- --nocapture
+
+.PHONY: chaos
+chaos: deps build ## Run the fault campaign for DURATION seconds, as SEED says
+	cargo run --locked --package redis-lock-chaos -- --duration $(DURATION) \
+		--server $(SERVER) --module $(MODULE) $(if $(SEED),--seed $(SEED))
 
 .PHONY: lint
 lint: build-deps ## Check format, lints and documentation

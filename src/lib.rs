@@ -62,7 +62,21 @@ type Allocator = std::alloc::System;
 #[cfg(test)]
 const ALLOCATOR: Allocator = std::alloc::System;
 
+#[cfg(all(feature = "planted-faults", not(debug_assertions)))]
+compile_error!("`planted-faults` breaks the locks on purpose, so no release build may have it");
+
+/// Plants the fault that the environment names.
+#[cfg(feature = "planted-faults")]
+fn plant_fault(ctx: &Context) {
+    if let Ok(name) = std::env::var("REDISLOCK_PLANTED_FAULT") {
+        let known = lock::planted::plant(&name);
+        ctx.log_warning(&format!("planted fault {name}, known: {known}"));
+    }
+}
+
 fn init(ctx: &Context, args: &[RedisString]) -> Status {
+    #[cfg(feature = "planted-faults")]
+    plant_fault(ctx);
     // Keys are signalled as modified only where they were, see
     // `server::keyspace`; and the module has no trouble with a replica that
     // loads a data set while it serves another.

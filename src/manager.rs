@@ -24,6 +24,8 @@ use redis_module::{Context, RedisString};
 use crate::config;
 use crate::error::LockError;
 use crate::lock::fence::{Fence, FenceClock};
+#[cfg(feature = "planted-faults")]
+use crate::lock::planted::Fault;
 use crate::lock::record::{Acquired, Effect, Lock, Now, Released};
 use crate::lock::request::{
     AcquireRequest, Owner, ReleaseExtent, ReleaseRequest, RenewRequest, Timeout,
@@ -320,6 +322,10 @@ impl<'c> Transition<'c> {
     fn hand_on(&mut self, state: &mut State) {
         let key = self.key.as_ref();
         if !state.queues.contended(key) {
+            return;
+        }
+        #[cfg(feature = "planted-faults")]
+        if Fault::HandOffSkipped.planted() {
             return;
         }
         loop {

@@ -11,6 +11,8 @@
 //! third across restarts and fail-overs.
 
 use crate::error::Usage;
+#[cfg(feature = "planted-faults")]
+use crate::lock::planted::Fault;
 
 /// The greatest token, 2^53 - 1: the last integer that every client can hold
 /// exactly, since JavaScript and Lua keep numbers as doubles.
@@ -48,6 +50,8 @@ impl FenceClock {
     pub(crate) fn next(&mut self, now_us: i64, stored: Option<Fence>) -> Result<Fence, Usage> {
         let after_stored = stored.map_or(1, |fence| fence.get() + 1);
         let token = now_us.max(self.last + 1).max(after_stored);
+        #[cfg(feature = "planted-faults")]
+        let token = Fault::TokenReused.instead(token, || self.last.max(1));
         let fence = Fence::new(token).map_err(|_| Usage::FencesExhausted)?;
         self.last = token;
         Ok(fence)

@@ -7,6 +7,8 @@
 //! change hands.
 
 pub(crate) mod fence;
+#[cfg(feature = "planted-faults")]
+pub(crate) mod planted;
 pub(crate) mod record;
 pub(crate) mod request;
 pub(crate) mod waiters;

@@ -16,6 +16,8 @@
 
 use crate::error::{LockError, Usage};
 use crate::lock::fence::{Fence, FenceClock};
+#[cfg(feature = "planted-faults")]
+use crate::lock::planted::Fault;
 use crate::lock::request::{AcquireRequest, Owner, ReleaseExtent, ReleaseRequest, RenewRequest};
 
 /// The field that holds the newest token.
@@ -155,6 +157,8 @@ impl Lock {
         fences: &mut FenceClock,
         effects: &mut Vec<Effect>,
     ) -> Result<Acquired, LockError> {
+        #[cfg(feature = "planted-faults")]
+        crate::lock::planted::ignore_expiry(self, &request.owner, effects);
         match self {
             Self::Free { last_fence } => {
                 holds_after_acquire(request, 0)?;
@@ -220,6 +224,8 @@ impl Lock {
         effects: &mut Vec<Effect>,
     ) -> Result<Released, LockError> {
         let held_by_owner = match self {
+            #[cfg(feature = "planted-faults")]
+            Self::Held(holder) if Fault::OwnerNotChecked.planted() => Some(holder),
             Self::Held(holder) if holder.owner == request.owner => Some(holder),
             _ => None,
         };

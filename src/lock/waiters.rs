@@ -25,6 +25,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 
 use crate::error::LockError;
+#[cfg(feature = "planted-faults")]
+use crate::lock::planted::Fault;
 use crate::lock::request::{AcquireRequest, Owner};
 
 /// A key, by the number of its database and its name.
@@ -217,7 +219,11 @@ impl<T> WaitQueues<T> {
 
     /// Takes the first waiter.
     pub(crate) fn take_first(&mut self, key: KeyRef<'_>) -> Option<Waiter<T>> {
-        let (&id, _) = self.queue(key)?.waiters.first_key_value()?;
+        let first = self.queue(key)?.waiters.first_key_value();
+        #[cfg(feature = "planted-faults")]
+        let first =
+            Fault::LastInFirstOut.instead(first, || self.queue(key)?.waiters.last_key_value());
+        let (&id, _) = first?;
         self.remove(key, id)
     }
 

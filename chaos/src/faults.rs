@@ -1,0 +1,458 @@
+//! What is done to the servers and the clients while they work.
+//!
+//! One fault at a time, and each is over before the next begins, except that
+//! stalled connections stay stalled. So the time in which a fault may have had
+//! an effect is known.
+
+use std::collections::BTreeMap;
+use std::io::BufReader;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rand::RngExt;
+use rand::rngs::StdRng;
+use redis::Value;
+
+use crate::clock;
+use crate::history::Effect;
+use crate::journal::Journal;
+use crate::proxy::Proxy;
+use crate::servers::{Build, Fsync, Server, die_with_us, signal};
+use crate::wire::{self, Connection};
+
+const REPLY_TIMEOUT: Duration = Duration::from_secs(20);
+const FAILOVER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The kinds of faults, each as often as it stands here.
+const FAULTS: [(&str, Fault); 36] = [
+    ("server crash", Faults::crash),
+    ("server crash", Faults::crash),
+    ("server stop", Faults::stop_server),
+    ("server stop", Faults::stop_server),
+    ("fail-over", Faults::fail_over),
+    ("fail-over", Faults::fail_over),
+    ("promotion", Faults::promote),
+    ("client crash", Faults::crash_client),
+    ("client stop", Faults::stop_client),
+    ("client stop", Faults::stop_client),
+    ("stall", Faults::stall),
+    ("stall", Faults::stall),
+    ("stall end", Faults::end_stalls),
+    ("kill", Faults::kill_connection),
+    ("kill", Faults::kill_connection),
+    ("kill", Faults::kill_connection),
+    ("kill", Faults::kill_connection),
+    ("unblock", Faults::unblock),
+    ("unblock", Faults::unblock),
+    ("unblock", Faults::unblock),
+    ("unblock error", Faults::unblock_with_error),
+    ("unblock error", Faults::unblock_with_error),
+    ("unblock error", Faults::unblock_with_error),
+    ("pause", Faults::pause),
+    ("pause", Faults::pause),
+    ("del", Faults::del),
+    ("del", Faults::del),
+    ("unlink", Faults::unlink),
+    ("pexpire", Faults::pexpire),
+    ("pexpire", Faults::pexpire),
+    ("set", Faults::set),
+    ("rename", Faults::rename),
+    ("rename", Faults::rename),
+    ("flushall", Faults::flushall),
+    ("persist", Faults::persist),
+    ("persist", Faults::persist),
+];
+
+type Fault = fn(&mut Faults) -> Result<bool, String>;
+
+/// Everything that can be harmed.
+pub struct Faults {
+    /// What decides.
+    pub rng: StdRng,
+    /// What to start.
+    pub build: Build,
+    /// The locks of the campaign.
+    pub locks: Arc<[String]>,
+    /// Where it is written down.
+    pub journal: Arc<Journal>,
+    /// The port of the primary, for the clients.
+    pub primary: Arc<AtomicU16>,
+    /// Between some of the clients and the primary.
+    pub proxy: Proxy,
+    /// How often each fault was injected.
+    pub counts: BTreeMap<&'static str, usize>,
+    nodes: [Server; 2],
+    fsync: Fsync,
+    process: Option<(Child, JoinHandle<()>)>,
+    processes: usize,
+    admin: Option<Connection>,
+}
+
+impl Faults {
+    /// Starts a primary, its replica, the proxy and a client process.
+    pub fn start(
+        mut rng: StdRng,
+        build: Build,
+        dir: &Path,
+        locks: Arc<[String]>,
+        journal: Arc<Journal>,
+    ) -> Result<Self, String> {
+        let fsync = any_fsync(&mut rng);
+        let first = Server::start(&build, &dir.join("server-1"), fsync, None)?;
+        let replica_of = Some(first.port);
+        let second = Server::start(&build, &dir.join("server-2"), fsync, replica_of)?;
+        let primary = Arc::new(AtomicU16::new(first.port));
+        let proxy = Proxy::start(Arc::clone(&primary)).map_err(|error| error.to_string())?;
+        let mut faults = Self {
+            rng,
+            build,
+            locks,
+            journal,
+            primary,
+            proxy,
+            counts: BTreeMap::new(),
+            nodes: [first, second],
+            fsync,
+            process: None,
+            processes: 0,
+            admin: None,
+        };
+        faults.start_client()?;
+        Ok(faults)
+    }
+
+    /// Injects one fault. An error says that a server is broken.
+    pub fn inject(&mut self) -> Result<(), String> {
+        let (name, fault) = FAULTS[self.rng.random_range(0..FAULTS.len())];
+        if fault(self)? {
+            *self.counts.entry(name).or_default() += 1;
+        }
+        self.examine()
+            .map_err(|error| format!("{error}, after the fault \"{name}\""))
+    }
+
+    /// Whether the servers are well.
+    pub fn examine(&mut self) -> Result<(), String> {
+        self.nodes.iter_mut().try_for_each(Server::examine)
+    }
+
+    /// Ends what still goes on.
+    pub fn end(&mut self) {
+        self.end_client();
+        self.proxy.close_stalled();
+    }
+
+    fn call(&mut self, words: &[&str]) -> Option<Value> {
+        let deadline = Instant::now() + REPLY_TIMEOUT;
+        let mut connection = match self.admin.take() {
+            Some(connection) => connection,
+            None => Connection::open(self.primary.load(Ordering::SeqCst)).ok()?,
+        };
+        let reply = connection.call(words, || Instant::now() < deadline)?;
+        self.admin = Some(connection);
+        Some(reply)
+    }
+
+    /// Runs commands that may end holds, with a pause after the first.
+    fn interfere(
+        &mut self,
+        what: &'static str,
+        lock: Option<&str>,
+        first: &[&str],
+        then: Option<&[&str]>,
+    ) -> Result<bool, String> {
+        let from = clock::now();
+        let mut replied = self.call(first).is_some();
+        if let Some(then) = then {
+            thread::sleep(Duration::from_millis(self.rng.random_range(0..50)));
+            replied &= self.call(then).is_some();
+        }
+        let until = clock::now();
+        self.journal
+            .interfered(what, Effect::EndsHolds, lock, from, until);
+        if replied {
+            Ok(true)
+        } else {
+            Err(format!("the server did not answer to {first:?} {then:?}"))
+        }
+    }
+
+    fn any_lock(&mut self) -> String {
+        let index = self.rng.random_range(0..self.locks.len());
+        self.locks[index].clone()
+    }
+
+    fn del(&mut self) -> Result<bool, String> {
+        let lock = self.any_lock();
+        self.interfere("del", Some(&lock), &["DEL", &lock], None)
+    }
+
+    fn unlink(&mut self) -> Result<bool, String> {
+        let lock = self.any_lock();
+        self.interfere("unlink", Some(&lock), &["UNLINK", &lock], None)
+    }
+
+    fn pexpire(&mut self) -> Result<bool, String> {
+        let lock = self.any_lock();
+        let ms = self.rng.random_range(1..=50).to_string();
+        self.interfere("pexpire", Some(&lock), &["PEXPIRE", &lock, &ms], None)
+    }
+
+    fn set(&mut self) -> Result<bool, String> {
+        let lock = self.any_lock();
+        let remove = ["DEL", lock.as_str()];
+        self.interfere("set", Some(&lock), &["SET", &lock, "1"], Some(&remove))
+    }
+
+    fn rename(&mut self) -> Result<bool, String> {
+        let lock = self.any_lock();
+        let away = ["RENAME", lock.as_str(), "elsewhere"];
+        self.interfere("rename", Some(&lock), &away, None)
+    }
+
+    fn flushall(&mut self) -> Result<bool, String> {
+        self.interfere("flushall", None, &["FLUSHALL"], None)
+    }
+
+    /// Without an expiry a lock whose holder is gone stays held, so it gets a
+    /// new one.
+    fn persist(&mut self) -> Result<bool, String> {
+        let lock = self.any_lock();
+        let expire = ["PEXPIRE", lock.as_str(), "100"];
+        self.interfere("persist", Some(&lock), &["PERSIST", &lock], Some(&expire))
+    }
+
+    /// A client that talks to the module, by its line in `CLIENT LIST`.
+    fn any_connection(&mut self, suits: impl Fn(&str) -> bool) -> Option<String> {
+        let list = self.call(&["CLIENT", "LIST"]).and_then(wire::text)?;
+        let ids: Vec<&str> = list
+            .lines()
+            .filter(|line| line.contains(" cmd=lock.") && suits(line))
+            .filter_map(|line| line.split(' ').find_map(|word| word.strip_prefix("id=")))
+            .collect();
+        let index = self.rng.random_range(0..ids.len().max(1));
+        ids.get(index).map(ToString::to_string)
+    }
+
+    fn kill_connection(&mut self) -> Result<bool, String> {
+        let Some(id) = self.any_connection(|_| true) else {
+            return Ok(false);
+        };
+        Ok(self.call(&["CLIENT", "KILL", "ID", &id]) == Some(Value::Int(1)))
+    }
+
+    fn unblock(&mut self) -> Result<bool, String> {
+        self.unblock_with("TIMEOUT")
+    }
+
+    fn unblock_with_error(&mut self) -> Result<bool, String> {
+        self.unblock_with("ERROR")
+    }
+
+    fn unblock_with(&mut self, how: &str) -> Result<bool, String> {
+        let Some(id) = self.any_connection(|line| line.contains(" flags=b")) else {
+            return Ok(false);
+        };
+        Ok(self.call(&["CLIENT", "UNBLOCK", &id, how]) == Some(Value::Int(1)))
+    }
+
+    fn pause(&mut self) -> Result<bool, String> {
+        let ms = self.rng.random_range(50..=800);
+        let from = clock::now();
+        let paused = self.call(&["CLIENT", "PAUSE", &ms.to_string(), "WRITE"]);
+        thread::sleep(Duration::from_millis(ms));
+        self.call(&["CLIENT", "UNPAUSE"]);
+        let until = clock::now();
+        self.journal
+            .interfered("pause", Effect::HoldsCommandsBack, None, from, until);
+        Ok(paused.is_some())
+    }
+
+    fn stop_server(&mut self) -> Result<bool, String> {
+        let ms = self.rng.random_range(50..=1500);
+        self.primary_node().stop_for(Duration::from_millis(ms));
+        Ok(true)
+    }
+
+    fn stall(&mut self) -> Result<bool, String> {
+        let share = self.rng.random_range(0.2..=1.0);
+        self.proxy.stall(|| self.rng.random_bool(share));
+        Ok(true)
+    }
+
+    fn end_stalls(&mut self) -> Result<bool, String> {
+        self.proxy.close_stalled();
+        Ok(true)
+    }
+
+    fn primary_index(&self) -> usize {
+        let port = self.primary.load(Ordering::SeqCst);
+        usize::from(self.nodes[0].port != port)
+    }
+
+    fn primary_node(&mut self) -> &mut Server {
+        let index = self.primary_index();
+        &mut self.nodes[index]
+    }
+
+    /// The primary crashes and comes back on its data, or without them where
+    /// it has promised nobody to keep them.
+    fn crash(&mut self) -> Result<bool, String> {
+        let loses_writes = self.fsync != Fsync::Always;
+        let forget = loses_writes && self.rng.random_bool(0.5);
+        let next = any_fsync(&mut self.rng);
+        self.admin = None;
+        let from = clock::now();
+        self.primary_node().kill();
+        let until = clock::now();
+        if loses_writes {
+            self.journal
+                .interfered("crash", Effect::EndsHolds, None, from, until);
+        }
+        thread::sleep(Duration::from_millis(self.rng.random_range(0..500)));
+        self.fsync = next;
+        let index = self.primary_index();
+        self.nodes[index].restart(&self.build, next, None, forget)?;
+        Ok(true)
+    }
+
+    fn replication(&self, node: usize) -> Option<String> {
+        let deadline = Instant::now() + FAILOVER_TIMEOUT;
+        let mut connection = Connection::open(self.nodes[node].port).ok()?;
+        let patient = || Instant::now() < deadline;
+        connection
+            .call(&["INFO", "replication"], patient)
+            .and_then(wire::text)
+    }
+
+    fn replica_in_step(&self) -> bool {
+        self.replication(1 - self.primary_index())
+            .is_some_and(|info| info.contains("master_link_status:up"))
+    }
+
+    /// The primary hands over to its replica, which is promised to lose nothing.
+    fn fail_over(&mut self) -> Result<bool, String> {
+        if !self.replica_in_step() {
+            return Ok(false);
+        }
+        let (old, new) = (self.primary_index(), 1 - self.primary_index());
+        let from = clock::now();
+        if self.call(&["FAILOVER", "TIMEOUT", "5000"]) != Some(Value::Okay) {
+            return Ok(false);
+        }
+        let deadline = Instant::now() + FAILOVER_TIMEOUT;
+        let promoted = loop {
+            if let (Some(there), Some(here)) = (self.replication(new), self.replication(old)) {
+                let over = here.contains("master_failover_state:no-failover");
+                if over && there.contains("role:master") && here.contains("role:slave") {
+                    break true;
+                }
+                if over && here.contains("role:master") && there.contains("role:slave") {
+                    break false;
+                }
+            }
+            if Instant::now() > deadline {
+                return Err("the fail-over does not end".into());
+            }
+            thread::sleep(Duration::from_millis(5));
+        };
+        if promoted {
+            self.admin = None;
+            let port = self.nodes[new].port;
+            self.primary.store(port, Ordering::SeqCst);
+        }
+        let until = clock::now();
+        self.journal
+            .interfered("fail-over", Effect::HoldsCommandsBack, None, from, until);
+        Ok(promoted)
+    }
+
+    /// The primary crashes, and its replica takes over with what it has.
+    fn promote(&mut self) -> Result<bool, String> {
+        if !self.replica_in_step() {
+            return Ok(false);
+        }
+        let (old, new) = (self.primary_index(), 1 - self.primary_index());
+        let port = self.nodes[new].port;
+        let from = clock::now();
+        self.nodes[old].kill();
+        self.admin = Connection::open(port).ok();
+        if self.call(&["REPLICAOF", "NO", "ONE"]) != Some(Value::Okay) {
+            return Err("the replica can't be promoted".into());
+        }
+        let until = clock::now();
+        self.journal
+            .interfered("promotion", Effect::EndsHolds, None, from, until);
+        self.primary.store(port, Ordering::SeqCst);
+        self.nodes[old].restart(&self.build, self.fsync, Some(port), false)?;
+        Ok(true)
+    }
+
+    /// A client in a process of its own, which writes its journal to us.
+    fn start_client(&mut self) -> Result<(), String> {
+        self.processes += 1;
+        let program = std::env::current_exe().map_err(|error| error.to_string())?;
+        let mut command = Command::new(program);
+        command
+            .args(["--as-client-of", &self.proxy.port.to_string()])
+            .args(["--seed", &self.rng.random::<u32>().to_string()])
+            .args(["--number", &(1000 + self.processes).to_string()])
+            .args(self.locks.iter())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped());
+        let mut child = die_with_us(&mut command)
+            .spawn()
+            .map_err(|error| error.to_string())?;
+        let output = child.stdout.take();
+        let journal = Arc::clone(&self.journal);
+        let reader = thread::spawn(move || {
+            if let Some(output) = output {
+                journal.copy_from(BufReader::new(output));
+            }
+        });
+        self.process = Some((child, reader));
+        Ok(())
+    }
+
+    fn end_client(&mut self) {
+        if let Some((mut process, reader)) = self.process.take() {
+            let _ = process.kill();
+            let _ = process.wait();
+            let _ = reader.join();
+        }
+    }
+
+    fn crash_client(&mut self) -> Result<bool, String> {
+        self.end_client();
+        self.start_client()?;
+        Ok(true)
+    }
+
+    fn stop_client(&mut self) -> Result<bool, String> {
+        let Some((process, _)) = &self.process else {
+            return Ok(false);
+        };
+        signal(process, libc::SIGSTOP);
+        thread::sleep(Duration::from_millis(self.rng.random_range(100..=1500)));
+        signal(process, libc::SIGCONT);
+        Ok(true)
+    }
+}
+
+impl Drop for Faults {
+    fn drop(&mut self) {
+        self.end_client();
+    }
+}
+
+fn any_fsync(rng: &mut StdRng) -> Fsync {
+    match rng.random_range(0..4) {
+        0 => Fsync::No,
+        1 => Fsync::EverySecond,
+        _ => Fsync::Always,
+    }
+}

@@ -1,0 +1,155 @@
+//! Where everybody writes down what happens, while it happens.
+
+use std::collections::HashMap;
+use std::io::BufRead;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use serde::{Deserialize, Serialize};
+
+use crate::clock;
+use crate::history::{Effect, History, Interference, Nanos, Operation, Outcome};
+
+/// A line of a client process's journal.
+#[derive(Serialize, Deserialize)]
+enum Entry {
+    Began(Operation),
+    Ended {
+        operation: usize,
+        answered: Nanos,
+        outcome: Outcome,
+    },
+}
+
+/// The history as it grows.
+#[derive(Default)]
+pub struct Journal {
+    history: Mutex<History>,
+    /// The operations that may wait, by the id of their connection.
+    waiting: Mutex<HashMap<i64, usize>>,
+    /// Whether each entry is written to the standard output too.
+    echo: bool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Journal {
+    /// The journal of a client process, which its parent reads.
+    pub fn echoing() -> Self {
+        Self {
+            echo: true,
+            ..Self::default()
+        }
+    }
+
+    fn echo(&self, entry: &Entry) {
+        if self.echo
+            && let Ok(line) = serde_json::to_string(entry)
+        {
+            println!("{line}");
+        }
+    }
+
+    /// Notes an operation just before it is sent.
+    pub fn began(&self, operation: Operation) -> usize {
+        let mut history = lock(&self.history);
+        history.operations.push(operation.clone());
+        self.echo(&Entry::Began(operation));
+        history.operations.len() - 1
+    }
+
+    /// Notes the answer to an operation.
+    pub fn ended(&self, operation: usize, answered: Nanos, outcome: Outcome) {
+        let mut history = lock(&self.history);
+        let noted = &mut history.operations[operation];
+        noted.answered = Some(answered);
+        noted.outcome = outcome.clone();
+        self.echo(&Entry::Ended {
+            operation,
+            answered,
+            outcome,
+        });
+    }
+
+    /// Takes over what a client process writes, until its end.
+    pub fn copy_from(&self, lines: impl BufRead) {
+        let mut here = Vec::new();
+        for line in lines.lines().map_while(Result::ok) {
+            // The last line of a killed process may be cut off.
+            match serde_json::from_str(&line) {
+                Ok(Entry::Began(operation)) => here.push(self.began(operation)),
+                Ok(Entry::Ended {
+                    operation,
+                    answered,
+                    outcome,
+                }) => self.ended(here[operation], answered, outcome),
+                Err(_) => break,
+            }
+        }
+        let now = clock::now();
+        let mut history = lock(&self.history);
+        for operation in here {
+            let noted = &mut history.operations[operation];
+            if noted.outcome == Outcome::Pending {
+                noted.answered = Some(now);
+                noted.outcome = Outcome::Lost;
+            }
+        }
+    }
+
+    /// Notes something that was done to the server.
+    pub fn interfered(
+        &self,
+        what: &str,
+        effect: Effect,
+        key: Option<&str>,
+        from: Nanos,
+        until: Nanos,
+    ) {
+        lock(&self.history).interferences.push(Interference {
+            what: what.to_owned(),
+            effect,
+            lock: key.map(str::to_owned),
+            from,
+            until,
+        });
+    }
+
+    /// Tells the observer of the queues that this operation may wait.
+    pub fn may_wait(&self, connection: i64, operation: usize) {
+        lock(&self.waiting).insert(connection, operation);
+    }
+
+    /// The operation on this connection does not wait any more.
+    pub fn waits_no_more(&self, connection: i64) {
+        lock(&self.waiting).remove(&connection);
+    }
+
+    /// Which operations may wait.
+    pub fn waiting(&self) -> HashMap<i64, usize> {
+        lock(&self.waiting).clone()
+    }
+
+    /// These operations were under way before and after the server was seen to
+    /// have them blocked, at `seen` at the latest.
+    pub fn seen_blocked(&self, blocked: impl Iterator<Item = (i64, usize)>, seen: Nanos) {
+        let waiting = self.waiting();
+        let mut history = lock(&self.history);
+        for (connection, operation) in blocked {
+            if waiting.get(&connection) == Some(&operation) {
+                history.operations[operation].queued.get_or_insert(seen);
+            }
+        }
+    }
+
+    /// How many operations there are so far.
+    pub fn operations(&self) -> usize {
+        lock(&self.history).operations.len()
+    }
+
+    /// The history so far.
+    pub fn history(&self) -> History {
+        lock(&self.history).clone()
+    }
+}

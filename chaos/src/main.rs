@@ -1,0 +1,319 @@
+//! Runs the lock module under faults, and checks what its clients saw.
+//!
+//! A campaign starts servers of its own, lets many clients take and release
+//! locks, and meanwhile crashes, stops, pauses and deceives whatever it can.
+//! Every client writes down what it sent and heard, and in the end [`history`]
+//! says whether any correct lock could have answered so.
+
+mod clients;
+mod clock;
+mod faults;
+mod history;
+mod journal;
+mod observer;
+mod proxy;
+mod servers;
+mod wire;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+use crate::clients::{Client, FaultsEnd, Route};
+use crate::faults::Faults;
+use crate::history::{Breach, History, MS, Outcome, Promise};
+use crate::journal::Journal;
+use crate::servers::Build;
+
+const PROGRESS_EVERY: Duration = Duration::from_secs(5);
+
+/// How long the clients may take to end once the faults are over. It is longer
+/// than they wait for an answer.
+const END_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How many breaches of each promise are shown in full.
+const SHOWN: usize = 3;
+
+/// Runs locks under faults, and checks what the clients saw.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    /// How long the faults go on, in seconds
+    #[arg(long, default_value_t = 300)]
+    duration: u64,
+    /// The server's binary
+    #[arg(long, default_value = "redis-server")]
+    server: PathBuf,
+    /// The module
+    #[arg(long, default_value = "target/release/libredislock.so")]
+    module: PathBuf,
+    /// Chooses the faults and what the clients do, though not how it is timed;
+    /// random if not given
+    #[arg(long)]
+    seed: Option<u64>,
+    /// How many clients work at a time
+    #[arg(long, default_value_t = 20)]
+    clients: usize,
+    /// How many locks they share
+    #[arg(long, default_value_t = 4)]
+    locks: usize,
+    /// How far the server's clock may stray from ours within a lease, in milliseconds
+    #[arg(long, default_value_t = 10)]
+    tolerance: u64,
+    /// Be one client, on this port, for a campaign that reads our output
+    #[arg(long, hide = true, requires = "number")]
+    as_client_of: Option<u16>,
+    /// The number of that client
+    #[arg(long, hide = true)]
+    number: Option<usize>,
+    /// The locks of that client
+    #[arg(hide = true)]
+    names: Vec<String>,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let seed = arguments
+        .seed
+        .unwrap_or_else(|| rand::rng().random_range(0..1_000_000_000));
+    if let (Some(port), Some(number)) = (arguments.as_client_of, arguments.number) {
+        run_client(port, number, seed, arguments.names.into());
+        return ExitCode::SUCCESS;
+    }
+    match run_campaign(&arguments, seed) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("redis-lock-chaos: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run_client(port: u16, number: usize, seed: u64, locks: Arc<[String]>) {
+    let journal = Arc::new(Journal::echoing());
+    let faults_end = Arc::new(FaultsEnd::new(0));
+    Client::new(
+        number,
+        seed,
+        Route::Proxied(port),
+        locks,
+        journal,
+        faults_end,
+    )
+    .run();
+}
+
+/// Runs a campaign. Says whether all promises were kept.
+fn run_campaign(arguments: &Arguments, seed: u64) -> Result<bool, String> {
+    println!(
+        "seed {seed}, {} s, {} with {}",
+        arguments.duration,
+        arguments.server.display(),
+        arguments.module.display()
+    );
+    let module = arguments
+        .module
+        .canonicalize()
+        .map_err(|error| format!("{}: {error}", arguments.module.display()))?;
+    let build = Build {
+        server: arguments.server.clone(),
+        module,
+    };
+    let dir = tempfile::Builder::new()
+        .prefix("redis-lock-chaos-")
+        .tempdir()
+        .map_err(|error| error.to_string())?;
+    let mut rng = StdRng::seed_from_u64(seed);
+    let locks: Arc<[String]> = (1..=arguments.locks.max(1))
+        .map(|number| format!("lock:{number}"))
+        .collect();
+    let journal = Arc::new(Journal::default());
+    let faults_end = Arc::new(AtomicU64::new(0));
+    let seeds: Vec<u64> = (0..arguments.clients).map(|_| rng.random()).collect();
+    let (for_faults, known) = (Arc::clone(&journal), Arc::clone(&locks));
+    let mut faults = match Faults::start(rng, build, dir.path(), known, for_faults) {
+        Ok(faults) => faults,
+        Err(error) => {
+            return Err(format!("{error}; logs are in {}", dir.keep().display()));
+        }
+    };
+    let mut threads = start_clients(&faults, &seeds, &locks, &journal, &faults_end);
+    threads.push(start_observer(&faults, &journal, &faults_end));
+
+    let duration = Duration::from_secs(arguments.duration);
+    let survived = inject_faults(&mut faults, duration, &journal);
+    faults.end();
+    faults_end.store(clock::now(), Ordering::SeqCst);
+    let survived = survived
+        .and_then(|()| await_end(&threads))
+        .and_then(|()| faults.examine());
+    let history = journal.history();
+    let breaches = by_promise(history::check(&history, arguments.tolerance * MS));
+    for breach in breaches.values().flat_map(|found| found.iter().take(SHOWN)) {
+        println!("breach of {}: {}", breach.promise, breach.evidence);
+    }
+    if let Err(error) = &survived {
+        println!("breach of survival: {error}");
+    }
+    println!(
+        "{}; seed {seed}",
+        totals(&history, &faults.counts, &breaches, survived.is_ok())
+    );
+    let kept = breaches.is_empty() && survived.is_ok();
+    if !kept {
+        let dir = dir.keep();
+        write_history(&history, &dir.join("history.jsonl"))?;
+        println!("logs and history are in {}", dir.display());
+    }
+    Ok(kept)
+}
+
+/// Waits until the clients have taken their last locks.
+fn await_end(threads: &[JoinHandle<()>]) -> Result<(), String> {
+    let deadline = Instant::now() + END_TIMEOUT;
+    while !threads.iter().all(JoinHandle::is_finished) {
+        if Instant::now() > deadline {
+            return Err("some clients can't come to an end".into());
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+fn by_promise(breaches: Vec<Breach>) -> BTreeMap<Promise, Vec<Breach>> {
+    let mut sorted: BTreeMap<Promise, Vec<Breach>> = BTreeMap::new();
+    for breach in breaches {
+        sorted.entry(breach.promise).or_default().push(breach);
+    }
+    sorted
+}
+
+fn start_clients(
+    faults: &Faults,
+    seeds: &[u64],
+    locks: &Arc<[String]>,
+    journal: &Arc<Journal>,
+    faults_end: &Arc<FaultsEnd>,
+) -> Vec<JoinHandle<()>> {
+    let client = |(number, &seed): (usize, &u64)| {
+        let route = if number % 3 == 0 {
+            Route::Proxied(faults.proxy.port)
+        } else {
+            Route::Direct(Arc::clone(&faults.primary))
+        };
+        let client = Client::new(
+            number,
+            seed,
+            route,
+            Arc::clone(locks),
+            Arc::clone(journal),
+            Arc::clone(faults_end),
+        );
+        thread::spawn(move || client.run())
+    };
+    seeds.iter().enumerate().map(client).collect()
+}
+
+fn start_observer(
+    faults: &Faults,
+    journal: &Arc<Journal>,
+    faults_end: &Arc<FaultsEnd>,
+) -> JoinHandle<()> {
+    let primary: Arc<AtomicU16> = Arc::clone(&faults.primary);
+    let (journal, faults_end) = (Arc::clone(journal), Arc::clone(faults_end));
+    thread::spawn(move || observer::watch(&journal, &primary, &faults_end))
+}
+
+fn inject_faults(faults: &mut Faults, duration: Duration, journal: &Journal) -> Result<(), String> {
+    let start = Instant::now();
+    let mut reported = start;
+    while start.elapsed() < duration {
+        thread::sleep(Duration::from_millis(faults.rng.random_range(20..300)));
+        faults.inject()?;
+        if reported.elapsed() >= PROGRESS_EVERY {
+            reported = Instant::now();
+            println!(
+                "{:4} s: {} operations, {} faults",
+                start.elapsed().as_secs(),
+                journal.operations(),
+                faults.counts.values().sum::<usize>()
+            );
+        }
+    }
+    Ok(())
+}
+
+/// The campaign in one line.
+fn totals(
+    history: &History,
+    faults: &BTreeMap<&str, usize>,
+    breaches: &BTreeMap<Promise, Vec<Breach>>,
+    survived: bool,
+) -> String {
+    let (mut grants, mut unknown, mut queued) = (0, 0, 0);
+    let mut errors: BTreeMap<&str, usize> = BTreeMap::new();
+    for operation in &history.operations {
+        queued += usize::from(operation.queued.is_some());
+        match &operation.outcome {
+            Outcome::Granted(_) => grants += 1,
+            Outcome::Lost => unknown += 1,
+            Outcome::Error(code) => *errors.entry(code).or_default() += 1,
+            _ => {}
+        }
+    }
+    let mut broken: BTreeMap<String, usize> = breaches
+        .iter()
+        .map(|(promise, found)| (promise.to_string(), found.len()))
+        .collect();
+    if !survived {
+        broken.insert("survival".into(), 1);
+    }
+    format!(
+        "totals: {} operations, {grants} grants, {queued} seen to queue, {unknown} unknown; \
+         errors: {}; faults: {}; breaches: {}",
+        history.operations.len(),
+        counts(&errors),
+        counts(faults),
+        counts(&broken)
+    )
+}
+
+/// Each kind with its number, and the sum before them.
+fn counts(kinds: &BTreeMap<impl AsRef<str>, usize>) -> String {
+    let mut line = kinds.values().sum::<usize>().to_string();
+    for (index, (kind, count)) in kinds.iter().enumerate() {
+        let separator = if index == 0 { " (" } else { ", " };
+        line.push_str(&format!("{separator}{} {count}", kind.as_ref()));
+    }
+    if !kinds.is_empty() {
+        line.push(')');
+    }
+    line
+}
+
+fn write_history(history: &History, path: &Path) -> Result<(), String> {
+    let write = || -> std::io::Result<()> {
+        let mut file = BufWriter::new(File::create(path)?);
+        for operation in &history.operations {
+            serde_json::to_writer(&mut file, operation)?;
+            file.write_all(b"\n")?;
+        }
+        for interference in &history.interferences {
+            serde_json::to_writer(&mut file, interference)?;
+            file.write_all(b"\n")?;
+        }
+        file.flush()
+    };
+    write().map_err(|error| format!("{}: {error}", path.display()))
+}

@@ -1,0 +1,49 @@
+//! Watches which clients the server has blocked, so that the order in which
+//! they queued is known.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use crate::clients::FaultsEnd;
+use crate::clock;
+use crate::journal::Journal;
+use crate::wire::{self, Connection};
+
+const LOOK_EVERY: Duration = Duration::from_millis(15);
+
+/// Looks until the faults are over.
+pub fn watch(journal: &Journal, primary: &Arc<AtomicU16>, faults_end: &FaultsEnd) {
+    let go_on = || faults_end.load(Ordering::SeqCst) == 0;
+    let mut connected: Option<(u16, Connection)> = None;
+    while go_on() {
+        thread::sleep(LOOK_EVERY);
+        let port = primary.load(Ordering::SeqCst);
+        let Some((_, connection)) = connected.as_mut().filter(|(to, _)| *to == port) else {
+            connected = Connection::open(port).ok().map(|new| (port, new));
+            continue;
+        };
+        let before = journal.waiting();
+        let Some(list) = connection
+            .call(&["CLIENT", "LIST"], go_on)
+            .and_then(wire::text)
+        else {
+            connected = None;
+            continue;
+        };
+        let seen = clock::now();
+        let blocked = list
+            .lines()
+            .filter_map(blocked_connection)
+            .filter_map(|id| Some((id, *before.get(&id)?)));
+        journal.seen_blocked(blocked, seen);
+    }
+}
+
+/// The id of the client in a line of `CLIENT LIST`, if it is blocked.
+fn blocked_connection(line: &str) -> Option<i64> {
+    let field = |name: &str| line.split(' ').find_map(|word| word.strip_prefix(name));
+    let blocked = field("flags=")?.contains('b');
+    blocked.then(|| field("id=")?.parse().ok()).flatten()
+}

@@ -1,0 +1,99 @@
+//! A connection that sends one command at a time and never waits unasked.
+
+use std::io::{self, ErrorKind, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::time::Duration;
+
+use redis::{Parser, Value};
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+const REST_OF_REPLY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How the wait for a reply ended.
+pub enum Wait {
+    /// With the reply.
+    Replied(Value),
+    /// With the connection.
+    Closed,
+    /// With the patience of the client.
+    GivenUp,
+}
+
+/// A connection.
+pub struct Connection {
+    stream: TcpStream,
+    parser: Parser,
+}
+
+impl Connection {
+    /// Connects to a port of this machine.
+    pub fn open(port: u16) -> io::Result<Self> {
+        let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        let stream = TcpStream::connect_timeout(&addr, CONNECT_TIMEOUT)?;
+        stream.set_nodelay(true)?;
+        Ok(Self {
+            stream,
+            parser: Parser::new(),
+        })
+    }
+
+    /// Sends a command.
+    pub fn send(&mut self, words: &[&str]) -> io::Result<()> {
+        let mut command = redis::Cmd::new();
+        for word in words {
+            command.arg(*word);
+        }
+        self.stream.write_all(&command.get_packed_command())
+    }
+
+    /// Waits for the reply as long as `patient` says.
+    pub fn wait(&mut self, mut patient: impl FnMut() -> bool) -> Wait {
+        while patient() {
+            match self.has_more() {
+                Ok(true) => return self.read(),
+                Ok(false) => {}
+                Err(_) => return Wait::Closed,
+            }
+        }
+        Wait::GivenUp
+    }
+
+    fn has_more(&self) -> io::Result<bool> {
+        self.stream.set_read_timeout(Some(LOOK_EVERY))?;
+        match self.stream.peek(&mut [0]) {
+            Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
+            Ok(_) => Ok(true),
+            Err(error) => match error.kind() {
+                ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted => Ok(false),
+                _ => Err(error),
+            },
+        }
+    }
+
+    fn read(&mut self) -> Wait {
+        let timeout = self.stream.set_read_timeout(Some(REST_OF_REPLY_TIMEOUT));
+        match timeout.map(|()| self.parser.parse_value(&self.stream)) {
+            Ok(Ok(value)) => Wait::Replied(value),
+            _ => Wait::Closed,
+        }
+    }
+
+    /// Sends a command and waits for its reply.
+    pub fn call(&mut self, words: &[&str], patient: impl FnMut() -> bool) -> Option<Value> {
+        self.send(words).ok()?;
+        match self.wait(patient) {
+            Wait::Replied(value) => Some(value),
+            Wait::Closed | Wait::GivenUp => None,
+        }
+    }
+}
+
+/// A reply that is text.
+pub fn text(reply: Value) -> Option<String> {
+    match reply {
+        Value::BulkString(text) => String::from_utf8(text).ok(),
+        Value::SimpleString(text) | Value::VerbatimString { text, .. } => Some(text),
+        _ => None,
+    }
+}
