@@ -1,0 +1,262 @@
+//! The commands of the run, as data, so that the model can read what the
+//! server is sent.
+
+/// Databases of the run, by number.
+pub const DATABASES: usize = 2;
+pub const KEYS: [&str; 3] = ["a", "b", "c"];
+pub const OWNERS: [&str; 4] = ["ann", "bob", "cid", "dan"];
+
+/// A lease in milliseconds. It is either longer than any run, by several
+/// hours, or so short that the run waits until it is over.
+pub type Lease = i64;
+
+pub const UNIT_OF_LEASES: Lease = 2 * 60 * 60 * 1000;
+pub const LONG_LEASES: [Lease; 3] = [UNIT_OF_LEASES, 2 * UNIT_OF_LEASES, 3 * UNIT_OF_LEASES];
+pub const SHORT_LEASES: [Lease; 3] = [1, 3, LONGEST_SHORT_LEASE];
+pub const LONGEST_SHORT_LEASE: Lease = 5;
+
+/// What `lock.default-lease` is set to.
+pub const DEFAULT_LEASE: Lease = UNIT_OF_LEASES;
+
+/// How long `LOCK.ACQUIRE` would wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Block {
+    Endless,
+    Long,
+    /// A few milliseconds. The run waits until they are over.
+    Short,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    One,
+    Hold(i64),
+    All,
+}
+
+/// A lock that is asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Request {
+    pub owner: &'static str,
+    pub lease: Option<Lease>,
+    pub hold: Option<i64>,
+}
+
+#[derive(Clone, Debug)]
+pub enum Command {
+    Acquire {
+        key: &'static str,
+        request: Request,
+        block: Option<Block>,
+    },
+    Release {
+        key: &'static str,
+        owner: &'static str,
+        fence: Option<i64>,
+        extent: Extent,
+    },
+    Renew {
+        key: &'static str,
+        owner: &'static str,
+        lease: Option<Lease>,
+        fence: Option<i64>,
+    },
+    RedissonLock {
+        key: &'static str,
+        owner: &'static str,
+        lease: Lease,
+    },
+    RedissonUnlock {
+        key: &'static str,
+        owner: &'static str,
+        lease: Lease,
+    },
+    Del(&'static str),
+    Unlink(&'static str),
+    Set(&'static str),
+    Rename(&'static str, &'static str),
+    Move(&'static str, usize),
+    CopyReplace {
+        from: &'static str,
+        to: &'static str,
+        db: usize,
+    },
+    Dump(&'static str),
+    RestoreReplace {
+        key: &'static str,
+        lease: Option<Lease>,
+        dump: crate::world::Dump,
+    },
+    /// Negative: in the past. Else a long lease, since it counts in seconds.
+    Expire(&'static str, Lease),
+    Pexpire(&'static str, Lease),
+    Persist(&'static str),
+    Hdel(&'static str, Vec<&'static str>),
+    Hset(&'static str, &'static str, i64),
+    FlushDb,
+    FlushAll,
+    SwapDb,
+}
+
+/// How Redisson's `RLock` locks and unlocks.
+const REDISSON_LOCK: &str = "\
+if (redis.call('exists', KEYS[1]) == 0) or (redis.call('hexists', KEYS[1], ARGV[2]) == 1) then \
+redis.call('hincrby', KEYS[1], ARGV[2], 1); redis.call('pexpire', KEYS[1], ARGV[1]); \
+return nil; end; return redis.call('pttl', KEYS[1]);";
+const REDISSON_UNLOCK: &str = "\
+if (redis.call('hexists', KEYS[1], ARGV[3]) == 0) then return nil; end; \
+local counter = redis.call('hincrby', KEYS[1], ARGV[3], -1); \
+if (counter > 0) then redis.call('pexpire', KEYS[1], ARGV[2]); return 0; \
+else redis.call('del', KEYS[1]); redis.call('publish', KEYS[2], ARGV[1]); return 1; end; \
+return nil;";
+
+/// Runs the commands in its arguments, each preceded by its number of words.
+const RUN_ALL: &str = "\
+local replies, at = {}, 1 \
+while at <= #ARGV do \
+  local words = tonumber(ARGV[at]) \
+  replies[#replies + 1] = redis.pcall(unpack(ARGV, at + 1, at + words)) \
+  at = at + words + 1 \
+end \
+return replies";
+
+/// One `EVAL` that runs these commands one after another.
+pub fn in_a_script(commands: &[Command]) -> Vec<Vec<u8>> {
+    let mut all = words(&["EVAL", RUN_ALL, "0"]);
+    for command in commands {
+        let words = command.words();
+        all.push(words.len().to_string().into_bytes());
+        all.extend(words);
+    }
+    all
+}
+
+impl Command {
+    /// What is sent to the server.
+    pub fn words(&self) -> Vec<Vec<u8>> {
+        match self {
+            Self::Acquire {
+                key,
+                request,
+                block,
+            } => {
+                let mut all = words(&["LOCK.ACQUIRE", key, request.owner]);
+                option(&mut all, "LEASE", request.lease);
+                let block = block.map(|block| match block {
+                    Block::Endless => 0,
+                    Block::Long => UNIT_OF_LEASES,
+                    Block::Short => 3,
+                });
+                option(&mut all, "BLOCK", block);
+                option(&mut all, "HOLD", request.hold);
+                all
+            }
+            Self::Release {
+                key,
+                owner,
+                fence,
+                extent,
+            } => {
+                let mut all = words(&["LOCK.RELEASE", key, owner]);
+                option(&mut all, "FENCE", *fence);
+                match *extent {
+                    Extent::One => {}
+                    Extent::Hold(n) => option(&mut all, "HOLD", Some(n)),
+                    Extent::All => all.extend(words(&["ALL"])),
+                }
+                all
+            }
+            Self::Renew {
+                key,
+                owner,
+                lease,
+                fence,
+            } => {
+                let mut all = words(&["LOCK.RENEW", key, owner]);
+                option(&mut all, "LEASE", *lease);
+                option(&mut all, "FENCE", *fence);
+                all
+            }
+            Self::RedissonLock { key, owner, lease } => {
+                let lease = lease.to_string();
+                words(&["EVAL", REDISSON_LOCK, "1", key, &lease, owner])
+            }
+            Self::RedissonUnlock { key, owner, lease } => words(&[
+                "EVAL",
+                REDISSON_UNLOCK,
+                "2",
+                key,
+                "channel",
+                "0",
+                &lease.to_string(),
+                owner,
+            ]),
+            Self::Del(key) => words(&["DEL", key]),
+            Self::Unlink(key) => words(&["UNLINK", key]),
+            Self::Set(key) => words(&["SET", key, "text"]),
+            Self::Rename(from, to) => words(&["RENAME", from, to]),
+            Self::Move(key, db) => words(&["MOVE", key, &db.to_string()]),
+            Self::CopyReplace { from, to, db } => {
+                words(&["COPY", from, to, "DB", &db.to_string(), "REPLACE"])
+            }
+            Self::Dump(key) => words(&["DUMP", key]),
+            Self::RestoreReplace { key, lease, dump } => {
+                let lease = lease.unwrap_or(0).to_string();
+                let mut all = words(&["RESTORE", key, &lease]);
+                all.push(dump.bytes.clone());
+                all.extend(words(&["REPLACE"]));
+                all
+            }
+            Self::Expire(key, lease) => words(&["EXPIRE", key, &(lease / 1000).to_string()]),
+            Self::Pexpire(key, lease) => words(&["PEXPIRE", key, &lease.to_string()]),
+            Self::Persist(key) => words(&["PERSIST", key]),
+            Self::Hdel(key, fields) => {
+                let mut all = words(&["HDEL", key]);
+                all.extend(words(fields));
+                all
+            }
+            Self::Hset(key, field, value) => words(&["HSET", key, field, &value.to_string()]),
+            Self::FlushDb => words(&["FLUSHDB"]),
+            Self::FlushAll => words(&["FLUSHALL"]),
+            Self::SwapDb => words(&["SWAPDB", "0", "1"]),
+        }
+    }
+
+    /// What the run's summary files it under.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Acquire { .. } => "LOCK.ACQUIRE",
+            Self::Release { .. } => "LOCK.RELEASE",
+            Self::Renew { .. } => "LOCK.RENEW",
+            Self::RedissonLock { .. } => "Redisson's lock",
+            Self::RedissonUnlock { .. } => "Redisson's unlock",
+            Self::Del(_) => "DEL",
+            Self::Unlink(_) => "UNLINK",
+            Self::Set(_) => "SET",
+            Self::Rename(..) => "RENAME",
+            Self::Move(..) => "MOVE",
+            Self::CopyReplace { .. } => "COPY",
+            Self::Dump(_) => "DUMP",
+            Self::RestoreReplace { .. } => "RESTORE",
+            Self::Expire(..) => "EXPIRE",
+            Self::Pexpire(..) => "PEXPIRE",
+            Self::Persist(_) => "PERSIST",
+            Self::Hdel(..) => "HDEL",
+            Self::Hset(..) => "HSET",
+            Self::FlushDb => "FLUSHDB",
+            Self::FlushAll => "FLUSHALL",
+            Self::SwapDb => "SWAPDB",
+        }
+    }
+}
+
+pub fn words(words: &[&str]) -> Vec<Vec<u8>> {
+    words.iter().map(|word| word.as_bytes().to_vec()).collect()
+}
+
+fn option(words: &mut Vec<Vec<u8>>, name: &str, value: Option<i64>) {
+    if let Some(value) = value {
+        words.push(name.into());
+        words.push(value.to_string().into());
+    }
+}

@@ -1,0 +1,495 @@
+//! Random commands by several clients, and after each the check that replies,
+//! waiters and stored data are what a simple model of the contract says.
+//!
+//! `MODEL_SEED` repeats a run, `MODEL_STEPS` makes it longer.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod commands;
+mod random;
+mod world;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use commands::{
+    Command, DATABASES, DEFAULT_LEASE, KEYS, LONGEST_SHORT_LEASE, UNIT_OF_LEASES, in_a_script,
+};
+use random::{Kind, Random};
+use redis::Value;
+use support::{Client, SOON, TestServer, int, status};
+use world::{Dump, Expect, Place, World};
+
+/// Clients 0 to 5 may wait. The last two never do, one in each database, so
+/// that there is always somebody to go on.
+const CLIENTS: usize = 8;
+const MAY_WAIT: usize = 6;
+
+/// A waiter that takes longer to hear of a change was found only by the look
+/// that the module takes at every contended key twice a second.
+const AT_ONCE: Duration = Duration::from_millis(100);
+
+/// Lists what `World::listing` does, after how many clients are blocked.
+const LISTING: &str = "\
+local lines = {string.match(redis.call('info', 'clients'), 'blocked_clients:(%d+)')} \
+for db = 0, tonumber(ARGV[1]) - 1 do \
+  redis.call('select', db) \
+  local keys = redis.call('keys', '*') \
+  table.sort(keys) \
+  for _, key in ipairs(keys) do \
+    local line = db .. ' ' .. key \
+    if redis.call('type', key).ok == 'hash' then \
+      local flat, fields = redis.call('hgetall', key), {} \
+      for i = 1, #flat, 2 do fields[#fields + 1] = flat[i] .. '=' .. flat[i + 1] end \
+      table.sort(fields) \
+      line = line .. ' ' .. table.concat(fields, ' ') \
+    else \
+      line = line .. ' text' \
+    end \
+    local ttl = redis.call('pttl', key) \
+    if ttl >= 0 then line = line .. ' ttl ' .. math.ceil(ttl / tonumber(ARGV[2])) end \
+    lines[#lines + 1] = line \
+  end \
+end \
+return table.concat(lines, '\\n') .. '\\n'";
+
+struct Connection {
+    client: Client,
+    id: i64,
+    db: usize,
+}
+
+impl Connection {
+    fn open(server: &TestServer, db: usize) -> Self {
+        let mut client = server.client();
+        assert_eq!(client.call(&format!("SELECT {db}")), status("OK"));
+        let id = client.int("CLIENT ID");
+        Self { client, id, db }
+    }
+
+    fn send(&mut self, words: &[Vec<u8>]) {
+        let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
+        self.client.send_words(&words);
+    }
+}
+
+struct Run {
+    seed: u64,
+    step: usize,
+    server: TestServer,
+    connections: Vec<Connection>,
+    observer: Client,
+    random: Random,
+    world: World,
+    dumps: Vec<Dump>,
+    /// The last steps, for the report of a divergence.
+    history: VecDeque<String>,
+    /// How often each command got which kind of answer, as a sign of what the
+    /// run has reached.
+    answers: BTreeMap<(&'static str, String), usize>,
+    /// How long waiters took to hear what a command did to their lock.
+    delays: BTreeMap<&'static str, Vec<Duration>>,
+}
+
+impl Run {
+    fn start(seed: u64) -> Self {
+        let server = TestServer::start();
+        let mut observer = server.client();
+        let lease = format!("CONFIG SET lock.default-lease {DEFAULT_LEASE}");
+        assert_eq!(observer.call(&lease), status("OK"));
+        // The clients here wait for each other as it comes; others act for
+        // them. A module that knows no such setting answers with an error.
+        observer.call("CONFIG SET lock.deadlock-detection no");
+        let connections = (0..CLIENTS)
+            .map(|n| Connection::open(&server, n % DATABASES))
+            .collect();
+        Self {
+            seed,
+            step: 0,
+            server,
+            connections,
+            observer,
+            random: Random::new(seed),
+            world: World::default(),
+            dumps: Vec::new(),
+            history: VecDeque::new(),
+            answers: BTreeMap::new(),
+            delays: BTreeMap::new(),
+        }
+    }
+
+    fn count(&mut self, name: &'static str, expected: &Expect) {
+        let kind = match expected {
+            Expect::Token(_) => "token".into(),
+            Expect::Error(code) => (*code).into(),
+            Expect::Int(n) => n.to_string(),
+            expected => format!("{expected:?}"),
+        };
+        *self.answers.entry((name, kind)).or_default() += 1;
+    }
+
+    fn note(&mut self, line: String) {
+        if self.history.len() > 60 {
+            self.history.pop_front();
+        }
+        self.history.push_back(line);
+    }
+
+    fn diverges(&mut self, what: &str) -> ! {
+        let listing = self.listing();
+        let history: Vec<String> = self.history.drain(..).collect();
+        panic!(
+            "MODEL_SEED={} step {}: {what}\n\nThe steps before:\n{}\n\n\
+             Expected, stored:\n{}waiting:\n{}\nActual, blocked clients and stored:\n{listing}",
+            self.seed,
+            self.step,
+            history.join("\n"),
+            self.world.listing(),
+            self.world.queues(),
+        );
+    }
+
+    fn listing(&mut self) -> String {
+        listing(&mut self.observer)
+    }
+
+    /// A replica has the same data, and soon.
+    fn check_replica(&mut self, replica: &TestServer) {
+        let mut there = replica.client();
+        let deadline = Instant::now() + SOON;
+        loop {
+            let listing = listing(&mut there);
+            let (_, stored) = listing.split_once('\n').unwrap_or_default();
+            if stored == self.world.listing() {
+                break;
+            }
+            if Instant::now() > deadline {
+                self.diverges(&format!("the replica stores:\n{stored}"));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // The server may still keep keys whose time is over. It deletes them
+        // when they are asked for, and then not in the middle of the comparison.
+        for db in 0..DATABASES {
+            self.observer.call(&format!("SELECT {db}"));
+            self.observer.call(&format!("EXISTS {}", KEYS.join(" ")));
+        }
+        let same = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            self.server.assert_same_data(replica)
+        }));
+        if same.is_err() {
+            self.diverges("the replica's data differs");
+        }
+    }
+}
+
+impl Run {
+    /// Reads a client's reply and compares it.
+    fn hear(&mut self, client: usize, expected: &Expect) -> Value {
+        let Some(reply) = self.connections[client].client.try_reply() else {
+            self.diverges(&format!("client {client} hears nothing, not {expected:?}"));
+        };
+        self.note(format!("    client {client} hears {}", shown(&reply)));
+        if !self.world.agrees(expected, &reply) {
+            let expected = match expected {
+                Expect::Token(token) => format!("{expected:?}, {:?}", self.world.value(*token)),
+                _ => format!("{expected:?}"),
+            };
+            self.diverges(&format!(
+                "client {client} hears {}, not {expected}",
+                shown(&reply)
+            ));
+        }
+        reply
+    }
+
+    fn step(&mut self) {
+        self.step += 1;
+        let name = match random::kind(&mut self.random) {
+            Kind::Single => self.single(),
+            Kind::Transaction => self.transaction(),
+            Kind::Script => self.script(),
+            kind => self.disturb(kind),
+        };
+        let sent = Instant::now();
+        let time_passed = self.world.settle();
+        let answers = self.world.take_answers();
+        for (client, expected) in &answers {
+            self.count("a wait", expected);
+            self.hear(*client, expected);
+        }
+        if time_passed {
+            // The last short lease may have begun with the last answer.
+            let longest = u64::try_from(LONGEST_SHORT_LEASE).unwrap();
+            std::thread::sleep(Duration::from_millis(longest + 5));
+        } else if !answers.is_empty() {
+            self.delays.entry(name).or_default().push(sent.elapsed());
+        }
+        if let Err(what) = self.world.check_new_tokens() {
+            self.diverges(&what);
+        }
+        self.check_all();
+    }
+
+    /// All others still wait, and what is stored is what the model says.
+    fn check_all(&mut self) {
+        let deadline = Instant::now() + SOON;
+        let waiting = self.world.waiting().to_string();
+        loop {
+            let listing = self.listing();
+            let (blocked, stored) = listing.split_once('\n').unwrap_or_default();
+            if blocked == waiting {
+                if stored != self.world.listing() {
+                    self.diverges("the stored data differs");
+                }
+                return;
+            }
+            // A command that blocks has no reply that says it did.
+            if Instant::now() > deadline {
+                self.diverges(&format!("{blocked} clients wait, not {waiting}"));
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    fn idle_client(&mut self) -> usize {
+        // Mostly one that may wait, for the sake of long queues.
+        let first_choice = if self.random.percent(75) {
+            MAY_WAIT
+        } else {
+            CLIENTS
+        };
+        let can_act = |client: &usize| !self.world.waits(*client);
+        let clients = if (0..first_choice).any(|client| can_act(&client)) {
+            first_choice
+        } else {
+            CLIENTS
+        };
+        let idle: Vec<usize> = (0..clients).filter(can_act).collect();
+        self.random.one_of(&idle)
+    }
+
+    fn command_of(&mut self, client: usize) -> Command {
+        random::command(
+            &mut self.random,
+            &self.world,
+            &self.dumps,
+            self.connections[client].db,
+            client < MAY_WAIT,
+        )
+    }
+
+    fn single(&mut self) -> &'static str {
+        let client = self.idle_client();
+        let command = self.command_of(client);
+        let words = command.words();
+        let db = self.connections[client].db;
+        self.note(format!(
+            "{}: client {client} in {db}: {}",
+            self.step,
+            sentence(&words)
+        ));
+        self.connections[client].send(&words);
+        let expected = self.world.run(db, &command, Some(client));
+        self.count(command.name(), &expected);
+        if expected != Expect::Waits {
+            let reply = self.hear(client, &expected);
+            if let (Command::Dump(key), Value::BulkString(bytes)) = (&command, reply) {
+                let dump = self.world.dump(Place { db, key }, bytes);
+                self.dumps.extend(dump);
+                if self.dumps.len() > 5 {
+                    self.dumps.remove(0);
+                }
+            }
+        }
+        command.name()
+    }
+
+    /// The commands of a transaction or a script, and their replies.
+    fn several(&mut self, client: usize, within: &'static str) -> (Vec<Command>, Expect) {
+        let db = self.connections[client].db;
+        let mut commands = Vec::new();
+        for _ in 0..2 + self.random.below(3) {
+            let command = self.command_of(client);
+            // Scripts don't run scripts.
+            if within == "EVAL" && command.name().starts_with("Redisson") {
+                continue;
+            }
+            commands.push(command);
+        }
+        let mut expected = Vec::new();
+        for command in &commands {
+            expected.push(self.world.run(db, command, None));
+            self.count(within, &expected[expected.len() - 1]);
+        }
+        let sentences: Vec<String> = commands
+            .iter()
+            .map(|command| sentence(&command.words()))
+            .collect();
+        self.note(format!(
+            "{}: client {client} in {db}: {within}: {}",
+            self.step,
+            sentences.join("; ")
+        ));
+        (commands, Expect::List(expected))
+    }
+
+    fn transaction(&mut self) -> &'static str {
+        let client = self.idle_client();
+        let (commands, expected) = self.several(client, "MULTI");
+        let connection = &mut self.connections[client];
+        connection.client.send("MULTI");
+        for command in &commands {
+            connection.send(&command.words());
+        }
+        connection.client.send("EXEC");
+        assert_eq!(connection.client.reply(), status("OK"));
+        for _ in &commands {
+            assert_eq!(connection.client.reply(), status("QUEUED"));
+        }
+        self.hear(client, &expected);
+        name_of_several("MULTI", &commands)
+    }
+
+    fn script(&mut self) -> &'static str {
+        let client = self.idle_client();
+        let (commands, expected) = self.several(client, "EVAL");
+        self.connections[client].send(&in_a_script(&commands));
+        self.hear(client, &expected);
+        name_of_several("EVAL", &commands)
+    }
+
+    /// Something happens to a client that waits.
+    fn disturb(&mut self, kind: Kind) -> &'static str {
+        let waiting: Vec<usize> = (0..CLIENTS)
+            .filter(|client| self.world.waits(*client))
+            .collect();
+        if waiting.is_empty() {
+            return "nothing";
+        }
+        let client = self.random.one_of(&waiting);
+        self.note(format!("{}: client {client}: {kind:?}", self.step));
+        self.world.leaves(client);
+        let id = self.connections[client].id;
+        match kind {
+            Kind::UnblockAsTimeout => {
+                let unblock = format!("CLIENT UNBLOCK {id}");
+                assert_eq!(self.observer.call(&unblock), int(1));
+                self.hear(client, &Expect::Nil);
+            }
+            Kind::UnblockAsError => {
+                let unblock = format!("CLIENT UNBLOCK {id} ERROR");
+                assert_eq!(self.observer.call(&unblock), int(1));
+                self.hear(client, &Expect::Error("UNBLOCKED"));
+            }
+            Kind::Kill => {
+                let kill = format!("CLIENT KILL ID {id}");
+                assert_eq!(self.observer.call(&kill), int(1));
+                self.reconnect(client);
+            }
+            _ => self.reconnect(client),
+        }
+        "disturbance"
+    }
+
+    fn reconnect(&mut self, client: usize) {
+        let db = self.connections[client].db;
+        self.connections[client] = Connection::open(&self.server, db);
+    }
+
+    /// Prints how soon waiters heard, and checks that it was at once.
+    fn check_delays(&mut self) {
+        for ((name, answer), times) in &self.answers {
+            println!("{name}: {answer} {times} times");
+        }
+        for (name, delays) in &mut self.delays {
+            delays.sort();
+            let (count, most) = (delays.len(), delays[delays.len() - 1]);
+            let nine_in_ten = delays[count * 9 / 10];
+            println!(
+                "{name}: waiters heard {count} times, 9 in 10 within {nine_in_ten:?}, all within {most:?}"
+            );
+            // The module is not told that a string overwrote a lock.
+            assert!(
+                name.starts_with("SET") || count < 10 || nine_in_ten < AT_ONCE,
+                "MODEL_SEED={}: waiters hear late of {name}",
+                self.seed
+            );
+        }
+    }
+}
+
+fn listing(client: &mut Client) -> String {
+    let databases = DATABASES.to_string();
+    let unit = UNIT_OF_LEASES.to_string();
+    let words = ["EVAL", LISTING, "0", &databases, &unit].map(str::as_bytes);
+    match client.words(&words) {
+        Value::BulkString(text) => String::from_utf8_lossy(&text).into_owned(),
+        other => panic!("the listing failed: {other:?}"),
+    }
+}
+
+/// What delays after a transaction or a script are filed under. A `SET` in it
+/// may make its waiters hear as late as a `SET` does.
+fn name_of_several(within: &'static str, commands: &[Command]) -> &'static str {
+    let overwrites = |command: &Command| matches!(command, Command::Set(_));
+    if commands.iter().any(overwrites) {
+        "SET among others"
+    } else {
+        within
+    }
+}
+
+fn sentence(words: &[Vec<u8>]) -> String {
+    let words: Vec<String> = words
+        .iter()
+        .map(|word| match word.as_slice() {
+            [b'i' | b'l', .., b';'] => "<Redisson's script>".into(),
+            word => word.escape_ascii().to_string(),
+        })
+        .collect();
+    words.join(" ")
+}
+
+fn shown(reply: &Value) -> String {
+    match reply {
+        Value::Nil => "null".into(),
+        Value::Int(n) => n.to_string(),
+        Value::Array(replies) => {
+            let replies: Vec<String> = replies.iter().map(shown).collect();
+            format!("[{}]", replies.join(", "))
+        }
+        Value::ServerError(error) => format!("-{}", error.code()),
+        other => format!("{other:?}"),
+    }
+}
+
+fn number_from_env(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(
+        text.parse()
+            .unwrap_or_else(|_| panic!("{name}={text} is no number")),
+    )
+}
+
+fn random_seed() -> u64 {
+    let since_1970 = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap();
+    u64::from(since_1970.subsec_nanos()) ^ since_1970.as_secs() << 20
+}
+
+#[test]
+fn server_and_model_agree_at_every_step_of_a_random_run() {
+    let seed = number_from_env("MODEL_SEED").unwrap_or_else(random_seed);
+    let steps = number_from_env("MODEL_STEPS").unwrap_or(5000);
+    println!("MODEL_SEED={seed} MODEL_STEPS={steps}");
+    let mut run = Run::start(seed);
+    let replica = run.server.replica(true);
+    for step in 1..=steps {
+        run.step();
+        if step % 100 == 0 || step == steps {
+            run.check_replica(&replica);
+        }
+    }
+    run.check_delays();
+}
