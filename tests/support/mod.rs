@@ -7,9 +7,11 @@
 )]
 
 mod client;
+mod cluster;
 mod server;
 
 pub use client::{Client, int, nil, status, text};
+pub use cluster::{Cluster, free_port, redis_cli, slot, tag};
 pub use server::{TestServer, binary, module};
 
 use std::time::{Duration, Instant};

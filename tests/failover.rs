@@ -1,0 +1,393 @@
+//! A primary that steps down, a replica that takes over, and everything else
+//! that makes a whole server pause, reload or end while clients wait for locks.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use redis::Value;
+use support::{Client, TestServer, eventually, int, nil, status};
+
+const LONG: &str = "LEASE 600000";
+
+/// A server whose replicas need not wait for others to come, as by default.
+fn start() -> TestServer {
+    TestServer::start_with(&["--repl-diskless-sync-delay", "0"])
+}
+
+/// A replica that its primary, too, knows to be in step.
+fn replica_of(primary: &TestServer) -> TestServer {
+    let replica = primary.replica(true);
+    let mut client = primary.client();
+    eventually("the replica is online", || {
+        client.bulk("INFO replication").contains("state=online")
+    });
+    replica
+}
+
+/// Clients that wait, one after another, for a lock that is held.
+fn waiters(server: &TestServer, key: &str, count: usize) -> Vec<Client> {
+    let before = server.info("blocked_clients");
+    (0..count)
+        .map(|i| {
+            let mut waiter = server.client();
+            waiter.send(&format!("LOCK.ACQUIRE {key} waiter{i} {LONG} BLOCK 0"));
+            server.await_blocked(before + i64::try_from(i).unwrap() + 1);
+            waiter
+        })
+        .collect()
+}
+
+fn follow(server: &TestServer, primary: &TestServer) {
+    let port = primary.addr().port();
+    let mut client = server.client();
+    assert_eq!(
+        client.call(&format!("REPLICAOF 127.0.0.1 {port}")),
+        status("OK")
+    );
+}
+
+fn await_role(server: &TestServer, role: &str) {
+    let mut client = server.client();
+    eventually(&format!("its role is {role}"), || {
+        client
+            .bulk("INFO replication")
+            .contains(&format!("role:{role}"))
+    });
+}
+
+fn await_link(replica: &TestServer) {
+    let mut client = replica.client();
+    eventually("the replica is connected", || {
+        client
+            .bulk("INFO replication")
+            .contains("master_link_status:up")
+    });
+}
+
+/// Nothing may be granted during this time. It is the absence of an event that
+/// is observed, so there is nothing to poll for.
+fn let_pass(ms: u64) {
+    std::thread::sleep(Duration::from_millis(ms));
+}
+
+#[track_caller]
+fn token(reply: &Value) -> i64 {
+    match reply {
+        Value::Int(token) => *token,
+        other => panic!("{other:?} is no token"),
+    }
+}
+
+#[test]
+fn on_demotion_every_waiter_hears_of_it_and_nothing_is_granted_there_any_more() {
+    let (old, new) = (start(), start());
+    let mut holder = old.client();
+    holder.call("LOCK.ACQUIRE a holder LEASE 1500");
+    holder.call(&format!("LOCK.ACQUIRE b holder {LONG}"));
+    let mut line = waiters(&old, "a", 3);
+    line.extend(waiters(&old, "b", 3));
+    new.client().call("LOCK.ACQUIRE a other LEASE 1000");
+    follow(&old, &new);
+    for waiter in &mut line {
+        assert!(waiter.reply_error().starts_with("UNBLOCKED "));
+    }
+    await_link(&old);
+    assert!(
+        holder
+            .error("LOCK.RELEASE b holder")
+            .starts_with("READONLY ")
+    );
+    // Both leases end while the node is a replica, the one that it had and the
+    // one that it got.
+    let_pass(1800);
+    assert_eq!(old.info("blocked_clients"), 0);
+    new.assert_same_data(&old);
+    assert_eq!(old.client().call("KEYS *"), Value::Array(Vec::new()));
+    let mut client = new.client();
+    token(&client.call("LOCK.ACQUIRE a waiter0 LEASE 600000"));
+    old.assert_sound();
+    new.assert_same_data(&old);
+}
+
+#[test]
+fn a_demoted_node_that_is_promoted_again_serves_new_waiters() {
+    let (old, new) = (start(), start());
+    let mut holder = old.client();
+    holder.call(&format!("LOCK.ACQUIRE k holder {LONG}"));
+    let mut line = waiters(&old, "k", 2);
+    follow(&old, &new);
+    for waiter in &mut line {
+        assert!(waiter.reply_error().starts_with("UNBLOCKED "));
+    }
+    await_link(&old);
+    old.client().call("REPLICAOF NO ONE");
+    let first = holder.int(&format!("LOCK.ACQUIRE k holder {LONG}"));
+    let mut line = waiters(&old, "k", 1);
+    assert_eq!(holder.call("LOCK.RELEASE k holder"), int(1));
+    assert!(token(&line[0].reply()) > first);
+}
+
+#[test]
+fn a_promoted_replica_keeps_the_locks_and_hands_them_on() {
+    let primary = start();
+    let replica = replica_of(&primary);
+    let mut holder = primary.client();
+    let mut newest = 0;
+    for key in ["kept", "released"] {
+        newest = holder.int(&format!("LOCK.ACQUIRE {key} holder {LONG}"));
+        holder.call(&format!("LOCK.ACQUIRE {key} holder {LONG}"));
+    }
+    newest = newest.max(holder.int("LOCK.ACQUIRE short holder LEASE 1500"));
+    primary.assert_same_data(&replica);
+    let stored = holder.hash("kept");
+
+    let mut holder = replica.client();
+    assert_eq!(holder.call("REPLICAOF NO ONE"), status("OK"));
+    await_role(&replica, "master");
+    let before = Instant::now();
+    let mut line = waiters(&replica, "short", 1);
+    line.extend(waiters(&replica, "released", 1));
+    assert_eq!(holder.hash("kept"), stored);
+    assert_eq!(holder.call("LOCK.ACQUIRE kept other"), nil());
+    let kept = holder.bulk("HGET kept @fence");
+    assert_eq!(
+        holder.int("LOCK.ACQUIRE kept holder HOLD 3").to_string(),
+        kept
+    );
+    assert_eq!(holder.call("LOCK.RELEASE released holder ALL"), int(1));
+    for waiter in line.iter_mut().rev() {
+        let fence = token(&waiter.reply());
+        assert!(fence > newest, "{fence} does not outrank {newest}");
+        newest = fence;
+    }
+    assert!(before.elapsed() < Duration::from_millis(2500));
+    assert_eq!(holder.call("LOCK.RELEASE short holder"), nil());
+    replica.assert_sound();
+}
+
+#[test]
+fn a_replica_grants_nothing_although_the_lease_that_it_holds_ends() {
+    let primary = start();
+    let replica = replica_of(&primary);
+    primary.client().call("LOCK.ACQUIRE k holder LEASE 1000");
+    let mut waiter = waiters(&primary, "k", 1).remove(0);
+    primary.assert_same_data(&replica);
+    let mut there = replica.client();
+    assert!(
+        there
+            .error("LOCK.ACQUIRE k other BLOCK 0")
+            .starts_with("READONLY ")
+    );
+    let first = token(&waiter.reply());
+    primary.assert_same_data(&replica);
+    assert_eq!(
+        there.hash("k"),
+        [
+            ("@fence".into(), first.to_string()),
+            ("waiter0".into(), "1".into())
+        ]
+    );
+}
+
+#[test]
+fn failover_unblocks_the_waiters_and_keeps_the_locks() {
+    let primary = start();
+    let replica = replica_of(&primary);
+    let mut holder = primary.client();
+    holder.call("LOCK.ACQUIRE short holder LEASE 1500");
+    let fence = holder.int(&format!("LOCK.ACQUIRE long holder {LONG}"));
+    let mut line = waiters(&primary, "short", 2);
+    line.extend(waiters(&primary, "long", 2));
+    assert_eq!(holder.call("FAILOVER"), status("OK"));
+    for waiter in &mut line {
+        assert!(waiter.reply_error().starts_with("UNBLOCKED "));
+    }
+    await_role(&primary, "slave");
+    await_role(&replica, "master");
+    let mut holder = replica.client();
+    assert_eq!(holder.call("LOCK.ACQUIRE long other"), nil());
+    assert_eq!(
+        holder.call(&format!("LOCK.ACQUIRE long holder {LONG}")),
+        int(fence)
+    );
+    let mut line = waiters(&replica, "long", 1);
+    holder.call("LOCK.RELEASE long holder ALL");
+    assert!(token(&line[0].reply()) > fence);
+    eventually("the short lease is over", || {
+        matches!(holder.call("LOCK.ACQUIRE short another"), Value::Int(_))
+    });
+    await_link(&primary);
+    replica.assert_same_data(&primary);
+    primary.assert_sound();
+    replica.assert_sound();
+}
+
+#[test]
+fn a_failover_that_is_aborted_leaves_the_waiters_in_line() {
+    let primary = start();
+    let replica = replica_of(&primary);
+    let mut holder = primary.client();
+    let fence = holder.int("LOCK.ACQUIRE k holder LEASE 700");
+    let mut line = waiters(&primary, "k", 1);
+    // A replica that is behind and does not answer keeps the failover in its
+    // first stage, in which the primary must not write, until its time is up.
+    replica.signal("STOP");
+    holder.call("SET behind 1");
+    let paused_at = Instant::now();
+    assert_eq!(
+        holder.call(&format!(
+            "FAILOVER TO 127.0.0.1 {} TIMEOUT 1000",
+            replica.addr().port()
+        )),
+        status("OK")
+    );
+    let granted = token(&line[0].reply());
+    assert!(granted > fence);
+    assert!(paused_at.elapsed() >= Duration::from_millis(999));
+    replica.signal("CONT");
+    primary.assert_sound();
+    eventually("the failover is over", || {
+        holder
+            .bulk("INFO replication")
+            .contains("master_failover_state:no-failover")
+    });
+}
+
+/// A lease ends in the pause. The lock is handed on after it, not in it.
+#[track_caller]
+fn check_pause(mode: &str) {
+    let server = start();
+    let replica = replica_of(&server);
+    let (mut holder, mut waiter) = (server.client(), server.client());
+    let fence = holder.int("LOCK.ACQUIRE k holder LEASE 500");
+    holder.send_and_block(&mut waiter, "LOCK.ACQUIRE k waiter BLOCK 0");
+    let mut watcher = replica.client();
+    let start = Instant::now();
+    assert_eq!(
+        waiter.call(&format!("CLIENT PAUSE 1500 {mode}")),
+        status("OK")
+    );
+    // Nobody may ask the paused server, so its replica tells what it wrote.
+    while start.elapsed() < Duration::from_millis(1400) {
+        assert_eq!(watcher.call("HEXISTS k waiter"), int(0));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(token(&holder.reply()) > fence);
+    assert!(start.elapsed() >= Duration::from_millis(1499));
+    server.assert_same_data(&replica);
+    server.assert_sound();
+}
+
+#[test]
+fn client_pause_write_over_a_leases_end_puts_the_grant_off() {
+    check_pause("WRITE");
+}
+
+#[test]
+fn client_pause_all_over_a_leases_end_puts_the_grant_off() {
+    check_pause("ALL");
+}
+
+#[test]
+fn debug_reload_with_waiters_keeps_the_lock_and_the_queue() {
+    let server = start();
+    let mut holder = server.client();
+    let fence = holder.int(&format!("LOCK.ACQUIRE k holder {LONG}"));
+    holder.call("LOCK.ACQUIRE short holder LEASE 1000");
+    let mut line = waiters(&server, "k", 2);
+    line.extend(waiters(&server, "short", 1));
+    assert_eq!(holder.call("DEBUG RELOAD"), status("OK"));
+    assert_eq!(
+        holder.call(&format!("LOCK.ACQUIRE k holder {LONG}")),
+        int(fence)
+    );
+    assert!(token(&line[2].reply()) > fence);
+    server.await_blocked(2);
+    assert_eq!(holder.call("LOCK.RELEASE k holder ALL"), int(1));
+    let first = token(&line[0].reply());
+    assert_eq!(holder.call("LOCK.RELEASE k waiter0"), int(1));
+    assert!(token(&line[1].reply()) > first);
+    server.assert_sound();
+}
+
+#[test]
+fn swapdb_with_waiters_on_both_sides_grants_in_each_database_what_is_free_there() {
+    let server = start();
+    let (mut zero, mut one) = (server.client(), server.client());
+    one.call("SELECT 1");
+    let fence = zero.int(&format!("LOCK.ACQUIRE k holder {LONG}"));
+    one.call(&format!("LOCK.ACQUIRE k holder {LONG}"));
+    zero.call(&format!("LOCK.ACQUIRE only0 holder {LONG}"));
+    one.call(&format!("LOCK.ACQUIRE only1 holder {LONG}"));
+    // In database 0 wait for `only0` and `k`, in database 1 for `only1` and `k`.
+    let mut line: Vec<Client> = Vec::new();
+    for (db, key) in [(0, "only0"), (0, "k"), (1, "only1"), (1, "k")] {
+        let mut waiter = server.client();
+        waiter.call(&format!("SELECT {db}"));
+        waiter.send(&format!("LOCK.ACQUIRE {key} waiter{db} {LONG} BLOCK 0"));
+        line.push(waiter);
+        server.await_blocked(i64::try_from(line.len()).unwrap());
+    }
+    assert_eq!(zero.call("SWAPDB 0 1"), status("OK"));
+    // `only0` is free in database 0 now, and `only1` in database 1.
+    assert!(token(&line[0].reply()) > fence);
+    assert!(token(&line[2].reply()) > fence);
+    server.await_blocked(2);
+    assert_eq!(zero.call("HEXISTS only0 waiter0"), int(1));
+    assert_eq!(one.call("HEXISTS only1 waiter1"), int(1));
+    assert_eq!(zero.call("LOCK.RELEASE k holder"), int(1));
+    assert!(token(&line[1].reply()) > fence);
+    assert_eq!(zero.call("HEXISTS k waiter0"), int(1));
+    assert_eq!(one.call("HEXISTS k holder"), int(1));
+    assert_eq!(one.call("LOCK.RELEASE k holder"), int(1));
+    assert!(token(&line[3].reply()) > fence);
+}
+
+#[test]
+fn the_module_can_be_unloaded_only_when_nobody_waits() {
+    let server = start();
+    let mut holder = server.client();
+    holder.call(&format!("LOCK.ACQUIRE k holder {LONG}"));
+    let mut line = waiters(&server, "k", 1);
+    assert!(holder.error("MODULE UNLOAD lock").starts_with("ERR "));
+    assert_eq!(holder.call("LOCK.RELEASE k holder"), int(1));
+    token(&line[0].reply());
+    assert_eq!(holder.call("LOCK.RELEASE k waiter0"), int(1));
+    let mut last = Value::Nil;
+    let deadline = Instant::now() + support::SOON;
+    while last != status("OK") {
+        assert!(
+            Instant::now() < deadline,
+            "MODULE UNLOAD: {last:?}\n{}",
+            server.log()
+        );
+        last = holder.call("MODULE UNLOAD lock");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(
+        holder
+            .error("LOCK.ACQUIRE k holder")
+            .starts_with("ERR unknown command")
+    );
+    server.assert_sound();
+}
+
+#[test]
+fn shutdown_with_waiters_ends_cleanly() {
+    let mut server = start();
+    let mut holder = server.client();
+    holder.call("LOCK.ACQUIRE short holder LEASE 50");
+    holder.call(&format!("LOCK.ACQUIRE k holder {LONG}"));
+    let mut line = waiters(&server, "k", 5);
+    line.extend(waiters(&server, "short", 2));
+    holder.send("SHUTDOWN NOSAVE");
+    assert!(holder.try_reply().is_none());
+    let ended = server.await_end();
+    let log = server.log();
+    assert!(ended.success(), "{ended}\n{log}");
+    assert!(!log.contains("BUG REPORT START"), "{log}");
+    for waiter in &mut line[..5] {
+        assert!(!matches!(waiter.try_reply(), Some(Value::Int(_))));
+    }
+}

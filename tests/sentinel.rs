@@ -1,0 +1,349 @@
+//! A primary that dies under load, and sentinels that put a replica in its
+//! place.
+
+mod support;
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use redis::Value;
+use support::{Client, SOON, TestServer, binary, eventually, free_port, int, nil, text};
+use tempfile::TempDir;
+
+/// How long a fail-over may take, the sentinels' discovery of the death included.
+const FAILOVER: Duration = Duration::from_secs(20);
+
+const CLIENTS: usize = 6;
+
+/// A sentinel on a free port. It dies with the test.
+struct Sentinel {
+    child: Child,
+    addr: SocketAddr,
+    dir: Option<TempDir>,
+}
+
+impl Sentinel {
+    fn watch(primary: SocketAddr) -> Self {
+        let port = free_port();
+        let dir = tempfile::tempdir().unwrap();
+        let conf = dir.path().join("sentinel.conf");
+        let settings = format!(
+            "port {port}\n\
+             bind 127.0.0.1\n\
+             sentinel monitor locks 127.0.0.1 {} 2\n\
+             sentinel down-after-milliseconds locks 1000\n\
+             sentinel failover-timeout locks 5000\n",
+            primary.port()
+        );
+        std::fs::write(&conf, settings).unwrap();
+        let log = std::fs::File::create(dir.path().join("sentinel.log")).unwrap();
+        let child = Command::new(binary())
+            .arg(&conf)
+            .arg("--sentinel")
+            .current_dir(dir.path())
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        let sentinel = Self {
+            child,
+            addr: SocketAddr::from(([127, 0, 0, 1], port)),
+            dir: Some(dir),
+        };
+        eventually("the sentinel answers", || {
+            Client::try_connect(sentinel.addr).is_some_and(|mut client| {
+                client.send("PING");
+                client.try_reply().is_some()
+            })
+        });
+        sentinel
+    }
+
+    /// Whether it knows both replicas and both other sentinels.
+    fn is_ready(&self) -> bool {
+        let info = Client::try_connect(self.addr)
+            .unwrap()
+            .bulk("INFO sentinel");
+        info.contains("status=ok") && info.contains("slaves=2,sentinels=3")
+    }
+
+    /// Where it says that the primary is.
+    fn primary(addr: SocketAddr) -> Option<SocketAddr> {
+        let mut client = Client::try_connect(addr)?;
+        client.send("SENTINEL get-master-addr-by-name locks");
+        let Some(Value::Array(words)) = client.try_reply() else {
+            return None;
+        };
+        let [Value::BulkString(host), Value::BulkString(port)] = &words[..] else {
+            return None;
+        };
+        let text = [host.as_slice(), port].map(String::from_utf8_lossy);
+        text.join(":").parse().ok()
+    }
+}
+
+impl Drop for Sentinel {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking()
+            && let Some(dir) = self.dir.take()
+        {
+            eprintln!("the sentinel's files stay in {}", dir.keep().display());
+        }
+    }
+}
+
+/// A connection to the primary of the moment.
+struct Link {
+    primary: SocketAddr,
+    client: Client,
+}
+
+struct Grant {
+    server: SocketAddr,
+    lock: String,
+    owner: String,
+    token: i64,
+}
+
+/// What the clients saw.
+#[derive(Default)]
+struct Seen {
+    /// Every grant, in the order in which its reply was read.
+    grants: Vec<Grant>,
+    /// Who has the locks that are never released, with which token. At least
+    /// one replica had each of them when it was noted down.
+    confirmed: HashMap<String, (String, i64)>,
+}
+
+struct World {
+    sentinels: Vec<SocketAddr>,
+    old: SocketAddr,
+    seen: Mutex<Seen>,
+    stop: AtomicBool,
+    /// How many holds each client had on the new primary.
+    again: Vec<AtomicU64>,
+}
+
+impl World {
+    /// Asks the sentinels for the primary until one answers that it is.
+    fn connect(&self) -> Link {
+        let deadline = Instant::now() + FAILOVER;
+        while Instant::now() < deadline {
+            for sentinel in &self.sentinels {
+                if let Some(primary) = Sentinel::primary(*sentinel)
+                    && let Some(mut client) = Client::try_connect(primary)
+                {
+                    client.send("ROLE");
+                    if let Some(Value::Array(role)) = client.try_reply()
+                        && role.first() == Some(&text("master"))
+                    {
+                        return Link { primary, client };
+                    }
+                }
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        panic!("the sentinels know no primary");
+    }
+
+    /// Takes and returns locks until told to stop.
+    fn work(&self, me: usize) {
+        let mut link = self.connect();
+        for round in 0_u64.. {
+            if self.stop.load(Ordering::SeqCst) {
+                break;
+            }
+            // Now and then a lock that is kept.
+            let held = if round % 40 == 5 {
+                self.keep(&mut link, me, round)
+            } else {
+                self.hold(&mut link, me, round)
+            };
+            if held.is_none() {
+                link = self.connect();
+            }
+        }
+    }
+
+    /// None if this server is not the one to ask any more.
+    fn hold(&self, link: &mut Link, me: usize, round: u64) -> Option<()> {
+        let (lock, owner) = (format!("lock{}", round % 3), format!("owner{me}"));
+        if self.acquire(link, me, &lock, "BLOCK 2000")?.is_some() {
+            link.client.send("WAIT 1 1000");
+            link.client.try_reply()?;
+            // A hold whose release was lost with the old primary counts, too.
+            link.client
+                .send(&format!("LOCK.RELEASE {lock} {owner} ALL"));
+            if let Value::ServerError(_) = link.client.try_reply()? {
+                return None;
+            }
+        }
+        Some(())
+    }
+
+    fn keep(&self, link: &mut Link, me: usize, round: u64) -> Option<()> {
+        let lock = format!("kept:{me}:{round}");
+        let token = self.acquire(link, me, &lock, "BLOCK 0")??;
+        link.client.send("WAIT 1 1000");
+        if let Value::Int(1..) = link.client.try_reply()? {
+            let mut seen = self.seen.lock().unwrap();
+            seen.confirmed.insert(lock, (format!("owner{me}"), token));
+        }
+        Some(())
+    }
+
+    fn acquire(&self, link: &mut Link, me: usize, lock: &str, block: &str) -> Option<Option<i64>> {
+        let owner = format!("owner{me}");
+        let sent = Instant::now();
+        link.client
+            .send(&format!("LOCK.ACQUIRE {lock} {owner} LEASE 600000 {block}"));
+        let reply = link.client.try_reply();
+        assert!(sent.elapsed() < SOON, "{owner} hung on {lock}: {reply:?}");
+        match reply? {
+            Value::Int(token) => {
+                self.seen.lock().unwrap().grants.push(Grant {
+                    server: link.primary,
+                    lock: lock.to_string(),
+                    owner,
+                    token,
+                });
+                if link.primary != self.old {
+                    self.again[me].fetch_add(1, Ordering::SeqCst);
+                }
+                Some(Some(token))
+            }
+            Value::Nil => Some(None),
+            Value::ServerError(_) => None,
+            other => panic!("{owner} on {lock}: {other:?}"),
+        }
+    }
+
+    fn confirmed(&self) -> HashMap<String, (String, i64)> {
+        self.seen.lock().unwrap().confirmed.clone()
+    }
+}
+
+/// Tokens of new holdings on the new primary outrank all those of the old one,
+/// and each belongs to one holding. A lock whose release was lost with the old
+/// primary has one holding from there, whose owner re-enters it.
+fn check_tokens(grants: &[Grant], old: SocketAddr, fresh: i64) {
+    let newest_before = grants
+        .iter()
+        .filter(|grant| grant.server == old)
+        .map(|grant| grant.token)
+        .max()
+        .unwrap();
+    assert!(fresh > newest_before, "{fresh} after {newest_before}");
+    let mut holding_of = HashMap::new();
+    let mut carried_over = HashMap::new();
+    for grant in grants {
+        let holding = (&grant.lock, &grant.owner);
+        let first = *holding_of.entry(grant.token).or_insert(holding);
+        assert_eq!(first, holding, "two holdings have token {}", grant.token);
+        if grant.server != old && grant.token <= newest_before {
+            let first = *carried_over.entry(&grant.lock).or_insert(grant.token);
+            assert_eq!(first, grant.token, "{} after {newest_before}", grant.lock);
+        }
+    }
+}
+
+/// Stops the clients when the test ends, however it does.
+struct StopOnDrop<'w>(&'w AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn sentinels_promote_a_replica_under_load_and_every_client_gets_locks_again() {
+    let fast = ["--repl-diskless-sync-delay", "0"];
+    let mut primary = TestServer::start_with(&fast);
+    let old = primary.addr();
+    let port = old.port().to_string();
+    let mut options = fast.to_vec();
+    options.extend(["--replicaof", "127.0.0.1", &port]);
+    let replicas = [(); 2].map(|()| TestServer::start_with(&options));
+    eventually("both replicas are online", || {
+        let info = primary.client().bulk("INFO replication");
+        info.matches("state=online").count() == 2
+    });
+    let sentinels = [(); 3].map(|()| Sentinel::watch(old));
+    let ready_by = Instant::now() + FAILOVER;
+    while !sentinels.iter().all(Sentinel::is_ready) {
+        assert!(Instant::now() < ready_by, "the sentinels don't see it all");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+
+    let world = World {
+        sentinels: sentinels.iter().map(|sentinel| sentinel.addr).collect(),
+        old,
+        seen: Mutex::default(),
+        stop: AtomicBool::new(false),
+        again: (0..CLIENTS).map(|_| AtomicU64::new(0)).collect(),
+    };
+    // Somebody holds a lock for good, and others wait for it without end.
+    let mut holder = primary.client();
+    let fence = holder.int("LOCK.ACQUIRE lasting holder LEASE 600000");
+    assert_eq!(holder.call("WAIT 2 5000"), int(2));
+    let mut waiters: Vec<Client> = (0..5).map(|_| primary.client()).collect();
+    for (i, waiter) in waiters.iter_mut().enumerate() {
+        waiter.send(&format!("LOCK.ACQUIRE lasting waiter{i} BLOCK 0"));
+    }
+    primary.await_blocked(5);
+
+    let fresh = std::thread::scope(|scope| {
+        let world = &world;
+        let _stop = StopOnDrop(&world.stop);
+        for me in 0..CLIENTS {
+            scope.spawn(move || world.work(me));
+        }
+        eventually("some holds are confirmed", || world.confirmed().len() >= 12);
+        let died = Instant::now();
+        primary.crash();
+        for waiter in &mut waiters {
+            assert_eq!(waiter.try_reply(), None);
+        }
+        assert!(died.elapsed() < SOON, "a waiter of the dead server hung");
+        let mut link = world.connect();
+        eprintln!("a new primary after {:?}", died.elapsed());
+        assert_ne!(link.primary, old);
+
+        let client = &mut link.client;
+        for (lock, (owner, fence)) in world.confirmed() {
+            let rival = client.call(&format!("LOCK.ACQUIRE {lock} rival"));
+            assert_eq!(rival, nil(), "{lock}");
+            let owner = client.call(&format!("LOCK.ACQUIRE {lock} {owner} HOLD 1"));
+            assert_eq!(owner, int(fence), "{lock}");
+        }
+        let fresh = client.int("LOCK.ACQUIRE fresh holder");
+        let again = client.int("LOCK.ACQUIRE lasting holder HOLD 1");
+        assert_eq!(again, fence);
+        let mut waiter = world.connect().client;
+        waiter.send("LOCK.ACQUIRE lasting waiter0 BLOCK 0");
+        assert_eq!(client.call("LOCK.RELEASE lasting holder"), int(1));
+        assert!(matches!(waiter.reply(), Value::Int(token) if token > fence));
+        // Until the other replica follows the new primary, each WAIT takes its
+        // full second, with a lock held.
+        let again_by = Instant::now() + FAILOVER;
+        let again = |count: &AtomicU64| count.load(Ordering::SeqCst) >= 3;
+        while !world.again.iter().all(again) {
+            assert!(Instant::now() < again_by, "{:?}", world.again);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        fresh
+    });
+
+    check_tokens(&world.seen.into_inner().unwrap().grants, old, fresh);
+    for replica in &replicas {
+        replica.assert_sound();
+    }
+}
