@@ -56,6 +56,11 @@ fuzz: deps build ## Send random words and bytes for DURATION seconds
 	PROPTEST_CASES=200000 cargo test --lib --release --locked words
 	FUZZ_SECONDS=$(DURATION) cargo test --test fuzz --release --locked -- --nocapture
 
+.PHONY: model
+model: deps build ## Run the model test at length, against the core and SERVER
+	PROPTEST_CASES=30000 cargo test --locked --lib --release
+	MODEL_STEPS=100000 cargo test --locked --test model
+
 .PHONY: chaos
 chaos: deps build ## Run the fault campaign for DURATION seconds, as SEED says
 	cargo run --locked --package redis-lock-chaos -- --duration $(DURATION) \
