@@ -1,8 +1,6 @@
 //! The three commands on a lock that nobody waits for.
 
-mod support;
-
-use support::{TestServer, int, nil, text};
+use redis_lock_testing::{TestServer, int, nil, text};
 
 #[test]
 fn holds_nest_and_only_the_last_release_frees_the_lock() {

@@ -1,9 +1,7 @@
 //! What clients get wrong is told clearly and changes nothing.
 
-mod support;
-
 use redis::Value;
-use support::{Client, TestServer, int, nil, status, text};
+use redis_lock_testing::{Client, TestServer, int, nil, status, text};
 
 /// The command must fail with this text, and leave all keys as they were.
 #[track_caller]

@@ -1,13 +1,11 @@
 //! Locks in a cluster whose slots move between its nodes.
 
-mod support;
-
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use redis::Value;
-use support::{Client, Cluster, eventually, int, nil, redis_cli, slot, status, tag};
+use redis_lock_testing::{Client, Cluster, eventually, int, nil, redis_cli, slot, status, tag};
 
 const LONG: &str = "LEASE 600000";
 
@@ -395,7 +393,7 @@ impl Follower {
     /// Sends until some node answers something that is no redirection.
     fn call(&mut self, command: &str, redirected: &AtomicU64) -> Value {
         let mut ask = false;
-        let deadline = Instant::now() + 2 * support::SOON;
+        let deadline = Instant::now() + 2 * redis_lock_testing::SOON;
         loop {
             assert!(Instant::now() < deadline, "{command} goes round in circles");
             if ask {

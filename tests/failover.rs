@@ -1,12 +1,10 @@
 //! A primary that steps down, a replica that takes over, and everything else
 //! that makes a whole server pause, reload or end while clients wait for locks.
 
-mod support;
-
 use std::time::{Duration, Instant};
 
 use redis::Value;
-use support::{Client, TestServer, eventually, int, nil, status};
+use redis_lock_testing::{Client, TestServer, eventually, int, nil, status};
 
 const LONG: &str = "LEASE 600000";
 
@@ -355,7 +353,7 @@ fn the_module_can_be_unloaded_only_when_nobody_waits() {
     token(&line[0].reply());
     assert_eq!(holder.call("LOCK.RELEASE k waiter0"), int(1));
     let mut last = Value::Nil;
-    let deadline = Instant::now() + support::SOON;
+    let deadline = Instant::now() + redis_lock_testing::SOON;
     while last != status("OK") {
         assert!(
             Instant::now() < deadline,

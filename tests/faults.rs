@@ -1,14 +1,12 @@
 //! What breaks around a lock: holders, servers, connections, clocks.
 
-mod support;
-
 use std::io::Read;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use redis::Value;
-use support::{TestServer, int, nil, status};
+use redis_lock_testing::{TestServer, int, nil, status};
 
 #[test]
 fn a_holder_that_died_is_replaced_at_the_end_of_its_lease_with_all_its_holds() {
@@ -83,7 +81,7 @@ fn a_crash_after_a_rewrite_of_the_aof_keeps_the_lock() {
     let mut client = server.client();
     let token = client.int("LOCK.ACQUIRE k a LEASE 600000");
     client.call("BGREWRITEAOF");
-    support::eventually("the AOF is rewritten", || {
+    redis_lock_testing::eventually("the AOF is rewritten", || {
         client.info("aof_rewrite_in_progress") == 0
     });
     client.call("LOCK.ACQUIRE k a");
@@ -150,7 +148,7 @@ fn faketime_library() -> Result<PathBuf, &'static str> {
     .map(|folder| PathBuf::from(folder).join("faketime/libfaketime.so.1"))
     .find(|library| library.exists())
     .ok_or("libfaketime is not installed (Debian: apt-get install libfaketime)")?;
-    let mut trial = Command::new(support::binary())
+    let mut trial = Command::new(redis_lock_testing::binary())
         .arg("--version")
         .env("LD_PRELOAD", &library)
         .stdout(Stdio::null())

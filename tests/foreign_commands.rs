@@ -1,10 +1,8 @@
 //! Other commands on the key of a lock that is waited for: its waiter gets the
 //! lock, or hears why it can't.
 
-mod support;
-
 use redis::Value;
-use support::{Client, TestServer, eventually, int, status};
+use redis_lock_testing::{Client, TestServer, eventually, int, status};
 
 /// A holder, a waiter, and somebody who knows nothing of locks.
 struct Scene {

@@ -3,14 +3,12 @@
 //!
 //! `FUZZ_SEED` repeats a run, `FUZZ_SECONDS` makes it longer.
 
-mod support;
-
 use std::time::{Duration, Instant};
 
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
-use support::{Client, TestServer, eventually, status};
+use redis_lock_testing::{Client, TestServer, eventually, status};
 
 const NAMES: &[&str] = &[
     "LOCK.ACQUIRE",

@@ -1,13 +1,11 @@
 //! A lease that ends passes the lock on by itself.
 
-mod support;
-
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use redis::Value;
-use support::{Client, TestServer, int, nil};
+use redis_lock_testing::{Client, TestServer, int, nil};
 
 /// How long after the end of a lease its next holder may hear of it.
 const PROMPT: Duration = Duration::from_millis(20);

@@ -1,9 +1,7 @@
 //! Waiters that go away leave the queue, and delay nobody.
 
-mod support;
-
 use redis::Value;
-use support::{Client, TestServer, eventually, int, nil, status};
+use redis_lock_testing::{Client, TestServer, eventually, int, nil, status};
 
 /// A holder, and a waiter behind the one that goes away.
 struct Line {

@@ -1,11 +1,9 @@
 //! What comes and goes leaves nothing behind.
 
-mod support;
-
 use std::time::{Duration, Instant};
 
 use redis::Value;
-use support::{Client, TestServer, eventually, int, nil};
+use redis_lock_testing::{Client, TestServer, eventually, int, nil};
 
 /// The server's memory, once what it frees in the background is freed.
 fn used_memory(client: &mut Client) -> i64 {

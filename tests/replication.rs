@@ -1,9 +1,7 @@
 //! What replicas and the AOF get: core commands, one unit a transition.
 
-mod support;
-
 use redis::Value;
-use support::{Client, TestServer, eventually, int};
+use redis_lock_testing::{Client, TestServer, eventually, int};
 
 /// A connection that the server takes for a replica.
 struct Stream {

@@ -1,103 +1,19 @@
 //! A primary that dies under load, and sentinels that put a replica in its
 //! place.
 
-mod support;
-
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use redis::Value;
-use support::{Client, SOON, TestServer, binary, eventually, free_port, int, nil, text};
-use tempfile::TempDir;
+use redis_lock_testing::{Client, SOON, Sentinels, eventually, int, nil, text};
 
 /// How long a fail-over may take, the sentinels' discovery of the death included.
 const FAILOVER: Duration = Duration::from_secs(20);
 
 const CLIENTS: usize = 6;
-
-/// A sentinel on a free port. It dies with the test.
-struct Sentinel {
-    child: Child,
-    addr: SocketAddr,
-    dir: Option<TempDir>,
-}
-
-impl Sentinel {
-    fn watch(primary: SocketAddr) -> Self {
-        let port = free_port();
-        let dir = tempfile::tempdir().unwrap();
-        let conf = dir.path().join("sentinel.conf");
-        let settings = format!(
-            "port {port}\n\
-             bind 127.0.0.1\n\
-             sentinel monitor locks 127.0.0.1 {} 2\n\
-             sentinel down-after-milliseconds locks 1000\n\
-             sentinel failover-timeout locks 5000\n",
-            primary.port()
-        );
-        std::fs::write(&conf, settings).unwrap();
-        let log = std::fs::File::create(dir.path().join("sentinel.log")).unwrap();
-        let child = Command::new(binary())
-            .arg(&conf)
-            .arg("--sentinel")
-            .current_dir(dir.path())
-            .stdin(Stdio::null())
-            .stdout(log.try_clone().unwrap())
-            .stderr(log)
-            .spawn()
-            .unwrap();
-        let sentinel = Self {
-            child,
-            addr: SocketAddr::from(([127, 0, 0, 1], port)),
-            dir: Some(dir),
-        };
-        eventually("the sentinel answers", || {
-            Client::try_connect(sentinel.addr).is_some_and(|mut client| {
-                client.send("PING");
-                client.try_reply().is_some()
-            })
-        });
-        sentinel
-    }
-
-    /// Whether it knows both replicas and both other sentinels.
-    fn is_ready(&self) -> bool {
-        let info = Client::try_connect(self.addr)
-            .unwrap()
-            .bulk("INFO sentinel");
-        info.contains("status=ok") && info.contains("slaves=2,sentinels=3")
-    }
-
-    /// Where it says that the primary is.
-    fn primary(addr: SocketAddr) -> Option<SocketAddr> {
-        let mut client = Client::try_connect(addr)?;
-        client.send("SENTINEL get-master-addr-by-name locks");
-        let Some(Value::Array(words)) = client.try_reply() else {
-            return None;
-        };
-        let [Value::BulkString(host), Value::BulkString(port)] = &words[..] else {
-            return None;
-        };
-        let text = [host.as_slice(), port].map(String::from_utf8_lossy);
-        text.join(":").parse().ok()
-    }
-}
-
-impl Drop for Sentinel {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        if std::thread::panicking()
-            && let Some(dir) = self.dir.take()
-        {
-            eprintln!("the sentinel's files stay in {}", dir.keep().display());
-        }
-    }
-}
 
 /// A connection to the primary of the moment.
 struct Link {
@@ -137,7 +53,7 @@ impl World {
         let deadline = Instant::now() + FAILOVER;
         while Instant::now() < deadline {
             for sentinel in &self.sentinels {
-                if let Some(primary) = Sentinel::primary(*sentinel)
+                if let Some(primary) = Sentinels::primary(*sentinel)
                     && let Some(mut client) = Client::try_connect(primary)
                 {
                     client.send("ROLE");
@@ -265,40 +181,24 @@ impl Drop for StopOnDrop<'_> {
 
 #[test]
 fn sentinels_promote_a_replica_under_load_and_every_client_gets_locks_again() {
-    let fast = ["--repl-diskless-sync-delay", "0"];
-    let mut primary = TestServer::start_with(&fast);
-    let old = primary.addr();
-    let port = old.port().to_string();
-    let mut options = fast.to_vec();
-    options.extend(["--replicaof", "127.0.0.1", &port]);
-    let replicas = [(); 2].map(|()| TestServer::start_with(&options));
-    eventually("both replicas are online", || {
-        let info = primary.client().bulk("INFO replication");
-        info.matches("state=online").count() == 2
-    });
-    let sentinels = [(); 3].map(|()| Sentinel::watch(old));
-    let ready_by = Instant::now() + FAILOVER;
-    while !sentinels.iter().all(Sentinel::is_ready) {
-        assert!(Instant::now() < ready_by, "the sentinels don't see it all");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-
+    let mut group = Sentinels::start();
+    let old = group.primary.addr();
     let world = World {
-        sentinels: sentinels.iter().map(|sentinel| sentinel.addr).collect(),
+        sentinels: group.addrs().to_vec(),
         old,
         seen: Mutex::default(),
         stop: AtomicBool::new(false),
         again: (0..CLIENTS).map(|_| AtomicU64::new(0)).collect(),
     };
     // Somebody holds a lock for good, and others wait for it without end.
-    let mut holder = primary.client();
+    let mut holder = group.primary.client();
     let fence = holder.int("LOCK.ACQUIRE lasting holder LEASE 600000");
     assert_eq!(holder.call("WAIT 2 5000"), int(2));
-    let mut waiters: Vec<Client> = (0..5).map(|_| primary.client()).collect();
+    let mut waiters: Vec<Client> = (0..5).map(|_| group.primary.client()).collect();
     for (i, waiter) in waiters.iter_mut().enumerate() {
         waiter.send(&format!("LOCK.ACQUIRE lasting waiter{i} BLOCK 0"));
     }
-    primary.await_blocked(5);
+    group.primary.await_blocked(5);
 
     let fresh = std::thread::scope(|scope| {
         let world = &world;
@@ -308,7 +208,7 @@ fn sentinels_promote_a_replica_under_load_and_every_client_gets_locks_again() {
         }
         eventually("some holds are confirmed", || world.confirmed().len() >= 12);
         let died = Instant::now();
-        primary.crash();
+        group.primary.crash();
         for waiter in &mut waiters {
             assert_eq!(waiter.try_reply(), None);
         }
@@ -343,7 +243,7 @@ fn sentinels_promote_a_replica_under_load_and_every_client_gets_locks_again() {
     });
 
     check_tokens(&world.seen.into_inner().unwrap().grants, old, fresh);
-    for replica in &replicas {
+    for replica in &group.replicas {
         replica.assert_sound();
     }
 }

@@ -1,9 +1,7 @@
 //! Settings, and what the module says while it loads.
 
-mod support;
-
 use redis::Value;
-use support::{TestServer, status, text};
+use redis_lock_testing::{TestServer, status, text};
 
 #[test]
 fn settings_have_defaults_and_can_be_changed_within_their_range() {
@@ -31,7 +29,7 @@ fn settings_have_defaults_and_can_be_changed_within_their_range() {
 
 #[test]
 fn settings_can_be_given_to_loadmodule() {
-    let module = support::module();
+    let module = redis_lock_testing::module();
     let module = module.to_str().unwrap();
     let args = ["default-lease", "5000", "lock.max-waiters", "3"];
     let options = [["--loadmodule", module].as_slice(), &args].concat();

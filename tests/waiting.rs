@@ -1,11 +1,9 @@
 //! Waiting for a lock: order, time-outs, many clients.
 
-mod support;
-
 use std::time::{Duration, Instant};
 
 use redis::Value;
-use support::{Client, TestServer, eventually, int, nil};
+use redis_lock_testing::{Client, TestServer, eventually, int, nil};
 
 #[test]
 fn a_release_hands_the_lock_to_each_waiter_in_turn() {
@@ -219,7 +217,7 @@ fn a_client_that_wants_no_replies_neither_hangs_nor_breaks_anything() {
     });
     silent.send("LOCK.RELEASE k silent");
     silent.send("CLIENT REPLY ON");
-    assert_eq!(silent.reply(), support::status("OK"));
+    assert_eq!(silent.reply(), redis_lock_testing::status("OK"));
     assert_eq!(observer.call("EXISTS k"), int(0));
 }
 

@@ -3,9 +3,6 @@
 //!
 //! `MODEL_SEED` repeats a run, `MODEL_STEPS` makes it longer.
 
-#[path = "../support/mod.rs"]
-mod support;
-
 mod commands;
 mod random;
 mod world;
@@ -18,7 +15,7 @@ use commands::{
 };
 use random::{Kind, Random};
 use redis::Value;
-use support::{Client, SOON, TestServer, int, status};
+use redis_lock_testing::{Client, SOON, TestServer, int, status};
 use world::{Dump, Expect, Place, World};
 
 /// Clients 0 to 5 may wait. The last two never do, one in each database, so

@@ -1,17 +1,14 @@
-//! A real server for each test, spoken to over RESP alone.
-
-#![allow(
-    dead_code,
-    unused_imports,
-    reason = "each test file uses what it needs"
-)]
+//! Real servers for tests, spoken to over RESP alone: a server, a cluster,
+//! a trio of sentinels.
 
 mod client;
 mod cluster;
+mod sentinel;
 mod server;
 
 pub use client::{Client, int, nil, status, text};
 pub use cluster::{Cluster, free_port, redis_cli, slot, tag};
+pub use sentinel::Sentinels;
 pub use server::{TestServer, binary, module};
 
 use std::time::{Duration, Instant};
@@ -20,6 +17,9 @@ use std::time::{Duration, Instant};
 pub const SOON: Duration = Duration::from_secs(10);
 
 /// Asks `ready` until it says yes. Fails with `what` if that takes too long.
+///
+/// # Panics
+/// If `ready` has not said yes within [`SOON`].
 #[track_caller]
 pub fn eventually(what: &str, mut ready: impl FnMut() -> bool) {
     let deadline = Instant::now() + SOON;

@@ -18,7 +18,7 @@ pub fn binary() -> String {
 /// The module: `REDISLOCK_MODULE`, or what `make build` leaves.
 pub fn module() -> PathBuf {
     let module = std::env::var_os("REDISLOCK_MODULE").map_or_else(
-        || Path::new(env!("CARGO_MANIFEST_DIR")).join("target/release/libredislock.so"),
+        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/release/libredislock.so"),
         PathBuf::from,
     );
     assert!(

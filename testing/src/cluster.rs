@@ -50,7 +50,9 @@ pub fn redis_cli(args: &[&str]) -> (bool, String) {
 
 /// Three primaries with the module, a third of the slots each.
 pub struct Cluster {
+    /// The nodes, in the order of their slots.
     pub nodes: Vec<TestServer>,
+    /// Their names in the cluster.
     pub ids: Vec<String>,
 }
 
