@@ -21,7 +21,7 @@
 //! key. A look that comes too early costs a look; the time is never moved back,
 //! so none can come too late.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 
 use smallvec::SmallVec;
@@ -129,10 +129,11 @@ pub(crate) struct Counts {
 pub(crate) struct WaitQueues<T> {
     by_db: HashMap<i32, HashMap<Rc<[u8]>, Queue<T>>>,
     looks: BTreeSet<(i64, KeyBuf)>,
-    /// The keys for which each owner waits, each once.
-    waits: HashMap<Owner, SmallVec<[KeyBuf; 1]>>,
+    /// The keys for which each owner waits, each once. Ordered maps give their
+    /// memory back when those who waited have gone.
+    waits: BTreeMap<Owner, SmallVec<[KeyBuf; 1]>>,
     /// The owners that wait for more than one key.
-    waiting_for_several: HashSet<Owner>,
+    waiting_for_several: BTreeSet<Owner>,
     next_id: u64,
 }
 
@@ -141,8 +142,8 @@ impl<T> Default for WaitQueues<T> {
         Self {
             by_db: HashMap::new(),
             looks: BTreeSet::new(),
-            waits: HashMap::new(),
-            waiting_for_several: HashSet::new(),
+            waits: BTreeMap::new(),
+            waiting_for_several: BTreeSet::new(),
             next_id: 0,
         }
     }
