@@ -1,0 +1,137 @@
+//! Acquires that are dropped leave nothing on the server.
+
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use redis_lock_client::LockClient;
+use redis_lock_testing::TestServer;
+use tokio::time::timeout;
+
+use support::{connect, eventually, take};
+
+const CANCELLATIONS: u64 = 10_000;
+
+async fn work(client: LockClient, cancelled: Arc<AtomicU64>, seed: u64) {
+    let mut rng = StdRng::seed_from_u64(seed);
+    while cancelled.load(Ordering::Relaxed) < CANCELLATIONS {
+        let lock = client.lock(format!("lock{}", rng.random_range(0..4)));
+        let lock = match rng.random_range(0..8) {
+            0 => lock.owner(format!("owner{}", rng.random_range(0..2))),
+            1 => lock.wait(Duration::from_millis(1)),
+            _ => lock,
+        };
+        let patience = Duration::from_micros(rng.random_range(0..1500));
+        match timeout(patience, lock.acquire()).await {
+            Ok(Ok(Some(guard))) => {
+                tokio::time::sleep(Duration::from_micros(rng.random_range(0..1500))).await;
+                drop(guard);
+            }
+            Ok(Ok(None)) => {}
+            Ok(Err(error)) => panic!("{error:?}"),
+            Err(_) => {
+                cancelled.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_thousand_cancellations_leave_neither_a_waiter_nor_a_hold() {
+    let server = TestServer::start();
+    let seed: u64 = rand::random();
+    eprintln!("seed {seed}");
+    let cancelled = Arc::new(AtomicU64::new(0));
+    let mut clients = Vec::new();
+    let mut tasks = tokio::task::JoinSet::new();
+    for nth in 0..4 {
+        let client = connect(&server).await;
+        for task in 0..6 {
+            let seed = seed ^ (nth * 100 + task);
+            tasks.spawn(work(client.clone(), Arc::clone(&cancelled), seed));
+        }
+        clients.push(client);
+    }
+    while let Some(done) = tasks.join_next().await {
+        done.unwrap();
+    }
+    for client in &clients {
+        client.flush().await;
+    }
+    let mut observer = server.client();
+    assert_eq!(observer.info("blocked_clients"), 0);
+    assert_eq!(observer.int("DBSIZE"), 0);
+    for client in &clients {
+        for n in 0..4 {
+            take(client, &format!("lock{n}"))
+                .await
+                .release()
+                .await
+                .unwrap();
+        }
+    }
+    server.assert_sound();
+}
+
+#[tokio::test]
+async fn who_stops_waiting_closes_its_connection() {
+    let server = TestServer::start();
+    let client = connect(&server).await;
+    let _guard = take(&client, "lock").await;
+    let before = server.info("connected_clients");
+    for _ in 0..5 {
+        let waiting = tokio::spawn(client.lock("lock").acquire());
+        eventually("it waits", || server.info("blocked_clients") == 1).await;
+        waiting.abort();
+        eventually("it is gone", || {
+            server.info("blocked_clients") == 0 && server.info("connected_clients") == before
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn who_stops_waiting_locally_lets_the_next_one_pass() {
+    let server = TestServer::start();
+    let client = connect(&server).await;
+    let guard = take(&client, "lock").await;
+    let lock = client.lock("lock");
+    let first = tokio::spawn(lock.acquire());
+    eventually("the first waits", || server.info("blocked_clients") == 1).await;
+    let second = tokio::spawn(lock.acquire());
+    let third = tokio::spawn(lock.acquire());
+    tokio::task::yield_now().await;
+    first.abort();
+    second.abort();
+    drop(guard);
+    assert!(
+        support::soon("its turn", third)
+            .await
+            .unwrap()
+            .unwrap()
+            .is_some()
+    );
+}
+
+#[tokio::test]
+async fn a_grant_that_nobody_takes_goes_on_to_the_next() {
+    let server = TestServer::start();
+    let clients = [connect(&server).await, connect(&server).await];
+    for _ in 0..200 {
+        let guard = take(&clients[0], "lock").await;
+        let doomed = tokio::spawn(clients[0].lock("lock").acquire());
+        eventually("it waits", || server.info("blocked_clients") == 1).await;
+        let next = tokio::spawn(clients[1].lock("lock").acquire());
+        eventually("both wait", || server.info("blocked_clients") == 2).await;
+        let released = tokio::spawn(guard.release());
+        doomed.abort();
+        released.await.unwrap().unwrap();
+        let next = support::soon("the next one's turn", next).await;
+        next.unwrap().unwrap().unwrap().release().await.unwrap();
+        drop(doomed.await);
+    }
+}
