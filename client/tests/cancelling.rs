@@ -2,42 +2,76 @@
 
 mod support;
 
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use redis_lock_client::LockClient;
-use redis_lock_testing::TestServer;
+use redis_lock_testing::{Client, TestServer};
 use tokio::time::timeout;
 
 use support::{connect, eventually, take};
 
+const LOCKS: u32 = 8;
+
 const CANCELLATIONS: u64 = 10_000;
+
+/// Polls a future so many times at most, or for so long.
+async fn impatient<T>(rng: &mut StdRng, future: impl Future<Output = T>) -> Option<T> {
+    if rng.random() {
+        let mut future = pin!(future);
+        let mut polls = rng.random_range(0..8);
+        poll_fn(|cx| {
+            polls -= 1;
+            match future.as_mut().poll(cx) {
+                Poll::Ready(done) => Poll::Ready(Some(done)),
+                Poll::Pending if polls < 0 => Poll::Ready(None),
+                Poll::Pending => Poll::Pending,
+            }
+        })
+        .await
+    } else {
+        let patience = Duration::from_micros(rng.random_range(0..3000));
+        timeout(patience, future).await.ok()
+    }
+}
 
 async fn work(client: LockClient, cancelled: Arc<AtomicU64>, seed: u64) {
     let mut rng = StdRng::seed_from_u64(seed);
     while cancelled.load(Ordering::Relaxed) < CANCELLATIONS {
-        let lock = client.lock(format!("lock{}", rng.random_range(0..4)));
+        let lock = client.lock(format!("lock{}", rng.random_range(0..LOCKS)));
         let lock = match rng.random_range(0..8) {
-            0 => lock.owner(format!("owner{}", rng.random_range(0..2))),
+            // Its guards share holds, and its acquires queue for each other.
+            0 => lock.owner(rng.random::<[u8; 1]>().map(|byte| b'a' + byte % 2)),
             1 => lock.wait(Duration::from_millis(1)),
-            _ => lock,
+            _ => lock.wait(Duration::from_secs(10)),
         };
-        let patience = Duration::from_micros(rng.random_range(0..1500));
-        match timeout(patience, lock.acquire()).await {
-            Ok(Ok(Some(guard))) => {
+        match impatient(&mut rng, lock.acquire()).await {
+            Some(Ok(Some(guard))) => {
                 tokio::time::sleep(Duration::from_micros(rng.random_range(0..1500))).await;
                 drop(guard);
             }
-            Ok(Ok(None)) => {}
-            Ok(Err(error)) => panic!("{error:?}"),
-            Err(_) => {
+            Some(Ok(None)) => {}
+            Some(Err(error)) => panic!("{error:?}"),
+            None => {
                 cancelled.fetch_add(1, Ordering::Relaxed);
             }
         }
     }
+}
+
+/// How often the server has carried out a command.
+fn calls(observer: &mut Client, command: &str) -> u64 {
+    let stats = observer.bulk("INFO commandstats");
+    let prefix = format!("cmdstat_{command}:calls=");
+    let line = stats.lines().find_map(|line| line.strip_prefix(&prefix));
+    line.and_then(|line| line.split(',').next()?.parse().ok())
+        .unwrap_or(0)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -63,10 +97,15 @@ async fn ten_thousand_cancellations_leave_neither_a_waiter_nor_a_hold() {
         client.flush().await;
     }
     let mut observer = server.client();
+    // Most of them had asked the server by then, and many waited there.
+    let asked = calls(&mut observer, "lock.acquire");
+    let closed = calls(&mut observer, "client|kill");
+    eprintln!("{asked} acquires reached the server, {closed} waits were closed");
+    assert!(asked > CANCELLATIONS / 2 && closed > CANCELLATIONS / 10);
     assert_eq!(observer.info("blocked_clients"), 0);
     assert_eq!(observer.int("DBSIZE"), 0);
     for client in &clients {
-        for n in 0..4 {
+        for n in 0..LOCKS {
             take(client, &format!("lock{n}"))
                 .await
                 .release()
