@@ -248,7 +248,8 @@ impl LockClient {
 
     /// Waits until what guards gave back when they were dropped has been given
     /// back, or its lease is over. Call it before the program or the runtime
-    /// ends, or such a lock stays taken for the rest of its lease.
+    /// ends, or such a lock stays taken for the rest of its lease; and put a
+    /// time-out around it if a server may be gone.
     pub async fn flush(&self) {
         self.inner.background.idle().await;
     }

@@ -45,6 +45,8 @@ pub(crate) struct Node {
 #[derive(Default)]
 struct Shared {
     link: Option<Link>,
+    /// When the last try to open it failed, and why.
+    failed: Option<(Instant, Error)>,
     given_up: Vec<ServerSideName>,
 }
 
@@ -90,22 +92,40 @@ impl Node {
         // Opened by a task of its own, so that it gets done even if those who
         // asked for it are less patient.
         let this = Arc::clone(self);
-        tokio::spawn(async move { this.open_shared().await })
+        let asked_at = Instant::now();
+        tokio::spawn(async move { this.open_shared(asked_at).await })
             .await
             .unwrap_or_else(|_| Err(Error::timed_out()))
     }
 
-    async fn open_shared(&self) -> Result<Link, Error> {
+    async fn open_shared(&self, asked_at: Instant) -> Result<Link, Error> {
         let mut shared = self.shared.lock().await;
         if let Some(link) = &shared.link {
             return Ok(link.clone());
         }
+        // One try is for all who wait for it.
+        if let Some((failed_at, error)) = &shared.failed
+            && *failed_at >= asked_at
+        {
+            return Err(error.clone());
+        }
+        let opened = self.open_instead_of(&shared.given_up).await;
+        match &opened {
+            Ok(link) => {
+                shared.given_up.clear();
+                shared.failed = None;
+                shared.link = Some(link.clone());
+            }
+            Err(error) => shared.failed = Some((Instant::now(), error.clone())),
+        }
+        opened
+    }
+
+    async fn open_instead_of(&self, given_up: &[ServerSideName]) -> Result<Link, Error> {
         let link = self.opener.open().await?;
-        for name in &shared.given_up {
+        for name in given_up {
             self.close(&link, b"", name).await?;
         }
-        shared.given_up.clear();
-        shared.link = Some(link.clone());
         Ok(link)
     }
 
