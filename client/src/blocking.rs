@@ -27,6 +27,7 @@ use redis::sentinel::SentinelClient;
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
 
+use crate::client::Inner;
 use crate::error::Error;
 use crate::hold::Lost;
 use crate::{ClientBuilder, lock};
@@ -37,17 +38,36 @@ const FAREWELL: Duration = Duration::from_secs(1);
 /// The runtime of one client. It ends with the last handle.
 struct Thread {
     runtime: Option<Runtime>,
-    client: Option<crate::LockClient>,
+    client: Arc<Inner>,
 }
 
 impl Thread {
-    fn start() -> Result<Runtime, Error> {
-        Builder::new_multi_thread()
+    fn start<F>(connect: F) -> Result<Arc<Self>, Error>
+    where
+        F: Future<Output = Result<Arc<Inner>, Error>>,
+    {
+        let runtime = Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("redis-lock-client")
             .enable_all()
             .build()
-            .map_err(|error| Error::Unavailable(error.into()))
+            .map_err(|error| Error::Unavailable(error.into()))?;
+        let client = runtime.block_on(connect)?;
+        Ok(Arc::new(Self {
+            runtime: Some(runtime),
+            client,
+        }))
+    }
+
+    fn lock(self: &Arc<Self>, key: &[u8]) -> Lock {
+        Lock {
+            lock: lock::Lock::new(Arc::clone(&self.client), key),
+            thread: Arc::clone(self),
+        }
+    }
+
+    fn flush(&self) {
+        self.block_on(self.client.background.idle());
     }
 
     fn block_on<F: Future>(&self, future: F) -> F::Output {
@@ -58,12 +78,13 @@ impl Thread {
 
 impl Drop for Thread {
     fn drop(&mut self) {
-        let (Some(runtime), Some(client)) = (self.runtime.take(), self.client.take()) else {
+        let Some(runtime) = self.runtime.take() else {
             return;
         };
         // Asynchronous code must not block, not even here.
         if tokio::runtime::Handle::try_current().is_err() {
-            let flushed = runtime.block_on(async { timeout(FAREWELL, client.flush()).await });
+            let flushed =
+                runtime.block_on(async { timeout(FAREWELL, self.client.background.idle()).await });
             if flushed.is_err() {
                 tracing::warn!("locks that were given back last may stay taken for their leases");
             }
@@ -76,7 +97,6 @@ impl Drop for Thread {
 /// that waits up to a second until dropped guards have been given back.
 #[derive(Clone)]
 pub struct LockClient {
-    client: crate::LockClient,
     thread: Arc<Thread>,
 }
 
@@ -97,58 +117,87 @@ impl LockClient {
         builder: ClientBuilder,
         server: impl IntoConnectionInfo,
     ) -> Result<Self, Error> {
-        Self::start(|| builder.connect(server))
+        Self::start(builder.connect(server))
     }
 
     /// As [`ClientBuilder::connect_sentinel`].
     ///
     /// # Errors
     /// If no sentinel or no primary answers.
-    pub fn connect_sentinel_with(
+    pub fn connect_sentinel(
         builder: ClientBuilder,
         sentinels: SentinelClient,
     ) -> Result<Self, Error> {
-        Self::start(|| builder.connect_sentinel(sentinels))
+        Self::start(builder.connect_sentinel(sentinels))
     }
 
     /// As [`ClientBuilder::connect_cluster`].
     ///
     /// # Errors
     /// If the settings are contradictory, or no node answers.
-    pub fn connect_cluster_with(
+    pub fn connect_cluster(
         builder: ClientBuilder,
         cluster: ClusterClientBuilder,
     ) -> Result<Self, Error> {
-        Self::start(|| builder.connect_cluster(cluster))
+        Self::start(builder.connect_cluster(cluster))
     }
 
-    fn start<F>(connect: impl FnOnce() -> F) -> Result<Self, Error>
-    where
-        F: Future<Output = Result<crate::LockClient, Error>>,
-    {
-        let runtime = Thread::start()?;
-        let client = runtime.block_on(connect())?;
-        let thread = Thread {
-            runtime: Some(runtime),
-            client: Some(client.clone()),
-        };
-        Ok(Self {
-            client,
-            thread: Arc::new(thread),
-        })
+    fn start(
+        connect: impl Future<Output = Result<crate::LockClient, Error>>,
+    ) -> Result<Self, Error> {
+        let thread = Thread::start(async { Ok(connect.await?.inner) })?;
+        Ok(Self { thread })
     }
 
     /// As [`crate::LockClient::lock`].
     pub fn lock(&self, key: impl AsRef<[u8]>) -> Lock {
-        Lock {
-            lock: self.client.lock(key),
-            thread: Arc::clone(&self.thread),
-        }
+        self.thread.lock(key.as_ref())
     }
 
     /// As [`crate::LockClient::flush`].
     pub fn flush(&self) {
-        self.thread.block_on(self.client.flush());
+        self.thread.flush();
+    }
+}
+
+/// As [`crate::Redlock`].
+#[derive(Clone)]
+pub struct Redlock {
+    thread: Arc<Thread>,
+}
+
+impl Redlock {
+    /// As [`crate::Redlock::connect`].
+    ///
+    /// # Errors
+    /// If an address is none, or a majority of the servers does not answer.
+    pub fn connect<T: IntoConnectionInfo>(
+        servers: impl IntoIterator<Item = T>,
+    ) -> Result<Self, Error> {
+        Self::connect_with(ClientBuilder::default(), servers)
+    }
+
+    /// As [`ClientBuilder::connect_redlock`].
+    ///
+    /// # Errors
+    /// If an address is none, or a majority of the servers does not answer.
+    pub fn connect_with<T: IntoConnectionInfo>(
+        builder: ClientBuilder,
+        servers: impl IntoIterator<Item = T>,
+    ) -> Result<Self, Error> {
+        let connect = builder.connect_redlock(servers);
+        let thread = Thread::start(async { Ok(connect.await?.inner) })?;
+        Ok(Self { thread })
+    }
+
+    /// As [`crate::Redlock::lock`].
+    pub fn lock(&self, key: impl AsRef<[u8]>) -> Lock {
+        self.thread.lock(key.as_ref())
+    }
+
+    /// As [`crate::Redlock::flush`].
+    pub fn flush(&self) {
+        self.thread.flush();
     }
 }
 

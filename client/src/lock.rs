@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 use tracing::Instrument;
 
@@ -160,11 +161,16 @@ impl Lock {
         self.clone().take(Wait::No)
     }
 
-    async fn take(self, wait: Wait) -> Result<Option<LockGuard>, Error> {
-        self.check()?;
+    /// Boxed, so that the compiler does not carry its depth into every future
+    /// that awaits it.
+    fn take(self, wait: Wait) -> BoxFuture<'static, Result<Option<LockGuard>, Error>> {
         let key = String::from_utf8_lossy(&self.key).into_owned();
         let span = tracing::debug_span!("acquire", key);
-        acquire::acquire(self, wait).instrument(span).await
+        let taken = async move {
+            self.check()?;
+            acquire::acquire(self, wait).await
+        };
+        Box::pin(taken.instrument(span))
     }
 
     /// The lease to ask for.

@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use redis_lock_client::blocking::LockClient;
+use redis_lock_client::blocking::{LockClient, Redlock};
 use redis_lock_client::{Error, Lost};
 use redis_lock_testing::{SOON, TestServer};
 
@@ -68,4 +68,18 @@ fn what_was_dropped_last_is_given_back_before_the_client_ends() {
     assert_eq!(server.client().int("EXISTS lock"), 1);
     drop(guard);
     assert_eq!(server.client().int("EXISTS lock"), 0);
+}
+
+#[test]
+fn a_redlock_blocks_as_well() {
+    let servers: Vec<_> = (0..3).map(|_| TestServer::start()).collect();
+    let urls = servers
+        .iter()
+        .map(|server| format!("redis://{}", server.addr()));
+    let client = Redlock::connect(urls).unwrap();
+    let guard = client.lock("lock").acquire().unwrap().unwrap();
+    assert!(client.lock("lock").try_acquire().unwrap().is_none());
+    guard.release().unwrap();
+    client.flush();
+    assert!(client.lock("lock").acquire().unwrap().is_some());
 }
