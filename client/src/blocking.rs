@@ -70,9 +70,12 @@ impl Thread {
         self.block_on(self.client.background.idle());
     }
 
+    fn runtime(&self) -> &Runtime {
+        self.runtime.as_ref().expect("it ends in drop alone")
+    }
+
     fn block_on<F: Future>(&self, future: F) -> F::Output {
-        let runtime = self.runtime.as_ref().expect("it ends in drop alone");
-        runtime.block_on(future)
+        self.runtime().block_on(future)
     }
 }
 
@@ -317,8 +320,7 @@ impl LockGuard {
     /// own thread: it must be quick and must not block.
     pub fn on_lost(&self, tell: impl FnOnce(Lost) + Send + 'static) {
         let lost = self.guard.lost();
-        self.thread
-            .block_on(async { tokio::spawn(async { tell(lost.await) }) });
+        self.thread.runtime().spawn(async { tell(lost.await) });
     }
 
     /// As [`crate::LockGuard::renew`].
