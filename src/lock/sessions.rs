@@ -55,6 +55,14 @@ impl Sessions {
         self.ties.len()
     }
 
+    /// The tie of an owner's holds on a lock.
+    pub(crate) fn tie_of(&self, key: KeyRef<'_>, owner: &Owner) -> Option<Tie> {
+        if self.is_empty() {
+            return None;
+        }
+        self.ties.get(&place(key, owner)).copied()
+    }
+
     /// Ties holds to a client, and to no other any more. Re-entry does not
     /// shorten the lease that is kept up.
     pub(crate) fn tie(

@@ -90,7 +90,12 @@ impl<'c> LockKey<'c> {
     /// propagates that, and tells every subscriber, this module included; so
     /// nothing of the module's state may be borrowed meanwhile.
     pub(crate) fn open(&self) -> OpenLock<'c> {
-        OpenLock::new(*self)
+        OpenLock::new(*self, raw::REDISMODULE_READ | raw::REDISMODULE_WRITE)
+    }
+
+    /// Opens the key where nothing will be written, which a replica can do too.
+    pub(crate) fn open_to_read(&self) -> OpenLock<'c> {
+        OpenLock::new(*self, raw::REDISMODULE_READ)
     }
 }
 

@@ -23,8 +23,7 @@ pub(crate) struct OpenLock<'c> {
 
 impl<'c> OpenLock<'c> {
     /// Opens the key.
-    pub(super) fn new(key: LockKey<'c>) -> Self {
-        let mode = raw::REDISMODULE_READ | raw::REDISMODULE_WRITE;
+    pub(super) fn new(key: LockKey<'c>, mode: u32) -> Self {
         // SAFETY: the context and the name are alive for 'c, and the handle is
         // closed by `drop` before either ends.
         let handle = unsafe {
