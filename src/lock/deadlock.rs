@@ -3,7 +3,9 @@
 //! An owner that waits for a lock waits for everybody who holds it, and for
 //! everybody who queued for it before. A new wait is a deadlock if one of those
 //! waits, directly or through others, for the one who would wait. Since no other
-//! event makes an owner wait for somebody new, checking each new wait is enough.
+//! event makes an owner wait for somebody new, checking each new wait is enough:
+//! a lock goes to those for whom the others wait already, and an owner keeps its
+//! place in line as long as any of its requests waits there.
 //!
 //! # What the search costs
 //! It follows holders that wait themselves, and those in front in a queue that
@@ -54,7 +56,7 @@ pub(crate) fn find<'h, T>(
     holders: impl Iterator<Item = &'h Owner>,
     newcomer: &Owner,
 ) -> Option<Vec<Link>> {
-    if queues.first_id_of(key, newcomer).is_some() {
+    if queues.place_of(key, newcomer).is_some() {
         // It waits there already, and will get both with one grant.
         return None;
     }
@@ -68,9 +70,9 @@ pub(crate) fn find<'h, T>(
     search.wait(newcomer, key, holders, None);
     while let Some(owner) = search.to_follow.pop_front() {
         for wait in queues.waits_of(&owner) {
-            let first = queues.first_id_of(wait.as_ref(), &owner);
+            let place = queues.place_of(wait.as_ref(), &owner);
             let holders = queues.holders(wait.as_ref()).iter();
-            if let Some(last) = search.wait(&owner, wait.as_ref(), holders, first) {
+            if let Some(last) = search.wait(&owner, wait.as_ref(), holders, place) {
                 return Some(search.cycle(last));
             }
         }
@@ -89,21 +91,21 @@ struct Search<'q, T> {
 }
 
 impl<'q, T> Search<'q, T> {
-    /// Follows one wait, of an owner whose first request in that queue has this
-    /// id, or that would join the end of it. Returns the link that leads back to
+    /// Follows one wait, of an owner that has this place in that queue, or that
+    /// would join the end of it. Returns the link that leads back to
     /// the newcomer, if there is one.
     fn wait<'h>(
         &mut self,
         waiter: &Owner,
         key: KeyRef<'_>,
         holders: impl Iterator<Item = &'h Owner>,
-        first: Option<WaiterId>,
+        place: Option<WaiterId>,
     ) -> Option<Link> {
-        let in_front = |id: WaiterId| first.is_none_or(|first| id < first);
+        let in_front = |other: WaiterId| place.is_none_or(|place| other < place);
         let key: KeyBuf = key.into();
         match self.searched.get(&key) {
             Some(None) => return None,
-            Some(&Some(searched)) if first.is_some_and(|first| first <= searched) => return None,
+            Some(&Some(searched)) if place.is_some_and(|place| place <= searched) => return None,
             _ => {}
         }
         let link = |blocker: &Owner, held| Link {
@@ -119,19 +121,16 @@ impl<'q, T> Search<'q, T> {
             self.reach(holder, || link(holder, true));
         }
         let queues = self.queues;
-        let newcomers = queues.first_id_of(key.as_ref(), self.newcomer);
+        let newcomers = queues.place_of(key.as_ref(), self.newcomer);
         if waiter != self.newcomer && newcomers.is_some_and(in_front) {
             return Some(link(self.newcomer, false));
         }
         for owner in queues.waiting_for_several() {
-            if queues
-                .first_id_of(key.as_ref(), owner)
-                .is_some_and(in_front)
-            {
+            if queues.place_of(key.as_ref(), owner).is_some_and(in_front) {
                 self.reach(owner, || link(owner, false));
             }
         }
-        self.searched.insert(key, first);
+        self.searched.insert(key, place);
         None
     }
 

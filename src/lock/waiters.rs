@@ -13,6 +13,11 @@
 //! one exception, which delays nobody: requests of an owner that holds the lock
 //! are re-entries, and a re-entry never waits.
 //!
+//! An owner has one place in a line, however many of its requests wait there: a
+//! grant serves them all. It keeps the place as long as any of them waits. So
+//! who sends a request again on a new connection loses nothing when the server
+//! notices that the old one is gone, and comes to wait for nobody new.
+//!
 //! # When to look again
 //! A lock can come free without a command of ours: its lease ends, or somebody
 //! deletes the key. Each contended key therefore has a time at which it must be
@@ -83,10 +88,21 @@ pub(crate) struct Waiter<T> {
 struct Queue<T> {
     name: Rc<[u8]>,
     waiters: BTreeMap<WaiterId, Waiter<T>>,
-    by_owner: HashMap<Owner, BTreeSet<WaiterId>>,
+    /// The owners, in the order in which they are served.
+    line: BTreeMap<WaiterId, Owner>,
+    by_owner: HashMap<Owner, Place>,
     /// Who held the lock when it was looked at last.
     holders: SmallVec<[Owner; 1]>,
     look_at_ms: Option<i64>,
+}
+
+/// An owner's place in a line.
+#[derive(Debug)]
+struct Place {
+    /// The request with which it came, which may be gone.
+    since: WaiterId,
+    /// Its requests that wait.
+    ids: BTreeSet<WaiterId>,
 }
 
 impl<T> Queue<T> {
@@ -94,6 +110,7 @@ impl<T> Queue<T> {
         Self {
             name,
             waiters: BTreeMap::new(),
+            line: BTreeMap::new(),
             by_owner: HashMap::new(),
             holders: SmallVec::new(),
             look_at_ms: None,
@@ -103,13 +120,27 @@ impl<T> Queue<T> {
     fn remove(&mut self, id: WaiterId) -> Option<Waiter<T>> {
         let waiter = self.waiters.remove(&id)?;
         let owner = &waiter.request.owner;
-        if let Some(ids) = self.by_owner.get_mut(owner) {
-            ids.remove(&id);
-            if ids.is_empty() {
+        if let Some(place) = self.by_owner.get_mut(owner) {
+            place.ids.remove(&id);
+            if place.ids.is_empty() {
+                self.line.remove(&place.since);
                 self.by_owner.remove(owner);
             }
         }
         Some(waiter)
+    }
+
+    /// The first request of the owner that is first in line.
+    fn first_id(&self) -> Option<WaiterId> {
+        let first = self.line.first_key_value();
+        #[cfg(feature = "planted-faults")]
+        let first = Fault::LastInFirstOut.instead(first, || self.line.last_key_value());
+        let (_, owner) = first?;
+        self.first_id_of(owner)
+    }
+
+    fn first_id_of(&self, owner: &Owner) -> Option<WaiterId> {
+        self.by_owner.get(owner)?.ids.first().copied()
     }
 }
 
@@ -208,9 +239,14 @@ impl<T> WaitQueues<T> {
                     .or_insert_with(|| Queue::new(name))
             }
         };
-        let ids = queue.by_owner.entry(request.owner.clone()).or_default();
-        ids.insert(id);
-        if ids.len() == 1 {
+        let place = queue.by_owner.entry(request.owner.clone());
+        let place = place.or_insert_with(|| Place {
+            since: id,
+            ids: BTreeSet::new(),
+        });
+        place.ids.insert(id);
+        if place.since == id {
+            queue.line.insert(id, request.owner.clone());
             let name = Rc::clone(&queue.name);
             let waits = self.waits.entry(request.owner.clone()).or_default();
             waits.push(KeyBuf { db: key.db, name });
@@ -256,16 +292,14 @@ impl<T> WaitQueues<T> {
 
     /// The first waiter.
     pub(crate) fn first(&self, key: KeyRef<'_>) -> Option<&Waiter<T>> {
-        let waiters = &self.queue(key)?.waiters;
-        let first = waiters.first_key_value();
-        #[cfg(feature = "planted-faults")]
-        let first = Fault::LastInFirstOut.instead(first, || waiters.last_key_value());
-        first.map(|(_, waiter)| waiter)
+        let queue = self.queue(key)?;
+        queue.waiters.get(&queue.first_id()?)
     }
 
-    /// The first request of this owner in the key's queue.
-    pub(crate) fn first_id_of(&self, key: KeyRef<'_>, owner: &Owner) -> Option<WaiterId> {
-        self.queue(key)?.by_owner.get(owner)?.first().copied()
+    /// Where this owner stands in the key's queue: the lesser, the sooner it is
+    /// served.
+    pub(crate) fn place_of(&self, key: KeyRef<'_>, owner: &Owner) -> Option<WaiterId> {
+        Some(self.queue(key)?.by_owner.get(owner)?.since)
     }
 
     /// The keys for which this owner waits.
@@ -302,17 +336,13 @@ impl<T> WaitQueues<T> {
 
     /// Takes the first waiter.
     pub(crate) fn take_first(&mut self, key: KeyRef<'_>) -> Option<Waiter<T>> {
-        let waiters = &self.queue(key)?.waiters;
-        let first = waiters.first_key_value();
-        #[cfg(feature = "planted-faults")]
-        let first = Fault::LastInFirstOut.instead(first, || waiters.last_key_value());
-        let (&id, _) = first?;
+        let id = self.queue(key)?.first_id()?;
         self.remove(key, id)
     }
 
     /// Takes the first waiter of this owner.
     pub(crate) fn take_first_of(&mut self, key: KeyRef<'_>, owner: &Owner) -> Option<Waiter<T>> {
-        let id = *self.queue(key)?.by_owner.get(owner)?.first()?;
+        let id = self.queue(key)?.first_id_of(owner)?;
         self.remove(key, id)
     }
 
