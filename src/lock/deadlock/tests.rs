@@ -516,7 +516,11 @@ mod against_brute_force {
     fn every_deadlock_is_refused_and_nothing_else() {
         let config = Config::default();
         let cases = config.cases.max(4096);
-        let mut runner = TestRunner::new(Config { cases, ..config });
+        let mut runner = TestRunner::new(Config {
+            cases,
+            source_file: Some(file!()),
+            ..config
+        });
         let (waits, refused) = (Cell::new(0_u64), Cell::new(0_u64));
         let result = runner.run(&steps(), |steps| {
             let mut world = World::default();

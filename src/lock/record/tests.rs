@@ -93,6 +93,13 @@ pub(in crate::lock) fn limit(count: i64) -> Limit {
     Limit::from_count(count).unwrap()
 }
 
+/// The fields of a hash have no order, and so the holders of a lock have none.
+pub(in crate::lock) fn sorted(mut lock: Lock) -> Lock {
+    lock.holders
+        .sort_by(|one, other| one.owner.cmp(&other.owner));
+    lock
+}
+
 /// The write of a permit and of the count beside it.
 fn writes(holder: &Holder, new_fence: Option<i64>) -> Effect {
     Effect::SetHolder {

@@ -221,13 +221,6 @@ fn permit_field(owner: &Owner) -> Vec<u8> {
     [PERMIT_PREFIX, owner.as_bytes()].concat()
 }
 
-/// The fields of a hash have no order, and so the holders of a lock have none.
-fn sorted(mut lock: Lock) -> Lock {
-    lock.holders
-        .sort_by(|one, other| one.owner.cmp(&other.owner));
-    lock
-}
-
 #[derive(Debug, PartialEq)]
 enum Reply {
     Acquired(Result<Acquired, LockError>),
