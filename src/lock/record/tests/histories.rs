@@ -190,12 +190,8 @@ impl Stored {
                     self.expires_at_ms = Some(now_ms + lease_ms);
                 }
             }
-            Step::Clock { .. } => {
-                if self.expires_at_ms.is_some_and(|end| end < now_ms) {
-                    self.apply(&[Effect::Delete]);
-                }
-            }
-            Step::Del => self.apply(&[Effect::Delete]),
+            Step::Clock { .. } if self.expires_at_ms.is_none_or(|end| end >= now_ms) => {}
+            Step::Clock { .. } | Step::Del => self.apply(&[Effect::Delete]),
             Step::HdelOwner { who } => {
                 self.hash.remove(OWNERS[who].as_bytes());
                 if self.hash.is_empty() {
