@@ -2,8 +2,10 @@
 //!
 //! An owner that waits for a lock waits for everybody who holds it, and for
 //! everybody who queued for it before. A new wait is a deadlock if one of those
-//! waits, directly or through others, for the one who would wait. Since no other
-//! event makes an owner wait for somebody new, checking each new wait is enough.
+//! waits, directly or through others, for the one who would wait. Hardly any other
+//! event makes an owner wait for somebody new, so each new wait is checked and
+//! nothing else. The one exception: an owner with two requests in one queue, the
+//! first of which leaves, then waits for those between them.
 //!
 //! # What the search costs
 //! It follows holders that wait themselves, and those in front in a queue that

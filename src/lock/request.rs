@@ -246,4 +246,51 @@ mod tests {
         assert_eq!(HoldNumber::new(0), Err(Usage::HoldOutOfRange));
         assert_eq!(HoldNumber::new(1).map(HoldNumber::count_without), Ok(0));
     }
+    #[test]
+    fn timeouts_are_endless_or_end_within_the_reach_of_the_clock() {
+        for ms in [i64::MIN, -1] {
+            assert_eq!(Timeout::from_ms(ms), Err(Usage::TimeoutNegative));
+        }
+        for ms in [Timeout::MS_MAX + 1, i64::MAX] {
+            assert_eq!(Timeout::from_ms(ms), Err(Usage::TimeoutOutOfRange));
+        }
+        for ms in [0, 1, Timeout::MS_MAX] {
+            assert_eq!(Timeout::from_ms(ms).map(Timeout::ms_or_zero), Ok(ms));
+        }
+    }
+
+    #[test]
+    fn limits_count_from_one_and_a_smaller_one_is_stricter() {
+        for count in [i64::MIN, -1, 0, FENCE_MAX + 1, i64::MAX] {
+            assert_eq!(Limit::from_count(count), Err(Usage::LimitOutOfRange));
+        }
+        assert_eq!(Limit::from_count(1), Ok(Limit::EXCLUSIVE));
+        let counts = [1, 2, 3, FENCE_MAX];
+        let limits = counts.map(|count| Limit::from_count(count).unwrap());
+        assert!(limits.is_sorted());
+        assert!(limits.iter().all(|&limit| limit < Limit::SHARED));
+    }
+
+    #[test]
+    fn a_limit_is_stored_as_its_count_or_as_zero() {
+        for count in [1, 2, FENCE_MAX] {
+            let limit = Limit::from_count(count).unwrap();
+            assert_eq!(limit.count_or_zero(), count);
+            assert_eq!(Limit::from_count_or_zero(count), Some(limit));
+        }
+        assert_eq!(Limit::SHARED.count_or_zero(), 0);
+        assert_eq!(Limit::from_count_or_zero(0), Some(Limit::SHARED));
+        for count in [i64::MIN, -1, FENCE_MAX + 1, i64::MAX] {
+            assert_eq!(Limit::from_count_or_zero(count), None);
+        }
+    }
+
+    #[test]
+    fn a_limit_has_room_for_as_many_as_it_counts() {
+        let three = Limit::from_count(3).unwrap();
+        let room = [0, 1, 2, 3, 4, usize::MAX].map(|holders| three.has_room_beside(holders));
+        assert_eq!(room, [true, true, true, false, false, false]);
+        assert!(Limit::EXCLUSIVE.has_room_beside(0) && !Limit::EXCLUSIVE.has_room_beside(1));
+        assert!(Limit::SHARED.has_room_beside(1_000_000));
+    }
 }

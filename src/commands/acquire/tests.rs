@@ -1,13 +1,21 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::lock::fence::FENCE_MAX;
 use crate::lock::request::{HoldNumber, LEASE_MS_MAX, Lease, Owner};
 
 type Parsed = Result<(AcquireRequest, Option<Timeout>), Usage>;
 
+/// The connection of whoever asks.
+const CLIENT: ClientId = ClientId(17);
+
 fn read(words: &[&str]) -> Parsed {
+    read_from(words, || Ok(CLIENT))
+}
+
+fn read_from(words: &[&str], connection: impl FnOnce() -> Result<ClientId, Usage>) -> Parsed {
     let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
-    parse(Args::new(&words), || Ok(ClientId(1)))
+    parse(Args::new(&words), connection)
 }
 
 /// The request of owner `me`.
@@ -20,6 +28,29 @@ fn asks(lease_ms: i64, timeout_ms: Option<i64>, hold: Option<i64>) -> Parsed {
         session: None,
     };
     Ok((request, timeout_ms.map(Timeout::from_ms).transpose()?))
+}
+
+/// The same with another limit, or tied to the connection.
+fn with(asked: Parsed, limit: Limit, session: Option<ClientId>) -> Parsed {
+    let (request, timeout) = asked?;
+    let request = AcquireRequest {
+        limit,
+        session,
+        ..request
+    };
+    Ok((request, timeout))
+}
+
+fn asks_as(limit: Limit) -> Parsed {
+    with(asks(30_000, None, None), limit, None)
+}
+
+fn asks_in_session(limit: Limit) -> Parsed {
+    with(asks(30_000, None, None), limit, Some(CLIENT))
+}
+
+fn limit(count: i64) -> Limit {
+    Limit::from_count(count).unwrap()
 }
 
 #[track_caller]
@@ -43,6 +74,80 @@ fn each_option_is_read() {
     check(&["LEASE", "5"], asks(5, None, None));
     check(&["BLOCK", "7"], asks(30_000, Some(7), None));
     check(&["HOLD", "3"], asks(30_000, None, Some(3)));
+    check(&["SHARED"], asks_as(Limit::SHARED));
+    check(&["LIMIT", "3"], asks_as(limit(3)));
+    check(&["SESSION"], asks_in_session(Limit::EXCLUSIVE));
+    check(&["SHARED", "SESSION"], asks_in_session(Limit::SHARED));
+    check(&["SESSION", "LIMIT", "3"], asks_in_session(limit(3)));
+}
+
+#[test]
+fn a_limit_of_one_is_exclusive() {
+    check(&["LIMIT", "1"], asks(30_000, None, None));
+}
+
+#[test]
+fn limits_have_bounds() {
+    for word in ["0", "-1", "9007199254740992", "9223372036854775807"] {
+        check_refused(&["LIMIT", word], Usage::LimitOutOfRange);
+    }
+    for count in [1, 2, FENCE_MAX] {
+        check(&["LIMIT", &count.to_string()], asks_as(limit(count)));
+    }
+}
+
+#[test]
+fn shared_and_limited_exclude_each_other() {
+    check_refused(&["SHARED", "LIMIT", "3"], Usage::Syntax);
+    check_refused(&["LIMIT", "3", "SHARED"], Usage::Syntax);
+    check_refused(&["LIMIT", "1", "LEASE", "5", "SHARED"], Usage::Syntax);
+    // What comes first is told first.
+    check_refused(&["SHARED", "LIMIT", "0"], Usage::LimitOutOfRange);
+}
+
+#[test]
+fn a_flag_has_no_value() {
+    for flag in ["SHARED", "SESSION"] {
+        for value in ["1", "yes", "", "0"] {
+            check_refused(&[flag, value], Usage::Syntax);
+            check_refused(&["LEASE", "5", flag, value], Usage::Syntax);
+        }
+    }
+}
+
+#[test]
+fn only_a_session_asks_for_the_connection() {
+    let no_connection = || panic!("it was asked for");
+    for words in [
+        vec!["me"],
+        vec!["me", "SHARED", "LEASE", "5", "BLOCK", "0", "HOLD", "1"],
+        vec!["me", "LIMIT", "3"],
+        vec!["SESSION"],
+    ] {
+        assert!(read_from(&words, no_connection).is_ok(), "{words:?}");
+    }
+    // Nor do words that are refused anyway.
+    for words in [
+        vec!["me", "SESSION", "SESSION"],
+        vec!["me", "SESSION", "NOPE"],
+        vec!["me", "SESSION", "LEASE", "0"],
+        vec!["me", "SESSION", "SHARED", "LIMIT", "3"],
+        vec!["", "SESSION"],
+    ] {
+        assert!(read_from(&words, no_connection).is_err(), "{words:?}");
+    }
+}
+
+#[test]
+fn a_session_without_a_connection_is_refused() {
+    for words in [
+        vec!["me", "SESSION"],
+        vec!["me", "session", "LIMIT", "3"],
+        vec!["me", "LEASE", "5", "SESSION", "SHARED"],
+    ] {
+        let parsed = read_from(&words, || Err(Usage::NoSession));
+        assert_eq!(parsed, Err(Usage::NoSession), "{words:?}");
+    }
 }
 
 #[test]
@@ -65,16 +170,23 @@ fn an_unknown_option_is_a_syntax_error() {
 
 #[test]
 fn a_repeated_option_is_a_syntax_error_even_with_the_same_value() {
-    for name in ["LEASE", "BLOCK", "HOLD"] {
+    for name in ["LEASE", "BLOCK", "HOLD", "LIMIT"] {
         check_refused(&[name, "5", name, "5"], Usage::Syntax);
         let lower = name.to_ascii_lowercase();
         check_refused(&[name, "5", &lower, "x"], Usage::Syntax);
+    }
+    for flag in ["SHARED", "SESSION"] {
+        check_refused(&[flag, flag], Usage::Syntax);
+        check_refused(
+            &[flag, "LEASE", "5", &flag.to_ascii_lowercase()],
+            Usage::Syntax,
+        );
     }
 }
 
 #[test]
 fn an_unfinished_option_is_a_syntax_error() {
-    for name in ["LEASE", "BLOCK", "HOLD"] {
+    for name in ["LEASE", "BLOCK", "HOLD", "LIMIT"] {
         check_refused(&[name], Usage::Syntax);
         check_refused(&[name, "5", name], Usage::Syntax);
     }
@@ -97,6 +209,7 @@ fn a_value_must_be_an_integer_as_redis_writes_it() {
     ] {
         check_refused(&["LEASE", word], Usage::NotAnInteger);
         check_refused(&["HOLD", word], Usage::NotAnInteger);
+        check_refused(&["LIMIT", word], Usage::NotAnInteger);
         check_refused(&["BLOCK", word], Usage::TimeoutOutOfRange);
     }
     // An option takes the next word, whatever it looks like.
@@ -162,37 +275,66 @@ fn an_owner_may_look_like_an_option() {
 
 /// Words of which some mean something, so that a few of the lines do as well.
 fn words() -> impl Strategy<Value = Vec<Vec<u8>>> {
-    const KNOWN: &[&str] = &["lease", "LEASE", "Block", "hold", "0", "5", "-1", "@", ""];
-    let word = prop_oneof![
-        prop::sample::select(KNOWN).prop_map(|word| word.as_bytes().to_vec()),
-        prop::collection::vec(any::<u8>(), 0..8),
+    const KNOWN: &[&str] = &[
+        "lease", "LEASE", "Block", "hold", "SHARED", "Limit", "session", "0", "5", "-1", "@", "",
     ];
-    prop::collection::vec(word, 0..9)
+    let word = prop_oneof![
+        3 => prop::sample::select(KNOWN).prop_map(|word| word.as_bytes().to_vec()),
+        1 => prop::collection::vec(any::<u8>(), 0..8),
+    ];
+    prop::collection::vec(word, 0..11)
+}
+
+fn mixed_case(name: &str, in_capitals: [bool; 7]) -> String {
+    let letters = name.chars().zip(in_capitals);
+    letters
+        .map(|(letter, in_capitals)| {
+            if in_capitals {
+                letter
+            } else {
+                letter.to_ascii_lowercase()
+            }
+        })
+        .collect()
 }
 
 proptest! {
     #[test]
     fn options_come_in_any_order_and_case(
-        options in Just([["LEASE", "5"], ["BLOCK", "7"], ["HOLD", "3"]]).prop_shuffle(),
-        in_capitals in any::<[[bool; 5]; 3]>(),
+        options in Just([
+            ("LEASE", Some("5")),
+            ("BLOCK", Some("7")),
+            ("HOLD", Some("3")),
+            ("SHARED", None),
+            ("LIMIT", Some("4")),
+            ("SESSION", None),
+        ]).prop_shuffle(),
+        left_out in prop::sample::select(&["SHARED", "LIMIT"][..]),
+        in_capitals in any::<[[bool; 7]; 6]>(),
     ) {
         let mut words = vec!["me".to_owned()];
-        for ([name, value], in_capitals) in options.into_iter().zip(in_capitals) {
-            let mixed = name.chars().zip(in_capitals).map(|(letter, in_capitals)| {
-                if in_capitals { letter } else { letter.to_ascii_lowercase() }
-            });
-            words.extend([mixed.collect(), value.to_owned()]);
+        for ((name, value), in_capitals) in options.into_iter().zip(in_capitals) {
+            if name != left_out {
+                words.push(mixed_case(name, in_capitals));
+                words.extend(value.map(str::to_owned));
+            }
         }
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        prop_assert_eq!(read(&words), asks(5, Some(7), Some(3)));
+        let limit = if left_out == "LIMIT" { Limit::SHARED } else { limit(4) };
+        prop_assert_eq!(read(&words), with(asks(5, Some(7), Some(3)), limit, Some(CLIENT)));
     }
 
     #[test]
     fn no_words_make_it_panic(words in words()) {
         let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
-        if let Ok((request, _)) = parse(Args::new(&words), || Ok(ClientId(1))) {
+        if let Ok((request, timeout)) = parse(Args::new(&words), || Ok(CLIENT)) {
             prop_assert_eq!(request.owner.as_bytes(), words[0]);
-            prop_assert!(words.len() <= 7 && words.len() % 2 == 1);
+            let has = |name: &[u8]| words[1..].iter().any(|word| word.eq_ignore_ascii_case(name));
+            prop_assert_eq!(request.session.is_some(), has(b"session"));
+            prop_assert_eq!(timeout.is_some(), has(b"block"));
+            prop_assert_eq!(request.hold.is_some(), has(b"hold"));
+            prop_assert_eq!(request.limit == Limit::SHARED, has(b"shared"));
+            prop_assert!(!(has(b"shared") && has(b"limit")));
         }
     }
 }

@@ -1,1 +1,327 @@
+use proptest::prelude::*;
 
+use super::*;
+
+const KEY: KeyRef<'static> = key(0, b"k");
+const OTHER: KeyRef<'static> = key(1, b"k");
+
+const fn key(db: i32, name: &[u8]) -> KeyRef<'_> {
+    KeyRef { db, name }
+}
+
+fn owner(name: &str) -> Owner {
+    Owner::new(name.as_bytes()).unwrap()
+}
+
+fn fence(token: i64) -> Fence {
+    Fence::new(token).unwrap()
+}
+
+fn lease(ms: i64) -> Lease {
+    Lease::from_ms(ms).unwrap()
+}
+
+/// What a test compares of a tie: client, token and lease.
+type Told = (u64, i64, i64);
+
+fn told(tie: &Tie) -> Told {
+    (tie.client.0, tie.fence.get(), tie.lease.ms())
+}
+
+fn tie(sessions: &mut Sessions, key: KeyRef<'_>, name: &str, to: Told, now_ms: i64) {
+    let (client, token, lease_ms) = to;
+    let (client, fence, lease) = (ClientId(client), fence(token), lease(lease_ms));
+    sessions.tie(key, &owner(name), client, fence, lease, now_ms);
+}
+
+fn take_client(sessions: &mut Sessions, client: u64) -> Vec<(Place, Told)> {
+    let ties = sessions.take_client(ClientId(client));
+    ties.iter()
+        .map(|(place, tie)| (place.clone(), told(tie)))
+        .collect()
+}
+
+/// Takes all renewals that are due now, in the order in which they come.
+fn drain_due(sessions: &mut Sessions, now_ms: i64) -> Vec<(Place, Told)> {
+    let due = std::iter::from_fn(|| sessions.take_due(now_ms));
+    due.map(|(place, tie)| (place, told(&tie))).collect()
+}
+
+fn at(key: KeyRef<'_>, name: &str) -> Place {
+    place(key, &owner(name))
+}
+
+#[track_caller]
+fn check_nothing_is_left(sessions: &mut Sessions) {
+    assert!(sessions.is_empty());
+    assert_eq!(sessions.len(), 0);
+    assert_eq!(sessions.next_renewal_ms(), None);
+    assert_eq!(sessions.take_due(i64::MAX), None);
+    assert!(sessions.by_client.is_empty());
+}
+
+#[test]
+fn a_client_that_is_gone_takes_all_its_ties_along_and_no_others() {
+    let mut sessions = Sessions::default();
+    check_nothing_is_left(&mut sessions);
+    tie(&mut sessions, KEY, "a", (1, 7, 300), 0);
+    tie(&mut sessions, KEY, "b", (1, 8, 300), 0);
+    tie(&mut sessions, OTHER, "a", (1, 9, 300), 0);
+    tie(&mut sessions, OTHER, "b", (2, 10, 300), 0);
+    assert_eq!(sessions.len(), 4);
+    let gone = [
+        (at(KEY, "a"), (1, 7, 300)),
+        (at(KEY, "b"), (1, 8, 300)),
+        (at(OTHER, "a"), (1, 9, 300)),
+    ];
+    assert_eq!(take_client(&mut sessions, 1), gone);
+    assert_eq!(take_client(&mut sessions, 1), []);
+    assert_eq!(take_client(&mut sessions, 3), []);
+    assert_eq!(sessions.len(), 1);
+    let left = [(at(OTHER, "b"), (2, 10, 300))];
+    assert_eq!(take_client(&mut sessions, 2), left);
+    check_nothing_is_left(&mut sessions);
+}
+
+#[test]
+fn a_tie_moves_to_the_connection_that_asked_last() {
+    let mut sessions = Sessions::default();
+    tie(&mut sessions, KEY, "a", (1, 7, 300), 0);
+    tie(&mut sessions, KEY, "a", (2, 7, 300), 0);
+    assert_eq!(sessions.len(), 1);
+    assert_eq!(take_client(&mut sessions, 1), []);
+    let moved = [(at(KEY, "a"), (2, 7, 300))];
+    assert_eq!(take_client(&mut sessions, 2), moved);
+    check_nothing_is_left(&mut sessions);
+}
+
+#[test]
+fn reentry_never_shortens_the_lease_that_is_kept_up() {
+    let mut sessions = Sessions::default();
+    for (asked, kept) in [(300, 300), (200, 300), (400, 400), (1, 400)] {
+        tie(&mut sessions, KEY, "a", (1, 7, asked), 1000);
+        assert_eq!(sessions.next_renewal_ms(), Some(1000 + kept / 3));
+    }
+    // A new hold has nothing to do with the lease of an old one.
+    tie(&mut sessions, KEY, "a", (1, 8, 60), 1000);
+    assert_eq!(sessions.next_renewal_ms(), Some(1020));
+    let tied = [(at(KEY, "a"), (1, 8, 60))];
+    assert_eq!(take_client(&mut sessions, 1), tied);
+}
+
+#[test]
+fn a_lease_that_was_renewed_by_hand_is_the_one_that_is_kept_up() {
+    let mut sessions = Sessions::default();
+    sessions.set_lease(KEY, &owner("a"), lease(300), 0);
+    check_nothing_is_left(&mut sessions);
+    tie(&mut sessions, KEY, "a", (1, 7, 300), 0);
+    sessions.set_lease(OTHER, &owner("a"), lease(30), 0);
+    sessions.set_lease(KEY, &owner("b"), lease(30), 0);
+    assert_eq!(sessions.len(), 1);
+    assert_eq!(sessions.next_renewal_ms(), Some(100));
+    for lease_ms in [60, 600] {
+        sessions.set_lease(KEY, &owner("a"), lease(lease_ms), 5);
+        assert_eq!(sessions.next_renewal_ms(), Some(5 + lease_ms / 3));
+    }
+    let tied = [(at(KEY, "a"), (1, 7, 600))];
+    assert_eq!(take_client(&mut sessions, 1), tied);
+    check_nothing_is_left(&mut sessions);
+}
+
+#[test]
+fn who_is_untied_outlives_its_client() {
+    let mut sessions = Sessions::default();
+    sessions.untie(KEY, &owner("a"));
+    tie(&mut sessions, KEY, "a", (1, 7, 300), 0);
+    tie(&mut sessions, OTHER, "a", (1, 8, 300), 0);
+    sessions.untie(KEY, &owner("b"));
+    assert_eq!(sessions.len(), 2);
+    sessions.untie(KEY, &owner("a"));
+    assert_eq!(
+        take_client(&mut sessions, 1),
+        [(at(OTHER, "a"), (1, 8, 300))]
+    );
+    check_nothing_is_left(&mut sessions);
+
+    tie(&mut sessions, KEY, "a", (1, 7, 300), 0);
+    sessions.untie(KEY, &owner("a"));
+    check_nothing_is_left(&mut sessions);
+}
+
+#[test]
+fn a_lease_is_renewed_each_time_a_third_of_it_is_over() {
+    let mut sessions = Sessions::default();
+    tie(&mut sessions, KEY, "a", (1, 7, 300), 1000);
+    tie(&mut sessions, KEY, "b", (1, 8, 3000), 1000);
+    let a = (at(KEY, "a"), (1, 7, 300));
+    let b = (at(KEY, "b"), (1, 8, 3000));
+    assert_eq!(drain_due(&mut sessions, 1099), []);
+    for now_ms in [1100, 1200, 1300] {
+        assert_eq!(sessions.next_renewal_ms(), Some(now_ms));
+        assert_eq!(drain_due(&mut sessions, now_ms), std::slice::from_ref(&a));
+    }
+    // The next one is counted from the renewal, even if that came late.
+    assert_eq!(drain_due(&mut sessions, 2050), [a, b]);
+    assert_eq!(sessions.next_renewal_ms(), Some(2150));
+    assert_eq!(sessions.len(), 2);
+}
+
+#[test]
+fn the_shortest_lease_is_renewed_every_millisecond_and_no_time_overflows() {
+    for lease_ms in [1, 2, 3, 5] {
+        let mut sessions = Sessions::default();
+        tie(&mut sessions, KEY, "a", (1, 7, lease_ms), 1000);
+        assert_eq!(sessions.next_renewal_ms(), Some(1001));
+        assert_eq!(drain_due(&mut sessions, 1001).len(), 1, "no endless round");
+    }
+    let mut sessions = Sessions::default();
+    let longest = Lease::LONGEST.ms();
+    tie(&mut sessions, KEY, "a", (1, 7, longest), i64::MAX - 1);
+    assert_eq!(sessions.next_renewal_ms(), Some(i64::MAX));
+}
+
+/// The sessions against a plain list.
+mod against_a_model {
+    use super::*;
+
+    const KEYS: [KeyRef<'static>; 3] = [key(0, b"a"), key(0, b"b"), key(1, b"a")];
+    const OWNERS: [&str; 3] = ["x", "y", "z"];
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Tie {
+            key: usize,
+            who: usize,
+            to: Told,
+        },
+        SetLease {
+            key: usize,
+            who: usize,
+            lease_ms: i64,
+        },
+        Untie {
+            key: usize,
+            who: usize,
+        },
+        TakeClient {
+            client: u64,
+        },
+        TakeDue,
+        /// Time passes, or the clock is set back.
+        Clock {
+            by_ms: i64,
+        },
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let place = || (0..KEYS.len(), 0..OWNERS.len());
+        let client = || 1..4_u64;
+        let lease_ms = || 1..100_i64;
+        let step = prop_oneof![
+            8 => (place(), (client(), 1..4_i64, lease_ms()))
+                .prop_map(|((key, who), to)| Step::Tie { key, who, to }),
+            2 => (place(), lease_ms())
+                .prop_map(|((key, who), lease_ms)| Step::SetLease { key, who, lease_ms }),
+            2 => place().prop_map(|(key, who)| Step::Untie { key, who }),
+            1 => client().prop_map(|client| Step::TakeClient { client }),
+            6 => Just(Step::TakeDue),
+            4 => (-10..40_i64).prop_map(|by_ms| Step::Clock { by_ms }),
+        ];
+        prop::collection::vec(step, 1..120)
+    }
+
+    #[derive(Clone, Debug)]
+    struct Tied {
+        place: Place,
+        to: Told,
+        renew_at_ms: i64,
+    }
+
+    #[derive(Default)]
+    struct Model {
+        ties: Vec<Tied>,
+    }
+
+    impl Model {
+        fn untie(&mut self, place: &Place) -> Option<Tied> {
+            let found = self.ties.iter().position(|tied| tied.place == *place)?;
+            Some(self.ties.remove(found))
+        }
+
+        fn tie(&mut self, place: Place, to: Told, now_ms: i64) {
+            let (_, _, lease_ms) = to;
+            let renew_at_ms = now_ms + (lease_ms / 3).max(1);
+            self.ties.push(Tied {
+                place,
+                to,
+                renew_at_ms,
+            });
+        }
+
+        fn take_client(&mut self, client: u64) -> Vec<(Place, Told)> {
+            self.ties.sort_by(|one, other| one.place.cmp(&other.place));
+            let gone = self.ties.extract_if(.., |tied| tied.to.0 == client);
+            gone.map(|tied| (tied.place, tied.to)).collect()
+        }
+
+        fn take_due(&mut self, now_ms: i64) -> Option<(Place, Told)> {
+            let due = self.ties.iter().filter(|tied| tied.renew_at_ms <= now_ms);
+            let first = due.min_by_key(|tied| (tied.renew_at_ms, &tied.place))?;
+            let tied = first.clone();
+            self.untie(&tied.place);
+            self.tie(tied.place.clone(), tied.to, now_ms);
+            Some((tied.place, tied.to))
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn sessions_behave_like_a_plain_list(steps in steps()) {
+            let mut sessions = Sessions::default();
+            let mut model = Model::default();
+            let mut now_ms = 1000;
+            for step in steps {
+                match step {
+                    Step::Tie { key, who, to: (client, token, lease_ms) } => {
+                        tie(&mut sessions, KEYS[key], OWNERS[who], (client, token, lease_ms), now_ms);
+                        let place = at(KEYS[key], OWNERS[who]);
+                        let kept_ms = match model.untie(&place) {
+                            Some(Tied { to: (_, old, old_ms), .. }) if old == token => old_ms,
+                            _ => 0,
+                        };
+                        model.tie(place, (client, token, lease_ms.max(kept_ms)), now_ms);
+                    }
+                    Step::SetLease { key, who, lease_ms } => {
+                        sessions.set_lease(KEYS[key], &owner(OWNERS[who]), lease(lease_ms), now_ms);
+                        if let Some(tied) = model.untie(&at(KEYS[key], OWNERS[who])) {
+                            let (client, token, _) = tied.to;
+                            model.tie(tied.place, (client, token, lease_ms), now_ms);
+                        }
+                    }
+                    Step::Untie { key, who } => {
+                        sessions.untie(KEYS[key], &owner(OWNERS[who]));
+                        model.untie(&at(KEYS[key], OWNERS[who]));
+                    }
+                    Step::TakeClient { client } => {
+                        let gone = take_client(&mut sessions, client);
+                        prop_assert_eq!(gone, model.take_client(client));
+                    }
+                    Step::TakeDue => {
+                        let due = sessions.take_due(now_ms);
+                        let due = due.map(|(place, tie)| (place, told(&tie)));
+                        prop_assert_eq!(due, model.take_due(now_ms));
+                    }
+                    Step::Clock { by_ms } => now_ms += by_ms,
+                }
+                prop_assert_eq!(sessions.len(), model.ties.len());
+                prop_assert_eq!(sessions.is_empty(), model.ties.is_empty());
+                let next = model.ties.iter().map(|tied| tied.renew_at_ms).min();
+                prop_assert_eq!(sessions.next_renewal_ms(), next);
+            }
+            for client in 1..4 {
+                prop_assert_eq!(take_client(&mut sessions, client), model.take_client(client));
+            }
+            check_nothing_is_left(&mut sessions);
+        }
+    }
+}

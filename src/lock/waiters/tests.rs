@@ -25,11 +25,26 @@ fn request(name: &str) -> AcquireRequest {
     }
 }
 
+fn holder(name: &str) -> Holder {
+    Holder {
+        owner: owner(name),
+        holds: 1,
+        fence: None,
+        lease_end_ms: Some(7),
+        limit: Limit::EXCLUSIVE,
+    }
+}
+
+/// The owners that are noted as holders.
+fn owners<'q, T>(queues: &'q WaitQueues<T>, key: KeyRef<'_>) -> impl Iterator<Item = &'q Owner> {
+    queues.holders(key).iter().map(|noted| &noted.owner)
+}
+
 /// Queues whose tickets are the waiters' own ids.
 type Queues = WaitQueues<WaiterId>;
 
 fn wait(queues: &mut Queues, key: KeyRef<'_>, name: &str) -> WaiterId {
-    queues.push(key, request(name), MANY, |id| id).unwrap()
+    queues.push(key, request(name), 0, MANY, |id| id).unwrap()
 }
 
 fn wait_in_line<const N: usize>(
@@ -65,6 +80,10 @@ fn check_nothing_is_left(queues: &mut Queues) {
     assert_eq!(queues.next_look_ms(), None);
     assert_eq!(queues.take_due(i64::MAX), None);
     assert!(queues.take_first(KEY).is_none());
+    assert!(queues.first(KEY).is_none());
+    assert!(queues.waits_of(&owner("a")).is_empty());
+    assert!(queues.holders(KEY).is_empty());
+    assert_eq!(queues.waiting_for_several().count(), 0);
 }
 
 #[test]
@@ -75,9 +94,68 @@ fn first_come_first_served() {
 }
 
 #[test]
+fn the_first_is_seen_before_it_is_taken() {
+    let mut queues = Queues::default();
+    assert!(queues.first(KEY).is_none());
+    for id in wait_in_line(&mut queues, KEY, ["b", "a"]) {
+        let first = queues.first(KEY);
+        assert_eq!(first.map(|waiter| waiter.ticket), Some(id));
+        queues.take_first(KEY).unwrap();
+    }
+    assert!(queues.first(KEY).is_none());
+}
+
+#[test]
+fn it_is_known_for_which_keys_an_owner_waits() {
+    let mut queues = Queues::default();
+    let first = wait(&mut queues, KEY, "a");
+    let again = wait(&mut queues, KEY, "a");
+    wait(&mut queues, KEY, "b");
+    assert_eq!(queues.waits_of(&owner("a")), bufs([KEY]));
+    assert_eq!(queues.waiting_for_several().count(), 0);
+
+    wait(&mut queues, key(1, b"k"), "a");
+    assert_eq!(queues.waits_of(&owner("a")), bufs([KEY, key(1, b"k")]));
+    assert_eq!(queues.waits_of(&owner("b")), bufs([KEY]));
+    assert!(queues.waits_of(&owner("c")).is_empty());
+    assert!(queues.waiting_for_several().eq([&owner("a")]));
+
+    // It waits for a key until the last of its requests there is gone.
+    queues.remove(KEY, first).unwrap();
+    assert!(queues.waiting_for_several().eq([&owner("a")]));
+    queues.remove(KEY, again).unwrap();
+    assert_eq!(queues.waits_of(&owner("a")), bufs([key(1, b"k")]));
+    assert_eq!(queues.waiting_for_several().count(), 0);
+}
+
+#[test]
+fn who_holds_a_lock_is_noted_while_somebody_waits_for_it() {
+    let mut queues = Queues::default();
+    let [a, b] = [holder("a"), holder("b")];
+    assert!(!queues.note_holders(KEY, [&a].into_iter()));
+    assert!(queues.holders(KEY).is_empty());
+
+    let id = wait(&mut queues, KEY, "c");
+    assert!(!queues.note_holders(KEY, [].into_iter()));
+    for holders in [vec![&a], vec![&a, &b], vec![&b], vec![&a], vec![]] {
+        let noted = || holders.iter().copied();
+        assert!(queues.note_holders(KEY, noted()), "{holders:?} is news");
+        assert!(!queues.note_holders(KEY, noted()), "{holders:?} is no news");
+        assert!(owners(&queues, KEY).eq(noted().map(|holder| &holder.owner)));
+        assert!(queues.holders(OTHER).is_empty());
+    }
+
+    // A new line knows nothing of the old one.
+    queues.note_holders(KEY, [&a].into_iter());
+    queues.remove(KEY, id).unwrap();
+    wait(&mut queues, KEY, "c");
+    assert!(queues.holders(KEY).is_empty());
+}
+
+#[test]
 fn a_waiter_keeps_its_request_and_its_ticket() {
     let mut queues = WaitQueues::default();
-    let pushed = queues.push(KEY, request("a"), MANY, |id| (id, "ticket"));
+    let pushed = queues.push(KEY, request("a"), 0, MANY, |id| (id, "ticket"));
     let waiter = queues.take_first(KEY).unwrap();
     assert_eq!(waiter.request, request("a"));
     assert_eq!(Ok(waiter.ticket), pushed);
@@ -137,7 +215,7 @@ fn the_first_request_of_an_owner_is_one_that_still_waits() {
 fn a_full_line_takes_nobody_until_somebody_leaves() {
     let mut queues = Queues::default();
     let full = Err(LockError::QueueFull { max_waiters: 2 });
-    let push = |queues: &mut Queues, key| queues.push(key, request("a"), 2, |id| id);
+    let push = |queues: &mut Queues, key| queues.push(key, request("a"), 0, 2, |id| id);
     let first = push(&mut queues, KEY).unwrap();
     let second = push(&mut queues, KEY).unwrap();
     assert_eq!(push(&mut queues, KEY), full);
@@ -155,7 +233,7 @@ fn a_full_line_takes_nobody_until_somebody_leaves() {
 fn no_ticket_is_made_for_who_finds_the_line_full() {
     let mut queues = Queues::default();
     wait(&mut queues, KEY, "a");
-    let refused = queues.push(KEY, request("b"), 1, |_| panic!("a ticket was made"));
+    let refused = queues.push(KEY, request("b"), 0, 1, |_| panic!("a ticket was made"));
     assert_eq!(refused, Err(LockError::QueueFull { max_waiters: 1 }));
     assert!(queues.take_first_of(KEY, &owner("b")).is_none());
 }
@@ -301,6 +379,10 @@ mod against_a_model {
             key: usize,
             who: usize,
         },
+        NoteHolder {
+            key: usize,
+            who: usize,
+        },
         LookBy {
             key: usize,
             at_ms: i64,
@@ -323,6 +405,7 @@ mod against_a_model {
                 .prop_map(|(key, pushed)| Step::Remove { key, pushed }),
             2 => key().prop_map(|key| Step::TakeFirst { key }),
             2 => (key(), who()).prop_map(|(key, who)| Step::TakeFirstOf { key, who }),
+            2 => (key(), who()).prop_map(|(key, who)| Step::NoteHolder { key, who }),
             4 => (key(), time()).prop_map(|(key, at_ms)| Step::LookBy { key, at_ms }),
             1 => time().prop_map(|at_ms| Step::LookAtAllBy { at_ms }),
             2 => time().prop_map(|now_ms| Step::TakeDue { now_ms }),
@@ -330,29 +413,63 @@ mod against_a_model {
         prop::collection::vec(step, 1..120)
     }
 
+    /// A request: key, owner and ticket.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    struct Waiting {
+        key: usize,
+        who: usize,
+        ticket: u32,
+    }
+
     #[derive(Default)]
     struct Model {
-        /// Key, owner and ticket, in the order of arrival.
-        waiting: Vec<(usize, usize, u32)>,
+        /// Sorted in the order in which they are served.
+        waiting: Vec<Waiting>,
+        /// Key and owner.
+        holders: Vec<(usize, usize)>,
         /// Time and key.
         looks: Vec<(i64, usize)>,
     }
 
     impl Model {
-        fn take(&mut self, wanted: impl Fn(usize, usize, u32) -> bool) -> Option<u32> {
-            let found = self
-                .waiting
-                .iter()
-                .position(|&(key, who, ticket)| wanted(key, who, ticket))?;
-            let (key, _, ticket) = self.waiting.remove(found);
-            if self.length(key) == 0 {
-                self.looks.retain(|&(_, planned)| planned != key);
+        fn first(&self, wanted: impl Fn(&Waiting) -> bool) -> Option<Waiting> {
+            self.waiting.iter().copied().find(|waiting| wanted(waiting))
+        }
+
+        fn take(&mut self, wanted: impl Fn(&Waiting) -> bool) -> Option<u32> {
+            let taken = self.first(wanted)?;
+            self.waiting.retain(|waiting| *waiting != taken);
+            if self.length(taken.key) == 0 {
+                self.looks.retain(|&(_, key)| key != taken.key);
+                self.holders.retain(|&(key, _)| key != taken.key);
             }
-            Some(ticket)
+            Some(taken.ticket)
         }
 
         fn length(&self, key: usize) -> usize {
-            self.waiting.iter().filter(|waiter| waiter.0 == key).count()
+            self.waiting
+                .iter()
+                .filter(|waiting| waiting.key == key)
+                .count()
+        }
+
+        fn waits(&self, who: usize, key: usize) -> bool {
+            self.first(|waiting| (waiting.key, waiting.who) == (key, who))
+                .is_some()
+        }
+
+        /// The owners that wait for this key, first come first.
+        fn line(&self, key: usize) -> Vec<Owner> {
+            let mut line = self.waiting.clone();
+            line.retain(|waiting| waiting.key == key);
+            let mut owners = Vec::new();
+            for waiting in line {
+                let owner = owner(OWNERS[waiting.who]);
+                if !owners.contains(&owner) {
+                    owners.push(owner);
+                }
+            }
+            owners
         }
 
         fn look_by(&mut self, key: usize, at_ms: i64) {
@@ -390,30 +507,40 @@ mod against_a_model {
                         let ticket = u32::try_from(ids.len()).unwrap();
                         let room = model.length(key) < MAX_WAITERS;
                         let request = request(OWNERS[who]);
-                        let pushed = queues.push(KEYS[key], request, MAX_WAITERS, |id| {
+                        let pushed = queues.push(KEYS[key], request, 0, MAX_WAITERS, |id| {
                             ids.push(id);
                             ticket
                         });
                         let full = LockError::QueueFull { max_waiters: MAX_WAITERS };
                         prop_assert_eq!(pushed, room.then_some(ticket).ok_or(full));
                         if room {
-                            model.waiting.push((key, who, ticket));
+                            model.waiting.push(Waiting { key, who, ticket });
                         }
                     }
                     Step::Remove { .. } if ids.is_empty() => {}
                     Step::Remove { key, pushed } => {
                         let index = pushed.index(ids.len());
                         let removed = ticket(queues.remove(KEYS[key], ids[index]));
-                        let expected = model.take(|k, _, t| k == key && t as usize == index);
+                        let expected = model.take(|w| w.key == key && w.ticket as usize == index);
                         prop_assert_eq!(removed, expected);
                     }
                     Step::TakeFirst { key } => {
                         let taken = ticket(queues.take_first(KEYS[key]));
-                        prop_assert_eq!(taken, model.take(|k, _, _| k == key));
+                        prop_assert_eq!(taken, model.take(|w| w.key == key));
                     }
                     Step::TakeFirstOf { key, who } => {
                         let taken = ticket(queues.take_first_of(KEYS[key], &owner(OWNERS[who])));
-                        prop_assert_eq!(taken, model.take(|k, w, _| k == key && w == who));
+                        prop_assert_eq!(taken, model.take(|w| (w.key, w.who) == (key, who)));
+                    }
+                    Step::NoteHolder { key, who } => {
+                        let holder = holder(OWNERS[who]);
+                        let news = queues.note_holders(KEYS[key], [&holder].into_iter());
+                        let known = model.length(key) == 0 || model.holders.contains(&(key, who));
+                        prop_assert_eq!(news, !known);
+                        if news {
+                            model.holders.retain(|&(other, _)| other != key);
+                            model.holders.push((key, who));
+                        }
                     }
                     Step::LookBy { key, at_ms } => {
                         queues.look_by(KEYS[key], at_ms);
@@ -433,12 +560,34 @@ mod against_a_model {
                 prop_assert_eq!(queues.next_look_ms(), next_look_ms);
                 for (index, &key) in KEYS.iter().enumerate() {
                     prop_assert_eq!(queues.contended(key), model.length(index) > 0);
+                    let first = queues.first(key).map(|waiter| waiter.ticket);
+                    let expected = model.first(|w| w.key == index).map(|w| w.ticket);
+                    prop_assert_eq!(first, expected);
+                    let line = model.line(index);
+                    let places = line.iter().map(|owner| queues.first_id_of(key, owner));
+                    prop_assert!(places.clone().all(|place| place.is_some()));
+                    prop_assert!(places.is_sorted());
+                    let holder = model.holders.iter().find(|holder| holder.0 == index);
+                    let holder = holder.map(|&(_, who)| owner(OWNERS[who]));
+                    prop_assert!(owners(&queues, key).eq(&holder));
+                }
+                for (who, name) in OWNERS.iter().enumerate() {
+                    let keys: BTreeSet<KeyBuf> = (0..KEYS.len())
+                        .filter(|&key| model.waits(who, key))
+                        .map(|key| KEYS[key].into())
+                        .collect();
+                    let owner = owner(name);
+                    let waits = queues.waits_of(&owner);
+                    prop_assert_eq!(waits.len(), keys.len(), "each key once");
+                    prop_assert!(waits.iter().all(|key| keys.contains(key)));
+                    let several = queues.waiting_for_several().any(|other| *other == owner);
+                    prop_assert_eq!(several, keys.len() > 1);
                 }
             }
             prop_assert!(ids.is_sorted(), "later waiters have greater ids");
             for (index, &key) in KEYS.iter().enumerate() {
-                let line = model.waiting.iter().filter(|waiter| waiter.0 == index);
-                let line: Vec<u32> = line.map(|waiter| waiter.2).collect();
+                let line = model.waiting.iter().filter(|waiting| waiting.key == index);
+                let line: Vec<u32> = line.map(|waiting| waiting.ticket).collect();
                 prop_assert_eq!(drain(&mut queues, key), line);
             }
             prop_assert!(queues.is_empty());

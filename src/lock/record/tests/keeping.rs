@@ -1,0 +1,82 @@
+//! The leases of holds that are tied to a connection.
+
+use super::*;
+
+#[track_caller]
+fn check_keep(before: &Lock, name: &str, token: i64, kept: bool, effects: &[Effect], after: &Lock) {
+    let lease = Lease::from_ms(LEASE_MS).unwrap();
+    check(
+        before,
+        |lock, written| lock.keep(&owner(name), fence(token), lease, NOW, written),
+        kept,
+        effects,
+        after,
+    );
+}
+
+#[test]
+fn a_lease_that_would_end_sooner_is_moved() {
+    check_keep(
+        &held("a", 2, Some(7), Some(END - 1)),
+        "a",
+        7,
+        true,
+        &[expires(END)],
+        &held("a", 2, Some(7), Some(END)),
+    );
+}
+
+#[test]
+fn a_lease_that_lasts_is_left_alone() {
+    for end in [Some(END), Some(END + 1), None] {
+        let lock = held("a", 2, Some(7), end);
+        check_keep(&lock, "a", 7, true, &[], &lock);
+    }
+}
+
+#[test]
+fn a_permit_is_kept_like_any_lease() {
+    let b = permitted("b", 8, END + 5, Limit::SHARED);
+    let [old, new] = [END - 1, END].map(|end| permitted("a", 7, end, Limit::SHARED));
+    check_keep(
+        &held_by([old.clone(), b.clone()]),
+        "a",
+        7,
+        true,
+        &[writes(&new, None)],
+        &held_by([new.clone(), b.clone()]),
+    );
+    // With nobody else, the key is kept as well.
+    check_keep(
+        &held_by([old]),
+        "a",
+        7,
+        true,
+        &[writes(&new, None), expires(END)],
+        &held_by([new.clone()]),
+    );
+    let lock = held_by([new, b]);
+    check_keep(&lock, "a", 7, true, &[], &lock);
+    check_keep(&lock, "b", 8, true, &[], &lock);
+}
+
+#[test]
+fn only_the_very_hold_that_was_tied_is_kept() {
+    let shared = held_by([
+        permitted("a", 7, END - 1, Limit::SHARED),
+        permitted("b", 8, END - 1, Limit::SHARED),
+    ]);
+    for (lock, name, token) in [
+        (free(None), "a", 7),
+        (free(Some(7)), "a", 7),
+        (held("a", 1, Some(8), Some(END - 1)), "a", 7),
+        (held("b", 1, Some(7), Some(END - 1)), "a", 7),
+        // Redisson's scripts took it since.
+        (held("a", 1, None, Some(END - 1)), "a", 7),
+        (shared.clone(), "a", 8),
+        (shared.clone(), "b", 7),
+        (shared, "c", 7),
+    ] {
+        check_keep(&lock, name, token, false, &[], &lock);
+    }
+}
