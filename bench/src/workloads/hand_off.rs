@@ -2,22 +2,22 @@
 //! the release is sent to the moment when the next holder has read its reply.
 //! Whoever gave the lock back queues again, so that the number of waiters stays.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::Result;
 
-use super::{Measurement, histogram};
-use crate::clients::{Event, LEASE, Protocol};
+use super::Pace;
+use crate::measurement::{Measurement, US, histogram};
+use crate::protocols::{Event, LEASE, Protocol};
 use crate::server::Server;
-use crate::swarm::Swarm;
+use crate::swarm::{Happened, Swarm};
+use crate::wire::Connection;
 
-const FOR: Duration = Duration::from_millis(900);
-const HAND_OFFS: u64 = 5000;
 const WARM_UP: u64 = 20;
 const LOCK: &str = "lock:hand-off";
 
 /// Hands one lock on, with so many waiters in the queue at every release.
-pub fn run(protocol: &Protocol, server: &Server, waiters: usize) -> Result<Measurement> {
+pub fn run(protocol: &Protocol, server: &Server, pace: Pace, waiters: usize) -> Result<Measurement> {
     let mut info = server.connect()?;
     protocol.set_up(&mut info, &[LOCK.to_string()])?;
     let mut swarm = Swarm::connect(server.addr(), protocol, waiters + 1)?;
@@ -34,7 +34,7 @@ pub fn run(protocol: &Protocol, server: &Server, waiters: usize) -> Result<Measu
     let mut traffic = Traffic::read(&mut info, &swarm)?;
     let mut start = Instant::now();
     let mut done = 0;
-    while done < HAND_OFFS + WARM_UP && start.elapsed() < FOR {
+    while done <= WARM_UP || start.elapsed() < pace.measure {
         if done == WARM_UP {
             latencies.reset();
             traffic = Traffic::read(&mut info, &swarm)?;
@@ -62,13 +62,13 @@ pub fn run(protocol: &Protocol, server: &Server, waiters: usize) -> Result<Measu
     let hand_offs = latencies.len() as f64;
     let traffic = Traffic::read(&mut info, &swarm)?.since(&traffic);
     let mut measurement = Measurement::default();
-    measurement.latencies("hand-off p50 µs", "hand-off p99 µs", latencies);
+    measurement.quantiles("hand-off p50 µs", "hand-off p99 µs", US, latencies);
     measurement.figure("commands/hand-off", traffic.commands / hand_offs);
     measurement.figure("bytes/hand-off", traffic.bytes / hand_offs);
     Ok(measurement)
 }
 
-fn held_by(happened: &mut Vec<crate::swarm::Happened>) -> usize {
+fn held_by(happened: &mut Vec<Happened>) -> usize {
     happened.pop().expect("somebody holds the lock").client
 }
 
@@ -79,7 +79,7 @@ struct Traffic {
 }
 
 impl Traffic {
-    fn read(info: &mut crate::wire::Connection, swarm: &Swarm) -> Result<Self> {
+    fn read(info: &mut Connection, swarm: &Swarm) -> Result<Self> {
         const PING_AND_PONG: u64 = 14 + 7;
         let pings = swarm.control_pings;
         let input = info.info("total_net_input_bytes")?;
