@@ -23,6 +23,11 @@ pub trait Contender {
     fn settings(&self) -> Option<String> {
         None
     }
+    /// Whether it is a real library, with threads of its own that stay on no one
+    /// processor.
+    fn is_library(&self) -> bool {
+        true
+    }
     /// Whether it needs a server with the module.
     fn needs_module(&self) -> bool {
         false
@@ -62,6 +67,10 @@ impl Contender for &'static Protocol {
 
     fn needs_module(&self) -> bool {
         self.needs_module
+    }
+
+    fn is_library(&self) -> bool {
+        false
     }
 
     fn fits(&self, work: Workload) -> bool {

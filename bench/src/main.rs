@@ -32,6 +32,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::utsname::uname;
 
 use contenders::Contender;
+use measurement::Measurement;
 use placement::{Placement, Processors};
 use report::{Conditions, Name};
 use results::Results;
@@ -61,7 +62,7 @@ struct Options {
     /// All scenarios, and longer
     #[arg(long)]
     full: bool,
-    /// Only scenarios whose names begin so
+    /// Only these scenarios, or all whose names begin so
     #[arg(long, visible_alias = "scenario", value_name = "SCENARIO", num_args = 1..)]
     only: Vec<String>,
     /// Only these contenders
@@ -73,30 +74,33 @@ struct Options {
 }
 
 impl Options {
-    fn wants(&self, scenario: &Scenario) -> bool {
-        if self.only.is_empty() {
-            self.full || !scenario.full_only
-        } else {
-            let mut prefixes = self.only.iter();
-            prefixes.any(|prefix| scenario.name.starts_with(prefix.as_str()))
-        }
+    /// The scenarios asked for. A name that is a scenario's means that one,
+    /// any other all that begin so.
+    fn scenarios(&self) -> Vec<Scenario> {
+        let mut scenarios = scenarios::all();
+        let names: Vec<String> = scenarios.iter().map(|s| s.name.clone()).collect();
+        scenarios.retain(|scenario| {
+            if self.only.is_empty() {
+                return self.list || self.full || !scenario.full_only;
+            }
+            self.only.iter().any(|wanted| {
+                let is_prefix = !names.contains(wanted);
+                scenario.name == *wanted || is_prefix && scenario.name.starts_with(wanted)
+            })
+        });
+        scenarios
     }
 
-    fn lets_in(&self, contender: &dyn Contender) -> bool {
-        self.contenders.is_empty() || self.contenders.iter().any(|name| name == contender.name())
+    fn lets_in(&self, contender: &str) -> bool {
+        self.contenders.is_empty() || self.contenders.iter().any(|name| name == contender)
     }
 }
 
 fn main() -> Result<()> {
     let options = Options::parse();
-    let scenarios: Vec<Scenario> = scenarios::all()
-        .into_iter()
-        .filter(|scenario| options.list || options.wants(scenario))
-        .collect();
-    let (mut contenders, missing) = contenders::all(&|name| {
-        options.contenders.is_empty() || options.contenders.iter().any(|wanted| wanted == name)
-    });
-    contenders.retain(|contender| options.lets_in(contender.as_ref()));
+    let scenarios = options.scenarios();
+    let (mut contenders, missing) = contenders::all(&|name| options.lets_in(name));
+    contenders.retain(|contender| options.lets_in(contender.name()));
     if options.list {
         list(&scenarios, &contenders);
         return Ok(());
@@ -114,10 +118,29 @@ fn main() -> Result<()> {
         })?,
         processors,
     };
-    let pace = if options.full { Pace::FULL } else { Pace::QUICK };
+    let pace = if options.full {
+        Pace::FULL
+    } else {
+        Pace::QUICK
+    };
     let rounds = options.rounds.unwrap_or(if options.full { 7 } else { 3 });
     let conditions = conditions(&options, &launcher, &contenders, missing, rounds)?;
-    let (results, skipped) = measure(&launcher, &scenarios, &mut contenders, pace, rounds)?;
+    let takes_part = |scenario: &Scenario, contender: &dyn Contender| {
+        // With AOF and a replica, a quick run compares us with ourselves alone.
+        let durable_too = options.full || scenario.duty == Duty::MemoryOnly;
+        let pinned_too = scenario.placement == Placement::Apart;
+        contender.fits(scenario.work)
+            && (durable_too || contender.needs_module())
+            && (pinned_too || !contender.is_library())
+    };
+    let run = Run {
+        launcher: &launcher,
+        scenarios: &scenarios,
+        takes_part: &takes_part,
+        pace,
+        rounds,
+    };
+    let (results, skipped) = run.measure(&mut contenders)?;
 
     std::fs::create_dir_all(&options.out)?;
     let names: Vec<Name> = contenders
@@ -132,10 +155,23 @@ fn main() -> Result<()> {
         ..conditions
     };
     let verdicts = targets::judge(&results);
-    report::write(&options.out, &conditions, &names, &scenarios, &verdicts, &results)?;
+    report::write(
+        &options.out,
+        &conditions,
+        &names,
+        &scenarios,
+        &verdicts,
+        &results,
+    )?;
     charts::write(&options.out, &names, &results)?;
-    print!("{}", std::fs::read_to_string(options.out.join("results.md"))?);
-    eprintln!("\nThe report and its charts are in {}", options.out.display());
+    print!(
+        "{}",
+        std::fs::read_to_string(options.out.join("results.md"))?
+    );
+    eprintln!(
+        "\nThe report and its charts are in {}",
+        options.out.display()
+    );
     Ok(())
 }
 
@@ -150,61 +186,59 @@ fn list(scenarios: &[Scenario], contenders: &[Box<dyn Contender>]) {
     }
 }
 
-/// Every contender once, then all of them again: what the machine does besides
-/// meets all alike.
-fn measure(
-    launcher: &Launcher,
-    scenarios: &[Scenario],
-    contenders: &mut [Box<dyn Contender>],
+struct Run<'a> {
+    launcher: &'a Launcher,
+    scenarios: &'a [Scenario],
+    takes_part: &'a dyn Fn(&Scenario, &dyn Contender) -> bool,
     pace: Pace,
     rounds: usize,
-) -> Result<(Results, Vec<String>)> {
-    let mut results = Results::default();
-    let mut skipped: Vec<String> = Vec::new();
-    let steps = scenarios.len() * rounds * contenders.len();
-    let bar = ProgressBar::new(steps as u64).with_style(ProgressStyle::with_template(
-        "[{elapsed_precise}] {wide_bar} {pos}/{len}, {eta} left: {msg}",
-    )?);
-    for scenario in scenarios {
-        for _ in 0..rounds {
-            for contender in contenders.iter_mut() {
-                bar.set_message(format!("{} {}", scenario.name, contender.name()));
-                let measured = measure_once(launcher, scenario, contender.as_mut(), pace);
-                match measured {
-                    Ok(Some(measurement)) => {
-                        results.add(&scenario.name, contender.name(), measurement);
+}
+
+impl Run<'_> {
+    /// Every contender once, then all of them again: what the machine does
+    /// besides meets all alike. Also returns why some could not be measured.
+    fn measure(&self, contenders: &mut [Box<dyn Contender>]) -> Result<(Results, Vec<String>)> {
+        let mut results = Results::default();
+        let mut skipped: Vec<String> = Vec::new();
+        let steps = self.scenarios.len() * self.rounds * contenders.len();
+        let style = "[{elapsed_precise}] {wide_bar} {pos}/{len}, {eta} left: {msg}";
+        let bar = ProgressBar::new(steps as u64).with_style(ProgressStyle::with_template(style)?);
+        for scenario in self.scenarios {
+            for _ in 0..self.rounds {
+                for contender in contenders.iter_mut() {
+                    bar.set_message(format!("{} {}", scenario.name, contender.name()));
+                    bar.inc(1);
+                    if !(self.takes_part)(scenario, contender.as_ref()) {
+                        continue;
                     }
-                    Ok(None) => {}
-                    Err(error) => {
-                        let why = format!("{}, {}: {error:#}", scenario.name, contender.title());
-                        if !skipped.contains(&why) {
-                            skipped.push(why);
+                    match self.measure_once(scenario, contender.as_mut()) {
+                        Ok(measured) => results.add(&scenario.name, contender.name(), measured),
+                        Err(error) => {
+                            let what = format!("{}, {}", contender.title(), scenario.title);
+                            let why = format!("{what}: {error:#}");
+                            if !skipped.contains(&why) {
+                                skipped.push(why);
+                            }
                         }
                     }
                 }
-                bar.inc(1);
             }
         }
+        bar.finish_and_clear();
+        Ok((results, skipped))
     }
-    bar.finish_and_clear();
-    Ok((results, skipped))
-}
 
-fn measure_once(
-    launcher: &Launcher,
-    scenario: &Scenario,
-    contender: &mut dyn Contender,
-    pace: Pace,
-) -> Result<Option<measurement::Measurement>> {
-    if !contender.fits(scenario.work) {
-        return Ok(None);
+    fn measure_once(
+        &self,
+        scenario: &Scenario,
+        contender: &mut dyn Contender,
+    ) -> Result<Measurement> {
+        let with_module = contender.needs_module();
+        let server = self
+            .launcher
+            .start(with_module, scenario.duty, scenario.placement)?;
+        contender.run(scenario.work, self.pace, &server)
     }
-    let server = launcher.start(
-        contender.needs_module(),
-        scenario.duty,
-        scenario.placement,
-    )?;
-    contender.run(scenario.work, pace, &server).map(Some)
 }
 
 fn conditions(
@@ -219,17 +253,25 @@ fn conditions(
     let version = info
         .info_text("valkey_version")
         .map(|version| format!("Valkey {version}"))
-        .or_else(|_| info.info_text("redis_version").map(|version| format!("Redis {version}")))?;
+        .or_else(|_| {
+            info.info_text("redis_version")
+                .map(|version| format!("Redis {version}"))
+        })?;
     let cpus = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let cpu = cpus
         .lines()
         .find_map(|line| line.strip_prefix("model name")?.split_once(": "))
         .map_or("processor unknown", |(_, model)| model);
-    let cores = cpus.lines().filter(|line| line.starts_with("processor")).count();
+    let cores = cpus
+        .lines()
+        .filter(|line| line.starts_with("processor"))
+        .count();
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let load = load.split(' ').next().unwrap_or("unknown");
     let system = uname()?;
     Ok(Conditions {
         machine: format!(
-            "{cpu}, {cores} processors, {} {}",
+            "{cpu}, {cores} processors, {} {}, load before the run {load}",
             system.sysname().to_string_lossy(),
             system.release().to_string_lossy()
         ),
@@ -238,13 +280,19 @@ fn conditions(
              its own; the module is loaded for this module's contenders alone, so that nobody \
              else pays for it"
         ),
-        module: format!("redis-lock-module {}, default settings", env!("CARGO_PKG_VERSION")),
+        module: format!(
+            "redis-lock-module {}, default settings",
+            env!("CARGO_PKG_VERSION")
+        ),
         run: format!(
             "{} of {rounds} rounds, all contenders in turn in each; clients that are not real \
              libraries are played by one thread, on one processor",
             if options.full { "full" } else { "quick" }
         ),
-        contenders: contenders.iter().filter_map(|contender| contender.settings()).collect(),
+        contenders: contenders
+            .iter()
+            .filter_map(|contender| contender.settings())
+            .collect(),
         missing,
     })
 }

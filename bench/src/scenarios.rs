@@ -41,7 +41,7 @@ pub fn all() -> Vec<Scenario> {
     ];
     for waiters in [1, 10, 100, 1000, 5000] {
         all.push(Scenario {
-            full_only: waiters == 5000,
+            full_only: matches!(waiters, 10 | 5000),
             ..scenario(
                 &format!("hand-off-{waiters}"),
                 &format!("Hand-off, {} waiting", count(waiters)),
@@ -59,11 +59,11 @@ pub fn all() -> Vec<Scenario> {
     });
     for clients in [2, 4, 8, 16, 32, 64, 128, 256] {
         all.push(Scenario {
-            full_only: !matches!(clients, 2 | 16 | 64 | 256),
+            full_only: !matches!(clients, 2 | 8 | 64 | 256),
             ..contended(clients, Duration::ZERO)
         });
     }
-    for clients in [2, 8, 64, 256] {
+    for clients in [2, 16, 64, 256] {
         all.push(Scenario {
             full_only: clients != 64,
             ..contended(clients, Duration::from_millis(1))
@@ -88,9 +88,21 @@ pub fn all() -> Vec<Scenario> {
             "From the death of a holder to the next (0.6 s before its lease ends)",
             Workload::HolderKilled,
         ),
-        scenario("memory-lock", "Memory of a held lock", Workload::MemoryOfLocks),
-        scenario("memory-waiter", "Memory of a waiter", Workload::MemoryOfWaiters),
-        durable(scenario("pipelined-cpu", "100 pairs a write", Workload::Pipelined)),
+        scenario(
+            "memory-lock",
+            "Memory of a held lock",
+            Workload::MemoryOfLocks,
+        ),
+        scenario(
+            "memory-waiter",
+            "Memory of a waiter",
+            Workload::MemoryOfWaiters,
+        ),
+        durable(scenario(
+            "pipelined-cpu",
+            "100 pairs a write",
+            Workload::Pipelined,
+        )),
         durable(scenario(
             "hand-off-1",
             "Hand-off, 1 waiting",
@@ -103,7 +115,11 @@ pub fn all() -> Vec<Scenario> {
         )),
         durable(contended(64, Duration::ZERO)),
         durable(scenario("expiry", "After a lease's end", Workload::Expiry)),
-        durable(scenario("memory-lock", "Memory of a held lock", Workload::MemoryOfLocks)),
+        durable(scenario(
+            "memory-lock",
+            "Memory of a held lock",
+            Workload::MemoryOfLocks,
+        )),
     ]);
     all
 }

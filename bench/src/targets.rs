@@ -95,9 +95,21 @@ pub fn judge(results: &Results) -> Vec<Verdict> {
     for (scenario, metric, what) in [
         ("hand-off-1", HAND_OFF, "hand-off p50, one waiter"),
         ("hand-off-1000", HAND_OFF, "hand-off p50, 1,000 waiters"),
-        ("pipelined-cpu", PAIR_CPU, "server CPU of an uncontended pair"),
-        ("contended-64", "server CPU µs/section", "server CPU of a section, 64 clients"),
-        ("expiry", AFTER_LEASE, "next holder after the lease's end, p99"),
+        (
+            "pipelined-cpu",
+            PAIR_CPU,
+            "server CPU of an uncontended pair",
+        ),
+        (
+            "contended-64",
+            "server CPU µs/section",
+            "server CPU of a section, 64 clients",
+        ),
+        (
+            "expiry",
+            AFTER_LEASE,
+            "next holder after the lease's end, p99",
+        ),
         ("memory-lock", LOCK_BYTES, "memory of a held lock"),
     ] {
         verdicts.push(ratio(
@@ -131,7 +143,12 @@ fn ratio(
     // Figures of one round stand closest together in time.
     let rounds = ours.values.iter().zip(&theirs.values);
     let ratios: Vec<f64> = rounds.map(|(ours, theirs)| ours / theirs).collect();
-    Some(verdict(target, bound, ours.median() / theirs.median(), &ratios))
+    Some(verdict(
+        target,
+        bound,
+        ours.median() / theirs.median(),
+        &ratios,
+    ))
 }
 
 fn absolute(target: &str, bound: Bound, ours: Option<&Series>) -> Option<Verdict> {

@@ -48,8 +48,8 @@ pub struct Pace {
 impl Pace {
     /// A few minutes for everything.
     pub const QUICK: Self = Self {
-        warm_up: Duration::from_millis(100),
-        measure: Duration::from_millis(500),
+        warm_up: Duration::from_millis(60),
+        measure: Duration::from_millis(400),
     };
     /// For figures to publish.
     pub const FULL: Self = Self {

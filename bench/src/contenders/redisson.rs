@@ -33,7 +33,7 @@ struct Jvm {
 
 /// What the JVM answers.
 #[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 enum Answer {
     /// It is up, warm, and has these settings.
     Ready(String),
@@ -203,9 +203,7 @@ impl Contender for Redisson {
         let (what, clients, section_us) = match work {
             Workload::Uncontended { clients } => ("uncontended", clients, 0),
             Workload::HandOff { waiters } => ("hand-off", waiters + 1, 0),
-            Workload::Contended { clients, section } => {
-                ("contended", clients, section.as_micros())
-            }
+            Workload::Contended { clients, section } => ("contended", clients, section.as_micros()),
             _ => bail!("the JVM can't do this"),
         };
         let question = format!(

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use tokio::runtime::Builder;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::sync::{Mutex, Notify};
+use tokio::sync::{Mutex, Notify, Semaphore};
 use tokio::time::{sleep, sleep_until, timeout};
 
 use std::sync::Arc;
@@ -178,13 +178,22 @@ async fn contended<L: TaskLock>(
     Ok(measurement)
 }
 
+async fn next_holder(holders: &mut UnboundedReceiver<Instant>) -> Result<Instant> {
+    let held = timeout(STUCK_AFTER, holders.recv()).await;
+    held.context("nothing happens any more")?
+        .context("all clients have failed")
+}
+
 async fn hand_off<L: TaskLock>(pace: Pace, clients: Vec<L>) -> Result<Measurement> {
     let (sender, mut holders) = unbounded_channel();
     let release = Arc::new(Notify::new());
+    // Who gave the lock back waits again when another one has it, not before.
+    let come_back = Arc::new(Semaphore::new(0));
     // The one clock for both ends: when the release was about to be sent.
     let released_at = Arc::new(Mutex::new(Instant::now()));
     for client in clients {
-        let (sender, release, released_at) = (sender.clone(), release.clone(), released_at.clone());
+        let (sender, released_at) = (sender.clone(), released_at.clone());
+        let (release, come_back) = (release.clone(), come_back.clone());
         tokio::spawn(async move {
             loop {
                 let guard = client.acquire("lock:hand-off").await?;
@@ -192,26 +201,24 @@ async fn hand_off<L: TaskLock>(pace: Pace, clients: Vec<L>) -> Result<Measuremen
                 release.notified().await;
                 *released_at.lock().await = Instant::now();
                 client.release(guard).await?;
+                come_back.acquire().await?.forget();
             }
             #[allow(unreachable_code)]
             Ok::<_, anyhow::Error>(())
         });
     }
     let mut latencies = histogram();
-    let mut start = Instant::now();
-    let mut done = 0;
-    const WARM_UP: usize = 3;
-    while done <= WARM_UP || start.elapsed() < pace.measure {
-        let held = timeout(STUCK_AFTER, holders.recv()).await;
-        let held_at = held?.context("all clients have failed")?;
-        match done {
-            0..WARM_UP => {}
-            WARM_UP => start = Instant::now(),
-            _ => latencies.record((held_at - *released_at.lock().await).as_nanos() as u64)?,
-        }
+    let start = Instant::now() + pace.warm_up;
+    next_holder(&mut holders).await?;
+    while latencies.is_empty() || start.elapsed() < pace.measure {
         sleep(SETTLE).await;
+        let warm = Instant::now() > start;
         release.notify_one();
-        done += 1;
+        let held_at = next_holder(&mut holders).await?;
+        come_back.add_permits(1);
+        if warm {
+            latencies.record((held_at - *released_at.lock().await).as_nanos() as u64)?;
+        }
     }
     let mut measurement = Measurement::default();
     measurement.quantiles("hand-off p50 µs", "hand-off p99 µs", US, latencies);

@@ -51,7 +51,15 @@ pub fn run_zipf(
     let zipf = Zipf::new(locks.len() as f64, ZIPF_EXPONENT)?;
     let mut random = SmallRng::seed_from_u64(SEED);
     let pick = || random.sample(zipf) as usize - 1;
-    fight(protocol, server, pace, clients, Duration::ZERO, &locks, pick)
+    fight(
+        protocol,
+        server,
+        pace,
+        clients,
+        Duration::ZERO,
+        &locks,
+        pick,
+    )
 }
 
 struct Count {
@@ -84,7 +92,9 @@ fn fight(
     let mut to_release: Option<(Instant, usize)> = None;
     let mut happened = Vec::new();
     loop {
-        let end = count.as_ref().map_or(warm, |count| count.start + pace.measure);
+        let end = count
+            .as_ref()
+            .map_or(warm, |count| count.start + pace.measure);
         let deadline = to_release.map_or(end, |(at, _)| at.min(end));
         swarm.next(Some(deadline), &mut happened)?;
         for event in happened.drain(..) {

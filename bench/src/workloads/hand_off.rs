@@ -13,11 +13,15 @@ use crate::server::Server;
 use crate::swarm::{Happened, Swarm};
 use crate::wire::Connection;
 
-const WARM_UP: u64 = 20;
 const LOCK: &str = "lock:hand-off";
 
 /// Hands one lock on, with so many waiters in the queue at every release.
-pub fn run(protocol: &Protocol, server: &Server, pace: Pace, waiters: usize) -> Result<Measurement> {
+pub fn run(
+    protocol: &Protocol,
+    server: &Server,
+    pace: Pace,
+    waiters: usize,
+) -> Result<Measurement> {
     let mut info = server.connect()?;
     protocol.set_up(&mut info, &[LOCK.to_string()])?;
     let mut swarm = Swarm::connect(server.addr(), protocol, waiters + 1)?;
@@ -31,14 +35,15 @@ pub fn run(protocol: &Protocol, server: &Server, pace: Pace, waiters: usize) -> 
     swarm.settle(&mut happened)?;
     let mut holder = held_by(&mut happened);
     let mut latencies = histogram();
+    let warm = Instant::now() + pace.warm_up;
+    let mut start = None;
     let mut traffic = Traffic::read(&mut info, &swarm)?;
-    let mut start = Instant::now();
-    let mut done = 0;
-    while done <= WARM_UP || start.elapsed() < pace.measure {
-        if done == WARM_UP {
+    while start.is_none_or(|start: Instant| start.elapsed() < pace.measure) || latencies.is_empty()
+    {
+        if start.is_none() && Instant::now() >= warm {
             latencies.reset();
             traffic = Traffic::read(&mut info, &swarm)?;
-            start = Instant::now();
+            start = Some(Instant::now());
         }
         let release = Instant::now();
         swarm.release(holder)?;
@@ -57,7 +62,6 @@ pub fn run(protocol: &Protocol, server: &Server, pace: Pace, waiters: usize) -> 
         swarm.acquire(holder, LOCK, LEASE)?;
         swarm.settle(&mut happened)?;
         holder = next;
-        done += 1;
     }
     let hand_offs = latencies.len() as f64;
     let traffic = Traffic::read(&mut info, &swarm)?.since(&traffic);

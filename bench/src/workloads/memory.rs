@@ -18,7 +18,7 @@ pub fn of_locks(protocol: &Protocol, server: &Server) -> Result<Measurement> {
     protocol.set_up(&mut info, &[])?;
     let mut swarm = Swarm::connect(server.addr(), protocol, 1)?;
     let mut happened = Vec::new();
-    let before = info.info("used_memory")?;
+    let before = data_bytes(&mut info)?;
     for n in 0..LOCKS {
         swarm.acquire(0, &format!("lock:{n:06}"), LEASE)?;
         while happened.is_empty() {
@@ -27,8 +27,8 @@ pub fn of_locks(protocol: &Protocol, server: &Server) -> Result<Measurement> {
         happened.clear();
     }
     let mut measurement = Measurement::default();
-    let bytes = bytes_each(&mut info, before, LOCKS)?;
-    measurement.figure("bytes/held lock", bytes);
+    let bytes = data_bytes(&mut info)? - before;
+    measurement.figure("bytes/held lock", bytes as f64 / LOCKS as f64);
     Ok(measurement)
 }
 
@@ -52,6 +52,19 @@ pub fn of_waiters(protocol: &Protocol, server: &Server) -> Result<Measurement> {
     let with_connections = bytes_each(&mut info, unconnected, WAITERS)?;
     measurement.figure("bytes/waiter and its connections", with_connections);
     Ok(measurement)
+}
+
+/// What is used without the buffers for clients, replicas and the AOF.
+fn data_bytes(info: &mut Connection) -> Result<i64> {
+    let mut bytes = info.info("used_memory")?;
+    for buffers in [
+        "mem_clients_normal",
+        "mem_total_replication_buffers",
+        "mem_aof_buffer",
+    ] {
+        bytes -= info.info(buffers)?;
+    }
+    Ok(bytes)
 }
 
 fn bytes_each(info: &mut Connection, before: i64, count: usize) -> Result<f64> {

@@ -14,7 +14,12 @@ use crate::wire::Connection;
 const PAIRS_A_WRITE: usize = 100;
 
 /// Takes and gives back, one command at a time on each connection.
-pub fn run(protocol: &Protocol, server: &Server, pace: Pace, clients: usize) -> Result<Measurement> {
+pub fn run(
+    protocol: &Protocol,
+    server: &Server,
+    pace: Pace,
+    clients: usize,
+) -> Result<Measurement> {
     let locks: Vec<String> = (0..clients).map(|n| format!("lock:{n:06}")).collect();
     protocol.set_up(&mut server.connect()?, &locks)?;
     let mut swarm = Swarm::connect(server.addr(), protocol, clients)?;

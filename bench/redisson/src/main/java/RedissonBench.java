@@ -8,6 +8,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.concurrent.BlockingQueue;
 import java.util.concurrent.LinkedBlockingQueue;
+import java.util.concurrent.Semaphore;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.concurrent.locks.LockSupport;
@@ -169,6 +170,7 @@ public final class RedissonBench {
     /** One lock goes round among all clients. */
     private void handOff() throws Exception {
         BlockingQueue<Thread> holders = new LinkedBlockingQueue<>();
+        Semaphore comeBack = new Semaphore(0);
         AtomicLong releasedAt = new AtomicLong();
         AtomicLong heldAt = new AtomicLong();
         RLock lock = lock("lock:hand-off");
@@ -183,6 +185,8 @@ public final class RedissonBench {
                     }
                     releasedAt.set(System.nanoTime());
                     lock.unlock();
+                    // Not before another one has it: this is no race.
+                    comeBack.acquireUninterruptibly();
                 }
             });
         }
@@ -199,12 +203,14 @@ public final class RedissonBench {
             }
             LockSupport.unpark(holder);
             holder = holders.take();
+            comeBack.release();
             if (begun) {
                 latencies.add(heldAt.get() - releasedAt.get());
             }
         }
         System.out.println("\"end\"");
         over = true;
+        comeBack.release(clients);
         LockSupport.unpark(holder);
         end();
         done(measureNanos / 1e9, latencies, new long[] {latencies.size()});
