@@ -47,9 +47,9 @@ pub fn all(is_wanted: &dyn Fn(&str) -> bool) -> (Vec<Box<dyn Contender>>, Vec<St
         .collect();
     contenders.push(Box::new(rslock::Rslock));
     let mut missing = Vec::new();
-    if is_wanted(redisson::NAME) || is_wanted(redisson::FAIR_NAME) {
-        match redisson::both() {
-            Ok(both) => contenders.extend(both.map(|redisson| Box::new(redisson) as _)),
+    if redisson::NAMES.into_iter().any(is_wanted) {
+        match redisson::all() {
+            Ok(all) => contenders.extend(all.map(|redisson| Box::new(redisson) as _)),
             Err(error) => missing.push(format!("real Redisson: {error:#}")),
         }
     }

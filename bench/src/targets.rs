@@ -69,7 +69,13 @@ pub fn judge(results: &Results) -> Vec<Verdict> {
             theirs("pipelined-cpu", "redisson-scripts", PAIR_CPU),
         ),
         ratio(
-            "sections/s, 64 clients, to real Redisson",
+            "sections/s, 64 clients, to real Redisson, a process each",
+            Bound::AtLeast(5.0),
+            ours("contended-64", SECTIONS),
+            theirs("contended-64", "redisson-apart", SECTIONS),
+        ),
+        ratio(
+            "the same, to Redisson in one process, whose threads pass each other",
             Bound::AtLeast(5.0),
             ours("contended-64", SECTIONS),
             theirs("contended-64", "redisson", SECTIONS),

@@ -15,12 +15,27 @@ use crate::measurement::{MS, Measurement, US, histogram, jain};
 use crate::server::Server;
 use crate::workloads::{Pace, Workload};
 
-pub const NAME: &str = "redisson";
-pub const FAIR_NAME: &str = "redisson-fair";
+/// All kinds, by name.
+pub const NAMES: [&str; 3] = ["redisson", "redisson-apart", "redisson-fair"];
+
+/// A kind of lock, and of clients.
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    /// `RLock`, the clients being threads of one process, so that a release
+    /// wakes one of them.
+    Lock,
+    /// `RLock`, the clients being as apart as in processes of their own.
+    Apart,
+    /// `RFairLock`, in one process.
+    Fair,
+}
+
+/// Clients with a `RedissonClient` each soon fill a JVM with threads.
+const MOST_APART: usize = 101;
 
 /// Redisson with one of its kinds of lock.
 pub struct Redisson {
-    fair: bool,
+    kind: Kind,
     jvm: Rc<RefCell<Jvm>>,
 }
 
@@ -52,11 +67,11 @@ enum Answer {
     Failed(String),
 }
 
-/// `RLock` and `RFairLock`, in one JVM. Builds it if need be.
-pub fn both() -> Result<[Redisson; 2]> {
+/// All kinds, in one JVM. Builds it if need be.
+pub fn all() -> Result<[Redisson; 3]> {
     let jvm = Rc::new(RefCell::new(Jvm::start(&build()?)?));
-    Ok([false, true].map(|fair| Redisson {
-        fair,
+    Ok([Kind::Lock, Kind::Apart, Kind::Fair].map(|kind| Redisson {
+        kind,
         jvm: jvm.clone(),
     }))
 }
@@ -175,28 +190,40 @@ impl Drop for Jvm {
 
 impl Contender for Redisson {
     fn name(&self) -> &'static str {
-        if self.fair { FAIR_NAME } else { NAME }
+        NAMES[self.kind as usize]
     }
 
     fn title(&self) -> &'static str {
-        if self.fair {
-            "Redisson `RFairLock`, real"
-        } else {
-            "Redisson `RLock`, real"
+        match self.kind {
+            Kind::Lock => "Redisson `RLock`, real, one process",
+            Kind::Apart => "Redisson `RLock`, real, a process each",
+            Kind::Fair => "Redisson `RFairLock`, real, one process",
         }
     }
 
     fn settings(&self) -> Option<String> {
-        (!self.fair).then(|| self.jvm.borrow().settings.clone())
+        (self.kind == Kind::Lock).then(|| {
+            let settings = &self.jvm.borrow().settings;
+            format!(
+                "{settings}; \"a process each\": a RedissonClient for each client, all in one JVM \
+                 and on the same netty threads; the JVM may use every processor"
+            )
+        })
     }
 
     fn fits(&self, work: Workload) -> bool {
-        match work {
-            Workload::Uncontended { .. } => !self.fair,
-            Workload::HandOff { waiters } => waiters <= 1000,
-            Workload::Contended { .. } => true,
-            _ => false,
-        }
+        let clients = match work {
+            Workload::Uncontended { .. } => return self.kind == Kind::Lock,
+            Workload::HandOff { waiters } => waiters + 1,
+            Workload::Contended { clients, .. } => clients,
+            _ => return false,
+        };
+        clients
+            <= if self.kind == Kind::Apart {
+                MOST_APART
+            } else {
+                1001
+            }
     }
 
     fn run(&mut self, work: Workload, pace: Pace, server: &Server) -> Result<Measurement> {
@@ -208,8 +235,12 @@ impl Contender for Redisson {
         };
         let question = format!(
             "{what} {} {} {clients} {section_us} {} {}",
+            match self.kind {
+                Kind::Lock => "lock",
+                Kind::Apart => "apart",
+                Kind::Fair => "fair",
+            },
             server.addr().port(),
-            self.fair,
             pace.warm_up.as_millis() * 5,
             pace.measure.as_millis()
         );

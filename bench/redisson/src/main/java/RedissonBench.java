@@ -1,12 +1,19 @@
 import com.fasterxml.jackson.core.JsonProcessingException;
 import com.fasterxml.jackson.databind.ObjectMapper;
+import io.netty.channel.EventLoopGroup;
+import io.netty.channel.MultiThreadIoEventLoopGroup;
+import io.netty.channel.nio.NioIoHandler;
 import java.io.BufferedReader;
 import java.io.IOException;
 import java.io.InputStreamReader;
 import java.util.ArrayList;
+import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import java.util.concurrent.BlockingQueue;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
 import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.Semaphore;
 import java.util.concurrent.TimeUnit;
@@ -17,21 +24,32 @@ import org.redisson.api.RLock;
 import org.redisson.api.RedissonClient;
 import org.redisson.client.codec.StringCodec;
 import org.redisson.config.Config;
+import org.redisson.config.TransportMode;
 
 /**
  * Puts Redisson to a workload for each line of standard input:
- * {@code what port fair clients sectionMicros warmUpMillis measureMillis}. Every
- * client is a thread. The threads share one RedissonClient, as those of a
- * process do: so a release wakes one of them, not all.
+ * {@code what kind port clients sectionMicros warmUpMillis measureMillis}. Every
+ * client is a thread. Of the kinds {@code lock} and {@code fair} the threads
+ * share one RedissonClient, as those of one process do: a release wakes one of
+ * them, not all. Of the kind {@code apart} each has its own, as if it were a
+ * process of its own.
  */
 public final class RedissonBench {
     private static final ObjectMapper JSON = new ObjectMapper();
     private static final long LEASE_SECONDS = 30;
+    private static final int MOST_CONNECTIONS = 64;
+    /** More only compete with each other on a machine that the server shares. */
     private static final int NETTY_THREADS = Integer.getInteger("nettyThreads", 4);
+    private static final EventLoopGroup EVENT_LOOPS =
+        new MultiThreadIoEventLoopGroup(NETTY_THREADS, NioIoHandler.newFactory());
+    private static final ExecutorService EXECUTOR = Executors.newFixedThreadPool(4);
+    /** What the JVM has to learn when it sees a kind of work for the first time. */
+    private static final long FIRST_WARM_UP_NANOS = TimeUnit.SECONDS.toNanos(4);
+    private static final Set<String> KNOWN = new HashSet<>();
     /** How long all have to come back to their wait after a hand-off. */
     private static final long SETTLE_NANOS = 5_000_000;
 
-    private final RedissonClient redisson;
+    private final List<RedissonClient> redissons = new ArrayList<>();
     private final boolean fair;
     private final int clients;
     private final long sectionNanos;
@@ -41,29 +59,38 @@ public final class RedissonBench {
     private volatile boolean over;
 
     private RedissonBench(String[] words) {
-        int port = Integer.parseInt(words[1]);
-        fair = Boolean.parseBoolean(words[2]);
+        fair = words[1].equals("fair");
+        boolean apart = words[1].equals("apart");
+        int port = Integer.parseInt(words[2]);
         clients = Integer.parseInt(words[3]);
         sectionNanos = TimeUnit.MICROSECONDS.toNanos(Long.parseLong(words[4]));
-        warmUpNanos = TimeUnit.MILLISECONDS.toNanos(Long.parseLong(words[5]));
+        warmUpNanos = KNOWN.add(words[0] + words[1])
+            ? FIRST_WARM_UP_NANOS
+            : TimeUnit.MILLISECONDS.toNanos(Long.parseLong(words[5]));
         measureNanos = TimeUnit.MILLISECONDS.toNanos(Long.parseLong(words[6]));
+        for (int i = 0; i < (apart ? clients : 1); i++) {
+            redissons.add(connect(port, apart ? 1 : Math.min(clients, MOST_CONNECTIONS)));
+        }
+    }
+
+    private static RedissonClient connect(int port, int connections) {
         Config config = new Config();
-        config.setNettyThreads(NETTY_THREADS).setCodec(StringCodec.INSTANCE);
-        int connections = connections(clients);
+        config.setEventLoopGroup(EVENT_LOOPS)
+            .setTransportMode(TransportMode.NIO)
+            .setExecutor(EXECUTOR)
+            .setCodec(StringCodec.INSTANCE);
         config.useSingleServer()
             .setAddress("redis://127.0.0.1:" + port)
             .setConnectionPoolSize(connections)
             .setConnectionMinimumIdleSize(connections)
+            .setSubscriptionConnectionPoolSize(1)
+            .setSubscriptionConnectionMinimumIdleSize(1)
             .setSubscriptionsPerConnection(2_000);
-        redisson = Redisson.create(config);
+        return Redisson.create(config);
     }
 
-    /** More connections than that only make it slower. */
-    private static int connections(int clients) {
-        return Math.min(clients, 64);
-    }
-
-    private RLock lock(String name) {
+    private RLock lock(int client, String name) {
+        RedissonClient redisson = redissons.get(client % redissons.size());
         return fair ? redisson.getFairLock(name) : redisson.getLock(name);
     }
 
@@ -78,14 +105,15 @@ public final class RedissonBench {
                 say("failed", error.toString());
             }
         }
+        System.exit(0);
     }
 
     private static String settings() {
         return "Redisson " + Redisson.class.getPackage().getImplementationVersion()
             + " on Java " + Runtime.version().feature() + " (parallel collector): single server, "
-            + NETTY_THREADS + " netty threads, a connection for each client up to 64, all kept open, "
-            + "every client a thread of one process, lock(30 s) without watchdog, "
-            + "half a second of the same work before each measurement";
+            + NETTY_THREADS + " netty threads, a connection for each client up to "
+            + MOST_CONNECTIONS + ", all kept open, every client a thread, lock(30 s) without "
+            + "watchdog, warmed up by 4 s of each kind of work and by 0.3 s more on each server";
     }
 
     private static void say(String what, Object value) throws JsonProcessingException {
@@ -101,7 +129,9 @@ public final class RedissonBench {
                 default -> throw new IllegalArgumentException(what);
             }
         } finally {
-            redisson.shutdown(0, 2, TimeUnit.SECONDS);
+            for (RedissonClient redisson : redissons) {
+                redisson.shutdown(0, 2, TimeUnit.SECONDS);
+            }
         }
     }
 
@@ -133,7 +163,7 @@ public final class RedissonBench {
             int n = i;
             List<Long> mine = new ArrayList<>();
             latencies.add(mine);
-            RLock lock = lock(ownLocks ? "lock:" + n : "lock:contended");
+            RLock lock = lock(n, ownLocks ? "lock:" + n : "lock:contended");
             start(() -> {
                 while (!over) {
                     long wanted = System.nanoTime();
@@ -173,8 +203,8 @@ public final class RedissonBench {
         Semaphore comeBack = new Semaphore(0);
         AtomicLong releasedAt = new AtomicLong();
         AtomicLong heldAt = new AtomicLong();
-        RLock lock = lock("lock:hand-off");
         for (int i = 0; i < clients; i++) {
+            RLock lock = lock(i, "lock:hand-off");
             start(() -> {
                 while (!over) {
                     lock.lock(LEASE_SECONDS, TimeUnit.SECONDS);
