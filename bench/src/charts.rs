@@ -244,7 +244,7 @@ fn server_cpu(folder: &Path, names: &[Name], results: &Results) -> Result<()> {
 }
 
 fn plain(value: f64) -> String {
-    if value >= 1.0 {
+    if value >= 1.0 || value == 0.0 {
         format!("{value:.0}")
     } else {
         format!("{value:.1}")

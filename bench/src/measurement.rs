@@ -47,3 +47,14 @@ pub fn jain(shares: &[u64]) -> f64 {
     let squares: f64 = shares.iter().map(|&n| (n as f64).powi(2)).sum();
     sum * sum / (shares.len() as f64 * squares)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_shares_are_fair_and_one_share_for_all_is_not() {
+        assert_eq!(jain(&[5, 5, 5, 5]), 1.0);
+        assert_eq!(jain(&[20, 0, 0, 0]), 0.25);
+    }
+}

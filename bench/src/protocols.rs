@@ -58,6 +58,8 @@ pub trait LockClient {
 /// What a protocol can be put to.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Kind {
+    /// Its commands are known, and that is all.
+    CommandsAlone,
     /// Nobody can wait for its locks.
     Uncontended,
     /// A lock without a lease.

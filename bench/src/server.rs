@@ -2,11 +2,14 @@
 
 use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::Signal;
 use nix::time::{ClockId, clock_getcpuclockid};
 use nix::unistd::Pid;
 use tempfile::TempDir;
@@ -85,6 +88,12 @@ impl Launcher {
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log);
+        // SAFETY: between fork and exec this makes one system call and nothing
+        // else: it allocates nothing and takes no lock.
+        unsafe {
+            // A server never outlives this program, however that ends.
+            command.pre_exec(|| Ok(set_pdeathsig(Signal::SIGKILL)?));
+        }
         let child = command
             .spawn()
             .with_context(|| format!("can't start {}", self.binary.display()))?;

@@ -177,3 +177,35 @@ fn verdict(target: &str, bound: Bound, reached: f64, rounds: &[f64]) -> Verdict 
         },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::measurement::Measurement;
+
+    fn results(ours: &[f64], floor: &[f64]) -> Results {
+        let mut results = Results::default();
+        for (contender, values) in [(OURS, ours), ("blpop", floor)] {
+            for &value in values {
+                let mut measurement = Measurement::default();
+                measurement.figure(HAND_OFF, value);
+                results.add("hand-off-1", contender, measurement);
+            }
+        }
+        results
+    }
+
+    #[test]
+    fn a_ratio_is_one_of_medians_and_its_spread_one_of_rounds() {
+        let verdicts = judge(&results(&[10.0, 30.0, 12.0], &[10.0, 10.0, 10.0]));
+        let verdict = verdicts.first().unwrap();
+        assert_eq!(verdict.reached, 1.2);
+        assert_eq!(verdict.spread, (1.0, 3.0));
+        assert!(!verdict.met);
+    }
+
+    #[test]
+    fn what_was_not_measured_is_not_judged() {
+        assert!(judge(&results(&[10.0], &[])).is_empty());
+    }
+}

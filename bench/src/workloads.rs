@@ -64,11 +64,12 @@ pub const MOST_POLLING_WAITERS: usize = 100;
 /// Whether a kind of protocol can do this.
 pub fn fits(work: Workload, kind: Kind) -> bool {
     match work {
-        Workload::Uncontended { .. } | Workload::Pipelined => kind != Kind::Session,
+        Workload::Pipelined => kind != Kind::Session,
+        Workload::Uncontended { .. } => !matches!(kind, Kind::CommandsAlone | Kind::Session),
         Workload::HandOff { waiters } => match kind {
             Kind::Lock | Kind::Endless => true,
             Kind::Polling => waiters <= MOST_POLLING_WAITERS,
-            Kind::Uncontended | Kind::Session => false,
+            _ => false,
         },
         Workload::Contended { .. } => matches!(kind, Kind::Lock | Kind::Endless | Kind::Polling),
         Workload::Zipf { .. } | Workload::Expiry => matches!(kind, Kind::Lock | Kind::Polling),

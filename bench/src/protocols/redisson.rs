@@ -66,7 +66,7 @@ pub const PROTOCOL: Protocol = Protocol {
 pub const BEFORE_LATCH: Protocol = Protocol {
     name: "redisson-two-scripts",
     title: "Redisson 3's two scripts, without the latch",
-    kind: Kind::Uncontended,
+    kind: Kind::CommandsAlone,
     connections: 1,
     scripts: &[LOCK, UNLOCK_BEFORE_LATCH],
     pair: |lock, owner, _| {

@@ -13,7 +13,7 @@ const LOCKS: usize = 200;
 /// Whole seconds are the least that python-redis-lock can do.
 const LEASE: Duration = Duration::from_secs(1);
 /// The locks are taken one after the other, so that they don't end together.
-const STEP: Duration = Duration::from_millis(5);
+const STEP: Duration = Duration::from_millis(3);
 /// When, in a lease, a second client begins to wait, and when the holder dies.
 const WAIT_AFTER: Duration = Duration::from_millis(300);
 const DIE_AFTER: Duration = Duration::from_millis(400);

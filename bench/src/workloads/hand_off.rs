@@ -11,7 +11,7 @@ use crate::measurement::{Measurement, US, histogram};
 use crate::protocols::{Event, LEASE, Protocol};
 use crate::server::Server;
 use crate::swarm::{Happened, Swarm};
-use crate::wire::Connection;
+use crate::wire::{Connection, number, pack};
 
 const LOCK: &str = "lock:hand-off";
 
@@ -64,11 +64,11 @@ pub fn run(
         holder = next;
     }
     let hand_offs = latencies.len() as f64;
-    let traffic = Traffic::read(&mut info, &swarm)?.since(&traffic);
+    let (commands, bytes) = Traffic::read(&mut info, &swarm)?.since(&traffic);
     let mut measurement = Measurement::default();
     measurement.quantiles("hand-off p50 µs", "hand-off p99 µs", US, latencies);
-    measurement.figure("commands/hand-off", traffic.commands / hand_offs);
-    measurement.figure("bytes/hand-off", traffic.bytes / hand_offs);
+    measurement.figure("commands/hand-off", commands / hand_offs);
+    measurement.figure("bytes/hand-off", bytes / hand_offs);
     Ok(measurement)
 }
 
@@ -76,29 +76,39 @@ fn held_by(happened: &mut Vec<Happened>) -> usize {
     happened.pop().expect("somebody holds the lock").client
 }
 
-/// What has gone through the server, less what this program asked for itself.
+/// What has gone through the server.
 struct Traffic {
-    commands: f64,
-    bytes: f64,
+    commands: i64,
+    bytes: i64,
+    /// What this program asked for itself: round trips of `PING`, and the bytes
+    /// of this very question and its answer.
+    pings: i64,
+    question: i64,
 }
 
 impl Traffic {
     fn read(info: &mut Connection, swarm: &Swarm) -> Result<Self> {
-        const PING_AND_PONG: u64 = 14 + 7;
-        let pings = swarm.control_pings;
-        let input = info.info("total_net_input_bytes")?;
-        let output = info.info("total_net_output_bytes")?;
-        let commands = info.info("total_commands_processed")?;
+        let section = "stats";
+        let stats = info.info_section(section)?;
+        let header = format!("${}\r\n\r\n", stats.len());
+        let question = pack(&["INFO", section]).len() + header.len() + stats.len();
         Ok(Self {
-            commands: commands as f64 - pings as f64,
-            bytes: (input + output) as f64 - (pings * PING_AND_PONG) as f64,
+            commands: number(&stats, "total_commands_processed")?,
+            bytes: number(&stats, "total_net_input_bytes")?
+                + number(&stats, "total_net_output_bytes")?,
+            pings: i64::try_from(swarm.control_pings)?,
+            question: i64::try_from(question)?,
         })
     }
 
-    fn since(&self, earlier: &Self) -> Self {
-        Self {
-            commands: self.commands - earlier.commands,
-            bytes: self.bytes - earlier.bytes,
-        }
+    /// Commands and bytes of the lock clients alone.
+    fn since(&self, earlier: &Self) -> (f64, f64) {
+        const PING_AND_PONG: i64 = 14 + 7;
+        let pings = self.pings - earlier.pings;
+        // The later numbers include the later question's bytes and the earlier
+        // one's answer.
+        let commands = self.commands - earlier.commands - pings - 1;
+        let bytes = self.bytes - earlier.bytes - pings * PING_AND_PONG - earlier.question;
+        (commands as f64, bytes as f64)
     }
 }
