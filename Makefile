@@ -76,7 +76,7 @@ bench: deps build ## Measure against peers and floors on SERVER, into OUT: some 
 	cargo run --locked --release --package redis-lock-bench -- --out $(OUT) $(BENCH)
 
 .PHONY: bench-full
-bench-full: BENCH += --full
+bench-full: override BENCH += --full
 bench-full: bench ## The same at length, with every scenario
 
 .PHONY: lint

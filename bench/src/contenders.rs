@@ -39,15 +39,18 @@ pub trait Contender {
 }
 
 /// All contenders, ours first, and why others are missing. The JVM is started
-/// only if somebody wants it.
-pub fn all(is_wanted: &dyn Fn(&str) -> bool) -> (Vec<Box<dyn Contender>>, Vec<String>) {
+/// only if it is wanted and can do some of the work.
+pub fn all(
+    is_wanted: &dyn Fn(&str) -> bool,
+    work: &[Workload],
+) -> (Vec<Box<dyn Contender>>, Vec<String>) {
     let mut contenders: Vec<Box<dyn Contender>> = PROTOCOLS
         .iter()
         .map(|protocol| Box::new(protocol) as Box<dyn Contender>)
         .collect();
     contenders.push(Box::new(rslock::Rslock));
     let mut missing = Vec::new();
-    if redisson::NAMES.into_iter().any(is_wanted) {
+    if redisson::NAMES.into_iter().any(is_wanted) && work.iter().copied().any(redisson::fits) {
         match redisson::all() {
             Ok(all) => contenders.extend(all.map(|redisson| Box::new(redisson) as _)),
             Err(error) => missing.push(format!("real Redisson: {error:#}")),

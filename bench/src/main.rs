@@ -38,7 +38,7 @@ use report::{Conditions, Name};
 use results::Results;
 use scenarios::Scenario;
 use server::{Duty, Launcher};
-use workloads::Pace;
+use workloads::{Pace, Workload};
 
 /// Measures the lock module against its peers.
 #[derive(Parser)]
@@ -99,7 +99,8 @@ impl Options {
 fn main() -> Result<()> {
     let options = Options::parse();
     let scenarios = options.scenarios();
-    let (mut contenders, missing) = contenders::all(&|name| options.lets_in(name));
+    let work: Vec<Workload> = scenarios.iter().map(|scenario| scenario.work).collect();
+    let (mut contenders, missing) = contenders::all(&|name| options.lets_in(name), &work);
     contenders.retain(|contender| options.lets_in(contender.name()));
     if options.list {
         list(&scenarios, &contenders);
@@ -276,9 +277,9 @@ fn conditions(
             system.release().to_string_lossy()
         ),
         server: format!(
-            "{version} with `--save \"\"`, a fresh one for every measurement, on a processor of \
-             its own; the module is loaded for this module's contenders alone, so that nobody \
-             else pays for it"
+            "{version} with `--save \"\"`, a fresh one for every measurement, {}; the module is \
+             loaded for this module's contenders alone, so that nobody else pays for it",
+            launcher.processors.describe()
         ),
         module: format!(
             "redis-lock-module {}, default settings",

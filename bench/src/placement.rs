@@ -36,6 +36,15 @@ impl Processors {
         })
     }
 
+    /// Where servers are, in words.
+    pub fn describe(self) -> &'static str {
+        if self.server == self.clients {
+            "on the clients' processor, there being one only"
+        } else {
+            "on a processor of its own"
+        }
+    }
+
     /// Puts this thread, which plays the clients, in its place.
     pub fn place_clients(self) -> Result<()> {
         pin(self.clients)

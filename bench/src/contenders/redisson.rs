@@ -32,6 +32,23 @@ enum Kind {
 
 /// Clients with a `RedissonClient` each soon fill a JVM with threads.
 const MOST_APART: usize = 101;
+/// So many threads still start and end within moments.
+const MOST_TOGETHER: usize = 1001;
+
+impl Kind {
+    fn fits(self, work: Workload) -> bool {
+        let clients = match work {
+            Workload::Uncontended { .. } => return self == Self::Lock,
+            Workload::HandOff { waiters } => waiters + 1,
+            Workload::Contended { clients, .. } => clients,
+            _ => return false,
+        };
+        match self {
+            Self::Apart => clients <= MOST_APART,
+            Self::Lock | Self::Fair => clients <= MOST_TOGETHER,
+        }
+    }
+}
 
 /// Redisson with one of its kinds of lock.
 pub struct Redisson {
@@ -65,6 +82,12 @@ enum Answer {
     },
     /// Why it could not.
     Failed(String),
+}
+
+/// Whether any kind can do the work.
+pub fn fits(work: Workload) -> bool {
+    let kinds = [Kind::Lock, Kind::Apart, Kind::Fair];
+    kinds.into_iter().any(|kind| kind.fits(work))
 }
 
 /// All kinds, in one JVM. Builds it if need be.
@@ -212,18 +235,7 @@ impl Contender for Redisson {
     }
 
     fn fits(&self, work: Workload) -> bool {
-        let clients = match work {
-            Workload::Uncontended { .. } => return self.kind == Kind::Lock,
-            Workload::HandOff { waiters } => waiters + 1,
-            Workload::Contended { clients, .. } => clients,
-            _ => return false,
-        };
-        clients
-            <= if self.kind == Kind::Apart {
-                MOST_APART
-            } else {
-                1001
-            }
+        self.kind.fits(work)
     }
 
     fn run(&mut self, work: Workload, pace: Pace, server: &Server) -> Result<Measurement> {
