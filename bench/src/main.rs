@@ -56,7 +56,7 @@ struct Options {
     /// Where the report goes
     #[arg(long, default_value = "target/bench")]
     out: PathBuf,
-    /// How often each contender is measured [default: 3, of a full run 7]
+    /// How often each contender is measured [default: 3, of a full run 5]
     #[arg(long)]
     rounds: Option<usize>,
     /// All scenarios, and longer
@@ -124,7 +124,7 @@ fn main() -> Result<()> {
     } else {
         Pace::QUICK
     };
-    let rounds = options.rounds.unwrap_or(if options.full { 7 } else { 3 });
+    let rounds = options.rounds.unwrap_or(if options.full { 5 } else { 3 });
     let conditions = conditions(&options, &launcher, &contenders, missing, rounds)?;
     let takes_part = |scenario: &Scenario, contender: &dyn Contender| {
         // With AOF and a replica, a quick run compares us with ourselves alone.

@@ -54,7 +54,7 @@ impl Pace {
     /// For figures to publish.
     pub const FULL: Self = Self {
         warm_up: Duration::from_millis(300),
-        measure: Duration::from_millis(1500),
+        measure: Duration::from_millis(1000),
     };
 }
 
