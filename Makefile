@@ -10,6 +10,8 @@ SERVER ?= $(or $(shell command -v redis-server),$(shell command -v valkey-server
 PREFIX ?= /usr/local
 DURATION ?= 300
 SEED ?=
+OUT ?= target/bench
+BENCH ?=
 
 # redis.conf names the module below this folder.
 export CARGO_TARGET_DIR := $(CURDIR)/target
@@ -27,6 +29,8 @@ help: ## Show this list
 	@echo "  SERVER=$(SERVER)   server of 'make run' and 'make test'"
 	@echo "  DURATION=$(DURATION)          seconds of 'make fuzz' and 'make chaos'"
 	@echo "  SEED=$(SEED)                what 'make chaos' does; random if not given"
+	@echo "  OUT=$(OUT)         where 'make bench' puts its report and charts"
+	@echo "  BENCH=                more options of the benchmark, such as --only hand-off-1, or --help"
 	@echo "  PREFIX=$(PREFIX)    where 'make install' puts the module"
 
 .PHONY: run
@@ -65,6 +69,15 @@ model: deps build ## Run the model test at length, against the core and SERVER
 chaos: deps build ## Run the fault campaign for DURATION seconds, as SEED says
 	cargo run --locked --package redis-lock-chaos -- --duration $(DURATION) \
 		--server $(SERVER) --module $(MODULE) $(if $(SEED),--seed $(SEED))
+
+.PHONY: bench
+bench: deps build ## Measure against peers and floors on SERVER, into OUT: some minutes
+	@scripts/install-missing redisson
+	cargo run --locked --release --package redis-lock-bench -- --out $(OUT) $(BENCH)
+
+.PHONY: bench-full
+bench-full: override BENCH += --full
+bench-full: bench ## The same at length, with every scenario
 
 .PHONY: lint
 lint: build-deps ## Check format, lints and documentation

@@ -1,24 +1,44 @@
 //! Measures the lock module against its peers and against the floors of Redis
-//! itself, all in one run, in turn, several rounds.
+//! itself: all in one run, in turn, several rounds.
+//!
+//! ```text
+//! scenarios    what is measured, by name        contenders   who takes part
+//! workloads    how it is measured               protocols    peers spoken over RESP, as state machines
+//! swarm        thousands of them in one thread  server       a fresh one for every measurement
+//! results      all figures                      targets      what must be reached
+//! report       Markdown and JSON                charts       SVG
+//! ```
 
-mod clients;
+mod charts;
+mod contenders;
+mod measurement;
 mod placement;
+mod protocols;
+mod report;
+mod results;
+mod scenarios;
 mod server;
 mod swarm;
+mod targets;
 mod wire;
 mod workloads;
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::Parser;
+use indicatif::{ProgressBar, ProgressStyle};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::utsname::uname;
 
-use clients::PROTOCOLS;
-use placement::Placement;
-use server::Launcher;
-use workloads::Workload;
+use contenders::Contender;
+use measurement::Measurement;
+use placement::{Placement, Processors};
+use report::{Conditions, Name};
+use results::Results;
+use scenarios::Scenario;
+use server::{Duty, Launcher};
+use workloads::{Pace, Workload};
 
 /// Measures the lock module against its peers.
 #[derive(Parser)]
@@ -33,83 +53,247 @@ struct Options {
         default_value = "target/release/libredislock.so"
     )]
     module: PathBuf,
-    /// How often each contender is measured
-    #[arg(long, default_value_t = 5)]
-    rounds: usize,
-    /// Only scenarios whose names begin so
-    #[arg(long, value_name = "SCENARIO", num_args = 1..)]
+    /// Where the report goes
+    #[arg(long, default_value = "target/bench")]
+    out: PathBuf,
+    /// How often each contender is measured [default: 3, of a full run 5]
+    #[arg(long)]
+    rounds: Option<usize>,
+    /// All scenarios, and longer
+    #[arg(long)]
+    full: bool,
+    /// Only these scenarios, or all whose names begin so
+    #[arg(long, visible_alias = "scenario", value_name = "SCENARIO", num_args = 1..)]
     only: Vec<String>,
-    /// Where the server runs, seen from its clients
-    #[arg(long, value_enum, default_value = "apart")]
-    placement: Placement,
     /// Only these contenders
     #[arg(long, value_name = "CONTENDER", num_args = 1..)]
     contenders: Vec<String>,
+    /// Print the names of all scenarios and contenders
+    #[arg(long)]
+    list: bool,
 }
 
-fn scenarios() -> Vec<(&'static str, Workload)> {
-    vec![
-        ("uncontended-1", Workload::Uncontended { clients: 1 }),
-        ("uncontended-50", Workload::Uncontended { clients: 50 }),
-        ("pipelined-cpu", Workload::Pipelined),
-        ("hand-off-1", Workload::HandOff { waiters: 1 }),
-        ("hand-off-10", Workload::HandOff { waiters: 10 }),
-        ("hand-off-100", Workload::HandOff { waiters: 100 }),
-        ("hand-off-1000", Workload::HandOff { waiters: 1000 }),
-        ("hand-off-5000", Workload::HandOff { waiters: 5000 }),
-    ]
+impl Options {
+    /// The scenarios asked for. A name that is a scenario's means that one,
+    /// any other all that begin so.
+    fn scenarios(&self) -> Vec<Scenario> {
+        let mut scenarios = scenarios::all();
+        let names: Vec<String> = scenarios.iter().map(|s| s.name.clone()).collect();
+        scenarios.retain(|scenario| {
+            if self.only.is_empty() {
+                return self.list || self.full || !scenario.full_only;
+            }
+            self.only.iter().any(|wanted| {
+                let is_prefix = !names.contains(wanted);
+                scenario.name == *wanted || is_prefix && scenario.name.starts_with(wanted)
+            })
+        });
+        scenarios
+    }
+
+    fn lets_in(&self, contender: &str) -> bool {
+        self.contenders.is_empty() || self.contenders.iter().any(|name| name == contender)
+    }
 }
 
 fn main() -> Result<()> {
     let options = Options::parse();
+    let scenarios = options.scenarios();
+    let work: Vec<Workload> = scenarios.iter().map(|scenario| scenario.work).collect();
+    let (mut contenders, missing) = contenders::all(&|name| options.lets_in(name), &work);
+    contenders.retain(|contender| options.lets_in(contender.name()));
+    if options.list {
+        list(&scenarios, &contenders);
+        return Ok(());
+    }
+    // Thousands of waiters are thousands of connections.
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
+    let processors = Processors::choose()?;
+    processors.place_clients()?;
     let launcher = Launcher {
-        binary: options.server,
-        module: options.module.canonicalize()?,
-        placement: options.placement,
+        binary: options.server.clone(),
+        module: options.module.canonicalize().with_context(|| {
+            let module = options.module.display();
+            format!("there is no {module}: `make build` makes it")
+        })?,
+        processors,
     };
-    options.placement.place_clients()?;
-    let ours = launcher.start(true, &[])?;
-    let plain = launcher.start(false, &[])?;
-    let chosen = |name: &str| {
-        options.only.is_empty()
-            || options
-                .only
-                .iter()
-                .any(|only| name.starts_with(only.as_str()))
+    let pace = if options.full {
+        Pace::FULL
+    } else {
+        Pace::QUICK
     };
-    for (name, workload) in scenarios().into_iter().filter(|(name, _)| chosen(name)) {
-        let mut values: BTreeMap<(usize, &str), Vec<f64>> = BTreeMap::new();
-        for _ in 0..options.rounds {
-            for (n, protocol) in PROTOCOLS.iter().enumerate() {
-                if !options.contenders.is_empty()
-                    && !options.contenders.iter().any(|c| c == protocol.name)
-                {
-                    continue;
-                }
-                let server = if protocol.needs_module { &ours } else { &plain };
-                server.flush()?;
-                if let Some(measurement) = workloads::run(workload, protocol, server)? {
-                    for figure in measurement.figures {
-                        values
-                            .entry((n, figure.metric))
-                            .or_default()
-                            .push(figure.value);
+    let rounds = options.rounds.unwrap_or(if options.full { 5 } else { 3 });
+    let conditions = conditions(&options, &launcher, &contenders, missing, rounds)?;
+    let takes_part = |scenario: &Scenario, contender: &dyn Contender| {
+        // With AOF and a replica, a quick run compares us with ourselves alone.
+        let durable_too = options.full || scenario.duty == Duty::MemoryOnly;
+        let pinned_too = scenario.placement == Placement::Apart;
+        contender.fits(scenario.work)
+            && (durable_too || contender.needs_module())
+            && (pinned_too || !contender.is_library())
+    };
+    let run = Run {
+        launcher: &launcher,
+        scenarios: &scenarios,
+        takes_part: &takes_part,
+        pace,
+        rounds,
+    };
+    let (results, skipped) = run.measure(&mut contenders)?;
+
+    std::fs::create_dir_all(&options.out)?;
+    let names: Vec<Name> = contenders
+        .iter()
+        .map(|contender| Name {
+            name: contender.name(),
+            title: contender.title(),
+        })
+        .collect();
+    let conditions = Conditions {
+        missing: conditions.missing.into_iter().chain(skipped).collect(),
+        ..conditions
+    };
+    let verdicts = targets::judge(&results);
+    report::write(
+        &options.out,
+        &conditions,
+        &names,
+        &scenarios,
+        &verdicts,
+        &results,
+    )?;
+    charts::write(&options.out, &names, &results)?;
+    print!(
+        "{}",
+        std::fs::read_to_string(options.out.join("results.md"))?
+    );
+    eprintln!(
+        "\nThe report and its charts are in {}",
+        options.out.display()
+    );
+    Ok(())
+}
+
+fn list(scenarios: &[Scenario], contenders: &[Box<dyn Contender>]) {
+    println!("Scenarios:");
+    for scenario in scenarios {
+        println!("  {:<24} {}", scenario.name, scenario.title);
+    }
+    println!("Contenders:");
+    for contender in contenders {
+        println!("  {:<24} {}", contender.name(), contender.title());
+    }
+}
+
+struct Run<'a> {
+    launcher: &'a Launcher,
+    scenarios: &'a [Scenario],
+    takes_part: &'a dyn Fn(&Scenario, &dyn Contender) -> bool,
+    pace: Pace,
+    rounds: usize,
+}
+
+impl Run<'_> {
+    /// Every contender once, then all of them again: what the machine does
+    /// besides meets all alike. Also returns why some could not be measured.
+    fn measure(&self, contenders: &mut [Box<dyn Contender>]) -> Result<(Results, Vec<String>)> {
+        let mut results = Results::default();
+        let mut skipped: Vec<String> = Vec::new();
+        let steps = self.scenarios.len() * self.rounds * contenders.len();
+        let style = "[{elapsed_precise}] {wide_bar} {pos}/{len}, {eta} left: {msg}";
+        let bar = ProgressBar::new(steps as u64).with_style(ProgressStyle::with_template(style)?);
+        for scenario in self.scenarios {
+            for _ in 0..self.rounds {
+                for contender in contenders.iter_mut() {
+                    bar.set_message(format!("{} {}", scenario.name, contender.name()));
+                    bar.inc(1);
+                    if !(self.takes_part)(scenario, contender.as_ref()) {
+                        continue;
+                    }
+                    match self.measure_once(scenario, contender.as_mut()) {
+                        Ok(measured) => results.add(&scenario.name, contender.name(), measured),
+                        Err(error) => {
+                            let what = format!("{}, {}", contender.title(), scenario.title);
+                            let why = format!("{what}: {error:#}");
+                            if !skipped.contains(&why) {
+                                skipped.push(why);
+                            }
+                        }
                     }
                 }
             }
         }
-        for ((n, metric), mut values) in values {
-            values.sort_by(f64::total_cmp);
-            println!(
-                "{name:<15} {:<22} {metric:<20} {:>10.2}  ({:.2} to {:.2})",
-                PROTOCOLS[n].name,
-                values[values.len() / 2],
-                values[0],
-                values[values.len() - 1],
-            );
-        }
+        bar.finish_and_clear();
+        Ok((results, skipped))
     }
-    Ok(())
+
+    fn measure_once(
+        &self,
+        scenario: &Scenario,
+        contender: &mut dyn Contender,
+    ) -> Result<Measurement> {
+        let with_module = contender.needs_module();
+        let server = self
+            .launcher
+            .start(with_module, scenario.duty, scenario.placement)?;
+        contender.run(scenario.work, self.pace, &server)
+    }
+}
+
+fn conditions(
+    options: &Options,
+    launcher: &Launcher,
+    contenders: &[Box<dyn Contender>],
+    missing: Vec<String>,
+    rounds: usize,
+) -> Result<Conditions> {
+    let server = launcher.start(true, Duty::MemoryOnly, Placement::Apart)?;
+    let mut info = server.connect()?;
+    let version = info
+        .info_text("valkey_version")
+        .map(|version| format!("Valkey {version}"))
+        .or_else(|_| {
+            info.info_text("redis_version")
+                .map(|version| format!("Redis {version}"))
+        })?;
+    let cpus = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let cpu = cpus
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(": "))
+        .map_or("processor unknown", |(_, model)| model);
+    let cores = cpus
+        .lines()
+        .filter(|line| line.starts_with("processor"))
+        .count();
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let load = load.split(' ').next().unwrap_or("unknown");
+    let system = uname()?;
+    Ok(Conditions {
+        machine: format!(
+            "{cpu}, {cores} processors, {} {}, load before the run {load}",
+            system.sysname().to_string_lossy(),
+            system.release().to_string_lossy()
+        ),
+        server: format!(
+            "{version} with `--save \"\"`, a fresh one for every measurement, {}; the module is \
+             loaded for this module's contenders alone, so that nobody else pays for it",
+            launcher.processors.describe()
+        ),
+        module: format!(
+            "redis-lock-module {}, default settings",
+            env!("CARGO_PKG_VERSION")
+        ),
+        run: format!(
+            "{} of {rounds} rounds, all contenders in turn in each; clients that are not real \
+             libraries are played by one thread, on one processor",
+            if options.full { "full" } else { "quick" }
+        ),
+        contenders: contenders
+            .iter()
+            .filter_map(|contender| contender.settings())
+            .collect(),
+        missing,
+    })
 }

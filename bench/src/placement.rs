@@ -2,41 +2,65 @@
 //! over by a switch of tasks, on two by waking a sleeping one; left to the
 //! kernel it is now the one, now the other, and no two figures compare.
 
-use anyhow::Result;
-use clap::ValueEnum;
+use anyhow::{Context, Result};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
 /// Where the server runs, seen from its clients.
-#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Placement {
-    /// On a processor of its own.
+    /// On a processor of its own, if there are two.
     Apart,
     /// On the clients' processor, so that nothing sleeps and nothing is woken.
     Together,
-    /// Wherever the kernel likes.
-    Free,
 }
 
 const THIS_THREAD: Pid = Pid::from_raw(0);
 
-impl Placement {
-    /// Puts this thread, which plays the clients, in its place.
-    pub fn place_clients(self) -> Result<()> {
-        match self {
-            Self::Apart | Self::Together => pin(0),
-            Self::Free => Ok(()),
+/// The processors of the run.
+#[derive(Clone, Copy)]
+pub struct Processors {
+    clients: usize,
+    server: usize,
+}
+
+impl Processors {
+    /// Chooses among those that this process may use.
+    pub fn choose() -> Result<Self> {
+        let allowed = sched_getaffinity(THIS_THREAD)?;
+        let mut allowed = (0..CpuSet::count()).filter(|&n| allowed.is_set(n) == Ok(true));
+        let clients = allowed.next().context("no processor to run on")?;
+        Ok(Self {
+            clients,
+            server: allowed.next().unwrap_or(clients),
+        })
+    }
+
+    /// Where servers are, in words.
+    pub fn describe(self) -> &'static str {
+        if self.server == self.clients {
+            "on the clients' processor, there being one only"
+        } else {
+            "on a processor of its own"
         }
     }
 
-    /// Does something that starts processes, which stay where servers belong.
-    pub fn start_server<T>(self, start: impl FnOnce() -> Result<T>) -> Result<T> {
+    /// Puts this thread, which plays the clients, in its place.
+    pub fn place_clients(self) -> Result<()> {
+        pin(self.clients)
+    }
+
+    /// Does something that starts a server, which stays where it belongs.
+    pub fn start_server<T>(
+        self,
+        placement: Placement,
+        start: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
         let before = sched_getaffinity(THIS_THREAD)?;
-        match self {
-            Self::Apart => pin(1)?,
-            Self::Together => pin(0)?,
-            Self::Free => {}
-        }
+        pin(match placement {
+            Placement::Apart => self.server,
+            Placement::Together => self.clients,
+        })?;
         let started = start();
         sched_setaffinity(THIS_THREAD, &before)?;
         started

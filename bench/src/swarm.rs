@@ -14,7 +14,7 @@ use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 use std::os::fd::{AsFd, AsRawFd};
 
-use crate::clients::{Event, Io, LockClient, Protocol, owner_name};
+use crate::protocols::{Event, Io, LockClient, Protocol, owner_name};
 use crate::wire::{CHUNK, Connection, ReplyBuffer};
 
 /// Longer than anything that a workload waits for.

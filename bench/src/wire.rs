@@ -100,24 +100,35 @@ impl Connection {
         self.reply()
     }
 
-    /// A field of `INFO`, as text.
-    pub fn info_text(&mut self, field: &str) -> Result<String> {
-        let Reply::BulkString(info) = self.call(&["INFO", "everything"])? else {
+    /// A section of `INFO`.
+    pub fn info_section(&mut self, section: &str) -> Result<String> {
+        let Reply::BulkString(info) = self.call(&["INFO", section])? else {
             bail!("INFO did not answer text");
         };
-        let info = String::from_utf8(info)?;
-        let value = info
-            .lines()
-            .find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
-        Ok(value
-            .with_context(|| format!("INFO has no {field}"))?
-            .into())
+        Ok(String::from_utf8(info)?)
+    }
+
+    /// A field of `INFO`, as text.
+    pub fn info_text(&mut self, field: &str) -> Result<String> {
+        let info = self.info_section("everything")?;
+        Ok(find(&info, field)?.into())
     }
 
     /// A number from `INFO`.
     pub fn info(&mut self, field: &str) -> Result<i64> {
-        let text = self.info_text(field)?;
-        text.parse()
-            .with_context(|| format!("{field}:{text} is no number"))
+        number(&self.info_section("everything")?, field)
     }
+}
+
+fn find<'a>(info: &'a str, field: &str) -> Result<&'a str> {
+    info.lines()
+        .find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))
+        .with_context(|| format!("INFO has no {field}"))
+}
+
+/// A number from a section of `INFO`.
+pub fn number(info: &str, field: &str) -> Result<i64> {
+    let text = find(info, field)?;
+    text.parse()
+        .with_context(|| format!("{field}:{text} is no number"))
 }

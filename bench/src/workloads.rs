@@ -1,17 +1,22 @@
-//! What contenders are put to, and how it is measured where a contender speaks
-//! RESP through this program.
+//! What contenders are put to, and how it is measured where a contender is a
+//! protocol that this program speaks.
 
+mod contended;
+mod expiry;
 mod hand_off;
+mod memory;
 mod uncontended;
 
-use anyhow::Result;
-use hdrhistogram::Histogram;
+use std::time::Duration;
 
-use crate::clients::Protocol;
+use anyhow::Result;
+
+use crate::measurement::Measurement;
+use crate::protocols::{Kind, Protocol};
 use crate::server::Server;
 
 /// What a contender is put to.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Workload {
     /// Clients that take and give back a lock of their own, over and over.
     Uncontended { clients: usize },
@@ -19,58 +24,81 @@ pub enum Workload {
     Pipelined,
     /// One lock that goes round among clients that queue for it.
     HandOff { waiters: usize },
+    /// One lock that all clients fight for, and hold so long.
+    Contended { clients: usize, section: Duration },
+    /// Many locks, of which few are wanted often.
+    Zipf { clients: usize, locks: usize },
+    /// Leases that end while somebody waits.
+    Expiry,
+    /// Holders that die while somebody waits.
+    HolderKilled,
+    /// Bytes of a lock that is held.
+    MemoryOfLocks,
+    /// Bytes of a client that waits.
+    MemoryOfWaiters,
 }
 
-/// One figure of a measurement.
-pub struct Figure {
-    pub metric: &'static str,
-    pub value: f64,
+/// For how long to measure.
+#[derive(Clone, Copy)]
+pub struct Pace {
+    pub warm_up: Duration,
+    pub measure: Duration,
 }
 
-/// What one contender did in one round.
-#[derive(Default)]
-pub struct Measurement {
-    pub figures: Vec<Figure>,
-    /// Latencies in nanoseconds, where a distribution is of interest.
-    pub latencies: Option<Histogram<u64>>,
+impl Pace {
+    /// A few minutes for everything.
+    pub const QUICK: Self = Self {
+        warm_up: Duration::from_millis(60),
+        measure: Duration::from_millis(400),
+    };
+    /// For figures to publish.
+    pub const FULL: Self = Self {
+        warm_up: Duration::from_millis(300),
+        measure: Duration::from_millis(1000),
+    };
 }
 
-impl Measurement {
-    fn figure(&mut self, metric: &'static str, value: f64) {
-        self.figures.push(Figure { metric, value });
+/// Beyond so many, clients that poll keep the server busy with nothing else.
+pub const MOST_POLLING_WAITERS: usize = 100;
+
+/// Whether a kind of protocol can do this.
+pub fn fits(work: Workload, kind: Kind) -> bool {
+    match work {
+        Workload::Pipelined => kind != Kind::Session,
+        Workload::Uncontended { .. } => !matches!(kind, Kind::CommandsAlone | Kind::Session),
+        Workload::HandOff { waiters } => match kind {
+            Kind::Lock | Kind::Endless => true,
+            Kind::Polling => waiters <= MOST_POLLING_WAITERS,
+            _ => false,
+        },
+        Workload::Contended { .. } => matches!(kind, Kind::Lock | Kind::Endless | Kind::Polling),
+        Workload::Zipf { .. } | Workload::Expiry => matches!(kind, Kind::Lock | Kind::Polling),
+        Workload::HolderKilled => matches!(kind, Kind::Lock | Kind::Session),
+        Workload::MemoryOfLocks => kind == Kind::Lock,
+        Workload::MemoryOfWaiters => matches!(kind, Kind::Lock | Kind::Endless),
     }
-
-    /// Adds the median and the 99th percentile, in microseconds.
-    fn latencies(&mut self, p50: &'static str, p99: &'static str, latencies: Histogram<u64>) {
-        self.figure(p50, us(latencies.value_at_quantile(0.5)));
-        self.figure(p99, us(latencies.value_at_quantile(0.99)));
-        self.latencies = Some(latencies);
-    }
 }
 
-fn us(nanoseconds: u64) -> f64 {
-    nanoseconds as f64 / 1000.0
-}
-
-/// Latencies in nanoseconds, to three digits.
-fn histogram() -> Histogram<u64> {
-    Histogram::new(3).expect("three digits are allowed")
-}
-
-/// Puts a protocol to a workload. Nothing if the one doesn't fit the other.
+/// Puts a protocol to a workload.
 pub fn run(
-    workload: Workload,
+    work: Workload,
+    pace: Pace,
     protocol: &Protocol,
     server: &Server,
-) -> Result<Option<Measurement>> {
-    match workload {
-        Workload::Uncontended { clients } => uncontended::run(protocol, server, clients).map(Some),
-        Workload::Pipelined => uncontended::run_pipelined(protocol, server).map(Some),
-        Workload::HandOff { waiters } => {
-            if !protocol.excludes || protocol.polls && waiters > 100 {
-                return Ok(None);
-            }
-            hand_off::run(protocol, server, waiters).map(Some)
+) -> Result<Measurement> {
+    match work {
+        Workload::Uncontended { clients } => uncontended::run(protocol, server, pace, clients),
+        Workload::Pipelined => uncontended::run_pipelined(protocol, server, pace),
+        Workload::HandOff { waiters } => hand_off::run(protocol, server, pace, waiters),
+        Workload::Contended { clients, section } => {
+            contended::run(protocol, server, pace, clients, section)
         }
+        Workload::Zipf { clients, locks } => {
+            contended::run_zipf(protocol, server, pace, clients, locks)
+        }
+        Workload::Expiry => expiry::run(protocol, server),
+        Workload::HolderKilled => expiry::run_killed(protocol, server),
+        Workload::MemoryOfLocks => memory::of_locks(protocol, server),
+        Workload::MemoryOfWaiters => memory::of_waiters(protocol, server),
     }
 }

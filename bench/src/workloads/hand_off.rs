@@ -2,22 +2,26 @@
 //! the release is sent to the moment when the next holder has read its reply.
 //! Whoever gave the lock back queues again, so that the number of waiters stays.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::Result;
 
-use super::{Measurement, histogram};
-use crate::clients::{Event, LEASE, Protocol};
+use super::Pace;
+use crate::measurement::{Measurement, US, histogram};
+use crate::protocols::{Event, LEASE, Protocol};
 use crate::server::Server;
-use crate::swarm::Swarm;
+use crate::swarm::{Happened, Swarm};
+use crate::wire::{Connection, number, pack};
 
-const FOR: Duration = Duration::from_millis(900);
-const HAND_OFFS: u64 = 5000;
-const WARM_UP: u64 = 20;
 const LOCK: &str = "lock:hand-off";
 
 /// Hands one lock on, with so many waiters in the queue at every release.
-pub fn run(protocol: &Protocol, server: &Server, waiters: usize) -> Result<Measurement> {
+pub fn run(
+    protocol: &Protocol,
+    server: &Server,
+    pace: Pace,
+    waiters: usize,
+) -> Result<Measurement> {
     let mut info = server.connect()?;
     protocol.set_up(&mut info, &[LOCK.to_string()])?;
     let mut swarm = Swarm::connect(server.addr(), protocol, waiters + 1)?;
@@ -31,14 +35,15 @@ pub fn run(protocol: &Protocol, server: &Server, waiters: usize) -> Result<Measu
     swarm.settle(&mut happened)?;
     let mut holder = held_by(&mut happened);
     let mut latencies = histogram();
+    let warm = Instant::now() + pace.warm_up;
+    let mut start = None;
     let mut traffic = Traffic::read(&mut info, &swarm)?;
-    let mut start = Instant::now();
-    let mut done = 0;
-    while done < HAND_OFFS + WARM_UP && start.elapsed() < FOR {
-        if done == WARM_UP {
+    while start.is_none_or(|start: Instant| start.elapsed() < pace.measure) || latencies.is_empty()
+    {
+        if start.is_none() && Instant::now() >= warm {
             latencies.reset();
             traffic = Traffic::read(&mut info, &swarm)?;
-            start = Instant::now();
+            start = Some(Instant::now());
         }
         let release = Instant::now();
         swarm.release(holder)?;
@@ -57,44 +62,53 @@ pub fn run(protocol: &Protocol, server: &Server, waiters: usize) -> Result<Measu
         swarm.acquire(holder, LOCK, LEASE)?;
         swarm.settle(&mut happened)?;
         holder = next;
-        done += 1;
     }
     let hand_offs = latencies.len() as f64;
-    let traffic = Traffic::read(&mut info, &swarm)?.since(&traffic);
+    let (commands, bytes) = Traffic::read(&mut info, &swarm)?.since(&traffic);
     let mut measurement = Measurement::default();
-    measurement.latencies("hand-off p50 µs", "hand-off p99 µs", latencies);
-    measurement.figure("commands/hand-off", traffic.commands / hand_offs);
-    measurement.figure("bytes/hand-off", traffic.bytes / hand_offs);
+    measurement.quantiles("hand-off p50 µs", "hand-off p99 µs", US, latencies);
+    measurement.figure("commands/hand-off", commands / hand_offs);
+    measurement.figure("bytes/hand-off", bytes / hand_offs);
     Ok(measurement)
 }
 
-fn held_by(happened: &mut Vec<crate::swarm::Happened>) -> usize {
+fn held_by(happened: &mut Vec<Happened>) -> usize {
     happened.pop().expect("somebody holds the lock").client
 }
 
-/// What has gone through the server, less what this program asked for itself.
+/// What has gone through the server.
 struct Traffic {
-    commands: f64,
-    bytes: f64,
+    commands: i64,
+    bytes: i64,
+    /// What this program asked for itself: round trips of `PING`, and the bytes
+    /// of this very question and its answer.
+    pings: i64,
+    question: i64,
 }
 
 impl Traffic {
-    fn read(info: &mut crate::wire::Connection, swarm: &Swarm) -> Result<Self> {
-        const PING_AND_PONG: u64 = 14 + 7;
-        let pings = swarm.control_pings;
-        let input = info.info("total_net_input_bytes")?;
-        let output = info.info("total_net_output_bytes")?;
-        let commands = info.info("total_commands_processed")?;
+    fn read(info: &mut Connection, swarm: &Swarm) -> Result<Self> {
+        let section = "stats";
+        let stats = info.info_section(section)?;
+        let header = format!("${}\r\n\r\n", stats.len());
+        let question = pack(&["INFO", section]).len() + header.len() + stats.len();
         Ok(Self {
-            commands: commands as f64 - pings as f64,
-            bytes: (input + output) as f64 - (pings * PING_AND_PONG) as f64,
+            commands: number(&stats, "total_commands_processed")?,
+            bytes: number(&stats, "total_net_input_bytes")?
+                + number(&stats, "total_net_output_bytes")?,
+            pings: i64::try_from(swarm.control_pings)?,
+            question: i64::try_from(question)?,
         })
     }
 
-    fn since(&self, earlier: &Self) -> Self {
-        Self {
-            commands: self.commands - earlier.commands,
-            bytes: self.bytes - earlier.bytes,
-        }
+    /// Commands and bytes of the lock clients alone.
+    fn since(&self, earlier: &Self) -> (f64, f64) {
+        const PING_AND_PONG: i64 = 14 + 7;
+        let pings = self.pings - earlier.pings;
+        // The later numbers include the later question's bytes and the earlier
+        // one's answer.
+        let commands = self.commands - earlier.commands - pings - 1;
+        let bytes = self.bytes - earlier.bytes - pings * PING_AND_PONG - earlier.question;
+        (commands as f64, bytes as f64)
     }
 }

@@ -1,20 +1,25 @@
 //! Locks that nobody else wants.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::Result;
 
-use super::{Measurement, histogram};
-use crate::clients::{Event, LEASE, Protocol, owner_name};
+use super::Pace;
+use crate::measurement::{Measurement, US, histogram};
+use crate::protocols::{Event, LEASE, Protocol, owner_name};
 use crate::server::Server;
 use crate::swarm::Swarm;
+use crate::wire::Connection;
 
-const FOR: Duration = Duration::from_millis(700);
-const WARM_UP: Duration = Duration::from_millis(100);
 const PAIRS_A_WRITE: usize = 100;
 
 /// Takes and gives back, one command at a time on each connection.
-pub fn run(protocol: &Protocol, server: &Server, clients: usize) -> Result<Measurement> {
+pub fn run(
+    protocol: &Protocol,
+    server: &Server,
+    pace: Pace,
+    clients: usize,
+) -> Result<Measurement> {
     let locks: Vec<String> = (0..clients).map(|n| format!("lock:{n:06}")).collect();
     protocol.set_up(&mut server.connect()?, &locks)?;
     let mut swarm = Swarm::connect(server.addr(), protocol, clients)?;
@@ -22,7 +27,7 @@ pub fn run(protocol: &Protocol, server: &Server, clients: usize) -> Result<Measu
     for (n, lock) in locks.iter().enumerate() {
         swarm.acquire(n, lock, LEASE)?;
     }
-    let warm = Instant::now() + WARM_UP;
+    let warm = Instant::now() + pace.warm_up;
     let mut start = None;
     let mut pairs = 0u64;
     let mut latencies = histogram();
@@ -46,12 +51,12 @@ pub fn run(protocol: &Protocol, server: &Server, clients: usize) -> Result<Measu
         let now = Instant::now();
         match start {
             None if now >= warm => start = Some((now, server.cpu_time()?)),
-            Some((start, cpu)) if now >= start + FOR => {
+            Some((start, cpu)) if now >= start + pace.measure => {
                 let cpu = server.cpu_time()? - cpu;
                 let mut measurement = Measurement::default();
                 measurement.figure("pairs/s", pairs as f64 / (now - start).as_secs_f64());
                 measurement.figure("server CPU µs/pair", cpu.as_secs_f64() * 1e6 / pairs as f64);
-                measurement.latencies("pair p50 µs", "pair p99 µs", latencies);
+                measurement.quantiles("pair p50 µs", "pair p99 µs", US, latencies);
                 return Ok(measurement);
             }
             _ => {}
@@ -61,13 +66,13 @@ pub fn run(protocol: &Protocol, server: &Server, clients: usize) -> Result<Measu
 
 /// Takes and gives back a hundred times in one write, so that the server's time
 /// goes into the commands and not into the network.
-pub fn run_pipelined(protocol: &Protocol, server: &Server) -> Result<Measurement> {
+pub fn run_pipelined(protocol: &Protocol, server: &Server, pace: Pace) -> Result<Measurement> {
     let lock = "lock:pipelined".to_string();
     let owner = owner_name(0);
     let mut connection = server.connect()?;
     protocol.set_up(&mut connection, std::slice::from_ref(&lock))?;
     let mut n = 0;
-    let mut write = |connection: &mut crate::wire::Connection| -> Result<()> {
+    let mut write = |connection: &mut Connection| -> Result<()> {
         let batch: Vec<u8> = (n..n + PAIRS_A_WRITE)
             .flat_map(|n| (protocol.pair)(&lock, &owner, n))
             .collect();
@@ -78,21 +83,21 @@ pub fn run_pipelined(protocol: &Protocol, server: &Server) -> Result<Measurement
         }
         Ok(())
     };
-    let warm = Instant::now() + WARM_UP;
+    let warm = Instant::now() + pace.warm_up;
     while Instant::now() < warm {
         write(&mut connection)?;
     }
     let start = Instant::now();
     let cpu = server.cpu_time()?;
     let mut pairs = 0;
-    while start.elapsed() < FOR {
+    while start.elapsed() < pace.measure {
         write(&mut connection)?;
         pairs += PAIRS_A_WRITE;
     }
     let wall = start.elapsed();
     let cpu = server.cpu_time()? - cpu;
     let mut measurement = Measurement::default();
-    measurement.figure("pairs/s", pairs as f64 / wall.as_secs_f64());
     measurement.figure("server CPU µs/pair", cpu.as_secs_f64() * 1e6 / pairs as f64);
+    measurement.figure("pairs/s", pairs as f64 / wall.as_secs_f64());
     Ok(measurement)
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use super::{Event, Io, LEASE, LockClient, Protocol, nothing_to_prepare, unexpected};
+use super::{Event, Io, Kind, LEASE, LockClient, Protocol, nothing_to_prepare, unexpected};
 use crate::wire::{Reply, pack};
 
 const LOCK: &str = include_str!("redisson_lock.lua");
@@ -32,8 +32,7 @@ pub const PROTOCOL: Protocol = Protocol {
     name: "redisson-scripts",
     title: "Redisson's scripts and pub/sub",
     needs_module: false,
-    excludes: true,
-    polls: false,
+    kind: Kind::Lock,
     connections: 2,
     scripts: &[LOCK, UNLOCK],
     prepare: nothing_to_prepare,
@@ -66,8 +65,8 @@ pub const PROTOCOL: Protocol = Protocol {
 /// The two scripts of Redisson 3, for what they cost alone.
 pub const BEFORE_LATCH: Protocol = Protocol {
     name: "redisson-two-scripts",
-    title: "Redisson's two scripts, without the latch",
-    excludes: false,
+    title: "Redisson 3's two scripts, without the latch",
+    kind: Kind::CommandsAlone,
     connections: 1,
     scripts: &[LOCK, UNLOCK_BEFORE_LATCH],
     pair: |lock, owner, _| {

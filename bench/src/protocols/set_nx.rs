@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use super::{Event, Io, LEASE, LockClient, Protocol, nothing_to_prepare, unexpected};
+use super::{Event, Io, Kind, LEASE, LockClient, Protocol, nothing_to_prepare, unexpected};
 use crate::wire::{Reply, pack};
 
 const COMPARE_AND_DELETE: &str = include_str!("compare_and_delete.lua");
@@ -29,8 +29,7 @@ pub const FLOOR: Protocol = Protocol {
     name: "set-del",
     title: "`SET NX PX` + `DEL`",
     needs_module: false,
-    excludes: false,
-    polls: false,
+    kind: Kind::Uncontended,
     connections: 1,
     scripts: &[],
     prepare: nothing_to_prepare,
@@ -41,6 +40,15 @@ pub const FLOOR: Protocol = Protocol {
         pair
     },
     pair_replies: 2,
+};
+
+/// The same on a server that has the module loaded: what it costs those who
+/// don't use it.
+pub const FLOOR_BESIDE_MODULE: Protocol = Protocol {
+    name: "set-del-beside",
+    title: "`SET NX PX` + `DEL`, module loaded",
+    needs_module: true,
+    ..FLOOR
 };
 
 /// Two round trips that do nothing.
@@ -56,8 +64,7 @@ pub const PING: Protocol = Protocol {
 pub const REDIS_PY: Protocol = Protocol {
     name: "redis-py",
     title: "`SET NX PX` + script, polling as redis-py",
-    excludes: true,
-    polls: true,
+    kind: Kind::Polling,
     scripts: &[COMPARE_AND_DELETE],
     client: |owner| SetNx::boxed(owner, Way::RedisPy),
     pair: |lock, owner, _| {
@@ -78,7 +85,7 @@ pub const REDIS_PY: Protocol = Protocol {
 pub const PYTHON_REDIS_LOCK: Protocol = Protocol {
     name: "python-redis-lock",
     title: "signal list, as python-redis-lock",
-    excludes: true,
+    kind: Kind::Lock,
     scripts: &[SIGNAL_UNLOCK],
     client: |owner| SetNx::boxed(owner, Way::SignalList),
     pair: |lock, owner, _| {

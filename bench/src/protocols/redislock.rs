@@ -4,24 +4,18 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::{Event, Io, LEASE, LockClient, Protocol, nothing_to_prepare, unexpected};
+use super::{Event, Io, Kind, LEASE, LockClient, Protocol, nothing_to_prepare, unexpected};
 use crate::wire::{Reply, pack};
 
 pub const PROTOCOL: Protocol = Protocol {
     name: "redislock",
     title: "**this module**",
     needs_module: true,
-    excludes: true,
-    polls: false,
+    kind: Kind::Lock,
     connections: 1,
     scripts: &[],
     prepare: nothing_to_prepare,
-    client: |owner| {
-        Box::new(RedisLock {
-            owner,
-            lock: String::new(),
-        })
-    },
+    client: |owner| RedisLock::boxed(owner, false),
     pair: |lock, owner, _| {
         let lease = LEASE.as_millis().to_string();
         let mut pair = pack(&["LOCK.ACQUIRE", lock, owner, "LEASE", &lease]);
@@ -31,24 +25,44 @@ pub const PROTOCOL: Protocol = Protocol {
     pair_replies: 2,
 };
 
+/// The same, tied to the connection.
+pub const SESSION: Protocol = Protocol {
+    name: "redislock-session",
+    title: "**this module**, `SESSION`",
+    kind: Kind::Session,
+    client: |owner| RedisLock::boxed(owner, true),
+    prepare: |connection, _| {
+        connection.call(&["LOCK.ACQUIRE", "lock:probe", "probe", "SESSION"])?;
+        Ok(())
+    },
+    ..PROTOCOL
+};
+
 struct RedisLock {
     owner: String,
     lock: String,
+    session: bool,
+}
+
+impl RedisLock {
+    fn boxed(owner: String, session: bool) -> Box<dyn LockClient> {
+        Box::new(Self {
+            owner,
+            lock: String::new(),
+            session,
+        })
+    }
 }
 
 impl LockClient for RedisLock {
     fn acquire(&mut self, lock: &str, lease: Duration, io: &mut Io) {
         self.lock = lock.into();
         let lease = lease.as_millis().to_string();
-        let words = [
-            "LOCK.ACQUIRE",
-            lock,
-            &self.owner,
-            "LEASE",
-            &lease,
-            "BLOCK",
-            "0",
-        ];
+        let mut words = vec!["LOCK.ACQUIRE", lock, &self.owner, "LEASE", &lease];
+        words.extend(["BLOCK", "0"]);
+        if self.session {
+            words.push("SESSION");
+        }
         io.send(0, &words);
     }
 

@@ -55,6 +55,23 @@ pub trait LockClient {
     }
 }
 
+/// What a protocol can be put to.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Kind {
+    /// Its commands are known, and that is all.
+    CommandsAlone,
+    /// Nobody can wait for its locks.
+    Uncontended,
+    /// A lock without a lease.
+    Endless,
+    /// A lock whose waiters look again and again instead of being told.
+    Polling,
+    /// A lock.
+    Lock,
+    /// A lock that ends with its holder's connection.
+    Session,
+}
+
 /// A way to lock, spoken over RESP.
 pub struct Protocol {
     /// Its name in files and on the command line.
@@ -63,10 +80,8 @@ pub struct Protocol {
     pub title: &'static str,
     /// Whether it needs a server with the module.
     pub needs_module: bool,
-    /// Whether it excludes others, so that it can be fought over.
-    pub excludes: bool,
-    /// Whether a waiter looks again and again instead of being told.
-    pub polls: bool,
+    /// What it can be put to.
+    pub kind: Kind,
     /// Connections a client.
     pub connections: usize,
     /// Scripts that the server must know.
@@ -76,7 +91,7 @@ pub struct Protocol {
     /// A new client of this owner.
     pub client: fn(owner: String) -> Box<dyn LockClient>,
     /// The commands of an uncontended acquire and release, the `n`-th of this
-    /// owner. Where it is empty, the protocol can't be pipelined.
+    /// owner.
     pub pair: fn(lock: &str, owner: &str, n: usize) -> Vec<u8>,
     /// Replies to a pair.
     pub pair_replies: usize,
@@ -85,12 +100,14 @@ pub struct Protocol {
 /// All protocols, ours first.
 pub const PROTOCOLS: &[Protocol] = &[
     redislock::PROTOCOL,
+    redislock::SESSION,
     redisson::PROTOCOL,
     redisson::BEFORE_LATCH,
     set_nx::REDIS_PY,
     set_nx::PYTHON_REDIS_LOCK,
     token_list::PROTOCOL,
     set_nx::FLOOR,
+    set_nx::FLOOR_BESIDE_MODULE,
     set_nx::PING,
 ];
 

@@ -5,15 +5,14 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::{Event, Io, LockClient, Protocol, unexpected};
+use super::{Event, Io, Kind, LockClient, Protocol, unexpected};
 use crate::wire::{Connection, Reply, pack};
 
 pub const PROTOCOL: Protocol = Protocol {
     name: "blpop",
     title: "`LPUSH` → `BLPOP`",
     needs_module: false,
-    excludes: true,
-    polls: false,
+    kind: Kind::Endless,
     connections: 1,
     scripts: &[],
     prepare: fill,
