@@ -2,9 +2,13 @@
 //! in `redis.conf`, or `loadmodule libredislock.so default-lease 60000`.
 
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
-use redis_module::configuration::{ConfigurationFlags, register_i64_configuration};
-use redis_module::{Context, RedisString};
+use redis_module::configuration::{
+    ConfigurationFlags, EnumConfigurationValue, register_enum_configuration,
+    register_i64_configuration,
+};
+use redis_module::{Context, RedisError, RedisString};
 
 use crate::lock::record::parse_integer;
 use crate::lock::request::{LEASE_MS_MAX, Lease};
@@ -12,33 +16,88 @@ use crate::lock::request::{LEASE_MS_MAX, Lease};
 /// The name of the module, which is the prefix of its settings.
 pub(crate) const MODULE_NAME: &str = "lock";
 
-/// A whole number that can be changed while the server runs.
-struct NumberSetting {
-    name: &'static str,
-    default: i64,
-    min: i64,
-    max: i64,
-    value: &'static AtomicI64,
+/// A setting that can be changed while the server runs.
+enum Setting {
+    /// A whole number.
+    Number {
+        name: &'static str,
+        value: &'static AtomicI64,
+        min: i64,
+        max: i64,
+    },
+    /// `lock.redisson-notify`
+    RedissonNotify(&'static Mutex<RedissonNotify>),
+}
+
+/// How Redisson's waiters are told of a lock that came free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RedissonNotify {
+    /// Not at all.
+    No,
+    /// With `PUBLISH`.
+    Publish,
+    /// With `SPUBLISH`, as Redisson's own sharded subscriptions want it.
+    Spublish,
+}
+
+impl RedissonNotify {
+    const ALL: [(&'static str, Self); 3] = [
+        ("no", Self::No),
+        ("publish", Self::Publish),
+        ("spublish", Self::Spublish),
+    ];
+
+    fn named(name: &[u8]) -> Option<Self> {
+        let named = |(known, _): &&(&str, Self)| name.eq_ignore_ascii_case(known.as_bytes());
+        Self::ALL.iter().find(named).map(|&(_, choice)| choice)
+    }
+}
+
+impl From<RedissonNotify> for i32 {
+    fn from(choice: RedissonNotify) -> Self {
+        choice as Self
+    }
+}
+
+impl TryFrom<i32> for RedissonNotify {
+    type Error = RedisError;
+
+    fn try_from(number: i32) -> Result<Self, RedisError> {
+        Self::ALL
+            .iter()
+            .map(|&(_, choice)| choice)
+            .find(|&choice| i32::from(choice) == number)
+            .ok_or(RedisError::Str("no such choice"))
+    }
+}
+
+impl EnumConfigurationValue for RedissonNotify {
+    fn get_options(&self) -> (Vec<String>, Vec<i32>) {
+        Self::ALL
+            .iter()
+            .map(|&(name, choice)| (name.to_string(), i32::from(choice)))
+            .unzip()
+    }
 }
 
 static DEFAULT_LEASE_MS: AtomicI64 = AtomicI64::new(30_000);
 static MAX_WAITERS: AtomicI64 = AtomicI64::new(65_536);
+static REDISSON_NOTIFY: Mutex<RedissonNotify> = Mutex::new(RedissonNotify::No);
 
-const SETTINGS: [NumberSetting; 2] = [
-    NumberSetting {
+const SETTINGS: [Setting; 3] = [
+    Setting::Number {
         name: "default-lease",
-        default: 30_000,
+        value: &DEFAULT_LEASE_MS,
         min: 1,
         max: LEASE_MS_MAX,
-        value: &DEFAULT_LEASE_MS,
     },
-    NumberSetting {
+    Setting::Number {
         name: "max-waiters",
-        default: 65_536,
+        value: &MAX_WAITERS,
         min: 1,
         max: 1_000_000_000,
-        value: &MAX_WAITERS,
     },
+    Setting::RedissonNotify(&REDISSON_NOTIFY),
 ];
 
 /// The lease of a command that names none.
@@ -51,41 +110,74 @@ pub(crate) fn max_waiters() -> usize {
     usize::try_from(MAX_WAITERS.load(Ordering::Relaxed)).unwrap_or(usize::MAX)
 }
 
+/// How Redisson's waiters are told of a lock that came free.
+pub(crate) fn redisson_notify() -> RedissonNotify {
+    *REDISSON_NOTIFY
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Registers the settings. The arguments of `loadmodule`, pairs of a name and
 /// a value, become their defaults; a line in `redis.conf` overrides them.
 pub(crate) fn register(ctx: &Context, args: &[RedisString]) -> Result<(), String> {
-    let mut defaults = SETTINGS.map(|setting| setting.default);
+    let mut given = SETTINGS.map(|setting| (setting, None));
     let mut words = args.iter();
     while let Some(name) = words.next() {
         let name = name.to_string_lossy();
         let short_name = name.strip_prefix("lock.").unwrap_or(&name);
-        let (setting, default) = SETTINGS
-            .iter()
-            .zip(&mut defaults)
-            .find(|(setting, _)| setting.name.eq_ignore_ascii_case(short_name))
+        let (_, value) = given
+            .iter_mut()
+            .find(|(setting, _)| setting.name().eq_ignore_ascii_case(short_name))
             .ok_or_else(|| format!("unknown module argument '{name}'"))?;
-        *default = words
-            .next()
-            .and_then(|value| parse_integer(value.as_slice()))
-            .filter(|value| (setting.min..=setting.max).contains(value))
-            .ok_or_else(|| {
-                format!(
-                    "module argument '{name}' needs a number from {} to {}",
-                    setting.min, setting.max
-                )
-            })?;
+        *value = Some(words.next().map_or(&[][..], RedisString::as_slice));
     }
-    for (setting, default) in SETTINGS.iter().zip(defaults) {
-        register_i64_configuration(
-            ctx,
-            setting.name,
-            setting.value,
-            default,
-            setting.min,
-            setting.max,
-            ConfigurationFlags::DEFAULT,
-            None,
-        );
+    for (setting, value) in given {
+        setting.register(ctx, value).map_err(|needs| {
+            let name = setting.name();
+            format!("module argument '{name}' needs {needs}")
+        })?;
     }
     Ok(())
+}
+
+impl Setting {
+    const fn name(&self) -> &'static str {
+        match self {
+            Self::Number { name, .. } => name,
+            Self::RedissonNotify(_) => "redisson-notify",
+        }
+    }
+
+    /// Registers the setting with a default that was given, or its own. Fails
+    /// with what the default must be.
+    fn register(&self, ctx: &Context, given: Option<&[u8]>) -> Result<(), String> {
+        match *self {
+            Self::Number {
+                name,
+                value,
+                min,
+                max,
+            } => {
+                let default = match given {
+                    None => value.load(Ordering::Relaxed),
+                    Some(word) => parse_integer(word)
+                        .filter(|number| (min..=max).contains(number))
+                        .ok_or_else(|| format!("a number from {min} to {max}"))?,
+                };
+                let flags = ConfigurationFlags::DEFAULT;
+                register_i64_configuration(ctx, name, value, default, min, max, flags, None);
+            }
+            Self::RedissonNotify(value) => {
+                let default = match given {
+                    None => redisson_notify(),
+                    Some(word) => {
+                        RedissonNotify::named(word).ok_or("'no', 'publish' or 'spublish'")?
+                    }
+                };
+                let flags = ConfigurationFlags::DEFAULT;
+                register_enum_configuration(ctx, self.name(), value, default, flags, None);
+            }
+        }
+        Ok(())
+    }
 }

@@ -21,7 +21,7 @@ use std::rc::Rc;
 
 use redis_module::{Context, RedisString};
 
-use crate::config;
+use crate::config::{self, RedissonNotify};
 use crate::error::LockError;
 use crate::lock::fence::{Fence, FenceClock};
 #[cfg(feature = "planted-faults")]
@@ -34,6 +34,7 @@ use crate::lock::waiters::{Counts, KeyBuf, KeyRef, WaitQueues};
 use crate::server::blocked::{self, Answer, Grant, Hooks, Ticket};
 use crate::server::clock;
 use crate::server::keyspace::{self, LockKey, OpenLock};
+use crate::server::publish;
 use crate::server::timer;
 
 /// How soon to try again while the server must not write.
@@ -115,6 +116,7 @@ pub(crate) fn acquire(
 pub(crate) fn release(key: LockKey<'_>, request: &ReleaseRequest) -> Result<Released, LockError> {
     let mut transition = Transition::begin(key)?;
     let released = transition.lock.release(request, &mut transition.effects);
+    transition.freed = transition.effects.contains(&Effect::Delete);
     transition.hand_on_and_commit();
     released
 }
@@ -264,6 +266,8 @@ struct Transition<'c> {
     lock: Lock,
     effects: Vec<Effect>,
     answers: Vec<(Rc<Ticket>, Answer)>,
+    /// Its last holder gave it back.
+    freed: bool,
 }
 
 impl<'c> Transition<'c> {
@@ -277,6 +281,7 @@ impl<'c> Transition<'c> {
             lock,
             effects: Vec::new(),
             answers: Vec::new(),
+            freed: false,
         })
     }
 
@@ -365,12 +370,20 @@ impl<'c> Transition<'c> {
             key,
             now,
             mut open,
+            lock,
             effects,
             answers,
-            ..
+            freed,
         } = self;
         open.apply(&effects);
         drop(open);
+        if freed && lock.holder().is_none() {
+            match config::redisson_notify() {
+                RedissonNotify::No => {}
+                RedissonNotify::Publish => publish::release_to_redisson(key, "PUBLISH"),
+                RedissonNotify::Spublish => publish::release_to_redisson(key, "SPUBLISH"),
+            }
+        }
         if let Some(at_ms) = STATE.with_borrow(|state| state.queues.next_look_ms()) {
             timer::ring_by(key.ctx(), at_ms, now.ms(), ring);
         }

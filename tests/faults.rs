@@ -1,6 +1,6 @@
 //! What breaks around a lock: holders, servers, connections, clocks.
 
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -20,6 +20,38 @@ fn a_holder_that_died_is_replaced_at_the_end_of_its_lease_with_all_its_holds() {
     server.await_blocked(1);
     assert!(matches!(waiter.reply(), Value::Int(_)));
     assert_eq!(waiter.call("HGET k dead"), nil());
+}
+
+#[test]
+fn a_holder_stopped_past_its_lease_is_replaced_and_refused_when_it_wakes() {
+    let server = TestServer::start();
+    let mut next = server.client();
+    let mut holder = Command::new("redis-cli")
+        .args(["-p", &server.addr().port().to_string()])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut commands = holder.stdin.take().unwrap();
+    let mut replies = BufReader::new(holder.stdout.take().unwrap()).lines();
+    let mut reply = || replies.next().unwrap().unwrap();
+    writeln!(commands, "LOCK.ACQUIRE k holder LEASE 200").unwrap();
+    let token: i64 = reply().parse().unwrap();
+    let signal = |name: &str| {
+        let pid = holder.id().to_string();
+        let sent = Command::new("kill").args(["-s", name, &pid]).status();
+        assert!(sent.unwrap().success());
+    };
+    signal("STOP");
+    writeln!(commands, "LOCK.RENEW k holder\nLOCK.RELEASE k holder").unwrap();
+    assert!(next.int("LOCK.ACQUIRE k next BLOCK 0") > token);
+    let stored = next.hash("k");
+    signal("CONT");
+    assert_eq!(reply(), "0");
+    assert_eq!(reply(), "");
+    assert_eq!(next.hash("k"), stored);
+    drop(commands);
+    holder.wait().unwrap();
 }
 
 #[test]

@@ -217,10 +217,19 @@ fn exercise(server: &TestServer) {
 
 #[test]
 fn the_aof_brings_a_lock_back_with_owner_count_token_and_lease() {
-    let mut server = TestServer::start_with(&["--appendonly", "yes", "--appendfsync", "always"]);
+    for fsync in ["always", "everysec"] {
+        the_aof_brings_a_lock_back(fsync);
+    }
+}
+
+fn the_aof_brings_a_lock_back(fsync: &str) {
+    let mut server = TestServer::start_with(&["--appendonly", "yes", "--appendfsync", fsync]);
     let mut client = server.client();
     let token = client.int("LOCK.ACQUIRE k a LEASE 600000");
     client.call("LOCK.ACQUIRE k a");
+    eventually("the AOF is written", || {
+        client.info("aof_buffer_length") == 0
+    });
     let (stored, end) = (client.hash("k"), client.int("PEXPIRETIME k"));
     server.crash_and_restart();
     let mut client = server.client();

@@ -55,6 +55,10 @@ fn a_wrong_module_argument_keeps_the_server_from_starting_and_the_log_says_why()
             ["max-waiters", "many"],
             "needs a number from 1 to 1000000000",
         ),
+        (
+            ["redisson-notify", "loudly"],
+            "needs 'no', 'publish' or 'spublish'",
+        ),
         (["colour", "red"], "unknown module argument 'colour'"),
     ] {
         let log = TestServer::log_of_failed_start(&args);

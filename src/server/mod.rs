@@ -13,6 +13,7 @@ pub(crate) mod blocked;
 pub(crate) mod clock;
 pub(crate) mod guard;
 pub(crate) mod keyspace;
+pub(crate) mod publish;
 pub(crate) mod registration;
 pub(crate) mod subscriptions;
 pub(crate) mod timer;
