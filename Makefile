@@ -66,6 +66,19 @@ chaos: deps build ## Run the fault campaign for DURATION seconds, as SEED says
 	cargo run --locked --package redis-lock-chaos -- --duration $(DURATION) \
 		--server $(SERVER) --module $(MODULE) $(if $(SEED),--seed $(SEED))
 
+.PHONY: interop
+interop: DURATION := 20
+interop: deps build ## Test with Redisson and with other clients; mixed load for DURATION seconds (20)
+	@scripts/install-missing interop
+	@for version in $$(cat tests/interop/redisson/versions); do \
+		echo "Building with Redisson $$version"; \
+		mvn --file tests/interop/redisson --batch-mode --no-transfer-progress --quiet \
+			-Dredisson.version=$$version package || exit; \
+	done
+	INTEROP_SECONDS=$(DURATION) cargo test --locked --package redis-lock-interop -- \
+		--ignored --test-threads=1 --show-output
+	examples/run-tests
+
 .PHONY: lint
 lint: build-deps ## Check format, lints and documentation
 	@cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 \

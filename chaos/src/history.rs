@@ -293,17 +293,17 @@ fn certain_holds<'o>(
         let (Some(answered), Some(lease_ms)) = (shown_by.answered, lease_shown(shown_by)) else {
             continue;
         };
-        let told = operations[..index].iter().rev().find_map(|earlier| {
-            earlier
-                .token()
-                .filter(|_| certain && earlier.answered.is_some_and(|at| at <= shown_by.sent))
-        });
         // An owner that had been told of its grant before it renewed has held
         // the lock in between, unless it lost it and got it again unawares.
-        let start = match told {
-            Some(_) if !shown_by.acquires() => shown_by.sent,
-            _ => answered,
+        let told = if shown_by.acquires() || !certain {
+            None
+        } else {
+            let told_by_then =
+                |earlier: &&Operation| earlier.answered.is_some_and(|at| at <= shown_by.sent);
+            let earlier = operations[..index].iter().rev().copied();
+            earlier.filter(told_by_then).find_map(Operation::token)
         };
+        let start = told.map_or(answered, |_| shown_by.sent);
         let mut end = shown_by.sent + (lease_ms * MS).saturating_sub(tolerance);
         // What was sent earlier with an unknown outcome may come into force later.
         let unknown_before = unknown.iter().filter(|other| other.sent < shown_by.sent);

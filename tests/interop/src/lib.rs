@@ -14,7 +14,9 @@ use redis_lock_testing::{Client, SOON, TestServer, eventually, status};
 
 /// The versions of Redisson that `make interop` builds a process for: the
 /// newest, and the last of those before that many still run.
-pub const VERSIONS: [&str; 2] = ["4.7.0", "3.52.0"];
+pub fn versions() -> impl Iterator<Item = &'static str> {
+    include_str!("../redisson/versions").lines()
+}
 
 /// The lease that Redisson's watchdog renews, unless a test is about that.
 const WATCHDOG_MS: u64 = 30_000;

@@ -1,12 +1,12 @@
 //! Either side is refused what the other one holds, and each counts its holds.
 
-use redis_lock_interop::{Scene, VERSIONS};
+use redis_lock_interop::{Scene, versions};
 use redis_lock_testing::{int, nil};
 
 #[test]
 #[ignore = "needs Redisson: make interop"]
 fn native_clients_are_refused_what_redisson_holds() {
-    for version in VERSIONS {
+    for version in versions() {
         let mut scene = Scene::set(version);
         assert_eq!(scene.redisson.call("a", "lock k"), "ok");
         assert_eq!(scene.native.call("LOCK.ACQUIRE k native"), nil());
@@ -21,7 +21,7 @@ fn native_clients_are_refused_what_redisson_holds() {
 #[test]
 #[ignore = "needs Redisson: make interop"]
 fn redisson_is_refused_what_a_native_client_holds() {
-    for version in VERSIONS {
+    for version in versions() {
         let mut scene = Scene::set(version);
         scene.native.int("LOCK.ACQUIRE k native");
         assert_eq!(scene.redisson.call("a", "try k 0"), "false");
@@ -36,7 +36,7 @@ fn redisson_is_refused_what_a_native_client_holds() {
 #[test]
 #[ignore = "needs Redisson: make interop"]
 fn redisson_counts_its_holds_while_a_native_client_waits() {
-    for version in VERSIONS {
+    for version in versions() {
         let mut scene = Scene::set(version);
         assert_eq!(scene.redisson.call("a", "lock k"), "ok");
         scene.native.send("LOCK.ACQUIRE k native BLOCK 0");
@@ -55,7 +55,7 @@ fn redisson_counts_its_holds_while_a_native_client_waits() {
 #[test]
 #[ignore = "needs Redisson: make interop"]
 fn a_native_client_counts_its_holds_while_redisson_waits() {
-    for version in VERSIONS {
+    for version in versions() {
         let mut scene = Scene::set(version);
         let token = scene.native.int("LOCK.ACQUIRE k native");
         scene
@@ -75,7 +75,7 @@ fn a_native_client_counts_its_holds_while_redisson_waits() {
 #[test]
 #[ignore = "needs Redisson: make interop"]
 fn both_sides_share_the_holds_of_one_owner() {
-    for version in VERSIONS {
+    for version in versions() {
         let mut scene = Scene::set(version);
         let owner = scene.redisson.call("a", "owner k");
         assert_eq!(scene.redisson.call("a", "lock k"), "ok");
@@ -97,7 +97,7 @@ fn both_sides_share_the_holds_of_one_owner() {
 #[test]
 #[ignore = "needs Redisson: make interop"]
 fn whoever_waits_gets_the_lock_from_the_other_side_in_turn() {
-    for version in VERSIONS {
+    for version in versions() {
         let mut scene = Scene::set(version);
         assert_eq!(scene.redisson.call("a", "lock k"), "ok");
         let mut greatest = 0;

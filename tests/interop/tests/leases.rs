@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use redis::Value;
 use redis_lock_chaos::clock;
 use redis_lock_chaos::history::MS;
-use redis_lock_interop::{Scene, VERSIONS};
+use redis_lock_interop::{Scene, versions};
 use redis_lock_testing::{int, nil};
 
 /// How much longer than a lease a waiter may wait on a busy machine.
@@ -14,7 +14,7 @@ const SLACK_MS: u64 = 250;
 #[test]
 #[ignore = "needs Redisson: make interop"]
 fn the_watchdog_renews_a_lock_that_a_native_client_waits_for() {
-    for version in VERSIONS {
+    for version in versions() {
         let mut scene = Scene::set_with_watchdog(version, 900);
         assert_eq!(scene.redisson.call("a", "lock k"), "ok");
         scene.native.send("LOCK.ACQUIRE k native BLOCK 0");
@@ -33,7 +33,7 @@ fn the_watchdog_renews_a_lock_that_a_native_client_waits_for() {
 #[test]
 #[ignore = "needs Redisson: make interop"]
 fn a_native_waiter_gets_the_lock_when_redissons_lease_is_over() {
-    for version in VERSIONS {
+    for version in versions() {
         let mut scene = Scene::set(version);
         scene.redisson.send("a", "lock-for k 500");
         let locked = scene.redisson.answer("a");
@@ -51,7 +51,7 @@ fn a_native_waiter_gets_the_lock_when_redissons_lease_is_over() {
 #[test]
 #[ignore = "needs Redisson: make interop"]
 fn a_waiter_of_redissons_gets_the_lock_when_a_native_lease_is_over() {
-    for version in VERSIONS {
+    for version in versions() {
         let mut scene = Scene::set(version);
         let sent = clock::now();
         scene.native.int("LOCK.ACQUIRE k native LEASE 500");
@@ -70,7 +70,7 @@ fn a_waiter_of_redissons_gets_the_lock_when_a_native_lease_is_over() {
 #[test]
 #[ignore = "needs Redisson: make interop"]
 fn a_native_waiter_gets_the_lock_of_a_redisson_process_that_vanished() {
-    for version in VERSIONS {
+    for version in versions() {
         let Scene {
             server,
             mut native,
@@ -90,7 +90,7 @@ fn a_native_waiter_gets_the_lock_of_a_redisson_process_that_vanished() {
 #[test]
 #[ignore = "needs Redisson: make interop"]
 fn reentry_never_shortens_a_lease_that_redisson_began() {
-    for version in VERSIONS {
+    for version in versions() {
         let mut scene = Scene::set(version);
         let owner = scene.redisson.call("a", "owner k");
         assert_eq!(scene.redisson.call("a", "lock-for k 60000"), "ok");

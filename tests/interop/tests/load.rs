@@ -12,7 +12,7 @@ use rand::{RngExt, SeedableRng};
 use redis::Value;
 use redis_lock_chaos::clock;
 use redis_lock_chaos::history::{self, History, MS, Operation, Outcome, Request};
-use redis_lock_interop::{Redisson, Topology, VERSIONS};
+use redis_lock_interop::{Redisson, Topology, versions};
 use redis_lock_testing::{Client, TestServer, int, status};
 
 const NATIVE_CLIENTS: usize = 16;
@@ -46,9 +46,12 @@ fn both_sides_exclude_each_other_and_nobody_starves() {
     let seed: u64 = rand::rng().random_range(0..1_000_000_000);
     println!("seed {seed}");
 
-    let mut processes =
-        VERSIONS.map(|version| Redisson::start(version, Topology::Single, server.addr(), LEASE_MS));
-    let journals = [0, 1].map(|number| dir.path().join(format!("redisson-{number}.jsonl")));
+    let mut processes: Vec<_> = versions()
+        .map(|version| Redisson::start(version, Topology::Single, server.addr(), LEASE_MS))
+        .collect();
+    let journals: Vec<_> = versions()
+        .map(|version| dir.path().join(format!("redisson-{version}.jsonl")))
+        .collect();
     for (number, (process, journal)) in processes.iter_mut().zip(&journals).enumerate() {
         let first = NATIVE_CLIENTS + number * REDISSON_THREADS;
         let journal = journal.display();

@@ -2,13 +2,13 @@
 //! what it does to it by force.
 
 use redis::Value;
-use redis_lock_interop::{Scene, VERSIONS};
+use redis_lock_interop::{Scene, versions};
 use redis_lock_testing::{int, nil};
 
 #[test]
 #[ignore = "needs Redisson: make interop"]
 fn redisson_sees_who_holds_a_native_lock_and_for_how_long() {
-    for version in VERSIONS {
+    for version in versions() {
         let mut scene = Scene::set(version);
         let redisson = &mut scene.redisson;
         assert_eq!(redisson.call("a", "is-locked k"), "false");
@@ -30,7 +30,7 @@ fn redisson_sees_who_holds_a_native_lock_and_for_how_long() {
 #[test]
 #[ignore = "needs Redisson: make interop"]
 fn redisson_sees_the_holds_that_a_native_client_took_for_it() {
-    for version in VERSIONS {
+    for version in versions() {
         let mut scene = Scene::set(version);
         let owner = scene.redisson.call("a", "owner k");
         scene.native.int(&format!("LOCK.ACQUIRE k {owner}"));
@@ -45,7 +45,7 @@ fn redisson_sees_the_holds_that_a_native_client_took_for_it() {
 #[test]
 #[ignore = "needs Redisson: make interop"]
 fn force_unlock_passes_a_native_lock_on_to_the_next_native_waiter() {
-    for version in VERSIONS {
+    for version in versions() {
         let mut scene = Scene::set(version);
         let token = scene.native.int("LOCK.ACQUIRE k native");
         let mut waiter = scene.server.client();
