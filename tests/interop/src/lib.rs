@@ -9,6 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
+use redis::Value;
 use redis_lock_chaos::history::Nanos;
 use redis_lock_testing::{Client, SOON, TestServer, eventually, status};
 
@@ -190,16 +191,26 @@ fn scripts_run(observer: &mut Client) -> u64 {
     calls("eval").unwrap_or(0) + calls("evalsha").unwrap_or(0)
 }
 
-/// How many processes of Redisson's listen for the release of this lock.
+/// How many processes of Redisson's listen for the release of this lock, be it
+/// on a channel of the server or, in a cluster, of the shard.
 pub fn listeners(observer: &mut Client, lock: &str) -> i64 {
-    let channel = format!("redisson_lock__channel:{{{lock}}}");
-    match observer.call(&format!("PUBSUB NUMSUB {channel}")) {
-        redis::Value::Array(reply) => match reply.get(1) {
-            Some(redis::Value::Int(count)) => *count,
-            other => panic!("NUMSUB: {other:?} is no number"),
-        },
-        other => panic!("NUMSUB: {other:?} is no list"),
-    }
+    let channel = if lock.contains('{') {
+        format!("redisson_lock__channel:{lock}")
+    } else {
+        format!("redisson_lock__channel:{{{lock}}}")
+    };
+    let mut count = |question: &str| {
+        let command = format!("PUBSUB {question} {channel}");
+        let reply = observer.call(&command);
+        let Value::Array(words) = &reply else {
+            panic!("{command}: {reply:?} is no list");
+        };
+        match words[..] {
+            [_, Value::Int(count)] => count,
+            _ => panic!("{command}: {reply:?} is no count"),
+        }
+    };
+    count("NUMSUB") + count("SHARDNUMSUB")
 }
 
 /// Gives each thread the answers that are its own, until Redisson ends.
