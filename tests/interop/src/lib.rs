@@ -168,27 +168,34 @@ impl Redisson {
         self.answer(thread).result
     }
 
-    /// Lets a thread begin to lock, and waits until Redisson listens for the
-    /// release and has tried once more since.
+    /// Lets a thread begin to lock, and waits until it waits: it tries once,
+    /// listens for the release, and tries once more.
     #[track_caller]
     pub fn send_and_wait(&mut self, observer: &mut Client, thread: &str, command: &str) {
-        let lock = command.split(' ').nth(1).expect("a command names a lock");
         let before = scripts_run(observer);
         self.send(thread, command);
-        eventually("Redisson listens for the release", || {
-            scripts_run(observer) >= before + 2 && listeners(observer, lock) > 0
+        eventually("Redisson waits for the release", || {
+            scripts_run(observer) >= before + 2
         });
     }
 }
 
-/// How many scripts the server has run.
+/// How many scripts the server has run to their end.
 fn scripts_run(observer: &mut Client) -> u64 {
     let stats = observer.bulk("INFO commandstats");
-    let calls = |name: &str| -> Option<u64> {
-        let of_command = stats.split(&format!("cmdstat_{name}:calls=")).nth(1)?;
-        of_command.split(',').next()?.parse().ok()
+    let number = |line: &str, name: &str| -> u64 {
+        let value = line
+            .split([':', ','])
+            .find_map(|one| one.strip_prefix(name));
+        value
+            .and_then(|value| value.trim().parse().ok())
+            .unwrap_or(0)
     };
-    calls("eval").unwrap_or(0) + calls("evalsha").unwrap_or(0)
+    stats
+        .lines()
+        .filter(|line| line.starts_with("cmdstat_eval"))
+        .map(|line| number(line, "calls=") - number(line, "failed_calls="))
+        .sum()
 }
 
 /// How many processes of Redisson's listen for the release of this lock, be it

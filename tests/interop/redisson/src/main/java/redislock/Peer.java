@@ -15,10 +15,11 @@ import org.redisson.config.Config;
 /**
  * A process that locks with Redisson, as its standard input says.
  *
- * <p>A line is {@code THREAD COMMAND LOCK [NUMBER...]}. Each thread that is named works off its
- * lines in turn, for Redisson takes a thread for an owner, and answers each with a line {@code
- * THREAD SENT ANSWERED RESULT}. The times are nanoseconds of the machine's monotonic clock, which
- * other processes read too. The process ends with its input.
+ * <p>A line is {@code THREAD COMMAND LOCK [NUMBER...]}, where another kind of lock than RLock
+ * stands before the command: {@code fair:lock}. Each thread that is named works off its lines in
+ * turn, for Redisson takes a thread for an owner, and answers each with a line {@code THREAD SENT
+ * ANSWERED RESULT}. The times are nanoseconds of the machine's monotonic clock, which other
+ * processes read too. The process ends with its input.
  */
 public final class Peer {
   private final RedissonClient redisson;
@@ -61,8 +62,9 @@ public final class Peer {
   }
 
   private String run(String[] words) throws Exception {
-    RLock lock = redisson.getLock(words[2]);
-    switch (words[1]) {
+    int colon = words[1].indexOf(':');
+    RLock lock = lock(colon < 0 ? "" : words[1].substring(0, colon), words[2]);
+    switch (words[1].substring(colon + 1)) {
       case "lock":
         lock.lock();
         return "ok";
@@ -91,6 +93,21 @@ public final class Peer {
         return "" + new Load(redisson, words).run();
       default:
         return "unknown command " + words[1];
+    }
+  }
+
+  private RLock lock(String kind, String name) {
+    switch (kind) {
+      case "fair":
+        return redisson.getFairLock(name);
+      case "fenced":
+        return redisson.getFencedLock(name);
+      case "read":
+        return redisson.getReadWriteLock(name).readLock();
+      case "write":
+        return redisson.getReadWriteLock(name).writeLock();
+      default:
+        return redisson.getLock(name);
     }
   }
 }
