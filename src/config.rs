@@ -1,17 +1,17 @@
 //! The module's settings: `CONFIG SET lock.default-lease 60000`, the same line
 //! in `redis.conf`, or `loadmodule libredislock.so default-lease 60000`.
 
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use redis_module::configuration::{
-    ConfigurationFlags, EnumConfigurationValue, register_enum_configuration,
-    register_i64_configuration,
+    ConfigurationContext, ConfigurationFlags, ConfigurationValue, EnumConfigurationValue,
+    register_bool_configuration, register_enum_configuration, register_i64_configuration,
 };
 use redis_module::{Context, RedisError, RedisString};
 
-use crate::lock::record::parse_integer;
 use crate::lock::request::{LEASE_MS_MAX, Lease};
+use crate::lock::stored::parse_integer;
 
 /// The name of the module, which is the prefix of its settings.
 pub(crate) const MODULE_NAME: &str = "lock";
@@ -25,8 +25,27 @@ enum Setting {
         min: i64,
         max: i64,
     },
+    /// `yes` or `no`.
+    Switch {
+        name: &'static str,
+        value: &'static Switch,
+    },
     /// `lock.redisson-notify`
     RedissonNotify(&'static Mutex<RedissonNotify>),
+}
+
+/// A switch as the server's settings want it.
+struct Switch(AtomicBool);
+
+impl ConfigurationValue<bool> for Switch {
+    fn get(&self, _ctx: &ConfigurationContext) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn set(&self, _ctx: &ConfigurationContext, on: bool) -> Result<(), RedisError> {
+        self.0.store(on, Ordering::Relaxed);
+        Ok(())
+    }
 }
 
 /// How Redisson's waiters are told of a lock that came free.
@@ -82,9 +101,10 @@ impl EnumConfigurationValue for RedissonNotify {
 
 static DEFAULT_LEASE_MS: AtomicI64 = AtomicI64::new(30_000);
 static MAX_WAITERS: AtomicI64 = AtomicI64::new(65_536);
+static DEADLOCK_DETECTION: Switch = Switch(AtomicBool::new(true));
 static REDISSON_NOTIFY: Mutex<RedissonNotify> = Mutex::new(RedissonNotify::No);
 
-const SETTINGS: [Setting; 3] = [
+const SETTINGS: [Setting; 4] = [
     Setting::Number {
         name: "default-lease",
         value: &DEFAULT_LEASE_MS,
@@ -97,6 +117,10 @@ const SETTINGS: [Setting; 3] = [
         min: 1,
         max: 1_000_000_000,
     },
+    Setting::Switch {
+        name: "deadlock-detection",
+        value: &DEADLOCK_DETECTION,
+    },
     Setting::RedissonNotify(&REDISSON_NOTIFY),
 ];
 
@@ -108,6 +132,11 @@ pub(crate) fn default_lease() -> Lease {
 /// How many clients may wait for one lock.
 pub(crate) fn max_waiters() -> usize {
     usize::try_from(MAX_WAITERS.load(Ordering::Relaxed)).unwrap_or(usize::MAX)
+}
+
+/// Whether a wait that closes a cycle of owners is refused.
+pub(crate) fn deadlock_detection() -> bool {
+    DEADLOCK_DETECTION.0.load(Ordering::Relaxed)
 }
 
 /// How Redisson's waiters are told of a lock that came free.
@@ -143,7 +172,7 @@ pub(crate) fn register(ctx: &Context, args: &[RedisString]) -> Result<(), String
 impl Setting {
     const fn name(&self) -> &'static str {
         match self {
-            Self::Number { name, .. } => name,
+            Self::Number { name, .. } | Self::Switch { name, .. } => name,
             Self::RedissonNotify(_) => "redisson-notify",
         }
     }
@@ -166,6 +195,16 @@ impl Setting {
                 };
                 let flags = ConfigurationFlags::DEFAULT;
                 register_i64_configuration(ctx, name, value, default, min, max, flags, None);
+            }
+            Self::Switch { name, value } => {
+                let default = match given.map(<[u8]>::to_ascii_lowercase).as_deref() {
+                    None => value.0.load(Ordering::Relaxed),
+                    Some(b"yes") => true,
+                    Some(b"no") => false,
+                    Some(_) => return Err("'yes' or 'no'".into()),
+                };
+                let flags = ConfigurationFlags::DEFAULT;
+                register_bool_configuration(ctx, name, value, default, flags, None);
             }
             Self::RedissonNotify(value) => {
                 let default = match given {

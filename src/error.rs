@@ -22,6 +22,13 @@ pub(crate) enum LockError {
         /// How many holds the owner has.
         held: i64,
     },
+    /// `UPGRADE`: a holder asked for a stricter mode than it holds the lock in.
+    Upgrade,
+    /// `DEADLOCK`: the wait would close a cycle of owners that wait for each other.
+    Deadlock {
+        /// Who waits for what, held by whom.
+        cycle: String,
+    },
     /// `QUEUEFULL`: as many clients wait for the lock as `lock.max-waiters` allows.
     QueueFull {
         /// The limit.
@@ -40,6 +47,10 @@ pub(crate) enum Usage {
     LeaseOutOfRange,
     /// `HOLD` below 1.
     HoldOutOfRange,
+    /// `LIMIT` outside of its range.
+    LimitOutOfRange,
+    /// `SESSION` from a client without a connection, such as a script.
+    NoSession,
     /// `FENCE` that no token can equal.
     FenceOutOfRange,
     /// `BLOCK` that is no integer, or would end beyond the reach of the clock.
@@ -87,6 +98,11 @@ impl fmt::Display for LockError {
                 f,
                 "HOLDCOUNT HOLD {wanted} does not fit: the owner has {held} hold(s) on this lock"
             ),
+            Self::Upgrade => f.write_str(
+                "UPGRADE the owner holds this lock in a looser mode; release it before asking \
+                 for a stricter one",
+            ),
+            Self::Deadlock { cycle } => write!(f, "DEADLOCK {cycle}"),
             Self::QueueFull { max_waiters } => write!(
                 f,
                 "QUEUEFULL {max_waiters} clients wait for this lock already; \
@@ -103,6 +119,10 @@ impl Usage {
             Self::NotAnInteger => "value is not an integer or out of range",
             Self::LeaseOutOfRange => "LEASE must be between 1 and 315360000000 milliseconds",
             Self::HoldOutOfRange => "HOLD must be 1 or greater",
+            Self::LimitOutOfRange => "LIMIT must be between 1 and 9007199254740991",
+            Self::NoSession => {
+                "SESSION needs a client's own connection; scripts and modules have none"
+            }
             Self::FenceOutOfRange => "FENCE must be between 1 and 9007199254740991",
             Self::TimeoutOutOfRange => "timeout is not an integer or out of range",
             Self::TimeoutNegative => "timeout is negative",
@@ -132,6 +152,13 @@ mod tests {
             (LockError::NotALock, "NOTALOCK"),
             (LockError::HoldCount { wanted: 3, held: 1 }, "HOLDCOUNT"),
             (LockError::QueueFull { max_waiters: 1 }, "QUEUEFULL"),
+            (LockError::Upgrade, "UPGRADE"),
+            (
+                LockError::Deadlock {
+                    cycle: "'a' waits".into(),
+                },
+                "DEADLOCK",
+            ),
         ];
         for (error, code) in cases {
             assert_eq!(error.to_string().split(' ').next(), Some(code));

@@ -47,13 +47,14 @@ fn on_info(ctx: &InfoContext, for_crash_report: bool) -> RedisResult<()> {
         // The state may be what crashed.
         return Ok(());
     }
-    let counts = manager::counts();
+    let (counts, sessions) = manager::counts();
     // A section without a name of its own has that of the module.
     ctx.builder()
         .add_section("")
         .field("waiters", counts.waiters.to_string())?
         .field("contended_keys", counts.contended_keys.to_string())?
         .field("planned_looks", counts.planned_looks.to_string())?
+        .field("sessions", sessions.to_string())?
         .build_section()?
         .build_info()?;
     Ok(())

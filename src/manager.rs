@@ -17,24 +17,29 @@
 //! event of the key that is being opened.
 
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::rc::Rc;
 
 use redis_module::{Context, RedisString};
+use smallvec::SmallVec;
 
 use crate::config::{self, RedissonNotify};
 use crate::error::LockError;
+use crate::lock::deadlock::{self, Link};
 use crate::lock::fence::{Fence, FenceClock};
 #[cfg(feature = "planted-faults")]
 use crate::lock::planted::Fault;
 use crate::lock::record::{Acquired, Effect, Lock, Now, Released};
 use crate::lock::request::{
-    AcquireRequest, Owner, ReleaseExtent, ReleaseRequest, RenewRequest, Timeout,
+    AcquireRequest, ClientId, Owner, ReleaseExtent, ReleaseRequest, RenewRequest, Timeout,
 };
-use crate::lock::waiters::{Counts, KeyBuf, KeyRef, WaitQueues};
+use crate::lock::sessions::{Place, Sessions, Tie};
+use crate::lock::waiters::{Counts, KeyBuf, KeyRef, WaitQueues, Waiter};
 use crate::server::blocked::{self, Answer, Grant, Hooks, Ticket};
 use crate::server::clock;
 use crate::server::keyspace::{self, LockKey, OpenLock};
 use crate::server::publish;
+use crate::server::subscriptions::{self, ConnectionEvents};
 use crate::server::timer;
 
 /// How soon to try again while the server must not write.
@@ -45,9 +50,9 @@ const SILENCE_RETRY_MS: i64 = 10;
 /// overwrites the lock.
 const LOOK_EVERY_MS: i64 = 500;
 
-/// How many keys one ring of the alarm looks at before other clients have
+/// How much of each kind one ring of the alarm does before other clients have
 /// their turn.
-const LOOKS_A_RING: usize = 256;
+const STEPS_A_RING: usize = 256;
 
 #[derive(Default)]
 struct State {
@@ -56,14 +61,19 @@ struct State {
     /// How often a grant confirmed a hold that the owner had already, because
     /// it sent `HOLD n` again.
     confirmations: u64,
-    undelivered: Vec<Undelivered>,
+    sessions: Sessions,
+    /// Whether the server tells when connections end.
+    listening: bool,
+    /// Holds that are over because of what became of a client.
+    ended: VecDeque<Ended>,
 }
 
-/// A hold whose owner was gone before it heard of it.
-struct Undelivered {
-    key: KeyBuf,
-    owner: Owner,
+/// A hold that was granted to a client that was gone before it heard of it, or
+/// all holds of an owner that were tied to a client that is gone.
+struct Ended {
+    place: Place,
     fence: Fence,
+    extent: ReleaseExtent,
 }
 
 thread_local! {
@@ -89,34 +99,34 @@ pub(crate) fn acquire(
 ) -> Result<Outcome, LockError> {
     let timeout = timeout.filter(|_| blocked::may_block(key.ctx()));
     let mut transition = Transition::begin(key)?;
-    let mut waits = None;
-    let outcome = STATE.with_borrow_mut(|state| {
+    let granted = STATE.with_borrow_mut(|state| {
         // The lock may have come free a moment ago. Whoever queued comes first.
         transition.hand_on(state);
-        match transition.try_grant(state, &request)? {
-            Some(grant) => Ok(Outcome::Granted(grant.fence)),
-            None => match timeout {
-                None => Ok(Outcome::NotAvailable),
-                Some(timeout) => {
-                    let ticket = transition.enqueue(state, request)?;
-                    waits = Some((ticket, timeout));
-                    Ok(Outcome::Waits)
-                }
-            },
-        }
+        transition.try_grant(state, &request)
     });
+    let queued = match (&granted, timeout) {
+        (Ok(None), Some(_)) => Some(transition.enqueue(request)),
+        _ => None,
+    };
     transition.commit();
-    if let Some((ticket, timeout)) = waits {
-        ticket.block(key, timeout);
+    if let Some(grant) = granted? {
+        return Ok(Outcome::Granted(grant.fence));
     }
-    outcome
+    let (Some(queued), Some(timeout)) = (queued, timeout) else {
+        return Ok(Outcome::NotAvailable);
+    };
+    queued?.block(key, timeout);
+    Ok(Outcome::Waits)
 }
 
 /// Gives holds back; with the last one, hands the lock on.
 pub(crate) fn release(key: LockKey<'_>, request: &ReleaseRequest) -> Result<Released, LockError> {
     let mut transition = Transition::begin(key)?;
     let released = transition.lock.release(request, &mut transition.effects);
-    transition.freed = transition.effects.contains(&Effect::Delete);
+    if released == Ok(Released::LastHold) {
+        transition.freed = transition.lock.is_free() && !transition.effects.is_empty();
+        STATE.with_borrow_mut(|state| state.sessions.untie(key.as_ref(), &request.owner));
+    }
     transition.hand_on_and_commit();
     released
 }
@@ -127,13 +137,21 @@ pub(crate) fn renew(key: LockKey<'_>, request: &RenewRequest) -> Result<bool, Lo
     let renewed = transition
         .lock
         .renew(request, transition.now, &mut transition.effects);
+    if renewed {
+        let (now_ms, lease) = (transition.now.ms(), request.lease);
+        STATE.with_borrow_mut(|state| {
+            state
+                .sessions
+                .set_lease(key.as_ref(), &request.owner, lease, now_ms);
+        });
+    }
     transition.hand_on_and_commit();
     Ok(renewed)
 }
 
 /// How much the manager remembers.
-pub(crate) fn counts() -> Counts {
-    STATE.with_borrow(|state| state.queues.counts())
+pub(crate) fn counts() -> (Counts, usize) {
+    STATE.with_borrow(|state| (state.queues.counts(), state.sessions.len()))
 }
 
 /// Whether anybody waits for any lock.
@@ -154,11 +172,19 @@ pub(crate) fn everything_touched(ctx: &Context) {
 
 fn look_soon(ctx: &Context, plan: impl FnOnce(&mut WaitQueues<Rc<Ticket>>, i64)) {
     let now_ms = clock::now().ms();
-    let next = STATE.with_borrow_mut(|state| {
-        plan(&mut state.queues, now_ms);
-        state.queues.next_look_ms()
+    STATE.with_borrow_mut(|state| plan(&mut state.queues, now_ms));
+    plan_ring(ctx, now_ms);
+}
+
+/// Sets the alarm for whatever is to be done next.
+fn plan_ring(ctx: &Context, now_ms: i64) {
+    let at_ms = STATE.with_borrow(|state| {
+        let ended = (!state.ended.is_empty()).then_some(now_ms);
+        let looks = state.queues.next_look_ms();
+        let renewals = state.sessions.next_renewal_ms();
+        ended.into_iter().chain(looks).chain(renewals).min()
     });
-    if let Some(at_ms) = next {
+    if let Some(at_ms) = at_ms {
         timer::ring_by(ctx, at_ms, now_ms, ring);
     }
 }
@@ -168,58 +194,127 @@ const HOOKS: Hooks = Hooks {
         STATE.with_borrow_mut(|state| state.queues.remove(ticket.key.as_ref(), ticket.id));
     },
     undelivered: |ctx, ticket, grant| {
-        let noted = STATE.with_borrow_mut(|state| {
+        STATE.with_borrow_mut(|state| {
             // If any owner sent a HOLD again since, it may have been this one,
             // on a new connection, and may rely on this hold. The lease will
             // free it then.
-            let sole = grant.confirmations == state.confirmations;
-            if sole {
-                state.undelivered.push(Undelivered {
-                    key: ticket.key.clone(),
-                    owner: ticket.owner.clone(),
+            if grant.confirmations == state.confirmations {
+                state.ended.push_back(Ended {
+                    place: Place {
+                        key: ticket.key.clone(),
+                        owner: ticket.owner.clone(),
+                    },
                     fence: grant.fence,
+                    extent: ReleaseExtent::One,
                 });
             }
-            sole
         });
-        if noted {
-            let now_ms = clock::now().ms();
-            timer::ring_by(ctx, now_ms, now_ms, ring);
-        }
+        plan_ring(ctx, clock::now().ms());
     },
 };
 
-/// The alarm rang: look at every key that is due, and take back what was
-/// granted to clients that are gone.
+struct SessionEnds;
+
+impl ConnectionEvents for SessionEnds {
+    fn connection_ended(ctx: &Context, client: ClientId) {
+        #[cfg(feature = "planted-faults")]
+        if Fault::SessionOutlived.planted() {
+            return;
+        }
+        let any = STATE.with_borrow_mut(|state| {
+            let ties = state.sessions.take_client(client);
+            let any = !ties.is_empty();
+            state
+                .ended
+                .extend(ties.into_iter().map(|(place, tie)| Ended {
+                    place,
+                    fence: tie.fence,
+                    extent: ReleaseExtent::All,
+                }));
+            any
+        });
+        if any {
+            plan_ring(ctx, clock::now().ms());
+        }
+    }
+}
+
+/// Has the server tell when connections end, exactly while anything is tied to one.
+fn listen_while_needed(ctx: &Context) {
+    let (needed, listening) =
+        STATE.with_borrow(|state| (!state.sessions.is_empty(), state.listening));
+    if needed && !listening {
+        let listening = subscriptions::listen_to_connections::<SessionEnds>(ctx);
+        STATE.with_borrow_mut(|state| state.listening = listening);
+    } else if listening && !needed {
+        subscriptions::stop_listening_to_connections(ctx);
+        STATE.with_borrow_mut(|state| state.listening = false);
+    }
+}
+
+/// The alarm rang: end what is over because of what became of a client, keep up
+/// the leases of those that are still connected, and look at every key that is
+/// due. What does not fit into one ring waits until other clients have had
+/// their turn.
 fn ring(ctx: &Context) {
     let now_ms = clock::now().ms();
     if keyspace::must_not_write(ctx) {
-        let idle =
-            STATE.with_borrow(|state| state.queues.is_empty() && state.undelivered.is_empty());
+        let idle = STATE.with_borrow_mut(|state| {
+            if keyspace::is_replica(ctx) {
+                // The new primary knows of no connection here.
+                state.sessions = Sessions::default();
+                state.ended.clear();
+            }
+            state.queues.is_empty() && state.ended.is_empty() && state.sessions.is_empty()
+        });
         if !idle {
             timer::ring_by(ctx, now_ms + SILENCE_RETRY_MS, now_ms, ring);
         }
         return;
     }
-    for gone in STATE.with_borrow_mut(|state| std::mem::take(&mut state.undelivered)) {
-        let request = ReleaseRequest {
-            owner: gone.owner,
-            fence: Some(gone.fence),
-            extent: ReleaseExtent::One,
+    for _ in 0..STEPS_A_RING {
+        let Some(ended) = STATE.with_borrow_mut(|state| state.ended.pop_front()) else {
+            break;
         };
-        with_key(ctx, &gone.key, |key| {
+        let request = ReleaseRequest {
+            owner: ended.place.owner,
+            fence: Some(ended.fence),
+            extent: ended.extent,
+        };
+        with_key(ctx, &ended.place.key, |key| {
             // An error says that the key is no lock any more: nothing to take back.
             let _ = release(key, &request);
         });
     }
-    for _ in 0..LOOKS_A_RING {
+    for _ in 0..STEPS_A_RING {
+        let Some((place, tie)) = STATE.with_borrow_mut(|state| state.sessions.take_due(now_ms))
+        else {
+            break;
+        };
+        with_key(ctx, &place.key, |key| keep(key, &place.owner, tie));
+    }
+    for _ in 0..STEPS_A_RING {
         let Some(due) = STATE.with_borrow_mut(|state| state.queues.take_due(now_ms)) else {
             break;
         };
         with_key(ctx, &due, look_at);
     }
-    if let Some(at_ms) = STATE.with_borrow(|state| state.queues.next_look_ms()) {
-        timer::ring_by(ctx, at_ms, clock::now().ms(), ring);
+    listen_while_needed(ctx);
+    plan_ring(ctx, clock::now().ms());
+}
+
+/// Keeps up the lease of holds that are tied to a connection.
+fn keep(key: LockKey<'_>, owner: &Owner, tie: Tie) {
+    let kept = Transition::begin(key).is_ok_and(|mut transition| {
+        let (now, effects) = (transition.now, &mut transition.effects);
+        let kept = transition
+            .lock
+            .keep(owner, tie.fence, tie.lease, now, effects);
+        transition.hand_on_and_commit();
+        kept
+    });
+    if !kept {
+        STATE.with_borrow_mut(|state| state.sessions.untie(key.as_ref(), owner));
     }
 }
 
@@ -273,32 +368,57 @@ struct Transition<'c> {
 impl<'c> Transition<'c> {
     fn begin(key: LockKey<'c>) -> Result<Self, LockError> {
         let open = key.open();
-        let lock = open.read()?;
+        let mut lock = open.read()?;
+        let (now, mut effects) = (clock::now(), Vec::new());
+        lock.end_leases(now, &mut effects);
         Ok(Self {
             key,
-            now: clock::now(),
+            now,
             open,
             lock,
-            effects: Vec::new(),
+            effects,
             answers: Vec::new(),
             freed: false,
         })
     }
 
+    /// Grants the lock to a newcomer, or one hold more of it to a holder, if that
+    /// is possible now.
     fn try_grant(
         &mut self,
         state: &mut State,
         request: &AcquireRequest,
     ) -> Result<Option<Grant>, LockError> {
-        let held_before = self.lock.holder().map(|holder| holder.holds);
-        let acquired =
-            self.lock
-                .acquire(request, self.now, &mut state.fences, &mut self.effects)?;
+        let in_turn = !state.queues.contended(self.key.as_ref());
+        self.grant(state, request, in_turn)
+    }
+
+    fn grant(
+        &mut self,
+        state: &mut State,
+        request: &AcquireRequest,
+        in_turn: bool,
+    ) -> Result<Option<Grant>, LockError> {
+        let holds = |lock: &Lock| lock.holder(&request.owner).map(|holder| holder.holds);
+        let held_before = holds(&self.lock);
+        let acquired = self.lock.acquire(
+            request,
+            in_turn,
+            self.now,
+            &mut state.fences,
+            &mut self.effects,
+        )?;
         let Acquired::Granted(fence) = acquired else {
             return Ok(None);
         };
-        if held_before == self.lock.holder().map(|holder| holder.holds) {
+        if held_before == holds(&self.lock) {
             state.confirmations += 1;
+        }
+        if let Some(client) = request.session {
+            let (key, now_ms) = (self.key.as_ref(), self.now.ms());
+            state
+                .sessions
+                .tie(key, &request.owner, client, fence, request.lease, now_ms);
         }
         Ok(Some(Grant {
             fence,
@@ -306,24 +426,59 @@ impl<'c> Transition<'c> {
         }))
     }
 
-    fn enqueue(
-        &mut self,
-        state: &mut State,
-        request: AcquireRequest,
-    ) -> Result<Rc<Ticket>, LockError> {
+    /// Puts a request at the end of the queue, unless its wait could never end.
+    fn enqueue(&mut self, request: AcquireRequest) -> Result<Rc<Ticket>, LockError> {
+        if config::deadlock_detection()
+            && let Some(cycle) = self.deadlock_of(&request.owner)
+        {
+            let cycle = deadlock::spell(&cycle);
+            return Err(LockError::Deadlock { cycle });
+        }
         let key = self.key.as_ref();
         let owner = request.owner.clone();
-        let ticket = state
-            .queues
-            .push(key, request, config::max_waiters(), |id| {
-                Ticket::new(self.key.ctx(), id, key.into(), owner, HOOKS)
-            })?;
-        self.plan_look(state);
-        Ok(ticket)
+        STATE.with_borrow_mut(|state| {
+            let ticket = state
+                .queues
+                .push(key, request, config::max_waiters(), |id| {
+                    Ticket::new(self.key.ctx(), id, key.into(), owner, HOOKS)
+                })?;
+            self.plan_look(state);
+            Ok(ticket)
+        })
     }
 
-    /// Serves everyone in the queue who may have the lock as it is now: the
-    /// first in line if it is free, and whoever asked as its holder.
+    /// The cycle of waits that would close if this owner queued here.
+    fn deadlock_of(&self, owner: &Owner) -> Option<Vec<Link>> {
+        #[cfg(feature = "planted-faults")]
+        if Fault::DeadlockMissed.planted() {
+            return None;
+        }
+        let key = self.key.as_ref();
+        loop {
+            let holders = self.lock.holders().iter().map(|holder| &holder.owner);
+            let cycle =
+                STATE.with_borrow(|state| deadlock::find(&state.queues, key, holders, owner))?;
+            // Who holds the other locks is known from the last look at them,
+            // and may not be true any more.
+            let is_news = |link: &Link| link.key.as_ref() != key && self.look_who_holds(&link.key);
+            if !cycle.iter().any(is_news) {
+                return Some(cycle);
+            }
+        }
+    }
+
+    /// Notes who holds another lock now. Says whether that is news.
+    fn look_who_holds(&self, other: &KeyBuf) -> bool {
+        let now = self.now;
+        let lock = self.key.with_other(other.as_ref(), |key| key.open().read());
+        let mut lock = lock.unwrap_or_default();
+        lock.end_leases(now, &mut Vec::new());
+        let owners = lock.holders().iter().map(|holder| &holder.owner);
+        STATE.with_borrow_mut(|state| state.queues.note_holders(other.as_ref(), owners))
+    }
+
+    /// Serves everyone in the queue who may have the lock as it is now: whoever
+    /// asked as one of its holders, and as many from the front as it admits.
     fn hand_on(&mut self, state: &mut State) {
         let key = self.key.as_ref();
         if !state.queues.contended(key) {
@@ -333,31 +488,50 @@ impl<'c> Transition<'c> {
         if Fault::HandOffSkipped.planted() {
             return;
         }
-        loop {
-            let next = match self.lock.holder() {
-                Some(holder) => state.queues.take_first_of(key, &holder.owner),
-                None => state.queues.take_first(key),
-            };
-            let Some(waiter) = next else {
-                break;
-            };
-            let answer = match self.try_grant(state, &waiter.request) {
-                Ok(Some(grant)) => Answer::Granted(grant),
-                Ok(None) => continue,
-                Err(error) => Answer::Refused(error),
-            };
-            self.answers.push((waiter.ticket, answer));
+        let holders = self.lock.holders().iter();
+        let holders: SmallVec<[Owner; 1]> = holders.map(|holder| holder.owner.clone()).collect();
+        for owner in holders {
+            self.serve_requests_of(state, &owner);
+        }
+        while let Some(first) = state.queues.first(key)
+            && self.lock.admits(first.request.limit)
+            && let Some(waiter) = state.queues.take_first(key)
+        {
+            let owner = waiter.request.owner.clone();
+            self.serve(state, waiter);
+            self.serve_requests_of(state, &owner);
         }
         self.plan_look(state);
     }
 
+    /// Serves the waiting requests of an owner that may hold the lock.
+    fn serve_requests_of(&mut self, state: &mut State, owner: &Owner) {
+        while self.lock.holder(owner).is_some()
+            && let Some(waiter) = state.queues.take_first_of(self.key.as_ref(), owner)
+        {
+            self.serve(state, waiter);
+        }
+    }
+
+    fn serve(&mut self, state: &mut State, waiter: Waiter<Rc<Ticket>>) {
+        let answer = match self.grant(state, &waiter.request, true) {
+            Ok(Some(grant)) => Answer::Granted(grant),
+            Ok(None) => return,
+            Err(error) => Answer::Refused(error),
+        };
+        self.answers.push((waiter.ticket, answer));
+    }
+
+    /// Plans the next look at this lock, if anybody waits for it.
     fn plan_look(&self, state: &mut State) {
+        let key = self.key.as_ref();
         let regular_ms = self.now.ms() + LOOK_EVERY_MS;
-        let holder = self.lock.holder();
-        let lease_end_ms = holder.and_then(|holder| holder.lease_end_ms);
         // The server takes a key for expired one millisecond after its time.
+        let lease_end_ms = self.lock.next_lease_end_ms();
         let at_ms = lease_end_ms.map_or(regular_ms, |end_ms| regular_ms.min(end_ms + 1));
-        state.queues.look_by(self.key.as_ref(), at_ms);
+        state.queues.look_by(key, at_ms);
+        let owners = self.lock.holders().iter().map(|holder| &holder.owner);
+        state.queues.note_holders(key, owners);
     }
 
     fn hand_on_and_commit(mut self) {
@@ -377,16 +551,15 @@ impl<'c> Transition<'c> {
         } = self;
         open.apply(&effects);
         drop(open);
-        if freed && lock.holder().is_none() {
+        if freed && lock.is_free() {
             match config::redisson_notify() {
                 RedissonNotify::No => {}
                 RedissonNotify::Publish => publish::release_to_redisson(key, "PUBLISH"),
                 RedissonNotify::Spublish => publish::release_to_redisson(key, "SPUBLISH"),
             }
         }
-        if let Some(at_ms) = STATE.with_borrow(|state| state.queues.next_look_ms()) {
-            timer::ring_by(key.ctx(), at_ms, now.ms(), ring);
-        }
+        listen_while_needed(key.ctx());
+        plan_ring(key.ctx(), now.ms());
         for (ticket, answer) in answers {
             ticket.answer(answer);
         }

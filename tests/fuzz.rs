@@ -61,6 +61,8 @@ const WORDS: &[&str] = &[
     "lease",
     "Block",
     "SHARED",
+    "LIMIT",
+    "SESSION",
     "0",
     "1",
     "2",

@@ -117,7 +117,10 @@ fn the_server_documents_the_commands_with_all_their_options() {
     let server = TestServer::start();
     let mut client = server.client();
     for (command, options) in [
-        ("lock.acquire", ["LEASE", "BLOCK", "HOLD"].as_slice()),
+        (
+            "lock.acquire",
+            ["LEASE", "BLOCK", "HOLD", "SHARED", "LIMIT", "SESSION"].as_slice(),
+        ),
         ("lock.release", &["FENCE", "HOLD", "ALL"]),
         ("lock.renew", &["LEASE", "FENCE"]),
     ] {

@@ -1,4 +1,4 @@
-//! `LOCK.ACQUIRE key owner [LEASE ms] [BLOCK ms] [HOLD n]`
+//! `LOCK.ACQUIRE key owner [LEASE ms] [BLOCK ms] [HOLD n] [SHARED | LIMIT n] [SESSION]`
 //!
 //! Replies the fencing token once the owner holds the lock, null where it
 //! could not be had at once or within `BLOCK`.
@@ -8,12 +8,13 @@ use redis_module::{Context, RedisResult, RedisString, RedisValue};
 use crate::commands::args::Args;
 use crate::config;
 use crate::error::Usage;
-use crate::lock::request::{AcquireRequest, Timeout};
+use crate::lock::request::{AcquireRequest, ClientId, Limit, Timeout};
 use crate::manager::{self, Outcome};
+use crate::server::blocked;
 
 pub(crate) fn run(ctx: &Context, words: Vec<RedisString>) -> RedisResult {
     super::run(ctx, &words, |key, args| {
-        let (request, timeout) = parse(args)?;
+        let (request, timeout) = parse(args, || connection(ctx))?;
         Ok(match manager::acquire(key, request, timeout)? {
             Outcome::Granted(fence) => RedisValue::Integer(fence.get()),
             Outcome::NotAvailable => RedisValue::Null,
@@ -22,19 +23,43 @@ pub(crate) fn run(ctx: &Context, words: Vec<RedisString>) -> RedisResult {
     })
 }
 
-fn parse(mut args: Args<'_>) -> Result<(AcquireRequest, Option<Timeout>), Usage> {
+fn connection(ctx: &Context) -> Result<ClientId, Usage> {
+    let client = blocked::client(ctx);
+    if blocked::is_connected(client) {
+        Ok(client)
+    } else {
+        Err(Usage::NoSession)
+    }
+}
+
+fn parse(
+    mut args: Args<'_>,
+    connection: impl FnOnce() -> Result<ClientId, Usage>,
+) -> Result<(AcquireRequest, Option<Timeout>), Usage> {
     let owner = args.owner()?;
     let (mut lease, mut timeout, mut hold) = (None, None, None);
+    let (mut shared, mut limit, mut session) = (false, None, false);
     args.options(|name, args| match name {
         b"LEASE" => args.lease(&mut lease),
         b"BLOCK" => args.timeout(&mut timeout),
         b"HOLD" => args.hold(&mut hold),
+        b"SHARED" => args.flag(&mut shared),
+        b"LIMIT" => args.limit(&mut limit),
+        b"SESSION" => args.flag(&mut session),
         _ => Err(Usage::Syntax),
     })?;
+    let limit = match (shared, limit) {
+        (false, None) => Limit::EXCLUSIVE,
+        (true, None) => Limit::SHARED,
+        (false, Some(limit)) => limit,
+        (true, Some(_)) => return Err(Usage::Syntax),
+    };
     let request = AcquireRequest {
         owner,
         lease: lease.unwrap_or_else(config::default_lease),
         hold,
+        limit,
+        session: session.then(connection).transpose()?,
     };
     Ok((request, timeout))
 }

@@ -3,8 +3,8 @@
 
 use crate::error::Usage;
 use crate::lock::fence::Fence;
-use crate::lock::record::parse_integer;
-use crate::lock::request::{HoldNumber, Lease, Owner, Timeout};
+use crate::lock::request::{HoldNumber, Lease, Limit, Owner, Timeout};
+use crate::lock::stored::parse_integer;
 
 /// The words that are still to be read.
 pub(super) struct Args<'a> {
@@ -61,6 +61,11 @@ impl<'a> Args<'a> {
     /// `HOLD n`
     pub(super) fn hold(&mut self, into: &mut Option<HoldNumber>) -> Result<(), Usage> {
         self.number(into, Usage::NotAnInteger, HoldNumber::new)
+    }
+
+    /// `LIMIT n`
+    pub(super) fn limit(&mut self, into: &mut Option<Limit>) -> Result<(), Usage> {
+        self.number(into, Usage::NotAnInteger, Limit::from_count)
     }
 
     /// `FENCE token`

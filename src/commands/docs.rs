@@ -1,6 +1,8 @@
 //! What the server can tell about the commands: `COMMAND DOCS`, `COMMAND INFO`,
 //! and the hints that `redis-cli` shows while one types.
 
+use std::ffi::CStr;
+
 use crate::server::registration::{ArgDoc, CommandDoc, KeyChange};
 
 const LEASE: ArgDoc = ArgDoc::OptionalNumber(c"lease", c"LEASE");
@@ -8,21 +10,38 @@ const BLOCK: ArgDoc = ArgDoc::OptionalNumber(c"block", c"BLOCK");
 const HOLD: ArgDoc = ArgDoc::OptionalNumber(c"hold", c"HOLD");
 const FENCE: ArgDoc = ArgDoc::OptionalNumber(c"fence", c"FENCE");
 
+const COMPLEXITY: &CStr =
+    c"O(log N + H) where N is the number of clients waiting for the lock and H that of its holders.";
+
 /// All commands of the module.
 pub(crate) const ALL: [CommandDoc; 3] = [
     CommandDoc {
         name: c"lock.acquire",
         summary:
             c"Takes a lock for an owner, waiting for it if asked to. Replies its fencing token.",
-        complexity: c"O(log N) where N is the number of clients waiting for the lock.",
+        complexity: COMPLEXITY,
         min_words: 3,
         key_change: KeyChange::Update,
-        args: &[ArgDoc::Key, ArgDoc::Word(c"owner"), LEASE, BLOCK, HOLD],
+        args: &[
+            ArgDoc::Key,
+            ArgDoc::Word(c"owner"),
+            LEASE,
+            BLOCK,
+            HOLD,
+            ArgDoc::OptionalOneOf(
+                c"mode",
+                &[
+                    ArgDoc::Flag(c"shared", c"SHARED"),
+                    ArgDoc::OptionalNumber(c"limit", c"LIMIT"),
+                ],
+            ),
+            ArgDoc::OptionalFlag(c"session", c"SESSION"),
+        ],
     },
     CommandDoc {
         name: c"lock.release",
         summary: c"Gives one hold of a lock back, and with the last one hands the lock on.",
-        complexity: c"O(log N) where N is the number of clients waiting for the lock.",
+        complexity: COMPLEXITY,
         min_words: 3,
         key_change: KeyChange::Delete,
         args: &[
@@ -35,7 +54,7 @@ pub(crate) const ALL: [CommandDoc; 3] = [
     CommandDoc {
         name: c"lock.renew",
         summary: c"Sets the end of a lock's lease, if the owner holds the lock.",
-        complexity: c"O(1)",
+        complexity: c"O(H) where H is the number of the lock's holders.",
         min_words: 3,
         key_change: KeyChange::Update,
         args: &[ArgDoc::Key, ArgDoc::Word(c"owner"), LEASE, FENCE],

@@ -6,9 +6,12 @@
 //! without a server, and why the same rules hold for every way a lock can
 //! change hands.
 
+pub(crate) mod deadlock;
 pub(crate) mod fence;
 #[cfg(feature = "planted-faults")]
 pub(crate) mod planted;
 pub(crate) mod record;
 pub(crate) mod request;
+pub(crate) mod sessions;
+pub(crate) mod stored;
 pub(crate) mod waiters;

@@ -21,6 +21,12 @@ pub(crate) enum Fault {
     LastInFirstOut,
     /// A lock that comes free is handed to nobody.
     HandOffSkipped,
+    /// A shared or limited lock lets everybody in.
+    LimitIgnored,
+    /// A hold outlives the connection that it is tied to.
+    SessionOutlived,
+    /// A wait that closes a cycle is not refused.
+    DeadlockMissed,
 }
 
 static PLANTED: AtomicU8 = AtomicU8::new(0);
@@ -33,6 +39,9 @@ pub(crate) fn plant(name: &str) -> bool {
         "token-reused" => Fault::TokenReused,
         "last-in-first-out" => Fault::LastInFirstOut,
         "hand-off-skipped" => Fault::HandOffSkipped,
+        "limit-ignored" => Fault::LimitIgnored,
+        "session-outlived" => Fault::SessionOutlived,
+        "deadlock-missed" => Fault::DeadlockMissed,
         _ => return false,
     };
     PLANTED.store(fault as u8, Ordering::Relaxed);
@@ -53,13 +62,11 @@ impl Fault {
 
 /// Frees a lock that another owner holds, as though its lease were over.
 pub(crate) fn ignore_expiry(lock: &mut Lock, newcomer: &Owner, effects: &mut Vec<Effect>) {
-    if let Lock::Held(holder) = lock
-        && holder.owner != *newcomer
-        && Fault::ExpiryIgnored.planted()
-    {
+    if !lock.is_free() && lock.holder(newcomer).is_none() && Fault::ExpiryIgnored.planted() {
         effects.push(Effect::Delete);
-        *lock = Lock::Free {
-            last_fence: holder.fence,
+        *lock = Lock {
+            last_fence: lock.last_fence,
+            ..Lock::default()
         };
     }
 }

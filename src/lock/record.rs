@@ -1,30 +1,35 @@
-//! The stored lock and its transitions.
+//! A lock and its transitions.
 //!
-//! A lock is a hash `{owner: count, "@fence": token}` whose expiry is the end
-//! of the lease: the hash of Redisson's `RLock` with one field more, so that
-//! both can hold the same lock. [`Lock`] is the working copy of one. A
-//! transition changes the copy and appends to a list what has to be written,
-//! in the order in which it has to be written; the same list, as core
-//! commands, is what replicas and the AOF get. So "applied here" and
-//! "replicated" can't differ, and several transitions in a row (a release and
-//! the grant that follows it) join into one atomic write.
+//! [`Lock`] is the working copy of a stored lock. A transition changes the copy
+//! and appends to a list what has to be written, in the order in which it has
+//! to be written; the same list, as core commands, is what replicas and the AOF
+//! get. So "applied here" and "replicated" can't differ, and several
+//! transitions in a row (a release and the grant that follows it) join into one
+//! atomic write.
 //!
 //! A transition that returns an error has changed neither the copy nor the list.
 //!
-//! The server alone decides when a lease is over: a key that is still there is
-//! a held lock, whatever `now` says.
+//! # One rule of admission
+//! Every holder has a limit: how many may hold the lock together in its view. An
+//! exclusive holder's is 1, a shared one's is none. A newcomer is let in if one
+//! holder more is within its own limit and within that of every holder.
+//!
+//! # Who ends a lease
+//! The expiry of the key ends an exclusive lease, and the server alone decides
+//! when that is: a key that is still there is a held lock, whatever `now` says.
+//! Where several hold a lock, the key lives as long as the last of them, so each
+//! lease but that one is ended here, by [`Lock::end_leases`].
+
+use smallvec::SmallVec;
 
 use crate::error::{LockError, Usage};
 use crate::lock::fence::{Fence, FenceClock};
 #[cfg(feature = "planted-faults")]
 use crate::lock::planted::Fault;
-use crate::lock::request::{AcquireRequest, Owner, ReleaseExtent, ReleaseRequest, RenewRequest};
-
-/// The field that holds the newest token.
-pub(crate) const FENCE_FIELD: &[u8] = b"@fence";
-
-/// No lock has more fields than this; a larger hash need not be read.
-pub(crate) const FIELDS_MAX: usize = 2;
+use crate::lock::request::{
+    AcquireRequest, Lease, Limit, Owner, ReleaseExtent, ReleaseRequest, RenewRequest,
+};
+use crate::lock::stored::Permit;
 
 /// The wall clock at the moment of a transition.
 #[derive(Clone, Copy, Debug)]
@@ -44,14 +49,21 @@ impl Now {
 /// a core command, on that of a replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
-    /// `HSET key owner holds [@fence fence]`
+    /// `HSET key owner holds [@permit:owner permit] [@fence fence]`
     SetHolder {
         /// The owner.
         owner: Owner,
         /// Its new hold count.
         holds: i64,
+        /// Its permit, where others may hold the lock with it.
+        permit: Option<Permit>,
         /// The token, where it is new.
         new_fence: Option<Fence>,
+    },
+    /// `HDEL key owner @permit:owner`
+    RemoveHolder {
+        /// The owner.
+        owner: Owner,
     },
     /// `PEXPIREAT key at_ms`
     ExpireAt {
@@ -62,7 +74,7 @@ pub(crate) enum Effect {
     Delete,
 }
 
-/// Whoever holds the lock.
+/// Somebody who holds the lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Holder {
     /// Its name.
@@ -71,21 +83,50 @@ pub(crate) struct Holder {
     pub(crate) holds: i64,
     /// Its token; none if Redisson's scripts took the lock.
     pub(crate) fence: Option<Fence>,
-    /// When the lease is over, in milliseconds since 1970; none after `PERSIST`.
+    /// When its lease is over, in milliseconds since 1970; none after `PERSIST`.
     pub(crate) lease_end_ms: Option<i64>,
+    /// How many may hold the lock together with it.
+    pub(crate) limit: Limit,
+}
+
+impl Holder {
+    fn permit(&self) -> Option<Permit> {
+        if self.limit == Limit::EXCLUSIVE {
+            return None;
+        }
+        Some(Permit {
+            limit: self.limit,
+            fence: self.fence?,
+            lease_end_ms: self.lease_end_ms?,
+        })
+    }
+
+    fn written(&self, new_fence: Option<Fence>) -> Effect {
+        Effect::SetHolder {
+            owner: self.owner.clone(),
+            holds: self.holds,
+            permit: self.permit(),
+            new_fence,
+        }
+    }
+
+    fn has_fence(&self, named: Option<Fence>) -> bool {
+        named.is_none() || named == self.fence
+    }
 }
 
 /// The working copy of a stored lock.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Lock {
-    /// Nobody holds it.
-    Free {
-        /// The token of the last holder, where one is still stored: somebody
-        /// removed the owner's field and left the rest, or it was released just now.
-        last_fence: Option<Fence>,
-    },
-    /// Somebody does.
-    Held(Holder),
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Lock {
+    /// Who holds it. Nobody does if it is free.
+    pub(super) holders: SmallVec<[Holder; 1]>,
+    /// The newest token that is stored, or was before the last holder left just
+    /// now. A free lock has one where somebody removed the owner's field alone.
+    pub(super) last_fence: Option<Fence>,
+    /// The expiry of the key.
+    pub(super) expires_at_ms: Option<i64>,
+    /// The key holds permits of owners that somebody removed.
+    pub(super) leftovers: bool,
 }
 
 /// What came of a request for the lock.
@@ -93,7 +134,7 @@ pub(crate) enum Lock {
 pub(crate) enum Acquired {
     /// The owner holds it, with this token.
     Granted(Fence),
-    /// Another owner holds it.
+    /// Others hold it, or come first.
     Busy,
 }
 
@@ -109,112 +150,149 @@ pub(crate) enum Released {
 }
 
 impl Lock {
-    /// Reads a stored hash. `expires_at_ms` is the expiry of its key.
-    pub(crate) fn from_fields<'f>(
-        fields: impl IntoIterator<Item = (&'f [u8], &'f [u8])>,
-        expires_at_ms: Option<i64>,
-    ) -> Result<Self, LockError> {
-        let mut holder: Option<(Owner, i64)> = None;
-        let mut fence = None;
-        for (name, value) in fields {
-            let number = parse_integer(value).ok_or(LockError::NotALock)?;
-            if name == FENCE_FIELD {
-                fence = Some(Fence::new(number).map_err(|_| LockError::NotALock)?);
-            } else if holder.is_none() && number >= 1 {
-                let owner = Owner::new(name).map_err(|_| LockError::NotALock)?;
-                holder = Some((owner, number));
-            } else {
-                return Err(LockError::NotALock);
-            }
-        }
-        match holder {
-            None => Ok(Self::Free { last_fence: fence }),
-            // Without a token and without an expiry it is some application's
-            // hash of one number. Redisson's locks always expire.
-            Some(_) if fence.is_none() && expires_at_ms.is_none() => Err(LockError::NotALock),
-            Some((owner, holds)) => Ok(Self::Held(Holder {
-                owner,
-                holds,
-                fence,
-                lease_end_ms: expires_at_ms,
-            })),
-        }
-    }
-
     /// Who holds the lock.
-    pub(crate) const fn holder(&self) -> Option<&Holder> {
-        match self {
-            Self::Free { .. } => None,
-            Self::Held(holder) => Some(holder),
+    pub(crate) fn holders(&self) -> &[Holder] {
+        &self.holders
+    }
+
+    /// Whether nobody does.
+    pub(crate) fn is_free(&self) -> bool {
+        self.holders.is_empty()
+    }
+
+    /// The hold of this owner.
+    pub(crate) fn holder(&self, owner: &Owner) -> Option<&Holder> {
+        self.holders.iter().find(|holder| holder.owner == *owner)
+    }
+
+    fn holder_mut(&mut self, owner: &Owner) -> Option<&mut Holder> {
+        self.holders
+            .iter_mut()
+            .find(|holder| holder.owner == *owner)
+    }
+
+    /// When somebody's lease ends next.
+    pub(crate) fn next_lease_end_ms(&self) -> Option<i64> {
+        let ends = self.holders.iter().filter_map(|holder| holder.lease_end_ms);
+        ends.chain(self.expires_at_ms).min()
+    }
+
+    /// Whether an owner that has no hold yet could have one.
+    pub(crate) fn admits(&self, limit: Limit) -> bool {
+        #[cfg(feature = "planted-faults")]
+        if limit != Limit::EXCLUSIVE && Fault::LimitIgnored.planted() {
+            return true;
+        }
+        let limits = self.holders.iter().map(|holder| holder.limit);
+        let strictest = limits.fold(limit, Limit::min);
+        strictest.has_room_beside(self.holders.len())
+    }
+
+    /// Ends the leases of a lock that several may hold, where they are over.
+    pub(crate) fn end_leases(&mut self, now: Now, effects: &mut Vec<Effect>) {
+        let is_over = |holder: &Holder| {
+            holder.limit != Limit::EXCLUSIVE
+                && holder.lease_end_ms.is_some_and(|end| end < now.ms())
+        };
+        if !self.holders.iter().any(is_over) {
+            return;
+        }
+        let before = effects.len();
+        self.holders.retain(|holder| {
+            let over = is_over(holder);
+            if over {
+                effects.push(Effect::RemoveHolder {
+                    owner: holder.owner.clone(),
+                });
+            }
+            !over
+        });
+        if self.is_free() {
+            effects.truncate(before);
+            self.delete(effects);
         }
     }
 
-    /// Grants the lock, or one hold more of it, if nobody else has it.
+    /// Grants the lock, or one hold more of it, if that is possible now.
+    /// `in_turn` says whether nobody waits in front of a newcomer.
     pub(crate) fn acquire(
         &mut self,
         request: &AcquireRequest,
+        in_turn: bool,
         now: Now,
         fences: &mut FenceClock,
         effects: &mut Vec<Effect>,
     ) -> Result<Acquired, LockError> {
         #[cfg(feature = "planted-faults")]
         crate::lock::planted::ignore_expiry(self, &request.owner, effects);
-        match self {
-            Self::Free { last_fence } => {
-                holds_after_acquire(request, 0)?;
-                let fence = fences.next(now.us, *last_fence)?;
-                let lease_end_ms = request.lease.end_ms(now.ms());
-                effects.push(Effect::SetHolder {
-                    owner: request.owner.clone(),
-                    holds: 1,
-                    new_fence: Some(fence),
-                });
-                effects.push(Effect::ExpireAt {
-                    at_ms: lease_end_ms,
-                });
-                *self = Self::Held(Holder {
-                    owner: request.owner.clone(),
-                    holds: 1,
-                    fence: Some(fence),
-                    lease_end_ms: Some(lease_end_ms),
-                });
-                Ok(Acquired::Granted(fence))
-            }
-            Self::Held(holder) if holder.owner == request.owner => {
-                let holds = holds_after_acquire(request, holder.holds)?;
-                let (fence, new_fence) = match holder.fence {
-                    Some(fence) => (fence, None),
-                    None => {
-                        let fence = fences.next(now.us, None)?;
-                        (fence, Some(fence))
-                    }
-                };
-                if holds != holder.holds || new_fence.is_some() {
-                    effects.push(Effect::SetHolder {
-                        owner: request.owner.clone(),
-                        holds,
-                        new_fence,
-                    });
-                }
-                // Re-entry never shortens what an outer section relies on.
-                let lease_end_ms = request.lease.end_ms(now.ms());
-                if holder.lease_end_ms.is_some_and(|end| end < lease_end_ms) {
-                    effects.push(Effect::ExpireAt {
-                        at_ms: lease_end_ms,
-                    });
-                    holder.lease_end_ms = Some(lease_end_ms);
-                }
-                holder.holds = holds;
-                holder.fence = Some(fence);
-                Ok(Acquired::Granted(fence))
-            }
-            Self::Held(_) => {
-                // This owner has no hold, and waiting would not give it one
-                // that fits, so the mistake is told at once.
-                holds_after_acquire(request, 0)?;
-                Ok(Acquired::Busy)
-            }
+        if self.holder(&request.owner).is_some() {
+            return self.reenter(request, now, fences, effects);
         }
+        // This owner has no hold, and waiting would not give it one that fits,
+        // so the mistake is told at once.
+        holds_after_acquire(request, 0)?;
+        if !in_turn || !self.admits(request.limit) {
+            return Ok(Acquired::Busy);
+        }
+        let fence = fences.next(now.us, self.last_fence)?;
+        if self.leftovers {
+            self.delete(effects);
+        }
+        let holder = Holder {
+            owner: request.owner.clone(),
+            holds: 1,
+            fence: Some(fence),
+            lease_end_ms: Some(request.lease.end_ms(now.ms())),
+            limit: request.limit,
+        };
+        effects.push(holder.written(Some(fence)));
+        self.holders.push(holder);
+        self.last_fence = Some(fence);
+        self.expire_with_the_last_lease(effects);
+        Ok(Acquired::Granted(fence))
+    }
+
+    fn reenter(
+        &mut self,
+        request: &AcquireRequest,
+        now: Now,
+        fences: &mut FenceClock,
+        effects: &mut Vec<Effect>,
+    ) -> Result<Acquired, LockError> {
+        let last_fence = self.last_fence;
+        let Some(holder) = self.holder_mut(&request.owner) else {
+            return Ok(Acquired::Busy);
+        };
+        if request.limit < holder.limit {
+            return Err(LockError::Upgrade);
+        }
+        let holds = holds_after_acquire(request, holder.holds)?;
+        let (fence, new_fence) = match holder.fence {
+            Some(fence) => (fence, None),
+            None => {
+                let fence = fences.next(now.us, last_fence)?;
+                (fence, Some(fence))
+            }
+        };
+        // Re-entry never shortens what an outer section relies on.
+        let lease_end_ms = request.lease.end_ms(now.ms());
+        let is_later = holder.lease_end_ms.is_some_and(|end| end < lease_end_ms);
+        if is_later {
+            holder.lease_end_ms = Some(lease_end_ms);
+        }
+        let in_its_fields = holds != holder.holds
+            || new_fence.is_some()
+            || is_later && holder.limit != Limit::EXCLUSIVE;
+        holder.holds = holds;
+        holder.fence = Some(fence);
+        if in_its_fields {
+            effects.push(holder.written(new_fence));
+        }
+        self.last_fence = new_fence.or(last_fence);
+        if is_later {
+            self.expire_with_the_last_lease(effects);
+        }
+        Ok(Acquired::Granted(fence))
     }
 
     /// Gives holds back.
@@ -223,13 +301,12 @@ impl Lock {
         request: &ReleaseRequest,
         effects: &mut Vec<Effect>,
     ) -> Result<Released, LockError> {
-        let held_by_owner = match self {
-            #[cfg(feature = "planted-faults")]
-            Self::Held(holder) if Fault::OwnerNotChecked.planted() => Some(holder),
-            Self::Held(holder) if holder.owner == request.owner => Some(holder),
-            _ => None,
-        };
-        let Some(holder) = held_by_owner else {
+        #[cfg(feature = "planted-faults")]
+        let request = &Fault::OwnerNotChecked.instead(request.clone(), || ReleaseRequest {
+            owner: self.any_owner().unwrap_or(request.owner.clone()),
+            ..request.clone()
+        });
+        let Some(holder) = self.holder_mut(&request.owner) else {
             return match request.extent {
                 ReleaseExtent::Hold(hold) if hold.count_without() == 0 => Ok(Released::LastHold),
                 ReleaseExtent::Hold(hold) => Err(LockError::HoldCount {
@@ -239,7 +316,7 @@ impl Lock {
                 ReleaseExtent::One | ReleaseExtent::All => Ok(Released::NotHeld),
             };
         };
-        if request.fence.is_some() && request.fence != holder.fence {
+        if !holder.has_fence(request.fence) {
             return Ok(Released::NotHeld);
         }
         let holds = match request.extent {
@@ -258,19 +335,12 @@ impl Lock {
             }
         };
         if holds == 0 {
-            effects.push(Effect::Delete);
-            *self = Self::Free {
-                last_fence: holder.fence,
-            };
+            self.remove(&request.owner, effects);
             return Ok(Released::LastHold);
         }
         if holds != holder.holds {
-            effects.push(Effect::SetHolder {
-                owner: holder.owner.clone(),
-                holds,
-                new_fence: None,
-            });
             holder.holds = holds;
+            effects.push(holder.written(None));
         }
         Ok(Released::StillHeld)
     }
@@ -283,17 +353,83 @@ impl Lock {
         now: Now,
         effects: &mut Vec<Effect>,
     ) -> bool {
-        let Self::Held(holder) = self else {
+        let Some(holder) = self
+            .holder_mut(&request.owner)
+            .filter(|holder| holder.has_fence(request.fence))
+        else {
             return false;
         };
-        let other_fence = request.fence.is_some() && request.fence != holder.fence;
-        if holder.owner != request.owner || other_fence {
+        let lease_end_ms = Some(request.lease.end_ms(now.ms()));
+        if holder.lease_end_ms != lease_end_ms {
+            holder.lease_end_ms = lease_end_ms;
+            if holder.limit != Limit::EXCLUSIVE {
+                effects.push(holder.written(None));
+            }
+            self.expire_with_the_last_lease(effects);
+        }
+        true
+    }
+
+    /// Lets the lease last for `lease` from now on at least. Says whether the
+    /// owner has this very hold.
+    pub(crate) fn keep(
+        &mut self,
+        owner: &Owner,
+        fence: Fence,
+        lease: Lease,
+        now: Now,
+        effects: &mut Vec<Effect>,
+    ) -> bool {
+        let Some(holder) = self.holder(owner) else {
+            return false;
+        };
+        if holder.fence != Some(fence) {
             return false;
         }
-        let at_ms = request.lease.end_ms(now.ms());
-        effects.push(Effect::ExpireAt { at_ms });
-        holder.lease_end_ms = Some(at_ms);
+        let lasts = |end| end >= lease.end_ms(now.ms());
+        if !holder.lease_end_ms.is_none_or(lasts) {
+            let request = RenewRequest {
+                owner: owner.clone(),
+                lease,
+                fence: Some(fence),
+            };
+            self.renew(&request, now, effects);
+        }
         true
+    }
+
+    fn remove(&mut self, owner: &Owner, effects: &mut Vec<Effect>) {
+        self.holders.retain(|holder| holder.owner != *owner);
+        if self.is_free() {
+            self.delete(effects);
+        } else {
+            effects.push(Effect::RemoveHolder {
+                owner: owner.clone(),
+            });
+            self.expire_with_the_last_lease(effects);
+        }
+    }
+
+    fn delete(&mut self, effects: &mut Vec<Effect>) {
+        effects.push(Effect::Delete);
+        self.holders.clear();
+        self.expires_at_ms = None;
+        self.leftovers = false;
+    }
+
+    fn expire_with_the_last_lease(&mut self, effects: &mut Vec<Effect>) {
+        let ends = self.holders.iter().filter_map(|holder| holder.lease_end_ms);
+        if let Some(at_ms) = ends.max()
+            && self.expires_at_ms != Some(at_ms)
+        {
+            effects.push(Effect::ExpireAt { at_ms });
+            self.expires_at_ms = Some(at_ms);
+        }
+    }
+
+    #[cfg(feature = "planted-faults")]
+    fn any_owner(&self) -> Option<Owner> {
+        Some(self.holders.first()?.owner.clone())
     }
 }
 
@@ -313,20 +449,5 @@ fn holds_after_acquire(request: &AcquireRequest, held: i64) -> Result<i64, LockE
     }
 }
 
-/// An integer as Redis writes it: decimal, no plus sign, no leading zeros, no
-/// spaces. Anything else is not what the module or `HINCRBY` stored.
-pub(crate) fn parse_integer(text: &[u8]) -> Option<i64> {
-    let digits = text.strip_prefix(b"-").unwrap_or(text);
-    let canonical = match digits {
-        [b'0'] => text.len() == 1,
-        [b'1'..=b'9', ..] => true,
-        _ => false,
-    };
-    if !canonical {
-        return None;
-    }
-    std::str::from_utf8(text).ok()?.parse().ok()
-}
-
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::rc::Rc;
 
 use crate::error::Usage;
-use crate::lock::fence::Fence;
+use crate::lock::fence::{FENCE_MAX, Fence};
 
 /// The longest owner name, in bytes.
 pub(crate) const OWNER_MAX_BYTES: usize = 1024;
@@ -17,7 +17,7 @@ pub(crate) const RESERVED_PREFIX: u8 = b'@';
 
 /// Who holds a lock, or wants to: 1 to 1024 bytes of any value that do not
 /// begin with `@`. Cheap to clone, because a queue and its index share it.
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Owner(Rc<[u8]>);
 
 impl Owner {
@@ -43,8 +43,12 @@ impl fmt::Debug for Owner {
     }
 }
 
+/// A client's connection, by the number that the server gives it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct ClientId(pub(crate) u64);
+
 /// How long a grant lasts unless it is renewed: 1 ms to ten years.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Lease {
     ms: i64,
 }
@@ -60,6 +64,11 @@ impl Lease {
         } else {
             Err(Usage::LeaseOutOfRange)
         }
+    }
+
+    /// The milliseconds.
+    pub(crate) const fn ms(self) -> i64 {
+        self.ms
     }
 
     /// When a lease that begins at `now_ms` is over.
@@ -90,6 +99,46 @@ impl Timeout {
     /// The milliseconds, 0 for a wait without end.
     pub(crate) const fn ms_or_zero(self) -> i64 {
         self.ms
+    }
+}
+
+/// How many owners may hold a lock together, in the view of one of them. A
+/// smaller limit is a stricter one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Limit(i64);
+
+impl Limit {
+    /// Nobody else may hold the lock.
+    pub(crate) const EXCLUSIVE: Self = Self(1);
+
+    /// Any number may.
+    pub(crate) const SHARED: Self = Self(i64::MAX);
+
+    /// At most `count` may, from 1 to 2^53 - 1.
+    pub(crate) fn from_count(count: i64) -> Result<Self, Usage> {
+        if (1..=FENCE_MAX).contains(&count) {
+            Ok(Self(count))
+        } else {
+            Err(Usage::LimitOutOfRange)
+        }
+    }
+
+    /// Reads what [`Limit::count_or_zero`] wrote.
+    pub(crate) fn from_count_or_zero(count: i64) -> Option<Self> {
+        match count {
+            0 => Some(Self::SHARED),
+            count => Self::from_count(count).ok(),
+        }
+    }
+
+    /// How many may hold the lock together, 0 for any number.
+    pub(crate) const fn count_or_zero(self) -> i64 {
+        if self.0 == Self::SHARED.0 { 0 } else { self.0 }
+    }
+
+    /// Whether one more may join so many holders.
+    pub(crate) fn has_room_beside(self, holders: usize) -> bool {
+        i64::try_from(holders).is_ok_and(|holders| holders < self.0)
     }
 }
 
@@ -131,6 +180,10 @@ pub(crate) struct AcquireRequest {
     pub(crate) lease: Lease,
     /// The hold that is asked for, where the client says so.
     pub(crate) hold: Option<HoldNumber>,
+    /// With how many others the owner would hold the lock.
+    pub(crate) limit: Limit,
+    /// The connection as long as which the hold shall last.
+    pub(crate) session: Option<ClientId>,
 }
 
 /// `LOCK.RELEASE` without its key.

@@ -10,8 +10,8 @@
 //! # Fairness
 //! First come, first served, for each lock by itself. A newcomer never passes a
 //! queue: it may take a lock at once only where nobody waits for it. There is
-//! one exception, which delays nobody: requests of the owner that holds the
-//! lock are re-entries, and a re-entry never waits.
+//! one exception, which delays nobody: requests of an owner that holds the lock
+//! are re-entries, and a re-entry never waits.
 //!
 //! # When to look again
 //! A lock can come free without a command of ours: its lease ends, or somebody
@@ -21,8 +21,10 @@
 //! key. A look that comes too early costs a look; the time is never moved back,
 //! so none can come too late.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::rc::Rc;
+
+use smallvec::SmallVec;
 
 use crate::error::LockError;
 #[cfg(feature = "planted-faults")]
@@ -39,7 +41,7 @@ pub(crate) struct KeyRef<'k> {
 }
 
 /// A key that outlives the call.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct KeyBuf {
     db: i32,
     name: Rc<[u8]>,
@@ -82,6 +84,8 @@ struct Queue<T> {
     name: Rc<[u8]>,
     waiters: BTreeMap<WaiterId, Waiter<T>>,
     by_owner: HashMap<Owner, BTreeSet<WaiterId>>,
+    /// Who held the lock when it was looked at last.
+    holders: SmallVec<[Owner; 1]>,
     look_at_ms: Option<i64>,
 }
 
@@ -91,6 +95,7 @@ impl<T> Queue<T> {
             name,
             waiters: BTreeMap::new(),
             by_owner: HashMap::new(),
+            holders: SmallVec::new(),
             look_at_ms: None,
         }
     }
@@ -124,6 +129,10 @@ pub(crate) struct Counts {
 pub(crate) struct WaitQueues<T> {
     by_db: HashMap<i32, HashMap<Rc<[u8]>, Queue<T>>>,
     looks: BTreeSet<(i64, KeyBuf)>,
+    /// The keys for which each owner waits, each once.
+    waits: HashMap<Owner, SmallVec<[KeyBuf; 1]>>,
+    /// The owners that wait for more than one key.
+    waiting_for_several: HashSet<Owner>,
     next_id: u64,
 }
 
@@ -132,6 +141,8 @@ impl<T> Default for WaitQueues<T> {
         Self {
             by_db: HashMap::new(),
             looks: BTreeSet::new(),
+            waits: HashMap::new(),
+            waiting_for_several: HashSet::new(),
             next_id: 0,
         }
     }
@@ -197,11 +208,16 @@ impl<T> WaitQueues<T> {
                     .or_insert_with(|| Queue::new(name))
             }
         };
-        queue
-            .by_owner
-            .entry(request.owner.clone())
-            .or_default()
-            .insert(id);
+        let ids = queue.by_owner.entry(request.owner.clone()).or_default();
+        ids.insert(id);
+        if ids.len() == 1 {
+            let name = Rc::clone(&queue.name);
+            let waits = self.waits.entry(request.owner.clone()).or_default();
+            waits.push(KeyBuf { db: key.db, name });
+            if waits.len() == 2 {
+                self.waiting_for_several.insert(request.owner.clone());
+            }
+        }
         let waiter = Waiter {
             request,
             ticket: ticket.clone(),
@@ -212,17 +228,84 @@ impl<T> WaitQueues<T> {
 
     /// Removes a waiter that will not be served, if it still waits.
     pub(crate) fn remove(&mut self, key: KeyRef<'_>, id: WaiterId) -> Option<Waiter<T>> {
-        let waiter = self.queue_mut(key)?.remove(id);
+        let queue = self.queue_mut(key)?;
+        let waiter = queue.remove(id)?;
+        let owner = &waiter.request.owner;
+        if !queue.by_owner.contains_key(owner) {
+            self.forget_wait(key, owner);
+        }
         self.forget_if_empty(key);
-        waiter
+        Some(waiter)
+    }
+
+    fn forget_wait(&mut self, key: KeyRef<'_>, owner: &Owner) {
+        let Some(waits) = self.waits.get_mut(owner) else {
+            return;
+        };
+        waits.retain(|wait| wait.as_ref() != key);
+        match waits.len() {
+            0 => {
+                self.waits.remove(owner);
+            }
+            1 => {
+                self.waiting_for_several.remove(owner);
+            }
+            _ => {}
+        }
+    }
+
+    /// The first waiter.
+    pub(crate) fn first(&self, key: KeyRef<'_>) -> Option<&Waiter<T>> {
+        let waiters = &self.queue(key)?.waiters;
+        let first = waiters.first_key_value();
+        #[cfg(feature = "planted-faults")]
+        let first = Fault::LastInFirstOut.instead(first, || waiters.last_key_value());
+        first.map(|(_, waiter)| waiter)
+    }
+
+    /// The first request of this owner in the key's queue.
+    pub(crate) fn first_id_of(&self, key: KeyRef<'_>, owner: &Owner) -> Option<WaiterId> {
+        self.queue(key)?.by_owner.get(owner)?.first().copied()
+    }
+
+    /// The keys for which this owner waits.
+    pub(crate) fn waits_of(&self, owner: &Owner) -> &[KeyBuf] {
+        self.waits.get(owner).map_or(&[], |waits| waits)
+    }
+
+    /// The owners that wait for more than one key.
+    pub(crate) fn waiting_for_several(&self) -> impl Iterator<Item = &Owner> {
+        self.waiting_for_several.iter()
+    }
+
+    /// Who held the lock when it was looked at last, if anybody waits for it.
+    pub(crate) fn holders(&self, key: KeyRef<'_>) -> &[Owner] {
+        self.queue(key).map_or(&[], |queue| &queue.holders)
+    }
+
+    /// Notes who holds the lock, if anybody waits for it. Says whether that is
+    /// news.
+    pub(crate) fn note_holders<'h>(
+        &mut self,
+        key: KeyRef<'_>,
+        holders: impl Iterator<Item = &'h Owner> + Clone,
+    ) -> bool {
+        let Some(queue) = self.queue_mut(key) else {
+            return false;
+        };
+        let news = !queue.holders.iter().eq(holders.clone());
+        if news {
+            queue.holders = holders.cloned().collect();
+        }
+        news
     }
 
     /// Takes the first waiter.
     pub(crate) fn take_first(&mut self, key: KeyRef<'_>) -> Option<Waiter<T>> {
-        let first = self.queue(key)?.waiters.first_key_value();
+        let waiters = &self.queue(key)?.waiters;
+        let first = waiters.first_key_value();
         #[cfg(feature = "planted-faults")]
-        let first =
-            Fault::LastInFirstOut.instead(first, || self.queue(key)?.waiters.last_key_value());
+        let first = Fault::LastInFirstOut.instead(first, || waiters.last_key_value());
         let (&id, _) = first?;
         self.remove(key, id)
     }

@@ -39,7 +39,7 @@ use redis_module::{Context, RedisValue, raw};
 
 use crate::error::LockError;
 use crate::lock::fence::Fence;
-use crate::lock::request::{Owner, Timeout};
+use crate::lock::request::{ClientId, Owner, Timeout};
 use crate::lock::waiters::{KeyBuf, WaiterId};
 use crate::server::guard;
 use crate::server::keyspace::LockKey;
@@ -88,7 +88,7 @@ pub(crate) struct Ticket {
     pub(crate) key: KeyBuf,
     /// Who it waits as.
     pub(crate) owner: Owner,
-    client_id: u64,
+    client: ClientId,
     handle: Cell<*mut raw::RedisModuleBlockedClient>,
     state: RefCell<State>,
     hooks: Hooks,
@@ -104,6 +104,20 @@ pub(crate) fn may_block(ctx: &Context) -> bool {
     }
 }
 
+/// The client that runs this command.
+pub(crate) fn client(ctx: &Context) -> ClientId {
+    // SAFETY: a question about the context of a running command.
+    ClientId(unsafe { raw::RedisModule_GetClientId.map_or(0, |id| id(ctx.ctx)) })
+}
+
+/// Whether the client is connected. One that runs scripts is not.
+pub(crate) fn is_connected(client: ClientId) -> bool {
+    // SAFETY: a null asks only whether there is such a client.
+    unsafe {
+        raw::RedisModule_GetClientInfoById.is_some_and(|info| info(ptr::null_mut(), client.0) == 0)
+    }
+}
+
 impl Ticket {
     /// A ticket for the client that runs this command. It does not wait yet.
     pub(crate) fn new(
@@ -113,13 +127,11 @@ impl Ticket {
         owner: Owner,
         hooks: Hooks,
     ) -> Rc<Self> {
-        // SAFETY: a question about the context of a running command.
-        let client_id = unsafe { raw::RedisModule_GetClientId.map_or(0, |id| id(ctx.ctx)) };
         Rc::new(Self {
             id,
             key,
             owner,
-            client_id,
+            client: client(ctx),
             handle: Cell::new(ptr::null_mut()),
             state: RefCell::new(State::Waiting),
             hooks,
@@ -183,14 +195,9 @@ impl Ticket {
     /// buffer at once, and calls a client disconnected also if it timed out in
     /// the turn in which it was told, and lives.
     fn reply_was_lost(&self) -> bool {
-        // SAFETY: both ask for server-wide state; a null asks only whether
-        // there is such a client.
-        unsafe {
-            let version = raw::RedisModule_GetServerVersion.map_or(0, |version| version());
-            let client_lives = raw::RedisModule_GetClientInfoById
-                .is_some_and(|info| info(ptr::null_mut(), self.client_id) == 0);
-            version >= 0x0007_0200 || !client_lives
-        }
+        // SAFETY: a question without arguments.
+        let version = unsafe { raw::RedisModule_GetServerVersion.map_or(0, |version| version()) };
+        version >= 0x0007_0200 || !is_connected(self.client)
     }
 }
 

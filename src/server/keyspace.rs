@@ -1,13 +1,15 @@
 //! Reads the stored hash of a lock, writes it and propagates what was written.
 
-use std::ffi::{c_char, c_int, c_longlong, c_void};
+use std::ffi::{CStr, c_int, c_longlong, c_void};
 use std::marker::PhantomData;
 use std::ptr;
 
 use redis_module::{Context, ContextFlags, RedisString, RedisValue, raw};
+use smallvec::SmallVec;
 
 use crate::error::LockError;
-use crate::lock::record::{Effect, FENCE_FIELD, FIELDS_MAX, Lock};
+use crate::lock::record::{Effect, Lock};
+use crate::lock::stored::{FENCE_FIELD, FIELDS_WITHOUT_FENCE_MAX, PERMIT_PREFIX, Reader};
 use crate::lock::waiters::KeyRef;
 
 /// A lock's key, named within the database that the context has selected.
@@ -51,6 +53,20 @@ impl<'c> LockKey<'c> {
                 self.ctx.call("EXISTS", &[self.name]),
                 Ok(RedisValue::Integer(_))
             )
+    }
+
+    /// The key of another name, maybe in another database, while `body` uses it.
+    pub(crate) fn with_other<R>(
+        &self,
+        other: KeyRef<'_>,
+        body: impl FnOnce(LockKey<'_>) -> R,
+    ) -> R {
+        let selected = selected_db(self.ctx);
+        select_db(self.ctx, other.db);
+        let name = RedisString::create_from_slice(ptr::null_mut(), other.name);
+        let result = body(LockKey::new(self.ctx, &name));
+        select_db(self.ctx, selected);
+        result
     }
 
     /// Opens the key. If its expiry has passed, the server deletes it now,
@@ -97,12 +113,17 @@ fn raw_select_db() -> Option<unsafe extern "C" fn(*mut raw::RedisModuleCtx, c_in
 /// replica, or it has promised its replicas silence (`CLIENT PAUSE`,
 /// `FAILOVER`), during which such a write would bring it down.
 pub(crate) fn must_not_write(ctx: &Context) -> bool {
-    // SAFETY: both ask for server-wide state and take no pointers but the context.
+    // SAFETY: a question without arguments.
+    is_replica(ctx)
+        || unsafe { raw::RedisModule_AvoidReplicaTraffic.is_some_and(|avoid| avoid() != 0) }
+}
+
+/// Whether this server is a replica.
+pub(crate) fn is_replica(ctx: &Context) -> bool {
+    // SAFETY: asks for server-wide state and takes no pointer but the context.
     unsafe {
         let flags = raw::RedisModule_GetContextFlags.map_or(0, |flags| flags(ctx.ctx));
-        let primary = flags & raw::REDISMODULE_CTX_FLAGS_MASTER as c_int != 0;
-        let silence = raw::RedisModule_AvoidReplicaTraffic.is_some_and(|avoid| avoid() != 0);
-        !primary || silence
+        flags & raw::REDISMODULE_CTX_FLAGS_MASTER as c_int == 0
     }
 }
 
@@ -119,7 +140,7 @@ impl OpenLock<'_> {
         // SAFETY: `handle` is open, or null for no such key, which the call accepts.
         let kind = unsafe { raw::RedisModule_KeyType.map_or(0, |kind| kind(self.handle)) };
         if kind == raw::REDISMODULE_KEYTYPE_EMPTY as c_int {
-            return Ok(Lock::Free { last_fence: None });
+            return Ok(Lock::default());
         }
         if kind != raw::REDISMODULE_KEYTYPE_HASH as c_int {
             return Err(LockError::WrongType);
@@ -135,50 +156,65 @@ impl OpenLock<'_> {
                     }),
             )
         };
-        if fields > FIELDS_MAX {
+        if fields > FIELDS_WITHOUT_FENCE_MAX && !self.has_field(FENCE_FIELD) {
             return Err(LockError::NotALock);
         }
-        let expires_at_ms = (expires_at_ms >= 0).then_some(expires_at_ms);
-        let fields = self.read_fields();
-        let fields = fields
-            .iter()
-            .map(|(name, value)| (name.as_slice(), value.as_slice()));
-        Lock::from_fields(fields, expires_at_ms)
+        self.read_fields()
+            .finish((expires_at_ms >= 0).then_some(expires_at_ms))
     }
 
-    fn read_fields(&self) -> Vec<(Vec<u8>, Vec<u8>)> {
-        unsafe extern "C" fn collect(
+    fn has_field(&self, field: &[u8]) -> bool {
+        let field = RedisString::create_from_slice(ptr::null_mut(), field);
+        let mut exists: c_int = 0;
+        // SAFETY: the handle is open on a hash, the string and the flag live
+        // through the call, and a null ends the list.
+        unsafe {
+            if let Some(hash_get) = raw::RedisModule_HashGet {
+                hash_get(
+                    self.handle,
+                    raw::REDISMODULE_HASH_EXISTS as c_int,
+                    field.inner,
+                    &raw mut exists,
+                    ptr::null_mut::<c_void>(),
+                );
+            }
+        }
+        exists != 0
+    }
+
+    fn read_fields(&self) -> Reader {
+        unsafe extern "C" fn read(
             _key: *mut raw::RedisModuleKey,
             field: *mut raw::RedisModuleString,
             value: *mut raw::RedisModuleString,
-            fields: *mut c_void,
+            reader: *mut c_void,
         ) {
-            // SAFETY: `fields` is the vector that the caller below passed, and
-            // the server calls this only within that call, with live strings.
-            let fields = unsafe { &mut *fields.cast::<Vec<(Vec<u8>, Vec<u8>)>>() };
-            fields.push((
-                RedisString::string_as_slice(field).to_vec(),
-                RedisString::string_as_slice(value).to_vec(),
-            ));
+            // SAFETY: `reader` is what the caller below passed, and the server
+            // calls this only within that call, with live strings.
+            let reader = unsafe { &mut *reader.cast::<Reader>() };
+            reader.field(
+                RedisString::string_as_slice(field),
+                RedisString::string_as_slice(value),
+            );
         }
 
-        let mut fields: Vec<(Vec<u8>, Vec<u8>)> = Vec::with_capacity(FIELDS_MAX);
+        let mut reader = Reader::default();
         // SAFETY: the cursor lives from its creation to its destruction here,
-        // the handle is open on a hash, and `collect` gets the type it expects.
+        // the handle is open on a hash, and `read` gets the type it expects.
         unsafe {
             let (Some(create), Some(scan), Some(destroy)) = (
                 raw::RedisModule_ScanCursorCreate,
                 raw::RedisModule_ScanKey,
                 raw::RedisModule_ScanCursorDestroy,
             ) else {
-                return fields;
+                return reader;
             };
             let cursor = create();
-            let into: *mut c_void = ptr::from_mut(&mut fields).cast();
-            while scan(self.handle, cursor, Some(collect), into) != 0 {}
+            let into: *mut c_void = ptr::from_mut(&mut reader).cast();
+            while scan(self.handle, cursor, Some(read), into) != 0 && !reader.is_no_lock() {}
             destroy(cursor);
         }
-        fields
+        reader
     }
 
     /// Applies the effects here and hands the same to replicas and AOF as core
@@ -193,18 +229,23 @@ impl OpenLock<'_> {
                 Effect::SetHolder {
                     owner,
                     holds,
+                    permit,
                     new_fence,
                 } => {
-                    self.set_field(owner.as_bytes(), *holds);
-                    if let Some(fence) = new_fence {
-                        self.set_field(FENCE_FIELD, fence.get());
+                    let mut words = Words::new();
+                    words.push(owner.as_bytes());
+                    words.push_number(*holds);
+                    if let Some(permit) = permit {
+                        words.push(&permit_field(owner.as_bytes()));
+                        words.push(permit.to_text().as_bytes());
                     }
-                    self.propagate_set_holder(
-                        owner.as_bytes(),
-                        *holds,
-                        new_fence.map(|fence| fence.get()),
-                    );
+                    if let Some(fence) = new_fence {
+                        words.push(FENCE_FIELD);
+                        words.push_number(fence.get());
+                    }
+                    self.set_fields(&words);
                 }
+                Effect::RemoveHolder { owner } => self.remove_holder(owner.as_bytes()),
                 Effect::ExpireAt { at_ms } => self.expire_at(*at_ms),
                 Effect::Delete => self.delete(),
             }
@@ -219,9 +260,33 @@ impl OpenLock<'_> {
         }
     }
 
-    fn set_field(&mut self, field: &[u8], value: i64) {
-        let field = RedisString::create_from_slice(ptr::null_mut(), field);
-        let value = RedisString::create_from_slice(ptr::null_mut(), value.to_string().as_bytes());
+    /// Sets fields, given as names and values in turn.
+    fn set_fields(&mut self, words: &Words) {
+        for pair in words.strings.chunks_exact(2) {
+            if let [field, value] = pair {
+                self.set_field(field.inner, value.inner);
+            }
+        }
+        self.propagate(c"HSET", words);
+    }
+
+    fn remove_holder(&mut self, owner: &[u8]) {
+        let mut words = Words::new();
+        words.push(owner);
+        words.push(&permit_field(owner));
+        for field in &words.strings {
+            // The module API's way of saying that the field shall go.
+            const DELETE: usize = 1;
+            self.set_field(field.inner, ptr::without_provenance_mut(DELETE));
+        }
+        self.propagate(c"HDEL", &words);
+    }
+
+    fn set_field(
+        &mut self,
+        field: *mut raw::RedisModuleString,
+        value: *mut raw::RedisModuleString,
+    ) {
         // SAFETY: the handle is open for writing on a hash or on no key, the
         // strings live through the call, and a null ends the list.
         unsafe {
@@ -229,51 +294,36 @@ impl OpenLock<'_> {
                 hash_set(
                     self.handle,
                     raw::REDISMODULE_HASH_NONE as c_int,
-                    field.inner,
-                    value.inner,
+                    field,
+                    value,
                     ptr::null_mut::<c_void>(),
                 );
             }
         }
     }
 
-    fn propagate_set_holder(&self, owner: &[u8], holds: i64, fence: Option<i64>) {
-        let owner_ptr = owner.as_ptr().cast::<c_char>();
-        // SAFETY: each letter of the format is matched by its arguments: s a
-        // server string, b a buffer and its length, l a long long, c a C string.
+    /// Hands a command of the key and these words to replicas and AOF.
+    fn propagate(&self, command: &CStr, words: &Words) {
+        let mut all = SmallVec::<[_; WORDS_INLINE + 1]>::new();
+        all.push(self.key.name.inner);
+        all.extend(words.strings.iter().map(|word| word.inner));
+        // SAFETY: the format announces a list of server strings and its
+        // length; the strings live through the call.
         unsafe {
-            let Some(replicate) = raw::RedisModule_Replicate else {
-                return;
-            };
-            let (ctx, name) = (self.key.ctx.ctx, self.key.name.inner);
-            match fence {
-                Some(fence) => replicate(
-                    ctx,
-                    c"HSET".as_ptr(),
-                    c"sblbl".as_ptr(),
-                    name,
-                    owner_ptr,
-                    owner.len(),
-                    holds as c_longlong,
-                    FENCE_FIELD.as_ptr().cast::<c_char>(),
-                    FENCE_FIELD.len(),
-                    fence as c_longlong,
-                ),
-                None => replicate(
-                    ctx,
-                    c"HSET".as_ptr(),
-                    c"sbl".as_ptr(),
-                    name,
-                    owner_ptr,
-                    owner.len(),
-                    holds as c_longlong,
-                ),
-            };
+            if let Some(replicate) = raw::RedisModule_Replicate {
+                replicate(
+                    self.key.ctx.ctx,
+                    command.as_ptr(),
+                    c"v".as_ptr(),
+                    all.as_mut_ptr(),
+                    all.len(),
+                );
+            }
         }
     }
 
     fn expire_at(&mut self, at_ms: i64) {
-        // SAFETY: as in `set_field` and `propagate_set_holder`.
+        // SAFETY: the handle is open on a key; in the format, l is a long long.
         unsafe {
             if let (Some(set_expire), Some(replicate)) =
                 (raw::RedisModule_SetAbsExpire, raw::RedisModule_Replicate)
@@ -291,8 +341,7 @@ impl OpenLock<'_> {
     }
 
     fn delete(&mut self) {
-        // SAFETY: as in `set_field` and `propagate_set_holder`. The handle
-        // stays open, on no key, and may be written to again.
+        // SAFETY: in the format, s is a server string. The handle stays open, on no key, and may be written to again.
         unsafe {
             if let (Some(delete), Some(replicate)) =
                 (raw::RedisModule_DeleteKey, raw::RedisModule_Replicate)
@@ -307,6 +356,35 @@ impl OpenLock<'_> {
             }
         }
     }
+}
+
+/// The words of a command after its key.
+struct Words {
+    strings: SmallVec<[RedisString; WORDS_INLINE]>,
+}
+
+/// A grant writes an owner, a permit and a token.
+const WORDS_INLINE: usize = 6;
+
+impl Words {
+    const fn new() -> Self {
+        Self {
+            strings: SmallVec::new_const(),
+        }
+    }
+
+    fn push(&mut self, word: &[u8]) {
+        let word = RedisString::create_from_slice(ptr::null_mut(), word);
+        self.strings.push(word);
+    }
+
+    fn push_number(&mut self, number: i64) {
+        self.push(number.to_string().as_bytes());
+    }
+}
+
+fn permit_field(owner: &[u8]) -> Vec<u8> {
+    [PERMIT_PREFIX, owner].concat()
 }
 
 impl Drop for OpenLock<'_> {

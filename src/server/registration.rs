@@ -68,6 +68,8 @@ pub(crate) enum ArgDoc {
     OptionalNumber(&'static CStr, &'static CStr),
     /// `TOKEN`, as one of several.
     Flag(&'static CStr, &'static CStr),
+    /// `[TOKEN]`
+    OptionalFlag(&'static CStr, &'static CStr),
     /// `[one | of | these]`
     OptionalOneOf(&'static CStr, &'static [ArgDoc]),
 }
@@ -168,6 +170,12 @@ fn arg_list(
                 arg.name = name.as_ptr();
                 arg.token = token.as_ptr();
                 arg.type_ = raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PURE_TOKEN;
+            }
+            ArgDoc::OptionalFlag(name, token) => {
+                arg.name = name.as_ptr();
+                arg.token = token.as_ptr();
+                arg.type_ = raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PURE_TOKEN;
+                arg.flags = optional;
             }
             ArgDoc::OptionalOneOf(name, choices) => {
                 arg.name = name.as_ptr();

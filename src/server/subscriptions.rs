@@ -4,6 +4,7 @@ use std::ffi::{c_char, c_int, c_void};
 
 use redis_module::{Context, RedisString, raw};
 
+use crate::lock::request::ClientId;
 use crate::server::guard;
 use crate::server::keyspace::selected_db;
 
@@ -19,6 +20,12 @@ pub(crate) trait Events {
 
     /// Two databases changed places.
     fn databases_swapped(ctx: &Context);
+}
+
+/// Receives the ends of connections, in which the server allows no writes either.
+pub(crate) trait ConnectionEvents {
+    /// This client's connection has ended.
+    fn connection_ended(ctx: &Context, client: ClientId);
 }
 
 /// What can free a lock: commands on keys of any type (`DEL`, `RENAME`,
@@ -50,6 +57,49 @@ pub(crate) fn subscribe<E: Events>(ctx: &Context) -> Result<(), String> {
     } else {
         Err("the server refuses a subscription to its events".into())
     }
+}
+
+const CONNECTION_EVENT: raw::RedisModuleEvent = raw::RedisModuleEvent {
+    id: raw::REDISMODULE_EVENT_CLIENT_CHANGE,
+    dataver: 1,
+};
+
+/// Has the server tell when connections end. Says whether it will.
+pub(crate) fn listen_to_connections<E: ConnectionEvents>(ctx: &Context) -> bool {
+    // SAFETY: the callback has the right type.
+    unsafe {
+        raw::RedisModule_SubscribeToServerEvent.is_some_and(|subscribe| {
+            subscribe(ctx.ctx, CONNECTION_EVENT, Some(on_connection::<E>)) == 0
+        })
+    }
+}
+
+/// Undoes [`listen_to_connections`]. Must not be called from such an event.
+pub(crate) fn stop_listening_to_connections(ctx: &Context) {
+    // SAFETY: no callback means the end of the subscription.
+    unsafe {
+        if let Some(subscribe) = raw::RedisModule_SubscribeToServerEvent {
+            subscribe(ctx.ctx, CONNECTION_EVENT, None);
+        }
+    }
+}
+
+unsafe extern "C" fn on_connection<E: ConnectionEvents>(
+    ctx: *mut raw::RedisModuleCtx,
+    _event: raw::RedisModuleEvent,
+    subevent: u64,
+    data: *mut c_void,
+) {
+    if subevent != raw::REDISMODULE_SUBEVENT_CLIENT_CHANGE_DISCONNECTED {
+        return;
+    }
+    guard::catch("the end of a connection", || {
+        // SAFETY: for this event, the data is the client's information, or
+        // nothing in a server that does not know.
+        if let Some(client) = unsafe { data.cast::<raw::RedisModuleClientInfo>().as_ref() } {
+            E::connection_ended(&Context::new(ctx), ClientId(client.id));
+        }
+    });
 }
 
 unsafe extern "C" fn on_swap<E: Events>(

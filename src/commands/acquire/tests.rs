@@ -7,7 +7,7 @@ type Parsed = Result<(AcquireRequest, Option<Timeout>), Usage>;
 
 fn read(words: &[&str]) -> Parsed {
     let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
-    parse(Args::new(&words))
+    parse(Args::new(&words), || Ok(ClientId(1)))
 }
 
 /// The request of owner `me`.
@@ -16,6 +16,8 @@ fn asks(lease_ms: i64, timeout_ms: Option<i64>, hold: Option<i64>) -> Parsed {
         owner: Owner::new(b"me")?,
         lease: Lease::from_ms(lease_ms)?,
         hold: hold.map(HoldNumber::new).transpose()?,
+        limit: Limit::EXCLUSIVE,
+        session: None,
     };
     Ok((request, timeout_ms.map(Timeout::from_ms).transpose()?))
 }
@@ -188,7 +190,7 @@ proptest! {
     #[test]
     fn no_words_make_it_panic(words in words()) {
         let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
-        if let Ok((request, _)) = parse(Args::new(&words)) {
+        if let Ok((request, _)) = parse(Args::new(&words), || Ok(ClientId(1))) {
             prop_assert_eq!(request.owner.as_bytes(), words[0]);
             prop_assert!(words.len() <= 7 && words.len() % 2 == 1);
         }

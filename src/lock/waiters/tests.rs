@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::lock::request::Lease;
+use crate::lock::request::{Lease, Limit};
 
 const KEY: KeyRef<'static> = key(0, b"k");
 const OTHER: KeyRef<'static> = key(0, b"other");
@@ -20,6 +20,8 @@ fn request(name: &str) -> AcquireRequest {
         owner: owner(name),
         lease: Lease::LONGEST,
         hold: None,
+        limit: Limit::EXCLUSIVE,
+        session: None,
     }
 }
 

@@ -1,0 +1,176 @@
+//! Holds that last as long as a connection.
+//!
+//! Such a hold is tied to a client. Its lease is renewed again and again while
+//! the client is connected, and it ends when the client is gone. What is stored
+//! is a lock like any other: a tie is lost with the server's process, and its
+//! hold then ends with its lease.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use crate::lock::fence::Fence;
+use crate::lock::request::{ClientId, Lease, Owner};
+use crate::lock::waiters::{KeyBuf, KeyRef};
+
+/// A lease is renewed when this part of it is over, so that one renewal may
+/// come late without harm.
+const RENEWALS_A_LEASE: i64 = 3;
+
+/// An owner's holds on a lock.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Place {
+    /// The lock.
+    pub(crate) key: KeyBuf,
+    /// Who holds it.
+    pub(crate) owner: Owner,
+}
+
+/// What ties holds to a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Tie {
+    /// The client.
+    pub(crate) client: ClientId,
+    /// The token of the holds.
+    pub(crate) fence: Fence,
+    /// How long they shall last at least, from any moment on.
+    pub(crate) lease: Lease,
+    renew_at_ms: i64,
+}
+
+/// All ties of a server.
+#[derive(Debug, Default)]
+pub(crate) struct Sessions {
+    ties: BTreeMap<Place, Tie>,
+    by_client: HashMap<ClientId, BTreeSet<Place>>,
+    renewals: BTreeSet<(i64, Place)>,
+}
+
+impl Sessions {
+    /// Whether nothing is tied to any client.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.ties.is_empty()
+    }
+
+    /// How many ties there are.
+    pub(crate) fn len(&self) -> usize {
+        self.ties.len()
+    }
+
+    /// Ties holds to a client, and to no other any more. Re-entry does not
+    /// shorten the lease that is kept up.
+    pub(crate) fn tie(
+        &mut self,
+        key: KeyRef<'_>,
+        owner: &Owner,
+        client: ClientId,
+        fence: Fence,
+        lease: Lease,
+        now_ms: i64,
+    ) {
+        let place = place(key, owner);
+        let lease = match self.untie_place(&place) {
+            Some(old) if old.fence == fence => old.lease.max(lease),
+            _ => lease,
+        };
+        self.insert(
+            place,
+            Tie {
+                client,
+                fence,
+                lease,
+                renew_at_ms: renew_at_ms(lease, now_ms),
+            },
+        );
+    }
+
+    /// Keeps up another lease from now on, if the holds are tied.
+    pub(crate) fn set_lease(&mut self, key: KeyRef<'_>, owner: &Owner, lease: Lease, now_ms: i64) {
+        if self.is_empty() {
+            return;
+        }
+        let place = place(key, owner);
+        if let Some(tie) = self.untie_place(&place) {
+            let renew_at_ms = renew_at_ms(lease, now_ms);
+            self.insert(
+                place,
+                Tie {
+                    lease,
+                    renew_at_ms,
+                    ..tie
+                },
+            );
+        }
+    }
+
+    /// Forgets a tie, because the holds are over.
+    pub(crate) fn untie(&mut self, key: KeyRef<'_>, owner: &Owner) {
+        if !self.is_empty() {
+            self.untie_place(&place(key, owner));
+        }
+    }
+
+    /// Forgets the ties of a client that is gone, and says which they were.
+    pub(crate) fn take_client(&mut self, client: ClientId) -> Vec<(Place, Tie)> {
+        let places = self.by_client.remove(&client).unwrap_or_default();
+        places
+            .into_iter()
+            .filter_map(|place| {
+                let tie = self.ties.remove(&place)?;
+                self.renewals.remove(&(tie.renew_at_ms, place.clone()));
+                Some((place, tie))
+            })
+            .collect()
+    }
+
+    /// When the next renewal is due.
+    pub(crate) fn next_renewal_ms(&self) -> Option<i64> {
+        self.renewals.first().map(|&(at_ms, _)| at_ms)
+    }
+
+    /// Takes holds whose renewal is due at `now_ms`, and plans the one after it.
+    /// Whoever finds that they are over unties them.
+    pub(crate) fn take_due(&mut self, now_ms: i64) -> Option<(Place, Tie)> {
+        if self.next_renewal_ms()? > now_ms {
+            return None;
+        }
+        let (_, place) = self.renewals.pop_first()?;
+        let tie = self.ties.get_mut(&place)?;
+        tie.renew_at_ms = renew_at_ms(tie.lease, now_ms);
+        self.renewals.insert((tie.renew_at_ms, place.clone()));
+        Some((place, *tie))
+    }
+
+    fn insert(&mut self, place: Place, tie: Tie) {
+        self.by_client
+            .entry(tie.client)
+            .or_default()
+            .insert(place.clone());
+        self.renewals.insert((tie.renew_at_ms, place.clone()));
+        self.ties.insert(place, tie);
+    }
+
+    fn untie_place(&mut self, place: &Place) -> Option<Tie> {
+        let (place, tie) = self.ties.remove_entry(place)?;
+        if let Some(places) = self.by_client.get_mut(&tie.client) {
+            places.remove(&place);
+            if places.is_empty() {
+                self.by_client.remove(&tie.client);
+            }
+        }
+        self.renewals.remove(&(tie.renew_at_ms, place));
+        Some(tie)
+    }
+}
+
+fn place(key: KeyRef<'_>, owner: &Owner) -> Place {
+    Place {
+        key: key.into(),
+        owner: owner.clone(),
+    }
+}
+
+fn renew_at_ms(lease: Lease, now_ms: i64) -> i64 {
+    now_ms.saturating_add((lease.ms() / RENEWALS_A_LEASE).max(1))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,272 @@
+//! Locks that end with the connection of their holder.
+
+use std::time::{Duration, Instant};
+
+use redis::Value;
+use redis_lock_testing::{Client, TestServer, eventually, int, nil, status, text};
+
+fn id(client: &mut Client) -> i64 {
+    client.int("CLIENT ID")
+}
+
+/// Has `next` wait for the lock, and says how long it took from `end` to its grant.
+#[track_caller]
+fn time_to_next(server: &TestServer, end: impl FnOnce(&mut Client)) -> Duration {
+    let (mut observer, mut next) = (server.client(), server.client());
+    next.send_and_block(&mut observer, "LOCK.ACQUIRE k next BLOCK 0");
+    let start = Instant::now();
+    end(&mut observer);
+    assert!(matches!(next.reply(), Value::Int(_)));
+    let waited = start.elapsed();
+    assert_eq!(observer.call("HGET k holder"), nil());
+    assert_eq!(next.call("LOCK.RELEASE k next"), int(1));
+    eventually("nothing is tied any more", || {
+        observer.info("lock_sessions") == 0
+    });
+    waited
+}
+
+#[track_caller]
+fn check_prompt(waited: Duration) {
+    // The server does it in 5 ms; the rest is for a busy machine.
+    assert!(waited < Duration::from_millis(100), "{waited:?}");
+}
+
+#[test]
+fn a_closed_connection_frees_the_lock_with_all_its_holds_at_once() {
+    let server = TestServer::start();
+    let mut holder = server.client();
+    for _ in 0..3 {
+        holder.int("LOCK.ACQUIRE k holder LEASE 600000 SESSION");
+    }
+    check_prompt(time_to_next(&server, |_| drop(holder)));
+}
+
+#[test]
+fn client_kill_and_quit_free_the_lock_at_once() {
+    let server = TestServer::start();
+    let mut holder = server.client();
+    holder.int("LOCK.ACQUIRE k holder LEASE 600000 SESSION");
+    let id = id(&mut holder);
+    check_prompt(time_to_next(&server, |observer| {
+        assert_eq!(observer.call(&format!("CLIENT KILL ID {id}")), int(1));
+    }));
+    let mut holder = server.client();
+    holder.int("LOCK.ACQUIRE k holder LEASE 600000 SESSION");
+    check_prompt(time_to_next(&server, |_| holder.send("QUIT")));
+}
+
+#[test]
+fn a_process_killed_with_kill_9_frees_the_lock_at_once() {
+    let server = TestServer::start();
+    let mut process = std::process::Command::new("redis-cli")
+        .args(["-p", &server.addr().port().to_string()])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut commands = process.stdin.take().unwrap();
+    std::io::Write::write_all(
+        &mut commands,
+        b"LOCK.ACQUIRE k holder LEASE 600000 SESSION\n",
+    )
+    .unwrap();
+    let mut observer = server.client();
+    eventually("the lock is held", || observer.int("EXISTS k") == 1);
+    check_prompt(time_to_next(&server, |_| process.kill().unwrap()));
+    process.wait().unwrap();
+}
+
+#[test]
+fn a_time_out_of_the_server_frees_the_lock() {
+    let server = TestServer::start();
+    let mut holder = server.client();
+    holder.int("LOCK.ACQUIRE k holder LEASE 600000 SESSION");
+    let mut observer = server.client();
+    assert_eq!(observer.call("CONFIG SET timeout 1"), status("OK"));
+    eventually("the holder was idle for too long", || {
+        observer.call("LOCK.ACQUIRE k observer LEASE 1") != nil()
+    });
+}
+
+#[test]
+fn the_lease_is_kept_up_while_the_connection_lives_and_replicas_know() {
+    let server = TestServer::start();
+    let replica = server.replica(false);
+    let mut holder = server.client();
+    let token = holder.int("LOCK.ACQUIRE k holder LEASE 300 SESSION");
+    let end = holder.int("PEXPIRETIME k");
+    eventually("the lease has been renewed for several leases", || {
+        holder.int("PEXPIRETIME k") > end + 1000
+    });
+    assert_eq!(holder.call("HGET k @fence"), text(token.to_string()));
+    assert_eq!(holder.call("LOCK.RELEASE k holder"), int(1));
+    server.assert_same_data(&replica);
+    assert_eq!(holder.info("lock_sessions"), 0);
+    // Released is released: what was tied is not kept up for the next one.
+    holder.int("LOCK.ACQUIRE k other LEASE 100");
+    eventually("the next lease ends", || holder.int("EXISTS k") == 0);
+}
+
+#[test]
+fn a_renewal_sets_the_lease_that_is_kept_up() {
+    let server = TestServer::start();
+    let mut holder = server.client();
+    holder.int("LOCK.ACQUIRE k holder LEASE 600000 SESSION");
+    assert_eq!(holder.call("LOCK.RENEW k holder LEASE 200"), int(1));
+    let end = holder.int("PEXPIRETIME k");
+    eventually("the short lease is kept up", || {
+        holder.int("PEXPIRETIME k") > end + 500
+    });
+    assert!(holder.int("PTTL k") <= 200);
+}
+
+#[test]
+fn another_connection_of_the_owner_takes_the_tie_over() {
+    let server = TestServer::start();
+    let (mut first, mut second) = (server.client(), server.client());
+    let token = first.int("LOCK.ACQUIRE k holder LEASE 600000 SESSION HOLD 1");
+    assert_eq!(
+        second.call("LOCK.ACQUIRE k holder SESSION HOLD 1"),
+        int(token)
+    );
+    let gone = id(&mut first);
+    drop(first);
+    let mut observer = server.client();
+    eventually("the first connection is gone", || {
+        !observer
+            .bulk("CLIENT LIST")
+            .contains(&format!("id={gone} "))
+    });
+    assert_eq!(observer.call("LOCK.ACQUIRE k other"), nil());
+    assert_eq!(observer.call("HGET k holder"), text("1"));
+    check_prompt(time_to_next(&server, |_| drop(second)));
+}
+
+#[test]
+fn a_waiter_with_a_session_is_tied_from_its_grant_on() {
+    let server = TestServer::start();
+    let (mut a, mut b) = (server.client(), server.client());
+    a.int("LOCK.ACQUIRE k a SESSION");
+    b.send_and_block(
+        &mut server.client(),
+        "LOCK.ACQUIRE k holder LEASE 600000 BLOCK 0 SESSION",
+    );
+    drop(a);
+    assert!(matches!(b.reply(), Value::Int(_)));
+    check_prompt(time_to_next(&server, |_| drop(b)));
+}
+
+#[test]
+fn in_a_transaction_and_over_resp3_it_is_the_same_and_a_script_has_no_session() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    client.call("HELLO 3");
+    client.call("MULTI");
+    client.call("LOCK.ACQUIRE k holder LEASE 600000 SESSION");
+    client.call("LOCK.ACQUIRE k2 holder LEASE 600000 SESSION SHARED");
+    client.call("EXEC");
+    let mut other = server.client();
+    assert_eq!(other.info("lock_sessions"), 2);
+    check_prompt(time_to_next(&server, |_| drop(client)));
+    assert_eq!(other.int("EXISTS k2"), 0);
+    let script: &[&[u8]] = &[
+        b"EVAL",
+        b"return redis.pcall('LOCK.ACQUIRE', KEYS[1], 'a', 'SESSION')",
+        b"1",
+        b"k",
+    ];
+    let Value::ServerError(error) = other.words(script) else {
+        panic!("a script was tied");
+    };
+    assert_eq!(error.code(), "ERR");
+    assert_eq!(other.int("EXISTS k"), 0);
+}
+
+#[test]
+fn what_was_lost_otherwise_is_not_taken_from_its_next_holder() {
+    let server = TestServer::start();
+    let mut observer = server.client();
+    for lose in ["DEL k", "FLUSHALL", "PEXPIRE k 0"] {
+        let mut holder = server.client();
+        holder.int("LOCK.ACQUIRE k holder LEASE 600000 SESSION");
+        observer.call(lose);
+        let next = observer.int("LOCK.ACQUIRE k holder LEASE 600000");
+        let gone = id(&mut holder);
+        drop(holder);
+        eventually("the connection is gone and its tie too", || {
+            observer.info("lock_sessions") == 0
+                && !observer
+                    .bulk("CLIENT LIST")
+                    .contains(&format!("id={gone} "))
+        });
+        assert_eq!(
+            observer.call("HGET k @fence"),
+            text(next.to_string()),
+            "{lose}"
+        );
+        observer.call("DEL k");
+    }
+}
+
+#[test]
+fn a_demoted_server_forgets_its_sessions_and_the_new_primary_lets_the_lease_end() {
+    let server = TestServer::start();
+    let replica = server.replica(true);
+    let mut holder = server.client();
+    holder.int("LOCK.ACQUIRE k holder LEASE 500 SESSION");
+    server.assert_same_data(&replica);
+    let mut client = replica.client();
+    assert_eq!(client.call("REPLICAOF NO ONE"), status("OK"));
+    let port = replica.addr().port();
+    let mut demoted = server.client();
+    assert_eq!(
+        demoted.call(&format!("REPLICAOF 127.0.0.1 {port}")),
+        status("OK")
+    );
+    assert!(matches!(
+        client.call("LOCK.ACQUIRE k next BLOCK 0"),
+        Value::Int(_)
+    ));
+    eventually("the demoted one forgets", || {
+        demoted.info("lock_sessions") == 0
+    });
+    drop(holder);
+    demoted.call("PING");
+    server.assert_sound();
+}
+
+#[test]
+fn ten_thousand_connections_with_a_lock_each_are_closed_at_once() {
+    const CONNECTIONS: usize = 10_000;
+    let server = TestServer::start_with(&["--maxclients", "11000"]);
+    let mut observer = server.client();
+    let round = |observer: &mut Client| {
+        let mut holders: Vec<Client> = (0..CONNECTIONS)
+            .map(|n| {
+                let mut client = server.client();
+                client.send(&format!("LOCK.ACQUIRE k{n} holder LEASE 600000 SESSION"));
+                client
+            })
+            .collect();
+        for holder in &mut holders {
+            assert!(matches!(holder.reply(), Value::Int(_)));
+        }
+        let sessions = i64::try_from(CONNECTIONS).unwrap();
+        assert_eq!(observer.info("lock_sessions"), sessions);
+        drop(holders);
+        eventually("all locks are free", || observer.int("DBSIZE") == 0);
+        assert_eq!(observer.info("lock_sessions"), 0);
+        eventually("all connections are closed", || {
+            observer.info("connected_clients") == 1
+        });
+        observer.info("used_memory")
+    };
+    // The first round has the server make tables that it keeps.
+    let first = round(&mut observer);
+    let second = round(&mut observer);
+    assert!(
+        second <= first + first / 100,
+        "{first} bytes after one round, {second} after two"
+    );
+}
