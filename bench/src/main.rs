@@ -27,7 +27,11 @@ struct Options {
     #[arg(long, env = "REDISLOCK_SERVER", default_value = "redis-server")]
     server: PathBuf,
     /// The module
-    #[arg(long, env = "REDISLOCK_MODULE", default_value = "target/release/libredislock.so")]
+    #[arg(
+        long,
+        env = "REDISLOCK_MODULE",
+        default_value = "target/release/libredislock.so"
+    )]
     module: PathBuf,
     /// How often each contender is measured
     #[arg(long, default_value_t = 5)]
@@ -69,7 +73,11 @@ fn main() -> Result<()> {
     let ours = launcher.start(true, &[])?;
     let plain = launcher.start(false, &[])?;
     let chosen = |name: &str| {
-        options.only.is_empty() || options.only.iter().any(|only| name.starts_with(only.as_str()))
+        options.only.is_empty()
+            || options
+                .only
+                .iter()
+                .any(|only| name.starts_with(only.as_str()))
     };
     for (name, workload) in scenarios().into_iter().filter(|(name, _)| chosen(name)) {
         let mut values: BTreeMap<(usize, &str), Vec<f64>> = BTreeMap::new();
@@ -84,7 +92,10 @@ fn main() -> Result<()> {
                 server.flush()?;
                 if let Some(measurement) = workloads::run(workload, protocol, server)? {
                     for figure in measurement.figures {
-                        values.entry((n, figure.metric)).or_default().push(figure.value);
+                        values
+                            .entry((n, figure.metric))
+                            .or_default()
+                            .push(figure.value);
                     }
                 }
             }

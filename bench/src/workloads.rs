@@ -64,9 +64,7 @@ pub fn run(
     server: &Server,
 ) -> Result<Option<Measurement>> {
     match workload {
-        Workload::Uncontended { clients } => {
-            uncontended::run(protocol, server, clients).map(Some)
-        }
+        Workload::Uncontended { clients } => uncontended::run(protocol, server, clients).map(Some),
         Workload::Pipelined => uncontended::run_pipelined(protocol, server).map(Some),
         Workload::HandOff { waiters } => {
             if !protocol.excludes || protocol.polls && waiters > 100 {

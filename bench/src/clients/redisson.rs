@@ -195,12 +195,7 @@ impl LockClient for Redisson {
         self.state = State::Unlocking;
         self.unlocks += 1;
         let latch = latch_key(&self.lock, &self.owner, self.unlocks);
-        io.out[COMMANDS].extend(unlock_command(
-            &self.lock,
-            &self.owner,
-            &latch,
-            &self.lease,
-        ));
+        io.out[COMMANDS].extend(unlock_command(&self.lock, &self.owner, &latch, &self.lease));
     }
 
     fn on_reply(&mut self, connection: usize, reply: Reply, io: &mut Io) -> Result<Option<Event>> {

@@ -1,5 +1,5 @@
-//! Redisson's other kinds of locks on the keys of native locks: what they
-//! share with `RLock`, and what the migration guide warns of.
+//! Other kinds of locks on one key: Redisson's, with what the migration guide
+//! warns of, and native ones that `RLock` doesn't know.
 
 use redis::Value;
 use redis_lock_chaos::clock;
@@ -81,5 +81,39 @@ fn a_read_write_lock_takes_a_key_that_a_native_client_holds() {
         let mut scene = Scene::set(version);
         scene.native.int("LOCK.ACQUIRE k native");
         assert_eq!(scene.redisson.call("a", "write:try k 0"), "true");
+    }
+}
+
+#[test]
+#[ignore = "needs Redisson: make interop"]
+fn redisson_is_woken_when_the_last_of_the_shared_holders_is_gone() {
+    for version in versions() {
+        let mut scene = Scene::set(version);
+        let mut other = scene.server.client();
+        scene.native.int("LOCK.ACQUIRE k native SHARED LEASE 60000");
+        other.int("LOCK.ACQUIRE k other SHARED LEASE 60000");
+        scene
+            .redisson
+            .send_and_wait(&mut scene.observer, "a", "lock k");
+        assert_eq!(scene.native.call("LOCK.RELEASE k native"), int(1));
+        assert_eq!(scene.redisson.call("b", "try k 0"), "false");
+        assert_eq!(other.call("LOCK.RELEASE k other"), int(1));
+        assert_eq!(scene.redisson.answer("a").result, "ok");
+        assert_eq!(scene.native.call("LOCK.ACQUIRE k native SHARED"), nil());
+        assert_eq!(scene.native.call("LOCK.ACQUIRE k native LIMIT 5"), nil());
+    }
+}
+
+#[test]
+#[ignore = "needs Redisson: make interop"]
+fn redisson_is_woken_when_the_connection_of_a_session_ends() {
+    for version in versions() {
+        let mut scene = Scene::set(version);
+        scene.native.int("LOCK.ACQUIRE k native SESSION");
+        scene
+            .redisson
+            .send_and_wait(&mut scene.observer, "a", "lock k");
+        drop(scene.native);
+        assert_eq!(scene.redisson.answer("a").result, "ok");
     }
 }
