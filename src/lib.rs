@@ -86,11 +86,7 @@ fn init(ctx: &Context, args: &[RedisString]) -> Status {
     let registered = registration::check_server()
         .and_then(|()| config::register(ctx, args))
         .and_then(|()| registration::load_settings(ctx))
-        .and_then(|()| {
-            commands::docs::ALL
-                .iter()
-                .try_for_each(|doc| registration::describe(ctx, doc))
-        })
+        .and_then(|()| commands::register(ctx))
         .and_then(|()| subscriptions::subscribe::<events::ContendedKeys>(ctx));
     if let Err(reason) = registered {
         ctx.log_warning(&format!("the module is not loaded: {reason}"));
@@ -106,9 +102,5 @@ redis_module! {
     allocator: (Allocator, ALLOCATOR),
     data_types: [],
     init: init,
-    commands: [
-        ["lock.acquire", commands::acquire::run, "write deny-oom blocking fast", 1, 1, 1, ""],
-        ["lock.release", commands::release::run, "write fast", 1, 1, 1, ""],
-        ["lock.renew", commands::renew::run, "write fast", 1, 1, 1, ""],
-    ],
+    commands: [],
 }

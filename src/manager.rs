@@ -20,7 +20,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use redis_module::{Context, RedisString};
+use redis_module::Context;
 use smallvec::SmallVec;
 
 use crate::config::{self, RedissonNotify};
@@ -29,7 +29,7 @@ use crate::lock::deadlock::{self, Link};
 use crate::lock::fence::{Fence, FenceClock};
 #[cfg(feature = "planted-faults")]
 use crate::lock::planted::Fault;
-use crate::lock::record::{Acquired, Effect, Lock, Now, Released};
+use crate::lock::record::{Acquired, Effects, Lock, Now, Released};
 use crate::lock::request::{
     AcquireRequest, ClientId, Owner, ReleaseExtent, ReleaseRequest, RenewRequest, Timeout,
 };
@@ -37,7 +37,8 @@ use crate::lock::sessions::{Place, Sessions, Tie};
 use crate::lock::waiters::{Counts, KeyBuf, KeyRef, WaitQueues, Waiter};
 use crate::server::blocked::{self, Answer, Grant, Hooks, Ticket};
 use crate::server::clock;
-use crate::server::keyspace::{self, LockKey, OpenLock};
+use crate::server::keyspace::{self, LockKey};
+use crate::server::open_lock::OpenLock;
 use crate::server::publish;
 use crate::server::subscriptions::{self, ConnectionEvents};
 use crate::server::timer;
@@ -98,7 +99,7 @@ pub(crate) fn acquire(
     timeout: Option<Timeout>,
 ) -> Result<Outcome, LockError> {
     let timeout = timeout.filter(|_| blocked::may_block(key.ctx()));
-    let mut transition = Transition::begin(key)?;
+    let mut transition = Transition::begin(key, Some(&request.owner))?;
     let granted = STATE.with_borrow_mut(|state| {
         // The lock may have come free a moment ago. Whoever queued comes first.
         transition.hand_on(state);
@@ -121,7 +122,7 @@ pub(crate) fn acquire(
 
 /// Gives holds back; with the last one, hands the lock on.
 pub(crate) fn release(key: LockKey<'_>, request: &ReleaseRequest) -> Result<Released, LockError> {
-    let mut transition = Transition::begin(key)?;
+    let mut transition = Transition::begin(key, Some(&request.owner))?;
     let released = transition.lock.release(request, &mut transition.effects);
     if released == Ok(Released::LastHold) {
         transition.freed = transition.lock.is_free() && !transition.effects.is_empty();
@@ -133,7 +134,7 @@ pub(crate) fn release(key: LockKey<'_>, request: &ReleaseRequest) -> Result<Rele
 
 /// Lets the lease end at now + lease exactly.
 pub(crate) fn renew(key: LockKey<'_>, request: &RenewRequest) -> Result<bool, LockError> {
-    let mut transition = Transition::begin(key)?;
+    let mut transition = Transition::begin(key, Some(&request.owner))?;
     let renewed = transition
         .lock
         .renew(request, transition.now, &mut transition.effects);
@@ -305,7 +306,7 @@ fn ring(ctx: &Context) {
 
 /// Keeps up the lease of holds that are tied to a connection.
 fn keep(key: LockKey<'_>, owner: &Owner, tie: Tie) {
-    let kept = Transition::begin(key).is_ok_and(|mut transition| {
+    let kept = Transition::begin(key, Some(owner)).is_ok_and(|mut transition| {
         let (now, effects) = (transition.now, &mut transition.effects);
         let kept = transition
             .lock
@@ -324,11 +325,14 @@ fn keep(key: LockKey<'_>, owner: &Owner, tie: Tie) {
 fn with_key(ctx: &Context, key: &KeyBuf, body: impl FnOnce(LockKey<'_>)) {
     let key = key.as_ref();
     keyspace::select_db(ctx, key.db);
-    let name = RedisString::create_from_slice(std::ptr::null_mut(), key.name);
-    let lock_key = LockKey::new(ctx, &name);
-    if lock_key.is_served_here() {
-        body(lock_key);
-    } else {
+    let served = keyspace::with_named(ctx, key.name, |key| {
+        let served = key.is_served_here();
+        if served {
+            body(key);
+        }
+        served
+    });
+    if !served {
         let again_ms = clock::now().ms() + LOOK_EVERY_MS;
         STATE.with_borrow_mut(|state| state.queues.look_by(key, again_ms));
     }
@@ -337,7 +341,7 @@ fn with_key(ctx: &Context, key: &KeyBuf, body: impl FnOnce(LockKey<'_>)) {
 /// Gives the lock to those who may have it now. If the key has become
 /// something else, everyone who waits is told so.
 fn look_at(key: LockKey<'_>) {
-    match Transition::begin(key) {
+    match Transition::begin(key, None) {
         Ok(transition) => transition.hand_on_and_commit(),
         Err(error) => {
             let mut waiters = Vec::new();
@@ -359,17 +363,18 @@ struct Transition<'c> {
     now: Now,
     open: OpenLock<'c>,
     lock: Lock,
-    effects: Vec<Effect>,
+    effects: Effects,
     answers: Vec<(Rc<Ticket>, Answer)>,
     /// Its last holder gave it back.
     freed: bool,
 }
 
 impl<'c> Transition<'c> {
-    fn begin(key: LockKey<'c>) -> Result<Self, LockError> {
+    /// Reads the lock. `asker` is the owner in question, if there is one.
+    fn begin(key: LockKey<'c>, asker: Option<&Owner>) -> Result<Self, LockError> {
         let open = key.open();
-        let mut lock = open.read()?;
-        let (now, mut effects) = (clock::now(), Vec::new());
+        let mut lock = open.read(asker)?;
+        let (now, mut effects) = (clock::now(), Effects::new());
         lock.end_leases(now, &mut effects);
         Ok(Self {
             key,
@@ -470,9 +475,11 @@ impl<'c> Transition<'c> {
     /// Notes who holds another lock now. Says whether that is news.
     fn look_who_holds(&self, other: &KeyBuf) -> bool {
         let now = self.now;
-        let lock = self.key.with_other(other.as_ref(), |key| key.open().read());
+        let lock = self
+            .key
+            .with_other(other.as_ref(), |key| key.open().read(None));
         let mut lock = lock.unwrap_or_default();
-        lock.end_leases(now, &mut Vec::new());
+        lock.end_leases(now, &mut Effects::new());
         let owners = lock.holders().iter().map(|holder| &holder.owner);
         STATE.with_borrow_mut(|state| state.queues.note_holders(other.as_ref(), owners))
     }

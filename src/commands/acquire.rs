@@ -3,24 +3,34 @@
 //! Replies the fencing token once the owner holds the lock, null where it
 //! could not be had at once or within `BLOCK`.
 
-use redis_module::{Context, RedisResult, RedisString, RedisValue};
+use redis_module::{Context, RedisValue};
 
-use crate::commands::args::Args;
+use crate::commands::{args::Args, docs};
 use crate::config;
-use crate::error::Usage;
+use crate::error::{LockError, Usage};
 use crate::lock::request::{AcquireRequest, ClientId, Limit, Timeout};
 use crate::manager::{self, Outcome};
 use crate::server::blocked;
+use crate::server::command::Command;
+use crate::server::registration::CommandDoc;
+use crate::server::word::Word;
 
-pub(crate) fn run(ctx: &Context, words: Vec<RedisString>) -> RedisResult {
-    super::run(ctx, &words, |key, args| {
-        let (request, timeout) = parse(args, || connection(ctx))?;
-        Ok(match manager::acquire(key, request, timeout)? {
-            Outcome::Granted(fence) => RedisValue::Integer(fence.get()),
-            Outcome::NotAvailable => RedisValue::Null,
-            Outcome::Waits => RedisValue::NoReply,
+/// `LOCK.ACQUIRE`
+pub(super) struct Acquire;
+
+impl Command for Acquire {
+    const DOC: CommandDoc = docs::ACQUIRE;
+
+    fn run(ctx: &Context, words: &[Word<'_>]) -> Result<RedisValue, LockError> {
+        super::run(ctx, words, |key, args| {
+            let (request, timeout) = parse(args, || connection(ctx))?;
+            Ok(match manager::acquire(key, request, timeout)? {
+                Outcome::Granted(fence) => RedisValue::Integer(fence.get()),
+                Outcome::NotAvailable => RedisValue::Null,
+                Outcome::Waits => RedisValue::NoReply,
+            })
         })
-    })
+    }
 }
 
 fn connection(ctx: &Context) -> Result<ClientId, Usage> {

@@ -6,6 +6,9 @@ use crate::lock::fence::Fence;
 use crate::lock::request::{HoldNumber, Lease, Limit, Owner, Timeout};
 use crate::lock::stored::parse_integer;
 
+/// The bytes of `SESSION`, the longest name of an option.
+const LONGEST_OPTION: usize = 7;
+
 /// The words that are still to be read.
 pub(super) struct Args<'a> {
     words: &'a [&'a [u8]],
@@ -35,7 +38,12 @@ impl<'a> Args<'a> {
         mut read: impl FnMut(&[u8], &mut Self) -> Result<(), Usage>,
     ) -> Result<(), Usage> {
         while let Some(name) = self.next() {
-            read(&name.to_ascii_uppercase(), &mut self)?;
+            let mut capitals = [0; LONGEST_OPTION];
+            // A longer word is no option, in whatever letters.
+            let capitals = capitals.get_mut(..name.len()).ok_or(Usage::Syntax)?;
+            capitals.copy_from_slice(name);
+            capitals.make_ascii_uppercase();
+            read(capitals, &mut self)?;
         }
         Ok(())
     }

@@ -1,5 +1,5 @@
-//! What the server can tell about the commands: `COMMAND DOCS`, `COMMAND INFO`,
-//! and the hints that `redis-cli` shows while one types.
+//! What the server knows of the commands: the flags by which it runs them, and
+//! what it tells in `COMMAND DOCS`, `COMMAND INFO` and the hints that `redis-cli` shows while one types.
 
 use std::ffi::CStr;
 
@@ -13,50 +13,54 @@ const FENCE: ArgDoc = ArgDoc::OptionalNumber(c"fence", c"FENCE");
 const COMPLEXITY: &CStr =
     c"O(log N + H) where N is the number of clients waiting for the lock and H that of its holders.";
 
-/// All commands of the module.
-pub(crate) const ALL: [CommandDoc; 3] = [
-    CommandDoc {
-        name: c"lock.acquire",
-        summary:
-            c"Takes a lock for an owner, waiting for it if asked to. Replies its fencing token.",
-        complexity: COMPLEXITY,
-        min_words: 3,
-        key_change: KeyChange::Update,
-        args: &[
-            ArgDoc::Key,
-            ArgDoc::Word(c"owner"),
-            LEASE,
-            BLOCK,
-            HOLD,
-            ArgDoc::OptionalOneOf(
-                c"mode",
-                &[
-                    ArgDoc::Flag(c"shared", c"SHARED"),
-                    ArgDoc::OptionalNumber(c"limit", c"LIMIT"),
-                ],
-            ),
-            ArgDoc::OptionalFlag(c"session", c"SESSION"),
-        ],
-    },
-    CommandDoc {
-        name: c"lock.release",
-        summary: c"Gives one hold of a lock back, and with the last one hands the lock on.",
-        complexity: COMPLEXITY,
-        min_words: 3,
-        key_change: KeyChange::Delete,
-        args: &[
-            ArgDoc::Key,
-            ArgDoc::Word(c"owner"),
-            FENCE,
-            ArgDoc::OptionalOneOf(c"extent", &[HOLD, ArgDoc::Flag(c"all", c"ALL")]),
-        ],
-    },
-    CommandDoc {
-        name: c"lock.renew",
-        summary: c"Sets the end of a lock's lease, if the owner holds the lock.",
-        complexity: c"O(H) where H is the number of the lock's holders.",
-        min_words: 3,
-        key_change: KeyChange::Update,
-        args: &[ArgDoc::Key, ArgDoc::Word(c"owner"), LEASE, FENCE],
-    },
-];
+/// `LOCK.ACQUIRE`
+pub(super) const ACQUIRE: CommandDoc = CommandDoc {
+    name: c"lock.acquire",
+    flags: c"write deny-oom blocking fast",
+    summary: c"Takes a lock for an owner, waiting for it if asked to. Replies its fencing token.",
+    complexity: COMPLEXITY,
+    min_words: 3,
+    key_change: KeyChange::Update,
+    args: &[
+        ArgDoc::Key,
+        ArgDoc::Word(c"owner"),
+        LEASE,
+        BLOCK,
+        HOLD,
+        ArgDoc::OptionalOneOf(
+            c"mode",
+            &[
+                ArgDoc::Flag(c"shared", c"SHARED"),
+                ArgDoc::OptionalNumber(c"limit", c"LIMIT"),
+            ],
+        ),
+        ArgDoc::OptionalFlag(c"session", c"SESSION"),
+    ],
+};
+
+/// `LOCK.RELEASE`
+pub(super) const RELEASE: CommandDoc = CommandDoc {
+    name: c"lock.release",
+    flags: c"write fast",
+    summary: c"Gives one hold of a lock back, and with the last one hands the lock on.",
+    complexity: COMPLEXITY,
+    min_words: 3,
+    key_change: KeyChange::Delete,
+    args: &[
+        ArgDoc::Key,
+        ArgDoc::Word(c"owner"),
+        FENCE,
+        ArgDoc::OptionalOneOf(c"extent", &[HOLD, ArgDoc::Flag(c"all", c"ALL")]),
+    ],
+};
+
+/// `LOCK.RENEW`
+pub(super) const RENEW: CommandDoc = CommandDoc {
+    name: c"lock.renew",
+    flags: c"write fast",
+    summary: c"Sets the end of a lock's lease, if the owner holds the lock.",
+    complexity: c"O(H) where H is the number of the lock's holders.",
+    min_words: 3,
+    key_change: KeyChange::Update,
+    args: &[ArgDoc::Key, ArgDoc::Word(c"owner"), LEASE, FENCE],
+};

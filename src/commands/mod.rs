@@ -1,36 +1,41 @@
 //! The commands: each reads its words, asks the manager and replies. One file
 //! a command; its grammar stands in the file's first lines.
 
-pub(crate) mod acquire;
+mod acquire;
 mod args;
-pub(crate) mod docs;
-pub(crate) mod release;
-pub(crate) mod renew;
+mod docs;
+mod release;
+mod renew;
 
-use redis_module::{Context, RedisError, RedisResult, RedisString, RedisValue};
+use redis_module::Context;
+use smallvec::SmallVec;
 
 use crate::commands::args::Args;
 use crate::error::{LockError, Usage};
-use crate::server::guard;
+use crate::server::command::{WORDS_INLINE, register as add};
 use crate::server::keyspace::LockKey;
+use crate::server::word::Word;
 
-/// Runs a command of the form `NAME key owner [options]`. A body that panics
-/// answers with an error.
-fn run(
+/// Adds all commands to the server.
+pub(crate) fn register(ctx: &Context) -> Result<(), String> {
+    add::<acquire::Acquire>(ctx)?;
+    add::<release::Release>(ctx)?;
+    add::<renew::Renew>(ctx)
+}
+
+/// Runs a command of the form `NAME key owner [options]`.
+fn run<R>(
     ctx: &Context,
-    words: &[RedisString],
-    body: impl FnOnce(LockKey<'_>, Args<'_>) -> Result<RedisValue, LockError>,
-) -> RedisResult {
-    let [name, key, rest @ ..] = words else {
-        return Err(RedisError::WrongArity);
+    words: &[Word<'_>],
+    body: impl FnOnce(LockKey<'_>, Args<'_>) -> Result<R, LockError>,
+) -> Result<R, LockError> {
+    let [key, rest @ ..] = words else {
+        return Err(Usage::Syntax.into());
     };
-    if rest.is_empty() {
-        return Err(RedisError::WrongArity);
+    let mut key = LockKey::new(ctx, *key);
+    if let Some(&owner) = rest.first() {
+        key = key.with_owner(owner);
     }
-    let rest: Vec<&[u8]> = rest.iter().map(RedisString::as_slice).collect();
-    guard::catch(&name.to_string_lossy(), || {
-        body(LockKey::new(ctx, key), Args::new(&rest))
-    })
-    .unwrap_or_else(|| Err(Usage::Internal.into()))
-    .map_err(|error| RedisError::from(&error))
+    let rest: SmallVec<[&[u8]; WORDS_INLINE]> = rest.iter().map(|word| word.bytes()).collect();
+    body(key, Args::new(&rest))
 }

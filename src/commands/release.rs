@@ -3,23 +3,33 @@
 //! Replies 1 when the owner's last hold ended, 0 while it still holds the
 //! lock, null where it does not hold it (with this token).
 
-use redis_module::{Context, RedisResult, RedisString, RedisValue};
+use redis_module::{Context, RedisValue};
 
-use crate::commands::args::Args;
-use crate::error::Usage;
+use crate::commands::{args::Args, docs};
+use crate::error::{LockError, Usage};
 use crate::lock::record::Released;
 use crate::lock::request::{ReleaseExtent, ReleaseRequest};
 use crate::manager;
+use crate::server::command::Command;
+use crate::server::registration::CommandDoc;
+use crate::server::word::Word;
 
-pub(crate) fn run(ctx: &Context, words: Vec<RedisString>) -> RedisResult {
-    super::run(ctx, &words, |key, args| {
-        let request = parse(args)?;
-        Ok(match manager::release(key, &request)? {
-            Released::LastHold => RedisValue::Integer(1),
-            Released::StillHeld => RedisValue::Integer(0),
-            Released::NotHeld => RedisValue::Null,
+/// `LOCK.RELEASE`
+pub(super) struct Release;
+
+impl Command for Release {
+    const DOC: CommandDoc = docs::RELEASE;
+
+    fn run(ctx: &Context, words: &[Word<'_>]) -> Result<RedisValue, LockError> {
+        super::run(ctx, words, |key, args| {
+            let request = parse(args)?;
+            Ok(match manager::release(key, &request)? {
+                Released::LastHold => RedisValue::Integer(1),
+                Released::StillHeld => RedisValue::Integer(0),
+                Released::NotHeld => RedisValue::Null,
+            })
         })
-    })
+    }
 }
 
 fn parse(mut args: Args<'_>) -> Result<ReleaseRequest, Usage> {

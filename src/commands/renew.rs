@@ -3,20 +3,30 @@
 //! Replies 1, and the lease now ends at now + lease exactly, or 0 where the
 //! owner does not hold the lock (with this token).
 
-use redis_module::{Context, RedisResult, RedisString, RedisValue};
+use redis_module::{Context, RedisValue};
 
-use crate::commands::args::Args;
+use crate::commands::{args::Args, docs};
 use crate::config;
-use crate::error::Usage;
+use crate::error::{LockError, Usage};
 use crate::lock::request::RenewRequest;
 use crate::manager;
+use crate::server::command::Command;
+use crate::server::registration::CommandDoc;
+use crate::server::word::Word;
 
-pub(crate) fn run(ctx: &Context, words: Vec<RedisString>) -> RedisResult {
-    super::run(ctx, &words, |key, args| {
-        let request = parse(args)?;
-        let renewed = manager::renew(key, &request)?;
-        Ok(RedisValue::Integer(renewed.into()))
-    })
+/// `LOCK.RENEW`
+pub(super) struct Renew;
+
+impl Command for Renew {
+    const DOC: CommandDoc = docs::RENEW;
+
+    fn run(ctx: &Context, words: &[Word<'_>]) -> Result<RedisValue, LockError> {
+        super::run(ctx, words, |key, args| {
+            let request = parse(args)?;
+            let renewed = manager::renew(key, &request)?;
+            Ok(RedisValue::Integer(renewed.into()))
+        })
+    }
 }
 
 fn parse(mut args: Args<'_>) -> Result<RenewRequest, Usage> {

@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use crate::lock::record::{Effect, Lock};
+use crate::lock::record::{Effect, Effects, Lock};
 use crate::lock::request::Owner;
 
 /// What may be wrong.
@@ -61,7 +61,7 @@ impl Fault {
 }
 
 /// Frees a lock that another owner holds, as though its lease were over.
-pub(crate) fn ignore_expiry(lock: &mut Lock, newcomer: &Owner, effects: &mut Vec<Effect>) {
+pub(crate) fn ignore_expiry(lock: &mut Lock, newcomer: &Owner, effects: &mut Effects) {
     if !lock.is_free() && lock.holder(newcomer).is_none() && Fault::ExpiryIgnored.planted() {
         effects.push(Effect::Delete);
         *lock = Lock {

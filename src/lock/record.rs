@@ -74,6 +74,9 @@ pub(crate) enum Effect {
     Delete,
 }
 
+/// What has to be written, in order.
+pub(crate) type Effects = SmallVec<[Effect; 3]>;
+
 /// Somebody who holds the lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Holder {
@@ -189,7 +192,7 @@ impl Lock {
     }
 
     /// Ends the leases of a lock that several may hold, where they are over.
-    pub(crate) fn end_leases(&mut self, now: Now, effects: &mut Vec<Effect>) {
+    pub(crate) fn end_leases(&mut self, now: Now, effects: &mut Effects) {
         let is_over = |holder: &Holder| {
             holder.limit != Limit::EXCLUSIVE
                 && holder.lease_end_ms.is_some_and(|end| end < now.ms())
@@ -221,7 +224,7 @@ impl Lock {
         in_turn: bool,
         now: Now,
         fences: &mut FenceClock,
-        effects: &mut Vec<Effect>,
+        effects: &mut Effects,
     ) -> Result<Acquired, LockError> {
         #[cfg(feature = "planted-faults")]
         crate::lock::planted::ignore_expiry(self, &request.owner, effects);
@@ -257,7 +260,7 @@ impl Lock {
         request: &AcquireRequest,
         now: Now,
         fences: &mut FenceClock,
-        effects: &mut Vec<Effect>,
+        effects: &mut Effects,
     ) -> Result<Acquired, LockError> {
         let last_fence = self.last_fence;
         let Some(holder) = self.holder_mut(&request.owner) else {
@@ -299,7 +302,7 @@ impl Lock {
     pub(crate) fn release(
         &mut self,
         request: &ReleaseRequest,
-        effects: &mut Vec<Effect>,
+        effects: &mut Effects,
     ) -> Result<Released, LockError> {
         #[cfg(feature = "planted-faults")]
         let request = &Fault::OwnerNotChecked.instead(request.clone(), || ReleaseRequest {
@@ -351,7 +354,7 @@ impl Lock {
         &mut self,
         request: &RenewRequest,
         now: Now,
-        effects: &mut Vec<Effect>,
+        effects: &mut Effects,
     ) -> bool {
         let Some(holder) = self
             .holder_mut(&request.owner)
@@ -378,7 +381,7 @@ impl Lock {
         fence: Fence,
         lease: Lease,
         now: Now,
-        effects: &mut Vec<Effect>,
+        effects: &mut Effects,
     ) -> bool {
         let Some(holder) = self.holder(owner) else {
             return false;
@@ -398,7 +401,7 @@ impl Lock {
         true
     }
 
-    fn remove(&mut self, owner: &Owner, effects: &mut Vec<Effect>) {
+    fn remove(&mut self, owner: &Owner, effects: &mut Effects) {
         self.holders.retain(|holder| holder.owner != *owner);
         if self.is_free() {
             self.delete(effects);
@@ -410,14 +413,14 @@ impl Lock {
         }
     }
 
-    fn delete(&mut self, effects: &mut Vec<Effect>) {
+    fn delete(&mut self, effects: &mut Effects) {
         effects.push(Effect::Delete);
         self.holders.clear();
         self.expires_at_ms = None;
         self.leftovers = false;
     }
 
-    fn expire_with_the_last_lease(&mut self, effects: &mut Vec<Effect>) {
+    fn expire_with_the_last_lease(&mut self, effects: &mut Effects) {
         let ends = self.holders.iter().filter_map(|holder| holder.lease_end_ms);
         if let Some(at_ms) = ends.max()
             && self.expires_at_ms != Some(at_ms)

@@ -74,9 +74,18 @@ pub(crate) struct Reader {
     permits: HashMap<Owner, Permit>,
     last_fence: Option<Fence>,
     no_lock: bool,
+    asker: Option<Owner>,
 }
 
 impl Reader {
+    /// A reader that knows the name of an owner which it may find.
+    pub(crate) fn asked_by(asker: &Owner) -> Self {
+        Self {
+            asker: Some(asker.clone()),
+            ..Self::default()
+        }
+    }
+
     /// Reads one field. The order does not matter.
     pub(crate) fn field(&mut self, name: &[u8], value: &[u8]) {
         if self.try_field(name, value).is_none() {
@@ -92,7 +101,11 @@ impl Reader {
             self.permits.insert(Owner::new(owner).ok()?, permit);
         } else {
             let holds = parse_integer(value).filter(|&holds| holds >= 1)?;
-            self.counts.push((Owner::new(name).ok()?, holds));
+            let owner = match &self.asker {
+                Some(asker) if asker.as_bytes() == name => asker.clone(),
+                _ => Owner::new(name).ok()?,
+            };
+            self.counts.push((owner, holds));
         }
         Some(())
     }

@@ -141,7 +141,7 @@ impl Ticket {
     /// Blocks the client until it is answered, its time is up or it goes away.
     /// The caller has checked [`may_block`].
     pub(crate) fn block(self: &Rc<Self>, key: LockKey<'_>, timeout: Timeout) {
-        let mut names = [key.name().inner];
+        let mut names = [key.name().inner()];
         let private_data = Rc::into_raw(Rc::clone(self)).cast_mut().cast::<c_void>();
         // SAFETY: the server keeps `private_data` and gives it to the
         // callbacks, `on_free` last, which takes the reference back. The names

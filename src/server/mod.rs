@@ -11,9 +11,12 @@
 
 pub(crate) mod blocked;
 pub(crate) mod clock;
+pub(crate) mod command;
 pub(crate) mod guard;
 pub(crate) mod keyspace;
+pub(crate) mod open_lock;
 pub(crate) mod publish;
 pub(crate) mod registration;
 pub(crate) mod subscriptions;
 pub(crate) mod timer;
+pub(crate) mod word;

@@ -11,7 +11,7 @@ const UNLOCKED: &[u8] = b"0";
 /// when it is unlocked. Subscribers of replicas get it as well.
 pub(crate) fn release_to_redisson(key: LockKey<'_>, command: &str) {
     let options = CallOptionsBuilder::new().replicate().build();
-    let channel = redisson_channel(key.name().as_slice());
+    let channel = redisson_channel(key.name().bytes());
     // Whoever is not told waits until the lease would have ended, so there is
     // nothing that an error would change.
     let _: CallResult<'_> = key

@@ -36,8 +36,10 @@ pub(crate) fn load_settings(ctx: &Context) -> Result<(), String> {
 
 /// The documentation of a command of the form `NAME key ...`.
 pub(crate) struct CommandDoc {
-    /// As it was registered.
+    /// Its name.
     pub(crate) name: &'static CStr,
+    /// What the server must know of it to run it.
+    pub(crate) flags: &'static CStr,
     /// One sentence.
     pub(crate) summary: &'static CStr,
     /// In the words of Redis's own documentation.

@@ -117,13 +117,13 @@ fn hold_count<T>(wanted: i64, held: i64) -> Result<T, LockError> {
 #[track_caller]
 fn check<R: PartialEq + std::fmt::Debug>(
     before: &Lock,
-    transition: impl FnOnce(&mut Lock, &mut Vec<Effect>) -> R,
+    transition: impl FnOnce(&mut Lock, &mut Effects) -> R,
     reply: R,
     effects: &[Effect],
     after: &Lock,
 ) {
     let mut lock = before.clone();
-    let mut written = vec![Effect::Delete];
+    let mut written: Effects = smallvec![Effect::Delete];
     assert_eq!(transition(&mut lock, &mut written), reply);
     assert_eq!(written.split_first(), Some((&Effect::Delete, effects)));
     assert_eq!(&lock, after);
@@ -380,7 +380,7 @@ mod acquiring {
     #[test]
     fn a_refused_grant_uses_up_no_token() {
         let mut fences = FenceClock::default();
-        let mut effects = Vec::new();
+        let mut effects = Effects::new();
         let request = acquire("a", LEASE_MS, Some(2));
         let refused = free(None).acquire(&request, true, NOW, &mut fences, &mut effects);
         assert_eq!(refused, hold_count(2, 0));
@@ -513,7 +513,7 @@ mod releasing {
     #[test]
     fn a_release_and_the_grant_that_follows_are_one_list_of_writes() {
         let mut lock = held("a", 1, Some(NEW + 5), Some(END));
-        let mut effects = Vec::new();
+        let mut effects = Effects::new();
         let released = lock.release(&release("a", None, ReleaseExtent::One), &mut effects);
         assert_eq!(released, Ok(Released::LastHold));
         let request = acquire("b", LEASE_MS, None);
@@ -526,7 +526,7 @@ mod releasing {
         );
         assert_eq!(acquired, granted(NEW + 6));
         let expected = [Effect::Delete, sets("b", 1, Some(NEW + 6)), expires(END)];
-        assert_eq!(effects, expected);
+        assert_eq!(effects[..], expected);
         assert_eq!(lock, held("b", 1, Some(NEW + 6), Some(END)));
     }
 }
@@ -716,7 +716,7 @@ mod histories {
         now: Now,
         lock: Lock,
         fences: FenceClock,
-        effects: Vec<Effect>,
+        effects: Effects,
         newest: i64,
     }
 
@@ -728,7 +728,7 @@ mod histories {
                 now: NOW,
                 lock: free(None),
                 fences: FenceClock::default(),
-                effects: Vec::new(),
+                effects: Effects::new(),
                 newest: 1,
             }
         }
