@@ -101,10 +101,11 @@ impl EnumConfigurationValue for RedissonNotify {
 
 static DEFAULT_LEASE_MS: AtomicI64 = AtomicI64::new(30_000);
 static MAX_WAITERS: AtomicI64 = AtomicI64::new(65_536);
+static LOG_SLOW_WAIT_MS: AtomicI64 = AtomicI64::new(0);
 static DEADLOCK_DETECTION: Switch = Switch(AtomicBool::new(true));
 static REDISSON_NOTIFY: Mutex<RedissonNotify> = Mutex::new(RedissonNotify::No);
 
-const SETTINGS: [Setting; 4] = [
+const SETTINGS: [Setting; 5] = [
     Setting::Number {
         name: "default-lease",
         value: &DEFAULT_LEASE_MS,
@@ -116,6 +117,12 @@ const SETTINGS: [Setting; 4] = [
         value: &MAX_WAITERS,
         min: 1,
         max: 1_000_000_000,
+    },
+    Setting::Number {
+        name: "log-slow-wait",
+        value: &LOG_SLOW_WAIT_MS,
+        min: 0,
+        max: LEASE_MS_MAX,
     },
     Setting::Switch {
         name: "deadlock-detection",
@@ -132,6 +139,11 @@ pub(crate) fn default_lease() -> Lease {
 /// How many clients may wait for one lock.
 pub(crate) fn max_waiters() -> usize {
     usize::try_from(MAX_WAITERS.load(Ordering::Relaxed)).unwrap_or(usize::MAX)
+}
+
+/// A wait longer than this is logged.
+pub(crate) fn log_slow_wait_ms() -> Option<i64> {
+    Some(LOG_SLOW_WAIT_MS.load(Ordering::Relaxed)).filter(|&ms| ms > 0)
 }
 
 /// Whether a wait that closes a cycle of owners is refused.

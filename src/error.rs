@@ -49,6 +49,8 @@ pub(crate) enum Usage {
     HoldOutOfRange,
     /// `LIMIT` outside of its range.
     LimitOutOfRange,
+    /// `COUNT` below 1.
+    CountOutOfRange,
     /// `SESSION` from a client without a connection, such as a script.
     NoSession,
     /// `FENCE` that no token can equal.
@@ -120,6 +122,7 @@ impl Usage {
             Self::LeaseOutOfRange => "LEASE must be between 1 and 315360000000 milliseconds",
             Self::HoldOutOfRange => "HOLD must be 1 or greater",
             Self::LimitOutOfRange => "LIMIT must be between 1 and 9007199254740991",
+            Self::CountOutOfRange => "COUNT must be 1 or greater",
             Self::NoSession => {
                 "SESSION needs a client's own connection; scripts and modules have none"
             }

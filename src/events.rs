@@ -9,8 +9,12 @@ use redis_module_macros::{
     config_changed_event_handler, flush_event_handler, info_command_handler,
 };
 
+use crate::lock::metrics::Metrics;
 use crate::lock::waiters::KeyRef;
-use crate::manager;
+use crate::manager::{
+    self,
+    inspect::{self, Totals},
+};
 use crate::server::guard;
 use crate::server::subscriptions::Events;
 
@@ -47,17 +51,59 @@ fn on_info(ctx: &InfoContext, for_crash_report: bool) -> RedisResult<()> {
         // The state may be what crashed.
         return Ok(());
     }
-    let (counts, sessions) = manager::counts();
+    let fields = inspect::totals(info_fields);
     // A section without a name of its own has that of the module.
-    ctx.builder()
-        .add_section("")
-        .field("waiters", counts.waiters.to_string())?
-        .field("contended_keys", counts.contended_keys.to_string())?
-        .field("planned_looks", counts.planned_looks.to_string())?
-        .field("sessions", sessions.to_string())?
-        .build_section()?
-        .build_info()?;
+    let mut section = ctx.builder().add_section("");
+    for (name, number) in fields {
+        section = section.field(&name, number.to_string())?;
+    }
+    section.build_section()?.build_info()?;
     Ok(())
+}
+
+/// Plain numbers with names that stay, so that exporters can take them as they
+/// are. The server puts the module's name in front of each.
+fn info_fields(totals: &Totals, metrics: &Metrics) -> Vec<(String, u64)> {
+    let counts = totals.counts;
+    let mut fields: Vec<(String, u64)> = [
+        ("waiters", unsigned(counts.waiters)),
+        ("contended_keys", unsigned(counts.contended_keys)),
+        ("planned_looks", unsigned(counts.planned_looks)),
+        ("sessions", unsigned(totals.sessions)),
+        ("longest_wait_ms", unsigned(totals.longest_wait_ms)),
+        ("grants_immediate", metrics.grants_immediate),
+        ("grants_after_wait", metrics.grants_after_wait),
+        ("hand_offs", metrics.hand_offs),
+        ("reentries", metrics.reentries),
+        ("grants_undelivered", metrics.grants_undelivered),
+        ("wait_timeouts", metrics.wait_timeouts),
+        ("waits_abandoned", metrics.waits_abandoned),
+        ("releases", metrics.releases),
+        ("releases_expired", metrics.releases_expired),
+        ("releases_session", metrics.releases_session),
+        ("releases_broken", metrics.releases_broken),
+        ("releases_deleted", metrics.releases_deleted),
+        ("deadlocks_refused", metrics.deadlocks_refused),
+        ("tokens_refused", metrics.tokens_refused),
+        ("queues_full", metrics.queues_full),
+    ]
+    .map(|(name, number)| (name.to_owned(), number))
+    .into();
+    for (what, times) in [("wait", &metrics.waits), ("hold", &metrics.holds)] {
+        let summary = times.summary();
+        fields.extend([
+            (format!("{what}_count"), summary.count),
+            (format!("{what}_us_p50"), summary.p50_us),
+            (format!("{what}_us_p99"), summary.p99_us),
+            (format!("{what}_us_p999"), summary.p999_us),
+            (format!("{what}_us_max"), summary.max_us),
+        ]);
+    }
+    fields
+}
+
+fn unsigned(number: impl TryInto<u64>) -> u64 {
+    number.try_into().unwrap_or(0)
 }
 
 #[config_changed_event_handler]

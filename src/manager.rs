@@ -16,6 +16,8 @@
 //! called. The server calls back from within, for example with the `expired`
 //! event of the key that is being opened.
 
+pub(crate) mod inspect;
+
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -27,17 +29,20 @@ use crate::config::{self, RedissonNotify};
 use crate::error::LockError;
 use crate::lock::deadlock::{self, Link};
 use crate::lock::fence::{Fence, FenceClock};
+use crate::lock::metrics::Metrics;
 #[cfg(feature = "planted-faults")]
 use crate::lock::planted::Fault;
-use crate::lock::record::{Acquired, Effects, Lock, Now, Released};
+use crate::lock::record::{Acquired, Effects, Holder, Lock, Now, Released};
 use crate::lock::request::{
     AcquireRequest, ClientId, Owner, ReleaseExtent, ReleaseRequest, RenewRequest, Timeout,
 };
 use crate::lock::sessions::{Place, Sessions, Tie};
-use crate::lock::waiters::{Counts, KeyBuf, KeyRef, WaitQueues, Waiter};
-use crate::server::blocked::{self, Answer, Grant, Hooks, Ticket};
+use crate::lock::waiters::{KeyBuf, KeyRef, WaitQueues, Waiter};
+use crate::server::blocked::{self, Answer, Grant, Hooks, Leave, Ticket};
+use crate::server::clients;
 use crate::server::clock;
 use crate::server::keyspace::{self, LockKey};
+use crate::server::notifications::{self, Happening};
 use crate::server::open_lock::OpenLock;
 use crate::server::publish;
 use crate::server::subscriptions::{self, ConnectionEvents};
@@ -62,6 +67,7 @@ struct State {
     /// How often a grant confirmed a hold that the owner had already, because
     /// it sent `HOLD n` again.
     confirmations: u64,
+    metrics: Metrics,
     sessions: Sessions,
     /// Whether the server tells when connections end.
     listening: bool,
@@ -116,20 +122,73 @@ pub(crate) fn acquire(
     let (Some(queued), Some(timeout)) = (queued, timeout) else {
         return Ok(Outcome::NotAvailable);
     };
-    queued?.block(key, timeout);
+    queued?.block(key, timeout, clock::now().ms());
     Ok(Outcome::Waits)
+}
+
+/// Why an owner's last hold ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reason {
+    /// It said so.
+    Released,
+    /// Its connection ended.
+    Session,
+    /// It never heard of its grant.
+    Undelivered,
 }
 
 /// Gives holds back; with the last one, hands the lock on.
 pub(crate) fn release(key: LockKey<'_>, request: &ReleaseRequest) -> Result<Released, LockError> {
+    release_because(key, request, Reason::Released)
+}
+
+fn release_because(
+    key: LockKey<'_>,
+    request: &ReleaseRequest,
+    reason: Reason,
+) -> Result<Released, LockError> {
     let mut transition = Transition::begin(key, Some(&request.owner))?;
+    let held = transition.lock.holder(&request.owner).cloned();
     let released = transition.lock.release(request, &mut transition.effects);
-    if released == Ok(Released::LastHold) {
-        transition.freed = transition.lock.is_free() && !transition.effects.is_empty();
-        STATE.with_borrow_mut(|state| state.sessions.untie(key.as_ref(), &request.owner));
+    if let Some(held) = held {
+        match released {
+            Ok(Released::LastHold) => transition.count_release(&held, reason),
+            Ok(Released::NotHeld) => {
+                STATE.with_borrow_mut(|state| state.metrics.tokens_refused += 1);
+            }
+            _ => {}
+        }
     }
     transition.hand_on_and_commit();
     released
+}
+
+/// Takes the lock from whoever holds it, if this is its newest token, and hands
+/// it on. Says whether anybody held it.
+pub(crate) fn break_lock(key: LockKey<'_>, fence: Option<Fence>) -> Result<bool, LockError> {
+    let mut transition = Transition::begin(key, None)?;
+    let (fence_before, holders) = (
+        transition.lock.last_fence(),
+        transition.lock.holders().len(),
+    );
+    let owners: SmallVec<[Owner; 1]> = transition.owners();
+    let broken = transition.lock.break_holds(fence, &mut transition.effects);
+    if broken {
+        transition.freed = true;
+        transition.happenings.push(Happening::Broken);
+    }
+    STATE.with_borrow_mut(|state| {
+        if broken {
+            state.metrics.releases_broken += unsigned(holders);
+            for owner in &owners {
+                state.sessions.untie(key.as_ref(), owner);
+            }
+        } else if fence.is_some() && fence != fence_before {
+            state.metrics.tokens_refused += 1;
+        }
+    });
+    transition.hand_on_and_commit();
+    Ok(broken)
 }
 
 /// Lets the lease end at now + lease exactly.
@@ -138,6 +197,9 @@ pub(crate) fn renew(key: LockKey<'_>, request: &RenewRequest) -> Result<bool, Lo
     let renewed = transition
         .lock
         .renew(request, transition.now, &mut transition.effects);
+    if !renewed && request.fence.is_some() && transition.lock.holder(&request.owner).is_some() {
+        STATE.with_borrow_mut(|state| state.metrics.tokens_refused += 1);
+    }
     if renewed {
         let (now_ms, lease) = (transition.now.ms(), request.lease);
         STATE.with_borrow_mut(|state| {
@@ -148,11 +210,6 @@ pub(crate) fn renew(key: LockKey<'_>, request: &RenewRequest) -> Result<bool, Lo
     }
     transition.hand_on_and_commit();
     Ok(renewed)
-}
-
-/// How much the manager remembers.
-pub(crate) fn counts() -> (Counts, usize) {
-    STATE.with_borrow(|state| (state.queues.counts(), state.sessions.len()))
 }
 
 /// Whether anybody waits for any lock.
@@ -191,8 +248,14 @@ fn plan_ring(ctx: &Context, now_ms: i64) {
 }
 
 const HOOKS: Hooks = Hooks {
-    left: |ticket| {
-        STATE.with_borrow_mut(|state| state.queues.remove(ticket.key.as_ref(), ticket.id));
+    left: |ticket, leave| {
+        STATE.with_borrow_mut(|state| {
+            state.queues.remove(ticket.key.as_ref(), ticket.id);
+            match leave {
+                Leave::TimeUp => state.metrics.wait_timeouts += 1,
+                Leave::Gone => state.metrics.waits_abandoned += 1,
+            }
+        });
     },
     undelivered: |ctx, ticket, grant| {
         STATE.with_borrow_mut(|state| {
@@ -282,9 +345,13 @@ fn ring(ctx: &Context) {
             fence: Some(ended.fence),
             extent: ended.extent,
         };
+        let reason = match ended.extent {
+            ReleaseExtent::All => Reason::Session,
+            _ => Reason::Undelivered,
+        };
         with_key(ctx, &ended.place.key, |key| {
             // An error says that the key is no lock any more: nothing to take back.
-            let _ = release(key, &request);
+            let _ = release_because(key, &request, reason);
         });
     }
     for _ in 0..STEPS_A_RING {
@@ -365,8 +432,9 @@ struct Transition<'c> {
     lock: Lock,
     effects: Effects,
     answers: Vec<(Rc<Ticket>, Answer)>,
-    /// Its last holder gave it back.
+    /// Its last holder gave it back, or was made to.
     freed: bool,
+    happenings: SmallVec<[Happening; 2]>,
 }
 
 impl<'c> Transition<'c> {
@@ -375,7 +443,14 @@ impl<'c> Transition<'c> {
         let open = key.open();
         let mut lock = open.read(asker)?;
         let (now, mut effects) = (clock::now(), Effects::new());
-        lock.end_leases(now, &mut effects);
+        let vanished = vanished_holders(key.as_ref(), &lock, now);
+        let expired = lock.end_leases(now, &mut effects) + vanished.expired;
+        if expired + vanished.deleted > 0 {
+            STATE.with_borrow_mut(|state| {
+                state.metrics.releases_expired += unsigned(expired);
+                state.metrics.releases_deleted += unsigned(vanished.deleted);
+            });
+        }
         Ok(Self {
             key,
             now,
@@ -384,7 +459,32 @@ impl<'c> Transition<'c> {
             effects,
             answers: Vec::new(),
             freed: false,
+            happenings: std::iter::repeat_n(Happening::Expired, expired).collect(),
         })
+    }
+
+    fn owners(&self) -> SmallVec<[Owner; 1]> {
+        let holders = self.lock.holders().iter();
+        holders.map(|holder| holder.owner.clone()).collect()
+    }
+
+    fn count_release(&mut self, held: &Holder, reason: Reason) {
+        self.freed = self.lock.is_free();
+        self.happenings.push(Happening::Released);
+        let key = self.key.as_ref();
+        STATE.with_borrow_mut(|state| {
+            state.sessions.untie(key, &held.owner);
+            let metrics = &mut state.metrics;
+            match reason {
+                Reason::Released => metrics.releases += 1,
+                Reason::Session => metrics.releases_session += 1,
+                Reason::Undelivered => metrics.grants_undelivered += 1,
+            }
+            // A token is the wall clock of its grant, as long as that runs forward.
+            if let Some(fence) = held.fence {
+                metrics.holds.add(self.now.us - fence.get());
+            }
+        });
     }
 
     /// Grants the lock to a newcomer, or one hold more of it to a holder, if that
@@ -395,7 +495,14 @@ impl<'c> Transition<'c> {
         request: &AcquireRequest,
     ) -> Result<Option<Grant>, LockError> {
         let in_turn = !state.queues.contended(self.key.as_ref());
-        self.grant(state, request, in_turn)
+        let is_holder = self.lock.holder(&request.owner).is_some();
+        let grant = self.grant(state, request, in_turn)?;
+        match grant {
+            None => {}
+            Some(_) if is_holder => state.metrics.reentries += 1,
+            Some(_) => state.metrics.grants_immediate += 1,
+        }
+        Ok(grant)
     }
 
     fn grant(
@@ -419,6 +526,9 @@ impl<'c> Transition<'c> {
         if held_before == holds(&self.lock) {
             state.confirmations += 1;
         }
+        if held_before.is_none() {
+            self.happenings.push(Happening::Acquired);
+        }
         if let Some(client) = request.session {
             let (key, now_ms) = (self.key.as_ref(), self.now.ms());
             state
@@ -437,18 +547,24 @@ impl<'c> Transition<'c> {
             && let Some(cycle) = self.deadlock_of(&request.owner)
         {
             let cycle = deadlock::spell(&cycle);
+            self.key
+                .ctx()
+                .log_notice(&format!("deadlock refused: {cycle}"));
+            STATE.with_borrow_mut(|state| state.metrics.deadlocks_refused += 1);
             return Err(LockError::Deadlock { cycle });
         }
         let key = self.key.as_ref();
         let owner = request.owner.clone();
         STATE.with_borrow_mut(|state| {
-            let ticket = state
-                .queues
-                .push(key, request, config::max_waiters(), |id| {
-                    Ticket::new(self.key.ctx(), id, key.into(), owner, HOOKS)
-                })?;
+            let (ctx, now_us, max) = (self.key.ctx(), self.now.us, config::max_waiters());
+            let queued = state.queues.push(key, request, now_us, max, |id| {
+                Ticket::new(ctx, id, key.into(), owner, HOOKS)
+            });
+            if queued.is_err() {
+                state.metrics.queues_full += 1;
+            }
             self.plan_look(state);
-            Ok(ticket)
+            queued
         })
     }
 
@@ -480,8 +596,8 @@ impl<'c> Transition<'c> {
             .with_other(other.as_ref(), |key| key.open().read(None));
         let mut lock = lock.unwrap_or_default();
         lock.end_leases(now, &mut Effects::new());
-        let owners = lock.holders().iter().map(|holder| &holder.owner);
-        STATE.with_borrow_mut(|state| state.queues.note_holders(other.as_ref(), owners))
+        let holders = lock.holders().iter();
+        STATE.with_borrow_mut(|state| state.queues.note_holders(other.as_ref(), holders))
     }
 
     /// Serves everyone in the queue who may have the lock as it is now: whoever
@@ -495,9 +611,7 @@ impl<'c> Transition<'c> {
         if Fault::HandOffSkipped.planted() {
             return;
         }
-        let holders = self.lock.holders().iter();
-        let holders: SmallVec<[Owner; 1]> = holders.map(|holder| holder.owner.clone()).collect();
-        for owner in holders {
+        for owner in self.owners() {
             self.serve_requests_of(state, &owner);
         }
         while let Some(first) = state.queues.first(key)
@@ -521,8 +635,14 @@ impl<'c> Transition<'c> {
     }
 
     fn serve(&mut self, state: &mut State, waiter: Waiter<Rc<Ticket>>) {
+        let is_holder = self.lock.holder(&waiter.request.owner).is_some();
         let answer = match self.grant(state, &waiter.request, true) {
-            Ok(Some(grant)) => Answer::Granted(grant),
+            Ok(Some(grant)) => {
+                state.metrics.grants_after_wait += 1;
+                state.metrics.hand_offs += u64::from(!is_holder);
+                state.metrics.waits.add(self.now.us - waiter.since_us);
+                Answer::Granted(grant)
+            }
             Ok(None) => return,
             Err(error) => Answer::Refused(error),
         };
@@ -536,9 +656,49 @@ impl<'c> Transition<'c> {
         // The server takes a key for expired one millisecond after its time.
         let lease_end_ms = self.lock.next_lease_end_ms();
         let at_ms = lease_end_ms.map_or(regular_ms, |end_ms| regular_ms.min(end_ms + 1));
+        let at_ms = self
+            .log_slow_waits(state)
+            .map_or(at_ms, |slow_ms| at_ms.min(slow_ms));
         state.queues.look_by(key, at_ms);
-        let owners = self.lock.holders().iter().map(|holder| &holder.owner);
-        state.queues.note_holders(key, owners);
+        state.queues.note_holders(key, self.lock.holders().iter());
+    }
+
+    /// Logs each wait that has become a long one. Says when the next will have,
+    /// in milliseconds since 1970.
+    fn log_slow_waits(&self, state: &mut State) -> Option<i64> {
+        let slow_ms = config::log_slow_wait_ms()?;
+        let key = self.key.as_ref();
+        while let Some(waiter) = state.queues.next_not_slow(key) {
+            let waited_ms = (self.now.us - waiter.since_us) / 1000;
+            if waited_ms < slow_ms {
+                return Some(self.now.ms() + slow_ms - waited_ms);
+            }
+            let holders: Vec<String> = self
+                .lock
+                .holders()
+                .iter()
+                .map(|holder| {
+                    let owner = holder.owner.as_bytes().escape_ascii();
+                    let tie = state.sessions.tie_of(key, &holder.owner);
+                    match tie.map(|tie| tie.client) {
+                        Some(client) => format!("'{owner}' (client {})", describe(client)),
+                        None => format!("'{owner}'"),
+                    }
+                })
+                .collect();
+            self.key.ctx().log_notice(&format!(
+                "slow wait: '{}' (client {}) has waited {waited_ms} ms for '{}' in database {}, \
+                 held by {}",
+                waiter.request.owner.as_bytes().escape_ascii(),
+                describe(waiter.ticket.client),
+                key.name.escape_ascii(),
+                key.db,
+                holders.join(", "),
+            ));
+            let id = waiter.ticket.id;
+            state.queues.note_slow(key, id);
+        }
+        None
     }
 
     fn hand_on_and_commit(mut self) {
@@ -555,6 +715,7 @@ impl<'c> Transition<'c> {
             effects,
             answers,
             freed,
+            happenings,
         } = self;
         open.apply(&effects);
         drop(open);
@@ -565,10 +726,52 @@ impl<'c> Transition<'c> {
                 RedissonNotify::Spublish => publish::release_to_redisson(key, "SPUBLISH"),
             }
         }
+        for happening in happenings {
+            notifications::tell(key, happening);
+        }
         listen_while_needed(key.ctx());
         plan_ring(key.ctx(), now.ms());
         for (ticket, answer) in answers {
             ticket.answer(answer);
         }
     }
+}
+
+/// Holders that were noted at the last look, and are gone.
+#[derive(Default)]
+struct Vanished {
+    /// Their leases are over.
+    expired: usize,
+    /// Somebody deleted or overwrote what was stored.
+    deleted: usize,
+}
+
+fn vanished_holders(key: KeyRef<'_>, lock: &Lock, now: Now) -> Vanished {
+    let mut vanished = Vanished::default();
+    STATE.with_borrow_mut(|state| {
+        let noted = state.queues.holders(key).iter();
+        let mut any = false;
+        for gone in noted.filter(|noted| lock.holder(&noted.owner).is_none()) {
+            any = true;
+            if gone.lease_end_ms.is_some_and(|end_ms| end_ms <= now.ms()) {
+                vanished.expired += 1;
+            } else {
+                vanished.deleted += 1;
+            }
+        }
+        if any {
+            state.queues.note_holders(key, lock.holders().iter());
+        }
+    });
+    vanished
+}
+
+/// A client, as the log names it.
+fn describe(client: ClientId) -> String {
+    let address = clients::address(client).unwrap_or_default();
+    format!("id={} addr={address}", client.0)
+}
+
+fn unsigned(count: usize) -> u64 {
+    u64::try_from(count).unwrap_or(u64::MAX)
 }

@@ -3,16 +3,17 @@
 //! Replies the fencing token once the owner holds the lock, null where it
 //! could not be had at once or within `BLOCK`.
 
-use redis_module::{Context, RedisValue};
+use redis_module::Context;
 
 use crate::commands::{args::Args, docs};
 use crate::config;
 use crate::error::{LockError, Usage};
 use crate::lock::request::{AcquireRequest, ClientId, Limit, Timeout};
 use crate::manager::{self, Outcome};
-use crate::server::blocked;
+use crate::server::clients;
 use crate::server::command::Command;
 use crate::server::registration::CommandDoc;
+use crate::server::reply::Reply;
 use crate::server::word::Word;
 
 /// `LOCK.ACQUIRE`
@@ -21,21 +22,21 @@ pub(super) struct Acquire;
 impl Command for Acquire {
     const DOC: CommandDoc = docs::ACQUIRE;
 
-    fn run(ctx: &Context, words: &[Word<'_>]) -> Result<RedisValue, LockError> {
+    fn run(ctx: &Context, words: &[Word<'_>]) -> Result<Reply, LockError> {
         super::run(ctx, words, |key, args| {
             let (request, timeout) = parse(args, || connection(ctx))?;
             Ok(match manager::acquire(key, request, timeout)? {
-                Outcome::Granted(fence) => RedisValue::Integer(fence.get()),
-                Outcome::NotAvailable => RedisValue::Null,
-                Outcome::Waits => RedisValue::NoReply,
+                Outcome::Granted(fence) => Reply::Integer(fence.get()),
+                Outcome::NotAvailable => Reply::Null,
+                Outcome::Waits => Reply::Later,
             })
         })
     }
 }
 
 fn connection(ctx: &Context) -> Result<ClientId, Usage> {
-    let client = blocked::client(ctx);
-    if blocked::is_connected(client) {
+    let client = clients::running(ctx);
+    if clients::is_connected(client) {
         Ok(client)
     } else {
         Err(Usage::NoSession)

@@ -76,6 +76,14 @@ impl<'a> Args<'a> {
         self.number(into, Usage::NotAnInteger, Limit::from_count)
     }
 
+    /// `COUNT n`
+    pub(super) fn count(&mut self, into: &mut Option<usize>) -> Result<(), Usage> {
+        let count = |n| usize::try_from(n).ok().filter(|&n| n >= 1);
+        self.number(into, Usage::NotAnInteger, |n| {
+            count(n).ok_or(Usage::CountOutOfRange)
+        })
+    }
+
     /// `FENCE token`
     pub(super) fn fence(&mut self, into: &mut Option<Fence>) -> Result<(), Usage> {
         self.number(into, Usage::NotAnInteger, Fence::new)

@@ -3,7 +3,10 @@
 
 mod acquire;
 mod args;
+mod break_lock;
 mod docs;
+mod info;
+mod list;
 mod release;
 mod renew;
 
@@ -14,13 +17,18 @@ use crate::commands::args::Args;
 use crate::error::{LockError, Usage};
 use crate::server::command::{WORDS_INLINE, register as add};
 use crate::server::keyspace::LockKey;
+use crate::server::registration::add_acl_category;
 use crate::server::word::Word;
 
 /// Adds all commands to the server.
 pub(crate) fn register(ctx: &Context) -> Result<(), String> {
+    add_acl_category(ctx);
     add::<acquire::Acquire>(ctx)?;
     add::<release::Release>(ctx)?;
-    add::<renew::Renew>(ctx)
+    add::<renew::Renew>(ctx)?;
+    add::<break_lock::Break>(ctx)?;
+    add::<info::Info>(ctx)?;
+    add::<list::List>(ctx)
 }
 
 /// Runs a command of the form `NAME key owner [options]`.

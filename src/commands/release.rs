@@ -3,7 +3,7 @@
 //! Replies 1 when the owner's last hold ended, 0 while it still holds the
 //! lock, null where it does not hold it (with this token).
 
-use redis_module::{Context, RedisValue};
+use redis_module::Context;
 
 use crate::commands::{args::Args, docs};
 use crate::error::{LockError, Usage};
@@ -12,6 +12,7 @@ use crate::lock::request::{ReleaseExtent, ReleaseRequest};
 use crate::manager;
 use crate::server::command::Command;
 use crate::server::registration::CommandDoc;
+use crate::server::reply::Reply;
 use crate::server::word::Word;
 
 /// `LOCK.RELEASE`
@@ -20,13 +21,13 @@ pub(super) struct Release;
 impl Command for Release {
     const DOC: CommandDoc = docs::RELEASE;
 
-    fn run(ctx: &Context, words: &[Word<'_>]) -> Result<RedisValue, LockError> {
+    fn run(ctx: &Context, words: &[Word<'_>]) -> Result<Reply, LockError> {
         super::run(ctx, words, |key, args| {
             let request = parse(args)?;
             Ok(match manager::release(key, &request)? {
-                Released::LastHold => RedisValue::Integer(1),
-                Released::StillHeld => RedisValue::Integer(0),
-                Released::NotHeld => RedisValue::Null,
+                Released::LastHold => Reply::Integer(1),
+                Released::StillHeld => Reply::Integer(0),
+                Released::NotHeld => Reply::Null,
             })
         })
     }

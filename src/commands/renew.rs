@@ -3,7 +3,7 @@
 //! Replies 1, and the lease now ends at now + lease exactly, or 0 where the
 //! owner does not hold the lock (with this token).
 
-use redis_module::{Context, RedisValue};
+use redis_module::Context;
 
 use crate::commands::{args::Args, docs};
 use crate::config;
@@ -12,6 +12,7 @@ use crate::lock::request::RenewRequest;
 use crate::manager;
 use crate::server::command::Command;
 use crate::server::registration::CommandDoc;
+use crate::server::reply::Reply;
 use crate::server::word::Word;
 
 /// `LOCK.RENEW`
@@ -20,11 +21,11 @@ pub(super) struct Renew;
 impl Command for Renew {
     const DOC: CommandDoc = docs::RENEW;
 
-    fn run(ctx: &Context, words: &[Word<'_>]) -> Result<RedisValue, LockError> {
+    fn run(ctx: &Context, words: &[Word<'_>]) -> Result<Reply, LockError> {
         super::run(ctx, words, |key, args| {
             let request = parse(args)?;
             let renewed = manager::renew(key, &request)?;
-            Ok(RedisValue::Integer(renewed.into()))
+            Ok(Reply::Integer(renewed.into()))
         })
     }
 }

@@ -70,6 +70,7 @@ pub(crate) fn find<'h, T>(
         for wait in queues.waits_of(&owner) {
             let first = queues.first_id_of(wait.as_ref(), &owner);
             let holders = queues.holders(wait.as_ref()).iter();
+            let holders = holders.map(|noted| &noted.owner);
             if let Some(last) = search.wait(&owner, wait.as_ref(), holders, first) {
                 return Some(search.cycle(last));
             }

@@ -8,6 +8,7 @@
 
 pub(crate) mod deadlock;
 pub(crate) mod fence;
+pub(crate) mod metrics;
 #[cfg(feature = "planted-faults")]
 pub(crate) mod planted;
 pub(crate) mod record;

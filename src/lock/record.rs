@@ -163,6 +163,16 @@ impl Lock {
         self.holders.is_empty()
     }
 
+    /// The newest token that is known of it.
+    pub(crate) const fn last_fence(&self) -> Option<Fence> {
+        self.last_fence
+    }
+
+    /// The expiry of its key, in milliseconds since 1970.
+    pub(crate) const fn expires_at_ms(&self) -> Option<i64> {
+        self.expires_at_ms
+    }
+
     /// The hold of this owner.
     pub(crate) fn holder(&self, owner: &Owner) -> Option<&Holder> {
         self.holders.iter().find(|holder| holder.owner == *owner)
@@ -192,15 +202,16 @@ impl Lock {
     }
 
     /// Ends the leases of a lock that several may hold, where they are over.
-    pub(crate) fn end_leases(&mut self, now: Now, effects: &mut Effects) {
+    /// Says how many.
+    pub(crate) fn end_leases(&mut self, now: Now, effects: &mut Effects) -> usize {
         let is_over = |holder: &Holder| {
             holder.limit != Limit::EXCLUSIVE
                 && holder.lease_end_ms.is_some_and(|end| end < now.ms())
         };
         if !self.holders.iter().any(is_over) {
-            return;
+            return 0;
         }
-        let before = effects.len();
+        let (before, holders) = (effects.len(), self.holders.len());
         self.holders.retain(|holder| {
             let over = is_over(holder);
             if over {
@@ -210,10 +221,12 @@ impl Lock {
             }
             !over
         });
+        let ended = holders - self.holders.len();
         if self.is_free() {
             effects.truncate(before);
             self.delete(effects);
         }
+        ended
     }
 
     /// Grants the lock, or one hold more of it, if that is possible now.
@@ -398,6 +411,17 @@ impl Lock {
             };
             self.renew(&request, now, effects);
         }
+        true
+    }
+
+    /// Takes the lock from whoever holds it, if this is the newest token. Says
+    /// whether anybody held it.
+    pub(crate) fn break_holds(&mut self, fence: Option<Fence>, effects: &mut Effects) -> bool {
+        let other_fence = fence.is_some() && fence != self.last_fence;
+        if self.is_free() || other_fence {
+            return false;
+        }
+        self.delete(effects);
         true
     }
 

@@ -44,7 +44,7 @@ impl fmt::Debug for Owner {
 }
 
 /// A client's connection, by the number that the server gives it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ClientId(pub(crate) u64);
 
 /// How long a grant lasts unless it is renewed: 1 ms to ten years.

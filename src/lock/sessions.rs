@@ -5,7 +5,7 @@
 //! is a lock like any other: a tie is lost with the server's process, and its
 //! hold then ends with its lease.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::lock::fence::Fence;
 use crate::lock::request::{ClientId, Lease, Owner};
@@ -40,7 +40,7 @@ pub(crate) struct Tie {
 #[derive(Debug, Default)]
 pub(crate) struct Sessions {
     ties: BTreeMap<Place, Tie>,
-    by_client: HashMap<ClientId, BTreeSet<Place>>,
+    by_client: BTreeMap<ClientId, BTreeSet<Place>>,
     renewals: BTreeSet<(i64, Place)>,
 }
 
@@ -53,6 +53,14 @@ impl Sessions {
     /// How many ties there are.
     pub(crate) fn len(&self) -> usize {
         self.ties.len()
+    }
+
+    /// The tie of an owner's holds on a lock.
+    pub(crate) fn tie_of(&self, key: KeyRef<'_>, owner: &Owner) -> Option<Tie> {
+        if self.is_empty() {
+            return None;
+        }
+        self.ties.get(&place(key, owner)).copied()
     }
 
     /// Ties holds to a client, and to no other any more. Re-entry does not

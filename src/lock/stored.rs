@@ -159,16 +159,25 @@ impl Reader {
 /// An integer as Redis writes it: decimal, no plus sign, no leading zeros, no
 /// spaces. Anything else is not what the module or `HINCRBY` stored.
 pub(crate) fn parse_integer(text: &[u8]) -> Option<i64> {
-    let digits = text.strip_prefix(b"-").unwrap_or(text);
-    let canonical = match digits {
-        [b'0'] => text.len() == 1,
-        [b'1'..=b'9', ..] => true,
-        _ => false,
+    let (negative, digits) = match text {
+        [b'-', digits @ ..] => (true, digits),
+        digits => (false, digits),
     };
-    if !canonical {
-        return None;
+    match digits {
+        [b'0'] if !negative => return Some(0),
+        [b'1'..=b'9', ..] => {}
+        _ => return None,
     }
-    std::str::from_utf8(text).ok()?.parse().ok()
+    // Summed up as a negative number, of which there is one more.
+    let negated = digits.iter().try_fold(0_i64, |sum, byte| {
+        let digit = byte.checked_sub(b'0').filter(|&digit| digit <= 9)?;
+        sum.checked_mul(10)?.checked_sub(digit.into())
+    })?;
+    if negative {
+        Some(negated)
+    } else {
+        negated.checked_neg()
+    }
 }
 
 #[cfg(test)]

@@ -21,7 +21,8 @@
 //! key. A look that comes too early costs a look; the time is never moved back,
 //! so none can come too late.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Bound;
 use std::rc::Rc;
 
 use smallvec::SmallVec;
@@ -29,6 +30,7 @@ use smallvec::SmallVec;
 use crate::error::LockError;
 #[cfg(feature = "planted-faults")]
 use crate::lock::planted::Fault;
+use crate::lock::record::Holder;
 use crate::lock::request::{AcquireRequest, Owner};
 
 /// A key, by the number of its database and its name.
@@ -75,8 +77,19 @@ pub(crate) struct WaiterId(u64);
 pub(crate) struct Waiter<T> {
     /// What it asks for.
     pub(crate) request: AcquireRequest,
+    /// Since when it has waited, in microseconds since 1970.
+    pub(crate) since_us: i64,
     /// How to answer it.
     pub(crate) ticket: T,
+}
+
+/// Who held a contended lock, and until when.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NotedHolder {
+    /// Its name.
+    pub(crate) owner: Owner,
+    /// The end of its lease, in milliseconds since 1970; none after `PERSIST`.
+    pub(crate) lease_end_ms: Option<i64>,
 }
 
 #[derive(Debug)]
@@ -85,7 +98,9 @@ struct Queue<T> {
     waiters: BTreeMap<WaiterId, Waiter<T>>,
     by_owner: HashMap<Owner, BTreeSet<WaiterId>>,
     /// Who held the lock when it was looked at last.
-    holders: SmallVec<[Owner; 1]>,
+    holders: SmallVec<[NotedHolder; 1]>,
+    /// The last waiter that was found to wait for long.
+    slow: Option<WaiterId>,
     look_at_ms: Option<i64>,
 }
 
@@ -96,6 +111,7 @@ impl<T> Queue<T> {
             waiters: BTreeMap::new(),
             by_owner: HashMap::new(),
             holders: SmallVec::new(),
+            slow: None,
             look_at_ms: None,
         }
     }
@@ -129,10 +145,11 @@ pub(crate) struct Counts {
 pub(crate) struct WaitQueues<T> {
     by_db: HashMap<i32, HashMap<Rc<[u8]>, Queue<T>>>,
     looks: BTreeSet<(i64, KeyBuf)>,
-    /// The keys for which each owner waits, each once.
-    waits: HashMap<Owner, SmallVec<[KeyBuf; 1]>>,
+    /// The keys for which each owner waits, each once. Ordered maps give their
+    /// memory back when those who waited have gone.
+    waits: BTreeMap<Owner, SmallVec<[KeyBuf; 1]>>,
     /// The owners that wait for more than one key.
-    waiting_for_several: HashSet<Owner>,
+    waiting_for_several: BTreeSet<Owner>,
     next_id: u64,
 }
 
@@ -141,8 +158,8 @@ impl<T> Default for WaitQueues<T> {
         Self {
             by_db: HashMap::new(),
             looks: BTreeSet::new(),
-            waits: HashMap::new(),
-            waiting_for_several: HashSet::new(),
+            waits: BTreeMap::new(),
+            waiting_for_several: BTreeSet::new(),
             next_id: 0,
         }
     }
@@ -183,6 +200,7 @@ impl<T> WaitQueues<T> {
         &mut self,
         key: KeyRef<'_>,
         request: AcquireRequest,
+        since_us: i64,
         max_waiters: usize,
         ticket: impl FnOnce(WaiterId) -> T,
     ) -> Result<T, LockError>
@@ -220,6 +238,7 @@ impl<T> WaitQueues<T> {
         }
         let waiter = Waiter {
             request,
+            since_us,
             ticket: ticket.clone(),
         };
         queue.waiters.insert(id, waiter);
@@ -279,7 +298,7 @@ impl<T> WaitQueues<T> {
     }
 
     /// Who held the lock when it was looked at last, if anybody waits for it.
-    pub(crate) fn holders(&self, key: KeyRef<'_>) -> &[Owner] {
+    pub(crate) fn holders(&self, key: KeyRef<'_>) -> &[NotedHolder] {
         self.queue(key).map_or(&[], |queue| &queue.holders)
     }
 
@@ -288,16 +307,65 @@ impl<T> WaitQueues<T> {
     pub(crate) fn note_holders<'h>(
         &mut self,
         key: KeyRef<'_>,
-        holders: impl Iterator<Item = &'h Owner> + Clone,
+        holders: impl Iterator<Item = &'h Holder> + Clone,
     ) -> bool {
         let Some(queue) = self.queue_mut(key) else {
             return false;
         };
-        let news = !queue.holders.iter().eq(holders.clone());
-        if news {
-            queue.holders = holders.cloned().collect();
-        }
+        let owners = holders.clone().map(|holder| &holder.owner);
+        let news = !queue.holders.iter().map(|noted| &noted.owner).eq(owners);
+        queue.holders.clear();
+        queue.holders.extend(holders.map(|holder| NotedHolder {
+            owner: holder.owner.clone(),
+            lease_end_ms: holder.lease_end_ms,
+        }));
         news
+    }
+
+    /// The key's waiters, in order.
+    pub(crate) fn waiters(&self, key: KeyRef<'_>) -> impl Iterator<Item = &Waiter<T>> {
+        let queue = self.queue(key);
+        queue.into_iter().flat_map(|queue| queue.waiters.values())
+    }
+
+    /// How many wait for the key.
+    pub(crate) fn length(&self, key: KeyRef<'_>) -> usize {
+        self.queue(key).map_or(0, |queue| queue.waiters.len())
+    }
+
+    /// The keys of a database that somebody waits for, each with the time since
+    /// which the first in line has waited.
+    pub(crate) fn contended_keys(&self, db: i32) -> impl Iterator<Item = (KeyBuf, i64)> {
+        let queues = self.by_db.get(&db).into_iter().flat_map(HashMap::values);
+        queues.filter_map(move |queue| {
+            let (_, first) = queue.waiters.first_key_value()?;
+            let name = Rc::clone(&queue.name);
+            Some((KeyBuf { db, name }, first.since_us))
+        })
+    }
+
+    /// Since when the one has waited that has waited longest.
+    pub(crate) fn longest_since_us(&self) -> Option<i64> {
+        let queues = self.by_db.values().flat_map(HashMap::values);
+        let firsts = queues.filter_map(|queue| queue.waiters.first_key_value());
+        firsts.map(|(_, first)| first.since_us).min()
+    }
+
+    /// The next of the key's waiters that has not been found to wait for long.
+    pub(crate) fn next_not_slow(&self, key: KeyRef<'_>) -> Option<&Waiter<T>> {
+        let queue = self.queue(key)?;
+        let later = match queue.slow {
+            Some(slow) => (Bound::Excluded(slow), Bound::Unbounded),
+            None => (Bound::Unbounded, Bound::Unbounded),
+        };
+        queue.waiters.range(later).next().map(|(_, waiter)| waiter)
+    }
+
+    /// Notes that this waiter, and all before it, have been found to wait for long.
+    pub(crate) fn note_slow(&mut self, key: KeyRef<'_>, id: WaiterId) {
+        if let Some(queue) = self.queue_mut(key) {
+            queue.slow = Some(id);
+        }
     }
 
     /// Takes the first waiter.

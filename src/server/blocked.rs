@@ -41,6 +41,7 @@ use crate::error::LockError;
 use crate::lock::fence::Fence;
 use crate::lock::request::{ClientId, Owner, Timeout};
 use crate::lock::waiters::{KeyBuf, WaiterId};
+use crate::server::clients;
 use crate::server::guard;
 use crate::server::keyspace::LockKey;
 
@@ -68,9 +69,18 @@ pub(crate) enum Answer {
 #[derive(Clone, Copy)]
 pub(crate) struct Hooks {
     /// The client does not wait any more, for a reason that is not ours.
-    pub(crate) left: fn(&Ticket),
+    pub(crate) left: fn(&Ticket, Leave),
     /// The client was granted the lock and was gone before it could be told.
     pub(crate) undelivered: fn(&Context, &Ticket, Grant),
+}
+
+/// Why a client does not wait any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Leave {
+    /// Its time was up, or `CLIENT UNBLOCK` had it be.
+    TimeUp,
+    /// It went away, or was sent away with an error.
+    Gone,
 }
 
 enum State {
@@ -88,7 +98,10 @@ pub(crate) struct Ticket {
     pub(crate) key: KeyBuf,
     /// Who it waits as.
     pub(crate) owner: Owner,
-    client: ClientId,
+    /// The client.
+    pub(crate) client: ClientId,
+    /// When it gives up, in milliseconds since 1970, if ever.
+    pub(crate) until_ms: Cell<Option<i64>>,
     handle: Cell<*mut raw::RedisModuleBlockedClient>,
     state: RefCell<State>,
     hooks: Hooks,
@@ -101,20 +114,6 @@ pub(crate) fn may_block(ctx: &Context) -> bool {
     unsafe {
         let flags = raw::RedisModule_GetContextFlags.map_or(0, |flags| flags(ctx.ctx));
         flags & raw::REDISMODULE_CTX_FLAGS_DENY_BLOCKING as c_int == 0
-    }
-}
-
-/// The client that runs this command.
-pub(crate) fn client(ctx: &Context) -> ClientId {
-    // SAFETY: a question about the context of a running command.
-    ClientId(unsafe { raw::RedisModule_GetClientId.map_or(0, |id| id(ctx.ctx)) })
-}
-
-/// Whether the client is connected. One that runs scripts is not.
-pub(crate) fn is_connected(client: ClientId) -> bool {
-    // SAFETY: a null asks only whether there is such a client.
-    unsafe {
-        raw::RedisModule_GetClientInfoById.is_some_and(|info| info(ptr::null_mut(), client.0) == 0)
     }
 }
 
@@ -131,7 +130,8 @@ impl Ticket {
             id,
             key,
             owner,
-            client: client(ctx),
+            client: clients::running(ctx),
+            until_ms: Cell::new(None),
             handle: Cell::new(ptr::null_mut()),
             state: RefCell::new(State::Waiting),
             hooks,
@@ -140,7 +140,10 @@ impl Ticket {
 
     /// Blocks the client until it is answered, its time is up or it goes away.
     /// The caller has checked [`may_block`].
-    pub(crate) fn block(self: &Rc<Self>, key: LockKey<'_>, timeout: Timeout) {
+    pub(crate) fn block(self: &Rc<Self>, key: LockKey<'_>, timeout: Timeout, now_ms: i64) {
+        let timeout_ms = timeout.ms_or_zero();
+        self.until_ms
+            .set((timeout_ms > 0).then(|| now_ms.saturating_add(timeout_ms)));
         let mut names = [key.name().inner()];
         let private_data = Rc::into_raw(Rc::clone(self)).cast_mut().cast::<c_void>();
         // SAFETY: the server keeps `private_data` and gives it to the
@@ -158,7 +161,7 @@ impl Ticket {
                 Some(on_signal),
                 Some(on_timeout),
                 Some(on_free),
-                timeout.ms_or_zero(),
+                timeout_ms,
                 names.as_mut_ptr(),
                 1,
                 private_data,
@@ -184,9 +187,9 @@ impl Ticket {
         }
     }
 
-    fn leave(&self) {
+    fn leave(&self, leave: Leave) {
         self.state.replace(State::Left);
-        (self.hooks.left)(self);
+        (self.hooks.left)(self, leave);
     }
 
     /// Whether the reply of a client that was told, and that the server calls
@@ -197,7 +200,7 @@ impl Ticket {
     fn reply_was_lost(&self) -> bool {
         // SAFETY: a question without arguments.
         let version = unsafe { raw::RedisModule_GetServerVersion.map_or(0, |version| version()) };
-        version >= 0x0007_0200 || !is_connected(self.client)
+        version >= 0x0007_0200 || !clients::is_connected(self.client)
     }
 }
 
@@ -246,7 +249,7 @@ unsafe extern "C" fn on_timeout(
         let state = ticket.state.replace(State::Left);
         match state {
             State::Waiting => {
-                ticket.leave();
+                ticket.leave(Leave::TimeUp);
                 ctx.reply(Ok(RedisValue::Null));
             }
             State::Answered(answer) => {
@@ -274,7 +277,7 @@ unsafe extern "C" fn on_disconnect(
         };
         let waiting = matches!(*ticket.state.borrow(), State::Waiting);
         if waiting {
-            ticket.leave();
+            ticket.leave(Leave::Gone);
         }
     });
 }

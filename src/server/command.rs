@@ -2,12 +2,13 @@
 
 use std::ffi::c_int;
 
-use redis_module::{Context, RedisError, RedisValue, raw};
+use redis_module::{Context, RedisError, raw};
 use smallvec::SmallVec;
 
 use crate::error::{LockError, Usage};
 use crate::server::guard;
 use crate::server::registration::{self, CommandDoc};
+use crate::server::reply::Reply;
 use crate::server::word::Word;
 
 /// A command without its name, at most so many words long, is read without
@@ -21,7 +22,7 @@ pub(crate) trait Command {
 
     /// Runs it. `words` are those after the name, and at least as many as the
     /// documentation says.
-    fn run(ctx: &Context, words: &[Word<'_>]) -> Result<RedisValue, LockError>;
+    fn run(ctx: &Context, words: &[Word<'_>]) -> Result<Reply, LockError>;
 }
 
 /// Adds the command to the server.
@@ -31,7 +32,8 @@ pub(crate) fn register<C: Command>(ctx: &Context) -> Result<(), String> {
     let created = unsafe {
         raw::RedisModule_CreateCommand.is_some_and(|create| {
             let (name, flags) = (C::DOC.name.as_ptr(), C::DOC.flags.as_ptr());
-            create(ctx.ctx, name, Some(invoke::<C>), flags, 1, 1, 1) == 0
+            let key = c_int::from(C::DOC.key_change.is_some());
+            create(ctx.ctx, name, Some(invoke::<C>), flags, key, key, key) == 0
         })
     };
     if !created {
@@ -60,6 +62,11 @@ unsafe extern "C" fn invoke<C: Command>(
     let name = C::DOC.name.to_str().unwrap_or("a command");
     let result = guard::catch(name, || C::run(&context, &words))
         .unwrap_or_else(|| Err(Usage::Internal.into()));
-    context.reply(result.map_err(|error| RedisError::from(&error)));
+    match result {
+        Ok(reply) => reply.send(&context),
+        Err(error) => {
+            context.reply(Err(RedisError::from(&error)));
+        }
+    }
     0
 }

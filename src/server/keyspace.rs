@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 
-use redis_module::{CallOptionsBuilder, CallResult, Context, ContextFlags, raw};
+use redis_module::{CallOptionsBuilder, CallReply, CallResult, Context, ContextFlags, raw};
 
 use crate::lock::waiters::KeyRef;
 use crate::server::open_lock::OpenLock;
@@ -63,13 +63,14 @@ impl<'c> LockKey<'c> {
     /// there and the key is not here. Commands have been checked for that
     /// before they run; what the module does by itself has not.
     pub(crate) fn is_served_here(&self) -> bool {
-        !self.ctx.get_flags().contains(ContextFlags::CLUSTER) || self.answers("EXISTS")
+        !self.ctx.get_flags().contains(ContextFlags::CLUSTER) || self.may_ask_if_exists()
     }
 
-    fn answers(&self, command: &str) -> bool {
+    fn may_ask_if_exists(&self) -> bool {
         let options = CallOptionsBuilder::new().build();
-        let reply: CallResult<'_> = self.ctx.call_ext(command, &options, &[self.name.bytes()]);
-        reply.is_ok()
+        let reply: CallResult<'_> = self.ctx.call_ext("EXISTS", &options, &[self.name.bytes()]);
+        // A refusal is not always an error: it may be no reply at all.
+        matches!(reply, Ok(CallReply::I64(_)))
     }
 
     /// The key of another name, maybe in another database, while `body` uses it.
@@ -89,7 +90,12 @@ impl<'c> LockKey<'c> {
     /// propagates that, and tells every subscriber, this module included; so
     /// nothing of the module's state may be borrowed meanwhile.
     pub(crate) fn open(&self) -> OpenLock<'c> {
-        OpenLock::new(*self)
+        OpenLock::new(*self, raw::REDISMODULE_READ | raw::REDISMODULE_WRITE)
+    }
+
+    /// Opens the key where nothing will be written, which a replica can do too.
+    pub(crate) fn open_to_read(&self) -> OpenLock<'c> {
+        OpenLock::new(*self, raw::REDISMODULE_READ)
     }
 }
 

@@ -10,13 +10,16 @@
 #![allow(unsafe_code)]
 
 pub(crate) mod blocked;
+pub(crate) mod clients;
 pub(crate) mod clock;
 pub(crate) mod command;
 pub(crate) mod guard;
 pub(crate) mod keyspace;
+pub(crate) mod notifications;
 pub(crate) mod open_lock;
 pub(crate) mod publish;
 pub(crate) mod registration;
+pub(crate) mod reply;
 pub(crate) mod subscriptions;
 pub(crate) mod timer;
 pub(crate) mod word;

@@ -23,8 +23,7 @@ pub(crate) struct OpenLock<'c> {
 
 impl<'c> OpenLock<'c> {
     /// Opens the key.
-    pub(super) fn new(key: LockKey<'c>) -> Self {
-        let mode = raw::REDISMODULE_READ | raw::REDISMODULE_WRITE;
+    pub(super) fn new(key: LockKey<'c>, mode: u32) -> Self {
         // SAFETY: the context and the name are alive for 'c, and the handle is
         // closed by `drop` before either ends.
         let handle = unsafe {
@@ -184,7 +183,7 @@ impl<'c> OpenLock<'c> {
                     }
                     if let Some(fence) = new_fence {
                         words.push_fence_field();
-                        words.push(fence.get().to_string().as_bytes());
+                        words.push_number(fence.get());
                     }
                     self.set_fields(&words);
                 }
@@ -320,7 +319,14 @@ impl<'c> Words<'c> {
     }
 
     fn push(&mut self, bytes: &[u8]) {
-        let string = word::make(bytes);
+        self.push_made(word::make(bytes));
+    }
+
+    fn push_number(&mut self, number: i64) {
+        self.push_made(word::make_number(number));
+    }
+
+    fn push_made(&mut self, string: RedisString) {
         // SAFETY: the string lives as long as `self`, and so does the word.
         self.words.push(unsafe { Word::new(string.inner) });
         self.made.push(string);
@@ -337,7 +343,7 @@ impl<'c> Words<'c> {
     fn push_count(&mut self, holds: i64) {
         match holds {
             1 => self.words.push(ONE.with(Lasting::word)),
-            _ => self.push(holds.to_string().as_bytes()),
+            _ => self.push_number(holds),
         }
     }
 

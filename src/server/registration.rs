@@ -34,7 +34,7 @@ pub(crate) fn load_settings(ctx: &Context) -> Result<(), String> {
     }
 }
 
-/// The documentation of a command of the form `NAME key ...`.
+/// The documentation of a command of the form `NAME key ...`, or `NAME ...`.
 pub(crate) struct CommandDoc {
     /// Its name.
     pub(crate) name: &'static CStr,
@@ -46,14 +46,16 @@ pub(crate) struct CommandDoc {
     pub(crate) complexity: &'static CStr,
     /// How many words it has at least, the name included.
     pub(crate) min_words: c_int,
-    /// What it may do to its key.
-    pub(crate) key_change: KeyChange,
+    /// What it may do to its key, if it has one.
+    pub(crate) key_change: Option<KeyChange>,
     /// Its arguments, in order.
     pub(crate) args: &'static [ArgDoc],
 }
 
 /// What a command may do to its key, besides reading it.
 pub(crate) enum KeyChange {
+    /// Nothing.
+    None,
     /// Create or change it.
     Update,
     /// Change or delete it.
@@ -76,6 +78,20 @@ pub(crate) enum ArgDoc {
     OptionalOneOf(&'static CStr, &'static [ArgDoc]),
 }
 
+/// Where the server has categories of modules' own (Redis 7.4 and later), a
+/// user may be allowed `+@lock`.
+const ACL_CATEGORY: &CStr = c"lock";
+
+/// Adds the category of all the module's commands, where that is possible.
+pub(crate) fn add_acl_category(ctx: &Context) {
+    // SAFETY: called while the module loads, as the server demands.
+    unsafe {
+        if let Some(add) = raw::RedisModule_AddACLCategory {
+            add(ctx.ctx, ACL_CATEGORY.as_ptr());
+        }
+    }
+}
+
 /// The first and only layout of these structs. The header makes this a private
 /// constant of C, which Rust can't see.
 static INFO_VERSION: raw::RedisModuleCommandInfoVersion = raw::RedisModuleCommandInfoVersion {
@@ -89,15 +105,15 @@ static INFO_VERSION: raw::RedisModuleCommandInfoVersion = raw::RedisModuleComman
 pub(crate) fn describe(ctx: &Context, doc: &CommandDoc) -> Result<(), String> {
     let mut keep_alive = Vec::new();
     let args = arg_list(doc.args, true, &mut keep_alive);
-    let change = match doc.key_change {
-        KeyChange::Update => raw::REDISMODULE_CMD_KEY_UPDATE,
-        KeyChange::Delete => raw::REDISMODULE_CMD_KEY_DELETE,
+    let (access, change) = match doc.key_change {
+        None | Some(KeyChange::None) => (raw::REDISMODULE_CMD_KEY_RO, 0),
+        Some(KeyChange::Update) => (raw::REDISMODULE_CMD_KEY_RW, raw::REDISMODULE_CMD_KEY_UPDATE),
+        Some(KeyChange::Delete) => (raw::REDISMODULE_CMD_KEY_RW, raw::REDISMODULE_CMD_KEY_DELETE),
     };
     // SAFETY: all are plain C structs, for which all zeros mean "not given",
     // and end the list of key specifications.
     let mut key_specs: [raw::RedisModuleCommandKeySpec; 2] = unsafe { zeroed() };
-    key_specs[0].flags =
-        u64::from(raw::REDISMODULE_CMD_KEY_RW | raw::REDISMODULE_CMD_KEY_ACCESS | change);
+    key_specs[0].flags = u64::from(access | raw::REDISMODULE_CMD_KEY_ACCESS | change);
     key_specs[0].begin_search_type =
         raw::RedisModuleKeySpecBeginSearchType_REDISMODULE_KSPEC_BS_INDEX;
     key_specs[0].bs.index.pos = 1;
@@ -111,7 +127,10 @@ pub(crate) fn describe(ctx: &Context, doc: &CommandDoc) -> Result<(), String> {
         history: ptr::null_mut(),
         tips: ptr::null(),
         arity: -doc.min_words,
-        key_specs: key_specs.as_mut_ptr(),
+        key_specs: match doc.key_change {
+            Some(_) => key_specs.as_mut_ptr(),
+            None => ptr::null_mut(),
+        },
         args,
     };
     // SAFETY: the server copies what `info` points to; all of it lives until
@@ -120,6 +139,11 @@ pub(crate) fn describe(ctx: &Context, doc: &CommandDoc) -> Result<(), String> {
         match (raw::RedisModule_GetCommand, raw::RedisModule_SetCommandInfo) {
             (Some(get), Some(set)) => {
                 let command = get(ctx.ctx, doc.name.as_ptr());
+                if let (Some(set_categories), false) =
+                    (raw::RedisModule_SetCommandACLCategories, command.is_null())
+                {
+                    set_categories(command, ACL_CATEGORY.as_ptr());
+                }
                 !command.is_null() && set(command, &raw const info) == 0
             }
             _ => false,

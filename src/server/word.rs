@@ -59,6 +59,16 @@ pub(super) fn make(bytes: &[u8]) -> RedisString {
     RedisString::create_from_slice(ptr::null_mut(), bytes)
 }
 
+/// A string of this number.
+pub(super) fn make_number(number: i64) -> RedisString {
+    // SAFETY: a null asks for a string that belongs to nobody yet.
+    let inner = unsafe {
+        raw::RedisModule_CreateStringFromLongLong
+            .map_or(ptr::null_mut(), |create| create(ptr::null_mut(), number))
+    };
+    RedisString::from_redis_module_string(ptr::null_mut(), inner)
+}
+
 /// A string that is made once and lasts as long as the server.
 pub(super) struct Lasting(ManuallyDrop<RedisString>);
 

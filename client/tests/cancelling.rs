@@ -1,0 +1,176 @@
+//! Acquires that are dropped leave nothing on the server.
+
+mod support;
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use redis_lock_client::LockClient;
+use redis_lock_testing::{Client, TestServer};
+use tokio::time::timeout;
+
+use support::{connect, eventually, take};
+
+const LOCKS: u32 = 8;
+
+const CANCELLATIONS: u64 = 10_000;
+
+/// Polls a future so many times at most, or for so long.
+async fn impatient<T>(rng: &mut StdRng, future: impl Future<Output = T>) -> Option<T> {
+    if rng.random() {
+        let mut future = pin!(future);
+        let mut polls = rng.random_range(0..8);
+        poll_fn(|cx| {
+            polls -= 1;
+            match future.as_mut().poll(cx) {
+                Poll::Ready(done) => Poll::Ready(Some(done)),
+                Poll::Pending if polls < 0 => Poll::Ready(None),
+                Poll::Pending => Poll::Pending,
+            }
+        })
+        .await
+    } else {
+        let patience = Duration::from_micros(rng.random_range(0..3000));
+        timeout(patience, future).await.ok()
+    }
+}
+
+async fn work(client: LockClient, cancelled: Arc<AtomicU64>, seed: u64) {
+    let mut rng = StdRng::seed_from_u64(seed);
+    while cancelled.load(Ordering::Relaxed) < CANCELLATIONS {
+        let lock = client.lock(format!("lock{}", rng.random_range(0..LOCKS)));
+        let lock = match rng.random_range(0..8) {
+            // Its guards share holds, and its acquires queue for each other.
+            0 => lock.owner(rng.random::<[u8; 1]>().map(|byte| b'a' + byte % 2)),
+            1 => lock.wait(Duration::from_millis(1)),
+            _ => lock.wait(Duration::from_secs(10)),
+        };
+        match impatient(&mut rng, lock.acquire()).await {
+            Some(Ok(Some(guard))) => {
+                tokio::time::sleep(Duration::from_micros(rng.random_range(0..1500))).await;
+                drop(guard);
+            }
+            Some(Ok(None)) => {}
+            Some(Err(error)) => panic!("{error:?}"),
+            None => {
+                cancelled.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+/// How often the server has carried out a command.
+fn calls(observer: &mut Client, command: &str) -> u64 {
+    let stats = observer.bulk("INFO commandstats");
+    let prefix = format!("cmdstat_{command}:calls=");
+    let line = stats.lines().find_map(|line| line.strip_prefix(&prefix));
+    line.and_then(|line| line.split(',').next()?.parse().ok())
+        .unwrap_or(0)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_thousand_cancellations_leave_neither_a_waiter_nor_a_hold() {
+    let server = TestServer::start();
+    let seed: u64 = rand::random();
+    eprintln!("seed {seed}");
+    let cancelled = Arc::new(AtomicU64::new(0));
+    let mut clients = Vec::new();
+    let mut tasks = tokio::task::JoinSet::new();
+    for nth in 0..4 {
+        let client = connect(&server).await;
+        for task in 0..6 {
+            let seed = seed ^ (nth * 100 + task);
+            tasks.spawn(work(client.clone(), Arc::clone(&cancelled), seed));
+        }
+        clients.push(client);
+    }
+    while let Some(done) = tasks.join_next().await {
+        done.unwrap();
+    }
+    for client in &clients {
+        client.flush().await;
+    }
+    let mut observer = server.client();
+    // Most of them had asked the server by then, and many waited there.
+    let asked = calls(&mut observer, "lock.acquire");
+    let closed = calls(&mut observer, "client|kill");
+    eprintln!("{asked} acquires reached the server, {closed} waits were closed");
+    assert!(asked > CANCELLATIONS / 2 && closed > CANCELLATIONS / 10);
+    assert_eq!(observer.info("blocked_clients"), 0);
+    assert_eq!(observer.int("DBSIZE"), 0);
+    for client in &clients {
+        for n in 0..LOCKS {
+            take(client, &format!("lock{n}"))
+                .await
+                .release()
+                .await
+                .unwrap();
+        }
+    }
+    server.assert_sound();
+}
+
+#[tokio::test]
+async fn who_stops_waiting_closes_its_connection() {
+    let server = TestServer::start();
+    let client = connect(&server).await;
+    let _guard = take(&client, "lock").await;
+    let before = server.info("connected_clients");
+    for _ in 0..5 {
+        let waiting = tokio::spawn(client.lock("lock").acquire());
+        eventually("it waits", || server.info("blocked_clients") == 1).await;
+        waiting.abort();
+        eventually("it is gone", || {
+            server.info("blocked_clients") == 0 && server.info("connected_clients") == before
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn who_stops_waiting_locally_lets_the_next_one_pass() {
+    let server = TestServer::start();
+    let client = connect(&server).await;
+    let guard = take(&client, "lock").await;
+    let lock = client.lock("lock");
+    let first = tokio::spawn(lock.acquire());
+    eventually("the first waits", || server.info("blocked_clients") == 1).await;
+    let second = tokio::spawn(lock.acquire());
+    let third = tokio::spawn(lock.acquire());
+    tokio::task::yield_now().await;
+    first.abort();
+    second.abort();
+    drop(guard);
+    assert!(
+        support::soon("its turn", third)
+            .await
+            .unwrap()
+            .unwrap()
+            .is_some()
+    );
+}
+
+#[tokio::test]
+async fn a_grant_that_nobody_takes_goes_on_to_the_next() {
+    let server = TestServer::start();
+    let clients = [connect(&server).await, connect(&server).await];
+    for _ in 0..200 {
+        let guard = take(&clients[0], "lock").await;
+        let doomed = tokio::spawn(clients[0].lock("lock").acquire());
+        eventually("it waits", || server.info("blocked_clients") == 1).await;
+        let next = tokio::spawn(clients[1].lock("lock").acquire());
+        eventually("both wait", || server.info("blocked_clients") == 2).await;
+        let released = tokio::spawn(guard.release());
+        doomed.abort();
+        released.await.unwrap().unwrap();
+        let next = support::soon("the next one's turn", next).await;
+        next.unwrap().unwrap().unwrap().release().await.unwrap();
+        drop(doomed.await);
+    }
+}

@@ -1,0 +1,77 @@
+//! Three nodes, and slots that move.
+
+mod support;
+
+use std::time::Duration;
+
+use redis_lock_client::LockClient;
+use redis_lock_client::redis::cluster::ClusterClient;
+use redis_lock_testing::{Cluster, slot, tag};
+
+use support::{eventually, soon};
+
+async fn start() -> (Cluster, LockClient) {
+    let cluster = tokio::task::spawn_blocking(Cluster::start).await.unwrap();
+    let urls = cluster.nodes.iter().map(support::url);
+    let client = LockClient::connect_cluster(ClusterClient::builder(urls)).await;
+    (cluster, client.unwrap())
+}
+
+/// Somebody waits for a lock of this node, then gets it.
+async fn somebody_waits(cluster: &Cluster, client: &LockClient, node: usize, key: &str) {
+    let blocked = || cluster.nodes[node].info("blocked_clients");
+    let guard = client.lock(key).acquire().await.unwrap().unwrap();
+    let waiting = tokio::spawn(client.lock(key).acquire());
+    eventually("it waits there", || blocked() == 1).await;
+    guard.release().await.unwrap();
+    let granted = soon("its turn", waiting).await.unwrap().unwrap().unwrap();
+    assert!(granted.valid_for() > Duration::from_secs(20));
+    let doomed = tokio::spawn(client.lock(key).acquire());
+    eventually("another waits", || blocked() == 1).await;
+    doomed.abort();
+    eventually("it is gone", || blocked() == 0).await;
+    granted.release().await.unwrap();
+    client.flush().await;
+    assert_eq!(cluster.client(node).int(&format!("EXISTS {key}")), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn locks_live_on_the_nodes_of_their_slots_and_follow_them() {
+    let (cluster, client) = start().await;
+    for (node, range) in [0..5461, 5461..10923, 10923..16384].into_iter().enumerate() {
+        let key = format!("{{{}}}lock", tag(|slot| range.contains(&slot), 0));
+        somebody_waits(&cluster, &client, node, &key).await;
+    }
+
+    // Somebody waits for a lock whose slot moves away.
+    let key = format!("{{{}}}lock", tag(|slot| slot < 50, 0));
+    assert!(slot(&key) < 50);
+    let guard = client
+        .lock(&key)
+        .owner("alice")
+        .acquire()
+        .await
+        .unwrap()
+        .unwrap();
+    let waiting = tokio::spawn(client.lock(&key).acquire());
+    let blocked = |node: usize| cluster.nodes[node].info("blocked_clients");
+    eventually("it waits", || blocked(0) == 1).await;
+    tokio::task::block_in_place(|| cluster.reshard(0, 1, 100));
+    eventually("it waits at the new node", || {
+        (blocked(0), blocked(1)) == (0, 1)
+    })
+    .await;
+    guard.renew().await.unwrap();
+    guard.release().await.unwrap();
+    let granted = soon("its turn", waiting).await.unwrap().unwrap();
+    assert!(granted.is_some());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn replicas_are_asked_of_the_node_that_has_the_lock() {
+    let (_cluster, client) = start().await;
+    let lock = client.lock("lock").replicas(0, Duration::from_millis(100));
+    assert!(lock.acquire().await.unwrap().is_some());
+    let lock = client.lock("other").replicas(1, Duration::from_millis(100));
+    assert!(lock.acquire().await.is_err());
+}

@@ -1,0 +1,94 @@
+//! The examples do what they say.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+
+use redis_lock_testing::TestServer;
+
+/// An example's program. Cargo has built it where it tests everything, but not
+/// where it tests this alone.
+fn example(name: &str, servers: &[TestServer]) -> Command {
+    let built = Command::new(env!("CARGO"))
+        .args(["build", "--quiet", "--package", env!("CARGO_PKG_NAME")])
+        .args(["--example", name])
+        .status();
+    assert!(built.unwrap().success());
+    let mut path = std::env::current_exe().unwrap();
+    path.pop();
+    path.pop();
+    let mut command = Command::new(path.join("examples").join(name));
+    let urls = servers
+        .iter()
+        .map(|server| format!("redis://{}", server.addr()));
+    command.args(urls);
+    command
+}
+
+fn output(mut command: Command) -> String {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn the_quickstart_takes_a_lock_and_gives_it_back() {
+    let server = [TestServer::start()];
+    let said = output(example("quickstart", &server));
+    assert!(said.starts_with("I hold orders:42 with token 1"), "{said}");
+    assert_eq!(server[0].client().int("EXISTS orders:42"), 0);
+}
+
+#[test]
+fn the_redlock_holds_on_a_majority() {
+    let mut servers: Vec<_> = (0..3).map(|_| TestServer::start()).collect();
+    servers[0].crash();
+    let said = output(example("redlock", &servers));
+    assert!(said.starts_with("held for 29"), "{said}");
+}
+
+struct Service(Child);
+
+impl Service {
+    fn start(server: &[TestServer]) -> Self {
+        let mut command = example("service", server);
+        Self(command.stdout(Stdio::piped()).spawn().unwrap())
+    }
+
+    /// Reads what it says until a line begins like this.
+    fn await_line(&mut self, beginning: &str) {
+        let lines = BufReader::new(self.0.stdout.as_mut().unwrap()).lines();
+        for line in lines {
+            if line.unwrap().starts_with(beginning) {
+                return;
+            }
+        }
+        panic!("it never said {beginning}");
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn the_service_hands_over_when_it_is_told_to_end() {
+    let server = [TestServer::start()];
+    let mut one = Service::start(&server);
+    one.await_line("leading");
+    let mut other = Service::start(&server);
+    other.await_line("standing by");
+    server[0].await_blocked(1);
+    let interrupt = ["-s", "INT", &one.0.id().to_string()];
+    assert!(
+        Command::new("kill")
+            .args(interrupt)
+            .status()
+            .unwrap()
+            .success()
+    );
+    other.await_line("leading");
+    assert!(one.0.wait().unwrap().success());
+}

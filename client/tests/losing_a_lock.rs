@@ -1,0 +1,218 @@
+//! Losing a lock: told in time, every time, and for good.
+
+mod support;
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use redis_lock_client::{Error, LockClient, Lost};
+use redis_lock_testing::{TestServer, int};
+use tokio::task::JoinSet;
+
+use support::{connect, eventually, soon, take, url};
+
+fn wall_clock_ms() -> i64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    i64::try_from(now.as_millis()).unwrap()
+}
+
+/// Stops a server so many times for longer than a lease that was renewed until
+/// then. Says how long before its end on the server each loss was told.
+async fn stop_again_and_again(runs: usize) -> Vec<i64> {
+    let server = TestServer::start();
+    let client = LockClient::builder()
+        .default_lease(Duration::from_millis(400))
+        .connect(url(&server))
+        .await
+        .unwrap();
+    let mut observer = server.client();
+    let mut margins = Vec::new();
+    for run in 0..runs {
+        let key = format!("lock{run}");
+        let guard = take(&client, &key).await;
+        let ask = format!("PEXPIRETIME {key}");
+        let granted_until = observer.int(&ask);
+        eventually("the lease is renewed", || {
+            observer.int(&ask) > granted_until
+        })
+        .await;
+        // The next renewal is far enough away.
+        let ends_at = observer.int(&ask);
+        server.signal("STOP");
+        let why = guard.lost().await;
+        let told_at = wall_clock_ms();
+        assert_eq!((why, guard.valid_for()), (Lost::Expired, Duration::ZERO));
+        server.signal("CONT");
+        eventually("it is free", || {
+            observer.call(&format!("EXISTS {key}")) == int(0)
+        })
+        .await;
+        assert_eq!(observer.int(&ask), -2);
+        margins.push(ends_at - told_at);
+        let error = guard.release().await.unwrap_err();
+        assert!(matches!(error, Error::Lost(Lost::Expired)), "{error:?}");
+    }
+    margins
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_stopped_for_longer_than_the_lease_is_told_before_its_end_there() {
+    let mut runs: JoinSet<_> = (0..5).map(|_| stop_again_and_again(20)).collect();
+    let mut margins = Vec::new();
+    while let Some(more) = runs.join_next().await {
+        margins.extend(more.unwrap());
+    }
+    margins.sort_unstable();
+    eprintln!("told so many ms before the end: {margins:?}");
+    assert_eq!(margins.len(), 100);
+    assert!(margins[0] >= 0, "{margins:?}");
+}
+
+#[tokio::test]
+async fn a_lock_that_somebody_took_away_is_told_by_the_next_renewal() {
+    let server = TestServer::start();
+    let lease = Duration::from_millis(300);
+    let client = LockClient::builder()
+        .default_lease(lease)
+        .connect(url(&server))
+        .await
+        .unwrap();
+    let guard = take(&client, "lock").await;
+    server.client().call("DEL lock");
+    let rival = take(&connect(&server).await, "lock").await;
+    assert_eq!(soon("the loss", guard.lost()).await, Lost::Refused);
+    assert_eq!(guard.valid_for(), Duration::ZERO);
+    let error = guard.renew().await.unwrap_err();
+    assert!(matches!(error, Error::Lost(Lost::Refused)), "{error:?}");
+    assert!(guard.release().await.is_err());
+    // The rival's hold was not touched.
+    rival.renew().await.unwrap();
+    rival.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_lease_that_was_given_ends_and_the_lock_is_anothers() {
+    let server = TestServer::start();
+    let client = connect(&server).await;
+    let lock = client.lock("lock").lease(Duration::from_millis(100));
+    let guard = lock.acquire().await.unwrap().unwrap();
+    assert!(guard.valid_for() <= Duration::from_millis(94));
+    let waiting = tokio::spawn(client.lock("lock").acquire());
+    assert_eq!(soon("the loss", guard.lost()).await, Lost::Expired);
+    let rival = soon("the rival's turn", waiting)
+        .await
+        .unwrap()
+        .unwrap()
+        .unwrap();
+    let error = guard.release().await.unwrap_err();
+    assert!(matches!(error, Error::Lost(Lost::Expired)), "{error:?}");
+    client.flush().await;
+    rival.renew().await.unwrap();
+}
+
+#[tokio::test]
+async fn what_is_lost_stays_lost_even_if_the_server_still_has_it() {
+    let server = TestServer::start();
+    let client = connect(&server).await;
+    let lock = client.lock("lock").lease(Duration::from_millis(300));
+    let guard = lock.acquire().await.unwrap().unwrap();
+    let lost = guard.lost();
+    // Here the hold ends a few milliseconds sooner than there.
+    lost.await;
+    server.client().call("PEXPIRE lock 60000");
+    let error = guard.renew().await.unwrap_err();
+    assert!(matches!(error, Error::Lost(Lost::Expired)), "{error:?}");
+    drop(guard);
+    client.flush().await;
+    assert_eq!(server.client().int("EXISTS lock"), 0, "it is given back");
+}
+
+#[tokio::test]
+async fn a_lost_hold_is_replaced_by_a_new_one_of_the_same_owner() {
+    let server = TestServer::start();
+    let client = connect(&server).await;
+    let lock = client
+        .lock("lock")
+        .owner("alice")
+        .lease(Duration::from_millis(100));
+    let old = lock.acquire().await.unwrap().unwrap();
+    old.lost().await;
+    // Whether or not the server has noticed by now.
+    server.client().call("PEXPIRE lock 60000");
+    let new = lock
+        .lease(Duration::from_secs(60))
+        .acquire()
+        .await
+        .unwrap()
+        .unwrap();
+    assert!(new.token() > old.token());
+    assert!(old.release().await.is_err());
+    client.flush().await;
+    new.renew().await.unwrap();
+    new.release().await.unwrap();
+    assert_eq!(server.client().int("EXISTS lock"), 0);
+}
+
+#[tokio::test]
+async fn the_shortest_lease_is_a_hold_or_an_error_but_never_a_lie() {
+    let server = TestServer::start();
+    let client = connect(&server).await;
+    let lock = client.lock("lock").lease(Duration::from_millis(1));
+    for _ in 0..100 {
+        match lock.clone().wait(Duration::from_secs(1)).acquire().await {
+            Ok(Some(guard)) => assert!(guard.valid_for() < Duration::from_millis(1)),
+            Ok(None) => panic!("nobody else has it for long"),
+            Err(error) => assert!(matches!(error, Error::Lost(Lost::Expired)), "{error:?}"),
+        }
+    }
+    client.flush().await;
+    eventually("it is free", || server.client().int("EXISTS lock") == 0).await;
+}
+
+#[tokio::test]
+async fn giving_back_ends_it_for_those_who_watch() {
+    let server = TestServer::start();
+    let client = connect(&server).await;
+    let guard = take(&client, "lock").await;
+    let watching = tokio::spawn(guard.lost());
+    guard.release().await.unwrap();
+    assert_eq!(soon("the end", watching).await.unwrap(), Lost::Released);
+}
+
+#[test]
+fn a_guard_outlives_its_runtime_without_a_false_sense_of_holding() {
+    let server = TestServer::start();
+    let lease = Duration::from_millis(300);
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let guard = runtime.block_on(async {
+        let builder = LockClient::builder().default_lease(lease);
+        let client = builder.connect(url(&server)).await.unwrap();
+        take(&client, "lock").await
+    });
+    drop(runtime);
+    // Nobody renews it any more.
+    redis_lock_testing::eventually("it is free", || server.client().int("EXISTS lock") == 0);
+    assert_eq!(guard.valid_for(), Duration::ZERO);
+    drop(guard);
+}
+
+#[test]
+fn a_client_goes_on_in_another_runtime() {
+    let server = TestServer::start();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let client = runtime.block_on(async {
+        let client = connect(&server).await;
+        drop(take(&client, "lock").await);
+        client.flush().await;
+        client
+    });
+    drop(runtime);
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let guard = take(&client, "lock").await;
+        let waiting = tokio::spawn(client.lock("lock").acquire());
+        eventually("it waits", || server.info("blocked_clients") == 1).await;
+        guard.release().await.unwrap();
+        let granted = soon("the grant", waiting).await;
+        assert!(granted.unwrap().unwrap().is_some());
+    });
+}

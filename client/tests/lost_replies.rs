@@ -1,0 +1,121 @@
+//! Replies that get lost, and commands that arrive late.
+
+#[path = "support/proxy.rs"]
+mod proxy;
+mod support;
+
+use std::time::Duration;
+
+use proxy::{Fate, Proxy};
+use redis_lock_client::{Error, LockClient, Lost};
+use redis_lock_testing::TestServer;
+
+use support::{connect, eventually, soon, take};
+
+async fn connect_through(proxy: &Proxy) -> LockClient {
+    LockClient::builder()
+        .response_timeout(Duration::from_millis(100))
+        .connect(format!("redis://{}", proxy.addr))
+        .await
+        .unwrap()
+}
+
+/// Takes and gives back a lock through a lossy proxy, in turn with somebody
+/// who has a good connection.
+async fn nothing_leaks(fate: Fate, rounds: usize) {
+    let server = TestServer::start();
+    let proxy = Proxy::start(server.addr()).await;
+    let client = connect_through(&proxy).await;
+    let rival = connect(&server).await;
+    proxy.set(fate);
+    let rivals = tokio::spawn(async move {
+        for _ in 0..rounds {
+            let guard = rival.lock("lock").acquire().await.unwrap().unwrap();
+            guard.release().await.unwrap();
+            tokio::task::yield_now().await;
+        }
+    });
+    let mut last = 0;
+    for round in 0..rounds {
+        let lock = client.lock("lock");
+        let lock = if round % 2 == 0 {
+            lock.owner("alice")
+        } else {
+            lock
+        };
+        let guard = lock.acquire().await.unwrap().unwrap();
+        assert!(guard.token() > last);
+        last = guard.token();
+        match guard.release().await {
+            // Whether the lock is free could not be told in time.
+            Ok(()) | Err(Error::Unavailable(_)) => {}
+            // A renewal that was answered late.
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+    rivals.await.unwrap();
+    soon("all is given back", client.flush()).await;
+    assert_eq!(server.client().int("EXISTS lock"), 0);
+    assert_eq!(server.info("blocked_clients"), 0);
+    eprintln!("{} replies lost", proxy.lost());
+    assert!(proxy.lost() > 10);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reply_lost_with_its_connection_never_leaks_a_hold() {
+    nothing_leaks(Fate::RepliesLost(15), 300).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reply_that_never_comes_never_leaks_a_hold() {
+    nothing_leaks(Fate::RepliesSwallowed(10), 60).await;
+}
+
+#[tokio::test]
+async fn a_command_that_arrives_after_it_was_given_up_takes_nothing() {
+    let server = TestServer::start();
+    let proxy = Proxy::start(server.addr()).await;
+    let client = connect_through(&proxy).await;
+    for owner in [None, Some("alice")] {
+        proxy.set(Fate::CommandsHeld);
+        let lock = client.lock("lock").lease(Duration::from_secs(60));
+        let lock = match owner {
+            Some(owner) => lock.owner(owner),
+            None => lock,
+        };
+        let error = lock.try_acquire().await.unwrap_err();
+        assert!(matches!(error, Error::Unavailable(_)), "{error:?}");
+        proxy.set(Fate::Passes);
+        soon("it is given back", client.flush()).await;
+        // Whatever came late has come by now: this is the same connection's end.
+        let guard = take(&client, "lock").await;
+        guard.release().await.unwrap();
+        eventually("the old connection is gone", || {
+            server.info("connected_clients") <= 2
+        })
+        .await;
+        assert_eq!(server.client().int("EXISTS lock"), 0);
+    }
+}
+
+#[tokio::test]
+async fn a_holder_that_is_cut_off_is_told_and_then_gives_back() {
+    let server = TestServer::start();
+    let proxy = Proxy::start(server.addr()).await;
+    let client = LockClient::builder()
+        .default_lease(Duration::from_millis(400))
+        .response_timeout(Duration::from_millis(100))
+        .connect(format!("redis://{}", proxy.addr))
+        .await
+        .unwrap();
+    let guard = take(&client, "lock").await;
+    proxy.set(Fate::RepliesSwallowed(100));
+    assert_eq!(soon("the loss", guard.lost()).await, Lost::Expired);
+    proxy.set(Fate::Passes);
+    drop(guard);
+    client.flush().await;
+    eventually("the lock is free", || {
+        server.client().int("EXISTS lock") == 0
+    })
+    .await;
+}

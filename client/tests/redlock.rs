@@ -1,0 +1,264 @@
+//! A lock on the majority of five servers, some of which fail.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use redis_lock_client::{Error, LockClient, Lost, Redlock};
+use redis_lock_testing::TestServer;
+
+use support::{eventually, soon, url};
+
+const LEASE: Duration = Duration::from_secs(60);
+
+fn five() -> Vec<TestServer> {
+    (0..5).map(|_| TestServer::start()).collect()
+}
+
+async fn redlock(servers: &[TestServer]) -> Redlock {
+    LockClient::builder()
+        // The machine that tests may be busy with others.
+        .response_timeout(Duration::from_millis(250))
+        .connect_redlock(servers.iter().map(url))
+        .await
+        .unwrap()
+}
+
+/// How many of these servers have the lock.
+fn held_on(servers: &[TestServer]) -> usize {
+    let held = servers
+        .iter()
+        .map(|server| server.client().int("EXISTS lock"));
+    usize::try_from(held.sum::<i64>()).unwrap()
+}
+
+/// Takes, renews and gives back with so many servers killed.
+async fn works_with_killed(killed: usize) {
+    let mut servers = five();
+    let (one, other) = (redlock(&servers).await, redlock(&servers).await);
+    for server in &mut servers[..killed] {
+        server.crash();
+    }
+    let alive = &servers[killed..];
+    for _ in 0..3 {
+        let guard = one
+            .lock("lock")
+            .lease(LEASE)
+            .acquire()
+            .await
+            .unwrap()
+            .unwrap();
+        assert!(guard.valid_for() > LEASE * 9 / 10);
+        eventually("all that live have it", || held_on(alive) == 5 - killed).await;
+        assert!(other.lock("lock").try_acquire().await.unwrap().is_none());
+        guard.renew().await.unwrap();
+        guard.release().await.unwrap();
+        eventually("all that live are free", || held_on(alive) == 0).await;
+    }
+    let guard = one.lock("lock").acquire().await.unwrap().unwrap();
+    let waiting = tokio::spawn(other.lock("lock").acquire());
+    drop(guard);
+    assert!(
+        soon("the other's turn", waiting)
+            .await
+            .unwrap()
+            .unwrap()
+            .is_some()
+    );
+    eventually("it is given back", || held_on(alive) == 0).await;
+}
+
+#[tokio::test]
+async fn five_of_five_servers_hold_a_lock() {
+    works_with_killed(0).await;
+}
+
+#[tokio::test]
+async fn one_killed_server_of_five_does_not_matter() {
+    works_with_killed(1).await;
+}
+
+#[tokio::test]
+async fn two_killed_servers_of_five_do_not_matter() {
+    works_with_killed(2).await;
+}
+
+#[tokio::test]
+async fn with_three_killed_servers_of_five_nothing_is_held_and_nothing_stays() {
+    let mut servers = five();
+    let client = redlock(&servers).await;
+    let held = client
+        .lock("held")
+        .lease(LEASE)
+        .acquire()
+        .await
+        .unwrap()
+        .unwrap();
+    for server in &mut servers[..3] {
+        server.crash();
+    }
+    for wait in [Duration::ZERO, Duration::from_millis(500)] {
+        let lock = client.lock("lock").lease(Duration::from_secs(1));
+        let error = lock.wait(wait).acquire().await.unwrap_err();
+        assert!(
+            matches!(
+                error,
+                Error::NoMajority {
+                    servers: 5,
+                    failed: 3,
+                    ..
+                }
+            ),
+            "{error:?}"
+        );
+        assert!(error.is_retryable());
+    }
+    client.flush().await;
+    assert_eq!(held_on(&servers[3..]), 0);
+    // A hold from before can't be renewed, and is told when it ends.
+    let error = held.renew().await.unwrap_err();
+    assert!(matches!(error, Error::NoMajority { .. }), "{error:?}");
+    assert!(held.valid_for() > Duration::ZERO);
+    assert!(Redlock::connect(servers.iter().map(url)).await.is_err());
+}
+
+#[tokio::test]
+async fn a_majority_that_dies_is_told_as_a_loss_in_time() {
+    let mut servers = five();
+    let builder = LockClient::builder().default_lease(Duration::from_millis(600));
+    let client = builder
+        .connect_redlock(servers.iter().map(url))
+        .await
+        .unwrap();
+    let guard = client.lock("lock").acquire().await.unwrap().unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(guard.valid_for() > Duration::ZERO, "it was renewed");
+    for server in &mut servers[..3] {
+        server.crash();
+    }
+    assert_eq!(soon("the loss", guard.lost()).await, Lost::Expired);
+}
+
+#[tokio::test]
+async fn a_stopped_server_neither_delays_nor_keeps_the_lock() {
+    let servers = five();
+    let client = redlock(&servers).await;
+    servers[0].signal("STOP");
+    let begun = Instant::now();
+    for _ in 0..20 {
+        let guard = client.lock("lock").acquire().await.unwrap().unwrap();
+        guard.renew().await.unwrap();
+        guard.release().await.unwrap();
+    }
+    // Each waits for the majority, not for the one that is stopped.
+    assert!(
+        begun.elapsed() < Duration::from_secs(4),
+        "{:?}",
+        begun.elapsed()
+    );
+    servers[0].signal("CONT");
+    let held = client.lock("lock").acquire().await.unwrap().unwrap();
+    held.release().await.unwrap();
+    eventually("it is free everywhere", || held_on(&servers) == 0).await;
+}
+
+#[tokio::test]
+async fn a_server_wiped_within_the_lease_does_not_let_another_in() {
+    let servers = five();
+    let (one, other) = (redlock(&servers).await, redlock(&servers).await);
+    let guard = one
+        .lock("lock")
+        .lease(LEASE)
+        .acquire()
+        .await
+        .unwrap()
+        .unwrap();
+    eventually("all have it", || held_on(&servers) == 5).await;
+    servers[0].client().call("FLUSHALL");
+    servers[1].client().call("FLUSHALL");
+    for _ in 0..5 {
+        assert!(other.lock("lock").try_acquire().await.unwrap().is_none());
+    }
+    guard.renew().await.unwrap();
+    // A third one would be too many: it is a loss then.
+    servers[2].client().call("FLUSHALL");
+    let error = guard.renew().await.unwrap_err();
+    assert!(matches!(error, Error::Lost(Lost::Refused)), "{error:?}");
+    assert!(guard.release().await.is_err());
+}
+
+#[tokio::test]
+async fn a_lease_shorter_than_the_asking_is_no_hold() {
+    let servers = five();
+    let client = redlock(&servers).await;
+    for server in &servers[..3] {
+        server.signal("STOP");
+    }
+    let lock = client.lock("lock").lease(Duration::from_millis(50));
+    assert!(lock.try_acquire().await.is_err());
+    for server in &servers[..3] {
+        server.signal("CONT");
+    }
+    soon("it is given back", client.flush()).await;
+    eventually("it is free everywhere", || held_on(&servers) == 0).await;
+}
+
+#[tokio::test]
+async fn many_clients_exclude_each_other() {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    let servers = five();
+    let inside = Arc::new(AtomicBool::new(false));
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..4 {
+        let client = redlock(&servers).await;
+        let inside = Arc::clone(&inside);
+        tasks.spawn(async move {
+            for _ in 0..5 {
+                let guard = client.lock("lock").acquire().await.unwrap().unwrap();
+                assert!(!inside.swap(true, Ordering::SeqCst), "two at a time");
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                inside.store(false, Ordering::SeqCst);
+                guard.release().await.unwrap();
+            }
+            client.flush().await;
+        });
+    }
+    soon("all had their turns", tasks.join_all()).await;
+    assert_eq!(held_on(&servers), 0);
+}
+
+#[tokio::test]
+async fn a_dropped_acquire_leaves_nothing_on_any_server() {
+    let servers = five();
+    let client = redlock(&servers).await;
+    for micros in (0..4000).step_by(20) {
+        let lock = client.lock("lock");
+        let patience = Duration::from_micros(micros);
+        drop(tokio::time::timeout(patience, lock.acquire()).await);
+    }
+    client.flush().await;
+    assert_eq!(held_on(&servers), 0);
+}
+
+#[tokio::test]
+async fn an_owner_re_enters_on_a_majority() {
+    let servers = five();
+    let client = redlock(&servers).await;
+    let lock = client.lock("lock").owner("alice");
+    let outer = lock.acquire().await.unwrap().unwrap();
+    let inner = lock.acquire().await.unwrap().unwrap();
+    outer.release().await.unwrap();
+    assert!(client.lock("lock").try_acquire().await.unwrap().is_none());
+    inner.release().await.unwrap();
+    assert!(client.lock("lock").acquire().await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn replicas_are_not_for_independent_servers() {
+    let servers = five();
+    let client = redlock(&servers).await;
+    let lock = client.lock("lock").replicas(1, LEASE);
+    assert!(matches!(lock.acquire().await, Err(Error::Invalid(_))));
+}

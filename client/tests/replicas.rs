@@ -1,0 +1,85 @@
+//! Grants that replicas have to have.
+
+mod support;
+
+use std::time::Duration;
+
+use redis_lock_client::Error;
+use redis_lock_testing::TestServer;
+
+use support::{connect, eventually, soon, take};
+
+const WITHIN: Duration = Duration::from_secs(2);
+
+#[tokio::test]
+async fn a_grant_counts_once_the_replicas_have_it() {
+    let server = TestServer::start_with(&["--repl-diskless-sync-delay", "0"]);
+    let replica = server.replica(true);
+    let client = connect(&server).await;
+    for n in 0..20 {
+        let key = format!("lock{n}");
+        let lock = client.lock(&key).owner("alice").replicas(1, WITHIN);
+        let _guard = lock.try_acquire().await.unwrap().unwrap();
+        let there = replica.client().bulk(&format!("HGET {key} alice"));
+        assert_eq!(there, "1");
+    }
+}
+
+#[tokio::test]
+async fn a_queued_grant_counts_once_the_replicas_have_it() {
+    let server = TestServer::start_with(&["--repl-diskless-sync-delay", "0"]);
+    let replica = server.replica(true);
+    let client = connect(&server).await;
+    let guard = take(&client, "lock").await;
+    let lock = client.lock("lock").owner("alice").replicas(1, WITHIN);
+    let waiting = tokio::spawn(lock.acquire());
+    eventually("it waits", || server.info("blocked_clients") == 1).await;
+    guard.release().await.unwrap();
+    let guard = soon("the grant", waiting).await.unwrap().unwrap().unwrap();
+    assert_eq!(replica.client().bulk("HGET lock alice"), "1");
+    assert!(guard.valid_for() > Duration::from_secs(20));
+}
+
+#[tokio::test]
+async fn without_enough_replicas_the_lock_is_free_again() {
+    let server = TestServer::start_with(&["--repl-diskless-sync-delay", "0"]);
+    let _replica = server.replica(true);
+    let client = connect(&server).await;
+    let lock = client.lock("lock").replicas(2, Duration::from_millis(50));
+    for waits in [true, false] {
+        let taken = if waits {
+            lock.acquire().await
+        } else {
+            lock.try_acquire().await
+        };
+        let error = taken.unwrap_err();
+        let Error::NotReplicated {
+            wanted, reached, ..
+        } = error
+        else {
+            panic!("{error:?}");
+        };
+        assert_eq!((wanted, reached), (2, 1));
+        assert_eq!(server.client().int("EXISTS lock"), 0);
+    }
+}
+
+#[tokio::test]
+async fn a_replica_that_is_stopped_does_not_count() {
+    let server = TestServer::start_with(&["--repl-diskless-sync-delay", "0"]);
+    let replica = server.replica(true);
+    let client = connect(&server).await;
+    replica.signal("STOP");
+    let lock = client.lock("lock").replicas(1, Duration::from_millis(100));
+    let error = lock.acquire().await.unwrap_err();
+    assert!(
+        matches!(error, Error::NotReplicated { reached: 0, .. }),
+        "{error:?}"
+    );
+    replica.signal("CONT");
+    eventually("it counts again", || {
+        server.client().call("WAIT 1 1000") == redis_lock_testing::int(1)
+    })
+    .await;
+    assert!(lock.replicas(1, WITHIN).acquire().await.unwrap().is_some());
+}

@@ -1,0 +1,102 @@
+//! A primary that fails, and sentinels that put another in its place.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use redis_lock_client::LockClient;
+use redis_lock_client::redis::sentinel::{SentinelClient, SentinelServerType};
+use redis_lock_testing::Sentinels;
+
+use support::eventually;
+
+/// How long a fail-over may take, the discovery of the death included.
+const FAILOVER: Duration = Duration::from_secs(30);
+
+async fn connect(group: &Sentinels) -> LockClient {
+    let sentinels = group
+        .addrs()
+        .iter()
+        .map(|addr| format!("redis://{addr}"))
+        .collect();
+    let kind = SentinelServerType::Master;
+    let sentinels = SentinelClient::build(sentinels, "locks".to_string(), None, kind).unwrap();
+    LockClient::connect_sentinel(sentinels).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fail_over_is_waited_out_and_what_replicas_have_is_kept() {
+    let mut group = tokio::task::spawn_blocking(Sentinels::start).await.unwrap();
+    let client = connect(&group).await;
+    // A lock that the replicas have, renewed by the client.
+    let safe = client.lock("safe").replicas(2, Duration::from_secs(5));
+    let safe = safe.acquire().await.unwrap().unwrap();
+    // A lock that a stranger has and replicas too; somebody waits for it.
+    let mut stranger = group.primary.client();
+    let held = stranger.int("LOCK.ACQUIRE held stranger LEASE 600000");
+    assert_eq!(stranger.call("WAIT 2 5000"), redis_lock_testing::int(2));
+    let waiting = tokio::spawn(client.lock("held").wait(FAILOVER).acquire());
+    eventually("it waits", || group.primary.info("blocked_clients") == 1).await;
+
+    let died = Instant::now();
+    let old = group.primary.addr();
+    group.primary.crash();
+    // Asked at once, answered when there is a primary again.
+    let fresh = client
+        .lock("fresh")
+        .wait(FAILOVER)
+        .acquire()
+        .await
+        .unwrap()
+        .unwrap();
+    eprintln!("a grant after {:?}", died.elapsed());
+    assert!(fresh.token() > u64::try_from(held).unwrap());
+    assert!(fresh.token() > safe.token());
+    safe.renew().await.unwrap();
+    let rival = client.lock("safe").try_acquire().await.unwrap();
+    assert!(rival.is_none(), "the lock was forgotten");
+
+    let sentinel = group.addrs()[0];
+    let new = Sentinels::primary(sentinel)
+        .filter(|addr| *addr != old)
+        .unwrap();
+    let primary = group
+        .replicas
+        .iter()
+        .find(|replica| replica.addr() == new)
+        .unwrap();
+    eventually("it waits there again", || {
+        primary.info("blocked_clients") == 1
+    })
+    .await;
+    assert_eq!(primary.client().int("LOCK.RELEASE held stranger"), 1);
+    let granted = tokio::time::timeout(FAILOVER, waiting).await.unwrap();
+    assert!(granted.unwrap().unwrap().is_some());
+    safe.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_at_a_primary_that_hangs_waits_at_its_successor() {
+    let group = tokio::task::spawn_blocking(Sentinels::start).await.unwrap();
+    let client = connect(&group).await;
+    let mut stranger = group.primary.client();
+    stranger.int("LOCK.ACQUIRE held stranger LEASE 600000");
+    assert_eq!(stranger.call("WAIT 2 5000"), redis_lock_testing::int(2));
+    let waiting = tokio::spawn(client.lock("held").wait(FAILOVER).acquire());
+    eventually("it waits", || group.primary.info("blocked_clients") == 1).await;
+
+    // Its connections stay open, and nothing comes.
+    group.primary.signal("STOP");
+    let deadline = Instant::now() + FAILOVER;
+    let successor = loop {
+        assert!(Instant::now() < deadline, "nobody waits at a successor");
+        let waits = |server: &&redis_lock_testing::TestServer| server.info("blocked_clients") == 1;
+        match group.replicas.iter().find(waits) {
+            Some(successor) => break successor,
+            None => tokio::time::sleep(Duration::from_millis(50)).await,
+        }
+    };
+    assert_eq!(successor.client().int("LOCK.RELEASE held stranger"), 1);
+    let granted = tokio::time::timeout(FAILOVER, waiting).await.unwrap();
+    assert!(granted.unwrap().unwrap().is_some());
+}

@@ -1,0 +1,47 @@
+//! What the tests of several failure modes share.
+
+#![allow(dead_code, reason = "no test uses all of it")]
+
+use std::time::{Duration, Instant};
+
+use redis_lock_client::{LockClient, LockGuard};
+use redis_lock_testing::{SOON, TestServer};
+
+/// The address of a server.
+pub fn url(server: &TestServer) -> String {
+    format!("redis://{}", server.addr())
+}
+
+/// A client of a server.
+pub async fn connect(server: &TestServer) -> LockClient {
+    LockClient::connect(url(server)).await.unwrap()
+}
+
+/// Takes a lock that must be free.
+pub async fn take(client: &LockClient, key: &str) -> LockGuard {
+    client.lock(key).try_acquire().await.unwrap().unwrap()
+}
+
+/// Waits for something that should happen soon.
+#[track_caller]
+pub fn soon<T>(what: &str, future: impl Future<Output = T>) -> impl Future<Output = T> {
+    let caller = std::panic::Location::caller();
+    async move {
+        tokio::time::timeout(SOON, future)
+            .await
+            .unwrap_or_else(|_| panic!("still not so: {what} ({caller})"))
+    }
+}
+
+/// As [`redis_lock_testing::eventually`], without blocking the runtime.
+#[track_caller]
+pub fn eventually(what: &str, mut ready: impl FnMut() -> bool) -> impl Future<Output = ()> {
+    let caller = std::panic::Location::caller();
+    async move {
+        let deadline = Instant::now() + SOON;
+        while !ready() {
+            assert!(Instant::now() < deadline, "still not so: {what} ({caller})");
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+}
