@@ -63,6 +63,7 @@ fuzz: deps build ## Send random words and bytes for DURATION seconds
 .PHONY: model
 model: deps build ## Run the model test at length, against the core and SERVER
 	PROPTEST_CASES=30000 cargo test --locked --lib --release
+	PROPTEST_CASES=1000000 cargo test --locked --lib --release every_deadlock -- --nocapture
 	MODEL_STEPS=100000 cargo test --locked --test model
 
 .PHONY: chaos
@@ -78,6 +79,19 @@ bench: deps build ## Measure against peers and floors on SERVER, into OUT: some 
 .PHONY: bench-full
 bench-full: override BENCH += --full
 bench-full: bench ## The same at length, with every scenario
+
+.PHONY: interop
+interop: DURATION := 20
+interop: deps build ## Test with Redisson and with other clients; mixed load for DURATION seconds (20)
+	@scripts/install-missing interop
+	@for version in $$(cat tests/interop/redisson/versions); do \
+		echo "Building with Redisson $$version"; \
+		mvn --file tests/interop/redisson --batch-mode --no-transfer-progress --quiet \
+			-Dredisson.version=$$version package || exit; \
+	done
+	INTEROP_SECONDS=$(DURATION) cargo test --locked --package redis-lock-interop -- \
+		--ignored --test-threads=1 --show-output
+	examples/run-tests
 
 .PHONY: lint
 lint: build-deps ## Check format, lints and documentation

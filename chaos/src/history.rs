@@ -58,6 +58,8 @@ pub enum Outcome {
     Error(String),
     /// An acquire was granted, with this token.
     Granted(i64),
+    /// An acquire was granted by a library that knows no tokens.
+    GrantedWithoutToken,
     /// An acquire was answered null.
     NotAvailable,
     /// A renewal was answered 1.
@@ -274,45 +276,49 @@ pub fn check(history: &History, tolerance: Nanos) -> Vec<Breach> {
     breaches
 }
 
+/// `operations` are sorted by the time of sending.
 fn certain_holds<'o>(
     operations: &[&'o Operation],
     ends: &[&Interference],
     tolerance: Nanos,
 ) -> Vec<CertainHold<'o>> {
-    let certain = !operations
+    let unknown: Vec<&Operation> = operations
         .iter()
-        .any(|operation| operation.acquires() && operation.unknown());
+        .copied()
+        .filter(|operation| operation.unknown())
+        .collect();
+    let certain = !unknown.iter().any(|operation| operation.acquires());
     let mut holds: Vec<CertainHold<'o>> = Vec::new();
     for (index, &shown_by) in operations.iter().enumerate() {
         let (Some(answered), Some(lease_ms)) = (shown_by.answered, lease_shown(shown_by)) else {
             continue;
         };
-        let told = operations[..index].iter().rev().find_map(|earlier| {
-            earlier
-                .token()
-                .filter(|_| certain && earlier.answered.is_some_and(|at| at <= shown_by.sent))
-        });
         // An owner that had been told of its grant before it renewed has held
         // the lock in between, unless it lost it and got it again unawares.
-        let start = match told {
-            Some(_) if !shown_by.acquires() => shown_by.sent,
-            _ => answered,
+        let told = if shown_by.acquires() || !certain {
+            None
+        } else {
+            let told_by_then =
+                |earlier: &&Operation| earlier.answered.is_some_and(|at| at <= shown_by.sent);
+            let earlier = operations[..index].iter().rev().copied();
+            earlier.filter(told_by_then).find_map(Operation::token)
         };
+        let start = told.map_or(answered, |_| shown_by.sent);
         let mut end = shown_by.sent + (lease_ms * MS).saturating_sub(tolerance);
-        for other in operations {
-            if std::ptr::eq(*other, shown_by) {
-                continue;
+        // What was sent earlier with an unknown outcome may come into force later.
+        let unknown_before = unknown.iter().filter(|other| other.sent < shown_by.sent);
+        let since = operations.partition_point(|other| other.sent < shown_by.sent);
+        for other in unknown_before.chain(&operations[since..]) {
+            if other.sent >= end {
+                break;
             }
-            // What was sent with an unknown outcome may come into force later.
-            let may_follow = other.sent >= shown_by.sent || other.unknown();
             match other.request {
-                Request::Release
-                    if may_follow && (other.unknown() || other.outcome == Outcome::Released) =>
-                {
+                Request::Release if other.unknown() || other.outcome == Outcome::Released => {
                     end = end.min(other.sent);
                 }
                 Request::Renew { lease_ms }
-                    if may_follow && (other.unknown() || other.outcome == Outcome::Renewed) =>
+                    if !std::ptr::eq(*other, shown_by)
+                        && (other.unknown() || other.outcome == Outcome::Renewed) =>
                 {
                     end = end.min(other.sent + (lease_ms * MS).saturating_sub(tolerance));
                 }
@@ -339,7 +345,7 @@ fn certain_holds<'o>(
 /// The lease that an answer shows to run since the operation was sent, at least.
 fn lease_shown(operation: &Operation) -> Option<u64> {
     match (operation.request, &operation.outcome) {
-        (Request::Acquire { lease_ms, .. }, Outcome::Granted(_))
+        (Request::Acquire { lease_ms, .. }, Outcome::Granted(_) | Outcome::GrantedWithoutToken)
         | (Request::Renew { lease_ms }, Outcome::Renewed) => Some(lease_ms),
         _ => None,
     }

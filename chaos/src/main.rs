@@ -6,9 +6,7 @@
 //! says whether any correct lock could have answered so.
 
 mod clients;
-mod clock;
 mod faults;
-mod history;
 mod journal;
 mod observer;
 mod proxy;
@@ -28,6 +26,7 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
+use redis_lock_chaos::{clock, history};
 
 use crate::clients::{Client, FaultsEnd, Route};
 use crate::faults::Faults;

@@ -154,6 +154,16 @@ fn two_owners_at_one_time_are_a_breach() {
 }
 
 #[test]
+fn a_hold_without_a_token_excludes_others_until_its_release() {
+    let locked = with(Outcome::GrantedWithoutToken, granted("a", 0, 1, 100, 0));
+    assert_breach(
+        [locked.clone(), granted("b", 50, 51, 100, 2)],
+        Promise::Exclusion,
+    );
+    assert_good([locked, released("a", 40, 45), granted("b", 42, 51, 100, 2)]);
+}
+
+#[test]
 fn the_breach_is_seen_behind_a_longer_hold_of_the_same_owner() {
     assert_breach(
         [

@@ -1,0 +1,109 @@
+// Tests of lock.go, against the server that REDIS_URL names.
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+var ctx = context.Background()
+
+func emptyServer(t *testing.T) *redis.Client {
+	client, err := connect(os.Getenv("REDIS_URL"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { client.Close() })
+	if err := client.FlushAll(ctx).Err(); err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
+
+func TestOneAtATime(t *testing.T) {
+	client := emptyServer(t)
+	client.Set(ctx, "counter", 0, 0)
+	var group sync.WaitGroup
+	for i := 0; i < 8; i++ {
+		group.Add(1)
+		go func() {
+			defer group.Done()
+			for n := 0; n < 10; n++ {
+				err := withLock(ctx, client, "l", block, func(int64) error {
+					count, err := client.Get(ctx, "counter").Int()
+					if err != nil {
+						return err
+					}
+					return client.Set(ctx, "counter", count+1, 0).Err()
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		}()
+	}
+	group.Wait()
+	if count := client.Get(ctx, "counter").Val(); count != "80" {
+		t.Error("the counter is", count)
+	}
+}
+
+func TestAReleaseEndsTheWait(t *testing.T) {
+	client := emptyServer(t)
+	tokens := make(chan int64, 1)
+	var first int64
+	err := withLock(ctx, client, "l", block, func(token int64) error {
+		first = token
+		go func() {
+			err := withLock(ctx, client, "l", block, func(token int64) error {
+				tokens <- token
+				return nil
+			})
+			if err != nil {
+				t.Error(err)
+				close(tokens)
+			}
+		}()
+		for !strings.Contains(client.Info(ctx, "clients").Val(), "blocked_clients:1") {
+			time.Sleep(time.Millisecond)
+		}
+		if len(tokens) > 0 {
+			t.Error("two hold the lock")
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if next := <-tokens; next <= first {
+		t.Error("the token", next, "is not greater than", first)
+	}
+}
+
+func TestAWaitThatIsOver(t *testing.T) {
+	client := emptyServer(t)
+	err := withLock(ctx, client, "l", block, func(int64) error {
+		return withLock(ctx, client, "l", 50*time.Millisecond, func(int64) error {
+			t.Error("two hold the lock")
+			return nil
+		})
+	})
+	if !errors.Is(err, errBusy) {
+		t.Error("expected errBusy, not", err)
+	}
+}
+
+func TestTheExampleRuns(t *testing.T) {
+	client := emptyServer(t)
+	main()
+	if client.Exists(ctx, "orders:42").Val() != 0 {
+		t.Error("the lock is not given back")
+	}
+}

@@ -1,0 +1,88 @@
+package example;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+import static org.junit.jupiter.api.Assertions.fail;
+
+import io.lettuce.core.RedisClient;
+import io.lettuce.core.api.sync.RedisCommands;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.Future;
+import java.util.concurrent.TimeoutException;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Test;
+
+/** Against the server that REDIS_URL names. */
+class LockTest {
+  private final RedisClient client = Lock.client(System.getenv("REDIS_URL"));
+  private final RedisCommands<String, String> redis = client.connect().sync();
+  private final ExecutorService threads = Executors.newFixedThreadPool(8);
+
+  @BeforeEach
+  void empty() {
+    redis.flushall();
+  }
+
+  @AfterEach
+  void end() {
+    threads.shutdownNow();
+    client.shutdown();
+  }
+
+  @Test
+  void oneAtATime() throws Exception {
+    redis.set("counter", "0");
+    List<Future<?>> adders = new ArrayList<>();
+    for (int adder = 0; adder < 8; adder++) {
+      adders.add(threads.submit(() -> {
+        for (int n = 0; n < 10; n++) {
+          Lock.withLock(client, "l", Lock.BLOCK_MS, token ->
+              redis.set("counter", "" + (Integer.parseInt(redis.get("counter")) + 1)));
+        }
+        return null;
+      }));
+    }
+    for (Future<?> adder : adders) {
+      adder.get();
+    }
+    assertEquals("80", redis.get("counter"));
+  }
+
+  @Test
+  void aReleaseEndsTheWait() throws Exception {
+    CompletableFuture<Long> next = new CompletableFuture<>();
+    CompletableFuture<Long> first = new CompletableFuture<>();
+    Lock.withLock(client, "l", Lock.BLOCK_MS, token -> {
+      first.complete(token);
+      threads.submit(() -> {
+        Lock.withLock(client, "l", Lock.BLOCK_MS, next::complete);
+        return null;
+      });
+      while (!redis.info("clients").contains("blocked_clients:1")) {
+        Thread.onSpinWait();
+      }
+      assertFalse(next.isDone());
+    });
+    assertTrue(next.get() > first.get());
+  }
+
+  @Test
+  void aWaitThatIsOver() throws Exception {
+    Lock.withLock(client, "l", Lock.BLOCK_MS, token ->
+        assertThrows(TimeoutException.class, () ->
+            Lock.withLock(client, "l", 50, second -> fail("two hold the lock"))));
+  }
+
+  @Test
+  void theExampleRuns() throws Exception {
+    Lock.main(new String[0]);
+    assertEquals(0, redis.exists("orders:42"));
+  }
+}

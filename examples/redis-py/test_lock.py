@@ -1,0 +1,62 @@
+"""Tests of lock.py, against the server that REDIS_URL names."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+import unittest
+from concurrent.futures import ThreadPoolExecutor
+
+from lock import connect, lock
+
+
+class LockTest(unittest.TestCase):
+    def setUp(self):
+        self.client = connect(os.environ["REDIS_URL"])
+        self.client.flushall()
+        self.addCleanup(self.client.close)
+
+    def test_one_at_a_time(self):
+        self.client.set("counter", 0)
+
+        def add_ten():
+            for _ in range(10):
+                with lock(self.client, "l"):
+                    self.client.set("counter", int(self.client.get("counter")) + 1)
+
+        with ThreadPoolExecutor(8) as threads:
+            for done in [threads.submit(add_ten) for _ in range(8)]:
+                done.result()
+        self.assertEqual(int(self.client.get("counter")), 80)
+
+    def test_a_release_ends_the_wait(self):
+        tokens = []
+
+        def wait():
+            with lock(self.client, "l") as token:
+                tokens.append(token)
+
+        waiter = threading.Thread(target=wait)
+        with lock(self.client, "l") as token:
+            waiter.start()
+            while self.client.info("clients")["blocked_clients"] == 0:
+                time.sleep(0.001)
+            self.assertEqual(tokens, [])
+        waiter.join()
+        self.assertGreater(tokens[0], token)
+
+    def test_a_wait_that_is_over(self):
+        with lock(self.client, "l"):
+            with self.assertRaises(TimeoutError):
+                with lock(self.client, "l", block_ms=50):
+                    self.fail("two hold the lock")
+
+    def test_the_example_runs(self):
+        output = subprocess.check_output([sys.executable, "lock.py"], text=True)
+        self.assertIn("orders:42 is mine", output)
+        self.assertFalse(self.client.exists("orders:42"))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,88 @@
+//! How soon a waiter of one side hears of a release by the other.
+
+use std::time::Duration;
+
+use redis::Value;
+use redis_lock_chaos::clock;
+use redis_lock_chaos::history::Nanos;
+use redis_lock_interop::{Scene, listeners, versions};
+use redis_lock_testing::{eventually, int};
+
+/// So many hand-offs let the JVM compile what they need.
+const WARM_UP: usize = 2000;
+
+/// So many are measured in a round.
+const MEASURED: usize = 1000;
+
+/// What else runs on the machine only adds to the latencies, so the best of
+/// so many rounds counts.
+const ROUNDS: usize = 5;
+
+/// Hands a lock on, again and again, until 99 of 100 hand-offs take no longer
+/// than `limit`, from before the release was sent until the waiter was told.
+#[track_caller]
+fn assert_p99(what: &str, limit: Duration, mut hand_off: impl FnMut() -> Nanos) {
+    for _ in 0..WARM_UP {
+        hand_off();
+    }
+    for _ in 0..ROUNDS {
+        let mut latencies: Vec<Duration> = (0..MEASURED)
+            .map(|_| Duration::from_nanos(hand_off()))
+            .collect();
+        latencies.sort();
+        let percentile = |percent: usize| latencies[MEASURED * percent / 100 - 1];
+        let (p50, p99, max) = (percentile(50), percentile(99), percentile(100));
+        println!("{what}: p50 {p50:?}, p99 {p99:?}, max {max:?}");
+        if p99 <= limit {
+            return;
+        }
+    }
+    panic!("{what}: p99 is over {limit:?} in each of {ROUNDS} rounds");
+}
+
+#[test]
+#[ignore = "needs Redisson: make interop"]
+fn a_waiter_of_redissons_is_woken_by_a_native_release() {
+    for version in versions() {
+        let mut scene = Scene::set(version);
+        let what = format!("from a native release to Redisson {version}");
+        assert_p99(&what, Duration::from_millis(5), || {
+            scene.native.int("LOCK.ACQUIRE k native");
+            scene
+                .redisson
+                .send_and_wait(&mut scene.observer, "a", "lock k");
+            let sent = clock::now();
+            assert_eq!(scene.native.call("LOCK.RELEASE k native"), int(1));
+            let locked = scene.redisson.answer("a");
+            assert_eq!(locked.result, "ok");
+            assert_eq!(scene.redisson.call("a", "unlock k"), "ok");
+            eventually("Redisson listens no more", || {
+                listeners(&mut scene.observer, "k") == 0
+            });
+            locked.answered - sent
+        });
+    }
+}
+
+#[test]
+#[ignore = "needs Redisson: make interop"]
+fn a_native_waiter_is_woken_by_redissons_unlock() {
+    for version in versions() {
+        let mut scene = Scene::set(version);
+        let what = format!("from Redisson {version} to a native waiter");
+        assert_p99(&what, Duration::from_millis(2), || {
+            assert_eq!(scene.redisson.call("a", "lock k"), "ok");
+            scene.native.send("LOCK.ACQUIRE k native BLOCK 0");
+            eventually("the native client waits", || {
+                scene.observer.info("blocked_clients") == 1
+            });
+            scene.redisson.send("a", "unlock k");
+            assert!(matches!(scene.native.reply(), Value::Int(_)));
+            let granted = clock::now();
+            let unlocked = scene.redisson.answer("a");
+            assert_eq!(unlocked.result, "ok");
+            assert_eq!(scene.native.call("LOCK.RELEASE k native"), int(1));
+            granted - unlocked.sent
+        });
+    }
+}
