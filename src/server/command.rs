@@ -59,7 +59,12 @@ unsafe extern "C" fn invoke<C: Command>(
         let all = std::slice::from_raw_parts(argv, count);
         all.iter().skip(1).map(|&word| Word::new(word)).collect()
     };
-    let name = C::DOC.name.to_str().unwrap_or("a command");
+    let name = const {
+        match C::DOC.name.to_str() {
+            Ok(name) => name,
+            Err(_) => "a command",
+        }
+    };
     let result = guard::catch(name, || C::run(&context, &words))
         .unwrap_or_else(|| Err(Usage::Internal.into()));
     match result {

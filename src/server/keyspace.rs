@@ -13,6 +13,7 @@ use crate::server::word::{self, Word};
 pub(crate) struct LockKey<'c> {
     ctx: &'c Context,
     name: Word<'c>,
+    key: KeyRef<'c>,
     owner: Option<Word<'c>>,
 }
 
@@ -22,6 +23,10 @@ impl<'c> LockKey<'c> {
         Self {
             ctx,
             name,
+            key: KeyRef {
+                db: selected_db(ctx),
+                name: name.bytes(),
+            },
             owner: None,
         }
     }
@@ -51,11 +56,8 @@ impl<'c> LockKey<'c> {
     }
 
     /// The key as the core names it.
-    pub(crate) fn as_ref(&self) -> KeyRef<'c> {
-        KeyRef {
-            db: selected_db(self.ctx),
-            name: self.name.bytes(),
-        }
+    pub(crate) const fn as_ref(&self) -> KeyRef<'c> {
+        self.key
     }
 
     /// Whether this server is the one to ask for the key. In a cluster it is
