@@ -248,14 +248,22 @@ fn plan_ring(ctx: &Context, now_ms: i64) {
 }
 
 const HOOKS: Hooks = Hooks {
-    left: |ticket, leave| {
-        STATE.with_borrow_mut(|state| {
-            state.queues.remove(ticket.key.as_ref(), ticket.id);
+    left: |ctx, ticket, leave| {
+        let key = ticket.key.as_ref();
+        let was_first = STATE.with_borrow_mut(|state| {
             match leave {
                 Leave::TimeUp => state.metrics.wait_timeouts += 1,
                 Leave::Gone => state.metrics.waits_abandoned += 1,
             }
+            let first = state.queues.first(key);
+            let was_first = first.is_some_and(|first| first.ticket.id == ticket.id);
+            state.queues.remove(key, ticket.id);
+            was_first
         });
+        // The one behind a writer may be a reader among readers.
+        if was_first {
+            key_touched(ctx, key);
+        }
     },
     undelivered: |ctx, ticket, grant| {
         STATE.with_borrow_mut(|state| {

@@ -80,6 +80,46 @@ fn a_writer_behind_readers_goes_before_the_readers_behind_it() {
 }
 
 #[test]
+fn a_writer_that_leaves_the_queue_lets_the_readers_behind_it_in_at_once() {
+    let server = TestServer::start();
+    let mut observer = server.client();
+    observer.call(&format!("LOCK.ACQUIRE k r0 {LONG} SHARED"));
+    for way in [
+        "kill",
+        "unblock",
+        "unblock error",
+        "time-out",
+        "close",
+        "kill",
+    ] {
+        let mut writer = server.client();
+        let id = writer.int("CLIENT ID");
+        let timeout_ms = if way == "time-out" { 300 } else { 0 };
+        writer.send_and_block(
+            &mut observer,
+            &format!("LOCK.ACQUIRE k w BLOCK {timeout_ms}"),
+        );
+        let mut reader = server.client();
+        reader.send_and_block(&mut observer, "LOCK.ACQUIRE k r1 SHARED BLOCK 0");
+        match way {
+            "kill" => observer.call(&format!("CLIENT KILL ID {id}")),
+            "unblock" => observer.call(&format!("CLIENT UNBLOCK {id}")),
+            "unblock error" => observer.call(&format!("CLIENT UNBLOCK {id} ERROR")),
+            "close" => {
+                drop(writer);
+                nil()
+            }
+            _ => writer.reply(),
+        };
+        let left = Instant::now();
+        token(&reader.reply());
+        let waited = left.elapsed();
+        assert!(waited < Duration::from_millis(100), "{way}: {waited:?}");
+        assert_eq!(reader.call("LOCK.RELEASE k r1"), int(1));
+    }
+}
+
+#[test]
 fn one_release_lets_in_all_who_may_come_in_together_and_no_more() {
     let server = TestServer::start();
     let mut observer = server.client();

@@ -69,7 +69,7 @@ pub(crate) enum Answer {
 #[derive(Clone, Copy)]
 pub(crate) struct Hooks {
     /// The client does not wait any more, for a reason that is not ours.
-    pub(crate) left: fn(&Ticket, Leave),
+    pub(crate) left: fn(&Context, &Ticket, Leave),
     /// The client was granted the lock and was gone before it could be told.
     pub(crate) undelivered: fn(&Context, &Ticket, Grant),
 }
@@ -187,9 +187,9 @@ impl Ticket {
         }
     }
 
-    fn leave(&self, leave: Leave) {
+    fn leave(&self, ctx: &Context, leave: Leave) {
         self.state.replace(State::Left);
-        (self.hooks.left)(self, leave);
+        (self.hooks.left)(ctx, self, leave);
     }
 
     /// Whether the reply of a client that was told, and that the server calls
@@ -249,7 +249,7 @@ unsafe extern "C" fn on_timeout(
         let state = ticket.state.replace(State::Left);
         match state {
             State::Waiting => {
-                ticket.leave(Leave::TimeUp);
+                ticket.leave(&ctx, Leave::TimeUp);
                 ctx.reply(Ok(RedisValue::Null));
             }
             State::Answered(answer) => {
@@ -277,7 +277,7 @@ unsafe extern "C" fn on_disconnect(
         };
         let waiting = matches!(*ticket.state.borrow(), State::Waiting);
         if waiting {
-            ticket.leave(Leave::Gone);
+            ticket.leave(&Context::new(ctx), Leave::Gone);
         }
     });
 }

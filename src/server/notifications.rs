@@ -36,7 +36,7 @@ pub(crate) fn tell(key: LockKey<'_>, happening: Happening) {
     // SAFETY: the context and the name are alive, the event's name lasts.
     unsafe {
         if let Some(notify) = raw::RedisModule_NotifyKeyspaceEvent {
-            let kind = raw::REDISMODULE_NOTIFY_MODULE.try_into().unwrap_or(0);
+            let kind = raw::REDISMODULE_NOTIFY_MODULE;
             notify(ctx, kind, happening.name().as_ptr(), name);
         }
     }
