@@ -5,10 +5,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use redis::Value;
 
-use crate::commands::{
-    Block, Command, DATABASES, DEFAULT_LEASE, Extent, LONGEST_SHORT_LEASE, Lease, Request,
-    UNIT_OF_LEASES,
-};
+use crate::commands::{Block, Command, DATABASES, DEFAULT_LEASE, Extent, Lease, Request};
+use crate::stored::{Content, Dump, Field, Hash, Holder, Lock, Stored, in_units, is_short};
 
 /// A fencing token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,43 +18,11 @@ pub enum Token {
     Written(i64),
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Content {
-    Text,
-    Hash {
-        fields: BTreeMap<&'static str, i64>,
-        /// The field `@fence`.
-        fence: Option<Token>,
-    },
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Stored {
-    content: Content,
-    /// The key's time to live, as it was last set.
-    lease: Option<Lease>,
-}
-
-/// What `DUMP` answered, and what it stands for.
-#[derive(Clone, Debug)]
-pub struct Dump {
-    pub bytes: Vec<u8>,
-    content: Content,
-}
-
 /// A key of a database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
     pub db: usize,
     pub key: &'static str,
-}
-
-/// Who holds a lock.
-#[derive(Clone, Copy, Debug)]
-pub struct Holder {
-    pub owner: &'static str,
-    pub count: i64,
-    pub token: Option<Token>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -93,12 +59,27 @@ struct Grant {
     value: Option<i64>,
 }
 
-const WRONG_TYPE: Expect = Expect::Error("WRONGTYPE");
+pub const WRONG_TYPE: Expect = Expect::Error("WRONGTYPE");
+pub const NOT_A_LOCK: Expect = Expect::Error("NOTALOCK");
 const HOLD_COUNT: Expect = Expect::Error("HOLDCOUNT");
+
+/// Who sends a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sender {
+    Client(usize),
+    /// A client's transaction: it never waits.
+    Transaction(usize),
+    /// It never waits and has no connection.
+    Script,
+}
 
 #[derive(Default)]
 pub struct World {
     databases: [BTreeMap<&'static str, Stored>; DATABASES],
+    /// Which client's connection ties which holds to it, by their token.
+    ties: BTreeMap<(Place, &'static str), (usize, Token)>,
+    /// Whether waits that close a cycle are refused.
+    pub refuses_deadlocks: bool,
     queues: BTreeMap<Place, VecDeque<Waiter>>,
     grants: Vec<Grant>,
     /// How many of the grants are of earlier steps, and their greatest token.
@@ -108,13 +89,16 @@ pub struct World {
     answers: Vec<(usize, Expect)>,
 }
 
-/// A lease that the run waits for.
-fn is_short(lease: Option<Lease>) -> bool {
-    lease.is_some_and(|lease| lease <= LONGEST_SHORT_LEASE)
-}
-
 // What is stored, and who holds the lock.
 impl World {
+    /// A server as it starts.
+    pub fn refusing_deadlocks() -> Self {
+        Self {
+            refuses_deadlocks: true,
+            ..Self::default()
+        }
+    }
+
     fn stored(&mut self, at: Place) -> Option<&mut Stored> {
         self.databases[at.db].get_mut(at.key)
     }
@@ -128,112 +112,120 @@ impl World {
     }
 
     /// Who holds the lock at this place, or why there is none.
-    pub fn holder(&self, at: Place) -> Result<Option<Holder>, Expect> {
-        let Some(stored) = self.databases[at.db].get(at.key) else {
-            return Ok(None);
-        };
-        let Content::Hash { fields, fence } = &stored.content else {
-            return Err(WRONG_TYPE);
-        };
-        let not_a_lock = Err(Expect::Error("NOTALOCK"));
-        if matches!(fence, Some(Token::Written(n)) if *n < 1) {
-            return not_a_lock;
+    pub fn lock(&self, at: Place) -> Result<Lock, Expect> {
+        let stored = self.databases[at.db].get(at.key);
+        stored.map_or(Ok(Lock::default()), Stored::lock)
+    }
+
+    /// Whether these holds end with a connection.
+    pub fn is_tied(&self, at: Place, owner: &'static str) -> bool {
+        self.ties.contains_key(&(at, owner))
+    }
+
+    /// The permits whose time is over go when the lock is looked at.
+    fn end_leases(&mut self, at: Place) -> Result<(), Expect> {
+        let lock = self.lock(at)?;
+        for holder in lock.holders.iter().filter(|holder| holder.over) {
+            self.remove_holder(at, holder.owner);
         }
-        let mut fields = fields.iter();
-        match (fields.next(), fields.next()) {
-            (None, _) => Ok(None),
-            (Some((&owner, &count)), None)
-                if !owner.starts_with('@')
-                    && count >= 1
-                    && (fence.is_some() || stored.lease.is_some()) =>
-            {
-                Ok(Some(Holder {
-                    owner,
-                    count,
-                    token: *fence,
-                }))
-            }
-            _ => not_a_lock,
+        Ok(())
+    }
+
+    /// Takes the owner out of the lock, which goes with its last holder.
+    fn remove_holder(&mut self, at: Place, owner: &str) {
+        if let Some(stored) = self.stored(at)
+            && let Content::Hash(hash) = &mut stored.content
+        {
+            hash.remove_holder(owner);
+        }
+        if self.lock(at).is_ok_and(|lock| lock.holders.is_empty()) {
+            self.remove(at);
         }
     }
 
-    fn hold_of(&self, at: Place, owner: &str) -> Result<Option<Holder>, Expect> {
-        let holder = self.holder(at)?;
-        Ok(holder.filter(|holder| holder.owner == owner))
-    }
-
-    fn write_lock(&mut self, at: Place, holder: Holder, lease: Option<Lease>) {
-        let content = Content::Hash {
-            fields: BTreeMap::from([(holder.owner, holder.count)]),
-            fence: holder.token,
-        };
-        self.put(at, Stored { content, lease });
+    fn expire_with_the_last_lease(&mut self, at: Place) {
+        let holders = self.lock(at).unwrap_or_default().holders;
+        let last = holders.iter().filter_map(|holder| holder.lease).max();
+        if let Some(stored) = self.stored(at)
+            && last.is_some()
+        {
+            stored.lease = last;
+        }
     }
 }
 
 // The lock's own commands.
 impl World {
-    /// The lock is free or held by the one who asks.
-    fn grant(&mut self, at: Place, request: Request) -> Result<Expect, Expect> {
-        let held = self.hold_of(at, request.owner)?;
+    /// There is room for the one who asks, or it holds the lock.
+    fn grant(&mut self, at: Place, request: Request, client: usize) -> Result<Expect, Expect> {
+        let lock = self.lock(at)?;
+        let held = lock.holder(request.owner).copied();
+        if held.is_some_and(|held| request.mode.limit() < held.limit) {
+            return Err(Expect::Error("UPGRADE"));
+        }
         let held_count = held.map_or(0, |held| held.count);
         let count = request.hold.unwrap_or(held_count + 1);
         if count != held_count && count != held_count + 1 {
             return Err(HOLD_COUNT);
         }
-        let stored = self.databases[at.db].get(at.key);
-        let old_lease = stored.map(|stored| stored.lease);
-        let old_token = stored.and_then(|stored| match stored.content {
-            Content::Hash { fence, .. } => fence,
-            Content::Text => None,
+        let after = self.stored(at).and_then(|stored| stored.newest_token());
+        if lock.leftovers {
+            self.remove(at);
+        }
+        let old_token = held.and_then(|held| held.token);
+        let token = old_token.unwrap_or_else(|| {
+            self.grants.push(Grant {
+                place: at,
+                after,
+                value: None,
+            });
+            Token::OfGrant(self.grants.len() - 1)
         });
-        let token = match held.and_then(|held| held.token) {
-            Some(token) => token,
-            None => {
-                self.grants.push(Grant {
-                    place: at,
-                    after: old_token,
-                    value: None,
-                });
-                Token::OfGrant(self.grants.len() - 1)
-            }
-        };
         let asked = request.lease.unwrap_or(DEFAULT_LEASE);
-        let lease = match (held, old_lease) {
-            // Re-entry never shortens a lease. A persisted lock stays so.
-            (Some(_), Some(old)) => old.map(|old| old.max(asked)),
-            _ => Some(asked),
-        };
+        // Re-entry never shortens a lease. A persisted lock stays so.
+        let extends = held.is_none_or(|held| held.lease.is_some_and(|old| old < asked));
         let holder = Holder {
             owner: request.owner,
             count,
             token: Some(token),
+            lease: match held {
+                Some(held) if !extends => held.lease,
+                _ => Some(asked),
+            },
+            limit: held.map_or(request.mode.limit(), |held| held.limit),
+            over: false,
         };
-        self.write_lock(at, holder, lease);
+        let stored = self.databases[at.db].entry(at.key).or_default();
+        stored.write(holder, old_token.is_none().then_some(token));
+        if extends {
+            self.expire_with_the_last_lease(at);
+        }
+        if request.session {
+            self.ties.insert((at, request.owner), (client, token));
+        }
         Ok(Expect::Token(token))
     }
 
-    /// Everybody in the queue who may have the lock gets it: the first in line
-    /// if it is free, and whoever asks as its holder.
+    /// Everybody in the queue who may have the lock gets it: from the front as
+    /// many as there is room for, and whoever asks as one of its holders.
     fn serve(&mut self, at: Place) {
-        while let Ok(holder) = self.holder(at) {
+        while let Ok(lock) = self.lock(at) {
             let Some(queue) = self.queues.get_mut(&at) else {
                 return;
             };
-            let next = match holder {
-                None => 0,
-                Some(holder) => {
-                    let same = |waiter: &Waiter| waiter.request.owner == holder.owner;
-                    match queue.iter().position(same) {
-                        Some(next) => next,
-                        None => return,
-                    }
-                }
+            let holds = |waiter: &Waiter| lock.holder(waiter.request.owner).is_some();
+            let next = match queue.iter().position(holds) {
+                Some(next) => next,
+                None => match queue.front() {
+                    Some(first) if lock.admits(first.request.mode.limit()) => 0,
+                    _ => return,
+                },
             };
             let Some(waiter) = queue.remove(next) else {
                 return;
             };
-            let answer = self.grant(at, waiter.request).unwrap_or_else(|error| error);
+            let granted = self.grant(at, waiter.request, waiter.client);
+            let answer = granted.unwrap_or_else(|error| error);
             self.answers.push((waiter.client, answer));
         }
     }
@@ -242,21 +234,35 @@ impl World {
         &mut self,
         at: Place,
         request: Request,
-        wait: Option<(usize, Block)>,
+        block: Option<Block>,
+        sender: Sender,
     ) -> Result<Expect, Expect> {
-        self.holder(at)?;
-        // No newcomer passes the queue.
+        let (client, wait) = match sender {
+            Sender::Client(client) => (client, block),
+            Sender::Transaction(client) => (client, None),
+            Sender::Script if request.session => return Err(Expect::Error("ERR")),
+            Sender::Script => (usize::MAX, None),
+        };
+        self.end_leases(at)?;
         self.serve(at);
-        let holder = self.holder(at)?;
-        if holder.is_none_or(|holder| holder.owner == request.owner) {
-            return self.grant(at, request);
+        let lock = self.lock(at)?;
+        if lock.holder(request.owner).is_some() {
+            return self.grant(at, request, client);
         }
         if request.hold.is_some_and(|n| n != 1) {
             return Err(HOLD_COUNT);
         }
-        let Some((client, block)) = wait else {
+        // No newcomer passes the queue.
+        let contended = self.queues.get(&at).is_some_and(|queue| !queue.is_empty());
+        if !contended && lock.admits(request.mode.limit()) {
+            return self.grant(at, request, client);
+        }
+        let Some(block) = wait else {
             return Ok(Expect::Nil);
         };
+        if self.refuses_deadlocks && self.closes_a_cycle(at, request.owner) {
+            return Err(Expect::Error("DEADLOCK"));
+        }
         self.queues.entry(at).or_default().push_back(Waiter {
             client,
             request,
@@ -265,17 +271,63 @@ impl World {
         Ok(Expect::Waits)
     }
 
+    /// Whether the owner, if it queued here, would wait for itself through others.
+    fn closes_a_cycle(&self, at: Place, owner: &'static str) -> bool {
+        let waits = |waiter: &Waiter| waiter.request.owner == owner;
+        if self
+            .queues
+            .get(&at)
+            .is_some_and(|queue| queue.iter().any(waits))
+        {
+            return false;
+        }
+        let mut reached = self.blockers(at, owner);
+        let mut followed = 0;
+        while let Some(&blocker) = reached.get(followed) {
+            if blocker == owner {
+                return true;
+            }
+            followed += 1;
+            for (&elsewhere, queue) in &self.queues {
+                if queue.iter().any(|waiter| waiter.request.owner == blocker) {
+                    for next in self.blockers(elsewhere, blocker) {
+                        if !reached.contains(&next) {
+                            reached.push(next);
+                        }
+                    }
+                }
+            }
+        }
+        false
+    }
+
+    /// For whom an owner waits at this place: those who hold the lock, and those
+    /// in front of it.
+    fn blockers(&self, at: Place, owner: &str) -> Vec<&'static str> {
+        let holders = self.lock(at).unwrap_or_default().holders;
+        let queue = self.queues.get(&at).into_iter().flatten();
+        let in_front = queue
+            .map(|waiter| waiter.request.owner)
+            .take_while(|&waiter| waiter != owner);
+        let holders = holders.iter().map(|holder| holder.owner);
+        holders.chain(in_front).collect()
+    }
+
     fn release(
         &mut self,
         at: Place,
-        owner: &str,
+        owner: &'static str,
         fence: Option<i64>,
         extent: Extent,
     ) -> Result<Expect, Expect> {
-        let Some(held) = self.hold_of(at, owner)? else {
+        self.end_leases(at)?;
+        let Some(held) = self.lock(at)?.holder(owner).copied() else {
             return match extent {
                 // It may be sent again, after its first reply was lost.
-                Extent::Hold(1) => Ok(Expect::Int(1)),
+                Extent::Hold(1) => {
+                    self.ties.remove(&(at, owner));
+                    Ok(Expect::Int(1))
+                }
                 Extent::Hold(_) => Err(HOLD_COUNT),
                 Extent::One | Extent::All => Ok(Expect::Nil),
             };
@@ -290,25 +342,37 @@ impl World {
             Extent::Hold(_) => return Err(HOLD_COUNT),
         };
         if count > 0 {
-            let lease = self.stored(at).and_then(|stored| stored.lease);
-            self.write_lock(at, Holder { count, ..held }, lease);
+            if let Some(stored) = self.stored(at) {
+                stored.write(Holder { count, ..held }, None);
+            }
             return Ok(Expect::Int(0));
         }
-        self.remove(at);
+        self.remove_holder(at, owner);
+        self.expire_with_the_last_lease(at);
+        self.ties.remove(&(at, owner));
         Ok(Expect::Int(1))
     }
 
     fn renew(
         &mut self,
         at: Place,
-        owner: &str,
+        owner: &'static str,
         lease: Lease,
         fence: Option<i64>,
     ) -> Result<Expect, Expect> {
-        let held = self.hold_of(at, owner)?;
+        self.end_leases(at)?;
+        let held = self.lock(at)?.holder(owner).copied();
         let held = held.filter(|held| self.names(fence, *held));
         if let Some(held) = held {
-            self.write_lock(at, held, Some(lease));
+            let lease = Some(lease);
+            if let Some(stored) = self.stored(at) {
+                stored.write(Holder { lease, ..held }, None);
+            }
+            self.expire_with_the_last_lease(at);
+            if is_short(lease) {
+                // A tie to an earlier hold is found to be one.
+                self.ties.remove(&(at, owner));
+            }
         }
         Ok(Expect::Int(held.is_some().into()))
     }
@@ -371,70 +435,61 @@ impl World {
         let Some(stored) = self.stored(at) else {
             return Expect::Int(0);
         };
-        let Content::Hash { fields, fence } = &mut stored.content else {
+        let Content::Hash(hash) = &mut stored.content else {
             return WRONG_TYPE;
         };
         let mut removed = 0;
         for &name in names {
             let found = if name == "@fence" {
-                fence.take().is_some()
+                hash.fence.take().is_some()
             } else {
-                fields.remove(name).is_some()
+                hash.named.remove(name).is_some()
             };
             removed += i64::from(found);
         }
-        if fields.is_empty() && fence.is_none() {
+        if hash.len() == 0 {
             self.remove(at);
         }
         Expect::Int(removed)
     }
 
-    /// The fields of the hash, which is made if there is none.
-    fn fields(
-        &mut self,
-        at: Place,
-    ) -> Option<(&mut BTreeMap<&'static str, i64>, &mut Option<Token>)> {
-        let stored = self.databases[at.db].entry(at.key).or_insert(Stored {
-            content: Content::Hash {
-                fields: BTreeMap::new(),
-                fence: None,
-            },
-            lease: None,
-        });
+    /// The hash, which is made if there is none.
+    fn hash(&mut self, at: Place) -> Option<&mut Hash> {
+        let stored = self.databases[at.db].entry(at.key).or_default();
         match &mut stored.content {
-            Content::Hash { fields, fence } => Some((fields, fence)),
+            Content::Hash(hash) => Some(hash),
             Content::Text => None,
         }
     }
 
     fn hset(&mut self, at: Place, name: &'static str, value: i64) -> Expect {
-        let Some((fields, fence)) = self.fields(at) else {
+        let Some(hash) = self.hash(at) else {
             return WRONG_TYPE;
         };
-        let old = if name == "@fence" {
-            fence.replace(Token::Written(value)).is_some()
+        let is_new = if name == "@fence" {
+            hash.fence.replace(Token::Written(value)).is_none()
         } else {
-            fields.insert(name, value).is_some()
+            hash.named.insert(name, Field::Number(value)).is_none()
         };
-        Expect::Int((!old).into())
+        Expect::Int(is_new.into())
     }
 
     fn has_field(&mut self, at: Place, name: &str) -> Result<bool, Expect> {
         match self.stored(at).map(|stored| &stored.content) {
             None => Ok(false),
-            Some(Content::Hash { fields, .. }) => Ok(fields.contains_key(name)),
+            Some(Content::Hash(hash)) => Ok(hash.named.contains_key(name)),
             Some(Content::Text) => Err(WRONG_TYPE),
         }
     }
 
     /// `HINCRBY`
     fn add(&mut self, at: Place, name: &'static str, by: i64) -> i64 {
-        let Some((fields, _)) = self.fields(at) else {
+        let Some(hash) = self.hash(at) else {
             return 0;
         };
-        let value = fields.entry(name).or_default();
-        *value += by;
-        *value
+        let value = hash.number(name) + by;
+        hash.named.insert(name, Field::Number(value));
+        value
     }
 
     fn redisson_lock(
@@ -471,19 +526,17 @@ impl World {
 
 // Steps.
 impl World {
-    /// Runs a command. `waits_as` is the client, if it may be blocked.
-    pub fn run(&mut self, db: usize, command: &Command, waits_as: Option<usize>) -> Expect {
+    /// Runs a command.
+    pub fn run(&mut self, db: usize, command: &Command, sender: Sender) -> Expect {
         let at = |key| Place { db, key };
         match *command {
             Command::Acquire {
                 key,
                 request,
                 block,
-            } => {
-                let wait = waits_as.zip(block);
-                self.acquire(at(key), request, wait)
-                    .unwrap_or_else(|error| error)
-            }
+            } => self
+                .acquire(at(key), request, block, sender)
+                .unwrap_or_else(|error| error),
             Command::Release {
                 key,
                 owner,
@@ -570,6 +623,26 @@ impl World {
         }
     }
 
+    /// The client's connection ends, and what is tied to it.
+    pub fn disconnects(&mut self, client: usize) {
+        self.leaves(client);
+        let tied = self.ties.iter().filter(|(_, tie)| tie.0 == client);
+        let ended: Vec<_> = tied.map(|(&hold, &(_, token))| (hold, token)).collect();
+        for ((at, owner), token) in ended {
+            self.ties.remove(&(at, owner));
+            if let Some(fence) = self.value(token) {
+                // If the lock is none any more, there is nothing to end.
+                let _ = self.release(at, owner, Some(fence), Extent::All);
+                self.serve(at);
+            }
+        }
+    }
+
+    /// Whether anything is tied to the client's connection.
+    pub fn has_sessions(&self, client: usize) -> bool {
+        self.ties.values().any(|tie| tie.0 == client)
+    }
+
     /// What follows from a step without anybody's command: waiters get what is
     /// theirs or hear why they can't, and short leases and waits end. Says
     /// whether one of those did.
@@ -578,8 +651,8 @@ impl World {
         let mut time_passed = false;
         loop {
             for &at in &places {
-                match self.holder(at) {
-                    Ok(_) => self.serve(at),
+                match self.end_leases(at) {
+                    Ok(()) => self.serve(at),
                     Err(error) => {
                         for waiter in self.queues.remove(&at).unwrap_or_default() {
                             self.answers.push((waiter.client, error.clone()));
@@ -592,6 +665,9 @@ impl World {
                 let before = database.len();
                 database.retain(|_, stored| !is_short(stored.lease));
                 lease_over |= database.len() < before;
+                for stored in database.values_mut() {
+                    lease_over |= stored.end_short_permits();
+                }
             }
             if !lease_over {
                 break;
@@ -617,6 +693,11 @@ impl World {
     pub fn waits(&self, client: usize) -> bool {
         let mut waiters = self.queues.values().flatten();
         waiters.any(|waiter| waiter.client == client)
+    }
+
+    /// The locks that somebody waits for.
+    pub fn contended(&self) -> impl Iterator<Item = Place> {
+        self.queues.keys().copied()
     }
 
     pub fn waiting(&self) -> usize {
@@ -700,17 +781,10 @@ impl World {
                 let mut line = format!("{db} {key}");
                 match &stored.content {
                     Content::Text => line += " text",
-                    Content::Hash { fields, fence } => {
-                        if let Some(token) = fence {
-                            line += &format!(" @fence={}", self.value(*token).unwrap_or(0));
-                        }
-                        for (name, value) in fields {
-                            line += &format!(" {name}={value}");
-                        }
-                    }
+                    Content::Hash(hash) => line += &hash.listing(|token| self.value(token)),
                 }
                 if let Some(lease) = stored.lease {
-                    line += &format!(" ttl {}", lease / UNIT_OF_LEASES);
+                    line += &format!(" ttl {}", in_units(lease));
                 }
                 lines += &line;
                 lines.push('\n');
