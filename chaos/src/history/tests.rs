@@ -6,6 +6,7 @@ const TOLERANCE: Nanos = 10 * MS;
 fn operation(owner: &str, sent_ms: u64, answered_ms: u64, request: Request) -> Operation {
     Operation {
         client: 0,
+        connection: 0,
         lock: "l".into(),
         owner: owner.into(),
         request,
@@ -20,6 +21,8 @@ fn granted(owner: &str, sent_ms: u64, answered_ms: u64, lease_ms: u64, token: i6
     let request = Request::Acquire {
         lease_ms,
         block_ms: None,
+        mode: Mode::Exclusive,
+        session: false,
     };
     Operation {
         outcome: Outcome::Granted(token),
