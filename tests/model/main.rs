@@ -61,8 +61,9 @@ for db = 0, tonumber(ARGV[1]) - 1 do \
 end \
 return table.concat(lines, '\\n') .. '\\n'";
 
-/// What steps are filed under in which something happens to a client.
-const DISTURBANCE: &str = "disturbance";
+/// What steps are filed under in which a client waits no more, or its session ends.
+const WAITER_LEAVES: &str = "a waiter that leaves";
+const SESSION_ENDS: &str = "the end of a session";
 
 struct Connection {
     client: Client,
@@ -239,7 +240,7 @@ impl Run {
         }
         // What follows from time and from the end of a connection has no reply
         // that says it did.
-        self.check_all(time_passed || name == DISTURBANCE);
+        self.check_all(time_passed || [WAITER_LEAVES, SESSION_ENDS].contains(&name));
         if self.world.refuses_deadlocks {
             self.have_locks_looked_at();
         }
@@ -423,12 +424,12 @@ impl Run {
         }
         let client = self.random.one_of(&clients);
         self.note(format!("{}: client {client}: {kind:?}", self.step));
-        if self.world.has_sessions(client) {
-            *self
-                .answers
-                .entry(("the end of a session", format!("{kind:?}")))
-                .or_default() += 1;
-        }
+        let name = if self.world.waits(client) {
+            WAITER_LEAVES
+        } else {
+            SESSION_ENDS
+        };
+        *self.answers.entry((name, format!("{kind:?}"))).or_default() += 1;
         let id = self.connections[client].id;
         match kind {
             Kind::UnblockAsTimeout => {
@@ -459,7 +460,7 @@ impl Run {
                 self.reconnect(client);
             }
         }
-        DISTURBANCE
+        name
     }
 
     fn reconnect(&mut self, client: usize) {
