@@ -116,8 +116,8 @@ impl Client {
     pub fn run(mut self) {
         while !self.faults_over() {
             match self.rng.random_range(0..100) {
-                0..80 => self.round(),
-                80..90 => self.session_round(),
+                0..70 => self.round(),
+                70..80 => self.session_round(),
                 _ => self.pair_round(),
             }
             self.sleep(0, 20);

@@ -2,6 +2,7 @@
 
 use rand::RngExt;
 use rand::rngs::StdRng;
+use rand::seq::{IteratorRandom, SliceRandom};
 
 /// What a lock is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +33,7 @@ impl Kind {
 impl Locks {
     /// So many exclusive ones, and some of the other kinds.
     pub fn new(exclusive: usize) -> Self {
-        let counts = [exclusive.max(1), 2, 3];
+        let counts = [exclusive.max(1), 2, 2];
         let kinds = Kind::ALL.into_iter().zip(counts);
         let names = kinds.flat_map(|(kind, count)| {
             (1..=count).map(move |number| format!("{}{number}", kind.prefix()))
@@ -57,8 +58,16 @@ impl Locks {
 
     /// One of this kind.
     pub fn any(&self, kind: Kind, rng: &mut StdRng) -> String {
-        let names = || self.0.iter().filter(|name| name.starts_with(kind.prefix()));
-        let index = rng.random_range(0..names().count().max(1));
-        names().nth(index).cloned().unwrap_or_default()
+        self.any_two(kind, rng).0
+    }
+
+    /// Two of this kind, in any order.
+    pub fn any_two(&self, kind: Kind, rng: &mut StdRng) -> (String, String) {
+        let names = self.0.iter().filter(|name| name.starts_with(kind.prefix()));
+        let mut drawn = names.sample(rng, 2);
+        drawn.shuffle(rng);
+        let mut drawn = drawn.into_iter().cloned();
+        let first = drawn.next().unwrap_or_default();
+        (first.clone(), drawn.next().unwrap_or(first))
     }
 }

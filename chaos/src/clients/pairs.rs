@@ -11,17 +11,16 @@ impl Client {
     /// Holds one lock and waits for another. Whoever is refused gives way.
     pub(super) fn pair_round(&mut self) {
         self.owners += 1;
-        let first = self.locks.any(Kind::Paired, &mut self.rng);
-        let second = self.locks.any(Kind::Paired, &mut self.rng);
+        let (first, second) = self.locks.any_two(Kind::Paired, &mut self.rng);
         let ask = Ask {
             lease_ms: LEASE_MS_MAX,
-            block_ms: Some(self.rng.random_range(50..=1000)),
+            block_ms: Some(self.rng.random_range(300..=1000)),
             mode: Mode::Exclusive,
             hold: None,
             session: false,
         };
-        if first != second && matches!(self.acquire(&first, ask), Outcome::Granted(_)) {
-            self.sleep(0, 10);
+        if matches!(self.acquire(&first, ask), Outcome::Granted(_)) {
+            self.sleep(0, 30);
             let mode = if self.rng.random_bool(0.2) {
                 Mode::Shared
             } else {
