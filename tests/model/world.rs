@@ -626,10 +626,11 @@ impl World {
     /// The client's connection ends, and what is tied to it.
     pub fn disconnects(&mut self, client: usize) {
         self.leaves(client);
-        let tied = self.ties.iter().filter(|(_, tie)| tie.0 == client);
-        let ended: Vec<_> = tied.map(|(&hold, &(_, token))| (hold, token)).collect();
-        for ((at, owner), token) in ended {
-            self.ties.remove(&(at, owner));
+        let ties = std::mem::take(&mut self.ties);
+        let (ended, kept) = ties.into_iter().partition(|(_, tie)| tie.0 == client);
+        self.ties = kept;
+        let ended: BTreeMap<_, _> = ended;
+        for ((at, owner), (_, token)) in ended {
             if let Some(fence) = self.value(token) {
                 // If the lock is none any more, there is nothing to end.
                 let _ = self.release(at, owner, Some(fence), Extent::All);

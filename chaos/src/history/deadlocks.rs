@@ -126,7 +126,7 @@ fn may_hold(tenancies: &Tenancies<'_>, link: &Link, refused: &Operation) -> bool
         began_before_end_of(one, refused) && (one.unknown() || one.token().is_some())
     });
     // The last that may have given it the lock.
-    let Some(last) = known.filter(|one| one.acquires()).last() else {
+    let Some(last) = known.filter(|one| one.acquires()).next_back() else {
         return false;
     };
     let over = !tenancy

@@ -95,8 +95,6 @@ fn check_end(
                 }
             }
         };
-        // The hold of an ordinary client that was asked to stop may also last
-        // until its time-out is noticed, so only a clear case is one.
         if !acquires().any(may_have_had_it) {
             breaches.push(Breach::new(
                 Promise::Liveness,
