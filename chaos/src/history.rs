@@ -167,6 +167,17 @@ pub struct History {
     pub interferences: Vec<Interference>,
 }
 
+impl History {
+    /// When the operation was seen in a queue, and not just held back.
+    fn surely_queued(&self, operation: &Operation) -> Option<Nanos> {
+        let queued = operation.queued?;
+        let doubtful = self.interferences.iter().any(|one| {
+            one.effect == Effect::HoldsCommandsBack && one.overlaps(operation.sent, queued)
+        });
+        (!doubtful).then_some(queued)
+    }
+}
+
 /// Which promise was broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Promise {
@@ -344,7 +355,7 @@ pub fn check(history: &History, tolerance: Nanos) -> Vec<Breach> {
     check_liveness(history, &mut breaches);
     sessions::check_ends(history, &mut breaches);
     deadlocks::check_refusals(history, &tenancies, &mut breaches);
-    deadlocks::check_waits(&tenancies, &mut breaches);
+    deadlocks::check_waits(history, &tenancies, &mut breaches);
     breaches
 }
 
@@ -612,11 +623,6 @@ fn count_known(history: &History, tenancy: &Tenancy<'_>, operation: &Operation) 
 }
 
 fn check_order(history: &History, tenancies: &Tenancies<'_>, breaches: &mut Vec<Breach>) {
-    let held_back: Vec<&Interference> = history
-        .interferences
-        .iter()
-        .filter(|one| one.effect == Effect::HoldsCommandsBack)
-        .collect();
     // Who may have been granted the lock by an older request of its own says
     // nothing of the order.
     let mut granted_once: HashMap<&str, Vec<(&Operation, i64)>> = HashMap::new();
@@ -640,11 +646,8 @@ fn check_order(history: &History, tenancies: &Tenancies<'_>, breaches: &mut Vec<
         let mut queued: Vec<(Nanos, &Operation, i64)> = granted
             .iter()
             .filter_map(|&(operation, token)| {
-                let queued = operation.queued?;
-                let doubtful = held_back
-                    .iter()
-                    .any(|one| one.from <= queued && operation.sent <= one.until);
-                (!doubtful).then_some((queued, operation, token))
+                let queued = history.surely_queued(operation)?;
+                Some((queued, operation, token))
             })
             .collect();
         queued.sort_by_key(|&(at, ..)| at);

@@ -122,11 +122,12 @@ fn may_hold(tenancies: &Tenancies<'_>, link: &Link, refused: &Operation) -> bool
     let Some(tenancy) = tenancies.get(&(link.lock.as_str(), link.blocker.as_str())) else {
         return false;
     };
-    let known = tenancy.operations.iter().filter(|one| {
-        began_before_end_of(one, refused) && (one.unknown() || one.token().is_some())
-    });
     // The last that may have given it the lock.
-    let Some(last) = known.filter(|one| one.acquires()).next_back() else {
+    let Some(last) = tenancy.operations.iter().rfind(|one| {
+        one.acquires()
+            && began_before_end_of(one, refused)
+            && (one.unknown() || one.token().is_some())
+    }) else {
         return false;
     };
     let over = !tenancy
@@ -162,8 +163,12 @@ struct CertainWait<'o> {
 }
 
 /// No owners certainly wait for each other for long.
-pub(super) fn check_waits(tenancies: &Tenancies<'_>, breaches: &mut Vec<Breach>) {
-    let waits = certain_waits(tenancies);
+pub(super) fn check_waits(
+    history: &History,
+    tenancies: &Tenancies<'_>,
+    breaches: &mut Vec<Breach>,
+) {
+    let waits = certain_waits(history, tenancies);
     for (index, first) in waits.iter().enumerate() {
         let mut way = vec![first];
         // Each cycle is looked for from its first wait alone.
@@ -206,11 +211,11 @@ fn find_cycle<'w, 'o>(
     false
 }
 
-fn certain_waits<'o>(tenancies: &Tenancies<'o>) -> Vec<CertainWait<'o>> {
+fn certain_waits<'o>(history: &History, tenancies: &Tenancies<'o>) -> Vec<CertainWait<'o>> {
     let mut waits = Vec::new();
     for (&(lock, owner), tenancy) in tenancies {
         for &waiter in &tenancy.operations {
-            let Some((start, end)) = certain_wait(waiter) else {
+            let Some((start, end)) = certain_wait(history, waiter) else {
                 continue;
             };
             for (&(held, holder), other) in tenancies {
@@ -237,11 +242,11 @@ fn certain_waits<'o>(tenancies: &Tenancies<'o>) -> Vec<CertainWait<'o>> {
 
 /// From when to when this request was in the queue for certain, unless it was
 /// granted. A client that was told that it waits no more may hear that late.
-fn certain_wait(operation: &Operation) -> Option<(Nanos, Nanos)> {
+fn certain_wait(history: &History, operation: &Operation) -> Option<(Nanos, Nanos)> {
     let Request::Acquire { block_ms, .. } = operation.request else {
         return None;
     };
-    let start = operation.queued?;
+    let start = history.surely_queued(operation)?;
     let answered = operation.answered?;
     let timed_out = match block_ms? {
         0 => Nanos::MAX,

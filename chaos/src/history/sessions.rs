@@ -74,7 +74,9 @@ fn check_end(
     let acquires = || history.operations.iter().filter(on_this_lock);
     let waited_on = |waiter: &&Operation| {
         waiter.owner != closing.owner
-            && waiter.queued.is_some_and(|queued| queued <= closing.sent)
+            && history
+                .surely_queued(waiter)
+                .is_some_and(|queued| queued <= closing.sent)
             && waiter.answered.is_some_and(|answered| answered > due)
             && !matches!(waiter.outcome, Outcome::Lost | Outcome::Pending)
     };

@@ -685,6 +685,9 @@ fn owners_that_wait_for_each_other_for_long_are_a_breach() {
     };
     let long = waits("b", "1", 40, 1100, Outcome::NotAvailable);
     assert_breach(cycle(long.clone()), Promise::Deadlock);
+    // Its request may have been held back, and not have been looked at.
+    let pause = interference(Effect::HoldsCommandsBack, 30, 50);
+    assert_found(cycle(long.clone()), [pause], &[]);
     // It was told early, and may have been unblocked still earlier.
     assert_good(cycle(waits("b", "1", 40, 300, Outcome::NotAvailable)));
     assert_good(cycle(waits("b", "1", 40, 300, Outcome::Lost)));
