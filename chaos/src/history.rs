@@ -563,7 +563,7 @@ fn check_exclusion(tenancies: &Tenancies<'_>, breaches: &mut Vec<Breach>) {
                     .iter()
                     .fold(hold.end, |end, rival| end.min(rival.end));
                 let what = format!(
-                    "{} owners held a lock for {limit} at once, for {} us",
+                    "{} owners together held a lock that admits {limit}, for {} us",
                     rivals.len() + 1,
                     (end - hold.start) / 1000
                 );
