@@ -28,15 +28,15 @@ pub(super) fn check_ends(history: &History, breaches: &mut Vec<Breach>) {
     for closing in &history.operations {
         if closing.request == Request::Close
             && let Some(closed) = closing.answered
-            && let Some(token) = token_of(history, closing)
+            && let Some(grant) = grant_of(history, closing)
         {
-            check_end(history, closing, closed, token, breaches);
+            check_end(history, grant, closing, closed, breaches);
         }
     }
 }
 
-/// The token of an exclusive hold that ends with this connection.
-fn token_of(history: &History, closing: &Operation) -> Option<i64> {
+/// The grant of an exclusive hold that ends with this connection.
+fn grant_of<'o>(history: &'o History, closing: &Operation) -> Option<&'o Operation> {
     let mut acquires = history.operations.iter().filter(|other| {
         other.acquires() && other.lock == closing.lock && other.owner == closing.owner
     });
@@ -52,21 +52,25 @@ fn token_of(history: &History, closing: &Operation) -> Option<i64> {
             )
     };
     let first = acquires.next()?;
-    (of_this_connection(first) && acquires.all(of_this_connection)).then(|| first.token())?
+    (of_this_connection(first) && acquires.all(of_this_connection)).then_some(first)
 }
 
 fn check_end(
     history: &History,
+    grant: &Operation,
     closing: &Operation,
     closed: Nanos,
-    token: i64,
     breaches: &mut Vec<Breach>,
 ) {
+    let Some(token) = grant.token() else {
+        return;
+    };
     let due = closed + HAND_OFF_MARGIN;
+    // A server that took over meanwhile knows of no session.
     let disturbed = history
         .interferences
         .iter()
-        .any(|one| one.effect != Effect::EndsHolds && one.overlaps(closing.sent, due));
+        .any(|one| one.effect != Effect::EndsHolds && one.overlaps(grant.sent, due));
     if disturbed {
         return;
     }

@@ -593,7 +593,9 @@ fn a_lock_whose_session_ended_goes_to_the_next_waiter_promptly() {
     let lost = with(Outcome::Lost, queued("c", 9, 20, 60, 0));
     assert_good(history(&[late.clone(), lost]));
     let stop = interference(Effect::StopsTheServer, 60, 300);
-    assert_found(history(&[late]), [stop], &[]);
+    assert_found(history(std::slice::from_ref(&late)), [stop], &[]);
+    let fail_over = interference(Effect::HoldsCommandsBack, 2, 8);
+    assert_found(history(&[late]), [fail_over], &[]);
     let never = with(Outcome::NotAvailable, queued("b", 10, 30, 800, 0));
     assert_breach(history(&[never]), Promise::Liveness);
 }
