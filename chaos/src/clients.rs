@@ -10,9 +10,13 @@ use rand::{RngExt, SeedableRng};
 use redis::Value;
 
 use crate::clock;
-use crate::history::{MS, Nanos, Operation, Outcome, Request};
+use crate::history::{Link, MS, Mode, Nanos, Operation, Outcome, Request};
 use crate::journal::Journal;
+use crate::locks::{Kind, Locks};
 use crate::wire::{Connection, Wait};
+
+mod pairs;
+mod sessions;
 
 /// No lease is longer.
 pub const LEASE_MS_MAX: u64 = 2000;
@@ -50,11 +54,29 @@ pub struct Client {
     id: usize,
     rng: StdRng,
     route: Route,
-    locks: Arc<[String]>,
+    locks: Arc<Locks>,
     journal: Arc<Journal>,
     faults_end: Arc<FaultsEnd>,
-    connection: Option<(Connection, i64)>,
+    connection: Option<Connected>,
+    connections: usize,
     owners: usize,
+}
+
+/// A connection, with its number here and its id at the server.
+struct Connected {
+    connection: Connection,
+    number: usize,
+    id: i64,
+}
+
+/// What a client asks of a lock.
+#[derive(Clone, Copy)]
+struct Ask {
+    lease_ms: u64,
+    block_ms: Option<u64>,
+    mode: Mode,
+    hold: Option<u64>,
+    session: bool,
 }
 
 /// A lock that a client believes to hold, and how often.
@@ -63,6 +85,7 @@ struct Section {
     token: i64,
     holds: u64,
     lease_ms: u64,
+    mode: Mode,
     numbered: bool,
 }
 
@@ -72,7 +95,7 @@ impl Client {
         id: usize,
         seed: u64,
         route: Route,
-        locks: Arc<[String]>,
+        locks: Arc<Locks>,
         journal: Arc<Journal>,
         faults_end: Arc<FaultsEnd>,
     ) -> Self {
@@ -84,6 +107,7 @@ impl Client {
             journal,
             faults_end,
             connection: None,
+            connections: 0,
             owners: 0,
         }
     }
@@ -91,7 +115,11 @@ impl Client {
     /// Works until the faults are over, and then takes each lock some times more.
     pub fn run(mut self) {
         while !self.faults_over() {
-            self.round();
+            match self.rng.random_range(0..100) {
+                0..70 => self.round(),
+                70..80 => self.session_round(),
+                _ => self.pair_round(),
+            }
             self.sleep(0, 20);
         }
         for _ in 0..LAST_ROUNDS {
@@ -119,9 +147,23 @@ impl Client {
         format!("client{}-{}", self.id, self.owners)
     }
 
-    fn any_lock(&mut self) -> String {
-        let index = self.rng.random_range(0..self.locks.len());
-        self.locks[index].clone()
+    /// A lock, and how to hold it.
+    fn any_lock(&mut self) -> (String, Mode) {
+        let kind = if self.rng.random_bool(0.75) {
+            Kind::Exclusive
+        } else {
+            Kind::Mixed
+        };
+        let lock = self.locks.any(kind, &mut self.rng);
+        let mode = match kind {
+            Kind::Mixed => match self.rng.random_range(0..10) {
+                0..=1 => Mode::Exclusive,
+                2..=6 => Mode::Shared,
+                _ => Mode::Limited(self.rng.random_range(2..=4)),
+            },
+            Kind::Exclusive | Kind::Paired => Mode::Exclusive,
+        };
+        (lock, mode)
     }
 
     fn any_lease_ms(&mut self) -> u64 {
@@ -143,15 +185,20 @@ impl Client {
 
     /// Takes a lock, does something with it, gives it back or does not.
     fn round(&mut self) {
-        let lock = self.any_lock();
-        let lease_ms = self.any_lease_ms();
-        let block_ms = self.any_block_ms();
+        let (lock, mode) = self.any_lock();
         let numbered = self.rng.random_bool(0.5);
-        let mut outcome = self.acquire(&lock, lease_ms, block_ms, numbered.then_some(1));
+        let ask = Ask {
+            lease_ms: self.any_lease_ms(),
+            block_ms: self.any_block_ms(),
+            mode,
+            hold: numbered.then_some(1),
+            session: false,
+        };
+        let mut outcome = self.acquire(&lock, ask);
         // With the number of the hold it is safe to ask again.
         for _ in 0..3 {
             if numbered && outcome == Outcome::Lost && !self.faults_over() {
-                outcome = self.acquire(&lock, lease_ms, block_ms, Some(1));
+                outcome = self.acquire(&lock, ask);
             }
         }
         match outcome {
@@ -160,10 +207,12 @@ impl Client {
                     lock,
                     token,
                     holds: 1,
-                    lease_ms,
+                    lease_ms: ask.lease_ms,
+                    mode,
                     numbered,
                 };
-                let in_order = self.work(&mut section, block_ms.is_some()) && self.leave(&section);
+                let may_have_queued = ask.block_ms.is_some();
+                let in_order = self.work(&mut section, may_have_queued) && self.leave(&section);
                 // Whoever can't tell what it holds begins anew as another.
                 if !in_order || self.rng.random_bool(0.5) {
                     self.owners += 1;
@@ -192,13 +241,14 @@ impl Client {
                 10
             };
             self.sleep(0, rest_ms);
-            let in_order = match self.rng.random_range(0..4) {
-                0 => self.re_enter(section),
-                1 => {
+            let in_order = match self.rng.random_range(0..8) {
+                0..=1 => self.re_enter(section),
+                2 if section.mode != Mode::Exclusive => self.ask_for_more(section),
+                3..=4 => {
                     section.lease_ms = self.any_lease_ms();
                     self.renew(section)
                 }
-                2 if section.holds > 1 => {
+                5..=6 if section.holds > 1 => {
                     let hold = section.holds.to_string();
                     section.holds -= 1;
                     let options = ["HOLD", hold.as_str()];
@@ -217,16 +267,34 @@ impl Client {
     }
 
     fn re_enter(&mut self, section: &mut Section) -> bool {
-        let lease_ms = self.any_lease_ms();
-        let block_ms = self.any_block_ms();
-        let hold = section.numbered.then_some(section.holds + 1);
-        let outcome = self.acquire(&section.lock, lease_ms, block_ms, hold);
+        // A looser mode is granted too, and changes nothing.
+        let looser = self.rng.random_bool(0.1);
+        let ask = Ask {
+            lease_ms: self.any_lease_ms(),
+            block_ms: self.any_block_ms(),
+            mode: if looser { Mode::Shared } else { section.mode },
+            hold: section.numbered.then_some(section.holds + 1),
+            session: false,
+        };
+        let outcome = self.acquire(&section.lock, ask);
         if outcome != Outcome::Granted(section.token) {
             return false;
         }
         section.holds += 1;
-        section.lease_ms = section.lease_ms.max(lease_ms);
+        section.lease_ms = section.lease_ms.max(ask.lease_ms);
         true
+    }
+
+    /// Asks for the lock all alone, which is refused at once.
+    fn ask_for_more(&mut self, section: &Section) -> bool {
+        let ask = Ask {
+            lease_ms: section.lease_ms,
+            block_ms: self.any_block_ms(),
+            mode: Mode::Exclusive,
+            hold: None,
+            session: false,
+        };
+        self.acquire(&section.lock, ask) == Outcome::Error("UPGRADE".into())
     }
 
     /// Gives the lock back: in time, too late, or never. Says whether the owner
@@ -267,30 +335,44 @@ impl Client {
     /// Waits for a lock as long as it takes, and gives it back at once.
     fn last_round(&mut self) {
         self.owners += 1;
-        let lock = self.any_lock();
+        let lock = self.locks.any_at_all(&mut self.rng);
+        let ask = Ask {
+            lease_ms: LEASE_MS_MAX,
+            block_ms: Some(0),
+            mode: Mode::Exclusive,
+            hold: Some(1),
+            session: false,
+        };
         let mut outcome = Outcome::Lost;
         while outcome == Outcome::Lost {
-            outcome = self.acquire(&lock, LEASE_MS_MAX, Some(0), Some(1));
+            outcome = self.acquire(&lock, ask);
         }
         if matches!(outcome, Outcome::Granted(_)) {
             self.release(&lock, None, &["ALL"]);
         }
     }
 
-    fn acquire(
-        &mut self,
-        lock: &str,
-        lease_ms: u64,
-        block_ms: Option<u64>,
-        hold: Option<u64>,
-    ) -> Outcome {
-        let request = Request::Acquire { lease_ms, block_ms };
-        let mut words = vec!["LEASE".to_owned(), lease_ms.to_string()];
-        if let Some(block_ms) = block_ms {
+    fn acquire(&mut self, lock: &str, ask: Ask) -> Outcome {
+        let request = Request::Acquire {
+            lease_ms: ask.lease_ms,
+            block_ms: ask.block_ms,
+            mode: ask.mode,
+            session: ask.session,
+        };
+        let mut words = vec!["LEASE".to_owned(), ask.lease_ms.to_string()];
+        if let Some(block_ms) = ask.block_ms {
             words.extend(["BLOCK".to_owned(), block_ms.to_string()]);
         }
-        if let Some(hold) = hold {
+        if let Some(hold) = ask.hold {
             words.extend(["HOLD".to_owned(), hold.to_string()]);
+        }
+        match ask.mode {
+            Mode::Exclusive => {}
+            Mode::Shared => words.push("SHARED".to_owned()),
+            Mode::Limited(limit) => words.extend(["LIMIT".to_owned(), limit.to_string()]),
+        }
+        if ask.session {
+            words.push("SESSION".to_owned());
         }
         self.perform("LOCK.ACQUIRE", lock, request, &words)
     }
@@ -313,7 +395,7 @@ impl Client {
         self.perform("LOCK.RELEASE", lock, Request::Release, &words)
     }
 
-    /// Sends a command and writes down what comes of it.
+    /// Sends a command about a lock and writes down what comes of it.
     fn perform(
         &mut self,
         command: &str,
@@ -321,30 +403,46 @@ impl Client {
         request: Request,
         words: &[String],
     ) -> Outcome {
-        let (mut connection, connection_id) = self.connected();
         let owner = self.owner();
         let mut line = vec![command, lock, &owner];
         line.extend(words.iter().map(String::as_str));
-        let sent = clock::now();
-        let operation = self.journal.began(Operation {
+        let connected = self.connected();
+        self.exchange(connected, lock, request, &line)
+    }
+
+    fn began(&self, lock: &str, request: Request, connection: usize, sent: Nanos) -> usize {
+        self.journal.began(Operation {
             client: self.id,
+            connection,
             lock: lock.to_owned(),
-            owner: owner.clone(),
+            owner: self.owner(),
             request,
             sent,
             answered: None,
             queued: None,
             outcome: Outcome::Pending,
-        });
+        })
+    }
+
+    fn exchange(
+        &mut self,
+        mut connected: Connected,
+        lock: &str,
+        request: Request,
+        line: &[&str],
+    ) -> Outcome {
+        let sent = clock::now();
+        let operation = self.began(lock, request, connected.number, sent);
         let block_ms = match request {
             Request::Acquire { block_ms, .. } => block_ms,
-            Request::Renew { .. } | Request::Release => None,
+            _ => None,
         };
         if block_ms.is_some() {
-            self.journal.may_wait(connection_id, operation);
+            self.journal.may_wait(connected.id, operation);
         }
         let mut given_up = Outcome::Lost;
-        let wait = match connection.send(&line) {
+        let connection = &mut connected.connection;
+        let wait = match connection.send(line) {
             Ok(()) => connection.wait(|| {
                 let (until, outcome) = self.patience(sent, block_ms);
                 given_up = outcome;
@@ -353,7 +451,7 @@ impl Client {
             Err(_) => Wait::Closed,
         };
         if block_ms.is_some() {
-            self.journal.waits_no_more(connection_id);
+            self.journal.waits_no_more(connected.id);
         }
         let outcome = match wait {
             Wait::Replied(value) => outcome(request, value),
@@ -362,8 +460,12 @@ impl Client {
         };
         self.journal.ended(operation, clock::now(), outcome.clone());
         // After most errors the server is not, or no more, the one to ask.
-        let usable = !matches!(outcome, Outcome::Lost | Outcome::Silent | Outcome::Error(_));
-        self.connection = usable.then_some((connection, connection_id));
+        let usable = match &outcome {
+            Outcome::Error(code) => code == "UPGRADE",
+            Outcome::Lost | Outcome::Silent => false,
+            _ => true,
+        };
+        self.connection = usable.then_some(connected);
         outcome
     }
 
@@ -387,7 +489,7 @@ impl Client {
     }
 
     /// The connection, made anew where there is none.
-    fn connected(&mut self) -> (Connection, i64) {
+    fn connected(&mut self) -> Connected {
         loop {
             if let Some(connected) = self.connection.take() {
                 return connected;
@@ -401,8 +503,12 @@ impl Client {
                 let patient = || clock::now() < self.patience(asked, None).0;
                 let id = connection.call(&["CLIENT", "ID"], patient);
                 if let Some(Value::Int(id)) = id {
-                    self.connection = Some((connection, id));
-                    continue;
+                    self.connections += 1;
+                    return Connected {
+                        connection,
+                        number: self.connections,
+                        id,
+                    };
                 }
             }
             thread::sleep(Duration::from_millis(10));
@@ -419,6 +525,11 @@ fn outcome(request: Request, reply: Value) -> Outcome {
         (Request::Release, Value::Int(1)) => Outcome::Released,
         (Request::Release, Value::Int(0)) => Outcome::StillHeld,
         (Request::Release, Value::Nil) => Outcome::NotHeld,
+        (Request::Ping, Value::SimpleString(_)) => Outcome::Done,
+        (Request::Acquire { .. }, Value::ServerError(error)) if error.code() == "DEADLOCK" => {
+            let links = error.details().and_then(Link::parse_all);
+            Outcome::Deadlock(links.unwrap_or_default())
+        }
         (_, Value::ServerError(error)) => Outcome::Error(error.code().to_owned()),
         (_, other) => Outcome::Error(format!("{other:?}")),
     }

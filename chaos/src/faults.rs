@@ -20,6 +20,7 @@ use redis::Value;
 use crate::clock;
 use crate::history::Effect;
 use crate::journal::Journal;
+use crate::locks::Locks;
 use crate::proxy::Proxy;
 use crate::servers::{Build, Fsync, Server, die_with_us, signal};
 use crate::wire::{self, Connection};
@@ -76,7 +77,7 @@ pub struct Faults {
     /// What to start.
     pub build: Build,
     /// The locks of the campaign.
-    pub locks: Arc<[String]>,
+    pub locks: Arc<Locks>,
     /// Where it is written down.
     pub journal: Arc<Journal>,
     /// The port of the primary, for the clients.
@@ -98,7 +99,7 @@ impl Faults {
         mut rng: StdRng,
         build: Build,
         dir: &Path,
-        locks: Arc<[String]>,
+        locks: Arc<Locks>,
         journal: Arc<Journal>,
     ) -> Result<Self, String> {
         let fsync = any_fsync(&mut rng);
@@ -182,8 +183,7 @@ impl Faults {
     }
 
     fn any_lock(&mut self) -> String {
-        let index = self.rng.random_range(0..self.locks.len());
-        self.locks[index].clone()
+        self.locks.any_at_all(&mut self.rng)
     }
 
     fn del(&mut self) -> Result<bool, String> {
@@ -274,7 +274,11 @@ impl Faults {
 
     fn stop_server(&mut self) -> Result<bool, String> {
         let ms = self.rng.random_range(50..=1500);
+        let from = clock::now();
         self.primary_node().stop_for(Duration::from_millis(ms));
+        let effect = Effect::StopsTheServer;
+        self.journal
+            .interfered("server stop", effect, None, from, clock::now());
         Ok(true)
     }
 
@@ -317,6 +321,9 @@ impl Faults {
         self.fsync = next;
         let index = self.primary_index();
         self.nodes[index].restart(&self.build, next, None, forget)?;
+        let effect = Effect::StopsTheServer;
+        self.journal
+            .interfered("crash", effect, None, from, clock::now());
         Ok(true)
     }
 
@@ -387,6 +394,8 @@ impl Faults {
         let until = clock::now();
         self.journal
             .interfered("promotion", Effect::EndsHolds, None, from, until);
+        self.journal
+            .interfered("promotion", Effect::StopsTheServer, None, from, until);
         self.primary.store(port, Ordering::SeqCst);
         self.nodes[old].restart(&self.build, self.fsync, Some(port), false)?;
         Ok(true)
@@ -401,7 +410,7 @@ impl Faults {
             .args(["--as-client-of", &self.proxy.port.to_string()])
             .args(["--seed", &self.rng.random::<u32>().to_string()])
             .args(["--number", &(1000 + self.processes).to_string()])
-            .args(self.locks.iter())
+            .args(self.locks.names())
             .stdin(Stdio::null())
             .stdout(Stdio::piped());
         let mut child = die_with_us(&mut command)

@@ -7,13 +7,17 @@
 //!
 //! 1. **Tokens** rise with every new holding, over all locks, and each belongs
 //!    to one owner of one lock.
-//! 2. **Certain holds** of different owners never overlap, and nobody is told
-//!    that it does not hold a lock that it certainly holds.
+//! 2. **Certain holds**: no more owners hold a lock together than the limit of
+//!    each of them says, and nobody is told that it does not hold a lock that it
+//!    certainly holds.
 //! 3. **Order**: a waiter that was seen in the queue before another one asked
-//!    is granted first.
-//! 4. **Liveness**: whoever is connected is answered in time.
+//!    is granted first, whatever the modes of the two.
+//! 4. **Liveness**: whoever is connected is answered in time, and a waiter gets
+//!    the lock of a session promptly when its connection is closed.
 //! 5. **Unknown outcomes** may have happened or not, now or later. They
 //!    shorten what is certain, and excuse nothing else.
+//! 6. **Deadlocks**: nobody is refused for a cycle of waits that can't have
+//!    been, and none lasts.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -26,6 +30,28 @@ pub type Nanos = u64;
 /// A millisecond.
 pub const MS: Nanos = 1_000_000;
 
+/// With how many others an owner would hold a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Mode {
+    /// With none.
+    Exclusive,
+    /// With any number.
+    Shared,
+    /// So many may hold it together.
+    Limited(usize),
+}
+
+impl Mode {
+    /// How many may hold the lock together.
+    pub const fn limit(self) -> usize {
+        match self {
+            Self::Exclusive => 1,
+            Self::Shared => usize::MAX,
+            Self::Limited(limit) => limit,
+        }
+    }
+}
+
 /// What a client asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
@@ -35,6 +61,10 @@ pub enum Request {
         lease_ms: u64,
         /// How long the client would wait, 0 for ever.
         block_ms: Option<u64>,
+        /// With how many others.
+        mode: Mode,
+        /// Whether the hold shall last as long as the connection.
+        session: bool,
     },
     /// `LOCK.RENEW`
     Renew {
@@ -43,6 +73,11 @@ pub enum Request {
     },
     /// `LOCK.RELEASE`
     Release,
+    /// `PING`, which shows that the connection of a session lives.
+    Ping,
+    /// The client closes the connection of a session. The answer is there when
+    /// it is closed.
+    Close,
 }
 
 /// What the client heard.
@@ -56,6 +91,8 @@ pub enum Outcome {
     Silent,
     /// An error, by its code: nothing has changed.
     Error(String),
+    /// An acquire was refused because of this cycle of waits.
+    Deadlock(Vec<Link>),
     /// An acquire was granted, with this token.
     Granted(i64),
     /// An acquire was granted by a library that knows no tokens.
@@ -70,6 +107,8 @@ pub enum Outcome {
     StillHeld,
     /// A renewal was answered 0, or a release null.
     NotHeld,
+    /// A ping was answered, or the connection is closed.
+    Done,
 }
 
 /// One command of one client.
@@ -77,6 +116,8 @@ pub enum Outcome {
 pub struct Operation {
     /// Which client sent it.
     pub client: usize,
+    /// On which of the client's connections.
+    pub connection: usize,
     /// On which lock.
     pub lock: String,
     /// As which owner.
@@ -100,6 +141,8 @@ pub enum Effect {
     EndsHolds,
     /// Commands may have been held back, which looks like queueing.
     HoldsCommandsBack,
+    /// The server did nothing, not even for sessions.
+    StopsTheServer,
 }
 
 /// Something that was done to the server.
@@ -126,6 +169,17 @@ pub struct History {
     pub interferences: Vec<Interference>,
 }
 
+impl History {
+    /// When the operation was seen in a queue, and not just held back.
+    fn surely_queued(&self, operation: &Operation) -> Option<Nanos> {
+        let queued = operation.queued?;
+        let doubtful = self.interferences.iter().any(|one| {
+            one.effect == Effect::HoldsCommandsBack && one.overlaps(operation.sent, queued)
+        });
+        (!doubtful).then_some(queued)
+    }
+}
+
 /// Which promise was broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Promise {
@@ -139,6 +193,8 @@ pub enum Promise {
     Order,
     /// Check 4.
     Liveness,
+    /// Check 6.
+    Deadlock,
 }
 
 impl fmt::Display for Promise {
@@ -149,6 +205,7 @@ impl fmt::Display for Promise {
             Self::Possession => "possession",
             Self::Order => "order",
             Self::Liveness => "liveness",
+            Self::Deadlock => "deadlock",
         })
     }
 }
@@ -212,6 +269,19 @@ impl Operation {
         )
     }
 
+    /// How many may hold the lock with it, if it acquires.
+    fn limit(&self) -> Option<usize> {
+        match self.request {
+            Request::Acquire { mode, .. } => Some(mode.limit()),
+            _ => None,
+        }
+    }
+
+    /// Whether it ties the hold to its connection.
+    fn in_session(&self) -> bool {
+        matches!(self.request, Request::Acquire { session: true, .. })
+    }
+
     fn token(&self) -> Option<i64> {
         match self.outcome {
             Outcome::Granted(token) => Some(token),
@@ -221,6 +291,10 @@ impl Operation {
 }
 
 impl Interference {
+    fn overlaps(&self, from: Nanos, until: Nanos) -> bool {
+        self.from <= until && from <= self.until
+    }
+
     fn concerns(&self, lock: &str) -> bool {
         self.lock
             .as_deref()
@@ -233,9 +307,14 @@ struct CertainHold<'o> {
     /// The answer that shows it.
     shown_by: &'o Operation,
     token: Option<i64>,
+    /// How many may hold the lock together, at most.
+    limit: usize,
     start: Nanos,
     end: Nanos,
 }
+
+/// What each owner did to each lock.
+type Tenancies<'o> = HashMap<(&'o str, &'o str), Tenancy<'o>>;
 
 /// Everything that one owner did to one lock, in the order of sending.
 struct Tenancy<'o> {
@@ -246,7 +325,7 @@ struct Tenancy<'o> {
 /// Looks for broken promises. `tolerance` is how far the server's clock may
 /// stray from the clients' within a lease.
 pub fn check(history: &History, tolerance: Nanos) -> Vec<Breach> {
-    let mut tenancies: HashMap<(&str, &str), Tenancy<'_>> = HashMap::new();
+    let mut tenancies = Tenancies::new();
     let mut sorted: Vec<&Operation> = history.operations.iter().collect();
     sorted.sort_by_key(|operation| operation.sent);
     for operation in sorted {
@@ -260,12 +339,15 @@ pub fn check(history: &History, tolerance: Nanos) -> Vec<Breach> {
             .push(operation);
     }
     for ((lock, _), tenancy) in &mut tenancies {
+        let in_session = tenancy.operations.iter().any(|one| one.in_session());
         let ends: Vec<&Interference> = history
             .interferences
             .iter()
-            .filter(|one| one.effect == Effect::EndsHolds && one.concerns(lock))
+            // The server can't keep up a lease while it must not write.
+            .filter(|one| one.effect == Effect::EndsHolds || in_session)
+            .filter(|one| one.concerns(lock))
             .collect();
-        tenancy.holds = certain_holds(&tenancy.operations, &ends, tolerance);
+        tenancy.holds = certain_holds(&tenancy.operations, &ends, tolerance, in_session);
     }
     let mut breaches = Vec::new();
     check_tokens(&tenancies, &mut breaches);
@@ -273,6 +355,9 @@ pub fn check(history: &History, tolerance: Nanos) -> Vec<Breach> {
     check_possession(history, &tenancies, &mut breaches);
     check_order(history, &tenancies, &mut breaches);
     check_liveness(history, &mut breaches);
+    sessions::check_ends(history, &mut breaches);
+    deadlocks::check_refusals(history, &tenancies, &mut breaches);
+    deadlocks::check_waits(history, &tenancies, &mut breaches);
     breaches
 }
 
@@ -281,7 +366,10 @@ fn certain_holds<'o>(
     operations: &[&'o Operation],
     ends: &[&Interference],
     tolerance: Nanos,
+    in_session: bool,
 ) -> Vec<CertainHold<'o>> {
+    let limits = operations.iter().filter_map(|operation| operation.limit());
+    let limit = limits.max().unwrap_or(1);
     let unknown: Vec<&Operation> = operations
         .iter()
         .copied()
@@ -304,7 +392,14 @@ fn certain_holds<'o>(
             earlier.filter(told_by_then).find_map(Operation::token)
         };
         let start = told.map_or(answered, |_| shown_by.sent);
-        let mut end = shown_by.sent + (lease_ms * MS).saturating_sub(tolerance);
+        let lease_end = shown_by.sent + (lease_ms * MS).saturating_sub(tolerance);
+        let mut end = if !in_session {
+            lease_end
+        } else if certain && shown_by.in_session() {
+            sessions::last_known_alive(operations, shown_by)
+        } else {
+            continue;
+        };
         // What was sent earlier with an unknown outcome may come into force later.
         let unknown_before = unknown.iter().filter(|other| other.sent < shown_by.sent);
         let since = operations.partition_point(|other| other.sent < shown_by.sent);
@@ -318,6 +413,7 @@ fn certain_holds<'o>(
                 }
                 Request::Renew { lease_ms }
                     if !std::ptr::eq(*other, shown_by)
+                        && !in_session
                         && (other.unknown() || other.outcome == Outcome::Renewed) =>
                 {
                     end = end.min(other.sent + (lease_ms * MS).saturating_sub(tolerance));
@@ -334,6 +430,7 @@ fn certain_holds<'o>(
             holds.push(CertainHold {
                 shown_by,
                 token: shown_by.token().or(told),
+                limit,
                 start,
                 end,
             });
@@ -382,7 +479,7 @@ fn new_holdings<'o>(tenancy: &Tenancy<'o>) -> Vec<NewHolding<'o>> {
     holdings
 }
 
-fn check_tokens(tenancies: &HashMap<(&str, &str), Tenancy<'_>>, breaches: &mut Vec<Breach>) {
+fn check_tokens(tenancies: &Tenancies<'_>, breaches: &mut Vec<Breach>) {
     let mut by_start: Vec<NewHolding<'_>> = tenancies.values().flat_map(new_holdings).collect();
     let mut owners: HashMap<i64, &Operation> = HashMap::new();
     for holding in &by_start {
@@ -444,54 +541,58 @@ impl CertainHold<'_> {
     }
 }
 
-fn check_exclusion(tenancies: &HashMap<(&str, &str), Tenancy<'_>>, breaches: &mut Vec<Breach>) {
+fn check_exclusion(tenancies: &Tenancies<'_>, breaches: &mut Vec<Breach>) {
     let mut by_lock: HashMap<&str, Vec<&CertainHold<'_>>> = HashMap::new();
     for ((lock, _), tenancy) in tenancies {
         by_lock.entry(lock).or_default().extend(&tenancy.holds);
     }
     for holds in by_lock.values_mut() {
         holds.sort_by_key(|hold| hold.start);
-        // The hold that ends last, and the one that ends last among those of
-        // other owners than that.
-        let mut last: Option<&CertainHold<'_>> = None;
-        let mut last_of_others: Option<&CertainHold<'_>> = None;
-        for hold in holds.iter() {
+        let mut together: Vec<&CertainHold<'_>> = Vec::new();
+        for &hold in holds.iter() {
+            together.retain(|other| other.end > hold.start);
             let owner = &hold.shown_by.owner;
-            let rival = [last, last_of_others]
-                .into_iter()
-                .flatten()
-                .find(|rival| rival.shown_by.owner != *owner);
-            if let Some(rival) = rival
-                && hold.start < rival.end
-            {
-                let shared_us = (rival.end.min(hold.end) - hold.start) / 1000;
-                breaches.push(Breach::new(
-                    Promise::Exclusion,
-                    &format!("two owners held the lock for {shared_us} us"),
-                    [rival.shown_by, hold.shown_by],
-                ));
-            }
-            if last.is_none_or(|last| last.end < hold.end) {
-                if last.is_some_and(|last| last.shown_by.owner != *owner) {
-                    last_of_others = last;
+            let mut rivals: Vec<&CertainHold<'_>> = Vec::new();
+            for &other in &together {
+                let is_new =
+                    |known: &&CertainHold<'_>| known.shown_by.owner != other.shown_by.owner;
+                if other.shown_by.owner != *owner && rivals.iter().all(is_new) {
+                    rivals.push(other);
                 }
-                last = Some(hold);
-            } else if last.is_some_and(|last| last.shown_by.owner != *owner)
-                && last_of_others.is_none_or(|other| other.end < hold.end)
-            {
-                last_of_others = Some(hold);
             }
+            let limit = rivals
+                .iter()
+                .fold(hold.limit, |limit, rival| limit.min(rival.limit));
+            if rivals.len() >= limit {
+                let end = rivals
+                    .iter()
+                    .fold(hold.end, |end, rival| end.min(rival.end));
+                let what = format!(
+                    "{} owners together held a lock that admits {limit}, for {} us",
+                    rivals.len() + 1,
+                    (end - hold.start) / 1000
+                );
+                let shown = rivals.iter().chain([&hold]).map(|hold| hold.shown_by);
+                breaches.push(Breach::new(Promise::Exclusion, &what, shown));
+            }
+            together.push(hold);
         }
     }
 }
 
-fn check_possession(
-    history: &History,
-    tenancies: &HashMap<(&str, &str), Tenancy<'_>>,
-    breaches: &mut Vec<Breach>,
-) {
+fn check_possession(history: &History, tenancies: &Tenancies<'_>, breaches: &mut Vec<Breach>) {
     for tenancy in tenancies.values() {
         for operation in &tenancy.operations {
+            let looser = |other: &&Operation| other.limit() > operation.limit();
+            if operation.outcome == Outcome::Error("UPGRADE".into())
+                && !tenancy.operations.iter().any(looser)
+            {
+                breaches.push(Breach::new(
+                    Promise::Possession,
+                    "the owner was told of a looser hold that it never asked for",
+                    [*operation],
+                ));
+            }
             let denied = match &operation.outcome {
                 Outcome::NotHeld | Outcome::NotAvailable => true,
                 Outcome::Error(code) => {
@@ -526,16 +627,7 @@ fn count_known(history: &History, tenancy: &Tenancy<'_>, operation: &Operation) 
     !harmed && !tenancy.operations.iter().any(|one| one.unknown())
 }
 
-fn check_order(
-    history: &History,
-    tenancies: &HashMap<(&str, &str), Tenancy<'_>>,
-    breaches: &mut Vec<Breach>,
-) {
-    let held_back: Vec<&Interference> = history
-        .interferences
-        .iter()
-        .filter(|one| one.effect == Effect::HoldsCommandsBack)
-        .collect();
+fn check_order(history: &History, tenancies: &Tenancies<'_>, breaches: &mut Vec<Breach>) {
     // Who may have been granted the lock by an older request of its own says
     // nothing of the order.
     let mut granted_once: HashMap<&str, Vec<(&Operation, i64)>> = HashMap::new();
@@ -559,11 +651,8 @@ fn check_order(
         let mut queued: Vec<(Nanos, &Operation, i64)> = granted
             .iter()
             .filter_map(|&(operation, token)| {
-                let queued = operation.queued?;
-                let doubtful = held_back
-                    .iter()
-                    .any(|one| one.from <= queued && operation.sent <= one.until);
-                (!doubtful).then_some((queued, operation, token))
+                let queued = history.surely_queued(operation)?;
+                Some((queued, operation, token))
             })
             .collect();
         queued.sort_by_key(|&(at, ..)| at);
@@ -601,6 +690,11 @@ fn check_liveness(history: &History, breaches: &mut Vec<Breach>) {
         }
     }
 }
+
+mod deadlocks;
+mod sessions;
+
+pub use deadlocks::Link;
 
 #[cfg(test)]
 mod tests;

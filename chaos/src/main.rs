@@ -8,6 +8,7 @@
 mod clients;
 mod faults;
 mod journal;
+mod locks;
 mod observer;
 mod proxy;
 mod servers;
@@ -30,8 +31,9 @@ use redis_lock_chaos::{clock, history};
 
 use crate::clients::{Client, FaultsEnd, Route};
 use crate::faults::Faults;
-use crate::history::{Breach, History, MS, Outcome, Promise};
+use crate::history::{Breach, History, MS, Mode, Outcome, Promise, Request};
 use crate::journal::Journal;
+use crate::locks::Locks;
 use crate::servers::Build;
 
 const PROGRESS_EVERY: Duration = Duration::from_secs(5);
@@ -63,7 +65,7 @@ struct Arguments {
     /// How many clients work at a time
     #[arg(long, default_value_t = 20)]
     clients: usize,
-    /// How many locks they share
+    /// How many locks they share that are exclusive; there are a few others
     #[arg(long, default_value_t = 4)]
     locks: usize,
     /// How far the server's clock may stray from ours within a lease, in milliseconds
@@ -86,7 +88,8 @@ fn main() -> ExitCode {
         .seed
         .unwrap_or_else(|| rand::rng().random_range(0..1_000_000_000));
     if let (Some(port), Some(number)) = (arguments.as_client_of, arguments.number) {
-        run_client(port, number, seed, arguments.names.into());
+        let locks = Locks::named(arguments.names);
+        run_client(port, number, seed, Arc::new(locks));
         return ExitCode::SUCCESS;
     }
     match run_campaign(&arguments, seed) {
@@ -99,7 +102,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run_client(port: u16, number: usize, seed: u64, locks: Arc<[String]>) {
+fn run_client(port: u16, number: usize, seed: u64, locks: Arc<Locks>) {
     let journal = Arc::new(Journal::echoing());
     let faults_end = Arc::new(FaultsEnd::new(0));
     Client::new(
@@ -134,9 +137,7 @@ fn run_campaign(arguments: &Arguments, seed: u64) -> Result<bool, String> {
         .tempdir()
         .map_err(|error| error.to_string())?;
     let mut rng = StdRng::seed_from_u64(seed);
-    let locks: Arc<[String]> = (1..=arguments.locks.max(1))
-        .map(|number| format!("lock:{number}"))
-        .collect();
+    let locks = Arc::new(Locks::new(arguments.locks));
     let journal = Arc::new(Journal::default());
     let faults_end = Arc::new(AtomicU64::new(0));
     let seeds: Vec<u64> = (0..arguments.clients).map(|_| rng.random()).collect();
@@ -201,7 +202,7 @@ fn by_promise(breaches: Vec<Breach>) -> BTreeMap<Promise, Vec<Breach>> {
 fn start_clients(
     faults: &Faults,
     seeds: &[u64],
-    locks: &Arc<[String]>,
+    locks: &Arc<Locks>,
     journal: &Arc<Journal>,
     faults_end: &Arc<FaultsEnd>,
 ) -> Vec<JoinHandle<()>> {
@@ -260,12 +261,15 @@ fn totals(
     breaches: &BTreeMap<Promise, Vec<Breach>>,
     survived: bool,
 ) -> String {
-    let (mut grants, mut unknown, mut queued) = (0, 0, 0);
+    let (mut unknown, mut queued, mut deadlocks, mut closed) = (0, 0, 0, 0);
+    let mut grants: BTreeMap<&str, usize> = BTreeMap::new();
     let mut errors: BTreeMap<&str, usize> = BTreeMap::new();
     for operation in &history.operations {
         queued += usize::from(operation.queued.is_some());
+        closed += usize::from(operation.request == Request::Close);
         match &operation.outcome {
-            Outcome::Granted(_) => grants += 1,
+            Outcome::Granted(_) => *grants.entry(kind_of(operation.request)).or_default() += 1,
+            Outcome::Deadlock(_) => deadlocks += 1,
             Outcome::Lost => unknown += 1,
             Outcome::Error(code) => *errors.entry(code).or_default() += 1,
             _ => {}
@@ -279,13 +283,27 @@ fn totals(
         broken.insert("survival".into(), 1);
     }
     format!(
-        "totals: {} operations, {grants} grants, {queued} seen to queue, {unknown} unknown; \
-         errors: {}; faults: {}; breaches: {}",
+        "totals: {} operations; grants: {}; {queued} seen to queue, {unknown} unknown, \
+         {closed} sessions closed, {deadlocks} deadlocks refused; errors: {}; faults: {}; breaches: {}",
         history.operations.len(),
+        counts(&grants),
         counts(&errors),
         counts(faults),
         counts(&broken)
     )
+}
+
+/// What a grant is counted as.
+fn kind_of(request: Request) -> &'static str {
+    match request {
+        Request::Acquire { session: true, .. } => "in sessions",
+        Request::Acquire { mode, .. } => match mode {
+            Mode::Exclusive => "exclusive",
+            Mode::Shared => "shared",
+            Mode::Limited(_) => "limited",
+        },
+        _ => "others",
+    }
 }
 
 /// Each kind with its number, and the sum before them.

@@ -92,6 +92,21 @@ fn a_lock_that_is_handed_to_nobody_is_a_breach_of_liveness() {
 }
 
 #[test]
+fn a_shared_lock_that_lets_everybody_in_is_a_breach_of_exclusion() {
+    assert_caught("limit-ignored", &["exclusion"]);
+}
+
+#[test]
+fn a_hold_that_outlives_its_session_is_a_breach_of_liveness() {
+    assert_caught("session-outlived", &["liveness"]);
+}
+
+#[test]
+fn a_deadlock_that_nobody_is_told_of_is_a_breach() {
+    assert_caught("deadlock-missed", &["deadlock"]);
+}
+
+#[test]
 fn the_same_build_without_a_fault_keeps_all_promises() {
     let (kept, report) = campaign("none");
     assert!(kept, "{report}");

@@ -6,17 +6,16 @@ pub const DATABASES: usize = 2;
 pub const KEYS: [&str; 3] = ["a", "b", "c"];
 pub const OWNERS: [&str; 4] = ["ann", "bob", "cid", "dan"];
 
-/// A lease in milliseconds. It is either longer than any run, by several
-/// hours, or so short that the run waits until it is over.
+/// A lease in milliseconds. It is either longer than any run, by many hours, or
+/// so short that the run waits until it is over.
 pub type Lease = i64;
 
-pub const UNIT_OF_LEASES: Lease = 2 * 60 * 60 * 1000;
-pub const LONG_LEASES: [Lease; 3] = [UNIT_OF_LEASES, 2 * UNIT_OF_LEASES, 3 * UNIT_OF_LEASES];
+pub const UNIT_OF_LEASES: Lease = 5000 * 60 * 60 * 1000;
 pub const SHORT_LEASES: [Lease; 3] = [1, 3, LONGEST_SHORT_LEASE];
 pub const LONGEST_SHORT_LEASE: Lease = 5;
 
 /// What `lock.default-lease` is set to.
-pub const DEFAULT_LEASE: Lease = UNIT_OF_LEASES;
+pub const DEFAULT_LEASE: Lease = 4 * UNIT_OF_LEASES;
 
 /// How long `LOCK.ACQUIRE` would wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,12 +33,34 @@ pub enum Extent {
     All,
 }
 
+/// With how many others an owner would hold a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    Exclusive,
+    Shared,
+    Limit(i64),
+}
+
+impl Mode {
+    /// How many may hold the lock together.
+    pub fn limit(self) -> i64 {
+        match self {
+            Self::Exclusive => 1,
+            Self::Shared => i64::MAX,
+            Self::Limit(limit) => limit,
+        }
+    }
+}
+
 /// A lock that is asked for.
 #[derive(Clone, Copy, Debug)]
 pub struct Request {
     pub owner: &'static str,
     pub lease: Option<Lease>,
     pub hold: Option<i64>,
+    pub mode: Mode,
+    /// Whether the hold shall last as long as the client's connection.
+    pub session: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -85,7 +106,7 @@ pub enum Command {
     RestoreReplace {
         key: &'static str,
         lease: Option<Lease>,
-        dump: crate::world::Dump,
+        dump: crate::stored::Dump,
     },
     /// Negative: in the past. Else a long lease, since it counts in seconds.
     Expire(&'static str, Lease),
@@ -149,6 +170,14 @@ impl Command {
                 });
                 option(&mut all, "BLOCK", block);
                 option(&mut all, "HOLD", request.hold);
+                match request.mode {
+                    Mode::Exclusive => {}
+                    Mode::Shared => all.extend(words(&["SHARED"])),
+                    Mode::Limit(limit) => option(&mut all, "LIMIT", Some(limit)),
+                }
+                if request.session {
+                    all.extend(words(&["SESSION"]));
+                }
                 all
             }
             Self::Release {

@@ -5,6 +5,7 @@
 
 mod commands;
 mod random;
+mod stored;
 mod world;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -16,7 +17,8 @@ use commands::{
 use random::{Kind, Random};
 use redis::Value;
 use redis_lock_testing::{Client, SOON, TestServer, int, status};
-use world::{Dump, Expect, Place, World};
+use stored::Dump;
+use world::{Expect, Place, Sender, World};
 
 /// Clients 0 to 5 may wait. The last two never do, one in each database, so
 /// that there is always somebody to go on.
@@ -30,6 +32,14 @@ const AT_ONCE: Duration = Duration::from_millis(100);
 /// Lists what `World::listing` does, after how many clients are blocked.
 const LISTING: &str = "\
 local lines = {string.match(redis.call('info', 'clients'), 'blocked_clients:(%d+)')} \
+local unit, time = tonumber(ARGV[2]), redis.call('time') \
+local now_ms = time[1] * 1000 + math.floor(time[2] / 1000) \
+local function shown(value) \
+  local limit, token, ending = string.match(value, '^(%d+) (%d+) (%d+)$') \
+  if not limit then return value end \
+  local left = math.ceil((tonumber(ending) - now_ms) / unit) \
+  return limit .. '/' .. token .. '/' .. (left > 0 and left or 'over') \
+end \
 for db = 0, tonumber(ARGV[1]) - 1 do \
   redis.call('select', db) \
   local keys = redis.call('keys', '*') \
@@ -38,18 +48,22 @@ for db = 0, tonumber(ARGV[1]) - 1 do \
     local line = db .. ' ' .. key \
     if redis.call('type', key).ok == 'hash' then \
       local flat, fields = redis.call('hgetall', key), {} \
-      for i = 1, #flat, 2 do fields[#fields + 1] = flat[i] .. '=' .. flat[i + 1] end \
+      for i = 1, #flat, 2 do fields[#fields + 1] = flat[i] .. '=' .. shown(flat[i + 1]) end \
       table.sort(fields) \
       line = line .. ' ' .. table.concat(fields, ' ') \
     else \
       line = line .. ' text' \
     end \
     local ttl = redis.call('pttl', key) \
-    if ttl >= 0 then line = line .. ' ttl ' .. math.ceil(ttl / tonumber(ARGV[2])) end \
+    if ttl >= 0 then line = line .. ' ttl ' .. math.ceil(ttl / unit) end \
     lines[#lines + 1] = line \
   end \
 end \
 return table.concat(lines, '\\n') .. '\\n'";
+
+/// What steps are filed under in which a client waits no more, or its session ends.
+const WAITER_LEAVES: &str = "a waiter that leaves";
+const SESSION_ENDS: &str = "the end of a session";
 
 struct Connection {
     client: Client,
@@ -95,9 +109,6 @@ impl Run {
         let mut observer = server.client();
         let lease = format!("CONFIG SET lock.default-lease {DEFAULT_LEASE}");
         assert_eq!(observer.call(&lease), status("OK"));
-        // The clients here wait for each other as it comes; others act for
-        // them. A module that knows no such setting answers with an error.
-        observer.call("CONFIG SET lock.deadlock-detection no");
         let connections = (0..CLIENTS)
             .map(|n| Connection::open(&server, n % DATABASES))
             .collect();
@@ -108,7 +119,7 @@ impl Run {
             connections,
             observer,
             random: Random::new(seed),
-            world: World::default(),
+            world: World::refusing_deadlocks(),
             dumps: Vec::new(),
             history: VecDeque::new(),
             answers: BTreeMap::new(),
@@ -207,6 +218,7 @@ impl Run {
             Kind::Single => self.single(),
             Kind::Transaction => self.transaction(),
             Kind::Script => self.script(),
+            Kind::Setting => self.change_setting(),
             kind => self.disturb(kind),
         };
         let sent = Instant::now();
@@ -226,27 +238,50 @@ impl Run {
         if let Err(what) = self.world.check_new_tokens() {
             self.diverges(&what);
         }
-        self.check_all();
+        // What follows from time and from the end of a connection has no reply
+        // that says it did.
+        self.check_all(time_passed || [WAITER_LEAVES, SESSION_ENDS].contains(&name));
+        if self.world.refuses_deadlocks {
+            self.have_locks_looked_at();
+        }
     }
 
     /// All others still wait, and what is stored is what the model says.
-    fn check_all(&mut self) {
+    fn check_all(&mut self, patient: bool) {
         let deadline = Instant::now() + SOON;
         let waiting = self.world.waiting().to_string();
         loop {
             let listing = self.listing();
             let (blocked, stored) = listing.split_once('\n').unwrap_or_default();
+            let in_time = Instant::now() <= deadline;
             if blocked == waiting {
-                if stored != self.world.listing() {
+                if stored == self.world.listing() {
+                    return;
+                }
+                if !patient || !in_time {
                     self.diverges("the stored data differs");
                 }
-                return;
             }
             // A command that blocks has no reply that says it did.
-            if Instant::now() > deadline {
+            if !in_time {
                 self.diverges(&format!("{blocked} clients wait, not {waiting}"));
             }
             std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    /// The search for deadlocks goes by the last look at each lock, and after
+    /// other commands than the lock's own the next look may be some milliseconds
+    /// away. Each of these commands is one, and changes nothing.
+    fn have_locks_looked_at(&mut self) {
+        let places: Vec<Place> = self.world.contended().collect();
+        for at in &places {
+            self.observer.send(&format!("SELECT {}", at.db));
+            self.observer.send(&format!("LOCK.RENEW {} nobody", at.key));
+        }
+        for _ in &places {
+            assert_eq!(self.observer.reply(), status("OK"));
+            assert_eq!(self.observer.reply(), int(0));
         }
     }
 
@@ -267,19 +302,20 @@ impl Run {
         self.random.one_of(&idle)
     }
 
-    fn command_of(&mut self, client: usize) -> Command {
+    fn command_of(&mut self, client: usize, alone: bool) -> Command {
         random::command(
             &mut self.random,
             &self.world,
             &self.dumps,
             self.connections[client].db,
             client < MAY_WAIT,
+            alone,
         )
     }
 
     fn single(&mut self) -> &'static str {
         let client = self.idle_client();
-        let command = self.command_of(client);
+        let command = self.command_of(client, true);
         let words = command.words();
         let db = self.connections[client].db;
         self.note(format!(
@@ -288,7 +324,7 @@ impl Run {
             sentence(&words)
         ));
         self.connections[client].send(&words);
-        let expected = self.world.run(db, &command, Some(client));
+        let expected = self.world.run(db, &command, Sender::Client(client));
         self.count(command.name(), &expected);
         if expected != Expect::Waits {
             let reply = self.hear(client, &expected);
@@ -308,16 +344,20 @@ impl Run {
         let db = self.connections[client].db;
         let mut commands = Vec::new();
         for _ in 0..2 + self.random.below(3) {
-            let command = self.command_of(client);
+            let command = self.command_of(client, false);
             // Scripts don't run scripts.
             if within == "EVAL" && command.name().starts_with("Redisson") {
                 continue;
             }
             commands.push(command);
         }
+        let sender = match within {
+            "EVAL" => Sender::Script,
+            _ => Sender::Transaction(client),
+        };
         let mut expected = Vec::new();
         for command in &commands {
-            expected.push(self.world.run(db, command, None));
+            expected.push(self.world.run(db, command, sender));
             self.count(within, &expected[expected.len() - 1]);
         }
         let sentences: Vec<String> = commands
@@ -357,37 +397,70 @@ impl Run {
         name_of_several("EVAL", &commands)
     }
 
-    /// Something happens to a client that waits.
+    fn change_setting(&mut self) -> &'static str {
+        let refuses = !self.world.refuses_deadlocks;
+        self.world.refuses_deadlocks = refuses;
+        let setting = if refuses { "yes" } else { "no" };
+        let change = format!("CONFIG SET lock.deadlock-detection {setting}");
+        assert_eq!(self.observer.call(&change), status("OK"));
+        self.note(format!("{}: {change}", self.step));
+        if refuses {
+            self.have_locks_looked_at();
+        }
+        "CONFIG"
+    }
+
+    /// Something happens to a client that waits, or that has a session.
     fn disturb(&mut self, kind: Kind) -> &'static str {
-        let waiting: Vec<usize> = (0..CLIENTS)
-            .filter(|client| self.world.waits(*client))
-            .collect();
-        if waiting.is_empty() {
+        let suits = |client: &usize| match kind {
+            Kind::UnblockAsTimeout | Kind::UnblockAsError => self.world.waits(*client),
+            // While a client waits, the server does not hear it.
+            Kind::Quit => self.world.has_sessions(*client) && !self.world.waits(*client),
+            _ => self.world.has_sessions(*client) || self.world.waits(*client),
+        };
+        let clients: Vec<usize> = (0..CLIENTS).filter(suits).collect();
+        if clients.is_empty() {
             return "nothing";
         }
-        let client = self.random.one_of(&waiting);
+        let client = self.random.one_of(&clients);
         self.note(format!("{}: client {client}: {kind:?}", self.step));
-        self.world.leaves(client);
+        let name = if self.world.waits(client) {
+            WAITER_LEAVES
+        } else {
+            SESSION_ENDS
+        };
+        *self.answers.entry((name, format!("{kind:?}"))).or_default() += 1;
         let id = self.connections[client].id;
         match kind {
             Kind::UnblockAsTimeout => {
+                self.world.leaves(client);
                 let unblock = format!("CLIENT UNBLOCK {id}");
                 assert_eq!(self.observer.call(&unblock), int(1));
                 self.hear(client, &Expect::Nil);
             }
             Kind::UnblockAsError => {
+                self.world.leaves(client);
                 let unblock = format!("CLIENT UNBLOCK {id} ERROR");
                 assert_eq!(self.observer.call(&unblock), int(1));
                 self.hear(client, &Expect::Error("UNBLOCKED"));
             }
-            Kind::Kill => {
-                let kill = format!("CLIENT KILL ID {id}");
-                assert_eq!(self.observer.call(&kill), int(1));
+            _ => {
+                self.world.disconnects(client);
+                match kind {
+                    Kind::Kill => {
+                        let kill = format!("CLIENT KILL ID {id}");
+                        assert_eq!(self.observer.call(&kill), int(1));
+                    }
+                    Kind::Quit => {
+                        self.connections[client].client.send("QUIT");
+                        self.hear(client, &Expect::Ok);
+                    }
+                    _ => {}
+                }
                 self.reconnect(client);
             }
-            _ => self.reconnect(client),
         }
-        "disturbance"
+        name
     }
 
     fn reconnect(&mut self, client: usize) {

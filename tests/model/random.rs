@@ -5,21 +5,30 @@ use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 
 use crate::commands::{
-    Block, Command, DATABASES, Extent, KEYS, LONG_LEASES, Lease, OWNERS, Request, SHORT_LEASES,
+    Block, Command, DATABASES, Extent, KEYS, Lease, Mode, OWNERS, Request, SHORT_LEASES,
+    UNIT_OF_LEASES,
 };
-use crate::world::{Dump, Place, World};
+use crate::stored::{Dump, Holder, permit_field};
+use crate::world::{Place, World};
 
 /// A source of choices: the same for the same seed.
-pub struct Random(StdRng);
+pub struct Random {
+    source: StdRng,
+    /// How many long leases were drawn.
+    leases: Lease,
+}
 
 impl Random {
     pub fn new(seed: u64) -> Self {
-        Self(StdRng::seed_from_u64(seed))
+        Self {
+            source: StdRng::seed_from_u64(seed),
+            leases: 0,
+        }
     }
 
     /// One of 0 to n - 1.
     pub fn below(&mut self, n: usize) -> usize {
-        self.0.random_range(0..n)
+        self.source.random_range(0..n)
     }
 
     pub fn percent(&mut self, chance: usize) -> bool {
@@ -27,12 +36,12 @@ impl Random {
     }
 
     pub fn one_of<T: Copy>(&mut self, choices: &[T]) -> T {
-        *choices.choose(&mut self.0).unwrap()
+        *choices.choose(&mut self.source).unwrap()
     }
 
     fn weighted<T: Copy>(&mut self, choices: &[(usize, T)]) -> T {
         let (_, choice) = choices
-            .choose_weighted(&mut self.0, |&(weight, _)| weight)
+            .choose_weighted(&mut self.source, |&(weight, _)| weight)
             .unwrap();
         *choice
     }
@@ -48,8 +57,12 @@ pub enum Kind {
     Kill,
     /// The client closes it.
     HangUp,
+    /// The client asks the server to close it.
+    Quit,
     UnblockAsTimeout,
     UnblockAsError,
+    /// Deadlocks are refused from now on, or not any more.
+    Setting,
 }
 
 pub fn kind(random: &mut Random) -> Kind {
@@ -59,30 +72,50 @@ pub fn kind(random: &mut Random) -> Kind {
         (8, Kind::Script),
         (2, Kind::Kill),
         (2, Kind::HangUp),
+        (2, Kind::Quit),
+        (1, Kind::Setting),
         (2, Kind::UnblockAsTimeout),
         (2, Kind::UnblockAsError),
     ])
+}
+
+/// One to three units of leases, rounded up. Each lasts a second longer than
+/// those drawn before, so that the run knows which of two ends later.
+fn long_lease(random: &mut Random) -> Lease {
+    random.leases += 1;
+    let units = random.one_of(&[1, 2, 3]);
+    units * UNIT_OF_LEASES - UNIT_OF_LEASES / 2 + random.leases * 1000
 }
 
 fn lease(random: &mut Random) -> Lease {
     if random.percent(4) {
         random.one_of(&SHORT_LEASES)
     } else {
-        random.one_of(&LONG_LEASES)
+        long_lease(random)
     }
 }
 
-/// The lock's owner where there is one, often enough.
+/// One of the lock's holders where there are any, often enough.
 fn likely_owner(random: &mut Random, world: &World, at: Place) -> &'static str {
-    match world.holder(at) {
-        Ok(Some(holder)) if OWNERS.contains(&holder.owner) && random.percent(75) => holder.owner,
-        _ => random.one_of(&OWNERS),
+    let holders = world.lock(at).unwrap_or_default().holders;
+    let owners: Vec<&'static str> = holders
+        .iter()
+        .map(|holder| holder.owner)
+        .filter(|owner| OWNERS.contains(owner))
+        .collect();
+    if !owners.is_empty() && random.percent(75) {
+        random.one_of(&owners)
+    } else {
+        random.one_of(&OWNERS)
     }
 }
 
-fn fence(random: &mut Random, world: &World, at: Place) -> Option<i64> {
-    let holder = world.holder(at).ok().flatten();
-    let right = holder
+fn held(world: &World, at: Place, owner: &str) -> Option<Holder> {
+    world.lock(at).ok()?.holder(owner).copied()
+}
+
+fn fence(random: &mut Random, world: &World, at: Place, owner: &str) -> Option<i64> {
+    let right = held(world, at, owner)
         .and_then(|holder| holder.token)
         .and_then(|token| world.value(token));
     match random.below(10) {
@@ -94,14 +127,11 @@ fn fence(random: &mut Random, world: &World, at: Place) -> Option<i64> {
 
 /// A hold number that fits or is next to one that does.
 fn hold(random: &mut Random, world: &World, at: Place, owner: &str) -> i64 {
-    let holder = world.holder(at).ok().flatten();
-    let count = holder
-        .filter(|holder| holder.owner == owner)
-        .map_or(0, |holder| holder.count);
+    let count = held(world, at, owner).map_or(0, |holder| holder.count);
     (count - 1 + random.one_of(&[0, 1, 1, 1, 2, 2, 2, 3])).max(1)
 }
 
-fn acquire(random: &mut Random, world: &World, at: Place, may_wait: bool) -> Command {
+fn acquire(random: &mut Random, world: &World, at: Place, may_wait: bool, alone: bool) -> Command {
     let owner = random.one_of(&OWNERS);
     let hold = random.percent(30).then(|| hold(random, world, at, owner));
     let block = random.weighted(&[
@@ -110,14 +140,52 @@ fn acquire(random: &mut Random, world: &World, at: Place, may_wait: bool) -> Com
         (33, Some(Block::Long)),
         (2, Some(Block::Short)),
     ]);
+    let block = block.filter(|_| may_wait);
+    let mode = random.weighted(&[
+        (50, Mode::Exclusive),
+        (3, Mode::Limit(1)),
+        (25, Mode::Shared),
+        (12, Mode::Limit(2)),
+        (10, Mode::Limit(3)),
+    ]);
+    let session = random.percent(15);
+    let lease = if session {
+        // A short one would be kept up, in time or not quite.
+        Some(long_lease(random))
+    } else if mode.limit() == 1 {
+        random.percent(80).then(|| lease(random))
+    } else if alone && block.is_none() && random.percent(20) {
+        // The server's clock stands still in a transaction, the module's does
+        // not; and of two that end in one step it would matter which is first.
+        Some(random.one_of(&SHORT_LEASES))
+    } else {
+        Some(long_lease(random))
+    };
     Command::Acquire {
         key: at.key,
         request: Request {
             owner,
-            lease: random.percent(80).then(|| lease(random)),
+            lease,
             hold,
+            mode,
+            session,
         },
-        block: block.filter(|_| may_wait),
+        block,
+    }
+}
+
+fn renew(
+    random: &mut Random,
+    world: &World,
+    at: Place,
+    owner: &'static str,
+    lease: Option<Lease>,
+) -> Command {
+    Command::Renew {
+        key: at.key,
+        owner,
+        lease,
+        fence: fence(random, world, at, owner),
     }
 }
 
@@ -126,7 +194,7 @@ fn release(random: &mut Random, world: &World, at: Place) -> Command {
     Command::Release {
         key: at.key,
         owner,
-        fence: fence(random, world, at),
+        fence: fence(random, world, at, owner),
         extent: match random.below(10) {
             0..=4 => Extent::One,
             5..=7 => Extent::Hold(hold(random, world, at, owner)),
@@ -136,7 +204,7 @@ fn release(random: &mut Random, world: &World, at: Place) -> Command {
 }
 
 fn hset(random: &mut Random, world: &World, key: &'static str) -> Command {
-    let name = random.one_of(&["ann", "bob", "stranger", "@fence", "@other"]);
+    let name = random.one_of(&["ann", "bob", "stranger", "@fence", "@other", "@permit:ann"]);
     let value = match random.below(4) {
         0 => random.one_of(&[-1, 0]),
         1 if name == "@fence" => world.greatest_token() + 1_000_000,
@@ -147,39 +215,44 @@ fn hset(random: &mut Random, world: &World, key: &'static str) -> Command {
 
 fn hdel(random: &mut Random, world: &World, at: Place) -> Command {
     let owner = likely_owner(random, world, at);
-    let names = match random.below(4) {
+    let names = match random.below(6) {
         0 => vec!["@fence"],
         1 => vec![owner, "@fence"],
+        2 => permit_field(owner).into_iter().collect(),
+        3 => permit_field(owner).into_iter().chain([owner]).collect(),
         _ => vec![owner],
     };
     Command::Hdel(at.key, names)
 }
 
-/// A command for a client of this database.
+/// A command for a client of this database, by itself or among others of a
+/// transaction or a script.
 pub fn command(
     random: &mut Random,
     world: &World,
     dumps: &[Dump],
     db: usize,
     may_wait: bool,
+    alone: bool,
 ) -> Command {
     let key = random.one_of(&KEYS);
     let other = random.one_of(&KEYS);
     let at = Place { db, key };
     let owner = likely_owner(random, world, at);
     // A key that is no lock refuses everything, which soon teaches nothing new.
-    if world.holder(at).is_err() && random.percent(60) {
+    if world.lock(at).is_err() && random.percent(60) {
         return Command::Del(key);
     }
     match random.below(1000) {
-        0..370 => acquire(random, world, at, may_wait),
+        0..370 => acquire(random, world, at, may_wait, alone),
         370..620 => release(random, world, at),
-        620..680 => Command::Renew {
-            key,
-            owner,
-            lease: random.percent(80).then(|| lease(random)),
-            fence: fence(random, world, at),
-        },
+        620..680 => {
+            let lease = long_lease(random);
+            let held = held(world, at, owner);
+            let may_default = held.is_none_or(|holder| holder.limit == 1);
+            let lease = (!may_default || random.percent(80)).then_some(lease);
+            renew(random, world, at, owner, lease)
+        }
         680..710 => Command::RedissonLock {
             key,
             owner,
@@ -206,7 +279,14 @@ pub fn command(
             lease: random.percent(70).then(|| lease(random)),
             dump: dumps[random.below(dumps.len())].clone(),
         },
-        884..900 => Command::Expire(key, random.one_of(&[-1000, LONG_LEASES[0], LONG_LEASES[1]])),
+        884..900 => Command::Expire(
+            key,
+            if random.percent(33) {
+                -1000
+            } else {
+                long_lease(random)
+            },
+        ),
         900..930 => {
             let lease = lease(random);
             Command::Pexpire(key, if random.percent(15) { -1 } else { lease })
@@ -216,12 +296,12 @@ pub fn command(
         965..980 => hset(random, world, key),
         980..984 => Command::FlushDb,
         984..988 => Command::FlushAll,
-        988..994 => Command::SwapDb,
-        _ => Command::Renew {
-            key,
-            owner,
-            lease: Some(1),
-            fence: None,
-        },
+        988..992 => Command::SwapDb,
+        // The server would keep up the short lease of a session.
+        _ if alone && !world.is_tied(at, owner) => {
+            let lease = random.one_of(&SHORT_LEASES);
+            renew(random, world, at, owner, Some(lease))
+        }
+        _ => Command::Pexpire(key, random.one_of(&SHORT_LEASES)),
     }
 }

@@ -1,14 +1,15 @@
 //! The model: what the contract and Redis's manual say that the commands do.
 //! It knows nothing of how the module does it.
 
+mod foreign;
+mod locks;
+
 use std::collections::{BTreeMap, VecDeque};
 
 use redis::Value;
 
-use crate::commands::{
-    Block, Command, DATABASES, DEFAULT_LEASE, Extent, LONGEST_SHORT_LEASE, Lease, Request,
-    UNIT_OF_LEASES,
-};
+use crate::commands::{Command, DATABASES, DEFAULT_LEASE, Extent, Request};
+use crate::stored::{Content, Dump, Lock, Stored, in_units, is_short};
 
 /// A fencing token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,43 +21,11 @@ pub enum Token {
     Written(i64),
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Content {
-    Text,
-    Hash {
-        fields: BTreeMap<&'static str, i64>,
-        /// The field `@fence`.
-        fence: Option<Token>,
-    },
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Stored {
-    content: Content,
-    /// The key's time to live, as it was last set.
-    lease: Option<Lease>,
-}
-
-/// What `DUMP` answered, and what it stands for.
-#[derive(Clone, Debug)]
-pub struct Dump {
-    pub bytes: Vec<u8>,
-    content: Content,
-}
-
 /// A key of a database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
     pub db: usize,
     pub key: &'static str,
-}
-
-/// Who holds a lock.
-#[derive(Clone, Copy, Debug)]
-pub struct Holder {
-    pub owner: &'static str,
-    pub count: i64,
-    pub token: Option<Token>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -93,12 +62,27 @@ struct Grant {
     value: Option<i64>,
 }
 
-const WRONG_TYPE: Expect = Expect::Error("WRONGTYPE");
+pub const WRONG_TYPE: Expect = Expect::Error("WRONGTYPE");
+pub const NOT_A_LOCK: Expect = Expect::Error("NOTALOCK");
 const HOLD_COUNT: Expect = Expect::Error("HOLDCOUNT");
+
+/// Who sends a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sender {
+    Client(usize),
+    /// A client's transaction: it never waits.
+    Transaction(usize),
+    /// It never waits and has no connection.
+    Script,
+}
 
 #[derive(Default)]
 pub struct World {
     databases: [BTreeMap<&'static str, Stored>; DATABASES],
+    /// Which client's connection ties which holds to it, by their token.
+    ties: BTreeMap<(Place, &'static str), (usize, Token)>,
+    /// Whether waits that close a cycle are refused.
+    pub refuses_deadlocks: bool,
     queues: BTreeMap<Place, VecDeque<Waiter>>,
     grants: Vec<Grant>,
     /// How many of the grants are of earlier steps, and their greatest token.
@@ -108,13 +92,16 @@ pub struct World {
     answers: Vec<(usize, Expect)>,
 }
 
-/// A lease that the run waits for.
-fn is_short(lease: Option<Lease>) -> bool {
-    lease.is_some_and(|lease| lease <= LONGEST_SHORT_LEASE)
-}
-
 // What is stored, and who holds the lock.
 impl World {
+    /// A server as it starts.
+    pub fn refusing_deadlocks() -> Self {
+        Self {
+            refuses_deadlocks: true,
+            ..Self::default()
+        }
+    }
+
     fn stored(&mut self, at: Place) -> Option<&mut Stored> {
         self.databases[at.db].get_mut(at.key)
     }
@@ -128,362 +115,61 @@ impl World {
     }
 
     /// Who holds the lock at this place, or why there is none.
-    pub fn holder(&self, at: Place) -> Result<Option<Holder>, Expect> {
-        let Some(stored) = self.databases[at.db].get(at.key) else {
-            return Ok(None);
-        };
-        let Content::Hash { fields, fence } = &stored.content else {
-            return Err(WRONG_TYPE);
-        };
-        let not_a_lock = Err(Expect::Error("NOTALOCK"));
-        if matches!(fence, Some(Token::Written(n)) if *n < 1) {
-            return not_a_lock;
-        }
-        let mut fields = fields.iter();
-        match (fields.next(), fields.next()) {
-            (None, _) => Ok(None),
-            (Some((&owner, &count)), None)
-                if !owner.starts_with('@')
-                    && count >= 1
-                    && (fence.is_some() || stored.lease.is_some()) =>
-            {
-                Ok(Some(Holder {
-                    owner,
-                    count,
-                    token: *fence,
-                }))
-            }
-            _ => not_a_lock,
-        }
-    }
-
-    fn hold_of(&self, at: Place, owner: &str) -> Result<Option<Holder>, Expect> {
-        let holder = self.holder(at)?;
-        Ok(holder.filter(|holder| holder.owner == owner))
-    }
-
-    fn write_lock(&mut self, at: Place, holder: Holder, lease: Option<Lease>) {
-        let content = Content::Hash {
-            fields: BTreeMap::from([(holder.owner, holder.count)]),
-            fence: holder.token,
-        };
-        self.put(at, Stored { content, lease });
-    }
-}
-
-// The lock's own commands.
-impl World {
-    /// The lock is free or held by the one who asks.
-    fn grant(&mut self, at: Place, request: Request) -> Result<Expect, Expect> {
-        let held = self.hold_of(at, request.owner)?;
-        let held_count = held.map_or(0, |held| held.count);
-        let count = request.hold.unwrap_or(held_count + 1);
-        if count != held_count && count != held_count + 1 {
-            return Err(HOLD_COUNT);
-        }
+    pub fn lock(&self, at: Place) -> Result<Lock, Expect> {
         let stored = self.databases[at.db].get(at.key);
-        let old_lease = stored.map(|stored| stored.lease);
-        let old_token = stored.and_then(|stored| match stored.content {
-            Content::Hash { fence, .. } => fence,
-            Content::Text => None,
-        });
-        let token = match held.and_then(|held| held.token) {
-            Some(token) => token,
-            None => {
-                self.grants.push(Grant {
-                    place: at,
-                    after: old_token,
-                    value: None,
-                });
-                Token::OfGrant(self.grants.len() - 1)
-            }
-        };
-        let asked = request.lease.unwrap_or(DEFAULT_LEASE);
-        let lease = match (held, old_lease) {
-            // Re-entry never shortens a lease. A persisted lock stays so.
-            (Some(_), Some(old)) => old.map(|old| old.max(asked)),
-            _ => Some(asked),
-        };
-        let holder = Holder {
-            owner: request.owner,
-            count,
-            token: Some(token),
-        };
-        self.write_lock(at, holder, lease);
-        Ok(Expect::Token(token))
+        stored.map_or(Ok(Lock::default()), Stored::lock)
     }
 
-    /// Everybody in the queue who may have the lock gets it: the first in line
-    /// if it is free, and whoever asks as its holder.
-    fn serve(&mut self, at: Place) {
-        while let Ok(holder) = self.holder(at) {
-            let Some(queue) = self.queues.get_mut(&at) else {
-                return;
-            };
-            let next = match holder {
-                None => 0,
-                Some(holder) => {
-                    let same = |waiter: &Waiter| waiter.request.owner == holder.owner;
-                    match queue.iter().position(same) {
-                        Some(next) => next,
-                        None => return,
-                    }
-                }
-            };
-            let Some(waiter) = queue.remove(next) else {
-                return;
-            };
-            let answer = self.grant(at, waiter.request).unwrap_or_else(|error| error);
-            self.answers.push((waiter.client, answer));
+    /// Whether these holds end with a connection.
+    pub fn is_tied(&self, at: Place, owner: &'static str) -> bool {
+        self.ties.contains_key(&(at, owner))
+    }
+
+    /// The permits whose time is over go when the lock is looked at.
+    fn end_leases(&mut self, at: Place) -> Result<(), Expect> {
+        let lock = self.lock(at)?;
+        for holder in lock.holders.iter().filter(|holder| holder.over) {
+            self.remove_holder(at, holder.owner);
         }
+        Ok(())
     }
 
-    fn acquire(
-        &mut self,
-        at: Place,
-        request: Request,
-        wait: Option<(usize, Block)>,
-    ) -> Result<Expect, Expect> {
-        self.holder(at)?;
-        // No newcomer passes the queue.
-        self.serve(at);
-        let holder = self.holder(at)?;
-        if holder.is_none_or(|holder| holder.owner == request.owner) {
-            return self.grant(at, request);
+    /// Takes the owner out of the lock, which goes with its last holder.
+    fn remove_holder(&mut self, at: Place, owner: &str) {
+        if let Some(stored) = self.stored(at)
+            && let Content::Hash(hash) = &mut stored.content
+        {
+            hash.remove_holder(owner);
         }
-        if request.hold.is_some_and(|n| n != 1) {
-            return Err(HOLD_COUNT);
-        }
-        let Some((client, block)) = wait else {
-            return Ok(Expect::Nil);
-        };
-        self.queues.entry(at).or_default().push_back(Waiter {
-            client,
-            request,
-            gives_up_soon: block == Block::Short,
-        });
-        Ok(Expect::Waits)
-    }
-
-    fn release(
-        &mut self,
-        at: Place,
-        owner: &str,
-        fence: Option<i64>,
-        extent: Extent,
-    ) -> Result<Expect, Expect> {
-        let Some(held) = self.hold_of(at, owner)? else {
-            return match extent {
-                // It may be sent again, after its first reply was lost.
-                Extent::Hold(1) => Ok(Expect::Int(1)),
-                Extent::Hold(_) => Err(HOLD_COUNT),
-                Extent::One | Extent::All => Ok(Expect::Nil),
-            };
-        };
-        if !self.names(fence, held) {
-            return Ok(Expect::Nil);
-        }
-        let count = match extent {
-            Extent::One => held.count - 1,
-            Extent::All => 0,
-            Extent::Hold(n) if n == held.count || n == held.count + 1 => n - 1,
-            Extent::Hold(_) => return Err(HOLD_COUNT),
-        };
-        if count > 0 {
-            let lease = self.stored(at).and_then(|stored| stored.lease);
-            self.write_lock(at, Holder { count, ..held }, lease);
-            return Ok(Expect::Int(0));
-        }
-        self.remove(at);
-        Ok(Expect::Int(1))
-    }
-
-    fn renew(
-        &mut self,
-        at: Place,
-        owner: &str,
-        lease: Lease,
-        fence: Option<i64>,
-    ) -> Result<Expect, Expect> {
-        let held = self.hold_of(at, owner)?;
-        let held = held.filter(|held| self.names(fence, *held));
-        if let Some(held) = held {
-            self.write_lock(at, held, Some(lease));
-        }
-        Ok(Expect::Int(held.is_some().into()))
-    }
-
-    /// Whether `FENCE` names the token of this hold, if it was given at all.
-    fn names(&self, fence: Option<i64>, held: Holder) -> bool {
-        fence.is_none() || fence == held.token.and_then(|token| self.value(token))
-    }
-}
-
-// Other commands, as Redis has them.
-impl World {
-    fn rename(&mut self, from: Place, to: Place) -> Expect {
-        let Some(stored) = self.remove(from) else {
-            return Expect::Error("ERR");
-        };
-        self.put(to, stored);
-        Expect::Ok
-    }
-
-    fn move_to(&mut self, from: Place, to: Place) -> Expect {
-        if self.stored(to).is_some() {
-            return Expect::Int(0);
-        }
-        let Some(stored) = self.remove(from) else {
-            return Expect::Int(0);
-        };
-        self.put(to, stored);
-        Expect::Int(1)
-    }
-
-    fn copy(&mut self, from: Place, to: Place) -> Expect {
-        if from == to {
-            return Expect::Error("ERR");
-        }
-        let Some(stored) = self.stored(from).cloned() else {
-            return Expect::Int(0);
-        };
-        self.put(to, stored);
-        Expect::Int(1)
-    }
-
-    fn expire(&mut self, at: Place, lease: Lease) -> Expect {
-        let Some(stored) = self.stored(at) else {
-            return Expect::Int(0);
-        };
-        stored.lease = Some(lease);
-        if lease < 0 {
+        if self.lock(at).is_ok_and(|lock| lock.holders.is_empty()) {
             self.remove(at);
         }
-        Expect::Int(1)
     }
 
-    fn persist(&mut self, at: Place) -> Expect {
-        let ended = self.stored(at).and_then(|stored| stored.lease.take());
-        Expect::Int(ended.is_some().into())
-    }
-
-    fn hdel(&mut self, at: Place, names: &[&str]) -> Expect {
-        let Some(stored) = self.stored(at) else {
-            return Expect::Int(0);
-        };
-        let Content::Hash { fields, fence } = &mut stored.content else {
-            return WRONG_TYPE;
-        };
-        let mut removed = 0;
-        for &name in names {
-            let found = if name == "@fence" {
-                fence.take().is_some()
-            } else {
-                fields.remove(name).is_some()
-            };
-            removed += i64::from(found);
+    fn expire_with_the_last_lease(&mut self, at: Place) {
+        let holders = self.lock(at).unwrap_or_default().holders;
+        let last = holders.iter().filter_map(|holder| holder.lease).max();
+        if let Some(stored) = self.stored(at)
+            && last.is_some()
+        {
+            stored.lease = last;
         }
-        if fields.is_empty() && fence.is_none() {
-            self.remove(at);
-        }
-        Expect::Int(removed)
-    }
-
-    /// The fields of the hash, which is made if there is none.
-    fn fields(
-        &mut self,
-        at: Place,
-    ) -> Option<(&mut BTreeMap<&'static str, i64>, &mut Option<Token>)> {
-        let stored = self.databases[at.db].entry(at.key).or_insert(Stored {
-            content: Content::Hash {
-                fields: BTreeMap::new(),
-                fence: None,
-            },
-            lease: None,
-        });
-        match &mut stored.content {
-            Content::Hash { fields, fence } => Some((fields, fence)),
-            Content::Text => None,
-        }
-    }
-
-    fn hset(&mut self, at: Place, name: &'static str, value: i64) -> Expect {
-        let Some((fields, fence)) = self.fields(at) else {
-            return WRONG_TYPE;
-        };
-        let old = if name == "@fence" {
-            fence.replace(Token::Written(value)).is_some()
-        } else {
-            fields.insert(name, value).is_some()
-        };
-        Expect::Int((!old).into())
-    }
-
-    fn has_field(&mut self, at: Place, name: &str) -> Result<bool, Expect> {
-        match self.stored(at).map(|stored| &stored.content) {
-            None => Ok(false),
-            Some(Content::Hash { fields, .. }) => Ok(fields.contains_key(name)),
-            Some(Content::Text) => Err(WRONG_TYPE),
-        }
-    }
-
-    /// `HINCRBY`
-    fn add(&mut self, at: Place, name: &'static str, by: i64) -> i64 {
-        let Some((fields, _)) = self.fields(at) else {
-            return 0;
-        };
-        let value = fields.entry(name).or_default();
-        *value += by;
-        *value
-    }
-
-    fn redisson_lock(
-        &mut self,
-        at: Place,
-        owner: &'static str,
-        lease: Lease,
-    ) -> Result<Expect, Expect> {
-        if self.stored(at).is_none() || self.has_field(at, owner)? {
-            self.add(at, owner, 1);
-            self.expire(at, lease);
-            return Ok(Expect::Nil);
-        }
-        Ok(Expect::SomeTtl)
-    }
-
-    fn redisson_unlock(
-        &mut self,
-        at: Place,
-        owner: &'static str,
-        lease: Lease,
-    ) -> Result<Expect, Expect> {
-        if !self.has_field(at, owner)? {
-            return Ok(Expect::Nil);
-        }
-        if self.add(at, owner, -1) > 0 {
-            self.expire(at, lease);
-            return Ok(Expect::Int(0));
-        }
-        self.remove(at);
-        Ok(Expect::Int(1))
     }
 }
 
 // Steps.
 impl World {
-    /// Runs a command. `waits_as` is the client, if it may be blocked.
-    pub fn run(&mut self, db: usize, command: &Command, waits_as: Option<usize>) -> Expect {
+    /// Runs a command.
+    pub fn run(&mut self, db: usize, command: &Command, sender: Sender) -> Expect {
         let at = |key| Place { db, key };
         match *command {
             Command::Acquire {
                 key,
                 request,
                 block,
-            } => {
-                let wait = waits_as.zip(block);
-                self.acquire(at(key), request, wait)
-                    .unwrap_or_else(|error| error)
-            }
+            } => self
+                .acquire(at(key), request, block, sender)
+                .unwrap_or_else(|error| error),
             Command::Release {
                 key,
                 owner,
@@ -570,6 +256,27 @@ impl World {
         }
     }
 
+    /// The client's connection ends, and what is tied to it.
+    pub fn disconnects(&mut self, client: usize) {
+        self.leaves(client);
+        let ties = std::mem::take(&mut self.ties);
+        let (ended, kept) = ties.into_iter().partition(|(_, tie)| tie.0 == client);
+        self.ties = kept;
+        let ended: BTreeMap<_, _> = ended;
+        for ((at, owner), (_, token)) in ended {
+            if let Some(fence) = self.value(token) {
+                // If the lock is none any more, there is nothing to end.
+                let _ = self.release(at, owner, Some(fence), Extent::All);
+                self.serve(at);
+            }
+        }
+    }
+
+    /// Whether anything is tied to the client's connection.
+    pub fn has_sessions(&self, client: usize) -> bool {
+        self.ties.values().any(|tie| tie.0 == client)
+    }
+
     /// What follows from a step without anybody's command: waiters get what is
     /// theirs or hear why they can't, and short leases and waits end. Says
     /// whether one of those did.
@@ -578,8 +285,8 @@ impl World {
         let mut time_passed = false;
         loop {
             for &at in &places {
-                match self.holder(at) {
-                    Ok(_) => self.serve(at),
+                match self.end_leases(at) {
+                    Ok(()) => self.serve(at),
                     Err(error) => {
                         for waiter in self.queues.remove(&at).unwrap_or_default() {
                             self.answers.push((waiter.client, error.clone()));
@@ -592,6 +299,9 @@ impl World {
                 let before = database.len();
                 database.retain(|_, stored| !is_short(stored.lease));
                 lease_over |= database.len() < before;
+                for stored in database.values_mut() {
+                    lease_over |= stored.end_short_permits();
+                }
             }
             if !lease_over {
                 break;
@@ -617,6 +327,11 @@ impl World {
     pub fn waits(&self, client: usize) -> bool {
         let mut waiters = self.queues.values().flatten();
         waiters.any(|waiter| waiter.client == client)
+    }
+
+    /// The locks that somebody waits for.
+    pub fn contended(&self) -> impl Iterator<Item = Place> {
+        self.queues.keys().copied()
     }
 
     pub fn waiting(&self) -> usize {
@@ -700,17 +415,10 @@ impl World {
                 let mut line = format!("{db} {key}");
                 match &stored.content {
                     Content::Text => line += " text",
-                    Content::Hash { fields, fence } => {
-                        if let Some(token) = fence {
-                            line += &format!(" @fence={}", self.value(*token).unwrap_or(0));
-                        }
-                        for (name, value) in fields {
-                            line += &format!(" {name}={value}");
-                        }
-                    }
+                    Content::Hash(hash) => line += &hash.listing(|token| self.value(token)),
                 }
                 if let Some(lease) = stored.lease {
-                    line += &format!(" ttl {}", lease / UNIT_OF_LEASES);
+                    line += &format!(" ttl {}", in_units(lease));
                 }
                 lines += &line;
                 lines.push('\n');

@@ -6,6 +6,7 @@ const TOLERANCE: Nanos = 10 * MS;
 fn operation(owner: &str, sent_ms: u64, answered_ms: u64, request: Request) -> Operation {
     Operation {
         client: 0,
+        connection: 0,
         lock: "l".into(),
         owner: owner.into(),
         request,
@@ -20,6 +21,8 @@ fn granted(owner: &str, sent_ms: u64, answered_ms: u64, lease_ms: u64, token: i6
     let request = Request::Acquire {
         lease_ms,
         block_ms: None,
+        mode: Mode::Exclusive,
+        session: false,
     };
     Operation {
         outcome: Outcome::Granted(token),
@@ -380,4 +383,329 @@ fn an_operation_that_was_told_something_or_lost_its_connection_is_not() {
             granted("c", 0, 1000, 10, 0),
         ),
     ]);
+}
+
+fn in_mode(mode: Mode, operation: Operation) -> Operation {
+    let request = match operation.request {
+        Request::Acquire {
+            lease_ms,
+            block_ms,
+            session,
+            ..
+        } => Request::Acquire {
+            lease_ms,
+            block_ms,
+            mode,
+            session,
+        },
+        other => other,
+    };
+    Operation {
+        request,
+        ..operation
+    }
+}
+
+fn shared(operation: Operation) -> Operation {
+    in_mode(Mode::Shared, operation)
+}
+
+fn limited(limit: usize, operation: Operation) -> Operation {
+    in_mode(Mode::Limited(limit), operation)
+}
+
+#[test]
+fn readers_may_hold_a_lock_together_but_not_with_a_writer() {
+    let readers = [
+        shared(granted("a", 0, 1, 100, 1)),
+        shared(granted("b", 2, 3, 100, 2)),
+        shared(granted("c", 4, 5, 100, 3)),
+    ];
+    assert_good(readers.clone());
+    let mut with_writer = readers.to_vec();
+    with_writer.push(granted("w", 10, 11, 100, 4));
+    assert_breach(with_writer, Promise::Exclusion);
+    assert_breach(
+        [
+            granted("w", 0, 1, 100, 1),
+            shared(granted("a", 10, 11, 100, 2)),
+        ],
+        Promise::Exclusion,
+    );
+}
+
+#[test]
+fn no_more_hold_a_lock_than_the_strictest_of_them_says() {
+    let two = [
+        limited(2, granted("a", 0, 1, 100, 1)),
+        limited(2, granted("b", 2, 3, 100, 2)),
+    ];
+    assert_good(two.clone());
+    let mut three = two.to_vec();
+    three.push(limited(5, granted("c", 10, 11, 100, 3)));
+    assert_breach(three, Promise::Exclusion);
+    let mut later = two.to_vec();
+    later.push(released("a", 5, 6));
+    later.push(shared(granted("c", 10, 11, 15, 3)));
+    assert_good(later);
+}
+
+#[test]
+fn two_holds_of_one_owner_count_once() {
+    assert_good([
+        limited(2, granted("a", 0, 1, 100, 1)),
+        limited(2, granted("a", 2, 3, 100, 1)),
+        limited(2, granted("b", 4, 5, 100, 2)),
+    ]);
+}
+
+#[test]
+fn the_tokens_of_readers_rise_too_and_belong_to_one_each() {
+    assert_breach(
+        [
+            shared(granted("a", 0, 1, 100, 7)),
+            shared(granted("b", 2, 3, 100, 7)),
+        ],
+        Promise::Tokens,
+    );
+    assert_breach(
+        [
+            shared(granted("a", 0, 1, 100, 7)),
+            shared(granted("b", 2, 3, 100, 6)),
+        ],
+        Promise::Tokens,
+    );
+}
+
+#[test]
+fn a_reader_that_passes_a_waiting_writer_is_a_breach_of_order() {
+    assert_breach(
+        [
+            queued("w", 0, 5, 200, 2),
+            shared(granted("r", 6, 8, 100, 1)),
+        ],
+        Promise::Order,
+    );
+}
+
+#[test]
+fn only_who_asked_for_a_looser_mode_is_told_to_release_it() {
+    let refused = with(
+        Outcome::Error("UPGRADE".into()),
+        granted("a", 10, 11, 100, 0),
+    );
+    assert_good([shared(granted("a", 0, 1, 100, 1)), refused.clone()]);
+    assert_breach([granted("a", 0, 1, 100, 1), refused], Promise::Possession);
+}
+
+/// An operation of client 1, on a connection of its own.
+fn in_session(operation: Operation) -> Operation {
+    let request = match operation.request {
+        Request::Acquire {
+            lease_ms,
+            block_ms,
+            mode,
+            ..
+        } => Request::Acquire {
+            lease_ms,
+            block_ms,
+            mode,
+            session: true,
+        },
+        other => other,
+    };
+    Operation {
+        client: 1,
+        connection: 1,
+        request,
+        ..operation
+    }
+}
+
+fn answered(request: Request, sent_ms: u64, answered_ms: u64) -> Operation {
+    with(
+        Outcome::Done,
+        in_session(operation("s", sent_ms, answered_ms, request)),
+    )
+}
+
+fn session(lease_ms: u64) -> Operation {
+    in_session(granted("s", 0, 1, lease_ms, 1))
+}
+
+#[test]
+fn a_session_keeps_its_lock_as_long_as_its_connection_answers() {
+    let other = granted("b", 250, 251, 10, 2);
+    assert_good([session(100), other.clone()]);
+    assert_breach(
+        [
+            session(100),
+            answered(Request::Ping, 300, 301),
+            granted("b", 250, 251, 100, 2),
+        ],
+        Promise::Exclusion,
+    );
+    let elsewhere = Operation {
+        connection: 2,
+        ..answered(Request::Ping, 300, 301)
+    };
+    assert_good([session(100), elsewhere, other.clone()]);
+    let unanswered = with(Outcome::Lost, answered(Request::Ping, 300, 301));
+    assert_good([session(100), unanswered, other]);
+}
+
+#[test]
+fn a_session_ends_with_its_connection_or_a_release() {
+    let other = granted("b", 60, 61, 100, 2);
+    assert_good([
+        session(1000),
+        answered(Request::Ping, 50, 51),
+        answered(Request::Close, 52, 53),
+        other.clone(),
+    ]);
+    assert_good([
+        session(1000),
+        in_session(released("s", 50, 51)),
+        answered(Request::Ping, 90, 91),
+        other,
+    ]);
+}
+
+#[test]
+fn a_server_that_stood_still_could_not_keep_a_session() {
+    let operations = [
+        session(100),
+        answered(Request::Ping, 300, 301),
+        granted("b", 250, 251, 100, 2),
+    ];
+    for effect in [Effect::StopsTheServer, Effect::HoldsCommandsBack] {
+        assert_found(operations.clone(), [interference(effect, 20, 200)], &[]);
+    }
+    let later = interference(Effect::StopsTheServer, 270, 280);
+    assert_found(operations, [later], &[Promise::Exclusion]);
+}
+
+#[test]
+fn a_lock_whose_session_ended_goes_to_the_next_waiter_promptly() {
+    let closed = || {
+        vec![
+            session(1000),
+            answered(Request::Ping, 50, 51),
+            answered(Request::Close, 52, 53),
+        ]
+    };
+    let history = |waiters: &[Operation]| [closed(), waiters.to_vec()].concat();
+    let late = queued("b", 10, 30, 800, 3);
+    assert_good(history(&[queued("b", 10, 30, 60, 3)]));
+    assert_breach(history(std::slice::from_ref(&late)), Promise::Liveness);
+    // Somebody else had it in between, or may have.
+    assert_good(history(&[late.clone(), queued("c", 9, 20, 60, 2)]));
+    let lost = with(Outcome::Lost, queued("c", 9, 20, 60, 0));
+    assert_good(history(&[late.clone(), lost]));
+    let stop = interference(Effect::StopsTheServer, 60, 300);
+    assert_found(history(std::slice::from_ref(&late)), [stop], &[]);
+    let fail_over = interference(Effect::HoldsCommandsBack, 2, 8);
+    assert_found(history(&[late]), [fail_over], &[]);
+    let never = with(Outcome::NotAvailable, queued("b", 10, 30, 800, 0));
+    assert_breach(history(&[never]), Promise::Liveness);
+}
+
+fn on(lock: &str, operation: Operation) -> Operation {
+    Operation {
+        lock: lock.into(),
+        ..operation
+    }
+}
+
+/// A request that waits for up to a second.
+fn waits(owner: &str, lock: &str, sent_ms: u64, answered_ms: u64, outcome: Outcome) -> Operation {
+    let request = Request::Acquire {
+        lease_ms: 1000,
+        block_ms: Some(1000),
+        mode: Mode::Exclusive,
+        session: false,
+    };
+    Operation {
+        queued: Some((sent_ms + 5) * MS),
+        outcome,
+        ..on(lock, operation(owner, sent_ms, answered_ms, request))
+    }
+}
+
+fn refused(text: &str) -> Outcome {
+    Outcome::Deadlock(Link::parse_all(text).unwrap())
+}
+
+const CYCLE: &str = "'b' waits for '1' held by 'a', 'a' waits for '2' held by 'b'";
+
+/// `a` holds 1 and waits for 2, which `b` holds; `b` asks for 1 at 40 ms.
+fn two_that_want_each_others_lock(of_b: Operation) -> Vec<Operation> {
+    vec![
+        on("1", granted("a", 0, 1, 1000, 1)),
+        on("2", granted("b", 2, 3, 1000, 2)),
+        waits("a", "2", 10, 60, Outcome::Granted(3)),
+        of_b,
+        on("2", released("b", 50, 51)),
+    ]
+}
+
+#[test]
+fn a_refusal_that_names_a_cycle_of_waits_is_good() {
+    let b = waits("b", "1", 40, 41, refused(CYCLE));
+    assert_good(two_that_want_each_others_lock(b));
+}
+
+#[test]
+fn a_refusal_must_name_a_cycle_that_begins_with_the_refused() {
+    for text in [
+        "'b' waits for '1' held by 'a'",
+        "'a' waits for '2' held by 'b', 'b' waits for '1' held by 'a'",
+    ] {
+        let b = waits("b", "1", 40, 41, refused(text));
+        assert_breach(two_that_want_each_others_lock(b), Promise::Deadlock);
+    }
+    assert_eq!(Link::parse_all("nonsense"), None);
+}
+
+#[test]
+fn a_refusal_for_a_hold_or_a_wait_that_was_over_is_a_breach() {
+    let history = || two_that_want_each_others_lock(waits("b", "1", 40, 41, refused(CYCLE)));
+    let mut released_before = history();
+    released_before.push(on("1", released("a", 20, 21)));
+    assert_breach(released_before, Promise::Deadlock);
+    let mut gave_up = history();
+    gave_up[2] = waits("a", "2", 10, 30, Outcome::Error("UNBLOCKED".into()));
+    assert_breach(gave_up, Promise::Deadlock);
+    let mut unknown = history();
+    unknown.push(on("1", with(Outcome::Lost, released("a", 20, 21))));
+    unknown[2] = waits("a", "2", 10, 30, Outcome::Lost);
+    assert_good(unknown);
+    let mut never_asked = history();
+    never_asked[0].lock = "another".into();
+    assert_breach(never_asked, Promise::Deadlock);
+}
+
+#[test]
+fn owners_that_wait_for_each_other_for_long_are_a_breach() {
+    let cycle = |of_b| {
+        vec![
+            on("1", granted("a", 0, 1, 1000, 1)),
+            on("2", granted("b", 2, 3, 1000, 2)),
+            waits("a", "2", 10, 1200, Outcome::NotAvailable),
+            of_b,
+        ]
+    };
+    let long = waits("b", "1", 40, 1100, Outcome::NotAvailable);
+    assert_breach(cycle(long.clone()), Promise::Deadlock);
+    // Its request may have been held back, and not have been looked at.
+    let pause = interference(Effect::HoldsCommandsBack, 30, 50);
+    assert_found(cycle(long.clone()), [pause], &[]);
+    // It was told early, and may have been unblocked still earlier.
+    assert_good(cycle(waits("b", "1", 40, 300, Outcome::NotAvailable)));
+    assert_good(cycle(waits("b", "1", 40, 300, Outcome::Lost)));
+    let unseen = Operation {
+        queued: None,
+        ..long
+    };
+    assert_good(cycle(unseen));
 }

@@ -11,7 +11,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use redis::Value;
 use redis_lock_chaos::clock;
-use redis_lock_chaos::history::{self, History, MS, Operation, Outcome, Request};
+use redis_lock_chaos::history::{self, History, MS, Mode, Operation, Outcome, Request};
 use redis_lock_interop::{Redisson, Topology, versions};
 use redis_lock_testing::{Client, TestServer, int, status};
 
@@ -185,6 +185,8 @@ impl NativeClient {
         let request = Request::Acquire {
             lease_ms: LEASE_MS,
             block_ms: Some(0),
+            mode: Mode::Exclusive,
+            session: false,
         };
         let sent = clock::now();
         let command = format!("LOCK.ACQUIRE lock {owner} LEASE {LEASE_MS} BLOCK 0");
@@ -209,6 +211,7 @@ impl NativeClient {
     fn note(&mut self, owner: &str, request: Request, sent: u64, outcome: Outcome) {
         self.operations.push(Operation {
             client: self.number,
+            connection: 0,
             lock: "lock".into(),
             owner: owner.into(),
             request,

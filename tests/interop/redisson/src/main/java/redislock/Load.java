@@ -93,7 +93,8 @@ final class Load {
     } else {
       mutex.lock(leaseMs, TimeUnit.MILLISECONDS);
     }
-    String request = "{\"Acquire\":{\"lease_ms\":" + leaseMs + ",\"block_ms\":0}}";
+    String request = "{\"Acquire\":{\"lease_ms\":" + leaseMs
+        + ",\"block_ms\":0,\"mode\":\"Exclusive\",\"session\":false}}";
     write(client, owner, request, sent, "GrantedWithoutToken");
   }
 
@@ -111,7 +112,7 @@ final class Load {
   /** Writes an operation as the history checker reads it. */
   private void write(int client, String owner, String request, long sent, String outcome) {
     long answered = System.nanoTime();
-    String line = "{\"client\":%d,\"lock\":\"%s\",\"owner\":\"%s\",\"request\":%s,\"sent\":%d,"
+    String line = "{\"client\":%d,\"connection\":0,\"lock\":\"%s\",\"owner\":\"%s\",\"request\":%s,\"sent\":%d,"
         + "\"answered\":%d,\"queued\":null,\"outcome\":\"%s\"}";
     history.println(String.format(line, client, lock, owner, request, sent, answered, outcome));
   }

@@ -1,0 +1,38 @@
+//! Clients that take two locks, each in an order of its own, so that some wait
+//! for each other.
+
+use rand::RngExt;
+
+use super::{Ask, Client, LEASE_MS_MAX};
+use crate::history::{Mode, Outcome};
+use crate::locks::Kind;
+
+impl Client {
+    /// Holds one lock and waits for another. Whoever is refused gives way.
+    pub(super) fn pair_round(&mut self) {
+        self.owners += 1;
+        let (first, second) = self.locks.any_two(Kind::Paired, &mut self.rng);
+        let ask = Ask {
+            lease_ms: LEASE_MS_MAX,
+            block_ms: Some(self.rng.random_range(300..=1000)),
+            mode: Mode::Exclusive,
+            hold: None,
+            session: false,
+        };
+        if matches!(self.acquire(&first, ask), Outcome::Granted(_)) {
+            self.sleep(0, 30);
+            let mode = if self.rng.random_bool(0.2) {
+                Mode::Shared
+            } else {
+                Mode::Exclusive
+            };
+            let outcome = self.acquire(&second, Ask { mode, ..ask });
+            if matches!(outcome, Outcome::Granted(_)) {
+                self.sleep(0, 10);
+                self.release(&second, None, &["ALL"]);
+            }
+            self.release(&first, None, &["ALL"]);
+        }
+        self.owners += 1;
+    }
+}

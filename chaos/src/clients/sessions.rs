@@ -1,0 +1,77 @@
+//! Holds that last as long as a connection of their own.
+
+use rand::RngExt;
+
+use super::{Ask, Client, LEASE_MS_MAX, Route};
+use crate::clock;
+use crate::history::{Outcome, Request};
+
+/// The server must find the time to renew even the shortest.
+const SESSION_LEASE_MS_MIN: u64 = 600;
+
+impl Client {
+    /// Takes a lock for as long as a connection lasts, and ends that.
+    pub(super) fn session_round(&mut self) {
+        let usual = self.connection.take();
+        self.owners += 1;
+        let (lock, mode) = self.any_lock();
+        let ask = Ask {
+            lease_ms: self.rng.random_range(SESSION_LEASE_MS_MIN..=LEASE_MS_MAX),
+            block_ms: self.any_block_ms(),
+            mode,
+            hold: None,
+            session: true,
+        };
+        if let Outcome::Granted(token) = self.acquire(&lock, ask)
+            && self.keep_session(&lock, ask, token)
+        {
+            if self.rng.random_bool(0.2) {
+                self.release(&lock, None, &["ALL"]);
+            } else {
+                self.close_session(&lock);
+            }
+        }
+        self.owners += 1;
+        self.connection = usual;
+    }
+
+    /// Works without a renewal, now and then for longer than the lease. Says
+    /// whether the connection lives, and with it the hold.
+    fn keep_session(&mut self, lock: &str, ask: Ask, token: i64) -> bool {
+        let rest_ms = if self.rng.random_bool(0.1) {
+            ask.lease_ms
+        } else {
+            10
+        };
+        for _ in 0..self.rng.random_range(1..4) {
+            self.sleep(rest_ms / 2, rest_ms);
+            if self.rng.random_bool(0.3) && self.acquire(lock, ask) != Outcome::Granted(token) {
+                return false;
+            }
+            if !self.ping(lock) {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn ping(&mut self, lock: &str) -> bool {
+        let Some(connected) = self.connection.take() else {
+            return false;
+        };
+        self.exchange(connected, lock, Request::Ping, &["PING"]) == Outcome::Done
+    }
+
+    fn close_session(&mut self, lock: &str) {
+        let Some(connected) = self.connection.take() else {
+            return;
+        };
+        // A proxy hands the end of a connection on in its own time.
+        if matches!(self.route, Route::Proxied(_)) {
+            return;
+        }
+        let operation = self.began(lock, Request::Close, connected.number, clock::now());
+        drop(connected);
+        self.journal.ended(operation, clock::now(), Outcome::Done);
+    }
+}

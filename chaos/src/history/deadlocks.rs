@@ -1,0 +1,260 @@
+//! Owners that wait for each other.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Breach, History, MS, Nanos, Operation, Outcome, Promise, Request, Tenancies};
+
+/// How long a certain cycle of waits may last.
+const CYCLE_MARGIN: Nanos = 50 * MS;
+
+/// An owner that waits, and one that it waits for, as a refusal names them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Link {
+    /// Who waits.
+    pub waiter: String,
+    /// For which lock.
+    pub lock: String,
+    /// Who holds it, or queued for it before.
+    pub blocker: String,
+    /// Whether the blocker holds the lock.
+    pub held: bool,
+}
+
+impl Link {
+    /// Reads the links of a refusal. The names of a campaign have no quotes.
+    pub fn parse_all(text: &str) -> Option<Vec<Self>> {
+        text.split(", ").map(Self::parse).collect()
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let words: Vec<&str> = text.split('\'').collect();
+        let &["", waiter, " waits for ", lock, how, blocker, ""] = words.as_slice() else {
+            return None;
+        };
+        Some(Self {
+            waiter: waiter.to_owned(),
+            lock: lock.to_owned(),
+            blocker: blocker.to_owned(),
+            held: match how {
+                " held by " => true,
+                " behind " => false,
+                _ => return None,
+            },
+        })
+    }
+}
+
+/// A refusal names a cycle, and one that may have been.
+pub(super) fn check_refusals(
+    history: &History,
+    tenancies: &Tenancies<'_>,
+    breaches: &mut Vec<Breach>,
+) {
+    for refused in &history.operations {
+        let Outcome::Deadlock(links) = &refused.outcome else {
+            continue;
+        };
+        if !closes(links, refused) {
+            breaches.push(Breach::new(
+                Promise::Deadlock,
+                "a refusal names no cycle",
+                [refused],
+            ));
+        }
+        for (index, link) in links.iter().enumerate() {
+            // The first link is the wait that was refused.
+            let waits = index == 0 || may_wait(tenancies, &link.lock, &link.waiter, refused);
+            let blocks = if link.held {
+                may_hold(tenancies, link, refused)
+            } else {
+                may_wait(tenancies, &link.lock, &link.blocker, refused)
+            };
+            if !waits || !blocks {
+                breaches.push(Breach::new(
+                    Promise::Deadlock,
+                    &format!("a refusal names a wait that was none: {link:?}"),
+                    [refused],
+                ));
+            }
+        }
+    }
+}
+
+fn closes(links: &[Link], refused: &Operation) -> bool {
+    let Some(first) = links.first() else {
+        return false;
+    };
+    let nexts = links.iter().cycle().skip(1);
+    (&first.waiter, &first.lock) == (&refused.owner, &refused.lock)
+        && links
+            .iter()
+            .zip(nexts)
+            .all(|(link, next)| link.blocker == next.waiter)
+}
+
+/// Whether the owner may have waited for the lock when the other was refused.
+fn may_wait(tenancies: &Tenancies<'_>, lock: &str, owner: &str, refused: &Operation) -> bool {
+    let tenancy = tenancies.get(&(lock, owner));
+    tenancy.is_some_and(|tenancy| {
+        tenancy.operations.iter().any(|one| {
+            let blocks = matches!(
+                one.request,
+                Request::Acquire {
+                    block_ms: Some(_),
+                    ..
+                }
+            );
+            blocks && began_before_end_of(one, refused) && !ended_before(one, refused)
+        })
+    })
+}
+
+fn began_before_end_of(one: &Operation, refused: &Operation) -> bool {
+    refused.answered.is_none_or(|answered| one.sent <= answered)
+}
+
+fn ended_before(one: &Operation, refused: &Operation) -> bool {
+    !one.unknown() && one.answered.is_some_and(|answered| answered < refused.sent)
+}
+
+/// Whether the blocker may have held the lock when the other was refused.
+fn may_hold(tenancies: &Tenancies<'_>, link: &Link, refused: &Operation) -> bool {
+    let Some(tenancy) = tenancies.get(&(link.lock.as_str(), link.blocker.as_str())) else {
+        return false;
+    };
+    // The last that may have given it the lock.
+    let Some(last) = tenancy.operations.iter().rfind(|one| {
+        one.acquires()
+            && began_before_end_of(one, refused)
+            && (one.unknown() || one.token().is_some())
+    }) else {
+        return false;
+    };
+    let over = !tenancy
+        .operations
+        .iter()
+        .any(|one| one.acquires() && one.unknown())
+        && tenancy.operations.iter().any(|one| {
+            let over = matches!(one.outcome, Outcome::Released | Outcome::NotHeld);
+            over && last.answered.is_some_and(|answered| one.sent > answered)
+                && ended_before(one, refused)
+        });
+    let limit = last.limit().unwrap_or(1);
+    let excluded = tenancies.iter().any(|(&(lock, owner), other)| {
+        lock == link.lock
+            && owner != link.blocker
+            && other.holds.iter().any(|hold| {
+                (limit == 1 || hold.limit == 1)
+                    && hold.start <= refused.sent
+                    && refused
+                        .answered
+                        .is_some_and(|answered| answered <= hold.end)
+            })
+    });
+    !over && !excluded
+}
+
+/// A wait for a lock while another certainly holds it.
+struct CertainWait<'o> {
+    waiter: &'o Operation,
+    holder: &'o Operation,
+    start: Nanos,
+    end: Nanos,
+}
+
+/// No owners certainly wait for each other for long.
+pub(super) fn check_waits(
+    history: &History,
+    tenancies: &Tenancies<'_>,
+    breaches: &mut Vec<Breach>,
+) {
+    let waits = certain_waits(history, tenancies);
+    for (index, first) in waits.iter().enumerate() {
+        let mut way = vec![first];
+        // Each cycle is looked for from its first wait alone.
+        if find_cycle(&waits[index..], &mut way, first.start, first.end) {
+            let shown = way.iter().flat_map(|wait| [wait.holder, wait.waiter]);
+            breaches.push(Breach::new(
+                Promise::Deadlock,
+                "owners waited for each other, and none was refused",
+                shown,
+            ));
+        }
+    }
+}
+
+fn find_cycle<'w, 'o>(
+    waits: &'w [CertainWait<'o>],
+    way: &mut Vec<&'w CertainWait<'o>>,
+    start: Nanos,
+    end: Nanos,
+) -> bool {
+    let (Some(first), Some(last)) = (way.first().copied(), way.last().copied()) else {
+        return false;
+    };
+    if last.holder.owner == first.waiter.owner {
+        return true;
+    }
+    for next in waits {
+        let (start, end) = (start.max(next.start), end.min(next.end));
+        let visited = way
+            .iter()
+            .any(|wait| wait.waiter.owner == next.waiter.owner);
+        if next.waiter.owner == last.holder.owner && !visited && start + CYCLE_MARGIN < end {
+            way.push(next);
+            if find_cycle(waits, way, start, end) {
+                return true;
+            }
+            way.pop();
+        }
+    }
+    false
+}
+
+fn certain_waits<'o>(history: &History, tenancies: &Tenancies<'o>) -> Vec<CertainWait<'o>> {
+    let mut waits = Vec::new();
+    for (&(lock, owner), tenancy) in tenancies {
+        for &waiter in &tenancy.operations {
+            let Some((start, end)) = certain_wait(history, waiter) else {
+                continue;
+            };
+            for (&(held, holder), other) in tenancies {
+                if held != lock || holder == owner {
+                    continue;
+                }
+                for hold in &other.holds {
+                    let exclusive = hold.limit == 1 || waiter.limit() == Some(1);
+                    let (start, end) = (start.max(hold.start), end.min(hold.end));
+                    if exclusive && start + CYCLE_MARGIN < end {
+                        waits.push(CertainWait {
+                            waiter,
+                            holder: hold.shown_by,
+                            start,
+                            end,
+                        });
+                    }
+                }
+            }
+        }
+    }
+    waits
+}
+
+/// From when to when this request was in the queue for certain, unless it was
+/// granted. A client that was told that it waits no more may hear that late.
+fn certain_wait(history: &History, operation: &Operation) -> Option<(Nanos, Nanos)> {
+    let Request::Acquire { block_ms, .. } = operation.request else {
+        return None;
+    };
+    let start = history.surely_queued(operation)?;
+    let answered = operation.answered?;
+    let timed_out = match block_ms? {
+        0 => Nanos::MAX,
+        block_ms => operation.sent + block_ms * MS,
+    };
+    match operation.outcome {
+        Outcome::Granted(_) | Outcome::Silent => Some((start, answered.min(timed_out))),
+        Outcome::NotAvailable if timed_out <= answered => Some((start, timed_out)),
+        _ => None,
+    }
+}

@@ -1,0 +1,73 @@
+//! The locks of a campaign, and what each is for.
+
+use rand::RngExt;
+use rand::rngs::StdRng;
+use rand::seq::{IteratorRandom, SliceRandom};
+
+/// What a lock is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// All hold it exclusively.
+    Exclusive,
+    /// It is held in every mode.
+    Mixed,
+    /// It is taken together with another of its kind, in any order.
+    Paired,
+}
+
+/// The names of all locks. The name of each says its kind.
+pub struct Locks(Vec<String>);
+
+impl Kind {
+    const ALL: [Self; 3] = [Self::Exclusive, Self::Mixed, Self::Paired];
+
+    const fn prefix(self) -> &'static str {
+        match self {
+            Self::Exclusive => "lock:",
+            Self::Mixed => "mixed:",
+            Self::Paired => "pair:",
+        }
+    }
+}
+
+impl Locks {
+    /// So many exclusive ones, and some of the other kinds.
+    pub fn new(exclusive: usize) -> Self {
+        let counts = [exclusive.max(1), 2, 2];
+        let kinds = Kind::ALL.into_iter().zip(counts);
+        let names = kinds.flat_map(|(kind, count)| {
+            (1..=count).map(move |number| format!("{}{number}", kind.prefix()))
+        });
+        Self(names.collect())
+    }
+
+    /// The locks of these names.
+    pub fn named(names: Vec<String>) -> Self {
+        Self(names)
+    }
+
+    /// All names.
+    pub fn names(&self) -> &[String] {
+        &self.0
+    }
+
+    /// One of any kind.
+    pub fn any_at_all(&self, rng: &mut StdRng) -> String {
+        self.0[rng.random_range(0..self.0.len())].clone()
+    }
+
+    /// One of this kind.
+    pub fn any(&self, kind: Kind, rng: &mut StdRng) -> String {
+        self.any_two(kind, rng).0
+    }
+
+    /// Two of this kind, in any order.
+    pub fn any_two(&self, kind: Kind, rng: &mut StdRng) -> (String, String) {
+        let names = self.0.iter().filter(|name| name.starts_with(kind.prefix()));
+        let mut drawn = names.sample(rng, 2);
+        drawn.shuffle(rng);
+        let mut drawn = drawn.into_iter().cloned();
+        let first = drawn.next().unwrap_or_default();
+        (first.clone(), drawn.next().unwrap_or(first))
+    }
+}

@@ -1,0 +1,233 @@
+//! The lock's own commands.
+
+use super::{Expect, Grant, HOLD_COUNT, Place, Sender, Token, Waiter, World};
+use crate::commands::{Block, DEFAULT_LEASE, Extent, Lease, Request};
+use crate::stored::{Holder, is_short};
+
+impl World {
+    /// There is room for the one who asks, or it holds the lock.
+    fn grant(&mut self, at: Place, request: Request, client: usize) -> Result<Expect, Expect> {
+        let lock = self.lock(at)?;
+        let held = lock.holder(request.owner).copied();
+        if held.is_some_and(|held| request.mode.limit() < held.limit) {
+            return Err(Expect::Error("UPGRADE"));
+        }
+        let held_count = held.map_or(0, |held| held.count);
+        let count = request.hold.unwrap_or(held_count + 1);
+        if count != held_count && count != held_count + 1 {
+            return Err(HOLD_COUNT);
+        }
+        let after = self.stored(at).and_then(|stored| stored.newest_token());
+        if lock.leftovers {
+            self.remove(at);
+        }
+        let old_token = held.and_then(|held| held.token);
+        let token = old_token.unwrap_or_else(|| {
+            self.grants.push(Grant {
+                place: at,
+                after,
+                value: None,
+            });
+            Token::OfGrant(self.grants.len() - 1)
+        });
+        let asked = request.lease.unwrap_or(DEFAULT_LEASE);
+        // Re-entry never shortens a lease. A persisted lock stays so.
+        let extends = held.is_none_or(|held| held.lease.is_some_and(|old| old < asked));
+        let holder = Holder {
+            owner: request.owner,
+            count,
+            token: Some(token),
+            lease: match held {
+                Some(held) if !extends => held.lease,
+                _ => Some(asked),
+            },
+            limit: held.map_or(request.mode.limit(), |held| held.limit),
+            over: false,
+        };
+        let stored = self.databases[at.db].entry(at.key).or_default();
+        stored.write(holder, old_token.is_none().then_some(token));
+        if extends {
+            self.expire_with_the_last_lease(at);
+        }
+        if request.session {
+            self.ties.insert((at, request.owner), (client, token));
+        }
+        Ok(Expect::Token(token))
+    }
+
+    /// Everybody in the queue who may have the lock gets it: from the front as
+    /// many as there is room for, and whoever asks as one of its holders.
+    pub(super) fn serve(&mut self, at: Place) {
+        while let Ok(lock) = self.lock(at) {
+            let Some(queue) = self.queues.get_mut(&at) else {
+                return;
+            };
+            let holds = |waiter: &Waiter| lock.holder(waiter.request.owner).is_some();
+            let next = match queue.iter().position(holds) {
+                Some(next) => next,
+                None => match queue.front() {
+                    Some(first) if lock.admits(first.request.mode.limit()) => 0,
+                    _ => return,
+                },
+            };
+            let Some(waiter) = queue.remove(next) else {
+                return;
+            };
+            let granted = self.grant(at, waiter.request, waiter.client);
+            let answer = granted.unwrap_or_else(|error| error);
+            self.answers.push((waiter.client, answer));
+        }
+    }
+
+    pub(super) fn acquire(
+        &mut self,
+        at: Place,
+        request: Request,
+        block: Option<Block>,
+        sender: Sender,
+    ) -> Result<Expect, Expect> {
+        let (client, wait) = match sender {
+            Sender::Client(client) => (client, block),
+            Sender::Transaction(client) => (client, None),
+            Sender::Script if request.session => return Err(Expect::Error("ERR")),
+            Sender::Script => (usize::MAX, None),
+        };
+        self.end_leases(at)?;
+        self.serve(at);
+        let lock = self.lock(at)?;
+        if lock.holder(request.owner).is_some() {
+            return self.grant(at, request, client);
+        }
+        if request.hold.is_some_and(|n| n != 1) {
+            return Err(HOLD_COUNT);
+        }
+        // No newcomer passes the queue.
+        let contended = self.queues.get(&at).is_some_and(|queue| !queue.is_empty());
+        if !contended && lock.admits(request.mode.limit()) {
+            return self.grant(at, request, client);
+        }
+        let Some(block) = wait else {
+            return Ok(Expect::Nil);
+        };
+        if self.refuses_deadlocks && self.closes_a_cycle(at, request.owner) {
+            return Err(Expect::Error("DEADLOCK"));
+        }
+        self.queues.entry(at).or_default().push_back(Waiter {
+            client,
+            request,
+            gives_up_soon: block == Block::Short,
+        });
+        Ok(Expect::Waits)
+    }
+
+    /// Whether the owner, if it queued here, would wait for itself through others.
+    fn closes_a_cycle(&self, at: Place, owner: &'static str) -> bool {
+        let waits = |waiter: &Waiter| waiter.request.owner == owner;
+        if self
+            .queues
+            .get(&at)
+            .is_some_and(|queue| queue.iter().any(waits))
+        {
+            return false;
+        }
+        let mut reached = self.blockers(at, owner);
+        let mut followed = 0;
+        while let Some(&blocker) = reached.get(followed) {
+            if blocker == owner {
+                return true;
+            }
+            followed += 1;
+            for (&elsewhere, queue) in &self.queues {
+                if queue.iter().any(|waiter| waiter.request.owner == blocker) {
+                    for next in self.blockers(elsewhere, blocker) {
+                        if !reached.contains(&next) {
+                            reached.push(next);
+                        }
+                    }
+                }
+            }
+        }
+        false
+    }
+
+    /// For whom an owner waits at this place: those who hold the lock, and those
+    /// in front of it.
+    fn blockers(&self, at: Place, owner: &str) -> Vec<&'static str> {
+        let holders = self.lock(at).unwrap_or_default().holders;
+        let queue = self.queues.get(&at).into_iter().flatten();
+        let in_front = queue
+            .map(|waiter| waiter.request.owner)
+            .take_while(|&waiter| waiter != owner);
+        let holders = holders.iter().map(|holder| holder.owner);
+        holders.chain(in_front).collect()
+    }
+
+    pub(super) fn release(
+        &mut self,
+        at: Place,
+        owner: &'static str,
+        fence: Option<i64>,
+        extent: Extent,
+    ) -> Result<Expect, Expect> {
+        self.end_leases(at)?;
+        let Some(held) = self.lock(at)?.holder(owner).copied() else {
+            return match extent {
+                // It may be sent again, after its first reply was lost.
+                Extent::Hold(1) => {
+                    self.ties.remove(&(at, owner));
+                    Ok(Expect::Int(1))
+                }
+                Extent::Hold(_) => Err(HOLD_COUNT),
+                Extent::One | Extent::All => Ok(Expect::Nil),
+            };
+        };
+        if !self.names(fence, held) {
+            return Ok(Expect::Nil);
+        }
+        let count = match extent {
+            Extent::One => held.count - 1,
+            Extent::All => 0,
+            Extent::Hold(n) if n == held.count || n == held.count + 1 => n - 1,
+            Extent::Hold(_) => return Err(HOLD_COUNT),
+        };
+        if count > 0 {
+            if let Some(stored) = self.stored(at) {
+                stored.write(Holder { count, ..held }, None);
+            }
+            return Ok(Expect::Int(0));
+        }
+        self.remove_holder(at, owner);
+        self.expire_with_the_last_lease(at);
+        self.ties.remove(&(at, owner));
+        Ok(Expect::Int(1))
+    }
+
+    pub(super) fn renew(
+        &mut self,
+        at: Place,
+        owner: &'static str,
+        lease: Lease,
+        fence: Option<i64>,
+    ) -> Result<Expect, Expect> {
+        self.end_leases(at)?;
+        let held = self.lock(at)?.holder(owner).copied();
+        let held = held.filter(|held| self.names(fence, *held));
+        if let Some(held) = held {
+            let lease = Some(lease);
+            if let Some(stored) = self.stored(at) {
+                stored.write(Holder { lease, ..held }, None);
+            }
+            self.expire_with_the_last_lease(at);
+            if is_short(lease) {
+                // A tie to an earlier hold is found to be one.
+                self.ties.remove(&(at, owner));
+            }
+        }
+        Ok(Expect::Int(held.is_some().into()))
+    }
+
+    /// Whether `FENCE` names the token of this hold, if it was given at all.
+    fn names(&self, fence: Option<i64>, held: Holder) -> bool {
+        fence.is_none() || fence == held.token.and_then(|token| self.value(token))
+    }
+}
