@@ -57,7 +57,7 @@ impl LockGuard {
 
     /// How long the hold can be relied upon at least, if nobody takes it away;
     /// zero once it is lost. It counts from when the last acquire or renewal
-    /// that succeeded was sent, and leaves a margin of 1 % of the lease and 5
+    /// that succeeded was sent, and leaves a margin of 1 % of the lease and 10
     /// milliseconds (at most half of it) for clocks that run apart.
     pub fn valid_for(&self) -> Duration {
         self.holding.hold.valid_for().unwrap_or_default()

@@ -22,6 +22,9 @@ use crate::link::{Link, ServerSideName, Target};
 /// A pooled connection that nobody used for so long is closed.
 const IDLE: Duration = Duration::from_secs(60);
 
+/// One that nobody used for so long is tried out before it is used.
+const FRESH: Duration = Duration::from_secs(1);
+
 /// So many given-up connections are remembered, to be closed when the server
 /// is back.
 const GIVEN_UP_MAX: usize = 16;
@@ -230,10 +233,17 @@ impl managed::Manager for Opener {
         self.open().await
     }
 
-    /// A connection that closed while it lay idle shows at the next command,
-    /// which is then sent again.
-    async fn recycle(&self, _: &mut Link, _: &Metrics) -> RecycleResult<Error> {
-        Ok(())
+    /// A connection that was closed meanwhile shows at the next command, which
+    /// is then sent again. One that has fallen silent would not show.
+    async fn recycle(&self, link: &mut Link, metrics: &Metrics) -> RecycleResult<Error> {
+        if metrics.last_used() < FRESH {
+            return Ok(());
+        }
+        let ping = redis::cmd("PING");
+        match link.ask_within(self.patience.response, b"", &ping).await {
+            Ok(_) | Err(Error::Server { .. }) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 //! their own.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -32,6 +33,9 @@ pub(crate) struct Renewals {
 impl Renewals {
     /// Renews a hold until it is lost, at most so many times.
     pub(crate) fn add(&self, hold: &Arc<Hold>, max_renewals: Option<u32>) {
+        if hold.is_renewed.swap(true, Ordering::SeqCst) {
+            return;
+        }
         let mut renewal = Renewal {
             hold: Arc::downgrade(hold),
             left: max_renewals,
@@ -85,12 +89,17 @@ async fn run(mut new: UnboundedReceiver<Renewal>) {
             }
             Some(planned) = running.next(), if !running.is_empty() => planned,
         };
-        if let Some((at, renewal)) = planned
-            && renewal.left != Some(0)
-        {
-            serial += 1;
-            waiting.insert((at, serial), renewal);
+        let Some((at, renewal)) = planned else {
+            continue;
+        };
+        if renewal.left == Some(0) {
+            if let Some(hold) = renewal.hold.upgrade() {
+                hold.is_renewed.store(false, Ordering::SeqCst);
+            }
+            continue;
         }
+        serial += 1;
+        waiting.insert((at, serial), renewal);
     }
 }
 

@@ -5,7 +5,8 @@ mod support;
 use std::time::{Duration, Instant};
 
 use redis_lock_client::LockClient;
-use redis_lock_client::redis::sentinel::{SentinelClient, SentinelServerType};
+use redis_lock_client::redis::ConnectionAddr;
+use redis_lock_client::redis::sentinel::{SentinelClientBuilder, SentinelServerType};
 use redis_lock_testing::Sentinels;
 
 use support::eventually;
@@ -14,13 +15,10 @@ use support::eventually;
 const FAILOVER: Duration = Duration::from_secs(30);
 
 async fn connect(group: &Sentinels) -> LockClient {
-    let sentinels = group
-        .addrs()
-        .iter()
-        .map(|addr| format!("redis://{addr}"))
-        .collect();
+    let sentinels = group.addrs();
+    let sentinels = sentinels.map(|addr| ConnectionAddr::Tcp(addr.ip().to_string(), addr.port()));
     let kind = SentinelServerType::Master;
-    let sentinels = SentinelClient::build(sentinels, "locks".to_string(), None, kind).unwrap();
+    let sentinels = SentinelClientBuilder::new(sentinels, "locks", kind).unwrap();
     LockClient::connect_sentinel(sentinels).await.unwrap()
 }
 
