@@ -119,3 +119,31 @@ async fn a_holder_that_is_cut_off_is_told_and_then_gives_back() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn a_wait_without_end_survives_a_connection_that_falls_silent() {
+    let server = TestServer::start();
+    let proxy = Proxy::start(server.addr()).await;
+    let client = connect_through(&proxy).await;
+    let rival = connect(&server).await;
+    let held = take(&rival, "lock").await;
+    let waiting = tokio::spawn(client.lock("lock").owner("alice").acquire());
+    eventually("it waits", || server.info("blocked_clients") == 1).await;
+    proxy.set(Fate::RepliesSwallowed(100));
+    held.release().await.unwrap();
+    // The reply to this grant never comes.
+    eventually("it was granted", || {
+        proxy.lost() > 0
+            && server
+                .client()
+                .hash("lock")
+                .iter()
+                .any(|(name, _)| name == "alice")
+    })
+    .await;
+    proxy.set(Fate::Passes);
+    let guard = soon("it is told", waiting).await.unwrap().unwrap().unwrap();
+    guard.renew().await.unwrap();
+    guard.release().await.unwrap();
+    assert_eq!(server.client().int("EXISTS lock"), 0);
+}

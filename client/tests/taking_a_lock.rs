@@ -346,3 +346,13 @@ async fn a_lock_of_redisson_is_respected() {
     assert!(soon("the grant", waiting).await.unwrap().unwrap().is_some());
     assert_eq!(redisson.call("LOCK.ACQUIRE lock uuid:1"), nil());
 }
+
+#[test]
+fn everything_can_be_sent_between_threads_and_shared() {
+    fn check<T: Send + Sync + std::fmt::Debug + 'static>() {}
+    check::<LockClient>();
+    check::<redis_lock_client::Redlock>();
+    check::<redis_lock_client::Lock>();
+    check::<redis_lock_client::LockGuard>();
+    check::<Error>();
+}
