@@ -1,6 +1,7 @@
 //! Taking a lock.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
@@ -246,10 +247,11 @@ async fn ask_alone(
     wait: Wait,
 ) -> Result<Answer, Error> {
     let response = node.patience().response;
-    let Some(link) = by(wait.deadline(response), node.wait_link()).await else {
-        return Ok(Answer::Busy);
+    let link = match (by(wait.deadline(response), node.wait_link()).await, wait) {
+        (Some(link), _) => link?,
+        (None, Wait::Until(_)) => return Ok(Answer::Busy),
+        (None, Wait::No) => return Err(Error::timed_out()),
     };
-    let link = link?;
     let name = match link.name_at(response, &pending.key).await {
         Ok(name) => name,
         Err(error) => {
@@ -271,13 +273,18 @@ async fn ask_alone(
     let lease_ms = whole_ms(pending.lease);
     let cmd = commands::acquire(&pending.key, &pending.owner, lease_ms, block_ms);
     let link = pending.sent_on(link, name.clone());
+    let looks = AtomicBool::new(false);
     let reply = tokio::select! {
         reply = by(give_up_at, link.ask(&pending.key, &cmd)) => match reply {
             Some(reply) => reply.map_err(Error::from).and_then(|reply| commands::token(&reply)),
             None => Err(Error::timed_out()),
         },
-        found = look_again(node, pending, name.as_ref()) => Err(found),
+        found = look_again(node, pending, name.as_ref(), &looks) => Err(found),
     };
+    if looks.load(Ordering::SeqCst) {
+        // It may bring the lock after the wait was over.
+        pending.doubted();
+    }
     let answer = match reply {
         Ok(Some(token)) => confirm(lock, &link, response, pending, token).await,
         Ok(None) => Ok(Answer::Busy),
@@ -296,18 +303,29 @@ async fn ask_alone(
 /// the owner has the lock, so that the reply must have been lost, or when the
 /// server of this lock is another one than that of the connection that waits.
 /// Nothing else would tell of a connection that has fallen silent.
-async fn look_again(node: &Arc<Node>, pending: &Pending, name: Option<&ServerSideName>) -> Error {
+///
+/// `looks` says whether a look is or will stay unanswered.
+async fn look_again(
+    node: &Arc<Node>,
+    pending: &Pending,
+    name: Option<&ServerSideName>,
+    looks: &AtomicBool,
+) -> Error {
     let lease_ms = whole_ms(pending.lease);
     let cmd = commands::acquire(&pending.key, &pending.owner, lease_ms, None);
     loop {
         sleep(LOOK_EVERY).await;
+        let in_doubt = looks.swap(true, Ordering::SeqCst);
         // Somebody else's lock is not had by asking for it: those who queue come first.
-        if let Ok(reply) = node.call(&pending.key, &cmd).await
-            && let Ok(Some(_)) = commands::token(&reply.value)
-        {
-            // The reply may be on its way right now.
-            sleep(node.patience().response).await;
-            return Error::timed_out();
+        let reply = node.call(&pending.key, &cmd).await;
+        match reply.and_then(|reply| commands::token(&reply.value)) {
+            Ok(Some(_)) => {
+                // The reply may be on its way right now.
+                sleep(node.patience().response).await;
+                return Error::timed_out();
+            }
+            Err(error) if error.leaves_doubt() => {}
+            Ok(None) | Err(_) => looks.store(in_doubt, Ordering::SeqCst),
         }
         if let Some(name) = name
             && let Ok(reply) = node.call(&pending.key, &ServerSideName::ask()).await

@@ -89,13 +89,13 @@ impl Node {
 
     /// The connection that all commands share that don't wait.
     pub(crate) async fn link(self: &Arc<Self>) -> Result<Link, Error> {
+        let asked_at = Instant::now();
         if let Some(link) = &self.shared.lock().await.link {
             return Ok(link.clone());
         }
         // Opened by a task of its own, so that it gets done even if those who
         // asked for it are less patient.
         let this = Arc::clone(self);
-        let asked_at = Instant::now();
         tokio::spawn(async move { this.open_shared(asked_at).await })
             .await
             .unwrap_or_else(|_| Err(Error::timed_out()))

@@ -92,6 +92,11 @@ impl Pending {
         }
     }
 
+    /// Something else went out that may bring the hold, and was not answered.
+    pub(crate) fn doubted(&mut self) {
+        self.in_doubt = true;
+    }
+
     /// It failed with this error.
     pub(crate) fn failed(&mut self, error: &Error) {
         if error.leaves_doubt() {

@@ -17,6 +17,9 @@ use crate::hold::Hold;
 /// hold has not that long.
 const RETRY: Duration = Duration::from_millis(200);
 
+/// But not sooner than this.
+const SOONEST_RETRY: Duration = Duration::from_millis(10);
+
 /// A hold that is to be renewed.
 struct Renewal {
     hold: Weak<Hold>,
@@ -116,7 +119,8 @@ async fn renew(mut renewal: Renewal) -> Option<(Instant, Renewal)> {
         Err(error) => {
             let left = hold.valid_for().ok();
             tracing::warn!(token = hold.token, %error, ?left, "a lease was not renewed");
-            Some((Instant::now() + RETRY.min(left? / 4), renewal))
+            let pause = RETRY.min(left? / 4).max(SOONEST_RETRY);
+            Some((Instant::now() + pause, renewal))
         }
     }
 }
