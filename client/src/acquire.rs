@@ -1,6 +1,7 @@
 //! Taking a lock.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
@@ -17,9 +18,8 @@ use crate::majority;
 use crate::node::{Node, WaitLink, by};
 use crate::pending::{OwnerTurn, Pending};
 
-/// How often somebody who waits looks whether the server is still the one to
-/// wait at.
-const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// How often somebody who waits looks whether that still has a point.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 /// The turn of one task of this client.
 pub(crate) type PlaceInQueue = Turn<Vec<u8>, ()>;
@@ -38,10 +38,11 @@ pub(crate) async fn acquire(lock: Lock, wait: Wait) -> Result<Option<LockGuard>,
     if let Some(owner) = &lock.owner {
         let id = (lock.key.clone(), owner.clone());
         // The acquires of one owner come one after another.
-        let Some(its_turn) = by(wait.deadline(), lock.inner.owners.lock(&id)).await else {
+        let deadline = wait.deadline(lock.inner.nodes[0].patience().response);
+        let Some(its_turn) = by(deadline, lock.inner.owners.lock(&id)).await else {
             return Ok(None);
         };
-        if let Some(guard) = re_enter(&lock, &its_turn).await? {
+        if let Some(guard) = re_enter_within(&lock, wait, &its_turn).await? {
             return Ok(Some(guard));
         }
         turn = Some(its_turn);
@@ -54,12 +55,32 @@ pub(crate) async fn acquire(lock: Lock, wait: Wait) -> Result<Option<LockGuard>,
 }
 
 impl Wait {
-    /// When the wait is over. Who does not wait in the queue still waits for
-    /// what goes on locally, which is not long.
-    pub(crate) fn deadline(self) -> Option<Instant> {
+    /// When to stop waiting for something local. Who does not wait for the
+    /// lock has so much patience for that.
+    fn deadline(self, patience: Duration) -> Option<Instant> {
         match self {
-            Self::No => None,
+            Self::No => Some(Instant::now() + patience),
             Self::Until(deadline) => deadline,
+        }
+    }
+}
+
+/// Tries to re-enter, again and again within the wait where a fail-over or a
+/// lost connection comes between.
+async fn re_enter_within(
+    lock: &Lock,
+    wait: Wait,
+    turn: &OwnerTurn,
+) -> Result<Option<LockGuard>, Error> {
+    let mut backoff = Backoff::default();
+    loop {
+        match (re_enter(lock, turn).await, wait) {
+            (Err(error), Wait::Until(deadline)) if error.may_pass() => {
+                if !backoff.sleep(deadline).await {
+                    return Err(error);
+                }
+            }
+            (decided, _) => return decided,
         }
     }
 }
@@ -100,8 +121,10 @@ fn hand_out(lock: &Lock, taken: Taken) -> Result<LockGuard, Error> {
         sent_at,
     } = taken;
     let (key, owner) = (pending.key.clone(), pending.owner.clone());
-    let hold = Arc::new(Hold::new(key, owner, places, pending.lease, sent_at));
-    let turn = pending.granted();
+    let lease = pending.lease;
+    let (turn, stragglers) = pending.granted();
+    let hold = Hold::new(key, owner, places, stragglers, lease, sent_at);
+    let hold = Arc::new(hold);
     let holding = Holding::new(Arc::clone(&hold), Arc::clone(&lock.inner), turn.is_some());
     let holding = Arc::new(holding);
     if let Some(mut turn) = turn {
@@ -223,11 +246,12 @@ async fn ask_alone(
     pending: &mut Pending,
     wait: Wait,
 ) -> Result<Answer, Error> {
-    let Some(link) = by(wait.deadline(), node.wait_link()).await else {
-        return Ok(Answer::Busy);
-    };
-    let link = link?;
     let response = node.patience().response;
+    let link = match (by(wait.deadline(response), node.wait_link()).await, wait) {
+        (Some(link), _) => link?,
+        (None, Wait::Until(_)) => return Ok(Answer::Busy),
+        (None, Wait::No) => return Err(Error::timed_out()),
+    };
     let name = match link.name_at(response, &pending.key).await {
         Ok(name) => name,
         Err(error) => {
@@ -249,25 +273,68 @@ async fn ask_alone(
     let lease_ms = whole_ms(pending.lease);
     let cmd = commands::acquire(&pending.key, &pending.owner, lease_ms, block_ms);
     let link = pending.sent_on(link, name.clone());
-    let answer = tokio::select! {
+    let looks = AtomicBool::new(false);
+    let reply = tokio::select! {
         reply = by(give_up_at, link.ask(&pending.key, &cmd)) => match reply {
             Some(reply) => reply.map_err(Error::from).and_then(|reply| commands::token(&reply)),
             None => Err(Error::timed_out()),
         },
-        () = moved(node, &pending.key, name.as_ref()) => Err(Error::timed_out()),
+        found = look_again(node, pending, name.as_ref(), &looks) => Err(found),
     };
-    let confirmed = match answer {
+    if looks.load(Ordering::SeqCst) {
+        // It may bring the lock after the wait was over.
+        pending.doubted();
+    }
+    let answer = match reply {
         Ok(Some(token)) => confirm(lock, &link, response, pending, token).await,
         Ok(None) => Ok(Answer::Busy),
         Err(error) => Err(error),
     };
-    match &confirmed {
+    match &answer {
         Ok(Answer::Granted(..)) => {}
         Ok(Answer::Busy | Answer::Over) => pending.refused(),
         Err(Error::NotReplicated { .. }) => pending.take_back().await,
         Err(error) => pending.failed(error),
     }
-    confirmed
+    answer
+}
+
+/// Completes, with a reason to ask anew, when waiting on has no point: when
+/// the owner has the lock, so that the reply must have been lost, or when the
+/// server of this lock is another one than that of the connection that waits.
+/// Nothing else would tell of a connection that has fallen silent.
+///
+/// `looks` says whether a look is or will stay unanswered.
+async fn look_again(
+    node: &Arc<Node>,
+    pending: &Pending,
+    name: Option<&ServerSideName>,
+    looks: &AtomicBool,
+) -> Error {
+    let lease_ms = whole_ms(pending.lease);
+    let cmd = commands::acquire(&pending.key, &pending.owner, lease_ms, None);
+    loop {
+        sleep(LOOK_EVERY).await;
+        let in_doubt = looks.swap(true, Ordering::SeqCst);
+        // Somebody else's lock is not had by asking for it: those who queue come first.
+        let reply = node.call(&pending.key, &cmd).await;
+        match reply.and_then(|reply| commands::token(&reply.value)) {
+            Ok(Some(_)) => {
+                // The reply may be on its way right now.
+                sleep(node.patience().response).await;
+                return Error::timed_out();
+            }
+            Err(error) if error.leaves_doubt() => {}
+            Ok(None) | Err(_) => looks.store(in_doubt, Ordering::SeqCst),
+        }
+        if let Some(name) = name
+            && let Ok(reply) = node.call(&pending.key, &ServerSideName::ask()).await
+            && let Some(now) = ServerSideName::read(reply.value)
+            && now.server_addr != name.server_addr
+        {
+            return Error::timed_out();
+        }
+    }
 }
 
 /// Dates a grant, and sees that replicas have it if that was asked for.
@@ -301,19 +368,4 @@ async fn confirm(
         }
     }
     Ok(Answer::Granted(token, sent_at))
-}
-
-/// Completes when the server of this key is another one than that on which a
-/// connection with this name waits: the old one may never answer.
-async fn moved(node: &Arc<Node>, key: &[u8], name: Option<&ServerSideName>) {
-    loop {
-        sleep(LOOK_EVERY).await;
-        if let Some(name) = name
-            && let Ok(reply) = node.call(key, &ServerSideName::ask()).await
-            && let Some(now) = ServerSideName::read(reply.value)
-            && now.server_addr != name.server_addr
-        {
-            return;
-        }
-    }
 }

@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use redis::IntoConnectionInfo;
 use redis::cluster::ClusterClientBuilder;
-use redis::sentinel::SentinelClient;
+use redis::sentinel::SentinelClientBuilder;
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
 
@@ -129,7 +129,7 @@ impl LockClient {
     /// If no sentinel or no primary answers.
     pub fn connect_sentinel(
         builder: ClientBuilder,
-        sentinels: SentinelClient,
+        sentinels: SentinelClientBuilder,
     ) -> Result<Self, Error> {
         Self::start(builder.connect_sentinel(sentinels))
     }
@@ -201,6 +201,18 @@ impl Redlock {
     /// As [`crate::Redlock::flush`].
     pub fn flush(&self) {
         self.thread.flush();
+    }
+}
+
+impl fmt::Debug for LockClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockClient").finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Redlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Redlock").finish_non_exhaustive()
     }
 }
 

@@ -1,12 +1,14 @@
 //! What a client has: servers, local queues, tasks.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use redis::IntoConnectionInfo;
 use redis::cluster::ClusterClientBuilder;
-use redis::sentinel::SentinelClient;
-use redis::{IntoConnectionInfo, io::tcp::socket2::TcpKeepalive};
+use redis::io::tcp::{TcpSettings, socket2::TcpKeepalive};
+use redis::sentinel::SentinelClientBuilder;
 use tokio::task::JoinSet;
 
 use crate::background::Background;
@@ -103,8 +105,12 @@ impl ClientBuilder {
     ///
     /// # Errors
     /// If no sentinel or no primary answers.
-    pub async fn connect_sentinel(self, sentinels: SentinelClient) -> Result<LockClient, Error> {
-        let target = Target::Sentinel(Box::new(sentinels.into()));
+    pub async fn connect_sentinel(
+        self,
+        sentinels: SentinelClientBuilder,
+    ) -> Result<LockClient, Error> {
+        let sentinels = sentinels.set_client_to_redis_tcp_settings(tcp_settings());
+        let target = Target::Sentinel(Box::new(sentinels.build()?.into()));
         let node = self.node(target, RESPONSE);
         self.client(node).await
     }
@@ -120,6 +126,7 @@ impl ClientBuilder {
             .response_timeout(Duration::from_secs(u64::from(u32::MAX)))
             .overall_response_timeout(None)
             .connection_timeout(self.connect_timeout.unwrap_or(CONNECT))
+            .tcp_settings(tcp_settings())
             .retries(3)
             .min_retry_wait(10)
             .max_retry_wait(100)
@@ -192,17 +199,25 @@ impl ClientBuilder {
     }
 }
 
-/// The server at an address, by a connection that notices when it is gone.
 fn server_at(server: impl IntoConnectionInfo) -> Result<Target, Error> {
     let info = server.into_connection_info()?;
+    let info = info.set_tcp_settings(tcp_settings());
+    Ok(Target::Server(Box::new(redis::Client::open(info)?)))
+}
+
+/// Commands are sent at once, and a connection notices when its server is gone.
+fn tcp_settings() -> TcpSettings {
     let keepalive = TcpKeepalive::new().with_time(KEEPALIVE);
     #[cfg(any(target_os = "linux", target_os = "macos", target_os = "windows"))]
     let keepalive = keepalive
         .with_interval(KEEPALIVE_INTERVAL)
         .with_retries(KEEPALIVE_PROBES);
-    let tcp = info.tcp_settings().clone().set_nodelay(true);
-    let info = info.set_tcp_settings(tcp.set_keepalive(keepalive));
-    Ok(Target::Server(Box::new(redis::Client::open(info)?)))
+    let settings = TcpSettings::default()
+        .set_nodelay(true)
+        .set_keepalive(keepalive);
+    #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
+    let settings = settings.set_user_timeout(KEEPALIVE + KEEPALIVE_INTERVAL * KEEPALIVE_PROBES);
+    settings
 }
 
 impl LockClient {
@@ -216,18 +231,18 @@ impl LockClient {
     }
 
     /// Connects to whoever the sentinels say is the primary, now and after
-    /// each fail-over.
+    /// each fail-over. The builder's TCP settings are replaced.
     ///
     /// # Errors
     /// If no sentinel or no primary answers.
-    pub async fn connect_sentinel(sentinels: SentinelClient) -> Result<Self, Error> {
+    pub async fn connect_sentinel(sentinels: SentinelClientBuilder) -> Result<Self, Error> {
         Self::builder().connect_sentinel(sentinels).await
     }
 
     /// Connects to a cluster. Each lock is on the node that has its slot.
     ///
-    /// The builder's retries and response time-outs are replaced: waits are
-    /// long, and every other command has the [response
+    /// The builder's TCP settings, retries and time-outs are replaced: waits
+    /// are long, and every other command has the [response
     /// time-out](ClientBuilder::response_timeout).
     ///
     /// # Errors
@@ -300,5 +315,17 @@ impl Inner {
     pub(crate) fn new_owner(&self) -> Vec<u8> {
         let serial = self.owners_made.fetch_add(1, Ordering::Relaxed);
         format!("{}:{serial}", self.name).into_bytes()
+    }
+}
+
+impl fmt::Debug for LockClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockClient").finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Redlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Redlock").finish_non_exhaustive()
     }
 }

@@ -4,8 +4,7 @@ use redis::{Cmd, Value};
 
 use crate::error::Error;
 
-/// How long a wait may block the server's side: the rest of it in
-/// milliseconds, or without end.
+/// The `BLOCK` of a wait without end.
 pub(crate) const BLOCK_WITHOUT_END: u64 = 0;
 
 /// `LOCK.ACQUIRE`, waiting at most `block_ms` if given. It always asks for the

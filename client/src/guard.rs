@@ -57,7 +57,7 @@ impl LockGuard {
 
     /// How long the hold can be relied upon at least, if nobody takes it away;
     /// zero once it is lost. It counts from when the last acquire or renewal
-    /// that succeeded was sent, and leaves a margin of 1 % of the lease and 5
+    /// that succeeded was sent, and leaves a margin of 1 % of the lease and 10
     /// milliseconds (at most half of it) for clocks that run apart.
     pub fn valid_for(&self) -> Duration {
         self.holding.hold.valid_for().unwrap_or_default()
@@ -106,17 +106,20 @@ impl LockGuard {
     /// it is not known whether the lock is free yet.
     pub async fn release(self) -> Result<(), Error> {
         match Arc::try_unwrap(self.holding) {
-            Ok(holding) => {
+            Ok(holding) if !holding.done.load(Ordering::SeqCst) => {
                 let released = holding.release();
                 drop(holding);
                 released.await
             }
+            // Another guard of the hold was forgotten, so it is to stay.
+            Ok(forgotten) => forgotten.hold.valid_for().map(drop).map_err(Error::Lost),
             Err(shared) => shared.hold.valid_for().map(drop).map_err(Error::Lost),
         }
     }
 
-    /// Gives the guard up and leaves the lock taken until its lease is over.
-    /// Nobody renews it any more once no other guard of its owner is left.
+    /// Gives the guard up and leaves the lock taken until its lease is over,
+    /// whatever becomes of other guards of its owner. Nobody renews it any more
+    /// once none of them is left.
     pub fn forget(self) -> u64 {
         self.holding.done.store(true, Ordering::SeqCst);
         self.token()

@@ -6,19 +6,21 @@
 //! that is answered too late does not bring it back.
 
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::sync::{Mutex, oneshot, watch};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
 use crate::background::Debt;
 use crate::commands;
 use crate::error::Error;
 use crate::node::{Node, Reply, by};
+use crate::pending::Ask;
 use crate::votes::Votes;
 
 /// Why a hold can no longer be relied upon.
@@ -44,10 +46,10 @@ impl fmt::Display for Lost {
 }
 
 /// How much shorter a lease counts here than on the server: one percent for
-/// clocks that run apart and five milliseconds for the time it takes to notice.
+/// clocks that run apart and ten milliseconds for the time it takes to notice.
 /// A lease so short that this would eat it up keeps half.
 pub(crate) fn margin(lease: Duration) -> Duration {
-    (lease / 100 + Duration::from_millis(5)).min(lease / 2)
+    (lease / 100 + Duration::from_millis(10)).min(lease / 2)
 }
 
 /// Where a hold is, and its token there if that is known.
@@ -83,6 +85,10 @@ pub(crate) struct Hold {
     standing: watch::Sender<Standing>,
     /// One renewal at a time, so that the last one sent is the last one carried out.
     renewing: Mutex<()>,
+    /// Whether a task renews it.
+    pub(crate) is_renewed: AtomicBool,
+    /// Servers that a majority did without, and that may still grant it.
+    stragglers: std::sync::Mutex<JoinSet<Ask>>,
 }
 
 impl Hold {
@@ -91,6 +97,7 @@ impl Hold {
         key: Vec<u8>,
         owner: Vec<u8>,
         places: Vec<Place>,
+        stragglers: JoinSet<Ask>,
         lease: Duration,
         sent_at: Instant,
     ) -> Self {
@@ -107,6 +114,8 @@ impl Hold {
                 lost: None,
             }),
             renewing: Mutex::default(),
+            is_renewed: AtomicBool::new(false),
+            stragglers: stragglers.into(),
         }
     }
 
@@ -249,7 +258,12 @@ impl Hold {
             outcomes.push(outcome);
             settling.push(debt.settle(first));
         }
+        let stragglers = self.stragglers.lock();
+        let mut stragglers =
+            std::mem::take(&mut *stragglers.unwrap_or_else(PoisonError::into_inner));
         let settled = async move {
+            // None of them may come after the release.
+            stragglers.shutdown().await;
             join_all(settling).await;
             // Until then the hold is there to be found by its owner's next acquire.
             drop(self);

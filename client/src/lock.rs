@@ -138,7 +138,8 @@ impl Lock {
     ///
     /// # Errors
     /// What the server refused, or the last failure if no answer was to be had
-    /// within the wait.
+    /// within the wait; [`Error::Lost`] where the lease was so short that it
+    /// was over when the answer came.
     pub fn acquire(
         &self,
     ) -> impl Future<Output = Result<Option<LockGuard>, Error>> + Send + 'static + use<> {

@@ -22,6 +22,9 @@ use crate::link::{Link, ServerSideName, Target};
 /// A pooled connection that nobody used for so long is closed.
 const IDLE: Duration = Duration::from_secs(60);
 
+/// One that nobody used for so long is tried out before it is used.
+const FRESH: Duration = Duration::from_secs(1);
+
 /// So many given-up connections are remembered, to be closed when the server
 /// is back.
 const GIVEN_UP_MAX: usize = 16;
@@ -86,13 +89,13 @@ impl Node {
 
     /// The connection that all commands share that don't wait.
     pub(crate) async fn link(self: &Arc<Self>) -> Result<Link, Error> {
+        let asked_at = Instant::now();
         if let Some(link) = &self.shared.lock().await.link {
             return Ok(link.clone());
         }
         // Opened by a task of its own, so that it gets done even if those who
         // asked for it are less patient.
         let this = Arc::clone(self);
-        let asked_at = Instant::now();
         tokio::spawn(async move { this.open_shared(asked_at).await })
             .await
             .unwrap_or_else(|_| Err(Error::timed_out()))
@@ -230,10 +233,17 @@ impl managed::Manager for Opener {
         self.open().await
     }
 
-    /// A connection that closed while it lay idle shows at the next command,
-    /// which is then sent again.
-    async fn recycle(&self, _: &mut Link, _: &Metrics) -> RecycleResult<Error> {
-        Ok(())
+    /// A connection that was closed meanwhile shows at the next command, which
+    /// is then sent again. One that has fallen silent would not show.
+    async fn recycle(&self, link: &mut Link, metrics: &Metrics) -> RecycleResult<Error> {
+        if metrics.last_used() < FRESH {
+            return Ok(());
+        }
+        let ping = redis::cmd("PING");
+        match link.ask_within(self.patience.response, b"", &ping).await {
+            Ok(_) | Err(Error::Server { .. }) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
     }
 }
 

@@ -92,6 +92,11 @@ impl Pending {
         }
     }
 
+    /// Something else went out that may bring the hold, and was not answered.
+    pub(crate) fn doubted(&mut self) {
+        self.in_doubt = true;
+    }
+
     /// It failed with this error.
     pub(crate) fn failed(&mut self, error: &Error) {
         if error.leaves_doubt() {
@@ -113,8 +118,9 @@ impl Pending {
         }
     }
 
-    /// The hold is a guard's now. Gives the owner's turn back.
-    pub(crate) fn granted(mut self) -> Option<OwnerTurn> {
+    /// The hold is a guard's now. Gives the owner's turn back, and the asks that
+    /// are still to be answered.
+    pub(crate) fn granted(mut self) -> (Option<OwnerTurn>, JoinSet<Ask>) {
         self.refused();
         self.in_doubt = false;
         if !self.unanswered.is_empty() {
@@ -126,7 +132,7 @@ impl Pending {
                 let _ = node.close_all(&key, &names).await;
             });
         }
-        self.turn.take()
+        (self.turn.take(), std::mem::take(&mut self.asks))
     }
 
     /// Gives the owner's turn to the next try.

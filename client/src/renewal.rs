@@ -2,6 +2,7 @@
 //! their own.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -15,6 +16,9 @@ use crate::hold::Hold;
 /// A renewal that failed is tried again this much later, or sooner if the
 /// hold has not that long.
 const RETRY: Duration = Duration::from_millis(200);
+
+/// But not sooner than this.
+const SOONEST_RETRY: Duration = Duration::from_millis(10);
 
 /// A hold that is to be renewed.
 struct Renewal {
@@ -32,6 +36,9 @@ pub(crate) struct Renewals {
 impl Renewals {
     /// Renews a hold until it is lost, at most so many times.
     pub(crate) fn add(&self, hold: &Arc<Hold>, max_renewals: Option<u32>) {
+        if hold.is_renewed.swap(true, Ordering::SeqCst) {
+            return;
+        }
         let mut renewal = Renewal {
             hold: Arc::downgrade(hold),
             left: max_renewals,
@@ -85,12 +92,17 @@ async fn run(mut new: UnboundedReceiver<Renewal>) {
             }
             Some(planned) = running.next(), if !running.is_empty() => planned,
         };
-        if let Some((at, renewal)) = planned
-            && renewal.left != Some(0)
-        {
-            serial += 1;
-            waiting.insert((at, serial), renewal);
+        let Some((at, renewal)) = planned else {
+            continue;
+        };
+        if renewal.left == Some(0) {
+            if let Some(hold) = renewal.hold.upgrade() {
+                hold.is_renewed.store(false, Ordering::SeqCst);
+            }
+            continue;
         }
+        serial += 1;
+        waiting.insert((at, serial), renewal);
     }
 }
 
@@ -107,7 +119,8 @@ async fn renew(mut renewal: Renewal) -> Option<(Instant, Renewal)> {
         Err(error) => {
             let left = hold.valid_for().ok();
             tracing::warn!(token = hold.token, %error, ?left, "a lease was not renewed");
-            Some((Instant::now() + RETRY.min(left? / 4), renewal))
+            let pause = RETRY.min(left? / 4).max(SOONEST_RETRY);
+            Some((Instant::now() + pause, renewal))
         }
     }
 }

@@ -174,3 +174,30 @@ async fn a_grant_that_nobody_takes_goes_on_to_the_next() {
         drop(doomed.await);
     }
 }
+
+/// A wait now and then looks whether its grant was lost on the way. That look
+/// must not bring a lock that nobody waits for any more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wait_that_ends_while_it_looks_leaves_no_hold() {
+    let server = TestServer::start();
+    let clients = [connect(&server).await, connect(&server).await];
+    let mut tasks = tokio::task::JoinSet::new();
+    for n in 0..100 {
+        let key = format!("lock{n}");
+        let guard = take(&clients[0], &key).await;
+        let about_two_seconds =
+            || Duration::from_micros(rand::rng().random_range(1_997_000..2_005_000));
+        let (wait, held) = (about_two_seconds(), about_two_seconds());
+        tasks.spawn(async move {
+            tokio::time::sleep(held).await;
+            drop(guard);
+        });
+        let waiting = clients[1].lock(&key).wait(wait).acquire();
+        tasks.spawn(async move { drop(waiting.await.unwrap()) });
+    }
+    tasks.join_all().await;
+    for client in &clients {
+        client.flush().await;
+    }
+    assert_eq!(server.client().int("DBSIZE"), 0);
+}

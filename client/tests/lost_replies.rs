@@ -58,7 +58,7 @@ async fn nothing_leaks(fate: Fate, rounds: usize) {
     assert_eq!(server.client().int("EXISTS lock"), 0);
     assert_eq!(server.info("blocked_clients"), 0);
     eprintln!("{} replies lost", proxy.lost());
-    assert!(proxy.lost() > 10);
+    assert!(proxy.lost() > 3);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -68,15 +68,15 @@ async fn a_reply_lost_with_its_connection_never_leaks_a_hold() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reply_that_never_comes_never_leaks_a_hold() {
-    nothing_leaks(Fate::RepliesSwallowed(10), 60).await;
+    nothing_leaks(Fate::RepliesSwallowed(20), 40).await;
 }
 
 #[tokio::test]
 async fn a_command_that_arrives_after_it_was_given_up_takes_nothing() {
     let server = TestServer::start();
-    let proxy = Proxy::start(server.addr()).await;
-    let client = connect_through(&proxy).await;
     for owner in [None, Some("alice")] {
+        let proxy = Proxy::start(server.addr()).await;
+        let client = connect_through(&proxy).await;
         proxy.set(Fate::CommandsHeld);
         let lock = client.lock("lock").lease(Duration::from_secs(60));
         let lock = match owner {
@@ -85,11 +85,9 @@ async fn a_command_that_arrives_after_it_was_given_up_takes_nothing() {
         };
         let error = lock.try_acquire().await.unwrap_err();
         assert!(matches!(error, Error::Unavailable(_)), "{error:?}");
-        proxy.set(Fate::Passes);
+        // On another connection, while the command still lies in the proxy.
         soon("it is given back", client.flush()).await;
-        // Whatever came late has come by now: this is the same connection's end.
-        let guard = take(&client, "lock").await;
-        guard.release().await.unwrap();
+        proxy.set(Fate::Passes);
         eventually("the old connection is gone", || {
             server.info("connected_clients") <= 2
         })
@@ -118,4 +116,32 @@ async fn a_holder_that_is_cut_off_is_told_and_then_gives_back() {
         server.client().int("EXISTS lock") == 0
     })
     .await;
+}
+
+#[tokio::test]
+async fn a_wait_without_end_survives_a_connection_that_falls_silent() {
+    let server = TestServer::start();
+    let proxy = Proxy::start(server.addr()).await;
+    let client = connect_through(&proxy).await;
+    let rival = connect(&server).await;
+    let held = take(&rival, "lock").await;
+    let waiting = tokio::spawn(client.lock("lock").owner("alice").acquire());
+    eventually("it waits", || server.info("blocked_clients") == 1).await;
+    proxy.set(Fate::RepliesSwallowed(100));
+    held.release().await.unwrap();
+    // The reply to this grant never comes.
+    eventually("it was granted", || {
+        proxy.lost() > 0
+            && server
+                .client()
+                .hash("lock")
+                .iter()
+                .any(|(name, _)| name == "alice")
+    })
+    .await;
+    proxy.set(Fate::Passes);
+    let guard = soon("it is told", waiting).await.unwrap().unwrap().unwrap();
+    guard.renew().await.unwrap();
+    guard.release().await.unwrap();
+    assert_eq!(server.client().int("EXISTS lock"), 0);
 }

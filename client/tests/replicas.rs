@@ -59,7 +59,7 @@ async fn without_enough_replicas_the_lock_is_free_again() {
         else {
             panic!("{error:?}");
         };
-        assert_eq!((wanted, reached), (2, 1));
+        assert!(wanted == 2 && reached < 2, "{reached} of {wanted}");
         assert_eq!(server.client().int("EXISTS lock"), 0);
     }
 }

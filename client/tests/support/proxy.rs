@@ -20,7 +20,7 @@ pub enum Fate {
     /// Of replies to lock commands so many percent are swallowed, and all that
     /// follows on their connection. Nobody is told.
     RepliesSwallowed(u32),
-    /// Commands lie in the proxy until it changes.
+    /// Commands on the connections of before lie in the proxy until it changes.
     CommandsHeld,
 }
 
@@ -78,6 +78,7 @@ async fn forward(
     let (mut from_client, mut to_client) = client.into_split();
     let (mut from_server, mut to_server) = server.into_split();
     let replies_fate = fate.clone();
+    let is_newer = *fate.borrow() == Fate::CommandsHeld;
     let upwards = async move {
         let mut buffer = [0; 4096];
         while let Ok(1..) = from_client.read(&mut buffer[..1]).await {
@@ -91,8 +92,10 @@ async fn forward(
             else {
                 return;
             };
-            // What a held connection's client does then is not seen either.
-            let _ = fate.wait_for(|fate| *fate != Fate::CommandsHeld).await;
+            if !is_newer {
+                // What its client does then is not seen either.
+                let _ = fate.wait_for(|fate| *fate != Fate::CommandsHeld).await;
+            }
             if to_server.write_all(&buffer[..1 + more]).await.is_err() {
                 return;
             }
