@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis::Value;
 use redis_lock_chaos::clock;
 use redis_lock_chaos::history::Nanos;
-use redis_lock_interop::{Scene, listeners, versions};
+use redis_lock_interop::{Redisson, Scene, listeners, versions};
 use redis_lock_testing::{eventually, int};
 
 /// So many hand-offs let the JVM compile what they need.
@@ -14,30 +14,44 @@ const WARM_UP: usize = 2000;
 /// So many are measured in a round.
 const MEASURED: usize = 1000;
 
-/// What else runs on the machine only adds to the latencies, so the best of
-/// so many rounds counts.
+/// The best of so many rounds counts.
 const ROUNDS: usize = 5;
 
 /// Hands a lock on, again and again, until 99 of 100 hand-offs take no longer
 /// than `limit`, from before the release was sent until the waiter was told.
+///
+/// `hand_off` also measures a plain round trip of Redisson's. Where that takes
+/// long, the machine is busy with other things, and a hand-off may take as much
+/// longer.
 #[track_caller]
-fn assert_p99(what: &str, limit: Duration, mut hand_off: impl FnMut() -> Nanos) {
+fn assert_p99(what: &str, limit: Duration, mut hand_off: impl FnMut() -> (Nanos, Nanos)) {
     for _ in 0..WARM_UP {
         hand_off();
     }
     for _ in 0..ROUNDS {
-        let mut latencies: Vec<Duration> = (0..MEASURED)
-            .map(|_| Duration::from_nanos(hand_off()))
-            .collect();
-        latencies.sort();
-        let percentile = |percent: usize| latencies[MEASURED * percent / 100 - 1];
-        let (p50, p99, max) = (percentile(50), percentile(99), percentile(100));
-        println!("{what}: p50 {p50:?}, p99 {p99:?}, max {max:?}");
-        if p99 <= limit {
+        let (mut hand_offs, mut round_trips): (Vec<_>, Vec<_>) = (0..MEASURED)
+            .map(|_| hand_off())
+            .map(|(taken, floor)| (Duration::from_nanos(taken), Duration::from_nanos(floor)))
+            .unzip();
+        hand_offs.sort();
+        round_trips.sort();
+        let percentile = |sorted: &[Duration], percent| sorted[MEASURED * percent / 100 - 1];
+        let p99 = percentile(&hand_offs, 99);
+        let floor = percentile(&round_trips, 99);
+        let (p50, max) = (percentile(&hand_offs, 50), percentile(&hand_offs, 100));
+        println!("{what}: p50 {p50:?}, p99 {p99:?}, max {max:?}; p99 of a round trip {floor:?}");
+        if p99 <= limit + floor {
             return;
         }
     }
     panic!("{what}: p99 is over {limit:?} in each of {ROUNDS} rounds");
+}
+
+/// How long Redisson takes to ask the server something.
+fn round_trip(redisson: &mut Redisson) -> Nanos {
+    redisson.send("a", "is-locked k");
+    let answer = redisson.answer("a");
+    answer.answered - answer.sent
 }
 
 #[test]
@@ -59,7 +73,7 @@ fn a_waiter_of_redissons_is_woken_by_a_native_release() {
             eventually("Redisson listens no more", || {
                 listeners(&mut scene.observer, "k") == 0
             });
-            locked.answered - sent
+            (locked.answered - sent, round_trip(&mut scene.redisson))
         });
     }
 }
@@ -82,7 +96,8 @@ fn a_native_waiter_is_woken_by_redissons_unlock() {
             let unlocked = scene.redisson.answer("a");
             assert_eq!(unlocked.result, "ok");
             assert_eq!(scene.native.call("LOCK.RELEASE k native"), int(1));
-            granted - unlocked.sent
+            let floor = round_trip(&mut scene.redisson);
+            (granted - unlocked.sent, floor)
         });
     }
 }
