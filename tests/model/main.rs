@@ -18,7 +18,7 @@ use random::{Kind, Random};
 use redis::Value;
 use redis_lock_testing::{Client, SOON, TestServer, int, status};
 use stored::Dump;
-use world::{Expect, Place, Sender, World};
+use world::{Expect, Peer, Place, Sender, World};
 
 /// Clients 0 to 5 may wait. The last two never do, one in each database, so
 /// that there is always somebody to go on.
@@ -67,7 +67,7 @@ const SESSION_ENDS: &str = "the end of a session";
 
 struct Connection {
     client: Client,
-    id: i64,
+    peer: Peer,
     db: usize,
 }
 
@@ -75,8 +75,16 @@ impl Connection {
     fn open(server: &TestServer, db: usize) -> Self {
         let mut client = server.client();
         assert_eq!(client.call(&format!("SELECT {db}")), status("OK"));
-        let id = client.int("CLIENT ID");
-        Self { client, id, db }
+        let info = client.bulk("CLIENT INFO");
+        let fields = info
+            .split_whitespace()
+            .filter_map(|field| field.split_once('='));
+        let fields: BTreeMap<&str, &str> = fields.collect();
+        let peer = Peer {
+            id: fields["id"].parse().unwrap(),
+            address: fields["addr"].into(),
+        };
+        Self { client, peer, db }
     }
 
     fn send(&mut self, words: &[Vec<u8>]) {
@@ -109,17 +117,18 @@ impl Run {
         let mut observer = server.client();
         let lease = format!("CONFIG SET lock.default-lease {DEFAULT_LEASE}");
         assert_eq!(observer.call(&lease), status("OK"));
-        let connections = (0..CLIENTS)
+        let connections: Vec<Connection> = (0..CLIENTS)
             .map(|n| Connection::open(&server, n % DATABASES))
             .collect();
+        let peers = connections.iter().map(|open| open.peer.clone());
         Self {
             seed,
             step: 0,
             server,
+            world: World::new(peers.collect()),
             connections,
             observer,
             random: Random::new(seed),
-            world: World::refusing_deadlocks(),
             dumps: Vec::new(),
             history: VecDeque::new(),
             answers: BTreeMap::new(),
@@ -132,6 +141,8 @@ impl Run {
             Expect::Token(_) => "token".into(),
             Expect::Error(code) => (*code).into(),
             Expect::Int(n) => n.to_string(),
+            Expect::Lock(_) => "a lock".into(),
+            Expect::Contended(locks) => format!("{} locks", locks.len()),
             expected => format!("{expected:?}"),
         };
         *self.answers.entry((name, kind)).or_default() += 1;
@@ -241,9 +252,8 @@ impl Run {
         // What follows from time and from the end of a connection has no reply
         // that says it did.
         self.check_all(time_passed || [WAITER_LEAVES, SESSION_ENDS].contains(&name));
-        if self.world.refuses_deadlocks {
-            self.have_locks_looked_at();
-        }
+        self.have_locks_looked_at();
+        self.check_counters();
     }
 
     /// All others still wait, and what is stored is what the model says.
@@ -270,9 +280,9 @@ impl Run {
         }
     }
 
-    /// The search for deadlocks goes by the last look at each lock, and after
-    /// other commands than the lock's own the next look may be some milliseconds
-    /// away. Each of these commands is one, and changes nothing.
+    /// The search for deadlocks, and the counters, go by the last look at each
+    /// lock, and after other commands than the lock's own the next look may be
+    /// some milliseconds away. Each of these commands is one, and changes nothing.
     fn have_locks_looked_at(&mut self) {
         let places: Vec<Place> = self.world.contended().collect();
         for at in &places {
@@ -282,6 +292,22 @@ impl Run {
         for _ in &places {
             assert_eq!(self.observer.reply(), status("OK"));
             assert_eq!(self.observer.reply(), int(0));
+        }
+    }
+
+    /// The server has counted what the model says. It may hear late that a
+    /// connection ended.
+    fn check_counters(&mut self) {
+        let deadline = Instant::now() + SOON;
+        loop {
+            let shown = counters(&mut self.observer);
+            let Err(what) = self.world.check_account(&shown) else {
+                return;
+            };
+            if Instant::now() > deadline {
+                self.diverges(&what);
+            }
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 
@@ -398,15 +424,18 @@ impl Run {
     }
 
     fn change_setting(&mut self) -> &'static str {
-        let refuses = !self.world.refuses_deadlocks;
-        self.world.refuses_deadlocks = refuses;
-        let setting = if refuses { "yes" } else { "no" };
-        let change = format!("CONFIG SET lock.deadlock-detection {setting}");
+        let change = if self.random.percent(50) {
+            let refuses = !self.world.refuses_deadlocks;
+            self.world.refuses_deadlocks = refuses;
+            let setting = if refuses { "yes" } else { "no" };
+            format!("CONFIG SET lock.deadlock-detection {setting}")
+        } else {
+            let max = self.random.one_of(&[2, 3, CLIENTS, CLIENTS]);
+            self.world.max_waiters = max;
+            format!("CONFIG SET lock.max-waiters {max}")
+        };
         assert_eq!(self.observer.call(&change), status("OK"));
         self.note(format!("{}: {change}", self.step));
-        if refuses {
-            self.have_locks_looked_at();
-        }
         "CONFIG"
     }
 
@@ -430,16 +459,16 @@ impl Run {
             SESSION_ENDS
         };
         *self.answers.entry((name, format!("{kind:?}"))).or_default() += 1;
-        let id = self.connections[client].id;
+        let id = self.connections[client].peer.id;
         match kind {
             Kind::UnblockAsTimeout => {
-                self.world.leaves(client);
+                self.world.times_out(client);
                 let unblock = format!("CLIENT UNBLOCK {id}");
                 assert_eq!(self.observer.call(&unblock), int(1));
                 self.hear(client, &Expect::Nil);
             }
             Kind::UnblockAsError => {
-                self.world.leaves(client);
+                self.world.is_sent_away(client);
                 let unblock = format!("CLIENT UNBLOCK {id} ERROR");
                 assert_eq!(self.observer.call(&unblock), int(1));
                 self.hear(client, &Expect::Error("UNBLOCKED"));
@@ -466,6 +495,7 @@ impl Run {
     fn reconnect(&mut self, client: usize) {
         let db = self.connections[client].db;
         self.connections[client] = Connection::open(&self.server, db);
+        self.world.peers[client] = self.connections[client].peer.clone();
     }
 
     /// Prints how soon waiters heard, and checks that it was at once.
@@ -500,6 +530,14 @@ fn listing(client: &mut Client) -> String {
     }
 }
 
+/// What `INFO` shows of the module.
+fn counters(client: &mut Client) -> BTreeMap<String, u64> {
+    let info = client.bulk("INFO lock");
+    let fields = info.lines().filter_map(|line| line.split_once(':'));
+    let numbers = fields.map(|(name, number)| (name.into(), number.trim().parse().unwrap()));
+    numbers.collect()
+}
+
 /// What delays after a transaction or a script are filed under. A `SET` in it
 /// may make its waiters hear as late as a `SET` does.
 fn name_of_several(within: &'static str, commands: &[Command]) -> &'static str {
@@ -531,6 +569,7 @@ fn shown(reply: &Value) -> String {
             format!("[{}]", replies.join(", "))
         }
         Value::ServerError(error) => format!("-{}", error.code()),
+        Value::BulkString(bytes) => bytes.escape_ascii().to_string(),
         other => format!("{other:?}"),
     }
 }
