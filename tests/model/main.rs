@@ -4,6 +4,7 @@
 //! `MODEL_SEED` repeats a run, `MODEL_STEPS` makes it longer.
 
 mod commands;
+mod observed;
 mod random;
 mod stored;
 mod world;
@@ -11,9 +12,8 @@ mod world;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use commands::{
-    Command, DATABASES, DEFAULT_LEASE, KEYS, LONGEST_SHORT_LEASE, UNIT_OF_LEASES, in_a_script,
-};
+use commands::{Command, DATABASES, DEFAULT_LEASE, KEYS, LONGEST_SHORT_LEASE, in_a_script};
+use observed::{counters, listing, sentence, shown};
 use random::{Kind, Random};
 use redis::Value;
 use redis_lock_testing::{Client, SOON, TestServer, int, status};
@@ -28,38 +28,6 @@ const MAY_WAIT: usize = 6;
 /// A waiter that takes longer to hear of a change was found only by the look
 /// that the module takes at every contended key twice a second.
 const AT_ONCE: Duration = Duration::from_millis(100);
-
-/// Lists what `World::listing` does, after how many clients are blocked.
-const LISTING: &str = "\
-local lines = {string.match(redis.call('info', 'clients'), 'blocked_clients:(%d+)')} \
-local unit, time = tonumber(ARGV[2]), redis.call('time') \
-local now_ms = time[1] * 1000 + math.floor(time[2] / 1000) \
-local function shown(value) \
-  local limit, token, ending = string.match(value, '^(%d+) (%d+) (%d+)$') \
-  if not limit then return value end \
-  local left = math.ceil((tonumber(ending) - now_ms) / unit) \
-  return limit .. '/' .. token .. '/' .. (left > 0 and left or 'over') \
-end \
-for db = 0, tonumber(ARGV[1]) - 1 do \
-  redis.call('select', db) \
-  local keys = redis.call('keys', '*') \
-  table.sort(keys) \
-  for _, key in ipairs(keys) do \
-    local line = db .. ' ' .. key \
-    if redis.call('type', key).ok == 'hash' then \
-      local flat, fields = redis.call('hgetall', key), {} \
-      for i = 1, #flat, 2 do fields[#fields + 1] = flat[i] .. '=' .. shown(flat[i + 1]) end \
-      table.sort(fields) \
-      line = line .. ' ' .. table.concat(fields, ' ') \
-    else \
-      line = line .. ' text' \
-    end \
-    local ttl = redis.call('pttl', key) \
-    if ttl >= 0 then line = line .. ' ttl ' .. math.ceil(ttl / unit) end \
-    lines[#lines + 1] = line \
-  end \
-end \
-return table.concat(lines, '\\n') .. '\\n'";
 
 /// What steps are filed under in which a client waits no more, or its session ends.
 const WAITER_LEAVES: &str = "a waiter that leaves";
@@ -498,8 +466,12 @@ impl Run {
         self.world.peers[client] = self.connections[client].peer.clone();
     }
 
-    /// Prints how soon waiters heard, and checks that it was at once.
+    /// Prints what the run has reached and how soon waiters heard, and checks
+    /// that it was at once.
     fn check_delays(&mut self) {
+        for (name, number) in counters(&mut self.observer) {
+            println!("{name}: {number}");
+        }
         for ((name, answer), times) in &self.answers {
             println!("{name}: {answer} {times} times");
         }
@@ -520,24 +492,6 @@ impl Run {
     }
 }
 
-fn listing(client: &mut Client) -> String {
-    let databases = DATABASES.to_string();
-    let unit = UNIT_OF_LEASES.to_string();
-    let words = ["EVAL", LISTING, "0", &databases, &unit].map(str::as_bytes);
-    match client.words(&words) {
-        Value::BulkString(text) => String::from_utf8_lossy(&text).into_owned(),
-        other => panic!("the listing failed: {other:?}"),
-    }
-}
-
-/// What `INFO` shows of the module.
-fn counters(client: &mut Client) -> BTreeMap<String, u64> {
-    let info = client.bulk("INFO lock");
-    let fields = info.lines().filter_map(|line| line.split_once(':'));
-    let numbers = fields.map(|(name, number)| (name.into(), number.trim().parse().unwrap()));
-    numbers.collect()
-}
-
 /// What delays after a transaction or a script are filed under. A `SET` in it
 /// may make its waiters hear as late as a `SET` does.
 fn name_of_several(within: &'static str, commands: &[Command]) -> &'static str {
@@ -546,31 +500,6 @@ fn name_of_several(within: &'static str, commands: &[Command]) -> &'static str {
         "SET among others"
     } else {
         within
-    }
-}
-
-fn sentence(words: &[Vec<u8>]) -> String {
-    let words: Vec<String> = words
-        .iter()
-        .map(|word| match word.as_slice() {
-            [b'i' | b'l', .., b';'] => "<Redisson's script>".into(),
-            word => word.escape_ascii().to_string(),
-        })
-        .collect();
-    words.join(" ")
-}
-
-fn shown(reply: &Value) -> String {
-    match reply {
-        Value::Nil => "null".into(),
-        Value::Int(n) => n.to_string(),
-        Value::Array(replies) => {
-            let replies: Vec<String> = replies.iter().map(shown).collect();
-            format!("[{}]", replies.join(", "))
-        }
-        Value::ServerError(error) => format!("-{}", error.code()),
-        Value::BulkString(bytes) => bytes.escape_ascii().to_string(),
-        other => format!("{other:?}"),
     }
 }
 
