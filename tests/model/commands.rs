@@ -270,6 +270,20 @@ impl Command {
         }
     }
 
+    /// Whether a command of Redis gives a key a short time to live. If the
+    /// server takes that long over it, Redis 7.0 deletes the key at once.
+    pub fn may_delete_at_once(&self) -> bool {
+        match self {
+            Self::Pexpire(_, lease)
+            | Self::RestoreReplace {
+                lease: Some(lease), ..
+            }
+            | Self::RedissonLock { lease, .. }
+            | Self::RedissonUnlock { lease, .. } => *lease <= LONGEST_SHORT_LEASE,
+            _ => false,
+        }
+    }
+
     /// What the run's summary files it under.
     pub fn name(&self) -> &'static str {
         match self {

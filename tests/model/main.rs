@@ -343,7 +343,11 @@ impl Run {
             if within == "EVAL" && command.name().starts_with("Redisson") {
                 continue;
             }
+            let is_last = command.may_delete_at_once();
             commands.push(command);
+            if is_last {
+                break;
+            }
         }
         let sender = match within {
             "EVAL" => Sender::Script,
