@@ -53,7 +53,7 @@ impl Mode {
 }
 
 /// A lock that is asked for.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Request {
     pub owner: &'static str,
     pub lease: Option<Lease>,
@@ -82,6 +82,13 @@ pub enum Command {
         lease: Option<Lease>,
         fence: Option<i64>,
     },
+    Break {
+        key: &'static str,
+        fence: Option<i64>,
+    },
+    Info(&'static str),
+    /// With the most that shall be listed.
+    List(Option<usize>),
     RedissonLock {
         key: &'static str,
         owner: &'static str,
@@ -206,6 +213,18 @@ impl Command {
                 option(&mut all, "FENCE", *fence);
                 all
             }
+            Self::Break { key, fence } => {
+                let mut all = words(&["LOCK.BREAK", key]);
+                option(&mut all, "FENCE", *fence);
+                all
+            }
+            Self::Info(key) => words(&["LOCK.INFO", key]),
+            Self::List(count) => {
+                let mut all = words(&["LOCK.LIST"]);
+                let count = count.map(|count| i64::try_from(count).unwrap());
+                option(&mut all, "COUNT", count);
+                all
+            }
             Self::RedissonLock { key, owner, lease } => {
                 let lease = lease.to_string();
                 words(&["EVAL", REDISSON_LOCK, "1", key, &lease, owner])
@@ -251,12 +270,29 @@ impl Command {
         }
     }
 
+    /// Whether a command of Redis gives a key a short time to live. If the
+    /// server takes that long over it, Redis 7.0 deletes the key at once.
+    pub fn may_delete_at_once(&self) -> bool {
+        match self {
+            Self::Pexpire(_, lease)
+            | Self::RestoreReplace {
+                lease: Some(lease), ..
+            }
+            | Self::RedissonLock { lease, .. }
+            | Self::RedissonUnlock { lease, .. } => *lease <= LONGEST_SHORT_LEASE,
+            _ => false,
+        }
+    }
+
     /// What the run's summary files it under.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Acquire { .. } => "LOCK.ACQUIRE",
             Self::Release { .. } => "LOCK.RELEASE",
             Self::Renew { .. } => "LOCK.RENEW",
+            Self::Break { .. } => "LOCK.BREAK",
+            Self::Info(_) => "LOCK.INFO",
+            Self::List(_) => "LOCK.LIST",
             Self::RedissonLock { .. } => "Redisson's lock",
             Self::RedissonUnlock { .. } => "Redisson's unlock",
             Self::Del(_) => "DEL",

@@ -4,6 +4,7 @@
 //! `MODEL_SEED` repeats a run, `MODEL_STEPS` makes it longer.
 
 mod commands;
+mod observed;
 mod random;
 mod stored;
 mod world;
@@ -11,14 +12,13 @@ mod world;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use commands::{
-    Command, DATABASES, DEFAULT_LEASE, KEYS, LONGEST_SHORT_LEASE, UNIT_OF_LEASES, in_a_script,
-};
+use commands::{Command, DATABASES, DEFAULT_LEASE, KEYS, LONGEST_SHORT_LEASE, in_a_script};
+use observed::{counters, listing, sentence, shown};
 use random::{Kind, Random};
 use redis::Value;
 use redis_lock_testing::{Client, SOON, TestServer, int, status};
 use stored::Dump;
-use world::{Expect, Place, Sender, World};
+use world::{Expect, Peer, Place, Sender, World};
 
 /// Clients 0 to 5 may wait. The last two never do, one in each database, so
 /// that there is always somebody to go on.
@@ -29,45 +29,13 @@ const MAY_WAIT: usize = 6;
 /// that the module takes at every contended key twice a second.
 const AT_ONCE: Duration = Duration::from_millis(100);
 
-/// Lists what `World::listing` does, after how many clients are blocked.
-const LISTING: &str = "\
-local lines = {string.match(redis.call('info', 'clients'), 'blocked_clients:(%d+)')} \
-local unit, time = tonumber(ARGV[2]), redis.call('time') \
-local now_ms = time[1] * 1000 + math.floor(time[2] / 1000) \
-local function shown(value) \
-  local limit, token, ending = string.match(value, '^(%d+) (%d+) (%d+)$') \
-  if not limit then return value end \
-  local left = math.ceil((tonumber(ending) - now_ms) / unit) \
-  return limit .. '/' .. token .. '/' .. (left > 0 and left or 'over') \
-end \
-for db = 0, tonumber(ARGV[1]) - 1 do \
-  redis.call('select', db) \
-  local keys = redis.call('keys', '*') \
-  table.sort(keys) \
-  for _, key in ipairs(keys) do \
-    local line = db .. ' ' .. key \
-    if redis.call('type', key).ok == 'hash' then \
-      local flat, fields = redis.call('hgetall', key), {} \
-      for i = 1, #flat, 2 do fields[#fields + 1] = flat[i] .. '=' .. shown(flat[i + 1]) end \
-      table.sort(fields) \
-      line = line .. ' ' .. table.concat(fields, ' ') \
-    else \
-      line = line .. ' text' \
-    end \
-    local ttl = redis.call('pttl', key) \
-    if ttl >= 0 then line = line .. ' ttl ' .. math.ceil(ttl / unit) end \
-    lines[#lines + 1] = line \
-  end \
-end \
-return table.concat(lines, '\\n') .. '\\n'";
-
 /// What steps are filed under in which a client waits no more, or its session ends.
 const WAITER_LEAVES: &str = "a waiter that leaves";
 const SESSION_ENDS: &str = "the end of a session";
 
 struct Connection {
     client: Client,
-    id: i64,
+    peer: Peer,
     db: usize,
 }
 
@@ -75,8 +43,16 @@ impl Connection {
     fn open(server: &TestServer, db: usize) -> Self {
         let mut client = server.client();
         assert_eq!(client.call(&format!("SELECT {db}")), status("OK"));
-        let id = client.int("CLIENT ID");
-        Self { client, id, db }
+        let info = client.bulk("CLIENT INFO");
+        let fields = info
+            .split_whitespace()
+            .filter_map(|field| field.split_once('='));
+        let fields: BTreeMap<&str, &str> = fields.collect();
+        let peer = Peer {
+            id: fields["id"].parse().unwrap(),
+            address: fields["addr"].into(),
+        };
+        Self { client, peer, db }
     }
 
     fn send(&mut self, words: &[Vec<u8>]) {
@@ -109,17 +85,18 @@ impl Run {
         let mut observer = server.client();
         let lease = format!("CONFIG SET lock.default-lease {DEFAULT_LEASE}");
         assert_eq!(observer.call(&lease), status("OK"));
-        let connections = (0..CLIENTS)
+        let connections: Vec<Connection> = (0..CLIENTS)
             .map(|n| Connection::open(&server, n % DATABASES))
             .collect();
+        let peers = connections.iter().map(|open| open.peer.clone());
         Self {
             seed,
             step: 0,
             server,
+            world: World::new(peers.collect()),
             connections,
             observer,
             random: Random::new(seed),
-            world: World::refusing_deadlocks(),
             dumps: Vec::new(),
             history: VecDeque::new(),
             answers: BTreeMap::new(),
@@ -132,6 +109,8 @@ impl Run {
             Expect::Token(_) => "token".into(),
             Expect::Error(code) => (*code).into(),
             Expect::Int(n) => n.to_string(),
+            Expect::Lock(_) => "a lock".into(),
+            Expect::Contended(locks) => format!("{} locks", locks.len()),
             expected => format!("{expected:?}"),
         };
         *self.answers.entry((name, kind)).or_default() += 1;
@@ -241,9 +220,8 @@ impl Run {
         // What follows from time and from the end of a connection has no reply
         // that says it did.
         self.check_all(time_passed || [WAITER_LEAVES, SESSION_ENDS].contains(&name));
-        if self.world.refuses_deadlocks {
-            self.have_locks_looked_at();
-        }
+        self.have_locks_looked_at();
+        self.check_counters();
     }
 
     /// All others still wait, and what is stored is what the model says.
@@ -270,9 +248,9 @@ impl Run {
         }
     }
 
-    /// The search for deadlocks goes by the last look at each lock, and after
-    /// other commands than the lock's own the next look may be some milliseconds
-    /// away. Each of these commands is one, and changes nothing.
+    /// The search for deadlocks, and the counters, go by the last look at each
+    /// lock, and after other commands than the lock's own the next look may be
+    /// some milliseconds away. Each of these commands is one, and changes nothing.
     fn have_locks_looked_at(&mut self) {
         let places: Vec<Place> = self.world.contended().collect();
         for at in &places {
@@ -282,6 +260,22 @@ impl Run {
         for _ in &places {
             assert_eq!(self.observer.reply(), status("OK"));
             assert_eq!(self.observer.reply(), int(0));
+        }
+    }
+
+    /// The server has counted what the model says. It may hear late that a
+    /// connection ended.
+    fn check_counters(&mut self) {
+        let deadline = Instant::now() + SOON;
+        loop {
+            let shown = counters(&mut self.observer);
+            let Err(what) = self.world.check_account(&shown) else {
+                return;
+            };
+            if Instant::now() > deadline {
+                self.diverges(&what);
+            }
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 
@@ -349,7 +343,11 @@ impl Run {
             if within == "EVAL" && command.name().starts_with("Redisson") {
                 continue;
             }
+            let is_last = command.may_delete_at_once();
             commands.push(command);
+            if is_last {
+                break;
+            }
         }
         let sender = match within {
             "EVAL" => Sender::Script,
@@ -398,15 +396,18 @@ impl Run {
     }
 
     fn change_setting(&mut self) -> &'static str {
-        let refuses = !self.world.refuses_deadlocks;
-        self.world.refuses_deadlocks = refuses;
-        let setting = if refuses { "yes" } else { "no" };
-        let change = format!("CONFIG SET lock.deadlock-detection {setting}");
+        let change = if self.random.percent(50) {
+            let refuses = !self.world.refuses_deadlocks;
+            self.world.refuses_deadlocks = refuses;
+            let setting = if refuses { "yes" } else { "no" };
+            format!("CONFIG SET lock.deadlock-detection {setting}")
+        } else {
+            let max = self.random.one_of(&[2, 3, CLIENTS, CLIENTS]);
+            self.world.max_waiters = max;
+            format!("CONFIG SET lock.max-waiters {max}")
+        };
         assert_eq!(self.observer.call(&change), status("OK"));
         self.note(format!("{}: {change}", self.step));
-        if refuses {
-            self.have_locks_looked_at();
-        }
         "CONFIG"
     }
 
@@ -430,16 +431,16 @@ impl Run {
             SESSION_ENDS
         };
         *self.answers.entry((name, format!("{kind:?}"))).or_default() += 1;
-        let id = self.connections[client].id;
+        let id = self.connections[client].peer.id;
         match kind {
             Kind::UnblockAsTimeout => {
-                self.world.leaves(client);
+                self.world.times_out(client);
                 let unblock = format!("CLIENT UNBLOCK {id}");
                 assert_eq!(self.observer.call(&unblock), int(1));
                 self.hear(client, &Expect::Nil);
             }
             Kind::UnblockAsError => {
-                self.world.leaves(client);
+                self.world.is_sent_away(client);
                 let unblock = format!("CLIENT UNBLOCK {id} ERROR");
                 assert_eq!(self.observer.call(&unblock), int(1));
                 self.hear(client, &Expect::Error("UNBLOCKED"));
@@ -466,10 +467,15 @@ impl Run {
     fn reconnect(&mut self, client: usize) {
         let db = self.connections[client].db;
         self.connections[client] = Connection::open(&self.server, db);
+        self.world.peers[client] = self.connections[client].peer.clone();
     }
 
-    /// Prints how soon waiters heard, and checks that it was at once.
+    /// Prints what the run has reached and how soon waiters heard, and checks
+    /// that it was at once.
     fn check_delays(&mut self) {
+        for (name, number) in counters(&mut self.observer) {
+            println!("{name}: {number}");
+        }
         for ((name, answer), times) in &self.answers {
             println!("{name}: {answer} {times} times");
         }
@@ -490,16 +496,6 @@ impl Run {
     }
 }
 
-fn listing(client: &mut Client) -> String {
-    let databases = DATABASES.to_string();
-    let unit = UNIT_OF_LEASES.to_string();
-    let words = ["EVAL", LISTING, "0", &databases, &unit].map(str::as_bytes);
-    match client.words(&words) {
-        Value::BulkString(text) => String::from_utf8_lossy(&text).into_owned(),
-        other => panic!("the listing failed: {other:?}"),
-    }
-}
-
 /// What delays after a transaction or a script are filed under. A `SET` in it
 /// may make its waiters hear as late as a `SET` does.
 fn name_of_several(within: &'static str, commands: &[Command]) -> &'static str {
@@ -508,30 +504,6 @@ fn name_of_several(within: &'static str, commands: &[Command]) -> &'static str {
         "SET among others"
     } else {
         within
-    }
-}
-
-fn sentence(words: &[Vec<u8>]) -> String {
-    let words: Vec<String> = words
-        .iter()
-        .map(|word| match word.as_slice() {
-            [b'i' | b'l', .., b';'] => "<Redisson's script>".into(),
-            word => word.escape_ascii().to_string(),
-        })
-        .collect();
-    words.join(" ")
-}
-
-fn shown(reply: &Value) -> String {
-    match reply {
-        Value::Nil => "null".into(),
-        Value::Int(n) => n.to_string(),
-        Value::Array(replies) => {
-            let replies: Vec<String> = replies.iter().map(shown).collect();
-            format!("[{}]", replies.join(", "))
-        }
-        Value::ServerError(error) => format!("-{}", error.code()),
-        other => format!("{other:?}"),
     }
 }
 

@@ -61,7 +61,8 @@ pub enum Kind {
     Quit,
     UnblockAsTimeout,
     UnblockAsError,
-    /// Deadlocks are refused from now on, or not any more.
+    /// Deadlocks are refused from now on, or not any more; or more or fewer
+    /// may wait for a lock.
     Setting,
 }
 
@@ -73,7 +74,7 @@ pub fn kind(random: &mut Random) -> Kind {
         (2, Kind::Kill),
         (2, Kind::HangUp),
         (2, Kind::Quit),
-        (1, Kind::Setting),
+        (2, Kind::Setting),
         (2, Kind::UnblockAsTimeout),
         (2, Kind::UnblockAsError),
     ])
@@ -118,6 +119,11 @@ fn fence(random: &mut Random, world: &World, at: Place, owner: &str) -> Option<i
     let right = held(world, at, owner)
         .and_then(|holder| holder.token)
         .and_then(|token| world.value(token));
+    near(random, right)
+}
+
+/// No token, the right one if there is one that can be sent, or another.
+fn near(random: &mut Random, right: Option<i64>) -> Option<i64> {
     match random.below(10) {
         0..=4 => None,
         5..=8 => right.filter(|token| *token >= 1),
@@ -243,7 +249,7 @@ pub fn command(
     if world.lock(at).is_err() && random.percent(60) {
         return Command::Del(key);
     }
-    match random.below(1000) {
+    match random.below(1080) {
         0..370 => acquire(random, world, at, may_wait, alone),
         370..620 => release(random, world, at),
         620..680 => {
@@ -297,6 +303,12 @@ pub fn command(
         980..984 => Command::FlushDb,
         984..988 => Command::FlushAll,
         988..992 => Command::SwapDb,
+        1000..1020 => Command::Break {
+            key,
+            fence: near(random, world.newest_token(at)),
+        },
+        1020..1060 => Command::Info(key),
+        1060.. => Command::List(random.one_of(&[None, Some(1), Some(2)])),
         // The server would keep up the short lease of a session.
         _ if alone && !world.is_tied(at, owner) => {
             let lease = random.one_of(&SHORT_LEASES);

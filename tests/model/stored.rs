@@ -49,7 +49,7 @@ pub struct Dump {
 }
 
 /// One of those who hold a lock.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Holder {
     pub owner: &'static str,
     pub count: i64,

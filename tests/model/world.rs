@@ -1,14 +1,20 @@
 //! The model: what the contract and Redis's manual say that the commands do.
 //! It knows nothing of how the module does it.
 
+mod account;
 mod foreign;
+mod inspection;
 mod locks;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::time::Instant;
 
+use account::{Account, Noted, Reason};
+pub use inspection::Peer;
+use inspection::{ContendedView, LockView, agrees_with_list, ms};
 use redis::Value;
 
-use crate::commands::{Command, DATABASES, DEFAULT_LEASE, Extent, Request};
+use crate::commands::{Block, Command, DATABASES, DEFAULT_LEASE, Extent, Request};
 use crate::stored::{Content, Dump, Lock, Stored, in_units, is_short};
 
 /// A fencing token.
@@ -28,11 +34,12 @@ pub struct Place {
     pub key: &'static str,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 struct Waiter {
     client: usize,
     request: Request,
-    gives_up_soon: bool,
+    block: Block,
+    since: Instant,
 }
 
 /// What a client must be answered.
@@ -48,10 +55,20 @@ pub enum Expect {
     SomeTtl,
     /// What only the server can know.
     SomeBytes,
+    /// The reply of `LOCK.INFO`.
+    Lock(LockView),
+    /// The reply of `LOCK.LIST`.
+    Contended(Vec<ContendedView>),
     /// The replies of a transaction or a script.
     List(Vec<Expect>),
     /// Nothing yet: the client is queued.
     Waits,
+}
+
+impl Waiter {
+    fn gives_up_soon(&self) -> bool {
+        self.block == Block::Short
+    }
 }
 
 #[derive(Debug)]
@@ -76,13 +93,17 @@ pub enum Sender {
     Script,
 }
 
-#[derive(Default)]
 pub struct World {
+    started: Instant,
     databases: [BTreeMap<&'static str, Stored>; DATABASES],
     /// Which client's connection ties which holds to it, by their token.
     ties: BTreeMap<(Place, &'static str), (usize, Token)>,
     /// Whether waits that close a cycle are refused.
     pub refuses_deadlocks: bool,
+    /// How many may wait for one lock.
+    pub max_waiters: usize,
+    /// The clients' connections, by the clients' numbers.
+    pub peers: Vec<Peer>,
     queues: BTreeMap<Place, VecDeque<Waiter>>,
     grants: Vec<Grant>,
     /// How many of the grants are of earlier steps, and their greatest token.
@@ -90,15 +111,32 @@ pub struct World {
     greatest_token: i64,
     /// What the step at hand has for clients that waited.
     answers: Vec<(usize, Expect)>,
+    account: Account,
+    /// Who held the contended locks at the last look.
+    noted: BTreeMap<Place, Vec<Noted>>,
+    /// The time of the short leases of the step at hand has passed.
+    short_leases_are_over: bool,
 }
 
 // What is stored, and who holds the lock.
 impl World {
     /// A server as it starts.
-    pub fn refusing_deadlocks() -> Self {
+    pub fn new(peers: Vec<Peer>) -> Self {
         Self {
+            started: Instant::now(),
+            databases: Default::default(),
+            ties: BTreeMap::new(),
             refuses_deadlocks: true,
-            ..Self::default()
+            max_waiters: usize::MAX,
+            peers,
+            queues: BTreeMap::new(),
+            grants: Vec::new(),
+            settled_grants: 0,
+            greatest_token: 0,
+            answers: Vec::new(),
+            account: Account::default(),
+            noted: BTreeMap::new(),
+            short_leases_are_over: false,
         }
     }
 
@@ -123,15 +161,6 @@ impl World {
     /// Whether these holds end with a connection.
     pub fn is_tied(&self, at: Place, owner: &'static str) -> bool {
         self.ties.contains_key(&(at, owner))
-    }
-
-    /// The permits whose time is over go when the lock is looked at.
-    fn end_leases(&mut self, at: Place) -> Result<(), Expect> {
-        let lock = self.lock(at)?;
-        for holder in lock.holders.iter().filter(|holder| holder.over) {
-            self.remove_holder(at, holder.owner);
-        }
-        Ok(())
     }
 
     /// Takes the owner out of the lock, which goes with its last holder.
@@ -176,7 +205,7 @@ impl World {
                 fence,
                 extent,
             } => {
-                let reply = self.release(at(key), owner, fence, extent);
+                let reply = self.release(at(key), owner, fence, extent, Reason::Released);
                 self.serve(at(key));
                 reply.unwrap_or_else(|error| error)
             }
@@ -190,6 +219,13 @@ impl World {
                 self.serve(at(key));
                 reply.unwrap_or_else(|error| error)
             }
+            Command::Break { key, fence } => {
+                let reply = self.break_lock(at(key), fence);
+                self.serve(at(key));
+                reply.unwrap_or_else(|error| error)
+            }
+            Command::Info(key) => self.info(at(key)).unwrap_or_else(|error| error),
+            Command::List(count) => self.list(db, count),
             Command::RedissonLock { key, owner, lease } => self
                 .redisson_lock(at(key), owner, lease)
                 .unwrap_or_else(|error| error),
@@ -249,8 +285,19 @@ impl World {
         Some(Dump { bytes, content })
     }
 
-    /// The client waits no more, for a reason of its own.
-    pub fn leaves(&mut self, client: usize) {
+    /// The client's wait ends as if its time were up.
+    pub fn times_out(&mut self, client: usize) {
+        self.account.wait_timeouts += 1;
+        self.leaves(client);
+    }
+
+    /// The client's wait ends with an error.
+    pub fn is_sent_away(&mut self, client: usize) {
+        self.account.waits_abandoned += 1;
+        self.leaves(client);
+    }
+
+    fn leaves(&mut self, client: usize) {
         for queue in self.queues.values_mut() {
             queue.retain(|waiter| waiter.client != client);
         }
@@ -258,6 +305,7 @@ impl World {
 
     /// The client's connection ends, and what is tied to it.
     pub fn disconnects(&mut self, client: usize) {
+        self.account.waits_abandoned += u64::from(self.waits(client));
         self.leaves(client);
         let ties = std::mem::take(&mut self.ties);
         let (ended, kept) = ties.into_iter().partition(|(_, tie)| tie.0 == client);
@@ -266,7 +314,7 @@ impl World {
         for ((at, owner), (_, token)) in ended {
             if let Some(fence) = self.value(token) {
                 // If the lock is none any more, there is nothing to end.
-                let _ = self.release(at, owner, Some(fence), Extent::All);
+                let _ = self.release(at, owner, Some(fence), Extent::All, Reason::SessionEnded);
                 self.serve(at);
             }
         }
@@ -285,8 +333,11 @@ impl World {
         let mut time_passed = false;
         loop {
             for &at in &places {
-                match self.end_leases(at) {
-                    Ok(()) => self.serve(at),
+                match self.look(at) {
+                    Ok(()) => {
+                        self.note_holders_late(at);
+                        self.serve(at);
+                    }
                     Err(error) => {
                         for waiter in self.queues.remove(&at).unwrap_or_default() {
                             self.answers.push((waiter.client, error.clone()));
@@ -307,13 +358,16 @@ impl World {
                 break;
             }
             time_passed = true;
+            self.short_leases_are_over = true;
         }
+        self.short_leases_are_over = false;
         for queue in self.queues.values_mut() {
-            for waiter in queue.iter().filter(|waiter| waiter.gives_up_soon) {
+            for waiter in queue.iter().filter(|waiter| waiter.gives_up_soon()) {
                 self.answers.push((waiter.client, Expect::Nil));
+                self.account.wait_timeouts += 1;
                 time_passed = true;
             }
-            queue.retain(|waiter| !waiter.gives_up_soon);
+            queue.retain(|waiter| !waiter.gives_up_soon());
         }
         self.queues.retain(|_, queue| !queue.is_empty());
         time_passed
@@ -327,6 +381,10 @@ impl World {
     pub fn waits(&self, client: usize) -> bool {
         let mut waiters = self.queues.values().flatten();
         waiters.any(|waiter| waiter.client == client)
+    }
+
+    fn is_contended(&self, at: Place) -> bool {
+        self.queues.get(&at).is_some_and(|queue| !queue.is_empty())
     }
 
     /// The locks that somebody waits for.
@@ -362,6 +420,8 @@ impl World {
             (Expect::SomeTtl, Value::Int(reply)) => *reply >= -1,
             (Expect::SomeBytes, Value::BulkString(_)) => true,
             (Expect::Error(code), Value::ServerError(error)) => error.code() == *code,
+            (Expect::Lock(view), reply) => self.agrees_with_view(view, reply) == Some(true),
+            (Expect::Contended(locks), reply) => agrees_with_list(locks, reply) == Some(true),
             (Expect::List(expected), Value::Array(replies)) => {
                 expected.len() == replies.len()
                     && expected

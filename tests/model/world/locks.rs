@@ -1,6 +1,8 @@
 //! The lock's own commands.
 
-use super::{Expect, Grant, HOLD_COUNT, Place, Sender, Token, Waiter, World};
+use std::time::Instant;
+
+use super::{Expect, Grant, HOLD_COUNT, Place, Reason, Sender, Token, Waiter, World};
 use crate::commands::{Block, DEFAULT_LEASE, Extent, Lease, Request};
 use crate::stored::{Holder, is_short};
 
@@ -58,6 +60,11 @@ impl World {
     /// Everybody in the queue who may have the lock gets it: from the front as
     /// many as there is room for, and whoever asks as one of its holders.
     pub(super) fn serve(&mut self, at: Place) {
+        self.serve_all(at);
+        self.note_holders(at);
+    }
+
+    fn serve_all(&mut self, at: Place) {
         while let Ok(lock) = self.lock(at) {
             let Some(queue) = self.queues.get_mut(&at) else {
                 return;
@@ -73,7 +80,12 @@ impl World {
             let Some(waiter) = queue.remove(next) else {
                 return;
             };
+            let is_holder = holds(&waiter);
             let granted = self.grant(at, waiter.request, waiter.client);
+            if granted.is_ok() {
+                self.account.grants_after_wait += 1;
+                self.account.hand_offs += u64::from(!is_holder);
+            }
             let answer = granted.unwrap_or_else(|error| error);
             self.answers.push((waiter.client, answer));
         }
@@ -92,31 +104,42 @@ impl World {
             Sender::Script if request.session => return Err(Expect::Error("ERR")),
             Sender::Script => (usize::MAX, None),
         };
-        self.end_leases(at)?;
+        self.look(at)?;
         self.serve(at);
         let lock = self.lock(at)?;
         if lock.holder(request.owner).is_some() {
-            return self.grant(at, request, client);
+            let token = self.grant(at, request, client)?;
+            self.account.reentries += 1;
+            return Ok(token);
         }
         if request.hold.is_some_and(|n| n != 1) {
             return Err(HOLD_COUNT);
         }
         // No newcomer passes the queue.
-        let contended = self.queues.get(&at).is_some_and(|queue| !queue.is_empty());
-        if !contended && lock.admits(request.mode.limit()) {
-            return self.grant(at, request, client);
+        if !self.is_contended(at) && lock.admits(request.mode.limit()) {
+            let token = self.grant(at, request, client)?;
+            self.account.grants_immediate += 1;
+            return Ok(token);
         }
         let Some(block) = wait else {
             return Ok(Expect::Nil);
         };
         if self.refuses_deadlocks && self.closes_a_cycle(at, request.owner) {
+            self.account.deadlocks_refused += 1;
             return Err(Expect::Error("DEADLOCK"));
         }
-        self.queues.entry(at).or_default().push_back(Waiter {
+        let queue = self.queues.entry(at).or_default();
+        if queue.len() >= self.max_waiters {
+            self.account.queues_full += 1;
+            return Err(Expect::Error("QUEUEFULL"));
+        }
+        queue.push_back(Waiter {
             client,
             request,
-            gives_up_soon: block == Block::Short,
+            block,
+            since: Instant::now(),
         });
+        self.note_holders(at);
         Ok(Expect::Waits)
     }
 
@@ -168,20 +191,19 @@ impl World {
         owner: &'static str,
         fence: Option<i64>,
         extent: Extent,
+        reason: Reason,
     ) -> Result<Expect, Expect> {
-        self.end_leases(at)?;
+        self.look(at)?;
         let Some(held) = self.lock(at)?.holder(owner).copied() else {
             return match extent {
                 // It may be sent again, after its first reply was lost.
-                Extent::Hold(1) => {
-                    self.ties.remove(&(at, owner));
-                    Ok(Expect::Int(1))
-                }
+                Extent::Hold(1) => Ok(Expect::Int(1)),
                 Extent::Hold(_) => Err(HOLD_COUNT),
                 Extent::One | Extent::All => Ok(Expect::Nil),
             };
         };
         if !self.names(fence, held) {
+            self.account.tokens_refused += 1;
             return Ok(Expect::Nil);
         }
         let count = match extent {
@@ -199,6 +221,11 @@ impl World {
         self.remove_holder(at, owner);
         self.expire_with_the_last_lease(at);
         self.ties.remove(&(at, owner));
+        match reason {
+            Reason::Released => self.account.releases += 1,
+            Reason::SessionEnded => self.account.releases_session += 1,
+        }
+        self.account.timed_holds += u64::from(held.token.is_some());
         Ok(Expect::Int(1))
     }
 
@@ -209,9 +236,12 @@ impl World {
         lease: Lease,
         fence: Option<i64>,
     ) -> Result<Expect, Expect> {
-        self.end_leases(at)?;
-        let held = self.lock(at)?.holder(owner).copied();
-        let held = held.filter(|held| self.names(fence, *held));
+        self.look(at)?;
+        let found = self.lock(at)?.holder(owner).copied();
+        let held = found.filter(|held| self.names(fence, *held));
+        if held.is_none() && found.is_some() {
+            self.account.tokens_refused += 1;
+        }
         if let Some(held) = held {
             let lease = Some(lease);
             if let Some(stored) = self.stored(at) {
