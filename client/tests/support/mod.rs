@@ -4,8 +4,9 @@
 
 use std::time::{Duration, Instant};
 
+use redis_lock_client::redis::Value;
 use redis_lock_client::{LockClient, LockGuard};
-use redis_lock_testing::{SOON, TestServer};
+use redis_lock_testing::{Client, SOON, TestServer, text};
 
 /// The address of a server.
 pub fn url(server: &TestServer) -> String {
@@ -43,5 +44,24 @@ pub fn eventually(what: &str, mut ready: impl FnMut() -> bool) -> impl Future<Ou
             assert!(Instant::now() < deadline, "still not so: {what} ({caller})");
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
+    }
+}
+
+/// The connection to which the only hold on a lock is tied.
+pub fn tied_client(observer: &mut Client, key: &str) -> i64 {
+    fn field<'r>(map: &'r Value, name: &str) -> &'r Value {
+        let Value::Array(words) = map else {
+            panic!("{map:?} is no map");
+        };
+        let mut pairs = words.chunks(2);
+        &pairs.find(|pair| pair[0] == text(name)).unwrap()[1]
+    }
+    let info = observer.call(&format!("LOCK.INFO {key}"));
+    let Value::Array(holders) = field(&info, "holders") else {
+        panic!("{info:?} has no holders");
+    };
+    match field(&holders[0], "client") {
+        Value::Int(id) => *id,
+        other => panic!("{other:?} is no connection"),
     }
 }
