@@ -87,8 +87,10 @@ impl ClientBuilder {
         self
     }
 
-    /// For how many locks this client may wait at the same time, with a
-    /// connection for each. Further waits queue locally. 1024 if not set.
+    /// For how many locks, or as how many owners with a name, this client may
+    /// wait at the same time, with a connection for each. Further waits queue
+    /// locally, where the server can't find a deadlock. Sessions keep the
+    /// connection that waited, and it counts no more. 1024 if not set.
     #[must_use]
     pub fn max_waiting_connections(mut self, connections: usize) -> Self {
         self.max_waiting_connections = Some(connections.max(1));

@@ -13,7 +13,8 @@ use crate::keyed::Content;
 /// A hold on a lock.
 ///
 /// It can end before the guard does: when its lease runs out and no renewal
-/// reached the server, or when somebody took it away. [`LockGuard::lost`] tells
+/// reached the server, when somebody took it away, or when the connection of its
+/// session was closed. [`LockGuard::lost`] tells
 /// that in time, [`LockGuard::valid_for`] tells how long it can be relied upon
 /// at least. A resource that checks [`LockGuard::token`] is safe in any case.
 ///

@@ -101,9 +101,8 @@ impl Lock {
     /// `@`. Guards of one owner share one hold, which ends with the last of
     /// them. Without it, every guard excludes every other.
     ///
-    /// Waits for each other that would never end are found between owners with a
-    /// name ([`Error::Deadlock`]), because only these can have one lock and wait
-    /// for another.
+    /// Only among owners with a name are deadlocks found ([`Error::Deadlock`]): any
+    /// other guard is an owner of its own, which has one lock and waits for none.
     ///
     /// An owner's name belongs to one client. Two clients that use the same
     /// one don't exclude each other, and a client that was started anew takes

@@ -49,6 +49,8 @@ async fn work(client: LockClient, cancelled: Arc<AtomicU64>, seed: u64) {
             // Its guards share holds, and its acquires queue for each other.
             0 => lock.owner(rng.random::<[u8; 1]>().map(|byte| b'a' + byte % 2)),
             1 => lock.wait(Duration::from_millis(1)),
+            2 => lock.shared(),
+            3 => lock.session(),
             _ => lock.wait(Duration::from_secs(10)),
         };
         match impatient(&mut rng, lock.acquire()).await {
@@ -103,6 +105,7 @@ async fn ten_thousand_cancellations_leave_neither_a_waiter_nor_a_hold() {
     eprintln!("{asked} acquires reached the server, {closed} waits were closed");
     assert!(asked > CANCELLATIONS / 2 && closed > CANCELLATIONS / 10);
     assert_eq!(observer.info("blocked_clients"), 0);
+    assert_eq!(observer.info("lock_sessions"), 0);
     assert_eq!(observer.int("DBSIZE"), 0);
     for client in &clients {
         for n in 0..LOCKS {
