@@ -1,9 +1,9 @@
 //! Native locks for Redis and Valkey.
 //!
-//! Loaded by `loadmodule`, this module adds `LOCK.ACQUIRE`, `LOCK.RELEASE` and
-//! `LOCK.RENEW` to the server: reentrant locks with leases and fencing tokens,
-//! whose waiters are blocked in the server and are handed the lock in the
-//! moment in which it comes free.
+//! Loaded by `loadmodule`, this module adds `LOCK.ACQUIRE`, `LOCK.RELEASE`,
+//! `LOCK.RENEW` and their relatives to the server: reentrant locks with leases
+//! and fencing tokens, exclusive, shared or limited, whose waiters are blocked
+//! in the server and are handed the lock in the moment in which it comes free.
 //!
 //! # The map
 //! From the top; imports only run down.
