@@ -2,7 +2,6 @@
 
 use anyhow::{Context, Result};
 use redis_lock_client::{LockClient, LockGuard};
-use tokio::sync::OnceCell;
 
 use super::Contender;
 use super::tasks::{self, TaskLock};
@@ -42,28 +41,17 @@ impl Contender for RustClient {
 
     fn run(&mut self, work: Workload, pace: Pace, server: &Server) -> Result<Measurement> {
         let url = format!("redis://{}", server.addr());
-        tasks::run(work, pace, server, || {
-            Ok(Client {
-                url: url.clone(),
-                connected: OnceCell::new(),
-            })
+        tasks::run(work, pace, server, async || {
+            Ok(LockClient::connect(url.as_str()).await?)
         })
     }
 }
 
-/// A client that connects when it takes its first lock.
-struct Client {
-    url: String,
-    connected: OnceCell<LockClient>,
-}
-
-impl TaskLock for Client {
+impl TaskLock for LockClient {
     type Guard = LockGuard;
 
     async fn acquire(&self, lock: &str) -> Result<LockGuard> {
-        let connect = || LockClient::connect(self.url.as_str());
-        let client = self.connected.get_or_try_init(connect).await?;
-        let guard = client.lock(lock).acquire().await?;
+        let guard = self.lock(lock).acquire().await?;
         guard.context("a wait without end has ended")
     }
 
