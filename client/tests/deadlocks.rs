@@ -2,10 +2,10 @@
 
 mod support;
 
-use redis_lock_client::{Error, Lock};
+use redis_lock_client::Error;
 use redis_lock_testing::TestServer;
 
-use support::{connect, eventually, soon};
+use support::{connect, eventually, queue, soon};
 
 #[tokio::test]
 async fn the_one_who_would_close_the_cycle_is_told_and_who_gives_way_gets_both_later() {
@@ -14,8 +14,7 @@ async fn the_one_who_would_close_the_cycle_is_told_and_who_gives_way_gets_both_l
     let lock = |key: &str, owner: &str| client.lock(key).owner(owner);
     let first = lock("k1", "a").acquire().await.unwrap().unwrap();
     let second = lock("k2", "b").acquire().await.unwrap().unwrap();
-    let a = tokio::spawn(lock("k2", "a").acquire());
-    eventually("a waits", || server.info("blocked_clients") == 1).await;
+    let a = queue(&server, &lock("k2", "a"), 0).await;
 
     let error = soon("the refusal", lock("k1", "b").acquire()).await;
     let error = error.unwrap_err();
@@ -46,13 +45,8 @@ async fn a_wait_behind_another_task_of_the_same_client_is_seen() {
     let lock = |key: &str, owner: &str| client.lock(key).owner(owner);
     let _k1 = lock("k1", "alice").acquire().await.unwrap().unwrap();
     let _k3 = lock("k3", "carol").acquire().await.unwrap().unwrap();
-    let wait = async |lock: Lock, behind: i64| {
-        let waiting = tokio::spawn(lock.acquire());
-        eventually("it waits", || server.info("blocked_clients") == behind + 1).await;
-        waiting
-    };
-    let bob = wait(lock("k1", "bob"), 0).await;
-    let carol = wait(lock("k1", "carol"), 1).await;
+    let bob = queue(&server, &lock("k1", "bob"), 0).await;
+    let carol = queue(&server, &lock("k1", "carol"), 1).await;
     let error = soon("the refusal", lock("k3", "alice").acquire()).await;
     assert!(matches!(error, Err(Error::Deadlock { .. })), "{error:?}");
     bob.abort();

@@ -4,19 +4,10 @@ mod support;
 
 use std::time::Duration;
 
-use redis_lock_client::{Error, Lock, LockClient, LockGuard, Redlock};
+use redis_lock_client::{Error, LockClient, LockGuard, Redlock};
 use redis_lock_testing::TestServer;
 
-use support::{connect, eventually, soon, url};
-
-type Waiting = tokio::task::JoinHandle<Result<Option<LockGuard>, Error>>;
-
-/// Has it wait on the server, behind so many others.
-async fn queue(server: &TestServer, lock: &Lock, behind: i64) -> Waiting {
-    let waiting = tokio::spawn(lock.acquire());
-    eventually("it waits", || server.info("blocked_clients") == behind + 1).await;
-    waiting
-}
+use support::{Waiting, connect, eventually, queue, soon, url};
 
 async fn granted(waiting: Waiting) -> LockGuard {
     soon("the grant", waiting).await.unwrap().unwrap().unwrap()

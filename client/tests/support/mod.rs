@@ -5,8 +5,9 @@
 use std::time::{Duration, Instant};
 
 use redis_lock_client::redis::Value;
-use redis_lock_client::{LockClient, LockGuard};
+use redis_lock_client::{Error, Lock, LockClient, LockGuard};
 use redis_lock_testing::{Client, SOON, TestServer, text};
+use tokio::task::JoinHandle;
 
 /// The address of a server.
 pub fn url(server: &TestServer) -> String {
@@ -21,6 +22,16 @@ pub async fn connect(server: &TestServer) -> LockClient {
 /// Takes a lock that must be free.
 pub async fn take(client: &LockClient, key: &str) -> LockGuard {
     client.lock(key).try_acquire().await.unwrap().unwrap()
+}
+
+/// An acquire that waits.
+pub type Waiting = JoinHandle<Result<Option<LockGuard>, Error>>;
+
+/// Has an acquire wait on the server, behind so many others.
+pub async fn queue(server: &TestServer, lock: &Lock, behind: i64) -> Waiting {
+    let waiting = tokio::spawn(lock.acquire());
+    eventually("it waits", || server.info("blocked_clients") == behind + 1).await;
+    waiting
 }
 
 /// Waits for something that should happen soon.
