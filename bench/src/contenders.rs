@@ -2,6 +2,7 @@
 //! bring their own threads or processes. A library is one file here and one
 //! line in [`all`].
 
+mod client;
 mod redisson;
 mod rslock;
 mod tasks;
@@ -48,6 +49,7 @@ pub fn all(
         .iter()
         .map(|protocol| Box::new(protocol) as Box<dyn Contender>)
         .collect();
+    contenders.push(Box::new(client::RustClient));
     contenders.push(Box::new(rslock::Rslock));
     let mut missing = Vec::new();
     if redisson::NAMES.into_iter().any(is_wanted) && work.iter().copied().any(redisson::fits) {

@@ -17,6 +17,7 @@ use crate::lock::{Lock, Wait};
 use crate::majority;
 use crate::node::{Node, WaitLink, by};
 use crate::pending::{OwnerTurn, Pending};
+use crate::session::{self, Session};
 
 /// How often somebody who waits looks whether that still has a point.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
@@ -86,20 +87,26 @@ async fn re_enter_within(
 }
 
 /// One guard more for an owner that has the lock. Its lease starts anew, which
-/// also shows that the hold is still there.
+/// also shows that the hold is still there. Only then is it an error to ask for
+/// more than that hold is.
 async fn re_enter(lock: &Lock, turn: &OwnerTurn) -> Result<Option<LockGuard>, Error> {
     if let Some(holding) = turn.shared() {
-        holding.hold.lengthen_lease(lock.lease_or_default());
-        match holding.hold.renew().await {
-            Ok(()) => {
+        let hold = &holding.hold;
+        let beyond = beyond(lock, hold);
+        if beyond.is_none() {
+            hold.lengthen_lease(lock.lease_or_default());
+        }
+        match (hold.renew().await, beyond) {
+            (Ok(()), Some(error)) => return Err(error),
+            (Ok(()), None) => {
                 if lock.is_renewed() {
-                    lock.inner.renewals.add(&holding.hold, lock.max_renewals);
+                    lock.inner.renewals.add(hold, lock.renewals());
                 }
                 return Ok(Some(LockGuard::new(holding)));
             }
             // It was lost: this is a new hold.
-            Err(Error::Lost(_)) => {}
-            Err(error) => return Err(error),
+            (Err(Error::Lost(_)), _) => {}
+            (Err(error), _) => return Err(error),
         }
     }
     if let Some(last) = turn.unreleased() {
@@ -114,16 +121,38 @@ async fn re_enter(lock: &Lock, turn: &OwnerTurn) -> Result<Option<LockGuard>, Er
     Ok(None)
 }
 
+/// What is asked for that this hold is not.
+fn beyond(lock: &Lock, hold: &Hold) -> Option<Error> {
+    if lock.mode.is_stricter_than(hold.mode) {
+        return Some(Error::Upgrade {
+            message: "the owner holds this lock in a looser mode; release it before asking for a \
+                      stricter one"
+                .into(),
+        });
+    }
+    (lock.session && hold.session.is_none()).then_some(Error::Invalid(
+        "the owner holds this lock without a session; release it before asking for one",
+    ))
+}
+
 fn hand_out(lock: &Lock, taken: Taken) -> Result<LockGuard, Error> {
     let Taken {
-        pending,
+        mut pending,
         places,
         sent_at,
     } = taken;
-    let (key, owner) = (pending.key.clone(), pending.owner.clone());
+    let names = (pending.key.clone(), pending.owner.clone());
     let lease = pending.lease;
+    let connection = match lock.session {
+        true => pending.keep_connection(),
+        false => None,
+    };
+    let response = lock.inner.nodes[0].patience().response;
+    let session = connection.map(|(link, name)| Session::new(link, name, response));
     let (turn, stragglers) = pending.granted();
-    let hold = Hold::new(key, owner, places, stragglers, lease, sent_at);
+    let hold = Hold::new(
+        names, lock.mode, session, places, stragglers, lease, sent_at,
+    );
     let hold = Arc::new(hold);
     let holding = Holding::new(Arc::clone(&hold), Arc::clone(&lock.inner), turn.is_some());
     let holding = Arc::new(holding);
@@ -133,8 +162,9 @@ fn hand_out(lock: &Lock, taken: Taken) -> Result<LockGuard, Error> {
     // An answer may take longer than the lease.
     hold.valid_for().map_err(Error::Lost)?;
     if lock.is_renewed() {
-        lock.inner.renewals.add(&hold, lock.max_renewals);
+        lock.inner.renewals.add(&hold, lock.renewals());
     }
+    session::watch(&hold);
     tracing::debug!(token = hold.token, "a lock was taken");
     Ok(LockGuard::new(holding))
 }
@@ -161,14 +191,11 @@ enum Answer {
 
 /// Takes a lock on one server.
 async fn take(lock: &Lock, wait: Wait, turn: Option<OwnerTurn>) -> Result<Option<Taken>, Error> {
-    let inner = &lock.inner;
-    let owner = lock.owner.clone().unwrap_or_else(|| inner.new_owner());
-    let lease = lock.lease_or_default();
-    let mut pending = Pending::new(inner, &lock.key, owner, lease, turn);
-    let node = &inner.nodes[0];
+    let mut pending = Pending::new(lock, turn);
+    let node = &lock.inner.nodes[0];
     let answer = match wait {
         Wait::Until(deadline) => wait_for(lock, node, &mut pending, deadline).await?,
-        Wait::No if lock.replicas.is_none() => ask_shared(node, &mut pending).await?,
+        Wait::No if !lock.is_asked_alone() => ask_shared(node, &mut pending).await?,
         Wait::No => ask_alone(lock, node, &mut pending, wait).await?,
     };
     match answer {
@@ -191,13 +218,18 @@ async fn wait_for(
     pending: &mut Pending,
     deadline: Option<Instant>,
 ) -> Result<Answer, Error> {
-    let Some((_place, mut is_first)) = queue(lock, deadline).await else {
-        return Ok(Answer::Busy);
+    let (_place, mut is_first) = match lock.owner {
+        // The server has to see who waits for whom, or it could find no deadlock.
+        Some(_) => (None, true),
+        None => match queue(lock, deadline).await {
+            Some((place, is_first)) => (Some(place), is_first),
+            None => return Ok(Answer::Busy),
+        },
     };
     let mut backoff = Backoff::default();
     loop {
         // Who had to queue here would be told to queue there.
-        let mut answer = match is_first && lock.replicas.is_none() {
+        let mut answer = match is_first && !lock.is_asked_alone() {
             true => ask_shared(node, pending).await,
             false => Ok(Answer::Busy),
         };
@@ -221,8 +253,7 @@ async fn wait_for(
 /// Asks without waiting, on the connection that all share. The grant is this
 /// command's, so the lease counts from when it was sent.
 async fn ask_shared(node: &Arc<Node>, pending: &mut Pending) -> Result<Answer, Error> {
-    let lease_ms = whole_ms(pending.lease);
-    let cmd = commands::acquire(&pending.key, &pending.owner, lease_ms, None);
+    let cmd = pending.command();
     pending.sent();
     let reply = node.call(&pending.key, &cmd).await;
     let answer = reply.and_then(|reply| Ok((commands::token(&reply.value)?, reply.sent_at)));
@@ -270,8 +301,13 @@ async fn ask_alone(
             (Some(left_ms), deadline.checked_add(response))
         }
     };
-    let lease_ms = whole_ms(pending.lease);
-    let cmd = commands::acquire(&pending.key, &pending.owner, lease_ms, block_ms);
+    let mut cmd = pending.command();
+    if let Some(block_ms) = block_ms {
+        commands::block(&mut cmd, block_ms);
+    }
+    if lock.session {
+        commands::tie(&mut cmd);
+    }
     let link = pending.sent_on(link, name.clone());
     let looks = AtomicBool::new(false);
     let reply = tokio::select! {
@@ -311,8 +347,7 @@ async fn look_again(
     name: Option<&ServerSideName>,
     looks: &AtomicBool,
 ) -> Error {
-    let lease_ms = whole_ms(pending.lease);
-    let cmd = commands::acquire(&pending.key, &pending.owner, lease_ms, None);
+    let cmd = pending.command();
     loop {
         sleep(LOOK_EVERY).await;
         let in_doubt = looks.swap(true, Ordering::SeqCst);

@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep};
 use tokio_util::task::TaskTracker;
 
 use crate::error::Error;
-use crate::link::ServerSideName;
+use crate::link::{Link, ServerSideName};
 use crate::node::{Node, Reply};
 
 /// The tasks that outlive a call.
@@ -48,6 +48,9 @@ pub(crate) struct Debt {
     pub(crate) node: Arc<Node>,
     pub(crate) key: Vec<u8>,
     pub(crate) release: Cmd,
+    /// The connection that the hold is tied to. It is closed after the first try,
+    /// and that gives back as well.
+    pub(crate) session: Option<Link>,
     /// Connections that may still bring the hold, to be closed before.
     pub(crate) waiting: Vec<ServerSideName>,
     /// When the lease will have done it.
@@ -57,7 +60,7 @@ pub(crate) struct Debt {
 impl Debt {
     /// Gives back, again and again until it is done or the lease has done it.
     /// The first outcome goes to `first`.
-    pub(crate) async fn settle(self, first: oneshot::Sender<Result<Reply, Error>>) {
+    pub(crate) async fn settle(mut self, first: oneshot::Sender<Result<Reply, Error>>) {
         let mut first = Some(first);
         let mut backoff = Backoff::default();
         loop {
@@ -69,6 +72,7 @@ impl Debt {
             if let Err(error) = &outcome {
                 tracing::debug!(%error, again, "a hold could not be released");
             }
+            self.session = None;
             if let Some(first) = first.take() {
                 // Nobody has to wait for it.
                 let _ = first.send(outcome);

@@ -247,6 +247,21 @@ impl Lock {
         self.map(|lock| lock.owner(owner))
     }
 
+    /// As [`crate::Lock::shared`].
+    pub fn shared(self) -> Self {
+        self.map(lock::Lock::shared)
+    }
+
+    /// As [`crate::Lock::limit`].
+    pub fn limit(self, limit: u64) -> Self {
+        self.map(|lock| lock.limit(limit))
+    }
+
+    /// As [`crate::Lock::session`].
+    pub fn session(self) -> Self {
+        self.map(lock::Lock::session)
+    }
+
     /// As [`crate::Lock::max_renewals`].
     pub fn max_renewals(self, renewals: u32) -> Self {
         self.map(|lock| lock.max_renewals(renewals))

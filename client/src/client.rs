@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use redis::IntoConnectionInfo;
 use redis::cluster::ClusterClientBuilder;
 use redis::io::tcp::{TcpSettings, socket2::TcpKeepalive};
 use redis::sentinel::SentinelClientBuilder;
+use redis::{IntoConnectionInfo, ProtocolVersion};
 use tokio::task::JoinSet;
 
 use crate::background::Background;
@@ -27,6 +27,9 @@ const RESPONSE: Duration = Duration::from_secs(1);
 /// Each server of a Redlock is asked for so long.
 const REDLOCK_RESPONSE: Duration = Duration::from_millis(50);
 const MAX_WAITS: usize = 1024;
+
+/// With it the redis crate tells at once when a connection closes.
+const PROTOCOL: ProtocolVersion = ProtocolVersion::RESP3;
 
 /// A connection that is silent for so long is probed, and closed if nobody is
 /// there. It is how a wait hears that the server's machine is gone.
@@ -84,8 +87,10 @@ impl ClientBuilder {
         self
     }
 
-    /// For how many locks this client may wait at the same time, with a
-    /// connection for each. Further waits queue locally. 1024 if not set.
+    /// For how many locks, or as how many owners with a name, this client may
+    /// wait at the same time, with a connection for each. Further waits queue
+    /// locally, where the server can't find a deadlock. Sessions keep the
+    /// connection that waited, and it counts no more. 1024 if not set.
     #[must_use]
     pub fn max_waiting_connections(mut self, connections: usize) -> Self {
         self.max_waiting_connections = Some(connections.max(1));
@@ -109,7 +114,9 @@ impl ClientBuilder {
         self,
         sentinels: SentinelClientBuilder,
     ) -> Result<LockClient, Error> {
-        let sentinels = sentinels.set_client_to_redis_tcp_settings(tcp_settings());
+        let sentinels = sentinels
+            .set_client_to_redis_protocol(PROTOCOL)
+            .set_client_to_redis_tcp_settings(tcp_settings());
         let target = Target::Sentinel(Box::new(sentinels.build()?.into()));
         let node = self.node(target, RESPONSE);
         self.client(node).await
@@ -126,6 +133,7 @@ impl ClientBuilder {
             .response_timeout(Duration::from_secs(u64::from(u32::MAX)))
             .overall_response_timeout(None)
             .connection_timeout(self.connect_timeout.unwrap_or(CONNECT))
+            .use_protocol(PROTOCOL)
             .tcp_settings(tcp_settings())
             .retries(3)
             .min_retry_wait(10)
@@ -201,7 +209,10 @@ impl ClientBuilder {
 
 fn server_at(server: impl IntoConnectionInfo) -> Result<Target, Error> {
     let info = server.into_connection_info()?;
-    let info = info.set_tcp_settings(tcp_settings());
+    let settings = info.redis_settings().clone().set_protocol(PROTOCOL);
+    let info = info
+        .set_redis_settings(settings)
+        .set_tcp_settings(tcp_settings());
     Ok(Target::Server(Box::new(redis::Client::open(info)?)))
 }
 
@@ -231,7 +242,7 @@ impl LockClient {
     }
 
     /// Connects to whoever the sentinels say is the primary, now and after
-    /// each fail-over. The builder's TCP settings are replaced.
+    /// each fail-over. The builder's TCP settings and protocol are replaced.
     ///
     /// # Errors
     /// If no sentinel or no primary answers.
@@ -241,7 +252,7 @@ impl LockClient {
 
     /// Connects to a cluster. Each lock is on the node that has its slot.
     ///
-    /// The builder's TCP settings, retries and time-outs are replaced: waits
+    /// The builder's TCP settings, protocol, retries and time-outs are replaced: waits
     /// are long, and every other command has the [response
     /// time-out](ClientBuilder::response_timeout).
     ///

@@ -3,21 +3,38 @@
 use redis::{Cmd, Value};
 
 use crate::error::Error;
+use crate::mode::Mode;
 
 /// The `BLOCK` of a wait without end.
 pub(crate) const BLOCK_WITHOUT_END: u64 = 0;
 
-/// `LOCK.ACQUIRE`, waiting at most `block_ms` if given. It always asks for the
-/// first hold, because a client counts the guards of one owner by itself; that
-/// makes it safe to send again.
-pub(crate) fn acquire(key: &[u8], owner: &[u8], lease_ms: u64, block_ms: Option<u64>) -> Cmd {
+/// `LOCK.ACQUIRE`, without waiting. It always asks for the first hold, because
+/// a client counts the guards of one owner by itself; that makes it safe to
+/// send again.
+pub(crate) fn acquire(key: &[u8], owner: &[u8], lease_ms: u64, mode: Mode) -> Cmd {
     let mut cmd = redis::cmd("LOCK.ACQUIRE");
     cmd.arg(key).arg(owner).arg("LEASE").arg(lease_ms);
-    if let Some(block_ms) = block_ms {
-        cmd.arg("BLOCK").arg(block_ms);
+    match mode {
+        Mode::Exclusive => {}
+        Mode::Shared => {
+            cmd.arg("SHARED");
+        }
+        Mode::Limited(limit) => {
+            cmd.arg("LIMIT").arg(limit);
+        }
     }
     cmd.arg("HOLD").arg(1);
     cmd
+}
+
+/// Has an acquire wait so long.
+pub(crate) fn block(acquire: &mut Cmd, block_ms: u64) {
+    acquire.arg("BLOCK").arg(block_ms);
+}
+
+/// Has an acquire tie its hold to the connection on which it is sent.
+pub(crate) fn tie(acquire: &mut Cmd) {
+    acquire.arg("SESSION");
 }
 
 /// `LOCK.RENEW`, of the hold with this token if it is known.

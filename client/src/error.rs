@@ -22,11 +22,14 @@ pub enum Error {
     /// The server does not know the lock commands.
     #[error("the server has no lock module: load libredislock.so")]
     NoModule,
-    /// To wait would close a cycle of owners that wait for each other.
+    /// To wait would close a cycle of owners that wait for each other, so it
+    /// would never end. Release what this owner holds, so that the others can go
+    /// on, and begin anew.
     #[error("DEADLOCK {cycle}")]
     #[non_exhaustive]
     Deadlock {
-        /// Who waits for which lock held by whom, in the server's words.
+        /// Who waits for which lock held by whom, in the server's words:
+        /// `'b' waits for 'k1' held by 'a', 'a' waits for 'k2' held by 'b'`.
         cycle: String,
     },
     /// The owner has the lock in a shared or limited mode and asked for a
@@ -69,7 +72,9 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the same call may succeed if it is simply made again.
+    /// Whether it may succeed if it is tried again: the same call, or after
+    /// [`Error::Deadlock`] the whole work, once the owner has released all that it
+    /// holds.
     ///
     /// An acquire that waits does that by itself until its wait is over.
     pub fn is_retryable(&self) -> bool {
@@ -91,13 +96,9 @@ impl Error {
                 error.kind() != ErrorKind::AuthenticationFailed
                     && !matches!(error.retry_method(), RetryMethod::NoRetry)
             }
-            Self::NotReplicated { .. } => true,
+            Self::NotReplicated { .. } | Self::Deadlock { .. } => true,
             Self::NoMajority { last, .. } => last.is_retryable(),
-            Self::NoModule
-            | Self::Deadlock { .. }
-            | Self::Upgrade { .. }
-            | Self::Lost(_)
-            | Self::Invalid(_) => false,
+            Self::NoModule | Self::Upgrade { .. } | Self::Lost(_) | Self::Invalid(_) => false,
         }
     }
 
@@ -115,7 +116,7 @@ impl Error {
 
     /// Whether an acquire goes on waiting: a fail-over may be on its way.
     pub(crate) fn may_pass(&self) -> bool {
-        !matches!(self, Self::NotReplicated { .. }) && self.is_retryable()
+        self.is_retryable() && !matches!(self, Self::NotReplicated { .. } | Self::Deadlock { .. })
     }
 
     /// Whether the command may have been carried out all the same.
@@ -200,10 +201,14 @@ mod tests {
     }
 
     #[test]
-    fn errors_of_modes_to_come_have_their_names() {
-        assert!(matches!(told("DEADLOCK a waits for k held by b"),
-            Error::Deadlock { cycle } if cycle == "a waits for k held by b"));
-        assert!(matches!(told("UPGRADE held shared"), Error::Upgrade { .. }));
+    fn a_deadlock_is_for_who_began_the_work_to_try_again_and_an_upgrade_for_nobody() {
+        let deadlock = told("DEADLOCK 'a' waits for 'k' held by 'b'");
+        assert!(deadlock.is_retryable() && !deadlock.may_pass());
+        assert!(matches!(deadlock,
+            Error::Deadlock { cycle } if cycle == "'a' waits for 'k' held by 'b'"));
+        let upgrade = told("UPGRADE held shared");
+        assert!(!upgrade.is_retryable());
+        assert!(matches!(upgrade, Error::Upgrade { .. }));
     }
 
     #[test]

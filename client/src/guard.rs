@@ -13,7 +13,8 @@ use crate::keyed::Content;
 /// A hold on a lock.
 ///
 /// It can end before the guard does: when its lease runs out and no renewal
-/// reached the server, or when somebody took it away. [`LockGuard::lost`] tells
+/// reached the server, when somebody took it away, or when the connection of its
+/// session was closed. [`LockGuard::lost`] tells
 /// that in time, [`LockGuard::valid_for`] tells how long it can be relied upon
 /// at least. A resource that checks [`LockGuard::token`] is safe in any case.
 ///
@@ -59,6 +60,10 @@ impl LockGuard {
     /// zero once it is lost. It counts from when the last acquire or renewal
     /// that succeeded was sent, and leaves a margin of 1 % of the lease and 10
     /// milliseconds (at most half of it) for clocks that run apart.
+    ///
+    /// Of a [session](crate::Lock::session) it is zero from the moment at which
+    /// the connection is found closed. Where the server closed it, the hold ended
+    /// there as much sooner as it took to hear of it.
     pub fn valid_for(&self) -> Duration {
         self.holding.hold.valid_for().unwrap_or_default()
     }
@@ -120,6 +125,8 @@ impl LockGuard {
     /// Gives the guard up and leaves the lock taken until its lease is over,
     /// whatever becomes of other guards of its owner. Nobody renews it any more
     /// once none of them is left.
+    ///
+    /// A [session](crate::Lock::session) ends even so, with its connection.
     pub fn forget(self) -> u64 {
         self.holding.done.store(true, Ordering::SeqCst);
         self.token()

@@ -19,8 +19,10 @@ use tokio::time::{Instant, sleep_until};
 use crate::background::Debt;
 use crate::commands;
 use crate::error::Error;
+use crate::mode::Mode;
 use crate::node::{Node, Reply, by};
 use crate::pending::Ask;
+use crate::session::Session;
 use crate::votes::Votes;
 
 /// Why a hold can no longer be relied upon.
@@ -31,6 +33,9 @@ pub enum Lost {
     Expired,
     /// The server says that the hold is over, or that another owner has the lock.
     Refused,
+    /// The connection of a [session](crate::Lock::session) was closed, and the
+    /// hold with it.
+    Disconnected,
     /// The guards of this hold were released, dropped or forgotten.
     Released,
 }
@@ -40,6 +45,7 @@ impl fmt::Display for Lost {
         f.write_str(match self {
             Self::Expired => "its lease ran out",
             Self::Refused => "the server says that it is over",
+            Self::Disconnected => "the connection of its session was closed",
             Self::Released => "it was released",
         })
     }
@@ -80,6 +86,10 @@ pub(crate) struct Hold {
     pub(crate) owner: Vec<u8>,
     /// The greatest of its tokens.
     pub(crate) token: u64,
+    /// The mode in which the server granted it.
+    pub(crate) mode: Mode,
+    /// The connection with which it ends, if it does.
+    pub(crate) session: Option<Session>,
     places: Vec<Place>,
     lease_ms: AtomicU64,
     standing: watch::Sender<Standing>,
@@ -94,8 +104,9 @@ pub(crate) struct Hold {
 impl Hold {
     /// A hold that the server granted or renewed by a command sent at `sent_at`.
     pub(crate) fn new(
-        key: Vec<u8>,
-        owner: Vec<u8>,
+        (key, owner): (Vec<u8>, Vec<u8>),
+        mode: Mode,
+        session: Option<Session>,
         places: Vec<Place>,
         stragglers: JoinSet<Ask>,
         lease: Duration,
@@ -107,6 +118,8 @@ impl Hold {
             key,
             owner,
             token: token.unwrap_or_default(),
+            mode,
+            session,
             places,
             lease_ms: AtomicU64::new(whole_ms(lease)),
             standing: watch::Sender::new(Standing {
@@ -191,8 +204,8 @@ impl Hold {
         let lease = self.lease();
         let sent_at = Instant::now();
         let renewed = match by(Some(self.valid_until()), self.ask_to_renew(lease)).await {
-            Some(Ok(true)) => self.extend(sent_at, lease),
-            Some(Ok(false)) => Err(Lost::Refused),
+            Some(Ok(None)) => self.extend(sent_at, lease),
+            Some(Ok(Some(lost))) => Err(lost),
             Some(Err(error)) => return Err(error),
             None => Err(Lost::Expired),
         };
@@ -202,10 +215,20 @@ impl Hold {
         })
     }
 
+    /// Asks the server, or all of them. Says why the hold is lost, if it is.
+    async fn ask_to_renew(&self, lease: Duration) -> Result<Option<Lost>, Error> {
+        let lease_ms = whole_ms(lease);
+        if let Some(session) = &self.session {
+            let cmd = commands::renew(&self.key, &self.owner, lease_ms, Some(self.token));
+            return session.renew(&self.key, &cmd).await;
+        }
+        let is_held = self.ask_all_to_renew(lease_ms).await?;
+        Ok((!is_held).then_some(Lost::Refused))
+    }
+
     /// Asks all servers at once. Each goes on by itself, so that a slow one
     /// gets its renewal too.
-    async fn ask_to_renew(&self, lease: Duration) -> Result<bool, Error> {
-        let lease_ms = whole_ms(lease);
+    async fn ask_all_to_renew(&self, lease_ms: u64) -> Result<bool, Error> {
         let mut replies: FuturesUnordered<_> = self
             .places
             .iter()
@@ -233,6 +256,7 @@ impl Hold {
             node: Arc::clone(&place.node),
             key: self.key.clone(),
             release: commands::release(&self.key, &self.owner, place.token),
+            session: self.session.as_ref().and_then(Session::take),
             waiting: Vec::new(),
             until,
         })

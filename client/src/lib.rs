@@ -15,9 +15,11 @@ mod keyed;
 mod link;
 mod lock;
 mod majority;
+mod mode;
 mod node;
 mod pending;
 mod renewal;
+mod session;
 mod votes;
 
 pub use client::{ClientBuilder, LockClient, Redlock};

@@ -1,15 +1,16 @@
 //! A connection, and what the server calls it.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::cluster::ClusterClient;
+use redis::cluster::{ClusterClient, ClusterConfig};
 use redis::cluster_async::ClusterConnection;
 use redis::cluster_routing::{Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr};
 use redis::sentinel::SentinelClient;
-use redis::{AsyncConnectionConfig, Cmd, RedisResult, Value};
-use tokio::sync::Mutex;
+use redis::{AsyncConnectionConfig, Cmd, PushInfo, PushKind, RedisResult, Value};
+use tokio::sync::{Mutex, Notify};
 use tokio::time::timeout;
 
 use crate::error::Error;
@@ -34,10 +35,21 @@ impl Target {
 
     async fn open(&self, within: Duration) -> Result<Link, Error> {
         static SERIAL: AtomicU64 = AtomicU64::new(0);
+        let interrupted = Arc::new(Notify::new());
+        let tell = {
+            let interrupted = Arc::clone(&interrupted);
+            move |push: PushInfo| {
+                if push.kind == PushKind::Disconnection {
+                    interrupted.notify_one();
+                }
+                Ok::<_, std::convert::Infallible>(())
+            }
+        };
         // Who sends a command decides how long it may take.
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(within))
-            .set_response_timeout(None);
+            .set_response_timeout(None)
+            .set_push_sender(tell.clone());
         let wire = match self {
             Self::Server(client) => Wire::Node(
                 client
@@ -48,12 +60,16 @@ impl Target {
                 let mut client = client.lock().await;
                 Wire::Node(client.get_async_connection_with_config(&config).await?)
             }
-            Self::Cluster(client) => Wire::Cluster(client.get_async_connection().await?),
+            Self::Cluster(client) => {
+                let config = ClusterConfig::new().set_push_sender(tell);
+                Wire::Cluster(client.get_async_connection_with_config(config).await?)
+            }
         };
         let mut link = Link {
             wire,
             serial: SERIAL.fetch_add(1, Ordering::Relaxed),
             name: None,
+            interrupted,
         };
         if let Wire::Node(_) = link.wire {
             link.name = link.ask_name(within, b"").await?;
@@ -75,6 +91,7 @@ pub(crate) struct Link {
     wire: Wire,
     serial: u64,
     name: Option<ServerSideName>,
+    interrupted: Arc<Notify>,
 }
 
 /// What the server calls a connection.
@@ -111,6 +128,11 @@ impl Link {
             Ok(reply) => Ok(reply?),
             Err(_) => Err(Error::timed_out()),
         }
+    }
+
+    /// Notified when the connection is closed, in a cluster that to any node.
+    pub(crate) fn interrupted(&self) -> Arc<Notify> {
+        Arc::clone(&self.interrupted)
     }
 
     /// Whether it is the same connection.

@@ -13,6 +13,7 @@ use crate::client::Inner;
 use crate::error::Error;
 use crate::guard::LockGuard;
 use crate::hold::whole_ms;
+use crate::mode::Mode;
 
 /// The longest lease: ten years.
 const LEASE_MS_MAX: u64 = 315_360_000_000;
@@ -41,7 +42,9 @@ pub struct Lock {
     pub(crate) owner: Option<Vec<u8>>,
     lease: Option<Duration>,
     wait: Option<Duration>,
-    pub(crate) max_renewals: Option<u32>,
+    pub(crate) mode: Mode,
+    pub(crate) session: bool,
+    max_renewals: Option<u32>,
     pub(crate) replicas: Option<Replicas>,
 }
 
@@ -69,6 +72,8 @@ impl Lock {
             owner: None,
             lease: None,
             wait: None,
+            mode: Mode::Exclusive,
+            session: false,
             max_renewals: None,
             replicas: None,
         }
@@ -96,6 +101,9 @@ impl Lock {
     /// `@`. Guards of one owner share one hold, which ends with the last of
     /// them. Without it, every guard excludes every other.
     ///
+    /// Only among owners with a name are deadlocks found ([`Error::Deadlock`]): any
+    /// other guard is an owner of its own, which has one lock and waits for none.
+    ///
     /// An owner's name belongs to one client. Two clients that use the same
     /// one don't exclude each other, and a client that was started anew takes
     /// over what its predecessor held by that name.
@@ -104,9 +112,52 @@ impl Lock {
         self
     }
 
+    /// Holds the lock together with any number of others that share it, as
+    /// readers do; a writer asks without this. Who asks first comes first, so a
+    /// stream of readers does not keep a writer out.
+    ///
+    /// Guards of one owner share its hold in the mode in which it was taken. Who
+    /// asks for a looser mode than that has the stricter one; who asks for a
+    /// stricter one gets [`Error::Upgrade`].
+    pub fn shared(mut self) -> Self {
+        self.mode = Mode::Shared;
+        self
+    }
+
+    /// Holds the lock together with at most `limit` - 1 others: one of so many
+    /// permits, each with a lease and a token of its own. Where several ask with
+    /// different limits, the least of those who hold it and of who wants in
+    /// counts. Of this and [`Lock::shared`] the last one called counts.
+    ///
+    /// A [`Redlock`](crate::Redlock) has no permits: each of its majorities would
+    /// count for itself.
+    pub fn limit(mut self, limit: u64) -> Self {
+        self.mode = Mode::Limited(limit);
+        self
+    }
+
+    /// Ends the hold when this process does: it is tied to a connection of its
+    /// own, which lives as long as its guards, and the server ends the hold the
+    /// moment that connection closes. The server keeps the lease renewed until
+    /// then; it bounds how long the lock stays taken where the server can't see
+    /// that, after its own crash or while the network swallows everything.
+    ///
+    /// [`LockGuard::lost`] completes when the connection is closed, and when it
+    /// gave no sign of life for a lease: it is asked every third of one. Together
+    /// with [`Lock::lease`] that is the length of the lease, no end.
+    /// [`Lock::max_renewals`] has no effect.
+    ///
+    /// All guards of an owner share one hold, so a session can't be had while
+    /// that owner holds the lock without one. A [`Redlock`](crate::Redlock) has no
+    /// sessions.
+    pub fn session(mut self) -> Self {
+        self.session = true;
+        self
+    }
+
     /// Renews at most so many times by itself, so that a task that hangs does
     /// not keep the lock for ever. It has no effect together with
-    /// [`Lock::lease`].
+    /// [`Lock::lease`] or [`Lock::session`].
     pub fn max_renewals(mut self, renewals: u32) -> Self {
         self.max_renewals = Some(renewals);
         self
@@ -128,7 +179,7 @@ impl Lock {
     /// wait was over before.
     ///
     /// Waits are served first come, first served, by the server among clients
-    /// and by the client among its tasks. A fail-over or a lost connection on
+    /// and owners with a name, and by the client among its other tasks. A fail-over or a lost connection on
     /// the way is made good within the wait; who has to connect anew queues
     /// anew.
     ///
@@ -138,7 +189,8 @@ impl Lock {
     ///
     /// # Errors
     /// What the server refused, or the last failure if no answer was to be had
-    /// within the wait; [`Error::Lost`] where the lease was so short that it
+    /// within the wait; [`Error::Deadlock`] where the wait would never end;
+    /// [`Error::Lost`] where the lease was so short that it
     /// was over when the answer came.
     pub fn acquire(
         &self,
@@ -181,7 +233,17 @@ impl Lock {
 
     /// Whether this client renews the hold by itself.
     pub(crate) fn is_renewed(&self) -> bool {
-        self.lease.is_none()
+        self.lease.is_none() || self.session
+    }
+
+    /// How often, if not for ever.
+    pub(crate) fn renewals(&self) -> Option<u32> {
+        self.max_renewals.filter(|_| !self.session)
+    }
+
+    /// Whether it has to be asked for on a connection of its own.
+    pub(crate) fn is_asked_alone(&self) -> bool {
+        self.replicas.is_some() || self.session
     }
 
     fn check(&self) -> Result<(), Error> {
@@ -195,9 +257,27 @@ impl Lock {
                 "an owner is 1 to 1024 bytes and does not begin with @",
             ));
         }
-        if self.inner.redlock && self.replicas.is_some() {
+        if let Mode::Limited(limit) = self.mode
+            && !(1..=Mode::LIMIT_MAX).contains(&limit)
+        {
+            return Err(Error::Invalid("a limit is 1 to 2^53 - 1"));
+        }
+        if !self.inner.redlock {
+            return Ok(());
+        }
+        if self.replicas.is_some() {
             return Err(Error::Invalid(
                 "the servers of a Redlock are independent and have no replicas to ask",
+            ));
+        }
+        if self.session {
+            return Err(Error::Invalid(
+                "a session is tied to one connection, and a Redlock has one for each server",
+            ));
+        }
+        if matches!(self.mode, Mode::Limited(2..)) {
+            return Err(Error::Invalid(
+                "a Redlock has no permits: the servers would give out more of them together",
             ));
         }
         Ok(())
@@ -211,6 +291,8 @@ impl fmt::Debug for Lock {
             .field("owner", &self.owner.as_deref().map(String::from_utf8_lossy))
             .field("lease", &self.lease)
             .field("wait", &self.wait)
+            .field("mode", &self.mode)
+            .field("session", &self.session)
             .finish_non_exhaustive()
     }
 }

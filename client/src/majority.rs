@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep};
 use crate::acquire::{Taken, queue};
 use crate::commands;
 use crate::error::Error;
-use crate::hold::{Place, margin, whole_ms};
+use crate::hold::{Place, margin};
 use crate::lock::{Lock, Wait};
 use crate::node::by;
 use crate::pending::{OwnerTurn, Pending};
@@ -34,9 +34,7 @@ pub(crate) async fn take(
     loop {
         // A new owner each time: what lingers of the last try can neither help
         // nor hurt this one.
-        let owner = lock.owner.clone().unwrap_or_else(|| inner.new_owner());
-        let lease = lock.lease_or_default();
-        let mut pending = Pending::new(inner, &lock.key, owner, lease, turn);
+        let mut pending = Pending::new(lock, turn);
         let outcome = match ask_all(lock, &mut pending).await {
             Ok(Some((places, sent_at))) => {
                 return Ok(Some(Taken {
@@ -65,7 +63,7 @@ async fn ask_all(
     pending: &mut Pending,
 ) -> Result<Option<(Vec<Place>, Instant)>, Error> {
     let nodes = &lock.inner.nodes;
-    let cmd = commands::acquire(&pending.key, &pending.owner, whole_ms(pending.lease), None);
+    let cmd = pending.command();
     let sent_at = Instant::now();
     pending.sent();
     for (nth, node) in nodes.iter().enumerate() {

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use deadpool::managed::Object;
 use futures_util::future::join_all;
+use redis::Cmd;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -18,8 +19,11 @@ use crate::client::Inner;
 use crate::commands;
 use crate::error::Error;
 use crate::guard::OwnerState;
+use crate::hold::whole_ms;
 use crate::keyed::Turn;
 use crate::link::{Link, ServerSideName};
+use crate::lock::Lock;
+use crate::mode::Mode;
 use crate::node::{Reply, WaitLink};
 
 /// The turn of an owner with a name of its own.
@@ -34,6 +38,7 @@ pub(crate) struct Pending {
     pub(crate) key: Vec<u8>,
     pub(crate) owner: Vec<u8>,
     pub(crate) lease: Duration,
+    mode: Mode,
     /// Kept until nothing is left on the servers, so that the owner's next
     /// acquire does not meet what this one left.
     turn: Option<OwnerTurn>,
@@ -41,26 +46,23 @@ pub(crate) struct Pending {
     in_flight: bool,
     /// Whether one will never be answered.
     in_doubt: bool,
-    waiting: Option<WaitLink>,
-    /// Connections on which something is, or will stay, unanswered.
+    waiting: Option<(WaitLink, Option<ServerSideName>)>,
+    /// Connections on which something will stay unanswered.
     unanswered: Vec<ServerSideName>,
     /// Unanswered acquires on several servers.
     pub(crate) asks: JoinSet<Ask>,
 }
 
 impl Pending {
-    pub(crate) fn new(
-        inner: &Arc<Inner>,
-        key: &[u8],
-        owner: Vec<u8>,
-        lease: Duration,
-        turn: Option<OwnerTurn>,
-    ) -> Self {
+    /// Begins one, of this owner or of a new one.
+    pub(crate) fn new(lock: &Lock, turn: Option<OwnerTurn>) -> Self {
+        let owner = lock.owner.clone();
         Self {
-            inner: Arc::clone(inner),
-            key: key.to_vec(),
-            owner,
-            lease,
+            inner: Arc::clone(&lock.inner),
+            key: lock.key.clone(),
+            owner: owner.unwrap_or_else(|| lock.inner.new_owner()),
+            lease: lock.lease_or_default(),
+            mode: lock.mode,
             turn,
             in_flight: false,
             in_doubt: false,
@@ -68,6 +70,11 @@ impl Pending {
             unanswered: Vec::new(),
             asks: JoinSet::new(),
         }
+    }
+
+    /// What to send, on a connection that others may share.
+    pub(crate) fn command(&self) -> Cmd {
+        commands::acquire(&self.key, &self.owner, whole_ms(self.lease), self.mode)
     }
 
     /// A command goes out that may bring the hold.
@@ -78,18 +85,15 @@ impl Pending {
     /// As [`Pending::sent`], on a connection of its own.
     pub(crate) fn sent_on(&mut self, link: WaitLink, name: Option<ServerSideName>) -> Link {
         self.in_flight = true;
-        self.unanswered.extend(name);
         let clone = Link::clone(&link);
-        self.waiting = Some(link);
+        self.waiting = Some((link, name));
         clone
     }
 
     /// Its answer came, and it did not bring the hold.
     pub(crate) fn refused(&mut self) {
         self.in_flight = false;
-        if self.waiting.take().is_some() {
-            self.unanswered.pop();
-        }
+        self.waiting = None;
     }
 
     /// Something else went out that may bring the hold, and was not answered.
@@ -113,9 +117,16 @@ impl Pending {
 
     /// Another connection has to be used from now on.
     fn close_waiting(&mut self) {
-        if let Some(link) = self.waiting.take() {
-            drop(Object::take(link));
+        if let Some((link, name)) = self.keep_connection() {
+            self.unanswered.extend(name);
+            drop(link);
         }
+    }
+
+    /// The connection that waits, to be used by nobody else from now on.
+    pub(crate) fn keep_connection(&mut self) -> Option<(Link, Option<ServerSideName>)> {
+        let (link, name) = self.waiting.take()?;
+        Some((Object::take(link), name))
     }
 
     /// The hold is a guard's now. Gives the owner's turn back, and the asks that
@@ -164,6 +175,7 @@ impl Pending {
                 node: Arc::clone(node),
                 key: self.key.clone(),
                 release: commands::release(&self.key, &self.owner, None),
+                session: None,
                 waiting: std::mem::take(&mut self.unanswered),
                 until: Instant::now() + self.lease,
             };

@@ -71,6 +71,34 @@ fn what_was_dropped_last_is_given_back_before_the_client_ends() {
 }
 
 #[test]
+fn threads_hold_together_and_have_sessions_too() {
+    let server = TestServer::start();
+    let client = connect(&server);
+    let reader = client.lock("lock").shared();
+    let one = reader.acquire().unwrap().unwrap();
+    let two = reader.clone().session().acquire().unwrap().unwrap();
+    assert!(client.lock("lock").try_acquire().unwrap().is_none());
+    assert!(
+        client
+            .lock("lock")
+            .limit(2)
+            .try_acquire()
+            .unwrap()
+            .is_none()
+    );
+    assert_eq!(server.info("lock_sessions"), 1);
+    drop(one);
+    server.client().call("CLIENT KILL TYPE normal");
+    assert_eq!(two.wait_lost(SOON), Some(Lost::Disconnected));
+    drop(two);
+    client.flush();
+    let permit = client.lock("lock").limit(2);
+    let _first = permit.acquire().unwrap().unwrap();
+    let _second = permit.acquire().unwrap().unwrap();
+    assert!(permit.try_acquire().unwrap().is_none());
+}
+
+#[test]
 fn a_redlock_blocks_as_well() {
     let servers: Vec<_> = (0..3).map(|_| TestServer::start()).collect();
     let urls = servers

@@ -2,7 +2,7 @@
 
 mod support;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redis_lock_client::LockClient;
 use redis_lock_client::redis::cluster::ClusterClient;
@@ -67,11 +67,32 @@ async fn locks_live_on_the_nodes_of_their_slots_and_follow_them() {
     assert!(granted.is_some());
 }
 
+/// A session follows the connection to the node of its lock, and no other.
+async fn a_session_ends_with_its_connection(cluster: &Cluster, client: &LockClient) {
+    let key = format!("{{{}}}session", tag(|slot| slot > 10923, 0));
+    let lock = client.lock(&key).session();
+    let guard = lock.acquire().await.unwrap().unwrap();
+    cluster.client(0).call("CLIENT KILL TYPE normal");
+    guard.renew().await.unwrap();
+    let mut observer = cluster.client(2);
+    let tied = support::tied_client(&mut observer, &key);
+    assert_eq!(observer.int(&format!("CLIENT KILL ID {tied}")), 1);
+    let begun = Instant::now();
+    soon("the loss", guard.lost()).await;
+    let told = begun.elapsed();
+    assert!(told < Duration::from_secs(5), "{told:?}: by a renewal");
+    assert!(guard.release().await.is_err());
+    let next = lock.acquire().await.unwrap().unwrap();
+    drop(next);
+    eventually("it is free", || observer.int(&format!("EXISTS {key}")) == 0).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn replicas_are_asked_of_the_node_that_has_the_lock() {
-    let (_cluster, client) = start().await;
+async fn replicas_and_sessions_are_of_the_node_that_has_the_lock() {
+    let (cluster, client) = start().await;
     let lock = client.lock("lock").replicas(0, Duration::from_millis(100));
     assert!(lock.acquire().await.unwrap().is_some());
     let lock = client.lock("other").replicas(1, Duration::from_millis(100));
     assert!(lock.acquire().await.is_err());
+    a_session_ends_with_its_connection(&cluster, &client).await;
 }

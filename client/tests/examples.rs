@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use redis_lock_testing::TestServer;
 
@@ -46,11 +47,12 @@ fn the_redlock_holds_on_a_majority() {
     assert!(said.starts_with("held for 29"), "{said}");
 }
 
-struct Service(Child);
+/// An example that runs until it is told to end.
+struct Running(Child);
 
-impl Service {
-    fn start(server: &[TestServer]) -> Self {
-        let mut command = example("service", server);
+impl Running {
+    fn start(name: &str, server: &[TestServer]) -> Self {
+        let mut command = example(name, server);
         Self(command.stdout(Stdio::piped()).spawn().unwrap())
     }
 
@@ -66,7 +68,7 @@ impl Service {
     }
 }
 
-impl Drop for Service {
+impl Drop for Running {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -76,9 +78,9 @@ impl Drop for Service {
 #[test]
 fn the_service_hands_over_when_it_is_told_to_end() {
     let server = [TestServer::start()];
-    let mut one = Service::start(&server);
+    let mut one = Running::start("service", &server);
     one.await_line("leading");
-    let mut other = Service::start(&server);
+    let mut other = Running::start("service", &server);
     other.await_line("standing by");
     server[0].await_blocked(1);
     let interrupt = ["-s", "INT", &one.0.id().to_string()];
@@ -91,4 +93,19 @@ fn the_service_hands_over_when_it_is_told_to_end() {
     );
     other.await_line("leading");
     assert!(one.0.wait().unwrap().success());
+}
+
+#[test]
+fn a_worker_killed_without_warning_is_followed_at_once() {
+    let server = [TestServer::start()];
+    let mut one = Running::start("session", &server);
+    one.await_line("working");
+    let mut other = Running::start("session", &server);
+    server[0].await_blocked(1);
+    let killed = Instant::now();
+    one.0.kill().unwrap();
+    other.await_line("working");
+    let waited = killed.elapsed();
+    // The server does it in 5 ms; the rest is for a busy machine.
+    assert!(waited < Duration::from_millis(100), "{waited:?}");
 }

@@ -4,7 +4,7 @@
 mod proxy;
 mod support;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use proxy::{Fate, Proxy};
 use redis_lock_client::{Error, LockClient, Lost};
@@ -144,4 +144,21 @@ async fn a_wait_without_end_survives_a_connection_that_falls_silent() {
     guard.renew().await.unwrap();
     guard.release().await.unwrap();
     assert_eq!(server.client().int("EXISTS lock"), 0);
+}
+
+#[tokio::test]
+async fn a_session_whose_connection_falls_silent_is_lost_and_its_connection_closed() {
+    let server = TestServer::start();
+    let proxy = Proxy::start(server.addr()).await;
+    let client = LockClient::connect(format!("redis://{}", proxy.addr)).await;
+    let lock = client.unwrap().lock("lock").session();
+    let lease = Duration::from_millis(300);
+    let guard = lock.lease(lease).acquire().await.unwrap().unwrap();
+    proxy.set(Fate::RepliesSwallowed(100));
+    let begun = Instant::now();
+    assert_eq!(soon("the loss", guard.lost()).await, Lost::Expired);
+    // One renewal may have been answered just before.
+    assert!(begun.elapsed() < lease * 2, "{:?}", begun.elapsed());
+    // The server renews for as long as the connection is there, so it is closed.
+    eventually("it is free", || server.client().int("EXISTS lock") == 0).await;
 }

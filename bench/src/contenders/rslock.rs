@@ -36,7 +36,7 @@ impl Contender for Rslock {
 
     fn run(&mut self, work: Workload, pace: Pace, server: &Server) -> Result<Measurement> {
         let uri = format!("redis://{}", server.addr());
-        tasks::run(work, pace, server, || {
+        tasks::run(work, pace, server, async || {
             Ok(LockManager::new(vec![uri.as_str()]))
         })
     }

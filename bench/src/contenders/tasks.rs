@@ -16,6 +16,8 @@ use crate::workloads::{Pace, Workload};
 
 /// How long all have to come back to their wait after a hand-off.
 const SETTLE: Duration = Duration::from_millis(5);
+/// At the beginning, one of them comes at least so often until all are there.
+const QUEUEING: Duration = Duration::from_millis(50);
 /// No hand-off takes longer.
 const STUCK_AFTER: Duration = Duration::from_secs(40);
 
@@ -34,24 +36,32 @@ pub fn run<L: TaskLock>(
     work: Workload,
     pace: Pace,
     server: &Server,
-    client: impl Fn() -> Result<L>,
+    client: impl AsyncFn() -> Result<L>,
 ) -> Result<Measurement> {
+    let clients = async |count| {
+        let mut clients = Vec::with_capacity(count);
+        for _ in 0..count {
+            clients.push(client().await?);
+        }
+        Ok::<_, anyhow::Error>(clients)
+    };
+    let measured = async {
+        match work {
+            Workload::Uncontended { clients: count } => {
+                uncontended(pace, server, clients(count).await?).await
+            }
+            Workload::Contended {
+                clients: count,
+                section,
+            } => contended(pace, server, clients(count).await?, section).await,
+            Workload::HandOff { waiters } => {
+                hand_off(pace, server, clients(waiters + 1).await?).await
+            }
+            _ => bail!("tasks can't do this"),
+        }
+    };
     let runtime = Builder::new_current_thread().enable_all().build()?;
-    match work {
-        Workload::Uncontended { clients } => {
-            let clients = (0..clients).map(|_| client()).collect::<Result<_>>()?;
-            runtime.block_on(uncontended(pace, server, clients))
-        }
-        Workload::Contended { clients, section } => {
-            let clients = (0..clients).map(|_| client()).collect::<Result<_>>()?;
-            runtime.block_on(contended(pace, server, clients, section))
-        }
-        Workload::HandOff { waiters } => {
-            let clients = (0..=waiters).map(|_| client()).collect::<Result<_>>()?;
-            runtime.block_on(hand_off(pace, clients))
-        }
-        _ => bail!("tasks can't do this"),
-    }
+    runtime.block_on(measured)
 }
 
 /// What a task tells of itself.
@@ -184,7 +194,25 @@ async fn next_holder(holders: &mut UnboundedReceiver<Instant>) -> Result<Instant
         .context("all clients have failed")
 }
 
-async fn hand_off<L: TaskLock>(pace: Pace, clients: Vec<L>) -> Result<Measurement> {
+/// Waits until those who wait in the server are there, if any do.
+async fn queued(server: &Server) -> Result<()> {
+    let mut observer = server.connect()?;
+    let mut before = -1;
+    loop {
+        let now = observer.info("blocked_clients")?;
+        if now == before {
+            return Ok(());
+        }
+        before = now;
+        sleep(QUEUEING).await;
+    }
+}
+
+async fn hand_off<L: TaskLock>(
+    pace: Pace,
+    server: &Server,
+    clients: Vec<L>,
+) -> Result<Measurement> {
     let (sender, mut holders) = unbounded_channel();
     let release = Arc::new(Notify::new());
     // Who gave the lock back waits again when another one has it, not before.
@@ -208,8 +236,9 @@ async fn hand_off<L: TaskLock>(pace: Pace, clients: Vec<L>) -> Result<Measuremen
         });
     }
     let mut latencies = histogram();
-    let start = Instant::now() + pace.warm_up;
     next_holder(&mut holders).await?;
+    queued(server).await?;
+    let start = Instant::now() + pace.warm_up;
     while latencies.is_empty() || start.elapsed() < pace.measure {
         sleep(SETTLE).await;
         let warm = Instant::now() > start;

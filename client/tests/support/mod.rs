@@ -4,8 +4,10 @@
 
 use std::time::{Duration, Instant};
 
-use redis_lock_client::{LockClient, LockGuard};
-use redis_lock_testing::{SOON, TestServer};
+use redis_lock_client::redis::Value;
+use redis_lock_client::{Error, Lock, LockClient, LockGuard};
+use redis_lock_testing::{Client, SOON, TestServer, text};
+use tokio::task::JoinHandle;
 
 /// The address of a server.
 pub fn url(server: &TestServer) -> String {
@@ -20,6 +22,16 @@ pub async fn connect(server: &TestServer) -> LockClient {
 /// Takes a lock that must be free.
 pub async fn take(client: &LockClient, key: &str) -> LockGuard {
     client.lock(key).try_acquire().await.unwrap().unwrap()
+}
+
+/// An acquire that waits.
+pub type Waiting = JoinHandle<Result<Option<LockGuard>, Error>>;
+
+/// Has an acquire wait on the server, behind so many others.
+pub async fn queue(server: &TestServer, lock: &Lock, behind: i64) -> Waiting {
+    let waiting = tokio::spawn(lock.acquire());
+    eventually("it waits", || server.info("blocked_clients") == behind + 1).await;
+    waiting
 }
 
 /// Waits for something that should happen soon.
@@ -43,5 +55,24 @@ pub fn eventually(what: &str, mut ready: impl FnMut() -> bool) -> impl Future<Ou
             assert!(Instant::now() < deadline, "still not so: {what} ({caller})");
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
+    }
+}
+
+/// The connection to which the only hold on a lock is tied.
+pub fn tied_client(observer: &mut Client, key: &str) -> i64 {
+    fn field<'r>(map: &'r Value, name: &str) -> &'r Value {
+        let Value::Array(words) = map else {
+            panic!("{map:?} is no map");
+        };
+        let mut pairs = words.chunks(2);
+        &pairs.find(|pair| pair[0] == text(name)).unwrap()[1]
+    }
+    let info = observer.call(&format!("LOCK.INFO {key}"));
+    let Value::Array(holders) = field(&info, "holders") else {
+        panic!("{info:?} has no holders");
+    };
+    match field(&holders[0], "client") {
+        Value::Int(id) => *id,
+        other => panic!("{other:?} is no connection"),
     }
 }

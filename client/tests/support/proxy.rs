@@ -107,7 +107,7 @@ async fn forward(
         while let Ok(length @ 1..) = from_server.read(&mut buffer).await {
             let reply = &buffer[..length];
             // The replies to lock commands are numbers and nulls.
-            let is_of_a_lock = matches!(reply[0], b':' | b'$') && length < 24;
+            let is_of_a_lock = matches!(reply[0], b':' | b'_') && length < 24;
             let fate = *replies_fate.borrow();
             match fate {
                 Fate::RepliesLost(percent) if is_of_a_lock && dice(percent) => {
