@@ -16,6 +16,9 @@ BENCH ?=
 # redis.conf names the module below this folder.
 export CARGO_TARGET_DIR := $(CURDIR)/target
 MODULE := $(CARGO_TARGET_DIR)/release/libredislock.so
+LOCKCTL := $(CARGO_TARGET_DIR)/release/lockctl
+MAN := $(PREFIX)/share/man/man1
+COMPLETIONS := bash-completion/completions zsh/site-functions fish/vendor_completions.d
 
 export REDISLOCK_SERVER = $(SERVER)
 export REDISLOCK_MODULE = $(MODULE)
@@ -31,7 +34,7 @@ help: ## Show this list
 	@echo "  SEED=$(SEED)                what 'make chaos' does; random if not given"
 	@echo "  OUT=$(OUT)         where 'make bench' puts its report and charts"
 	@echo "  BENCH=                more options of the benchmark, such as --only hand-off-1, or --help"
-	@echo "  PREFIX=$(PREFIX)    where 'make install' puts the module"
+	@echo "  PREFIX=$(PREFIX)    where 'make install' puts the module and lockctl"
 
 .PHONY: run
 run: deps build ## Start a server with the module in the foreground
@@ -102,8 +105,15 @@ lint: build-deps ## Check format, lints and documentation
 	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --document-private-items --locked
 
 .PHONY: install
-install: build ## Copy the module to PREFIX/lib/redis/modules
+install: build ## Copy the module to PREFIX/lib/redis/modules, and lockctl to PREFIX/bin
+	cargo build --release --locked --package lockctl
 	install -D -m 755 $(MODULE) $(DESTDIR)$(PREFIX)/lib/redis/modules/libredislock.so
+	install -D -m 755 $(LOCKCTL) $(DESTDIR)$(PREFIX)/bin/lockctl
+	install -d $(DESTDIR)$(MAN) $(addprefix $(DESTDIR)$(PREFIX)/share/,$(COMPLETIONS))
+	$(LOCKCTL) man $(DESTDIR)$(MAN)
+	cd $(DESTDIR)$(PREFIX)/share && $(LOCKCTL) completions bash >bash-completion/completions/lockctl
+	cd $(DESTDIR)$(PREFIX)/share && $(LOCKCTL) completions zsh >zsh/site-functions/_lockctl
+	cd $(DESTDIR)$(PREFIX)/share && $(LOCKCTL) completions fish >fish/vendor_completions.d/lockctl.fish
 	@echo "Add to redis.conf: loadmodule $(PREFIX)/lib/redis/modules/libredislock.so"
 
 .PHONY: build-deps

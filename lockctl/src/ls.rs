@@ -1,0 +1,155 @@
+//! `lockctl ls`: holders and waiters in one table.
+
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
+
+use comfy_table::{ContentArrangement, Table, presets};
+
+use crate::arguments::LsOptions;
+use crate::connection::Connection;
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::view::{self, HolderView, LockView, WaiterView};
+
+/// Shows contended locks, or those that are named.
+pub async fn ls(url: &str, json: bool, options: &LsOptions) -> Result<Exit, Failure> {
+    let mut connection = Connection::open(url).await?;
+    let stuck_after = options.stuck.after;
+    let locks = if options.names.is_empty() {
+        view::contended(&mut connection, options.count, stuck_after).await?
+    } else {
+        let names = options.names.iter().map(|name| name.as_bytes().to_vec());
+        view::named(&mut connection, names, stuck_after).await?
+    };
+    let mut out = io::stdout().lock();
+    if json {
+        writeln!(out, "{}", serde_json::to_string(&locks)?)?;
+    } else if locks.is_empty() {
+        writeln!(out, "Nobody waits for a lock.")?;
+    } else {
+        write(&mut out, &locks)?;
+    }
+    Ok(Exit::SUCCESS)
+}
+
+fn write(out: &mut impl Write, locks: &[LockView]) -> io::Result<()> {
+    let mut table = Table::new();
+    table
+        .load_style(presets::NOTHING)
+        .set_content_arrangement(ContentArrangement::Disabled)
+        .set_header(HEADER)
+        .add_rows(locks.iter().flat_map(rows));
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
+    writeln!(out, "{}", table.trim_fmt())?;
+    let stuck: Vec<_> = locks
+        .iter()
+        .filter_map(|lock| lock.safe_break.as_ref())
+        .collect();
+    if !stuck.is_empty() {
+        writeln!(out, "\n{STUCK}")?;
+        for command in stuck {
+            writeln!(out, "  {command}")?;
+        }
+    }
+    Ok(())
+}
+
+/// What the commands that break stuck locks are for.
+pub const STUCK: &str =
+    "Stuck. In redis-cli, this passes a lock on if its holder is still the same:";
+
+/// The columns. `LEFT` is what is left of a holder's lease, and of the time
+/// that a waiter will wait.
+pub const HEADER: [&str; 8] = [
+    "LOCK",
+    "OWNER",
+    "IS",
+    "MODE",
+    "WAITED",
+    "LEFT",
+    "TOKEN",
+    "BLOCKED BY",
+];
+
+/// A row for each holder and waiter of a lock.
+pub fn rows(lock: &LockView) -> Vec<[String; 8]> {
+    let holders = lock.holders.iter().map(|holder| holder_row(lock, holder));
+    let waiters = (1..).zip(&lock.waiters);
+    let waiters = waiters.map(|(turn, waiter)| waiter_row(lock, turn, waiter));
+    let mut rows: Vec<_> = holders.chain(waiters).collect();
+    if rows.is_empty() {
+        let mut row = HEADER.map(|_| String::new());
+        row[0].clone_from(&lock.key);
+        row[2] = "free".into();
+        rows.push(row);
+    }
+    rows
+}
+
+fn holder_row(lock: &LockView, holder: &HolderView) -> [String; 8] {
+    let waits_for = holder.waits_for.iter();
+    [
+        lock.key.clone(),
+        holder.owner.clone(),
+        match holder.holds {
+            1 => "holder".into(),
+            holds => format!("holder x{holds}"),
+        },
+        match (lock.mode.as_deref(), lock.limit) {
+            (Some("limited"), Some(limit)) => format!("limit {limit}"),
+            (mode, _) => mode.unwrap_or_default().into(),
+        },
+        String::new(),
+        match u64::try_from(holder.ttl_ms) {
+            Ok(ttl_ms) => seconds(ttl_ms),
+            Err(_) => String::new(),
+        },
+        holder
+            .token
+            .map_or_else(String::new, |token| token.to_string()),
+        waits_for
+            .map(|key| format!("waits for {key}"))
+            .collect::<Vec<_>>()
+            .join(", "),
+    ]
+}
+
+fn waiter_row(lock: &LockView, turn: usize, waiter: &WaiterView) -> [String; 8] {
+    [
+        lock.key.clone(),
+        waiter.owner.clone(),
+        format!("waiter {turn}"),
+        waiter.mode.clone(),
+        seconds(waiter.waited_ms),
+        waiter.timeout_ms.map_or_else(|| "forever".into(), seconds),
+        String::new(),
+        waiter
+            .blocked_by
+            .iter()
+            .map(|owner| blocker(lock, owner))
+            .collect::<Vec<_>>()
+            .join(", "),
+    ]
+}
+
+/// Who blocks, and what it waits for itself.
+fn blocker(lock: &LockView, owner: &str) -> String {
+    let mut holders = lock.holders.iter();
+    match holders.find(|holder| holder.owner == owner) {
+        Some(holder) if !holder.waits_for.is_empty() => {
+            format!("{owner} (waits for {})", holder.waits_for.join(", "))
+        }
+        _ => owner.into(),
+    }
+}
+
+/// A time as people read it: tenths of seconds while they matter.
+pub fn seconds(ms: u64) -> String {
+    match ms {
+        0..60_000 => format!("{}.{}s", ms / 1000, ms % 1000 / 100),
+        _ => humantime::format_duration(Duration::from_secs(ms / 1000)).to_string(),
+    }
+}

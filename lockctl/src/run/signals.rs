@@ -1,0 +1,91 @@
+//! The signals that somebody sends to lockctl and that are meant for the command.
+
+use std::io;
+
+use rustix::process::{Signal, getpid, kill_process};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+use crate::exit::Exit;
+
+/// What is forwarded: what a user or an operator sends to a program, by hand
+/// or by the terminal. `WINCH` comes when the terminal's size changes.
+const FORWARDED: [Signal; 8] = [
+    Signal::HUP,
+    Signal::INT,
+    Signal::QUIT,
+    Signal::TERM,
+    Signal::USR1,
+    Signal::USR2,
+    Signal::TSTP,
+    Signal::WINCH,
+];
+
+/// The signals that came.
+pub struct Signals(UnboundedReceiver<Signal>);
+
+impl Signals {
+    /// Begins to listen. What this process was told to ignore, by `nohup` or by
+    /// a shell that started it in the background, stays ignored.
+    pub fn listen() -> io::Result<Self> {
+        let (sender, receiver) = unbounded_channel();
+        for number in FORWARDED {
+            if is_ignored(number) {
+                continue;
+            }
+            let mut coming = signal(SignalKind::from_raw(number.as_raw()))?;
+            let sender = sender.clone();
+            tokio::spawn(async move {
+                while coming.recv().await.is_some() && sender.send(number).is_ok() {}
+            });
+        }
+        Ok(Self(receiver))
+    }
+
+    /// The next one.
+    pub async fn next(&mut self) -> Signal {
+        match self.0.recv().await {
+            Some(signal) => signal,
+            // All of them are ignored.
+            None => std::future::pending().await,
+        }
+    }
+
+    /// The next one that ends a program, where there is no command yet to
+    /// forward it to.
+    pub async fn end_before_start(&mut self) -> Exit {
+        loop {
+            match self.next().await {
+                Signal::TSTP => stop_self(),
+                Signal::WINCH => {}
+                signal => return Exit::Signal(signal.as_raw()),
+            }
+        }
+    }
+}
+
+/// Stops this process, as the terminal would have done. Returns when somebody
+/// continues it.
+pub fn stop_self() {
+    let _ = kill_process(getpid(), Signal::STOP);
+}
+
+#[allow(unsafe_code, reason = "only libc tells and sets dispositions")]
+fn is_ignored(signal: Signal) -> bool {
+    // SAFETY: all zeros are a valid `sigaction`, and without a new one nothing
+    // changes.
+    unsafe {
+        let mut present: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(signal.as_raw(), std::ptr::null(), &mut present) == 0
+            && present.sa_sigaction == libc::SIG_IGN
+    }
+}
+
+/// Ignores a signal from now on.
+#[allow(unsafe_code, reason = "only libc tells and sets dispositions")]
+pub fn ignore(signal: Signal) {
+    // SAFETY: no handler is set that could run at a bad time.
+    unsafe {
+        libc::signal(signal.as_raw(), libc::SIG_IGN);
+    }
+}

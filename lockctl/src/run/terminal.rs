@@ -1,0 +1,59 @@
+//! Lending the terminal to the command.
+//!
+//! The command's process group is not the terminal's foreground group, so that
+//! Ctrl-C reaches lockctl and whatever script it runs in, as with any other
+//! program; lockctl forwards it. A command that reads from the terminal is
+//! stopped by that, and only then becomes the foreground group.
+
+use std::fs::File;
+
+use rustix::process::{Pid, Signal, getpgrp};
+use rustix::termios::{tcgetpgrp, tcsetpgrp};
+
+use super::process_group::ProcessGroup;
+use super::signals::ignore;
+
+/// The terminal, if there is one.
+pub struct Terminal {
+    tty: Option<File>,
+    lent: bool,
+}
+
+impl Terminal {
+    /// The terminal that controls this process.
+    pub fn open() -> Self {
+        Self {
+            tty: File::options().read(true).write(true).open("/dev/tty").ok(),
+            lent: false,
+        }
+    }
+
+    /// Makes the group the foreground group, if it was stopped for want of that
+    /// and this process may decide it.
+    pub fn lend(&mut self, group: &ProcessGroup, stopped_by: Signal) -> bool {
+        let wants_it = matches!(stopped_by, Signal::TTIN | Signal::TTOU);
+        let lent = wants_it
+            && self
+                .tty
+                .as_ref()
+                .is_some_and(|tty| tcgetpgrp(tty) == Ok(getpgrp()) && pass(tty, group.id()));
+        self.lent |= lent;
+        lent
+    }
+
+    /// Becomes the foreground group again.
+    pub fn take_back(&mut self) {
+        if let Some(tty) = &self.tty
+            && self.lent
+        {
+            // Or this process would be stopped for what it does next.
+            ignore(Signal::TTOU);
+            pass(tty, getpgrp());
+            self.lent = false;
+        }
+    }
+}
+
+fn pass(tty: &File, group: Pid) -> bool {
+    tcsetpgrp(tty, group).is_ok()
+}

@@ -1,0 +1,133 @@
+//! Asking the server again and again.
+
+use std::time::{Duration, Instant};
+
+use redis_lock_client::redis::{self, InfoDict};
+use serde::Serialize;
+
+use crate::arguments::TopOptions;
+use crate::connection::Connection;
+use crate::failure::Failure;
+use crate::view::{self, LockView};
+
+/// What was seen at one time.
+#[derive(Serialize)]
+pub struct Sample {
+    /// How many clients wait for the locks that are shown.
+    pub waiting: u64,
+    pub longest_wait_ms: u64,
+    /// Since the sample before, if the server counts them.
+    pub grants_per_second: Option<f64>,
+    pub releases_per_second: Option<f64>,
+    pub locks: Vec<LockView>,
+}
+
+/// Takes samples, and connects anew where the connection has failed.
+pub struct Sampler {
+    url: String,
+    address: String,
+    connection: Option<Connection>,
+    count: u32,
+    stuck_after: Duration,
+    before: Option<Counters>,
+}
+
+/// What the server has counted since it started.
+#[derive(Clone, Copy)]
+struct Counters {
+    read_at: Instant,
+    grants: Option<u64>,
+    releases: Option<u64>,
+}
+
+impl Sampler {
+    /// Connects for the first time.
+    pub async fn connect(url: &str, options: &TopOptions) -> Result<Self, Failure> {
+        let connection = Connection::open(url).await?;
+        Ok(Self {
+            url: url.into(),
+            address: connection.address().into(),
+            connection: Some(connection),
+            count: options.count,
+            stuck_after: options.stuck.after,
+            before: None,
+        })
+    }
+
+    /// Where the server is.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Looks once.
+    pub async fn sample(&mut self) -> Result<Sample, Failure> {
+        let mut connection = match self.connection.take() {
+            Some(connection) => connection,
+            None => Connection::open(&self.url).await?,
+        };
+        let sample = self.take(&mut connection).await?;
+        // Where that failed, the next sample has a new connection.
+        self.connection = Some(connection);
+        Ok(sample)
+    }
+
+    async fn take(&mut self, connection: &mut Connection) -> Result<Sample, Failure> {
+        let locks = view::contended(connection, self.count, self.stuck_after).await?;
+        let now = Counters::read(connection).await?;
+        let before = self.before.replace(now);
+        let longest = locks.iter().filter_map(LockView::longest_wait).max();
+        Ok(Sample {
+            waiting: locks.iter().map(|lock| lock.waiting).sum(),
+            longest_wait_ms: longest.map_or(0, |wait| wait.as_millis() as u64),
+            grants_per_second: now.rate(before, |counters| counters.grants),
+            releases_per_second: now.rate(before, |counters| counters.releases),
+            locks,
+        })
+    }
+}
+
+impl Counters {
+    async fn read(connection: &mut Connection) -> Result<Self, Failure> {
+        let info: InfoDict = connection.ask(redis::cmd("INFO").arg("lock")).await?;
+        let count = |field: &str| info.get::<u64>(field);
+        let immediate = count("lock_grants_immediate");
+        let after_wait = count("lock_grants_after_wait");
+        Ok(Self {
+            read_at: Instant::now(),
+            grants: immediate
+                .zip(after_wait)
+                .map(|(these, those)| these + those),
+            releases: count("lock_releases"),
+        })
+    }
+
+    /// How much a counter has grown each second. A server that was started
+    /// anew has none to compare with.
+    fn rate(self, before: Option<Self>, counter: fn(&Self) -> Option<u64>) -> Option<f64> {
+        let before = before?;
+        let grown = counter(&self)?.checked_sub(counter(&before)?)?;
+        let seconds = self.read_at.duration_since(before.read_at).as_secs_f64();
+        (seconds > 0.0).then(|| (grown as f64 / seconds * 10.0).round() / 10.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_by_the_second_and_start_anew_with_the_server() {
+        let counters = |grants, after| Counters {
+            read_at: Instant::now() + Duration::from_secs(after),
+            grants: Some(grants),
+            releases: None,
+        };
+        let (first, later) = (counters(10, 0), counters(40, 2));
+        let rate = later.rate(Some(first), |counters| counters.grants);
+        assert_eq!(rate, Some(15.0));
+        assert_eq!(later.rate(Some(first), |counters| counters.releases), None);
+        assert_eq!(later.rate(None, |counters| counters.grants), None);
+        let restarted = counters(1, 4).rate(Some(later), |counters| counters.grants);
+        assert_eq!(restarted, None);
+    }
+}

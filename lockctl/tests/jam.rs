@@ -1,0 +1,271 @@
+//! What `lockctl ls`, `top` and `break` tell of a jam: 3 locks, 2 readers, 20
+//! waiters, and a deadlock refused.
+
+mod support;
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+
+use redis::Value;
+use redis_lock_testing::{TestServer, redis_cli};
+use serde_json::Value as Json;
+
+use support::{lockctl, output, said};
+
+/// The script that makes the jam, for as long as this lives.
+struct Jam {
+    script: Child,
+    refused: String,
+}
+
+impl Jam {
+    fn make(server: &TestServer) -> Self {
+        let mut script = Command::new("bash")
+            .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/examples/jam.sh"))
+            .args(["-p", &server.addr().port().to_string()])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let said = BufReader::new(script.stdout.take().unwrap());
+        let mut lines = said.lines().map(Result::unwrap);
+        let refused = lines.next().expect("what was refused");
+        assert_eq!(lines.next().as_deref(), Some("the jam stands"));
+        Self { script, refused }
+    }
+}
+
+impl Drop for Jam {
+    fn drop(&mut self) {
+        support::signal(self.script.id(), "TERM");
+        self.script.wait().unwrap();
+    }
+}
+
+/// What `lockctl ls --json` says.
+fn listed(server: &TestServer) -> Vec<Json> {
+    let listed = output(lockctl(server).args(["ls", "--json", "--stuck-after", "0"]));
+    assert!(listed.status.success(), "{listed:?}");
+    match serde_json::from_str(&said(&listed)).unwrap() {
+        Json::Array(locks) => locks,
+        other => panic!("{other} is no list"),
+    }
+}
+
+fn owners(lock: &Json, which: &str) -> Vec<String> {
+    let people = lock[which].as_array().unwrap().iter();
+    people
+        .map(|it| it["owner"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+fn numbered(name: &str, numbers: std::ops::RangeInclusive<u32>) -> Vec<String> {
+    numbers.map(|number| format!("{name}-{number}")).collect()
+}
+
+#[test]
+fn a_jam_is_told_as_it_is() {
+    let server = TestServer::start();
+    let jam = Jam::make(&server);
+    assert_eq!(
+        jam.refused,
+        "refused: DEADLOCK 'web-1' waits for 'nightly jobs' held by 'batch-1', \
+         'batch-1' waits for 'orders:42' held by 'web-1'"
+    );
+    let locks = listed(&server);
+    let keys: Vec<_> = locks
+        .iter()
+        .map(|lock| lock["key"].as_str().unwrap())
+        .collect();
+    assert_eq!(keys, ["orders:42", "reports", "nightly jobs"]);
+    let [orders, reports, nightly] = &locks[..] else {
+        panic!("three locks");
+    };
+
+    assert_eq!(owners(orders, "holders"), ["web-1"]);
+    let mut waiters = vec!["batch-1".to_owned()];
+    waiters.extend(numbered("worker", 1..=9));
+    assert_eq!(owners(orders, "waiters"), waiters);
+    assert_eq!(
+        orders["waiters"][9]["blocked_by"],
+        serde_json::json!(["web-1"])
+    );
+    assert_eq!(orders["holders"][0]["waits_for"], serde_json::json!([]));
+
+    assert_eq!(reports["mode"], "shared");
+    assert_eq!(owners(reports, "holders"), ["reader-1", "reader-2"]);
+    assert_eq!(reports["waiting"], 6);
+    let readers = serde_json::json!(["reader-1", "reader-2"]);
+    assert_eq!(reports["waiters"][0]["blocked_by"], readers);
+    assert_eq!(reports["waiters"][1]["owner"], "reader-3");
+    assert_eq!(
+        reports["waiters"][1]["blocked_by"],
+        serde_json::json!(["writer-1"])
+    );
+
+    assert_eq!(owners(nightly, "holders"), ["batch-1"]);
+    assert_eq!(
+        nightly["holders"][0]["waits_for"],
+        serde_json::json!(["orders:42"])
+    );
+    assert_eq!(owners(nightly, "waiters"), numbered("batch", 2..=5));
+
+    let waiting: u64 = locks
+        .iter()
+        .map(|lock| lock["waiting"].as_u64().unwrap())
+        .sum();
+    assert_eq!(waiting, 20);
+    assert_eq!(server.info("blocked_clients"), 20);
+    server_tells_the_same(&server, &locks);
+    the_table_has_them_all(&server, &locks);
+}
+
+/// Checks what is listed against `LOCK.LIST` and `LOCK.INFO` themselves.
+fn server_tells_the_same(server: &TestServer, locks: &[Json]) {
+    let mut client = server.client();
+    let Value::Array(list) = client.call("LOCK.LIST") else {
+        panic!("no list");
+    };
+    assert_eq!(list.len(), locks.len());
+    for (listed, lock) in list.iter().zip(locks) {
+        let key = lock["key"].as_str().unwrap();
+        let said = format!("{listed:?}");
+        assert!(said.contains(key), "{said}");
+        assert!(
+            said.contains(&format!("int({})", lock["waiting"])),
+            "{said}"
+        );
+        let info = client.words(&[b"LOCK.INFO", key.as_bytes()]);
+        let info = format!("{info:?}");
+        for owner in owners(lock, "holders")
+            .iter()
+            .chain(&owners(lock, "waiters"))
+        {
+            assert!(info.contains(owner), "{info}");
+        }
+        let token = lock["token"].as_u64().unwrap();
+        assert!(info.contains(&format!("int({token})")), "{info}");
+    }
+}
+
+fn the_table_has_them_all(server: &TestServer, locks: &[Json]) {
+    let table = said(&output(lockctl(server).args(["ls", "--stuck-after", "0"])));
+    for lock in locks {
+        let key = lock["key"].as_str().unwrap();
+        let rows = table.lines().filter(|line| line.starts_with(key)).count();
+        let expected = owners(lock, "holders").len() + owners(lock, "waiters").len();
+        assert_eq!(rows, expected, "{table}");
+        let command = lock["safe_break"].as_str().unwrap();
+        assert!(table.contains(&format!("  {command}\n")), "{table}");
+    }
+    assert!(table.contains("batch-1 (waits for orders:42)"), "{table}");
+    let calm = said(&output(lockctl(server).args(["ls", "--stuck-after", "1h"])));
+    assert!(!calm.contains("LOCK.BREAK"), "{calm}");
+}
+
+#[test]
+fn the_command_that_is_shown_breaks_the_lock_and_only_once() {
+    let server = TestServer::start();
+    let _jam = Jam::make(&server);
+    let nightly = &listed(&server)[2];
+    assert_eq!(nightly["key"], "nightly jobs");
+    let command = nightly["safe_break"].as_str().unwrap();
+    let port = server.addr().port().to_string();
+    // A shell understands the quotes as redis-cli does.
+    let typed = format!("redis-cli -p {port} {command}");
+    for broken in ["1\n", "0\n"] {
+        let typed = Command::new("sh").args(["-c", &typed]).output().unwrap();
+        assert_eq!(said(&typed), broken);
+    }
+    let (_, state) = redis_cli(&["-p", &port, "LOCK.INFO", "nightly jobs"]);
+    assert!(state.contains("batch-2\nholds\n1"), "{state}");
+}
+
+#[test]
+fn break_says_whether_it_did() {
+    let server = TestServer::start();
+    let token = server.client().int("LOCK.ACQUIRE lock alice");
+    let attempt = |which: &[&str], code, json: Json| {
+        let ended = output(
+            lockctl(&server)
+                .args(["--json", "break", "lock"])
+                .args(which),
+        );
+        assert_eq!(ended.status.code(), Some(code), "{which:?}");
+        let told: Json = serde_json::from_str(&said(&ended)).unwrap();
+        assert_eq!(told, json);
+    };
+    let (not_broken, broken) = (
+        serde_json::json!({"key": "lock", "broken": false}),
+        serde_json::json!({"key": "lock", "broken": true}),
+    );
+    attempt(&["--fence", "1"], 1, not_broken.clone());
+    attempt(&["--fence", &token.to_string()], 0, broken.clone());
+    attempt(&["--force"], 1, not_broken);
+    server.client().int("LOCK.ACQUIRE lock bob");
+    attempt(&["--force"], 0, broken);
+}
+
+#[test]
+fn locks_that_are_named_are_shown_contended_or_not() {
+    let server = TestServer::start();
+    server.client().int("LOCK.ACQUIRE held alice");
+    let table = said(&output(lockctl(&server).args(["ls", "held", "free"])));
+    let rows: Vec<_> = table.lines().skip(1).collect();
+    assert_eq!(rows.len(), 2, "{table}");
+    assert!(
+        rows[0].starts_with("held  alice  holder  exclusive"),
+        "{table}"
+    );
+    assert!(rows[1].starts_with("free"), "{table}");
+    let none = said(&output(lockctl(&server).arg("ls")));
+    assert_eq!(none, "Nobody waits for a lock.\n");
+}
+
+#[test]
+fn top_writes_a_line_each_time_and_counts_by_the_second() {
+    let server = TestServer::start();
+    let _jam = Jam::make(&server);
+    let options = ["top", "--json", "--interval", "200ms", "--times", "2"];
+    let mut top = lockctl(&server)
+        .args(options)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(top.stdout.take().unwrap()).lines();
+    let mut samples = lines.map(|line| serde_json::from_str::<Json>(&line.unwrap()).unwrap());
+    let first = samples.next().unwrap();
+    assert_eq!(first["waiting"], 20);
+    assert_eq!(first["grants_per_second"], Json::Null);
+    assert!(first["longest_wait_ms"].as_u64().unwrap() > 0);
+    assert_eq!(first["locks"][0]["key"], "orders:42");
+    let mut client = server.client();
+    client.int("LOCK.ACQUIRE other alice");
+    client.int("LOCK.RELEASE other alice");
+    let second = samples.next().unwrap();
+    assert!(
+        second["grants_per_second"].as_f64().unwrap() > 0.0,
+        "{second}"
+    );
+    assert!(
+        second["releases_per_second"].as_f64().unwrap() > 0.0,
+        "{second}"
+    );
+    assert!(top.wait().unwrap().success());
+}
+
+#[test]
+fn top_needs_a_terminal_or_json_and_a_server() {
+    let mut server = TestServer::start();
+    let ended = output(lockctl(&server).arg("top"));
+    assert_eq!(ended.status.code(), Some(125));
+    assert!(support::complained(&ended).contains("--json"));
+    server.crash();
+    for subcommand in [
+        &["top", "--json"][..],
+        &["ls"],
+        &["break", "lock", "--force"],
+    ] {
+        let ended = output(lockctl(&server).args(subcommand));
+        assert_eq!(ended.status.code(), Some(125), "{subcommand:?}");
+    }
+}

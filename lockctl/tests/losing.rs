@@ -1,0 +1,154 @@
+//! `lockctl run` when the lock is lost: the command is ended in time, nothing
+//! is left, and the exit code tells.
+
+mod support;
+
+use redis_lock_testing::{TestServer, eventually, int};
+
+use support::Script;
+
+const LOST: Option<i32> = Some(76);
+
+/// Writes the time in milliseconds again and again, for ever, and writes a
+/// line when it is asked to end.
+const DILIGENT: &str = "trap 'echo TERM >> $DIR/beats; exit 1' TERM; \
+    echo $$ > $DIR/pids; touch $DIR/ready; \
+    while :; do date +%s%3N >> $DIR/beats; done";
+
+/// The same, deaf to TERM, as is its child.
+const STUBBORN: &str = "trap '' TERM; sleep 1000 & \
+    echo $$ $! > $DIR/pids; touch $DIR/ready; \
+    while :; do date +%s%3N >> $DIR/beats; done";
+
+/// When it last wrote the time.
+fn last_beat(script: &Script) -> i64 {
+    let beats = script.wrote("beats");
+    let mut times = beats.lines().rev().filter_map(|line| line.parse().ok());
+    times.next().unwrap()
+}
+
+fn lose_by(command: &str) {
+    let server = TestServer::start();
+    let options = ["--lease", "900ms"];
+    let mut script = Script::start_and_await(&server, &options, DILIGENT);
+    let mut client = server.client();
+    assert_eq!(client.call(command), int(1));
+    let token = client.int("LOCK.ACQUIRE lock rival");
+    let (code, told) = script.end();
+    assert_eq!(code, LOST, "{told}");
+    assert!(
+        told.contains("lost before the command had ended: the server says"),
+        "{told}"
+    );
+    assert!(
+        script.wrote("beats").ends_with("TERM\n"),
+        "it was asked to end"
+    );
+    script.assert_nothing_runs();
+    // The rival's hold was not touched.
+    assert_eq!(client.int("LOCK.ACQUIRE lock rival HOLD 1"), token);
+}
+
+#[test]
+fn a_deleted_lock_ends_the_command() {
+    lose_by("DEL lock");
+}
+
+#[test]
+fn a_broken_lock_ends_the_command() {
+    lose_by("LOCK.BREAK lock");
+}
+
+#[test]
+fn a_killed_server_ends_the_command() {
+    let mut server = TestServer::start();
+    let options = ["--lease", "900ms"];
+    let mut script = Script::start_and_await(&server, &options, DILIGENT);
+    server.crash();
+    let (code, told) = script.end();
+    assert_eq!(code, LOST, "{told}");
+    assert!(
+        script.wrote("beats").ends_with("TERM\n"),
+        "it was asked to end"
+    );
+    script.assert_nothing_runs();
+}
+
+#[test]
+fn a_stopped_server_ends_the_command_before_its_lease_is_over() {
+    let server = TestServer::start();
+    let options = ["--lease", "1200ms"];
+    let mut scripts = Vec::new();
+    for script in [DILIGENT, STUBBORN] {
+        let script = Script::start_and_await(&server, &options, script);
+        let mut client = server.client();
+        let before = client.int("PEXPIRETIME lock");
+        eventually("it is renewed", || client.int("PEXPIRETIME lock") > before);
+        let ends_at = client.int("PEXPIRETIME lock");
+        server.signal("STOP");
+        scripts.push((script, ends_at));
+        let (script, _) = scripts.last_mut().unwrap();
+        let (code, told) = script.end();
+        assert_eq!(code, LOST, "{told}");
+        assert!(told.contains("ran out"), "{told}");
+        script.assert_nothing_runs();
+        server.signal("CONT");
+        eventually("the lease is over", || client.int("EXISTS lock") == 0);
+    }
+    for (script, ends_at) in &scripts {
+        let left = ends_at - last_beat(script);
+        eprintln!("it ended {left} ms before its lease");
+        assert!(left >= 0, "it ran {left} ms too long");
+    }
+}
+
+#[test]
+fn a_command_that_ignores_term_is_killed_and_its_children_too() {
+    let server = TestServer::start();
+    let options = ["--lease", "900ms", "--kill-after", "200ms"];
+    let mut script = Script::start_and_await(&server, &options, STUBBORN);
+    server.client().int("DEL lock");
+    assert_eq!(script.end().0, LOST);
+    script.assert_nothing_runs();
+    assert_eq!(server.client().int("EXISTS lock"), 0);
+}
+
+#[test]
+fn a_command_that_ends_before_the_loss_is_noticed_is_told_of_it() {
+    let server = TestServer::start();
+    let script = "touch $DIR/ready; until test -e $DIR/go; do sleep 0.01; done";
+    let mut script = Script::start_and_await(&server, &["--lease", "60s"], script);
+    server.client().int("DEL lock");
+    std::fs::write(script.path("go"), "").unwrap();
+    let (code, told) = script.end();
+    assert_eq!(code, LOST, "{told}");
+}
+
+#[test]
+fn a_server_killed_at_the_end_does_not_take_the_commands_exit_code() {
+    let mut server = TestServer::start();
+    let script = "touch $DIR/ready; until test -e $DIR/go; do sleep 0.01; done; exit 3";
+    let mut script = Script::start_and_await(&server, &["--lease", "3s"], script);
+    server.crash();
+    std::fs::write(script.path("go"), "").unwrap();
+    let (code, told) = script.end();
+    assert_eq!(code, Some(3), "{told}");
+    assert!(told.contains("could not be released"), "{told}");
+}
+
+#[test]
+fn a_stopped_lockctl_kills_the_command_when_it_goes_on_too_late() {
+    let server = TestServer::start();
+    let options = ["--lease", "600ms"];
+    let mut script = Script::start_and_await(&server, &options, STUBBORN);
+    script.signal("STOP");
+    eventually("the lease is over", || {
+        server.client().int("EXISTS lock") == 0
+    });
+    let token = server.client().int("LOCK.ACQUIRE lock rival");
+    script.signal("CONT");
+    assert_eq!(script.end().0, LOST);
+    script.assert_nothing_runs();
+    let renewed = server.client().int("LOCK.ACQUIRE lock rival HOLD 1");
+    assert_eq!(renewed, token);
+}

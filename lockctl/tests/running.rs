@@ -1,0 +1,267 @@
+//! `lockctl run` where nothing goes wrong: the command, its exit code, its
+//! signals.
+
+mod support;
+
+use std::os::unix::process::ExitStatusExt;
+
+use redis_lock_testing::{TestServer, eventually, int};
+
+use support::{Script, complained, lockctl, output, said};
+
+/// A script that writes its number and that of a child that outlives it.
+const TWO_PROCESSES: &str = "sleep 1000 & echo $$ $! > $DIR/pids; touch $DIR/ready;";
+
+#[test]
+fn the_command_gets_the_token_and_its_exit_code_is_passed_on() {
+    let server = TestServer::start();
+    let script = "echo $LOCK_TOKEN; exit 7";
+    let ended = output(lockctl(&server).args(["run", "lock", "--", "sh", "-c", script]));
+    assert_eq!(ended.status.code(), Some(7));
+    assert_eq!(complained(&ended), "");
+    let token: i64 = said(&ended).trim().parse().unwrap();
+    assert_eq!(server.client().int("EXISTS lock"), 0);
+    let mut client = server.client();
+    assert!(client.int("LOCK.ACQUIRE lock next") > token);
+}
+
+#[test]
+fn the_lock_is_held_and_renewed_while_the_command_runs() {
+    let server = TestServer::start();
+    let options = ["--lease", "300ms"];
+    let script = "touch $DIR/ready; sleep 1; exit 3";
+    let mut script = Script::start_and_await(&server, &options, script);
+    let mut client = server.client();
+    let fields = client.hash("lock");
+    let owner = format!(":{}:", script.lockctl());
+    assert!(fields.iter().any(|(field, _)| field.contains(&owner)));
+    assert_eq!(script.end(), (Some(3), String::new()));
+    assert_eq!(client.int("EXISTS lock"), 0);
+}
+
+#[test]
+fn lockctl_ends_by_the_signal_that_ended_the_command() {
+    let server = TestServer::start();
+    let ended = output(lockctl(&server).args(["run", "lock", "--", "sh", "-c", "kill -9 $$"]));
+    assert_eq!(ended.status.signal(), Some(9));
+    assert_eq!(server.client().int("EXISTS lock"), 0);
+}
+
+#[test]
+fn a_command_that_does_not_start_has_the_codes_of_a_shell() {
+    let server = TestServer::start();
+    for (command, code) in [("/no/such/command", 127), ("/etc/passwd", 126)] {
+        let ended = output(lockctl(&server).args(["run", "lock", "--", command]));
+        assert_eq!(ended.status.code(), Some(code), "{command}");
+        assert!(complained(&ended).contains(command));
+        assert_eq!(server.client().int("EXISTS lock"), 0);
+    }
+}
+
+#[test]
+fn a_held_lock_is_waited_for_as_long_as_asked() {
+    let server = TestServer::start();
+    let mut holder = server.client();
+    holder.int("LOCK.ACQUIRE lock holder");
+    for (options, code) in [
+        (&["--no-wait"][..], 75),
+        (&["--wait", "0"], 75),
+        (&["--wait", "100ms"], 75),
+        (&["-n", "-E", "9"], 9),
+    ] {
+        let mut command = lockctl(&server);
+        command.args(["run", "lock"]).args(options);
+        let ended = output(command.args(["--", "echo", "never"]));
+        assert_eq!(ended.status.code(), Some(code), "{options:?}");
+        assert_eq!(said(&ended), "");
+        assert_eq!(complained(&ended), "", "the exit code says it");
+    }
+    let mut script = Script::start(&server, &["--wait", "60s"], "exit 4");
+    server.await_blocked(1);
+    assert_eq!(holder.int("LOCK.RELEASE lock holder"), 1);
+    assert_eq!(script.end().0, Some(4));
+}
+
+#[test]
+fn modes_decide_who_runs_together() {
+    let server = TestServer::start();
+    let attempt = |options: &[&str]| {
+        let mut command = lockctl(&server);
+        command.args(["run", "lock", "--no-wait"]).args(options);
+        output(command.args(["--", "true"])).status.code()
+    };
+    let wait = "touch $DIR/ready; sleep 1000";
+    let reader = Script::start_and_await(&server, &["--shared"], wait);
+    assert_eq!(attempt(&["--shared"]), Some(0));
+    assert_eq!(attempt(&[]), Some(75));
+    reader.signal("TERM");
+    eventually("it is free", || server.client().int("EXISTS lock") == 0);
+    let _permit = Script::start_and_await(&server, &["--limit", "2"], wait);
+    assert_eq!(attempt(&["--limit", "2"]), Some(0));
+    assert_eq!(attempt(&["--limit", "1"]), Some(75));
+    assert_eq!(attempt(&["--shared"]), Some(0));
+}
+
+#[test]
+fn a_lock_that_is_kept_ends_with_its_lease() {
+    let server = TestServer::start();
+    let mut command = lockctl(&server);
+    command.args(["run", "lock", "--keep", "--lease", "60s", "--", "sh", "-c"]);
+    let ended = output(command.arg("exit 3"));
+    assert_eq!(ended.status.code(), Some(3));
+    let left_ms = server.client().int("PTTL lock");
+    assert!((50_000..=60_000).contains(&left_ms), "{left_ms}");
+}
+
+#[test]
+fn a_job_that_many_hosts_start_runs_on_one() {
+    let server = TestServer::start();
+    let options = ["--no-wait", "-E", "0", "--keep", "--lease", "60s"];
+    let host = || Script::start(&server, &options, "touch $DIR/ran");
+    let mut hosts: Vec<_> = (0..10).map(|_| host()).collect();
+    for host in &mut hosts {
+        assert_eq!(host.end(), (Some(0), String::new()));
+    }
+    // One whose clock is late.
+    hosts.push(host());
+    assert_eq!(hosts[10].end().0, Some(0));
+    let ran = hosts.iter().filter(|host| host.path("ran").exists());
+    assert_eq!(ran.count(), 1);
+}
+
+#[test]
+fn events_are_told_in_json_on_stderr() {
+    let server = TestServer::start();
+    let ended = output(lockctl(&server).args(["--json", "run", "lock", "--", "false"]));
+    let told = complained(&ended);
+    let events: Vec<serde_json::Value> = told
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(events.len(), 2, "{told}");
+    assert_eq!(events[0]["event"], "acquired");
+    assert_eq!(events[0]["key"], "lock");
+    assert!(events[0]["token"].as_u64().unwrap() > 0);
+    assert_eq!(events[1]["event"], "released");
+    assert_eq!(events[1]["exit_code"], 1);
+}
+
+#[test]
+fn signals_go_to_the_whole_process_group() {
+    let server = TestServer::start();
+    let inner = "trap 'touch $DIR/inner' USR1; touch $DIR/ready; while :; do sleep 0.01; done";
+    let outer = format!("trap 'touch $DIR/outer' USR1; sh -c \"{inner}\" & while :; do wait; done");
+    let mut script = Script::start_and_await(&server, &[], &outer);
+    script.signal("USR1");
+    eventually("both have got it", || {
+        script.path("inner").exists() && script.path("outer").exists()
+    });
+    script.signal("TERM");
+    assert_eq!(script.end().0, Some(128 + 15));
+}
+
+#[test]
+fn ctrl_c_ends_the_command_and_releases_the_lock() {
+    let server = TestServer::start();
+    let script = format!("{TWO_PROCESSES} wait");
+    let mut script = Script::start_and_await(&server, &[], &script);
+    script.signal("INT");
+    let (code, told) = script.end();
+    assert_eq!(code, Some(128 + 2), "{told}");
+    script.assert_nothing_runs();
+    assert_eq!(server.client().int("EXISTS lock"), 0);
+}
+
+#[test]
+fn a_stopped_command_can_be_ended() {
+    let server = TestServer::start();
+    let script = "echo $$ > $DIR/pids; touch $DIR/ready; kill -STOP $$";
+    let mut script = Script::start_and_await(&server, &[], script);
+    let status = format!("/proc/{}/stat", script.wrote("pids").trim());
+    eventually("it is stopped", || {
+        std::fs::read_to_string(&status).unwrap().contains(") T ")
+    });
+    script.signal("TERM");
+    assert_eq!(script.end().0, Some(128 + 15));
+    assert_eq!(server.client().int("EXISTS lock"), 0);
+}
+
+#[test]
+fn ctrl_c_ends_a_wait_and_leaves_no_waiter() {
+    let server = TestServer::start();
+    server.client().int("LOCK.ACQUIRE lock holder");
+    let mut script = Script::start(&server, &[], "exit 0");
+    server.await_blocked(1);
+    script.signal("INT");
+    assert_eq!(script.end().0, Some(128 + 2));
+    server.await_blocked(0);
+    let mut client = server.client();
+    assert_eq!(client.call("LOCK.RELEASE lock holder"), int(1));
+    assert_eq!(client.int("EXISTS lock"), 0);
+}
+
+#[test]
+fn what_the_command_leaves_in_its_group_is_ended_before_the_lock_is_released() {
+    let server = TestServer::start();
+    let script = format!("{TWO_PROCESSES} exit 5");
+    let mut script = Script::start(&server, &[], &script);
+    assert_eq!(script.end().0, Some(5));
+    script.assert_nothing_runs();
+    assert_eq!(server.client().int("EXISTS lock"), 0);
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_command_does_not_survive_a_killed_lockctl() {
+    let server = TestServer::start();
+    let script = "echo $$ > $DIR/pids; touch $DIR/ready; exec sleep 1000";
+    let script = Script::start_and_await(&server, &["--lease", "300ms"], script);
+    script.signal("KILL");
+    let pid = script.wrote("pids");
+    eventually("the command has gone", || {
+        let status = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
+        // Whoever adopted it may not have looked yet.
+        status.map_or(true, |status| status.contains(") Z "))
+    });
+    eventually("its lease is over", || {
+        server.client().int("EXISTS lock") == 0
+    });
+}
+
+#[test]
+fn what_lockctl_was_told_to_ignore_it_does_not_forward() {
+    let server = TestServer::start();
+    let dir = tempfile::tempdir().unwrap();
+    let script = "trap '' HUP; exec \"$0\" run lock -- sh -c 'touch $DIR/ready; sleep 1; exit 6'";
+    let mut child = std::process::Command::new("sh")
+        .args(["-c", script, env!("CARGO_BIN_EXE_lockctl")])
+        .env("DIR", dir.path())
+        .env("REDIS_URL", format!("redis://{}", server.addr()))
+        .spawn()
+        .unwrap();
+    eventually("the command runs", || dir.path().join("ready").exists());
+    support::signal(child.id(), "HUP");
+    assert_eq!(child.wait().unwrap().code(), Some(6));
+}
+
+#[test]
+fn wrong_usage_and_a_server_out_of_reach_are_lockctls_own_failures() {
+    let mut server = TestServer::start();
+    for wrong in [
+        &["run"][..],
+        &["run", "lock"],
+        &["run", "lock", "--wait", "soon", "--", "true"],
+        &["run", "lock", "--lease", "1ms", "--", "true"],
+        &["run", "lock", "--kill-after", "20s", "--", "true"],
+        &["break", "lock"],
+    ] {
+        let ended = output(lockctl(&server).args(wrong));
+        assert_eq!(ended.status.code(), Some(125), "{wrong:?}");
+        assert_ne!(complained(&ended), "", "{wrong:?}");
+    }
+    server.crash();
+    let ended = output(lockctl(&server).args(["--json", "run", "lock", "--", "true"]));
+    assert_eq!(ended.status.code(), Some(125));
+    let told = complained(&ended);
+    assert!(told.contains(r#""code":"UNAVAILABLE""#), "{told}");
+}
