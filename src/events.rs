@@ -78,6 +78,7 @@ fn info_fields(totals: &Totals, metrics: &Metrics) -> Vec<(String, u64)> {
         ("grants_undelivered", metrics.grants_undelivered),
         ("wait_timeouts", metrics.wait_timeouts),
         ("waits_abandoned", metrics.waits_abandoned),
+        ("waits_refused", metrics.waits_refused),
         ("releases", metrics.releases),
         ("releases_expired", metrics.releases_expired),
         ("releases_session", metrics.releases_session),

@@ -133,7 +133,7 @@ fn release_because(
     if let Some(held) = held {
         match released {
             Ok(Released::LastHold) => transition.count_release(&held, reason),
-            Ok(Released::NotHeld) => {
+            Ok(Released::NotHeld) if reason == Reason::Released => {
                 STATE.with_borrow_mut(|state| state.metrics.tokens_refused += 1);
             }
             _ => {}
@@ -163,7 +163,7 @@ pub(crate) fn break_lock(key: LockKey<'_>, fence: Option<Fence>) -> Result<bool,
             for owner in &owners {
                 state.sessions.untie(key.as_ref(), owner);
             }
-        } else if fence.is_some() && fence != fence_before {
+        } else if holders > 0 && fence.is_some() && fence != fence_before {
             state.metrics.tokens_refused += 1;
         }
     });

@@ -415,3 +415,29 @@ fn the_life_of_a_lock_can_be_listened_to() {
         assert_eq!(heard(), text(format!("lock.{event}")));
     }
 }
+
+#[test]
+fn a_holder_that_a_search_for_deadlocks_finds_gone_is_counted() {
+    let server = TestServer::start();
+    let mut ann = server.client();
+    ann.call(&format!("LOCK.ACQUIRE k1 ann {LONG}"));
+    ann.call(&format!("LOCK.ACQUIRE k2 bob {LONG}"));
+    let mut bob = wait(&server, "LOCK.ACQUIRE k1 bob BLOCK 0");
+    // In one write, so that the search comes before the look at the key.
+    ann.send_bytes(b"DEL k1\r\nLOCK.ACQUIRE k2 ann BLOCK 0\r\n");
+    assert_eq!(ann.reply(), int(1));
+    assert!(matches!(bob.reply(), Value::Int(_)));
+    assert_eq!(server.info("lock_releases_deleted"), 1);
+    assert_eq!(server.info("lock_deadlocks_refused"), 0);
+}
+
+#[test]
+fn a_wait_that_ends_with_an_error_is_counted() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    client.call(&format!("LOCK.ACQUIRE k ann {LONG}"));
+    let mut bob = wait(&server, "LOCK.ACQUIRE k bob BLOCK 0");
+    client.call("SET k text");
+    assert!(bob.reply_error().starts_with("WRONGTYPE "));
+    assert_eq!(server.info("lock_waits_refused"), 1);
+}

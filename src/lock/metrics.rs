@@ -23,8 +23,11 @@ pub(crate) struct Metrics {
     pub(crate) grants_undelivered: u64,
     /// Waits that ended without the lock when their time was up.
     pub(crate) wait_timeouts: u64,
-    /// Waits whose client went away, or was sent away with an error.
+    /// Waits whose client went away, or was unblocked with an error.
     pub(crate) waits_abandoned: u64,
+    /// Waits that ended with an error: the key had become something else, or
+    /// the request did not fit when its turn came.
+    pub(crate) waits_refused: u64,
     /// Owners that gave their last hold back.
     pub(crate) releases: u64,
     /// Owners whose lease was found to be over: one of several holders, or the
@@ -38,13 +41,14 @@ pub(crate) struct Metrics {
     pub(crate) releases_deleted: u64,
     /// Waits that were refused because they would have closed a cycle.
     pub(crate) deadlocks_refused: u64,
-    /// Releases and renewals that named a token which is not the holder's.
+    /// Releases, renewals and breaks of a held lock that named another token.
     pub(crate) tokens_refused: u64,
     /// Waits that were refused because the queue was full.
     pub(crate) queues_full: u64,
     /// How long granted requests had waited.
     pub(crate) waits: Times,
-    /// How long owners held a lock that they gave back.
+    /// How long owners held a lock until they gave it back, their connection
+    /// ended, or the grant was taken back.
     pub(crate) holds: Times,
 }
 

@@ -5,7 +5,7 @@
 use redis_module::Context;
 
 use super::transition::Transition;
-use super::{Ended, Reason, STATE, key_touched, release_because};
+use super::{Ended, Reason, STATE, key_touched, release_because, unsigned};
 #[cfg(feature = "planted-faults")]
 use crate::lock::planted::Fault;
 use crate::lock::request::{ClientId, Owner, ReleaseExtent, ReleaseRequest};
@@ -219,6 +219,7 @@ fn look_at(key: LockKey<'_>) {
                 while let Some(waiter) = state.queues.take_first(key.as_ref()) {
                     waiters.push(waiter.ticket);
                 }
+                state.metrics.waits_refused += unsigned(waiters.len());
             });
             for ticket in waiters {
                 ticket.answer(Answer::Refused(error.clone()));

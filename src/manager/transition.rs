@@ -41,14 +41,7 @@ impl<'c> Transition<'c> {
         let open = key.open();
         let mut lock = open.read(asker)?;
         let (now, mut effects) = (clock::now(), Effects::new());
-        let vanished = vanished_holders(key.as_ref(), &lock, now);
-        let expired = lock.end_leases(now, &mut effects) + vanished.expired;
-        if expired + vanished.deleted > 0 {
-            STATE.with_borrow_mut(|state| {
-                state.metrics.releases_expired += unsigned(expired);
-                state.metrics.releases_deleted += unsigned(vanished.deleted);
-            });
-        }
+        let expired = count_ends(key.as_ref(), &mut lock, now, &mut effects);
         Ok(Self {
             key,
             now,
@@ -193,7 +186,7 @@ impl<'c> Transition<'c> {
             .key
             .with_other(other.as_ref(), |key| key.open().read(None));
         let mut lock = lock.unwrap_or_default();
-        lock.end_leases(now, &mut Effects::new());
+        count_ends(other.as_ref(), &mut lock, now, &mut Effects::new());
         let holders = lock.holders().iter();
         STATE.with_borrow_mut(|state| state.queues.note_holders(other.as_ref(), holders))
     }
@@ -242,7 +235,10 @@ impl<'c> Transition<'c> {
                 Answer::Granted(grant)
             }
             Ok(None) => return,
-            Err(error) => Answer::Refused(error),
+            Err(error) => {
+                state.metrics.waits_refused += 1;
+                Answer::Refused(error)
+            }
         };
         self.answers.push((waiter.ticket, answer));
     }
@@ -335,33 +331,25 @@ impl<'c> Transition<'c> {
     }
 }
 
-/// Holders that were noted at the last look, and are gone.
-#[derive(Default)]
-struct Vanished {
-    /// Their leases are over.
-    expired: usize,
-    /// Somebody deleted or overwrote what was stored.
-    deleted: usize,
-}
-
-fn vanished_holders(key: KeyRef<'_>, lock: &Lock, now: Now) -> Vanished {
-    let mut vanished = Vanished::default();
+/// Ends the leases that are over, and counts those holders and the ones that
+/// were noted at the last look and are gone. Says how many leases were over.
+fn count_ends(key: KeyRef<'_>, lock: &mut Lock, now: Now, effects: &mut Effects) -> usize {
     STATE.with_borrow_mut(|state| {
         let noted = state.queues.holders(key).iter();
-        let mut any = false;
-        for gone in noted.filter(|noted| lock.holder(&noted.owner).is_none()) {
-            any = true;
-            if gone.lease_end_ms.is_some_and(|end_ms| end_ms <= now.ms()) {
-                vanished.expired += 1;
-            } else {
-                vanished.deleted += 1;
-            }
-        }
-        if any {
+        let gone: SmallVec<[Option<i64>; 1]> = noted
+            .filter(|noted| lock.holder(&noted.owner).is_none())
+            .map(|noted| noted.lease_end_ms)
+            .collect();
+        let over = |end: &&Option<i64>| end.is_some_and(|end_ms| end_ms <= now.ms());
+        let vanished = gone.iter().filter(over).count();
+        let expired = lock.end_leases(now, effects) + vanished;
+        state.metrics.releases_expired += unsigned(expired);
+        state.metrics.releases_deleted += unsigned(gone.len() - vanished);
+        if !gone.is_empty() {
             state.queues.note_holders(key, lock.holders().iter());
         }
-    });
-    vanished
+        expired
+    })
 }
 
 /// A client, as the log names it.

@@ -55,7 +55,8 @@ impl World {
         let holders = self.lock(at)?.holders;
         let names_another = fence.is_some() && fence != newest;
         if names_another || holders.is_empty() {
-            self.account.tokens_refused += u64::from(names_another);
+            let refused = names_another && !holders.is_empty();
+            self.account.tokens_refused += u64::from(refused);
             return Ok(Expect::Int(0));
         }
         for holder in holders {

@@ -203,7 +203,7 @@ impl World {
             };
         };
         if !self.names(fence, held) {
-            self.account.tokens_refused += 1;
+            self.account.tokens_refused += u64::from(reason == Reason::Released);
             return Ok(Expect::Nil);
         }
         let count = match extent {
