@@ -332,7 +332,8 @@ impl<'c> Transition<'c> {
 }
 
 /// Ends the leases that are over, and counts those holders and the ones that
-/// were noted at the last look and are gone. Says how many leases were over.
+/// were noted at the last look and are gone. The caller notes who holds the
+/// lock now. Says how many leases were over.
 fn count_ends(key: KeyRef<'_>, lock: &mut Lock, now: Now, effects: &mut Effects) -> usize {
     STATE.with_borrow_mut(|state| {
         let noted = state.queues.holders(key).iter();
@@ -345,9 +346,6 @@ fn count_ends(key: KeyRef<'_>, lock: &mut Lock, now: Now, effects: &mut Effects)
         let expired = lock.end_leases(now, effects) + vanished;
         state.metrics.releases_expired += unsigned(expired);
         state.metrics.releases_deleted += unsigned(gone.len() - vanished);
-        if !gone.is_empty() {
-            state.queues.note_holders(key, lock.holders().iter());
-        }
         expired
     })
 }
