@@ -252,8 +252,8 @@ impl LockClient {
 
     /// Connects to a cluster. Each lock is on the node that has its slot.
     ///
-    /// The builder's TCP settings, protocol, retries and time-outs are replaced: waits
-    /// are long, and every other command has the [response
+    /// The builder's TCP settings, protocol, retries and time-outs are replaced:
+    /// waits are long, and every other command has the [response
     /// time-out](ClientBuilder::response_timeout).
     ///
     /// # Errors

@@ -76,7 +76,8 @@ impl Error {
     /// [`Error::Deadlock`] the whole work, once the owner has released all that it
     /// holds.
     ///
-    /// An acquire that waits does that by itself until its wait is over.
+    /// An acquire that waits makes good by itself what a fail-over or a lost
+    /// connection brings, until its wait is over.
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::Server { code, .. } => matches!(

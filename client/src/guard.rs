@@ -14,9 +14,9 @@ use crate::keyed::Content;
 ///
 /// It can end before the guard does: when its lease runs out and no renewal
 /// reached the server, when somebody took it away, or when the connection of its
-/// session was closed. [`LockGuard::lost`] tells
-/// that in time, [`LockGuard::valid_for`] tells how long it can be relied upon
-/// at least. A resource that checks [`LockGuard::token`] is safe in any case.
+/// session was closed. [`LockGuard::lost`] tells that in time,
+/// [`LockGuard::valid_for`] tells how long it can be relied upon at least. A
+/// resource that checks [`LockGuard::token`] is safe in any case.
 ///
 /// **Drop** releases the hold in the background, best effort: nobody hears
 /// whether that succeeded, and where the runtime ends first the lock stays

@@ -86,7 +86,7 @@ pub(crate) struct Hold {
     pub(crate) owner: Vec<u8>,
     /// The greatest of its tokens.
     pub(crate) token: u64,
-    /// The mode in which the server granted it.
+    /// The mode in which it was asked for.
     pub(crate) mode: Mode,
     /// The connection with which it ends, if it does.
     pub(crate) session: Option<Session>,
