@@ -4,13 +4,12 @@
 //! its newest token is another one.
 
 use redis_module::Context;
-use smallvec::SmallVec;
 
-use crate::commands::{args::Args, docs};
+use crate::commands::{args::Args, bytes_of, docs};
 use crate::error::{LockError, Usage};
 use crate::lock::fence::Fence;
 use crate::manager;
-use crate::server::command::{Command, WORDS_INLINE};
+use crate::server::command::Command;
 use crate::server::keyspace::LockKey;
 use crate::server::registration::CommandDoc;
 use crate::server::reply::Reply;
@@ -26,8 +25,7 @@ impl Command for Break {
         let [key, rest @ ..] = words else {
             return Err(Usage::Syntax.into());
         };
-        let rest: SmallVec<[&[u8]; WORDS_INLINE]> = rest.iter().map(|word| word.bytes()).collect();
-        let fence = parse(Args::new(&rest))?;
+        let fence = parse(Args::new(&bytes_of(rest)))?;
         let broken = manager::break_lock(LockKey::new(ctx, *key), fence)?;
         Ok(Reply::Integer(broken.into()))
     }

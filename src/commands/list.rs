@@ -4,12 +4,11 @@
 //! first.
 
 use redis_module::Context;
-use smallvec::SmallVec;
 
-use crate::commands::{args::Args, docs};
+use crate::commands::{args::Args, bytes_of, docs};
 use crate::error::{LockError, Usage};
 use crate::manager::inspect;
-use crate::server::command::{Command, WORDS_INLINE};
+use crate::server::command::Command;
 use crate::server::registration::CommandDoc;
 use crate::server::reply::Reply;
 use crate::server::word::Word;
@@ -21,9 +20,7 @@ impl Command for List {
     const DOC: CommandDoc = docs::LIST;
 
     fn run(ctx: &Context, words: &[Word<'_>]) -> Result<Reply, LockError> {
-        let words: SmallVec<[&[u8]; WORDS_INLINE]> =
-            words.iter().map(|word| word.bytes()).collect();
-        let count = parse(Args::new(&words))?;
+        let count = parse(Args::new(&bytes_of(words)))?;
         let locks = inspect::contended(ctx, count.unwrap_or(usize::MAX));
         let replies = locks.into_iter().map(|lock| {
             let owners = lock

@@ -44,6 +44,10 @@ fn run<R>(
     if let Some(&owner) = rest.first() {
         key = key.with_owner(owner);
     }
-    let rest: SmallVec<[&[u8]; WORDS_INLINE]> = rest.iter().map(|word| word.bytes()).collect();
-    body(key, Args::new(&rest))
+    body(key, Args::new(&bytes_of(rest)))
+}
+
+/// What the words say.
+fn bytes_of<'c>(words: &[Word<'c>]) -> SmallVec<[&'c [u8]; WORDS_INLINE]> {
+    words.iter().map(|word| word.bytes()).collect()
 }

@@ -275,11 +275,15 @@ impl<T> WaitQueues<T> {
 
     /// The first waiter.
     pub(crate) fn first(&self, key: KeyRef<'_>) -> Option<&Waiter<T>> {
+        self.first_entry(key).map(|(_, waiter)| waiter)
+    }
+
+    fn first_entry(&self, key: KeyRef<'_>) -> Option<(WaiterId, &Waiter<T>)> {
         let waiters = &self.queue(key)?.waiters;
         let first = waiters.first_key_value();
         #[cfg(feature = "planted-faults")]
         let first = Fault::LastInFirstOut.instead(first, || waiters.last_key_value());
-        first.map(|(_, waiter)| waiter)
+        first.map(|(&id, waiter)| (id, waiter))
     }
 
     /// The first request of this owner in the key's queue.
@@ -370,17 +374,13 @@ impl<T> WaitQueues<T> {
 
     /// Takes the first waiter.
     pub(crate) fn take_first(&mut self, key: KeyRef<'_>) -> Option<Waiter<T>> {
-        let waiters = &self.queue(key)?.waiters;
-        let first = waiters.first_key_value();
-        #[cfg(feature = "planted-faults")]
-        let first = Fault::LastInFirstOut.instead(first, || waiters.last_key_value());
-        let (&id, _) = first?;
+        let (id, _) = self.first_entry(key)?;
         self.remove(key, id)
     }
 
     /// Takes the first waiter of this owner.
     pub(crate) fn take_first_of(&mut self, key: KeyRef<'_>, owner: &Owner) -> Option<Waiter<T>> {
-        let id = *self.queue(key)?.by_owner.get(owner)?.first()?;
+        let id = self.first_id_of(key, owner)?;
         self.remove(key, id)
     }
 

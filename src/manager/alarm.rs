@@ -126,8 +126,9 @@ pub(super) fn listen_while_needed(ctx: &Context) {
 fn ring(ctx: &Context) {
     let now_ms = clock::now().ms();
     if keyspace::must_not_write(ctx) {
+        let is_replica = keyspace::is_replica(ctx);
         let idle = STATE.with_borrow_mut(|state| {
-            if keyspace::is_replica(ctx) {
+            if is_replica {
                 // The new primary knows of no connection here.
                 state.sessions = Sessions::default();
                 state.ended.clear();

@@ -86,22 +86,24 @@ impl<'c> Transition<'c> {
         request: &AcquireRequest,
     ) -> Result<Option<Grant>, LockError> {
         let in_turn = !state.queues.contended(self.key.as_ref());
-        let is_holder = self.lock.holder(&request.owner).is_some();
-        let grant = self.grant(state, request, in_turn)?;
-        match grant {
-            None => {}
-            Some(_) if is_holder => state.metrics.reentries += 1,
-            Some(_) => state.metrics.grants_immediate += 1,
+        let Some((grant, is_new)) = self.grant(state, request, in_turn)? else {
+            return Ok(None);
+        };
+        if is_new {
+            state.metrics.grants_immediate += 1;
+        } else {
+            state.metrics.reentries += 1;
         }
-        Ok(grant)
+        Ok(Some(grant))
     }
 
+    /// Says with the grant whether it made a new holder.
     fn grant(
         &mut self,
         state: &mut State,
         request: &AcquireRequest,
         in_turn: bool,
-    ) -> Result<Option<Grant>, LockError> {
+    ) -> Result<Option<(Grant, bool)>, LockError> {
         let holds = |lock: &Lock| lock.holder(&request.owner).map(|holder| holder.holds);
         let held_before = holds(&self.lock);
         let acquired = self.lock.acquire(
@@ -117,7 +119,8 @@ impl<'c> Transition<'c> {
         if held_before == holds(&self.lock) {
             state.confirmations += 1;
         }
-        if held_before.is_none() {
+        let is_new = held_before.is_none();
+        if is_new {
             self.happenings.push(Happening::Acquired);
         }
         if let Some(client) = request.session {
@@ -126,10 +129,11 @@ impl<'c> Transition<'c> {
                 .sessions
                 .tie(key, &request.owner, client, fence, request.lease, now_ms);
         }
-        Ok(Some(Grant {
+        let grant = Grant {
             fence,
             confirmations: state.confirmations,
-        }))
+        };
+        Ok(Some((grant, is_new)))
     }
 
     /// Puts a request at the end of the queue, unless its wait could never end.
@@ -218,19 +222,21 @@ impl<'c> Transition<'c> {
 
     /// Serves the waiting requests of an owner that may hold the lock.
     fn serve_requests_of(&mut self, state: &mut State, owner: &Owner) {
-        while self.lock.holder(owner).is_some()
-            && let Some(waiter) = state.queues.take_first_of(self.key.as_ref(), owner)
+        let key = self.key.as_ref();
+        // The queue is asked first: it knows its owners, the lock looks for them.
+        while state.queues.first_id_of(key, owner).is_some()
+            && self.lock.holder(owner).is_some()
+            && let Some(waiter) = state.queues.take_first_of(key, owner)
         {
             self.serve(state, waiter);
         }
     }
 
     fn serve(&mut self, state: &mut State, waiter: Waiter<Rc<Ticket>>) {
-        let is_holder = self.lock.holder(&waiter.request.owner).is_some();
         let answer = match self.grant(state, &waiter.request, true) {
-            Ok(Some(grant)) => {
+            Ok(Some((grant, is_new))) => {
                 state.metrics.grants_after_wait += 1;
-                state.metrics.hand_offs += u64::from(!is_holder);
+                state.metrics.hand_offs += u64::from(is_new);
                 state.metrics.waits.add(self.now.us - waiter.since_us);
                 Answer::Granted(grant)
             }
