@@ -117,6 +117,24 @@ pub(crate) fn may_block(ctx: &Context) -> bool {
     }
 }
 
+thread_local! {
+    /// Those who were answered and are still to be woken.
+    static ANSWERED: RefCell<Vec<Rc<Ticket>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Wakes the clients that were answered. The time-out callbacks may run before
+/// this returns, so nothing of the module's state may be borrowed meanwhile.
+///
+/// Of the replies of one turn the server writes the newest first. So a command
+/// calls this after its own reply, because whoever gets a lock shall not wait
+/// until the one who gave it back has been told; and the first in line is woken
+/// last.
+pub(super) fn wake_answered() {
+    for ticket in ANSWERED.take().into_iter().rev() {
+        ticket.wake();
+    }
+}
+
 impl Ticket {
     /// A ticket for the client that runs this command. It does not wait yet.
     pub(crate) fn new(
@@ -173,16 +191,22 @@ impl Ticket {
         }
     }
 
-    /// Answers the client and wakes it. It must still wait. The time-out
-    /// callback may run before this returns, so nothing of the module's state
-    /// may be borrowed meanwhile.
-    pub(crate) fn answer(&self, answer: Answer) {
+    /// Answers the client, which must still wait. It is woken at the end of the
+    /// command or timer that runs, by [`wake_answered`].
+    pub(crate) fn answer(self: Rc<Self>, answer: Answer) {
         self.state.replace(State::Answered(answer));
-        // SAFETY: the handle is valid while the state is neither `Told` nor
-        // `Left`, which only the callbacks of that handle set.
+        ANSWERED.with_borrow_mut(|answered| answered.push(self));
+    }
+
+    fn wake(&self) {
+        let handle = self.handle.get();
+        if handle.is_null() {
+            return;
+        }
+        // SAFETY: the handle is valid, since `on_free` has not run yet.
         unsafe {
             if let Some(unblock) = raw::RedisModule_UnblockClient {
-                unblock(self.handle.get(), ptr::null_mut());
+                unblock(handle, ptr::null_mut());
             }
         }
     }
@@ -287,6 +311,7 @@ unsafe extern "C" fn on_free(ctx: *mut raw::RedisModuleCtx, private_data: *mut c
         // SAFETY: `Ticket::block` gave this reference away; the server calls
         // this once for it.
         let ticket = unsafe { Rc::from_raw(private_data.cast_const().cast::<Ticket>()) };
+        ticket.handle.set(ptr::null_mut());
         // SAFETY: a question about the context.
         let client_gone = unsafe {
             raw::RedisModule_BlockedClientDisconnected.is_some_and(|gone| gone(ctx) != 0)

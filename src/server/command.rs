@@ -6,10 +6,10 @@ use redis_module::{Context, RedisError, raw};
 use smallvec::SmallVec;
 
 use crate::error::{LockError, Usage};
-use crate::server::guard;
 use crate::server::registration::{self, CommandDoc};
 use crate::server::reply::Reply;
 use crate::server::word::Word;
+use crate::server::{blocked, guard};
 
 /// A command without its name, at most so many words long, is read without
 /// asking for memory.
@@ -73,5 +73,6 @@ unsafe extern "C" fn invoke<C: Command>(
             context.reply(Err(RedisError::from(&error)));
         }
     }
+    blocked::wake_answered();
     0
 }

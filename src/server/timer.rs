@@ -6,7 +6,7 @@ use std::ptr;
 
 use redis_module::{Context, raw};
 
-use crate::server::guard;
+use crate::server::{blocked, guard};
 
 /// A single timer, set to the earliest time that anybody asked for.
 pub(crate) struct Alarm {
@@ -63,6 +63,7 @@ unsafe extern "C" fn on_timer(ctx: *mut raw::RedisModuleCtx, ring: *mut c_void) 
     // data is a `Ring`.
     let ring = unsafe { std::mem::transmute::<*mut c_void, Ring>(ring) };
     guard::catch("a timer", || ring(&Context::new(ctx)));
+    blocked::wake_answered();
 }
 
 /// Redis 7.0 decides how long to sleep before it runs what is to run before
