@@ -50,7 +50,7 @@ mod server;
 
 use redis_module::{Context, RedisString, Status, raw::ModuleOptions, redis_module};
 
-use crate::server::{registration, subscriptions};
+use crate::server::{registration, subscriptions, timer};
 
 /// Allocations count as the server's memory. The unit tests run without a server.
 #[cfg(not(test))]
@@ -93,6 +93,17 @@ fn init(ctx: &Context, args: &[RedisString]) -> Status {
         return Status::Err;
     }
     events::warn_if_locks_may_be_evicted(ctx);
+    timer::start(ctx);
+    Status::Ok
+}
+
+/// The server itself refuses to unload a module for which clients wait.
+fn deinit(ctx: &Context) -> Status {
+    if manager::keeps_leases() {
+        ctx.log_warning("the module is not unloaded: it keeps up the leases of sessions");
+        return Status::Err;
+    }
+    timer::stop(ctx);
     Status::Ok
 }
 
@@ -102,5 +113,6 @@ redis_module! {
     allocator: (Allocator, ALLOCATOR),
     data_types: [],
     init: init,
+    deinit: deinit,
     commands: [],
 }

@@ -197,6 +197,11 @@ pub(crate) fn anybody_waits() -> bool {
     STATE.with_borrow(|state| !state.queues.is_empty())
 }
 
+/// Whether any lease is kept up because a connection lives.
+pub(crate) fn keeps_leases() -> bool {
+    STATE.with_borrow(|state| !state.sessions.is_empty())
+}
+
 /// Somebody did something to this key. It may be called where writing is not
 /// allowed, so it only sees to it that the key is looked at very soon.
 pub(crate) fn key_touched(ctx: &Context, key: KeyRef<'_>) {

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use redis::Value;
-use redis_lock_testing::{Client, TestServer, eventually, int, nil, status};
+use redis_lock_testing::{Client, TestServer, eventually, int, module, nil, status};
 
 const LONG: &str = "LEASE 600000";
 
@@ -342,6 +342,20 @@ fn swapdb_with_waiters_on_both_sides_grants_in_each_database_what_is_free_there(
     assert!(token(&line[3].reply()) > fence);
 }
 
+fn await_unloaded(server: &TestServer, client: &mut Client) {
+    let mut last = Value::Nil;
+    let deadline = Instant::now() + redis_lock_testing::SOON;
+    while last != status("OK") {
+        assert!(
+            Instant::now() < deadline,
+            "MODULE UNLOAD: {last:?}\n{}",
+            server.log()
+        );
+        last = client.call("MODULE UNLOAD lock");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 #[test]
 fn the_module_can_be_unloaded_only_when_nobody_waits() {
     let server = start();
@@ -352,22 +366,27 @@ fn the_module_can_be_unloaded_only_when_nobody_waits() {
     assert_eq!(holder.call("LOCK.RELEASE k holder"), int(1));
     token(&line[0].reply());
     assert_eq!(holder.call("LOCK.RELEASE k waiter0"), int(1));
-    let mut last = Value::Nil;
-    let deadline = Instant::now() + redis_lock_testing::SOON;
-    while last != status("OK") {
-        assert!(
-            Instant::now() < deadline,
-            "MODULE UNLOAD: {last:?}\n{}",
-            server.log()
-        );
-        last = holder.call("MODULE UNLOAD lock");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    await_unloaded(&server, &mut holder);
     assert!(
         holder
             .error("LOCK.ACQUIRE k holder")
             .starts_with("ERR unknown command")
     );
+    server.assert_sound();
+}
+
+#[test]
+fn the_module_is_not_unloaded_while_it_keeps_up_a_session_and_works_when_loaded_again() {
+    let server = start();
+    let (mut admin, mut holder) = (server.client(), server.client());
+    token(&holder.call("LOCK.ACQUIRE k holder SESSION"));
+    assert!(admin.error("MODULE UNLOAD lock").starts_with("ERR "));
+    assert_eq!(holder.call("LOCK.RELEASE k holder"), int(1));
+    await_unloaded(&server, &mut admin);
+    let load = format!("MODULE LOAD {}", module().display());
+    assert_eq!(admin.call(&load), status("OK"));
+    let fence = token(&holder.call("LOCK.ACQUIRE k holder LEASE 500"));
+    assert!(token(&waiters(&server, "k", 1)[0].reply()) > fence);
     server.assert_sound();
 }
 

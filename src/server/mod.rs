@@ -14,6 +14,7 @@ pub(crate) mod clients;
 pub(crate) mod clock;
 pub(crate) mod command;
 pub(crate) mod guard;
+mod kernel_timer;
 pub(crate) mod keyspace;
 pub(crate) mod notifications;
 pub(crate) mod open_lock;
