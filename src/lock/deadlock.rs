@@ -13,7 +13,9 @@
 //! nothing but the holders, which are followed anyhow. So a wait whose holders
 //! wait for nothing costs one look into a map.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
+
+use hashbrown::HashMap;
 
 use crate::lock::request::Owner;
 use crate::lock::waiters::{KeyBuf, KeyRef, WaitQueues, WaiterId};
@@ -56,8 +58,9 @@ pub(crate) fn find<'h, T>(
     holders: impl Iterator<Item = &'h Owner>,
     newcomer: &Owner,
 ) -> Option<Vec<Link>> {
-    if queues.first_id_of(key, newcomer).is_some() {
-        // It waits there already, and will get both with one grant.
+    // Where nobody waits, no cycle can close; and one that waits there already
+    // will get both with one grant.
+    if queues.is_empty() || queues.first_id_of(key, newcomer).is_some() {
         return None;
     }
     let mut search = Search {

@@ -16,8 +16,7 @@
 //!
 //! The limit is 0 for a shared hold; the end is in milliseconds since 1970.
 
-use std::collections::HashMap;
-
+use hashbrown::HashMap;
 use smallvec::SmallVec;
 
 use crate::error::LockError;

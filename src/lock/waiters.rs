@@ -21,10 +21,11 @@
 //! key. A look that comes too early costs a look; the time is never moved back,
 //! so none can come too late.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::rc::Rc;
 
+use hashbrown::{Equivalent, HashMap};
 use smallvec::SmallVec;
 
 use crate::error::LockError;
@@ -34,7 +35,7 @@ use crate::lock::record::Holder;
 use crate::lock::request::{AcquireRequest, Owner};
 
 /// A key, by the number of its database and its name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct KeyRef<'k> {
     /// The database.
     pub(crate) db: i32,
@@ -56,6 +57,13 @@ impl KeyBuf {
             db: self.db,
             name: &self.name,
         }
+    }
+}
+
+/// Both have the same fields, and so the same hash.
+impl Equivalent<KeyBuf> for KeyRef<'_> {
+    fn equivalent(&self, key: &KeyBuf) -> bool {
+        *self == key.as_ref()
     }
 }
 
@@ -94,9 +102,8 @@ pub(crate) struct NotedHolder {
 
 #[derive(Debug)]
 struct Queue<T> {
-    name: Rc<[u8]>,
     waiters: BTreeMap<WaiterId, Waiter<T>>,
-    by_owner: HashMap<Owner, BTreeSet<WaiterId>>,
+    by_owner: BTreeSet<(Owner, WaiterId)>,
     /// Who held the lock when it was looked at last.
     holders: SmallVec<[NotedHolder; 1]>,
     /// The last waiter that was found to wait for long.
@@ -104,28 +111,34 @@ struct Queue<T> {
     look_at_ms: Option<i64>,
 }
 
-impl<T> Queue<T> {
-    fn new(name: Rc<[u8]>) -> Self {
+impl<T> Default for Queue<T> {
+    fn default() -> Self {
         Self {
-            name,
             waiters: BTreeMap::new(),
-            by_owner: HashMap::new(),
+            by_owner: BTreeSet::new(),
             holders: SmallVec::new(),
             slow: None,
             look_at_ms: None,
         }
     }
+}
+
+impl<T> Queue<T> {
+    fn insert(&mut self, id: WaiterId, waiter: Waiter<T>) {
+        self.by_owner.insert((waiter.request.owner.clone(), id));
+        self.waiters.insert(id, waiter);
+    }
 
     fn remove(&mut self, id: WaiterId) -> Option<Waiter<T>> {
         let waiter = self.waiters.remove(&id)?;
-        let owner = &waiter.request.owner;
-        if let Some(ids) = self.by_owner.get_mut(owner) {
-            ids.remove(&id);
-            if ids.is_empty() {
-                self.by_owner.remove(owner);
-            }
-        }
+        self.by_owner.remove(&(waiter.request.owner.clone(), id));
         Some(waiter)
+    }
+
+    fn first_id_of(&self, owner: &Owner) -> Option<WaiterId> {
+        let mut from_its_first = self.by_owner.range((owner.clone(), WaiterId(0))..);
+        let (next, id) = from_its_first.next()?;
+        (next == owner).then_some(*id)
     }
 }
 
@@ -140,10 +153,13 @@ pub(crate) struct Counts {
     pub(crate) planned_looks: usize,
 }
 
+/// So few contended keys never cost the time to make and remove a table.
+const QUEUES_ALWAYS_ROOM_FOR: usize = 16;
+
 /// All queues of a server. A key has one exactly while somebody waits for it.
 #[derive(Debug)]
 pub(crate) struct WaitQueues<T> {
-    by_db: HashMap<i32, HashMap<Rc<[u8]>, Queue<T>>>,
+    by_key: HashMap<KeyBuf, Queue<T>>,
     looks: BTreeSet<(i64, KeyBuf)>,
     /// The keys for which each owner waits, each once. Ordered maps give their
     /// memory back when those who waited have gone.
@@ -156,7 +172,7 @@ pub(crate) struct WaitQueues<T> {
 impl<T> Default for WaitQueues<T> {
     fn default() -> Self {
         Self {
-            by_db: HashMap::new(),
+            by_key: HashMap::new(),
             looks: BTreeSet::new(),
             waits: BTreeMap::new(),
             waiting_for_several: BTreeSet::new(),
@@ -167,26 +183,26 @@ impl<T> Default for WaitQueues<T> {
 
 impl<T> WaitQueues<T> {
     fn queue(&self, key: KeyRef<'_>) -> Option<&Queue<T>> {
-        self.by_db.get(&key.db)?.get(key.name)
+        self.by_key.get(&key)
     }
 
     fn queue_mut(&mut self, key: KeyRef<'_>) -> Option<&mut Queue<T>> {
-        self.by_db.get_mut(&key.db)?.get_mut(key.name)
+        self.by_key.get_mut(&key)
     }
 
     /// Counts what is remembered.
     pub(crate) fn counts(&self) -> Counts {
-        let queues = || self.by_db.values().flat_map(HashMap::values);
+        let queues = self.by_key.values();
         Counts {
-            waiters: queues().map(|queue| queue.waiters.len()).sum(),
-            contended_keys: queues().count(),
+            waiters: queues.map(|queue| queue.waiters.len()).sum(),
+            contended_keys: self.by_key.len(),
             planned_looks: self.looks.len(),
         }
     }
 
     /// Whether nobody waits for anything.
     pub(crate) fn is_empty(&self) -> bool {
-        self.by_db.is_empty()
+        self.by_key.is_empty()
     }
 
     /// Whether anybody waits for this key.
@@ -216,32 +232,20 @@ impl<T> WaitQueues<T> {
         let id = WaiterId(self.next_id);
         self.next_id += 1;
         let ticket = ticket(id);
-        let queues = self.by_db.entry(key.db).or_default();
-        let queue = match queues.get_mut(key.name) {
-            Some(queue) => queue,
-            None => {
-                let name: Rc<[u8]> = key.name.into();
-                queues
-                    .entry(Rc::clone(&name))
-                    .or_insert_with(|| Queue::new(name))
-            }
-        };
-        let ids = queue.by_owner.entry(request.owner.clone()).or_default();
-        ids.insert(id);
-        if ids.len() == 1 {
-            let name = Rc::clone(&queue.name);
-            let waits = self.waits.entry(request.owner.clone()).or_default();
-            waits.push(KeyBuf { db: key.db, name });
-            if waits.len() == 2 {
-                self.waiting_for_several.insert(request.owner.clone());
-            }
-        }
+        let owner = request.owner.clone();
         let waiter = Waiter {
             request,
             since_us,
             ticket: ticket.clone(),
         };
-        queue.waiters.insert(id, waiter);
+        let known = self.by_key.get_key_value(&key);
+        let key = known.map_or_else(|| key.into(), |(key, _)| key.clone());
+        let queue = self.by_key.entry(key.clone()).or_default();
+        let waits_already = queue.first_id_of(&owner).is_some();
+        queue.insert(id, waiter);
+        if !waits_already {
+            self.note_wait(key, owner);
+        }
         Ok(ticket)
     }
 
@@ -250,11 +254,22 @@ impl<T> WaitQueues<T> {
         let queue = self.queue_mut(key)?;
         let waiter = queue.remove(id)?;
         let owner = &waiter.request.owner;
-        if !queue.by_owner.contains_key(owner) {
+        let (waits_no_more, empty) = (queue.first_id_of(owner).is_none(), queue.waiters.is_empty());
+        if waits_no_more {
             self.forget_wait(key, owner);
         }
-        self.forget_if_empty(key);
+        if empty {
+            self.forget_queue(key);
+        }
         Some(waiter)
+    }
+
+    fn note_wait(&mut self, key: KeyBuf, owner: Owner) {
+        let waits = self.waits.entry(owner.clone()).or_default();
+        waits.push(key);
+        if waits.len() == 2 {
+            self.waiting_for_several.insert(owner);
+        }
     }
 
     fn forget_wait(&mut self, key: KeyRef<'_>, owner: &Owner) {
@@ -288,7 +303,7 @@ impl<T> WaitQueues<T> {
 
     /// The first request of this owner in the key's queue.
     pub(crate) fn first_id_of(&self, key: KeyRef<'_>, owner: &Owner) -> Option<WaiterId> {
-        self.queue(key)?.by_owner.get(owner)?.first().copied()
+        self.queue(key)?.first_id_of(owner)
     }
 
     /// The keys for which this owner waits.
@@ -340,17 +355,16 @@ impl<T> WaitQueues<T> {
     /// The keys of a database that somebody waits for, each with the time since
     /// which the first in line has waited.
     pub(crate) fn contended_keys(&self, db: i32) -> impl Iterator<Item = (KeyBuf, i64)> {
-        let queues = self.by_db.get(&db).into_iter().flat_map(HashMap::values);
-        queues.filter_map(move |queue| {
+        let queues = self.by_key.iter().filter(move |(key, _)| key.db == db);
+        queues.filter_map(|(key, queue)| {
             let (_, first) = queue.waiters.first_key_value()?;
-            let name = Rc::clone(&queue.name);
-            Some((KeyBuf { db, name }, first.since_us))
+            Some((key.clone(), first.since_us))
         })
     }
 
     /// Since when the one has waited that has waited longest.
     pub(crate) fn longest_since_us(&self) -> Option<i64> {
-        let queues = self.by_db.values().flat_map(HashMap::values);
+        let queues = self.by_key.values();
         let firsts = queues.filter_map(|queue| queue.waiters.first_key_value());
         firsts.map(|(_, first)| first.since_us).min()
     }
@@ -386,40 +400,21 @@ impl<T> WaitQueues<T> {
 
     /// Has the key looked at again at `at_ms` or earlier, if anybody waits for it.
     pub(crate) fn look_by(&mut self, key: KeyRef<'_>, at_ms: i64) {
-        let Some(queue) = self.queue_mut(key) else {
+        let Some((key, queue)) = self.by_key.get_key_value_mut(&key) else {
             return;
         };
         if queue.look_at_ms.is_some_and(|planned| planned <= at_ms) {
             return;
         }
-        let planned = queue.look_at_ms.replace(at_ms);
-        let mut entry = (
-            at_ms,
-            KeyBuf {
-                db: key.db,
-                name: Rc::clone(&queue.name),
-            },
-        );
-        if let Some(planned) = planned {
-            entry.0 = planned;
-            self.looks.remove(&entry);
-            entry.0 = at_ms;
+        if let Some(planned_ms) = queue.look_at_ms.replace(at_ms) {
+            self.looks.remove(&(planned_ms, key.clone()));
         }
-        self.looks.insert(entry);
+        self.looks.insert((at_ms, key.clone()));
     }
 
     /// Has every contended key looked at again at `at_ms` or earlier.
     pub(crate) fn look_at_all_by(&mut self, at_ms: i64) {
-        let keys: Vec<KeyBuf> = self
-            .by_db
-            .iter()
-            .flat_map(|(&db, queues)| {
-                queues.keys().map(move |name| KeyBuf {
-                    db,
-                    name: Rc::clone(name),
-                })
-            })
-            .collect();
+        let keys: Vec<KeyBuf> = self.by_key.keys().cloned().collect();
         for key in keys {
             self.look_by(key.as_ref(), at_ms);
         }
@@ -442,29 +437,16 @@ impl<T> WaitQueues<T> {
         Some(key)
     }
 
-    fn forget_if_empty(&mut self, key: KeyRef<'_>) {
-        let Some(queues) = self.by_db.get_mut(&key.db) else {
-            return;
-        };
-        if !queues
-            .get(key.name)
-            .is_some_and(|queue| queue.waiters.is_empty())
-        {
-            return;
-        }
-        if let Some(queue) = queues.remove(key.name)
+    fn forget_queue(&mut self, key: KeyRef<'_>) {
+        if let Some((key, queue)) = self.by_key.remove_entry(&key)
             && let Some(at_ms) = queue.look_at_ms
         {
-            self.looks.remove(&(
-                at_ms,
-                KeyBuf {
-                    db: key.db,
-                    name: queue.name,
-                },
-            ));
+            self.looks.remove(&(at_ms, key));
         }
-        if queues.is_empty() {
-            self.by_db.remove(&key.db);
+        // When a crowd has gone, so shall the memory that it took.
+        let (len, capacity) = (self.by_key.len(), self.by_key.capacity());
+        if len < capacity / 8 && capacity > QUEUES_ALWAYS_ROOM_FOR {
+            self.by_key.shrink_to(QUEUES_ALWAYS_ROOM_FOR.max(2 * len));
         }
     }
 }
