@@ -86,22 +86,29 @@ fn describe(report: &mut String, conditions: &Conditions) -> Result<()> {
     }
     report.push_str(
         "\nFigures are medians of the rounds, with the least and the greatest in brackets. \
-         \"× ours\" is how many times this module's figure it is.\n",
+         \"× ours\" is how many times this module's figure it is. A floor is what plain commands \
+         reach in the module's place: `blpop` passes an element of a list to a blocked client, \
+         `set-del` sets a key and deletes it.\n",
     );
     Ok(())
 }
 
 /// The targets as a Markdown table.
 pub fn targets(verdicts: &[Verdict]) -> Result<String> {
-    let mut table = String::from("| | target | reached | |\n|---|---|---|---|\n");
+    let mut table = String::from("| | target | reached | | floor |\n|---|---|---|---|---|\n");
     for verdict in verdicts {
         let bound = match verdict.bound {
             Bound::AtMost(most) => format!("≤ {most}"),
             Bound::AtLeast(least) => format!("≥ {least}"),
         };
+        let floor = verdict
+            .floor
+            .as_ref()
+            .map(|floor| format!("{:.2} (`{}`)", floor.reached, floor.contender))
+            .unwrap_or_default();
         writeln!(
             table,
-            "| {} | {bound} | {:.3} ({:.3} to {:.3}) | {} |",
+            "| {} | {bound} | {:.3} ({:.3} to {:.3}) | {} | {floor} |",
             verdict.target,
             verdict.reached,
             verdict.spread.0,

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::results::{Results, Series};
+use crate::results::Results;
 use crate::scenarios::DURABLE;
 
 const OURS: &str = "redislock";
@@ -31,70 +31,87 @@ pub struct Verdict {
     /// The least and the greatest of the rounds.
     pub spread: (f64, f64),
     pub met: bool,
+    /// Plain commands of the server in the place of this module, where that
+    /// says what could be reached at all.
+    pub floor: Option<Floor>,
+}
+
+/// What plain commands reach.
+#[derive(Serialize)]
+pub struct Floor {
+    pub contender: &'static str,
+    pub reached: f64,
 }
 
 /// Judges all targets whose figures have been measured.
 pub fn judge(results: &Results) -> Vec<Verdict> {
-    let ours = |scenario: &str, metric| results.find(scenario, OURS, metric);
-    let theirs = |scenario, contender, metric| results.find(scenario, contender, metric);
-    let mut verdicts: Vec<Option<Verdict>> = vec![
-        ratio(
+    let bench = Measured(results);
+    let mut verdicts = vec![
+        bench.ratio(
             "hand-off p50, one waiter, to `LPUSH` → `BLPOP`",
             Bound::AtMost(1.10),
-            ours("hand-off-1", HAND_OFF),
-            theirs("hand-off-1", "blpop", HAND_OFF),
+            ("hand-off-1", HAND_OFF),
+            ("hand-off-1", "blpop"),
+            None,
         ),
-        ratio(
+        bench.ratio(
             "hand-off p50, one waiter, to Redisson's scripts and pub/sub",
             Bound::AtMost(0.45),
-            ours("hand-off-1", HAND_OFF),
-            theirs("hand-off-1", "redisson-scripts", HAND_OFF),
+            ("hand-off-1", HAND_OFF),
+            ("hand-off-1", "redisson-scripts"),
+            Some("blpop"),
         ),
-        ratio(
+        bench.ratio(
             "hand-off p50, 1,000 waiters, to one waiter",
             Bound::AtMost(1.25),
-            ours("hand-off-1000", HAND_OFF),
-            ours("hand-off-1", HAND_OFF),
+            ("hand-off-1000", HAND_OFF),
+            ("hand-off-1", OURS),
+            Some("blpop"),
         ),
-        ratio(
+        bench.ratio(
             "server CPU of an uncontended pair, pipelined, to `SET NX PX` + `DEL`",
             Bound::AtMost(1.5),
-            ours("pipelined-cpu", PAIR_CPU),
-            theirs("pipelined-cpu", "set-del", PAIR_CPU),
+            ("pipelined-cpu", PAIR_CPU),
+            ("pipelined-cpu", "set-del"),
+            None,
         ),
-        ratio(
+        bench.ratio(
             "the same, to Redisson's two scripts by `EVALSHA`",
             Bound::AtMost(0.28),
-            ours("pipelined-cpu", PAIR_CPU),
-            theirs("pipelined-cpu", "redisson-scripts", PAIR_CPU),
+            ("pipelined-cpu", PAIR_CPU),
+            ("pipelined-cpu", "redisson-scripts"),
+            Some("set-del"),
         ),
-        ratio(
+        bench.ratio(
             "sections/s, 64 clients, to real Redisson, a process each",
             Bound::AtLeast(5.0),
-            ours("contended-64", SECTIONS),
-            theirs("contended-64", "redisson-apart", SECTIONS),
+            ("contended-64", SECTIONS),
+            ("contended-64", "redisson-apart"),
+            Some("blpop"),
         ),
-        ratio(
+        bench.ratio(
             "the same, to Redisson in one process, whose threads pass each other",
             Bound::AtLeast(5.0),
-            ours("contended-64", SECTIONS),
-            theirs("contended-64", "redisson", SECTIONS),
+            ("contended-64", SECTIONS),
+            ("contended-64", "redisson"),
+            Some("blpop"),
         ),
-        absolute(
+        bench.figure(
             "Jain's fairness, 64 clients",
             Bound::AtLeast(0.99),
-            ours("contended-64", FAIRNESS),
+            ("contended-64", FAIRNESS),
         ),
-        absolute(
+        bench.figure(
             "next holder after the lease's end, p99, ms",
             Bound::AtMost(2.0),
-            ours("expiry", AFTER_LEASE),
+            ("expiry", AFTER_LEASE),
         ),
-        ratio(
+        bench.ratio(
             "memory of a held lock, to Redisson's",
             Bound::AtMost(1.25),
-            ours("memory-lock", LOCK_BYTES),
-            theirs("memory-lock", "redisson-scripts", LOCK_BYTES),
+            ("memory-lock", LOCK_BYTES),
+            ("memory-lock", "redisson-scripts"),
+            None,
         ),
     ];
     let slower = Bound::AtMost(1.6);
@@ -118,51 +135,81 @@ pub fn judge(results: &Results) -> Vec<Verdict> {
         ),
         ("memory-lock", LOCK_BYTES, "memory of a held lock"),
     ] {
-        verdicts.push(ratio(
+        verdicts.push(bench.ratio(
             &format!("with AOF and a replica, to without: {what}"),
             slower,
-            ours(&format!("{scenario}{DURABLE}"), metric),
-            ours(scenario, metric),
+            (&format!("{scenario}{DURABLE}"), metric),
+            (scenario, OURS),
+            Some("set-del-beside"),
         ));
     }
-    verdicts.push(ratio(
+    let durable = format!("contended-64{DURABLE}");
+    verdicts.push(bench.ratio(
         "without AOF and a replica, to with: sections/s, 64 clients",
         slower,
-        ours("contended-64", SECTIONS),
-        ours(&format!("contended-64{DURABLE}"), SECTIONS),
+        ("contended-64", SECTIONS),
+        (&durable, OURS),
+        None,
     ));
-    verdicts.push(absolute(
+    verdicts.push(bench.figure(
         "with AOF and a replica: Jain's fairness, 64 clients",
         Bound::AtLeast(0.99),
-        ours(&format!("contended-64{DURABLE}"), FAIRNESS),
+        (&durable, FAIRNESS),
     ));
     verdicts.into_iter().flatten().collect()
 }
 
-fn ratio(
+struct Measured<'r>(&'r Results);
+
+impl Measured<'_> {
+    /// Our figure to another of the same metric: of which scenario, and whose.
+    fn ratio(
+        &self,
+        target: &str,
+        bound: Bound,
+        (scenario, metric): (&str, &str),
+        (to_scenario, to_contender): (&str, &str),
+        floor: Option<&'static str>,
+    ) -> Option<Verdict> {
+        let ours = self.0.find(scenario, OURS, metric)?;
+        let theirs = self.0.find(to_scenario, to_contender, metric)?;
+        let floor = floor.and_then(|contender| {
+            let to_contender = if to_contender == OURS {
+                contender
+            } else {
+                to_contender
+            };
+            let floor = self.0.find(scenario, contender, metric)?;
+            let theirs = self.0.find(to_scenario, to_contender, metric)?;
+            let reached = floor.median() / theirs.median();
+            Some(Floor { contender, reached })
+        });
+        // Figures of one round stand closest together in time.
+        let rounds = ours.values.iter().zip(&theirs.values);
+        let ratios: Vec<f64> = rounds.map(|(ours, theirs)| ours / theirs).collect();
+        let reached = ours.median() / theirs.median();
+        Some(verdict(target, bound, reached, &ratios, floor))
+    }
+
+    /// A figure of ours by itself.
+    fn figure(
+        &self,
+        target: &str,
+        bound: Bound,
+        (scenario, metric): (&str, &str),
+    ) -> Option<Verdict> {
+        let ours = self.0.find(scenario, OURS, metric)?;
+        Some(verdict(target, bound, ours.median(), &ours.values, None))
+    }
+}
+
+fn verdict(
     target: &str,
     bound: Bound,
-    ours: Option<&Series>,
-    theirs: Option<&Series>,
-) -> Option<Verdict> {
-    let (ours, theirs) = (ours?, theirs?);
-    // Figures of one round stand closest together in time.
-    let rounds = ours.values.iter().zip(&theirs.values);
-    let ratios: Vec<f64> = rounds.map(|(ours, theirs)| ours / theirs).collect();
-    Some(verdict(
-        target,
-        bound,
-        ours.median() / theirs.median(),
-        &ratios,
-    ))
-}
-
-fn absolute(target: &str, bound: Bound, ours: Option<&Series>) -> Option<Verdict> {
-    let ours = ours?;
-    Some(verdict(target, bound, ours.median(), &ours.values))
-}
-
-fn verdict(target: &str, bound: Bound, reached: f64, rounds: &[f64]) -> Verdict {
+    reached: f64,
+    rounds: &[f64],
+    floor: Option<Floor>,
+) -> Verdict {
     Verdict {
         target: target.into(),
         bound,
@@ -175,6 +222,7 @@ fn verdict(target: &str, bound: Bound, reached: f64, rounds: &[f64]) -> Verdict 
             Bound::AtMost(most) => reached <= most,
             Bound::AtLeast(least) => reached >= least,
         },
+        floor,
     }
 }
 
@@ -202,6 +250,18 @@ mod tests {
         assert_eq!(verdict.reached, 1.2);
         assert_eq!(verdict.spread, (1.0, 3.0));
         assert!(!verdict.met);
+    }
+
+    #[test]
+    fn a_floor_stands_in_our_place() {
+        let mut results = results(&[30.0], &[15.0]);
+        let mut measurement = Measurement::default();
+        measurement.figure(HAND_OFF, 60.0);
+        results.add("hand-off-1", "redisson-scripts", measurement);
+        let verdicts = judge(&results);
+        let verdict = verdicts.last().unwrap();
+        assert_eq!(verdict.reached, 0.5);
+        assert_eq!(verdict.floor.as_ref().unwrap().reached, 0.25);
     }
 
     #[test]
