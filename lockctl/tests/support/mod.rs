@@ -11,8 +11,11 @@ use tempfile::TempDir;
 
 /// `lockctl` for this server.
 pub fn lockctl(server: &TestServer) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_lockctl"));
+    // Tests that a shell runs in the background ignore Ctrl-C, and whatever
+    // they start would too.
+    let mut command = Command::new("env");
     command
+        .args(["--default-signal", env!("CARGO_BIN_EXE_lockctl")])
         .env("REDIS_URL", format!("redis://{}", server.addr()))
         .stdin(Stdio::null());
     command
