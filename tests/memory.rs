@@ -63,6 +63,17 @@ fn a_million_acquires_and_releases_leave_no_memory_behind() {
     assert_nothing_remembered(&mut observer);
 }
 
+/// The first wait and the first release make the tables in which all are counted.
+fn have_times_counted(server: &TestServer) {
+    let (mut holder, mut waiter) = (server.client(), server.client());
+    holder.call("LOCK.ACQUIRE first holder");
+    waiter.send("LOCK.ACQUIRE first waiter BLOCK 0");
+    server.await_blocked(1);
+    assert_eq!(holder.call("LOCK.RELEASE first holder"), int(1));
+    assert!(matches!(waiter.reply(), Value::Int(_)));
+    assert_eq!(waiter.call("LOCK.RELEASE first waiter"), int(1));
+}
+
 #[test]
 fn ten_thousand_waiters_that_come_and_go_leave_no_memory_behind() {
     const ROUNDS: usize = 10;
@@ -120,6 +131,7 @@ fn ten_thousand_waiters_of_whom_nine_in_ten_go_and_the_rest_come_in_order() {
     // clients that know nothing of locks are not of interest.
     drop(block(&|_| "BLPOP nothing 0".into()));
     eventually("all have gone", || observer.info("connected_clients") == 2);
+    have_times_counted(&server);
     holder.call("LOCK.ACQUIRE k holder LEASE 600000");
     let before = used_memory(&mut observer);
     let mut waiters = block(&|i| format!("LOCK.ACQUIRE k owner{i} BLOCK 0"));
