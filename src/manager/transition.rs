@@ -13,7 +13,7 @@ use crate::lock::deadlock::{self, Link};
 use crate::lock::planted::Fault;
 use crate::lock::record::{Acquired, Effects, Holder, Lock, Now};
 use crate::lock::request::{AcquireRequest, ClientId, Owner};
-use crate::lock::waiters::{KeyBuf, KeyRef, Waiter};
+use crate::lock::waiters::{KeyBuf, KeyRef, NotedHolder, Waiter};
 use crate::server::blocked::{Answer, Grant, Ticket};
 use crate::server::clients;
 use crate::server::clock;
@@ -342,9 +342,22 @@ impl<'c> Transition<'c> {
 /// lock now. Says how many leases were over.
 fn count_ends(key: KeyRef<'_>, lock: &mut Lock, now: Now, effects: &mut Effects) -> usize {
     STATE.with_borrow_mut(|state| {
+        // Who is still there is mostly in the same order, so that nobody need
+        // be searched among many.
+        let holders = lock.holders();
+        let mut next = 0;
+        let mut is_gone = |noted: &&NotedHolder| {
+            let is_it = |holder: &Holder| holder.owner == noted.owner;
+            let at = match holders.get(next).is_some_and(is_it) {
+                true => Some(next),
+                false => holders.iter().position(is_it),
+            };
+            next = at.map_or(next, |at| at + 1);
+            at.is_none()
+        };
         let noted = state.queues.holders(key).iter();
         let gone: SmallVec<[Option<i64>; 1]> = noted
-            .filter(|noted| lock.holder(&noted.owner).is_none())
+            .filter(|noted| is_gone(noted))
             .map(|noted| noted.lease_end_ms)
             .collect();
         let over = |end: &&Option<i64>| end.is_some_and(|end_ms| end_ms <= now.ms());
