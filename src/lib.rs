@@ -78,7 +78,7 @@ fn init(ctx: &Context, args: &[RedisString]) -> Status {
     #[cfg(feature = "planted-faults")]
     plant_fault(ctx);
     // Keys are signalled as modified only where they were, see
-    // `server::keyspace`; and the module has no trouble with a replica that
+    // `server::open_lock`; and the module has no trouble with a replica that
     // loads a data set while it serves another.
     ctx.set_module_options(
         ModuleOptions::NO_IMPLICIT_SIGNAL_MODIFIED | ModuleOptions::HANDLE_REPL_ASYNC_LOAD,

@@ -223,12 +223,11 @@ impl<T> WaitQueues<T> {
     where
         T: Clone,
     {
-        if self
-            .queue(key)
-            .is_some_and(|queue| queue.waiters.len() >= max_waiters)
-        {
+        let known = self.by_key.get_key_value(&key);
+        if known.is_some_and(|(_, queue)| queue.waiters.len() >= max_waiters) {
             return Err(LockError::QueueFull { max_waiters });
         }
+        let key = known.map_or_else(|| key.into(), |(key, _)| key.clone());
         let id = WaiterId(self.next_id);
         self.next_id += 1;
         let ticket = ticket(id);
@@ -238,8 +237,6 @@ impl<T> WaitQueues<T> {
             since_us,
             ticket: ticket.clone(),
         };
-        let known = self.by_key.get_key_value(&key);
-        let key = known.map_or_else(|| key.into(), |(key, _)| key.clone());
         let queue = self.by_key.entry(key.clone()).or_default();
         let waits_already = queue.first_id_of(&owner).is_some();
         queue.insert(id, waiter);

@@ -130,9 +130,9 @@ impl Alarm {
 
 impl Precise {
     fn new(ctx: &Context) -> Option<Self> {
+        let timer = KernelTimer::new(|| ALARM.with(Alarm::due))?;
         // SAFETY: asks for a context of this module, which lasts.
         let ctx = unsafe { raw::RedisModule_GetDetachedThreadSafeContext?(ctx.ctx) };
-        let timer = KernelTimer::new(|| ALARM.with(Alarm::due))?;
         let ctx = Context::new(ctx);
         Some(Self { timer, ctx })
     }
