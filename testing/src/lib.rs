@@ -3,6 +3,7 @@
 
 mod client;
 mod cluster;
+pub mod scene;
 mod sentinel;
 mod server;
 

@@ -130,10 +130,19 @@ impl TestServer {
         false
     }
 
-    /// Runs the server to its end with options it can't start with. Returns its log.
+    /// Runs the server to its end with module arguments it can't start with.
+    /// Returns its log.
     pub fn log_of_failed_start(module_args: &[&str]) -> String {
+        Self::log_of_failed_start_with(&[], module_args)
+    }
+
+    /// Runs the server to its end with options, as on its command line, and
+    /// module arguments that it can't start with. Returns its log.
+    pub fn log_of_failed_start_with(options: &[&str], module_args: &[&str]) -> String {
         let dir = tempfile::tempdir().unwrap();
-        let output = Command::new(binary())
+        let log_path = dir.path().join("server.log");
+        let log = File::create(&log_path).unwrap();
+        let mut server = Command::new(binary())
             .args([
                 "--port",
                 "0",
@@ -144,14 +153,31 @@ impl TestServer {
                 "--dir",
             ])
             .arg(dir.path())
+            .args(options)
             .arg("--loadmodule")
             .arg(module())
             .args(module_args)
             .stdin(Stdio::null())
-            .output()
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .spawn()
             .unwrap();
-        assert!(!output.status.success(), "the server started");
-        String::from_utf8_lossy(&output.stdout).into_owned()
+        let said = || std::fs::read_to_string(&log_path).unwrap();
+        let deadline = Instant::now() + SOON;
+        let ended = loop {
+            if let Some(ended) = server.try_wait().unwrap() {
+                break Some(ended);
+            }
+            if said().contains("eady to accept connections") || Instant::now() > deadline {
+                break None;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        let _ = server.kill();
+        let _ = server.wait();
+        let failed = ended.is_some_and(|status| !status.success());
+        assert!(failed, "the server started:\n{}", said());
+        said()
     }
 
     /// Kills the server as a crash would, and starts it again on its data.

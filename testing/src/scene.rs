@@ -1,0 +1,103 @@
+//! What several tests do to a server and ask of it.
+
+use redis::Value;
+
+use super::{Client, TestServer, eventually, int, nil, status, text};
+
+/// Sends commands as one transaction, and returns their replies.
+///
+/// # Panics
+/// If the server does not execute it.
+#[track_caller]
+pub fn transaction(client: &mut Client, commands: &[&str]) -> Vec<Value> {
+    assert_eq!(client.call("MULTI"), status("OK"));
+    for command in commands {
+        assert_eq!(client.call(command), status("QUEUED"), "{command}");
+    }
+    match client.call("EXEC") {
+        Value::Array(replies) => replies,
+        other => panic!("{commands:?}: {other:?}"),
+    }
+}
+
+/// Waits until the server has no connection of this id any more.
+#[track_caller]
+pub fn await_gone(observer: &mut Client, id: i64) {
+    let name = format!("id={id} ");
+    eventually("the connection is gone", || {
+        !observer.bulk("CLIENT LIST").contains(&name)
+    });
+}
+
+/// Waits until the server has done what it does by itself because of what was
+/// before: the last such thing is a grant that nobody heard of, which it takes
+/// back.
+#[track_caller]
+pub fn settle(server: &TestServer) {
+    let (mut client, mut gone) = (server.client(), server.client());
+    client.int("LOCK.ACQUIRE settled before LEASE 600000");
+    let id = gone.int("CLIENT ID");
+    gone.send("LOCK.ACQUIRE settled gone LEASE 600000 BLOCK 0");
+    await_waiting(&mut client, "settled", 1);
+    let turn = format!("LOCK.RELEASE settled before\r\nCLIENT KILL ID {id}\r\n");
+    client.send_bytes(turn.as_bytes());
+    assert_eq!([client.reply(), client.reply()], [int(1), int(1)]);
+    eventually("the grant is taken back", || {
+        client.call("HGET settled gone") == nil()
+    });
+}
+
+/// Waits until so many wait for a lock.
+#[track_caller]
+pub fn await_waiting(observer: &mut Client, key: &str, count: i64) {
+    eventually(&format!("{count} wait for {key}"), || {
+        waiting(observer, key) == count
+    });
+}
+
+/// How many wait for a lock.
+///
+/// # Panics
+/// If the server does not tell.
+#[track_caller]
+pub fn waiting(observer: &mut Client, key: &str) -> i64 {
+    let info = observer.call(&format!("LOCK.INFO {key}"));
+    match field(&info, "waiting") {
+        Value::Int(count) => *count,
+        other => panic!("{other:?} is no number"),
+    }
+}
+
+/// The names of those who hold a lock, as `LOCK.INFO` or `LOCK.LIST` shows it.
+#[track_caller]
+pub fn holders(shown: &Value) -> Vec<String> {
+    let Value::Array(holders) = field(shown, "holders") else {
+        panic!("{shown:?} has no list of holders");
+    };
+    let name = |holder: &Value| match holder {
+        Value::BulkString(name) => String::from_utf8_lossy(name).into_owned(),
+        other => panic!("{other:?} is no name"),
+    };
+    holders
+        .iter()
+        .map(|holder| match holder {
+            Value::BulkString(_) => name(holder),
+            map => name(field(map, "owner")),
+        })
+        .collect()
+}
+
+/// The value of a field in a flat list of names and values.
+///
+/// # Panics
+/// If it is not there.
+#[track_caller]
+pub fn field<'r>(map: &'r Value, name: &str) -> &'r Value {
+    let Value::Array(words) = map else {
+        panic!("{map:?} is no list of names and values");
+    };
+    words
+        .chunks(2)
+        .find(|pair| pair[0] == text(name))
+        .map_or_else(|| panic!("{map:?} has no {name}"), |pair| &pair[1])
+}
