@@ -1,0 +1,259 @@
+//! A server that refuses writes does not write by itself either.
+
+use std::time::{Duration, Instant};
+
+use redis::Value;
+use redis_lock_testing::scene::{await_gone, await_waiting};
+use redis_lock_testing::{Client, TestServer, eventually, int, nil, status, text};
+
+const LEASE: &str = "LEASE 600000";
+
+#[track_caller]
+fn token(reply: &Value) -> i64 {
+    match reply {
+        Value::Int(token) => *token,
+        other => panic!("{other:?} is no token"),
+    }
+}
+
+/// Locks that come free while the server refuses writes, one because its lease
+/// ends, one because its session closes. Somebody waits for each.
+struct Scene {
+    server: TestServer,
+    observer: Client,
+    session: Option<Client>,
+    waiters: Vec<(&'static str, Client)>,
+}
+
+impl Scene {
+    fn set(server: TestServer) -> Self {
+        let mut observer = server.client();
+        observer.int(&format!("LOCK.ACQUIRE ended holder {LEASE}"));
+        let mut session = server.client();
+        session.int(&format!("LOCK.ACQUIRE closed holder {LEASE} SESSION"));
+        let mut waiters = Vec::new();
+        for key in ["ended", "closed"] {
+            let mut waiter = server.client();
+            waiter.send(&format!("LOCK.ACQUIRE {key} waiter {LEASE} BLOCK 0"));
+            await_waiting(&mut observer, key, 1);
+            waiters.push((key, waiter));
+        }
+        Self {
+            server,
+            observer,
+            session: Some(session),
+            waiters,
+        }
+    }
+
+    /// A session whose lease is kept up, and a waiter behind it.
+    fn keep_a_session(&mut self) -> (Client, i64) {
+        let mut kept = self.server.client();
+        let id = kept.int("CLIENT ID");
+        kept.int("LOCK.ACQUIRE kept holder LEASE 1500 SESSION");
+        let mut waiter = self.server.client();
+        waiter.send(&format!("LOCK.ACQUIRE kept waiter {LEASE} BLOCK 0"));
+        await_waiting(&mut self.observer, "kept", 1);
+        self.waiters.push(("kept", waiter));
+        (kept, id)
+    }
+
+    /// Lets the lease be over while writes are refused.
+    fn end_the_lease_after_that(&mut self) {
+        let renew = "LOCK.RENEW ended holder LEASE 1000";
+        assert_eq!(self.observer.call(renew), int(1));
+    }
+
+    /// Writes are refused now. Nothing may be handed on.
+    #[track_caller]
+    fn assert_nothing_is_granted(&mut self, code: &str) {
+        let error = self.observer.error("LOCK.ACQUIRE another holder");
+        assert!(error.starts_with(code), "{error}");
+        drop(self.session.take());
+        let observer = &mut self.observer;
+        eventually("the lease is over", || {
+            observer.call("HGET ended holder") == nil()
+        });
+        // It is the absence of an event that is observed, for longer than the
+        // module leaves a contended lock alone.
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_millis(1500) {
+            for (key, _) in &self.waiters {
+                let granted = observer.call(&format!("HGET {key} waiter"));
+                assert_eq!(granted, nil(), "{key} was handed on");
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Writes are accepted again. Everybody gets what is free.
+    #[track_caller]
+    fn assert_granted(mut self) {
+        for (key, mut waiter) in std::mem::take(&mut self.waiters) {
+            let granted = token(&waiter.reply());
+            let stored = self.observer.call(&format!("HGET {key} @fence"));
+            assert_eq!(stored, text(granted.to_string()), "{key}");
+        }
+        self.server.assert_sound();
+    }
+}
+
+fn set(client: &mut Client, name: &str, value: &str) {
+    let words = [
+        b"CONFIG",
+        b"SET".as_slice(),
+        name.as_bytes(),
+        value.as_bytes(),
+    ];
+    assert_eq!(client.words(&words), status("OK"), "{name} {value}");
+}
+
+#[test]
+fn without_enough_replicas_nothing_is_handed_on_until_fewer_will_do() {
+    let mut scene = Scene::set(TestServer::start());
+    scene.end_the_lease_after_that();
+    set(&mut scene.observer, "min-replicas-to-write", "1");
+    scene.assert_nothing_is_granted("NOREPLICAS ");
+    set(&mut scene.observer, "min-replicas-to-write", "0");
+    scene.assert_granted();
+}
+
+#[test]
+fn without_enough_replicas_nothing_is_handed_on_until_one_has_come() {
+    let server = TestServer::start_with(&["--repl-diskless-sync-delay", "0"]);
+    let mut scene = Scene::set(server);
+    scene.end_the_lease_after_that();
+    set(&mut scene.observer, "min-replicas-to-write", "1");
+    scene.assert_nothing_is_granted("NOREPLICAS ");
+    let _replica = scene.server.replica(false);
+    scene.assert_granted();
+}
+
+/// Its lease is not moved, and it ends.
+#[track_caller]
+fn assert_not_kept_up(scene: &mut Scene) {
+    let end = scene.observer.int("PEXPIRETIME kept");
+    let observer = &mut scene.observer;
+    eventually("the session's lease is over", || {
+        let now = observer.int("PEXPIRETIME kept");
+        assert!(now <= end, "the session was kept up, or handed on");
+        now == -2
+    });
+}
+
+#[test]
+fn without_enough_replicas_no_session_is_kept_up() {
+    let mut scene = Scene::set(TestServer::start());
+    let (_kept, id) = scene.keep_a_session();
+    set(&mut scene.observer, "min-replicas-to-write", "1");
+    assert_not_kept_up(&mut scene);
+    // Who holds by a connection must not believe in it any longer.
+    await_gone(&mut scene.observer, id);
+    set(&mut scene.observer, "min-replicas-to-write", "0");
+    drop(scene.session.take());
+    scene.observer.call("DEL ended");
+    scene.assert_granted();
+}
+
+/// A server whose next snapshot fails, because its name is a folder's.
+fn without_a_disk() -> TestServer {
+    let server = TestServer::start_with(&["--dbfilename", "folder"]);
+    let mut client = server.client();
+    let Value::Array(words) = client.call("CONFIG GET dir") else {
+        panic!("CONFIG GET did not answer a list");
+    };
+    let Value::BulkString(dir) = &words[1] else {
+        panic!("{words:?} names no folder");
+    };
+    let dir = String::from_utf8(dir.clone()).unwrap();
+    std::fs::create_dir(std::path::Path::new(&dir).join("folder")).unwrap();
+    set(&mut client, "save", "3600 1");
+    server
+}
+
+fn fail_a_snapshot(client: &mut Client) {
+    client.call("BGSAVE");
+    eventually("the snapshot has failed", || {
+        let info = client.bulk("INFO persistence");
+        info.contains("rdb_last_bgsave_status:err")
+    });
+}
+
+#[test]
+fn after_a_failed_snapshot_nothing_is_handed_on_until_that_is_allowed() {
+    let mut scene = Scene::set(without_a_disk());
+    scene.end_the_lease_after_that();
+    fail_a_snapshot(&mut scene.observer);
+    scene.assert_nothing_is_granted("MISCONF ");
+    set(&mut scene.observer, "stop-writes-on-bgsave-error", "no");
+    scene.assert_granted();
+}
+
+#[test]
+fn after_a_failed_snapshot_no_session_is_kept_up() {
+    let mut scene = Scene::set(without_a_disk());
+    let (_kept, id) = scene.keep_a_session();
+    fail_a_snapshot(&mut scene.observer);
+    assert_not_kept_up(&mut scene);
+    await_gone(&mut scene.observer, id);
+    set(&mut scene.observer, "stop-writes-on-bgsave-error", "no");
+    drop(scene.session.take());
+    scene.observer.call("DEL ended");
+    scene.assert_granted();
+}
+
+/// The append-only file is a device that is always full.
+#[test]
+fn while_the_append_only_file_is_full_nothing_is_handed_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("appendonlydir");
+    std::fs::create_dir(&folder).unwrap();
+    for name in ["temp-appendonly.aof.incr", "appendonly.aof.1.incr.aof"] {
+        std::os::unix::fs::symlink("/dev/full", folder.join(name)).unwrap();
+    }
+    let path = dir.path().to_str().unwrap();
+    let mut scene = Scene::set(TestServer::start_with(&["--dir", path]));
+    set(&mut scene.observer, "appendonly", "yes");
+    scene.end_the_lease_after_that();
+    eventually("the file can't be written", || {
+        let info = scene.observer.bulk("INFO persistence");
+        info.contains("aof_last_write_status:err")
+    });
+    scene.assert_nothing_is_granted("MISCONF ");
+    set(&mut scene.observer, "appendonly", "no");
+    scene.assert_granted();
+}
+
+#[test]
+fn a_writable_replica_takes_locks_but_neither_waits_nor_keeps_sessions() {
+    let server = TestServer::start_with(&["--repl-diskless-sync-delay", "0"]);
+    let replica = server.replica(true);
+    let mut client = replica.client();
+    set(&mut client, "replica-read-only", "no");
+    for options in ["BLOCK 100", "BLOCK 0", "SESSION", "SESSION BLOCK 100"] {
+        // Free or held.
+        for key in ["free", "held"] {
+            if key == "held" {
+                token(&client.call(&format!("LOCK.ACQUIRE held holder {LEASE}")));
+            }
+            let command = format!("LOCK.ACQUIRE {key} another LEASE 1000 {options}");
+            client.send(&command);
+            let reply = client.reply();
+            let Value::ServerError(error) = &reply else {
+                panic!("{command}: {reply:?}");
+            };
+            assert_eq!(error.code(), "READONLY", "{command}: {error:?}");
+        }
+        assert_eq!(client.int("EXISTS free"), 0);
+    }
+    assert_eq!(client.info("blocked_clients"), 0);
+    assert_eq!(client.info("lock_sessions"), 0);
+    // Without them it is as on a primary.
+    let first = client.int(&format!("LOCK.ACQUIRE k a {LEASE}"));
+    assert_eq!(client.int(&format!("LOCK.ACQUIRE k a {LEASE}")), first);
+    assert_eq!(client.call("LOCK.ACQUIRE k b"), nil());
+    assert_eq!(client.call("LOCK.RENEW k a LEASE 600000"), int(1));
+    assert_eq!(client.call("LOCK.RELEASE k a"), int(0));
+    assert_eq!(client.call("LOCK.RELEASE k a"), int(1));
+    assert!(client.int(&format!("LOCK.ACQUIRE k b {LEASE}")) > first);
+}

@@ -1,0 +1,285 @@
+//! Grants that could not be told: what they added is taken back, and nothing else.
+
+use redis::Value;
+use redis_lock_testing::scene::{await_gone, await_waiting, settle, transaction, waiting};
+use redis_lock_testing::{Client, TestServer, int, nil, status, text};
+
+const LEASE: &str = "LEASE 600000";
+
+#[track_caller]
+fn token(reply: &Value) -> i64 {
+    match reply {
+        Value::Int(token) => *token,
+        other => panic!("{other:?} is no token"),
+    }
+}
+
+/// A lock that somebody holds, requests of one owner in its queue, and another
+/// owner behind them.
+struct Scene {
+    server: TestServer,
+    observer: Client,
+    requests: Vec<Client>,
+    ids: Vec<i64>,
+    next: Client,
+}
+
+impl Scene {
+    /// The options of each request of the owner.
+    fn set(options: &[&str]) -> Self {
+        let server = TestServer::start();
+        let mut scene = Self {
+            observer: server.client(),
+            requests: Vec::new(),
+            ids: Vec::new(),
+            next: server.client(),
+            server,
+        };
+        let observer = &mut scene.observer;
+        observer.int(&format!("LOCK.ACQUIRE k before {LEASE}"));
+        for (count, options) in (1..).zip(options) {
+            let mut client = scene.server.client();
+            scene.ids.push(client.int("CLIENT ID"));
+            let command = format!("LOCK.ACQUIRE k owner {LEASE} BLOCK 0 {options}");
+            client.send(command.trim());
+            scene.requests.push(client);
+            await_waiting(observer, "k", count);
+        }
+        let command = format!("LOCK.ACQUIRE k next {LEASE} BLOCK 0");
+        scene.next.send(&command);
+        let count = i64::try_from(options.len()).unwrap();
+        await_waiting(observer, "k", count + 1);
+        scene
+    }
+
+    /// Releases the lock, does the rest, and returns the replies to it, all in
+    /// one turn of the server.
+    #[track_caller]
+    fn release_and(&mut self, rest: &[&str]) -> Vec<Value> {
+        let turn = [&["LOCK.RELEASE k before"], rest].concat();
+        let mut replies = transaction(&mut self.observer, &turn);
+        assert_eq!(replies.remove(0), int(1));
+        settle(&self.server);
+        replies
+    }
+
+    fn kill(&self, nth: usize) -> String {
+        format!("CLIENT KILL ID {}", self.ids[nth])
+    }
+
+    /// The owner has so many holds, and the other one still waits.
+    #[track_caller]
+    fn assert_held(&mut self, holds: i64, what: &str) {
+        let holds = text(holds.to_string());
+        assert_eq!(self.observer.call("HGET k owner"), holds, "{what}");
+        assert_eq!(waiting(&mut self.observer, "k"), 1, "{what}");
+    }
+
+    /// The other one has the lock.
+    #[track_caller]
+    fn assert_passed_on(&mut self, what: &str) {
+        assert_eq!(self.observer.call("HGET k owner"), nil(), "{what}");
+        assert_eq!(self.observer.call("HGET k next"), text("1"), "{what}");
+        token(&self.next.reply());
+    }
+
+    /// Releases the lock and kills some of those who wait, by their bits. The
+    /// others hear of a grant that left the owner so many holds.
+    #[track_caller]
+    fn check(mut self, killed: usize, holds: i64, what: &str) {
+        let is_killed = |nth: &usize| killed & (1 << nth) != 0;
+        let (gone, alive): (Vec<usize>, Vec<usize>) = (0..self.ids.len()).partition(is_killed);
+        let kills: Vec<String> = gone.iter().map(|&nth| self.kill(nth)).collect();
+        let kills: Vec<&str> = kills.iter().map(String::as_str).collect();
+        self.release_and(&kills);
+        if holds == 0 {
+            self.assert_passed_on(what);
+            return;
+        }
+        self.assert_held(holds, what);
+        let stored = self.observer.call("HGET k @fence");
+        for nth in alive {
+            let told = token(&self.requests[nth].reply());
+            assert_eq!(stored, text(told.to_string()), "{what}");
+        }
+    }
+}
+
+/// A resent request is served by the same grant. The hold stands as long as
+/// one of those who were to hear of it lives.
+#[test]
+fn a_hold_ends_only_when_all_who_were_to_hear_of_it_have_gone() {
+    for count in [2, 3] {
+        let all = (1 << count) - 1;
+        for killed in 1..=all {
+            let what = format!("{killed:b} of {all:b} killed");
+            let scene = Scene::set(&vec!["HOLD 1"; count]);
+            scene.check(killed, i64::from(killed != all), &what);
+        }
+    }
+}
+
+#[test]
+fn one_who_resends_and_one_who_closes_its_socket_then() {
+    let server = TestServer::start();
+    let (mut observer, mut sleeper) = (server.client(), server.client());
+    let (mut holder, mut next) = (server.client(), server.client());
+    for round in 0..100 {
+        holder.int(&format!("LOCK.ACQUIRE k before {LEASE}"));
+        let (mut stays, mut leaves) = (server.client(), server.client());
+        let id = leaves.int("CLIENT ID");
+        for (count, client) in [(1, &mut stays), (2, &mut leaves)] {
+            client.send(&format!("LOCK.ACQUIRE k owner {LEASE} HOLD 1 BLOCK 0"));
+            await_waiting(&mut observer, "k", count);
+        }
+        next.send(&format!("LOCK.ACQUIRE k next {LEASE} BLOCK 0"));
+        await_waiting(&mut observer, "k", 3);
+        // While the server sleeps both arrive, so that one turn reads both.
+        if round % 2 == 0 {
+            sleeper.send("DEBUG SLEEP 0.005");
+        }
+        holder.send("LOCK.RELEASE k before");
+        drop(leaves);
+        assert_eq!(holder.reply(), int(1));
+        if round % 2 == 0 {
+            assert_eq!(sleeper.reply(), status("OK"));
+        }
+        let told = token(&stays.reply());
+        await_gone(&mut observer, id);
+        settle(&server);
+        let stored = observer.call("HGET k @fence");
+        assert_eq!(stored, text(told.to_string()), "round {round}");
+        assert_eq!(stays.call("LOCK.RELEASE k owner"), int(1));
+        assert!(token(&next.reply()) > told);
+        assert_eq!(next.call("LOCK.RELEASE k next"), int(1));
+    }
+}
+
+#[test]
+fn each_request_takes_back_just_what_it_added() {
+    for (requests, held) in [
+        // How many holds are left if the first, the second or both have gone.
+        (["", ""], [1, 1, 0]),
+        (["", "HOLD 1"], [1, 1, 0]),
+        (["HOLD 1", ""], [1, 1, 0]),
+    ] {
+        for (killed, holds) in (1..).zip(held) {
+            let what = format!("{requests:?}, {killed:b} killed");
+            Scene::set(&requests).check(killed, holds, &what);
+        }
+    }
+}
+
+/// Another connection of the owner hears of the hold before its own is gone.
+#[test]
+fn a_hold_that_another_connection_was_told_of_stands() {
+    for command in [
+        "LOCK.ACQUIRE k owner LEASE 600000 HOLD 1",
+        "LOCK.RENEW k owner LEASE 600000",
+    ] {
+        let mut scene = Scene::set(&["HOLD 1"]);
+        let kill = scene.kill(0);
+        let replies = scene.release_and(&[command, &kill]);
+        assert!(matches!(replies[0], Value::Int(1..)), "{replies:?}");
+        scene.assert_held(1, command);
+    }
+}
+
+/// The waiter is gone before another connection of its owner asks. Whichever
+/// comes first, what the owner is told is so.
+#[test]
+fn who_asks_after_the_waiter_has_gone_keeps_what_it_is_told_of() {
+    for command in [
+        "LOCK.ACQUIRE k owner LEASE 600000 HOLD 1",
+        "LOCK.ACQUIRE k owner LEASE 600000",
+        "LOCK.ACQUIRE k owner LEASE 600000 HOLD 1 SESSION",
+        "LOCK.RENEW k owner LEASE 600000",
+    ] {
+        for options in ["HOLD 1", ""] {
+            let mut scene = Scene::set(&[options]);
+            let kill = scene.kill(0);
+            let replies = scene.release_and(&[&kill, command]);
+            match replies[1] {
+                Value::Nil | Value::Int(0) => scene.assert_passed_on(command),
+                _ => {
+                    let held = scene.observer.call("HEXISTS k owner");
+                    assert_eq!(held, int(1), "{command}: told, then taken");
+                    assert_eq!(waiting(&mut scene.observer, "k"), 1, "{command}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_others_confirm_does_not_keep_a_hold_that_nobody_heard_of() {
+    for command in [
+        "LOCK.ACQUIRE other somebody LEASE 600000 HOLD 1",
+        "LOCK.RENEW other somebody",
+        "LOCK.ACQUIRE other owner LEASE 600000 HOLD 1",
+    ] {
+        let mut scene = Scene::set(&["HOLD 1"]);
+        let owner = command.split(' ').nth(2).unwrap();
+        scene.observer.int(&format!("LOCK.ACQUIRE other {owner}"));
+        let kill = scene.kill(0);
+        let replies = scene.release_and(&[command, &kill]);
+        assert!(matches!(replies[0], Value::Int(1..)), "{replies:?}");
+        scene.assert_passed_on(command);
+    }
+}
+
+#[test]
+fn what_another_reader_confirms_does_not_keep_a_reader_that_never_heard() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    client.int(&format!("LOCK.ACQUIRE k writer {LEASE}"));
+    let (mut lives, mut dies) = (server.client(), server.client());
+    let id = dies.int("CLIENT ID");
+    for (count, (client_of, name)) in [(&mut lives, "lives"), (&mut dies, "dies")]
+        .into_iter()
+        .enumerate()
+    {
+        client_of.send(&format!("LOCK.ACQUIRE k {name} {LEASE} SHARED BLOCK 0"));
+        await_waiting(&mut client, "k", i64::try_from(count).unwrap() + 1);
+    }
+    let confirm = format!("LOCK.ACQUIRE k lives {LEASE} SHARED HOLD 1");
+    let kill = format!("CLIENT KILL ID {id}");
+    let replies = transaction(&mut client, &["LOCK.RELEASE k writer", &confirm, &kill]);
+    settle(&server);
+    assert_eq!(replies[0], int(1));
+    assert_eq!(lives.reply(), replies[1]);
+    assert_eq!(client.call("HGET k dies"), nil());
+    assert_eq!(client.call("HGET k lives"), text("1"));
+}
+
+/// While a script takes long the server answers others. One that hears of its
+/// grant then and closes its connection holds the lock until its lease ends.
+#[test]
+fn one_told_while_a_script_runs_long_keeps_the_lock_though_it_goes() {
+    let server = TestServer::start_with(&["--busy-reply-threshold", "20"]);
+    let (mut observer, mut runner) = (server.client(), server.client());
+    let (mut leaves, mut next) = (server.client(), server.client());
+    observer.int(&format!("LOCK.ACQUIRE k before {LEASE}"));
+    let id = leaves.int("CLIENT ID");
+    leaves.send(&format!("LOCK.ACQUIRE k leaves {LEASE} BLOCK 0"));
+    await_waiting(&mut observer, "k", 1);
+    next.send(&format!("LOCK.ACQUIRE k next {LEASE} BLOCK 0"));
+    await_waiting(&mut observer, "k", 2);
+    let script = b"local released = redis.call('LOCK.RELEASE', KEYS[1], 'before')
+        local function now()
+            local time = redis.call('TIME')
+            return time[1] + time[2] / 1000000
+        end
+        local start = now()
+        while now() - start < 1 do end
+        return released";
+    runner.send_words(&[b"EVAL", script, b"1", b"k"]);
+    let told = token(&leaves.reply());
+    drop(leaves);
+    assert_eq!(runner.reply(), int(1));
+    await_gone(&mut observer, id);
+    settle(&server);
+    assert_eq!(observer.call("HGET k leaves"), text("1"));
+    assert_eq!(observer.call("HGET k @fence"), text(told.to_string()));
+    assert_eq!(waiting(&mut observer, "k"), 1);
+}
