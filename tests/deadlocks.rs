@@ -1,6 +1,7 @@
 //! Waits that would close a cycle of owners are refused.
 
 use redis::Value;
+use redis_lock_testing::scene::await_waiting;
 use redis_lock_testing::{Client, TestServer, eventually, int, nil, status};
 
 const LONG: &str = "LEASE 600000";
@@ -70,12 +71,12 @@ fn through_readers_permits_and_the_queue() {
     drop(reader);
     server.await_blocked(0);
 
-    // One of two permits.
+    // All permits, for a request that wants the lock alone.
     hold(&mut client, "pool", "p1", "LIMIT 2");
     hold(&mut client, "pool", "p2", "LIMIT 2");
     hold(&mut client, "x", "p3", "");
     let p2 = wait(&server, "x", "p2", "");
-    let error = client.error("LOCK.ACQUIRE pool p3 LIMIT 2 BLOCK 0");
+    let error = client.error("LOCK.ACQUIRE pool p3 BLOCK 0");
     assert!(
         error.starts_with("DEADLOCK 'p3' waits for 'pool' held by 'p2'"),
         "{error}"
@@ -93,6 +94,164 @@ fn through_readers_permits_and_the_queue() {
         "DEADLOCK 'me' waits for 'busy' behind 'front', 'front' waits for 'mine' held by 'me'"
     );
     drop((front, also));
+}
+
+/// A client whose request is queued, or refused as a deadlock. Says which.
+#[track_caller]
+fn ask(server: &TestServer, key: &str, owner: &str, mode: &str) -> (Client, bool) {
+    let (mut client, mut observer) = (server.client(), server.client());
+    let known = |observer: &mut Client| {
+        observer.info("blocked_clients") + observer.info("lock_deadlocks_refused")
+    };
+    let (before, refused) = (
+        known(&mut observer),
+        observer.info("lock_deadlocks_refused"),
+    );
+    let command = format!("LOCK.ACQUIRE {key} {owner} {LONG} BLOCK 0 {mode}");
+    client.send(command.trim());
+    eventually("it waits or is refused", || {
+        known(&mut observer) == before + 1
+    });
+    let is_queued = observer.info("lock_deadlocks_refused") == refused;
+    (client, is_queued)
+}
+
+#[test]
+fn one_of_several_permits_may_come_free_and_is_waited_for() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    hold(&mut client, "pool", "a", "LIMIT 2");
+    hold(&mut client, "pool", "c", "LIMIT 2");
+    hold(&mut client, "l", "b", "");
+    let a = wait(&server, "l", "a", "");
+    let (mut b, queued) = ask(&server, "pool", "b", "LIMIT 2");
+    assert!(queued, "{:?}", b.reply());
+    assert_eq!(client.call("LOCK.RELEASE pool c"), int(1));
+    assert!(matches!(b.reply(), Value::Int(_)));
+    assert_eq!(client.info("lock_deadlocks_refused"), 0);
+    drop(a);
+}
+
+#[test]
+fn a_permit_is_waited_for_wherever_it_is_in_the_chain() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    // m waits for one of two permits; one of its holders asks for m's lock.
+    hold(&mut client, "pool", "a", "LIMIT 2");
+    hold(&mut client, "pool", "c", "LIMIT 2");
+    hold(&mut client, "l", "m", "");
+    let mut m = wait(&server, "pool", "m", "LIMIT 2");
+    let (mut a, queued) = ask(&server, "l", "a", "");
+    assert!(queued, "{:?}", a.reply());
+    assert_eq!(client.call("LOCK.RELEASE pool c"), int(1));
+    assert!(matches!(m.reply(), Value::Int(_)));
+    assert_eq!(client.call("LOCK.RELEASE l m"), int(1));
+    assert!(matches!(a.reply(), Value::Int(_)));
+
+    // Of three holders two must go before this one may come in, not all.
+    for owner in ["p1", "p2", "p3"] {
+        hold(&mut client, "wide", owner, "LIMIT 3");
+    }
+    hold(&mut client, "x", "q", "");
+    let p1 = wait(&server, "x", "p1", "");
+    let (mut q, queued) = ask(&server, "wide", "q", "LIMIT 2");
+    assert!(queued, "{:?}", q.reply());
+    for owner in ["p2", "p3"] {
+        assert_eq!(client.call(&format!("LOCK.RELEASE wide {owner}")), int(1));
+    }
+    assert!(matches!(q.reply(), Value::Int(_)));
+    drop(p1);
+}
+
+#[test]
+fn where_all_holders_must_go_one_that_waits_is_enough() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    hold(&mut client, "pool", "a", "LIMIT 2");
+    hold(&mut client, "pool", "c", "LIMIT 2");
+    hold(&mut client, "l", "b", "");
+    let _a = wait(&server, "l", "a", "");
+    // Nobody is in front of it.
+    let (b, queued) = ask(&server, "pool", "b", "LIMIT 2");
+    assert!(queued);
+    drop(b);
+    server.await_blocked(1);
+    // An exclusive request waits for all holders, and whoever is behind it too.
+    for command in [
+        "LOCK.ACQUIRE pool b BLOCK 5000",
+        "LOCK.ACQUIRE pool b BLOCK 5000 LIMIT 1",
+    ] {
+        let error = client.error(command);
+        assert!(error.starts_with("DEADLOCK "), "{error}");
+    }
+    let d = wait(&server, "pool", "d", "");
+    for mode in ["LIMIT 2", "SHARED"] {
+        let error = client.error(&format!("LOCK.ACQUIRE pool b BLOCK 5000 {mode}"));
+        assert!(error.starts_with("DEADLOCK "), "{error}");
+        for part in ["'b' waits for 'pool'", "'a' waits for 'l' held by 'b'"] {
+            assert!(error.contains(part), "{part} is not in {error}");
+        }
+    }
+    drop(d);
+    await_waiting(&mut client, "pool", 0);
+    let (_b, queued) = ask(&server, "pool", "b", "LIMIT 2");
+    assert!(queued, "nobody is in front of it any more");
+}
+
+/// A user that may use some of the keys of a cycle.
+#[test]
+fn a_refused_deadlock_names_no_key_that_the_user_may_not_read() {
+    let server = TestServer::start();
+    let mut admin = server.client();
+    let rules = "ACL SETUSER low on nopass ~mine:* +lock.acquire";
+    assert_eq!(admin.call(rules), status("OK"));
+    let mut low = server.client();
+    assert_eq!(low.call("AUTH low x"), status("OK"));
+    // low's `me` waits for `known`, who waits for `hidden`, who waits for `me`.
+    hold(&mut admin, "secret:b", "me", "");
+    hold(&mut admin, "secret:a", "hidden", "");
+    hold(&mut low, "mine:1", "known", "");
+    let _known = wait(&server, "secret:a", "known", "");
+    let _hidden = wait(&server, "secret:b", "hidden", "");
+    let error = low.error("LOCK.ACQUIRE mine:1 me BLOCK 3000");
+    assert!(error.starts_with("DEADLOCK "), "{error}");
+    for part in ["secret", "hidden"] {
+        assert!(!error.contains(part), "{part} is in {error}");
+    }
+    assert!(error.contains("mine:1"), "{error}");
+    // Whoever may read all of it sees all of it.
+    let error = admin.error("LOCK.ACQUIRE mine:1 me BLOCK 3000");
+    for part in [
+        "'mine:1'",
+        "'secret:a'",
+        "'secret:b'",
+        "'hidden'",
+        "'known'",
+    ] {
+        assert!(error.contains(part), "{part} is not in {error}");
+    }
+}
+
+#[test]
+fn a_refused_deadlock_of_two_names_no_key_that_the_user_may_not_read() {
+    let server = TestServer::start();
+    let mut admin = server.client();
+    let rules = "ACL SETUSER low on nopass ~mine:* %W~written +lock.acquire";
+    assert_eq!(admin.call(rules), status("OK"));
+    let mut low = server.client();
+    assert_eq!(low.call("AUTH low x"), status("OK"));
+    // A key that it may write to alone is not one that it may read.
+    for key in ["secret:payroll", "written"] {
+        hold(&mut admin, key, "victim", "");
+        hold(&mut low, "mine:1", "low", "");
+        let waiter = wait(&server, key, "low", "");
+        let error = low.error("LOCK.ACQUIRE mine:1 victim BLOCK 3000");
+        assert!(error.starts_with("DEADLOCK "), "{error}");
+        assert!(!error.contains(key), "{error}");
+        drop(waiter);
+        server.await_blocked(0);
+        admin.call("DEL mine:1");
+    }
 }
 
 #[test]
