@@ -5,7 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use redis::Value;
-use redis_lock_testing::{Client, Cluster, eventually, int, nil, redis_cli, slot, status, tag};
+use redis_lock_testing::scene::{await_waiting, holders, transaction};
+use redis_lock_testing::{
+    Client, Cluster, TestServer, eventually, int, nil, redis_cli, slot, status, tag, text,
+};
 
 const LONG: &str = "LEASE 600000";
 
@@ -372,6 +375,97 @@ fn cluster_failover_unblocks_the_waiters_and_the_replica_hands_the_lock_on() {
     });
     moving.assert_sound();
     replica.assert_sound();
+}
+
+/// A cluster of one node that has all slots.
+fn one_node() -> TestServer {
+    let node = Cluster::node();
+    let mut client = node.client();
+    let all = "CLUSTER ADDSLOTSRANGE 0 16383";
+    assert_eq!(client.call(all), status("OK"));
+    eventually("the node serves all slots", || {
+        client.bulk("CLUSTER INFO").contains("cluster_state:ok")
+    });
+    node
+}
+
+/// Owners that hold a lock each, in slots of their own, and wait for the next
+/// one's; the last one would close the ring.
+#[track_caller]
+fn check_ring(keys: &[&str]) {
+    let slots: Vec<u16> = keys.iter().map(|key| slot(key)).collect();
+    assert!(slots.windows(2).all(|pair| pair[0] != pair[1]));
+    let node = one_node();
+    let mut client = node.client();
+    for key in keys {
+        client.int(&format!("LOCK.ACQUIRE {key} of_{key} {LONG}"));
+    }
+    let mut waiters = Vec::new();
+    for pair in keys.windows(2) {
+        let mut waiter = node.client();
+        let [own, next] = pair else { unreachable!() };
+        waiter.send(&format!("LOCK.ACQUIRE {next} of_{own} {LONG} BLOCK 0"));
+        await_waiting(&mut client, next, 1);
+        waiters.push(waiter);
+    }
+    let (first, last) = (keys[0], keys[keys.len() - 1]);
+    let error = client.error(&format!("LOCK.ACQUIRE {first} of_{last} {LONG} BLOCK 5000"));
+    assert!(error.starts_with("DEADLOCK "), "{error}");
+    for key in keys {
+        assert!(error.contains(&format!("'{key}'")), "{error}");
+    }
+    assert_eq!(client.info("lock_releases_deleted"), 0);
+    assert_eq!(client.info("lock_releases_expired"), 0);
+    assert_eq!(client.info("lock_deadlocks_refused"), 1);
+    let blocked = i64::try_from(waiters.len()).unwrap();
+    assert_eq!(client.info("blocked_clients"), blocked);
+    // The one that gave way helps the others.
+    assert_eq!(
+        client.call(&format!("LOCK.RELEASE {last} of_{last}")),
+        int(1)
+    );
+    token(&waiters.pop().unwrap().reply());
+    node.assert_sound();
+}
+
+#[test]
+fn a_deadlock_of_two_across_slots_is_refused() {
+    check_ring(&["foo", "bar"]);
+}
+
+#[test]
+fn a_deadlock_of_four_across_slots_is_refused() {
+    check_ring(&["foo", "bar", "baz", "qux"]);
+}
+
+#[test]
+fn the_list_in_a_transaction_of_another_slot_shows_who_holds() {
+    let node = one_node();
+    let mut client = node.client();
+    client.int(&format!("LOCK.ACQUIRE bar b {LONG}"));
+    let mut waiter = node.client();
+    waiter.send(&format!("LOCK.ACQUIRE bar a {LONG} BLOCK 0"));
+    await_waiting(&mut client, "bar", 1);
+    assert_ne!(slot("foo"), slot("bar"));
+    for before in ["GET foo", "SET foo 1", "LOCK.INFO foo"] {
+        client.call("DEL foo");
+        let replies = transaction(&mut client, &[before, "LOCK.LIST"]);
+        let Value::Array(listed) = &replies[1] else {
+            panic!("{replies:?}");
+        };
+        let [lock] = &listed[..] else {
+            panic!("not one lock: {listed:?}");
+        };
+        assert_eq!(holders(lock), ["b"], "after {before}");
+    }
+    let script: &[&[u8]] = &[
+        b"EVAL",
+        b"redis.call('GET', KEYS[1]) return redis.call('LOCK.LIST')[1][4]",
+        b"1",
+        b"foo",
+    ];
+    let shown = client.words(script);
+    assert_eq!(shown, Value::Array(vec![text("b")]), "in a script");
 }
 
 /// Follows the redirections by hand, as a cluster client does.
