@@ -1,6 +1,7 @@
 //! What an operator sees, and how a lock is taken from its holders.
 
 use redis::Value;
+use redis_lock_testing::scene::{await_waiting, settle};
 use redis_lock_testing::{Client, TestServer, eventually, int, nil, status, text};
 
 const LONG: &str = "LEASE 600000";
@@ -275,6 +276,43 @@ fn users_see_what_the_acl_lets_them_see() {
 }
 
 #[test]
+fn the_list_shows_only_locks_whose_keys_the_user_may_read() {
+    let server = TestServer::start();
+    let mut admin = server.client();
+    for (user, rules) in [
+        ("reader", "%R~mine:*"),
+        ("both", "~mine:*"),
+        ("writer", "%W~mine:*"),
+        ("all", "~*"),
+    ] {
+        let rules = format!("ACL SETUSER {user} on nopass {rules} +lock.list");
+        assert_eq!(admin.call(&rules), status("OK"));
+    }
+    let keys = ["secret:1", "mine:1", "secret:2", "mine:2", "secret:3"];
+    let mut waiters = Vec::new();
+    for key in keys {
+        admin.call(&format!("LOCK.ACQUIRE {key} holder {LONG}"));
+        waiters.push(wait(&server, &format!("LOCK.ACQUIRE {key} w BLOCK 0")));
+    }
+    let listed = |user: &str, count: &str| {
+        let mut client = server.client();
+        assert_eq!(client.call(&format!("AUTH {user} x")), status("OK"));
+        let reply = client.call(format!("LOCK.LIST {count}").trim());
+        let keys = items(&reply).iter().map(|lock| field(lock, "key").clone());
+        keys.collect::<Vec<Value>>()
+    };
+    let mine = [text("mine:1"), text("mine:2")];
+    for user in ["reader", "both"] {
+        assert_eq!(listed(user, ""), mine, "{user}");
+        assert_eq!(listed(user, "COUNT 1"), mine[..1], "{user}");
+        assert_eq!(listed(user, "COUNT 2"), mine, "{user}");
+    }
+    assert_eq!(listed("writer", ""), []);
+    assert_eq!(listed("all", ""), keys.map(text));
+    assert_eq!(listed("all", "COUNT 2"), keys.map(text)[..2]);
+}
+
+#[test]
 fn the_counters_tell_what_happened() {
     let server = TestServer::start();
     let mut client = server.client();
@@ -429,6 +467,57 @@ fn a_holder_that_a_search_for_deadlocks_finds_gone_is_counted() {
     assert!(matches!(bob.reply(), Value::Int(_)));
     assert_eq!(server.info("lock_releases_deleted"), 1);
     assert_eq!(server.info("lock_deadlocks_refused"), 0);
+}
+
+/// One who holds the lock, and its queue. A search for deadlocks finds that its
+/// lease is over before anybody else does.
+#[track_caller]
+fn end_before_a_search(mode: &str) -> (TestServer, Client, Client) {
+    let server = TestServer::start();
+    let mut ann = server.client();
+    ann.call("CONFIG SET notify-keyspace-events Kd");
+    let mut listener = server.client();
+    ann.int(format!("LOCK.ACQUIRE k1 ann {LONG} {mode}").trim());
+    if !mode.is_empty() {
+        ann.int(&format!("LOCK.ACQUIRE k1 other {LONG} {mode}"));
+    }
+    ann.int(&format!("LOCK.ACQUIRE k2 bob {LONG}"));
+    let bob = wait(&server, &format!("LOCK.ACQUIRE k1 bob {LONG} BLOCK 0"));
+    listener.call("SUBSCRIBE __keyspace@0__:k1");
+    // In one write, so that nothing else runs after the sleep but the search.
+    ann.send_bytes(
+        b"LOCK.RENEW k1 ann LEASE 50\r\nDEBUG SLEEP 0.2\r\nLOCK.ACQUIRE k2 ann BLOCK 0\r\n",
+    );
+    assert_eq!([ann.reply(), ann.reply()], [int(1), status("OK")]);
+    let mut observer = server.client();
+    await_waiting(&mut observer, "k2", 1);
+    settle(&server);
+    assert_eq!(observer.call("HGET k1 ann"), nil());
+    assert_eq!(observer.info("lock_deadlocks_refused"), 0);
+    (server, listener, bob)
+}
+
+#[test]
+fn a_reader_whose_end_a_search_for_deadlocks_finds_is_counted_once() {
+    let (server, _listener, _bob) = end_before_a_search("SHARED");
+    let mut client = server.client();
+    client.send("LOCK.RELEASE k1 other");
+    assert_eq!(client.reply(), int(1));
+    assert_eq!(client.info("lock_releases_expired"), 1);
+    assert_eq!(client.info("lock_releases_deleted"), 0);
+}
+
+#[test]
+fn a_lease_whose_end_a_search_for_deadlocks_finds_can_be_listened_to() {
+    let (server, mut listener, mut bob) = end_before_a_search("");
+    assert!(matches!(bob.reply(), Value::Int(_)));
+    assert_eq!(server.info("lock_releases_expired"), 1);
+    for event in ["expire", "acquire"] {
+        let Value::Array(words) = listener.reply() else {
+            panic!("no message");
+        };
+        assert_eq!(words[2], text(format!("lock.{event}")));
+    }
 }
 
 #[test]
