@@ -67,6 +67,21 @@ fn a_wrong_module_argument_keeps_the_server_from_starting_and_the_log_says_why()
 }
 
 #[test]
+fn a_server_without_a_command_that_replicas_need_does_not_start_and_the_log_names_it() {
+    for command in ["HSET", "HDEL", "PEXPIREAT", "DEL"] {
+        for name in ["", "another"] {
+            let renamed = ["--rename-command", command, name];
+            let log = TestServer::log_of_failed_start_with(&renamed, &[]);
+            let said = |line: &str| {
+                let mut words = line.split(|c: char| !c.is_ascii_alphabetic());
+                line.contains("<lock>") && words.any(|word| word.eq_ignore_ascii_case(command))
+            };
+            assert!(log.lines().any(said), "{command} {name}: {log}");
+        }
+    }
+}
+
+#[test]
 fn a_policy_that_may_evict_locks_is_warned_of_when_loading_and_when_set() {
     let warning = "the server may evict locks that are held";
     let server = TestServer::start_with(&["--maxmemory-policy", "allkeys-lru"]);
