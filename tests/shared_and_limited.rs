@@ -395,3 +395,44 @@ fn the_replica_and_the_aof_hold_the_same_permits() {
     assert_eq!(client.call("LOCK.ACQUIRE k w LIMIT 3 HOLD 1"), int(token));
     assert_eq!(client.call("LOCK.ACQUIRE k another SHARED"), nil());
 }
+
+/// Somebody who knows nothing of locks makes the key end before its permits.
+#[test]
+fn a_holder_that_enters_again_keeps_the_lock_after_a_foreign_expiry() {
+    for mode in ["SHARED", "LIMIT 3"] {
+        for (first_ms, again_ms) in [(60_000, 60_000), (60_000, 20_000), (20_000, 60_000)] {
+            let server = TestServer::start();
+            let mut client = server.client();
+            let first = format!("LOCK.ACQUIRE k a LEASE {first_ms} {mode}");
+            let token = client.int(&first);
+            assert_eq!(client.int("PEXPIRE k 5000"), 1);
+            let again = format!("LOCK.ACQUIRE k a LEASE {again_ms} {mode}");
+            assert_eq!(client.int(&again), token);
+            let ttl = client.int("PTTL k");
+            assert!(
+                ttl > again_ms - 10_000,
+                "{first}, {again}: ends in {ttl} ms"
+            );
+        }
+    }
+}
+
+#[test]
+fn the_servers_own_renewal_keeps_a_permit_after_a_foreign_expiry() {
+    for mode in ["SHARED", "LIMIT 3"] {
+        let server = TestServer::start();
+        let (mut session, mut client) = (server.client(), server.client());
+        let token = session.int(&format!("LOCK.ACQUIRE k a LEASE 60000 {mode}"));
+        // The lease that is kept up is shorter than the one that it has.
+        let tied = format!("LOCK.ACQUIRE k a LEASE 3000 {mode} SESSION");
+        assert_eq!(session.int(&tied), token);
+        assert_eq!(client.int("PEXPIRE k 2500"), 1);
+        let end = client.int("PEXPIRETIME k");
+        eventually("the renewal keeps the key", || {
+            let now = client.int("PEXPIRETIME k");
+            assert!(now > 0, "{mode}: the lock is gone");
+            now > end
+        });
+        assert_eq!(client.call("HGET k @fence"), text(token.to_string()));
+    }
+}
