@@ -1,7 +1,10 @@
 //! Other commands on the key of a lock that is waited for: its waiter gets the
 //! lock, or hears why it can't.
 
+use std::time::Duration;
+
 use redis::Value;
+use redis_lock_testing::scene::await_waiting;
 use redis_lock_testing::{Client, TestServer, eventually, int, status};
 
 /// A holder, a waiter, and somebody who knows nothing of locks.
@@ -301,4 +304,58 @@ fn client_pause_puts_a_hand_off_off_and_hurts_nobody() {
     holder.call("CLIENT PAUSE 500 WRITE");
     assert!(matches!(waiter.reply(), Value::Int(_)));
     assert!(start.elapsed() >= std::time::Duration::from_millis(499));
+}
+
+/// How much processor time the server has used.
+fn processor_time(client: &mut Client) -> f64 {
+    let info = client.bulk("INFO cpu");
+    let seconds = |name: &str| -> f64 {
+        let line = info.lines().find_map(|line| line.strip_prefix(name));
+        line.unwrap().trim().parse().unwrap()
+    };
+    seconds("used_cpu_user:") + seconds("used_cpu_sys:")
+}
+
+/// While somebody waits and nothing happens the server rests.
+#[track_caller]
+fn assert_rests(client: &mut Client, what: &str) {
+    const WATCHED: Duration = Duration::from_secs(2);
+    let before = processor_time(client);
+    std::thread::sleep(WATCHED);
+    let used = processor_time(client) - before;
+    // At rest it uses one percent. One that never rests uses all that a timer
+    // of a millisecond lets it, which is ten times the bound.
+    assert!(used < 0.1, "{what}: {used} s of {WATCHED:?}");
+}
+
+#[test]
+fn an_expiry_at_the_end_of_time_keeps_the_server_at_rest() {
+    let mut scene = Scene::set();
+    let last = "PEXPIREAT k 9223372036854775807";
+    assert_eq!(scene.stranger.call(last), int(1));
+    assert_rests(&mut scene.stranger, last);
+    scene.server.assert_sound();
+    assert_eq!(scene.holder.call("LOCK.RELEASE k holder"), int(1));
+    scene.assert_handed_on();
+}
+
+#[test]
+fn a_permit_until_the_end_of_time_keeps_the_server_at_rest() {
+    for expiry in ["PERSIST k", "PEXPIREAT k 9223372036854775807"] {
+        let server = TestServer::start();
+        let (mut client, mut waiter) = (server.client(), server.client());
+        let token = client
+            .int("LOCK.ACQUIRE k a LEASE 600000 SHARED")
+            .to_string();
+        let permit = format!("0 {token} 9223372036854775807");
+        let write = [b"HSET", b"k".as_slice(), b"@permit:a", permit.as_bytes()];
+        assert_eq!(client.words(&write), int(0));
+        assert_eq!(client.call(expiry), int(1));
+        waiter.send("LOCK.ACQUIRE k waiter LEASE 600000 BLOCK 0");
+        await_waiting(&mut client, "k", 1);
+        assert_rests(&mut client, expiry);
+        server.assert_sound();
+        assert_eq!(client.call("LOCK.RELEASE k a"), int(1));
+        assert!(matches!(waiter.reply(), Value::Int(_)));
+    }
 }
