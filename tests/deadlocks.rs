@@ -200,7 +200,7 @@ fn where_all_holders_must_go_one_that_waits_is_enough() {
 
 /// A user that may use some of the keys of a cycle.
 #[test]
-fn a_refused_deadlock_names_no_key_that_the_user_may_not_read() {
+fn a_deadlock_names_no_key_that_its_user_may_not_read() {
     let server = TestServer::start();
     let mut admin = server.client();
     let rules = "ACL SETUSER low on nopass ~mine:* +lock.acquire";
@@ -233,7 +233,7 @@ fn a_refused_deadlock_names_no_key_that_the_user_may_not_read() {
 }
 
 #[test]
-fn a_refused_deadlock_of_two_names_no_key_that_the_user_may_not_read() {
+fn a_deadlock_of_two_names_no_key_that_its_user_may_not_read() {
     let server = TestServer::start();
     let mut admin = server.client();
     let rules = "ACL SETUSER low on nopass ~mine:* %W~written +lock.acquire";

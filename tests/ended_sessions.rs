@@ -299,7 +299,7 @@ fn who_asks_after_quit_of_which_a_busy_server_hears_late() {
 /// waits for it again. The old renewal and the end of the other's lease fall
 /// due while the server sleeps.
 #[test]
-fn a_hold_that_is_lost_does_not_untie_the_next_one_of_its_owner() {
+fn a_lost_hold_does_not_untie_the_next_one_of_its_owner() {
     let server = TestServer::start();
     let (mut observer, mut next) = (server.client(), server.client());
     let (mut first, mut second) = (server.client(), server.client());
@@ -437,7 +437,7 @@ fn a_lock_that_moved_ends_with_its_connection() {
 }
 
 #[test]
-fn a_session_renamed_over_another_lock_keeps_its_waiter_waiting() {
+fn a_session_renamed_over_a_lock_keeps_its_waiter_waiting() {
     let mut scene = Scene::uncontended();
     let observer = &mut scene.observer;
     observer.int(&format!("LOCK.ACQUIRE other somebody {LEASE}"));

@@ -80,7 +80,7 @@ fn a_token_far_ahead_rises_in_its_own_lock_alone() {
 }
 
 #[test]
-fn a_held_lock_written_by_somebody_else_keeps_its_token_to_itself() {
+fn a_lock_written_by_somebody_else_keeps_its_token_to_itself() {
     let server = TestServer::start();
     let mut client = server.client();
     client.int(&format!("HSET evil x 1 @fence {AHEAD}"));

@@ -498,7 +498,7 @@ fn end_before_a_search(mode: &str) -> (TestServer, Client, Client) {
 }
 
 #[test]
-fn a_reader_whose_end_a_search_for_deadlocks_finds_is_counted_once() {
+fn a_readers_end_that_a_search_finds_is_counted_once() {
     let (server, _listener, _bob) = end_before_a_search("SHARED");
     let mut client = server.client();
     client.send("LOCK.RELEASE k1 other");
@@ -508,7 +508,7 @@ fn a_reader_whose_end_a_search_for_deadlocks_finds_is_counted_once() {
 }
 
 #[test]
-fn a_lease_whose_end_a_search_for_deadlocks_finds_can_be_listened_to() {
+fn a_leases_end_that_a_search_finds_can_be_listened_to() {
     let (server, mut listener, mut bob) = end_before_a_search("");
     assert!(matches!(bob.reply(), Value::Int(_)));
     assert_eq!(server.info("lock_releases_expired"), 1);

@@ -109,7 +109,7 @@ fn set(client: &mut Client, name: &str, value: &str) {
 }
 
 #[test]
-fn without_enough_replicas_nothing_is_handed_on_until_fewer_will_do() {
+fn without_replicas_nobody_is_granted_until_fewer_will_do() {
     let mut scene = Scene::set(TestServer::start());
     scene.end_the_lease_after_that();
     set(&mut scene.observer, "min-replicas-to-write", "1");
@@ -119,7 +119,7 @@ fn without_enough_replicas_nothing_is_handed_on_until_fewer_will_do() {
 }
 
 #[test]
-fn without_enough_replicas_nothing_is_handed_on_until_one_has_come() {
+fn without_replicas_nobody_is_granted_until_one_has_come() {
     let server = TestServer::start_with(&["--repl-diskless-sync-delay", "0"]);
     let mut scene = Scene::set(server);
     scene.end_the_lease_after_that();
@@ -180,7 +180,7 @@ fn fail_a_snapshot(client: &mut Client) {
 }
 
 #[test]
-fn after_a_failed_snapshot_nothing_is_handed_on_until_that_is_allowed() {
+fn after_a_failed_snapshot_nobody_is_granted_until_allowed() {
     let mut scene = Scene::set(without_a_disk());
     scene.end_the_lease_after_that();
     fail_a_snapshot(&mut scene.observer);
@@ -225,7 +225,7 @@ fn while_the_append_only_file_is_full_nothing_is_handed_on() {
 }
 
 #[test]
-fn a_writable_replica_takes_locks_but_neither_waits_nor_keeps_sessions() {
+fn a_writable_replica_has_neither_waiters_nor_sessions() {
     let server = TestServer::start_with(&["--repl-diskless-sync-delay", "0"]);
     let replica = server.replica(true);
     let mut client = replica.client();

@@ -67,7 +67,7 @@ fn a_wrong_module_argument_keeps_the_server_from_starting_and_the_log_says_why()
 }
 
 #[test]
-fn a_server_without_a_command_that_replicas_need_does_not_start_and_the_log_names_it() {
+fn a_command_that_replicas_need_and_is_missing_is_logged() {
     for command in ["HSET", "HDEL", "PEXPIREAT", "DEL"] {
         for name in ["", "another"] {
             let renamed = ["--rename-command", command, name];

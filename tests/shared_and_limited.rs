@@ -398,7 +398,7 @@ fn the_replica_and_the_aof_hold_the_same_permits() {
 
 /// Somebody who knows nothing of locks makes the key end before its permits.
 #[test]
-fn a_holder_that_enters_again_keeps_the_lock_after_a_foreign_expiry() {
+fn who_enters_again_keeps_the_lock_after_a_foreign_expiry() {
     for mode in ["SHARED", "LIMIT 3"] {
         for (first_ms, again_ms) in [(60_000, 60_000), (60_000, 20_000), (20_000, 60_000)] {
             let server = TestServer::start();
@@ -418,7 +418,7 @@ fn a_holder_that_enters_again_keeps_the_lock_after_a_foreign_expiry() {
 }
 
 #[test]
-fn the_servers_own_renewal_keeps_a_permit_after_a_foreign_expiry() {
+fn the_servers_renewal_keeps_a_permit_after_a_foreign_expiry() {
     for mode in ["SHARED", "LIMIT 3"] {
         let server = TestServer::start();
         let (mut session, mut client) = (server.client(), server.client());

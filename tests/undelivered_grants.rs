@@ -212,7 +212,7 @@ fn who_asks_after_the_waiter_has_gone_keeps_what_it_is_told_of() {
 }
 
 #[test]
-fn what_others_confirm_does_not_keep_a_hold_that_nobody_heard_of() {
+fn what_others_confirm_keeps_no_hold_that_nobody_heard_of() {
     for command in [
         "LOCK.ACQUIRE other somebody LEASE 600000 HOLD 1",
         "LOCK.RENEW other somebody",
@@ -229,7 +229,7 @@ fn what_others_confirm_does_not_keep_a_hold_that_nobody_heard_of() {
 }
 
 #[test]
-fn what_another_reader_confirms_does_not_keep_a_reader_that_never_heard() {
+fn what_a_reader_confirms_keeps_no_other_that_never_heard() {
     let server = TestServer::start();
     let mut client = server.client();
     client.int(&format!("LOCK.ACQUIRE k writer {LEASE}"));
@@ -255,7 +255,7 @@ fn what_another_reader_confirms_does_not_keep_a_reader_that_never_heard() {
 /// While a script takes long the server answers others. One that hears of its
 /// grant then and closes its connection holds the lock until its lease ends.
 #[test]
-fn one_told_while_a_script_runs_long_keeps_the_lock_though_it_goes() {
+fn one_told_in_a_long_script_keeps_the_lock_though_it_goes() {
     let server = TestServer::start_with(&["--busy-reply-threshold", "20"]);
     let (mut observer, mut runner) = (server.client(), server.client());
     let (mut leaves, mut next) = (server.client(), server.client());
