@@ -305,7 +305,8 @@ impl Lock {
             effects.push(holder.written(new_fence));
         }
         self.last_fence = new_fence.or(last_fence);
-        if is_later {
+        // Somebody else may have let the key end before the lease does.
+        if is_later || self.key_ends_before(lease_end_ms) {
             self.expire_with_the_last_lease(effects);
         }
         Ok(Acquired::Granted(fence))
@@ -361,6 +362,19 @@ impl Lock {
         Ok(Released::StillHeld)
     }
 
+    /// Leaves an owner so many of its holds, because the others are over.
+    pub(crate) fn leave(&mut self, owner: &Owner, holds: i64, effects: &mut Effects) {
+        let Some(holder) = self.holder_mut(owner) else {
+            return;
+        };
+        if holds == 0 {
+            self.remove(owner, effects);
+        } else if holds < holder.holds {
+            holder.holds = holds;
+            effects.push(holder.written(None));
+        }
+    }
+
     /// Lets the lease end at now + lease exactly. Says whether the owner holds
     /// the lock, with the token it named.
     pub(crate) fn renew(
@@ -381,8 +395,8 @@ impl Lock {
             if holder.limit != Limit::EXCLUSIVE {
                 effects.push(holder.written(None));
             }
-            self.expire_with_the_last_lease(effects);
         }
+        self.expire_with_the_last_lease(effects);
         true
     }
 
@@ -410,6 +424,8 @@ impl Lock {
                 fence: Some(fence),
             };
             self.renew(&request, now, effects);
+        } else if self.key_ends_before(lease.end_ms(now.ms())) {
+            self.expire_with_the_last_lease(effects);
         }
         true
     }
@@ -442,6 +458,10 @@ impl Lock {
         self.holders.clear();
         self.expires_at_ms = None;
         self.leftovers = false;
+    }
+
+    fn key_ends_before(&self, at_ms: i64) -> bool {
+        self.expires_at_ms.is_some_and(|end_ms| end_ms < at_ms)
     }
 
     fn expire_with_the_last_lease(&mut self, effects: &mut Effects) {

@@ -87,6 +87,10 @@ enum Step {
         who: usize,
     },
     Persist,
+    /// `PEXPIRE key ms`
+    Expire {
+        in_ms: i64,
+    },
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -128,6 +132,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => Just(Step::Del),
         1 => who().prop_map(|who| Step::HdelOwner { who }),
         1 => Just(Step::Persist),
+        2 => (1..2000_i64).prop_map(|in_ms| Step::Expire { in_ms }),
     ];
     prop::collection::vec(step, 1..80)
 }
@@ -200,6 +205,9 @@ impl Stored {
             }
             // Without a token and an expiry it would be no lock.
             Step::Persist if self.hash.contains_key(FENCE_FIELD) => self.expires_at_ms = None,
+            Step::Expire { in_ms } if !self.hash.is_empty() => {
+                self.expires_at_ms = Some(now_ms + in_ms);
+            }
             _ => {}
         }
     }
@@ -440,7 +448,7 @@ impl Model {
                 let end_ms = self.now_ms() + lease_ms;
                 let hold = self.hold_of(who);
                 let hold = hold.filter(|hold| named.is_none() || named == hold.token);
-                if hold.is_some_and(|hold| self.end_of(&hold) != Some(end_ms)) {
+                if hold.is_some() {
                     self.set_end(who, end_ms);
                 }
                 Reply::Renewed(hold.is_some())
@@ -467,6 +475,10 @@ impl Model {
         let end = self.hold_of(who).and_then(|hold| self.end_of(&hold));
         if end.is_some_and(|end| end < end_ms) {
             self.set_end(who, end_ms);
+        }
+        // Whoever was told of a lease has it, whatever others did to the key.
+        if self.key.flatten().is_some_and(|end| end < end_ms) {
+            self.end_key_with_last_lease();
         }
     }
 
@@ -600,6 +612,7 @@ impl Model {
             Step::Persist if has_token || self.holds.is_empty() => {
                 self.key = self.key.map(|_| None);
             }
+            Step::Expire { in_ms } => self.key = self.key.map(|_| Some(self.now_ms() + in_ms)),
             _ => {}
         }
     }
