@@ -29,6 +29,8 @@ pub(crate) enum LockError {
         /// Who waits for what, held by whom.
         cycle: String,
     },
+    /// `READONLY`: a replica keeps up no lease and hands no lock on.
+    ReadOnly,
     /// `QUEUEFULL`: as many clients wait for the lock as `lock.max-waiters` allows.
     QueueFull {
         /// The limit.
@@ -105,6 +107,10 @@ impl fmt::Display for LockError {
                  for a stricter one",
             ),
             Self::Deadlock { cycle } => write!(f, "DEADLOCK {cycle}"),
+            Self::ReadOnly => f.write_str(
+                "READONLY a replica hands no lock on and keeps up no lease; \
+                 ask the primary, or leave BLOCK and SESSION out",
+            ),
             Self::QueueFull { max_waiters } => write!(
                 f,
                 "QUEUEFULL {max_waiters} clients wait for this lock already; \
@@ -156,6 +162,7 @@ mod tests {
             (LockError::HoldCount { wanted: 3, held: 1 }, "HOLDCOUNT"),
             (LockError::QueueFull { max_waiters: 1 }, "QUEUEFULL"),
             (LockError::Upgrade, "UPGRADE"),
+            (LockError::ReadOnly, "READONLY"),
             (
                 LockError::Deadlock {
                     cycle: "'a' waits".into(),

@@ -10,6 +10,7 @@ use redis_module_macros::{
 };
 
 use crate::lock::metrics::Metrics;
+use crate::lock::request::ClientId;
 use crate::lock::waiters::KeyRef;
 use crate::manager::{
     self,
@@ -18,21 +19,34 @@ use crate::manager::{
 use crate::server::guard;
 use crate::server::subscriptions::Events;
 
-/// What happens to keys. Which event it was does not matter: if somebody waits
-/// for the key, the manager looks at it and sees.
-pub(crate) struct ContendedKeys;
+/// What happens to keys and connections. Mostly it does not matter which event
+/// it was: if somebody waits for the key, the manager looks at it and sees.
+pub(crate) struct LockEvents;
 
-impl Events for ContendedKeys {
+impl Events for LockEvents {
     fn awake() -> bool {
-        manager::anybody_waits()
+        manager::anybody_waits() || manager::keeps_leases()
     }
 
-    fn key_touched(ctx: &Context, db: i32, name: &[u8]) {
-        manager::key_touched(ctx, KeyRef { db, name });
+    fn key_touched(ctx: &Context, key: KeyRef<'_>) {
+        manager::key_touched(ctx, key);
     }
 
-    fn databases_swapped(ctx: &Context) {
+    fn key_leaves(key: KeyRef<'_>) {
+        manager::key_leaves(key);
+    }
+
+    fn key_arrives(key: KeyRef<'_>) {
+        manager::key_arrives(key);
+    }
+
+    fn databases_swapped(ctx: &Context, one: i32, other: i32) {
+        manager::databases_swapped(one, other);
         manager::everything_touched(ctx);
+    }
+
+    fn connection_ended(ctx: &Context, client: ClientId) {
+        manager::connection_ended(ctx, client);
     }
 }
 

@@ -77,6 +77,8 @@ fn plant_fault(ctx: &Context) {
 fn init(ctx: &Context, args: &[RedisString]) -> Status {
     #[cfg(feature = "planted-faults")]
     plant_fault(ctx);
+    // What a module of the same file remembered before it was unloaded.
+    manager::reset();
     // Keys are signalled as modified only where they were, see
     // `server::open_lock`; and the module has no trouble with a replica that
     // loads a data set while it serves another.
@@ -84,10 +86,11 @@ fn init(ctx: &Context, args: &[RedisString]) -> Status {
         ModuleOptions::NO_IMPLICIT_SIGNAL_MODIFIED | ModuleOptions::HANDLE_REPL_ASYNC_LOAD,
     );
     let registered = registration::check_server()
+        .and_then(|()| registration::check_commands(ctx))
         .and_then(|()| config::register(ctx, args))
         .and_then(|()| registration::load_settings(ctx))
         .and_then(|()| commands::register(ctx))
-        .and_then(|()| subscriptions::subscribe::<events::ContendedKeys>(ctx));
+        .and_then(|()| subscriptions::subscribe::<events::LockEvents>(ctx));
     if let Err(reason) = registered {
         ctx.log_warning(&format!("the module is not loaded: {reason}"));
         return Status::Err;

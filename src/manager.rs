@@ -12,6 +12,10 @@
 //! therefore be lost, in a restart or a fail-over, without two owners ever
 //! holding one lock.
 //!
+//! Architecture invariant: what has ended is over before the next command sees
+//! the lock. The end of a connection is told where nothing may be written, so
+//! it waits in `State::ended`; every transition takes it from there first.
+//!
 //! Architecture invariant: the state is never borrowed while the server is
 //! called. The server calls back from within, for example with the `expired`
 //! event of the key that is being opened.
@@ -27,40 +31,36 @@ use std::rc::Rc;
 use redis_module::Context;
 
 use self::alarm::plan_ring;
-use self::transition::Transition;
+use self::transition::{Transition, place_of};
 use crate::error::LockError;
+use crate::lock::deliveries::{Deliveries, Told};
+use crate::lock::ended::{EndedBy, EndedHolds};
 use crate::lock::fence::{Fence, FenceClock};
 use crate::lock::metrics::Metrics;
 use crate::lock::record::Released;
-use crate::lock::request::{AcquireRequest, ReleaseExtent, ReleaseRequest, RenewRequest, Timeout};
-use crate::lock::sessions::{Place, Sessions};
-use crate::lock::waiters::{KeyRef, WaitQueues};
+use crate::lock::request::{AcquireRequest, ClientId, ReleaseRequest, RenewRequest, Timeout};
+use crate::lock::sessions::Sessions;
+use crate::lock::waiters::{KeyBuf, KeyRef, WaitQueues, WaiterId};
 use crate::server::blocked::{self, Ticket};
 use crate::server::clock;
-use crate::server::keyspace::LockKey;
+use crate::server::keyspace::{self, LockKey};
 use crate::server::notifications::Happening;
 
 #[derive(Default)]
 struct State {
     queues: WaitQueues<Rc<Ticket>>,
     fences: FenceClock,
-    /// How often a grant confirmed a hold that the owner had already, because
-    /// it sent `HOLD n` again.
-    confirmations: u64,
     metrics: Metrics,
     sessions: Sessions,
-    /// Whether the server tells when connections end.
-    listening: bool,
+    /// Grants whose clients have not heard of them yet.
+    deliveries: Deliveries,
     /// Holds that are over because of what became of a client.
-    ended: VecDeque<Ended>,
-}
-
-/// A hold that was granted to a client that was gone before it heard of it, or
-/// all holds of an owner that were tied to a client that is gone.
-struct Ended {
-    place: Place,
-    fence: Fence,
-    extent: ReleaseExtent,
+    ended: EndedHolds,
+    /// Waits that may have closed a cycle, to be checked where every key can be
+    /// read.
+    unchecked: VecDeque<(KeyBuf, WaiterId)>,
+    /// A key that is about to be found elsewhere.
+    leaving: Option<KeyBuf>,
 }
 
 thread_local! {
@@ -85,7 +85,11 @@ pub(crate) fn acquire(
     timeout: Option<Timeout>,
 ) -> Result<Outcome, LockError> {
     let timeout = timeout.filter(|_| blocked::may_block(key.ctx()));
+    if (timeout.is_some() || request.session.is_some()) && keyspace::is_replica(key.ctx()) {
+        return Err(LockError::ReadOnly);
+    }
     let mut transition = Transition::begin(key, Some(&request.owner))?;
+    transition.end_if_closing(&request.owner);
     let granted = STATE.with_borrow_mut(|state| {
         // The lock may have come free a moment ago. Whoever queued comes first.
         transition.hand_on(state);
@@ -96,8 +100,8 @@ pub(crate) fn acquire(
         _ => None,
     };
     transition.commit();
-    if let Some(grant) = granted? {
-        return Ok(Outcome::Granted(grant.fence));
+    if let Some(fence) = granted? {
+        return Ok(Outcome::Granted(fence));
     }
     let (Some(queued), Some(timeout)) = (queued, timeout) else {
         return Ok(Outcome::NotAvailable);
@@ -106,37 +110,19 @@ pub(crate) fn acquire(
     Ok(Outcome::Waits)
 }
 
-/// Why an owner's last hold ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reason {
-    /// It said so.
-    Released,
-    /// Its connection ended.
-    Session,
-    /// It never heard of its grant.
-    Undelivered,
-}
-
 /// Gives holds back; with the last one, hands the lock on.
 pub(crate) fn release(key: LockKey<'_>, request: &ReleaseRequest) -> Result<Released, LockError> {
-    release_because(key, request, Reason::Released)
-}
-
-fn release_because(
-    key: LockKey<'_>,
-    request: &ReleaseRequest,
-    reason: Reason,
-) -> Result<Released, LockError> {
     let mut transition = Transition::begin(key, Some(&request.owner))?;
     let held = transition.lock.holder(&request.owner).cloned();
     let released = transition.lock.release(request, &mut transition.effects);
     if let Some(held) = held {
         match released {
-            Ok(Released::LastHold) => transition.count_release(&held, reason),
-            Ok(Released::NotHeld) if reason == Reason::Released => {
+            Ok(Released::LastHold) => transition.count_release(&held, None),
+            Ok(Released::StillHeld) => transition.note_release(request),
+            Ok(Released::NotHeld) => {
                 STATE.with_borrow_mut(|state| state.metrics.tokens_refused += 1);
             }
-            _ => {}
+            Err(_) => {}
         }
     }
     transition.hand_on_and_commit();
@@ -162,6 +148,8 @@ pub(crate) fn break_lock(key: LockKey<'_>, fence: Option<Fence>) -> Result<bool,
             state.metrics.releases_broken += unsigned(holders);
             for owner in &owners {
                 state.sessions.untie(key.as_ref(), owner);
+                let place = || place_of(key.as_ref(), owner);
+                state.deliveries.released(place, 0);
             }
         } else if holders > 0 && fence.is_some() && fence != fence_before {
             state.metrics.tokens_refused += 1;
@@ -174,6 +162,7 @@ pub(crate) fn break_lock(key: LockKey<'_>, fence: Option<Fence>) -> Result<bool,
 /// Lets the lease end at now + lease exactly.
 pub(crate) fn renew(key: LockKey<'_>, request: &RenewRequest) -> Result<bool, LockError> {
     let mut transition = Transition::begin(key, Some(&request.owner))?;
+    transition.end_if_closing(&request.owner);
     let renewed = transition
         .lock
         .renew(request, transition.now, &mut transition.effects);
@@ -186,6 +175,8 @@ pub(crate) fn renew(key: LockKey<'_>, request: &RenewRequest) -> Result<bool, Lo
             state
                 .sessions
                 .set_lease(key.as_ref(), &request.owner, lease, now_ms);
+            let place = || place_of(key.as_ref(), &request.owner);
+            state.deliveries.told(place, Told::AtLeast(1));
         });
     }
     transition.hand_on_and_commit();
@@ -197,20 +188,92 @@ pub(crate) fn anybody_waits() -> bool {
     STATE.with_borrow(|state| !state.queues.is_empty())
 }
 
-/// Whether any lease is kept up because a connection lives.
+/// Whether any lease is kept up because a connection lives, or will be ended
+/// because one has ended.
 pub(crate) fn keeps_leases() -> bool {
-    STATE.with_borrow(|state| !state.sessions.is_empty())
+    STATE.with_borrow(|state| !state.sessions.is_empty() || !state.ended.is_empty())
+}
+
+/// Begins anew, as a module that has just been loaded.
+pub(crate) fn reset() {
+    STATE.take();
 }
 
 /// Somebody did something to this key. It may be called where writing is not
 /// allowed, so it only sees to it that the key is looked at very soon.
 pub(crate) fn key_touched(ctx: &Context, key: KeyRef<'_>) {
-    look_soon(ctx, |queues, now_ms| queues.look_by(key, now_ms));
+    if anybody_waits() {
+        look_soon(ctx, |queues, now_ms| queues.look_by(key, now_ms));
+    }
 }
 
 /// Any key may have changed. As [`key_touched`], for all of them.
 pub(crate) fn everything_touched(ctx: &Context) {
     look_soon(ctx, WaitQueues::look_at_all_by);
+}
+
+/// A key is about to be found elsewhere; [`key_arrives`] says where.
+pub(crate) fn key_leaves(key: KeyRef<'_>) {
+    STATE.with_borrow_mut(|state| state.leaving = Some(key.into()));
+}
+
+/// What belongs to the holds of the key that has left belongs to this one now.
+pub(crate) fn key_arrives(key: KeyRef<'_>) {
+    STATE.with_borrow_mut(|state| {
+        if let Some(from) = state.leaving.take() {
+            state.sessions.follow(from.as_ref(), key);
+            state.deliveries.follow(from.as_ref(), key);
+            state.ended.follow(from.as_ref(), key);
+        }
+    });
+}
+
+/// What belongs to the holds in two databases has changed places as they have.
+pub(crate) fn databases_swapped(one: i32, other: i32) {
+    STATE.with_borrow_mut(|state| {
+        state.sessions.swap_databases(one, other);
+        state.deliveries.swap_databases(one, other);
+        state.ended.swap_databases(one, other);
+    });
+}
+
+/// A connection has ended, and with it all holds that were tied to it. Nothing
+/// may be written now, so they are ended by whoever sees their locks next.
+pub(crate) fn connection_ended(ctx: &Context, client: ClientId) {
+    let now_ms = clock::now().ms();
+    let any = STATE.with_borrow_mut(|state| {
+        if blocked::replies_are_sent_early() && keyspace::script_runs(ctx) {
+            // A script that is too slow has the server serve connections in
+            // between: the reply was sent before the end was read.
+            state.deliveries.delivered(client);
+        } else if let Some((place, fence)) = state.deliveries.lost(client) {
+            state.ended.push(place, fence, EndedBy::Undelivered);
+        }
+        end_sessions(state, client, now_ms);
+        !state.ended.is_empty()
+    });
+    if any {
+        plan_ring(ctx, now_ms);
+    }
+}
+
+/// Ends what is tied to a connection, or ties it to another one of the same
+/// owner that was granted the lock and has not heard of it yet.
+fn end_sessions(state: &mut State, client: ClientId, now_ms: i64) {
+    if state.sessions.is_empty() {
+        return;
+    }
+    for (place, tie) in state.sessions.take_client(client) {
+        match state.deliveries.other_session(&place, tie.fence, client) {
+            Some((other, lease)) => {
+                let (key, owner) = (place.key.as_ref(), &place.owner);
+                state
+                    .sessions
+                    .tie(key, owner, other, tie.fence, lease, now_ms);
+            }
+            None => state.ended.push(place, tie.fence, EndedBy::Session),
+        }
+    }
 }
 
 fn look_soon(ctx: &Context, plan: impl FnOnce(&mut WaitQueues<Rc<Ticket>>, i64)) {

@@ -7,6 +7,10 @@
 //! nothing else. The one exception: an owner with two requests in one queue, the
 //! first of which leaves, then waits for those between them.
 //!
+//! Whoever wants one of several permits waits for none of their holders in
+//! particular: any of them may give one back. So a wait counts only if every
+//! holder must be gone before it can end.
+//!
 //! # What the search costs
 //! It follows holders that wait themselves, and those in front in a queue that
 //! wait for another lock as well; for most, whoever is in front waits for
@@ -17,8 +21,9 @@ use std::collections::VecDeque;
 
 use hashbrown::HashMap;
 
-use crate::lock::request::Owner;
-use crate::lock::waiters::{KeyBuf, KeyRef, WaitQueues, WaiterId};
+use crate::lock::record::Holder;
+use crate::lock::request::{Limit, Owner};
+use crate::lock::waiters::{KeyBuf, KeyRef, NotedHolder, WaitQueues, WaiterId};
 
 /// An owner that waits, and one that it waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,50 +38,95 @@ pub(crate) struct Link {
     pub(crate) held: bool,
 }
 
-/// Says who waits for what in words.
-pub(crate) fn spell(cycle: &[Link]) -> String {
-    let spelled: Vec<String> = cycle
-        .iter()
-        .map(|link| {
-            format!(
+/// Says who waits for what in words. Of keys that the reader may not read it
+/// says only that there are some.
+pub(crate) fn spell(cycle: &[Link], may_read: impl Fn(KeyRef<'_>) -> bool) -> String {
+    const HIDDEN: &str = "others wait for keys that this user may not read";
+    let mut spelled: Vec<String> = Vec::new();
+    for link in cycle {
+        let key = link.key.as_ref();
+        if may_read(key) {
+            spelled.push(format!(
                 "'{}' waits for '{}' {} '{}'",
                 link.waiter.as_bytes().escape_ascii(),
-                link.key.as_ref().name.escape_ascii(),
+                key.name.escape_ascii(),
                 if link.held { "held by" } else { "behind" },
                 link.blocker.as_bytes().escape_ascii(),
-            )
-        })
-        .collect();
+            ));
+        } else if spelled.last().is_none_or(|last| last != HIDDEN) {
+            spelled.push(HIDDEN.into());
+        }
+    }
     spelled.join(", ")
 }
 
-/// The cycle that would close if `newcomer` queued for this key, which these
-/// owners hold. Its first link is that new wait.
-pub(crate) fn find<'h, T>(
+/// A wait that may close a cycle.
+#[derive(Clone, Copy)]
+pub(crate) struct Wait<'w> {
+    /// Who would wait.
+    pub(crate) owner: &'w Owner,
+    /// For which lock.
+    pub(crate) key: KeyRef<'w>,
+    /// With how many others it would hold the lock.
+    pub(crate) limit: Limit,
+    /// Its place in the queue, if it waits already; else it would be the last.
+    pub(crate) place: Option<WaiterId>,
+}
+
+/// Who holds a lock.
+pub(crate) type Holders = Vec<(Owner, Limit)>;
+
+/// Who holds some locks for certain. Of others the queues note who held them
+/// when they were looked at last.
+pub(crate) type Certain = HashMap<KeyBuf, Holders>;
+
+/// Who holds this lock.
+pub(crate) fn holders_of(holders: &[Holder]) -> Holders {
+    let holders = holders.iter();
+    holders
+        .map(|holder| (holder.owner.clone(), holder.limit))
+        .collect()
+}
+
+/// The cycle that closes with this wait. Its first link is the wait itself. The
+/// holders of its lock must be certain.
+pub(crate) fn find<T>(
     queues: &WaitQueues<T>,
-    key: KeyRef<'_>,
-    holders: impl Iterator<Item = &'h Owner>,
-    newcomer: &Owner,
+    wait: Wait<'_>,
+    certain: &Certain,
 ) -> Option<Vec<Link>> {
     // Where nobody waits, no cycle can close; and one that waits there already
     // will get both with one grant.
-    if queues.is_empty() || queues.first_id_of(key, newcomer).is_some() {
+    if queues.is_empty() || queues.first_id_of(wait.key, wait.owner) != wait.place {
         return None;
     }
     let mut search = Search {
         queues,
-        newcomer,
+        certain,
+        newcomer: wait.owner,
         found_by: HashMap::new(),
         to_follow: VecDeque::new(),
         searched: HashMap::new(),
     };
-    search.wait(newcomer, key, holders, None);
+    if let Some(last) = search.wait(wait) {
+        return Some(search.cycle(last));
+    }
     while let Some(owner) = search.to_follow.pop_front() {
-        for wait in queues.waits_of(&owner) {
-            let first = queues.first_id_of(wait.as_ref(), &owner);
-            let holders = queues.holders(wait.as_ref()).iter();
-            let holders = holders.map(|noted| &noted.owner);
-            if let Some(last) = search.wait(&owner, wait.as_ref(), holders, first) {
+        for key in queues.waits_of(&owner) {
+            let key = key.as_ref();
+            let Some(place) = queues.first_id_of(key, &owner) else {
+                continue;
+            };
+            let Some(waiter) = queues.waiter(key, place) else {
+                continue;
+            };
+            let wait = Wait {
+                owner: &owner,
+                key,
+                limit: waiter.request.limit,
+                place: Some(place),
+            };
+            if let Some(last) = search.wait(wait) {
                 return Some(search.cycle(last));
             }
         }
@@ -86,6 +136,7 @@ pub(crate) fn find<'h, T>(
 
 struct Search<'q, T> {
     queues: &'q WaitQueues<T>,
+    certain: &'q Certain,
     newcomer: &'q Owner,
     /// How each owner was reached first.
     found_by: HashMap<Owner, Link>,
@@ -95,50 +146,57 @@ struct Search<'q, T> {
 }
 
 impl<'q, T> Search<'q, T> {
-    /// Follows one wait, of an owner whose first request in that queue has this
-    /// id, or that would join the end of it. Returns the link that leads back to
-    /// the newcomer, if there is one.
-    fn wait<'h>(
-        &mut self,
-        waiter: &Owner,
-        key: KeyRef<'_>,
-        holders: impl Iterator<Item = &'h Owner>,
-        first: Option<WaiterId>,
-    ) -> Option<Link> {
-        let in_front = |id: WaiterId| first.is_none_or(|first| id < first);
-        let key: KeyBuf = key.into();
+    /// Follows one wait. Returns the link that leads back to the newcomer, if
+    /// there is one.
+    fn wait(&mut self, wait: Wait<'_>) -> Option<Link> {
+        let in_front = |id: WaiterId| wait.place.is_none_or(|place| id < place);
+        let key: KeyBuf = wait.key.into();
         match self.searched.get(&key) {
             Some(None) => return None,
-            Some(&Some(searched)) if first.is_some_and(|first| first <= searched) => return None,
+            Some(&Some(searched)) if wait.place.is_some_and(|place| place <= searched) => {
+                return None;
+            }
             _ => {}
         }
+        let queues = self.queues;
+        let holders = self.holders(&key);
+        let every_holder_must_go = wait.limit == Limit::EXCLUSIVE
+            || queues.first_exclusive(wait.key).is_some_and(in_front)
+            || holders.iter().all(|&(_, limit)| limit == Limit::EXCLUSIVE);
+        if !every_holder_must_go {
+            return None;
+        }
         let link = |blocker: &Owner, held| Link {
-            waiter: waiter.clone(),
+            waiter: wait.owner.clone(),
             key: key.clone(),
             blocker: blocker.clone(),
             held,
         };
-        for holder in holders {
+        for (holder, _) in &holders {
             if holder == self.newcomer {
                 return Some(link(holder, true));
             }
             self.reach(holder, || link(holder, true));
         }
-        let queues = self.queues;
-        let newcomers = queues.first_id_of(key.as_ref(), self.newcomer);
-        if waiter != self.newcomer && newcomers.is_some_and(in_front) {
+        let newcomers = queues.first_id_of(wait.key, self.newcomer);
+        if wait.owner != self.newcomer && newcomers.is_some_and(in_front) {
             return Some(link(self.newcomer, false));
         }
         for owner in queues.waiting_for_several() {
-            if queues
-                .first_id_of(key.as_ref(), owner)
-                .is_some_and(in_front)
-            {
+            if queues.first_id_of(wait.key, owner).is_some_and(in_front) {
                 self.reach(owner, || link(owner, false));
             }
         }
-        self.searched.insert(key, first);
+        self.searched.insert(key, wait.place);
         None
+    }
+
+    fn holders(&self, key: &KeyBuf) -> Holders {
+        let note = |noted: &NotedHolder| (noted.owner.clone(), noted.limit);
+        match self.certain.get(key) {
+            Some(holders) => holders.clone(),
+            None => self.queues.holders(key.as_ref()).iter().map(note).collect(),
+        }
     }
 
     fn reach(&mut self, owner: &Owner, link: impl FnOnce() -> Link) {

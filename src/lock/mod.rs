@@ -7,6 +7,8 @@
 //! change hands.
 
 pub(crate) mod deadlock;
+pub(crate) mod deliveries;
+pub(crate) mod ended;
 pub(crate) mod fence;
 pub(crate) mod metrics;
 #[cfg(feature = "planted-faults")]

@@ -31,6 +31,11 @@ impl Owner {
         }
     }
 
+    /// Comes before every name in order, and is none.
+    pub(super) fn least() -> Self {
+        Self(Rc::from([]))
+    }
+
     /// The name as it was given.
     pub(crate) fn as_bytes(&self) -> &[u8] {
         &self.0

@@ -3,7 +3,11 @@
 //! Such a hold is tied to a client. Its lease is renewed again and again while
 //! the client is connected, and it ends when the client is gone. What is stored
 //! is a lock like any other: a tie is lost with the server's process, and its
-//! hold then ends with its lease.
+//! hold then ends with its lease. A tie follows its lock to another name or
+//! another database.
+//!
+//! Whoever holds by a connection believes in its hold while the connection lives.
+//! So where a lease could not be kept up, the connection has to be closed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -33,6 +37,9 @@ pub(crate) struct Tie {
     pub(crate) fence: Fence,
     /// How long they shall last at least, from any moment on.
     pub(crate) lease: Lease,
+    /// Until when they last as far as they have been kept up, in milliseconds
+    /// since 1970.
+    pub(crate) kept_until_ms: i64,
     renew_at_ms: i64,
 }
 
@@ -85,6 +92,7 @@ impl Sessions {
                 client,
                 fence,
                 lease,
+                kept_until_ms: lease.end_ms(now_ms),
                 renew_at_ms: renew_at_ms(lease, now_ms),
             },
         );
@@ -102,6 +110,7 @@ impl Sessions {
                 place,
                 Tie {
                     lease,
+                    kept_until_ms: lease.end_ms(now_ms),
                     renew_at_ms,
                     ..tie
                 },
@@ -113,6 +122,63 @@ impl Sessions {
     pub(crate) fn untie(&mut self, key: KeyRef<'_>, owner: &Owner) {
         if !self.is_empty() {
             self.untie_place(&place(key, owner));
+        }
+    }
+
+    /// Notes that holds were kept up, and last for their whole lease again.
+    pub(crate) fn kept(&mut self, place: &Place, now_ms: i64) {
+        if let Some(tie) = self.ties.get_mut(place) {
+            tie.kept_until_ms = tie.lease.end_ms(now_ms);
+        }
+    }
+
+    /// Plans the next renewal anew.
+    pub(crate) fn renew_by(&mut self, place: &Place, at_ms: i64) {
+        if let Some(tie) = self.ties.get_mut(place) {
+            self.renewals.remove(&(tie.renew_at_ms, place.clone()));
+            tie.renew_at_ms = at_ms;
+            self.renewals.insert((at_ms, place.clone()));
+        }
+    }
+
+    /// A client to which something is tied.
+    pub(crate) fn any_client(&self) -> Option<ClientId> {
+        self.by_client.keys().next().copied()
+    }
+
+    /// Lets the ties of one lock follow it to another key.
+    pub(crate) fn follow(&mut self, from: KeyRef<'_>, to: KeyRef<'_>) {
+        let from: KeyBuf = from.into();
+        let first = Place {
+            key: from.clone(),
+            owner: Owner::least(),
+        };
+        let places: Vec<Place> = self
+            .ties
+            .range(first..)
+            .map(|(place, _)| place.clone())
+            .take_while(|place| place.key == from)
+            .collect();
+        for old in places {
+            self.move_tie(&old, to.into());
+        }
+    }
+
+    /// Lets the ties follow the locks of two databases that changed places.
+    pub(crate) fn swap_databases(&mut self, one: i32, other: i32) {
+        for (Place { key, owner }, tie) in std::mem::take(self).ties {
+            let key = key.swapped(one, other);
+            self.insert(Place { key, owner }, tie);
+        }
+    }
+
+    fn move_tie(&mut self, from: &Place, key: KeyBuf) {
+        if let Some(tie) = self.untie_place(from) {
+            let owner = from.owner.clone();
+            let to = Place { key, owner };
+            // The lock that was there before has been overwritten.
+            self.untie_place(&to);
+            self.insert(to, tie);
         }
     }
 
@@ -132,6 +198,12 @@ impl Sessions {
     /// When the next renewal is due.
     pub(crate) fn next_renewal_ms(&self) -> Option<i64> {
         self.renewals.first().map(|&(at_ms, _)| at_ms)
+    }
+
+    /// Holds whose renewal is due at `now_ms`.
+    pub(crate) fn next_due(&self, now_ms: i64) -> Option<&Place> {
+        let (at_ms, place) = self.renewals.first()?;
+        (*at_ms <= now_ms).then_some(place)
     }
 
     /// Takes holds whose renewal is due at `now_ms`, and plans the one after it.

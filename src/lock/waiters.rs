@@ -32,7 +32,7 @@ use crate::error::LockError;
 #[cfg(feature = "planted-faults")]
 use crate::lock::planted::Fault;
 use crate::lock::record::Holder;
-use crate::lock::request::{AcquireRequest, Owner};
+use crate::lock::request::{AcquireRequest, Limit, Owner};
 
 /// A key, by the number of its database and its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -58,6 +58,19 @@ impl KeyBuf {
             name: &self.name,
         }
     }
+
+    /// The key under which the same lock is found once two databases have
+    /// changed places.
+    pub(super) fn swapped(&self, one: i32, other: i32) -> Self {
+        Self {
+            db: match self.db {
+                db if db == one => other,
+                db if db == other => one,
+                db => db,
+            },
+            name: Rc::clone(&self.name),
+        }
+    }
 }
 
 /// Both have the same fields, and so the same hash.
@@ -78,7 +91,7 @@ impl From<KeyRef<'_>> for KeyBuf {
 
 /// Names a waiter; later waiters have greater ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct WaiterId(u64);
+pub(crate) struct WaiterId(pub(super) u64);
 
 /// A request in a queue. The ticket is whatever the caller needs to answer it.
 #[derive(Debug)]
@@ -98,12 +111,16 @@ pub(crate) struct NotedHolder {
     pub(crate) owner: Owner,
     /// The end of its lease, in milliseconds since 1970; none after `PERSIST`.
     pub(crate) lease_end_ms: Option<i64>,
+    /// How many may hold the lock together with it.
+    pub(crate) limit: Limit,
 }
 
 #[derive(Debug)]
 struct Queue<T> {
     waiters: BTreeMap<WaiterId, Waiter<T>>,
     by_owner: BTreeSet<(Owner, WaiterId)>,
+    /// Those that ask for the lock all alone.
+    exclusive: BTreeSet<WaiterId>,
     /// Who held the lock when it was looked at last.
     holders: SmallVec<[NotedHolder; 1]>,
     /// The last waiter that was found to wait for long.
@@ -116,6 +133,7 @@ impl<T> Default for Queue<T> {
         Self {
             waiters: BTreeMap::new(),
             by_owner: BTreeSet::new(),
+            exclusive: BTreeSet::new(),
             holders: SmallVec::new(),
             slow: None,
             look_at_ms: None,
@@ -126,12 +144,16 @@ impl<T> Default for Queue<T> {
 impl<T> Queue<T> {
     fn insert(&mut self, id: WaiterId, waiter: Waiter<T>) {
         self.by_owner.insert((waiter.request.owner.clone(), id));
+        if waiter.request.limit == Limit::EXCLUSIVE {
+            self.exclusive.insert(id);
+        }
         self.waiters.insert(id, waiter);
     }
 
     fn remove(&mut self, id: WaiterId) -> Option<Waiter<T>> {
         let waiter = self.waiters.remove(&id)?;
         self.by_owner.remove(&(waiter.request.owner.clone(), id));
+        self.exclusive.remove(&id);
         Some(waiter)
     }
 
@@ -303,6 +325,16 @@ impl<T> WaitQueues<T> {
         self.queue(key)?.first_id_of(owner)
     }
 
+    /// The waiter of this id, if it still waits.
+    pub(crate) fn waiter(&self, key: KeyRef<'_>, id: WaiterId) -> Option<&Waiter<T>> {
+        self.queue(key)?.waiters.get(&id)
+    }
+
+    /// The first request for the lock all alone.
+    pub(crate) fn first_exclusive(&self, key: KeyRef<'_>) -> Option<WaiterId> {
+        self.queue(key)?.exclusive.first().copied()
+    }
+
     /// The keys for which this owner waits.
     pub(crate) fn waits_of(&self, owner: &Owner) -> &[KeyBuf] {
         self.waits.get(owner).map_or(&[], |waits| waits)
@@ -318,24 +350,21 @@ impl<T> WaitQueues<T> {
         self.queue(key).map_or(&[], |queue| &queue.holders)
     }
 
-    /// Notes who holds the lock, if anybody waits for it. Says whether that is
-    /// news.
+    /// Notes who holds the lock, if anybody waits for it.
     pub(crate) fn note_holders<'h>(
         &mut self,
         key: KeyRef<'_>,
-        holders: impl Iterator<Item = &'h Holder> + Clone,
-    ) -> bool {
+        holders: impl Iterator<Item = &'h Holder>,
+    ) {
         let Some(queue) = self.queue_mut(key) else {
-            return false;
+            return;
         };
-        let owners = holders.clone().map(|holder| &holder.owner);
-        let news = !queue.holders.iter().map(|noted| &noted.owner).eq(owners);
         queue.holders.clear();
         queue.holders.extend(holders.map(|holder| NotedHolder {
             owner: holder.owner.clone(),
             lease_end_ms: holder.lease_end_ms,
+            limit: holder.limit,
         }));
-        news
     }
 
     /// The key's waiters, in order.
@@ -420,6 +449,12 @@ impl<T> WaitQueues<T> {
     /// When the next look is due.
     pub(crate) fn next_look_ms(&self) -> Option<i64> {
         self.looks.first().map(|&(at_ms, _)| at_ms)
+    }
+
+    /// A key whose look is due at `now_ms`.
+    pub(crate) fn next_due(&self, now_ms: i64) -> Option<&KeyBuf> {
+        let (at_ms, key) = self.looks.first()?;
+        (*at_ms <= now_ms).then_some(key)
     }
 
     /// Takes a key whose look is due at `now_ms`. Whoever looks plans the next one.

@@ -4,21 +4,25 @@
 
 use redis_module::Context;
 
-use super::transition::Transition;
-use super::{Ended, Reason, STATE, key_touched, release_because, unsigned};
-#[cfg(feature = "planted-faults")]
-use crate::lock::planted::Fault;
-use crate::lock::request::{ClientId, Owner, ReleaseExtent, ReleaseRequest};
-use crate::lock::sessions::{Place, Sessions, Tie};
-use crate::lock::waiters::KeyBuf;
+use super::transition::{Transition, forget_ended};
+use super::{STATE, key_touched, unsigned};
+use crate::config;
+use crate::lock::ended::EndedBy;
+use crate::lock::request::ClientId;
+use crate::lock::sessions::{Place, Tie};
+use crate::lock::waiters::{KeyBuf, KeyRef, WaiterId};
 use crate::server::blocked::{Answer, Hooks, Leave};
+use crate::server::clients;
 use crate::server::clock;
-use crate::server::keyspace::{self, LockKey};
-use crate::server::subscriptions::{self, ConnectionEvents};
+use crate::server::guard;
+use crate::server::keyspace::{self, LockKey, WriteAnswer};
 use crate::server::timer;
 
 /// How soon to try again while the server must not write.
 const SILENCE_RETRY_MS: i64 = 10;
+
+/// How soon to try again to keep up a lease that has a while to go.
+const KEEP_RETRY_MS: i64 = 100;
 
 /// How much of each kind one ring of the alarm does before other clients have
 /// their turn.
@@ -31,10 +35,11 @@ const SLOT_RETRY_MS: i64 = 500;
 /// Sets the alarm for whatever is to be done next.
 pub(super) fn plan_ring(ctx: &Context, now_ms: i64) {
     let at_ms = STATE.with_borrow(|state| {
-        let ended = (!state.ended.is_empty()).then_some(now_ms);
+        let overdue = !state.ended.is_empty() || !state.unchecked.is_empty();
+        let overdue = overdue.then_some(now_ms);
         let looks = state.queues.next_look_ms();
         let renewals = state.sessions.next_renewal_ms();
-        ended.into_iter().chain(looks).chain(renewals).min()
+        overdue.into_iter().chain(looks).chain(renewals).min()
     });
     if let Some(at_ms) = at_ms {
         timer::ring_by(ctx, at_ms, now_ms, ring);
@@ -59,62 +64,21 @@ pub(super) const HOOKS: Hooks = Hooks {
             key_touched(ctx, key);
         }
     },
-    undelivered: |ctx, ticket, grant| {
-        STATE.with_borrow_mut(|state| {
-            // If any owner sent a HOLD again since, it may have been this one,
-            // on a new connection, and may rely on this hold. The lease will
-            // free it then.
-            if grant.confirmations == state.confirmations {
-                state.ended.push_back(Ended {
-                    place: Place {
-                        key: ticket.key.clone(),
-                        owner: ticket.owner.clone(),
-                    },
-                    fence: grant.fence,
-                    extent: ReleaseExtent::One,
-                });
-            }
-        });
-        plan_ring(ctx, clock::now().ms());
-    },
+    delivered,
 };
 
-struct SessionEnds;
-
-impl ConnectionEvents for SessionEnds {
-    fn connection_ended(ctx: &Context, client: ClientId) {
-        #[cfg(feature = "planted-faults")]
-        if Fault::SessionOutlived.planted() {
-            return;
+/// A client that waited has heard of its grant, or never will.
+fn delivered(ctx: &Context, client: ClientId, heard: bool) {
+    let ended = STATE.with_borrow_mut(|state| {
+        if heard {
+            state.deliveries.delivered(client);
+        } else if let Some((place, fence)) = state.deliveries.lost(client) {
+            state.ended.push(place, fence, EndedBy::Undelivered);
         }
-        let any = STATE.with_borrow_mut(|state| {
-            let ties = state.sessions.take_client(client);
-            let any = !ties.is_empty();
-            state
-                .ended
-                .extend(ties.into_iter().map(|(place, tie)| Ended {
-                    place,
-                    fence: tie.fence,
-                    extent: ReleaseExtent::All,
-                }));
-            any
-        });
-        if any {
-            plan_ring(ctx, clock::now().ms());
-        }
-    }
-}
-
-/// Has the server tell when connections end, exactly while anything is tied to one.
-pub(super) fn listen_while_needed(ctx: &Context) {
-    let (needed, listening) =
-        STATE.with_borrow(|state| (!state.sessions.is_empty(), state.listening));
-    if needed && !listening {
-        let listening = subscriptions::listen_to_connections::<SessionEnds>(ctx);
-        STATE.with_borrow_mut(|state| state.listening = listening);
-    } else if listening && !needed {
-        subscriptions::stop_listening_to_connections(ctx);
-        STATE.with_borrow_mut(|state| state.listening = false);
+        !state.ended.is_empty()
+    });
+    if ended {
+        plan_ring(ctx, clock::now().ms());
     }
 }
 
@@ -124,14 +88,12 @@ pub(super) fn listen_while_needed(ctx: &Context) {
 /// their turn.
 fn ring(ctx: &Context) {
     let now_ms = clock::now().ms();
-    if keyspace::must_not_write(ctx) {
-        let is_replica = keyspace::is_replica(ctx);
-        let idle = STATE.with_borrow_mut(|state| {
-            if is_replica {
-                // The new primary knows of no connection here.
-                state.sessions = Sessions::default();
-                state.ended.clear();
-            }
+    if keyspace::is_replica(ctx) {
+        forget_connections(ctx);
+    }
+    if keyspace::must_not_write(ctx) || writes_are_refused(ctx, now_ms) {
+        close_what_can_not_be_kept(ctx, now_ms);
+        let idle = STATE.with_borrow(|state| {
             state.queues.is_empty() && state.ended.is_empty() && state.sessions.is_empty()
         });
         if !idle {
@@ -140,29 +102,20 @@ fn ring(ctx: &Context) {
         return;
     }
     for _ in 0..STEPS_A_RING {
-        let Some(ended) = STATE.with_borrow_mut(|state| state.ended.pop_front()) else {
+        let Some(key) = STATE.with_borrow(|state| state.ended.next_key().cloned()) else {
             break;
         };
-        let request = ReleaseRequest {
-            owner: ended.place.owner,
-            fence: Some(ended.fence),
-            extent: ended.extent,
-        };
-        let reason = match ended.extent {
-            ReleaseExtent::All => Reason::Session,
-            _ => Reason::Undelivered,
-        };
-        with_key(ctx, &ended.place.key, |key| {
-            // An error says that the key is no lock any more: nothing to take back.
-            let _ = release_because(key, &request, reason);
-        });
+        if with_key(ctx, &key, look_at) != WriteAnswer::Allowed {
+            // Whoever serves the key now knows of no connection here.
+            forget_ended(key.as_ref());
+        }
     }
     for _ in 0..STEPS_A_RING {
         let Some((place, tie)) = STATE.with_borrow_mut(|state| state.sessions.take_due(now_ms))
         else {
             break;
         };
-        with_key(ctx, &place.key, |key| keep(key, &place.owner, tie));
+        with_key(ctx, &place.key, |key| keep(key, &place, tie));
     }
     for _ in 0..STEPS_A_RING {
         let Some(due) = STATE.with_borrow_mut(|state| state.queues.take_due(now_ms)) else {
@@ -170,42 +123,128 @@ fn ring(ctx: &Context) {
         };
         with_key(ctx, &due, look_at);
     }
-    listen_while_needed(ctx);
+    for _ in 0..STEPS_A_RING {
+        let Some((key, id)) = STATE.with_borrow_mut(|state| state.unchecked.pop_front()) else {
+            break;
+        };
+        with_key(ctx, &key, |key| check_wait(key, id));
+    }
     plan_ring(ctx, clock::now().ms());
 }
 
-/// Keeps up the lease of holds that are tied to a connection.
-fn keep(key: LockKey<'_>, owner: &Owner, tie: Tie) {
-    let kept = Transition::begin(key, Some(owner)).is_ok_and(|mut transition| {
-        let (now, effects) = (transition.now, &mut transition.effects);
-        let kept = transition
-            .lock
-            .keep(owner, tie.fence, tie.lease, now, effects);
-        transition.hand_on_and_commit();
-        kept
+/// A replica keeps up no lease, and the new primary knows of no connection here.
+/// So whoever holds by one is told by its end.
+fn forget_connections(ctx: &Context) {
+    for _ in 0..STEPS_A_RING {
+        let Some(client) = STATE.with_borrow_mut(|state| {
+            let client = state.sessions.any_client()?;
+            state.sessions.take_client(client);
+            Some(client)
+        }) else {
+            break;
+        };
+        clients::close(ctx, client);
+    }
+    STATE.with_borrow_mut(|state| {
+        state.deliveries = Default::default();
+        state.ended = Default::default();
+        state.unchecked.clear();
     });
-    if !kept {
-        STATE.with_borrow_mut(|state| state.sessions.untie(key.as_ref(), owner));
+}
+
+/// Closes the connections of sessions whose leases have ended while they could
+/// not be kept up. The others are tried again, sooner and sooner.
+fn close_what_can_not_be_kept(ctx: &Context, now_ms: i64) {
+    for _ in 0..STEPS_A_RING {
+        let Some((place, tie)) = STATE.with_borrow_mut(|state| state.sessions.take_due(now_ms))
+        else {
+            break;
+        };
+        let left_ms = tie.kept_until_ms - now_ms;
+        if left_ms <= 0 {
+            clients::close(ctx, tie.client);
+        } else {
+            let again_ms = now_ms + (left_ms / 2).clamp(1, KEEP_RETRY_MS);
+            STATE.with_borrow_mut(|state| state.sessions.renew_by(&place, again_ms));
+        }
     }
 }
 
-/// Names a key in the alarm's context, which can select any database. Skips a
-/// key whose slot has moved, or is moving, to another node of a cluster: only
-/// that node may grant it now, and the server redirects those who wait here.
-fn with_key(ctx: &Context, key: &KeyBuf, body: impl FnOnce(LockKey<'_>)) {
-    let key = key.as_ref();
-    keyspace::select_db(ctx, key.db);
-    let served = keyspace::with_named(ctx, key.name, |key| {
-        let served = key.is_served_here();
-        if served {
-            body(key);
-        }
-        served
+/// Whether the server refuses every write at the moment. Asked of one of the
+/// keys that are due.
+fn writes_are_refused(ctx: &Context, now_ms: i64) -> bool {
+    let due = STATE.with_borrow(|state| {
+        let ended = state.ended.next_key();
+        let renewal = state.sessions.next_due(now_ms).map(|place| &place.key);
+        let look = state.queues.next_due(now_ms);
+        ended.or(renewal).or(look).cloned()
     });
-    if !served {
-        let again_ms = clock::now().ms() + SLOT_RETRY_MS;
-        STATE.with_borrow_mut(|state| state.queues.look_by(key, again_ms));
+    due.is_some_and(|key| ask(ctx, key.as_ref()) == WriteAnswer::Refused)
+}
+
+fn ask(ctx: &Context, key: KeyRef<'_>) -> WriteAnswer {
+    keyspace::select_db(ctx, key.db);
+    keyspace::with_named(ctx, key.name, |key| key.asks_for_a_write())
+}
+
+/// Keeps up the lease of holds that are tied to a connection.
+fn keep(key: LockKey<'_>, place: &Place, tie: Tie) {
+    let untie = || {
+        STATE.with_borrow_mut(|state| state.sessions.untie(key.as_ref(), &place.owner));
+    };
+    let Ok(mut transition) = Transition::begin(key, Some(&place.owner)) else {
+        untie();
+        return;
+    };
+    let (now, effects) = (transition.now, &mut transition.effects);
+    let kept = transition
+        .lock
+        .keep(&place.owner, tie.fence, tie.lease, now, effects);
+    if kept {
+        STATE.with_borrow_mut(|state| state.sessions.kept(place, now.ms()));
+    } else {
+        // Before the hand-off, which may tie the owner's next holds.
+        untie();
     }
+    transition.hand_on_and_commit();
+    if !kept && tie.kept_until_ms <= now.ms() {
+        clients::close(key.ctx(), tie.client);
+    }
+}
+
+fn check_wait(key: LockKey<'_>, id: WaiterId) {
+    if let Ok(mut transition) = Transition::begin(key, None) {
+        transition.check_wait(id);
+        transition.hand_on_and_commit();
+    }
+}
+
+/// Does something to a key in the alarm's context, which can select any
+/// database, if this server may write to it. In a cluster it may not where the
+/// key's slot has moved, or is moving, to another node: only that node may grant
+/// the lock now, and the server redirects those who wait here.
+fn with_key(ctx: &Context, key: &KeyBuf, body: impl FnOnce(LockKey<'_>)) -> WriteAnswer {
+    let key = key.as_ref();
+    let answer = match keyspace::in_cluster(ctx) {
+        true => ask(ctx, key),
+        // It was asked when the alarm rang, and is the same for all keys.
+        false => WriteAnswer::Allowed,
+    };
+    let mut again_ms = SLOT_RETRY_MS;
+    if answer == WriteAnswer::Allowed {
+        keyspace::select_db(ctx, key.db);
+        let done = guard::catch("a look at a lock", || {
+            keyspace::with_named(ctx, key.name, body);
+        });
+        if done.is_some() {
+            return answer;
+        }
+        // The look that was due is over, and nobody has planned the next.
+        again_ms = config::recheck_interval_ms();
+    }
+    let again_ms = clock::now().ms().saturating_add(again_ms);
+    STATE.with_borrow_mut(|state| state.queues.look_by(key, again_ms));
+    answer
 }
 
 /// Gives the lock to those who may have it now. If the key has become

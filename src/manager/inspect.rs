@@ -3,12 +3,14 @@
 
 use redis_module::Context;
 
+use super::transition::{holds_left, place_of};
 use super::{STATE, State};
 use crate::error::LockError;
 use crate::lock::metrics::Metrics;
 use crate::lock::record::{Effects, Holder, Lock, Now};
 use crate::lock::request::{Limit, Owner};
-use crate::lock::waiters::{Counts, KeyBuf};
+use crate::lock::waiters::{Counts, KeyBuf, KeyRef};
+use crate::server::acl::User;
 use crate::server::clients;
 use crate::server::clock;
 use crate::server::keyspace::{self, LockKey};
@@ -80,7 +82,7 @@ pub(crate) fn lock(key: LockKey<'_>) -> Result<LockView, LockError> {
     } else {
         remaining_ms(lock.expires_at_ms(), now)
     };
-    lock.end_leases(now, &mut Effects::new());
+    STATE.with_borrow(|state| end_what_is_over(state, key.as_ref(), &mut lock, now));
     let limits = lock.holders().iter().map(|holder| holder.limit);
     STATE.with_borrow(|state| {
         let waiters: Vec<WaiterView> = state
@@ -110,24 +112,29 @@ pub(crate) fn lock(key: LockKey<'_>) -> Result<LockView, LockError> {
     })
 }
 
-/// Shows at most `count` of the database's locks that somebody waits for,
-/// longest wait first.
+/// Shows at most `count` of the database's locks that somebody waits for and
+/// that the user may read, longest wait first.
 pub(crate) fn contended(ctx: &Context, count: usize) -> Vec<ContendedView> {
     let now = clock::now();
     let db = keyspace::selected_db(ctx);
+    let user = User::running(ctx);
     let mut keys: Vec<(i64, KeyBuf)> = STATE.with_borrow(|state| {
         let keys = state.queues.contended_keys(db);
-        keys.map(|(key, since_us)| (since_us, key)).collect()
+        keys.map(|(key, since_us)| (since_us, key))
+            .filter(|(_, key)| user.may_read(key.as_ref().name))
+            .collect()
     });
     keys.sort();
     keys.truncate(count);
+    let any_slot = keyspace::any_slot_is_readable(ctx);
     keys.into_iter()
         .map(|(since_us, key)| {
-            let lock = keyspace::with_named(ctx, key.as_ref().name, |key| read(key, now));
-            let lock = lock.unwrap_or_default();
-            let owners = lock.holders().iter().map(|holder| holder.owner.clone());
+            let holders = match any_slot {
+                true => keyspace::with_named(ctx, key.as_ref().name, |key| read(key, now)),
+                false => noted(key.as_ref(), now),
+            };
             ContendedView {
-                holders: owners.collect(),
+                holders,
                 waiting: signed(STATE.with_borrow(|state| state.queues.length(key.as_ref()))),
                 waited_ms: waited_ms(since_us, now),
                 key,
@@ -160,10 +167,39 @@ pub(crate) fn totals<R>(show: impl FnOnce(&Totals, &Metrics) -> R) -> R {
     })
 }
 
-fn read(key: LockKey<'_>, now: Now) -> Result<Lock, LockError> {
-    let mut lock = key.open_to_read().read(None)?;
-    lock.end_leases(now, &mut Effects::new());
-    Ok(lock)
+/// Who holds a lock. Nobody does if the key is none.
+fn read(key: LockKey<'_>, now: Now) -> Vec<Owner> {
+    let mut lock = key.open_to_read().read(None).unwrap_or_default();
+    STATE.with_borrow(|state| end_what_is_over(state, key.as_ref(), &mut lock, now));
+    let holders = lock.holders().iter();
+    holders.map(|holder| holder.owner.clone()).collect()
+}
+
+/// Who held a lock when it was looked at last, and still does if nothing but time
+/// has passed.
+fn noted(key: KeyRef<'_>, now: Now) -> Vec<Owner> {
+    STATE.with_borrow(|state| {
+        let noted = state.queues.holders(key).iter();
+        noted
+            .filter(|noted| noted.lease_end_ms.is_none_or(|end_ms| end_ms > now.ms()))
+            .map(|noted| noted.owner.clone())
+            .collect()
+    })
+}
+
+/// Leaves out whose holds are over and are still stored.
+fn end_what_is_over(state: &State, key: KeyRef<'_>, lock: &mut Lock, now: Now) {
+    let unwritten = &mut Effects::new();
+    lock.end_leases(now, unwritten);
+    for ended in state.ended.of(key) {
+        let held = lock.holder(&ended.owner);
+        let Some(held) = held.filter(|held| held.fence == Some(ended.fence)) else {
+            continue;
+        };
+        let place = place_of(key, &ended.owner);
+        let left = holds_left(state, &place, ended, held.holds);
+        lock.leave(&ended.owner, left, unwritten);
+    }
 }
 
 fn holder_view(state: &State, key: LockKey<'_>, holder: &Holder, now: Now) -> HolderView {

@@ -4,20 +4,25 @@ use std::rc::Rc;
 
 use smallvec::SmallVec;
 
-use super::alarm::{HOOKS, listen_while_needed, plan_ring};
-use super::{Reason, STATE, State, unsigned};
+use super::alarm::{HOOKS, plan_ring};
+use super::{STATE, State, end_sessions, unsigned};
 use crate::config::{self, RedissonNotify};
 use crate::error::LockError;
-use crate::lock::deadlock::{self, Link};
+use crate::lock::deadlock::{self, Certain, Link, Wait};
+use crate::lock::deliveries::{Delivery, Told};
+use crate::lock::ended::{Ended, EndedBy};
+use crate::lock::fence::Fence;
 #[cfg(feature = "planted-faults")]
 use crate::lock::planted::Fault;
 use crate::lock::record::{Acquired, Effects, Holder, Lock, Now};
-use crate::lock::request::{AcquireRequest, ClientId, Owner};
-use crate::lock::waiters::{KeyBuf, KeyRef, NotedHolder, Waiter};
-use crate::server::blocked::{Answer, Grant, Ticket};
+use crate::lock::request::{AcquireRequest, ClientId, Owner, ReleaseExtent, ReleaseRequest};
+use crate::lock::sessions::Place;
+use crate::lock::waiters::{KeyBuf, KeyRef, NotedHolder, Waiter, WaiterId};
+use crate::server::acl::User;
+use crate::server::blocked::{Answer, Ticket};
 use crate::server::clients;
 use crate::server::clock;
-use crate::server::keyspace::LockKey;
+use crate::server::keyspace::{self, LockKey};
 use crate::server::notifications::{self, Happening};
 use crate::server::open_lock::OpenLock;
 use crate::server::publish;
@@ -36,13 +41,21 @@ pub(super) struct Transition<'c> {
 }
 
 impl<'c> Transition<'c> {
-    /// Reads the lock. `asker` is the owner in question, if there is one.
+    /// Reads the lock, and ends what is over. `asker` is the owner in question,
+    /// if there is one.
     pub(super) fn begin(key: LockKey<'c>, asker: Option<&Owner>) -> Result<Self, LockError> {
         let open = key.open();
-        let mut lock = open.read(asker)?;
+        let mut lock = match open.read(asker) {
+            Ok(lock) => lock,
+            Err(error) => {
+                // It is no lock any more: nothing is left to be ended.
+                forget_ended(key.as_ref());
+                return Err(error);
+            }
+        };
         let (now, mut effects) = (clock::now(), Effects::new());
         let expired = count_ends(key.as_ref(), &mut lock, now, &mut effects);
-        Ok(Self {
+        let mut transition = Self {
             key,
             now,
             open,
@@ -51,7 +64,54 @@ impl<'c> Transition<'c> {
             answers: Vec::new(),
             freed: false,
             happenings: std::iter::repeat_n(Happening::Expired, expired).collect(),
-        })
+        };
+        transition.end_what_is_over();
+        Ok(transition)
+    }
+
+    fn end_what_is_over(&mut self) {
+        let key = self.key.as_ref();
+        for ended in STATE.with_borrow_mut(|state| state.ended.take(key)) {
+            self.end(&ended);
+        }
+    }
+
+    fn end(&mut self, ended: &Ended) {
+        let place = place_of(self.key.as_ref(), &ended.owner);
+        let held = self.lock.holder(&ended.owner).cloned();
+        let held = held.filter(|held| held.fence == Some(ended.fence));
+        let holds = held.as_ref().map_or(0, |held| held.holds);
+        let left = STATE.with_borrow_mut(|state| {
+            let left = holds_left(state, &place, ended, holds);
+            if ended.by == EndedBy::Undelivered {
+                let untold = holds - left;
+                state.deliveries.gave_back(&place, ended.fence, untold);
+            }
+            left
+        });
+        let Some(held) = held else {
+            return;
+        };
+        self.lock.leave(&ended.owner, left, &mut self.effects);
+        if left == 0 {
+            self.count_release(&held, Some(ended.by));
+        }
+    }
+
+    /// Ends the owner's holds if they are tied to another connection that is
+    /// about to end: nobody shall be told of a hold that ends with it.
+    pub(super) fn end_if_closing(&mut self, owner: &Owner) {
+        let (key, ctx) = (self.key.as_ref(), self.key.ctx());
+        let tied = STATE.with_borrow(|state| state.sessions.tie_of(key, owner));
+        let Some(client) = tied.map(|tie| tie.client) else {
+            return;
+        };
+        if client == clients::running(ctx) || !clients::is_closing(ctx, client) {
+            return;
+        }
+        let now_ms = self.now.ms();
+        STATE.with_borrow_mut(|state| end_sessions(state, client, now_ms));
+        self.end_what_is_over();
     }
 
     pub(super) fn owners(&self) -> SmallVec<[Owner; 1]> {
@@ -59,21 +119,37 @@ impl<'c> Transition<'c> {
         holders.map(|holder| holder.owner.clone()).collect()
     }
 
-    pub(super) fn count_release(&mut self, held: &Holder, reason: Reason) {
+    /// Notes that an owner's last hold is over: it said so, or for this reason.
+    pub(super) fn count_release(&mut self, held: &Holder, ended_by: Option<EndedBy>) {
         self.freed = self.lock.is_free();
         self.happenings.push(Happening::Released);
         let key = self.key.as_ref();
         STATE.with_borrow_mut(|state| {
             state.sessions.untie(key, &held.owner);
+            let place = || place_of(key, &held.owner);
             let metrics = &mut state.metrics;
-            match reason {
-                Reason::Released => metrics.releases += 1,
-                Reason::Session => metrics.releases_session += 1,
-                Reason::Undelivered => metrics.grants_undelivered += 1,
+            match ended_by {
+                None => metrics.releases += 1,
+                Some(EndedBy::Session) => metrics.releases_session += 1,
+                Some(EndedBy::Undelivered) => metrics.grants_undelivered += 1,
             }
             // A token is the wall clock of its grant, as long as that runs forward.
             if let Some(fence) = held.fence {
                 metrics.holds.add(self.now.us - fence.get());
+            }
+            state.deliveries.released(place, 0);
+        });
+    }
+
+    /// Notes that an owner gave one hold back and has others.
+    pub(super) fn note_release(&self, request: &ReleaseRequest) {
+        let place = || place_of(self.key.as_ref(), &request.owner);
+        let holder = self.lock.holder(&request.owner);
+        let left = holder.map_or(0, |holder| holder.holds);
+        STATE.with_borrow_mut(|state| {
+            state.deliveries.released(place, left);
+            if let ReleaseExtent::Hold(_) = request.extent {
+                state.deliveries.told(place, Told::AtLeast(left));
             }
         });
     }
@@ -84,28 +160,29 @@ impl<'c> Transition<'c> {
         &mut self,
         state: &mut State,
         request: &AcquireRequest,
-    ) -> Result<Option<Grant>, LockError> {
+    ) -> Result<Option<Fence>, LockError> {
         let in_turn = !state.queues.contended(self.key.as_ref());
-        let Some((grant, is_new)) = self.grant(state, request, in_turn)? else {
+        let Some((fence, held_before)) = self.grant(state, request, in_turn)? else {
             return Ok(None);
         };
-        if is_new {
+        if held_before == 0 {
             state.metrics.grants_immediate += 1;
         } else {
             state.metrics.reentries += 1;
         }
-        Ok(Some(grant))
+        let place = || place_of(self.key.as_ref(), &request.owner);
+        state.deliveries.told(place, Told::by_grant(request.hold));
+        Ok(Some(fence))
     }
 
-    /// Says with the grant whether it made a new holder.
+    /// Returns with the token how many holds the owner had before.
     fn grant(
         &mut self,
         state: &mut State,
         request: &AcquireRequest,
         in_turn: bool,
-    ) -> Result<Option<(Grant, bool)>, LockError> {
-        let holds = |lock: &Lock| lock.holder(&request.owner).map(|holder| holder.holds);
-        let held_before = holds(&self.lock);
+    ) -> Result<Option<(Fence, i64)>, LockError> {
+        let held_before = self.holds_of(&request.owner);
         let acquired = self.lock.acquire(
             request,
             in_turn,
@@ -116,11 +193,7 @@ impl<'c> Transition<'c> {
         let Acquired::Granted(fence) = acquired else {
             return Ok(None);
         };
-        if held_before == holds(&self.lock) {
-            state.confirmations += 1;
-        }
-        let is_new = held_before.is_none();
-        if is_new {
+        if held_before == 0 {
             self.happenings.push(Happening::Acquired);
         }
         if let Some(client) = request.session {
@@ -129,70 +202,127 @@ impl<'c> Transition<'c> {
                 .sessions
                 .tie(key, &request.owner, client, fence, request.lease, now_ms);
         }
-        let grant = Grant {
-            fence,
-            confirmations: state.confirmations,
-        };
-        Ok(Some((grant, is_new)))
+        Ok(Some((fence, held_before)))
+    }
+
+    fn holds_of(&self, owner: &Owner) -> i64 {
+        self.lock.holder(owner).map_or(0, |holder| holder.holds)
     }
 
     /// Puts a request at the end of the queue, unless its wait could never end.
     pub(super) fn enqueue(&mut self, request: AcquireRequest) -> Result<Rc<Ticket>, LockError> {
-        if config::deadlock_detection()
-            && let Some(cycle) = self.deadlock_of(&request.owner)
-        {
-            let cycle = deadlock::spell(&cycle);
-            self.key
-                .ctx()
-                .log_notice(&format!("deadlock refused: {cycle}"));
-            STATE.with_borrow_mut(|state| state.metrics.deadlocks_refused += 1);
-            return Err(LockError::Deadlock { cycle });
+        let (key, ctx) = (self.key.as_ref(), self.key.ctx());
+        let verdict = self.deadlock(&Wait {
+            owner: &request.owner,
+            key,
+            limit: request.limit,
+            place: None,
+        });
+        if let Verdict::Deadlock(cycle) = verdict {
+            return Err(self.refuse_deadlock(&cycle, &User::running(ctx)));
         }
-        let key = self.key.as_ref();
-        let owner = request.owner.clone();
         STATE.with_borrow_mut(|state| {
-            let (ctx, now_us, max) = (self.key.ctx(), self.now.us, config::max_waiters());
+            let (now_us, max) = (self.now.us, config::max_waiters());
             let queued = state.queues.push(key, request, now_us, max, |id| {
-                Ticket::new(ctx, id, key.into(), owner, HOOKS)
+                Ticket::new(ctx, id, key.into(), HOOKS)
             });
-            if queued.is_err() {
-                state.metrics.queues_full += 1;
+            match &queued {
+                Ok(ticket) if verdict == Verdict::Uncertain => {
+                    state.unchecked.push_back((key.into(), ticket.id));
+                }
+                Ok(_) => {}
+                Err(_) => state.metrics.queues_full += 1,
             }
             self.plan_look(state);
             queued
         })
     }
 
-    /// The cycle of waits that would close if this owner queued here.
-    fn deadlock_of(&self, owner: &Owner) -> Option<Vec<Link>> {
+    /// Refuses a wait that closed a cycle, if it still does and can now be told.
+    pub(super) fn check_wait(&mut self, id: WaiterId) {
+        let key = self.key.as_ref();
+        let waits = STATE.with_borrow(|state| {
+            let waiter = state.queues.waiter(key, id)?;
+            Some((waiter.request.clone(), Rc::clone(&waiter.ticket)))
+        });
+        let Some((request, ticket)) = waits else {
+            return;
+        };
+        let verdict = self.deadlock(&Wait {
+            owner: &request.owner,
+            key,
+            limit: request.limit,
+            place: Some(id),
+        });
+        if let Verdict::Deadlock(cycle) = verdict {
+            let user = User::of(self.key.ctx(), ticket.client);
+            let error = self.refuse_deadlock(&cycle, &user);
+            STATE.with_borrow_mut(|state| state.queues.remove(key, id));
+            self.answers.push((ticket, Answer::Refused(error)));
+        }
+    }
+
+    fn refuse_deadlock(&self, cycle: &[Link], user: &User) -> LockError {
+        let all = deadlock::spell(cycle, |_| true);
+        self.key
+            .ctx()
+            .log_notice(&format!("deadlock refused: {all}"));
+        STATE.with_borrow_mut(|state| state.metrics.deadlocks_refused += 1);
+        LockError::Deadlock {
+            cycle: deadlock::spell(cycle, |key| user.may_read(key.name)),
+        }
+    }
+
+    /// Whether this wait would never end.
+    fn deadlock(&self, wait: &Wait<'_>) -> Verdict {
+        if !config::deadlock_detection() {
+            return Verdict::NoDeadlock;
+        }
         #[cfg(feature = "planted-faults")]
         if Fault::DeadlockMissed.planted() {
-            return None;
+            return Verdict::NoDeadlock;
         }
-        let key = self.key.as_ref();
+        let mut certain = Certain::new();
+        let here: KeyBuf = wait.key.into();
+        certain.insert(here, deadlock::holders_of(self.lock.holders()));
         loop {
-            let holders = self.lock.holders().iter().map(|holder| &holder.owner);
-            let cycle =
-                STATE.with_borrow(|state| deadlock::find(&state.queues, key, holders, owner))?;
+            let found = STATE.with_borrow(|state| deadlock::find(&state.queues, *wait, &certain));
+            let Some(cycle) = found else {
+                return Verdict::NoDeadlock;
+            };
             // Who holds the other locks is known from the last look at them,
             // and may not be true any more.
-            let is_news = |link: &Link| link.key.as_ref() != key && self.look_who_holds(&link.key);
-            if !cycle.iter().any(is_news) {
-                return Some(cycle);
+            let keys = cycle.iter().map(|link| &link.key);
+            let unseen: Vec<&KeyBuf> = keys.filter(|key| !certain.contains_key(*key)).collect();
+            if unseen.is_empty() {
+                return Verdict::Deadlock(cycle);
+            }
+            if wait.place.is_none() && keyspace::in_cluster(self.key.ctx()) {
+                // A command can't read keys of other slots.
+                return Verdict::Uncertain;
+            }
+            for key in unseen {
+                certain.insert(key.clone(), self.holders_of_other(key));
             }
         }
     }
 
-    /// Notes who holds another lock now. Says whether that is news.
-    fn look_who_holds(&self, other: &KeyBuf) -> bool {
-        let now = self.now;
+    /// Who holds another lock now. If that is news, it is looked at soon.
+    fn holders_of_other(&self, other: &KeyBuf) -> deadlock::Holders {
+        let (now, other) = (self.now, other.as_ref());
         let lock = self
             .key
-            .with_other(other.as_ref(), |key| key.open().read(None));
+            .with_other(other, |key| key.open_to_read().read(None));
         let mut lock = lock.unwrap_or_default();
-        count_ends(other.as_ref(), &mut lock, now, &mut Effects::new());
-        let holders = lock.holders().iter();
-        STATE.with_borrow_mut(|state| state.queues.note_holders(other.as_ref(), holders))
+        lock.end_leases(now, &mut Effects::new());
+        let holders = deadlock::holders_of(lock.holders());
+        STATE.with_borrow_mut(|state| {
+            let noted = state.queues.holders(other).iter().map(|noted| &noted.owner);
+            if !noted.eq(holders.iter().map(|(owner, _)| owner)) {
+                state.queues.look_by(other, now.ms());
+            }
+        });
+        holders
     }
 
     /// Serves everyone in the queue who may have the lock as it is now: whoever
@@ -233,12 +363,23 @@ impl<'c> Transition<'c> {
     }
 
     fn serve(&mut self, state: &mut State, waiter: Waiter<Rc<Ticket>>) {
-        let answer = match self.grant(state, &waiter.request, true) {
-            Ok(Some((grant, is_new))) => {
+        let request = &waiter.request;
+        let answer = match self.grant(state, request, true) {
+            Ok(Some((fence, held_before))) => {
                 state.metrics.grants_after_wait += 1;
-                state.metrics.hand_offs += u64::from(is_new);
+                state.metrics.hand_offs += u64::from(held_before == 0);
                 state.metrics.waits.add(self.now.us - waiter.since_us);
-                Answer::Granted(grant)
+                let place = place_of(self.key.as_ref(), &request.owner);
+                let delivery = Delivery {
+                    client: waiter.ticket.client,
+                    hold: request.hold,
+                    session: request.session.map(|_| request.lease),
+                };
+                let holds = self.holds_of(&request.owner);
+                state
+                    .deliveries
+                    .send(place, fence, delivery, held_before, holds);
+                Answer::Granted(fence)
             }
             Ok(None) => return,
             Err(error) => {
@@ -255,7 +396,9 @@ impl<'c> Transition<'c> {
         let regular_ms = self.now.ms() + config::recheck_interval_ms();
         // The server takes a key for expired one millisecond after its time.
         let lease_end_ms = self.lock.next_lease_end_ms();
-        let at_ms = lease_end_ms.map_or(regular_ms, |end_ms| regular_ms.min(end_ms + 1));
+        let at_ms = lease_end_ms.map_or(regular_ms, |end_ms| {
+            regular_ms.min(end_ms.saturating_add(1))
+        });
         let at_ms = self
             .log_slow_waits(state)
             .map_or(at_ms, |slow_ms| at_ms.min(slow_ms));
@@ -329,12 +472,47 @@ impl<'c> Transition<'c> {
         for happening in happenings {
             notifications::tell(key, happening);
         }
-        listen_while_needed(key.ctx());
         plan_ring(key.ctx(), now.ms());
         for (ticket, answer) in answers {
             ticket.answer(answer);
         }
     }
+}
+
+/// What a search for deadlocks says of a wait.
+#[derive(PartialEq, Eq)]
+enum Verdict {
+    NoDeadlock,
+    /// It closes this cycle.
+    Deadlock(Vec<Link>),
+    /// It may close one; there is no telling before other keys can be read.
+    Uncertain,
+}
+
+/// An owner's holds on a lock.
+pub(super) fn place_of(key: KeyRef<'_>, owner: &Owner) -> Place {
+    Place {
+        key: key.into(),
+        owner: owner.clone(),
+    }
+}
+
+/// How many holds are left to an owner of whose holds some have ended.
+pub(super) fn holds_left(state: &State, place: &Place, ended: &Ended, holds: i64) -> i64 {
+    match ended.by {
+        EndedBy::Session => state.deliveries.promised(place, ended.fence).min(holds),
+        EndedBy::Undelivered => holds - state.deliveries.untold(place, ended.fence, holds),
+    }
+}
+
+/// Forgets what has ended of a key that this server can't or need not write to.
+pub(super) fn forget_ended(key: KeyRef<'_>) {
+    STATE.with_borrow_mut(|state| {
+        for ended in state.ended.take(key) {
+            let place = place_of(key, &ended.owner);
+            state.deliveries.gave_back(&place, ended.fence, 0);
+        }
+    });
 }
 
 /// Ends the leases that are over, and counts those holders and the ones that

@@ -15,7 +15,7 @@
 //! ```text
 //! Waiting --answer()--> Answered --time-out callback--> Told
 //!    |                     |                              |
-//!    |                     +-- client lost --> undelivered (at the free callback)
+//!    |                     +-- client lost --> not delivered (at the free callback)
 //!    +-- time-out callback, disconnect callback --> Left
 //! ```
 //!
@@ -39,27 +39,17 @@ use redis_module::{Context, RedisValue, raw};
 
 use crate::error::LockError;
 use crate::lock::fence::Fence;
-use crate::lock::request::{ClientId, Owner, Timeout};
+use crate::lock::request::{ClientId, Timeout};
 use crate::lock::waiters::{KeyBuf, WaiterId};
 use crate::server::clients;
 use crate::server::guard;
 use crate::server::keyspace::LockKey;
 
-/// A grant to a waiter.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Grant {
-    /// The token.
-    pub(crate) fence: Fence,
-    /// The manager's count of confirmed holds at the time, see
-    /// [`Hooks::undelivered`].
-    pub(crate) confirmations: u64,
-}
-
 /// What a waiter is told in the end.
 #[derive(Clone, Debug)]
 pub(crate) enum Answer {
-    /// It has the lock.
-    Granted(Grant),
+    /// It has the lock, with this token.
+    Granted(Fence),
     /// It can't have it.
     Refused(LockError),
 }
@@ -70,8 +60,8 @@ pub(crate) enum Answer {
 pub(crate) struct Hooks {
     /// The client does not wait any more, for a reason that is not ours.
     pub(crate) left: fn(&Context, &Ticket, Leave),
-    /// The client was granted the lock and was gone before it could be told.
-    pub(crate) undelivered: fn(&Context, &Ticket, Grant),
+    /// The client was granted the lock, and was told so or was gone before.
+    pub(crate) delivered: fn(&Context, ClientId, bool),
 }
 
 /// Why a client does not wait any more.
@@ -96,8 +86,6 @@ pub(crate) struct Ticket {
     pub(crate) id: WaiterId,
     /// The lock it waits for.
     pub(crate) key: KeyBuf,
-    /// Who it waits as.
-    pub(crate) owner: Owner,
     /// The client.
     pub(crate) client: ClientId,
     /// When it gives up, in milliseconds since 1970, if ever.
@@ -105,6 +93,14 @@ pub(crate) struct Ticket {
     handle: Cell<*mut raw::RedisModuleBlockedClient>,
     state: RefCell<State>,
     hooks: Hooks,
+}
+
+/// Whether a reply to a blocked client is in its buffer, and so may be sent, as
+/// soon as it is written. That is so before Redis 7.2.
+pub(crate) fn replies_are_sent_early() -> bool {
+    // SAFETY: a question without arguments.
+    let version = unsafe { raw::RedisModule_GetServerVersion.map_or(0, |version| version()) };
+    version < 0x0007_0200
 }
 
 /// Whether the client that runs this command can be blocked. In a transaction
@@ -137,17 +133,10 @@ pub(super) fn wake_answered() {
 
 impl Ticket {
     /// A ticket for the client that runs this command. It does not wait yet.
-    pub(crate) fn new(
-        ctx: &Context,
-        id: WaiterId,
-        key: KeyBuf,
-        owner: Owner,
-        hooks: Hooks,
-    ) -> Rc<Self> {
+    pub(crate) fn new(ctx: &Context, id: WaiterId, key: KeyBuf, hooks: Hooks) -> Rc<Self> {
         Rc::new(Self {
             id,
             key,
-            owner,
             client: clients::running(ctx),
             until_ms: Cell::new(None),
             handle: Cell::new(ptr::null_mut()),
@@ -222,15 +211,13 @@ impl Ticket {
     /// buffer at once, and calls a client disconnected also if it timed out in
     /// the turn in which it was told, and lives.
     fn reply_was_lost(&self) -> bool {
-        // SAFETY: a question without arguments.
-        let version = unsafe { raw::RedisModule_GetServerVersion.map_or(0, |version| version()) };
-        version >= 0x0007_0200 || !clients::is_connected(self.client)
+        !replies_are_sent_early() || !clients::is_connected(self.client)
     }
 }
 
 fn reply(ctx: &Context, answer: &Answer) {
     ctx.reply(match answer {
-        Answer::Granted(grant) => Ok(RedisValue::Integer(grant.fence.get())),
+        Answer::Granted(fence) => Ok(RedisValue::Integer(fence.get())),
         Answer::Refused(error) => Err(error.into()),
     });
 }
@@ -316,15 +303,11 @@ unsafe extern "C" fn on_free(ctx: *mut raw::RedisModuleCtx, private_data: *mut c
         let client_gone = unsafe {
             raw::RedisModule_BlockedClientDisconnected.is_some_and(|gone| gone(ctx) != 0)
         };
-        let undelivered = match *ticket.state.borrow() {
-            State::Answered(Answer::Granted(grant)) if client_gone => Some(grant),
-            State::Told(Answer::Granted(grant)) if client_gone && ticket.reply_was_lost() => {
-                Some(grant)
-            }
-            _ => None,
+        let delivered = match *ticket.state.borrow() {
+            State::Answered(Answer::Granted(_)) => false,
+            State::Told(Answer::Granted(_)) => !(client_gone && ticket.reply_was_lost()),
+            _ => return,
         };
-        if let Some(grant) = undelivered {
-            (ticket.hooks.undelivered)(&Context::new(ctx), &ticket, grant);
-        }
+        (ticket.hooks.delivered)(&Context::new(ctx), ticket.client, delivered);
     });
 }

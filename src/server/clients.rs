@@ -2,9 +2,11 @@
 
 use std::ffi::CStr;
 use std::mem::zeroed;
+use std::os::fd::BorrowedFd;
 use std::ptr;
 
-use redis_module::{Context, raw};
+use redis_module::{CallOptionsBuilder, CallReply, CallResult, Context, raw};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::lock::request::ClientId;
 
@@ -40,4 +42,51 @@ pub(crate) fn address(client: ClientId) -> Option<String> {
             format!("{host}:{}", info.port)
         })
     }
+}
+
+/// Closes a client's connection. Its end is told as any other's.
+pub(crate) fn close(ctx: &Context, client: ClientId) {
+    let id = client.0.to_string();
+    let options = CallOptionsBuilder::new().build();
+    let _: CallResult<'_> = ctx.call_ext("CLIENT", &options, &["KILL", "ID", &id]);
+}
+
+/// Whether a connected client is about to be disconnected: the server has
+/// decided it, or the other end has closed the connection and the server has
+/// not read that far.
+pub(crate) fn is_closing(ctx: &Context, client: ClientId) -> bool {
+    let id = client.0.to_string();
+    let options = CallOptionsBuilder::new().build();
+    let reply: CallResult<'_> = ctx.call_ext("CLIENT", &options, &["LIST", "ID", &id]);
+    let Ok(CallReply::String(line)) = &reply else {
+        return false;
+    };
+    let line = line.as_bytes();
+    let field = |name: &[u8]| {
+        let mut words = line.split(|&byte| byte == b' ');
+        words.find_map(|word| word.strip_prefix(name))
+    };
+    // `A` is "to be closed as soon as possible", `c` "after the reply".
+    let decided =
+        field(b"flags=").is_some_and(|flags| flags.iter().any(|flag| b"Ac".contains(flag)));
+    let fd = field(b"fd=").and_then(|fd| std::str::from_utf8(fd).ok()?.parse().ok());
+    decided || fd.is_some_and(other_end_closed)
+}
+
+fn other_end_closed(fd: i32) -> bool {
+    if fd < 0 {
+        return false;
+    }
+    // SAFETY: it is the open socket of a connected client, and stays open here.
+    let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+    let at_once = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    let closed = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+    let mut polled = [PollFd::from_borrowed_fd(socket, PollFlags::RDHUP)];
+    poll(&mut polled, Some(&at_once)).is_ok()
+        && polled
+            .iter()
+            .any(|socket| socket.revents().intersects(closed))
 }

@@ -2,11 +2,27 @@
 
 use std::ffi::c_int;
 
-use redis_module::{CallOptionsBuilder, CallReply, CallResult, Context, ContextFlags, raw};
+use redis_module::{CallOptionsBuilder, CallResult, Context, ContextFlags, raw};
 
 use crate::lock::waiters::KeyRef;
 use crate::server::open_lock::OpenLock;
 use crate::server::word::{self, Word};
+
+/// Whether the module may write to a key by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WriteAnswer {
+    /// It may.
+    Allowed,
+    /// No key may be written now: too few replicas are connected
+    /// (`min-replicas-to-write`), or the disk had an error (`MISCONF`).
+    Refused,
+    /// In a cluster, the key's slot belongs to another node, or is on its way
+    /// there and the key is not here.
+    NotServedHere,
+}
+
+/// How the errors begin by which the server refuses every write.
+const REFUSALS: [&[u8]; 3] = [b"NOREPLICAS", b"MISCONF", b"READONLY"];
 
 /// A lock's key, named within the database that the context has selected.
 #[derive(Clone, Copy)]
@@ -60,19 +76,28 @@ impl<'c> LockKey<'c> {
         self.key
     }
 
-    /// Whether this server is the one to ask for the key. In a cluster it is
-    /// not if the slot belongs to another node, nor if the slot is on its way
-    /// there and the key is not here. Commands have been checked for that
-    /// before they run; what the module does by itself has not.
-    pub(crate) fn is_served_here(&self) -> bool {
-        !self.ctx.get_flags().contains(ContextFlags::CLUSTER) || self.may_ask_if_exists()
-    }
-
-    fn may_ask_if_exists(&self) -> bool {
-        let options = CallOptionsBuilder::new().build();
-        let reply: CallResult<'_> = self.ctx.call_ext("EXISTS", &options, &[self.name.bytes()]);
-        // A refusal is not always an error: it may be no reply at all.
-        matches!(reply, Ok(CallReply::I64(_)))
+    /// What the server would say of a command that writes to this key. What the
+    /// module writes by itself it does not check.
+    pub(crate) fn asks_for_a_write(&self) -> WriteAnswer {
+        // A write that changes nothing: no expiry is greater and in the past.
+        const PAST: &[u8] = b"1";
+        let options = CallOptionsBuilder::new()
+            .script_mode()
+            .errors_as_replies()
+            .build();
+        let args = [self.name.bytes(), PAST, b"GT".as_slice()];
+        let reply: CallResult<'_> = self.ctx.call_ext("PEXPIREAT", &options, &args);
+        match reply {
+            Ok(_) => WriteAnswer::Allowed,
+            Err(error)
+                if REFUSALS
+                    .iter()
+                    .any(|code| error.as_bytes().starts_with(code)) =>
+            {
+                WriteAnswer::Refused
+            }
+            Err(_) => WriteAnswer::NotServedHere,
+        }
     }
 
     /// The key of another name, maybe in another database, while `body` uses it.
@@ -126,6 +151,24 @@ pub(crate) fn select_db(ctx: &Context, db: i32) {
 fn raw_select_db() -> Option<unsafe extern "C" fn(*mut raw::RedisModuleCtx, c_int) -> c_int> {
     // SAFETY: the API table is filled once, while the module loads.
     unsafe { raw::RedisModule_SelectDb }
+}
+
+/// Whether this server is part of a cluster.
+pub(crate) fn in_cluster(ctx: &Context) -> bool {
+    ctx.get_flags().contains(ContextFlags::CLUSTER)
+}
+
+/// Whether a key of any slot can be read now. While a command of a cluster's node
+/// runs, Redis 7.2 and later look every key up in that command's slot.
+pub(crate) fn any_slot_is_readable(ctx: &Context) -> bool {
+    let flags = ctx.get_flags();
+    !flags.contains(ContextFlags::CLUSTER)
+        || !flags.intersects(ContextFlags::MULTI | ContextFlags::LUA)
+}
+
+/// Whether a script or a function runs.
+pub(crate) fn script_runs(ctx: &Context) -> bool {
+    ctx.get_flags().contains(ContextFlags::LUA)
 }
 
 /// Whether a write outside of a client's command must wait: this server is a

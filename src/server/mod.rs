@@ -9,6 +9,7 @@
 
 #![allow(unsafe_code)]
 
+pub(crate) mod acl;
 pub(crate) mod blocked;
 pub(crate) mod clients;
 pub(crate) mod clock;

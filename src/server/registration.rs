@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_int};
 use std::mem::{size_of, zeroed};
 use std::ptr;
 
-use redis_module::{Context, raw};
+use redis_module::{CallOptionsBuilder, CallResult, Context, raw};
 
 /// The oldest server with all that the module needs: Redis 7.0.
 const OLDEST_SERVER: c_int = 0x0007_0000;
@@ -21,6 +21,30 @@ pub(crate) fn check_server() -> Result<(), String> {
     Err(format!(
         "it needs Redis 7.0 or later, or Valkey, and this is {major}.{minor}.{patch}"
     ))
+}
+
+/// The server's own commands that the module can't do without: what replicas and
+/// the AOF get, and `CLIENT`, which tells of connections that are about to end and
+/// closes those that hold locks no longer.
+const COMMANDS: [&str; 5] = ["HSET", "HDEL", "PEXPIREAT", "DEL", "CLIENT"];
+
+/// Refuses a server that has one of them under another name: what the module
+/// writes would not reach the replicas, for example.
+pub(crate) fn check_commands(ctx: &Context) -> Result<(), String> {
+    let options = CallOptionsBuilder::new().errors_as_replies().build();
+    for command in COMMANDS {
+        // Without arguments it is known or unknown, and never runs.
+        let reply: CallResult<'_> = ctx.call_ext::<&[&[u8]; 0], _>(command, &options, &[]);
+        if let Err(error) = reply
+            && error.as_bytes().starts_with(b"ERR unknown command")
+        {
+            return Err(format!(
+                "the server does not know the command {command}, which the module needs; \
+                 remove it from rename-command"
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Lets the server read `redis.conf` into the registered settings.

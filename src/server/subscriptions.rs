@@ -1,10 +1,11 @@
-//! Asks the server to tell of what happens to keys and databases.
+//! Asks the server to tell of what happens to keys, databases and connections.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 
 use redis_module::{Context, RedisString, raw};
 
 use crate::lock::request::ClientId;
+use crate::lock::waiters::KeyRef;
 use crate::server::guard;
 use crate::server::keyspace::selected_db;
 
@@ -16,14 +17,17 @@ pub(crate) trait Events {
     fn awake() -> bool;
 
     /// Something happened to this key.
-    fn key_touched(ctx: &Context, db: i32, name: &[u8]);
+    fn key_touched(ctx: &Context, key: KeyRef<'_>);
+
+    /// A key is about to be found under another name or in another database.
+    fn key_leaves(key: KeyRef<'_>);
+
+    /// This is where it is found.
+    fn key_arrives(key: KeyRef<'_>);
 
     /// Two databases changed places.
-    fn databases_swapped(ctx: &Context);
-}
+    fn databases_swapped(ctx: &Context, one: i32, other: i32);
 
-/// Receives the ends of connections, in which the server allows no writes either.
-pub(crate) trait ConnectionEvents {
     /// This client's connection has ended.
     fn connection_ended(ctx: &Context, client: ClientId);
 }
@@ -41,16 +45,19 @@ const KINDS: u32 = raw::REDISMODULE_NOTIFY_GENERIC as u32
 /// Subscribes to what can free a lock, whatever the server's
 /// `notify-keyspace-events` says.
 pub(crate) fn subscribe<E: Events>(ctx: &Context) -> Result<(), String> {
-    let swap_event = raw::RedisModuleEvent {
-        id: raw::REDISMODULE_EVENT_SWAPDB,
-        dataver: 1,
-    };
+    let event = |id| raw::RedisModuleEvent { id, dataver: 1 };
+    let swap = event(raw::REDISMODULE_EVENT_SWAPDB);
+    let client_change = event(raw::REDISMODULE_EVENT_CLIENT_CHANGE);
     // SAFETY: called while the module loads; the callbacks have the right types.
     let subscribed = unsafe {
+        let to_event = |event, callback| {
+            raw::RedisModule_SubscribeToServerEvent
+                .is_some_and(|subscribe| subscribe(ctx.ctx, event, callback) == 0)
+        };
         raw::RedisModule_SubscribeToKeyspaceEvents.is_some_and(|subscribe| {
             subscribe(ctx.ctx, KINDS as c_int, Some(on_key_event::<E>)) == 0
-        }) && raw::RedisModule_SubscribeToServerEvent
-            .is_some_and(|subscribe| subscribe(ctx.ctx, swap_event, Some(on_swap::<E>)) == 0)
+        }) && to_event(swap, Some(on_swap::<E>))
+            && to_event(client_change, Some(on_connection::<E>))
     };
     if subscribed {
         Ok(())
@@ -59,32 +66,7 @@ pub(crate) fn subscribe<E: Events>(ctx: &Context) -> Result<(), String> {
     }
 }
 
-const CONNECTION_EVENT: raw::RedisModuleEvent = raw::RedisModuleEvent {
-    id: raw::REDISMODULE_EVENT_CLIENT_CHANGE,
-    dataver: 1,
-};
-
-/// Has the server tell when connections end. Says whether it will.
-pub(crate) fn listen_to_connections<E: ConnectionEvents>(ctx: &Context) -> bool {
-    // SAFETY: the callback has the right type.
-    unsafe {
-        raw::RedisModule_SubscribeToServerEvent.is_some_and(|subscribe| {
-            subscribe(ctx.ctx, CONNECTION_EVENT, Some(on_connection::<E>)) == 0
-        })
-    }
-}
-
-/// Undoes [`listen_to_connections`]. Must not be called from such an event.
-pub(crate) fn stop_listening_to_connections(ctx: &Context) {
-    // SAFETY: no callback means the end of the subscription.
-    unsafe {
-        if let Some(subscribe) = raw::RedisModule_SubscribeToServerEvent {
-            subscribe(ctx.ctx, CONNECTION_EVENT, None);
-        }
-    }
-}
-
-unsafe extern "C" fn on_connection<E: ConnectionEvents>(
+unsafe extern "C" fn on_connection<E: Events>(
     ctx: *mut raw::RedisModuleCtx,
     _event: raw::RedisModuleEvent,
     subevent: u64,
@@ -106,22 +88,38 @@ unsafe extern "C" fn on_swap<E: Events>(
     ctx: *mut raw::RedisModuleCtx,
     _event: raw::RedisModuleEvent,
     _subevent: u64,
-    _data: *mut c_void,
+    data: *mut c_void,
 ) {
-    guard::catch("a swap event", || E::databases_swapped(&Context::new(ctx)));
+    guard::catch("a swap event", || {
+        // SAFETY: for this event, the data are the numbers of the databases.
+        if let Some(swap) = unsafe { data.cast::<raw::RedisModuleSwapDbInfo>().as_ref() } {
+            E::databases_swapped(&Context::new(ctx), swap.dbnum_first, swap.dbnum_second);
+        }
+    });
 }
 
 unsafe extern "C" fn on_key_event<E: Events>(
     ctx: *mut raw::RedisModuleCtx,
     _kind: c_int,
-    _event: *const c_char,
+    event: *const c_char,
     name: *mut raw::RedisModuleString,
 ) -> c_int {
     guard::catch("a key event", || {
-        if E::awake() {
-            let ctx = Context::new(ctx);
-            E::key_touched(&ctx, selected_db(&ctx), RedisString::string_as_slice(name));
+        if !E::awake() {
+            return;
         }
+        let ctx = Context::new(ctx);
+        let key = KeyRef {
+            db: selected_db(&ctx),
+            name: RedisString::string_as_slice(name),
+        };
+        // SAFETY: the server passes a string of C, which lives through the call.
+        match unsafe { CStr::from_ptr(event) }.to_bytes() {
+            b"rename_from" | b"move_from" => E::key_leaves(key),
+            b"rename_to" | b"move_to" => E::key_arrives(key),
+            _ => {}
+        }
+        E::key_touched(&ctx, key);
     });
     raw::REDISMODULE_OK as c_int
 }

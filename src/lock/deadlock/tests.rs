@@ -70,7 +70,7 @@ impl World {
             Err(LockError::Upgrade) => return Outcome::Upgrade,
             Err(error) => panic!("{error}"),
         }
-        if let Some(cycle) = self.deadlock(who, key) {
+        if let Some(cycle) = self.deadlock(who, key, limit) {
             return Outcome::Deadlock(cycle);
         }
         let pushed = self.queues.push(KEYS[key], request, 0, usize::MAX, |id| id);
@@ -83,10 +83,16 @@ impl World {
         Outcome::Waits(id)
     }
 
-    fn deadlock(&self, who: usize, key: usize) -> Option<Vec<Link>> {
-        let holders = self.locks[key].holders().iter();
-        let holders = holders.map(|holder| &holder.owner);
-        find(&self.queues, KEYS[key], holders, &owner(who))
+    fn deadlock(&self, who: usize, key: usize, limit: Limit) -> Option<Vec<Link>> {
+        let holders = holders_of(self.locks[key].holders());
+        let certain = Certain::from_iter([(KEYS[key].into(), holders)]);
+        let wait = Wait {
+            owner: &owner(who),
+            key: KEYS[key],
+            limit,
+            place: None,
+        };
+        find(&self.queues, wait, &certain)
     }
 
     fn try_acquire(
@@ -188,7 +194,7 @@ mod what_is_a_deadlock {
     #[track_caller]
     fn check_deadlock(world: &mut World, who: usize, key: usize, limit: Limit, told: &str) {
         match world.acquire(who, key, limit) {
-            Outcome::Deadlock(cycle) => assert_eq!(spell(&cycle), told),
+            Outcome::Deadlock(cycle) => assert_eq!(spell(&cycle, |_| true), told),
             outcome => panic!("{outcome:?}"),
         }
     }
@@ -237,7 +243,7 @@ mod what_is_a_deadlock {
         let pushed = world.queues.push(KEYS[K], request, 0, usize::MAX, |id| id);
         pushed.unwrap();
         world.note_holders(K);
-        assert_eq!(world.deadlock(C, K), None);
+        assert_eq!(world.deadlock(C, K, Limit::EXCLUSIVE), None);
     }
 
     #[test]
@@ -263,6 +269,75 @@ mod what_is_a_deadlock {
         take(&mut world, B, L, Limit::EXCLUSIVE);
         wait(&mut world, A, L, Limit::EXCLUSIVE);
         take(&mut world, B, K, limit(2));
+    }
+
+    #[test]
+    fn one_of_several_permits_is_worth_waiting_for() {
+        let mut world = World::default();
+        take(&mut world, A, K, limit(2));
+        take(&mut world, C, K, limit(2));
+        take(&mut world, B, L, Limit::EXCLUSIVE);
+        wait(&mut world, A, L, Limit::EXCLUSIVE);
+        // 'c' may give its permit back.
+        wait(&mut world, B, K, limit(2));
+    }
+
+    #[test]
+    fn who_waits_for_a_permit_is_no_link_of_a_cycle() {
+        let mut world = World::default();
+        take(&mut world, A, K, limit(2));
+        take(&mut world, C, K, limit(2));
+        take(&mut world, B, L, Limit::EXCLUSIVE);
+        wait(&mut world, B, K, limit(2));
+        wait(&mut world, A, L, Limit::EXCLUSIVE);
+    }
+
+    #[test]
+    fn behind_a_writer_every_reader_is_waited_for() {
+        let mut world = World::default();
+        take(&mut world, A, K, Limit::SHARED);
+        take(&mut world, C, K, Limit::SHARED);
+        take(&mut world, B, L, Limit::EXCLUSIVE);
+        wait(&mut world, D, K, Limit::EXCLUSIVE);
+        wait(&mut world, A, L, Limit::EXCLUSIVE);
+        let told = "'b' waits for 'k' held by 'a', 'a' waits for 'l' held by 'b'";
+        check_deadlock(&mut world, B, K, Limit::SHARED, told);
+    }
+
+    #[test]
+    fn a_reader_waits_for_the_one_that_holds_all_alone() {
+        let mut world = a_holds_k_and_b_holds_l();
+        wait(&mut world, A, L, Limit::EXCLUSIVE);
+        let told = "'b' waits for 'k' held by 'a', 'a' waits for 'l' held by 'b'";
+        check_deadlock(&mut world, B, K, Limit::SHARED, told);
+    }
+
+    #[test]
+    fn who_waits_already_can_be_checked_in_its_place() {
+        let mut world = a_holds_k_and_b_holds_l();
+        wait(&mut world, A, L, Limit::EXCLUSIVE);
+        let request = AcquireRequest {
+            owner: owner(B),
+            lease: Lease::LONGEST,
+            hold: None,
+            limit: Limit::EXCLUSIVE,
+            session: None,
+        };
+        let pushed = world.queues.push(KEYS[K], request, 0, usize::MAX, |id| id);
+        let id = pushed.unwrap();
+        world.note_holders(K);
+        let in_place = Wait {
+            owner: &owner(B),
+            key: KEYS[K],
+            limit: Limit::EXCLUSIVE,
+            place: Some(id),
+        };
+        let found = find(&world.queues, in_place, &Certain::new()).unwrap();
+        let told = "'b' waits for 'k' held by 'a', 'a' waits for 'l' held by 'b'";
+        assert_eq!(spell(&found, |_| true), told);
+        // What is certain counts more than what was noted.
+        let certain = Certain::from_iter([(KEYS[L].into(), Holders::new())]);
+        assert_eq!(find(&world.queues, in_place, &certain), None);
     }
 
     #[test]
@@ -330,6 +405,18 @@ mod what_is_a_deadlock {
         take(&mut world, C, K_IN_DB_1, Limit::EXCLUSIVE);
         wait(&mut world, A, L, Limit::EXCLUSIVE);
         wait(&mut world, B, K_IN_DB_1, Limit::EXCLUSIVE);
+    }
+
+    #[test]
+    fn keys_that_the_reader_may_not_read_are_not_named() {
+        let mut world = a_holds_k_and_b_holds_l();
+        take(&mut world, C, M, Limit::EXCLUSIVE);
+        wait(&mut world, A, L, Limit::EXCLUSIVE);
+        wait(&mut world, B, M, Limit::EXCLUSIVE);
+        let cycle = world.deadlock(C, K, Limit::EXCLUSIVE).unwrap();
+        let told = "'c' waits for 'k' held by 'a', \
+                    others wait for keys that this user may not read";
+        assert_eq!(spell(&cycle, |key| key == KEYS[K]), told);
     }
 
     #[test]
@@ -431,28 +518,52 @@ mod against_brute_force {
             holding.fold(0, |holders, who| holders | only(who))
         }
 
+        /// Whether a request can't be granted before every holder is gone, in
+        /// front of which these are queued.
+        fn needs_all_gone(&self, key: usize, limit: Limit, in_front: &[WaiterId]) -> bool {
+            let asks_alone = |waiter: &&Waiter<WaiterId>| waiter.request.limit == Limit::EXCLUSIVE;
+            let mut queued = self.queues.waiters(KEYS[key]).filter(asks_alone);
+            let mut holders = self.locks[key].holders().iter();
+            limit == Limit::EXCLUSIVE
+                || queued.any(|waiter| in_front.contains(&waiter.ticket))
+                || holders.all(|holder| holder.limit == Limit::EXCLUSIVE)
+        }
+
+        fn requests(&self, key: usize) -> Vec<WaiterId> {
+            let queued = self.queues.waiters(KEYS[key]);
+            queued.map(|waiter| waiter.ticket).collect()
+        }
+
         fn graph(&self) -> Graph {
             let mut graph = Graph::default();
             for (key, line) in self.lines.iter().enumerate() {
                 let mut before = self.holders_of(key);
-                for &(who, _) in line {
-                    assert_eq!(before & only(who), 0, "a holder waits for nobody");
-                    graph[who] |= before;
-                    before |= only(who);
+                for (who, ids) in line {
+                    assert_eq!(before & only(*who), 0, "a holder waits for nobody");
+                    let limit = self.queues.waiter(KEYS[key], ids[0]).unwrap().request.limit;
+                    let mut in_front = self.requests(key);
+                    in_front.retain(|&id| id < ids[0]);
+                    if self.needs_all_gone(key, limit, &in_front) {
+                        graph[*who] |= before;
+                    }
+                    before |= only(*who);
                 }
             }
             graph
         }
 
         /// Whom an owner would wait for at the end of this line.
-        fn blockers_at_the_end(&self, key: usize) -> Owners {
+        fn blockers_at_the_end(&self, key: usize, limit: Limit) -> Owners {
+            if !self.needs_all_gone(key, limit, &self.requests(key)) {
+                return 0;
+            }
             let line = self.lines[key].iter();
             line.fold(self.holders_of(key), |all, &(who, _)| all | only(who))
         }
 
-        fn closes_a_cycle(&self, who: usize, key: usize) -> bool {
+        fn closes_a_cycle(&self, who: usize, key: usize, limit: Limit) -> bool {
             let mut graph = self.graph();
-            graph[who] |= self.blockers_at_the_end(key);
+            graph[who] |= self.blockers_at_the_end(key, limit);
             !self.is_in_line(who, key) && is_in_a_cycle(&graph, who)
         }
 
@@ -520,7 +631,7 @@ mod against_brute_force {
             let mut world = World::default();
             for step in &steps {
                 let closes_a_cycle = match *step {
-                    Step::Acquire { who, key, .. } => world.closes_a_cycle(who, key),
+                    Step::Acquire { who, key, limit } => world.closes_a_cycle(who, key, limit),
                     _ => false,
                 };
                 match (step, world.run(step)) {

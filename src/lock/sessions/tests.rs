@@ -325,3 +325,81 @@ mod against_a_model {
         }
     }
 }
+
+#[test]
+fn ties_follow_their_lock_to_another_key() {
+    let mut sessions = Sessions::default();
+    tie(&mut sessions, KEY, "a", (1, 7, 300), 0);
+    tie(&mut sessions, KEY, "b", (2, 8, 300), 0);
+    tie(&mut sessions, key(0, b"kk"), "a", (3, 9, 300), 0);
+    // What was there before is overwritten.
+    tie(&mut sessions, OTHER, "b", (4, 6, 300), 0);
+    sessions.follow(KEY, OTHER);
+    assert_eq!(sessions.len(), 3);
+    assert_eq!(
+        take_client(&mut sessions, 1),
+        [(at(OTHER, "a"), (1, 7, 300))]
+    );
+    assert_eq!(
+        take_client(&mut sessions, 2),
+        [(at(OTHER, "b"), (2, 8, 300))]
+    );
+    assert_eq!(take_client(&mut sessions, 4), []);
+    let untouched = at(key(0, b"kk"), "a");
+    assert_eq!(drain_due(&mut sessions, 100), [(untouched, (3, 9, 300))]);
+    take_client(&mut sessions, 3);
+    check_nothing_is_left(&mut sessions);
+}
+
+#[test]
+fn ties_follow_their_locks_when_databases_change_places() {
+    let mut sessions = Sessions::default();
+    let third = key(2, b"k");
+    for (key, name) in [(KEY, "a"), (OTHER, "b"), (third, "c")] {
+        tie(&mut sessions, key, name, (1, 7, 300), 0);
+    }
+    sessions.swap_databases(1, 0);
+    let moved = [
+        (at(KEY, "b"), (1, 7, 300)),
+        (at(OTHER, "a"), (1, 7, 300)),
+        (at(third, "c"), (1, 7, 300)),
+    ];
+    assert_eq!(take_client(&mut sessions, 1), moved);
+    check_nothing_is_left(&mut sessions);
+}
+
+#[test]
+fn holds_last_as_long_as_they_have_been_kept_up() {
+    let mut sessions = Sessions::default();
+    let kept_until = |sessions: &Sessions| {
+        let tie = sessions.tie_of(KEY, &owner("a")).unwrap();
+        tie.kept_until_ms
+    };
+    tie(&mut sessions, KEY, "a", (1, 7, 300), 1000);
+    assert_eq!(kept_until(&sessions), 1300);
+    sessions.take_due(1100).unwrap();
+    assert_eq!(kept_until(&sessions), 1300);
+    sessions.kept(&at(KEY, "a"), 1100);
+    assert_eq!(kept_until(&sessions), 1400);
+    sessions.set_lease(KEY, &owner("a"), lease(50), 1200);
+    assert_eq!(kept_until(&sessions), 1250);
+    // Whoever is not tied has nothing to keep.
+    sessions.kept(&at(KEY, "b"), 1100);
+    sessions.renew_by(&at(KEY, "b"), 1100);
+    assert_eq!(sessions.len(), 1);
+}
+
+#[test]
+fn a_renewal_that_was_not_possible_is_tried_again_when_it_is_planned() {
+    let mut sessions = Sessions::default();
+    tie(&mut sessions, KEY, "a", (1, 7, 300), 0);
+    sessions.take_due(100).unwrap();
+    sessions.renew_by(&at(KEY, "a"), 110);
+    assert_eq!(sessions.next_renewal_ms(), Some(110));
+    assert_eq!(sessions.next_due(109), None);
+    assert_eq!(sessions.next_due(110), Some(&at(KEY, "a")));
+    assert_eq!(sessions.any_client(), Some(ClientId(1)));
+    take_client(&mut sessions, 1);
+    assert_eq!(sessions.any_client(), None);
+    check_nothing_is_left(&mut sessions);
+}

@@ -1,0 +1,269 @@
+use super::*;
+use crate::lock::request::Owner;
+use crate::lock::waiters::KeyRef;
+
+fn place() -> Place {
+    Place {
+        key: KeyRef { db: 0, name: b"k" }.into(),
+        owner: Owner::new(b"x").unwrap(),
+    }
+}
+
+fn fence() -> Fence {
+    Fence::new(7).unwrap()
+}
+
+/// Grants of one owner on one lock, numbered from 1.
+#[derive(Default)]
+struct Story {
+    deliveries: Deliveries,
+    holds: i64,
+}
+
+impl Story {
+    fn with_holds(holds: i64) -> Self {
+        Self {
+            holds,
+            ..Self::default()
+        }
+    }
+
+    fn grant(&mut self, waiter: u64, hold: Option<i64>) {
+        let before = self.holds;
+        self.holds = hold.unwrap_or(before + 1);
+        let delivery = Delivery {
+            client: ClientId(waiter),
+            hold: hold.map(|n| HoldNumber::new(n).unwrap()),
+            session: None,
+        };
+        self.deliveries
+            .send(place(), fence(), delivery, before, self.holds);
+    }
+
+    fn delivered(&mut self, waiter: u64) {
+        self.deliveries.delivered(ClientId(waiter));
+    }
+
+    fn lost(&mut self, waiter: u64) {
+        let lost = self.deliveries.lost(ClientId(waiter));
+        assert_eq!(lost, Some((place(), fence())));
+    }
+
+    #[track_caller]
+    fn gives_back(&mut self, expected: i64) {
+        let untold = self.deliveries.untold(&place(), fence(), self.holds);
+        assert_eq!(untold, expected);
+        self.deliveries.gave_back(&place(), fence(), untold);
+        self.holds -= untold;
+    }
+
+    #[track_caller]
+    fn is_over(&self) {
+        assert!(self.deliveries.by_place.is_empty() && self.deliveries.by_client.is_empty());
+    }
+}
+
+#[test]
+fn a_grant_that_is_heard_of_stays() {
+    let mut story = Story::default();
+    story.grant(1, None);
+    story.delivered(1);
+    story.is_over();
+}
+
+#[test]
+fn a_grant_that_nobody_hears_of_is_given_back() {
+    for hold in [None, Some(1)] {
+        let mut story = Story::default();
+        story.grant(1, hold);
+        story.lost(1);
+        story.gives_back(1);
+        story.is_over();
+    }
+}
+
+#[test]
+fn a_lost_confirmation_takes_nothing_back() {
+    let mut story = Story::default();
+    story.grant(1, Some(1));
+    story.grant(2, Some(1));
+    story.lost(2);
+    story.gives_back(0);
+    story.delivered(1);
+    story.is_over();
+}
+
+#[test]
+fn a_hold_that_another_reply_will_confirm_stays() {
+    let mut story = Story::default();
+    story.grant(1, Some(1));
+    story.grant(2, Some(1));
+    story.lost(1);
+    story.gives_back(0);
+    story.delivered(2);
+    story.is_over();
+}
+
+#[test]
+fn a_hold_that_nobody_confirms_in_the_end_is_given_back() {
+    for settle_between in [false, true] {
+        let mut story = Story::default();
+        story.grant(1, Some(1));
+        story.grant(2, Some(1));
+        story.lost(1);
+        if settle_between {
+            story.gives_back(0);
+        }
+        story.lost(2);
+        story.gives_back(1);
+        story.is_over();
+    }
+}
+
+#[test]
+fn of_two_holds_the_one_that_is_heard_of_stays() {
+    for (lost, heard) in [(1, 2), (2, 1)] {
+        let mut story = Story::default();
+        story.grant(1, None);
+        story.grant(2, None);
+        story.lost(lost);
+        story.delivered(heard);
+        story.gives_back(1);
+        story.is_over();
+    }
+}
+
+#[test]
+fn two_holds_of_which_nobody_hears_are_both_given_back() {
+    let mut story = Story::default();
+    story.grant(1, None);
+    story.grant(2, Some(2));
+    story.grant(3, Some(2));
+    for waiter in [1, 2, 3] {
+        story.lost(waiter);
+    }
+    story.gives_back(2);
+    story.is_over();
+}
+
+#[test]
+fn holds_from_before_are_never_given_back() {
+    let mut story = Story::with_holds(2);
+    story.grant(1, None);
+    story.lost(1);
+    story.gives_back(1);
+    assert_eq!(story.holds, 2);
+    story.is_over();
+}
+
+#[test]
+fn a_reply_to_the_same_hold_speaks_for_it() {
+    let mut story = Story::default();
+    story.grant(1, Some(1));
+    story.deliveries.told(place, Told::AtLeast(1));
+    story.lost(1);
+    story.gives_back(0);
+    story.is_over();
+}
+
+#[test]
+fn a_renewal_speaks_for_one_hold_only() {
+    let mut story = Story::default();
+    story.grant(1, None);
+    story.grant(2, None);
+    story.deliveries.told(place, Told::AtLeast(1));
+    story.lost(1);
+    story.lost(2);
+    story.gives_back(1);
+    story.is_over();
+}
+
+#[test]
+fn a_nested_hold_speaks_for_itself_alone() {
+    let mut story = Story::default();
+    story.grant(1, None);
+    story.holds += 1;
+    story.deliveries.told(place, Told::OneMore);
+    story.lost(1);
+    story.gives_back(1);
+    assert_eq!(story.holds, 1);
+    story.is_over();
+}
+
+#[test]
+fn a_release_that_leaves_holds_speaks_for_one_of_them() {
+    let mut story = Story::with_holds(1);
+    story.grant(1, None);
+    story.holds -= 1;
+    story.deliveries.released(place, story.holds);
+    story.lost(1);
+    story.gives_back(0);
+    story.is_over();
+}
+
+#[test]
+fn after_the_last_release_nothing_is_on_its_way() {
+    let mut story = Story::default();
+    story.grant(1, None);
+    story.deliveries.released(place, 0);
+    story.is_over();
+    assert_eq!(story.deliveries.lost(ClientId(1)), None);
+}
+
+#[test]
+fn a_new_token_ends_what_was_on_its_way_before() {
+    let mut story = Story::default();
+    story.grant(1, None);
+    let delivery = Delivery {
+        client: ClientId(2),
+        hold: None,
+        session: None,
+    };
+    let newer = Fence::new(8).unwrap();
+    story.deliveries.send(place(), newer, delivery, 0, 1);
+    assert_eq!(story.deliveries.untold(&place(), fence(), 1), 0);
+    assert_eq!(story.deliveries.lost(ClientId(1)), None);
+    assert_eq!(story.deliveries.lost(ClientId(2)), Some((place(), newer)));
+    assert_eq!(story.deliveries.untold(&place(), newer, 1), 1);
+}
+
+#[test]
+fn what_is_on_its_way_follows_its_lock() {
+    let to = KeyRef { db: 3, name: b"l" };
+    let moved = Place {
+        key: to.into(),
+        ..place()
+    };
+    let mut story = Story::default();
+    story.grant(1, None);
+    story.deliveries.follow(KeyRef { db: 0, name: b"k" }, to);
+    assert_eq!(story.deliveries.promised(&place(), fence()), 0);
+    assert_eq!(story.deliveries.promised(&moved, fence()), 1);
+    story.deliveries.swap_databases(3, 0);
+    let swapped = Place {
+        key: KeyRef { db: 0, name: b"l" }.into(),
+        ..place()
+    };
+    assert_eq!(story.deliveries.lost(ClientId(1)), Some((swapped, fence())));
+}
+
+#[test]
+fn the_newest_session_of_another_client_is_found() {
+    let mut deliveries = Deliveries::default();
+    let lease = |ms| Some(Lease::from_ms(ms).unwrap());
+    for (waiter, session) in [(1, lease(10)), (2, lease(20)), (3, None)] {
+        let delivery = Delivery {
+            client: ClientId(waiter),
+            hold: HoldNumber::new(1).ok(),
+            session,
+        };
+        deliveries.send(place(), fence(), delivery, i64::from(waiter > 1), 1);
+    }
+    let other = |client| deliveries.other_session(&place(), fence(), ClientId(client));
+    assert_eq!(other(3), Some((ClientId(2), lease(20).unwrap())));
+    assert_eq!(other(2), Some((ClientId(1), lease(10).unwrap())));
+    let older = Fence::new(6).unwrap();
+    assert_eq!(deliveries.other_session(&place(), older, ClientId(3)), None);
+    assert_eq!(deliveries.promised(&place(), fence()), 1);
+    assert_eq!(deliveries.promised(&place(), older), 0);
+}
