@@ -36,7 +36,7 @@ pub(crate) fn check_commands(ctx: &Context) -> Result<(), String> {
         // Without arguments it is known or unknown, and never runs.
         let reply: CallResult<'_> = ctx.call_ext::<&[&[u8]; 0], _>(command, &options, &[]);
         if let Err(error) = reply
-            && error.as_bytes().starts_with(b"ERR unknown command")
+            && String::from_utf8_lossy(error.as_bytes()).contains("unknown command")
         {
             return Err(format!(
                 "the server does not know the command {command}, which the module needs; \
