@@ -121,7 +121,7 @@ async fn giving_back_ends_it_for_those_who_watch() {
 }
 
 #[test]
-fn a_guard_outlives_its_runtime_without_a_false_sense_of_holding() {
+fn a_guard_that_outlives_its_runtime_is_no_hold() {
     let server = TestServer::start();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let guard = runtime.block_on(async {

@@ -156,7 +156,7 @@ async fn a_wait_without_end_survives_a_connection_that_falls_silent() {
 }
 
 #[tokio::test]
-async fn a_session_whose_connection_falls_silent_is_lost_and_its_connection_closed() {
+async fn a_session_whose_connection_falls_silent_is_lost_and_closed() {
     let server = TestServer::start();
     let proxy = Proxy::start(server.addr(), 1).await;
     let client = LockClient::connect(format!("redis://{}", proxy.addr)).await;

@@ -68,7 +68,7 @@ async fn stop_again_and_again(control: &Control) -> Vec<Option<i64>> {
 }
 
 #[test]
-fn a_server_stopped_past_the_lease_is_told_before_its_end_there() {
+fn a_server_stopped_past_the_lease_is_told_before_its_end() {
     let control = Control::start();
     let begun = Instant::now();
     let (mut margins, mut not_judged) = (Vec::new(), 0);

@@ -113,12 +113,12 @@ fn starve(command: &str) {
 }
 
 #[test]
-fn a_stopped_server_ends_a_command_before_its_lease_is_over() {
+fn a_stopped_server_ends_a_command_within_its_lease() {
     starve(DILIGENT);
 }
 
 #[test]
-fn a_stopped_server_ends_a_deaf_command_before_its_lease_is_over() {
+fn a_stopped_server_ends_a_deaf_command_within_its_lease() {
     starve(STUBBORN);
 }
 

@@ -205,7 +205,7 @@ fn ctrl_c_ends_a_wait_and_leaves_no_waiter() {
 }
 
 #[test]
-fn what_the_command_leaves_in_its_group_ends_before_the_release() {
+fn what_the_command_leaves_behind_ends_before_the_release() {
     let server = TestServer::start();
     let script = format!("{TWO_PROCESSES} exit 5");
     let mut script = Script::start(&server, &[], &script);

@@ -14,10 +14,10 @@ const WARM_UP: usize = 2000;
 /// So many are measured in a round.
 const MEASURED: usize = 1000;
 
-/// The best of so many rounds counts.
+/// The median of so many rounds counts.
 const ROUNDS: usize = 5;
 
-/// Hands a lock on, again and again, until 99 of 100 hand-offs take no longer
+/// Hands a lock on, again and again. 99 of 100 hand-offs have to take no longer
 /// than `limit`, from before the release was sent until the waiter was told.
 ///
 /// `hand_off` also measures a plain round trip of Redisson's. Where that takes
@@ -28,7 +28,7 @@ fn assert_p99(what: &str, limit: Duration, mut hand_off: impl FnMut() -> (Nanos,
     for _ in 0..WARM_UP {
         hand_off();
     }
-    for _ in 0..ROUNDS {
+    let mut rounds = [(); ROUNDS].map(|()| {
         let (mut hand_offs, mut round_trips): (Vec<_>, Vec<_>) = (0..MEASURED)
             .map(|_| hand_off())
             .map(|(taken, floor)| (Duration::from_nanos(taken), Duration::from_nanos(floor)))
@@ -40,11 +40,11 @@ fn assert_p99(what: &str, limit: Duration, mut hand_off: impl FnMut() -> (Nanos,
         let floor = percentile(&round_trips, 99);
         let (p50, max) = (percentile(&hand_offs, 50), percentile(&hand_offs, 100));
         println!("{what}: p50 {p50:?}, p99 {p99:?}, max {max:?}; p99 of a round trip {floor:?}");
-        if p99 <= limit + floor {
-            return;
-        }
-    }
-    panic!("{what}: p99 is over {limit:?} in each of {ROUNDS} rounds");
+        p99.saturating_sub(floor)
+    });
+    rounds.sort();
+    let median = rounds[ROUNDS / 2];
+    assert!(median <= limit, "{what}: {rounds:?}");
 }
 
 /// How long Redisson takes to ask the server something.

@@ -50,7 +50,7 @@ fn a_native_waiter_gets_the_lock_when_redissons_lease_is_over() {
 
 #[test]
 #[ignore = "needs Redisson: make interop"]
-fn a_waiter_of_redissons_gets_the_lock_when_a_native_lease_is_over() {
+fn redisson_gets_the_lock_when_a_native_lease_is_over() {
     for version in versions() {
         let mut scene = Scene::set(version);
         let sent = clock::now();
@@ -69,7 +69,7 @@ fn a_waiter_of_redissons_gets_the_lock_when_a_native_lease_is_over() {
 
 #[test]
 #[ignore = "needs Redisson: make interop"]
-fn a_native_waiter_gets_the_lock_of_a_redisson_process_that_vanished() {
+fn a_native_waiter_gets_the_lock_of_a_process_that_vanished() {
     for version in versions() {
         let Scene {
             server,
