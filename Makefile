@@ -47,7 +47,7 @@ build: build-deps ## Build target/release/libredislock.so
 	cargo build --release --locked
 
 .PHONY: test
-test: deps build ## Run all tests, against SERVER
+test: deps build ## Run all tests but those of 'make interop', against SERVER
 	@$(SERVER) --version
 	cargo test --workspace --locked
 

@@ -5,9 +5,9 @@ mod support;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -15,11 +15,15 @@ use redis_lock_client::{Error, LockClient};
 use redis_lock_testing::{Client, TestServer};
 use tokio::time::timeout;
 
-use support::{connect, eventually, take};
+use support::{connect, eventually, seeds, take};
 
 const LOCKS: u32 = 8;
 
-const CANCELLATIONS: u64 = 10_000;
+/// With each seed.
+const CANCELLATIONS: u64 = 5000;
+
+/// How long they may take.
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Polls a future so many times at most, or for so long.
 async fn impatient<T>(rng: &mut StdRng, future: impl Future<Output = T>) -> Option<T> {
@@ -41,9 +45,15 @@ async fn impatient<T>(rng: &mut StdRng, future: impl Future<Output = T>) -> Opti
     }
 }
 
-async fn work(client: LockClient, cancelled: Arc<AtomicU64>, seed: u64) {
+#[derive(Default)]
+struct Progress {
+    cancelled: AtomicU64,
+    is_enough: AtomicBool,
+}
+
+async fn work(client: LockClient, progress: Arc<Progress>, seed: u64) {
     let mut rng = StdRng::seed_from_u64(seed);
-    while cancelled.load(Ordering::Relaxed) < CANCELLATIONS {
+    while !progress.is_enough.load(Ordering::Relaxed) {
         let lock = client.lock(format!("lock{}", rng.random_range(0..LOCKS)));
         let lock = match rng.random_range(0..8) {
             // Its guards share holds, and its acquires queue for each other.
@@ -62,7 +72,7 @@ async fn work(client: LockClient, cancelled: Arc<AtomicU64>, seed: u64) {
             Some(Ok(None) | Err(Error::Deadlock { .. })) => {}
             Some(Err(error)) => panic!("{error:?}"),
             None => {
-                cancelled.fetch_add(1, Ordering::Relaxed);
+                progress.cancelled.fetch_add(1, Ordering::Relaxed);
             }
         }
     }
@@ -78,20 +88,45 @@ fn calls(observer: &mut Client, command: &str) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ten_thousand_cancellations_leave_neither_a_waiter_nor_a_hold() {
+async fn ten_thousand_cancellations_leave_no_waiter_and_no_hold() {
+    for seed in seeds() {
+        cancel_again_and_again(seed).await;
+    }
+}
+
+async fn cancel_again_and_again(seed: u64) {
     let server = TestServer::start();
-    let seed: u64 = rand::random();
-    eprintln!("seed {seed}");
-    let cancelled = Arc::new(AtomicU64::new(0));
+    let progress = Arc::new(Progress::default());
     let mut clients = Vec::new();
     let mut tasks = tokio::task::JoinSet::new();
     for nth in 0..4 {
         let client = connect(&server).await;
         for task in 0..6 {
             let seed = seed ^ (nth * 100 + task);
-            tasks.spawn(work(client.clone(), Arc::clone(&cancelled), seed));
+            tasks.spawn(work(client.clone(), Arc::clone(&progress), seed));
         }
         clients.push(client);
+    }
+    let mut observer = server.client();
+    let begun = Instant::now();
+    while !progress.is_enough.load(Ordering::Relaxed) {
+        if let Some(ended) = timeout(Duration::from_millis(50), tasks.join_next())
+            .await
+            .ok()
+            .flatten()
+        {
+            ended.unwrap();
+        }
+        // Most have to ask the server, and many to wait there.
+        let cancelled = progress.cancelled.load(Ordering::Relaxed);
+        let asked = calls(&mut observer, "lock.acquire");
+        let closed = calls(&mut observer, "client|kill");
+        let counted = format!("{cancelled} cancelled, {asked} asked, {closed} closed");
+        assert!(begun.elapsed() < PATIENCE, "{counted}");
+        if cancelled >= CANCELLATIONS && asked > CANCELLATIONS / 2 && closed > CANCELLATIONS / 10 {
+            progress.is_enough.store(true, Ordering::Relaxed);
+            eprintln!("{counted}");
+        }
     }
     while let Some(done) = tasks.join_next().await {
         done.unwrap();
@@ -99,12 +134,6 @@ async fn ten_thousand_cancellations_leave_neither_a_waiter_nor_a_hold() {
     for client in &clients {
         client.flush().await;
     }
-    let mut observer = server.client();
-    // Most of them had asked the server by then, and many waited there.
-    let asked = calls(&mut observer, "lock.acquire");
-    let closed = calls(&mut observer, "client|kill");
-    eprintln!("{asked} acquires reached the server, {closed} waits were closed");
-    assert!(asked > CANCELLATIONS / 2 && closed > CANCELLATIONS / 10);
     assert_eq!(observer.info("blocked_clients"), 0);
     assert_eq!(observer.info("lock_sessions"), 0);
     assert_eq!(observer.int("DBSIZE"), 0);
@@ -183,14 +212,20 @@ async fn a_grant_that_nobody_takes_goes_on_to_the_next() {
 /// must not bring a lock that nobody waits for any more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_wait_that_ends_while_it_looks_leaves_no_hold() {
+    for seed in seeds() {
+        end_while_it_looks(StdRng::seed_from_u64(seed)).await;
+    }
+}
+
+async fn end_while_it_looks(mut rng: StdRng) {
     let server = TestServer::start();
     let clients = [connect(&server).await, connect(&server).await];
     let mut tasks = tokio::task::JoinSet::new();
     for n in 0..100 {
         let key = format!("lock{n}");
         let guard = take(&clients[0], &key).await;
-        let about_two_seconds =
-            || Duration::from_micros(rand::rng().random_range(1_997_000..2_005_000));
+        let mut about_two_seconds =
+            || Duration::from_micros(rng.random_range(1_997_000..2_005_000));
         let (wait, held) = (about_two_seconds(), about_two_seconds());
         tasks.spawn(async move {
             tokio::time::sleep(held).await;

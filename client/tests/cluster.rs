@@ -11,7 +11,8 @@ use redis_lock_testing::{Cluster, slot, tag};
 use support::{eventually, soon};
 
 async fn start() -> (Cluster, LockClient) {
-    let cluster = tokio::task::spawn_blocking(Cluster::start).await.unwrap();
+    // By this thread: with it the servers end.
+    let cluster = Cluster::start();
     let urls = cluster.nodes.iter().map(support::url);
     let client = LockClient::connect_cluster(ClusterClient::builder(urls)).await;
     (cluster, client.unwrap())

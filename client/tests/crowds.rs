@@ -11,7 +11,7 @@ use redis_lock_testing::TestServer;
 use support::connect;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_tasks_each_get_it_once_with_a_handful_of_connections() {
+async fn a_thousand_tasks_each_get_it_with_a_few_connections() {
     let server = TestServer::start();
     let client = connect(&server).await;
     let done = Arc::new(AtomicBool::new(false));

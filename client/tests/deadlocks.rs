@@ -8,7 +8,7 @@ use redis_lock_testing::TestServer;
 use support::{connect, eventually, queue, soon};
 
 #[tokio::test]
-async fn the_one_who_would_close_the_cycle_is_told_and_who_gives_way_gets_both_later() {
+async fn who_would_close_a_cycle_is_told_and_gets_both_later() {
     let server = TestServer::start();
     let client = connect(&server).await;
     let lock = |key: &str, owner: &str| client.lock(key).owner(owner);

@@ -116,11 +116,11 @@ async fn an_idle_client_finds_its_server_again_after_a_restart() {
 #[tokio::test]
 async fn a_wait_at_a_server_that_hangs_ends_soon_after_its_time() {
     let server = TestServer::start();
-    let response = Duration::from_millis(200);
+    let response = Duration::from_secs(1);
     let builder = LockClient::builder().response_timeout(response);
     let client = builder.connect(url(&server)).await.unwrap();
     let _guard = take(&client, "lock").await;
-    let wait = Duration::from_millis(500);
+    let wait = Duration::from_secs(3);
     let waiting = tokio::spawn(client.lock("lock").wait(wait).acquire());
     eventually("it waits", || server.info("blocked_clients") == 1).await;
     let begun = Instant::now();

@@ -11,6 +11,8 @@ use support::{eventually, soon, url};
 
 const LEASE: Duration = Duration::from_secs(60);
 
+const RESPONSE: Duration = Duration::from_secs(2);
+
 fn five() -> Vec<TestServer> {
     (0..5).map(|_| TestServer::start()).collect()
 }
@@ -18,6 +20,15 @@ fn five() -> Vec<TestServer> {
 async fn redlock(servers: &[TestServer]) -> Redlock {
     LockClient::builder()
         // The machine that tests may be busy with others.
+        .response_timeout(RESPONSE)
+        .connect_redlock(servers.iter().map(url))
+        .await
+        .unwrap()
+}
+
+/// One that does not wait long for a server: what fails is tried again.
+async fn hasty_redlock(servers: &[TestServer]) -> Redlock {
+    LockClient::builder()
         .response_timeout(Duration::from_millis(250))
         .connect_redlock(servers.iter().map(url))
         .await
@@ -84,7 +95,7 @@ async fn two_killed_servers_of_five_do_not_matter() {
 }
 
 #[tokio::test]
-async fn with_three_killed_servers_of_five_nothing_is_held_and_nothing_stays() {
+async fn with_three_killed_servers_of_five_nothing_is_held() {
     let mut servers = five();
     let client = redlock(&servers).await;
     let held = client
@@ -105,7 +116,7 @@ async fn with_three_killed_servers_of_five_nothing_is_held_and_nothing_stays() {
                 error,
                 Error::NoMajority {
                     servers: 5,
-                    failed: 3,
+                    failed: 3..,
                     ..
                 }
             ),
@@ -125,13 +136,15 @@ async fn with_three_killed_servers_of_five_nothing_is_held_and_nothing_stays() {
 #[tokio::test]
 async fn a_majority_that_dies_is_told_as_a_loss_in_time() {
     let mut servers = five();
-    let builder = LockClient::builder().default_lease(Duration::from_millis(600));
-    let client = builder
+    let lease = Duration::from_secs(2);
+    let client = LockClient::builder()
+        .default_lease(lease)
+        .response_timeout(lease / 4)
         .connect_redlock(servers.iter().map(url))
         .await
         .unwrap();
     let guard = client.lock("lock").acquire().await.unwrap().unwrap();
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    tokio::time::sleep(lease * 3 / 2).await;
     assert!(guard.valid_for() > Duration::ZERO, "it was renewed");
     for server in &mut servers[..3] {
         server.crash();
@@ -151,11 +164,7 @@ async fn a_stopped_server_neither_delays_nor_keeps_the_lock() {
         guard.release().await.unwrap();
     }
     // Each waits for the majority, not for the one that is stopped.
-    assert!(
-        begun.elapsed() < Duration::from_secs(4),
-        "{:?}",
-        begun.elapsed()
-    );
+    assert!(begun.elapsed() < 5 * RESPONSE, "{:?}", begun.elapsed());
     servers[0].signal("CONT");
     let held = client.lock("lock").acquire().await.unwrap().unwrap();
     held.release().await.unwrap();
@@ -188,17 +197,31 @@ async fn a_server_wiped_within_the_lease_does_not_let_another_in() {
 }
 
 #[tokio::test]
-async fn a_lease_shorter_than_the_asking_is_no_hold() {
+async fn an_acquire_slower_than_its_lease_is_no_hold() {
     let servers = five();
     let client = redlock(&servers).await;
-    for server in &servers[..3] {
-        server.signal("STOP");
-    }
+    let signal = |name| servers[..3].iter().for_each(|server| server.signal(name));
+    signal("STOP");
     let lock = client.lock("lock").lease(Duration::from_millis(50));
-    assert!(lock.try_acquire().await.is_err());
-    for server in &servers[..3] {
-        server.signal("CONT");
-    }
+    // In the end all grant it.
+    let (taken, ()) = tokio::join!(lock.try_acquire(), async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        signal("CONT");
+    });
+    assert!(taken.unwrap().is_none());
+    soon("it is given back", client.flush()).await;
+    eventually("it is free everywhere", || held_on(&servers) == 0).await;
+}
+
+#[tokio::test]
+async fn what_a_minority_grants_is_no_hold_and_is_given_back() {
+    let servers = five();
+    let client = hasty_redlock(&servers).await;
+    let signal = |name| servers[..3].iter().for_each(|server| server.signal(name));
+    signal("STOP");
+    let error = client.lock("lock").try_acquire().await.unwrap_err();
+    assert!(matches!(error, Error::NoMajority { .. }), "{error:?}");
+    signal("CONT");
     soon("it is given back", client.flush()).await;
     eventually("it is free everywhere", || held_on(&servers) == 0).await;
 }
@@ -212,7 +235,7 @@ async fn many_clients_exclude_each_other() {
     let inside = Arc::new(AtomicBool::new(false));
     let mut tasks = tokio::task::JoinSet::new();
     for _ in 0..4 {
-        let client = redlock(&servers).await;
+        let client = hasty_redlock(&servers).await;
         let inside = Arc::clone(&inside);
         tasks.spawn(async move {
             for _ in 0..5 {
@@ -220,12 +243,17 @@ async fn many_clients_exclude_each_other() {
                 assert!(!inside.swap(true, Ordering::SeqCst), "two at a time");
                 tokio::time::sleep(Duration::from_millis(1)).await;
                 inside.store(false, Ordering::SeqCst);
-                guard.release().await.unwrap();
+                match guard.release().await {
+                    // It goes on in the background.
+                    Ok(()) | Err(Error::NoMajority { .. }) => {}
+                    Err(error) => panic!("{error:?}"),
+                }
             }
             client.flush().await;
         });
     }
-    soon("all had their turns", tasks.join_all()).await;
+    let all = tokio::time::timeout(LEASE, tasks.join_all()).await;
+    all.expect("all have their turns");
     assert_eq!(held_on(&servers), 0);
 }
 

@@ -4,20 +4,25 @@
 mod support;
 
 use std::io::{Read, Write};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 
 use redis_lock_testing::{TestServer, eventually};
+use tempfile::TempDir;
 
-/// A shell at a terminal of its own, which `script` of util-linux makes.
+/// A shell at a terminal of its own, which `script` of util-linux makes. It has
+/// a folder, `$DIR`.
 struct Terminal {
     shell: Child,
+    dir: TempDir,
 }
 
 impl Terminal {
     /// Has an interactive shell run this, where `$L` is lockctl.
     fn run(server: &TestServer, commands: &str) -> Self {
-        let mut shell = Command::new("script")
+        let dir = tempfile::tempdir().unwrap();
+        let mut shell = support::heedful("script")
             .args(["-qec", "bash --norc --noprofile -i", "/dev/null"])
+            .env("DIR", dir.path())
             .env("L", env!("CARGO_BIN_EXE_lockctl"))
             .env("REDIS_URL", format!("redis://{}", server.addr()))
             .stdin(Stdio::piped())
@@ -26,7 +31,14 @@ impl Terminal {
             .unwrap();
         let keys = shell.stdin.as_mut().unwrap();
         keys.write_all(commands.as_bytes()).unwrap();
-        Self { shell }
+        Self { shell, dir }
+    }
+
+    /// Waits until the command has written the file `ready`.
+    #[track_caller]
+    fn await_ready(&self) {
+        let ready = self.dir.path().join("ready");
+        eventually("the command runs", || ready.exists());
     }
 
     fn press(&mut self, keys: &str) {
@@ -63,9 +75,10 @@ fn await_lock(server: &TestServer, exists: i64) {
 #[test]
 fn ctrl_c_ends_the_script_that_runs_lockctl_as_well() {
     let server = TestServer::start();
-    let script = "bash -c '$L run lock -- sleep 100; echo went  on | tr -s \" \"'\n";
-    let mut terminal = Terminal::run(&server, script);
-    await_lock(&server, 1);
+    let command = "touch $DIR/ready; exec sleep 60";
+    let script = format!("$L run lock -- sh -c \"{command}\"; echo went  on | tr -s \" \"");
+    let mut terminal = Terminal::run(&server, &format!("bash -c '{script}'\n"));
+    terminal.await_ready();
     terminal.press("\x03");
     await_lock(&server, 0);
     terminal.press("echo it is $?\n");
@@ -77,9 +90,10 @@ fn ctrl_c_ends_the_script_that_runs_lockctl_as_well() {
 #[test]
 fn a_command_that_reads_gets_the_terminal() {
     let server = TestServer::start();
-    let script = "$L run lock -- sh -c 'read line; echo \"-$line-\"; exit 7'\n";
-    let mut terminal = Terminal::run(&server, script);
-    await_lock(&server, 1);
+    let command = "touch $DIR/ready; read line; echo \"-$line-\"; exit 7";
+    let script = format!("$L run lock -- sh -c '{command}'\n");
+    let mut terminal = Terminal::run(&server, &script);
+    terminal.await_ready();
     terminal.press("hello\n");
     await_lock(&server, 0);
     terminal.press("echo it is $?\n");
@@ -89,16 +103,14 @@ fn a_command_that_reads_gets_the_terminal() {
 }
 
 #[test]
-fn a_suspended_command_goes_on_while_its_lease_lasts_and_not_after() {
+fn a_suspended_command_goes_on_while_its_lease_lasts() {
     let server = TestServer::start();
-    for (lease, waits_for_its_end, code) in [("60s", false, 0), ("1s", true, 76)] {
-        let dir = tempfile::tempdir().unwrap();
-        let ready = dir.path().join("ready");
+    for (lease, waits_for_its_end, code) in [("60s", false, 0), ("2s", true, 76)] {
         // A shell that is just forking may not be able to stop.
-        let script = format!("touch {}; exec sleep 1", ready.display());
-        let commands = format!("$L run lock --lease {lease} -- sh -c '{script}'\n");
-        let mut terminal = Terminal::run(&server, &commands);
-        eventually("the command runs", || ready.exists());
+        let command = "touch $DIR/ready; exec sleep 3";
+        let script = format!("$L run lock --lease {lease} -- sh -c '{command}'\n");
+        let mut terminal = Terminal::run(&server, &script);
+        terminal.await_ready();
         terminal.press("\x1a");
         if waits_for_its_end {
             // Nobody renews it.

@@ -34,6 +34,13 @@ pub async fn queue(server: &TestServer, lock: &Lock, behind: i64) -> Waiting {
     waiting
 }
 
+/// What a random test is run with: a fixed seed, and a new one.
+pub fn seeds() -> [u64; 2] {
+    let seeds = [1, rand::random()];
+    eprintln!("seeds {seeds:?}");
+    seeds
+}
+
 /// Waits for something that should happen soon.
 #[track_caller]
 pub fn soon<T>(what: &str, future: impl Future<Output = T>) -> impl Future<Output = T> {

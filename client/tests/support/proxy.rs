@@ -4,7 +4,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rand::RngExt;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -33,8 +34,9 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Begins to forward connections to this server.
-    pub async fn start(server: SocketAddr) -> Self {
+    /// Begins to forward connections to this server. The seed decides what is
+    /// lost.
+    pub async fn start(server: SocketAddr, mut seed: u64) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let addr = listener.local_addr().unwrap();
         let fate = Arc::new(watch::Sender::new(Fate::Passes));
@@ -45,11 +47,13 @@ impl Proxy {
                 let Ok(server) = TcpStream::connect(server).await else {
                     continue;
                 };
+                seed = seed.wrapping_add(1);
                 tokio::spawn(forward(
                     client,
                     server,
                     fates.subscribe(),
                     Arc::clone(&losses),
+                    StdRng::seed_from_u64(seed),
                 ));
             }
         });
@@ -72,6 +76,7 @@ async fn forward(
     server: TcpStream,
     mut fate: watch::Receiver<Fate>,
     lost: Arc<AtomicU64>,
+    mut rng: StdRng,
 ) {
     client.set_nodelay(true).unwrap();
     server.set_nodelay(true).unwrap();
@@ -101,6 +106,7 @@ async fn forward(
             }
         }
     };
+    let mut dice = move |percent| rng.random_range(0..100) < percent;
     let downwards = async move {
         let mut buffer = [0; 4096];
         let mut swallows = false;
@@ -130,8 +136,4 @@ async fn forward(
         () = upwards => {}
         () = downwards => {}
     }
-}
-
-fn dice(percent: u32) -> bool {
-    rand::rng().random_range(0..100) < percent
 }

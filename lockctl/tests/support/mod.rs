@@ -2,22 +2,34 @@
 
 #![allow(dead_code, reason = "no test uses all of it")]
 
-use std::path::Path;
+#[path = "../../../client/tests/support/processes.rs"]
+mod processes;
+
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use redis_lock_testing::{SOON, TestServer, eventually};
+use rustix::process::Signal;
 use tempfile::TempDir;
+
+pub use processes::end_with_test;
 
 /// `lockctl` for this server.
 pub fn lockctl(server: &TestServer) -> Command {
-    // Tests that a shell runs in the background ignore Ctrl-C, and whatever
-    // they start would too.
-    let mut command = Command::new("env");
+    let mut command = heedful(env!("CARGO_BIN_EXE_lockctl"));
     command
-        .args(["--default-signal", env!("CARGO_BIN_EXE_lockctl")])
         .env("REDIS_URL", format!("redis://{}", server.addr()))
         .stdin(Stdio::null());
+    command
+}
+
+/// A program that hears Ctrl-C. Tests that a shell runs in the background
+/// ignore it, and whatever they start would too. If the test is killed, the
+/// program is asked to end.
+pub fn heedful(program: &str) -> Command {
+    let mut command = Command::new("env");
+    command.args(["--default-signal", program]);
+    end_with_test(&mut command, Signal::TERM);
     command
 }
 
@@ -116,20 +128,36 @@ impl Script {
         (code, told)
     }
 
-    /// Checks that no process is left whose number the script wrote to `pids`.
+    /// Checks that no process runs whose number the script wrote to `pids`.
     #[track_caller]
     pub fn assert_nothing_runs(&self) {
         let pids = self.wrote("pids");
         assert!(!pids.is_empty());
         for pid in pids.split_whitespace() {
-            let process = Path::new("/proc").join(pid);
-            assert!(!process.exists(), "process {pid} is left");
+            assert!(!runs(pid), "process {pid} is left");
         }
     }
 }
 
+/// Whether a process runs. One that has ended may still wait to be seen by
+/// whoever adopted it.
+pub fn runs(pid: &str) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
+    status.is_ok_and(|status| !status.contains(") Z "))
+}
+
 impl Drop for Script {
     fn drop(&mut self) {
+        if let Ok(None) = self.lockctl.try_wait() {
+            // It ends what it has started; killed it could not.
+            self.signal("TERM");
+            let deadline = Instant::now() + SOON;
+            while let Ok(None) = self.lockctl.try_wait()
+                && Instant::now() < deadline
+            {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
         let _ = self.lockctl.kill();
         let _ = self.lockctl.wait();
     }

@@ -45,7 +45,7 @@ fn a_waiter_of_a_fenced_lock_is_woken_by_a_native_release() {
 /// Each listens on a channel of its own.
 #[test]
 #[ignore = "needs Redisson: make interop"]
-fn a_waiter_of_a_fair_lock_gets_it_only_when_the_lease_that_it_saw_is_over() {
+fn a_fair_lock_is_had_only_when_the_lease_that_it_saw_is_over() {
     for version in versions() {
         let mut scene = Scene::set(version);
         scene.native.int("LOCK.ACQUIRE k native LEASE 3000");
@@ -86,7 +86,7 @@ fn a_read_write_lock_takes_a_key_that_a_native_client_holds() {
 
 #[test]
 #[ignore = "needs Redisson: make interop"]
-fn redisson_is_woken_when_the_last_of_the_shared_holders_is_gone() {
+fn redisson_is_woken_when_the_last_shared_holder_is_gone() {
     for version in versions() {
         let mut scene = Scene::set(version);
         let mut other = scene.server.client();

@@ -55,7 +55,7 @@ fn redisson_sees_the_holds_that_a_native_client_took_for_it() {
 
 #[test]
 #[ignore = "needs Redisson: make interop"]
-fn force_unlock_passes_a_native_lock_on_to_the_next_native_waiter() {
+fn force_unlock_passes_a_native_lock_on_to_the_next_waiter() {
     for version in versions() {
         let mut scene = Scene::set(version);
         let token = scene.native.int("LOCK.ACQUIRE k native");
@@ -103,7 +103,7 @@ fn lock_info_tells_of_a_lock_that_redisson_holds() {
 
 #[test]
 #[ignore = "needs Redisson: make interop"]
-fn lock_break_takes_a_lock_from_redisson_and_wakes_its_next_waiter() {
+fn lock_break_takes_a_lock_from_redisson_and_wakes_its_next() {
     for version in versions() {
         let mut scene = Scene::set(version);
         assert_eq!(scene.redisson.call("a", "lock k"), "ok");
