@@ -22,6 +22,7 @@ enum Setting {
     Number {
         name: &'static str,
         value: &'static AtomicI64,
+        default: i64,
         min: i64,
         max: i64,
         /// Whether `CONFIG GET lock.*` leaves it out.
@@ -31,6 +32,7 @@ enum Setting {
     Switch {
         name: &'static str,
         value: &'static Switch,
+        default: bool,
     },
     /// `lock.redisson-notify`
     RedissonNotify(&'static Mutex<RedissonNotify>),
@@ -101,17 +103,20 @@ impl EnumConfigurationValue for RedissonNotify {
     }
 }
 
-static DEFAULT_LEASE_MS: AtomicI64 = AtomicI64::new(30_000);
-static MAX_WAITERS: AtomicI64 = AtomicI64::new(65_536);
+// Registering a setting gives it its default. These outlive the module if it is
+// unloaded, so they don't say what that is.
+static DEFAULT_LEASE_MS: AtomicI64 = AtomicI64::new(0);
+static MAX_WAITERS: AtomicI64 = AtomicI64::new(0);
 static LOG_SLOW_WAIT_MS: AtomicI64 = AtomicI64::new(0);
-static RECHECK_INTERVAL_MS: AtomicI64 = AtomicI64::new(500);
-static DEADLOCK_DETECTION: Switch = Switch(AtomicBool::new(true));
+static RECHECK_INTERVAL_MS: AtomicI64 = AtomicI64::new(0);
+static DEADLOCK_DETECTION: Switch = Switch(AtomicBool::new(false));
 static REDISSON_NOTIFY: Mutex<RedissonNotify> = Mutex::new(RedissonNotify::No);
 
 const SETTINGS: [Setting; 6] = [
     Setting::Number {
         name: "default-lease",
         value: &DEFAULT_LEASE_MS,
+        default: 30_000,
         min: 1,
         max: LEASE_MS_MAX,
         hidden: false,
@@ -119,6 +124,7 @@ const SETTINGS: [Setting; 6] = [
     Setting::Number {
         name: "max-waiters",
         value: &MAX_WAITERS,
+        default: 65_536,
         min: 1,
         max: 1_000_000_000,
         hidden: false,
@@ -126,6 +132,7 @@ const SETTINGS: [Setting; 6] = [
     Setting::Number {
         name: "log-slow-wait",
         value: &LOG_SLOW_WAIT_MS,
+        default: 0,
         min: 0,
         max: LEASE_MS_MAX,
         hidden: false,
@@ -134,6 +141,7 @@ const SETTINGS: [Setting; 6] = [
     Setting::Number {
         name: "recheck-interval",
         value: &RECHECK_INTERVAL_MS,
+        default: 500,
         min: 1,
         max: LEASE_MS_MAX,
         hidden: true,
@@ -141,6 +149,7 @@ const SETTINGS: [Setting; 6] = [
     Setting::Switch {
         name: "deadlock-detection",
         value: &DEADLOCK_DETECTION,
+        default: true,
     },
     Setting::RedissonNotify(&REDISSON_NOTIFY),
 ];
@@ -217,12 +226,13 @@ impl Setting {
             Self::Number {
                 name,
                 value,
+                default,
                 min,
                 max,
                 hidden,
             } => {
                 let default = match given {
-                    None => value.load(Ordering::Relaxed),
+                    None => default,
                     Some(word) => parse_integer(word)
                         .filter(|number| (min..=max).contains(number))
                         .ok_or_else(|| format!("a number from {min} to {max}"))?,
@@ -234,9 +244,13 @@ impl Setting {
                 };
                 register_i64_configuration(ctx, name, value, default, min, max, flags, None);
             }
-            Self::Switch { name, value } => {
+            Self::Switch {
+                name,
+                value,
+                default,
+            } => {
                 let default = match given.map(<[u8]>::to_ascii_lowercase).as_deref() {
-                    None => value.0.load(Ordering::Relaxed),
+                    None => default,
                     Some(b"yes") => true,
                     Some(b"no") => false,
                     Some(_) => return Err("'yes' or 'no'".into()),
@@ -246,7 +260,7 @@ impl Setting {
             }
             Self::RedissonNotify(value) => {
                 let default = match given {
-                    None => redisson_notify(),
+                    None => RedissonNotify::No,
                     Some(word) => {
                         RedissonNotify::named(word).ok_or("'no', 'publish' or 'spublish'")?
                     }

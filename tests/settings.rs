@@ -1,7 +1,7 @@
 //! Settings, and what the module says while it loads.
 
 use redis::Value;
-use redis_lock_testing::{TestServer, status, text};
+use redis_lock_testing::{TestServer, module, status, text};
 
 #[test]
 fn settings_have_defaults_and_can_be_changed_within_their_range() {
@@ -160,4 +160,28 @@ fn unloading_the_module_while_somebody_waits_is_refused() {
     assert!(a.error("MODULE UNLOAD lock").starts_with("ERR "));
     a.call("LOCK.RELEASE k a");
     assert!(matches!(b.reply(), Value::Int(_)));
+}
+
+#[test]
+fn a_module_that_is_loaded_again_has_its_defaults() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    let defaults = [
+        ("lock.default-lease", "30000", "1234"),
+        ("lock.deadlock-detection", "yes", "no"),
+        ("lock.redisson-notify", "no", "publish"),
+    ];
+    for (name, _, other) in defaults {
+        assert_eq!(
+            client.call(&format!("CONFIG SET {name} {other}")),
+            status("OK")
+        );
+    }
+    assert_eq!(client.call("MODULE UNLOAD lock"), status("OK"));
+    let load = format!("MODULE LOAD {}", module().display());
+    assert_eq!(client.call(&load), status("OK"));
+    for (name, default, _) in defaults {
+        let expected = Value::Array(vec![text(name), text(default)]);
+        assert_eq!(client.call(&format!("CONFIG GET {name}")), expected);
+    }
 }
