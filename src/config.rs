@@ -24,6 +24,8 @@ enum Setting {
         value: &'static AtomicI64,
         min: i64,
         max: i64,
+        /// Whether `CONFIG GET lock.*` leaves it out.
+        hidden: bool,
     },
     /// `yes` or `no`.
     Switch {
@@ -102,27 +104,39 @@ impl EnumConfigurationValue for RedissonNotify {
 static DEFAULT_LEASE_MS: AtomicI64 = AtomicI64::new(30_000);
 static MAX_WAITERS: AtomicI64 = AtomicI64::new(65_536);
 static LOG_SLOW_WAIT_MS: AtomicI64 = AtomicI64::new(0);
+static RECHECK_INTERVAL_MS: AtomicI64 = AtomicI64::new(500);
 static DEADLOCK_DETECTION: Switch = Switch(AtomicBool::new(true));
 static REDISSON_NOTIFY: Mutex<RedissonNotify> = Mutex::new(RedissonNotify::No);
 
-const SETTINGS: [Setting; 5] = [
+const SETTINGS: [Setting; 6] = [
     Setting::Number {
         name: "default-lease",
         value: &DEFAULT_LEASE_MS,
         min: 1,
         max: LEASE_MS_MAX,
+        hidden: false,
     },
     Setting::Number {
         name: "max-waiters",
         value: &MAX_WAITERS,
         min: 1,
         max: 1_000_000_000,
+        hidden: false,
     },
     Setting::Number {
         name: "log-slow-wait",
         value: &LOG_SLOW_WAIT_MS,
         min: 0,
         max: LEASE_MS_MAX,
+        hidden: false,
+    },
+    // For tests alone.
+    Setting::Number {
+        name: "recheck-interval",
+        value: &RECHECK_INTERVAL_MS,
+        min: 1,
+        max: LEASE_MS_MAX,
+        hidden: true,
     },
     Setting::Switch {
         name: "deadlock-detection",
@@ -144,6 +158,13 @@ pub(crate) fn max_waiters() -> usize {
 /// A wait longer than this is logged.
 pub(crate) fn log_slow_wait_ms() -> Option<i64> {
     Some(LOG_SLOW_WAIT_MS.load(Ordering::Relaxed)).filter(|&ms| ms > 0)
+}
+
+/// A contended key is looked at no less often than this. It is the net under
+/// every change that the server does not tell of, such as a `SET` that
+/// overwrites the lock.
+pub(crate) fn recheck_interval_ms() -> i64 {
+    RECHECK_INTERVAL_MS.load(Ordering::Relaxed)
 }
 
 /// Whether a wait that closes a cycle of owners is refused.
@@ -198,6 +219,7 @@ impl Setting {
                 value,
                 min,
                 max,
+                hidden,
             } => {
                 let default = match given {
                     None => value.load(Ordering::Relaxed),
@@ -205,7 +227,11 @@ impl Setting {
                         .filter(|number| (min..=max).contains(number))
                         .ok_or_else(|| format!("a number from {min} to {max}"))?,
                 };
-                let flags = ConfigurationFlags::DEFAULT;
+                let flags = if hidden {
+                    ConfigurationFlags::HIDDEN
+                } else {
+                    ConfigurationFlags::DEFAULT
+                };
                 register_i64_configuration(ctx, name, value, default, min, max, flags, None);
             }
             Self::Switch { name, value } => {

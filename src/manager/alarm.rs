@@ -24,10 +24,9 @@ const SILENCE_RETRY_MS: i64 = 10;
 /// their turn.
 const STEPS_A_RING: usize = 256;
 
-/// A contended key is looked at no less often than this. It is the net under
-/// every change that the server does not tell of, such as a `SET` that
-/// overwrites the lock.
-pub(super) const LOOK_EVERY_MS: i64 = 500;
+/// How soon to look again at a key that another node of the cluster serves. The
+/// server does not tell when a slot stays or comes back.
+const SLOT_RETRY_MS: i64 = 500;
 
 /// Sets the alarm for whatever is to be done next.
 pub(super) fn plan_ring(ctx: &Context, now_ms: i64) {
@@ -204,7 +203,7 @@ fn with_key(ctx: &Context, key: &KeyBuf, body: impl FnOnce(LockKey<'_>)) {
         served
     });
     if !served {
-        let again_ms = clock::now().ms() + LOOK_EVERY_MS;
+        let again_ms = clock::now().ms() + SLOT_RETRY_MS;
         STATE.with_borrow_mut(|state| state.queues.look_by(key, again_ms));
     }
 }

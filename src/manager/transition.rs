@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use smallvec::SmallVec;
 
-use super::alarm::{HOOKS, LOOK_EVERY_MS, listen_while_needed, plan_ring};
+use super::alarm::{HOOKS, listen_while_needed, plan_ring};
 use super::{Reason, STATE, State, unsigned};
 use crate::config::{self, RedissonNotify};
 use crate::error::LockError;
@@ -252,7 +252,7 @@ impl<'c> Transition<'c> {
     /// Plans the next look at this lock, if anybody waits for it.
     fn plan_look(&self, state: &mut State) {
         let key = self.key.as_ref();
-        let regular_ms = self.now.ms() + LOOK_EVERY_MS;
+        let regular_ms = self.now.ms() + config::recheck_interval_ms();
         // The server takes a key for expired one millisecond after its time.
         let lease_end_ms = self.lock.next_lease_end_ms();
         let at_ms = lease_end_ms.map_or(regular_ms, |end_ms| regular_ms.min(end_ms + 1));
