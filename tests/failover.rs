@@ -4,14 +4,11 @@
 use std::time::{Duration, Instant};
 
 use redis::Value;
-use redis_lock_testing::{Client, TestServer, eventually, int, module, nil, status};
+use redis_lock_testing::{
+    Client, NO_REGULAR_LOOKS, TestServer, eventually, int, module, nil, status,
+};
 
 const LONG: &str = "LEASE 600000";
-
-/// A server whose replicas need not wait for others to come, as by default.
-fn start() -> TestServer {
-    TestServer::start_with(&["--repl-diskless-sync-delay", "0"])
-}
 
 /// A replica that its primary, too, knows to be in step.
 fn replica_of(primary: &TestServer) -> TestServer {
@@ -79,7 +76,7 @@ fn token(reply: &Value) -> i64 {
 
 #[test]
 fn on_demotion_every_waiter_hears_of_it_and_nothing_is_granted_there_any_more() {
-    let (old, new) = (start(), start());
+    let (old, new) = (TestServer::start(), TestServer::start());
     let mut holder = old.client();
     holder.call("LOCK.ACQUIRE a holder LEASE 1500");
     holder.call(&format!("LOCK.ACQUIRE b holder {LONG}"));
@@ -110,7 +107,7 @@ fn on_demotion_every_waiter_hears_of_it_and_nothing_is_granted_there_any_more() 
 
 #[test]
 fn a_demoted_node_that_is_promoted_again_serves_new_waiters() {
-    let (old, new) = (start(), start());
+    let (old, new) = (TestServer::start(), TestServer::start());
     let mut holder = old.client();
     holder.call(&format!("LOCK.ACQUIRE k holder {LONG}"));
     let mut line = waiters(&old, "k", 2);
@@ -128,7 +125,7 @@ fn a_demoted_node_that_is_promoted_again_serves_new_waiters() {
 
 #[test]
 fn a_promoted_replica_keeps_the_locks_and_hands_them_on() {
-    let primary = start();
+    let primary = TestServer::start();
     let replica = replica_of(&primary);
     let mut holder = primary.client();
     let mut newest = 0;
@@ -166,7 +163,7 @@ fn a_promoted_replica_keeps_the_locks_and_hands_them_on() {
 
 #[test]
 fn a_replica_grants_nothing_although_the_lease_that_it_holds_ends() {
-    let primary = start();
+    let primary = TestServer::start();
     let replica = replica_of(&primary);
     primary.client().call("LOCK.ACQUIRE k holder LEASE 1000");
     let mut waiter = waiters(&primary, "k", 1).remove(0);
@@ -190,7 +187,7 @@ fn a_replica_grants_nothing_although_the_lease_that_it_holds_ends() {
 
 #[test]
 fn failover_unblocks_the_waiters_and_keeps_the_locks() {
-    let primary = start();
+    let primary = TestServer::start();
     let replica = replica_of(&primary);
     let mut holder = primary.client();
     holder.call("LOCK.ACQUIRE short holder LEASE 1500");
@@ -223,7 +220,7 @@ fn failover_unblocks_the_waiters_and_keeps_the_locks() {
 
 #[test]
 fn a_failover_that_is_aborted_leaves_the_waiters_in_line() {
-    let primary = start();
+    let primary = TestServer::start();
     let replica = replica_of(&primary);
     let mut holder = primary.client();
     let fence = holder.int("LOCK.ACQUIRE k holder LEASE 700");
@@ -255,7 +252,7 @@ fn a_failover_that_is_aborted_leaves_the_waiters_in_line() {
 /// A lease ends in the pause. The lock is handed on after it, not in it.
 #[track_caller]
 fn check_pause(mode: &str) {
-    let server = start();
+    let server = TestServer::start();
     let replica = replica_of(&server);
     let (mut holder, mut waiter) = (server.client(), server.client());
     let fence = holder.int("LOCK.ACQUIRE k holder LEASE 500");
@@ -289,7 +286,7 @@ fn client_pause_all_over_a_leases_end_puts_the_grant_off() {
 
 #[test]
 fn debug_reload_with_waiters_keeps_the_lock_and_the_queue() {
-    let server = start();
+    let server = TestServer::start();
     let mut holder = server.client();
     let fence = holder.int(&format!("LOCK.ACQUIRE k holder {LONG}"));
     holder.call("LOCK.ACQUIRE short holder LEASE 1000");
@@ -311,7 +308,7 @@ fn debug_reload_with_waiters_keeps_the_lock_and_the_queue() {
 
 #[test]
 fn swapdb_with_waiters_on_both_sides_grants_in_each_database_what_is_free_there() {
-    let server = start();
+    let server = TestServer::start();
     let (mut zero, mut one) = (server.client(), server.client());
     one.call("SELECT 1");
     let fence = zero.int(&format!("LOCK.ACQUIRE k holder {LONG}"));
@@ -358,7 +355,7 @@ fn await_unloaded(server: &TestServer, client: &mut Client) {
 
 #[test]
 fn the_module_can_be_unloaded_only_when_nobody_waits() {
-    let server = start();
+    let server = TestServer::start();
     let mut holder = server.client();
     holder.call(&format!("LOCK.ACQUIRE k holder {LONG}"));
     let mut line = waiters(&server, "k", 1);
@@ -377,13 +374,17 @@ fn the_module_can_be_unloaded_only_when_nobody_waits() {
 
 #[test]
 fn the_module_is_not_unloaded_while_it_keeps_up_a_session_and_works_when_loaded_again() {
-    let server = start();
+    let server = TestServer::start();
     let (mut admin, mut holder) = (server.client(), server.client());
     token(&holder.call("LOCK.ACQUIRE k holder SESSION"));
     assert!(admin.error("MODULE UNLOAD lock").starts_with("ERR "));
     assert_eq!(holder.call("LOCK.RELEASE k holder"), int(1));
     await_unloaded(&server, &mut admin);
-    let load = format!("MODULE LOAD {}", module().display());
+    let load = format!(
+        "MODULE LOAD {} {}",
+        module().display(),
+        NO_REGULAR_LOOKS.join(" ")
+    );
     assert_eq!(admin.call(&load), status("OK"));
     let fence = token(&holder.call("LOCK.ACQUIRE k holder LEASE 500"));
     assert!(token(&waiters(&server, "k", 1)[0].reply()) > fence);
@@ -392,7 +393,7 @@ fn the_module_is_not_unloaded_while_it_keeps_up_a_session_and_works_when_loaded_
 
 #[test]
 fn shutdown_with_waiters_ends_cleanly() {
-    let mut server = start();
+    let mut server = TestServer::start();
     let mut holder = server.client();
     holder.call("LOCK.ACQUIRE short holder LEASE 50");
     holder.call(&format!("LOCK.ACQUIRE k holder {LONG}"));
