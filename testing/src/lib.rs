@@ -2,14 +2,18 @@
 //! a trio of sentinels.
 
 mod client;
+mod clock;
 mod cluster;
 mod process;
+mod proxy;
 mod sentinel;
 mod server;
 
 pub use client::{Client, int, nil, status, text};
+pub use clock::Clock;
 pub use cluster::{Cluster, free_port, redis_cli, slot, tag};
 pub use process::{need_files, spawn};
+pub use proxy::Proxy;
 pub use sentinel::Sentinels;
 pub use server::{NO_REGULAR_LOOKS, TestServer, binary, module};
 
@@ -38,4 +42,15 @@ pub fn eventually_within(patience: Duration, what: &str, mut ready: impl FnMut()
         assert!(Instant::now() < deadline, "still not so: {what}");
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// The middle one of several times, for a bound that a single stall of the
+/// machine must not break.
+///
+/// # Panics
+/// If there is none.
+#[track_caller]
+pub fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort();
+    times[times.len() / 2]
 }
