@@ -34,9 +34,11 @@ pub fn tag(wanted: impl Fn(u16) -> bool, nth: usize) -> String {
         .unwrap()
 }
 
-/// Runs `redis-cli` to its end. Says whether it succeeded, and what it wrote.
+/// Runs `redis-cli` to its end, for a minute at most: it may wait for the nodes
+/// of a cluster without end. Says whether it succeeded, and what it wrote.
 pub fn redis_cli(args: &[&str]) -> (bool, String) {
-    let output = Command::new("redis-cli")
+    let output = Command::new("timeout")
+        .args(["60", "redis-cli"])
         .args(args)
         .stdin(Stdio::null())
         .output()
