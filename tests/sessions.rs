@@ -314,7 +314,10 @@ fn ten_thousand_connections_with_a_lock_each_are_closed_at_once() {
     };
     // The first round has the server make tables that it keeps.
     round(&mut observer);
+    // Its tables shrink, and its clock's ticks free buffers, for a second or so.
+    std::thread::sleep(Duration::from_secs(2));
     let before = observer.used_memory();
     round(&mut observer);
-    observer.assert_memory_back(before);
+    // The observer's own buffers come and go; seven bytes a session would show.
+    observer.assert_memory_back(before + 65_536);
 }
