@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use redis::Value;
-use redis_lock_testing::{Client, TestServer, eventually, int, need_files, nil};
+use redis_lock_testing::{Arrivals, Client, TestServer, eventually, int, need_files, nil};
 
 #[test]
 fn a_release_hands_the_lock_to_each_waiter_in_turn() {
@@ -28,6 +28,26 @@ fn a_release_hands_the_lock_to_each_waiter_in_turn() {
     assert_eq!(observer.info("blocked_clients"), 1);
     assert_eq!(b.call("LOCK.RELEASE k b"), int(1));
     assert!(matches!(c.reply(), Value::Int(third) if third > second));
+}
+
+#[test]
+fn those_who_come_in_together_are_told_in_their_order() {
+    let server = TestServer::start();
+    let mut observer = server.client();
+    for _ in 0..10 {
+        observer.call("LOCK.ACQUIRE k writer LEASE 600000");
+        let mut readers: Vec<Client> = (0..6).map(|_| server.client()).collect();
+        for (i, reader) in readers.iter_mut().enumerate() {
+            let command = format!("LOCK.ACQUIRE k reader{i} SHARED BLOCK 0");
+            reader.send_and_block(&mut observer, &command);
+        }
+        let arrivals = Arrivals::at(&readers);
+        assert_eq!(observer.call("LOCK.RELEASE k writer"), int(1));
+        // What one turn of the event loop replies is written before the next.
+        server.await_blocked(0);
+        assert_eq!(arrivals.in_order(), [0, 1, 2, 3, 4, 5]);
+        observer.call("DEL k");
+    }
 }
 
 #[test]

@@ -1,6 +1,9 @@
 use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use redis::{Parser, Value};
+use rustix::buffer::spare_capacity;
+use rustix::event::epoll;
 
 use super::SOON;
 
@@ -226,6 +229,41 @@ impl Client {
         super::eventually("the client is blocked", || {
             observer.info("blocked_clients") == before + 1
         });
+    }
+}
+
+impl AsFd for Client {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+/// Tells which of several clients got something to read first. The kernel keeps
+/// a list of those that can be read, in the order in which they came to be.
+pub struct Arrivals {
+    epoll: OwnedFd,
+    count: usize,
+}
+
+impl Arrivals {
+    /// Watches clients that have nothing to read yet.
+    pub fn at(clients: &[Client]) -> Self {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        for (client, n) in clients.iter().zip(0..) {
+            let data = epoll::EventData::new_u64(n);
+            epoll::add(&epoll, client, data, epoll::EventFlags::IN).unwrap();
+        }
+        let count = clients.len();
+        Self { epoll, count }
+    }
+
+    /// Their places in the slice, first come first. All must have come.
+    #[track_caller]
+    pub fn in_order(self) -> Vec<u64> {
+        let mut events = Vec::with_capacity(self.count);
+        epoll::wait(&self.epoll, spare_capacity(&mut events), None).unwrap();
+        assert_eq!(events.len(), self.count, "not all have come");
+        events.iter().map(|event| event.data.u64()).collect()
     }
 }
 

@@ -9,7 +9,7 @@ mod proxy;
 mod sentinel;
 mod server;
 
-pub use client::{Client, int, nil, status, text};
+pub use client::{Arrivals, Client, int, nil, status, text};
 pub use clock::Clock;
 pub use cluster::{Cluster, free_port, redis_cli, slot, tag};
 pub use process::{need_files, spawn};

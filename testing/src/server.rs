@@ -232,12 +232,6 @@ impl TestServer {
         (numbers.next().unwrap(), numbers.next().unwrap())
     }
 
-    /// Whether it is Valkey, and not Redis.
-    pub fn is_valkey(&self) -> bool {
-        let info = self.client().bulk("INFO server");
-        info.contains("valkey_version:")
-    }
-
     /// Sends the server a signal, by its name without `SIG`.
     pub fn signal(&self, name: &str) {
         let pid = self.child.as_ref().unwrap().id().to_string();
