@@ -204,7 +204,7 @@ fn a_waiter_that_goes_in_the_moment_of_a_release_is_skipped() {
 }
 
 #[test]
-fn one_whose_socket_closed_in_the_turn_of_the_release_is_skipped() {
+fn one_whose_socket_closed_at_the_release_is_skipped() {
     let server = TestServer::start();
     let (mut holder, mut sleeper) = (server.client(), server.client());
     let mut next = server.client();
@@ -282,7 +282,7 @@ fn leaver_id(holder: &mut Client) -> i64 {
 
 /// Redis 7.0 can't take back a reply: there the client is told of both.
 #[test]
-fn one_granted_and_unblocked_with_an_error_is_told_of_the_error() {
+fn one_granted_then_unblocked_with_an_error_hears_the_error() {
     let mut line = Line::form();
     let id = leaver_id(&mut line.holder);
     let commands = format!("LOCK.RELEASE k holder\r\nCLIENT UNBLOCK {id} ERROR\r\n");

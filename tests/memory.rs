@@ -7,12 +7,8 @@ use rand::{RngExt, SeedableRng};
 use redis::Value;
 use redis_lock_testing::{Client, TestServer, eventually, int, need_files, nil};
 
-/// The server frees its pool of reply buffers fifty at each tick of its clock.
-/// With the most ticks that takes a second, and not forty.
-const TICKS: [&str; 2] = ["--hz", "500"];
-
 fn start() -> TestServer {
-    TestServer::start_with(&[["--maxclients", "12000"], TICKS].concat())
+    TestServer::start_with(&["--maxclients", "12000"])
 }
 
 #[track_caller]

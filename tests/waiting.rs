@@ -79,7 +79,7 @@ fn no_newcomer_passes_the_queue() {
 }
 
 #[test]
-fn who_queued_has_a_lock_that_came_free_before_the_next_command() {
+fn who_queued_gets_what_came_free_before_the_next_command() {
     let server = TestServer::start();
     let (mut a, mut b, mut again) = (server.client(), server.client(), server.client());
     let mut observer = server.client();
