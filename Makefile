@@ -10,6 +10,7 @@ SERVER ?= $(or $(shell command -v redis-server),$(shell command -v valkey-server
 PREFIX ?= /usr/local
 DURATION ?= 300
 SEED ?=
+EXCEPT ?=
 OUT ?= target/bench
 BENCH ?=
 
@@ -26,12 +27,13 @@ export REDISLOCK_MODULE = $(MODULE)
 .PHONY: help
 help: ## Show this list
 	@echo "Native locks for Redis and Valkey. Targets:"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "Variables:"
 	@echo "  PORT=$(PORT)             port of 'make run'"
 	@echo "  SERVER=$(SERVER)   server of 'make run' and 'make test'"
 	@echo "  DURATION=$(DURATION)          seconds of 'make fuzz' and 'make chaos'"
 	@echo "  SEED=$(SEED)                what 'make chaos' does; random if not given"
+	@echo "  EXCEPT=               a server that 'make test-servers' leaves out"
 	@echo "  OUT=$(OUT)         where 'make bench' puts its report and charts"
 	@echo "  BENCH=                more options of the benchmark, such as --only hand-off-1, or --help"
 	@echo "  PREFIX=$(PREFIX)    where 'make install' puts the module and lockctl"
@@ -50,6 +52,14 @@ build: build-deps ## Build target/release/libredislock.so
 test: deps build ## Run all tests but those of 'make interop', against SERVER
 	@$(SERVER) --version
 	cargo test --workspace --locked
+
+.PHONY: test-servers
+test-servers: deps build ## Run the module's own tests against Redis 7.0, Redis 8.2 and Valkey 8.0
+	@for server in $$(scripts/fetch-servers); do \
+		[[ $$server != "$(EXCEPT)" ]] || continue; \
+		echo "=== $$server"; \
+		REDISLOCK_SERVER=$$server cargo test --locked --package redis-lock-module --tests || exit; \
+	done
 
 .PHONY: test-all
 test-all: deps build ## Run all tests against Redis 7.0, Redis 8.2 and Valkey 8.0

@@ -11,6 +11,17 @@ fn check(client: &mut Client, command: &str, error: &str) {
     assert_eq!(client.call("DEBUG DIGEST"), before, "{command}");
 }
 
+/// As [`check`], with one word more, which may have spaces.
+#[track_caller]
+fn check_word(client: &mut Client, command: &str, word: &str, error: &str) {
+    let mut words: Vec<&[u8]> = command.split(' ').map(str::as_bytes).collect();
+    words.push(word.as_bytes());
+    let before = client.call("DEBUG DIGEST");
+    client.send_words(&words);
+    assert_eq!(client.reply_error(), error, "{command} {word:?}");
+    assert_eq!(client.call("DEBUG DIGEST"), before, "{command} {word:?}");
+}
+
 const NOT_AN_INTEGER: &str = "ERR value is not an integer or out of range";
 const LEASE_RANGE: &str = "ERR LEASE must be between 1 and 315360000000 milliseconds";
 const HOLD_RANGE: &str = "ERR HOLD must be 1 or greater";
@@ -32,6 +43,9 @@ fn numbers_at_and_beyond_their_edges() {
         "1.0",
         "0x1",
         "1\n",
+        " 1",
+        "1 ",
+        " ",
     ];
     for (option, commands, out_of_range, range_error, not_a_number) in [
         (
@@ -91,9 +105,10 @@ fn numbers_at_and_beyond_their_edges() {
                 );
             }
             for word in no_numbers {
-                check(
+                check_word(
                     &mut client,
-                    &format!("{command} {option} {word}"),
+                    &format!("{command} {option}"),
+                    word,
                     not_a_number,
                 );
             }
@@ -150,6 +165,9 @@ fn options_that_are_unknown_repeated_or_unfinished() {
         "LOCK.RENEW held a LEASE 5 LEASE 5",
     ] {
         check(&mut client, command, SYNTAX);
+    }
+    for word in ["", " ", "LEASE ", " SHARED", "\0"] {
+        check_word(&mut client, "LOCK.ACQUIRE k a", word, SYNTAX);
     }
     for name in ["ACQUIRE", "RELEASE", "RENEW"] {
         let lower = name.to_ascii_lowercase();
@@ -306,6 +324,27 @@ fn without_memory_a_lock_can_be_released_and_renewed_but_not_taken() {
     );
     assert_eq!(client.call("LOCK.RENEW k a"), int(1));
     assert_eq!(client.call("LOCK.RELEASE k a"), int(1));
+}
+
+#[test]
+fn without_memory_a_lock_is_handed_on_all_the_same() {
+    let server = TestServer::start();
+    let (mut a, mut observer) = (server.client(), server.client());
+    for end in [
+        "LOCK.RELEASE k a",
+        "LOCK.RENEW k a LEASE 1",
+        "LOCK.BREAK k",
+        "DEL k",
+    ] {
+        a.int("LOCK.ACQUIRE k a LEASE 600000");
+        let mut waiter = server.client();
+        waiter.send_and_block(&mut observer, "LOCK.ACQUIRE k b LEASE 600000 BLOCK 0");
+        observer.call("CONFIG SET maxmemory 1");
+        assert_eq!(a.call(end), int(1), "{end}");
+        assert!(matches!(waiter.reply(), Value::Int(_)), "{end}");
+        assert_eq!(waiter.call("LOCK.RELEASE k b"), int(1), "{end}");
+        observer.call("CONFIG SET maxmemory 0");
+    }
 }
 
 #[test]

@@ -170,9 +170,13 @@ fn a_lease_that_ends_while_the_slot_moves_is_handed_on_by_nobody_until_it_has_mo
     let moving = Move::prepare();
     let key = &moving.key;
     let mut holder = moving.cluster.client(0);
-    let fence = holder.int(&format!("LOCK.ACQUIRE {key} holder LEASE 500"));
+    let fence = holder.int(&format!("LOCK.ACQUIRE {key} holder {LONG}"));
     let mut line = moving.waiters(2, LONG);
     moving.begin();
+    assert_eq!(
+        holder.call(&format!("LOCK.RENEW {key} holder LEASE 100")),
+        int(1)
+    );
     eventually("the lease is over", || moving.keys_on(0) == 0);
     std::thread::sleep(Duration::from_millis(1200));
     assert_eq!((moving.keys_on(0), moving.keys_on(1)), (0, 0));
@@ -192,9 +196,13 @@ fn a_move_that_is_given_up_serves_the_waiters_where_they_are() {
     let moving = Move::prepare();
     let key = &moving.key;
     let mut holder = moving.cluster.client(0);
-    let fence = holder.int(&format!("LOCK.ACQUIRE {key} holder LEASE 500"));
+    let fence = holder.int(&format!("LOCK.ACQUIRE {key} holder {LONG}"));
     let mut line = moving.waiters(1, LONG);
     moving.begin();
+    assert_eq!(
+        holder.call(&format!("LOCK.RENEW {key} holder LEASE 100")),
+        int(1)
+    );
     eventually("the lease is over", || moving.keys_on(0) == 0);
     moving.set(0, "STABLE");
     moving.set(1, "STABLE");

@@ -4,14 +4,11 @@
 use std::time::{Duration, Instant};
 
 use redis::Value;
-use redis_lock_testing::{Client, TestServer, eventually, int, module, nil, status};
+use redis_lock_testing::{
+    Client, NO_REGULAR_LOOKS, TestServer, eventually, int, module, nil, status, text,
+};
 
 const LONG: &str = "LEASE 600000";
-
-/// A server whose replicas need not wait for others to come, as by default.
-fn start() -> TestServer {
-    TestServer::start_with(&["--repl-diskless-sync-delay", "0"])
-}
 
 /// A replica that its primary, too, knows to be in step.
 fn replica_of(primary: &TestServer) -> TestServer {
@@ -78,15 +75,19 @@ fn token(reply: &Value) -> i64 {
 }
 
 #[test]
-fn on_demotion_every_waiter_hears_of_it_and_nothing_is_granted_there_any_more() {
-    let (old, new) = (start(), start());
+fn on_demotion_every_waiter_hears_of_it_and_none_is_granted() {
+    let (old, new) = (TestServer::start(), TestServer::start());
     let mut holder = old.client();
-    holder.call("LOCK.ACQUIRE a holder LEASE 1500");
+    holder.call(&format!("LOCK.ACQUIRE a holder {LONG}"));
     holder.call(&format!("LOCK.ACQUIRE b holder {LONG}"));
     let mut line = waiters(&old, "a", 3);
     line.extend(waiters(&old, "b", 3));
-    new.client().call("LOCK.ACQUIRE a other LEASE 1000");
-    follow(&old, &new);
+    new.client().call(&format!("LOCK.ACQUIRE a other {LONG}"));
+    let port = new.addr().port();
+    // In one turn of the event loop.
+    let steps = format!("LOCK.RENEW a holder LEASE 500\r\nREPLICAOF 127.0.0.1 {port}\r\n");
+    holder.send_bytes(steps.as_bytes());
+    assert_eq!([holder.reply(), holder.reply()], [int(1), status("OK")]);
     for waiter in &mut line {
         assert!(waiter.reply_error().starts_with("UNBLOCKED "));
     }
@@ -98,7 +99,8 @@ fn on_demotion_every_waiter_hears_of_it_and_nothing_is_granted_there_any_more() 
     );
     // Both leases end while the node is a replica, the one that it had and the
     // one that it got.
-    let_pass(1800);
+    assert_eq!(new.client().call("LOCK.RENEW a other LEASE 500"), int(1));
+    let_pass(1000);
     assert_eq!(old.info("blocked_clients"), 0);
     new.assert_same_data(&old);
     assert_eq!(old.client().call("KEYS *"), Value::Array(Vec::new()));
@@ -110,7 +112,7 @@ fn on_demotion_every_waiter_hears_of_it_and_nothing_is_granted_there_any_more() 
 
 #[test]
 fn a_demoted_node_that_is_promoted_again_serves_new_waiters() {
-    let (old, new) = (start(), start());
+    let (old, new) = (TestServer::start(), TestServer::start());
     let mut holder = old.client();
     holder.call(&format!("LOCK.ACQUIRE k holder {LONG}"));
     let mut line = waiters(&old, "k", 2);
@@ -127,8 +129,38 @@ fn a_demoted_node_that_is_promoted_again_serves_new_waiters() {
 }
 
 #[test]
+fn what_ended_just_before_a_demotion_is_not_undone_after_it() {
+    let old = TestServer::start();
+    let new = replica_of(&old);
+    let mut holder = old.client();
+    let fence = holder.int(&format!("LOCK.ACQUIRE k holder {LONG} SESSION"));
+    let id = holder.int("CLIENT ID");
+    old.assert_same_data(&new);
+    assert_eq!(new.client().call("REPLICAOF NO ONE"), status("OK"));
+    // In one turn of the event loop: the connection ends, and the server is a
+    // replica before it can give the lock back.
+    let mut client = old.client();
+    let port = new.addr().port();
+    let steps = format!("CLIENT KILL ID {id}\r\nREPLICAOF 127.0.0.1 {port}\r\n");
+    client.send_bytes(steps.as_bytes());
+    assert_eq!([client.reply(), client.reply()], [int(1), status("OK")]);
+    await_link(&old);
+    // On the new primary the owner has it still, and confirms that.
+    let confirm = format!("LOCK.ACQUIRE k holder {LONG} HOLD 1");
+    assert_eq!(new.client().call(&confirm), int(fence));
+    new.assert_same_data(&old);
+    // Promoted again, the old one does not remember what it was about to do.
+    let_pass(100);
+    assert_eq!(client.call("REPLICAOF NO ONE"), status("OK"));
+    let_pass(300);
+    assert_eq!(client.call("HGET k holder"), text("1"));
+    assert_eq!(client.info("lock_releases_session"), 0);
+    assert_eq!(client.call(&confirm), int(fence));
+}
+
+#[test]
 fn a_promoted_replica_keeps_the_locks_and_hands_them_on() {
-    let primary = start();
+    let primary = TestServer::start();
     let replica = replica_of(&primary);
     let mut holder = primary.client();
     let mut newest = 0;
@@ -136,14 +168,13 @@ fn a_promoted_replica_keeps_the_locks_and_hands_them_on() {
         newest = holder.int(&format!("LOCK.ACQUIRE {key} holder {LONG}"));
         holder.call(&format!("LOCK.ACQUIRE {key} holder {LONG}"));
     }
-    newest = newest.max(holder.int("LOCK.ACQUIRE short holder LEASE 1500"));
+    newest = newest.max(holder.int(&format!("LOCK.ACQUIRE short holder {LONG}")));
     primary.assert_same_data(&replica);
     let stored = holder.hash("kept");
 
     let mut holder = replica.client();
     assert_eq!(holder.call("REPLICAOF NO ONE"), status("OK"));
     await_role(&replica, "master");
-    let before = Instant::now();
     let mut line = waiters(&replica, "short", 1);
     line.extend(waiters(&replica, "released", 1));
     assert_eq!(holder.hash("kept"), stored);
@@ -154,21 +185,22 @@ fn a_promoted_replica_keeps_the_locks_and_hands_them_on() {
         kept
     );
     assert_eq!(holder.call("LOCK.RELEASE released holder ALL"), int(1));
+    assert_eq!(holder.call("LOCK.RENEW short holder LEASE 300"), int(1));
     for waiter in line.iter_mut().rev() {
         let fence = token(&waiter.reply());
         assert!(fence > newest, "{fence} does not outrank {newest}");
         newest = fence;
     }
-    assert!(before.elapsed() < Duration::from_millis(2500));
     assert_eq!(holder.call("LOCK.RELEASE short holder"), nil());
     replica.assert_sound();
 }
 
 #[test]
-fn a_replica_grants_nothing_although_the_lease_that_it_holds_ends() {
-    let primary = start();
+fn a_replica_grants_nothing_when_a_lease_ends() {
+    let primary = TestServer::start();
     let replica = replica_of(&primary);
-    primary.client().call("LOCK.ACQUIRE k holder LEASE 1000");
+    let mut holder = primary.client();
+    holder.call(&format!("LOCK.ACQUIRE k holder {LONG}"));
     let mut waiter = waiters(&primary, "k", 1).remove(0);
     primary.assert_same_data(&replica);
     let mut there = replica.client();
@@ -177,6 +209,7 @@ fn a_replica_grants_nothing_although_the_lease_that_it_holds_ends() {
             .error("LOCK.ACQUIRE k other BLOCK 0")
             .starts_with("READONLY ")
     );
+    assert_eq!(holder.call("LOCK.RENEW k holder LEASE 300"), int(1));
     let first = token(&waiter.reply());
     primary.assert_same_data(&replica);
     assert_eq!(
@@ -190,14 +223,15 @@ fn a_replica_grants_nothing_although_the_lease_that_it_holds_ends() {
 
 #[test]
 fn failover_unblocks_the_waiters_and_keeps_the_locks() {
-    let primary = start();
+    let primary = TestServer::start();
     let replica = replica_of(&primary);
     let mut holder = primary.client();
-    holder.call("LOCK.ACQUIRE short holder LEASE 1500");
+    holder.call(&format!("LOCK.ACQUIRE short holder {LONG}"));
     let fence = holder.int(&format!("LOCK.ACQUIRE long holder {LONG}"));
     let mut line = waiters(&primary, "short", 2);
     line.extend(waiters(&primary, "long", 2));
-    assert_eq!(holder.call("FAILOVER"), status("OK"));
+    holder.send_bytes(b"LOCK.RENEW short holder LEASE 1000\r\nFAILOVER\r\n");
+    assert_eq!([holder.reply(), holder.reply()], [int(1), status("OK")]);
     for waiter in &mut line {
         assert!(waiter.reply_error().starts_with("UNBLOCKED "));
     }
@@ -223,23 +257,22 @@ fn failover_unblocks_the_waiters_and_keeps_the_locks() {
 
 #[test]
 fn a_failover_that_is_aborted_leaves_the_waiters_in_line() {
-    let primary = start();
+    let primary = TestServer::start();
     let replica = replica_of(&primary);
     let mut holder = primary.client();
-    let fence = holder.int("LOCK.ACQUIRE k holder LEASE 700");
+    let fence = holder.int(&format!("LOCK.ACQUIRE k holder {LONG}"));
     let mut line = waiters(&primary, "k", 1);
     // A replica that is behind and does not answer keeps the failover in its
     // first stage, in which the primary must not write, until its time is up.
     replica.signal("STOP");
     holder.call("SET behind 1");
     let paused_at = Instant::now();
-    assert_eq!(
-        holder.call(&format!(
-            "FAILOVER TO 127.0.0.1 {} TIMEOUT 1000",
-            replica.addr().port()
-        )),
-        status("OK")
-    );
+    // In one turn of the event loop, so the lease ends in that stage.
+    let port = replica.addr().port();
+    let steps =
+        format!("LOCK.RENEW k holder LEASE 300\r\nFAILOVER TO 127.0.0.1 {port} TIMEOUT 1000\r\n");
+    holder.send_bytes(steps.as_bytes());
+    assert_eq!([holder.reply(), holder.reply()], [int(1), status("OK")]);
     let granted = token(&line[0].reply());
     assert!(granted > fence);
     assert!(paused_at.elapsed() >= Duration::from_millis(999));
@@ -255,24 +288,25 @@ fn a_failover_that_is_aborted_leaves_the_waiters_in_line() {
 /// A lease ends in the pause. The lock is handed on after it, not in it.
 #[track_caller]
 fn check_pause(mode: &str) {
-    let server = start();
+    let server = TestServer::start();
     let replica = replica_of(&server);
     let (mut holder, mut waiter) = (server.client(), server.client());
-    let fence = holder.int("LOCK.ACQUIRE k holder LEASE 500");
-    holder.send_and_block(&mut waiter, "LOCK.ACQUIRE k waiter BLOCK 0");
+    let fence = holder.int(&format!("LOCK.ACQUIRE k holder {LONG}"));
+    waiter.send_and_block(&mut holder, "LOCK.ACQUIRE k waiter BLOCK 0");
     let mut watcher = replica.client();
     let start = Instant::now();
-    assert_eq!(
-        waiter.call(&format!("CLIENT PAUSE 1500 {mode}")),
-        status("OK")
-    );
-    // Nobody may ask the paused server, so its replica tells what it wrote.
+    // In one turn of the event loop, so the lease ends in the pause.
+    let steps = format!("LOCK.RENEW k holder LEASE 300\r\nCLIENT PAUSE 2500 {mode}\r\n");
+    holder.send_bytes(steps.as_bytes());
+    assert_eq!([holder.reply(), holder.reply()], [int(1), status("OK")]);
+    // Nobody may ask the paused server, so its replica tells what it wrote. The
+    // last look is long before the pause ends.
     while start.elapsed() < Duration::from_millis(1400) {
         assert_eq!(watcher.call("HEXISTS k waiter"), int(0));
         std::thread::sleep(Duration::from_millis(5));
     }
-    assert!(token(&holder.reply()) > fence);
-    assert!(start.elapsed() >= Duration::from_millis(1499));
+    assert!(token(&waiter.reply()) > fence);
+    assert!(start.elapsed() >= Duration::from_millis(2499));
     server.assert_same_data(&replica);
     server.assert_sound();
 }
@@ -289,13 +323,14 @@ fn client_pause_all_over_a_leases_end_puts_the_grant_off() {
 
 #[test]
 fn debug_reload_with_waiters_keeps_the_lock_and_the_queue() {
-    let server = start();
+    let server = TestServer::start();
     let mut holder = server.client();
     let fence = holder.int(&format!("LOCK.ACQUIRE k holder {LONG}"));
-    holder.call("LOCK.ACQUIRE short holder LEASE 1000");
+    holder.call(&format!("LOCK.ACQUIRE short holder {LONG}"));
     let mut line = waiters(&server, "k", 2);
     line.extend(waiters(&server, "short", 1));
-    assert_eq!(holder.call("DEBUG RELOAD"), status("OK"));
+    holder.send_bytes(b"LOCK.RENEW short holder LEASE 500\r\nDEBUG RELOAD\r\n");
+    assert_eq!([holder.reply(), holder.reply()], [int(1), status("OK")]);
     assert_eq!(
         holder.call(&format!("LOCK.ACQUIRE k holder {LONG}")),
         int(fence)
@@ -311,7 +346,7 @@ fn debug_reload_with_waiters_keeps_the_lock_and_the_queue() {
 
 #[test]
 fn swapdb_with_waiters_on_both_sides_grants_in_each_database_what_is_free_there() {
-    let server = start();
+    let server = TestServer::start();
     let (mut zero, mut one) = (server.client(), server.client());
     one.call("SELECT 1");
     let fence = zero.int(&format!("LOCK.ACQUIRE k holder {LONG}"));
@@ -358,7 +393,7 @@ fn await_unloaded(server: &TestServer, client: &mut Client) {
 
 #[test]
 fn the_module_can_be_unloaded_only_when_nobody_waits() {
-    let server = start();
+    let server = TestServer::start();
     let mut holder = server.client();
     holder.call(&format!("LOCK.ACQUIRE k holder {LONG}"));
     let mut line = waiters(&server, "k", 1);
@@ -377,29 +412,37 @@ fn the_module_can_be_unloaded_only_when_nobody_waits() {
 
 #[test]
 fn the_module_is_not_unloaded_while_it_keeps_up_a_session_and_works_when_loaded_again() {
-    let server = start();
+    let server = TestServer::start();
     let (mut admin, mut holder) = (server.client(), server.client());
     token(&holder.call("LOCK.ACQUIRE k holder SESSION"));
     assert!(admin.error("MODULE UNLOAD lock").starts_with("ERR "));
     assert_eq!(holder.call("LOCK.RELEASE k holder"), int(1));
     await_unloaded(&server, &mut admin);
-    let load = format!("MODULE LOAD {}", module().display());
+    let load = format!(
+        "MODULE LOAD {} {}",
+        module().display(),
+        NO_REGULAR_LOOKS.join(" ")
+    );
     assert_eq!(admin.call(&load), status("OK"));
-    let fence = token(&holder.call("LOCK.ACQUIRE k holder LEASE 500"));
-    assert!(token(&waiters(&server, "k", 1)[0].reply()) > fence);
+    let fence = token(&holder.call(&format!("LOCK.ACQUIRE k holder {LONG}")));
+    let mut line = waiters(&server, "k", 1);
+    assert_eq!(holder.call("LOCK.RENEW k holder LEASE 100"), int(1));
+    assert!(token(&line[0].reply()) > fence);
     server.assert_sound();
 }
 
 #[test]
 fn shutdown_with_waiters_ends_cleanly() {
-    let mut server = start();
+    let mut server = TestServer::start();
     let mut holder = server.client();
-    holder.call("LOCK.ACQUIRE short holder LEASE 50");
+    holder.call(&format!("LOCK.ACQUIRE short holder {LONG}"));
     holder.call(&format!("LOCK.ACQUIRE k holder {LONG}"));
     let mut line = waiters(&server, "k", 5);
     line.extend(waiters(&server, "short", 2));
-    holder.send("SHUTDOWN NOSAVE");
-    assert!(holder.try_reply().is_none());
+    holder.send_bytes(b"LOCK.RENEW short holder LEASE 1\r\nSHUTDOWN NOSAVE\r\n");
+    // The server may end before it has written the first reply.
+    let replies = [holder.try_reply(), holder.try_reply()];
+    assert!(matches!(replies, [None | Some(Value::Int(1)), None]));
     let ended = server.await_end();
     let log = server.log();
     assert!(ended.success(), "{ended}\n{log}");

@@ -1,29 +1,39 @@
 //! What breaks around a lock: holders, servers, connections, clocks.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::path::PathBuf;
+use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use redis::Value;
-use redis_lock_testing::{TestServer, int, nil, status};
+use redis_lock_testing::{Client, Clock, Proxy, TestServer, eventually, int, nil, status, text};
+
+const LONG: &str = "LEASE 600000";
+
+#[track_caller]
+fn token(reply: &Value) -> i64 {
+    match reply {
+        Value::Int(token) => *token,
+        other => panic!("{other:?} is no token"),
+    }
+}
 
 #[test]
-fn a_holder_that_died_is_replaced_at_the_end_of_its_lease_with_all_its_holds() {
+fn a_dead_holder_is_replaced_when_its_lease_ends() {
     let server = TestServer::start();
     let (mut dead, mut waiter) = (server.client(), server.client());
     for _ in 0..3 {
-        dead.call("LOCK.ACQUIRE k dead LEASE 300");
+        dead.call(&format!("LOCK.ACQUIRE k dead {LONG}"));
     }
-    drop(dead);
     waiter.send("LOCK.ACQUIRE k waiter BLOCK 0");
     server.await_blocked(1);
-    assert!(matches!(waiter.reply(), Value::Int(_)));
+    dead.call("LOCK.RENEW k dead LEASE 300");
+    drop(dead);
+    token(&waiter.reply());
     assert_eq!(waiter.call("HGET k dead"), nil());
 }
 
 #[test]
-fn a_holder_stopped_past_its_lease_is_replaced_and_refused_when_it_wakes() {
+fn a_holder_stopped_past_its_lease_is_refused_when_it_wakes() {
     let server = TestServer::start();
     let mut next = server.client();
     let mut holder = Command::new("redis-cli")
@@ -44,7 +54,7 @@ fn a_holder_stopped_past_its_lease_is_replaced_and_refused_when_it_wakes() {
     };
     signal("STOP");
     writeln!(commands, "LOCK.RENEW k holder\nLOCK.RELEASE k holder").unwrap();
-    assert!(next.int("LOCK.ACQUIRE k next BLOCK 0") > token);
+    assert!(next.int(&format!("LOCK.ACQUIRE k next {LONG} BLOCK 0")) > token);
     let stored = next.hash("k");
     signal("CONT");
     assert_eq!(reply(), "0");
@@ -55,24 +65,26 @@ fn a_holder_stopped_past_its_lease_is_replaced_and_refused_when_it_wakes() {
 }
 
 #[test]
-fn a_server_stopped_past_a_lease_refuses_the_renewal_that_waited_and_hands_on() {
+fn a_server_stopped_past_a_lease_refuses_the_late_renewal() {
     let server = TestServer::start();
     let (mut holder, mut waiter) = (server.client(), server.client());
-    holder.call("LOCK.ACQUIRE k holder LEASE 200");
+    holder.call(&format!("LOCK.ACQUIRE k holder {LONG}"));
     waiter.send("LOCK.ACQUIRE k waiter BLOCK 0");
     server.await_blocked(1);
+    // Long enough for the stop to come before its end.
+    holder.call("LOCK.RENEW k holder LEASE 2000");
     server.signal("STOP");
     holder.send("LOCK.RENEW k holder LEASE 60000");
     holder.send("LOCK.RELEASE k holder");
-    std::thread::sleep(Duration::from_millis(300));
+    std::thread::sleep(Duration::from_millis(2010));
     server.signal("CONT");
     assert_eq!(holder.reply(), int(0));
     assert_eq!(holder.reply(), nil());
-    assert!(matches!(waiter.reply(), Value::Int(_)));
+    token(&waiter.reply());
 }
 
 #[test]
-fn a_waiter_whose_connection_stalls_is_granted_the_lock_until_its_lease_ends() {
+fn a_waiter_that_does_not_read_holds_the_lock_for_its_lease() {
     let server = TestServer::start();
     // A client that neither reads nor closes looks to the server like one
     // behind a network that swallows everything.
@@ -83,15 +95,37 @@ fn a_waiter_whose_connection_stalls_is_granted_the_lock_until_its_lease_ends() {
     next.send("LOCK.ACQUIRE k next BLOCK 0");
     server.await_blocked(2);
     assert_eq!(holder.call("LOCK.RELEASE k holder"), int(1));
-    let Value::Int(token) = next.reply() else {
-        panic!("the next was not granted the lock");
-    };
+    let token = token(&next.reply());
     assert!(matches!(stalled.reply(), Value::Int(older) if older < token));
     assert_eq!(stalled.call("LOCK.RELEASE k stalled"), nil());
 }
 
 #[test]
-fn a_reply_lost_after_the_grant_comes_again_when_the_request_is_resent() {
+fn a_holder_behind_a_silent_network_is_replaced() {
+    let server = TestServer::start();
+    let network = Proxy::to(server.addr());
+    let mut holder = Client::try_connect(network.addr()).unwrap();
+    let (mut waiter, mut observer) = (server.client(), server.client());
+    let old = holder.int(&format!("LOCK.ACQUIRE k holder {LONG}"));
+    waiter.send_and_block(
+        &mut observer,
+        &format!("LOCK.ACQUIRE k waiter {LONG} BLOCK 0"),
+    );
+    // Its last renewal gets through, the next ones and its release do not.
+    assert_eq!(holder.call("LOCK.RENEW k holder LEASE 100"), int(1));
+    let connected = observer.info("connected_clients");
+    network.swallow();
+    holder.send(&format!("LOCK.RENEW k holder {LONG}"));
+    holder.send("LOCK.RELEASE k holder");
+    drop(holder);
+    assert!(token(&waiter.reply()) > old);
+    // The server does not know that the holder is gone.
+    assert_eq!(observer.info("connected_clients"), connected);
+    assert_eq!(observer.call("HGET k holder"), nil());
+}
+
+#[test]
+fn a_reply_that_was_lost_comes_again_when_asked_again() {
     let server = TestServer::start();
     let (mut holder, mut lost, mut resent) = (server.client(), server.client(), server.client());
     holder.call("LOCK.ACQUIRE k holder");
@@ -107,99 +141,188 @@ fn a_reply_lost_after_the_grant_comes_again_when_the_request_is_resent() {
     assert_eq!(resent.call("LOCK.RELEASE k owner HOLD 1"), int(1));
 }
 
+/// What must be the same after a restart: the fields, and the end of the lease.
+fn stored(client: &mut Client) -> (Vec<(String, String)>, i64) {
+    (client.hash("k"), client.int("PEXPIRETIME k"))
+}
+
 #[test]
 fn a_crash_after_a_rewrite_of_the_aof_keeps_the_lock() {
     let mut server = TestServer::start_with(&["--appendonly", "yes", "--appendfsync", "always"]);
     let mut client = server.client();
-    let token = client.int("LOCK.ACQUIRE k a LEASE 600000");
+    let token = client.int(&format!("LOCK.ACQUIRE k a {LONG}"));
     client.call("BGREWRITEAOF");
-    redis_lock_testing::eventually("the AOF is rewritten", || {
-        client.info("aof_rewrite_in_progress") == 0
+    eventually("the AOF is rewritten", || {
+        client.info("aof_rewrite_scheduled") == 0 && client.info("aof_rewrite_in_progress") == 0
     });
+    assert!(
+        server
+            .log()
+            .contains("Background AOF rewrite finished successfully")
+    );
     client.call("LOCK.ACQUIRE k a");
-    let (stored, end) = (client.hash("k"), client.int("PEXPIRETIME k"));
+    let before = stored(&mut client);
     server.crash_and_restart();
     let mut client = server.client();
-    assert_eq!(client.hash("k"), stored);
-    assert_eq!(client.int("PEXPIRETIME k"), end);
+    assert_eq!(stored(&mut client), before);
     assert_eq!(client.call("LOCK.ACQUIRE k a HOLD 2"), int(token));
 }
 
 #[test]
-fn a_lease_that_ends_while_the_server_is_down_is_over_when_it_is_back() {
+fn a_crash_after_a_save_keeps_the_lock() {
+    let mut server = TestServer::start();
+    let mut client = server.client();
+    let token = client.int(&format!("LOCK.ACQUIRE k a {LONG}"));
+    client.call(&format!("LOCK.ACQUIRE k a {LONG}"));
+    client.int(&format!("LOCK.ACQUIRE shared a {LONG} SHARED"));
+    let permit = client.int(&format!("LOCK.ACQUIRE shared b {LONG} SHARED"));
+    let before = (stored(&mut client), client.hash("shared"));
+    assert_eq!(client.call("SAVE"), status("OK"));
+    // What came after the snapshot is lost, its tokens are not issued again.
+    let lost = client.int("LOCK.ACQUIRE lost a");
+    server.crash_and_restart();
+    let mut client = server.client();
+    assert_eq!((stored(&mut client), client.hash("shared")), before);
+    assert_eq!(client.call("EXISTS lost"), int(0));
+    assert_eq!(client.call("LOCK.ACQUIRE k b"), nil());
+    assert_eq!(
+        client.call("LOCK.ACQUIRE shared b SHARED HOLD 1"),
+        int(permit)
+    );
+    assert_eq!(client.call("LOCK.ACQUIRE k a HOLD 2"), int(token));
+    assert_eq!(client.call("LOCK.RELEASE k a ALL"), int(1));
+    assert!(client.int("LOCK.ACQUIRE k b") > lost);
+}
+
+#[test]
+fn a_lease_that_ends_while_the_server_is_down_is_over() {
     let mut server = TestServer::start_with(&["--appendonly", "yes", "--appendfsync", "always"]);
     let mut client = server.client();
-    let token = client.int("LOCK.ACQUIRE k a LEASE 100");
-    std::thread::sleep(Duration::from_millis(110));
-    server.crash_and_restart();
+    let token = client.int(&format!("LOCK.ACQUIRE k a {LONG}"));
+    // Long enough for the crash to come before its end.
+    assert_eq!(client.call("LOCK.RENEW k a LEASE 1500"), int(1));
+    assert_eq!(client.call("LOCK.ACQUIRE k b"), nil());
+    server.crash();
+    std::thread::sleep(Duration::from_millis(1510));
+    server.restart();
     let mut client = server.client();
     assert_eq!(client.call("LOCK.RENEW k a"), int(0));
     assert!(client.int("LOCK.ACQUIRE k b") > token);
 }
 
+/// The server's wall clock in seconds.
+fn time(client: &mut Client) -> i64 {
+    match client.call("TIME") {
+        Value::Array(words) => match &words[0] {
+            Value::BulkString(seconds) => String::from_utf8_lossy(seconds).parse().unwrap(),
+            other => panic!("{other:?} is no time"),
+        },
+        other => panic!("{other:?} is no time"),
+    }
+}
+
 #[test]
 fn tokens_rise_although_the_clock_is_set_back_and_forth() {
-    let library = match faketime_library() {
-        Ok(library) => library,
-        Err(reason) => {
-            eprintln!("skipped: {reason}");
-            return;
-        }
-    };
-    let folder = tempfile::tempdir().unwrap();
-    let clock = folder.path().join("clock");
-    let set = |offset: &str| std::fs::write(&clock, offset).unwrap();
-    set("+0");
-    let server = TestServer::start_in_environment(&[
-        ("LD_PRELOAD", library.to_str().unwrap()),
-        ("FAKETIME_TIMESTAMP_FILE", clock.to_str().unwrap()),
-        ("FAKETIME_NO_CACHE", "1"),
-        ("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
-    ]);
+    let clock = Clock::new();
+    let server = clock.server();
     let mut client = server.client();
+    let begin = time(&mut client);
     let mut last = 0;
-    for offset in ["+0", "-3600", "+7200", "-86400", "+0"] {
-        set(offset);
+    for ahead in [0, -3600, 7200, -86400, 0] {
+        clock.set_ahead(ahead);
+        let off = time(&mut client) - begin - ahead;
+        assert!((0..600).contains(&off), "the server's clock is {off} s off");
         for owner in ["a", "b"] {
             let token = client.int(&format!("LOCK.ACQUIRE {owner} {owner}"));
-            assert!(token > last, "{offset}: {token} after {last}");
+            assert!(token > last, "{ahead}: {token} after {last}");
             last = token;
             client.call(&format!("LOCK.RELEASE {owner} {owner}"));
         }
     }
-    assert_eq!(client.call("PING"), status("PONG"));
+    server.assert_sound();
 }
 
-fn faketime_library() -> Result<PathBuf, &'static str> {
-    let library = [
-        "/usr/lib/x86_64-linux-gnu",
-        "/usr/lib/aarch64-linux-gnu",
-        "/usr/lib",
-    ]
-    .iter()
-    .map(|folder| PathBuf::from(folder).join("faketime/libfaketime.so.1"))
-    .find(|library| library.exists())
-    .ok_or("libfaketime is not installed (Debian: apt-get install libfaketime)")?;
-    let mut trial = Command::new(redis_lock_testing::binary())
-        .arg("--version")
-        .env("LD_PRELOAD", &library)
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut complaint = [0; 11];
-    let complains = trial
-        .stderr
-        .take()
-        .unwrap()
-        .read_exact(&mut complaint)
-        .is_ok();
-    let _ = trial.kill();
-    let _ = trial.wait();
-    // Debian's servers load jemalloc as a library of its own, which asks for
-    // the time before libfaketime is ready.
-    if complains && complaint == *b"libfaketime" {
-        return Err("libfaketime can't be loaded into this server");
+#[test]
+fn a_clock_set_forward_over_a_lease_hands_the_lock_on() {
+    let clock = Clock::new();
+    let server = clock.server();
+    let (mut holder, mut waiter) = (server.client(), server.client());
+    let old = holder.int(&format!("LOCK.ACQUIRE k holder {LONG}"));
+    waiter.send_and_block(
+        &mut server.client(),
+        &format!("LOCK.ACQUIRE k waiter {LONG} BLOCK 0"),
+    );
+    clock.set_ahead(7200);
+    let new = token(&waiter.reply());
+    assert!(new > old);
+    assert_eq!(holder.call("LOCK.RENEW k holder"), int(0));
+    assert_eq!(holder.call("LOCK.RELEASE k holder"), nil());
+    // Back again, the waiter's lease is longer than it asked for, and counts.
+    clock.set_ahead(0);
+    assert_eq!(holder.call("LOCK.ACQUIRE k holder"), nil());
+    assert_eq!(
+        waiter.call(&format!("LOCK.RENEW k waiter FENCE {new}")),
+        int(1)
+    );
+    assert!(holder.int("PTTL k") <= 30_000);
+    holder.send_and_block(&mut server.client(), "LOCK.ACQUIRE k holder BLOCK 0");
+    assert_eq!(waiter.call("LOCK.RELEASE k waiter"), int(1));
+    assert!(token(&holder.reply()) > new);
+    server.assert_sound();
+}
+
+#[test]
+fn a_clock_set_back_prolongs_a_lease_and_loses_no_waiter() {
+    let clock = Clock::new();
+    let server = clock.server();
+    let (mut holder, mut waiter) = (server.client(), server.client());
+    let mut observer = server.client();
+    let old = holder.int(&format!("LOCK.ACQUIRE k holder {LONG}"));
+    waiter.send_and_block(&mut observer, "LOCK.ACQUIRE k waiter LEASE 100 BLOCK 0");
+    clock.set_ahead(-3600);
+    assert!(observer.int("PTTL k") > 3_600_000);
+    assert_eq!(observer.call("LOCK.ACQUIRE k stranger"), nil());
+    let mut last = server.client();
+    last.send_and_block(&mut observer, "LOCK.ACQUIRE k last BLOCK 0");
+    assert_eq!(holder.call("LOCK.RELEASE k holder"), int(1));
+    let second = token(&waiter.reply());
+    assert!(second > old);
+    // A lease that begins by the new clock ends by it.
+    assert!(token(&last.reply()) > second);
+    server.assert_sound();
+}
+
+#[test]
+fn a_session_outlives_steps_of_the_clock_without_harm() {
+    let clock = Clock::new();
+    let server = clock.server();
+    let mut observer = server.client();
+    let mut last = 0;
+    for ahead in [-3600, 0, -60, 7200, 0] {
+        let mut holder = server.client();
+        let acquire = "LOCK.ACQUIRE k holder LEASE 60000 SESSION";
+        let fence = holder.int(acquire);
+        assert!(fence > last);
+        let mut waiter = server.client();
+        waiter.send_and_block(&mut observer, "LOCK.ACQUIRE k waiter LEASE 60000 BLOCK 0");
+        // Let the alarm that is ringing come to rest before the next step.
+        std::thread::sleep(Duration::from_millis(50));
+        let before = time(&mut observer);
+        clock.set_ahead(ahead);
+        let forward = time(&mut observer) > before + 60;
+        if !forward {
+            // Set back, the clock ends no lease. The connection's end does.
+            assert_eq!(holder.call("LOCK.RENEW k holder LEASE 60000"), int(1));
+            assert_eq!(observer.call("LOCK.ACQUIRE k stranger"), nil());
+            drop(holder);
+        }
+        last = token(&waiter.reply());
+        assert!(last > fence, "{ahead}");
+        assert_eq!(observer.call("HGET k holder"), nil());
+        eventually("nothing is tied", || observer.info("lock_sessions") == 0);
+        // Nothing that became of the session takes the lock from the next one.
+        assert_eq!(observer.call("HGET k waiter"), text("1"));
+        assert_eq!(waiter.call("LOCK.RELEASE k waiter"), int(1));
     }
-    Ok(library)
+    server.assert_sound();
 }

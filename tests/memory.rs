@@ -2,35 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
 use redis::Value;
-use redis_lock_testing::{Client, TestServer, eventually, int, nil};
+use redis_lock_testing::{Client, TestServer, eventually, int, need_files, nil};
 
-/// The server's memory, once what it frees in the background is freed.
-fn used_memory(client: &mut Client) -> i64 {
-    client.call("MEMORY PURGE");
-    eventually("nothing is left to free in the background", || {
-        client.info("lazyfree_pending_objects") == 0
-    });
-    client.info("used_memory")
-}
-
-/// Memory may not have grown by more than a hundredth. The server keeps the
-/// reply buffers of blocked clients in a pool, which it empties by fifty every
-/// tenth of a second: 10,000 waiters take forty seconds.
-#[track_caller]
-fn assert_back(client: &mut Client, before: i64) {
-    let deadline = Instant::now() + Duration::from_secs(90);
-    loop {
-        let now = used_memory(client);
-        if now <= before + before / 100 {
-            return;
-        }
-        assert!(
-            Instant::now() < deadline,
-            "used_memory was {before} and is {now}"
-        );
-        std::thread::sleep(Duration::from_millis(100));
-    }
+fn start() -> TestServer {
+    TestServer::start_with(&["--maxclients", "12000"])
 }
 
 #[track_caller]
@@ -43,7 +21,7 @@ fn assert_nothing_remembered(client: &mut Client) {
 #[test]
 fn a_million_acquires_and_releases_leave_no_memory_behind() {
     const BATCH: usize = 1000;
-    let server = TestServer::start();
+    let server = start();
     let mut client = server.client();
     let pairs = b"LOCK.ACQUIRE k a\r\nLOCK.RELEASE k a\r\n".repeat(BATCH);
     let mut run = |batches: usize| {
@@ -57,9 +35,9 @@ fn a_million_acquires_and_releases_leave_no_memory_behind() {
     };
     run(10);
     let mut observer = server.client();
-    let before = used_memory(&mut observer);
+    let before = observer.used_memory();
     run(1000);
-    assert_back(&mut observer, before);
+    observer.assert_memory_back(before);
     assert_nothing_remembered(&mut observer);
 }
 
@@ -75,10 +53,11 @@ fn have_times_counted(server: &TestServer) {
 }
 
 #[test]
-fn ten_thousand_waiters_that_come_and_go_leave_no_memory_behind() {
+fn waiters_that_come_and_go_leave_no_memory_behind() {
     const ROUNDS: usize = 10;
     const WAITERS: usize = 1000;
-    let server = TestServer::start_with(&["--maxclients", "4000"]);
+    need_files(1_100);
+    let server = start();
     let mut holder = server.client();
     let mut observer = server.client();
     holder.call("LOCK.ACQUIRE k holder LEASE 600000");
@@ -102,45 +81,86 @@ fn ten_thousand_waiters_that_come_and_go_leave_no_memory_behind() {
         assert_nothing_remembered(&mut observer);
         holder.call("LOCK.ACQUIRE k holder LEASE 600000");
         if round == 0 {
-            before = used_memory(&mut observer);
+            before = observer.used_memory();
         }
     }
-    assert_back(&mut observer, before);
+    observer.assert_memory_back(before);
 }
 
-#[test]
-fn ten_thousand_waiters_of_whom_nine_in_ten_go_and_the_rest_come_in_order() {
-    const WAITERS: usize = 10_000;
-    let server = TestServer::start_with(&["--maxclients", "12000"]);
-    let mut holder = server.client();
+const WAITERS: usize = 10_000;
+
+/// A server that has seen ten thousand clients wait already. They leave traces
+/// in it whatever they do, and those of clients that know nothing of locks are
+/// not of interest.
+fn used_to_crowds() -> TestServer {
+    need_files(10_500);
+    let server = start();
     let mut observer = server.client();
-    let block = |command: &dyn Fn(usize) -> String| -> Vec<Option<Client>> {
-        let mut ping = server.client();
-        let waiters = (0..WAITERS).map(|i| {
+    drop(crowd(&server, |_| "BLPOP nothing 0".into()));
+    eventually("all have gone", || observer.info("connected_clients") == 1);
+    have_times_counted(&server);
+    server
+}
+
+fn crowd(server: &TestServer, command: impl Fn(usize) -> String) -> Vec<Option<Client>> {
+    let mut ping = server.client();
+    let clients = (0..WAITERS)
+        .map(|i| {
             let mut client = server.client();
             client.send(&command(i));
             // Once this is answered the server has read what was sent before.
             ping.call("PING");
             Some(client)
-        });
-        let waiters = waiters.collect();
-        server.await_blocked(i64::try_from(WAITERS).unwrap());
-        waiters
-    };
-    // So many clients leave traces in the server whatever they do; those of
-    // clients that know nothing of locks are not of interest.
-    drop(block(&|_| "BLPOP nothing 0".into()));
-    eventually("all have gone", || observer.info("connected_clients") == 2);
-    have_times_counted(&server);
+        })
+        .collect();
+    drop(ping);
+    server.await_blocked(i64::try_from(WAITERS).unwrap());
+    clients
+}
+
+/// The pool of reply buffers, two for each waiter, gives the buffers back but
+/// keeps the array of pointers to them.
+fn pool() -> i64 {
+    i64::try_from(2 * WAITERS * size_of::<usize>()).unwrap()
+}
+
+#[test]
+fn of_ten_thousand_waiters_one_in_ten_stays_and_comes_in_order() {
+    let server = used_to_crowds();
+    let (mut holder, mut observer) = (server.client(), server.client());
     holder.call("LOCK.ACQUIRE k holder LEASE 600000");
-    let before = used_memory(&mut observer);
-    let mut waiters = block(&|i| format!("LOCK.ACQUIRE k owner{i} BLOCK 0"));
-    for (i, waiter) in waiters.iter_mut().enumerate() {
-        if i % 10 != 7 {
-            *waiter = None;
-        }
+    let before = observer.used_memory();
+    let mut waiters = crowd(&server, |i| format!("LOCK.ACQUIRE k owner{i} BLOCK 0"));
+    // The ids go up by one, from the first waiter's on.
+    let list = observer.bulk("CLIENT LIST");
+    let ids = list
+        .lines()
+        .filter(|line| line.contains(" cmd=lock.acquire ") && line.contains(" flags=b "));
+    let id_of = |line: &str| -> u64 {
+        let id = line
+            .split_whitespace()
+            .find_map(|field| field.strip_prefix("id="));
+        id.unwrap().parse().unwrap()
+    };
+    let mut ids: Vec<u64> = ids.map(id_of).collect();
+    ids.sort_unstable();
+    assert_eq!(ids.len(), WAITERS);
+    // Nine in ten go, in no order: some are killed, some close.
+    let mut random = StdRng::seed_from_u64(7);
+    let mut leavers: Vec<usize> = (0..WAITERS)
+        .filter(|_| random.random_ratio(9, 10))
+        .collect();
+    for at in (1..leavers.len()).rev() {
+        leavers.swap(at, random.random_range(0..=at));
     }
-    server.await_blocked(i64::try_from(WAITERS / 10).unwrap());
+    for leaver in &leavers {
+        if random.random_ratio(1, 2) {
+            let kill = format!("CLIENT KILL ID {}", ids[*leaver]);
+            assert_eq!(observer.call(&kill), int(1));
+        }
+        waiters[*leaver] = None;
+    }
+    server.await_blocked(i64::try_from(WAITERS - leavers.len()).unwrap());
     holder.call("LOCK.RELEASE k holder");
     let mut last = 0;
     for (i, waiter) in waiters.iter_mut().enumerate() {
@@ -156,9 +176,43 @@ fn ten_thousand_waiters_of_whom_nine_in_ten_go_and_the_rest_come_in_order() {
     }
     drop(waiters);
     assert_nothing_remembered(&mut observer);
+    let abandoned = i64::try_from(leavers.len()).unwrap();
+    assert_eq!(observer.info("lock_waits_abandoned"), abandoned);
     eventually("all have gone", || observer.info("connected_clients") == 2);
-    // The pool of reply buffers, two for each waiter, gives the buffers back but
-    // keeps the array of pointers to them.
-    let pool = i64::try_from(2 * WAITERS * size_of::<usize>()).unwrap();
-    assert_back(&mut observer, before + pool);
+    observer.assert_memory_back(before + pool());
+}
+
+#[test]
+fn ten_thousand_waiters_time_out_at_once_and_leave_nothing() {
+    let server = used_to_crowds();
+    let (mut holder, mut observer) = (server.client(), server.client());
+    holder.call("LOCK.ACQUIRE k holder LEASE 600000");
+    let before = observer.used_memory();
+    // All ask until the same moment, when all are there.
+    let patience = Duration::from_secs(5);
+    let end = Instant::now() + patience;
+    let mut waiters = crowd(&server, |i| {
+        let left = end.saturating_duration_since(Instant::now());
+        format!("LOCK.ACQUIRE k owner{i} BLOCK {}", left.as_millis().max(1))
+    });
+    for client in waiters.iter_mut().flatten() {
+        assert_eq!(client.reply(), nil());
+    }
+    assert_nothing_remembered(&mut observer);
+    assert_eq!(
+        observer.info("lock_wait_timeouts"),
+        i64::try_from(WAITERS).unwrap()
+    );
+    // The lock is as it was, and the queue is open.
+    waiters[0]
+        .as_mut()
+        .unwrap()
+        .send_and_block(&mut observer, "LOCK.ACQUIRE k owner0 BLOCK 0");
+    assert_eq!(holder.call("LOCK.RELEASE k holder"), int(1));
+    let first = waiters[0].as_mut().unwrap();
+    assert!(matches!(first.reply(), Value::Int(_)));
+    assert_eq!(first.call("LOCK.RELEASE k owner0"), int(1));
+    drop(waiters);
+    eventually("all have gone", || observer.info("connected_clients") == 2);
+    observer.assert_memory_back(before + pool());
 }

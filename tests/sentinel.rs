@@ -11,7 +11,7 @@ use redis::Value;
 use redis_lock_testing::{Client, SOON, Sentinels, eventually, int, nil, text};
 
 /// How long a fail-over may take, the sentinels' discovery of the death included.
-const FAILOVER: Duration = Duration::from_secs(20);
+const FAILOVER: Duration = Duration::from_secs(60);
 
 const CLIENTS: usize = 6;
 

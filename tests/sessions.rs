@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use redis::Value;
-use redis_lock_testing::{Client, TestServer, eventually, int, nil, status, text};
+use redis_lock_testing::{Client, TestServer, eventually, int, need_files, nil, status, text};
 
 fn id(client: &mut Client) -> i64 {
     client.int("CLIENT ID")
@@ -28,8 +28,9 @@ fn time_to_next(server: &TestServer, end: impl FnOnce(&mut Client)) -> Duration 
 
 #[track_caller]
 fn check_prompt(waited: Duration) {
-    // The server does it in 5 ms; the rest is for a busy machine.
-    assert!(waited < Duration::from_millis(100), "{waited:?}");
+    // The server does it in 5 ms; the rest is for a machine that stalls. The
+    // lease is ten minutes, and nothing else would free the lock.
+    assert!(waited < Duration::from_secs(3), "{waited:?}");
 }
 
 #[test]
@@ -94,10 +95,10 @@ fn the_lease_is_kept_up_while_the_connection_lives_and_replicas_know() {
     let server = TestServer::start();
     let replica = server.replica(false);
     let mut holder = server.client();
-    let token = holder.int("LOCK.ACQUIRE k holder LEASE 300 SESSION");
+    let token = holder.int("LOCK.ACQUIRE k holder LEASE 3000 SESSION");
     let end = holder.int("PEXPIRETIME k");
-    eventually("the lease has been renewed for several leases", || {
-        holder.int("PEXPIRETIME k") > end + 1000
+    eventually("the lease has been renewed for another lease", || {
+        holder.int("PEXPIRETIME k") > end + 3000
     });
     assert_eq!(holder.call("HGET k @fence"), text(token.to_string()));
     assert_eq!(holder.call("LOCK.RELEASE k holder"), int(1));
@@ -113,12 +114,12 @@ fn a_renewal_sets_the_lease_that_is_kept_up() {
     let server = TestServer::start();
     let mut holder = server.client();
     holder.int("LOCK.ACQUIRE k holder LEASE 600000 SESSION");
-    assert_eq!(holder.call("LOCK.RENEW k holder LEASE 200"), int(1));
+    assert_eq!(holder.call("LOCK.RENEW k holder LEASE 3000"), int(1));
     let end = holder.int("PEXPIRETIME k");
     eventually("the short lease is kept up", || {
         holder.int("PEXPIRETIME k") > end + 500
     });
-    assert!(holder.int("PTTL k") <= 200);
+    assert!(holder.int("PTTL k") <= 3000);
 }
 
 #[test]
@@ -155,6 +156,55 @@ fn a_waiter_with_a_session_is_tied_from_its_grant_on() {
     drop(a);
     assert!(matches!(b.reply(), Value::Int(_)));
     check_prompt(time_to_next(&server, |_| drop(b)));
+}
+
+#[test]
+fn a_waiter_with_a_session_and_others_behind_it_is_tied_too() {
+    let server = TestServer::start();
+    let mut observer = server.client();
+    let (mut a, mut b, mut c) = (server.client(), server.client(), server.client());
+    a.int("LOCK.ACQUIRE k a LEASE 600000");
+    b.send_and_block(
+        &mut observer,
+        "LOCK.ACQUIRE k b LEASE 600000 BLOCK 0 SESSION",
+    );
+    c.send_and_block(
+        &mut observer,
+        "LOCK.ACQUIRE k c LEASE 600000 BLOCK 0 SESSION",
+    );
+    assert_eq!(a.call("LOCK.RELEASE k a"), int(1));
+    assert!(matches!(b.reply(), Value::Int(_)));
+    assert_eq!(observer.info("lock_sessions"), 1);
+    drop(b);
+    assert!(matches!(c.reply(), Value::Int(_)));
+    assert_eq!(observer.info("lock_sessions"), 1);
+    drop(c);
+    eventually("the lock is free", || observer.int("EXISTS k") == 0);
+}
+
+#[test]
+fn a_hold_that_was_lost_is_not_kept_up_any_more() {
+    let server = TestServer::start();
+    let (mut observer, mut holder) = (server.client(), server.client());
+    for lose in ["DEL k", "FLUSHALL", "LOCK.BREAK k", "PEXPIRE k 0"] {
+        holder.int("LOCK.ACQUIRE k holder LEASE 300 SESSION");
+        assert_eq!(observer.info("lock_sessions"), 1);
+        observer.call(lose);
+        // By the next renewal at the latest, although the connection lives.
+        eventually(&format!("nothing is tied after {lose}"), || {
+            observer.info("lock_sessions") == 0
+        });
+    }
+    assert_eq!(holder.call("LOCK.RENEW k holder"), int(0));
+}
+
+#[test]
+fn a_broken_lock_is_untied_at_once() {
+    let server = TestServer::start();
+    let (mut observer, mut holder) = (server.client(), server.client());
+    holder.int("LOCK.ACQUIRE k holder LEASE 600000 SESSION");
+    assert_eq!(observer.call("LOCK.BREAK k"), int(1));
+    assert_eq!(observer.info("lock_sessions"), 0);
 }
 
 #[test]
@@ -239,6 +289,7 @@ fn a_demoted_server_forgets_its_sessions_and_the_new_primary_lets_the_lease_end(
 #[test]
 fn ten_thousand_connections_with_a_lock_each_are_closed_at_once() {
     const CONNECTIONS: usize = 10_000;
+    need_files(10_500);
     let server = TestServer::start_with(&["--maxclients", "11000"]);
     let mut observer = server.client();
     let round = |observer: &mut Client| {
@@ -260,13 +311,13 @@ fn ten_thousand_connections_with_a_lock_each_are_closed_at_once() {
         eventually("all connections are closed", || {
             observer.info("connected_clients") == 1
         });
-        observer.info("used_memory")
     };
     // The first round has the server make tables that it keeps.
-    let first = round(&mut observer);
-    let second = round(&mut observer);
-    assert!(
-        second <= first + first / 100,
-        "{first} bytes after one round, {second} after two"
-    );
+    round(&mut observer);
+    // Its tables shrink, and its clock's ticks free buffers, for a second or so.
+    std::thread::sleep(Duration::from_secs(2));
+    let before = observer.used_memory();
+    round(&mut observer);
+    // The observer's own buffers come and go; seven bytes a session would show.
+    observer.assert_memory_back(before + 65_536);
 }

@@ -1,7 +1,7 @@
 use std::net::TcpListener;
 use std::process::{Command, Stdio};
 
-use super::{Client, TestServer, eventually};
+use super::{Client, SOON, TestServer, eventually_within};
 
 /// A port that nobody listens on right now.
 pub fn free_port() -> u16 {
@@ -34,9 +34,11 @@ pub fn tag(wanted: impl Fn(u16) -> bool, nth: usize) -> String {
         .unwrap()
 }
 
-/// Runs `redis-cli` to its end. Says whether it succeeded, and what it wrote.
+/// Runs `redis-cli` to its end, for a minute at most: it may wait for the nodes
+/// of a cluster without end. Says whether it succeeded, and what it wrote.
 pub fn redis_cli(args: &[&str]) -> (bool, String) {
-    let output = Command::new("redis-cli")
+    let output = Command::new("timeout")
+        .args(["60", "redis-cli"])
         .args(args)
         .stdin(Stdio::null())
         .output()
@@ -78,21 +80,23 @@ impl Cluster {
     /// A node that is in no cluster yet.
     pub fn node() -> TestServer {
         // The bus would be ten thousand ports higher, which may not exist.
-        TestServer::start_with(&[
-            "--cluster-enabled",
-            "yes",
-            "--repl-diskless-sync-delay",
-            "0",
-            "--cluster-node-timeout",
-            "2000",
-            "--cluster-port",
-            &free_port().to_string(),
-        ])
+        TestServer::start_on_ports(|| {
+            let bus = free_port().to_string();
+            [
+                ["--cluster-enabled", "yes"],
+                ["--cluster-node-timeout", "10000"],
+                ["--cluster-port", &bus],
+            ]
+            .concat()
+            .iter()
+            .map(ToString::to_string)
+            .collect()
+        })
     }
 
     /// Waits until every node says that all is well.
     pub fn await_agreement(&self) {
-        eventually("the nodes agree on the slots", || {
+        eventually_within(4 * SOON, "the nodes agree on the slots", || {
             self.nodes.iter().all(|node| {
                 let info = node.client().bulk("CLUSTER INFO");
                 info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:3")

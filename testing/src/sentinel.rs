@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use redis::Value;
 use tempfile::TempDir;
 
-use super::{Client, TestServer, binary, eventually, free_port};
+use super::{Client, SOON, TestServer, binary, eventually, free_port, spawn};
 
 /// How long the sentinels may take to find each other.
 const DISCOVERY: Duration = Duration::from_secs(20);
@@ -26,11 +26,9 @@ impl Sentinels {
     /// # Panics
     /// If they don't start or don't find each other.
     pub fn start() -> Self {
-        let fast = ["--repl-diskless-sync-delay", "0"];
-        let primary = TestServer::start_with(&fast);
+        let primary = TestServer::start();
         let port = primary.addr().port().to_string();
-        let mut options = fast.to_vec();
-        options.extend(["--replicaof", "127.0.0.1", &port]);
+        let options = ["--replicaof", "127.0.0.1", &port];
         let replicas = [(); 2].map(|()| TestServer::start_with(&options));
         eventually("both replicas are online", || {
             let info = primary.client().bulk("INFO replication");
@@ -78,6 +76,13 @@ struct Sentinel {
 
 impl Sentinel {
     fn watch(primary: SocketAddr) -> Self {
+        // Another test may take the port between our look and the sentinel's.
+        (0..5)
+            .find_map(|_| Self::try_watch(primary))
+            .expect("a sentinel that answers")
+    }
+
+    fn try_watch(primary: SocketAddr) -> Option<Self> {
         let port = free_port();
         let dir = tempfile::tempdir().unwrap();
         let conf = dir.path().join("sentinel.conf");
@@ -91,27 +96,29 @@ impl Sentinel {
         );
         std::fs::write(&conf, settings).unwrap();
         let log = std::fs::File::create(dir.path().join("sentinel.log")).unwrap();
-        let child = Command::new(binary())
+        let mut command = Command::new(binary());
+        command
             .arg(&conf)
             .arg("--sentinel")
             .current_dir(dir.path())
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())
-            .stderr(log)
-            .spawn()
-            .unwrap();
-        let sentinel = Self {
-            child,
+            .stderr(log);
+        let mut sentinel = Self {
+            child: spawn(command),
             addr: SocketAddr::from(([127, 0, 0, 1], port)),
             dir: Some(dir),
         };
-        eventually("the sentinel answers", || {
-            Client::try_connect(sentinel.addr).is_some_and(|mut client| {
-                client.send("PING");
-                client.try_reply().is_some()
-            })
-        });
-        sentinel
+        let deadline = Instant::now() + SOON;
+        while Instant::now() < deadline && sentinel.child.try_wait().unwrap().is_none() {
+            if let Some(mut client) = Client::try_connect(sentinel.addr)
+                && client.try_info("process_id") == Some(sentinel.child.id().into())
+            {
+                return Some(sentinel);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        None
     }
 
     /// Whether it knows both replicas and both other sentinels.

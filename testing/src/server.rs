@@ -1,5 +1,5 @@
 use std::fs::File;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -8,7 +8,8 @@ use redis::Value;
 use tempfile::TempDir;
 
 use super::client::Client;
-use super::{SOON, eventually};
+use super::process::spawn;
+use super::{SOON, eventually, free_port};
 
 /// The server's binary: `REDISLOCK_SERVER`, or `redis-server` from the path.
 pub fn binary() -> String {
@@ -29,6 +30,11 @@ pub fn module() -> PathBuf {
     module
 }
 
+/// With this argument the module does not look at contended locks by itself, as
+/// it does twice a second. So an event that it does not hear makes a test fail.
+/// A test of those looks sets `lock.recheck-interval` before anybody waits.
+pub const NO_REGULAR_LOOKS: [&str; 2] = ["recheck-interval", "3600000"];
+
 /// A server on a free port with a directory of its own. It dies with the test;
 /// if the test failed, its directory and log stay.
 pub struct TestServer {
@@ -48,38 +54,45 @@ impl TestServer {
 
     /// A server with the module and these options, as on its command line.
     pub fn start_with(options: &[&str]) -> Self {
-        Self::launch(options, &[], true)
+        Self::launch(|| owned(options), &[], true)
     }
 
     /// A server with the module and these environment variables.
     pub fn start_in_environment(environment: &[(&str, &str)]) -> Self {
-        Self::launch(&[], environment, true)
+        Self::launch(Vec::new, environment, true)
     }
 
     /// A server without the module.
     pub fn start_plain(options: &[&str]) -> Self {
-        Self::launch(options, &[], false)
+        Self::launch(|| owned(options), &[], false)
     }
 
-    fn launch(options: &[&str], environment: &[(&str, &str)], with_module: bool) -> Self {
+    /// A server with the module whose options name other ports than its own.
+    /// They are asked for again if one of them turns out to be taken.
+    pub(crate) fn start_on_ports(options: impl FnMut() -> Vec<String>) -> Self {
+        Self::launch(options, &[], true)
+    }
+
+    fn launch(
+        mut options: impl FnMut() -> Vec<String>,
+        environment: &[(&str, &str)],
+        with_module: bool,
+    ) -> Self {
         let mut server = Self {
             child: None,
             addr: SocketAddr::from(([127, 0, 0, 1], 0)),
             dir: Some(tempfile::tempdir().unwrap()),
-            options: options.iter().map(ToString::to_string).collect(),
+            options: Vec::new(),
             environment: environment
                 .iter()
                 .map(|&(name, value)| (name.into(), value.into()))
                 .collect(),
             with_module,
         };
-        // Another test may take the port between our look and the server's.
+        // Another test may take a port between our look and the server's.
         for _ in 0..5 {
-            let port = TcpListener::bind("127.0.0.1:0")
-                .and_then(|free| free.local_addr())
-                .unwrap()
-                .port();
-            server.addr.set_port(port);
+            server.addr.set_port(free_port());
+            server.options = options();
             if server.spawn() {
                 return server;
             }
@@ -98,6 +111,7 @@ impl TestServer {
             .envs(self.environment.iter().cloned())
             .args(["--port", &self.addr.port().to_string()])
             .args(["--bind", "127.0.0.1", "--save", ""])
+            .args(["--repl-diskless-sync-delay", "0"])
             .arg("--dir")
             .arg(self.dir())
             .args(["--enable-debug-command", "yes"])
@@ -105,14 +119,13 @@ impl TestServer {
             .args(&self.options);
         if self.with_module {
             command.arg("--loadmodule").arg(module());
+            command.args(NO_REGULAR_LOOKS);
         }
-        let child = command
+        command
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())
-            .stderr(log)
-            .spawn()
-            .unwrap_or_else(|error| panic!("{}: {error}", binary()));
-        let child = self.child.insert(child);
+            .stderr(log);
+        let child = self.child.insert(spawn(command));
         let deadline = Instant::now() + SOON;
         while Instant::now() < deadline {
             if child.try_wait().unwrap().is_some() {
@@ -182,13 +195,22 @@ impl TestServer {
 
     /// Kills the server as a crash would, and starts it again on its data.
     pub fn crash_and_restart(&mut self) {
-        self.kill();
-        assert!(self.spawn(), "no restart:\n{}", self.log());
+        self.crash();
+        self.restart();
     }
 
-    /// Kills the server as a crash would, for good.
+    /// Kills the server as a crash would.
     pub fn crash(&mut self) {
         self.kill();
+    }
+
+    /// Starts the server again on its data.
+    pub fn restart(&mut self) {
+        // Its port may be somebody else's for a moment.
+        let deadline = Instant::now() + SOON;
+        while !self.spawn() {
+            assert!(Instant::now() < deadline, "no restart:\n{}", self.log());
+        }
     }
 
     /// Waits until the server ends by itself.
@@ -283,8 +305,8 @@ impl TestServer {
     /// Starts a replica of this server and waits until it is in step.
     pub fn replica(&self, with_module: bool) -> Self {
         let port = self.addr.port().to_string();
-        let options = ["--replicaof", "127.0.0.1", &port];
-        let replica = Self::launch(&options, &[], with_module);
+        let options = owned(&["--replicaof", "127.0.0.1", &port]);
+        let replica = Self::launch(|| options.clone(), &[], with_module);
         let mut client = replica.client();
         eventually("the replica is connected", || {
             client
@@ -316,6 +338,10 @@ impl TestServer {
             assert_eq!(here.words(&expiry), there.words(&expiry));
         }
     }
+}
+
+fn owned(options: &[&str]) -> Vec<String> {
+    options.iter().map(ToString::to_string).collect()
 }
 
 impl Drop for TestServer {

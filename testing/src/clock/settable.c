@@ -1,0 +1,160 @@
+/* A wall clock that a test can set, for a process that loads this library with
+ * LD_PRELOAD. The file that SETTABLE_CLOCK names holds eight bytes: by how many
+ * microseconds the clock is ahead.
+ *
+ * The module has the kernel wake it at a moment of the wall clock. It asks the
+ * kernel without the C library, so that call is caught on its way, and timers
+ * that run are set anew when the clock is, as the kernel would do. */
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <sys/timerfd.h>
+#include <time.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#define OURS 0x5e77ab1e
+#define TIMERS 64
+
+static const _Atomic int64_t zero;
+static const _Atomic int64_t *ahead_us = &zero;
+
+static int64_t us_of(const struct timespec *t) { return t->tv_sec * 1000000LL + t->tv_nsec / 1000; }
+
+static struct timespec shifted(struct timespec t, int64_t by_us) {
+    int64_t us = us_of(&t) + by_us;
+    struct timespec result = {us / 1000000, us % 1000000 * 1000 + t.tv_nsec % 1000};
+    return result;
+}
+
+int clock_gettime(clockid_t clock, struct timespec *t) {
+    if (syscall(SYS_clock_gettime, clock, t) != 0) return -1;
+    if (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE) *t = shifted(*t, *ahead_us);
+    return 0;
+}
+
+int gettimeofday(struct timeval *restrict tv, void *restrict zone) {
+    (void)zone;
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    tv->tv_sec = t.tv_sec;
+    tv->tv_usec = t.tv_nsec / 1000;
+    return 0;
+}
+
+time_t time(time_t *result) {
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    if (result) *result = t.tv_sec;
+    return t.tv_sec;
+}
+
+static struct timer {
+    int fd;
+    struct itimerspec due;
+    int64_t ahead_us; /* of the clock when the kernel was told */
+} timers[TIMERS];
+static int timers_known;
+static atomic_flag busy = ATOMIC_FLAG_INIT;
+
+static long tell_kernel(struct timer *timer) {
+    timer->ahead_us = *ahead_us;
+    struct itimerspec due = timer->due;
+    due.it_value = shifted(due.it_value, -timer->ahead_us);
+    return syscall(SYS_timerfd_settime, timer->fd, TFD_TIMER_ABSTIME, &due, NULL, 0L, (long)OURS);
+}
+
+static long set_timer(int fd, long flags, const struct itimerspec *due, struct itimerspec *old) {
+    int runs = due->it_value.tv_sec != 0 || due->it_value.tv_nsec != 0;
+    if (!(flags & TFD_TIMER_ABSTIME) || !runs)
+        return syscall(SYS_timerfd_settime, fd, flags, due, old, 0L, (long)OURS);
+    while (atomic_flag_test_and_set(&busy)) {
+    }
+    int at = 0;
+    while (at < timers_known && timers[at].fd != fd) at++;
+    if (at == TIMERS) abort();
+    if (at == timers_known) timers_known++;
+    timers[at].fd = fd;
+    timers[at].due = *due;
+    long result = tell_kernel(&timers[at]);
+    atomic_flag_clear(&busy);
+    return result;
+}
+
+static void on_trap(int signal, siginfo_t *info, void *context) {
+    (void)signal;
+    (void)info;
+    int errno_before = errno;
+#if defined(__x86_64__)
+    greg_t *r = ((ucontext_t *)context)->uc_mcontext.gregs;
+    long result = set_timer((int)r[REG_RDI], r[REG_RSI], (void *)r[REG_RDX], (void *)r[REG_R10]);
+    r[REG_RAX] = result < 0 ? -errno : result;
+#elif defined(__aarch64__)
+    unsigned long long *r = ((ucontext_t *)context)->uc_mcontext.regs;
+    long result = set_timer((int)r[0], (long)r[1], (void *)r[2], (void *)r[3]);
+    r[0] = result < 0 ? -errno : result;
+#else
+#error "the registers of this processor are not known here"
+#endif
+    errno = errno_before;
+}
+
+static void *watch_clock(void *nothing) {
+    const struct timespec pause = {0, 1000000};
+    for (;;) {
+        nanosleep(&pause, NULL);
+        while (atomic_flag_test_and_set(&busy)) {
+        }
+        for (int at = 0; at < timers_known; at++) {
+            struct itimerspec left;
+            if (timers[at].ahead_us != *ahead_us && timerfd_gettime(timers[at].fd, &left) == 0 &&
+                (left.it_value.tv_sec != 0 || left.it_value.tv_nsec != 0))
+                tell_kernel(&timers[at]);
+        }
+        atomic_flag_clear(&busy);
+    }
+    return nothing;
+}
+
+__attribute__((constructor)) static void start(void) {
+    const char *path = getenv("SETTABLE_CLOCK");
+    int fd = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    if (fd < 0) abort();
+    void *page = mmap(NULL, sizeof(int64_t), PROT_READ, MAP_SHARED, fd, 0);
+    close(fd);
+    if (page == MAP_FAILED) abort();
+    ahead_us = page;
+
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_sigaction = on_trap;
+    action.sa_flags = SA_SIGINFO;
+    struct sock_filter steps[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_timerfd_settime, 0, 3),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[5])),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, OURS, 1, 0),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRAP),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog filter = {sizeof steps / sizeof *steps, steps};
+    pthread_t watcher;
+    if (sigaction(SIGSYS, &action, NULL) != 0 || pthread_create(&watcher, NULL, watch_clock, NULL) != 0 ||
+        prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
+        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0)
+        abort();
+}
