@@ -167,7 +167,7 @@ impl Client {
     pub fn assert_memory_back(&mut self, before: i64) {
         let mut now = i64::MAX;
         let back = "used_memory is back where it was";
-        super::eventually_within(std::time::Duration::from_secs(90), back, || {
+        super::eventually_within(std::time::Duration::from_secs(180), back, || {
             if now < i64::MAX {
                 std::thread::sleep(std::time::Duration::from_millis(100));
             }
