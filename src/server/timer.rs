@@ -70,6 +70,9 @@ pub(crate) fn stop(ctx: &Context) {
 
 impl Alarm {
     fn ring_by(&self, ctx: &Context, due_ms: i64, now_ms: i64, ring: Ring) {
+        // What is overdue is due now. An older moment would keep later ones away
+        // if the clock were set back before the server's timer fires.
+        let due_ms = due_ms.max(now_ms);
         if let Some(armed) = self.armed.get() {
             if armed.due_ms <= due_ms {
                 return;
@@ -81,7 +84,7 @@ impl Alarm {
             ring,
             id: None,
         };
-        let wait_ms = due_ms.saturating_sub(now_ms).max(0);
+        let wait_ms = due_ms.saturating_sub(now_ms);
         let precise = self.precise.borrow();
         let precise = precise.as_ref();
         if wait_ms > 0 && precise.is_some_and(|precise| precise.timer.set(due_ms)) {
