@@ -4,7 +4,9 @@ use redis::Value;
 use redis_lock_testing::scene::{
     await_gone, await_waiting, field, holders, settle, transaction, waiting,
 };
-use redis_lock_testing::{Client, TestServer, eventually, int, module, nil, status, text};
+use redis_lock_testing::{
+    Client, TestServer, eventually, int, module, nil, status, stay_on_one_processor, text,
+};
 
 const LEASE: &str = "LEASE 600000";
 
@@ -214,6 +216,7 @@ enum Busy {
 /// open already. Whoever is told that it holds the lock must still hold it.
 #[track_caller]
 fn check_rounds(quit: bool, busy: &[Busy]) {
+    stay_on_one_processor();
     let server = TestServer::start();
     let (mut observer, mut sleeper) = (server.client(), server.client());
     let (mut pooled, mut next) = (server.client(), server.client());

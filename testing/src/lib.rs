@@ -13,7 +13,7 @@ mod server;
 pub use client::{Arrivals, Client, int, nil, status, text};
 pub use clock::Clock;
 pub use cluster::{Cluster, free_port, redis_cli, slot, tag};
-pub use process::{need_files, spawn};
+pub use process::{need_files, spawn, stay_on_one_processor};
 pub use proxy::Proxy;
 pub use sentinel::Sentinels;
 pub use server::{NO_REGULAR_LOOKS, TestServer, binary, module};

@@ -9,6 +9,7 @@ use rustix::process::{
     Resource, Rlimit, Signal, getpid, getppid, getrlimit, set_parent_process_death_signal,
     setrlimit,
 };
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 type Order = (Command, Sender<std::io::Result<Child>>);
 
@@ -70,6 +71,19 @@ fn raise_file_limit() {
         };
         setrlimit(Resource::Nofile, limit).unwrap();
     });
+}
+
+/// Keeps this thread on one processor from now on. Then what it sends on several
+/// connections of this machine, their ends included, arrives in that order.
+///
+/// # Panics
+/// If the system refuses.
+pub fn stay_on_one_processor() {
+    let allowed = sched_getaffinity(None).unwrap();
+    let mut one = CpuSet::new();
+    let first = (0..CpuSet::MAX_CPU).find(|&processor| allowed.is_set(processor));
+    one.set(first.unwrap());
+    sched_setaffinity(None, &one).unwrap();
 }
 
 /// Checks that this process may open so many files.
