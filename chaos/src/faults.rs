@@ -20,7 +20,7 @@ use redis::Value;
 use crate::clock;
 use crate::history::Effect;
 use crate::journal::Journal;
-use crate::locks::Locks;
+use crate::locks::{Locks, database_and_key, in_database};
 use crate::proxy::Proxy;
 use crate::servers::{Build, Fsync, Server, die_with_us, signal};
 use crate::wire::{self, Connection};
@@ -29,7 +29,7 @@ const REPLY_TIMEOUT: Duration = Duration::from_secs(20);
 const FAILOVER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The kinds of faults, each as often as it stands here.
-const FAULTS: [(&str, Fault); 36] = [
+const FAULTS: [(&str, Fault); 46] = [
     ("server crash", Faults::crash),
     ("server crash", Faults::crash),
     ("server stop", Faults::stop_server),
@@ -66,6 +66,16 @@ const FAULTS: [(&str, Fault); 36] = [
     ("flushall", Faults::flushall),
     ("persist", Faults::persist),
     ("persist", Faults::persist),
+    ("kill in multi", Faults::kill_in_multi),
+    ("kill in multi", Faults::kill_in_multi),
+    ("hdel", Faults::hdel),
+    ("hdel", Faults::hdel),
+    ("restore", Faults::restore),
+    ("copy", Faults::copy),
+    ("move", Faults::move_away),
+    ("swapdb", Faults::swap_databases),
+    ("oom", Faults::out_of_memory),
+    ("oom", Faults::out_of_memory),
 ];
 
 type Fault = fn(&mut Faults) -> Result<bool, String>;
@@ -147,7 +157,7 @@ impl Faults {
         self.proxy.close_stalled();
     }
 
-    fn call(&mut self, words: &[&str]) -> Option<Value> {
+    fn call(&mut self, words: &[impl AsRef<[u8]>]) -> Option<Value> {
         let deadline = Instant::now() + REPLY_TIMEOUT;
         let mut connection = match self.admin.take() {
             Some(connection) => connection,
@@ -158,72 +168,205 @@ impl Faults {
         Some(reply)
     }
 
-    /// Runs commands that may end holds, with a pause after the first.
+    /// Runs commands that may end the holds of one lock, or of all, with a pause
+    /// between them.
     fn interfere(
         &mut self,
         what: &'static str,
         lock: Option<&str>,
-        first: &[&str],
-        then: Option<&[&str]>,
+        commands: &[&[&str]],
     ) -> Result<bool, String> {
-        let from = clock::now();
-        let mut replied = self.call(first).is_some();
-        if let Some(then) = then {
-            thread::sleep(Duration::from_millis(self.rng.random_range(0..50)));
-            replied &= self.call(then).is_some();
-        }
-        let until = clock::now();
-        self.journal
-            .interfered(what, Effect::EndsHolds, lock, from, until);
-        if replied {
-            Ok(true)
-        } else {
-            Err(format!("the server did not answer to {first:?} {then:?}"))
-        }
+        let effects = [Effect::EndsHolds];
+        self.interfere_with(what, &effects, lock, |faults| {
+            for (index, words) in commands.iter().enumerate() {
+                if index > 0 {
+                    faults.pause_for(50);
+                }
+                faults.call(words)?;
+            }
+            Some(true)
+        })
     }
 
+    /// Does something to one lock, or to all, and notes its effects.
+    fn interfere_with(
+        &mut self,
+        what: &'static str,
+        effects: &[Effect],
+        lock: Option<&str>,
+        action: impl FnOnce(&mut Self) -> Option<bool>,
+    ) -> Result<bool, String> {
+        let database = lock.map_or(0, |lock| database_and_key(lock).0);
+        let select = ["SELECT", &database.to_string()];
+        let from = clock::now();
+        let done = self.call(&select).and_then(|_| action(self));
+        let until = clock::now();
+        for &effect in effects {
+            self.journal.interfered(what, effect, lock, from, until);
+        }
+        done.ok_or_else(|| format!("the server did not answer to {what}"))
+    }
+
+    fn pause_for(&mut self, max_ms: u64) {
+        let ms = self.rng.random_range(0..max_ms);
+        thread::sleep(Duration::from_millis(ms));
+    }
+
+    /// A lock, in either database.
     fn any_lock(&mut self) -> String {
-        self.locks.any_at_all(&mut self.rng)
+        let key = self.locks.any_at_all(&mut self.rng);
+        let database = i64::from(self.rng.random_bool(0.25));
+        in_database(database, &key)
     }
 
     fn del(&mut self) -> Result<bool, String> {
         let lock = self.any_lock();
-        self.interfere("del", Some(&lock), &["DEL", &lock], None)
+        let (_, key) = database_and_key(&lock);
+        self.interfere("del", Some(&lock), &[&["DEL", key]])
     }
 
     fn unlink(&mut self) -> Result<bool, String> {
         let lock = self.any_lock();
-        self.interfere("unlink", Some(&lock), &["UNLINK", &lock], None)
+        let (_, key) = database_and_key(&lock);
+        self.interfere("unlink", Some(&lock), &[&["UNLINK", key]])
     }
 
     fn pexpire(&mut self) -> Result<bool, String> {
         let lock = self.any_lock();
+        let (_, key) = database_and_key(&lock);
         let ms = self.rng.random_range(1..=50).to_string();
-        self.interfere("pexpire", Some(&lock), &["PEXPIRE", &lock, &ms], None)
+        self.interfere("pexpire", Some(&lock), &[&["PEXPIRE", key, &ms]])
     }
 
     fn set(&mut self) -> Result<bool, String> {
         let lock = self.any_lock();
-        let remove = ["DEL", lock.as_str()];
-        self.interfere("set", Some(&lock), &["SET", &lock, "1"], Some(&remove))
+        let (_, key) = database_and_key(&lock);
+        self.interfere("set", Some(&lock), &[&["SET", key, "1"], &["DEL", key]])
     }
 
     fn rename(&mut self) -> Result<bool, String> {
         let lock = self.any_lock();
-        let away = ["RENAME", lock.as_str(), "elsewhere"];
-        self.interfere("rename", Some(&lock), &away, None)
+        let (_, key) = database_and_key(&lock);
+        self.interfere("rename", Some(&lock), &[&["RENAME", key, "elsewhere"]])
     }
 
     fn flushall(&mut self) -> Result<bool, String> {
-        self.interfere("flushall", None, &["FLUSHALL"], None)
+        self.interfere("flushall", None, &[&["FLUSHALL"]])
     }
 
     /// Without an expiry a lock whose holder is gone stays held, so it gets a
     /// new one.
     fn persist(&mut self) -> Result<bool, String> {
         let lock = self.any_lock();
-        let expire = ["PEXPIRE", lock.as_str(), "100"];
-        self.interfere("persist", Some(&lock), &["PERSIST", &lock], Some(&expire))
+        let (_, key) = database_and_key(&lock);
+        let commands: [&[&str]; 2] = [&["PERSIST", key], &["PEXPIRE", key, "100"]];
+        self.interfere("persist", Some(&lock), &commands)
+    }
+
+    /// Removes one owner from a lock.
+    fn hdel(&mut self) -> Result<bool, String> {
+        let lock = self.any_lock();
+        let (_, key) = database_and_key(&lock);
+        self.interfere_with("hdel", &[Effect::EndsHolds], Some(&lock), |faults| {
+            let Value::Array(fields) = faults.call(&["HKEYS", key])? else {
+                return Some(false);
+            };
+            let owner = fields
+                .into_iter()
+                .filter_map(wire::text)
+                .find(|field| !field.starts_with('@'));
+            match owner {
+                Some(owner) => {
+                    let removed = faults.call(&["HDEL", key, &owner])?;
+                    Some(removed == Value::Int(1))
+                }
+                None => Some(false),
+            }
+        })
+    }
+
+    /// A lock as it was a moment ago.
+    fn restore(&mut self) -> Result<bool, String> {
+        let lock = self.any_lock();
+        let (_, key) = database_and_key(&lock);
+        let effects = [Effect::EndsHolds, Effect::BringsBack];
+        self.interfere_with("restore", &effects, Some(&lock), |faults| {
+            let Value::BulkString(dump) = faults.call(&["DUMP", key])? else {
+                return Some(false);
+            };
+            faults.pause_for(50);
+            let [restore, key, ttl, replace] = ["RESTORE", key, "100", "REPLACE"];
+            let words = [
+                restore.as_bytes(),
+                key.as_bytes(),
+                ttl.as_bytes(),
+                &dump,
+                replace.as_bytes(),
+            ];
+            Some(faults.call(&words)? == Value::Okay)
+        })
+    }
+
+    /// The lock of the other database comes over this one.
+    fn copy(&mut self) -> Result<bool, String> {
+        let lock = self.any_lock();
+        let (database, key) = database_and_key(&lock);
+        let effects = [Effect::EndsHolds, Effect::BringsBack];
+        self.interfere_with("copy", &effects, Some(&lock), |faults| {
+            let [from, to] = [1 - database, database].map(|database| database.to_string());
+            faults.call(&["SELECT", &from])?;
+            let copied = faults.call(&["COPY", key, key, "DB", &to, "REPLACE"])?;
+            Some(copied == Value::Int(1))
+        })
+    }
+
+    /// A lock goes to the other database, if it is free there.
+    fn move_away(&mut self) -> Result<bool, String> {
+        let lock = self.any_lock();
+        let (database, key) = database_and_key(&lock);
+        let there = in_database(1 - database, key);
+        let (journal, from) = (Arc::clone(&self.journal), clock::now());
+        let moved = self.interfere_with("move", &[Effect::EndsHolds], Some(&lock), |faults| {
+            let to = (1 - database).to_string();
+            Some(faults.call(&["MOVE", key, &to])? == Value::Int(1))
+        });
+        let effect = Effect::BringsBack;
+        journal.interfered("move", effect, Some(&there), from, clock::now());
+        moved
+    }
+
+    /// All locks change their databases, and change back.
+    fn swap_databases(&mut self) -> Result<bool, String> {
+        let effects = [Effect::EndsHolds, Effect::BringsBack];
+        self.interfere_with("swapdb", &effects, None, |faults| {
+            faults.call(&["SWAPDB", "0", "1"])?;
+            faults.pause_for(50);
+            faults.call(&["SWAPDB", "0", "1"])?;
+            Some(true)
+        })
+    }
+
+    /// No lock can be taken, and all can be given back.
+    fn out_of_memory(&mut self) -> Result<bool, String> {
+        self.call(&["CONFIG", "SET", "maxmemory", "1"]);
+        self.pause_for(300);
+        Ok(self.call(&["CONFIG", "SET", "maxmemory", "0"]) == Some(Value::Okay))
+    }
+
+    /// A lock is deleted, and somebody who may wait for it dies in the same turn.
+    fn kill_in_multi(&mut self) -> Result<bool, String> {
+        let lock = self.any_lock();
+        let (_, key) = database_and_key(&lock);
+        let Some(id) = self.any_connection(|_| true) else {
+            return Ok(false);
+        };
+        let effects = [Effect::EndsHolds];
+        self.interfere_with("kill in multi", &effects, Some(&lock), |faults| {
+            faults.call(&["MULTI"])?;
+            faults.call(&["DEL", key])?;
+            faults.call(&["CLIENT", "KILL", "ID", &id])?;
+            Some(matches!(faults.call(&["EXEC"])?, Value::Array(_)))
+        })
     }
 
     /// A client that talks to the module, by its line in `CLIENT LIST`.
@@ -257,7 +400,11 @@ impl Faults {
         let Some(id) = self.any_connection(|line| line.contains(" flags=b")) else {
             return Ok(false);
         };
-        Ok(self.call(&["CLIENT", "UNBLOCK", &id, how]) == Some(Value::Int(1)))
+        let from = clock::now();
+        let unblocked = self.call(&["CLIENT", "UNBLOCK", &id, how]);
+        self.journal
+            .interfered("unblock", Effect::EndsWaits, None, from, clock::now());
+        Ok(unblocked == Some(Value::Int(1)))
     }
 
     fn pause(&mut self) -> Result<bool, String> {
@@ -314,8 +461,9 @@ impl Faults {
         self.primary_node().kill();
         let until = clock::now();
         if loses_writes {
-            self.journal
-                .interfered("crash", Effect::EndsHolds, None, from, until);
+            for effect in [Effect::EndsHolds, Effect::BringsBack] {
+                self.journal.interfered("crash", effect, None, from, until);
+            }
         }
         thread::sleep(Duration::from_millis(self.rng.random_range(0..500)));
         self.fsync = next;
@@ -392,10 +540,15 @@ impl Faults {
             return Err("the replica can't be promoted".into());
         }
         let until = clock::now();
-        self.journal
-            .interfered("promotion", Effect::EndsHolds, None, from, until);
-        self.journal
-            .interfered("promotion", Effect::StopsTheServer, None, from, until);
+        let effects = [
+            Effect::EndsHolds,
+            Effect::BringsBack,
+            Effect::StopsTheServer,
+        ];
+        for effect in effects {
+            self.journal
+                .interfered("promotion", effect, None, from, until);
+        }
         self.primary.store(port, Ordering::SeqCst);
         self.nodes[old].restart(&self.build, self.fsync, Some(port), false)?;
         Ok(true)
@@ -445,9 +598,13 @@ impl Faults {
         let Some((process, _)) = &self.process else {
             return Ok(false);
         };
+        let from = clock::now();
         signal(process, libc::SIGSTOP);
         thread::sleep(Duration::from_millis(self.rng.random_range(100..=1500)));
         signal(process, libc::SIGCONT);
+        let effect = Effect::StopsClients;
+        self.journal
+            .interfered("client stop", effect, None, from, clock::now());
         Ok(true)
     }
 }
