@@ -61,6 +61,18 @@ impl Connection {
         Wait::GivenUp
     }
 
+    /// Waits for the last of so many replies as long as `patient` says, and no
+    /// longer for the others when the first has come.
+    pub fn wait_for(&mut self, replies: usize, patient: impl FnMut() -> bool) -> Wait {
+        let mut last = self.wait(patient);
+        for _ in 1..replies {
+            if matches!(last, Wait::Replied(_)) {
+                last = self.read();
+            }
+        }
+        last
+    }
+
     fn has_more(&self) -> io::Result<bool> {
         self.stream.set_read_timeout(Some(LOOK_EVERY))?;
         match self.stream.peek(&mut [0]) {
