@@ -469,9 +469,11 @@ impl Faults {
         self.fsync = next;
         let index = self.primary_index();
         self.nodes[index].restart(&self.build, next, None, forget)?;
-        let effect = Effect::StopsTheServer;
-        self.journal
-            .interfered("crash", effect, None, from, clock::now());
+        // The new process knows of no session.
+        for effect in [Effect::StopsTheServer, Effect::HoldsCommandsBack] {
+            self.journal
+                .interfered("crash", effect, None, from, clock::now());
+        }
         Ok(true)
     }
 

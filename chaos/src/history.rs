@@ -399,13 +399,14 @@ pub fn check_so_far(history: &History, tolerance: Nanos) -> Vec<Breach> {
             .operations
             .push(operation);
     }
+    let times = GrantTimes::new(&tenancies);
     for ((lock, _), tenancy) in &mut tenancies {
         let interferences: Vec<&Interference> = history
             .interferences
             .iter()
             .filter(|one| one.concerns(lock))
             .collect();
-        tenancy.certain = certain::holds(&tenancy.operations, &interferences, tolerance);
+        tenancy.certain = certain::holds(&tenancy.operations, &interferences, &times, tolerance);
         tenancy.possible = possible::holds(&tenancy.operations, &interferences, tolerance);
     }
     possible::shorten_by_later_grants(history, &mut tenancies);
@@ -414,7 +415,7 @@ pub fn check_so_far(history: &History, tolerance: Nanos) -> Vec<Breach> {
     exclusion::check(&tenancies, &mut breaches);
     possession::check(history, &tenancies, &mut breaches);
     order::check(history, &tenancies, &mut breaches);
-    liveness::check_hand_offs(history, &tenancies, &mut breaches);
+    liveness::check_hand_offs(history, &tenancies, &times, &mut breaches);
     deadlocks::check_refusals(history, &tenancies, &mut breaches);
     deadlocks::check_waits(history, &tenancies, &mut breaches);
     breaches
@@ -427,12 +428,14 @@ mod liveness;
 mod order;
 mod possession;
 mod possible;
+mod times;
 mod tokens;
 mod waits;
 
 use certain::CertainHold;
 pub use deadlocks::Link;
 use possible::PossibleHold;
+use times::GrantTimes;
 
 #[cfg(test)]
 mod tests;

@@ -9,5 +9,6 @@ pub mod journal;
 pub mod locks;
 pub mod observer;
 pub mod proxy;
+pub mod scene;
 pub mod servers;
 pub mod wire;

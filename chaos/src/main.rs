@@ -131,6 +131,7 @@ fn run_campaign(arguments: &Arguments, seed: u64) -> Result<bool, String> {
     let build = Build {
         server: arguments.server.clone(),
         module,
+        fault: None,
     };
     let dir = tempfile::Builder::new()
         .prefix("redis-lock-chaos-")

@@ -73,6 +73,11 @@ impl Connection {
         last
     }
 
+    /// Whether a reply is there, or the connection closed.
+    pub fn has_reply(&self) -> bool {
+        !matches!(self.has_more(), Ok(false))
+    }
+
     fn has_more(&self) -> io::Result<bool> {
         self.stream.set_read_timeout(Some(LOOK_EVERY))?;
         match self.stream.peek(&mut [0]) {

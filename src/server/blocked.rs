@@ -39,6 +39,8 @@ use redis_module::{Context, RedisValue, raw};
 
 use crate::error::LockError;
 use crate::lock::fence::Fence;
+#[cfg(feature = "planted-faults")]
+use crate::lock::planted::Fault;
 use crate::lock::request::{ClientId, Owner, Timeout};
 use crate::lock::waiters::{KeyBuf, WaiterId};
 use crate::server::clients;
@@ -323,6 +325,8 @@ unsafe extern "C" fn on_free(ctx: *mut raw::RedisModuleCtx, private_data: *mut c
             }
             _ => None,
         };
+        #[cfg(feature = "planted-faults")]
+        let undelivered = undelivered.filter(|_| !Fault::GrantToTheDead.planted());
         if let Some(grant) = undelivered {
             (ticket.hooks.undelivered)(&Context::new(ctx), &ticket, grant);
         }

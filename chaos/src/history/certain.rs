@@ -1,5 +1,6 @@
 //! The times during which an owner held a lock for certain.
 
+use super::times::GrantTimes;
 use super::{Effect, Interference, MS, Nanos, Operation, Outcome, Request};
 
 /// A session outlives a stop of the server that is shorter than this.
@@ -30,6 +31,7 @@ impl CertainHold<'_> {
 pub(super) fn holds<'o>(
     operations: &[&'o Operation],
     interferences: &[&Interference],
+    times: &GrantTimes,
     tolerance: Nanos,
 ) -> Vec<CertainHold<'o>> {
     let all_known = !operations
@@ -51,7 +53,14 @@ pub(super) fn holds<'o>(
                 .find_map(Operation::token)
         };
         let start = told.map_or(answered, |_| shown_by.sent);
-        let lease_end = shown_by.sent + (lease_ms * MS).saturating_sub(tolerance);
+        // The lease of a grant that waited began when it was made.
+        let is_first = |token: &i64| {
+            let mut earlier = operations[..index].iter();
+            all_known && earlier.all(|one| one.token() != Some(*token))
+        };
+        let made = shown_by.token().filter(is_first);
+        let since = made.map_or(0, |token| times.not_before(token));
+        let lease_end = shown_by.sent.max(since) + (lease_ms * MS).saturating_sub(tolerance);
         let ties = ties(operations, shown_by, all_known);
         let kept_up = all_known
             && shown_by.in_session()

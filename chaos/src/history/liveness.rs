@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use super::times::GrantTimes;
 use super::waits::certain_wait;
 use super::{Breach, Effect, History, MS, Nanos, Operation, Outcome, Promise, Tenancies};
 
@@ -73,15 +74,15 @@ impl<'o> Spans<'o> {
 pub(super) fn check_hand_offs(
     history: &History,
     tenancies: &Tenancies<'_>,
+    times: &GrantTimes,
     breaches: &mut Vec<Breach>,
 ) {
-    let starts = GrantTimes::new(tenancies);
     let mut by_lock: HashMap<&str, (Vec<Span<'_>>, Vec<&Operation>)> = HashMap::new();
     for (&(lock, _), tenancy) in tenancies {
         let (spans, waiters) = by_lock.entry(lock).or_default();
         spans.extend(tenancy.possible.iter().map(|hold| {
             let token = hold.by.token();
-            let start = token.map_or(0, |token| starts.not_before(token));
+            let start = token.map_or(0, |token| times.not_before(token));
             Span {
                 start: hold.start.max(start),
                 end: hold.end,
@@ -166,39 +167,4 @@ fn running(stops: &Spans<'_>, from: Nanos, until: Nanos) -> Nanos {
         at = at.max(end.min(until));
     }
     time + until.saturating_sub(at)
-}
-
-/// A grant comes after all those with smaller tokens.
-struct GrantTimes(Vec<(i64, Nanos)>);
-
-impl GrantTimes {
-    fn new(tenancies: &Tenancies<'_>) -> Self {
-        let mut sent: Vec<(i64, Nanos)> = Vec::new();
-        for tenancy in tenancies.values() {
-            let known = tenancy
-                .operations
-                .iter()
-                .take_while(|one| !(one.acquires() && one.unknown()));
-            let mut told = std::collections::HashSet::new();
-            for one in known {
-                if let Some(token) = one.token()
-                    && told.insert(token)
-                {
-                    sent.push((token, one.sent));
-                }
-            }
-        }
-        sent.sort_unstable();
-        let mut latest = 0;
-        for (_, sent) in &mut sent {
-            latest = latest.max(*sent);
-            *sent = latest;
-        }
-        Self(sent)
-    }
-
-    fn not_before(&self, token: i64) -> Nanos {
-        let smaller = self.0.partition_point(|&(other, _)| other < token);
-        smaller.checked_sub(1).map_or(0, |last| self.0[last].1)
-    }
 }

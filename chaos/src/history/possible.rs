@@ -215,10 +215,7 @@ fn session_end(
     };
     // A server that took over meanwhile knows of no session.
     let disturbed = interferences.iter().any(|one| {
-        let disturbs = matches!(
-            one.effect,
-            Effect::HoldsCommandsBack | Effect::StopsTheServer | Effect::BringsBack
-        );
+        let disturbs = matches!(one.effect, Effect::HoldsCommandsBack | Effect::BringsBack);
         disturbs && one.overlaps(grant.sent, closed + lease_max)
     });
     if disturbed {

@@ -924,3 +924,13 @@ fn another_token_names_no_hold() {
     assert_breach([held(), renewal(Outcome::NotHeld, 1)], Promise::Possession);
     assert_breach([held(), renewal(Outcome::Renewed, 2)], Promise::Possession);
 }
+
+#[test]
+fn the_lease_of_a_waiter_began_after_the_grants_before_it() {
+    let waiter = waits("b", "l", 2, 900, Outcome::Granted(3));
+    let other = || granted("c", 1100, 1101, 100, 4);
+    let elsewhere = on("another", granted("d", 880, 881, 10, 2));
+    let before = || granted("a", 0, 1, 890, 1);
+    assert_good([before(), waiter.clone(), other()]);
+    assert_breach([before(), waiter, elsewhere, other()], Promise::Exclusion);
+}
