@@ -266,6 +266,10 @@ impl Client {
                 };
                 let may_have_queued = ask.block_ms.is_some();
                 let in_order = self.work(&mut section, may_have_queued) && self.leave(&section);
+                // There is nothing to renew any more.
+                if in_order && self.rng.random_bool(0.2) {
+                    self.renew(&section);
+                }
                 // Whoever can't tell what it holds begins anew as another.
                 if !in_order || self.rng.random_bool(0.5) {
                     self.owners += 1;
@@ -369,8 +373,8 @@ impl Client {
     /// can be sure to hold nothing.
     fn leave(&mut self, section: &Section) -> bool {
         match self.rng.random_range(0..40) {
-            0 => return false,
-            1 | 2 => {
+            0..=2 => return false,
+            3 | 4 => {
                 self.sleep(section.lease_ms + 20, section.lease_ms + 300);
                 if self.rng.random_bool(0.5) {
                     self.renew(section);

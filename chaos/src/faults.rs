@@ -235,7 +235,10 @@ impl Faults {
         let lock = self.any_lock();
         let (_, key) = database_and_key(&lock);
         let ms = self.rng.random_range(1..=50).to_string();
-        self.interfere("pexpire", Some(&lock), &[&["PEXPIRE", key, &ms]])
+        let effects = [Effect::ChangesLeases];
+        self.interfere_with("pexpire", &effects, Some(&lock), |faults| {
+            Some(faults.call(&["PEXPIRE", key, &ms])? == Value::Int(1))
+        })
     }
 
     fn set(&mut self) -> Result<bool, String> {
@@ -259,8 +262,12 @@ impl Faults {
     fn persist(&mut self) -> Result<bool, String> {
         let lock = self.any_lock();
         let (_, key) = database_and_key(&lock);
-        let commands: [&[&str]; 2] = [&["PERSIST", key], &["PEXPIRE", key, "100"]];
-        self.interfere("persist", Some(&lock), &commands)
+        let effects = [Effect::ChangesLeases];
+        self.interfere_with("persist", &effects, Some(&lock), |faults| {
+            faults.call(&["PERSIST", key])?;
+            faults.pause_for(50);
+            Some(faults.call(&["PEXPIRE", key, "100"])? == Value::Int(1))
+        })
     }
 
     /// Removes one owner from a lock.

@@ -147,6 +147,8 @@ pub struct Operation {
 pub enum Effect {
     /// It may have ended every hold.
     EndsHolds,
+    /// It may have lengthened leases.
+    ChangesLeases,
     /// Holds that were over, or those of strangers, may be there again.
     BringsBack,
     /// It may have ended some waits.
@@ -348,7 +350,7 @@ impl Interference {
     /// Until when nobody may get the lock because of it, at the latest.
     fn blocks_until(&self) -> Nanos {
         match self.effect {
-            Effect::EndsHolds => self.until + EXPIRY_MAX,
+            Effect::ChangesLeases => self.until + EXPIRY_MAX,
             Effect::BringsBack => self.until + STRANGE_LEASE_MAX,
             _ => self.until,
         }

@@ -93,7 +93,7 @@ pub(super) fn holds<'o>(
         }
         for one in interferences {
             let ends = match one.effect {
-                Effect::EndsHolds => true,
+                Effect::EndsHolds | Effect::ChangesLeases => true,
                 // The server can't keep up a lease then.
                 Effect::HoldsCommandsBack => kept_up,
                 Effect::StopsTheServer => kept_up && one.until - one.from > HARMLESS_STOP,

@@ -100,7 +100,7 @@ pub(super) fn check_hand_offs(
         {
             let (start, by) = (one.from, None);
             match one.effect {
-                Effect::EndsHolds | Effect::BringsBack => {
+                Effect::EndsHolds | Effect::ChangesLeases | Effect::BringsBack => {
                     let end = one.blocks_until();
                     spans.push(Span { start, end, by });
                 }

@@ -78,7 +78,7 @@ fn confirms(operation: &Operation) -> bool {
 fn count_known(history: &History, tenancy: &Tenancy<'_>, operation: &Operation) -> bool {
     let begun = tenancy.operations.first().map(|first| first.sent);
     let harmed = history.interferences.iter().any(|one| {
-        one.effect == Effect::EndsHolds
+        matches!(one.effect, Effect::EndsHolds | Effect::ChangesLeases)
             && one.concerns(&operation.lock)
             && Some(one.until) >= begun
             && Some(one.from) <= operation.answered

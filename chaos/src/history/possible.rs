@@ -35,7 +35,7 @@ pub(super) fn holds<'o>(
         };
         // A strange `PERSIST` or `PEXPIRE` may lengthen a lease.
         for one in interferences {
-            if one.effect == Effect::EndsHolds && one.overlaps(hold.start, hold.end) {
+            if one.effect == Effect::ChangesLeases && one.overlaps(hold.start, hold.end) {
                 hold.end = hold.end.max(one.blocks_until());
             }
         }
@@ -164,7 +164,10 @@ impl PossibleHold<'_> {
             .filter(|one| one.effect == Effect::BringsBack && one.overlaps(since, self.end))
             .map(|one| one.until.saturating_add(lease_max))
             .max();
-        self.end = self.end.min(end.max(brought_back.unwrap_or(0)));
+        // A session that finds its hold again keeps it.
+        if brought_back.is_none() || !self.by.in_session() {
+            self.end = self.end.min(end.max(brought_back.unwrap_or(0)));
+        }
     }
 }
 

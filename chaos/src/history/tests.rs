@@ -838,7 +838,7 @@ fn nobody_renews_a_lease_that_was_over_long_ago() {
         Promise::Possession,
     );
     assert_good([granted("a", 0, 1, 100, 1), renewed("a", 101, 102, 100)]);
-    let persisted = interference(Effect::EndsHolds, 50, 4900);
+    let persisted = interference(Effect::ChangesLeases, 50, 4900);
     assert_found([granted("a", 0, 1, 100, 1), late.clone()], [persisted], &[]);
     let lost = with(Outcome::Lost, granted("a", 10, 400, 100, 0));
     assert_good([granted("a", 0, 1, 100, 1), lost, late]);
