@@ -250,7 +250,7 @@ impl Client {
         let mut outcome = self.acquire(&lock, ask);
         // With the number of the hold it is safe to ask again.
         for _ in 0..3 {
-            if numbered && outcome == Outcome::Lost && !self.faults_over() {
+            if numbered && is_lost(&outcome) && !self.faults_over() {
                 outcome = self.acquire(&lock, ask);
             }
         }
@@ -390,7 +390,7 @@ impl Client {
         }
         for hold in (1..=section.holds).rev() {
             let mut outcome = self.release(&section.lock, fence, Extent::Hold(hold));
-            if outcome == Outcome::Lost {
+            if is_lost(&outcome) {
                 outcome = self.release(&section.lock, fence, Extent::Hold(hold));
             }
             match outcome {
@@ -415,7 +415,7 @@ impl Client {
             session: false,
         };
         let mut outcome = Outcome::Lost;
-        while outcome == Outcome::Lost {
+        while is_lost(&outcome) {
             outcome = self.acquire(&lock, ask);
         }
         if matches!(outcome, Outcome::Granted(_)) {
@@ -572,7 +572,7 @@ impl Client {
             failed,
         } = asked;
         let block_ms = waits(request);
-        let mut given_up = Outcome::Lost;
+        let mut given_up = Outcome::GivenUp;
         let patient = || {
             let (until, outcome) = self.patience(sent, block_ms);
             given_up = outcome;
@@ -595,7 +595,7 @@ impl Client {
         // After most errors the server is not, or no more, the one to ask.
         let usable = match &outcome {
             Outcome::Error(code) => code == "UPGRADE",
-            Outcome::Lost | Outcome::Silent => false,
+            Outcome::Lost | Outcome::GivenUp | Outcome::Silent => false,
             _ => true,
         };
         (outcome, usable.then_some(connected))
@@ -623,7 +623,7 @@ impl Client {
         let (margin_ms, outcome) = match self.route {
             Route::Direct(_) => (FAULTS_MS, Outcome::Silent),
             // The connection may be one that stalls.
-            Route::Proxied(_) => (STALL_MS, Outcome::Lost),
+            Route::Proxied(_) => (STALL_MS, Outcome::GivenUp),
         };
         (sent + (asked_ms + margin_ms) * MS, outcome)
     }
@@ -701,6 +701,11 @@ fn release_words(fence: Option<i64>, extent: Extent) -> (Request, Vec<String>) {
         words.extend(["FENCE".to_owned(), token.to_string()]);
     }
     (Request::Release { hold, fence }, words)
+}
+
+/// Whether nobody knows what became of a request.
+fn is_lost(outcome: &Outcome) -> bool {
+    matches!(outcome, Outcome::Lost | Outcome::GivenUp)
 }
 
 /// How long the client would wait.

@@ -29,7 +29,7 @@ const REPLY_TIMEOUT: Duration = Duration::from_secs(20);
 const FAILOVER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The kinds of faults, each as often as it stands here.
-const FAULTS: [(&str, Fault); 46] = [
+const FAULTS: [(&str, Fault); 48] = [
     ("server crash", Faults::crash),
     ("server crash", Faults::crash),
     ("server stop", Faults::stop_server),
@@ -42,6 +42,8 @@ const FAULTS: [(&str, Fault); 46] = [
     ("client stop", Faults::stop_client),
     ("stall", Faults::stall),
     ("stall", Faults::stall),
+    ("stall end", Faults::end_stalls),
+    ("stall end", Faults::end_stalls),
     ("stall end", Faults::end_stalls),
     ("kill", Faults::kill_connection),
     ("kill", Faults::kill_connection),
@@ -443,7 +445,10 @@ impl Faults {
     }
 
     fn end_stalls(&mut self) -> Result<bool, String> {
+        let from = clock::now();
         self.proxy.close_stalled();
+        self.journal
+            .interfered("stall end", Effect::EndsStalls, None, from, clock::now());
         Ok(true)
     }
 

@@ -95,6 +95,8 @@ pub enum Outcome {
     Pending,
     /// The connection ended first, so nobody can tell what happened.
     Lost,
+    /// The client went away first, and the connection may have stalled.
+    GivenUp,
     /// The connection lives, the server too, and no answer came in time.
     Silent,
     /// An error, by its code: nothing has changed.
@@ -159,6 +161,8 @@ pub enum Effect {
     StopsTheServer,
     /// Some clients did nothing, and hear late.
     StopsClients,
+    /// Connections that had stalled were closed.
+    EndsStalls,
 }
 
 /// Something that was done to the server.
@@ -281,7 +285,7 @@ impl Operation {
     fn unknown(&self) -> bool {
         matches!(
             self.outcome,
-            Outcome::Pending | Outcome::Lost | Outcome::Silent
+            Outcome::Pending | Outcome::Lost | Outcome::GivenUp | Outcome::Silent
         )
     }
 

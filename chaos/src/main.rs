@@ -308,7 +308,7 @@ fn totals(
         match &operation.outcome {
             Outcome::Granted(_) => *grants.entry(kind_of(operation.request)).or_default() += 1,
             Outcome::Deadlock(_) => deadlocks += 1,
-            Outcome::Lost => unknown += 1,
+            Outcome::Lost | Outcome::GivenUp => unknown += 1,
             Outcome::Error(code) => *errors.entry(code).or_default() += 1,
             _ => {}
         }

@@ -3,37 +3,39 @@
 
 mod planted;
 
-use redis_lock_chaos::history::Outcome;
+use redis_lock_chaos::history::{Breach, Outcome};
 use redis_lock_chaos::scene::{Party, Scene};
 use redis_lock_chaos::servers::Build;
 
 /// A fault that takes each fiftieth chance takes one of so many.
 const ROUNDS: usize = 55;
 
+/// A scene is played again if the machine stood still just then.
+const ATTEMPTS: usize = 5;
+
+fn play(fault: &str, scene: impl Fn(&mut Scene)) -> Vec<Breach> {
+    let mut stage = Scene::start(Build {
+        server: planted::server(),
+        module: planted::module().to_path_buf(),
+        fault: Some(fault.to_owned()),
+    });
+    scene(&mut stage);
+    stage.breaches()
+}
+
 /// Plays the scene with and without the fault.
 #[track_caller]
 fn assert_caught(fault: &str, promises: &[&str], scene: impl Fn(&mut Scene)) {
-    for fault in [fault, "none"] {
-        let mut stage = Scene::start(Build {
-            server: planted::server(),
-            module: planted::module().to_path_buf(),
-            fault: Some(fault.to_owned()),
-        });
-        scene(&mut stage);
-        let breaches = stage.breaches();
-        if fault == "none" {
-            assert!(breaches.is_empty(), "without a fault: {breaches:#?}");
-            break;
-        }
-        for promise in promises {
-            let found = |name: &String| name == promise;
-            let mut names = breaches.iter().map(|breach| breach.promise.to_string());
-            assert!(
-                names.any(|name| found(&name)),
-                "{fault}, {promise}: {breaches:#?}"
-            );
-        }
-    }
+    let caught = (0..ATTEMPTS).any(|_| {
+        let breaches = play(fault, &scene);
+        let names: Vec<String> = breaches.iter().map(|one| one.promise.to_string()).collect();
+        promises
+            .iter()
+            .all(|promise| names.iter().any(|name| name == promise))
+    });
+    assert!(caught, "{fault} is no breach of {promises:?}");
+    let breaches = play("none", &scene);
+    assert!(breaches.is_empty(), "without a fault: {breaches:#?}");
 }
 
 /// Plays short scenes until one shows the fault.
@@ -106,7 +108,7 @@ fn a_lock_that_is_handed_to_nobody_is_a_breach_of_liveness() {
     assert_caught("hand-off-skipped", &["liveness"], |stage| {
         let [mut a, mut b] = parties(stage, ["a", "b"]);
         a.acquire("l", "LEASE 5000");
-        queue(stage, &mut b, "l", "LEASE 5000 BLOCK 1500");
+        queue(stage, &mut b, "l", "LEASE 5000 BLOCK 2500");
         a.release("l");
         b.answer();
     });
@@ -193,8 +195,8 @@ fn a_grant_to_a_client_that_is_gone_is_a_breach_of_liveness() {
     assert_caught("grant-to-the-dead", &["liveness"], |stage| {
         let [mut a, mut b, mut c] = parties(stage, ["a", "b", "c"]);
         a.acquire("l", "LEASE 5000");
-        queue(stage, &mut b, "l", "LEASE 5000 BLOCK 1500");
-        queue(stage, &mut c, "l", "LEASE 5000 BLOCK 1500");
+        queue(stage, &mut b, "l", "LEASE 5000 BLOCK 2500");
+        queue(stage, &mut c, "l", "LEASE 5000 BLOCK 2500");
         a.release_and_kill("l", b);
         c.answer();
     });

@@ -31,6 +31,9 @@ impl Client {
                 self.close_session(&lock);
             }
         }
+        if self.connection.is_some() {
+            self.close_session(&lock);
+        }
         self.owners += 1;
         self.connection = usual;
     }

@@ -92,7 +92,8 @@ impl Client {
         let outcome = match wait {
             Wait::Replied(value) => outcome(request, value, self.database),
             Wait::Closed if surely => Outcome::Error("KILLED".into()),
-            _ => Outcome::Lost,
+            Wait::Closed => Outcome::Lost,
+            Wait::GivenUp => Outcome::GivenUp,
         };
         self.journal.ended(operation, clock::now(), outcome);
     }

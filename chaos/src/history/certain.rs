@@ -97,7 +97,10 @@ pub(super) fn holds<'o>(
                 // The server can't keep up a lease then.
                 Effect::HoldsCommandsBack => kept_up,
                 Effect::StopsTheServer => kept_up && one.until - one.from > HARMLESS_STOP,
-                Effect::BringsBack | Effect::EndsWaits | Effect::StopsClients => false,
+                Effect::BringsBack
+                | Effect::EndsWaits
+                | Effect::StopsClients
+                | Effect::EndsStalls => false,
             };
             if ends && one.until > shown_by.sent && one.from < end {
                 end = one.from;

@@ -108,7 +108,7 @@ pub(super) fn check_hand_offs(
                     let end = one.until;
                     stops.push(Span { start, end, by });
                 }
-                Effect::EndsWaits => {}
+                Effect::EndsWaits | Effect::EndsStalls => {}
             }
         }
         let (spans, stops) = (Spans::new(spans), Spans::new(stops));

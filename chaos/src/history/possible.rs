@@ -7,8 +7,9 @@ use super::{Effect, History, Interference, MS, Nanos, Operation, Outcome, Reques
 /// The clocks of the server count whole milliseconds.
 const ROUNDING: Nanos = 3 * MS;
 
-/// How long after its client gave it up a request may come into force.
-const UNKNOWN_MAX: Nanos = 5000 * MS;
+/// How long after the end of its connection a request may come into force where
+/// nothing holds the server up.
+const LATE_MAX: Nanos = 100 * MS;
 
 /// A time outside of which an answer can't have given an owner a lock.
 pub(super) struct PossibleHold<'o> {
@@ -33,9 +34,10 @@ pub(super) fn holds<'o>(
             start: by.sent,
             end,
         };
-        // A strange `PERSIST` or `PEXPIRE` may lengthen a lease.
+        // A strange `PERSIST`, `PEXPIRE` or `RESTORE` may lengthen a lease.
         for one in interferences {
-            if one.effect == Effect::ChangesLeases && one.overlaps(hold.start, hold.end) {
+            let lengthens = matches!(one.effect, Effect::ChangesLeases | Effect::BringsBack);
+            if lengthens && one.overlaps(hold.start, hold.end) {
                 hold.end = hold.end.max(one.blocks_until());
             }
         }
@@ -47,7 +49,7 @@ pub(super) fn holds<'o>(
         let end = if by.in_session() {
             session_end(operations, interferences, by, lease_max)
         } else {
-            lease_end(by, slack)
+            lease_end(by, interferences, slack)
         };
         holds.push(hold(by, end));
     }
@@ -56,7 +58,7 @@ pub(super) fn holds<'o>(
             && (by.unknown() || by.outcome == Outcome::Renewed)
             && may_hold_during(&holds, by)
         {
-            holds.push(hold(by, lease_end(by, slack)));
+            holds.push(hold(by, lease_end(by, interferences, slack)));
         }
     }
     holds
@@ -143,7 +145,7 @@ impl PossibleHold<'_> {
             let end = match one.answered {
                 Some(answered) if one.shows_no_hold() => answered,
                 _ if one.outcome == Outcome::Renewed && !self.by.in_session() => {
-                    lease_end(one, slack)
+                    lease_end(one, interferences, slack)
                 }
                 _ => continue,
             };
@@ -180,7 +182,7 @@ fn lease_max(operations: &[&Operation]) -> u64 {
 }
 
 /// When the lease of a hold that this took or renewed is over at the latest.
-fn lease_end(by: &Operation, slack: Nanos) -> Nanos {
+fn lease_end(by: &Operation, interferences: &[&Interference], slack: Nanos) -> Nanos {
     let Some(answered) = by.answered else {
         return Nanos::MAX;
     };
@@ -191,12 +193,33 @@ fn lease_end(by: &Operation, slack: Nanos) -> Nanos {
         Request::Renew { lease_ms, .. } => (lease_ms, 0),
         _ => return answered,
     };
-    let known = answered + lease_ms * MS + slack;
-    if by.unknown() {
-        known + block_ms * MS + UNKNOWN_MAX
-    } else {
-        known
+    let in_force = match by.outcome {
+        Outcome::Lost => in_force_by(answered, interferences),
+        // The server may not know that nobody waits any more.
+        Outcome::GivenUp => in_force_by(answered, interferences) + block_ms * MS,
+        Outcome::Pending | Outcome::Silent => return Nanos::MAX,
+        _ => answered,
+    };
+    in_force + lease_ms * MS + slack
+}
+
+/// When what came to the server by this time is done at the latest.
+fn in_force_by(time: Nanos, interferences: &[&Interference]) -> Nanos {
+    let stops = |one: &&&Interference| {
+        matches!(
+            one.effect,
+            Effect::HoldsCommandsBack | Effect::StopsTheServer
+        )
+    };
+    let mut stops: Vec<&&Interference> = interferences.iter().filter(stops).collect();
+    stops.sort_by_key(|one| one.from);
+    let mut latest = time + LATE_MAX;
+    for stop in stops {
+        if stop.overlaps(time, latest) {
+            latest = latest.max(stop.until + LATE_MAX);
+        }
     }
+    latest
 }
 
 /// When a hold that may be tied to the connection of this grant is over at the
@@ -207,13 +230,23 @@ fn session_end(
     grant: &Operation,
     lease_max: Nanos,
 ) -> Nanos {
-    let closing = operations.iter().find(|one| {
-        one.request == Request::Close
-            && one.outcome == Outcome::Done
-            && one.shares_connection_with(grant)
-            && one.sent >= grant.sent
-    });
-    let Some(closed) = closing.and_then(|one| one.answered) else {
+    let ends = operations
+        .iter()
+        .filter(|one| one.shares_connection_with(grant) && one.sent >= grant.sent);
+    let closed = |one: &&Operation| {
+        let answered = one.answered?;
+        match one.outcome {
+            Outcome::Done if one.request == Request::Close => Some(answered),
+            Outcome::Lost => Some(in_force_by(answered, interferences)),
+            Outcome::GivenUp => interferences
+                .iter()
+                .filter(|end| end.effect == Effect::EndsStalls && end.from >= answered)
+                .map(|end| in_force_by(end.until, interferences))
+                .min(),
+            _ => None,
+        }
+    };
+    let Some(closed) = ends.filter_map(closed).min() else {
         return Nanos::MAX;
     };
     // A server that took over meanwhile knows of no session.
@@ -221,7 +254,7 @@ fn session_end(
         let disturbs = matches!(one.effect, Effect::HoldsCommandsBack | Effect::BringsBack);
         disturbs && one.overlaps(grant.sent, closed + lease_max)
     });
-    if disturbed {
+    if disturbed || grant.unknown() {
         closed + lease_max
     } else {
         closed

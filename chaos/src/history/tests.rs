@@ -619,8 +619,12 @@ fn a_lock_whose_session_ended_goes_to_the_next_waiter_promptly() {
     let other = waits("c", 9, 201, Outcome::Granted(2));
     let gives_back = released("c", 700, 701);
     assert_good(history(&[late.clone(), other, gives_back]));
-    let lost = with(Outcome::Lost, granted("c", 9, 20, 60, 0));
-    assert_good(history(&[late.clone(), lost]));
+    let lost = with(Outcome::Lost, granted("c", 9, 20, 600, 0));
+    assert_good(history(&[late.clone(), lost.clone()]));
+    let short = with(Outcome::Lost, granted("c", 9, 20, 60, 0));
+    assert_breach(history(&[late.clone(), short.clone()]), Promise::Liveness);
+    let stalled = with(Outcome::GivenUp, waits("c", 9, 20, Outcome::Pending));
+    assert_good(history(&[late.clone(), stalled]));
     let stop = interference(Effect::StopsTheServer, 60, 600);
     assert_found(history(std::slice::from_ref(&late)), [stop], &[]);
     let fail_over = interference(Effect::HoldsCommandsBack, 2, 8);
@@ -840,7 +844,7 @@ fn nobody_renews_a_lease_that_was_over_long_ago() {
     assert_good([granted("a", 0, 1, 100, 1), renewed("a", 101, 102, 100)]);
     let persisted = interference(Effect::ChangesLeases, 50, 4900);
     assert_found([granted("a", 0, 1, 100, 1), late.clone()], [persisted], &[]);
-    let lost = with(Outcome::Lost, granted("a", 10, 400, 100, 0));
+    let lost = with(Outcome::Lost, granted("a", 10, 400, 4600, 0));
     assert_good([granted("a", 0, 1, 100, 1), lost, late]);
 }
 
