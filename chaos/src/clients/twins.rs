@@ -79,7 +79,7 @@ impl Client {
 
     /// Hears the last of a connection that was ended in the turn in which its
     /// request was granted, if it was: so it was not, as nobody could be told.
-    fn see_killed(&mut self, asked: Asked, surely: bool) {
+    pub(super) fn see_killed(&mut self, asked: Asked, surely: bool) {
         let Asked {
             mut connected,
             operation,
