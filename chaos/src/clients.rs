@@ -273,8 +273,8 @@ impl Client {
                 let may_have_queued = ask.block_ms.is_some();
                 let in_order = self.work(&mut section, may_have_queued) && self.leave(&section);
                 // There is nothing to renew any more.
-                if in_order && self.rng.random_bool(0.2) {
-                    self.renew(&section);
+                if in_order && self.rng.random_bool(0.3) {
+                    self.renew_with(&section, None);
                 }
                 // Whoever can't tell what it holds begins anew as another.
                 if !in_order || self.rng.random_bool(0.5) {

@@ -125,7 +125,7 @@ pub(crate) fn lease_from_enqueue(lease: Lease, since_us: i64) -> Lease {
 
 /// Takes the lock for an owner that does not hold it any more.
 pub(crate) fn renew_late(lock: &mut Lock, request: &RenewRequest, now: Now, effects: &mut Effects) {
-    if lock.is_free() && Fault::LateRenewal.strikes() {
+    if lock.is_free() && request.fence.is_none() && Fault::LateRenewal.strikes() {
         let request = AcquireRequest {
             owner: request.owner.clone(),
             lease: request.lease,

@@ -3,7 +3,7 @@
 
 use rand::RngExt;
 
-use super::{Ask, Asked, Client, Extent, Wrap, acquire_words, release_words};
+use super::{Ask, Asked, Client, Extent, Section, Wrap, acquire_words, release_words};
 use crate::history::{Mode, Outcome};
 use crate::locks::in_database;
 
@@ -87,8 +87,18 @@ impl Client {
     fn hear_quietly(&mut self, lock: &str, asked: Asked) {
         let (outcome, connected) = self.hear(asked);
         self.connection = connected;
-        if matches!(outcome, Outcome::Granted(_)) {
+        if let Outcome::Granted(token) = outcome {
             self.release(lock, None, Extent::All);
+            // There is nothing to renew any more.
+            let section = Section {
+                lock: lock.to_owned(),
+                token,
+                holds: 0,
+                lease_ms: 100,
+                mode: Mode::Exclusive,
+                numbered: false,
+            };
+            self.renew_with(&section, None);
         }
     }
 }
