@@ -84,6 +84,10 @@ chaos: deps build ## Run the fault campaign for DURATION seconds, as SEED says
 	cargo run --locked --package redis-lock-chaos -- --duration $(DURATION) \
 		--server $(SERVER) --module $(MODULE) $(if $(SEED),--seed $(SEED))
 
+.PHONY: planted
+planted: deps ## Show that the fault campaign finds faults that are planted in the module
+	cargo test --locked --package redis-lock-chaos --test planted_campaigns -- --ignored --nocapture
+
 .PHONY: bench
 bench: deps build ## Measure against peers and floors on SERVER, into OUT: some minutes
 	@scripts/install-missing redisson

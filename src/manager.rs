@@ -37,6 +37,8 @@ use crate::lock::deliveries::{Deliveries, Told};
 use crate::lock::ended::{EndedBy, EndedHolds};
 use crate::lock::fence::{Fence, FenceClock};
 use crate::lock::metrics::Metrics;
+#[cfg(feature = "planted-faults")]
+use crate::lock::planted::Fault;
 use crate::lock::record::Released;
 use crate::lock::request::{AcquireRequest, ClientId, ReleaseRequest, RenewRequest, Timeout};
 use crate::lock::sessions::Sessions;
@@ -260,6 +262,10 @@ pub(crate) fn connection_ended(ctx: &Context, client: ClientId) {
 /// Ends what is tied to a connection, or ties it to another one of the same
 /// owner that was granted the lock and has not heard of it yet.
 fn end_sessions(state: &mut State, client: ClientId, now_ms: i64) {
+    #[cfg(feature = "planted-faults")]
+    if Fault::SessionOutlived.planted() {
+        return;
+    }
     if state.sessions.is_empty() {
         return;
     }

@@ -10,13 +10,20 @@ use rand::{RngExt, SeedableRng};
 use redis::Value;
 
 use crate::clock;
-use crate::history::{Link, MS, Mode, Nanos, Operation, Outcome, Request};
+use crate::history::{MS, Mode, Nanos, Operation, Outcome, Request};
 use crate::journal::Journal;
-use crate::locks::{Kind, Locks};
+use crate::locks::{Kind, Locks, database_and_key, in_database};
 use crate::wire::{Connection, Wait};
 
 mod pairs;
+mod pooled;
+mod quiet;
 mod sessions;
+mod twins;
+mod words;
+
+pub use words::outcome;
+use words::{Extent, acquire_words, is_lost, release_words, waits};
 
 /// No lease is longer.
 pub const LEASE_MS_MAX: u64 = 2000;
@@ -46,6 +53,28 @@ pub enum Route {
     Proxied(u16),
 }
 
+/// Ways of working that a campaign may leave out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Flow {
+    /// An owner whose session ended asks again on another connection.
+    Pooled,
+    /// One owner waits on two connections.
+    Twins,
+}
+
+/// How a command is sent.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wrap {
+    Plain,
+    /// In `MULTI` and `EXEC`.
+    Transaction,
+    /// By a script.
+    Script,
+}
+
+/// Calls the command that it is given, on the key that it is given.
+const SCRIPT: &str = "return redis.call(ARGV[1], KEYS[1], unpack(ARGV, 2))";
+
 /// When the faults ended: 0 while they go on.
 pub type FaultsEnd = AtomicU64;
 
@@ -57,9 +86,22 @@ pub struct Client {
     locks: Arc<Locks>,
     journal: Arc<Journal>,
     faults_end: Arc<FaultsEnd>,
+    without: Vec<Flow>,
+    database: i64,
     connection: Option<Connected>,
     connections: usize,
     owners: usize,
+}
+
+/// A request that was sent and has no answer yet.
+struct Asked {
+    connected: Connected,
+    operation: usize,
+    request: Request,
+    sent: Nanos,
+    /// How many replies are to come.
+    replies: usize,
+    failed: bool,
 }
 
 /// A connection, with its number here and its id at the server.
@@ -98,6 +140,7 @@ impl Client {
         locks: Arc<Locks>,
         journal: Arc<Journal>,
         faults_end: Arc<FaultsEnd>,
+        without: Vec<Flow>,
     ) -> Self {
         Self {
             id,
@@ -106,6 +149,8 @@ impl Client {
             locks,
             journal,
             faults_end,
+            without,
+            database: i64::from(id % 5 == 4),
             connection: None,
             connections: 0,
             owners: 0,
@@ -116,8 +161,11 @@ impl Client {
     pub fn run(mut self) {
         while !self.faults_over() {
             match self.rng.random_range(0..100) {
-                0..70 => self.round(),
-                70..80 => self.session_round(),
+                0..58 => self.round(),
+                58..68 => self.session_round(),
+                68..76 if self.can(Flow::Pooled) => self.pooled_round(),
+                76..84 if self.can(Flow::Twins) => self.twins_round(),
+                84..89 if matches!(self.route, Route::Direct(_)) => self.quiet_round(),
                 _ => self.pair_round(),
             }
             self.sleep(0, 20);
@@ -125,6 +173,12 @@ impl Client {
         for _ in 0..LAST_ROUNDS {
             self.last_round();
         }
+    }
+
+    /// Whether this flow is wanted, and its events are in the order in which this
+    /// client makes them.
+    fn can(&self, flow: Flow) -> bool {
+        !self.without.contains(&flow) && matches!(self.route, Route::Direct(_))
     }
 
     fn faults_over(&self) -> bool {
@@ -147,6 +201,11 @@ impl Client {
         format!("client{}-{}", self.id, self.owners)
     }
 
+    fn lock_of(&mut self, kind: Kind) -> String {
+        let key = self.locks.any(kind, &mut self.rng);
+        in_database(self.database, &key)
+    }
+
     /// A lock, and how to hold it.
     fn any_lock(&mut self) -> (String, Mode) {
         let kind = if self.rng.random_bool(0.75) {
@@ -154,7 +213,7 @@ impl Client {
         } else {
             Kind::Mixed
         };
-        let lock = self.locks.any(kind, &mut self.rng);
+        let lock = self.lock_of(kind);
         let mode = match kind {
             Kind::Mixed => match self.rng.random_range(0..10) {
                 0..=1 => Mode::Exclusive,
@@ -197,7 +256,7 @@ impl Client {
         let mut outcome = self.acquire(&lock, ask);
         // With the number of the hold it is safe to ask again.
         for _ in 0..3 {
-            if numbered && outcome == Outcome::Lost && !self.faults_over() {
+            if numbered && is_lost(&outcome) && !self.faults_over() {
                 outcome = self.acquire(&lock, ask);
             }
         }
@@ -213,6 +272,10 @@ impl Client {
                 };
                 let may_have_queued = ask.block_ms.is_some();
                 let in_order = self.work(&mut section, may_have_queued) && self.leave(&section);
+                // There is nothing to renew any more.
+                if in_order && self.rng.random_bool(0.3) {
+                    self.renew_with(&section, None);
+                }
                 // Whoever can't tell what it holds begins anew as another.
                 if !in_order || self.rng.random_bool(0.5) {
                     self.owners += 1;
@@ -220,7 +283,7 @@ impl Client {
             }
             Outcome::NotAvailable => {
                 if self.rng.random_bool(0.1) {
-                    self.release(&lock, None, &[]);
+                    self.release(&lock, None, Extent::One);
                 }
             }
             _ => self.owners += 1,
@@ -241,7 +304,7 @@ impl Client {
                 10
             };
             self.sleep(0, rest_ms);
-            let in_order = match self.rng.random_range(0..8) {
+            let in_order = match self.rng.random_range(0..9) {
                 0..=1 => self.re_enter(section),
                 2 if section.mode != Mode::Exclusive => self.ask_for_more(section),
                 3..=4 => {
@@ -249,21 +312,36 @@ impl Client {
                     self.renew(section)
                 }
                 5..=6 if section.holds > 1 => {
-                    let hold = section.holds.to_string();
+                    let hold = section.holds;
                     section.holds -= 1;
-                    let options = ["HOLD", hold.as_str()];
-                    let options = if section.numbered { &options[..] } else { &[] };
-                    self.release(&section.lock, None, options) == Outcome::StillHeld
+                    let extent = if section.numbered {
+                        Extent::Hold(hold)
+                    } else {
+                        Extent::One
+                    };
+                    self.release(&section.lock, None, extent) == Outcome::StillHeld
                 }
+                8 => self.name_another_token(section),
                 _ => true,
             };
             if !in_order {
                 // It may have been lost, or may come into force later.
-                self.release(&section.lock, None, &["ALL"]);
+                self.release(&section.lock, None, Extent::All);
                 return false;
             }
         }
         true
+    }
+
+    /// Names a token that is not that of the hold, which does nothing.
+    fn name_another_token(&mut self, section: &Section) -> bool {
+        let other = Some(section.token + self.rng.random_range(1..=2) * 2 - 3);
+        let outcome = if self.rng.random_bool(0.5) {
+            self.renew_with(section, other)
+        } else {
+            self.release(&section.lock, other, Extent::All)
+        };
+        outcome == Outcome::NotHeld
     }
 
     fn re_enter(&mut self, section: &mut Section) -> bool {
@@ -301,31 +379,29 @@ impl Client {
     /// can be sure to hold nothing.
     fn leave(&mut self, section: &Section) -> bool {
         match self.rng.random_range(0..40) {
-            0 => return false,
-            1 | 2 => {
+            0..=2 => return false,
+            3 | 4 => {
                 self.sleep(section.lease_ms + 20, section.lease_ms + 300);
                 if self.rng.random_bool(0.5) {
                     self.renew(section);
                 }
-                self.release(&section.lock, None, &["ALL"]);
+                self.release(&section.lock, None, Extent::All);
                 return false;
             }
             _ => {}
         }
         let fence = self.rng.random_bool(0.5).then_some(section.token);
         if !section.numbered {
-            return self.release(&section.lock, fence, &["ALL"]) == Outcome::Released;
+            return self.release(&section.lock, fence, Extent::All) == Outcome::Released;
         }
         for hold in (1..=section.holds).rev() {
-            let hold = hold.to_string();
-            let options = ["HOLD", hold.as_str()];
-            let mut outcome = self.release(&section.lock, fence, &options);
-            if outcome == Outcome::Lost {
-                outcome = self.release(&section.lock, fence, &options);
+            let mut outcome = self.release(&section.lock, fence, Extent::Hold(hold));
+            if is_lost(&outcome) {
+                outcome = self.release(&section.lock, fence, Extent::Hold(hold));
             }
             match outcome {
                 Outcome::StillHeld => {}
-                Outcome::Released => return hold == "1",
+                Outcome::Released => return hold == 1,
                 _ => return false,
             }
         }
@@ -335,7 +411,8 @@ impl Client {
     /// Waits for a lock as long as it takes, and gives it back at once.
     fn last_round(&mut self) {
         self.owners += 1;
-        let lock = self.locks.any_at_all(&mut self.rng);
+        let key = self.locks.any_at_all(&mut self.rng);
+        let lock = in_database(self.database, &key);
         let ask = Ask {
             lease_ms: LEASE_MS_MAX,
             block_ms: Some(0),
@@ -344,58 +421,41 @@ impl Client {
             session: false,
         };
         let mut outcome = Outcome::Lost;
-        while outcome == Outcome::Lost {
+        while is_lost(&outcome) {
             outcome = self.acquire(&lock, ask);
         }
         if matches!(outcome, Outcome::Granted(_)) {
-            self.release(&lock, None, &["ALL"]);
+            self.release(&lock, None, Extent::All);
         }
     }
 
     fn acquire(&mut self, lock: &str, ask: Ask) -> Outcome {
-        let request = Request::Acquire {
-            lease_ms: ask.lease_ms,
-            block_ms: ask.block_ms,
-            mode: ask.mode,
-            session: ask.session,
-        };
-        let mut words = vec!["LEASE".to_owned(), ask.lease_ms.to_string()];
-        if let Some(block_ms) = ask.block_ms {
-            words.extend(["BLOCK".to_owned(), block_ms.to_string()]);
-        }
-        if let Some(hold) = ask.hold {
-            words.extend(["HOLD".to_owned(), hold.to_string()]);
-        }
-        match ask.mode {
-            Mode::Exclusive => {}
-            Mode::Shared => words.push("SHARED".to_owned()),
-            Mode::Limited(limit) => words.extend(["LIMIT".to_owned(), limit.to_string()]),
-        }
-        if ask.session {
-            words.push("SESSION".to_owned());
-        }
+        let (request, words) = acquire_words(ask);
         self.perform("LOCK.ACQUIRE", lock, request, &words)
     }
 
     fn renew(&mut self, section: &Section) -> bool {
-        let lease_ms = section.lease_ms;
-        let mut words = vec!["LEASE".to_owned(), lease_ms.to_string()];
-        if self.rng.random_bool(0.5) {
-            words.extend(["FENCE".to_owned(), section.token.to_string()]);
-        }
-        let request = Request::Renew { lease_ms };
-        self.perform("LOCK.RENEW", &section.lock, request, &words) == Outcome::Renewed
+        let named = self.rng.random_bool(0.5).then_some(section.token);
+        self.renew_with(section, named) == Outcome::Renewed
     }
 
-    fn release(&mut self, lock: &str, fence: Option<i64>, options: &[&str]) -> Outcome {
-        let mut words: Vec<String> = options.iter().map(ToString::to_string).collect();
+    fn renew_with(&mut self, section: &Section, fence: Option<i64>) -> Outcome {
+        let lease_ms = section.lease_ms;
+        let mut words = vec!["LEASE".to_owned(), lease_ms.to_string()];
         if let Some(token) = fence {
             words.extend(["FENCE".to_owned(), token.to_string()]);
         }
-        self.perform("LOCK.RELEASE", lock, Request::Release, &words)
+        let request = Request::Renew { lease_ms, fence };
+        self.perform("LOCK.RENEW", &section.lock, request, &words)
     }
 
-    /// Sends a command about a lock and writes down what comes of it.
+    fn release(&mut self, lock: &str, fence: Option<i64>, extent: Extent) -> Outcome {
+        let (request, words) = release_words(fence, extent);
+        self.perform("LOCK.RELEASE", lock, request, &words)
+    }
+
+    /// Sends a command about a lock, sometimes by a detour, and writes down what
+    /// comes of it.
     fn perform(
         &mut self,
         command: &str,
@@ -403,11 +463,17 @@ impl Client {
         request: Request,
         words: &[String],
     ) -> Outcome {
-        let owner = self.owner();
-        let mut line = vec![command, lock, &owner];
-        line.extend(words.iter().map(String::as_str));
+        let wrap = match self.rng.random_range(0..20) {
+            // The replies of one may not come together if the connection stalls.
+            0 if matches!(self.route, Route::Direct(_)) => Wrap::Transaction,
+            1 => Wrap::Script,
+            _ => Wrap::Plain,
+        };
         let connected = self.connected();
-        self.exchange(connected, lock, request, &line)
+        let asked = self.ask(connected, command, lock, request, words, wrap, None);
+        let (outcome, connected) = self.hear(asked);
+        self.connection = connected;
+        outcome
     }
 
     fn began(&self, lock: &str, request: Request, connection: usize, sent: Nanos) -> usize {
@@ -424,37 +490,110 @@ impl Client {
         })
     }
 
-    fn exchange(
+    /// Sends a command about a lock; in a transaction, maybe with the end of a
+    /// connection after or before it.
+    #[expect(clippy::too_many_arguments, reason = "they are what is sent")]
+    fn ask(
+        &mut self,
+        connected: Connected,
+        command: &str,
+        lock: &str,
+        request: Request,
+        words: &[String],
+        wrap: Wrap,
+        kill: Option<i64>,
+    ) -> Asked {
+        let owner = self.owner();
+        let (_, key) = database_and_key(lock);
+        let killed = kill.unwrap_or_default().to_string();
+        let mut line = vec![command, key, &owner];
+        line.extend(words.iter().map(String::as_str));
+        let mut lines = vec![line];
+        match wrap {
+            Wrap::Plain => {}
+            Wrap::Script => {
+                let line = &mut lines[0];
+                line.splice(..2, ["EVAL", SCRIPT, "1", key, command]);
+            }
+            Wrap::Transaction => {
+                if kill.is_some() {
+                    let kill = vec!["CLIENT", "KILL", "ID", &killed];
+                    // Those that wait are killed after what wakes them.
+                    let at = usize::from(matches!(request, Request::Release { .. }));
+                    lines.insert(at, kill);
+                }
+                lines.insert(0, vec!["MULTI"]);
+                lines.push(vec!["EXEC"]);
+            }
+        }
+        // Nobody waits in a transaction or a script.
+        let request = match request {
+            Request::Acquire {
+                lease_ms,
+                mode,
+                session,
+                ..
+            } if wrap != Wrap::Plain => Request::Acquire {
+                lease_ms,
+                block_ms: None,
+                mode,
+                session,
+            },
+            other => other,
+        };
+        self.send(connected, lock, request, &lines)
+    }
+
+    fn send(
         &mut self,
         mut connected: Connected,
         lock: &str,
         request: Request,
-        line: &[&str],
-    ) -> Outcome {
+        lines: &[Vec<&str>],
+    ) -> Asked {
         let sent = clock::now();
         let operation = self.began(lock, request, connected.number, sent);
-        let block_ms = match request {
-            Request::Acquire { block_ms, .. } => block_ms,
-            _ => None,
-        };
-        if block_ms.is_some() {
+        if waits(request).is_some() {
             self.journal.may_wait(connected.id, operation);
         }
-        let mut given_up = Outcome::Lost;
-        let connection = &mut connected.connection;
-        let wait = match connection.send(line) {
-            Ok(()) => connection.wait(|| {
-                let (until, outcome) = self.patience(sent, block_ms);
-                given_up = outcome;
-                clock::now() < until
-            }),
-            Err(_) => Wait::Closed,
+        let failed = connected.connection.send_all(lines).is_err();
+        Asked {
+            connected,
+            operation,
+            request,
+            sent,
+            replies: lines.len(),
+            failed,
+        }
+    }
+
+    /// Waits for the answer. Returns the connection too, if it can be used again.
+    fn hear(&mut self, asked: Asked) -> (Outcome, Option<Connected>) {
+        let Asked {
+            mut connected,
+            operation,
+            request,
+            sent,
+            replies,
+            failed,
+        } = asked;
+        let block_ms = waits(request);
+        let mut given_up = Outcome::GivenUp;
+        let patient = || {
+            let (until, outcome) = self.patience(sent, block_ms);
+            given_up = outcome;
+            clock::now() < until
+        };
+        let wait = if failed {
+            Wait::Closed
+        } else {
+            connected.connection.wait_for(replies, patient)
         };
         if block_ms.is_some() {
             self.journal.waits_no_more(connected.id);
         }
         let outcome = match wait {
-            Wait::Replied(value) => outcome(request, value),
+            Wait::Replied(value) => outcome(request, value, self.database),
             Wait::Closed => Outcome::Lost,
             Wait::GivenUp => given_up,
         };
@@ -462,11 +601,18 @@ impl Client {
         // After most errors the server is not, or no more, the one to ask.
         let usable = match &outcome {
             Outcome::Error(code) => code == "UPGRADE",
-            Outcome::Lost | Outcome::Silent => false,
+            Outcome::Lost | Outcome::GivenUp | Outcome::Silent => false,
             _ => true,
         };
-        self.connection = usable.then_some(connected);
-        outcome
+        (outcome, usable.then_some(connected))
+    }
+
+    /// Ends the connection of a request without waiting for the answer.
+    fn hang_up(&mut self, asked: Asked) {
+        self.journal.waits_no_more(asked.connected.id);
+        drop(asked.connected);
+        self.journal
+            .ended(asked.operation, clock::now(), Outcome::Lost);
     }
 
     /// How long to wait for an answer, and what it means if none comes.
@@ -483,7 +629,7 @@ impl Client {
         let (margin_ms, outcome) = match self.route {
             Route::Direct(_) => (FAULTS_MS, Outcome::Silent),
             // The connection may be one that stalls.
-            Route::Proxied(_) => (STALL_MS, Outcome::Lost),
+            Route::Proxied(_) => (STALL_MS, Outcome::GivenUp),
         };
         (sent + (asked_ms + margin_ms) * MS, outcome)
     }
@@ -502,7 +648,9 @@ impl Client {
                 let asked = clock::now();
                 let patient = || clock::now() < self.patience(asked, None).0;
                 let id = connection.call(&["CLIENT", "ID"], patient);
-                if let Some(Value::Int(id)) = id {
+                let selected = self.database == 0
+                    || connection.call(&["SELECT", "1"], patient) == Some(Value::Okay);
+                if let (Some(Value::Int(id)), true) = (id, selected) {
                     self.connections += 1;
                     return Connected {
                         connection,
@@ -513,24 +661,5 @@ impl Client {
             }
             thread::sleep(Duration::from_millis(10));
         }
-    }
-}
-
-fn outcome(request: Request, reply: Value) -> Outcome {
-    match (request, reply) {
-        (Request::Acquire { .. }, Value::Int(token)) => Outcome::Granted(token),
-        (Request::Acquire { .. }, Value::Nil) => Outcome::NotAvailable,
-        (Request::Renew { .. }, Value::Int(1)) => Outcome::Renewed,
-        (Request::Renew { .. }, Value::Int(0)) => Outcome::NotHeld,
-        (Request::Release, Value::Int(1)) => Outcome::Released,
-        (Request::Release, Value::Int(0)) => Outcome::StillHeld,
-        (Request::Release, Value::Nil) => Outcome::NotHeld,
-        (Request::Ping, Value::SimpleString(_)) => Outcome::Done,
-        (Request::Acquire { .. }, Value::ServerError(error)) if error.code() == "DEADLOCK" => {
-            let links = error.details().and_then(Link::parse_all);
-            Outcome::Deadlock(links.unwrap_or_default())
-        }
-        (_, Value::ServerError(error)) => Outcome::Error(error.code().to_owned()),
-        (_, other) => Outcome::Error(format!("{other:?}")),
     }
 }

@@ -25,11 +25,13 @@ use crate::proxy::Proxy;
 use crate::servers::{Build, Fsync, Server, die_with_us, signal};
 use crate::wire::{self, Connection};
 
+mod keys;
+
 const REPLY_TIMEOUT: Duration = Duration::from_secs(20);
 const FAILOVER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The kinds of faults, each as often as it stands here.
-const FAULTS: [(&str, Fault); 36] = [
+const FAULTS: [(&str, Fault); 48] = [
     ("server crash", Faults::crash),
     ("server crash", Faults::crash),
     ("server stop", Faults::stop_server),
@@ -42,6 +44,8 @@ const FAULTS: [(&str, Fault); 36] = [
     ("client stop", Faults::stop_client),
     ("stall", Faults::stall),
     ("stall", Faults::stall),
+    ("stall end", Faults::end_stalls),
+    ("stall end", Faults::end_stalls),
     ("stall end", Faults::end_stalls),
     ("kill", Faults::kill_connection),
     ("kill", Faults::kill_connection),
@@ -66,6 +70,16 @@ const FAULTS: [(&str, Fault); 36] = [
     ("flushall", Faults::flushall),
     ("persist", Faults::persist),
     ("persist", Faults::persist),
+    ("kill in multi", Faults::kill_in_multi),
+    ("kill in multi", Faults::kill_in_multi),
+    ("hdel", Faults::hdel),
+    ("hdel", Faults::hdel),
+    ("restore", Faults::restore),
+    ("copy", Faults::copy),
+    ("move", Faults::move_away),
+    ("swapdb", Faults::swap_databases),
+    ("oom", Faults::out_of_memory),
+    ("oom", Faults::out_of_memory),
 ];
 
 type Fault = fn(&mut Faults) -> Result<bool, String>;
@@ -147,7 +161,7 @@ impl Faults {
         self.proxy.close_stalled();
     }
 
-    fn call(&mut self, words: &[&str]) -> Option<Value> {
+    fn call(&mut self, words: &[impl AsRef<[u8]>]) -> Option<Value> {
         let deadline = Instant::now() + REPLY_TIMEOUT;
         let mut connection = match self.admin.take() {
             Some(connection) => connection,
@@ -156,74 +170,6 @@ impl Faults {
         let reply = connection.call(words, || Instant::now() < deadline)?;
         self.admin = Some(connection);
         Some(reply)
-    }
-
-    /// Runs commands that may end holds, with a pause after the first.
-    fn interfere(
-        &mut self,
-        what: &'static str,
-        lock: Option<&str>,
-        first: &[&str],
-        then: Option<&[&str]>,
-    ) -> Result<bool, String> {
-        let from = clock::now();
-        let mut replied = self.call(first).is_some();
-        if let Some(then) = then {
-            thread::sleep(Duration::from_millis(self.rng.random_range(0..50)));
-            replied &= self.call(then).is_some();
-        }
-        let until = clock::now();
-        self.journal
-            .interfered(what, Effect::EndsHolds, lock, from, until);
-        if replied {
-            Ok(true)
-        } else {
-            Err(format!("the server did not answer to {first:?} {then:?}"))
-        }
-    }
-
-    fn any_lock(&mut self) -> String {
-        self.locks.any_at_all(&mut self.rng)
-    }
-
-    fn del(&mut self) -> Result<bool, String> {
-        let lock = self.any_lock();
-        self.interfere("del", Some(&lock), &["DEL", &lock], None)
-    }
-
-    fn unlink(&mut self) -> Result<bool, String> {
-        let lock = self.any_lock();
-        self.interfere("unlink", Some(&lock), &["UNLINK", &lock], None)
-    }
-
-    fn pexpire(&mut self) -> Result<bool, String> {
-        let lock = self.any_lock();
-        let ms = self.rng.random_range(1..=50).to_string();
-        self.interfere("pexpire", Some(&lock), &["PEXPIRE", &lock, &ms], None)
-    }
-
-    fn set(&mut self) -> Result<bool, String> {
-        let lock = self.any_lock();
-        let remove = ["DEL", lock.as_str()];
-        self.interfere("set", Some(&lock), &["SET", &lock, "1"], Some(&remove))
-    }
-
-    fn rename(&mut self) -> Result<bool, String> {
-        let lock = self.any_lock();
-        let away = ["RENAME", lock.as_str(), "elsewhere"];
-        self.interfere("rename", Some(&lock), &away, None)
-    }
-
-    fn flushall(&mut self) -> Result<bool, String> {
-        self.interfere("flushall", None, &["FLUSHALL"], None)
-    }
-
-    /// Without an expiry a lock whose holder is gone stays held, so it gets a
-    /// new one.
-    fn persist(&mut self) -> Result<bool, String> {
-        let lock = self.any_lock();
-        let expire = ["PEXPIRE", lock.as_str(), "100"];
-        self.interfere("persist", Some(&lock), &["PERSIST", &lock], Some(&expire))
     }
 
     /// A client that talks to the module, by its line in `CLIENT LIST`.
@@ -257,7 +203,11 @@ impl Faults {
         let Some(id) = self.any_connection(|line| line.contains(" flags=b")) else {
             return Ok(false);
         };
-        Ok(self.call(&["CLIENT", "UNBLOCK", &id, how]) == Some(Value::Int(1)))
+        let from = clock::now();
+        let unblocked = self.call(&["CLIENT", "UNBLOCK", &id, how]);
+        self.journal
+            .interfered("unblock", Effect::EndsWaits, None, from, clock::now());
+        Ok(unblocked == Some(Value::Int(1)))
     }
 
     fn pause(&mut self) -> Result<bool, String> {
@@ -289,7 +239,10 @@ impl Faults {
     }
 
     fn end_stalls(&mut self) -> Result<bool, String> {
+        let from = clock::now();
         self.proxy.close_stalled();
+        self.journal
+            .interfered("stall end", Effect::EndsStalls, None, from, clock::now());
         Ok(true)
     }
 
@@ -314,16 +267,19 @@ impl Faults {
         self.primary_node().kill();
         let until = clock::now();
         if loses_writes {
-            self.journal
-                .interfered("crash", Effect::EndsHolds, None, from, until);
+            for effect in [Effect::EndsHolds, Effect::BringsBack] {
+                self.journal.interfered("crash", effect, None, from, until);
+            }
         }
         thread::sleep(Duration::from_millis(self.rng.random_range(0..500)));
         self.fsync = next;
         let index = self.primary_index();
         self.nodes[index].restart(&self.build, next, None, forget)?;
-        let effect = Effect::StopsTheServer;
-        self.journal
-            .interfered("crash", effect, None, from, clock::now());
+        // The new process knows of no session.
+        for effect in [Effect::StopsTheServer, Effect::HoldsCommandsBack] {
+            self.journal
+                .interfered("crash", effect, None, from, clock::now());
+        }
         Ok(true)
     }
 
@@ -392,10 +348,15 @@ impl Faults {
             return Err("the replica can't be promoted".into());
         }
         let until = clock::now();
-        self.journal
-            .interfered("promotion", Effect::EndsHolds, None, from, until);
-        self.journal
-            .interfered("promotion", Effect::StopsTheServer, None, from, until);
+        let effects = [
+            Effect::EndsHolds,
+            Effect::BringsBack,
+            Effect::StopsTheServer,
+        ];
+        for effect in effects {
+            self.journal
+                .interfered("promotion", effect, None, from, until);
+        }
         self.primary.store(port, Ordering::SeqCst);
         self.nodes[old].restart(&self.build, self.fsync, Some(port), false)?;
         Ok(true)
@@ -445,9 +406,13 @@ impl Faults {
         let Some((process, _)) = &self.process else {
             return Ok(false);
         };
+        let from = clock::now();
         signal(process, libc::SIGSTOP);
         thread::sleep(Duration::from_millis(self.rng.random_range(100..=1500)));
         signal(process, libc::SIGCONT);
+        let effect = Effect::StopsClients;
+        self.journal
+            .interfered("client stop", effect, None, from, clock::now());
         Ok(true)
     }
 }

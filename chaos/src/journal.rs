@@ -93,7 +93,7 @@ impl Journal {
             let noted = &mut history.operations[operation];
             if noted.outcome == Outcome::Pending {
                 noted.answered = Some(now);
-                noted.outcome = Outcome::Lost;
+                noted.outcome = Outcome::GivenUp;
             }
         }
     }

@@ -30,6 +30,22 @@ impl Kind {
     }
 }
 
+/// The other databases' locks have its number before their names.
+const SECOND: &str = "1/";
+
+/// The name of a lock of this key in a database.
+pub fn in_database(database: i64, key: &str) -> String {
+    match database {
+        0 => key.to_owned(),
+        _ => format!("{SECOND}{key}"),
+    }
+}
+
+/// The database and the key of a lock.
+pub fn database_and_key(lock: &str) -> (i64, &str) {
+    lock.strip_prefix(SECOND).map_or((0, lock), |key| (1, key))
+}
+
 impl Locks {
     /// So many exclusive ones, and some of the other kinds.
     pub fn new(exclusive: usize) -> Self {

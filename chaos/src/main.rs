@@ -5,38 +5,31 @@
 //! Every client writes down what it sent and heard, and in the end [`history`]
 //! says whether any correct lock could have answered so.
 
-mod clients;
-mod faults;
-mod journal;
-mod locks;
-mod observer;
-mod proxy;
-mod servers;
-mod wire;
-
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use redis_lock_chaos::{clock, history};
-
-use crate::clients::{Client, FaultsEnd, Route};
-use crate::faults::Faults;
-use crate::history::{Breach, History, MS, Mode, Outcome, Promise, Request};
-use crate::journal::Journal;
-use crate::locks::Locks;
-use crate::servers::Build;
+use redis_lock_chaos::clients::{Client, FaultsEnd, Flow, Route};
+use redis_lock_chaos::faults::Faults;
+use redis_lock_chaos::history::{Breach, History, MS, Mode, Nanos, Outcome, Promise, Request};
+use redis_lock_chaos::journal::Journal;
+use redis_lock_chaos::locks::Locks;
+use redis_lock_chaos::servers::Build;
+use redis_lock_chaos::{clock, history, observer};
 
 const PROGRESS_EVERY: Duration = Duration::from_secs(5);
+
+/// How often a campaign that ends at a breach looks for one.
+const SEARCH_EVERY: Duration = Duration::from_secs(2);
 
 /// How long the clients may take to end once the faults are over. It is longer
 /// than they wait for an answer.
@@ -69,8 +62,14 @@ struct Arguments {
     #[arg(long, default_value_t = 4)]
     locks: usize,
     /// How far the server's clock may stray from ours within a lease, in milliseconds
-    #[arg(long, default_value_t = 10)]
+    #[arg(long, default_value_t = 2)]
     tolerance: u64,
+    /// End at the first breach of this promise
+    #[arg(long, value_name = "PROMISE")]
+    until_breach_of: Option<Promise>,
+    /// What the clients shall not do
+    #[arg(long, value_name = "FLOW")]
+    without: Vec<Flow>,
     /// Be one client, on this port, for a campaign that reads our output
     #[arg(long, hide = true, requires = "number")]
     as_client_of: Option<u16>,
@@ -112,6 +111,7 @@ fn run_client(port: u16, number: usize, seed: u64, locks: Arc<Locks>) {
         locks,
         journal,
         faults_end,
+        Vec::new(),
     )
     .run();
 }
@@ -131,6 +131,7 @@ fn run_campaign(arguments: &Arguments, seed: u64) -> Result<bool, String> {
     let build = Build {
         server: arguments.server.clone(),
         module,
+        fault: None,
     };
     let dir = tempfile::Builder::new()
         .prefix("redis-lock-chaos-")
@@ -148,11 +149,25 @@ fn run_campaign(arguments: &Arguments, seed: u64) -> Result<bool, String> {
             return Err(format!("{error}; logs are in {}", dir.keep().display()));
         }
     };
-    let mut threads = start_clients(&faults, &seeds, &locks, &journal, &faults_end);
+    let (without, locks) = (&arguments.without, &locks);
+    let mut threads = start_clients(&faults, &seeds, locks, &journal, &faults_end, without);
     threads.push(start_observer(&faults, &journal, &faults_end));
 
     let duration = Duration::from_secs(arguments.duration);
-    let survived = inject_faults(&mut faults, duration, &journal);
+    let survived = match arguments.until_breach_of {
+        None => inject_faults(&mut faults, duration, &journal, || false),
+        Some(promise) => {
+            let searched = AtomicBool::new(false);
+            thread::scope(|scope| {
+                let found =
+                    scope.spawn(|| search(&journal, arguments.tolerance * MS, promise, &searched));
+                let survived =
+                    inject_faults(&mut faults, duration, &journal, || found.is_finished());
+                searched.store(true, Ordering::SeqCst);
+                survived
+            })
+        }
+    };
     faults.end();
     faults_end.store(clock::now(), Ordering::SeqCst);
     let survived = survived
@@ -205,6 +220,7 @@ fn start_clients(
     locks: &Arc<Locks>,
     journal: &Arc<Journal>,
     faults_end: &Arc<FaultsEnd>,
+    without: &[Flow],
 ) -> Vec<JoinHandle<()>> {
     let client = |(number, &seed): (usize, &u64)| {
         let route = if number % 3 == 0 {
@@ -219,6 +235,7 @@ fn start_clients(
             Arc::clone(locks),
             Arc::clone(journal),
             Arc::clone(faults_end),
+            without.to_vec(),
         );
         thread::spawn(move || client.run())
     };
@@ -235,10 +252,31 @@ fn start_observer(
     thread::spawn(move || observer::watch(&journal, &primary, &faults_end))
 }
 
-fn inject_faults(faults: &mut Faults, duration: Duration, journal: &Journal) -> Result<(), String> {
+/// Looks for a breach every now and then, until there is one or somebody says
+/// that it is enough.
+fn search(journal: &Journal, tolerance: Nanos, promise: Promise, enough: &AtomicBool) {
+    let mut looked = Instant::now();
+    while !enough.load(Ordering::SeqCst) {
+        thread::sleep(Duration::from_millis(50));
+        if looked.elapsed() >= SEARCH_EVERY {
+            let breaches = history::check_so_far(&journal.history(), tolerance);
+            if breaches.iter().any(|breach| breach.promise == promise) {
+                return;
+            }
+            looked = Instant::now();
+        }
+    }
+}
+
+fn inject_faults(
+    faults: &mut Faults,
+    duration: Duration,
+    journal: &Journal,
+    enough: impl Fn() -> bool,
+) -> Result<(), String> {
     let start = Instant::now();
     let mut reported = start;
-    while start.elapsed() < duration {
+    while start.elapsed() < duration && !enough() {
         thread::sleep(Duration::from_millis(faults.rng.random_range(20..300)));
         faults.inject()?;
         if reported.elapsed() >= PROGRESS_EVERY {
@@ -270,7 +308,7 @@ fn totals(
         match &operation.outcome {
             Outcome::Granted(_) => *grants.entry(kind_of(operation.request)).or_default() += 1,
             Outcome::Deadlock(_) => deadlocks += 1,
-            Outcome::Lost => unknown += 1,
+            Outcome::Lost | Outcome::GivenUp => unknown += 1,
             Outcome::Error(code) => *errors.entry(code).or_default() += 1,
             _ => {}
         }

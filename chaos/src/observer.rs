@@ -1,5 +1,5 @@
 //! Watches which clients the server has blocked, so that the order in which
-//! they queued is known.
+//! they queued is known, and notes when the server or this machine stood still.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -8,27 +8,35 @@ use std::time::Duration;
 
 use crate::clients::FaultsEnd;
 use crate::clock;
+use crate::history::{Effect, MS, Nanos};
 use crate::journal::Journal;
 use crate::wire::{self, Connection};
 
 const LOOK_EVERY: Duration = Duration::from_millis(15);
+
+/// Who takes longer than this stood still.
+const PROMPT: Nanos = 30 * MS;
 
 /// Looks until the faults are over.
 pub fn watch(journal: &Journal, primary: &Arc<AtomicU16>, faults_end: &FaultsEnd) {
     let go_on = || faults_end.load(Ordering::SeqCst) == 0;
     let mut connected: Option<(u16, Connection)> = None;
     while go_on() {
+        let slept = clock::now();
         thread::sleep(LOOK_EVERY);
+        note_a_stop(journal, "a slow machine", slept, LOOK_EVERY);
         let port = primary.load(Ordering::SeqCst);
         let Some((_, connection)) = connected.as_mut().filter(|(to, _)| *to == port) else {
             connected = Connection::open(port).ok().map(|new| (port, new));
             continue;
         };
         let before = journal.waiting();
-        let Some(list) = connection
+        let asked = clock::now();
+        let list = connection
             .call(&["CLIENT", "LIST"], go_on)
-            .and_then(wire::text)
-        else {
+            .and_then(wire::text);
+        note_a_stop(journal, "a slow server", asked, Duration::ZERO);
+        let Some(list) = list else {
             connected = None;
             continue;
         };
@@ -38,6 +46,15 @@ pub fn watch(journal: &Journal, primary: &Arc<AtomicU16>, faults_end: &FaultsEnd
             .filter_map(blocked_connection)
             .filter_map(|id| Some((id, *before.get(&id)?)));
         journal.seen_blocked(blocked, seen);
+    }
+}
+
+/// Notes what began at this time and took too long.
+fn note_a_stop(journal: &Journal, what: &str, from: Nanos, meant: Duration) {
+    let until = clock::now();
+    let meant = u64::try_from(meant.as_nanos()).unwrap_or(Nanos::MAX);
+    if until - from > PROMPT.saturating_add(meant) {
+        journal.interfered(what, Effect::StopsTheServer, None, from, until);
     }
 }
 

@@ -66,6 +66,8 @@ pub struct Build {
     pub server: PathBuf,
     /// The module.
     pub module: PathBuf,
+    /// The fault to plant, if the module was built for that.
+    pub fault: Option<String>,
 }
 
 /// A server with its port, directory and log.
@@ -173,6 +175,7 @@ fn spawn(
     command
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])
         .args(["--save", "", "--appendonly", "yes"])
+        .args(["--repl-diskless-sync-delay", "0"])
         .args(["--appendfsync", fsync.name(), "--dir"])
         .arg(dir)
         .arg("--loadmodule")
@@ -180,6 +183,9 @@ fn spawn(
         .stdin(Stdio::null())
         .stdout(log)
         .stderr(errors);
+    if let Some(fault) = &build.fault {
+        command.env("REDISLOCK_PLANTED_FAULT", fault);
+    }
     if let Some(primary) = primary {
         command.args(["--replicaof", "127.0.0.1", &primary.to_string()]);
     }

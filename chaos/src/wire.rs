@@ -39,12 +39,14 @@ impl Connection {
     }
 
     /// Sends a command.
-    pub fn send(&mut self, words: &[&str]) -> io::Result<()> {
-        let mut command = redis::Cmd::new();
-        for word in words {
-            command.arg(*word);
-        }
-        self.stream.write_all(&command.get_packed_command())
+    pub fn send(&mut self, words: &[impl AsRef<[u8]>]) -> io::Result<()> {
+        self.stream.write_all(&packed(words))
+    }
+
+    /// Sends some commands at once.
+    pub fn send_all(&mut self, lines: &[Vec<&str>]) -> io::Result<()> {
+        let packed: Vec<u8> = lines.iter().flat_map(|line| packed(line)).collect();
+        self.stream.write_all(&packed)
     }
 
     /// Waits for the reply as long as `patient` says.
@@ -57,6 +59,23 @@ impl Connection {
             }
         }
         Wait::GivenUp
+    }
+
+    /// Waits for the last of so many replies as long as `patient` says, and no
+    /// longer for the others when the first has come.
+    pub fn wait_for(&mut self, replies: usize, patient: impl FnMut() -> bool) -> Wait {
+        let mut last = self.wait(patient);
+        for _ in 1..replies {
+            if matches!(last, Wait::Replied(_)) {
+                last = self.read();
+            }
+        }
+        last
+    }
+
+    /// Whether a reply is there, or the connection closed.
+    pub fn has_reply(&self) -> bool {
+        !matches!(self.has_more(), Ok(false))
     }
 
     fn has_more(&self) -> io::Result<bool> {
@@ -80,13 +99,25 @@ impl Connection {
     }
 
     /// Sends a command and waits for its reply.
-    pub fn call(&mut self, words: &[&str], patient: impl FnMut() -> bool) -> Option<Value> {
+    pub fn call(
+        &mut self,
+        words: &[impl AsRef<[u8]>],
+        patient: impl FnMut() -> bool,
+    ) -> Option<Value> {
         self.send(words).ok()?;
         match self.wait(patient) {
             Wait::Replied(value) => Some(value),
             Wait::Closed | Wait::GivenUp => None,
         }
     }
+}
+
+fn packed(words: &[impl AsRef<[u8]>]) -> Vec<u8> {
+    let mut command = redis::Cmd::new();
+    for word in words {
+        command.arg(word.as_ref());
+    }
+    command.get_packed_command()
 }
 
 /// A reply that is text.

@@ -10,6 +10,8 @@ use std::collections::BTreeMap;
 use smallvec::SmallVec;
 
 use crate::lock::fence::Fence;
+#[cfg(feature = "planted-faults")]
+use crate::lock::planted::Fault;
 use crate::lock::request::Owner;
 use crate::lock::sessions::Place;
 use crate::lock::waiters::{KeyBuf, KeyRef};
@@ -48,6 +50,10 @@ impl EndedHolds {
 
     /// Notes that these holds are over.
     pub(crate) fn push(&mut self, place: Place, fence: Fence, by: EndedBy) {
+        #[cfg(feature = "planted-faults")]
+        if by == EndedBy::Undelivered && Fault::GrantToTheDead.planted() {
+            return;
+        }
         let Place { key, owner } = place;
         let ended = self.by_key.entry(key).or_default();
         ended.push(Ended { owner, fence, by });

@@ -247,10 +247,14 @@ impl Lock {
         // This owner has no hold, and waiting would not give it one that fits,
         // so the mistake is told at once.
         holds_after_acquire(request, 0)?;
+        #[cfg(feature = "planted-faults")]
+        let in_turn = in_turn || request.limit == Limit::SHARED && Fault::ReaderBarges.strikes();
         if !in_turn || !self.admits(request.limit) {
             return Ok(Acquired::Busy);
         }
         let fence = fences.next(now.us, self.last_fence)?;
+        #[cfg(feature = "planted-faults")]
+        let fence = crate::lock::planted::own_token_again(&request.owner, fence);
         if self.leftovers {
             self.delete(effects);
         }
@@ -383,6 +387,8 @@ impl Lock {
         now: Now,
         effects: &mut Effects,
     ) -> bool {
+        #[cfg(feature = "planted-faults")]
+        crate::lock::planted::renew_late(self, request, now, effects);
         let Some(holder) = self
             .holder_mut(&request.owner)
             .filter(|holder| holder.has_fence(request.fence))

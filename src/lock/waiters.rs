@@ -270,6 +270,8 @@ impl<T> WaitQueues<T> {
 
     /// Removes a waiter that will not be served, if it still waits.
     pub(crate) fn remove(&mut self, key: KeyRef<'_>, id: WaiterId) -> Option<Waiter<T>> {
+        #[cfg(feature = "planted-faults")]
+        self.forget_second(key, id);
         let queue = self.queue_mut(key)?;
         let waiter = queue.remove(id)?;
         let owner = &waiter.request.owner;
@@ -415,7 +417,10 @@ impl<T> WaitQueues<T> {
     /// Takes the first waiter.
     pub(crate) fn take_first(&mut self, key: KeyRef<'_>) -> Option<Waiter<T>> {
         let (id, _) = self.first_entry(key)?;
-        self.remove(key, id)
+        let taken = self.remove(key, id);
+        #[cfg(feature = "planted-faults")]
+        let taken = taken.map(Waiter::with_lease_from_enqueue);
+        taken
     }
 
     /// Takes the first waiter of this owner.
@@ -426,6 +431,8 @@ impl<T> WaitQueues<T> {
 
     /// Has the key looked at again at `at_ms` or earlier, if anybody waits for it.
     pub(crate) fn look_by(&mut self, key: KeyRef<'_>, at_ms: i64) {
+        #[cfg(feature = "planted-faults")]
+        let at_ms = crate::lock::planted::look_late(at_ms);
         let Some((key, queue)) = self.by_key.get_key_value_mut(&key) else {
             return;
         };
@@ -480,6 +487,29 @@ impl<T> WaitQueues<T> {
         if len < capacity / 8 && capacity > QUEUES_ALWAYS_ROOM_FOR {
             self.by_key.shrink_to(QUEUES_ALWAYS_ROOM_FOR.max(2 * len));
         }
+    }
+}
+
+#[cfg(feature = "planted-faults")]
+impl<T> WaitQueues<T> {
+    fn forget_second(&mut self, key: KeyRef<'_>, first: WaiterId) {
+        let ids = self.queue(key).map(|queue| queue.waiters.keys());
+        let mut ids = ids.into_iter().flatten().copied();
+        if ids.next() == Some(first)
+            && let Some(second) = ids.next()
+            && Fault::WaiterDropped.strikes()
+        {
+            self.remove(key, second);
+        }
+    }
+}
+
+#[cfg(feature = "planted-faults")]
+impl<T> Waiter<T> {
+    fn with_lease_from_enqueue(mut self) -> Self {
+        let (lease, since_us) = (self.request.lease, self.since_us);
+        self.request.lease = crate::lock::planted::lease_from_enqueue(lease, since_us);
+        self
     }
 }
 

@@ -271,6 +271,10 @@ impl<'c> OpenLock<'c> {
                 (raw::RedisModule_SetAbsExpire, raw::RedisModule_Replicate)
             {
                 set_expire(self.handle, at_ms);
+                #[cfg(feature = "planted-faults")]
+                if crate::lock::planted::Fault::ExpiryNotPropagated.planted() {
+                    return;
+                }
                 replicate(
                     self.key.ctx().ctx,
                     c"PEXPIREAT".as_ptr(),

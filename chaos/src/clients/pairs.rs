@@ -3,15 +3,16 @@
 
 use rand::RngExt;
 
-use super::{Ask, Client, LEASE_MS_MAX};
+use super::{Ask, Client, Extent, LEASE_MS_MAX};
 use crate::history::{Mode, Outcome};
-use crate::locks::Kind;
+use crate::locks::{Kind, in_database};
 
 impl Client {
     /// Holds one lock and waits for another. Whoever is refused gives way.
     pub(super) fn pair_round(&mut self) {
         self.owners += 1;
         let (first, second) = self.locks.any_two(Kind::Paired, &mut self.rng);
+        let [first, second] = [first, second].map(|key| in_database(self.database, &key));
         let ask = Ask {
             lease_ms: LEASE_MS_MAX,
             block_ms: Some(self.rng.random_range(300..=1000)),
@@ -29,9 +30,9 @@ impl Client {
             let outcome = self.acquire(&second, Ask { mode, ..ask });
             if matches!(outcome, Outcome::Granted(_)) {
                 self.sleep(0, 10);
-                self.release(&second, None, &["ALL"]);
+                self.release(&second, None, Extent::All);
             }
-            self.release(&first, None, &["ALL"]);
+            self.release(&first, None, Extent::All);
         }
         self.owners += 1;
     }

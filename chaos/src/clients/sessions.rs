@@ -2,7 +2,7 @@
 
 use rand::RngExt;
 
-use super::{Ask, Client, LEASE_MS_MAX, Route};
+use super::{Ask, Client, Connected, Extent, LEASE_MS_MAX, Route};
 use crate::clock;
 use crate::history::{Outcome, Request};
 
@@ -26,10 +26,13 @@ impl Client {
             && self.keep_session(&lock, ask, token)
         {
             if self.rng.random_bool(0.2) {
-                self.release(&lock, None, &["ALL"]);
+                self.release(&lock, None, Extent::All);
             } else {
                 self.close_session(&lock);
             }
+        }
+        if self.connection.is_some() {
+            self.close_session(&lock);
         }
         self.owners += 1;
         self.connection = usual;
@@ -55,11 +58,14 @@ impl Client {
         true
     }
 
-    fn ping(&mut self, lock: &str) -> bool {
+    pub(super) fn ping(&mut self, lock: &str) -> bool {
         let Some(connected) = self.connection.take() else {
             return false;
         };
-        self.exchange(connected, lock, Request::Ping, &["PING"]) == Outcome::Done
+        let asked = self.send(connected, lock, Request::Ping, &[vec!["PING"]]);
+        let (outcome, connected) = self.hear(asked);
+        self.connection = connected;
+        outcome == Outcome::Done
     }
 
     fn close_session(&mut self, lock: &str) {
@@ -70,6 +76,10 @@ impl Client {
         if matches!(self.route, Route::Proxied(_)) {
             return;
         }
+        self.close(lock, connected);
+    }
+
+    pub(super) fn close(&mut self, lock: &str, connected: Connected) {
         let operation = self.began(lock, Request::Close, connected.number, clock::now());
         drop(connected);
         self.journal.ended(operation, clock::now(), Outcome::Done);

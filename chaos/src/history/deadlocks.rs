@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Breach, History, MS, Nanos, Operation, Outcome, Promise, Request, Tenancies};
+use super::waits::certain_wait;
+use super::{Breach, Effect, History, MS, Nanos, Operation, Outcome, Promise, Request, Tenancies};
 
 /// How long a certain cycle of waits may last.
 const CYCLE_MARGIN: Nanos = 50 * MS;
@@ -60,6 +61,15 @@ pub(super) fn check_refusals(
                 "a refusal names no cycle",
                 [refused],
             ));
+        }
+        // Strangers that a harmed lock may name are unknown here.
+        let strangers = history.interferences.iter().any(|one| {
+            one.effect == Effect::BringsBack
+                && one.from <= refused.sent
+                && refused.sent <= one.blocks_until()
+        });
+        if strangers {
+            continue;
         }
         for (index, link) in links.iter().enumerate() {
             // The first link is the wait that was refused.
@@ -135,15 +145,15 @@ fn may_hold(tenancies: &Tenancies<'_>, link: &Link, refused: &Operation) -> bool
         .iter()
         .any(|one| one.acquires() && one.unknown())
         && tenancy.operations.iter().any(|one| {
-            let over = matches!(one.outcome, Outcome::Released | Outcome::NotHeld);
-            over && last.answered.is_some_and(|answered| one.sent > answered)
+            one.shows_no_hold()
+                && last.answered.is_some_and(|answered| one.sent > answered)
                 && ended_before(one, refused)
         });
     let limit = last.limit().unwrap_or(1);
     let excluded = tenancies.iter().any(|(&(lock, owner), other)| {
         lock == link.lock
             && owner != link.blocker
-            && other.holds.iter().any(|hold| {
+            && other.certain.iter().any(|hold| {
                 (limit == 1 || hold.limit == 1)
                     && hold.start <= refused.sent
                     && refused
@@ -222,7 +232,7 @@ fn certain_waits<'o>(history: &History, tenancies: &Tenancies<'o>) -> Vec<Certai
                 if held != lock || holder == owner {
                     continue;
                 }
-                for hold in &other.holds {
+                for hold in &other.certain {
                     let exclusive = hold.limit == 1 || waiter.limit() == Some(1);
                     let (start, end) = (start.max(hold.start), end.min(hold.end));
                     if exclusive && start + CYCLE_MARGIN < end {
@@ -238,23 +248,4 @@ fn certain_waits<'o>(history: &History, tenancies: &Tenancies<'o>) -> Vec<Certai
         }
     }
     waits
-}
-
-/// From when to when this request was in the queue for certain, unless it was
-/// granted. A client that was told that it waits no more may hear that late.
-fn certain_wait(history: &History, operation: &Operation) -> Option<(Nanos, Nanos)> {
-    let Request::Acquire { block_ms, .. } = operation.request else {
-        return None;
-    };
-    let start = history.surely_queued(operation)?;
-    let answered = operation.answered?;
-    let timed_out = match block_ms? {
-        0 => Nanos::MAX,
-        block_ms => operation.sent + block_ms * MS,
-    };
-    match operation.outcome {
-        Outcome::Granted(_) | Outcome::Silent => Some((start, answered.min(timed_out))),
-        Outcome::NotAvailable if timed_out <= answered => Some((start, timed_out)),
-        _ => None,
-    }
 }

@@ -1,6 +1,6 @@
 use super::*;
 
-const TOLERANCE: Nanos = 10 * MS;
+const TOLERANCE: Nanos = 2 * MS;
 
 /// One operation of `owner` on lock `l`, sent and answered at these milliseconds.
 fn operation(owner: &str, sent_ms: u64, answered_ms: u64, request: Request) -> Operation {
@@ -40,14 +40,30 @@ fn queued(owner: &str, sent_ms: u64, seen_ms: u64, answered_ms: u64, token: i64)
 fn renewed(owner: &str, sent_ms: u64, answered_ms: u64, lease_ms: u64) -> Operation {
     Operation {
         outcome: Outcome::Renewed,
-        ..operation(owner, sent_ms, answered_ms, Request::Renew { lease_ms })
+        ..operation(
+            owner,
+            sent_ms,
+            answered_ms,
+            Request::Renew {
+                lease_ms,
+                fence: None,
+            },
+        )
     }
 }
 
 fn released(owner: &str, sent_ms: u64, answered_ms: u64) -> Operation {
     Operation {
         outcome: Outcome::Released,
-        ..operation(owner, sent_ms, answered_ms, Request::Release)
+        ..operation(
+            owner,
+            sent_ms,
+            answered_ms,
+            Request::Release {
+                hold: None,
+                fence: None,
+            },
+        )
     }
 }
 
@@ -173,7 +189,7 @@ fn the_breach_is_seen_behind_a_longer_hold_of_the_same_owner() {
             granted("a", 0, 1, 500, 1),
             granted("b", 600, 601, 1000, 2),
             renewed("b", 610, 611, 2000),
-            granted("c", 700, 701, 10, 3),
+            granted("c", 700, 701, 2, 3),
             granted("c", 710, 711, 50, 3),
         ],
         Promise::Exclusion,
@@ -187,9 +203,9 @@ fn a_lease_that_is_over_protects_nobody() {
 
 #[test]
 fn the_tolerance_covers_the_last_moments_of_a_lease() {
-    assert_good([granted("a", 0, 1, 50, 1), granted("b", 40, 41, 100, 2)]);
+    assert_good([granted("a", 0, 1, 50, 1), granted("b", 47, 48, 100, 2)]);
     assert_breach(
-        [granted("a", 0, 1, 50, 1), granted("b", 30, 31, 100, 2)],
+        [granted("a", 0, 1, 50, 1), granted("b", 41, 42, 100, 2)],
         Promise::Exclusion,
     );
 }
@@ -595,18 +611,25 @@ fn a_lock_whose_session_ended_goes_to_the_next_waiter_promptly() {
         ]
     };
     let history = |waiters: &[Operation]| [closed(), waiters.to_vec()].concat();
-    let late = queued("b", 10, 30, 800, 3);
-    assert_good(history(&[queued("b", 10, 30, 60, 3)]));
+    let waits = |owner, sent, answered, outcome| waits(owner, "l", sent, answered, outcome);
+    let late = waits("b", 10, 800, Outcome::Granted(3));
+    assert_good(history(&[waits("b", 10, 60, Outcome::Granted(3))]));
     assert_breach(history(std::slice::from_ref(&late)), Promise::Liveness);
     // Somebody else had it in between, or may have.
-    assert_good(history(&[late.clone(), queued("c", 9, 20, 60, 2)]));
-    let lost = with(Outcome::Lost, queued("c", 9, 20, 60, 0));
-    assert_good(history(&[late.clone(), lost]));
-    let stop = interference(Effect::StopsTheServer, 60, 300);
+    let other = waits("c", 9, 201, Outcome::Granted(2));
+    let gives_back = released("c", 700, 701);
+    assert_good(history(&[late.clone(), other, gives_back]));
+    let lost = with(Outcome::Lost, granted("c", 9, 20, 600, 0));
+    assert_good(history(&[late.clone(), lost.clone()]));
+    let short = with(Outcome::Lost, granted("c", 9, 20, 60, 0));
+    assert_breach(history(&[late.clone(), short.clone()]), Promise::Liveness);
+    let stalled = with(Outcome::GivenUp, waits("c", 9, 20, Outcome::Pending));
+    assert_good(history(&[late.clone(), stalled]));
+    let stop = interference(Effect::StopsTheServer, 60, 600);
     assert_found(history(std::slice::from_ref(&late)), [stop], &[]);
     let fail_over = interference(Effect::HoldsCommandsBack, 2, 8);
     assert_found(history(&[late]), [fail_over], &[]);
-    let never = with(Outcome::NotAvailable, queued("b", 10, 30, 800, 0));
+    let never = waits("b", 10, 1010, Outcome::NotAvailable);
     assert_breach(history(&[never]), Promise::Liveness);
 }
 
@@ -708,4 +731,210 @@ fn owners_that_wait_for_each_other_for_long_are_a_breach() {
         ..long
     };
     assert_good(cycle(unseen));
+}
+
+#[test]
+fn the_token_of_a_holding_that_is_over_never_comes_back() {
+    let over = [granted("a", 0, 1, 100, 7), released("a", 2, 3)];
+    let again = granted("a", 10, 11, 100, 7);
+    let at_once = [over.to_vec(), vec![again.clone()]].concat();
+    assert_breach(at_once.clone(), Promise::Tokens);
+    let later = [
+        over.to_vec(),
+        vec![granted("b", 4, 5, 100, 8), released("b", 6, 7), again],
+    ];
+    assert_breach(later.concat(), Promise::Tokens);
+    let restored = interference(Effect::BringsBack, 5, 6);
+    assert_found(at_once, [restored], &[]);
+    let after_renewal = [
+        granted("a", 0, 1, 10, 7),
+        with(Outcome::NotHeld, renewed("a", 20, 21, 10)),
+        granted("a", 30, 31, 100, 7),
+    ];
+    assert_breach(after_renewal, Promise::Tokens);
+}
+
+#[test]
+fn a_waiter_that_gets_nothing_was_not_passed_either() {
+    let history = |of_b, c_sent| {
+        [
+            granted("a", 0, 1, 1000, 1),
+            waits("b", "l", 2, 1010, of_b),
+            released("a", 980, 981),
+            waits("c", "l", c_sent, 990, Outcome::Granted(2)),
+        ]
+    };
+    assert_breach(history(Outcome::NotAvailable, 20), Promise::Order);
+    assert_good(history(Outcome::Lost, 20));
+    assert_good(history(Outcome::NotAvailable, 3));
+    let unblocked = interference(Effect::EndsWaits, 900, 901);
+    assert_found(history(Outcome::NotAvailable, 20), [unblocked], &[]);
+}
+
+#[test]
+fn a_lock_that_is_released_does_not_stay_free() {
+    let history = |answered, outcome| {
+        [
+            granted("a", 0, 1, 1000, 1),
+            Operation {
+                request: Request::Acquire {
+                    lease_ms: 1000,
+                    block_ms: Some(8000),
+                    mode: Mode::Exclusive,
+                    session: false,
+                },
+                ..waits("b", "l", 2, answered, outcome)
+            },
+            released("a", 10, 11),
+        ]
+    };
+    assert_breach(history(8005, Outcome::NotAvailable), Promise::Liveness);
+    assert_breach(history(6010, Outcome::Granted(2)), Promise::Liveness);
+    assert_good(history(200, Outcome::Granted(2)));
+    let stopped = interference(Effect::StopsClients, 20, 6000);
+    assert_found(history(6010, Outcome::Granted(2)), [stopped], &[]);
+    let deleted = Interference {
+        until: 300 * MS,
+        ..interference(Effect::EndsHolds, 5, 10)
+    };
+    assert_found(history(400, Outcome::Granted(2)), [deleted], &[]);
+}
+
+#[test]
+fn a_lock_whose_lease_is_over_does_not_stay_free() {
+    let waiter = |answered| waits("b", "l", 2, answered, Outcome::Granted(2));
+    assert_good([granted("a", 0, 1, 300, 1), waiter(310)]);
+    assert_breach([granted("a", 0, 1, 300, 1), waiter(800)], Promise::Liveness);
+    // A shorter lease by a renewal counts, a longer one as well.
+    let renewal = |lease| renewed("a", 5, 6, lease);
+    assert_good([granted("a", 0, 1, 300, 1), renewal(700), waiter(800)]);
+    assert_breach(
+        [granted("a", 0, 1, 700, 1), renewal(100), waiter(650)],
+        Promise::Liveness,
+    );
+}
+
+#[test]
+fn nobody_is_told_of_a_hold_that_it_can_not_have() {
+    let over = [granted("a", 0, 1, 1000, 1), released("a", 10, 11)];
+    let and = |last: Operation| [over.to_vec(), vec![last]].concat();
+    assert_breach(and(renewed("a", 20, 21, 100)), Promise::Possession);
+    assert_breach(and(released("a", 20, 21)), Promise::Possession);
+    let inner = with(Outcome::StillHeld, released("a", 20, 21));
+    assert_breach(and(inner), Promise::Possession);
+    let first_again = Operation {
+        request: Request::Release {
+            hold: Some(1),
+            fence: None,
+        },
+        ..released("a", 20, 21)
+    };
+    assert_good(and(first_again));
+    let brought_back = interference(Effect::BringsBack, 12, 14);
+    assert_found(and(renewed("a", 20, 21, 100)), [brought_back], &[]);
+}
+
+#[test]
+fn nobody_renews_a_lease_that_was_over_long_ago() {
+    let late = renewed("a", 5000, 5001, 100);
+    assert_breach(
+        [granted("a", 0, 1, 100, 1), late.clone()],
+        Promise::Possession,
+    );
+    assert_good([granted("a", 0, 1, 100, 1), renewed("a", 101, 102, 100)]);
+    let persisted = interference(Effect::ChangesLeases, 50, 4900);
+    assert_found([granted("a", 0, 1, 100, 1), late.clone()], [persisted], &[]);
+    let lost = with(Outcome::Lost, granted("a", 10, 400, 4600, 0));
+    assert_good([granted("a", 0, 1, 100, 1), lost, late]);
+}
+
+#[test]
+fn a_looser_request_of_long_ago_lets_nobody_in() {
+    let history = |looser| {
+        [
+            looser,
+            released("a", 20, 21),
+            granted("a", 30, 31, 1000, 2),
+            shared(granted("b", 50, 51, 100, 3)),
+        ]
+    };
+    let once = shared(granted("a", 0, 1, 100, 1));
+    assert_breach(history(once.clone()), Promise::Exclusion);
+    // One that was lost may have been the one that was granted.
+    assert_good(history(with(Outcome::Lost, once)));
+    let re_entry = [
+        granted("a", 0, 1, 1000, 1),
+        shared(granted("a", 10, 11, 1000, 1)),
+        shared(granted("b", 50, 51, 100, 2)),
+    ];
+    assert_breach(re_entry, Promise::Exclusion);
+}
+
+#[test]
+fn what_is_told_after_a_session_closed_is_kept() {
+    let told = |sent| Operation {
+        client: 1,
+        connection: 2,
+        ..granted("s", sent, sent + 1, 1000, 1)
+    };
+    let closed = answered(Request::Close, 52, 53);
+    let other = granted("b", 100, 101, 100, 2);
+    let history = |told| [session(1000), closed.clone(), told, other.clone()];
+    assert_breach(history(told(54)), Promise::Exclusion);
+    // What was told before ended with the connection.
+    assert_good(history(told(40)));
+    let renewal = Operation {
+        client: 1,
+        connection: 2,
+        ..renewed("s", 80, 81, 100)
+    };
+    let denied = with(Outcome::NotHeld, renewal);
+    assert_breach(
+        [session(1000), closed, told(54), denied],
+        Promise::Possession,
+    );
+}
+
+#[test]
+fn a_hold_outlives_another_request_of_its_owner_that_was_lost() {
+    let twin = with(Outcome::Lost, waits("x", "l", 3, 20, Outcome::Pending));
+    assert_breach(
+        [
+            granted("a", 0, 1, 1000, 1),
+            waits("x", "l", 2, 21, Outcome::Granted(2)),
+            twin,
+            released("a", 15, 16),
+            granted("b", 30, 31, 1000, 3),
+        ],
+        Promise::Exclusion,
+    );
+}
+
+#[test]
+fn another_token_names_no_hold() {
+    let renewal = |outcome, token| {
+        let request = Request::Renew {
+            lease_ms: 100,
+            fence: Some(token),
+        };
+        Operation {
+            request,
+            ..with(outcome, renewed("a", 10, 11, 100))
+        }
+    };
+    let held = || granted("a", 0, 1, 1000, 1);
+    assert_good([held(), renewal(Outcome::NotHeld, 2)]);
+    assert_good([held(), renewal(Outcome::Renewed, 1)]);
+    assert_breach([held(), renewal(Outcome::NotHeld, 1)], Promise::Possession);
+    assert_breach([held(), renewal(Outcome::Renewed, 2)], Promise::Possession);
+}
+
+#[test]
+fn the_lease_of_a_waiter_began_after_the_grants_before_it() {
+    let waiter = waits("b", "l", 2, 900, Outcome::Granted(3));
+    let other = || granted("c", 1100, 1101, 100, 4);
+    let elsewhere = on("another", granted("d", 880, 881, 10, 2));
+    let before = || granted("a", 0, 1, 890, 1);
+    assert_good([before(), waiter.clone(), other()]);
+    assert_breach([before(), waiter, elsewhere, other()], Promise::Exclusion);
 }

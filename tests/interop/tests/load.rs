@@ -207,7 +207,11 @@ impl NativeClient {
         } else {
             Outcome::StillHeld
         };
-        self.note(owner, Request::Release, sent, outcome);
+        let request = Request::Release {
+            hold: None,
+            fence: None,
+        };
+        self.note(owner, request, sent, outcome);
     }
 
     fn note(&mut self, owner: &str, request: Request, sent: u64, outcome: Outcome) {

@@ -106,7 +106,7 @@ final class Load {
     } catch (IllegalMonitorStateException error) {
       outcome = "NotHeld";
     }
-    write(client, owner, "\"Release\"", sent, outcome);
+    write(client, owner, "{\"Release\":{}}", sent, outcome);
   }
 
   /** Writes an operation as the history checker reads it. */

@@ -1,0 +1,104 @@
+//! Locks that only a few owners want, so that nothing but the end of a hold makes
+//! the server look at them.
+
+use rand::RngExt;
+
+use super::{Ask, Asked, Client, Extent, Section, Wrap, acquire_words, release_words};
+use crate::history::{Mode, Outcome};
+use crate::locks::in_database;
+
+/// How a hold ends.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    Lease,
+    Session,
+    /// By a release that goes to a client that dies just then.
+    ReleaseToTheDead,
+}
+
+impl Client {
+    /// Lets a hold end while other owners wait.
+    pub(super) fn quiet_round(&mut self) {
+        self.owners += 1;
+        let holder = self.owners;
+        let lock = in_database(self.database, &format!("quiet:{}", self.id));
+        let (end, lease_ms) = match self.rng.random_range(0..3) {
+            0 => (End::Lease, 50..=300),
+            1 => (End::Session, 600..=1200),
+            _ => (End::ReleaseToTheDead, 1500..=2000),
+        };
+        let ask = Ask {
+            lease_ms: self.rng.random_range(lease_ms),
+            block_ms: Some(500),
+            mode: Mode::Exclusive,
+            hold: None,
+            session: end == End::Session,
+        };
+        // A session has a connection of its own.
+        let usual = self.connection.take();
+        let held = matches!(self.acquire(&lock, ask), Outcome::Granted(_)) && self.ping(&lock);
+        let own = self.connection.take();
+        if let Some(own) = own {
+            if held && end == End::ReleaseToTheDead {
+                let dying = self.quiet_waiter(&lock, ask);
+                let staying = self.quiet_waiter(&lock, ask);
+                let (waiter, killed) = (self.owners, Some(dying.connected.id));
+                self.owners = holder;
+                let (request, words) = release_words(None, Extent::All);
+                let (command, wrap) = ("LOCK.RELEASE", Wrap::Transaction);
+                let asked = self.ask(own, command, &lock, request, &words, wrap, killed);
+                let (outcome, _) = self.hear(asked);
+                self.see_killed(dying, outcome == Outcome::Released);
+                self.owners = waiter;
+                self.hear_quietly(&lock, staying);
+            } else if held {
+                let staying = self.quiet_waiter(&lock, ask);
+                let waiter = self.owners;
+                self.owners = holder;
+                if end == End::Session {
+                    self.close(&lock, own);
+                }
+                self.owners = waiter;
+                self.hear_quietly(&lock, staying);
+            } else {
+                self.close(&lock, own);
+            }
+        }
+        self.owners += 1;
+        self.connection = usual;
+    }
+
+    /// Another owner waits for some time.
+    fn quiet_waiter(&mut self, lock: &str, ask: Ask) -> Asked {
+        self.owners += 1;
+        let connected = self.connected();
+        let ask = Ask {
+            block_ms: Some(1500),
+            session: false,
+            ..ask
+        };
+        let (request, words) = acquire_words(ask);
+        let (command, wrap) = ("LOCK.ACQUIRE", Wrap::Plain);
+        let asked = self.ask(connected, command, lock, request, &words, wrap, None);
+        self.sleep(20, 60);
+        asked
+    }
+
+    fn hear_quietly(&mut self, lock: &str, asked: Asked) {
+        let (outcome, connected) = self.hear(asked);
+        self.connection = connected;
+        if let Outcome::Granted(token) = outcome {
+            self.release(lock, None, Extent::All);
+            // There is nothing to renew any more.
+            let section = Section {
+                lock: lock.to_owned(),
+                token,
+                holds: 0,
+                lease_ms: 100,
+                mode: Mode::Exclusive,
+                numbered: false,
+            };
+            self.renew_with(&section, None);
+        }
+    }
+}

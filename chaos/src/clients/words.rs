@@ -1,0 +1,96 @@
+//! Requests as the words of a command, and what the replies mean.
+
+use redis::Value;
+
+use super::Ask;
+use crate::history::{Link, Mode, Outcome, Request};
+use crate::locks::in_database;
+
+/// Which holds are given back.
+#[derive(Clone, Copy)]
+pub(super) enum Extent {
+    One,
+    All,
+    Hold(u64),
+}
+
+pub(super) fn acquire_words(ask: Ask) -> (Request, Vec<String>) {
+    let request = Request::Acquire {
+        lease_ms: ask.lease_ms,
+        block_ms: ask.block_ms,
+        mode: ask.mode,
+        session: ask.session,
+    };
+    let mut words = vec!["LEASE".to_owned(), ask.lease_ms.to_string()];
+    if let Some(block_ms) = ask.block_ms {
+        words.extend(["BLOCK".to_owned(), block_ms.to_string()]);
+    }
+    if let Some(hold) = ask.hold {
+        words.extend(["HOLD".to_owned(), hold.to_string()]);
+    }
+    match ask.mode {
+        Mode::Exclusive => {}
+        Mode::Shared => words.push("SHARED".to_owned()),
+        Mode::Limited(limit) => words.extend(["LIMIT".to_owned(), limit.to_string()]),
+    }
+    if ask.session {
+        words.push("SESSION".to_owned());
+    }
+    (request, words)
+}
+
+pub(super) fn release_words(fence: Option<i64>, extent: Extent) -> (Request, Vec<String>) {
+    let (hold, mut words) = match extent {
+        Extent::One => (None, Vec::new()),
+        Extent::All => (None, vec!["ALL".to_owned()]),
+        Extent::Hold(hold) => (Some(hold), vec!["HOLD".to_owned(), hold.to_string()]),
+    };
+    if let Some(token) = fence {
+        words.extend(["FENCE".to_owned(), token.to_string()]);
+    }
+    (Request::Release { hold, fence }, words)
+}
+
+/// Whether nobody knows what became of a request.
+pub(super) fn is_lost(outcome: &Outcome) -> bool {
+    matches!(outcome, Outcome::Lost | Outcome::GivenUp)
+}
+
+/// How long the client would wait.
+pub(super) fn waits(request: Request) -> Option<u64> {
+    match request {
+        Request::Acquire { block_ms, .. } => block_ms,
+        _ => None,
+    }
+}
+
+/// What a reply means, which may be that of a transaction.
+pub fn outcome(request: Request, reply: Value, database: i64) -> Outcome {
+    match (request, reply) {
+        (_, Value::Array(replies)) => {
+            let of_lock = match request {
+                Request::Release { .. } => replies.into_iter().next(),
+                _ => replies.into_iter().next_back(),
+            };
+            outcome(request, of_lock.unwrap_or(Value::Nil), database)
+        }
+        (Request::Acquire { .. }, Value::Int(token)) => Outcome::Granted(token),
+        (Request::Acquire { .. }, Value::Nil) => Outcome::NotAvailable,
+        (Request::Renew { .. }, Value::Int(1)) => Outcome::Renewed,
+        (Request::Renew { .. }, Value::Int(0)) => Outcome::NotHeld,
+        (Request::Release { .. }, Value::Int(1)) => Outcome::Released,
+        (Request::Release { .. }, Value::Int(0)) => Outcome::StillHeld,
+        (Request::Release { .. }, Value::Nil) => Outcome::NotHeld,
+        (Request::Ping, Value::SimpleString(_)) => Outcome::Done,
+        (Request::Acquire { .. }, Value::ServerError(error)) if error.code() == "DEADLOCK" => {
+            let links = error.details().and_then(Link::parse_all);
+            let mut links = links.unwrap_or_default();
+            for link in &mut links {
+                link.lock = in_database(database, &link.lock);
+            }
+            Outcome::Deadlock(links)
+        }
+        (_, Value::ServerError(error)) => Outcome::Error(error.code().to_owned()),
+        (_, other) => Outcome::Error(format!("{other:?}")),
+    }
+}

@@ -1,0 +1,224 @@
+//! What strangers do to the keys of locks.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use rand::RngExt;
+use redis::Value;
+
+use super::Faults;
+use crate::clock;
+use crate::history::Effect;
+use crate::locks::{database_and_key, in_database};
+use crate::wire;
+
+impl Faults {
+    /// Runs commands that may end the holds of one lock, or of all, with a pause
+    /// between them.
+    fn interfere(
+        &mut self,
+        what: &'static str,
+        lock: Option<&str>,
+        commands: &[&[&str]],
+    ) -> Result<bool, String> {
+        let effects = [Effect::EndsHolds];
+        self.interfere_with(what, &effects, lock, |faults| {
+            for (index, words) in commands.iter().enumerate() {
+                if index > 0 {
+                    faults.pause_for(50);
+                }
+                faults.call(words)?;
+            }
+            Some(true)
+        })
+    }
+
+    /// Does something to one lock, or to all, and notes its effects.
+    fn interfere_with(
+        &mut self,
+        what: &'static str,
+        effects: &[Effect],
+        lock: Option<&str>,
+        action: impl FnOnce(&mut Self) -> Option<bool>,
+    ) -> Result<bool, String> {
+        let database = lock.map_or(0, |lock| database_and_key(lock).0);
+        let select = ["SELECT", &database.to_string()];
+        let from = clock::now();
+        let done = self.call(&select).and_then(|_| action(self));
+        let until = clock::now();
+        for &effect in effects {
+            self.journal.interfered(what, effect, lock, from, until);
+        }
+        done.ok_or_else(|| format!("the server did not answer to {what}"))
+    }
+
+    fn pause_for(&mut self, max_ms: u64) {
+        let ms = self.rng.random_range(0..max_ms);
+        thread::sleep(Duration::from_millis(ms));
+    }
+
+    /// A lock, in either database.
+    fn any_lock(&mut self) -> String {
+        let key = self.locks.any_at_all(&mut self.rng);
+        let database = i64::from(self.rng.random_bool(0.25));
+        in_database(database, &key)
+    }
+
+    pub(super) fn del(&mut self) -> Result<bool, String> {
+        let lock = self.any_lock();
+        let (_, key) = database_and_key(&lock);
+        self.interfere("del", Some(&lock), &[&["DEL", key]])
+    }
+
+    pub(super) fn unlink(&mut self) -> Result<bool, String> {
+        let lock = self.any_lock();
+        let (_, key) = database_and_key(&lock);
+        self.interfere("unlink", Some(&lock), &[&["UNLINK", key]])
+    }
+
+    pub(super) fn pexpire(&mut self) -> Result<bool, String> {
+        let lock = self.any_lock();
+        let (_, key) = database_and_key(&lock);
+        let ms = self.rng.random_range(1..=50).to_string();
+        let effects = [Effect::ChangesLeases];
+        self.interfere_with("pexpire", &effects, Some(&lock), |faults| {
+            Some(faults.call(&["PEXPIRE", key, &ms])? == Value::Int(1))
+        })
+    }
+
+    pub(super) fn set(&mut self) -> Result<bool, String> {
+        let lock = self.any_lock();
+        let (_, key) = database_and_key(&lock);
+        self.interfere("set", Some(&lock), &[&["SET", key, "1"], &["DEL", key]])
+    }
+
+    pub(super) fn rename(&mut self) -> Result<bool, String> {
+        let lock = self.any_lock();
+        let (_, key) = database_and_key(&lock);
+        self.interfere("rename", Some(&lock), &[&["RENAME", key, "elsewhere"]])
+    }
+
+    pub(super) fn flushall(&mut self) -> Result<bool, String> {
+        self.interfere("flushall", None, &[&["FLUSHALL"]])
+    }
+
+    /// Without an expiry a lock whose holder is gone stays held, so it gets a
+    /// new one.
+    pub(super) fn persist(&mut self) -> Result<bool, String> {
+        let lock = self.any_lock();
+        let (_, key) = database_and_key(&lock);
+        let effects = [Effect::ChangesLeases];
+        self.interfere_with("persist", &effects, Some(&lock), |faults| {
+            faults.call(&["PERSIST", key])?;
+            faults.pause_for(50);
+            Some(faults.call(&["PEXPIRE", key, "100"])? == Value::Int(1))
+        })
+    }
+
+    /// Removes one owner from a lock.
+    pub(super) fn hdel(&mut self) -> Result<bool, String> {
+        let lock = self.any_lock();
+        let (_, key) = database_and_key(&lock);
+        self.interfere_with("hdel", &[Effect::EndsHolds], Some(&lock), |faults| {
+            let Value::Array(fields) = faults.call(&["HKEYS", key])? else {
+                return Some(false);
+            };
+            let owner = fields
+                .into_iter()
+                .filter_map(wire::text)
+                .find(|field| !field.starts_with('@'));
+            match owner {
+                Some(owner) => {
+                    let removed = faults.call(&["HDEL", key, &owner])?;
+                    Some(removed == Value::Int(1))
+                }
+                None => Some(false),
+            }
+        })
+    }
+
+    /// A lock as it was a moment ago.
+    pub(super) fn restore(&mut self) -> Result<bool, String> {
+        let lock = self.any_lock();
+        let (_, key) = database_and_key(&lock);
+        let effects = [Effect::EndsHolds, Effect::BringsBack];
+        self.interfere_with("restore", &effects, Some(&lock), |faults| {
+            let Value::BulkString(dump) = faults.call(&["DUMP", key])? else {
+                return Some(false);
+            };
+            faults.pause_for(50);
+            let [restore, key, ttl, replace] = ["RESTORE", key, "100", "REPLACE"];
+            let words = [
+                restore.as_bytes(),
+                key.as_bytes(),
+                ttl.as_bytes(),
+                &dump,
+                replace.as_bytes(),
+            ];
+            Some(faults.call(&words)? == Value::Okay)
+        })
+    }
+
+    /// The lock of the other database comes over this one.
+    pub(super) fn copy(&mut self) -> Result<bool, String> {
+        let lock = self.any_lock();
+        let (database, key) = database_and_key(&lock);
+        let effects = [Effect::EndsHolds, Effect::BringsBack];
+        self.interfere_with("copy", &effects, Some(&lock), |faults| {
+            let [from, to] = [1 - database, database].map(|database| database.to_string());
+            faults.call(&["SELECT", &from])?;
+            let copied = faults.call(&["COPY", key, key, "DB", &to, "REPLACE"])?;
+            Some(copied == Value::Int(1))
+        })
+    }
+
+    /// A lock goes to the other database, if it is free there.
+    pub(super) fn move_away(&mut self) -> Result<bool, String> {
+        let lock = self.any_lock();
+        let (database, key) = database_and_key(&lock);
+        let there = in_database(1 - database, key);
+        let (journal, from) = (Arc::clone(&self.journal), clock::now());
+        let moved = self.interfere_with("move", &[Effect::EndsHolds], Some(&lock), |faults| {
+            let to = (1 - database).to_string();
+            Some(faults.call(&["MOVE", key, &to])? == Value::Int(1))
+        });
+        let effect = Effect::BringsBack;
+        journal.interfered("move", effect, Some(&there), from, clock::now());
+        moved
+    }
+
+    /// All locks change their databases, and change back.
+    pub(super) fn swap_databases(&mut self) -> Result<bool, String> {
+        let effects = [Effect::EndsHolds, Effect::BringsBack];
+        self.interfere_with("swapdb", &effects, None, |faults| {
+            faults.call(&["SWAPDB", "0", "1"])?;
+            faults.pause_for(50);
+            faults.call(&["SWAPDB", "0", "1"])?;
+            Some(true)
+        })
+    }
+
+    /// No lock can be taken, and all can be given back.
+    pub(super) fn out_of_memory(&mut self) -> Result<bool, String> {
+        self.call(&["CONFIG", "SET", "maxmemory", "1"]);
+        self.pause_for(300);
+        Ok(self.call(&["CONFIG", "SET", "maxmemory", "0"]) == Some(Value::Okay))
+    }
+
+    /// A lock is deleted, and somebody who may wait for it dies in the same turn.
+    pub(super) fn kill_in_multi(&mut self) -> Result<bool, String> {
+        let lock = self.any_lock();
+        let (_, key) = database_and_key(&lock);
+        let Some(id) = self.any_connection(|_| true) else {
+            return Ok(false);
+        };
+        let effects = [Effect::EndsHolds];
+        self.interfere_with("kill in multi", &effects, Some(&lock), |faults| {
+            faults.call(&["MULTI"])?;
+            faults.call(&["DEL", key])?;
+            faults.call(&["CLIENT", "KILL", "ID", &id])?;
+            Some(matches!(faults.call(&["EXEC"])?, Value::Array(_)))
+        })
+    }
+}

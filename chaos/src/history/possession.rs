@@ -1,0 +1,87 @@
+//! A hold that was told is kept, and nobody is told of one that can't be.
+
+use super::possible::may_hold_during;
+use super::{
+    Breach, CertainHold, Effect, History, Operation, Outcome, Promise, Request, Tenancies, Tenancy,
+};
+
+pub(super) fn check(history: &History, tenancies: &Tenancies<'_>, breaches: &mut Vec<Breach>) {
+    for tenancy in tenancies.values() {
+        for operation in &tenancy.operations {
+            let mut breach = |what, shown: &[&Operation]| {
+                let shown = shown.iter().copied();
+                breaches.push(Breach::new(Promise::Possession, what, shown));
+            };
+            let looser = |other: &&Operation| other.limit() > operation.limit();
+            if operation.outcome == Outcome::Error("UPGRADE".into())
+                && !tenancy.operations.iter().any(looser)
+            {
+                let what = "the owner was told of a looser hold that it never asked for";
+                breach(what, &[operation]);
+            }
+            if denies(history, tenancy, operation)
+                && let Some(hold) = covering(tenancy, operation, |hold| {
+                    operation.fence().is_none() || operation.fence() == hold.token
+                })
+            {
+                let what = "the owner lost a lock that it certainly held";
+                breach(what, &[hold.shown_by, operation]);
+            }
+            if !confirms(operation) {
+                continue;
+            }
+            if !may_hold_during(&tenancy.possible, operation) {
+                let what = "the owner was told of a hold that it can't have had";
+                breach(what, &[operation]);
+            } else if let Some(fence) = operation.fence()
+                && let Some(hold) = covering(tenancy, operation, |hold| {
+                    hold.token.is_some_and(|token| token != fence)
+                })
+            {
+                let what = "the hold of another token was taken for this one";
+                breach(what, &[hold.shown_by, operation]);
+            }
+        }
+    }
+}
+
+fn covering<'t, 'o>(
+    tenancy: &'t Tenancy<'o>,
+    operation: &Operation,
+    suits: impl Fn(&CertainHold<'_>) -> bool,
+) -> Option<&'t CertainHold<'o>> {
+    let mut holds = tenancy.certain.iter();
+    holds.find(|hold| hold.covers(operation) && suits(hold))
+}
+
+/// Whether the answer says that the owner does not hold the lock, or not so often.
+fn denies(history: &History, tenancy: &Tenancy<'_>, operation: &Operation) -> bool {
+    match &operation.outcome {
+        Outcome::NotHeld | Outcome::NotAvailable => true,
+        Outcome::Error(code) => code == "HOLDCOUNT" && count_known(history, tenancy, operation),
+        _ => false,
+    }
+}
+
+/// Whether the answer says that the owner held the lock. The end of a first hold
+/// is also told to who has none.
+fn confirms(operation: &Operation) -> bool {
+    match (&operation.outcome, operation.request) {
+        (Outcome::Released, Request::Release { hold, .. }) => hold != Some(1),
+        (Outcome::Renewed | Outcome::StillHeld, _) => true,
+        _ => false,
+    }
+}
+
+/// Whether the owner must have counted its holds right: no outcome is unknown,
+/// and nothing took a hold away without a word.
+fn count_known(history: &History, tenancy: &Tenancy<'_>, operation: &Operation) -> bool {
+    let begun = tenancy.operations.first().map(|first| first.sent);
+    let harmed = history.interferences.iter().any(|one| {
+        matches!(one.effect, Effect::EndsHolds | Effect::ChangesLeases)
+            && one.concerns(&operation.lock)
+            && Some(one.until) >= begun
+            && Some(one.from) <= operation.answered
+    });
+    !harmed && !tenancy.operations.iter().any(|one| one.unknown())
+}

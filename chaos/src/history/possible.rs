@@ -1,0 +1,262 @@
+//! The times during which an owner may have held a lock.
+
+use std::collections::HashMap;
+
+use super::{Effect, History, Interference, MS, Nanos, Operation, Outcome, Request, Tenancies};
+
+/// The clocks of the server count whole milliseconds.
+const ROUNDING: Nanos = 3 * MS;
+
+/// How long after the end of its connection a request may come into force where
+/// nothing holds the server up.
+const LATE_MAX: Nanos = 100 * MS;
+
+/// A time outside of which an answer can't have given an owner a lock.
+pub(super) struct PossibleHold<'o> {
+    /// The request that may have taken the lock, or renewed it.
+    pub(super) by: &'o Operation,
+    pub(super) start: Nanos,
+    pub(super) end: Nanos,
+}
+
+/// The holds of one owner. `operations` are sorted by the time of sending.
+pub(super) fn holds<'o>(
+    operations: &[&'o Operation],
+    interferences: &[&Interference],
+    tolerance: Nanos,
+) -> Vec<PossibleHold<'o>> {
+    let slack = tolerance + ROUNDING;
+    let lease_max = lease_max(operations) * MS + slack;
+    let mut holds: Vec<PossibleHold<'o>> = Vec::new();
+    let hold = |by: &'o Operation, end| {
+        let mut hold = PossibleHold {
+            by,
+            start: by.sent,
+            end,
+        };
+        // A strange `PERSIST`, `PEXPIRE` or `RESTORE` may lengthen a lease.
+        for one in interferences {
+            let lengthens = matches!(one.effect, Effect::ChangesLeases | Effect::BringsBack);
+            if lengthens && one.overlaps(hold.start, hold.end) {
+                hold.end = hold.end.max(one.blocks_until());
+            }
+        }
+        hold.end_where_known(operations, interferences, slack, lease_max);
+        hold
+    };
+    let acquires = operations.iter().copied().filter(|one| one.acquires());
+    for by in acquires.filter(|one| one.unknown() || one.granted()) {
+        let end = if by.in_session() {
+            session_end(operations, interferences, by, lease_max)
+        } else {
+            lease_end(by, interferences, slack)
+        };
+        holds.push(hold(by, end));
+    }
+    for &by in operations {
+        if matches!(by.request, Request::Renew { .. })
+            && (by.unknown() || by.outcome == Outcome::Renewed)
+            && may_hold_during(&holds, by)
+        {
+            holds.push(hold(by, lease_end(by, interferences, slack)));
+        }
+    }
+    holds
+}
+
+/// Whether the owner may have held the lock while this was under way.
+pub(super) fn may_hold_during(holds: &[PossibleHold<'_>], operation: &Operation) -> bool {
+    let answered = operation.answered.unwrap_or(Nanos::MAX);
+    holds
+        .iter()
+        .any(|hold| hold.start <= answered && operation.sent <= hold.end)
+}
+
+/// A lock that several can't hold together is over for its holder when another
+/// is granted it.
+pub(super) fn shorten_by_later_grants(history: &History, tenancies: &mut Tenancies<'_>) {
+    struct Grant<'o> {
+        owner: &'o str,
+        token: i64,
+        limit: usize,
+        sent: Nanos,
+        answered: Nanos,
+    }
+    let mut grants: HashMap<&str, Vec<Grant<'_>>> = HashMap::new();
+    for (&(lock, owner), tenancy) in &*tenancies {
+        for one in &tenancy.operations {
+            if let (Some(token), Some(limit), Some(answered)) =
+                (one.token(), one.limit(), one.answered)
+            {
+                grants.entry(lock).or_default().push(Grant {
+                    owner,
+                    token,
+                    limit,
+                    sent: one.sent,
+                    answered,
+                });
+            }
+        }
+    }
+    for of_lock in grants.values_mut() {
+        of_lock.sort_by_key(|grant| grant.token);
+    }
+    for (&(lock, owner), tenancy) in tenancies {
+        let Some(of_lock) = grants.get(lock) else {
+            continue;
+        };
+        let lease_max = (lease_max(&tenancy.operations)) * MS + ROUNDING;
+        let mut interferences = None;
+        for hold in &mut tenancy.possible {
+            let (Some(token), Some(limit)) = (hold.by.token(), hold.by.limit()) else {
+                continue;
+            };
+            let later = of_lock.partition_point(|grant| grant.token <= token);
+            let next = of_lock[later..]
+                .iter()
+                .find(|grant| grant.owner != owner && (limit == 1 || grant.limit == 1));
+            if let Some(next) = next
+                && next.answered < hold.end
+            {
+                let interferences = interferences.get_or_insert_with(|| {
+                    let all = history.interferences.iter();
+                    all.filter(|one| one.concerns(lock)).collect::<Vec<_>>()
+                });
+                hold.shorten(next.answered, next.sent, interferences, lease_max);
+            }
+        }
+    }
+}
+
+impl PossibleHold<'_> {
+    /// Ends it where a later answer shows that it was over, or was to be soon.
+    fn end_where_known(
+        &mut self,
+        operations: &[&Operation],
+        interferences: &[&Interference],
+        slack: Nanos,
+        lease_max: Nanos,
+    ) {
+        if self.by.unknown() {
+            return;
+        }
+        let later = operations.iter().filter(|one| !one.unknown());
+        for one in later.filter(|one| self.by.over_by(one.sent)) {
+            let end = match one.answered {
+                Some(answered) if one.shows_no_hold() => answered,
+                _ if one.outcome == Outcome::Renewed && !self.by.in_session() => {
+                    lease_end(one, interferences, slack)
+                }
+                _ => continue,
+            };
+            self.shorten(end, one.sent, interferences, lease_max);
+        }
+    }
+
+    /// Notes that it was over, if nothing brought it back since.
+    fn shorten(
+        &mut self,
+        end: Nanos,
+        since: Nanos,
+        interferences: &[&Interference],
+        lease_max: Nanos,
+    ) {
+        let brought_back = interferences
+            .iter()
+            .filter(|one| one.effect == Effect::BringsBack && one.overlaps(since, self.end))
+            .map(|one| one.until.saturating_add(lease_max))
+            .max();
+        // A session that finds its hold again keeps it.
+        if brought_back.is_none() || !self.by.in_session() {
+            self.end = self.end.min(end.max(brought_back.unwrap_or(0)));
+        }
+    }
+}
+
+fn lease_max(operations: &[&Operation]) -> u64 {
+    let lease_ms = |one: &&Operation| match one.request {
+        Request::Acquire { lease_ms, .. } | Request::Renew { lease_ms, .. } => Some(lease_ms),
+        _ => None,
+    };
+    operations.iter().filter_map(lease_ms).max().unwrap_or(0)
+}
+
+/// When the lease of a hold that this took or renewed is over at the latest.
+fn lease_end(by: &Operation, interferences: &[&Interference], slack: Nanos) -> Nanos {
+    let Some(answered) = by.answered else {
+        return Nanos::MAX;
+    };
+    let (lease_ms, block_ms) = match by.request {
+        Request::Acquire {
+            lease_ms, block_ms, ..
+        } => (lease_ms, block_ms.unwrap_or(0)),
+        Request::Renew { lease_ms, .. } => (lease_ms, 0),
+        _ => return answered,
+    };
+    let in_force = match by.outcome {
+        Outcome::Lost => in_force_by(answered, interferences),
+        // The server may not know that nobody waits any more.
+        Outcome::GivenUp => in_force_by(answered, interferences) + block_ms * MS,
+        Outcome::Pending | Outcome::Silent => return Nanos::MAX,
+        _ => answered,
+    };
+    in_force + lease_ms * MS + slack
+}
+
+/// When what came to the server by this time is done at the latest.
+fn in_force_by(time: Nanos, interferences: &[&Interference]) -> Nanos {
+    let stops = |one: &&&Interference| {
+        matches!(
+            one.effect,
+            Effect::HoldsCommandsBack | Effect::StopsTheServer
+        )
+    };
+    let mut stops: Vec<&&Interference> = interferences.iter().filter(stops).collect();
+    stops.sort_by_key(|one| one.from);
+    let mut latest = time + LATE_MAX;
+    for stop in stops {
+        if stop.overlaps(time, latest) {
+            latest = latest.max(stop.until + LATE_MAX);
+        }
+    }
+    latest
+}
+
+/// When a hold that may be tied to the connection of this grant is over at the
+/// latest.
+fn session_end(
+    operations: &[&Operation],
+    interferences: &[&Interference],
+    grant: &Operation,
+    lease_max: Nanos,
+) -> Nanos {
+    let ends = operations
+        .iter()
+        .filter(|one| one.shares_connection_with(grant) && one.sent >= grant.sent);
+    let closed = |one: &&Operation| {
+        let answered = one.answered?;
+        match one.outcome {
+            Outcome::Done if one.request == Request::Close => Some(answered),
+            Outcome::Lost => Some(in_force_by(answered, interferences)),
+            Outcome::GivenUp => interferences
+                .iter()
+                .filter(|end| end.effect == Effect::EndsStalls && end.from >= answered)
+                .map(|end| in_force_by(end.until, interferences))
+                .min(),
+            _ => None,
+        }
+    };
+    let Some(closed) = ends.filter_map(closed).min() else {
+        return Nanos::MAX;
+    };
+    // A server that took over meanwhile knows of no session.
+    let disturbed = interferences.iter().any(|one| {
+        let disturbs = matches!(one.effect, Effect::HoldsCommandsBack | Effect::BringsBack);
+        disturbs && one.overlaps(grant.sent, closed + lease_max)
+    });
+    if disturbed || grant.unknown() {
+        closed + lease_max
+    } else {
+        closed
+    }
+}

@@ -1,0 +1,330 @@
+//! Scenes: a few clients that do as they are told, one thing after the other,
+//! and no faults but those that the scene wants.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use redis::Value;
+
+use crate::clients::{FaultsEnd, outcome};
+use crate::history::{self, Breach, MS, Mode, Operation, Outcome, Request};
+use crate::journal::Journal;
+use crate::servers::{Build, Fsync, Server};
+use crate::wire::{Connection, Wait};
+use crate::{clock, observer};
+
+/// Nothing that a scene waits for takes longer.
+const SOON: Duration = Duration::from_secs(10);
+
+/// How far the clocks of server and clients may be apart.
+const TOLERANCE: u64 = 2 * MS;
+
+/// A server with its replica, and what happens there.
+pub struct Scene {
+    /// The primary, and its replica if there is one.
+    pub servers: Vec<Server>,
+    port: Arc<AtomicU16>,
+    journal: Arc<Journal>,
+    over: Arc<FaultsEnd>,
+    observer: Option<JoinHandle<()>>,
+    admin: Connection,
+    parties: usize,
+    dir: tempfile::TempDir,
+    build: Build,
+}
+
+/// One client as one owner.
+pub struct Party {
+    number: usize,
+    /// As whom it asks.
+    pub owner: String,
+    connection: Connection,
+    /// The server's number of its connection.
+    pub id: i64,
+    journal: Arc<Journal>,
+    asked: Option<(usize, Request)>,
+}
+
+impl Scene {
+    /// Starts such a server.
+    pub fn start(build: Build) -> Self {
+        let dir = tempfile::tempdir().expect("a directory can be made");
+        let primary = Server::start(&build, &dir.path().join("server-1"), Fsync::No, None)
+            .expect("the server starts");
+        let journal = Arc::new(Journal::default());
+        let over = Arc::new(FaultsEnd::new(0));
+        let port = Arc::new(AtomicU16::new(primary.port));
+        let observer = {
+            let (journal, port, over) = (journal.clone(), port.clone(), over.clone());
+            thread::spawn(move || observer::watch(&journal, &port, &over))
+        };
+        Self {
+            admin: Connection::open(primary.port).expect("the server answers"),
+            servers: vec![primary],
+            port,
+            journal,
+            over,
+            observer: Some(observer),
+            parties: 0,
+            dir,
+            build,
+        }
+    }
+
+    /// A new client as this owner.
+    pub fn party(&mut self, owner: &str) -> Party {
+        let port = self.port.load(Ordering::SeqCst);
+        let mut connection = Connection::open(port).expect("the server answers");
+        let Value::Int(id) = call(&mut connection, &["CLIENT", "ID"]) else {
+            panic!("a connection has a number");
+        };
+        self.parties += 1;
+        Party {
+            number: self.parties,
+            owner: owner.to_owned(),
+            connection,
+            id,
+            journal: Arc::clone(&self.journal),
+            asked: None,
+        }
+    }
+
+    /// Sends a command that is about no lock, with its words between spaces.
+    pub fn admin(&mut self, line: &str) -> Value {
+        let words: Vec<&str> = line.split(' ').collect();
+        call(&mut self.admin, &words)
+    }
+
+    /// Waits until the server is seen to have this party's request in a queue.
+    /// Says whether it comes to that, and is not answered first.
+    pub fn sees_queued(&self, party: &Party) -> bool {
+        let Some((operation, _)) = party.asked else {
+            return false;
+        };
+        eventually(|| {
+            self.journal.history().operations[operation]
+                .queued
+                .is_some()
+                || party.connection.has_reply()
+        });
+        self.journal.history().operations[operation]
+            .queued
+            .is_some()
+    }
+
+    /// Adds a replica, and waits until it is in step.
+    pub fn add_replica(&mut self) {
+        let port = self.servers[0].port;
+        let dir = self.dir.path().join("server-2");
+        let replica = Server::start(&self.build, &dir, Fsync::No, Some(port));
+        let replica = replica.expect("the replica starts");
+        let mut there = Connection::open(replica.port).expect("the replica answers");
+        eventually(|| replication(&mut there).contains("master_link_status:up"));
+        self.servers.push(replica);
+    }
+
+    /// Hands over to the replica.
+    pub fn fail_over(&mut self) {
+        let port = self.servers[1].port;
+        let mut there = Connection::open(port).expect("the replica answers");
+        eventually(|| self.admin("FAILOVER TIMEOUT 5000") == Value::Okay);
+        eventually(|| replication(&mut there).contains("role:master"));
+        self.port.store(port, Ordering::SeqCst);
+        self.admin = there;
+    }
+
+    /// What is wrong with what the clients saw.
+    pub fn breaches(&self) -> Vec<Breach> {
+        history::check(&self.journal.history(), TOLERANCE)
+    }
+
+    /// What may be wrong while some wait.
+    pub fn breaches_so_far(&self) -> Vec<Breach> {
+        history::check_so_far(&self.journal.history(), TOLERANCE)
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        self.over.store(clock::now(), Ordering::SeqCst);
+        if let Some(observer) = self.observer.take() {
+            let _ = observer.join();
+        }
+    }
+}
+
+impl Party {
+    fn begin(&mut self, lock: &str, request: Request) -> usize {
+        let operation = self.journal.began(Operation {
+            client: self.number,
+            connection: 1,
+            lock: lock.to_owned(),
+            owner: self.owner.clone(),
+            request,
+            sent: clock::now(),
+            answered: None,
+            queued: None,
+            outcome: Outcome::Pending,
+        });
+        self.asked = Some((operation, request));
+        operation
+    }
+
+    /// Asks for a lock, with options as on the command line, and doesn't wait for
+    /// the answer.
+    pub fn ask(&mut self, lock: &str, options: &str) {
+        let request = acquire(options);
+        let operation = self.begin(lock, request);
+        self.journal.may_wait(self.id, operation);
+        let line = format!("LOCK.ACQUIRE {lock} {} {options}", self.owner);
+        self.send(&line);
+    }
+
+    fn send(&mut self, line: &str) {
+        let words: Vec<&str> = line.split(' ').filter(|word| !word.is_empty()).collect();
+        let _ = self.connection.send(&words);
+    }
+
+    /// The answer to what was asked.
+    pub fn answer(&mut self) -> Outcome {
+        self.answer_or(Outcome::Lost)
+    }
+
+    fn answer_or(&mut self, closed: Outcome) -> Outcome {
+        let deadline = Instant::now() + SOON;
+        let wait = self.connection.wait(|| Instant::now() < deadline);
+        let (operation, request) = self.asked.take().expect("something was asked");
+        self.journal.waits_no_more(self.id);
+        let outcome = match wait {
+            Wait::Replied(value) => outcome(request, value, 0),
+            Wait::Closed => closed,
+            Wait::GivenUp => Outcome::Silent,
+        };
+        self.journal.ended(operation, clock::now(), outcome.clone());
+        outcome
+    }
+
+    /// Asks for a lock and waits for the answer.
+    pub fn acquire(&mut self, lock: &str, options: &str) -> Outcome {
+        self.ask(lock, options);
+        self.answer()
+    }
+
+    /// Renews a lease.
+    pub fn renew(&mut self, lock: &str, lease_ms: u64) -> Outcome {
+        let fence = None;
+        self.begin(lock, Request::Renew { lease_ms, fence });
+        self.send(&format!(
+            "LOCK.RENEW {lock} {} LEASE {lease_ms}",
+            self.owner
+        ));
+        self.answer()
+    }
+
+    /// Gives one hold back.
+    pub fn release(&mut self, lock: &str) -> Outcome {
+        let (hold, fence) = (None, None);
+        self.begin(lock, Request::Release { hold, fence });
+        self.send(&format!("LOCK.RELEASE {lock} {}", self.owner));
+        self.answer()
+    }
+
+    /// Shows that the connection lives.
+    pub fn ping(&mut self, lock: &str) -> Outcome {
+        self.begin(lock, Request::Ping);
+        self.send("PING");
+        self.answer()
+    }
+
+    /// Closes the connection.
+    pub fn close(mut self, lock: &str) {
+        let operation = self.begin(lock, Request::Close);
+        drop(self.connection);
+        self.journal.ended(operation, clock::now(), Outcome::Done);
+    }
+
+    /// In one transaction gives the lock back and ends the connection of one that
+    /// waits for it, who so can't be told of it.
+    pub fn release_and_kill(&mut self, lock: &str, victim: Party) {
+        let (hold, fence) = (None, None);
+        self.begin(lock, Request::Release { hold, fence });
+        let release = format!("LOCK.RELEASE {lock} {}", self.owner);
+        let kill = format!("CLIENT KILL ID {}", victim.id);
+        self.transaction(&[&release, &kill]);
+        victim.was_killed();
+    }
+
+    /// In one transaction ends the connection of a session and asks for the lock.
+    pub fn kill_and_acquire(&mut self, lock: &str, mut session: Party, options: &str) -> Outcome {
+        let closing = session.begin(lock, Request::Close);
+        self.journal.ended(closing, clock::now(), Outcome::Done);
+        self.begin(lock, acquire(options));
+        let kill = format!("CLIENT KILL ID {}", session.id);
+        let acquire = format!("LOCK.ACQUIRE {lock} {} {options}", self.owner);
+        self.transaction(&[&kill, &acquire])
+    }
+
+    fn transaction(&mut self, lines: &[&str]) -> Outcome {
+        let lines = ["MULTI"].into_iter().chain(lines.iter().copied());
+        for line in lines.chain(["EXEC"]) {
+            self.send(line);
+        }
+        let deadline = Instant::now() + SOON;
+        let wait = self.connection.wait_for(4, || Instant::now() < deadline);
+        let (operation, request) = self.asked.take().expect("something was asked");
+        let Wait::Replied(value) = wait else {
+            panic!("a transaction is answered");
+        };
+        let outcome = outcome(request, value, 0);
+        self.journal.ended(operation, clock::now(), outcome.clone());
+        outcome
+    }
+
+    /// Its request has changed nothing.
+    fn was_killed(mut self) {
+        let outcome = self.answer_or(Outcome::Error("KILLED".to_owned()));
+        assert!(matches!(outcome, Outcome::Error(_)), "{outcome:?}");
+    }
+}
+
+fn call(connection: &mut Connection, words: &[&str]) -> Value {
+    let deadline = Instant::now() + SOON;
+    let reply = connection.call(words, || Instant::now() < deadline);
+    reply.expect("the server answers")
+}
+
+fn replication(connection: &mut Connection) -> String {
+    let info = call(connection, &["INFO", "replication"]);
+    crate::wire::text(info).unwrap_or_default()
+}
+
+#[track_caller]
+fn eventually(mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + SOON;
+    while !done() {
+        assert!(Instant::now() < deadline, "it does not come to that");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The request that these options make.
+fn acquire(options: &str) -> Request {
+    let words: Vec<&str> = options.split(' ').collect();
+    let number = |name: &str| {
+        let at = words.iter().position(|word| *word == name)?;
+        words.get(at + 1)?.parse::<u64>().ok()
+    };
+    let mode = match number("LIMIT") {
+        Some(limit) => Mode::Limited(usize::try_from(limit).unwrap_or(usize::MAX)),
+        None if words.contains(&"SHARED") => Mode::Shared,
+        None => Mode::Exclusive,
+    };
+    Request::Acquire {
+        lease_ms: number("LEASE").unwrap_or(30_000),
+        block_ms: number("BLOCK"),
+        mode,
+        session: words.contains(&"SESSION"),
+    }
+}
