@@ -55,7 +55,8 @@ impl FenceClock {
         let after_stored = stored.map_or(1, |fence| fence.get() + 1);
         let token = own.max(after_stored);
         #[cfg(feature = "planted-faults")]
-        let token = Fault::TokenReused.instead(token, || self.last.max(1));
+        let (own, token) =
+            Fault::TokenReused.instead((own, token), || (self.last.max(1), self.last.max(1)));
         let fence = Fence::new(token).map_err(|_| Usage::FencesExhausted)?;
         self.last = own;
         Ok(fence)
