@@ -103,20 +103,25 @@ impl EnumConfigurationValue for RedissonNotify {
     }
 }
 
-// Registering a setting gives it its default. These outlive the module if it is
-// unloaded, so they don't say what that is.
-static DEFAULT_LEASE_MS: AtomicI64 = AtomicI64::new(0);
-static MAX_WAITERS: AtomicI64 = AtomicI64::new(0);
-static LOG_SLOW_WAIT_MS: AtomicI64 = AtomicI64::new(0);
-static RECHECK_INTERVAL_MS: AtomicI64 = AtomicI64::new(0);
-static DEADLOCK_DETECTION: Switch = Switch(AtomicBool::new(false));
+// The variables outlive the module if it is unloaded, so that they can't tell the
+// defaults of the next load.
+const DEFAULT_LEASE_MS_DEFAULT: i64 = 30_000;
+const MAX_WAITERS_DEFAULT: i64 = 65_536;
+const LOG_SLOW_WAIT_MS_DEFAULT: i64 = 0;
+const RECHECK_INTERVAL_MS_DEFAULT: i64 = 500;
+const DEADLOCK_DETECTION_DEFAULT: bool = true;
+static DEFAULT_LEASE_MS: AtomicI64 = AtomicI64::new(DEFAULT_LEASE_MS_DEFAULT);
+static MAX_WAITERS: AtomicI64 = AtomicI64::new(MAX_WAITERS_DEFAULT);
+static LOG_SLOW_WAIT_MS: AtomicI64 = AtomicI64::new(LOG_SLOW_WAIT_MS_DEFAULT);
+static RECHECK_INTERVAL_MS: AtomicI64 = AtomicI64::new(RECHECK_INTERVAL_MS_DEFAULT);
+static DEADLOCK_DETECTION: Switch = Switch(AtomicBool::new(DEADLOCK_DETECTION_DEFAULT));
 static REDISSON_NOTIFY: Mutex<RedissonNotify> = Mutex::new(RedissonNotify::No);
 
 const SETTINGS: [Setting; 6] = [
     Setting::Number {
         name: "default-lease",
         value: &DEFAULT_LEASE_MS,
-        default: 30_000,
+        default: DEFAULT_LEASE_MS_DEFAULT,
         min: 1,
         max: LEASE_MS_MAX,
         hidden: false,
@@ -124,7 +129,7 @@ const SETTINGS: [Setting; 6] = [
     Setting::Number {
         name: "max-waiters",
         value: &MAX_WAITERS,
-        default: 65_536,
+        default: MAX_WAITERS_DEFAULT,
         min: 1,
         max: 1_000_000_000,
         hidden: false,
@@ -132,7 +137,7 @@ const SETTINGS: [Setting; 6] = [
     Setting::Number {
         name: "log-slow-wait",
         value: &LOG_SLOW_WAIT_MS,
-        default: 0,
+        default: LOG_SLOW_WAIT_MS_DEFAULT,
         min: 0,
         max: LEASE_MS_MAX,
         hidden: false,
@@ -141,7 +146,7 @@ const SETTINGS: [Setting; 6] = [
     Setting::Number {
         name: "recheck-interval",
         value: &RECHECK_INTERVAL_MS,
-        default: 500,
+        default: RECHECK_INTERVAL_MS_DEFAULT,
         min: 1,
         max: LEASE_MS_MAX,
         hidden: true,
@@ -149,7 +154,7 @@ const SETTINGS: [Setting; 6] = [
     Setting::Switch {
         name: "deadlock-detection",
         value: &DEADLOCK_DETECTION,
-        default: true,
+        default: DEADLOCK_DETECTION_DEFAULT,
     },
     Setting::RedissonNotify(&REDISSON_NOTIFY),
 ];

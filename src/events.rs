@@ -1,5 +1,6 @@
 //! What the server tells the module without a command of ours: somebody did
-//! something to a key, a database was flushed, a setting changed.
+//! something to a key, a connection ended, a database was flushed, a setting
+//! changed.
 //!
 //! Architecture invariant: nothing here decides or writes; it tells the manager.
 
@@ -25,7 +26,7 @@ pub(crate) struct LockEvents;
 
 impl Events for LockEvents {
     fn awake() -> bool {
-        manager::anybody_waits() || manager::keeps_leases()
+        manager::anybody_waits() || manager::remembers_holds()
     }
 
     fn key_touched(ctx: &Context, key: KeyRef<'_>) {

@@ -102,8 +102,8 @@ fn init(ctx: &Context, args: &[RedisString]) -> Status {
 
 /// The server itself refuses to unload a module for which clients wait.
 fn deinit(ctx: &Context) -> Status {
-    if manager::keeps_leases() {
-        ctx.log_warning("the module is not unloaded: it keeps up the leases of sessions");
+    if manager::remembers_holds() {
+        ctx.log_warning("the module is not unloaded: sessions hold locks, or have just ended");
         return Status::Err;
     }
     timer::stop(ctx);

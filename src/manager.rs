@@ -7,18 +7,19 @@
 //! stored, decide, let the waiters have what came free, write it all as one
 //! unit, then tell those who got the lock.
 //!
-//! Architecture invariant: the remembered state (queues, token clock) never
-//! says who holds a lock; the stored hash alone does. What is remembered can
-//! therefore be lost, in a restart or a fail-over, without two owners ever
-//! holding one lock.
+//! Architecture invariant: what is remembered never says that somebody holds a
+//! lock; the stored hash alone does. It may say that a stored hold is over
+//! (`State::ended`); if that is lost, in a restart or a fail-over, the hold lasts
+//! until its lease ends, and no two owners ever hold one lock.
 //!
-//! Architecture invariant: what has ended is over before the next command sees
-//! the lock. The end of a connection is told where nothing may be written, so
+//! Architecture invariant: what has ended is over before the next command of ours
+//! sees the lock. The end of a connection is told where nothing may be written, so
 //! it waits in `State::ended`; every transition takes it from there first.
 //!
-//! Architecture invariant: the state is never borrowed while the server is
-//! called. The server calls back from within, for example with the `expired`
-//! event of the key that is being opened.
+//! Architecture invariant: the state is never borrowed where the server may call
+//! back: while a key is opened or written, a command called, a client closed,
+//! woken or told. It calls back, for example, with the `expired` event of the key
+//! that is being opened.
 
 mod alarm;
 pub(crate) mod inspect;
@@ -115,6 +116,7 @@ pub(crate) fn acquire(
 /// Gives holds back; with the last one, hands the lock on.
 pub(crate) fn release(key: LockKey<'_>, request: &ReleaseRequest) -> Result<Released, LockError> {
     let mut transition = Transition::begin(key, Some(&request.owner))?;
+    transition.end_if_closing(&request.owner);
     let held = transition.lock.holder(&request.owner).cloned();
     let released = transition.lock.release(request, &mut transition.effects);
     if let Some(held) = held {
@@ -190,10 +192,12 @@ pub(crate) fn anybody_waits() -> bool {
     STATE.with_borrow(|state| !state.queues.is_empty())
 }
 
-/// Whether any lease is kept up because a connection lives, or will be ended
-/// because one has ended.
-pub(crate) fn keeps_leases() -> bool {
-    STATE.with_borrow(|state| !state.sessions.is_empty() || !state.ended.is_empty())
+/// Whether anything is remembered of holds: sessions, grants on their way, or what
+/// has ended.
+pub(crate) fn remembers_holds() -> bool {
+    STATE.with_borrow(|state| {
+        !(state.sessions.is_empty() && state.deliveries.is_empty() && state.ended.is_empty())
+    })
 }
 
 /// Begins anew, as a module that has just been loaded.
@@ -214,7 +218,7 @@ pub(crate) fn everything_touched(ctx: &Context) {
     look_soon(ctx, WaitQueues::look_at_all_by);
 }
 
-/// A key is about to be found elsewhere; [`key_arrives`] says where.
+/// A key has left this place; [`key_arrives`], which comes next, says where it is.
 pub(crate) fn key_leaves(key: KeyRef<'_>) {
     STATE.with_borrow_mut(|state| state.leaving = Some(key.into()));
 }
@@ -223,6 +227,9 @@ pub(crate) fn key_leaves(key: KeyRef<'_>) {
 pub(crate) fn key_arrives(key: KeyRef<'_>) {
     STATE.with_borrow_mut(|state| {
         if let Some(from) = state.leaving.take() {
+            // The lock that was there before has been overwritten.
+            state.deliveries.forget_lock(key);
+            state.ended.take(key);
             state.sessions.follow(from.as_ref(), key);
             state.deliveries.follow(from.as_ref(), key);
             state.ended.follow(from.as_ref(), key);
@@ -242,26 +249,32 @@ pub(crate) fn databases_swapped(one: i32, other: i32) {
 /// A connection has ended, and with it all holds that were tied to it. Nothing
 /// may be written now, so they are ended by whoever sees their locks next.
 pub(crate) fn connection_ended(ctx: &Context, client: ClientId) {
-    let now_ms = clock::now().ms();
-    let any = STATE.with_borrow_mut(|state| {
-        if blocked::replies_are_sent_early() && keyspace::script_runs(ctx) {
-            // A script that is too slow has the server serve connections in
-            // between: the reply was sent before the end was read.
+    // A script that is too slow has the server serve connections in between: the
+    // reply was sent before the end was read.
+    let heard = blocked::replies_are_sent_early() && keyspace::script_runs(ctx);
+    STATE.with_borrow_mut(|state| end_sessions(state, client));
+    grant_told(ctx, client, heard);
+}
+
+/// A client has heard of the grant that was on its way to it, if one was, or never
+/// will.
+fn grant_told(ctx: &Context, client: ClientId, heard: bool) {
+    let any_ended = STATE.with_borrow_mut(|state| {
+        if heard {
             state.deliveries.delivered(client);
         } else if let Some((place, fence)) = state.deliveries.lost(client) {
             state.ended.push(place, fence, EndedBy::Undelivered);
         }
-        end_sessions(state, client, now_ms);
         !state.ended.is_empty()
     });
-    if any {
-        plan_ring(ctx, now_ms);
+    if any_ended {
+        plan_ring(ctx, clock::now().ms());
     }
 }
 
 /// Ends what is tied to a connection, or ties it to another one of the same
 /// owner that was granted the lock and has not heard of it yet.
-fn end_sessions(state: &mut State, client: ClientId, now_ms: i64) {
+fn end_sessions(state: &mut State, client: ClientId) {
     #[cfg(feature = "planted-faults")]
     if Fault::SessionOutlived.planted() {
         return;
@@ -271,12 +284,7 @@ fn end_sessions(state: &mut State, client: ClientId, now_ms: i64) {
     }
     for (place, tie) in state.sessions.take_client(client) {
         match state.deliveries.other_session(&place, tie.fence, client) {
-            Some((other, lease)) => {
-                let (key, owner) = (place.key.as_ref(), &place.owner);
-                state
-                    .sessions
-                    .tie(key, owner, other, tie.fence, lease, now_ms);
-            }
+            Some((client, lease)) => state.sessions.retie(place, tie, client, lease),
             None => state.ended.push(place, tie.fence, EndedBy::Session),
         }
     }

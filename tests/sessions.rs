@@ -123,6 +123,19 @@ fn a_renewal_sets_the_lease_that_is_kept_up() {
 }
 
 #[test]
+fn nested_holds_of_short_leases_do_not_stop_the_renewals() {
+    let server = TestServer::start();
+    let mut holder = server.client();
+    holder.int("LOCK.ACQUIRE k holder LEASE 3000 SESSION");
+    let end = holder.int("PEXPIRETIME k");
+    eventually("the lease is kept up", || {
+        holder.int("LOCK.ACQUIRE k holder LEASE 10 SESSION");
+        assert_eq!(holder.call("LOCK.RELEASE k holder"), int(0));
+        holder.int("PEXPIRETIME k") > end + 1000
+    });
+}
+
+#[test]
 fn another_connection_of_the_owner_takes_the_tie_over() {
     let server = TestServer::start();
     let (mut first, mut second) = (server.client(), server.client());

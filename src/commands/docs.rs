@@ -11,7 +11,7 @@ const HOLD: ArgDoc = ArgDoc::OptionalNumber(c"hold", c"HOLD");
 const FENCE: ArgDoc = ArgDoc::OptionalNumber(c"fence", c"FENCE");
 
 const COMPLEXITY: &CStr =
-    c"O(log N + H) where N is the number of clients waiting for the lock and H that of its holders.";
+    c"O(log N + H + M) where N is the number of clients waiting for the lock, H that of its holders and M that of owners waiting for several locks.";
 
 /// `LOCK.ACQUIRE`
 pub(super) const ACQUIRE: CommandDoc = CommandDoc {

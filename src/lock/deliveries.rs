@@ -11,13 +11,17 @@
 //! - A reply to `HOLD n` speaks for n holds, a reply without a number for one
 //!   more, and the 1 of a renewal for one.
 //! - A grant that is still on its way speaks as the reply that it will be.
+//!
+//! The end of a session takes all holds but those that grants on their way speak
+//! for.
 
 use std::collections::BTreeMap;
 
 use smallvec::SmallVec;
 
+use crate::lock::ended::{Ended, EndedBy};
 use crate::lock::fence::Fence;
-use crate::lock::request::{ClientId, HoldNumber, Lease};
+use crate::lock::request::{ClientId, HoldNumber, Lease, Owner};
 use crate::lock::sessions::Place;
 use crate::lock::waiters::{KeyBuf, KeyRef};
 
@@ -79,12 +83,9 @@ impl UnderWay {
         }
     }
 
-    /// How many holds a reply speaks for, or will.
-    fn spoken_for(&self) -> i64 {
-        self.promised(self.told)
-    }
-
-    fn promised(&self, told: i64) -> i64 {
+    /// How many holds are spoken for once these grants have arrived, where replies
+    /// spoke for `told` before.
+    fn speak_for(&self, told: i64) -> i64 {
         self.deliveries
             .iter()
             .fold(told, |holds, one| Told::by_grant(one.hold).after(holds))
@@ -100,6 +101,11 @@ pub(crate) struct Deliveries {
 }
 
 impl Deliveries {
+    /// Whether nothing is on its way.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.by_place.is_empty()
+    }
+
     /// Notes that a waiter was granted the lock with this token. Before that its
     /// owner had `held_before` holds, and now it has `holds`.
     pub(crate) fn send(
@@ -175,78 +181,111 @@ impl Deliveries {
     }
 
     /// Notes that a client will not hear of the grant that was on its way to it.
-    /// Returns the holds of which some may be over, and their token.
+    /// Returns the holds of which some may be over, and their token, if that is
+    /// not known yet.
     pub(crate) fn lost(&mut self, client: ClientId) -> Option<(Place, Fence)> {
         let (place, _) = self.take(client)?;
         let under_way = self.by_place.get_mut(&place)?;
-        under_way.lost = true;
-        let fence = under_way.fence;
-        Some((place, fence))
+        let (known, fence) = (
+            std::mem::replace(&mut under_way.lost, true),
+            under_way.fence,
+        );
+        (!known).then_some((place, fence))
     }
 
-    /// How many of its `holds` nobody was or will be told of.
-    pub(crate) fn untold(&self, place: &Place, fence: Fence, holds: i64) -> i64 {
-        match self.by_place.get(place) {
-            Some(under_way) if under_way.fence == fence => {
-                (holds - under_way.spoken_for()).clamp(0, under_way.added)
+    /// How many of its `holds` are left to an owner of whose holds some have
+    /// ended.
+    pub(crate) fn left(&self, place: &Place, ended: &Ended, holds: i64) -> i64 {
+        let under_way = self.by_place.get(place);
+        let under_way = under_way.filter(|under_way| under_way.fence == ended.fence);
+        match (under_way, ended.by) {
+            (Some(under_way), EndedBy::Session) => under_way.speak_for(0).min(holds),
+            (Some(under_way), EndedBy::Undelivered) => {
+                let surplus = holds - under_way.speak_for(under_way.told);
+                holds - surplus.clamp(0, under_way.added)
             }
-            _ => 0,
+            (None, EndedBy::Session) => 0,
+            (None, EndedBy::Undelivered) => holds,
         }
     }
 
-    /// Notes that what nobody was or will be told of has been given back.
-    pub(crate) fn gave_back(&mut self, place: &Place, fence: Fence, untold: i64) {
+    /// As [`Deliveries::left`], for a caller that ends the others now.
+    pub(crate) fn end(&mut self, place: &Place, ended: &Ended, holds: i64) -> i64 {
+        let left = self.left(place, ended, holds);
         if let Some(under_way) = self.by_place.get_mut(place)
-            && under_way.fence == fence
+            && under_way.fence == ended.fence
         {
-            under_way.added -= untold;
-            under_way.lost = false;
-            if under_way.deliveries.is_empty() {
+            match ended.by {
+                EndedBy::Session => (under_way.told, under_way.added) = (0, left),
+                EndedBy::Undelivered => {
+                    under_way.added -= holds - left;
+                    under_way.lost = false;
+                }
+            }
+            if under_way.deliveries.is_empty() && !under_way.lost {
                 self.by_place.remove(place);
             }
         }
+        left
     }
 
-    /// How many holds the grants that are on their way will speak for by
-    /// themselves.
-    pub(crate) fn promised(&self, place: &Place, fence: Fence) -> i64 {
-        let under_way = self.by_place.get(place);
-        let under_way = under_way.filter(|under_way| under_way.fence == fence);
-        under_way.map_or(0, |under_way| under_way.promised(0))
+    /// Forgets what is on its way to holders of this lock.
+    pub(crate) fn forget_lock(&mut self, key: KeyRef<'_>) {
+        for place in self.places_of(key) {
+            self.forget(&place);
+        }
     }
 
     /// Lets what is on its way follow a lock to another key.
     pub(crate) fn follow(&mut self, from: KeyRef<'_>, to: KeyRef<'_>) {
-        if !self.by_place.is_empty() {
-            let from: KeyBuf = from.into();
-            self.rename(|key| if *key == from { to.into() } else { key.clone() });
+        for place in self.places_of(from) {
+            self.rename(&place, to.into());
         }
     }
 
     /// Lets what is on its way follow the locks of two databases that changed
     /// places.
     pub(crate) fn swap_databases(&mut self, one: i32, other: i32) {
-        self.rename(|key| key.swapped(one, other));
+        let by_place = std::mem::take(&mut self.by_place);
+        for (Place { key, owner }, under_way) in by_place {
+            let key = key.swapped(one, other);
+            self.insert(Place { key, owner }, under_way);
+        }
     }
 
-    fn rename(&mut self, new_name: impl Fn(&KeyBuf) -> KeyBuf) {
-        let renamed = |place: Place| Place {
-            key: new_name(&place.key),
-            owner: place.owner,
-        };
-        let by_place = std::mem::take(&mut self.by_place).into_iter();
-        self.by_place = by_place
-            .map(|(place, under_way)| (renamed(place), under_way))
-            .collect();
-        for place in self.by_client.values_mut() {
-            place.key = new_name(&place.key);
+    fn places_of(&self, key: KeyRef<'_>) -> Vec<Place> {
+        if self.by_place.is_empty() {
+            return Vec::new();
         }
+        let first = Place {
+            key: key.into(),
+            owner: Owner::least(),
+        };
+        let from_first = self.by_place.range(first.clone()..);
+        from_first
+            .map(|(place, _)| place.clone())
+            .take_while(|place| place.key == first.key)
+            .collect()
+    }
+
+    fn rename(&mut self, place: &Place, key: KeyBuf) {
+        if let Some(under_way) = self.by_place.remove(place) {
+            let owner = place.owner.clone();
+            self.insert(Place { key, owner }, under_way);
+        }
+    }
+
+    fn insert(&mut self, place: Place, under_way: UnderWay) {
+        for delivery in &under_way.deliveries {
+            self.by_client.insert(delivery.client, place.clone());
+        }
+        self.by_place.insert(place, under_way);
     }
 
     fn take(&mut self, client: ClientId) -> Option<(Place, Delivery)> {
         let place = self.by_client.remove(&client)?;
         let deliveries = &mut self.by_place.get_mut(&place)?.deliveries;
-        let at = deliveries.iter().position(|one| one.client == client)?;
+        let at = deliveries.iter().rposition(|one| one.client == client)?;
         let delivery = deliveries.remove(at);
         Some((place, delivery))
     }

@@ -82,18 +82,34 @@ impl Sessions {
         now_ms: i64,
     ) {
         let place = place(key, owner);
-        let lease = match self.untie_place(&place) {
-            Some(old) if old.fence == fence => old.lease.max(lease),
-            _ => lease,
+        let kept_until_ms = lease.end_ms(now_ms);
+        let tie = match self.untie_place(&place).filter(|old| old.fence == fence) {
+            // The longer lease is kept up as was planned: re-entry by a shorter
+            // one did not prolong it.
+            Some(old) if old.lease > lease => Tie {
+                client,
+                kept_until_ms: old.kept_until_ms.max(kept_until_ms),
+                ..old
+            },
+            _ => Tie {
+                client,
+                fence,
+                lease,
+                kept_until_ms,
+                renew_at_ms: renew_at_ms(lease, now_ms),
+            },
         };
+        self.insert(place, tie);
+    }
+
+    /// Ties holds, whose tie has just been taken, to another client.
+    pub(crate) fn retie(&mut self, place: Place, tie: Tie, client: ClientId, lease: Lease) {
         self.insert(
             place,
             Tie {
                 client,
-                fence,
                 lease,
-                kept_until_ms: lease.end_ms(now_ms),
-                renew_at_ms: renew_at_ms(lease, now_ms),
+                ..tie
             },
         );
     }

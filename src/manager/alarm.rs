@@ -1,14 +1,13 @@
-//! What the manager does without being asked: it looks at contended keys when
-//! they are due, ends what is over because of what became of a client, and keeps
-//! up the leases of sessions.
+//! What the manager does without being asked: it ends what is over because of what
+//! became of a client, keeps up the leases of sessions and closes the connections
+//! of those it can't, looks at contended keys when they are due, and refuses waits
+//! that have closed a cycle across slots.
 
 use redis_module::Context;
 
 use super::transition::{Transition, forget_ended};
-use super::{STATE, key_touched, unsigned};
+use super::{STATE, grant_told, key_touched, unsigned};
 use crate::config;
-use crate::lock::ended::EndedBy;
-use crate::lock::request::ClientId;
 use crate::lock::sessions::{Place, Tie};
 use crate::lock::waiters::{KeyBuf, KeyRef, WaiterId};
 use crate::server::blocked::{Answer, Hooks, Leave};
@@ -64,23 +63,8 @@ pub(super) const HOOKS: Hooks = Hooks {
             key_touched(ctx, key);
         }
     },
-    delivered,
+    delivered: grant_told,
 };
-
-/// A client that waited has heard of its grant, or never will.
-fn delivered(ctx: &Context, client: ClientId, heard: bool) {
-    let ended = STATE.with_borrow_mut(|state| {
-        if heard {
-            state.deliveries.delivered(client);
-        } else if let Some((place, fence)) = state.deliveries.lost(client) {
-            state.ended.push(place, fence, EndedBy::Undelivered);
-        }
-        !state.ended.is_empty()
-    });
-    if ended {
-        plan_ring(ctx, clock::now().ms());
-    }
-}
 
 /// The alarm rang: end what is over because of what became of a client, keep up
 /// the leases of those that are still connected, and look at every key that is
@@ -105,9 +89,11 @@ fn ring(ctx: &Context) {
         let Some(key) = STATE.with_borrow(|state| state.ended.next_key().cloned()) else {
             break;
         };
-        if with_key(ctx, &key, look_at) != WriteAnswer::Allowed {
+        match with_key(ctx, &key, look_at) {
+            WriteAnswer::Allowed => {}
+            WriteAnswer::Refused => break,
             // Whoever serves the key now knows of no connection here.
-            forget_ended(key.as_ref());
+            WriteAnswer::NotServedHere => forget_ended(key.as_ref()),
         }
     }
     for _ in 0..STEPS_A_RING {
@@ -115,7 +101,9 @@ fn ring(ctx: &Context) {
         else {
             break;
         };
-        with_key(ctx, &place.key, |key| keep(key, &place, tie));
+        if with_key(ctx, &place.key, |key| keep(key, &place, tie)) != WriteAnswer::Allowed {
+            not_kept(ctx, &place, tie, now_ms);
+        }
     }
     for _ in 0..STEPS_A_RING {
         let Some(due) = STATE.with_borrow_mut(|state| state.queues.take_due(now_ms)) else {
@@ -152,21 +140,28 @@ fn forget_connections(ctx: &Context) {
     });
 }
 
-/// Closes the connections of sessions whose leases have ended while they could
-/// not be kept up. The others are tried again, sooner and sooner.
+/// Does for the sessions that are due what can be done where nothing may be
+/// written.
 fn close_what_can_not_be_kept(ctx: &Context, now_ms: i64) {
     for _ in 0..STEPS_A_RING {
         let Some((place, tie)) = STATE.with_borrow_mut(|state| state.sessions.take_due(now_ms))
         else {
             break;
         };
-        let left_ms = tie.kept_until_ms - now_ms;
-        if left_ms <= 0 {
-            clients::close(ctx, tie.client);
-        } else {
-            let again_ms = now_ms + (left_ms / 2).clamp(1, KEEP_RETRY_MS);
-            STATE.with_borrow_mut(|state| state.sessions.renew_by(&place, again_ms));
-        }
+        not_kept(ctx, &place, tie, now_ms);
+    }
+}
+
+/// A session's lease could not be kept up. It is tried again, sooner and sooner;
+/// before the lease is over, its connection is closed.
+fn not_kept(ctx: &Context, place: &Place, tie: Tie, now_ms: i64) {
+    // One ring may be late.
+    let left_ms = tie.kept_until_ms - now_ms - 2 * SILENCE_RETRY_MS;
+    if left_ms <= 0 {
+        clients::close(ctx, tie.client);
+    } else {
+        let again_ms = now_ms + (left_ms / 2).clamp(1, KEEP_RETRY_MS);
+        STATE.with_borrow_mut(|state| state.sessions.renew_by(place, again_ms));
     }
 }
 
@@ -189,11 +184,9 @@ fn ask(ctx: &Context, key: KeyRef<'_>) -> WriteAnswer {
 
 /// Keeps up the lease of holds that are tied to a connection.
 fn keep(key: LockKey<'_>, place: &Place, tie: Tie) {
-    let untie = || {
-        STATE.with_borrow_mut(|state| state.sessions.untie(key.as_ref(), &place.owner));
-    };
     let Ok(mut transition) = Transition::begin(key, Some(&place.owner)) else {
-        untie();
+        // It is no lock at the moment, and may be one again.
+        not_kept(key.ctx(), place, tie, clock::now().ms());
         return;
     };
     let (now, effects) = (transition.now, &mut transition.effects);
@@ -204,7 +197,7 @@ fn keep(key: LockKey<'_>, place: &Place, tie: Tie) {
         STATE.with_borrow_mut(|state| state.sessions.kept(place, now.ms()));
     } else {
         // Before the hand-off, which may tie the owner's next holds.
-        untie();
+        STATE.with_borrow_mut(|state| state.sessions.untie(key.as_ref(), &place.owner));
     }
     transition.hand_on_and_commit();
     if !kept && tie.kept_until_ms <= now.ms() {
@@ -214,6 +207,8 @@ fn keep(key: LockKey<'_>, place: &Place, tie: Tie) {
 
 fn check_wait(key: LockKey<'_>, id: WaiterId) {
     if let Ok(mut transition) = Transition::begin(key, None) {
+        // Who can have the lock now waits for nobody.
+        STATE.with_borrow_mut(|state| transition.hand_on(state));
         transition.check_wait(id);
         transition.hand_on_and_commit();
     }
@@ -230,7 +225,10 @@ fn with_key(ctx: &Context, key: &KeyBuf, body: impl FnOnce(LockKey<'_>)) -> Writ
         // It was asked when the alarm rang, and is the same for all keys.
         false => WriteAnswer::Allowed,
     };
-    let mut again_ms = SLOT_RETRY_MS;
+    let mut again_ms = match answer {
+        WriteAnswer::Refused => SILENCE_RETRY_MS,
+        _ => SLOT_RETRY_MS,
+    };
     if answer == WriteAnswer::Allowed {
         keyspace::select_db(ctx, key.db);
         let done = guard::catch("a look at a lock", || {

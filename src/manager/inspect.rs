@@ -3,11 +3,11 @@
 
 use redis_module::Context;
 
-use super::transition::{holds_left, place_of};
+use super::transition::end_in_view;
 use super::{STATE, State};
 use crate::error::LockError;
 use crate::lock::metrics::Metrics;
-use crate::lock::record::{Effects, Holder, Lock, Now};
+use crate::lock::record::{Holder, Lock, Now};
 use crate::lock::request::{Limit, Owner};
 use crate::lock::waiters::{Counts, KeyBuf, KeyRef};
 use crate::server::acl::User;
@@ -82,7 +82,7 @@ pub(crate) fn lock(key: LockKey<'_>) -> Result<LockView, LockError> {
     } else {
         remaining_ms(lock.expires_at_ms(), now)
     };
-    STATE.with_borrow(|state| end_what_is_over(state, key.as_ref(), &mut lock, now));
+    STATE.with_borrow(|state| end_in_view(state, key.as_ref(), &mut lock, now));
     let limits = lock.holders().iter().map(|holder| holder.limit);
     STATE.with_borrow(|state| {
         let waiters: Vec<WaiterView> = state
@@ -120,10 +120,9 @@ pub(crate) fn contended(ctx: &Context, count: usize) -> Vec<ContendedView> {
     let user = User::running(ctx);
     let mut keys: Vec<(i64, KeyBuf)> = STATE.with_borrow(|state| {
         let keys = state.queues.contended_keys(db);
-        keys.map(|(key, since_us)| (since_us, key))
-            .filter(|(_, key)| user.may_read(key.as_ref().name))
-            .collect()
+        keys.map(|(key, since_us)| (since_us, key)).collect()
     });
+    keys.retain(|(_, key)| user.may_read(key.as_ref().name));
     keys.sort();
     keys.truncate(count);
     let any_slot = keyspace::any_slot_is_readable(ctx);
@@ -170,7 +169,7 @@ pub(crate) fn totals<R>(show: impl FnOnce(&Totals, &Metrics) -> R) -> R {
 /// Who holds a lock. Nobody does if the key is none.
 fn read(key: LockKey<'_>, now: Now) -> Vec<Owner> {
     let mut lock = key.open_to_read().read(None).unwrap_or_default();
-    STATE.with_borrow(|state| end_what_is_over(state, key.as_ref(), &mut lock, now));
+    STATE.with_borrow(|state| end_in_view(state, key.as_ref(), &mut lock, now));
     let holders = lock.holders().iter();
     holders.map(|holder| holder.owner.clone()).collect()
 }
@@ -180,26 +179,13 @@ fn read(key: LockKey<'_>, now: Now) -> Vec<Owner> {
 fn noted(key: KeyRef<'_>, now: Now) -> Vec<Owner> {
     STATE.with_borrow(|state| {
         let noted = state.queues.holders(key).iter();
+        let has_ended = |owner: &Owner| state.ended.of(key).iter().any(|one| one.owner == *owner);
         noted
             .filter(|noted| noted.lease_end_ms.is_none_or(|end_ms| end_ms > now.ms()))
+            .filter(|noted| !has_ended(&noted.owner))
             .map(|noted| noted.owner.clone())
             .collect()
     })
-}
-
-/// Leaves out whose holds are over and are still stored.
-fn end_what_is_over(state: &State, key: KeyRef<'_>, lock: &mut Lock, now: Now) {
-    let unwritten = &mut Effects::new();
-    lock.end_leases(now, unwritten);
-    for ended in state.ended.of(key) {
-        let held = lock.holder(&ended.owner);
-        let Some(held) = held.filter(|held| held.fence == Some(ended.fence)) else {
-            continue;
-        };
-        let place = place_of(key, &ended.owner);
-        let left = holds_left(state, &place, ended, held.holds);
-        lock.leave(&ended.owner, left, unwritten);
-    }
 }
 
 fn holder_view(state: &State, key: LockKey<'_>, holder: &Holder, now: Now) -> HolderView {

@@ -81,14 +81,7 @@ impl<'c> Transition<'c> {
         let held = self.lock.holder(&ended.owner).cloned();
         let held = held.filter(|held| held.fence == Some(ended.fence));
         let holds = held.as_ref().map_or(0, |held| held.holds);
-        let left = STATE.with_borrow_mut(|state| {
-            let left = holds_left(state, &place, ended, holds);
-            if ended.by == EndedBy::Undelivered {
-                let untold = holds - left;
-                state.deliveries.gave_back(&place, ended.fence, untold);
-            }
-            left
-        });
+        let left = STATE.with_borrow_mut(|state| state.deliveries.end(&place, ended, holds));
         let Some(held) = held else {
             return;
         };
@@ -109,8 +102,7 @@ impl<'c> Transition<'c> {
         if client == clients::running(ctx) || !clients::is_closing(ctx, client) {
             return;
         }
-        let now_ms = self.now.ms();
-        STATE.with_borrow_mut(|state| end_sessions(state, client, now_ms));
+        STATE.with_borrow_mut(|state| end_sessions(state, client));
         self.end_what_is_over();
     }
 
@@ -119,7 +111,8 @@ impl<'c> Transition<'c> {
         holders.map(|holder| holder.owner.clone()).collect()
     }
 
-    /// Notes that an owner's last hold is over: it said so, or for this reason.
+    /// Counts that an owner's last hold is over, and why: for no reason but that it
+    /// gave it back, or because of this.
     pub(super) fn count_release(&mut self, held: &Holder, ended_by: Option<EndedBy>) {
         self.freed = self.lock.is_free();
         self.happenings.push(Happening::Released);
@@ -275,7 +268,8 @@ impl<'c> Transition<'c> {
 
     /// Whether this wait would never end.
     fn deadlock(&self, wait: &Wait<'_>) -> Verdict {
-        if !config::deadlock_detection() {
+        let nobody_waits = STATE.with_borrow(|state| state.queues.is_empty());
+        if nobody_waits || !config::deadlock_detection() {
             return Verdict::NoDeadlock;
         }
         #[cfg(feature = "planted-faults")]
@@ -314,7 +308,7 @@ impl<'c> Transition<'c> {
             .key
             .with_other(other, |key| key.open_to_read().read(None));
         let mut lock = lock.unwrap_or_default();
-        lock.end_leases(now, &mut Effects::new());
+        STATE.with_borrow(|state| end_in_view(state, other, &mut lock, now));
         let holders = deadlock::holders_of(lock.holders());
         STATE.with_borrow_mut(|state| {
             let noted = state.queues.holders(other).iter().map(|noted| &noted.owner);
@@ -497,11 +491,18 @@ pub(super) fn place_of(key: KeyRef<'_>, owner: &Owner) -> Place {
     }
 }
 
-/// How many holds are left to an owner of whose holds some have ended.
-pub(super) fn holds_left(state: &State, place: &Place, ended: &Ended, holds: i64) -> i64 {
-    match ended.by {
-        EndedBy::Session => state.deliveries.promised(place, ended.fence).min(holds),
-        EndedBy::Undelivered => holds - state.deliveries.untold(place, ended.fence, holds),
+/// Leaves out of a copy what is over and is still stored.
+pub(super) fn end_in_view(state: &State, key: KeyRef<'_>, lock: &mut Lock, now: Now) {
+    let unwritten = &mut Effects::new();
+    lock.end_leases(now, unwritten);
+    for ended in state.ended.of(key) {
+        let held = lock.holder(&ended.owner);
+        let Some(held) = held.filter(|held| held.fence == Some(ended.fence)) else {
+            continue;
+        };
+        let place = place_of(key, &ended.owner);
+        let left = state.deliveries.left(&place, ended, held.holds);
+        lock.leave(&ended.owner, left, unwritten);
     }
 }
 
@@ -510,7 +511,7 @@ pub(super) fn forget_ended(key: KeyRef<'_>) {
     STATE.with_borrow_mut(|state| {
         for ended in state.ended.take(key) {
             let place = place_of(key, &ended.owner);
-            state.deliveries.gave_back(&place, ended.fence, 0);
+            state.deliveries.end(&place, &ended, 0);
         }
     });
 }

@@ -1,4 +1,4 @@
-//! What the client of a command may read.
+//! What a client may read.
 
 use std::ffi::c_int;
 use std::ptr::{self, NonNull};
@@ -40,7 +40,7 @@ impl User {
 
     /// The user of this client.
     pub(crate) fn of(ctx: &Context, client: ClientId) -> Self {
-        // SAFETY: the server answers a client that it does not know with a null.
+        // SAFETY: a client that the server does not know has a null for a name.
         Self::named(ctx, unsafe {
             raw::RedisModule_GetClientUserNameById
                 .map_or(ptr::null_mut(), |name| name(ctx.ctx, client.0))
@@ -49,7 +49,7 @@ impl User {
 
     fn named(ctx: &Context, name: *mut raw::RedisModuleString) -> Self {
         if name.is_null() {
-            return Self::Unrestricted;
+            return Self::Gone;
         }
         // The name is ours to free.
         let name = RedisString::from_redis_module_string(ctx.ctx, name);
@@ -90,7 +90,8 @@ fn has_user(ctx: &Context) -> bool {
         };
         let reply = call(ctx.ctx, c"PING".as_ptr(), c"C".as_ptr());
         if reply.is_null() {
-            return std::io::Error::last_os_error().kind() != std::io::ErrorKind::Unsupported;
+            let error = std::io::Error::last_os_error().raw_os_error();
+            return error != Some(rustix::io::Errno::NOTSUP.raw_os_error());
         }
         if let Some(free) = raw::RedisModule_FreeCallReply {
             free(reply);

@@ -54,13 +54,12 @@ pub(crate) enum Answer {
     Refused(LockError),
 }
 
-/// What the lock manager is told about waiters. Neither may write to the
-/// keyspace: both are called where the server does not allow it.
+/// What the lock manager is told about waiters, where the server allows no writes.
 #[derive(Clone, Copy)]
 pub(crate) struct Hooks {
     /// The client does not wait any more, for a reason that is not ours.
     pub(crate) left: fn(&Context, &Ticket, Leave),
-    /// The client was granted the lock, and was told so or was gone before.
+    /// Whether the client, which was granted the lock, was told so.
     pub(crate) delivered: fn(&Context, ClientId, bool),
 }
 

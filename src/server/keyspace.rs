@@ -14,15 +14,16 @@ pub(crate) enum WriteAnswer {
     /// It may.
     Allowed,
     /// No key may be written now: too few replicas are connected
-    /// (`min-replicas-to-write`), or the disk had an error (`MISCONF`).
+    /// (`min-replicas-to-write`), the disk had an error (`MISCONF`), or the cluster
+    /// is down.
     Refused,
     /// In a cluster, the key's slot belongs to another node, or is on its way
     /// there and the key is not here.
     NotServedHere,
 }
 
-/// How the errors begin by which the server refuses every write.
-const REFUSALS: [&[u8]; 3] = [b"NOREPLICAS", b"MISCONF", b"READONLY"];
+/// What the server says of a key whose slot it does not serve.
+const NON_LOCAL: &str = "non local key";
 
 /// A lock's key, named within the database that the context has selected.
 #[derive(Clone, Copy)]
@@ -79,7 +80,8 @@ impl<'c> LockKey<'c> {
     /// What the server would say of a command that writes to this key. What the
     /// module writes by itself it does not check.
     pub(crate) fn asks_for_a_write(&self) -> WriteAnswer {
-        // A write that changes nothing: no expiry is greater and in the past.
+        // A write that changes nothing: `GT` sets an expiry only where it is later
+        // than the present one, and 1970 never is.
         const PAST: &[u8] = b"1";
         let options = CallOptionsBuilder::new()
             .script_mode()
@@ -89,14 +91,10 @@ impl<'c> LockKey<'c> {
         let reply: CallResult<'_> = self.ctx.call_ext("PEXPIREAT", &options, &args);
         match reply {
             Ok(_) => WriteAnswer::Allowed,
-            Err(error)
-                if REFUSALS
-                    .iter()
-                    .any(|code| error.as_bytes().starts_with(code)) =>
-            {
-                WriteAnswer::Refused
+            Err(error) if String::from_utf8_lossy(error.as_bytes()).contains(NON_LOCAL) => {
+                WriteAnswer::NotServedHere
             }
-            Err(_) => WriteAnswer::NotServedHere,
+            Err(_) => WriteAnswer::Refused,
         }
     }
 
@@ -158,8 +156,10 @@ pub(crate) fn in_cluster(ctx: &Context) -> bool {
     ctx.get_flags().contains(ContextFlags::CLUSTER)
 }
 
-/// Whether a key of any slot can be read now. While a command of a cluster's node
-/// runs, Redis 7.2 and later look every key up in that command's slot.
+/// Whether a command without keys can read a key of any slot. While a command of a
+/// cluster's node runs, Redis 7.2 and later look every key up in that command's
+/// slot: alone such a command has none, in a transaction or a script it has that of
+/// the others.
 pub(crate) fn any_slot_is_readable(ctx: &Context) -> bool {
     let flags = ctx.get_flags();
     !flags.contains(ContextFlags::CLUSTER)

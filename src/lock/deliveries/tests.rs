@@ -13,6 +13,14 @@ fn fence() -> Fence {
     Fence::new(7).unwrap()
 }
 
+fn ended(fence: Fence, by: EndedBy) -> Ended {
+    Ended {
+        owner: place().owner,
+        fence,
+        by,
+    }
+}
+
 /// Grants of one owner on one lock, numbered from 1.
 #[derive(Default)]
 struct Story {
@@ -45,16 +53,18 @@ impl Story {
     }
 
     fn lost(&mut self, waiter: u64) {
-        let lost = self.deliveries.lost(ClientId(waiter));
-        assert_eq!(lost, Some((place(), fence())));
+        if let Some(lost) = self.deliveries.lost(ClientId(waiter)) {
+            assert_eq!(lost, (place(), fence()));
+        }
     }
 
     #[track_caller]
     fn gives_back(&mut self, expected: i64) {
-        let untold = self.deliveries.untold(&place(), fence(), self.holds);
-        assert_eq!(untold, expected);
-        self.deliveries.gave_back(&place(), fence(), untold);
-        self.holds -= untold;
+        let ended = ended(fence(), EndedBy::Undelivered);
+        let left = self.holds - expected;
+        assert_eq!(self.deliveries.left(&place(), &ended, self.holds), left);
+        assert_eq!(self.deliveries.end(&place(), &ended, self.holds), left);
+        self.holds = left;
     }
 
     #[track_caller]
@@ -221,10 +231,13 @@ fn a_new_token_ends_what_was_on_its_way_before() {
     };
     let newer = Fence::new(8).unwrap();
     story.deliveries.send(place(), newer, delivery, 0, 1);
-    assert_eq!(story.deliveries.untold(&place(), fence(), 1), 0);
+    let older = ended(fence(), EndedBy::Undelivered);
+    assert_eq!(story.deliveries.end(&place(), &older, 1), 1);
     assert_eq!(story.deliveries.lost(ClientId(1)), None);
     assert_eq!(story.deliveries.lost(ClientId(2)), Some((place(), newer)));
-    assert_eq!(story.deliveries.untold(&place(), newer, 1), 1);
+    let newer = ended(newer, EndedBy::Undelivered);
+    assert_eq!(story.deliveries.end(&place(), &newer, 1), 0);
+    story.is_over();
 }
 
 #[test]
@@ -237,8 +250,9 @@ fn what_is_on_its_way_follows_its_lock() {
     let mut story = Story::default();
     story.grant(1, None);
     story.deliveries.follow(KeyRef { db: 0, name: b"k" }, to);
-    assert_eq!(story.deliveries.promised(&place(), fence()), 0);
-    assert_eq!(story.deliveries.promised(&moved, fence()), 1);
+    let session = ended(fence(), EndedBy::Session);
+    assert_eq!(story.deliveries.left(&place(), &session, 1), 0);
+    assert_eq!(story.deliveries.left(&moved, &session, 1), 1);
     story.deliveries.swap_databases(3, 0);
     let swapped = Place {
         key: KeyRef { db: 0, name: b"l" }.into(),
@@ -264,6 +278,39 @@ fn the_newest_session_of_another_client_is_found() {
     assert_eq!(other(2), Some((ClientId(1), lease(10).unwrap())));
     let older = Fence::new(6).unwrap();
     assert_eq!(deliveries.other_session(&place(), older, ClientId(3)), None);
-    assert_eq!(deliveries.promised(&place(), fence()), 1);
-    assert_eq!(deliveries.promised(&place(), older), 0);
+}
+
+#[test]
+fn a_session_ends_all_but_what_others_will_hear_of() {
+    let session = ended(fence(), EndedBy::Session);
+    let mut story = Story::with_holds(1);
+    assert_eq!(story.deliveries.end(&place(), &session, 1), 0);
+    story.grant(1, None);
+    assert_eq!(story.deliveries.end(&place(), &session, 2), 1);
+    story.holds = 1;
+    // Nobody speaks for it if that one goes too.
+    story.lost(1);
+    story.gives_back(1);
+    story.is_over();
+}
+
+#[test]
+fn a_lock_that_is_overwritten_leaves_nothing_on_its_way() {
+    let mut story = Story::default();
+    story.grant(1, None);
+    story.deliveries.forget_lock(KeyRef { db: 1, name: b"k" });
+    assert_eq!(story.deliveries.by_client.len(), 1);
+    story.deliveries.forget_lock(KeyRef { db: 0, name: b"k" });
+    story.is_over();
+}
+
+#[test]
+fn one_loss_is_told_until_it_is_settled() {
+    let mut story = Story::default();
+    story.grant(1, None);
+    story.grant(2, None);
+    assert!(story.deliveries.lost(ClientId(1)).is_some());
+    assert!(story.deliveries.lost(ClientId(2)).is_none());
+    story.gives_back(2);
+    story.is_over();
 }

@@ -285,11 +285,16 @@ mod against_a_model {
                     Step::Tie { key, who, to: (client, token, lease_ms) } => {
                         tie(&mut sessions, KEYS[key], OWNERS[who], (client, token, lease_ms), now_ms);
                         let place = at(KEYS[key], OWNERS[who]);
-                        let kept_ms = match model.untie(&place) {
-                            Some(Tied { to: (_, old, old_ms), .. }) if old == token => old_ms,
-                            _ => 0,
-                        };
-                        model.tie(place, (client, token, lease_ms.max(kept_ms)), now_ms);
+                        match model.untie(&place) {
+                            // A shorter lease changes no plan.
+                            Some(Tied { to: (_, old, old_ms), renew_at_ms, .. })
+                                if old == token && old_ms > lease_ms =>
+                            {
+                                let to = (client, token, old_ms);
+                                model.ties.push(Tied { place, to, renew_at_ms });
+                            }
+                            _ => model.tie(place, (client, token, lease_ms), now_ms),
+                        }
                     }
                     Step::SetLease { key, who, lease_ms } => {
                         sessions.set_lease(KEYS[key], &owner(OWNERS[who]), lease(lease_ms), now_ms);
@@ -387,6 +392,20 @@ fn holds_last_as_long_as_they_have_been_kept_up() {
     sessions.kept(&at(KEY, "b"), 1100);
     sessions.renew_by(&at(KEY, "b"), 1100);
     assert_eq!(sessions.len(), 1);
+}
+
+#[test]
+fn reentry_by_a_shorter_lease_postpones_no_renewal() {
+    let mut sessions = Sessions::default();
+    tie(&mut sessions, KEY, "a", (1, 7, 60_000), 0);
+    tie(&mut sessions, KEY, "a", (2, 7, 1000), 15_000);
+    assert_eq!(sessions.next_renewal_ms(), Some(20_000));
+    let tied = sessions.tie_of(KEY, &owner("a")).unwrap();
+    assert_eq!(told(&tied), (2, 7, 60_000));
+    assert_eq!(tied.kept_until_ms, 60_000);
+    tie(&mut sessions, KEY, "a", (1, 7, 50_000), 15_000);
+    let tied = sessions.tie_of(KEY, &owner("a")).unwrap();
+    assert_eq!(tied.kept_until_ms, 65_000);
 }
 
 #[test]
