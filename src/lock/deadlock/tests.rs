@@ -320,6 +320,17 @@ mod what_is_a_deadlock {
     }
 
     #[test]
+    fn who_is_in_line_already_gets_no_alarm_for_those_behind() {
+        let mut world = a_holds_k_and_b_holds_l();
+        take(&mut world, D, M, Limit::EXCLUSIVE);
+        wait(&mut world, A, L, Limit::EXCLUSIVE);
+        // 'c' waits for 'a', and for another lock.
+        wait(&mut world, C, L, Limit::EXCLUSIVE);
+        wait(&mut world, C, M, Limit::EXCLUSIVE);
+        wait(&mut world, A, L, Limit::EXCLUSIVE);
+    }
+
+    #[test]
     fn who_gave_its_place_up_is_waited_for_no_more() {
         let mut world = a_holds_k_and_b_holds_l();
         let id = wait(&mut world, A, L, Limit::EXCLUSIVE);

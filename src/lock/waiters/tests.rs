@@ -269,6 +269,18 @@ fn nothing_is_left_of_a_line_in_which_nobody_waits() {
 }
 
 #[test]
+fn nothing_is_left_of_an_owner_that_waits_no_more() {
+    let mut queues = Queues::default();
+    let id = wait(&mut queues, KEY, "a");
+    wait(&mut queues, OTHER, "b");
+    assert_eq!(queues.waits.len(), 2);
+    queues.remove(KEY, id).unwrap();
+    assert_eq!(queues.waits.len(), 1);
+    queues.take_first(OTHER).unwrap();
+    assert!(queues.waits.is_empty());
+}
+
+#[test]
 fn a_line_is_listed_from_its_first_to_its_last() {
     let mut queues = Queues::default();
     let list = |queues: &Queues, key| -> Vec<WaiterId> {
