@@ -322,11 +322,10 @@ mod what_is_a_deadlock {
     #[test]
     fn who_is_in_line_already_gets_no_alarm_for_those_behind() {
         let mut world = a_holds_k_and_b_holds_l();
-        take(&mut world, D, M, Limit::EXCLUSIVE);
         wait(&mut world, A, L, Limit::EXCLUSIVE);
-        // 'c' waits for 'a', and for another lock.
+        // 'c' waits for 'a' here and there, but 'a' does not wait for 'c'.
         wait(&mut world, C, L, Limit::EXCLUSIVE);
-        wait(&mut world, C, M, Limit::EXCLUSIVE);
+        wait(&mut world, C, K, Limit::EXCLUSIVE);
         wait(&mut world, A, L, Limit::EXCLUSIVE);
     }
 
