@@ -79,6 +79,13 @@ model: deps build ## Run the model test at length, against the core and SERVER
 	PROPTEST_CASES=1000000 cargo test --locked --lib --release every_deadlock -- --nocapture
 	MODEL_STEPS=100000 cargo test --locked --test model
 
+.PHONY: mutants
+mutants: build-deps ## Change the core in hundreds of small ways: the unit tests must notice
+	@command -v cargo-mutants >/dev/null || cargo install --locked cargo-mutants
+	@# A change may make a search endless: then let its memory come to an end soon.
+	ulimit -v 4194304 && PROPTEST_CASES=32 PROPTEST_DISABLE_FAILURE_PERSISTENCE=1 \
+		PROPTEST_MAX_SHRINK_ITERS=0 cargo mutants
+
 .PHONY: chaos
 chaos: deps build ## Run the fault campaign for DURATION seconds, as SEED says
 	cargo run --locked --package redis-lock-chaos -- --duration $(DURATION) \

@@ -238,6 +238,12 @@ mod tests {
     }
 
     #[test]
+    fn an_owner_is_shown_in_letters_that_can_be_read() {
+        let owner = Owner::new(b"a\n\xff").unwrap();
+        assert_eq!(format!("{owner:?}"), r"Owner(a\n\xff)");
+    }
+
+    #[test]
     fn leases_last_from_a_millisecond_to_ten_years() {
         for ms in [i64::MIN, -1, 0, LEASE_MS_MAX + 1, i64::MAX] {
             assert_eq!(Lease::from_ms(ms), Err(Usage::LeaseOutOfRange));
@@ -262,6 +268,12 @@ mod tests {
         for ms in [0, 1, Timeout::MS_MAX] {
             assert_eq!(Timeout::from_ms(ms).map(Timeout::ms_or_zero), Ok(ms));
         }
+    }
+
+    #[test]
+    fn the_longest_wait_is_half_of_the_reach_of_the_clock() {
+        let halves = [Timeout::MS_MAX, Timeout::MS_MAX + 1];
+        assert_eq!(halves[0].checked_add(halves[1]), Some(i64::MAX));
     }
 
     #[test]

@@ -229,6 +229,21 @@ mod what_is_a_deadlock {
     }
 
     #[test]
+    fn of_two_ways_back_the_shorter_one_is_told() {
+        let mut world = World::default();
+        for who in [C, A] {
+            take(&mut world, who, K, Limit::SHARED);
+        }
+        take(&mut world, D, L, Limit::EXCLUSIVE);
+        take(&mut world, A, M, Limit::EXCLUSIVE);
+        // 'd' would wait for 'c' as well, which waits for 'a'.
+        wait(&mut world, C, M, Limit::EXCLUSIVE);
+        wait(&mut world, A, L, Limit::EXCLUSIVE);
+        let told = "'d' waits for 'k' held by 'a', 'a' waits for 'l' held by 'd'";
+        check_deadlock(&mut world, D, K, Limit::EXCLUSIVE, told);
+    }
+
+    #[test]
     fn a_ring_that_the_newcomer_would_only_wait_for_is_not_its_own() {
         // What detection that was switched off let happen.
         let mut world = a_holds_k_and_b_holds_l();
@@ -376,6 +391,16 @@ mod what_is_a_deadlock {
         wait(&mut world, A, L, Limit::EXCLUSIVE);
         wait(&mut world, C, L, Limit::EXCLUSIVE);
         wait(&mut world, C, L, Limit::EXCLUSIVE);
+        wait(&mut world, A, L, Limit::EXCLUSIVE);
+    }
+
+    #[test]
+    fn who_is_in_line_already_gets_no_alarm_for_those_behind() {
+        let mut world = a_holds_k_and_b_holds_l();
+        wait(&mut world, A, L, Limit::EXCLUSIVE);
+        // 'c' waits for 'a' here and there, but 'a' does not wait for 'c'.
+        wait(&mut world, C, L, Limit::EXCLUSIVE);
+        wait(&mut world, C, K, Limit::EXCLUSIVE);
         wait(&mut world, A, L, Limit::EXCLUSIVE);
     }
 

@@ -5,6 +5,7 @@ use crate::lock::fence::FENCE_MAX;
 use crate::lock::request::HoldNumber;
 
 mod acquiring;
+mod breaking;
 mod histories;
 mod keeping;
 mod releasing;
@@ -266,4 +267,15 @@ fn check_renew(
         effects,
         after,
     );
+}
+
+#[test]
+fn a_lock_tells_its_token_and_its_expiry() {
+    for token in [None, Some(7)] {
+        assert_eq!(free(token).last_fence(), token.map(fence));
+        assert_eq!(free(token).expires_at_ms(), None);
+    }
+    let lock = held("a", 1, Some(7), Some(END));
+    assert_eq!(lock.last_fence(), Some(fence(7)));
+    assert_eq!(lock.expires_at_ms(), Some(END));
 }

@@ -84,6 +84,22 @@ fn a_client_that_is_gone_takes_all_its_ties_along_and_no_others() {
 }
 
 #[test]
+fn it_is_known_who_is_tied_to_what() {
+    let mut sessions = Sessions::default();
+    let tied = |sessions: &Sessions, key, name| {
+        let tie = sessions.tie_of(key, &owner(name));
+        tie.map(|tie| told(&tie))
+    };
+    assert_eq!(tied(&sessions, KEY, "a"), None);
+    tie(&mut sessions, KEY, "a", (1, 7, 300), 0);
+    tie(&mut sessions, OTHER, "b", (2, 8, 400), 0);
+    assert_eq!(tied(&sessions, KEY, "a"), Some((1, 7, 300)));
+    assert_eq!(tied(&sessions, OTHER, "b"), Some((2, 8, 400)));
+    assert_eq!(tied(&sessions, KEY, "b"), None);
+    assert_eq!(tied(&sessions, OTHER, "a"), None);
+}
+
+#[test]
 fn a_tie_moves_to_the_connection_that_asked_last() {
     let mut sessions = Sessions::default();
     tie(&mut sessions, KEY, "a", (1, 7, 300), 0);

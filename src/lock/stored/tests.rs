@@ -137,6 +137,19 @@ mod stored_hashes {
         let lock = reader.finish(Some(END)).unwrap();
         assert_eq!(lock.holders()[0].owner.as_bytes(), b"\0\xff");
     }
+
+    #[test]
+    fn who_asks_shares_its_name_with_the_lock_it_holds() {
+        let asker = Owner::new(b"a").unwrap();
+        for (name, shared) in [("a", true), ("b", false)] {
+            let mut reader = Reader::asked_by(&asker);
+            reader.field(name.as_bytes(), b"1");
+            let lock = reader.finish(Some(END)).unwrap();
+            let owner = &lock.holders()[0].owner;
+            assert_eq!(owner.as_bytes(), name.as_bytes());
+            assert_eq!(std::ptr::eq(owner.as_bytes(), asker.as_bytes()), shared);
+        }
+    }
 }
 
 mod permits {

@@ -44,7 +44,12 @@ fn owners<'q, T>(queues: &'q WaitQueues<T>, key: KeyRef<'_>) -> impl Iterator<It
 type Queues = WaitQueues<WaiterId>;
 
 fn wait(queues: &mut Queues, key: KeyRef<'_>, name: &str) -> WaiterId {
-    queues.push(key, request(name), 0, MANY, |id| id).unwrap()
+    wait_since(queues, key, name, 0)
+}
+
+fn wait_since(queues: &mut Queues, key: KeyRef<'_>, name: &str, since_us: i64) -> WaiterId {
+    let pushed = queues.push(key, request(name), since_us, MANY, |id| id);
+    pushed.unwrap()
 }
 
 fn wait_in_line<const N: usize>(
@@ -259,6 +264,172 @@ fn nothing_is_left_of_a_line_in_which_nobody_waits() {
         wait(&mut queues, KEY, "a");
         assert_eq!(queues.next_look_ms(), None);
     }
+}
+
+#[test]
+fn nothing_is_left_of_an_owner_that_waits_no_more() {
+    let mut queues = Queues::default();
+    let id = wait(&mut queues, KEY, "a");
+    wait(&mut queues, OTHER, "b");
+    assert_eq!(queues.waits.len(), 2);
+    queues.remove(KEY, id).unwrap();
+    assert_eq!(queues.waits.len(), 1);
+    queues.take_first(OTHER).unwrap();
+    assert!(queues.waits.is_empty());
+}
+
+#[test]
+fn a_line_is_listed_from_its_first_to_its_last() {
+    let mut queues = Queues::default();
+    let list = |queues: &Queues, key| -> Vec<WaiterId> {
+        let waiters = queues.waiters(key);
+        waiters.map(|waiter| waiter.ticket).collect()
+    };
+    assert_eq!(list(&queues, KEY), []);
+    let [a, b, c] = wait_in_line(&mut queues, KEY, ["c", "a", "b"]);
+    assert_eq!(list(&queues, KEY), [a, b, c]);
+    assert_eq!(list(&queues, OTHER), []);
+}
+
+#[test]
+fn each_line_has_its_own_length() {
+    let mut queues = Queues::default();
+    let lengths = |queues: &Queues| [KEY, OTHER].map(|key| queues.length(key));
+    assert_eq!(lengths(&queues), [0, 0]);
+    let [first, _, _] = wait_in_line(&mut queues, KEY, ["a", "b", "a"]);
+    wait(&mut queues, OTHER, "a");
+    assert_eq!(lengths(&queues), [3, 1]);
+    queues.remove(KEY, first).unwrap();
+    assert_eq!(lengths(&queues), [2, 1]);
+}
+
+#[test]
+fn what_is_remembered_is_counted() {
+    let mut queues = Queues::default();
+    let counts = |queues: &Queues| {
+        let counts = queues.counts();
+        [counts.waiters, counts.contended_keys, counts.planned_looks]
+    };
+    assert_eq!(counts(&queues), [0, 0, 0]);
+    let [a, b, _] = wait_in_line(&mut queues, KEY, ["a", "b", "c"]);
+    wait(&mut queues, OTHER, "a");
+    queues.look_by(KEY, 5);
+    assert_eq!(counts(&queues), [4, 2, 1]);
+    queues.remove(KEY, a).unwrap();
+    queues.remove(KEY, b).unwrap();
+    assert_eq!(counts(&queues), [2, 2, 1]);
+    queues.take_first(KEY).unwrap();
+    assert_eq!(counts(&queues), [1, 1, 0]);
+}
+
+#[test]
+fn a_database_has_its_own_contended_keys() {
+    let mut queues = Queues::default();
+    let contended = |queues: &Queues, db| -> BTreeSet<(KeyBuf, i64)> {
+        let keys = queues.contended_keys(db);
+        keys.collect()
+    };
+    let in_one = key(1, b"k");
+    let first = wait_since(&mut queues, KEY, "a", 20);
+    for (key, since_us) in [(KEY, 30), (OTHER, 40), (in_one, 50)] {
+        wait_since(&mut queues, key, "b", since_us);
+    }
+    let expected = [(KEY.into(), 20), (OTHER.into(), 40)];
+    assert_eq!(contended(&queues, 0), expected.into());
+    assert_eq!(contended(&queues, 1), [(in_one.into(), 50)].into());
+    assert_eq!(contended(&queues, 2), BTreeSet::new());
+    // The time is that of who is first in line now.
+    queues.remove(KEY, first).unwrap();
+    let expected = [(KEY.into(), 30), (OTHER.into(), 40)];
+    assert_eq!(contended(&queues, 0), expected.into());
+}
+
+#[test]
+fn the_longest_wait_is_that_of_the_first_in_some_line() {
+    let mut queues = Queues::default();
+    assert_eq!(queues.longest_since_us(), None);
+    for (key, since_us, longest) in [(KEY, 30, 30), (OTHER, 20, 20), (KEY, 40, 20)] {
+        wait_since(&mut queues, key, "a", since_us);
+        assert_eq!(queues.longest_since_us(), Some(longest));
+    }
+    for longest in [Some(30), None] {
+        let over = if longest.is_some() { OTHER } else { KEY };
+        drain(&mut queues, over);
+        assert_eq!(queues.longest_since_us(), longest);
+    }
+}
+
+#[test]
+fn who_was_found_to_wait_for_long_is_passed_over() {
+    let mut queues = Queues::default();
+    let next = |queues: &Queues, key| {
+        let next = queues.next_not_slow(key);
+        next.map(|waiter| waiter.ticket)
+    };
+    queues.note_slow(KEY, WaiterId(0));
+    assert_eq!(next(&queues, KEY), None);
+    let [a, b, c] = wait_in_line(&mut queues, KEY, ["a", "b", "c"]);
+    let other = wait(&mut queues, OTHER, "a");
+    assert_eq!(next(&queues, KEY), Some(a));
+    queues.note_slow(KEY, a);
+    assert_eq!(next(&queues, KEY), Some(b));
+    // Whoever leaves takes no place in line along.
+    queues.remove(KEY, a).unwrap();
+    assert_eq!(next(&queues, KEY), Some(b));
+    queues.note_slow(KEY, b);
+    assert_eq!(next(&queues, KEY), Some(c));
+    queues.note_slow(KEY, c);
+    assert_eq!(next(&queues, KEY), None);
+    assert_eq!(next(&queues, OTHER), Some(other));
+}
+
+#[test]
+fn the_memory_of_a_crowd_goes_with_it_but_not_too_soon() {
+    let mut queues = Queues::default();
+    // A table for 57 keys has 128 places, of which it fills 112.
+    let names: Vec<String> = (0..57).map(|n| n.to_string()).collect();
+    for name in &names {
+        wait(&mut queues, key(0, name.as_bytes()), "a");
+    }
+    let mut capacities = vec![queues.by_key.capacity()];
+    for name in names.iter().rev() {
+        queues.take_first(key(0, name.as_bytes())).unwrap();
+        capacities.push(queues.by_key.capacity());
+    }
+    // By the number of keys that are left.
+    capacities.reverse();
+    // A key that goes may leave its place unusable until the next cleaning up.
+    assert!(
+        capacities[14..].iter().all(|&room| room > 100),
+        "{capacities:?}"
+    );
+    let enough = QUEUES_ALWAYS_ROOM_FOR..=2 * QUEUES_ALWAYS_ROOM_FOR;
+    let few = &capacities[..12];
+    assert!(
+        few.iter().all(|room| enough.contains(room)),
+        "{capacities:?}"
+    );
+}
+
+#[test]
+fn a_table_that_shrank_has_room_for_twice_its_keys() {
+    let mut queues = Queues::default();
+    // These fill a table to the last place that may be used.
+    let names: Vec<String> = (0..1792).map(|n| n.to_string()).collect();
+    for name in &names {
+        wait(&mut queues, key(0, name.as_bytes()), "a");
+    }
+    let mut shrunk = 0;
+    for name in names {
+        let before = queues.by_key.capacity();
+        queues.take_first(key(0, name.as_bytes())).unwrap();
+        let (keys, room) = (queues.by_key.len(), queues.by_key.capacity());
+        if room < before / 2 {
+            shrunk += 1;
+            assert!(room >= 2 * keys, "{keys} keys, room for {room}");
+        }
+    }
+    assert!(shrunk > 1);
 }
 
 #[test]

@@ -386,6 +386,17 @@ mod reentering {
     }
 
     #[test]
+    fn a_resent_hold_that_ends_when_it_did_writes_nothing() {
+        let [a, b] = a_and_b();
+        let again = AcquireRequest {
+            limit: SHARED,
+            ..acquire("a", LEASE_MS, Some(1))
+        };
+        let lock = held_by([until(END, &a), b]);
+        check_acquire(&lock, &again, granted(7), &[], &lock);
+    }
+
+    #[test]
     fn any_other_hold_is_refused() {
         let [a, b] = a_and_b();
         let lock = held_by([until(END - 1, &twice(&a)), b]);
