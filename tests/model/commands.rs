@@ -103,6 +103,7 @@ pub enum Command {
     Unlink(&'static str),
     Set(&'static str),
     Rename(&'static str, &'static str),
+    RenameNx(&'static str, &'static str),
     Move(&'static str, usize),
     CopyReplace {
         from: &'static str,
@@ -243,6 +244,7 @@ impl Command {
             Self::Unlink(key) => words(&["UNLINK", key]),
             Self::Set(key) => words(&["SET", key, "text"]),
             Self::Rename(from, to) => words(&["RENAME", from, to]),
+            Self::RenameNx(from, to) => words(&["RENAMENX", from, to]),
             Self::Move(key, db) => words(&["MOVE", key, &db.to_string()]),
             Self::CopyReplace { from, to, db } => {
                 words(&["COPY", from, to, "DB", &db.to_string(), "REPLACE"])
@@ -299,6 +301,7 @@ impl Command {
             Self::Unlink(_) => "UNLINK",
             Self::Set(_) => "SET",
             Self::Rename(..) => "RENAME",
+            Self::RenameNx(..) => "RENAMENX",
             Self::Move(..) => "MOVE",
             Self::CopyReplace { .. } => "COPY",
             Self::Dump(_) => "DUMP",

@@ -272,7 +272,8 @@ pub fn command(
         750..770 => Command::Del(key),
         770..785 => Command::Unlink(key),
         785..790 => Command::Set(key),
-        790..815 => Command::Rename(key, other),
+        790..808 => Command::Rename(key, other),
+        808..815 => Command::RenameNx(key, other),
         815..840 => Command::Move(key, 1 - db),
         840..860 => Command::CopyReplace {
             from: key,

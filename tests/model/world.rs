@@ -242,6 +242,7 @@ impl World {
                 Expect::Ok
             }
             Command::Rename(from, to) => self.rename(at(from), at(to)),
+            Command::RenameNx(from, to) => self.rename_nx(at(from), at(to)),
             Command::Move(key, db) => self.move_to(at(key), Place { db, key }),
             Command::CopyReplace { from, to, db } => self.copy(at(from), Place { db, key: to }),
             Command::Dump(key) => match self.stored(at(key)) {
@@ -271,11 +272,7 @@ impl World {
                 self.databases = Default::default();
                 Expect::Ok
             }
-            // Who waits, waits for the key of that name in its database.
-            Command::SwapDb => {
-                self.databases.swap(0, 1);
-                Expect::Ok
-            }
+            Command::SwapDb => self.swap_databases(),
         }
     }
 
