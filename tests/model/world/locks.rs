@@ -33,6 +33,9 @@ impl World {
             Token::OfGrant(self.grants.len() - 1)
         });
         let asked = request.lease.unwrap_or(DEFAULT_LEASE);
+        // Somebody else may have let the key end before the lease.
+        let key_lease = self.stored(at).and_then(|stored| stored.lease);
+        let key_ends_before = key_lease.is_some_and(|lease| lease < asked);
         // Re-entry never shortens a lease. A persisted lock stays so.
         let extends = held.is_none_or(|held| held.lease.is_some_and(|old| old < asked));
         let holder = Holder {
@@ -48,7 +51,7 @@ impl World {
         };
         let stored = self.databases[at.db].entry(at.key).or_default();
         stored.write(holder, old_token.is_none().then_some(token));
-        if extends {
+        if extends || key_ends_before {
             self.expire_with_the_last_lease(at);
         }
         if request.session {
@@ -124,7 +127,7 @@ impl World {
         let Some(block) = wait else {
             return Ok(Expect::Nil);
         };
-        if self.refuses_deadlocks && self.closes_a_cycle(at, request.owner) {
+        if self.refuses_deadlocks && self.closes_a_cycle(at, request) {
             self.account.deadlocks_refused += 1;
             return Err(Expect::Error("DEADLOCK"));
         }
@@ -144,16 +147,13 @@ impl World {
     }
 
     /// Whether the owner, if it queued here, would wait for itself through others.
-    fn closes_a_cycle(&self, at: Place, owner: &'static str) -> bool {
-        let waits = |waiter: &Waiter| waiter.request.owner == owner;
-        if self
-            .queues
-            .get(&at)
-            .is_some_and(|queue| queue.iter().any(waits))
-        {
+    fn closes_a_cycle(&self, at: Place, request: Request) -> bool {
+        let owner = request.owner;
+        let mut queue = self.queues.get(&at).into_iter().flatten();
+        if queue.any(|waiter| waiter.request.owner == owner) {
             return false;
         }
-        let mut reached = self.blockers(at, owner);
+        let mut reached = self.blockers(at, request);
         let mut followed = 0;
         while let Some(&blocker) = reached.get(followed) {
             if blocker == owner {
@@ -161,11 +161,13 @@ impl World {
             }
             followed += 1;
             for (&elsewhere, queue) in &self.queues {
-                if queue.iter().any(|waiter| waiter.request.owner == blocker) {
-                    for next in self.blockers(elsewhere, blocker) {
-                        if !reached.contains(&next) {
-                            reached.push(next);
-                        }
+                let its = |waiter: &&Waiter| waiter.request.owner == blocker;
+                let Some(waiter) = queue.iter().find(its) else {
+                    continue;
+                };
+                for next in self.blockers(elsewhere, waiter.request) {
+                    if !reached.contains(&next) {
+                        reached.push(next);
                     }
                 }
             }
@@ -173,15 +175,26 @@ impl World {
         false
     }
 
-    /// For whom an owner waits at this place: those who hold the lock, and those
-    /// in front of it.
-    fn blockers(&self, at: Place, owner: &str) -> Vec<&'static str> {
+    /// Who must be gone before this request can be granted here: all who hold the
+    /// lock, and those in front. Nobody, if it may be let in beside some of the
+    /// present holders.
+    fn blockers(&self, at: Place, request: Request) -> Vec<&'static str> {
         let holders = self.lock(at).unwrap_or_default().holders;
         let queue = self.queues.get(&at).into_iter().flatten();
-        let in_front = queue
-            .map(|waiter| waiter.request.owner)
-            .take_while(|&waiter| waiter != owner);
+        let in_front: Vec<Request> = queue
+            .map(|waiter| waiter.request)
+            .take_while(|waiting| waiting.owner != request.owner)
+            .collect();
+        let every_holder_must_go = holders.iter().all(|holder| holder.limit == 1)
+            || in_front
+                .iter()
+                .chain([&request])
+                .any(|waiting| waiting.mode.limit() == 1);
+        if !every_holder_must_go {
+            return Vec::new();
+        }
         let holders = holders.iter().map(|holder| holder.owner);
+        let in_front = in_front.iter().map(|waiting| waiting.owner);
         holders.chain(in_front).collect()
     }
 
