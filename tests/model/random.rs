@@ -8,7 +8,7 @@ use crate::commands::{
     Block, Command, DATABASES, Extent, KEYS, Lease, Mode, OWNERS, Request, SHORT_LEASES,
     UNIT_OF_LEASES,
 };
-use crate::stored::{Dump, Holder, permit_field};
+use crate::stored::{Dump, GREATEST_TOKEN, Holder, permit_field};
 use crate::world::{Place, World};
 
 /// A source of choices: the same for the same seed.
@@ -213,7 +213,10 @@ fn hset(random: &mut Random, world: &World, key: &'static str) -> Command {
     let name = random.one_of(&["ann", "bob", "stranger", "@fence", "@other", "@permit:ann"]);
     let value = match random.below(4) {
         0 => random.one_of(&[-1, 0]),
-        1 if name == "@fence" => world.greatest_token() + 1_000_000,
+        1 if name == "@fence" => {
+            let ahead = world.greatest_token() + 1_000_000;
+            random.one_of(&[ahead, ahead, GREATEST_TOKEN - 1, GREATEST_TOKEN])
+        }
         _ => random.one_of(&[1, 2]),
     };
     Command::Hset(key, name, value)

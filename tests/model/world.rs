@@ -2,6 +2,7 @@
 //! It knows nothing of how the module does it.
 
 mod account;
+mod endings;
 mod foreign;
 mod inspection;
 mod locks;
@@ -10,11 +11,12 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
 use account::{Account, Noted, Reason};
+use endings::Telling;
 pub use inspection::Peer;
 use inspection::{ContendedView, LockView, agrees_with_list, ms};
 use redis::Value;
 
-use crate::commands::{Block, Command, DATABASES, DEFAULT_LEASE, Extent, Request};
+use crate::commands::{Block, Command, DATABASES, DEFAULT_LEASE, Request};
 use crate::stored::{Content, Dump, Lock, Stored, in_units, is_short};
 
 /// A fencing token.
@@ -77,6 +79,8 @@ struct Grant {
     /// The token that was stored with the lock when it was granted.
     after: Option<Token>,
     value: Option<i64>,
+    /// A client that was to be told of it went away before.
+    lost: bool,
 }
 
 pub const WRONG_TYPE: Expect = Expect::Error("WRONGTYPE");
@@ -114,6 +118,13 @@ pub struct World {
     account: Account,
     /// Who held the contended locks at the last look.
     noted: BTreeMap<Place, Vec<Noted>>,
+    /// The newest token of the lock that was looked at last, where its last
+    /// holder has left since.
+    left: Option<Token>,
+    /// The same of locks that the end of a connection has freed.
+    left_by_ended: BTreeMap<Place, Token>,
+    /// What owners are told in the step at hand.
+    tellings: BTreeMap<(Place, &'static str), Telling>,
     /// The time of the short leases of the step at hand has passed.
     short_leases_are_over: bool,
 }
@@ -136,6 +147,9 @@ impl World {
             answers: Vec::new(),
             account: Account::default(),
             noted: BTreeMap::new(),
+            left: None,
+            left_by_ended: BTreeMap::new(),
+            tellings: BTreeMap::new(),
             short_leases_are_over: false,
         }
     }
@@ -171,8 +185,14 @@ impl World {
             hash.remove_holder(owner);
         }
         if self.lock(at).is_ok_and(|lock| lock.holders.is_empty()) {
-            self.remove(at);
+            self.free(at);
         }
+    }
+
+    /// Removes the lock. If it is handed on, that is by its next token.
+    fn free(&mut self, at: Place) {
+        let removed = self.remove(at);
+        self.left = removed.and_then(|stored| stored.newest_token());
     }
 
     fn expire_with_the_last_lease(&mut self, at: Place) {
@@ -205,7 +225,7 @@ impl World {
                 fence,
                 extent,
             } => {
-                let reply = self.release(at(key), owner, fence, extent, Reason::Released);
+                let reply = self.release(at(key), owner, fence, extent);
                 self.serve(at(key));
                 reply.unwrap_or_else(|error| error)
             }
@@ -300,23 +320,6 @@ impl World {
         }
     }
 
-    /// The client's connection ends, and what is tied to it.
-    pub fn disconnects(&mut self, client: usize) {
-        self.account.waits_abandoned += u64::from(self.waits(client));
-        self.leaves(client);
-        let ties = std::mem::take(&mut self.ties);
-        let (ended, kept) = ties.into_iter().partition(|(_, tie)| tie.0 == client);
-        self.ties = kept;
-        let ended: BTreeMap<_, _> = ended;
-        for ((at, owner), (_, token)) in ended {
-            if let Some(fence) = self.value(token) {
-                // If the lock is none any more, there is nothing to end.
-                let _ = self.release(at, owner, Some(fence), Extent::All, Reason::SessionEnded);
-                self.serve(at);
-            }
-        }
-    }
-
     /// Whether anything is tied to the client's connection.
     pub fn has_sessions(&self, client: usize) -> bool {
         self.ties.values().any(|tie| tie.0 == client)
@@ -337,6 +340,7 @@ impl World {
                     }
                     Err(error) => {
                         for waiter in self.queues.remove(&at).unwrap_or_default() {
+                            self.account.waits_refused += 1;
                             self.answers.push((waiter.client, error.clone()));
                         }
                     }
@@ -367,6 +371,8 @@ impl World {
             queue.retain(|waiter| !waiter.gives_up_soon());
         }
         self.queues.retain(|_, queue| !queue.is_empty());
+        self.left_by_ended.clear();
+        self.tellings.clear();
         time_passed
     }
 
@@ -404,6 +410,13 @@ impl World {
         }
     }
 
+    /// Whether a holder's token is this one. Two grants may have the same where
+    /// somebody wrote theirs far ahead.
+    fn is_token(&self, token: Token, held: Option<Token>) -> bool {
+        let value = self.value(token);
+        held == Some(token) || value.is_some() && held.and_then(|held| self.value(held)) == value
+    }
+
     pub fn greatest_token(&self) -> i64 {
         self.greatest_token
     }
@@ -436,12 +449,28 @@ impl World {
         }
     }
 
-    /// Ends a step: all its tokens are known. Those of one lock rise in the
-    /// order of its grants, above the one stored before, and none was given
-    /// twice.
+    /// Whether a token is the next one after that which its lock had stored. What
+    /// somebody stored there moves the tokens of no other lock.
+    fn follows(&self, stored: Option<Token>, value: i64) -> bool {
+        match stored {
+            None => false,
+            // Nobody was told that one.
+            Some(Token::OfGrant(n)) if self.grants[n].value.is_none() => {
+                self.follows(self.grants[n].after, value - 1)
+            }
+            Some(token) => self.value(token) == Some(value - 1),
+        }
+    }
+
+    /// Ends a step: all its tokens are known. Each is above the one stored before;
+    /// and but for those that follow it, those of one lock rise in the order of
+    /// its grants, and none was given twice.
     pub fn check_new_tokens(&mut self) -> Result<(), String> {
         for (n, grant) in self.grants.iter().enumerate().skip(self.settled_grants) {
             let Some(value) = grant.value else {
+                if grant.lost {
+                    continue;
+                }
                 return Err(format!("nobody was told the token of {grant:?}"));
             };
             if let Some(stored) = grant.after.and_then(|token| self.value(token))
@@ -449,8 +478,14 @@ impl World {
             {
                 return Err(format!("{value} is not above the stored {stored}"));
             }
+            if self.follows(grant.after, value) {
+                continue;
+            }
             for earlier in &self.grants[self.settled_grants..n] {
                 let earlier_value = earlier.value.unwrap_or_default();
+                if self.follows(earlier.after, earlier_value) {
+                    continue;
+                }
                 let same_place = earlier.place == grant.place;
                 if value == earlier_value || (same_place && value < earlier_value) {
                     return Err(format!("{value} was granted after {earlier_value}"));
@@ -458,7 +493,12 @@ impl World {
             }
         }
         let new = self.grants[self.settled_grants..].iter();
-        let greatest = new.filter_map(|grant| grant.value).max();
+        let own = |grant: &Grant| {
+            grant
+                .value
+                .filter(|&value| !self.follows(grant.after, value))
+        };
+        let greatest = new.filter_map(own).max();
         self.greatest_token = greatest.unwrap_or(0).max(self.greatest_token);
         self.settled_grants = self.grants.len();
         Ok(())

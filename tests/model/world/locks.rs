@@ -4,7 +4,10 @@ use std::time::Instant;
 
 use super::{Expect, Grant, HOLD_COUNT, Place, Reason, Sender, Token, Waiter, World};
 use crate::commands::{Block, DEFAULT_LEASE, Extent, Lease, Request};
-use crate::stored::{Holder, is_short};
+use crate::stored::{GREATEST_TOKEN, Holder, is_short};
+
+/// No clock of the run shows so many microseconds since 1970.
+const NO_CLOCK: i64 = 1 << 52;
 
 impl World {
     /// There is room for the one who asks, or it holds the lock.
@@ -19,7 +22,12 @@ impl World {
         if count != held_count && count != held_count + 1 {
             return Err(HOLD_COUNT);
         }
-        let after = self.stored(at).and_then(|stored| stored.newest_token());
+        let stored = self.stored(at).and_then(|stored| stored.newest_token());
+        let after = stored.or(self.left);
+        let known = after.and_then(|token| self.value(token));
+        if held.is_none() && known == Some(GREATEST_TOKEN) {
+            return Err(Expect::Error("ERR"));
+        }
         if lock.leftovers {
             self.remove(at);
         }
@@ -28,7 +36,10 @@ impl World {
             self.grants.push(Grant {
                 place: at,
                 after,
-                value: None,
+                value: known
+                    .filter(|&known| known > NO_CLOCK)
+                    .map(|known| known + 1),
+                lost: false,
             });
             Token::OfGrant(self.grants.len() - 1)
         });
@@ -83,11 +94,15 @@ impl World {
             let Some(waiter) = queue.remove(next) else {
                 return;
             };
-            let is_holder = holds(&waiter);
+            let before = lock.holder(waiter.request.owner).copied();
+            let before = before.map_or(0, |held| held.count);
             let granted = self.grant(at, waiter.request, waiter.client);
-            if granted.is_ok() {
+            if let Ok(Expect::Token(token)) = granted {
                 self.account.grants_after_wait += 1;
-                self.account.hand_offs += u64::from(!is_holder);
+                self.account.hand_offs += u64::from(before == 0);
+                self.note_grant(at, waiter.request, Some(waiter.client), before, token);
+            } else {
+                self.account.waits_refused += 1;
             }
             let answer = granted.unwrap_or_else(|error| error);
             self.answers.push((waiter.client, answer));
@@ -110,10 +125,13 @@ impl World {
         self.look(at)?;
         self.serve(at);
         let lock = self.lock(at)?;
-        if lock.holder(request.owner).is_some() {
-            let token = self.grant(at, request, client)?;
+        if let Some(held) = lock.holder(request.owner) {
+            let reply = self.grant(at, request, client)?;
             self.account.reentries += 1;
-            return Ok(token);
+            if let Expect::Token(token) = reply {
+                self.note_grant(at, request, None, held.count, token);
+            }
+            return Ok(reply);
         }
         if request.hold.is_some_and(|n| n != 1) {
             return Err(HOLD_COUNT);
@@ -204,7 +222,6 @@ impl World {
         owner: &'static str,
         fence: Option<i64>,
         extent: Extent,
-        reason: Reason,
     ) -> Result<Expect, Expect> {
         self.look(at)?;
         let Some(held) = self.lock(at)?.holder(owner).copied() else {
@@ -216,7 +233,7 @@ impl World {
             };
         };
         if !self.names(fence, held) {
-            self.account.tokens_refused += u64::from(reason == Reason::Released);
+            self.account.tokens_refused += 1;
             return Ok(Expect::Nil);
         }
         let count = match extent {
@@ -231,14 +248,7 @@ impl World {
             }
             return Ok(Expect::Int(0));
         }
-        self.remove_holder(at, owner);
-        self.expire_with_the_last_lease(at);
-        self.ties.remove(&(at, owner));
-        match reason {
-            Reason::Released => self.account.releases += 1,
-            Reason::SessionEnded => self.account.releases_session += 1,
-        }
-        self.account.timed_holds += u64::from(held.token.is_some());
+        self.last_hold_ends(at, held, Reason::Released);
         Ok(Expect::Int(1))
     }
 
@@ -261,6 +271,7 @@ impl World {
                 stored.write(Holder { lease, ..held }, None);
             }
             self.expire_with_the_last_lease(at);
+            self.note_renewal(at, held);
             if is_short(lease) {
                 // A tie to an earlier hold is found to be one.
                 self.ties.remove(&(at, owner));
