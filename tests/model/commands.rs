@@ -125,6 +125,11 @@ pub enum Command {
     FlushDb,
     FlushAll,
     SwapDb,
+    /// Ends a client's connection, which has this number.
+    Kill {
+        client: usize,
+        id: i64,
+    },
 }
 
 /// How Redisson's `RLock` locks and unlocks.
@@ -269,6 +274,7 @@ impl Command {
             Self::FlushDb => words(&["FLUSHDB"]),
             Self::FlushAll => words(&["FLUSHALL"]),
             Self::SwapDb => words(&["SWAPDB", "0", "1"]),
+            Self::Kill { id, .. } => words(&["CLIENT", "KILL", "ID", &id.to_string()]),
         }
     }
 
@@ -314,6 +320,7 @@ impl Command {
             Self::FlushDb => "FLUSHDB",
             Self::FlushAll => "FLUSHALL",
             Self::SwapDb => "SWAPDB",
+            Self::Kill { .. } => "CLIENT KILL",
         }
     }
 }

@@ -1,5 +1,7 @@
 //! What happens in a run, drawn at random.
 
+mod scenes;
+
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
@@ -10,6 +12,8 @@ use crate::commands::{
 };
 use crate::stored::{Dump, GREATEST_TOKEN, Holder, permit_field};
 use crate::world::{Place, World};
+
+pub use scenes::scene;
 
 /// A source of choices: the same for the same seed.
 pub struct Random {
@@ -69,7 +73,7 @@ pub enum Kind {
 pub fn kind(random: &mut Random) -> Kind {
     random.weighted(&[
         (180, Kind::Single),
-        (10, Kind::Transaction),
+        (20, Kind::Transaction),
         (8, Kind::Script),
         (2, Kind::Kill),
         (2, Kind::HangUp),
@@ -137,7 +141,30 @@ fn hold(random: &mut Random, world: &World, at: Place, owner: &str) -> i64 {
     (count - 1 + random.one_of(&[0, 1, 1, 1, 2, 2, 2, 3])).max(1)
 }
 
+/// What a client sends that lost its connection while it waited, or another
+/// thread of the same owner.
+fn send_again(random: &mut Random, key: &'static str, request: Request) -> Command {
+    let hold = random.one_of(&[Some(1), Some(1), request.hold]);
+    let session = request.session || random.percent(15);
+    let lease = Some(long_lease(random));
+    Command::Acquire {
+        key,
+        request: Request {
+            hold,
+            session,
+            lease,
+            ..request
+        },
+        block: Some(Block::Endless),
+    }
+}
+
 fn acquire(random: &mut Random, world: &World, at: Place, may_wait: bool, alone: bool) -> Command {
+    let waiting: Vec<Request> = world.waiters(at).map(|(_, request)| request).collect();
+    if may_wait && !waiting.is_empty() && random.percent(25) {
+        let request = random.one_of(&waiting);
+        return send_again(random, at.key, request);
+    }
     let owner = random.one_of(&OWNERS);
     let hold = random.percent(30).then(|| hold(random, world, at, owner));
     let block = random.weighted(&[

@@ -293,6 +293,10 @@ impl World {
                 Expect::Ok
             }
             Command::SwapDb => self.swap_databases(),
+            Command::Kill { client, .. } => {
+                self.disconnects(client);
+                Expect::Int(1)
+            }
         }
     }
 
@@ -318,6 +322,18 @@ impl World {
         for queue in self.queues.values_mut() {
             queue.retain(|waiter| waiter.client != client);
         }
+    }
+
+    /// Who waits for this lock, in queue order: the clients, and as whom.
+    pub fn waiters(&self, at: Place) -> impl Iterator<Item = (usize, Request)> {
+        let queue = self.queues.get(&at).into_iter().flatten();
+        queue.map(|waiter| (waiter.client, waiter.request))
+    }
+
+    /// The locks of this database of which holds are tied to a connection, and whose.
+    pub fn tied(&self, db: usize) -> Vec<(&'static str, &'static str)> {
+        let ties = self.ties.keys().filter(|(at, _)| at.db == db);
+        ties.map(|&(at, owner)| (at.key, owner)).collect()
     }
 
     /// Whether anything is tied to the client's connection.
