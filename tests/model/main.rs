@@ -233,6 +233,7 @@ impl Run {
             let (blocked, stored) = listing.split_once('\n').unwrap_or_default();
             let in_time = Instant::now() <= deadline;
             if blocked == waiting {
+                self.world.learn_lost_tokens(stored);
                 if stored == self.world.listing() {
                     return;
                 }

@@ -520,6 +520,26 @@ impl World {
         Ok(())
     }
 
+    /// Reads from what the server lists which tokens are stored though nobody was
+    /// told of them: those of lost grants beside which others hold the lock.
+    pub fn learn_lost_tokens(&mut self, listing: &str) {
+        for (db, database) in self.databases.iter().enumerate() {
+            for (key, stored) in database {
+                let Some(Token::OfGrant(n)) = stored.newest_token() else {
+                    continue;
+                };
+                let grant = &mut self.grants[n];
+                if grant.lost && grant.value.is_none() {
+                    let start = format!("{db} {key} @fence=");
+                    let mut lines = listing.lines();
+                    let shown = lines.find_map(|line| line.strip_prefix(&start));
+                    let number = shown.and_then(|rest| rest.split(' ').next());
+                    grant.value = number.and_then(|number| number.parse().ok());
+                }
+            }
+        }
+    }
+
     /// All that is stored, a key a line, as the run's script lists it.
     pub fn listing(&self) -> String {
         let mut lines = String::new();
