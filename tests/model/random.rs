@@ -236,14 +236,17 @@ fn release(random: &mut Random, world: &World, at: Place) -> Command {
     }
 }
 
+/// A token that the clock of the run does not reach, or not soon.
+fn far_ahead(random: &mut Random, world: &World) -> i64 {
+    let ahead = world.greatest_token() + 10_000_000_000;
+    random.one_of(&[ahead, ahead, ahead, GREATEST_TOKEN - 1, GREATEST_TOKEN])
+}
+
 fn hset(random: &mut Random, world: &World, key: &'static str) -> Command {
     let name = random.one_of(&["ann", "bob", "stranger", "@fence", "@other", "@permit:ann"]);
     let value = match random.below(4) {
         0 => random.one_of(&[-1, 0]),
-        1 if name == "@fence" => {
-            let ahead = world.greatest_token() + 1_000_000;
-            random.one_of(&[ahead, ahead, GREATEST_TOKEN - 1, GREATEST_TOKEN])
-        }
+        1 if name == "@fence" => far_ahead(random, world),
         _ => random.one_of(&[1, 2]),
     };
     Command::Hset(key, name, value)

@@ -1,7 +1,7 @@
 //! Transactions of commands that are seldom drawn together by chance.
 
-use super::{Random, acquire, long_lease, release, renew};
-use crate::commands::{Command, Extent, KEYS, Mode, OWNERS, Request};
+use super::{Random, acquire, far_ahead, long_lease, release, renew};
+use crate::commands::{Command, DATABASES, Extent, KEYS, Mode, OWNERS, Request};
 use crate::stored::Holder;
 use crate::world::{Place, World};
 
@@ -11,9 +11,10 @@ const SOON_OVER: i64 = 2000;
 /// A transaction of a client of this database; or nothing, and then it is to be
 /// drawn by chance.
 pub fn scene(random: &mut Random, world: &World, client: usize, db: usize) -> Vec<Command> {
-    let scene = match random.below(4) {
-        0 | 1 => kill_at_the_grant(random, world, client, db),
-        2 => carry_a_session(random, world, db),
+    let scene = match random.below(5) {
+        0 => Some(write_a_token(random, world, db)),
+        1 | 2 => kill_at_the_grant(random, world, client, db),
+        3 => carry_a_session(random, world, db),
         _ => cut_off_permits(random, world, db),
     };
     scene.unwrap_or_default()
@@ -180,6 +181,27 @@ fn cut_off_permits(random: &mut Random, world: &World, db: usize) -> Option<Vec<
         }
     };
     Some(vec![Command::Pexpire(key, SOON_OVER), keep])
+}
+
+/// Somebody writes a token far ahead, and the lock is copied or passed on.
+fn write_a_token(random: &mut Random, world: &World, db: usize) -> Vec<Command> {
+    let contended: Vec<Place> = world.contended().filter(|at| at.db == db).collect();
+    let [key, other] = [random.one_of(&KEYS), random.one_of(&KEYS)];
+    let at = one_of(random, &contended).unwrap_or(Place { db, key });
+    let mut commands = vec![Command::Hset(at.key, "@fence", far_ahead(random, world))];
+    if random.percent(50) {
+        commands.push(Command::CopyReplace {
+            from: at.key,
+            to: other,
+            db: random.below(DATABASES),
+        });
+    }
+    if random.percent(67) {
+        commands.extend(free(random, world, at));
+    }
+    let key = if random.percent(50) { at.key } else { other };
+    commands.push(acquire(random, world, Place { db, key }, false, false));
+    commands
 }
 
 fn one_of<T: Copy>(random: &mut Random, choices: &[T]) -> Option<T> {
