@@ -103,6 +103,7 @@ pub enum Command {
     Unlink(&'static str),
     Set(&'static str),
     Rename(&'static str, &'static str),
+    RenameNx(&'static str, &'static str),
     Move(&'static str, usize),
     CopyReplace {
         from: &'static str,
@@ -124,6 +125,11 @@ pub enum Command {
     FlushDb,
     FlushAll,
     SwapDb,
+    /// Ends a client's connection, which has this number.
+    Kill {
+        client: usize,
+        id: i64,
+    },
 }
 
 /// How Redisson's `RLock` locks and unlocks.
@@ -243,6 +249,7 @@ impl Command {
             Self::Unlink(key) => words(&["UNLINK", key]),
             Self::Set(key) => words(&["SET", key, "text"]),
             Self::Rename(from, to) => words(&["RENAME", from, to]),
+            Self::RenameNx(from, to) => words(&["RENAMENX", from, to]),
             Self::Move(key, db) => words(&["MOVE", key, &db.to_string()]),
             Self::CopyReplace { from, to, db } => {
                 words(&["COPY", from, to, "DB", &db.to_string(), "REPLACE"])
@@ -267,6 +274,7 @@ impl Command {
             Self::FlushDb => words(&["FLUSHDB"]),
             Self::FlushAll => words(&["FLUSHALL"]),
             Self::SwapDb => words(&["SWAPDB", "0", "1"]),
+            Self::Kill { id, .. } => words(&["CLIENT", "KILL", "ID", &id.to_string()]),
         }
     }
 
@@ -299,6 +307,7 @@ impl Command {
             Self::Unlink(_) => "UNLINK",
             Self::Set(_) => "SET",
             Self::Rename(..) => "RENAME",
+            Self::RenameNx(..) => "RENAMENX",
             Self::Move(..) => "MOVE",
             Self::CopyReplace { .. } => "COPY",
             Self::Dump(_) => "DUMP",
@@ -311,6 +320,7 @@ impl Command {
             Self::FlushDb => "FLUSHDB",
             Self::FlushAll => "FLUSHALL",
             Self::SwapDb => "SWAPDB",
+            Self::Kill { .. } => "CLIENT KILL",
         }
     }
 }

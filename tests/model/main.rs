@@ -237,6 +237,7 @@ impl Run {
             let (blocked, stored) = listing.split_once('\n').unwrap_or_default();
             let in_time = Instant::now() <= deadline;
             if blocked == waiting {
+                self.world.learn_lost_tokens(stored);
                 if stored == self.world.listing() {
                     return;
                 }
@@ -349,8 +350,12 @@ impl Run {
     /// The commands of a transaction or a script, and their replies.
     fn several(&mut self, client: usize, within: &'static str) -> (Vec<Command>, Expect) {
         let db = self.connections[client].db;
-        let mut commands = Vec::new();
-        for _ in 0..2 + self.random.below(3) {
+        let mut commands = match within {
+            "MULTI" => random::scene(&mut self.random, &self.world, client, db),
+            _ => Vec::new(),
+        };
+        let others = if commands.is_empty() { 2 } else { 0 };
+        for _ in 0..others + self.random.below(others + 1) {
             let command = self.command_of(client, false);
             // Scripts don't run scripts.
             if within == "EVAL" && command.name().starts_with("Redisson") {
@@ -397,6 +402,11 @@ impl Run {
             assert_eq!(connection.client.reply(), status("QUEUED"));
         }
         self.hear(client, &expected);
+        for command in &commands {
+            if let Command::Kill { client, .. } = command {
+                self.reconnect(*client);
+            }
+        }
         name_of_several("MULTI", &commands)
     }
 
@@ -511,9 +521,12 @@ impl Run {
 /// What delays after a transaction or a script are filed under. A `SET` in it
 /// may make its waiters hear as late as a `SET` does.
 fn name_of_several(within: &'static str, commands: &[Command]) -> &'static str {
+    let kills = |command: &Command| matches!(command, Command::Kill { .. });
     let overwrites = |command: &Command| matches!(command, Command::Set(_));
     if commands.iter().any(overwrites) {
         "SET among others"
+    } else if commands.iter().any(kills) {
+        WAITER_LEAVES
     } else {
         within
     }

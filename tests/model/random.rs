@@ -1,5 +1,7 @@
 //! What happens in a run, drawn at random.
 
+mod scenes;
+
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
@@ -8,8 +10,10 @@ use crate::commands::{
     Block, Command, DATABASES, Extent, KEYS, Lease, Mode, OWNERS, Request, SHORT_LEASES,
     UNIT_OF_LEASES,
 };
-use crate::stored::{Dump, Holder, permit_field};
+use crate::stored::{Dump, GREATEST_TOKEN, Holder, permit_field};
 use crate::world::{Place, World};
+
+pub use scenes::scene;
 
 /// A source of choices: the same for the same seed.
 pub struct Random {
@@ -69,7 +73,7 @@ pub enum Kind {
 pub fn kind(random: &mut Random) -> Kind {
     random.weighted(&[
         (180, Kind::Single),
-        (10, Kind::Transaction),
+        (20, Kind::Transaction),
         (8, Kind::Script),
         (2, Kind::Kill),
         (2, Kind::HangUp),
@@ -137,7 +141,30 @@ fn hold(random: &mut Random, world: &World, at: Place, owner: &str) -> i64 {
     (count - 1 + random.one_of(&[0, 1, 1, 1, 2, 2, 2, 3])).max(1)
 }
 
+/// What a client sends that lost its connection while it waited, or another
+/// thread of the same owner.
+fn send_again(random: &mut Random, key: &'static str, request: Request) -> Command {
+    let hold = random.one_of(&[Some(1), Some(1), request.hold]);
+    let session = request.session || random.percent(15);
+    let lease = Some(long_lease(random));
+    Command::Acquire {
+        key,
+        request: Request {
+            hold,
+            session,
+            lease,
+            ..request
+        },
+        block: Some(Block::Endless),
+    }
+}
+
 fn acquire(random: &mut Random, world: &World, at: Place, may_wait: bool, alone: bool) -> Command {
+    let waiting: Vec<Request> = world.waiters(at).map(|(_, request)| request).collect();
+    if may_wait && !waiting.is_empty() && random.percent(25) {
+        let request = random.one_of(&waiting);
+        return send_again(random, at.key, request);
+    }
     let owner = random.one_of(&OWNERS);
     let hold = random.percent(30).then(|| hold(random, world, at, owner));
     let block = random.weighted(&[
@@ -209,11 +236,17 @@ fn release(random: &mut Random, world: &World, at: Place) -> Command {
     }
 }
 
+/// A token that the clock of the run does not reach, or not soon.
+fn far_ahead(random: &mut Random, world: &World) -> i64 {
+    let ahead = world.greatest_token() + 10_000_000_000;
+    random.one_of(&[ahead, ahead, ahead, GREATEST_TOKEN - 1, GREATEST_TOKEN])
+}
+
 fn hset(random: &mut Random, world: &World, key: &'static str) -> Command {
     let name = random.one_of(&["ann", "bob", "stranger", "@fence", "@other", "@permit:ann"]);
     let value = match random.below(4) {
         0 => random.one_of(&[-1, 0]),
-        1 if name == "@fence" => world.greatest_token() + 1_000_000,
+        1 if name == "@fence" => far_ahead(random, world),
         _ => random.one_of(&[1, 2]),
     };
     Command::Hset(key, name, value)
@@ -272,7 +305,8 @@ pub fn command(
         750..770 => Command::Del(key),
         770..785 => Command::Unlink(key),
         785..790 => Command::Set(key),
-        790..815 => Command::Rename(key, other),
+        790..808 => Command::Rename(key, other),
+        808..815 => Command::RenameNx(key, other),
         815..840 => Command::Move(key, 1 - db),
         840..860 => Command::CopyReplace {
             from: key,

@@ -5,6 +5,9 @@ use std::collections::BTreeMap;
 use crate::commands::{LONGEST_SHORT_LEASE, Lease, OWNERS, UNIT_OF_LEASES};
 use crate::world::{Expect, NOT_A_LOCK, Token, WRONG_TYPE};
 
+/// No token is greater.
+pub const GREATEST_TOKEN: i64 = (1 << 53) - 1;
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stored {
     pub content: Content,

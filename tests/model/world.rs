@@ -2,6 +2,7 @@
 //! It knows nothing of how the module does it.
 
 mod account;
+mod endings;
 mod foreign;
 mod inspection;
 mod locks;
@@ -10,11 +11,12 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
 use account::{Account, Noted, Reason};
+use endings::Telling;
 pub use inspection::Peer;
 use inspection::{ContendedView, LockView, agrees_with_list, ms};
 use redis::Value;
 
-use crate::commands::{Block, Command, DATABASES, DEFAULT_LEASE, Extent, Request};
+use crate::commands::{Block, Command, DATABASES, DEFAULT_LEASE, Request};
 use crate::stored::{Content, Dump, Lock, Stored, in_units, is_short};
 
 /// A fencing token.
@@ -77,6 +79,8 @@ struct Grant {
     /// The token that was stored with the lock when it was granted.
     after: Option<Token>,
     value: Option<i64>,
+    /// A client that was to be told of it went away before.
+    lost: bool,
 }
 
 pub const WRONG_TYPE: Expect = Expect::Error("WRONGTYPE");
@@ -114,6 +118,13 @@ pub struct World {
     account: Account,
     /// Who held the contended locks at the last look.
     noted: BTreeMap<Place, Vec<Noted>>,
+    /// The newest token of the lock that was looked at last, where its last
+    /// holder has left since.
+    left: Option<Token>,
+    /// The same of locks that the end of a connection has freed.
+    left_by_ended: BTreeMap<Place, Token>,
+    /// What owners are told in the step at hand.
+    tellings: BTreeMap<(Place, &'static str), Telling>,
     /// The time of the short leases of the step at hand has passed.
     short_leases_are_over: bool,
 }
@@ -136,6 +147,9 @@ impl World {
             answers: Vec::new(),
             account: Account::default(),
             noted: BTreeMap::new(),
+            left: None,
+            left_by_ended: BTreeMap::new(),
+            tellings: BTreeMap::new(),
             short_leases_are_over: false,
         }
     }
@@ -171,8 +185,14 @@ impl World {
             hash.remove_holder(owner);
         }
         if self.lock(at).is_ok_and(|lock| lock.holders.is_empty()) {
-            self.remove(at);
+            self.free(at);
         }
+    }
+
+    /// Removes the lock. If it is handed on, that is by its next token.
+    fn free(&mut self, at: Place) {
+        let removed = self.remove(at);
+        self.left = removed.and_then(|stored| stored.newest_token());
     }
 
     fn expire_with_the_last_lease(&mut self, at: Place) {
@@ -205,7 +225,7 @@ impl World {
                 fence,
                 extent,
             } => {
-                let reply = self.release(at(key), owner, fence, extent, Reason::Released);
+                let reply = self.release(at(key), owner, fence, extent);
                 self.serve(at(key));
                 reply.unwrap_or_else(|error| error)
             }
@@ -242,6 +262,7 @@ impl World {
                 Expect::Ok
             }
             Command::Rename(from, to) => self.rename(at(from), at(to)),
+            Command::RenameNx(from, to) => self.rename_nx(at(from), at(to)),
             Command::Move(key, db) => self.move_to(at(key), Place { db, key }),
             Command::CopyReplace { from, to, db } => self.copy(at(from), Place { db, key: to }),
             Command::Dump(key) => match self.stored(at(key)) {
@@ -271,10 +292,10 @@ impl World {
                 self.databases = Default::default();
                 Expect::Ok
             }
-            // Who waits, waits for the key of that name in its database.
-            Command::SwapDb => {
-                self.databases.swap(0, 1);
-                Expect::Ok
+            Command::SwapDb => self.swap_databases(),
+            Command::Kill { client, .. } => {
+                self.disconnects(client);
+                Expect::Int(1)
             }
         }
     }
@@ -303,21 +324,16 @@ impl World {
         }
     }
 
-    /// The client's connection ends, and what is tied to it.
-    pub fn disconnects(&mut self, client: usize) {
-        self.account.waits_abandoned += u64::from(self.waits(client));
-        self.leaves(client);
-        let ties = std::mem::take(&mut self.ties);
-        let (ended, kept) = ties.into_iter().partition(|(_, tie)| tie.0 == client);
-        self.ties = kept;
-        let ended: BTreeMap<_, _> = ended;
-        for ((at, owner), (_, token)) in ended {
-            if let Some(fence) = self.value(token) {
-                // If the lock is none any more, there is nothing to end.
-                let _ = self.release(at, owner, Some(fence), Extent::All, Reason::SessionEnded);
-                self.serve(at);
-            }
-        }
+    /// Who waits for this lock, in queue order: the clients, and as whom.
+    pub fn waiters(&self, at: Place) -> impl Iterator<Item = (usize, Request)> {
+        let queue = self.queues.get(&at).into_iter().flatten();
+        queue.map(|waiter| (waiter.client, waiter.request))
+    }
+
+    /// The locks of this database of which holds are tied to a connection, and whose.
+    pub fn tied(&self, db: usize) -> Vec<(&'static str, &'static str)> {
+        let ties = self.ties.keys().filter(|(at, _)| at.db == db);
+        ties.map(|&(at, owner)| (at.key, owner)).collect()
     }
 
     /// Whether anything is tied to the client's connection.
@@ -340,6 +356,7 @@ impl World {
                     }
                     Err(error) => {
                         for waiter in self.queues.remove(&at).unwrap_or_default() {
+                            self.account.waits_refused += 1;
                             self.answers.push((waiter.client, error.clone()));
                         }
                     }
@@ -370,6 +387,8 @@ impl World {
             queue.retain(|waiter| !waiter.gives_up_soon());
         }
         self.queues.retain(|_, queue| !queue.is_empty());
+        self.left_by_ended.clear();
+        self.tellings.clear();
         time_passed
     }
 
@@ -407,6 +426,13 @@ impl World {
         }
     }
 
+    /// Whether a holder's token is this one. Two grants may have the same where
+    /// somebody wrote theirs far ahead.
+    fn is_token(&self, token: Token, held: Option<Token>) -> bool {
+        let value = self.value(token);
+        held == Some(token) || value.is_some() && held.and_then(|held| self.value(held)) == value
+    }
+
     pub fn greatest_token(&self) -> i64 {
         self.greatest_token
     }
@@ -439,12 +465,28 @@ impl World {
         }
     }
 
-    /// Ends a step: all its tokens are known. Those of one lock rise in the
-    /// order of its grants, above the one stored before, and none was given
-    /// twice.
+    /// Whether a token is the next one after that which its lock had stored. What
+    /// somebody stored there moves the tokens of no other lock.
+    fn follows(&self, stored: Option<Token>, value: i64) -> bool {
+        match stored {
+            None => false,
+            // Nobody was told that one.
+            Some(Token::OfGrant(n)) if self.grants[n].value.is_none() => {
+                self.follows(self.grants[n].after, value - 1)
+            }
+            Some(token) => self.value(token) == Some(value - 1),
+        }
+    }
+
+    /// Ends a step: all its tokens are known. Each is above the one stored before;
+    /// and but for those that follow it, those of one lock rise in the order of
+    /// its grants, and none was given twice.
     pub fn check_new_tokens(&mut self) -> Result<(), String> {
         for (n, grant) in self.grants.iter().enumerate().skip(self.settled_grants) {
             let Some(value) = grant.value else {
+                if grant.lost {
+                    continue;
+                }
                 return Err(format!("nobody was told the token of {grant:?}"));
             };
             if let Some(stored) = grant.after.and_then(|token| self.value(token))
@@ -452,8 +494,14 @@ impl World {
             {
                 return Err(format!("{value} is not above the stored {stored}"));
             }
+            if self.follows(grant.after, value) {
+                continue;
+            }
             for earlier in &self.grants[self.settled_grants..n] {
                 let earlier_value = earlier.value.unwrap_or_default();
+                if self.follows(earlier.after, earlier_value) {
+                    continue;
+                }
                 let same_place = earlier.place == grant.place;
                 if value == earlier_value || (same_place && value < earlier_value) {
                     return Err(format!("{value} was granted after {earlier_value}"));
@@ -461,10 +509,35 @@ impl World {
             }
         }
         let new = self.grants[self.settled_grants..].iter();
-        let greatest = new.filter_map(|grant| grant.value).max();
+        let own = |grant: &Grant| {
+            grant
+                .value
+                .filter(|&value| !self.follows(grant.after, value))
+        };
+        let greatest = new.filter_map(own).max();
         self.greatest_token = greatest.unwrap_or(0).max(self.greatest_token);
         self.settled_grants = self.grants.len();
         Ok(())
+    }
+
+    /// Reads from what the server lists which tokens are stored though nobody was
+    /// told of them: those of lost grants beside which others hold the lock.
+    pub fn learn_lost_tokens(&mut self, listing: &str) {
+        for (db, database) in self.databases.iter().enumerate() {
+            for (key, stored) in database {
+                let Some(Token::OfGrant(n)) = stored.newest_token() else {
+                    continue;
+                };
+                let grant = &mut self.grants[n];
+                if grant.lost && grant.value.is_none() {
+                    let start = format!("{db} {key} @fence=");
+                    let mut lines = listing.lines();
+                    let shown = lines.find_map(|line| line.strip_prefix(&start));
+                    let number = shown.and_then(|rest| rest.split(' ').next());
+                    grant.value = number.and_then(|number| number.parse().ok());
+                }
+            }
+        }
     }
 
     /// All that is stored, a key a line, as the run's script lists it.

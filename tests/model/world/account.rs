@@ -22,8 +22,10 @@ pub(super) struct Account {
     pub grants_after_wait: u64,
     pub hand_offs: u64,
     pub reentries: u64,
+    pub grants_undelivered: u64,
     pub wait_timeouts: u64,
     pub waits_abandoned: u64,
+    pub waits_refused: u64,
     pub releases: u64,
     pub releases_expired: u64,
     pub releases_session: u64,
@@ -60,12 +62,14 @@ pub(super) struct Noted {
 pub(super) enum Reason {
     Released,
     SessionEnded,
+    Undelivered,
 }
 
 impl World {
     /// A look at the lock: who held it at the last one, and does not any more,
     /// is counted, and so are the permits whose time is over. They go.
     pub(super) fn look(&mut self, at: Place) -> Result<(), Expect> {
+        self.left = self.left_by_ended.remove(&at);
         let lock = self.lock(at)?;
         let noted = self.noted.remove(&at).unwrap_or_default();
         if self.is_contended(at) {
@@ -160,7 +164,7 @@ impl World {
         })
     }
 
-    fn counters(&self) -> [(&'static str, u64); 19] {
+    fn counters(&self) -> [(&'static str, u64); 20] {
         let account = &self.account;
         let contended = count(self.queues.values().filter(|queue| !queue.is_empty()));
         [
@@ -172,10 +176,10 @@ impl World {
             ("lock_grants_after_wait", account.grants_after_wait),
             ("lock_hand_offs", account.hand_offs),
             ("lock_reentries", account.reentries),
-            // Nobody goes away in the moment of a grant.
-            ("lock_grants_undelivered", 0),
+            ("lock_grants_undelivered", account.grants_undelivered),
             ("lock_wait_timeouts", account.wait_timeouts),
             ("lock_waits_abandoned", account.waits_abandoned),
+            ("lock_waits_refused", account.waits_refused),
             ("lock_releases", account.releases),
             ("lock_releases_session", account.releases_session),
             ("lock_releases_broken", account.releases_broken),

@@ -6,22 +6,53 @@ use crate::stored::{Content, Field, Hash};
 
 impl World {
     pub(super) fn rename(&mut self, from: Place, to: Place) -> Expect {
-        let Some(stored) = self.remove(from) else {
+        match self.carry(from, to) {
+            Some(()) => Expect::Ok,
+            None => Expect::Error("ERR"),
+        }
+    }
+
+    pub(super) fn rename_nx(&mut self, from: Place, to: Place) -> Expect {
+        if self.stored(from).is_none() {
             return Expect::Error("ERR");
-        };
-        self.put(to, stored);
-        Expect::Ok
+        }
+        self.move_to(from, to)
     }
 
     pub(super) fn move_to(&mut self, from: Place, to: Place) -> Expect {
         if self.stored(to).is_some() {
             return Expect::Int(0);
         }
-        let Some(stored) = self.remove(from) else {
-            return Expect::Int(0);
-        };
+        Expect::Int(self.carry(from, to).is_some().into())
+    }
+
+    /// A key is found elsewhere, and with it what is tied to its holds. Who
+    /// waits stays.
+    fn carry(&mut self, from: Place, to: Place) -> Option<()> {
+        let stored = self.remove(from)?;
         self.put(to, stored);
-        Expect::Int(1)
+        let tied = self.ties.keys().filter(|(at, _)| *at == from);
+        let owners: Vec<&'static str> = tied.map(|(_, owner)| *owner).collect();
+        for owner in owners {
+            if let Some(tie) = self.ties.remove(&(from, owner)) {
+                self.ties.insert((to, owner), tie);
+            }
+        }
+        Some(())
+    }
+
+    /// Who waits, waits for the key of that name in its database.
+    pub(super) fn swap_databases(&mut self) -> Expect {
+        self.databases.swap(0, 1);
+        let ties = std::mem::take(&mut self.ties).into_iter();
+        let swapped = |at: Place| Place {
+            db: 1 - at.db,
+            ..at
+        };
+        self.ties = ties
+            .map(|((at, owner), tie)| ((swapped(at), owner), tie))
+            .collect();
+        Expect::Ok
     }
 
     pub(super) fn copy(&mut self, from: Place, to: Place) -> Expect {

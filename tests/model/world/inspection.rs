@@ -14,8 +14,8 @@ use crate::stored::{Holder, is_short};
 pub struct LockView {
     fence: Option<Token>,
     ttl: Ttl,
-    /// Each with the client to which its holds are tied.
-    holders: Vec<(Holder, Option<usize>)>,
+    /// Each with the client to which holds of this owner are tied, and their token.
+    holders: Vec<(Holder, Option<(usize, Token)>)>,
     waiters: Vec<Waiter>,
 }
 
@@ -63,7 +63,7 @@ impl World {
             self.account.releases_broken += 1;
             self.ties.remove(&(at, holder.owner));
         }
-        self.remove(at);
+        self.free(at);
         Ok(Expect::Int(1))
     }
 
@@ -77,10 +77,7 @@ impl World {
         let lock = self.lock(at)?;
         let stored = self.databases[at.db].get(at.key);
         let holders = lock.holders.into_iter().filter(|holder| !holder.over);
-        let tie_of = |holder: &Holder| {
-            let (client, token) = self.ties.get(&(at, holder.owner))?;
-            (Some(*token) == holder.token).then_some(*client)
-        };
+        let tie_of = |holder: &Holder| self.ties.get(&(at, holder.owner)).copied();
         Ok(Expect::Lock(LockView {
             fence: stored.and_then(|stored| stored.newest_token()),
             ttl: stored.map_or(Ttl::NoKey, |stored| stored.lease.into()),
@@ -128,12 +125,13 @@ impl World {
             && holders.len() == view.holders.len()
             && waiters.len() == view.waiters.len();
         // The holders come in the order in which the hash happens to keep them.
-        for (holder, client) in &view.holders {
+        for (holder, tie) in &view.holders {
+            let client = tie.filter(|&(_, token)| self.is_token(token, holder.token));
             let owner = text(holder.owner);
             let shown = holders
                 .iter()
                 .find(|shown| field(shown, "owner") == Some(&owner))?;
-            let client = client.map_or(Value::Nil, |client| Value::Int(self.peers[client].id));
+            let client = client.map_or(Value::Nil, |(client, _)| Value::Int(self.peers[client].id));
             agrees &= field(shown, "holds")? == &Value::Int(holder.count)
                 && self.agrees_with_token(holder.token, field(shown, "fence")?)
                 && self.lasts(holder.lease.into(), field(shown, "ttl")?)

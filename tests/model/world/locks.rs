@@ -4,7 +4,10 @@ use std::time::Instant;
 
 use super::{Expect, Grant, HOLD_COUNT, Place, Reason, Sender, Token, Waiter, World};
 use crate::commands::{Block, DEFAULT_LEASE, Extent, Lease, Request};
-use crate::stored::{Holder, is_short};
+use crate::stored::{GREATEST_TOKEN, Holder, is_short};
+
+/// No clock of the run shows so many microseconds since 1970.
+const NO_CLOCK: i64 = 1 << 52;
 
 impl World {
     /// There is room for the one who asks, or it holds the lock.
@@ -19,7 +22,12 @@ impl World {
         if count != held_count && count != held_count + 1 {
             return Err(HOLD_COUNT);
         }
-        let after = self.stored(at).and_then(|stored| stored.newest_token());
+        let stored = self.stored(at).and_then(|stored| stored.newest_token());
+        let after = stored.or(self.left);
+        let known = after.and_then(|token| self.value(token));
+        if held.is_none() && known == Some(GREATEST_TOKEN) {
+            return Err(Expect::Error("ERR"));
+        }
         if lock.leftovers {
             self.remove(at);
         }
@@ -28,11 +36,17 @@ impl World {
             self.grants.push(Grant {
                 place: at,
                 after,
-                value: None,
+                value: known
+                    .filter(|&known| known > NO_CLOCK)
+                    .map(|known| known + 1),
+                lost: false,
             });
             Token::OfGrant(self.grants.len() - 1)
         });
         let asked = request.lease.unwrap_or(DEFAULT_LEASE);
+        // Somebody else may have let the key end before the lease.
+        let key_lease = self.stored(at).and_then(|stored| stored.lease);
+        let key_ends_before = key_lease.is_some_and(|lease| lease < asked);
         // Re-entry never shortens a lease. A persisted lock stays so.
         let extends = held.is_none_or(|held| held.lease.is_some_and(|old| old < asked));
         let holder = Holder {
@@ -48,7 +62,7 @@ impl World {
         };
         let stored = self.databases[at.db].entry(at.key).or_default();
         stored.write(holder, old_token.is_none().then_some(token));
-        if extends {
+        if extends || key_ends_before {
             self.expire_with_the_last_lease(at);
         }
         if request.session {
@@ -80,11 +94,15 @@ impl World {
             let Some(waiter) = queue.remove(next) else {
                 return;
             };
-            let is_holder = holds(&waiter);
+            let before = lock.holder(waiter.request.owner).copied();
+            let before = before.map_or(0, |held| held.count);
             let granted = self.grant(at, waiter.request, waiter.client);
-            if granted.is_ok() {
+            if let Ok(Expect::Token(token)) = granted {
                 self.account.grants_after_wait += 1;
-                self.account.hand_offs += u64::from(!is_holder);
+                self.account.hand_offs += u64::from(before == 0);
+                self.note_grant(at, waiter.request, Some(waiter.client), before, token);
+            } else {
+                self.account.waits_refused += 1;
             }
             let answer = granted.unwrap_or_else(|error| error);
             self.answers.push((waiter.client, answer));
@@ -107,10 +125,13 @@ impl World {
         self.look(at)?;
         self.serve(at);
         let lock = self.lock(at)?;
-        if lock.holder(request.owner).is_some() {
-            let token = self.grant(at, request, client)?;
+        if let Some(held) = lock.holder(request.owner) {
+            let reply = self.grant(at, request, client)?;
             self.account.reentries += 1;
-            return Ok(token);
+            if let Expect::Token(token) = reply {
+                self.note_grant(at, request, None, held.count, token);
+            }
+            return Ok(reply);
         }
         if request.hold.is_some_and(|n| n != 1) {
             return Err(HOLD_COUNT);
@@ -124,7 +145,7 @@ impl World {
         let Some(block) = wait else {
             return Ok(Expect::Nil);
         };
-        if self.refuses_deadlocks && self.closes_a_cycle(at, request.owner) {
+        if self.refuses_deadlocks && self.closes_a_cycle(at, request) {
             self.account.deadlocks_refused += 1;
             return Err(Expect::Error("DEADLOCK"));
         }
@@ -144,16 +165,13 @@ impl World {
     }
 
     /// Whether the owner, if it queued here, would wait for itself through others.
-    fn closes_a_cycle(&self, at: Place, owner: &'static str) -> bool {
-        let waits = |waiter: &Waiter| waiter.request.owner == owner;
-        if self
-            .queues
-            .get(&at)
-            .is_some_and(|queue| queue.iter().any(waits))
-        {
+    fn closes_a_cycle(&self, at: Place, request: Request) -> bool {
+        let owner = request.owner;
+        let mut queue = self.queues.get(&at).into_iter().flatten();
+        if queue.any(|waiter| waiter.request.owner == owner) {
             return false;
         }
-        let mut reached = self.blockers(at, owner);
+        let mut reached = self.blockers(at, request);
         let mut followed = 0;
         while let Some(&blocker) = reached.get(followed) {
             if blocker == owner {
@@ -161,11 +179,13 @@ impl World {
             }
             followed += 1;
             for (&elsewhere, queue) in &self.queues {
-                if queue.iter().any(|waiter| waiter.request.owner == blocker) {
-                    for next in self.blockers(elsewhere, blocker) {
-                        if !reached.contains(&next) {
-                            reached.push(next);
-                        }
+                let its = |waiter: &&Waiter| waiter.request.owner == blocker;
+                let Some(waiter) = queue.iter().find(its) else {
+                    continue;
+                };
+                for next in self.blockers(elsewhere, waiter.request) {
+                    if !reached.contains(&next) {
+                        reached.push(next);
                     }
                 }
             }
@@ -173,15 +193,26 @@ impl World {
         false
     }
 
-    /// For whom an owner waits at this place: those who hold the lock, and those
-    /// in front of it.
-    fn blockers(&self, at: Place, owner: &str) -> Vec<&'static str> {
+    /// Who must be gone before this request can be granted here: all who hold the
+    /// lock, and those in front. Nobody, if it may be let in beside some of the
+    /// present holders.
+    fn blockers(&self, at: Place, request: Request) -> Vec<&'static str> {
         let holders = self.lock(at).unwrap_or_default().holders;
         let queue = self.queues.get(&at).into_iter().flatten();
-        let in_front = queue
-            .map(|waiter| waiter.request.owner)
-            .take_while(|&waiter| waiter != owner);
+        let in_front: Vec<Request> = queue
+            .map(|waiter| waiter.request)
+            .take_while(|waiting| waiting.owner != request.owner)
+            .collect();
+        let every_holder_must_go = holders.iter().all(|holder| holder.limit == 1)
+            || in_front
+                .iter()
+                .chain([&request])
+                .any(|waiting| waiting.mode.limit() == 1);
+        if !every_holder_must_go {
+            return Vec::new();
+        }
         let holders = holders.iter().map(|holder| holder.owner);
+        let in_front = in_front.iter().map(|waiting| waiting.owner);
         holders.chain(in_front).collect()
     }
 
@@ -191,7 +222,6 @@ impl World {
         owner: &'static str,
         fence: Option<i64>,
         extent: Extent,
-        reason: Reason,
     ) -> Result<Expect, Expect> {
         self.look(at)?;
         let Some(held) = self.lock(at)?.holder(owner).copied() else {
@@ -203,7 +233,7 @@ impl World {
             };
         };
         if !self.names(fence, held) {
-            self.account.tokens_refused += u64::from(reason == Reason::Released);
+            self.account.tokens_refused += 1;
             return Ok(Expect::Nil);
         }
         let count = match extent {
@@ -218,14 +248,7 @@ impl World {
             }
             return Ok(Expect::Int(0));
         }
-        self.remove_holder(at, owner);
-        self.expire_with_the_last_lease(at);
-        self.ties.remove(&(at, owner));
-        match reason {
-            Reason::Released => self.account.releases += 1,
-            Reason::SessionEnded => self.account.releases_session += 1,
-        }
-        self.account.timed_holds += u64::from(held.token.is_some());
+        self.last_hold_ends(at, held, Reason::Released);
         Ok(Expect::Int(1))
     }
 
@@ -248,6 +271,7 @@ impl World {
                 stored.write(Holder { lease, ..held }, None);
             }
             self.expire_with_the_last_lease(at);
+            self.note_renewal(at, held);
             if is_short(lease) {
                 // A tie to an earlier hold is found to be one.
                 self.ties.remove(&(at, owner));
