@@ -128,9 +128,16 @@ fn nested_holds_of_short_leases_do_not_stop_the_renewals() {
     let mut holder = server.client();
     holder.int("LOCK.ACQUIRE k holder LEASE 3000 SESSION");
     let end = holder.int("PEXPIRETIME k");
+    let mut next_at = 2500;
     eventually("the lease is kept up", || {
-        holder.int("LOCK.ACQUIRE k holder LEASE 10 SESSION");
-        assert_eq!(holder.call("LOCK.RELEASE k holder"), int(0));
+        let left = holder.int("PTTL k");
+        assert!(left > 0, "the lease is over");
+        // So seldom that they don't keep the lease up themselves.
+        if left < next_at {
+            next_at = left - 500;
+            holder.int("LOCK.ACQUIRE k holder LEASE 10 SESSION");
+            assert_eq!(holder.call("LOCK.RELEASE k holder"), int(0));
+        }
         holder.int("PEXPIRETIME k") > end + 1000
     });
 }
