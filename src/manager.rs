@@ -41,10 +41,13 @@ use crate::lock::metrics::Metrics;
 #[cfg(feature = "planted-faults")]
 use crate::lock::planted::Fault;
 use crate::lock::record::Released;
-use crate::lock::request::{AcquireRequest, ClientId, ReleaseRequest, RenewRequest, Timeout};
-use crate::lock::sessions::Sessions;
+use crate::lock::request::{
+    AcquireRequest, ClientId, Lease, ReleaseRequest, RenewRequest, Timeout,
+};
+use crate::lock::sessions::{Place, Sessions, Tie};
 use crate::lock::waiters::{KeyBuf, KeyRef, WaitQueues, WaiterId};
 use crate::server::blocked::{self, Ticket};
+use crate::server::clients;
 use crate::server::clock;
 use crate::server::keyspace::{self, LockKey};
 use crate::server::notifications::Happening;
@@ -62,8 +65,11 @@ struct State {
     /// Waits that may have closed a cycle, to be checked where every key can be
     /// read.
     unchecked: VecDeque<(KeyBuf, WaiterId)>,
-    /// A key that is about to be found elsewhere.
+    /// A key that has just left its place.
     leaving: Option<KeyBuf>,
+    /// Clients whose sessions are over unnoticed: their connections have to be
+    /// closed.
+    doomed: Vec<ClientId>,
 }
 
 thread_local! {
@@ -153,7 +159,7 @@ pub(crate) fn break_lock(key: LockKey<'_>, fence: Option<Fence>) -> Result<bool,
             for owner in &owners {
                 state.sessions.untie(key.as_ref(), owner);
                 let place = || place_of(key.as_ref(), owner);
-                state.deliveries.released(place, 0);
+                state.deliveries.ended(place);
             }
         } else if holders > 0 && fence.is_some() && fence != fence_before {
             state.metrics.tokens_refused += 1;
@@ -175,12 +181,15 @@ pub(crate) fn renew(key: LockKey<'_>, request: &RenewRequest) -> Result<bool, Lo
     }
     if renewed {
         let (now_ms, lease) = (transition.now.ms(), request.lease);
+        let holder = transition.lock.holder(&request.owner);
+        let fence = holder.and_then(|holder| holder.fence);
         STATE.with_borrow_mut(|state| {
-            state
-                .sessions
-                .set_lease(key.as_ref(), &request.owner, lease, now_ms);
+            if let Some(fence) = fence {
+                let (key, owner) = (key.as_ref(), &request.owner);
+                state.sessions.set_lease(key, owner, fence, lease, now_ms);
+            }
             let place = || place_of(key.as_ref(), &request.owner);
-            state.deliveries.told(place, Told::AtLeast(1));
+            state.deliveries.told(place, Told::at_least(1));
         });
     }
     transition.hand_on_and_commit();
@@ -262,13 +271,20 @@ fn grant_told(ctx: &Context, client: ClientId, heard: bool) {
     let any_ended = STATE.with_borrow_mut(|state| {
         if heard {
             state.deliveries.delivered(client);
-        } else if let Some((place, fence)) = state.deliveries.lost(client) {
-            state.ended.push(place, fence, EndedBy::Undelivered);
+        } else {
+            untie_unheard(state, client);
+            grant_lost(state, client);
         }
         !state.ended.is_empty()
     });
     if any_ended {
         plan_ring(ctx, clock::now().ms());
+    }
+}
+
+fn grant_lost(state: &mut State, client: ClientId) {
+    if let Some((place, fence)) = state.deliveries.lost(client) {
+        state.ended.push(place, fence, EndedBy::Undelivered);
     }
 }
 
@@ -283,9 +299,37 @@ fn end_sessions(state: &mut State, client: ClientId) {
         return;
     }
     for (place, tie) in state.sessions.take_client(client) {
-        match state.deliveries.other_session(&place, tie.fence, client) {
-            Some((client, lease)) => state.sessions.retie(place, tie, client, lease),
+        match heir(state, &place, tie, client) {
+            Some((heir, lease)) => state.sessions.retie(place, tie, heir, lease),
             None => state.ended.push(place, tie.fence, EndedBy::Session),
+        }
+    }
+}
+
+/// Who keeps up holds that are tied to a client which will not hear of them: one
+/// that is still to hear of the same holds, or the one they were tied to before.
+fn heir(state: &State, place: &Place, tie: Tie, client: ClientId) -> Option<(ClientId, Lease)> {
+    let other = state.deliveries.other_session(place, tie.fence, client);
+    other.or_else(|| {
+        let before = state.deliveries.tied_before(place, client)?;
+        clients::is_connected(before).then_some((before, tie.lease))
+    })
+}
+
+/// Unties what a client will not hear of, and lives on.
+fn untie_unheard(state: &mut State, client: ClientId) {
+    let Some(place) = state.deliveries.place_of(client).cloned() else {
+        return;
+    };
+    let (key, owner) = (place.key.as_ref(), &place.owner);
+    let Some(tie) = state.sessions.tie_of(key, owner) else {
+        return;
+    };
+    if tie.client == client {
+        let heir = heir(state, &place, tie, client);
+        state.sessions.untie(key, owner);
+        if let Some((heir, lease)) = heir {
+            state.sessions.retie(place, tie, heir, lease);
         }
     }
 }

@@ -477,3 +477,47 @@ fn two_sessions_on_one_lock_both_go_with_it() {
     settle(&server);
     assert_eq!(observer.int("EXISTS moved"), 0);
 }
+
+#[test]
+fn a_session_whose_lease_ended_unnoticed_is_closed() {
+    let server = TestServer::start();
+    let (mut old, mut new, mut observer) = (server.client(), server.client(), server.client());
+    let id = old.int("CLIENT ID");
+    old.int("LOCK.ACQUIRE k owner LEASE 200 SESSION");
+    new.send("DEBUG SLEEP 0.5");
+    new.send("LOCK.ACQUIRE k owner LEASE 600000 SESSION");
+    assert_eq!(new.reply(), status("OK"));
+    token(&new.reply());
+    await_gone(&mut observer, id);
+    assert_eq!(observer.call("HGET k owner"), text("1"));
+}
+
+#[test]
+fn a_renewal_of_another_hold_does_not_touch_the_session() {
+    let server = TestServer::start();
+    let (mut session, mut observer) = (server.client(), server.client());
+    session.int(&format!("LOCK.ACQUIRE k owner {LEASE} SESSION"));
+    assert_eq!(observer.call("DEL k"), int(1));
+    session.int(&format!("LOCK.ACQUIRE k owner {LEASE}"));
+    assert_eq!(session.call("LOCK.RENEW k owner LEASE 1"), int(1));
+    eventually("the lease is over", || observer.int("EXISTS k") == 0);
+    settle(&server);
+    assert_eq!(session.call("PING"), status("PONG"));
+}
+
+#[test]
+fn a_longer_lease_of_another_connection_lasts_while_nothing_is_kept_up() {
+    let server = TestServer::start();
+    let (mut session, mut other) = (server.client(), server.client());
+    let mut observer = server.client();
+    session.int("LOCK.ACQUIRE k owner LEASE 300 SESSION");
+    other.int(&format!("LOCK.ACQUIRE k owner {LEASE}"));
+    let refuse = "CONFIG SET min-replicas-to-write";
+    assert_eq!(observer.call(&format!("{refuse} 1")), status("OK"));
+    assert_eq!(observer.call("DEBUG SLEEP 0.4"), status("OK"));
+    assert_eq!(observer.call("PING"), status("PONG"));
+    assert_eq!(observer.call(&format!("{refuse} 0")), status("OK"));
+    settle(&server);
+    assert_eq!(session.call("PING"), status("PONG"));
+    assert_eq!(observer.call("HGET k owner"), text("2"));
+}

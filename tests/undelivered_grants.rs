@@ -283,3 +283,102 @@ fn one_told_in_a_long_script_keeps_the_lock_though_it_goes() {
     assert_eq!(observer.call("HGET k @fence"), text(told.to_string()));
     assert_eq!(waiting(&mut observer, "k"), 1);
 }
+
+#[test]
+fn what_the_owner_does_in_between_counts_in_its_order() {
+    for (options, meanwhile, killed, holds) in [
+        // A nested hold on top of the one that the first hears of.
+        (&["HOLD 1", "HOLD 1"][..], "LOCK.ACQUIRE k owner", 1, 2),
+        // A renewal tells of the first hold, not of the second.
+        (&["", ""], "LOCK.RENEW k owner", 1, 1),
+        // Of three holds one is given back and one is nobody's.
+        (&["", "", ""], "LOCK.RELEASE k owner", 2, 1),
+    ] {
+        let mut scene = Scene::set(options);
+        let kill = scene.kill(killed);
+        scene.release_and(&[meanwhile, &kill]);
+        scene.assert_held(holds, meanwhile);
+    }
+}
+
+#[test]
+fn a_grant_that_was_moved_with_its_lock_is_taken_back_there() {
+    for (moved, there) in [("RENAME k l", "l"), ("MOVE k 1", "k")] {
+        let server = TestServer::start();
+        let (mut observer, mut waiter) = (server.client(), server.client());
+        observer.int(&format!("LOCK.ACQUIRE k before {LEASE}"));
+        let id = waiter.int("CLIENT ID");
+        waiter.send(&format!("LOCK.ACQUIRE k owner {LEASE} BLOCK 0"));
+        await_waiting(&mut observer, "k", 1);
+        let kill = format!("CLIENT KILL ID {id}");
+        transaction(&mut observer, &["LOCK.RELEASE k before", moved, &kill]);
+        settle(&server);
+        if moved.starts_with("MOVE") {
+            observer.call("SELECT 1");
+        }
+        assert_eq!(observer.int(&format!("EXISTS {there}")), 0, "{moved}");
+    }
+}
+
+#[test]
+fn a_grant_on_its_way_to_an_overwritten_lock_is_forgotten() {
+    let server = TestServer::start();
+    let (mut observer, mut first, mut second) = (server.client(), server.client(), server.client());
+    for key in ["a", "b"] {
+        observer.int(&format!("LOCK.ACQUIRE {key} before {LEASE}"));
+    }
+    let id = first.int("CLIENT ID");
+    for (client, key) in [(&mut first, "a"), (&mut second, "b")] {
+        client.send(&format!("LOCK.ACQUIRE {key} owner {LEASE} BLOCK 0"));
+        await_waiting(&mut observer, key, 1);
+    }
+    let kill = format!("CLIENT KILL ID {id}");
+    transaction(
+        &mut observer,
+        &[
+            "LOCK.RELEASE a before",
+            "LOCK.RELEASE b before",
+            "RENAME a b",
+            &kill,
+        ],
+    );
+    settle(&server);
+    assert_eq!(observer.int("EXISTS a b"), 0);
+}
+
+/// Redis 7.0 sends both replies to a client that is unblocked in the turn of its
+/// grant, so there the session is that client's.
+#[test]
+fn who_is_unblocked_with_an_error_has_no_session() {
+    let mut scene = Scene::set(&["SESSION", "SESSION"]);
+    let hears_both = scene.server.version() < (7, 2);
+    let unblock = format!("CLIENT UNBLOCK {} ERROR", scene.ids[1]);
+    scene.release_and(&[&unblock]);
+    token(&scene.requests[0].reply());
+    if hears_both {
+        token(&scene.requests[1].reply());
+        assert!(scene.requests[1].reply_error().starts_with("UNBLOCKED "));
+        scene.assert_held(2, "both have it");
+        return;
+    }
+    assert!(scene.requests[1].reply_error().starts_with("UNBLOCKED "));
+    scene.assert_held(1, "the first has it");
+    // The second lives on, and keeps nothing up.
+    drop(scene.requests.remove(0));
+    await_gone(&mut scene.observer, scene.ids[0]);
+    settle(&scene.server);
+    scene.assert_passed_on("the first has gone");
+}
+
+#[test]
+fn who_was_told_of_a_session_has_it_though_a_later_one_is_gone() {
+    let mut scene = Scene::set(&["SESSION HOLD 1", "SESSION HOLD 1"]);
+    let kill = scene.kill(1);
+    scene.release_and(&[&kill]);
+    token(&scene.requests[0].reply());
+    scene.assert_held(1, "the first has it");
+    drop(scene.requests.remove(0));
+    await_gone(&mut scene.observer, scene.ids[0]);
+    settle(&scene.server);
+    scene.assert_passed_on("the first has gone");
+}

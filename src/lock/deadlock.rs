@@ -178,12 +178,21 @@ impl<'q, T> Search<'q, T> {
             }
             self.reach(holder, || link(holder, true));
         }
+        // Those in front are let in together with this one, unless one of them or of
+        // those between them wants the lock alone.
+        let is_blocked_by = |id: WaiterId| {
+            let alone = wait.limit == Limit::EXCLUSIVE;
+            in_front(id) && (alone || queues.exclusive_between(wait.key, id, wait.place))
+        };
         let newcomers = queues.first_id_of(wait.key, self.newcomer);
-        if wait.owner != self.newcomer && newcomers.is_some_and(in_front) {
+        if wait.owner != self.newcomer && newcomers.is_some_and(is_blocked_by) {
             return Some(link(self.newcomer, false));
         }
         for owner in queues.waiting_for_several() {
-            if queues.first_id_of(wait.key, owner).is_some_and(in_front) {
+            if queues
+                .first_id_of(wait.key, owner)
+                .is_some_and(is_blocked_by)
+            {
                 self.reach(owner, || link(owner, false));
             }
         }

@@ -9,8 +9,10 @@
 //! # What speaks for holds
 //! - Those that the owner had before the first of these grants.
 //! - A reply to `HOLD n` speaks for n holds, a reply without a number for one
-//!   more, and the 1 of a renewal for one.
-//! - A grant that is still on its way speaks as the reply that it will be.
+//!   more, the 1 of a renewal for one, and the 0 of a release for one fewer, but
+//!   one at least.
+//! - A grant that is still on its way speaks as the reply that it will be, in the
+//!   order of the commands.
 //!
 //! The end of a session takes all holds but those that grants on their way speak
 //! for.
@@ -21,7 +23,7 @@ use smallvec::SmallVec;
 
 use crate::lock::ended::{Ended, EndedBy};
 use crate::lock::fence::Fence;
-use crate::lock::request::{ClientId, HoldNumber, Lease, Owner};
+use crate::lock::request::{ClientId, HoldNumber, Lease, Owner, ReleaseExtent};
 use crate::lock::sessions::Place;
 use crate::lock::waiters::{KeyBuf, KeyRef};
 
@@ -34,61 +36,122 @@ pub(crate) struct Delivery {
     pub(crate) hold: Option<HoldNumber>,
     /// The lease to be kept up while its connection lives, if it asked for that.
     pub(crate) session: Option<Lease>,
+    /// The client that the holds were tied to before.
+    pub(crate) tied_before: Option<ClientId>,
 }
 
-/// What a reply says of the owner's holds.
+/// What a reply says of the owner's holds: so many more than replies spoke for
+/// before, and so many at least.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Told {
-    /// It has this many at least.
-    AtLeast(i64),
-    /// It has one more than before.
-    OneMore,
+pub(crate) struct Told {
+    more: i64,
+    least: i64,
 }
 
 impl Told {
+    /// It has this many at least.
+    pub(crate) const fn at_least(least: i64) -> Self {
+        Self { more: 0, least }
+    }
+
+    /// It has one more than before.
+    pub(crate) const ONE_MORE: Self = Self { more: 1, least: 0 };
+
     /// What the grant of a request says.
     pub(crate) fn by_grant(hold: Option<HoldNumber>) -> Self {
-        hold.map_or(Self::OneMore, |hold| Self::AtLeast(hold.count_with()))
+        hold.map_or(Self::ONE_MORE, |hold| Self::at_least(hold.count_with()))
+    }
+
+    /// What a release says that leaves the owner holds: how many, if it named the
+    /// hold that it gave back, else one fewer than before.
+    pub(crate) fn by_release(extent: ReleaseExtent) -> Self {
+        match extent {
+            ReleaseExtent::Hold(hold) => Self {
+                more: NONE_BEFORE,
+                least: hold.count_without(),
+            },
+            ReleaseExtent::One | ReleaseExtent::All => Self { more: -1, least: 1 },
+        }
     }
 
     fn after(self, holds: i64) -> i64 {
-        match self {
-            Self::AtLeast(least) => holds.max(least),
-            Self::OneMore => holds.saturating_add(1),
+        holds.saturating_add(self.more).max(self.least)
+    }
+
+    /// What this reply says together with a later one.
+    fn and(self, later: Self) -> Self {
+        Self {
+            more: self.more.saturating_add(later.more),
+            least: later.after(self.least),
         }
     }
+}
+
+/// Added to any count it leaves nothing that counts.
+const NONE_BEFORE: i64 = i64::MIN / 2;
+
+/// What one reply or more in a row say, or one that is on its way will.
+#[derive(Debug)]
+struct Reply {
+    told: Told,
+    on_its_way: Option<Delivery>,
 }
 
 /// The grants of one owner on one lock that are on their way.
 #[derive(Debug)]
 struct UnderWay {
     fence: Fence,
-    /// How many holds the replies speak for that were sent so far.
-    told: i64,
+    /// How many holds the owner knew of before the first of the replies.
+    known: i64,
+    /// What it was told since, or will be, in the order of the commands.
+    replies: SmallVec<[Reply; 1]>,
     /// How many holds such grants have added.
     added: i64,
     /// Whether a grant was lost whose holds have not been given back yet.
     lost: bool,
-    deliveries: SmallVec<[Delivery; 1]>,
 }
 
 impl UnderWay {
-    const fn new(fence: Fence, told: i64) -> Self {
+    const fn new(fence: Fence, known: i64) -> Self {
         Self {
             fence,
-            told,
+            known,
+            replies: SmallVec::new_const(),
             added: 0,
             lost: false,
-            deliveries: SmallVec::new_const(),
         }
     }
 
-    /// How many holds are spoken for once these grants have arrived, where replies
-    /// spoke for `told` before.
-    fn speak_for(&self, told: i64) -> i64 {
-        self.deliveries
+    fn deliveries(&self) -> impl DoubleEndedIterator<Item = &Delivery> {
+        self.replies
             .iter()
-            .fold(told, |holds, one| Told::by_grant(one.hold).after(holds))
+            .filter_map(|reply| reply.on_its_way.as_ref())
+    }
+
+    fn is_over(&self) -> bool {
+        !self.lost && self.deliveries().next().is_none()
+    }
+
+    /// How many holds are spoken for by all that the owner was and will be told.
+    fn spoken_for(&self) -> i64 {
+        let replies = self.replies.iter();
+        replies.fold(self.known, |holds, reply| reply.told.after(holds))
+    }
+
+    /// How many the grants that are on their way speak for by themselves.
+    fn promised(&self) -> i64 {
+        let promises = self.replies.iter().filter(|one| one.on_its_way.is_some());
+        promises.fold(0, |holds, reply| reply.told.after(holds))
+    }
+
+    fn tell(&mut self, told: Told) {
+        match self.replies.last_mut() {
+            Some(last) if last.on_its_way.is_none() => last.told = last.told.and(told),
+            _ => self.replies.push(Reply {
+                told,
+                on_its_way: None,
+            }),
+        }
     }
 }
 
@@ -124,7 +187,10 @@ impl Deliveries {
             *under_way = UnderWay::new(fence, held_before);
         }
         under_way.added += holds - held_before;
-        under_way.deliveries.push(delivery);
+        under_way.replies.push(Reply {
+            told: Told::by_grant(delivery.hold),
+            on_its_way: Some(delivery),
+        });
     }
 
     /// Notes that a reply tells an owner of its holds.
@@ -133,22 +199,25 @@ impl Deliveries {
             return;
         }
         if let Some(under_way) = self.by_place.get_mut(&place()) {
-            under_way.told = told.after(under_way.told);
+            under_way.tell(told);
         }
     }
 
-    /// Notes that an owner gave one hold back and has `left`, of which the reply
-    /// tells it.
-    pub(crate) fn released(&mut self, place: impl FnOnce() -> Place, left: i64) {
+    /// Notes that an owner gave a hold back, and is told so. It has `left`.
+    pub(crate) fn released(&mut self, place: impl FnOnce() -> Place, told: Told, left: i64) {
         if self.by_place.is_empty() {
             return;
         }
-        let place = place();
-        if left == 0 {
-            self.forget(&place);
-        } else if let Some(under_way) = self.by_place.get_mut(&place) {
-            under_way.told = (under_way.told - 1).clamp(1, left);
+        if let Some(under_way) = self.by_place.get_mut(&place()) {
+            under_way.tell(told);
             under_way.added = under_way.added.min(left);
+        }
+    }
+
+    /// Notes that all holds of an owner are over.
+    pub(crate) fn ended(&mut self, place: impl FnOnce() -> Place) {
+        if !self.by_place.is_empty() {
+            self.forget(&place());
         }
     }
 
@@ -161,20 +230,34 @@ impl Deliveries {
         client: ClientId,
     ) -> Option<(ClientId, Lease)> {
         let under_way = self.by_place.get(place)?;
-        let others = under_way.deliveries.iter().rev();
+        let others = under_way.deliveries().rev();
         others
             .filter(|one| one.client != client && under_way.fence == fence)
             .find_map(|one| Some((one.client, one.session?)))
     }
 
+    /// The client that these holds were tied to before the grant that is on its way
+    /// to this one.
+    pub(crate) fn tied_before(&self, place: &Place, client: ClientId) -> Option<ClientId> {
+        let mut deliveries = self.by_place.get(place)?.deliveries();
+        deliveries.find(|one| one.client == client)?.tied_before
+    }
+
+    /// The holds that a client is to hear of.
+    pub(crate) fn place_of(&self, client: ClientId) -> Option<&Place> {
+        self.by_client.get(&client)
+    }
+
     /// Notes that a client has heard of the grant that was on its way to it.
     pub(crate) fn delivered(&mut self, client: ClientId) {
-        let Some((place, delivery)) = self.take(client) else {
+        let Some((place, at)) = self.find(client) else {
             return;
         };
         if let Some(under_way) = self.by_place.get_mut(&place) {
-            under_way.told = Told::by_grant(delivery.hold).after(under_way.told);
-            if under_way.deliveries.is_empty() && !under_way.lost {
+            if let Some(reply) = under_way.replies.get_mut(at) {
+                reply.on_its_way = None;
+            }
+            if under_way.is_over() {
                 self.by_place.remove(&place);
             }
         }
@@ -184,12 +267,11 @@ impl Deliveries {
     /// Returns the holds of which some may be over, and their token, if that is
     /// not known yet.
     pub(crate) fn lost(&mut self, client: ClientId) -> Option<(Place, Fence)> {
-        let (place, _) = self.take(client)?;
+        let (place, at) = self.find(client)?;
         let under_way = self.by_place.get_mut(&place)?;
-        let (known, fence) = (
-            std::mem::replace(&mut under_way.lost, true),
-            under_way.fence,
-        );
+        under_way.replies.remove(at);
+        let known = std::mem::replace(&mut under_way.lost, true);
+        let fence = under_way.fence;
         (!known).then_some((place, fence))
     }
 
@@ -199,9 +281,9 @@ impl Deliveries {
         let under_way = self.by_place.get(place);
         let under_way = under_way.filter(|under_way| under_way.fence == ended.fence);
         match (under_way, ended.by) {
-            (Some(under_way), EndedBy::Session) => under_way.speak_for(0).min(holds),
+            (Some(under_way), EndedBy::Session) => under_way.promised().min(holds),
             (Some(under_way), EndedBy::Undelivered) => {
-                let surplus = holds - under_way.speak_for(under_way.told);
+                let surplus = holds - under_way.spoken_for();
                 holds - surplus.clamp(0, under_way.added)
             }
             (None, EndedBy::Session) => 0,
@@ -216,13 +298,16 @@ impl Deliveries {
             && under_way.fence == ended.fence
         {
             match ended.by {
-                EndedBy::Session => (under_way.told, under_way.added) = (0, left),
+                EndedBy::Session => {
+                    under_way.replies.retain(|reply| reply.on_its_way.is_some());
+                    (under_way.known, under_way.added) = (0, left);
+                }
                 EndedBy::Undelivered => {
                     under_way.added -= holds - left;
                     under_way.lost = false;
                 }
             }
-            if under_way.deliveries.is_empty() && !under_way.lost {
+            if under_way.is_over() {
                 self.by_place.remove(place);
             }
         }
@@ -276,23 +361,25 @@ impl Deliveries {
     }
 
     fn insert(&mut self, place: Place, under_way: UnderWay) {
-        for delivery in &under_way.deliveries {
+        for delivery in under_way.deliveries() {
             self.by_client.insert(delivery.client, place.clone());
         }
         self.by_place.insert(place, under_way);
     }
 
-    fn take(&mut self, client: ClientId) -> Option<(Place, Delivery)> {
+    /// Where the grant is noted that is on its way to this client. It is not found
+    /// a second time.
+    fn find(&mut self, client: ClientId) -> Option<(Place, usize)> {
         let place = self.by_client.remove(&client)?;
-        let deliveries = &mut self.by_place.get_mut(&place)?.deliveries;
-        let at = deliveries.iter().rposition(|one| one.client == client)?;
-        let delivery = deliveries.remove(at);
-        Some((place, delivery))
+        let mut replies = self.by_place.get(&place)?.replies.iter();
+        let is_it = |one: &Delivery| one.client == client;
+        let at = replies.rposition(|reply| reply.on_its_way.as_ref().is_some_and(is_it))?;
+        Some((place, at))
     }
 
     fn forget(&mut self, place: &Place) {
         if let Some(under_way) = self.by_place.remove(place) {
-            for delivery in under_way.deliveries {
+            for delivery in under_way.deliveries() {
                 self.by_client.remove(&delivery.client);
             }
         }

@@ -102,6 +102,18 @@ impl Sessions {
         self.insert(place, tie);
     }
 
+    /// Notes that a grant lets tied holds last until then at least.
+    pub(crate) fn last_until(&mut self, key: KeyRef<'_>, owner: &Owner, fence: Fence, at_ms: i64) {
+        if self.is_empty() {
+            return;
+        }
+        if let Some(tie) = self.ties.get_mut(&place(key, owner))
+            && tie.fence == fence
+        {
+            tie.kept_until_ms = tie.kept_until_ms.max(at_ms);
+        }
+    }
+
     /// Ties holds, whose tie has just been taken, to another client.
     pub(crate) fn retie(&mut self, place: Place, tie: Tie, client: ClientId, lease: Lease) {
         self.insert(
@@ -114,9 +126,17 @@ impl Sessions {
         );
     }
 
-    /// Keeps up another lease from now on, if the holds are tied.
-    pub(crate) fn set_lease(&mut self, key: KeyRef<'_>, owner: &Owner, lease: Lease, now_ms: i64) {
-        if self.is_empty() {
+    /// Keeps up another lease from now on, if the holds of this token are tied.
+    pub(crate) fn set_lease(
+        &mut self,
+        key: KeyRef<'_>,
+        owner: &Owner,
+        fence: Fence,
+        lease: Lease,
+        now_ms: i64,
+    ) {
+        let tied = self.tie_of(key, owner);
+        if tied.is_none_or(|tie| tie.fence != fence) {
             return;
         }
         let place = place(key, owner);

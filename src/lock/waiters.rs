@@ -337,6 +337,21 @@ impl<T> WaitQueues<T> {
         self.queue(key)?.exclusive.first().copied()
     }
 
+    /// Whether a request for the lock all alone is queued from this one on, and
+    /// before `to`, if that is one.
+    pub(crate) fn exclusive_between(
+        &self,
+        key: KeyRef<'_>,
+        from: WaiterId,
+        to: Option<WaiterId>,
+    ) -> bool {
+        let Some(queue) = self.queue(key) else {
+            return false;
+        };
+        let next = queue.exclusive.range(from..).next();
+        next.is_some_and(|&next| to.is_none_or(|to| next < to))
+    }
+
     /// The keys for which this owner waits.
     pub(crate) fn waits_of(&self, owner: &Owner) -> &[KeyBuf] {
         self.waits.get(owner).map_or(&[], |waits| waits)

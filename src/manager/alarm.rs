@@ -34,7 +34,8 @@ const SLOT_RETRY_MS: i64 = 500;
 /// Sets the alarm for whatever is to be done next.
 pub(super) fn plan_ring(ctx: &Context, now_ms: i64) {
     let at_ms = STATE.with_borrow(|state| {
-        let overdue = !state.ended.is_empty() || !state.unchecked.is_empty();
+        let overdue =
+            !(state.ended.is_empty() && state.unchecked.is_empty() && state.doomed.is_empty());
         let overdue = overdue.then_some(now_ms);
         let looks = state.queues.next_look_ms();
         let renewals = state.sessions.next_renewal_ms();
@@ -72,6 +73,9 @@ pub(super) const HOOKS: Hooks = Hooks {
 /// their turn.
 fn ring(ctx: &Context) {
     let now_ms = clock::now().ms();
+    for client in STATE.with_borrow_mut(|state| std::mem::take(&mut state.doomed)) {
+        clients::close(ctx, client);
+    }
     if keyspace::is_replica(ctx) {
         forget_connections(ctx);
     }

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use smallvec::SmallVec;
 
 use super::alarm::{HOOKS, plan_ring};
-use super::{STATE, State, end_sessions, unsigned};
+use super::{STATE, State, end_sessions, grant_lost, unsigned};
 use crate::config::{self, RedissonNotify};
 use crate::error::LockError;
 use crate::lock::deadlock::{self, Certain, Link, Wait};
@@ -15,7 +15,7 @@ use crate::lock::fence::Fence;
 #[cfg(feature = "planted-faults")]
 use crate::lock::planted::Fault;
 use crate::lock::record::{Acquired, Effects, Holder, Lock, Now};
-use crate::lock::request::{AcquireRequest, ClientId, Owner, ReleaseExtent, ReleaseRequest};
+use crate::lock::request::{AcquireRequest, ClientId, Owner, ReleaseRequest};
 use crate::lock::sessions::Place;
 use crate::lock::waiters::{KeyBuf, KeyRef, NotedHolder, Waiter, WaiterId};
 use crate::server::acl::User;
@@ -102,7 +102,10 @@ impl<'c> Transition<'c> {
         if client == clients::running(ctx) || !clients::is_closing(ctx, client) {
             return;
         }
-        STATE.with_borrow_mut(|state| end_sessions(state, client));
+        STATE.with_borrow_mut(|state| {
+            end_sessions(state, client);
+            grant_lost(state, client);
+        });
         self.end_what_is_over();
     }
 
@@ -130,7 +133,7 @@ impl<'c> Transition<'c> {
             if let Some(fence) = held.fence {
                 metrics.holds.add(self.now.us - fence.get());
             }
-            state.deliveries.released(place, 0);
+            state.deliveries.ended(place);
         });
     }
 
@@ -139,11 +142,9 @@ impl<'c> Transition<'c> {
         let place = || place_of(self.key.as_ref(), &request.owner);
         let holder = self.lock.holder(&request.owner);
         let left = holder.map_or(0, |holder| holder.holds);
+        let told = Told::by_release(request.extent);
         STATE.with_borrow_mut(|state| {
-            state.deliveries.released(place, left);
-            if let ReleaseExtent::Hold(_) = request.extent {
-                state.deliveries.told(place, Told::AtLeast(left));
-            }
+            state.deliveries.released(place, told, left);
         });
     }
 
@@ -189,11 +190,22 @@ impl<'c> Transition<'c> {
         if held_before == 0 {
             self.happenings.push(Happening::Acquired);
         }
+        let (key, owner, lease) = (self.key.as_ref(), &request.owner, request.lease);
+        let now_ms = self.now.ms();
         if let Some(client) = request.session {
-            let (key, now_ms) = (self.key.as_ref(), self.now.ms());
+            let old = state.sessions.tie_of(key, owner);
+            state.sessions.tie(key, owner, client, fence, lease, now_ms);
+            // A lease of it ended before anybody noticed.
+            state.doomed.extend(
+                old.filter(|old| {
+                    old.client != client && old.fence != fence && old.kept_until_ms <= now_ms
+                })
+                .map(|old| old.client),
+            );
+        } else {
             state
                 .sessions
-                .tie(key, &request.owner, client, fence, request.lease, now_ms);
+                .last_until(key, owner, fence, lease.end_ms(now_ms));
         }
         Ok(Some((fence, held_before)))
     }
@@ -358,6 +370,7 @@ impl<'c> Transition<'c> {
 
     fn serve(&mut self, state: &mut State, waiter: Waiter<Rc<Ticket>>) {
         let request = &waiter.request;
+        let tied = state.sessions.tie_of(self.key.as_ref(), &request.owner);
         let answer = match self.grant(state, request, true) {
             Ok(Some((fence, held_before))) => {
                 state.metrics.grants_after_wait += 1;
@@ -368,6 +381,7 @@ impl<'c> Transition<'c> {
                     client: waiter.ticket.client,
                     hold: request.hold,
                     session: request.session.map(|_| request.lease),
+                    tied_before: tied.filter(|tie| tie.fence == fence).map(|tie| tie.client),
                 };
                 let holds = self.holds_of(&request.owner);
                 state

@@ -320,6 +320,21 @@ mod what_is_a_deadlock {
     }
 
     #[test]
+    fn readers_that_are_let_in_together_do_not_wait_for_each_other() {
+        let mut world = a_holds_k_and_b_holds_l();
+        wait(&mut world, C, K, Limit::SHARED);
+        wait(&mut world, C, L, Limit::EXCLUSIVE);
+        wait(&mut world, B, K, Limit::SHARED);
+        // A writer between them keeps them apart.
+        let mut world = a_holds_k_and_b_holds_l();
+        wait(&mut world, C, K, Limit::SHARED);
+        wait(&mut world, C, L, Limit::EXCLUSIVE);
+        wait(&mut world, D, K, Limit::EXCLUSIVE);
+        let told = "'b' waits for 'k' behind 'c', 'c' waits for 'l' held by 'b'";
+        check_deadlock(&mut world, B, K, Limit::SHARED, told);
+    }
+
+    #[test]
     fn a_reader_waits_for_the_one_that_holds_all_alone() {
         let mut world = a_holds_k_and_b_holds_l();
         wait(&mut world, A, L, Limit::EXCLUSIVE);
@@ -546,11 +561,9 @@ mod against_brute_force {
         /// Whether a request can't be granted before every holder is gone, in
         /// front of which these are queued.
         fn needs_all_gone(&self, key: usize, limit: Limit, in_front: &[WaiterId]) -> bool {
-            let asks_alone = |waiter: &&Waiter<WaiterId>| waiter.request.limit == Limit::EXCLUSIVE;
-            let mut queued = self.queues.waiters(KEYS[key]).filter(asks_alone);
             let mut holders = self.locks[key].holders().iter();
             limit == Limit::EXCLUSIVE
-                || queued.any(|waiter| in_front.contains(&waiter.ticket))
+                || self.any_alone(key, in_front)
                 || holders.all(|holder| holder.limit == Limit::EXCLUSIVE)
         }
 
@@ -559,19 +572,40 @@ mod against_brute_force {
             queued.map(|waiter| waiter.ticket).collect()
         }
 
+        /// Whom a request waits for that has these in front.
+        fn blockers(&self, key: usize, limit: Limit, in_front: &[WaiterId]) -> Owners {
+            if !self.needs_all_gone(key, limit, in_front) {
+                return 0;
+            }
+            let line = self.lines[key].iter();
+            let alone = limit == Limit::EXCLUSIVE;
+            line.filter(|(_, ids)| {
+                let behind: Vec<WaiterId> = in_front
+                    .iter()
+                    .copied()
+                    .filter(|&id| id >= ids[0])
+                    .collect();
+                in_front.contains(&ids[0]) && (alone || self.any_alone(key, &behind))
+            })
+            .fold(self.holders_of(key), |all, &(who, _)| all | only(who))
+        }
+
+        fn any_alone(&self, key: usize, requests: &[WaiterId]) -> bool {
+            let mut queued = self.queues.waiters(KEYS[key]);
+            queued.any(|waiter| {
+                waiter.request.limit == Limit::EXCLUSIVE && requests.contains(&waiter.ticket)
+            })
+        }
+
         fn graph(&self) -> Graph {
             let mut graph = Graph::default();
             for (key, line) in self.lines.iter().enumerate() {
-                let mut before = self.holders_of(key);
                 for (who, ids) in line {
-                    assert_eq!(before & only(*who), 0, "a holder waits for nobody");
-                    let limit = self.queues.waiter(KEYS[key], ids[0]).unwrap().request.limit;
+                    assert!(!self.holds(*who, key), "a holder waits for nobody");
+                    let waiter = self.queues.waiter(KEYS[key], ids[0]).unwrap();
                     let mut in_front = self.requests(key);
                     in_front.retain(|&id| id < ids[0]);
-                    if self.needs_all_gone(key, limit, &in_front) {
-                        graph[*who] |= before;
-                    }
-                    before |= only(*who);
+                    graph[*who] |= self.blockers(key, waiter.request.limit, &in_front);
                 }
             }
             graph
@@ -579,11 +613,7 @@ mod against_brute_force {
 
         /// Whom an owner would wait for at the end of this line.
         fn blockers_at_the_end(&self, key: usize, limit: Limit) -> Owners {
-            if !self.needs_all_gone(key, limit, &self.requests(key)) {
-                return 0;
-            }
-            let line = self.lines[key].iter();
-            line.fold(self.holders_of(key), |all, &(who, _)| all | only(who))
+            self.blockers(key, limit, &self.requests(key))
         }
 
         fn closes_a_cycle(&self, who: usize, key: usize, limit: Limit) -> bool {

@@ -43,6 +43,7 @@ impl Story {
             client: ClientId(waiter),
             hold: hold.map(|n| HoldNumber::new(n).unwrap()),
             session: None,
+            tied_before: None,
         };
         self.deliveries
             .send(place(), fence(), delivery, before, self.holds);
@@ -170,7 +171,7 @@ fn holds_from_before_are_never_given_back() {
 fn a_reply_to_the_same_hold_speaks_for_it() {
     let mut story = Story::default();
     story.grant(1, Some(1));
-    story.deliveries.told(place, Told::AtLeast(1));
+    story.deliveries.told(place, Told::at_least(1));
     story.lost(1);
     story.gives_back(0);
     story.is_over();
@@ -181,7 +182,7 @@ fn a_renewal_speaks_for_one_hold_only() {
     let mut story = Story::default();
     story.grant(1, None);
     story.grant(2, None);
-    story.deliveries.told(place, Told::AtLeast(1));
+    story.deliveries.told(place, Told::at_least(1));
     story.lost(1);
     story.lost(2);
     story.gives_back(1);
@@ -193,7 +194,7 @@ fn a_nested_hold_speaks_for_itself_alone() {
     let mut story = Story::default();
     story.grant(1, None);
     story.holds += 1;
-    story.deliveries.told(place, Told::OneMore);
+    story.deliveries.told(place, Told::ONE_MORE);
     story.lost(1);
     story.gives_back(1);
     assert_eq!(story.holds, 1);
@@ -205,7 +206,9 @@ fn a_release_that_leaves_holds_speaks_for_one_of_them() {
     let mut story = Story::with_holds(1);
     story.grant(1, None);
     story.holds -= 1;
-    story.deliveries.released(place, story.holds);
+    story
+        .deliveries
+        .released(place, Told::by_release(ReleaseExtent::One), story.holds);
     story.lost(1);
     story.gives_back(0);
     story.is_over();
@@ -215,7 +218,7 @@ fn a_release_that_leaves_holds_speaks_for_one_of_them() {
 fn after_the_last_release_nothing_is_on_its_way() {
     let mut story = Story::default();
     story.grant(1, None);
-    story.deliveries.released(place, 0);
+    story.deliveries.ended(place);
     story.is_over();
     assert_eq!(story.deliveries.lost(ClientId(1)), None);
 }
@@ -228,6 +231,7 @@ fn a_new_token_ends_what_was_on_its_way_before() {
         client: ClientId(2),
         hold: None,
         session: None,
+        tied_before: None,
     };
     let newer = Fence::new(8).unwrap();
     story.deliveries.send(place(), newer, delivery, 0, 1);
@@ -270,12 +274,19 @@ fn the_newest_session_of_another_client_is_found() {
             client: ClientId(waiter),
             hold: HoldNumber::new(1).ok(),
             session,
+            tied_before: (waiter > 1).then_some(ClientId(waiter - 1)),
         };
         deliveries.send(place(), fence(), delivery, i64::from(waiter > 1), 1);
     }
     let other = |client| deliveries.other_session(&place(), fence(), ClientId(client));
     assert_eq!(other(3), Some((ClientId(2), lease(20).unwrap())));
     assert_eq!(other(2), Some((ClientId(1), lease(10).unwrap())));
+    assert_eq!(
+        deliveries.tied_before(&place(), ClientId(2)),
+        Some(ClientId(1))
+    );
+    assert_eq!(deliveries.tied_before(&place(), ClientId(1)), None);
+    assert_eq!(deliveries.place_of(ClientId(1)), Some(&place()));
     let older = Fence::new(6).unwrap();
     assert_eq!(deliveries.other_session(&place(), older, ClientId(3)), None);
 }
@@ -313,4 +324,71 @@ fn one_loss_is_told_until_it_is_settled() {
     assert!(story.deliveries.lost(ClientId(2)).is_none());
     story.gives_back(2);
     story.is_over();
+}
+
+#[test]
+fn replies_speak_in_the_order_of_their_commands() {
+    // A nested hold on top of one that two will hear of.
+    let mut story = Story::default();
+    story.grant(1, Some(1));
+    story.grant(2, Some(1));
+    story.holds += 1;
+    story.deliveries.told(place, Told::ONE_MORE);
+    story.lost(2);
+    story.gives_back(0);
+    story.delivered(1);
+    story.is_over();
+    // A renewal speaks for the first of two.
+    let mut story = Story::default();
+    story.grant(1, None);
+    story.grant(2, None);
+    story.deliveries.told(place, Told::at_least(1));
+    story.lost(2);
+    story.gives_back(1);
+    // A release of one of three.
+    let mut story = Story::default();
+    for waiter in [1, 2, 3] {
+        story.grant(waiter, None);
+    }
+    story.holds -= 1;
+    let told = Told::by_release(ReleaseExtent::One);
+    story.deliveries.released(place, told, story.holds);
+    story.lost(3);
+    story.gives_back(1);
+    assert_eq!(story.holds, 1);
+}
+
+#[test]
+fn a_release_of_a_numbered_hold_tells_how_many_are_left() {
+    let mut story = Story::with_holds(3);
+    story.grant(1, None);
+    story.holds = 3;
+    let fourth = ReleaseExtent::Hold(HoldNumber::new(4).unwrap());
+    story
+        .deliveries
+        .released(place, Told::by_release(fourth), 3);
+    story.lost(1);
+    story.gives_back(0);
+    story.is_over();
+}
+
+#[test]
+fn several_replies_in_a_row_say_what_each_says() {
+    let replies = [
+        Told::ONE_MORE,
+        Told::at_least(3),
+        Told::by_release(ReleaseExtent::One),
+        Told::by_release(ReleaseExtent::Hold(HoldNumber::new(2).unwrap())),
+        Told::at_least(1),
+    ];
+    for first in replies {
+        for second in replies {
+            for third in replies {
+                for holds in 0..6 {
+                    let in_turn = third.after(second.after(first.after(holds)));
+                    assert_eq!(first.and(second).and(third).after(holds), in_turn);
+                }
+            }
+        }
+    }
 }

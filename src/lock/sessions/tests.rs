@@ -34,6 +34,13 @@ fn tie(sessions: &mut Sessions, key: KeyRef<'_>, name: &str, to: Told, now_ms: i
     sessions.tie(key, &owner(name), client, fence, lease, now_ms);
 }
 
+/// Sets the lease of whatever holds are tied.
+fn set_lease(sessions: &mut Sessions, key: KeyRef<'_>, name: &str, lease_ms: i64, now_ms: i64) {
+    let tie = sessions.tie_of(key, &owner(name));
+    let fence = tie.map_or(fence(1), |tie| tie.fence);
+    sessions.set_lease(key, &owner(name), fence, lease(lease_ms), now_ms);
+}
+
 fn take_client(sessions: &mut Sessions, client: u64) -> Vec<(Place, Told)> {
     let ties = sessions.take_client(ClientId(client));
     ties.iter()
@@ -128,15 +135,15 @@ fn reentry_never_shortens_the_lease_that_is_kept_up() {
 #[test]
 fn a_lease_that_was_renewed_by_hand_is_the_one_that_is_kept_up() {
     let mut sessions = Sessions::default();
-    sessions.set_lease(KEY, &owner("a"), lease(300), 0);
+    set_lease(&mut sessions, KEY, "a", 300, 0);
     check_nothing_is_left(&mut sessions);
     tie(&mut sessions, KEY, "a", (1, 7, 300), 0);
-    sessions.set_lease(OTHER, &owner("a"), lease(30), 0);
-    sessions.set_lease(KEY, &owner("b"), lease(30), 0);
+    set_lease(&mut sessions, OTHER, "a", 30, 0);
+    set_lease(&mut sessions, KEY, "b", 30, 0);
     assert_eq!(sessions.len(), 1);
     assert_eq!(sessions.next_renewal_ms(), Some(100));
     for lease_ms in [60, 600] {
-        sessions.set_lease(KEY, &owner("a"), lease(lease_ms), 5);
+        set_lease(&mut sessions, KEY, "a", lease_ms, 5);
         assert_eq!(sessions.next_renewal_ms(), Some(5 + lease_ms / 3));
     }
     let tied = [(at(KEY, "a"), (1, 7, 600))];
@@ -313,7 +320,7 @@ mod against_a_model {
                         }
                     }
                     Step::SetLease { key, who, lease_ms } => {
-                        sessions.set_lease(KEYS[key], &owner(OWNERS[who]), lease(lease_ms), now_ms);
+                        set_lease(&mut sessions, KEYS[key], OWNERS[who], lease_ms, now_ms);
                         if let Some(tied) = model.untie(&at(KEYS[key], OWNERS[who])) {
                             let (client, token, _) = tied.to;
                             model.tie(tied.place, (client, token, lease_ms), now_ms);
@@ -402,8 +409,17 @@ fn holds_last_as_long_as_they_have_been_kept_up() {
     assert_eq!(kept_until(&sessions), 1300);
     sessions.kept(&at(KEY, "a"), 1100);
     assert_eq!(kept_until(&sessions), 1400);
-    sessions.set_lease(KEY, &owner("a"), lease(50), 1200);
+    sessions.set_lease(KEY, &owner("a"), fence(7), lease(50), 1200);
     assert_eq!(kept_until(&sessions), 1250);
+    // The lease of other holds is not that of the tied ones.
+    sessions.set_lease(KEY, &owner("a"), fence(8), lease(10), 1200);
+    assert_eq!(kept_until(&sessions), 1250);
+    sessions.last_until(KEY, &owner("a"), fence(8), 9000);
+    assert_eq!(kept_until(&sessions), 1250);
+    sessions.last_until(KEY, &owner("a"), fence(7), 1240);
+    assert_eq!(kept_until(&sessions), 1250);
+    sessions.last_until(KEY, &owner("a"), fence(7), 2000);
+    assert_eq!(kept_until(&sessions), 2000);
     // Whoever is not tied has nothing to keep.
     sessions.kept(&at(KEY, "b"), 1100);
     sessions.renew_by(&at(KEY, "b"), 1100);
