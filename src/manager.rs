@@ -38,8 +38,6 @@ use crate::lock::deliveries::{Deliveries, Told};
 use crate::lock::ended::{EndedBy, EndedHolds};
 use crate::lock::fence::{Fence, FenceClock};
 use crate::lock::metrics::Metrics;
-#[cfg(feature = "planted-faults")]
-use crate::lock::planted::Fault;
 use crate::lock::record::Released;
 use crate::lock::request::{
     AcquireRequest, ClientId, Lease, ReleaseRequest, RenewRequest, Timeout,
@@ -261,8 +259,35 @@ pub(crate) fn connection_ended(ctx: &Context, client: ClientId) {
     // A script that is too slow has the server serve connections in between: the
     // reply was sent before the end was read.
     let heard = blocked::replies_are_sent_early() && keyspace::script_runs(ctx);
-    STATE.with_borrow_mut(|state| end_sessions(state, client));
-    grant_told(ctx, client, heard);
+    let any_ended = STATE.with_borrow_mut(|state| {
+        end_connection(state, client, heard);
+        !state.ended.is_empty()
+    });
+    if any_ended {
+        plan_ring(ctx, clock::now().ms());
+    }
+}
+
+/// Ends what is tied to a connection, or ties it to another one of the same owner
+/// that still holds the lock by it. Nobody hears any more of the grant that was on
+/// its way to it.
+fn end_connection(state: &mut State, client: ClientId, heard: bool) {
+    let ties = state.sessions.take_client(client);
+    let heirs: Vec<_> = ties
+        .iter()
+        .map(|(place, tie)| heir(state, place, *tie, client))
+        .collect();
+    if heard {
+        state.deliveries.delivered(client);
+    } else {
+        grant_lost(state, client);
+    }
+    for ((place, tie), heir) in ties.into_iter().zip(heirs) {
+        match heir {
+            Some((heir, lease)) => state.sessions.retie(place, tie, heir, lease),
+            None => state.ended.push(place, tie.fence, EndedBy::Session),
+        }
+    }
 }
 
 /// A client has heard of the grant that was on its way to it, if one was, or never
@@ -285,24 +310,6 @@ fn grant_told(ctx: &Context, client: ClientId, heard: bool) {
 fn grant_lost(state: &mut State, client: ClientId) {
     if let Some((place, fence)) = state.deliveries.lost(client) {
         state.ended.push(place, fence, EndedBy::Undelivered);
-    }
-}
-
-/// Ends what is tied to a connection, or ties it to another one of the same
-/// owner that was granted the lock and has not heard of it yet.
-fn end_sessions(state: &mut State, client: ClientId) {
-    #[cfg(feature = "planted-faults")]
-    if Fault::SessionOutlived.planted() {
-        return;
-    }
-    if state.sessions.is_empty() {
-        return;
-    }
-    for (place, tie) in state.sessions.take_client(client) {
-        match heir(state, &place, tie, client) {
-            Some((heir, lease)) => state.sessions.retie(place, tie, heir, lease),
-            None => state.ended.push(place, tie.fence, EndedBy::Session),
-        }
     }
 }
 

@@ -12,6 +12,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::lock::fence::Fence;
+#[cfg(feature = "planted-faults")]
+use crate::lock::planted::Fault;
 use crate::lock::request::{ClientId, Lease, Owner};
 use crate::lock::waiters::{KeyBuf, KeyRef};
 
@@ -220,6 +222,10 @@ impl Sessions {
 
     /// Forgets the ties of a client that is gone, and says which they were.
     pub(crate) fn take_client(&mut self, client: ClientId) -> Vec<(Place, Tie)> {
+        #[cfg(feature = "planted-faults")]
+        if Fault::SessionOutlived.planted() {
+            return Vec::new();
+        }
         let places = self.by_client.remove(&client).unwrap_or_default();
         places
             .into_iter()

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use smallvec::SmallVec;
 
 use super::alarm::{HOOKS, plan_ring};
-use super::{STATE, State, end_sessions, grant_lost, unsigned};
+use super::{STATE, State, end_connection, unsigned};
 use crate::config::{self, RedissonNotify};
 use crate::error::LockError;
 use crate::lock::deadlock::{self, Certain, Link, Wait};
@@ -102,10 +102,7 @@ impl<'c> Transition<'c> {
         if client == clients::running(ctx) || !clients::is_closing(ctx, client) {
             return;
         }
-        STATE.with_borrow_mut(|state| {
-            end_sessions(state, client);
-            grant_lost(state, client);
-        });
+        STATE.with_borrow_mut(|state| end_connection(state, client, false));
         self.end_what_is_over();
     }
 

@@ -194,8 +194,8 @@ impl World {
     }
 
     /// Who must be gone before this request can be granted here: all who hold the
-    /// lock, and those in front. Nobody, if it may be let in beside some of the
-    /// present holders.
+    /// lock, and those in front that are not let in together with it. Nobody, if it
+    /// may be let in beside some of the present holders.
     fn blockers(&self, at: Place, request: Request) -> Vec<&'static str> {
         let holders = self.lock(at).unwrap_or_default().holders;
         let queue = self.queues.get(&at).into_iter().flatten();
@@ -211,9 +211,16 @@ impl World {
         if !every_holder_must_go {
             return Vec::new();
         }
+        // Those in front are let in together with this one, unless somebody from
+        // them on wants the lock alone.
+        let in_its_way = (0..in_front.len()).filter(|&nth| {
+            let from_it_on = in_front[nth..].iter().chain([&request]);
+            let mut limits = from_it_on.map(|waiting| waiting.mode.limit());
+            limits.any(|limit| limit == 1)
+        });
+        let in_its_way = in_its_way.map(|nth| in_front[nth].owner);
         let holders = holders.iter().map(|holder| holder.owner);
-        let in_front = in_front.iter().map(|waiting| waiting.owner);
-        holders.chain(in_front).collect()
+        holders.chain(in_its_way).collect()
     }
 
     pub(super) fn release(
