@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -70,6 +70,9 @@ struct Arguments {
     /// What the clients shall not do
     #[arg(long, value_name = "FLOW")]
     without: Vec<Flow>,
+    /// Judge the history that an earlier campaign left in this file
+    #[arg(long, value_name = "FILE")]
+    judge: Option<PathBuf>,
     /// Be one client, on this port, for a campaign that reads our output
     #[arg(long, hide = true, requires = "number")]
     as_client_of: Option<u16>,
@@ -91,7 +94,11 @@ fn main() -> ExitCode {
         run_client(port, number, seed, Arc::new(locks));
         return ExitCode::SUCCESS;
     }
-    match run_campaign(&arguments, seed) {
+    let kept = match &arguments.judge {
+        Some(path) => judge(path, arguments.tolerance),
+        None => run_campaign(&arguments, seed),
+    };
+    match kept {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
@@ -175,9 +182,7 @@ fn run_campaign(arguments: &Arguments, seed: u64) -> Result<bool, String> {
         .and_then(|()| faults.examine());
     let history = journal.history();
     let breaches = by_promise(history::check(&history, arguments.tolerance * MS));
-    for breach in breaches.values().flat_map(|found| found.iter().take(SHOWN)) {
-        println!("breach of {}: {}", breach.promise, breach.evidence);
-    }
+    show(&breaches);
     if let Err(error) = &survived {
         println!("breach of survival: {error}");
     }
@@ -355,6 +360,33 @@ fn counts(kinds: &BTreeMap<impl AsRef<str>, usize>) -> String {
         line.push(')');
     }
     line
+}
+
+/// Judges a history that was written before. Says whether all promises were kept.
+fn judge(path: &Path, tolerance_ms: u64) -> Result<bool, String> {
+    let said = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+    let lines = BufReader::new(File::open(path).map_err(|error| said(&error))?).lines();
+    let mut history = History::default();
+    for line in lines {
+        let line = line.map_err(|error| said(&error))?;
+        match serde_json::from_str(&line) {
+            Ok(operation) => history.operations.push(operation),
+            Err(_) => {
+                let interference = serde_json::from_str(&line).map_err(|error| said(&error))?;
+                history.interferences.push(interference);
+            }
+        }
+    }
+    let breaches = by_promise(history::check(&history, tolerance_ms * MS));
+    show(&breaches);
+    println!("{}", totals(&history, &BTreeMap::new(), &breaches, true));
+    Ok(breaches.is_empty())
+}
+
+fn show(breaches: &BTreeMap<Promise, Vec<Breach>>) {
+    for breach in breaches.values().flat_map(|found| found.iter().take(SHOWN)) {
+        println!("breach of {}: {}", breach.promise, breach.evidence);
+    }
 }
 
 fn write_history(history: &History, path: &Path) -> Result<(), String> {

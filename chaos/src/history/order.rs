@@ -47,14 +47,18 @@ fn new_grants<'o>(tenancies: &Tenancies<'o>) -> HashMap<&'o str, Vec<(&'o Operat
     let mut new_grants: HashMap<&str, Vec<(&Operation, i64)>> = HashMap::new();
     for (&(lock, _), tenancy) in tenancies {
         let mut seen = HashSet::new();
+        let mut in_vain_until = 0;
         for &operation in &tenancy.operations {
             if operation.acquires() && operation.unknown() {
                 break;
             }
-            if let Some(token) = operation.token()
-                && seen.insert(token)
-            {
-                new_grants.entry(lock).or_default().push((operation, token));
+            if let Some(token) = operation.token() {
+                if seen.insert(token) && in_vain_until <= operation.sent {
+                    new_grants.entry(lock).or_default().push((operation, token));
+                }
+            } else if operation.acquires() {
+                // Such as one whose client was killed in the turn of its grant.
+                in_vain_until = in_vain_until.max(operation.answered.unwrap_or(0));
             }
         }
     }

@@ -373,6 +373,13 @@ fn what_was_held_back_was_not_seen_in_the_queue() {
 }
 
 #[test]
+fn the_place_of_an_older_request_that_failed_meanwhile_counts() {
+    let killed = Outcome::Error("KILLED".into());
+    let killed = with(killed, granted("b", 0, 9, 10, 0));
+    assert_good([killed, queued("a", 1, 5, 200, 2), queued("b", 6, 8, 190, 1)]);
+}
+
+#[test]
 fn the_place_of_an_older_lost_request_counts() {
     let lost = with(Outcome::Lost, granted("b", 0, 2, 10, 0));
     assert_good([lost, queued("a", 1, 5, 200, 2), queued("b", 6, 8, 190, 1)]);
