@@ -1,7 +1,7 @@
 //! A connection that sends one command at a time and never waits unasked.
 
 use std::io::{self, ErrorKind, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use redis::{Parser, Value};
@@ -24,6 +24,14 @@ pub enum Wait {
 pub struct Connection {
     stream: TcpStream,
     parser: Parser,
+}
+
+impl Drop for Connection {
+    /// Ends the connection now. A process that is being started may have the
+    /// socket for a moment, too, and would keep it open.
+    fn drop(&mut self) {
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
 }
 
 impl Connection {

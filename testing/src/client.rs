@@ -1,4 +1,4 @@
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use redis::{Parser, Value};
@@ -264,6 +264,14 @@ impl Arrivals {
         epoll::wait(&self.epoll, spare_capacity(&mut events), None).unwrap();
         assert_eq!(events.len(), self.count, "not all have come");
         events.iter().map(|event| event.data.u64()).collect()
+    }
+}
+
+impl Drop for Client {
+    /// Ends the connection now. A child process that another test is starting may
+    /// have the socket for a moment, too, and would keep it open.
+    fn drop(&mut self) {
+        let _ = self.stream.shutdown(Shutdown::Both);
     }
 }
 

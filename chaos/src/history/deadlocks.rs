@@ -1,7 +1,10 @@
 //! Owners that wait for each other.
 
+use std::collections::HashMap;
+
 use serde::{Deserialize, Serialize};
 
+use super::certain::CertainHold;
 use super::waits::certain_wait;
 use super::{Breach, Effect, History, MS, Nanos, Operation, Outcome, Promise, Request, Tenancies};
 
@@ -222,30 +225,57 @@ fn find_cycle<'w, 'o>(
 }
 
 fn certain_waits<'o>(history: &History, tenancies: &Tenancies<'o>) -> Vec<CertainWait<'o>> {
+    let holds = holds_by_lock(tenancies);
     let mut waits = Vec::new();
     for (&(lock, owner), tenancy) in tenancies {
+        let Some(Holds { sorted, longest }) = holds.get(lock) else {
+            continue;
+        };
         for &waiter in &tenancy.operations {
             let Some((start, end)) = certain_wait(history, waiter) else {
                 continue;
             };
-            for (&(held, holder), other) in tenancies {
-                if held != lock || holder == owner {
-                    continue;
-                }
-                for hold in &other.certain {
-                    let exclusive = hold.limit == 1 || waiter.limit() == Some(1);
-                    let (start, end) = (start.max(hold.start), end.min(hold.end));
-                    if exclusive && start + CYCLE_MARGIN < end {
-                        waits.push(CertainWait {
-                            waiter,
-                            holder: hold.shown_by,
-                            start,
-                            end,
-                        });
-                    }
+            let first =
+                sorted.partition_point(|(_, hold)| hold.start.saturating_add(*longest) < start);
+            let during = sorted[first..]
+                .iter()
+                .take_while(|(_, hold)| hold.start < end)
+                .filter(|&&(holder, _)| holder != owner);
+            for (_, hold) in during {
+                let exclusive = hold.limit == 1 || waiter.limit() == Some(1);
+                let (start, end) = (start.max(hold.start), end.min(hold.end));
+                if exclusive && start + CYCLE_MARGIN < end {
+                    waits.push(CertainWait {
+                        waiter,
+                        holder: hold.shown_by,
+                        start,
+                        end,
+                    });
                 }
             }
         }
     }
     waits
+}
+
+/// The certain holds of a lock with their owners, by the time of their start.
+#[derive(Default)]
+struct Holds<'t, 'o> {
+    sorted: Vec<(&'o str, &'t CertainHold<'o>)>,
+    longest: Nanos,
+}
+
+fn holds_by_lock<'t, 'o>(tenancies: &'t Tenancies<'o>) -> HashMap<&'o str, Holds<'t, 'o>> {
+    let mut by_lock: HashMap<&str, Holds<'_, '_>> = HashMap::new();
+    for (&(lock, owner), tenancy) in tenancies {
+        let holds = by_lock.entry(lock).or_default();
+        for hold in &tenancy.certain {
+            holds.sorted.push((owner, hold));
+            holds.longest = holds.longest.max(hold.end.saturating_sub(hold.start));
+        }
+    }
+    for holds in by_lock.values_mut() {
+        holds.sorted.sort_by_key(|(_, hold)| hold.start);
+    }
+    by_lock
 }
