@@ -392,3 +392,69 @@ fn several_replies_in_a_row_say_what_each_says() {
         }
     }
 }
+
+#[test]
+fn it_is_known_whether_anything_is_on_its_way() {
+    let mut story = Story::default();
+    assert!(story.deliveries.is_empty());
+    story.grant(1, None);
+    assert!(!story.deliveries.is_empty());
+    story.delivered(1);
+    assert!(story.deliveries.is_empty());
+}
+
+#[test]
+fn a_numbered_release_unsays_what_was_said_before() {
+    let mut story = Story::with_holds(3);
+    story.grant(1, None);
+    story.holds = 1;
+    let second = ReleaseExtent::Hold(HoldNumber::new(2).unwrap());
+    story
+        .deliveries
+        .released(place, Told::by_release(second), story.holds);
+    story.grant(2, None);
+    story.lost(2);
+    story.gives_back(1);
+    story.delivered(1);
+    story.is_over();
+}
+
+#[test]
+fn a_session_leaves_one_hold_for_each_grant_on_its_way() {
+    let session = ended(fence(), EndedBy::Session);
+    for on_their_way in 0..=2 {
+        let mut story = Story::with_holds(1);
+        for waiter in 1..=3 {
+            story.grant(waiter, None);
+        }
+        for waiter in on_their_way + 1..=3 {
+            story.lost(waiter);
+        }
+        let left = i64::try_from(on_their_way).unwrap();
+        assert_eq!(story.deliveries.end(&place(), &session, 4), left);
+    }
+}
+
+#[test]
+fn holds_that_no_grant_added_are_never_given_back() {
+    let mut story = Story::with_holds(2);
+    story.grant(1, None);
+    story.grant(2, None);
+    story.lost(1);
+    story.gives_back(1);
+    // Such as were stored by hand: nobody was told of them.
+    story.holds += 5;
+    story.lost(2);
+    story.gives_back(1);
+    story.is_over();
+}
+
+#[test]
+fn many_replies_in_a_row_take_no_more_room() {
+    let mut story = Story::default();
+    story.grant(1, None);
+    for _ in 0..5 {
+        story.deliveries.told(place, Told::ONE_MORE);
+    }
+    assert_eq!(story.deliveries.by_place[&place()].replies.len(), 2);
+}

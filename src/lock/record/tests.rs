@@ -8,6 +8,7 @@ mod acquiring;
 mod breaking;
 mod histories;
 mod keeping;
+mod leaving;
 mod releasing;
 mod renewing;
 mod sharing;

@@ -454,3 +454,26 @@ fn a_renewal_that_was_not_possible_is_tried_again_when_it_is_planned() {
     assert_eq!(sessions.any_client(), None);
     check_nothing_is_left(&mut sessions);
 }
+
+#[test]
+fn reentry_by_the_same_lease_is_renewed_as_if_it_were_new() {
+    let mut sessions = Sessions::default();
+    tie(&mut sessions, KEY, "a", (1, 7, 300), 0);
+    tie(&mut sessions, KEY, "a", (1, 7, 300), 50);
+    assert_eq!(sessions.next_renewal_ms(), Some(150));
+}
+
+#[test]
+fn holds_may_be_tied_to_another_client_by_another_lease() {
+    let mut sessions = Sessions::default();
+    tie(&mut sessions, KEY, "a", (1, 7, 300), 0);
+    for (place, tie) in sessions.take_client(ClientId(1)) {
+        sessions.retie(place, tie, ClientId(2), lease(60));
+    }
+    assert_eq!(take_client(&mut sessions, 1), []);
+    let retied = sessions.tie_of(KEY, &owner("a")).unwrap();
+    assert_eq!(told(&retied), (2, 7, 60));
+    // Neither their end nor the next renewal is another.
+    assert_eq!(retied.kept_until_ms, 300);
+    assert_eq!(sessions.next_renewal_ms(), Some(100));
+}

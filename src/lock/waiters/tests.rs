@@ -517,6 +517,49 @@ fn databases_do_not_share_their_keys() {
     assert!(queues.is_empty());
 }
 
+#[test]
+fn a_key_whose_look_is_due_is_seen_before_it_is_taken() {
+    let mut queues = Queues::default();
+    wait(&mut queues, KEY, "a");
+    assert_eq!(queues.next_due(i64::MAX), None);
+    queues.look_by(KEY, 10);
+    assert_eq!(queues.next_due(9), None);
+    for now_ms in [10, 11] {
+        assert_eq!(queues.next_due(now_ms), Some(&KEY.into()));
+    }
+    assert_eq!(drain_due(&mut queues, 10), bufs([KEY]));
+    assert_eq!(queues.next_due(10), None);
+}
+
+#[test]
+fn it_is_known_where_the_lock_is_wanted_all_alone() {
+    let mut queues = Queues::default();
+    let limits = [Limit::SHARED, Limit::EXCLUSIVE, Limit::SHARED];
+    let [before, alone, after] = limits.map(|limit| {
+        let request = AcquireRequest {
+            limit,
+            ..request("a")
+        };
+        let pushed = queues.push(KEY, request, 0, MANY, |id| id);
+        pushed.unwrap()
+    });
+    assert_eq!(queues.first_exclusive(KEY), Some(alone));
+    assert_eq!(queues.first_exclusive(OTHER), None);
+    for (from, to, is_between) in [
+        (before, None, true),
+        (before, Some(after), true),
+        (alone, Some(after), true),
+        (before, Some(alone), false),
+        (after, None, false),
+    ] {
+        assert_eq!(queues.exclusive_between(KEY, from, to), is_between);
+        assert!(!queues.exclusive_between(OTHER, from, to));
+    }
+    queues.remove(KEY, alone);
+    assert_eq!(queues.first_exclusive(KEY), None);
+    assert!(!queues.exclusive_between(KEY, before, None));
+}
+
 /// The queues against lists that are searched from end to end.
 mod against_a_model {
     use super::*;

@@ -80,3 +80,22 @@ fn only_the_very_hold_that_was_tied_is_kept() {
         check_keep(&lock, name, token, false, &[], &lock);
     }
 }
+
+#[test]
+fn a_key_that_would_end_before_the_lease_is_kept_as_well() {
+    let ends_at = |key_end| Lock {
+        expires_at_ms: key_end,
+        ..held("a", 2, Some(7), Some(END + 5))
+    };
+    let mended = ends_at(Some(END + 5));
+    let resent = acquire("a", LEASE_MS, Some(2));
+    let early = ends_at(Some(END - 1));
+    check_keep(&early, "a", 7, true, &[expires(END + 5)], &mended);
+    check_acquire(&early, &resent, granted(7), &[expires(END + 5)], &mended);
+    // It lasts as long as was asked.
+    for key_end in [Some(END), Some(END + 1), None] {
+        let lock = ends_at(key_end);
+        check_keep(&lock, "a", 7, true, &[], &lock);
+        check_acquire(&lock, &resent, granted(7), &[], &lock);
+    }
+}
