@@ -448,6 +448,24 @@ mod what_is_a_deadlock {
     }
 
     #[test]
+    fn a_queue_is_searched_again_from_further_back() {
+        const E: usize = 4;
+        let mut world = World::default();
+        take(&mut world, A, K, Limit::SHARED);
+        take(&mut world, B, K, Limit::SHARED);
+        take(&mut world, D, L, Limit::EXCLUSIVE);
+        take(&mut world, E, M, Limit::EXCLUSIVE);
+        for who in [A, C, B] {
+            wait(&mut world, who, L, Limit::EXCLUSIVE);
+        }
+        wait(&mut world, C, M, Limit::EXCLUSIVE);
+        // 'a' stands before 'c', and 'b' behind it.
+        let told = "'e' waits for 'k' held by 'b', 'b' waits for 'l' behind 'c', \
+                    'c' waits for 'm' held by 'e'";
+        check_deadlock(&mut world, E, K, Limit::EXCLUSIVE, told);
+    }
+
+    #[test]
     fn keys_that_the_reader_may_not_read_are_not_named() {
         let mut world = a_holds_k_and_b_holds_l();
         take(&mut world, C, M, Limit::EXCLUSIVE);
