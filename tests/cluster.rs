@@ -7,18 +7,10 @@ use std::time::{Duration, Instant};
 use redis::Value;
 use redis_lock_testing::scene::{await_waiting, holders, transaction};
 use redis_lock_testing::{
-    Client, Cluster, TestServer, eventually, int, nil, redis_cli, slot, status, tag, text,
+    Client, Cluster, TestServer, eventually, int, nil, redis_cli, slot, status, tag, text, token,
 };
 
 const LONG: &str = "LEASE 600000";
-
-#[track_caller]
-fn token(reply: &Value) -> i64 {
-    match reply {
-        Value::Int(token) => *token,
-        other => panic!("{other:?} is no token"),
-    }
-}
 
 /// A slot of node 0 that is moved to node 1 step by step.
 struct Move {

@@ -5,18 +5,10 @@ use redis_lock_testing::scene::{
     await_gone, await_waiting, field, holders, settle, transaction, waiting,
 };
 use redis_lock_testing::{
-    Client, TestServer, eventually, int, module, nil, status, stay_on_one_processor, text,
+    Client, TestServer, eventually, int, module, nil, status, stay_on_one_processor, text, token,
 };
 
 const LEASE: &str = "LEASE 600000";
-
-#[track_caller]
-fn token(reply: &Value) -> i64 {
-    match reply {
-        Value::Int(token) => *token,
-        other => panic!("{other:?} is no token"),
-    }
-}
 
 /// A lock that a session holds, and somebody who waits for it.
 struct Scene {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 use redis_lock_testing::{
-    Client, NO_REGULAR_LOOKS, TestServer, eventually, int, module, nil, status, text,
+    Client, NO_REGULAR_LOOKS, TestServer, eventually, int, module, nil, status, text, token,
 };
 
 const LONG: &str = "LEASE 600000";
@@ -64,14 +64,6 @@ fn await_link(replica: &TestServer) {
 /// is observed, so there is nothing to poll for.
 fn let_pass(ms: u64) {
     std::thread::sleep(Duration::from_millis(ms));
-}
-
-#[track_caller]
-fn token(reply: &Value) -> i64 {
-    match reply {
-        Value::Int(token) => *token,
-        other => panic!("{other:?} is no token"),
-    }
 }
 
 #[test]

@@ -5,17 +5,11 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use redis::Value;
-use redis_lock_testing::{Client, Clock, Proxy, TestServer, eventually, int, nil, status, text};
+use redis_lock_testing::{
+    Client, Clock, Proxy, TestServer, eventually, int, nil, status, text, token,
+};
 
 const LONG: &str = "LEASE 600000";
-
-#[track_caller]
-fn token(reply: &Value) -> i64 {
-    match reply {
-        Value::Int(token) => *token,
-        other => panic!("{other:?} is no token"),
-    }
-}
 
 #[test]
 fn a_dead_holder_is_replaced_when_its_lease_ends() {

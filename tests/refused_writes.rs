@@ -4,17 +4,9 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 use redis_lock_testing::scene::{await_gone, await_waiting};
-use redis_lock_testing::{Client, TestServer, eventually, int, nil, status, text};
+use redis_lock_testing::{Client, TestServer, eventually, int, nil, status, text, token};
 
 const LEASE: &str = "LEASE 600000";
-
-#[track_caller]
-fn token(reply: &Value) -> i64 {
-    match reply {
-        Value::Int(token) => *token,
-        other => panic!("{other:?} is no token"),
-    }
-}
 
 /// Locks that come free while the server refuses writes, one because its lease
 /// ends, one because its session closes. Somebody waits for each.

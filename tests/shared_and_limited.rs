@@ -2,8 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use redis::Value;
-use redis_lock_testing::{Client, TestServer, eventually, int, median, nil, text};
+use redis_lock_testing::{Client, TestServer, eventually, int, median, nil, text, token};
 
 const LONG: &str = "LEASE 600000";
 
@@ -20,14 +19,6 @@ fn clients(server: &TestServer, count: usize, command: impl Fn(usize) -> String)
             client
         })
         .collect()
-}
-
-#[track_caller]
-fn token(reply: &Value) -> i64 {
-    match reply {
-        Value::Int(token) => *token,
-        other => panic!("{other:?} is no token"),
-    }
 }
 
 #[track_caller]

@@ -2,17 +2,9 @@
 
 use redis::Value;
 use redis_lock_testing::scene::{await_gone, await_waiting, settle, transaction, waiting};
-use redis_lock_testing::{Client, TestServer, int, nil, status, text};
+use redis_lock_testing::{Client, TestServer, int, nil, status, text, token};
 
 const LEASE: &str = "LEASE 600000";
-
-#[track_caller]
-fn token(reply: &Value) -> i64 {
-    match reply {
-        Value::Int(token) => *token,
-        other => panic!("{other:?} is no token"),
-    }
-}
 
 /// A lock that somebody holds, requests of one owner in its queue, and another
 /// owner behind them.

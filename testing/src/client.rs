@@ -30,6 +30,18 @@ pub fn text(text: impl AsRef<[u8]>) -> Value {
     Value::BulkString(text.as_ref().to_vec())
 }
 
+/// The fencing token in a reply, which must be one.
+///
+/// # Panics
+/// If it is none.
+#[track_caller]
+pub fn token(reply: &Value) -> i64 {
+    match reply {
+        Value::Int(token) => *token,
+        other => panic!("{other:?} is no token"),
+    }
+}
+
 /// One connection. It sends commands and reads replies, each by itself, so
 /// that a test decides when to wait.
 pub struct Client {

@@ -10,7 +10,7 @@ pub mod scene;
 mod sentinel;
 mod server;
 
-pub use client::{Arrivals, Client, int, nil, status, text};
+pub use client::{Arrivals, Client, int, nil, status, text, token};
 pub use clock::Clock;
 pub use cluster::{Cluster, free_port, redis_cli, slot, tag};
 pub use process::{need_files, spawn, stay_on_one_processor};
