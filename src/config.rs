@@ -10,8 +10,8 @@ use redis_module::configuration::{
 };
 use redis_module::{Context, RedisError, RedisString};
 
-use crate::lock::request::{LEASE_MS_MAX, Lease};
-use crate::lock::stored::parse_integer;
+use redis_lock_core::request::{LEASE_MS_MAX, Lease};
+use redis_lock_core::stored::parse_integer;
 
 /// The name of the module, which is the prefix of its settings.
 pub(crate) const MODULE_NAME: &str = "lock";
@@ -38,7 +38,7 @@ enum Setting {
     RedissonNotify(&'static Mutex<RedissonNotify>),
 }
 
-/// A switch as the server's settings want it.
+/// A switch in the form that the server's settings take.
 struct Switch(AtomicBool);
 
 impl ConfigurationValue<bool> for Switch {
@@ -52,14 +52,14 @@ impl ConfigurationValue<bool> for Switch {
     }
 }
 
-/// How Redisson's waiters are told of a lock that came free.
+/// How Redisson's waiters hear of a lock that came free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RedissonNotify {
     /// Not at all.
     No,
     /// With `PUBLISH`.
     Publish,
-    /// With `SPUBLISH`, as Redisson's own sharded subscriptions want it.
+    /// With `SPUBLISH`, for Redisson's own sharded subscriptions.
     Spublish,
 }
 
@@ -103,8 +103,8 @@ impl EnumConfigurationValue for RedissonNotify {
     }
 }
 
-// The variables outlive the module if it is unloaded, so that they can't tell the
-// defaults of the next load.
+// The variables may outlive the module when it is unloaded, so the defaults of the
+// next load can't be taken from them.
 const DEFAULT_LEASE_MS_DEFAULT: i64 = 30_000;
 const MAX_WAITERS_DEFAULT: i64 = 65_536;
 const LOG_SLOW_WAIT_MS_DEFAULT: i64 = 0;
@@ -169,24 +169,24 @@ pub(crate) fn max_waiters() -> usize {
     usize::try_from(MAX_WAITERS.load(Ordering::Relaxed)).unwrap_or(usize::MAX)
 }
 
-/// A wait longer than this is logged.
+/// A wait of at least so many milliseconds is logged. None if no wait is.
 pub(crate) fn log_slow_wait_ms() -> Option<i64> {
     Some(LOG_SLOW_WAIT_MS.load(Ordering::Relaxed)).filter(|&ms| ms > 0)
 }
 
-/// A contended key is looked at no less often than this. It is the net under
-/// every change that the server does not tell of, such as a `SET` that
-/// overwrites the lock.
+/// The time in milliseconds after which a contended key is rechecked at the latest.
+/// It is the net under every change of which the server sends no event, such as a
+/// `SET` that overwrites the lock.
 pub(crate) fn recheck_interval_ms() -> i64 {
     RECHECK_INTERVAL_MS.load(Ordering::Relaxed)
 }
 
-/// Whether a wait that closes a cycle of owners is refused.
+/// Returns whether a wait that closes a cycle of owners is refused.
 pub(crate) fn deadlock_detection() -> bool {
     DEADLOCK_DETECTION.0.load(Ordering::Relaxed)
 }
 
-/// How Redisson's waiters are told of a lock that came free.
+/// How Redisson's waiters hear of a lock that came free.
 pub(crate) fn redisson_notify() -> RedissonNotify {
     *REDISSON_NOTIFY
         .lock()
@@ -194,18 +194,19 @@ pub(crate) fn redisson_notify() -> RedissonNotify {
 }
 
 /// Registers the settings. The arguments of `loadmodule`, pairs of a name and
-/// a value, become their defaults; a line in `redis.conf` overrides them.
+/// a value, become their defaults; a line in `redis.conf` overrides them. Fails if
+/// an argument is unknown, or its value is not valid.
 pub(crate) fn register(ctx: &Context, args: &[RedisString]) -> Result<(), String> {
     let mut given = SETTINGS.map(|setting| (setting, None));
-    let mut words = args.iter();
-    while let Some(name) = words.next() {
+    let mut unread = args.iter();
+    while let Some(name) = unread.next() {
         let name = name.to_string_lossy();
         let short_name = name.strip_prefix("lock.").unwrap_or(&name);
         let (_, value) = given
             .iter_mut()
             .find(|(setting, _)| setting.name().eq_ignore_ascii_case(short_name))
             .ok_or_else(|| format!("unknown module argument '{name}'"))?;
-        *value = Some(words.next().map_or(&[][..], RedisString::as_slice));
+        *value = Some(unread.next().map_or(&[][..], RedisString::as_slice));
     }
     for (setting, value) in given {
         setting.register(ctx, value).map_err(|needs| {
@@ -224,8 +225,8 @@ impl Setting {
         }
     }
 
-    /// Registers the setting with a default that was given, or its own. Fails
-    /// with what the default must be.
+    /// Registers the setting with the given default, or its own. The error says
+    /// what the default must be.
     fn register(&self, ctx: &Context, given: Option<&[u8]>) -> Result<(), String> {
         match *self {
             Self::Number {
@@ -238,7 +239,7 @@ impl Setting {
             } => {
                 let default = match given {
                     None => default,
-                    Some(word) => parse_integer(word)
+                    Some(text) => parse_integer(text)
                         .filter(|number| (min..=max).contains(number))
                         .ok_or_else(|| format!("a number from {min} to {max}"))?,
                 };
@@ -266,8 +267,8 @@ impl Setting {
             Self::RedissonNotify(value) => {
                 let default = match given {
                     None => RedissonNotify::No,
-                    Some(word) => {
-                        RedissonNotify::named(word).ok_or("'no', 'publish' or 'spublish'")?
+                    Some(text) => {
+                        RedissonNotify::named(text).ok_or("'no', 'publish' or 'spublish'")?
                     }
                 };
                 let flags = ConfigurationFlags::DEFAULT;

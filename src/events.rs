@@ -4,50 +4,61 @@
 //!
 //! Architecture invariant: nothing here decides or writes; it tells the manager.
 
-use redis_module::server_events::FlushSubevent;
+use redis_module::server_events::{FlushSubevent, ServerRole};
 use redis_module::{Context, InfoContext, RedisResult, RedisValue};
 use redis_module_macros::{
     config_changed_event_handler, flush_event_handler, info_command_handler,
+    role_changed_event_handler,
 };
 
-use crate::lock::metrics::Metrics;
-use crate::lock::request::ClientId;
-use crate::lock::waiters::KeyRef;
-use crate::manager::{
-    self,
-    inspect::{self, Totals},
-};
+use crate::manager::{self, inspect};
 use crate::server::guard;
-use crate::server::subscriptions::Events;
+use crate::server::hooks::Hooks;
+use redis_lock_core::keys::KeyRef;
+use redis_lock_core::metrics::Metrics;
+use redis_lock_core::queue::WaiterId;
+use redis_lock_core::request::ClientId;
+use redis_lock_core::table::{Leave, Totals};
 
-/// What happens to keys and connections. Mostly it does not matter which event
-/// it was: if somebody waits for the key, the manager looks at it and sees.
-pub(crate) struct LockEvents;
+/// Hears what happens to keys, connections and waiters. Mostly it does not matter which event
+/// it was: if somebody waits for the key, the table looks at it and sees.
+pub(crate) struct LockHooks;
 
-impl Events for LockEvents {
-    fn awake() -> bool {
-        manager::anybody_waits() || manager::remembers_holds()
+impl Hooks for LockHooks {
+    fn awake(&self) -> bool {
+        manager::is_awake()
     }
 
-    fn key_touched(ctx: &Context, key: KeyRef<'_>) {
+    fn key_touched(&self, ctx: &Context, key: KeyRef<'_>) {
         manager::key_touched(ctx, key);
     }
 
-    fn key_leaves(key: KeyRef<'_>) {
+    fn key_leaves(&self, key: KeyRef<'_>) {
         manager::key_leaves(key);
     }
 
-    fn key_arrives(key: KeyRef<'_>) {
+    fn key_arrives(&self, key: KeyRef<'_>) {
         manager::key_arrives(key);
     }
 
-    fn databases_swapped(ctx: &Context, one: i32, other: i32) {
-        manager::databases_swapped(one, other);
-        manager::everything_touched(ctx);
+    fn databases_swapped(&self, ctx: &Context, one: i32, other: i32) {
+        manager::databases_swapped(ctx, one, other);
     }
 
-    fn connection_ended(ctx: &Context, client: ClientId) {
+    fn connection_ended(&self, ctx: &Context, client: ClientId) {
         manager::connection_ended(ctx, client);
+    }
+
+    fn waiter_left(&self, ctx: &Context, waiter: WaiterId, leave: Leave) {
+        manager::waiter_left(ctx, waiter, leave);
+    }
+
+    fn grant_told(&self, ctx: &Context, client: ClientId, heard: bool) {
+        manager::grant_told(ctx, client, heard);
+    }
+
+    fn on_wake(&self, ctx: &Context) {
+        manager::on_wake(ctx);
     }
 }
 
@@ -57,6 +68,13 @@ fn on_flush(ctx: &Context, stage: FlushSubevent) {
     if matches!(stage, FlushSubevent::Ended) {
         guard::catch("a flush event", || manager::everything_touched(ctx));
     }
+}
+
+/// A replica that takes over has heard of changes as its primary's commands, or has
+/// loaded a data set without hearing of any.
+#[role_changed_event_handler]
+fn on_role_changed(ctx: &Context, _role: ServerRole) {
+    guard::catch("a role event", || manager::everything_touched(ctx));
 }
 
 /// `INFO lock`
@@ -83,7 +101,7 @@ fn info_fields(totals: &Totals, metrics: &Metrics) -> Vec<(String, u64)> {
     let mut fields: Vec<(String, u64)> = [
         ("waiters", unsigned(counts.waiters)),
         ("contended_keys", unsigned(counts.contended_keys)),
-        ("planned_looks", unsigned(counts.planned_looks)),
+        ("planned_looks", unsigned(counts.planned_rechecks)),
         ("sessions", unsigned(totals.sessions)),
         ("longest_wait_ms", unsigned(totals.longest_wait_ms)),
         ("grants_immediate", metrics.grants_immediate),

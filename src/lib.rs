@@ -3,7 +3,7 @@
 //! Loaded by `loadmodule`, this module adds `LOCK.ACQUIRE`, `LOCK.RELEASE`,
 //! `LOCK.RENEW` and their relatives to the server: reentrant locks with leases
 //! and fencing tokens, exclusive, shared or limited, whose waiters are blocked
-//! in the server and are handed the lock in the moment in which it comes free.
+//! in the server and are handed the lock the moment it comes free.
 //!
 //! # The map
 //! From the top; imports only run down.
@@ -12,10 +12,10 @@
 //! |---|---|
 //! | `lib` | registers everything with the server, below |
 //! | [`commands`], [`events`] | read a command or an event, ask the manager, reply |
-//! | [`manager`] | the one place where a transition is decided, written, replicated and handed on |
-//! | [`server`] | a safe face over the module API, and the only unsafe code |
-//! | [`lock`] | the pure core: no Redis, no clock, no I/O |
-//! | [`error`], [`config`] | error codes and settings |
+//! | [`manager`] | the one road: reads, asks the core for the step, writes, propagates, notifies, answers |
+//! | [`server`] | a safe face over the module API, and the only unsafe code; it calls up through `server::hooks` alone |
+//! | [`config`] | settings |
+//! | [`redis_lock_core`] | a crate of its own: what a lock is and how it changes; no Redis, no clock, no I/O |
 //!
 //! # Invariants
 //! - The stored hash alone says who holds a lock; what the module remembers
@@ -42,15 +42,13 @@
 
 mod commands;
 mod config;
-mod error;
 mod events;
-mod lock;
 mod manager;
 mod server;
 
 use redis_module::{Context, RedisString, Status, raw::ModuleOptions, redis_module};
 
-use crate::server::{registration, subscriptions, timer};
+use crate::server::{api, hooks, registration, subscriptions, timer};
 
 /// Allocations count as the server's memory. The unit tests run without a server.
 #[cfg(not(test))]
@@ -69,7 +67,7 @@ compile_error!("`planted-faults` breaks the locks on purpose, so no release buil
 #[cfg(feature = "planted-faults")]
 fn plant_fault(ctx: &Context) {
     if let Ok(name) = std::env::var("REDISLOCK_PLANTED_FAULT") {
-        let known = lock::planted::plant(&name);
+        let known = redis_lock_core::planted::plant(&name);
         ctx.log_warning(&format!("planted fault {name}, known: {known}"));
     }
 }
@@ -77,20 +75,22 @@ fn plant_fault(ctx: &Context) {
 fn init(ctx: &Context, args: &[RedisString]) -> Status {
     #[cfg(feature = "planted-faults")]
     plant_fault(ctx);
-    // What a module of the same file remembered before it was unloaded.
+    // The memory of an earlier load may still be there.
     manager::reset();
-    // Keys are signalled as modified only where they were, see
-    // `server::open_lock`; and the module has no trouble with a replica that
-    // loads a data set while it serves another.
+    hooks::register(&events::LockHooks);
+    // `server::open_lock` signals the keys that it modified, so the server need not.
+    // And the module copes with a replica that loads a data set while it serves
+    // another.
     ctx.set_module_options(
         ModuleOptions::NO_IMPLICIT_SIGNAL_MODIFIED | ModuleOptions::HANDLE_REPL_ASYNC_LOAD,
     );
-    let registered = registration::check_server()
+    let registered = api::load(ctx)
+        .and_then(|()| registration::check_server())
         .and_then(|()| registration::check_commands(ctx))
         .and_then(|()| config::register(ctx, args))
         .and_then(|()| registration::load_settings(ctx))
         .and_then(|()| commands::register(ctx))
-        .and_then(|()| subscriptions::subscribe::<events::LockEvents>(ctx));
+        .and_then(|()| subscriptions::subscribe(ctx));
     if let Err(reason) = registered {
         ctx.log_warning(&format!("the module is not loaded: {reason}"));
         return Status::Err;
@@ -100,7 +100,8 @@ fn init(ctx: &Context, args: &[RedisString]) -> Status {
     Status::Ok
 }
 
-/// The server itself refuses to unload a module for which clients wait.
+/// Refuses to be unloaded while holds are remembered. That clients wait, the server
+/// itself sees, and refuses too.
 fn deinit(ctx: &Context) -> Status {
     if manager::remembers_holds() {
         ctx.log_warning("the module is not unloaded: sessions hold locks, or have just ended");

@@ -1,352 +1,347 @@
-//! The lock manager: the one place where a transition is decided, written,
-//! replicated and handed on.
+//! The one road: read, step, apply, propagate, notify, arm the timer, answer.
 //!
-//! Every road to a lock leads here: the commands, the alarm that rings at a
-//! lease's end, a key that somebody else deleted, a client that was gone
-//! before it heard of its grant. Each becomes one [`Transition`]: read what is
-//! stored, decide, let the waiters have what came free, write it all as one
-//! unit, then tell those who got the lock.
+//! Every road to a lock leads here: the commands, the timer that wakes at a lease's
+//! end, a key that somebody else deleted, a client that was gone before it heard of
+//! its grant. What is to be done is decided by the [`LockTable`] alone.
 //!
-//! Architecture invariant: what is remembered never says that somebody holds a
-//! lock; the stored hash alone does. It may say that a stored hold is over
-//! (`State::ended`); if that is lost, in a restart or a fail-over, the hold lasts
-//! until its lease ends, and no two owners ever hold one lock.
-//!
-//! Architecture invariant: what has ended is over before the next command of ours
-//! sees the lock. The end of a connection is told where nothing may be written, so
-//! it waits in `State::ended`; every transition takes it from there first.
-//!
-//! Architecture invariant: the state is never borrowed where the server may call
-//! back: while a key is opened or written, a command called, a client closed,
+//! Architecture invariant: the table is never borrowed where the server may call
+//! back: while a key is opened, read or written, a command called, a client closed,
 //! woken or told. It calls back, for example, with the `expired` event of the key
 //! that is being opened.
 
-mod alarm;
+mod due;
 pub(crate) mod inspect;
-mod transition;
 
 use std::cell::RefCell;
-use std::collections::VecDeque;
-use std::rc::Rc;
 
 use redis_module::Context;
 
-use self::alarm::plan_ring;
-use self::transition::{Transition, place_of};
-use crate::error::LockError;
-use crate::lock::deliveries::{Deliveries, Told};
-use crate::lock::ended::{EndedBy, EndedHolds};
-use crate::lock::fence::{Fence, FenceClock};
-use crate::lock::metrics::Metrics;
-use crate::lock::record::Released;
-use crate::lock::request::{
-    AcquireRequest, ClientId, Lease, ReleaseRequest, RenewRequest, Timeout,
-};
-use crate::lock::sessions::{Place, Sessions, Tie};
-use crate::lock::waiters::{KeyBuf, KeyRef, WaitQueues, WaiterId};
-use crate::server::blocked::{self, Ticket};
+use crate::config::{self, RedissonNotify};
+use crate::server::blocked;
 use crate::server::clients;
 use crate::server::clock;
 use crate::server::keyspace::{self, LockKey};
-use crate::server::notifications::Happening;
+use crate::server::notifications;
+use crate::server::open_lock::{OpenLock, Part};
+use crate::server::publish;
+use crate::server::timer;
+use redis_lock_core::deadlock;
+use redis_lock_core::error::LockError;
+use redis_lock_core::keys::KeyRef;
+use redis_lock_core::lock::{Lock, Now, Released};
+use redis_lock_core::queue::{Wait, WaiterId};
+use redis_lock_core::request::{
+    AcquireRequest, ClientId, Owner, ReleaseRequest, RenewRequest, Timeout,
+};
+use redis_lock_core::table::{
+    Acquired, Done, Leave, LockTable, LogLine, Progress, Question, Step, Stored,
+};
+use redis_lock_core::token::FencingToken;
 
-#[derive(Default)]
-struct State {
-    queues: WaitQueues<Rc<Ticket>>,
-    fences: FenceClock,
-    metrics: Metrics,
-    sessions: Sessions,
-    /// Grants whose clients have not heard of them yet.
-    deliveries: Deliveries,
-    /// Holds that are over because of what became of a client.
-    ended: EndedHolds,
-    /// Waits that may have closed a cycle, to be checked where every key can be
-    /// read.
-    unchecked: VecDeque<(KeyBuf, WaiterId)>,
-    /// A key that has just left its place.
-    leaving: Option<KeyBuf>,
-    /// Clients whose sessions are over unnoticed: their connections have to be
-    /// closed.
-    doomed: Vec<ClientId>,
-}
+pub(crate) use due::on_wake;
 
 thread_local! {
-    static STATE: RefCell<State> = RefCell::default();
+    static TABLE: RefCell<LockTable> = RefCell::default();
 }
 
-/// What came of an acquire.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    /// The owner holds the lock, with this token.
-    Granted(Fence),
-    /// Another owner holds it, and the client would not or could not wait.
-    NotAvailable,
-    /// The client waits and is answered later.
-    Waits,
-}
-
-/// Takes the lock, one hold more of it, or a place in its queue.
+/// Takes the lock, one hold more of it, or a position in its queue.
 pub(crate) fn acquire(
     key: LockKey<'_>,
     request: AcquireRequest,
     timeout: Option<Timeout>,
-) -> Result<Outcome, LockError> {
-    let timeout = timeout.filter(|_| blocked::may_block(key.ctx()));
-    if (timeout.is_some() || request.session.is_some()) && keyspace::is_replica(key.ctx()) {
+) -> Result<Acquired, LockError> {
+    let ctx = key.ctx();
+    let timeout = timeout.filter(|_| blocked::may_block(ctx));
+    if (timeout.is_some() || request.session.is_some()) && keyspace::is_replica(ctx) {
         return Err(LockError::ReadOnly);
     }
-    let mut transition = Transition::begin(key, Some(&request.owner))?;
-    transition.end_if_closing(&request.owner);
-    let granted = STATE.with_borrow_mut(|state| {
-        // The lock may have come free a moment ago. Whoever queued comes first.
-        transition.hand_on(state);
-        transition.try_grant(state, &request)
+    let (open, stored) = look_for(key, Some(&request.owner), Part::Whole)?;
+    let now = clock::now();
+    let wait = timeout.map(|timeout| Wait {
+        client: clients::running(ctx),
+        until_ms: timeout.end_ms(now.ms()),
     });
-    let queued = match (&granted, timeout) {
-        (Ok(None), Some(_)) => Some(transition.enqueue(request)),
-        _ => None,
-    };
-    transition.commit();
-    if let Some(fence) = granted? {
-        return Ok(Outcome::Granted(fence));
+    let progress = step(|table| {
+        table.settings.reads_other_keys = wait.is_none() || !keyspace::in_cluster(ctx);
+        table.acquire(key.as_ref(), stored, request, wait, now)
+    });
+    let acquired = carry_out(key, open, now, progress);
+    if let (Ok(Acquired::Queued(waiter)), Some(timeout)) = (&acquired, timeout) {
+        blocked::block(key, *waiter, timeout);
     }
-    let (Some(queued), Some(timeout)) = (queued, timeout) else {
-        return Ok(Outcome::NotAvailable);
-    };
-    queued?.block(key, timeout, clock::now().ms());
-    Ok(Outcome::Waits)
+    acquired
 }
 
-/// Gives holds back; with the last one, hands the lock on.
+/// Gives holds back; with the last one, hands the lock off.
 pub(crate) fn release(key: LockKey<'_>, request: &ReleaseRequest) -> Result<Released, LockError> {
-    let mut transition = Transition::begin(key, Some(&request.owner))?;
-    transition.end_if_closing(&request.owner);
-    let held = transition.lock.holder(&request.owner).cloned();
-    let released = transition.lock.release(request, &mut transition.effects);
-    if let Some(held) = held {
-        match released {
-            Ok(Released::LastHold) => transition.count_release(&held, None),
-            Ok(Released::StillHeld) => transition.note_release(request),
-            Ok(Released::NotHeld) => {
-                STATE.with_borrow_mut(|state| state.metrics.tokens_refused += 1);
-            }
-            Err(_) => {}
-        }
-    }
-    transition.hand_on_and_commit();
-    released
+    // When a lease ends matters only to those who wait.
+    let part = match TABLE.with_borrow(LockTable::anybody_waits) {
+        true => Part::Whole,
+        false => Part::WithoutLeaseEnd,
+    };
+    let (open, stored) = look_for(key, Some(&request.owner), part)?;
+    let now = clock::now();
+    let done = step(|table| table.release(key.as_ref(), stored, request, now));
+    carry_out(key, open, now, Progress::Done(done))
 }
 
-/// Takes the lock from whoever holds it, if this is its newest token, and hands
-/// it on. Says whether anybody held it.
-pub(crate) fn break_lock(key: LockKey<'_>, fence: Option<Fence>) -> Result<bool, LockError> {
-    let mut transition = Transition::begin(key, None)?;
-    let (fence_before, holders) = (
-        transition.lock.last_fence(),
-        transition.lock.holders().len(),
-    );
-    let owners = transition.owners();
-    let broken = transition.lock.break_holds(fence, &mut transition.effects);
-    if broken {
-        transition.freed = true;
-        transition.happenings.push(Happening::Broken);
-    }
-    STATE.with_borrow_mut(|state| {
-        if broken {
-            state.metrics.releases_broken += unsigned(holders);
-            for owner in &owners {
-                state.sessions.untie(key.as_ref(), owner);
-                let place = || place_of(key.as_ref(), owner);
-                state.deliveries.ended(place);
-            }
-        } else if holders > 0 && fence.is_some() && fence != fence_before {
-            state.metrics.tokens_refused += 1;
-        }
-    });
-    transition.hand_on_and_commit();
-    Ok(broken)
+/// Takes the lock from whoever holds it, if this is its newest token, and hands it
+/// off. Returns whether anybody held it.
+pub(crate) fn break_lock(key: LockKey<'_>, token: Option<FencingToken>) -> Result<bool, LockError> {
+    let (open, stored) = look_for(key, None, Part::Whole)?;
+    let now = clock::now();
+    let done = step(|table| table.break_lock(key.as_ref(), stored, token, now));
+    carry_out(key, open, now, Progress::Done(done))
 }
 
-/// Lets the lease end at now + lease exactly.
+/// Lets the lease end at now + lease exactly. Returns whether the owner holds the
+/// lock, with the token it named.
 pub(crate) fn renew(key: LockKey<'_>, request: &RenewRequest) -> Result<bool, LockError> {
-    let mut transition = Transition::begin(key, Some(&request.owner))?;
-    transition.end_if_closing(&request.owner);
-    let renewed = transition
-        .lock
-        .renew(request, transition.now, &mut transition.effects);
-    if !renewed && request.fence.is_some() && transition.lock.holder(&request.owner).is_some() {
-        STATE.with_borrow_mut(|state| state.metrics.tokens_refused += 1);
-    }
-    if renewed {
-        let (now_ms, lease) = (transition.now.ms(), request.lease);
-        let holder = transition.lock.holder(&request.owner);
-        let fence = holder.and_then(|holder| holder.fence);
-        STATE.with_borrow_mut(|state| {
-            if let Some(fence) = fence {
-                let (key, owner) = (key.as_ref(), &request.owner);
-                state.sessions.set_lease(key, owner, fence, lease, now_ms);
-            }
-            let place = || place_of(key.as_ref(), &request.owner);
-            state.deliveries.told(place, Told::at_least(1));
-        });
-    }
-    transition.hand_on_and_commit();
-    Ok(renewed)
+    let (open, stored) = look_for(key, Some(&request.owner), Part::Whole)?;
+    let now = clock::now();
+    let done = step(|table| table.renew(key.as_ref(), stored, request, now));
+    carry_out(key, open, now, Progress::Done(done))
 }
 
-/// Whether anybody waits for any lock.
-pub(crate) fn anybody_waits() -> bool {
-    STATE.with_borrow(|state| !state.queues.is_empty())
+/// Whether it matters what happens to keys and connections.
+pub(crate) fn is_awake() -> bool {
+    TABLE.with_borrow(LockTable::follows_keys)
 }
 
-/// Whether anything is remembered of holds: sessions, grants on their way, or what
-/// has ended.
+/// Whether anything is remembered of holds.
 pub(crate) fn remembers_holds() -> bool {
-    STATE.with_borrow(|state| {
-        !(state.sessions.is_empty() && state.deliveries.is_empty() && state.ended.is_empty())
-    })
+    TABLE.with_borrow(LockTable::remembers_holds)
 }
 
 /// Begins anew, as a module that has just been loaded.
 pub(crate) fn reset() {
-    STATE.take();
+    TABLE.take();
 }
 
 /// Somebody did something to this key. It may be called where writing is not
 /// allowed, so it only sees to it that the key is looked at very soon.
 pub(crate) fn key_touched(ctx: &Context, key: KeyRef<'_>) {
-    if anybody_waits() {
-        look_soon(ctx, |queues, now_ms| queues.look_by(key, now_ms));
-    }
+    note(ctx, |table, now_ms| table.key_touched(key, now_ms));
 }
 
 /// Any key may have changed. As [`key_touched`], for all of them.
 pub(crate) fn everything_touched(ctx: &Context) {
-    look_soon(ctx, WaitQueues::look_at_all_by);
+    note(ctx, LockTable::everything_touched);
 }
 
 /// A key has left this place; [`key_arrives`], which comes next, says where it is.
 pub(crate) fn key_leaves(key: KeyRef<'_>) {
-    STATE.with_borrow_mut(|state| state.leaving = Some(key.into()));
+    TABLE.with_borrow_mut(|table| table.key_leaves(key));
 }
 
 /// What belongs to the holds of the key that has left belongs to this one now.
 pub(crate) fn key_arrives(key: KeyRef<'_>) {
-    STATE.with_borrow_mut(|state| {
-        if let Some(from) = state.leaving.take() {
-            // The lock that was there before has been overwritten.
-            state.deliveries.forget_lock(key);
-            state.ended.take(key);
-            state.sessions.follow(from.as_ref(), key);
-            state.deliveries.follow(from.as_ref(), key);
-            state.ended.follow(from.as_ref(), key);
-        }
+    TABLE.with_borrow_mut(|table| table.key_arrives(key));
+}
+
+/// Two databases changed places.
+pub(crate) fn databases_swapped(ctx: &Context, one: i32, other: i32) {
+    note(ctx, |table, now_ms| {
+        table.databases_swapped(one, other, now_ms);
     });
 }
 
-/// What belongs to the holds in two databases has changed places as they have.
-pub(crate) fn databases_swapped(one: i32, other: i32) {
-    STATE.with_borrow_mut(|state| {
-        state.sessions.swap_databases(one, other);
-        state.deliveries.swap_databases(one, other);
-        state.ended.swap_databases(one, other);
-    });
-}
-
-/// A connection has ended, and with it all holds that were tied to it. Nothing
-/// may be written now, so they are ended by whoever sees their locks next.
+/// A connection has ended, and with it all holds that were bound to it. Nothing may
+/// be written now, so they are ended by whoever sees their locks next.
 pub(crate) fn connection_ended(ctx: &Context, client: ClientId) {
     // A script that is too slow has the server serve connections in between: the
     // reply was sent before the end was read.
     let heard = blocked::replies_are_sent_early() && keyspace::script_runs(ctx);
-    let any_ended = STATE.with_borrow_mut(|state| {
-        end_connection(state, client, heard);
-        !state.ended.is_empty()
+    note(ctx, |table, _| table.connection_ended(client, heard));
+}
+
+/// A client has heard of the grant that was on its way to it, or never will.
+pub(crate) fn grant_told(ctx: &Context, client: ClientId, heard: bool) {
+    note(ctx, |table, _| table.grant_told(client, heard));
+}
+
+/// A client does not wait any more.
+pub(crate) fn waiter_left(ctx: &Context, waiter: WaiterId, leave: Leave) {
+    note(ctx, |table, now_ms| {
+        table.waiter_left(waiter, leave, now_ms);
     });
-    if any_ended {
-        plan_ring(ctx, clock::now().ms());
+}
+
+fn note(ctx: &Context, what: impl FnOnce(&mut LockTable, i64)) {
+    let now_ms = clock::now().ms();
+    TABLE.with_borrow_mut(|table| what(table, now_ms));
+    arm_timer(ctx, now_ms);
+}
+
+/// Opens and reads a lock for a command. `asker` is the owner in question, if there
+/// is one.
+#[inline]
+fn look_for<'c>(
+    key: LockKey<'c>,
+    asker: Option<&Owner>,
+    part: Part,
+) -> Result<(OpenLock<'c>, Stored), LockError> {
+    if let Some(asker) = asker {
+        end_if_closing(key, asker);
+    }
+    let open = OpenLock::open(key);
+    let stored = look_at(&open, key.as_ref(), asker, part)
+        .inspect_err(|_| TABLE.with_borrow_mut(|table| table.is_no_lock(key.as_ref())))?;
+    Ok((open, stored))
+}
+
+/// Reads a lock, unless it is what is remembered of it.
+#[inline]
+fn look_at(
+    open: &OpenLock<'_>,
+    key: KeyRef<'_>,
+    asker: Option<&Owner>,
+    part: Part,
+) -> Result<Stored, LockError> {
+    let expected = TABLE.with_borrow(|table| table.expected(key, asker));
+    let is_as_expected = expected.is_some_and(|expected| open.is_as(&expected, asker))
+        // The server may have told of a change meanwhile.
+        && TABLE.with_borrow(|table| table.is_untouched(key));
+    match is_as_expected {
+        true => Ok(Stored::AsExpected),
+        false => Ok(Stored::Read(open.read_part(asker, part)?)),
     }
 }
 
-/// Ends what is tied to a connection, or ties it to another one of the same owner
-/// that still holds the lock by it. Nobody hears any more of the grant that was on
-/// its way to it.
-fn end_connection(state: &mut State, client: ClientId, heard: bool) {
-    let ties = state.sessions.take_client(client);
-    let heirs: Vec<_> = ties
-        .iter()
-        .map(|(place, tie)| heir(state, place, *tie, client))
-        .collect();
-    if heard {
-        state.deliveries.delivered(client);
-    } else {
-        grant_lost(state, client);
-    }
-    for ((place, tie), heir) in ties.into_iter().zip(heirs) {
-        match heir {
-            Some((heir, lease)) => state.sessions.retie(place, tie, heir, lease),
-            None => state.ended.push(place, tie.fence, EndedBy::Session),
-        }
+/// Ends the owner's holds if they are bound to another connection that is about to
+/// end: nobody shall be told of a hold that ends with it.
+fn end_if_closing(key: LockKey<'_>, owner: &Owner) {
+    let ctx = key.ctx();
+    let bound = TABLE.with_borrow(|table| table.bound_client(key.as_ref(), owner));
+    if let Some(client) = bound
+        && client != clients::running(ctx)
+        && clients::is_closing(ctx, client)
+    {
+        note(ctx, |table, _| table.connection_ended(client, false));
     }
 }
 
-/// A client has heard of the grant that was on its way to it, if one was, or never
-/// will.
-fn grant_told(ctx: &Context, client: ClientId, heard: bool) {
-    let any_ended = STATE.with_borrow_mut(|state| {
-        if heard {
-            state.deliveries.delivered(client);
-        } else {
-            untie_unheard(state, client);
-            grant_lost(state, client);
-        }
-        !state.ended.is_empty()
-    });
-    if any_ended {
-        plan_ring(ctx, clock::now().ms());
-    }
-}
-
-fn grant_lost(state: &mut State, client: ClientId) {
-    if let Some((place, fence)) = state.deliveries.lost(client) {
-        state.ended.push(place, fence, EndedBy::Undelivered);
-    }
-}
-
-/// Who keeps up holds that are tied to a client which will not hear of them: one
-/// that is still to hear of the same holds, or the one they were tied to before.
-fn heir(state: &State, place: &Place, tie: Tie, client: ClientId) -> Option<(ClientId, Lease)> {
-    let other = state.deliveries.other_session(place, tie.fence, client);
-    other.or_else(|| {
-        let before = state.deliveries.tied_before(place, client)?;
-        clients::is_connected(before).then_some((before, tie.lease))
+/// Asks the table what is to be done, by the settings as they are now.
+#[inline]
+fn step<R>(ask: impl FnOnce(&mut LockTable) -> R) -> R {
+    TABLE.with_borrow_mut(|table| {
+        let settings = &mut table.settings;
+        settings.deadlock_detection = config::deadlock_detection();
+        settings.max_waiters = config::max_waiters();
+        settings.recheck_interval_ms = config::recheck_interval_ms();
+        settings.log_slow_wait_ms = config::log_slow_wait_ms();
+        ask(table)
     })
 }
 
-/// Unties what a client will not hear of, and lives on.
-fn untie_unheard(state: &mut State, client: ClientId) {
-    let Some(place) = state.deliveries.place_of(client).cloned() else {
-        return;
-    };
-    let (key, owner) = (place.key.as_ref(), &place.owner);
-    let Some(tie) = state.sessions.tie_of(key, owner) else {
-        return;
-    };
-    if tie.client == client {
-        let heir = heir(state, &place, tie, client);
-        state.sessions.untie(key, owner);
-        if let Some((heir, lease)) = heir {
-            state.sessions.retie(place, tie, heir, lease);
+/// Does what is to be done.
+#[inline]
+fn carry_out<T>(
+    key: LockKey<'_>,
+    open: OpenLock<'_>,
+    now: Now,
+    mut progress: Progress<T>,
+) -> Result<T, LockError> {
+    loop {
+        match progress {
+            Progress::Done(Done {
+                result,
+                ref mut step,
+            }) => {
+                apply(key, open, now, step);
+                return result;
+            }
+            Progress::Asks(question) => progress = look_further(key, *question),
         }
     }
 }
 
-fn look_soon(ctx: &Context, plan: impl FnOnce(&mut WaitQueues<Rc<Ticket>>, i64)) {
-    let now_ms = clock::now().ms();
-    STATE.with_borrow_mut(|state| plan(&mut state.queues, now_ms));
-    plan_ring(ctx, now_ms);
+/// Looks at the other locks on which a step depends.
+fn look_further<T>(key: LockKey<'_>, question: Question<T>) -> Progress<T> {
+    let look = |other: KeyRef<'_>| {
+        key.with_other(other, |key| {
+            let open = OpenLock::open_to_read(key);
+            // What is no lock is held by nobody.
+            look_at(&open, other, None, Part::Whole).unwrap_or(Stored::Read(Lock::default()))
+        })
+    };
+    let looked_at = question.asked().iter().map(|key| look(key.as_ref()));
+    let looked_at = looked_at.collect();
+    TABLE.with_borrow_mut(|table| table.go_on(question, looked_at))
 }
 
-fn unsigned(count: usize) -> u64 {
-    u64::try_from(count).unwrap_or(u64::MAX)
+fn apply(key: LockKey<'_>, mut open: OpenLock<'_>, now: Now, step: &mut Step) {
+    open.apply(&step.effects);
+    drop(open);
+    if step.freed {
+        match config::redisson_notify() {
+            RedissonNotify::No => {}
+            RedissonNotify::Publish => publish::release_to_redisson(key, "PUBLISH"),
+            RedissonNotify::Spublish => publish::release_to_redisson(key, "SPUBLISH"),
+        }
+    }
+    for &event in &step.events {
+        notifications::notify(key, event);
+    }
+    for line in &step.log {
+        log(key, line);
+    }
+    arm_timer(key.ctx(), now.ms());
+    if !step.answers.is_empty() {
+        for (waiter, answer) in step.answers.drain(..) {
+            blocked::answer(waiter, answer);
+        }
+    }
+}
+
+/// Sets the timer for whatever is to be done next.
+fn arm_timer(ctx: &Context, now_ms: i64) {
+    if let Some(at_ms) = TABLE.with_borrow(LockTable::wake_at_ms) {
+        timer::wake_by(ctx, at_ms, now_ms);
+    }
+}
+
+fn log(key: LockKey<'_>, line: &LogLine) {
+    let (ctx, name) = (key.ctx(), key.as_ref().name.escape_ascii());
+    match line {
+        LogLine::DeadlockRefused(cycle) => {
+            let all = deadlock::spell(cycle, |_| true);
+            ctx.log_notice(&format!("deadlock refused: {all}"));
+        }
+        LogLine::SlowWait {
+            owner,
+            client,
+            waited_ms,
+            holders,
+            others,
+        } => {
+            let mut held_by: Vec<String> = holders
+                .iter()
+                .map(|(owner, client)| {
+                    let owner = owner.as_bytes().escape_ascii();
+                    match client {
+                        Some(client) => format!("'{owner}' (client {})", describe(*client)),
+                        None => format!("'{owner}'"),
+                    }
+                })
+                .collect();
+            if *others > 0 {
+                held_by.push(format!("{others} others"));
+            }
+            ctx.log_notice(&format!(
+                "slow wait: '{}' (client {}) has waited {waited_ms} ms for '{name}' in database \
+                 {}, held by {}",
+                owner.as_bytes().escape_ascii(),
+                describe(*client),
+                key.as_ref().db,
+                held_by.join(", "),
+            ));
+        }
+    }
+}
+
+/// A client, as the log names it.
+fn describe(client: ClientId) -> String {
+    let address = clients::address(client).unwrap_or_default();
+    format!("id={} addr={address}", client.0)
 }

@@ -1,39 +1,64 @@
 //! `LOCK.ACQUIRE key owner [LEASE ms] [BLOCK ms] [HOLD n] [SHARED | LIMIT n] [SESSION]`
 //!
 //! Replies the fencing token once the owner holds the lock, null where it
-//! could not be had at once or within `BLOCK`.
+//! was not free at once or within `BLOCK`.
 
 use redis_module::Context;
 
-use crate::commands::{args::Args, docs};
+use crate::commands::args::{self, Args};
 use crate::config;
-use crate::error::{LockError, Usage};
-use crate::lock::request::{AcquireRequest, ClientId, Limit, Timeout};
-use crate::manager::{self, Outcome};
+use crate::manager;
 use crate::server::clients;
 use crate::server::command::Command;
-use crate::server::registration::CommandDoc;
+use crate::server::registration::{ArgDoc, CommandDoc, KeyChange};
 use crate::server::reply::Reply;
-use crate::server::word::Word;
+use crate::server::server_str::ServerStr;
+use redis_lock_core::error::{LockError, Usage};
+use redis_lock_core::request::{AcquireRequest, ClientId, Limit, Timeout};
+use redis_lock_core::table::Acquired;
 
 /// `LOCK.ACQUIRE`
 pub(super) struct Acquire;
 
 impl Command for Acquire {
-    const DOC: CommandDoc = docs::ACQUIRE;
+    const DOC: CommandDoc = CommandDoc {
+        name: c"lock.acquire",
+        flags: c"write deny-oom blocking fast",
+        summary: c"Takes a lock for an owner, waiting for it if asked to. Replies its fencing token.",
+        complexity: c"O(log N + log H) where N is the number of clients waiting for the lock and H that of its holders. A wait that others may wait for is searched for deadlocks: O(W) where W is the number of waits that it leads to, in parts that leave others their turn.",
+        since: c"0.1.0",
+        min_args: 3,
+        key_change: Some(KeyChange::Update),
+        args: &[
+            ArgDoc::Key,
+            ArgDoc::String(c"owner"),
+            ArgDoc::OptionalNumber(c"lease", c"LEASE"),
+            ArgDoc::OptionalNumber(c"block", c"BLOCK"),
+            ArgDoc::OptionalNumber(c"hold", c"HOLD"),
+            ArgDoc::OptionalOneOf(
+                c"mode",
+                &[
+                    ArgDoc::Flag(c"shared", c"SHARED"),
+                    ArgDoc::OptionalNumber(c"limit", c"LIMIT"),
+                ],
+            ),
+            ArgDoc::OptionalFlag(c"session", c"SESSION"),
+        ],
+    };
 
-    fn run(ctx: &Context, words: &[Word<'_>]) -> Result<Reply, LockError> {
-        super::run(ctx, words, |key, args| {
+    fn run(ctx: &Context, args: &[ServerStr<'_>]) -> Result<Reply, LockError> {
+        args::of_owner(ctx, args, |key, args| {
             let (request, timeout) = parse(args, || connection(ctx))?;
             Ok(match manager::acquire(key, request, timeout)? {
-                Outcome::Granted(fence) => Reply::Integer(fence.get()),
-                Outcome::NotAvailable => Reply::Null,
-                Outcome::Waits => Reply::Later,
+                Acquired::Granted(token) => Reply::Integer(token.get()),
+                Acquired::Busy => Reply::Null,
+                Acquired::Queued(_) => Reply::Later,
             })
         })
     }
 }
 
+/// The connection that the session is bound to.
 fn connection(ctx: &Context) -> Result<ClientId, Usage> {
     let client = clients::running(ctx);
     if clients::is_connected(client) {
@@ -50,14 +75,13 @@ fn parse(
     let owner = args.owner()?;
     let (mut lease, mut timeout, mut hold) = (None, None, None);
     let (mut shared, mut limit, mut session) = (false, None, false);
-    args.options(|name, args| match name {
-        b"LEASE" => args.lease(&mut lease),
-        b"BLOCK" => args.timeout(&mut timeout),
-        b"HOLD" => args.hold(&mut hold),
-        b"SHARED" => args.flag(&mut shared),
-        b"LIMIT" => args.limit(&mut limit),
-        b"SESSION" => args.flag(&mut session),
-        _ => Err(Usage::Syntax),
+    args.options(|args| {
+        Ok(args.lease(&mut lease)?
+            || args.timeout(&mut timeout)?
+            || args.hold(&mut hold)?
+            || args.flag("SHARED", &mut shared)?
+            || args.limit(&mut limit)?
+            || args.flag("SESSION", &mut session)?)
     })?;
     let limit = match (shared, limit) {
         (false, None) => Limit::EXCLUSIVE,

@@ -1,105 +1,150 @@
-//! Reads the words of a command, left to right. Every usage error of an option
-//! is born here: one that is unknown, repeated or unfinished is a syntax error.
+//! Reads the arguments of a command, left to right. Every usage error of an option
+//! is born here: an option that is unknown, repeated or unfinished is a syntax
+//! error. Names of options are read in any case.
 
-use crate::error::Usage;
-use crate::lock::fence::Fence;
-use crate::lock::request::{HoldNumber, Lease, Limit, Owner, Timeout};
-use crate::lock::stored::parse_integer;
+use redis_module::Context;
+use smallvec::SmallVec;
 
-/// The bytes of `SESSION`, the longest name of an option.
-const LONGEST_OPTION: usize = 7;
+use crate::server::command::ARGS_INLINE;
+use crate::server::keyspace::LockKey;
+use crate::server::server_str::ServerStr;
+use redis_lock_core::error::{LockError, Usage};
+use redis_lock_core::request::{HoldNumber, Lease, Limit, Owner, Timeout};
+use redis_lock_core::stored::parse_integer;
+use redis_lock_core::token::FencingToken;
 
-/// The words that are still to be read.
+/// The arguments that are still to be read.
+///
+/// The method of an option returns whether that option comes next, and then has
+/// read it.
 pub(super) struct Args<'a> {
-    words: &'a [&'a [u8]],
+    unread: &'a [&'a [u8]],
 }
 
 impl<'a> Args<'a> {
-    /// Reads these words.
-    pub(super) const fn new(words: &'a [&'a [u8]]) -> Self {
-        Self { words }
+    /// Reads these arguments.
+    pub(super) const fn new(args: &'a [&'a [u8]]) -> Self {
+        Self { unread: args }
     }
 
     fn next(&mut self) -> Option<&'a [u8]> {
-        let (first, rest) = self.words.split_first()?;
-        self.words = rest;
+        let (first, rest) = self.unread.split_first()?;
+        self.unread = rest;
         Some(first)
     }
 
-    /// The owner, which every command names.
+    /// The owner. It comes first wherever a command takes one.
     pub(super) fn owner(&mut self) -> Result<Owner, Usage> {
         Owner::new(self.next().ok_or(Usage::Syntax)?)
     }
 
-    /// Reads options until the words end. `read` gets each option's name in
-    /// capitals and reads its value, if it has one, from these words.
+    /// Reads options until the arguments end. `read` reads the next option, and
+    /// returns whether it knows it.
     pub(super) fn options(
         mut self,
-        mut read: impl FnMut(&[u8], &mut Self) -> Result<(), Usage>,
+        mut read: impl FnMut(&mut Self) -> Result<bool, Usage>,
     ) -> Result<(), Usage> {
-        while let Some(name) = self.next() {
-            let mut capitals = [0; LONGEST_OPTION];
-            // A longer word is no option, in whatever letters.
-            let capitals = capitals.get_mut(..name.len()).ok_or(Usage::Syntax)?;
-            capitals.copy_from_slice(name);
-            capitals.make_ascii_uppercase();
-            read(capitals, &mut self)?;
-        }
-        Ok(())
-    }
-
-    /// An option without a value.
-    pub(super) fn flag(&mut self, seen: &mut bool) -> Result<(), Usage> {
-        if std::mem::replace(seen, true) {
-            return Err(Usage::Syntax);
+        while !self.unread.is_empty() {
+            if !read(&mut self)? {
+                return Err(Usage::Syntax);
+            }
         }
         Ok(())
     }
 
     /// `LEASE ms`
-    pub(super) fn lease(&mut self, into: &mut Option<Lease>) -> Result<(), Usage> {
-        self.number(into, Usage::NotAnInteger, Lease::from_ms)
+    pub(super) fn lease(&mut self, into: &mut Option<Lease>) -> Result<bool, Usage> {
+        self.number("LEASE", into, Usage::NotAnInteger, Lease::from_ms)
     }
 
     /// `BLOCK ms`
-    pub(super) fn timeout(&mut self, into: &mut Option<Timeout>) -> Result<(), Usage> {
-        self.number(into, Usage::TimeoutOutOfRange, Timeout::from_ms)
+    pub(super) fn timeout(&mut self, into: &mut Option<Timeout>) -> Result<bool, Usage> {
+        self.number("BLOCK", into, Usage::TimeoutOutOfRange, Timeout::from_ms)
     }
 
     /// `HOLD n`
-    pub(super) fn hold(&mut self, into: &mut Option<HoldNumber>) -> Result<(), Usage> {
-        self.number(into, Usage::NotAnInteger, HoldNumber::new)
+    pub(super) fn hold(&mut self, into: &mut Option<HoldNumber>) -> Result<bool, Usage> {
+        self.number("HOLD", into, Usage::NotAnInteger, HoldNumber::new)
     }
 
     /// `LIMIT n`
-    pub(super) fn limit(&mut self, into: &mut Option<Limit>) -> Result<(), Usage> {
-        self.number(into, Usage::NotAnInteger, Limit::from_count)
+    pub(super) fn limit(&mut self, into: &mut Option<Limit>) -> Result<bool, Usage> {
+        self.number("LIMIT", into, Usage::NotAnInteger, Limit::from_count)
     }
 
     /// `COUNT n`
-    pub(super) fn count(&mut self, into: &mut Option<usize>) -> Result<(), Usage> {
+    pub(super) fn count(&mut self, into: &mut Option<usize>) -> Result<bool, Usage> {
         let count = |n| usize::try_from(n).ok().filter(|&n| n >= 1);
-        self.number(into, Usage::NotAnInteger, |n| {
+        self.number("COUNT", into, Usage::NotAnInteger, |n| {
             count(n).ok_or(Usage::CountOutOfRange)
         })
     }
 
     /// `FENCE token`
-    pub(super) fn fence(&mut self, into: &mut Option<Fence>) -> Result<(), Usage> {
-        self.number(into, Usage::NotAnInteger, Fence::new)
+    pub(super) fn token(&mut self, into: &mut Option<FencingToken>) -> Result<bool, Usage> {
+        self.number("FENCE", into, Usage::NotAnInteger, FencingToken::new)
+    }
+
+    /// An option without a value.
+    pub(super) fn flag(&mut self, name: &str, into: &mut bool) -> Result<bool, Usage> {
+        if !self.next_is(name) {
+            return Ok(false);
+        }
+        if std::mem::replace(into, true) {
+            return Err(Usage::Syntax);
+        }
+        Ok(true)
     }
 
     fn number<T>(
         &mut self,
+        name: &str,
         into: &mut Option<T>,
         not_an_integer: Usage,
         check: impl FnOnce(i64) -> Result<T, Usage>,
-    ) -> Result<(), Usage> {
-        let word = self.next().ok_or(Usage::Syntax)?;
+    ) -> Result<bool, Usage> {
+        if !self.next_is(name) {
+            return Ok(false);
+        }
+        let value = self.next().ok_or(Usage::Syntax)?;
         if into.is_some() {
             return Err(Usage::Syntax);
         }
-        *into = Some(check(parse_integer(word).ok_or(not_an_integer)?)?);
-        Ok(())
+        *into = Some(check(parse_integer(value).ok_or(not_an_integer)?)?);
+        Ok(true)
     }
+
+    /// Reads the next argument if it is this name.
+    fn next_is(&mut self, name: &str) -> bool {
+        let Some((first, rest)) = self.unread.split_first() else {
+            return false;
+        };
+        let is_it = first.eq_ignore_ascii_case(name.as_bytes());
+        if is_it {
+            self.unread = rest;
+        }
+        is_it
+    }
+}
+
+/// Lets `body` run a command of the form `NAME key owner [options]`.
+pub(super) fn of_owner<R>(
+    ctx: &Context,
+    args: &[ServerStr<'_>],
+    body: impl FnOnce(LockKey<'_>, Args<'_>) -> Result<R, LockError>,
+) -> Result<R, LockError> {
+    let [key, rest @ ..] = args else {
+        return Err(Usage::Syntax.into());
+    };
+    let mut key = LockKey::new(ctx, *key);
+    if let Some(&owner) = rest.first() {
+        key = key.with_owner(owner);
+    }
+    body(key, Args::new(&bytes_of(rest)))
+}
+
+/// The bytes of each argument.
+#[inline]
+pub(super) fn bytes_of<'c>(args: &[ServerStr<'c>]) -> SmallVec<[&'c [u8]; ARGS_INLINE]> {
+    args.iter().map(|arg| arg.bytes()).collect()
 }

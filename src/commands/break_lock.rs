@@ -5,37 +5,43 @@
 
 use redis_module::Context;
 
-use crate::commands::{args::Args, bytes_of, docs};
-use crate::error::{LockError, Usage};
-use crate::lock::fence::Fence;
+use crate::commands::args::{Args, bytes_of};
 use crate::manager;
 use crate::server::command::Command;
 use crate::server::keyspace::LockKey;
-use crate::server::registration::CommandDoc;
+use crate::server::registration::{ArgDoc, CommandDoc, KeyChange};
 use crate::server::reply::Reply;
-use crate::server::word::Word;
+use crate::server::server_str::ServerStr;
+use redis_lock_core::error::{LockError, Usage};
+use redis_lock_core::token::FencingToken;
 
 /// `LOCK.BREAK`
 pub(super) struct Break;
 
 impl Command for Break {
-    const DOC: CommandDoc = docs::BREAK;
+    const DOC: CommandDoc = CommandDoc {
+        name: c"lock.break",
+        flags: c"write",
+        summary: c"Takes a lock from whoever holds it and hands it off.",
+        complexity: c"O(H) where H is the number of the lock's holders, as DEL, and O(log N) for each of up to 32 clients that are let in at once, where N is the number of clients waiting for the lock.",
+        since: c"0.1.0",
+        min_args: 2,
+        key_change: Some(KeyChange::Delete),
+        args: &[ArgDoc::Key, ArgDoc::OptionalNumber(c"fence", c"FENCE")],
+    };
 
-    fn run(ctx: &Context, words: &[Word<'_>]) -> Result<Reply, LockError> {
-        let [key, rest @ ..] = words else {
+    fn run(ctx: &Context, args: &[ServerStr<'_>]) -> Result<Reply, LockError> {
+        let [key, rest @ ..] = args else {
             return Err(Usage::Syntax.into());
         };
-        let fence = parse(Args::new(&bytes_of(rest)))?;
-        let broken = manager::break_lock(LockKey::new(ctx, *key), fence)?;
+        let token = parse(Args::new(&bytes_of(rest)))?;
+        let broken = manager::break_lock(LockKey::new(ctx, *key), token)?;
         Ok(Reply::Integer(broken.into()))
     }
 }
 
-fn parse(args: Args<'_>) -> Result<Option<Fence>, Usage> {
-    let mut fence = None;
-    args.options(|name, args| match name {
-        b"FENCE" => args.fence(&mut fence),
-        _ => Err(Usage::Syntax),
-    })?;
-    Ok(fence)
+fn parse(args: Args<'_>) -> Result<Option<FencingToken>, Usage> {
+    let mut token = None;
+    args.options(|args| args.token(&mut token))?;
+    Ok(token)
 }

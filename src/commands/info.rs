@@ -4,24 +4,35 @@
 
 use redis_module::Context;
 
-use crate::commands::docs;
-use crate::error::{LockError, Usage};
-use crate::lock::request::Limit;
-use crate::manager::inspect::{self, HolderView, LockView, WaiterView};
+use crate::manager::inspect;
+use crate::server::clients;
 use crate::server::command::Command;
 use crate::server::keyspace::LockKey;
-use crate::server::registration::CommandDoc;
+use crate::server::registration::{ArgDoc, CommandDoc, KeyChange};
 use crate::server::reply::Reply;
-use crate::server::word::Word;
+use crate::server::server_str::ServerStr;
+use redis_lock_core::error::{LockError, Usage};
+use redis_lock_core::request::Limit;
+use redis_lock_core::table::{HolderView, LockView, WaiterView};
+use redis_lock_core::token::FencingToken;
 
 /// `LOCK.INFO`
 pub(super) struct Info;
 
 impl Command for Info {
-    const DOC: CommandDoc = docs::INFO;
+    const DOC: CommandDoc = CommandDoc {
+        name: c"lock.info",
+        flags: c"readonly",
+        summary: c"Tells who holds a lock and who waits for it.",
+        complexity: c"O(N + H) where N is the number of clients waiting for the lock and H that of its holders.",
+        since: c"0.1.0",
+        min_args: 2,
+        key_change: Some(KeyChange::None),
+        args: &[ArgDoc::Key],
+    };
 
-    fn run(ctx: &Context, words: &[Word<'_>]) -> Result<Reply, LockError> {
-        let [key] = words else {
+    fn run(ctx: &Context, args: &[ServerStr<'_>]) -> Result<Reply, LockError> {
+        let [key] = args else {
             return Err(Usage::Syntax.into());
         };
         inspect::lock(LockKey::new(ctx, *key)).map(reply)
@@ -37,13 +48,13 @@ fn reply(lock: LockView) -> Reply {
             "limit",
             Reply::integer_or_null(lock.limit.map(Limit::count_or_zero)),
         ),
-        ("fence", Reply::integer_or_null(lock.fence)),
+        ("fence", token(lock.token)),
         ("ttl", Reply::Integer(lock.ttl_ms)),
         (
             "holders",
             Reply::List(lock.holders.into_iter().map(holder).collect()),
         ),
-        ("waiting", Reply::Integer(lock.waiting)),
+        ("waiting", Reply::integer(lock.waiters.len())),
         (
             "waiters",
             Reply::List(lock.waiters.into_iter().map(waiter).collect()),
@@ -55,21 +66,31 @@ fn holder(holder: HolderView) -> Reply {
     Reply::Map(vec![
         ("owner", Reply::text(holder.owner.as_bytes())),
         ("holds", Reply::Integer(holder.holds)),
-        ("fence", Reply::integer_or_null(holder.fence)),
+        ("fence", token(holder.token)),
         ("ttl", Reply::Integer(holder.ttl_ms)),
-        ("client", Reply::integer_or_null(holder.client)),
+        (
+            "client",
+            holder
+                .client
+                .map_or(Reply::Null, |client| Reply::integer(client.0)),
+        ),
     ])
 }
 
 fn waiter(waiter: WaiterView) -> Reply {
+    let address = clients::address(waiter.client).unwrap_or_default();
     Reply::Map(vec![
         ("owner", Reply::text(waiter.owner.as_bytes())),
         ("mode", Reply::text(mode_name(waiter.limit))),
-        ("client", Reply::Integer(waiter.client)),
-        ("addr", Reply::text(waiter.address)),
+        ("client", Reply::integer(waiter.client.0)),
+        ("addr", Reply::text(address)),
         ("waited", Reply::Integer(waiter.waited_ms)),
         ("timeout", Reply::Integer(waiter.left_ms)),
     ])
+}
+
+fn token(token: Option<FencingToken>) -> Reply {
+    Reply::integer_or_null(token.map(FencingToken::get))
 }
 
 fn mode_name(limit: Limit) -> &'static str {

@@ -5,32 +5,38 @@
 
 use redis_module::Context;
 
-use crate::commands::{args::Args, bytes_of, docs};
-use crate::error::{LockError, Usage};
+use crate::commands::args::{Args, bytes_of};
 use crate::manager::inspect;
 use crate::server::command::Command;
-use crate::server::registration::CommandDoc;
+use crate::server::registration::{ArgDoc, CommandDoc};
 use crate::server::reply::Reply;
-use crate::server::word::Word;
+use crate::server::server_str::ServerStr;
+use redis_lock_core::error::{LockError, Usage};
 
 /// `LOCK.LIST`
 pub(super) struct List;
 
 impl Command for List {
-    const DOC: CommandDoc = docs::LIST;
+    const DOC: CommandDoc = CommandDoc {
+        name: c"lock.list",
+        flags: c"readonly",
+        summary: c"Lists the locks that clients wait for, longest wait first.",
+        complexity: c"O(W + H) where W is the number of clients that wait for any lock and H that of the holders of the locks that are listed.",
+        since: c"0.1.0",
+        min_args: 1,
+        key_change: None,
+        args: &[ArgDoc::OptionalNumber(c"count", c"COUNT")],
+    };
 
-    fn run(ctx: &Context, words: &[Word<'_>]) -> Result<Reply, LockError> {
-        let count = parse(Args::new(&bytes_of(words)))?;
+    fn run(ctx: &Context, args: &[ServerStr<'_>]) -> Result<Reply, LockError> {
+        let count = parse(Args::new(&bytes_of(args)))?;
         let locks = inspect::contended(ctx, count.unwrap_or(usize::MAX));
-        let replies = locks.into_iter().map(|lock| {
-            let owners = lock
-                .holders
-                .iter()
-                .map(|owner| Reply::text(owner.as_bytes()));
+        let replies = locks.into_iter().map(|(lock, holders)| {
+            let owners = holders.iter().map(|owner| Reply::text(owner.as_bytes()));
             Reply::Map(vec![
                 ("key", Reply::text(lock.key.as_ref().name)),
                 ("holders", Reply::List(owners.collect())),
-                ("waiting", Reply::Integer(lock.waiting)),
+                ("waiting", Reply::integer(lock.waiting)),
                 ("waited", Reply::Integer(lock.waited_ms)),
             ])
         });
@@ -40,9 +46,6 @@ impl Command for List {
 
 fn parse(args: Args<'_>) -> Result<Option<usize>, Usage> {
     let mut count = None;
-    args.options(|name, args| match name {
-        b"COUNT" => args.count(&mut count),
-        _ => Err(Usage::Syntax),
-    })?;
+    args.options(|args| args.count(&mut count))?;
     Ok(count)
 }

@@ -5,24 +5,38 @@
 
 use redis_module::Context;
 
-use crate::commands::{args::Args, docs};
-use crate::error::{LockError, Usage};
-use crate::lock::record::Released;
-use crate::lock::request::{ReleaseExtent, ReleaseRequest};
+use crate::commands::args::{self, Args};
 use crate::manager;
 use crate::server::command::Command;
-use crate::server::registration::CommandDoc;
+use crate::server::registration::{ArgDoc, CommandDoc, KeyChange};
 use crate::server::reply::Reply;
-use crate::server::word::Word;
+use crate::server::server_str::ServerStr;
+use redis_lock_core::error::{LockError, Usage};
+use redis_lock_core::lock::Released;
+use redis_lock_core::request::{ReleaseExtent, ReleaseRequest};
 
 /// `LOCK.RELEASE`
 pub(super) struct Release;
 
 impl Command for Release {
-    const DOC: CommandDoc = docs::RELEASE;
+    const DOC: CommandDoc = CommandDoc {
+        name: c"lock.release",
+        flags: c"write fast",
+        summary: c"Gives one hold of a lock back, and with the last one hands the lock off.",
+        complexity: c"O(log N + log H) where N is the number of clients waiting for the lock and H that of its holders, for each of up to 32 clients that are let in at once. Others follow in parts.",
+        since: c"0.1.0",
+        min_args: 3,
+        key_change: Some(KeyChange::Delete),
+        args: &[
+            ArgDoc::Key,
+            ArgDoc::String(c"owner"),
+            ArgDoc::OptionalNumber(c"fence", c"FENCE"),
+            ArgDoc::OptionalOneOf(c"extent", &[ArgDoc::OptionalNumber(c"hold", c"HOLD"), ArgDoc::Flag(c"all", c"ALL")]),
+        ],
+    };
 
-    fn run(ctx: &Context, words: &[Word<'_>]) -> Result<Reply, LockError> {
-        super::run(ctx, words, |key, args| {
+    fn run(ctx: &Context, args: &[ServerStr<'_>]) -> Result<Reply, LockError> {
+        args::of_owner(ctx, args, |key, args| {
             let request = parse(args)?;
             Ok(match manager::release(key, &request)? {
                 Released::LastHold => Reply::Integer(1),
@@ -35,12 +49,9 @@ impl Command for Release {
 
 fn parse(mut args: Args<'_>) -> Result<ReleaseRequest, Usage> {
     let owner = args.owner()?;
-    let (mut fence, mut hold, mut all) = (None, None, false);
-    args.options(|name, args| match name {
-        b"FENCE" => args.fence(&mut fence),
-        b"HOLD" => args.hold(&mut hold),
-        b"ALL" => args.flag(&mut all),
-        _ => Err(Usage::Syntax),
+    let (mut token, mut hold, mut all) = (None, None, false);
+    args.options(|args| {
+        Ok(args.token(&mut token)? || args.hold(&mut hold)? || args.flag("ALL", &mut all)?)
     })?;
     let extent = match (hold, all) {
         (None, false) => ReleaseExtent::One,
@@ -51,7 +62,7 @@ fn parse(mut args: Args<'_>) -> Result<ReleaseRequest, Usage> {
     };
     Ok(ReleaseRequest {
         owner,
-        fence,
+        token,
         extent,
     })
 }

@@ -5,24 +5,38 @@
 
 use redis_module::Context;
 
-use crate::commands::{args::Args, docs};
+use crate::commands::args::{self, Args};
 use crate::config;
-use crate::error::{LockError, Usage};
-use crate::lock::request::RenewRequest;
 use crate::manager;
 use crate::server::command::Command;
-use crate::server::registration::CommandDoc;
+use crate::server::registration::{ArgDoc, CommandDoc, KeyChange};
 use crate::server::reply::Reply;
-use crate::server::word::Word;
+use crate::server::server_str::ServerStr;
+use redis_lock_core::error::{LockError, Usage};
+use redis_lock_core::request::RenewRequest;
 
 /// `LOCK.RENEW`
 pub(super) struct Renew;
 
 impl Command for Renew {
-    const DOC: CommandDoc = docs::RENEW;
+    const DOC: CommandDoc = CommandDoc {
+        name: c"lock.renew",
+        flags: c"write fast",
+        summary: c"Sets the end of a lock's lease, if the owner holds the lock.",
+        complexity: c"O(log H) where H is the number of the lock's holders.",
+        since: c"0.1.0",
+        min_args: 3,
+        key_change: Some(KeyChange::Update),
+        args: &[
+            ArgDoc::Key,
+            ArgDoc::String(c"owner"),
+            ArgDoc::OptionalNumber(c"lease", c"LEASE"),
+            ArgDoc::OptionalNumber(c"fence", c"FENCE"),
+        ],
+    };
 
-    fn run(ctx: &Context, words: &[Word<'_>]) -> Result<Reply, LockError> {
-        super::run(ctx, words, |key, args| {
+    fn run(ctx: &Context, args: &[ServerStr<'_>]) -> Result<Reply, LockError> {
+        args::of_owner(ctx, args, |key, args| {
             let request = parse(args)?;
             let renewed = manager::renew(key, &request)?;
             Ok(Reply::Integer(renewed.into()))
@@ -32,15 +46,11 @@ impl Command for Renew {
 
 fn parse(mut args: Args<'_>) -> Result<RenewRequest, Usage> {
     let owner = args.owner()?;
-    let (mut lease, mut fence) = (None, None);
-    args.options(|name, args| match name {
-        b"LEASE" => args.lease(&mut lease),
-        b"FENCE" => args.fence(&mut fence),
-        _ => Err(Usage::Syntax),
-    })?;
+    let (mut lease, mut token) = (None, None);
+    args.options(|args| Ok(args.lease(&mut lease)? || args.token(&mut token)?))?;
     Ok(RenewRequest {
         owner,
         lease: lease.unwrap_or_else(config::default_lease),
-        fence,
+        token,
     })
 }

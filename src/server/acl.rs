@@ -1,17 +1,18 @@
-//! What a client may read.
+//! Which keys a client may read.
 
 use std::ffi::c_int;
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 
 use redis_module::{Context, RedisString, raw};
 
-use crate::lock::request::ClientId;
+use crate::server::api::api;
 use crate::server::clients;
-use crate::server::word;
+use crate::server::server_str;
+use redis_lock_core::request::ClientId;
 
 /// The user of a command.
 pub(crate) enum User {
-    /// The server or a module itself, which may do everything.
+    /// The server or a module, which may do everything.
     Unrestricted,
     /// One of the server's users.
     Named(Rights),
@@ -19,7 +20,7 @@ pub(crate) enum User {
     Gone,
 }
 
-/// What the server knows of a user's rights.
+/// The server's record of a user's rights.
 pub(crate) struct Rights(NonNull<raw::RedisModuleUser>);
 
 impl User {
@@ -33,17 +34,15 @@ impl User {
             return Self::Unrestricted;
         }
         // SAFETY: the context is that of a running command, whose client has a user.
-        Self::named(ctx, unsafe {
-            raw::RedisModule_GetCurrentUserName.map_or(ptr::null_mut(), |name| name(ctx.ctx))
-        })
+        Self::named(ctx, unsafe { (api().get_current_user_name)(ctx.ctx) })
     }
 
     /// The user of this client.
     pub(crate) fn of(ctx: &Context, client: ClientId) -> Self {
-        // SAFETY: a client that the server does not know has a null for a name.
+        // SAFETY: the context is alive. For a client that the server does not
+        // know, it returns a null.
         Self::named(ctx, unsafe {
-            raw::RedisModule_GetClientUserNameById
-                .map_or(ptr::null_mut(), |name| name(ctx.ctx, client.0))
+            (api().get_client_user_name_by_id)(ctx.ctx, client.0)
         })
     }
 
@@ -54,59 +53,46 @@ impl User {
         // The name is ours to free.
         let name = RedisString::from_redis_module_string(ctx.ctx, name);
         // SAFETY: the name lives through the call.
-        let user = unsafe {
-            raw::RedisModule_GetModuleUserFromUserName
-                .map_or(ptr::null_mut(), |user| user(name.inner))
-        };
+        let user = unsafe { (api().get_module_user_from_user_name)(name.inner) };
         NonNull::new(user).map_or(Self::Gone, |user| Self::Named(Rights(user)))
     }
 
-    /// Whether it may read the key of this name.
+    /// Returns whether the user may read the key of this name.
     pub(crate) fn may_read(&self, key: &[u8]) -> bool {
         let rights = match self {
             Self::Unrestricted => return true,
             Self::Named(rights) => rights,
             Self::Gone => return false,
         };
-        let key = word::make(key);
-        // SAFETY: both live through the call.
-        unsafe {
-            raw::RedisModule_ACLCheckKeyPermissions.is_some_and(|check| {
-                let access = raw::REDISMODULE_CMD_KEY_ACCESS as c_int;
-                check(rights.0.as_ptr(), key.inner, access) == raw::REDISMODULE_OK as c_int
-            })
-        }
+        let key = server_str::make(key);
+        let access = raw::REDISMODULE_CMD_KEY_ACCESS as c_int;
+        // SAFETY: the user and the key live through the call.
+        let status =
+            unsafe { (api().acl_check_key_permissions)(rights.0.as_ptr(), key.inner, access) };
+        status == raw::REDISMODULE_OK as c_int
     }
 }
 
-/// Whether the client of this context has a user. `GetCurrentUserName` brings
-/// the server down if it has none, as another module's own calls do.
+/// Returns whether the client of this context has a user. Where it has none, as in
+/// calls that another module makes by itself, `GetCurrentUserName` brings the
+/// server down.
 fn has_user(ctx: &Context) -> bool {
     // SAFETY: the format says that no argument follows, and that the call runs
     // as the user of the context's client. The reply is freed at once.
     unsafe {
-        let Some(call) = raw::RedisModule_Call else {
-            return false;
-        };
-        let reply = call(ctx.ctx, c"PING".as_ptr(), c"C".as_ptr());
+        let reply = (api().call)(ctx.ctx, c"PING".as_ptr(), c"C".as_ptr());
         if reply.is_null() {
             let error = std::io::Error::last_os_error().raw_os_error();
             return error != Some(rustix::io::Errno::NOTSUP.raw_os_error());
         }
-        if let Some(free) = raw::RedisModule_FreeCallReply {
-            free(reply);
-        }
+        (api().free_call_reply)(reply);
         true
     }
 }
 
 impl Drop for Rights {
     fn drop(&mut self) {
-        // SAFETY: `User::named` got it from the server, and nobody else has it.
-        unsafe {
-            if let Some(free) = raw::RedisModule_FreeModuleUser {
-                free(self.0.as_ptr());
-            }
-        }
+        // SAFETY: `User::named` got the user from the server, and nobody else has it.
+        unsafe { (api().free_module_user)(self.0.as_ptr()) };
     }
 }

@@ -19,6 +19,9 @@
 //!    +-- time-out callback, disconnect callback --> Left
 //! ```
 //!
+//! The floor above knows a waiter by its [`WaiterId`] alone. [`WAITING`] finds the
+//! ticket for it, and holds exactly those that can still be answered.
+//!
 //! On Redis 7.0, 7.2 and Valkey the time-out callback runs inside
 //! `UnblockClient`; on Redis 7.4 and later, just before the server sleeps. In
 //! both cases the reply is written to the socket after that, so an answer can
@@ -26,51 +29,29 @@
 //! same turn of the event loop. The free callback runs last, exactly once, and
 //! finds that out.
 //!
-//! One case can't be helped: on Redis 7.0 a client that `CLIENT UNBLOCK ...
-//! ERROR` names in the very turn of its grant gets both replies, the token and
-//! the error, because the first is in its buffer already.
+//! There is one case without a remedy: on Redis 7.0 a client that `CLIENT UNBLOCK
+//! ... ERROR` names in the very turn of its grant gets both replies, the token
+//! and the error, because the first is in its buffer already.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::rc::Rc;
 
+use hashbrown::HashMap;
 use redis_module::{Context, RedisValue, raw};
 
-use crate::error::LockError;
-use crate::lock::fence::Fence;
-use crate::lock::request::{ClientId, Timeout};
-use crate::lock::waiters::{KeyBuf, WaiterId};
+use crate::server::acl::User;
+use crate::server::api::api;
 use crate::server::clients;
 use crate::server::guard;
+use crate::server::hooks::hooks;
 use crate::server::keyspace::LockKey;
-
-/// What a waiter is told in the end.
-#[derive(Clone, Debug)]
-pub(crate) enum Answer {
-    /// It has the lock, with this token.
-    Granted(Fence),
-    /// It can't have it.
-    Refused(LockError),
-}
-
-/// What the lock manager is told about waiters, where the server allows no writes.
-#[derive(Clone, Copy)]
-pub(crate) struct Hooks {
-    /// The client does not wait any more, for a reason that is not ours.
-    pub(crate) left: fn(&Context, &Ticket, Leave),
-    /// Whether the client, which was granted the lock, was told so.
-    pub(crate) delivered: fn(&Context, ClientId, bool),
-}
-
-/// Why a client does not wait any more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Leave {
-    /// Its time was up, or `CLIENT UNBLOCK` had it be.
-    TimeUp,
-    /// It went away, or was sent away with an error.
-    Gone,
-}
+use crate::server::reply::refusal;
+use redis_lock_core::keys::give_memory_back;
+use redis_lock_core::queue::WaiterId;
+use redis_lock_core::request::{ClientId, Timeout};
+use redis_lock_core::table::{Answer, Leave};
 
 enum State {
     Waiting,
@@ -80,44 +61,93 @@ enum State {
 }
 
 /// One blocked client.
-pub(crate) struct Ticket {
-    /// The waiter's place in the queues.
-    pub(crate) id: WaiterId,
-    /// The lock it waits for.
-    pub(crate) key: KeyBuf,
-    /// The client.
-    pub(crate) client: ClientId,
-    /// When it gives up, in milliseconds since 1970, if ever.
-    pub(crate) until_ms: Cell<Option<i64>>,
+struct Ticket {
+    id: WaiterId,
+    client: ClientId,
+    /// Null once the server has freed it.
     handle: Cell<*mut raw::RedisModuleBlockedClient>,
     state: RefCell<State>,
-    hooks: Hooks,
-}
-
-/// Whether a reply to a blocked client is in its buffer, and so may be sent, as
-/// soon as it is written. That is so before Redis 7.2.
-pub(crate) fn replies_are_sent_early() -> bool {
-    // SAFETY: a question without arguments.
-    let version = unsafe { raw::RedisModule_GetServerVersion.map_or(0, |version| version()) };
-    version < 0x0007_0200
-}
-
-/// Whether the client that runs this command can be blocked. In a transaction
-/// or a script it can't.
-pub(crate) fn may_block(ctx: &Context) -> bool {
-    // SAFETY: a question about the context of a running command.
-    unsafe {
-        let flags = raw::RedisModule_GetContextFlags.map_or(0, |flags| flags(ctx.ctx));
-        flags & raw::REDISMODULE_CTX_FLAGS_DENY_BLOCKING as c_int == 0
-    }
 }
 
 thread_local! {
-    /// Those who were answered and are still to be woken.
+    /// The clients that wait for an answer.
+    static WAITING: RefCell<HashMap<WaiterId, Rc<Ticket>>> = RefCell::default();
+
+    /// The clients that were answered and are still to be woken.
     static ANSWERED: RefCell<Vec<Rc<Ticket>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Wakes the clients that were answered. The time-out callbacks may run before
+/// Returns whether a reply to a blocked client is in its buffer, and so may be
+/// sent, as soon as it is written. That is so before Redis 7.2.
+pub(crate) fn replies_are_sent_early() -> bool {
+    // SAFETY: the function takes no arguments.
+    let version = unsafe { (api().get_server_version)() };
+    version < 0x0007_0200
+}
+
+/// Returns whether the client that runs this command can be blocked. In a
+/// transaction or a script it can't.
+pub(crate) fn may_block(ctx: &Context) -> bool {
+    // SAFETY: the context is alive.
+    let flags = unsafe { (api().get_context_flags)(ctx.ctx) };
+    flags & raw::REDISMODULE_CTX_FLAGS_DENY_BLOCKING as c_int == 0
+}
+
+/// Blocks the client that runs this command until [`answer`] is called for this
+/// waiter, the timeout is over or the client goes away. In the latter cases the
+/// hooks hear of it.
+///
+/// The caller has checked [`may_block`], and gives no two waiters the same id.
+pub(crate) fn block(key: LockKey<'_>, waiter: WaiterId, timeout: Timeout) {
+    let ticket = Rc::new(Ticket {
+        id: waiter,
+        client: clients::running(key.ctx()),
+        handle: Cell::new(ptr::null_mut()),
+        state: RefCell::new(State::Waiting),
+    });
+    let private_data = Rc::into_raw(Rc::clone(&ticket)).cast_mut().cast::<c_void>();
+    let mut names = [key.name().inner()];
+    // SAFETY: the context is that of a running command. The server keeps
+    // `private_data` and gives it to the callbacks, `on_free` last, which takes
+    // the reference back. It only reads the names, and during the call.
+    unsafe {
+        let handle = (api().block_client_on_keys)(
+            key.ctx().ctx,
+            Some(on_signal),
+            Some(on_timeout),
+            Some(on_free),
+            timeout.ms_or_zero(),
+            names.as_mut_ptr(),
+            1,
+            private_data,
+        );
+        if !handle.is_null() {
+            (api().set_disconnect_callback)(handle, Some(on_disconnect));
+        }
+        ticket.handle.set(handle);
+    }
+    WAITING.with_borrow_mut(|waiting| waiting.insert(waiter, ticket));
+}
+
+/// Answers a waiter, if it still waits. [`wake_answered`] wakes it at the end of
+/// the command or timer that runs.
+pub(crate) fn answer(waiter: WaiterId, answer: Answer) {
+    let Some(ticket) = waits_no_more(waiter) else {
+        return;
+    };
+    ticket.state.replace(State::Answered(answer));
+    ANSWERED.with_borrow_mut(|answered| answered.push(ticket));
+}
+
+fn waits_no_more(waiter: WaiterId) -> Option<Rc<Ticket>> {
+    WAITING.with_borrow_mut(|waiting| {
+        let ticket = waiting.remove(&waiter);
+        give_memory_back(waiting);
+        ticket
+    })
+}
+
+/// Wakes the clients that were answered. The timeout callbacks may run before
 /// this returns, so nothing of the module's state may be borrowed meanwhile.
 ///
 /// Of the replies of one turn the server writes the newest first. So a command
@@ -131,107 +161,50 @@ pub(super) fn wake_answered() {
 }
 
 impl Ticket {
-    /// A ticket for the client that runs this command. It does not wait yet.
-    pub(crate) fn new(ctx: &Context, id: WaiterId, key: KeyBuf, hooks: Hooks) -> Rc<Self> {
-        Rc::new(Self {
-            id,
-            key,
-            client: clients::running(ctx),
-            until_ms: Cell::new(None),
-            handle: Cell::new(ptr::null_mut()),
-            state: RefCell::new(State::Waiting),
-            hooks,
-        })
-    }
-
-    /// Blocks the client until it is answered, its time is up or it goes away.
-    /// The caller has checked [`may_block`].
-    pub(crate) fn block(self: &Rc<Self>, key: LockKey<'_>, timeout: Timeout, now_ms: i64) {
-        let timeout_ms = timeout.ms_or_zero();
-        self.until_ms
-            .set((timeout_ms > 0).then(|| now_ms.saturating_add(timeout_ms)));
-        let mut names = [key.name().inner()];
-        let private_data = Rc::into_raw(Rc::clone(self)).cast_mut().cast::<c_void>();
-        // SAFETY: the server keeps `private_data` and gives it to the
-        // callbacks, `on_free` last, which takes the reference back. The names
-        // are only read during the call.
-        unsafe {
-            let (Some(block), Some(set_disconnect)) = (
-                raw::RedisModule_BlockClientOnKeys,
-                raw::RedisModule_SetDisconnectCallback,
-            ) else {
-                return;
-            };
-            let handle = block(
-                key.ctx().ctx,
-                Some(on_signal),
-                Some(on_timeout),
-                Some(on_free),
-                timeout_ms,
-                names.as_mut_ptr(),
-                1,
-                private_data,
-            );
-            if !handle.is_null() {
-                set_disconnect(handle, Some(on_disconnect));
-            }
-            self.handle.set(handle);
-        }
-    }
-
-    /// Answers the client, which must still wait. It is woken at the end of the
-    /// command or timer that runs, by [`wake_answered`].
-    pub(crate) fn answer(self: Rc<Self>, answer: Answer) {
-        self.state.replace(State::Answered(answer));
-        ANSWERED.with_borrow_mut(|answered| answered.push(self));
-    }
-
     fn wake(&self) {
         let handle = self.handle.get();
         if handle.is_null() {
             return;
         }
         // SAFETY: the handle is valid, since `on_free` has not run yet.
-        unsafe {
-            if let Some(unblock) = raw::RedisModule_UnblockClient {
-                unblock(handle, ptr::null_mut());
-            }
-        }
+        unsafe { (api().unblock_client)(handle, ptr::null_mut()) };
     }
 
     fn leave(&self, ctx: &Context, leave: Leave) {
         self.state.replace(State::Left);
-        (self.hooks.left)(ctx, self, leave);
+        waits_no_more(self.id);
+        hooks().waiter_left(ctx, self.id, leave);
     }
 
-    /// Whether the reply of a client that was told, and that the server calls
-    /// disconnected, has not reached its buffer. Since Redis 7.2 replies wait
-    /// elsewhere until after the free callback. Redis 7.0 writes them to the
-    /// buffer at once, and calls a client disconnected also if it timed out in
-    /// the turn in which it was told, and lives.
+    /// Returns whether the reply to this client, which was told and which the
+    /// server calls disconnected, has not reached its buffer. Since Redis 7.2
+    /// replies wait elsewhere until after the free callback. Redis 7.0 writes
+    /// them to the buffer at once, and calls a client disconnected also if it
+    /// timed out in the turn in which it was told, and lives.
     fn reply_was_lost(&self) -> bool {
         !replies_are_sent_early() || !clients::is_connected(self.client)
     }
-}
 
-fn reply(ctx: &Context, answer: &Answer) {
-    ctx.reply(match answer {
-        Answer::Granted(fence) => Ok(RedisValue::Integer(fence.get())),
-        Answer::Refused(error) => Err(error.into()),
-    });
+    fn reply(&self, ctx: &Context, answer: &Answer) {
+        ctx.reply(match answer {
+            Answer::Granted(token) => Ok(RedisValue::Integer(token.get())),
+            Answer::Refused(error) => Err(refusal(error, || User::of(ctx, self.client))),
+        });
+    }
 }
 
 /// The ticket of the blocked client that a callback is about.
 ///
 /// # Safety
-/// `ctx` must be the context of a callback of a client that [`Ticket::block`] blocked.
+/// `ctx` must be the context of a callback of a client that [`block`] blocked,
+/// and the ticket must not be used after that callback.
 unsafe fn ticket_of<'t>(ctx: *mut raw::RedisModuleCtx) -> Option<&'t Ticket> {
-    // SAFETY: the private data is the reference that `Ticket::block` gave away
-    // and that `on_free` has not taken back yet.
+    // SAFETY: the private data is the reference that `block` gave away and that
+    // `on_free` has not taken back yet.
     unsafe {
-        raw::RedisModule_GetBlockedClientPrivateData
-            .map(|data| data(ctx).cast::<Ticket>())
-            .and_then(|ticket| ticket.as_ref())
+        (api().get_blocked_client_private_data)(ctx)
+            .cast::<Ticket>()
+            .as_ref()
     }
 }
 
@@ -251,7 +224,7 @@ unsafe extern "C" fn on_timeout(
     _argc: c_int,
 ) -> c_int {
     guard::catch("the reply to a waiter", || {
-        // SAFETY: the server calls this for such a client.
+        // SAFETY: the server calls this for a client that `block` blocked.
         let Some(ticket) = (unsafe { ticket_of(ctx) }) else {
             return;
         };
@@ -263,7 +236,7 @@ unsafe extern "C" fn on_timeout(
                 ctx.reply(Ok(RedisValue::Null));
             }
             State::Answered(answer) => {
-                reply(&ctx, &answer);
+                ticket.reply(&ctx, &answer);
                 ticket.state.replace(State::Told(answer));
             }
             told_or_left => {
@@ -281,7 +254,7 @@ unsafe extern "C" fn on_disconnect(
     _handle: *mut raw::RedisModuleBlockedClient,
 ) {
     guard::catch("the end of a waiter", || {
-        // SAFETY: the server calls this for such a client.
+        // SAFETY: the server calls this for a client that `block` blocked.
         let Some(ticket) = (unsafe { ticket_of(ctx) }) else {
             return;
         };
@@ -294,19 +267,17 @@ unsafe extern "C" fn on_disconnect(
 
 unsafe extern "C" fn on_free(ctx: *mut raw::RedisModuleCtx, private_data: *mut c_void) {
     guard::catch("the release of a waiter", || {
-        // SAFETY: `Ticket::block` gave this reference away; the server calls
-        // this once for it.
+        // SAFETY: `block` gave this reference away; the server calls this once
+        // for it.
         let ticket = unsafe { Rc::from_raw(private_data.cast_const().cast::<Ticket>()) };
         ticket.handle.set(ptr::null_mut());
-        // SAFETY: a question about the context.
-        let client_gone = unsafe {
-            raw::RedisModule_BlockedClientDisconnected.is_some_and(|gone| gone(ctx) != 0)
-        };
-        let delivered = match *ticket.state.borrow() {
+        // SAFETY: the context is alive.
+        let client_gone = unsafe { (api().blocked_client_disconnected)(ctx) != 0 };
+        let heard = match *ticket.state.borrow() {
             State::Answered(Answer::Granted(_)) => false,
             State::Told(Answer::Granted(_)) => !(client_gone && ticket.reply_was_lost()),
             _ => return,
         };
-        (ticket.hooks.delivered)(&Context::new(ctx), ticket.client, delivered);
+        hooks().grant_told(&Context::new(ctx), ticket.client, heard);
     });
 }

@@ -1,4 +1,4 @@
-//! Who is connected.
+//! Clients and their connections.
 
 use std::ffi::CStr;
 use std::mem::zeroed;
@@ -8,23 +8,22 @@ use std::ptr;
 use redis_module::{CallOptionsBuilder, CallReply, CallResult, Context, raw};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::lock::request::ClientId;
+use crate::server::api::api;
+use redis_lock_core::request::ClientId;
 
 /// The client that runs this command.
 pub(crate) fn running(ctx: &Context) -> ClientId {
-    // SAFETY: a question about the context of a running command.
-    ClientId(unsafe { raw::RedisModule_GetClientId.map_or(0, |id| id(ctx.ctx)) })
+    // SAFETY: the context is alive.
+    ClientId(unsafe { (api().get_client_id)(ctx.ctx) })
 }
 
-/// Whether the client is connected. One that runs scripts is not.
+/// Returns whether the client is connected. The one that runs a script is not.
 pub(crate) fn is_connected(client: ClientId) -> bool {
     // SAFETY: a null asks only whether there is such a client.
-    unsafe {
-        raw::RedisModule_GetClientInfoById.is_some_and(|info| info(ptr::null_mut(), client.0) == 0)
-    }
+    unsafe { (api().get_client_info_by_id)(ptr::null_mut(), client.0) == 0 }
 }
 
-/// Where a connected client is, as `CLIENT LIST` has it.
+/// The address of a connected client, written as in `CLIENT LIST`.
 pub(crate) fn address(client: ClientId) -> Option<String> {
     // SAFETY: a plain C struct, for which all zeros are a value; the server
     // fills the layout of the version that it is told, and ends the address
@@ -32,7 +31,7 @@ pub(crate) fn address(client: ClientId) -> Option<String> {
     unsafe {
         let mut info: raw::RedisModuleClientInfo = zeroed();
         info.version = u64::from(raw::REDISMODULE_CLIENTINFO_VERSION);
-        if raw::RedisModule_GetClientInfoById?((&raw mut info).cast(), client.0) != 0 {
+        if (api().get_client_info_by_id)((&raw mut info).cast(), client.0) != 0 {
             return None;
         }
         let host = CStr::from_ptr(info.addr.as_ptr()).to_string_lossy();
@@ -44,15 +43,15 @@ pub(crate) fn address(client: ClientId) -> Option<String> {
     }
 }
 
-/// Closes a client's connection. Its end is told as any other's.
+/// Closes a client's connection. The hooks hear of its end as of any other's.
 pub(crate) fn close(ctx: &Context, client: ClientId) {
     let id = client.0.to_string();
     let options = CallOptionsBuilder::new().build();
     let _: CallResult<'_> = ctx.call_ext("CLIENT", &options, &["KILL", "ID", &id]);
 }
 
-/// Whether a connected client is about to be disconnected: the server has
-/// decided it, or the other end has closed the connection and the server has
+/// Returns whether a connected client is about to be disconnected: the server has
+/// decided so, or the other end has closed the connection and the server has
 /// not read that far.
 pub(crate) fn is_closing(ctx: &Context, client: ClientId) -> bool {
     let id = client.0.to_string();
@@ -77,7 +76,8 @@ fn other_end_closed(fd: i32) -> bool {
     if fd < 0 {
         return false;
     }
-    // SAFETY: it is the open socket of a connected client, and stays open here.
+    // SAFETY: `fd` is the open socket of a connected client, which nobody closes
+    // before this returns.
     let socket = unsafe { BorrowedFd::borrow_raw(fd) };
     let at_once = Timespec {
         tv_sec: 0,

@@ -2,7 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::lock::record::Now;
+use redis_lock_core::lock::Now;
 
 /// The present moment.
 pub(crate) fn now() -> Now {

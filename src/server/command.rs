@@ -1,42 +1,39 @@
-//! Commands, as the server calls them.
+//! Commands: how the server learns of them and calls them.
 
 use std::ffi::c_int;
 
-use redis_module::{Context, RedisError, raw};
+use redis_module::{Context, raw};
 use smallvec::SmallVec;
 
-use crate::error::{LockError, Usage};
+use crate::server::acl::User;
+use crate::server::api::api;
 use crate::server::registration::{self, CommandDoc};
-use crate::server::reply::Reply;
-use crate::server::word::Word;
+use crate::server::reply::{Reply, refusal};
+use crate::server::server_str::ServerStr;
 use crate::server::{blocked, guard};
+use redis_lock_core::error::{LockError, Usage};
 
-/// A command without its name, at most so many words long, is read without
-/// asking for memory.
-pub(crate) const WORDS_INLINE: usize = 16;
+/// So many arguments of a command are read without allocating memory.
+pub(crate) const ARGS_INLINE: usize = 16;
 
 /// A command of the module.
 pub(crate) trait Command {
-    /// Its name, flags and documentation.
+    /// The name, flags and documentation of the command.
     const DOC: CommandDoc;
 
-    /// Runs it. `words` are those after the name, and at least as many as the
-    /// documentation says.
-    fn run(ctx: &Context, words: &[Word<'_>]) -> Result<Reply, LockError>;
+    /// Runs the command. `args` are those after its name; with the name, they are
+    /// at least [`CommandDoc::min_args`].
+    fn run(ctx: &Context, args: &[ServerStr<'_>]) -> Result<Reply, LockError>;
 }
 
-/// Adds the command to the server.
+/// Adds the command to the server. Fails, with the reason, if the server refuses.
 pub(crate) fn register<C: Command>(ctx: &Context) -> Result<(), String> {
-    // SAFETY: called while the module loads; the strings last, and `invoke` has
-    // the right type.
-    let created = unsafe {
-        raw::RedisModule_CreateCommand.is_some_and(|create| {
-            let (name, flags) = (C::DOC.name.as_ptr(), C::DOC.flags.as_ptr());
-            let key = c_int::from(C::DOC.key_change.is_some());
-            create(ctx.ctx, name, Some(invoke::<C>), flags, key, key, key) == 0
-        })
-    };
-    if !created {
+    let (name, flags) = (C::DOC.name.as_ptr(), C::DOC.flags.as_ptr());
+    let key = c_int::from(C::DOC.key_change.is_some());
+    // SAFETY: the context is that of the load, and both strings last.
+    let status =
+        unsafe { (api().create_command)(ctx.ctx, name, Some(invoke::<C>), flags, key, key, key) };
+    if status != 0 {
         return Err(format!("the server refuses the command {:?}", C::DOC.name));
     }
     registration::describe(ctx, &C::DOC)
@@ -49,15 +46,15 @@ unsafe extern "C" fn invoke<C: Command>(
     argc: c_int,
 ) -> c_int {
     let context = Context::new(ctx);
-    if argc < C::DOC.min_words {
+    if argc < C::DOC.min_args {
         // SAFETY: the context is that of the running command.
-        return unsafe { raw::RedisModule_WrongArity.map_or(0, |reply| reply(ctx)) };
+        return unsafe { (api().wrong_arity)(ctx) };
     }
-    // SAFETY: the server passes so many words, which live as long as the call.
-    let words: SmallVec<[Word<'_>; WORDS_INLINE]> = unsafe {
+    // SAFETY: the server passes so many arguments, which live as long as the call.
+    let args: SmallVec<[ServerStr<'_>; ARGS_INLINE]> = unsafe {
         let count = usize::try_from(argc).unwrap_or(0);
         let all = std::slice::from_raw_parts(argv, count);
-        all.iter().skip(1).map(|&word| Word::new(word)).collect()
+        all.iter().skip(1).map(|&arg| ServerStr::new(arg)).collect()
     };
     let name = const {
         match C::DOC.name.to_str() {
@@ -65,12 +62,12 @@ unsafe extern "C" fn invoke<C: Command>(
             Err(_) => "a command",
         }
     };
-    let result = guard::catch(name, || C::run(&context, &words))
+    let result = guard::catch(name, || C::run(&context, &args))
         .unwrap_or_else(|| Err(Usage::Internal.into()));
     match result {
         Ok(reply) => reply.send(&context),
         Err(error) => {
-            context.reply(Err(RedisError::from(&error)));
+            context.reply(Err(refusal(&error, || User::running(&context))));
         }
     }
     blocked::wake_answered();

@@ -14,6 +14,7 @@ use rustix::time::{
     timerfd_settime,
 };
 
+use crate::server::api::api;
 use crate::server::guard;
 
 /// A timer that is set to one moment of the wall clock at a time.
@@ -25,23 +26,21 @@ pub(super) struct KernelTimer {
 pub(super) type Due = fn();
 
 impl KernelTimer {
-    /// None if the process may not open any more files, or not so many that the
-    /// server could watch this one.
+    /// Returns none if the process may not open any more files, or not so many
+    /// that the server could watch this one.
     pub(super) fn new(due: Due) -> Option<Self> {
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
         let fd = timerfd_create(TimerfdClockId::Realtime, flags).ok()?;
         // SAFETY: `on_readable` expects a `Due` for its data, and gets one.
-        let watched = unsafe {
-            raw::RedisModule_EventLoopAdd.is_some_and(|add| {
-                let (fd, mask) = (fd.as_raw_fd(), raw::REDISMODULE_EVENTLOOP_READABLE as c_int);
-                add(fd, mask, Some(on_readable), due as *mut c_void) == raw::REDISMODULE_OK as c_int
-            })
+        let status = unsafe {
+            let (fd, mask) = (fd.as_raw_fd(), raw::REDISMODULE_EVENTLOOP_READABLE as c_int);
+            (api().event_loop_add)(fd, mask, Some(on_readable), due as *mut c_void)
         };
-        watched.then_some(Self { fd })
+        (status == raw::REDISMODULE_OK as c_int).then_some(Self { fd })
     }
 
-    /// Sets it to this moment, in milliseconds since 1970, and no other. Says
-    /// whether the kernel took it.
+    /// Sets the timer to this moment, in milliseconds since 1970, and no other.
+    /// Returns whether the kernel took it.
     pub(super) fn set(&self, due_ms: i64) -> bool {
         let never = Timespec {
             tv_sec: 0,
@@ -61,13 +60,9 @@ impl KernelTimer {
 
 impl Drop for KernelTimer {
     fn drop(&mut self) {
+        let mask = raw::REDISMODULE_EVENTLOOP_READABLE as c_int;
         // SAFETY: the server watches this file, which is closed after this.
-        unsafe {
-            if let Some(delete) = raw::RedisModule_EventLoopDel {
-                let mask = raw::REDISMODULE_EVENTLOOP_READABLE as c_int;
-                delete(self.fd.as_raw_fd(), mask);
-            }
-        }
+        unsafe { (api().event_loop_del)(self.fd.as_raw_fd(), mask) };
     }
 }
 
@@ -76,7 +71,7 @@ unsafe extern "C" fn on_readable(fd: c_int, due: *mut c_void, _mask: c_int) {
         // SAFETY: the server watches the file, so it is open.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
         let mut times_due = [0; 8];
-        // It may have been set to a later moment in between.
+        // The timer may have been set to a later moment in between.
         if rustix::io::read(fd, &mut times_due).is_err() {
             return;
         }

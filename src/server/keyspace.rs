@@ -1,17 +1,18 @@
 //! Keys, databases, and whether this server may write.
 
 use std::ffi::c_int;
+use std::sync::OnceLock;
 
 use redis_module::{CallOptionsBuilder, CallResult, Context, ContextFlags, raw};
 
-use crate::lock::waiters::KeyRef;
-use crate::server::open_lock::OpenLock;
-use crate::server::word::{self, Word};
+use crate::server::api::api;
+use crate::server::server_str::{self, ServerStr};
+use redis_lock_core::keys::KeyRef;
 
-/// Whether the module may write to a key by itself.
+/// What the server says of a command that writes to a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WriteAnswer {
-    /// It may.
+    /// The command would run.
     Allowed,
     /// No key may be written now: too few replicas are connected
     /// (`min-replicas-to-write`), the disk had an error (`MISCONF`), or the cluster
@@ -22,21 +23,21 @@ pub(crate) enum WriteAnswer {
     NotServedHere,
 }
 
-/// What the server says of a key whose slot it does not serve.
+/// Part of the server's error for a key whose slot it does not serve.
 const NON_LOCAL: &str = "non local key";
 
 /// A lock's key, named within the database that the context has selected.
 #[derive(Clone, Copy)]
 pub(crate) struct LockKey<'c> {
     ctx: &'c Context,
-    name: Word<'c>,
+    name: ServerStr<'c>,
     key: KeyRef<'c>,
-    owner: Option<Word<'c>>,
+    owner: Option<ServerStr<'c>>,
 }
 
 impl<'c> LockKey<'c> {
     /// The key of this name in the database that the context has selected.
-    pub(crate) fn new(ctx: &'c Context, name: Word<'c>) -> Self {
+    pub(crate) fn new(ctx: &'c Context, name: ServerStr<'c>) -> Self {
         Self {
             ctx,
             name,
@@ -48,9 +49,9 @@ impl<'c> LockKey<'c> {
         }
     }
 
-    /// The same key in a command of this owner, whose word then serves to read
-    /// and write its field.
-    pub(crate) fn with_owner(self, owner: Word<'c>) -> Self {
+    /// The same key in a command that names this owner. Its string then serves to
+    /// read and write the owner's field.
+    pub(crate) fn with_owner(self, owner: ServerStr<'c>) -> Self {
         Self {
             owner: Some(owner),
             ..self
@@ -63,12 +64,12 @@ impl<'c> LockKey<'c> {
     }
 
     /// The name as a server string.
-    pub(crate) fn name(&self) -> Word<'c> {
+    pub(crate) fn name(&self) -> ServerStr<'c> {
         self.name
     }
 
     /// The owner that the command names.
-    pub(crate) fn owner(&self) -> Option<Word<'c>> {
+    pub(crate) fn owner(&self) -> Option<ServerStr<'c>> {
         self.owner
     }
 
@@ -77,8 +78,8 @@ impl<'c> LockKey<'c> {
         self.key
     }
 
-    /// What the server would say of a command that writes to this key. What the
-    /// module writes by itself it does not check.
+    /// Asks whether a command may write to this key. The server does not check what
+    /// the module writes by itself.
     pub(crate) fn asks_for_a_write(&self) -> WriteAnswer {
         // A write that changes nothing: `GT` sets an expiry only where it is later
         // than the present one, and 1970 never is.
@@ -98,7 +99,7 @@ impl<'c> LockKey<'c> {
         }
     }
 
-    /// The key of another name, maybe in another database, while `body` uses it.
+    /// Lets `body` use another key, maybe in another database.
     pub(crate) fn with_other<R>(
         &self,
         other: KeyRef<'_>,
@@ -110,81 +111,60 @@ impl<'c> LockKey<'c> {
         select_db(self.ctx, selected);
         result
     }
-
-    /// Opens the key. If its expiry has passed, the server deletes it now,
-    /// propagates that, and tells every subscriber, this module included; so
-    /// nothing of the module's state may be borrowed meanwhile.
-    pub(crate) fn open(&self) -> OpenLock<'c> {
-        OpenLock::new(*self, raw::REDISMODULE_READ | raw::REDISMODULE_WRITE)
-    }
-
-    /// Opens the key where nothing will be written, which a replica can do too.
-    pub(crate) fn open_to_read(&self) -> OpenLock<'c> {
-        OpenLock::new(*self, raw::REDISMODULE_READ)
-    }
 }
 
-/// The key of this name in the database that the context has selected, while
-/// `body` uses it.
+/// Lets `body` use the key of this name in the database that the context has
+/// selected.
 pub(crate) fn with_named<R>(ctx: &Context, name: &[u8], body: impl FnOnce(LockKey<'_>) -> R) -> R {
-    let name = word::make(name);
-    body(LockKey::new(ctx, Word::from(&name)))
+    let name = server_str::make(name);
+    body(LockKey::new(ctx, ServerStr::from(&name)))
 }
 
 /// The database that the context has selected.
 pub(crate) fn selected_db(ctx: &Context) -> i32 {
-    // SAFETY: every context that the server hands out can be asked this.
-    unsafe { raw::RedisModule_GetSelectedDb.map_or(0, |selected| selected(ctx.ctx)) }
+    // SAFETY: the context is alive.
+    unsafe { (api().get_selected_db)(ctx.ctx) }
 }
 
 /// Selects a database in a context of our own, such as that of a timer.
 pub(crate) fn select_db(ctx: &Context, db: i32) {
-    if let Some(select) = raw_select_db() {
-        // SAFETY: as in `selected_db`. The number came from the server, so the
-        // database exists.
-        unsafe { select(ctx.ctx, db) };
-    }
+    // SAFETY: the context is alive. The number came from the server, so the
+    // database exists.
+    unsafe { (api().select_db)(ctx.ctx, db) };
 }
 
-fn raw_select_db() -> Option<unsafe extern "C" fn(*mut raw::RedisModuleCtx, c_int) -> c_int> {
-    // SAFETY: the API table is filled once, while the module loads.
-    unsafe { raw::RedisModule_SelectDb }
-}
-
-/// Whether this server is part of a cluster.
+/// Returns whether this server is part of a cluster, which never changes.
 pub(crate) fn in_cluster(ctx: &Context) -> bool {
-    ctx.get_flags().contains(ContextFlags::CLUSTER)
+    static IN_CLUSTER: OnceLock<bool> = OnceLock::new();
+    *IN_CLUSTER.get_or_init(|| ctx.get_flags().contains(ContextFlags::CLUSTER))
 }
 
-/// Whether a command without keys can read a key of any slot. While a command of a
-/// cluster's node runs, Redis 7.2 and later look every key up in that command's
-/// slot: alone such a command has none, in a transaction or a script it has that of
-/// the others.
+/// Returns whether a command without keys can read a key of any slot. While a
+/// command runs on a node of a cluster, Redis 7.2 and later look every key up in
+/// that command's slot: a command without keys has none by itself, but has that of
+/// the others in a transaction or a script.
 pub(crate) fn any_slot_is_readable(ctx: &Context) -> bool {
     let flags = ctx.get_flags();
     !flags.contains(ContextFlags::CLUSTER)
         || !flags.intersects(ContextFlags::MULTI | ContextFlags::LUA)
 }
 
-/// Whether a script or a function runs.
+/// Returns whether a script or a function runs.
 pub(crate) fn script_runs(ctx: &Context) -> bool {
     ctx.get_flags().contains(ContextFlags::LUA)
 }
 
-/// Whether a write outside of a client's command must wait: this server is a
-/// replica, or it has promised its replicas silence (`CLIENT PAUSE`,
+/// Returns whether a write outside of a client's command must wait: this server is
+/// a replica, or it has promised its replicas silence (`CLIENT PAUSE`,
 /// `FAILOVER`), during which such a write would bring it down.
 pub(crate) fn must_not_write(ctx: &Context) -> bool {
-    // SAFETY: a question without arguments.
-    is_replica(ctx)
-        || unsafe { raw::RedisModule_AvoidReplicaTraffic.is_some_and(|avoid| avoid() != 0) }
+    // SAFETY: the function takes no arguments.
+    is_replica(ctx) || unsafe { (api().avoid_replica_traffic)() != 0 }
 }
 
-/// Whether this server is a replica.
+/// Returns whether this server is a replica.
 pub(crate) fn is_replica(ctx: &Context) -> bool {
-    // SAFETY: asks for server-wide state and takes no pointer but the context.
-    unsafe {
-        let flags = raw::RedisModule_GetContextFlags.map_or(0, |flags| flags(ctx.ctx));
-        flags & raw::REDISMODULE_CTX_FLAGS_MASTER as c_int == 0
-    }
+    // SAFETY: the context is alive.
+    let flags = unsafe { (api().get_context_flags)(ctx.ctx) };
+    flags & raw::REDISMODULE_CTX_FLAGS_MASTER as c_int == 0
 }

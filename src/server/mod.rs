@@ -1,20 +1,23 @@
 //! A safe face over the module API, and the only unsafe code.
 //!
 //! Architecture invariant: nothing here decides anything about locks. It reads
-//! and writes what it is told to, blocks and wakes whom it is told to.
+//! and writes what it is told to, and blocks and wakes whom it is told to. What
+//! it has to tell the floor above goes through [`hooks`].
 //!
-//! Everything here runs on the server's main thread, which is where Redis and
-//! Valkey run commands, timers and callbacks of a module that starts no
+//! Everything here runs on the server's main thread: Redis and Valkey run the
+//! commands, timers and callbacks of a module there, and this one starts no
 //! threads of its own.
 
 #![allow(unsafe_code)]
 
 pub(crate) mod acl;
+pub(crate) mod api;
 pub(crate) mod blocked;
 pub(crate) mod clients;
 pub(crate) mod clock;
 pub(crate) mod command;
 pub(crate) mod guard;
+pub(crate) mod hooks;
 mod kernel_timer;
 pub(crate) mod keyspace;
 pub(crate) mod notifications;
@@ -22,6 +25,6 @@ pub(crate) mod open_lock;
 pub(crate) mod publish;
 pub(crate) mod registration;
 pub(crate) mod reply;
+pub(crate) mod server_str;
 pub(crate) mod subscriptions;
 pub(crate) mod timer;
-pub(crate) mod word;

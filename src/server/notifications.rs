@@ -4,40 +4,23 @@ use std::ffi::CStr;
 
 use redis_module::raw;
 
+use crate::server::api::api;
 use crate::server::keyspace::LockKey;
+use redis_lock_core::table::LockEvent;
 
-/// Something in the life of a lock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Happening {
-    /// An owner began to hold it.
-    Acquired,
-    /// An owner gave its last hold back, or its connection ended.
-    Released,
-    /// An owner's lease was found to be over.
-    Expired,
-    /// Somebody took it from its holders.
-    Broken,
-}
-
-impl Happening {
-    const fn name(self) -> &'static CStr {
-        match self {
-            Self::Acquired => c"lock.acquire",
-            Self::Released => c"lock.release",
-            Self::Expired => c"lock.expire",
-            Self::Broken => c"lock.break",
-        }
+const fn name(event: LockEvent) -> &'static CStr {
+    match event {
+        LockEvent::Acquired => c"lock.acquire",
+        LockEvent::Released => c"lock.release",
+        LockEvent::Expired => c"lock.expire",
+        LockEvent::Broken => c"lock.break",
     }
 }
 
-/// Tells whoever subscribed.
-pub(crate) fn tell(key: LockKey<'_>, happening: Happening) {
-    let (ctx, name) = (key.ctx().ctx, key.name().inner());
+/// Notifies those who have subscribed to this event.
+pub(crate) fn notify(key: LockKey<'_>, event: LockEvent) {
+    let (ctx, key) = (key.ctx().ctx, key.name().inner());
+    let class = raw::REDISMODULE_NOTIFY_MODULE;
     // SAFETY: the context and the name are alive, the event's name lasts.
-    unsafe {
-        if let Some(notify) = raw::RedisModule_NotifyKeyspaceEvent {
-            let kind = raw::REDISMODULE_NOTIFY_MODULE;
-            notify(ctx, kind, happening.name().as_ptr(), name);
-        }
-    }
+    unsafe { (api().notify_keyspace_event)(ctx, class, name(event).as_ptr(), key) };
 }

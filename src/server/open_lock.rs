@@ -1,4 +1,4 @@
-//! Reads the stored hash of a lock, writes it and propagates what was written.
+//! Reads the stored hash of a lock, writes it and propagates what it wrote.
 
 use std::ffi::{CStr, c_int, c_longlong, c_void};
 use std::marker::PhantomData;
@@ -7,12 +7,16 @@ use std::ptr;
 use redis_module::{RedisString, raw};
 use smallvec::SmallVec;
 
-use crate::error::LockError;
-use crate::lock::record::{Effect, Lock};
-use crate::lock::request::Owner;
-use crate::lock::stored::{FENCE_FIELD, FIELDS_WITHOUT_FENCE_MAX, PERMIT_PREFIX, Reader};
+use crate::server::api::api;
 use crate::server::keyspace::LockKey;
-use crate::server::word::{self, Lasting, Word};
+use crate::server::server_str::{self, ServerStr, StaticStr};
+use redis_lock_core::error::LockError;
+use redis_lock_core::lock::{Effect, Holder, Lock};
+use redis_lock_core::request::Owner;
+use redis_lock_core::stored::{
+    FIELDS_WITHOUT_TOKEN_MAX, PERMIT_PREFIX, Permit, Reader, TOKEN_FIELD,
+};
+use redis_lock_core::table::Expected;
 
 /// An open key.
 pub(crate) struct OpenLock<'c> {
@@ -21,105 +25,176 @@ pub(crate) struct OpenLock<'c> {
     _main_thread_only: PhantomData<*const ()>,
 }
 
+/// How much of a lock has to be known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// All of it.
+    Whole,
+    /// Not when the lease of a single holder ends.
+    WithoutLeaseEnd,
+}
+
 impl<'c> OpenLock<'c> {
-    /// Opens the key.
-    pub(super) fn new(key: LockKey<'c>, mode: u32) -> Self {
-        // SAFETY: the context and the name are alive for 'c, and the handle is
-        // closed by `drop` before either ends.
-        let handle = unsafe {
-            raw::RedisModule_OpenKey.map_or(ptr::null_mut(), |open| {
-                open(key.ctx().ctx, key.name().inner(), mode as c_int)
-            })
-        };
+    /// Opens the key to read and write it. If its expiry has passed, the server
+    /// deletes it now, propagates that, and notifies every subscriber, this module
+    /// included; so nothing of the module's state may be borrowed meanwhile.
+    pub(crate) fn open(key: LockKey<'c>) -> Self {
+        Self::open_as(key, raw::REDISMODULE_READ | raw::REDISMODULE_WRITE)
+    }
+
+    /// Opens the key where nothing will be written, which a replica can do too.
+    pub(crate) fn open_to_read(key: LockKey<'c>) -> Self {
+        Self::open_as(key, raw::REDISMODULE_READ)
+    }
+
+    fn open_as(key: LockKey<'c>, mode: u32) -> Self {
+        // SAFETY: the context and the name are alive for 'c, and `drop` closes
+        // the handle before either ends.
+        let handle = unsafe { (api().open_key)(key.ctx().ctx, key.name().inner(), mode as c_int) };
         Self {
             key,
-            handle: handle.cast(),
+            handle,
             _main_thread_only: PhantomData,
         }
     }
 
-    /// Reads what is stored. If that has to do with the owner in question, it
-    /// shares its name.
-    pub(crate) fn read(&self, asker: Option<&Owner>) -> Result<Lock, LockError> {
+    /// Returns whether a lock of many holders is stored as it is remembered. What it
+    /// costs does not depend on how many there are.
+    pub(crate) fn is_as(&self, expected: &Expected, asker: Option<&Owner>) -> bool {
         // SAFETY: `handle` is open, or null for no such key, which the call accepts.
-        let kind = unsafe { raw::RedisModule_KeyType.map_or(0, |kind| kind(self.handle)) };
+        let kind = unsafe { (api().key_type)(self.handle) };
+        if kind != raw::REDISMODULE_KEYTYPE_HASH as c_int {
+            return false;
+        }
+        // SAFETY: `handle` is open on a key that exists.
+        let fields = unsafe { (api().value_length)(self.handle) };
+        if fields != expected.fields() || self.expires_at_ms() != expected.expires_at_ms {
+            return false;
+        }
+        let token = FENCE.with(StaticStr::get);
+        let is_there = |name: ServerStr<'_>, value: Option<&[u8]>| {
+            self.field(name).as_ref().map(RedisString::as_slice) == value
+        };
+        let holder = expected.holder.as_ref();
+        let number = |number: i64| number.to_string().into_bytes();
+        let last_token = expected.last_token.map(|token| number(token.get()));
+        is_there(token, last_token.as_deref())
+            && asker.is_none_or(|asker| {
+                let name = server_str::make(asker.as_bytes());
+                let permit_name = server_str::make(&permit_field(asker.as_bytes()));
+                let holds = holder.map(|holder| number(holder.holds));
+                let permit = holder.and_then(Holder::permit).map(Permit::to_text);
+                is_there(ServerStr::from(&name), holds.as_deref())
+                    && is_there(
+                        ServerStr::from(&permit_name),
+                        permit.as_deref().map(str::as_bytes),
+                    )
+            })
+    }
+
+    fn field(&self, name: ServerStr<'_>) -> Option<RedisString> {
+        let mut value = ptr::null_mut::<raw::RedisModuleString>();
+        // SAFETY: the handle is open on a hash, the name and the place live through
+        // the call, and a null ends the list.
+        unsafe {
+            (api().hash_get)(
+                self.handle,
+                raw::REDISMODULE_HASH_NONE as c_int,
+                name.inner(),
+                &raw mut value,
+                ptr::null_mut::<c_void>(),
+            );
+        }
+        (!value.is_null()).then(|| RedisString::from_redis_module_string(ptr::null_mut(), value))
+    }
+
+    /// Reads the stored lock. Where that names the asker, it shares the asker's
+    /// name. Fails if the key holds something else than a lock.
+    pub(crate) fn read(&self, asker: Option<&Owner>) -> Result<Lock, LockError> {
+        self.read_part(asker, Part::Whole)
+    }
+
+    /// As [`OpenLock::read`], but when the lease ends need not be known where the
+    /// asker alone holds the lock.
+    pub(crate) fn read_part(&self, asker: Option<&Owner>, part: Part) -> Result<Lock, LockError> {
+        // SAFETY: `handle` is open, or null for no such key, which the call accepts.
+        let kind = unsafe { (api().key_type)(self.handle) };
         if kind == raw::REDISMODULE_KEYTYPE_EMPTY as c_int {
             return Ok(Lock::default());
         }
         if kind != raw::REDISMODULE_KEYTYPE_HASH as c_int {
             return Err(LockError::WrongType);
         }
-        // SAFETY: `handle` is open on a key that exists. Redis 8.2 crashes if
-        // the expiry of any other is asked for.
-        let (fields, expires_at_ms) = unsafe {
-            (
-                raw::RedisModule_ValueLength.map_or(0, |length| length(self.handle)),
-                raw::RedisModule_GetAbsExpire
-                    .map_or(i64::from(raw::REDISMODULE_NO_EXPIRE), |expire| {
-                        expire(self.handle)
-                    }),
-            )
-        };
+        // SAFETY: `handle` is open on a key that exists.
+        let fields = unsafe { (api().value_length)(self.handle) };
         let reader = match self.read_fields_of(asker, fields) {
+            Some(reader) if part == Part::WithoutLeaseEnd && reader.has_token() => {
+                return reader.finish(None);
+            }
             Some(reader) => reader,
-            None if fields > FIELDS_WITHOUT_FENCE_MAX && !self.has_fence() => {
+            None if fields > FIELDS_WITHOUT_TOKEN_MAX && !self.has_token() => {
                 return Err(LockError::NotALock);
             }
             None => self.read_all_fields(),
         };
-        reader.finish((expires_at_ms >= 0).then_some(expires_at_ms))
+        reader.finish(self.expires_at_ms())
     }
 
-    /// The fields of a lock that the owner in question holds alone, which is
-    /// what most commands find. Asking for them by name is much faster than
-    /// listing them.
+    /// When the key expires, in milliseconds since 1970. There must be one.
+    fn expires_at_ms(&self) -> Option<i64> {
+        // SAFETY: `handle` is open on a key that exists. Redis 8.2 crashes if
+        // the expiry of any other is asked for.
+        let at_ms = unsafe { (api().get_abs_expire)(self.handle) };
+        (at_ms >= 0).then_some(at_ms)
+    }
+
+    /// Reads a lock that the asker holds alone, as most commands find it. To ask
+    /// for the fields by name is much faster than to list them.
     fn read_fields_of(&self, asker: Option<&Owner>, fields: usize) -> Option<Reader> {
-        let (asker, word) = (asker?, self.key.owner()?);
+        let (asker, asker_field) = (asker?, self.key.owner()?);
         if fields > FIELDS_OF_ONE_HOLDER {
             return None;
         }
-        let [mut holds, mut fence] = [ptr::null_mut::<raw::RedisModuleString>(); 2];
-        // SAFETY: the handle is open on a hash, the words and both places live
+        let [mut holds, mut token] = [ptr::null_mut::<raw::RedisModuleString>(); 2];
+        // SAFETY: the handle is open on a hash, the names and both places live
         // through the call, and a null ends the list.
         unsafe {
-            raw::RedisModule_HashGet?(
+            (api().hash_get)(
                 self.handle,
                 raw::REDISMODULE_HASH_NONE as c_int,
-                word.inner(),
+                asker_field.inner(),
                 &raw mut holds,
-                FENCE.with(Lasting::word).inner(),
-                &raw mut fence,
+                FENCE.with(StaticStr::get).inner(),
+                &raw mut token,
                 ptr::null_mut::<c_void>(),
             );
         }
-        let [holds, fence] = [holds, fence].map(|value| {
+        let [holds, token] = [holds, token].map(|value| {
             (!value.is_null())
                 .then(|| RedisString::from_redis_module_string(ptr::null_mut(), value))
         });
         let mut reader = Reader::asked_by(asker);
         reader.field(asker.as_bytes(), holds.as_ref()?.as_slice());
-        match &fence {
-            Some(fence) => reader.field(FENCE_FIELD, fence.as_slice()),
+        match &token {
+            Some(token) => reader.field(TOKEN_FIELD, token.as_slice()),
             None if fields == FIELDS_OF_ONE_HOLDER => return None,
             None => {}
         }
         Some(reader)
     }
 
-    fn has_fence(&self) -> bool {
+    fn has_token(&self) -> bool {
         let mut exists: c_int = 0;
-        // SAFETY: the handle is open on a hash, the word and the flag live
+        // SAFETY: the handle is open on a hash, the name and the flag live
         // through the call, and a null ends the list.
         unsafe {
-            if let Some(hash_get) = raw::RedisModule_HashGet {
-                hash_get(
-                    self.handle,
-                    raw::REDISMODULE_HASH_EXISTS as c_int,
-                    FENCE.with(Lasting::word).inner(),
-                    &raw mut exists,
-                    ptr::null_mut::<c_void>(),
-                );
-            }
+            (api().hash_get)(
+                self.handle,
+                raw::REDISMODULE_HASH_EXISTS as c_int,
+                FENCE.with(StaticStr::get).inner(),
+                &raw mut exists,
+                ptr::null_mut::<c_void>(),
+            );
         }
         exists != 0
     }
@@ -144,17 +219,11 @@ impl<'c> OpenLock<'c> {
         // SAFETY: the cursor lives from its creation to its destruction here,
         // the handle is open on a hash, and `read` gets the type it expects.
         unsafe {
-            let (Some(create), Some(scan), Some(destroy)) = (
-                raw::RedisModule_ScanCursorCreate,
-                raw::RedisModule_ScanKey,
-                raw::RedisModule_ScanCursorDestroy,
-            ) else {
-                return reader;
-            };
-            let cursor = create();
+            let scan = api().scan_key;
+            let cursor = (api().scan_cursor_create)();
             let into: *mut c_void = ptr::from_mut(&mut reader).cast();
             while scan(self.handle, cursor, Some(read), into) != 0 && !reader.is_no_lock() {}
-            destroy(cursor);
+            (api().scan_cursor_destroy)(cursor);
         }
         reader
     }
@@ -172,20 +241,20 @@ impl<'c> OpenLock<'c> {
                     owner,
                     holds,
                     permit,
-                    new_fence,
+                    new_token,
                 } => {
-                    let mut words = Words::new();
-                    words.push_owner(owner, self.key);
-                    words.push_count(*holds);
+                    let mut args = Args::new();
+                    args.push_owner(owner, self.key);
+                    args.push_count(*holds);
                     if let Some(permit) = permit {
-                        words.push(&permit_field(owner.as_bytes()));
-                        words.push(permit.to_text().as_bytes());
+                        args.push(&permit_field(owner.as_bytes()));
+                        args.push(permit.to_text().as_bytes());
                     }
-                    if let Some(fence) = new_fence {
-                        words.push_fence_field();
-                        words.push_number(fence.get());
+                    if let Some(token) = new_token {
+                        args.push_token_field();
+                        args.push_number(token.get());
                     }
-                    self.set_fields(&words);
+                    self.set_fields(&args);
                 }
                 Effect::RemoveHolder { owner } => self.remove_holder(owner),
                 Effect::ExpireAt { at_ms } => self.expire_at(*at_ms),
@@ -193,35 +262,35 @@ impl<'c> OpenLock<'c> {
             }
         }
         // The module asked the server not to signal by itself, so that a key
-        // that was only looked at does not fail anybody's WATCH.
+        // that was only opened does not fail anybody's WATCH.
         // SAFETY: the context and the name are alive.
-        unsafe {
-            if let Some(signal) = raw::RedisModule_SignalModifiedKey {
-                signal(self.key.ctx().ctx, self.key.name().inner());
-            }
-        }
+        unsafe { (api().signal_modified_key)(self.key.ctx().ctx, self.key.name().inner()) };
     }
 
     /// Sets fields, given as names and values in turn.
-    fn set_fields(&mut self, words: &Words<'_>) {
-        for pair in words.words.chunks_exact(2) {
-            if let [field, value] = pair {
-                self.set_field(field.inner(), value.inner());
+    fn set_fields(&mut self, args: &Args<'_>) {
+        for pairs in args.all.chunks(4) {
+            match pairs {
+                [field, value] => self.set_field(field.inner(), value.inner()),
+                [field, value, field2, value2] => {
+                    self.set_two_fields([field, value, field2, value2].map(|arg| arg.inner()))
+                }
+                _ => {}
             }
         }
-        self.propagate(c"HSET", words);
+        self.propagate(c"HSET", args);
     }
 
     fn remove_holder(&mut self, owner: &Owner) {
-        let mut words = Words::new();
-        words.push_owner(owner, self.key);
-        words.push(&permit_field(owner.as_bytes()));
-        for field in &words.words {
-            // The module API's way of saying that the field shall go.
+        let mut args = Args::new();
+        args.push_owner(owner, self.key);
+        args.push(&permit_field(owner.as_bytes()));
+        for field in &args.all {
+            // `REDISMODULE_HASH_DELETE`, which removes the field.
             const DELETE: usize = 1;
             self.set_field(field.inner(), ptr::without_provenance_mut(DELETE));
         }
-        self.propagate(c"HDEL", &words);
+        self.propagate(c"HDEL", &args);
     }
 
     fn set_field(
@@ -232,133 +301,140 @@ impl<'c> OpenLock<'c> {
         // SAFETY: the handle is open for writing on a hash or on no key, the
         // strings live through the call, and a null ends the list.
         unsafe {
-            if let Some(hash_set) = raw::RedisModule_HashSet {
-                hash_set(
-                    self.handle,
-                    raw::REDISMODULE_HASH_NONE as c_int,
-                    field,
-                    value,
-                    ptr::null_mut::<c_void>(),
-                );
-            }
+            (api().hash_set)(
+                self.handle,
+                raw::REDISMODULE_HASH_NONE as c_int,
+                field,
+                value,
+                ptr::null_mut::<c_void>(),
+            );
         }
     }
 
-    /// Hands a command of the key and these words to replicas and AOF.
-    fn propagate(&self, command: &CStr, words: &Words<'_>) {
-        let mut all = SmallVec::<[_; WORDS_INLINE + 1]>::new();
+    /// As [`OpenLock::set_field`] twice, in one call.
+    fn set_two_fields(&mut self, [field, value, field2, value2]: [*mut raw::RedisModuleString; 4]) {
+        // SAFETY: as in `set_field`.
+        unsafe {
+            (api().hash_set)(
+                self.handle,
+                raw::REDISMODULE_HASH_NONE as c_int,
+                field,
+                value,
+                field2,
+                value2,
+                ptr::null_mut::<c_void>(),
+            );
+        }
+    }
+
+    /// Hands a command of the key and these arguments to replicas and AOF.
+    fn propagate(&self, command: &CStr, args: &Args<'_>) {
+        let mut all = SmallVec::<[_; ARGS_INLINE + 1]>::new();
         all.push(self.key.name().inner());
-        all.extend(words.words.iter().map(|word| word.inner()));
+        all.extend(args.all.iter().map(|arg| arg.inner()));
         // SAFETY: the format announces a list of server strings and its
         // length; the strings live through the call.
         unsafe {
-            if let Some(replicate) = raw::RedisModule_Replicate {
-                replicate(
-                    self.key.ctx().ctx,
-                    command.as_ptr(),
-                    c"v".as_ptr(),
-                    all.as_mut_ptr(),
-                    all.len(),
-                );
-            }
+            (api().replicate)(
+                self.key.ctx().ctx,
+                command.as_ptr(),
+                c"v".as_ptr(),
+                all.as_mut_ptr(),
+                all.len(),
+            );
         }
     }
 
     fn expire_at(&mut self, at_ms: i64) {
-        // SAFETY: the handle is open on a key; in the format, l is a long long.
+        // SAFETY: the handle is open for writing on a key.
+        unsafe { (api().set_abs_expire)(self.handle, at_ms) };
+        #[cfg(feature = "planted-faults")]
+        if redis_lock_core::planted::Fault::ExpiryNotPropagated.planted() {
+            return;
+        }
+        // SAFETY: in the format, s is a server string and l a long long.
         unsafe {
-            if let (Some(set_expire), Some(replicate)) =
-                (raw::RedisModule_SetAbsExpire, raw::RedisModule_Replicate)
-            {
-                set_expire(self.handle, at_ms);
-                #[cfg(feature = "planted-faults")]
-                if crate::lock::planted::Fault::ExpiryNotPropagated.planted() {
-                    return;
-                }
-                replicate(
-                    self.key.ctx().ctx,
-                    c"PEXPIREAT".as_ptr(),
-                    c"sl".as_ptr(),
-                    self.key.name().inner(),
-                    at_ms as c_longlong,
-                );
-            }
+            (api().replicate)(
+                self.key.ctx().ctx,
+                c"PEXPIREAT".as_ptr(),
+                c"sl".as_ptr(),
+                self.key.name().inner(),
+                at_ms as c_longlong,
+            );
         }
     }
 
     fn delete(&mut self) {
-        // SAFETY: in the format, s is a server string. The handle stays open, on no key, and may be written to again.
+        // SAFETY: the handle is open for writing. It stays open, on no key, and
+        // may be written to again. In the format, s is a server string.
         unsafe {
-            if let (Some(delete), Some(replicate)) =
-                (raw::RedisModule_DeleteKey, raw::RedisModule_Replicate)
-            {
-                delete(self.handle);
-                replicate(
-                    self.key.ctx().ctx,
-                    c"DEL".as_ptr(),
-                    c"s".as_ptr(),
-                    self.key.name().inner(),
-                );
-            }
+            (api().delete_key)(self.handle);
+            (api().replicate)(
+                self.key.ctx().ctx,
+                c"DEL".as_ptr(),
+                c"s".as_ptr(),
+                self.key.name().inner(),
+            );
         }
     }
 }
 
-/// The words of a command after its key.
-struct Words<'c> {
-    words: SmallVec<[Word<'c>; WORDS_INLINE]>,
-    /// Those of the words that were made for it.
-    made: SmallVec<[RedisString; WORDS_INLINE]>,
+/// The arguments of a propagated command, after its key.
+struct Args<'c> {
+    all: SmallVec<[ServerStr<'c>; ARGS_INLINE]>,
+    /// Owns those that were made for this command.
+    made: SmallVec<[RedisString; ARGS_INLINE]>,
 }
 
-/// A grant writes an owner, a permit and a token.
-const WORDS_INLINE: usize = 6;
+/// A grant writes names and values of an owner, a permit and a token.
+const ARGS_INLINE: usize = 6;
 
-impl<'c> Words<'c> {
+impl<'c> Args<'c> {
     const fn new() -> Self {
         Self {
-            words: SmallVec::new_const(),
+            all: SmallVec::new_const(),
             made: SmallVec::new_const(),
         }
     }
 
     fn push(&mut self, bytes: &[u8]) {
-        self.push_made(word::make(bytes));
+        self.push_made(server_str::make(bytes));
     }
 
     fn push_number(&mut self, number: i64) {
-        self.push_made(word::make_number(number));
+        self.push_made(server_str::make_number(number));
     }
 
     fn push_made(&mut self, string: RedisString) {
-        // SAFETY: the string lives as long as `self`, and so does the word.
-        self.words.push(unsafe { Word::new(string.inner) });
+        // SAFETY: `made` owns the string as long as `self` lives, and nobody gets
+        // a copy of `all` that outlives `self`.
+        self.all.push(unsafe { ServerStr::new(string.inner) });
         self.made.push(string);
     }
 
-    /// Most effects of a command are on the owner that it names.
+    /// Most effects of a command concern the owner that it names.
     fn push_owner(&mut self, owner: &Owner, key: LockKey<'c>) {
         match key.owner() {
-            Some(word) if word.bytes() == owner.as_bytes() => self.words.push(word),
+            Some(named) if named.bytes() == owner.as_bytes() => self.all.push(named),
             _ => self.push(owner.as_bytes()),
         }
     }
 
     fn push_count(&mut self, holds: i64) {
         match holds {
-            1 => self.words.push(ONE.with(Lasting::word)),
+            1 => self.all.push(ONE.with(StaticStr::get)),
             _ => self.push_number(holds),
         }
     }
 
-    fn push_fence_field(&mut self) {
-        self.words.push(FENCE.with(Lasting::word));
+    fn push_token_field(&mut self) {
+        self.all.push(FENCE.with(StaticStr::get));
     }
 }
 
 thread_local! {
-    static FENCE: Lasting = Lasting::new(FENCE_FIELD);
-    static ONE: Lasting = Lasting::new(b"1");
+    static FENCE: StaticStr = StaticStr::new(TOKEN_FIELD);
+    static ONE: StaticStr = StaticStr::new(b"1");
 }
 
 /// A lock that one owner holds alone has at most a count and a token.
@@ -373,11 +449,7 @@ impl Drop for OpenLock<'_> {
         if self.handle.is_null() {
             return;
         }
-        // SAFETY: opened by `LockKey::open`, closed only here.
-        unsafe {
-            if let Some(close) = raw::RedisModule_CloseKey {
-                close(self.handle);
-            }
-        }
+        // SAFETY: `open_as` opened the handle, and only this closes it.
+        unsafe { (api().close_key)(self.handle) };
     }
 }

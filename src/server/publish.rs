@@ -1,10 +1,10 @@
-//! Tells the waiters of another lock library that a lock came free.
+//! Tells Redisson's waiters that a lock came free.
 
 use redis_module::{CallOptionsBuilder, CallResult};
 
 use crate::server::keyspace::LockKey;
 
-/// What Redisson's unlock script publishes.
+/// The message that Redisson's unlock script publishes.
 const UNLOCKED: &[u8] = b"0";
 
 /// Publishes, by `PUBLISH` or `SPUBLISH`, what Redisson's `RLock` publishes
@@ -12,8 +12,8 @@ const UNLOCKED: &[u8] = b"0";
 pub(crate) fn release_to_redisson(key: LockKey<'_>, command: &str) {
     let options = CallOptionsBuilder::new().replicate().build();
     let channel = redisson_channel(key.name().bytes());
-    // Whoever is not told waits until the lease would have ended, so there is
-    // nothing that an error would change.
+    // A waiter that hears nothing tries again when the lease would have ended, so
+    // an error needs no handling.
     let _: CallResult<'_> = key
         .ctx()
         .call_ext(command, &options, &[channel.as_slice(), UNLOCKED]);

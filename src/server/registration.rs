@@ -7,13 +7,15 @@ use std::ptr;
 
 use redis_module::{CallOptionsBuilder, CallResult, Context, raw};
 
+use crate::server::api::api;
+
 /// The oldest server with all that the module needs: Redis 7.0.
 const OLDEST_SERVER: c_int = 0x0007_0000;
 
-/// Refuses a server that is too old. Valkey tells its own version, 7.2 or later.
+/// Refuses a server that is too old. Valkey returns its own version, 7.2 or later.
 pub(crate) fn check_server() -> Result<(), String> {
-    // SAFETY: a question without arguments.
-    let version = unsafe { raw::RedisModule_GetServerVersion.map_or(0, |version| version()) };
+    // SAFETY: the function takes no arguments.
+    let version = unsafe { (api().get_server_version)() };
     if version >= OLDEST_SERVER {
         return Ok(());
     }
@@ -23,9 +25,9 @@ pub(crate) fn check_server() -> Result<(), String> {
     ))
 }
 
-/// The server's own commands that the module can't do without: what replicas and
-/// the AOF get, and `CLIENT`, which tells of connections that are about to end and
-/// closes those that hold locks no longer.
+/// The server's own commands that the module needs: those that replicas and the
+/// AOF get, and `CLIENT`, which shows the connections that are about to end and
+/// closes those whose sessions are over.
 const COMMANDS: [&str; 5] = ["HSET", "HDEL", "PEXPIREAT", "DEL", "CLIENT"];
 
 /// Refuses a server that has one of them under another name: what the module
@@ -33,7 +35,7 @@ const COMMANDS: [&str; 5] = ["HSET", "HDEL", "PEXPIREAT", "DEL", "CLIENT"];
 pub(crate) fn check_commands(ctx: &Context) -> Result<(), String> {
     let options = CallOptionsBuilder::new().errors_as_replies().build();
     for command in COMMANDS {
-        // Without arguments it is known or unknown, and never runs.
+        // Without arguments the server knows it or not, and never runs it.
         let reply: CallResult<'_> = ctx.call_ext::<&[&[u8]; 0], _>(command, &options, &[]);
         if let Err(error) = reply
             && String::from_utf8_lossy(error.as_bytes()).contains("unknown command")
@@ -47,10 +49,10 @@ pub(crate) fn check_commands(ctx: &Context) -> Result<(), String> {
     Ok(())
 }
 
-/// Lets the server read `redis.conf` into the registered settings.
+/// Lets the server read `redis.conf` into the settings, which are registered by then.
 pub(crate) fn load_settings(ctx: &Context) -> Result<(), String> {
-    // SAFETY: called while the module loads, after its settings are registered.
-    let status = unsafe { raw::RedisModule_LoadConfigs.map_or(0, |load| load(ctx.ctx)) };
+    // SAFETY: the context is that of the load.
+    let status = unsafe { (api().load_configs)(ctx.ctx) };
     if status == 0 {
         Ok(())
     } else {
@@ -60,38 +62,40 @@ pub(crate) fn load_settings(ctx: &Context) -> Result<(), String> {
 
 /// The documentation of a command of the form `NAME key ...`, or `NAME ...`.
 pub(crate) struct CommandDoc {
-    /// Its name.
+    /// The name of the command.
     pub(crate) name: &'static CStr,
-    /// What the server must know of it to run it.
+    /// The flags that say how the server may run the command.
     pub(crate) flags: &'static CStr,
-    /// One sentence.
+    /// What the command does, in one sentence.
     pub(crate) summary: &'static CStr,
-    /// In the words of Redis's own documentation.
+    /// Its running time, as Redis's own documentation writes it.
     pub(crate) complexity: &'static CStr,
-    /// How many words it has at least, the name included.
-    pub(crate) min_words: c_int,
-    /// What it may do to its key, if it has one.
+    /// The version of the module that had the command first.
+    pub(crate) since: &'static CStr,
+    /// The least number of arguments, the name included.
+    pub(crate) min_args: c_int,
+    /// What the command may do to its key. None if it has no key.
     pub(crate) key_change: Option<KeyChange>,
-    /// Its arguments, in order.
+    /// The arguments, in order.
     pub(crate) args: &'static [ArgDoc],
 }
 
-/// What a command may do to its key, besides reading it.
+/// What a command may do to its key.
 pub(crate) enum KeyChange {
-    /// Nothing.
+    /// It only reads the key.
     None,
-    /// Create or change it.
+    /// It creates or changes the key.
     Update,
-    /// Change or delete it.
+    /// It changes or deletes the key.
     Delete,
 }
 
-/// An argument.
+/// An argument, as it is documented.
 pub(crate) enum ArgDoc {
     /// The key, which comes first.
     Key,
-    /// A name of the client's choice.
-    Word(&'static CStr),
+    /// A string that the client chooses.
+    String(&'static CStr),
     /// `[TOKEN number]`
     OptionalNumber(&'static CStr, &'static CStr),
     /// `TOKEN`, as one of several.
@@ -102,17 +106,16 @@ pub(crate) enum ArgDoc {
     OptionalOneOf(&'static CStr, &'static [ArgDoc]),
 }
 
-/// Where the server has categories of modules' own (Redis 7.4 and later), a
-/// user may be allowed `+@lock`.
+/// The category of the commands, where the server lets modules add their own
+/// (Redis 7.4 and later): a user may be allowed `+@lock`.
 const ACL_CATEGORY: &CStr = c"lock";
 
-/// Adds the category of all the module's commands, where that is possible.
+/// Adds the category of all the module's commands, where that is possible. It
+/// comes before the commands.
 pub(crate) fn add_acl_category(ctx: &Context) {
-    // SAFETY: called while the module loads, as the server demands.
-    unsafe {
-        if let Some(add) = raw::RedisModule_AddACLCategory {
-            add(ctx.ctx, ACL_CATEGORY.as_ptr());
-        }
+    if let Some(add) = api().add_acl_category {
+        // SAFETY: the context is that of the load, as the server demands.
+        unsafe { add(ctx.ctx, ACL_CATEGORY.as_ptr()) };
     }
 }
 
@@ -125,7 +128,7 @@ static INFO_VERSION: raw::RedisModuleCommandInfoVersion = raw::RedisModuleComman
     sizeof_arg: size_of::<raw::RedisModuleCommandArg>(),
 };
 
-/// Has the server know the command's documentation.
+/// Gives the server the command's documentation. Fails if the server refuses it.
 pub(crate) fn describe(ctx: &Context, doc: &CommandDoc) -> Result<(), String> {
     let mut keep_alive = Vec::new();
     let args = arg_list(doc.args, true, &mut keep_alive);
@@ -147,31 +150,27 @@ pub(crate) fn describe(ctx: &Context, doc: &CommandDoc) -> Result<(), String> {
         version: &raw const INFO_VERSION,
         summary: doc.summary.as_ptr(),
         complexity: doc.complexity.as_ptr(),
-        since: c"0.1.0".as_ptr(),
+        since: doc.since.as_ptr(),
         history: ptr::null_mut(),
         tips: ptr::null(),
-        arity: -doc.min_words,
+        arity: -doc.min_args,
         key_specs: match doc.key_change {
             Some(_) => key_specs.as_mut_ptr(),
             None => ptr::null_mut(),
         },
         args,
     };
-    // SAFETY: the server copies what `info` points to; all of it lives until
-    // the end of this function.
+    // SAFETY: the context is that of the load, and `command` is checked for null.
+    // The server copies what `info` points to; all of it lives until the end of
+    // this function.
     let described = unsafe {
-        match (raw::RedisModule_GetCommand, raw::RedisModule_SetCommandInfo) {
-            (Some(get), Some(set)) => {
-                let command = get(ctx.ctx, doc.name.as_ptr());
-                if let (Some(set_categories), false) =
-                    (raw::RedisModule_SetCommandACLCategories, command.is_null())
-                {
-                    set_categories(command, ACL_CATEGORY.as_ptr());
-                }
-                !command.is_null() && set(command, &raw const info) == 0
-            }
-            _ => false,
+        let command = (api().get_command)(ctx.ctx, doc.name.as_ptr());
+        if let Some(set_categories) = api().set_command_acl_categories
+            && !command.is_null()
+        {
+            set_categories(command, ACL_CATEGORY.as_ptr());
         }
+        !command.is_null() && (api().set_command_info)(command, &raw const info) == 0
     };
     if described {
         Ok(())
@@ -183,7 +182,7 @@ pub(crate) fn describe(ctx: &Context, doc: &CommandDoc) -> Result<(), String> {
     }
 }
 
-/// The arguments as the server wants them: a list that ends with zeros. It
+/// The arguments as the server takes them: a list that ends with zeros. It
 /// lives as long as `keep_alive`.
 fn arg_list(
     docs: &[ArgDoc],
@@ -206,7 +205,7 @@ fn arg_list(
                 arg.type_ = raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_KEY;
                 arg.key_spec_index = 0;
             }
-            ArgDoc::Word(name) => {
+            ArgDoc::String(name) => {
                 arg.name = name.as_ptr();
                 arg.type_ = raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_STRING;
             }

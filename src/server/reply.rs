@@ -1,21 +1,36 @@
-//! Replies of any shape.
+//! Replies of commands, of any shape.
 
 use std::ffi::{c_char, c_long};
 
-use redis_module::{Context, RedisValue, raw};
+use redis_module::{Context, RedisError, RedisValue};
 
-/// What a command answers.
+use crate::server::acl::User;
+use crate::server::api::api;
+use redis_lock_core::error::LockError;
+
+/// The error as this user may read it.
+pub(super) fn refusal(error: &LockError, user: impl FnOnce() -> User) -> RedisError {
+    RedisError::String(match error {
+        LockError::Deadlock { .. } => {
+            let user = user();
+            error.text_for(|key| user.may_read(key.name))
+        }
+        error => error.to_string(),
+    })
+}
+
+/// The reply of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
     /// A number.
     Integer(i64),
-    /// Nothing to tell.
+    /// Null.
     Null,
-    /// Bytes.
+    /// A string of bytes.
     Text(Vec<u8>),
-    /// Several, in order.
+    /// A list of replies, in order.
     List(Vec<Reply>),
-    /// Named ones, in order: a map for clients that speak RESP3, for others a
+    /// Named replies, in order: a map for clients that speak RESP3, for others a
     /// list of names and values in turn.
     Map(Vec<(&'static str, Reply)>),
     /// The client waits, and is answered when its wait ends.
@@ -23,17 +38,22 @@ pub(crate) enum Reply {
 }
 
 impl Reply {
-    /// A number, or null for none.
+    /// A number that is never negative.
+    pub(crate) fn integer(number: impl TryInto<i64>) -> Self {
+        Self::Integer(number.try_into().unwrap_or(i64::MAX))
+    }
+
+    /// A number, or null if there is none.
     pub(crate) fn integer_or_null(number: Option<i64>) -> Self {
         number.map_or(Self::Null, Self::Integer)
     }
 
-    /// Bytes.
+    /// A string of these bytes.
     pub(crate) fn text(bytes: impl AsRef<[u8]>) -> Self {
         Self::Text(bytes.as_ref().to_vec())
     }
 
-    /// Sends it to the client of this context.
+    /// Sends the reply to the client of this context.
     pub(super) fn send(self, ctx: &Context) {
         match self {
             Self::Integer(number) => {
@@ -44,23 +64,15 @@ impl Reply {
             }
             Self::Text(text) => send_text(ctx, &text),
             Self::List(replies) => {
-                // SAFETY: so many replies follow.
-                unsafe {
-                    if let Some(begin) = raw::RedisModule_ReplyWithArray {
-                        begin(ctx.ctx, length(replies.len()));
-                    }
-                }
+                // SAFETY: the context is alive, and as many replies follow.
+                unsafe { (api().reply_with_array)(ctx.ctx, length(replies.len())) };
                 for reply in replies {
                     reply.send(ctx);
                 }
             }
             Self::Map(fields) => {
-                // SAFETY: so many names and replies follow.
-                unsafe {
-                    if let Some(begin) = raw::RedisModule_ReplyWithMap {
-                        begin(ctx.ctx, length(fields.len()));
-                    }
-                }
+                // SAFETY: the context is alive, and as many names and replies follow.
+                unsafe { (api().reply_with_map)(ctx.ctx, length(fields.len())) };
                 for (name, reply) in fields {
                     send_text(ctx, name.as_bytes());
                     reply.send(ctx);
@@ -76,10 +88,7 @@ fn length(count: usize) -> c_long {
 }
 
 fn send_text(ctx: &Context, text: &[u8]) {
-    // SAFETY: the server copies the text.
-    unsafe {
-        if let Some(reply) = raw::RedisModule_ReplyWithStringBuffer {
-            reply(ctx.ctx, text.as_ptr().cast::<c_char>(), text.len());
-        }
-    }
+    let start = text.as_ptr().cast::<c_char>();
+    // SAFETY: the context is alive, and the server copies the text.
+    unsafe { (api().reply_with_string_buffer)(ctx.ctx, start, text.len()) };
 }

@@ -1,8 +1,8 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::lock::fence::FENCE_MAX;
-use crate::lock::request::{HoldNumber, LEASE_MS_MAX, Lease, Owner};
+use redis_lock_core::request::{HoldNumber, LEASE_MS_MAX, Lease, Owner};
+use redis_lock_core::token::TOKEN_MAX;
 
 type Parsed = Result<(AcquireRequest, Option<Timeout>), Usage>;
 
@@ -30,7 +30,7 @@ fn asks(lease_ms: i64, timeout_ms: Option<i64>, hold: Option<i64>) -> Parsed {
     Ok((request, timeout_ms.map(Timeout::from_ms).transpose()?))
 }
 
-/// The same with another limit, or tied to the connection.
+/// The same with another limit, or bound to the connection.
 fn with(asked: Parsed, limit: Limit, session: Option<ClientId>) -> Parsed {
     let (request, timeout) = asked?;
     let request = AcquireRequest {
@@ -91,7 +91,7 @@ fn limits_have_bounds() {
     for word in ["0", "-1", "9007199254740992", "9223372036854775807"] {
         check_refused(&["LIMIT", word], Usage::LimitOutOfRange);
     }
-    for count in [1, 2, FENCE_MAX] {
+    for count in [1, 2, TOKEN_MAX] {
         check(&["LIMIT", &count.to_string()], asks_as(limit(count)));
     }
 }
@@ -212,7 +212,7 @@ fn a_value_must_be_an_integer_as_redis_writes_it() {
         check_refused(&["LIMIT", word], Usage::NotAnInteger);
         check_refused(&["BLOCK", word], Usage::TimeoutOutOfRange);
     }
-    // An option takes the next word, whatever it looks like.
+    // An option takes the next word, whatever it rechecks like.
     check_refused(&["LEASE", "BLOCK", "5"], Usage::NotAnInteger);
 }
 

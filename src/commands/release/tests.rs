@@ -1,8 +1,8 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::lock::fence::{FENCE_MAX, Fence};
-use crate::lock::request::{HoldNumber, Owner};
+use redis_lock_core::request::{HoldNumber, Owner};
+use redis_lock_core::token::{FencingToken, TOKEN_MAX};
 
 type Parsed = Result<ReleaseRequest, Usage>;
 
@@ -15,7 +15,7 @@ fn read(words: &[&str]) -> Parsed {
 fn gives_back(extent: ReleaseExtent, token: Option<i64>) -> Parsed {
     Ok(ReleaseRequest {
         owner: Owner::new(b"me")?,
-        fence: token.map(Fence::new).transpose()?,
+        token: token.map(FencingToken::new).transpose()?,
         extent,
     })
 }
@@ -108,12 +108,12 @@ fn a_value_must_be_an_integer_as_redis_writes_it() {
 #[test]
 fn a_token_and_a_hold_have_bounds() {
     for word in ["0", "-1", "9007199254740992", "9223372036854775807"] {
-        check_refused(&["FENCE", word], Usage::FenceOutOfRange);
+        check_refused(&["FENCE", word], Usage::TokenOutOfRange);
     }
     for word in ["0", "-1", "-9223372036854775808"] {
         check_refused(&["HOLD", word], Usage::HoldOutOfRange);
     }
-    for token in [1, FENCE_MAX] {
+    for token in [1, TOKEN_MAX] {
         let options = ["FENCE", &token.to_string()];
         check(&options, gives_back(ReleaseExtent::One, Some(token)));
     }

@@ -1,0 +1,65 @@
+//! Bounds that only a crowd reaches.
+//!
+//! Tests of a few owners can have them smaller, so that they go the ways of a crowd.
+
+#[cfg(test)]
+use std::cell::Cell;
+
+/// So many holders of a lock are searched one by one.
+pub(crate) const FEW: usize = 8;
+
+/// So many waiters are granted the lock in one step.
+pub const GRANTS_A_STEP: usize = 32;
+
+/// So many leases that are over are ended in one step, beside that of the owner in
+/// question.
+pub const ENDS_A_STEP: usize = 128;
+
+/// So far one step searches for deadlocks.
+pub(crate) const SEARCH_A_STEP: usize = 500;
+
+#[cfg(test)]
+thread_local! {
+    static ARE_SMALL: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Has this thread go by small bounds.
+#[cfg(test)]
+pub(crate) fn set(are_small: bool) {
+    ARE_SMALL.set(are_small);
+}
+
+#[cfg(test)]
+fn bound(usual: usize) -> usize {
+    if ARE_SMALL.get() { 1 } else { usual }
+}
+
+#[cfg(not(test))]
+#[inline]
+const fn bound(usual: usize) -> usize {
+    usual
+}
+
+/// [`FEW`], for now.
+#[inline]
+pub(crate) fn few() -> usize {
+    bound(FEW)
+}
+
+/// [`GRANTS_A_STEP`], for now.
+#[inline]
+pub(crate) fn grants_a_step() -> usize {
+    bound(GRANTS_A_STEP)
+}
+
+/// [`ENDS_A_STEP`], for now.
+#[inline]
+pub(crate) fn ends_a_step() -> usize {
+    bound(ENDS_A_STEP)
+}
+
+/// [`SEARCH_A_STEP`], for now.
+#[inline]
+pub(crate) fn search_a_step() -> usize {
+    bound(SEARCH_A_STEP)
+}

@@ -1,0 +1,389 @@
+//! Finds waits that could never end: cycles of owners that wait for each other.
+//!
+//! An owner that waits for a lock waits for everybody who holds it, and for
+//! everybody who queued for it before. A new wait is a deadlock if one of those
+//! waits, directly or through others, for the one who would wait. So each new wait is
+//! checked, and a wait that comes to wait for somebody new: an owner's second request
+//! in a queue when its first one leaves, and what a new holder waits for that took
+//! its lock by other means than this module's commands.
+//!
+//! Whoever wants one of several permits waits for none of their holders in
+//! particular: any of them may give one back. So a wait counts only if every
+//! holder must be gone before it can end.
+//!
+//! # What the search costs
+//! Nobody waits for an owner that holds no contended lock and is the last in every
+//! other queue in which it stands, so its wait closes no cycle, which takes a look
+//! into a map and a few into these queues. Else the search
+//! follows holders that wait themselves, and those in front in a queue that wait for
+//! another lock as well; for most, whoever is in front waits for nothing but the
+//! holders, which are followed anyhow. A search that would take long stops, and goes
+//! on when others have had their turn. What it has found takes memory, so of all that
+//! are unfinished only one is under way at a time.
+
+use std::collections::VecDeque;
+
+use hashbrown::HashMap;
+
+#[cfg(test)]
+use crate::explore::form::Form;
+use crate::keys::{KeyBuf, KeyRef};
+use crate::lock::Lock;
+use crate::queue::{WaitQueues, WaiterId};
+use crate::remembered::Remembered;
+use crate::request::{Limit, Owner};
+
+/// In so many queues an owner is looked for. One that stands in more is taken to be
+/// waited for.
+const QUEUES_LOOKED_AT: usize = 8;
+
+/// An edge of the wait-for graph: an owner that waits, and one that it waits for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WaitEdge {
+    /// Who waits.
+    pub waiter: Owner,
+    /// For which lock.
+    pub key: KeyBuf,
+    /// Who holds it, or queued for it before.
+    pub blocker: Owner,
+    /// Whether the blocker holds the lock.
+    pub held: bool,
+}
+
+/// Says who waits for what in words. Of keys that the reader may not read it
+/// says only that there are some.
+pub fn spell(cycle: &[WaitEdge], may_read: impl Fn(KeyRef<'_>) -> bool) -> String {
+    const HIDDEN: &str = "others wait for keys that this user may not read";
+    let mut spelled: Vec<String> = Vec::new();
+    for edge in cycle {
+        let key = edge.key.as_ref();
+        if may_read(key) {
+            spelled.push(format!(
+                "'{}' waits for '{}' {} '{}'",
+                edge.waiter.as_bytes().escape_ascii(),
+                key.name.escape_ascii(),
+                if edge.held { "held by" } else { "behind" },
+                edge.blocker.as_bytes().escape_ascii(),
+            ));
+        } else if spelled.last().is_none_or(|last| last != HIDDEN) {
+            spelled.push(HIDDEN.into());
+        }
+    }
+    spelled.join(", ")
+}
+
+/// A wait that may close a cycle.
+#[derive(Clone, Debug)]
+pub(crate) struct WaitFor {
+    /// Who would wait.
+    pub(crate) owner: Owner,
+    /// For which lock.
+    pub(crate) key: KeyBuf,
+    /// With how many others it would hold the lock.
+    pub(crate) limit: Limit,
+    /// Its position in the queue, if it waits already; else it would be the last.
+    pub(crate) position: Option<WaiterId>,
+}
+
+/// Locks that were looked at just now: as they were read, or nothing where they are
+/// what is remembered of them. Others may have changed.
+pub(crate) type Certain = HashMap<KeyBuf, Option<Lock>>;
+
+/// Who waits for whom.
+#[derive(Clone, Copy)]
+pub(crate) struct Graph<'g> {
+    pub(crate) queues: &'g WaitQueues,
+    pub(crate) remembered: &'g Remembered,
+    pub(crate) certain: &'g Certain,
+    /// The lock of the step that asks.
+    pub(crate) here: (KeyRef<'g>, &'g Lock),
+}
+
+impl<'g> Graph<'g> {
+    fn lock(self, key: &KeyBuf) -> Option<&'g Lock> {
+        if key.as_ref() == self.here.0 {
+            return Some(self.here.1);
+        }
+        let certain = self.certain.get(key).and_then(Option::as_ref);
+        certain.or_else(|| self.remembered.lock(key.as_ref()))
+    }
+
+    pub(crate) fn is_certain(self, key: &KeyBuf) -> bool {
+        key.as_ref() == self.here.0 || self.certain.contains_key(key)
+    }
+
+    /// Whether anybody can wait for this owner, other than by the request that is
+    /// about to be queued, or that has this position.
+    pub(crate) fn may_be_waited_for(self, wait: &WaitFor) -> bool {
+        let others = self.queues.waits_of(&wait.owner);
+        // Who waits for it here waits for all that it would wait for here, too.
+        let mut others = others.filter(|key| **key != wait.key);
+        let is_waited_for = |key: &KeyBuf| self.queues.is_anyone_behind(key.as_ref(), &wait.owner);
+        self.remembered.is_holder(&wait.owner)
+            || others.by_ref().take(QUEUES_LOOKED_AT).any(is_waited_for)
+            || others.next().is_some()
+    }
+
+    /// Whether this wait can end only when every holder is gone.
+    fn every_holder_must_go(self, wait: &WaitFor) -> bool {
+        let key = wait.key.as_ref();
+        wait.limit == Limit::EXCLUSIVE
+            || self
+                .queues
+                .last_exclusive_before(key, wait.position)
+                .is_some()
+            || self.lock(&wait.key).is_none_or(Lock::is_exclusive)
+    }
+
+    /// The last in front with whom this wait can't be let in together.
+    fn last_in_front(self, wait: &WaitFor) -> Option<WaiterId> {
+        let key = wait.key.as_ref();
+        match wait.position {
+            position if wait.limit != Limit::EXCLUSIVE => {
+                self.queues.last_exclusive_before(key, position)
+            }
+            Some(WaiterId(position)) => position.checked_sub(1).map(WaiterId),
+            None => Some(WaiterId(u64::MAX)),
+        }
+    }
+
+    /// Whether this edge is still one. The first of a cycle is the wait itself.
+    fn is_edge(self, edge: &WaitEdge, wait: &WaitFor) -> bool {
+        let found = (edge.waiter != wait.owner).then(|| self.wait_of(&edge.waiter, &edge.key));
+        let wait = match &found {
+            None => wait,
+            Some(Some(found)) => found,
+            Some(None) => return false,
+        };
+        if !self.every_holder_must_go(wait) {
+            return false;
+        }
+        if edge.held {
+            let lock = self.lock(&edge.key);
+            return lock.is_some_and(|lock| lock.holder(&edge.blocker).is_some());
+        }
+        let blocker = self.queues.first_id_of(edge.key.as_ref(), &edge.blocker);
+        blocker.is_some_and(|id| self.last_in_front(wait).is_some_and(|last| id <= last))
+    }
+
+    /// The first request of an owner for this key.
+    fn wait_of(self, owner: &Owner, key: &KeyBuf) -> Option<WaitFor> {
+        let id = self.queues.first_id_of(key.as_ref(), owner)?;
+        let waiter = self.queues.waiter(key.as_ref(), id)?;
+        Some(WaitFor {
+            owner: owner.clone(),
+            key: key.clone(),
+            limit: waiter.request.limit,
+            position: Some(id),
+        })
+    }
+}
+
+/// What came of a search, or of a part of it.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// The wait closes no cycle.
+    NoCycle,
+    /// It closes this one. Its first edge is the wait itself.
+    Cycle(Vec<WaitEdge>),
+    /// There is more to be searched than was allowed.
+    Unfinished,
+}
+
+/// A search for a cycle that one wait closes.
+#[derive(Clone, Debug)]
+pub(crate) struct Search {
+    wait: WaitFor,
+    is_begun: bool,
+    /// How each owner was reached first.
+    found_by: HashMap<Owner, WaitEdge>,
+    to_follow: VecDeque<Owner>,
+    /// The waits of the owner that is being followed.
+    waits: VecDeque<(Owner, KeyBuf)>,
+    /// Up to whom each queue has been searched.
+    searched: HashMap<KeyBuf, Option<WaiterId>>,
+}
+
+impl Search {
+    pub(crate) fn new(wait: WaitFor) -> Self {
+        Self {
+            wait,
+            is_begun: false,
+            found_by: HashMap::new(),
+            to_follow: VecDeque::new(),
+            waits: VecDeque::new(),
+            searched: HashMap::new(),
+        }
+    }
+
+    /// The same search from its beginning.
+    pub(crate) fn anew(self) -> Self {
+        Self::new(self.wait)
+    }
+
+    /// Whether anything has been found that is worth to be kept.
+    pub(crate) const fn is_begun(&self) -> bool {
+        self.is_begun
+    }
+
+    /// Searches on for as many steps as are left.
+    pub(crate) fn run(&mut self, graph: Graph<'_>, steps_left: &mut usize) -> Found {
+        if !std::mem::replace(&mut self.is_begun, true) {
+            // One that waits there already will get both with one grant.
+            let first = graph
+                .queues
+                .first_id_of(self.wait.key.as_ref(), &self.wait.owner);
+            if first != self.wait.position || !graph.may_be_waited_for(&self.wait) {
+                return Found::NoCycle;
+            }
+            let wait = self.wait.clone();
+            if let Some(last) = self.follow(graph, &wait, steps_left) {
+                return Found::Cycle(self.cycle(last));
+            }
+        }
+        loop {
+            if *steps_left == 0 {
+                return Found::Unfinished;
+            }
+            if let Some((owner, key)) = self.waits.pop_front() {
+                if let Some(wait) = graph.wait_of(&owner, &key)
+                    && let Some(last) = self.follow(graph, &wait, steps_left)
+                {
+                    return Found::Cycle(self.cycle(last));
+                }
+            } else if let Some(owner) = self.to_follow.pop_front() {
+                let keys = graph.queues.waits_of(&owner);
+                self.waits
+                    .extend(keys.map(|key| (owner.clone(), key.clone())));
+            } else {
+                return Found::NoCycle;
+            }
+        }
+    }
+
+    /// Writes down what decides what will happen.
+    #[cfg(test)]
+    pub(crate) fn take_down(&self, form: &mut Form<'_>) {
+        form.flag(self.is_begun);
+        form.owner(&self.wait.owner);
+        form.key(self.wait.key.as_ref());
+        form.number(self.wait.limit.count_or_zero());
+        form.waiter(self.wait.position);
+        for owner in form.owners() {
+            let edge = self.found_by.get(owner);
+            form.flag(edge.is_some());
+            if let Some(edge) = edge {
+                form.owner(&edge.waiter);
+                form.key(edge.key.as_ref());
+                form.owner(&edge.blocker);
+                form.flag(edge.held);
+            }
+        }
+        form.count(self.to_follow.len());
+        self.to_follow.iter().for_each(|owner| form.owner(owner));
+        form.count(self.waits.len());
+        for (owner, key) in &self.waits {
+            form.owner(owner);
+            form.key(key.as_ref());
+        }
+        for key in form.keys() {
+            let searched = self.searched.get(key);
+            form.flag(searched.is_some());
+            form.waiter(searched.copied().flatten());
+        }
+    }
+
+    /// Whether all edges of a cycle that was found are still there.
+    pub(crate) fn still_closes(&self, graph: Graph<'_>, cycle: &[WaitEdge]) -> bool {
+        let first = self.wait.position;
+        let is_there = first
+            == graph
+                .queues
+                .first_id_of(self.wait.key.as_ref(), &self.wait.owner);
+        is_there && cycle.iter().all(|edge| graph.is_edge(edge, &self.wait))
+    }
+
+    /// Follows one wait. Returns the edge that leads back to the newcomer, if
+    /// there is one.
+    fn follow(
+        &mut self,
+        graph: Graph<'_>,
+        wait: &WaitFor,
+        steps_left: &mut usize,
+    ) -> Option<WaitEdge> {
+        let mut step = || *steps_left = steps_left.saturating_sub(1);
+        step();
+        let before = self.searched.get(&wait.key).copied();
+        let last = graph.last_in_front(wait);
+        if before.is_some_and(|searched| searched >= last) || !graph.every_holder_must_go(wait) {
+            return None;
+        }
+        let edge = |blocker: &Owner, held| WaitEdge {
+            waiter: wait.owner.clone(),
+            key: wait.key.clone(),
+            blocker: blocker.clone(),
+            held,
+        };
+        if before.is_none() {
+            let lock = graph.lock(&wait.key);
+            if lock.is_some_and(|lock| lock.holder(&self.wait.owner).is_some()) {
+                return Some(edge(&self.wait.owner, true));
+            }
+            for holder in lock.map_or(&[][..], Lock::holders) {
+                step();
+                self.reach(graph, &holder.owner, || edge(&holder.owner, true));
+            }
+        }
+        let mut searched;
+        if let Some(last) = last {
+            let newcomer = graph
+                .queues
+                .first_id_of(wait.key.as_ref(), &self.wait.owner);
+            if wait.owner != self.wait.owner && newcomer.is_some_and(|id| id <= last) {
+                return Some(edge(&self.wait.owner, false));
+            }
+            let from = before
+                .flatten()
+                .map_or(WaiterId(0), |WaiterId(id)| WaiterId(id + 1));
+            searched = before.flatten();
+            for (id, owner) in graph
+                .queues
+                .waiting_elsewhere(wait.key.as_ref(), from..=last)
+            {
+                if *steps_left == 0 {
+                    // The rest of the queue is searched in the next step.
+                    let rest = (wait.owner.clone(), wait.key.clone());
+                    self.waits.push_front(rest);
+                    self.searched.insert(wait.key.clone(), searched);
+                    return None;
+                }
+                *steps_left -= 1;
+                self.reach(graph, owner, || edge(owner, false));
+                searched = Some(id);
+            }
+        }
+        self.searched.insert(wait.key.clone(), last);
+        None
+    }
+
+    fn reach(&mut self, graph: Graph<'_>, owner: &Owner, edge: impl FnOnce() -> WaitEdge) {
+        if !graph.queues.waits(owner) || self.found_by.contains_key(owner) {
+            return;
+        }
+        self.found_by.insert(owner.clone(), edge());
+        self.to_follow.push_back(owner.clone());
+    }
+
+    /// The way from the newcomer to this edge, which leads back to it.
+    fn cycle(&self, last: WaitEdge) -> Vec<WaitEdge> {
+        let mut cycle = vec![last];
+        while let Some(edge) = cycle
+            .last()
+            .and_then(|edge| self.found_by.get(&edge.waiter))
+        {
+            cycle.push(edge.clone());
+        }
+        cycle.reverse();
+        cycle
+    }
+}

@@ -1,0 +1,480 @@
+//! Grants on their way to clients that waited.
+//!
+//! A waiter is granted the lock when it comes free, and hears of it a moment
+//! later. In between its client may go away. Then the hold is nobody's, and is
+//! given back. Not so a hold that somebody else was told of, or is still to be
+//! told of: the same owner may have sent the same request on another connection,
+//! or have renewed its lease. So what is given back is what no reply speaks for.
+//!
+//! # What speaks for holds
+//! - Those that the owner had before the first of these grants.
+//! - A reply to `HOLD n` speaks for n holds, a reply without a number for one
+//!   more, the 1 of a renewal for one, and the 0 of a release for one fewer, but
+//!   one at least.
+//! - A grant that is still on its way speaks as the reply that it will be, in the
+//!   order of the commands.
+//!
+//! The end of a session takes all holds but those that grants speak for which were on
+//! their way then, whether or not they are heard of before it is written.
+//!
+//! # What it costs
+//! Everything about one grant takes logarithmic time, and a step for each other grant
+//! of the same owner on the same lock. The end of a connection looks at every grant
+//! that is on its way, of which there are as many as were made since clients were
+//! answered last. Two databases that change places have all of them inserted anew.
+
+use std::collections::BTreeMap;
+
+use smallvec::SmallVec;
+
+use crate::ended::{Ended, EndedBy};
+#[cfg(test)]
+use crate::explore::form::Form;
+use crate::keys::{KeyBuf, KeyRef};
+use crate::request::{ClientId, HoldNumber, Lease, Owner, ReleaseExtent};
+use crate::sessions::HoldId;
+use crate::token::FencingToken;
+
+/// A grant on its way.
+#[derive(Clone, Debug)]
+pub struct Delivery {
+    /// The client that waited.
+    pub client: ClientId,
+    /// The hold that it asked for, where it said so.
+    pub hold: Option<HoldNumber>,
+    /// The lease to be kept up while its connection lives, if it asked for that.
+    pub session: Option<Lease>,
+    /// The client that the holds were bound to before.
+    pub bound_before: Option<ClientId>,
+}
+
+/// What a reply says of the owner's holds: so many more than replies spoke for
+/// before, and so many at least.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Told {
+    more: i64,
+    least: i64,
+}
+
+impl Told {
+    /// It has this many at least.
+    pub const fn at_least(least: i64) -> Self {
+        Self { more: 0, least }
+    }
+
+    /// It has one more than before.
+    pub const ONE_MORE: Self = Self { more: 1, least: 0 };
+
+    /// What the grant of a request says.
+    pub fn by_grant(hold: Option<HoldNumber>) -> Self {
+        hold.map_or(Self::ONE_MORE, |hold| Self::at_least(hold.count_with()))
+    }
+
+    /// What a release says that leaves the owner holds: how many, if it named the
+    /// hold that it gave back, else one fewer than before.
+    pub fn by_release(extent: ReleaseExtent) -> Self {
+        match extent {
+            ReleaseExtent::Hold(hold) => Self {
+                more: NONE_BEFORE,
+                least: hold.count_without(),
+            },
+            ReleaseExtent::One | ReleaseExtent::All => Self { more: -1, least: 1 },
+        }
+    }
+
+    fn after(self, holds: i64) -> i64 {
+        holds.saturating_add(self.more).max(self.least)
+    }
+
+    /// What this reply says together with a later one.
+    fn and(self, later: Self) -> Self {
+        Self {
+            more: self.more.saturating_add(later.more),
+            least: later.after(self.least),
+        }
+    }
+}
+
+/// Added to any count it leaves nothing that counts.
+const NONE_BEFORE: i64 = i64::MIN / 2;
+
+/// What one reply or more in a row say, or one that is on its way will.
+#[derive(Clone, Debug)]
+struct Reply {
+    told: Told,
+    on_its_way: Option<Delivery>,
+}
+
+/// The grants of one owner on one lock that are on their way.
+#[derive(Clone, Debug)]
+struct UnderWay {
+    token: FencingToken,
+    /// How many holds the owner knew of before the first of the replies.
+    known: i64,
+    /// What it was told since, or will be, in the order of the commands.
+    replies: SmallVec<[Reply; 1]>,
+    /// How many holds such grants have added.
+    added: i64,
+    /// Whether a grant was lost whose holds have not been given back yet.
+    lost: bool,
+    /// Whether a session has ended that took the other holds, and they have not been
+    /// given back yet.
+    session_over: bool,
+}
+
+impl UnderWay {
+    const fn new(token: FencingToken, known: i64) -> Self {
+        Self {
+            token,
+            known,
+            replies: SmallVec::new_const(),
+            added: 0,
+            lost: false,
+            session_over: false,
+        }
+    }
+
+    fn deliveries(&self) -> impl DoubleEndedIterator<Item = &Delivery> {
+        self.replies
+            .iter()
+            .filter_map(|reply| reply.on_its_way.as_ref())
+    }
+
+    fn is_over(&self) -> bool {
+        !self.lost && !self.session_over && self.deliveries().next().is_none()
+    }
+
+    /// How many holds are spoken for by all that the owner was and will be told.
+    fn spoken_for(&self) -> i64 {
+        let replies = self.replies.iter();
+        replies.fold(self.known, |holds, reply| reply.told.after(holds))
+    }
+
+    /// How many the grants that are on their way speak for by themselves.
+    fn promised(&self) -> i64 {
+        let promises = self.replies.iter().filter(|one| one.on_its_way.is_some());
+        promises.fold(0, |holds, reply| reply.told.after(holds))
+    }
+
+    fn tell(&mut self, told: Told) {
+        match self.replies.last_mut() {
+            Some(last) if last.on_its_way.is_none() => last.told = last.told.and(told),
+            _ => self.replies.push(Reply {
+                told,
+                on_its_way: None,
+            }),
+        }
+    }
+}
+
+/// All grants of a server that are on their way.
+#[derive(Clone, Debug, Default)]
+pub struct Deliveries {
+    by_hold: BTreeMap<HoldId, UnderWay>,
+    /// A client waits for one lock at a time.
+    by_client: BTreeMap<ClientId, HoldId>,
+}
+
+impl Deliveries {
+    /// Whether nothing is on its way.
+    pub fn is_empty(&self) -> bool {
+        self.by_hold.is_empty()
+    }
+
+    /// Notes that a waiter was granted the lock with this token. Before that its
+    /// owner had `held_before` holds, and now it has `holds`.
+    pub fn send(
+        &mut self,
+        hold: HoldId,
+        token: FencingToken,
+        delivery: Delivery,
+        held_before: i64,
+        holds: i64,
+    ) {
+        self.by_client.insert(delivery.client, hold.clone());
+        let new = UnderWay::new(token, held_before);
+        let under_way = self.by_hold.entry(hold).or_insert(new);
+        if under_way.token != token {
+            // The holds of the other token are over.
+            *under_way = UnderWay::new(token, held_before);
+        }
+        under_way.added += holds - held_before;
+        under_way.replies.push(Reply {
+            told: Told::by_grant(delivery.hold),
+            on_its_way: Some(delivery),
+        });
+    }
+
+    /// Notes that a reply tells an owner of its holds.
+    pub fn told(&mut self, hold: impl FnOnce() -> HoldId, told: Told) {
+        if self.by_hold.is_empty() {
+            return;
+        }
+        if let Some(under_way) = self.by_hold.get_mut(&hold()) {
+            under_way.tell(told);
+        }
+    }
+
+    /// Notes that an owner gave a hold back, and is told so. It has `left`.
+    pub fn released(&mut self, hold: impl FnOnce() -> HoldId, told: Told, left: i64) {
+        if self.by_hold.is_empty() {
+            return;
+        }
+        if let Some(under_way) = self.by_hold.get_mut(&hold()) {
+            under_way.tell(told);
+            under_way.added = under_way.added.min(left);
+        }
+    }
+
+    /// Notes that all holds of an owner are over.
+    pub fn ended(&mut self, hold: impl FnOnce() -> HoldId) {
+        if !self.by_hold.is_empty() {
+            self.forget(&hold());
+        }
+    }
+
+    /// The newest grant of these holds that is on its way to another client than
+    /// this one, and is to be bound to its connection.
+    pub fn other_session(
+        &self,
+        hold: &HoldId,
+        token: FencingToken,
+        client: ClientId,
+    ) -> Option<(ClientId, Lease)> {
+        let under_way = self.by_hold.get(hold)?;
+        let others = under_way.deliveries().rev();
+        others
+            .filter(|one| one.client != client && under_way.token == token)
+            .find_map(|one| Some((one.client, one.session?)))
+    }
+
+    /// The client that these holds were bound to before the grant that is on its way
+    /// to this one.
+    pub fn bound_before(&self, hold: &HoldId, client: ClientId) -> Option<ClientId> {
+        let mut deliveries = self.by_hold.get(hold)?.deliveries();
+        deliveries.find(|one| one.client == client)?.bound_before
+    }
+
+    /// A client's connection has ended: nothing is bound to it any more.
+    pub fn client_gone(&mut self, client: ClientId) {
+        for under_way in self.by_hold.values_mut() {
+            let replies = under_way.replies.iter_mut();
+            let deliveries = replies.filter_map(|reply| reply.on_its_way.as_mut());
+            for delivery in deliveries.filter(|one| one.bound_before == Some(client)) {
+                delivery.bound_before = None;
+            }
+        }
+    }
+
+    /// The holds that a client is to hear of.
+    pub fn hold_of(&self, client: ClientId) -> Option<&HoldId> {
+        self.by_client.get(&client)
+    }
+
+    /// Notes that a client has heard of the grant that was on its way to it.
+    pub fn delivered(&mut self, client: ClientId) {
+        let Some((hold, at)) = self.find(client) else {
+            return;
+        };
+        if let Some(under_way) = self.by_hold.get_mut(&hold) {
+            if let Some(reply) = under_way.replies.get_mut(at) {
+                reply.on_its_way = None;
+            }
+            if under_way.is_over() {
+                self.by_hold.remove(&hold);
+            }
+        }
+    }
+
+    /// Notes that a client will not hear of the grant that was on its way to it.
+    /// Returns the holds of which some may be over, and their token, if that is
+    /// not known yet.
+    pub fn lost(&mut self, client: ClientId) -> Option<(HoldId, FencingToken)> {
+        let (hold, at) = self.find(client)?;
+        let under_way = self.by_hold.get_mut(&hold)?;
+        under_way.replies.remove(at);
+        let known = std::mem::replace(&mut under_way.lost, true);
+        let token = under_way.token;
+        (!known).then_some((hold, token))
+    }
+
+    /// Notes that the session has ended that these holds were bound to. It leaves those
+    /// that grants on their way speak for.
+    pub fn session_ended(&mut self, hold: &HoldId, token: FencingToken) {
+        if let Some(under_way) = self.by_hold.get_mut(hold)
+            && under_way.token == token
+        {
+            under_way.replies.retain(|reply| reply.on_its_way.is_some());
+            under_way.known = 0;
+            under_way.session_over = true;
+        }
+    }
+
+    /// How many holds of this token are left when a session ends, because grants on
+    /// their way speak for them.
+    pub fn promised(&self, hold: &HoldId, token: FencingToken) -> i64 {
+        let under_way = self.by_hold.get(hold);
+        let under_way = under_way.filter(|under_way| under_way.token == token);
+        under_way.map_or(0, UnderWay::promised)
+    }
+
+    /// How many of its `holds` are left to an owner of whose holds some have
+    /// ended.
+    pub fn left(&self, hold: &HoldId, ended: &Ended, holds: i64) -> i64 {
+        let under_way = self.by_hold.get(hold);
+        let under_way = under_way.filter(|under_way| under_way.token == ended.token);
+        match (under_way, ended.by) {
+            (Some(under_way), EndedBy::Session) if under_way.session_over => {
+                under_way.spoken_for().min(holds)
+            }
+            (Some(under_way), EndedBy::Session) => under_way.promised().min(holds),
+            (Some(under_way), EndedBy::Undelivered) => {
+                let surplus = holds - under_way.spoken_for();
+                holds - surplus.clamp(0, under_way.added)
+            }
+            (None, EndedBy::Session) => 0,
+            (None, EndedBy::Undelivered) => holds,
+        }
+    }
+
+    /// As [`Deliveries::left`], for a caller that ends the others now.
+    pub fn end(&mut self, hold: &HoldId, ended: &Ended, holds: i64) -> i64 {
+        let is_noted = self.by_hold.get(hold).is_some_and(|one| one.session_over);
+        if ended.by == EndedBy::Session && !is_noted {
+            self.session_ended(hold, ended.token);
+        }
+        let left = self.left(hold, ended, holds);
+        if let Some(under_way) = self.by_hold.get_mut(hold)
+            && under_way.token == ended.token
+        {
+            match ended.by {
+                EndedBy::Session => {
+                    under_way.session_over = false;
+                    under_way.added = left;
+                }
+                EndedBy::Undelivered => {
+                    under_way.added -= holds - left;
+                    under_way.lost = false;
+                }
+            }
+            if under_way.is_over() {
+                self.by_hold.remove(hold);
+            }
+        }
+        left
+    }
+
+    /// Forgets what is on its way to holders of this lock.
+    pub fn forget_lock(&mut self, key: KeyRef<'_>) {
+        for hold in self.holds_on(key) {
+            self.forget(&hold);
+        }
+    }
+
+    /// Lets what is on its way follow a lock to another key.
+    pub fn follow(&mut self, from: KeyRef<'_>, to: KeyRef<'_>) {
+        for hold in self.holds_on(from) {
+            self.rename(&hold, to.into());
+        }
+    }
+
+    /// Lets what is on its way follow the locks of two databases that changed
+    /// places.
+    pub fn swap_databases(&mut self, one: i32, other: i32) {
+        let by_hold = std::mem::take(&mut self.by_hold);
+        for (HoldId { key, owner }, under_way) in by_hold {
+            let key = key.swapped(one, other);
+            self.insert(HoldId { key, owner }, under_way);
+        }
+    }
+
+    fn holds_on(&self, key: KeyRef<'_>) -> Vec<HoldId> {
+        if self.by_hold.is_empty() {
+            return Vec::new();
+        }
+        let first = HoldId {
+            key: key.into(),
+            owner: Owner::least(),
+        };
+        let from_first = self.by_hold.range(first.clone()..);
+        from_first
+            .map(|(hold, _)| hold.clone())
+            .take_while(|hold| hold.key == first.key)
+            .collect()
+    }
+
+    fn rename(&mut self, hold: &HoldId, key: KeyBuf) {
+        if let Some(under_way) = self.by_hold.remove(hold) {
+            let owner = hold.owner.clone();
+            self.insert(HoldId { key, owner }, under_way);
+        }
+    }
+
+    fn insert(&mut self, hold: HoldId, under_way: UnderWay) {
+        for delivery in under_way.deliveries() {
+            self.by_client.insert(delivery.client, hold.clone());
+        }
+        self.by_hold.insert(hold, under_way);
+    }
+
+    /// Where the grant is noted that is on its way to this client. It is not found
+    /// a second time.
+    fn find(&mut self, client: ClientId) -> Option<(HoldId, usize)> {
+        let hold = self.by_client.remove(&client)?;
+        let mut replies = self.by_hold.get(&hold)?.replies.iter();
+        let is_it = |one: &Delivery| one.client == client;
+        let at = replies.rposition(|reply| reply.on_its_way.as_ref().is_some_and(is_it))?;
+        Some((hold, at))
+    }
+
+    fn forget(&mut self, hold: &HoldId) {
+        if let Some(under_way) = self.by_hold.remove(hold) {
+            for delivery in under_way.deliveries() {
+                self.by_client.remove(&delivery.client);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+impl Deliveries {
+    /// Writes down what decides what will happen.
+    pub(crate) fn take_down(&self, form: &mut Form<'_>) {
+        for key in form.keys() {
+            for owner in form.owners() {
+                let hold = HoldId::new(key.as_ref(), owner);
+                let under_way = self.by_hold.get(&hold);
+                form.flag(under_way.is_some());
+                let Some(under_way) = under_way else { continue };
+                form.token(Some(under_way.token));
+                form.number(under_way.known);
+                form.number(under_way.added);
+                form.flag(under_way.lost);
+                form.flag(under_way.session_over);
+                form.count(under_way.replies.len());
+                for reply in &under_way.replies {
+                    form.number(reply.told.more);
+                    form.number(reply.told.least);
+                    let delivery = reply.on_its_way.as_ref();
+                    form.client(delivery.map(|one| one.client));
+                    if let Some(delivery) = delivery {
+                        form.hold(delivery.hold);
+                        form.number(delivery.session.map_or(0, Lease::ms));
+                        form.client(delivery.bound_before);
+                    }
+                }
+            }
+        }
+        for &connection in form.connections() {
+            let hold = self.by_client.get(&ClientId(connection));
+            form.flag(hold.is_some());
+            if let Some(hold) = hold {
+                form.key(hold.key.as_ref());
+                form.owner(&hold.owner);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

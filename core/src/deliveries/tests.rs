@@ -1,0 +1,458 @@
+use super::*;
+use crate::keys::KeyRef;
+use crate::request::Owner;
+
+fn hold() -> HoldId {
+    HoldId {
+        key: KeyRef { db: 0, name: b"k" }.into(),
+        owner: Owner::new(b"x").unwrap(),
+    }
+}
+
+fn token() -> FencingToken {
+    FencingToken::new(7).unwrap()
+}
+
+fn ended(token: FencingToken, by: EndedBy) -> Ended {
+    Ended {
+        owner: hold().owner,
+        token,
+        by,
+    }
+}
+
+/// Grants of one owner on one lock, numbered from 1.
+#[derive(Default)]
+struct Story {
+    deliveries: Deliveries,
+    holds: i64,
+}
+
+impl Story {
+    fn with_holds(holds: i64) -> Self {
+        Self {
+            holds,
+            ..Self::default()
+        }
+    }
+
+    fn grant(&mut self, waiter: u64, hold: Option<i64>) {
+        let before = self.holds;
+        self.holds = hold.unwrap_or(before + 1);
+        let delivery = Delivery {
+            client: ClientId(waiter),
+            hold: hold.map(|n| HoldNumber::new(n).unwrap()),
+            session: None,
+            bound_before: None,
+        };
+        self.deliveries
+            .send(self::hold(), token(), delivery, before, self.holds);
+    }
+
+    fn delivered(&mut self, waiter: u64) {
+        self.deliveries.delivered(ClientId(waiter));
+    }
+
+    fn lost(&mut self, waiter: u64) {
+        if let Some(lost) = self.deliveries.lost(ClientId(waiter)) {
+            assert_eq!(lost, (hold(), token()));
+        }
+    }
+
+    #[track_caller]
+    fn gives_back(&mut self, expected: i64) {
+        let ended = ended(token(), EndedBy::Undelivered);
+        let left = self.holds - expected;
+        assert_eq!(self.deliveries.left(&hold(), &ended, self.holds), left);
+        assert_eq!(self.deliveries.end(&hold(), &ended, self.holds), left);
+        self.holds = left;
+    }
+
+    #[track_caller]
+    fn is_over(&self) {
+        assert!(self.deliveries.by_hold.is_empty() && self.deliveries.by_client.is_empty());
+    }
+}
+
+#[test]
+fn a_grant_that_is_heard_of_stays() {
+    let mut story = Story::default();
+    story.grant(1, None);
+    story.delivered(1);
+    story.is_over();
+}
+
+#[test]
+fn a_grant_that_nobody_hears_of_is_given_back() {
+    for hold in [None, Some(1)] {
+        let mut story = Story::default();
+        story.grant(1, hold);
+        story.lost(1);
+        story.gives_back(1);
+        story.is_over();
+    }
+}
+
+#[test]
+fn a_lost_confirmation_takes_nothing_back() {
+    let mut story = Story::default();
+    story.grant(1, Some(1));
+    story.grant(2, Some(1));
+    story.lost(2);
+    story.gives_back(0);
+    story.delivered(1);
+    story.is_over();
+}
+
+#[test]
+fn a_hold_that_another_reply_will_confirm_stays() {
+    let mut story = Story::default();
+    story.grant(1, Some(1));
+    story.grant(2, Some(1));
+    story.lost(1);
+    story.gives_back(0);
+    story.delivered(2);
+    story.is_over();
+}
+
+#[test]
+fn a_hold_that_nobody_confirms_in_the_end_is_given_back() {
+    for settle_between in [false, true] {
+        let mut story = Story::default();
+        story.grant(1, Some(1));
+        story.grant(2, Some(1));
+        story.lost(1);
+        if settle_between {
+            story.gives_back(0);
+        }
+        story.lost(2);
+        story.gives_back(1);
+        story.is_over();
+    }
+}
+
+#[test]
+fn of_two_holds_the_one_that_is_heard_of_stays() {
+    for (lost, heard) in [(1, 2), (2, 1)] {
+        let mut story = Story::default();
+        story.grant(1, None);
+        story.grant(2, None);
+        story.lost(lost);
+        story.delivered(heard);
+        story.gives_back(1);
+        story.is_over();
+    }
+}
+
+#[test]
+fn two_holds_of_which_nobody_hears_are_both_given_back() {
+    let mut story = Story::default();
+    story.grant(1, None);
+    story.grant(2, Some(2));
+    story.grant(3, Some(2));
+    for waiter in [1, 2, 3] {
+        story.lost(waiter);
+    }
+    story.gives_back(2);
+    story.is_over();
+}
+
+#[test]
+fn holds_from_before_are_never_given_back() {
+    let mut story = Story::with_holds(2);
+    story.grant(1, None);
+    story.lost(1);
+    story.gives_back(1);
+    assert_eq!(story.holds, 2);
+    story.is_over();
+}
+
+#[test]
+fn a_reply_to_the_same_hold_speaks_for_it() {
+    let mut story = Story::default();
+    story.grant(1, Some(1));
+    story.deliveries.told(hold, Told::at_least(1));
+    story.lost(1);
+    story.gives_back(0);
+    story.is_over();
+}
+
+#[test]
+fn a_renewal_speaks_for_one_hold_only() {
+    let mut story = Story::default();
+    story.grant(1, None);
+    story.grant(2, None);
+    story.deliveries.told(hold, Told::at_least(1));
+    story.lost(1);
+    story.lost(2);
+    story.gives_back(1);
+    story.is_over();
+}
+
+#[test]
+fn a_nested_hold_speaks_for_itself_alone() {
+    let mut story = Story::default();
+    story.grant(1, None);
+    story.holds += 1;
+    story.deliveries.told(hold, Told::ONE_MORE);
+    story.lost(1);
+    story.gives_back(1);
+    assert_eq!(story.holds, 1);
+    story.is_over();
+}
+
+#[test]
+fn a_release_that_leaves_holds_speaks_for_one_of_them() {
+    let mut story = Story::with_holds(1);
+    story.grant(1, None);
+    story.holds -= 1;
+    story
+        .deliveries
+        .released(hold, Told::by_release(ReleaseExtent::One), story.holds);
+    story.lost(1);
+    story.gives_back(0);
+    story.is_over();
+}
+
+#[test]
+fn after_the_last_release_nothing_is_on_its_way() {
+    let mut story = Story::default();
+    story.grant(1, None);
+    story.deliveries.ended(hold);
+    story.is_over();
+    assert_eq!(story.deliveries.lost(ClientId(1)), None);
+}
+
+#[test]
+fn a_new_token_ends_what_was_on_its_way_before() {
+    let mut story = Story::default();
+    story.grant(1, None);
+    let delivery = Delivery {
+        client: ClientId(2),
+        hold: None,
+        session: None,
+        bound_before: None,
+    };
+    let newer = FencingToken::new(8).unwrap();
+    story.deliveries.send(self::hold(), newer, delivery, 0, 1);
+    let older = ended(token(), EndedBy::Undelivered);
+    assert_eq!(story.deliveries.end(&hold(), &older, 1), 1);
+    assert_eq!(story.deliveries.lost(ClientId(1)), None);
+    assert_eq!(story.deliveries.lost(ClientId(2)), Some((hold(), newer)));
+    let newer = ended(newer, EndedBy::Undelivered);
+    assert_eq!(story.deliveries.end(&hold(), &newer, 1), 0);
+    story.is_over();
+}
+
+#[test]
+fn what_is_on_its_way_follows_its_lock() {
+    let to = KeyRef { db: 3, name: b"l" };
+    let moved = HoldId {
+        key: to.into(),
+        ..hold()
+    };
+    let mut story = Story::default();
+    story.grant(1, None);
+    story.deliveries.follow(KeyRef { db: 0, name: b"k" }, to);
+    let session = ended(token(), EndedBy::Session);
+    assert_eq!(story.deliveries.left(&hold(), &session, 1), 0);
+    assert_eq!(story.deliveries.left(&moved, &session, 1), 1);
+    story.deliveries.swap_databases(3, 0);
+    let swapped = HoldId {
+        key: KeyRef { db: 0, name: b"l" }.into(),
+        ..hold()
+    };
+    assert_eq!(story.deliveries.lost(ClientId(1)), Some((swapped, token())));
+}
+
+#[test]
+fn the_newest_session_of_another_client_is_found() {
+    let mut deliveries = Deliveries::default();
+    let lease = |ms| Some(Lease::from_ms(ms).unwrap());
+    for (waiter, session) in [(1, lease(10)), (2, lease(20)), (3, None)] {
+        let delivery = Delivery {
+            client: ClientId(waiter),
+            hold: HoldNumber::new(1).ok(),
+            session,
+            bound_before: (waiter > 1).then_some(ClientId(waiter - 1)),
+        };
+        deliveries.send(self::hold(), token(), delivery, i64::from(waiter > 1), 1);
+    }
+    let other = |client| deliveries.other_session(&hold(), token(), ClientId(client));
+    assert_eq!(other(3), Some((ClientId(2), lease(20).unwrap())));
+    assert_eq!(other(2), Some((ClientId(1), lease(10).unwrap())));
+    assert_eq!(
+        deliveries.bound_before(&hold(), ClientId(2)),
+        Some(ClientId(1))
+    );
+    assert_eq!(deliveries.bound_before(&hold(), ClientId(1)), None);
+    assert_eq!(deliveries.hold_of(ClientId(1)), Some(&hold()));
+    let older = FencingToken::new(6).unwrap();
+    assert_eq!(deliveries.other_session(&hold(), older, ClientId(3)), None);
+}
+
+#[test]
+fn a_session_ends_all_but_what_others_will_hear_of() {
+    let session = ended(token(), EndedBy::Session);
+    let mut story = Story::with_holds(1);
+    assert_eq!(story.deliveries.end(&hold(), &session, 1), 0);
+    story.grant(1, None);
+    assert_eq!(story.deliveries.end(&hold(), &session, 2), 1);
+    story.holds = 1;
+    // Nobody speaks for it if that one goes too.
+    story.lost(1);
+    story.gives_back(1);
+    story.is_over();
+}
+
+#[test]
+fn a_lock_that_is_overwritten_leaves_nothing_on_its_way() {
+    let mut story = Story::default();
+    story.grant(1, None);
+    story.deliveries.forget_lock(KeyRef { db: 1, name: b"k" });
+    assert_eq!(story.deliveries.by_client.len(), 1);
+    story.deliveries.forget_lock(KeyRef { db: 0, name: b"k" });
+    story.is_over();
+}
+
+#[test]
+fn one_loss_is_told_until_it_is_settled() {
+    let mut story = Story::default();
+    story.grant(1, None);
+    story.grant(2, None);
+    assert!(story.deliveries.lost(ClientId(1)).is_some());
+    assert!(story.deliveries.lost(ClientId(2)).is_none());
+    story.gives_back(2);
+    story.is_over();
+}
+
+#[test]
+fn replies_speak_in_the_order_of_their_commands() {
+    // A nested hold on top of one that two will hear of.
+    let mut story = Story::default();
+    story.grant(1, Some(1));
+    story.grant(2, Some(1));
+    story.holds += 1;
+    story.deliveries.told(hold, Told::ONE_MORE);
+    story.lost(2);
+    story.gives_back(0);
+    story.delivered(1);
+    story.is_over();
+    // A renewal speaks for the first of two.
+    let mut story = Story::default();
+    story.grant(1, None);
+    story.grant(2, None);
+    story.deliveries.told(hold, Told::at_least(1));
+    story.lost(2);
+    story.gives_back(1);
+    // A release of one of three.
+    let mut story = Story::default();
+    for waiter in [1, 2, 3] {
+        story.grant(waiter, None);
+    }
+    story.holds -= 1;
+    let told = Told::by_release(ReleaseExtent::One);
+    story.deliveries.released(hold, told, story.holds);
+    story.lost(3);
+    story.gives_back(1);
+    assert_eq!(story.holds, 1);
+}
+
+#[test]
+fn a_release_of_a_numbered_hold_tells_how_many_are_left() {
+    let mut story = Story::with_holds(3);
+    story.grant(1, None);
+    story.holds = 3;
+    let fourth = ReleaseExtent::Hold(HoldNumber::new(4).unwrap());
+    story.deliveries.released(hold, Told::by_release(fourth), 3);
+    story.lost(1);
+    story.gives_back(0);
+    story.is_over();
+}
+
+#[test]
+fn several_replies_in_a_row_say_what_each_says() {
+    let replies = [
+        Told::ONE_MORE,
+        Told::at_least(3),
+        Told::by_release(ReleaseExtent::One),
+        Told::by_release(ReleaseExtent::Hold(HoldNumber::new(2).unwrap())),
+        Told::at_least(1),
+    ];
+    for first in replies {
+        for second in replies {
+            for third in replies {
+                for holds in 0..6 {
+                    let in_turn = third.after(second.after(first.after(holds)));
+                    assert_eq!(first.and(second).and(third).after(holds), in_turn);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn it_is_known_whether_anything_is_on_its_way() {
+    let mut story = Story::default();
+    assert!(story.deliveries.is_empty());
+    story.grant(1, None);
+    assert!(!story.deliveries.is_empty());
+    story.delivered(1);
+    assert!(story.deliveries.is_empty());
+}
+
+#[test]
+fn a_numbered_release_unsays_what_was_said_before() {
+    let mut story = Story::with_holds(3);
+    story.grant(1, None);
+    story.holds = 1;
+    let second = ReleaseExtent::Hold(HoldNumber::new(2).unwrap());
+    story
+        .deliveries
+        .released(hold, Told::by_release(second), story.holds);
+    story.grant(2, None);
+    story.lost(2);
+    story.gives_back(1);
+    story.delivered(1);
+    story.is_over();
+}
+
+#[test]
+fn a_session_leaves_one_hold_for_each_grant_on_its_way() {
+    let session = ended(token(), EndedBy::Session);
+    for on_their_way in 0..=2 {
+        let mut story = Story::with_holds(1);
+        for waiter in 1..=3 {
+            story.grant(waiter, None);
+        }
+        for waiter in on_their_way + 1..=3 {
+            story.lost(waiter);
+        }
+        let left = i64::try_from(on_their_way).unwrap();
+        assert_eq!(story.deliveries.end(&hold(), &session, 4), left);
+    }
+}
+
+#[test]
+fn holds_that_no_grant_added_are_never_given_back() {
+    let mut story = Story::with_holds(2);
+    story.grant(1, None);
+    story.grant(2, None);
+    story.lost(1);
+    story.gives_back(1);
+    // Such as were stored by hand: nobody was told of them.
+    story.holds += 5;
+    story.lost(2);
+    story.gives_back(1);
+    story.is_over();
+}
+
+#[test]
+fn many_replies_in_a_row_take_no_more_room() {
+    let mut story = Story::default();
+    story.grant(1, None);
+    for _ in 0..5 {
+        story.deliveries.told(hold, Told::ONE_MORE);
+    }
+    assert_eq!(story.deliveries.by_hold[&hold()].replies.len(), 2);
+}

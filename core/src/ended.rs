@@ -1,0 +1,169 @@
+//! Holds that are over and are still stored.
+//!
+//! The server tells of the end of a connection where it allows no writes. What
+//! ended with it waits here until somebody may write. **What has ended is over
+//! before the next command sees the lock**: whoever reads a lock takes what has
+//! ended of it from here first.
+//!
+//! To note, to find and to take what has ended of one lock takes logarithmic time, and
+//! a step for each of its holds. Two databases that change places have all of it
+//! inserted anew.
+
+use std::collections::BTreeMap;
+
+use smallvec::SmallVec;
+
+#[cfg(test)]
+use crate::explore::form::Form;
+use crate::keys::{KeyBuf, KeyRef};
+#[cfg(feature = "planted-faults")]
+use crate::planted::Fault;
+use crate::request::Owner;
+use crate::sessions::HoldId;
+use crate::token::FencingToken;
+
+/// Why holds are over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EndedBy {
+    /// The connection that they were bound to has ended: all are over.
+    Session,
+    /// Nobody heard of their grant: those are over that nobody else was told of.
+    Undelivered,
+}
+
+/// Holds of one owner that are over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// Who had them.
+    pub owner: Owner,
+    /// Their token.
+    pub token: FencingToken,
+    /// Why they are over.
+    pub by: EndedBy,
+}
+
+/// All holds of a server that are over and are still stored.
+#[derive(Clone, Debug, Default)]
+pub struct EndedHolds {
+    by_key: BTreeMap<KeyBuf, SmallVec<[Ended; 1]>>,
+}
+
+impl EndedHolds {
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.by_key.is_empty()
+    }
+
+    /// Notes that these holds are over.
+    pub fn push(&mut self, hold: HoldId, token: FencingToken, by: EndedBy) {
+        #[cfg(feature = "planted-faults")]
+        if by == EndedBy::Undelivered && Fault::GrantToTheDead.planted() {
+            return;
+        }
+        let HoldId { key, owner } = hold;
+        let ended = self.by_key.entry(key).or_default();
+        ended.push(Ended { owner, token, by });
+    }
+
+    /// What has ended of this lock, in the order in which it did.
+    pub fn of(&self, key: KeyRef<'_>) -> &[Ended] {
+        if self.is_empty() {
+            return &[];
+        }
+        self.by_key.get(&key.into()).map_or(&[], |ended| ended)
+    }
+
+    /// Takes what has ended of this lock. The caller removes it from the data.
+    pub fn take(&mut self, key: KeyRef<'_>) -> SmallVec<[Ended; 1]> {
+        if self.is_empty() {
+            return SmallVec::new();
+        }
+        self.by_key.remove(&key.into()).unwrap_or_default()
+    }
+
+    /// Lets what has ended follow its lock to another key.
+    pub fn follow(&mut self, from: KeyRef<'_>, to: KeyRef<'_>) {
+        let ended = self.take(from);
+        if !ended.is_empty() {
+            self.by_key.insert(to.into(), ended);
+        }
+    }
+
+    /// Lets what has ended follow the locks of two databases that changed places.
+    pub fn swap_databases(&mut self, one: i32, other: i32) {
+        let by_key = std::mem::take(&mut self.by_key).into_iter();
+        self.by_key = by_key
+            .map(|(key, ended)| (key.swapped(one, other), ended))
+            .collect();
+    }
+
+    /// A lock of which something has ended.
+    pub fn next_key(&self) -> Option<&KeyBuf> {
+        self.by_key.keys().next()
+    }
+}
+
+#[cfg(test)]
+impl EndedHolds {
+    /// Writes down what decides what will happen.
+    pub(crate) fn take_down(&self, form: &mut Form<'_>) {
+        for key in form.keys() {
+            let ended = self.of(key.as_ref());
+            form.count(ended.len());
+            for ended in ended {
+                form.owner(&ended.owner);
+                form.token(Some(ended.token));
+                form.flag(ended.by == EndedBy::Session);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: KeyRef<'_> = KeyRef { db: 0, name: b"k" };
+
+    fn hold(owner: &str) -> HoldId {
+        HoldId {
+            key: KEY.into(),
+            owner: Owner::new(owner.as_bytes()).unwrap(),
+        }
+    }
+
+    #[test]
+    fn what_ended_is_kept_in_order_until_it_is_taken() {
+        let token = FencingToken::new(7).unwrap();
+        let mut holds = EndedHolds::default();
+        assert!(holds.is_empty() && holds.of(KEY).is_empty());
+        holds.push(hold("b"), token, EndedBy::Session);
+        holds.push(hold("a"), token, EndedBy::Undelivered);
+        let owners: Vec<_> = holds.of(KEY).iter().map(|ended| &ended.owner).collect();
+        assert_eq!(owners, [&hold("b").owner, &hold("a").owner]);
+        assert_eq!(holds.next_key(), Some(&KEY.into()));
+        assert_eq!(holds.take(KEY).len(), 2);
+        assert!(holds.is_empty() && holds.next_key().is_none());
+        assert!(holds.take(KEY).is_empty());
+    }
+
+    #[test]
+    fn what_ended_follows_its_lock() {
+        let [there, swapped] = [3, 4].map(|db| KeyRef { db, name: b"l" });
+        let mut holds = EndedHolds::default();
+        holds.push(hold("a"), FencingToken::new(7).unwrap(), EndedBy::Session);
+        holds.follow(KEY, there);
+        assert!(holds.of(KEY).is_empty() && holds.of(there).len() == 1);
+        holds.swap_databases(4, 3);
+        assert!(holds.of(there).is_empty() && holds.of(swapped).len() == 1);
+    }
+
+    #[test]
+    fn each_lock_has_its_own() {
+        let mut holds = EndedHolds::default();
+        holds.push(hold("a"), FencingToken::new(7).unwrap(), EndedBy::Session);
+        let other = KeyRef { db: 1, name: b"k" };
+        assert!(holds.of(other).is_empty() && holds.take(other).is_empty());
+        assert_eq!(holds.of(KEY).len(), 1);
+    }
+}

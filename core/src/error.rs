@@ -1,0 +1,179 @@
+//! The errors a client can be told. This is the only place where their codes
+//! are spelled: the first word of each message is the code, and clients may
+//! rely on it.
+
+use std::fmt;
+
+use crate::deadlock::{self, WaitEdge};
+use crate::keys::KeyRef;
+
+/// A refusal. Whoever returns one has changed nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LockError {
+    /// `ERR`: the command was not well-formed.
+    Usage(Usage),
+    /// `WRONGTYPE`: the key holds something that is not a hash.
+    WrongType,
+    /// `NOTALOCK`: the key is a hash, but not one that describes a lock.
+    NotALock,
+    /// `HOLDCOUNT`: `HOLD n` fits neither n nor n - 1.
+    HoldCount {
+        /// The hold the client spoke of.
+        wanted: i64,
+        /// How many holds the owner has.
+        held: i64,
+    },
+    /// `UPGRADE`: a holder asked for a stricter mode than it holds the lock in.
+    Upgrade,
+    /// `DEADLOCK`: the wait would close a cycle of owners that wait for each other.
+    Deadlock {
+        /// Who waits for whom.
+        cycle: Vec<WaitEdge>,
+    },
+    /// `READONLY`: a replica keeps up no lease and hands no lock off.
+    ReadOnly,
+    /// `QUEUEFULL`: as many clients wait for the lock as `lock.max-waiters` allows.
+    QueueFull {
+        /// The limit.
+        max_waiters: usize,
+    },
+}
+
+/// What was wrong with the words of a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Usage {
+    /// An option that is unknown, repeated, unfinished or in conflict with another.
+    Syntax,
+    /// Not an integer of 64 bits.
+    NotAnInteger,
+    /// `LEASE` outside of its range.
+    LeaseOutOfRange,
+    /// `HOLD` below 1.
+    HoldOutOfRange,
+    /// `LIMIT` outside of its range.
+    LimitOutOfRange,
+    /// `COUNT` below 1.
+    CountOutOfRange,
+    /// `SESSION` from a client without a connection, such as a script.
+    NoSession,
+    /// `FENCE` that no token can equal.
+    TokenOutOfRange,
+    /// `BLOCK` that is no integer, or would end beyond the reach of the clock.
+    TimeoutOutOfRange,
+    /// `BLOCK` below 0.
+    TimeoutNegative,
+    /// An empty owner.
+    OwnerEmpty,
+    /// An owner longer than 1024 bytes.
+    OwnerTooLong,
+    /// An owner that begins with `@`, which marks the module's own fields.
+    OwnerReserved,
+    /// The hold count of this owner would pass 2^63 - 1.
+    TooManyHolds,
+    /// The stored token is 2^53 - 1: there is no greater one.
+    TokensExhausted,
+    /// A handler panicked; the panic was caught.
+    Internal,
+}
+
+impl LockError {
+    /// As it is told to somebody who may read these keys only.
+    pub fn text_for(&self, may_read: impl Fn(KeyRef<'_>) -> bool) -> String {
+        match self {
+            Self::Deadlock { cycle } => format!("DEADLOCK {}", deadlock::spell(cycle, may_read)),
+            error => error.to_string(),
+        }
+    }
+}
+
+impl From<Usage> for LockError {
+    fn from(usage: Usage) -> Self {
+        Self::Usage(usage)
+    }
+}
+
+impl fmt::Display for LockError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Usage(usage) => write!(f, "ERR {}", usage.text()),
+            Self::WrongType => {
+                f.write_str("WRONGTYPE Operation against a key holding the wrong kind of value")
+            }
+            Self::NotALock => f.write_str(
+                "NOTALOCK the key is a hash that does not describe a lock; \
+                 use another key for the lock",
+            ),
+            Self::HoldCount { wanted, held } => write!(
+                f,
+                "HOLDCOUNT HOLD {wanted} does not fit: the owner has {held} hold(s) on this lock"
+            ),
+            Self::Upgrade => f.write_str(
+                "UPGRADE the owner holds this lock in a looser mode; release it before asking \
+                 for a stricter one",
+            ),
+            Self::Deadlock { cycle } => {
+                write!(f, "DEADLOCK {}", deadlock::spell(cycle, |_| true))
+            }
+            Self::ReadOnly => f.write_str(
+                "READONLY a replica hands no lock off and keeps up no lease; \
+                 ask the primary, or leave BLOCK and SESSION out",
+            ),
+            Self::QueueFull { max_waiters } => write!(
+                f,
+                "QUEUEFULL {max_waiters} clients wait for this lock already; \
+                 try again later or raise lock.max-waiters"
+            ),
+        }
+    }
+}
+
+impl Usage {
+    const fn text(self) -> &'static str {
+        match self {
+            Self::Syntax => "syntax error",
+            Self::NotAnInteger => "value is not an integer or out of range",
+            Self::LeaseOutOfRange => "LEASE must be between 1 and 315360000000 milliseconds",
+            Self::HoldOutOfRange => "HOLD must be 1 or greater",
+            Self::LimitOutOfRange => "LIMIT must be between 1 and 9007199254740991",
+            Self::CountOutOfRange => "COUNT must be 1 or greater",
+            Self::NoSession => {
+                "SESSION needs a client's own connection; scripts and modules have none"
+            }
+            Self::TokenOutOfRange => "FENCE must be between 1 and 9007199254740991",
+            Self::TimeoutOutOfRange => "timeout is not an integer or out of range",
+            Self::TimeoutNegative => "timeout is negative",
+            Self::OwnerEmpty => "owner must not be empty",
+            Self::OwnerTooLong => "owner must not be longer than 1024 bytes",
+            Self::OwnerReserved => "owner must not begin with '@'",
+            Self::TooManyHolds => "hold count would overflow; release some holds first",
+            Self::TokensExhausted => {
+                "the stored @fence is the greatest possible token; delete the key first"
+            }
+            Self::Internal => {
+                "internal error in the lock module; the server log has the details, please report it"
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_error_begins_with_its_code() {
+        let cases = [
+            (LockError::from(Usage::Syntax), "ERR"),
+            (LockError::WrongType, "WRONGTYPE"),
+            (LockError::NotALock, "NOTALOCK"),
+            (LockError::HoldCount { wanted: 3, held: 1 }, "HOLDCOUNT"),
+            (LockError::QueueFull { max_waiters: 1 }, "QUEUEFULL"),
+            (LockError::Upgrade, "UPGRADE"),
+            (LockError::ReadOnly, "READONLY"),
+            (LockError::Deadlock { cycle: Vec::new() }, "DEADLOCK"),
+        ];
+        for (error, code) in cases {
+            assert_eq!(error.to_string().split(' ').next(), Some(code));
+        }
+    }
+}

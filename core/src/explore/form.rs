@@ -1,0 +1,177 @@
+//! The form of a state: what is left of it without names.
+//!
+//! Owners, keys and connections are interchangeable; tokens and waiters matter by
+//! their rank, and times by how far away they are. So each part of a state writes
+//! itself into a [`Form`], in an order that depends on no name, and the fingerprint of
+//! a state is the smallest one over all ways to order its names.
+
+use crate::keys::{KeyBuf, KeyRef};
+use crate::lock::Lock;
+use crate::queue::WaiterId;
+use crate::request::{ClientId, HoldNumber, Owner};
+use crate::token::FencingToken;
+
+/// An order of all names.
+#[derive(Clone, Debug)]
+pub(crate) struct Names {
+    pub(crate) owners: Vec<Owner>,
+    pub(crate) keys: Vec<KeyBuf>,
+    /// The connections, by the number that a client's id is divided by
+    /// [`GENERATIONS`].
+    pub(crate) connections: Vec<u64>,
+}
+
+/// So many times a connection can be made anew.
+pub(crate) const GENERATIONS: u64 = 1000;
+
+/// Tokens and waiters of a state, in order.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Ranks {
+    tokens: Vec<i64>,
+    waiters: Vec<u64>,
+}
+
+/// Takes a state down.
+pub(crate) struct Form<'n> {
+    names: &'n Names,
+    now_ms: i64,
+    ranks: Ranks,
+    /// The ranks are still being collected.
+    collects: bool,
+    hash: u64,
+}
+
+impl<'n> Form<'n> {
+    /// Collects tokens and waiters.
+    pub(crate) fn collecting(names: &'n Names, now_ms: i64) -> Self {
+        Self {
+            names,
+            now_ms,
+            ranks: Ranks::default(),
+            collects: true,
+            hash: 0,
+        }
+    }
+
+    /// The form of the same state by another order of names.
+    pub(crate) fn hashing(self, names: &Names) -> Form<'_> {
+        let mut ranks = self.ranks;
+        if self.collects {
+            ranks.tokens.sort_unstable();
+            ranks.tokens.dedup();
+            ranks.waiters.sort_unstable();
+            ranks.waiters.dedup();
+        }
+        Form {
+            names,
+            now_ms: self.now_ms,
+            ranks,
+            collects: false,
+            hash: 0x9e37_79b9_7f4a_7c15,
+        }
+    }
+
+    pub(crate) fn fingerprint(&self) -> u64 {
+        self.hash
+    }
+
+    pub(crate) fn keys(&self) -> &'n [KeyBuf] {
+        &self.names.keys
+    }
+
+    pub(crate) fn owners(&self) -> &'n [Owner] {
+        &self.names.owners
+    }
+
+    pub(crate) fn connections(&self) -> &'n [u64] {
+        &self.names.connections
+    }
+
+    pub(crate) fn number(&mut self, number: i64) {
+        let mixed = u128::from(self.hash ^ number.cast_unsigned()) * 0x5851_f42d_4c95_7f2d;
+        let (low, high) = (mixed as u64, (mixed >> 64) as u64);
+        self.hash = (low ^ high)
+            .rotate_left(23)
+            .wrapping_add(0x1234_5678_9abc_def1);
+    }
+
+    pub(crate) fn count(&mut self, count: usize) {
+        self.number(i64::try_from(count).unwrap_or(-1));
+    }
+
+    pub(crate) fn flag(&mut self, flag: bool) {
+        self.number(flag.into());
+    }
+
+    pub(crate) fn owner(&mut self, owner: &Owner) {
+        let at = self.names.owners.iter().position(|one| one == owner);
+        self.number(at.map_or(-1, |at| at as i64));
+    }
+
+    pub(crate) fn key(&mut self, key: KeyRef<'_>) {
+        let at = self.names.keys.iter().position(|one| one.as_ref() == key);
+        self.number(at.map_or(-1, |at| at as i64));
+    }
+
+    pub(crate) fn client(&mut self, client: Option<ClientId>) {
+        let Some(ClientId(id)) = client else {
+            return self.number(-1);
+        };
+        let mut connections = self.names.connections.iter();
+        let at = connections.position(|one| one / GENERATIONS == id / GENERATIONS);
+        let current = at.and_then(|at| self.names.connections.get(at));
+        self.number(at.map_or(-2, |at| at as i64));
+        // Of those that have ended, none comes back.
+        self.flag(current == Some(&id));
+    }
+
+    pub(crate) fn token(&mut self, token: Option<FencingToken>) {
+        let Some(token) = token.map(FencingToken::get) else {
+            return self.number(-1);
+        };
+        if self.collects {
+            self.ranks.tokens.push(token);
+        } else {
+            let rank = self.ranks.tokens.binary_search(&token);
+            self.number(rank.map_or(-2, |rank| rank as i64));
+        }
+    }
+
+    pub(crate) fn waiter(&mut self, id: Option<WaiterId>) {
+        let Some(WaiterId(id)) = id else {
+            return self.number(-1);
+        };
+        if self.collects {
+            self.ranks.waiters.push(id);
+        } else {
+            let rank = self.ranks.waiters.binary_search(&id);
+            self.number(rank.map_or(-2, |rank| rank as i64));
+        }
+    }
+
+    /// A time at which something happens, in milliseconds. All that is over is alike.
+    pub(crate) fn time(&mut self, at_ms: Option<i64>) {
+        self.number(at_ms.map_or(i64::MIN, |at_ms| (at_ms - self.now_ms).max(-1)));
+    }
+
+    pub(crate) fn hold(&mut self, hold: Option<HoldNumber>) {
+        self.number(hold.map_or(-1, HoldNumber::count_with));
+    }
+
+    /// The order of the holders does not matter.
+    pub(crate) fn lock(&mut self, lock: &Lock) {
+        self.token(lock.last_token);
+        self.time(lock.expires_at_ms);
+        self.flag(lock.leftovers);
+        for owner in self.names.owners.iter() {
+            let holder = lock.holder(owner);
+            self.flag(holder.is_some());
+            if let Some(holder) = holder {
+                self.number(holder.holds);
+                self.token(holder.token);
+                self.time(holder.lease_end_ms);
+                self.number(holder.limit.count_or_zero());
+            }
+        }
+    }
+}

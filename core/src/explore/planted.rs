@@ -1,0 +1,60 @@
+//! Shows that the search finds faults: each that the core can have is planted, and a
+//! shortest way to its harm is told.
+
+use super::scope::SCOPES;
+use super::search::{Found, search};
+use super::threads;
+use crate::bounds;
+use crate::planted::{FAULTS, plant};
+
+/// Faults that are planted outside of the core, where effects are replicated.
+const OUTSIDE: [&str; 1] = ["expiry-not-propagated"];
+
+/// So far each scope is searched for a fault.
+const DEPTH: usize = 8;
+
+/// A level of a scope that ends beyond so many states is the last.
+const STATES: usize = 20_000;
+
+/// The shortest trace of all scopes.
+fn find(fault: &str) -> Option<(&'static str, Found)> {
+    for depth in 1..=DEPTH {
+        for scope in SCOPES {
+            let prepare = || {
+                bounds::set(scope.small_bounds);
+                assert!(plant(fault), "no fault is called {fault}");
+            };
+            let found = search(*scope, depth, Some(STATES), threads(), &prepare);
+            if found.trace.is_some() {
+                return Some((scope.name, found));
+            }
+        }
+    }
+    None
+}
+
+#[test]
+#[cfg_attr(debug_assertions, ignore = "takes minutes; see `make explore`")]
+fn each_planted_fault_is_found() {
+    let only = std::env::var("FAULT").ok();
+    let mut unseen = Vec::new();
+    for (fault, _) in FAULTS {
+        if OUTSIDE.contains(&fault) || only.as_ref().is_some_and(|only| only != fault) {
+            continue;
+        }
+        match find(fault) {
+            Some((
+                scope,
+                Found {
+                    depth,
+                    trace: Some(trace),
+                    ..
+                },
+            )) => {
+                println!("{fault}: {depth} steps, among {scope}\n{}", trace.print());
+            }
+            _ => unseen.push(fault),
+        }
+    }
+    assert!(unseen.is_empty(), "not found: {unseen:?}");
+}

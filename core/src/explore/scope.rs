@@ -1,0 +1,372 @@
+//! What is explored together.
+//!
+//! All that can happen, in every order, is too much for any depth that shows much. So
+//! there are scopes: one of everything, which is searched to a small depth, and one for
+//! each part of the rules, which is searched deeper.
+
+use std::fmt;
+
+use super::form::Form;
+use super::world::LEASE_MS;
+use crate::request::Limit;
+
+/// A way to ask for a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ask {
+    pub(super) limit: Limit,
+    pub(super) waits: bool,
+    /// The hold that is asked for, or 0.
+    pub(super) hold: i64,
+    pub(super) session: bool,
+}
+
+impl Ask {
+    const TRY: Self = Self {
+        limit: Limit::EXCLUSIVE,
+        waits: false,
+        hold: 0,
+        session: false,
+    };
+    const WAIT: Self = Self {
+        waits: true,
+        ..Self::TRY
+    };
+
+    const fn limit(self, limit: Limit) -> Self {
+        Self { limit, ..self }
+    }
+
+    const fn hold(self, hold: i64) -> Self {
+        Self { hold, ..self }
+    }
+
+    const fn session(self) -> Self {
+        Self {
+            session: true,
+            ..self
+        }
+    }
+
+    pub(super) fn take_down(self, form: &mut Form<'_>) {
+        form.number(self.limit.count_or_zero());
+        form.flag(self.waits);
+        form.number(self.hold);
+        form.flag(self.session);
+    }
+}
+
+impl fmt::Display for Ask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.limit.count_or_zero() {
+            0 => f.write_str(" SHARED")?,
+            1 => {}
+            limit => write!(f, " LIMIT {limit}")?,
+        }
+        if self.hold > 0 {
+            write!(f, " HOLD {}", self.hold)?;
+        }
+        if self.session {
+            f.write_str(" SESSION")?;
+        }
+        if self.waits {
+            f.write_str(" BLOCK 0")?;
+        }
+        Ok(())
+    }
+}
+
+/// Which token a command names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Named {
+    /// The one that its owner was told last.
+    Own,
+    /// One of long ago.
+    Stale,
+}
+
+/// How much a release gives back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Extent {
+    One,
+    All,
+    Hold(i64),
+    Token(Named),
+}
+
+impl fmt::Display for Extent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::One => Ok(()),
+            Self::All => f.write_str(" ALL"),
+            Self::Hold(hold) => write!(f, " HOLD {hold}"),
+            Self::Token(Named::Own) => f.write_str(" FENCE (its own)"),
+            Self::Token(Named::Stale) => f.write_str(" FENCE (another)"),
+        }
+    }
+}
+
+/// What can happen, to whom, and how far it is followed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Scope {
+    pub(super) name: &'static str,
+    /// How many connections each owner has.
+    pub(super) connections: &'static [usize],
+    pub(super) keys: i32,
+    pub(super) asks: &'static [Ask],
+    pub(super) releases: &'static [Extent],
+    /// New leases, and the tokens that are named with them.
+    pub(super) renewals: &'static [(i64, Option<Named>)],
+    /// `LOCK.BREAK`
+    pub(super) breaks: bool,
+    /// `DEL` by somebody else.
+    pub(super) deletes: bool,
+    /// `SET` by somebody else, of which the module is not told.
+    pub(super) overwrites: bool,
+    pub(super) renames: bool,
+    pub(super) swaps: bool,
+    /// Redisson's scripts take free locks.
+    pub(super) redisson: bool,
+    /// Waiters leave: their time is up, or somebody unblocks them.
+    pub(super) leaves: bool,
+    /// Clients are sent away with an error, also between a grant and its reply.
+    pub(super) sends_away: bool,
+    pub(super) disconnects: bool,
+    pub(super) fails_over: bool,
+    /// The server refuses writes now and then.
+    pub(super) refuses_writes: bool,
+    /// The timer may be late.
+    pub(super) is_late: bool,
+    /// Time stops at the very end of a lease too.
+    pub(super) exact_ends: bool,
+    /// As outside of a cluster.
+    pub(super) reads_other_keys: bool,
+    /// Bounds of the table so small that a few owners reach them.
+    pub(super) small_bounds: bool,
+    /// How far it is followed in a test of seconds, and in one of minutes.
+    pub(super) depths: [usize; 2],
+}
+
+const NONE: Scope = Scope {
+    name: "",
+    connections: &[1, 1, 1],
+    keys: 1,
+    asks: &[Ask::WAIT],
+    releases: &[Extent::One],
+    renewals: &[],
+    breaks: false,
+    deletes: false,
+    overwrites: false,
+    renames: false,
+    swaps: false,
+    redisson: false,
+    leaves: false,
+    sends_away: false,
+    disconnects: false,
+    fails_over: false,
+    refuses_writes: false,
+    is_late: false,
+    exact_ends: false,
+    reads_other_keys: true,
+    small_bounds: false,
+    depths: [0, 0],
+};
+
+const TWO: Limit = Limit::TWO;
+
+/// All scopes.
+pub(super) const SCOPES: &[Scope] = &[
+    Scope {
+        name: "queue",
+        asks: &[Ask::TRY, Ask::WAIT],
+        releases: &[Extent::One, Extent::Token(Named::Stale)],
+        renewals: &[(LEASE_MS, None), (LEASE_MS / 3, Some(Named::Own))],
+        breaks: true,
+        deletes: true,
+        overwrites: true,
+        leaves: true,
+        disconnects: true,
+        depths: [6, 12],
+        ..NONE
+    },
+    Scope {
+        name: "modes",
+        asks: &[
+            Ask::WAIT,
+            Ask::WAIT.limit(Limit::SHARED),
+            Ask::WAIT.limit(TWO),
+            Ask::TRY.limit(Limit::SHARED),
+        ],
+        releases: &[Extent::One],
+        renewals: &[(LEASE_MS / 3, None)],
+        deletes: true,
+        leaves: true,
+        exact_ends: true,
+        depths: [4, 9],
+        ..NONE
+    },
+    Scope {
+        name: "modes, small bounds",
+        asks: &[
+            Ask::WAIT,
+            Ask::WAIT.limit(Limit::SHARED),
+            Ask::WAIT.limit(TWO),
+        ],
+        releases: &[Extent::One],
+        renewals: &[(LEASE_MS / 3, None)],
+        deletes: true,
+        overwrites: true,
+        leaves: true,
+        small_bounds: true,
+        depths: [4, 9],
+        ..NONE
+    },
+    Scope {
+        name: "sessions",
+        connections: &[1, 1],
+        asks: &[Ask::WAIT, Ask::WAIT.session()],
+        releases: &[Extent::One],
+        renewals: &[(LEASE_MS / 3, None)],
+        breaks: true,
+        deletes: true,
+        disconnects: true,
+        sends_away: true,
+        refuses_writes: true,
+        is_late: true,
+        depths: [5, 12],
+        ..NONE
+    },
+    Scope {
+        name: "moves",
+        connections: &[1, 1],
+        keys: 2,
+        asks: &[Ask::WAIT, Ask::WAIT.session()],
+        releases: &[Extent::One],
+        deletes: true,
+        renames: true,
+        swaps: true,
+        disconnects: true,
+        sends_away: true,
+        depths: [4, 8],
+        ..NONE
+    },
+    Scope {
+        name: "two connections",
+        connections: &[2, 2],
+        asks: &[
+            Ask::WAIT,
+            Ask::WAIT.hold(1),
+            Ask::TRY.hold(2),
+            Ask::WAIT.session(),
+        ],
+        releases: &[Extent::One, Extent::All, Extent::Hold(1)],
+        deletes: true,
+        leaves: true,
+        sends_away: true,
+        disconnects: true,
+        depths: [4, 9],
+        ..NONE
+    },
+    Scope {
+        name: "deadlocks",
+        keys: 2,
+        asks: &[
+            Ask::WAIT,
+            Ask::WAIT.limit(Limit::SHARED),
+            Ask::WAIT.limit(TWO),
+        ],
+        releases: &[Extent::One],
+        leaves: true,
+        depths: [4, 7],
+        ..NONE
+    },
+    Scope {
+        name: "deadlocks, two connections",
+        connections: &[2, 2],
+        keys: 2,
+        asks: &[Ask::WAIT, Ask::WAIT.limit(Limit::SHARED)],
+        releases: &[Extent::One],
+        leaves: true,
+        redisson: true,
+        depths: [4, 8],
+        ..NONE
+    },
+    Scope {
+        name: "deadlocks, small bounds",
+        connections: &[2, 1, 1],
+        keys: 2,
+        asks: &[Ask::WAIT],
+        releases: &[Extent::One],
+        leaves: true,
+        small_bounds: true,
+        depths: [5, 9],
+        ..NONE
+    },
+    Scope {
+        name: "deadlocks, other keys unread",
+        keys: 2,
+        asks: &[Ask::WAIT],
+        releases: &[Extent::One],
+        leaves: true,
+        deletes: true,
+        overwrites: true,
+        reads_other_keys: false,
+        depths: [5, 10],
+        ..NONE
+    },
+    Scope {
+        name: "fail-over",
+        connections: &[1, 1],
+        asks: &[
+            Ask::WAIT,
+            Ask::WAIT.limit(Limit::SHARED),
+            Ask::WAIT.session(),
+        ],
+        releases: &[Extent::One],
+        deletes: true,
+        disconnects: true,
+        fails_over: true,
+        depths: [4, 11],
+        ..NONE
+    },
+    Scope {
+        name: "everything",
+        connections: &[2, 1, 1],
+        keys: 2,
+        asks: &[
+            Ask::TRY,
+            Ask::WAIT,
+            Ask::WAIT.limit(Limit::SHARED),
+            Ask::WAIT.limit(TWO),
+            Ask::TRY.hold(2),
+            Ask::WAIT.hold(1),
+            Ask::WAIT.session(),
+        ],
+        releases: &[
+            Extent::One,
+            Extent::All,
+            Extent::Hold(1),
+            Extent::Token(Named::Own),
+            Extent::Token(Named::Stale),
+        ],
+        renewals: &[
+            (LEASE_MS, None),
+            (LEASE_MS / 3, Some(Named::Own)),
+            (LEASE_MS, Some(Named::Stale)),
+        ],
+        breaks: true,
+        deletes: true,
+        overwrites: true,
+        renames: true,
+        swaps: true,
+        redisson: true,
+        leaves: true,
+        sends_away: true,
+        disconnects: true,
+        fails_over: true,
+        refuses_writes: true,
+        is_late: true,
+        exact_ends: true,
+        depths: [2, 5],
+        ..NONE
+    },
+];

@@ -1,0 +1,275 @@
+//! Who holds a lock.
+//!
+//! Most locks have one holder, and a list of one serves it best. Where many hold a
+//! lock together, an index beside the list finds a holder by its name, the lease
+//! that ends next or last, and the strictest limit, each in logarithmic time.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Deref;
+
+use hashbrown::HashMap;
+use smallvec::SmallVec;
+
+#[cfg(test)]
+pub(crate) use crate::bounds::FEW;
+use crate::bounds::few;
+use crate::lock::Holder;
+use crate::request::{Limit, Owner};
+
+/// The holders of a lock. Those of many have no order.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Holders {
+    list: SmallVec<[Holder; 1]>,
+    /// There while more than a few hold the lock, and a while longer.
+    index: Option<Box<Index>>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Index {
+    by_owner: HashMap<Owner, usize>,
+    /// The ends of the leases that have one, each with the holder's place in the
+    /// list.
+    lease_ends: BTreeSet<(i64, usize)>,
+    /// How many holders have each limit.
+    limits: BTreeMap<Limit, usize>,
+}
+
+impl Deref for Holders {
+    type Target = [Holder];
+
+    fn deref(&self) -> &[Holder] {
+        &self.list
+    }
+}
+
+impl PartialEq for Holders {
+    fn eq(&self, other: &Self) -> bool {
+        self.list == other.list
+    }
+}
+
+impl Eq for Holders {}
+
+impl FromIterator<Holder> for Holders {
+    fn from_iter<I: IntoIterator<Item = Holder>>(holders: I) -> Self {
+        let mut all = Self {
+            list: holders.into_iter().collect(),
+            index: None,
+        };
+        all.index_if_many();
+        all
+    }
+}
+
+impl Holders {
+    #[inline]
+    pub(crate) fn get(&self, owner: &Owner) -> Option<&Holder> {
+        // Mostly there is nobody, or one.
+        match self.list.as_slice() {
+            [] => None,
+            [only] => (only.owner == *owner).then_some(only),
+            _ => self.list.get(self.find(owner)?),
+        }
+    }
+
+    fn find(&self, owner: &Owner) -> Option<usize> {
+        match &self.index {
+            Some(index) => index.by_owner.get(owner).copied(),
+            None => self.list.iter().position(|holder| holder.owner == *owner),
+        }
+    }
+
+    pub(crate) fn push(&mut self, holder: Holder) {
+        if let Some(index) = &mut self.index {
+            index.insert(&holder, self.list.len());
+        }
+        self.list.push(holder);
+        self.index_if_many();
+    }
+
+    /// Changes what an owner holds, but not its name. Returns whether it holds
+    /// anything.
+    pub(crate) fn update(&mut self, owner: &Owner, change: impl FnOnce(&mut Holder)) -> bool {
+        let at = self.find(owner);
+        let Some((at, holder)) = at.and_then(|at| Some((at, self.list.get_mut(at)?))) else {
+            return false;
+        };
+        match &mut self.index {
+            None => change(holder),
+            Some(index) => {
+                index.remove(holder, at);
+                change(holder);
+                index.insert(holder, at);
+            }
+        }
+        true
+    }
+
+    pub(crate) fn remove(&mut self, owner: &Owner) -> Option<Holder> {
+        let at = self.find(owner)?;
+        let Some(index) = &mut self.index else {
+            return Some(self.list.remove(at));
+        };
+        let removed = self.list.swap_remove(at);
+        index.remove(&removed, at);
+        if let Some(moved) = self.list.get(at) {
+            index.remove(moved, self.list.len());
+            index.insert(moved, at);
+        }
+        if self.list.len() <= few() / 2 {
+            self.index = None;
+        }
+        Some(removed)
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.list.clear();
+        self.index = None;
+    }
+
+    /// Who shares the lock, and whose lease was over before this time.
+    #[inline]
+    pub(crate) fn overdue(&self, now_ms: i64) -> Option<&Holder> {
+        let is_over = |holder: &&Holder| holder.is_overdue(now_ms);
+        match &self.index {
+            Some(index) => {
+                let (_, at) = index.lease_ends.first()?;
+                self.list.get(*at).filter(is_over)
+            }
+            None => self.list.iter().find(is_over),
+        }
+    }
+
+    /// When the next lease ends, of those that do.
+    pub(crate) fn first_lease_end_ms(&self) -> Option<i64> {
+        match &self.index {
+            Some(index) => index.lease_ends.first().map(|&(end_ms, _)| end_ms),
+            None => self.lease_ends().min(),
+        }
+    }
+
+    /// When the last lease ends, of those that do.
+    pub(crate) fn last_lease_end_ms(&self) -> Option<i64> {
+        match &self.index {
+            Some(index) => index.lease_ends.last().map(|&(end_ms, _)| end_ms),
+            None => self.lease_ends().max(),
+        }
+    }
+
+    fn lease_ends(&self) -> impl Iterator<Item = i64> {
+        self.list.iter().filter_map(|holder| holder.lease_end_ms)
+    }
+
+    /// The strictest limit of them all.
+    pub(crate) fn strictest_limit(&self) -> Option<Limit> {
+        match &self.index {
+            Some(index) => index.limits.keys().next().copied(),
+            None => self.list.iter().map(|holder| holder.limit).min(),
+        }
+    }
+
+    /// Whether each of them is alone in its own view.
+    pub(crate) fn are_all_exclusive(&self) -> bool {
+        match &self.index {
+            Some(index) => index.limits.keys().next_back() <= Some(&Limit::EXCLUSIVE),
+            None => self.list.iter().all(|one| one.limit == Limit::EXCLUSIVE),
+        }
+    }
+
+    fn index_if_many(&mut self) {
+        if self.index.is_none() && self.list.len() > few() {
+            let mut index = Index::default();
+            for (at, holder) in self.list.iter().enumerate() {
+                index.insert(holder, at);
+            }
+            self.index = Some(Box::new(index));
+        }
+    }
+}
+
+impl Index {
+    fn insert(&mut self, holder: &Holder, at: usize) {
+        self.by_owner.insert(holder.owner.clone(), at);
+        if let Some(end_ms) = holder.lease_end_ms {
+            self.lease_ends.insert((end_ms, at));
+        }
+        *self.limits.entry(holder.limit).or_default() += 1;
+    }
+
+    fn remove(&mut self, holder: &Holder, at: usize) {
+        self.by_owner.remove(&holder.owner);
+        if let Some(end_ms) = holder.lease_end_ms {
+            self.lease_ends.remove(&(end_ms, at));
+        }
+        if let Some(count) = self.limits.get_mut(&holder.limit) {
+            *count -= 1;
+            if *count == 0 {
+                self.limits.remove(&holder.limit);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::lock::tests::permitted;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Push(i64, i64),
+        Remove(usize),
+        Renew(usize, i64),
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let step = prop_oneof![
+            3 => (1..60_i64, 2..4_i64).prop_map(|(end, limit)| Step::Push(end, limit)),
+            2 => (0..40_usize).prop_map(Step::Remove),
+            1 => (0..40_usize, 1..60_i64).prop_map(|(who, end)| Step::Renew(who, end)),
+        ];
+        prop::collection::vec(step, 0..80)
+    }
+
+    proptest! {
+        #[test]
+        fn many_holders_are_found_as_few_are(steps in steps()) {
+            let mut holders = Holders::default();
+            let mut plain: Vec<Holder> = Vec::new();
+            for (n, step) in steps.into_iter().enumerate() {
+                match step {
+                    Step::Push(end_ms, limit) => {
+                        let limit = Limit::from_count(limit).unwrap();
+                        let holder = permitted(&n.to_string(), 7, end_ms, limit);
+                        holders.push(holder.clone());
+                        plain.push(holder);
+                    }
+                    Step::Remove(who) if who < plain.len() => {
+                        let gone = plain.remove(who);
+                        prop_assert_eq!(holders.remove(&gone.owner), Some(gone));
+                    }
+                    Step::Renew(who, end_ms) if who < plain.len() => {
+                        plain[who].lease_end_ms = Some(end_ms);
+                        let owner = plain[who].owner.clone();
+                        prop_assert!(holders.update(&owner, |one| one.lease_end_ms = Some(end_ms)));
+                    }
+                    Step::Remove(_) | Step::Renew(..) => {}
+                }
+                prop_assert_eq!(holders.len(), plain.len());
+                for holder in &plain {
+                    prop_assert_eq!(holders.get(&holder.owner), Some(holder));
+                }
+                let ends = || plain.iter().filter_map(|one| one.lease_end_ms);
+                prop_assert_eq!(holders.first_lease_end_ms(), ends().min());
+                prop_assert_eq!(holders.last_lease_end_ms(), ends().max());
+                let strictest = plain.iter().map(|one| one.limit).min();
+                prop_assert_eq!(holders.strictest_limit(), strictest);
+                let overdue = holders.overdue(30).and_then(|one| one.lease_end_ms);
+                prop_assert_eq!(overdue.is_some(), ends().any(|end| end < 30));
+                prop_assert!(overdue.is_none_or(|end| end < 30));
+            }
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! The keys of locks.
+
+use std::collections::BTreeSet;
+use std::hash::Hash;
+use std::rc::Rc;
+
+use hashbrown::{Equivalent, HashMap};
+
+/// A key, by the number of its database and its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KeyRef<'k> {
+    /// The database.
+    pub db: i32,
+    /// The name.
+    pub name: &'k [u8],
+}
+
+/// A key that outlives the call.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct KeyBuf {
+    pub(crate) db: i32,
+    name: Rc<[u8]>,
+}
+
+impl KeyBuf {
+    /// The same key, borrowed.
+    pub fn as_ref(&self) -> KeyRef<'_> {
+        KeyRef {
+            db: self.db,
+            name: &self.name,
+        }
+    }
+
+    /// The key under which the same lock is found once two databases have
+    /// changed places.
+    pub(crate) fn swapped(&self, one: i32, other: i32) -> Self {
+        Self {
+            db: match self.db {
+                db if db == one => other,
+                db if db == other => one,
+                db => db,
+            },
+            name: Rc::clone(&self.name),
+        }
+    }
+}
+
+/// Both have the same fields, and so the same hash.
+impl Equivalent<KeyBuf> for KeyRef<'_> {
+    fn equivalent(&self, key: &KeyBuf) -> bool {
+        *self == key.as_ref()
+    }
+}
+
+impl From<KeyRef<'_>> for KeyBuf {
+    fn from(key: KeyRef<'_>) -> Self {
+        Self {
+            db: key.db,
+            name: key.name.into(),
+        }
+    }
+}
+
+/// A set of keys, mostly of one.
+#[derive(Clone, Debug)]
+enum KeySet {
+    One(KeyBuf),
+    Many(BTreeSet<KeyBuf>),
+}
+
+impl KeySet {
+    fn iter(&self) -> impl Iterator<Item = &KeyBuf> {
+        let (one, many) = match self {
+            Self::One(key) => (Some(key), None),
+            Self::Many(keys) => (None, Some(keys)),
+        };
+        one.into_iter().chain(many.into_iter().flatten())
+    }
+}
+
+/// Sets of keys, each under a name. An empty one takes no room. To find a set takes
+/// constant time, to change it logarithmic time in the number of its keys.
+#[derive(Clone, Debug)]
+pub(crate) struct KeySets<N> {
+    by_name: HashMap<N, KeySet>,
+}
+
+impl<N> Default for KeySets<N> {
+    fn default() -> Self {
+        Self {
+            by_name: HashMap::new(),
+        }
+    }
+}
+
+impl<N: Clone + Eq + Hash> KeySets<N> {
+    /// Whether there is any key under this name.
+    pub(crate) fn contains(&self, name: &N) -> bool {
+        !self.by_name.is_empty() && self.by_name.contains_key(name)
+    }
+
+    /// The keys under this name.
+    pub(crate) fn of(&self, name: &N) -> impl Iterator<Item = &KeyBuf> {
+        self.by_name.get(name).into_iter().flat_map(KeySet::iter)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.by_name.len()
+    }
+
+    /// Returns the key that was alone here before, if one was and is another.
+    pub(crate) fn insert(&mut self, name: &N, key: KeyBuf) -> Option<KeyBuf> {
+        let Some(keys) = self.by_name.get_mut(name) else {
+            self.by_name.insert(name.clone(), KeySet::One(key));
+            return None;
+        };
+        match keys {
+            KeySet::One(only) if *only == key => None,
+            KeySet::One(only) => {
+                let only = only.clone();
+                *keys = KeySet::Many([only.clone(), key].into());
+                Some(only)
+            }
+            KeySet::Many(many) => {
+                many.insert(key);
+                None
+            }
+        }
+    }
+
+    /// Whether there is more than one key under this name.
+    pub(crate) fn are_several(&self, name: &N) -> bool {
+        matches!(self.by_name.get(name), Some(KeySet::Many(_)))
+    }
+
+    /// Returns the key that is alone here now, if this one left it so.
+    pub(crate) fn remove(&mut self, name: &N, key: &KeyBuf) -> Option<KeyBuf> {
+        let keys = self.by_name.get_mut(name)?;
+        match keys {
+            KeySet::One(only) if only == key => {
+                self.by_name.remove(name);
+                give_memory_back(&mut self.by_name);
+                None
+            }
+            KeySet::One(_) => None,
+            KeySet::Many(many) => {
+                many.remove(key);
+                if many.len() > 1 {
+                    return None;
+                }
+                let last = many.pop_first()?;
+                *keys = KeySet::One(last.clone());
+                Some(last)
+            }
+        }
+    }
+}
+
+/// A table of so few entries is never worth the time to make it anew.
+const ALWAYS_ROOM_FOR: usize = 16;
+
+/// When a crowd has gone, so shall the memory that it took.
+pub fn give_memory_back<K: Eq + Hash, V>(map: &mut HashMap<K, V>) {
+    let (len, capacity) = (map.len(), map.capacity());
+    if len < capacity / 8 && capacity > ALWAYS_ROOM_FOR {
+        map.shrink_to(ALWAYS_ROOM_FOR.max(2 * len));
+    }
+}

@@ -1,0 +1,525 @@
+//! A lock and its transitions.
+//!
+//! [`Lock`] is the working copy of a stored lock. A transition changes the copy
+//! and appends to a list what has to be written, in the order in which it has
+//! to be written; the same list, as core commands, is what replicas and the AOF
+//! get. So "applied here" and "replicated" can't differ, and several
+//! transitions in a row (a release and the grant that follows it) join into one
+//! atomic write.
+//!
+//! A transition that returns an error has changed neither the copy nor the list.
+//!
+//! # One rule of admission
+//! Every holder has a limit: how many may hold the lock together in its view. An
+//! exclusive holder's is 1, a shared one's is none. A newcomer is let in if one
+//! holder more is within its own limit and within that of every holder.
+//!
+//! # Who ends a lease
+//! The expiry of the key ends an exclusive lease, and the server alone decides
+//! when that is: a key that is still there is a held lock, whatever `now` says.
+//! Where several hold a lock, the key lives as long as the last of them, so each
+//! lease but that one is ended here, by [`Lock::end_lease`].
+
+use smallvec::SmallVec;
+
+use crate::error::{LockError, Usage};
+use crate::holders::Holders;
+#[cfg(feature = "planted-faults")]
+use crate::planted::Fault;
+use crate::request::{
+    AcquireRequest, Lease, Limit, Owner, ReleaseExtent, ReleaseRequest, RenewRequest,
+};
+use crate::stored::Permit;
+use crate::token::{FencingToken, TokenClock};
+
+/// The wall clock at the moment of a transition.
+#[derive(Clone, Copy, Debug)]
+pub struct Now {
+    /// Microseconds since 1970.
+    pub us: i64,
+}
+
+impl Now {
+    /// Milliseconds since 1970, the unit in which Redis keeps expiry times.
+    pub const fn ms(self) -> i64 {
+        self.us / 1000
+    }
+}
+
+/// One write, which has the same effect on the keyspace of the primary and, as
+/// a core command, on that of a replica.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// `HSET key owner holds [@permit:owner permit] [@fence token]`
+    SetHolder {
+        /// The owner.
+        owner: Owner,
+        /// Its new hold count.
+        holds: i64,
+        /// Its permit, where others may hold the lock with it.
+        permit: Option<Permit>,
+        /// The token, where it is new.
+        new_token: Option<FencingToken>,
+    },
+    /// `HDEL key owner @permit:owner`
+    RemoveHolder {
+        /// The owner.
+        owner: Owner,
+    },
+    /// `PEXPIREAT key at_ms`
+    ExpireAt {
+        /// Milliseconds since 1970.
+        at_ms: i64,
+    },
+    /// `DEL key`
+    Delete,
+}
+
+/// What has to be written, in order.
+pub type Effects = SmallVec<[Effect; 2]>;
+
+/// Somebody who holds the lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// Its name.
+    pub owner: Owner,
+    /// How many holds it has, at least 1.
+    pub holds: i64,
+    /// Its token; none if Redisson's scripts took the lock.
+    pub token: Option<FencingToken>,
+    /// When its lease is over, in milliseconds since 1970; none after `PERSIST`.
+    pub lease_end_ms: Option<i64>,
+    /// How many may hold the lock together with it.
+    pub limit: Limit,
+}
+
+impl Holder {
+    /// Its permit, if others may hold the lock with it.
+    pub fn permit(&self) -> Option<Permit> {
+        if self.limit == Limit::EXCLUSIVE {
+            return None;
+        }
+        Some(Permit {
+            limit: self.limit,
+            token: self.token?,
+            lease_end_ms: self.lease_end_ms?,
+        })
+    }
+
+    fn written(&self, new_token: Option<FencingToken>) -> Effect {
+        Effect::SetHolder {
+            owner: self.owner.clone(),
+            holds: self.holds,
+            permit: self.permit(),
+            new_token,
+        }
+    }
+
+    /// Whether it shares the lock, and its lease was over before this time.
+    pub(crate) fn is_overdue(&self, now_ms: i64) -> bool {
+        #[cfg(feature = "planted-faults")]
+        let now_ms = now_ms + i64::from(Fault::LeaseEndsEarly.planted());
+        self.limit != Limit::EXCLUSIVE && self.lease_end_ms.is_some_and(|end_ms| end_ms < now_ms)
+    }
+
+    fn has_token(&self, named: Option<FencingToken>) -> bool {
+        named.is_none() || named == self.token
+    }
+}
+
+/// The working copy of a stored lock.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Lock {
+    /// Who holds it. Nobody does if it is free.
+    pub(crate) holders: Holders,
+    /// The newest token that is stored, or was before the last holder left just
+    /// now. A free lock has one where somebody removed the owner's field alone.
+    pub(crate) last_token: Option<FencingToken>,
+    /// The expiry of the key.
+    pub(crate) expires_at_ms: Option<i64>,
+    /// The key holds permits of owners that somebody removed.
+    pub(crate) leftovers: bool,
+}
+
+/// What came of a release.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Released {
+    /// The owner's last hold ended: now, or when this command came first.
+    LastHold,
+    /// The owner still holds the lock.
+    StillHeld,
+    /// The owner does not hold the lock, or not with this token.
+    NotHeld,
+}
+
+impl Lock {
+    /// Who holds the lock.
+    pub fn holders(&self) -> &[Holder] {
+        &self.holders
+    }
+
+    /// Whether nobody does.
+    pub fn is_free(&self) -> bool {
+        self.holders.is_empty()
+    }
+
+    /// The newest token that is known of it.
+    pub const fn last_token(&self) -> Option<FencingToken> {
+        self.last_token
+    }
+
+    /// The expiry of its key, in milliseconds since 1970.
+    pub const fn expires_at_ms(&self) -> Option<i64> {
+        self.expires_at_ms
+    }
+
+    /// The hold of this owner.
+    pub fn holder(&self, owner: &Owner) -> Option<&Holder> {
+        self.holders.get(owner)
+    }
+
+    /// When the last of its holders' leases ends.
+    pub(crate) fn last_lease_end_ms(&self) -> Option<i64> {
+        self.holders.last_lease_end_ms()
+    }
+
+    /// When somebody's lease ends next.
+    pub fn next_lease_end_ms(&self) -> Option<i64> {
+        let first = self.holders.first_lease_end_ms().into_iter();
+        first.chain(self.expires_at_ms).min()
+    }
+
+    /// How many may hold it together now, if anybody holds it.
+    pub(crate) fn strictest_limit(&self) -> Option<Limit> {
+        self.holders.strictest_limit()
+    }
+
+    /// Whether its holders are each alone in their own view, if there are any.
+    pub(crate) fn is_exclusive(&self) -> bool {
+        self.holders.are_all_exclusive()
+    }
+
+    /// Whether an owner that has no hold yet could have one.
+    pub fn admits(&self, limit: Limit) -> bool {
+        #[cfg(feature = "planted-faults")]
+        if limit != Limit::EXCLUSIVE && Fault::LimitIgnored.planted() {
+            return true;
+        }
+        let strictest = self
+            .holders
+            .strictest_limit()
+            .map_or(limit, |strictest| strictest.min(limit));
+        strictest.has_room_beside(self.holders.len())
+    }
+
+    /// Ends a lease that is over, of a lock that several may hold. Returns whose it
+    /// was.
+    pub fn end_lease(&mut self, now: Now, effects: &mut Effects) -> Option<Owner> {
+        let owner = self.holders.overdue(now.ms())?.owner.clone();
+        self.end_lease_of(&owner, now, effects);
+        Some(owner)
+    }
+
+    /// Ends this owner's lease, if it shares the lock and its lease is over. Returns
+    /// whether it was.
+    pub fn end_lease_of(&mut self, owner: &Owner, now: Now, effects: &mut Effects) -> bool {
+        let is_over = |holder: &Holder| holder.is_overdue(now.ms());
+        if !self.holder(owner).is_some_and(is_over) {
+            return false;
+        }
+        self.holders.remove(owner);
+        if self.is_free() {
+            // The leases that ended before it go with the key.
+            let is_end = |effect: &Effect| matches!(effect, Effect::RemoveHolder { .. });
+            while effects.last().is_some_and(is_end) {
+                effects.pop();
+            }
+            self.delete(effects);
+        } else {
+            effects.push(Effect::RemoveHolder {
+                owner: owner.clone(),
+            });
+        }
+        true
+    }
+
+    /// Grants the lock, or one hold more of it, if that is possible now.
+    /// `in_turn` says whether nobody waits in front of a newcomer.
+    pub fn acquire(
+        &mut self,
+        request: &AcquireRequest,
+        in_turn: bool,
+        now: Now,
+        tokens: &mut TokenClock,
+        effects: &mut Effects,
+    ) -> Result<Option<FencingToken>, LockError> {
+        #[cfg(feature = "planted-faults")]
+        crate::planted::ignore_expiry(self, &request.owner, effects);
+        if self.holder(&request.owner).is_some() {
+            return self.reenter(request, now, tokens, effects);
+        }
+        // This owner has no hold, and waiting would not give it one that fits,
+        // so the mistake is told at once.
+        holds_after_acquire(request, 0)?;
+        #[cfg(feature = "planted-faults")]
+        let in_turn = in_turn || request.limit == Limit::SHARED && Fault::ReaderBarges.strikes();
+        if !in_turn || !self.admits(request.limit) {
+            return Ok(None);
+        }
+        let token = tokens.next(now.us, self.last_token)?;
+        #[cfg(feature = "planted-faults")]
+        let token = tokens.own_again(&request.owner, token);
+        if self.leftovers {
+            self.delete(effects);
+        }
+        let holder = Holder {
+            owner: request.owner.clone(),
+            holds: 1,
+            token: Some(token),
+            lease_end_ms: Some(request.lease.end_ms(now.ms())),
+            limit: request.limit,
+        };
+        effects.push(holder.written(Some(token)));
+        self.holders.push(holder);
+        self.last_token = Some(token);
+        self.expire_with_the_last_lease(effects);
+        Ok(Some(token))
+    }
+
+    fn reenter(
+        &mut self,
+        request: &AcquireRequest,
+        now: Now,
+        tokens: &mut TokenClock,
+        effects: &mut Effects,
+    ) -> Result<Option<FencingToken>, LockError> {
+        let last_token = self.last_token;
+        let Some(mut holder) = self.holder(&request.owner).cloned() else {
+            return Ok(None);
+        };
+        if request.limit < holder.limit {
+            return Err(LockError::Upgrade);
+        }
+        let holds = holds_after_acquire(request, holder.holds)?;
+        let (token, new_token) = match holder.token {
+            Some(token) => (token, None),
+            None => {
+                let token = tokens.next(now.us, last_token)?;
+                (token, Some(token))
+            }
+        };
+        // Re-entry never shortens what an outer section relies on.
+        let lease_end_ms = request.lease.end_ms(now.ms());
+        let is_later = holder.lease_end_ms.is_some_and(|end| end < lease_end_ms);
+        if is_later {
+            holder.lease_end_ms = Some(lease_end_ms);
+        }
+        let in_its_fields = holds != holder.holds
+            || new_token.is_some()
+            || is_later && holder.limit != Limit::EXCLUSIVE;
+        holder.holds = holds;
+        holder.token = Some(token);
+        if in_its_fields {
+            effects.push(holder.written(new_token));
+        }
+        self.replace(holder);
+        self.last_token = new_token.or(last_token);
+        // Somebody else may have let the key end before the lease does.
+        if is_later || self.key_ends_before(lease_end_ms) {
+            self.expire_with_the_last_lease(effects);
+        }
+        Ok(Some(token))
+    }
+
+    /// Gives holds back.
+    pub fn release(
+        &mut self,
+        request: &ReleaseRequest,
+        effects: &mut Effects,
+    ) -> Result<Released, LockError> {
+        #[cfg(feature = "planted-faults")]
+        let request = &Fault::OwnerNotChecked.instead(request.clone(), || ReleaseRequest {
+            owner: self.any_owner().unwrap_or(request.owner.clone()),
+            ..request.clone()
+        });
+        let Some(holder) = self.holder(&request.owner) else {
+            return match request.extent {
+                ReleaseExtent::Hold(hold) if hold.count_without() == 0 => Ok(Released::LastHold),
+                ReleaseExtent::Hold(hold) => Err(LockError::HoldCount {
+                    wanted: hold.count_with(),
+                    held: 0,
+                }),
+                ReleaseExtent::One | ReleaseExtent::All => Ok(Released::NotHeld),
+            };
+        };
+        if !holder.has_token(request.token) {
+            return Ok(Released::NotHeld);
+        }
+        let holds = match request.extent {
+            ReleaseExtent::One => holder.holds - 1,
+            ReleaseExtent::All => 0,
+            ReleaseExtent::Hold(hold)
+                if holder.holds == hold.count_with() || holder.holds == hold.count_without() =>
+            {
+                hold.count_without()
+            }
+            ReleaseExtent::Hold(hold) => {
+                return Err(LockError::HoldCount {
+                    wanted: hold.count_with(),
+                    held: holder.holds,
+                });
+            }
+        };
+        if holds == 0 {
+            self.remove(&request.owner, effects);
+            return Ok(Released::LastHold);
+        }
+        self.leave(&request.owner, holds, effects);
+        Ok(Released::StillHeld)
+    }
+
+    /// Leaves an owner so many of its holds, because the others are over.
+    pub fn leave(&mut self, owner: &Owner, holds: i64, effects: &mut Effects) {
+        let Some(holder) = self.holder(owner) else {
+            return;
+        };
+        if holds == 0 {
+            self.remove(owner, effects);
+        } else if holds < holder.holds {
+            let holder = Holder {
+                holds,
+                ..holder.clone()
+            };
+            effects.push(holder.written(None));
+            self.replace(holder);
+        }
+    }
+
+    /// Lets the lease end at now + lease exactly. Returns whether the owner holds
+    /// the lock, with the token it named.
+    pub fn renew(&mut self, request: &RenewRequest, now: Now, effects: &mut Effects) -> bool {
+        #[cfg(feature = "planted-faults")]
+        crate::planted::renew_late(self, request, now, effects);
+        let Some(holder) = self
+            .holder(&request.owner)
+            .filter(|holder| holder.has_token(request.token))
+        else {
+            return false;
+        };
+        let lease_end_ms = Some(request.lease.end_ms(now.ms()));
+        if holder.lease_end_ms != lease_end_ms {
+            let holder = Holder {
+                lease_end_ms,
+                ..holder.clone()
+            };
+            if holder.limit != Limit::EXCLUSIVE {
+                effects.push(holder.written(None));
+            }
+            self.replace(holder);
+        }
+        self.expire_with_the_last_lease(effects);
+        true
+    }
+
+    /// Lets the lease last for `lease` from now on at least. Returns whether the
+    /// owner has this very hold.
+    pub fn keep(
+        &mut self,
+        owner: &Owner,
+        token: FencingToken,
+        lease: Lease,
+        now: Now,
+        effects: &mut Effects,
+    ) -> bool {
+        let Some(holder) = self.holder(owner) else {
+            return false;
+        };
+        if holder.token != Some(token) {
+            return false;
+        }
+        let lasts = |end| end >= lease.end_ms(now.ms());
+        if !holder.lease_end_ms.is_none_or(lasts) {
+            let request = RenewRequest {
+                owner: owner.clone(),
+                lease,
+                token: Some(token),
+            };
+            self.renew(&request, now, effects);
+        } else if self.key_ends_before(lease.end_ms(now.ms())) {
+            self.expire_with_the_last_lease(effects);
+        }
+        true
+    }
+
+    /// Takes the lock from whoever holds it, if this is the newest token. Says
+    /// whether anybody held it.
+    pub fn break_holds(&mut self, token: Option<FencingToken>, effects: &mut Effects) -> bool {
+        let other_token = token.is_some() && token != self.last_token;
+        if self.is_free() || other_token {
+            return false;
+        }
+        self.delete(effects);
+        true
+    }
+
+    fn remove(&mut self, owner: &Owner, effects: &mut Effects) {
+        self.holders.remove(owner);
+        if self.is_free() {
+            self.delete(effects);
+        } else {
+            effects.push(Effect::RemoveHolder {
+                owner: owner.clone(),
+            });
+            self.expire_with_the_last_lease(effects);
+        }
+    }
+
+    fn delete(&mut self, effects: &mut Effects) {
+        effects.push(Effect::Delete);
+        self.holders.clear();
+        self.expires_at_ms = None;
+        self.leftovers = false;
+    }
+
+    fn replace(&mut self, holder: Holder) {
+        let owner = holder.owner.clone();
+        self.holders.update(&owner, |old| *old = holder);
+    }
+
+    fn key_ends_before(&self, at_ms: i64) -> bool {
+        self.expires_at_ms.is_some_and(|end_ms| end_ms < at_ms)
+    }
+
+    fn expire_with_the_last_lease(&mut self, effects: &mut Effects) {
+        if let Some(at_ms) = self.holders.last_lease_end_ms()
+            && self.expires_at_ms != Some(at_ms)
+        {
+            effects.push(Effect::ExpireAt { at_ms });
+            self.expires_at_ms = Some(at_ms);
+        }
+    }
+
+    #[cfg(feature = "planted-faults")]
+    fn any_owner(&self) -> Option<Owner> {
+        Some(self.holders.first()?.owner.clone())
+    }
+}
+
+/// The hold count after a request by an owner that has `held` holds now.
+fn holds_after_acquire(request: &AcquireRequest, held: i64) -> Result<i64, LockError> {
+    match request.hold {
+        None => held
+            .checked_add(1)
+            .ok_or_else(|| Usage::TooManyHolds.into()),
+        Some(hold) if held == hold.count_without() || held == hold.count_with() => {
+            Ok(hold.count_with())
+        }
+        Some(hold) => Err(LockError::HoldCount {
+            wanted: hold.count_with(),
+            held,
+        }),
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

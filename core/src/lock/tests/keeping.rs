@@ -1,0 +1,101 @@
+//! The leases of holds that are bound to a connection.
+
+use super::*;
+
+#[track_caller]
+fn check_keep(before: &Lock, name: &str, token: i64, kept: bool, effects: &[Effect], after: &Lock) {
+    let lease = Lease::from_ms(LEASE_MS).unwrap();
+    check(
+        before,
+        |lock, written| lock.keep(&owner(name), self::token(token), lease, NOW, written),
+        kept,
+        effects,
+        after,
+    );
+}
+
+#[test]
+fn a_lease_that_would_end_sooner_is_moved() {
+    check_keep(
+        &held("a", 2, Some(7), Some(END - 1)),
+        "a",
+        7,
+        true,
+        &[expires(END)],
+        &held("a", 2, Some(7), Some(END)),
+    );
+}
+
+#[test]
+fn a_lease_that_lasts_is_left_alone() {
+    for end in [Some(END), Some(END + 1), None] {
+        let lock = held("a", 2, Some(7), end);
+        check_keep(&lock, "a", 7, true, &[], &lock);
+    }
+}
+
+#[test]
+fn a_permit_is_kept_like_any_lease() {
+    let b = permitted("b", 8, END + 5, Limit::SHARED);
+    let [old, new] = [END - 1, END].map(|end| permitted("a", 7, end, Limit::SHARED));
+    check_keep(
+        &held_by([old.clone(), b.clone()]),
+        "a",
+        7,
+        true,
+        &[writes(&new, None)],
+        &held_by([new.clone(), b.clone()]),
+    );
+    // With nobody else, the key is kept as well.
+    check_keep(
+        &held_by([old]),
+        "a",
+        7,
+        true,
+        &[writes(&new, None), expires(END)],
+        &held_by([new.clone()]),
+    );
+    let lock = held_by([new, b]);
+    check_keep(&lock, "a", 7, true, &[], &lock);
+    check_keep(&lock, "b", 8, true, &[], &lock);
+}
+
+#[test]
+fn only_the_very_hold_that_was_tied_is_kept() {
+    let shared = held_by([
+        permitted("a", 7, END - 1, Limit::SHARED),
+        permitted("b", 8, END - 1, Limit::SHARED),
+    ]);
+    for (lock, name, token) in [
+        (free(None), "a", 7),
+        (free(Some(7)), "a", 7),
+        (held("a", 1, Some(8), Some(END - 1)), "a", 7),
+        (held("b", 1, Some(7), Some(END - 1)), "a", 7),
+        // Redisson's scripts took it since.
+        (held("a", 1, None, Some(END - 1)), "a", 7),
+        (shared.clone(), "a", 8),
+        (shared.clone(), "b", 7),
+        (shared, "c", 7),
+    ] {
+        check_keep(&lock, name, token, false, &[], &lock);
+    }
+}
+
+#[test]
+fn a_key_that_would_end_before_the_lease_is_kept_as_well() {
+    let ends_at = |key_end| Lock {
+        expires_at_ms: key_end,
+        ..held("a", 2, Some(7), Some(END + 5))
+    };
+    let mended = ends_at(Some(END + 5));
+    let resent = acquire("a", LEASE_MS, Some(2));
+    let early = ends_at(Some(END - 1));
+    check_keep(&early, "a", 7, true, &[expires(END + 5)], &mended);
+    check_acquire(&early, &resent, granted(7), &[expires(END + 5)], &mended);
+    // It lasts as long as was asked.
+    for key_end in [Some(END), Some(END + 1), None] {
+        let lock = ends_at(key_end);
+        check_keep(&lock, "a", 7, true, &[], &lock);
+        check_acquire(&lock, &resent, granted(7), &[], &lock);
+    }
+}

@@ -1,0 +1,185 @@
+//! Faults planted on purpose, to show that the fault campaign finds such.
+//!
+//! Only debug builds with the feature `planted-faults` have this file, and only
+//! one fault is planted at a time.
+
+use std::cell::Cell;
+
+use crate::lock::{Effect, Effects, Lock, Now};
+use crate::queue::Waiter;
+use crate::request::{AcquireRequest, Lease, Limit, Owner, RenewRequest};
+use crate::token::TokenClock;
+
+/// What may be wrong.
+#[derive(Clone, Copy)]
+pub enum Fault {
+    /// A lease does not keep others from the lock.
+    ExpiryIgnored = 1,
+    /// Anybody may release.
+    OwnerNotChecked,
+    /// A new grant gets the last token again.
+    TokenReused,
+    /// The last waiter in line is the first to be served.
+    LastInFirstOut,
+    /// A lock that comes free is handed to nobody.
+    HandOffSkipped,
+    /// A shared or limited lock lets everybody in.
+    LimitIgnored,
+    /// A hold outlives the connection that it is bound to.
+    SessionOutlived,
+    /// A wait that closes a cycle is not refused.
+    DeadlockMissed,
+    /// A reader does not wait behind those that wait.
+    ReaderBarges,
+    /// When the first in line leaves, the second is forgotten.
+    WaiterDropped,
+    /// A grant to a client that was gone is not taken back.
+    GrantToTheDead,
+    /// The lease of a waiter begins before its grant.
+    LeaseFromEnqueue,
+    /// A renewal takes a lock that is free.
+    LateRenewal,
+    /// An owner gets the token of its former holding again.
+    OwnTokenAgain,
+    /// Replicas don't hear when a lease ends.
+    ExpiryNotPropagated,
+    /// A key is looked at half a second too late.
+    LooksLate,
+    /// A lock for which somebody has just queued is not planned to be looked at.
+    RecheckNotPlanned,
+    /// A hand-off lets in the first of several readers alone.
+    OneReaderOnly,
+    /// Holds that were given back stay bound to their connection.
+    BindingKept,
+    /// A grant that nobody heard of is taken back from whoever holds the lock now.
+    TokenNotCompared,
+    /// A lease ends a millisecond too early.
+    LeaseEndsEarly,
+    /// A waiter stays in the queue when its time is up.
+    WaiterKept,
+    /// Who held a contended lock first is remembered for ever.
+    NotesKept,
+    /// A waiter is let in by the limits of the holders, without its own.
+    NewcomersLimitIgnored,
+    /// An owner's second request in a queue is not searched for deadlocks when the
+    /// first one leaves.
+    NextRequestNotChecked,
+}
+
+/// The faults by their names.
+pub const FAULTS: [(&str, Fault); 25] = [
+    ("expiry-ignored", Fault::ExpiryIgnored),
+    ("owner-not-checked", Fault::OwnerNotChecked),
+    ("token-reused", Fault::TokenReused),
+    ("last-in-first-out", Fault::LastInFirstOut),
+    ("hand-off-skipped", Fault::HandOffSkipped),
+    ("limit-ignored", Fault::LimitIgnored),
+    ("session-outlived", Fault::SessionOutlived),
+    ("deadlock-missed", Fault::DeadlockMissed),
+    ("reader-barges", Fault::ReaderBarges),
+    ("waiter-dropped", Fault::WaiterDropped),
+    ("grant-to-the-dead", Fault::GrantToTheDead),
+    ("lease-from-enqueue", Fault::LeaseFromEnqueue),
+    ("late-renewal", Fault::LateRenewal),
+    ("own-token-again", Fault::OwnTokenAgain),
+    ("expiry-not-propagated", Fault::ExpiryNotPropagated),
+    ("rechecks-late", Fault::LooksLate),
+    ("recheck-not-planned", Fault::RecheckNotPlanned),
+    ("one-reader-only", Fault::OneReaderOnly),
+    ("binding-kept", Fault::BindingKept),
+    ("token-not-compared", Fault::TokenNotCompared),
+    ("lease-ends-early", Fault::LeaseEndsEarly),
+    ("waiter-kept", Fault::WaiterKept),
+    ("notes-kept", Fault::NotesKept),
+    ("newcomers-limit-ignored", Fault::NewcomersLimitIgnored),
+    ("next-request-not-checked", Fault::NextRequestNotChecked),
+];
+
+// The server has one thread that matters, and each test has its own.
+thread_local! {
+    static PLANTED: Cell<u8> = const { Cell::new(0) };
+    static STRIKES_EVERY: Cell<u64> = const { Cell::new(1) };
+    static CHANCES: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Plants the fault of this name. After a slash the name may say that only each
+/// so-manyth chance is taken. Returns whether there is such a fault.
+pub fn plant(name: &str) -> bool {
+    let (name, every) = name.split_once('/').unwrap_or((name, "1"));
+    let Some((_, fault)) = FAULTS.iter().find(|(one, _)| *one == name) else {
+        return false;
+    };
+    let Ok(every @ 1..) = every.parse() else {
+        return false;
+    };
+    STRIKES_EVERY.set(every);
+    PLANTED.set(*fault as u8);
+    true
+}
+
+impl Fault {
+    /// Whether this is the one.
+    pub fn planted(self) -> bool {
+        PLANTED.get() == self as u8
+    }
+
+    /// Whether this is the one, and takes this chance.
+    pub fn strikes(self) -> bool {
+        let chance = CHANCES.get() + 1;
+        CHANCES.set(chance);
+        self.planted() && chance.is_multiple_of(STRIKES_EVERY.get())
+    }
+
+    /// What is right, or what is wrong if this is the one.
+    pub fn instead<T>(self, right: T, wrong: impl FnOnce() -> T) -> T {
+        if self.planted() { wrong() } else { right }
+    }
+}
+
+/// Frees a lock that another owner holds, as though its lease were over.
+pub fn ignore_expiry(lock: &mut Lock, newcomer: &Owner, effects: &mut Effects) {
+    if !lock.is_free() && lock.holder(newcomer).is_none() && Fault::ExpiryIgnored.planted() {
+        effects.push(Effect::Delete);
+        *lock = Lock {
+            last_token: lock.last_token,
+            ..Lock::default()
+        };
+    }
+}
+
+/// What is left of the lease of a request that has waited since then, if it
+/// began at that time.
+fn lease_from_enqueue(lease: Lease, since_us: i64, now: Now) -> Lease {
+    if !Fault::LeaseFromEnqueue.planted() {
+        return lease;
+    }
+    let waited_ms = now.ms() - since_us / 1000;
+    Lease::from_ms((lease.ms() - waited_ms).max(1)).unwrap_or(lease)
+}
+
+impl Waiter {
+    pub(crate) fn with_lease_from_enqueue(mut self, now: Now) -> Self {
+        self.request.lease = lease_from_enqueue(self.request.lease, self.since_us, now);
+        self
+    }
+}
+
+/// Takes the lock for an owner that does not hold it any more.
+pub fn renew_late(lock: &mut Lock, request: &RenewRequest, now: Now, effects: &mut Effects) {
+    if lock.is_free() && request.token.is_none() && Fault::LateRenewal.strikes() {
+        let request = AcquireRequest {
+            owner: request.owner.clone(),
+            lease: request.lease,
+            limit: Limit::EXCLUSIVE,
+            hold: None,
+            session: None,
+        };
+        // Without a token that the stored one allows there is no fault.
+        let _ = lock.acquire(&request, true, now, &mut TokenClock::default(), effects);
+    }
+}
+
+/// When a key is looked at that should be at this time.
+pub fn recheck_late(at_ms: i64) -> i64 {
+    Fault::LooksLate.instead(at_ms, || at_ms + 500)
+}

@@ -1,0 +1,804 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::request::{Lease, Limit};
+
+const KEY: KeyRef<'static> = key(0, b"k");
+const OTHER: KeyRef<'static> = key(0, b"other");
+const MANY: usize = 1000;
+const WAIT: Wait = Wait {
+    client: ClientId(7),
+    until_ms: Some(9),
+};
+
+const fn key(db: i32, name: &[u8]) -> KeyRef<'_> {
+    KeyRef { db, name }
+}
+
+fn owner(name: &str) -> Owner {
+    Owner::new(name.as_bytes()).unwrap()
+}
+
+fn request(name: &str) -> AcquireRequest {
+    AcquireRequest {
+        owner: owner(name),
+        lease: Lease::LONGEST,
+        hold: None,
+        limit: Limit::EXCLUSIVE,
+        session: None,
+    }
+}
+
+fn wait(queues: &mut WaitQueues, key: KeyRef<'_>, name: &str) -> WaiterId {
+    wait_since(queues, key, name, 0)
+}
+
+fn wait_since(queues: &mut WaitQueues, key: KeyRef<'_>, name: &str, since_us: i64) -> WaiterId {
+    let pushed = queues.push(key, request(name), WAIT, since_us, MANY);
+    pushed.unwrap()
+}
+
+fn wait_in_line<const N: usize>(
+    queues: &mut WaitQueues,
+    key: KeyRef<'_>,
+    names: [&str; N],
+) -> [WaiterId; N] {
+    names.map(|name| wait(queues, key, name))
+}
+
+fn id_of(waiter: Option<Waiter>) -> Option<WaiterId> {
+    waiter.map(|waiter| waiter.id)
+}
+
+/// Takes all waiters of the key from the front.
+fn drain(queues: &mut WaitQueues, key: KeyRef<'_>) -> Vec<WaiterId> {
+    std::iter::from_fn(|| id_of(queues.take_first(key))).collect()
+}
+
+/// Takes the keys whose look is due, in the order in which they come.
+fn drain_due(queues: &mut WaitQueues, now_ms: i64) -> Vec<KeyBuf> {
+    std::iter::from_fn(|| queues.take_due(now_ms)).collect()
+}
+
+fn bufs<const N: usize>(keys: [KeyRef<'_>; N]) -> [KeyBuf; N] {
+    keys.map(KeyBuf::from)
+}
+
+#[track_caller]
+fn check_nothing_is_left(queues: &mut WaitQueues) {
+    assert!(queues.is_empty());
+    assert!(!queues.contended(KEY));
+    assert_eq!(queues.next_recheck_ms(), None);
+    assert_eq!(queues.take_due(i64::MAX), None);
+    assert!(queues.take_first(KEY).is_none());
+    assert!(queues.first(KEY).is_none());
+    assert_eq!(queues.waits.len(), 0);
+    assert!(queues.by_id.is_empty());
+}
+
+#[test]
+fn first_come_first_served() {
+    let mut queues = WaitQueues::default();
+    let line = wait_in_line(&mut queues, KEY, ["b", "a", "c", "a"]);
+    assert_eq!(drain(&mut queues, KEY), line);
+}
+
+#[test]
+fn the_first_is_seen_before_it_is_taken() {
+    let mut queues = WaitQueues::default();
+    assert!(queues.first(KEY).is_none());
+    for id in wait_in_line(&mut queues, KEY, ["b", "a"]) {
+        let first = queues.first(KEY);
+        assert_eq!(first.map(|waiter| waiter.id), Some(id));
+        queues.take_first(KEY).unwrap();
+    }
+    assert!(queues.first(KEY).is_none());
+}
+
+/// The owners that wait elsewhere, each with its first request here.
+fn elsewhere(queues: &WaitQueues, key: KeyRef<'_>) -> Vec<WaiterId> {
+    let all = WaiterId(0)..=WaiterId(u64::MAX);
+    let found = queues.waiting_elsewhere(key, all);
+    found.map(|(id, _)| id).collect()
+}
+
+fn waits_of(queues: &WaitQueues, name: &str) -> Vec<KeyBuf> {
+    queues.waits_of(&owner(name)).cloned().collect()
+}
+
+#[test]
+fn it_is_known_for_which_keys_an_owner_waits() {
+    let mut queues = WaitQueues::default();
+    let first = wait(&mut queues, KEY, "a");
+    let again = wait(&mut queues, KEY, "a");
+    let b = wait(&mut queues, KEY, "b");
+    assert_eq!(waits_of(&queues, "a"), bufs([KEY]));
+    assert_eq!(elsewhere(&queues, KEY), []);
+
+    let in_one = wait(&mut queues, key(1, b"k"), "a");
+    assert_eq!(waits_of(&queues, "a"), bufs([KEY, key(1, b"k")]));
+    assert_eq!(waits_of(&queues, "b"), bufs([KEY]));
+    assert_eq!(waits_of(&queues, "c"), []);
+    assert!(queues.waits(&owner("b")) && !queues.waits(&owner("c")));
+    assert_eq!(elsewhere(&queues, KEY), [first]);
+    assert_eq!(elsewhere(&queues, key(1, b"k")), [in_one]);
+
+    // It waits for a key until the last of its requests there is gone.
+    queues.remove(KEY, first).unwrap();
+    assert_eq!(elsewhere(&queues, KEY), [again]);
+    queues.remove(KEY, again).unwrap();
+    assert_eq!(waits_of(&queues, "a"), bufs([key(1, b"k")]));
+    assert_eq!(elsewhere(&queues, key(1, b"k")), []);
+
+    // Of three keys each knows of the others until one alone is left.
+    let [second, third] = [KEY, OTHER].map(|key| wait(&mut queues, key, "a"));
+    assert_eq!(elsewhere(&queues, KEY), [second]);
+    assert_eq!(elsewhere(&queues, OTHER), [third]);
+    queues.remove(key(1, b"k"), in_one).unwrap();
+    assert_eq!(elsewhere(&queues, KEY), [second]);
+    queues.remove(OTHER, third).unwrap();
+    assert_eq!(elsewhere(&queues, KEY), []);
+    assert_eq!(queues.owners(KEY).count(), 2);
+    assert_eq!(drain(&mut queues, KEY), [b, second]);
+}
+
+#[test]
+fn whose_requests_are_to_be_served_first_is_kept_with_the_line() {
+    let mut queues = WaitQueues::default();
+    queues.set_reentering(KEY, Some(owner("a")));
+    assert_eq!(queues.reentering(KEY), None);
+    wait(&mut queues, KEY, "a");
+    queues.set_reentering(KEY, Some(owner("a")));
+    assert_eq!(queues.reentering(KEY), Some(&owner("a")));
+    assert_eq!(queues.reentering(OTHER), None);
+    queues.take_first(KEY).unwrap();
+    wait(&mut queues, KEY, "a");
+    assert_eq!(queues.reentering(KEY), None);
+}
+
+#[test]
+fn a_waiter_keeps_its_request_and_its_client() {
+    let mut queues = WaitQueues::default();
+    let pushed = queues.push(KEY, request("a"), WAIT, 5, MANY);
+    assert_eq!(queues.key_of(*pushed.as_ref().unwrap()), Some(&KEY.into()));
+    let waiter = queues.take_first(KEY).unwrap();
+    assert_eq!(waiter.request, request("a"));
+    let wait = (waiter.client, waiter.until_ms, waiter.since_us);
+    assert_eq!(wait, (WAIT.client, WAIT.until_ms, 5));
+    assert_eq!(queues.key_of(waiter.id), None);
+    assert_eq!(Ok(waiter.id), pushed);
+}
+
+#[test]
+fn who_leaves_the_middle_of_the_line_holds_nobody_up() {
+    let mut queues = WaitQueues::default();
+    let [a, b, c] = wait_in_line(&mut queues, KEY, ["a", "b", "c"]);
+    assert_eq!(id_of(queues.remove(KEY, b)), Some(b));
+    assert_eq!(drain(&mut queues, KEY), [a, c]);
+}
+
+#[test]
+fn a_waiter_leaves_only_once_and_only_its_own_line() {
+    let mut queues = WaitQueues::default();
+    let [a, b] = wait_in_line(&mut queues, KEY, ["a", "b"]);
+    let other = wait(&mut queues, OTHER, "a");
+    assert!(queues.remove(OTHER, a).is_none());
+    assert!(queues.remove(key(1, b"k"), a).is_none());
+    assert!(queues.remove(KEY, a).is_some());
+    assert!(queues.remove(KEY, a).is_none());
+    assert_eq!(drain(&mut queues, KEY), [b]);
+    assert!(queues.remove(KEY, b).is_none());
+    assert_eq!(drain(&mut queues, OTHER), [other]);
+}
+
+#[test]
+fn the_first_request_of_an_owner_is_taken_from_anywhere_in_the_line() {
+    let mut queues = WaitQueues::default();
+    let [a1, b1, a2, b2, b3] = wait_in_line(&mut queues, KEY, ["a", "b", "a", "b", "b"]);
+    let mut take_b = || id_of(queues.take_first_of(KEY, &owner("b")));
+    assert_eq!(take_b(), Some(b1));
+    assert_eq!(take_b(), Some(b2));
+    assert_eq!(take_b(), Some(b3));
+    assert_eq!(take_b(), None);
+    assert_eq!(drain(&mut queues, KEY), [a1, a2]);
+}
+
+#[test]
+fn the_first_request_of_an_owner_is_one_that_still_waits() {
+    let mut queues = WaitQueues::default();
+    let [_, a2, a3] = wait_in_line(&mut queues, KEY, ["a", "a", "a"]);
+    queues.take_first(KEY).unwrap();
+    queues.remove(KEY, a2).unwrap();
+    let elsewhere = wait(&mut queues, OTHER, "c");
+    assert!(queues.take_first_of(KEY, &owner("c")).is_none());
+    assert_eq!(
+        id_of(queues.take_first_of(KEY, &owner("a"))),
+        Some(a3),
+        "the two before it are gone"
+    );
+    assert_eq!(drain(&mut queues, OTHER), [elsewhere]);
+}
+
+#[test]
+fn a_full_line_takes_nobody_until_somebody_leaves() {
+    let mut queues = WaitQueues::default();
+    let full = Err(LockError::QueueFull { max_waiters: 2 });
+    let push = |queues: &mut WaitQueues, key| queues.push(key, request("a"), WAIT, 0, 2);
+    let first = push(&mut queues, KEY).unwrap();
+    let second = push(&mut queues, KEY).unwrap();
+    assert_eq!(push(&mut queues, KEY), full);
+    assert!(
+        push(&mut queues, OTHER).is_ok(),
+        "each line has its own limit"
+    );
+    queues.remove(KEY, first).unwrap();
+    let third = push(&mut queues, KEY).unwrap();
+    assert_eq!(push(&mut queues, KEY), full);
+    assert_eq!(drain(&mut queues, KEY), [second, third]);
+}
+
+#[test]
+fn nothing_is_left_of_who_finds_the_line_full() {
+    let mut queues = WaitQueues::default();
+    wait(&mut queues, KEY, "a");
+    let refused = queues.push(KEY, request("b"), WAIT, 0, 1);
+    assert_eq!(refused, Err(LockError::QueueFull { max_waiters: 1 }));
+    assert!(queues.take_first_of(KEY, &owner("b")).is_none());
+    assert!(!queues.waits(&owner("b")));
+}
+
+#[test]
+fn nothing_is_left_of_a_line_in_which_nobody_waits() {
+    type Leave = fn(&mut WaitQueues, WaiterId) -> Option<Waiter>;
+    let ways: [Leave; 3] = [
+        |queues, id| queues.remove(KEY, id),
+        |queues, _| queues.take_first(KEY),
+        |queues, _| queues.take_first_of(KEY, &owner("a")),
+    ];
+    for leave in ways {
+        let mut queues = WaitQueues::default();
+        check_nothing_is_left(&mut queues);
+        let id = wait(&mut queues, KEY, "a");
+        queues.recheck_by(KEY, 5);
+        assert!(!queues.is_empty());
+        assert!(queues.contended(KEY));
+        assert_eq!(queues.next_recheck_ms(), Some(5));
+        assert_eq!(id_of(leave(&mut queues, id)), Some(id));
+        check_nothing_is_left(&mut queues);
+
+        // A new line does not inherit the plans of the old one.
+        wait(&mut queues, KEY, "a");
+        assert_eq!(queues.next_recheck_ms(), None);
+    }
+}
+
+#[test]
+fn nothing_is_left_of_an_owner_that_waits_no_more() {
+    let mut queues = WaitQueues::default();
+    let id = wait(&mut queues, KEY, "a");
+    wait(&mut queues, OTHER, "b");
+    assert_eq!(queues.waits.len(), 2);
+    queues.remove(KEY, id).unwrap();
+    assert_eq!(queues.waits.len(), 1);
+    queues.take_first(OTHER).unwrap();
+    assert_eq!(queues.waits.len(), 0);
+}
+
+#[test]
+fn a_line_is_listed_from_its_first_to_its_last() {
+    let mut queues = WaitQueues::default();
+    let list = |queues: &WaitQueues, key| -> Vec<WaiterId> {
+        let waiters = queues.waiters(key);
+        waiters.map(|waiter| waiter.id).collect()
+    };
+    assert_eq!(list(&queues, KEY), []);
+    let [a, b, c] = wait_in_line(&mut queues, KEY, ["c", "a", "b"]);
+    assert_eq!(list(&queues, KEY), [a, b, c]);
+    assert_eq!(list(&queues, OTHER), []);
+}
+
+#[test]
+fn each_line_has_its_own_length() {
+    let mut queues = WaitQueues::default();
+    let lengths = |queues: &WaitQueues| [KEY, OTHER].map(|key| queues.length(key));
+    assert_eq!(lengths(&queues), [0, 0]);
+    let [first, _, _] = wait_in_line(&mut queues, KEY, ["a", "b", "a"]);
+    wait(&mut queues, OTHER, "a");
+    assert_eq!(lengths(&queues), [3, 1]);
+    queues.remove(KEY, first).unwrap();
+    assert_eq!(lengths(&queues), [2, 1]);
+}
+
+#[test]
+fn what_is_remembered_is_counted() {
+    let mut queues = WaitQueues::default();
+    let counts = |queues: &WaitQueues| {
+        let counts = queues.counts();
+        [
+            counts.waiters,
+            counts.contended_keys,
+            counts.planned_rechecks,
+        ]
+    };
+    assert_eq!(counts(&queues), [0, 0, 0]);
+    let [a, b, _] = wait_in_line(&mut queues, KEY, ["a", "b", "c"]);
+    wait(&mut queues, OTHER, "a");
+    queues.recheck_by(KEY, 5);
+    assert_eq!(counts(&queues), [4, 2, 1]);
+    queues.remove(KEY, a).unwrap();
+    queues.remove(KEY, b).unwrap();
+    assert_eq!(counts(&queues), [2, 2, 1]);
+    queues.take_first(KEY).unwrap();
+    assert_eq!(counts(&queues), [1, 1, 0]);
+}
+
+#[test]
+fn a_database_has_its_own_contended_keys() {
+    let mut queues = WaitQueues::default();
+    let contended = |queues: &WaitQueues, db| -> BTreeSet<(KeyBuf, i64)> {
+        let keys = queues.contended_keys();
+        let keys = keys.filter(|(key, _)| key.as_ref().db == db);
+        keys.map(|(key, since_us)| (key.clone(), since_us))
+            .collect()
+    };
+    let in_one = key(1, b"k");
+    let first = wait_since(&mut queues, KEY, "a", 20);
+    for (key, since_us) in [(KEY, 30), (OTHER, 40), (in_one, 50)] {
+        wait_since(&mut queues, key, "b", since_us);
+    }
+    let expected = [(KEY.into(), 20), (OTHER.into(), 40)];
+    assert_eq!(contended(&queues, 0), expected.into());
+    assert_eq!(contended(&queues, 1), [(in_one.into(), 50)].into());
+    assert_eq!(contended(&queues, 2), BTreeSet::new());
+    // The time is that of who is first in line now.
+    queues.remove(KEY, first).unwrap();
+    let expected = [(KEY.into(), 30), (OTHER.into(), 40)];
+    assert_eq!(contended(&queues, 0), expected.into());
+}
+
+#[test]
+fn the_longest_wait_is_that_of_the_first_in_some_line() {
+    let mut queues = WaitQueues::default();
+    assert_eq!(queues.longest_since_us(), None);
+    for (key, since_us, longest) in [(KEY, 20, 20), (OTHER, 30, 20), (KEY, 40, 20)] {
+        wait_since(&mut queues, key, "a", since_us);
+        assert_eq!(queues.longest_since_us(), Some(longest));
+    }
+    for (over, longest) in [(KEY, Some(30)), (OTHER, None)] {
+        drain(&mut queues, over);
+        assert_eq!(queues.longest_since_us(), longest);
+    }
+}
+
+#[test]
+fn who_was_found_to_wait_for_long_is_passed_over() {
+    let mut queues = WaitQueues::default();
+    let next = |queues: &WaitQueues, key| {
+        let next = queues.next_not_slow(key);
+        next.map(|waiter| waiter.id)
+    };
+    queues.note_slow(KEY, WaiterId(0));
+    assert_eq!(next(&queues, KEY), None);
+    let [a, b, c] = wait_in_line(&mut queues, KEY, ["a", "b", "c"]);
+    let other = wait(&mut queues, OTHER, "a");
+    assert_eq!(next(&queues, KEY), Some(a));
+    queues.note_slow(KEY, a);
+    assert_eq!(next(&queues, KEY), Some(b));
+    // Whoever leaves takes no place in line along.
+    queues.remove(KEY, a).unwrap();
+    assert_eq!(next(&queues, KEY), Some(b));
+    queues.note_slow(KEY, b);
+    assert_eq!(next(&queues, KEY), Some(c));
+    queues.note_slow(KEY, c);
+    assert_eq!(next(&queues, KEY), None);
+    assert_eq!(next(&queues, OTHER), Some(other));
+}
+
+#[test]
+fn the_memory_of_a_crowd_goes_with_it_but_not_too_soon() {
+    let mut queues = WaitQueues::default();
+    // A table for 57 keys has 128 places, of which it fills 112.
+    let names: Vec<String> = (0..57).map(|n| n.to_string()).collect();
+    for name in &names {
+        wait(&mut queues, key(0, name.as_bytes()), "a");
+    }
+    let mut capacities = vec![queues.by_key.capacity()];
+    for name in names.iter().rev() {
+        queues.take_first(key(0, name.as_bytes())).unwrap();
+        capacities.push(queues.by_key.capacity());
+    }
+    // By the number of keys that are left.
+    capacities.reverse();
+    // A key that goes may leave its place unusable until the next cleaning up.
+    assert!(
+        capacities[14..].iter().all(|&room| room > 100),
+        "{capacities:?}"
+    );
+    let enough = 16..=32;
+    let few = &capacities[..12];
+    assert!(
+        few.iter().all(|room| enough.contains(room)),
+        "{capacities:?}"
+    );
+}
+
+#[test]
+fn a_table_that_shrank_has_room_for_twice_its_keys() {
+    let mut queues = WaitQueues::default();
+    // These fill a table to the last place that may be used.
+    let names: Vec<String> = (0..1792).map(|n| n.to_string()).collect();
+    for name in &names {
+        wait(&mut queues, key(0, name.as_bytes()), "a");
+    }
+    let mut shrunk = 0;
+    for name in names {
+        let before = queues.by_key.capacity();
+        queues.take_first(key(0, name.as_bytes())).unwrap();
+        let (keys, room) = (queues.by_key.len(), queues.by_key.capacity());
+        if room < before / 2 {
+            shrunk += 1;
+            assert!(room >= 2 * keys, "{keys} keys, room for {room}");
+        }
+    }
+    assert!(shrunk > 1);
+}
+
+#[test]
+fn a_look_is_never_moved_to_a_later_time() {
+    let mut queues = WaitQueues::default();
+    wait(&mut queues, KEY, "a");
+    for (at_ms, planned) in [(50, 50), (60, 50), (50, 50), (40, 40), (45, 40), (-1, -1)] {
+        queues.recheck_by(KEY, at_ms);
+        assert_eq!(queues.next_recheck_ms(), Some(planned));
+    }
+    // The times that were given up are really gone.
+    assert_eq!(drain_due(&mut queues, i64::MAX), bufs([KEY]));
+}
+
+#[test]
+fn nobody_looks_at_a_key_for_which_nobody_waits() {
+    let mut queues = WaitQueues::default();
+    queues.recheck_by(KEY, 5);
+    queues.recheck_all_by(5);
+    check_nothing_is_left(&mut queues);
+}
+
+#[test]
+fn looks_come_due_in_the_order_of_their_times() {
+    let mut queues = WaitQueues::default();
+    let keys = [
+        key(0, b"a"),
+        key(0, b"b"),
+        key(1, b"a"),
+        key(0, b"c"),
+        key(0, b"d"),
+    ];
+    for (key, at_ms) in keys.into_iter().zip([30, 10, 20, 40, 41]) {
+        wait(&mut queues, key, "a");
+        queues.recheck_by(key, at_ms);
+    }
+    assert_eq!(queues.take_due(9), None);
+    assert_eq!(queues.take_due(10), Some(keys[1].into()));
+    assert_eq!(queues.take_due(10), None);
+    let due = drain_due(&mut queues, 40);
+    assert_eq!(due, bufs([keys[2], keys[0], keys[3]]));
+    assert_eq!(queues.next_recheck_ms(), Some(41));
+}
+
+#[test]
+fn after_a_look_the_next_one_may_be_later() {
+    let mut queues = WaitQueues::default();
+    wait(&mut queues, KEY, "a");
+    queues.recheck_by(KEY, 10);
+    assert_eq!(queues.take_due(10), Some(KEY.into()));
+    assert_eq!(queues.next_recheck_ms(), None);
+    assert!(queues.contended(KEY), "a look takes no waiter");
+    queues.recheck_by(KEY, 99);
+    assert_eq!(queues.next_recheck_ms(), Some(99));
+}
+
+#[test]
+fn a_look_at_all_moves_no_look_to_a_later_time() {
+    let mut queues = WaitQueues::default();
+    let [early, late, unplanned] = [key(0, b"early"), key(1, b"late"), key(2, b"unplanned")];
+    for key in [early, late, unplanned] {
+        wait(&mut queues, key, "a");
+    }
+    queues.recheck_by(early, 10);
+    queues.recheck_by(late, 30);
+    queues.recheck_all_by(20);
+    assert_eq!(drain_due(&mut queues, 19), bufs([early]));
+    assert_eq!(drain_due(&mut queues, 20), bufs([late, unplanned]));
+    assert_eq!(queues.next_recheck_ms(), None);
+}
+
+#[test]
+fn databases_do_not_share_their_keys() {
+    let mut queues = WaitQueues::default();
+    let [zero, one] = [key(0, b"k"), key(1, b"k")];
+    let in_zero = wait(&mut queues, zero, "a");
+    assert!(!queues.contended(one));
+    let in_one = wait(&mut queues, one, "a");
+    queues.recheck_by(zero, 10);
+    queues.recheck_by(one, 5);
+    assert_eq!(id_of(queues.take_first_of(one, &owner("a"))), Some(in_one));
+    assert!(!queues.contended(one));
+    assert_eq!(queues.next_recheck_ms(), Some(10));
+    assert_eq!(drain(&mut queues, zero), [in_zero]);
+    assert!(queues.is_empty());
+}
+
+#[test]
+fn a_key_whose_look_is_due_is_seen_before_it_is_taken() {
+    let mut queues = WaitQueues::default();
+    wait(&mut queues, KEY, "a");
+    assert_eq!(queues.next_due(i64::MAX), None);
+    queues.recheck_by(KEY, 10);
+    assert_eq!(queues.next_due(9), None);
+    for now_ms in [10, 11] {
+        assert_eq!(queues.next_due(now_ms), Some(&KEY.into()));
+    }
+    assert_eq!(drain_due(&mut queues, 10), bufs([KEY]));
+    assert_eq!(queues.next_due(10), None);
+}
+
+#[test]
+fn it_is_known_where_the_lock_is_wanted_all_alone() {
+    let mut queues = WaitQueues::default();
+    let limits = [Limit::SHARED, Limit::EXCLUSIVE, Limit::SHARED];
+    let [before, alone, after] = limits.map(|limit| {
+        let request = AcquireRequest {
+            limit,
+            ..request("a")
+        };
+        let pushed = queues.push(KEY, request, WAIT, 0, MANY);
+        pushed.unwrap()
+    });
+    assert_eq!(queues.first_exclusive(KEY), Some(alone));
+    assert_eq!(queues.first_exclusive(OTHER), None);
+    for (position, last) in [
+        (Some(before), None),
+        (Some(alone), None),
+        (Some(after), Some(alone)),
+        (None, Some(alone)),
+    ] {
+        assert_eq!(queues.last_exclusive_before(KEY, position), last);
+        assert_eq!(queues.last_exclusive_before(OTHER, position), None);
+    }
+    queues.remove(KEY, alone);
+    assert_eq!(queues.first_exclusive(KEY), None);
+    assert_eq!(queues.last_exclusive_before(KEY, None), None);
+}
+
+/// The queues against lists that are searched from end to end.
+mod against_a_model {
+    use super::*;
+
+    const KEYS: [KeyRef<'static>; 5] = [
+        key(0, b""),
+        key(0, b"a"),
+        key(0, b"b"),
+        key(1, b"a"),
+        key(-1, b"\xff"),
+    ];
+    const OWNERS: [&str; 3] = ["x", "y", "z"];
+    const MAX_WAITERS: usize = 4;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Push {
+            key: usize,
+            who: usize,
+        },
+        Remove {
+            key: usize,
+            pushed: prop::sample::Index,
+        },
+        TakeFirst {
+            key: usize,
+        },
+        TakeFirstOf {
+            key: usize,
+            who: usize,
+        },
+        LookBy {
+            key: usize,
+            at_ms: i64,
+        },
+        LookAtAllBy {
+            at_ms: i64,
+        },
+        TakeDue {
+            now_ms: i64,
+        },
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let key = || 0..KEYS.len();
+        let who = || 0..OWNERS.len();
+        let time = || 0..20_i64;
+        let step = prop_oneof![
+            8 => (key(), who()).prop_map(|(key, who)| Step::Push { key, who }),
+            3 => (key(), any::<prop::sample::Index>())
+                .prop_map(|(key, pushed)| Step::Remove { key, pushed }),
+            2 => key().prop_map(|key| Step::TakeFirst { key }),
+            2 => (key(), who()).prop_map(|(key, who)| Step::TakeFirstOf { key, who }),
+            4 => (key(), time()).prop_map(|(key, at_ms)| Step::LookBy { key, at_ms }),
+            1 => time().prop_map(|at_ms| Step::LookAtAllBy { at_ms }),
+            2 => time().prop_map(|now_ms| Step::TakeDue { now_ms }),
+        ];
+        prop::collection::vec(step, 1..120)
+    }
+
+    /// A request: key, owner and which of all there have been.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    struct Waiting {
+        key: usize,
+        who: usize,
+        nth: usize,
+    }
+
+    #[derive(Default)]
+    struct Model {
+        /// Sorted in the order in which they are served.
+        waiting: Vec<Waiting>,
+        /// Time and key.
+        rechecks: Vec<(i64, usize)>,
+    }
+
+    impl Model {
+        fn first(&self, wanted: impl Fn(&Waiting) -> bool) -> Option<Waiting> {
+            self.waiting.iter().copied().find(|waiting| wanted(waiting))
+        }
+
+        fn take(&mut self, wanted: impl Fn(&Waiting) -> bool) -> Option<usize> {
+            let taken = self.first(wanted)?;
+            self.waiting.retain(|waiting| *waiting != taken);
+            if self.length(taken.key) == 0 {
+                self.rechecks.retain(|&(_, key)| key != taken.key);
+            }
+            Some(taken.nth)
+        }
+
+        fn length(&self, key: usize) -> usize {
+            self.waiting
+                .iter()
+                .filter(|waiting| waiting.key == key)
+                .count()
+        }
+
+        fn waits(&self, who: usize, key: usize) -> bool {
+            self.first(|waiting| (waiting.key, waiting.who) == (key, who))
+                .is_some()
+        }
+
+        /// The owners that wait for this key, first come first.
+        fn line(&self, key: usize) -> Vec<Owner> {
+            let mut line = self.waiting.clone();
+            line.retain(|waiting| waiting.key == key);
+            let mut owners = Vec::new();
+            for waiting in line {
+                let owner = owner(OWNERS[waiting.who]);
+                if !owners.contains(&owner) {
+                    owners.push(owner);
+                }
+            }
+            owners
+        }
+
+        fn recheck_by(&mut self, key: usize, at_ms: i64) {
+            if self.length(key) == 0 {
+                return;
+            }
+            match self.rechecks.iter_mut().find(|look| look.1 == key) {
+                Some(look) => look.0 = look.0.min(at_ms),
+                None => self.rechecks.push((at_ms, key)),
+            }
+        }
+
+        /// Keys that are due at the same time come in the order of database and name.
+        fn take_due(&mut self, now_ms: i64) -> Option<usize> {
+            self.rechecks
+                .sort_by_key(|&(at_ms, key)| (at_ms, KEYS[key].db, KEYS[key].name));
+            let &(at_ms, key) = self.rechecks.first()?;
+            (at_ms <= now_ms).then(|| {
+                self.rechecks.remove(0);
+                key
+            })
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn queues_behave_like_plain_lists(steps in steps()) {
+            let mut queues = WaitQueues::default();
+            let mut model = Model::default();
+            // The ids of all waiters there have been.
+            let mut ids: Vec<WaiterId> = Vec::new();
+            for step in steps {
+                match step {
+                    Step::Push { key, who } => {
+                        let room = model.length(key) < MAX_WAITERS;
+                        let request = request(OWNERS[who]);
+                        let pushed = queues.push(KEYS[key], request, WAIT, 0, MAX_WAITERS);
+                        let full = LockError::QueueFull { max_waiters: MAX_WAITERS };
+                        prop_assert_eq!(pushed.is_ok(), room);
+                        match pushed {
+                            Ok(id) => {
+                                model.waiting.push(Waiting { key, who, nth: ids.len() });
+                                ids.push(id);
+                            }
+                            Err(error) => prop_assert_eq!(error, full),
+                        }
+                    }
+                    Step::Remove { .. } if ids.is_empty() => {}
+                    Step::Remove { key, pushed } => {
+                        let index = pushed.index(ids.len());
+                        let removed = id_of(queues.remove(KEYS[key], ids[index]));
+                        let expected = model.take(|w| w.key == key && w.nth == index);
+                        let expected = expected.map(|nth| ids[nth]);
+                        prop_assert_eq!(removed, expected);
+                    }
+                    Step::TakeFirst { key } => {
+                        let taken = id_of(queues.take_first(KEYS[key]));
+                        let expected = model.take(|w| w.key == key);
+                        prop_assert_eq!(taken, expected.map(|nth| ids[nth]));
+                    }
+                    Step::TakeFirstOf { key, who } => {
+                        let taken = id_of(queues.take_first_of(KEYS[key], &owner(OWNERS[who])));
+                        let expected = model.take(|w| (w.key, w.who) == (key, who));
+                        prop_assert_eq!(taken, expected.map(|nth| ids[nth]));
+                    }
+                    Step::LookBy { key, at_ms } => {
+                        queues.recheck_by(KEYS[key], at_ms);
+                        model.recheck_by(key, at_ms);
+                    }
+                    Step::LookAtAllBy { at_ms } => {
+                        queues.recheck_all_by(at_ms);
+                        (0..KEYS.len()).for_each(|key| model.recheck_by(key, at_ms));
+                    }
+                    Step::TakeDue { now_ms } => {
+                        let due = model.take_due(now_ms).map(|key| KEYS[key].into());
+                        prop_assert_eq!(queues.take_due(now_ms), due);
+                    }
+                }
+                prop_assert_eq!(queues.is_empty(), model.waiting.is_empty());
+                let next_recheck_ms = model.rechecks.iter().map(|look| look.0).min();
+                prop_assert_eq!(queues.next_recheck_ms(), next_recheck_ms);
+                for (index, &key) in KEYS.iter().enumerate() {
+                    prop_assert_eq!(queues.contended(key), model.length(index) > 0);
+                    let first = queues.first(key).map(|waiter| waiter.id);
+                    let expected = model.first(|w| w.key == index).map(|w| ids[w.nth]);
+                    prop_assert_eq!(first, expected);
+                    let line = model.line(index);
+                    let places = line.iter().map(|owner| queues.first_id_of(key, owner));
+                    prop_assert!(places.clone().all(|place| place.is_some()));
+                    prop_assert!(places.is_sorted());
+                }
+                for (who, name) in OWNERS.iter().enumerate() {
+                    let keys: BTreeSet<KeyBuf> = (0..KEYS.len())
+                        .filter(|&key| model.waits(who, key))
+                        .map(|key| KEYS[key].into())
+                        .collect();
+                    let owner = owner(name);
+                    let waits: Vec<KeyBuf> = queues.waits_of(&owner).cloned().collect();
+                    prop_assert_eq!(waits.len(), keys.len(), "each key once");
+                    prop_assert!(waits.iter().all(|key| keys.contains(key)));
+                    for (index, &key) in KEYS.iter().enumerate() {
+                        let first = queues.first_id_of(key, &owner);
+                        let noted = first.is_some_and(|id| elsewhere(&queues, key).contains(&id));
+                        prop_assert_eq!(noted, keys.len() > 1 && model.waits(who, index));
+                    }
+                }
+            }
+            prop_assert!(ids.is_sorted(), "later waiters have greater ids");
+            for (index, &key) in KEYS.iter().enumerate() {
+                let line = model.waiting.iter().filter(|waiting| waiting.key == index);
+                let line: Vec<WaiterId> = line.map(|waiting| ids[waiting.nth]).collect();
+                prop_assert_eq!(drain(&mut queues, key), line);
+            }
+            prop_assert!(queues.is_empty());
+            prop_assert_eq!(queues.next_recheck_ms(), None);
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! What the last look at a lock has shown.
+//!
+//! Locks that somebody waits for are remembered, because the search for deadlocks
+//! follows their holders, and because a holder that is gone at the next look has to
+//! be counted. Locks with many holders are remembered, because reading them from the
+//! hash again for each command would cost as much as they have holders.
+//!
+//! Architecture invariant: what is remembered grants nothing by itself. A lock is
+//! used from here only where the server has told of no change since, and where the
+//! hash has the same number of fields, expiry and newest token, and the same fields
+//! of the owner in question.
+//!
+//! To take a lock, to put it back and to note a holder takes constant time, or
+//! logarithmic time in the number of keys that one owner holds. To put a lock here the
+//! first time, to compare it with what is read, and to forget it takes a step for each
+//! of its holders.
+
+#[cfg(test)]
+use std::collections::BTreeSet;
+
+use hashbrown::HashMap;
+
+use crate::bounds::few;
+#[cfg(test)]
+use crate::explore::form::Form;
+use crate::keys::{KeyBuf, KeyRef, KeySets, give_memory_back};
+use crate::lock::Lock;
+use crate::request::Owner;
+
+/// All locks that are remembered.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Remembered {
+    by_key: HashMap<KeyBuf, Seen>,
+    /// The keys of these locks that each owner holds.
+    held_by: KeySets<Owner>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Seen {
+    lock: Lock,
+    /// The server has told of a change since.
+    is_touched: bool,
+}
+
+impl Remembered {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.by_key.is_empty()
+    }
+
+    /// The lock as it was left by the last step.
+    pub(crate) fn lock(&self, key: KeyRef<'_>) -> Option<&Lock> {
+        self.by_key.get(&key).map(|seen| &seen.lock)
+    }
+
+    /// The same, if it has many holders and need not be read again.
+    pub(crate) fn untouched(&self, key: KeyRef<'_>) -> Option<&Lock> {
+        let seen = self.by_key.get(&key).filter(|seen| !seen.is_touched)?;
+        (seen.lock.holders().len() > few()).then_some(&seen.lock)
+    }
+
+    /// Takes the lock for a step, after which it is put back or forgotten. Returns
+    /// with it whether the server has told of a change since.
+    pub(crate) fn take(&mut self, key: KeyRef<'_>) -> Option<(Lock, bool)> {
+        if self.is_empty() {
+            return None;
+        }
+        let seen = self.by_key.get_mut(&key)?;
+        let was_touched = std::mem::take(&mut seen.is_touched);
+        Some((std::mem::take(&mut seen.lock), was_touched))
+    }
+
+    /// Puts a lock here, or back. These owners may hold it now and did not before, or
+    /// the other way round. `named` is the key where it is in memory already.
+    pub(crate) fn put(
+        &mut self,
+        key: KeyRef<'_>,
+        named: Option<&KeyBuf>,
+        lock: Lock,
+        changed: &[Owner],
+    ) {
+        if let Some((key, seen)) = self.by_key.get_key_value_mut(&key) {
+            for owner in changed {
+                let holds = lock.holder(owner).is_some();
+                note(&mut self.held_by, key, owner, holds);
+            }
+            seen.lock = lock;
+            return;
+        }
+        let key = named.cloned().unwrap_or_else(|| key.into());
+        for holder in lock.holders() {
+            note(&mut self.held_by, &key, &holder.owner, true);
+        }
+        let is_touched = false;
+        self.by_key.insert(key, Seen { lock, is_touched });
+    }
+
+    /// Forgets a lock that was taken, with those who held it at any time since it
+    /// was first put here.
+    pub(crate) fn forget<'o>(&mut self, key: KeyRef<'_>, owners: impl Iterator<Item = &'o Owner>) {
+        let Some((key, _)) = self.by_key.remove_entry(&key) else {
+            return;
+        };
+        give_memory_back(&mut self.by_key);
+        for owner in owners {
+            note(&mut self.held_by, &key, owner, false);
+        }
+    }
+
+    /// Forgets a lock that is here.
+    pub(crate) fn drop_lock(&mut self, key: KeyRef<'_>) {
+        if let Some((lock, _)) = self.take(key) {
+            self.forget(key, lock.holders().iter().map(|holder| &holder.owner));
+        }
+    }
+
+    /// Forgets a lock for which nobody waits any more, unless it has many holders.
+    pub(crate) fn drop_if_few(&mut self, key: KeyRef<'_>) {
+        let is_few = |lock: &Lock| lock.holders().len() <= few();
+        if self.lock(key).is_some_and(is_few) {
+            self.drop_lock(key);
+        }
+    }
+
+    /// Notes that the key may have changed.
+    pub(crate) fn touch(&mut self, key: KeyRef<'_>) {
+        if let Some(seen) = self.by_key.get_mut(&key) {
+            seen.is_touched = true;
+        }
+    }
+
+    /// All keys that are remembered.
+    pub(crate) fn keys(&self) -> Vec<KeyBuf> {
+        self.by_key.keys().cloned().collect()
+    }
+
+    /// Whether this owner holds any of these locks.
+    pub(crate) fn is_holder(&self, owner: &Owner) -> bool {
+        self.held_by.contains(owner)
+    }
+}
+
+#[cfg(test)]
+impl Remembered {
+    /// Writes down what decides what will happen.
+    pub(crate) fn take_down(&self, form: &mut Form<'_>) {
+        for key in form.keys() {
+            let seen = self.by_key.get(key);
+            form.flag(seen.is_some());
+            if let Some(seen) = seen {
+                form.flag(seen.is_touched);
+                form.lock(&seen.lock);
+            }
+            for owner in form.owners() {
+                form.flag(self.held_by.of(owner).any(|one| one == key));
+            }
+        }
+    }
+
+    /// Whether all that is kept twice is the same, for these owners.
+    pub(crate) fn agree(&self, owners: &[Owner]) -> bool {
+        owners.iter().all(|owner| {
+            let by_key = self.by_key.iter();
+            let held = by_key.filter(|(_, seen)| seen.lock.holder(owner).is_some());
+            let held: BTreeSet<_> = held.map(|(key, _)| key).collect();
+            held == self.held_by.of(owner).collect()
+        })
+    }
+}
+
+fn note(held_by: &mut KeySets<Owner>, key: &KeyBuf, owner: &Owner, holds: bool) {
+    if holds {
+        held_by.insert(owner, key.clone());
+    } else {
+        held_by.remove(owner, key);
+    }
+}

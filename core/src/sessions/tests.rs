@@ -1,0 +1,486 @@
+use proptest::prelude::*;
+
+use super::*;
+
+const KEY: KeyRef<'static> = key(0, b"k");
+const OTHER: KeyRef<'static> = key(1, b"k");
+
+const fn key(db: i32, name: &[u8]) -> KeyRef<'_> {
+    KeyRef { db, name }
+}
+
+fn owner(name: &str) -> Owner {
+    Owner::new(name.as_bytes()).unwrap()
+}
+
+fn token(token: i64) -> FencingToken {
+    FencingToken::new(token).unwrap()
+}
+
+fn lease(ms: i64) -> Lease {
+    Lease::from_ms(ms).unwrap()
+}
+
+/// What a test compares of a binding: client, token and lease.
+type Told = (u64, i64, i64);
+
+fn told(binding: &Binding) -> Told {
+    (binding.client.0, binding.token.get(), binding.lease.ms())
+}
+
+fn bind(sessions: &mut Sessions, key: KeyRef<'_>, name: &str, to: Told, now_ms: i64) {
+    let (client, token, lease_ms) = to;
+    let (client, token, lease) = (ClientId(client), self::token(token), lease(lease_ms));
+    sessions.bind(key, &owner(name), client, token, lease, now_ms);
+}
+
+/// Sets the lease of whatever holds are bound.
+fn set_lease(sessions: &mut Sessions, key: KeyRef<'_>, name: &str, lease_ms: i64, now_ms: i64) {
+    let binding = sessions.binding_of(key, &owner(name));
+    let token = binding.map_or(token(1), |binding| binding.token);
+    sessions.set_lease(key, &owner(name), token, lease(lease_ms), now_ms);
+}
+
+fn take_client(sessions: &mut Sessions, client: u64) -> Vec<(HoldId, Told)> {
+    sessions.end_client(ClientId(client));
+    let next = || {
+        let hold = sessions.next_ended()?.clone();
+        let binding = sessions.take_ended(&hold)?;
+        Some((hold, told(&binding)))
+    };
+    std::iter::from_fn(next).collect()
+}
+
+/// Takes all renewals that are due now, in the order in which they come.
+fn drain_due(sessions: &mut Sessions, now_ms: i64) -> Vec<(HoldId, Told)> {
+    let due = std::iter::from_fn(|| sessions.take_due(now_ms));
+    due.map(|(hold, binding)| (hold, told(&binding))).collect()
+}
+
+fn at(key: KeyRef<'_>, name: &str) -> HoldId {
+    HoldId::new(key, &owner(name))
+}
+
+#[track_caller]
+fn check_nothing_is_left(sessions: &mut Sessions) {
+    assert!(sessions.is_empty());
+    assert_eq!(sessions.len(), 0);
+    assert_eq!(sessions.next_renewal_ms(), None);
+    assert_eq!(sessions.take_due(i64::MAX), None);
+    assert!(sessions.by_client.is_empty() && sessions.ended.is_empty());
+}
+
+#[test]
+fn a_client_that_is_gone_takes_all_its_ties_along_and_no_others() {
+    let mut sessions = Sessions::default();
+    check_nothing_is_left(&mut sessions);
+    bind(&mut sessions, KEY, "a", (1, 7, 300), 0);
+    bind(&mut sessions, KEY, "b", (1, 8, 300), 0);
+    bind(&mut sessions, OTHER, "a", (1, 9, 300), 0);
+    bind(&mut sessions, OTHER, "b", (2, 10, 300), 0);
+    assert_eq!(sessions.len(), 4);
+    let gone = [
+        (at(KEY, "a"), (1, 7, 300)),
+        (at(KEY, "b"), (1, 8, 300)),
+        (at(OTHER, "a"), (1, 9, 300)),
+    ];
+    assert_eq!(take_client(&mut sessions, 1), gone);
+    assert_eq!(take_client(&mut sessions, 1), []);
+    assert_eq!(take_client(&mut sessions, 3), []);
+    assert_eq!(sessions.len(), 1);
+    let left = [(at(OTHER, "b"), (2, 10, 300))];
+    assert_eq!(take_client(&mut sessions, 2), left);
+    check_nothing_is_left(&mut sessions);
+}
+
+#[test]
+fn it_is_known_who_is_tied_to_what() {
+    let mut sessions = Sessions::default();
+    let bound = |sessions: &Sessions, key, name| {
+        let binding = sessions.binding_of(key, &owner(name));
+        binding.map(|binding| told(&binding))
+    };
+    assert_eq!(bound(&sessions, KEY, "a"), None);
+    bind(&mut sessions, KEY, "a", (1, 7, 300), 0);
+    bind(&mut sessions, OTHER, "b", (2, 8, 400), 0);
+    assert_eq!(bound(&sessions, KEY, "a"), Some((1, 7, 300)));
+    assert_eq!(bound(&sessions, OTHER, "b"), Some((2, 8, 400)));
+    assert_eq!(bound(&sessions, KEY, "b"), None);
+    assert_eq!(bound(&sessions, OTHER, "a"), None);
+}
+
+#[test]
+fn a_tie_moves_to_the_connection_that_asked_last() {
+    let mut sessions = Sessions::default();
+    bind(&mut sessions, KEY, "a", (1, 7, 300), 0);
+    bind(&mut sessions, KEY, "a", (2, 7, 300), 0);
+    assert_eq!(sessions.len(), 1);
+    assert_eq!(take_client(&mut sessions, 1), []);
+    let moved = [(at(KEY, "a"), (2, 7, 300))];
+    assert_eq!(take_client(&mut sessions, 2), moved);
+    check_nothing_is_left(&mut sessions);
+}
+
+#[test]
+fn reentry_never_shortens_the_lease_that_is_kept_up() {
+    let mut sessions = Sessions::default();
+    for (asked, kept) in [(300, 300), (200, 300), (400, 400), (1, 400)] {
+        bind(&mut sessions, KEY, "a", (1, 7, asked), 1000);
+        assert_eq!(sessions.next_renewal_ms(), Some(1000 + kept / 3));
+    }
+    // A new hold has nothing to do with the lease of an old one.
+    bind(&mut sessions, KEY, "a", (1, 8, 60), 1000);
+    assert_eq!(sessions.next_renewal_ms(), Some(1020));
+    let bound = [(at(KEY, "a"), (1, 8, 60))];
+    assert_eq!(take_client(&mut sessions, 1), bound);
+}
+
+#[test]
+fn a_lease_that_was_renewed_by_hand_is_the_one_that_is_kept_up() {
+    let mut sessions = Sessions::default();
+    set_lease(&mut sessions, KEY, "a", 300, 0);
+    check_nothing_is_left(&mut sessions);
+    bind(&mut sessions, KEY, "a", (1, 7, 300), 0);
+    set_lease(&mut sessions, OTHER, "a", 30, 0);
+    set_lease(&mut sessions, KEY, "b", 30, 0);
+    assert_eq!(sessions.len(), 1);
+    assert_eq!(sessions.next_renewal_ms(), Some(100));
+    for lease_ms in [60, 600] {
+        set_lease(&mut sessions, KEY, "a", lease_ms, 5);
+        assert_eq!(sessions.next_renewal_ms(), Some(5 + lease_ms / 3));
+    }
+    let bound = [(at(KEY, "a"), (1, 7, 600))];
+    assert_eq!(take_client(&mut sessions, 1), bound);
+    check_nothing_is_left(&mut sessions);
+}
+
+#[test]
+fn who_is_untied_outlives_its_client() {
+    let mut sessions = Sessions::default();
+    sessions.unbind(KEY, &owner("a"));
+    bind(&mut sessions, KEY, "a", (1, 7, 300), 0);
+    bind(&mut sessions, OTHER, "a", (1, 8, 300), 0);
+    sessions.unbind(KEY, &owner("b"));
+    assert_eq!(sessions.len(), 2);
+    sessions.unbind(KEY, &owner("a"));
+    assert_eq!(
+        take_client(&mut sessions, 1),
+        [(at(OTHER, "a"), (1, 8, 300))]
+    );
+    check_nothing_is_left(&mut sessions);
+
+    bind(&mut sessions, KEY, "a", (1, 7, 300), 0);
+    sessions.unbind(KEY, &owner("a"));
+    check_nothing_is_left(&mut sessions);
+}
+
+#[test]
+fn a_lease_is_renewed_each_time_a_third_of_it_is_over() {
+    let mut sessions = Sessions::default();
+    bind(&mut sessions, KEY, "a", (1, 7, 300), 1000);
+    bind(&mut sessions, KEY, "b", (1, 8, 3000), 1000);
+    let a = (at(KEY, "a"), (1, 7, 300));
+    let b = (at(KEY, "b"), (1, 8, 3000));
+    assert_eq!(drain_due(&mut sessions, 1099), []);
+    for now_ms in [1100, 1200, 1300] {
+        assert_eq!(sessions.next_renewal_ms(), Some(now_ms));
+        assert_eq!(drain_due(&mut sessions, now_ms), std::slice::from_ref(&a));
+    }
+    // The next one is counted from the renewal, even if that came late.
+    assert_eq!(drain_due(&mut sessions, 2050), [a, b]);
+    assert_eq!(sessions.next_renewal_ms(), Some(2150));
+    assert_eq!(sessions.len(), 2);
+}
+
+#[test]
+fn the_shortest_lease_is_renewed_every_millisecond_and_no_time_overflows() {
+    for lease_ms in [1, 2, 3, 5] {
+        let mut sessions = Sessions::default();
+        bind(&mut sessions, KEY, "a", (1, 7, lease_ms), 1000);
+        assert_eq!(sessions.next_renewal_ms(), Some(1001));
+        assert_eq!(drain_due(&mut sessions, 1001).len(), 1, "no endless round");
+    }
+    let mut sessions = Sessions::default();
+    let longest = Lease::LONGEST.ms();
+    bind(&mut sessions, KEY, "a", (1, 7, longest), i64::MAX - 1);
+    assert_eq!(sessions.next_renewal_ms(), Some(i64::MAX));
+}
+
+/// The sessions against a plain list.
+mod against_a_model {
+    use super::*;
+
+    const KEYS: [KeyRef<'static>; 3] = [key(0, b"a"), key(0, b"b"), key(1, b"a")];
+    const OWNERS: [&str; 3] = ["x", "y", "z"];
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Binding {
+            key: usize,
+            who: usize,
+            to: Told,
+        },
+        SetLease {
+            key: usize,
+            who: usize,
+            lease_ms: i64,
+        },
+        Untie {
+            key: usize,
+            who: usize,
+        },
+        TakeClient {
+            client: u64,
+        },
+        TakeDue,
+        /// Time passes, or the clock is set back.
+        Clock {
+            by_ms: i64,
+        },
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let hold = || (0..KEYS.len(), 0..OWNERS.len());
+        let client = || 1..4_u64;
+        let lease_ms = || 1..100_i64;
+        let step = prop_oneof![
+            8 => (hold(), (client(), 1..4_i64, lease_ms()))
+                .prop_map(|((key, who), to)| Step::Binding { key, who, to }),
+            2 => (hold(), lease_ms())
+                .prop_map(|((key, who), lease_ms)| Step::SetLease { key, who, lease_ms }),
+            2 => hold().prop_map(|(key, who)| Step::Untie { key, who }),
+            1 => client().prop_map(|client| Step::TakeClient { client }),
+            6 => Just(Step::TakeDue),
+            4 => (-10..40_i64).prop_map(|by_ms| Step::Clock { by_ms }),
+        ];
+        prop::collection::vec(step, 1..120)
+    }
+
+    #[derive(Clone, Debug)]
+    struct Tied {
+        hold: HoldId,
+        to: Told,
+        renew_at_ms: i64,
+    }
+
+    #[derive(Default)]
+    struct Model {
+        bindings: Vec<Tied>,
+    }
+
+    impl Model {
+        fn unbind(&mut self, hold: &HoldId) -> Option<Tied> {
+            let found = self.bindings.iter().position(|bound| bound.hold == *hold)?;
+            Some(self.bindings.remove(found))
+        }
+
+        fn bind(&mut self, hold: HoldId, to: Told, now_ms: i64) {
+            let (_, _, lease_ms) = to;
+            let renew_at_ms = now_ms + (lease_ms / 3).max(1);
+            self.bindings.push(Tied {
+                hold,
+                to,
+                renew_at_ms,
+            });
+        }
+
+        fn take_client(&mut self, client: u64) -> Vec<(HoldId, Told)> {
+            self.bindings
+                .sort_by(|one, other| one.hold.cmp(&other.hold));
+            let gone = self.bindings.extract_if(.., |bound| bound.to.0 == client);
+            gone.map(|bound| (bound.hold, bound.to)).collect()
+        }
+
+        fn take_due(&mut self, now_ms: i64) -> Option<(HoldId, Told)> {
+            let due = self
+                .bindings
+                .iter()
+                .filter(|bound| bound.renew_at_ms <= now_ms);
+            let first = due.min_by_key(|bound| (bound.renew_at_ms, &bound.hold))?;
+            let bound = first.clone();
+            self.unbind(&bound.hold);
+            self.bind(bound.hold.clone(), bound.to, now_ms);
+            Some((bound.hold, bound.to))
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn sessions_behave_like_a_plain_list(steps in steps()) {
+            let mut sessions = Sessions::default();
+            let mut model = Model::default();
+            let mut now_ms = 1000;
+            for step in steps {
+                match step {
+                    Step::Binding { key, who, to: (client, token, lease_ms) } => {
+                        bind(&mut sessions, KEYS[key], OWNERS[who], (client, token, lease_ms), now_ms);
+                        let hold = at(KEYS[key], OWNERS[who]);
+                        match model.unbind(&hold) {
+                            // A shorter lease changes no plan.
+                            Some(Tied { to: (_, old, old_ms), renew_at_ms, .. })
+                                if old == token && old_ms > lease_ms =>
+                            {
+                                let to = (client, token, old_ms);
+                                model.bindings.push(Tied { hold, to, renew_at_ms });
+                            }
+                            _ => model.bind(hold, (client, token, lease_ms), now_ms),
+                        }
+                    }
+                    Step::SetLease { key, who, lease_ms } => {
+                        set_lease(&mut sessions, KEYS[key], OWNERS[who], lease_ms, now_ms);
+                        if let Some(bound) = model.unbind(&at(KEYS[key], OWNERS[who])) {
+                            let (client, token, _) = bound.to;
+                            model.bind(bound.hold, (client, token, lease_ms), now_ms);
+                        }
+                    }
+                    Step::Untie { key, who } => {
+                        sessions.unbind(KEYS[key], &owner(OWNERS[who]));
+                        model.unbind(&at(KEYS[key], OWNERS[who]));
+                    }
+                    Step::TakeClient { client } => {
+                        let gone = take_client(&mut sessions, client);
+                        prop_assert_eq!(gone, model.take_client(client));
+                    }
+                    Step::TakeDue => {
+                        let due = sessions.take_due(now_ms);
+                        let due = due.map(|(hold, binding)| (hold, told(&binding)));
+                        prop_assert_eq!(due, model.take_due(now_ms));
+                    }
+                    Step::Clock { by_ms } => now_ms += by_ms,
+                }
+                prop_assert_eq!(sessions.len(), model.bindings.len());
+                prop_assert_eq!(sessions.is_empty(), model.bindings.is_empty());
+                let next = model.bindings.iter().map(|bound| bound.renew_at_ms).min();
+                prop_assert_eq!(sessions.next_renewal_ms(), next);
+            }
+            for client in 1..4 {
+                prop_assert_eq!(take_client(&mut sessions, client), model.take_client(client));
+            }
+            check_nothing_is_left(&mut sessions);
+        }
+    }
+}
+
+#[test]
+fn ties_follow_their_lock_to_another_key() {
+    let mut sessions = Sessions::default();
+    bind(&mut sessions, KEY, "a", (1, 7, 300), 0);
+    bind(&mut sessions, KEY, "b", (2, 8, 300), 0);
+    bind(&mut sessions, key(0, b"kk"), "a", (3, 9, 300), 0);
+    // What was there before is overwritten.
+    bind(&mut sessions, OTHER, "b", (4, 6, 300), 0);
+    sessions.follow(KEY, OTHER);
+    assert_eq!(sessions.len(), 3);
+    assert_eq!(
+        take_client(&mut sessions, 1),
+        [(at(OTHER, "a"), (1, 7, 300))]
+    );
+    assert_eq!(
+        take_client(&mut sessions, 2),
+        [(at(OTHER, "b"), (2, 8, 300))]
+    );
+    assert_eq!(take_client(&mut sessions, 4), []);
+    let untouched = at(key(0, b"kk"), "a");
+    assert_eq!(drain_due(&mut sessions, 100), [(untouched, (3, 9, 300))]);
+    take_client(&mut sessions, 3);
+    check_nothing_is_left(&mut sessions);
+}
+
+#[test]
+fn ties_follow_their_locks_when_databases_change_places() {
+    let mut sessions = Sessions::default();
+    let third = key(2, b"k");
+    for (key, name) in [(KEY, "a"), (OTHER, "b"), (third, "c")] {
+        bind(&mut sessions, key, name, (1, 7, 300), 0);
+    }
+    sessions.swap_databases(1, 0);
+    let moved = [
+        (at(KEY, "b"), (1, 7, 300)),
+        (at(OTHER, "a"), (1, 7, 300)),
+        (at(third, "c"), (1, 7, 300)),
+    ];
+    assert_eq!(take_client(&mut sessions, 1), moved);
+    check_nothing_is_left(&mut sessions);
+}
+
+#[test]
+fn holds_last_as_long_as_they_have_been_kept_up() {
+    let mut sessions = Sessions::default();
+    let kept_until = |sessions: &Sessions| {
+        let binding = sessions.binding_of(KEY, &owner("a")).unwrap();
+        binding.kept_until_ms
+    };
+    bind(&mut sessions, KEY, "a", (1, 7, 300), 1000);
+    assert_eq!(kept_until(&sessions), 1300);
+    sessions.take_due(1100).unwrap();
+    assert_eq!(kept_until(&sessions), 1300);
+    sessions.kept(&at(KEY, "a"), 1100);
+    assert_eq!(kept_until(&sessions), 1400);
+    sessions.set_lease(KEY, &owner("a"), token(7), lease(50), 1200);
+    assert_eq!(kept_until(&sessions), 1250);
+    // The lease of other holds is not that of the bound ones.
+    sessions.set_lease(KEY, &owner("a"), token(8), lease(10), 1200);
+    assert_eq!(kept_until(&sessions), 1250);
+    sessions.last_until(KEY, &owner("a"), token(8), 9000);
+    assert_eq!(kept_until(&sessions), 1250);
+    sessions.last_until(KEY, &owner("a"), token(7), 1240);
+    assert_eq!(kept_until(&sessions), 1250);
+    sessions.last_until(KEY, &owner("a"), token(7), 2000);
+    assert_eq!(kept_until(&sessions), 2000);
+    // Whoever is not bound has nothing to keep.
+    sessions.kept(&at(KEY, "b"), 1100);
+    sessions.renew_by(&at(KEY, "b"), 1100);
+    assert_eq!(sessions.len(), 1);
+}
+
+#[test]
+fn reentry_by_a_shorter_lease_postpones_no_renewal() {
+    let mut sessions = Sessions::default();
+    bind(&mut sessions, KEY, "a", (1, 7, 60_000), 0);
+    bind(&mut sessions, KEY, "a", (2, 7, 1000), 15_000);
+    assert_eq!(sessions.next_renewal_ms(), Some(20_000));
+    let bound = sessions.binding_of(KEY, &owner("a")).unwrap();
+    assert_eq!(told(&bound), (2, 7, 60_000));
+    assert_eq!(bound.kept_until_ms, 60_000);
+    bind(&mut sessions, KEY, "a", (1, 7, 50_000), 15_000);
+    let bound = sessions.binding_of(KEY, &owner("a")).unwrap();
+    assert_eq!(bound.kept_until_ms, 65_000);
+}
+
+#[test]
+fn a_renewal_that_was_not_possible_is_tried_again_when_it_is_planned() {
+    let mut sessions = Sessions::default();
+    bind(&mut sessions, KEY, "a", (1, 7, 300), 0);
+    sessions.take_due(100).unwrap();
+    sessions.renew_by(&at(KEY, "a"), 110);
+    assert_eq!(sessions.next_renewal_ms(), Some(110));
+    assert_eq!(sessions.next_due(109), None);
+    assert_eq!(sessions.next_due(110), Some(&at(KEY, "a")));
+    assert_eq!(sessions.any_client(), Some(ClientId(1)));
+    take_client(&mut sessions, 1);
+    assert_eq!(sessions.any_client(), None);
+    check_nothing_is_left(&mut sessions);
+}
+
+#[test]
+fn reentry_by_the_same_lease_is_renewed_as_if_it_were_new() {
+    let mut sessions = Sessions::default();
+    bind(&mut sessions, KEY, "a", (1, 7, 300), 0);
+    bind(&mut sessions, KEY, "a", (1, 7, 300), 50);
+    assert_eq!(sessions.next_renewal_ms(), Some(150));
+}
+
+#[test]
+fn holds_may_be_tied_to_another_client_by_another_lease() {
+    let mut sessions = Sessions::default();
+    bind(&mut sessions, KEY, "a", (1, 7, 300), 0);
+    sessions.end_client(ClientId(1));
+    let binding = sessions.take_ended(&at(KEY, "a")).unwrap();
+    sessions.rebind(at(KEY, "a"), binding, ClientId(2), lease(60));
+    assert_eq!(take_client(&mut sessions, 1), []);
+    let rebound = sessions.binding_of(KEY, &owner("a")).unwrap();
+    assert_eq!(told(&rebound), (2, 7, 60));
+    // Neither their end nor the next renewal is another.
+    assert_eq!(rebound.kept_until_ms, 300);
+    assert_eq!(sessions.next_renewal_ms(), Some(100));
+}

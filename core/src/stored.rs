@@ -1,0 +1,192 @@
+//! How a lock is stored.
+//!
+//! A lock with one exclusive holder is the hash of Redisson's `RLock` with one
+//! field more, so that both can hold the same lock:
+//!
+//! ```text
+//! {owner: count, "@fence": token}        the key's expiry is the lease's end
+//! ```
+//!
+//! Where several may hold it together, each has a permit of its own beside its
+//! count, and the key's expiry is the end of the lease that ends last:
+//!
+//! ```text
+//! {owner: count, "@permit:owner": "limit token end", ..., "@fence": newest token}
+//! ```
+//!
+//! The limit is 0 for a shared hold; the end is in milliseconds since 1970.
+
+use hashbrown::HashMap;
+use smallvec::SmallVec;
+
+use crate::error::LockError;
+use crate::holders::Holders;
+use crate::lock::{Holder, Lock};
+use crate::request::{Limit, Owner};
+use crate::token::FencingToken;
+
+/// The field that holds the newest token.
+pub const TOKEN_FIELD: &[u8] = b"@fence";
+
+/// A permit's field is this and the owner.
+pub const PERMIT_PREFIX: &[u8] = b"@permit:";
+
+/// A lock with more fields than this has a token; so a large hash without one
+/// is no lock and need not be read.
+pub const FIELDS_WITHOUT_TOKEN_MAX: usize = 1;
+
+/// What a holder has beside its count where others may hold the lock with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Permit {
+    /// How many may hold the lock together.
+    pub limit: Limit,
+    /// The holder's token.
+    pub token: FencingToken,
+    /// When its lease is over, in milliseconds since 1970.
+    pub lease_end_ms: i64,
+}
+
+impl Permit {
+    /// The value of its field.
+    pub fn to_text(self) -> String {
+        let (limit, token) = (self.limit.count_or_zero(), self.token.get());
+        format!("{limit} {token} {}", self.lease_end_ms)
+    }
+
+    fn from_text(text: &[u8]) -> Option<Self> {
+        let mut words = text.split(|&byte| byte == b' ').map(parse_integer);
+        let mut next = || words.next().flatten();
+        let (limit, token, lease_end_ms) = (next()?, next()?, next()?);
+        let permit = Self {
+            limit: Limit::from_count_or_zero(limit)?,
+            token: FencingToken::new(token).ok()?,
+            lease_end_ms,
+        };
+        // An exclusive holder has no permit.
+        (permit.limit != Limit::EXCLUSIVE && words.next().is_none()).then_some(permit)
+    }
+}
+
+/// Reads a stored lock, field by field.
+#[derive(Default)]
+pub struct Reader {
+    counts: SmallVec<[(Owner, i64); 1]>,
+    permits: HashMap<Owner, Permit>,
+    last_token: Option<FencingToken>,
+    no_lock: bool,
+    asker: Option<Owner>,
+}
+
+impl Reader {
+    /// A reader that knows the name of an owner which it may find.
+    pub fn asked_by(asker: &Owner) -> Self {
+        Self {
+            asker: Some(asker.clone()),
+            ..Self::default()
+        }
+    }
+
+    /// Reads one field. The order does not matter.
+    pub fn field(&mut self, name: &[u8], value: &[u8]) {
+        if self.try_field(name, value).is_none() {
+            self.no_lock = true;
+        }
+    }
+
+    fn try_field(&mut self, name: &[u8], value: &[u8]) -> Option<()> {
+        if name == TOKEN_FIELD {
+            self.last_token = Some(FencingToken::new(parse_integer(value)?).ok()?);
+        } else if let Some(owner) = name.strip_prefix(PERMIT_PREFIX) {
+            let permit = Permit::from_text(value)?;
+            self.permits.insert(Owner::new(owner).ok()?, permit);
+        } else {
+            let holds = parse_integer(value).filter(|&holds| holds >= 1)?;
+            let owner = match &self.asker {
+                Some(asker) if asker.as_bytes() == name => asker.clone(),
+                _ => Owner::new(name).ok()?,
+            };
+            self.counts.push((owner, holds));
+        }
+        Some(())
+    }
+
+    /// Whether the newest token was read.
+    pub const fn has_token(&self) -> bool {
+        self.last_token.is_some()
+    }
+
+    /// Whether a field was read that no lock has.
+    pub const fn is_no_lock(&self) -> bool {
+        self.no_lock
+    }
+
+    /// The lock, now that all fields are read. `expires_at_ms` is the expiry of
+    /// its key.
+    pub fn finish(self, expires_at_ms: Option<i64>) -> Result<Lock, LockError> {
+        if self.no_lock {
+            return Err(LockError::NotALock);
+        }
+        let fields = self.counts.len() + self.permits.len();
+        if fields > FIELDS_WITHOUT_TOKEN_MAX && self.last_token.is_none() {
+            return Err(LockError::NotALock);
+        }
+        let leftovers = self.counts.is_empty() && !self.permits.is_empty();
+        let alone = self.counts.len() == 1;
+        let mut holders = Holders::default();
+        for (owner, holds) in self.counts {
+            holders.push(match self.permits.get(&owner) {
+                Some(permit) => Holder {
+                    owner,
+                    holds,
+                    token: Some(permit.token),
+                    lease_end_ms: Some(permit.lease_end_ms),
+                    limit: permit.limit,
+                },
+                // Without a token and without an expiry it is some
+                // application's hash of one number. Redisson's locks always
+                // expire.
+                None if alone && (self.last_token.is_some() || expires_at_ms.is_some()) => Holder {
+                    owner,
+                    holds,
+                    token: self.last_token,
+                    lease_end_ms: expires_at_ms,
+                    limit: Limit::EXCLUSIVE,
+                },
+                None => return Err(LockError::NotALock),
+            });
+        }
+        Ok(Lock {
+            holders,
+            last_token: self.last_token,
+            expires_at_ms,
+            leftovers,
+        })
+    }
+}
+
+/// An integer as Redis writes it: decimal, no plus sign, no leading zeros, no
+/// spaces. Anything else is not what the module or `HINCRBY` stored.
+pub fn parse_integer(text: &[u8]) -> Option<i64> {
+    let (negative, digits) = match text {
+        [b'-', digits @ ..] => (true, digits),
+        digits => (false, digits),
+    };
+    match digits {
+        [b'0'] if !negative => return Some(0),
+        [b'1'..=b'9', ..] => {}
+        _ => return None,
+    }
+    // Summed up as a negative number, of which there is one more.
+    let negated = digits.iter().try_fold(0_i64, |sum, byte| {
+        let digit = byte.checked_sub(b'0').filter(|&digit| digit <= 9)?;
+        sum.checked_mul(10)?.checked_sub(digit.into())
+    })?;
+    if negative {
+        Some(negated)
+    } else {
+        negated.checked_neg()
+    }
+}
+
+#[cfg(test)]
+mod tests;

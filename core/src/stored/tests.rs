@@ -1,0 +1,541 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::lock::tests::{free, held, held_by, limit, permitted, sorted};
+use crate::token::TOKEN_MAX;
+
+/// When the key expires, in tests where that matters.
+const END: i64 = 1_700_000_001_000;
+
+fn read(fields: &[(&str, &str)], expiry: Option<i64>) -> Result<Lock, LockError> {
+    let mut reader = Reader::default();
+    for (name, value) in fields {
+        reader.field(name.as_bytes(), value.as_bytes());
+    }
+    reader.finish(expiry)
+}
+
+/// The fields mean the same in whatever order the server lists them.
+#[track_caller]
+fn check(fields: &[(&str, &str)], expiry: Option<i64>, expected: &Lock) {
+    let reversed: Vec<_> = fields.iter().copied().rev().collect();
+    for fields in [fields, &reversed] {
+        let lock = read(fields, expiry).map(sorted);
+        assert_eq!(lock.as_ref(), Ok(expected));
+    }
+}
+
+#[track_caller]
+fn check_no_lock(fields: &[(&str, &str)]) {
+    let reversed: Vec<_> = fields.iter().copied().rev().collect();
+    for expiry in [None, Some(END)] {
+        assert_eq!(read(fields, expiry), Err(LockError::NotALock));
+        assert_eq!(read(&reversed, expiry), Err(LockError::NotALock));
+    }
+}
+
+mod stored_hashes {
+    use super::*;
+
+    #[test]
+    fn a_missing_key_is_a_free_lock() {
+        check(&[], None, &free(None));
+    }
+
+    #[test]
+    fn an_owner_with_a_token_holds_the_lock() {
+        let fields = [("a", "2"), ("@fence", "7")];
+        check(&fields, Some(END), &held("a", 2, Some(7), Some(END)));
+    }
+
+    #[test]
+    fn a_persisted_lock_with_a_token_is_held_without_an_end() {
+        check(
+            &[("a", "1"), ("@fence", "7")],
+            None,
+            &held("a", 1, Some(7), None),
+        );
+    }
+
+    #[test]
+    fn a_hash_of_redisson_is_a_held_lock_without_a_token() {
+        let name = "b9834f1e-ab7d-4a0f-8a1c-0a6a1e3d0d52:1";
+        check(&[(name, "3")], Some(END), &held(name, 3, None, Some(END)));
+    }
+
+    #[test]
+    fn a_single_number_without_an_expiry_is_somebody_elses_hash() {
+        assert_eq!(read(&[("a", "3")], None), Err(LockError::NotALock));
+    }
+
+    #[test]
+    fn a_token_alone_is_a_free_lock_that_remembers_it() {
+        for expiry in [None, Some(END)] {
+            let lock = Lock {
+                expires_at_ms: expiry,
+                ..free(Some(7))
+            };
+            check(&[("@fence", "7")], expiry, &lock);
+        }
+    }
+
+    #[test]
+    fn a_lock_has_one_owner() {
+        check_no_lock(&[("a", "1"), ("b", "1")]);
+        check_no_lock(&[("a", "1"), ("b", "1"), ("@fence", "7")]);
+    }
+
+    #[test]
+    fn a_field_of_the_module_that_is_unknown_makes_it_no_lock() {
+        check_no_lock(&[("@other", "1")]);
+        check_no_lock(&[("@fence", "7"), ("@other", "1")]);
+        check_no_lock(&[("a", "1"), ("@FENCE", "7")]);
+    }
+
+    #[test]
+    fn a_hold_count_is_a_positive_integer_as_redis_writes_it() {
+        for count in ["0", "-1", "", "01", "+1", " 1", "1 ", "1.0", "1e3", "x"] {
+            check_no_lock(&[("a", count), ("@fence", "7")]);
+        }
+        check_no_lock(&[("a", "9223372036854775808"), ("@fence", "7")]);
+        check(
+            &[("a", "9223372036854775807")],
+            Some(END),
+            &held("a", i64::MAX, None, Some(END)),
+        );
+    }
+
+    #[test]
+    fn a_stored_token_is_between_1_and_the_greatest() {
+        for token in ["0", "-1", "9007199254740992", "9223372036854775808", "07"] {
+            check_no_lock(&[("a", "1"), ("@fence", token)]);
+            check_no_lock(&[("@fence", token)]);
+        }
+        check(
+            &[("@fence", "9007199254740991")],
+            None,
+            &free(Some(TOKEN_MAX)),
+        );
+    }
+
+    #[test]
+    fn a_field_that_can_not_be_an_owner_makes_it_no_lock() {
+        check_no_lock(&[("", "1"), ("@fence", "7")]);
+        check_no_lock(&[(&"x".repeat(1025), "1"), ("@fence", "7")]);
+        let longest = "x".repeat(1024);
+        check(
+            &[(&longest, "1")],
+            Some(END),
+            &held(&longest, 1, None, Some(END)),
+        );
+    }
+
+    #[test]
+    fn an_owner_may_be_any_bytes() {
+        let mut reader = Reader::default();
+        reader.field(b"\0\xff", b"1");
+        let lock = reader.finish(Some(END)).unwrap();
+        assert_eq!(lock.holders()[0].owner.as_bytes(), b"\0\xff");
+    }
+
+    #[test]
+    fn who_asks_shares_its_name_with_the_lock_it_holds() {
+        let asker = Owner::new(b"a").unwrap();
+        for (name, shared) in [("a", true), ("b", false)] {
+            let mut reader = Reader::asked_by(&asker);
+            reader.field(name.as_bytes(), b"1");
+            let lock = reader.finish(Some(END)).unwrap();
+            let owner = &lock.holders()[0].owner;
+            assert_eq!(owner.as_bytes(), name.as_bytes());
+            assert_eq!(std::ptr::eq(owner.as_bytes(), asker.as_bytes()), shared);
+        }
+    }
+}
+
+mod permits {
+    use super::*;
+
+    const SHARED: Limit = Limit::SHARED;
+
+    /// Two shared holders, with the newest token.
+    const A_AND_B: [(&str, &str); 5] = [
+        ("a", "1"),
+        ("@permit:a", "0 7 1700000001000"),
+        ("b", "1"),
+        ("@permit:b", "0 8 1700000001005"),
+        ("@fence", "8"),
+    ];
+
+    fn a_and_b() -> [Holder; 2] {
+        [
+            permitted("a", 7, END, SHARED),
+            permitted("b", 8, END + 5, SHARED),
+        ]
+    }
+
+    fn without(
+        fields: &[(&'static str, &'static str)],
+        name: &str,
+    ) -> Vec<(&'static str, &'static str)> {
+        let mut fields = fields.to_vec();
+        fields.retain(|field| field.0 != name);
+        fields
+    }
+
+    #[test]
+    fn every_owner_with_a_permit_holds_the_lock() {
+        check(&A_AND_B, Some(END + 5), &held_by(a_and_b()));
+        let holder = Holder {
+            holds: 3,
+            ..permitted("a", 7, END, limit(5))
+        };
+        check(
+            &[
+                ("a", "3"),
+                ("@permit:a", "5 7 1700000001000"),
+                ("@fence", "7"),
+            ],
+            Some(END),
+            &held_by([holder]),
+        );
+    }
+
+    #[test]
+    fn a_permit_has_an_end_whatever_the_expiry_of_the_key() {
+        for expires_at_ms in [None, Some(END - 1), Some(END + 100)] {
+            let lock = Lock {
+                expires_at_ms,
+                ..held_by(a_and_b())
+            };
+            check(&A_AND_B, expires_at_ms, &lock);
+        }
+    }
+
+    #[test]
+    fn the_newest_token_may_be_that_of_somebody_who_left() {
+        let fields = [
+            ("a", "1"),
+            ("@permit:a", "0 7 1700000001000"),
+            ("@fence", "9"),
+        ];
+        let lock = Lock {
+            last_token: FencingToken::new(9).ok(),
+            ..held_by([permitted("a", 7, END, SHARED)])
+        };
+        check(&fields, Some(END), &lock);
+    }
+
+    #[test]
+    fn one_of_several_owners_without_a_permit_makes_it_no_lock() {
+        check_no_lock(&without(&A_AND_B, "@permit:a"));
+        check_no_lock(&without(&A_AND_B, "@permit:b"));
+    }
+
+    #[test]
+    fn a_permit_without_its_owner_admits_nobody() {
+        let expires_at_ms = Some(END + 5);
+        let lock = Lock {
+            last_token: FencingToken::new(8).ok(),
+            expires_at_ms,
+            ..held_by([permitted("a", 7, END, SHARED)])
+        };
+        check(&without(&A_AND_B, "b"), expires_at_ms, &lock);
+        let nobody = Lock {
+            expires_at_ms,
+            leftovers: true,
+            ..free(Some(8))
+        };
+        check(
+            &without(&without(&A_AND_B, "b"), "a"),
+            expires_at_ms,
+            &nobody,
+        );
+    }
+
+    #[test]
+    fn an_exclusive_holder_may_have_permits_of_others_beside_it() {
+        let fields = without(&without(&A_AND_B, "a"), "@permit:b");
+        check(&fields, Some(END), &held("b", 1, Some(8), Some(END)));
+        check(&fields, None, &held("b", 1, Some(8), None));
+    }
+
+    #[test]
+    fn several_fields_without_a_token_are_no_lock() {
+        let without_a = without(&without(&A_AND_B, "a"), "@fence");
+        check_no_lock(&without_a);
+        check_no_lock(&without(&without_a, "@permit:a"));
+        check_no_lock(&without(&without_a, "@permit:b"));
+    }
+
+    #[test]
+    fn a_permit_is_three_integers_in_their_ranges() {
+        for text in [
+            "",
+            "0",
+            "0 7",
+            "0 7 5 1",
+            "0 7 5 ",
+            " 0 7 5",
+            "0  7 5",
+            "0\t7 5",
+            "0,7,5",
+            "00 7 5",
+            "+2 7 5",
+            "-0 7 5",
+            "0 07 5",
+            "0 7 5.0",
+            "0 7 x",
+            "0 7 ",
+            // An exclusive holder has none.
+            "1 7 5",
+            "-1 7 5",
+            "9007199254740992 7 5",
+            "9223372036854775807 7 5",
+            "0 0 5",
+            "0 -7 5",
+            "0 9007199254740992 5",
+            "0 7 9223372036854775808",
+        ] {
+            check_no_lock(&[("a", "1"), ("@permit:a", text), ("@fence", "7")]);
+            // Even where it admits nobody.
+            check_no_lock(&[("@permit:a", text), ("@fence", "7")]);
+            check_no_lock(&[("a", "1"), ("@permit:b", text), ("@fence", "7")]);
+        }
+        for (text, limit, end_ms) in [
+            ("2 7 0", limit(2), 0),
+            ("9007199254740991 7 5", limit(TOKEN_MAX), 5),
+            ("0 7 9223372036854775807", SHARED, i64::MAX),
+            ("0 7 -9223372036854775808", SHARED, i64::MIN),
+        ] {
+            let lock = Lock {
+                expires_at_ms: Some(END),
+                ..held_by([permitted("a", 7, end_ms, limit)])
+            };
+            let fields = [("a", "1"), ("@permit:a", text), ("@fence", "7")];
+            check(&fields, Some(END), &lock);
+        }
+    }
+
+    #[test]
+    fn a_count_beside_a_permit_is_a_count_like_any_other() {
+        for count in ["0", "-1", "", "01", "x"] {
+            let permit = ("@permit:a", "0 7 1700000001000");
+            check_no_lock(&[("a", count), permit, ("@fence", "7")]);
+        }
+    }
+
+    #[test]
+    fn a_permit_of_what_can_not_be_an_owner_makes_it_no_lock() {
+        let too_long = format!("@permit:{}", "x".repeat(1025));
+        for name in [
+            "@permit:",
+            "@permit:@a",
+            &too_long,
+            // And these are no permits.
+            "@permit",
+            "@permits:a",
+            "@PERMIT:a",
+            "@ permit:a",
+        ] {
+            check_no_lock(&[("a", "1"), (name, "0 7 1700000001000"), ("@fence", "7")]);
+        }
+    }
+
+    #[test]
+    fn a_field_that_no_lock_has_is_known_at_once() {
+        let mut reader = Reader::default();
+        reader.field(b"a", b"1");
+        assert!(!reader.is_no_lock());
+        reader.field(b"b", b"?");
+        assert!(reader.is_no_lock());
+        reader.field(b"@fence", b"7");
+        assert!(reader.is_no_lock());
+    }
+}
+
+mod round_trips {
+    use super::*;
+
+    type Fields = Vec<(Vec<u8>, Vec<u8>)>;
+
+    fn owners(count: impl Into<prop::collection::SizeRange>) -> impl Strategy<Value = Vec<Owner>> {
+        let name = prop_oneof![
+            "[ab]{1,2}".prop_map(String::into_bytes),
+            "(permit:|token)".prop_map(String::into_bytes),
+            prop::collection::vec(any::<u8>(), 1..9),
+        ];
+        let owner = name.prop_filter_map("reserved", |name| Owner::new(&name).ok());
+        prop::collection::hash_set(owner, count).prop_map(|owners| owners.into_iter().collect())
+    }
+
+    fn token() -> impl Strategy<Value = FencingToken> {
+        (1..=TOKEN_MAX).prop_map(|token| FencingToken::new(token).unwrap())
+    }
+
+    fn nobody() -> impl Strategy<Value = Lock> {
+        (token(), any::<Option<i64>>()).prop_map(|(token, expires_at_ms)| Lock {
+            expires_at_ms,
+            ..free(Some(token.get()))
+        })
+    }
+
+    /// One without a token was taken by Redisson's scripts, and has an end.
+    fn exclusive() -> impl Strategy<Value = Lock> {
+        let of_redisson = any::<i64>().prop_map(|end_ms| (None, Some(end_ms)));
+        let of_ours = (token().prop_map(Some), any::<Option<i64>>());
+        (owners(1), 1..=i64::MAX, prop_oneof![of_redisson, of_ours]).prop_map(
+            |(owners, holds, (token, lease_end_ms))| Lock {
+                holders: owners
+                    .into_iter()
+                    .map(|owner| Holder {
+                        owner,
+                        holds,
+                        token,
+                        lease_end_ms,
+                        limit: Limit::EXCLUSIVE,
+                    })
+                    .collect(),
+                last_token: token,
+                expires_at_ms: lease_end_ms,
+                leftovers: false,
+            },
+        )
+    }
+
+    fn shared_or_limited() -> impl Strategy<Value = Lock> {
+        let limit = prop_oneof![Just(Limit::SHARED), (2..=TOKEN_MAX).prop_map(limit)];
+        let permits = prop::collection::vec((1..=i64::MAX, token(), any::<i64>(), limit), 5);
+        (owners(1..=5), permits, token(), any::<Option<i64>>()).prop_map(
+            |(owners, permits, newest, expires_at_ms)| Lock {
+                holders: owners
+                    .into_iter()
+                    .zip(permits)
+                    .map(|(owner, (holds, token, end_ms, limit))| Holder {
+                        owner,
+                        holds,
+                        token: Some(token),
+                        lease_end_ms: Some(end_ms),
+                        limit,
+                    })
+                    .collect(),
+                last_token: Some(newest),
+                expires_at_ms,
+                leftovers: false,
+            },
+        )
+    }
+
+    /// The hash of a lock.
+    fn fields(lock: &Lock) -> Fields {
+        let mut fields = Fields::new();
+        for holder in lock.holders() {
+            let name = holder.owner.as_bytes();
+            fields.push((name.to_vec(), holder.holds.to_string().into_bytes()));
+            if holder.limit != Limit::EXCLUSIVE {
+                let permit = Permit {
+                    limit: holder.limit,
+                    token: holder.token.unwrap(),
+                    lease_end_ms: holder.lease_end_ms.unwrap(),
+                };
+                let field = [PERMIT_PREFIX, name].concat();
+                fields.push((field, permit.to_text().into_bytes()));
+            }
+        }
+        if let Some(token) = lock.last_token {
+            let token = token.get().to_string().into_bytes();
+            fields.push((TOKEN_FIELD.to_vec(), token));
+        }
+        fields
+    }
+
+    fn lock_and_its_fields() -> impl Strategy<Value = (Lock, Fields)> {
+        let lock = prop_oneof![1 => nobody(), 2 => exclusive(), 4 => shared_or_limited()];
+        lock.prop_flat_map(|lock| {
+            let fields = Just(fields(&lock)).prop_shuffle();
+            (Just(lock), fields)
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn a_lock_is_read_as_it_was_written((lock, fields) in lock_and_its_fields()) {
+            let mut reader = Reader::default();
+            for (name, value) in &fields {
+                reader.field(name, value);
+            }
+            let read = reader.finish(lock.expires_at_ms).map(sorted);
+            prop_assert_eq!(read, Ok(sorted(lock)));
+        }
+
+        #[test]
+        fn no_fields_make_it_panic(
+            fields in prop::collection::vec((
+                prop_oneof![Just("a"), Just("b"), Just("@permit:a"), Just("@permit:"), Just("@fence")],
+                "[0-9 -]{0,12}",
+            ), 0..6),
+            expires_at_ms in any::<Option<i64>>(),
+        ) {
+            let mut reader = Reader::default();
+            for (name, value) in &fields {
+                reader.field(name.as_bytes(), value.as_bytes());
+            }
+            let no_lock = reader.is_no_lock();
+            let read = reader.finish(expires_at_ms);
+            prop_assert!(!no_lock || read.is_err());
+        }
+    }
+}
+
+mod integers {
+    use super::*;
+
+    #[test]
+    fn only_what_redis_would_write_is_an_integer() {
+        for text in [
+            "",
+            "-",
+            "-0",
+            "+1",
+            "01",
+            "-01",
+            "00",
+            " 1",
+            "1 ",
+            "1\n",
+            "1e3",
+            "0x1",
+            "1_000",
+            "1.0",
+            "--1",
+            "９",
+            "9223372036854775808",
+            "-9223372036854775809",
+            "99999999999999999999999999",
+        ] {
+            assert_eq!(parse_integer(text.as_bytes()), None, "{text:?}");
+        }
+        assert_eq!(parse_integer(b"1\0"), None);
+        assert_eq!(parse_integer(b"1\xff"), None);
+    }
+
+    #[test]
+    fn the_whole_range_is_read() {
+        for n in [i64::MIN, i64::MIN + 1, -1, 0, 1, 9, 10, i64::MAX] {
+            assert_eq!(parse_integer(n.to_string().as_bytes()), Some(n));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_integer_is_read_as_it_was_written(n in any::<i64>()) {
+            prop_assert_eq!(parse_integer(n.to_string().as_bytes()), Some(n));
+        }
+
+        #[test]
+        fn an_integer_has_one_spelling(text in "[-+0-9e ]{0,21}") {
+            if let Some(n) = parse_integer(text.as_bytes()) {
+                prop_assert_eq!(n.to_string(), text);
+            }
+        }
+    }
+}

@@ -1,0 +1,437 @@
+//! The lock table: everything that decides.
+//!
+//! A request or an event goes in, with what is stored and the time; one [`Step`]
+//! comes out, and is all that there is to be done, as data: what has to be written,
+//! who has to be answered, what has to be told. The table never calls anybody. Its
+//! caller reads the lock, asks for the step, writes, replicates, notifies, sets its
+//! timer to [`LockTable::wake_at_ms`], and answers.
+//!
+//! # The rule of the road
+//! What has ended is over before the next command sees the lock. Each step begins
+//! with the ends that are due: leases, sessions, grants that nobody heard of.
+//!
+//! # Invariants
+//! - What is remembered never says that somebody holds a lock; the stored hash alone
+//!   does. It may say that a stored hold is over; if that is lost, in a restart or a
+//!   fail-over, the hold lasts until its lease ends, and no two owners ever hold one
+//!   lock.
+//! - Where a lock has room for who waits for it first, a recheck is planned.
+//! - No step takes more than [`GRANTS_A_STEP`] grants, [`ENDS_A_STEP`] lease ends and
+//!   as many ends of sessions. What is left is planned for now, so that others have
+//!   their turn in between. Whoever asks, and whoever is served, is ended before all
+//!   others: nobody is told of a hold that is over. More is ended where it would keep
+//!   somebody out.
+//!
+//! # Where the next things go
+//! A waiter of another kind is one more way to be answered: its [`WaiterId`] stands in
+//! the same queue, and the caller knows what it is. A grant that must not be told yet
+//! is an [`Answer`] that the caller keeps. A time in which nothing new is granted is
+//! one more reason for which [`Lock::admits`] is not asked.
+
+mod connections;
+mod due;
+mod transition;
+mod view;
+
+use std::collections::VecDeque;
+
+use smallvec::SmallVec;
+
+#[cfg(test)]
+use crate::bounds::SEARCH_A_STEP;
+pub use crate::bounds::{ENDS_A_STEP, GRANTS_A_STEP};
+use crate::deadlock::{Certain, Search, WaitEdge};
+use crate::deliveries::Deliveries;
+use crate::ended::EndedHolds;
+use crate::error::LockError;
+use crate::keys::{KeyBuf, KeyRef};
+use crate::lock::{Effects, Holder, Lock, Now, Released};
+use crate::metrics::Metrics;
+use crate::queue::{Wait, WaitQueues, WaiterId};
+use crate::remembered::Remembered;
+use crate::request::{AcquireRequest, ClientId, Owner, ReleaseRequest, RenewRequest};
+use crate::sessions::Sessions;
+use crate::token::{FencingToken, TokenClock};
+
+pub use connections::Leave;
+pub use due::{Due, NotNow, REFUSED_RETRY_MS, Work};
+use transition::Transition;
+pub use view::{ContendedView, HolderView, LockView, Totals, WaiterView};
+
+/// What an operator can set.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Whether a wait that would never end is refused.
+    pub deadlock_detection: bool,
+    /// Whether other keys can be read while a command runs. In a cluster they can't.
+    pub reads_other_keys: bool,
+    /// How many may wait for one lock.
+    pub max_waiters: usize,
+    /// How often a contended lock is looked at for no other reason, in milliseconds.
+    pub recheck_interval_ms: i64,
+    /// After how many milliseconds a wait is logged, if ever.
+    pub log_slow_wait_ms: Option<i64>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            deadlock_detection: true,
+            reads_other_keys: true,
+            max_waiters: usize::MAX,
+            recheck_interval_ms: 500,
+            log_slow_wait_ms: None,
+        }
+    }
+}
+
+/// What is stored of a lock.
+#[derive(Clone, Debug)]
+pub enum Stored {
+    /// This was read.
+    Read(Lock),
+    /// What [`LockTable::expected`] expects is there.
+    AsExpected,
+}
+
+/// What shows that a lock of many holders is still what is remembered of it.
+#[derive(Debug)]
+pub struct Expected {
+    /// How many hold it. Each has two fields, and there is one of the newest token.
+    pub holders: usize,
+    /// When its key expires, in milliseconds since 1970.
+    pub expires_at_ms: Option<i64>,
+    /// The newest token.
+    pub last_token: Option<FencingToken>,
+    /// What the owner in question holds.
+    pub holder: Option<Holder>,
+}
+
+impl Expected {
+    /// How many fields the hash has.
+    pub fn fields(&self) -> usize {
+        2 * self.holders + usize::from(self.last_token.is_some())
+    }
+}
+
+/// What a waiter is told in the end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// It has the lock, with this token.
+    Granted(FencingToken),
+    /// It can't have it.
+    Refused(LockError),
+}
+
+/// Something in the life of a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LockEvent {
+    /// An owner began to hold it.
+    Acquired,
+    /// An owner gave its last hold back, or its connection ended.
+    Released,
+    /// An owner's lease was found to be over.
+    Expired,
+    /// Somebody took it from its holders.
+    Broken,
+}
+
+/// Something for the server's log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LogLine {
+    /// A wait was refused, because it would have closed this cycle.
+    DeadlockRefused(Vec<WaitEdge>),
+    /// Somebody has waited for long.
+    SlowWait {
+        /// Who waits.
+        owner: Owner,
+        /// The client that waits.
+        client: ClientId,
+        /// For how long.
+        waited_ms: i64,
+        /// Some of those who hold the lock, each with the client that its holds are
+        /// bound to.
+        holders: Vec<(Owner, Option<ClientId>)>,
+        /// How many others hold it.
+        others: usize,
+    },
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, Default)]
+pub struct Step {
+    /// What has to be written and replicated, in order and as one.
+    pub effects: Effects,
+    /// What has become of waiters, in the order in which they are to be told.
+    pub answers: SmallVec<[(WaiterId, Answer); 1]>,
+    /// What subscribers are told.
+    pub events: SmallVec<[LockEvent; 2]>,
+    /// What is logged.
+    pub log: Vec<LogLine>,
+    /// The last holder gave the lock back, or was made to, and nobody has it now.
+    pub freed: bool,
+}
+
+/// What came of a request, and what is to be done.
+#[derive(Debug)]
+pub struct Done<T> {
+    /// What the client is told, unless it waits.
+    pub result: Result<T, LockError>,
+    /// What is to be done first.
+    pub step: Step,
+}
+
+/// A step that is done, or one that depends on other locks.
+#[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "nearly every command is done, and a box would cost it more than the move"
+)]
+pub enum Progress<T> {
+    /// It is done.
+    Done(Done<T>),
+    /// The other locks have to be looked at.
+    Asks(Box<Question<T>>),
+}
+
+/// A step that depends on other locks. [`LockTable::go_on`] takes it up again. Until
+/// then nobody may take a step with its lock.
+#[derive(Debug)]
+pub struct Question<T> {
+    key: KeyBuf,
+    now: Now,
+    lock: Lock,
+    changed: SmallVec<[Owner; 2]>,
+    step: Step,
+    search: Search,
+    cycle: Vec<WaitEdge>,
+    certain: Certain,
+    asked: Vec<KeyBuf>,
+    then: Then<T>,
+}
+
+impl<T> Question<T> {
+    /// The locks that have to be looked at, in this order.
+    pub fn asked(&self) -> &[KeyBuf] {
+        &self.asked
+    }
+}
+
+/// What a search for deadlocks is good for.
+#[derive(Debug)]
+enum Then<T> {
+    /// To be queued.
+    Enqueue(AcquireRequest, Wait, fn(WaiterId) -> T),
+    /// To wait on.
+    Stay(WaiterId, T),
+}
+
+/// What came of a request for a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Acquired {
+    /// The owner holds it, with this token.
+    Granted(FencingToken),
+    /// The client waits, and is answered later.
+    Queued(WaiterId),
+    /// Others hold it, or come first.
+    Busy,
+}
+
+/// A wait that is to be searched for deadlocks.
+#[derive(Clone, Debug)]
+struct Unchecked {
+    id: WaiterId,
+    /// What was begun.
+    search: Option<Box<Search>>,
+}
+
+/// All that is remembered of the locks of a server.
+#[derive(Clone, Debug, Default)]
+pub struct LockTable {
+    /// What an operator has set.
+    pub settings: Settings,
+    queues: WaitQueues,
+    remembered: Remembered,
+    tokens: TokenClock,
+    metrics: Metrics,
+    sessions: Sessions,
+    /// Grants whose clients have not heard of them yet.
+    deliveries: Deliveries,
+    /// Holds that are over because of what became of a client.
+    ended: EndedHolds,
+    /// Waits that may close a cycle.
+    unchecked: VecDeque<Unchecked>,
+    /// A key that has just left its place.
+    leaving: Option<KeyBuf>,
+    /// Clients whose sessions are over unnoticed: their connections have to be
+    /// closed.
+    to_close: Vec<ClientId>,
+    /// Which kind of work that is due comes next.
+    turn: usize,
+}
+
+impl LockTable {
+    /// What shows that this lock need not be read, if it is remembered. `asker` is
+    /// the owner in question, if there is one.
+    pub fn expected(&self, key: KeyRef<'_>, asker: Option<&Owner>) -> Option<Expected> {
+        if self.remembered.is_empty() {
+            return None;
+        }
+        let lock = self.remembered.untouched(key)?;
+        Some(Expected {
+            holders: lock.holders().len(),
+            expires_at_ms: lock.expires_at_ms(),
+            last_token: lock.last_token(),
+            holder: asker.and_then(|asker| lock.holder(asker)).cloned(),
+        })
+    }
+
+    /// Whether this lock is remembered, and the server has told of no change since.
+    pub fn is_untouched(&self, key: KeyRef<'_>) -> bool {
+        self.remembered.untouched(key).is_some()
+    }
+
+    /// The key is no lock at the moment, and so there is nothing left to be ended.
+    pub fn is_no_lock(&mut self, key: KeyRef<'_>) {
+        self.forget_ended(key);
+        if !self.queues.contended(key) {
+            self.remembered.drop_lock(key);
+        }
+    }
+
+    /// Takes the lock, one hold more of it, or a position in its queue.
+    pub fn acquire(
+        &mut self,
+        key: KeyRef<'_>,
+        stored: Stored,
+        request: AcquireRequest,
+        wait: Option<Wait>,
+        now: Now,
+    ) -> Progress<Acquired> {
+        let mut transition = Transition::begin(self, key, stored, Some(&request.owner), now);
+        // The lock may have come free a moment ago. Whoever queued comes first.
+        transition.hand_off();
+        let mut granted = transition.try_grant(&request);
+        // What is over keeps nobody out, however much of it there is.
+        while matches!(granted, Ok(None))
+            && (wait.is_some() || transition.is_next_in_line())
+            && transition.end_more()
+        {
+            transition.hand_off();
+            granted = transition.try_grant(&request);
+        }
+        match (granted, wait) {
+            (Ok(Some(token)), _) => transition.done(Ok(Acquired::Granted(token))),
+            (Ok(None), None) => transition.done(Ok(Acquired::Busy)),
+            (Ok(None), Some(wait)) => transition.enqueue(request, wait, Acquired::Queued),
+            (Err(error), _) => transition.done(Err(error)),
+        }
+    }
+
+    /// Goes on with a step whose locks have been looked at, in the order in which it
+    /// asked for them. What is no lock counts as a free one.
+    pub fn go_on<T>(&mut self, question: Question<T>, looked_at: Vec<Stored>) -> Progress<T> {
+        let Question {
+            key,
+            now,
+            lock,
+            changed,
+            step,
+            search,
+            cycle,
+            mut certain,
+            asked,
+            then,
+        } = question;
+        for (key, stored) in asked.into_iter().zip(looked_at) {
+            let lock = self.certain(key.as_ref(), stored, now);
+            certain.insert(key, lock);
+        }
+        let mut transition = Transition {
+            table: self,
+            key: key.as_ref(),
+            now,
+            lock,
+            changed,
+            is_read: false,
+            is_to_be_read: false,
+            step,
+            #[cfg(feature = "planted-faults")]
+            noted_before: None,
+        };
+        let verdict = transition.check_again(search, cycle, &certain);
+        transition.settle(verdict, certain, then)
+    }
+
+    /// Gives holds back; with the last one, hands the lock off.
+    pub fn release(
+        &mut self,
+        key: KeyRef<'_>,
+        stored: Stored,
+        request: &ReleaseRequest,
+        now: Now,
+    ) -> Done<Released> {
+        let mut transition = Transition::begin(self, key, stored, Some(&request.owner), now);
+        let released = transition.release(request);
+        // Nobody would free a lock of which nothing is left but what is over.
+        while transition.is_all_overdue() && transition.end_more() {}
+        transition.hand_off();
+        transition.finish(released)
+    }
+
+    /// Takes the lock from whoever holds it, if this is its newest token, and hands
+    /// it off. Returns whether anybody held it.
+    pub fn break_lock(
+        &mut self,
+        key: KeyRef<'_>,
+        stored: Stored,
+        token: Option<FencingToken>,
+        now: Now,
+    ) -> Done<bool> {
+        let mut transition = Transition::begin(self, key, stored, None, now);
+        // Nobody is made to give back what is over.
+        while transition.end_more() {}
+        let broken = transition.break_holds(token);
+        transition.hand_off();
+        transition.finish(Ok(broken))
+    }
+
+    /// Lets the lease end at now + lease exactly. Returns whether the owner holds the
+    /// lock, with the token it named.
+    pub fn renew(
+        &mut self,
+        key: KeyRef<'_>,
+        stored: Stored,
+        request: &RenewRequest,
+        now: Now,
+    ) -> Done<bool> {
+        let mut transition = Transition::begin(self, key, stored, Some(&request.owner), now);
+        let renewed = transition.renew(request);
+        transition.hand_off();
+        transition.finish(Ok(renewed))
+    }
+
+    /// Whether anybody waits for any lock.
+    pub fn anybody_waits(&self) -> bool {
+        !self.queues.is_empty()
+    }
+
+    /// Whether anything is remembered of holds: sessions, grants on their way, what
+    /// has ended.
+    pub fn remembers_holds(&self) -> bool {
+        !(self.sessions.is_empty() && self.deliveries.is_empty() && self.ended.is_empty())
+    }
+
+    /// Whether it matters what happens to keys.
+    pub fn follows_keys(&self) -> bool {
+        self.anybody_waits() || self.remembers_holds() || !self.remembered.is_empty()
+    }
+
+    /// What has happened so far.
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,248 @@
+//! What the server tells of connections and keys.
+
+use super::{LockTable, Unchecked};
+use crate::ended::EndedBy;
+use crate::keys::KeyRef;
+use crate::queue::WaiterId;
+use crate::request::{ClientId, Lease, Owner};
+use crate::sessions::{Binding, HoldId};
+
+/// Why a client does not wait any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leave {
+    /// Its time was up, or `CLIENT UNBLOCK` had it be.
+    TimeUp,
+    /// It went away, or was sent away with an error.
+    Gone,
+}
+
+impl LockTable {
+    /// Somebody did something to this key.
+    pub fn key_touched(&mut self, key: KeyRef<'_>, now_ms: i64) {
+        self.doubt(key);
+        self.queues.recheck_by(key, now_ms);
+    }
+
+    /// What is remembered of this key is not relied upon any more.
+    fn doubt(&mut self, key: KeyRef<'_>) {
+        if self.remembered.is_empty() {
+            return;
+        }
+        if self.queues.contended(key) {
+            self.remembered.touch(key);
+        } else {
+            self.remembered.drop_lock(key);
+        }
+    }
+
+    /// Any key may have changed. As [`LockTable::key_touched`], for all of them. It
+    /// takes as long as to sort the contended keys, and to forget the other locks of
+    /// many holders.
+    pub fn everything_touched(&mut self, now_ms: i64) {
+        for key in self.remembered.keys() {
+            self.doubt(key.as_ref());
+        }
+        self.queues.recheck_all_by(now_ms);
+    }
+
+    /// A key has left this place; [`LockTable::key_arrives`], which comes next, says
+    /// where it is.
+    pub fn key_leaves(&mut self, key: KeyRef<'_>) {
+        self.leaving = Some(key.into());
+    }
+
+    /// What belongs to the holds of the key that has left belongs to this one now. It
+    /// takes a few moves in maps for each of them.
+    pub fn key_arrives(&mut self, key: KeyRef<'_>) {
+        if let Some(from) = self.leaving.take() {
+            // The lock that was there before has been overwritten.
+            self.deliveries.forget_lock(key);
+            self.ended.take(key);
+            self.sessions.follow(from.as_ref(), key);
+            self.deliveries.follow(from.as_ref(), key);
+            self.ended.follow(from.as_ref(), key);
+        }
+    }
+
+    /// What belongs to the holds in two databases has changed places as they have. It
+    /// takes a few moves in maps for each hold of the server of which anything is
+    /// remembered.
+    pub fn databases_swapped(&mut self, one: i32, other: i32, now_ms: i64) {
+        self.sessions.swap_databases(one, other);
+        self.deliveries.swap_databases(one, other);
+        self.ended.swap_databases(one, other);
+        self.everything_touched(now_ms);
+    }
+
+    /// The connection to which an owner's holds on a lock are bound.
+    pub fn bound_client(&self, key: KeyRef<'_>, owner: &Owner) -> Option<ClientId> {
+        Some(self.sessions.binding_of(key, owner)?.client)
+    }
+
+    /// A connection has ended, and with it all holds that were bound to it. `heard`
+    /// says whether a grant that was on its way had been sent before. What was stored
+    /// is ended by whoever sees the lock next.
+    pub fn connection_ended(&mut self, client: ClientId, heard: bool) {
+        self.deliveries.client_gone(client);
+        self.end_before_told(client);
+        self.sessions.end_client(client);
+        // Only here is it known what these holds were bound to before.
+        let bound = self.deliveries.hold_of(client).cloned().and_then(|hold| {
+            let binding = self.sessions.take_ended(&hold)?;
+            let heir = self.heir(&hold, binding, client);
+            Some((hold, binding, heir))
+        });
+        if heard {
+            self.deliveries.delivered(client);
+        } else {
+            self.grant_lost(client);
+        }
+        if let Some((hold, binding, heir)) = bound {
+            self.pass_on(hold, binding, heir, heard);
+        }
+    }
+
+    /// Ends what binds these holds to a connection that has ended, if that is so.
+    pub(super) fn end_binding(&mut self, hold: &HoldId) {
+        if let Some(binding) = self.sessions.take_ended(hold) {
+            let heir = self.heir(hold, binding, binding.client);
+            self.pass_on(hold.clone(), binding, heir, true);
+        }
+    }
+
+    /// Ends what binds the holds of which this client is to hear to a connection that
+    /// has ended: the grant that is on its way may say who keeps them up.
+    fn end_before_told(&mut self, client: ClientId) {
+        if let Some(hold) = self.deliveries.hold_of(client).cloned() {
+            self.end_binding(&hold);
+        }
+    }
+
+    /// Ends holds, but for those that somebody is still to hear of, and binds those to
+    /// who keeps them up from now on. A client that was not told of them yet leaves
+    /// them as they were before.
+    fn pass_on(
+        &mut self,
+        hold: HoldId,
+        binding: Binding,
+        heir: Option<(ClientId, Lease)>,
+        was_told: bool,
+    ) {
+        if was_told || heir.is_none() {
+            self.deliveries.session_ended(&hold, binding.token);
+            self.ended
+                .push(hold.clone(), binding.token, EndedBy::Session);
+        }
+        if let Some((heir, lease)) = heir {
+            self.sessions.rebind(hold, binding, heir, lease);
+        }
+    }
+
+    /// A client has heard of the grant that was on its way to it, if one was, or never
+    /// will.
+    pub fn grant_told(&mut self, client: ClientId, heard: bool) {
+        self.end_before_told(client);
+        if heard {
+            self.deliveries.delivered(client);
+        } else {
+            self.unbind_unheard(client);
+            self.grant_lost(client);
+        }
+    }
+
+    fn grant_lost(&mut self, client: ClientId) {
+        if let Some((hold, token)) = self.deliveries.lost(client) {
+            self.ended.push(hold, token, EndedBy::Undelivered);
+        }
+    }
+
+    /// Who keeps up holds that are bound to a client which will not hear of them: one
+    /// that is still to hear of the same holds, or the one they were bound to before.
+    pub(super) fn heir(
+        &self,
+        hold: &HoldId,
+        binding: Binding,
+        client: ClientId,
+    ) -> Option<(ClientId, Lease)> {
+        let other = self.deliveries.other_session(hold, binding.token, client);
+        other.or_else(|| {
+            let before = self.deliveries.bound_before(hold, client)?;
+            Some((before, binding.lease))
+        })
+    }
+
+    /// Unbinds what a client will not hear of, and lives on.
+    fn unbind_unheard(&mut self, client: ClientId) {
+        let Some(hold) = self.deliveries.hold_of(client).cloned() else {
+            return;
+        };
+        let (key, owner) = (hold.key.as_ref(), &hold.owner);
+        let Some(binding) = self.sessions.binding_of(key, owner) else {
+            return;
+        };
+        if binding.client == client {
+            let heir = self.heir(&hold, binding, client);
+            self.sessions.unbind(key, owner);
+            if let Some((heir, lease)) = heir {
+                self.sessions.rebind(hold, binding, heir, lease);
+            }
+        }
+    }
+
+    /// A client does not wait any more, for a reason that is not the table's.
+    pub fn waiter_left(&mut self, id: WaiterId, leave: Leave, now_ms: i64) {
+        match leave {
+            Leave::TimeUp => self.metrics.wait_timeouts += 1,
+            Leave::Gone => self.metrics.waits_abandoned += 1,
+        }
+        let Some(key) = self.queues.key_of(id).cloned() else {
+            return;
+        };
+        let key = key.as_ref();
+        #[cfg(feature = "planted-faults")]
+        if leave == Leave::TimeUp && crate::planted::Fault::WaiterKept.planted() {
+            return;
+        }
+        let first = self.queues.first(key);
+        let was_first = first.is_some_and(|first| first.id == id);
+        let Some(waiter) = self.queues.remove(key, id) else {
+            return;
+        };
+        // The one behind a writer may be a reader among readers.
+        if was_first {
+            self.queues.recheck_by(key, now_ms);
+        }
+        self.check_next_of(key, &waiter.request.owner);
+        if !self.queues.contended(key) {
+            self.remembered.drop_if_few(key);
+        }
+    }
+
+    /// This owner's first request in the queue has gone. Its next one waits for those
+    /// between them now.
+    pub(super) fn check_next_of(&mut self, key: KeyRef<'_>, owner: &Owner) {
+        #[cfg(feature = "planted-faults")]
+        if crate::planted::Fault::NextRequestNotChecked.planted() {
+            return;
+        }
+        if let Some(id) = self.queues.first_id_of(key, owner) {
+            self.unchecked.push_back(Unchecked { id, search: None });
+        }
+    }
+
+    /// This owner holds a lock of which others did not know.
+    pub(super) fn check_waits_of(&mut self, owner: &Owner) {
+        let keys = self.queues.waits_of(owner);
+        let ids = keys.filter_map(|key| self.queues.first_id_of(key.as_ref(), owner));
+        let unchecked = ids.map(|id| Unchecked { id, search: None });
+        self.unchecked.extend(unchecked);
+    }
+
+    /// Nobody can or need write what has ended of this key.
+    pub(super) fn forget_ended(&mut self, key: KeyRef<'_>) {
+        for ended in self.ended.take(key) {
+            let hold = HoldId::new(key, &ended.owner);
+            self.deliveries.end(&hold, &ended, 0);
+        }
+    }
+}

@@ -1,0 +1,381 @@
+//! What the table does without being asked: it ends what is over because of what
+//! became of a client, keeps up the leases of sessions, looks at contended locks when
+//! they are due, and searches for deadlocks.
+
+use super::transition::Transition;
+use super::{Answer, Done, LockTable, Progress, Step, Stored, Unchecked};
+use crate::bounds::grants_a_step;
+use crate::error::LockError;
+use crate::keys::{KeyBuf, KeyRef};
+use crate::lock::{Lock, Now};
+use crate::request::{ClientId, Owner};
+use crate::sessions::{Binding, HoldId};
+
+/// How soon to try again while the server must not write.
+pub const REFUSED_RETRY_MS: i64 = 10;
+
+/// How soon to try again to keep up a lease that has a while to go.
+const KEEP_RETRY_MS: i64 = 100;
+
+/// How soon to look again at a key that another node of the cluster serves. The
+/// server does not tell when a slot stays or comes back.
+const SLOT_RETRY_MS: i64 = 500;
+
+/// So many bindings to connections that have ended are looked through for one that
+/// nobody else keeps up.
+const ENDED_BINDINGS_AT_ONCE: usize = 16;
+
+/// At most so many locks a second are looked at for no other reason than that it has
+/// been a while.
+const REGULAR_RECHECKS_A_SECOND: usize = 500;
+
+/// Regular rechecks are due at multiples of so many milliseconds since 1970.
+const REGULAR_RECHECKS_TOGETHER_MS: i64 = 50;
+
+/// A lock that is due, and why.
+#[derive(Clone, Debug)]
+pub struct Due {
+    /// The lock.
+    pub key: KeyBuf,
+    /// What is due.
+    pub work: Work,
+}
+
+impl Due {
+    const fn recheck(key: KeyBuf) -> Self {
+        let work = Work::Recheck;
+        Self { key, work }
+    }
+
+    /// The owner in question, if there is one.
+    pub const fn owner(&self) -> Option<&Owner> {
+        match &self.work {
+            Work::Keep(owner, _) => Some(owner),
+            Work::Recheck | Work::CheckWait(_) => None,
+        }
+    }
+}
+
+/// What is due.
+#[derive(Clone, Debug)]
+pub enum Work {
+    /// Something has ended, or somebody may have it now.
+    Recheck,
+    /// The lease of holds that are bound to a connection is to be kept up.
+    Keep(Owner, Binding),
+    /// A wait is to be searched for deadlocks.
+    CheckWait(CheckWait),
+}
+
+/// A wait that is to be searched for deadlocks.
+#[derive(Clone, Debug)]
+pub struct CheckWait(Unchecked);
+
+/// Why something that is due can't be done now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotNow {
+    /// The server refuses writes.
+    Refused,
+    /// Another node of the cluster serves the key, or is about to.
+    NotServedHere,
+}
+
+impl LockTable {
+    /// When there is something to do next, in milliseconds since 1970, if ever. What
+    /// is overdue has a time that is over.
+    pub fn wake_at_ms(&self) -> Option<i64> {
+        let is_overdue =
+            !(self.ended.is_empty() && self.unchecked.is_empty() && self.to_close.is_empty())
+                || self.sessions.next_ended().is_some();
+        if is_overdue {
+            return Some(0);
+        }
+        let rechecks = self.queues.next_recheck_ms();
+        rechecks
+            .into_iter()
+            .chain(self.sessions.next_renewal_ms())
+            .min()
+    }
+
+    /// Takes clients whose connections have to be closed, at most so many.
+    pub fn take_clients_to_close(&mut self, at_most: usize) -> Vec<ClientId> {
+        let count = at_most.min(self.to_close.len());
+        self.to_close.drain(..count).collect()
+    }
+
+    /// The lock that is due next, if one is. Nothing changes.
+    pub fn next_due(&self, now_ms: i64) -> Option<&KeyBuf> {
+        let renewal = || self.sessions.next_due(now_ms).map(|hold| &hold.key);
+        let wait = || self.queues.key_of(self.unchecked.front()?.id);
+        let ended_session = || self.sessions.next_ended().map(|hold| &hold.key);
+        let ended = self.ended.next_key().or_else(ended_session);
+        ended
+            .or_else(renewal)
+            .or_else(|| self.queues.next_due(now_ms))
+            .or_else(wait)
+    }
+
+    /// Takes something that is due, of each kind in turn. It is done by
+    /// [`LockTable::do_due`], or put off by [`LockTable::put_off`].
+    pub fn take_due(&mut self, now_ms: i64) -> Option<Due> {
+        const KINDS: usize = 4;
+        for _ in 0..KINDS {
+            self.turn = (self.turn + 1) % KINDS;
+            let due = match self.turn {
+                0 => self.next_ended().map(Due::recheck),
+                1 => self.take_renewal(now_ms),
+                2 => self.queues.take_due(now_ms).map(Due::recheck),
+                _ => self.take_unchecked(),
+            };
+            if due.is_some() {
+                return due;
+            }
+        }
+        None
+    }
+
+    /// A lock of which something has ended.
+    fn next_ended(&mut self) -> Option<KeyBuf> {
+        for _ in 0..ENDED_BINDINGS_AT_ONCE {
+            if !self.ended.is_empty() {
+                break;
+            }
+            let hold = self.sessions.next_ended()?.clone();
+            self.end_binding(&hold);
+        }
+        self.ended.next_key().cloned()
+    }
+
+    fn take_renewal(&mut self, now_ms: i64) -> Option<Due> {
+        let (hold, binding) = self.sessions.take_due(now_ms)?;
+        if self.sessions.has_ended(binding.client) {
+            self.end_binding(&hold);
+            return Some(Due::recheck(hold.key));
+        }
+        Some(Due {
+            key: hold.key,
+            work: Work::Keep(hold.owner, binding),
+        })
+    }
+
+    fn take_unchecked(&mut self) -> Option<Due> {
+        loop {
+            let unchecked = self.unchecked.pop_front()?;
+            // Who waits no more need not be checked.
+            if let Some(key) = self.queues.key_of(unchecked.id) {
+                return Some(Due {
+                    key: key.clone(),
+                    work: Work::CheckWait(CheckWait(unchecked)),
+                });
+            }
+        }
+    }
+
+    /// Does what is due.
+    pub fn do_due(
+        &mut self,
+        due: Due,
+        stored: Result<Stored, LockError>,
+        now: Now,
+    ) -> Progress<()> {
+        let key = due.key.as_ref();
+        match (stored, due.work) {
+            (Ok(stored), Work::Recheck) => {
+                let mut transition = Transition::begin(self, key, stored, None, now);
+                transition.hand_off();
+                transition.done(Ok(()))
+            }
+            (Ok(stored), Work::Keep(owner, binding)) => {
+                Progress::Done(self.keep(key, &owner, binding, stored, now))
+            }
+            (Ok(stored), Work::CheckWait(CheckWait(unchecked))) => {
+                let transition = Transition::begin(self, key, stored, None, now);
+                transition.check_wait(unchecked, ())
+            }
+            (Err(_), Work::Keep(owner, binding)) => {
+                // It is no lock at the moment, and may be one again.
+                self.is_no_lock(key);
+                self.not_kept(HoldId::new(key, &owner), binding, now.ms());
+                nothing()
+            }
+            (Err(error), Work::Recheck | Work::CheckWait(_)) => {
+                self.is_no_lock(key);
+                Progress::Done(self.refuse_all(key, &error, now.ms()))
+            }
+        }
+    }
+
+    /// Keeps up the lease of holds that are bound to a connection.
+    fn keep(
+        &mut self,
+        key: KeyRef<'_>,
+        owner: &Owner,
+        binding: Binding,
+        stored: Stored,
+        now: Now,
+    ) -> Done<()> {
+        let mut transition = Transition::begin(self, key, stored, Some(owner), now);
+        let effects = &mut transition.step.effects;
+        let (token, lease) = (binding.token, binding.lease);
+        let kept = transition.lock.keep(owner, token, lease, now, effects);
+        let sessions = &mut transition.table.sessions;
+        if kept {
+            sessions.kept(&HoldId::new(key, owner), now.ms());
+        } else {
+            // Before the hand-off, which may bind the owner's next holds.
+            sessions.unbind(key, owner);
+            if binding.kept_until_ms <= now.ms() {
+                transition.table.to_close.push(binding.client);
+            }
+        }
+        transition.hand_off();
+        transition.finish(Ok(()))
+    }
+
+    /// A session's lease could not be kept up. It is tried again, sooner and sooner;
+    /// before the lease is over, its connection is closed.
+    fn not_kept(&mut self, hold: HoldId, binding: Binding, now_ms: i64) {
+        if self.sessions.has_ended(binding.client) {
+            self.end_binding(&hold);
+            return;
+        }
+        // The next try may come late.
+        let left_ms = binding.kept_until_ms - now_ms - 2 * REFUSED_RETRY_MS;
+        if left_ms <= 0 {
+            self.to_close.push(binding.client);
+        } else {
+            let again_ms = now_ms + (left_ms / 2).clamp(1, KEEP_RETRY_MS);
+            self.sessions.renew_by(&hold, again_ms);
+        }
+    }
+
+    /// The key has become something else. Who waits for it is told so.
+    fn refuse_all(&mut self, key: KeyRef<'_>, error: &LockError, now_ms: i64) -> Done<()> {
+        let mut step = Step::default();
+        while step.answers.len() < grants_a_step()
+            && let Some(waiter) = self.queues.take_first(key)
+        {
+            self.metrics.waits_refused += 1;
+            step.answers
+                .push((waiter.id, Answer::Refused(error.clone())));
+        }
+        self.queues.recheck_by(key, now_ms);
+        self.remembered.drop_lock(key);
+        Done {
+            result: Ok(()),
+            step,
+        }
+    }
+
+    /// What was taken can't be done now. It will be due again.
+    pub fn put_off(&mut self, due: Due, why: NotNow, now_ms: i64) {
+        let key = due.key.as_ref();
+        let again_ms = now_ms.saturating_add(match why {
+            NotNow::Refused => REFUSED_RETRY_MS,
+            NotNow::NotServedHere => SLOT_RETRY_MS,
+        });
+        if why == NotNow::NotServedHere {
+            // Whoever serves the key now knows of no connection here.
+            self.forget_ended(key);
+        }
+        match due.work {
+            Work::Keep(owner, binding) => {
+                self.not_kept(HoldId::new(key, &owner), binding, now_ms);
+            }
+            // Where the wait is looked at again, it may be redirected by then.
+            Work::CheckWait(CheckWait(unchecked)) if why == NotNow::Refused => {
+                self.unchecked.push_front(unchecked);
+            }
+            Work::Recheck | Work::CheckWait(_) => {}
+        }
+        self.queues.recheck_by(key, again_ms);
+    }
+
+    /// The server refuses every write. Does for the sessions that are due what can be
+    /// done without, at most for so many. Returns whether anything is left to be
+    /// tried again.
+    pub fn put_off_everything(&mut self, now_ms: i64, at_most: usize) -> bool {
+        for _ in 0..at_most {
+            let Some((hold, binding)) = self.sessions.take_due(now_ms) else {
+                break;
+            };
+            self.not_kept(hold, binding, now_ms);
+        }
+        self.anybody_waits()
+            || !self.ended.is_empty()
+            || !self.sessions.is_empty()
+            || !self.to_close.is_empty()
+    }
+
+    /// This server has become a replica, which keeps up no lease, and the new primary
+    /// knows of no connection here. So whoever holds by one is told by its end: at
+    /// most so many of them now, and the others with the next calls, which forget as
+    /// many holds.
+    pub fn forget_connections(&mut self, at_most: usize) {
+        for _ in 0..at_most {
+            let Some(client) = self.sessions.any_client() else {
+                break;
+            };
+            self.sessions.end_client(client);
+            self.to_close.push(client);
+        }
+        for _ in 0..at_most {
+            let Some(hold) = self.sessions.next_ended().cloned() else {
+                break;
+            };
+            self.sessions.take_ended(&hold);
+        }
+        self.deliveries = Default::default();
+        self.ended = Default::default();
+        self.unchecked.clear();
+    }
+
+    /// When a contended lock is looked at for no other reason.
+    pub(super) fn regular_recheck_ms(&self, now_ms: i64) -> i64 {
+        let contended = self.queues.counts().contended_keys;
+        let all_once_ms = contended.saturating_mul(1000) / REGULAR_RECHECKS_A_SECOND;
+        let all_once_ms = i64::try_from(all_once_ms).unwrap_or(i64::MAX);
+        let interval_ms = self.settings.recheck_interval_ms.max(all_once_ms);
+        let at_ms = now_ms.saturating_add(interval_ms);
+        if interval_ms < 2 * REGULAR_RECHECKS_TOGETHER_MS {
+            return at_ms;
+        }
+        // Many at once cost less than one at a time.
+        at_ms - at_ms % REGULAR_RECHECKS_TOGETHER_MS
+    }
+
+    /// What is certain of another lock, unless it is what is remembered of it. If it
+    /// is news, the lock is looked at soon.
+    pub(super) fn certain(&mut self, key: KeyRef<'_>, stored: Stored, now: Now) -> Option<Lock> {
+        let (mut lock, remembered) = match (stored, self.remembered.lock(key)) {
+            (Stored::Read(lock), remembered) => (lock, remembered),
+            (Stored::AsExpected, Some(lock)) => (lock.clone(), Some(lock)),
+            (Stored::AsExpected, None) => return None,
+        };
+        let is_same = remembered.is_some_and(|remembered| {
+            let owner_of = |lock: &Lock, at: usize| Some(lock.holders().get(at)?.owner.clone());
+            let count = remembered.holders().len();
+            let mut all = 0..count;
+            count == lock.holders().len()
+                && all.all(|at| owner_of(remembered, at) == owner_of(&lock, at))
+        });
+        self.end_in_view(key, &mut lock, now);
+        if !is_same {
+            self.queues.recheck_by(key, now.ms());
+        }
+        Some(lock)
+    }
+
+    /// Whether this waiter is in a queue.
+    #[cfg(test)]
+    pub(crate) fn is_waiting(&self, id: crate::queue::WaiterId) -> bool {
+        self.queues.key_of(id).is_some()
+    }
+}
+
+fn nothing() -> Progress<()> {
+    Progress::Done(Done {
+        result: Ok(()),
+        step: Step::default(),
+    })
+}

@@ -1,0 +1,608 @@
+//! The table as a server drives it, with a keyspace to which effects are applied and
+//! from which locks are read.
+
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::lock::Effect;
+use crate::metrics::Metrics;
+use crate::request::{HoldNumber, Lease, Limit, ReleaseExtent};
+use crate::stored::{PERMIT_PREFIX, Reader, TOKEN_FIELD};
+
+mod connections;
+mod deadlocks;
+mod due;
+mod explored;
+mod growth;
+mod hand_off;
+mod histories;
+mod keys;
+mod large;
+mod views;
+
+const K: KeyRef<'static> = key("k");
+const L: KeyRef<'static> = key("l");
+const M: KeyRef<'static> = key("m");
+
+const START_MS: i64 = 1_700_000_000_000;
+
+/// The lease of every request, unless a test says otherwise.
+const LEASE_MS: i64 = 30_000;
+
+const fn key(name: &str) -> KeyRef<'_> {
+    KeyRef {
+        db: 0,
+        name: name.as_bytes(),
+    }
+}
+
+const fn in_db(db: i32, name: &str) -> KeyRef<'_> {
+    KeyRef {
+        db,
+        name: name.as_bytes(),
+    }
+}
+
+fn owner(name: &str) -> Owner {
+    Owner::new(name.as_bytes()).unwrap()
+}
+
+fn lease(ms: i64) -> Lease {
+    Lease::from_ms(ms).unwrap()
+}
+
+fn hold_number(n: i64) -> HoldNumber {
+    HoldNumber::new(n).unwrap()
+}
+
+/// A request, the connection that it comes from, and how long it would wait.
+#[derive(Clone, Debug)]
+struct Ask {
+    request: AcquireRequest,
+    client: ClientId,
+    is_patient: bool,
+}
+
+/// This owner would wait for the lock all alone. Its connection is named after it.
+fn ask(name: &str) -> Ask {
+    let digits = name.bytes().take(7);
+    let client = digits.fold(0, |all, byte| all << 8 | u64::from(byte));
+    Ask {
+        request: AcquireRequest {
+            owner: owner(name),
+            lease: lease(LEASE_MS),
+            hold: None,
+            limit: Limit::EXCLUSIVE,
+            session: None,
+        },
+        client: ClientId(client),
+        is_patient: true,
+    }
+}
+
+impl Ask {
+    fn shared(mut self) -> Self {
+        self.request.limit = Limit::SHARED;
+        self
+    }
+
+    fn limit(mut self, count: i64) -> Self {
+        self.request.limit = Limit::from_count(count).unwrap();
+        self
+    }
+
+    fn hold(mut self, n: i64) -> Self {
+        self.request.hold = Some(hold_number(n));
+        self
+    }
+
+    fn lease(mut self, ms: i64) -> Self {
+        self.request.lease = lease(ms);
+        self
+    }
+
+    /// From another connection.
+    fn by(mut self, client: u64) -> Self {
+        self.client = ClientId(client);
+        self.request.session = self.request.session.map(|_| self.client);
+        self
+    }
+
+    fn session(mut self) -> Self {
+        self.request.session = Some(self.client);
+        self
+    }
+
+    /// Without a wait.
+    fn now(mut self) -> Self {
+        self.is_patient = false;
+        self
+    }
+}
+
+type Fields = BTreeMap<Vec<u8>, Vec<u8>>;
+
+/// What is stored under a key: the fields of a hash, or something else.
+#[derive(Clone, Debug, Default)]
+struct Value {
+    fields: Fields,
+    expires_at_ms: Option<i64>,
+    is_other: bool,
+}
+
+impl Value {
+    fn apply(&mut self, effects: &[Effect]) {
+        for effect in effects {
+            match effect {
+                Effect::SetHolder {
+                    owner,
+                    holds,
+                    permit,
+                    new_token,
+                } => {
+                    self.set(owner.as_bytes(), holds);
+                    if let Some(permit) = permit {
+                        self.set(&permit_field(owner), permit.to_text());
+                    }
+                    if let Some(token) = new_token {
+                        self.set(TOKEN_FIELD, token.get());
+                    }
+                }
+                Effect::RemoveHolder { owner } => {
+                    let count = self.fields.remove(owner.as_bytes());
+                    assert!(count.is_some(), "{owner:?} held nothing");
+                    self.fields.remove(&permit_field(owner));
+                }
+                Effect::ExpireAt { at_ms } => self.expires_at_ms = Some(*at_ms),
+                Effect::Delete => *self = Self::default(),
+            }
+        }
+    }
+
+    fn set(&mut self, field: &[u8], value: impl ToString) {
+        self.fields
+            .insert(field.to_vec(), value.to_string().into_bytes());
+    }
+
+    fn read(&self) -> Result<Lock, LockError> {
+        if self.is_other {
+            return Err(LockError::WrongType);
+        }
+        let mut reader = Reader::default();
+        for (name, value) in &self.fields {
+            reader.field(name, value);
+        }
+        reader.finish(self.expires_at_ms)
+    }
+
+    /// Whether this is, as far as it can be told without reading it, what is expected.
+    fn is_as(&self, expected: &Expected, asker: Option<&Owner>) -> bool {
+        let token = self.fields.get(TOKEN_FIELD);
+        let same_token = token.cloned()
+            == expected
+                .last_token
+                .map(|token| token.get().to_string().into_bytes());
+        let same_holder = asker.is_none_or(|asker| {
+            let holder = expected.holder.as_ref();
+            let holds = holder.map(|holder| holder.holds.to_string().into_bytes());
+            let permit = holder.and_then(Holder::permit);
+            let permit = permit.map(|permit| permit.to_text().into_bytes());
+            self.fields.get(asker.as_bytes()).cloned() == holds
+                && self.fields.get(&permit_field(asker)).cloned() == permit
+        });
+        self.fields.len() == expected.fields()
+            && self.expires_at_ms == expected.expires_at_ms
+            && same_token
+            && same_holder
+    }
+}
+
+fn permit_field(owner: &Owner) -> Vec<u8> {
+    [PERMIT_PREFIX, owner.as_bytes()].concat()
+}
+
+/// A server with its table.
+#[derive(Clone)]
+struct Server {
+    table: LockTable,
+    keys: BTreeMap<KeyBuf, Value>,
+    /// Before this no key expires.
+    first_expiry_ms: i64,
+    now_us: i64,
+    /// What waiters were told that nobody asked about yet.
+    answers: Vec<(WaiterId, Answer)>,
+    clients: BTreeMap<WaiterId, ClientId>,
+    events: Vec<LockEvent>,
+    log: Vec<LogLine>,
+    /// The effects of the last step.
+    effects: Effects,
+    /// Whether the last step left the lock free.
+    freed: bool,
+    /// How many steps were taken because something was due.
+    steps: usize,
+    /// How often other keys were looked at.
+    questions: usize,
+    /// How often a lock was not read, because it was as expected.
+    unread: usize,
+    /// Clients hear of their grants at once.
+    tells: bool,
+    /// Each lock is read, even if it is remembered.
+    reads_all: bool,
+}
+
+impl Server {
+    fn new() -> Self {
+        Self {
+            table: LockTable::default(),
+            keys: BTreeMap::new(),
+            first_expiry_ms: i64::MIN,
+            now_us: START_MS * 1000,
+            answers: Vec::new(),
+            clients: BTreeMap::new(),
+            events: Vec::new(),
+            log: Vec::new(),
+            effects: Effects::new(),
+            freed: false,
+            steps: 0,
+            questions: 0,
+            unread: 0,
+            tells: true,
+            reads_all: false,
+        }
+    }
+
+    fn now(&self) -> Now {
+        Now { us: self.now_us }
+    }
+
+    fn ms(&self) -> i64 {
+        self.now().ms()
+    }
+
+    fn metrics(&self) -> &Metrics {
+        self.table.metrics()
+    }
+
+    fn value(&self, key: KeyRef<'_>) -> Value {
+        self.keys.get(&key.into()).cloned().unwrap_or_default()
+    }
+
+    /// The lock as it is stored.
+    fn lock(&self, key: KeyRef<'_>) -> Lock {
+        self.value(key).read().unwrap()
+    }
+
+    fn holds(&self, key: KeyRef<'_>, name: &str) -> i64 {
+        let lock = self.lock(key);
+        lock.holder(&owner(name)).map_or(0, |holder| holder.holds)
+    }
+
+    fn token(&self, key: KeyRef<'_>, name: &str) -> FencingToken {
+        let lock = self.lock(key);
+        lock.holder(&owner(name)).unwrap().token.unwrap()
+    }
+
+    fn holders(&self, key: KeyRef<'_>) -> Vec<String> {
+        let lock = self.lock(key);
+        let mut names: Vec<String> = lock.holders().iter().map(name_of_holder).collect();
+        names.sort();
+        names
+    }
+
+    fn look(&mut self, key: KeyRef<'_>, asker: Option<&Owner>) -> Result<Stored, LockError> {
+        let stored = self.keys.get(&key.into());
+        let nothing = Value::default();
+        let value = stored.unwrap_or(&nothing);
+        let expected = self.table.expected(key, asker);
+        let expected = expected.filter(|_| !self.reads_all);
+        if expected.is_some_and(|expected| value.is_as(&expected, asker)) {
+            self.unread += 1;
+            return Ok(Stored::AsExpected);
+        }
+        value.read().map(Stored::Read)
+    }
+
+    fn look_for(&mut self, key: KeyRef<'_>, asker: Option<&Owner>) -> Result<Stored, LockError> {
+        self.expire();
+        let stored = self.look(key, asker);
+        if stored.is_err() {
+            self.table.is_no_lock(key);
+        }
+        stored
+    }
+
+    /// What is over by the server's own clock is deleted, and it tells so.
+    fn expire(&mut self) {
+        let now_ms = self.ms();
+        if now_ms <= self.first_expiry_ms {
+            return;
+        }
+        let is_over = |value: &Value| value.expires_at_ms.is_some_and(|end_ms| end_ms < now_ms);
+        let over = self.keys.iter().filter(|(_, value)| is_over(value));
+        let over: Vec<KeyBuf> = over.map(|(key, _)| key.clone()).collect();
+        for key in over {
+            self.keys.remove(&key);
+            self.table.key_touched(key.as_ref(), now_ms);
+        }
+        let ends = self.keys.values().filter_map(|value| value.expires_at_ms);
+        self.first_expiry_ms = ends.min().unwrap_or(i64::MAX);
+    }
+
+    fn carry_out<T>(&mut self, key: KeyRef<'_>, mut progress: Progress<T>) -> Result<T, LockError> {
+        loop {
+            match progress {
+                Progress::Done(done) => return self.do_step(key, done),
+                Progress::Asks(question) => {
+                    self.questions += 1;
+                    assert!(self.questions < 1_000_000, "an endless talk");
+                    let asked = question.asked().to_vec();
+                    let looks = asked.iter().map(|key| {
+                        let looked = self.look(key.as_ref(), None);
+                        looked.unwrap_or_else(|_| Stored::Read(Lock::default()))
+                    });
+                    let looks: Vec<Stored> = looks.collect();
+                    progress = self.table.go_on(*question, looks);
+                }
+            }
+        }
+    }
+
+    fn do_step<T>(&mut self, key: KeyRef<'_>, done: Done<T>) -> Result<T, LockError> {
+        let Done { result, step } = done;
+        let value = self.keys.entry(key.into()).or_default();
+        value.apply(&step.effects);
+        let end_ms = value.expires_at_ms.unwrap_or(i64::MAX);
+        self.first_expiry_ms = self.first_expiry_ms.min(end_ms);
+        if value.fields.is_empty() && !value.is_other {
+            self.keys.remove(&key.into());
+        }
+        self.effects = step.effects;
+        self.freed = step.freed;
+        self.events.extend(step.events);
+        self.log.extend(step.log);
+        for (id, answer) in step.answers {
+            let client = self.clients.remove(&id).unwrap();
+            if self.tells && matches!(answer, Answer::Granted(_)) {
+                self.table.grant_told(client, true);
+            }
+            self.answers.push((id, answer));
+        }
+        result
+    }
+
+    fn acquire(&mut self, key: KeyRef<'_>, ask: Ask) -> Result<Acquired, LockError> {
+        let stored = self.look_for(key, Some(&ask.request.owner))?;
+        let wait = ask.is_patient.then_some(Wait {
+            client: ask.client,
+            until_ms: None,
+        });
+        let now = self.now();
+        let progress = self.table.acquire(key, stored, ask.request, wait, now);
+        let acquired = self.carry_out(key, progress)?;
+        if let Acquired::Queued(id) = acquired {
+            self.clients.insert(id, ask.client);
+        }
+        Ok(acquired)
+    }
+
+    /// Has the lock at once.
+    #[track_caller]
+    fn take(&mut self, key: KeyRef<'_>, ask: Ask) -> FencingToken {
+        match self.acquire(key, ask) {
+            Ok(Acquired::Granted(token)) => token,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Is put into the queue.
+    #[track_caller]
+    fn wait(&mut self, key: KeyRef<'_>, ask: Ask) -> WaiterId {
+        match self.acquire(key, ask) {
+            Ok(Acquired::Queued(id)) => id,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn release_as(
+        &mut self,
+        key: KeyRef<'_>,
+        name: &str,
+        extent: ReleaseExtent,
+        token: Option<FencingToken>,
+    ) -> Result<Released, LockError> {
+        let request = ReleaseRequest {
+            owner: owner(name),
+            token,
+            extent,
+        };
+        let stored = self.look_for(key, Some(&request.owner))?;
+        let now = self.now();
+        let done = self.table.release(key, stored, &request, now);
+        self.do_step(key, done)
+    }
+
+    /// Gives one hold back.
+    #[track_caller]
+    fn release(&mut self, key: KeyRef<'_>, name: &str) {
+        let released = self.release_as(key, name, ReleaseExtent::One, None);
+        assert!(matches!(
+            released,
+            Ok(Released::LastHold | Released::StillHeld)
+        ));
+    }
+
+    fn renew(&mut self, key: KeyRef<'_>, name: &str, lease_ms: i64) -> bool {
+        self.renew_as(key, name, lease_ms, None)
+    }
+
+    fn renew_as(
+        &mut self,
+        key: KeyRef<'_>,
+        name: &str,
+        lease_ms: i64,
+        token: Option<FencingToken>,
+    ) -> bool {
+        let request = RenewRequest {
+            owner: owner(name),
+            lease: lease(lease_ms),
+            token,
+        };
+        let stored = self.look_for(key, Some(&request.owner)).unwrap();
+        let now = self.now();
+        let done = self.table.renew(key, stored, &request, now);
+        self.do_step(key, done).unwrap()
+    }
+
+    fn break_lock(&mut self, key: KeyRef<'_>, token: Option<FencingToken>) -> bool {
+        let stored = self.look_for(key, None).unwrap();
+        let now = self.now();
+        let done = self.table.break_lock(key, stored, token, now);
+        self.do_step(key, done).unwrap()
+    }
+
+    fn leave(&mut self, id: WaiterId) {
+        let now_ms = self.ms();
+        self.table.waiter_left(id, Leave::Gone, now_ms);
+        self.clients.remove(&id);
+    }
+
+    /// Somebody else writes to the key.
+    fn write(&mut self, key: KeyRef<'_>, change: impl FnOnce(&mut Value)) {
+        let value = self.keys.entry(key.into()).or_default();
+        change(value);
+        let end_ms = value.expires_at_ms.unwrap_or(i64::MAX);
+        self.first_expiry_ms = self.first_expiry_ms.min(end_ms);
+        if value.fields.is_empty() && !value.is_other {
+            self.keys.remove(&key.into());
+        }
+        let now_ms = self.ms();
+        self.table.key_touched(key, now_ms);
+    }
+
+    fn delete(&mut self, key: KeyRef<'_>) {
+        self.write(key, |value| *value = Value::default());
+    }
+
+    /// `SET key value`
+    fn overwrite(&mut self, key: KeyRef<'_>) {
+        self.write(key, |value| {
+            *value = Value {
+                is_other: true,
+                ..Value::default()
+            };
+        });
+    }
+
+    fn rename(&mut self, from: KeyRef<'_>, to: KeyRef<'_>) {
+        let value = self.keys.remove(&from.into()).unwrap();
+        self.keys.insert(to.into(), value);
+        self.table.key_leaves(from);
+        self.table.key_arrives(to);
+        let now_ms = self.ms();
+        self.table.key_touched(from, now_ms);
+        self.table.key_touched(to, now_ms);
+    }
+
+    fn do_due(&mut self, due: Due) {
+        self.steps += 1;
+        let key = due.key.clone();
+        let asker = due.owner().cloned();
+        let stored = self.look(key.as_ref(), asker.as_ref());
+        let now = self.now();
+        let progress = self.table.do_due(due, stored, now);
+        self.carry_out(key.as_ref(), progress).unwrap();
+    }
+
+    /// Does what is due now, one thing. Returns whether anything was.
+    fn do_one(&mut self) -> bool {
+        self.expire();
+        let Some(due) = self.table.take_due(self.ms()) else {
+            return false;
+        };
+        self.do_due(due);
+        true
+    }
+
+    /// Does all that is due now.
+    fn run(&mut self) {
+        let before = self.steps;
+        while self.do_one() {
+            assert!(self.steps - before < 100_000, "an endless round");
+        }
+    }
+
+    /// Time passes, and what comes due meanwhile is done in time.
+    fn pass(&mut self, ms: i64) {
+        let end_us = self.now_us + ms * 1000;
+        loop {
+            self.run();
+            let wake_ms = self.table.wake_at_ms().unwrap_or(i64::MAX);
+            if wake_ms.saturating_mul(1000) >= end_us || !self.table.to_close.is_empty() {
+                break;
+            }
+            self.now_us = self.now_us.max(wake_ms * 1000);
+        }
+        self.now_us = end_us;
+        self.run();
+    }
+
+    /// Time passes, and nobody does anything.
+    fn sleep(&mut self, ms: i64) {
+        self.now_us += ms * 1000;
+    }
+
+    /// What waiters were told since this was asked last.
+    fn told(&mut self) -> Vec<(WaiterId, Answer)> {
+        std::mem::take(&mut self.answers)
+    }
+
+    /// Who was granted its request since this was asked last.
+    #[track_caller]
+    fn granted(&mut self) -> Vec<WaiterId> {
+        let granted = self.told().into_iter().map(|(id, answer)| match answer {
+            Answer::Granted(_) => id,
+            Answer::Refused(error) => panic!("{error}"),
+        });
+        granted.collect()
+    }
+
+    #[track_caller]
+    fn refused(&mut self) -> Vec<(WaiterId, LockError)> {
+        let refused = self.told().into_iter().map(|(id, answer)| match answer {
+            Answer::Refused(error) => (id, error),
+            Answer::Granted(_) => panic!("{id:?} was granted"),
+        });
+        refused.collect()
+    }
+
+    fn events(&mut self) -> Vec<LockEvent> {
+        std::mem::take(&mut self.events)
+    }
+
+    /// Nothing is remembered, and nothing is planned.
+    #[track_caller]
+    fn check_nothing_is_left(&self) {
+        let table = &self.table;
+        assert!(!table.anybody_waits() && !table.remembers_holds());
+        assert!(table.remembered.is_empty(), "{:?}", table.remembered);
+        assert!(table.unchecked.is_empty() && table.to_close.is_empty());
+        assert!(!table.follows_keys());
+        assert_eq!(table.wake_at_ms(), None);
+        let counts = table.totals(self.now()).counts;
+        let all = [
+            counts.waiters,
+            counts.contended_keys,
+            counts.planned_rechecks,
+        ];
+        assert_eq!(all, [0; 3]);
+    }
+}
+
+fn name_of_holder(holder: &Holder) -> String {
+    String::from_utf8_lossy(holder.owner.as_bytes()).into_owned()
+}
+
+/// Owners by number.
+fn nth(n: usize) -> String {
+    format!("n{n:05}")
+}

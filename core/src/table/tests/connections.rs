@@ -1,0 +1,454 @@
+use super::*;
+use crate::table::connections::Leave;
+
+/// The client that `ask` names after its owner.
+fn client(name: &str) -> ClientId {
+    ask(name).client
+}
+
+fn end(server: &mut Server, client: ClientId) {
+    server.table.connection_ended(client, false);
+}
+
+#[test]
+fn a_session_ends_with_its_connection_before_the_next_command() {
+    let mut server = Server::new();
+    let old = server.take(K, ask("a").session());
+    server.take(K, ask("a").session());
+    end(&mut server, client("a"));
+    assert_eq!(server.table.wake_at_ms(), Some(0));
+    assert_eq!(server.holders(K), ["a"], "nothing is written yet");
+    let new = server.take(K, ask("b").now());
+    assert!(new > old);
+    assert_eq!(server.holders(K), ["b"]);
+    assert_eq!(server.metrics().releases_session, 1);
+    assert!(!server.table.remembers_holds());
+    server.run();
+    server.check_nothing_is_left();
+}
+
+#[test]
+fn a_session_that_ended_passes_the_lock_on_without_a_command() {
+    let mut server = Server::new();
+    for key in [K, L, M] {
+        server.take(key, ask("a").session());
+    }
+    let waiters = [K, L, M].map(|key| server.wait(key, ask("b")));
+    end(&mut server, client("a"));
+    server.run();
+    let mut granted = server.granted();
+    granted.sort();
+    assert_eq!(granted, waiters);
+    assert_eq!(server.steps, 3);
+}
+
+#[test]
+fn a_session_ends_while_its_owner_waits_elsewhere() {
+    let mut server = Server::new();
+    server.take(K, ask("a").session());
+    server.take(L, ask("b"));
+    let next = server.wait(K, ask("c"));
+    // The same owner, by another connection.
+    let elsewhere = server.wait(L, ask("a").by(2));
+    end(&mut server, client("a"));
+    server.run();
+    assert_eq!(server.granted(), [next]);
+    server.release(L, "b");
+    assert_eq!(server.granted(), [elsewhere]);
+}
+
+#[test]
+fn a_session_ends_before_its_owner_enters_anew() {
+    let mut server = Server::new();
+    let old = server.take(K, ask("a").session());
+    end(&mut server, client("a"));
+    // A second connection is told of a new hold, not of the old one.
+    let new = server.take(K, ask("a").by(2));
+    assert!(new > old);
+    assert_eq!(server.holds(K, "a"), 1);
+    server.run();
+    assert_eq!(server.holds(K, "a"), 1);
+}
+
+#[test]
+fn the_binding_moves_to_the_connection_that_asked_last() {
+    let mut server = Server::new();
+    server.take(K, ask("a").session());
+    server.take(K, ask("a").session().by(2));
+    end(&mut server, client("a"));
+    server.run();
+    assert_eq!(server.holds(K, "a"), 2);
+    end(&mut server, ClientId(2));
+    server.run();
+    assert_eq!(server.holds(K, "a"), 0);
+}
+
+#[test]
+fn what_was_released_or_broken_is_bound_to_nobody() {
+    let mut server = Server::new();
+    server.take(K, ask("a").session());
+    server.release(K, "a");
+    assert!(!server.table.remembers_holds());
+    server.take(K, ask("a"));
+    end(&mut server, client("a"));
+    server.run();
+    assert_eq!(server.holds(K, "a"), 1);
+}
+
+#[test]
+fn a_newer_grant_on_its_way_inherits_the_binding() {
+    let mut server = Server::new();
+    server.take(K, ask("x"));
+    let [_, second] = [1, 2].map(|id| server.wait(K, ask("a").session().by(id)));
+    server.tells = false;
+    server.release(K, "x");
+    assert_eq!(server.told().len(), 2);
+    server.table.grant_told(ClientId(1), true);
+    // Both were granted; the last one has the binding, and goes unheard.
+    assert_eq!(server.table.bound_client(K, &owner("a")), Some(ClientId(2)));
+    end(&mut server, ClientId(2));
+    server.run();
+    assert!(!server.table.is_waiting(second));
+    assert_eq!(server.holds(K, "a"), 1, "what the first was told of stays");
+    assert_eq!(server.table.bound_client(K, &owner("a")), Some(ClientId(1)));
+    end(&mut server, ClientId(1));
+    server.run();
+    assert_eq!(server.holders(K), [""; 0]);
+    server.check_nothing_is_left();
+}
+
+#[test]
+fn an_heir_is_told_after_the_connection_before_it_ended() {
+    let mut server = Server::new();
+    server.take(K, ask("x"));
+    for id in [1, 2] {
+        server.wait(K, ask("a").session().by(id).hold(1));
+    }
+    server.tells = false;
+    server.release(K, "x");
+    server.table.grant_told(ClientId(1), true);
+    // The binding goes back and forth, as the clients come and go.
+    server.take(K, ask("a").session().by(1).hold(1));
+    end(&mut server, ClientId(1));
+    server.table.grant_told(ClientId(2), true);
+    server.run();
+    assert_eq!(server.holds(K, "a"), 1);
+    assert_eq!(server.table.bound_client(K, &owner("a")), Some(ClientId(2)));
+    end(&mut server, ClientId(2));
+    server.run();
+    assert_eq!(server.holds(K, "a"), 0);
+    server.check_nothing_is_left();
+}
+
+#[test]
+fn two_connections_that_end_in_a_row_leave_no_heir() {
+    for is_run_between in [false, true] {
+        let mut server = Server::new();
+        server.take(K, ask("x"));
+        for id in [1, 2] {
+            server.wait(K, ask("a").session().by(id).hold(1));
+        }
+        server.tells = false;
+        server.release(K, "x");
+        server.table.grant_told(ClientId(1), true);
+        end(&mut server, ClientId(1));
+        if is_run_between {
+            server.run();
+        }
+        end(&mut server, ClientId(2));
+        server.run();
+        assert_eq!(server.holders(K), [""; 0]);
+        server.check_nothing_is_left();
+    }
+}
+
+#[test]
+fn a_grant_that_nobody_heard_of_is_taken_back() {
+    let mut server = Server::new();
+    server.take(K, ask("a"));
+    let [_, c] = ["b", "c"].map(|name| server.wait(K, ask(name)));
+    server.tells = false;
+    server.release(K, "a");
+    server.told();
+    server.table.grant_told(client("b"), false);
+    server.run();
+    assert_eq!(server.granted(), [c]);
+    assert_eq!(server.metrics().grants_undelivered, 1);
+    server.table.grant_told(client("c"), true);
+    server.release(K, "c");
+    server.check_nothing_is_left();
+}
+
+#[test]
+fn a_grant_is_taken_back_from_no_later_one() {
+    let mut server = Server::new();
+    server.take(K, ask("a"));
+    server.wait(K, ask("b"));
+    server.tells = false;
+    server.release(K, "a");
+    // Somebody deletes the key, and the owner takes the lock anew.
+    server.delete(K);
+    server.table.grant_told(client("b"), false);
+    server.keys.insert(K.into(), {
+        let mut value = Value::default();
+        value.set(b"b", 1);
+        value.set(TOKEN_FIELD, server.now_us + 77);
+        value.expires_at_ms = Some(START_MS + 1000);
+        value
+    });
+    server.run();
+    assert_eq!(server.holds(K, "b"), 1);
+    assert_eq!(server.metrics().grants_undelivered, 0);
+}
+
+#[test]
+fn a_hold_before_the_lost_grant_stays_with_its_connection() {
+    let mut server = Server::new();
+    server.take(K, ask("a").session());
+    server.wait(K, ask("x"));
+    // The owner comes to hold the lock again by a request in the queue.
+    server.tells = false;
+    server
+        .table
+        .queues
+        .push(
+            K,
+            ask("a").session().by(2).request,
+            Wait {
+                client: ClientId(2),
+                until_ms: None,
+            },
+            server.now_us,
+            usize::MAX,
+        )
+        .map(|id| server.clients.insert(id, ClientId(2)))
+        .unwrap();
+    server.table.key_touched(K, server.ms());
+    server.run();
+    assert_eq!(server.holds(K, "a"), 2);
+    server.table.grant_told(ClientId(2), false);
+    server.run();
+    assert_eq!(server.holds(K, "a"), 1);
+    let bound = server.table.bound_client(K, &owner("a"));
+    assert_eq!(bound, Some(client("a")));
+}
+
+#[test]
+fn the_lease_of_a_session_is_kept_up() {
+    let mut server = Server::new();
+    server.take(K, ask("a").session().lease(300));
+    assert_eq!(server.table.wake_at_ms(), Some(START_MS + 100));
+    server.pass(10_000);
+    assert_eq!(server.holders(K), ["a"]);
+    assert!((100..=110).contains(&server.steps), "{}", server.steps);
+    assert!(server.table.take_clients_to_close(64).is_empty());
+}
+
+#[test]
+fn a_session_whose_hold_is_gone_has_its_connection_closed() {
+    let mut server = Server::new();
+    server.take(K, ask("a").session().lease(300));
+    server.sleep(301);
+    server.run();
+    assert_eq!(server.table.take_clients_to_close(64), [client("a")]);
+    assert!(!server.table.remembers_holds());
+}
+
+#[test]
+fn a_session_whose_hold_was_deleted_lives_on() {
+    let mut server = Server::new();
+    server.take(K, ask("a").session().lease(300));
+    server.delete(K);
+    server.pass(150);
+    // Somebody ended the hold, and not the server by its failure to keep it up.
+    assert!(server.table.take_clients_to_close(64).is_empty());
+    assert!(!server.table.remembers_holds());
+}
+
+#[test]
+fn a_session_that_is_not_kept_up_is_closed_in_time() {
+    let mut server = Server::new();
+    server.take(K, ask("a").session().lease(300));
+    let mut tries = 0;
+    let closed = loop {
+        let wake_ms = server.table.wake_at_ms().unwrap();
+        server.now_us = server.now_us.max(wake_ms * 1000);
+        let closed = server.table.take_clients_to_close(64);
+        if !closed.is_empty() {
+            break closed;
+        }
+        let now_ms = server.ms();
+        assert!(server.table.put_off_everything(now_ms, 64));
+        tries += 1;
+    };
+    assert_eq!(closed, [client("a")]);
+    assert!(server.ms() < START_MS + 300 && server.ms() > START_MS + 270);
+    assert!((3..20).contains(&tries), "{tries}");
+}
+
+#[test]
+fn a_session_on_a_key_that_is_no_lock_is_closed_in_time() {
+    let mut server = Server::new();
+    server.take(K, ask("a").session().lease(300));
+    server.overwrite(K);
+    server.pass(299);
+    assert_eq!(server.table.take_clients_to_close(64), [client("a")]);
+}
+
+#[test]
+fn a_session_on_a_key_served_elsewhere_is_closed_in_time() {
+    let mut server = Server::new();
+    server.take(K, ask("a").session().lease(300));
+    for _ in 0..100 {
+        let wake_ms = server.table.wake_at_ms().unwrap();
+        server.now_us = server.now_us.max(wake_ms * 1000);
+        if let Some(due) = server.table.take_due(server.ms()) {
+            server
+                .table
+                .put_off(due, NotNow::NotServedHere, server.ms());
+        }
+        if !server.table.to_close.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(server.table.take_clients_to_close(64), [client("a")]);
+    assert!(server.ms() < START_MS + 300);
+}
+
+#[test]
+fn on_demotion_all_sessions_are_told_by_their_end() {
+    let mut server = Server::new();
+    for n in 0..10 {
+        for key in [K, L] {
+            server.take(key, ask(&nth(n)).shared().session());
+        }
+    }
+    let mut closed = Vec::new();
+    server.table.forget_connections(4);
+    closed.extend(server.table.take_clients_to_close(64));
+    assert_eq!(closed.len(), 4);
+    for _ in 0..10 {
+        server.table.forget_connections(4);
+        closed.extend(server.table.take_clients_to_close(64));
+    }
+    closed.sort();
+    closed.dedup();
+    assert_eq!(closed.len(), 10);
+    assert!(!server.table.remembers_holds());
+    assert_eq!(server.holders(K).len(), 10, "a replica ends nothing");
+}
+
+#[test]
+fn clients_to_close_are_taken_in_portions() {
+    let mut server = Server::new();
+    server.table.to_close = (0..5).map(ClientId).collect();
+    assert_eq!(server.table.wake_at_ms(), Some(0));
+    let sizes = [2, 2, 2].map(|most| server.table.take_clients_to_close(most).len());
+    assert_eq!(sizes, [2, 2, 1]);
+    assert_eq!(server.table.wake_at_ms(), None);
+}
+
+#[test]
+fn waits_that_end_without_the_table_are_counted_by_their_end() {
+    let mut server = Server::new();
+    server.take(K, ask("a"));
+    let [b, c] = ["b", "c"].map(|name| server.wait(K, ask(name)));
+    server.table.waiter_left(b, Leave::TimeUp, server.ms());
+    server.table.waiter_left(c, Leave::Gone, server.ms());
+    let metrics = server.metrics();
+    assert_eq!((metrics.wait_timeouts, metrics.waits_abandoned), (1, 1));
+    assert!(!server.table.anybody_waits());
+}
+
+#[test]
+fn a_connection_that_ends_twice_ends_once() {
+    let mut server = Server::new();
+    server.take(K, ask("a").session());
+    end(&mut server, client("a"));
+    end(&mut server, client("a"));
+    server.run();
+    assert_eq!(server.metrics().releases_session, 1);
+    server.check_nothing_is_left();
+}
+
+#[test]
+fn holds_of_many_clients_that_ended_are_found_by_their_lock() {
+    // More holders than clients that ended, and more clients than holders.
+    for (holders, ended) in [(50, 3), (2, 40)] {
+        let mut server = Server::new();
+        for n in 0..holders {
+            server.take(K, ask(&nth(n)).shared().session().by(n as u64));
+        }
+        for n in holders..50 {
+            server.take(key(&nth(n)), ask("a").session().by(n as u64));
+        }
+        for n in 0..ended {
+            end(&mut server, ClientId(n));
+        }
+        let left = holders.saturating_sub(ended as usize);
+        let seen = server.table.view(K, server.lock(K), server.now());
+        assert_eq!(seen.holders.len(), left);
+        assert_eq!(
+            server.table.totals(server.now()).sessions,
+            50 - ended as usize
+        );
+        server.break_lock(L, None);
+        assert_eq!(server.holders(K).len(), holders);
+        server.take(K, ask("z").shared());
+        assert_eq!(server.holders(K).len(), left + 1);
+    }
+}
+
+/// A lock that so many share by one connection, the last of them with requests in the
+/// queue that did not fit into the step in which it was granted the lock.
+fn served_in_part(holders: usize) -> (Server, Vec<WaiterId>) {
+    let mut server = Server::new();
+    for n in 0..holders {
+        server.take(K, ask(&nth(n)).shared().session().by(1));
+    }
+    let writer = server.wait(K, ask("w"));
+    let first = server.wait(K, ask("z").shared().session().by(1));
+    let others =
+        (0..GRANTS_A_STEP as u64 + 2).map(|n| server.wait(K, ask("z").shared().by(100 + n)));
+    let requests = std::iter::once(first).chain(others.collect::<Vec<_>>());
+    let requests: Vec<_> = requests.collect();
+    server.leave(writer);
+    assert!(server.do_one());
+    assert_eq!(server.granted(), requests[..GRANTS_A_STEP]);
+    (server, requests[GRANTS_A_STEP..].to_vec())
+}
+
+#[test]
+fn nobody_is_told_of_a_hold_that_has_ended_already() {
+    let (mut server, left) = served_in_part(2 * ENDS_A_STEP);
+    let old = server.token(K, "z");
+    end(&mut server, ClientId(1));
+    server.run();
+    let told = server.told();
+    let ids: Vec<_> = told.iter().map(|(id, _)| *id).collect();
+    assert_eq!(ids, left);
+    for (_, answer) in told {
+        assert!(matches!(answer, Answer::Granted(token) if token > old));
+    }
+    assert_eq!(server.holds(K, "z"), left.len() as i64);
+    assert_eq!(server.holders(K), ["z"]);
+}
+
+#[test]
+fn many_holds_of_one_lock_end_in_portions() {
+    let mut server = Server::new();
+    let crowd = 3 * ENDS_A_STEP;
+    for n in 0..crowd {
+        server.take(K, ask(&nth(n)).shared().session().by(1));
+    }
+    let writer = server.wait(K, ask("w"));
+    end(&mut server, ClientId(1));
+    // Whoever asks is the first of whom it is seen.
+    let last = nth(crowd - 1);
+    assert!(!server.renew(K, &last, 1000));
+    assert!(server.holders(K).len() >= crowd - ENDS_A_STEP - 1);
+    assert_eq!(server.table.wake_at_ms(), Some(0));
+    server.run();
+    assert_eq!(server.granted(), [writer]);
+    assert_eq!(server.metrics().releases_session, crowd as u64);
+}

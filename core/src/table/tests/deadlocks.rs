@@ -1,0 +1,759 @@
+use super::*;
+use crate::deadlock::spell;
+
+/// Two owners that hold a lock each.
+fn a_holds_k_and_b_holds_l() -> Server {
+    let mut server = Server::new();
+    server.take(K, ask("a"));
+    server.take(L, ask("b"));
+    server
+}
+
+#[track_caller]
+fn check_deadlock(server: &mut Server, key: KeyRef<'_>, ask: Ask, told: &str) {
+    let refused = server.metrics().deadlocks_refused;
+    match server.acquire(key, ask) {
+        Err(LockError::Deadlock { cycle }) => {
+            assert_eq!(spell(&cycle, |_| true), told);
+            let line = LogLine::DeadlockRefused(cycle);
+            assert_eq!(server.log.last(), Some(&line));
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(server.metrics().deadlocks_refused, refused + 1);
+}
+
+/// The cycle for which this waiter was refused.
+#[track_caller]
+fn cycle_of(server: &mut Server, waiter: WaiterId) -> String {
+    match &server.refused()[..] {
+        [(id, LockError::Deadlock { cycle })] if *id == waiter => spell(cycle, |_| true),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn who_waits_for_somebody_that_waits_for_nothing_is_let_wait() {
+    let mut server = a_holds_k_and_b_holds_l();
+    server.wait(K, ask("c"));
+    server.wait(K, ask("d"));
+    server.wait(L, ask("c"));
+}
+
+#[test]
+fn two_that_wait_for_each_other() {
+    let mut server = a_holds_k_and_b_holds_l();
+    server.wait(L, ask("a"));
+    let told = "'b' waits for 'k' held by 'a', 'a' waits for 'l' held by 'b'";
+    check_deadlock(&mut server, K, ask("b"), told);
+    // Refused, it waits for nobody, and others may wait for it.
+    server.wait(K, ask("c"));
+}
+
+#[test]
+fn detection_can_be_switched_off() {
+    let mut server = a_holds_k_and_b_holds_l();
+    server.table.settings.deadlock_detection = false;
+    server.wait(L, ask("a"));
+    server.wait(K, ask("b"));
+    server.run();
+    assert_eq!(server.told(), []);
+}
+
+#[test]
+fn three_that_wait_in_a_ring() {
+    let mut server = a_holds_k_and_b_holds_l();
+    server.take(M, ask("c"));
+    server.wait(L, ask("a"));
+    server.wait(M, ask("b"));
+    let told = "'c' waits for 'k' held by 'a', 'a' waits for 'l' held by 'b', \
+                'b' waits for 'm' held by 'c'";
+    check_deadlock(&mut server, K, ask("c"), told);
+}
+
+#[test]
+fn of_two_ways_back_the_shorter_one_is_told() {
+    let mut server = Server::new();
+    for name in ["c", "a"] {
+        server.take(K, ask(name).shared());
+    }
+    server.take(L, ask("d"));
+    server.take(M, ask("a"));
+    // 'd' would wait for 'c' as well, which waits for 'a'.
+    server.wait(M, ask("c"));
+    server.wait(L, ask("a"));
+    let told = "'d' waits for 'k' held by 'a', 'a' waits for 'l' held by 'd'";
+    check_deadlock(&mut server, K, ask("d"), told);
+}
+
+#[test]
+fn a_ring_that_the_newcomer_would_only_wait_for_is_not_its_own() {
+    let mut server = a_holds_k_and_b_holds_l();
+    server.table.settings.deadlock_detection = false;
+    server.wait(L, ask("a"));
+    server.wait(K, ask("b"));
+    server.table.settings.deadlock_detection = true;
+    server.wait(K, ask("c"));
+}
+
+#[test]
+fn every_holder_of_a_shared_lock_is_waited_for() {
+    for blocker in ["a", "b", "c"] {
+        let mut server = Server::new();
+        for name in ["a", "b", "c"] {
+            server.take(K, ask(name).shared());
+        }
+        server.take(L, ask("d"));
+        server.wait(L, ask(blocker));
+        let told =
+            format!("'d' waits for 'k' held by '{blocker}', '{blocker}' waits for 'l' held by 'd'");
+        check_deadlock(&mut server, K, ask("d"), &told);
+    }
+}
+
+#[test]
+fn who_gets_in_beside_the_holders_waits_for_nobody() {
+    let mut server = Server::new();
+    server.take(K, ask("a").limit(2));
+    server.take(L, ask("b"));
+    server.wait(L, ask("a"));
+    server.take(K, ask("b").limit(2));
+}
+
+#[test]
+fn one_of_several_permits_is_worth_waiting_for() {
+    let mut server = Server::new();
+    server.take(K, ask("a").limit(2));
+    server.take(K, ask("c").limit(2));
+    server.take(L, ask("b"));
+    server.wait(L, ask("a"));
+    // 'c' may give its permit back.
+    server.wait(K, ask("b").limit(2));
+}
+
+#[test]
+fn who_waits_for_a_permit_is_no_link_of_a_cycle() {
+    let mut server = Server::new();
+    server.take(K, ask("a").limit(2));
+    server.take(K, ask("c").limit(2));
+    server.take(L, ask("b"));
+    server.wait(K, ask("b").limit(2));
+    server.wait(L, ask("a"));
+}
+
+#[test]
+fn behind_a_writer_every_reader_is_waited_for() {
+    let mut server = Server::new();
+    server.take(K, ask("a").shared());
+    server.take(K, ask("c").shared());
+    server.take(L, ask("b"));
+    server.wait(K, ask("d"));
+    server.wait(L, ask("a"));
+    let told = "'b' waits for 'k' held by 'a', 'a' waits for 'l' held by 'b'";
+    check_deadlock(&mut server, K, ask("b").shared(), told);
+}
+
+#[test]
+fn readers_that_are_let_in_together_do_not_wait_for_each_other() {
+    let mut server = a_holds_k_and_b_holds_l();
+    server.wait(K, ask("c").shared());
+    server.wait(L, ask("c"));
+    server.wait(K, ask("b").shared());
+    // A writer between them keeps them apart.
+    let mut server = a_holds_k_and_b_holds_l();
+    server.wait(K, ask("c").shared());
+    server.wait(L, ask("c"));
+    server.wait(K, ask("d"));
+    let told = "'b' waits for 'k' behind 'c', 'c' waits for 'l' held by 'b'";
+    check_deadlock(&mut server, K, ask("b").shared(), told);
+}
+
+#[test]
+fn a_reader_waits_for_the_one_that_holds_all_alone() {
+    let mut server = a_holds_k_and_b_holds_l();
+    server.wait(L, ask("a"));
+    let told = "'b' waits for 'k' held by 'a', 'a' waits for 'l' held by 'b'";
+    check_deadlock(&mut server, K, ask("b").shared(), told);
+}
+
+#[test]
+fn who_waits_already_can_be_checked_in_its_place() {
+    let mut server = a_holds_k_and_b_holds_l();
+    server.table.settings.deadlock_detection = false;
+    server.wait(L, ask("a"));
+    let b = server.wait(K, ask("b"));
+    server.table.settings.deadlock_detection = true;
+    server.table.check_waits_of(&owner("b"));
+    server.run();
+    let told = "'b' waits for 'k' held by 'a', 'a' waits for 'l' held by 'b'";
+    assert_eq!(cycle_of(&mut server, b), told);
+}
+
+#[test]
+fn whoever_queued_before_is_waited_for() {
+    let mut server = a_holds_k_and_b_holds_l();
+    server.wait(K, ask("c"));
+    // 'c' waits for 'l' as well, and so for 'b'.
+    server.wait(L, ask("c"));
+    let told = "'b' waits for 'k' behind 'c', 'c' waits for 'l' held by 'b'";
+    check_deadlock(&mut server, K, ask("b"), told);
+}
+
+#[test]
+fn the_newcomer_may_stand_in_front_of_whom_it_would_wait_for() {
+    let mut server = a_holds_k_and_b_holds_l();
+    server.wait(K, ask("c"));
+    server.wait(K, ask("b"));
+    let told = "'c' waits for 'l' held by 'b', 'b' waits for 'k' behind 'c'";
+    check_deadlock(&mut server, L, ask("c"), told);
+}
+
+#[test]
+fn whoever_queued_later_is_not_waited_for() {
+    let mut server = a_holds_k_and_b_holds_l();
+    server.take(M, ask("c"));
+    server.wait(K, ask("c"));
+    server.wait(K, ask("d"));
+    server.wait(L, ask("d"));
+    // 'd' waits for 'b', but 'c' does not wait for 'd'.
+    server.wait(M, ask("b"));
+}
+
+#[test]
+fn who_queues_for_this_very_key_gets_no_alarm() {
+    let mut server = a_holds_k_and_b_holds_l();
+    for name in ["a", "c", "c", "a"] {
+        server.wait(L, ask(name));
+    }
+}
+
+#[test]
+fn who_is_in_line_already_gets_no_alarm_for_those_behind() {
+    let mut server = a_holds_k_and_b_holds_l();
+    server.wait(L, ask("a"));
+    // 'c' waits for 'a' here and there, but 'a' does not wait for 'c'.
+    server.wait(L, ask("c"));
+    server.wait(K, ask("c"));
+    server.wait(L, ask("a"));
+}
+
+#[test]
+fn who_gave_its_place_up_is_waited_for_no_more() {
+    let mut server = a_holds_k_and_b_holds_l();
+    let id = server.wait(L, ask("a"));
+    server.leave(id);
+    server.wait(K, ask("b"));
+}
+
+#[test]
+fn a_lock_that_was_handed_on_is_held_by_who_got_it() {
+    let mut server = a_holds_k_and_b_holds_l();
+    server.wait(K, ask("c"));
+    server.wait(K, ask("d"));
+    server.release(K, "a");
+    server.wait(L, ask("c"));
+    server.wait(K, ask("a"));
+    let told = "'b' waits for 'k' held by 'c', 'c' waits for 'l' held by 'b'";
+    check_deadlock(&mut server, K, ask("b"), told);
+}
+
+#[test]
+fn keys_of_the_same_name_in_other_databases_are_other_keys() {
+    let mut server = a_holds_k_and_b_holds_l();
+    server.take(in_db(1, "k"), ask("c"));
+    server.wait(L, ask("a"));
+    server.wait(in_db(1, "k"), ask("b"));
+}
+
+#[test]
+fn a_queue_is_searched_again_from_further_back() {
+    let mut server = Server::new();
+    server.take(K, ask("a").shared());
+    server.take(K, ask("b").shared());
+    server.take(L, ask("d"));
+    server.take(M, ask("e"));
+    for name in ["a", "c", "b"] {
+        server.wait(L, ask(name));
+    }
+    server.wait(M, ask("c"));
+    // 'a' stands before 'c', and 'b' behind it.
+    let told = "'e' waits for 'k' held by 'b', 'b' waits for 'l' behind 'c', \
+                'c' waits for 'm' held by 'e'";
+    check_deadlock(&mut server, K, ask("e"), told);
+}
+
+#[test]
+fn keys_that_the_reader_may_not_read_are_not_named() {
+    let mut server = a_holds_k_and_b_holds_l();
+    server.take(M, ask("c"));
+    server.wait(L, ask("a"));
+    server.wait(M, ask("b"));
+    let Err(LockError::Deadlock { cycle }) = server.acquire(K, ask("c")) else {
+        panic!("no deadlock");
+    };
+    let told = "'c' waits for 'k' held by 'a', \
+                others wait for keys that this user may not read";
+    assert_eq!(spell(&cycle, |key| key == K), told);
+}
+
+#[test]
+fn names_are_spelled_so_that_they_can_be_read() {
+    let mut server = Server::new();
+    let binary = || {
+        let mut ask = ask("x");
+        ask.request.owner = Owner::new(b"\xff'").unwrap();
+        ask
+    };
+    server.take(K, binary());
+    server.take(M, ask("a"));
+    server.wait(M, binary());
+    let told = r"'a' waits for 'k' held by '\xff\'', '\xff\'' waits for 'm' held by 'a'";
+    check_deadlock(&mut server, K, ask("a"), told);
+}
+
+#[test]
+fn an_owner_whose_first_request_left_is_checked_again() {
+    let mut server = Server::new();
+    server.take(K, ask("x"));
+    server.take(M, ask("b"));
+    let first = server.wait(K, ask("b"));
+    server.wait(K, ask("c"));
+    server.wait(M, ask("c"));
+    // Behind 'c', but with the first request 'b' does not wait for it.
+    let second = server.wait(K, ask("b").by(2));
+    server.run();
+    assert_eq!(server.told(), []);
+    server.leave(first);
+    server.run();
+    let told = "'b' waits for 'k' behind 'c', 'c' waits for 'm' held by 'b'";
+    assert_eq!(cycle_of(&mut server, second), told);
+}
+
+#[test]
+fn an_owner_whose_first_request_left_may_stay_where_it_can() {
+    let mut server = Server::new();
+    server.take(K, ask("x"));
+    let first = server.wait(K, ask("b"));
+    server.wait(K, ask("c"));
+    let second = server.wait(K, ask("b").by(2));
+    server.leave(first);
+    server.run();
+    assert_eq!(server.told(), []);
+    assert!(server.table.is_waiting(second));
+}
+
+#[test]
+fn a_holder_that_came_by_other_means_has_its_waits_checked() {
+    let mut server = a_holds_k_and_b_holds_l();
+    let b = server.wait(K, ask("b"));
+    server.take(M, ask("m"));
+    server.wait(M, ask("x"));
+    let a = server.wait(M, ask("a"));
+    // Without the module 'b' takes the lock that 'a' waits for.
+    server.write(M, |value| {
+        *value = Value::default();
+        value.set(b"b", 1);
+        value.expires_at_ms = Some(START_MS + 9000);
+    });
+    server.run();
+    let told = "'b' waits for 'k' held by 'a', 'a' waits for 'm' held by 'b'";
+    assert_eq!(cycle_of(&mut server, b), told);
+    assert!(server.table.is_waiting(a));
+}
+
+/// A wait whose search takes more than one step. A great number of readers hold `k`,
+/// and the last of them waits for 'a', which holds `m`.
+fn a_long_search() -> (Server, WaiterId, WaiterId) {
+    let mut server = Server::new();
+    let last = nth(SEARCH_A_STEP);
+    for n in 0..=SEARCH_A_STEP {
+        server.take(K, ask(&nth(n)).shared());
+    }
+    server.take(M, ask("a"));
+    let reader = server.wait(M, ask(&last));
+    let waiter = server.wait(K, ask("a"));
+    assert_eq!(server.table.wake_at_ms(), Some(0));
+    (server, reader, waiter)
+}
+
+#[test]
+fn a_search_that_takes_long_goes_on_in_later_steps() {
+    let (mut server, _, waiter) = a_long_search();
+    assert_eq!(server.told(), []);
+    server.run();
+    let last = nth(SEARCH_A_STEP);
+    let told = format!("'a' waits for 'k' held by '{last}', '{last}' waits for 'm' held by 'a'");
+    assert_eq!(cycle_of(&mut server, waiter), told);
+    assert!(server.steps >= 1);
+}
+
+/// Owners that wait for `k` and then for `l`, and one behind them that is waited for.
+fn a_long_queue() -> (Server, WaiterId) {
+    let mut server = Server::new();
+    server.take(K, ask("x"));
+    server.take(L, ask("y"));
+    server.take(M, ask("a"));
+    server.table.settings.deadlock_detection = false;
+    for key in [K, L] {
+        for n in 0..3 * SEARCH_A_STEP {
+            server.wait(key, ask(&nth(n)));
+        }
+    }
+    server.table.settings.deadlock_detection = true;
+    let last = nth(3 * SEARCH_A_STEP - 1);
+    server.wait(M, ask(&last));
+    let waiter = server.wait(K, ask("a"));
+    (server, waiter)
+}
+
+#[test]
+fn a_long_queue_is_searched_in_several_steps() {
+    let (mut server, waiter) = a_long_queue();
+    let before = server.steps;
+    server.run();
+    assert!(server.steps - before >= 3);
+    let last = nth(3 * SEARCH_A_STEP - 1);
+    let told = format!("'a' waits for 'k' behind '{last}', '{last}' waits for 'm' held by 'a'");
+    assert_eq!(cycle_of(&mut server, waiter), told);
+}
+
+#[test]
+fn of_searches_that_take_long_one_is_under_way_at_a_time() {
+    let (mut server, _) = a_long_queue();
+    for n in 0..20 {
+        server.take(key(&n.to_string()), ask(&n.to_string()));
+        server.wait(key(&n.to_string()), ask("z"));
+        server.wait(K, ask(&n.to_string()));
+    }
+    while server.do_one() {
+        let unchecked = server.table.unchecked.iter();
+        let begun = unchecked.filter(|one| one.search.is_some()).count();
+        assert!(begun <= 1, "{begun}");
+    }
+}
+
+#[test]
+fn who_is_the_last_in_every_queue_is_waited_for_by_nobody() {
+    let mut server = Server::new();
+    server.take(K, ask("x"));
+    server.take(L, ask("y"));
+    // Each is the last in the one queue when it comes to the other.
+    for n in 0..2 * SEARCH_A_STEP {
+        server.wait(K, ask(&nth(n)));
+        server.wait(L, ask(&nth(n)));
+        assert!(server.table.unchecked.is_empty());
+    }
+}
+
+#[test]
+fn an_owner_in_many_queues_is_searched_for() {
+    let mut server = Server::new();
+    for n in 0..20 {
+        server.take(key(&nth(n)), ask("x"));
+        server.wait(key(&nth(n)), ask("a"));
+    }
+    // Behind it in one of them is whoever it would wait for.
+    let last = nth(19);
+    server.take(M, ask("b"));
+    server.wait(key(&last), ask("b"));
+    let told = format!("'a' waits for 'm' held by 'b', 'b' waits for '{last}' behind 'a'");
+    check_deadlock(&mut server, M, ask("a"), &told);
+}
+
+#[test]
+fn a_cycle_that_dissolved_meanwhile_is_not_reported() {
+    let (mut server, reader, waiter) = a_long_search();
+    server.leave(reader);
+    server.run();
+    assert_eq!(server.told(), []);
+    assert!(server.table.is_waiting(waiter));
+
+    // What was found already is not there any more.
+    let (mut server, _, waiter) = a_long_search();
+    server.release(K, &nth(SEARCH_A_STEP));
+    server.run();
+    assert_eq!(server.told(), []);
+    assert!(server.table.is_waiting(waiter));
+    assert!(server.table.unchecked.is_empty());
+}
+
+#[test]
+fn where_no_other_key_can_be_read_a_wait_is_refused_later() {
+    let mut server = a_holds_k_and_b_holds_l();
+    server.table.settings.reads_other_keys = false;
+    server.wait(L, ask("a"));
+    let b = server.wait(K, ask("b"));
+    assert_eq!(server.questions, 0);
+    server.run();
+    let told = "'b' waits for 'k' held by 'a', 'a' waits for 'l' held by 'b'";
+    assert_eq!(cycle_of(&mut server, b), told);
+    assert_eq!(server.questions, 1);
+    assert_eq!(server.metrics().deadlocks_refused, 1);
+}
+
+#[test]
+fn holders_that_are_remembered_wrongly_have_nobody_refused() {
+    let mut server = a_holds_k_and_b_holds_l();
+    server.wait(L, ask("a"));
+    // Nobody has told of this yet.
+    let value = server.keys.get_mut(&L.into()).unwrap();
+    value.fields.remove(b"b".as_slice());
+    value.set(b"x", 1);
+    server.wait(K, ask("b"));
+    assert_eq!(server.questions, 1);
+    // What is new is looked at soon.
+    assert_eq!(server.table.next_due(server.ms()), Some(&L.into()));
+}
+
+#[test]
+fn a_session_that_ended_makes_no_cycle() {
+    let mut server = Server::new();
+    server.take(K, ask("a"));
+    server.take(L, ask("b").session());
+    server.wait(L, ask("a"));
+    server.table.connection_ended(ask("b").client, false);
+    server.wait(K, ask("b").by(2));
+}
+
+#[test]
+fn what_is_remembered_of_large_locks_is_believed_unread() {
+    let mut server = Server::new();
+    for n in 0..20 {
+        server.take(K, ask(&nth(n)).shared());
+    }
+    server.take(L, ask("a"));
+    server.wait(K, ask("a"));
+    let unread = server.unread;
+    let told = "'n00007' waits for 'l' held by 'a', 'a' waits for 'k' held by 'n00007'";
+    check_deadlock(&mut server, L, ask(&nth(7)), told);
+    assert!(server.unread > unread && server.questions == 1);
+}
+
+#[test]
+fn where_one_was_refused_those_behind_may_be_let_in() {
+    let mut server = a_holds_k_and_b_holds_l();
+    server.table.settings.reads_other_keys = false;
+    server.take(M, ask("c").shared());
+    server.take(M, ask("d").shared());
+    server.wait(L, ask("c"));
+    let writer = server.wait(M, ask("b"));
+    let reader = server.wait(M, ask("e").shared());
+    server.run();
+    let told = server.told();
+    assert_eq!(told.len(), 2, "{told:?}");
+    assert!(matches!(&told[0], (id, Answer::Refused(_)) if *id == writer));
+    assert!(matches!(&told[1], (id, Answer::Granted(_)) if *id == reader));
+}
+
+/// Random locks and waits, as they arise, against a search that looks at everything.
+mod against_brute_force {
+    use std::cell::Cell;
+
+    use proptest::prelude::*;
+    use proptest::test_runner::{Config, TestRunner};
+
+    use super::*;
+
+    const OWNERS: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
+    const KEYS: [KeyRef<'static>; 4] = [K, L, M, in_db(1, "k")];
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Acquire {
+            who: usize,
+            key: usize,
+            limit: Limit,
+        },
+        Release {
+            who: usize,
+            key: usize,
+            extent: ReleaseExtent,
+        },
+        /// Its time is up, or its client is gone.
+        Leave { waiter: prop::sample::Index },
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let who = || 0..OWNERS.len();
+        let key = || 0..KEYS.len();
+        let limit = prop_oneof![
+            4 => Just(Limit::EXCLUSIVE),
+            2 => Just(Limit::SHARED),
+            3 => (2..=4_i64).prop_map(|count| Limit::from_count(count).unwrap()),
+        ];
+        let extent = prop_oneof![Just(ReleaseExtent::One), Just(ReleaseExtent::All)];
+        let step = prop_oneof![
+            8 => (who(), key(), limit)
+                .prop_map(|(who, key, limit)| Step::Acquire { who, key, limit }),
+            3 => (who(), key(), extent)
+                .prop_map(|(who, key, extent)| Step::Release { who, key, extent }),
+            1 => any::<prop::sample::Index>().prop_map(|waiter| Step::Leave { waiter }),
+        ];
+        prop::collection::vec(step, 1..60)
+    }
+
+    /// A set of owners, a bit for each.
+    type Owners = u8;
+
+    fn bit(owner: &Owner) -> Owners {
+        let mut names = OWNERS.iter();
+        let who = names.position(|name| name.as_bytes() == owner.as_bytes());
+        1 << who.unwrap()
+    }
+
+    /// Whom each owner waits for.
+    type Graph = [Owners; OWNERS.len()];
+
+    /// The queue of a key in plain words: who waits there, and with which limit.
+    fn line(server: &Server, key: KeyRef<'_>) -> Vec<(Owner, Limit)> {
+        let waiters = server.table.queues.waiters(key);
+        waiters
+            .map(|waiter| (waiter.request.owner.clone(), waiter.request.limit))
+            .collect()
+    }
+
+    /// Whom a request waits for that has these in front.
+    fn blockers(lock: &Lock, limit: Limit, in_front: &[(Owner, Limit)]) -> Owners {
+        let is_alone = |limit: &Limit| *limit == Limit::EXCLUSIVE;
+        let last_alone = in_front.iter().rposition(|(_, limit)| is_alone(limit));
+        let holders = lock.holders();
+        let all_must_go = is_alone(&limit)
+            || last_alone.is_some()
+            || holders.iter().all(|holder| is_alone(&holder.limit));
+        if !all_must_go {
+            return 0;
+        }
+        let kept_apart = match is_alone(&limit) {
+            true => in_front,
+            false => &in_front[..last_alone.map_or(0, |at| at + 1)],
+        };
+        let holding = holders.iter().map(|holder| &holder.owner);
+        let waiting = kept_apart.iter().map(|(owner, _)| owner);
+        holding.chain(waiting).fold(0, |all, one| all | bit(one))
+    }
+
+    fn graph(server: &Server) -> Graph {
+        let mut graph = Graph::default();
+        for key in KEYS {
+            let (line, lock) = (line(server, key), server.lock(key));
+            for (at, (owner, limit)) in line.iter().enumerate() {
+                let in_front = &line[..at];
+                if in_front.iter().any(|(before, _)| before == owner) {
+                    continue;
+                }
+                assert!(lock.holder(owner).is_none(), "a holder waits for nobody");
+                let who = bit(owner).trailing_zeros() as usize;
+                graph[who] |= blockers(&lock, *limit, in_front);
+            }
+        }
+        graph
+    }
+
+    fn closes_a_cycle(server: &Server, who: usize, key: KeyRef<'_>, limit: Limit) -> bool {
+        let line = line(server, key);
+        let name = owner(OWNERS[who]);
+        let mut graph = graph(server);
+        graph[who] |= blockers(&server.lock(key), limit, &line);
+        line.iter().all(|(other, _)| *other != name) && is_in_a_cycle(&graph, who)
+    }
+
+    fn is_in_a_cycle(graph: &Graph, who: usize) -> bool {
+        let mut reached = graph[who];
+        loop {
+            let further = (0..OWNERS.len())
+                .filter(|&by| reached & (1 << by) != 0)
+                .fold(reached, |all, by| all | graph[by]);
+            if further == reached {
+                return reached & (1 << who) != 0;
+            }
+            reached = further;
+        }
+    }
+
+    /// Whether these edges are a way from the newcomer back to it, and each owner is
+    /// on it once. The first edge is not in the graph yet.
+    fn check_cycle(graph: &Graph, cycle: &[WaitEdge]) -> Result<(), TestCaseError> {
+        let next = cycle.iter().cycle().skip(1);
+        for (index, (edge, next)) in cycle.iter().zip(next).enumerate() {
+            prop_assert_eq!(&edge.blocker, &next.waiter);
+            let waiter = bit(&edge.waiter).trailing_zeros() as usize;
+            let is_there = graph[waiter] & bit(&edge.blocker) != 0;
+            prop_assert!(index == 0 || is_there, "{:?}", edge);
+            let seen = cycle[..index].iter().any(|seen| seen.waiter == edge.waiter);
+            prop_assert!(!seen, "a detour: {:?}", cycle);
+        }
+        Ok(())
+    }
+
+    /// `PROPTEST_CASES` says how many graphs grow, if more than a few thousand.
+    #[test]
+    fn every_deadlock_is_refused_and_nothing_else() {
+        let config = Config::default();
+        let cases = config.cases.max(4096);
+        let mut runner = TestRunner::new(Config {
+            cases,
+            source_file: Some(file!()),
+            ..config
+        });
+        let (waits, refused, late) = (Cell::new(0_u64), Cell::new(0_u64), Cell::new(0_u64));
+        let result = runner.run(&steps(), |steps| {
+            let mut server = Server::new();
+            let mut client = 0;
+            for step in &steps {
+                match *step {
+                    Step::Acquire { who, key, limit } => {
+                        client += 1;
+                        let mut ask = ask(OWNERS[who]).by(client);
+                        ask.request.limit = limit;
+                        let expected = closes_a_cycle(&server, who, KEYS[key], limit);
+                        let before = graph(&server);
+                        match server.acquire(KEYS[key], ask) {
+                            Ok(Acquired::Queued(_)) => {
+                                waits.set(waits.get() + 1);
+                                prop_assert!(!expected, "missed at {:?}", step);
+                            }
+                            Err(LockError::Deadlock { cycle }) => {
+                                refused.set(refused.get() + 1);
+                                prop_assert!(expected, "false alarm: {:?}", cycle);
+                                check_cycle(&before, &cycle)?;
+                            }
+                            _ => {}
+                        }
+                    }
+                    Step::Release { who, key, extent } => {
+                        let released = server.release_as(KEYS[key], OWNERS[who], extent, None);
+                        released.unwrap();
+                    }
+                    Step::Leave { waiter } => {
+                        let waiting: Vec<WaiterId> = server.clients.keys().copied().collect();
+                        if !waiting.is_empty() {
+                            server.leave(*waiter.get(&waiting));
+                        }
+                    }
+                }
+                server.told();
+                let mut before = graph(&server);
+                while server.do_one() {
+                    for (_, answer) in server.told() {
+                        if let Answer::Refused(LockError::Deadlock { cycle }) = answer {
+                            late.set(late.get() + 1);
+                            let who = bit(&cycle[0].waiter).trailing_zeros() as usize;
+                            prop_assert!(is_in_a_cycle(&before, who), "{:?}", cycle);
+                        }
+                    }
+                    before = graph(&server);
+                }
+                let deadlocked = (0..OWNERS.len()).any(|who| is_in_a_cycle(&before, who));
+                prop_assert!(!deadlocked, "after {:?}", step);
+            }
+            Ok(())
+        });
+        let (waits, refused, late) = (waits.get(), refused.get(), late.get());
+        println!("{cases} graphs: {waits} waits, {refused} more refused, {late} of them late");
+        if let Err(error) = result {
+            panic!("{error}");
+        }
+        assert!(refused > u64::from(cases), "the graphs are too loose");
+        assert!(late > 0, "nobody's first request left");
+    }
+}

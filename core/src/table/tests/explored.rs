@@ -1,0 +1,84 @@
+//! What the exploration has found, each by its shortest way.
+
+use super::*;
+use crate::table::connections::Leave;
+
+fn end(server: &mut Server, client: u64) {
+    server.table.connection_ended(ClientId(client), false);
+}
+
+#[test]
+fn nothing_is_left_of_a_lock_whose_only_waiter_left() {
+    let mut server = Server::new();
+    server.take(K, ask("a"));
+    let waiter = server.wait(K, ask("b"));
+    let now_ms = server.ms();
+    server.table.waiter_left(waiter, Leave::TimeUp, now_ms);
+    assert!(!server.table.follows_keys());
+}
+
+#[test]
+fn a_holder_by_other_means_is_searched_though_it_held_before() {
+    let mut server = Server::new();
+    server.take(K, ask("a").lease(10));
+    let waits = server.wait(K, ask("b"));
+    server.sleep(11);
+    server.take(L, ask("b").by(1));
+    let closes = server.wait(L, ask("a"));
+    let end_ms = server.ms() + LEASE_MS;
+    server.write(K, |value| {
+        value.set(b"a", 1);
+        value.expires_at_ms = Some(end_ms);
+    });
+    server.run();
+    let refused = server.refused();
+    let ids: Vec<_> = refused.iter().map(|(id, _)| *id).collect();
+    assert!(ids == [waits] || ids == [closes], "{refused:?}");
+}
+
+/// Both requests of an owner are granted at the end of another one's session, the one
+/// that waited by client 1, and a second one by client 2.
+fn granted_twice(waits: Ask) -> Server {
+    let mut server = Server::new();
+    server.tells = false;
+    server.take(K, ask("a").session());
+    server.wait(K, waits.by(1));
+    let other = ask("a").client;
+    server.table.connection_ended(other, false);
+    server.take(K, ask("b").session().by(2));
+    assert_eq!(server.holds(K, "b"), 2);
+    server
+}
+
+#[test]
+fn a_hold_that_is_heard_of_after_the_end_of_a_session_stays() {
+    let mut server = granted_twice(ask("b"));
+    end(&mut server, 2);
+    server.table.grant_told(ClientId(1), true);
+    server.run();
+    assert_eq!(server.holds(K, "b"), 1);
+}
+
+#[test]
+fn what_a_session_was_told_of_ends_with_it_whoever_inherits() {
+    let mut server = granted_twice(ask("b").session());
+    end(&mut server, 2);
+    server.table.grant_told(ClientId(1), false);
+    server.run();
+    assert_eq!(server.holds(K, "b"), 0);
+    assert!(!server.table.remembers_holds());
+}
+
+#[test]
+fn an_heir_that_ends_too_leaves_nothing() {
+    let mut server = granted_twice(ask("b").session());
+    end(&mut server, 2);
+    server.table.grant_told(ClientId(1), true);
+    end(&mut server, 1);
+    let now = server.now();
+    let view = server.table.view(K, server.lock(K), now);
+    assert!(view.holders.is_empty());
+    server.run();
+    assert_eq!(server.holds(K, "b"), 0);
+    assert!(!server.table.remembers_holds());
+}

@@ -1,0 +1,145 @@
+//! What a crowd costs, counted and not timed.
+
+use super::*;
+
+const CROWD: usize = 10_000;
+
+fn crowded() -> Server {
+    let mut server = Server::new();
+    for n in 0..CROWD {
+        server.take(K, ask(&nth(n)).shared().session());
+    }
+    server
+}
+
+/// The effects of the last step name this owner and no other.
+#[track_caller]
+fn check_touches_only(server: &Server, name: &str) {
+    assert!(server.effects.len() <= 2, "{:?}", server.effects);
+    for effect in &server.effects {
+        match effect {
+            Effect::SetHolder { owner, .. } | Effect::RemoveHolder { owner } => {
+                assert_eq!(owner.as_bytes(), name.as_bytes());
+            }
+            Effect::ExpireAt { .. } => {}
+            Effect::Delete => panic!("the key was deleted"),
+        }
+    }
+}
+
+#[test]
+fn one_of_many_holders_is_served_without_the_others() {
+    let mut server = crowded();
+    let reads = |server: &Server| server.unread;
+    let before = reads(&server);
+    let name = nth(CROWD / 2);
+    assert!(server.renew(K, &name, 2 * LEASE_MS));
+    check_touches_only(&server, &name);
+    server.take(K, ask(&name).shared());
+    check_touches_only(&server, &name);
+    server.release(K, &name);
+    check_touches_only(&server, &name);
+    server.release(K, &name);
+    check_touches_only(&server, &name);
+    server.take(K, ask("x").shared());
+    check_touches_only(&server, "x");
+    assert_eq!(reads(&server) - before, 5, "the lock was read");
+
+    server.sleep(LEASE_MS / 3);
+    let due = server.table.take_due(server.ms()).unwrap();
+    let kept = String::from_utf8(due.owner().unwrap().as_bytes().to_vec()).unwrap();
+    server.do_due(due);
+    check_touches_only(&server, &kept);
+    assert_eq!(reads(&server) - before, 6, "the lock was read");
+}
+
+#[test]
+fn many_sessions_leave_nothing_behind() {
+    let mut server = crowded();
+    for n in 0..CROWD {
+        server.table.connection_ended(ask(&nth(n)).client, false);
+    }
+    server.run();
+    assert_eq!(server.holders(K), [""; 0]);
+    server.check_nothing_is_left();
+}
+
+#[test]
+fn many_waiters_leave_nothing_behind() {
+    let mut server = Server::new();
+    server.take(K, ask("w"));
+    let waiters: Vec<_> = (0..CROWD)
+        .map(|n| server.wait(K, ask(&nth(n)).shared()))
+        .collect();
+    server.release(K, "w");
+    server.run();
+    assert_eq!(server.granted(), waiters);
+    // Each step took as many as one may, and no look was in vain.
+    assert!(
+        server.steps <= CROWD / GRANTS_A_STEP + 1,
+        "{}",
+        server.steps
+    );
+    server.delete(K);
+    server.check_nothing_is_left();
+}
+
+#[test]
+fn many_contended_keys_leave_nothing_behind() {
+    let mut server = Server::new();
+    let mut waiters = Vec::new();
+    for n in 0..CROWD {
+        let name = nth(n);
+        server.take(key(&name), ask("a"));
+        waiters.push(server.wait(key(&name), ask("b")));
+    }
+    assert_eq!(
+        server.table.totals(server.now()).counts.contended_keys,
+        CROWD
+    );
+    for id in waiters {
+        server.leave(id);
+    }
+    server.run();
+    assert_eq!(server.table.wake_at_ms(), None);
+    // Who held locks that nobody waits for any more is forgotten with the next step.
+    for n in 0..CROWD {
+        server.release(key(&nth(n)), "a");
+    }
+    server.check_nothing_is_left();
+}
+
+#[test]
+fn the_end_of_a_client_of_many_holds_is_done_bit_by_bit() {
+    let mut server = Server::new();
+    for n in 0..CROWD {
+        server.take(key(&nth(n)), ask("a").session());
+    }
+    server.table.connection_ended(ask("a").client, false);
+    assert!(server.table.ended.is_empty(), "nothing is moved at once");
+    assert_eq!(server.table.totals(server.now()).sessions, 0);
+    // Wherever somebody looks first, the hold is over.
+    for n in [CROWD - 1, 17, CROWD / 2] {
+        let name = nth(n);
+        server.take(key(&name), ask("b").now());
+        assert!(server.table.ended.is_empty());
+    }
+    server.run();
+    assert_eq!(server.steps, CROWD - 3);
+    assert_eq!(server.metrics().releases_session, CROWD as u64);
+    assert!(!server.table.remembers_holds());
+}
+
+#[test]
+fn renewals_of_a_client_that_ended_keep_nothing_up() {
+    let mut server = Server::new();
+    for n in 0..CROWD {
+        server.take(key(&nth(n)), ask("a").session().lease(300));
+    }
+    server.sleep(100);
+    server.table.connection_ended(ask("a").client, false);
+    server.run();
+    assert_eq!(server.steps, CROWD);
+    assert!(server.keys.is_empty());
+    server.check_nothing_is_left();
+}

@@ -1,0 +1,302 @@
+use super::*;
+
+#[test]
+fn a_lock_that_comes_free_goes_to_the_first_in_line() {
+    let mut server = Server::new();
+    server.take(K, ask("a"));
+    let [b, c] = ["b", "c"].map(|name| server.wait(K, ask(name)));
+    server.release(K, "a");
+    assert_eq!(server.granted(), [b]);
+    assert_eq!(server.holders(K), ["b"]);
+    assert!(!server.freed);
+    server.release(K, "b");
+    assert_eq!(server.granted(), [c]);
+    server.release(K, "c");
+    assert!(server.freed);
+    server.check_nothing_is_left();
+    let metrics = server.metrics();
+    assert_eq!((metrics.grants_immediate, metrics.hand_offs), (1, 2));
+    assert_eq!((metrics.grants_after_wait, metrics.releases), (2, 3));
+    assert_eq!(metrics.waits.summary().count, 2);
+    assert_eq!(metrics.holds.summary().count, 3);
+    let (acquired, released) = (LockEvent::Acquired, LockEvent::Released);
+    let expected = [acquired, released, acquired, released, acquired, released];
+    assert_eq!(server.events(), expected);
+}
+
+#[test]
+fn a_lock_goes_to_several_readers_at_once() {
+    let mut server = Server::new();
+    server.take(K, ask("w"));
+    let readers = ["a", "b", "c"].map(|name| server.wait(K, ask(name).shared()));
+    let writer = server.wait(K, ask("x"));
+    let behind = server.wait(K, ask("d").shared());
+    server.release(K, "w");
+    assert_eq!(server.granted(), readers);
+    for name in ["a", "b"] {
+        server.release(K, name);
+        assert_eq!(server.granted(), []);
+    }
+    server.release(K, "c");
+    assert_eq!(server.granted(), [writer]);
+    server.release(K, "x");
+    assert_eq!(server.granted(), [behind]);
+}
+
+#[test]
+fn a_reader_behind_a_writer_that_left_is_let_in() {
+    let mut server = Server::new();
+    server.take(K, ask("a").shared());
+    let writer = server.wait(K, ask("w"));
+    let reader = server.wait(K, ask("b").shared());
+    server.leave(writer);
+    assert_eq!(server.table.wake_at_ms(), Some(server.ms()));
+    server.run();
+    assert_eq!(server.granted(), [reader]);
+    assert_eq!(server.metrics().waits_abandoned, 1);
+}
+
+#[test]
+fn who_leaves_the_middle_of_the_line_has_nobody_look() {
+    let mut server = Server::new();
+    server.take(K, ask("a"));
+    let [_, c] = ["b", "c"].map(|name| server.wait(K, ask(name)));
+    let planned = server.table.wake_at_ms();
+    server.leave(c);
+    assert_eq!(server.table.wake_at_ms(), planned);
+}
+
+#[test]
+fn an_owner_with_two_requests_gets_both_with_one_grant() {
+    let mut server = Server::new();
+    server.take(K, ask("a"));
+    let first = server.wait(K, ask("b"));
+    let between = server.wait(K, ask("c"));
+    let second = server.wait(K, ask("b").by(2));
+    server.release(K, "a");
+    assert_eq!(server.granted(), [first, second]);
+    assert_eq!(server.holds(K, "b"), 2);
+    server.release(K, "b");
+    server.release(K, "b");
+    assert_eq!(server.granted(), [between]);
+}
+
+#[test]
+fn many_grants_come_in_portions_with_others_in_between() {
+    let mut server = Server::new();
+    server.take(K, ask("w"));
+    let readers: Vec<_> = (0..2 * GRANTS_A_STEP + 5)
+        .map(|n| server.wait(K, ask(&nth(n)).shared()))
+        .collect();
+    server.release(K, "w");
+    assert_eq!(server.granted(), readers[..GRANTS_A_STEP]);
+    assert_eq!(server.table.wake_at_ms(), Some(server.ms()));
+    // Nobody passes those that have not had their turn.
+    let late = server.wait(K, ask("x"));
+    assert_eq!(server.granted(), readers[GRANTS_A_STEP..2 * GRANTS_A_STEP]);
+    let reader = ask("y").shared().now();
+    assert_eq!(server.acquire(K, reader), Ok(Acquired::Busy));
+    assert_eq!(server.granted(), readers[2 * GRANTS_A_STEP..]);
+    server.run();
+    assert_eq!(server.granted(), []);
+    assert!(server.table.is_waiting(late));
+}
+
+#[test]
+fn many_requests_of_one_owner_come_in_portions_too() {
+    let mut server = Server::new();
+    server.take(K, ask("a"));
+    let mine: Vec<_> = (0..GRANTS_A_STEP + 3)
+        .map(|n| server.wait(K, ask("b").by(100 + n as u64)))
+        .collect();
+    server.wait(K, ask("c"));
+    server.release(K, "a");
+    assert_eq!(server.granted(), mine[..GRANTS_A_STEP]);
+    server.run();
+    assert_eq!(server.granted(), mine[GRANTS_A_STEP..]);
+    assert_eq!(server.holds(K, "b"), mine.len() as i64);
+}
+
+#[test]
+fn leases_that_are_over_end_in_portions() {
+    let mut server = Server::new();
+    let crowd = ENDS_A_STEP + 20;
+    for n in 0..crowd {
+        server.take(K, ask(&nth(n)).shared().lease(10));
+    }
+    server.take(K, ask("z").shared());
+    let writer = server.wait(K, ask("w"));
+    server.sleep(20);
+    assert!(server.do_one());
+    assert_eq!(server.holders(K).len(), crowd + 1 - ENDS_A_STEP);
+    // What is left is over as well, and a step that is due sees to it at once.
+    assert_eq!(server.table.wake_at_ms(), Some(START_MS + 11));
+    server.run();
+    assert_eq!(server.holders(K), ["z"]);
+    assert_eq!(server.metrics().releases_expired, crowd as u64);
+    server.release(K, "z");
+    assert_eq!(server.granted(), [writer]);
+}
+
+#[test]
+fn the_lease_of_who_asks_is_ended_before_all_others() {
+    let mut server = Server::new();
+    for n in 0..2 * ENDS_A_STEP {
+        server.take(K, ask(&nth(n)).shared().lease(10));
+    }
+    server.take(K, ask("z").shared());
+    server.sleep(20);
+    let last = nth(2 * ENDS_A_STEP - 1);
+    assert!(!server.renew(K, &last, 1000));
+    assert_eq!(server.holds(K, &last), 0);
+    assert_eq!(server.holders(K).len(), ENDS_A_STEP + 1);
+}
+
+#[test]
+fn the_lease_of_a_waiter_begins_with_its_grant() {
+    let mut server = Server::new();
+    server.take(K, ask("a"));
+    server.wait(K, ask("b"));
+    server.sleep(5000);
+    server.release(K, "a");
+    let expiry_ms = server.value(K).expires_at_ms;
+    assert_eq!(expiry_ms, Some(START_MS + 5000 + LEASE_MS));
+}
+
+#[test]
+fn no_newcomer_passes_a_queue() {
+    let mut server = Server::new();
+    server.take(K, ask("a").shared());
+    let writer = server.wait(K, ask("w"));
+    let readers = [ask("b").shared(), ask("c").limit(5)];
+    for reader in readers {
+        assert_eq!(server.acquire(K, reader.clone().now()), Ok(Acquired::Busy));
+        server.wait(K, reader);
+    }
+    server.delete(K);
+    // The lock is free, and the one who comes now finds that it is not hers.
+    assert_eq!(server.acquire(K, ask("d").now()), Ok(Acquired::Busy));
+    assert_eq!(server.granted(), [writer]);
+}
+
+#[test]
+fn reentry_is_delayed_by_nobody_who_waits() {
+    let mut server = Server::new();
+    let token = server.take(K, ask("a").shared());
+    server.wait(K, ask("w"));
+    assert_eq!(server.take(K, ask("a").shared()), token);
+    assert_eq!(server.holds(K, "a"), 2);
+    assert_eq!(server.metrics().reentries, 1);
+}
+
+#[test]
+fn a_hold_that_does_not_fit_when_its_turn_comes_is_refused() {
+    let mut server = Server::new();
+    server.take(K, ask("a"));
+    let first = server.wait(K, ask("b"));
+    // Until then it may come to fit.
+    let resent = server.wait(K, ask("b").by(2).hold(1));
+    let again = server.wait(K, ask("b").by(3));
+    server.release(K, "a");
+    assert_eq!(server.granted(), [first, resent, again]);
+    assert_eq!(server.holds(K, "b"), 2);
+
+    let first = server.wait(K, ask("c"));
+    let second = server.wait(K, ask("c").by(2));
+    let misfit = server.wait(K, ask("c").by(3).hold(1));
+    let next = server.wait(K, ask("d"));
+    let all = server.release_as(K, "b", ReleaseExtent::All, None);
+    assert_eq!(all, Ok(Released::LastHold));
+    let told = server.told();
+    let ids: Vec<_> = told.iter().map(|(id, _)| *id).collect();
+    assert_eq!(ids, [first, second, misfit]);
+    let error = LockError::HoldCount { wanted: 1, held: 2 };
+    assert_eq!(told[2].1, Answer::Refused(error));
+    assert_eq!(server.metrics().waits_refused, 1);
+    assert!(server.table.is_waiting(next));
+}
+
+#[test]
+fn a_stricter_mode_is_refused_now_and_when_its_turn_comes() {
+    let mut server = Server::new();
+    server.take(K, ask("a").shared());
+    assert_eq!(server.acquire(K, ask("a")), Err(LockError::Upgrade));
+    server.wait(K, ask("w"));
+    let reader = server.wait(K, ask("b").shared());
+    let stricter = server.wait(K, ask("b").by(2));
+    server.release(K, "a");
+    server.granted();
+    server.release(K, "w");
+    let told = server.told();
+    let token = server.token(K, "b");
+    let expected = [
+        (reader, Answer::Granted(token)),
+        (stricter, Answer::Refused(LockError::Upgrade)),
+    ];
+    assert_eq!(told, expected);
+    server.release(K, "b");
+    server.check_nothing_is_left();
+}
+
+#[test]
+fn a_full_queue_takes_nobody_more() {
+    let mut server = Server::new();
+    server.table.settings.max_waiters = 1;
+    server.take(K, ask("a"));
+    server.wait(K, ask("b"));
+    let full = LockError::QueueFull { max_waiters: 1 };
+    assert_eq!(server.acquire(K, ask("c")), Err(full));
+    assert_eq!(server.metrics().queues_full, 1);
+    assert!(!server.table.queues.waits(&owner("c")));
+}
+
+#[test]
+fn a_holder_that_came_by_other_means_is_served_in_the_queue() {
+    let mut server = Server::new();
+    server.take(K, ask("a"));
+    server.wait(K, ask("b"));
+    let mine = server.wait(K, ask("c"));
+    // Another client of the same owner takes the lock without the module.
+    server.write(K, |value| {
+        *value = Value::default();
+        value.set(b"c", 1);
+        value.expires_at_ms = Some(START_MS + 5000);
+    });
+    server.run();
+    assert_eq!(server.granted(), [mine]);
+    assert_eq!(server.holds(K, "c"), 2);
+    assert_eq!(server.metrics().releases_deleted, 1);
+}
+
+#[test]
+fn a_broken_lock_goes_to_the_next_in_line() {
+    let mut server = Server::new();
+    let token = server.take(K, ask("a").session());
+    let next = server.wait(K, ask("b"));
+    let stale = FencingToken::new(token.get() - 1).unwrap();
+    assert!(!server.break_lock(K, Some(stale)));
+    assert_eq!(server.metrics().tokens_refused, 1);
+    assert!(server.break_lock(K, Some(token)));
+    assert_eq!(server.granted(), [next]);
+    assert!(!server.freed && !server.table.remembers_holds());
+    assert_eq!(server.metrics().releases_broken, 1);
+    assert!(server.events().contains(&LockEvent::Broken));
+    assert!(server.break_lock(K, None) && server.freed);
+    assert!(!server.break_lock(K, None) && !server.freed);
+}
+
+#[test]
+fn who_names_another_token_is_counted() {
+    let mut server = Server::new();
+    let token = server.take(K, ask("a"));
+    let stale = FencingToken::new(token.get() - 1).ok();
+    let released = server.release_as(K, "a", ReleaseExtent::One, stale);
+    assert_eq!(released, Ok(Released::NotHeld));
+    assert!(!server.renew_as(K, "a", 10, stale));
+    // Who holds nothing names no other token.
+    let released = server.release_as(K, "b", ReleaseExtent::One, stale);
+    assert_eq!(released, Ok(Released::NotHeld));
+    assert!(!server.renew_as(K, "b", 10, stale));
+    assert_eq!(server.metrics().tokens_refused, 2);
+    assert!(server.renew_as(K, "a", 10, Some(token)));
+}

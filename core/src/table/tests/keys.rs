@@ -1,0 +1,130 @@
+use super::*;
+
+#[test]
+fn a_deleted_key_is_handed_on() {
+    let mut server = Server::new();
+    server.take(K, ask("a"));
+    let b = server.wait(K, ask("b"));
+    server.delete(K);
+    server.run();
+    assert_eq!(server.granted(), [b]);
+    assert_eq!(server.metrics().releases_deleted, 1);
+}
+
+#[test]
+fn a_key_for_which_nobody_waits_is_not_looked_at() {
+    let mut server = Server::new();
+    server.take(K, ask("a"));
+    server.table.key_touched(K, server.ms());
+    server.table.everything_touched(server.ms());
+    assert_eq!(server.table.wake_at_ms(), None);
+}
+
+#[test]
+fn when_anything_may_have_changed_every_queue_is_looked_at() {
+    let mut server = Server::new();
+    for key in [K, L] {
+        server.take(key, ask("a"));
+    }
+    let waiters = [K, L].map(|key| server.wait(key, ask("b")));
+    server.keys.clear();
+    server.table.everything_touched(server.ms());
+    server.run();
+    let mut granted = server.granted();
+    granted.sort();
+    assert_eq!(granted, waiters);
+}
+
+#[test]
+fn a_session_follows_its_lock_to_another_key() {
+    let mut server = Server::new();
+    server.take(K, ask("a").session().lease(300));
+    server.take(L, ask("b").session());
+    server.rename(K, L);
+    server.pass(1000);
+    assert_eq!(server.holders(L), ["a"]);
+    // What was bound to the lock that was there before ends nothing now.
+    server.table.connection_ended(ask("b").client, false);
+    server.run();
+    assert_eq!(server.holders(L), ["a"]);
+    server.table.connection_ended(ask("a").client, false);
+    server.run();
+    assert_eq!(server.holders(L), [""; 0]);
+    server.check_nothing_is_left();
+}
+
+#[test]
+fn what_has_ended_follows_its_lock_to_another_key() {
+    for is_taken_first in [false, true] {
+        let mut server = Server::new();
+        server.take(K, ask("a").session());
+        server.table.connection_ended(ask("a").client, false);
+        if is_taken_first {
+            let hold = crate::sessions::HoldId::new(K, &owner("a"));
+            server.table.end_binding(&hold);
+        }
+        let there = in_db(3, "k");
+        server.rename(K, there);
+        server.take(there, ask("b").now());
+        assert_eq!(server.holders(there), ["b"]);
+    }
+}
+
+#[test]
+fn a_grant_on_its_way_follows_its_lock_to_another_key() {
+    let mut server = Server::new();
+    server.take(K, ask("a"));
+    server.wait(K, ask("b"));
+    server.tells = false;
+    server.release(K, "a");
+    server.rename(K, L);
+    server.table.grant_told(ask("b").client, false);
+    server.run();
+    assert_eq!(server.holders(L), [""; 0]);
+}
+
+#[test]
+fn who_waits_stays_with_the_key() {
+    let mut server = Server::new();
+    server.take(K, ask("a"));
+    let b = server.wait(K, ask("b"));
+    server.rename(K, L);
+    server.run();
+    assert_eq!(server.granted(), [b]);
+    assert_eq!(server.holders(L), ["a"]);
+}
+
+#[test]
+fn sessions_follow_databases_that_change_places() {
+    let mut server = Server::new();
+    let [here, there] = [in_db(0, "k"), in_db(1, "k")];
+    server.take(here, ask("a").session());
+    server.take(there, ask("b").session());
+    server.take(there, ask("b").session());
+    server.table.connection_ended(ask("b").client, false);
+    let [a, b] = [here, there].map(|key| server.keys.remove(&key.into()).unwrap());
+    server.keys.insert(there.into(), a);
+    server.keys.insert(here.into(), b);
+    server.table.databases_swapped(0, 1, server.ms());
+    server.run();
+    assert_eq!(server.holders(here), [""; 0]);
+    assert_eq!(server.holders(there), ["a"]);
+    server.table.connection_ended(ask("a").client, false);
+    server.run();
+    server.check_nothing_is_left();
+}
+
+#[test]
+fn keys_matter_while_anything_is_remembered() {
+    let mut server = Server::new();
+    assert!(!server.table.follows_keys());
+    server.take(K, ask("a"));
+    assert!(!server.table.follows_keys());
+    let b = server.wait(K, ask("b"));
+    assert!(server.table.follows_keys() && server.table.anybody_waits());
+    server.leave(b);
+    server.run();
+    server.release(K, "a");
+    server.take(K, ask("a").session());
+    assert!(server.table.follows_keys() && server.table.remembers_holds());
+}

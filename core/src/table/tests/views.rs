@@ -1,0 +1,81 @@
+use super::*;
+
+#[test]
+fn a_view_leaves_out_what_is_over_and_changes_nothing() {
+    let mut server = Server::new();
+    server.take(K, ask("a").shared().lease(10));
+    server.take(K, ask("b").shared().session());
+    server.take(K, ask("c").shared().session());
+    server.wait(K, ask("w"));
+    server.table.connection_ended(ask("b").client, false);
+    server.sleep(20);
+    let view = server.table.view(K, server.lock(K), server.now());
+    let [holder] = &view.holders[..] else {
+        panic!("{view:?}");
+    };
+    assert_eq!(
+        (&holder.owner, holder.client),
+        (&owner("c"), Some(ask("c").client))
+    );
+    assert_eq!(view.limit, Some(Limit::SHARED));
+    assert_eq!((view.ttl_ms, holder.ttl_ms), (LEASE_MS - 20, LEASE_MS - 20));
+    let [waiter] = &view.waiters[..] else {
+        panic!("{view:?}");
+    };
+    assert_eq!((waiter.waited_ms, waiter.left_ms), (20, -1));
+    assert_eq!(
+        server.table.holders(K, server.lock(K), server.now()),
+        [owner("c")]
+    );
+    assert_eq!(server.table.noted_holders(K, server.now()), [owner("c")]);
+    assert_eq!(server.holders(K), ["a", "b", "c"]);
+}
+
+#[test]
+fn an_heir_is_seen_to_keep_its_holds() {
+    let mut server = Server::new();
+    server.take(K, ask("x"));
+    server.wait(K, ask("a").session().by(1).hold(1));
+    server.wait(K, ask("a").session().by(2).hold(1));
+    server.tells = false;
+    server.release(K, "x");
+    server.take(K, ask("a").session().by(1).hold(1));
+    server.table.connection_ended(ClientId(1), false);
+    let view = server.table.view(K, server.lock(K), server.now());
+    assert_eq!(view.holders.len(), 1);
+    assert_eq!(view.holders[0].holds, 1);
+}
+
+#[test]
+fn no_key_and_no_expiry_are_told_apart() {
+    let mut server = Server::new();
+    let view = server.table.view(K, server.lock(K), server.now());
+    assert_eq!((view.ttl_ms, view.limit), (-2, None));
+    server.take(K, ask("a"));
+    server.write(K, |value| value.expires_at_ms = None);
+    let view = server.table.view(K, server.lock(K), server.now());
+    assert_eq!((view.ttl_ms, view.holders[0].ttl_ms), (-1, -1));
+}
+
+#[test]
+fn contended_locks_are_listed_longest_wait_first() {
+    let mut server = Server::new();
+    for key in [K, L, in_db(1, "k")] {
+        server.take(key, ask("a"));
+    }
+    for (key, name) in [(L, "b"), (in_db(1, "k"), "b"), (K, "b"), (L, "c")] {
+        server.sleep(10);
+        server.wait(key, ask(name));
+    }
+    let listed = server.table.contended(0, server.now());
+    let listed: Vec<_> = listed
+        .map(|view| (view.key, view.waiting, view.waited_ms))
+        .collect();
+    assert_eq!(listed, [(L.into(), 2, 30), (K.into(), 1, 10)]);
+    let totals = server.table.totals(server.now());
+    assert_eq!(totals.longest_wait_ms, 30);
+    assert_eq!(
+        (totals.counts.waiters, totals.counts.contended_keys),
+        (4, 3)
+    );
+}

@@ -1,0 +1,266 @@
+//! What an operator sees of the locks. Nothing here changes anything, so it works on
+//! a replica too, as far as the data shows.
+
+use hashbrown::HashSet;
+
+use super::LockTable;
+#[cfg(test)]
+use super::Unchecked;
+#[cfg(test)]
+use crate::explore::form::Form;
+use crate::keys::{KeyBuf, KeyRef};
+use crate::lock::{Effects, Lock, Now};
+use crate::queue::Counts;
+use crate::request::{ClientId, Limit, Owner};
+use crate::sessions::HoldId;
+use crate::token::FencingToken;
+
+/// A lock, its holders and its queue.
+#[derive(Debug)]
+pub struct LockView {
+    /// How many may hold it together now; none if nobody holds it.
+    pub limit: Option<Limit>,
+    /// The newest token, if one is stored.
+    pub token: Option<FencingToken>,
+    /// As `PTTL`: milliseconds, -1 for no expiry, -2 for no key.
+    pub ttl_ms: i64,
+    /// Who holds it.
+    pub holders: Vec<HolderView>,
+    /// Who waits for it, in order.
+    pub waiters: Vec<WaiterView>,
+}
+
+/// Somebody who holds a lock.
+#[derive(Debug)]
+pub struct HolderView {
+    /// Its name.
+    pub owner: Owner,
+    /// How many holds it has.
+    pub holds: i64,
+    /// Its token; none if Redisson's scripts took the lock.
+    pub token: Option<FencingToken>,
+    /// How long its lease lasts, -1 for ever.
+    pub ttl_ms: i64,
+    /// The connection that its holds are bound to.
+    pub client: Option<ClientId>,
+}
+
+/// Somebody who waits for a lock.
+#[derive(Debug)]
+pub struct WaiterView {
+    /// Its name.
+    pub owner: Owner,
+    /// With how many others it would hold the lock.
+    pub limit: Limit,
+    /// Its connection.
+    pub client: ClientId,
+    /// How long it has waited.
+    pub waited_ms: i64,
+    /// How long it will wait yet, -1 for ever.
+    pub left_ms: i64,
+}
+
+/// A lock that somebody waits for.
+#[derive(Debug)]
+pub struct ContendedView {
+    /// Its key.
+    pub key: KeyBuf,
+    /// How many wait for it.
+    pub waiting: usize,
+    /// How long the first in line has waited.
+    pub waited_ms: i64,
+}
+
+/// How much the table remembers.
+#[derive(Debug)]
+pub struct Totals {
+    /// Waiters and contended keys.
+    pub counts: Counts,
+    /// Holds that are bound to a connection.
+    pub sessions: usize,
+    /// The longest wait of all that wait now.
+    pub longest_wait_ms: i64,
+}
+
+impl LockTable {
+    /// Shows a lock, as it was read.
+    pub fn view(&self, key: KeyRef<'_>, mut lock: Lock, now: Now) -> LockView {
+        let ttl_ms = match lock == Lock::default() {
+            true => -2,
+            false => remaining_ms(lock.expires_at_ms(), now),
+        };
+        self.end_in_view(key, &mut lock, now);
+        let holders = lock.holders().iter().map(|holder| {
+            let binding = self.sessions.binding_of(key, &holder.owner);
+            let binding = binding.filter(|binding| Some(binding.token) == holder.token);
+            HolderView {
+                owner: holder.owner.clone(),
+                holds: holder.holds,
+                token: holder.token,
+                ttl_ms: remaining_ms(holder.lease_end_ms, now),
+                client: binding.map(|binding| binding.client),
+            }
+        });
+        let waiters = self.queues.waiters(key).map(|waiter| WaiterView {
+            owner: waiter.request.owner.clone(),
+            limit: waiter.request.limit,
+            client: waiter.client,
+            waited_ms: waited_ms(waiter.since_us, now),
+            left_ms: remaining_ms(waiter.until_ms, now),
+        });
+        LockView {
+            limit: lock.strictest_limit(),
+            token: lock.last_token(),
+            ttl_ms,
+            holders: holders.collect(),
+            waiters: waiters.collect(),
+        }
+    }
+
+    /// The locks of a database that somebody waits for, longest wait first.
+    pub fn contended(&self, db: i32, now: Now) -> impl Iterator<Item = ContendedView> {
+        let keys = self.queues.contended_keys();
+        let keys = keys.filter(move |(key, _)| key.as_ref().db == db);
+        keys.map(move |(key, since_us)| ContendedView {
+            key: key.clone(),
+            waiting: self.queues.length(key.as_ref()),
+            waited_ms: waited_ms(since_us, now),
+        })
+    }
+
+    /// Who holds a lock that was read.
+    pub fn holders(&self, key: KeyRef<'_>, mut lock: Lock, now: Now) -> Vec<Owner> {
+        self.end_in_view(key, &mut lock, now);
+        let holders = lock.holders().iter();
+        holders.map(|holder| holder.owner.clone()).collect()
+    }
+
+    /// Who held a lock when it was looked at last, and still does if nothing but time
+    /// has passed.
+    pub fn noted_holders(&self, key: KeyRef<'_>, now: Now) -> Vec<Owner> {
+        let lock = self.remembered.lock(key).cloned().unwrap_or_default();
+        let bound = self.bound_to_ended(key, &lock);
+        let bound = bound.iter().map(|(hold, _)| &hold.owner);
+        let ended = self.ended.of(key).iter().map(|ended| &ended.owner);
+        let ended: HashSet<&Owner> = ended.chain(bound).collect();
+        let holders = lock.holders().iter();
+        holders
+            .filter(|holder| holder.lease_end_ms.is_none_or(|end_ms| end_ms > now.ms()))
+            .filter(|holder| !ended.contains(&holder.owner))
+            .map(|holder| holder.owner.clone())
+            .collect()
+    }
+
+    /// How much there is.
+    pub fn totals(&self, now: Now) -> Totals {
+        let longest = self.queues.longest_since_us();
+        Totals {
+            counts: self.queues.counts(),
+            sessions: self.sessions.len(),
+            longest_wait_ms: longest.map_or(0, |since_us| waited_ms(since_us, now)),
+        }
+    }
+
+    /// Leaves out of a copy what is over and is still stored.
+    pub(super) fn end_in_view(&self, key: KeyRef<'_>, lock: &mut Lock, now: Now) {
+        let unwritten = &mut Effects::new();
+        while lock.end_lease(now, unwritten).is_some() {}
+        for ended in self.ended.of(key) {
+            let hold = HoldId::new(key, &ended.owner);
+            let held = lock.holder(&ended.owner);
+            if let Some(held) = held.filter(|held| held.token == Some(ended.token)) {
+                let left = self.deliveries.left(&hold, ended, held.holds);
+                lock.leave(&ended.owner, left, unwritten);
+            }
+        }
+        for (hold, token) in self.bound_to_ended(key, lock) {
+            let held = lock.holder(&hold.owner);
+            if let Some(held) = held.filter(|held| held.token == Some(token)) {
+                let left = self.deliveries.promised(&hold, token).min(held.holds);
+                lock.leave(&hold.owner, left, unwritten);
+            }
+        }
+    }
+
+    /// The holds of a lock that are bound to connections which have ended, each with
+    /// its token.
+    fn bound_to_ended(&self, key: KeyRef<'_>, lock: &Lock) -> Vec<(HoldId, FencingToken)> {
+        let holders = lock.holders().iter().map(|holder| &holder.owner);
+        let holds = self.sessions.ended_on(key, holders, usize::MAX).into_iter();
+        let with_token = holds.filter_map(|hold| {
+            let token = self.sessions.ended_binding(&hold)?.token;
+            Some((hold, token))
+        });
+        with_token.collect()
+    }
+}
+
+#[cfg(test)]
+impl LockTable {
+    /// Writes down what decides what will happen.
+    pub(crate) fn take_down(&self, form: &mut Form<'_>) {
+        self.queues.take_down(form);
+        self.remembered.take_down(form);
+        self.tokens.take_down(form);
+        self.sessions.take_down(form);
+        self.deliveries.take_down(form);
+        self.ended.take_down(form);
+        form.count(self.unchecked.len());
+        for Unchecked { id, search } in &self.unchecked {
+            form.waiter(Some(*id));
+            form.flag(search.is_some());
+            if let Some(search) = search {
+                search.take_down(form);
+            }
+        }
+        form.flag(self.leaving.is_some());
+        form.count(self.to_close.len());
+        for client in &self.to_close {
+            form.client(Some(*client));
+        }
+    }
+
+    /// Whether all that is kept twice is the same, for these owners.
+    pub(crate) fn agree(&self, owners: &[Owner]) -> bool {
+        self.queues.agree() && self.remembered.agree(owners) && self.sessions.agree()
+    }
+
+    /// The lock as it was left by the last step, if it is remembered.
+    pub(crate) fn remembered(&self, key: KeyRef<'_>) -> Option<&Lock> {
+        self.remembered.lock(key)
+    }
+
+    /// When a lock is looked at next because somebody waits for it.
+    pub(crate) fn recheck_at_ms(&self, key: KeyRef<'_>) -> Option<i64> {
+        self.queues.recheck_at_ms(key)
+    }
+
+    /// Lets the same kind of work come first as at the beginning.
+    pub(crate) fn begin_turns_anew(&mut self) {
+        self.turn = 0;
+    }
+
+    /// Whether something has ended of this lock that is still stored.
+    pub(crate) fn has_ended(&self, key: KeyRef<'_>) -> bool {
+        !self.ended.of(key).is_empty() || self.sessions.any_ended_on(key)
+    }
+
+    /// What is remembered without need: grants on their way, what has ended, and
+    /// bindings, in this order.
+    pub(crate) fn counts(&self) -> [bool; 3] {
+        let (deliveries, ended) = (&self.deliveries, &self.ended);
+        [
+            deliveries.is_empty(),
+            ended.is_empty() && !self.sessions.any_ended(),
+            self.sessions.is_empty(),
+        ]
+    }
+}
+
+fn waited_ms(since_us: i64, now: Now) -> i64 {
+    (now.us - since_us).max(0) / 1000
+}
+
+fn remaining_ms(end_ms: Option<i64>, now: Now) -> i64 {
+    end_ms.map_or(-1, |end_ms| (end_ms - now.ms()).max(0))
+}

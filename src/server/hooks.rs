@@ -1,0 +1,69 @@
+//! What this floor tells the one above, registered once while the module loads.
+//!
+//! The floor above implements [`Hooks`], so that this one need not know it.
+
+use std::process::abort;
+use std::sync::OnceLock;
+
+use redis_module::Context;
+
+use redis_lock_core::keys::KeyRef;
+use redis_lock_core::queue::WaiterId;
+use redis_lock_core::request::ClientId;
+use redis_lock_core::table::Leave;
+
+/// Receives what happens. Only [`Hooks::on_wake`] may write to the keyspace: the
+/// server allows no writes in the others.
+pub(crate) trait Hooks: Sync {
+    /// Returns whether an event on a key can be of interest now. It is asked at
+    /// every write to the server, so it must be cheap.
+    fn awake(&self) -> bool;
+
+    /// Something happened to this key.
+    fn key_touched(&self, ctx: &Context, key: KeyRef<'_>);
+
+    /// A key is about to get another name, or to move to another database.
+    /// [`Hooks::key_arrives`] follows.
+    fn key_leaves(&self, key: KeyRef<'_>);
+
+    /// The key that left is now this one.
+    fn key_arrives(&self, key: KeyRef<'_>);
+
+    /// Two databases changed places.
+    fn databases_swapped(&self, ctx: &Context, one: i32, other: i32);
+
+    /// The connection of this client has ended.
+    fn connection_ended(&self, ctx: &Context, client: ClientId);
+
+    /// A waiter that nobody has answered does not wait any more.
+    fn waiter_left(&self, ctx: &Context, waiter: WaiterId, leave: Leave);
+
+    /// A client that was answered with a grant has been told so, or never will be.
+    fn grant_told(&self, ctx: &Context, client: ClientId, heard: bool);
+
+    /// The time has come that the floor above asked for with `timer::wake_by`.
+    fn on_wake(&self, ctx: &Context);
+}
+
+static HOOKS: OnceLock<&'static dyn Hooks> = OnceLock::new();
+
+/// Registers the hooks. It comes before anything that could call one of them. A
+/// module that is loaded again has the same ones.
+pub(crate) fn register(hooks: &'static dyn Hooks) {
+    HOOKS.get_or_init(|| hooks);
+}
+
+/// The registered hooks.
+#[inline]
+pub(super) fn hooks() -> &'static dyn Hooks {
+    match HOOKS.get() {
+        Some(hooks) => *hooks,
+        None => not_registered(),
+    }
+}
+
+/// Without hooks no callback is registered either.
+#[cold]
+fn not_registered() -> ! {
+    abort()
+}
