@@ -9,18 +9,20 @@
 //! report       Markdown and JSON                charts       SVG
 //! ```
 
+#![forbid(unsafe_code)]
+
 mod charts;
 mod contenders;
 mod measurement;
 mod placement;
 mod protocols;
+mod replies;
 mod report;
 mod results;
 mod scenarios;
 mod server;
 mod swarm;
 mod targets;
-mod wire;
 mod workloads;
 
 use std::path::PathBuf;
@@ -28,8 +30,8 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::utsname::uname;
+use redis_lock_testing::{Setup, info_field, raise_file_limit};
 
 use contenders::Contender;
 use measurement::Measurement;
@@ -107,16 +109,15 @@ fn main() -> Result<()> {
         return Ok(());
     }
     // Thousands of waiters are thousands of connections.
-    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
+    raise_file_limit()?;
     let processors = Processors::choose()?;
     processors.place_clients()?;
+    let module = options.module.canonicalize().with_context(|| {
+        let module = options.module.display();
+        format!("there is no {module}: `make build` makes it")
+    })?;
     let launcher = Launcher {
-        binary: options.server.clone(),
-        module: options.module.canonicalize().with_context(|| {
-            let module = options.module.display();
-            format!("there is no {module}: `make build` makes it")
-        })?,
+        setup: Setup::of(&options.server).module(module),
         processors,
     };
     let pace = if options.full {
@@ -250,13 +251,11 @@ fn conditions(
     rounds: usize,
 ) -> Result<Conditions> {
     let server = launcher.start(true, Duty::MemoryOnly, Placement::Apart)?;
-    let mut info = server.connect()?;
-    let version = info
-        .info_text("valkey_version")
+    let info = server.connect()?.info_section("server")?;
+    let version = info_field(&info, "valkey_version")
         .map(|version| format!("Valkey {version}"))
         .or_else(|_| {
-            info.info_text("redis_version")
-                .map(|version| format!("Redis {version}"))
+            info_field(&info, "redis_version").map(|version| format!("Redis {version}"))
         })?;
     let cpus = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let cpu = cpus

@@ -3,8 +3,7 @@
 //! kernel it is now the one, now the other, and no two figures compare.
 
 use anyhow::{Context, Result};
-use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
-use nix::unistd::Pid;
+use redis_lock_testing::{processors, stay_on};
 
 /// Where the server runs, seen from its clients.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -14,8 +13,6 @@ pub enum Placement {
     /// On the clients' processor, so that nothing sleeps and nothing is woken.
     Together,
 }
-
-const THIS_THREAD: Pid = Pid::from_raw(0);
 
 /// The processors of the run.
 #[derive(Clone, Copy)]
@@ -27,8 +24,7 @@ pub struct Processors {
 impl Processors {
     /// Chooses among those that this process may use.
     pub fn choose() -> Result<Self> {
-        let allowed = sched_getaffinity(THIS_THREAD)?;
-        let mut allowed = (0..CpuSet::count()).filter(|&n| allowed.is_set(n) == Ok(true));
+        let mut allowed = processors()?.into_iter();
         let clients = allowed.next().context("no processor to run on")?;
         Ok(Self {
             clients,
@@ -47,28 +43,14 @@ impl Processors {
 
     /// Puts this thread, which plays the clients, in its place.
     pub fn place_clients(self) -> Result<()> {
-        pin(self.clients)
+        Ok(stay_on(self.clients)?)
     }
 
-    /// Does something that starts a server, which stays where it belongs.
-    pub fn start_server<T>(
-        self,
-        placement: Placement,
-        start: impl FnOnce() -> Result<T>,
-    ) -> Result<T> {
-        let before = sched_getaffinity(THIS_THREAD)?;
-        pin(match placement {
+    /// Where such a server belongs.
+    pub fn of(self, placement: Placement) -> usize {
+        match placement {
             Placement::Apart => self.server,
             Placement::Together => self.clients,
-        })?;
-        let started = start();
-        sched_setaffinity(THIS_THREAD, &before)?;
-        started
+        }
     }
-}
-
-fn pin(processor: usize) -> Result<()> {
-    let mut set = CpuSet::new();
-    set.set(processor)?;
-    Ok(sched_setaffinity(THIS_THREAD, &set)?)
 }

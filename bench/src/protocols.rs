@@ -9,8 +9,9 @@ mod token_list;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
+use redis_lock_testing::{Connection, pack};
 
-use crate::wire::{Connection, Reply, pack};
+use crate::replies::Reply;
 
 /// The lease that clients ask for where a workload does not say otherwise.
 pub const LEASE: Duration = Duration::from_secs(30);
@@ -115,7 +116,7 @@ impl Protocol {
     /// Makes the server ready for this protocol and these locks.
     pub fn set_up(&self, connection: &mut Connection, locks: &[String]) -> Result<()> {
         for script in self.scripts {
-            connection.call(&["SCRIPT", "LOAD", script])?;
+            connection.call_ok(&["SCRIPT", "LOAD", script])?;
         }
         (self.prepare)(connection, locks)
     }

@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::io::{ErrorKind, Write};
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
@@ -12,10 +13,10 @@ use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
-use std::os::fd::{AsFd, AsRawFd};
+use redis_lock_testing::Connection;
 
 use crate::protocols::{Event, Io, LockClient, Protocol, owner_name};
-use crate::wire::{CHUNK, Connection, ReplyBuffer};
+use crate::replies::{CHUNK, ReplyBuffer};
 
 /// Longer than anything that a workload waits for.
 const STUCK_AFTER: Duration = Duration::from_secs(40);

@@ -1,18 +1,13 @@
 //! The whole program, against a real server, with little to do.
 
-use std::path::Path;
 use std::process::Command;
 
 /// Runs the program and returns its report and its figures.
 fn run(arguments: &[&str]) -> (String, serde_json::Value) {
     let out = tempfile::tempdir().unwrap();
-    let module = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/release/libredislock.so");
     let output = Command::new(env!("CARGO_BIN_EXE_redis-lock-bench"))
         // What the environment says goes before.
-        .env(
-            "REDISLOCK_MODULE",
-            std::env::var_os("REDISLOCK_MODULE").unwrap_or(module.into()),
-        )
+        .env("REDISLOCK_MODULE", redis_lock_testing::module())
         .arg("--out")
         .arg(out.path())
         .args(["--rounds", "1"])

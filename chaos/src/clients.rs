@@ -8,12 +8,12 @@ use std::time::Duration;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use redis::Value;
+use redis_lock_testing::{Connection, Wait, local};
 
 use crate::clock;
 use crate::history::{MS, Mode, Nanos, Operation, Outcome, Request};
 use crate::journal::Journal;
 use crate::locks::{Kind, Locks, database_and_key, in_database};
-use crate::wire::{Connection, Wait};
 
 mod pairs;
 mod pooled;
@@ -644,12 +644,12 @@ impl Client {
                 Route::Direct(port) => port.load(Ordering::SeqCst),
                 Route::Proxied(port) => *port,
             };
-            if let Ok(mut connection) = Connection::open(port) {
+            if let Ok(mut connection) = Connection::open(local(port)) {
                 let asked = clock::now();
                 let patient = || clock::now() < self.patience(asked, None).0;
-                let id = connection.call(&["CLIENT", "ID"], patient);
+                let id = connection.call_while(&["CLIENT", "ID"], patient);
                 let selected = self.database == 0
-                    || connection.call(&["SELECT", "1"], patient) == Some(Value::Okay);
+                    || connection.call_while(&["SELECT", "1"], patient) == Some(Value::Okay);
                 if let (Some(Value::Int(id)), true) = (id, selected) {
                     self.connections += 1;
                     return Connected {

@@ -16,14 +16,15 @@ use std::time::{Duration, Instant};
 use rand::RngExt;
 use rand::rngs::StdRng;
 use redis::Value;
+use redis_lock_testing::{
+    Connection, Proxy, Server, Setup, Signal, local, reply_text, signal, spawn,
+};
 
 use crate::clock;
+use crate::fsync::Fsync;
 use crate::history::Effect;
 use crate::journal::Journal;
 use crate::locks::Locks;
-use crate::proxy::Proxy;
-use crate::servers::{Build, Fsync, Server, die_with_us, signal};
-use crate::wire::{self, Connection};
 
 mod keys;
 
@@ -89,7 +90,7 @@ pub struct Faults {
     /// What decides.
     pub rng: StdRng,
     /// What to start.
-    pub build: Build,
+    pub setup: Setup,
     /// The locks of the campaign.
     pub locks: Arc<Locks>,
     /// Where it is written down.
@@ -111,20 +112,20 @@ impl Faults {
     /// Starts a primary, its replica, the proxy and a client process.
     pub fn start(
         mut rng: StdRng,
-        build: Build,
+        setup: Setup,
         dir: &Path,
         locks: Arc<Locks>,
         journal: Arc<Journal>,
     ) -> Result<Self, String> {
         let fsync = any_fsync(&mut rng);
-        let first = Server::start(&build, &dir.join("server-1"), fsync, None)?;
-        let replica_of = Some(first.port);
-        let second = Server::start(&build, &dir.join("server-2"), fsync, replica_of)?;
-        let primary = Arc::new(AtomicU16::new(first.port));
-        let proxy = Proxy::start(Arc::clone(&primary)).map_err(|error| error.to_string())?;
+        let node = |name| fsync.of(&setup).in_dir(dir.join(name));
+        let first = Server::start(node("server-1"))?;
+        let second = Server::start(node("server-2").replica_of(first.addr()))?;
+        let primary = Arc::new(AtomicU16::new(first.port()));
+        let proxy = Proxy::to(first.addr())?;
         let mut faults = Self {
             rng,
-            build,
+            setup,
             locks,
             journal,
             primary,
@@ -152,29 +153,29 @@ impl Faults {
 
     /// Whether the servers are well.
     pub fn examine(&mut self) -> Result<(), String> {
-        self.nodes.iter_mut().try_for_each(Server::examine)
+        Ok(self.nodes.iter_mut().try_for_each(Server::examine)?)
     }
 
     /// Ends what still goes on.
     pub fn end(&mut self) {
         self.end_client();
-        self.proxy.close_stalled();
+        self.proxy.close_swallowing();
     }
 
     fn call(&mut self, words: &[impl AsRef<[u8]>]) -> Option<Value> {
         let deadline = Instant::now() + REPLY_TIMEOUT;
         let mut connection = match self.admin.take() {
             Some(connection) => connection,
-            None => Connection::open(self.primary.load(Ordering::SeqCst)).ok()?,
+            None => Connection::open(local(self.primary.load(Ordering::SeqCst))).ok()?,
         };
-        let reply = connection.call(words, || Instant::now() < deadline)?;
+        let reply = connection.call_while(words, || Instant::now() < deadline)?;
         self.admin = Some(connection);
         Some(reply)
     }
 
     /// A client that talks to the module, by its line in `CLIENT LIST`.
     fn any_connection(&mut self, suits: impl Fn(&str) -> bool) -> Option<String> {
-        let list = self.call(&["CLIENT", "LIST"]).and_then(wire::text)?;
+        let list = self.call(&["CLIENT", "LIST"]).and_then(reply_text)?;
         let ids: Vec<&str> = list
             .lines()
             .filter(|line| line.contains(" cmd=lock.") && suits(line))
@@ -225,7 +226,9 @@ impl Faults {
     fn stop_server(&mut self) -> Result<bool, String> {
         let ms = self.rng.random_range(50..=1500);
         let from = clock::now();
-        self.primary_node().stop_for(Duration::from_millis(ms));
+        self.primary_node().stop()?;
+        thread::sleep(Duration::from_millis(ms));
+        self.primary_node().go_on()?;
         let effect = Effect::StopsTheServer;
         self.journal
             .interfered("server stop", effect, None, from, clock::now());
@@ -234,13 +237,13 @@ impl Faults {
 
     fn stall(&mut self) -> Result<bool, String> {
         let share = self.rng.random_range(0.2..=1.0);
-        self.proxy.stall(|| self.rng.random_bool(share));
+        self.proxy.swallow_on(|| self.rng.random_bool(share));
         Ok(true)
     }
 
     fn end_stalls(&mut self) -> Result<bool, String> {
         let from = clock::now();
-        self.proxy.close_stalled();
+        self.proxy.close_swallowing();
         self.journal
             .interfered("stall end", Effect::EndsStalls, None, from, clock::now());
         Ok(true)
@@ -248,7 +251,7 @@ impl Faults {
 
     fn primary_index(&self) -> usize {
         let port = self.primary.load(Ordering::SeqCst);
-        usize::from(self.nodes[0].port != port)
+        usize::from(self.nodes[0].port() != port)
     }
 
     fn primary_node(&mut self) -> &mut Server {
@@ -264,7 +267,7 @@ impl Faults {
         let next = any_fsync(&mut self.rng);
         self.admin = None;
         let from = clock::now();
-        self.primary_node().kill();
+        self.primary_node().crash();
         let until = clock::now();
         if loses_writes {
             for effect in [Effect::EndsHolds, Effect::BringsBack] {
@@ -273,8 +276,13 @@ impl Faults {
         }
         thread::sleep(Duration::from_millis(self.rng.random_range(0..500)));
         self.fsync = next;
-        let index = self.primary_index();
-        self.nodes[index].restart(&self.build, next, None, forget)?;
+        let setup = next.of(&self.setup);
+        let node = self.primary_node();
+        node.setup = setup;
+        if forget {
+            node.forget();
+        }
+        node.restart()?;
         // The new process knows of no session.
         for effect in [Effect::StopsTheServer, Effect::HoldsCommandsBack] {
             self.journal
@@ -285,11 +293,11 @@ impl Faults {
 
     fn replication(&self, node: usize) -> Option<String> {
         let deadline = Instant::now() + FAILOVER_TIMEOUT;
-        let mut connection = Connection::open(self.nodes[node].port).ok()?;
+        let mut connection = self.nodes[node].connect().ok()?;
         let patient = || Instant::now() < deadline;
         connection
-            .call(&["INFO", "replication"], patient)
-            .and_then(wire::text)
+            .call_while(&["INFO", "replication"], patient)
+            .and_then(reply_text)
     }
 
     fn replica_in_step(&self) -> bool {
@@ -325,8 +333,7 @@ impl Faults {
         };
         if promoted {
             self.admin = None;
-            let port = self.nodes[new].port;
-            self.primary.store(port, Ordering::SeqCst);
+            self.lead_to(new);
         }
         let until = clock::now();
         self.journal
@@ -340,10 +347,9 @@ impl Faults {
             return Ok(false);
         }
         let (old, new) = (self.primary_index(), 1 - self.primary_index());
-        let port = self.nodes[new].port;
         let from = clock::now();
-        self.nodes[old].kill();
-        self.admin = Connection::open(port).ok();
+        self.nodes[old].crash();
+        self.admin = self.nodes[new].connect().ok();
         if self.call(&["REPLICAOF", "NO", "ONE"]) != Some(Value::Okay) {
             return Err("the replica can't be promoted".into());
         }
@@ -357,9 +363,18 @@ impl Faults {
             self.journal
                 .interfered("promotion", effect, None, from, until);
         }
-        self.primary.store(port, Ordering::SeqCst);
-        self.nodes[old].restart(&self.build, self.fsync, Some(port), false)?;
+        self.lead_to(new);
+        let primary = self.nodes[new].addr();
+        self.nodes[old].setup = self.fsync.of(&self.setup).replica_of(primary);
+        self.nodes[old].restart()?;
         Ok(true)
+    }
+
+    /// Has the clients go to another node from now on.
+    fn lead_to(&self, node: usize) {
+        let primary = self.nodes[node].addr();
+        self.primary.store(primary.port(), Ordering::SeqCst);
+        self.proxy.lead_to(primary);
     }
 
     /// A client in a process of its own, which writes its journal to us.
@@ -368,15 +383,13 @@ impl Faults {
         let program = std::env::current_exe().map_err(|error| error.to_string())?;
         let mut command = Command::new(program);
         command
-            .args(["--as-client-of", &self.proxy.port.to_string()])
+            .args(["--as-client-of", &self.proxy.addr().port().to_string()])
             .args(["--seed", &self.rng.random::<u32>().to_string()])
             .args(["--number", &(1000 + self.processes).to_string()])
             .args(self.locks.names())
             .stdin(Stdio::null())
             .stdout(Stdio::piped());
-        let mut child = die_with_us(&mut command)
-            .spawn()
-            .map_err(|error| error.to_string())?;
+        let mut child = spawn(command)?;
         let output = child.stdout.take();
         let journal = Arc::clone(&self.journal);
         let reader = thread::spawn(move || {
@@ -407,9 +420,9 @@ impl Faults {
             return Ok(false);
         };
         let from = clock::now();
-        signal(process, libc::SIGSTOP);
+        signal(process.id(), Signal::STOP)?;
         thread::sleep(Duration::from_millis(self.rng.random_range(100..=1500)));
-        signal(process, libc::SIGCONT);
+        signal(process.id(), Signal::CONT)?;
         let effect = Effect::StopsClients;
         self.journal
             .interfered("client stop", effect, None, from, clock::now());

@@ -9,7 +9,7 @@
 //!    to one owner of one lock.
 //! 2. **Certain holds**: no more owners hold a lock together than the limit of
 //!    each of them says. A hold that was told is kept: until its lease is over,
-//!    it is given back, or the connection that it is tied to ends, nobody is told
+//!    it is given back, or the connection that it is bound to ends, nobody is told
 //!    that it does not hold it. And nobody is told of a hold that it can't have.
 //! 3. **Order**: a waiter that was seen in the queue before another one asked
 //!    is granted first, whatever the modes of the two, or gives up first.

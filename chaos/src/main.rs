@@ -18,12 +18,13 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
+use redis_lock_chaos::campaign::{self, Campaign};
 use redis_lock_chaos::clients::{Client, FaultsEnd, Flow, Route};
 use redis_lock_chaos::faults::Faults;
 use redis_lock_chaos::history::{Breach, History, MS, Mode, Nanos, Outcome, Promise, Request};
 use redis_lock_chaos::journal::Journal;
 use redis_lock_chaos::locks::Locks;
-use redis_lock_chaos::servers::Build;
+use redis_lock_chaos::report::counts;
 use redis_lock_chaos::{clock, history, observer};
 
 const PROGRESS_EVERY: Duration = Duration::from_secs(5);
@@ -42,19 +43,8 @@ const SHOWN: usize = 3;
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
-    /// How long the faults go on, in seconds
-    #[arg(long, default_value_t = 300)]
-    duration: u64,
-    /// The server's binary
-    #[arg(long, default_value = "redis-server")]
-    server: PathBuf,
-    /// The module
-    #[arg(long, default_value = "target/release/libredislock.so")]
-    module: PathBuf,
-    /// Chooses the faults and what the clients do, though not how it is timed;
-    /// random if not given
-    #[arg(long)]
-    seed: Option<u64>,
+    #[command(flatten)]
+    campaign: Campaign,
     /// How many clients work at a time
     #[arg(long, default_value_t = 20)]
     clients: usize,
@@ -86,9 +76,7 @@ struct Arguments {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let seed = arguments
-        .seed
-        .unwrap_or_else(|| rand::rng().random_range(0..1_000_000_000));
+    let seed = arguments.campaign.seed();
     if let (Some(port), Some(number)) = (arguments.as_client_of, arguments.number) {
         let locks = Locks::named(arguments.names);
         run_client(port, number, seed, Arc::new(locks));
@@ -125,32 +113,16 @@ fn run_client(port: u16, number: usize, seed: u64, locks: Arc<Locks>) {
 
 /// Runs a campaign. Says whether all promises were kept.
 fn run_campaign(arguments: &Arguments, seed: u64) -> Result<bool, String> {
-    println!(
-        "seed {seed}, {} s, {} with {}",
-        arguments.duration,
-        arguments.server.display(),
-        arguments.module.display()
-    );
-    let module = arguments
-        .module
-        .canonicalize()
-        .map_err(|error| format!("{}: {error}", arguments.module.display()))?;
-    let build = Build {
-        server: arguments.server.clone(),
-        module,
-        fault: None,
-    };
-    let dir = tempfile::Builder::new()
-        .prefix("redis-lock-chaos-")
-        .tempdir()
-        .map_err(|error| error.to_string())?;
+    let campaign = &arguments.campaign;
+    println!("seed {seed}, {} s, {campaign}", campaign.duration);
+    let (setup, dir) = (campaign.setup()?, campaign::directory()?);
     let mut rng = StdRng::seed_from_u64(seed);
     let locks = Arc::new(Locks::new(arguments.locks));
     let journal = Arc::new(Journal::default());
     let faults_end = Arc::new(AtomicU64::new(0));
     let seeds: Vec<u64> = (0..arguments.clients).map(|_| rng.random()).collect();
     let (for_faults, known) = (Arc::clone(&journal), Arc::clone(&locks));
-    let mut faults = match Faults::start(rng, build, dir.path(), known, for_faults) {
+    let mut faults = match Faults::start(rng, setup, dir.path(), known, for_faults) {
         Ok(faults) => faults,
         Err(error) => {
             return Err(format!("{error}; logs are in {}", dir.keep().display()));
@@ -160,7 +132,7 @@ fn run_campaign(arguments: &Arguments, seed: u64) -> Result<bool, String> {
     let mut threads = start_clients(&faults, &seeds, locks, &journal, &faults_end, without);
     threads.push(start_observer(&faults, &journal, &faults_end));
 
-    let duration = Duration::from_secs(arguments.duration);
+    let duration = Duration::from_secs(campaign.duration);
     let survived = match arguments.until_breach_of {
         None => inject_faults(&mut faults, duration, &journal, || false),
         Some(promise) => {
@@ -229,7 +201,7 @@ fn start_clients(
 ) -> Vec<JoinHandle<()>> {
     let client = |(number, &seed): (usize, &u64)| {
         let route = if number % 3 == 0 {
-            Route::Proxied(faults.proxy.port)
+            Route::Proxied(faults.proxy.addr().port())
         } else {
             Route::Direct(Arc::clone(&faults.primary))
         };
@@ -347,19 +319,6 @@ fn kind_of(request: Request) -> &'static str {
         },
         _ => "others",
     }
-}
-
-/// Each kind with its number, and the sum before them.
-fn counts(kinds: &BTreeMap<impl AsRef<str>, usize>) -> String {
-    let mut line = kinds.values().sum::<usize>().to_string();
-    for (index, (kind, count)) in kinds.iter().enumerate() {
-        let separator = if index == 0 { " (" } else { ", " };
-        line.push_str(&format!("{separator}{} {count}", kind.as_ref()));
-    }
-    if !kinds.is_empty() {
-        line.push(')');
-    }
-    line
 }
 
 /// Judges a history that was written before. Says whether all promises were kept.

@@ -6,11 +6,12 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use redis_lock_testing::{Connection, local, reply_text};
+
 use crate::clients::FaultsEnd;
 use crate::clock;
 use crate::history::{Effect, MS, Nanos};
 use crate::journal::Journal;
-use crate::wire::{self, Connection};
 
 const LOOK_EVERY: Duration = Duration::from_millis(15);
 
@@ -27,14 +28,14 @@ pub fn watch(journal: &Journal, primary: &Arc<AtomicU16>, faults_end: &FaultsEnd
         note_a_stop(journal, "a slow machine", slept, LOOK_EVERY);
         let port = primary.load(Ordering::SeqCst);
         let Some((_, connection)) = connected.as_mut().filter(|(to, _)| *to == port) else {
-            connected = Connection::open(port).ok().map(|new| (port, new));
+            connected = Connection::open(local(port)).ok().map(|new| (port, new));
             continue;
         };
         let before = journal.waiting();
         let asked = clock::now();
         let list = connection
-            .call(&["CLIENT", "LIST"], go_on)
-            .and_then(wire::text);
+            .call_while(&["CLIENT", "LIST"], go_on)
+            .and_then(reply_text);
         note_a_stop(journal, "a slow server", asked, Duration::ZERO);
         let Some(list) = list else {
             connected = None;

@@ -4,19 +4,16 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use redis::Value;
+use redis_lock_testing::{Connection, SOON, Server, Setup, Wait, eventually, local};
 
 use crate::clients::{FaultsEnd, outcome};
+use crate::fsync::Fsync;
 use crate::history::{self, Breach, MS, Mode, Operation, Outcome, Request};
 use crate::journal::Journal;
-use crate::servers::{Build, Fsync, Server};
-use crate::wire::{Connection, Wait};
 use crate::{clock, observer};
-
-/// Nothing that a scene waits for takes longer.
-const SOON: Duration = Duration::from_secs(10);
 
 /// How far the clocks of server and clients may be apart.
 const TOLERANCE: u64 = 2 * MS;
@@ -32,7 +29,7 @@ pub struct Scene {
     admin: Connection,
     parties: usize,
     dir: tempfile::TempDir,
-    build: Build,
+    setup: Setup,
 }
 
 /// One client as one owner.
@@ -49,19 +46,20 @@ pub struct Party {
 
 impl Scene {
     /// Starts such a server.
-    pub fn start(build: Build) -> Self {
+    pub fn start(setup: Setup) -> Self {
         let dir = tempfile::tempdir().expect("a directory can be made");
-        let primary = Server::start(&build, &dir.path().join("server-1"), Fsync::No, None)
+        let setup = Fsync::No.of(&setup);
+        let primary = Server::start(setup.clone().in_dir(dir.path().join("server-1")))
             .expect("the server starts");
         let journal = Arc::new(Journal::default());
         let over = Arc::new(FaultsEnd::new(0));
-        let port = Arc::new(AtomicU16::new(primary.port));
+        let port = Arc::new(AtomicU16::new(primary.port()));
         let observer = {
             let (journal, port, over) = (journal.clone(), port.clone(), over.clone());
             thread::spawn(move || observer::watch(&journal, &port, &over))
         };
         Self {
-            admin: Connection::open(primary.port).expect("the server answers"),
+            admin: primary.connect().expect("the server answers"),
             servers: vec![primary],
             port,
             journal,
@@ -69,14 +67,14 @@ impl Scene {
             observer: Some(observer),
             parties: 0,
             dir,
-            build,
+            setup,
         }
     }
 
     /// A new client as this owner.
     pub fn party(&mut self, owner: &str) -> Party {
         let port = self.port.load(Ordering::SeqCst);
-        let mut connection = Connection::open(port).expect("the server answers");
+        let mut connection = Connection::open(local(port)).expect("the server answers");
         let Value::Int(id) = call(&mut connection, &["CLIENT", "ID"]) else {
             panic!("a connection has a number");
         };
@@ -103,7 +101,7 @@ impl Scene {
         let Some((operation, _)) = party.asked else {
             return false;
         };
-        eventually(|| {
+        eventually("it is seen to wait", || {
             self.journal.history().operations[operation]
                 .queued
                 .is_some()
@@ -116,22 +114,21 @@ impl Scene {
 
     /// Adds a replica, and waits until it is in step.
     pub fn add_replica(&mut self) {
-        let port = self.servers[0].port;
-        let dir = self.dir.path().join("server-2");
-        let replica = Server::start(&self.build, &dir, Fsync::No, Some(port));
-        let replica = replica.expect("the replica starts");
-        let mut there = Connection::open(replica.port).expect("the replica answers");
-        eventually(|| replication(&mut there).contains("master_link_status:up"));
-        self.servers.push(replica);
+        let setup = self.setup.clone().in_dir(self.dir.path().join("server-2"));
+        let replica = self.servers[0].replica(setup);
+        self.servers.push(replica.expect("the replica starts"));
     }
 
     /// Hands over to the replica.
     pub fn fail_over(&mut self) {
-        let port = self.servers[1].port;
-        let mut there = Connection::open(port).expect("the replica answers");
-        eventually(|| self.admin("FAILOVER TIMEOUT 5000") == Value::Okay);
-        eventually(|| replication(&mut there).contains("role:master"));
-        self.port.store(port, Ordering::SeqCst);
+        let mut there = self.servers[1].connect().expect("the replica answers");
+        eventually("the fail-over begins", || {
+            self.admin("FAILOVER TIMEOUT 5000") == Value::Okay
+        });
+        eventually("the replica is promoted", || {
+            replication(&mut there).contains("role:master")
+        });
+        self.port.store(self.servers[1].port(), Ordering::SeqCst);
         self.admin = there;
     }
 
@@ -290,23 +287,12 @@ impl Party {
 }
 
 fn call(connection: &mut Connection, words: &[&str]) -> Value {
-    let deadline = Instant::now() + SOON;
-    let reply = connection.call(words, || Instant::now() < deadline);
-    reply.expect("the server answers")
+    connection.call(words).expect("the server answers")
 }
 
 fn replication(connection: &mut Connection) -> String {
-    let info = call(connection, &["INFO", "replication"]);
-    crate::wire::text(info).unwrap_or_default()
-}
-
-#[track_caller]
-fn eventually(mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + SOON;
-    while !done() {
-        assert!(Instant::now() < deadline, "it does not come to that");
-        thread::sleep(Duration::from_millis(1));
-    }
+    let info = connection.info_section("replication");
+    info.expect("the server answers")
 }
 
 /// The request that these options make.

@@ -1,26 +1,14 @@
 //! Whoever was told that it holds a lock holds it, whatever becomes of other
 //! connections of the same owner.
 
-use std::path::PathBuf;
-
 use redis_lock_chaos::history::Outcome;
 use redis_lock_chaos::scene::{Party, Scene};
-use redis_lock_chaos::servers::Build;
+use redis_lock_testing::{Setup, binary, module};
 
 const ROUNDS: usize = 20;
 
 fn stage() -> Scene {
-    let server =
-        std::env::var_os("REDISLOCK_SERVER").map_or_else(|| "redis-server".into(), PathBuf::from);
-    let module = std::env::var_os("REDISLOCK_MODULE").map_or_else(
-        || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../target/release/libredislock.so"),
-        PathBuf::from,
-    );
-    Scene::start(Build {
-        server,
-        module,
-        fault: None,
-    })
+    Scene::start(Setup::of(binary()).module(module()))
 }
 
 #[track_caller]

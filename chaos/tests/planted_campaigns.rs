@@ -19,7 +19,7 @@ fn assert_caught(fault: &str, promise: &str) {
             .args(["--until-breach-of", promise, "--module"])
             .arg(planted::module())
             .arg("--server")
-            .arg(planted::server())
+            .arg(redis_lock_testing::binary())
             .args(without)
             .env("REDISLOCK_PLANTED_FAULT", fault)
             .env("TMPDIR", scratch.path())
@@ -147,5 +147,5 @@ fn a_lease_that_replicas_do_not_know_is_found() {
 #[test]
 #[ignore = "random, for `make planted`"]
 fn a_lock_that_is_handed_on_late_is_found() {
-    assert_caught("looks-late", "liveness");
+    assert_caught("rechecks-late", "liveness");
 }

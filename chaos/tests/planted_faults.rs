@@ -5,7 +5,7 @@ mod planted;
 
 use redis_lock_chaos::history::{Breach, Outcome};
 use redis_lock_chaos::scene::{Party, Scene};
-use redis_lock_chaos::servers::Build;
+use redis_lock_testing::{Setup, binary};
 
 /// A fault that takes each fiftieth chance takes one of so many.
 const ROUNDS: usize = 55;
@@ -14,11 +14,8 @@ const ROUNDS: usize = 55;
 const ATTEMPTS: usize = 5;
 
 fn play(fault: &str, scene: impl Fn(&mut Scene)) -> Vec<Breach> {
-    let mut stage = Scene::start(Build {
-        server: planted::server(),
-        module: planted::module().to_path_buf(),
-        fault: Some(fault.to_owned()),
-    });
+    let setup = Setup::of(binary()).module(planted::module());
+    let mut stage = Scene::start(setup.environment("REDISLOCK_PLANTED_FAULT", fault));
     scene(&mut stage);
     stage.breaches()
 }
@@ -275,7 +272,7 @@ fn a_lease_that_replicas_do_not_know_is_a_breach_of_liveness() {
 
 #[test]
 fn a_lock_that_is_handed_on_late_is_a_breach_of_liveness() {
-    assert_caught("looks-late", &["liveness"], |stage| {
+    assert_caught("rechecks-late", &["liveness"], |stage| {
         for lock in ["1", "2", "3"] {
             let [mut a, mut b] = parties(stage, ["a", "b"]);
             a.acquire(lock, "LEASE 60");

@@ -1,20 +1,16 @@
 //! The module keeps its promises for a quarter of a minute of faults.
 
-use std::path::PathBuf;
 use std::process::Command;
+
+use redis_lock_testing::{binary, module};
 
 /// Finds no breach in a campaign with this seed, or with a random one, which it
 /// prints.
 #[track_caller]
 fn assert_sound(seed: Option<u32>) {
-    let server = std::env::var("REDISLOCK_SERVER").unwrap_or_else(|_| "redis-server".into());
-    let module = std::env::var_os("REDISLOCK_MODULE").map_or_else(
-        || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../target/release/libredislock.so"),
-        PathBuf::from,
-    );
     let mut command = Command::new(env!("CARGO_BIN_EXE_redis-lock-chaos"));
-    command.args(["--duration", "15", "--server", &server, "--module"]);
-    command.arg(module);
+    command.args(["--duration", "15", "--server", &binary(), "--module"]);
+    command.arg(module());
     if let Some(seed) = seed {
         command.args(["--seed", &seed.to_string()]);
     }

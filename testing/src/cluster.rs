@@ -1,15 +1,9 @@
-use std::net::TcpListener;
+//! Servers that share the slots of a cluster.
+
+use std::net::SocketAddr;
 use std::process::{Command, Stdio};
 
-use super::{Client, SOON, TestServer, eventually_within};
-
-/// A port that nobody listens on right now.
-pub fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0")
-        .and_then(|free| free.local_addr())
-        .unwrap()
-        .port()
-}
+use crate::{Connection, Error, Result, SOON, Setup, comes_true};
 
 /// The slot of a key, by its tag if it has one.
 pub fn slot(key: &str) -> u16 {
@@ -27,102 +21,79 @@ pub fn slot(key: &str) -> u16 {
 
 /// A tag whose slot satisfies `wanted`, different for each `nth`.
 pub fn tag(wanted: impl Fn(u16) -> bool, nth: usize) -> String {
-    (0..)
-        .map(|n: u32| n.to_string())
+    (0..u32::MAX)
+        .map(|n| n.to_string())
         .filter(|tag| wanted(slot(tag)))
         .nth(nth)
-        .unwrap()
+        .unwrap_or_default()
 }
 
 /// Runs `redis-cli` to its end, for a minute at most: it may wait for the nodes
-/// of a cluster without end. Says whether it succeeded, and what it wrote.
-pub fn redis_cli(args: &[&str]) -> (bool, String) {
+/// of a cluster without end. Returns whether it succeeded, and what it wrote.
+pub fn redis_cli(args: &[&str]) -> Result<(bool, String)> {
     let output = Command::new("timeout")
         .args(["60", "redis-cli"])
         .args(args)
         .stdin(Stdio::null())
-        .output()
-        .unwrap();
-    (
-        output.status.success(),
-        String::from_utf8_lossy(&output.stdout).into_owned()
-            + &String::from_utf8_lossy(&output.stderr),
-    )
+        .output()?;
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8_lossy(&said).into_owned();
+    Ok((output.status.success(), said))
 }
 
-/// Three primaries with the module, a third of the slots each.
-pub struct Cluster {
-    /// The nodes, in the order of their slots.
-    pub nodes: Vec<TestServer>,
-    /// Their names in the cluster.
-    pub ids: Vec<String>,
+fn cluster_command(args: &[&str]) -> Result<()> {
+    match redis_cli(&[&["--cluster"], args, &["--cluster-yes"]].concat())? {
+        (true, _) => Ok(()),
+        (false, said) => Err(Error::new(format!("no {}: {said}", args[0]))),
+    }
 }
 
-impl Cluster {
-    /// Starts the nodes and waits until each serves its slots.
-    pub fn start() -> Self {
-        let nodes: Vec<_> = (0..3).map(|_| Self::node()).collect();
-        let addrs: Vec<_> = nodes.iter().map(|node| node.addr().to_string()).collect();
-        let mut args = vec!["--cluster", "create"];
-        args.extend(addrs.iter().map(String::as_str));
-        args.push("--cluster-yes");
-        let (created, said) = redis_cli(&args);
-        assert!(created, "no cluster: {said}");
-        let ids = nodes
-            .iter()
-            .map(|node| node.client().bulk("CLUSTER MYID"))
-            .collect();
-        let cluster = Self { nodes, ids };
-        cluster.await_agreement();
-        cluster
-    }
+/// This server as a node that is in no cluster yet.
+pub fn node(setup: Setup) -> Setup {
+    let mut setup = setup.options(&["--cluster-node-timeout", "10000"]);
+    setup.in_cluster = true;
+    setup
+}
 
-    /// A node that is in no cluster yet.
-    pub fn node() -> TestServer {
-        // The bus would be ten thousand ports higher, which may not exist.
-        TestServer::start_on_ports(|| {
-            let bus = free_port().to_string();
-            [
-                ["--cluster-enabled", "yes"],
-                ["--cluster-node-timeout", "10000"],
-                ["--cluster-port", &bus],
-            ]
-            .concat()
-            .iter()
-            .map(ToString::to_string)
-            .collect()
-        })
-    }
+/// Makes a cluster of these nodes, each with a part of the slots in turn, and
+/// waits until each serves it. Returns their names in the cluster.
+pub fn create(nodes: &[SocketAddr]) -> Result<Vec<String>> {
+    let addrs: Vec<String> = nodes.iter().map(ToString::to_string).collect();
+    let mut args = vec!["create"];
+    args.extend(addrs.iter().map(String::as_str));
+    cluster_command(&args)?;
+    await_agreement(nodes)?;
+    let ids = nodes.iter().map(|&node| ask(node, "MYID"));
+    ids.collect()
+}
 
-    /// Waits until every node says that all is well.
-    pub fn await_agreement(&self) {
-        eventually_within(4 * SOON, "the nodes agree on the slots", || {
-            self.nodes.iter().all(|node| {
-                let info = node.client().bulk("CLUSTER INFO");
-                info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:3")
-            }) && redis_cli(&["--cluster", "check", &self.nodes[0].addr().to_string()]).0
-        });
-    }
+fn ask(node: SocketAddr, what: &str) -> Result<String> {
+    let reply = Connection::open(node)?.call(&["CLUSTER", what])?;
+    crate::reply_text(reply).ok_or_else(|| Error::new(format!("{node} does not tell {what}")))
+}
 
-    /// A connection to a node.
-    pub fn client(&self, node: usize) -> Client {
-        self.nodes[node].client()
-    }
+/// Waits until every node says that all is well.
+pub fn await_agreement(nodes: &[SocketAddr]) -> Result<()> {
+    let known = format!("cluster_known_nodes:{}", nodes.len());
+    let agree = comes_true(4 * SOON, || {
+        let well = |info: String| info.contains("cluster_state:ok") && info.contains(&known);
+        let mut infos = nodes.iter().map(|&node| ask(node, "INFO"));
+        infos.all(|info| info.is_ok_and(well))
+            && cluster_command(&["check", &nodes[0].to_string()]).is_ok()
+    });
+    let nobody = || Error::new("the nodes don't agree on the slots");
+    agree.then_some(()).ok_or_else(nobody)
+}
 
-    /// Moves the lowest slots of one node to another, as an operator would.
-    pub fn reshard(&self, from: usize, to: usize, slots: usize) {
-        let (done, said) = redis_cli(&[
-            "--cluster",
-            "reshard",
-            &self.nodes[0].addr().to_string(),
-            "--cluster-from",
-            &self.ids[from],
-            "--cluster-to",
-            &self.ids[to],
-            "--cluster-slots",
-            &slots.to_string(),
-            "--cluster-yes",
-        ]);
-        assert!(done, "no reshard: {said}");
-    }
+/// Moves the lowest slots of one node to another, as an operator would. `node`
+/// is any node, the others are named.
+pub fn reshard(node: SocketAddr, from: &str, to: &str, slots: usize) -> Result<()> {
+    let (node, slots) = (node.to_string(), slots.to_string());
+    let from_to = ["--cluster-from", from, "--cluster-to", to];
+    let args = [
+        &["reshard", &node][..],
+        &from_to,
+        &["--cluster-slots", &slots],
+    ];
+    cluster_command(&args.concat())
 }

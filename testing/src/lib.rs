@@ -1,57 +1,79 @@
-//! Real servers for tests, spoken to over RESP alone: a server, a cluster,
-//! a trio of sentinels.
+//! The one harness: real servers, spoken to over RESP alone, for tests, fault
+//! campaigns and the benchmark.
+//!
+//! ```text
+//! process      child processes that end with this one, and signals
+//! server       a server on a free port: start, crash, stop, restart, replica, log
+//! sentinel     servers that watch a primary       cluster   servers that share the slots
+//! connection   commands out, raw replies in       proxy     a network that misbehaves when told to
+//! asserting    the same for tests: what fails there panics
+//! ```
+//!
+//! All but `asserting` returns a [`Result`] and never panics.
 
-mod client;
-mod clock;
-mod cluster;
+mod asserting;
+pub mod cluster;
+mod connection;
 mod process;
 mod proxy;
-pub mod scene;
-mod sentinel;
+pub mod sentinel;
 mod server;
 
-pub use client::{Arrivals, Client, int, nil, status, text, token};
-pub use clock::Clock;
-pub use cluster::{Cluster, free_port, redis_cli, slot, tag};
-pub use process::{need_files, spawn, stay_on_one_processor};
-pub use proxy::Proxy;
-pub use sentinel::Sentinels;
-pub use server::{NO_REGULAR_LOOKS, TestServer, binary, module};
-
+use std::fmt::{self, Display};
 use std::time::{Duration, Instant};
 
-/// How long a test waits for something that should happen soon.
+pub use asserting::*;
+pub use cluster::{redis_cli, slot, tag};
+pub use connection::{Connection, Wait, info_field, local, pack, reply_text};
+pub use process::{Signal, end_with_us, processors, raise_file_limit, signal, spawn, stay_on};
+pub use proxy::{Fate, Proxy};
+pub use server::{Server, Setup};
+
+/// How long anybody waits for something that should happen soon.
 pub const SOON: Duration = Duration::from_secs(10);
 
-/// Asks `ready` until it says yes. Fails with `what` if that takes too long.
-///
-/// # Panics
-/// If `ready` has not said yes within [`SOON`].
-#[track_caller]
-pub fn eventually(what: &str, ready: impl FnMut() -> bool) {
-    eventually_within(SOON, what, ready);
-}
+/// Why something could not be done.
+#[derive(Debug)]
+pub struct Error(String);
 
-/// As [`eventually`], for what takes its time.
-///
-/// # Panics
-/// If `ready` has not said yes within `patience`.
-#[track_caller]
-pub fn eventually_within(patience: Duration, what: &str, mut ready: impl FnMut() -> bool) {
-    let deadline = Instant::now() + patience;
-    while !ready() {
-        assert!(Instant::now() < deadline, "still not so: {what}");
-        std::thread::sleep(Duration::from_millis(1));
+/// What could be done, or why it could not.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// An error that says this.
+    pub fn new(why: impl Display) -> Self {
+        Self(why.to_string())
     }
 }
 
-/// The middle one of several times, for a bound that a single stall of the
-/// machine must not break.
-///
-/// # Panics
-/// If there is none.
-#[track_caller]
-pub fn median(mut times: Vec<Duration>) -> Duration {
-    times.sort();
-    times[times.len() / 2]
+impl Display for Error {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl From<std::io::Error> for Error {
+    fn from(error: std::io::Error) -> Self {
+        Self::new(error)
+    }
+}
+
+impl From<Error> for String {
+    fn from(error: Error) -> Self {
+        error.0
+    }
+}
+
+/// Asks `ready` again and again, for so long, whether it says yes.
+pub fn comes_true(patience: Duration, mut ready: impl FnMut() -> bool) -> bool {
+    let deadline = Instant::now() + patience;
+    while !ready() {
+        if Instant::now() > deadline {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    true
 }

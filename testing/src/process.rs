@@ -1,15 +1,18 @@
-//! Child processes that do not outlive the test.
+//! Child processes that do not outlive this one, and what is done to them.
 
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{LazyLock, Mutex, Once, PoisonError};
+use std::sync::{LazyLock, Mutex, PoisonError};
 
+pub use rustix::process::Signal;
 use rustix::process::{
-    Resource, Rlimit, Signal, getpid, getppid, getrlimit, set_parent_process_death_signal,
-    setrlimit,
+    Pid, Resource, Rlimit, getpid, getppid, getrlimit, kill_process,
+    set_parent_process_death_signal, setrlimit,
 };
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+use crate::{Error, Result};
 
 type Order = (Command, Sender<std::io::Result<Child>>);
 
@@ -17,85 +20,83 @@ type Order = (Command, Sender<std::io::Result<Child>>);
 /// started it ends, so that thread must last as long as the process.
 static STARTER: LazyLock<Mutex<Sender<Order>>> = LazyLock::new(|| {
     let (orders, taken): (_, Receiver<Order>) = channel();
-    std::thread::Builder::new()
-        .name("starter".into())
-        .spawn(move || {
-            for (mut command, started) in taken {
-                let _ = started.send(command.spawn());
-            }
-        })
-        .unwrap();
+    std::thread::spawn(move || {
+        for (mut command, started) in taken {
+            let _ = started.send(command.spawn());
+        }
+    });
     Mutex::new(orders)
 });
 
 /// Starts a process that the kernel kills when this one ends, however it ends.
-///
-/// # Panics
-/// If it can't be started.
-pub fn spawn(mut command: Command) -> Child {
-    raise_file_limit();
+pub fn spawn(mut command: Command) -> Result<Child> {
+    raise_file_limit()?;
     let program = command.get_program().to_owned();
-    let parent = getpid();
-    // SAFETY: between fork and exec these calls are safe, and touch no memory.
-    unsafe {
-        command.pre_exec(move || {
-            set_parent_process_death_signal(Some(Signal::KILL))?;
-            // The parent may have ended before that.
-            if getppid() == Some(parent) {
-                Ok(())
-            } else {
-                Err(std::io::ErrorKind::Interrupted.into())
-            }
-        });
-    }
+    end_with_us(&mut command, Signal::KILL);
     let (started, answer) = channel();
-    STARTER
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .send((command, started))
-        .unwrap();
-    answer
-        .recv()
-        .unwrap()
-        .unwrap_or_else(|error| panic!("{}: {error}", program.display()))
+    let starter = STARTER.lock().unwrap_or_else(PoisonError::into_inner);
+    let sent = starter.send((command, started));
+    sent.map_err(|_| Error::new("nobody starts processes any more"))?;
+    drop(starter);
+    let child = answer.recv().map_err(Error::new)?;
+    child.map_err(|error| Error::new(format!("{}: {error}", program.display())))
+}
+
+/// Has the kernel send a process this signal when the thread that starts it ends.
+pub fn end_with_us(command: &mut Command, signal: Signal) -> &mut Command {
+    let parent = getpid();
+    let before_exec = move || {
+        set_parent_process_death_signal(Some(signal))?;
+        // The parent may have ended before that.
+        if getppid() == Some(parent) {
+            Ok(())
+        } else {
+            Err(std::io::ErrorKind::Interrupted.into())
+        }
+    };
+    // SAFETY: it makes two system calls, and neither allocates nor locks.
+    unsafe { command.pre_exec(before_exec) }
+}
+
+/// Sends a signal to a process that has not been waited for.
+pub fn signal(process: u32, signal: Signal) -> Result<()> {
+    let pid = Pid::from_raw(process.cast_signed());
+    let pid = pid.ok_or_else(|| Error::new("no process has the number 0"))?;
+    kill_process(pid, signal).map_err(|error| Error::new(format!("process {process}: {error}")))
 }
 
 /// Lets this process, and so its children, open as many files as it may.
-fn raise_file_limit() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        let most = getrlimit(Resource::Nofile).maximum;
-        let limit = Rlimit {
-            current: most,
-            maximum: most,
-        };
-        setrlimit(Resource::Nofile, limit).unwrap();
-    });
-}
-
-/// Keeps this thread on one processor from now on. Then what it sends on several
-/// connections of this machine, their ends included, arrives in that order.
-///
-/// # Panics
-/// If the system refuses.
-pub fn stay_on_one_processor() {
-    let allowed = sched_getaffinity(None).unwrap();
-    let mut one = CpuSet::new();
-    let first = (0..CpuSet::MAX_CPU).find(|&processor| allowed.is_set(processor));
-    one.set(first.unwrap());
-    sched_setaffinity(None, &one).unwrap();
-}
-
-/// Checks that this process may open so many files.
-///
-/// # Panics
-/// If it may not.
-#[track_caller]
-pub fn need_files(count: u64) {
+pub fn raise_file_limit() -> Result<()> {
     let most = getrlimit(Resource::Nofile).maximum;
-    assert!(
-        most.is_none_or(|most| most >= count),
-        "this test needs {count} open files, and the hard limit is {}: see `ulimit -Hn`",
-        most.unwrap_or_default()
-    );
+    let limit = Rlimit {
+        current: most,
+        maximum: most,
+    };
+    setrlimit(Resource::Nofile, limit).map_err(Error::new)
+}
+
+/// The processors that this thread may use.
+pub fn processors() -> Result<Vec<usize>> {
+    let allowed = sched_getaffinity(None).map_err(Error::new)?;
+    let processors = (0..CpuSet::MAX_CPU).filter(|&processor| allowed.is_set(processor));
+    Ok(processors.collect())
+}
+
+/// Keeps this thread on one processor from now on.
+pub fn stay_on(processor: usize) -> Result<()> {
+    sched_setaffinity(None, &only(processor)).map_err(Error::new)
+}
+
+/// Has a process stay on one processor from its beginning.
+pub(crate) fn keep_on(command: &mut Command, processor: usize) {
+    let set = only(processor);
+    let before_exec = move || sched_setaffinity(None, &set).map_err(std::io::Error::from);
+    // SAFETY: it makes one system call, and neither allocates nor locks.
+    unsafe { command.pre_exec(before_exec) };
+}
+
+fn only(processor: usize) -> CpuSet {
+    let mut set = CpuSet::new();
+    set.set(processor);
+    set
 }

@@ -1,40 +1,129 @@
-//! A network that can swallow everything.
+//! A network between clients and a server, which loses, delays and holds back
+//! what it is told to.
+//!
+//! Each connection is a link of two ways. What is read on a way goes into a
+//! queue; at the other end of that the proxy's fate decides what becomes of it,
+//! one piece after the other, so that nothing overtakes.
+//!
+//! What a link says of an end: if one side closes, the other is closed when all
+//! that was sent before has arrived. Both are shut down then, so that what lies
+//! unread is lost, as with a process that dies. A link that swallows does not
+//! tell; it stays open until [`Proxy::close_swallowing`], or until the fate is
+//! no longer [`Fate::Swallowed`].
 
+use std::collections::HashMap;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
-/// Passes bytes on between clients and a server, until it is told to swallow them.
-pub struct Proxy {
-    addr: SocketAddr,
-    swallows: Arc<AtomicBool>,
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+use crate::{Result, local, pack};
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// What happens to what goes by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It arrives.
+    Passes,
+    /// It arrives so much later, each way.
+    Delayed(Duration),
+    /// It arrives when this is over, even if its sender has closed meanwhile.
+    KeptBack,
+    /// It vanishes, and nobody is told before this is over. Then the connections
+    /// that lost something are closed.
+    Swallowed,
+    /// There is no server: whoever connects is sent away.
+    Down,
+    /// Commands on the connections of before lie in the proxy until it changes,
+    /// and what their clients do then is not seen before.
+    CommandsHeld,
+    /// Commands are swallowed, and all that follows on their connection. Nobody
+    /// is told.
+    CommandsSwallowed,
+    /// Of replies to lock commands so many percent are swallowed and their
+    /// connection is closed.
+    RepliesLost(u32),
+    /// Of replies to lock commands so many percent are swallowed, and all that
+    /// follows on their connection. Nobody is told.
+    RepliesSwallowed(u32),
+    /// The server answers this command with this error, and does nothing else.
+    Refuses(&'static str, &'static str),
 }
 
+/// The proxy. It ends with its connections when it is dropped.
+pub struct Proxy {
+    addr: SocketAddr,
+    network: Arc<Network>,
+}
+
+struct Network {
+    state: Mutex<State>,
+    changed: Condvar,
+    lost: AtomicU64,
+    refused: AtomicU64,
+}
+
+struct State {
+    fate: Fate,
+    server: SocketAddr,
+    links: Vec<Arc<Link>>,
+    seen: HashMap<Vec<u8>, usize>,
+    is_over: bool,
+}
+
+/// A connection. What it says of itself changes under the lock of the state.
+struct Link {
+    client: TcpStream,
+    server: TcpStream,
+    /// Whether it began while commands were held, which so are not held here.
+    is_newer: bool,
+    swallows: AtomicBool,
+    closed: AtomicBool,
+}
+
+/// A direction of a link.
+struct Way {
+    upwards: bool,
+    dice: StdRng,
+    is_silent: bool,
+    /// The beginning of a command.
+    partial: Vec<u8>,
+}
+
+type Pieces = Receiver<(Instant, Vec<u8>)>;
+
 impl Proxy {
-    /// A way to this server.
-    pub fn to(server: SocketAddr) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let addr = listener.local_addr().unwrap();
-        let swallows = Arc::new(AtomicBool::new(false));
-        let shared = Arc::clone(&swallows);
-        std::thread::spawn(move || {
-            for client in listener.incoming() {
-                let Ok(client) = client else { break };
-                let Ok(server) = TcpStream::connect(server) else {
-                    continue;
-                };
-                let ways = [
-                    (client.try_clone().unwrap(), server.try_clone().unwrap()),
-                    (server, client),
-                ];
-                for (from, to) in ways {
-                    let swallows = Arc::clone(&shared);
-                    std::thread::spawn(move || pass_on(from, to, &swallows));
-                }
-            }
+    /// Begins to forward connections to this server.
+    pub fn to(server: SocketAddr) -> Result<Self> {
+        Self::seeded(server, 1)
+    }
+
+    /// As [`Proxy::to`], where the seed decides which replies are lost.
+    pub fn seeded(server: SocketAddr, seed: u64) -> Result<Self> {
+        let listener = TcpListener::bind(local(0))?;
+        let addr = listener.local_addr()?;
+        let network = Arc::new(Network {
+            state: Mutex::new(State {
+                fate: Fate::Passes,
+                server,
+                links: Vec::new(),
+                seen: HashMap::new(),
+                is_over: false,
+            }),
+            changed: Condvar::new(),
+            lost: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
         });
-        Self { addr, swallows }
+        let accepting = Arc::clone(&network);
+        thread::spawn(move || accepting.accept(&listener, seed));
+        Ok(Self { addr, network })
     }
 
     /// Where it listens.
@@ -42,24 +131,409 @@ impl Proxy {
         self.addr
     }
 
-    /// From now on nothing arrives, and neither end hears that the other closes.
-    pub fn swallow(&self) {
-        self.swallows.store(true, Ordering::SeqCst);
+    /// Leads who connects from now on to this server.
+    pub fn lead_to(&self, server: SocketAddr) {
+        self.network.state().server = server;
+    }
+
+    /// What happens from now on.
+    pub fn set(&self, fate: Fate) {
+        let mut state = self.network.state();
+        if state.fate == Fate::Swallowed && fate != Fate::Swallowed {
+            state.close_swallowing();
+        }
+        state.fate = fate;
+        self.network.changed.notify_all();
+    }
+
+    /// From now on swallows what goes by on those connections that `choose` says.
+    pub fn swallow_on(&self, mut choose: impl FnMut() -> bool) {
+        for link in &self.network.state().links {
+            if choose() {
+                link.swallows.store(true, Ordering::SeqCst);
+            }
+        }
+    }
+
+    /// Closes the connections that swallow.
+    pub fn close_swallowing(&self) {
+        self.network.state().close_swallowing();
+        self.network.changed.notify_all();
+    }
+
+    /// How many commands of this name have come by. Each counts that comes in one
+    /// piece.
+    pub fn seen(&self, name: &str) -> usize {
+        let state = self.network.state();
+        state.seen.get(name.as_bytes()).copied().unwrap_or_default()
+    }
+
+    /// How many replies were lost.
+    pub fn lost(&self) -> u64 {
+        self.network.lost.load(Ordering::SeqCst)
+    }
+
+    /// How many commands were refused.
+    pub fn refused(&self) -> u64 {
+        self.network.refused.load(Ordering::SeqCst)
     }
 }
 
-fn pass_on(mut from: TcpStream, mut to: TcpStream, swallows: &AtomicBool) {
-    let mut bytes = [0; 4096];
-    loop {
-        let read = from.read(&mut bytes).unwrap_or(0);
-        if swallows.load(Ordering::SeqCst) {
-            // Both streams stay open as long as the test runs.
-            std::mem::forget((from, to));
-            return;
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        let mut state = self.network.state();
+        state.is_over = true;
+        state.links.drain(..).for_each(|link| link.close());
+        self.network.changed.notify_all();
+        drop(state);
+        // It wakes the one who accepts.
+        let _ = TcpStream::connect(self.addr);
+    }
+}
+
+impl State {
+    fn close_swallowing(&self) {
+        let swallowing = |link: &&Arc<Link>| link.swallows.load(Ordering::SeqCst);
+        self.links
+            .iter()
+            .filter(swallowing)
+            .for_each(|link| link.close());
+    }
+
+    /// Whether what goes this way has to wait.
+    fn keeps_back(&self, link: &Link, way: &Way) -> bool {
+        !link.is_closed()
+            && match self.fate {
+                Fate::KeptBack => true,
+                Fate::CommandsHeld => way.upwards && !link.is_newer,
+                _ => false,
+            }
+    }
+}
+
+impl Link {
+    fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+
+    fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        // Either end may be closed already.
+        let _ = self.client.shutdown(Shutdown::Both);
+        let _ = self.server.shutdown(Shutdown::Both);
+    }
+}
+
+impl Network {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn accept(self: &Arc<Self>, listener: &TcpListener, mut seed: u64) {
+        for client in listener.incoming() {
+            let (fate, server) = {
+                let state = self.state();
+                if state.is_over {
+                    return;
+                }
+                (state.fate, state.server)
+            };
+            // A client whose connection is closed at once tries again.
+            if let Ok(client) = client
+                && fate != Fate::Down
+                && let Ok(server) = TcpStream::connect_timeout(&server, CONNECT_TIMEOUT)
+            {
+                seed = seed.wrapping_add(1);
+                let _ = self.carry(client, server, seed);
+            }
         }
-        if read == 0 || to.write_all(&bytes[..read]).is_err() {
-            let _ = to.shutdown(std::net::Shutdown::Both);
-            return;
+    }
+
+    fn carry(
+        self: &Arc<Self>,
+        client: TcpStream,
+        server: TcpStream,
+        seed: u64,
+    ) -> std::io::Result<()> {
+        client.set_nodelay(true)?;
+        server.set_nodelay(true)?;
+        let mut state = self.state();
+        let link = Arc::new(Link {
+            client,
+            server,
+            is_newer: state.fate == Fate::CommandsHeld,
+            swallows: AtomicBool::new(false),
+            closed: AtomicBool::new(state.is_over),
+        });
+        state.links.push(Arc::clone(&link));
+        drop(state);
+        for upwards in [true, false] {
+            let way = Way {
+                upwards,
+                dice: StdRng::seed_from_u64(seed),
+                is_silent: false,
+                partial: Vec::new(),
+            };
+            let (sender, pieces) = channel();
+            let (network, reading) = (Arc::clone(self), Arc::clone(&link));
+            thread::spawn(move || network.read(&reading, upwards, &sender));
+            let (network, link) = (Arc::clone(self), Arc::clone(&link));
+            thread::spawn(move || network.deliver(&link, way, pieces));
         }
+        Ok(())
+    }
+
+    /// Reads until the end, and notes when each piece is due.
+    fn read(&self, link: &Link, upwards: bool, pieces: &Sender<(Instant, Vec<u8>)>) {
+        let mut from = if upwards { &link.client } else { &link.server };
+        let mut buffer = [0; 4096];
+        while let Ok(length @ 1..) = from.read(&mut buffer) {
+            let mut state = self.state();
+            let mut rest = &buffer[..length];
+            while upwards && let Some((length, name)) = first_command(rest) {
+                *state.seen.entry(name.into()).or_default() += 1;
+                rest = &rest[length..];
+            }
+            let delay = match state.fate {
+                Fate::Delayed(delay) => delay,
+                _ => Duration::ZERO,
+            };
+            drop(state);
+            let piece = (Instant::now() + delay, buffer[..length].to_vec());
+            if pieces.send(piece).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Delivers what arrives, and then that it has come to an end.
+    fn deliver(&self, link: &Link, mut way: Way, pieces: Pieces) {
+        let mut to = if way.upwards {
+            &link.server
+        } else {
+            &link.client
+        };
+        for (due, piece) in pieces {
+            thread::sleep(due.saturating_duration_since(Instant::now()));
+            let passes = self.passes(link, &mut way, piece);
+            if passes.is_some_and(|piece| to.write_all(&piece).is_err()) {
+                break;
+            }
+        }
+        let mut state = self.once_let_go(link, &way);
+        if !link.swallows.load(Ordering::SeqCst) {
+            link.close();
+            state.links.retain(|link| !link.is_closed());
+            self.changed.notify_all();
+        }
+    }
+
+    /// Waits as long as things are kept back, and sees whether they vanish then.
+    fn once_let_go(&self, link: &Link, way: &Way) -> MutexGuard<'_, State> {
+        let kept_back = |state: &mut State| state.keeps_back(link, way);
+        let state = self.changed.wait_while(self.state(), kept_back);
+        let state = state.unwrap_or_else(PoisonError::into_inner);
+        if state.fate == Fate::Swallowed {
+            link.swallows.store(true, Ordering::SeqCst);
+        }
+        state
+    }
+
+    /// What is to be sent instead of this piece, if anything.
+    fn passes(&self, link: &Link, way: &mut Way, piece: Vec<u8>) -> Option<Vec<u8>> {
+        let state = self.once_let_go(link, way);
+        if way.is_silent || link.swallows.load(Ordering::SeqCst) {
+            return None;
+        }
+        let piece = [std::mem::take(&mut way.partial), piece].concat();
+        match state.fate {
+            Fate::CommandsSwallowed if way.upwards => {
+                way.is_silent = true;
+                None
+            }
+            Fate::Refuses(name, error) if way.upwards => {
+                Some(self.refuse(name, error, piece, &mut way.partial))
+            }
+            Fate::RepliesLost(percent) if way.loses(percent, &piece) => {
+                self.lost.fetch_add(1, Ordering::SeqCst);
+                link.close();
+                None
+            }
+            Fate::RepliesSwallowed(percent) if way.loses(percent, &piece) => {
+                self.lost.fetch_add(1, Ordering::SeqCst);
+                way.is_silent = true;
+                None
+            }
+            _ => Some(piece),
+        }
+    }
+
+    /// These commands, where each of this name is another that fails with this
+    /// error. One that has only begun is left over.
+    fn refuse(&self, name: &str, error: &str, mut piece: Vec<u8>, rest: &mut Vec<u8>) -> Vec<u8> {
+        let mut sent = Vec::new();
+        while let Some((length, found)) = first_command(&piece) {
+            if found == name.as_bytes() {
+                self.refused.fetch_add(1, Ordering::SeqCst);
+                let script = format!("return redis.error_reply('{error}')");
+                sent.extend(pack(&["EVAL", &script, "0"]));
+            } else {
+                sent.extend(&piece[..length]);
+            }
+            piece.drain(..length);
+        }
+        if piece.first() == Some(&b'*') {
+            *rest = piece;
+        } else {
+            sent.extend(piece);
+        }
+        sent
+    }
+}
+
+impl Way {
+    /// Throws the dice for a reply to a lock command.
+    fn loses(&mut self, percent: u32, reply: &[u8]) -> bool {
+        // Those are numbers and nulls.
+        let is_of_a_lock = matches!(reply[0], b':' | b'_') && reply.len() < 24;
+        !self.upwards && is_of_a_lock && self.dice.random_range(0..100) < percent
+    }
+}
+
+/// The length of the first command, if all of it is there, and its name.
+fn first_command(bytes: &[u8]) -> Option<(usize, &[u8])> {
+    let mut at = 0;
+    let number = |at: &mut usize, kind| {
+        let rest = bytes.get(*at..)?;
+        let length = rest.windows(2).position(|two| two == b"\r\n")?;
+        *at += length + 2;
+        let digits = rest[..length].strip_prefix(kind)?;
+        std::str::from_utf8(digits).ok()?.parse::<usize>().ok()
+    };
+    let mut name = None;
+    for _ in 0..number(&mut at, b"*")? {
+        let length = number(&mut at, b"$")?;
+        let word = bytes.get(at..at + length)?;
+        name = name.or(Some(word));
+        at += length + 2;
+    }
+    (at <= bytes.len()).then_some((at, name?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A way to a listener, and the listener.
+    fn proxy() -> (Proxy, TcpListener) {
+        let server = TcpListener::bind(local(0)).unwrap();
+        let proxy = Proxy::to(server.local_addr().unwrap()).unwrap();
+        (proxy, server)
+    }
+
+    /// Both ends of a connection.
+    fn connection(proxy: &Proxy, server: &TcpListener) -> (TcpStream, TcpStream) {
+        let client = TcpStream::connect(proxy.addr()).unwrap();
+        (client, server.accept().unwrap().0)
+    }
+
+    fn read_all(stream: &mut TcpStream) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        // A reset is an end, too.
+        let _ = stream.read_to_end(&mut bytes);
+        bytes
+    }
+
+    fn has_nothing(stream: &TcpStream) -> bool {
+        stream.set_nonblocking(true).unwrap();
+        let peeked = stream.peek(&mut [0]);
+        stream.set_nonblocking(false).unwrap();
+        peeked.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
+    }
+
+    #[test]
+    fn what_is_kept_back_arrives_though_its_sender_has_closed() {
+        let (proxy, server) = proxy();
+        let (mut client, mut accepted) = connection(&proxy, &server);
+        proxy.set(Fate::KeptBack);
+        client.write_all(b"late").unwrap();
+        drop(client);
+        // Whoever connects later is kept back as well.
+        let (late_client, mut later) = connection(&proxy, &server);
+        assert!(has_nothing(&later));
+        assert!(has_nothing(&accepted));
+        proxy.set(Fate::Passes);
+        assert_eq!(read_all(&mut accepted), b"late");
+        drop(late_client);
+        assert_eq!(read_all(&mut later), b"");
+    }
+
+    #[test]
+    fn a_connection_that_lost_something_is_closed_afterwards() {
+        let (proxy, server) = proxy();
+        let (mut client, mut accepted) = connection(&proxy, &server);
+        client.write_all(b"a").unwrap();
+        accepted.read_exact(&mut [0]).unwrap();
+        proxy.set(Fate::Swallowed);
+        client.write_all(b"b").unwrap();
+        drop(client);
+        assert!(has_nothing(&accepted), "it heard of the end");
+        proxy.set(Fate::Passes);
+        // Either it was lost, or it had not gone by when things passed again.
+        let arrived = read_all(&mut accepted);
+        assert!(arrived.is_empty() || arrived == b"b", "{arrived:?}");
+    }
+
+    #[test]
+    fn nobody_is_there_when_the_server_is_down() {
+        let (proxy, _server) = proxy();
+        proxy.set(Fate::Down);
+        let mut client = TcpStream::connect(proxy.addr()).unwrap();
+        assert_eq!(read_all(&mut client), b"");
+    }
+
+    #[test]
+    fn what_is_delayed_arrives_in_order_and_late() {
+        let (proxy, server) = proxy();
+        let (mut client, mut accepted) = connection(&proxy, &server);
+        let delay = Duration::from_millis(50);
+        proxy.set(Fate::Delayed(delay));
+        let sent = Instant::now();
+        client.write_all(b"one").unwrap();
+        client.write_all(b"two").unwrap();
+        drop(client);
+        assert_eq!(read_all(&mut accepted), b"onetwo");
+        assert!(sent.elapsed() >= delay);
+    }
+
+    #[test]
+    fn only_the_command_that_is_refused_is_another() {
+        let (proxy, server) = proxy();
+        let (mut client, mut accepted) = connection(&proxy, &server);
+        proxy.set(Fate::Refuses("SET", "ERR no"));
+        let (ping, set) = (pack(&["PING"]), pack(&["SET", "a", "b"]));
+        let (beginning, end) = set.split_at(9);
+        client.write_all(&[&ping, beginning].concat()).unwrap();
+        let mut arrived = vec![0; ping.len()];
+        accepted.read_exact(&mut arrived).unwrap();
+        assert_eq!(arrived, ping);
+        client.write_all(&[end, &ping].concat()).unwrap();
+        drop(client);
+        let refused = pack(&["EVAL", "return redis.error_reply('ERR no')", "0"]);
+        assert_eq!(read_all(&mut accepted), [refused, ping].concat());
+        assert_eq!(proxy.refused(), 1);
+    }
+
+    #[test]
+    fn who_swallows_tells_nobody_until_it_is_closed() {
+        let (proxy, server) = proxy();
+        let (client, mut accepted) = connection(&proxy, &server);
+        proxy.swallow_on(|| true);
+        let (_other, other_accepted) = connection(&proxy, &server);
+        drop(client);
+        assert!(has_nothing(&accepted), "it heard of the end");
+        proxy.close_swallowing();
+        assert_eq!(read_all(&mut accepted), b"");
+        assert!(has_nothing(&other_accepted));
     }
 }

@@ -1,357 +1,317 @@
+//! A server: a process on a free port, with a directory and a log.
+
 use std::fs::File;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use redis::Value;
 use tempfile::TempDir;
 
-use super::client::Client;
-use super::process::spawn;
-use super::{SOON, eventually, free_port};
+use crate::connection::info_field;
+use crate::process::{Signal, keep_on, signal, spawn};
+use crate::{Connection, Error, Result, SOON, comes_true, local};
 
-/// The server's binary: `REDISLOCK_SERVER`, or `redis-server` from the path.
-pub fn binary() -> String {
-    std::env::var("REDISLOCK_SERVER").unwrap_or_else(|_| "redis-server".into())
+const START_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// What to start.
+#[derive(Clone, Default)]
+pub struct Setup {
+    /// The server's binary.
+    pub binary: PathBuf,
+    /// The module, if it shall load one.
+    pub module: Option<PathBuf>,
+    /// The arguments of the module.
+    pub module_args: Vec<String>,
+    /// Options, as on the command line.
+    pub options: Vec<String>,
+    /// Environment variables.
+    pub environment: Vec<(String, String)>,
+    /// Where it stores and logs; else in a directory of its own, which goes with
+    /// it unless a test fails.
+    pub dir: Option<PathBuf>,
+    /// The one processor that it shall run on.
+    pub processor: Option<usize>,
+    /// What its configuration file says at first.
+    pub config: Option<String>,
+    /// Whether it shall be part of a cluster.
+    pub in_cluster: bool,
 }
 
-/// The module: `REDISLOCK_MODULE`, or what `make build` leaves.
-pub fn module() -> PathBuf {
-    let module = std::env::var_os("REDISLOCK_MODULE").map_or_else(
-        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/release/libredislock.so"),
-        PathBuf::from,
-    );
-    assert!(
-        module.exists(),
-        "{} is not there: run `make build`, or `make test` which does",
-        module.display()
-    );
-    module
+impl Setup {
+    /// This server, without a module.
+    pub fn of(binary: impl Into<PathBuf>) -> Self {
+        Self {
+            binary: binary.into(),
+            ..Self::default()
+        }
+    }
+
+    /// With this module.
+    pub fn module(mut self, module: impl Into<PathBuf>) -> Self {
+        self.module = Some(module.into());
+        self
+    }
+
+    /// With these options more.
+    pub fn options(mut self, options: &[&str]) -> Self {
+        self.options.extend(options.iter().map(ToString::to_string));
+        self
+    }
+
+    /// As a replica of this server.
+    pub fn replica_of(self, primary: SocketAddr) -> Self {
+        let [host, port] = [primary.ip().to_string(), primary.port().to_string()];
+        self.options(&["--replicaof", &host, &port])
+    }
+
+    /// With this environment variable.
+    pub fn environment(mut self, name: &str, value: &str) -> Self {
+        self.environment.push((name.into(), value.into()));
+        self
+    }
+
+    /// In this directory, which stays.
+    pub fn in_dir(mut self, dir: impl Into<PathBuf>) -> Self {
+        self.dir = Some(dir.into());
+        self
+    }
 }
 
-/// With this argument the module does not look at contended locks by itself, as
-/// it does twice a second. So an event that it does not hear makes a test fail.
-/// A test of those looks sets `lock.recheck-interval` before anybody waits.
-pub const NO_REGULAR_LOOKS: [&str; 2] = ["recheck-interval", "3600000"];
-
-/// A server on a free port with a directory of its own. It dies with the test;
-/// if the test failed, its directory and log stay.
-pub struct TestServer {
+/// A running server, or one that has crashed. It ends with this, and with this
+/// process.
+pub struct Server {
+    /// What it is, from its next start on.
+    pub setup: Setup,
     child: Option<Child>,
-    addr: SocketAddr,
-    dir: Option<TempDir>,
-    options: Vec<String>,
-    environment: Vec<(String, String)>,
-    with_module: bool,
+    port: u16,
+    bus_port: u16,
+    dir: PathBuf,
+    own_dir: Option<TempDir>,
 }
 
-impl TestServer {
-    /// A server with the module.
-    pub fn start() -> Self {
-        Self::start_with(&[])
-    }
+/// A port that nobody listens on right now.
+fn free_port() -> Result<u16> {
+    Ok(TcpListener::bind(local(0))?.local_addr()?.port())
+}
 
-    /// A server with the module and these options, as on its command line.
-    pub fn start_with(options: &[&str]) -> Self {
-        Self::launch(|| owned(options), &[], true)
-    }
-
-    /// A server with the module and these environment variables.
-    pub fn start_in_environment(environment: &[(&str, &str)]) -> Self {
-        Self::launch(Vec::new, environment, true)
-    }
-
-    /// A server without the module.
-    pub fn start_plain(options: &[&str]) -> Self {
-        Self::launch(|| owned(options), &[], false)
-    }
-
-    /// A server with the module whose options name other ports than its own.
-    /// They are asked for again if one of them turns out to be taken.
-    pub(crate) fn start_on_ports(options: impl FnMut() -> Vec<String>) -> Self {
-        Self::launch(options, &[], true)
-    }
-
-    fn launch(
-        mut options: impl FnMut() -> Vec<String>,
-        environment: &[(&str, &str)],
-        with_module: bool,
-    ) -> Self {
+impl Server {
+    /// Starts a server, and waits until it has loaded its data.
+    pub fn start(setup: Setup) -> Result<Self> {
+        let own_dir = setup.dir.is_none().then(tempfile::tempdir).transpose()?;
+        let dir = match &own_dir {
+            Some(own) => own.path().to_owned(),
+            None => setup.dir.clone().unwrap_or_default(),
+        };
+        std::fs::create_dir_all(&dir)?;
+        if let Some(config) = &setup.config {
+            std::fs::write(dir.join("server.conf"), config)?;
+        }
         let mut server = Self {
+            setup,
             child: None,
-            addr: SocketAddr::from(([127, 0, 0, 1], 0)),
-            dir: Some(tempfile::tempdir().unwrap()),
-            options: Vec::new(),
-            environment: environment
-                .iter()
-                .map(|&(name, value)| (name.into(), value.into()))
-                .collect(),
-            with_module,
+            port: 0,
+            bus_port: 0,
+            dir,
+            own_dir,
         };
-        // Another test may take a port between our look and the server's.
+        // Somebody may take a port between our look and the server's.
         for _ in 0..5 {
-            server.addr.set_port(free_port());
-            server.options = options();
-            if server.spawn() {
-                return server;
+            server.port = free_port()?;
+            server.bus_port = free_port()?;
+            match server.restart() {
+                Err(_) if server.log().contains("ddress already in use") => {}
+                started => return started.map(|()| server),
             }
         }
-        panic!("the server does not start:\n{}", server.log());
+        Err(server.error("finds no free port"))
     }
 
-    fn spawn(&mut self) -> bool {
-        let log = File::options()
-            .create(true)
-            .append(true)
-            .open(self.log_path())
-            .unwrap();
-        let mut command = Command::new(binary());
-        command
-            .envs(self.environment.iter().cloned())
-            .args(["--port", &self.addr.port().to_string()])
-            .args(["--bind", "127.0.0.1", "--save", ""])
-            .args(["--repl-diskless-sync-delay", "0"])
-            .arg("--dir")
-            .arg(self.dir())
-            .args(["--enable-debug-command", "yes"])
-            .args(["--enable-module-command", "yes"])
-            .args(&self.options);
-        if self.with_module {
-            command.arg("--loadmodule").arg(module());
-            command.args(NO_REGULAR_LOOKS);
-        }
-        command
-            .stdin(Stdio::null())
-            .stdout(log.try_clone().unwrap())
-            .stderr(log);
-        let child = self.child.insert(spawn(command));
-        let deadline = Instant::now() + SOON;
-        while Instant::now() < deadline {
-            if child.try_wait().unwrap().is_some() {
-                return false;
-            }
-            // Who answers may be another test's server that took the port first.
-            if let Some(mut client) = Client::try_connect(self.addr)
-                && client.try_info("process_id") == Some(child.id().into())
-                && client.try_info("loading") == Some(0)
-            {
-                return true;
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        false
+    fn error(&self, what: &str) -> Error {
+        let dir = self.dir.display();
+        Error::new(format!("the server of {dir} {what}:\n{}", self.log()))
     }
 
-    /// Runs the server to its end with module arguments it can't start with.
-    /// Returns its log.
-    pub fn log_of_failed_start(module_args: &[&str]) -> String {
-        Self::log_of_failed_start_with(&[], module_args)
-    }
-
-    /// Runs the server to its end with options, as on its command line, and
-    /// module arguments that it can't start with. Returns its log.
-    pub fn log_of_failed_start_with(options: &[&str], module_args: &[&str]) -> String {
-        let dir = tempfile::tempdir().unwrap();
-        let log_path = dir.path().join("server.log");
-        let log = File::create(&log_path).unwrap();
-        let mut server = Command::new(binary())
-            .args([
-                "--port",
-                "0",
-                "--save",
-                "",
-                "--unixsocket",
-                "socket",
-                "--dir",
-            ])
-            .arg(dir.path())
-            .args(options)
-            .arg("--loadmodule")
-            .arg(module())
-            .args(module_args)
-            .stdin(Stdio::null())
-            .stdout(log.try_clone().unwrap())
-            .stderr(log)
-            .spawn()
-            .unwrap();
-        let said = || std::fs::read_to_string(&log_path).unwrap();
-        let deadline = Instant::now() + SOON;
-        let ended = loop {
-            if let Some(ended) = server.try_wait().unwrap() {
-                break Some(ended);
-            }
-            if said().contains("eady to accept connections") || Instant::now() > deadline {
-                break None;
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        };
-        let _ = server.kill();
-        let _ = server.wait();
-        let failed = ended.is_some_and(|status| !status.success());
-        assert!(failed, "the server started:\n{}", said());
-        said()
-    }
-
-    /// Kills the server as a crash would, and starts it again on its data.
-    pub fn crash_and_restart(&mut self) {
+    /// Starts it again on its port and its data, after a crash or with one.
+    pub fn restart(&mut self) -> Result<()> {
         self.crash();
-        self.restart();
-    }
-
-    /// Kills the server as a crash would.
-    pub fn crash(&mut self) {
-        self.kill();
-    }
-
-    /// Starts the server again on its data.
-    pub fn restart(&mut self) {
-        // Its port may be somebody else's for a moment.
-        let deadline = Instant::now() + SOON;
-        while !self.spawn() {
-            assert!(Instant::now() < deadline, "no restart:\n{}", self.log());
+        let log = self.log_path();
+        let log = File::options().create(true).append(true).open(log)?;
+        let setup = &self.setup;
+        let mut command = Command::new(&setup.binary);
+        if setup.config.is_some() {
+            command.arg(self.dir.join("server.conf"));
         }
-    }
-
-    /// Waits until the server ends by itself.
-    #[track_caller]
-    pub fn await_end(&mut self) -> ExitStatus {
-        let mut child = self.child.take().unwrap();
-        let mut ended = None;
-        let deadline = Instant::now() + SOON;
-        while ended.is_none() && Instant::now() < deadline {
-            ended = child.try_wait().unwrap();
+        command
+            .envs(setup.environment.iter().cloned())
+            .args(["--port", &self.port.to_string()])
+            .args(["--bind", "127.0.0.1", "--save", ""])
+            .args(["--repl-diskless-sync-delay", "0", "--dir"])
+            .arg(&self.dir)
+            .args(&setup.options)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log);
+        if setup.in_cluster {
+            // The bus would be ten thousand ports higher, which may not exist.
+            let bus = self.bus_port.to_string();
+            command.args(["--cluster-enabled", "yes", "--cluster-port", &bus]);
+        }
+        if let Some(module) = &setup.module {
+            command.arg("--loadmodule").arg(module);
+            command.args(&setup.module_args);
+        }
+        if let Some(processor) = setup.processor {
+            keep_on(&mut command, processor);
+        }
+        self.child = Some(spawn(command)?);
+        let deadline = Instant::now() + START_TIMEOUT;
+        while Instant::now() < deadline && self.is_running() {
+            if self.is_ready() {
+                return Ok(());
+            }
             std::thread::sleep(Duration::from_millis(5));
         }
-        let _ = child.kill();
-        let _ = child.wait();
-        ended.expect("the server ends")
+        self.crash();
+        Err(self.error("does not start"))
     }
 
-    /// Checks that the server lives and has reported no crash.
-    #[track_caller]
-    pub fn assert_sound(&self) {
-        assert!(self.info("process_id") > 0);
-        let log = self.log();
-        assert!(!log.contains("BUG REPORT START"), "{log}");
+    /// Whether the one who answers is this very process, and has loaded its data.
+    fn is_ready(&self) -> bool {
+        let Ok(info) = self.connect().and_then(|mut it| it.info_section("default")) else {
+            return false;
+        };
+        let pid = self.pid().map(|pid| pid.to_string());
+        info_field(&info, "process_id").ok() == pid.as_deref()
+            && info_field(&info, "loading").unwrap_or("0") == "0"
     }
 
-    fn kill(&mut self) {
+    fn is_running(&mut self) -> bool {
+        let child = self.child.as_mut();
+        child.is_some_and(|child| matches!(child.try_wait(), Ok(None)))
+    }
+
+    /// Kills it as a crash would.
+    pub fn crash(&mut self) {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
             let _ = child.wait();
         }
     }
 
-    /// The server's version, of Valkey its own.
-    pub fn version(&self) -> (u32, u32) {
-        let info = self.client().bulk("INFO server");
-        let version = info
-            .lines()
-            .find_map(|line| line.strip_prefix("valkey_version:"))
-            .or_else(|| {
-                info.lines()
-                    .find_map(|line| line.strip_prefix("redis_version:"))
-            })
-            .unwrap();
-        let mut numbers = version.split('.').map(|number| number.parse().unwrap());
-        (numbers.next().unwrap(), numbers.next().unwrap())
+    /// Removes what it has stored, which it must not be using.
+    pub fn forget(&mut self) {
+        // Without an append-only file there is nothing to remove.
+        let _ = std::fs::remove_dir_all(self.dir.join("appendonlydir"));
     }
 
-    /// Sends the server a signal, by its name without `SIG`.
-    pub fn signal(&self, name: &str) {
-        let pid = self.child.as_ref().unwrap().id().to_string();
-        let sent = Command::new("kill").args(["-s", name, &pid]).status();
-        assert!(sent.unwrap().success());
+    /// Has it end in good order.
+    pub fn shut_down(&mut self) -> Result<ExitStatus> {
+        self.signal(Signal::TERM)?;
+        self.await_end()
+    }
+
+    /// Waits until it has ended by itself.
+    pub fn await_end(&mut self) -> Result<ExitStatus> {
+        if !comes_true(SOON, || !self.is_running()) {
+            self.crash();
+            return Err(self.error("does not end"));
+        }
+        let child = self.child.take();
+        Ok(child.ok_or_else(|| self.error("did not run"))?.wait()?)
+    }
+
+    /// Stops it, until [`Server::go_on`].
+    pub fn stop(&self) -> Result<()> {
+        self.signal(Signal::STOP)
+    }
+
+    /// Has it go on after [`Server::stop`].
+    pub fn go_on(&self) -> Result<()> {
+        self.signal(Signal::CONT)
+    }
+
+    fn signal(&self, what: Signal) -> Result<()> {
+        let pid = self.pid().ok_or_else(|| self.error("does not run"))?;
+        signal(pid, what)
+    }
+
+    /// An error if it has ended, or has caught a panic of the module.
+    pub fn examine(&mut self) -> Result<()> {
+        let what = if !self.is_running() {
+            "died"
+        } else if self.log().contains("panic") {
+            "caught a panic"
+        } else {
+            return Ok(());
+        };
+        let dir = self.dir.display();
+        Err(Error::new(format!("the server of {dir} {what}")))
+    }
+
+    /// Waits until it is connected to its primary.
+    pub fn await_link(&self) -> Result<()> {
+        let mut connection = self.connect()?;
+        let mut is_up = || {
+            let info = connection.info_section("replication");
+            info.is_ok_and(|info| info.contains("master_link_status:up"))
+        };
+        if comes_true(START_TIMEOUT, &mut is_up) {
+            return Ok(());
+        }
+        Err(self.error("does not reach its primary"))
+    }
+
+    /// Starts a replica of this server and waits until it is connected.
+    pub fn replica(&self, setup: Setup) -> Result<Self> {
+        let replica = Self::start(setup.replica_of(self.addr()))?;
+        replica.await_link()?;
+        Ok(replica)
+    }
+
+    /// A new connection.
+    pub fn connect(&self) -> Result<Connection> {
+        Connection::open(self.addr())
     }
 
     /// Where it listens.
     pub fn addr(&self) -> SocketAddr {
-        self.addr
+        local(self.port)
     }
 
-    fn dir(&self) -> &Path {
-        self.dir.as_ref().unwrap().path()
+    /// The port where it listens.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The number of its process, if it runs.
+    pub fn pid(&self) -> Option<u32> {
+        self.child.as_ref().map(Child::id)
+    }
+
+    /// Where it stores and logs.
+    pub fn dir(&self) -> &Path {
+        &self.dir
     }
 
     fn log_path(&self) -> PathBuf {
-        self.dir().join("server.log")
+        self.dir.join("server.log")
     }
 
     /// All that it has logged.
     pub fn log(&self) -> String {
-        std::fs::read_to_string(self.log_path()).unwrap_or_default()
-    }
-
-    /// A new connection.
-    pub fn client(&self) -> Client {
-        Client::try_connect(self.addr).expect("the server takes connections")
-    }
-
-    /// A number from `INFO`.
-    pub fn info(&self, field: &str) -> i64 {
-        self.client().info(field)
-    }
-
-    /// Waits until exactly so many clients are blocked.
-    #[track_caller]
-    pub fn await_blocked(&self, count: i64) {
-        let mut client = self.client();
-        eventually(&format!("{count} blocked clients"), || {
-            client.info("blocked_clients") == count
-        });
-    }
-
-    /// Starts a replica of this server and waits until it is in step.
-    pub fn replica(&self, with_module: bool) -> Self {
-        let port = self.addr.port().to_string();
-        let options = owned(&["--replicaof", "127.0.0.1", &port]);
-        let replica = Self::launch(|| options.clone(), &[], with_module);
-        let mut client = replica.client();
-        eventually("the replica is connected", || {
-            client
-                .bulk("INFO replication")
-                .contains("master_link_status:up")
-        });
-        replica
-    }
-
-    /// Checks that this server and its replica hold the same data.
-    #[track_caller]
-    pub fn assert_same_data(&self, replica: &Self) {
-        let mut here = self.client();
-        let mut there = replica.client();
-        // A key that expires between two questions makes a difference that the
-        // replica makes good at once.
-        eventually("the replica holds the same data", || {
-            here.info("master_repl_offset") == there.info("slave_repl_offset")
-                && here.call("DEBUG DIGEST") == there.call("DEBUG DIGEST")
-        });
-        let Value::Array(keys) = here.call("KEYS *") else {
-            panic!("KEYS did not answer a list");
-        };
-        for key in keys {
-            let Value::BulkString(key) = key else {
-                panic!("KEYS did not answer names");
-            };
-            let expiry = [b"PEXPIRETIME".as_slice(), &key];
-            assert_eq!(here.words(&expiry), there.words(&expiry));
-        }
+        let log = std::fs::read(self.log_path()).unwrap_or_default();
+        String::from_utf8_lossy(&log).into_owned()
     }
 }
 
-fn owned(options: &[&str]) -> Vec<String> {
-    options.iter().map(ToString::to_string).collect()
-}
-
-impl Drop for TestServer {
+impl Drop for Server {
     fn drop(&mut self) {
-        self.kill();
+        self.crash();
         if std::thread::panicking()
-            && let Some(dir) = self.dir.take()
+            && let Some(dir) = self.own_dir.take()
         {
-            let kept = dir.keep();
-            eprintln!("the server's files stay in {}", kept.display());
+            eprintln!("the server's files stay in {}", dir.keep().display());
         }
     }
 }

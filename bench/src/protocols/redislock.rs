@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use redis_lock_testing::pack;
 
 use super::{Event, Io, Kind, LEASE, LockClient, Protocol, nothing_to_prepare, unexpected};
-use crate::wire::{Reply, pack};
+use crate::replies::Reply;
 
 pub const PROTOCOL: Protocol = Protocol {
     name: "redislock",
@@ -32,7 +33,7 @@ pub const SESSION: Protocol = Protocol {
     kind: Kind::Session,
     client: |owner| RedisLock::boxed(owner, true),
     prepare: |connection, _| {
-        connection.call(&["LOCK.ACQUIRE", "lock:probe", "probe", "SESSION"])?;
+        connection.call_ok(&["LOCK.ACQUIRE", "lock:probe", "probe", "SESSION"])?;
         Ok(())
     },
     ..PROTOCOL

@@ -6,9 +6,10 @@ use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use redis_lock_testing::pack;
 
 use super::{Event, Io, Kind, LEASE, LockClient, Protocol, nothing_to_prepare, unexpected};
-use crate::wire::{Reply, pack};
+use crate::replies::Reply;
 
 const LOCK: &str = include_str!("redisson_lock.lua");
 const UNLOCK: &str = include_str!("redisson_unlock.lua");

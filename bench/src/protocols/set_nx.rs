@@ -6,9 +6,10 @@ use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use redis_lock_testing::pack;
 
 use super::{Event, Io, Kind, LEASE, LockClient, Protocol, nothing_to_prepare, unexpected};
-use crate::wire::{Reply, pack};
+use crate::replies::Reply;
 
 const COMPARE_AND_DELETE: &str = include_str!("compare_and_delete.lua");
 const SIGNAL_UNLOCK: &str = include_str!("signal_unlock.lua");

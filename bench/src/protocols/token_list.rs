@@ -4,9 +4,10 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use redis_lock_testing::{Connection, pack};
 
 use super::{Event, Io, Kind, LockClient, Protocol, unexpected};
-use crate::wire::{Connection, Reply, pack};
+use crate::replies::Reply;
 
 pub const PROTOCOL: Protocol = Protocol {
     name: "blpop",
@@ -27,7 +28,7 @@ pub const PROTOCOL: Protocol = Protocol {
 
 fn fill(connection: &mut Connection, locks: &[String]) -> Result<()> {
     for lock in locks {
-        connection.call(&["LPUSH", lock, "1"])?;
+        connection.call_ok(&["LPUSH", lock, "1"])?;
     }
     Ok(())
 }

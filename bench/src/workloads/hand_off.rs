@@ -5,13 +5,13 @@
 use std::time::Instant;
 
 use anyhow::Result;
+use redis_lock_testing::{Connection, info_field, pack};
 
 use super::Pace;
 use crate::measurement::{Measurement, US, histogram};
 use crate::protocols::{Event, LEASE, Protocol};
 use crate::server::Server;
 use crate::swarm::{Happened, Swarm};
-use crate::wire::{Connection, number, pack};
 
 const LOCK: &str = "lock:hand-off";
 
@@ -90,12 +90,12 @@ impl Traffic {
     fn read(info: &mut Connection, swarm: &Swarm) -> Result<Self> {
         let section = "stats";
         let stats = info.info_section(section)?;
+        let number = |field| Ok::<i64, anyhow::Error>(info_field(&stats, field)?.parse()?);
         let header = format!("${}\r\n\r\n", stats.len());
         let question = pack(&["INFO", section]).len() + header.len() + stats.len();
         Ok(Self {
-            commands: number(&stats, "total_commands_processed")?,
-            bytes: number(&stats, "total_net_input_bytes")?
-                + number(&stats, "total_net_output_bytes")?,
+            commands: number("total_commands_processed")?,
+            bytes: number("total_net_input_bytes")? + number("total_net_output_bytes")?,
             pings: i64::try_from(swarm.control_pings)?,
             question: i64::try_from(question)?,
         })

@@ -1,12 +1,12 @@
 //! Bytes of `used_memory`.
 
 use anyhow::Result;
+use redis_lock_testing::Connection;
 
 use crate::measurement::Measurement;
 use crate::protocols::{LEASE, Protocol};
 use crate::server::Server;
 use crate::swarm::Swarm;
-use crate::wire::Connection;
 
 const LOCKS: usize = 10_000;
 const WAITERS: usize = 1_000;

@@ -1,17 +1,20 @@
 //! Locks that nobody else wants.
 
-use std::time::Instant;
+use std::io::Write;
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
 use super::Pace;
 use crate::measurement::{Measurement, US, histogram};
 use crate::protocols::{Event, LEASE, Protocol, owner_name};
+use crate::replies::ReplyBuffer;
 use crate::server::Server;
 use crate::swarm::Swarm;
-use crate::wire::Connection;
 
 const PAIRS_A_WRITE: usize = 100;
+const REPLY_WITHIN: Duration = Duration::from_secs(30);
 
 /// Takes and gives back, one command at a time on each connection.
 pub fn run(
@@ -64,34 +67,41 @@ pub fn run(
     }
 }
 
+fn connect(server: &Server) -> Result<TcpStream> {
+    let stream = TcpStream::connect(server.addr())?;
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(REPLY_WITHIN))?;
+    Ok(stream)
+}
+
 /// Takes and gives back a hundred times in one write, so that the server's time
 /// goes into the commands and not into the network.
 pub fn run_pipelined(protocol: &Protocol, server: &Server, pace: Pace) -> Result<Measurement> {
     let lock = "lock:pipelined".to_string();
     let owner = owner_name(0);
-    let mut connection = server.connect()?;
-    protocol.set_up(&mut connection, std::slice::from_ref(&lock))?;
+    protocol.set_up(&mut server.connect()?, std::slice::from_ref(&lock))?;
+    let (mut stream, mut replies) = (connect(server)?, ReplyBuffer::default());
     let mut n = 0;
-    let mut write = |connection: &mut Connection| -> Result<()> {
+    let mut write = || -> Result<()> {
         let batch: Vec<u8> = (n..n + PAIRS_A_WRITE)
             .flat_map(|n| (protocol.pair)(&lock, &owner, n))
             .collect();
         n += PAIRS_A_WRITE;
-        connection.send(&batch)?;
+        stream.write_all(&batch)?;
         for _ in 0..PAIRS_A_WRITE * protocol.pair_replies {
-            connection.reply()?;
+            replies.await_next(&mut stream)?;
         }
         Ok(())
     };
     let warm = Instant::now() + pace.warm_up;
     while Instant::now() < warm {
-        write(&mut connection)?;
+        write()?;
     }
     let start = Instant::now();
     let cpu = server.cpu_time()?;
     let mut pairs = 0;
     while start.elapsed() < pace.measure {
-        write(&mut connection)?;
+        write()?;
         pairs += PAIRS_A_WRITE;
     }
     let wall = start.elapsed();

@@ -6,10 +6,11 @@ use rand::RngExt;
 use super::{
     Ask, Asked, Client, Extent, LEASE_MS_MAX, Section, Wrap, acquire_words, outcome, release_words,
 };
+use redis_lock_testing::Wait;
+
 use crate::clock;
 use crate::history::{MS, Mode, Outcome};
 use crate::locks::Kind;
-use crate::wire::Wait;
 
 impl Client {
     /// Holds a lock for which another owner waits twice, and gives it back.

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use rand::RngExt;
 use redis::Value;
+use redis_lock_testing::reply_text;
 
 use super::Faults;
 use crate::clock;
 use crate::history::Effect;
 use crate::locks::{database_and_key, in_database};
-use crate::wire;
 
 impl Faults {
     /// Runs commands that may end the holds of one lock, or of all, with a pause
@@ -126,7 +126,7 @@ impl Faults {
             };
             let owner = fields
                 .into_iter()
-                .filter_map(wire::text)
+                .filter_map(reply_text)
                 .find(|field| !field.starts_with('@'));
             match owner {
                 Some(owner) => {

@@ -147,7 +147,7 @@ fn limit(operations: &[&Operation], token: Option<i64>) -> usize {
     limits.max().unwrap_or(1)
 }
 
-/// The requests that may have tied the hold, as this answer shows it, to a
+/// The requests that may have bound the hold, as this answer shows it, to a
 /// connection that may still have lived when the answer was made.
 fn ties<'o>(
     operations: &[&'o Operation],

@@ -222,7 +222,7 @@ fn in_force_by(time: Nanos, interferences: &[&Interference]) -> Nanos {
     latest
 }
 
-/// When a hold that may be tied to the connection of this grant is over at the
+/// When a hold that may be bound to the connection of this grant is over at the
 /// latest.
 fn session_end(
     operations: &[&Operation],

@@ -4,11 +4,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// The server to run.
-pub fn server() -> PathBuf {
-    std::env::var_os("REDISLOCK_SERVER").map_or_else(|| "redis-server".into(), PathBuf::from)
-}
-
 /// Builds the module, once.
 pub fn module() -> &'static Path {
     static MODULE: OnceLock<PathBuf> = OnceLock::new();

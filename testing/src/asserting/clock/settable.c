@@ -1,6 +1,12 @@
 /* A wall clock that a test can set, for a process that loads this library with
- * LD_PRELOAD. The file that SETTABLE_CLOCK names holds eight bytes: by how many
- * microseconds the clock is ahead.
+ * LD_PRELOAD. The file that SETTABLE_CLOCK names holds four numbers of eight bytes:
+ * by how many microseconds the clock is ahead; where it stands still, in microseconds
+ * since 1970, or 0 if it runs; how often it was set; and, written here, how many of
+ * those times the timers below go by.
+ *
+ * Where it stands still, clock_gettime shows that very moment. gettimeofday shows one
+ * microsecond more each time it is asked, within that millisecond, because a timer of
+ * the server whose moment is that of the one that runs would never come.
  *
  * The module has the kernel wake it at a moment of the wall clock. It asks the
  * kernel without the C library, so that call is caught on its way, and timers
@@ -30,8 +36,9 @@
 #define OURS 0x5e77ab1e
 #define TIMERS 64
 
-static const _Atomic int64_t zero;
-static const _Atomic int64_t *ahead_us = &zero;
+static struct setting {
+    _Atomic int64_t ahead_us, stands_at_us, times_set, times_followed;
+} running, *setting = &running;
 
 static int64_t us_of(const struct timespec *t) { return t->tv_sec * 1000000LL + t->tv_nsec / 1000; }
 
@@ -42,9 +49,23 @@ static struct timespec shifted(struct timespec t, int64_t by_us) {
 }
 
 int clock_gettime(clockid_t clock, struct timespec *t) {
+    int is_wall = clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE;
+    int64_t stands_at_us = is_wall ? setting->stands_at_us : 0;
+    if (stands_at_us != 0) {
+        t->tv_sec = stands_at_us / 1000000;
+        t->tv_nsec = stands_at_us % 1000000 * 1000;
+        return 0;
+    }
     if (syscall(SYS_clock_gettime, clock, t) != 0) return -1;
-    if (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE) *t = shifted(*t, *ahead_us);
+    if (is_wall) *t = shifted(*t, setting->ahead_us);
     return 0;
+}
+
+/* How often gettimeofday was asked since the clock stands where it does. */
+static int64_t times_asked(int64_t stands_at_us) {
+    static _Atomic int64_t stood_at_us, asked;
+    if (atomic_exchange(&stood_at_us, stands_at_us) != stands_at_us) asked = 0;
+    return ++asked;
 }
 
 int gettimeofday(struct timeval *restrict tv, void *restrict zone) {
@@ -53,6 +74,11 @@ int gettimeofday(struct timeval *restrict tv, void *restrict zone) {
     clock_gettime(CLOCK_REALTIME, &t);
     tv->tv_sec = t.tv_sec;
     tv->tv_usec = t.tv_nsec / 1000;
+    int64_t stands_at_us = setting->stands_at_us;
+    if (stands_at_us != 0) {
+        int64_t more = times_asked(stands_at_us), most = 999 - stands_at_us % 1000;
+        tv->tv_usec += more < most ? more : most;
+    }
     return 0;
 }
 
@@ -66,15 +92,20 @@ time_t time(time_t *result) {
 static struct timer {
     int fd;
     struct itimerspec due;
-    int64_t ahead_us; /* of the clock when the kernel was told */
+    int64_t times_set; /* of the clock when the kernel was told */
 } timers[TIMERS];
 static int timers_known;
 static atomic_flag busy = ATOMIC_FLAG_INIT;
 
 static long tell_kernel(struct timer *timer) {
-    timer->ahead_us = *ahead_us;
+    static const struct timespec over = {0, 1}, never = {1LL << 40, 0};
+    timer->times_set = setting->times_set;
     struct itimerspec due = timer->due;
-    due.it_value = shifted(due.it_value, -timer->ahead_us);
+    int64_t stands_at_us = setting->stands_at_us;
+    if (stands_at_us != 0)
+        due.it_value = us_of(&due.it_value) <= stands_at_us ? over : never;
+    else
+        due.it_value = shifted(due.it_value, -setting->ahead_us);
     return syscall(SYS_timerfd_settime, timer->fd, TFD_TIMER_ABSTIME, &due, NULL, 0L, (long)OURS);
 }
 
@@ -119,12 +150,14 @@ static void *watch_clock(void *nothing) {
         nanosleep(&pause, NULL);
         while (atomic_flag_test_and_set(&busy)) {
         }
+        int64_t times_set = setting->times_set;
         for (int at = 0; at < timers_known; at++) {
             struct itimerspec left;
-            if (timers[at].ahead_us != *ahead_us && timerfd_gettime(timers[at].fd, &left) == 0 &&
+            if (timers[at].times_set != times_set && timerfd_gettime(timers[at].fd, &left) == 0 &&
                 (left.it_value.tv_sec != 0 || left.it_value.tv_nsec != 0))
                 tell_kernel(&timers[at]);
         }
+        setting->times_followed = times_set;
         atomic_flag_clear(&busy);
     }
     return nothing;
@@ -132,12 +165,12 @@ static void *watch_clock(void *nothing) {
 
 __attribute__((constructor)) static void start(void) {
     const char *path = getenv("SETTABLE_CLOCK");
-    int fd = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    int fd = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
     if (fd < 0) abort();
-    void *page = mmap(NULL, sizeof(int64_t), PROT_READ, MAP_SHARED, fd, 0);
+    void *page = mmap(NULL, sizeof *setting, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     close(fd);
     if (page == MAP_FAILED) abort();
-    ahead_us = page;
+    setting = page;
 
     struct sigaction action;
     memset(&action, 0, sizeof action);

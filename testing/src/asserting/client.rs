@@ -1,11 +1,12 @@
-use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::net::SocketAddr;
+use std::ops::{Deref, DerefMut};
+use std::os::fd::OwnedFd;
 
-use redis::{Parser, Value};
+use redis::Value;
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
 
-use super::SOON;
+use crate::{Connection, pack, reply_text};
 
 /// An integer reply.
 pub fn int(n: i64) -> Value {
@@ -42,56 +43,56 @@ pub fn token(reply: &Value) -> i64 {
     }
 }
 
-/// One connection. It sends commands and reads replies, each by itself, so
-/// that a test decides when to wait.
-pub struct Client {
-    stream: TcpStream,
-    parser: Parser,
+/// A connection that panics where a [`Connection`] returns an error, and takes
+/// commands as a line.
+pub struct Client(Connection);
+
+impl Deref for Client {
+    type Target = Connection;
+
+    fn deref(&self) -> &Connection {
+        &self.0
+    }
+}
+
+impl DerefMut for Client {
+    fn deref_mut(&mut self) -> &mut Connection {
+        &mut self.0
+    }
 }
 
 impl Client {
     /// Connects, if somebody listens.
     pub fn try_connect(addr: SocketAddr) -> Option<Self> {
-        let stream = TcpStream::connect(addr).ok()?;
-        stream.set_nodelay(true).unwrap();
-        stream.set_read_timeout(Some(3 * SOON)).unwrap();
-        Some(Self {
-            stream,
-            parser: Parser::new(),
-        })
+        Connection::open(addr).ok().map(Self)
     }
 
     /// Sends a command, given as words between spaces.
     pub fn send(&mut self, command: &str) {
-        let words: Vec<&[u8]> = command.split(' ').map(str::as_bytes).collect();
-        self.send_words(&words);
+        let words: Vec<&str> = command.split(' ').collect();
+        self.send_bytes(&pack(&words));
     }
 
     /// Sends a command of any bytes.
     pub fn send_words(&mut self, words: &[&[u8]]) {
-        let mut command = redis::Cmd::new();
-        for word in words {
-            command.arg(*word);
-        }
-        self.send_bytes(&command.get_packed_command());
+        self.send_bytes(&pack(words));
     }
 
     /// Sends bytes as they are.
     pub fn send_bytes(&mut self, bytes: &[u8]) {
-        use std::io::Write;
         // A server that has gone shows when its reply is read.
-        let _ = self.stream.write_all(bytes);
+        let _ = self.0.send_bytes(bytes);
     }
 
     /// The next reply. Fails the test if none comes.
     #[track_caller]
     pub fn reply(&mut self) -> Value {
-        self.try_reply().expect("a reply")
+        self.0.reply().expect("a reply")
     }
 
     /// The next reply, or none if the connection has ended.
     pub fn try_reply(&mut self) -> Option<Value> {
-        self.parser.parse_value(&self.stream).ok()
+        self.0.reply().ok()
     }
 
     /// Sends a command and reads its reply.
@@ -120,11 +121,8 @@ impl Client {
     /// Sends a command that must answer text.
     #[track_caller]
     pub fn bulk(&mut self, command: &str) -> String {
-        match self.call(command) {
-            Value::BulkString(text) => String::from_utf8(text).unwrap(),
-            Value::VerbatimString { text, .. } => text,
-            other => panic!("{command}: {other:?} is not text"),
-        }
+        let reply = self.call(command);
+        reply_text(reply.clone()).unwrap_or_else(|| panic!("{command}: {reply:?} is not text"))
     }
 
     /// Sends a command that must fail. Returns its error, the code first.
@@ -144,22 +142,12 @@ impl Client {
     /// A number from `INFO`.
     #[track_caller]
     pub fn info(&mut self, field: &str) -> i64 {
-        self.try_info(field)
-            .unwrap_or_else(|| panic!("INFO has no number {field}"))
+        self.0.info(field).expect("a number")
     }
 
     /// A number from `INFO`, if the server answers and has it.
     pub fn try_info(&mut self, field: &str) -> Option<i64> {
-        self.send("INFO everything");
-        let info = match self.try_reply()? {
-            Value::BulkString(info) => String::from_utf8(info).ok()?,
-            Value::VerbatimString { text, .. } => text,
-            _ => return None,
-        };
-        let prefix = format!("{field}:");
-        info.lines()
-            .find_map(|line| line.strip_prefix(&prefix))
-            .and_then(|value| value.trim().parse().ok())
+        self.0.info(field).ok()
     }
 
     /// The server's memory, once what it frees in the background is freed.
@@ -206,32 +194,6 @@ impl Client {
         fields
     }
 
-    /// Reads past the RDB file with which a server answers `SYNC`.
-    pub fn skip_snapshot(&mut self) {
-        use std::io::Read;
-        let mut header = String::new();
-        let mut byte = [0];
-        // The server sends empty lines while it prepares the file.
-        while !(header.starts_with('$') && header.ends_with('\n')) {
-            self.stream.read_exact(&mut byte).unwrap();
-            if header.is_empty() && byte[0] == b'\n' {
-                continue;
-            }
-            header.push(byte[0].into());
-        }
-        let header = header[1..].trim_end();
-        if let Some(mark) = header.strip_prefix("EOF:") {
-            let mut tail = Vec::new();
-            while !tail.ends_with(mark.as_bytes()) {
-                self.stream.read_exact(&mut byte).unwrap();
-                tail.push(byte[0]);
-            }
-        } else {
-            let mut snapshot = vec![0; header.parse().unwrap()];
-            self.stream.read_exact(&mut snapshot).unwrap();
-        }
-    }
-
     /// Sends a command that must block, and waits until one client more is
     /// blocked than before.
     #[track_caller]
@@ -241,12 +203,6 @@ impl Client {
         super::eventually("the client is blocked", || {
             observer.info("blocked_clients") == before + 1
         });
-    }
-}
-
-impl AsFd for Client {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.stream.as_fd()
     }
 }
 
@@ -263,7 +219,7 @@ impl Arrivals {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
         for (client, n) in clients.iter().zip(0..) {
             let data = epoll::EventData::new_u64(n);
-            epoll::add(&epoll, client, data, epoll::EventFlags::IN).unwrap();
+            epoll::add(&epoll, &**client, data, epoll::EventFlags::IN).unwrap();
         }
         let count = clients.len();
         Self { epoll, count }
@@ -276,14 +232,6 @@ impl Arrivals {
         epoll::wait(&self.epoll, spare_capacity(&mut events), None).unwrap();
         assert_eq!(events.len(), self.count, "not all have come");
         events.iter().map(|event| event.data.u64()).collect()
-    }
-}
-
-impl Drop for Client {
-    /// Ends the connection now. A child process that another test is starting may
-    /// have the socket for a moment, too, and would keep it open.
-    fn drop(&mut self) {
-        let _ = self.stream.shutdown(Shutdown::Both);
     }
 }
 

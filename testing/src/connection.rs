@@ -1,0 +1,222 @@
+//! A connection: commands out, raw replies in.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use redis::{Parser, Value};
+
+use crate::{Error, Result, SOON};
+
+const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
+const REST_OF_REPLY_TIMEOUT: Duration = SOON;
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// A port of this machine.
+pub fn local(port: u16) -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, port).into()
+}
+
+/// A command as it goes over the wire.
+pub fn pack(words: &[impl AsRef<[u8]>]) -> Vec<u8> {
+    let mut command = redis::Cmd::new();
+    for word in words {
+        command.arg(word.as_ref());
+    }
+    command.get_packed_command()
+}
+
+/// A reply that is text.
+pub fn reply_text(reply: Value) -> Option<String> {
+    match reply {
+        Value::BulkString(text) => String::from_utf8(text).ok(),
+        Value::SimpleString(text) | Value::VerbatimString { text, .. } => Some(text),
+        _ => None,
+    }
+}
+
+/// The value of a field in what `INFO` answers.
+pub fn info_field<'i>(info: &'i str, name: &str) -> Result<&'i str> {
+    info.lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+        .ok_or_else(|| Error::new(format!("INFO has no {name}")))
+}
+
+/// How the wait for a reply ended.
+pub enum Wait {
+    /// With the reply.
+    Replied(Value),
+    /// With the connection.
+    Closed,
+    /// With the patience of the client.
+    GivenUp,
+}
+
+/// One connection. It sends commands and reads replies, each by itself, so that
+/// whoever uses it decides when to wait. It speaks RESP2 until a `HELLO 3`.
+pub struct Connection {
+    stream: TcpStream,
+    parser: Parser,
+}
+
+impl Connection {
+    /// Connects, if somebody listens.
+    pub fn open(addr: SocketAddr) -> Result<Self> {
+        let stream = TcpStream::connect_timeout(&addr, SOON)?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(REPLY_TIMEOUT))?;
+        let parser = Parser::new();
+        Ok(Self { stream, parser })
+    }
+
+    /// Sends bytes as they are.
+    pub fn send_bytes(&mut self, bytes: &[u8]) -> Result<()> {
+        Ok(self.stream.write_all(bytes)?)
+    }
+
+    /// Sends a command.
+    pub fn send(&mut self, words: &[impl AsRef<[u8]>]) -> Result<()> {
+        self.send_bytes(&pack(words))
+    }
+
+    /// Sends some commands at once.
+    pub fn send_all(&mut self, lines: &[Vec<&str>]) -> Result<()> {
+        let packed: Vec<u8> = lines.iter().flat_map(|line| pack(line)).collect();
+        self.send_bytes(&packed)
+    }
+
+    /// The next reply. One that is an error is a reply as well.
+    pub fn reply(&mut self) -> Result<Value> {
+        self.reply_within(REPLY_TIMEOUT)
+    }
+
+    /// Sends a command and waits for its reply.
+    pub fn call(&mut self, words: &[impl AsRef<[u8]>]) -> Result<Value> {
+        self.send(words)?;
+        self.reply()
+    }
+
+    /// As [`Connection::call`], where a reply that is an error is one here, too.
+    pub fn call_ok(&mut self, words: &[impl AsRef<[u8]>]) -> Result<Value> {
+        self.call(words)?.extract_error().map_err(Error::new)
+    }
+
+    /// As [`Connection::call`], as long as `patient` says.
+    pub fn call_while(
+        &mut self,
+        words: &[impl AsRef<[u8]>],
+        patient: impl FnMut() -> bool,
+    ) -> Option<Value> {
+        self.send(words).ok()?;
+        match self.wait(patient) {
+            Wait::Replied(value) => Some(value),
+            Wait::Closed | Wait::GivenUp => None,
+        }
+    }
+
+    /// Waits for the reply as long as `patient` says.
+    pub fn wait(&mut self, mut patient: impl FnMut() -> bool) -> Wait {
+        while patient() {
+            match self.has_more() {
+                Ok(true) => return self.read(),
+                Ok(false) => {}
+                Err(_) => return Wait::Closed,
+            }
+        }
+        Wait::GivenUp
+    }
+
+    /// Waits for the last of so many replies as long as `patient` says, and no
+    /// longer for the others when the first has come.
+    pub fn wait_for(&mut self, replies: usize, patient: impl FnMut() -> bool) -> Wait {
+        let mut last = self.wait(patient);
+        for _ in 1..replies {
+            if matches!(last, Wait::Replied(_)) {
+                last = self.read();
+            }
+        }
+        last
+    }
+
+    /// Whether a reply is there, or the connection closed.
+    pub fn has_reply(&self) -> bool {
+        !matches!(self.has_more(), Ok(false))
+    }
+
+    fn has_more(&self) -> Result<bool> {
+        self.stream.set_read_timeout(Some(LOOK_EVERY))?;
+        match self.stream.peek(&mut [0]) {
+            Ok(0) => Err(Error::new("the connection is closed")),
+            Ok(_) => Ok(true),
+            Err(error) => match error.kind() {
+                ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted => Ok(false),
+                _ => Err(error.into()),
+            },
+        }
+    }
+
+    fn read(&mut self) -> Wait {
+        let reply = self.reply_within(REST_OF_REPLY_TIMEOUT);
+        reply.map_or(Wait::Closed, Wait::Replied)
+    }
+
+    fn reply_within(&mut self, timeout: Duration) -> Result<Value> {
+        self.stream.set_read_timeout(Some(timeout))?;
+        self.parser.parse_value(&self.stream).map_err(Error::new)
+    }
+
+    /// A section of `INFO`.
+    pub fn info_section(&mut self, section: &str) -> Result<String> {
+        let info = self.call(&["INFO", section])?;
+        reply_text(info).ok_or_else(|| Error::new("INFO does not answer text"))
+    }
+
+    /// A number from `INFO`.
+    pub fn info(&mut self, field: &str) -> Result<i64> {
+        let info = self.info_section("everything")?;
+        let number = info_field(&info, field)?.trim();
+        let wrong = |error| Error::new(format!("{field}:{number}: {error}"));
+        number.parse().map_err(wrong)
+    }
+
+    /// Reads past the RDB file with which a server answers `SYNC`.
+    pub fn skip_snapshot(&mut self) -> Result<()> {
+        let mut header = String::new();
+        let mut byte = [0];
+        // The server sends empty lines while it prepares the file.
+        while !(header.starts_with('$') && header.ends_with('\n')) {
+            self.stream.read_exact(&mut byte)?;
+            if header.is_empty() && byte[0] == b'\n' {
+                continue;
+            }
+            header.push(byte[0].into());
+        }
+        let header = header[1..].trim_end();
+        if let Some(mark) = header.strip_prefix("EOF:") {
+            let mut tail = Vec::new();
+            while !tail.ends_with(mark.as_bytes()) {
+                self.stream.read_exact(&mut byte)?;
+                tail.push(byte[0]);
+            }
+        } else {
+            let mut snapshot = vec![0; header.parse().map_err(Error::new)?];
+            self.stream.read_exact(&mut snapshot)?;
+        }
+        Ok(())
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+impl Drop for Connection {
+    /// Ends the connection now. A process that is being started may have the
+    /// socket for a moment, too, and would keep it open.
+    fn drop(&mut self) {
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+}
