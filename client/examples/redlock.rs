@@ -1,7 +1,7 @@
 //! A lock on the majority of independent servers.
 //!
 //! Start five servers with `make run PORT=7001` to `7005`, then
-//! `cargo run --example redlock redis://127.0.0.1:7001 ... redis://127.0.0.1:7005`.
+//! `cargo run -p redis-lock-client --example redlock redis://127.0.0.1:7001 ... redis://127.0.0.1:7005`.
 
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use redis_lock_client::{Error, Redlock};
 async fn main() -> Result<(), Error> {
     let servers: Vec<String> = std::env::args().skip(1).collect();
     let client = Redlock::connect(servers).await?;
-    let lock = client.lock("orders:42").wait(Duration::from_secs(5));
-    let Some(guard) = lock.acquire().await? else {
+    let lock = client.lock("orders:42");
+    let Some(guard) = lock.acquire_within(Duration::from_secs(5)).await? else {
         println!("orders:42 is busy");
         return Ok(());
     };

@@ -2,7 +2,8 @@
 //! the work when the lock is lost, and gives the lock back when it is told to
 //! end, so that another instance takes over at once.
 //!
-//! Start a server with `make run`, then `cargo run --example service` twice.
+//! Start a server with `make run`, then
+//! `cargo run -p redis-lock-client --example service [URL]` twice.
 
 use std::time::Duration;
 
@@ -29,10 +30,7 @@ async fn lead(client: &LockClient) -> Result<(), Error> {
     let leadership = client.lock("service:leader").max_renewals(1000);
     loop {
         println!("standing by");
-        // Without a wait, None does not happen.
-        let Some(guard) = leadership.acquire().await? else {
-            continue;
-        };
+        let guard = leadership.acquire().await?;
         println!("leading with token {}", guard.token());
         tokio::select! {
             () = work(&guard) => guard.release().await?,

@@ -1,7 +1,7 @@
 //! A worker of which one works and the others wait. However the one ends, even
 //! by `kill -9`, the next goes on at once.
 //!
-//! Start a server with `make run`, then `cargo run --example session` twice, and
+//! Start a server with `make run`, then `cargo run -p redis-lock-client --example session` twice, and
 //! kill the one that has the lock.
 
 use std::time::Duration;
@@ -14,10 +14,8 @@ async fn main() -> Result<(), Error> {
     let server = std::env::args().nth(1);
     let server = server.unwrap_or_else(|| "redis://127.0.0.1".into());
     let client = LockClient::connect(server).await?;
-    // Without a wait, None does not happen.
-    let Some(guard) = client.lock("worker").session().acquire().await? else {
-        return Ok(());
-    };
+    let session = client.session().await?;
+    let guard = session.lock("worker").acquire().await?;
     println!("working with token {}", guard.token());
     tokio::select! {
         () = work() => guard.release().await,

@@ -1,49 +1,51 @@
-//! What a client has: servers, local queues, tasks.
+//! Clients, and how they connect.
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use redis::cluster::ClusterClientBuilder;
-use redis::io::tcp::{TcpSettings, socket2::TcpKeepalive};
-use redis::sentinel::SentinelClientBuilder;
-use redis::{IntoConnectionInfo, ProtocolVersion};
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinSet;
 
-use crate::background::Background;
+use crate::binding::Binding;
+use crate::commands;
 use crate::error::Error;
-use crate::guard::OwnerState;
-use crate::keyed::KeyedMutex;
-use crate::link::Target;
+use crate::inspect::{ContendedLock, Counters};
 use crate::lock::Lock;
-use crate::node::{Node, Patience};
+use crate::node::{Identities, Node, Timeouts};
 use crate::renewal::Renewals;
+use crate::server::Server;
+#[cfg(any(feature = "tls-rustls", feature = "tls-native-tls"))]
+use crate::server::Tls;
+use crate::session::Session;
+use crate::shared::{Servers, Shared};
+use crate::target::{Certificates, Target};
+use crate::tasks::Tasks;
 use crate::votes::Votes;
+use crate::waiting::Waits;
 
 const DEFAULT_LEASE: Duration = Duration::from_secs(30);
 const CONNECT: Duration = Duration::from_secs(2);
 const RESPONSE: Duration = Duration::from_secs(1);
 /// Each server of a Redlock is asked for so long.
 const REDLOCK_RESPONSE: Duration = Duration::from_millis(50);
-const MAX_WAITS: usize = 1024;
-
-/// With it the redis crate tells at once when a connection closes.
-const PROTOCOL: ProtocolVersion = ProtocolVersion::RESP3;
-
-/// A connection that is silent for so long is probed, and closed if nobody is
-/// there. It is how a wait hears that the server's machine is gone.
-const KEEPALIVE: Duration = Duration::from_secs(15);
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
-const KEEPALIVE_PROBES: u32 = 3;
+const TIMEOUT_MIN: Duration = Duration::from_millis(1);
+const TIMEOUT_MAX: Duration = Duration::from_secs(3600);
+const WAITS_MAX: usize = 128;
+/// The greatest count that every server takes.
+const COUNT_MAX: u64 = 1 << 32;
+const SESSIONS_MAX: usize = 64;
 
 /// Locks on one Redis or Valkey server, on a primary behind sentinels, or in a
 /// cluster.
 ///
-/// It is cheap to clone: all clones share their connections and tasks.
+/// It is cheap to clone: all clones share their connections and tasks. The
+/// tasks, which renew and release, run in the runtime in which the client was
+/// connected, so that has to live as long as the client.
 #[derive(Clone)]
 pub struct LockClient {
-    pub(crate) inner: Arc<Inner>,
+    pub(crate) shared: Arc<Shared>,
 }
 
 /// Locks on the majority of several independent servers.
@@ -51,215 +53,228 @@ pub struct LockClient {
 /// See [what it promises and what it does not](crate#redlock).
 #[derive(Clone)]
 pub struct Redlock {
-    pub(crate) inner: Arc<Inner>,
+    pub(crate) shared: Arc<Shared>,
 }
 
-/// How a client is to behave, before it connects.
+/// How a client is to behave.
 #[derive(Clone, Debug, Default)]
 pub struct ClientBuilder {
     default_lease: Option<Duration>,
     connect_timeout: Option<Duration>,
     response_timeout: Option<Duration>,
     max_waiting_connections: Option<usize>,
+    max_sessions: Option<usize>,
+    key_prefix: Vec<u8>,
+    certificates: Certificates,
 }
 
 impl ClientBuilder {
-    /// The lease of locks that are given none, which are renewed every third
-    /// of it. 30 seconds if not set.
+    /// The lease of locks that are given none, 1 millisecond to ten years. 30
+    /// seconds if not set.
     #[must_use]
     pub fn default_lease(mut self, lease: Duration) -> Self {
         self.default_lease = Some(lease);
         self
     }
 
-    /// How long it may take to open a connection. 2 seconds if not set.
+    /// How long it may take to open a connection, 1 millisecond to one hour. 2
+    /// seconds if not set.
     #[must_use]
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
-        self.connect_timeout = Some(timeout);
+        self.connect_timeout = Some(timeout.clamp(TIMEOUT_MIN, TIMEOUT_MAX));
         self
     }
 
-    /// How long a server may take to answer a command that does not wait. 1
-    /// second if not set, 50 milliseconds for each server of a [`Redlock`].
+    /// How long a server may take to answer a command that does not wait, 1
+    /// millisecond to one hour. 1 second if not set, 50 milliseconds for each
+    /// server of a [`Redlock`].
     #[must_use]
     pub fn response_timeout(mut self, timeout: Duration) -> Self {
-        self.response_timeout = Some(timeout);
+        self.response_timeout = Some(timeout.clamp(TIMEOUT_MIN, TIMEOUT_MAX));
         self
     }
 
-    /// For how many locks, or as how many owners with a name, this client may
-    /// wait at the same time, with a connection for each. Further waits queue
-    /// locally, where the server can't find a deadlock. Sessions keep the
-    /// connection that waited, and it counts no more. 1024 if not set.
+    /// How many connections may wait at the same time: one for each lock that is
+    /// waited for, and one for each wait of an owner with a name. 128 if not set.
+    ///
+    /// A wait beyond that is in no queue and lets nobody find a deadlock: it
+    /// asks for the lock now and then, until it gets it or a connection comes
+    /// free.
     #[must_use]
     pub fn max_waiting_connections(mut self, connections: usize) -> Self {
         self.max_waiting_connections = Some(connections.max(1));
         self
     }
 
+    /// How many [sessions](LockClient::session) this client may have at the same
+    /// time, with a connection for each. 64 if not set.
+    #[must_use]
+    pub fn max_sessions(mut self, sessions: usize) -> Self {
+        self.max_sessions = Some(sessions);
+        self
+    }
+
+    /// What the keys of all locks begin with on the server.
+    #[must_use]
+    pub fn key_prefix(mut self, prefix: impl AsRef<[u8]>) -> Self {
+        self.key_prefix = prefix.as_ref().to_vec();
+        self
+    }
+
+    /// The certificates for TLS, where those of the system don't do. With the
+    /// feature `tls-native-tls` alone it is for single servers; sentinels and
+    /// clusters need `tls-rustls`.
+    #[cfg(any(feature = "tls-rustls", feature = "tls-native-tls"))]
+    #[cfg_attr(
+        docsrs,
+        doc(cfg(any(feature = "tls-rustls", feature = "tls-native-tls")))
+    )]
+    #[must_use]
+    pub fn tls(mut self, tls: Tls) -> Self {
+        self.certificates = Some(tls);
+        self
+    }
+
     /// As [`LockClient::connect`].
     ///
     /// # Errors
-    /// If the address is none, or the server does not answer.
-    pub async fn connect(self, server: impl IntoConnectionInfo) -> Result<LockClient, Error> {
-        let node = self.node(server_at(server)?, RESPONSE);
-        self.client(node).await
+    /// As [`LockClient::connect`].
+    pub async fn connect(self, url: impl AsRef<str>) -> Result<LockClient, Error> {
+        self.connect_to(Server::parse(url.as_ref())?).await
     }
 
-    /// As [`LockClient::connect_sentinel`].
+    /// As [`LockClient::connect`], to an address that was read before.
     ///
     /// # Errors
-    /// If no sentinel or no primary answers.
-    pub async fn connect_sentinel(
-        self,
-        sentinels: SentinelClientBuilder,
-    ) -> Result<LockClient, Error> {
-        let sentinels = sentinels
-            .set_client_to_redis_protocol(PROTOCOL)
-            .set_client_to_redis_tcp_settings(tcp_settings());
-        let target = Target::Sentinel(Box::new(sentinels.build()?.into()));
-        let node = self.node(target, RESPONSE);
-        self.client(node).await
+    /// As [`LockClient::connect`].
+    pub async fn connect_to(self, server: Server) -> Result<LockClient, Error> {
+        let client = self.connect_lazy_to(server)?;
+        client.shared.node()?.connection().await?;
+        Ok(client)
     }
 
-    /// As [`LockClient::connect_cluster`].
+    /// As [`LockClient::connect`], but the connection is opened when it is
+    /// needed: a wait for a lock waits for the server as well.
     ///
     /// # Errors
-    /// If the settings are contradictory, or no node answers.
-    pub async fn connect_cluster(self, cluster: ClusterClientBuilder) -> Result<LockClient, Error> {
-        // A wait may be long, and whoever sends a command has a time-out for it.
-        // Its own retries are few and soon, because the locks have theirs.
-        let client = cluster
-            .response_timeout(Duration::from_secs(u64::from(u32::MAX)))
-            .overall_response_timeout(None)
-            .connection_timeout(self.connect_timeout.unwrap_or(CONNECT))
-            .use_protocol(PROTOCOL)
-            .tcp_settings(tcp_settings())
-            .retries(3)
-            .min_retry_wait(10)
-            .max_retry_wait(100)
-            .build()?;
-        let node = self.node(Target::Cluster(Box::new(client)), RESPONSE);
-        self.client(node).await
+    /// [`Error::Address`] if the address is invalid.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime.
+    pub fn connect_lazy(self, url: impl AsRef<str>) -> Result<LockClient, Error> {
+        self.connect_lazy_to(Server::parse(url.as_ref())?)
+    }
+
+    /// As [`ClientBuilder::connect_lazy`], to an address that was read before.
+    ///
+    /// # Errors
+    /// [`Error::Address`] if this build can't connect to it.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime.
+    pub fn connect_lazy_to(self, server: Server) -> Result<LockClient, Error> {
+        let (runtime, disconnected) = (Handle::current(), Arc::new(Notify::new()));
+        let node = self.node(server, RESPONSE, &runtime, &disconnected)?;
+        let node = Arc::new(node);
+        let waits_max = self.max_waiting_connections.unwrap_or(WAITS_MAX);
+        let sessions_max = self.max_sessions.unwrap_or(SESSIONS_MAX);
+        let servers = Servers::One {
+            waits: Arc::new(Waits::new(Arc::clone(&node), waits_max)),
+            node,
+            sessions: Arc::new(Semaphore::new(sessions_max.min(Semaphore::MAX_PERMITS))),
+        };
+        let shared = self.shared(servers, runtime, disconnected);
+        Ok(LockClient { shared })
     }
 
     /// As [`Redlock::connect`].
     ///
     /// # Errors
-    /// If an address is none, or a majority of the servers does not answer.
-    pub async fn connect_redlock<T: IntoConnectionInfo>(
+    /// As [`Redlock::connect`].
+    pub async fn connect_redlock<U: AsRef<str>>(
         self,
-        servers: impl IntoIterator<Item = T>,
+        urls: impl IntoIterator<Item = U>,
     ) -> Result<Redlock, Error> {
+        let (runtime, disconnected) = (Handle::current(), Arc::new(Notify::new()));
+        let identities = Identities::default();
         let mut nodes = Vec::new();
-        for server in servers {
-            nodes.push(self.node(server_at(server)?, REDLOCK_RESPONSE));
+        for (nth, url) in urls.into_iter().enumerate() {
+            let server = Server::parse(url.as_ref())?;
+            let node = self.node(server, REDLOCK_RESPONSE, &runtime, &disconnected)?;
+            nodes.push(Arc::new(node.one_of_many(&identities, nth)));
         }
         if nodes.is_empty() {
             return Err(Error::Invalid("a Redlock needs servers"));
         }
-        let mut links = JoinSet::new();
-        for node in &nodes {
-            let node = Arc::clone(node);
-            links.spawn(async move { node.link().await });
-        }
-        let mut votes = Votes::new(nodes.len());
-        while let Some(link) = links.join_next().await {
-            let link = link.unwrap_or_else(|_| Err(Error::timed_out()));
-            votes.count(link.map(|_| true));
-            if let Some(decided) = votes.decided() {
-                decided?;
-                break;
-            }
-        }
-        links.detach_all();
-        let inner = self.inner(nodes, true);
-        Ok(Redlock { inner })
+        connect_majority(&nodes, &runtime).await?;
+        let shared = self.shared(Servers::Many(nodes), runtime, disconnected);
+        Ok(Redlock { shared })
     }
 
-    async fn client(self, node: Arc<Node>) -> Result<LockClient, Error> {
-        node.link().await?;
-        let inner = self.inner(vec![node], false);
-        Ok(LockClient { inner })
-    }
-
-    fn node(&self, target: Target, response: Duration) -> Arc<Node> {
-        let patience = Patience {
+    fn node(
+        &self,
+        server: Server,
+        response: Duration,
+        runtime: &Handle,
+        disconnected: &Arc<Notify>,
+    ) -> Result<Node, Error> {
+        let timeouts = Timeouts {
             connect: self.connect_timeout.unwrap_or(CONNECT),
             response: self.response_timeout.unwrap_or(response),
         };
-        let max_waits = self.max_waiting_connections.unwrap_or(MAX_WAITS);
-        Arc::new(Node::new(target, patience, max_waits))
+        let target = Target::new(server, &self.certificates, timeouts.connect)?;
+        Ok(Node::new(
+            target,
+            timeouts,
+            runtime.clone(),
+            Arc::clone(disconnected),
+        ))
     }
 
-    fn inner(self, nodes: Vec<Arc<Node>>, redlock: bool) -> Arc<Inner> {
-        Arc::new(Inner {
-            nodes,
-            redlock,
-            default_lease: self.default_lease.unwrap_or(DEFAULT_LEASE),
-            name: format!("{:032x}", rand::random::<u128>()),
-            owners_made: AtomicU64::new(0),
-            queues: KeyedMutex::default(),
-            owners: KeyedMutex::default(),
-            renewals: Renewals::default(),
-            background: Background::here(),
-        })
+    fn shared(self, servers: Servers, runtime: Handle, disconnected: Arc<Notify>) -> Arc<Shared> {
+        let renewals = Renewals::start(&runtime, disconnected);
+        let default_lease = self.default_lease.unwrap_or(DEFAULT_LEASE);
+        let tasks = Tasks::new(runtime);
+        Shared::new(servers, default_lease, self.key_prefix, renewals, tasks)
     }
 }
 
-fn server_at(server: impl IntoConnectionInfo) -> Result<Target, Error> {
-    let info = server.into_connection_info()?;
-    let settings = info.redis_settings().clone().set_protocol(PROTOCOL);
-    let info = info
-        .set_redis_settings(settings)
-        .set_tcp_settings(tcp_settings());
-    Ok(Target::Server(Box::new(redis::Client::open(info)?)))
-}
-
-/// Commands are sent at once, and a connection notices when its server is gone.
-fn tcp_settings() -> TcpSettings {
-    let keepalive = TcpKeepalive::new().with_time(KEEPALIVE);
-    #[cfg(any(target_os = "linux", target_os = "macos", target_os = "windows"))]
-    let keepalive = keepalive
-        .with_interval(KEEPALIVE_INTERVAL)
-        .with_retries(KEEPALIVE_PROBES);
-    let settings = TcpSettings::default()
-        .set_nodelay(true)
-        .set_keepalive(keepalive);
-    #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
-    let settings = settings.set_user_timeout(KEEPALIVE + KEEPALIVE_INTERVAL * KEEPALIVE_PROBES);
-    settings
+/// Opens connections until a majority has answered.
+async fn connect_majority(nodes: &[Arc<Node>], runtime: &Handle) -> Result<(), Error> {
+    let mut connecting = JoinSet::new();
+    for node in nodes {
+        let node = Arc::clone(node);
+        connecting.spawn_on(async move { node.connection().await }, runtime);
+    }
+    let mut votes = Votes::new(nodes.len());
+    while let Some(connected) = connecting.join_next().await {
+        let connected = connected.unwrap_or_else(|error| Err(Error::from_task(error)));
+        if let Err(error @ Error::Invalid(_)) = connected {
+            return Err(error);
+        }
+        votes.count(connected.map(|_| true));
+        if let Some(decided) = votes.decided() {
+            decided?;
+            break;
+        }
+    }
+    connecting.detach_all();
+    Ok(())
 }
 
 impl LockClient {
-    /// Connects to one server: `redis://[user:password@]host[:port][/database]`,
-    /// `rediss://` for TLS, `unix:///path` for a socket.
+    /// Connects to what a URL names: `redis://[user:password@]host[:port][/database]`
+    /// for a server, `unix:///path` for a socket; for sentinels, clusters and TLS
+    /// see [`Server`].
     ///
     /// # Errors
-    /// If the address is none, or the server does not answer.
-    pub async fn connect(server: impl IntoConnectionInfo) -> Result<Self, Error> {
-        Self::builder().connect(server).await
-    }
-
-    /// Connects to whoever the sentinels say is the primary, now and after
-    /// each fail-over. The builder's TCP settings and protocol are replaced.
+    /// [`Error::Address`] if the address is invalid, or what keeps the server
+    /// from answering.
     ///
-    /// # Errors
-    /// If no sentinel or no primary answers.
-    pub async fn connect_sentinel(sentinels: SentinelClientBuilder) -> Result<Self, Error> {
-        Self::builder().connect_sentinel(sentinels).await
-    }
-
-    /// Connects to a cluster. Each lock is on the node that has its slot.
-    ///
-    /// The builder's TCP settings, protocol, retries and time-outs are replaced:
-    /// waits are long, and every other command has the [response
-    /// time-out](ClientBuilder::response_timeout).
-    ///
-    /// # Errors
-    /// If the settings are contradictory, or no node answers.
-    pub async fn connect_cluster(cluster: ClusterClientBuilder) -> Result<Self, Error> {
-        Self::builder().connect_cluster(cluster).await
+    /// # Panics
+    /// Outside of a tokio runtime.
+    pub async fn connect(url: impl AsRef<str>) -> Result<Self, Error> {
+        Self::builder().connect(url).await
     }
 
     /// A client with other settings than the usual ones.
@@ -269,7 +284,67 @@ impl LockClient {
 
     /// A lock, by its key. Any bytes are a key.
     pub fn lock(&self, key: impl AsRef<[u8]>) -> Lock {
-        Lock::new(Arc::clone(&self.inner), key.as_ref())
+        Lock::new(Arc::clone(&self.shared), key.as_ref())
+    }
+
+    /// Begins a session: a connection, and locks that end with it.
+    ///
+    /// # Errors
+    /// If the server does not answer, or there are as many sessions as
+    /// [`ClientBuilder::max_sessions`] allows.
+    pub async fn session(&self) -> Result<Session, Error> {
+        self.shared.check_process()?;
+        let Servers::One { node, sessions, .. } = &self.shared.servers else {
+            return Err(Error::Invalid("a session is of one server"));
+        };
+        let permit = Arc::clone(sessions).try_acquire_owned();
+        let permit = permit.map_err(|_| {
+            Error::Invalid(
+                "this client has as many sessions as max_sessions allows; one session can carry \
+                 any number of locks",
+            )
+        })?;
+        let silence_max = self.shared.default_lease;
+        let binding = Binding::open(Arc::clone(node), permit, silence_max).await?;
+        Ok(Session::new(Arc::clone(&self.shared), binding))
+    }
+
+    /// At most so many of the locks for which somebody waits, and that this user
+    /// may read, longest wait first; of a cluster, of all its primaries. With a
+    /// [key prefix](ClientBuilder::key_prefix), only those that begin with it.
+    ///
+    /// # Errors
+    /// What a server refused, or that it does not answer.
+    pub async fn list(&self, count: u64) -> Result<Vec<ContendedLock>, Error> {
+        self.shared.check_process()?;
+        let node = self.shared.node()?;
+        let mut locks = Vec::new();
+        if count == 0 {
+            return Ok(locks);
+        }
+        // The server counts before those with another prefix are left out.
+        let asked = match self.shared.key_prefix.is_empty() {
+            true => count.min(COUNT_MAX),
+            false => COUNT_MAX,
+        };
+        for reply in node.call_everywhere(&commands::list(asked)).await? {
+            locks.extend(ContendedLock::read_all(reply)?);
+        }
+        locks.retain(|lock| lock.key.starts_with(&self.shared.key_prefix));
+        locks.sort_by_key(|lock| std::cmp::Reverse(lock.waited));
+        locks.truncate(usize::try_from(count).unwrap_or(usize::MAX));
+        Ok(locks)
+    }
+
+    /// What the server has counted since it was started.
+    ///
+    /// # Errors
+    /// What a server refused, or that it does not answer.
+    pub async fn counters(&self) -> Result<Counters, Error> {
+        self.shared.check_process()?;
+        let node = self.shared.node()?;
+        let replies = node.call_everywhere(&commands::counters()).await?;
+        Ok(Counters::read(replies))
     }
 
     /// Waits until what guards gave back when they were dropped has been given
@@ -277,55 +352,33 @@ impl LockClient {
     /// ends, or such a lock stays taken for the rest of its lease; and put a
     /// time-out around it if a server may be gone.
     pub async fn flush(&self) {
-        self.inner.background.idle().await;
+        self.shared.tasks.idle().await;
     }
 }
 
 impl Redlock {
-    /// Connects to independent servers: no replicas of each other, no nodes of
-    /// one cluster. An odd number of them, five as a rule.
+    /// Connects to independent servers by their URLs: no replicas of each other,
+    /// no nodes of one cluster. An odd number of them, five as a rule.
     ///
     /// # Errors
-    /// If an address is none, or a majority of the servers does not answer.
-    pub async fn connect<T: IntoConnectionInfo>(
-        servers: impl IntoIterator<Item = T>,
-    ) -> Result<Self, Error> {
-        LockClient::builder().connect_redlock(servers).await
+    /// [`Error::Address`] if an address is invalid, [`Error::Invalid`] if two
+    /// lead to the same server, [`Error::NoMajority`] if a majority of the servers
+    /// does not answer.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime.
+    pub async fn connect<U: AsRef<str>>(urls: impl IntoIterator<Item = U>) -> Result<Self, Error> {
+        LockClient::builder().connect_redlock(urls).await
     }
 
     /// As [`LockClient::lock`].
     pub fn lock(&self, key: impl AsRef<[u8]>) -> Lock {
-        Lock::new(Arc::clone(&self.inner), key.as_ref())
+        Lock::new(Arc::clone(&self.shared), key.as_ref())
     }
 
     /// As [`LockClient::flush`].
     pub async fn flush(&self) {
-        self.inner.background.idle().await;
-    }
-}
-
-/// What all clones of a client share.
-pub(crate) struct Inner {
-    pub(crate) nodes: Vec<Arc<Node>>,
-    /// Whether a majority of the nodes decides, or there is only one.
-    pub(crate) redlock: bool,
-    pub(crate) default_lease: Duration,
-    /// Unique to this client.
-    name: String,
-    owners_made: AtomicU64,
-    /// Who of this client waits for which lock.
-    pub(crate) queues: KeyedMutex<Vec<u8>, ()>,
-    /// The holds of owners with a name of their own, by lock and owner.
-    pub(crate) owners: KeyedMutex<(Vec<u8>, Vec<u8>), OwnerState>,
-    pub(crate) renewals: Renewals,
-    pub(crate) background: Background,
-}
-
-impl Inner {
-    /// An owner that nobody else is.
-    pub(crate) fn new_owner(&self) -> Vec<u8> {
-        let serial = self.owners_made.fetch_add(1, Ordering::Relaxed);
-        format!("{}:{serial}", self.name).into_bytes()
+        self.shared.tasks.idle().await;
     }
 }
 

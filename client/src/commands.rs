@@ -3,7 +3,7 @@
 use redis::{Cmd, Value};
 
 use crate::error::Error;
-use crate::mode::Mode;
+use crate::request::Mode;
 
 /// The `BLOCK` of a wait without end.
 pub(crate) const BLOCK_WITHOUT_END: u64 = 0;
@@ -27,13 +27,13 @@ pub(crate) fn acquire(key: &[u8], owner: &[u8], lease_ms: u64, mode: Mode) -> Cm
     cmd
 }
 
-/// Has an acquire wait so long.
+/// Adds `BLOCK`.
 pub(crate) fn block(acquire: &mut Cmd, block_ms: u64) {
     acquire.arg("BLOCK").arg(block_ms);
 }
 
-/// Has an acquire tie its hold to the connection on which it is sent.
-pub(crate) fn tie(acquire: &mut Cmd) {
+/// Adds `SESSION`, which binds the hold to the connection of the command.
+pub(crate) fn bind(acquire: &mut Cmd) {
     acquire.arg("SESSION");
 }
 
@@ -45,12 +45,48 @@ pub(crate) fn renew(key: &[u8], owner: &[u8], lease_ms: u64, token: Option<u64>)
     cmd
 }
 
-/// `LOCK.RELEASE` of whatever the owner has, or has with this token.
+/// `LOCK.RELEASE` of all that the owner has, or has with this token.
 pub(crate) fn release(key: &[u8], owner: &[u8], token: Option<u64>) -> Cmd {
     let mut cmd = redis::cmd("LOCK.RELEASE");
     cmd.arg(key).arg(owner);
     fence(&mut cmd, token);
     cmd.arg("ALL");
+    cmd
+}
+
+/// `LOCK.BREAK`, if this is the newest token, or whatever that is.
+pub(crate) fn break_lock(key: &[u8], token: Option<u64>) -> Cmd {
+    let mut cmd = redis::cmd("LOCK.BREAK");
+    cmd.arg(key);
+    fence(&mut cmd, token);
+    cmd
+}
+
+/// `LOCK.INFO`.
+pub(crate) fn info(key: &[u8]) -> Cmd {
+    let mut cmd = redis::cmd("LOCK.INFO");
+    cmd.arg(key);
+    cmd
+}
+
+/// `LOCK.LIST`.
+pub(crate) fn list(count: u64) -> Cmd {
+    let mut cmd = redis::cmd("LOCK.LIST");
+    cmd.arg("COUNT").arg(count);
+    cmd
+}
+
+/// `INFO lock`.
+pub(crate) fn counters() -> Cmd {
+    let mut cmd = redis::cmd("INFO");
+    cmd.arg("lock");
+    cmd
+}
+
+/// `INFO server`.
+pub(crate) fn server_info() -> Cmd {
+    let mut cmd = redis::cmd("INFO");
+    cmd.arg("server");
     cmd
 }
 
@@ -71,14 +107,12 @@ fn fence(cmd: &mut Cmd, token: Option<u64>) {
 pub(crate) fn token(reply: &Value) -> Result<Option<u64>, Error> {
     match reply {
         Value::Nil => Ok(None),
-        Value::Int(token) => u64::try_from(*token)
-            .map(Some)
-            .map_err(|_| Error::unexpected(reply)),
+        Value::Int(token @ 1..) => Ok(Some(token.unsigned_abs())),
         other => Err(Error::unexpected(other)),
     }
 }
 
-/// Whether a renewal or a release found the hold.
+/// Whether a renewal, a release or a break found a hold.
 pub(crate) fn found(reply: &Value) -> Result<bool, Error> {
     match reply {
         Value::Int(1) => Ok(true),
@@ -93,4 +127,9 @@ pub(crate) fn count(reply: &Value) -> Result<usize, Error> {
         Value::Int(count) => usize::try_from(*count).map_err(|_| Error::unexpected(reply)),
         other => Err(Error::unexpected(other)),
     }
+}
+
+/// A reply that is text.
+pub(crate) fn text(reply: Value) -> Option<String> {
+    redis::from_redis_value(reply).ok()
 }

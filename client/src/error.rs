@@ -1,12 +1,17 @@
 //! What can go wrong, and whether trying again can help.
 
-use redis::{ErrorKind, RedisError, RetryMethod};
+use redis::{ErrorKind, RedisError};
+use tokio::task::JoinError;
 
-use crate::hold::Lost;
+use crate::validity::Lost;
 
 /// What can go wrong.
 ///
-/// That another owner has the lock is no error: an acquire then answers `None`.
+/// That another owner has the lock is no error: [`try_acquire`] and
+/// [`acquire_within`] return `None` then.
+///
+/// [`try_acquire`]: crate::Lock::try_acquire
+/// [`acquire_within`]: crate::Lock::acquire_within
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -22,7 +27,15 @@ pub enum Error {
     /// The server does not know the lock commands.
     #[error("the server has no lock module: load libredislock.so")]
     NoModule,
-    /// To wait would close a cycle of owners that wait for each other, so it
+    /// The server at this address does not take locks itself: it is a replica,
+    /// or a node of a cluster. The message says how to connect instead.
+    #[error("{message}")]
+    #[non_exhaustive]
+    WrongServer {
+        /// What to do.
+        message: String,
+    },
+    /// Waiting would close a cycle of owners that wait for each other, so it
     /// would never end. Release what this owner holds, so that the others can go
     /// on, and begin anew.
     #[error("DEADLOCK {cycle}")]
@@ -41,8 +54,20 @@ pub enum Error {
         message: String,
     },
     /// No answer: the connection failed, or the time for an answer ran out.
-    #[error("no answer from the server: {0}")]
-    Unavailable(#[source] RedisError),
+    #[error("no answer from the server: {message}")]
+    #[non_exhaustive]
+    Unavailable {
+        /// What happened to the connection.
+        message: String,
+        /// Whether the connection was closed, rather than silent.
+        closed: bool,
+        /// Whether the same can be expected the next time, as with a
+        /// certificate that is not trusted.
+        permanent: bool,
+    },
+    /// The address is invalid, or this build can't connect to it.
+    #[error("{0}")]
+    Address(String),
     /// The hold is over, so what it protected may have been another's for a while.
     #[error("the hold is lost: {0}")]
     Lost(Lost),
@@ -66,13 +91,24 @@ pub enum Error {
         /// What the last of them said.
         last: Box<Error>,
     },
-    /// The request can't be made: a lease of no length, an empty owner.
+    /// The request is impossible: a lease of no length, an empty owner.
     #[error("{0}")]
     Invalid(&'static str),
+    /// The server's reply is not that of a lock command.
+    #[error("not the reply of a lock command: {0}")]
+    Reply(String),
+    /// The runtime in which the client was connected has ended. Its tasks do
+    /// the work, so connect in a runtime that lives as long as the client.
+    #[error("the runtime in which the client was connected has ended")]
+    Stopped,
+    /// This process was forked after the client was connected. The connections
+    /// belong to the parent: connect anew after the fork.
+    #[error("the client was connected before a fork: connect anew in this process")]
+    Forked,
 }
 
 impl Error {
-    /// Whether it may succeed if it is tried again: the same call, or after
+    /// Returns whether it may succeed if it is tried again: the same call, or after
     /// [`Error::Deadlock`] the whole work, once the owner has released all that it
     /// holds.
     ///
@@ -88,83 +124,144 @@ impl Error {
                     | "TRYAGAIN"
                     | "CLUSTERDOWN"
                     | "LOADING"
+                    | "BUSY"
                     | "READONLY"
                     | "MASTERDOWN"
                     | "NOREPLICAS"
                     | "QUEUEFULL"
             ),
-            Self::Unavailable(error) => {
-                error.kind() != ErrorKind::AuthenticationFailed
-                    && !matches!(error.retry_method(), RetryMethod::NoRetry)
-            }
+            Self::Unavailable { permanent, .. } => !permanent,
             Self::NotReplicated { .. } | Self::Deadlock { .. } => true,
             Self::NoMajority { last, .. } => last.is_retryable(),
-            Self::NoModule | Self::Upgrade { .. } | Self::Lost(_) | Self::Invalid(_) => false,
-        }
-    }
-
-    /// The first word of the server's error, if it was the server that refused.
-    pub fn code(&self) -> Option<&str> {
-        match self {
-            Self::Server { code, .. } => Some(code),
-            Self::NoModule => Some("ERR"),
-            Self::Deadlock { .. } => Some("DEADLOCK"),
-            Self::Upgrade { .. } => Some("UPGRADE"),
-            Self::NoMajority { last, .. } => last.code(),
-            _ => None,
-        }
-    }
-
-    /// Whether an acquire goes on waiting: a fail-over may be on its way.
-    pub(crate) fn may_pass(&self) -> bool {
-        self.is_retryable() && !matches!(self, Self::NotReplicated { .. } | Self::Deadlock { .. })
-    }
-
-    /// Whether the command may have been carried out all the same.
-    pub(crate) fn leaves_doubt(&self) -> bool {
-        matches!(self, Self::Unavailable(_))
-    }
-
-    /// Whether a new connection may lead to a server that does better.
-    pub(crate) fn calls_for_new_connection(&self) -> bool {
-        match self {
-            Self::Unavailable(_) => true,
-            Self::Server { code, .. } => {
-                matches!(code.as_str(), "READONLY" | "MASTERDOWN" | "UNBLOCKED")
-            }
             _ => false,
         }
     }
 
+    /// A stable word for programs: the first word of the server's error where
+    /// the server refused, else one of `NOMODULE`, `WRONGSERVER`, `UNAVAILABLE`,
+    /// `ADDRESS`, `LOST`, `NOTREPLICATED`, `NOMAJORITY`, `INVALID`, `REPLY`,
+    /// `STOPPED`, `FORKED`.
+    pub fn code(&self) -> &str {
+        match self {
+            Self::Server { code, .. } => code,
+            Self::NoModule => "NOMODULE",
+            Self::WrongServer { .. } => "WRONGSERVER",
+            Self::Deadlock { .. } => "DEADLOCK",
+            Self::Upgrade { .. } => "UPGRADE",
+            Self::Unavailable { .. } => "UNAVAILABLE",
+            Self::Address(_) => "ADDRESS",
+            Self::Lost(_) => "LOST",
+            Self::NotReplicated { .. } => "NOTREPLICATED",
+            Self::NoMajority { .. } => "NOMAJORITY",
+            Self::Invalid(_) => "INVALID",
+            Self::Reply(_) => "REPLY",
+            Self::Stopped => "STOPPED",
+            Self::Forked => "FORKED",
+        }
+    }
+
+    /// Returns whether an acquire goes on waiting: a fail-over may be on its way.
+    pub(crate) fn may_pass(&self) -> bool {
+        self.is_retryable() && !matches!(self, Self::NotReplicated { .. } | Self::Deadlock { .. })
+    }
+
+    /// Returns whether the command may have been carried out all the same.
+    pub(crate) fn leaves_doubt(&self) -> bool {
+        match self {
+            // The module gives the grant back, or a fail-over kept it.
+            Self::Server { code, .. } => code == "NOREPLICAS",
+            Self::Unavailable { .. } | Self::Reply(_) | Self::Stopped | Self::Lost(_) => true,
+            _ => false,
+        }
+    }
+
+    /// Returns whether a new connection may lead to a server that does better.
+    pub(crate) fn calls_for_new_connection(&self) -> bool {
+        match self {
+            Self::Server { code, .. } => {
+                matches!(code.as_str(), "READONLY" | "MASTERDOWN" | "UNBLOCKED")
+            }
+            Self::Unavailable { .. } | Self::Reply(_) | Self::WrongServer { .. } => true,
+            _ => false,
+        }
+    }
+
+    /// Returns whether the connection was closed.
+    pub(crate) fn is_closed(&self) -> bool {
+        matches!(self, Self::Unavailable { closed: true, .. })
+    }
+
     pub(crate) fn timed_out() -> Self {
-        Self::Unavailable(std::io::Error::from(std::io::ErrorKind::TimedOut).into())
+        Self::unavailable("no answer in time")
+    }
+
+    pub(crate) fn unavailable(why: &str) -> Self {
+        Self::Unavailable {
+            message: why.into(),
+            closed: false,
+            permanent: false,
+        }
+    }
+
+    /// Names the server that could not be reached.
+    pub(crate) fn at(mut self, address: &str) -> Self {
+        if let Self::Unavailable { message, .. } = &mut self {
+            *message = format!("{address}: {message}");
+        }
+        self
     }
 
     pub(crate) fn unexpected(reply: &redis::Value) -> Self {
-        Self::Unavailable(RedisError::from((
-            ErrorKind::UnexpectedReturnType,
-            "this is no reply of a lock command",
-            format!("{reply:?}"),
-        )))
+        Self::Reply(format!("{reply:?}"))
     }
-}
 
-impl From<RedisError> for Error {
-    fn from(error: RedisError) -> Self {
-        let Some(code) = error.code() else {
-            return Self::Unavailable(error);
-        };
-        let message = error.detail().unwrap_or_default().to_string();
-        match code {
-            "ERR" if message.starts_with("unknown command") => Self::NoModule,
-            "DEADLOCK" => Self::Deadlock { cycle: message },
-            "UPGRADE" => Self::Upgrade { message },
-            _ => Self::Server {
-                code: code.to_string(),
-                message,
+    /// What the redis crate told.
+    pub(crate) fn from_redis(error: RedisError) -> Self {
+        let message = || error.detail().unwrap_or_default().to_string();
+        if let Some(code) = error.code() {
+            return match code {
+                "ERR" if message().starts_with("unknown command") => Self::NoModule,
+                "DEADLOCK" => Self::Deadlock { cycle: message() },
+                "UPGRADE" => Self::Upgrade { message: message() },
+                _ => Self::Server {
+                    code: code.to_string(),
+                    message: message(),
+                },
+            };
+        }
+        match error.kind() {
+            ErrorKind::InvalidClientConfig => Self::Address(error.to_string()),
+            ErrorKind::AuthenticationFailed => Self::Server {
+                code: "WRONGPASS".into(),
+                message: error.to_string(),
+            },
+            ErrorKind::UnexpectedReturnType | ErrorKind::Parse => Self::Reply(error.to_string()),
+            _ => Self::Unavailable {
+                message: error.to_string(),
+                closed: error.is_connection_dropped(),
+                permanent: is_distrust(&error),
             },
         }
     }
+
+    /// A task that ended before its time. A panic goes on in whoever waited
+    /// for the task.
+    pub(crate) fn from_task(error: JoinError) -> Self {
+        match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            Err(_) => Self::Stopped,
+        }
+    }
+}
+
+/// Returns whether one end does not accept the other's certificate or ways, which does
+/// not change by trying again. A connection that ends during the handshake does.
+fn is_distrust(error: &RedisError) -> bool {
+    // What a TLS library found is told by its words alone.
+    let told = error.to_string().to_lowercase();
+    ["certificate", "handshakefailure", "handshake failure"]
+        .iter()
+        .any(|words| told.contains(words))
 }
 
 #[cfg(test)]
@@ -180,7 +277,7 @@ mod tests {
             panic!("{reply:?} is no error");
         };
         let error: ServerError = error;
-        RedisError::from(error).into()
+        Error::from_redis(RedisError::from(error))
     }
 
     #[test]
@@ -194,15 +291,15 @@ mod tests {
             "ERR",
         ] {
             let error = told(&format!("{code} some words"));
-            assert_eq!(error.code(), Some(code), "{error:?}");
+            assert_eq!(error.code(), code, "{error:?}");
             assert_eq!(error.to_string(), format!("{code} some words"));
         }
-        assert_eq!(told("DEADLOCK a -> b").code(), Some("DEADLOCK"));
-        assert_eq!(told("UPGRADE held shared").code(), Some("UPGRADE"));
+        assert_eq!(told("DEADLOCK a -> b").code(), "DEADLOCK");
+        assert_eq!(told("UPGRADE held shared").code(), "UPGRADE");
     }
 
     #[test]
-    fn a_deadlock_is_for_who_began_the_work_to_try_again_and_an_upgrade_for_nobody() {
+    fn only_whoever_began_the_work_retries_a_deadlock() {
         let deadlock = told("DEADLOCK 'a' waits for 'k' held by 'b'");
         assert!(deadlock.is_retryable() && !deadlock.may_pass());
         assert!(matches!(deadlock,
@@ -224,6 +321,7 @@ mod tests {
             "UNBLOCKED x",
             "MOVED 1 a:1",
             "LOADING x",
+            "BUSY x",
             "READONLY x",
             "QUEUEFULL x",
         ] {
@@ -240,5 +338,22 @@ mod tests {
         }
         assert!(Error::timed_out().is_retryable());
         assert!(!Error::Lost(Lost::Expired).is_retryable());
+    }
+
+    #[test]
+    fn only_what_may_have_been_carried_out_leaves_doubt() {
+        assert!(Error::timed_out().leaves_doubt());
+        assert!(told("NOREPLICAS x").leaves_doubt());
+        for line in ["NOPERM x", "BUSY x", "DEADLOCK x", "OOM x"] {
+            assert!(!told(line).leaves_doubt(), "{line}");
+        }
+    }
+
+    #[tokio::test]
+    #[should_panic(expected = "the panic of the task")]
+    async fn a_panic_is_not_turned_into_an_error() {
+        let ended = tokio::spawn(async { panic!("the panic of the task") }).await;
+        let error: Result<(), Error> = ended.map_err(Error::from_task);
+        drop(error);
     }
 }

@@ -1,25 +1,24 @@
-//! What one has who has a lock.
+//! The guard of a held lock.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use crate::client::Inner;
 use crate::error::Error;
-use crate::hold::{Hold, Lost};
-use crate::keyed::Content;
+use crate::hold::Hold;
+use crate::owner::SharedHold;
+use crate::validity::Lost;
 
-/// A hold on a lock.
+/// The guard of a held lock.
 ///
-/// It can end before the guard does: when its lease runs out and no renewal
-/// reached the server, when somebody took it away, or when the connection of its
-/// session was closed. [`LockGuard::lost`] tells that in time,
+/// The hold can end before the guard does: when its lease runs out and no
+/// renewal reached the server, when somebody took it away, or when the
+/// connection of its session was closed. [`LockGuard::lost`] tells that in time,
 /// [`LockGuard::valid_for`] tells how long it can be relied upon at least. A
 /// resource that checks [`LockGuard::token`] is safe in any case.
 ///
-/// **Drop** releases the hold in the background, best effort: nobody hears
-/// whether that succeeded, and where the runtime ends first the lock stays
+/// **Drop** releases the hold in the background, best effort: only a warning
+/// tells whether that failed, and where the runtime ends first the lock stays
 /// taken for the rest of its lease ([`LockClient::flush`] waits for it). Use
 /// [`LockGuard::release`] where it matters, and [`LockGuard::forget`] to keep
 /// the lock taken. [`std::mem::forget`] would keep it taken and renewed for as
@@ -28,12 +27,21 @@ use crate::keyed::Content;
 /// [`LockClient::flush`]: crate::LockClient::flush
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct LockGuard {
-    holding: Arc<Holding>,
+    shared: Arc<SharedHold>,
+    has_left: bool,
 }
 
 impl LockGuard {
-    pub(crate) fn new(holding: Arc<Holding>) -> Self {
-        Self { holding }
+    /// The guard of a hold that counts it already.
+    pub(crate) fn new(shared: Arc<SharedHold>) -> Self {
+        Self {
+            shared,
+            has_left: false,
+        }
+    }
+
+    fn hold(&self) -> &Arc<Hold> {
+        &self.shared.hold
     }
 
     /// The fencing token: hand it to what you write to, and let that refuse a
@@ -43,29 +51,33 @@ impl LockGuard {
     /// Of a [`Redlock`](crate::Redlock) it is the greatest of the majority's
     /// tokens, and **not** ordered.
     pub fn token(&self) -> u64 {
-        self.holding.hold.token
+        self.hold().token
     }
 
-    /// The lock's key.
+    /// The lock's key, as the server has it.
     pub fn key(&self) -> &[u8] {
-        &self.holding.hold.key
+        &self.hold().key
     }
 
-    /// Who holds it.
+    /// The owner, as the server has it. Of a [`Redlock`](crate::Redlock) it is
+    /// the owner's name, if it has one, and what tells this attempt from others.
     pub fn owner(&self) -> &[u8] {
-        &self.holding.hold.owner
+        &self.hold().owner
     }
 
     /// How long the hold can be relied upon at least, if nobody takes it away;
     /// zero once it is lost. It counts from when the last acquire or renewal
     /// that succeeded was sent, and leaves a margin of 1 % of the lease and 10
-    /// milliseconds (at most half of it) for clocks that run apart.
+    /// milliseconds (at most half of it) for clocks that run apart. On Linux and
+    /// Android, time during which the machine was suspended counts as well.
     ///
-    /// Of a [session](crate::Lock::session) it is zero from the moment at which
-    /// the connection is found closed. Where the server closed it, the hold ended
-    /// there as much sooner as it took to hear of it.
+    /// Of a [session](crate::Session) it is zero from the moment at which the
+    /// connection is found closed. Where the server closed it, the hold ended
+    /// there earlier, by the time that it took this machine to notice.
+    ///
+    /// In a process that was forked from the one that has the hold it is zero.
     pub fn valid_for(&self) -> Duration {
-        self.holding.hold.valid_for().unwrap_or_default()
+        valid_for(self.hold())
     }
 
     /// Completes the moment the hold can no longer be relied upon. Stop the
@@ -82,10 +94,21 @@ impl LockGuard {
     /// # }
     /// ```
     ///
-    /// The future does not borrow the guard, so a task of its own can wait for
-    /// it. It completes with [`Lost::Released`] when the hold was given back.
+    /// [`Lock::run`](crate::Lock::run) does that by itself. The future does not
+    /// borrow the guard, so a task of its own can wait for it. It completes with
+    /// [`Lost::Released`] when the hold was given back.
     pub fn lost(&self) -> impl Future<Output = Lost> + Send + 'static + use<> {
-        self.holding.hold.lost()
+        self.hold().lost()
+    }
+
+    /// What a task that works under the lock may know of it.
+    pub fn handle(&self) -> HoldHandle {
+        HoldHandle {
+            hold: Arc::downgrade(&self.shared.hold),
+            key: self.key().into(),
+            owner: self.owner().into(),
+            token: self.token(),
+        }
     }
 
     /// Starts the lease anew. All guards of one owner share their hold, so it
@@ -93,43 +116,46 @@ impl LockGuard {
     ///
     /// # Errors
     /// [`Error::Lost`] if the hold is over, for good. Any other error leaves
-    /// the hold as it was, and [`LockGuard::valid_for`] says for how long.
+    /// the hold as it was, and [`LockGuard::valid_for`] tells for how long.
     pub async fn renew(&self) -> Result<(), Error> {
-        self.holding.hold.renew().await
+        self.hold().renew(self.hold().lease()).await
     }
 
     /// Gives the hold back, unless other guards of the same owner share it.
     /// The lock passes to the next waiter.
     ///
     /// It is given back even if this future is dropped; and where the server
-    /// does not answer, that is tried again in the background until the lease
-    /// is over.
+    /// does not answer or refuses, that is tried again in the background until
+    /// the lease is over.
     ///
     /// # Errors
     /// [`Error::Lost`] if the hold was over before, so that somebody else may
-    /// have had the lock while it was relied upon. Any other error says that
+    /// have had the lock while it was relied upon. Any other error means that
     /// it is not known whether the lock is free yet.
-    pub async fn release(self) -> Result<(), Error> {
-        match Arc::try_unwrap(self.holding) {
-            Ok(holding) if !holding.done.load(Ordering::SeqCst) => {
-                let released = holding.release();
-                drop(holding);
-                released.await
-            }
-            // Another guard of the hold was forgotten, so it is to stay.
-            Ok(forgotten) => forgotten.hold.valid_for().map(drop).map_err(Error::Lost),
-            Err(shared) => shared.hold.valid_for().map(drop).map_err(Error::Lost),
-        }
+    pub async fn release(mut self) -> Result<(), Error> {
+        self.hold().check_process()?;
+        self.has_left = true;
+        let released = self.shared.leave();
+        drop(self);
+        released.await
     }
 
     /// Gives the guard up and leaves the lock taken until its lease is over,
     /// whatever becomes of other guards of its owner. Nobody renews it any more
-    /// once none of them is left.
+    /// once none of them is left. Returns the token.
     ///
-    /// A [session](crate::Lock::session) ends even so, with its connection.
+    /// A hold of a [session](crate::Session) ends with that all the same.
     pub fn forget(self) -> u64 {
-        self.holding.done.store(true, Ordering::SeqCst);
+        self.shared.forget();
         self.token()
+    }
+}
+
+impl Drop for LockGuard {
+    fn drop(&mut self) {
+        if !self.has_left {
+            drop(self.shared.leave());
+        }
     }
 }
 
@@ -144,80 +170,75 @@ impl fmt::Debug for LockGuard {
     }
 }
 
-/// A hold that is released when its last guard goes.
-pub(crate) struct Holding {
-    pub(crate) hold: Arc<Hold>,
-    inner: Arc<Inner>,
-    /// Whether the owner has a name of its own.
-    named: bool,
-    /// Whether there is nothing left to release.
-    done: AtomicBool,
+/// What a task that works under a lock may know of it. It can be cloned and
+/// sent anywhere, and does not keep the lock: that is the guard's.
+#[derive(Clone)]
+pub struct HoldHandle {
+    hold: Weak<Hold>,
+    key: Arc<[u8]>,
+    owner: Arc<[u8]>,
+    token: u64,
 }
 
-impl Holding {
-    pub(crate) fn new(hold: Arc<Hold>, inner: Arc<Inner>, named: bool) -> Self {
-        Self {
-            hold,
-            inner,
-            named,
-            done: AtomicBool::new(false),
-        }
+fn valid_for(hold: &Hold) -> Duration {
+    match hold.check_process() {
+        Ok(()) => hold.valid_for().unwrap_or_default(),
+        Err(_) => Duration::ZERO,
+    }
+}
+
+impl HoldHandle {
+    /// As [`LockGuard::token`].
+    pub fn token(&self) -> u64 {
+        self.token
     }
 
-    /// Gives the hold back, whether or not somebody waits for the outcome.
-    fn release(&self) -> impl Future<Output = Result<(), Error>> + Send + 'static + use<> {
-        self.done.store(true, Ordering::SeqCst);
-        let (settled, decided) = Arc::clone(&self.hold).release();
-        let inner = Arc::clone(&self.inner);
-        let id = self
-            .named
-            .then(|| (self.hold.key.clone(), self.hold.owner.clone()));
-        self.inner.background.spawn(async move {
-            settled.await;
-            if let Some(id) = id {
-                // Has the owner forgotten, unless it is busy with the lock again.
-                drop(inner.owners.try_lock(&id));
+    /// As [`LockGuard::key`].
+    pub fn key(&self) -> &[u8] {
+        &self.key
+    }
+
+    /// As [`LockGuard::owner`].
+    pub fn owner(&self) -> &[u8] {
+        &self.owner
+    }
+
+    /// As [`LockGuard::valid_for`].
+    pub fn valid_for(&self) -> Duration {
+        let hold = self.hold.upgrade();
+        hold.map(|hold| valid_for(&hold)).unwrap_or_default()
+    }
+
+    /// As [`LockGuard::lost`].
+    pub fn lost(&self) -> impl Future<Output = Lost> + Send + 'static + use<> {
+        let lost = self.hold.upgrade().map(|hold| hold.lost());
+        async {
+            match lost {
+                Some(lost) => lost.await,
+                None => Lost::Released,
             }
-        });
-        decided
-    }
-}
-
-impl Drop for Holding {
-    fn drop(&mut self) {
-        if !self.done.load(Ordering::SeqCst) {
-            drop(self.release());
         }
-        self.hold.lose(Lost::Released);
+    }
+
+    /// As [`LockGuard::renew`].
+    ///
+    /// # Errors
+    /// As [`LockGuard::renew`].
+    pub async fn renew(&self) -> Result<(), Error> {
+        match self.hold.upgrade() {
+            Some(hold) => hold.renew(hold.lease()).await,
+            None => Err(Error::Lost(Lost::Released)),
+        }
     }
 }
 
-/// What is known of an owner with a name of its own, on one lock.
-#[derive(Default)]
-pub(crate) struct OwnerState {
-    holding: Weak<Holding>,
-    last: Weak<Hold>,
-}
-
-impl OwnerState {
-    /// The hold that its guards share, if there are any.
-    pub(crate) fn shared(&self) -> Option<Arc<Holding>> {
-        self.holding.upgrade()
-    }
-
-    /// The last hold, if it may still be on a server.
-    pub(crate) fn unreleased(&self) -> Option<Arc<Hold>> {
-        self.last.upgrade()
-    }
-
-    pub(crate) fn set(&mut self, holding: &Arc<Holding>) {
-        self.holding = Arc::downgrade(holding);
-        self.last = Arc::downgrade(&holding.hold);
-    }
-}
-
-impl Content for OwnerState {
-    fn is_idle(&self) -> bool {
-        self.holding.strong_count() == 0 && self.last.strong_count() == 0
+impl fmt::Debug for HoldHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HoldHandle")
+            .field("key", &String::from_utf8_lossy(&self.key))
+            .field("owner", &String::from_utf8_lossy(&self.owner))
+            .field("token", &self.token)
+            .field("valid_for", &self.valid_for())
+            .finish()
     }
 }

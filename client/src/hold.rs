@@ -1,83 +1,67 @@
-//! A hold: who has which lock where, and until when that can be relied upon.
-//!
-//! A hold is relied upon from the *send* of the last command that granted or
-//! renewed it, by the monotonic clock, for the length of the lease less a
-//! margin for clocks that run apart. What is once lost stays lost: a renewal
-//! that is answered too late does not bring it back.
+//! A hold: how long it is valid, its renewal, its release.
 
-use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::future::join;
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use tokio::sync::{Mutex, oneshot, watch};
+use redis::{Cmd, Value};
+use tokio::runtime::Handle;
+use tokio::sync::{Mutex, watch};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{sleep, timeout};
 
-use crate::background::Debt;
+use crate::binding::Binding;
+use crate::clock::Moment;
 use crate::commands;
+use crate::connection::ConnectionName;
 use crate::error::Error;
-use crate::mode::Mode;
-use crate::node::{Node, Reply, by};
-use crate::pending::Ask;
-use crate::session::Session;
+use crate::inspect::LockInfo;
+use crate::mutex::locked;
+use crate::node::{Ask, Reply};
+use crate::process::Process;
+use crate::release::{FirstOutcome, PendingRelease, settle_all};
+use crate::request::Mode;
+use crate::tasks::Tasks;
+use crate::validity::{Lost, Validity, whole_ms};
 use crate::votes::Votes;
 
-/// Why a hold can no longer be relied upon.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Lost {
-    /// No renewal succeeded in time. The lock may be another's by now.
-    Expired,
-    /// The server says that the hold is over, or that another owner has the lock.
-    Refused,
-    /// The connection of a [session](crate::Lock::session) was closed, and the
-    /// hold with it.
-    Disconnected,
-    /// The guards of this hold were released, dropped or forgotten.
-    Released,
-}
+/// An answer to one of several servers' acquires: which server, and its token.
+pub(crate) type Vote = (usize, Result<Option<u64>, Error>);
 
-impl fmt::Display for Lost {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Expired => "its lease ran out",
-            Self::Refused => "the server says that it is over",
-            Self::Disconnected => "the connection of its session was closed",
-            Self::Released => "it was released",
-        })
-    }
-}
-
-/// How much shorter a lease counts here than on the server: one percent for
-/// clocks that run apart and ten milliseconds for the time it takes to notice.
-/// A lease so short that this would eat it up keeps half.
-pub(crate) fn margin(lease: Duration) -> Duration {
-    (lease / 100 + Duration::from_millis(10)).min(lease / 2)
-}
-
-/// Where a hold is, and its token there if that is known.
-pub(crate) struct Place {
-    pub(crate) node: Arc<Node>,
+/// A hold on one server, and its token there if that is known.
+pub(crate) struct ServerHold {
+    pub(crate) server: Arc<dyn Ask>,
     pub(crate) token: Option<u64>,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Standing {
-    valid_until: Instant,
-    lost: Option<Lost>,
+/// What a hold is made of.
+pub(crate) struct Grant {
+    pub(crate) key: Vec<u8>,
+    pub(crate) owner: Vec<u8>,
+    pub(crate) mode: Mode,
+    pub(crate) lease: Duration,
+    pub(crate) server_holds: Vec<ServerHold>,
+    /// When the command was sent from which the lease counts.
+    pub(crate) sent_at: Moment,
+    /// The session that it is bound to.
+    pub(crate) session: Option<Arc<Binding>>,
+    /// Connections that may still bring the hold anew, to be closed before it is
+    /// released.
+    pub(crate) unanswered: Vec<ConnectionName>,
+    /// Servers that a majority did without, and that may still grant it.
+    pub(crate) stragglers: JoinSet<Vote>,
 }
 
-impl Standing {
-    fn at(&self, now: Instant) -> Result<Duration, Lost> {
-        match self.lost {
-            Some(lost) => Err(lost),
-            None if now >= self.valid_until => Err(Lost::Expired),
-            None => Ok(self.valid_until - now),
-        }
-    }
+/// How far the release of a hold is.
+#[derive(Clone)]
+enum Release {
+    NotBegun,
+    /// A majority of the servers has answered, if there is an outcome.
+    Begun(Option<Result<(), Error>>),
+    /// Every server has answered, or the lease is over.
+    Settled(Result<(), Error>),
 }
 
 /// A hold on one server, or on the majority of several.
@@ -86,162 +70,228 @@ pub(crate) struct Hold {
     pub(crate) owner: Vec<u8>,
     /// The greatest of its tokens.
     pub(crate) token: u64,
-    /// The mode in which it was asked for.
     pub(crate) mode: Mode,
-    /// The connection with which it ends, if it does.
-    pub(crate) session: Option<Session>,
-    places: Vec<Place>,
+    pub(crate) session: Option<Arc<Binding>>,
+    server_holds: Vec<ServerHold>,
     lease_ms: AtomicU64,
-    standing: watch::Sender<Standing>,
+    validity: watch::Sender<Validity>,
+    release: watch::Sender<Release>,
+    /// When the lease ends that was last asked for, whether or not that was
+    /// answered.
+    asked_until: std::sync::Mutex<Moment>,
     /// One renewal at a time, so that the last one sent is the last one carried out.
     renewing: Mutex<()>,
-    /// Whether a task renews it.
-    pub(crate) is_renewed: AtomicBool,
-    /// Servers that a majority did without, and that may still grant it.
-    stragglers: std::sync::Mutex<JoinSet<Ask>>,
+    unanswered: std::sync::Mutex<Vec<ConnectionName>>,
+    stragglers: std::sync::Mutex<JoinSet<Vote>>,
+    /// The runtime of the client's tasks.
+    runtime: Handle,
+    process: Process,
 }
 
 impl Hold {
-    /// A hold that the server granted or renewed by a command sent at `sent_at`.
-    pub(crate) fn new(
-        (key, owner): (Vec<u8>, Vec<u8>),
-        mode: Mode,
-        session: Option<Session>,
-        places: Vec<Place>,
-        stragglers: JoinSet<Ask>,
-        lease: Duration,
-        sent_at: Instant,
-    ) -> Self {
-        let token = places.iter().filter_map(|place| place.token).max();
-        let valid_until = sent_at + (lease - margin(lease));
+    pub(crate) fn new(grant: Grant, runtime: Handle) -> Self {
+        let tokens = grant.server_holds.iter().filter_map(|held| held.token);
         Self {
-            key,
-            owner,
-            token: token.unwrap_or_default(),
-            mode,
-            session,
-            places,
-            lease_ms: AtomicU64::new(whole_ms(lease)),
-            standing: watch::Sender::new(Standing {
-                valid_until,
-                lost: None,
-            }),
+            token: tokens.max().unwrap_or_default(),
+            key: grant.key,
+            owner: grant.owner,
+            mode: grant.mode,
+            session: grant.session,
+            server_holds: grant.server_holds,
+            lease_ms: AtomicU64::new(whole_ms(grant.lease)),
+            validity: watch::Sender::new(Validity::new(grant.sent_at, grant.lease)),
+            release: watch::Sender::new(Release::NotBegun),
+            asked_until: (grant.sent_at + grant.lease).into(),
             renewing: Mutex::default(),
-            is_renewed: AtomicBool::new(false),
-            stragglers: stragglers.into(),
+            unanswered: grant.unanswered.into(),
+            stragglers: grant.stragglers.into(),
+            runtime,
+            process: Process::this(),
         }
+    }
+
+    /// Returns an error in a process that was forked from the one that has it.
+    pub(crate) fn check_process(&self) -> Result<(), Error> {
+        self.process.check()
     }
 
     /// How long it can be relied upon from now, if it can.
     pub(crate) fn valid_for(&self) -> Result<Duration, Lost> {
-        self.standing.borrow().at(Instant::now())
+        let left = self.validity.borrow().left(Moment::now());
+        match (left, self.session_ended()) {
+            (Ok(_), Some(why)) => Err(why),
+            (left, _) => left,
+        }
     }
 
-    /// When it ends unless renewed.
-    pub(crate) fn valid_until(&self) -> Instant {
-        self.standing.borrow().valid_until
+    fn session_ended(&self) -> Option<Lost> {
+        self.session.as_ref().and_then(|session| session.ended())
     }
 
     pub(crate) fn lease(&self) -> Duration {
         Duration::from_millis(self.lease_ms.load(Ordering::SeqCst))
     }
 
-    /// Renewals are for so long from now on, if that is longer. What one guard
-    /// asked for is never cut short by another.
-    pub(crate) fn lengthen_lease(&self, lease: Duration) {
-        self.lease_ms.fetch_max(whole_ms(lease), Ordering::SeqCst);
-    }
-
     /// Marks it as lost, if it is not yet.
     pub(crate) fn lose(&self, why: Lost) {
-        self.standing.send_if_modified(|standing| {
-            let first = standing.lost.is_none();
-            standing.lost = standing.at(Instant::now()).err().or(Some(why));
-            first
-        });
-    }
-
-    /// Counts a lease from `sent_at`, unless the hold was lost meanwhile.
-    fn extend(&self, sent_at: Instant, lease: Duration) -> Result<(), Lost> {
-        let valid_until = sent_at + (lease - margin(lease));
-        let mut outcome = Ok(());
-        self.standing.send_if_modified(|standing| {
-            match standing.at(Instant::now()) {
-                Ok(_) => standing.valid_until = standing.valid_until.max(valid_until),
-                Err(lost) => {
-                    standing.lost = Some(lost);
-                    outcome = Err(lost);
-                }
-            }
-            true
-        });
-        outcome
+        let why = self.session_ended().unwrap_or(why);
+        self.validity
+            .send_if_modified(|validity| validity.lose(why, Moment::now()));
     }
 
     /// Completes when the hold can no longer be relied upon.
     pub(crate) fn lost(&self) -> impl Future<Output = Lost> + Send + 'static + use<> {
-        let mut standing = self.standing.subscribe();
-        async move {
+        let mut validity = self.validity.subscribe();
+        let session = self.session.as_ref().map(|session| session.end_of());
+        let lost = async move {
             loop {
-                let now = *standing.borrow_and_update();
-                if let Err(lost) = now.at(Instant::now()) {
-                    return lost;
-                }
+                let left = validity.borrow_and_update().left(Moment::now());
+                let left = match left {
+                    Ok(left) => left,
+                    Err(lost) => return lost,
+                };
                 tokio::select! {
-                    () = sleep_until(now.valid_until) => {}
-                    changed = standing.changed() => if changed.is_err() {
+                    () = sleep(left) => {}
+                    changed = validity.changed() => if changed.is_err() {
                         return Lost::Released;
                     }
                 }
             }
-        }
-    }
-
-    /// Renews the lease where the hold is.
-    pub(crate) async fn renew(&self) -> Result<(), Error> {
-        let _turn = self.renewing.lock().await;
-        self.valid_for().map_err(Error::Lost)?;
-        let lease = self.lease();
-        let sent_at = Instant::now();
-        let renewed = match by(Some(self.valid_until()), self.ask_to_renew(lease)).await {
-            Some(Ok(None)) => self.extend(sent_at, lease),
-            Some(Ok(Some(lost))) => Err(lost),
-            Some(Err(error)) => return Err(error),
-            None => Err(Lost::Expired),
         };
-        renewed.map_err(|why| {
-            self.lose(why);
-            Error::Lost(why)
-        })
-    }
-
-    /// Asks the server, or all of them. Says why the hold is lost, if it is.
-    async fn ask_to_renew(&self, lease: Duration) -> Result<Option<Lost>, Error> {
-        let lease_ms = whole_ms(lease);
-        if let Some(session) = &self.session {
-            let cmd = commands::renew(&self.key, &self.owner, lease_ms, Some(self.token));
-            return session.renew(&self.key, &cmd).await;
+        async move {
+            match session {
+                None => lost.await,
+                Some(session) => tokio::select! {
+                    biased;
+                    why = lost => why,
+                    why = session => why,
+                },
+            }
         }
-        let is_held = self.ask_all_to_renew(lease_ms).await?;
-        Ok((!is_held).then_some(Lost::Refused))
     }
 
-    /// Asks all servers at once. Each goes on by itself, so that a slow one
-    /// gets its renewal too.
-    async fn ask_all_to_renew(&self, lease_ms: u64) -> Result<bool, Error> {
+    /// Has all who wait for the end look at the clock again: time may have
+    /// passed that no timer has seen.
+    pub(crate) fn look_at_the_clock(&self) {
+        self.validity.send_modify(|_| {});
+    }
+
+    /// Renews the lease where the hold is; from now on for so long, if that is
+    /// longer. What one guard asked for is never cut short by another. A task
+    /// does it, so that it gets done even if the caller is not polled any more.
+    pub(crate) async fn renew(self: &Arc<Self>, lease: Duration) -> Result<(), Error> {
+        self.check_process()?;
+        let this = Arc::clone(self);
+        let renewal = async move { this.renew_now(lease).await };
+        let renewed = self.runtime.spawn(renewal).await;
+        renewed.unwrap_or_else(|error| Err(Error::from_task(error)))
+    }
+
+    /// As [`Hold::renew`], by the calling task.
+    pub(crate) async fn renew_now(&self, lease: Duration) -> Result<(), Error> {
+        let lease = lease.max(self.lease());
+        self.in_time(async {
+            let _permit = self.renewing.lock().await;
+            let sent_at = Moment::now();
+            self.note_asked(sent_at + lease);
+            if !self.ask_to_renew(whole_ms(lease)).await? {
+                return Err(Error::Lost(Lost::Refused));
+            }
+            self.lease_ms.fetch_max(whole_ms(lease), Ordering::SeqCst);
+            self.extend(sent_at, lease).map_err(Error::Lost)
+        })
+        .await
+    }
+
+    /// Finds out whether the hold is still there, and prolongs nothing.
+    pub(crate) async fn check(&self) -> Result<(), Error> {
+        self.in_time(async {
+            match self.ask_whether_held().await? {
+                true => Ok(()),
+                false => Err(Error::Lost(Lost::Refused)),
+            }
+        })
+        .await
+    }
+
+    /// Asks as long as the hold is valid. If the answer is that it is not, it is
+    /// lost.
+    async fn in_time(&self, asked: impl Future<Output = Result<(), Error>>) -> Result<(), Error> {
+        let left = self.valid_for().map_err(Error::Lost)?;
+        let answered = timeout(left, asked).await;
+        let answered = answered.unwrap_or(Err(Error::Lost(Lost::Expired)));
+        if let Err(Error::Lost(why)) = answered {
+            self.lose(why);
+        }
+        answered
+    }
+
+    fn extend(&self, sent_at: Moment, lease: Duration) -> Result<(), Lost> {
+        let mut outcome = Ok(());
+        self.validity.send_modify(|validity| {
+            outcome = validity.extend(sent_at, lease, Moment::now());
+        });
+        outcome
+    }
+
+    fn note_asked(&self, until: Moment) {
+        let mut asked = locked(&self.asked_until);
+        *asked = until.max(*asked);
+    }
+
+    /// When the lease is over on the servers, whatever was answered.
+    fn lease_ends(&self) -> Moment {
+        *locked(&self.asked_until)
+    }
+
+    /// Renews on the server, or on all of them, and returns whether it is held
+    /// there.
+    async fn ask_to_renew(&self, lease_ms: u64) -> Result<bool, Error> {
+        let renewal = |token| commands::renew(&self.key, &self.owner, lease_ms, token);
+        self.ask_all(renewal, |_, reply| commands::found(&reply))
+            .await
+    }
+
+    async fn ask_whether_held(&self) -> Result<bool, Error> {
+        let (key, owner) = (self.key.clone(), self.owner.clone());
+        let is_held = move |token: Option<u64>, reply| {
+            let info = LockInfo::read(key.clone(), reply)?;
+            let mut holders = info.holders.iter();
+            Ok(holders
+                .any(|holder| holder.owner == owner && (token.is_none() || holder.token == token)))
+        };
+        self.ask_all(|_| commands::info(&self.key), is_held).await
+    }
+
+    /// Asks where the hold is, with what its token is there.
+    async fn ask_all<R>(&self, cmd: impl Fn(Option<u64>) -> Cmd, read: R) -> Result<bool, Error>
+    where
+        R: Fn(Option<u64>, Value) -> Result<bool, Error> + Clone + Send + 'static,
+    {
+        if let Some(session) = &self.session {
+            let token = Some(self.token);
+            return read(token, session.ask_of_hold(&self.key, &cmd(token)).await?);
+        }
+        if let [held] = self.server_holds.as_slice() {
+            let reply = held.server.ask(&self.key, &cmd(held.token)).await?;
+            return read(held.token, reply.value);
+        }
+        // Each goes on by itself, so that a slow one is asked to the end, too.
         let mut replies: FuturesUnordered<_> = self
-            .places
+            .server_holds
             .iter()
-            .map(|place| {
-                let (node, key) = (Arc::clone(&place.node), self.key.clone());
-                let cmd = commands::renew(&self.key, &self.owner, lease_ms, place.token);
-                tokio::spawn(async move { commands::found(&node.call(&key, &cmd).await?.value) })
+            .map(|held| {
+                let (server, key) = (Arc::clone(&held.server), self.key.clone());
+                let (token, cmd, read) = (held.token, cmd(held.token), read.clone());
+                self.runtime.spawn(async move {
+                    let reply = server.ask(&key, &cmd).await?;
+                    read(token, reply.value)
+                })
             })
             .collect();
-        let mut votes = Votes::new(self.places.len());
+        let mut votes = Votes::new(self.server_holds.len());
         while let Some(reply) = replies.next().await {
-            // A task can only fail to end where the runtime shuts down.
-            votes.count(reply.unwrap_or_else(|_| Err(Error::timed_out())));
+            votes.count(reply.unwrap_or_else(|error| Err(Error::from_task(error))));
             if let Some(decided) = votes.decided() {
                 return decided;
             }
@@ -250,75 +300,138 @@ impl Hold {
     }
 
     /// What has to be done to release it.
-    pub(crate) fn debts(&self) -> impl Iterator<Item = Debt> {
-        let until = self.valid_until() + margin(self.lease());
-        self.places.iter().map(move |place| Debt {
-            node: Arc::clone(&place.node),
+    fn pending_releases(&self) -> Vec<PendingRelease> {
+        let lease_ends = self.lease_ends();
+        let mut unanswered = locked(&self.unanswered);
+        let server_holds = self.server_holds.iter();
+        let pending = server_holds.map(|held| PendingRelease {
+            server: Arc::clone(&held.server),
             key: self.key.clone(),
-            release: commands::release(&self.key, &self.owner, place.token),
-            session: self.session.as_ref().and_then(Session::take),
-            waiting: Vec::new(),
-            until,
-        })
+            owner: self.owner.clone(),
+            token: held.token,
+            unanswered: std::mem::take(&mut unanswered),
+            lease_ends,
+            is_one_of_many: self.server_holds.len() > 1,
+        });
+        pending.collect()
     }
 
-    /// Begins to give the hold back everywhere. The first future does that: it
-    /// ends when every server has released it or the lease is over. The second
-    /// says whether it was a hold until then, as soon as a majority has answered.
-    pub(crate) fn release(
-        self: Arc<Self>,
-    ) -> (
-        impl Future<Output = ()> + Send + 'static,
-        impl Future<Output = Result<(), Error>> + Send + 'static,
+    /// Returns whether it is being given back.
+    pub(crate) fn is_releasing(&self) -> bool {
+        matches!(*self.release.borrow(), Release::Begun(_))
+    }
+
+    /// Has a task give the hold back everywhere, once, and calls `settled` when
+    /// every server has released it or the lease is over.
+    pub(crate) fn begin_release(
+        self: &Arc<Self>,
+        tasks: &Tasks,
+        settled: impl FnOnce() + Send + 'static,
     ) {
-        let before = self.valid_for();
+        let is_first = self.release.send_if_modified(|release| {
+            let is_first = matches!(release, Release::NotBegun);
+            if is_first {
+                *release = Release::Begun(None);
+            }
+            is_first
+        });
+        if !is_first {
+            return;
+        }
+        let releasing = Releasing {
+            before: self.valid_for(),
+            hold: Arc::clone(self),
+        };
         // No renewal may come after this.
         self.lose(Lost::Released);
-        let mut votes = Votes::new(self.places.len());
-        let mut outcomes = FuturesUnordered::new();
-        let mut settling = Vec::new();
-        for debt in self.debts() {
-            let (first, outcome) = oneshot::channel();
-            outcomes.push(outcome);
-            settling.push(debt.settle(first));
-        }
-        let stragglers = self.stragglers.lock();
-        let mut stragglers =
-            std::mem::take(&mut *stragglers.unwrap_or_else(PoisonError::into_inner));
-        let settled = async move {
-            // None of them may come after the release.
-            stragglers.shutdown().await;
-            join_all(settling).await;
-            // Until then the hold is there to be found by its owner's next acquire.
-            drop(self);
-        };
-        let decided = async move {
-            while let Some(outcome) = outcomes.next().await {
-                votes.count(released(
-                    outcome.unwrap_or_else(|_| Err(Error::timed_out())),
-                ));
-                if let Some(decided) = votes.decided() {
-                    return match (before, decided?) {
-                        (Err(why), _) => Err(Error::Lost(why)),
-                        (Ok(_), false) => Err(Error::Lost(Lost::Refused)),
-                        (Ok(_), true) => Ok(()),
-                    };
-                }
+        tasks.spawn(async move {
+            releasing.carry_out().await;
+            settled();
+        });
+    }
+
+    /// Completes as soon as a majority of the servers has answered the release
+    /// that has begun. [`Error::Lost`] if it was no hold any more.
+    pub(crate) fn released(
+        &self,
+    ) -> impl Future<Output = Result<(), Error>> + Send + 'static + use<> {
+        let mut release = self.release.subscribe();
+        async move {
+            let is_decided = |release: &Release| {
+                matches!(release, Release::Begun(Some(_)) | Release::Settled(_))
+            };
+            match release.wait_for(is_decided).await.as_deref() {
+                Ok(Release::Begun(Some(outcome)) | Release::Settled(outcome)) => outcome.clone(),
+                Ok(_) | Err(_) => Err(Error::Stopped),
             }
-            votes.time_is_over().map(drop)
-        };
-        (settled, decided)
+        }
+    }
+
+    /// For warnings.
+    pub(crate) fn warn(&self, error: &Error, message: &str) {
+        let key = String::from_utf8_lossy(&self.key);
+        let owner = String::from_utf8_lossy(&self.owner);
+        let left = self.valid_for().ok();
+        tracing::warn!(%key, %owner, token = self.token, ?left, %error, "{message}");
     }
 }
 
-/// Whether a release found the hold. Where an earlier try may have ended it,
-/// not finding it is no surprise.
+/// A release that has begun.
+struct Releasing {
+    hold: Arc<Hold>,
+    /// How long it was valid when it began.
+    before: Result<Duration, Lost>,
+}
+
+impl Releasing {
+    async fn carry_out(self) {
+        let hold = &self.hold;
+        let stragglers = std::mem::take(&mut *locked(&hold.stragglers));
+        let (outcomes, settle) =
+            settle_all(hold.pending_releases(), stragglers, hold.session.clone());
+        let decide = async {
+            let outcome = self.decide(outcomes.into_iter().collect()).await;
+            hold.release.send_replace(Release::Begun(Some(outcome)));
+        };
+        join(settle, decide).await;
+    }
+
+    /// Whether it was a hold until now, as soon as a majority has answered.
+    async fn decide(&self, mut outcomes: FuturesUnordered<FirstOutcome>) -> Result<(), Error> {
+        let mut votes = Votes::new(outcomes.len());
+        let is_held = loop {
+            match outcomes.next().await {
+                Some(outcome) => votes.count(released(outcome.unwrap_or(Err(Error::Stopped)))),
+                None => break votes.time_is_over()?,
+            }
+            if let Some(decided) = votes.decided() {
+                break decided?;
+            }
+        };
+        match (self.before, is_held) {
+            (Err(why), _) => Err(Error::Lost(why)),
+            (Ok(_), false) => Err(Error::Lost(Lost::Refused)),
+            (Ok(_), true) => Ok(()),
+        }
+    }
+}
+
+impl Drop for Releasing {
+    fn drop(&mut self) {
+        self.hold.release.send_modify(|release| {
+            let outcome = match release {
+                Release::Begun(Some(outcome)) | Release::Settled(outcome) => outcome.clone(),
+                // The runtime has ended.
+                Release::NotBegun | Release::Begun(None) => Err(Error::Stopped),
+            };
+            *release = Release::Settled(outcome);
+        });
+    }
+}
+
+/// Returns whether a release found the hold. Where an earlier try may have ended
+/// it, not finding it is no surprise.
 fn released(outcome: Result<Reply, Error>) -> Result<bool, Error> {
     let reply = outcome?;
     Ok(commands::found(&reply.value)? || reply.resent)
-}
-
-/// Whole milliseconds, as the server counts.
-pub(crate) fn whole_ms(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

@@ -1,12 +1,14 @@
-//! Asynchronous mutexes by name. They are fair: who asks first comes first.
+//! Asynchronous mutexes by name. They are fair: first come, first served.
 //! A mutex is made when it is asked for and forgotten when it is idle.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
+
+use crate::mutex::locked;
 
 type Map<K, T> = Mutex<HashMap<K, Arc<AsyncMutex<T>>>>;
 
@@ -27,6 +29,14 @@ pub(crate) struct KeyedMutex<K, T> {
     map: Arc<Map<K, T>>,
 }
 
+impl<K, T> Clone for KeyedMutex<K, T> {
+    fn clone(&self) -> Self {
+        Self {
+            map: Arc::clone(&self.map),
+        }
+    }
+}
+
 impl<K, T> Default for KeyedMutex<K, T> {
     fn default() -> Self {
         Self {
@@ -36,30 +46,30 @@ impl<K, T> Default for KeyedMutex<K, T> {
 }
 
 impl<K: Clone + Eq + Hash, T: Content> KeyedMutex<K, T> {
-    fn seat(&self, key: &K) -> Seat<K, T> {
-        let mut map = self.map.lock().unwrap_or_else(PoisonError::into_inner);
-        Seat {
-            mutex: Arc::clone(map.entry(key.clone()).or_default()),
+    fn slot(&self, key: &K) -> Slot<K, T> {
+        let mut map = locked(&self.map);
+        Slot {
+            mutex: Some(Arc::clone(map.entry(key.clone()).or_default())),
             map: Arc::clone(&self.map),
             key: key.clone(),
         }
     }
 
-    /// Waits for its turn. Who stops waiting leaves the queue.
-    pub(crate) async fn lock(&self, key: &K) -> Turn<K, T> {
-        let seat = self.seat(key);
-        Turn {
-            content: Arc::clone(&seat.mutex).lock_owned().await,
-            _seat: seat,
+    /// Waits for its permit. A caller that stops waiting leaves the queue.
+    pub(crate) async fn lock(&self, key: &K) -> Permit<K, T> {
+        let slot = self.slot(key);
+        Permit {
+            content: slot.mutex().lock_owned().await,
+            _slot: slot,
         }
     }
 
-    /// Takes the turn if nobody has it or waits for it.
-    pub(crate) fn try_lock(&self, key: &K) -> Option<Turn<K, T>> {
-        let seat = self.seat(key);
-        Some(Turn {
-            content: Arc::clone(&seat.mutex).try_lock_owned().ok()?,
-            _seat: seat,
+    /// Takes the permit if nobody has it or waits for it.
+    pub(crate) fn try_lock(&self, key: &K) -> Option<Permit<K, T>> {
+        let slot = self.slot(key);
+        Some(Permit {
+            content: slot.mutex().try_lock_owned().ok()?,
+            _slot: slot,
         })
     }
 
@@ -69,31 +79,42 @@ impl<K: Clone + Eq + Hash, T: Content> KeyedMutex<K, T> {
     }
 }
 
-/// Who waits for a mutex, or has it.
-struct Seat<K: Clone + Eq + Hash, T: Content> {
-    mutex: Arc<AsyncMutex<T>>,
+/// One that waits for a mutex, or has it.
+struct Slot<K: Clone + Eq + Hash, T: Content> {
+    /// There until this is dropped.
+    mutex: Option<Arc<AsyncMutex<T>>>,
     map: Arc<Map<K, T>>,
     key: K,
 }
 
-impl<K: Clone + Eq + Hash, T: Content> Drop for Seat<K, T> {
+impl<K: Clone + Eq + Hash, T: Content> Slot<K, T> {
+    fn mutex(&self) -> Arc<AsyncMutex<T>> {
+        self.mutex.clone().unwrap_or_default()
+    }
+}
+
+impl<K: Clone + Eq + Hash, T: Content> Drop for Slot<K, T> {
     fn drop(&mut self) {
-        let mut map = self.map.lock().unwrap_or_else(PoisonError::into_inner);
-        // One is the map's and one is ours. Who comes now has to wait for the map.
-        let is_last = Arc::strong_count(&self.mutex) == 2;
-        if is_last && self.mutex.try_lock().is_ok_and(|content| content.is_idle()) {
+        // Newcomers have to wait for the map, and so have those that leave.
+        let mut map = locked(&self.map);
+        self.mutex = None;
+        let is_idle = map.get(&self.key).is_some_and(|mutex| {
+            let is_last = Arc::strong_count(mutex) == 1;
+            is_last && mutex.try_lock().is_ok_and(|content| content.is_idle())
+        });
+        if is_idle {
             map.remove(&self.key);
         }
     }
 }
 
-/// The turn of one. It ends when this is dropped.
-pub(crate) struct Turn<K: Clone + Eq + Hash, T: Content> {
+/// The right to what a mutex protects. It ends when this is dropped.
+pub(crate) struct Permit<K: Clone + Eq + Hash, T: Content> {
     content: OwnedMutexGuard<T>,
-    _seat: Seat<K, T>,
+    _slot: Slot<K, T>,
 }
 
-impl<K: Clone + Eq + Hash, T: Content> Deref for Turn<K, T> {
+impl<K: Clone + Eq + Hash, T: Content> Deref for Permit<K, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -101,7 +122,7 @@ impl<K: Clone + Eq + Hash, T: Content> Deref for Turn<K, T> {
     }
 }
 
-impl<K: Clone + Eq + Hash, T: Content> DerefMut for Turn<K, T> {
+impl<K: Clone + Eq + Hash, T: Content> DerefMut for Permit<K, T> {
     fn deref_mut(&mut self) -> &mut T {
         &mut self.content
     }
@@ -112,7 +133,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn turns_come_in_the_order_of_asking_and_who_leaves_is_skipped() {
+    async fn permits_come_in_the_order_of_asking() {
         let mutexes = KeyedMutex::<u8, ()>::default();
         let first = mutexes.lock(&1).await;
         assert!(mutexes.try_lock(&1).is_none());
@@ -128,6 +149,19 @@ mod tests {
             "a newcomer passed the queue"
         );
         drop(third.await);
+        assert_eq!(mutexes.len(), 0);
+    }
+
+    #[test]
+    fn many_that_leave_at_once_leave_nothing() {
+        let mutexes = KeyedMutex::<u32, ()>::default();
+        for key in 0..2_000 {
+            std::thread::scope(|scope| {
+                for slot in [mutexes.slot(&key), mutexes.slot(&key)] {
+                    scope.spawn(move || drop(slot));
+                }
+            });
+        }
         assert_eq!(mutexes.len(), 0);
     }
 

@@ -2,30 +2,65 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod acquire;
-mod background;
+// From the top: what people hold in their hands,
 #[cfg(feature = "blocking")]
 pub mod blocking;
 mod client;
+mod guard;
+mod lock;
+mod session;
+// how a lock is taken,
+mod attempt;
+mod majority;
+mod reentry;
+mod single;
+// what there is of a lock that is held,
+mod binding;
+mod hold;
+mod owner;
+mod release;
+mod renewal;
+mod shared;
+// the servers and the connections to them,
+mod connection;
+mod node;
+mod server;
+#[cfg(feature = "cluster")]
+mod slots;
+mod target;
+mod waiting;
+// and what knows nothing of all that.
+mod backoff;
+mod clock;
 mod commands;
 mod error;
-mod guard;
-mod hold;
+#[cfg(test)]
+mod fake_server;
+mod inspect;
 mod keyed;
-mod link;
-mod lock;
-mod majority;
-mod mode;
-mod node;
-mod pending;
-mod renewal;
-mod session;
+mod mutex;
+mod process;
+mod request;
+mod tasks;
+mod validity;
 mod votes;
+
+/// The crate that makes the connections, for an application's own
+/// [`redis::Client`].
+pub use redis;
 
 pub use client::{ClientBuilder, LockClient, Redlock};
 pub use error::Error;
-pub use guard::LockGuard;
-pub use hold::Lost;
+pub use guard::{HoldHandle, LockGuard};
+pub use inspect::{ContendedLock, Counters, Holder, LockInfo, Waiter};
 pub use lock::Lock;
-/// The crate that makes the connections, for its addresses and builders.
-pub use redis;
+pub use request::Mode;
+pub use server::Server;
+#[cfg(any(feature = "tls-rustls", feature = "tls-native-tls"))]
+#[cfg_attr(
+    docsrs,
+    doc(cfg(any(feature = "tls-rustls", feature = "tls-native-tls")))
+)]
+pub use server::Tls;
+pub use session::Session;
+pub use validity::Lost;

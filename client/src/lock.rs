@@ -1,99 +1,104 @@
-//! What is asked for.
+//! A lock, and how to take it.
 
 use std::fmt;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use tokio::time::Instant;
 use tracing::Instrument;
 
-use crate::acquire;
-use crate::client::Inner;
+use crate::attempt::Attempt;
+use crate::backoff::Backoff;
+use crate::binding::Binding;
+use crate::clock::Moment;
+use crate::commands;
 use crate::error::Error;
-use crate::guard::LockGuard;
-use crate::hold::whole_ms;
-use crate::mode::Mode;
+use crate::guard::{HoldHandle, LockGuard};
+use crate::hold::{Grant, Hold, ServerHold};
+use crate::inspect::LockInfo;
+use crate::node::by;
+use crate::owner::SharedHold;
+use crate::reentry::re_enter;
+use crate::request::{Mode, Renew, Replicas, Request, Wait};
+use crate::shared::{ATTEMPT_SUFFIX_BYTES, Servers, Shared, as_asked};
+use crate::validity::whole_ms;
+use crate::{majority, single};
 
-/// The longest lease: ten years.
-const LEASE_MS_MAX: u64 = 315_360_000_000;
-
-const OWNER_MAX_BYTES: usize = 1024;
+/// The greatest token.
+const TOKEN_MAX: u64 = (1 << 53) - 1;
 
 /// A lock, and how to take it. It can be used any number of times.
 ///
 /// ```no_run
 /// # async fn example(client: redis_lock_client::LockClient) -> Result<(), redis_lock_client::Error> {
-/// use std::time::Duration;
-///
-/// let lock = client.lock("orders:42").wait(Duration::from_secs(5));
-/// if let Some(guard) = lock.acquire().await? {
-///     println!("token {}", guard.token());
-///     guard.release().await?;
-/// }
+/// let guard = client.lock("orders:42").acquire().await?;
+/// println!("token {}", guard.token());
+/// guard.release().await?;
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Clone)]
-#[must_use = "a lock is taken by `acquire` or `try_acquire`"]
+#[must_use = "a lock is taken by `acquire`, `acquire_within`, `try_acquire` or `run`"]
 pub struct Lock {
-    pub(crate) inner: Arc<Inner>,
-    pub(crate) key: Vec<u8>,
-    pub(crate) owner: Option<Vec<u8>>,
+    client: Arc<Shared>,
+    key: Vec<u8>,
+    owner: Option<Vec<u8>>,
     lease: Option<Duration>,
-    wait: Option<Duration>,
-    pub(crate) mode: Mode,
-    pub(crate) session: bool,
+    is_renewed: bool,
     max_renewals: Option<u32>,
-    pub(crate) replicas: Option<Replicas>,
-}
-
-/// How many replicas have to have a grant, and how soon.
-#[derive(Clone, Copy)]
-pub(crate) struct Replicas {
-    pub(crate) wanted: usize,
-    pub(crate) within: Duration,
-}
-
-/// How long to wait for a lock.
-#[derive(Clone, Copy)]
-pub(crate) enum Wait {
-    /// Not at all.
-    No,
-    /// Until then, or without end.
-    Until(Option<Instant>),
+    mode: Mode,
+    replicas: Option<Replicas>,
+    session: Option<Arc<Binding>>,
 }
 
 impl Lock {
-    pub(crate) fn new(inner: Arc<Inner>, key: &[u8]) -> Self {
+    pub(crate) fn new(client: Arc<Shared>, key: &[u8]) -> Self {
+        let key = [&client.key_prefix, key].concat();
         Self {
-            inner,
-            key: key.to_vec(),
+            client,
+            key,
             owner: None,
             lease: None,
-            wait: None,
-            mode: Mode::Exclusive,
-            session: false,
+            is_renewed: true,
             max_renewals: None,
+            mode: Mode::Exclusive,
             replicas: None,
+            session: None,
         }
     }
 
-    /// Ends the hold by itself this long after the last renewal, and leaves
-    /// renewals to you ([`LockGuard::renew`]). Whole milliseconds, at least
-    /// one, at most ten years.
+    /// Has its holds bound to a session.
+    pub(crate) fn within(mut self, session: Arc<Binding>) -> Self {
+        self.session = Some(session);
+        self
+    }
+
+    /// The lease: how long the lock stays taken if this process dies. Whole
+    /// milliseconds, at least one, at most ten years. Without it, that of the
+    /// client: 30 seconds if not changed.
     ///
-    /// Without it the lease is that of the client (30 seconds if not changed),
-    /// and a task renews it every third of that for as long as a guard is there.
+    /// A task renews it every third of it for as long as a guard is there;
+    /// [`Lock::renew`] and [`Lock::max_renewals`] change that.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = Some(lease);
         self
     }
 
-    /// Waits at most so long for the lock. Zero is [`Lock::try_acquire`].
-    /// Without it, waits without end.
-    pub fn wait(mut self, wait: Duration) -> Self {
-        self.wait = Some(wait);
+    /// Whether the lease is renewed by itself. If not, the hold ends one lease
+    /// after it was granted or after the last [`LockGuard::renew`]. A hold in a
+    /// [session](crate::Session) is always renewed, and so is one that another
+    /// guard of its owner wants renewed.
+    pub fn renew(mut self, renew: bool) -> Self {
+        self.is_renewed = renew;
+        self
+    }
+
+    /// Renews at most so many times by itself, so that a task that hangs does
+    /// not keep the lock for ever. In a [session](crate::Session) it has no
+    /// effect.
+    pub fn max_renewals(mut self, renewals: u32) -> Self {
+        self.max_renewals = Some(renewals);
         self
     }
 
@@ -106,28 +111,30 @@ impl Lock {
     ///
     /// An owner's name belongs to one client. Two clients that use the same
     /// one don't exclude each other, and a client that was started anew takes
-    /// over what its predecessor held by that name.
+    /// over what its predecessor held by that name. With a
+    /// [`Redlock`](crate::Redlock) two clients do exclude each other: there only
+    /// the guards of one client share a hold, and the name is at most 960 bytes.
     pub fn owner(mut self, owner: impl AsRef<[u8]>) -> Self {
         self.owner = Some(owner.as_ref().to_vec());
         self
     }
 
     /// Holds the lock together with any number of others that share it, as
-    /// readers do; a writer asks without this. Who asks first comes first, so a
+    /// readers do; a writer asks without this. First come, first served, so a
     /// stream of readers does not keep a writer out.
     ///
-    /// Guards of one owner share its hold in the mode in which it was taken. Who
-    /// asks for a looser mode than that has the stricter one; who asks for a
-    /// stricter one gets [`Error::Upgrade`].
+    /// Guards of one owner share its hold in the mode in which it was taken. A
+    /// looser mode is granted as the stricter one that it has; for a stricter
+    /// one it gets [`Error::Upgrade`].
     pub fn shared(mut self) -> Self {
         self.mode = Mode::Shared;
         self
     }
 
     /// Holds the lock together with at most `limit` - 1 others: one of so many
-    /// permits, each with a lease and a token of its own. Where several ask with
-    /// different limits, the least of those who hold it and of who wants in
-    /// counts. Of this and [`Lock::shared`] the last one called counts.
+    /// permits (1 to 2^53 - 1), each with a lease and a token of its own. Where several ask with
+    /// different limits, the least of the holders' and of the newcomer's counts.
+    /// Of this and [`Lock::shared`] the last one called counts.
     ///
     /// A [`Redlock`](crate::Redlock) has no permits: each of its majorities would
     /// count for itself.
@@ -136,37 +143,11 @@ impl Lock {
         self
     }
 
-    /// Ends the hold when this process does: it is tied to a connection of its
-    /// own, which lives as long as its guards, and the server ends the hold the
-    /// moment that connection closes. The server keeps the lease renewed until
-    /// then; it bounds how long the lock stays taken where the server can't see
-    /// that, after its own crash or while the network swallows everything.
-    ///
-    /// [`LockGuard::lost`] completes when the connection is closed, and when it
-    /// gave no sign of life for a lease: it is asked every third of one. Together
-    /// with [`Lock::lease`] that is the length of the lease, no end.
-    /// [`Lock::max_renewals`] has no effect.
-    ///
-    /// All guards of an owner share one hold, so a session can't be had while
-    /// that owner holds the lock without one. A [`Redlock`](crate::Redlock) has no
-    /// sessions.
-    pub fn session(mut self) -> Self {
-        self.session = true;
-        self
-    }
-
-    /// Renews at most so many times by itself, so that a task that hangs does
-    /// not keep the lock for ever. It has no effect together with
-    /// [`Lock::lease`] or [`Lock::session`].
-    pub fn max_renewals(mut self, renewals: u32) -> Self {
-        self.max_renewals = Some(renewals);
-        self
-    }
-
     /// Holds the lock only once so many replicas have it, too; else releases
     /// it and fails with [`Error::NotReplicated`]. It makes it unlikely that a
-    /// fail-over forgets the lock. `timeout` is for the replicas alone; zero
-    /// counts as a millisecond. It costs a connection while the lock is taken.
+    /// fail-over forgets the lock. `timeout` is for the replicas alone, and at
+    /// most the lease; zero counts as a millisecond. It costs a connection while
+    /// the lock is taken.
     pub fn replicas(mut self, replicas: usize, timeout: Duration) -> Self {
         self.replicas = Some(Replicas {
             wanted: replicas,
@@ -175,36 +156,58 @@ impl Lock {
         self
     }
 
-    /// Takes the lock, waiting for it if another owner has it. None if the
-    /// wait was over before.
+    /// Takes the lock, waiting for it without end if another owner has it.
     ///
     /// Waits are served first come, first served, by the server among clients
-    /// and owners with a name, and by the client among its other tasks. A fail-over or a lost connection on
-    /// the way is made good within the wait; who has to connect anew queues
-    /// anew.
+    /// and owners with a name, and by the client among its other tasks. A
+    /// fail-over or a lost connection on the way is made good; a client that
+    /// reconnects goes to the back of the queue.
     ///
     /// If the future is dropped, neither a place in the queue nor a hold is
     /// left on the server: what may have been granted meanwhile is released in
-    /// the background.
+    /// the background. A future that is kept but not polled keeps its place, and
+    /// other tasks of this client stand behind it, as with any fair mutex.
     ///
     /// # Errors
-    /// What the server refused, or the last failure if no answer was to be had
-    /// within the wait; [`Error::Deadlock`] where the wait would never end;
-    /// [`Error::Lost`] where the lease was so short that it
-    /// was over when the answer came.
+    /// What the server refused; [`Error::Deadlock`] where the wait would never
+    /// end; [`Error::Lost`] where the lease was so short that it was over when
+    /// the answer came.
     pub fn acquire(
         &self,
-    ) -> impl Future<Output = Result<Option<LockGuard>, Error>> + Send + 'static + use<> {
-        let wait = match self.wait {
-            None => Wait::Until(None),
-            Some(Duration::ZERO) => Wait::No,
-            // What is too long to be a time is without end.
-            Some(wait) => Wait::Until(Instant::now().checked_add(wait)),
-        };
-        self.clone().take(wait)
+    ) -> impl Future<Output = Result<LockGuard, Error>> + Send + 'static + use<> {
+        let this = self.clone();
+        async move {
+            let mut backoff = Backoff::default();
+            loop {
+                if let Some(guard) = this.clone().take(Wait::Until(None)).await? {
+                    return Ok(guard);
+                }
+                // Only `CLIENT UNBLOCK` ends such a wait without the lock.
+                backoff.pause_before(None).await;
+            }
+        }
     }
 
-    /// Takes the lock if it is free and nobody waits for it.
+    /// As [`Lock::acquire`], waiting at most so long: none if the wait was over
+    /// before. Zero is [`Lock::try_acquire`]. The server may take as long as the
+    /// [response time-out](crate::ClientBuilder::response_timeout) in addition.
+    ///
+    /// # Errors
+    /// As [`Lock::acquire`], or the last failure if no answer was to be had
+    /// within the wait.
+    pub fn acquire_within(
+        &self,
+        wait: Duration,
+    ) -> impl Future<Output = Result<Option<LockGuard>, Error>> + Send + 'static + use<> {
+        self.clone().take(Wait::within(wait))
+    }
+
+    /// Takes the lock if it is free and nobody waits for it; else returns none.
+    ///
+    /// The acquires of an owner with a name come one after another. While another
+    /// one of the same owner waits for this lock, this returns none after the
+    /// response time-out. Where the server does not answer, it takes the connect and
+    /// the response time-out.
     ///
     /// # Errors
     /// What the server refused, or that it does not answer.
@@ -214,73 +217,217 @@ impl Lock {
         self.clone().take(Wait::No)
     }
 
+    /// Takes the lock as [`Lock::acquire`] does, does the work, and releases the
+    /// lock. If the lock is lost, the work is dropped where it stands.
+    ///
+    /// ```no_run
+    /// # async fn write(token: u64) -> u64 { token }
+    /// # async fn example(client: redis_lock_client::LockClient) -> Result<(), redis_lock_client::Error> {
+    /// let lock = client.lock("orders:42");
+    /// let written = lock.run(|hold| async move { write(hold.token()).await }).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Lock::acquire`]; and [`Error::Lost`] if the lock was lost before the
+    /// work was done. That the release failed is only a warning: the lock ends
+    /// with its lease.
+    pub async fn run<T, F, W>(&self, work: F) -> Result<T, Error>
+    where
+        F: FnOnce(HoldHandle) -> W,
+        W: Future<Output = T>,
+    {
+        let guard = self.acquire().await?;
+        let done = {
+            let lost = guard.lost();
+            let work = pin!(work(guard.handle()));
+            tokio::select! {
+                biased;
+                why = lost => return Err(Error::Lost(why)),
+                done = work => done,
+            }
+        };
+        match guard.release().await {
+            Err(Error::Lost(why)) => Err(Error::Lost(why)),
+            Ok(()) | Err(_) => Ok(done),
+        }
+    }
+
+    /// Who holds the lock and who waits for it.
+    ///
+    /// # Errors
+    /// What the server refused, or that it does not answer.
+    pub async fn info(&self) -> Result<LockInfo, Error> {
+        let reply = self.call(&commands::info(&self.key)).await?;
+        LockInfo::read(self.key.clone(), reply)
+    }
+
+    /// Takes the lock from its holders, if this is its newest token, and passes
+    /// it on. Returns whether there was such a hold.
+    ///
+    /// A holder is not told, other than by its next renewal or by its token.
+    ///
+    /// # Errors
+    /// What the server refused, or that it does not answer.
+    pub async fn break_lock(&self, token: u64) -> Result<bool, Error> {
+        if !(1..=TOKEN_MAX).contains(&token) {
+            // No hold has such a token.
+            return Ok(false);
+        }
+        let cmd = commands::break_lock(&self.key, Some(token));
+        commands::found(&self.call(&cmd).await?)
+    }
+
+    /// As [`Lock::break_lock`], whatever the newest token is.
+    ///
+    /// # Errors
+    /// As [`Lock::break_lock`].
+    pub async fn break_any(&self) -> Result<bool, Error> {
+        let cmd = commands::break_lock(&self.key, None);
+        commands::found(&self.call(&cmd).await?)
+    }
+
+    async fn call(&self, cmd: &redis::Cmd) -> Result<redis::Value, Error> {
+        self.client.check_process()?;
+        let node = self.client.node()?;
+        Ok(node.call(&self.key, cmd).await?.value)
+    }
+
     /// Boxed, so that the compiler does not carry its depth into every future
     /// that awaits it.
     fn take(self, wait: Wait) -> BoxFuture<'static, Result<Option<LockGuard>, Error>> {
         let key = String::from_utf8_lossy(&self.key).into_owned();
         let span = tracing::debug_span!("acquire", key);
         let taken = async move {
-            self.check()?;
-            acquire::acquire(self, wait).await
+            let response = self.response_timeout();
+            let give_up_at = match wait {
+                Wait::Until(Some(deadline)) => Some(deadline + response),
+                Wait::No | Wait::Until(None) => None,
+            };
+            // What it leaves behind is given back in the background.
+            let taken = by(give_up_at, self.take_now(wait)).await;
+            taken.unwrap_or_else(|| Err(Error::timed_out()))
         };
         Box::pin(taken.instrument(span))
     }
 
-    /// The lease to ask for.
-    pub(crate) fn lease_or_default(&self) -> Duration {
-        Duration::from_millis(whole_ms(self.lease.unwrap_or(self.inner.default_lease)))
+    async fn take_now(&self, wait: Wait) -> Result<Option<LockGuard>, Error> {
+        let (client, session) = (&*self.client, self.session.as_ref());
+        let request = self.request()?;
+        let mut owner_permit = None;
+        if let Some(owner) = &request.owner {
+            // The acquires of one owner come one after another.
+            let id = (request.key.clone(), owner.clone());
+            let deadline = wait.deadline_or(self.response_timeout());
+            let Some(permit) = by(deadline, client.owners.lock(&id)).await else {
+                return Ok(None);
+            };
+            let shared = re_enter(client, &request, session, wait, &permit).await?;
+            if let Some(shared) = shared {
+                return Ok(Some(LockGuard::new(shared)));
+            }
+            owner_permit = Some(permit);
+        }
+        match &client.servers {
+            Servers::One { node, waits, .. } => {
+                let taken =
+                    single::take(client, (node, waits), &request, wait, session, owner_permit)
+                        .await?;
+                let Some((attempt, granted)) = taken else {
+                    return Ok(None);
+                };
+                let held = ServerHold {
+                    server: as_asked(node),
+                    token: Some(granted.token),
+                };
+                self.hand_out(request, attempt, vec![held], granted.sent_at)
+            }
+            Servers::Many(nodes) => {
+                let taken = majority::take(client, nodes, &request, wait, owner_permit).await?;
+                let Some((attempt, (server_holds, sent_at))) = taken else {
+                    return Ok(None);
+                };
+                self.hand_out(request, attempt, server_holds, sent_at)
+            }
+        }
+        .map(Some)
     }
 
-    /// Whether this client renews the hold by itself.
-    pub(crate) fn is_renewed(&self) -> bool {
-        self.lease.is_none() || self.session
+    /// Makes a guard of a grant.
+    fn hand_out(
+        &self,
+        request: Request,
+        attempt: Attempt,
+        server_holds: Vec<ServerHold>,
+        sent_at: Moment,
+    ) -> Result<LockGuard, Error> {
+        let client = &self.client;
+        let owner = attempt.owner.clone();
+        let handover = attempt.granted();
+        let grant = Grant {
+            key: request.key.clone(),
+            owner,
+            mode: request.mode,
+            lease: request.lease,
+            server_holds,
+            sent_at,
+            session: self.session.clone(),
+            unanswered: handover.unanswered,
+            stragglers: handover.stragglers,
+        };
+        let hold = Arc::new(Hold::new(grant, client.tasks.runtime().clone()));
+        let id = request.owner.map(|owner| (request.key, owner));
+        let owner = id.map(|id| (client.owners.clone(), id));
+        let shared = SharedHold::new(Arc::clone(&hold), client.tasks.clone(), owner);
+        let shared = Arc::new(shared);
+        if let Some(mut owner) = handover.owner_permit {
+            owner.set(&shared);
+        }
+        let guard = LockGuard::new(shared);
+        // An answer may take longer than the lease.
+        hold.valid_for().map_err(Error::Lost)?;
+        client.renewals.add(&hold, request.renew);
+        let (key, owner) = (
+            String::from_utf8_lossy(&hold.key),
+            String::from_utf8_lossy(&hold.owner),
+        );
+        tracing::debug!(%key, %owner, token = hold.token, "a lock was taken");
+        Ok(guard)
     }
 
-    /// How often, if not for ever.
-    pub(crate) fn renewals(&self) -> Option<u32> {
-        self.max_renewals.filter(|_| !self.session)
+    /// What is asked of the servers, if they take it.
+    fn request(&self) -> Result<Request, Error> {
+        self.client.check_process()?;
+        let lease = self.lease.unwrap_or(self.client.default_lease);
+        let request = Request {
+            key: self.key.clone(),
+            owner: self.owner.clone(),
+            mode: self.mode,
+            lease: Duration::from_millis(whole_ms(lease)),
+            renew: match (self.max_renewals, self.is_renewed) {
+                _ if self.session.is_some() => Renew::Always,
+                (_, false) | (Some(0), _) => Renew::Never,
+                (Some(renewals), true) => Renew::AtMost(renewals),
+                (None, true) => Renew::Always,
+            },
+            replicas: self.replicas,
+        };
+        match self.client.servers {
+            Servers::One { .. } => request.check()?,
+            Servers::Many(_) => request.check_for_many(ATTEMPT_SUFFIX_BYTES)?,
+        }
+        Ok(request)
     }
 
-    /// Whether it has to be asked for on a connection of its own.
-    pub(crate) fn is_asked_alone(&self) -> bool {
-        self.replicas.is_some() || self.session
-    }
-
-    fn check(&self) -> Result<(), Error> {
-        if !(1..=LEASE_MS_MAX).contains(&whole_ms(self.lease_or_default())) {
-            return Err(Error::Invalid("a lease is 1 millisecond to 10 years"));
+    fn response_timeout(&self) -> Duration {
+        match &self.client.servers {
+            Servers::One { node, .. } => node.timeouts().response,
+            Servers::Many(nodes) => {
+                let responses = nodes.iter().map(|node| node.timeouts().response);
+                responses.max().unwrap_or_default()
+            }
         }
-        if let Some(owner) = &self.owner
-            && (owner.is_empty() || owner.len() > OWNER_MAX_BYTES || owner.starts_with(b"@"))
-        {
-            return Err(Error::Invalid(
-                "an owner is 1 to 1024 bytes and does not begin with @",
-            ));
-        }
-        if let Mode::Limited(limit) = self.mode
-            && !(1..=Mode::LIMIT_MAX).contains(&limit)
-        {
-            return Err(Error::Invalid("a limit is 1 to 2^53 - 1"));
-        }
-        if !self.inner.redlock {
-            return Ok(());
-        }
-        if self.replicas.is_some() {
-            return Err(Error::Invalid(
-                "the servers of a Redlock are independent and have no replicas to ask",
-            ));
-        }
-        if self.session {
-            return Err(Error::Invalid(
-                "a session is tied to one connection, and a Redlock has one for each server",
-            ));
-        }
-        if matches!(self.mode, Mode::Limited(2..)) {
-            return Err(Error::Invalid(
-                "a Redlock has no permits: the servers would give out more of them together",
-            ));
-        }
-        Ok(())
     }
 }
 
@@ -290,9 +437,9 @@ impl fmt::Debug for Lock {
             .field("key", &String::from_utf8_lossy(&self.key))
             .field("owner", &self.owner.as_deref().map(String::from_utf8_lossy))
             .field("lease", &self.lease)
-            .field("wait", &self.wait)
+            .field("renew", &self.is_renewed)
             .field("mode", &self.mode)
-            .field("session", &self.session)
+            .field("session", &self.session.is_some())
             .finish_non_exhaustive()
     }
 }

@@ -1,17 +1,24 @@
-//! Redlock: a lock on the majority of several independent servers.
+//! Redlock: taking a lock on the majority of several independent servers.
 
 use std::sync::Arc;
 
 use tokio::time::{Instant, sleep};
 
-use crate::acquire::{Taken, queue};
+use crate::attempt::Attempt;
+use crate::clock::Moment;
 use crate::commands;
 use crate::error::Error;
-use crate::hold::{Place, margin};
-use crate::lock::{Lock, Wait};
-use crate::node::by;
-use crate::pending::{OwnerTurn, Pending};
+use crate::hold::ServerHold;
+use crate::node::{Node, by};
+use crate::owner::OwnerPermit;
+use crate::request::{Request, Wait};
+use crate::shared::{Shared, as_asked};
+use crate::single::queue;
+use crate::validity::Validity;
 use crate::votes::Votes;
+
+/// What a grant holds on each server, and when it was asked for.
+type Granted = (Vec<ServerHold>, Moment);
 
 /// Takes a lock on a majority, trying again within the wait.
 ///
@@ -19,36 +26,36 @@ use crate::votes::Votes;
 /// half of the servers for the other. So it asks again and again, after a
 /// random time, so that two clients don't get into each other's way for ever.
 pub(crate) async fn take(
-    lock: &Lock,
+    client: &Shared,
+    nodes: &[Arc<Node>],
+    request: &Request,
     wait: Wait,
-    mut turn: Option<OwnerTurn>,
-) -> Result<Option<Taken>, Error> {
-    let inner = &lock.inner;
-    let _place = match wait {
+    mut owner_permit: Option<OwnerPermit>,
+) -> Result<Option<(Attempt, Granted)>, Error> {
+    let _permit = match wait {
         Wait::No => None,
-        Wait::Until(deadline) => match queue(lock, deadline).await {
-            Some((place, _)) => Some(place),
+        Wait::Until(deadline) => match queue(client, &request.key, deadline).await {
+            Some((permit, _)) => Some(permit),
             None => return Ok(None),
         },
+    };
+    let Some(response) = nodes.first().map(|node| node.timeouts().response) else {
+        return Ok(None);
     };
     loop {
         // A new owner each time: what lingers of the last try can neither help
         // nor hurt this one.
-        let mut pending = Pending::new(lock, turn);
-        let outcome = match ask_all(lock, &mut pending).await {
-            Ok(Some((places, sent_at))) => {
-                return Ok(Some(Taken {
-                    pending,
-                    places,
-                    sent_at,
-                }));
-            }
+        let owner = client.owner_of_attempt(request.owner.as_deref());
+        let servers = nodes.iter().map(as_asked).collect();
+        let mut attempt = Attempt::new(&client.tasks, servers, request, owner, owner_permit);
+        let outcome = match ask_all(nodes, request, &mut attempt).await {
+            Ok(Some(granted)) => return Ok(Some((attempt, granted))),
             Ok(None) => Ok(None),
             Err(error) if error.may_pass() => Err(error),
             Err(error) => return Err(error),
         };
-        turn = pending.give_up();
-        let pause = inner.nodes[0].patience().response * rand::random_range(50..=150) / 100;
+        owner_permit = attempt.give_up();
+        let pause = response * rand::random_range(50..=150) / 100;
         match wait {
             Wait::No => return outcome,
             Wait::Until(Some(deadline)) if Instant::now() + pause >= deadline => return outcome,
@@ -59,31 +66,37 @@ pub(crate) async fn take(
 
 /// Asks all servers at once, each for a short time.
 async fn ask_all(
-    lock: &Lock,
-    pending: &mut Pending,
-) -> Result<Option<(Vec<Place>, Instant)>, Error> {
-    let nodes = &lock.inner.nodes;
-    let cmd = pending.command();
-    let sent_at = Instant::now();
-    pending.sent();
+    nodes: &[Arc<Node>],
+    request: &Request,
+    attempt: &mut Attempt,
+) -> Result<Option<Granted>, Error> {
+    let Some(first) = nodes.first() else {
+        return Ok(None);
+    };
+    let cmd = attempt.command();
+    let sent_at = Moment::now();
+    let give_up_at = Instant::now() + first.timeouts().response;
+    attempt.sent();
     for (nth, node) in nodes.iter().enumerate() {
-        let (node, key, cmd) = (Arc::clone(node), pending.key.clone(), cmd.clone());
-        pending.asks.spawn(async move {
+        let (node, key, cmd) = (Arc::clone(node), request.key.clone(), cmd.clone());
+        let runtime = node.runtime().clone();
+        let vote = async move {
             let reply = node.call(&key, &cmd).await;
             (nth, reply.and_then(|reply| commands::token(&reply.value)))
-        });
+        };
+        attempt.votes.spawn_on(vote, &runtime);
     }
-    let give_up_at = sent_at + nodes[0].patience().response;
     let mut votes = Votes::new(nodes.len());
     let mut tokens = vec![None; nodes.len()];
     let is_held = loop {
-        match by(Some(give_up_at), pending.asks.join_next()).await {
+        match by(Some(give_up_at), attempt.votes.join_next()).await {
             Some(Some(Ok((nth, answer)))) => {
-                tokens[nth] = answer.as_ref().ok().copied().flatten();
+                if let (Some(place), Ok(token)) = (tokens.get_mut(nth), &answer) {
+                    *place = *token;
+                }
                 votes.count(answer.map(|token| token.is_some()));
             }
-            // The runtime shuts down.
-            Some(Some(Err(_))) => votes.count(Err(Error::timed_out())),
+            Some(Some(Err(error))) => votes.count(Err(Error::from_task(error))),
             Some(None) | None => break votes.time_is_over()?,
         }
         if let Some(decided) = votes.decided() {
@@ -91,13 +104,15 @@ async fn ask_all(
         }
     };
     // It may have taken so long that nothing is left of the lease.
-    let valid_until = sent_at + (pending.lease - margin(pending.lease));
-    if !is_held || Instant::now() >= valid_until {
+    let is_valid = Validity::new(sent_at, request.lease)
+        .left(Moment::now())
+        .is_ok();
+    if !is_held || !is_valid {
         return Ok(None);
     }
-    let places = nodes.iter().zip(tokens).map(|(node, token)| Place {
-        node: Arc::clone(node),
+    let server_holds = nodes.iter().zip(tokens).map(|(node, token)| ServerHold {
+        server: as_asked(node),
         token,
     });
-    Ok(Some((places.collect(), sent_at)))
+    Ok(Some((server_holds.collect(), sent_at)))
 }

@@ -1,17 +1,22 @@
-//! The watchdog: one task renews all holds of a client that have no lease of
-//! their own.
+//! The watchdog: one task renews all holds of a client, and looks after them
+//! when a connection was closed or the machine was suspended.
 
-use std::collections::BTreeMap;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, StreamExt};
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::{Instant, sleep_until};
 
+use crate::clock::Moment;
+use crate::error::Error;
 use crate::hold::Hold;
+use crate::request::Renew;
+use crate::validity::{Lost, margin};
 
 /// A renewal that failed is tried again this much later, or sooner if the
 /// hold has not that long.
@@ -20,107 +25,502 @@ const RETRY: Duration = Duration::from_millis(200);
 /// But not sooner than this.
 const SOONEST_RETRY: Duration = Duration::from_millis(10);
 
-/// A hold that is to be renewed.
-struct Renewal {
-    hold: Weak<Hold>,
-    /// How often, if not for ever.
-    left: Option<u32>,
-}
+/// How often to look whether the machine was suspended: timers don't tell.
+const CLOCK_CHECK: Duration = Duration::from_millis(500);
+
+/// Clocks that differ by so much were not read at the same time.
+const SUSPENSION: Duration = Duration::from_millis(100);
 
 /// The way to the task. It ends with the client.
-#[derive(Default)]
 pub(crate) struct Renewals {
-    task: Mutex<Option<UnboundedSender<Renewal>>>,
+    task: UnboundedSender<(Weak<Hold>, Renew)>,
 }
 
 impl Renewals {
-    /// Renews a hold until it is lost, at most so many times.
-    pub(crate) fn add(&self, hold: &Arc<Hold>, max_renewals: Option<u32>) {
-        if hold.is_renewed.swap(true, Ordering::SeqCst) {
+    /// Starts the task. `disconnected` tells it that a connection was closed.
+    pub(crate) fn start(runtime: &Handle, disconnected: Arc<Notify>) -> Self {
+        let (task, new) = unbounded_channel();
+        runtime.spawn(run(new, disconnected));
+        Self { task }
+    }
+
+    /// Looks after a hold until it is lost, and renews it so often.
+    pub(crate) fn add(&self, hold: &Arc<Hold>, renew: Renew) {
+        // Where the runtime has ended, nothing can be done.
+        let _ = self.task.send((Arc::downgrade(hold), renew));
+    }
+}
+
+/// A hold that is looked after.
+struct Watched {
+    hold: Weak<Hold>,
+    /// How many renewals are left.
+    left: Renew,
+    /// When the next one is due.
+    due: Option<Instant>,
+    is_running: bool,
+    /// Whether the one that runs may have been answered too early.
+    again: bool,
+    /// Whether the last one failed.
+    is_failing: bool,
+}
+
+/// What came of a renewal.
+struct Outcome {
+    id: usize,
+    result: Result<(), Error>,
+    /// Whether it prolonged the lease.
+    renewed: bool,
+}
+
+#[derive(Default)]
+struct Watchdog {
+    /// By the address of the hold, which a weak reference keeps from being
+    /// another's.
+    holds: HashMap<usize, Watched>,
+    due: BTreeSet<(Instant, usize)>,
+    running: FuturesUnordered<BoxFuture<'static, Outcome>>,
+    /// Beyond so many, those that are gone are forgotten.
+    sweep_at: usize,
+}
+
+async fn run(mut new: UnboundedReceiver<(Weak<Hold>, Renew)>, disconnected: Arc<Notify>) {
+    let mut watchdog = Watchdog::default();
+    let mut clock = (Instant::now(), Moment::now());
+    // Guards may outlive the client.
+    let mut is_open = true;
+    loop {
+        if !is_open {
+            watchdog.sweep();
+            if watchdog.holds.is_empty() {
+                return;
+            }
+        }
+        let next = watchdog.due.first().map(|(at, _)| *at);
+        let is_idle = watchdog.holds.is_empty();
+        if is_idle {
+            clock = (Instant::now(), Moment::now());
+        }
+        tokio::select! {
+            added = new.recv(), if is_open => match added {
+                Some((hold, renew)) => watchdog.add(hold, renew),
+                None => is_open = false,
+            },
+            () = sleep_until(next.unwrap_or(clock.0)), if next.is_some() => {
+                // All that are due go out together, on one connection.
+                let later = watchdog.due.split_off(&(Instant::now(), usize::MAX));
+                let due = std::mem::replace(&mut watchdog.due, later);
+                for (_, id) in due {
+                    watchdog.start(id);
+                }
+            }
+            Some(outcome) = watchdog.running.next(), if !watchdog.running.is_empty() => {
+                watchdog.ended(outcome);
+            }
+            () = disconnected.notified() => {
+                // Those first that were granted before the connection was closed.
+                while let Ok((hold, renew)) = new.try_recv() {
+                    watchdog.add(hold, renew);
+                }
+                watchdog.look_after_all();
+            }
+            () = sleep_until(clock.0 + CLOCK_CHECK), if !is_idle => {
+                let now = (Instant::now(), Moment::now());
+                let passed = clock.1.until(now.1);
+                if passed > now.0 - clock.0 + SUSPENSION {
+                    watchdog.look_at_the_clock();
+                    watchdog.look_after_all();
+                }
+                clock = now;
+            }
+        }
+    }
+}
+
+impl Watchdog {
+    fn add(&mut self, hold: Weak<Hold>, renew: Renew) {
+        if self.holds.len() >= self.sweep_at {
+            self.sweep();
+        }
+        let Some(present) = hold.upgrade() else {
+            return;
+        };
+        let id = Arc::as_ptr(&present).addr();
+        let watched = self.holds.entry(id).or_insert(Watched {
+            hold,
+            left: Renew::Never,
+            due: None,
+            is_running: false,
+            again: false,
+            is_failing: false,
+        });
+        watched.left = more(watched.left, renew);
+        if watched.left != Renew::Never && watched.due.is_none() && !watched.is_running {
+            self.plan(id, due(&present));
+        }
+    }
+
+    /// Forgets holds that are gone. Each is looked at twice at most.
+    fn sweep(&mut self) {
+        self.holds
+            .retain(|_, watched| watched.is_running || watched.hold.strong_count() > 0);
+        self.due.retain(|(_, id)| self.holds.contains_key(id));
+        self.sweep_at = self.holds.len() * 2 + 64;
+    }
+
+    fn plan(&mut self, id: usize, at: Instant) {
+        if let Some(watched) = self.holds.get_mut(&id) {
+            watched.due = Some(at);
+            self.due.insert((at, id));
+        }
+    }
+
+    /// Renews a hold; or only finds out whether it is still there, where it is
+    /// not to be renewed any more.
+    fn start(&mut self, id: usize) {
+        let Some(watched) = self.holds.get_mut(&id) else {
+            return;
+        };
+        if let Some(at) = watched.due.take() {
+            self.due.remove(&(at, id));
+        }
+        if watched.is_running {
+            watched.again = true;
             return;
         }
-        let mut renewal = Renewal {
-            hold: Arc::downgrade(hold),
-            left: max_renewals,
+        let Some(hold) = watched
+            .hold
+            .upgrade()
+            .filter(|hold| hold.valid_for().is_ok())
+        else {
+            self.forget(id);
+            return;
         };
-        let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(task) = &*task {
-            match task.send(renewal) {
-                Ok(()) => return,
-                // The runtime that it ran on has shut down.
-                Err(unsent) => renewal = unsent.0,
+        watched.is_running = true;
+        let renewed = watched.left != Renew::Never;
+        self.running.push(Box::pin(async move {
+            let result = match renewed {
+                true => hold.renew_now(hold.lease()).await,
+                false => hold.check().await,
+            };
+            Outcome {
+                id,
+                result,
+                renewed,
+            }
+        }));
+    }
+
+    fn ended(&mut self, outcome: Outcome) {
+        let id = outcome.id;
+        let Some(watched) = self.holds.get_mut(&id) else {
+            return;
+        };
+        watched.is_running = false;
+        let again = std::mem::take(&mut watched.again);
+        let Some(hold) = watched.hold.upgrade() else {
+            self.holds.remove(&id);
+            return;
+        };
+        let next = match outcome.result {
+            Ok(()) => {
+                watched.is_failing = false;
+                if outcome.renewed {
+                    watched.left = less(watched.left);
+                    tracing::trace!(token = hold.token, "a lease was renewed");
+                }
+                (watched.left != Renew::Never).then(|| due(&hold))
+            }
+            Err(Error::Lost(why)) => {
+                if why != Lost::Released {
+                    hold.warn(&Error::Lost(why), "a hold was lost");
+                }
+                drop(hold);
+                self.forget(id);
+                return;
+            }
+            // Whether it is still there is not for this user to know.
+            Err(error) if !outcome.renewed && error.code() == "NOPERM" => None,
+            Err(error) => {
+                if !std::mem::replace(&mut watched.is_failing, true) {
+                    hold.warn(&error, "a lease was not renewed");
+                }
+                let left = hold.valid_for().unwrap_or_default();
+                Some(Instant::now() + RETRY.min(left / 4).max(SOONEST_RETRY))
+            }
+        };
+        // One that failed is tried again after a pause, whatever happened.
+        if again && !watched.is_failing {
+            self.start(id);
+        } else if let Some(at) = next {
+            self.plan(id, at);
+        }
+    }
+
+    /// Forgets a hold that is over. A session is over with any of its holds:
+    /// the server would keep up what nobody relies on.
+    fn forget(&mut self, id: usize) {
+        let Some(watched) = self.holds.remove(&id) else {
+            return;
+        };
+        if let Some(hold) = watched.hold.upgrade()
+            && hold.valid_for() == Err(Lost::Expired)
+            && let Some(session) = &hold.session
+        {
+            session.end(Lost::Expired);
+        }
+    }
+
+    /// Asks after all holds at once.
+    fn look_after_all(&mut self) {
+        let holds = self.holds.iter();
+        let all = holds.filter(|(_, watched)| !watched.is_failing);
+        let all: Vec<_> = all.map(|(id, _)| *id).collect();
+        for id in all {
+            self.start(id);
+        }
+    }
+
+    fn look_at_the_clock(&self) {
+        for watched in self.holds.values() {
+            if let Some(hold) = watched.hold.upgrade() {
+                hold.look_at_the_clock();
             }
         }
-        let (sender, receiver) = unbounded_channel();
-        tokio::spawn(run(receiver));
-        // The receiver is there.
-        let _ = sender.send(renewal);
-        *task = Some(sender);
     }
 }
 
-/// When the next renewal is due: a third of the lease after the last one.
+/// When the next renewal is due: when a third of the time is over for which the
+/// last one was good.
 fn due(hold: &Hold) -> Instant {
-    let lease = hold.lease();
-    Instant::now()
-        + hold
-            .valid_for()
-            .unwrap_or_default()
-            .saturating_sub(lease * 2 / 3)
+    let (lease, left) = (hold.lease(), hold.valid_for().unwrap_or_default());
+    let whole = lease.saturating_sub(margin(lease));
+    Instant::now() + left.saturating_sub(whole * 2 / 3)
 }
 
-async fn run(mut new: UnboundedReceiver<Renewal>) {
-    let mut serial = 0_u64;
-    let mut waiting: BTreeMap<(Instant, u64), Renewal> = BTreeMap::new();
-    let mut running: FuturesUnordered<BoxFuture<'static, Option<(Instant, Renewal)>>> =
-        FuturesUnordered::new();
-    loop {
-        let next = waiting.keys().next().map(|(at, _)| *at);
-        let planned = tokio::select! {
-            added = new.recv() => match added {
-                Some(renewal) => renewal.hold.upgrade().map(|hold| (due(&hold), renewal)),
-                None => return,
-            },
-            () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {
-                // All that are due go out together, on one connection.
-                let later = waiting.split_off(&(Instant::now(), u64::MAX));
-                let due = std::mem::replace(&mut waiting, later);
-                running.extend(due.into_values().map(|renewal| -> BoxFuture<_> {
-                    Box::pin(renew(renewal))
-                }));
-                None
-            }
-            Some(planned) = running.next(), if !running.is_empty() => planned,
-        };
-        let Some((at, renewal)) = planned else {
-            continue;
-        };
-        if renewal.left == Some(0) {
-            if let Some(hold) = renewal.hold.upgrade() {
-                hold.is_renewed.store(false, Ordering::SeqCst);
-            }
-            continue;
-        }
-        serial += 1;
-        waiting.insert((at, serial), renewal);
+fn more(one: Renew, other: Renew) -> Renew {
+    match (one, other) {
+        (Renew::Always, _) | (_, Renew::Always) => Renew::Always,
+        (Renew::AtMost(one), Renew::AtMost(other)) => Renew::AtMost(one.max(other)),
+        (Renew::Never, renew) | (renew, Renew::Never) => renew,
     }
 }
 
-/// Renews once. Says when to do so again, unless the hold is over.
-async fn renew(mut renewal: Renewal) -> Option<(Instant, Renewal)> {
-    let hold = renewal.hold.upgrade()?;
-    hold.valid_for().ok()?;
-    match hold.renew().await {
-        Ok(()) => {
-            renewal.left = renewal.left.map(|left| left - 1);
-            tracing::trace!(token = hold.token, "a lease was renewed");
-            Some((due(&hold), renewal))
+fn less(renew: Renew) -> Renew {
+    match renew {
+        Renew::AtMost(0 | 1) | Renew::Never => Renew::Never,
+        Renew::AtMost(left) => Renew::AtMost(left - 1),
+        Renew::Always => Renew::Always,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::{sleep, timeout};
+
+    use super::*;
+    use crate::clock::suspend;
+    use crate::fake_server::{Answer, FakeServer};
+    use crate::tasks::Tasks;
+
+    const LEASE: Duration = Duration::from_secs(30);
+
+    fn start() -> (Renewals, Arc<Notify>) {
+        let disconnected = Arc::new(Notify::new());
+        let renewals = Renewals::start(&Handle::current(), Arc::clone(&disconnected));
+        (renewals, disconnected)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_hold_is_renewed_every_third_of_its_lease() {
+        let server = FakeServer::new();
+        let (renewals, _disconnected) = start();
+        let hold = server.hold(LEASE);
+        renewals.add(&hold, Renew::Always);
+        sleep(LEASE * 10).await;
+        assert!(hold.valid_for().is_ok());
+        let asked = server.asked();
+        assert!((29..=31).contains(&asked.len()), "{} renewals", asked.len());
+        assert_eq!(asked[0].1, "LOCK.RENEW k o LEASE 30000 FENCE 7");
+        let first = asked[0].0.as_millis();
+        assert!((9_600..10_100).contains(&first), "after {first} ms");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_is_renewed_as_often_as_asked_and_then_ends() {
+        let server = FakeServer::new();
+        let (renewals, _disconnected) = start();
+        let hold = server.hold(LEASE);
+        renewals.add(&hold, Renew::AtMost(2));
+        let begun = Instant::now();
+        assert_eq!(hold.lost().await, Lost::Expired);
+        assert_eq!(server.count("LOCK.RENEW"), 2);
+        let took = begun.elapsed();
+        assert!(took > LEASE * 3 / 2 && took < LEASE * 2, "{took:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_hold_that_outlives_its_client_is_renewed() {
+        let server = FakeServer::new();
+        let (renewals, _disconnected) = start();
+        let hold = server.hold(LEASE);
+        renewals.add(&hold, Renew::Always);
+        drop(renewals);
+        sleep(LEASE * 10).await;
+        assert!(hold.valid_for().is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_fails_is_not_asked_without_a_pause() {
+        let server = FakeServer::new();
+        let (renewals, disconnected) = start();
+        let hold = server.hold(LEASE);
+        renewals.add(&hold, Renew::Always);
+        server.will((0..100_000).map(|_| Answer::Fails(Error::timed_out())));
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_secs(10) {
+            disconnected.notify_one();
+            sleep(Duration::from_millis(1)).await;
         }
-        Err(error) => {
-            let left = hold.valid_for().ok();
-            tracing::warn!(token = hold.token, %error, ?left, "a lease was not renewed");
-            let pause = RETRY.min(left? / 4).max(SOONEST_RETRY);
-            Some((Instant::now() + pause, renewal))
+        let asked = server.count("LOCK.RENEW");
+        assert!(asked < 60, "{asked} renewals in ten seconds");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_shortest_leases_are_renewed_with_pauses() {
+        for lease_ms in [5, 20, 40] {
+            let server = FakeServer::new();
+            let (renewals, _disconnected) = start();
+            let hold = server.hold(Duration::from_millis(lease_ms));
+            renewals.add(&hold, Renew::Always);
+            sleep(Duration::from_millis(lease_ms * 100)).await;
+            assert!(hold.valid_for().is_ok(), "of {lease_ms} ms");
+            let asked = server.count("LOCK.RENEW");
+            assert!(asked < 1000, "{asked} renewals of {lease_ms} ms");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_failed_renewal_is_tried_again_until_the_lease_is_over() {
+        let server = FakeServer::new();
+        let (renewals, _disconnected) = start();
+        let hold = server.hold(LEASE);
+        renewals.add(&hold, Renew::Always);
+        server.will((0..50).map(|_| Answer::Fails(Error::timed_out())));
+        sleep(LEASE * 2).await;
+        assert!(hold.valid_for().is_ok(), "it came back in time");
+        server.will((0..1000).map(|_| Answer::IsSilent(Duration::from_secs(1))));
+        let begun = Instant::now();
+        assert_eq!(hold.lost().await, Lost::Expired);
+        assert!(begun.elapsed() <= LEASE);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_the_server_refuses_is_lost_at_once() {
+        let server = FakeServer::new();
+        let (renewals, _disconnected) = start();
+        let hold = server.hold(LEASE);
+        renewals.add(&hold, Renew::Always);
+        server.will([Answer::Says(0)]);
+        assert_eq!(hold.lost().await, Lost::Refused);
+        sleep(LEASE).await;
+        assert_eq!(server.count("LOCK.RENEW"), 1, "what is lost is not renewed");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn all_holds_are_asked_after_when_a_connection_was_closed() {
+        let server = FakeServer::new();
+        let (renewals, disconnected) = start();
+        let holds = [server.hold(LEASE), server.hold(LEASE)];
+        renewals.add(&holds[0], Renew::Always);
+        renewals.add(&holds[1], Renew::Never);
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!(server.count("LOCK.RENEW"), 0);
+        server.will([Answer::Says(0), Answer::Says(0)]);
+        disconnected.notify_one();
+        let lost = futures_util::future::join(holds[0].lost(), holds[1].lost());
+        let lost = timeout(Duration::from_millis(1), lost).await;
+        assert_eq!(lost, Ok((Lost::Refused, Lost::Refused)));
+        assert_eq!(server.count("LOCK.RENEW"), 1);
+        assert_eq!(server.count("LOCK.INFO"), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_hold_that_is_not_renewed_is_not_prolonged_by_that() {
+        let server = FakeServer::new();
+        let (renewals, disconnected) = start();
+        let hold = server.hold(LEASE);
+        renewals.add(&hold, Renew::Never);
+        let begun = Instant::now();
+        for _ in 0..20 {
+            sleep(Duration::from_secs(1)).await;
+            disconnected.notify_one();
+        }
+        assert_eq!(hold.lost().await, Lost::Expired);
+        let took = begun.elapsed();
+        assert!(took > LEASE * 9 / 10 && took <= LEASE, "{took:?}");
+        assert_eq!(server.count("LOCK.INFO"), 20);
+        assert_eq!(server.count("LOCK.RENEW"), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_user_who_may_not_look_is_not_asked_to_again() {
+        let server = FakeServer::new();
+        let (renewals, disconnected) = start();
+        let hold = server.hold(LEASE);
+        renewals.add(&hold, Renew::Never);
+        let refused = Error::Server {
+            code: "NOPERM".into(),
+            message: "no".into(),
+        };
+        server.will([Answer::Fails(refused)]);
+        disconnected.notify_one();
+        sleep(Duration::from_secs(20)).await;
+        assert_eq!(server.count("LOCK.INFO"), 1);
+        assert!(hold.valid_for().is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_suspended_machine_does_not_believe_in_its_lock() {
+        let server = FakeServer::new();
+        let (renewals, _disconnected) = start();
+        let hold = server.hold(LEASE);
+        renewals.add(&hold, Renew::Always);
+        sleep(Duration::from_secs(5)).await;
+        let lost = tokio::spawn(hold.lost());
+        suspend(LEASE);
+        assert_eq!(hold.valid_for(), Err(Lost::Expired));
+        let told = timeout(Duration::from_secs(1), lost).await;
+        assert_eq!(told.unwrap().unwrap(), Lost::Expired);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn holds_that_are_gone_take_no_room() {
+        let server = FakeServer::new();
+        let mut watchdog = Watchdog::default();
+        let kept = server.hold(LEASE);
+        watchdog.add(Arc::downgrade(&kept), Renew::Always);
+        for _ in 0..10_000 {
+            watchdog.add(Arc::downgrade(&server.hold(LEASE)), Renew::Always);
+            let gone = server.hold(LEASE);
+            watchdog.add(Arc::downgrade(&gone), Renew::Never);
+            drop(gone);
+        }
+        assert!(watchdog.holds.len() < 100, "{} holds", watchdog.holds.len());
+        assert!(watchdog.due.len() <= watchdog.holds.len());
+        assert!(watchdog.holds.contains_key(&Arc::as_ptr(&kept).addr()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_released_hold_is_forgotten() {
+        let server = FakeServer::new();
+        let (renewals, _disconnected) = start();
+        let hold = server.hold(LEASE);
+        renewals.add(&hold, Renew::Always);
+        hold.begin_release(&Tasks::new(Handle::current()), || {});
+        hold.released().await.unwrap();
+        assert_eq!(hold.lost().await, Lost::Released);
+        sleep(LEASE * 3).await;
+        assert_eq!(server.count("LOCK.RENEW"), 0);
     }
 }

@@ -1,102 +1,83 @@
-//! A hold that lasts as long as a connection.
-//!
-//! The server renews such a hold and ends it when the connection closes. The
-//! client renews it all the same, over that very connection: each answer shows
-//! that both are still there, and the hold is relied upon from it for no longer
-//! than a lease, as any other. When the connection closes the hold is lost at
-//! once; when it is lost for another reason the connection is closed, or the
-//! server would keep up what nobody relies on.
+//! Locks that end with this process.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::Duration;
+use std::fmt;
+use std::sync::Arc;
 
-use redis::Cmd;
+use crate::binding::Binding;
+use crate::lock::Lock;
+use crate::shared::Shared;
+use crate::validity::Lost;
 
-use crate::commands;
-use crate::error::Error;
-use crate::hold::{Hold, Lost};
-use crate::link::{Link, ServerSideName};
-
-/// The connection that a hold is tied to.
-pub(crate) struct Session {
-    link: Mutex<Option<Link>>,
-    /// What the server called it when it tied the hold. In a cluster the link may
-    /// have another connection by now.
-    name: Option<ServerSideName>,
-    response: Duration,
+/// A connection, and any number of locks that end with it.
+///
+/// The server ends them the moment that the connection closes: when this process
+/// ends, even by `kill -9`, or when somebody or something closes the connection.
+/// Until then the server keeps their leases renewed. A lease bounds how long a
+/// lock stays taken where the server can't see the end: after its own crash, or
+/// while the network swallows everything.
+///
+/// [`LockGuard::lost`] completes when the connection is closed, and when it gave
+/// no sign of life for a lease: it is asked every third of one. So the shortest
+/// lease of its locks decides how long a session survives a silent network; and
+/// with one hold that ran out, the whole session ends. While it has no holds, it
+/// ends when nothing that it asks is answered for a lease of the client.
+///
+/// In a cluster the session has a connection to each node whose locks it takes. The
+/// end of one of them ends the session, and so does a slot of its locks that moves
+/// to another node: such a lock stays taken until its guard is dropped or its lease
+/// is over.
+///
+/// When the session is dropped, its connection closes and its locks end,
+/// whatever guards there are.
+///
+/// [`LockGuard::lost`]: crate::LockGuard::lost
+#[must_use = "the session's locks end when it is dropped"]
+pub struct Session {
+    client: Arc<Shared>,
+    binding: Arc<Binding>,
 }
 
 impl Session {
-    pub(crate) fn new(link: Link, name: Option<ServerSideName>, response: Duration) -> Self {
-        Self {
-            link: Mutex::new(Some(link)),
-            name,
-            response,
-        }
+    pub(crate) fn new(client: Arc<Shared>, binding: Arc<Binding>) -> Self {
+        Self { client, binding }
     }
 
-    fn link(&self) -> Option<Link> {
-        let link = self.link.lock().unwrap_or_else(PoisonError::into_inner);
-        link.clone()
+    /// A lock whose holds end with this session.
+    ///
+    /// All guards of an owner with a name share one hold, so it can't be had
+    /// here while that owner holds the lock elsewhere.
+    pub fn lock(&self, key: impl AsRef<[u8]>) -> Lock {
+        Lock::new(Arc::clone(&self.client), key.as_ref()).within(Arc::clone(&self.binding))
     }
 
-    /// Gives the connection away. It closes when the receiver drops it.
-    pub(crate) fn take(&self) -> Option<Link> {
-        let mut link = self.link.lock().unwrap_or_else(PoisonError::into_inner);
-        link.take()
+    /// Returns whether the connection is there, as far as this machine has heard.
+    pub fn is_alive(&self) -> bool {
+        self.binding.ended().is_none()
     }
 
-    /// Sends a renewal over this connection. Says why the hold is lost, if it is.
-    pub(crate) async fn renew(&self, key: &[u8], cmd: &Cmd) -> Result<Option<Lost>, Error> {
-        let Some(link) = self.link() else {
-            return Ok(Some(Lost::Disconnected));
-        };
-        let asked = async {
-            if !commands::found(&link.ask_within(self.response, key, cmd).await?)? {
-                return Ok(Some(Lost::Refused));
-            }
-            let is_the_same = link.name_at(self.response, key).await? == self.name;
-            Ok((!is_the_same).then_some(Lost::Disconnected))
-        };
-        match asked.await {
-            Err(Error::Unavailable(cause)) if cause.is_connection_dropped() => {
-                Ok(Some(Lost::Disconnected))
-            }
-            answered => answered,
-        }
+    /// Completes when the session has ended. It can't be used again: begin a new
+    /// one.
+    pub fn lost(&self) -> impl Future<Output = Lost> + Send + 'static + use<> {
+        self.binding.end_of()
+    }
+
+    /// Ends the session and all its locks, and waits until the server has closed
+    /// the connection or did not answer.
+    pub async fn close(self) {
+        self.binding.close().await;
     }
 }
 
-/// Has a hold lost when its connection closes, and its connection closed when
-/// the hold is lost. Ends with the hold.
-pub(crate) fn watch(hold: &Arc<Hold>) {
-    let Some(link) = hold.session.as_ref().and_then(Session::link) else {
-        return;
-    };
-    let interrupted = link.interrupted();
-    let lost = hold.lost();
-    let hold = Arc::downgrade(hold);
-    tokio::spawn(async move {
-        let upgrade = || Weak::upgrade(&hold);
-        tokio::pin!(lost);
-        loop {
-            tokio::select! {
-                why = &mut lost => {
-                    // Who releases it closes the connection after that.
-                    if why != Lost::Released
-                        && let Some(hold) = upgrade()
-                    {
-                        drop(hold.session.as_ref().and_then(Session::take));
-                    }
-                    return;
-                }
-                () = interrupted.notified() => {
-                    // In a cluster it may have been the connection to another node.
-                    if let Some(hold) = upgrade() {
-                        let _ = hold.renew().await;
-                    }
-                }
-            }
-        }
-    });
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.binding.end(Lost::Disconnected);
+    }
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session")
+            .field("is_alive", &self.is_alive())
+            .finish_non_exhaustive()
+    }
 }

@@ -1,7 +1,7 @@
 //! Counting what several servers say. One server is a majority of one.
 
 use crate::error::Error;
-use crate::hold::Lost;
+use crate::validity::Lost;
 
 /// The votes so far.
 pub(crate) struct Votes {
@@ -34,7 +34,7 @@ impl Votes {
         }
     }
 
-    /// Whether a majority said yes, once that can't change any more.
+    /// Returns whether a majority said yes, once that can't change any more.
     pub(crate) fn decided(&mut self) -> Option<Result<bool, Error>> {
         let quorum = self.servers / 2 + 1;
         if self.yes >= quorum {
@@ -110,7 +110,10 @@ mod tests {
             outcome(5, "yynne"),
             Some(Err(Error::NoMajority { failed: 1, .. }))
         ));
-        assert!(matches!(outcome(1, "e"), Some(Err(Error::Unavailable(_)))));
+        assert!(matches!(
+            outcome(1, "e"),
+            Some(Err(Error::Unavailable { .. }))
+        ));
         let mut votes = Votes::new(3);
         votes.count(Ok(true));
         assert!(matches!(

@@ -23,7 +23,7 @@ fn threads_exclude_each_other_and_wait_for_each_other() {
         for _ in 0..8 {
             scope.spawn(|| {
                 for _ in 0..25 {
-                    let guard = client.lock("lock").acquire().unwrap().unwrap();
+                    let guard = client.lock("lock").acquire().unwrap();
                     *counter.try_lock().expect("two at a time") += 1;
                     guard.release().unwrap();
                 }
@@ -40,7 +40,7 @@ fn a_wait_ends_with_none() {
     let guard = client.lock("lock").try_acquire().unwrap().unwrap();
     let begun = Instant::now();
     let wait = Duration::from_millis(200);
-    assert!(client.lock("lock").wait(wait).acquire().unwrap().is_none());
+    assert!(client.lock("lock").acquire_within(wait).unwrap().is_none());
     assert!(begun.elapsed() >= wait);
     assert!(guard.wait_lost(Duration::ZERO).is_none());
     guard.release().unwrap();
@@ -50,8 +50,11 @@ fn a_wait_ends_with_none() {
 fn a_loss_is_told_to_threads_too() {
     let server = TestServer::start();
     let client = connect(&server);
-    let lock = client.lock("lock").lease(Duration::from_secs(2));
-    let guard = lock.acquire().unwrap().unwrap();
+    let lock = client
+        .lock("lock")
+        .lease(Duration::from_secs(2))
+        .renew(false);
+    let guard = lock.acquire().unwrap();
     let (tell, told) = mpsc::channel();
     guard.on_lost(move |why| tell.send(why).unwrap());
     assert_eq!(guard.wait_lost(SOON), Some(Lost::Expired));
@@ -63,7 +66,7 @@ fn a_loss_is_told_to_threads_too() {
 fn what_is_dropped_last_is_given_back_before_the_end() {
     let server = TestServer::start();
     let client = connect(&server);
-    let guard = client.lock("lock").acquire().unwrap().unwrap();
+    let guard = client.lock("lock").acquire().unwrap();
     drop(client);
     assert_eq!(server.client().int("EXISTS lock"), 1);
     drop(guard);
@@ -75,8 +78,9 @@ fn threads_hold_together_and_have_sessions_too() {
     let server = TestServer::start();
     let client = connect(&server);
     let reader = client.lock("lock").shared();
-    let one = reader.acquire().unwrap().unwrap();
-    let two = reader.clone().session().acquire().unwrap().unwrap();
+    let one = reader.acquire().unwrap();
+    let session = client.session().unwrap();
+    let two = session.lock("lock").shared().acquire().unwrap();
     assert!(client.lock("lock").try_acquire().unwrap().is_none());
     assert!(
         client
@@ -93,8 +97,8 @@ fn threads_hold_together_and_have_sessions_too() {
     drop(two);
     client.flush();
     let permit = client.lock("lock").limit(2);
-    let _first = permit.acquire().unwrap().unwrap();
-    let _second = permit.acquire().unwrap().unwrap();
+    let _first = permit.acquire().unwrap();
+    let _second = permit.acquire().unwrap();
     assert!(permit.try_acquire().unwrap().is_none());
 }
 
@@ -108,9 +112,9 @@ fn a_redlock_blocks_as_well() {
     let builder = redis_lock_client::LockClient::builder();
     let patient = builder.response_timeout(Duration::from_secs(2));
     let client = Redlock::connect_with(patient, urls).unwrap();
-    let guard = client.lock("lock").acquire().unwrap().unwrap();
+    let guard = client.lock("lock").acquire().unwrap();
     assert!(client.lock("lock").try_acquire().unwrap().is_none());
     guard.release().unwrap();
     client.flush();
-    assert!(client.lock("lock").acquire().unwrap().is_some());
+    assert!(client.lock("lock").acquire().is_ok());
 }

@@ -4,8 +4,7 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use redis_lock_client::LockClient;
-use redis_lock_client::redis::cluster::ClusterClient;
+use redis_lock_client::{LockClient, Lost};
 use redis_lock_testing::{Cluster, slot, tag};
 
 use support::{eventually, soon};
@@ -13,19 +12,20 @@ use support::{eventually, soon};
 async fn start() -> (Cluster, LockClient) {
     // By this thread: with it the servers end.
     let cluster = Cluster::start();
-    let urls = cluster.nodes.iter().map(support::url);
-    let client = LockClient::connect_cluster(ClusterClient::builder(urls)).await;
+    let nodes = cluster.nodes.iter().map(|node| node.addr().to_string());
+    let nodes: Vec<_> = nodes.collect();
+    let client = LockClient::connect(format!("redis-cluster://{}", nodes.join(","))).await;
     (cluster, client.unwrap())
 }
 
 /// Somebody waits for a lock of this node, then gets it.
 async fn somebody_waits(cluster: &Cluster, client: &LockClient, node: usize, key: &str) {
     let blocked = || cluster.nodes[node].info("blocked_clients");
-    let guard = client.lock(key).acquire().await.unwrap().unwrap();
+    let guard = client.lock(key).acquire().await.unwrap();
     let waiting = tokio::spawn(client.lock(key).acquire());
     eventually("it waits there", || blocked() == 1).await;
     guard.release().await.unwrap();
-    let granted = soon("its turn", waiting).await.unwrap().unwrap().unwrap();
+    let granted = soon("its turn", waiting).await.unwrap().unwrap();
     assert!(granted.valid_for() > Duration::from_secs(20));
     let doomed = tokio::spawn(client.lock(key).acquire());
     eventually("another waits", || blocked() == 1).await;
@@ -47,13 +47,7 @@ async fn locks_live_on_the_nodes_of_their_slots_and_follow_them() {
     // Somebody waits for a lock whose slot moves away.
     let key = format!("{{{}}}lock", tag(|slot| slot < 50, 0));
     assert!(slot(&key) < 50);
-    let guard = client
-        .lock(&key)
-        .owner("alice")
-        .acquire()
-        .await
-        .unwrap()
-        .unwrap();
+    let guard = client.lock(&key).owner("alice").acquire().await.unwrap();
     let waiting = tokio::spawn(client.lock(&key).acquire());
     let blocked = |node: usize| cluster.nodes[node].info("blocked_clients");
     eventually("it waits", || blocked(0) == 1).await;
@@ -64,15 +58,14 @@ async fn locks_live_on_the_nodes_of_their_slots_and_follow_them() {
     .await;
     guard.renew().await.unwrap();
     guard.release().await.unwrap();
-    let granted = soon("its turn", waiting).await.unwrap().unwrap();
-    assert!(granted.is_some());
+    drop(soon("its turn", waiting).await.unwrap().unwrap());
 }
 
 /// A session follows the connection to the node of its lock, and no other.
 async fn a_session_ends_with_its_connection(cluster: &Cluster, client: &LockClient) {
     let key = format!("{{{}}}session", tag(|slot| slot > 10923, 0));
-    let lock = client.lock(&key).session();
-    let guard = lock.acquire().await.unwrap().unwrap();
+    let session = client.session().await.unwrap();
+    let guard = session.lock(&key).acquire().await.unwrap();
     cluster.client(0).call("CLIENT KILL TYPE normal");
     guard.renew().await.unwrap();
     let mut observer = cluster.client(2);
@@ -83,8 +76,9 @@ async fn a_session_ends_with_its_connection(cluster: &Cluster, client: &LockClie
     let told = begun.elapsed();
     assert!(told < Duration::from_secs(5), "{told:?}: by a renewal");
     assert!(guard.release().await.is_err());
-    let next = lock.acquire().await.unwrap().unwrap();
-    drop(next);
+    let session = client.session().await.unwrap();
+    let _next = session.lock(&key).acquire().await.unwrap();
+    drop(session);
     eventually("it is free", || observer.int(&format!("EXISTS {key}")) == 0).await;
 }
 
@@ -92,8 +86,25 @@ async fn a_session_ends_with_its_connection(cluster: &Cluster, client: &LockClie
 async fn replicas_and_sessions_are_of_the_node_that_has_the_lock() {
     let (cluster, client) = start().await;
     let lock = client.lock("lock").replicas(0, Duration::from_millis(100));
-    assert!(lock.acquire().await.unwrap().is_some());
+    assert!(lock.acquire().await.is_ok());
     let lock = client.lock("other").replicas(1, Duration::from_millis(100));
     assert!(lock.acquire().await.is_err());
     a_session_ends_with_its_connection(&cluster, &client).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_ends_when_the_slot_of_a_lock_of_it_moves() {
+    let (cluster, client) = start().await;
+    let key = format!("{{{}}}lock", tag(|slot| slot < 50, 0));
+    let session = client.session().await.unwrap();
+    let lock = session.lock(&key).lease(Duration::from_secs(6));
+    let guard = lock.acquire().await.unwrap();
+    tokio::task::block_in_place(|| cluster.reshard(0, 1, 100));
+    assert_eq!(soon("it is told", session.lost()).await, Lost::Disconnected);
+    assert_eq!(guard.valid_for(), Duration::ZERO);
+    assert_eq!(guard.lost().await, Lost::Disconnected);
+    assert_eq!(cluster.client(1).int(&format!("EXISTS {key}")), 1);
+    drop(guard);
+    client.flush().await;
+    assert_eq!(cluster.client(1).int(&format!("EXISTS {key}")), 0);
 }

@@ -4,11 +4,11 @@ mod support;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redis_lock_testing::TestServer;
 
-use support::connect;
+use support::{calls, connect};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_tasks_each_get_it_with_a_few_connections() {
@@ -30,7 +30,7 @@ async fn a_thousand_tasks_each_get_it_with_a_few_connections() {
     for _ in 0..1000 {
         let (lock, inside) = (client.lock("lock"), Arc::clone(&inside));
         tasks.spawn(async move {
-            let guard = lock.acquire().await.unwrap().unwrap();
+            let guard = lock.acquire().await.unwrap();
             assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two at a time");
             tokio::task::yield_now().await;
             inside.fetch_sub(1, Ordering::SeqCst);
@@ -63,7 +63,7 @@ async fn tasks_get_it_in_the_order_in_which_they_asked() {
         assert!(futures_util::poll!(&mut acquire).is_pending());
         let order = Arc::clone(&order);
         tasks.push(tokio::spawn(async move {
-            let guard = acquire.await.unwrap().unwrap();
+            let guard = acquire.await.unwrap();
             order.lock().unwrap().push(nth);
             guard.release().await.unwrap();
         }));
@@ -90,7 +90,63 @@ async fn waits_beyond_the_limit_of_connections_queue_locally() {
     assert!(server.info("connected_clients") <= 4);
     drop(guards);
     for waiting in waiting {
-        let guard = support::soon("its turn", waiting).await.unwrap().unwrap();
-        assert!(guard.is_some());
+        drop(support::soon("its turn", waiting).await.unwrap().unwrap());
+    }
+}
+
+#[tokio::test]
+async fn a_free_lock_is_had_while_all_connections_wait_for_others() {
+    let server = TestServer::start();
+    let builder = redis_lock_client::LockClient::builder().max_waiting_connections(1);
+    let client = builder.connect(support::url(&server)).await.unwrap();
+    let mut holder = server.client();
+    holder.int("LOCK.ACQUIRE busy holder LEASE 600000");
+    holder.int("LOCK.ACQUIRE soon-free holder LEASE 600000");
+    let waiting = support::queue(&server, &client.lock("busy"), 0).await;
+    let asked = calls(&mut holder, "lock.acquire");
+    let next = tokio::spawn(client.lock("soon-free").acquire());
+    support::eventually("it has asked", || {
+        calls(&mut holder, "lock.acquire") > asked
+    })
+    .await;
+    assert_eq!(holder.int("LOCK.RELEASE soon-free holder"), 1);
+    let guard = support::soon("its turn", next).await.unwrap().unwrap();
+    guard.release().await.unwrap();
+    assert!(!waiting.is_finished());
+    assert_eq!(holder.int("LOCK.RELEASE busy holder"), 1);
+    let guard = support::soon("the other's turn", waiting).await.unwrap();
+    assert!(guard.is_ok());
+}
+
+#[tokio::test]
+async fn all_waits_look_again_by_one_question() {
+    let server = TestServer::start();
+    let client = connect(&server).await;
+    let mut observer = server.client();
+    let mut waiting = Vec::new();
+    for n in 0..20 {
+        observer.int(&format!("LOCK.ACQUIRE lock{n} holder LEASE 600000"));
+        let lock = client.lock(format!("lock{n}"));
+        waiting.push(support::queue(&server, &lock, n).await);
+    }
+    let begun = Instant::now();
+    let asked = calls(&mut observer, "lock.acquire");
+    let looked = calls(&mut observer, "client|list");
+    let mut looks = 0;
+    support::eventually("it has looked three times", || {
+        looks = calls(&mut observer, "client|list") - looked;
+        looks >= 3
+    })
+    .await;
+    // One every two seconds.
+    let most = begun.elapsed().as_secs() / 2 + 1;
+    assert!(looks <= most, "{looks} looks and not {most}");
+    assert_eq!(calls(&mut observer, "lock.acquire"), asked);
+    assert_eq!(observer.int("LOCK.RELEASE lock7 holder"), 1);
+    let granted = support::soon("its turn", waiting.remove(7)).await.unwrap();
+    assert_eq!(granted.unwrap().key(), b"lock7");
+    for waiting in waiting {
+        assert!(!waiting.is_finished());
+        waiting.abort();
     }
 }

@@ -2,16 +2,13 @@
 
 #[path = "support/control.rs"]
 mod control;
-#[path = "support/processes.rs"]
-mod processes;
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
 use control::Judge;
-use redis_lock_testing::TestServer;
-use rustix::process::Signal;
+use redis_lock_testing::{Signal, TestServer, end_with_us, signal};
 
 /// An example's program. Cargo has built it where it tests everything, but not
 /// where it tests this alone.
@@ -62,7 +59,7 @@ struct Running(Child);
 impl Running {
     fn start(name: &str, server: &[TestServer]) -> Self {
         let mut command = example(name, server);
-        processes::end_with_test(&mut command, Signal::KILL);
+        end_with_us(&mut command, Signal::KILL);
         Self(command.stdout(Stdio::piped()).spawn().unwrap())
     }
 
@@ -93,14 +90,7 @@ fn the_service_hands_over_when_it_is_told_to_end() {
     let mut other = Running::start("service", &server);
     other.await_line("standing by");
     server[0].await_blocked(1);
-    let interrupt = ["-s", "INT", &one.0.id().to_string()];
-    assert!(
-        Command::new("kill")
-            .args(interrupt)
-            .status()
-            .unwrap()
-            .success()
-    );
+    signal(one.0.id(), Signal::INT).unwrap();
     other.await_line("leading");
     assert!(one.0.wait().unwrap().success());
 }

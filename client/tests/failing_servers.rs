@@ -1,15 +1,24 @@
 //! Servers that restart, change their role or hang while somebody waits.
 
+#[path = "support/control.rs"]
+mod control;
 mod support;
 
 use std::time::{Duration, Instant};
 
-use redis_lock_client::{Error, LockClient};
+use control::Judge;
+use redis_lock_client::{Error, LockClient, Lost};
 use redis_lock_testing::TestServer;
 
 use support::{connect, eventually, soon, take, url};
 
 const LONG: Duration = Duration::from_secs(20);
+
+const LEASE: Duration = Duration::from_secs(30);
+
+/// So soon after a reconnect holds are looked at: much sooner than a renewal
+/// is due.
+const LOOKED_AFTER: Duration = Duration::from_secs(3);
 
 /// The id of the client that waits.
 fn waiting_client(server: &TestServer) -> Option<String> {
@@ -25,7 +34,7 @@ async fn a_wait_goes_on_when_it_was_unblocked_with_an_error() {
     let server = TestServer::start();
     let client = connect(&server).await;
     let guard = take(&client, "lock").await;
-    let waiting = tokio::spawn(client.lock("lock").wait(LONG).acquire());
+    let waiting = tokio::spawn(client.lock("lock").acquire_within(LONG));
     eventually("it waits", || server.info("blocked_clients") == 1).await;
     let first = waiting_client(&server).unwrap();
     assert_eq!(
@@ -56,27 +65,30 @@ async fn a_wait_goes_on_when_its_connection_was_killed() {
     })
     .await;
     guard.release().await.unwrap();
-    assert!(soon("the grant", waiting).await.unwrap().unwrap().is_some());
+    assert!(soon("the grant", waiting).await.unwrap().is_ok());
 }
 
 #[tokio::test]
-async fn a_demotion_is_waited_out() {
+async fn a_server_that_becomes_a_replica_is_told_to_who_waits() {
     let server = TestServer::start();
     let other = TestServer::start();
     let client = connect(&server).await;
     let guard = take(&client, "lock").await;
-    let waiting = tokio::spawn(client.lock("lock").wait(LONG).acquire());
+    let waiting = tokio::spawn(client.lock("lock").acquire_within(LONG));
     eventually("it waits", || server.info("blocked_clients") == 1).await;
     let addr = other.addr();
     server
         .client()
         .call(&format!("REPLICAOF {} {}", addr.ip(), addr.port()));
+    // It was given by its own address, so no other can be meant.
     let error = client.lock("lock").try_acquire().await.unwrap_err();
-    assert_eq!(error.code(), Some("READONLY"));
-    assert!(error.is_retryable());
+    assert!(matches!(error, Error::WrongServer { .. }), "{error:?}");
+    let error = soon("the end of the wait", waiting).await.unwrap();
+    assert!(matches!(error, Err(Error::WrongServer { .. })), "{error:?}");
+    assert!(guard.release().await.is_err());
     server.client().call("REPLICAOF NO ONE");
-    drop(guard);
-    assert!(soon("the grant", waiting).await.unwrap().unwrap().is_some());
+    soon("it is given back", client.flush()).await;
+    take(&client, "lock").await.release().await.unwrap();
 }
 
 #[tokio::test]
@@ -84,7 +96,7 @@ async fn a_restart_is_waited_out() {
     let mut server = TestServer::start();
     let client = connect(&server).await;
     let guard = take(&client, "lock").await;
-    let waiting = tokio::spawn(client.lock("lock").wait(LONG).acquire());
+    let waiting = tokio::spawn(client.lock("lock").acquire_within(LONG));
     eventually("it waits", || server.info("blocked_clients") == 1).await;
     // It forgets the lock.
     server.crash_and_restart();
@@ -110,7 +122,7 @@ async fn an_idle_client_finds_its_server_again_after_a_restart() {
     let waiting = tokio::spawn(client.lock("lock").acquire());
     eventually("it waits", || server.info("blocked_clients") == 1).await;
     drop(guard);
-    assert!(soon("the grant", waiting).await.unwrap().unwrap().is_some());
+    assert!(soon("the grant", waiting).await.unwrap().is_ok());
 }
 
 #[tokio::test]
@@ -121,20 +133,19 @@ async fn a_wait_at_a_server_that_hangs_ends_soon_after_its_time() {
     let client = builder.connect(url(&server)).await.unwrap();
     let _guard = take(&client, "lock").await;
     let wait = Duration::from_secs(3);
-    let waiting = tokio::spawn(client.lock("lock").wait(wait).acquire());
-    eventually("it waits", || server.info("blocked_clients") == 1).await;
-    let begun = Instant::now();
-    server.signal("STOP");
-    let error = waiting.await.unwrap().unwrap_err();
-    assert!(matches!(error, Error::Unavailable(_)), "{error:?}");
-    assert!(
-        begun.elapsed() < wait + 2 * response,
-        "{:?}",
-        begun.elapsed()
-    );
-    server.signal("CONT");
-    soon("nothing is left", client.flush()).await;
-    eventually("the waiter is gone", || server.info("blocked_clients") == 0).await;
+    let mut judge = Judge::new("from a wait's begin to its end", wait + 2 * response);
+    while judge.wants_more() {
+        let waiting = tokio::spawn(client.lock("lock").acquire_within(wait));
+        let begun = Instant::now();
+        eventually("it waits", || server.info("blocked_clients") == 1).await;
+        server.stop();
+        let error = soon("its end", waiting).await.unwrap().unwrap_err();
+        judge.judge(begun, Instant::now());
+        assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+        server.go_on();
+        soon("nothing is left", client.flush()).await;
+        eventually("the waiter is gone", || server.info("blocked_clients") == 0).await;
+    }
 }
 
 #[tokio::test]
@@ -150,5 +161,23 @@ async fn a_release_that_was_dropped_is_carried_out_all_the_same() {
         drop(release);
         client.flush().await;
         assert_eq!(server.client().int("EXISTS lock"), 0);
+    }
+}
+
+#[tokio::test]
+async fn a_hold_that_a_restart_forgot_is_told_as_lost_soon() {
+    let mut judge = Judge::new("from a rival's grant until the loss is told", LOOKED_AFTER);
+    while judge.wants_more() {
+        let mut server = TestServer::start();
+        let builder = LockClient::builder().default_lease(LEASE);
+        let client = builder.connect(url(&server)).await.unwrap();
+        let guard = take(&client, "lock").await;
+        server.crash_and_restart();
+        let rival = take(&connect(&server).await, "lock").await;
+        let begun = Instant::now();
+        let why = tokio::time::timeout(LEASE, guard.lost()).await;
+        judge.judge(begun, Instant::now());
+        assert_eq!(why.unwrap(), Lost::Refused);
+        rival.release().await.unwrap();
     }
 }

@@ -2,14 +2,19 @@
 
 mod support;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use redis_lock_client::{Error, LockClient, Lost};
+use redis_lock_client::{Error, LockClient, LockGuard, Lost};
 use redis_lock_testing::{SOON, TestServer};
 
 use support::{connect, eventually, soon, take, url};
 
 const LEASE: Duration = Duration::from_secs(2);
+
+/// So many releases at once.
+const AT_ONCE: usize = 2000;
 
 #[tokio::test]
 async fn a_lock_that_somebody_took_away_is_told_by_the_next_renewal() {
@@ -33,16 +38,12 @@ async fn a_lock_that_somebody_took_away_is_told_by_the_next_renewal() {
 async fn a_lease_that_was_given_ends_and_the_lock_is_anothers() {
     let server = TestServer::start();
     let client = connect(&server).await;
-    let lock = client.lock("lock").lease(LEASE);
-    let guard = lock.acquire().await.unwrap().unwrap();
+    let lock = client.lock("lock").lease(LEASE).renew(false);
+    let guard = lock.acquire().await.unwrap();
     assert!(guard.valid_for() < LEASE * 99 / 100);
     let waiting = tokio::spawn(client.lock("lock").acquire());
     assert_eq!(soon("the loss", guard.lost()).await, Lost::Expired);
-    let rival = soon("the rival's turn", waiting)
-        .await
-        .unwrap()
-        .unwrap()
-        .unwrap();
+    let rival = soon("the rival's turn", waiting).await.unwrap().unwrap();
     let error = guard.release().await.unwrap_err();
     assert!(matches!(error, Error::Lost(Lost::Expired)), "{error:?}");
     client.flush().await;
@@ -55,8 +56,8 @@ async fn what_is_lost_stays_lost_even_if_the_server_still_has_it() {
     let client = connect(&server).await;
     let mut observer = server.client();
     let guard = loop {
-        let lock = client.lock("lock").lease(LEASE);
-        let guard = lock.acquire().await.unwrap().unwrap();
+        let lock = client.lock("lock").lease(LEASE).renew(false);
+        let guard = lock.acquire().await.unwrap();
         guard.lost().await;
         // Here the hold ends a few milliseconds sooner than there, unless the
         // machine is busy.
@@ -75,16 +76,16 @@ async fn what_is_lost_stays_lost_even_if_the_server_still_has_it() {
 async fn a_lost_hold_is_replaced_by_a_new_one_of_the_same_owner() {
     let server = TestServer::start();
     let client = connect(&server).await;
-    let lock = client.lock("lock").owner("alice").lease(LEASE);
-    let old = lock.acquire().await.unwrap().unwrap();
+    let lock = client.lock("lock").owner("alice").lease(LEASE).renew(false);
+    let old = lock.acquire().await.unwrap();
     old.lost().await;
     // Whether or not the server has noticed by now.
     server.client().call("PEXPIRE lock 60000");
     let new = lock
         .lease(Duration::from_secs(60))
+        .renew(false)
         .acquire()
         .await
-        .unwrap()
         .unwrap();
     assert!(new.token() > old.token());
     assert!(old.release().await.is_err());
@@ -98,9 +99,12 @@ async fn a_lost_hold_is_replaced_by_a_new_one_of_the_same_owner() {
 async fn the_shortest_lease_is_a_hold_or_an_error_but_never_a_lie() {
     let server = TestServer::start();
     let client = connect(&server).await;
-    let lock = client.lock("lock").lease(Duration::from_millis(1));
+    let lock = client
+        .lock("lock")
+        .lease(Duration::from_millis(1))
+        .renew(false);
     for _ in 0..100 {
-        match lock.clone().wait(SOON).acquire().await {
+        match lock.clone().acquire_within(SOON).await {
             Ok(Some(guard)) => assert!(guard.valid_for() < Duration::from_millis(1)),
             Ok(None) => panic!("nobody else has it for long"),
             Err(error) => assert!(matches!(error, Error::Lost(Lost::Expired)), "{error:?}"),
@@ -137,7 +141,7 @@ fn a_guard_that_outlives_its_runtime_is_no_hold() {
 }
 
 #[test]
-fn a_client_goes_on_in_another_runtime() {
+fn a_client_that_outlives_its_runtime_says_so() {
     let server = TestServer::start();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let client = runtime.block_on(async {
@@ -149,11 +153,50 @@ fn a_client_goes_on_in_another_runtime() {
     drop(runtime);
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
-        let guard = take(&client, "lock").await;
-        let waiting = tokio::spawn(client.lock("lock").acquire());
-        eventually("it waits", || server.info("blocked_clients") == 1).await;
-        guard.release().await.unwrap();
-        let granted = soon("the grant", waiting).await;
-        assert!(granted.unwrap().unwrap().is_some());
+        let lock = client.lock("lock");
+        let error = soon("an answer", lock.try_acquire()).await.unwrap_err();
+        assert!(matches!(error, Error::Stopped), "{error:?}");
+        let error = soon("an answer", lock.acquire()).await.unwrap_err();
+        assert!(matches!(error, Error::Stopped), "{error:?}");
+        soon("nothing is left to do", client.flush()).await;
     });
+    assert_eq!(server.client().int("EXISTS lock"), 0);
+}
+
+/// Releases two guards as much at once as two threads can.
+async fn release_at_once(guards: [LockGuard; 2]) -> [Result<(), Error>; 2] {
+    let ready = Arc::new(AtomicUsize::new(0));
+    let [one, other] = guards.map(|guard| {
+        let (ready, runtime) = (Arc::clone(&ready), tokio::runtime::Handle::current());
+        tokio::task::spawn_blocking(move || {
+            ready.fetch_add(1, Ordering::SeqCst);
+            while ready.load(Ordering::SeqCst) < 2 {
+                std::thread::yield_now();
+            }
+            runtime.block_on(guard.release())
+        })
+    });
+    [one.await.unwrap(), other.await.unwrap()]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_releases_at_once_do_not_hide_a_loss() {
+    let server = TestServer::start();
+    let client = connect(&server).await;
+    let mut observer = server.client();
+    let lock = client.lock("lock").owner("alice");
+    for round in 0..AT_ONCE {
+        let is_broken = round % 8 > 0;
+        let outer = lock.acquire().await.unwrap();
+        let inner = lock.acquire().await.unwrap();
+        if is_broken {
+            assert_eq!(observer.int("LOCK.BREAK lock"), 1);
+        }
+        let released = release_at_once([outer, inner]).await;
+        let told = released
+            .iter()
+            .any(|outcome| matches!(outcome, Err(Error::Lost(_))));
+        assert_eq!(told, is_broken, "round {round}: {released:?}");
+        assert_eq!(observer.int("EXISTS lock"), 0, "round {round}");
+    }
 }

@@ -5,7 +5,7 @@ mod support;
 use std::time::{Duration, Instant};
 
 use redis_lock_client::{Error, LockClient, Lost, Redlock};
-use redis_lock_testing::TestServer;
+use redis_lock_testing::{Fate, Proxy, TestServer};
 
 use support::{eventually, soon, url};
 
@@ -55,9 +55,9 @@ async fn works_with_killed(killed: usize) {
         let guard = one
             .lock("lock")
             .lease(LEASE)
+            .renew(false)
             .acquire()
             .await
-            .unwrap()
             .unwrap();
         assert!(guard.valid_for() > LEASE * 9 / 10);
         eventually("all that live have it", || held_on(alive) == 5 - killed).await;
@@ -66,16 +66,10 @@ async fn works_with_killed(killed: usize) {
         guard.release().await.unwrap();
         eventually("all that live are free", || held_on(alive) == 0).await;
     }
-    let guard = one.lock("lock").acquire().await.unwrap().unwrap();
+    let guard = one.lock("lock").acquire().await.unwrap();
     let waiting = tokio::spawn(other.lock("lock").acquire());
     drop(guard);
-    assert!(
-        soon("the other's turn", waiting)
-            .await
-            .unwrap()
-            .unwrap()
-            .is_some()
-    );
+    assert!(soon("the other's turn", waiting).await.unwrap().is_ok());
     eventually("it is given back", || held_on(alive) == 0).await;
 }
 
@@ -101,16 +95,19 @@ async fn with_three_killed_servers_of_five_nothing_is_held() {
     let held = client
         .lock("held")
         .lease(LEASE)
+        .renew(false)
         .acquire()
         .await
-        .unwrap()
         .unwrap();
     for server in &mut servers[..3] {
         server.crash();
     }
     for wait in [Duration::ZERO, Duration::from_millis(500)] {
-        let lock = client.lock("lock").lease(Duration::from_secs(1));
-        let error = lock.wait(wait).acquire().await.unwrap_err();
+        let lock = client
+            .lock("lock")
+            .lease(Duration::from_secs(1))
+            .renew(false);
+        let error = lock.acquire_within(wait).await.unwrap_err();
         assert!(
             matches!(
                 error,
@@ -143,7 +140,7 @@ async fn a_majority_that_dies_is_told_as_a_loss_in_time() {
         .connect_redlock(servers.iter().map(url))
         .await
         .unwrap();
-    let guard = client.lock("lock").acquire().await.unwrap().unwrap();
+    let guard = client.lock("lock").acquire().await.unwrap();
     tokio::time::sleep(lease * 3 / 2).await;
     assert!(guard.valid_for() > Duration::ZERO, "it was renewed");
     for server in &mut servers[..3] {
@@ -156,17 +153,17 @@ async fn a_majority_that_dies_is_told_as_a_loss_in_time() {
 async fn a_stopped_server_neither_delays_nor_keeps_the_lock() {
     let servers = five();
     let client = redlock(&servers).await;
-    servers[0].signal("STOP");
+    servers[0].stop();
     let begun = Instant::now();
     for _ in 0..20 {
-        let guard = client.lock("lock").acquire().await.unwrap().unwrap();
+        let guard = client.lock("lock").acquire().await.unwrap();
         guard.renew().await.unwrap();
         guard.release().await.unwrap();
     }
     // Each waits for the majority, not for the one that is stopped.
     assert!(begun.elapsed() < 5 * RESPONSE, "{:?}", begun.elapsed());
-    servers[0].signal("CONT");
-    let held = client.lock("lock").acquire().await.unwrap().unwrap();
+    servers[0].go_on();
+    let held = client.lock("lock").acquire().await.unwrap();
     held.release().await.unwrap();
     eventually("it is free everywhere", || held_on(&servers) == 0).await;
 }
@@ -178,9 +175,9 @@ async fn a_server_wiped_within_the_lease_does_not_let_another_in() {
     let guard = one
         .lock("lock")
         .lease(LEASE)
+        .renew(false)
         .acquire()
         .await
-        .unwrap()
         .unwrap();
     eventually("all have it", || held_on(&servers) == 5).await;
     servers[0].client().call("FLUSHALL");
@@ -200,13 +197,15 @@ async fn a_server_wiped_within_the_lease_does_not_let_another_in() {
 async fn an_acquire_slower_than_its_lease_is_no_hold() {
     let servers = five();
     let client = redlock(&servers).await;
-    let signal = |name| servers[..3].iter().for_each(|server| server.signal(name));
-    signal("STOP");
-    let lock = client.lock("lock").lease(Duration::from_millis(50));
+    servers[..3].iter().for_each(TestServer::stop);
+    let lock = client
+        .lock("lock")
+        .lease(Duration::from_millis(50))
+        .renew(false);
     // In the end all grant it.
     let (taken, ()) = tokio::join!(lock.try_acquire(), async {
         tokio::time::sleep(Duration::from_millis(100)).await;
-        signal("CONT");
+        servers[..3].iter().for_each(TestServer::go_on);
     });
     assert!(taken.unwrap().is_none());
     soon("it is given back", client.flush()).await;
@@ -217,11 +216,10 @@ async fn an_acquire_slower_than_its_lease_is_no_hold() {
 async fn what_a_minority_grants_is_no_hold_and_is_given_back() {
     let servers = five();
     let client = hasty_redlock(&servers).await;
-    let signal = |name| servers[..3].iter().for_each(|server| server.signal(name));
-    signal("STOP");
+    servers[..3].iter().for_each(TestServer::stop);
     let error = client.lock("lock").try_acquire().await.unwrap_err();
     assert!(matches!(error, Error::NoMajority { .. }), "{error:?}");
-    signal("CONT");
+    servers[..3].iter().for_each(TestServer::go_on);
     soon("it is given back", client.flush()).await;
     eventually("it is free everywhere", || held_on(&servers) == 0).await;
 }
@@ -239,7 +237,7 @@ async fn many_clients_exclude_each_other() {
         let inside = Arc::clone(&inside);
         tasks.spawn(async move {
             for _ in 0..5 {
-                let guard = client.lock("lock").acquire().await.unwrap().unwrap();
+                let guard = client.lock("lock").acquire().await.unwrap();
                 assert!(!inside.swap(true, Ordering::SeqCst), "two at a time");
                 tokio::time::sleep(Duration::from_millis(1)).await;
                 inside.store(false, Ordering::SeqCst);
@@ -275,12 +273,12 @@ async fn an_owner_re_enters_on_a_majority() {
     let servers = five();
     let client = redlock(&servers).await;
     let lock = client.lock("lock").owner("alice");
-    let outer = lock.acquire().await.unwrap().unwrap();
-    let inner = lock.acquire().await.unwrap().unwrap();
+    let outer = lock.acquire().await.unwrap();
+    let inner = lock.acquire().await.unwrap();
     outer.release().await.unwrap();
     assert!(client.lock("lock").try_acquire().await.unwrap().is_none());
     inner.release().await.unwrap();
-    assert!(client.lock("lock").acquire().await.unwrap().is_some());
+    assert!(client.lock("lock").acquire().await.is_ok());
 }
 
 #[tokio::test]
@@ -289,4 +287,42 @@ async fn replicas_are_not_for_independent_servers() {
     let client = redlock(&servers).await;
     let lock = client.lock("lock").replicas(1, LEASE);
     assert!(matches!(lock.acquire().await, Err(Error::Invalid(_))));
+}
+
+#[tokio::test]
+async fn an_old_release_that_comes_late_spares_the_owners_new_hold() {
+    let mut servers: Vec<_> = (0..3).map(|_| TestServer::start()).collect();
+    let proxy = Proxy::to(servers[2].addr()).unwrap();
+    let mut urls: Vec<_> = servers.iter().map(url).collect();
+    urls[2] = format!("redis://{}", proxy.addr());
+    let response = RESPONSE / 2;
+    let client = LockClient::builder()
+        .connect_timeout(response)
+        .response_timeout(response)
+        .connect_redlock(urls)
+        .await
+        .unwrap();
+    let lock = client.lock("lock").owner("alice");
+    // The third server hears nothing of the first hold, and then does not take
+    // its release.
+    proxy.set(Fate::CommandsSwallowed);
+    let first = lock.acquire().await.unwrap();
+    first.release().await.unwrap();
+    proxy.set(Fate::Refuses("LOCK.RELEASE", "LOADING for a while"));
+    eventually("its release is tried there", || proxy.refused() > 0).await;
+
+    let guard = lock.acquire().await.unwrap();
+    eventually("all have the new hold", || held_on(&servers) == 3).await;
+    proxy.set(Fate::Passes);
+    // Now one server of three fails.
+    servers[0].crash_and_restart();
+    soon("the release has arrived", client.flush()).await;
+    let rival = redlock(&servers).await;
+    let both = rival.lock("lock").try_acquire().await.unwrap();
+    assert!(
+        both.is_none(),
+        "a rival has it, and this one for {:?}",
+        guard.valid_for()
+    );
+    guard.renew().await.unwrap();
 }

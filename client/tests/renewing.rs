@@ -51,7 +51,7 @@ async fn renewals_stop_at_their_number() {
 async fn a_lease_that_was_given_is_not_renewed() {
     let server = TestServer::start();
     let client = client_with_short_leases(&server).await;
-    let lock = client.lock("lock").lease(LEASE);
+    let lock = client.lock("lock").lease(LEASE).renew(false);
     let guard = lock.try_acquire().await.unwrap().unwrap();
     assert_eq!(soon("the end of it", guard.lost()).await, Lost::Expired);
 }
@@ -60,7 +60,7 @@ async fn a_lease_that_was_given_is_not_renewed() {
 async fn a_lease_that_was_given_is_renewed_by_hand() {
     let server = TestServer::start();
     let client = client_with_short_leases(&server).await;
-    let lock = client.lock("lock").lease(LEASE);
+    let lock = client.lock("lock").lease(LEASE).renew(false);
     let guard = lock.try_acquire().await.unwrap().unwrap();
     for _ in 0..8 {
         tokio::time::sleep(LEASE / 4).await;
@@ -77,7 +77,7 @@ async fn a_renewal_that_races_a_release_brings_nothing_back() {
         for _ in 0..1000 {
             let lock = client.lock("lock");
             let lock = if named { lock.owner("alice") } else { lock };
-            let guard = std::sync::Arc::new(lock.acquire().await.unwrap().unwrap());
+            let guard = std::sync::Arc::new(lock.acquire().await.unwrap());
             let renewing = std::sync::Arc::clone(&guard);
             let renewing = tokio::spawn(async move { renewing.renew().await });
             tokio::task::yield_now().await;
@@ -117,10 +117,10 @@ async fn a_short_outage_is_survived() {
         .response_timeout(Duration::from_millis(100));
     let client = builder.connect(url(&server)).await.unwrap();
     let guard = take(&client, "lock").await;
-    server.signal("STOP");
+    server.stop();
     // Longer than it takes until the next renewal.
     tokio::time::sleep(Duration::from_millis(1300)).await;
-    server.signal("CONT");
+    server.go_on();
     eventually("it is renewed", || {
         guard.valid_for() > Duration::from_secs(2)
     })

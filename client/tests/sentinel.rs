@@ -5,8 +5,6 @@ mod support;
 use std::time::{Duration, Instant};
 
 use redis_lock_client::LockClient;
-use redis_lock_client::redis::ConnectionAddr;
-use redis_lock_client::redis::sentinel::{SentinelClientBuilder, SentinelServerType};
 use redis_lock_testing::{Sentinels, TestServer};
 
 use support::eventually;
@@ -16,11 +14,9 @@ use support::eventually;
 const FAILOVER: Duration = Duration::from_secs(60);
 
 async fn connect(group: &Sentinels) -> LockClient {
-    let sentinels = group.addrs();
-    let sentinels = sentinels.map(|addr| ConnectionAddr::Tcp(addr.ip().to_string(), addr.port()));
-    let kind = SentinelServerType::Master;
-    let sentinels = SentinelClientBuilder::new(sentinels, "locks", kind).unwrap();
-    LockClient::connect_sentinel(sentinels).await.unwrap()
+    let sentinels = group.addrs().map(|addr| addr.to_string()).join(",");
+    let url = format!("redis-sentinel://{sentinels}/locks");
+    LockClient::connect(url).await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -30,12 +26,12 @@ async fn a_fail_over_is_waited_out_and_what_replicas_have_is_kept() {
     let client = connect(&group).await;
     // A lock that the replicas have, renewed by the client.
     let safe = client.lock("safe").replicas(2, Duration::from_secs(5));
-    let safe = safe.acquire().await.unwrap().unwrap();
+    let safe = safe.acquire().await.unwrap();
     // A lock that a stranger has and replicas too; somebody waits for it.
     let mut stranger = group.primary.client();
     let held = stranger.int("LOCK.ACQUIRE held stranger LEASE 600000");
     assert_eq!(stranger.call("WAIT 2 5000"), redis_lock_testing::int(2));
-    let waiting = tokio::spawn(client.lock("held").wait(FAILOVER).acquire());
+    let waiting = tokio::spawn(client.lock("held").acquire_within(FAILOVER));
     eventually("it waits", || group.primary.info("blocked_clients") == 1).await;
 
     let died = Instant::now();
@@ -44,8 +40,7 @@ async fn a_fail_over_is_waited_out_and_what_replicas_have_is_kept() {
     // Asked at once, answered when there is a primary again.
     let fresh = client
         .lock("fresh")
-        .wait(FAILOVER)
-        .acquire()
+        .acquire_within(FAILOVER)
         .await
         .unwrap()
         .unwrap();
@@ -82,11 +77,11 @@ async fn who_waits_at_a_primary_that_hangs_waits_at_its_successor() {
     let mut stranger = group.primary.client();
     stranger.int("LOCK.ACQUIRE held stranger LEASE 600000");
     assert_eq!(stranger.call("WAIT 2 5000"), redis_lock_testing::int(2));
-    let waiting = tokio::spawn(client.lock("held").wait(FAILOVER).acquire());
+    let waiting = tokio::spawn(client.lock("held").acquire_within(FAILOVER));
     eventually("it waits", || group.primary.info("blocked_clients") == 1).await;
 
     // Its connections stay open, and nothing comes.
-    group.primary.signal("STOP");
+    group.primary.stop();
     let deadline = Instant::now() + FAILOVER;
     let successor = loop {
         assert!(Instant::now() < deadline, "nobody waits at a successor");

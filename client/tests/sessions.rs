@@ -7,19 +7,24 @@ mod support;
 use std::time::{Duration, Instant};
 
 use control::Judge;
-use redis_lock_client::{Error, LockClient, LockGuard, Lost};
-use redis_lock_testing::TestServer;
+use redis_lock_client::{Error, LockClient, LockGuard, Lost, Session};
+use redis_lock_testing::{Fate, Proxy, TestServer};
 
-use support::{connect, eventually, soon, take, tied_client};
+use support::{calls, connect, eventually, soon, take, tied_client};
 
 /// The server does it in 5 ms.
 const AT_ONCE: Duration = Duration::from_millis(100);
 
 const LEASE: Duration = Duration::from_secs(2);
 
-async fn session(client: &LockClient) -> LockGuard {
-    let lock = client.lock("lock").session();
-    lock.acquire().await.unwrap().unwrap()
+/// So many locks of one session.
+const MANY: i64 = 100;
+
+/// Takes the lock with a new session.
+async fn hold(client: &LockClient) -> (Session, LockGuard) {
+    let session = client.session().await.unwrap();
+    let guard = session.lock("lock").acquire().await.unwrap();
+    (session, guard)
 }
 
 /// Has somebody wait for the lock until `end` has ended who holds it.
@@ -38,29 +43,84 @@ async fn judge_the_hand_off<T>(
     let ended = end().await;
     let (granted, at) = soon("its turn", waiting).await.unwrap();
     judge.judge(begun, at);
-    granted.unwrap().unwrap().release().await.unwrap();
+    granted.unwrap().release().await.unwrap();
     ended
 }
 
 #[tokio::test]
-async fn it_ends_with_its_guard_and_its_connection_with_it() {
+async fn many_locks_are_held_by_one_connection_and_end_with_it() {
     let server = TestServer::start();
     let client = connect(&server).await;
     let before = server.info("connected_clients");
-    let guard = session(&client).await;
-    assert_eq!(server.info("lock_sessions"), 1);
+    let session = client.session().await.unwrap();
+    let mut guards = Vec::new();
+    for n in 0..MANY {
+        let lock = session.lock(format!("lock{n}"));
+        guards.push(lock.acquire().await.unwrap());
+    }
     assert_eq!(server.info("connected_clients"), before + 1);
-    guard.release().await.unwrap();
-    eventually("the connection is closed", || {
+    assert_eq!(server.info("lock_sessions"), MANY);
+    guards.remove(0).release().await.unwrap();
+    assert_eq!(server.info("lock_sessions"), MANY - 1);
+    assert!(session.is_alive());
+    assert_eq!(server.client().int("EXISTS lock0"), 0);
+
+    let tied = tied_client(&mut server.client(), "lock1");
+    server.client().int(&format!("CLIENT KILL ID {tied}"));
+    assert_eq!(soon("the loss", session.lost()).await, Lost::Disconnected);
+    assert!(!session.is_alive());
+    for guard in guards {
+        assert_eq!(soon("the loss", guard.lost()).await, Lost::Disconnected);
+        assert_eq!(guard.valid_for(), Duration::ZERO);
+    }
+    assert_eq!(server.client().int("DBSIZE"), 0);
+    assert!(session.lock("lock").acquire().await.is_err());
+}
+
+#[tokio::test]
+async fn it_ends_when_it_is_dropped_whatever_guards_there_are() {
+    let server = TestServer::start();
+    let client = connect(&server).await;
+    let before = server.info("connected_clients");
+    let mut judge = Judge::new("from a drop to the next holder", AT_ONCE);
+    while judge.wants_more() {
+        let (session, guard) = hold(&client).await;
+        judge_the_hand_off(&mut judge, &server, async || drop(session)).await;
+        assert_eq!(server.info("lock_sessions"), 0);
+        soon("the loss", guard.lost()).await;
+        assert_eq!(guard.valid_for(), Duration::ZERO);
+    }
+    eventually("its connections are closed", || {
         server.info("connected_clients") == before
     })
     .await;
+}
+
+#[tokio::test]
+async fn it_has_ended_when_it_is_closed() {
+    let server = TestServer::start();
+    let client = connect(&server).await;
+    let (session, guard) = hold(&client).await;
+    soon("its end", session.close()).await;
+    assert_eq!(server.client().int("EXISTS lock"), 0);
+    assert_eq!(guard.valid_for(), Duration::ZERO);
+    assert!(guard.release().await.is_err());
+}
+
+#[tokio::test]
+async fn a_dropped_guard_gives_its_lock_back_and_no_other() {
+    let server = TestServer::start();
+    let client = connect(&server).await;
+    let (session, guard) = hold(&client).await;
+    let other = session.lock("other").acquire().await.unwrap();
     let mut judge = Judge::new("from a drop to the next holder", AT_ONCE);
+    judge_the_hand_off(&mut judge, &server, async || drop(guard)).await;
     while judge.wants_more() {
-        let guard = session(&client).await;
+        let guard = session.lock("lock").acquire().await.unwrap();
         judge_the_hand_off(&mut judge, &server, async || drop(guard)).await;
-        assert_eq!(server.info("lock_sessions"), 0);
     }
+    assert_eq!(server.info("lock_sessions"), 1);
+    other.renew().await.unwrap();
 }
 
 #[test]
@@ -70,13 +130,13 @@ fn it_ends_with_the_runtime() {
     let mut judge = Judge::new("from a runtime's end to the next holder", AT_ONCE);
     while judge.wants_more() {
         let runtime = start();
-        let guard = runtime.block_on(async { session(&connect(&server).await).await });
+        let held = runtime.block_on(async { hold(&connect(&server).await).await });
         start().block_on(judge_the_hand_off(&mut judge, &server, async || {
             tokio::task::spawn_blocking(move || drop(runtime))
                 .await
                 .unwrap();
         }));
-        drop(guard);
+        drop(held);
     }
 }
 
@@ -88,7 +148,7 @@ async fn a_killed_connection_loses_it_at_once_and_its_holder_is_told() {
     let mut handed_on = Judge::new("from a kill to the next holder", AT_ONCE);
     let mut told = Judge::new("from a kill until its holder is told", AT_ONCE);
     while handed_on.wants_more() || told.wants_more() {
-        let guard = session(&client).await;
+        let (_session, guard) = hold(&client).await;
         let tied = tied_client(&mut observer, "lock");
         let (begun, why, ended) = judge_the_hand_off(&mut handed_on, &server, async || {
             let begun = Instant::now();
@@ -107,36 +167,37 @@ async fn a_killed_connection_loses_it_at_once_and_its_holder_is_told() {
         );
     }
     // The client and its other connections are none the worse.
-    session(&client).await.release().await.unwrap();
+    hold(&client).await.1.release().await.unwrap();
 }
 
 #[tokio::test]
 async fn a_server_that_dies_takes_it_along() {
     let mut server = TestServer::start();
     let client = connect(&server).await;
-    let guard = session(&client).await;
+    let (session, guard) = hold(&client).await;
     server.crash();
     assert_eq!(soon("the loss", guard.lost()).await, Lost::Disconnected);
+    assert_eq!(soon("the loss", session.lost()).await, Lost::Disconnected);
 }
 
 #[tokio::test]
 async fn a_server_stopped_past_the_lease_does_not_keep_it_up_later() {
     let server = TestServer::start();
     let client = connect(&server).await;
-    let lock = client.lock("lock").session().lease(LEASE);
     let mut judge = Judge::new("from a lease's end here to the end there", LEASE / 100);
     while judge.wants_more() {
-        let guard = lock.acquire().await.unwrap().unwrap();
-        server.signal("STOP");
+        let session = client.session().await.unwrap();
+        let guard = session.lock("lock").lease(LEASE).acquire().await.unwrap();
+        server.stop();
         assert!(guard.valid_for() > Duration::ZERO);
         let ends_here = Instant::now() + guard.valid_for();
         assert_eq!(soon("the loss", guard.lost()).await, Lost::Expired);
         judge.judge(ends_here, Instant::now());
-        server.signal("CONT");
-        // The guard is still there, but its connection is not.
+        server.go_on();
+        // The guard and its session are still there, but their hold is not.
         let next = connect(&server).await;
         let granted = soon("another's turn", next.lock("lock").acquire()).await;
-        let granted = granted.unwrap().unwrap();
+        let granted = granted.unwrap();
         assert!(granted.token() > guard.token());
         assert!(guard.release().await.is_err());
         granted.release().await.unwrap();
@@ -147,8 +208,8 @@ async fn a_server_stopped_past_the_lease_does_not_keep_it_up_later() {
 async fn it_outlasts_its_lease_many_times() {
     let server = TestServer::start();
     let client = connect(&server).await;
-    let lock = client.lock("lock").session().lease(LEASE).max_renewals(1);
-    let guard = lock.acquire().await.unwrap().unwrap();
+    let session = client.session().await.unwrap();
+    let guard = session.lock("lock").lease(LEASE).acquire().await.unwrap();
     let lost = tokio::time::timeout(LEASE * 3, guard.lost()).await;
     assert!(lost.is_err(), "{lost:?}");
     assert!(guard.valid_for() > Duration::ZERO && guard.valid_for() < LEASE);
@@ -160,66 +221,71 @@ async fn it_outlasts_its_lease_many_times() {
 async fn one_that_somebody_took_away_is_told_by_the_next_renewal() {
     let server = TestServer::start();
     let client = connect(&server).await;
-    let lock = client.lock("lock").session().lease(LEASE);
-    let guard = lock.acquire().await.unwrap().unwrap();
+    let session = client.session().await.unwrap();
+    let guard = session.lock("lock").lease(LEASE).acquire().await.unwrap();
+    let other = session.lock("other").acquire().await.unwrap();
     assert_eq!(server.client().int("LOCK.BREAK lock"), 1);
     assert_eq!(soon("the loss", guard.lost()).await, Lost::Refused);
+    assert!(session.is_alive());
+    other.renew().await.unwrap();
 }
 
 #[tokio::test]
-async fn who_waits_for_one_has_it_tied_to_the_connection_that_waited() {
+async fn who_waits_for_one_has_it_tied_to_the_sessions_connection() {
     let server = TestServer::start();
     let client = connect(&server).await;
     let guard = take(&client, "lock").await;
-    let lock = client.lock("lock").session();
+    let session = client.session().await.unwrap();
+    let other = session.lock("other").acquire().await.unwrap();
+    let lock = session.lock("lock");
     assert!(lock.try_acquire().await.unwrap().is_none());
-    let waiting = tokio::spawn(lock.acquire());
-    eventually("it waits", || server.info("blocked_clients") == 1).await;
+    let waiting = support::queue(&server, &lock, 0).await;
+    // Who waits does not keep the session from anything else.
+    other.renew().await.unwrap();
     guard.release().await.unwrap();
-    let guard = soon("its turn", waiting).await.unwrap().unwrap().unwrap();
-    assert_eq!(server.info("lock_sessions"), 1);
-    // A wait that comes now has a connection of its own.
-    let doomed = tokio::spawn(client.lock("lock").session().acquire());
-    eventually("it waits", || server.info("blocked_clients") == 1).await;
+    let guard = soon("its turn", waiting).await.unwrap().unwrap();
+    assert_eq!(server.info("lock_sessions"), 2);
     assert!(guard.valid_for() > Duration::from_secs(20));
-    let before = server.info("connected_clients");
+    let doomed = support::queue(&server, &lock, 0).await;
     doomed.abort();
-    eventually("its connection is closed", || {
-        server.info("blocked_clients") == 0 && server.info("connected_clients") == before - 1
-    })
-    .await;
+    eventually("nobody waits", || server.info("blocked_clients") == 0).await;
+    let mut observer = server.client();
+    assert_eq!(
+        tied_client(&mut observer, "lock"),
+        tied_client(&mut observer, "other")
+    );
     guard.renew().await.unwrap();
     guard.release().await.unwrap();
+    other.release().await.unwrap();
 }
 
 #[tokio::test]
-async fn guards_of_one_owner_share_it_and_a_plain_hold_gets_none() {
+async fn guards_of_one_owner_share_a_hold_of_their_session() {
     let server = TestServer::start();
     let client = connect(&server).await;
-    let plain = client.lock("lock").owner("alice");
-    let lock = plain.clone().session();
-    let outer = lock.acquire().await.unwrap().unwrap();
-    let inner = plain.acquire().await.unwrap().unwrap();
-    let innermost = lock.acquire().await.unwrap().unwrap();
+    let session = client.session().await.unwrap();
+    let lock = session.lock("lock").owner("alice");
+    let outer = lock.acquire().await.unwrap();
+    let inner = lock.acquire().await.unwrap();
+    assert_eq!(outer.token(), inner.token());
     drop(outer);
-    drop(innermost);
     client.flush().await;
     assert_eq!(server.info("lock_sessions"), 1);
     inner.release().await.unwrap();
-    let _plain = plain.acquire().await.unwrap().unwrap();
-    let error = lock.acquire().await.unwrap_err();
-    assert!(matches!(error, Error::Invalid(_)), "{error:?}");
+    assert_eq!(server.info("lock_sessions"), 0);
+    assert_eq!(server.client().int("EXISTS lock"), 0);
 }
 
 #[tokio::test]
 async fn an_owner_that_comes_again_at_once_gets_a_new_one_each_time() {
     let server = TestServer::start();
     let client = connect(&server).await;
-    let lock = client.lock("lock").owner("alice").session();
+    let session = client.session().await.unwrap();
+    let lock = session.lock("lock").owner("alice");
     let mut last = 0;
     for _ in 0..100 {
-        // The connection of the last one may still be closing.
-        let guard = lock.acquire().await.unwrap().unwrap();
+        // The release of the last one may still be on its way.
+        let guard = lock.acquire().await.unwrap();
         assert!(guard.token() > last);
         last = guard.token();
     }
@@ -228,14 +294,60 @@ async fn an_owner_that_comes_again_at_once_gets_a_new_one_each_time() {
 }
 
 #[tokio::test]
-async fn readers_have_sessions_too_and_forgetting_one_ends_it() {
+async fn readers_have_sessions_too_and_a_forgotten_one_ends_with_it() {
     let server = TestServer::start();
     let client = connect(&server).await;
-    let reader = client.lock("lock").shared().session();
-    let one = reader.acquire().await.unwrap().unwrap();
-    let other = reader.acquire().await.unwrap().unwrap();
+    let (one, other) = (client.session().await, client.session().await);
+    let (one, other) = (one.unwrap(), other.unwrap());
+    let forgotten = one.lock("lock").shared().acquire().await.unwrap();
+    let kept = other.lock("lock").shared().acquire().await.unwrap();
     assert_eq!(server.info("lock_sessions"), 2);
-    one.forget();
+    forgotten.forget();
+    client.flush().await;
+    assert_eq!(server.info("lock_sessions"), 2);
+    drop(one);
     eventually("it ends", || server.info("lock_sessions") == 1).await;
-    other.renew().await.unwrap();
+    kept.renew().await.unwrap();
+}
+
+/// What a dropped acquire has sent may come later than what is sent after it on
+/// another connection.
+#[tokio::test]
+async fn a_dropped_acquire_leaves_nothing_with_the_session() {
+    let server = TestServer::start();
+    let mut observer = server.client();
+    let proxy = Proxy::to(server.addr()).unwrap();
+    let client = LockClient::connect(format!("redis://{}", proxy.addr()));
+    let client = client.await.unwrap();
+    let (session, guard) = hold(&client).await;
+    let tied = tied_client(&mut observer, "lock");
+    guard.release().await.unwrap();
+    // What is sent on this connection is late from now on, and the client opens
+    // others.
+    proxy.set(Fate::CommandsHeld);
+    let own = observer.int("CLIENT ID");
+    let clients = observer.bulk("CLIENT LIST");
+    for client in clients.lines() {
+        let id = client.strip_prefix("id=").unwrap();
+        let id: i64 = id.split(' ').next().unwrap().parse().unwrap();
+        if id != own && id != tied {
+            observer.int(&format!("CLIENT KILL ID {id}"));
+        }
+    }
+    let released = calls(&mut observer, "lock.release");
+    let acquire = session.lock("lock").acquire();
+    assert!(tokio::time::timeout(AT_ONCE, acquire).await.is_err());
+    // If it is released on another connection, that is before it is granted.
+    let _ = tokio::time::timeout(AT_ONCE * 5, async {
+        while calls(&mut observer, "lock.release") == released {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    })
+    .await;
+    proxy.set(Fate::Passes);
+    soon("all is given back", client.flush()).await;
+    eventually("the lock is free", || observer.int("EXISTS lock") == 0).await;
+    assert!(session.is_alive());
+    let guard = session.lock("lock").acquire().await.unwrap();
+    guard.release().await.unwrap();
 }

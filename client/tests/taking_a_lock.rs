@@ -38,6 +38,7 @@ async fn the_lease_is_the_one_asked_for_or_that_of_the_client() {
     let _given = client
         .lock("given")
         .lease(LEASE)
+        .renew(false)
         .try_acquire()
         .await
         .unwrap();
@@ -52,14 +53,14 @@ async fn who_waits_is_served_when_the_lock_comes_free() {
     let server = TestServer::start();
     let (one, other) = (connect(&server).await, connect(&server).await);
     let guard = take(&one, "lock").await;
-    let waiting = tokio::spawn(other.lock("lock").lease(LEASE).acquire());
+    let waiting = tokio::spawn(other.lock("lock").lease(LEASE).renew(false).acquire());
     eventually("it waits on the server", || {
         server.info("blocked_clients") == 1
     })
     .await;
     let first = guard.token();
     guard.release().await.unwrap();
-    let guard = soon("the grant", waiting).await.unwrap().unwrap().unwrap();
+    let guard = soon("the grant", waiting).await.unwrap().unwrap();
     assert!(guard.token() > first);
     assert!(guard.valid_for() > Duration::from_secs(55));
 }
@@ -74,8 +75,7 @@ async fn a_wait_ends_with_none_neither_sooner_nor_much_later() {
     assert!(
         client
             .lock("lock")
-            .wait(wait)
-            .acquire()
+            .acquire_within(wait)
             .await
             .unwrap()
             .is_none()
@@ -90,9 +90,11 @@ async fn a_wait_ends_with_none_neither_sooner_nor_much_later() {
 async fn a_wait_of_zero_tries_once() {
     let server = TestServer::start();
     let client = connect(&server).await;
-    let lock = client.lock("lock").wait(Duration::ZERO);
-    let guard = lock.acquire().await.unwrap().unwrap();
-    assert!(lock.acquire().await.unwrap().is_none());
+    let lock = client.lock("lock");
+    let guard = lock.acquire_within(Duration::ZERO).await.unwrap();
+    assert!(guard.is_some());
+    let again = lock.acquire_within(Duration::ZERO).await.unwrap();
+    assert!(again.is_none());
     drop(guard);
     assert_eq!(server.info("blocked_clients"), 0);
 }
@@ -103,7 +105,7 @@ async fn a_wait_too_long_for_a_clock_is_without_end() {
     let client = connect(&server).await;
     let guard = take(&client, "lock").await;
     for wait in [Duration::MAX, Duration::from_secs(100 * 365 * 86_400)] {
-        let waiting = tokio::spawn(connect(&server).await.lock("lock").wait(wait).acquire());
+        let waiting = tokio::spawn(connect(&server).await.lock("lock").acquire_within(wait));
         eventually("it waits on the server", || {
             server.info("blocked_clients") == 1
         })
@@ -140,8 +142,8 @@ async fn a_forgotten_hold_stays_whatever_its_other_guards_do() {
     let server = TestServer::start();
     let client = connect(&server).await;
     let lock = client.lock("lock").owner("alice");
-    let one = lock.acquire().await.unwrap().unwrap();
-    let other = lock.acquire().await.unwrap().unwrap();
+    let one = lock.acquire().await.unwrap();
+    let other = lock.acquire().await.unwrap();
     one.forget();
     assert!(other.valid_for() > Duration::ZERO);
     other.release().await.unwrap();
@@ -174,8 +176,8 @@ async fn guards_of_one_owner_share_a_hold_that_ends_with_the_last() {
     let server = TestServer::start();
     let client = connect(&server).await;
     let lock = client.lock("lock").owner("alice");
-    let outer = lock.acquire().await.unwrap().unwrap();
-    let inner = lock.acquire().await.unwrap().unwrap();
+    let outer = lock.acquire().await.unwrap();
+    let inner = lock.acquire().await.unwrap();
     let innermost = lock.try_acquire().await.unwrap().unwrap();
     assert_eq!(outer.token(), inner.token());
     drop(innermost);
@@ -200,18 +202,12 @@ async fn an_owner_re_enters_while_others_wait() {
     let server = TestServer::start();
     let client = connect(&server).await;
     let lock = client.lock("lock").owner("alice");
-    let outer = lock.acquire().await.unwrap().unwrap();
+    let outer = lock.acquire().await.unwrap();
     let rival = tokio::spawn(client.lock("lock").acquire());
     eventually("the rival waits", || server.info("blocked_clients") == 1).await;
-    let inner = soon("re-entry", lock.acquire()).await.unwrap().unwrap();
+    let inner = soon("re-entry", lock.acquire()).await.unwrap();
     drop((outer, inner));
-    assert!(
-        soon("the rival's turn", rival)
-            .await
-            .unwrap()
-            .unwrap()
-            .is_some()
-    );
+    assert!(soon("the rival's turn", rival).await.unwrap().is_ok());
 }
 
 #[tokio::test]
@@ -238,11 +234,18 @@ async fn an_inner_lease_never_cuts_an_outer_one_short() {
     let outer = lock
         .clone()
         .lease(LEASE)
+        .renew(false)
         .try_acquire()
         .await
         .unwrap()
         .unwrap();
-    let inner = lock.lease(LEASE / 60).try_acquire().await.unwrap().unwrap();
+    let inner = lock
+        .lease(LEASE / 60)
+        .renew(false)
+        .try_acquire()
+        .await
+        .unwrap()
+        .unwrap();
     inner.renew().await.unwrap();
     assert!(outer.valid_for() > LEASE * 9 / 10);
     assert!(server.client().int("PTTL lock") > 50_000);
@@ -254,9 +257,9 @@ async fn requests_that_can_not_be_are_told_before_they_are_sent() {
     let client = connect(&server).await;
     let lock = client.lock("lock");
     for bad in [
-        lock.clone().lease(Duration::ZERO),
-        lock.clone().lease(Duration::from_micros(999)),
-        lock.clone().lease(Duration::MAX),
+        lock.clone().lease(Duration::ZERO).renew(false),
+        lock.clone().lease(Duration::from_micros(999)).renew(false),
+        lock.clone().lease(Duration::MAX).renew(false),
         lock.clone().owner(""),
         lock.clone().owner("@fence"),
         lock.clone().owner([b'x'; 1025]),
@@ -276,7 +279,7 @@ async fn the_servers_refusal_keeps_its_code() {
     observer.call("HSET hash a b");
     for (key, code) in [("text", "WRONGTYPE"), ("hash", "NOTALOCK")] {
         let error = client.lock(key).acquire().await.unwrap_err();
-        assert_eq!(error.code(), Some(code));
+        assert_eq!(error.code(), code);
         assert!(!error.is_retryable());
     }
 }
@@ -296,19 +299,18 @@ async fn a_full_queue_is_waited_for_within_the_wait() {
     let lock = clients[2].lock("lock");
     match lock
         .clone()
-        .wait(Duration::from_millis(100))
-        .acquire()
+        .acquire_within(Duration::from_millis(100))
         .await
     {
         // The wait was over between two tries.
         Ok(None) => {}
         Ok(Some(guard)) => panic!("{guard:?}"),
-        Err(error) => assert_eq!(error.code(), Some("QUEUEFULL")),
+        Err(error) => assert_eq!(error.code(), "QUEUEFULL"),
     }
     let late = tokio::spawn(lock.acquire());
     guard.release().await.unwrap();
     drop(soon("the first", queued).await.unwrap().unwrap());
-    assert!(soon("the second", late).await.unwrap().unwrap().is_some());
+    assert!(soon("the second", late).await.unwrap().is_ok());
 }
 
 #[tokio::test]
@@ -331,14 +333,14 @@ async fn a_user_who_may_do_nothing_but_lock_can_lock() {
     let waiting = tokio::spawn(client.lock("locks:1").acquire());
     eventually("it waits", || server.info("blocked_clients") == 1).await;
     guard.release().await.unwrap();
-    let guard = soon("the grant", waiting).await.unwrap().unwrap().unwrap();
+    let guard = soon("the grant", waiting).await.unwrap().unwrap();
     let dropped = tokio::spawn(client.lock("locks:1").acquire());
     eventually("it waits", || server.info("blocked_clients") == 1).await;
     dropped.abort();
     eventually("it is gone", || server.info("blocked_clients") == 0).await;
     guard.release().await.unwrap();
     let error = client.lock("others:1").try_acquire().await.unwrap_err();
-    assert_eq!(error.code(), Some("NOPERM"));
+    assert_eq!(error.code(), "NOPERM");
 }
 
 #[tokio::test]
@@ -347,9 +349,9 @@ async fn who_is_not_there_is_an_error_that_says_so() {
     let client = connect(&server).await;
     server.crash();
     let error = client.lock("lock").try_acquire().await.unwrap_err();
-    assert!(matches!(error, Error::Unavailable(_)) && error.is_retryable());
+    assert!(matches!(error, Error::Unavailable { .. }) && error.is_retryable());
     let wait = Duration::from_millis(200);
-    let error = client.lock("lock").wait(wait).acquire().await.unwrap_err();
+    let error = client.lock("lock").acquire_within(wait).await.unwrap_err();
     assert!(error.is_retryable(), "{error:?}");
     assert!(LockClient::connect(url(&server)).await.is_err());
     assert!(LockClient::connect("no address").await.is_err());
@@ -366,7 +368,7 @@ async fn a_lock_of_redisson_is_respected() {
     let waiting = tokio::spawn(client.lock("lock").acquire());
     eventually("it waits", || server.info("blocked_clients") == 1).await;
     redisson.call("DEL lock");
-    assert!(soon("the grant", waiting).await.unwrap().unwrap().is_some());
+    assert!(soon("the grant", waiting).await.unwrap().is_ok());
     assert_eq!(redisson.call("LOCK.ACQUIRE lock uuid:1"), nil());
 }
 

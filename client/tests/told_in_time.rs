@@ -53,14 +53,14 @@ async fn stop_again_and_again(control: &Control) -> Vec<Option<i64>> {
             tokio::time::sleep(LEASE / 100).await;
         }
         let ends_at = observer.int(&format!("PEXPIRETIME {key}"));
-        server.signal("STOP");
+        server.stop();
         let ends_here = Instant::now() + guard.valid_for();
         let why = guard.lost().await;
         let (told_at, told_here) = (wall_clock_ms(), Instant::now());
         assert_eq!((why, guard.valid_for()), (Lost::Expired, Duration::ZERO));
         let had_time = control.stalled(ends_here, told_here) < LATE;
         margins.push(had_time.then_some(ends_at - told_at));
-        server.signal("CONT");
+        server.go_on();
         let error = guard.release().await.unwrap_err();
         assert!(matches!(error, Error::Lost(Lost::Expired)), "{error:?}");
     }

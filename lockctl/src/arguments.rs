@@ -11,26 +11,38 @@ use crate::exit::NOT_ACQUIRED;
 
 const ENVIRONMENT: &str = "\
 Environment:
-  REDIS_URL    the server, if --url does not say
-  LOCK_TOKEN   set for the command of `lockctl run`: the fencing token of its lock";
+  REDIS_URL   the server, if neither --url nor --url-file is given. The command
+              of `lockctl run` does not get it then: it may hold a password";
 
-const EXIT_CODES: &str = "\
+const COMMAND_ENVIRONMENT: &str = "\
+Environment of the command:
+  LOCK_KEY    the lock's key
+  LOCK_TOKEN  its fencing token
+  LOCK_OWNER  the name under which lockctl holds it
+  REDIS_URL   is removed if lockctl took its server from it: it may hold a
+              password";
+
+const RUN_EXIT_CODES: &str = "\
 Exit codes:
-  The command's own. If a signal ended the command, lockctl ends by it
-  too, which a shell shows as 128 + n; and so it does if a signal ends
-  its wait for the lock. The others are
-   75  the lock was not to be had in time (EX_TEMPFAIL of sysexits.h:
-       try again later); -E changes it
+  The command's own. If a signal ended the command, lockctl ends by the same
+  signal, which a shell shows as 128 + n. The same goes for a signal that ends
+  the wait for the lock. Other codes:
+   75  the lock was not to be had in time; -E changes this code. It is
+       EX_TEMPFAIL of sysexits.h: try again later
    76  the lock was lost before the command had ended
-  125  lockctl itself failed, as with timeout(1)
-  126  the command can't be executed, as in a shell
-  127  there is no such command, as in a shell";
+  125  lockctl failed: wrong usage, no answer from the server. As in timeout(1)
+  126  the command can't be executed. As in a shell
+  127  there is no such command. As in a shell";
 
 const BREAK_EXIT_CODES: &str = "\
 Exit codes:
     0  the lock was broken
     1  it was free, or has another token by now
-  125  lockctl itself failed: wrong usage, no answer from the server";
+  125  lockctl failed: wrong usage, no answer from the server";
+
+const RUN_USAGE: &str = "\
+lockctl run [OPTIONS] NAME COMMAND [ARGUMENT]...
+       lockctl run [OPTIONS] NAME -c LINE";
 
 /// Runs commands under a lock of a Redis or Valkey server, and shows and breaks locks
 ///
@@ -38,21 +50,53 @@ Exit codes:
 #[derive(Parser)]
 #[command(version, after_long_help = ENVIRONMENT)]
 pub struct Arguments {
-    #[arg(
-        help = "The server: redis://[user:password@]host[:port][/database], unix:///path",
-        short,
-        long,
-        global = true,
-        env = "REDIS_URL",
-        hide_env_values = true,
-        default_value = "redis://127.0.0.1:6379"
-    )]
-    pub url: String,
-    /// Write JSON: ls, top and break to stdout, run and failures to stderr, a line each
+    /// Write JSON: ls, top and break to stdout, run and failures to stderr, one line each
     #[arg(long, global = true)]
     pub json: bool,
+    #[command(flatten)]
+    pub server: ServerOptions,
     #[command(subcommand)]
     pub command: Command,
+}
+
+/// Which server.
+#[derive(Args)]
+#[command(next_help_heading = "Server")]
+pub struct ServerOptions {
+    #[arg(
+        help = "The server: redis://[user:password@]host[:port][/database], rediss://... for TLS, \
+                or unix:///path. The default is $REDIS_URL, or else redis://127.0.0.1:6379",
+        short,
+        long,
+        global = true
+    )]
+    pub url: Option<String>,
+    /// Read the URL from the first line of FILE. Only the owner of the file may have access to it
+    #[arg(long, global = true, value_name = "FILE")]
+    pub url_file: Option<PathBuf>,
+    #[arg(
+        help = "The URL names sentinels, redis://[user:password@]host1[:26379],host2[/database], \
+                which call the primary NAME",
+        long,
+        global = true,
+        value_name = "NAME"
+    )]
+    pub sentinel: Option<String>,
+    #[arg(
+        help = "The URL names nodes of a cluster, redis://[user:password@]host1[:6379],host2",
+        long,
+        global = true
+    )]
+    pub cluster: bool,
+    /// Trust the certificate authorities in FILE (PEM), and no others. Needs a URL with rediss://
+    #[arg(long, global = true, value_name = "FILE")]
+    pub cacert: Option<PathBuf>,
+    /// Show the certificate in FILE (PEM) to the server. Needs --key
+    #[arg(long, global = true, value_name = "FILE")]
+    pub cert: Option<PathBuf>,
+    /// The private key of --cert (PEM)
+    #[arg(long, global = true, value_name = "FILE")]
+    pub key: Option<PathBuf>,
 }
 
 #[derive(Subcommand)]
@@ -75,58 +119,72 @@ pub enum Command {
 
 /// Run a command under a lock
 ///
-/// The lock is renewed for as long as the command runs, and released when it and all of its process group
-/// have ended. Signals go to the command's process group.
+/// The lock is renewed while the command runs. It is released when the command and its whole process group have
+/// ended. Signals are passed on to the process group.
 ///
-/// If the lock is lost, or can't be renewed and is about to be lost, the process group gets TERM, and KILL
-/// before the lease is over. The same happens to what is left of the process group when the command ends.
+/// If the lock is lost, the process group gets TERM and then KILL. If the lock can't be renewed, this happens early
+/// enough to be over before the lease is. What the command leaves running in its process group is ended in the same
+/// way.
+///
+/// lockctl can't kill what runs as another user, such as sudo. It says so, keeps the lock if it still has it, and
+/// waits.
 #[derive(Args)]
-#[command(after_long_help = EXIT_CODES)]
+#[command(
+    override_usage = RUN_USAGE,
+    after_long_help = format!("{COMMAND_ENVIRONMENT}\n\n{RUN_EXIT_CODES}")
+)]
 pub struct RunOptions {
-    /// The lock's key
+    /// The lock's key. Put -- before one that begins with a dash
     pub name: OsString,
-    /// Wait at most so long for the lock: 30s, 5m, or a number of seconds; 0 tries once. Without it, waits
-    /// without end
+    /// Wait at most this long: 30s, 5m, or a number of seconds. 0 tries once. The default is to wait without end,
+    /// also for a server that is not up
     #[arg(short, long, value_name = "TIME", value_parser = time)]
     pub wait: Option<Duration>,
-    /// Don't wait, the same as --wait 0
+    /// Don't wait. The same as --wait 0
     #[arg(short, long, conflicts_with = "wait")]
     pub no_wait: bool,
-    /// The lease, renewed every third of it. It is how long the lock stays taken if this machine dies, and
-    /// after a third of it at most a lock that somebody broke is noticed
+    /// How long the lock lasts if it is not renewed. It is renewed every third of this time. If this machine dies,
+    /// the lock stays taken for this long. If somebody breaks the lock, the next renewal finds out
     #[arg(short, long, value_name = "TIME", value_parser = lease, default_value = "30s")]
     pub lease: Duration,
-    /// Share the lock with all who ask for it in this mode
+    /// Share the lock with others that ask for --shared
     #[arg(short, long, conflicts_with = "limit")]
     pub shared: bool,
-    /// Be one of at most N holders
+    /// Share the lock with others, at most N holders together
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub limit: Option<u32>,
-    /// The time from TERM to KILL, at most a third of the lease. A sixth of the lease if not given
+    /// The time from TERM to KILL: at most a third of the lease. The default is a sixth of the lease
     #[arg(short, long, value_name = "TIME", value_parser = time)]
     pub kill_after: Option<Duration>,
-    /// Don't release the lock when the command has ended: leave it taken for one lease more. So a job runs once
-    /// where hosts with clocks that differ start it
+    /// Don't release the lock at the end: leave it taken for one more lease. Then a job that many hosts start runs
+    /// once, even if their clocks differ
     #[arg(long)]
     pub keep: bool,
-    /// Exit with N if the lock is not to be had in time
+    /// Exit with N if the lock was not to be had in time
     #[arg(short = 'E', long, value_name = "N", default_value_t = NOT_ACQUIRED)]
     pub conflict_exit_code: u8,
-    /// Tell on stderr what happens to the lock. Without it, only trouble is told
+    /// Tell on stderr what happens to the lock. The default is to tell of trouble only
     #[arg(short, long)]
     pub verbose: bool,
-    /// The command and its arguments
-    #[arg(last = true, required = true)]
+    /// Run LINE with $SHELL -c, or with sh -c if SHELL is not set
+    #[arg(short = 'c', long = "command", value_name = "LINE")]
+    pub line: Option<OsString>,
+    /// The command and its arguments. The options of lockctl come before it
+    #[arg(
+        trailing_var_arg = true,
+        required_unless_present = "line",
+        conflicts_with = "line"
+    )]
     pub command: Vec<OsString>,
 }
 
 /// Show who holds and who waits
 ///
-/// Contended locks, longest wait first, with the command that safely breaks the stuck ones: it names the token
-/// just seen, so it does nothing to whoever holds the lock by then.
+/// Shows the locks that somebody waits for, longest wait first. For a stuck lock it also shows the command that
+/// breaks it. That command names the lock's token, so it does nothing once another has the lock.
 #[derive(Args)]
 pub struct LsOptions {
-    /// Show these locks, contended or not
+    /// Show these locks, whether or not somebody waits for them
     #[arg(conflicts_with = "count")]
     pub names: Vec<OsString>,
     /// Show at most N locks
@@ -138,17 +196,17 @@ pub struct LsOptions {
 
 /// Show who holds and who waits, live
 ///
-/// Longest wait first, with grants and releases per second and the longest wait over time. Ends with q.
-/// With --json it writes a line each time and needs no terminal.
+/// Shows what ls shows, again and again, with grants and releases per second and the longest wait over time. Press q
+/// to end it. With --json it writes a line each time and needs no terminal.
 #[derive(Args)]
 pub struct TopOptions {
     /// Show at most N locks
     #[arg(short = 'n', long, value_name = "N", default_value_t = 100)]
     pub count: u32,
-    /// Look so often
+    /// The time between two looks
     #[arg(short, long, value_name = "TIME", value_parser = interval, default_value = "1s")]
     pub interval: Duration,
-    /// End after looking N times
+    /// End after N looks
     #[arg(short = 't', long, value_name = "N")]
     pub times: Option<u64>,
     #[command(flatten)]
@@ -158,24 +216,24 @@ pub struct TopOptions {
 /// When a lock counts as stuck.
 #[derive(Args)]
 pub struct Stuck {
-    /// A lock is stuck if somebody has waited for it so long
+    /// A lock is stuck when somebody has waited this long for it
     #[arg(long = "stuck-after", value_name = "TIME", value_parser = time, default_value = "10s")]
     pub after: Duration,
 }
 
-/// Take a lock from whoever holds it, and pass it on
+/// Take a lock from its holder, and pass it on
 ///
-/// Whoever held it is not told, other than by its next renewal or by its token.
+/// The holder is not told. It finds out when it renews, or when its token is refused.
 #[derive(Args)]
 #[command(after_long_help = BREAK_EXIT_CODES)]
 #[command(group = clap::ArgGroup::new("which").required(true))]
 pub struct BreakOptions {
-    /// The lock's key
+    /// The lock's key. Put -- before one that begins with a dash
     pub name: OsString,
-    /// Only if this is its newest token, as lockctl ls shows it
+    /// Break it only if this is its newest token, as lockctl ls shows it
     #[arg(short, long, value_name = "TOKEN", group = "which")]
     pub fence: Option<u64>,
-    /// Whatever its token is
+    /// Break it whatever its token is
     #[arg(long, group = "which")]
     pub force: bool,
 }

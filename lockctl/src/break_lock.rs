@@ -3,28 +3,36 @@
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 
-use redis_lock_client::redis;
-use serde_json::json;
+use serde::Serialize;
 
 use crate::arguments::BreakOptions;
-use crate::connection::Connection;
 use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::quoting::shown;
+use crate::name::Name;
+use crate::which_server::WhichServer;
 
-/// Breaks a lock. Says with what to exit.
-pub async fn break_lock(url: &str, json: bool, options: &BreakOptions) -> Result<Exit, Failure> {
-    let mut connection = Connection::open(url).await?;
+#[derive(Serialize)]
+struct Told {
+    #[serde(flatten, serialize_with = "Name::as_key")]
+    key: Name,
+    broken: bool,
+}
+
+/// Breaks a lock. Returns with what to exit.
+pub async fn break_lock(
+    server: &WhichServer,
+    json: bool,
+    options: &BreakOptions,
+) -> Result<Exit, Failure> {
     let name = options.name.as_bytes();
-    let mut cmd = redis::cmd("LOCK.BREAK");
-    cmd.arg(name);
-    if let Some(token) = options.fence {
-        cmd.arg("FENCE").arg(token);
-    }
-    let broken: bool = connection.ask(&cmd).await?;
-    let key = shown(name);
+    let lock = server.connect().await?.lock(name);
+    let broken = match options.fence {
+        Some(token) => lock.break_lock(token).await?,
+        None => lock.break_any().await?,
+    };
+    let key = Name::from(name);
     let told = if json {
-        json!({"key": key, "broken": broken}).to_string()
+        serde_json::to_string(&Told { key, broken })?
     } else if broken {
         format!("{key} is broken.")
     } else if options.fence.is_some() {
@@ -32,7 +40,12 @@ pub async fn break_lock(url: &str, json: bool, options: &BreakOptions) -> Result
     } else {
         format!("{key} is free.")
     };
-    writeln!(io::stdout(), "{told}")?;
+    let written = writeln!(io::stdout(), "{told}");
+    // Where nobody reads it, the exit code tells.
+    written.or_else(|error| match error.kind() {
+        io::ErrorKind::BrokenPipe => Ok(()),
+        _ => Err(error),
+    })?;
     Ok(if broken {
         Exit::SUCCESS
     } else {

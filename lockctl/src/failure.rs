@@ -2,8 +2,7 @@
 
 use std::io::{self, Write};
 
-use redis_lock_client::redis::RedisError;
-use redis_lock_client::{Error, redis};
+use redis_lock_client::Error;
 use serde_json::json;
 
 use crate::exit::Exit;
@@ -22,24 +21,25 @@ pub enum Failure {
         /// What the system said.
         error: io::Error,
     },
+    /// A file that the command line names.
+    #[error("{path}: {why}")]
+    File {
+        /// `URLFILE` or `CERTIFICATE`.
+        code: &'static str,
+        /// Its path.
+        path: String,
+        /// What is wrong with it.
+        why: String,
+    },
     /// The system refused.
     #[error("{0}")]
     System(#[from] io::Error),
+    /// The command line can't be read.
+    #[error("{0}")]
+    CommandLine(String),
     /// The command line asks for something impossible.
     #[error("{0}")]
     Usage(&'static str),
-}
-
-impl From<RedisError> for Failure {
-    fn from(error: RedisError) -> Self {
-        Self::Lock(error.into())
-    }
-}
-
-impl From<redis::ParsingError> for Failure {
-    fn from(error: redis::ParsingError) -> Self {
-        RedisError::from(error).into()
-    }
 }
 
 impl From<serde_json::Error> for Failure {
@@ -65,12 +65,11 @@ impl Failure {
     /// A stable word for programs: the server's where it refused.
     pub fn code(&self) -> &str {
         match self {
-            Self::Lock(Error::NoModule) => "NOMODULE",
-            Self::Lock(Error::Unavailable(_)) => "UNAVAILABLE",
-            Self::Lock(error) => error.code().unwrap_or("INVALID"),
+            Self::Lock(error) => error.code(),
             Self::Command { .. } => "COMMAND",
+            Self::File { code, .. } => code,
             Self::System(_) => "SYSTEM",
-            Self::Usage(_) => "USAGE",
+            Self::CommandLine(_) | Self::Usage(_) => "USAGE",
         }
     }
 

@@ -1,5 +1,6 @@
 //! `lockctl ls`: holders and waiters in one table.
 
+use std::collections::HashSet;
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
@@ -7,20 +8,21 @@ use std::time::Duration;
 use comfy_table::{ContentArrangement, Table, presets};
 
 use crate::arguments::LsOptions;
-use crate::connection::Connection;
 use crate::exit::Exit;
 use crate::failure::Failure;
+use crate::name::Name;
 use crate::view::{self, HolderView, LockView, WaiterView};
+use crate::which_server::WhichServer;
 
 /// Shows contended locks, or those that are named.
-pub async fn ls(url: &str, json: bool, options: &LsOptions) -> Result<Exit, Failure> {
-    let mut connection = Connection::open(url).await?;
+pub async fn ls(server: &WhichServer, json: bool, options: &LsOptions) -> Result<Exit, Failure> {
+    let client = server.connect().await?;
     let stuck_after = options.stuck.after;
     let locks = if options.names.is_empty() {
-        view::contended(&mut connection, options.count, stuck_after).await?
+        view::contended(&client, options.count, stuck_after).await?
     } else {
         let names = options.names.iter().map(|name| name.as_bytes().to_vec());
-        view::named(&mut connection, names, stuck_after).await?
+        view::named(&client, names, stuck_after).await?
     };
     let mut out = io::stdout().lock();
     if json {
@@ -58,8 +60,7 @@ fn write(out: &mut impl Write, locks: &[LockView]) -> io::Result<()> {
 }
 
 /// What the commands that break stuck locks are for.
-pub const STUCK: &str =
-    "Stuck. In redis-cli, this passes a lock on if its holder is still the same:";
+pub const STUCK: &str = "Stuck. This passes a lock on if its holder is still the same:";
 
 /// The columns. `LEFT` is what is left of a holder's lease, and of the time
 /// that a waiter will wait.
@@ -82,7 +83,7 @@ pub fn rows(lock: &LockView) -> Vec<[String; 8]> {
     let mut rows: Vec<_> = holders.chain(waiters).collect();
     if rows.is_empty() {
         let mut row = HEADER.map(|_| String::new());
-        row[0].clone_from(&lock.key);
+        row[0] = lock.key.to_string();
         row[2] = "free".into();
         rows.push(row);
     }
@@ -90,59 +91,69 @@ pub fn rows(lock: &LockView) -> Vec<[String; 8]> {
 }
 
 fn holder_row(lock: &LockView, holder: &HolderView) -> [String; 8] {
-    let waits_for = holder.waits_for.iter();
     [
-        lock.key.clone(),
-        holder.owner.clone(),
+        lock.key.to_string(),
+        holder.owner.to_string(),
         match holder.holds {
             1 => "holder".into(),
             holds => format!("holder x{holds}"),
         },
-        match (lock.mode.as_deref(), lock.limit) {
+        match (lock.mode, lock.limit) {
             (Some("limited"), Some(limit)) => format!("limit {limit}"),
             (mode, _) => mode.unwrap_or_default().into(),
         },
         String::new(),
-        match u64::try_from(holder.ttl_ms) {
-            Ok(ttl_ms) => seconds(ttl_ms),
-            Err(_) => String::new(),
-        },
+        holder.ttl_ms.map_or_else(String::new, seconds),
         holder
             .token
             .map_or_else(String::new, |token| token.to_string()),
-        waits_for
-            .map(|key| format!("waits for {key}"))
-            .collect::<Vec<_>>()
-            .join(", "),
+        match waits_for(holder) {
+            Some(keys) => format!("waits for {keys}"),
+            None => String::new(),
+        },
     ]
 }
 
 fn waiter_row(lock: &LockView, turn: usize, waiter: &WaiterView) -> [String; 8] {
     [
-        lock.key.clone(),
-        waiter.owner.clone(),
+        lock.key.to_string(),
+        waiter.owner.to_string(),
         format!("waiter {turn}"),
         waiter.mode.clone(),
         seconds(waiter.waited_ms),
         waiter.timeout_ms.map_or_else(|| "forever".into(), seconds),
         String::new(),
-        waiter
-            .blocked_by
-            .iter()
-            .map(|owner| blocker(lock, owner))
-            .collect::<Vec<_>>()
-            .join(", "),
+        match turn {
+            1 => some(&blockers(lock)),
+            _ => format!("waiter {}", turn - 1),
+        },
     ]
 }
 
-/// Who blocks, and what it waits for itself.
-fn blocker(lock: &LockView, owner: &str) -> String {
-    let mut holders = lock.holders.iter();
-    match holders.find(|holder| holder.owner == owner) {
-        Some(holder) if !holder.waits_for.is_empty() => {
-            format!("{owner} (waits for {})", holder.waits_for.join(", "))
-        }
-        _ => owner.into(),
+/// Who blocks the first in line, and what those wait for themselves.
+fn blockers(lock: &LockView) -> Vec<String> {
+    let owners: HashSet<_> = lock.blocked_by.iter().collect();
+    let holders = lock.holders.iter();
+    holders
+        .filter(|holder| owners.contains(&holder.owner))
+        .map(|holder| match waits_for(holder) {
+            Some(keys) => format!("{} (waits for {keys})", holder.owner),
+            None => holder.owner.to_string(),
+        })
+        .collect()
+}
+
+fn waits_for(holder: &HolderView) -> Option<String> {
+    let keys: Vec<_> = holder.waits_for.iter().map(Name::to_string).collect();
+    (!keys.is_empty()).then(|| some(&keys))
+}
+
+/// The first of these, and how many more there are.
+fn some(names: &[String]) -> String {
+    const SHOWN: usize = 3;
+    match names.len().saturating_sub(SHOWN) {
+        0 => names.join(", "),
+        more => format!("{} and {more} more", names[..SHOWN].join(", ")),
     }
 }
 

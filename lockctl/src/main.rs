@@ -6,24 +6,26 @@
 //! ls.rs           lockctl ls
 //! top.rs, top/    lockctl top: samples, and the screen that shows them
 //! break_lock.rs   lockctl break
-//! view.rs         what LOCK.INFO and LOCK.LIST say, and what follows from it
-//! connection.rs   the server, asked directly
-//! quoting.rs      keys and owners as text
+//! view.rs         what follows from the state of locks
+//! name.rs         keys and owners as text
+//! which_server.rs  the URL, and where it comes from
+//! signals.rs      what somebody sends to lockctl
 //! manual.rs       completions and man pages
 //! exit.rs         exit codes              failure.rs   what can go wrong
 //! ```
 
 mod arguments;
 mod break_lock;
-mod connection;
 mod exit;
 mod failure;
 mod ls;
 mod manual;
-mod quoting;
+mod name;
 mod run;
+mod signals;
 mod top;
 mod view;
+mod which_server;
 
 use std::process::ExitCode;
 
@@ -32,20 +34,25 @@ use clap::Parser;
 use crate::arguments::{Arguments, Command};
 use crate::exit::Exit;
 use crate::failure::Failure;
+use crate::which_server::WhichServer;
 
 fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
-        Err(error) => {
+        // Help and version go to stdout and are no failures.
+        Err(error) if !error.use_stderr() => {
             let _ = error.print();
-            // Help and version go to stdout and are no failures.
-            let wrong_usage = error.use_stderr();
-            let exit = if wrong_usage {
-                Exit::FAILED
+            return Exit::SUCCESS.leave();
+        }
+        Err(error) => {
+            if std::env::args_os().any(|word| word == "--json") {
+                let told = error.to_string();
+                let why = told.strip_prefix("error: ").unwrap_or(&told);
+                Failure::CommandLine(why.trim().into()).print(true);
             } else {
-                Exit::SUCCESS
-            };
-            return exit.leave();
+                let _ = error.print();
+            }
+            return Exit::FAILED.leave();
         }
     };
     let json = arguments.json;
@@ -60,17 +67,22 @@ fn main() -> ExitCode {
 }
 
 fn execute(arguments: Arguments) -> Result<Exit, Failure> {
-    let Arguments { url, json, command } = arguments;
+    let Arguments {
+        server,
+        json,
+        command,
+    } = arguments;
     // One thread, so that what is bound to the main thread stays there.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
     runtime.block_on(async {
+        let server = || WhichServer::read(&server);
         match command {
-            Command::Run(options) => run::run(&url, json, options).await,
-            Command::Ls(options) => ls::ls(&url, json, &options).await,
-            Command::Top(options) => top::top(&url, json, &options).await,
-            Command::Break(options) => break_lock::break_lock(&url, json, &options).await,
+            Command::Run(options) => run::run(&server()?, json, options).await,
+            Command::Ls(options) => ls::ls(&server()?, json, &options).await,
+            Command::Top(options) => top::top(&server()?, json, &options).await,
+            Command::Break(options) => break_lock::break_lock(&server()?, json, &options).await,
             Command::Completions { shell } => manual::completions(shell),
             Command::Man { directory } => manual::man_pages(&directory),
         }

@@ -1,6 +1,6 @@
 //! Completions and man pages, made of the command line's own description.
 
-use std::io;
+use std::io::{self, Write};
 use std::path::Path;
 
 use clap::CommandFactory;
@@ -13,7 +13,10 @@ use crate::failure::Failure;
 /// Writes a shell's completions to stdout.
 pub fn completions(shell: Shell) -> Result<Exit, Failure> {
     let mut command = Arguments::command();
-    clap_complete::generate(shell, &mut command, "lockctl", &mut io::stdout());
+    // It panics where it can't write.
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut command, "lockctl", &mut script);
+    io::stdout().write_all(&script)?;
     Ok(Exit::SUCCESS)
 }
 

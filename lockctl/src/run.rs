@@ -6,58 +6,71 @@
 //! server says that the hold is over, and in good time before the end of the
 //! lease if it can't be renewed.
 
+mod log;
+mod members;
 mod process_group;
 mod report;
-mod signals;
 mod terminal;
 
+use std::ffi::{OsStr, OsString};
+use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
 use std::pin::pin;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use redis_lock_client::{Error, Lock, LockClient, LockGuard, Lost};
+use redis_lock_client::{Error, LockClient, LockGuard, Lost};
 use rustix::process::Signal;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::arguments::RunOptions;
 use crate::exit::Exit;
 use crate::failure::Failure;
+use crate::signals::{self, Signals};
+use crate::which_server::{REDIS_URL, WhichServer};
+use members::Process;
 use process_group::{Change, ProcessGroup};
 use report::{Event, Report};
-use signals::Signals;
 use terminal::Terminal;
 
-/// A process that was killed is gone after so long, unless the system is stuck.
-const KILLED_WITHIN: Duration = Duration::from_secs(1);
+/// A wait that ended without the lock leaves nothing on a server that answers
+/// within this time, and on another one a lease at most.
+const SETTLED_WITHIN: Duration = Duration::from_secs(2);
 
-/// Runs a command under a lock. Says how to end.
-pub async fn run(url: &str, json: bool, options: RunOptions) -> Result<Exit, Failure> {
-    let report = Report::new(json, options.verbose);
+/// Runs a command under a lock. Returns how to end.
+pub async fn run(server: &WhichServer, json: bool, options: RunOptions) -> Result<Exit, Failure> {
+    let report = Report::new(json, &options);
     let mut signals = Signals::listen()?;
     let grace = grace(&options)?;
-    let builder = LockClient::builder().default_lease(options.lease);
-    let client = tokio::select! {
-        client = builder.connect(url) => client?,
-        exit = signals.end_before_start() => return Ok(exit),
+    // The wait for the lock is the wait for the server, too.
+    let client = server.client().default_lease(options.lease);
+    let client = client.connect_lazy(&server.url)?;
+    let command = command(&options, server)?;
+    let guard = match take(&client, &options, &mut signals, &report).await {
+        Ok(ControlFlow::Continue(guard)) => guard,
+        not_taken => {
+            let _ = timeout(SETTLED_WITHIN, client.flush()).await;
+            return not_taken.map(|why| why.break_value().unwrap_or(Exit::FAILED));
+        }
     };
-    let ended = under_lock(&client, &options, grace, &mut signals, &report).await;
+    let ended = under_lock(guard, &options, command, grace, &mut signals, &report).await;
     settle(&client, &mut signals).await;
     ended
 }
 
-async fn under_lock(
+/// Takes the lock, or returns how to end without it.
+async fn take(
     client: &LockClient,
     options: &RunOptions,
-    grace: Duration,
     signals: &mut Signals,
     report: &Report,
-) -> Result<Exit, Failure> {
+) -> Result<ControlFlow<Exit, LockGuard>, Failure> {
     let asked_at = Instant::now();
     let taken = tokio::select! {
-        taken = lock(client, options).acquire() => taken,
+        taken = acquire(client, options) => taken,
         exit = signals.end_before_start() => {
             report.tell(&Event::interrupted(&options.name));
-            return Ok(exit);
+            return Ok(ControlFlow::Break(exit));
         }
     };
     let waited = asked_at.elapsed();
@@ -65,26 +78,70 @@ async fn under_lock(
         Ok(Some(guard)) => guard,
         Ok(None) => {
             report.tell(&Event::not_acquired(&options.name, waited));
-            return Ok(Exit::Code(options.conflict_exit_code));
+            return Ok(ControlFlow::Break(Exit::Code(options.conflict_exit_code)));
         }
         // This process was stopped or starved for so long that nothing was left
         // of the lease when it heard of the grant.
         Err(Error::Lost(why)) => {
             report.tell(&Event::lost(options.name.as_bytes(), why));
-            return Ok(Exit::LOST);
+            return Ok(ControlFlow::Break(Exit::LOST));
         }
         Err(error) => return Err(error.into()),
     };
     report.tell(&Event::acquired(&guard, waited));
-    let mut group = ProcessGroup::spawn(&options.command, guard.token())?;
-    Ok(match supervise(&mut group, &guard, signals, grace).await {
+    Ok(ControlFlow::Continue(guard))
+}
+
+async fn under_lock(
+    guard: LockGuard,
+    options: &RunOptions,
+    mut command: Command,
+    grace: Duration,
+    signals: &mut Signals,
+    report: &Report,
+) -> Result<Exit, Failure> {
+    command
+        .env("LOCK_KEY", &options.name)
+        .env("LOCK_OWNER", OsStr::from_bytes(guard.owner()))
+        .env("LOCK_TOKEN", guard.token().to_string());
+    let mut group = match ProcessGroup::spawn(&mut command) {
+        Ok(group) => group,
+        Err(failure) => {
+            release(guard, failure.exit(), report).await;
+            return Err(failure);
+        }
+    };
+    let outcome = supervise(&mut group, &guard, signals, grace, report).await;
+    Ok(match outcome {
         Outcome::Ended(exit) if options.keep => keep(guard, exit, options, report).await,
         Outcome::Ended(exit) => release(guard, exit, report).await,
-        Outcome::Lost(why) => {
-            report.tell(&Event::lost(guard.key(), why));
-            Exit::LOST
-        }
+        Outcome::Lost => Exit::LOST,
     })
+}
+
+/// The command as it is typed, without the password of the server.
+fn command(options: &RunOptions, server: &WhichServer) -> Result<Command, Failure> {
+    let words: Vec<OsString> = match &options.line {
+        Some(line) => {
+            let shell = std::env::var_os("SHELL").filter(|shell| !shell.is_empty());
+            let shell = shell.unwrap_or_else(|| "sh".into());
+            vec![shell, "-c".into(), line.clone()]
+        }
+        // In `run -- NAME -- COMMAND` the second one is no word of the command.
+        None if options.command.first().is_some_and(|word| word == "--") => {
+            options.command[1..].to_vec()
+        }
+        None => options.command.clone(),
+    };
+    let [program, arguments @ ..] = &words[..] else {
+        return Err(Failure::Usage("no command"));
+    };
+    let mut command = Command::new(program);
+    command.args(arguments);
+    if server.is_from_environment {
+        command.env_remove(REDIS_URL);
+    }
+    Ok(command)
 }
 
 /// Waits until nothing is left on the server, unless somebody is in a hurry:
@@ -107,21 +164,17 @@ fn grace(options: &RunOptions) -> Result<Duration, Failure> {
     }
 }
 
-fn lock(client: &LockClient, options: &RunOptions) -> Lock {
+async fn acquire(client: &LockClient, options: &RunOptions) -> Result<Option<LockGuard>, Error> {
     let lock = client.lock(options.name.as_bytes()).owner(owner());
     let lock = match options.limit {
         Some(limit) => lock.limit(limit.into()),
         None if options.shared => lock.shared(),
         None => lock,
     };
-    let wait = if options.no_wait {
-        Some(Duration::ZERO)
-    } else {
-        options.wait
-    };
-    match wait {
-        Some(wait) => lock.wait(wait),
-        None => lock,
+    match options.wait {
+        _ if options.no_wait => lock.try_acquire().await,
+        Some(wait) => lock.acquire_within(wait).await,
+        None => lock.acquire().await.map(Some),
     }
 }
 
@@ -143,18 +196,23 @@ fn owner() -> String {
 enum Outcome {
     /// By itself, like this.
     Ended(Exit),
-    /// By us.
-    Lost(Lost),
+    /// Without the lock.
+    Lost,
 }
 
 /// Waits for the command's end, and ends it if the lock is lost. No process of
-/// the group is left after that.
+/// the group is left after that: one that can't be ended keeps the lock, or if
+/// that is lost, this process from its own end.
 async fn supervise(
     group: &mut ProcessGroup,
     guard: &LockGuard,
     signals: &mut Signals,
     grace: Duration,
+    report: &Report,
 ) -> Outcome {
+    let unended = |is_lost: bool| {
+        move |left: &[Process]| report.tell(&Event::unended(guard.key(), left, is_lost))
+    };
     // Something to spare, for a busy machine on which KILL takes its time.
     let mut lost = pin!(lost(guard, grace + grace / 4));
     let mut terminal = Terminal::open();
@@ -165,20 +223,30 @@ async fn supervise(
                     Lost::Expired => guard.valid_for(),
                     _ => grace,
                 };
-                group.end(left.min(grace)).await;
+                report.tell(&Event::lost(guard.key(), why));
+                group.end(left.min(grace), unended(true)).await;
                 terminal.take_back();
-                return Outcome::Lost(why);
+                return Outcome::Lost;
             }
-            signal = signals.next() => group.signal(signal),
+            signal = signals.next() => {
+                group.signal(signal);
+                if signals::is_to_end(signal) {
+                    let left = group.out_of_reach();
+                    if !left.is_empty() {
+                        unended(false)(&left);
+                    }
+                }
+            }
             change = group.change() => match change {
                 Change::Ended(exit) => {
                     terminal.take_back();
-                    let ended = group.end(grace);
+                    let ended = group.end(grace, unended(false));
                     return tokio::select! {
                         () = ended => Outcome::Ended(exit),
                         why = &mut lost => {
-                            group.end(Duration::ZERO).await;
-                            Outcome::Lost(why)
+                            report.tell(&Event::lost(guard.key(), why));
+                            group.end(Duration::ZERO, unended(true)).await;
+                            Outcome::Lost
                         }
                     };
                 }

@@ -8,7 +8,7 @@ mod support;
 use std::time::{Duration, Instant, SystemTime};
 
 use control::Judge;
-use redis_lock_testing::{TestServer, eventually, int};
+use redis_lock_testing::{Signal, TestServer, eventually, int};
 
 use support::Script;
 
@@ -52,6 +52,8 @@ fn lose_by(command: &str) {
         told.contains("lost before the command had ended: the server says"),
         "{told}"
     );
+    // The shell may tell something as well.
+    assert_eq!(told.matches("lockctl: ").count(), 1, "{told}");
     assert!(
         script.wrote("beats").ends_with("TERM\n"),
         "it was asked to end"
@@ -97,7 +99,7 @@ fn starve(command: &str) {
         let before = client.int("PEXPIRETIME lock");
         eventually("it is renewed", || client.int("PEXPIRETIME lock") > before);
         let ends_at = time(client.int("PEXPIRETIME lock"));
-        server.signal("STOP");
+        server.stop();
         let (code, told) = script.end();
         assert_eq!(code, LOST, "{told}");
         assert!(told.contains("ran out"), "{told}");
@@ -107,7 +109,7 @@ fn starve(command: &str) {
         eprintln!("it used {used:?} of the last {LEFT:?}");
         let last = Instant::now() - last.elapsed().unwrap();
         judge.judge(last - used, last);
-        server.signal("CONT");
+        server.go_on();
         eventually("the lease is over", || client.int("EXISTS lock") == 0);
     }
 }
@@ -145,6 +147,20 @@ fn a_loss_that_nobody_noticed_is_told_when_the_command_ends() {
 }
 
 #[test]
+fn a_loss_is_told_in_json_with_a_code() {
+    let server = TestServer::start();
+    let script = "touch $DIR/ready; exec sleep 60";
+    let mut script = Script::start_and_await(&server, &["--json", "--lease", "2s"], script);
+    server.client().int("DEL lock");
+    let (code, told) = script.end();
+    assert_eq!(code, LOST, "{told}");
+    assert!(
+        told.contains(r#""event":"lost","key":"lock","code":"REFUSED""#),
+        "{told}"
+    );
+}
+
+#[test]
 fn a_server_killed_at_the_end_leaves_the_command_its_exit_code() {
     let mut server = TestServer::start();
     let script = "touch $DIR/ready; until test -e $DIR/go; do sleep 0.01; done; exit 3";
@@ -161,12 +177,12 @@ fn a_stopped_lockctl_that_goes_on_too_late_kills_the_command() {
     let server = TestServer::start();
     let options = ["--lease", "2s"];
     let mut script = Script::start_and_await(&server, &options, STUBBORN);
-    script.signal("STOP");
+    script.signal(Signal::STOP);
     eventually("the lease is over", || {
         server.client().int("EXISTS lock") == 0
     });
     let token = server.client().int("LOCK.ACQUIRE lock rival");
-    script.signal("CONT");
+    script.signal(Signal::CONT);
     assert_eq!(script.end().0, LOST);
     script.assert_nothing_runs();
     let renewed = server.client().int("LOCK.ACQUIRE lock rival HOLD 1");

@@ -5,7 +5,7 @@ mod support;
 
 use std::os::unix::process::ExitStatusExt;
 
-use redis_lock_testing::{TestServer, eventually, int};
+use redis_lock_testing::{Signal, TestServer, eventually, int, signal};
 
 use support::{Script, complained, lockctl, output, said};
 
@@ -98,7 +98,7 @@ fn modes_decide_who_runs_together() {
     let reader = Script::start_and_await(&server, &["--shared"], wait);
     assert_eq!(attempt(&["--shared"]), Some(0));
     assert_eq!(attempt(&[]), Some(75));
-    reader.signal("TERM");
+    reader.signal(Signal::TERM);
     eventually("it is free", || server.client().int("EXISTS lock") == 0);
     let _permit = Script::start_and_await(&server, &["--limit", "2"], wait);
     assert_eq!(attempt(&["--limit", "2"]), Some(0));
@@ -156,11 +156,11 @@ fn signals_go_to_the_whole_process_group() {
     let inner = "trap 'touch $DIR/inner' USR1; touch $DIR/ready; while :; do sleep 0.01; done";
     let outer = format!("trap 'touch $DIR/outer' USR1; sh -c \"{inner}\" & while :; do wait; done");
     let mut script = Script::start_and_await(&server, &[], &outer);
-    script.signal("USR1");
+    script.signal(Signal::USR1);
     eventually("both have got it", || {
         script.path("inner").exists() && script.path("outer").exists()
     });
-    script.signal("TERM");
+    script.signal(Signal::TERM);
     assert_eq!(script.end().0, Some(128 + 15));
 }
 
@@ -169,7 +169,7 @@ fn ctrl_c_ends_the_command_and_releases_the_lock() {
     let server = TestServer::start();
     let script = format!("{TWO_PROCESSES} wait");
     let mut script = Script::start_and_await(&server, &[], &script);
-    script.signal("INT");
+    script.signal(Signal::INT);
     let (code, told) = script.end();
     assert_eq!(code, Some(128 + 2), "{told}");
     script.assert_nothing_runs();
@@ -185,7 +185,7 @@ fn a_stopped_command_can_be_ended() {
     eventually("it is stopped", || {
         std::fs::read_to_string(&status).unwrap().contains(") T ")
     });
-    script.signal("TERM");
+    script.signal(Signal::TERM);
     assert_eq!(script.end().0, Some(128 + 15));
     assert_eq!(server.client().int("EXISTS lock"), 0);
 }
@@ -196,7 +196,7 @@ fn ctrl_c_ends_a_wait_and_leaves_no_waiter() {
     server.client().int("LOCK.ACQUIRE lock holder");
     let mut script = Script::start(&server, &[], "exit 0");
     server.await_blocked(1);
-    script.signal("INT");
+    script.signal(Signal::INT);
     assert_eq!(script.end().0, Some(128 + 2));
     server.await_blocked(0);
     let mut client = server.client();
@@ -220,7 +220,7 @@ fn a_command_does_not_survive_a_killed_lockctl() {
     let server = TestServer::start();
     let script = "echo $$ > $DIR/pids; touch $DIR/ready; exec sleep 60";
     let script = Script::start_and_await(&server, &["--lease", "2s"], script);
-    script.signal("KILL");
+    script.signal(Signal::KILL);
     let pid = script.wrote("pids");
     eventually("the command has gone", || !support::runs(&pid));
     eventually("its lease is over", || {
@@ -241,7 +241,7 @@ fn what_lockctl_was_told_to_ignore_it_does_not_forward() {
         .spawn()
         .unwrap();
     eventually("the command runs", || dir.path().join("ready").exists());
-    support::signal(child.id(), "HUP");
+    signal(child.id(), Signal::HUP).unwrap();
     std::fs::write(dir.path().join("go"), "").unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(6));
 }
@@ -262,7 +262,7 @@ fn wrong_usage_and_no_server_are_lockctls_own_failures() {
         assert_ne!(complained(&ended), "", "{wrong:?}");
     }
     server.crash();
-    let ended = output(lockctl(&server).args(["--json", "run", "lock", "--", "true"]));
+    let ended = output(lockctl(&server).args(["--json", "run", "--no-wait", "lock", "true"]));
     assert_eq!(ended.status.code(), Some(125));
     let told = complained(&ended);
     assert!(told.contains(r#""code":"UNAVAILABLE""#), "{told}");

@@ -4,9 +4,9 @@
 mod support;
 
 use std::io::{Read, Write};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 
-use redis_lock_testing::{TestServer, eventually};
+use redis_lock_testing::{Signal, TestServer, eventually, signal};
 use tempfile::TempDir;
 
 /// A shell at a terminal of its own, which `script` of util-linux makes. It has
@@ -122,5 +122,63 @@ fn a_suspended_command_goes_on_while_its_lease_lasts() {
         let screen = terminal.screen();
         assert!(screen.contains("Stopped"), "{screen}");
         assert!(screen.contains(&format!("it is {code}")), "{screen}");
+    }
+}
+
+/// The settings of the terminal at which a process runs.
+fn settings(pid: &str) -> String {
+    let terminal = std::fs::read_link(format!("/proc/{pid}/fd/0")).unwrap();
+    let shown = Command::new("stty").arg("-aF").arg(terminal).output();
+    String::from_utf8(shown.unwrap().stdout).unwrap()
+}
+
+#[test]
+fn top_gives_the_terminal_back_while_it_is_stopped() {
+    let server = TestServer::start();
+    let top = r#"sh -c "echo \$\$ > $DIR/pid; touch $DIR/ready; exec $L top""#;
+    let terminal = Terminal::run(&server, &format!("sh -c '{top}; exit'\n"));
+    terminal.await_ready();
+    let pid = std::fs::read_to_string(terminal.dir.path().join("pid")).unwrap();
+    let pid = pid.trim();
+    let is_raw = || settings(pid).contains("-icanon");
+    eventually("top has the terminal", is_raw);
+    signal(pid.parse().unwrap(), Signal::TSTP).unwrap();
+    eventually("the terminal is as before", || !is_raw());
+    signal(pid.parse().unwrap(), Signal::CONT).unwrap();
+    eventually("top has it again", is_raw);
+    signal(pid.parse().unwrap(), Signal::TERM).unwrap();
+}
+
+#[test]
+fn top_gives_the_terminal_back_however_it_is_ended() {
+    let server = TestServer::start();
+    let ended_by = [
+        (Signal::TERM, 143),
+        (Signal::INT, 130),
+        (Signal::HUP, 129),
+        (Signal::QUIT, 131),
+    ];
+    for (ended_by, code) in ended_by {
+        // A shell that is not interactive leaves the terminal as top left it.
+        let top = r#"sh -c "echo \$\$ > $DIR/pid; touch $DIR/ready; exec $L top""#;
+        let script =
+            format!("stty -g > $DIR/before; {top}; echo $? > $DIR/code; stty -g > $DIR/after");
+        let terminal = Terminal::run(&server, &format!("sh -c '{script}'\n"));
+        terminal.await_ready();
+        let read = |name| std::fs::read_to_string(terminal.dir.path().join(name)).unwrap();
+        let pid = read("pid").trim().to_owned();
+        eventually("top has the terminal", || {
+            settings(&pid).contains("-icanon")
+        });
+        signal(pid.parse().unwrap(), ended_by).unwrap();
+        let after = terminal.dir.path().join("after");
+        eventually("it has ended", || {
+            std::fs::read(&after).is_ok_and(|after| after.ends_with(b"\n"))
+        });
+        assert_eq!(read("code").trim(), code.to_string());
+        assert_eq!(read("before"), read("after"), "{ended_by:?}");
+        let screen = terminal.screen();
+        let (shown, after) = (screen.rfind("\x1b[?1049h"), screen.rfind("\x1b[?1049l"));
+        assert!(shown.is_some() && after > shown, "the screen is as before");
     }
 }

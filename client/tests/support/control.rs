@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use redis_lock_testing::{processors, stay_on};
 
 /// A sleeper sleeps for so long.
 const TICK: Duration = Duration::from_millis(1);
@@ -32,8 +32,7 @@ struct Sleeper {
 impl Control {
     /// Starts the threads. They end with this.
     pub fn start() -> Self {
-        let allowed = sched_getaffinity(None).unwrap();
-        let processors = (0..CpuSet::MAX_CPU).filter(|processor| allowed.is_set(*processor));
+        let processors = processors().unwrap().into_iter();
         let sleepers = processors.map(sleep_on).collect();
         Self { sleepers }
     }
@@ -63,10 +62,8 @@ fn sleep_on(processor: usize) -> Arc<Mutex<Sleeper>> {
     }));
     let noted = Arc::downgrade(&sleeper);
     thread::spawn(move || {
-        let mut here = CpuSet::new();
-        here.set(processor);
         // It may have been taken from us meanwhile. Then another will do.
-        let _ = sched_setaffinity(None, &here);
+        let _ = stay_on(processor);
         while let Some(noted) = noted.upgrade() {
             thread::sleep(TICK);
             let mut noted = noted.lock().unwrap();

@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use redis_lock_client::redis::Value;
+use redis::Value;
 use redis_lock_client::{Error, Lock, LockClient, LockGuard};
 use redis_lock_testing::{Client, SOON, TestServer, text};
 use tokio::task::JoinHandle;
@@ -25,7 +25,7 @@ pub async fn take(client: &LockClient, key: &str) -> LockGuard {
 }
 
 /// An acquire that waits.
-pub type Waiting = JoinHandle<Result<Option<LockGuard>, Error>>;
+pub type Waiting = JoinHandle<Result<LockGuard, Error>>;
 
 /// Has an acquire wait on the server, behind so many others.
 pub async fn queue(server: &TestServer, lock: &Lock, behind: i64) -> Waiting {
@@ -63,6 +63,15 @@ pub fn eventually(what: &str, mut ready: impl FnMut() -> bool) -> impl Future<Ou
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     }
+}
+
+/// How often the server has carried out a command.
+pub fn calls(observer: &mut Client, command: &str) -> u64 {
+    let stats = observer.bulk("INFO commandstats");
+    let prefix = format!("cmdstat_{command}:calls=");
+    let line = stats.lines().find_map(|line| line.strip_prefix(&prefix));
+    line.and_then(|line| line.split(',').next()?.parse().ok())
+        .unwrap_or(0)
 }
 
 /// The connection to which the only hold on a lock is tied.

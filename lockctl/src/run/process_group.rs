@@ -1,23 +1,31 @@
 //! A command, and all that it started and that stayed in its process group.
 
-use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
 
+use rustix::io::Errno;
 use rustix::process::{
     Pid, Signal, WaitOptions, WaitStatus, kill_process_group, test_kill_process_group, wait,
 };
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{sleep, timeout};
 
-use super::KILLED_WITHIN;
+use super::members::{Process, out_of_reach};
 use crate::exit::Exit;
 use crate::failure::Failure;
+use crate::signals::is_to_end;
 
 /// How often to look whether the last process of the group has gone.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+/// A process that was killed is gone after so long, unless it can't be killed
+/// or the system is stuck. Then that is told, after twice the time each time.
+const KILLED_WITHIN: Duration = Duration::from_secs(1);
+
+/// And at least so often.
+const TOLD_EVERY: Duration = Duration::from_secs(600);
 
 /// What happened to the command.
 pub enum Change {
@@ -35,21 +43,14 @@ pub struct ProcessGroup {
 }
 
 impl ProcessGroup {
-    /// Starts the command. It finds the token of its lock in `LOCK_TOKEN`.
-    pub fn spawn(command: &[OsString], token: u64) -> Result<Self, Failure> {
+    /// Starts the command.
+    pub fn spawn(command: &mut Command) -> Result<Self, Failure> {
         adopt_orphans();
         let child_signals = signal(SignalKind::child())?;
-        let [program, arguments @ ..] = command else {
-            return Err(Failure::Usage("no command"));
-        };
-        let mut command = Command::new(program);
-        command
-            .args(arguments)
-            .env("LOCK_TOKEN", token.to_string())
-            .process_group(0);
-        die_with_parent(&mut command);
+        command.process_group(0);
+        die_with_parent(command);
         let child = command.spawn().map_err(|error| Failure::Command {
-            command: program.to_string_lossy().into_owned(),
+            command: command.get_program().to_string_lossy().into_owned(),
             error,
         })?;
         Ok(Self {
@@ -66,10 +67,7 @@ impl ProcessGroup {
     /// Sends a signal to all of it. Who has gone needs none.
     pub fn signal(&self, signal: Signal) {
         let _ = kill_process_group(self.leader, signal);
-        if matches!(
-            signal,
-            Signal::HUP | Signal::INT | Signal::QUIT | Signal::TERM
-        ) {
+        if is_to_end(signal) {
             // Who is stopped hears nothing but KILL.
             let _ = kill_process_group(self.leader, Signal::CONT);
         }
@@ -92,16 +90,41 @@ impl ProcessGroup {
         }
     }
 
-    /// Ends what is left of it: TERM, and KILL when the time is over.
-    pub async fn end(&mut self, grace: Duration) {
+    /// Ends what is left of it: TERM, and KILL when the time is over. Returns when
+    /// all of it has gone. What can't be ended is told, again and again.
+    pub async fn end(&self, grace: Duration, tell: impl Fn(&[Process])) {
         if self.is_gone() {
             return;
         }
         self.signal(Signal::TERM);
-        if timeout(grace, self.gone()).await.is_err() {
-            self.signal(Signal::KILL);
-            let _ = timeout(KILLED_WITHIN, self.gone()).await;
+        let unreached = self.out_of_reach();
+        if !unreached.is_empty() {
+            tell(&unreached);
         }
+        if timeout(grace, self.gone()).await.is_ok() {
+            return;
+        }
+        self.signal(Signal::KILL);
+        let mut patience = KILLED_WITHIN;
+        while timeout(patience, self.gone()).await.is_err() {
+            tell(&self.out_of_reach());
+            // For those that have come since, or that can be killed by now.
+            self.signal(Signal::KILL);
+            patience = TOLD_EVERY.min(patience * 2);
+        }
+    }
+
+    /// Those of its processes that this one may not signal. Where they are not
+    /// to be seen, the group stands for them.
+    pub fn out_of_reach(&self) -> Vec<Process> {
+        let mut found = out_of_reach(self.leader);
+        if found.is_empty() && test_kill_process_group(self.leader) == Err(Errno::PERM) {
+            found.push(Process {
+                pid: self.leader.as_raw_nonzero().get(),
+                name: "group".into(),
+            });
+        }
+        found
     }
 
     async fn gone(&self) {
@@ -112,8 +135,14 @@ impl ProcessGroup {
 
     fn is_gone(&self) -> bool {
         while reap().is_some() {}
-        test_kill_process_group(self.leader).is_err()
+        means_gone(test_kill_process_group(self.leader))
     }
+}
+
+/// Whether nobody is left, by the answer to a signal. A process that may not be
+/// signalled is there all the same.
+fn means_gone(answer: rustix::io::Result<()>) -> bool {
+    answer == Err(Errno::SRCH)
 }
 
 impl Change {
@@ -160,4 +189,16 @@ fn die_with_parent(command: &mut Command) {
     }
     #[cfg(not(target_os = "linux"))]
     let _ = command;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_may_not_be_signalled_has_not_gone() {
+        assert!(means_gone(Err(Errno::SRCH)));
+        assert!(!means_gone(Err(Errno::PERM)));
+        assert!(!means_gone(Ok(())));
+    }
 }

@@ -9,42 +9,65 @@ use std::time::Duration;
 use redis_lock_client::{Error, LockGuard, Lost};
 use serde::Serialize;
 
+use super::log::Log;
+use super::members::Process;
+use crate::arguments::RunOptions;
 use crate::exit::Exit;
-use crate::quoting::shown;
+use crate::name::Name;
 
 /// What happened.
 #[derive(Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
     Acquired {
-        key: String,
-        owner: String,
+        #[serde(flatten, serialize_with = "Name::as_key")]
+        key: Name,
+        #[serde(flatten, serialize_with = "Name::as_owner")]
+        owner: Name,
         token: u64,
         waited_ms: u128,
     },
     NotAcquired {
-        key: String,
+        #[serde(flatten, serialize_with = "Name::as_key")]
+        key: Name,
         waited_ms: u128,
     },
     Interrupted {
-        key: String,
+        #[serde(flatten, serialize_with = "Name::as_key")]
+        key: Name,
     },
     Lost {
-        key: String,
+        #[serde(flatten, serialize_with = "Name::as_key")]
+        key: Name,
+        code: &'static str,
         why: String,
     },
+    /// What can't be ended still runs.
+    Unended {
+        #[serde(flatten, serialize_with = "Name::as_key")]
+        key: Name,
+        pids: Vec<i32>,
+        /// Whether it runs without the lock.
+        lost: bool,
+        #[serde(skip)]
+        processes: String,
+    },
     Released {
-        key: String,
+        #[serde(flatten, serialize_with = "Name::as_key")]
+        key: Name,
         exit_code: u8,
     },
     Kept {
-        key: String,
+        #[serde(flatten, serialize_with = "Name::as_key")]
+        key: Name,
         exit_code: u8,
         lease_ms: u128,
     },
     Unreleased {
-        key: String,
+        #[serde(flatten, serialize_with = "Name::as_key")]
+        key: Name,
         exit_code: u8,
+        code: String,
         why: String,
     },
 }
@@ -52,8 +75,8 @@ pub enum Event {
 impl Event {
     pub fn acquired(guard: &LockGuard, waited: Duration) -> Self {
         Self::Acquired {
-            key: shown(guard.key()),
-            owner: shown(guard.owner()),
+            key: guard.key().into(),
+            owner: guard.owner().into(),
             token: guard.token(),
             waited_ms: waited.as_millis(),
         }
@@ -61,34 +84,55 @@ impl Event {
 
     pub fn not_acquired(key: &OsStr, waited: Duration) -> Self {
         Self::NotAcquired {
-            key: shown(key.as_bytes()),
+            key: key.as_bytes().into(),
             waited_ms: waited.as_millis(),
         }
     }
 
     pub fn interrupted(key: &OsStr) -> Self {
         Self::Interrupted {
-            key: shown(key.as_bytes()),
+            key: key.as_bytes().into(),
         }
     }
 
     pub fn lost(key: &[u8], why: Lost) -> Self {
         Self::Lost {
-            key: shown(key),
+            key: key.into(),
+            code: match why {
+                Lost::Expired => "EXPIRED",
+                Lost::Refused => "REFUSED",
+                Lost::Disconnected => "DISCONNECTED",
+                Lost::Released => "RELEASED",
+                _ => "LOST",
+            },
             why: why.to_string(),
+        }
+    }
+
+    pub fn unended(key: &[u8], processes: &[Process], lost: bool) -> Self {
+        let names: Vec<_> = processes.iter().map(Process::to_string).collect();
+        Self::Unended {
+            key: key.into(),
+            pids: processes.iter().map(|process| process.pid).collect(),
+            lost,
+            processes: match &names[..] {
+                [] => "a process that can't be ended".into(),
+                [name] => format!("process {name}, which this user may not end,"),
+                names => format!("{}, which this user may not end,", names.join(", ")),
+            },
         }
     }
 
     pub fn released(key: &[u8], exit: Exit) -> Self {
         Self::Released {
-            key: shown(key),
+            key: key.into(),
             exit_code: exit.code(),
         }
     }
 
     pub fn kept(key: &[u8], exit: Exit, lease: Duration) -> Self {
         Self::Kept {
-            key: shown(key),
+            key: key.into(),
             exit_code: exit.code(),
             lease_ms: lease.as_millis(),
         }
@@ -96,15 +140,19 @@ impl Event {
 
     pub fn unreleased(key: &[u8], exit: Exit, error: &Error) -> Self {
         Self::Unreleased {
-            key: shown(key),
+            key: key.into(),
             exit_code: exit.code(),
+            code: error.code().into(),
             why: error.to_string(),
         }
     }
 
     /// Whether the exit code tells enough, as with flock(1).
     fn is_routine(&self) -> bool {
-        !matches!(self, Self::Lost { .. } | Self::Unreleased { .. })
+        !matches!(
+            self,
+            Self::Lost { .. } | Self::Unended { .. } | Self::Unreleased { .. }
+        )
     }
 }
 
@@ -124,9 +172,22 @@ impl fmt::Display for Event {
                 write!(f, "{key} is held by another, still after {waited_ms} ms")
             }
             Self::Interrupted { key } => write!(f, "the wait for {key} was interrupted"),
-            Self::Lost { key, why } => {
+            Self::Lost { key, why, .. } => {
                 write!(f, "{key} was lost before the command had ended: {why}")
             }
+            Self::Unended {
+                key,
+                lost,
+                processes,
+                ..
+            } => match lost {
+                true => write!(
+                    f,
+                    "{key} is lost, but {processes} still runs: another may hold the lock. \
+                     Waiting for its end"
+                ),
+                false => write!(f, "{processes} still runs: {key} stays taken until it ends"),
+            },
             Self::Released { key, exit_code } => {
                 write!(f, "{key} is released; the command exited with {exit_code}")
             }
@@ -155,15 +216,10 @@ pub struct Report {
 }
 
 impl Report {
-    /// With `verbose`, what the client does is told as well.
-    pub fn new(json: bool, verbose: bool) -> Self {
-        if verbose && !json {
-            tracing_subscriber::fmt()
-                .with_env_filter("redis_lock_client=debug")
-                .with_writer(std::io::stderr)
-                .without_time()
-                .init();
-        }
+    /// From now on what the client says is told as well.
+    pub fn new(json: bool, options: &RunOptions) -> Self {
+        let verbose = options.verbose;
+        Log::listen(json, verbose, options.name.as_bytes().into());
         Self { json, verbose }
     }
 

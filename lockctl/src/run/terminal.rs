@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, getpgrp};
 use rustix::termios::{tcgetpgrp, tcsetpgrp};
 
 use super::process_group::ProcessGroup;
-use super::signals::ignore;
+use crate::signals::ignore;
 
 /// The terminal, if there is one.
 pub struct Terminal {

@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use redis_lock_client::redis::{self, InfoDict};
+use redis_lock_client::LockClient;
 use serde::Serialize;
 
 use crate::arguments::TopOptions;
-use crate::connection::Connection;
 use crate::failure::Failure;
 use crate::view::{self, LockView};
+use crate::which_server::WhichServer;
 
 /// What was seen at one time.
 #[derive(Serialize)]
@@ -22,11 +22,9 @@ pub struct Sample {
     pub locks: Vec<LockView>,
 }
 
-/// Takes samples, and connects anew where the connection has failed.
+/// Takes samples. Where the connection has failed, the client makes a new one.
 pub struct Sampler {
-    url: String,
-    address: String,
-    connection: Option<Connection>,
+    client: LockClient,
     count: u32,
     stuck_after: Duration,
     before: Option<Counters>,
@@ -41,39 +39,20 @@ struct Counters {
 }
 
 impl Sampler {
-    /// Connects for the first time.
-    pub async fn connect(url: &str, options: &TopOptions) -> Result<Self, Failure> {
-        let connection = Connection::open(url).await?;
+    /// Connects.
+    pub async fn connect(server: &WhichServer, options: &TopOptions) -> Result<Self, Failure> {
         Ok(Self {
-            url: url.into(),
-            address: connection.address().into(),
-            connection: Some(connection),
+            client: server.connect().await?,
             count: options.count,
             stuck_after: options.stuck.after,
             before: None,
         })
     }
 
-    /// Where the server is.
-    pub fn address(&self) -> &str {
-        &self.address
-    }
-
     /// Looks once.
     pub async fn sample(&mut self) -> Result<Sample, Failure> {
-        let mut connection = match self.connection.take() {
-            Some(connection) => connection,
-            None => Connection::open(&self.url).await?,
-        };
-        let sample = self.take(&mut connection).await?;
-        // Where that failed, the next sample has a new connection.
-        self.connection = Some(connection);
-        Ok(sample)
-    }
-
-    async fn take(&mut self, connection: &mut Connection) -> Result<Sample, Failure> {
-        let locks = view::contended(connection, self.count, self.stuck_after).await?;
-        let now = Counters::read(connection).await?;
+        let locks = view::contended(&self.client, self.count, self.stuck_after).await?;
+        let now = Counters::read(&self.client).await?;
         let before = self.before.replace(now);
         let longest = locks.iter().filter_map(LockView::longest_wait).max();
         Ok(Sample {
@@ -87,17 +66,16 @@ impl Sampler {
 }
 
 impl Counters {
-    async fn read(connection: &mut Connection) -> Result<Self, Failure> {
-        let info: InfoDict = connection.ask(redis::cmd("INFO").arg("lock")).await?;
-        let count = |field: &str| info.get::<u64>(field);
-        let immediate = count("lock_grants_immediate");
-        let after_wait = count("lock_grants_after_wait");
+    async fn read(client: &LockClient) -> Result<Self, Failure> {
+        let counters = client.counters().await?;
+        let immediate = counters.get("lock_grants_immediate");
+        let after_wait = counters.get("lock_grants_after_wait");
         Ok(Self {
             read_at: Instant::now(),
             grants: immediate
                 .zip(after_wait)
                 .map(|(these, those)| these + those),
-            releases: count("lock_releases"),
+            releases: counters.get("lock_releases"),
         })
     }
 

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::ops::ControlFlow;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyModifiers};
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -12,10 +12,12 @@ use ratatui::style::{Style, Stylize};
 use ratatui::text::{Line, Text};
 use ratatui::widgets::{Block, RenderDirection, Row, Sparkline, Table, TableState};
 use ratatui::{DefaultTerminal, Frame};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::sampling::Sample;
 use crate::failure::Failure;
 use crate::ls::{HEADER, STUCK, rows, seconds};
+use crate::signals::stop_self;
 use crate::view::LockView;
 
 /// More samples than any terminal has columns.
@@ -28,6 +30,7 @@ const STUCK_ROWS: usize = 5;
 /// What is shown. The terminal is as before when it is dropped.
 pub struct Screen {
     terminal: DefaultTerminal,
+    events: UnboundedReceiver<io::Result<Event>>,
     picture: Picture,
 }
 
@@ -45,8 +48,21 @@ struct Picture {
 impl Screen {
     /// Takes the terminal.
     pub fn open(address: &str, interval: Duration) -> io::Result<Self> {
+        let (sender, events) = unbounded_channel();
+        // To wait for a key keeps a thread busy. It ends with the process.
+        std::thread::Builder::new()
+            .name("keyboard".into())
+            .spawn(move || {
+                let mut is_there = true;
+                while is_there {
+                    let event = event::read();
+                    is_there = event.is_ok();
+                    is_there &= sender.send(event).is_ok();
+                }
+            })?;
         Ok(Self {
             terminal: ratatui::try_init()?,
+            events,
             picture: Picture {
                 address: address.into(),
                 interval,
@@ -63,26 +79,38 @@ impl Screen {
         self.picture.add(sample);
     }
 
-    /// Shows it, and breaks off when somebody has seen enough.
-    pub fn show_until(&mut self, deadline: Instant) -> io::Result<ControlFlow<()>> {
-        loop {
-            self.terminal.draw(|frame| self.picture.draw(frame))?;
-            if !event::poll(deadline.saturating_duration_since(Instant::now()))? {
-                return Ok(ControlFlow::Continue(()));
-            }
-            if let Event::Key(key) = event::read()?
-                && key.is_press()
-                && self.picture.press(key).is_break()
-            {
-                return Ok(ControlFlow::Break(()));
-            }
+    /// Shows it as it is now.
+    pub fn draw(&mut self) -> io::Result<()> {
+        self.terminal.draw(|frame| self.picture.draw(frame))?;
+        Ok(())
+    }
+
+    /// Waits for a key, or until the terminal has another size. Breaks off when
+    /// somebody has seen enough.
+    pub async fn key(&mut self) -> io::Result<ControlFlow<()>> {
+        match self.events.recv().await {
+            Some(Ok(Event::Key(key))) if key.is_press() => Ok(self.picture.press(key)),
+            Some(Ok(_)) => Ok(ControlFlow::Continue(())),
+            Some(Err(error)) => Err(error),
+            // The terminal is gone.
+            None => Ok(ControlFlow::Break(())),
         }
+    }
+
+    /// Stops this process with the terminal as it was before, and goes on when
+    /// somebody continues it.
+    pub fn suspend(&mut self) -> io::Result<()> {
+        ratatui::try_restore()?;
+        stop_self();
+        self.terminal = ratatui::try_init()?;
+        Ok(())
     }
 }
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        ratatui::restore();
+        // Nobody is there to be told if the terminal is gone.
+        let _ = ratatui::try_restore();
     }
 }
 

@@ -2,17 +2,13 @@
 
 #![allow(dead_code, reason = "no test uses all of it")]
 
-#[path = "../../../client/tests/support/processes.rs"]
-mod processes;
-
+use std::fs::{File, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use redis_lock_testing::{SOON, TestServer, eventually};
-use rustix::process::Signal;
+use redis_lock_testing::{SOON, Signal, TestServer, end_with_us, eventually, signal};
 use tempfile::TempDir;
-
-pub use processes::end_with_test;
 
 /// `lockctl` for this server.
 pub fn lockctl(server: &TestServer) -> Command {
@@ -29,7 +25,7 @@ pub fn lockctl(server: &TestServer) -> Command {
 pub fn heedful(program: &str) -> Command {
     let mut command = Command::new("env");
     command.args(["--default-signal", program]);
-    end_with_test(&mut command, Signal::TERM);
+    end_with_us(&mut command, Signal::TERM);
     command
 }
 
@@ -55,13 +51,6 @@ pub fn shell_code(status: ExitStatus) -> Option<i32> {
     status.code().or(status.signal().map(|signal| 128 + signal))
 }
 
-/// Sends a signal, by its name without `SIG`.
-pub fn signal(pid: u32, name: &str) {
-    let pid = pid.to_string();
-    let sent = Command::new("kill").args(["-s", name, &pid]).status();
-    assert!(sent.unwrap().success());
-}
-
 /// A shell script that runs under the lock `lock`. It has a folder, `$DIR`.
 pub struct Script {
     lockctl: Child,
@@ -71,14 +60,21 @@ pub struct Script {
 impl Script {
     /// Starts it.
     pub fn start(server: &TestServer, options: &[&str], script: &str) -> Self {
+        Self::start_by(lockctl(server), options, script)
+    }
+
+    /// Starts it by this lockctl.
+    pub fn start_by(mut lockctl: Command, options: &[&str], script: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let lockctl = lockctl(server)
+        // The script may be another user's.
+        std::fs::set_permissions(dir.path(), Permissions::from_mode(0o777)).unwrap();
+        let lockctl = lockctl
             .args(["run", "lock"])
             .args(options)
             .args(["--", "sh", "-c", script])
             .env("DIR", dir.path())
             .stdout(Stdio::null())
-            .stderr(Stdio::piped())
+            .stderr(File::create(dir.path().join("told")).unwrap())
             .spawn()
             .unwrap();
         Self { lockctl, dir }
@@ -108,24 +104,38 @@ impl Script {
     }
 
     /// Sends lockctl a signal.
-    pub fn signal(&self, name: &str) {
-        signal(self.lockctl.id(), name);
+    pub fn signal(&self, what: Signal) {
+        signal(self.lockctl.id(), what).unwrap();
+    }
+
+    /// Waits until lockctl has told so many lines with all these words.
+    #[track_caller]
+    pub fn await_told(&self, lines: usize, words: &[&str]) {
+        let fits = |line: &&str| words.iter().all(|word| line.contains(word));
+        let mut told = String::new();
+        eventually(&format!("it tells {lines} times {words:?}"), || {
+            told = self.told();
+            told.lines().filter(fits).count() >= lines || !runs(&self.lockctl().to_string())
+        });
+        let enough = told.lines().filter(fits).count() >= lines;
+        assert!(enough, "it told, and not {words:?}:\n{told}");
+    }
+
+    /// What lockctl and the script wrote to stderr so far.
+    pub fn told(&self) -> String {
+        self.wrote("told")
     }
 
     /// Waits for lockctl's end. Its exit code as a shell has it, and what it told.
     #[track_caller]
     pub fn end(&mut self) -> (Option<i32>, String) {
-        use std::io::Read;
         let deadline = Instant::now() + SOON;
         while self.lockctl.try_wait().unwrap().is_none() {
             assert!(Instant::now() < deadline, "lockctl does not end");
             std::thread::sleep(Duration::from_millis(1));
         }
         let code = shell_code(self.lockctl.wait().unwrap());
-        let mut told = String::new();
-        let mut stderr = self.lockctl.stderr.take().unwrap();
-        stderr.read_to_string(&mut told).unwrap();
-        (code, told)
+        (code, self.told())
     }
 
     /// Checks that no process runs whose number the script wrote to `pids`.
@@ -150,7 +160,7 @@ impl Drop for Script {
     fn drop(&mut self) {
         if let Ok(None) = self.lockctl.try_wait() {
             // It ends what it has started; killed it could not.
-            self.signal("TERM");
+            self.signal(Signal::TERM);
             let deadline = Instant::now() + SOON;
             while let Ok(None) = self.lockctl.try_wait()
                 && Instant::now() < deadline

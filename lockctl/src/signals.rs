@@ -1,4 +1,5 @@
-//! The signals that somebody sends to lockctl and that are meant for the command.
+//! The signals that somebody sends to lockctl. `lockctl run` forwards them to
+//! its command; `lockctl top` gives the terminal back before they end it.
 
 use std::io;
 
@@ -8,9 +9,9 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::exit::Exit;
 
-/// What is forwarded: what a user or an operator sends to a program, by hand
+/// What a user or an operator sends to a program, by hand
 /// or by the terminal. `WINCH` comes when the terminal's size changes.
-const FORWARDED: [Signal; 8] = [
+const HEARD: [Signal; 8] = [
     Signal::HUP,
     Signal::INT,
     Signal::QUIT,
@@ -29,7 +30,7 @@ impl Signals {
     /// a shell that started it in the background, stays ignored.
     pub fn listen() -> io::Result<Self> {
         let (sender, receiver) = unbounded_channel();
-        for number in FORWARDED {
+        for number in HEARD {
             if is_ignored(number) {
                 continue;
             }
@@ -62,6 +63,14 @@ impl Signals {
             }
         }
     }
+}
+
+/// Whether a signal asks a program to end.
+pub fn is_to_end(signal: Signal) -> bool {
+    matches!(
+        signal,
+        Signal::HUP | Signal::INT | Signal::QUIT | Signal::TERM
+    )
 }
 
 /// Stops this process, as the terminal would have done. Returns when somebody

@@ -1,0 +1,237 @@
+//! An acquire that is under way, and what it may leave on the servers.
+//!
+//! Whatever ends it early - a failure, or the future that is dropped - goes
+//! through the same door: the connections that may still bring the hold are
+//! closed, and then the hold is released.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use redis::Cmd;
+use tokio::task::JoinSet;
+
+use crate::binding::Binding;
+use crate::clock::Moment;
+use crate::commands;
+use crate::connection::ConnectionName;
+use crate::error::Error;
+use crate::hold::Vote;
+use crate::node::Ask;
+use crate::owner::OwnerPermit;
+use crate::release::{FirstOutcome, PendingRelease, settle_all};
+use crate::request::Request;
+use crate::tasks::Tasks;
+use crate::validity::whole_ms;
+use crate::waiting::WaitingConnection;
+
+/// An acquire that is under way.
+pub(crate) struct Attempt {
+    tasks: Tasks,
+    servers: Vec<Arc<dyn Ask>>,
+    pub(crate) owner: Vec<u8>,
+    request: Request,
+    /// Kept until nothing is left on the servers, so that the owner's next
+    /// acquire does not meet what this one left.
+    owner_permit: Option<OwnerPermit>,
+    /// Whether a command is unanswered.
+    in_flight: bool,
+    /// Whether one will never be answered.
+    in_doubt: bool,
+    /// The hold that was granted.
+    token: Option<u64>,
+    /// The connection that waits.
+    connection: Option<WaitingConnection>,
+    /// Connections on which something will stay unanswered.
+    unanswered: Vec<ConnectionName>,
+    /// Unanswered acquires on several servers.
+    pub(crate) votes: JoinSet<Vote>,
+    /// The session to which the hold is to be bound.
+    session: Option<Arc<Binding>>,
+}
+
+/// What an attempt leaves to the hold that it got.
+pub(crate) struct Handover {
+    pub(crate) owner_permit: Option<OwnerPermit>,
+    /// Connections that may still bring the hold anew: they must not, once it was
+    /// released.
+    pub(crate) unanswered: Vec<ConnectionName>,
+    /// Acquires on several servers that are still unanswered.
+    pub(crate) stragglers: JoinSet<Vote>,
+}
+
+impl Attempt {
+    /// Begins one of this owner.
+    pub(crate) fn new(
+        tasks: &Tasks,
+        servers: Vec<Arc<dyn Ask>>,
+        request: &Request,
+        owner: Vec<u8>,
+        owner_permit: Option<OwnerPermit>,
+    ) -> Self {
+        Self {
+            tasks: tasks.clone(),
+            servers,
+            owner,
+            request: request.clone(),
+            owner_permit,
+            in_flight: false,
+            in_doubt: false,
+            token: None,
+            connection: None,
+            unanswered: Vec::new(),
+            votes: JoinSet::new(),
+            session: None,
+        }
+    }
+
+    /// Has the hold be bound to a session.
+    pub(crate) fn within(mut self, session: Option<&Arc<Binding>>) -> Self {
+        self.session = session.cloned();
+        self
+    }
+
+    fn lease(&self) -> Duration {
+        self.request.lease
+    }
+
+    /// What to send.
+    pub(crate) fn command(&self) -> Cmd {
+        let (key, mode) = (&self.request.key, self.request.mode);
+        commands::acquire(key, &self.owner, whole_ms(self.lease()), mode)
+    }
+
+    /// What starts the lease of the granted hold anew.
+    pub(crate) fn renewal(&self) -> Cmd {
+        let key = &self.request.key;
+        commands::renew(key, &self.owner, whole_ms(self.lease()), self.token)
+    }
+
+    /// A command goes out that may bring the hold.
+    pub(crate) fn sent(&mut self) {
+        self.in_flight = true;
+    }
+
+    /// Notes the answer to what was sent.
+    pub(crate) fn answered(
+        &mut self,
+        answer: Result<Option<u64>, Error>,
+    ) -> Result<Option<u64>, Error> {
+        self.in_flight = false;
+        match &answer {
+            Ok(Some(token)) => self.token = Some(*token),
+            Ok(None) => {}
+            Err(error) => self.in_doubt |= error.leaves_doubt(),
+        }
+        answer
+    }
+
+    /// The hold that was granted is over.
+    pub(crate) fn is_over(&mut self) {
+        self.token = None;
+    }
+
+    /// Returns whether a hold was granted that nobody has yet.
+    pub(crate) fn has_hold(&self) -> bool {
+        self.token.is_some()
+    }
+
+    /// From now on this connection may bring the hold.
+    pub(crate) fn wait_on(&mut self, connection: WaitingConnection) {
+        self.connection = Some(connection);
+    }
+
+    /// The connection that waits.
+    pub(crate) fn connection(&self) -> Option<&WaitingConnection> {
+        self.connection.as_ref()
+    }
+
+    /// Leaves the connection to the next wait: nothing on it is unanswered.
+    pub(crate) fn keep_connection(&mut self) {
+        if let Some(connection) = self.connection.take() {
+            connection.keep();
+        }
+    }
+
+    /// Closes the connection, with something unanswered on it.
+    pub(crate) fn close_connection(&mut self) {
+        if let Some(connection) = self.connection.take() {
+            self.unanswered.extend(connection.name().cloned());
+        }
+    }
+
+    /// The hold is a guard's now.
+    pub(crate) fn granted(mut self) -> Handover {
+        (self.in_flight, self.in_doubt, self.token) = (false, false, None);
+        self.keep_connection();
+        if !self.unanswered.is_empty()
+            && let Some(server) = self.servers.first().cloned()
+        {
+            let (key, names) = (self.request.key.clone(), self.unanswered.clone());
+            self.tasks.spawn(async move {
+                // If it fails, the release does it.
+                let _ = server.close(&key, &names).await;
+            });
+        }
+        Handover {
+            owner_permit: self.owner_permit.take(),
+            unanswered: std::mem::take(&mut self.unanswered),
+            stragglers: std::mem::take(&mut self.votes),
+        }
+    }
+
+    /// Gives the owner's permit to the next attempt, which has another owner on
+    /// the wire.
+    pub(crate) fn give_up(mut self) -> Option<OwnerPermit> {
+        let owner_permit = self.owner_permit.take();
+        self.in_doubt = true;
+        self.clean();
+        owner_permit
+    }
+
+    /// Leaves nothing behind, and waits until that is so or a server did not
+    /// answer; then it goes on in the background.
+    pub(crate) async fn give_back(&mut self) {
+        join_all(self.clean()).await;
+    }
+
+    fn clean(&mut self) -> Vec<FirstOutcome> {
+        let is_clean = !self.in_flight && !self.in_doubt && self.token.is_none();
+        if is_clean || !self.tasks.process().is_this() {
+            return Vec::new();
+        }
+        self.close_connection();
+        // Only where all is answered is it known which hold there is.
+        let token = self
+            .token
+            .take()
+            .filter(|_| !self.in_flight && !self.in_doubt);
+        (self.in_flight, self.in_doubt) = (false, false);
+        let mut pending = Vec::new();
+        for server in &self.servers {
+            pending.push(PendingRelease {
+                server: Arc::clone(server),
+                key: self.request.key.clone(),
+                owner: self.owner.clone(),
+                token,
+                unanswered: std::mem::take(&mut self.unanswered),
+                lease_ends: Moment::now() + self.lease(),
+                is_one_of_many: self.servers.len() > 1,
+            });
+        }
+        let votes = std::mem::take(&mut self.votes);
+        let (outcomes, settle) = settle_all(pending, votes, self.session.clone());
+        let owner_permit = self.owner_permit.take();
+        self.tasks.spawn(async move {
+            settle.await;
+            drop(owner_permit);
+        });
+        outcomes
+    }
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        self.clean();
+    }
+}

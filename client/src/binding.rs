@@ -1,0 +1,267 @@
+//! The connection to which the holds of a session are bound.
+//!
+//! The server renews such holds and ends them when the connection closes. The
+//! client renews them all the same, over that very connection: each answer
+//! shows that both are still there, and a hold is relied upon from it for no
+//! longer than a lease, as any other.
+//!
+//! A session is one thing: when its connection closes, all its holds are lost
+//! at once. In a cluster it has a connection to each node whose locks it takes,
+//! and the end of one is the end of all.
+//!
+//! A connection that falls silent shows by its holds, which are not renewed. For
+//! want of holds it shows by what else is asked.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use redis::{Cmd, Value};
+use tokio::sync::{OwnedSemaphorePermit, watch};
+
+use crate::clock::Moment;
+use crate::connection::{Connection, ConnectionName};
+use crate::error::Error;
+use crate::mutex::locked;
+use crate::node::{Address, Ask, Node, Reply};
+use crate::process::Process;
+use crate::validity::Lost;
+
+/// A session's connections, while it lives.
+pub(crate) struct Binding {
+    node: Arc<Node>,
+    connections: Mutex<HashMap<Address, Connection>>,
+    /// In a cluster, which node was asked for which lock.
+    asked_at: Mutex<HashMap<Vec<u8>, Address>>,
+    opening: tokio::sync::Mutex<()>,
+    /// Which of them give no answer, since when.
+    silent: Mutex<HashMap<Address, Moment>>,
+    /// How long one may be silent.
+    silence_max: Duration,
+    /// Why it ended, once it has.
+    ended: watch::Sender<Option<Lost>>,
+    process: Process,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Binding {
+    /// Opens the connection; in a cluster, those that are needed, when they are.
+    /// One that gives no answer for so long is the end of it.
+    pub(crate) async fn open(
+        node: Arc<Node>,
+        permit: OwnedSemaphorePermit,
+        silence_max: Duration,
+    ) -> Result<Arc<Self>, Error> {
+        let binding = Arc::new(Self {
+            node,
+            connections: Mutex::default(),
+            asked_at: Mutex::default(),
+            opening: tokio::sync::Mutex::default(),
+            silent: Mutex::default(),
+            silence_max,
+            ended: watch::Sender::new(None),
+            process: Process::this(),
+            _permit: permit,
+        });
+        if !binding.node.is_cluster() {
+            binding.connection(Address::default()).await?;
+        }
+        Ok(binding)
+    }
+
+    /// Why the session ended, once it has.
+    pub(crate) fn ended(&self) -> Option<Lost> {
+        *self.ended.borrow()
+    }
+
+    /// Completes when the session has ended.
+    pub(crate) fn end_of(&self) -> impl Future<Output = Lost> + Send + 'static + use<> {
+        let mut ended = self.ended.subscribe();
+        async move {
+            match ended.wait_for(Option::is_some).await {
+                Ok(why) => (*why).unwrap_or(Lost::Disconnected),
+                Err(_) => Lost::Disconnected,
+            }
+        }
+    }
+
+    /// Ends it: all holds are lost, and then the connections close.
+    pub(crate) fn end(self: &Arc<Self>, why: Lost) {
+        let names = self.end_here(why);
+        if names.is_empty() || !self.process.is_this() {
+            return;
+        }
+        // A process that was forked from this one would keep them open.
+        let node = Arc::clone(&self.node);
+        self.node.runtime().spawn(async move {
+            let _ = node.kill_everywhere(&names).await;
+        });
+    }
+
+    /// Ends it, and waits until the servers have closed the connections or did
+    /// not answer.
+    pub(crate) async fn close(self: &Arc<Self>) {
+        let names = self.end_here(Lost::Disconnected);
+        if self.process.is_this() {
+            // The connections close anyway, if a little later.
+            let _ = self.node.kill_everywhere(&names).await;
+        }
+    }
+
+    /// Returns what the servers call the connections.
+    fn end_here(&self, why: Lost) -> Vec<ConnectionName> {
+        self.ended.send_if_modified(|ended| {
+            let is_first = ended.is_none();
+            *ended = ended.or(Some(why));
+            is_first
+        });
+        let connections = std::mem::take(&mut *locked(&self.connections));
+        let names = connections.values().map(Connection::name);
+        names.flatten().cloned().collect()
+    }
+
+    /// Sends a command that does not wait, over the session's connection to the
+    /// server of this key.
+    ///
+    /// In a cluster a hold is bound to the connection to one node. If another node
+    /// has the lock now, nobody ends it with the session any more, so the session is
+    /// over.
+    pub(crate) async fn ask(self: &Arc<Self>, key: &[u8], cmd: &Cmd) -> Result<Value, Error> {
+        let address = self.node.address(key).await?;
+        let known = locked(&self.asked_at).get(key).cloned();
+        if known.is_some_and(|known| known != address) {
+            return Err(self.end_for(Lost::Disconnected));
+        }
+        let connection = self.connection(address.clone()).await?;
+        let within = self.node.timeouts().response;
+        let sent_at = Moment::now();
+        let answered = connection.ask_within(within, key, cmd).await;
+        let is_silent = match &answered {
+            Err(error @ Error::Unavailable { .. }) => !error.is_closed(),
+            _ => false,
+        };
+        if self.is_silent_for_long(address.clone(), is_silent.then_some(sent_at)) {
+            return Err(self.end_for(Lost::Expired));
+        }
+        match answered {
+            Err(error) if error.is_closed() => Err(self.end_for(Lost::Disconnected)),
+            Err(error) => {
+                if error.code() == "MOVED" {
+                    self.node.look_up_again();
+                }
+                Err(self.node.explain(error))
+            }
+            Ok(reply) => {
+                if self.node.is_cluster() {
+                    locked(&self.asked_at).insert(key.into(), address);
+                }
+                Ok(reply)
+            }
+        }
+    }
+
+    /// As [`Binding::ask`], of a hold that is bound: where another node has its slot,
+    /// or is about to, the session is over.
+    pub(crate) async fn ask_of_hold(
+        self: &Arc<Self>,
+        key: &[u8],
+        cmd: &Cmd,
+    ) -> Result<Value, Error> {
+        match self.ask(key, cmd).await {
+            Err(error) if matches!(error.code(), "MOVED" | "ASK") && self.node.is_cluster() => {
+                Err(self.end_for(Lost::Disconnected))
+            }
+            answered => answered,
+        }
+    }
+
+    /// Ends it, and returns the error that tells so.
+    fn end_for(self: &Arc<Self>, why: Lost) -> Error {
+        self.end(why);
+        Error::Lost(why)
+    }
+
+    /// Notes that what was sent then was not answered, or else that a connection
+    /// answers. Returns whether it has been silent for too long.
+    fn is_silent_for_long(&self, address: Address, sent_at: Option<Moment>) -> bool {
+        let mut silent = locked(&self.silent);
+        let Some(sent_at) = sent_at else {
+            silent.remove(&address);
+            return false;
+        };
+        let since = *silent.entry(address).or_insert(sent_at);
+        since.until(Moment::now()) >= self.silence_max
+    }
+
+    async fn connection(self: &Arc<Self>, address: Address) -> Result<Connection, Error> {
+        if let Some(connection) = self.present(&address)? {
+            return Ok(connection);
+        }
+        // A task of its own, so that no caller that is not polled any more keeps
+        // others from theirs.
+        let this = Arc::clone(self);
+        let opening = async move { this.open_at(address).await };
+        let opened = self.node.runtime().spawn(opening).await;
+        opened.unwrap_or_else(|error| Err(Error::from_task(error)))
+    }
+
+    fn present(&self, address: &Address) -> Result<Option<Connection>, Error> {
+        let connections = locked(&self.connections);
+        match self.ended() {
+            Some(why) => Err(Error::Lost(why)),
+            None => Ok(connections.get(address).cloned()),
+        }
+    }
+
+    async fn open_at(self: Arc<Self>, address: Address) -> Result<Connection, Error> {
+        let _one_at_a_time = self.opening.lock().await;
+        if let Some(connection) = self.present(&address)? {
+            return Ok(connection);
+        }
+        let connection = self.node.open(address.clone()).await?;
+        {
+            let mut connections = locked(&self.connections);
+            if let Some(why) = self.ended() {
+                return Err(Error::Lost(why));
+            }
+            connections.insert(address, connection.clone());
+        }
+        let (mut interruptions, this) = (connection.interruptions(), Arc::downgrade(&self));
+        self.node.runtime().spawn(async move {
+            let _ = interruptions.next().await;
+            if let Some(this) = Weak::upgrade(&this) {
+                this.end(Lost::Disconnected);
+            }
+        });
+        Ok(connection)
+    }
+}
+
+/// What an attempt gives back goes the way that its acquire went, or it could
+/// arrive first.
+impl Ask for Arc<Binding> {
+    fn ask<'a>(&'a self, key: &'a [u8], cmd: &'a Cmd) -> BoxFuture<'a, Result<Reply, Error>> {
+        Box::pin(async move {
+            let sent_at = Moment::now();
+            match Binding::ask(self, key, cmd).await {
+                Ok(value) => Ok(Reply {
+                    value,
+                    sent_at,
+                    resent: false,
+                }),
+                // The way is closed, so nothing comes by it any more.
+                Err(Error::Lost(_)) => self.node.call(key, cmd).await,
+                Err(error) => Err(error),
+            }
+        })
+    }
+
+    fn close<'a>(
+        &'a self,
+        key: &'a [u8],
+        names: &'a [ConnectionName],
+    ) -> BoxFuture<'a, Result<(), Error>> {
+        self.node.close(key, names)
+    }
+}

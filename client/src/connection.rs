@@ -1,0 +1,230 @@
+//! A connection, and what the server calls it.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+#[cfg(feature = "cluster")]
+use redis::cluster_async::ClusterConnection;
+use redis::{Cmd, PushInfo, PushKind, Value};
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use crate::commands::text;
+use crate::error::Error;
+
+/// What a connection talks to.
+#[derive(Clone)]
+pub(crate) enum Wire {
+    /// One server.
+    Node(MultiplexedConnection),
+    /// A cluster: one connection to each node, behind one face.
+    #[cfg(feature = "cluster")]
+    Cluster(ClusterConnection),
+}
+
+/// A connection. When its last clone goes, it closes, even if a command waits
+/// for its reply.
+#[derive(Clone)]
+pub(crate) struct Connection {
+    wire: Wire,
+    serial: u64,
+    name: Option<ConnectionName>,
+    interruptions: Interruptions,
+}
+
+/// What the server calls a connection.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct ConnectionName {
+    pub(crate) id: String,
+    client_addr: String,
+    /// The server's own end.
+    pub(crate) server_addr: String,
+}
+
+/// Tells that a connection was closed; of a cluster, that one of its
+/// connections was.
+#[derive(Clone)]
+pub(crate) struct Interruptions(watch::Receiver<()>);
+
+impl Interruptions {
+    /// These, and what the redis crate has to be given to tell of them. They end
+    /// when that is gone.
+    pub(crate) fn new() -> (Self, impl Fn(PushInfo) -> Result<(), Infallible> + Clone) {
+        let (sender, receiver) = watch::channel(());
+        let sender = Arc::new(sender);
+        let listener = move |push: PushInfo| {
+            if push.kind == PushKind::Disconnection {
+                sender.send_replace(());
+            }
+            Ok(())
+        };
+        (Self(receiver), listener)
+    }
+
+    /// Waits for the next one. Returns false if there can be none: the
+    /// connection was dropped.
+    pub(crate) async fn next(&mut self) -> bool {
+        self.0.changed().await.is_ok()
+    }
+
+    /// Returns whether there was one that nobody has waited for, or there can be
+    /// none.
+    fn happened(&self) -> bool {
+        self.0.has_changed().unwrap_or(true)
+    }
+}
+
+impl Connection {
+    /// A connection that was just opened.
+    pub(crate) async fn new(
+        wire: Wire,
+        interruptions: Interruptions,
+        within: Duration,
+    ) -> Result<Self, Error> {
+        static SERIAL: AtomicU64 = AtomicU64::new(0);
+        let mut connection = Self {
+            wire,
+            serial: SERIAL.fetch_add(1, Ordering::Relaxed),
+            name: None,
+            interruptions,
+        };
+        if matches!(connection.wire, Wire::Node(_)) {
+            connection.name = connection.ask_name(within).await?;
+        }
+        Ok(connection)
+    }
+
+    /// Sends a command to the node of this key and waits for the reply.
+    pub(crate) async fn ask(&self, key: &[u8], cmd: &Cmd) -> Result<Value, Error> {
+        let reply = match self.wire.clone() {
+            Wire::Node(mut connection) => connection.send_packed_command(cmd).await,
+            #[cfg(feature = "cluster")]
+            Wire::Cluster(mut connection) => {
+                use redis::cluster_routing::{Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr};
+                let node = Route::with_key(key, SlotAddr::Master);
+                let node = RoutingInfo::SingleNode(SingleNodeRoutingInfo::SpecificNode(node));
+                connection.route_command(cmd.clone(), node).await
+            }
+        };
+        #[cfg(not(feature = "cluster"))]
+        let _ = key;
+        reply
+            .and_then(Value::extract_error)
+            .map_err(Error::from_redis)
+    }
+
+    /// As [`Connection::ask`], with an end.
+    pub(crate) async fn ask_within(
+        &self,
+        within: Duration,
+        key: &[u8],
+        cmd: &Cmd,
+    ) -> Result<Value, Error> {
+        timeout(within, self.ask(key, cmd))
+            .await
+            .unwrap_or_else(|_| Err(Error::timed_out()))
+    }
+
+    /// Sends a command to every primary that there is, and returns all replies.
+    pub(crate) async fn ask_everywhere(
+        &self,
+        within: Duration,
+        cmd: &Cmd,
+    ) -> Result<Vec<Value>, Error> {
+        match self.wire.clone() {
+            Wire::Node(_) => Ok(vec![self.ask_within(within, b"", cmd).await?]),
+            #[cfg(feature = "cluster")]
+            Wire::Cluster(mut connection) => {
+                use redis::cluster_routing::{MultipleNodeRoutingInfo, RoutingInfo};
+                let primaries = RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllMasters, None));
+                let asked = connection.route_command(cmd.clone(), primaries);
+                let reply = timeout(within, asked)
+                    .await
+                    .map_err(|_| Error::timed_out())?
+                    .map_err(Error::from_redis)?;
+                let Value::Map(replies) = reply else {
+                    return Err(Error::unexpected(&reply));
+                };
+                let replies = replies.into_iter().map(|(_, reply)| reply.extract_error());
+                let replies: redis::RedisResult<Vec<Value>> = replies.collect();
+                replies.map_err(Error::from_redis)
+            }
+        }
+    }
+
+    /// Tells when the connection is closed.
+    pub(crate) fn interruptions(&self) -> Interruptions {
+        self.interruptions.clone()
+    }
+
+    /// Returns whether it is known to be closed.
+    pub(crate) fn is_closed(&self) -> bool {
+        matches!(self.wire, Wire::Node(_)) && self.interruptions.happened()
+    }
+
+    /// What tells it from every other connection of this process.
+    pub(crate) fn serial(&self) -> u64 {
+        self.serial
+    }
+
+    /// What the server calls this connection, if it is one and the user may know.
+    pub(crate) fn name(&self) -> Option<&ConnectionName> {
+        self.name.as_ref()
+    }
+
+    async fn ask_name(&self, within: Duration) -> Result<Option<ConnectionName>, Error> {
+        let mut cmd = redis::cmd("CLIENT");
+        cmd.arg("INFO");
+        match self.ask_within(within, b"", &cmd).await {
+            Ok(reply) => Ok(text(reply).and_then(|info| ConnectionName::parse(&info))),
+            Err(Error::Server { .. } | Error::NoModule) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl ConnectionName {
+    /// Reads a line of `CLIENT LIST`.
+    pub(crate) fn parse(line: &str) -> Option<Self> {
+        Some(Self {
+            id: field(line, "id")?.into(),
+            client_addr: field(line, "addr")?.into(),
+            server_addr: field(line, "laddr")?.into(),
+        })
+    }
+
+    /// The command that closes it from the server's side, so that nothing that
+    /// is still on its way there can be carried out. Both addresses are named,
+    /// because after a fail-over the id may be another connection's.
+    pub(crate) fn kill(&self) -> Cmd {
+        let mut cmd = redis::cmd("CLIENT");
+        cmd.arg("KILL").arg("ID").arg(&self.id);
+        cmd.arg("ADDR").arg(&self.client_addr);
+        cmd.arg("LADDR").arg(&self.server_addr);
+        cmd
+    }
+}
+
+/// A field of a line of `CLIENT LIST`.
+pub(crate) fn field<'line>(line: &'line str, name: &str) -> Option<&'line str> {
+    let mut fields = line.split_ascii_whitespace();
+    fields.find_map(|field| field.strip_prefix(name)?.strip_prefix('='))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connections_name_is_read_from_client_info() {
+        let info = "id=7 addr=127.0.0.1:4 laddr=10.0.0.1:6379 fd=8 name= age=0 laddr-like=x\n";
+        let name = ConnectionName::parse(info).unwrap();
+        assert_eq!(name.id, "7");
+        assert_eq!(name.client_addr, "127.0.0.1:4");
+        assert_eq!(name.server_addr, "10.0.0.1:6379");
+        assert_eq!(ConnectionName::parse("id=7 addr=x"), None);
+    }
+}

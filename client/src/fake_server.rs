@@ -1,0 +1,152 @@
+//! A server for unit tests: it answers as it is told to, and notes what it was
+//! asked and when.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use redis::{Cmd, Value};
+use tokio::runtime::Handle;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep};
+
+use crate::clock::Moment;
+use crate::connection::ConnectionName;
+use crate::error::Error;
+use crate::hold::{Grant, Hold, ServerHold};
+use crate::node::{Ask, Reply};
+use crate::request::Mode;
+
+/// What it does when it is asked.
+#[derive(Clone)]
+pub(crate) enum Answer {
+    /// It replies with a number.
+    Says(i64),
+    /// It refuses, or can't be reached.
+    Fails(Error),
+    /// It is silent for so long, and then can't be reached.
+    IsSilent(Duration),
+}
+
+/// A server that renews and releases, if not told otherwise.
+pub(crate) struct FakeServer {
+    begun: Instant,
+    next: Mutex<VecDeque<Answer>>,
+    asked: Mutex<Vec<(Duration, String)>>,
+}
+
+impl FakeServer {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            begun: Instant::now(),
+            next: Mutex::default(),
+            asked: Mutex::default(),
+        })
+    }
+
+    /// What it does next, before it is as usual again.
+    pub(crate) fn will(&self, answers: impl IntoIterator<Item = Answer>) {
+        self.next.lock().unwrap().extend(answers);
+    }
+
+    /// What it was asked, and when.
+    pub(crate) fn asked(&self) -> Vec<(Duration, String)> {
+        self.asked.lock().unwrap().clone()
+    }
+
+    /// How often it was asked for this.
+    pub(crate) fn count(&self, command: &str) -> usize {
+        let asked = self.asked.lock().unwrap();
+        let asked = asked.iter().filter(|(_, asked)| asked.starts_with(command));
+        asked.count()
+    }
+
+    /// A hold on it with token 7, granted just now.
+    pub(crate) fn hold(self: &Arc<Self>, lease: Duration) -> Arc<Hold> {
+        Arc::new(Hold::new(self.grant(lease), Handle::current()))
+    }
+
+    fn grant(self: &Arc<Self>, lease: Duration) -> Grant {
+        Grant {
+            key: b"k".to_vec(),
+            owner: b"o".to_vec(),
+            mode: Mode::Exclusive,
+            lease,
+            server_holds: vec![ServerHold {
+                server: Arc::new(Arc::clone(self)),
+                token: Some(7),
+            }],
+            sent_at: Moment::now(),
+            session: None,
+            unanswered: Vec::new(),
+            stragglers: JoinSet::new(),
+        }
+    }
+
+    fn note(&self, asked: String) {
+        let at = self.begun.elapsed();
+        self.asked.lock().unwrap().push((at, asked));
+    }
+}
+
+/// What `LOCK.INFO` replies while the hold is there, or is not.
+fn info(is_held: bool) -> Value {
+    let text = |text: &str| Value::BulkString(text.into());
+    let holder = vec![
+        (text("owner"), text("o")),
+        (text("holds"), Value::Int(1)),
+        (text("fence"), Value::Int(7)),
+    ];
+    let holders = match is_held {
+        true => vec![Value::Map(holder)],
+        false => Vec::new(),
+    };
+    Value::Map(vec![
+        (text("holders"), Value::Array(holders)),
+        (text("waiting"), Value::Int(0)),
+        (text("waiters"), Value::Array(Vec::new())),
+    ])
+}
+
+impl Ask for Arc<FakeServer> {
+    fn ask<'a>(&'a self, _: &'a [u8], cmd: &'a Cmd) -> BoxFuture<'a, Result<Reply, Error>> {
+        let words = cmd.args_iter().map(|word| match word {
+            redis::Arg::Simple(word) => String::from_utf8_lossy(word).into_owned(),
+            _ => "?".into(),
+        });
+        let asked = words.collect::<Vec<_>>().join(" ");
+        let is_info = asked.starts_with("LOCK.INFO");
+        self.note(asked);
+        let sent_at = Moment::now();
+        let answer = self.next.lock().unwrap().pop_front();
+        Box::pin(async move {
+            match answer.unwrap_or(Answer::Says(1)) {
+                Answer::Says(number) => Ok(Reply {
+                    value: match is_info {
+                        true => info(number == 1),
+                        false => Value::Int(number),
+                    },
+                    sent_at,
+                    resent: false,
+                }),
+                Answer::Fails(error) => Err(error),
+                Answer::IsSilent(time) => {
+                    sleep(time).await;
+                    Err(Error::timed_out())
+                }
+            }
+        })
+    }
+
+    fn close<'a>(
+        &'a self,
+        _: &'a [u8],
+        names: &'a [ConnectionName],
+    ) -> BoxFuture<'a, Result<(), Error>> {
+        for name in names {
+            self.note(format!("close {}", name.id));
+        }
+        Box::pin(async { Ok(()) })
+    }
+}

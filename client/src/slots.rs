@@ -1,0 +1,126 @@
+//! Which node of a cluster has a key, as `CLUSTER SLOTS` tells it.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use crc16::{State, XMODEM};
+use redis::Value;
+
+use tokio::time::Instant;
+
+use crate::error::Error;
+use crate::mutex::locked;
+
+/// How long the map is relied upon. A node that has lost a slot answers `MOVED`.
+const KNOWN_FOR: Duration = Duration::from_secs(10);
+
+/// How many slots a cluster has.
+const SLOTS: u16 = 16384;
+
+/// The slot of a key: of what is between its first braces, if it has some.
+fn slot_of(key: &[u8]) -> u16 {
+    let tag = key.iter().position(|byte| *byte == b'{').and_then(|open| {
+        let rest = key.get(open + 1..)?;
+        let length = rest.iter().position(|byte| *byte == b'}')?;
+        rest.get(..length).filter(|tag| !tag.is_empty())
+    });
+    State::<XMODEM>::calculate(tag.unwrap_or(key)) % SLOTS
+}
+
+/// From slot, to slot, and host and port of the primary that has them.
+type Range = (u16, u16, (String, u16));
+
+/// What was learned of it, for some time.
+#[derive(Default)]
+pub(crate) struct Slots(Mutex<Option<(Instant, Vec<Range>)>>);
+
+impl Slots {
+    /// Host and port of the primary that has this key, if that is known.
+    pub(crate) fn address_of(&self, key: &[u8]) -> Option<(String, u16)> {
+        let known = locked(&self.0);
+        let (learned_at, ranges) = known.as_ref()?;
+        if learned_at.elapsed() > KNOWN_FOR {
+            return None;
+        }
+        let slot = slot_of(key);
+        let mut ranges = ranges.iter();
+        let range = ranges.find(|(from, to, _)| (*from..=*to).contains(&slot))?;
+        Some(range.2.clone())
+    }
+
+    /// Reads the reply of `CLUSTER SLOTS`.
+    pub(crate) fn learn(&self, reply: Value) -> Result<(), Error> {
+        // From slot, to slot, and for each node host, port, and more.
+        let ranges: Vec<Vec<Value>> =
+            redis::from_redis_value(reply).map_err(|error| Error::Reply(error.to_string()))?;
+        let ranges = ranges.into_iter().filter_map(range).collect();
+        let mut known = locked(&self.0);
+        *known = Some((Instant::now(), ranges));
+        Ok(())
+    }
+
+    /// Forgets the map, so that the next caller learns it anew.
+    pub(crate) fn forget(&self) {
+        *locked(&self.0) = None;
+    }
+}
+
+fn range(told: Vec<Value>) -> Option<Range> {
+    let mut told = told.into_iter();
+    let (from, to) = (number(told.next()?)?, number(told.next()?)?);
+    let Value::Array(primary) = told.next()? else {
+        return None;
+    };
+    let mut primary = primary.into_iter();
+    let Value::BulkString(host) = primary.next()? else {
+        return None;
+    };
+    let host = String::from_utf8(host)
+        .ok()
+        .filter(|host| !host.is_empty())?;
+    Some((from, to, (host, number(primary.next()?)?)))
+}
+
+fn number(value: Value) -> Option<u16> {
+    redis::from_redis_value(value).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(host: &str, port: i64) -> Value {
+        Value::Array(vec![
+            Value::BulkString(host.into()),
+            Value::Int(port),
+            Value::BulkString(b"id".to_vec()),
+        ])
+    }
+
+    #[test]
+    fn a_tag_in_braces_decides_the_slot() {
+        assert_eq!(slot_of(b"foo"), 12182);
+        assert_eq!(slot_of(b"x{foo}y"), 12182);
+        assert_eq!(slot_of(b"x{foo}{bar}"), 12182);
+        assert_ne!(slot_of(b"{}foo"), 12182);
+        assert_eq!(slot_of(b"123456789"), 12739);
+    }
+
+    #[test]
+    fn the_primary_of_a_keys_slot_is_found() {
+        let range = |from, to, node| Value::Array(vec![Value::Int(from), Value::Int(to), node]);
+        let told = Value::Array(vec![
+            range(0, 12181, node("a", 1)),
+            range(12182, 12182, node("b", 2)),
+            range(12183, 16383, node("", 3)),
+        ]);
+        let slots = Slots::default();
+        assert_eq!(slots.address_of(b"foo"), None);
+        slots.learn(told).unwrap();
+        assert_eq!(slots.address_of(b"foo"), Some(("b".into(), 2)));
+        assert_eq!(slots.address_of(b"x{foo}y"), Some(("b".into(), 2)));
+        assert_eq!(slots.address_of(b"123456789"), None, "it has no host");
+        slots.forget();
+        assert_eq!(slots.address_of(b"foo"), None);
+    }
+}
