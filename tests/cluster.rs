@@ -334,7 +334,8 @@ fn cluster_failover_unblocks_the_waiters_and_the_replica_hands_the_lock_on() {
         "--cluster-slave",
         "--cluster-master-id",
         &cluster.ids[0],
-    ]);
+    ])
+    .unwrap();
     assert!(added, "no replica: {said}");
     let mut there = replica.client();
     eventually("the replica is in step", || {

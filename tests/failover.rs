@@ -256,7 +256,7 @@ fn a_failover_that_is_aborted_leaves_the_waiters_in_line() {
     let mut line = waiters(&primary, "k", 1);
     // A replica that is behind and does not answer keeps the failover in its
     // first stage, in which the primary must not write, until its time is up.
-    replica.signal("STOP");
+    replica.stop();
     holder.call("SET behind 1");
     let paused_at = Instant::now();
     // In one turn of the event loop, so the lease ends in that stage.
@@ -268,7 +268,7 @@ fn a_failover_that_is_aborted_leaves_the_waiters_in_line() {
     let granted = token(&line[0].reply());
     assert!(granted > fence);
     assert!(paused_at.elapsed() >= Duration::from_millis(999));
-    replica.signal("CONT");
+    replica.go_on();
     primary.assert_sound();
     eventually("the failover is over", || {
         holder
@@ -442,4 +442,44 @@ fn shutdown_with_waiters_ends_cleanly() {
     for waiter in &mut line[..5] {
         assert!(!matches!(waiter.try_reply(), Some(Value::Int(_))));
     }
+}
+
+#[test]
+fn after_a_full_sync_nothing_older_is_believed() {
+    let options = [
+        "--repl-diskless-load",
+        "swapdb",
+        "--repl-diskless-sync",
+        "yes",
+        "--repl-diskless-sync-delay",
+        "0",
+    ];
+    let (one, other) = (
+        TestServer::start_with(&options),
+        TestServer::start_with(&options),
+    );
+    follow(&other, &one);
+    await_link(&other);
+    let mut here = one.client();
+    for n in 0..8 {
+        token(&here.call(&format!("LOCK.ACQUIRE k o{n} {LONG} LIMIT 9")));
+    }
+    token(&here.call("LOCK.ACQUIRE k b LEASE 2000 LIMIT 9"));
+    let over = Instant::now() + Duration::from_millis(2100);
+    let mut there = other.client();
+    eventually("the replica has all holders", || {
+        there.call("HLEN k") == int(19)
+    });
+    assert_eq!(there.call("REPLICAOF NO ONE"), status("OK"));
+    // The key does not end later for it.
+    assert_eq!(there.call("LOCK.RENEW k b LEASE 300000"), int(1));
+    // What the old primary took too long makes it load the whole data set.
+    assert_eq!(here.call("SET stray x"), status("OK"));
+    follow(&one, &other);
+    await_link(&one);
+    assert_eq!(here.call("EXISTS stray"), int(0));
+    assert_eq!(here.call("REPLICAOF NO ONE"), status("OK"));
+    std::thread::sleep(over.saturating_duration_since(Instant::now()));
+    assert_eq!(here.call("LOCK.ACQUIRE k newcomer LIMIT 9"), nil());
+    assert_eq!(here.call("LOCK.RENEW k b LEASE 300000"), int(1));
 }

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use redis::Value;
 use redis_lock_testing::{
-    Client, Clock, Proxy, TestServer, eventually, int, nil, status, text, token,
+    Client, Clock, Fate, Proxy, Signal, TestServer, eventually, int, nil, signal, status, text,
+    token,
 };
 
 const LONG: &str = "LEASE 600000";
@@ -41,16 +42,11 @@ fn a_holder_stopped_past_its_lease_is_refused_when_it_wakes() {
     let mut reply = || replies.next().unwrap().unwrap();
     writeln!(commands, "LOCK.ACQUIRE k holder LEASE 200").unwrap();
     let token: i64 = reply().parse().unwrap();
-    let signal = |name: &str| {
-        let pid = holder.id().to_string();
-        let sent = Command::new("kill").args(["-s", name, &pid]).status();
-        assert!(sent.unwrap().success());
-    };
-    signal("STOP");
+    signal(holder.id(), Signal::STOP).unwrap();
     writeln!(commands, "LOCK.RENEW k holder\nLOCK.RELEASE k holder").unwrap();
     assert!(next.int(&format!("LOCK.ACQUIRE k next {LONG} BLOCK 0")) > token);
     let stored = next.hash("k");
-    signal("CONT");
+    signal(holder.id(), Signal::CONT).unwrap();
     assert_eq!(reply(), "0");
     assert_eq!(reply(), "");
     assert_eq!(next.hash("k"), stored);
@@ -67,11 +63,11 @@ fn a_server_stopped_past_a_lease_refuses_the_late_renewal() {
     server.await_blocked(1);
     // Long enough for the stop to come before its end.
     holder.call("LOCK.RENEW k holder LEASE 2000");
-    server.signal("STOP");
+    server.stop();
     holder.send("LOCK.RENEW k holder LEASE 60000");
     holder.send("LOCK.RELEASE k holder");
     std::thread::sleep(Duration::from_millis(2010));
-    server.signal("CONT");
+    server.go_on();
     assert_eq!(holder.reply(), int(0));
     assert_eq!(holder.reply(), nil());
     token(&waiter.reply());
@@ -97,7 +93,7 @@ fn a_waiter_that_does_not_read_holds_the_lock_for_its_lease() {
 #[test]
 fn a_holder_behind_a_silent_network_is_replaced() {
     let server = TestServer::start();
-    let network = Proxy::to(server.addr());
+    let network = Proxy::to(server.addr()).unwrap();
     let mut holder = Client::try_connect(network.addr()).unwrap();
     let (mut waiter, mut observer) = (server.client(), server.client());
     let old = holder.int(&format!("LOCK.ACQUIRE k holder {LONG}"));
@@ -108,7 +104,7 @@ fn a_holder_behind_a_silent_network_is_replaced() {
     // Its last renewal gets through, the next ones and its release do not.
     assert_eq!(holder.call("LOCK.RENEW k holder LEASE 100"), int(1));
     let connected = observer.info("connected_clients");
-    network.swallow();
+    network.set(Fate::Swallowed);
     holder.send(&format!("LOCK.RENEW k holder {LONG}"));
     holder.send("LOCK.RELEASE k holder");
     drop(holder);

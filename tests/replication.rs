@@ -13,7 +13,7 @@ impl Stream {
         let mut client = server.client();
         let mut observer = server.client();
         client.send("SYNC");
-        client.skip_snapshot();
+        client.skip_snapshot().unwrap();
         eventually("the replica is online", || {
             observer.bulk("INFO replication").contains("state=online")
         });

@@ -6,13 +6,21 @@ pub const DATABASES: usize = 2;
 pub const KEYS: [&str; 3] = ["a", "b", "c"];
 pub const OWNERS: [&str; 4] = ["ann", "bob", "cid", "dan"];
 
-/// A lease in milliseconds. It is either longer than any run, by many hours, or
-/// so short that the run waits until it is over.
+/// With them, a lock has more holders than the module reads each time.
+pub const CROWD: [&str; 9] = [
+    "eve", "fay", "gus", "hal", "ida", "jim", "kay", "lea", "max",
+];
+
+/// A lease in milliseconds.
 pub type Lease = i64;
 
-pub const UNIT_OF_LEASES: Lease = 5000 * 60 * 60 * 1000;
-pub const SHORT_LEASES: [Lease; 3] = [1, 3, LONGEST_SHORT_LEASE];
-pub const LONGEST_SHORT_LEASE: Lease = 5;
+/// Commands are sent at whole multiples of it, in milliseconds since 1970.
+pub const STEP_MS: i64 = 1000;
+
+pub const UNIT_OF_LEASES: Lease = 60 * 60 * 1000;
+
+/// They are over before the next command, several in a row as well.
+pub const SHORT_LEASES: [Lease; 3] = [10, 30, 50];
 
 /// What `lock.default-lease` is set to.
 pub const DEFAULT_LEASE: Lease = 4 * UNIT_OF_LEASES;
@@ -22,8 +30,20 @@ pub const DEFAULT_LEASE: Lease = 4 * UNIT_OF_LEASES;
 pub enum Block {
     Endless,
     Long,
-    /// A few milliseconds. The run waits until they are over.
+    /// It is over before the next command.
     Short,
+}
+
+impl Block {
+    /// In milliseconds. No lease ends in the same one: those of the run are counted in
+    /// seconds, or short, and the server may do either first.
+    pub const fn ms(self) -> i64 {
+        match self {
+            Self::Endless => 0,
+            Self::Long => 2 * UNIT_OF_LEASES + 777,
+            Self::Short => 600,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,17 +59,6 @@ pub enum Mode {
     Exclusive,
     Shared,
     Limit(i64),
-}
-
-impl Mode {
-    /// How many may hold the lock together.
-    pub fn limit(self) -> i64 {
-        match self {
-            Self::Exclusive => 1,
-            Self::Shared => i64::MAX,
-            Self::Limit(limit) => limit,
-        }
-    }
 }
 
 /// A lock that is asked for.
@@ -114,7 +123,7 @@ pub enum Command {
     RestoreReplace {
         key: &'static str,
         lease: Option<Lease>,
-        dump: crate::stored::Dump,
+        dump: crate::keyspace::Dump,
     },
     /// Negative: in the past. Else a long lease, since it counts in seconds.
     Expire(&'static str, Lease),
@@ -128,7 +137,7 @@ pub enum Command {
     /// Ends a client's connection, which has this number.
     Kill {
         client: usize,
-        id: i64,
+        id: u64,
     },
 }
 
@@ -176,12 +185,7 @@ impl Command {
             } => {
                 let mut all = words(&["LOCK.ACQUIRE", key, request.owner]);
                 option(&mut all, "LEASE", request.lease);
-                let block = block.map(|block| match block {
-                    Block::Endless => 0,
-                    Block::Long => UNIT_OF_LEASES,
-                    Block::Short => 3,
-                });
-                option(&mut all, "BLOCK", block);
+                option(&mut all, "BLOCK", block.map(Block::ms));
                 option(&mut all, "HOLD", request.hold);
                 match request.mode {
                     Mode::Exclusive => {}
@@ -275,20 +279,6 @@ impl Command {
             Self::FlushAll => words(&["FLUSHALL"]),
             Self::SwapDb => words(&["SWAPDB", "0", "1"]),
             Self::Kill { id, .. } => words(&["CLIENT", "KILL", "ID", &id.to_string()]),
-        }
-    }
-
-    /// Whether a command of Redis gives a key a short time to live. If the
-    /// server takes that long over it, Redis 7.0 deletes the key at once.
-    pub fn may_delete_at_once(&self) -> bool {
-        match self {
-            Self::Pexpire(_, lease)
-            | Self::RestoreReplace {
-                lease: Some(lease), ..
-            }
-            | Self::RedissonLock { lease, .. }
-            | Self::RedissonUnlock { lease, .. } => *lease <= LONGEST_SHORT_LEASE,
-            _ => false,
         }
     }
 

@@ -10,10 +10,11 @@ use crate::commands::{
     Block, Command, DATABASES, Extent, KEYS, Lease, Mode, OWNERS, Request, SHORT_LEASES,
     UNIT_OF_LEASES,
 };
-use crate::stored::{Dump, GREATEST_TOKEN, Holder, permit_field};
-use crate::world::{Place, World};
+use crate::core_side::{CoreSide, Holder};
+use crate::keyspace::{Dump, Place};
+use redis_lock_core::token::TOKEN_MAX;
 
-pub use scenes::scene;
+pub use scenes::{reader_behind_writer, scene};
 
 /// A source of choices: the same for the same seed.
 pub struct Random {
@@ -68,6 +69,11 @@ pub enum Kind {
     /// Deadlocks are refused from now on, or not any more; or more or fewer
     /// may wait for a lock.
     Setting,
+    /// Nobody does anything until something is due, maybe for hours.
+    TimePasses,
+    /// Somebody shares a lock, a client waits to have it alone, and one behind that to
+    /// share it, too.
+    ReaderBehindWriter,
 }
 
 pub fn kind(random: &mut Random) -> Kind {
@@ -78,14 +84,16 @@ pub fn kind(random: &mut Random) -> Kind {
         (2, Kind::Kill),
         (2, Kind::HangUp),
         (2, Kind::Quit),
-        (2, Kind::Setting),
+        (3, Kind::Setting),
         (2, Kind::UnblockAsTimeout),
         (2, Kind::UnblockAsError),
+        (4, Kind::TimePasses),
+        (3, Kind::ReaderBehindWriter),
     ])
 }
 
-/// One to three units of leases, rounded up. Each lasts a second longer than
-/// those drawn before, so that the run knows which of two ends later.
+/// Half a unit of leases to two and a half, and each a second longer than those drawn
+/// before, so that seldom two end together.
 fn long_lease(random: &mut Random) -> Lease {
     random.leases += 1;
     let units = random.one_of(&[1, 2, 3]);
@@ -101,13 +109,9 @@ fn lease(random: &mut Random) -> Lease {
 }
 
 /// One of the lock's holders where there are any, often enough.
-fn likely_owner(random: &mut Random, world: &World, at: Place) -> &'static str {
-    let holders = world.lock(at).unwrap_or_default().holders;
-    let owners: Vec<&'static str> = holders
-        .iter()
-        .map(|holder| holder.owner)
-        .filter(|owner| OWNERS.contains(owner))
-        .collect();
+fn likely_owner(random: &mut Random, core: &CoreSide, at: Place) -> &'static str {
+    let holders = core.holders(at).into_iter();
+    let owners: Vec<&'static str> = holders.map(|holder| holder.owner).collect();
     if !owners.is_empty() && random.percent(75) {
         random.one_of(&owners)
     } else {
@@ -115,14 +119,13 @@ fn likely_owner(random: &mut Random, world: &World, at: Place) -> &'static str {
     }
 }
 
-fn held(world: &World, at: Place, owner: &str) -> Option<Holder> {
-    world.lock(at).ok()?.holder(owner).copied()
+fn held(core: &CoreSide, at: Place, owner: &str) -> Option<Holder> {
+    let mut holders = core.holders(at).into_iter();
+    holders.find(|holder| holder.owner == owner)
 }
 
-fn fence(random: &mut Random, world: &World, at: Place, owner: &str) -> Option<i64> {
-    let right = held(world, at, owner)
-        .and_then(|holder| holder.token)
-        .and_then(|token| world.value(token));
+fn fence(random: &mut Random, core: &CoreSide, at: Place, owner: &str) -> Option<i64> {
+    let right = held(core, at, owner).and_then(|holder| holder.token);
     near(random, right)
 }
 
@@ -136,8 +139,8 @@ fn near(random: &mut Random, right: Option<i64>) -> Option<i64> {
 }
 
 /// A hold number that fits or is next to one that does.
-fn hold(random: &mut Random, world: &World, at: Place, owner: &str) -> i64 {
-    let count = held(world, at, owner).map_or(0, |holder| holder.count);
+fn hold(random: &mut Random, core: &CoreSide, at: Place, owner: &str) -> i64 {
+    let count = held(core, at, owner).map_or(0, |holder| holder.count);
     (count - 1 + random.one_of(&[0, 1, 1, 1, 2, 2, 2, 3])).max(1)
 }
 
@@ -159,14 +162,14 @@ fn send_again(random: &mut Random, key: &'static str, request: Request) -> Comma
     }
 }
 
-fn acquire(random: &mut Random, world: &World, at: Place, may_wait: bool, alone: bool) -> Command {
-    let waiting: Vec<Request> = world.waiters(at).map(|(_, request)| request).collect();
+fn acquire(random: &mut Random, core: &CoreSide, at: Place, may_wait: bool) -> Command {
+    let waiting: Vec<Request> = core.waiters(at).map(|waiter| waiter.request).collect();
     if may_wait && !waiting.is_empty() && random.percent(25) {
         let request = random.one_of(&waiting);
         return send_again(random, at.key, request);
     }
     let owner = random.one_of(&OWNERS);
-    let hold = random.percent(30).then(|| hold(random, world, at, owner));
+    let hold = random.percent(30).then(|| hold(random, core, at, owner));
     let block = random.weighted(&[
         (15, None),
         (50, Some(Block::Endless)),
@@ -183,16 +186,10 @@ fn acquire(random: &mut Random, world: &World, at: Place, may_wait: bool, alone:
     ]);
     let session = random.percent(15);
     let lease = if session {
-        // A short one would be kept up, in time or not quite.
+        // A short one would be kept up, many times between two steps.
         Some(long_lease(random))
-    } else if mode.limit() == 1 {
-        random.percent(80).then(|| lease(random))
-    } else if alone && block.is_none() && random.percent(20) {
-        // The server's clock stands still in a transaction, the module's does
-        // not; and of two that end in one step it would matter which is first.
-        Some(random.one_of(&SHORT_LEASES))
     } else {
-        Some(long_lease(random))
+        random.percent(80).then(|| lease(random))
     };
     Command::Acquire {
         key: at.key,
@@ -209,7 +206,7 @@ fn acquire(random: &mut Random, world: &World, at: Place, may_wait: bool, alone:
 
 fn renew(
     random: &mut Random,
-    world: &World,
+    core: &CoreSide,
     at: Place,
     owner: &'static str,
     lease: Option<Lease>,
@@ -218,79 +215,84 @@ fn renew(
         key: at.key,
         owner,
         lease,
-        fence: fence(random, world, at, owner),
+        fence: fence(random, core, at, owner),
     }
 }
 
-fn release(random: &mut Random, world: &World, at: Place) -> Command {
-    let owner = likely_owner(random, world, at);
+fn release(random: &mut Random, core: &CoreSide, at: Place) -> Command {
+    let owner = likely_owner(random, core, at);
     Command::Release {
         key: at.key,
         owner,
-        fence: fence(random, world, at, owner),
+        fence: fence(random, core, at, owner),
         extent: match random.below(10) {
             0..=4 => Extent::One,
-            5..=7 => Extent::Hold(hold(random, world, at, owner)),
+            5..=7 => Extent::Hold(hold(random, core, at, owner)),
             _ => Extent::All,
         },
     }
 }
 
 /// A token that the clock of the run does not reach, or not soon.
-fn far_ahead(random: &mut Random, world: &World) -> i64 {
-    let ahead = world.greatest_token() + 10_000_000_000;
-    random.one_of(&[ahead, ahead, ahead, GREATEST_TOKEN - 1, GREATEST_TOKEN])
+fn far_ahead(random: &mut Random, core: &CoreSide) -> i64 {
+    let ahead = core.keyspace.now_ms * 1000 + 10_000_000_000;
+    random.one_of(&[ahead, ahead, ahead, TOKEN_MAX - 1, TOKEN_MAX])
 }
 
-fn hset(random: &mut Random, world: &World, key: &'static str) -> Command {
+fn hset(random: &mut Random, core: &CoreSide, key: &'static str) -> Command {
     let name = random.one_of(&["ann", "bob", "stranger", "@fence", "@other", "@permit:ann"]);
     let value = match random.below(4) {
         0 => random.one_of(&[-1, 0]),
-        1 if name == "@fence" => far_ahead(random, world),
+        1 if name == "@fence" => far_ahead(random, core),
         _ => random.one_of(&[1, 2]),
     };
     Command::Hset(key, name, value)
 }
 
-fn hdel(random: &mut Random, world: &World, at: Place) -> Command {
-    let owner = likely_owner(random, world, at);
+/// As the owners of the run, in their order.
+const PERMIT_FIELDS: [&str; OWNERS.len()] =
+    ["@permit:ann", "@permit:bob", "@permit:cid", "@permit:dan"];
+
+fn permit_field(owner: &str) -> &'static str {
+    let position = OWNERS.iter().position(|known| *known == owner);
+    PERMIT_FIELDS[position.unwrap()]
+}
+
+fn hdel(random: &mut Random, core: &CoreSide, at: Place) -> Command {
+    let owner = likely_owner(random, core, at);
     let names = match random.below(6) {
         0 => vec!["@fence"],
         1 => vec![owner, "@fence"],
-        2 => permit_field(owner).into_iter().collect(),
-        3 => permit_field(owner).into_iter().chain([owner]).collect(),
+        2 => vec![permit_field(owner)],
+        3 => vec![permit_field(owner), owner],
         _ => vec![owner],
     };
     Command::Hdel(at.key, names)
 }
 
-/// A command for a client of this database, by itself or among others of a
-/// transaction or a script.
+/// A command for a client of this database.
 pub fn command(
     random: &mut Random,
-    world: &World,
+    core: &CoreSide,
     dumps: &[Dump],
     db: usize,
     may_wait: bool,
-    alone: bool,
 ) -> Command {
     let key = random.one_of(&KEYS);
     let other = random.one_of(&KEYS);
     let at = Place { db, key };
-    let owner = likely_owner(random, world, at);
+    let owner = likely_owner(random, core, at);
     // A key that is no lock refuses everything, which soon teaches nothing new.
-    if world.lock(at).is_err() && random.percent(60) {
+    if !core.is_lock(at) && random.percent(60) {
         return Command::Del(key);
     }
     match random.below(1080) {
-        0..370 => acquire(random, world, at, may_wait, alone),
-        370..620 => release(random, world, at),
+        0..370 => acquire(random, core, at, may_wait),
+        370..620 => release(random, core, at),
         620..680 => {
             let lease = long_lease(random);
-            let held = held(world, at, owner);
-            let may_default = held.is_none_or(|holder| holder.limit == 1);
-            let lease = (!may_default || random.percent(80)).then_some(lease);
-            renew(random, world, at, owner, lease)
+            let lease = random.percent(80).then_some(lease);
+            renew(random, core, at, owner, lease)
         }
         680..710 => Command::RedissonLock {
             key,
@@ -332,21 +334,21 @@ pub fn command(
             Command::Pexpire(key, if random.percent(15) { -1 } else { lease })
         }
         930..945 => Command::Persist(key),
-        945..965 => hdel(random, world, at),
-        965..980 => hset(random, world, key),
+        945..965 => hdel(random, core, at),
+        965..980 => hset(random, core, key),
         980..984 => Command::FlushDb,
         984..988 => Command::FlushAll,
         988..992 => Command::SwapDb,
         1000..1020 => Command::Break {
             key,
-            fence: near(random, world.newest_token(at)),
+            fence: near(random, core.newest_token(at)),
         },
         1020..1060 => Command::Info(key),
         1060.. => Command::List(random.one_of(&[None, Some(1), Some(2)])),
         // The server would keep up the short lease of a session.
-        _ if alone && !world.is_tied(at, owner) => {
+        _ if !core.tied(db).contains(&(key, owner)) => {
             let lease = random.one_of(&SHORT_LEASES);
-            renew(random, world, at, owner, Some(lease))
+            renew(random, core, at, owner, Some(lease))
         }
         _ => Command::Pexpire(key, random.one_of(&SHORT_LEASES)),
     }

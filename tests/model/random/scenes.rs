@@ -1,21 +1,25 @@
 //! Transactions of commands that are seldom drawn together by chance.
 
-use super::{Random, acquire, far_ahead, long_lease, release, renew};
-use crate::commands::{Command, DATABASES, Extent, KEYS, Mode, OWNERS, Request};
-use crate::stored::Holder;
-use crate::world::{Place, World};
+use super::{Random, acquire, far_ahead, lease, long_lease, release, renew};
+use crate::commands::{
+    Block, CROWD, Command, DATABASES, Extent, KEYS, Mode, OWNERS, Request, STEP_MS,
+};
+use crate::core_side::{CoreSide, Holder};
+use crate::keyspace::Place;
+use redis_lock_core::request::Limit;
 
-/// A time to live that is over soon, but not before the next command.
-const SOON_OVER: i64 = 2000;
+/// A time to live that is over in the next steps.
+const SOON_OVER: i64 = 2 * STEP_MS;
 
 /// A transaction of a client of this database; or nothing, and then it is to be
 /// drawn by chance.
-pub fn scene(random: &mut Random, world: &World, client: usize, db: usize) -> Vec<Command> {
-    let scene = match random.below(5) {
-        0 => Some(write_a_token(random, world, db)),
-        1 | 2 => kill_at_the_grant(random, world, client, db),
-        3 => carry_a_session(random, world, db),
-        _ => cut_off_permits(random, world, db),
+pub fn scene(random: &mut Random, core: &CoreSide, client: usize, db: usize) -> Vec<Command> {
+    let scene = match random.below(6) {
+        0 => Some(write_a_token(random, core, db)),
+        1 | 2 => kill_at_the_grant(random, core, client, db),
+        3 => carry_a_session(random, core, db),
+        4 => Some(crowd(random)),
+        _ => cut_off_permits(random, core, db),
     };
     scene.unwrap_or_default()
 }
@@ -23,41 +27,35 @@ pub fn scene(random: &mut Random, world: &World, client: usize, db: usize) -> Ve
 /// A lock comes free, and some of those who get it are gone before they hear.
 fn kill_at_the_grant(
     random: &mut Random,
-    world: &World,
+    core: &CoreSide,
     client: usize,
     db: usize,
 ) -> Option<Vec<Command>> {
-    let places: Vec<Place> = world.contended().filter(|at| at.db == db).collect();
+    let mut places = core.contended();
+    places.retain(|at| at.db == db);
     let at = one_of(random, &places)?;
-    let mut commands = free(random, world, at);
-    let (_, first) = world.waiters(at).next()?;
-    // Only of holds that have numbers is it plain which of them each reply tells.
-    let told_meanwhile = random.percent(40);
-    if told_meanwhile {
+    let mut commands = free(random, core, at);
+    let first = core.waiters(at).next()?.request;
+    if random.percent(40) {
         commands.extend(tell_meanwhile(random, at, first));
     }
     let mut victims: Vec<usize> = if random.percent(75) {
-        let of_one_owner = world.waiters(at);
-        let of_one_owner = of_one_owner.filter(|(_, request)| request.owner == first.owner);
-        of_one_owner.map(|(waiter, _)| waiter).collect()
+        let of_one_owner = core.waiters(at);
+        let of_one_owner = of_one_owner.filter(|waiter| waiter.request.owner == first.owner);
+        of_one_owner.map(|waiter| waiter.client).collect()
     } else {
-        let suits = |&other: &usize| world.has_sessions(other) || world.waits(other);
-        (0..world.peers.len()).filter(suits).collect()
+        let suits = |&other: &usize| core.has_sessions(other) || core.waits(other);
+        (0..core.peers.len()).filter(suits).collect()
     };
     victims.retain(|&victim| victim != client);
-    let count = if told_meanwhile {
-        1
-    } else {
-        1 + random.below(2)
-    };
-    for _ in 0..count {
+    for _ in 0..1 + random.below(2) {
         if victims.is_empty() {
             break;
         }
         let victim = victims.remove(random.below(victims.len()));
         commands.push(Command::Kill {
             client: victim,
-            id: world.peers[victim].id,
+            id: core.peers[victim].id.0,
         });
     }
     // What has ended is over before the next command sees the lock.
@@ -71,21 +69,21 @@ fn kill_at_the_grant(
         let owner = random.one_of(&OWNERS);
         let lease = Some(long_lease(random));
         commands.push(match random.below(3) {
-            0 => acquire(random, world, at, false, false),
-            1 => renew(random, world, at, owner, lease),
-            _ => release(random, world, at),
+            0 => acquire(random, core, at, false),
+            1 => renew(random, core, at, owner, lease),
+            _ => release(random, core, at),
         });
     }
     Some(commands)
 }
 
 /// Takes the lock from whoever holds it.
-fn free(random: &mut Random, world: &World, at: Place) -> Vec<Command> {
+fn free(random: &mut Random, core: &CoreSide, at: Place) -> Vec<Command> {
     let Place { key, .. } = at;
     if random.percent(25) {
         return vec![Command::Break { key, fence: None }];
     }
-    let holders = world.lock(at).unwrap_or_default().holders.into_iter();
+    let holders = core.holders(at).into_iter();
     holders
         .map(|holder| Command::Release {
             key,
@@ -107,8 +105,7 @@ fn tell_meanwhile(random: &mut Random, at: Place, first: Request) -> Vec<Command
             lease,
             fence: None,
         };
-        // A renewal does not tell the token.
-        return vec![renew, Command::Info(key)];
+        return vec![renew];
     }
     let request = Request {
         lease,
@@ -124,8 +121,8 @@ fn tell_meanwhile(random: &mut Random, at: Place, first: Request) -> Vec<Command
 }
 
 /// A lock that lasts as long as a connection is found elsewhere.
-fn carry_a_session(random: &mut Random, world: &World, db: usize) -> Option<Vec<Command>> {
-    let (key, owner) = one_of(random, &world.tied(db))?;
+fn carry_a_session(random: &mut Random, core: &CoreSide, db: usize) -> Option<Vec<Command>> {
+    let (key, owner) = one_of(random, &core.tied(db))?;
     let other = random.one_of(&KEYS);
     let (carry, to) = match random.below(4) {
         0 => (Command::Rename(key, other), other),
@@ -137,22 +134,65 @@ fn carry_a_session(random: &mut Random, world: &World, db: usize) -> Option<Vec<
     let lease = Some(long_lease(random));
     let then = match random.below(4) {
         0 => Command::Info(to),
-        1 => renew(random, world, at, owner, lease),
-        2 => release(random, world, at),
-        _ => acquire(random, world, at, false, false),
+        1 => renew(random, core, at, owner, lease),
+        2 => release(random, core, at),
+        _ => acquire(random, core, at, false),
     };
     Some(vec![carry, then])
 }
 
+/// What the two clients send in turn: the last one may wait longest.
+pub fn reader_behind_writer(
+    random: &mut Random,
+    first: usize,
+    last: usize,
+) -> [(usize, Command); 4] {
+    let key = random.one_of(&KEYS);
+    let mut acquire = |owner, mode, block| Command::Acquire {
+        key,
+        request: Request {
+            owner,
+            lease: Some(long_lease(random)),
+            hold: None,
+            mode,
+            session: false,
+        },
+        block,
+    };
+    [
+        (last, Command::Del(key)),
+        (last, acquire("ann", Mode::Shared, None)),
+        (first, acquire("bob", Mode::Exclusive, Some(Block::Endless))),
+        (last, acquire("cid", Mode::Shared, Some(Block::Endless))),
+    ]
+}
+
+/// Many share a lock; some for a moment only.
+fn crowd(random: &mut Random) -> Vec<Command> {
+    let key = random.one_of(&KEYS);
+    let acquire = |owner| Command::Acquire {
+        key,
+        request: Request {
+            owner,
+            lease: Some(lease(random)),
+            hold: None,
+            mode: Mode::Shared,
+            session: false,
+        },
+        block: None,
+    };
+    CROWD.into_iter().map(acquire).collect()
+}
+
 /// Somebody lets a lock of permits end soon, and a holder keeps it.
-fn cut_off_permits(random: &mut Random, world: &World, db: usize) -> Option<Vec<Command>> {
+fn cut_off_permits(random: &mut Random, core: &CoreSide, db: usize) -> Option<Vec<Command>> {
     let keys = KEYS.iter().map(|&key| Place { db, key });
     let permits: Vec<(&'static str, Holder)> = keys
         .flat_map(|at| {
-            let holders = world.lock(at).unwrap_or_default().holders.into_iter();
+            let holders = core.holders(at).into_iter();
             holders.map(move |holder| (at.key, holder))
         })
-        .filter(|(_, holder)| holder.limit > 1 && !holder.over)
+        .filter(|(_, holder)| holder.limit != Limit::EXCLUSIVE)
         .collect();
     let (key, Holder { owner, .. }) = one_of(random, &permits)?;
     let lease = Some(long_lease(random));
@@ -180,11 +220,12 @@ fn cut_off_permits(random: &mut Random, world: &World, db: usize) -> Option<Vec<
 }
 
 /// Somebody writes a token far ahead, and the lock is copied or passed on.
-fn write_a_token(random: &mut Random, world: &World, db: usize) -> Vec<Command> {
-    let contended: Vec<Place> = world.contended().filter(|at| at.db == db).collect();
+fn write_a_token(random: &mut Random, core: &CoreSide, db: usize) -> Vec<Command> {
+    let mut contended = core.contended();
+    contended.retain(|at| at.db == db);
     let [key, other] = [random.one_of(&KEYS), random.one_of(&KEYS)];
     let at = one_of(random, &contended).unwrap_or(Place { db, key });
-    let mut commands = vec![Command::Hset(at.key, "@fence", far_ahead(random, world))];
+    let mut commands = vec![Command::Hset(at.key, "@fence", far_ahead(random, core))];
     if random.percent(50) {
         commands.push(Command::CopyReplace {
             from: at.key,
@@ -193,10 +234,10 @@ fn write_a_token(random: &mut Random, world: &World, db: usize) -> Vec<Command> 
         });
     }
     if random.percent(67) {
-        commands.extend(free(random, world, at));
+        commands.extend(free(random, core, at));
     }
     let key = if random.percent(50) { at.key } else { other };
-    commands.push(acquire(random, world, Place { db, key }, false, false));
+    commands.push(acquire(random, core, Place { db, key }, false));
     commands
 }
 

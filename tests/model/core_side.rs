@@ -1,0 +1,729 @@
+//! The core in this process, driven as the module drives it in a server: what is
+//! stored is read, the table is asked for a step, the step is carried out. Here the
+//! keyspace is a simulated one, the clock stands where the run sets it, and clients
+//! are numbers.
+
+use std::collections::BTreeMap;
+
+use redis::Value;
+use redis_lock_core::error::{LockError, Usage};
+use redis_lock_core::keys::{KeyBuf, KeyRef};
+use redis_lock_core::lock::{Effect, Lock, Now, Released};
+use redis_lock_core::queue::{Wait, WaiterId};
+use redis_lock_core::request::{
+    AcquireRequest, ClientId, HoldNumber, Lease as CoreLease, Limit, Owner, ReleaseExtent,
+    ReleaseRequest, RenewRequest, Timeout,
+};
+use redis_lock_core::stored::{PERMIT_PREFIX, Reader, TOKEN_FIELD};
+use redis_lock_core::table::{
+    Acquired, Answer, Done, Due, Leave, LockTable, Progress, Stored as Known,
+};
+use redis_lock_core::token::FencingToken;
+use redis_lock_testing::text;
+
+use crate::commands::{Block, Command, DEFAULT_LEASE, Extent, KEYS, Lease, Mode, OWNERS, Request};
+use crate::keyspace::{Content, Dump, Event, Keyspace, Place, Stored};
+use crate::replies::{self, Counters, Expect, counters_of};
+
+/// How much one wake does, in locks that are looked at and waiters that are answered.
+const WORK_A_WAKE: usize = 64;
+
+/// A client's connection, as the server knows it.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    pub id: ClientId,
+    pub address: String,
+}
+
+/// Who sends a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sender {
+    Client(usize),
+    /// A client's transaction: it never waits.
+    Transaction(usize),
+    /// It never waits and has no connection.
+    Script,
+}
+
+/// A client that is blocked and can be answered.
+#[derive(Clone, Copy, Debug)]
+pub struct Waiter {
+    pub client: usize,
+    pub at: Place,
+    pub request: Request,
+    until_ms: Option<i64>,
+}
+
+/// A client that was answered, and whom the server frees at the end of its turn.
+#[derive(Clone, Copy, Debug)]
+struct Woken {
+    client: ClientId,
+    heard: bool,
+}
+
+/// Somebody who holds a lock, as the run draws from.
+#[derive(Clone, Copy, Debug)]
+pub struct Holder {
+    pub owner: &'static str,
+    pub count: i64,
+    pub token: Option<i64>,
+    pub limit: Limit,
+}
+
+/// How a wake of the timer came about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wake {
+    /// The timer was set by a command or an event: the server's runs in the same turn.
+    SameTurn,
+    /// It was set by the wake before: the server's runs a millisecond later.
+    Later,
+}
+
+pub struct CoreSide {
+    table: LockTable,
+    pub keyspace: Keyspace,
+    /// The clients' connections, by the clients' numbers.
+    pub peers: Vec<Peer>,
+    waiting: BTreeMap<WaiterId, Waiter>,
+    answered: Vec<(WaiterId, Waiter, Answer)>,
+    woken: Vec<Woken>,
+    /// What clients that waited hear.
+    replies: Vec<(usize, Expect)>,
+    /// Clients whose connections the module closed.
+    closed: Vec<usize>,
+    /// When the timer wakes the module.
+    armed_ms: Option<i64>,
+    armed_by_wake: bool,
+}
+
+impl CoreSide {
+    pub fn new(now_ms: i64, peers: Vec<Peer>, recheck_interval_ms: i64) -> Self {
+        let mut table = LockTable::default();
+        table.settings.recheck_interval_ms = recheck_interval_ms;
+        let mut keyspace = Keyspace::default();
+        keyspace.now_ms = now_ms;
+        Self {
+            table,
+            keyspace,
+            peers,
+            waiting: BTreeMap::new(),
+            answered: Vec::new(),
+            woken: Vec::new(),
+            replies: Vec::new(),
+            closed: Vec::new(),
+            armed_ms: None,
+            armed_by_wake: false,
+        }
+    }
+
+    fn now(&self) -> Now {
+        Now {
+            us: self.keyspace.now_ms * 1000,
+        }
+    }
+
+    pub fn set_max_waiters(&mut self, max: usize) {
+        self.table.settings.max_waiters = max;
+    }
+
+    /// Returns whether waits that close a cycle are refused from now on.
+    pub fn switch_deadlock_detection(&mut self) -> bool {
+        let settings = &mut self.table.settings;
+        settings.deadlock_detection = !settings.deadlock_detection;
+        settings.deadlock_detection
+    }
+
+    /// What clients that waited must have heard by now.
+    pub fn take_replies(&mut self) -> Vec<(usize, Expect)> {
+        std::mem::take(&mut self.replies)
+    }
+
+    pub fn take_closed(&mut self) -> Vec<usize> {
+        std::mem::take(&mut self.closed)
+    }
+
+    /// When something is due next without anybody's command.
+    pub fn next_event_ms(&self) -> Option<i64> {
+        let waits = self.waiting.values();
+        // The server takes a time for over one millisecond after it.
+        let timeouts = waits.filter_map(|waiter| Some(waiter.until_ms? + 1));
+        timeouts.chain(self.armed_ms).min()
+    }
+}
+
+// What the run draws from.
+impl CoreSide {
+    /// The lock at this place, if it is one.
+    fn lock(&self, at: Place) -> Option<Lock> {
+        match self.keyspace.peek(at) {
+            None => Some(Lock::default()),
+            Some(stored) => read(stored).ok(),
+        }
+    }
+
+    pub fn is_lock(&self, at: Place) -> bool {
+        self.lock(at).is_some()
+    }
+
+    /// Those owners of the run that hold the lock.
+    pub fn holders(&self, at: Place) -> Vec<Holder> {
+        let lock = self.lock(at).unwrap_or_default();
+        let holders = lock.holders().iter().filter_map(|holder| {
+            let mut owners = OWNERS.iter();
+            Some(Holder {
+                owner: owners.find(|owner| owner.as_bytes() == holder.owner.as_bytes())?,
+                count: holder.holds,
+                token: holder.token.map(FencingToken::get),
+                limit: holder.limit,
+            })
+        });
+        holders.collect()
+    }
+
+    pub fn newest_token(&self, at: Place) -> Option<i64> {
+        Some(self.lock(at)?.last_token()?.get())
+    }
+
+    /// Who waits for this lock, in the order in which they began.
+    pub fn waiters(&self, at: Place) -> impl Iterator<Item = &Waiter> {
+        self.waiting.values().filter(move |waiter| waiter.at == at)
+    }
+
+    pub fn waits(&self, client: usize) -> bool {
+        self.waiting.values().any(|waiter| waiter.client == client)
+    }
+
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// The locks that somebody waits for.
+    pub fn contended(&self) -> Vec<Place> {
+        let mut places: Vec<Place> = self.waiting.values().map(|waiter| waiter.at).collect();
+        places.sort();
+        places.dedup();
+        places
+    }
+
+    /// Those that alone keep readers among the holders from a lock.
+    pub fn in_the_way(&self) -> Vec<usize> {
+        let places = self.contended().into_iter();
+        let firsts = places.filter_map(|at| {
+            let holders = self.holders(at);
+            let mut waiters = self.waiters(at);
+            let (first, next) = (waiters.next()?, waiters.next()?);
+            let are_readers = holders.iter().all(|holder| holder.limit == Limit::SHARED);
+            (are_readers && next.request.mode == Mode::Shared).then_some(first.client)
+        });
+        firsts.collect()
+    }
+
+    fn bound(&self, at: Place, owner: &str) -> Option<ClientId> {
+        self.table.bound_client(key_of(at), &owner_of(owner))
+    }
+
+    /// The locks of this database of which holds are bound to a connection, and whose.
+    pub fn tied(&self, db: usize) -> Vec<(&'static str, &'static str)> {
+        let all = KEYS
+            .iter()
+            .flat_map(|&key| OWNERS.map(|owner| (key, owner)));
+        all.filter(|&(key, owner)| self.bound(Place { db, key }, owner).is_some())
+            .collect()
+    }
+
+    /// Whether anything is bound to the client's connection.
+    pub fn has_sessions(&self, client: usize) -> bool {
+        let id = self.peers[client].id;
+        let places = (0..crate::commands::DATABASES)
+            .flat_map(|db| KEYS.iter().map(move |&key| Place { db, key }));
+        let mut holds = places.flat_map(|at| OWNERS.map(|owner| (at, owner)));
+        holds.any(|(at, owner)| self.bound(at, owner) == Some(id))
+    }
+
+    /// Who waits for what, in queue order.
+    pub fn queues(&self) -> String {
+        let waiting = self.waiting.values();
+        let lines = waiting.map(
+            |Waiter {
+                 client,
+                 at,
+                 request,
+                 ..
+             }| {
+                format!(
+                    "{} {}: client {client} as {}\n",
+                    at.db, at.key, request.owner
+                )
+            },
+        );
+        lines.collect()
+    }
+
+    pub fn counters(&self) -> Counters {
+        counters_of(&self.table.totals(self.now()), self.table.metrics())
+    }
+
+    /// What a dump of this key stands for.
+    pub fn dump(&self, at: Place, bytes: Vec<u8>) -> Option<Dump> {
+        let content = self.keyspace.peek(at)?.content.clone();
+        Some(Dump { bytes, content })
+    }
+}
+
+// Commands.
+impl CoreSide {
+    /// Runs a command.
+    pub fn run(&mut self, db: usize, command: &Command, sender: Sender) -> Expect {
+        let at = |key| Place { db, key };
+        let reply = match *command {
+            Command::Acquire {
+                key,
+                request,
+                block,
+            } => self.acquire(at(key), request, block, sender),
+            Command::Release {
+                key,
+                owner,
+                fence,
+                extent,
+            } => self.release(at(key), owner, fence, extent),
+            Command::Renew {
+                key,
+                owner,
+                lease,
+                fence,
+            } => {
+                let lease = lease.unwrap_or(DEFAULT_LEASE);
+                self.renew(at(key), owner, lease, fence)
+            }
+            Command::Break { key, fence } => self.break_lock(at(key), fence),
+            Command::Info(key) => self.info(at(key)),
+            Command::List(count) => Ok(self.list(db, count)),
+            Command::Kill { client, .. } => {
+                self.disconnects(client);
+                Ok(Value::Int(1))
+            }
+            ref foreign => {
+                let reply = self.keyspace.run(db, foreign);
+                self.hear_of_keys();
+                return reply;
+            }
+        };
+        self.wake_answered();
+        match reply {
+            Ok(Value::Okay) => Expect::Waits,
+            Ok(reply) => Expect::Reply(reply),
+            Err(error) => Expect::error(&error),
+        }
+    }
+
+    /// Replies OK, which it never does otherwise, where the client waits.
+    fn acquire(
+        &mut self,
+        at: Place,
+        asked: Request,
+        block: Option<Block>,
+        sender: Sender,
+    ) -> Result<Value, LockError> {
+        let client = match sender {
+            Sender::Client(client) | Sender::Transaction(client) => Some(client),
+            Sender::Script => None,
+        };
+        let session = match (asked.session, client) {
+            (false, _) => None,
+            (true, Some(client)) => Some(self.peers[client].id),
+            (true, None) => return Err(Usage::NoSession.into()),
+        };
+        let request = AcquireRequest {
+            owner: owner_of(asked.owner),
+            lease: CoreLease::from_ms(asked.lease.unwrap_or(DEFAULT_LEASE))?,
+            hold: asked.hold.map(HoldNumber::new).transpose()?,
+            limit: match asked.mode {
+                Mode::Exclusive => Limit::EXCLUSIVE,
+                Mode::Shared => Limit::SHARED,
+                Mode::Limit(limit) => Limit::from_count(limit)?,
+            },
+            session,
+        };
+        let waiting_client = match sender {
+            Sender::Client(client) => Some(client),
+            Sender::Transaction(_) | Sender::Script => None,
+        };
+        let timeout = block
+            .map(|block| Timeout::from_ms(block.ms()))
+            .transpose()?;
+        let wait = waiting_client.zip(timeout).map(|(client, timeout)| Wait {
+            client: self.peers[client].id,
+            until_ms: timeout.end_ms(self.keyspace.now_ms),
+        });
+        let known = self.look_for(at)?;
+        let now = self.now();
+        let progress = self.table.acquire(key_of(at), known, request, wait, now);
+        match self.carry_out(at, progress)? {
+            Acquired::Granted(token) => Ok(Value::Int(token.get())),
+            Acquired::Busy => Ok(Value::Nil),
+            Acquired::Queued(id) => {
+                let waiter = Waiter {
+                    client: waiting_client.unwrap_or_default(),
+                    at,
+                    request: asked,
+                    until_ms: wait.and_then(|wait| wait.until_ms),
+                };
+                self.waiting.insert(id, waiter);
+                Ok(Value::Okay)
+            }
+        }
+    }
+
+    fn release(
+        &mut self,
+        at: Place,
+        owner: &str,
+        fence: Option<i64>,
+        extent: Extent,
+    ) -> Result<Value, LockError> {
+        let request = ReleaseRequest {
+            owner: owner_of(owner),
+            token: fence.map(FencingToken::new).transpose()?,
+            extent: match extent {
+                Extent::One => ReleaseExtent::One,
+                Extent::Hold(n) => ReleaseExtent::Hold(HoldNumber::new(n)?),
+                Extent::All => ReleaseExtent::All,
+            },
+        };
+        let known = self.look_for(at)?;
+        let now = self.now();
+        let done = self.table.release(key_of(at), known, &request, now);
+        Ok(match self.carry_out(at, Progress::Done(done))? {
+            Released::LastHold => Value::Int(1),
+            Released::StillHeld => Value::Int(0),
+            Released::NotHeld => Value::Nil,
+        })
+    }
+
+    fn renew(
+        &mut self,
+        at: Place,
+        owner: &str,
+        lease: Lease,
+        fence: Option<i64>,
+    ) -> Result<Value, LockError> {
+        let request = RenewRequest {
+            owner: owner_of(owner),
+            lease: CoreLease::from_ms(lease)?,
+            token: fence.map(FencingToken::new).transpose()?,
+        };
+        let known = self.look_for(at)?;
+        let now = self.now();
+        let done = self.table.renew(key_of(at), known, &request, now);
+        let renewed = self.carry_out(at, Progress::Done(done))?;
+        Ok(Value::Int(renewed.into()))
+    }
+
+    fn break_lock(&mut self, at: Place, fence: Option<i64>) -> Result<Value, LockError> {
+        let token = fence.map(FencingToken::new).transpose()?;
+        let known = self.look_for(at)?;
+        let now = self.now();
+        let done = self.table.break_lock(key_of(at), known, token, now);
+        let broken = self.carry_out(at, Progress::Done(done))?;
+        Ok(Value::Int(broken.into()))
+    }
+
+    fn info(&mut self, at: Place) -> Result<Value, LockError> {
+        let lock = self.look(at)?;
+        let view = self.table.view(key_of(at), lock, self.now());
+        Ok(replies::info(&view, &self.peers))
+    }
+
+    fn list(&mut self, db: usize, count: Option<usize>) -> Value {
+        let now = self.now();
+        let number_of_db = i32::try_from(db).unwrap();
+        let locks = self.table.contended(number_of_db, now);
+        let locks: Vec<_> = locks.take(count.unwrap_or(usize::MAX)).collect();
+        let views = locks.into_iter().map(|lock| {
+            // What is no lock is held by nobody.
+            let stored = self.look(place_of(&lock.key)).unwrap_or_default();
+            let holders = self.table.holders(lock.key.as_ref(), stored, now);
+            let owners = holders.iter().map(|owner| text(owner.as_bytes()));
+            replies::map([
+                ("key", text(lock.key.as_ref().name)),
+                ("holders", Value::Array(owners.collect())),
+                ("waiting", replies::number(lock.waiting)),
+                ("waited", Value::Int(lock.waited_ms)),
+            ])
+        });
+        Value::Array(views.collect())
+    }
+}
+
+// The road: read, step, apply, arm the timer, answer.
+impl CoreSide {
+    fn look(&mut self, at: Place) -> Result<Lock, LockError> {
+        let lock = self
+            .keyspace
+            .get(at)
+            .map_or(Ok(Lock::default()), |stored| read(stored));
+        self.hear_of_keys();
+        lock
+    }
+
+    fn look_for(&mut self, at: Place) -> Result<Known, LockError> {
+        let lock = self.look(at);
+        let lock = lock.inspect_err(|_| self.table.is_no_lock(key_of(at)))?;
+        Ok(Known::Read(lock))
+    }
+
+    fn carry_out<T>(&mut self, at: Place, mut progress: Progress<T>) -> Result<T, LockError> {
+        loop {
+            match progress {
+                Progress::Done(Done { result, step }) => {
+                    self.apply(at, &step.effects);
+                    self.arm_timer();
+                    for (id, answer) in step.answers {
+                        if let Some(waiter) = self.waiting.remove(&id) {
+                            self.answered.push((id, waiter, answer));
+                        }
+                    }
+                    return result;
+                }
+                Progress::Asks(question) => {
+                    let asked: Vec<Place> = question.asked().iter().map(place_of).collect();
+                    let looked_at = asked.into_iter();
+                    let looked_at = looked_at
+                        .map(|other| Known::Read(self.look(other).unwrap_or_default()))
+                        .collect();
+                    progress = self.table.go_on(*question, looked_at);
+                }
+            }
+        }
+    }
+
+    fn apply(&mut self, at: Place, effects: &[Effect]) {
+        let keyspace = &mut self.keyspace;
+        for effect in effects {
+            match effect {
+                Effect::SetHolder {
+                    owner,
+                    holds,
+                    permit,
+                    new_token,
+                } => {
+                    let owner = String::from_utf8_lossy(owner.as_bytes()).into_owned();
+                    let mut fields = vec![(owner.clone(), holds.to_string())];
+                    fields.extend(permit.map(|permit| (permit_field(&owner), permit.to_text())));
+                    let token = new_token.map(|token| token.get().to_string());
+                    let token_field = String::from_utf8_lossy(TOKEN_FIELD).into_owned();
+                    fields.extend(token.map(|token| (token_field, token)));
+                    for (name, value) in fields {
+                        keyspace.set_field(at, &name, value).unwrap();
+                    }
+                }
+                Effect::RemoveHolder { owner } => {
+                    let owner = String::from_utf8_lossy(owner.as_bytes()).into_owned();
+                    for name in [permit_field(&owner), owner] {
+                        keyspace.remove_field(at, &name).unwrap();
+                    }
+                }
+                Effect::ExpireAt { at_ms } => {
+                    if let Some(stored) = keyspace.get(at) {
+                        stored.expires_at_ms = Some(*at_ms);
+                    }
+                }
+                Effect::Delete => {
+                    keyspace.remove(at);
+                }
+            }
+        }
+    }
+
+    fn arm_timer(&mut self) {
+        let Some(at_ms) = self.table.wake_at_ms() else {
+            return;
+        };
+        let at_ms = at_ms.max(self.keyspace.now_ms);
+        if self.armed_ms.is_none_or(|armed_ms| at_ms < armed_ms) {
+            self.armed_ms = Some(at_ms);
+        }
+    }
+
+    fn wake_answered(&mut self) {
+        for (_, waiter, answer) in std::mem::take(&mut self.answered).into_iter().rev() {
+            let reply = match &answer {
+                Answer::Granted(token) => Expect::Reply(Value::Int(token.get())),
+                Answer::Refused(error) => Expect::error(error),
+            };
+            self.replies.push((waiter.client, reply));
+            if matches!(answer, Answer::Granted(_)) {
+                let client = self.peers[waiter.client].id;
+                let heard = true;
+                self.woken.push(Woken { client, heard });
+            }
+        }
+    }
+}
+
+// What the server tells.
+impl CoreSide {
+    fn note(&mut self, what: impl FnOnce(&mut LockTable, i64)) {
+        what(&mut self.table, self.keyspace.now_ms);
+        self.arm_timer();
+    }
+
+    /// Tells the table what has happened to keys.
+    fn hear_of_keys(&mut self) {
+        for event in self.keyspace.take_events() {
+            match event {
+                Event::AllTouched => self.note(LockTable::everything_touched),
+                Event::Swapped => self.note(|table, now_ms| table.databases_swapped(0, 1, now_ms)),
+                _ if !self.table.follows_keys() => {}
+                Event::Leaves(at) => self.table.key_leaves(key_of(at)),
+                Event::Arrives(at) => self.table.key_arrives(key_of(at)),
+                Event::Touched(at) => {
+                    self.note(|table, now_ms| table.key_touched(key_of(at), now_ms));
+                }
+            }
+        }
+    }
+
+    /// Somebody flushed a database that nobody uses.
+    pub fn everything_touched(&mut self) {
+        self.note(LockTable::everything_touched);
+    }
+
+    /// The client's connection ends.
+    pub fn disconnects(&mut self, client: usize) {
+        let id = self.peers[client].id;
+        self.note(|table, _| table.connection_ended(id, false));
+        self.leaves(client, Leave::Gone);
+        self.replies.retain(|(to, _)| *to != client);
+        for woken in &mut self.woken {
+            woken.heard &= woken.client != id;
+        }
+    }
+
+    /// The client's wait ends, and its connection does not.
+    pub fn leaves(&mut self, client: usize, leave: Leave) {
+        let mut waiting = self.waiting.iter();
+        let found = waiting.find(|(_, waiter)| waiter.client == client);
+        if let Some((&id, _)) = found {
+            self.waiting.remove(&id);
+            self.note(|table, now_ms| table.waiter_left(id, leave, now_ms));
+        }
+    }
+}
+
+// What is due.
+impl CoreSide {
+    /// Lets time pass.
+    pub fn set_time(&mut self, now_ms: i64) {
+        self.keyspace.now_ms = now_ms;
+        let waiting = self.waiting.values();
+        let over = waiting.filter(|waiter| waiter.until_ms.is_some_and(|until| until < now_ms));
+        let clients: Vec<usize> = over.map(|waiter| waiter.client).collect();
+        for client in clients {
+            self.leaves(client, Leave::TimeUp);
+            self.replies.push((client, Expect::Reply(Value::Nil)));
+        }
+    }
+
+    /// Does what the server does before it sleeps, until there is nothing left.
+    /// Returns how often the timer woke, each with how that came about.
+    pub fn do_all_that_is_due(&mut self) -> Vec<Wake> {
+        let mut wakes = Vec::new();
+        loop {
+            let now_ms = self.keyspace.now_ms;
+            if self.armed_ms.is_some_and(|at_ms| at_ms <= now_ms) {
+                wakes.push(match self.armed_by_wake {
+                    true => Wake::Later,
+                    false => Wake::SameTurn,
+                });
+                self.armed_ms = None;
+                self.on_wake();
+                self.armed_by_wake = self.armed_ms.is_some_and(|at_ms| at_ms <= now_ms);
+                self.wake_answered();
+            } else if self.woken.is_empty() {
+                return wakes;
+            }
+            for Woken { client, heard } in std::mem::take(&mut self.woken) {
+                self.note(|table, _| table.grant_told(client, heard));
+            }
+        }
+    }
+
+    fn on_wake(&mut self) {
+        let now_ms = self.keyspace.now_ms;
+        self.close_clients();
+        // The server asks itself whether that key may be written.
+        if let Some(key) = self.table.next_due(now_ms).cloned() {
+            self.keyspace.get(place_of(&key));
+            self.hear_of_keys();
+        }
+        let mut left = WORK_A_WAKE;
+        while left > 0
+            && let Some(due) = self.table.take_due(now_ms)
+        {
+            left = left.saturating_sub(self.do_due(due));
+        }
+        self.close_clients();
+        self.arm_timer();
+    }
+
+    fn do_due(&mut self, due: Due) -> usize {
+        let at = place_of(&due.key);
+        let known = self.look(at).map(Known::Read);
+        let now = self.now();
+        let progress = self.table.do_due(due, known, now);
+        let answered = match &progress {
+            Progress::Done(done) => done.step.answers.len(),
+            Progress::Asks(_) => 1,
+        };
+        let _ = self.carry_out(at, progress);
+        1 + answered
+    }
+
+    fn close_clients(&mut self) {
+        for id in self.table.take_clients_to_close(WORK_A_WAKE) {
+            let client = self.peers.iter().position(|peer| peer.id == id);
+            if let Some(client) = client
+                && !self.closed.contains(&client)
+            {
+                self.closed.push(client);
+                self.disconnects(client);
+            }
+        }
+    }
+}
+
+fn key_of(at: Place) -> KeyRef<'static> {
+    KeyRef {
+        db: i32::try_from(at.db).unwrap(),
+        name: at.key.as_bytes(),
+    }
+}
+
+fn place_of(key: &KeyBuf) -> Place {
+    let KeyRef { db, name } = key.as_ref();
+    let db = usize::try_from(db).unwrap();
+    let key = KEYS.iter().find(|key| key.as_bytes() == name).unwrap();
+    Place { db, key }
+}
+
+fn owner_of(name: &str) -> Owner {
+    Owner::new(name.as_bytes()).unwrap()
+}
+
+/// The field of the owner's permit.
+fn permit_field(owner: &str) -> String {
+    String::from_utf8_lossy(PERMIT_PREFIX).into_owned() + owner
+}
+
+fn read(stored: &Stored) -> Result<Lock, LockError> {
+    let Content::Hash(fields) = &stored.content else {
+        return Err(LockError::WrongType);
+    };
+    let mut reader = Reader::default();
+    for (name, value) in fields {
+        reader.field(name.as_bytes(), value.as_bytes());
+    }
+    reader.finish(stored.expires_at_ms)
+}

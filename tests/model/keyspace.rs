@@ -1,0 +1,415 @@
+//! What Redis itself stores, and what its commands do with that.
+
+use std::collections::BTreeMap;
+
+use redis::Value;
+
+use crate::commands::{Command, DATABASES, Lease};
+use crate::replies::Expect;
+
+/// A key of a database.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    pub db: usize,
+    pub key: &'static str,
+}
+
+/// What the server tells the module of a key.
+#[derive(Clone, Copy, Debug)]
+pub enum Event {
+    Touched(Place),
+    Leaves(Place),
+    Arrives(Place),
+    AllTouched,
+    Swapped,
+}
+
+/// The fields of a small hash, in the order in which they were first set.
+pub type Fields = Vec<(String, String)>;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Content {
+    Text,
+    Hash(Fields),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stored {
+    pub content: Content,
+    pub expires_at_ms: Option<i64>,
+}
+
+/// What `DUMP` gave.
+#[derive(Clone, Debug)]
+pub struct Dump {
+    pub bytes: Vec<u8>,
+    pub content: Content,
+}
+
+#[derive(Default)]
+pub struct Keyspace {
+    pub now_ms: i64,
+    databases: [BTreeMap<&'static str, Stored>; DATABASES],
+    /// What happened since somebody took these.
+    events: Vec<Event>,
+}
+
+/// The server's name for a value that is of another type than the command's.
+const WRONG_TYPE: &str = "WRONGTYPE";
+
+type Reply = Result<i64, &'static str>;
+
+impl Stored {
+    fn is_over(&self, now_ms: i64) -> bool {
+        self.expires_at_ms.is_some_and(|at_ms| at_ms < now_ms)
+    }
+
+    fn fields(&mut self) -> Result<&mut Fields, &'static str> {
+        match &mut self.content {
+            Content::Hash(fields) => Ok(fields),
+            Content::Text => Err(WRONG_TYPE),
+        }
+    }
+}
+
+// What the module does to keys, of which the server tells nobody.
+impl Keyspace {
+    pub fn take_events(&mut self) -> Vec<Event> {
+        std::mem::take(&mut self.events)
+    }
+
+    /// What is there, whether or not it was deleted when its time was over.
+    pub fn peek(&self, at: Place) -> Option<&Stored> {
+        let stored = self.databases[at.db].get(at.key)?;
+        (!stored.is_over(self.now_ms)).then_some(stored)
+    }
+
+    /// As whoever uses a key finds it. One whose time is over is deleted then.
+    pub fn get(&mut self, at: Place) -> Option<&mut Stored> {
+        let database = &mut self.databases[at.db];
+        if database.get(at.key)?.is_over(self.now_ms) {
+            database.remove(at.key);
+            self.events.push(Event::Touched(at));
+            return None;
+        }
+        database.get_mut(at.key)
+    }
+
+    pub fn remove(&mut self, at: Place) -> Option<Stored> {
+        self.get(at)?;
+        self.databases[at.db].remove(at.key)
+    }
+
+    fn put(&mut self, at: Place, stored: Stored) {
+        self.databases[at.db].insert(at.key, stored);
+    }
+
+    /// Returns whether the field is a new one.
+    pub fn set_field(
+        &mut self,
+        at: Place,
+        name: &str,
+        value: String,
+    ) -> Result<bool, &'static str> {
+        if self.get(at).is_none() {
+            let (content, expires_at_ms) = (Content::Hash(Vec::new()), None);
+            let stored = Stored {
+                content,
+                expires_at_ms,
+            };
+            self.put(at, stored);
+        }
+        let Some(stored) = self.get(at) else {
+            return Ok(false);
+        };
+        let fields = stored.fields()?;
+        match fields.iter_mut().find(|(known, _)| known == name) {
+            Some((_, old)) => *old = value,
+            None => {
+                fields.push((name.into(), value));
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Returns whether there was such a field. A hash goes with its last.
+    pub fn remove_field(&mut self, at: Place, name: &str) -> Result<bool, &'static str> {
+        let Some(stored) = self.get(at) else {
+            return Ok(false);
+        };
+        let fields = stored.fields()?;
+        let before = fields.len();
+        fields.retain(|(known, _)| known != name);
+        let (left, removed) = (fields.len(), fields.len() < before);
+        if left == 0 {
+            self.remove(at);
+        }
+        Ok(removed)
+    }
+
+    fn field(&mut self, at: Place, name: &str) -> Result<Option<String>, &'static str> {
+        let Some(stored) = self.get(at) else {
+            return Ok(None);
+        };
+        let fields = stored.fields()?;
+        let found = fields.iter().find(|(known, _)| known == name);
+        Ok(found.map(|(_, value)| value.clone()))
+    }
+
+    /// All that is stored, a key a line, as the run's script lists it.
+    pub fn listing(&self) -> String {
+        let mut lines = String::new();
+        for (db, database) in self.databases.iter().enumerate() {
+            for (key, stored) in database {
+                if stored.is_over(self.now_ms) {
+                    continue;
+                }
+                lines += &format!("{db} {key}");
+                match &stored.content {
+                    Content::Text => lines += " text",
+                    Content::Hash(fields) => {
+                        for (name, value) in fields {
+                            lines += &format!(" {name}={value}");
+                        }
+                    }
+                }
+                lines += &format!(" until {}\n", stored.expires_at_ms.unwrap_or(-1));
+            }
+        }
+        lines
+    }
+}
+
+// The server's own commands.
+impl Keyspace {
+    /// Runs a command that is none of a lock.
+    pub fn run(&mut self, db: usize, command: &Command) -> Expect {
+        let at = |key| Place { db, key };
+        let reply = match *command {
+            Command::RedissonLock { key, owner, lease } => {
+                return match self.redisson_lock(at(key), owner, lease) {
+                    Ok(None) => Expect::Reply(Value::Nil),
+                    Ok(Some(ttl)) => Expect::Reply(Value::Int(ttl)),
+                    Err(code) => Expect::Code(code),
+                };
+            }
+            Command::RedissonUnlock { key, owner, lease } => {
+                return match self.redisson_unlock(at(key), owner, lease) {
+                    Ok(None) => Expect::Reply(Value::Nil),
+                    Ok(Some(left)) => Expect::Reply(Value::Int(left)),
+                    Err(code) => Expect::Code(code),
+                };
+            }
+            Command::Dump(key) => {
+                return match self.get(at(key)) {
+                    Some(_) => Expect::SomeBytes,
+                    None => Expect::Reply(Value::Nil),
+                };
+            }
+            Command::Set(key) => {
+                self.get(at(key));
+                let (content, expires_at_ms) = (Content::Text, None);
+                self.put(
+                    at(key),
+                    Stored {
+                        content,
+                        expires_at_ms,
+                    },
+                );
+                return Expect::OK;
+            }
+            Command::Rename(from, to) => {
+                return match self.rename(at(from), at(to)) {
+                    Ok(()) => Expect::OK,
+                    Err(code) => Expect::Code(code),
+                };
+            }
+            Command::RestoreReplace {
+                key,
+                lease,
+                ref dump,
+            } => {
+                self.get(at(key));
+                let content = dump.content.clone();
+                let expires_at_ms = lease.map(|lease| self.now_ms + lease);
+                self.put(
+                    at(key),
+                    Stored {
+                        content,
+                        expires_at_ms,
+                    },
+                );
+                self.touched(at(key));
+                return Expect::OK;
+            }
+            Command::FlushDb => {
+                self.databases[db].clear();
+                self.events.push(Event::AllTouched);
+                return Expect::OK;
+            }
+            Command::FlushAll => {
+                self.databases = Default::default();
+                self.events.push(Event::AllTouched);
+                return Expect::OK;
+            }
+            Command::SwapDb => {
+                self.databases.swap(0, 1);
+                self.events.push(Event::Swapped);
+                return Expect::OK;
+            }
+            Command::Del(key) | Command::Unlink(key) => Ok(self.delete(at(key))),
+            Command::RenameNx(from, to) => self.rename_nx(at(from), at(to)),
+            Command::Move(key, db) => Ok(self.move_to(at(key), Place { db, key })),
+            Command::CopyReplace { from, to, db } => self.copy(at(from), Place { db, key: to }),
+            Command::Expire(key, lease) | Command::Pexpire(key, lease) => {
+                Ok(self.expire(at(key), lease))
+            }
+            Command::Persist(key) => Ok(self.persist(at(key))),
+            Command::Hdel(key, ref names) => self.hdel(at(key), names),
+            Command::Hset(key, name, value) => {
+                let is_new = self.set_field(at(key), name, value.to_string());
+                is_new.map(|is_new| {
+                    self.touched(at(key));
+                    is_new.into()
+                })
+            }
+            ref other => panic!("{other:?} is not the server's own"),
+        };
+        match reply {
+            Ok(number) => Expect::Reply(Value::Int(number)),
+            Err(code) => Expect::Code(code),
+        }
+    }
+
+    fn touched(&mut self, at: Place) {
+        self.events.push(Event::Touched(at));
+    }
+
+    fn delete(&mut self, at: Place) -> i64 {
+        let removed = self.remove(at).is_some();
+        if removed {
+            self.touched(at);
+        }
+        removed.into()
+    }
+
+    fn carry(&mut self, from: Place, to: Place) {
+        if let Some(stored) = self.remove(from) {
+            self.put(to, stored);
+            let left = [Event::Leaves(from), Event::Touched(from)];
+            let arrived = [Event::Arrives(to), Event::Touched(to)];
+            self.events.extend(left.into_iter().chain(arrived));
+        }
+    }
+
+    fn rename(&mut self, from: Place, to: Place) -> Result<(), &'static str> {
+        self.get(from).ok_or("ERR")?;
+        if from != to {
+            self.get(to);
+            self.carry(from, to);
+        }
+        Ok(())
+    }
+
+    fn rename_nx(&mut self, from: Place, to: Place) -> Reply {
+        self.get(from).ok_or("ERR")?;
+        Ok(self.move_to(from, to))
+    }
+
+    fn move_to(&mut self, from: Place, to: Place) -> i64 {
+        if self.get(from).is_none() || self.get(to).is_some() {
+            return 0;
+        }
+        self.carry(from, to);
+        1
+    }
+
+    fn copy(&mut self, from: Place, to: Place) -> Reply {
+        if from == to {
+            return Err("ERR");
+        }
+        let Some(stored) = self.get(from).cloned() else {
+            return Ok(0);
+        };
+        self.get(to);
+        self.put(to, stored);
+        self.touched(to);
+        Ok(1)
+    }
+
+    fn expire(&mut self, at: Place, lease: Lease) -> i64 {
+        let ends_ms = self.now_ms + lease;
+        let Some(stored) = self.get(at) else {
+            return 0;
+        };
+        stored.expires_at_ms = Some(ends_ms);
+        if lease <= 0 {
+            self.databases[at.db].remove(at.key);
+        }
+        self.touched(at);
+        1
+    }
+
+    fn persist(&mut self, at: Place) -> i64 {
+        let ended = self.get(at).and_then(|stored| stored.expires_at_ms.take());
+        if ended.is_some() {
+            self.touched(at);
+        }
+        ended.is_some().into()
+    }
+
+    fn hdel(&mut self, at: Place, names: &[&str]) -> Reply {
+        let mut removed = 0;
+        for name in names {
+            removed += i64::from(self.remove_field(at, name)?);
+        }
+        if removed > 0 {
+            self.touched(at);
+        }
+        Ok(removed)
+    }
+
+    /// `HINCRBY`
+    fn add(&mut self, at: Place, name: &str, by: i64) -> Reply {
+        let before = self.field(at, name)?;
+        let before = before.map_or(Ok(0), |text| text.parse::<i64>());
+        let sum = before.map_err(|_| "ERR")? + by;
+        self.set_field(at, name, sum.to_string())?;
+        self.touched(at);
+        Ok(sum)
+    }
+
+    fn redisson_lock(
+        &mut self,
+        at: Place,
+        owner: &str,
+        lease: Lease,
+    ) -> Result<Option<i64>, &'static str> {
+        if self.get(at).is_none() || self.field(at, owner)?.is_some() {
+            self.add(at, owner, 1)?;
+            self.expire(at, lease);
+            return Ok(None);
+        }
+        let now_ms = self.now_ms;
+        let ends_ms = self.get(at).and_then(|stored| stored.expires_at_ms);
+        Ok(Some(ends_ms.map_or(-1, |ends_ms| ends_ms - now_ms)))
+    }
+
+    fn redisson_unlock(
+        &mut self,
+        at: Place,
+        owner: &str,
+        lease: Lease,
+    ) -> Result<Option<i64>, &'static str> {
+        if self.field(at, owner)?.is_none() {
+            return Ok(None);
+        }
+        if self.add(at, owner, -1)? > 0 {
+            self.expire(at, lease);
+            return Ok(Some(0));
+        }
+        self.delete(at);
+        Ok(Some(1))
+    }
+}
