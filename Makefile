@@ -10,6 +10,7 @@ SERVER ?= $(or $(shell command -v redis-server),$(shell command -v valkey-server
 PREFIX ?= /usr/local
 DURATION ?= 300
 SEED ?=
+CHAOS ?=
 EXCEPT ?=
 OUT ?= target/bench
 BENCH ?=
@@ -27,12 +28,13 @@ export REDISLOCK_MODULE = $(MODULE)
 .PHONY: help
 help: ## Show this list
 	@echo "Native locks for Redis and Valkey. Targets:"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "Variables:"
 	@echo "  PORT=$(PORT)             port of 'make run'"
 	@echo "  SERVER=$(SERVER)   server of 'make run' and 'make test'"
-	@echo "  DURATION=$(DURATION)          seconds of 'make fuzz' and 'make chaos'"
-	@echo "  SEED=$(SEED)                what 'make chaos' does; random if not given"
+	@echo "  DURATION=$(DURATION)          seconds of 'make fuzz', 'make chaos' and 'make chaos-redlock'"
+	@echo "  SEED=$(SEED)                what the two campaigns do; random if not given"
+	@echo "  CHAOS=                more options of 'make chaos-redlock', such as --owners named, or --help"
 	@echo "  EXCEPT=               a server that 'make test-servers' leaves out"
 	@echo "  OUT=$(OUT)         where 'make bench' puts its report and charts"
 	@echo "  BENCH=                more options of the benchmark, such as --only hand-off-1, or --help"
@@ -42,7 +44,8 @@ help: ## Show this list
 run: deps build ## Start a server with the module in the foreground
 	@scripts/check-port $(PORT)
 	@mkdir -p data
-	exec $(SERVER) $(CURDIR)/redis.conf --port $(PORT)
+	exec $(SERVER) $(CURDIR)/redis.conf --port $(PORT) \
+		--appenddirname aof-$(PORT) --dbfilename dump-$(PORT).rdb
 
 .PHONY: build
 build: build-deps ## Build target/release/libredislock.so
@@ -52,6 +55,14 @@ build: build-deps ## Build target/release/libredislock.so
 test: deps build ## Run all tests but those of 'make interop', against SERVER
 	@$(SERVER) --version
 	cargo test --workspace --locked
+	$(MAKE) --no-print-directory test-tls
+
+.PHONY: test-tls
+test-tls: deps build ## Run the client's tests of TLS, with each library that it can use
+	@scripts/install-missing tls
+	cargo test --locked --package redis-lock-client --features tls-rustls --test tls
+	cargo test --locked --package redis-lock-client --features tls-native-tls --test tls
+	cargo test --locked --package redis-lock-client --features tls-rustls,tls-native-tls --test tls_twice
 
 .PHONY: test-servers
 test-servers: deps build ## Run the module's own tests against Redis 7.0, Redis 8.2 and Valkey 8.0
@@ -75,30 +86,49 @@ fuzz: deps build ## Send random words and bytes for DURATION seconds
 
 .PHONY: model
 model: deps build ## Run the model test at length, against the core and SERVER
-	PROPTEST_CASES=30000 cargo test --locked --lib --release
-	PROPTEST_CASES=1000000 cargo test --locked --lib --release every_deadlock -- --nocapture
-	MODEL_STEPS=100000 cargo test --locked --test model
+	PROPTEST_CASES=30000 cargo test --locked --package redis-lock-core --lib --release
+	PROPTEST_CASES=1000000 cargo test --locked --package redis-lock-core --lib --release \
+		every_deadlock -- --nocapture
+	MODEL_SEED=random MODEL_STEPS=100000 cargo test --locked --test model -- --nocapture
+
+.PHONY: explore
+explore: build-deps ## Try all that can happen to the core, in every order, for some minutes
+	cargo test --locked --package redis-lock-core --lib --release explore:: -- \
+		--ignored --nocapture
+	cargo test --locked --package redis-lock-core --lib --release --features planted-faults \
+		explore::planted -- --nocapture
 
 .PHONY: mutants
 mutants: build-deps ## Change the core in hundreds of small ways: the unit tests must notice
 	@command -v cargo-mutants >/dev/null || cargo install --locked cargo-mutants
 	@# A change may make a search endless: then let its memory come to an end soon.
 	ulimit -v 4194304 && PROPTEST_CASES=32 PROPTEST_DISABLE_FAILURE_PERSISTENCE=1 \
-		PROPTEST_MAX_SHRINK_ITERS=0 cargo mutants
+		PROPTEST_MAX_SHRINK_ITERS=0 cargo mutants --package redis-lock-core
 
 .PHONY: chaos
 chaos: deps build ## Run the fault campaign for DURATION seconds, as SEED says
 	cargo run --locked --package redis-lock-chaos -- --duration $(DURATION) \
 		--server $(SERVER) --module $(MODULE) $(if $(SEED),--seed $(SEED))
 
+.PHONY: chaos-redlock
+chaos-redlock: deps build ## Hurt a minority of a Redlock's servers for DURATION seconds, as SEED says
+	cargo run --locked --package redis-lock-chaos --bin redlock -- --duration $(DURATION) \
+		--server $(SERVER) --module $(MODULE) $(if $(SEED),--seed $(SEED)) $(CHAOS)
+
 .PHONY: planted
-planted: deps ## Show that the fault campaign finds faults that are planted in the module
-	cargo test --locked --package redis-lock-chaos --test planted_campaigns -- --ignored --nocapture
+planted: deps build ## Show that the fault campaigns find faults that are planted
+	cargo test --locked --package redis-lock-chaos --test planted_campaigns \
+		--test redlock -- --ignored --nocapture
+
+.PHONY: growth
+growth: deps build ## Show what it costs when holders, waiters and locks become many
+	cargo run --locked --release --package redis-lock-bench --bin growth -- \
+		--server $(SERVER) --module $(MODULE)
 
 .PHONY: bench
 bench: deps build ## Measure against peers and floors on SERVER, into OUT: some minutes
 	@scripts/install-missing redisson
-	cargo run --locked --release --package redis-lock-bench -- --out $(OUT) $(BENCH)
+	cargo run --locked --release --package redis-lock-bench --bin redis-lock-bench -- --out $(OUT) $(BENCH)
 
 .PHONY: bench-full
 bench-full: override BENCH += --full
@@ -124,6 +154,11 @@ lint: build-deps ## Check format, lints and documentation
 	cargo fmt --all -- --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --document-private-items --locked
+
+.PHONY: minimal-versions
+minimal-versions: build-deps ## Check the client and lockctl with the oldest Rust and crates that they allow
+	@command -v rustup >/dev/null || { echo "This needs rustup: https://rustup.rs" >&2; exit 1; }
+	scripts/minimal-versions
 
 .PHONY: install
 install: build ## Copy the module to PREFIX/lib/redis/modules, and lockctl to PREFIX/bin
