@@ -25,8 +25,8 @@
 //! # Where the next things go
 //! A waiter of another kind is one more way to be answered: its [`WaiterId`] stands in
 //! the same queue, and the caller knows what it is. A grant that must not be told yet
-//! is an [`Answer`] that the caller keeps. A time in which nothing new is granted is
-//! one more reason for which [`Lock::admits`] is not asked.
+//! is an [`Answer`] that the caller keeps. While [`Settings::may_grant`] says
+//! no, nothing new is granted; [`LockTable::grants_resume`] ends such a time.
 
 mod connections;
 mod due;
@@ -65,6 +65,9 @@ pub struct Settings {
     pub deadlock_detection: bool,
     /// Whether other keys can be read while a command runs. In a cluster they can't.
     pub reads_other_keys: bool,
+    /// Whether anything may be granted or handed on now. Where not, who may wait waits,
+    /// and holds are renewed and given back as ever.
+    pub may_grant: bool,
     /// How many may wait for one lock.
     pub max_waiters: usize,
     /// How often a contended lock is looked at for no other reason, in milliseconds.
@@ -78,6 +81,7 @@ impl Default for Settings {
         Self {
             deadlock_detection: true,
             reads_other_keys: true,
+            may_grant: true,
             max_waiters: usize::MAX,
             recheck_interval_ms: 500,
             log_slow_wait_ms: None,
@@ -409,6 +413,12 @@ impl LockTable {
         let renewed = transition.renew(request);
         transition.hand_off();
         transition.finish(Ok(renewed))
+    }
+
+    /// Grants are possible again: all who wait are looked at. It takes as long as to
+    /// sort the contended keys.
+    pub fn grants_resume(&mut self, now_ms: i64) {
+        self.queues.recheck_all_by(now_ms);
     }
 
     /// Whether anybody waits for any lock.

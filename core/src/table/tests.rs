@@ -19,6 +19,7 @@ mod histories;
 mod keys;
 mod large;
 mod views;
+mod withheld;
 
 const K: KeyRef<'static> = key("k");
 const L: KeyRef<'static> = key("l");

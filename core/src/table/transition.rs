@@ -327,6 +327,9 @@ impl<'t> Transition<'t> {
         &mut self,
         request: &AcquireRequest,
     ) -> Result<Option<FencingToken>, LockError> {
+        if !self.table.settings.may_grant {
+            return Ok(None);
+        }
         let in_turn = self.is_next_in_line();
         let Some((token, held_before)) = self.grant(request, in_turn)? else {
             return Ok(None);
@@ -390,6 +393,11 @@ impl<'t> Transition<'t> {
     /// asked as one of its holders, and as many from the front as it admits.
     pub(super) fn hand_off(&mut self) {
         if !self.table.queues.contended(self.key) {
+            return;
+        }
+        if !self.table.settings.may_grant {
+            // The next step looks for holders that wait again.
+            self.is_to_be_read = true;
             return;
         }
         #[cfg(feature = "planted-faults")]
