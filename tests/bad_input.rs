@@ -25,7 +25,7 @@ fn check_word(client: &mut Client, command: &str, word: &str, error: &str) {
 const NOT_AN_INTEGER: &str = "ERR value is not an integer or out of range";
 const LEASE_RANGE: &str = "ERR LEASE must be between 1 and 315360000000 milliseconds";
 const HOLD_RANGE: &str = "ERR HOLD must be 1 or greater";
-const FENCE_RANGE: &str = "ERR FENCE must be between 1 and 9007199254740991";
+const FENCE_RANGE: &str = "ERR a token must be between 1 and 9007199254740991";
 const TIMEOUT: &str = "ERR timeout is not an integer or out of range";
 const SYNTAX: &str = "ERR syntax error";
 

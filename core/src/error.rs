@@ -32,6 +32,8 @@ pub enum LockError {
     },
     /// `READONLY`: a replica keeps up no lease and hands no lock off.
     ReadOnly,
+    /// `NOTHELD`: nobody holds the lock with the token of a guarded command.
+    NotHeld,
     /// `QUEUEFULL`: as many clients wait for the lock as `lock.max-waiters` allows.
     QueueFull {
         /// The limit.
@@ -56,8 +58,10 @@ pub enum Usage {
     CountOutOfRange,
     /// `SESSION` from a client without a connection, such as a script.
     NoSession,
-    /// `FENCE` that no token can equal.
+    /// A number that no token can equal.
     TokenOutOfRange,
+    /// A guarded command of the module itself.
+    LockCommandGuarded,
     /// `BLOCK` that is no integer, or would end beyond the reach of the clock.
     TimeoutOutOfRange,
     /// `BLOCK` below 0.
@@ -118,6 +122,10 @@ impl fmt::Display for LockError {
                 "READONLY a replica hands no lock off and keeps up no lease; \
                  ask the primary, or leave BLOCK and SESSION out",
             ),
+            Self::NotHeld => f.write_str(
+                "NOTHELD nobody holds the lock with this token now, and nothing was done; \
+                 stop the work, and acquire the lock again before you start it anew",
+            ),
             Self::QueueFull { max_waiters } => write!(
                 f,
                 "QUEUEFULL {max_waiters} clients wait for this lock already; \
@@ -139,7 +147,10 @@ impl Usage {
             Self::NoSession => {
                 "SESSION needs a client's own connection; scripts and modules have none"
             }
-            Self::TokenOutOfRange => "FENCE must be between 1 and 9007199254740991",
+            Self::TokenOutOfRange => "a token must be between 1 and 9007199254740991",
+            Self::LockCommandGuarded => {
+                "LOCK.GUARD runs no LOCK.* command; those that need it take the token as FENCE"
+            }
             Self::TimeoutOutOfRange => "timeout is not an integer or out of range",
             Self::TimeoutNegative => "timeout is negative",
             Self::OwnerEmpty => "owner must not be empty",
@@ -169,6 +180,7 @@ mod tests {
             (LockError::HoldCount { wanted: 3, held: 1 }, "HOLDCOUNT"),
             (LockError::QueueFull { max_waiters: 1 }, "QUEUEFULL"),
             (LockError::Upgrade, "UPGRADE"),
+            (LockError::NotHeld, "NOTHELD"),
             (LockError::ReadOnly, "READONLY"),
             (LockError::Deadlock { cycle: Vec::new() }, "DEADLOCK"),
         ];

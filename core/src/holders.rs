@@ -1,8 +1,8 @@
 //! Who holds a lock.
 //!
 //! Most locks have one holder, and a list of one serves it best. Where many hold a
-//! lock together, an index beside the list finds a holder by its name, the lease
-//! that ends next or last, and the strictest limit, each in logarithmic time.
+//! lock together, an index beside the list finds a holder by its name or its token, the
+//! lease that ends next or last, and the strictest limit, each in logarithmic time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Deref;
@@ -15,6 +15,7 @@ pub(crate) use crate::bounds::FEW;
 use crate::bounds::few;
 use crate::lock::Holder;
 use crate::request::{Limit, Owner};
+use crate::token::FencingToken;
 
 /// The holders of a lock. Those of many have no order.
 #[derive(Clone, Debug, Default)]
@@ -30,6 +31,8 @@ struct Index {
     /// The ends of the leases that have one, each with the holder's place in the
     /// list.
     lease_ends: BTreeSet<(i64, usize)>,
+    /// The tokens, each with its holder's place in the list.
+    tokens: BTreeSet<(FencingToken, usize)>,
     /// How many holders have each limit.
     limits: BTreeMap<Limit, usize>,
 }
@@ -76,6 +79,17 @@ impl Holders {
         match &self.index {
             Some(index) => index.by_owner.get(owner).copied(),
             None => self.list.iter().position(|holder| holder.owner == *owner),
+        }
+    }
+
+    /// The holder with this token.
+    pub(crate) fn with_token(&self, token: FencingToken) -> Option<&Holder> {
+        match &self.index {
+            Some(index) => {
+                let (_, at) = index.tokens.range((token, 0)..).next()?;
+                self.list.get(*at).filter(|one| one.token == Some(token))
+            }
+            None => self.list.iter().find(|one| one.token == Some(token)),
         }
     }
 
@@ -193,6 +207,7 @@ impl Index {
         if let Some(end_ms) = holder.lease_end_ms {
             self.lease_ends.insert((end_ms, at));
         }
+        self.tokens.extend(holder.token.map(|token| (token, at)));
         *self.limits.entry(holder.limit).or_default() += 1;
     }
 
@@ -200,6 +215,9 @@ impl Index {
         self.by_owner.remove(&holder.owner);
         if let Some(end_ms) = holder.lease_end_ms {
             self.lease_ends.remove(&(end_ms, at));
+        }
+        if let Some(token) = holder.token {
+            self.tokens.remove(&(token, at));
         }
         if let Some(count) = self.limits.get_mut(&holder.limit) {
             *count -= 1;
@@ -242,13 +260,15 @@ mod tests {
                 match step {
                     Step::Push(end_ms, limit) => {
                         let limit = Limit::from_count(limit).unwrap();
-                        let holder = permitted(&n.to_string(), 7, end_ms, limit);
+                        let token = i64::try_from(n).unwrap() + 1;
+                        let holder = permitted(&n.to_string(), token, end_ms, limit);
                         holders.push(holder.clone());
                         plain.push(holder);
                     }
                     Step::Remove(who) if who < plain.len() => {
                         let gone = plain.remove(who);
-                        prop_assert_eq!(holders.remove(&gone.owner), Some(gone));
+                        prop_assert_eq!(holders.remove(&gone.owner), Some(gone.clone()));
+                        prop_assert_eq!(gone.token.and_then(|one| holders.with_token(one)), None);
                     }
                     Step::Renew(who, end_ms) if who < plain.len() => {
                         plain[who].lease_end_ms = Some(end_ms);
@@ -260,6 +280,8 @@ mod tests {
                 prop_assert_eq!(holders.len(), plain.len());
                 for holder in &plain {
                     prop_assert_eq!(holders.get(&holder.owner), Some(holder));
+                    let token = holder.token.unwrap();
+                    prop_assert_eq!(holders.with_token(token), Some(holder));
                 }
                 let ends = || plain.iter().filter_map(|one| one.lease_end_ms);
                 prop_assert_eq!(holders.first_lease_end_ms(), ends().min());

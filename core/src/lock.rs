@@ -178,6 +178,11 @@ impl Lock {
         self.holders.get(owner)
     }
 
+    /// The hold with this token.
+    pub fn hold_with(&self, token: FencingToken) -> Option<&Holder> {
+        self.holders.with_token(token)
+    }
+
     /// When the last of its holders' leases ends.
     pub(crate) fn last_lease_end_ms(&self) -> Option<i64> {
         self.holders.last_lease_end_ms()

@@ -41,7 +41,8 @@ pub struct Metrics {
     pub releases_deleted: u64,
     /// Waits that were refused because they would have closed a cycle.
     pub deadlocks_refused: u64,
-    /// Releases, renewals and breaks of a held lock that named another token.
+    /// Releases, renewals and breaks of a held lock that named another token, and
+    /// guarded commands whose token nobody held.
     pub tokens_refused: u64,
     /// Waits that were refused because the queue was full.
     pub queues_full: u64,

@@ -415,6 +415,35 @@ impl LockTable {
         transition.finish(Ok(renewed))
     }
 
+    /// Who holds the lock with this token, as it is stored. That may be over.
+    pub fn owner_with(
+        &self,
+        key: KeyRef<'_>,
+        stored: &Stored,
+        token: FencingToken,
+    ) -> Option<Owner> {
+        let lock = match stored {
+            Stored::Read(lock) => lock,
+            Stored::AsExpected => self.remembered.untouched(key)?,
+        };
+        lock.hold_with(token).map(|holder| holder.owner.clone())
+    }
+
+    /// Returns whether the lock is held with this token.
+    pub fn guard(
+        &mut self,
+        key: KeyRef<'_>,
+        stored: Stored,
+        token: FencingToken,
+        now: Now,
+    ) -> Done<bool> {
+        let owner = self.owner_with(key, &stored, token);
+        let mut transition = Transition::begin(self, key, stored, owner.as_ref(), now);
+        let is_held = transition.guard(owner.as_ref(), token);
+        transition.hand_off();
+        transition.finish(Ok(is_held))
+    }
+
     /// Grants are possible again: all who wait are looked at. It takes as long as to
     /// sort the contended keys.
     pub fn grants_resume(&mut self, now_ms: i64) {

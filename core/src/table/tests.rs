@@ -14,6 +14,7 @@ mod deadlocks;
 mod due;
 mod explored;
 mod growth;
+mod guarded;
 mod hand_off;
 mod histories;
 mod keys;
@@ -458,6 +459,14 @@ impl Server {
         let stored = self.look_for(key, None).unwrap();
         let now = self.now();
         let done = self.table.break_lock(key, stored, token, now);
+        self.do_step(key, done).unwrap()
+    }
+
+    fn guard(&mut self, key: KeyRef<'_>, token: FencingToken) -> bool {
+        let asker = self.table.owner_with(key, &Stored::AsExpected, token);
+        let stored = self.look_for(key, asker.as_ref()).unwrap();
+        let now = self.now();
+        let done = self.table.guard(key, stored, token, now);
         self.do_step(key, done).unwrap()
     }
 

@@ -321,6 +321,19 @@ impl<'t> Transition<'t> {
         true
     }
 
+    /// Returns whether this owner holds the lock with this token.
+    pub(super) fn guard(&mut self, owner: Option<&Owner>, token: FencingToken) -> bool {
+        let held = owner.and_then(|owner| self.lock.holder(owner));
+        let Some(held) = held.filter(|held| held.token == Some(token)) else {
+            self.table.metrics.tokens_refused += 1;
+            return false;
+        };
+        // Whoever names the token has been told of it.
+        let (key, deliveries) = (self.key, &mut self.table.deliveries);
+        deliveries.told(|| HoldId::new(key, &held.owner), Told::at_least(1));
+        true
+    }
+
     /// Grants the lock to a newcomer, or one hold more of it to a holder, if that
     /// is possible now.
     pub(super) fn try_grant(
