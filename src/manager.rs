@@ -103,6 +103,26 @@ pub(crate) fn renew(key: LockKey<'_>, request: &RenewRequest) -> Result<bool, Lo
     carry_out(key, open, now, Progress::Done(done))
 }
 
+/// Fails unless the lock is held with this token.
+pub(crate) fn guard(key: LockKey<'_>, token: FencingToken) -> Result<(), LockError> {
+    let owner_with = |stored: &Stored| {
+        TABLE.with_borrow(|table| table.owner_with(key.as_ref(), stored, token))
+    };
+    let remembered = owner_with(&Stored::AsExpected);
+    let (open, stored) = look_for(key, remembered.as_ref(), Part::Whole)?;
+    if let Stored::Read(_) = stored
+        && let Some(owner) = owner_with(&stored)
+    {
+        end_if_closing(key, &owner);
+    }
+    let now = clock::now();
+    let done = step(|table| table.guard(key.as_ref(), stored, token, now));
+    match carry_out(key, open, now, Progress::Done(done))? {
+        true => Ok(()),
+        false => Err(LockError::NotHeld),
+    }
+}
+
 /// Whether it matters what happens to keys and connections.
 pub(crate) fn is_awake() -> bool {
     TABLE.with_borrow(LockTable::follows_keys)

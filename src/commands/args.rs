@@ -38,6 +38,12 @@ impl<'a> Args<'a> {
         Owner::new(self.next().ok_or(Usage::Syntax)?)
     }
 
+    /// A token without a name.
+    pub(super) fn fence(&mut self) -> Result<FencingToken, Usage> {
+        let token = self.next().ok_or(Usage::Syntax)?;
+        FencingToken::new(parse_integer(token).ok_or(Usage::NotAnInteger)?)
+    }
+
     /// Reads options until the arguments end. `read` reads the next option, and
     /// returns whether it knows it.
     pub(super) fn options(

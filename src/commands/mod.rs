@@ -4,6 +4,7 @@
 mod acquire;
 mod args;
 mod break_lock;
+mod guard;
 mod info;
 mod list;
 mod release;
@@ -18,11 +19,12 @@ use crate::server::registration::add_acl_category;
 type Register = fn(&Context) -> Result<(), String>;
 
 /// Every command of the module.
-const COMMANDS: [Register; 6] = [
+const COMMANDS: [Register; 7] = [
     command::register::<acquire::Acquire>,
     command::register::<release::Release>,
     command::register::<renew::Renew>,
     command::register::<break_lock::Break>,
+    command::register::<guard::Guard>,
     command::register::<info::Info>,
     command::register::<list::List>,
 ];

@@ -106,6 +106,9 @@ api! {
             fn(*mut RedisModuleCtx) -> c_int;
         call = RedisModule_Call:
             fn(*mut RedisModuleCtx, *const c_char, *const c_char, ...) -> *mut RedisModuleCallReply;
+        call_reply_string_ptr = RedisModule_CallReplyStringPtr:
+            fn(*mut RedisModuleCallReply, *mut usize) -> *const c_char;
+        call_reply_type = RedisModule_CallReplyType: fn(*mut RedisModuleCallReply) -> c_int;
         close_key = RedisModule_CloseKey: fn(*mut RedisModuleKey);
         create_command = RedisModule_CreateCommand: fn(
             *mut RedisModuleCtx,
@@ -126,6 +129,7 @@ api! {
         event_loop_add_one_shot = RedisModule_EventLoopAddOneShot:
             fn(RedisModuleEventLoopOneShotFunc, *mut c_void) -> c_int;
         event_loop_del = RedisModule_EventLoopDel: fn(c_int, c_int) -> c_int;
+        free = RedisModule_Free: fn(*mut c_void);
         free_call_reply = RedisModule_FreeCallReply: fn(*mut RedisModuleCallReply);
         free_module_user = RedisModule_FreeModuleUser: fn(*mut RedisModuleUser);
         free_thread_safe_context = RedisModule_FreeThreadSafeContext: fn(*mut RedisModuleCtx);
@@ -138,6 +142,12 @@ api! {
             fn(*mut RedisModuleCtx, u64) -> *mut RedisModuleString;
         get_command = RedisModule_GetCommand:
             fn(*mut RedisModuleCtx, *const c_char) -> *mut RedisModuleCommand;
+        get_command_keys = RedisModule_GetCommandKeys: fn(
+            *mut RedisModuleCtx,
+            *mut *mut RedisModuleString,
+            c_int,
+            *mut c_int,
+        ) -> *mut c_int;
         get_context_flags = RedisModule_GetContextFlags: fn(*mut RedisModuleCtx) -> c_int;
         get_current_user_name = RedisModule_GetCurrentUserName:
             fn(*mut RedisModuleCtx) -> *mut RedisModuleString;
@@ -149,6 +159,9 @@ api! {
         get_server_version = RedisModule_GetServerVersion: fn() -> c_int;
         hash_get = RedisModule_HashGet: fn(*mut RedisModuleKey, c_int, ...) -> c_int;
         hash_set = RedisModule_HashSet: fn(*mut RedisModuleKey, c_int, ...) -> c_int;
+        is_keys_position_request = RedisModule_IsKeysPositionRequest:
+            fn(*mut RedisModuleCtx) -> c_int;
+        key_at_pos = RedisModule_KeyAtPos: fn(*mut RedisModuleCtx, c_int);
         key_type = RedisModule_KeyType: fn(*mut RedisModuleKey) -> c_int;
         load_configs = RedisModule_LoadConfigs: fn(*mut RedisModuleCtx) -> c_int;
         notify_keyspace_event = RedisModule_NotifyKeyspaceEvent:
@@ -158,6 +171,8 @@ api! {
         replicate = RedisModule_Replicate:
             fn(*mut RedisModuleCtx, *const c_char, *const c_char, ...) -> c_int;
         reply_with_array = RedisModule_ReplyWithArray: fn(*mut RedisModuleCtx, c_long) -> c_int;
+        reply_with_call_reply = RedisModule_ReplyWithCallReply:
+            fn(*mut RedisModuleCtx, *mut RedisModuleCallReply) -> c_int;
         reply_with_map = RedisModule_ReplyWithMap: fn(*mut RedisModuleCtx, c_long) -> c_int;
         reply_with_string_buffer = RedisModule_ReplyWithStringBuffer:
             fn(*mut RedisModuleCtx, *const c_char, usize) -> c_int;

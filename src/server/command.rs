@@ -10,7 +10,7 @@ use crate::server::api::api;
 use crate::server::registration::{self, CommandDoc};
 use crate::server::reply::{Reply, refusal};
 use crate::server::server_str::ServerStr;
-use crate::server::{blocked, guard};
+use crate::server::{blocked, call, guard};
 use redis_lock_core::error::{LockError, Usage};
 
 /// So many arguments of a command are read without allocating memory.
@@ -20,6 +20,10 @@ pub(crate) const ARGS_INLINE: usize = 16;
 pub(crate) trait Command {
     /// The name, flags and documentation of the command.
     const DOC: CommandDoc;
+
+    /// After how many arguments another command begins, if this one runs one. Its flags
+    /// then have `getkeys-api`.
+    const BEFORE_COMMAND: Option<c_int> = None;
 
     /// Runs the command. `args` are those after its name; with the name, they are
     /// at least [`CommandDoc::min_args`].
@@ -56,6 +60,15 @@ unsafe extern "C" fn invoke<C: Command>(
         let all = std::slice::from_raw_parts(argv, count);
         all.iter().skip(1).map(|&arg| ServerStr::new(arg)).collect()
     };
+    if let Some(before_command) = C::BEFORE_COMMAND {
+        // SAFETY: the context is alive, and that of the question, if there is one.
+        unsafe {
+            if (api().is_keys_position_request)(ctx) != 0 {
+                guard::catch("keys", || call::name_keys(ctx, &args, before_command));
+                return 0;
+            }
+        }
+    }
     let name = const {
         match C::DOC.name.to_str() {
             Ok(name) => name,

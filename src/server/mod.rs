@@ -13,6 +13,7 @@
 pub(crate) mod acl;
 pub(crate) mod api;
 pub(crate) mod blocked;
+pub(crate) mod call;
 pub(crate) mod clients;
 pub(crate) mod clock;
 pub(crate) mod command;

@@ -96,6 +96,10 @@ pub(crate) enum ArgDoc {
     Key,
     /// A string that the client chooses.
     String(&'static CStr),
+    /// A number.
+    Number(&'static CStr),
+    /// `[string ...]`
+    OptionalStrings(&'static CStr),
     /// `[TOKEN number]`
     OptionalNumber(&'static CStr, &'static CStr),
     /// `TOKEN`, as one of several.
@@ -208,6 +212,15 @@ fn arg_list(
             ArgDoc::String(name) => {
                 arg.name = name.as_ptr();
                 arg.type_ = raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_STRING;
+            }
+            ArgDoc::Number(name) => {
+                arg.name = name.as_ptr();
+                arg.type_ = raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER;
+            }
+            ArgDoc::OptionalStrings(name) => {
+                arg.name = name.as_ptr();
+                arg.type_ = raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_STRING;
+                arg.flags = optional | raw::REDISMODULE_CMD_ARG_MULTIPLE as c_int;
             }
             ArgDoc::OptionalNumber(name, token) => {
                 arg.name = name.as_ptr();

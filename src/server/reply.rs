@@ -6,7 +6,8 @@ use redis_module::{Context, RedisError, RedisValue};
 
 use crate::server::acl::User;
 use crate::server::api::api;
-use redis_lock_core::error::LockError;
+use crate::server::call::CallReply;
+use redis_lock_core::error::{LockError, Usage};
 
 /// The error as this user may read it.
 pub(super) fn refusal(error: &LockError, user: impl FnOnce() -> User) -> RedisError {
@@ -20,7 +21,7 @@ pub(super) fn refusal(error: &LockError, user: impl FnOnce() -> User) -> RedisEr
 }
 
 /// The reply of a command.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) enum Reply {
     /// A number.
     Integer(i64),
@@ -33,6 +34,8 @@ pub(crate) enum Reply {
     /// Named replies, in order: a map for clients that speak RESP3, for others a
     /// list of names and values in turn.
     Map(Vec<(&'static str, Reply)>),
+    /// The reply of another command, as it is.
+    Passed(CallReply),
     /// The client waits, and is answered when its wait ends.
     Later,
 }
@@ -78,6 +81,16 @@ impl Reply {
                     reply.send(ctx);
                 }
             }
+            Self::Passed(reply) => match reply.refusal() {
+                Some(refusal) => {
+                    ctx.reply(Err(RedisError::String(refusal)));
+                }
+                None if reply.send(ctx) => {}
+                None => {
+                    let error = LockError::from(Usage::Internal).to_string();
+                    ctx.reply(Err(RedisError::String(error)));
+                }
+            },
             Self::Later => {}
         }
     }

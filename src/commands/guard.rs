@@ -1,0 +1,56 @@
+//! `LOCK.GUARD key token command [arg ...]`
+//!
+//! Runs the command only if `token` is that of a present hold of the lock, as one step
+//! with that check, and replies what the command replies.
+
+use std::ffi::c_int;
+
+use redis_module::Context;
+
+use crate::commands::args::{Args, bytes_of};
+use crate::manager;
+use crate::server::call;
+use crate::server::command::Command;
+use crate::server::keyspace::LockKey;
+use crate::server::registration::{ArgDoc, CommandDoc, KeyChange};
+use crate::server::reply::Reply;
+use crate::server::server_str::ServerStr;
+use redis_lock_core::error::{LockError, Usage};
+
+/// `LOCK.GUARD`
+pub(super) struct Guard;
+
+impl Command for Guard {
+    const DOC: CommandDoc = CommandDoc {
+        name: c"lock.guard",
+        flags: c"write getkeys-api",
+        summary: c"Runs a command only if a lock is held with this token.",
+        complexity: c"That of the command, and O(log H) where H is the number of the lock's holders.",
+        since: c"0.2.0",
+        min_args: 4,
+        // What the command does to its own keys is checked as that of any command.
+        key_change: Some(KeyChange::None),
+        args: &[
+            ArgDoc::Key,
+            ArgDoc::Number(c"token"),
+            ArgDoc::String(c"command"),
+            ArgDoc::OptionalStrings(c"arg"),
+        ],
+    };
+
+    const BEFORE_COMMAND: Option<c_int> = Some(2);
+
+    fn run(ctx: &Context, args: &[ServerStr<'_>]) -> Result<Reply, LockError> {
+        let [key, token, command @ ..] = args else {
+            return Err(Usage::Syntax.into());
+        };
+        let token = Args::new(&bytes_of(&[*token])).fence()?;
+        let name = command.first().ok_or(Usage::Syntax)?;
+        if call::is_of_this_module(name.bytes()) {
+            return Err(Usage::LockCommandGuarded.into());
+        }
+        manager::guard(LockKey::new(ctx, *key), token)?;
+        let reply = call::run(ctx, command).ok_or(Usage::Internal)?;
+        Ok(Reply::Passed(reply))
+    }
+}
