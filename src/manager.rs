@@ -105,9 +105,8 @@ pub(crate) fn renew(key: LockKey<'_>, request: &RenewRequest) -> Result<bool, Lo
 
 /// Fails unless the lock is held with this token.
 pub(crate) fn guard(key: LockKey<'_>, token: FencingToken) -> Result<(), LockError> {
-    let owner_with = |stored: &Stored| {
-        TABLE.with_borrow(|table| table.owner_with(key.as_ref(), stored, token))
-    };
+    let owner_with =
+        |stored: &Stored| TABLE.with_borrow(|table| table.owner_with(key.as_ref(), stored, token));
     let remembered = owner_with(&Stored::AsExpected);
     let (open, stored) = look_for(key, remembered.as_ref(), Part::Whole)?;
     if let Stored::Read(_) = stored

@@ -20,6 +20,7 @@ const NAMES: &[&str] = &[
     "LOCK.INFO",
     "LOCK.LIST",
     "LOCK.BREAK",
+    "LOCK.GUARD",
 ];
 
 /// How many batches each client sends in a run.

@@ -111,6 +111,25 @@ fn what_changes_nothing_is_not_replicated() {
 }
 
 #[test]
+fn a_guarded_command_and_what_ended_before_it_are_one_unit() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    client.call("LOCK.ACQUIRE k over LEASE 1 SHARED");
+    let token = client.int("LOCK.ACQUIRE k a LEASE 600000 SHARED");
+    client.call("DEBUG SLEEP 0.01");
+    let mut stream = Stream::of(&server);
+    client.call(&format!("LOCK.GUARD k {token} INCR x"));
+    stream.assert_next(&unit(&["HDEL k over @permit:over".into(), "INCR x".into()]));
+    client.call(&format!("LOCK.GUARD k {token} SET x 5"));
+    stream.assert_next(&["SET x 5".into()]);
+    client.call(&format!("LOCK.GUARD k {token} GET x"));
+    client.call("LOCK.GUARD k 5 SET x 6");
+    client.call(&format!("LOCK.GUARD k {token} SPOP none"));
+    client.call("SET done 1");
+    stream.assert_next(&["SET done 1".into()]);
+}
+
+#[test]
 fn a_release_and_the_grant_that_follows_are_one_unit() {
     let server = TestServer::start();
     let (mut client, mut waiter) = (server.client(), server.client());

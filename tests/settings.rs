@@ -108,6 +108,7 @@ fn the_commands_tell_the_server_their_flags_and_keys() {
         ),
         ("lock.release", &["write", "fast"]),
         ("lock.renew", &["write", "fast"]),
+        ("lock.guard", &["write", "movablekeys"]),
     ] {
         let Value::Array(infos) = client.call(&format!("COMMAND INFO {command}")) else {
             panic!("no list of commands");
@@ -140,6 +141,10 @@ fn the_server_documents_the_commands_with_all_their_options() {
         ),
         ("lock.release", &["FENCE", "HOLD", "ALL"]),
         ("lock.renew", &["LEASE", "FENCE"]),
+        (
+            "lock.guard",
+            &["key", "token", "command", "arg"],
+        ),
     ] {
         let docs = format!("{:?}", client.call(&format!("COMMAND DOCS {command}")));
         for word in ["summary", "complexity", "since"].iter().chain(options) {

@@ -113,8 +113,7 @@ pub(super) unsafe fn name_keys(
     // or a null, and the list is ours to free.
     unsafe {
         let length = c_int::try_from(command.len()).unwrap_or(0);
-        let keys =
-            (api().get_command_keys)(ctx, command.as_mut_ptr(), length, &raw mut count);
+        let keys = (api().get_command_keys)(ctx, command.as_mut_ptr(), length, &raw mut count);
         if keys.is_null() {
             return;
         }

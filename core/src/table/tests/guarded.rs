@@ -100,7 +100,11 @@ fn after_a_hand_off_the_old_token_does_not_guard() {
     let next = server.wait(K, ask("b"));
     server.sleep(20);
     assert!(!server.guard(K, old));
-    assert_eq!(server.granted(), [next], "the same step has handed the lock on");
+    assert_eq!(
+        server.granted(),
+        [next],
+        "the same step has handed the lock on"
+    );
     assert!(server.guard(K, server.token(K, "b")));
 }
 
