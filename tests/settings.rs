@@ -141,10 +141,7 @@ fn the_server_documents_the_commands_with_all_their_options() {
         ),
         ("lock.release", &["FENCE", "HOLD", "ALL"]),
         ("lock.renew", &["LEASE", "FENCE"]),
-        (
-            "lock.guard",
-            &["key", "token", "command", "arg"],
-        ),
+        ("lock.guard", &["key", "token", "command", "arg"]),
     ] {
         let docs = format!("{:?}", client.call(&format!("COMMAND DOCS {command}")));
         for word in ["summary", "complexity", "since"].iter().chain(options) {

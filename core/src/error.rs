@@ -34,6 +34,11 @@ pub enum LockError {
     ReadOnly,
     /// `NOTHELD`: nobody holds the lock with the token of a guarded command.
     NotHeld,
+    /// `NOPERM`: the user may not run a guarded command.
+    NoPermission {
+        /// The server's words for it.
+        reason: String,
+    },
     /// `QUEUEFULL`: as many clients wait for the lock as `lock.max-waiters` allows.
     QueueFull {
         /// The limit.
@@ -126,6 +131,7 @@ impl fmt::Display for LockError {
                 "NOTHELD nobody holds the lock with this token now, and nothing was done; \
                  stop the work, and acquire the lock again before you start it anew",
             ),
+            Self::NoPermission { reason } => write!(f, "NOPERM {reason}"),
             Self::QueueFull { max_waiters } => write!(
                 f,
                 "QUEUEFULL {max_waiters} clients wait for this lock already; \
@@ -181,6 +187,12 @@ mod tests {
             (LockError::QueueFull { max_waiters: 1 }, "QUEUEFULL"),
             (LockError::Upgrade, "UPGRADE"),
             (LockError::NotHeld, "NOTHELD"),
+            (
+                LockError::NoPermission {
+                    reason: String::new(),
+                },
+                "NOPERM",
+            ),
             (LockError::ReadOnly, "READONLY"),
             (LockError::Deadlock { cycle: Vec::new() }, "DEADLOCK"),
         ];

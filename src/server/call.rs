@@ -7,16 +7,19 @@ use redis_module::{Context, raw};
 use smallvec::SmallVec;
 
 use crate::server::api::api;
-use crate::server::command::ARGS_INLINE;
 use crate::server::server_str::ServerStr;
+use redis_lock_core::error::LockError;
 
 /// How a command is called: `v` with a list of arguments, `!` replicated, `0` with a
 /// reply of the client's protocol, `S` only if a script may call it, `C` by the rights
 /// of the client's user, `M` within `maxmemory`, `E` with errors as replies.
 const AS_THE_CLIENT: &CStr = c"v!0SCME";
 
-/// What Redis 7.0 says to a user without the right, before its reason.
-const REFUSED_TO_USER: &[u8] = b"ERR acl verification failed, ";
+/// What Redis 7.0 says to a user without the right, between its code and its reason.
+const REFUSED_TO_USER: &str = "acl verification failed, ";
+
+/// So many arguments are passed on without allocating memory.
+const ARGS_INLINE: usize = 16;
 
 /// The reply of another command.
 #[derive(Debug)]
@@ -52,9 +55,9 @@ impl CallReply {
         unsafe { (api().reply_with_call_reply)(ctx.ctx, self.0.as_ptr()) == 0 }
     }
 
-    /// The error in the words of a command that the client sent itself, where the
-    /// server has other words for a module: those of a user without the right.
-    pub(super) fn refusal(&self) -> Option<String> {
+    /// The error as a command has it that the client sent itself, where the server has
+    /// another one for a module: that of a user without the right.
+    pub(super) fn refusal(&self) -> Option<LockError> {
         let (mut length, reply) = (0, self.0.as_ptr());
         // SAFETY: the reply is alive, and its text as long as it.
         let text = unsafe {
@@ -64,9 +67,11 @@ impl CallReply {
             let start = (api().call_reply_string_ptr)(reply, &raw mut length);
             std::slice::from_raw_parts(start.cast::<u8>(), length)
         };
-        let reason = text.strip_prefix(REFUSED_TO_USER)?;
-        let reason = reason.strip_suffix(b".").unwrap_or(reason);
-        Some(format!("NOPERM {}", String::from_utf8_lossy(reason)))
+        let (_code, words) = std::str::from_utf8(text).ok()?.split_once(' ')?;
+        let reason = words.strip_prefix(REFUSED_TO_USER)?.trim_end_matches('.');
+        Some(LockError::NoPermission {
+            reason: reason.to_owned(),
+        })
     }
 }
 

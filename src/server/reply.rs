@@ -83,7 +83,7 @@ impl Reply {
             }
             Self::Passed(reply) => match reply.refusal() {
                 Some(refusal) => {
-                    ctx.reply(Err(RedisError::String(refusal)));
+                    ctx.reply(Err(RedisError::String(refusal.to_string())));
                 }
                 None if reply.send(ctx) => {}
                 None => {
