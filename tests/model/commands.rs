@@ -95,6 +95,11 @@ pub enum Command {
         key: &'static str,
         fence: Option<i64>,
     },
+    /// It guards a question whether the lock's key exists.
+    Guard {
+        key: &'static str,
+        token: i64,
+    },
     Info(&'static str),
     /// With the most that shall be listed.
     List(Option<usize>),
@@ -228,6 +233,9 @@ impl Command {
                 option(&mut all, "FENCE", *fence);
                 all
             }
+            Self::Guard { key, token } => {
+                words(&["LOCK.GUARD", key, &token.to_string(), "EXISTS", key])
+            }
             Self::Info(key) => words(&["LOCK.INFO", key]),
             Self::List(count) => {
                 let mut all = words(&["LOCK.LIST"]);
@@ -289,6 +297,7 @@ impl Command {
             Self::Release { .. } => "LOCK.RELEASE",
             Self::Renew { .. } => "LOCK.RENEW",
             Self::Break { .. } => "LOCK.BREAK",
+            Self::Guard { .. } => "LOCK.GUARD",
             Self::Info(_) => "LOCK.INFO",
             Self::List(_) => "LOCK.LIST",
             Self::RedissonLock { .. } => "Redisson's lock",

@@ -297,6 +297,7 @@ impl CoreSide {
                 self.renew(at(key), owner, lease, fence)
             }
             Command::Break { key, fence } => self.break_lock(at(key), fence),
+            Command::Guard { key, token } => self.guard(at(key), token),
             Command::Info(key) => self.info(at(key)),
             Command::List(count) => Ok(self.list(db, count)),
             Command::Kill { client, .. } => {
@@ -399,6 +400,17 @@ impl CoreSide {
             Released::StillHeld => Value::Int(0),
             Released::NotHeld => Value::Nil,
         })
+    }
+
+    fn guard(&mut self, at: Place, token: i64) -> Result<Value, LockError> {
+        let token = FencingToken::new(token)?;
+        let known = self.look_for(at)?;
+        let now = self.now();
+        let done = self.table.guard(key_of(at), known, token, now);
+        match self.carry_out(at, Progress::Done(done))? {
+            true => Ok(Value::Int(1)),
+            false => Err(LockError::NotHeld),
+        }
     }
 
     fn renew(

@@ -549,7 +549,7 @@ impl Run {
 }
 
 /// What the runs that are always done must reach, each with how it was answered.
-const MUST_BE_REACHED: [(&str, &str); 56] = [
+const MUST_BE_REACHED: [(&str, &str); 58] = [
     ("EVAL", "ERR"),
     ("INFO", "lock_deadlocks_refused"),
     ("INFO", "lock_grants_undelivered"),
@@ -575,6 +575,8 @@ const MUST_BE_REACHED: [(&str, &str); 56] = [
     ("LOCK.ACQUIRE", "null"),
     ("LOCK.BREAK", "0"),
     ("LOCK.BREAK", "1"),
+    ("LOCK.GUARD", "1"),
+    ("LOCK.GUARD", "NOTHELD"),
     ("LOCK.INFO", "a view"),
     ("LOCK.LIST", "a view"),
     ("LOCK.RELEASE", "0"),

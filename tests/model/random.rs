@@ -343,7 +343,11 @@ pub fn command(
             key,
             fence: near(random, core.newest_token(at)),
         },
-        1020..1060 => Command::Info(key),
+        1020..1035 => Command::Guard {
+            key,
+            token: core.newest_token(at).unwrap_or(1),
+        },
+        1035..1060 => Command::Info(key),
         1060.. => Command::List(random.one_of(&[None, Some(1), Some(2)])),
         // The server would keep up the short lease of a session.
         _ if !core.tied(db).contains(&(key, owner)) => {
