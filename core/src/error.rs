@@ -37,6 +37,9 @@ pub enum LockError {
         /// The limit.
         max_waiters: usize,
     },
+    /// `NOREPLICAS`: too few replicas acknowledged it in time, or too few are
+    /// connected, or the client can't wait for them.
+    NoReplicas,
 }
 
 /// What was wrong with the words of a command.
@@ -123,6 +126,10 @@ impl fmt::Display for LockError {
                 "QUEUEFULL {max_waiters} clients wait for this lock already; \
                  try again later or raise lock.max-waiters"
             ),
+            Self::NoReplicas => f.write_str(
+                "NOREPLICAS not known to be safe: fewer than lock.min-replicas replicas have \
+                 acknowledged it; RELEASE, or send it again with HOLD, outside of MULTI and scripts",
+            ),
         }
     }
 }
@@ -170,6 +177,7 @@ mod tests {
             (LockError::QueueFull { max_waiters: 1 }, "QUEUEFULL"),
             (LockError::Upgrade, "UPGRADE"),
             (LockError::ReadOnly, "READONLY"),
+            (LockError::NoReplicas, "NOREPLICAS"),
             (LockError::Deadlock { cycle: Vec::new() }, "DEADLOCK"),
         ];
         for (error, code) in cases {

@@ -19,6 +19,7 @@
     )
 )]
 
+pub mod acks;
 mod bounds;
 pub mod deadlock;
 pub mod deliveries;
