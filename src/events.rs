@@ -4,14 +4,14 @@
 //!
 //! Architecture invariant: nothing here decides or writes; it tells the manager.
 
-use redis_module::server_events::{FlushSubevent, ServerRole};
+use redis_module::server_events::{FlushSubevent, LoadingSubevent, ServerRole};
 use redis_module::{Context, InfoContext, RedisResult, RedisValue};
 use redis_module_macros::{
-    config_changed_event_handler, flush_event_handler, info_command_handler,
+    config_changed_event_handler, flush_event_handler, info_command_handler, loading_event_handler,
     role_changed_event_handler,
 };
 
-use crate::manager::{self, inspect};
+use crate::manager::{self, gate, inspect};
 use crate::server::guard;
 use crate::server::hooks::Hooks;
 use redis_lock_core::keys::KeyRef;
@@ -73,8 +73,19 @@ fn on_flush(ctx: &Context, stage: FlushSubevent) {
 /// A replica that takes over has heard of changes as its primary's commands, or has
 /// loaded a data set without hearing of any.
 #[role_changed_event_handler]
-fn on_role_changed(ctx: &Context, _role: ServerRole) {
-    guard::catch("a role event", || manager::everything_touched(ctx));
+fn on_role_changed(ctx: &Context, role: ServerRole) {
+    guard::catch("a role event", || {
+        gate::role_changed(ctx, role == ServerRole::Primary);
+        manager::everything_touched(ctx);
+    });
+}
+
+/// A server that has loaded its data begins to serve it.
+#[loading_event_handler]
+fn on_loading(ctx: &Context, stage: LoadingSubevent) {
+    if stage == LoadingSubevent::Ended {
+        guard::catch("a loading event", || gate::server_started(ctx));
+    }
 }
 
 /// `INFO lock`
@@ -84,7 +95,8 @@ fn on_info(ctx: &InfoContext, for_crash_report: bool) -> RedisResult<()> {
         // The state may be what crashed.
         return Ok(());
     }
-    let fields = inspect::totals(info_fields);
+    let mut fields = inspect::totals(info_fields);
+    fields.push(("grace_ms".to_owned(), unsigned(gate::grace_left_ms())));
     // A section without a name of its own has that of the module.
     let mut section = ctx.builder().add_section("");
     for (name, number) in fields {
@@ -142,9 +154,14 @@ fn unsigned(number: impl TryInto<u64>) -> u64 {
 
 #[config_changed_event_handler]
 fn on_setting_changed(ctx: &Context, names: &[&str]) {
-    if names.contains(&"maxmemory-policy") {
-        guard::catch("a settings event", || warn_if_locks_may_be_evicted(ctx));
-    }
+    guard::catch("a settings event", || {
+        if names.contains(&"maxmemory-policy") {
+            warn_if_locks_may_be_evicted(ctx);
+        }
+        if names.contains(&"lock.grace-period") {
+            gate::grace_period_set(ctx);
+        }
+    });
 }
 
 /// A lock is a key with an expiry, and every policy but `noeviction` may evict

@@ -97,6 +97,7 @@ fn init(ctx: &Context, args: &[RedisString]) -> Status {
     }
     events::warn_if_locks_may_be_evicted(ctx);
     timer::start(ctx);
+    manager::gate::server_started(ctx);
     Status::Ok
 }
 

@@ -10,6 +10,7 @@
 //! that is being opened.
 
 mod due;
+pub(crate) mod gate;
 pub(crate) mod inspect;
 
 use std::cell::RefCell;
@@ -224,8 +225,11 @@ fn end_if_closing(key: LockKey<'_>, owner: &Owner) {
 /// Asks the table what is to be done, by the settings as they are now.
 #[inline]
 fn step<R>(ask: impl FnOnce(&mut LockTable) -> R) -> R {
+    // Before the table is borrowed, because it may ask the server.
+    let may_grant = gate::is_open();
     TABLE.with_borrow_mut(|table| {
         let settings = &mut table.settings;
+        settings.may_grant = may_grant;
         settings.deadlock_detection = config::deadlock_detection();
         settings.max_waiters = config::max_waiters();
         settings.recheck_interval_ms = config::recheck_interval_ms();
@@ -296,7 +300,9 @@ fn apply(key: LockKey<'_>, mut open: OpenLock<'_>, now: Now, step: &mut Step) {
 
 /// Sets the timer for whatever is to be done next.
 fn arm_timer(ctx: &Context, now_ms: i64) {
-    if let Some(at_ms) = TABLE.with_borrow(LockTable::wake_at_ms) {
+    let due_ms = TABLE.with_borrow(LockTable::wake_at_ms);
+    let at_ms = due_ms.into_iter().chain(gate::wake_at_ms(now_ms)).min();
+    if let Some(at_ms) = at_ms {
         timer::wake_by(ctx, at_ms, now_ms);
     }
 }

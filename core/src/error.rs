@@ -51,6 +51,8 @@ pub enum Usage {
     NotAnInteger,
     /// `LEASE` outside of its range.
     LeaseOutOfRange,
+    /// `LEASE` above `lock.max-lease`.
+    LeaseTooLong,
     /// `HOLD` below 1.
     HoldOutOfRange,
     /// `LIMIT` outside of its range.
@@ -140,6 +142,7 @@ impl Usage {
             Self::Syntax => "syntax error",
             Self::NotAnInteger => "value is not an integer or out of range",
             Self::LeaseOutOfRange => "LEASE must be between 1 and 315360000000 milliseconds",
+            Self::LeaseTooLong => "LEASE is longer than lock.max-lease; ask for a shorter one",
             Self::HoldOutOfRange => "HOLD must be 1 or greater",
             Self::LimitOutOfRange => "LIMIT must be between 1 and 9007199254740991",
             Self::CountOutOfRange => "COUNT must be 1 or greater",

@@ -2,7 +2,7 @@
 
 use redis_module::Context;
 
-use super::{TABLE, arm_timer, carry_out, look_at, step};
+use super::{TABLE, arm_timer, carry_out, gate, look_at, step};
 use crate::config;
 use crate::server::clients;
 use crate::server::clock;
@@ -31,12 +31,15 @@ pub(crate) fn on_wake(ctx: &Context) {
     if keyspace::is_replica(ctx) {
         TABLE.with_borrow_mut(|table| table.forget_connections(WORK_A_WAKE));
     }
+    gate::look(ctx, now_ms);
     close_clients(ctx);
     if keyspace::must_not_write(ctx) || writes_are_refused(ctx, now_ms) {
         let is_left = TABLE.with_borrow_mut(|table| table.put_off_everything(now_ms, WORK_A_WAKE));
         close_clients(ctx);
-        if is_left {
-            timer::wake_by(ctx, now_ms + REFUSED_RETRY_MS, now_ms);
+        let retry_ms = is_left.then_some(now_ms + REFUSED_RETRY_MS);
+        let at_ms = retry_ms.into_iter().chain(gate::wake_at_ms(now_ms)).min();
+        if let Some(at_ms) = at_ms {
+            timer::wake_by(ctx, at_ms, now_ms);
         }
         return;
     }
