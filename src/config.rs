@@ -110,6 +110,8 @@ const MAX_WAITERS_DEFAULT: i64 = 65_536;
 const LOG_SLOW_WAIT_MS_DEFAULT: i64 = 0;
 const RECHECK_INTERVAL_MS_DEFAULT: i64 = 500;
 const DEADLOCK_DETECTION_DEFAULT: bool = true;
+const MIN_REPLICAS_DEFAULT: i64 = 0;
+const REPLICAS_TIMEOUT_MS_DEFAULT: i64 = 1000;
 const GRACE_PERIOD_MS_DEFAULT: i64 = 0;
 static DEFAULT_LEASE_MS: AtomicI64 = AtomicI64::new(DEFAULT_LEASE_MS_DEFAULT);
 static MAX_WAITERS: AtomicI64 = AtomicI64::new(MAX_WAITERS_DEFAULT);
@@ -117,10 +119,12 @@ static LOG_SLOW_WAIT_MS: AtomicI64 = AtomicI64::new(LOG_SLOW_WAIT_MS_DEFAULT);
 static RECHECK_INTERVAL_MS: AtomicI64 = AtomicI64::new(RECHECK_INTERVAL_MS_DEFAULT);
 static GRACE_PERIOD_MS: AtomicI64 = AtomicI64::new(GRACE_PERIOD_MS_DEFAULT);
 static MAX_LEASE_MS: AtomicI64 = AtomicI64::new(LEASE_MS_MAX);
+static MIN_REPLICAS: AtomicI64 = AtomicI64::new(MIN_REPLICAS_DEFAULT);
+static REPLICAS_TIMEOUT_MS: AtomicI64 = AtomicI64::new(REPLICAS_TIMEOUT_MS_DEFAULT);
 static DEADLOCK_DETECTION: Switch = Switch(AtomicBool::new(DEADLOCK_DETECTION_DEFAULT));
 static REDISSON_NOTIFY: Mutex<RedissonNotify> = Mutex::new(RedissonNotify::No);
 
-const SETTINGS: [Setting; 8] = [
+const SETTINGS: [Setting; 10] = [
     Setting::Number {
         name: "default-lease",
         value: &DEFAULT_LEASE_MS,
@@ -161,6 +165,22 @@ const SETTINGS: [Setting; 8] = [
         max: LEASE_MS_MAX,
         hidden: false,
     },
+    Setting::Number {
+        name: "min-replicas",
+        value: &MIN_REPLICAS,
+        default: MIN_REPLICAS_DEFAULT,
+        min: 0,
+        max: 1_000_000,
+        hidden: false,
+    },
+    Setting::Number {
+        name: "replicas-timeout",
+        value: &REPLICAS_TIMEOUT_MS,
+        default: REPLICAS_TIMEOUT_MS_DEFAULT,
+        min: 1,
+        max: LEASE_MS_MAX,
+        hidden: false,
+    },
     // For tests alone.
     Setting::Number {
         name: "recheck-interval",
@@ -196,6 +216,17 @@ fn lease(setting: &AtomicI64) -> Lease {
 /// For so many milliseconds after a start or a promotion nothing is granted.
 pub(crate) fn grace_period_ms() -> i64 {
     GRACE_PERIOD_MS.load(Ordering::Relaxed)
+}
+
+/// So many replicas have to acknowledge a grant or a renewal before it is told.
+#[inline]
+pub(crate) fn min_replicas() -> usize {
+    usize::try_from(MIN_REPLICAS.load(Ordering::Relaxed)).unwrap_or(0)
+}
+
+/// Within so many milliseconds they have to.
+pub(crate) fn replicas_timeout_ms() -> i64 {
+    REPLICAS_TIMEOUT_MS.load(Ordering::Relaxed)
 }
 
 /// How many clients may wait for one lock.

@@ -11,14 +11,14 @@ use redis_module_macros::{
     role_changed_event_handler,
 };
 
-use crate::manager::{self, gate, inspect};
+use crate::manager::{self, acks, gate, inspect};
 use crate::server::guard;
 use crate::server::hooks::Hooks;
 use redis_lock_core::keys::KeyRef;
 use redis_lock_core::metrics::Metrics;
 use redis_lock_core::queue::WaiterId;
 use redis_lock_core::request::ClientId;
-use redis_lock_core::table::{Leave, Totals};
+use redis_lock_core::table::{Answer, Leave, Totals};
 
 /// Hears what happens to keys, connections and waiters. Mostly it does not matter which event
 /// it was: if somebody waits for the key, the table looks at it and sees.
@@ -49,8 +49,20 @@ impl Hooks for LockHooks {
         manager::connection_ended(ctx, client);
     }
 
-    fn waiter_left(&self, ctx: &Context, waiter: WaiterId, leave: Leave) {
-        manager::waiter_left(ctx, waiter, leave);
+    fn waiter_left(&self, ctx: &Context, waiter: WaiterId, leave: Leave) -> Option<Answer> {
+        manager::waiter_left(ctx, waiter, leave)
+    }
+
+    fn awaits_replicas(&self) -> bool {
+        acks::awaits_replicas()
+    }
+
+    fn replicas_changed(&self, ctx: &Context) {
+        acks::replicas_changed(ctx);
+    }
+
+    fn turn_ends(&self, ctx: &Context) {
+        acks::turn_ends(ctx);
     }
 
     fn grant_told(&self, ctx: &Context, client: ClientId, heard: bool) {
@@ -121,6 +133,8 @@ fn info_fields(totals: &Totals, metrics: &Metrics) -> Vec<(String, u64)> {
         ("hand_offs", metrics.hand_offs),
         ("reentries", metrics.reentries),
         ("grants_undelivered", metrics.grants_undelivered),
+        ("replies_withheld", unsigned(totals.withheld)),
+        ("replies_unacknowledged", metrics.replies_unacknowledged),
         ("wait_timeouts", metrics.wait_timeouts),
         ("waits_abandoned", metrics.waits_abandoned),
         ("waits_refused", metrics.waits_refused),
@@ -160,6 +174,9 @@ fn on_setting_changed(ctx: &Context, names: &[&str]) {
         }
         if names.contains(&"lock.grace-period") {
             gate::grace_period_set(ctx);
+        }
+        if names.contains(&"lock.min-replicas") {
+            acks::replicas_changed(ctx);
         }
     });
 }

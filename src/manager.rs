@@ -9,6 +9,7 @@
 //! woken or told. It calls back, for example, with the `expired` event of the key
 //! that is being opened.
 
+pub(crate) mod acks;
 mod due;
 pub(crate) mod gate;
 pub(crate) mod inspect;
@@ -35,7 +36,7 @@ use redis_lock_core::request::{
     AcquireRequest, ClientId, Owner, ReleaseRequest, RenewRequest, Timeout,
 };
 use redis_lock_core::table::{
-    Acquired, Done, Leave, LockTable, LogLine, Progress, Question, Step, Stored,
+    Acquired, Answer, Done, Leave, LockTable, LogLine, Progress, Question, Step, Stored,
 };
 use redis_lock_core::token::FencingToken;
 
@@ -45,12 +46,13 @@ thread_local! {
     static TABLE: RefCell<LockTable> = RefCell::default();
 }
 
-/// Takes the lock, one hold more of it, or a position in its queue.
+/// Takes the lock, one hold more of it, or a position in its queue. Returns nothing where
+/// the client is told later that it was granted.
 pub(crate) fn acquire(
     key: LockKey<'_>,
     request: AcquireRequest,
     timeout: Option<Timeout>,
-) -> Result<Acquired, LockError> {
+) -> Result<Option<Acquired>, LockError> {
     let ctx = key.ctx();
     let timeout = timeout.filter(|_| blocked::may_block(ctx));
     if (timeout.is_some() || request.session.is_some()) && keyspace::is_replica(ctx) {
@@ -62,13 +64,20 @@ pub(crate) fn acquire(
         client: clients::running(ctx),
         until_ms: timeout.end_ms(now.ms()),
     });
+    let client = acks::client_to_tell(ctx);
     let progress = step(|table| {
+        acks::asks(table, client);
         table.settings.reads_other_keys = wait.is_none() || !keyspace::in_cluster(ctx);
         table.acquire(key.as_ref(), stored, request, wait, now)
     });
-    let acquired = carry_out(key, open, now, progress);
-    if let (Ok(Acquired::Queued(waiter)), Some(timeout)) = (&acquired, timeout) {
-        blocked::block(key, *waiter, timeout);
+    let acquired = carry_out_or_withhold(key, open, now, progress);
+    if let (Ok(Some(Acquired::Queued(waiter))), Some(timeout)) = (&acquired, timeout) {
+        // The core ends the wait where it must not end that for replicas.
+        let timeout_ms = match acks::are_on() {
+            true => 0,
+            false => timeout.ms_or_zero(),
+        };
+        blocked::block(key, *waiter, timeout_ms);
     }
     acquired
 }
@@ -96,12 +105,16 @@ pub(crate) fn break_lock(key: LockKey<'_>, token: Option<FencingToken>) -> Resul
 }
 
 /// Lets the lease end at now + lease exactly. Returns whether the owner holds the
-/// lock, with the token it named.
-pub(crate) fn renew(key: LockKey<'_>, request: &RenewRequest) -> Result<bool, LockError> {
+/// lock, with the token it named; nothing where the client is told later.
+pub(crate) fn renew(key: LockKey<'_>, request: &RenewRequest) -> Result<Option<bool>, LockError> {
     let (open, stored) = look_for(key, Some(&request.owner), Part::Whole)?;
     let now = clock::now();
-    let done = step(|table| table.renew(key.as_ref(), stored, request, now));
-    carry_out(key, open, now, Progress::Done(done))
+    let client = acks::client_to_tell(key.ctx());
+    let done = step(|table| {
+        acks::asks(table, client);
+        table.renew(key.as_ref(), stored, request, now)
+    });
+    carry_out_or_withhold(key, open, now, Progress::Done(done))
 }
 
 /// Whether it matters what happens to keys and connections.
@@ -117,6 +130,7 @@ pub(crate) fn remembers_holds() -> bool {
 /// Begins anew, as a module that has just been loaded.
 pub(crate) fn reset() {
     TABLE.take();
+    acks::reset();
 }
 
 /// Somebody did something to this key. It may be called where writing is not
@@ -161,17 +175,19 @@ pub(crate) fn grant_told(ctx: &Context, client: ClientId, heard: bool) {
     note(ctx, |table, _| table.grant_told(client, heard));
 }
 
-/// A client does not wait any more.
-pub(crate) fn waiter_left(ctx: &Context, waiter: WaiterId, leave: Leave) {
+/// A client does not wait any more. Returns what it is to be told, if it is anything but
+/// that it was not granted the lock.
+pub(crate) fn waiter_left(ctx: &Context, waiter: WaiterId, leave: Leave) -> Option<Answer> {
     note(ctx, |table, now_ms| {
-        table.waiter_left(waiter, leave, now_ms);
-    });
+        table.waiter_left(waiter, leave, now_ms)
+    })
 }
 
-fn note(ctx: &Context, what: impl FnOnce(&mut LockTable, i64)) {
+fn note<R>(ctx: &Context, what: impl FnOnce(&mut LockTable, i64) -> R) -> R {
     let now_ms = clock::now().ms();
-    TABLE.with_borrow_mut(|table| what(table, now_ms));
+    let result = TABLE.with_borrow_mut(|table| what(table, now_ms));
     arm_timer(ctx, now_ms);
+    result
 }
 
 /// Opens and reads a lock for a command. `asker` is the owner in question, if there
@@ -182,8 +198,9 @@ fn look_for<'c>(
     asker: Option<&Owner>,
     part: Part,
 ) -> Result<(OpenLock<'c>, Stored), LockError> {
+    acks::prepare(key.ctx());
     if let Some(asker) = asker {
-        end_if_closing(key, asker);
+        end_if_closing(key, asker, || clients::running(key.ctx()));
     }
     let open = OpenLock::open(key);
     let stored = look_at(&open, key.as_ref(), asker, part)
@@ -210,12 +227,12 @@ fn look_at(
 }
 
 /// Ends the owner's holds if they are bound to another connection that is about to
-/// end: nobody shall be told of a hold that ends with it.
-fn end_if_closing(key: LockKey<'_>, owner: &Owner) {
+/// end: nobody shall be told of a hold that ends with it. This client is to be told.
+fn end_if_closing(key: LockKey<'_>, owner: &Owner, told: impl FnOnce() -> ClientId) {
     let ctx = key.ctx();
     let bound = TABLE.with_borrow(|table| table.bound_client(key.as_ref(), owner));
     if let Some(client) = bound
-        && client != clients::running(ctx)
+        && client != told()
         && clients::is_closing(ctx, client)
     {
         note(ctx, |table, _| table.connection_ended(client, false));
@@ -230,6 +247,7 @@ fn step<R>(ask: impl FnOnce(&mut LockTable) -> R) -> R {
     TABLE.with_borrow_mut(|table| {
         let settings = &mut table.settings;
         settings.may_grant = may_grant;
+        settings.acks = acks::needed();
         settings.deadlock_detection = config::deadlock_detection();
         settings.max_waiters = config::max_waiters();
         settings.recheck_interval_ms = config::recheck_interval_ms();
@@ -244,8 +262,35 @@ fn carry_out<T>(
     key: LockKey<'_>,
     open: OpenLock<'_>,
     now: Now,
-    mut progress: Progress<T>,
+    progress: Progress<T>,
 ) -> Result<T, LockError> {
+    do_all(key, open, now, progress).0
+}
+
+/// As [`carry_out`]. Blocks the client, and returns nothing, where what came of its
+/// request must not be told yet.
+#[inline]
+fn carry_out_or_withhold<T>(
+    key: LockKey<'_>,
+    open: OpenLock<'_>,
+    now: Now,
+    progress: Progress<T>,
+) -> Result<Option<T>, LockError> {
+    match do_all(key, open, now, progress) {
+        (result, None) => result.map(Some),
+        (_, Some(id)) => {
+            blocked::block(key, id, 0);
+            Ok(None)
+        }
+    }
+}
+
+fn do_all<T>(
+    key: LockKey<'_>,
+    open: OpenLock<'_>,
+    now: Now,
+    mut progress: Progress<T>,
+) -> (Result<T, LockError>, Option<WaiterId>) {
     loop {
         match progress {
             Progress::Done(Done {
@@ -253,7 +298,7 @@ fn carry_out<T>(
                 ref mut step,
             }) => {
                 apply(key, open, now, step);
-                return result;
+                return (result, step.withheld);
             }
             Progress::Asks(question) => progress = look_further(key, *question),
         }

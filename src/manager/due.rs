@@ -2,7 +2,7 @@
 
 use redis_module::Context;
 
-use super::{TABLE, arm_timer, carry_out, gate, look_at, step};
+use super::{TABLE, acks, arm_timer, carry_out, gate, look_at, step};
 use crate::config;
 use crate::server::clients;
 use crate::server::clock;
@@ -32,6 +32,8 @@ pub(crate) fn on_wake(ctx: &Context) {
         TABLE.with_borrow_mut(|table| table.forget_connections(WORK_A_WAKE));
     }
     gate::look(ctx, now_ms);
+    acks::prepare(ctx);
+    acks::give_up(now_ms, WORK_A_WAKE);
     close_clients(ctx);
     if keyspace::must_not_write(ctx) || writes_are_refused(ctx, now_ms) {
         let is_left = TABLE.with_borrow_mut(|table| table.put_off_everything(now_ms, WORK_A_WAKE));

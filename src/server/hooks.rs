@@ -10,7 +10,7 @@ use redis_module::Context;
 use redis_lock_core::keys::KeyRef;
 use redis_lock_core::queue::WaiterId;
 use redis_lock_core::request::ClientId;
-use redis_lock_core::table::Leave;
+use redis_lock_core::table::{Answer, Leave};
 
 /// Receives what happens. Only [`Hooks::on_wake`] may write to the keyspace: the
 /// server allows no writes in the others.
@@ -35,8 +35,20 @@ pub(crate) trait Hooks: Sync {
     /// The connection of this client has ended.
     fn connection_ended(&self, ctx: &Context, client: ClientId);
 
-    /// A waiter that nobody has answered does not wait any more.
-    fn waiter_left(&self, ctx: &Context, waiter: WaiterId, leave: Leave);
+    /// A waiter that nobody has answered does not wait any more. Returns what it is to
+    /// be told, if it is anything but that it was not granted the lock.
+    fn waiter_left(&self, ctx: &Context, waiter: WaiterId, leave: Leave) -> Option<Answer>;
+
+    /// Returns whether anything waits for replicas. It is asked in each turn of the
+    /// event loop.
+    fn awaits_replicas(&self) -> bool;
+
+    /// A replica has come or gone.
+    fn replicas_changed(&self, ctx: &Context);
+
+    /// A turn of the event loop ends, and something waits for replicas. What is
+    /// propagated now is sent with what was written in this turn.
+    fn turn_ends(&self, ctx: &Context);
 
     /// A client that was answered with a grant has been told so, or never will be.
     fn grant_told(&self, ctx: &Context, client: ClientId, heard: bool);

@@ -1,7 +1,7 @@
 //! What is told only when replicas have acknowledged it.
 
 use super::transition::Transition;
-use super::{Answer, LockTable, REFUSED_RETRY_MS, Settings};
+use super::{Answer, LockTable, REFUSED_RETRY_MS, Settings, Stored};
 use crate::acks::{Tells, UncountedLease, Withheld, reached_by};
 use crate::deliveries::Delivery;
 use crate::error::LockError;
@@ -134,11 +134,6 @@ impl LockTable {
         !self.acks.is_empty()
     }
 
-    /// How many replies are withheld.
-    pub fn withheld(&self) -> usize {
-        self.acks.len()
-    }
-
     /// All that was written up to now ends at this offset of the replication stream.
     /// Returns whether anything new waits for it, and so the replicas have to be asked.
     pub fn offset_known(&mut self, offset: i64) -> bool {
@@ -174,12 +169,16 @@ impl LockTable {
     pub fn tell(
         &mut self,
         id: WaiterId,
-        stored: Result<Lock, LockError>,
+        stored: Result<Stored, LockError>,
         now: Now,
     ) -> Option<Answer> {
         let withheld = self.acks.take(id)?;
         let (Tells::Grant(token) | Tells::Renewal(token)) = withheld.tells;
-        let stands = stored.is_ok_and(|lock| self.stands(&withheld, token, lock, now));
+        let lock = stored.ok().and_then(|stored| match stored {
+            Stored::Read(lock) => Some(lock),
+            Stored::AsExpected => self.remembered.lock(withheld.key.as_ref()).cloned(),
+        });
+        let stands = lock.is_some_and(|lock| self.stands(&withheld, token, lock, now));
         if !stands {
             self.grant_told(withheld.client, false);
         }

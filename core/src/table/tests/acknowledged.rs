@@ -69,8 +69,11 @@ impl Scene {
         let mut told = Vec::new();
         for (id, key) in ready {
             self.server.expire();
-            let stored = self.server.value(key.as_ref()).read();
-            let client = self.server.table.told_by(id).map(|(client, _)| client);
+            let told = self.server.table.told_by(id);
+            let told = told.map(|(client, owner)| (client, owner.clone()));
+            let owner = told.as_ref().map(|(_, owner)| owner);
+            let stored = self.server.look(key.as_ref(), owner);
+            let client = told.map(|(client, _)| client);
             let now = self.server.now();
             let answer = self.server.table.tell(id, stored, now).unwrap();
             if matches!(answer, Answer::Granted(_) | Answer::Renewed(true)) {
@@ -102,7 +105,7 @@ impl Scene {
     #[track_caller]
     fn check_nothing_is_left(&self) {
         assert!(!self.server.table.awaits_replicas());
-        assert_eq!(self.server.table.withheld(), 0);
+        assert_eq!(self.server.table.totals(self.server.now()).withheld, 0);
         self.server.check_nothing_is_left();
     }
 }
