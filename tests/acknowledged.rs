@@ -84,6 +84,12 @@ fn await_replicas(observer: &mut Client, count: usize) {
         let info = observer.bulk("INFO replication");
         info.matches("state=online").count() == count
     });
+    // The server sends a new replica nothing before its first acknowledgement, which
+    // may take it a second.
+    observer.call("SET new 1");
+    let all = observer.int(&format!("WAIT {count} 0"));
+    assert_eq!(usize::try_from(all), Ok(count));
+    observer.call("DEL new");
 }
 
 #[track_caller]

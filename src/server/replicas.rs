@@ -133,7 +133,7 @@ unsafe extern "C" fn on_turn(
     subevent: u64,
     _data: *mut c_void,
 ) {
-    let before_sleep = u64::from(raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP);
+    let before_sleep = raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP;
     if subevent != before_sleep || !hooks().awaits_replicas() {
         return;
     }
