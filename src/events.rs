@@ -11,9 +11,12 @@ use redis_module_macros::{
     role_changed_event_handler,
 };
 
-use crate::manager::{self, gate, inspect};
+use crate::config;
+use crate::manager::{self, fence, gate, inspect};
 use crate::server::guard;
 use crate::server::hooks::Hooks;
+use crate::server::replicas;
+use redis_lock_core::grace;
 use redis_lock_core::keys::KeyRef;
 use redis_lock_core::metrics::Metrics;
 use redis_lock_core::queue::WaiterId;
@@ -55,6 +58,10 @@ impl Hooks for LockHooks {
 
     fn grant_told(&self, ctx: &Context, client: ClientId, heard: bool) {
         manager::grant_told(ctx, client, heard);
+    }
+
+    fn on_turn(&self, ctx: &Context, hz: i32) {
+        fence::on_turn(ctx, hz);
     }
 
     fn on_wake(&self, ctx: &Context) {
@@ -161,6 +168,15 @@ fn on_setting_changed(ctx: &Context, names: &[&str]) {
         if names.contains(&"lock.grace-period") {
             gate::grace_period_set(ctx);
         }
+        let is_of_replicas =
+            |name: &&str| name.starts_with("min-replicas-") || name.starts_with("min-slaves-");
+        let demand_set = names.iter().any(is_of_replicas);
+        if demand_set {
+            gate::demand_set(ctx);
+        }
+        if demand_set || names.contains(&"lock.grace-period") || names.contains(&"lock.max-lease") {
+            warn_if_grace_falls_short(ctx);
+        }
     });
 }
 
@@ -179,5 +195,14 @@ pub(crate) fn warn_if_locks_may_be_evicted(ctx: &Context) {
             "maxmemory-policy is '{policy}': the server may evict locks that are held. \
              Set 'maxmemory-policy noeviction' on a server that keeps locks."
         ));
+    }
+}
+
+/// With a grace period, the settings should add up to what it is for.
+pub(crate) fn warn_if_grace_falls_short(ctx: &Context) {
+    let max_lag_ms = replicas::demand(ctx).map(|demand| demand.max_lag_s.saturating_mul(1000));
+    let (length_ms, max_lease) = (config::grace_period_ms(), config::max_lease());
+    if let Some(why) = grace::shortcoming(length_ms, max_lease.ms(), max_lag_ms) {
+        ctx.log_warning(why);
     }
 }

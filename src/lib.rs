@@ -96,6 +96,7 @@ fn init(ctx: &Context, args: &[RedisString]) -> Status {
         return Status::Err;
     }
     events::warn_if_locks_may_be_evicted(ctx);
+    events::warn_if_grace_falls_short(ctx);
     timer::start(ctx);
     manager::gate::server_started(ctx);
     Status::Ok

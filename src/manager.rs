@@ -10,6 +10,7 @@
 //! that is being opened.
 
 mod due;
+pub(crate) mod fence;
 pub(crate) mod gate;
 pub(crate) mod inspect;
 
@@ -56,13 +57,14 @@ pub(crate) fn acquire(
     if (timeout.is_some() || request.session.is_some()) && keyspace::is_replica(ctx) {
         return Err(LockError::ReadOnly);
     }
+    gate::check_replicas(ctx)?;
     let (open, stored) = look_for(key, Some(&request.owner), Part::Whole)?;
     let now = clock::now();
     let wait = timeout.map(|timeout| Wait {
         client: clients::running(ctx),
         until_ms: timeout.end_ms(now.ms()),
     });
-    let progress = step(|table| {
+    let progress = step(key.ctx(), |table| {
         table.settings.reads_other_keys = wait.is_none() || !keyspace::in_cluster(ctx);
         table.acquire(key.as_ref(), stored, request, wait, now)
     });
@@ -82,7 +84,9 @@ pub(crate) fn release(key: LockKey<'_>, request: &ReleaseRequest) -> Result<Rele
     };
     let (open, stored) = look_for(key, Some(&request.owner), part)?;
     let now = clock::now();
-    let done = step(|table| table.release(key.as_ref(), stored, request, now));
+    let done = step(key.ctx(), |table| {
+        table.release(key.as_ref(), stored, request, now)
+    });
     carry_out(key, open, now, Progress::Done(done))
 }
 
@@ -91,16 +95,21 @@ pub(crate) fn release(key: LockKey<'_>, request: &ReleaseRequest) -> Result<Rele
 pub(crate) fn break_lock(key: LockKey<'_>, token: Option<FencingToken>) -> Result<bool, LockError> {
     let (open, stored) = look_for(key, None, Part::Whole)?;
     let now = clock::now();
-    let done = step(|table| table.break_lock(key.as_ref(), stored, token, now));
+    let done = step(key.ctx(), |table| {
+        table.break_lock(key.as_ref(), stored, token, now)
+    });
     carry_out(key, open, now, Progress::Done(done))
 }
 
 /// Lets the lease end at now + lease exactly. Returns whether the owner holds the
 /// lock, with the token it named.
 pub(crate) fn renew(key: LockKey<'_>, request: &RenewRequest) -> Result<bool, LockError> {
+    gate::check_replicas(key.ctx())?;
     let (open, stored) = look_for(key, Some(&request.owner), Part::Whole)?;
     let now = clock::now();
-    let done = step(|table| table.renew(key.as_ref(), stored, request, now));
+    let done = step(key.ctx(), |table| {
+        table.renew(key.as_ref(), stored, request, now)
+    });
     carry_out(key, open, now, Progress::Done(done))
 }
 
@@ -224,9 +233,9 @@ fn end_if_closing(key: LockKey<'_>, owner: &Owner) {
 
 /// Asks the table what is to be done, by the settings as they are now.
 #[inline]
-fn step<R>(ask: impl FnOnce(&mut LockTable) -> R) -> R {
+fn step<R>(ctx: &Context, ask: impl FnOnce(&mut LockTable) -> R) -> R {
     // Before the table is borrowed, because it may ask the server.
-    let may_grant = gate::is_open();
+    let may_grant = gate::is_open(ctx);
     TABLE.with_borrow_mut(|table| {
         let settings = &mut table.settings;
         settings.may_grant = may_grant;

@@ -41,6 +41,9 @@ pub(crate) trait Hooks: Sync {
     /// A client that was answered with a grant has been told so, or never will be.
     fn grant_told(&self, ctx: &Context, client: ClientId, heard: bool);
 
+    /// The server's own clockwork turns, so many times a second.
+    fn on_turn(&self, ctx: &Context, hz: i32);
+
     /// The time has come that the floor above asked for with `timer::wake_by`.
     fn on_wake(&self, ctx: &Context);
 }

@@ -27,6 +27,7 @@ pub(crate) fn subscribe(ctx: &Context) -> Result<(), String> {
     let event = |id| raw::RedisModuleEvent { id, dataver: 1 };
     let swap = event(raw::REDISMODULE_EVENT_SWAPDB);
     let client_change = event(raw::REDISMODULE_EVENT_CLIENT_CHANGE);
+    let cron = event(raw::REDISMODULE_EVENT_CRON_LOOP);
     // SAFETY: the context is that of the load, and each callback takes the data
     // of its event.
     let all_taken = unsafe {
@@ -34,6 +35,7 @@ pub(crate) fn subscribe(ctx: &Context) -> Result<(), String> {
         (api().subscribe_to_keyspace_events)(ctx.ctx, KINDS as c_int, Some(on_key_event)) == 0
             && to_event(ctx.ctx, swap, Some(on_swap)) == 0
             && to_event(ctx.ctx, client_change, Some(on_connection)) == 0
+            && to_event(ctx.ctx, cron, Some(on_cron)) == 0
     };
     if all_taken {
         Ok(())
@@ -56,6 +58,20 @@ unsafe extern "C" fn on_connection(
         // nothing in a server that does not know.
         if let Some(client) = unsafe { data.cast::<raw::RedisModuleClientInfo>().as_ref() } {
             hooks().connection_ended(&Context::new(ctx), ClientId(client.id));
+        }
+    });
+}
+
+unsafe extern "C" fn on_cron(
+    ctx: *mut raw::RedisModuleCtx,
+    _event: raw::RedisModuleEvent,
+    _subevent: u64,
+    data: *mut c_void,
+) {
+    guard::catch("a turn of the server", || {
+        // SAFETY: for this event, the data is how often it comes.
+        if let Some(cron) = unsafe { data.cast::<raw::RedisModuleCronLoopInfo>().as_ref() } {
+            hooks().on_turn(&Context::new(ctx), cron.hz);
         }
     });
 }
