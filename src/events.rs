@@ -15,6 +15,7 @@ use crate::config;
 use crate::manager::{self, fence, gate, inspect};
 use crate::server::guard;
 use crate::server::hooks::Hooks;
+use crate::server::keyspace;
 use crate::server::replicas;
 use redis_lock_core::grace;
 use redis_lock_core::keys::KeyRef;
@@ -30,6 +31,14 @@ pub(crate) struct LockHooks;
 impl Hooks for LockHooks {
     fn awake(&self) -> bool {
         manager::is_awake()
+    }
+
+    fn receives(&self) -> bool {
+        manager::receives()
+    }
+
+    fn key_received(&self, ctx: &Context, key: KeyRef<'_>) {
+        manager::key_received(ctx, key);
     }
 
     fn key_touched(&self, ctx: &Context, key: KeyRef<'_>) {
@@ -82,17 +91,23 @@ fn on_flush(ctx: &Context, stage: FlushSubevent) {
 #[role_changed_event_handler]
 fn on_role_changed(ctx: &Context, role: ServerRole) {
     guard::catch("a role event", || {
-        gate::role_changed(ctx, role == ServerRole::Primary);
+        let is_primary = role == ServerRole::Primary;
+        manager::set_receives(!is_primary);
+        gate::role_changed(ctx, is_primary);
         manager::everything_touched(ctx);
     });
 }
 
-/// A server that has loaded its data begins to serve it.
+/// A server loads data, or has loaded its own and begins to serve it.
 #[loading_event_handler]
 fn on_loading(ctx: &Context, stage: LoadingSubevent) {
-    if stage == LoadingSubevent::Ended {
-        guard::catch("a loading event", || gate::server_started(ctx));
-    }
+    guard::catch("a loading event", || {
+        let is_over = matches!(stage, LoadingSubevent::Ended | LoadingSubevent::Failed);
+        manager::set_receives(!is_over || keyspace::is_replica(ctx));
+        if stage == LoadingSubevent::Ended {
+            gate::server_started(ctx);
+        }
+    });
 }
 
 /// `INFO lock`

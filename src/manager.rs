@@ -14,7 +14,7 @@ pub(crate) mod fence;
 pub(crate) mod gate;
 pub(crate) mod inspect;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 use redis_module::Context;
 
@@ -44,6 +44,10 @@ pub(crate) use due::on_wake;
 
 thread_local! {
     static TABLE: RefCell<LockTable> = RefCell::default();
+
+    /// Whether the data is that of another server, or of this one before it was
+    /// started: it is a replica, or it loads.
+    static RECEIVES: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Takes the lock, one hold more of it, or a position in its queue.
@@ -124,8 +128,31 @@ pub(crate) fn remembers_holds() -> bool {
 }
 
 /// Begins anew, as a module that has just been loaded.
-pub(crate) fn reset() {
+pub(crate) fn reset(ctx: &Context) {
     TABLE.take();
+    RECEIVES.set(keyspace::is_replica(ctx));
+}
+
+/// Whether what happens to keys comes from another server, or from a file.
+pub(crate) fn receives() -> bool {
+    RECEIVES.get()
+}
+
+/// This server loads its data now, or it is a replica, or neither.
+pub(crate) fn set_receives(receives: bool) {
+    RECEIVES.set(receives);
+}
+
+/// A key was received, with or without a lock in it. The tokens that are given from
+/// now on are greater than its own.
+pub(crate) fn key_received(ctx: &Context, key: KeyRef<'_>) {
+    let newest = keyspace::with_named(ctx, key.name, |key| {
+        OpenLock::open_to_read(key).newest_token()
+    });
+    if let Some(token) = newest {
+        let now = clock::now();
+        TABLE.with_borrow_mut(|table| table.token_received(token, now));
+    }
 }
 
 /// Somebody did something to this key. It may be called where writing is not

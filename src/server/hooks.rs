@@ -19,6 +19,13 @@ pub(crate) trait Hooks: Sync {
     /// every write to the server, so it must be cheap.
     fn awake(&self) -> bool;
 
+    /// Returns whether the data is that of another server, or of this one before it
+    /// was started. Asked as often.
+    fn receives(&self) -> bool;
+
+    /// This key has been received, or some of its fields.
+    fn key_received(&self, ctx: &Context, key: KeyRef<'_>);
+
     /// Something happened to this key.
     fn key_touched(&self, ctx: &Context, key: KeyRef<'_>);
 

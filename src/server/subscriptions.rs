@@ -15,8 +15,9 @@ use redis_lock_core::request::ClientId;
 /// `EXPIRE`), commands on hashes, expiry and eviction. Overwriting a lock with a
 /// string or a list is not among them, because each subscription to such a
 /// class slows all of its commands down: `SET` by 15% on Redis 7.0. The floor
-/// above finds those by rechecking.
+/// above finds those by rechecking. And what is loaded, for its tokens.
 const KINDS: u32 = raw::REDISMODULE_NOTIFY_GENERIC as u32
+    | raw::REDISMODULE_NOTIFY_LOADED as u32
     | raw::REDISMODULE_NOTIFY_HASH as u32
     | raw::REDISMODULE_NOTIFY_EXPIRED as u32
     | raw::REDISMODULE_NOTIFY_EVICTED as u32;
@@ -98,7 +99,8 @@ unsafe extern "C" fn on_key_event(
 ) -> c_int {
     guard::catch("a key event", || {
         let hooks = hooks();
-        if !hooks.awake() {
+        let (awake, receives) = (hooks.awake(), hooks.receives());
+        if !(awake || receives) {
             return;
         }
         let ctx = Context::new(ctx);
@@ -107,7 +109,14 @@ unsafe extern "C" fn on_key_event(
             name: RedisString::string_as_slice(name),
         };
         // SAFETY: the server passes a string of C, which lives through the call.
-        match unsafe { CStr::from_ptr(event) }.to_bytes() {
+        let event = unsafe { CStr::from_ptr(event) }.to_bytes();
+        if receives && matches!(event, b"hset" | b"restore" | b"loaded") {
+            hooks.key_received(&ctx, key);
+        }
+        if !awake || event == b"loaded" {
+            return;
+        }
+        match event {
             b"rename_from" | b"move_from" => hooks.key_leaves(key),
             b"rename_to" | b"move_to" => hooks.key_arrives(key),
             _ => {}
