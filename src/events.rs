@@ -11,9 +11,13 @@ use redis_module_macros::{
     role_changed_event_handler,
 };
 
-use crate::manager::{self, acks, gate, inspect};
+use crate::config;
+use crate::manager::{self, acks, fence, gate, inspect};
 use crate::server::guard;
 use crate::server::hooks::Hooks;
+use crate::server::keyspace;
+use crate::server::replicas;
+use redis_lock_core::grace;
 use redis_lock_core::keys::KeyRef;
 use redis_lock_core::metrics::Metrics;
 use redis_lock_core::queue::WaiterId;
@@ -27,6 +31,14 @@ pub(crate) struct LockHooks;
 impl Hooks for LockHooks {
     fn awake(&self) -> bool {
         manager::is_awake()
+    }
+
+    fn receives(&self) -> bool {
+        manager::receives()
+    }
+
+    fn key_received(&self, ctx: &Context, key: KeyRef<'_>) {
+        manager::key_received(ctx, key);
     }
 
     fn key_touched(&self, ctx: &Context, key: KeyRef<'_>) {
@@ -69,6 +81,10 @@ impl Hooks for LockHooks {
         manager::grant_told(ctx, client, heard);
     }
 
+    fn on_turn(&self, ctx: &Context, hz: i32) {
+        fence::on_turn(ctx, hz);
+    }
+
     fn on_wake(&self, ctx: &Context) {
         manager::on_wake(ctx);
     }
@@ -87,17 +103,23 @@ fn on_flush(ctx: &Context, stage: FlushSubevent) {
 #[role_changed_event_handler]
 fn on_role_changed(ctx: &Context, role: ServerRole) {
     guard::catch("a role event", || {
-        gate::role_changed(ctx, role == ServerRole::Primary);
+        let is_primary = role == ServerRole::Primary;
+        manager::set_receives(!is_primary);
+        gate::role_changed(ctx, is_primary);
         manager::everything_touched(ctx);
     });
 }
 
-/// A server that has loaded its data begins to serve it.
+/// A server loads data, or has loaded its own and begins to serve it.
 #[loading_event_handler]
 fn on_loading(ctx: &Context, stage: LoadingSubevent) {
-    if stage == LoadingSubevent::Ended {
-        guard::catch("a loading event", || gate::server_started(ctx));
-    }
+    guard::catch("a loading event", || {
+        let is_over = matches!(stage, LoadingSubevent::Ended | LoadingSubevent::Failed);
+        manager::set_receives(!is_over || keyspace::is_replica(ctx));
+        if stage == LoadingSubevent::Ended {
+            gate::server_started(ctx);
+        }
+    });
 }
 
 /// `INFO lock`
@@ -178,6 +200,15 @@ fn on_setting_changed(ctx: &Context, names: &[&str]) {
         if names.contains(&"lock.min-replicas") {
             acks::replicas_changed(ctx);
         }
+        let is_of_replicas =
+            |name: &&str| name.starts_with("min-replicas-") || name.starts_with("min-slaves-");
+        let demand_set = names.iter().any(is_of_replicas);
+        if demand_set {
+            gate::demand_set(ctx);
+        }
+        if demand_set || names.contains(&"lock.grace-period") || names.contains(&"lock.max-lease") {
+            warn_if_grace_falls_short(ctx);
+        }
     });
 }
 
@@ -196,5 +227,14 @@ pub(crate) fn warn_if_locks_may_be_evicted(ctx: &Context) {
             "maxmemory-policy is '{policy}': the server may evict locks that are held. \
              Set 'maxmemory-policy noeviction' on a server that keeps locks."
         ));
+    }
+}
+
+/// With a grace period, the settings should add up to what it is for.
+pub(crate) fn warn_if_grace_falls_short(ctx: &Context) {
+    let max_lag_ms = replicas::demand(ctx).map(|demand| demand.max_lag_s.saturating_mul(1000));
+    let (length_ms, max_lease) = (config::grace_period_ms(), config::max_lease());
+    if let Some(why) = grace::shortcoming(length_ms, max_lease.ms(), max_lag_ms) {
+        ctx.log_warning(why);
     }
 }

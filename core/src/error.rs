@@ -32,6 +32,9 @@ pub enum LockError {
     },
     /// `READONLY`: a replica keeps up no lease and hands no lock off.
     ReadOnly,
+    /// `NOREPLICAS`: fewer replicas are connected and in step than
+    /// `min-replicas-to-write` demands.
+    TooFewReplicas,
     /// `QUEUEFULL`: as many clients wait for the lock as `lock.max-waiters` allows.
     QueueFull {
         /// The limit.
@@ -123,6 +126,8 @@ impl fmt::Display for LockError {
                 "READONLY a replica hands no lock off and keeps up no lease; \
                  ask the primary, or leave BLOCK and SESSION out",
             ),
+            // The server's own words.
+            Self::TooFewReplicas => f.write_str("NOREPLICAS Not enough good replicas to write."),
             Self::QueueFull { max_waiters } => write!(
                 f,
                 "QUEUEFULL {max_waiters} clients wait for this lock already; \
@@ -181,6 +186,7 @@ mod tests {
             (LockError::Upgrade, "UPGRADE"),
             (LockError::ReadOnly, "READONLY"),
             (LockError::NoReplicas, "NOREPLICAS"),
+            (LockError::TooFewReplicas, "NOREPLICAS"),
             (LockError::Deadlock { cycle: Vec::new() }, "DEADLOCK"),
         ];
         for (error, code) in cases {

@@ -37,6 +37,36 @@ impl Grace {
     }
 }
 
+/// Beside the longest lease and the lag that is allowed, a grace period has to outlast
+/// this: lags are told in whole seconds, and messages take their time.
+pub const GRACE_MARGIN_MS: i64 = 2000;
+
+/// Why a grace period of this length does not keep out two holders over a fail-over,
+/// if that is so. `max_lag_ms` is for how long a primary goes on without its replicas,
+/// if that has an end.
+pub fn shortcoming(
+    length_ms: i64,
+    max_lease_ms: i64,
+    max_lag_ms: Option<i64>,
+) -> Option<&'static str> {
+    if length_ms == 0 {
+        return None;
+    }
+    let Some(max_lag_ms) = max_lag_ms else {
+        return Some(
+            "lock.grace-period is set, but min-replicas-to-write is not: a primary that is cut \
+             off from its replicas goes on granting locks. Set min-replicas-to-write to the \
+             number of all replicas.",
+        );
+    };
+    let needed_ms = max_lease_ms.saturating_add(max_lag_ms.saturating_add(GRACE_MARGIN_MS));
+    (length_ms < needed_ms).then_some(
+        "lock.grace-period is shorter than lock.max-lease + min-replicas-max-lag + 2 seconds: a \
+         lock that was granted before a fail-over may be granted again while its lease lasts. \
+         Make lock.grace-period longer, or lock.max-lease shorter.",
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -72,6 +102,16 @@ mod tests {
         ended.set_length(0, 1200);
         ended.set_length(9000, 1300);
         assert_eq!(ended.left_ms(1300), 0);
+    }
+
+    #[test]
+    fn it_has_to_outlast_the_longest_lease_and_the_lag() {
+        assert_eq!(shortcoming(22_000, 10_000, Some(10_000)), None);
+        let too_short = shortcoming(21_999, 10_000, Some(10_000));
+        assert!(too_short.is_some_and(|why| why.contains("is shorter than lock.max-lease")));
+        let not_fenced = shortcoming(i64::MAX, 1, None);
+        assert!(not_fenced.is_some_and(|why| why.contains("min-replicas-to-write is not")));
+        assert_eq!(shortcoming(0, i64::MAX, None), None);
     }
 
     #[test]

@@ -15,7 +15,8 @@ use crate::server::clients;
 use crate::server::clock;
 use crate::server::keyspace;
 use crate::server::open_lock::{OpenLock, Part};
-use crate::server::replicas::{self, Stream};
+use crate::server::replicas;
+use crate::server::stream::{self, Stream};
 use redis_lock_core::acks::Acknowledgement;
 use redis_lock_core::keys::KeyBuf;
 use redis_lock_core::queue::WaiterId;
@@ -23,9 +24,6 @@ use redis_lock_core::request::ClientId;
 use redis_lock_core::table::LockTable;
 
 thread_local! {
-    /// What has to acknowledge a reply of the command that runs.
-    static NEEDED: Cell<Option<Acknowledgement>> = const { Cell::new(None) };
-
     /// Whether something waits for replicas that have not been asked yet.
     static TO_ASK: Cell<bool> = const { Cell::new(false) };
 }
@@ -36,29 +34,15 @@ pub(super) fn are_on() -> bool {
     config::min_replicas() > 0
 }
 
-/// Finds out what has to acknowledge what is told from now on.
+/// What has to acknowledge what is told from now on, if anything.
 #[inline]
-pub(super) fn prepare(ctx: &Context) {
-    match are_on() {
-        true => count_replicas(ctx),
-        false => NEEDED.set(None),
-    }
-}
-
-#[cold]
-fn count_replicas(ctx: &Context) {
-    NEEDED.set(Some(Acknowledgement {
+pub(super) fn needed(ctx: &Context) -> Option<Acknowledgement> {
+    are_on().then(|| Acknowledgement {
         replicas: config::min_replicas(),
-        connected: replicas::connected(ctx),
+        connected: stream::replicas_online(ctx),
         timeout_ms: config::replicas_timeout_ms(),
         client: None,
-    }));
-}
-
-/// As [`prepare`] found it.
-#[inline]
-pub(super) fn needed() -> Option<Acknowledgement> {
-    NEEDED.get()
+    })
 }
 
 /// The client that runs this command, if it can be told later.
@@ -77,8 +61,7 @@ pub(super) fn asks(table: &mut LockTable, client: Option<ClientId>) {
 
 /// Begins anew, as a module that has just been loaded.
 pub(super) fn reset() {
-    replicas::reset();
-    NEEDED.set(None);
+    stream::reset();
     TO_ASK.set(false);
 }
 
@@ -101,7 +84,7 @@ pub(crate) fn turn_ends(ctx: &Context) {
     let Some(Stream {
         offset,
         acknowledged,
-    }) = replicas::stream(ctx)
+    }) = stream::look(ctx)
     else {
         return;
     };
@@ -118,7 +101,7 @@ pub(crate) fn turn_ends(ctx: &Context) {
     // acknowledge by themselves once a second.
     if TO_ASK.get() && !keyspace::must_not_write(ctx) {
         TO_ASK.set(false);
-        replicas::ask(ctx);
+        replicas::ask_for_acknowledgements(ctx);
     }
 }
 

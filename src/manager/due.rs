@@ -2,7 +2,7 @@
 
 use redis_module::Context;
 
-use super::{TABLE, acks, arm_timer, carry_out, gate, look_at, step};
+use super::{TABLE, acks, arm_timer, carry_out, fence, gate, look_at, step};
 use crate::config;
 use crate::server::clients;
 use crate::server::clock;
@@ -31,8 +31,8 @@ pub(crate) fn on_wake(ctx: &Context) {
     if keyspace::is_replica(ctx) {
         TABLE.with_borrow_mut(|table| table.forget_connections(WORK_A_WAKE));
     }
+    fence::ask_if_needed(ctx);
     gate::look(ctx, now_ms);
-    acks::prepare(ctx);
     acks::give_up(now_ms, WORK_A_WAKE);
     close_clients(ctx);
     if keyspace::must_not_write(ctx) || writes_are_refused(ctx, now_ms) {
@@ -72,6 +72,7 @@ fn do_due(ctx: &Context, due: Due) -> Option<usize> {
     let key = due.key.clone();
     let answer = match keyspace::in_cluster(ctx) {
         true => ask(ctx, key.as_ref()),
+        false if !fence::has_enough_replicas(ctx) => WriteAnswer::Refused,
         // It was asked when the timer woke, and is the same for all keys.
         false => WriteAnswer::Allowed,
     };
@@ -102,7 +103,7 @@ fn do_to(key: LockKey<'_>, due: Due) -> usize {
     let stored = look_at(&open, key.as_ref(), due.owner(), Part::Whole);
     let now = clock::now();
     let is_search = matches!(due.work, Work::CheckWait(_));
-    let progress = step(|table| {
+    let progress = step(key.ctx(), |table| {
         table.settings.reads_other_keys = true;
         table.do_due(due, stored, now)
     });
@@ -130,6 +131,9 @@ fn writes_are_refused(ctx: &Context, now_ms: i64) -> bool {
 }
 
 fn ask(ctx: &Context, key: KeyRef<'_>) -> WriteAnswer {
+    if !fence::has_enough_replicas(ctx) {
+        return WriteAnswer::Refused;
+    }
     keyspace::select_db(ctx, key.db);
     keyspace::with_named(ctx, key.name, |key| key.asks_for_a_write())
 }

@@ -1,77 +1,92 @@
-//! Replicas, and how far they have acknowledged what this server writes.
-//!
-//! The server is asked for offsets by `ROLE`, which lists the replicas that are online,
-//! and replicas are asked by `REPLCONF GETACK`, as `WAIT` does it: `WAIT` itself, called
-//! by a module, answers for another client than the one that wrote.
+//! The replicas of this server, as it knows them.
 
-use std::cell::Cell;
-use std::ffi::c_void;
-
-use redis_module::{CallOptionsBuilder, CallReply, CallResult, Context, raw};
+use redis_module::{CallOptionsBuilder, CallReply, CallResult, Context, RedisValue};
 
 use crate::server::api::api;
-use crate::server::hooks::hooks;
-use crate::server::{blocked, guard};
 
-thread_local! {
-    static FOLLOWED: Cell<bool> = const { Cell::new(false) };
-
-    /// How many replicas are online, where that is known.
-    static CONNECTED: Cell<Option<usize>> = const { Cell::new(None) };
+/// What the server demands of its replicas before it writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Demand {
+    /// `min-replicas-to-write`, 1 or more.
+    pub(crate) count: usize,
+    /// `min-replicas-max-lag`, in seconds, 1 or more.
+    pub(crate) max_lag_s: i64,
 }
 
-/// The replication stream of a primary.
-pub(crate) struct Stream {
-    /// How far it reaches. What is written in this turn of the event loop is before it.
-    pub(crate) offset: i64,
-    /// How far each replica that is online has acknowledged it.
-    pub(crate) acknowledged: Vec<i64>,
+/// What the server knows of its replicas.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Replicas {
+    /// How many are good.
+    pub(crate) good: usize,
+    /// How much of its stream this server has written, in bytes.
+    pub(crate) written: i64,
 }
 
-/// The stream, if this server is a primary.
-pub(crate) fn stream(ctx: &Context) -> Option<Stream> {
-    let options = CallOptionsBuilder::new().build();
-    let no_args: [&[u8]; 0] = [];
-    let reply: CallResult<'_> = ctx.call_ext("ROLE", &options, no_args.as_slice());
-    let Ok(CallReply::Array(role)) = &reply else {
+/// What the server demands, if it demands anything.
+pub(crate) fn demand(ctx: &Context) -> Option<Demand> {
+    let count = usize::try_from(setting(ctx, "min-replicas-to-write")?).ok()?;
+    let max_lag_s = setting(ctx, "min-replicas-max-lag")?;
+    (count > 0 && max_lag_s > 0).then_some(Demand { count, max_lag_s })
+}
+
+fn setting(ctx: &Context, name: &str) -> Option<i64> {
+    let RedisValue::Array(reply) = ctx.call("CONFIG", &["GET", name]).ok()? else {
         return None;
     };
-    let (Some(Ok(CallReply::I64(offset))), Some(Ok(CallReply::Array(replicas)))) =
-        (role.get(1), role.get(2))
-    else {
-        // A replica names its primary there.
-        return None;
-    };
-    let acknowledged: Vec<i64> = replicas
-        .iter()
-        .map(|replica| match replica {
-            Ok(CallReply::Array(replica)) => offset_of(replica.get(2)),
-            _ => 0,
-        })
-        .collect();
-    CONNECTED.set(Some(acknowledged.len()));
-    Some(Stream {
-        offset: offset.to_i64(),
-        acknowledged,
-    })
-}
-
-fn offset_of(field: Option<CallResult<'_>>) -> i64 {
-    match field {
-        Some(Ok(CallReply::String(text))) => {
-            let text = std::str::from_utf8(text.as_bytes());
-            text.ok().and_then(|text| text.parse().ok()).unwrap_or(0)
-        }
-        Some(Ok(CallReply::I64(offset))) => offset.to_i64(),
-        _ => 0,
+    match reply.get(1)? {
+        RedisValue::SimpleString(text) => text.parse().ok(),
+        _ => None,
     }
 }
 
-/// Asks the replicas to acknowledge what was written. The caller has checked that the
-/// server has not promised them silence.
-pub(crate) fn ask(ctx: &Context) {
-    // SAFETY: the context is alive. In the format, A keeps it from the AOF, and each c
-    // is a string of C.
+/// Counts the good replicas: those that have the whole data set and whose last
+/// acknowledgement is at most so many seconds old, and is of more than `beyond` bytes
+/// of the stream if that is given.
+///
+/// The server's own count, by which it refuses commands, is made once a second. What
+/// `INFO` says of each replica is of this moment.
+pub(crate) fn count(ctx: &Context, max_lag_s: i64, beyond: Option<i64>) -> Replicas {
+    let options = CallOptionsBuilder::new().build();
+    let reply: CallResult<'_> = ctx.call_ext("INFO", &options, &["replication"]);
+    match &reply {
+        Ok(CallReply::String(info)) => read(info.as_bytes(), max_lag_s, beyond),
+        _ => Replicas::default(),
+    }
+}
+
+fn read(info: &[u8], max_lag_s: i64, beyond: Option<i64>) -> Replicas {
+    let mut replicas = Replicas::default();
+    let Ok(info) = std::str::from_utf8(info) else {
+        return replicas;
+    };
+    for line in info.lines() {
+        let Some((name, value)) = line.split_once(':') else {
+            continue;
+        };
+        if name == "master_repl_offset" {
+            replicas.written = value.parse().unwrap_or(0);
+        } else if let Some(number) = name.strip_prefix("slave")
+            && number.bytes().all(|byte| byte.is_ascii_digit())
+        {
+            let words = value.split(',').filter_map(|word| word.split_once('='));
+            let field = |name| words.clone().find(|word| word.0 == name).map(|word| word.1);
+            let number = |name| field(name).and_then(|value| value.parse::<i64>().ok());
+            // An acknowledgement from the future is one before the clock was set back.
+            let is_recent = number("lag").is_some_and(|lag_s| (0..=max_lag_s).contains(&lag_s));
+            let is_beyond = beyond.is_none_or(|beyond| number("offset") > Some(beyond));
+            if is_recent && is_beyond && field("state") == Some("online") {
+                replicas.good += 1;
+            }
+        }
+    }
+    replicas
+}
+
+/// Asks all replicas to acknowledge at once what they have received. Where anything
+/// else is replicated with it, what they acknowledge may be less.
+pub(crate) fn ask_for_acknowledgements(ctx: &Context) {
+    // SAFETY: the context is alive, and may write. In the format, A keeps the command
+    // from the AOF, and c is a string of C.
     unsafe {
         (api().replicate)(
             ctx.ctx,
@@ -83,62 +98,42 @@ pub(crate) fn ask(ctx: &Context) {
     }
 }
 
-/// How many replicas are online. It is kept up to date by events from the first call on.
-pub(crate) fn connected(ctx: &Context) -> usize {
-    if !FOLLOWED.get() {
-        FOLLOWED.set(follow(ctx));
-    }
-    match CONNECTED.get() {
-        Some(connected) => connected,
-        None => stream(ctx).map_or(0, |stream| stream.acknowledged.len()),
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// Begins anew, as a module that has just been loaded.
-pub(crate) fn reset() {
-    FOLLOWED.set(false);
-    CONNECTED.set(None);
-}
+    const INFO: &[u8] = b"# Replication\r\nrole:master\r\nconnected_slaves:4\r\n\
+        min_slaves_good_slaves:4\r\n\
+        slave0:ip=127.0.0.1,port=1,state=online,offset=100,lag=1\r\n\
+        slave1:ip=::1,port=2,state=online,offset=120,lag=3,type=replica\r\n\
+        slave2:ip=127.0.0.1,port=3,state=send_bulk,offset=0,lag=0\r\n\
+        slave3:ip=127.0.0.1,port=4,state=online,offset=90,lag=-5\r\n\
+        slave_priority:100\r\nmaster_repl_offset:130\r\n";
 
-/// Subscribes to the end of each turn of the event loop, which costs each turn a call,
-/// and to replicas that come and go. Returns whether the server took both.
-fn follow(ctx: &Context) -> bool {
-    let event = |id| raw::RedisModuleEvent { id, dataver: 1 };
-    let replica_change = event(raw::REDISMODULE_EVENT_REPLICA_CHANGE);
-    let event_loop = event(raw::REDISMODULE_EVENT_EVENTLOOP);
-    // SAFETY: the context is alive, and the callbacks use no data.
-    unsafe {
-        let to_event = api().subscribe_to_server_event;
-        to_event(ctx.ctx, replica_change, Some(on_replica)) == 0
-            && to_event(ctx.ctx, event_loop, Some(on_turn)) == 0
+    #[track_caller]
+    fn check(max_lag_s: i64, beyond: Option<i64>, good: usize) {
+        let written = 130;
+        assert_eq!(read(INFO, max_lag_s, beyond), Replicas { good, written });
     }
-}
 
-unsafe extern "C" fn on_replica(
-    ctx: *mut raw::RedisModuleCtx,
-    _event: raw::RedisModuleEvent,
-    _subevent: u64,
-    _data: *mut c_void,
-) {
-    // One that leaves may still be in the list.
-    CONNECTED.set(None);
-    guard::catch("a replica that comes or goes", || {
-        hooks().replicas_changed(&Context::new(ctx));
-    });
-}
-
-unsafe extern "C" fn on_turn(
-    ctx: *mut raw::RedisModuleCtx,
-    _event: raw::RedisModuleEvent,
-    subevent: u64,
-    _data: *mut c_void,
-) {
-    let before_sleep = raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP;
-    if subevent != before_sleep || !hooks().awaits_replicas() {
-        return;
+    #[test]
+    fn a_replica_is_good_that_is_online_and_has_just_acknowledged() {
+        check(0, None, 0);
+        check(1, None, 1);
+        check(2, None, 1);
+        check(3, None, 2);
     }
-    guard::catch("the end of a turn", || {
-        hooks().turn_ends(&Context::new(ctx));
-    });
-    blocked::wake_answered();
+
+    #[test]
+    fn what_is_acknowledged_may_have_to_be_more_than_something() {
+        check(3, Some(99), 2);
+        check(3, Some(100), 1);
+        check(3, Some(120), 0);
+    }
+
+    #[test]
+    fn what_can_not_be_read_has_no_replicas() {
+        assert_eq!(read(b"\xff", 10, None), Replicas::default());
+        assert_eq!(read(b"slave0:nothing", 10, None), Replicas::default());
+    }
 }

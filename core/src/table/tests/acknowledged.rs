@@ -69,11 +69,11 @@ impl Scene {
         let mut told = Vec::new();
         for (id, key) in ready {
             self.server.expire();
-            let told = self.server.table.told_by(id);
-            let told = told.map(|(client, owner)| (client, owner.clone()));
-            let owner = told.as_ref().map(|(_, owner)| owner);
+            let to = self.server.table.told_by(id);
+            let to = to.map(|(client, owner)| (client, owner.clone()));
+            let owner = to.as_ref().map(|(_, owner)| owner);
             let stored = self.server.look(key.as_ref(), owner);
-            let client = told.map(|(client, _)| client);
+            let client = to.map(|(client, _)| client);
             let now = self.server.now();
             let answer = self.server.table.tell(id, stored, now).unwrap();
             if matches!(answer, Answer::Granted(_) | Answer::Renewed(true)) {
