@@ -9,10 +9,13 @@
 //! woken or told. It calls back, for example, with the `expired` event of the key
 //! that is being opened.
 
+pub(crate) mod acks;
 mod due;
+pub(crate) mod fence;
+pub(crate) mod gate;
 pub(crate) mod inspect;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 use redis_module::Context;
 
@@ -34,7 +37,7 @@ use redis_lock_core::request::{
     AcquireRequest, ClientId, Owner, ReleaseRequest, RenewRequest, Timeout,
 };
 use redis_lock_core::table::{
-    Acquired, Done, Leave, LockTable, LogLine, Progress, Question, Step, Stored,
+    Acquired, Answer, Done, Leave, LockTable, LogLine, Progress, Question, Step, Stored,
 };
 use redis_lock_core::token::FencingToken;
 
@@ -42,32 +45,45 @@ pub(crate) use due::on_wake;
 
 thread_local! {
     static TABLE: RefCell<LockTable> = RefCell::default();
+
+    /// Whether the data is that of another server, or of this one before it was
+    /// started: it is a replica, or it loads.
+    static RECEIVES: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Takes the lock, one hold more of it, or a position in its queue.
+/// Takes the lock, one hold more of it, or a position in its queue. Returns nothing where
+/// the client is told later that it was granted.
 pub(crate) fn acquire(
     key: LockKey<'_>,
     request: AcquireRequest,
     timeout: Option<Timeout>,
-) -> Result<Acquired, LockError> {
+) -> Result<Option<Acquired>, LockError> {
     let ctx = key.ctx();
     let timeout = timeout.filter(|_| blocked::may_block(ctx));
     if (timeout.is_some() || request.session.is_some()) && keyspace::is_replica(ctx) {
         return Err(LockError::ReadOnly);
     }
+    gate::check_replicas(ctx)?;
     let (open, stored) = look_for(key, Some(&request.owner), Part::Whole)?;
     let now = clock::now();
     let wait = timeout.map(|timeout| Wait {
         client: clients::running(ctx),
         until_ms: timeout.end_ms(now.ms()),
     });
-    let progress = step(|table| {
+    let client = acks::client_to_tell(ctx);
+    let progress = step(ctx, |table| {
+        acks::asks(table, client);
         table.settings.reads_other_keys = wait.is_none() || !keyspace::in_cluster(ctx);
         table.acquire(key.as_ref(), stored, request, wait, now)
     });
-    let acquired = carry_out(key, open, now, progress);
-    if let (Ok(Acquired::Queued(waiter)), Some(timeout)) = (&acquired, timeout) {
-        blocked::block(key, *waiter, timeout);
+    let acquired = carry_out_or_withhold(key, open, now, progress);
+    if let (Ok(Some(Acquired::Queued(waiter))), Some(timeout)) = (&acquired, timeout) {
+        // The core ends the wait where it must not end that for replicas.
+        let timeout_ms = match acks::are_on() {
+            true => 0,
+            false => timeout.ms_or_zero(),
+        };
+        blocked::block(key, *waiter, timeout_ms);
     }
     acquired
 }
@@ -81,7 +97,9 @@ pub(crate) fn release(key: LockKey<'_>, request: &ReleaseRequest) -> Result<Rele
     };
     let (open, stored) = look_for(key, Some(&request.owner), part)?;
     let now = clock::now();
-    let done = step(|table| table.release(key.as_ref(), stored, request, now));
+    let done = step(key.ctx(), |table| {
+        table.release(key.as_ref(), stored, request, now)
+    });
     carry_out(key, open, now, Progress::Done(done))
 }
 
@@ -90,32 +108,42 @@ pub(crate) fn release(key: LockKey<'_>, request: &ReleaseRequest) -> Result<Rele
 pub(crate) fn break_lock(key: LockKey<'_>, token: Option<FencingToken>) -> Result<bool, LockError> {
     let (open, stored) = look_for(key, None, Part::Whole)?;
     let now = clock::now();
-    let done = step(|table| table.break_lock(key.as_ref(), stored, token, now));
+    let done = step(key.ctx(), |table| {
+        table.break_lock(key.as_ref(), stored, token, now)
+    });
     carry_out(key, open, now, Progress::Done(done))
 }
 
 /// Lets the lease end at now + lease exactly. Returns whether the owner holds the
-/// lock, with the token it named.
-pub(crate) fn renew(key: LockKey<'_>, request: &RenewRequest) -> Result<bool, LockError> {
+/// lock, with the token it named; nothing where the client is told later.
+pub(crate) fn renew(key: LockKey<'_>, request: &RenewRequest) -> Result<Option<bool>, LockError> {
+    gate::check_replicas(key.ctx())?;
     let (open, stored) = look_for(key, Some(&request.owner), Part::Whole)?;
     let now = clock::now();
-    let done = step(|table| table.renew(key.as_ref(), stored, request, now));
-    carry_out(key, open, now, Progress::Done(done))
+    let client = acks::client_to_tell(key.ctx());
+    let done = step(key.ctx(), |table| {
+        acks::asks(table, client);
+        table.renew(key.as_ref(), stored, request, now)
+    });
+    carry_out_or_withhold(key, open, now, Progress::Done(done))
 }
 
 /// Fails unless the lock is held with this token.
 pub(crate) fn guard(key: LockKey<'_>, token: FencingToken) -> Result<(), LockError> {
     let owner_with =
         |stored: &Stored| TABLE.with_borrow(|table| table.owner_with(key.as_ref(), stored, token));
+    gate::check_replicas(key.ctx())?;
     let remembered = owner_with(&Stored::AsExpected);
     let (open, stored) = look_for(key, remembered.as_ref(), Part::Whole)?;
     if let Stored::Read(_) = stored
         && let Some(owner) = owner_with(&stored)
     {
-        end_if_closing(key, &owner);
+        end_if_closing(key, &owner, || clients::running(key.ctx()));
     }
     let now = clock::now();
-    let done = step(|table| table.guard(key.as_ref(), stored, token, now));
+    let done = step(key.ctx(), |table| {
+        table.guard(key.as_ref(), stored, token, now)
+    });
     match carry_out(key, open, now, Progress::Done(done))? {
         true => Ok(()),
         false => Err(LockError::NotHeld),
@@ -133,8 +161,32 @@ pub(crate) fn remembers_holds() -> bool {
 }
 
 /// Begins anew, as a module that has just been loaded.
-pub(crate) fn reset() {
+pub(crate) fn reset(ctx: &Context) {
     TABLE.take();
+    acks::reset();
+    RECEIVES.set(keyspace::is_replica(ctx));
+}
+
+/// Whether what happens to keys comes from another server, or from a file.
+pub(crate) fn receives() -> bool {
+    RECEIVES.get()
+}
+
+/// This server loads its data now, or it is a replica, or neither.
+pub(crate) fn set_receives(receives: bool) {
+    RECEIVES.set(receives);
+}
+
+/// A key was received, with or without a lock in it. The tokens that are given from
+/// now on are greater than its own.
+pub(crate) fn key_received(ctx: &Context, key: KeyRef<'_>) {
+    let newest = keyspace::with_named(ctx, key.name, |key| {
+        OpenLock::open_to_read(key).newest_token()
+    });
+    if let Some(token) = newest {
+        let now = clock::now();
+        TABLE.with_borrow_mut(|table| table.token_received(token, now));
+    }
 }
 
 /// Somebody did something to this key. It may be called where writing is not
@@ -179,17 +231,19 @@ pub(crate) fn grant_told(ctx: &Context, client: ClientId, heard: bool) {
     note(ctx, |table, _| table.grant_told(client, heard));
 }
 
-/// A client does not wait any more.
-pub(crate) fn waiter_left(ctx: &Context, waiter: WaiterId, leave: Leave) {
+/// A client does not wait any more. Returns what it is to be told, if it is anything but
+/// that it was not granted the lock.
+pub(crate) fn waiter_left(ctx: &Context, waiter: WaiterId, leave: Leave) -> Option<Answer> {
     note(ctx, |table, now_ms| {
-        table.waiter_left(waiter, leave, now_ms);
-    });
+        table.waiter_left(waiter, leave, now_ms)
+    })
 }
 
-fn note(ctx: &Context, what: impl FnOnce(&mut LockTable, i64)) {
+fn note<R>(ctx: &Context, what: impl FnOnce(&mut LockTable, i64) -> R) -> R {
     let now_ms = clock::now().ms();
-    TABLE.with_borrow_mut(|table| what(table, now_ms));
+    let result = TABLE.with_borrow_mut(|table| what(table, now_ms));
     arm_timer(ctx, now_ms);
+    result
 }
 
 /// Opens and reads a lock for a command. `asker` is the owner in question, if there
@@ -201,7 +255,7 @@ fn look_for<'c>(
     part: Part,
 ) -> Result<(OpenLock<'c>, Stored), LockError> {
     if let Some(asker) = asker {
-        end_if_closing(key, asker);
+        end_if_closing(key, asker, || clients::running(key.ctx()));
     }
     let open = OpenLock::open(key);
     let stored = look_at(&open, key.as_ref(), asker, part)
@@ -228,12 +282,12 @@ fn look_at(
 }
 
 /// Ends the owner's holds if they are bound to another connection that is about to
-/// end: nobody shall be told of a hold that ends with it.
-fn end_if_closing(key: LockKey<'_>, owner: &Owner) {
+/// end: nobody shall be told of a hold that ends with it. This client is to be told.
+fn end_if_closing(key: LockKey<'_>, owner: &Owner, told: impl FnOnce() -> ClientId) {
     let ctx = key.ctx();
     let bound = TABLE.with_borrow(|table| table.bound_client(key.as_ref(), owner));
     if let Some(client) = bound
-        && client != clients::running(ctx)
+        && client != told()
         && clients::is_closing(ctx, client)
     {
         note(ctx, |table, _| table.connection_ended(client, false));
@@ -242,9 +296,13 @@ fn end_if_closing(key: LockKey<'_>, owner: &Owner) {
 
 /// Asks the table what is to be done, by the settings as they are now.
 #[inline]
-fn step<R>(ask: impl FnOnce(&mut LockTable) -> R) -> R {
+fn step<R>(ctx: &Context, ask: impl FnOnce(&mut LockTable) -> R) -> R {
+    // Before the table is borrowed, because it may ask the server.
+    let (may_grant, acks) = (gate::is_open(ctx), acks::needed(ctx));
     TABLE.with_borrow_mut(|table| {
         let settings = &mut table.settings;
+        settings.may_grant = may_grant;
+        settings.acks = acks;
         settings.deadlock_detection = config::deadlock_detection();
         settings.max_waiters = config::max_waiters();
         settings.recheck_interval_ms = config::recheck_interval_ms();
@@ -259,8 +317,35 @@ fn carry_out<T>(
     key: LockKey<'_>,
     open: OpenLock<'_>,
     now: Now,
-    mut progress: Progress<T>,
+    progress: Progress<T>,
 ) -> Result<T, LockError> {
+    do_all(key, open, now, progress).0
+}
+
+/// As [`carry_out`]. Blocks the client, and returns nothing, where what came of its
+/// request must not be told yet.
+#[inline]
+fn carry_out_or_withhold<T>(
+    key: LockKey<'_>,
+    open: OpenLock<'_>,
+    now: Now,
+    progress: Progress<T>,
+) -> Result<Option<T>, LockError> {
+    match do_all(key, open, now, progress) {
+        (result, None) => result.map(Some),
+        (_, Some(id)) => {
+            blocked::block(key, id, 0);
+            Ok(None)
+        }
+    }
+}
+
+fn do_all<T>(
+    key: LockKey<'_>,
+    open: OpenLock<'_>,
+    now: Now,
+    mut progress: Progress<T>,
+) -> (Result<T, LockError>, Option<WaiterId>) {
     loop {
         match progress {
             Progress::Done(Done {
@@ -268,7 +353,7 @@ fn carry_out<T>(
                 ref mut step,
             }) => {
                 apply(key, open, now, step);
-                return result;
+                return (result, step.withheld);
             }
             Progress::Asks(question) => progress = look_further(key, *question),
         }
@@ -315,7 +400,9 @@ fn apply(key: LockKey<'_>, mut open: OpenLock<'_>, now: Now, step: &mut Step) {
 
 /// Sets the timer for whatever is to be done next.
 fn arm_timer(ctx: &Context, now_ms: i64) {
-    if let Some(at_ms) = TABLE.with_borrow(LockTable::wake_at_ms) {
+    let due_ms = TABLE.with_borrow(LockTable::wake_at_ms);
+    let at_ms = due_ms.into_iter().chain(gate::wake_at_ms(now_ms)).min();
+    if let Some(at_ms) = at_ms {
         timer::wake_by(ctx, at_ms, now_ms);
     }
 }

@@ -13,6 +13,8 @@
 //!   one at least.
 //! - A grant that is still on its way speaks as the reply that it will be, in the
 //!   order of the commands.
+//! - A reply that is withheld until replicas have acknowledged it is on its way as
+//!   long, be it to a client that waited or not.
 //!
 //! The end of a session takes all holds but those that grants speak for which were on
 //! their way then, whether or not they are heard of before it is written.
@@ -103,6 +105,14 @@ const NONE_BEFORE: i64 = i64::MIN / 2;
 struct Reply {
     told: Told,
     on_its_way: Option<Delivery>,
+    /// It tells of a lease alone, and keeps no hold from ending with its session.
+    renews: bool,
+}
+
+impl Reply {
+    fn promises(&self) -> bool {
+        self.on_its_way.is_some() && !self.renews
+    }
 }
 
 /// The grants of one owner on one lock that are on their way.
@@ -152,7 +162,7 @@ impl UnderWay {
 
     /// How many the grants that are on their way speak for by themselves.
     fn promised(&self) -> i64 {
-        let promises = self.replies.iter().filter(|one| one.on_its_way.is_some());
+        let promises = self.replies.iter().filter(|one| one.promises());
         promises.fold(0, |holds, reply| reply.told.after(holds))
     }
 
@@ -162,6 +172,7 @@ impl UnderWay {
             _ => self.replies.push(Reply {
                 told,
                 on_its_way: None,
+                renews: false,
             }),
         }
     }
@@ -191,18 +202,59 @@ impl Deliveries {
         held_before: i64,
         holds: i64,
     ) {
-        self.by_client.insert(delivery.client, hold.clone());
+        let under_way = self.under_way(hold, token, delivery.client, held_before);
+        under_way.added += holds - held_before;
+        under_way.replies.push(Reply {
+            told: Told::by_grant(delivery.hold),
+            on_its_way: Some(delivery),
+            renews: false,
+        });
+    }
+
+    /// Notes that a renewal of `holds` with this token is on its way to its client.
+    pub fn send_renewal(
+        &mut self,
+        hold: HoldId,
+        token: FencingToken,
+        delivery: Delivery,
+        holds: i64,
+    ) {
+        let under_way = self.under_way(hold, token, delivery.client, holds);
+        under_way.replies.push(Reply {
+            told: Told::at_least(1),
+            on_its_way: Some(delivery),
+            renews: true,
+        });
+    }
+
+    fn under_way(
+        &mut self,
+        hold: HoldId,
+        token: FencingToken,
+        client: ClientId,
+        held_before: i64,
+    ) -> &mut UnderWay {
+        self.by_client.insert(client, hold.clone());
         let new = UnderWay::new(token, held_before);
         let under_way = self.by_hold.entry(hold).or_insert(new);
         if under_way.token != token {
             // The holds of the other token are over.
             *under_way = UnderWay::new(token, held_before);
         }
-        under_way.added += holds - held_before;
-        under_way.replies.push(Reply {
-            told: Told::by_grant(delivery.hold),
-            on_its_way: Some(delivery),
-        });
+        under_way
+    }
+
+    /// Whether what is on its way to this client is still true of an owner that has so
+    /// many holds of this token.
+    pub fn stands(&self, client: ClientId, token: FencingToken, holds: i64) -> bool {
+        let under_way = self.by_client.get(&client);
+        let under_way = under_way.and_then(|hold| self.by_hold.get(hold));
+        under_way.is_some_and(|under_way| {
+            let mut deliveries = under_way.deliveries();
+            under_way.token == token
+                && deliveries.any(|one| one.client == client)
+                && under_way.spoken_for() <= holds
+        })
     }
 
     /// Notes that a reply tells an owner of its holds.
@@ -304,7 +356,7 @@ impl Deliveries {
         if let Some(under_way) = self.by_hold.get_mut(hold)
             && under_way.token == token
         {
-            under_way.replies.retain(|reply| reply.on_its_way.is_some());
+            under_way.replies.retain(|reply| reply.promises());
             under_way.known = 0;
             under_way.session_over = true;
         }
@@ -455,6 +507,7 @@ impl Deliveries {
                 for reply in &under_way.replies {
                     form.number(reply.told.more);
                     form.number(reply.told.least);
+                    form.flag(reply.renews);
                     let delivery = reply.on_its_way.as_ref();
                     form.client(delivery.map(|one| one.client));
                     if let Some(delivery) = delivery {

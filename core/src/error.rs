@@ -39,11 +39,17 @@ pub enum LockError {
         /// The server's words for it.
         reason: String,
     },
+    /// `NOREPLICAS`: fewer replicas are connected and in step than
+    /// `min-replicas-to-write` demands.
+    TooFewReplicas,
     /// `QUEUEFULL`: as many clients wait for the lock as `lock.max-waiters` allows.
     QueueFull {
         /// The limit.
         max_waiters: usize,
     },
+    /// `NOREPLICAS`: too few replicas acknowledged it in time, or too few are
+    /// connected, or the client can't wait for them.
+    NoReplicas,
 }
 
 /// What was wrong with the words of a command.
@@ -55,6 +61,8 @@ pub enum Usage {
     NotAnInteger,
     /// `LEASE` outside of its range.
     LeaseOutOfRange,
+    /// `LEASE` above `lock.max-lease`.
+    LeaseTooLong,
     /// `HOLD` below 1.
     HoldOutOfRange,
     /// `LIMIT` outside of its range.
@@ -132,10 +140,16 @@ impl fmt::Display for LockError {
                  stop the work, and acquire the lock again before you start it anew",
             ),
             Self::NoPermission { reason } => write!(f, "NOPERM {reason}"),
+            // The server's own words.
+            Self::TooFewReplicas => f.write_str("NOREPLICAS Not enough good replicas to write."),
             Self::QueueFull { max_waiters } => write!(
                 f,
                 "QUEUEFULL {max_waiters} clients wait for this lock already; \
                  try again later or raise lock.max-waiters"
+            ),
+            Self::NoReplicas => f.write_str(
+                "NOREPLICAS not known to be safe: fewer than lock.min-replicas replicas have \
+                 acknowledged it; RELEASE, or send it again with HOLD, outside of MULTI and scripts",
             ),
         }
     }
@@ -147,6 +161,7 @@ impl Usage {
             Self::Syntax => "syntax error",
             Self::NotAnInteger => "value is not an integer or out of range",
             Self::LeaseOutOfRange => "LEASE must be between 1 and 315360000000 milliseconds",
+            Self::LeaseTooLong => "LEASE is longer than lock.max-lease; ask for a shorter one",
             Self::HoldOutOfRange => "HOLD must be 1 or greater",
             Self::LimitOutOfRange => "LIMIT must be between 1 and 9007199254740991",
             Self::CountOutOfRange => "COUNT must be 1 or greater",
@@ -194,6 +209,8 @@ mod tests {
                 "NOPERM",
             ),
             (LockError::ReadOnly, "READONLY"),
+            (LockError::NoReplicas, "NOREPLICAS"),
+            (LockError::TooFewReplicas, "NOREPLICAS"),
             (LockError::Deadlock { cycle: Vec::new() }, "DEADLOCK"),
         ];
         for (error, code) in cases {

@@ -19,6 +19,7 @@
     )
 )]
 
+pub mod acks;
 mod bounds;
 pub mod deadlock;
 pub mod deliveries;
@@ -26,6 +27,7 @@ pub mod ended;
 pub mod error;
 #[cfg(test)]
 mod explore;
+pub mod grace;
 pub mod holders;
 pub mod keys;
 pub mod lock;

@@ -122,7 +122,7 @@ impl Holder {
         self.limit != Limit::EXCLUSIVE && self.lease_end_ms.is_some_and(|end_ms| end_ms < now_ms)
     }
 
-    fn has_token(&self, named: Option<FencingToken>) -> bool {
+    pub(crate) fn has_token(&self, named: Option<FencingToken>) -> bool {
         named.is_none() || named == self.token
     }
 }

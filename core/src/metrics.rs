@@ -21,6 +21,9 @@ pub struct Metrics {
     pub reentries: u64,
     /// Grants taken back because the client was gone before it heard of them.
     pub grants_undelivered: u64,
+    /// Replies that were withheld and never told: too few replicas acknowledged them
+    /// in time, or their client was unblocked.
+    pub replies_unacknowledged: u64,
     /// Waits that ended without the lock when their time was up.
     pub wait_timeouts: u64,
     /// Waits whose client went away, or was unblocked with an error.

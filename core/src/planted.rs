@@ -64,10 +64,18 @@ pub enum Fault {
     /// An owner's second request in a queue is not searched for deadlocks when the
     /// first one leaves.
     NextRequestNotChecked,
+    /// A grant is told before replicas have acknowledged it.
+    AcknowledgementNotAwaited,
+    /// A reply waits for the offset of the turn before.
+    OffsetTooEarly,
+    /// What is handed to a waiter is told before replicas have acknowledged it.
+    HandOffNotCovered,
+    /// Renewals count before replicas have acknowledged them.
+    RenewalNotCovered,
 }
 
 /// The faults by their names.
-pub const FAULTS: [(&str, Fault); 25] = [
+pub const FAULTS: [(&str, Fault); 29] = [
     ("expiry-ignored", Fault::ExpiryIgnored),
     ("owner-not-checked", Fault::OwnerNotChecked),
     ("token-reused", Fault::TokenReused),
@@ -93,6 +101,13 @@ pub const FAULTS: [(&str, Fault); 25] = [
     ("notes-kept", Fault::NotesKept),
     ("newcomers-limit-ignored", Fault::NewcomersLimitIgnored),
     ("next-request-not-checked", Fault::NextRequestNotChecked),
+    (
+        "acknowledgement-not-awaited",
+        Fault::AcknowledgementNotAwaited,
+    ),
+    ("offset-too-early", Fault::OffsetTooEarly),
+    ("hand-off-not-covered", Fault::HandOffNotCovered),
+    ("renewal-not-covered", Fault::RenewalNotCovered),
 ];
 
 // The server has one thread that matters, and each test has its own.

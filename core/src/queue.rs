@@ -177,8 +177,7 @@ impl WaitQueues {
             return Err(LockError::QueueFull { max_waiters });
         }
         let key = known.map_or_else(|| key.into(), |(key, _)| key.clone());
-        let id = WaiterId(self.next_id);
-        self.next_id += 1;
+        let id = self.new_id();
         let owner = request.owner.clone();
         let waiter = Waiter {
             id,
@@ -195,6 +194,13 @@ impl WaitQueues {
             self.note_wait(key, owner);
         }
         Ok(id)
+    }
+
+    /// Names somebody who waits for something else than a lock.
+    pub fn new_id(&mut self) -> WaiterId {
+        let id = WaiterId(self.next_id);
+        self.next_id += 1;
+        id
     }
 
     /// Removes a waiter that will not be served, if it still waits.

@@ -65,7 +65,7 @@ pub struct Binding {
     /// Until when they last as far as they have been kept up, in milliseconds
     /// since 1970.
     pub kept_until_ms: i64,
-    renew_at_ms: i64,
+    pub(crate) renew_at_ms: i64,
 }
 
 /// All bindings of a server.
@@ -253,6 +253,13 @@ impl Sessions {
     pub fn unbind(&mut self, key: KeyRef<'_>, owner: &Owner) {
         if !self.is_empty() {
             self.unbind_hold(&HoldId::new(key, owner));
+        }
+    }
+
+    /// Notes until when holds last as far as anybody may rely on it.
+    pub fn count_until(&mut self, hold: &HoldId, at_ms: i64) {
+        if let Some(binding) = self.bindings.get_mut(hold) {
+            binding.kept_until_ms = at_ms;
         }
     }
 

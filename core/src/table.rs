@@ -25,9 +25,10 @@
 //! # Where the next things go
 //! A waiter of another kind is one more way to be answered: its [`WaiterId`] stands in
 //! the same queue, and the caller knows what it is. A grant that must not be told yet
-//! is an [`Answer`] that the caller keeps. While [`Settings::may_grant`] says
+//! is withheld ([`acks`](crate::acks)): its client waits by a name of its own. While [`Settings::may_grant`] says
 //! no, nothing new is granted; [`LockTable::grants_resume`] ends such a time.
 
+mod acknowledged;
 mod connections;
 mod due;
 mod transition;
@@ -37,6 +38,7 @@ use std::collections::VecDeque;
 
 use smallvec::SmallVec;
 
+use crate::acks::{Acknowledgement, Acks};
 #[cfg(test)]
 use crate::bounds::SEARCH_A_STEP;
 pub use crate::bounds::{ENDS_A_STEP, GRANTS_A_STEP};
@@ -68,6 +70,8 @@ pub struct Settings {
     /// Whether anything may be granted or handed on now. Where not, who may wait waits,
     /// and holds are renewed and given back as ever.
     pub may_grant: bool,
+    /// Which replicas have to acknowledge what is told, if any.
+    pub acks: Option<Acknowledgement>,
     /// How many may wait for one lock.
     pub max_waiters: usize,
     /// How often a contended lock is looked at for no other reason, in milliseconds.
@@ -82,6 +86,7 @@ impl Default for Settings {
             deadlock_detection: true,
             reads_other_keys: true,
             may_grant: true,
+            acks: None,
             max_waiters: usize::MAX,
             recheck_interval_ms: 500,
             log_slow_wait_ms: None,
@@ -125,6 +130,10 @@ pub enum Answer {
     Granted(FencingToken),
     /// It can't have it.
     Refused(LockError),
+    /// It has not got it: its time is over, or it had the lock and has it no more.
+    NotGranted,
+    /// Whether the owner holds the lock, until the end of its new lease.
+    Renewed(bool),
 }
 
 /// Something in the life of a lock.
@@ -174,12 +183,15 @@ pub struct Step {
     pub log: Vec<LogLine>,
     /// The last holder gave the lock back, or was made to, and nobody has it now.
     pub freed: bool,
+    /// What came of the request is not told yet. Its client waits by this name for the
+    /// [`Answer`].
+    pub withheld: Option<WaiterId>,
 }
 
 /// What came of a request, and what is to be done.
 #[derive(Debug)]
 pub struct Done<T> {
-    /// What the client is told, unless it waits.
+    /// What the client is told, unless it waits or that is withheld.
     pub result: Result<T, LockError>,
     /// What is to be done first.
     pub step: Step,
@@ -261,6 +273,8 @@ pub struct LockTable {
     sessions: Sessions,
     /// Grants whose clients have not heard of them yet.
     deliveries: Deliveries,
+    /// Replies that replicas have to acknowledge first.
+    acks: Acks,
     /// Holds that are over because of what became of a client.
     ended: EndedHolds,
     /// Waits that may close a cycle.
@@ -315,14 +329,15 @@ impl LockTable {
         let mut transition = Transition::begin(self, key, stored, Some(&request.owner), now);
         // The lock may have come free a moment ago. Whoever queued comes first.
         transition.hand_off();
-        let mut granted = transition.try_grant(&request);
+        let waits = wait.is_some();
+        let mut granted = transition.try_grant(&request, waits);
         // What is over keeps nobody out, however much of it there is.
         while matches!(granted, Ok(None))
-            && (wait.is_some() || transition.is_next_in_line())
+            && (waits || transition.is_next_in_line())
             && transition.end_more()
         {
             transition.hand_off();
-            granted = transition.try_grant(&request);
+            granted = transition.try_grant(&request, waits);
         }
         match (granted, wait) {
             (Ok(Some(token)), _) => transition.done(Ok(Acquired::Granted(token))),
@@ -359,6 +374,7 @@ impl LockTable {
             changed,
             is_read: false,
             is_to_be_read: false,
+            withheld: 0,
             step,
             #[cfg(feature = "planted-faults")]
             noted_before: None,
@@ -412,7 +428,7 @@ impl LockTable {
         let mut transition = Transition::begin(self, key, stored, Some(&request.owner), now);
         let renewed = transition.renew(request);
         transition.hand_off();
-        transition.finish(Ok(renewed))
+        transition.finish(renewed)
     }
 
     /// Who holds the lock with this token, as it is stored. That may be over.
@@ -444,10 +460,11 @@ impl LockTable {
         transition.finish(Ok(is_held))
     }
 
-    /// Grants are possible again: all who wait are looked at. It takes as long as to
-    /// sort the contended keys.
+    /// Grants are possible again: all who wait are looked at, holders that asked again
+    /// among them. It takes as long as [`LockTable::everything_touched`].
     pub fn grants_resume(&mut self, now_ms: i64) {
-        self.queues.recheck_all_by(now_ms);
+        // What is read again is searched for them.
+        self.everything_touched(now_ms);
     }
 
     /// Whether anybody waits for any lock.

@@ -50,9 +50,9 @@ impl Command for Acquire {
         args::of_owner(ctx, args, |key, args| {
             let (request, timeout) = parse(args, || connection(ctx))?;
             Ok(match manager::acquire(key, request, timeout)? {
-                Acquired::Granted(token) => Reply::Integer(token.get()),
-                Acquired::Busy => Reply::Null,
-                Acquired::Queued(_) => Reply::Later,
+                Some(Acquired::Granted(token)) => Reply::Integer(token.get()),
+                Some(Acquired::Busy) => Reply::Null,
+                Some(Acquired::Queued(_)) | None => Reply::Later,
             })
         })
     }

@@ -39,7 +39,7 @@ impl Command for Renew {
         args::of_owner(ctx, args, |key, args| {
             let request = parse(args)?;
             let renewed = manager::renew(key, &request)?;
-            Ok(Reply::Integer(renewed.into()))
+            Ok(renewed.map_or(Reply::Later, |renewed| Reply::Integer(renewed.into())))
         })
     }
 }

@@ -19,6 +19,9 @@
 //!    +-- time-out callback, disconnect callback --> Left
 //! ```
 //!
+//! A client whose reply is withheld until replicas have acknowledged it waits in the
+//! same way, whether it waited for the lock before or not; the core knows which it is.
+//!
 //! The floor above knows a waiter by its [`WaiterId`] alone. [`WAITING`] finds the
 //! ticket for it, and holds exactly those that can still be answered.
 //!
@@ -50,7 +53,7 @@ use crate::server::keyspace::LockKey;
 use crate::server::reply::refusal;
 use redis_lock_core::keys::give_memory_back;
 use redis_lock_core::queue::WaiterId;
-use redis_lock_core::request::{ClientId, Timeout};
+use redis_lock_core::request::ClientId;
 use redis_lock_core::table::{Answer, Leave};
 
 enum State {
@@ -94,11 +97,11 @@ pub(crate) fn may_block(ctx: &Context) -> bool {
 }
 
 /// Blocks the client that runs this command until [`answer`] is called for this
-/// waiter, the timeout is over or the client goes away. In the latter cases the
-/// hooks hear of it.
+/// waiter, the timeout, unless it is 0, is over or the client goes away. In the latter
+/// cases the hooks hear of it.
 ///
 /// The caller has checked [`may_block`], and gives no two waiters the same id.
-pub(crate) fn block(key: LockKey<'_>, waiter: WaiterId, timeout: Timeout) {
+pub(crate) fn block(key: LockKey<'_>, waiter: WaiterId, timeout_ms: i64) {
     let ticket = Rc::new(Ticket {
         id: waiter,
         client: clients::running(key.ctx()),
@@ -116,7 +119,7 @@ pub(crate) fn block(key: LockKey<'_>, waiter: WaiterId, timeout: Timeout) {
             Some(on_signal),
             Some(on_timeout),
             Some(on_free),
-            timeout.ms_or_zero(),
+            timeout_ms,
             names.as_mut_ptr(),
             1,
             private_data,
@@ -170,10 +173,11 @@ impl Ticket {
         unsafe { (api().unblock_client)(handle, ptr::null_mut()) };
     }
 
-    fn leave(&self, ctx: &Context, leave: Leave) {
+    fn leave(&self, ctx: &Context, leave: Leave) -> Answer {
         self.state.replace(State::Left);
         waits_no_more(self.id);
-        hooks().waiter_left(ctx, self.id, leave);
+        let told = hooks().waiter_left(ctx, self.id, leave);
+        told.unwrap_or(Answer::NotGranted)
     }
 
     /// Returns whether the reply to this client, which was told and which the
@@ -188,6 +192,8 @@ impl Ticket {
     fn reply(&self, ctx: &Context, answer: &Answer) {
         ctx.reply(match answer {
             Answer::Granted(token) => Ok(RedisValue::Integer(token.get())),
+            Answer::NotGranted => Ok(RedisValue::Null),
+            Answer::Renewed(renewed) => Ok(RedisValue::Integer((*renewed).into())),
             Answer::Refused(error) => Err(refusal(error, || User::of(ctx, self.client))),
         });
     }
@@ -232,8 +238,8 @@ unsafe extern "C" fn on_timeout(
         let state = ticket.state.replace(State::Left);
         match state {
             State::Waiting => {
-                ticket.leave(&ctx, Leave::TimeUp);
-                ctx.reply(Ok(RedisValue::Null));
+                let told = ticket.leave(&ctx, Leave::TimeUp);
+                ticket.reply(&ctx, &told);
             }
             State::Answered(answer) => {
                 ticket.reply(&ctx, &answer);
@@ -274,8 +280,10 @@ unsafe extern "C" fn on_free(ctx: *mut raw::RedisModuleCtx, private_data: *mut c
         // SAFETY: the context is alive.
         let client_gone = unsafe { (api().blocked_client_disconnected)(ctx) != 0 };
         let heard = match *ticket.state.borrow() {
-            State::Answered(Answer::Granted(_)) => false,
-            State::Told(Answer::Granted(_)) => !(client_gone && ticket.reply_was_lost()),
+            State::Answered(Answer::Granted(_) | Answer::Renewed(true)) => false,
+            State::Told(Answer::Granted(_) | Answer::Renewed(true)) => {
+                !(client_gone && ticket.reply_was_lost())
+            }
             _ => return,
         };
         hooks().grant_told(&Context::new(ctx), ticket.client, heard);

@@ -10,7 +10,7 @@ use redis_module::Context;
 use redis_lock_core::keys::KeyRef;
 use redis_lock_core::queue::WaiterId;
 use redis_lock_core::request::ClientId;
-use redis_lock_core::table::Leave;
+use redis_lock_core::table::{Answer, Leave};
 
 /// Receives what happens. Only [`Hooks::on_wake`] may write to the keyspace: the
 /// server allows no writes in the others.
@@ -18,6 +18,13 @@ pub(crate) trait Hooks: Sync {
     /// Returns whether an event on a key can be of interest now. It is asked at
     /// every write to the server, so it must be cheap.
     fn awake(&self) -> bool;
+
+    /// Returns whether the data is that of another server, or of this one before it
+    /// was started. Asked as often.
+    fn receives(&self) -> bool;
+
+    /// This key has been received, or some of its fields.
+    fn key_received(&self, ctx: &Context, key: KeyRef<'_>);
 
     /// Something happened to this key.
     fn key_touched(&self, ctx: &Context, key: KeyRef<'_>);
@@ -35,11 +42,26 @@ pub(crate) trait Hooks: Sync {
     /// The connection of this client has ended.
     fn connection_ended(&self, ctx: &Context, client: ClientId);
 
-    /// A waiter that nobody has answered does not wait any more.
-    fn waiter_left(&self, ctx: &Context, waiter: WaiterId, leave: Leave);
+    /// A waiter that nobody has answered does not wait any more. Returns what it is to
+    /// be told, if it is anything but that it was not granted the lock.
+    fn waiter_left(&self, ctx: &Context, waiter: WaiterId, leave: Leave) -> Option<Answer>;
+
+    /// Returns whether anything waits for replicas. It is asked in each turn of the
+    /// event loop.
+    fn awaits_replicas(&self) -> bool;
+
+    /// A replica has come or gone.
+    fn replicas_changed(&self, ctx: &Context);
+
+    /// A turn of the event loop ends, and something waits for replicas. What is
+    /// propagated now is sent with what was written in this turn.
+    fn turn_ends(&self, ctx: &Context);
 
     /// A client that was answered with a grant has been told so, or never will be.
     fn grant_told(&self, ctx: &Context, client: ClientId, heard: bool);
+
+    /// The server's own clockwork turns, so many times a second.
+    fn on_turn(&self, ctx: &Context, hz: i32);
 
     /// The time has come that the floor above asked for with `timer::wake_by`.
     fn on_wake(&self, ctx: &Context);

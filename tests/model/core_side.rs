@@ -563,6 +563,7 @@ impl CoreSide {
             let reply = match &answer {
                 Answer::Granted(token) => Expect::Reply(Value::Int(token.get())),
                 Answer::Refused(error) => Expect::error(error),
+                other => panic!("{other:?} although nothing is withheld"),
             };
             self.replies.push((waiter.client, reply));
             if matches!(answer, Answer::Granted(_)) {
@@ -619,7 +620,9 @@ impl CoreSide {
         let found = waiting.find(|(_, waiter)| waiter.client == client);
         if let Some((&id, _)) = found {
             self.waiting.remove(&id);
-            self.note(|table, now_ms| table.waiter_left(id, leave, now_ms));
+            self.note(|table, now_ms| {
+                table.waiter_left(id, leave, now_ms);
+            });
         }
     }
 }

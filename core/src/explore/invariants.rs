@@ -453,7 +453,7 @@ fn tokens_rise(world: &mut World, seen: &Seen) -> Checked {
         .iter()
         .filter_map(|(_, at, _, answer)| match answer {
             Answer::Granted(token) => Some((*at, *token)),
-            Answer::Refused(_) => None,
+            _ => None,
         });
     let asker = seen.asker.zip(seen.granted);
     for (at, token) in handed.chain(asker) {

@@ -7,8 +7,15 @@ use super::threads;
 use crate::bounds;
 use crate::planted::{FAULTS, plant};
 
-/// Faults that are planted outside of the core, where effects are replicated.
-const OUTSIDE: [&str; 1] = ["expiry-not-propagated"];
+/// Faults that are planted outside of the core, where effects are replicated, and those
+/// of acknowledgements, which nobody awaits here.
+const OUTSIDE: [&str; 5] = [
+    "expiry-not-propagated",
+    "acknowledgement-not-awaited",
+    "offset-too-early",
+    "hand-off-not-covered",
+    "renewal-not-covered",
+];
 
 /// So far each scope is searched for a fault.
 const DEPTH: usize = 8;

@@ -675,6 +675,12 @@ impl World {
                     self.say(|w| format!("{} is told {}", w.cast.client_name(at), w.code(&error)));
                     self.connections[at].doing = Doing::Nothing;
                 }
+                Answer::NotGranted | Answer::Renewed(_) => {
+                    return Err(Broken::new(
+                        "only_what_was_withheld_is_told_later",
+                        format!("the table told a waiter {answer:?}"),
+                    ));
+                }
             }
         }
         Ok(())
@@ -978,7 +984,8 @@ impl World {
             };
             format!("{} {how}", w.cast.client_name(at))
         });
-        self.table.waiter_left(id, leave, self.now_ms);
+        let told = self.table.waiter_left(id, leave, self.now_ms);
+        assert_eq!(told, None, "nothing is withheld here");
         self.connections[at].doing = Doing::Nothing;
     }
 
@@ -1103,7 +1110,9 @@ impl World {
         }
         self.table.connection_ended(client, false);
         match self.connections[at].doing {
-            Doing::Waits { id, .. } => self.table.waiter_left(id, Leave::Gone, self.now_ms),
+            Doing::Waits { id, .. } => {
+                self.table.waiter_left(id, Leave::Gone, self.now_ms);
+            }
             Doing::ToHear { .. } => self.table.grant_told(client, false),
             Doing::Nothing => {}
         }

@@ -1,11 +1,14 @@
 //! What the server tells of connections and keys.
 
-use super::{LockTable, Unchecked};
+use super::{Answer, LockTable, Unchecked};
 use crate::ended::EndedBy;
+use crate::error::LockError;
 use crate::keys::KeyRef;
+use crate::lock::Now;
 use crate::queue::WaiterId;
 use crate::request::{ClientId, Lease, Owner};
 use crate::sessions::{Binding, HoldId};
+use crate::token::FencingToken;
 
 /// Why a client does not wait any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +46,12 @@ impl LockTable {
             self.doubt(key.as_ref());
         }
         self.queues.recheck_all_by(now_ms);
+    }
+
+    /// This token came with the data of another server, or of this one before it was
+    /// started.
+    pub fn token_received(&mut self, token: FencingToken, now: Now) {
+        self.tokens.received(token, now.us);
     }
 
     /// A key has left this place; [`LockTable::key_arrives`], which comes next, says
@@ -83,6 +92,7 @@ impl LockTable {
     /// says whether a grant that was on its way had been sent before. What was stored
     /// is ended by whoever sees the lock next.
     pub fn connection_ended(&mut self, client: ClientId, heard: bool) {
+        let heard = heard && !self.acks.withholds_from(client);
         self.deliveries.client_gone(client);
         self.end_before_told(client);
         self.sessions.end_client(client);
@@ -189,8 +199,19 @@ impl LockTable {
         }
     }
 
-    /// A client does not wait any more, for a reason that is not the table's.
-    pub fn waiter_left(&mut self, id: WaiterId, leave: Leave, now_ms: i64) {
+    /// A client does not wait any more, for a reason that is not the table's. Returns
+    /// what it is to be told, if it is anything but that it was not granted the lock.
+    pub fn waiter_left(&mut self, id: WaiterId, leave: Leave, now_ms: i64) -> Option<Answer> {
+        if let Some(withheld) = self.acks.take(id) {
+            self.metrics.replies_unacknowledged += 1;
+            self.grant_told(withheld.client, false);
+            return Some(Answer::Refused(LockError::NoReplicas));
+        }
+        self.waiter_gone(id, leave, now_ms);
+        None
+    }
+
+    pub(super) fn waiter_gone(&mut self, id: WaiterId, leave: Leave, now_ms: i64) {
         match leave {
             Leave::TimeUp => self.metrics.wait_timeouts += 1,
             Leave::Gone => self.metrics.waits_abandoned += 1,
@@ -208,6 +229,7 @@ impl LockTable {
         let Some(waiter) = self.queues.remove(key, id) else {
             return;
         };
+        self.acks.is_answered(&waiter);
         // The one behind a writer may be a reader among readers.
         if was_first {
             self.queues.recheck_by(key, now_ms);

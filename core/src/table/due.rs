@@ -94,6 +94,7 @@ impl LockTable {
         rechecks
             .into_iter()
             .chain(self.sessions.next_renewal_ms())
+            .chain(self.acks.next_end_ms())
             .min()
     }
 
@@ -218,9 +219,11 @@ impl LockTable {
         let effects = &mut transition.step.effects;
         let (token, lease) = (binding.token, binding.lease);
         let kept = transition.lock.keep(owner, token, lease, now, effects);
+        let bound = transition.binding_to_count(owner);
         let sessions = &mut transition.table.sessions;
         if kept {
             sessions.kept(&HoldId::new(key, owner), now.ms());
+            transition.count_when_acknowledged(owner, bound);
         } else {
             // Before the hand-off, which may bind the owner's next holds.
             sessions.unbind(key, owner);
@@ -256,6 +259,7 @@ impl LockTable {
             && let Some(waiter) = self.queues.take_first(key)
         {
             self.metrics.waits_refused += 1;
+            self.acks.is_answered(&waiter);
             step.answers
                 .push((waiter.id, Answer::Refused(error.clone())));
         }
@@ -304,6 +308,7 @@ impl LockTable {
         self.anybody_waits()
             || !self.ended.is_empty()
             || !self.sessions.is_empty()
+            || self.acks.next_end_ms().is_some()
             || !self.to_close.is_empty()
     }
 
@@ -326,6 +331,7 @@ impl LockTable {
             self.sessions.take_ended(&hold);
         }
         self.deliveries = Default::default();
+        self.acks = Default::default();
         self.ended = Default::default();
         self.unchecked.clear();
     }

@@ -9,6 +9,7 @@ use crate::metrics::Metrics;
 use crate::request::{HoldNumber, Lease, Limit, ReleaseExtent};
 use crate::stored::{PERMIT_PREFIX, Reader, TOKEN_FIELD};
 
+mod acknowledged;
 mod connections;
 mod deadlocks;
 mod due;
@@ -220,6 +221,8 @@ struct Server {
     effects: Effects,
     /// Whether the last step left the lock free.
     freed: bool,
+    /// The reply that the last step withheld.
+    withheld: Option<WaiterId>,
     /// How many steps were taken because something was due.
     steps: usize,
     /// How often other keys were looked at.
@@ -245,6 +248,7 @@ impl Server {
             log: Vec::new(),
             effects: Effects::new(),
             freed: false,
+            withheld: None,
             steps: 0,
             questions: 0,
             unread: 0,
@@ -360,6 +364,7 @@ impl Server {
         }
         self.effects = step.effects;
         self.freed = step.freed;
+        self.withheld = step.withheld;
         self.events.extend(step.events);
         self.log.extend(step.log);
         for (id, answer) in step.answers {
@@ -373,11 +378,21 @@ impl Server {
     }
 
     fn acquire(&mut self, key: KeyRef<'_>, ask: Ask) -> Result<Acquired, LockError> {
+        self.acquire_until(key, ask, None)
+    }
+
+    fn acquire_until(
+        &mut self,
+        key: KeyRef<'_>,
+        ask: Ask,
+        until_ms: Option<i64>,
+    ) -> Result<Acquired, LockError> {
         let stored = self.look_for(key, Some(&ask.request.owner))?;
         let wait = ask.is_patient.then_some(Wait {
             client: ask.client,
-            until_ms: None,
+            until_ms,
         });
+        self.asks_by(ask.client);
         let now = self.now();
         let progress = self.table.acquire(key, stored, ask.request, wait, now);
         let acquired = self.carry_out(key, progress)?;
@@ -385,6 +400,13 @@ impl Server {
             self.clients.insert(id, ask.client);
         }
         Ok(acquired)
+    }
+
+    /// This client sends the next request, and can wait for replicas.
+    fn asks_by(&mut self, client: ClientId) {
+        if let Some(acks) = &mut self.table.settings.acks {
+            acks.client = Some(client);
+        }
     }
 
     /// Has the lock at once.
@@ -400,6 +422,16 @@ impl Server {
     #[track_caller]
     fn wait(&mut self, key: KeyRef<'_>, ask: Ask) -> WaiterId {
         match self.acquire(key, ask) {
+            Ok(Acquired::Queued(id)) => id,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// As [`Server::wait`], for so long at most.
+    #[track_caller]
+    fn wait_for(&mut self, key: KeyRef<'_>, ask: Ask, timeout_ms: i64) -> WaiterId {
+        let until_ms = Some(self.ms() + timeout_ms);
+        match self.acquire_until(key, ask, until_ms) {
             Ok(Acquired::Queued(id)) => id,
             other => panic!("{other:?}"),
         }
@@ -571,7 +603,7 @@ impl Server {
     fn granted(&mut self) -> Vec<WaiterId> {
         let granted = self.told().into_iter().map(|(id, answer)| match answer {
             Answer::Granted(_) => id,
-            Answer::Refused(error) => panic!("{error}"),
+            other => panic!("{other:?}"),
         });
         granted.collect()
     }
@@ -580,7 +612,7 @@ impl Server {
     fn refused(&mut self) -> Vec<(WaiterId, LockError)> {
         let refused = self.told().into_iter().map(|(id, answer)| match answer {
             Answer::Refused(error) => (id, error),
-            Answer::Granted(_) => panic!("{id:?} was granted"),
+            other => panic!("{id:?} was told {other:?}"),
         });
         refused.collect()
     }

@@ -6,6 +6,7 @@ use super::{
     Acquired, Answer, Done, LockEvent, LockTable, LogLine, Progress, Question, Step, Stored, Then,
     Unchecked,
 };
+use crate::acks::Tells;
 use crate::bounds::{ends_a_step, few, grants_a_step, search_a_step};
 use crate::deadlock::{Certain, Found, Graph, Search, WaitEdge, WaitFor};
 use crate::deliveries::{Delivery, Told};
@@ -16,8 +17,8 @@ use crate::lock::{Holder, Lock, Now, Released};
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
 use crate::queue::{Wait, Waiter, WaiterId};
-use crate::request::{AcquireRequest, Owner, ReleaseRequest, RenewRequest};
-use crate::sessions::HoldId;
+use crate::request::{AcquireRequest, ClientId, Owner, ReleaseRequest, RenewRequest};
+use crate::sessions::{Binding, HoldId};
 use crate::token::FencingToken;
 
 /// So many slow waits are logged in one step, each with so many holders.
@@ -35,6 +36,8 @@ pub(super) struct Transition<'t> {
     pub(super) is_read: bool,
     /// The next step has to read the lock as well.
     pub(super) is_to_be_read: bool,
+    /// How many waiters were granted the lock and not told so yet.
+    pub(super) withheld: usize,
     pub(super) step: Step,
     #[cfg(feature = "planted-faults")]
     pub(super) noted_before: Option<Lock>,
@@ -71,6 +74,7 @@ impl<'t> Transition<'t> {
             changed: SmallVec::new(),
             is_read: false,
             is_to_be_read: false,
+            withheld: 0,
             step: Step::default(),
             #[cfg(feature = "planted-faults")]
             noted_before: before.as_ref().map(|(lock, _)| lock.clone()),
@@ -303,22 +307,38 @@ impl<'t> Transition<'t> {
         broken
     }
 
-    pub(super) fn renew(&mut self, request: &RenewRequest) -> bool {
+    pub(super) fn renew(&mut self, request: &RenewRequest) -> Result<bool, LockError> {
         let (now, owner) = (self.now, &request.owner);
+        let held = self.lock.holder(owner);
+        let held = held.filter(|held| held.has_token(request.token));
+        // A hold of Redisson's has no token by which it could be known again.
+        let is_told = self.can_be_told()
+            && held.is_none_or(|held| self.withholds().is_none() || held.token.is_some());
+        if !is_told && held.is_some() {
+            return Err(LockError::NoReplicas);
+        }
         let renewed = self.lock.renew(request, now, &mut self.step.effects);
         let token = self.lock.holder(owner).map(|holder| holder.token);
         if !renewed {
             let names_another = request.token.is_some() && token.is_some();
             self.table.metrics.tokens_refused += u64::from(names_another);
-            return false;
+            return Ok(false);
         }
-        if let Some(token) = token.flatten() {
+        let token = token.flatten();
+        let bound = self.binding_to_count(owner);
+        if let Some(token) = token {
             let (sessions, lease) = (&mut self.table.sessions, request.lease);
             sessions.set_lease(self.key, owner, token, lease, now.ms());
         }
-        let (key, deliveries) = (self.key, &mut self.table.deliveries);
-        deliveries.told(|| HoldId::new(key, owner), Told::at_least(1));
-        true
+        self.count_when_acknowledged(owner, bound);
+        match (self.withholds_renewals(), token) {
+            (Some(client), Some(token)) => self.withhold_renewal(client, owner, token),
+            _ => {
+                let (key, deliveries) = (self.key, &mut self.table.deliveries);
+                deliveries.told(|| HoldId::new(key, owner), Told::at_least(1));
+            }
+        }
+        Ok(true)
     }
 
     /// Returns whether this owner holds the lock with this token.
@@ -339,11 +359,21 @@ impl<'t> Transition<'t> {
     pub(super) fn try_grant(
         &mut self,
         request: &AcquireRequest,
+        waits: bool,
     ) -> Result<Option<FencingToken>, LockError> {
         if !self.table.settings.may_grant {
             return Ok(None);
         }
         let in_turn = self.is_next_in_line();
+        if !self.can_be_told() {
+            let could_have_it = self.lock.holder(&request.owner).is_some()
+                || in_turn && self.lock.admits(request.limit);
+            return match could_have_it && !waits {
+                true => Err(LockError::NoReplicas),
+                false => Ok(None),
+            };
+        }
+        let bound = self.binding_to_count(&request.owner);
         let Some((token, held_before)) = self.grant(request, in_turn)? else {
             return Ok(None);
         };
@@ -351,6 +381,13 @@ impl<'t> Transition<'t> {
             self.table.metrics.grants_immediate += 1;
         } else {
             self.table.metrics.reentries += 1;
+        }
+        if let Some(client) = self.withholds() {
+            let id = self.table.queues.new_id();
+            self.send(client, request, bound, token, held_before);
+            self.withhold(id, client, Tells::Grant(token));
+            self.step.withheld = Some(id);
+            return Ok(Some(token));
         }
         let (key, deliveries) = (self.key, &mut self.table.deliveries);
         let told = Told::by_grant(request.hold);
@@ -377,6 +414,7 @@ impl<'t> Transition<'t> {
             self.changed.push(request.owner.clone());
         }
         let (owner, lease, now_ms) = (&request.owner, request.lease, self.now.ms());
+        let bound = self.binding_to_count(owner);
         let sessions = &mut self.table.sessions;
         if let Some(client) = request.session {
             let old = sessions.binding_of(self.key, owner);
@@ -391,14 +429,37 @@ impl<'t> Transition<'t> {
         } else {
             sessions.last_until(self.key, owner, token, lease.end_ms(now_ms));
         }
+        self.count_when_acknowledged(owner, bound);
         Ok(Some((token, held_before)))
     }
 
-    fn holds_of(&self, owner: &Owner) -> i64 {
+    /// Notes that a grant is on its way to this client.
+    fn send(
+        &mut self,
+        client: ClientId,
+        request: &AcquireRequest,
+        bound: Option<Binding>,
+        token: FencingToken,
+        held_before: i64,
+    ) {
+        let bound_before = bound.filter(|binding| binding.token == token);
+        let delivery = Delivery {
+            client,
+            hold: request.hold,
+            session: request.session.map(|_| request.lease),
+            bound_before: bound_before.map(|binding| binding.client),
+        };
+        let holds = self.holds_of(&request.owner);
+        let hold = self.hold_of(&request.owner);
+        let deliveries = &mut self.table.deliveries;
+        deliveries.send(hold, token, delivery, held_before, holds);
+    }
+
+    pub(super) fn holds_of(&self, owner: &Owner) -> i64 {
         self.lock.holder(owner).map_or(0, |holder| holder.holds)
     }
 
-    fn hold_of(&self, owner: &Owner) -> HoldId {
+    pub(super) fn hold_of(&self, owner: &Owner) -> HoldId {
         HoldId::new(self.key, owner)
     }
 
@@ -408,9 +469,7 @@ impl<'t> Transition<'t> {
         if !self.table.queues.contended(self.key) {
             return;
         }
-        if !self.table.settings.may_grant {
-            // The next step looks for holders that wait again.
-            self.is_to_be_read = true;
+        if !self.table.settings.grants() {
             return;
         }
         #[cfg(feature = "planted-faults")]
@@ -450,7 +509,7 @@ impl<'t> Transition<'t> {
     }
 
     fn has_granted_enough(&self) -> bool {
-        self.step.answers.len() >= grants_a_step()
+        self.step.answers.len() + self.withheld >= grants_a_step()
     }
 
     /// Holders that may have requests in the queue. A step of this table leaves none,
@@ -492,6 +551,7 @@ impl<'t> Transition<'t> {
     fn serve(&mut self, waiter: Waiter) {
         #[cfg(feature = "planted-faults")]
         let waiter = waiter.with_lease_from_enqueue(self.now);
+        self.table.acks.is_answered(&waiter);
         let request = &waiter.request;
         let bound = self.table.sessions.binding_of(self.key, &request.owner);
         let answer = match self.grant(request, true) {
@@ -500,17 +560,12 @@ impl<'t> Transition<'t> {
                 metrics.grants_after_wait += 1;
                 metrics.hand_offs += u64::from(held_before == 0);
                 metrics.waits.add(self.now.us - waiter.since_us);
-                let bound_before = bound.filter(|binding| binding.token == token);
-                let delivery = Delivery {
-                    client: waiter.client,
-                    hold: request.hold,
-                    session: request.session.map(|_| request.lease),
-                    bound_before: bound_before.map(|binding| binding.client),
-                };
-                let holds = self.holds_of(&request.owner);
-                let hold = self.hold_of(&request.owner);
-                let deliveries = &mut self.table.deliveries;
-                deliveries.send(hold, token, delivery, held_before, holds);
+                self.send(waiter.client, request, bound, token, held_before);
+                if self.withholds_hand_offs() {
+                    self.withhold(waiter.id, waiter.client, Tells::Grant(token));
+                    self.withheld += 1;
+                    return;
+                }
                 Answer::Granted(token)
             }
             // Nothing keeps it from a grant but a fault.
@@ -552,6 +607,9 @@ impl<'t> Transition<'t> {
         let (now_us, max) = (self.now.us, self.table.settings.max_waiters);
         let queues = &mut self.table.queues;
         let id = queues.push(self.key, request, wait, now_us, max);
+        if let (Ok(id), Some(until_ms), Some(_)) = (&id, wait.until_ms, self.table.settings.acks) {
+            self.table.acks.ends_by(*id, until_ms);
+        }
         self.table.metrics.queues_full += u64::from(id.is_err());
         id
     }
@@ -703,6 +761,7 @@ impl<'t> Transition<'t> {
             Then::Enqueue(..) => self.done(Err(error)),
             Then::Stay(id, result) => {
                 if let Some(waiter) = self.table.queues.remove(self.key, id) {
+                    self.table.acks.is_answered(&waiter);
                     self.table.check_next_of(self.key, &waiter.request.owner);
                 }
                 self.step.answers.push((id, Answer::Refused(error)));

@@ -78,6 +78,8 @@ pub struct Totals {
     pub counts: Counts,
     /// Holds that are bound to a connection.
     pub sessions: usize,
+    /// Replies that wait for replicas.
+    pub withheld: usize,
     /// The longest wait of all that wait now.
     pub longest_wait_ms: i64,
 }
@@ -157,6 +159,7 @@ impl LockTable {
         Totals {
             counts: self.queues.counts(),
             sessions: self.sessions.len(),
+            withheld: self.acks.len(),
             longest_wait_ms: longest.map_or(0, |since_us| waited_ms(since_us, now)),
         }
     }

@@ -1,0 +1,230 @@
+//! Replies that are withheld until replicas have acknowledged what they tell of.
+//!
+//! A grant or a renewal is written at once; other commands see it, and its lease runs.
+//! Only the client hears of it later: when enough replicas have acknowledged all that
+//! was written up to it. Then it is told, if that is still true. If they take too long,
+//! it is told that its hold is not known to be safe, and what the request added is
+//! given back, as what was lost on its way to a client is
+//! ([`deliveries`](crate::deliveries)).
+//!
+//! # One offset a turn
+//! Replicas acknowledge offsets of the replication stream. All that was withheld since
+//! the last look waits for one and the same, which the caller learns at the end of the
+//! turn: what was written before is before it.
+//!
+//! # Leases of sessions
+//! Nobody is told of a renewal that keeps a session up, but its client relies on it. So
+//! such a lease counts only once it is acknowledged.
+//!
+//! # What it costs
+//! Nothing while nothing is withheld. Each reply takes logarithmic time, and a step more
+//! when its offset becomes known and when that is reached.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use crate::keys::KeyBuf;
+#[cfg(feature = "planted-faults")]
+use crate::planted::Fault;
+use crate::queue::{Waiter, WaiterId};
+use crate::request::ClientId;
+use crate::sessions::HoldId;
+use crate::token::FencingToken;
+
+/// What has to acknowledge a reply before it is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Acknowledgement {
+    /// So many replicas.
+    pub replicas: usize,
+    /// So many are connected.
+    pub connected: usize,
+    /// Within so many milliseconds.
+    pub timeout_ms: i64,
+    /// The client that asks, if it can wait for them.
+    pub client: Option<ClientId>,
+}
+
+/// What a withheld reply tells, with the token of the holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tells {
+    Grant(FencingToken),
+    Renewal(FencingToken),
+}
+
+/// A reply that is not told yet.
+#[derive(Clone, Debug)]
+pub(crate) struct Withheld {
+    pub client: ClientId,
+    /// The lock that the client named.
+    pub key: KeyBuf,
+    pub tells: Tells,
+    /// When it is given up, in milliseconds since 1970.
+    pub until_ms: i64,
+}
+
+/// A lease that keeps up holds of a session as soon as it is acknowledged.
+#[derive(Clone, Debug)]
+pub(crate) struct UncountedLease {
+    pub hold: HoldId,
+    pub token: FencingToken,
+    pub until_ms: i64,
+}
+
+#[derive(Clone, Debug)]
+enum Waits {
+    Reply(WaiterId),
+    Lease(UncountedLease),
+}
+
+#[derive(Clone, Debug)]
+struct Pending {
+    /// What the replicas have to reach. None until the end of the turn.
+    offset: Option<i64>,
+    waits: Waits,
+}
+
+/// What enough replicas have acknowledged.
+#[derive(Debug, Default)]
+pub(crate) struct Acknowledged {
+    pub replies: Vec<WaiterId>,
+    pub leases: Vec<UncountedLease>,
+}
+
+/// All that waits for replicas.
+#[derive(Clone, Debug, Default)]
+pub struct Acks {
+    replies: BTreeMap<WaiterId, Withheld>,
+    /// In the order in which it was written.
+    pending: VecDeque<Pending>,
+    /// When replies are given up, and when waits are over that end here.
+    ends: BTreeSet<(i64, WaiterId)>,
+    #[cfg(feature = "planted-faults")]
+    last_offset: i64,
+}
+
+impl Acks {
+    /// Whether nothing waits for replicas.
+    pub fn is_empty(&self) -> bool {
+        self.pending.is_empty()
+    }
+
+    /// How many replies are withheld.
+    pub fn len(&self) -> usize {
+        self.replies.len()
+    }
+
+    /// When something ends next, in milliseconds since 1970.
+    pub fn next_end_ms(&self) -> Option<i64> {
+        self.ends.first().map(|&(at_ms, _)| at_ms)
+    }
+
+    /// Has this waiter's wait end here.
+    pub fn ends_by(&mut self, id: WaiterId, until_ms: i64) {
+        self.ends.insert((until_ms, id));
+    }
+
+    /// A waiter is answered, or has left: its wait does not end here.
+    pub fn is_answered(&mut self, waiter: &Waiter) {
+        if let Some(until_ms) = waiter.until_ms
+            && !self.ends.is_empty()
+        {
+            self.ends.remove(&(until_ms, waiter.id));
+        }
+    }
+
+    pub(crate) fn withhold(&mut self, id: WaiterId, withheld: Withheld) {
+        self.ends.insert((withheld.until_ms, id));
+        self.replies.insert(id, withheld);
+        self.push(Waits::Reply(id));
+    }
+
+    pub(crate) fn count_later(&mut self, lease: UncountedLease) {
+        self.push(Waits::Lease(lease));
+    }
+
+    fn push(&mut self, waits: Waits) {
+        let offset = None;
+        self.pending.push_back(Pending { offset, waits });
+    }
+
+    /// Earlier leases of these holds are over, and count no more.
+    pub(crate) fn forget_leases(&mut self, hold: &HoldId) {
+        let is_other = |waits: &Waits| !matches!(waits, Waits::Lease(one) if one.hold == *hold);
+        self.pending.retain(|pending| is_other(&pending.waits));
+    }
+
+    /// Whether a reply to this client is withheld.
+    pub(crate) fn withholds_from(&self, client: ClientId) -> bool {
+        self.replies.values().any(|one| one.client == client)
+    }
+
+    pub(crate) fn reply(&self, id: WaiterId) -> Option<&Withheld> {
+        self.replies.get(&id)
+    }
+
+    /// Takes a reply, which is told now or never.
+    pub(crate) fn take(&mut self, id: WaiterId) -> Option<Withheld> {
+        let withheld = self.replies.remove(&id)?;
+        self.ends.remove(&(withheld.until_ms, id));
+        // Those that were given up are not kept while replicas are silent.
+        while let Some(Pending {
+            waits: Waits::Reply(first),
+            ..
+        }) = self.pending.front()
+            && !self.replies.contains_key(first)
+        {
+            self.pending.pop_front();
+        }
+        Some(withheld)
+    }
+
+    /// Takes one whose time is over.
+    pub(crate) fn take_end(&mut self, now_ms: i64) -> Option<WaiterId> {
+        let &(at_ms, id) = self.ends.first()?;
+        (at_ms <= now_ms).then(|| self.ends.pop_first())?;
+        Some(id)
+    }
+
+    /// All that was written up to now ends at this offset. Returns whether anything
+    /// waits for it.
+    pub(crate) fn offset_known(&mut self, offset: i64) -> bool {
+        #[cfg(feature = "planted-faults")]
+        let offset = {
+            let last = std::mem::replace(&mut self.last_offset, offset);
+            Fault::OffsetTooEarly.instead(offset, || last)
+        };
+        let mut any = false;
+        let new = self.pending.iter_mut().rev();
+        for pending in new.take_while(|pending| pending.offset.is_none()) {
+            pending.offset = Some(offset);
+            any = true;
+        }
+        any
+    }
+
+    /// Takes what waits for nothing beyond this offset.
+    pub(crate) fn acknowledged(&mut self, offset: i64) -> Acknowledged {
+        let mut acknowledged = Acknowledged::default();
+        let is_reached = |pending: &Pending| pending.offset.is_some_and(|waits| waits <= offset);
+        while self.pending.front().is_some_and(is_reached)
+            && let Some(pending) = self.pending.pop_front()
+        {
+            match pending.waits {
+                Waits::Reply(id) => acknowledged.replies.push(id),
+                Waits::Lease(lease) => acknowledged.leases.push(lease),
+            }
+        }
+        let is_withheld = |id: &WaiterId| self.replies.contains_key(id);
+        acknowledged.replies.retain(is_withheld);
+        acknowledged
+    }
+}
+
+/// The offset that so many replicas have acknowledged, if as many are connected. All
+/// is acknowledged where none is needed.
+pub(crate) fn reached_by(replicas: usize, mut acknowledged: Vec<i64>) -> Option<i64> {
+    let Some(last) = replicas.checked_sub(1) else {
+        return Some(i64::MAX);
+    };
+    acknowledged.sort_unstable_by(|one, other| other.cmp(one));
+    acknowledged.get(last).copied()
+}

@@ -1,0 +1,233 @@
+//! What is told only when replicas have acknowledged it.
+
+use super::transition::Transition;
+use super::{Answer, LockTable, REFUSED_RETRY_MS, Settings, Stored};
+use crate::acks::{Tells, UncountedLease, Withheld, reached_by};
+use crate::deliveries::Delivery;
+use crate::error::LockError;
+use crate::keys::KeyBuf;
+use crate::lock::{Lock, Now};
+#[cfg(feature = "planted-faults")]
+use crate::planted::Fault;
+use crate::queue::WaiterId;
+use crate::request::{ClientId, Owner};
+use crate::sessions::{Binding, HoldId};
+use crate::table::Leave;
+use crate::token::FencingToken;
+
+/// A session's connection is closed so long before its last acknowledged lease ends, or
+/// a third of that lease, if it is shorter.
+const CLOSED_BEFORE_MS: i64 = 2 * REFUSED_RETRY_MS;
+
+impl Settings {
+    /// Whether anything may be granted or handed on to somebody who waits.
+    pub(super) fn grants(&self) -> bool {
+        let are_enough = self.acks.is_none_or(|acks| acks.connected >= acks.replicas);
+        self.may_grant && are_enough
+    }
+}
+
+impl Transition<'_> {
+    /// Whether what this request gets can ever be told.
+    pub(super) fn can_be_told(&self) -> bool {
+        let acks = self.table.settings.acks;
+        acks.is_none_or(|acks| acks.client.is_some() && acks.connected >= acks.replicas)
+    }
+
+    /// The client of this request, if what is granted to it is withheld.
+    pub(super) fn withholds(&self) -> Option<ClientId> {
+        #[cfg(feature = "planted-faults")]
+        if Fault::AcknowledgementNotAwaited.planted() {
+            return None;
+        }
+        self.table.settings.acks?.client
+    }
+
+    /// The client of this request, if its renewal is withheld.
+    pub(super) fn withholds_renewals(&self) -> Option<ClientId> {
+        #[cfg(feature = "planted-faults")]
+        if Fault::RenewalNotCovered.planted() {
+            return None;
+        }
+        self.withholds()
+    }
+
+    /// Whether what is handed to a waiter is withheld.
+    pub(super) fn withholds_hand_offs(&self) -> bool {
+        #[cfg(feature = "planted-faults")]
+        if Fault::HandOffNotCovered.planted() || Fault::AcknowledgementNotAwaited.planted() {
+            return false;
+        }
+        self.table.settings.acks.is_some()
+    }
+
+    pub(super) fn withhold(&mut self, id: WaiterId, client: ClientId, tells: Tells) {
+        let timeout_ms = self.table.settings.acks.map_or(0, |acks| acks.timeout_ms);
+        let withheld = Withheld {
+            client,
+            key: self.key.into(),
+            tells,
+            until_ms: self.now.ms().saturating_add(timeout_ms),
+        };
+        self.table.acks.withhold(id, withheld);
+    }
+
+    pub(super) fn withhold_renewal(
+        &mut self,
+        client: ClientId,
+        owner: &Owner,
+        token: FencingToken,
+    ) {
+        let bound = self.table.sessions.binding_of(self.key, owner);
+        let delivery = Delivery {
+            client,
+            hold: None,
+            session: None,
+            bound_before: bound.map(|binding| binding.client),
+        };
+        let (hold, holds) = (self.hold_of(owner), self.holds_of(owner));
+        let deliveries = &mut self.table.deliveries;
+        deliveries.send_renewal(hold, token, delivery, holds);
+        let id = self.table.queues.new_id();
+        self.withhold(id, client, Tells::Renewal(token));
+        self.step.withheld = Some(id);
+    }
+
+    /// What binds this owner's holds, if a new lease of theirs has to be acknowledged
+    /// before it counts.
+    pub(super) fn binding_to_count(&self, owner: &Owner) -> Option<Binding> {
+        self.table.settings.acks?;
+        #[cfg(feature = "planted-faults")]
+        if Fault::RenewalNotCovered.planted() {
+            return None;
+        }
+        self.table.sessions.binding_of(self.key, owner)
+    }
+
+    /// Has a lease that is longer than before count once it is acknowledged; a shorter
+    /// one counts at once.
+    pub(super) fn count_when_acknowledged(&mut self, owner: &Owner, before: Option<Binding>) {
+        let Some(before) = before else { return };
+        let (table, hold) = (&mut *self.table, HoldId::new(self.key, owner));
+        let bound = table.sessions.binding_of(self.key, owner);
+        let Some(bound) = bound.filter(|bound| bound.token == before.token) else {
+            return;
+        };
+        if bound.lease < before.lease {
+            table.acks.forget_leases(&hold);
+        }
+        if bound.kept_until_ms > before.kept_until_ms {
+            table.sessions.count_until(&hold, before.kept_until_ms);
+            table.acks.count_later(UncountedLease {
+                hold: hold.clone(),
+                token: bound.token,
+                until_ms: bound.kept_until_ms,
+            });
+        }
+        table.look_before_it_ends(&hold, self.now.ms());
+    }
+}
+
+impl LockTable {
+    /// Whether anything waits for replicas.
+    pub fn awaits_replicas(&self) -> bool {
+        !self.acks.is_empty()
+    }
+
+    /// All that was written up to now ends at this offset of the replication stream.
+    /// Returns whether anything new waits for it, and so the replicas have to be asked.
+    pub fn offset_known(&mut self, offset: i64) -> bool {
+        self.acks.offset_known(offset)
+    }
+
+    /// The connected replicas have acknowledged these offsets, and so many replicas are
+    /// needed. Returns the replies that may be told now, each with its lock, which has
+    /// to be read for [`LockTable::tell`].
+    pub fn acknowledged(&mut self, replicas: usize, offsets: Vec<i64>) -> Vec<(WaiterId, KeyBuf)> {
+        let Some(offset) = reached_by(replicas, offsets) else {
+            return Vec::new();
+        };
+        let acknowledged = self.acks.acknowledged(offset);
+        for lease in acknowledged.leases {
+            let (key, owner) = (lease.hold.key.as_ref(), &lease.hold.owner);
+            let (token, until_ms) = (lease.token, lease.until_ms);
+            self.sessions.last_until(key, owner, token, until_ms);
+        }
+        let replies = acknowledged.replies.into_iter();
+        let with_key = |id| Some((id, self.acks.reply(id)?.key.clone()));
+        replies.filter_map(with_key).collect()
+    }
+
+    /// The owner, and the client, to whom a withheld reply speaks.
+    pub fn told_by(&self, id: WaiterId) -> Option<(ClientId, &Owner)> {
+        let client = self.acks.reply(id)?.client;
+        Some((client, &self.deliveries.hold_of(client)?.owner))
+    }
+
+    /// What the client of a reply that was withheld is told at last: what it was to be,
+    /// if that is still true of its lock as it is stored.
+    pub fn tell(
+        &mut self,
+        id: WaiterId,
+        stored: Result<Stored, LockError>,
+        now: Now,
+    ) -> Option<Answer> {
+        let withheld = self.acks.take(id)?;
+        let (Tells::Grant(token) | Tells::Renewal(token)) = withheld.tells;
+        let lock = stored.ok().and_then(|stored| match stored {
+            Stored::Read(lock) => Some(lock),
+            Stored::AsExpected => self.remembered.lock(withheld.key.as_ref()).cloned(),
+        });
+        let stands = lock.is_some_and(|lock| self.stands(&withheld, token, lock, now));
+        if !stands {
+            self.grant_told(withheld.client, false);
+        }
+        Some(match withheld.tells {
+            Tells::Grant(token) if stands => Answer::Granted(token),
+            Tells::Grant(_) => Answer::NotGranted,
+            Tells::Renewal(_) => Answer::Renewed(stands),
+        })
+    }
+
+    fn stands(&self, withheld: &Withheld, token: FencingToken, mut lock: Lock, now: Now) -> bool {
+        let client = withheld.client;
+        let Some(hold) = self.deliveries.hold_of(client) else {
+            return false;
+        };
+        if hold.key != withheld.key {
+            return false;
+        }
+        self.end_in_view(hold.key.as_ref(), &mut lock, now);
+        let held = lock.holder(&hold.owner);
+        held.is_some_and(|held| {
+            held.token == Some(token) && self.deliveries.stands(client, token, held.holds)
+        })
+    }
+
+    /// Ends the waits whose time is over, and gives up replies that replicas have not
+    /// acknowledged in time, at most so many of them. Returns what their clients are
+    /// told. Nothing has to be written for it now.
+    pub fn give_up(&mut self, now_ms: i64, at_most: usize) -> Vec<(WaiterId, Answer)> {
+        let mut answers = Vec::new();
+        while answers.len() < at_most
+            && let Some(id) = self.acks.take_end(now_ms)
+        {
+            let left = self.waiter_left(id, Leave::TimeUp, now_ms);
+            answers.push((id, left.unwrap_or(Answer::NotGranted)));
+        }
+        answers
+    }
+
+    /// Plans a look at holds before the last lease that counts is over. Where it is about
+    /// to be, their connection is closed.
+    fn look_before_it_ends(&mut self, hold: &HoldId, now_ms: i64) {
+        let bound = self.sessions.binding_of(hold.key.as_ref(), &hold.owner);
+        let Some(bound) = bound else { return };
+        let last_ms = bound.kept_until_ms - CLOSED_BEFORE_MS.min(bound.lease.ms() / 3);
+        if last_ms <= now_ms {
+            self.to_close.push(bound.client);
+        } else if last_ms < bound.renew_at_ms {
+            self.sessions.renew_by(hold, last_ms);
+        }
+    }
+}

@@ -1,0 +1,566 @@
+//! Replies that replicas have to acknowledge first.
+
+use super::*;
+use crate::acks::Acknowledgement;
+
+const TIMEOUT_MS: i64 = 1000;
+
+/// A server whose replies one replica has to acknowledge.
+struct Scene {
+    server: Server,
+    /// How far the replication stream reaches.
+    offset: i64,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let mut server = Server::new();
+        server.tells = false;
+        let mut scene = Self { server, offset: 0 };
+        scene.needs(1);
+        scene
+    }
+
+    fn needs(&mut self, replicas: usize) {
+        self.server.table.settings.acks = Some(Acknowledgement {
+            replicas,
+            connected: replicas,
+            timeout_ms: TIMEOUT_MS,
+            client: None,
+        });
+    }
+
+    fn connected(&mut self, connected: usize) {
+        let acks = self.server.table.settings.acks.as_mut().unwrap();
+        acks.connected = connected;
+    }
+
+    /// The request gets what it asks for, and its reply is withheld.
+    #[track_caller]
+    fn take(&mut self, key: KeyRef<'_>, ask: Ask) -> (WaiterId, FencingToken) {
+        let token = self.server.take(key, ask);
+        (self.server.withheld.expect("it is withheld"), token)
+    }
+
+    #[track_caller]
+    fn renew(&mut self, key: KeyRef<'_>, name: &str, by: u64, lease_ms: i64) -> WaiterId {
+        self.server.asks_by(ClientId(by));
+        assert!(self.server.renew(key, name, lease_ms));
+        self.server.withheld.expect("it is withheld")
+    }
+
+    /// A turn of the server ends. Something was written in it.
+    fn end_turn(&mut self) -> i64 {
+        self.offset += 10;
+        self.server.table.offset_known(self.offset);
+        self.offset
+    }
+
+    /// The replicas have acknowledged these offsets. Returns who is told what, and each
+    /// hears of it.
+    fn acknowledge(&mut self, offsets: &[i64]) -> Vec<(WaiterId, Answer)> {
+        let replicas = self
+            .server
+            .table
+            .settings
+            .acks
+            .map_or(0, |acks| acks.replicas);
+        let ready = self.server.table.acknowledged(replicas, offsets.to_vec());
+        let mut told = Vec::new();
+        for (id, key) in ready {
+            self.server.expire();
+            let to = self.server.table.told_by(id);
+            let to = to.map(|(client, owner)| (client, owner.clone()));
+            let owner = to.as_ref().map(|(_, owner)| owner);
+            let stored = self.server.look(key.as_ref(), owner);
+            let client = to.map(|(client, _)| client);
+            let now = self.server.now();
+            let answer = self.server.table.tell(id, stored, now).unwrap();
+            if matches!(answer, Answer::Granted(_) | Answer::Renewed(true)) {
+                self.server.table.grant_told(client.unwrap(), true);
+            }
+            told.push((id, answer));
+        }
+        told
+    }
+
+    /// A turn ends, and all that was written is acknowledged.
+    fn settle(&mut self) -> Vec<(WaiterId, Answer)> {
+        let offset = self.end_turn();
+        self.acknowledge(&[offset; 3])
+    }
+
+    /// The owner has the lock, and was told.
+    fn held_by(&mut self, key: KeyRef<'_>, ask: Ask) -> FencingToken {
+        let (id, token) = self.take(key, ask);
+        assert_eq!(self.settle(), [(id, Answer::Granted(token))]);
+        token
+    }
+
+    fn give_up(&mut self) -> Vec<(WaiterId, Answer)> {
+        let now_ms = self.server.ms();
+        self.server.table.give_up(now_ms, usize::MAX)
+    }
+
+    #[track_caller]
+    fn check_nothing_is_left(&self) {
+        assert!(!self.server.table.awaits_replicas());
+        assert_eq!(self.server.table.totals(self.server.now()).withheld, 0);
+        self.server.check_nothing_is_left();
+    }
+}
+
+fn unsafe_to_say(id: WaiterId) -> (WaiterId, Answer) {
+    (id, Answer::Refused(LockError::NoReplicas))
+}
+
+#[test]
+fn a_grant_is_told_once_a_replica_has_acknowledged_it() {
+    let mut scene = Scene::new();
+    scene.end_turn();
+    let (id, token) = scene.take(K, ask("a").now());
+    assert_eq!(scene.server.holds(K, "a"), 1, "it is written at once");
+    let before = scene.offset;
+    assert_eq!(
+        scene.acknowledge(&[before + 1000]),
+        [],
+        "its offset is not known"
+    );
+    let offset = scene.end_turn();
+    assert_eq!(scene.acknowledge(&[before]), []);
+    assert_eq!(scene.acknowledge(&[offset - 1]), []);
+    assert_eq!(scene.acknowledge(&[offset]), [(id, Answer::Granted(token))]);
+    scene.server.release(K, "a");
+    scene.check_nothing_is_left();
+}
+
+#[test]
+fn as_many_replicas_as_asked_for_have_to_acknowledge_it() {
+    let mut scene = Scene::new();
+    scene.needs(2);
+    let (id, token) = scene.take(K, ask("a").now());
+    let offset = scene.end_turn();
+    assert_eq!(scene.acknowledge(&[offset]), []);
+    assert_eq!(scene.acknowledge(&[offset - 1, offset]), []);
+    let told = scene.acknowledge(&[offset, 0, offset + 5]);
+    assert_eq!(told, [(id, Answer::Granted(token))]);
+}
+
+#[test]
+fn all_that_was_withheld_in_one_turn_waits_for_one_offset() {
+    let mut scene = Scene::new();
+    let first = scene.take(K, ask("a").now()).0;
+    let second = scene.take(L, ask("b").now()).0;
+    let offset = scene.end_turn();
+    let third = scene.take(M, ask("c").now()).0;
+    scene.end_turn();
+    let ids =
+        |told: Vec<(WaiterId, Answer)>| told.into_iter().map(|(id, _)| id).collect::<Vec<_>>();
+    assert_eq!(ids(scene.acknowledge(&[offset])), [first, second]);
+    let offset = scene.offset;
+    assert_eq!(ids(scene.acknowledge(&[offset])), [third]);
+}
+
+#[test]
+fn what_is_not_acknowledged_in_time_is_given_back_and_the_next_is_asked() {
+    let mut scene = Scene::new();
+    let (id, token) = scene.take(K, ask("a").now());
+    scene.end_turn();
+    let next = scene.server.wait(K, ask("b"));
+    scene.server.sleep(TIMEOUT_MS - 1);
+    assert_eq!(scene.give_up(), []);
+    scene.server.sleep(1);
+    assert_eq!(scene.give_up(), [unsafe_to_say(id)]);
+    assert_eq!(scene.server.holders(K), ["a"], "nothing is written yet");
+    scene.server.run();
+    assert_eq!(scene.server.holders(K), ["b"]);
+    assert!(scene.server.token(K, "b") > token);
+    let (told, answer) = scene.settle().remove(0);
+    assert_eq!(told, next);
+    assert!(matches!(answer, Answer::Granted(_)));
+    scene.server.release(K, "b");
+    scene.check_nothing_is_left();
+}
+
+#[test]
+fn the_next_request_sees_what_was_given_back() {
+    let mut scene = Scene::new();
+    let id = scene.take(K, ask("a").hold(1).now()).0;
+    scene.server.sleep(TIMEOUT_MS);
+    assert_eq!(scene.give_up(), [unsafe_to_say(id)]);
+    let again = scene.take(K, ask("a").hold(1).now()).0;
+    assert_eq!(scene.server.holds(K, "a"), 1);
+    assert!(matches!(scene.settle()[..], [(id, Answer::Granted(_))] if id == again));
+}
+
+#[test]
+fn a_request_that_confirmed_a_hold_takes_none_back() {
+    let mut scene = Scene::new();
+    let token = scene.held_by(K, ask("a").hold(1).now());
+    let (id, same) = scene.take(K, ask("a").hold(1).lease(2 * LEASE_MS).now());
+    assert_eq!(same, token);
+    scene.server.sleep(TIMEOUT_MS);
+    assert_eq!(scene.give_up(), [unsafe_to_say(id)]);
+    scene.server.run();
+    assert_eq!(scene.server.holds(K, "a"), 1);
+}
+
+#[test]
+fn a_hold_that_another_reply_waits_to_tell_of_is_not_taken_back() {
+    let mut scene = Scene::new();
+    let (first, token) = scene.take(K, ask("a").hold(1).by(1).now());
+    scene.server.sleep(1);
+    let second = scene.take(K, ask("a").hold(1).by(2).now()).0;
+    scene.server.sleep(TIMEOUT_MS - 1);
+    assert_eq!(scene.give_up(), [unsafe_to_say(first)]);
+    scene.server.run();
+    assert_eq!(scene.settle(), [(second, Answer::Granted(token))]);
+    assert_eq!(scene.server.holds(K, "a"), 1);
+    scene.server.release(K, "a");
+    scene.check_nothing_is_left();
+}
+
+#[test]
+fn two_replies_of_one_owner_are_both_told() {
+    let mut scene = Scene::new();
+    let (first, token) = scene.take(K, ask("a").by(1).now());
+    let second = scene.take(K, ask("a").by(2).now()).0;
+    let both = [first, second].map(|id| (id, Answer::Granted(token)));
+    assert_eq!(scene.settle(), both);
+    assert_eq!(scene.server.holds(K, "a"), 2);
+}
+
+#[test]
+fn when_neither_of_two_is_told_both_holds_are_given_back() {
+    let mut scene = Scene::new();
+    scene.take(K, ask("a").by(1).now());
+    scene.take(K, ask("a").by(2).now());
+    scene.server.sleep(TIMEOUT_MS);
+    assert_eq!(scene.give_up().len(), 2);
+    scene.server.run();
+    assert_eq!(scene.server.holders(K), [""; 0]);
+    scene.check_nothing_is_left();
+}
+
+#[test]
+fn what_is_handed_to_a_waiter_is_withheld_too() {
+    let mut scene = Scene::new();
+    scene.held_by(K, ask("a").now());
+    let waiter = scene.server.wait(K, ask("b"));
+    scene.server.release(K, "a");
+    assert_eq!(scene.server.told(), []);
+    assert_eq!(scene.server.holders(K), ["b"]);
+    let token = scene.server.token(K, "b");
+    assert_eq!(scene.settle(), [(waiter, Answer::Granted(token))]);
+}
+
+#[test]
+fn a_waiter_that_gets_it_too_late_passes_it_on() {
+    let mut scene = Scene::new();
+    scene.held_by(K, ask("a").now());
+    let [b, c] = ["b", "c"].map(|name| scene.server.wait(K, ask(name)));
+    scene.server.release(K, "a");
+    scene.server.sleep(TIMEOUT_MS);
+    assert_eq!(scene.give_up(), [unsafe_to_say(b)]);
+    scene.server.run();
+    assert_eq!(scene.server.holders(K), ["c"]);
+    assert!(matches!(scene.settle()[..], [(id, Answer::Granted(_))] if id == c));
+}
+
+#[test]
+fn the_wait_for_the_lock_is_bounded_and_not_that_for_replicas() {
+    let mut scene = Scene::new();
+    scene.held_by(K, ask("a").now());
+    let [b, c] = ["b", "c"].map(|name| scene.server.wait_for(K, ask(name), 100));
+    scene.server.sleep(50);
+    scene.server.release(K, "a");
+    scene.server.sleep(50);
+    assert_eq!(scene.give_up(), [(c, Answer::NotGranted)]);
+    scene.server.sleep(TIMEOUT_MS - 51);
+    assert!(matches!(scene.settle()[..], [(id, Answer::Granted(_))] if id == b));
+    scene.server.release(K, "b");
+    scene.check_nothing_is_left();
+}
+
+#[test]
+fn a_renewal_is_told_once_it_is_acknowledged_and_its_lease_stays() {
+    let mut scene = Scene::new();
+    scene.held_by(K, ask("a").now());
+    let id = scene.renew(K, "a", 7, 2 * LEASE_MS);
+    assert_eq!(scene.settle(), [(id, Answer::Renewed(true))]);
+    let id = scene.renew(K, "a", 7, 3 * LEASE_MS);
+    scene.server.sleep(TIMEOUT_MS);
+    assert_eq!(scene.give_up(), [unsafe_to_say(id)]);
+    scene.server.run();
+    assert_eq!(scene.server.holds(K, "a"), 1);
+    let ends_ms = scene.server.lock(K).expires_at_ms();
+    assert_eq!(ends_ms, Some(scene.server.ms() - TIMEOUT_MS + 3 * LEASE_MS));
+    scene.server.release(K, "a");
+    scene.check_nothing_is_left();
+}
+
+#[test]
+fn a_renewal_of_nothing_is_told_at_once() {
+    let mut scene = Scene::new();
+    scene.server.asks_by(ClientId(1));
+    assert!(!scene.server.renew(K, "a", LEASE_MS));
+    assert_eq!(scene.server.withheld, None);
+}
+
+#[test]
+fn what_has_ended_meanwhile_is_not_told() {
+    let ends: [fn(&mut Server); 5] = [
+        |server| server.release(K, "a"),
+        |server| assert!(server.break_lock(K, None)),
+        |server| server.delete(K),
+        |server| server.overwrite(K),
+        |server| server.rename(K, L),
+    ];
+    for (nth, end) in ends.into_iter().enumerate() {
+        let mut scene = Scene::new();
+        let grant = scene.take(K, ask("a").by(1).now()).0;
+        let renewal = scene.renew(K, "a", 2, LEASE_MS);
+        end(&mut scene.server);
+        let nothing = [
+            (grant, Answer::NotGranted),
+            (renewal, Answer::Renewed(false)),
+        ];
+        assert_eq!(scene.settle(), nothing, "end {nth}");
+        scene.server.run();
+        assert_eq!(scene.server.value(L).fields.len(), 0, "end {nth}");
+    }
+}
+
+#[test]
+fn a_token_whose_lease_is_over_is_not_told() {
+    let mut scene = Scene::new();
+    let id = scene.take(K, ask("a").lease(10).now()).0;
+    scene.server.sleep(11);
+    assert_eq!(scene.settle(), [(id, Answer::NotGranted)]);
+}
+
+#[test]
+fn a_hold_of_a_later_token_does_not_stand_for_an_earlier_one() {
+    let mut scene = Scene::new();
+    let first = scene.take(K, ask("a").by(1).now()).0;
+    scene.server.delete(K);
+    let (second, token) = scene.take(K, ask("a").by(2).now());
+    let told = [
+        (first, Answer::NotGranted),
+        (second, Answer::Granted(token)),
+    ];
+    assert_eq!(scene.settle(), told);
+    assert_eq!(scene.server.holds(K, "a"), 1);
+}
+
+#[test]
+fn a_client_that_goes_gives_back_what_was_withheld() {
+    let mut scene = Scene::new();
+    let id = scene.take(K, ask("a").by(1).now()).0;
+    scene.server.table.connection_ended(ClientId(1), true);
+    let now_ms = scene.server.ms();
+    scene.server.table.waiter_left(id, Leave::Gone, now_ms);
+    scene.server.run();
+    assert_eq!(scene.server.holders(K), [""; 0]);
+    assert_eq!(scene.settle(), []);
+    scene.check_nothing_is_left();
+}
+
+#[test]
+fn an_unblocked_client_is_told_that_it_is_not_safe() {
+    let mut scene = Scene::new();
+    let id = scene.take(K, ask("a").now()).0;
+    let now_ms = scene.server.ms();
+    let told = scene.server.table.waiter_left(id, Leave::TimeUp, now_ms);
+    assert_eq!(told, Some(Answer::Refused(LockError::NoReplicas)));
+    scene.server.run();
+    assert_eq!(scene.server.holders(K), [""; 0]);
+    assert_eq!(scene.server.metrics().wait_timeouts, 0);
+    assert_eq!(scene.server.metrics().replies_unacknowledged, 1);
+}
+
+#[test]
+fn when_no_replica_is_needed_any_more_all_is_told() {
+    let mut scene = Scene::new();
+    let (id, token) = scene.take(K, ask("a").now());
+    scene.end_turn();
+    scene.server.table.settings.acks = None;
+    assert_eq!(scene.acknowledge(&[]), [(id, Answer::Granted(token))]);
+}
+
+#[test]
+fn who_cannot_wait_for_replicas_is_refused_and_nothing_changes() {
+    let mut scene = Scene::new();
+    scene.held_by(K, ask("a").now());
+    let mut refused = |ask: Ask, key| {
+        scene.server.effects = Effects::new();
+        let stored = scene
+            .server
+            .look_for(key, Some(&ask.request.owner))
+            .unwrap();
+        let now = scene.server.now();
+        scene.server.table.settings.acks.as_mut().unwrap().client = None;
+        let done = scene
+            .server
+            .table
+            .acquire(key, stored, ask.request, None, now);
+        let result = scene.server.carry_out(key, done);
+        assert!(scene.server.effects.is_empty());
+        result
+    };
+    assert_eq!(refused(ask("b"), L), Err(LockError::NoReplicas));
+    assert_eq!(refused(ask("a"), K), Err(LockError::NoReplicas));
+    assert_eq!(refused(ask("b"), K), Ok(Acquired::Busy));
+}
+
+#[test]
+fn with_too_few_replicas_who_waits_waits_on() {
+    let mut scene = Scene::new();
+    scene.held_by(K, ask("a").now());
+    let waiter = scene.server.wait(K, ask("b"));
+    scene.connected(0);
+    let refused = Err(LockError::NoReplicas);
+    assert_eq!(scene.server.acquire(L, ask("c").now()), refused);
+    let patient = scene.server.wait(L, ask("c"));
+    scene.server.release(K, "a");
+    scene.server.run();
+    assert!(scene.server.holders(K).is_empty() && scene.server.holders(L).is_empty());
+    scene.connected(1);
+    scene.server.table.grants_resume(scene.server.ms());
+    scene.server.run();
+    let mut told: Vec<WaiterId> = scene.settle().into_iter().map(|(id, _)| id).collect();
+    told.sort();
+    assert_eq!(told, [waiter, patient]);
+}
+
+#[test]
+fn with_too_few_replicas_nothing_is_renewed() {
+    let mut scene = Scene::new();
+    scene.held_by(K, ask("a").now());
+    let before = scene.server.lock(K);
+    scene.connected(0);
+    let request = RenewRequest {
+        owner: owner("a"),
+        lease: lease(2 * LEASE_MS),
+        token: None,
+    };
+    let stored = scene.server.look_for(K, Some(&request.owner)).unwrap();
+    let now = scene.server.now();
+    let done = scene.server.table.renew(K, stored, &request, now);
+    assert_eq!(scene.server.do_step(K, done), Err(LockError::NoReplicas));
+    assert_eq!(scene.server.lock(K), before);
+}
+
+#[test]
+fn a_session_is_kept_up_by_leases_that_are_acknowledged() {
+    let mut scene = Scene::new();
+    scene.held_by(K, ask("a").session().now());
+    for _ in 0..10 {
+        scene.server.pass(LEASE_MS / 3);
+        scene.settle();
+    }
+    assert_eq!(scene.server.holders(K), ["a"]);
+    assert!(scene.server.table.to_close.is_empty());
+    assert!(scene.server.steps < 20, "{} looks", scene.server.steps);
+}
+
+#[test]
+fn a_session_whose_leases_are_not_acknowledged_is_closed_in_time() {
+    let mut scene = Scene::new();
+    scene.held_by(K, ask("a").session().now());
+    let client = ask("a").client;
+    scene.server.pass(LEASE_MS - 21);
+    assert!(scene.server.table.to_close.is_empty());
+    scene.server.pass(2);
+    assert_eq!(scene.server.table.take_clients_to_close(9), [client]);
+    assert_eq!(scene.server.holders(K), ["a"], "what is stored was renewed");
+}
+
+#[test]
+fn a_re_entry_that_is_not_acknowledged_keeps_no_session_up() {
+    let mut scene = Scene::new();
+    scene.held_by(K, ask("a").session().now());
+    scene.server.sleep(1000);
+    scene.take(K, ask("a").lease(9 * LEASE_MS).now());
+    scene.server.sleep(1000);
+    scene.renew(K, "a", 2, 9 * LEASE_MS);
+    scene.server.sleep(LEASE_MS - 2000 - 20);
+    scene.give_up();
+    scene.server.pass(1);
+    assert_eq!(scene.server.table.to_close, [ask("a").client]);
+}
+
+#[test]
+fn a_renewal_does_not_keep_a_hold_from_ending_with_its_session() {
+    let mut scene = Scene::new();
+    scene.held_by(K, ask("a").session().now());
+    let id = scene.renew(K, "a", 2, LEASE_MS);
+    scene.server.table.connection_ended(ask("a").client, false);
+    scene.server.run();
+    assert_eq!(scene.server.holders(K), [""; 0]);
+    assert_eq!(scene.settle(), [(id, Answer::Renewed(false))]);
+    scene.check_nothing_is_left();
+}
+
+#[test]
+fn a_renewal_that_is_given_up_leaves_the_session_bound() {
+    let mut scene = Scene::new();
+    scene.held_by(K, ask("a").session().now());
+    let ClientId(client) = ask("a").client;
+    let id = scene.renew(K, "a", client, LEASE_MS);
+    scene.server.sleep(TIMEOUT_MS);
+    assert_eq!(scene.give_up(), [unsafe_to_say(id)]);
+    scene.server.run();
+    let bound = scene.server.table.bound_client(K, &owner("a"));
+    assert_eq!(bound, Some(ClientId(client)));
+}
+
+#[test]
+fn silent_replicas_do_not_make_memory_grow() {
+    let mut scene = Scene::new();
+    for _ in 0..1000 {
+        scene.take(K, ask("a").now());
+        scene.end_turn();
+        scene.server.sleep(TIMEOUT_MS);
+        scene.give_up();
+    }
+    scene.server.run();
+    scene.check_nothing_is_left();
+}
+
+#[cfg(feature = "planted-faults")]
+mod planted {
+    use super::*;
+    use crate::planted::plant;
+
+    #[track_caller]
+    fn check(fault: &str, scene: fn()) {
+        assert!(plant(fault), "no fault is called {fault}");
+        let found = std::panic::catch_unwind(scene).is_err();
+        assert!(found, "nothing shows {fault}");
+    }
+
+    #[test]
+    fn each_fault_of_acknowledgements_is_found() {
+        check(
+            "acknowledgement-not-awaited",
+            a_grant_is_told_once_a_replica_has_acknowledged_it,
+        );
+        check(
+            "offset-too-early",
+            a_grant_is_told_once_a_replica_has_acknowledged_it,
+        );
+        check(
+            "hand-off-not-covered",
+            what_is_handed_to_a_waiter_is_withheld_too,
+        );
+        check(
+            "renewal-not-covered",
+            a_renewal_is_told_once_it_is_acknowledged_and_its_lease_stays,
+        );
+        check(
+            "renewal-not-covered",
+            a_session_whose_leases_are_not_acknowledged_is_closed_in_time,
+        );
+    }
+}

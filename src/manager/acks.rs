@@ -1,0 +1,136 @@
+//! Replies that replicas have to acknowledge first: `lock.min-replicas`.
+//!
+//! At the end of each turn of the event loop in which anything waits for replicas, the
+//! server is asked once how far its stream reaches and how far each replica has
+//! acknowledged it; where anything new waits, the replicas are asked once.
+
+use std::cell::Cell;
+
+use redis_module::Context;
+
+use super::{TABLE, arm_timer, end_if_closing, look_at, note};
+use crate::config;
+use crate::server::blocked;
+use crate::server::clients;
+use crate::server::clock;
+use crate::server::keyspace;
+use crate::server::open_lock::{OpenLock, Part};
+use crate::server::replicas;
+use crate::server::stream::{self, Stream};
+use redis_lock_core::acks::Acknowledgement;
+use redis_lock_core::keys::KeyBuf;
+use redis_lock_core::queue::WaiterId;
+use redis_lock_core::request::ClientId;
+use redis_lock_core::table::LockTable;
+
+thread_local! {
+    /// Whether something waits for replicas that have not been asked yet.
+    static TO_ASK: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether replies have to be acknowledged.
+#[inline]
+pub(super) fn are_on() -> bool {
+    config::min_replicas() > 0
+}
+
+/// What has to acknowledge what is told from now on, if anything.
+#[inline]
+pub(super) fn needed(ctx: &Context) -> Option<Acknowledgement> {
+    are_on().then(|| Acknowledgement {
+        replicas: config::min_replicas(),
+        connected: stream::replicas_online(ctx),
+        timeout_ms: config::replicas_timeout_ms(),
+        client: None,
+    })
+}
+
+/// The client that runs this command, if it can be told later.
+#[inline]
+pub(super) fn client_to_tell(ctx: &Context) -> Option<ClientId> {
+    (are_on() && blocked::may_block(ctx)).then(|| clients::running(ctx))
+}
+
+/// This client sends the request that comes next, if replies have to be acknowledged.
+#[inline]
+pub(super) fn asks(table: &mut LockTable, client: Option<ClientId>) {
+    if let Some(acks) = &mut table.settings.acks {
+        acks.client = client;
+    }
+}
+
+/// Begins anew, as a module that has just been loaded.
+pub(super) fn reset() {
+    stream::reset();
+    TO_ASK.set(false);
+}
+
+/// Whether anything waits for replicas.
+#[inline]
+pub(crate) fn awaits_replicas() -> bool {
+    TABLE.with_borrow(LockTable::awaits_replicas)
+}
+
+/// A replica has come or gone, or so many have to acknowledge: those who wait may be
+/// granted what they wait for.
+pub(crate) fn replicas_changed(ctx: &Context) {
+    if are_on() || awaits_replicas() {
+        note(ctx, LockTable::grants_resume);
+    }
+}
+
+/// Tells what is acknowledged, and asks the replicas for the rest.
+pub(crate) fn turn_ends(ctx: &Context) {
+    let Some(Stream {
+        offset,
+        acknowledged,
+    }) = stream::look(ctx)
+    else {
+        return;
+    };
+    let ready = TABLE.with_borrow_mut(|table| {
+        if table.offset_known(offset) {
+            TO_ASK.set(true);
+        }
+        table.acknowledged(config::min_replicas(), acknowledged)
+    });
+    for (id, key) in ready {
+        tell(ctx, id, &key);
+    }
+    // During CLIENT PAUSE and FAILOVER this would bring the server down. Replicas
+    // acknowledge by themselves once a second.
+    if TO_ASK.get() && !keyspace::must_not_write(ctx) {
+        TO_ASK.set(false);
+        replicas::ask_for_acknowledgements(ctx);
+    }
+}
+
+fn tell(ctx: &Context, id: WaiterId, key: &KeyBuf) {
+    let told = TABLE.with_borrow(|table| {
+        let told = table.told_by(id);
+        told.map(|(client, owner)| (client, owner.clone()))
+    });
+    let key = key.as_ref();
+    keyspace::select_db(ctx, key.db);
+    let stored = keyspace::with_named(ctx, key.name, |named| {
+        if let Some((client, owner)) = &told {
+            end_if_closing(named, owner, || *client);
+        }
+        let open = OpenLock::open_to_read(named);
+        let owner = told.as_ref().map(|(_, owner)| owner);
+        look_at(&open, key, owner, Part::Whole)
+    });
+    let now = clock::now();
+    let answer = TABLE.with_borrow_mut(|table| table.tell(id, stored, now));
+    if let Some(answer) = answer {
+        blocked::answer(id, answer);
+    }
+    arm_timer(ctx, now.ms());
+}
+
+/// Ends waits and replies whose time is over, at most so many.
+pub(super) fn give_up(now_ms: i64, at_most: usize) {
+    for (id, answer) in TABLE.with_borrow_mut(|table| table.give_up(now_ms, at_most)) {
+        blocked::answer(id, answer);
+    }
+}

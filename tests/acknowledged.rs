@@ -1,0 +1,494 @@
+//! `lock.min-replicas`: nothing is told before so many replicas have acknowledged it.
+
+use redis::Value;
+use redis_lock_testing::scene::{await_waiting, transaction, waiting};
+use redis_lock_testing::{Client, TestServer, eventually, int, nil, status, text, token};
+
+const LONG: &str = "LEASE 600000";
+
+/// A server, one replica that has to acknowledge, and one who looks on.
+struct Scene {
+    server: TestServer,
+    replica: TestServer,
+    observer: Client,
+}
+
+impl Scene {
+    /// Replies are withheld as long as it takes.
+    fn new() -> Self {
+        Self::with_timeout(600_000)
+    }
+
+    fn with_timeout(ms: i64) -> Self {
+        let server = TestServer::start();
+        let replica = server.replica(true);
+        let mut observer = server.client();
+        await_replicas(&mut observer, 1);
+        set(&mut observer, "min-replicas", 1);
+        set(&mut observer, "replicas-timeout", ms);
+        Self {
+            server,
+            replica,
+            observer,
+        }
+    }
+
+    /// The client sends this, and its reply is withheld.
+    #[track_caller]
+    fn withheld(&mut self, command: &str) -> Client {
+        let before = self.observer.info("lock_replies_withheld");
+        let mut client = self.server.client();
+        client.send(command);
+        self.await_withheld(before + 1);
+        client
+    }
+
+    #[track_caller]
+    fn await_withheld(&mut self, count: i64) {
+        eventually(&format!("{count} replies are withheld"), || {
+            self.observer.info("lock_replies_withheld") == count
+        });
+    }
+
+    #[track_caller]
+    fn holds(&mut self, owner: &str) -> Value {
+        self.observer.call(&format!("HGET k {owner}"))
+    }
+
+    #[track_caller]
+    fn await_holds(&mut self, owner: &str, holds: &Value) {
+        eventually(&format!("{owner} has {holds:?} holds"), || {
+            self.holds(owner) == *holds
+        });
+    }
+
+    /// Nothing is left, and nobody crashed.
+    #[track_caller]
+    fn assert_over(mut self) {
+        self.await_withheld(0);
+        self.server.assert_sound();
+        self.replica.assert_sound();
+        self.server.assert_same_data(&self.replica);
+    }
+}
+
+#[track_caller]
+fn set(client: &mut Client, setting: &str, number: i64) {
+    let set = client.call(&format!("CONFIG SET lock.{setting} {number}"));
+    assert_eq!(set, status("OK"));
+}
+
+#[track_caller]
+fn await_replicas(observer: &mut Client, count: usize) {
+    eventually(&format!("{count} replicas are online"), || {
+        let info = observer.bulk("INFO replication");
+        info.matches("state=online").count() == count
+    });
+    // The server sends a new replica nothing before its first acknowledgement, which
+    // may take it a second.
+    observer.call("SET new 1");
+    let all = observer.int(&format!("WAIT {count} 0"));
+    assert_eq!(usize::try_from(all), Ok(count));
+    observer.call("DEL new");
+}
+
+#[track_caller]
+fn assert_unsafe(client: &mut Client) {
+    let error = client.reply_error();
+    assert!(error.starts_with("NOREPLICAS "), "{error}");
+}
+
+/// So much time passes on the server.
+fn let_pass(server: &TestServer, seconds: &str) {
+    assert_eq!(
+        server.client().call(&format!("BLPOP none {seconds}")),
+        nil()
+    );
+}
+
+#[test]
+fn a_grant_is_told_after_a_replica_has_acknowledged_it() {
+    let mut scene = Scene::new();
+    let first = token(
+        &scene
+            .server
+            .client()
+            .call(&format!("LOCK.ACQUIRE k a {LONG}")),
+    );
+    assert_eq!(scene.observer.call("LOCK.RELEASE k a"), int(1));
+    scene.replica.stop();
+    let mut client = scene.withheld(&format!("LOCK.ACQUIRE k a {LONG}"));
+    assert_eq!(scene.holds("a"), text("1"), "it is written at once");
+    assert_eq!(scene.observer.call("LOCK.ACQUIRE k b"), nil());
+    let_pass(&scene.server, "0.3");
+    scene.await_withheld(1);
+    scene.replica.go_on();
+    assert!(token(&client.reply()) > first);
+    scene.assert_over();
+}
+
+#[test]
+fn what_is_not_acknowledged_in_time_is_given_back_and_the_next_is_asked() {
+    let mut scene = Scene::with_timeout(300);
+    scene.replica.stop();
+    let mut first = scene.withheld(&format!("LOCK.ACQUIRE k a {LONG} HOLD 1"));
+    let mut next = scene.server.client();
+    next.send(&format!("LOCK.ACQUIRE k b {LONG} BLOCK 0"));
+    await_waiting(&mut scene.observer, "k", 1);
+    set(&mut scene.observer, "replicas-timeout", 600_000);
+    assert_unsafe(&mut first);
+    scene.await_holds("b", &text("1"));
+    assert_eq!(scene.holds("a"), nil());
+    first.send(&format!("LOCK.ACQUIRE k a {LONG} HOLD 1 BLOCK 0"));
+    await_waiting(&mut scene.observer, "k", 1);
+    scene.replica.go_on();
+    token(&next.reply());
+    assert_eq!(next.call("LOCK.RELEASE k b"), int(1));
+    token(&first.reply());
+    scene.assert_over();
+}
+
+#[test]
+fn a_request_that_confirmed_a_hold_takes_none_back() {
+    let mut scene = Scene::new();
+    let mut owner = scene.server.client();
+    token(&owner.call(&format!("LOCK.ACQUIRE k a {LONG} HOLD 1")));
+    set(&mut scene.observer, "replicas-timeout", 100);
+    scene.replica.stop();
+    owner.send("LOCK.ACQUIRE k a LEASE 700000 HOLD 1");
+    assert_unsafe(&mut owner);
+    owner.send("LOCK.ACQUIRE k a LEASE 700000 HOLD 2");
+    assert_unsafe(&mut owner);
+    scene.await_holds("a", &text("1"));
+    assert!(scene.observer.int("PTTL k") > 600_000, "a lease stays");
+    scene.replica.go_on();
+    scene.assert_over();
+}
+
+#[test]
+fn replies_of_one_owner_are_withheld_together() {
+    let mut scene = Scene::new();
+    scene.replica.stop();
+    let mut plain = scene.withheld(&format!("LOCK.ACQUIRE k a {LONG}"));
+    let mut second = scene.withheld(&format!("LOCK.ACQUIRE k a {LONG}"));
+    let mut confirmed = scene.withheld(&format!("LOCK.ACQUIRE k a {LONG} HOLD 2"));
+    let mut renewal = scene.withheld("LOCK.RENEW k a LEASE 700000");
+    scene.replica.go_on();
+    let granted = token(&plain.reply());
+    assert_eq!(token(&second.reply()), granted);
+    assert_eq!(token(&confirmed.reply()), granted);
+    assert_eq!(renewal.reply(), int(1));
+    assert_eq!(scene.holds("a"), text("2"));
+    scene.assert_over();
+}
+
+#[test]
+fn a_hold_that_another_reply_waits_to_tell_of_is_not_taken_back() {
+    let mut scene = Scene::with_timeout(300);
+    scene.replica.stop();
+    let mut first = scene.withheld(&format!("LOCK.ACQUIRE k a {LONG} HOLD 1"));
+    set(&mut scene.observer, "replicas-timeout", 600_000);
+    let mut second = scene.withheld(&format!("LOCK.ACQUIRE k a {LONG} HOLD 1"));
+    assert_unsafe(&mut first);
+    scene.replica.go_on();
+    token(&second.reply());
+    assert_eq!(scene.holds("a"), text("1"));
+    scene.assert_over();
+}
+
+#[test]
+fn a_renewal_is_withheld_and_a_release_is_not() {
+    let mut scene = Scene::new();
+    let mut owner = scene.server.client();
+    token(&owner.call("LOCK.ACQUIRE k a LEASE 60000"));
+    scene.replica.stop();
+    let mut renewal = scene.withheld("LOCK.RENEW k a LEASE 600000");
+    assert!(scene.observer.int("PTTL k") > 60_000);
+    assert_eq!(owner.call("LOCK.RENEW k b"), int(0));
+    scene.replica.go_on();
+    assert_eq!(renewal.reply(), int(1));
+    scene.replica.stop();
+    let mut renewal = scene.withheld("LOCK.RENEW k a LEASE 700000");
+    assert_eq!(owner.call("LOCK.RELEASE k a"), int(1));
+    scene.replica.go_on();
+    assert_eq!(renewal.reply(), int(0), "it is over by now");
+    scene.assert_over();
+}
+
+#[test]
+fn a_client_that_goes_gives_back_what_was_withheld() {
+    let mut scene = Scene::new();
+    scene.replica.stop();
+    drop(scene.withheld(&format!("LOCK.ACQUIRE k a {LONG}")));
+    scene.await_withheld(0);
+    scene.await_holds("a", &nil());
+    scene.replica.go_on();
+    scene.assert_over();
+}
+
+#[test]
+fn an_unblocked_client_gives_back_what_was_withheld() {
+    for (how, code) in [
+        ("", "NOREPLICAS "),
+        (" TIMEOUT", "NOREPLICAS "),
+        (" ERROR", "UNBLOCKED "),
+    ] {
+        for command in ["LOCK.ACQUIRE k a LEASE 600000", "LOCK.ACQUIRE k a BLOCK 0"] {
+            let mut scene = Scene::new();
+            scene.replica.stop();
+            let mut client = scene.server.client();
+            let id = client.int("CLIENT ID");
+            client.send(command);
+            scene.await_withheld(1);
+            let unblocked = scene.observer.call(&format!("CLIENT UNBLOCK {id}{how}"));
+            assert_eq!(unblocked, int(1));
+            let error = client.reply_error();
+            assert!(error.starts_with(code), "{error}");
+            scene.await_holds("a", &nil());
+            assert_eq!(client.call("PING"), status("PONG"));
+            scene.replica.go_on();
+            scene.assert_over();
+        }
+    }
+}
+
+#[test]
+fn what_is_handed_to_a_waiter_is_withheld_longer_than_it_would_wait() {
+    let mut scene = Scene::new();
+    let mut holder = scene.server.client();
+    token(&holder.call(&format!("LOCK.ACQUIRE k a {LONG}")));
+    let mut waiter = scene.server.client();
+    waiter.send(&format!("LOCK.ACQUIRE k b {LONG} BLOCK 500"));
+    await_waiting(&mut scene.observer, "k", 1);
+    scene.replica.stop();
+    assert_eq!(holder.call("LOCK.RELEASE k a"), int(1));
+    scene.await_withheld(1);
+    let_pass(&scene.server, "0.6");
+    scene.await_withheld(1);
+    scene.replica.go_on();
+    token(&waiter.reply());
+    scene.assert_over();
+}
+
+#[test]
+fn a_wait_for_the_lock_ends_in_time() {
+    let scene = Scene::new();
+    let mut holder = scene.server.client();
+    token(&holder.call(&format!("LOCK.ACQUIRE k a {LONG}")));
+    assert_eq!(
+        scene.server.client().call("LOCK.ACQUIRE k b BLOCK 50"),
+        nil()
+    );
+    scene.assert_over();
+}
+
+#[test]
+fn writes_that_are_paused_bring_nobody_down_and_all_is_told_after() {
+    let mut scene = Scene::new();
+    let (mut sleeper, mut pauser) = (scene.server.client(), scene.server.client());
+    let mut client = scene.server.client();
+    // One turn reads both, so that the pause comes before the replica is asked.
+    sleeper.send("DEBUG SLEEP 0.1");
+    client.send(&format!("LOCK.ACQUIRE k a {LONG}"));
+    pauser.send("CLIENT PAUSE 1500 WRITE");
+    assert_eq!(sleeper.reply(), status("OK"));
+    assert_eq!(pauser.reply(), status("OK"));
+    token(&client.reply());
+    scene.replica.stop();
+    scene.observer.call("CLIENT UNPAUSE");
+    let mut client = scene.withheld(&format!("LOCK.ACQUIRE l a {LONG}"));
+    scene.observer.call("CLIENT PAUSE 500 WRITE");
+    scene.replica.go_on();
+    token(&client.reply());
+    scene.observer.call("CLIENT UNPAUSE");
+    scene.assert_over();
+}
+
+#[test]
+fn a_planned_fail_over_brings_nobody_down_while_a_grant_is_withheld() {
+    let mut scene = Scene::new();
+    scene.replica.stop();
+    let mut client = scene.withheld(&format!("LOCK.ACQUIRE k a {LONG}"));
+    let mut waiter = scene.server.client();
+    waiter.send(&format!("LOCK.ACQUIRE k b {LONG} BLOCK 0"));
+    await_waiting(&mut scene.observer, "k", 1);
+    assert_eq!(scene.observer.call("FAILOVER"), status("OK"));
+    scene.replica.go_on();
+    match client.reply() {
+        Value::Int(_) => {}
+        other => assert!(format!("{other:?}").contains("UNBLOCKED"), "{other:?}"),
+    }
+    assert!(waiter.reply_error().starts_with("UNBLOCKED "));
+    let mut new = scene.replica.client();
+    eventually("the replica is the primary", || {
+        new.bulk("INFO replication").contains("role:master")
+    });
+    assert_eq!(
+        new.call("HGET k a"),
+        text("1"),
+        "a hold that may have been told"
+    );
+    scene.server.assert_sound();
+    scene.replica.assert_sound();
+}
+
+#[test]
+fn a_primary_that_steps_down_tells_nobody_of_a_hold() {
+    let mut scene = Scene::new();
+    scene.replica.stop();
+    let mut client = scene.withheld(&format!("LOCK.ACQUIRE k a {LONG}"));
+    let other = TestServer::start();
+    let port = other.addr().port();
+    scene.observer.call(&format!("REPLICAOF 127.0.0.1 {port}"));
+    assert!(client.reply_error().starts_with("UNBLOCKED "));
+    scene.await_withheld(0);
+    scene.replica.go_on();
+    scene.server.assert_sound();
+}
+
+#[test]
+fn where_the_client_cannot_wait_nothing_is_granted_or_renewed() {
+    let mut scene = Scene::new();
+    let mut owner = scene.server.client();
+    token(&owner.call(&format!("LOCK.ACQUIRE k a {LONG}")));
+    let before = scene.observer.hash("k");
+    let replies = transaction(
+        &mut scene.observer,
+        &[
+            "LOCK.ACQUIRE k a",
+            "LOCK.RENEW k a",
+            "LOCK.ACQUIRE l b BLOCK 0",
+            "LOCK.ACQUIRE k b BLOCK 0",
+            "LOCK.RENEW k b",
+        ],
+    );
+    let errors = replies.iter().take(3).map(|reply| format!("{reply:?}"));
+    for error in errors {
+        assert!(error.contains("NOREPLICAS"), "{error}");
+    }
+    assert_eq!(replies[3..], [nil(), int(0)]);
+    for command in ["'LOCK.ACQUIRE','l','b'", "'LOCK.RENEW','k','a'"] {
+        let script = format!("return redis.call({command})");
+        let reply = scene.observer.words(&[b"EVAL", script.as_bytes(), b"0"]);
+        let error = format!("{reply:?}");
+        assert!(error.contains("NOREPLICAS"), "{error}");
+    }
+    assert_eq!(scene.observer.hash("k"), before);
+    assert_eq!(scene.observer.call("EXISTS l"), int(0));
+    assert_eq!(owner.call("LOCK.RELEASE k a"), int(1));
+    scene.assert_over();
+}
+
+#[test]
+fn a_session_is_kept_up_while_its_leases_are_acknowledged() {
+    let mut scene = Scene::new();
+    let mut owner = scene.server.client();
+    token(&owner.call("LOCK.ACQUIRE k a LEASE 600 SESSION"));
+    let_pass(&scene.server, "2");
+    assert_eq!(owner.call("PING"), status("PONG"));
+    assert_eq!(scene.holds("a"), text("1"));
+    scene.assert_over();
+}
+
+#[test]
+fn a_session_whose_leases_are_not_acknowledged_is_closed() {
+    let mut scene = Scene::new();
+    let mut owner = scene.server.client();
+    token(&owner.call("LOCK.ACQUIRE k a LEASE 600 SESSION"));
+    scene.replica.stop();
+    assert!(owner.try_reply().is_none(), "its connection is closed");
+    scene.await_holds("a", &nil());
+    scene.replica.go_on();
+    scene.assert_over();
+}
+
+#[test]
+fn a_hold_that_is_over_by_then_is_not_told() {
+    for end in ["DEL k", "LOCK.BREAK k", "RENAME k l", "SET k v", "FLUSHALL"] {
+        let mut scene = Scene::new();
+        scene.replica.stop();
+        let mut client = scene.withheld(&format!("LOCK.ACQUIRE k a {LONG}"));
+        scene.observer.call(end);
+        scene.replica.go_on();
+        assert_eq!(client.reply(), nil(), "{end}");
+        eventually("nothing is held", || {
+            scene.observer.call("TYPE l") == status("none")
+        });
+        scene.assert_over();
+    }
+}
+
+#[test]
+fn all_is_told_when_no_replica_is_needed_any_more() {
+    let mut scene = Scene::new();
+    scene.replica.stop();
+    let mut client = scene.withheld(&format!("LOCK.ACQUIRE k a {LONG}"));
+    set(&mut scene.observer, "min-replicas", 0);
+    token(&client.reply());
+    token(&scene.observer.call("LOCK.ACQUIRE l a"));
+    scene.replica.go_on();
+    scene.assert_over();
+}
+
+#[test]
+fn as_many_replicas_as_asked_for_have_to_acknowledge_it() {
+    let mut scene = Scene::new();
+    let second = scene.server.replica(false);
+    await_replicas(&mut scene.observer, 2);
+    set(&mut scene.observer, "min-replicas", 2);
+    token(&scene.server.client().call("LOCK.ACQUIRE l a"));
+    second.stop();
+    let mut client = scene.withheld(&format!("LOCK.ACQUIRE k a {LONG}"));
+    let_pass(&scene.server, "0.2");
+    scene.await_withheld(1);
+    second.go_on();
+    token(&client.reply());
+    scene.assert_over();
+}
+
+#[test]
+fn with_too_few_replicas_nobody_who_waits_is_granted() {
+    let server = TestServer::start();
+    let (mut observer, mut holder) = (server.client(), server.client());
+    token(&holder.call(&format!("LOCK.ACQUIRE k a {LONG}")));
+    set(&mut observer, "min-replicas", 1);
+    for command in ["LOCK.ACQUIRE l a", "LOCK.RENEW k a", "LOCK.ACQUIRE k a"] {
+        let error = holder.error(command);
+        assert!(error.starts_with("NOREPLICAS "), "{command}: {error}");
+    }
+    assert_eq!(observer.call("LOCK.ACQUIRE k b"), nil());
+    let mut waiter = server.client();
+    waiter.send(&format!("LOCK.ACQUIRE k b {LONG} BLOCK 0"));
+    await_waiting(&mut observer, "k", 1);
+    assert_eq!(holder.call("LOCK.RELEASE k a"), int(1));
+    let mut newcomer = server.client();
+    newcomer.send(&format!("LOCK.ACQUIRE l c {LONG} BLOCK 0"));
+    await_waiting(&mut observer, "l", 1);
+    assert_eq!(waiting(&mut observer, "k"), 1);
+    assert_eq!(observer.call("EXISTS k l"), int(0));
+    let _replica = server.replica(false);
+    token(&waiter.reply());
+    token(&newcomer.reply());
+    server.assert_sound();
+}
+
+#[test]
+fn the_append_only_file_holds_no_question_to_replicas() {
+    let server = TestServer::start_with(&["--appendonly", "yes"]);
+    let replica = server.replica(true);
+    let mut client = server.client();
+    await_replicas(&mut client, 1);
+    set(&mut client, "min-replicas", 1);
+    token(&client.call(&format!("LOCK.ACQUIRE k a {LONG}")));
+    let mut written = String::new();
+    eventually("the file is written", || {
+        written.clear();
+        for file in std::fs::read_dir(server.dir().join("appendonlydir")).unwrap() {
+            let bytes = std::fs::read(file.unwrap().path()).unwrap();
+            written.push_str(&String::from_utf8_lossy(&bytes));
+        }
+        written.contains("@fence")
+    });
+    assert!(!written.contains("GETACK"));
+    server.assert_same_data(&replica);
+}
