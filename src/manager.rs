@@ -76,8 +76,8 @@ pub(crate) fn acquire(
 pub(crate) fn release(key: LockKey<'_>, request: &ReleaseRequest) -> Result<Released, LockError> {
     // When a lease ends matters only to those who wait.
     let part = match TABLE.with_borrow(LockTable::anybody_waits) {
-        true => Part::Whole,
-        false => Part::WithoutLeaseEnd,
+        true => Part::OfAsker,
+        false => Part::OfAskerWithoutLeaseEnd,
     };
     let (open, stored) = look_for(key, Some(&request.owner), part)?;
     let now = clock::now();
@@ -97,7 +97,7 @@ pub(crate) fn break_lock(key: LockKey<'_>, token: Option<FencingToken>) -> Resul
 /// Lets the lease end at now + lease exactly. Returns whether the owner holds the
 /// lock, with the token it named.
 pub(crate) fn renew(key: LockKey<'_>, request: &RenewRequest) -> Result<bool, LockError> {
-    let (open, stored) = look_for(key, Some(&request.owner), Part::Whole)?;
+    let (open, stored) = look_for(key, Some(&request.owner), Part::OfAsker)?;
     let now = clock::now();
     let done = step(|table| table.renew(key.as_ref(), stored, request, now));
     carry_out(key, open, now, Progress::Done(done))

@@ -116,8 +116,6 @@ api! {
             c_int,
             c_int,
         ) -> c_int;
-        create_string_from_long_long = RedisModule_CreateStringFromLongLong:
-            fn(*mut RedisModuleCtx, c_longlong) -> *mut RedisModuleString;
         create_timer = RedisModule_CreateTimer:
             fn(*mut RedisModuleCtx, mstime_t, RedisModuleTimerProc, *mut c_void) -> RedisModuleTimerID;
         delete_key = RedisModule_DeleteKey: fn(*mut RedisModuleKey) -> c_int;

@@ -155,7 +155,7 @@ fn waits_no_more(waiter: WaiterId) -> Option<Rc<Ticket>> {
 /// until the one who gave it back has been told; and the first in line is woken
 /// last.
 pub(super) fn wake_answered() {
-    for ticket in ANSWERED.take().into_iter().rev() {
+    while let Some(ticket) = ANSWERED.with_borrow_mut(Vec::pop) {
         ticket.wake();
     }
 }
