@@ -41,7 +41,31 @@ use redis_lock_core::token::FencingToken;
 pub(crate) use due::on_wake;
 
 thread_local! {
-    static TABLE: RefCell<LockTable> = RefCell::default();
+    static PLACE: &'static RefCell<LockTable> = Box::leak(Box::default());
+}
+
+/// The lock table of this process.
+///
+/// It is borrowed as a `LocalKey` is. But that moves what it returns twice more, and a
+/// step is large.
+struct Table;
+
+const TABLE: Table = Table;
+
+impl Table {
+    fn place(&self) -> &'static RefCell<LockTable> {
+        PLACE.with(|place| *place)
+    }
+
+    #[inline]
+    fn with_borrow<R>(&self, body: impl FnOnce(&LockTable) -> R) -> R {
+        body(&self.place().borrow())
+    }
+
+    #[inline]
+    fn with_borrow_mut<R>(&self, body: impl FnOnce(&mut LockTable) -> R) -> R {
+        body(&mut self.place().borrow_mut())
+    }
 }
 
 /// Takes the lock, one hold more of it, or a position in its queue.
@@ -74,8 +98,9 @@ pub(crate) fn acquire(
 
 /// Gives holds back; with the last one, hands the lock off.
 pub(crate) fn release(key: LockKey<'_>, request: &ReleaseRequest) -> Result<Released, LockError> {
-    // When a lease ends matters only to those who wait.
+    // When a lease ends matters only to those who wait, while it lasts.
     let part = match TABLE.with_borrow(LockTable::anybody_waits) {
+        true if request.ends_a_single_hold() => Part::OfAskerUnlessSingleHold,
         true => Part::OfAsker,
         false => Part::OfAskerWithoutLeaseEnd,
     };
@@ -115,7 +140,7 @@ pub(crate) fn remembers_holds() -> bool {
 
 /// Begins anew, as a module that has just been loaded.
 pub(crate) fn reset() {
-    TABLE.take();
+    TABLE.place().take();
 }
 
 /// Somebody did something to this key. It may be called where writing is not

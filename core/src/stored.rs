@@ -115,6 +115,11 @@ impl Reader {
         self.last_token.is_some()
     }
 
+    /// Whether one hold was read, and no more.
+    pub fn is_single_hold(&self) -> bool {
+        matches!(self.counts.as_slice(), [(_, 1)])
+    }
+
     /// Whether a field was read that no lock has.
     pub const fn is_no_lock(&self) -> bool {
         self.no_lock

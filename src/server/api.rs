@@ -156,11 +156,14 @@ api! {
         replicate = RedisModule_Replicate:
             fn(*mut RedisModuleCtx, *const c_char, *const c_char, ...) -> c_int;
         reply_with_array = RedisModule_ReplyWithArray: fn(*mut RedisModuleCtx, c_long) -> c_int;
+        reply_with_long_long = RedisModule_ReplyWithLongLong:
+            fn(*mut RedisModuleCtx, c_longlong) -> c_int;
         reply_with_map = RedisModule_ReplyWithMap: fn(*mut RedisModuleCtx, c_long) -> c_int;
+        reply_with_null = RedisModule_ReplyWithNull: fn(*mut RedisModuleCtx) -> c_int;
         reply_with_string_buffer = RedisModule_ReplyWithStringBuffer:
             fn(*mut RedisModuleCtx, *const c_char, usize) -> c_int;
         scan_cursor_create = RedisModule_ScanCursorCreate: fn() -> *mut RedisModuleScanCursor;
-        scan_cursor_destroy = RedisModule_ScanCursorDestroy: fn(*mut RedisModuleScanCursor);
+        scan_cursor_restart = RedisModule_ScanCursorRestart: fn(*mut RedisModuleScanCursor);
         scan_key = RedisModule_ScanKey: fn(
             *mut RedisModuleKey,
             *mut RedisModuleScanCursor,

@@ -39,7 +39,7 @@ use std::ptr;
 use std::rc::Rc;
 
 use hashbrown::HashMap;
-use redis_module::{Context, RedisValue, raw};
+use redis_module::{Context, raw};
 
 use crate::server::acl::User;
 use crate::server::api::api;
@@ -47,7 +47,7 @@ use crate::server::clients;
 use crate::server::guard;
 use crate::server::hooks::hooks;
 use crate::server::keyspace::LockKey;
-use crate::server::reply::refusal;
+use crate::server::reply::{Reply, refusal};
 use redis_lock_core::keys::give_memory_back;
 use redis_lock_core::queue::WaiterId;
 use redis_lock_core::request::{ClientId, Timeout};
@@ -186,10 +186,12 @@ impl Ticket {
     }
 
     fn reply(&self, ctx: &Context, answer: &Answer) {
-        ctx.reply(match answer {
-            Answer::Granted(token) => Ok(RedisValue::Integer(token.get())),
-            Answer::Refused(error) => Err(refusal(error, || User::of(ctx, self.client))),
-        });
+        match answer {
+            Answer::Granted(token) => Reply::Integer(token.get()).send(ctx),
+            Answer::Refused(error) => {
+                ctx.reply(Err(refusal(error, || User::of(ctx, self.client))));
+            }
+        }
     }
 }
 
@@ -233,7 +235,7 @@ unsafe extern "C" fn on_timeout(
         match state {
             State::Waiting => {
                 ticket.leave(&ctx, Leave::TimeUp);
-                ctx.reply(Ok(RedisValue::Null));
+                Reply::Null.send(&ctx);
             }
             State::Answered(answer) => {
                 ticket.reply(&ctx, &answer);

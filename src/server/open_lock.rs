@@ -32,6 +32,8 @@ pub(crate) enum Part {
     OfAsker,
     /// The same, but not when the lease of the asker alone ends.
     OfAskerWithoutLeaseEnd,
+    /// The same, but not when that lease ends if it has a single hold.
+    OfAskerUnlessSingleHold,
 }
 
 impl<'c> OpenLock<'c> {
@@ -129,10 +131,15 @@ impl<'c> OpenLock<'c> {
         let fields = unsafe { (api().value_length)(self.handle) };
         let asker_alone = match part {
             Part::Whole => None,
-            Part::OfAsker | Part::OfAskerWithoutLeaseEnd => self.read_fields_of(asker, fields),
+            _ => self.read_fields_of(asker, fields),
+        };
+        let needs_no_lease_end = |reader: &Reader| match part {
+            Part::Whole | Part::OfAsker => false,
+            Part::OfAskerWithoutLeaseEnd => true,
+            Part::OfAskerUnlessSingleHold => reader.is_single_hold(),
         };
         let reader = match asker_alone {
-            Some(reader) if part == Part::OfAskerWithoutLeaseEnd && reader.has_token() => {
+            Some(reader) if reader.has_token() && needs_no_lease_end(&reader) => {
                 return reader.finish(None);
             }
             Some(reader) => reader,
@@ -221,14 +228,14 @@ impl<'c> OpenLock<'c> {
         }
 
         let mut reader = asker.map_or_else(Reader::default, Reader::asked_by);
-        // SAFETY: the cursor lives from its creation to its destruction here,
-        // the handle is open on a hash, and `read` gets the type it expects.
+        let cursor = CURSOR.with(|cursor| *cursor);
+        // SAFETY: the cursor lives as long as the server, and nobody else uses it
+        // meanwhile; the handle is open on a hash, and `read` gets the type it expects.
         unsafe {
             let scan = api().scan_key;
-            let cursor = (api().scan_cursor_create)();
+            (api().scan_cursor_restart)(cursor);
             let into: *mut c_void = ptr::from_mut(&mut reader).cast();
             while scan(self.handle, cursor, Some(read), into) != 0 && !reader.is_no_lock() {}
-            (api().scan_cursor_destroy)(cursor);
         }
         reader
     }
@@ -443,6 +450,8 @@ impl<'c> Args<'c> {
 thread_local! {
     static FENCE: StaticStr = StaticStr::new(TOKEN_FIELD);
     static ONE: StaticStr = StaticStr::new(b"1");
+    // SAFETY: the function takes no arguments.
+    static CURSOR: *mut raw::RedisModuleScanCursor = unsafe { (api().scan_cursor_create)() };
 }
 
 /// A lock that one owner holds alone has at most a count and a token.
