@@ -606,9 +606,10 @@ impl WaitQueues {
 #[cfg(feature = "planted-faults")]
 impl WaitQueues {
     fn forget_second(&mut self, key: KeyRef<'_>, first: WaiterId) {
-        let mut ids = self.waiters(key).map(|waiter| waiter.id);
-        if ids.next() == Some(first)
-            && let Some(second) = ids.next()
+        let ids = self.waiters(key).map(|waiter| waiter.id);
+        let ids: Vec<WaiterId> = ids.take(2).collect();
+        if let [one, second] = ids[..]
+            && one == first
             && Fault::WaiterDropped.strikes()
         {
             self.remove(key, second);
