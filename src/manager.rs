@@ -44,11 +44,35 @@ use redis_lock_core::token::FencingToken;
 pub(crate) use due::on_wake;
 
 thread_local! {
-    static TABLE: RefCell<LockTable> = RefCell::default();
-
     /// Whether the data is that of another server, or of this one before it was
     /// started: it is a replica, or it loads.
     static RECEIVES: Cell<bool> = const { Cell::new(false) };
+
+    static PLACE: &'static RefCell<LockTable> = Box::leak(Box::default());
+}
+
+/// The lock table of this process.
+///
+/// It is borrowed as a `LocalKey` is. But that moves what it returns twice more, and a
+/// step is large.
+struct Table;
+
+const TABLE: Table = Table;
+
+impl Table {
+    fn place(&self) -> &'static RefCell<LockTable> {
+        PLACE.with(|place| *place)
+    }
+
+    #[inline]
+    fn with_borrow<R>(&self, body: impl FnOnce(&LockTable) -> R) -> R {
+        body(&self.place().borrow())
+    }
+
+    #[inline]
+    fn with_borrow_mut<R>(&self, body: impl FnOnce(&mut LockTable) -> R) -> R {
+        body(&mut self.place().borrow_mut())
+    }
 }
 
 /// Takes the lock, one hold more of it, or a position in its queue. Returns nothing where
@@ -90,10 +114,11 @@ pub(crate) fn acquire(
 
 /// Gives holds back; with the last one, hands the lock off.
 pub(crate) fn release(key: LockKey<'_>, request: &ReleaseRequest) -> Result<Released, LockError> {
-    // When a lease ends matters only to those who wait.
+    // When a lease ends matters only to those who wait, while it lasts.
     let part = match TABLE.with_borrow(LockTable::anybody_waits) {
-        true => Part::Whole,
-        false => Part::WithoutLeaseEnd,
+        true if request.ends_a_single_hold() => Part::OfAskerUnlessSingleHold,
+        true => Part::OfAsker,
+        false => Part::OfAskerWithoutLeaseEnd,
     };
     let (open, stored) = look_for(key, Some(&request.owner), part)?;
     let now = clock::now();
@@ -118,7 +143,7 @@ pub(crate) fn break_lock(key: LockKey<'_>, token: Option<FencingToken>) -> Resul
 /// lock, with the token it named; nothing where the client is told later.
 pub(crate) fn renew(key: LockKey<'_>, request: &RenewRequest) -> Result<Option<bool>, LockError> {
     gate::check_replicas(key.ctx())?;
-    let (open, stored) = look_for(key, Some(&request.owner), Part::Whole)?;
+    let (open, stored) = look_for(key, Some(&request.owner), Part::OfAsker)?;
     let now = clock::now();
     let client = acks::client_to_tell(key.ctx());
     let done = step(key.ctx(), |table| {
@@ -162,7 +187,7 @@ pub(crate) fn remembers_holds() -> bool {
 
 /// Begins anew, as a module that has just been loaded.
 pub(crate) fn reset(ctx: &Context) {
-    TABLE.take();
+    TABLE.place().take();
     acks::reset();
     RECEIVES.set(keyspace::is_replica(ctx));
 }

@@ -26,6 +26,7 @@
 //! answered last. Two databases that change places have all of them inserted anew.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::{Entry, OccupiedEntry};
 
 use smallvec::SmallVec;
 
@@ -325,16 +326,15 @@ impl Deliveries {
 
     /// Notes that a client has heard of the grant that was on its way to it.
     pub fn delivered(&mut self, client: ClientId) {
-        let Some((hold, at)) = self.find(client) else {
+        let Some((mut found, at)) = self.find(client) else {
             return;
         };
-        if let Some(under_way) = self.by_hold.get_mut(&hold) {
-            if let Some(reply) = under_way.replies.get_mut(at) {
-                reply.on_its_way = None;
-            }
-            if under_way.is_over() {
-                self.by_hold.remove(&hold);
-            }
+        let under_way = found.get_mut();
+        if let Some(reply) = under_way.replies.get_mut(at) {
+            reply.on_its_way = None;
+        }
+        if under_way.is_over() {
+            found.remove();
         }
     }
 
@@ -342,12 +342,12 @@ impl Deliveries {
     /// Returns the holds of which some may be over, and their token, if that is
     /// not known yet.
     pub fn lost(&mut self, client: ClientId) -> Option<(HoldId, FencingToken)> {
-        let (hold, at) = self.find(client)?;
-        let under_way = self.by_hold.get_mut(&hold)?;
+        let (mut found, at) = self.find(client)?;
+        let under_way = found.get_mut();
         under_way.replies.remove(at);
         let known = std::mem::replace(&mut under_way.lost, true);
         let token = under_way.token;
-        (!known).then_some((hold, token))
+        (!known).then(|| (found.key().clone(), token))
     }
 
     /// Notes that the session has ended that these holds were bound to. It leaves those
@@ -471,12 +471,15 @@ impl Deliveries {
 
     /// Where the grant is noted that is on its way to this client. It is not found
     /// a second time.
-    fn find(&mut self, client: ClientId) -> Option<(HoldId, usize)> {
+    fn find(&mut self, client: ClientId) -> Option<(OccupiedEntry<'_, HoldId, UnderWay>, usize)> {
         let hold = self.by_client.remove(&client)?;
-        let mut replies = self.by_hold.get(&hold)?.replies.iter();
+        let Entry::Occupied(found) = self.by_hold.entry(hold) else {
+            return None;
+        };
+        let mut replies = found.get().replies.iter();
         let is_it = |one: &Delivery| one.client == client;
         let at = replies.rposition(|reply| reply.on_its_way.as_ref().is_some_and(is_it))?;
-        Some((hold, at))
+        Some((found, at))
     }
 
     fn forget(&mut self, hold: &HoldId) {

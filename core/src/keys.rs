@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::hash::Hash;
 use std::rc::Rc;
 
+use hashbrown::hash_map::EntryRef;
 use hashbrown::{Equivalent, HashMap};
 
 /// A key, by the number of its database and its name.
@@ -78,6 +79,16 @@ impl KeySet {
     }
 }
 
+/// What a key stands beside that was put into a set.
+pub(crate) enum Beside {
+    /// No other key.
+    Nothing,
+    /// This one, which was alone before.
+    One(KeyBuf),
+    /// Several others.
+    Several,
+}
+
 /// Sets of keys, each under a name. An empty one takes no room. To find a set takes
 /// constant time, to change it logarithmic time in the number of its keys.
 #[derive(Clone, Debug)]
@@ -109,37 +120,38 @@ impl<N: Clone + Eq + Hash> KeySets<N> {
         self.by_name.len()
     }
 
-    /// Returns the key that was alone here before, if one was and is another.
-    pub(crate) fn insert(&mut self, name: &N, key: KeyBuf) -> Option<KeyBuf> {
-        let Some(keys) = self.by_name.get_mut(name) else {
-            self.by_name.insert(name.clone(), KeySet::One(key));
-            return None;
+    /// Puts a key here. Returns what it stands beside now.
+    pub(crate) fn insert(&mut self, name: &N, key: KeyBuf) -> Beside {
+        let keys = match self.by_name.entry_ref(name) {
+            EntryRef::Occupied(known) => known.into_mut(),
+            EntryRef::Vacant(place) => {
+                place.insert_with_key(name.clone(), KeySet::One(key));
+                return Beside::Nothing;
+            }
         };
         match keys {
-            KeySet::One(only) if *only == key => None,
+            KeySet::One(only) if *only == key => Beside::Nothing,
             KeySet::One(only) => {
                 let only = only.clone();
                 *keys = KeySet::Many([only.clone(), key].into());
-                Some(only)
+                Beside::One(only)
             }
             KeySet::Many(many) => {
                 many.insert(key);
-                None
+                Beside::Several
             }
         }
     }
 
-    /// Whether there is more than one key under this name.
-    pub(crate) fn are_several(&self, name: &N) -> bool {
-        matches!(self.by_name.get(name), Some(KeySet::Many(_)))
-    }
-
     /// Returns the key that is alone here now, if this one left it so.
     pub(crate) fn remove(&mut self, name: &N, key: &KeyBuf) -> Option<KeyBuf> {
-        let keys = self.by_name.get_mut(name)?;
+        let EntryRef::Occupied(mut known) = self.by_name.entry_ref(name) else {
+            return None;
+        };
+        let keys = known.get_mut();
         match keys {
             KeySet::One(only) if only == key => {
-                self.by_name.remove(name);
+                known.remove();
                 give_memory_back(&mut self.by_name);
                 None
             }

@@ -76,7 +76,7 @@ pub enum Effect {
 }
 
 /// What has to be written, in order.
-pub type Effects = SmallVec<[Effect; 2]>;
+pub type Effects = SmallVec<[Effect; 3]>;
 
 /// Somebody who holds the lock.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -28,14 +28,17 @@
 //! sort them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::iter;
 use std::ops::{Bound, RangeBounds};
 
 use hashbrown::HashMap;
+use hashbrown::hash_map::EntryRef;
 
+use crate::bounds::few;
 use crate::error::LockError;
 #[cfg(test)]
 use crate::explore::form::Form;
-use crate::keys::{KeyBuf, KeyRef, KeySets, give_memory_back};
+use crate::keys::{Beside, KeyBuf, KeyRef, KeySets, give_memory_back};
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
 use crate::request::{AcquireRequest, ClientId, Limit, Owner};
@@ -58,6 +61,8 @@ pub struct WaiterId(pub(crate) u64);
 pub struct Waiter {
     /// Its name.
     pub id: WaiterId,
+    /// The lock for which it waits.
+    pub key: KeyBuf,
     /// What it asks for.
     pub request: AcquireRequest,
     /// Since when it has waited, in microseconds since 1970.
@@ -68,12 +73,13 @@ pub struct Waiter {
     pub until_ms: Option<i64>,
 }
 
-#[derive(Clone, Debug, Default)]
+/// Those who wait for one lock. Mostly it is one, and never nobody.
+#[derive(Clone, Debug)]
 struct Queue {
-    waiters: BTreeMap<WaiterId, Waiter>,
-    by_owner: BTreeSet<(Owner, WaiterId)>,
-    /// Those that ask for the lock all alone.
-    exclusive: BTreeSet<WaiterId>,
+    first: Waiter,
+    behind: BTreeMap<WaiterId, Waiter>,
+    /// There while more than a few wait, and a while longer.
+    index: Option<Box<Index>>,
     /// Of each owner that waits for other keys as well, its first request.
     waiting_elsewhere: BTreeSet<WaiterId>,
     /// Who was granted the lock, and may have other requests here that were not
@@ -84,26 +90,126 @@ struct Queue {
     recheck_at_ms: Option<i64>,
 }
 
+#[derive(Clone, Debug, Default)]
+struct Index {
+    by_owner: BTreeSet<(Owner, WaiterId)>,
+    /// Those that ask for the lock all alone.
+    exclusive: BTreeSet<WaiterId>,
+}
+
 impl Queue {
-    fn insert(&mut self, id: WaiterId, waiter: Waiter) {
-        self.by_owner.insert((waiter.request.owner.clone(), id));
-        if waiter.request.limit == Limit::EXCLUSIVE {
-            self.exclusive.insert(id);
+    const fn of(first: Waiter) -> Self {
+        Self {
+            first,
+            behind: BTreeMap::new(),
+            index: None,
+            waiting_elsewhere: BTreeSet::new(),
+            reentering: None,
+            slow: None,
+            recheck_at_ms: None,
         }
-        self.waiters.insert(id, waiter);
     }
 
+    fn len(&self) -> usize {
+        1 + self.behind.len()
+    }
+
+    fn waiters(&self) -> impl DoubleEndedIterator<Item = &Waiter> {
+        iter::once(&self.first).chain(self.behind.values())
+    }
+
+    fn waiter(&self, id: WaiterId) -> Option<&Waiter> {
+        if self.first.id == id {
+            return Some(&self.first);
+        }
+        self.behind.get(&id)
+    }
+
+    fn last(&self) -> &Waiter {
+        let last = self.behind.last_key_value();
+        last.map_or(&self.first, |(_, waiter)| waiter)
+    }
+
+    /// Who is to be served first.
+    fn next(&self) -> &Waiter {
+        #[cfg(feature = "planted-faults")]
+        return Fault::LastInFirstOut.instead(&self.first, || self.last());
+        #[cfg(not(feature = "planted-faults"))]
+        &self.first
+    }
+
+    fn push(&mut self, waiter: Waiter) {
+        if let Some(index) = &mut self.index {
+            index.insert(&waiter);
+        }
+        self.behind.insert(waiter.id, waiter);
+        if self.index.is_none() && self.len() > few() {
+            let mut index = Index::default();
+            self.waiters().for_each(|waiter| index.insert(waiter));
+            self.index = Some(Box::new(index));
+        }
+    }
+
+    /// Removes a waiter, unless it is the only one.
     fn remove(&mut self, id: WaiterId) -> Option<Waiter> {
-        let waiter = self.waiters.remove(&id)?;
-        self.by_owner.remove(&(waiter.request.owner.clone(), id));
-        self.exclusive.remove(&id);
+        let waiter = if self.first.id == id {
+            let (_, next) = self.behind.pop_first()?;
+            std::mem::replace(&mut self.first, next)
+        } else {
+            self.behind.remove(&id)?
+        };
+        if let Some(index) = &mut self.index {
+            index.remove(&waiter);
+            if self.len() <= few() / 2 {
+                self.index = None;
+            }
+        }
         Some(waiter)
     }
 
     fn first_id_of(&self, owner: &Owner) -> Option<WaiterId> {
-        let mut from_its_first = self.by_owner.range((owner.clone(), WaiterId(0))..);
-        let (next, id) = from_its_first.next()?;
-        (next == owner).then_some(*id)
+        match &self.index {
+            Some(index) => {
+                let mut from_its_first = index.by_owner.range((owner.clone(), WaiterId(0))..);
+                let (next, id) = from_its_first.next()?;
+                (next == owner).then_some(*id)
+            }
+            None => {
+                let mut waiters = self.waiters();
+                let first = waiters.find(|waiter| waiter.request.owner == *owner);
+                first.map(|waiter| waiter.id)
+            }
+        }
+    }
+
+    fn last_exclusive_before(&self, position: Option<WaiterId>) -> Option<WaiterId> {
+        match (&self.index, position) {
+            (Some(index), Some(position)) => index.exclusive.range(..position).next_back().copied(),
+            (Some(index), None) => index.exclusive.last().copied(),
+            (None, position) => {
+                let is_it = |waiter: &&Waiter| {
+                    waiter.request.limit == Limit::EXCLUSIVE
+                        && position.is_none_or(|position| waiter.id < position)
+                };
+                self.waiters().rev().find(is_it).map(|waiter| waiter.id)
+            }
+        }
+    }
+}
+
+impl Index {
+    fn insert(&mut self, waiter: &Waiter) {
+        let (id, request) = (waiter.id, &waiter.request);
+        self.by_owner.insert((request.owner.clone(), id));
+        if request.limit == Limit::EXCLUSIVE {
+            self.exclusive.insert(id);
+        }
+    }
+
+    fn remove(&mut self, waiter: &Waiter) {
+        let (id, request) = (waiter.id, &waiter.request);
+        self.by_owner.remove(&(request.owner.clone(), id));
+        self.exclusive.remove(&id);
     }
 }
 
@@ -172,23 +278,39 @@ impl WaitQueues {
         since_us: i64,
         max_waiters: usize,
     ) -> Result<WaiterId, LockError> {
-        let known = self.by_key.get_key_value(&key);
-        if known.is_some_and(|(_, queue)| queue.waiters.len() >= max_waiters) {
+        let entry = self.by_key.entry_ref(&key);
+        if let EntryRef::Occupied(known) = &entry
+            && known.get().len() >= max_waiters
+        {
             return Err(LockError::QueueFull { max_waiters });
         }
-        let key = known.map_or_else(|| key.into(), |(key, _)| key.clone());
-        let id = self.new_id();
+        let key = match &entry {
+            EntryRef::Occupied(known) => known.key().clone(),
+            EntryRef::Vacant(_) => key.into(),
+        };
+        let id = WaiterId(self.next_id);
+        self.next_id += 1;
         let owner = request.owner.clone();
         let waiter = Waiter {
             id,
+            key: key.clone(),
             request,
             since_us,
             client: wait.client,
             until_ms: wait.until_ms,
         };
-        let queue = self.by_key.entry(key.clone()).or_default();
-        let waits_already = queue.first_id_of(&owner).is_some();
-        queue.insert(id, waiter);
+        let waits_already = match entry {
+            EntryRef::Occupied(mut known) => {
+                let queue = known.get_mut();
+                let waits_already = queue.first_id_of(&owner).is_some();
+                queue.push(waiter);
+                waits_already
+            }
+            EntryRef::Vacant(place) => {
+                place.insert_with_key(key.clone(), Queue::of(waiter));
+                false
+            }
+        };
         self.by_id.insert(id, key.clone());
         if !waits_already {
             self.note_wait(key, owner);
@@ -205,37 +327,57 @@ impl WaitQueues {
 
     /// Removes a waiter that will not be served, if it still waits.
     pub fn remove(&mut self, key: KeyRef<'_>, id: WaiterId) -> Option<Waiter> {
+        self.take(key, |_| Some(id))
+    }
+
+    /// Removes the waiter of which `choose` returns the name.
+    fn take(
+        &mut self,
+        key: KeyRef<'_>,
+        choose: impl Fn(&Queue) -> Option<WaiterId>,
+    ) -> Option<Waiter> {
         #[cfg(feature = "planted-faults")]
-        self.forget_second(key, id);
-        let queue = self.queue_mut(key)?;
-        let waiter = queue.remove(id)?;
-        let owner = &waiter.request.owner;
-        let empty = queue.waiters.is_empty();
-        let next_of_owner = queue.first_id_of(owner);
-        if queue.waiting_elsewhere.remove(&id)
-            && let Some(next) = next_of_owner
-        {
-            queue.waiting_elsewhere.insert(next);
+        if let Some(id) = self.queue(key).and_then(&choose) {
+            self.forget_second(key, id);
         }
-        if let Some(key) = self.by_id.remove(&id)
-            && next_of_owner.is_none()
-        {
-            self.forget_wait(&key, owner);
-        }
-        if empty {
-            self.forget_queue(key);
+        let EntryRef::Occupied(mut entry) = self.by_key.entry_ref(&key) else {
+            return None;
+        };
+        let queue = entry.get_mut();
+        let id = choose(queue)?;
+        let (waiter, next_of_owner) = match queue.remove(id) {
+            Some(waiter) => {
+                let next_of_owner = queue.first_id_of(&waiter.request.owner);
+                if queue.waiting_elsewhere.remove(&id)
+                    && let Some(next) = next_of_owner
+                {
+                    queue.waiting_elsewhere.insert(next);
+                }
+                (waiter, next_of_owner)
+            }
+            None if queue.first.id == id => {
+                let (key, queue) = entry.remove_entry();
+                if let Some(at_ms) = queue.recheck_at_ms {
+                    self.rechecks.remove(&(at_ms, key));
+                }
+                give_memory_back(&mut self.by_key);
+                (queue.first, None)
+            }
+            None => return None,
+        };
+        self.by_id.remove(&id);
+        if next_of_owner.is_none() {
+            self.forget_wait(&waiter.key, &waiter.request.owner);
         }
         Some(waiter)
     }
 
     fn note_wait(&mut self, key: KeyBuf, owner: Owner) {
-        let was_alone = self.waits.insert(&owner, key.clone());
-        if !self.waits.are_several(&owner) {
-            return;
-        }
-        if let Some(other) = was_alone {
+        match self.waits.insert(&owner, key.clone()) {
+            Beside::Nothing => return,
             // It did not know of this one.
-            self.note_first(other.as_ref(), &owner, true);
+            Beside::One(other) => self.note_first(other.as_ref(), &owner, true),
+            Beside::Several => {}
         }
         self.note_first(key.as_ref(), &owner, true);
     }
@@ -261,15 +403,7 @@ impl WaitQueues {
 
     /// The first waiter.
     pub fn first(&self, key: KeyRef<'_>) -> Option<&Waiter> {
-        self.first_entry(key).map(|(_, waiter)| waiter)
-    }
-
-    fn first_entry(&self, key: KeyRef<'_>) -> Option<(WaiterId, &Waiter)> {
-        let waiters = &self.queue(key)?.waiters;
-        let first = waiters.first_key_value();
-        #[cfg(feature = "planted-faults")]
-        let first = Fault::LastInFirstOut.instead(first, || waiters.last_key_value());
-        first.map(|(&id, waiter)| (id, waiter))
+        self.queue(key).map(Queue::next)
     }
 
     /// The first request of this owner in the key's queue.
@@ -279,22 +413,23 @@ impl WaitQueues {
 
     /// Whether anybody stands behind this owner's first request in the key's queue.
     pub fn is_anyone_behind(&self, key: KeyRef<'_>, owner: &Owner) -> bool {
-        let behind = self.queue(key).and_then(|queue| {
-            let last = *queue.waiters.last_key_value()?.0;
-            Some(queue.first_id_of(owner)? < last)
-        });
+        let behind = self
+            .queue(key)
+            .and_then(|queue| Some(queue.first_id_of(owner)? < queue.last().id));
         behind.unwrap_or(false)
     }
 
     /// The waiter of this id, if it still waits.
     pub fn waiter(&self, key: KeyRef<'_>, id: WaiterId) -> Option<&Waiter> {
-        self.queue(key)?.waiters.get(&id)
+        self.queue(key)?.waiter(id)
     }
 
     /// The first request for the lock all alone.
     #[cfg(test)]
     pub(crate) fn first_exclusive(&self, key: KeyRef<'_>) -> Option<WaiterId> {
-        self.queue(key)?.exclusive.first().copied()
+        let mut waiters = self.queue(key)?.waiters();
+        let first = waiters.find(|waiter| waiter.request.limit == Limit::EXCLUSIVE);
+        first.map(|waiter| waiter.id)
     }
 
     /// The last request for the lock all alone before this one, or of all.
@@ -303,11 +438,7 @@ impl WaitQueues {
         key: KeyRef<'_>,
         position: Option<WaiterId>,
     ) -> Option<WaiterId> {
-        let exclusive = &self.queue(key)?.exclusive;
-        match position {
-            Some(position) => exclusive.range(..position).next_back().copied(),
-            None => exclusive.last().copied(),
-        }
+        self.queue(key)?.last_exclusive_before(position)
     }
 
     /// The owners in this part of the queue that wait for other keys as well, each
@@ -321,7 +452,7 @@ impl WaitQueues {
         queue.into_iter().flat_map(move |queue| {
             let part = (part.start_bound().cloned(), part.end_bound().cloned());
             let ids = queue.waiting_elsewhere.range(part);
-            ids.filter_map(|id| Some((*id, &queue.waiters.get(id)?.request.owner)))
+            ids.filter_map(|id| Some((*id, &queue.waiter(*id)?.request.owner)))
         })
     }
 
@@ -344,9 +475,7 @@ impl WaitQueues {
 
     /// The owners that wait for this key, each at least once.
     pub fn owners(&self, key: KeyRef<'_>) -> impl Iterator<Item = &Owner> {
-        let queue = self.queue(key);
-        let entries = queue.into_iter().flat_map(|queue| &queue.by_owner);
-        entries.map(|(owner, _)| owner)
+        self.waiters(key).map(|waiter| &waiter.request.owner)
     }
 
     /// The keys for which this owner waits.
@@ -362,20 +491,20 @@ impl WaitQueues {
     /// The key's waiters, in order.
     pub fn waiters(&self, key: KeyRef<'_>) -> impl Iterator<Item = &Waiter> {
         let queue = self.queue(key);
-        queue.into_iter().flat_map(|queue| queue.waiters.values())
+        queue.into_iter().flat_map(Queue::waiters)
     }
 
     /// How many wait for the key.
     pub fn length(&self, key: KeyRef<'_>) -> usize {
-        self.queue(key).map_or(0, |queue| queue.waiters.len())
+        self.queue(key).map_or(0, Queue::len)
     }
 
     /// The keys that somebody waits for, longest wait first, each with the time since
     /// which the first in line has waited, in microseconds since 1970.
     pub fn contended_keys(&self) -> impl Iterator<Item = (&KeyBuf, i64)> {
         self.by_id.iter().filter_map(|(id, key)| {
-            let (first, waiter) = self.queue(key.as_ref())?.waiters.first_key_value()?;
-            (first == id).then_some((key, waiter.since_us))
+            let first = &self.queue(key.as_ref())?.first;
+            (first.id == *id).then_some((key, first.since_us))
         })
     }
 
@@ -388,11 +517,14 @@ impl WaitQueues {
     /// The next of the key's waiters that has not been found to wait for long.
     pub fn next_not_slow(&self, key: KeyRef<'_>) -> Option<&Waiter> {
         let queue = self.queue(key)?;
-        let later = match queue.slow {
-            Some(slow) => (Bound::Excluded(slow), Bound::Unbounded),
-            None => (Bound::Unbounded, Bound::Unbounded),
+        let slow = queue.slow.filter(|&slow| queue.first.id <= slow);
+        let Some(slow) = slow else {
+            return Some(&queue.first);
         };
-        queue.waiters.range(later).next().map(|(_, waiter)| waiter)
+        let mut later = queue
+            .behind
+            .range((Bound::Excluded(slow), Bound::Unbounded));
+        later.next().map(|(_, waiter)| waiter)
     }
 
     /// Notes that this waiter, and all before it, have been found to wait for long.
@@ -404,14 +536,24 @@ impl WaitQueues {
 
     /// Takes the first waiter.
     pub fn take_first(&mut self, key: KeyRef<'_>) -> Option<Waiter> {
-        let (id, _) = self.first_entry(key)?;
-        self.remove(key, id)
+        self.take_first_if(key, |_| true)
+    }
+
+    /// Takes the first waiter, if it is to be taken.
+    pub fn take_first_if(
+        &mut self,
+        key: KeyRef<'_>,
+        is_to_be_taken: impl Fn(&Waiter) -> bool,
+    ) -> Option<Waiter> {
+        self.take(key, |queue| {
+            let first = queue.next();
+            is_to_be_taken(first).then_some(first.id)
+        })
     }
 
     /// Takes the first waiter of this owner.
     pub fn take_first_of(&mut self, key: KeyRef<'_>, owner: &Owner) -> Option<Waiter> {
-        let id = self.first_id_of(key, owner)?;
-        self.remove(key, id)
+        self.take(key, |queue| queue.first_id_of(owner))
     }
 
     /// Has the key looked at again at `at_ms` or earlier, if anybody waits for it.
@@ -466,24 +608,15 @@ impl WaitQueues {
         }
         Some(key)
     }
-
-    fn forget_queue(&mut self, key: KeyRef<'_>) {
-        if let Some((key, queue)) = self.by_key.remove_entry(&key)
-            && let Some(at_ms) = queue.recheck_at_ms
-        {
-            self.rechecks.remove(&(at_ms, key));
-        }
-        give_memory_back(&mut self.by_key);
-    }
 }
 
 #[cfg(feature = "planted-faults")]
 impl WaitQueues {
     fn forget_second(&mut self, key: KeyRef<'_>, first: WaiterId) {
-        let ids = self.queue(key).map(|queue| queue.waiters.keys());
-        let mut ids = ids.into_iter().flatten().copied();
-        if ids.next() == Some(first)
-            && let Some(second) = ids.next()
+        let ids = self.waiters(key).map(|waiter| waiter.id);
+        let ids: Vec<WaiterId> = ids.take(2).collect();
+        if let [one, second] = ids[..]
+            && one == first
             && Fault::WaiterDropped.strikes()
         {
             self.remove(key, second);
@@ -499,9 +632,9 @@ impl WaitQueues {
             let queue = self.queue(key.as_ref());
             form.flag(queue.is_some());
             let Some(queue) = queue else { continue };
-            form.count(queue.waiters.len());
-            for (id, waiter) in &queue.waiters {
-                form.waiter(Some(*id));
+            form.count(queue.len());
+            for waiter in queue.waiters() {
+                form.waiter(Some(waiter.id));
                 let request = &waiter.request;
                 form.owner(&request.owner);
                 form.number(request.lease.ms());
@@ -511,7 +644,7 @@ impl WaitQueues {
                 form.client(Some(waiter.client));
                 #[cfg(feature = "planted-faults")]
                 form.time(Some(waiter.since_us / 1000));
-                form.flag(queue.waiting_elsewhere.contains(id));
+                form.flag(queue.waiting_elsewhere.contains(&waiter.id));
             }
             form.flag(queue.reentering.is_some());
             if let Some(owner) = &queue.reentering {
@@ -524,35 +657,33 @@ impl WaitQueues {
     /// Whether all that is kept twice is the same.
     pub(crate) fn agree(&self) -> bool {
         let queues = || self.by_key.iter();
-        let waiters =
-            || queues().flat_map(|(key, queue)| queue.waiters.keys().map(move |id| (id, key)));
+        let waiters = || queues().flat_map(|(_, queue)| queue.waiters());
         let rechecks: BTreeSet<_> = queues()
             .filter_map(|(key, queue)| Some((queue.recheck_at_ms?, key.clone())))
             .collect();
         let waits_here = |owner: &Owner, key: &KeyBuf| self.waits_of(owner).any(|one| one == key);
         rechecks == self.rechecks
             && waiters().count() == self.by_id.len()
-            && waiters().all(|(id, key)| self.by_id.get(id) == Some(key))
+            && waiters().all(|waiter| self.by_id.get(&waiter.id) == Some(&waiter.key))
             && queues().all(|(key, queue)| {
-                let by_owner = queue.waiters.iter();
-                let by_owner = by_owner.map(|(id, waiter)| (waiter.request.owner.clone(), *id));
-                let exclusive = queue.waiters.iter();
-                let exclusive =
-                    exclusive.filter(|(_, waiter)| waiter.request.limit == Limit::EXCLUSIVE);
-                let waiting_elsewhere = queue.waiters.iter().filter(|(id, waiter)| {
+                let all = || queue.waiters();
+                let is_in_order = all().map(|waiter| waiter.id).is_sorted();
+                let are_here = all()
+                    .all(|waiter| waiter.key == *key && waits_here(&waiter.request.owner, key));
+                let waiting_elsewhere = all().filter(|waiter| {
                     let owner = &waiter.request.owner;
-                    queue.first_id_of(owner) == Some(**id) && self.waits_of(owner).count() > 1
+                    queue.first_id_of(owner) == Some(waiter.id) && self.waits_of(owner).count() > 1
                 });
-                let owners_wait = queue
-                    .by_owner
-                    .iter()
-                    .all(|(owner, _)| waits_here(owner, key));
-                !queue.waiters.is_empty()
-                    && owners_wait
-                    && by_owner.collect::<BTreeSet<_>>() == queue.by_owner
-                    && exclusive.map(|(id, _)| *id).collect::<BTreeSet<_>>() == queue.exclusive
+                let is_index_right = queue.index.as_ref().is_none_or(|index| {
+                    let mut anew = Index::default();
+                    all().for_each(|waiter| anew.insert(waiter));
+                    (&anew.by_owner, &anew.exclusive) == (&index.by_owner, &index.exclusive)
+                });
+                is_in_order
+                    && are_here
+                    && is_index_right
                     && waiting_elsewhere
-                        .map(|(id, _)| *id)
+                        .map(|waiter| waiter.id)
                         .collect::<BTreeSet<_>>()
                         == queue.waiting_elsewhere
             })

@@ -19,6 +19,7 @@
 use std::collections::BTreeSet;
 
 use hashbrown::HashMap;
+use hashbrown::hash_map::EntryRef;
 
 use crate::bounds::few;
 #[cfg(test)]
@@ -33,6 +34,8 @@ pub(crate) struct Remembered {
     by_key: HashMap<KeyBuf, Seen>,
     /// The keys of these locks that each owner holds.
     held_by: KeySets<Owner>,
+    /// There may be locks of many holders.
+    any_large: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -54,6 +57,9 @@ impl Remembered {
 
     /// The same, if it has many holders and need not be read again.
     pub(crate) fn untouched(&self, key: KeyRef<'_>) -> Option<&Lock> {
+        if !self.any_large {
+            return None;
+        }
         let seen = self.by_key.get(&key).filter(|seen| !seen.is_touched)?;
         (seen.lock.holders().len() > few()).then_some(&seen.lock)
     }
@@ -74,24 +80,28 @@ impl Remembered {
     pub(crate) fn put(
         &mut self,
         key: KeyRef<'_>,
-        named: Option<&KeyBuf>,
+        named: Option<KeyBuf>,
         lock: Lock,
         changed: &[Owner],
     ) {
-        if let Some((key, seen)) = self.by_key.get_key_value_mut(&key) {
-            for owner in changed {
-                let holds = lock.holder(owner).is_some();
-                note(&mut self.held_by, key, owner, holds);
+        self.any_large |= lock.holders().len() > few();
+        match self.by_key.entry_ref(&key) {
+            EntryRef::Occupied(mut known) => {
+                for owner in changed {
+                    let holds = lock.holder(owner).is_some();
+                    note(&mut self.held_by, known.key(), owner, holds);
+                }
+                known.get_mut().lock = lock;
             }
-            seen.lock = lock;
-            return;
+            EntryRef::Vacant(place) => {
+                let key = named.unwrap_or_else(|| key.into());
+                for holder in lock.holders() {
+                    note(&mut self.held_by, &key, &holder.owner, true);
+                }
+                let is_touched = false;
+                place.insert_with_key(key, Seen { lock, is_touched });
+            }
         }
-        let key = named.cloned().unwrap_or_else(|| key.into());
-        for holder in lock.holders() {
-            note(&mut self.held_by, &key, &holder.owner, true);
-        }
-        let is_touched = false;
-        self.by_key.insert(key, Seen { lock, is_touched });
     }
 
     /// Forgets a lock that was taken, with those who held it at any time since it
@@ -101,6 +111,7 @@ impl Remembered {
             return;
         };
         give_memory_back(&mut self.by_key);
+        self.any_large &= !self.by_key.is_empty();
         for owner in owners {
             note(&mut self.held_by, &key, owner, false);
         }

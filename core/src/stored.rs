@@ -115,6 +115,11 @@ impl Reader {
         self.last_token.is_some()
     }
 
+    /// Whether one hold was read, and no more.
+    pub fn is_single_hold(&self) -> bool {
+        matches!(self.counts.as_slice(), [(_, 1)])
+    }
+
     /// Whether a field was read that no lock has.
     pub const fn is_no_lock(&self) -> bool {
         self.no_lock
@@ -176,15 +181,18 @@ pub fn parse_integer(text: &[u8]) -> Option<i64> {
         [b'1'..=b'9', ..] => {}
         _ => return None,
     }
-    // Summed up as a negative number, of which there is one more.
-    let negated = digits.iter().try_fold(0_i64, |sum, byte| {
-        let digit = byte.checked_sub(b'0').filter(|&digit| digit <= 9)?;
-        sum.checked_mul(10)?.checked_sub(digit.into())
+    // So many are in 64 bits, whatever they are.
+    if digits.len() > 19 {
+        return None;
+    }
+    let sum = digits.iter().try_fold(0_u64, |sum, byte| {
+        let digit = byte.wrapping_sub(b'0');
+        (digit <= 9).then(|| sum * 10 + u64::from(digit))
     })?;
     if negative {
-        Some(negated)
+        0_i64.checked_sub_unsigned(sum)
     } else {
-        negated.checked_neg()
+        i64::try_from(sum).ok()
     }
 }
 

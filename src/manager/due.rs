@@ -100,7 +100,7 @@ fn do_due(ctx: &Context, due: Due) -> Option<usize> {
 
 fn do_to(key: LockKey<'_>, due: Due) -> usize {
     let open = OpenLock::open(key);
-    let stored = look_at(&open, key.as_ref(), due.owner(), Part::Whole);
+    let stored = look_at(&open, key.as_ref(), due.owner(), Part::OfAsker);
     let now = clock::now();
     let is_search = matches!(due.work, Work::CheckWait(_));
     let progress = step(key.ctx(), |table| {

@@ -119,8 +119,6 @@ api! {
             c_int,
             c_int,
         ) -> c_int;
-        create_string_from_long_long = RedisModule_CreateStringFromLongLong:
-            fn(*mut RedisModuleCtx, c_longlong) -> *mut RedisModuleString;
         create_timer = RedisModule_CreateTimer:
             fn(*mut RedisModuleCtx, mstime_t, RedisModuleTimerProc, *mut c_void) -> RedisModuleTimerID;
         delete_key = RedisModule_DeleteKey: fn(*mut RedisModuleKey) -> c_int;
@@ -173,11 +171,14 @@ api! {
         reply_with_array = RedisModule_ReplyWithArray: fn(*mut RedisModuleCtx, c_long) -> c_int;
         reply_with_call_reply = RedisModule_ReplyWithCallReply:
             fn(*mut RedisModuleCtx, *mut RedisModuleCallReply) -> c_int;
+        reply_with_long_long = RedisModule_ReplyWithLongLong:
+            fn(*mut RedisModuleCtx, c_longlong) -> c_int;
         reply_with_map = RedisModule_ReplyWithMap: fn(*mut RedisModuleCtx, c_long) -> c_int;
+        reply_with_null = RedisModule_ReplyWithNull: fn(*mut RedisModuleCtx) -> c_int;
         reply_with_string_buffer = RedisModule_ReplyWithStringBuffer:
             fn(*mut RedisModuleCtx, *const c_char, usize) -> c_int;
         scan_cursor_create = RedisModule_ScanCursorCreate: fn() -> *mut RedisModuleScanCursor;
-        scan_cursor_destroy = RedisModule_ScanCursorDestroy: fn(*mut RedisModuleScanCursor);
+        scan_cursor_restart = RedisModule_ScanCursorRestart: fn(*mut RedisModuleScanCursor);
         scan_key = RedisModule_ScanKey: fn(
             *mut RedisModuleKey,
             *mut RedisModuleScanCursor,

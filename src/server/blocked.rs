@@ -42,7 +42,7 @@ use std::ptr;
 use std::rc::Rc;
 
 use hashbrown::HashMap;
-use redis_module::{Context, RedisValue, raw};
+use redis_module::{Context, raw};
 
 use crate::server::acl::User;
 use crate::server::api::api;
@@ -50,7 +50,7 @@ use crate::server::clients;
 use crate::server::guard;
 use crate::server::hooks::hooks;
 use crate::server::keyspace::LockKey;
-use crate::server::reply::refusal;
+use crate::server::reply::{Reply, refusal};
 use redis_lock_core::keys::give_memory_back;
 use redis_lock_core::queue::WaiterId;
 use redis_lock_core::request::ClientId;
@@ -158,7 +158,7 @@ fn waits_no_more(waiter: WaiterId) -> Option<Rc<Ticket>> {
 /// until the one who gave it back has been told; and the first in line is woken
 /// last.
 pub(super) fn wake_answered() {
-    for ticket in ANSWERED.take().into_iter().rev() {
+    while let Some(ticket) = ANSWERED.with_borrow_mut(Vec::pop) {
         ticket.wake();
     }
 }
@@ -190,12 +190,14 @@ impl Ticket {
     }
 
     fn reply(&self, ctx: &Context, answer: &Answer) {
-        ctx.reply(match answer {
-            Answer::Granted(token) => Ok(RedisValue::Integer(token.get())),
-            Answer::NotGranted => Ok(RedisValue::Null),
-            Answer::Renewed(renewed) => Ok(RedisValue::Integer((*renewed).into())),
-            Answer::Refused(error) => Err(refusal(error, || User::of(ctx, self.client))),
-        });
+        match answer {
+            Answer::Granted(token) => Reply::Integer(token.get()).send(ctx),
+            Answer::NotGranted => Reply::Null.send(ctx),
+            Answer::Renewed(renewed) => Reply::Integer((*renewed).into()).send(ctx),
+            Answer::Refused(error) => {
+                ctx.reply(Err(refusal(error, || User::of(ctx, self.client))));
+            }
+        }
     }
 }
 

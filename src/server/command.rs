@@ -3,7 +3,6 @@
 use std::ffi::c_int;
 
 use redis_module::{Context, raw};
-use smallvec::SmallVec;
 
 use crate::server::acl::User;
 use crate::server::api::api;
@@ -54,11 +53,11 @@ unsafe extern "C" fn invoke<C: Command>(
         // SAFETY: the context is that of the running command.
         return unsafe { (api().wrong_arity)(ctx) };
     }
-    // SAFETY: the server passes so many arguments, which live as long as the call.
-    let args: SmallVec<[ServerStr<'_>; ARGS_INLINE]> = unsafe {
-        let count = usize::try_from(argc).unwrap_or(0);
-        let all = std::slice::from_raw_parts(argv, count);
-        all.iter().skip(1).map(|&arg| ServerStr::new(arg)).collect()
+    // SAFETY: the server passes so many arguments, the command's name first, which live
+    // as long as the call. A `ServerStr` is a pointer to one.
+    let args = unsafe {
+        let count = usize::try_from(argc - 1).unwrap_or(0);
+        std::slice::from_raw_parts(argv.add(1).cast::<ServerStr<'_>>(), count)
     };
     if let Some(before_command) = C::BEFORE_COMMAND {
         // SAFETY: the context is alive, and that of the question, if there is one.
@@ -75,7 +74,7 @@ unsafe extern "C" fn invoke<C: Command>(
             Err(_) => "a command",
         }
     };
-    let result = guard::catch(name, || C::run(&context, &args))
+    let result = guard::catch(name, || C::run(&context, args))
         .unwrap_or_else(|| Err(Usage::Internal.into()));
     match result {
         Ok(reply) => reply.send(&context),

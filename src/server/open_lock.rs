@@ -1,6 +1,6 @@
 //! Reads the stored hash of a lock, writes it and propagates what it wrote.
 
-use std::ffi::{CStr, c_int, c_longlong, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::marker::PhantomData;
 use std::ptr;
 
@@ -13,9 +13,7 @@ use crate::server::server_str::{self, ServerStr, StaticStr};
 use redis_lock_core::error::LockError;
 use redis_lock_core::lock::{Effect, Holder, Lock};
 use redis_lock_core::request::Owner;
-use redis_lock_core::stored::{
-    FIELDS_WITHOUT_TOKEN_MAX, PERMIT_PREFIX, Permit, Reader, TOKEN_FIELD, parse_integer,
-};
+use redis_lock_core::stored::{PERMIT_PREFIX, Permit, Reader, TOKEN_FIELD, parse_integer};
 use redis_lock_core::table::Expected;
 use redis_lock_core::token::FencingToken;
 
@@ -29,10 +27,14 @@ pub(crate) struct OpenLock<'c> {
 /// How much of a lock has to be known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
-    /// All of it.
+    /// All of it, whoever holds it.
     Whole,
-    /// Not when the lease of a single holder ends.
-    WithoutLeaseEnd,
+    /// All of it. Most likely the asker alone holds it.
+    OfAsker,
+    /// The same, but not when the lease of the asker alone ends.
+    OfAskerWithoutLeaseEnd,
+    /// The same, but not when that lease ends if it has a single hold.
+    OfAskerUnlessSingleHold,
 }
 
 impl<'c> OpenLock<'c> {
@@ -128,15 +130,25 @@ impl<'c> OpenLock<'c> {
         }
         // SAFETY: `handle` is open on a key that exists.
         let fields = unsafe { (api().value_length)(self.handle) };
-        let reader = match self.read_fields_of(asker, fields) {
-            Some(reader) if part == Part::WithoutLeaseEnd && reader.has_token() => {
+        let asker_alone = match part {
+            Part::Whole => None,
+            _ => self.read_fields_of(asker, fields),
+        };
+        let needs_no_lease_end = |reader: &Reader| match part {
+            Part::Whole | Part::OfAsker => false,
+            Part::OfAskerWithoutLeaseEnd => true,
+            Part::OfAskerUnlessSingleHold => reader.is_single_hold(),
+        };
+        let reader = match asker_alone {
+            Some(reader) if reader.has_token() && needs_no_lease_end(&reader) => {
                 return reader.finish(None);
             }
             Some(reader) => reader,
-            None if fields > FIELDS_WITHOUT_TOKEN_MAX && !self.has_token() => {
+            // So few are read as soon as one is looked for.
+            None if fields > FIELDS_OF_ONE_HOLDER && !self.has_token() => {
                 return Err(LockError::NotALock);
             }
-            None => self.read_all_fields(),
+            None => self.read_all_fields(asker),
         };
         reader.finish(self.expires_at_ms())
     }
@@ -160,8 +172,8 @@ impl<'c> OpenLock<'c> {
         (at_ms >= 0).then_some(at_ms)
     }
 
-    /// Reads a lock that the asker holds alone, as most commands find it. To ask
-    /// for the fields by name is much faster than to list them.
+    /// Reads a lock that the asker holds alone. To ask for the fields by name is much
+    /// faster than to list them.
     fn read_fields_of(&self, asker: Option<&Owner>, fields: usize) -> Option<Reader> {
         let (asker, asker_field) = (asker?, self.key.owner()?);
         if fields > FIELDS_OF_ONE_HOLDER {
@@ -211,7 +223,7 @@ impl<'c> OpenLock<'c> {
         exists != 0
     }
 
-    fn read_all_fields(&self) -> Reader {
+    fn read_all_fields(&self, asker: Option<&Owner>) -> Reader {
         unsafe extern "C" fn read(
             _key: *mut raw::RedisModuleKey,
             field: *mut raw::RedisModuleString,
@@ -227,15 +239,15 @@ impl<'c> OpenLock<'c> {
             );
         }
 
-        let mut reader = Reader::default();
-        // SAFETY: the cursor lives from its creation to its destruction here,
-        // the handle is open on a hash, and `read` gets the type it expects.
+        let mut reader = asker.map_or_else(Reader::default, Reader::asked_by);
+        let cursor = CURSOR.with(|cursor| *cursor);
+        // SAFETY: the cursor lives as long as the server, and nobody else uses it
+        // meanwhile; the handle is open on a hash, and `read` gets the type it expects.
         unsafe {
             let scan = api().scan_key;
-            let cursor = (api().scan_cursor_create)();
+            (api().scan_cursor_restart)(cursor);
             let into: *mut c_void = ptr::from_mut(&mut reader).cast();
             while scan(self.handle, cursor, Some(read), into) != 0 && !reader.is_no_lock() {}
-            (api().scan_cursor_destroy)(cursor);
         }
         reader
     }
@@ -341,19 +353,19 @@ impl<'c> OpenLock<'c> {
 
     /// Hands a command of the key and these arguments to replicas and AOF.
     fn propagate(&self, command: &CStr, args: &Args<'_>) {
-        let mut all = SmallVec::<[_; ARGS_INLINE + 1]>::new();
-        all.push(self.key.name().inner());
-        all.extend(args.all.iter().map(|arg| arg.inner()));
-        // SAFETY: the format announces a list of server strings and its
+        let (ctx, command) = (self.key.ctx().ctx, command.as_ptr());
+        let (replicate, key) = (api().replicate, self.key.name().inner());
+        // SAFETY: in the format, s is a server string, and v a list of them with its
         // length; the strings live through the call.
         unsafe {
-            (api().replicate)(
-                self.key.ctx().ctx,
-                command.as_ptr(),
-                c"v".as_ptr(),
-                all.as_mut_ptr(),
-                all.len(),
-            );
+            match args.all.as_slice() {
+                // A new grant of the lock alone. A list costs the server more.
+                [a, b, c, d] => {
+                    let [a, b, c, d] = [a, b, c, d].map(|arg| arg.inner());
+                    replicate(ctx, command, c"sssss".as_ptr(), key, a, b, c, d)
+                }
+                all => replicate(ctx, command, c"sv".as_ptr(), key, all.as_ptr(), all.len()),
+            };
         }
     }
 
@@ -364,14 +376,17 @@ impl<'c> OpenLock<'c> {
         if redis_lock_core::planted::Fault::ExpiryNotPropagated.planted() {
             return;
         }
-        // SAFETY: in the format, s is a server string and l a long long.
+        let mut digits = itoa::Buffer::new();
+        let digits = digits.format(at_ms);
+        // SAFETY: in the format, s is a server string and b a buffer with its length.
         unsafe {
             (api().replicate)(
                 self.key.ctx().ctx,
                 c"PEXPIREAT".as_ptr(),
-                c"sl".as_ptr(),
+                c"sb".as_ptr(),
                 self.key.name().inner(),
-                at_ms as c_longlong,
+                digits.as_ptr(),
+                digits.len(),
             );
         }
     }
@@ -447,6 +462,8 @@ impl<'c> Args<'c> {
 thread_local! {
     static FENCE: StaticStr = StaticStr::new(TOKEN_FIELD);
     static ONE: StaticStr = StaticStr::new(b"1");
+    // SAFETY: the function takes no arguments.
+    static CURSOR: *mut raw::RedisModuleScanCursor = unsafe { (api().scan_cursor_create)() };
 }
 
 /// A lock that one owner holds alone has at most a count and a token.

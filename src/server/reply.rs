@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_long};
 
-use redis_module::{Context, RedisError, RedisValue};
+use redis_module::{Context, RedisError};
 
 use crate::server::acl::User;
 use crate::server::api::api;
@@ -60,10 +60,12 @@ impl Reply {
     pub(super) fn send(self, ctx: &Context) {
         match self {
             Self::Integer(number) => {
-                ctx.reply(Ok(RedisValue::Integer(number)));
+                // SAFETY: the context is alive.
+                unsafe { (api().reply_with_long_long)(ctx.ctx, number) };
             }
             Self::Null => {
-                ctx.reply(Ok(RedisValue::Null));
+                // SAFETY: the context is alive.
+                unsafe { (api().reply_with_null)(ctx.ctx) };
             }
             Self::Text(text) => send_text(ctx, &text),
             Self::List(replies) => {

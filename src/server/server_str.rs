@@ -8,8 +8,9 @@ use redis_module::{RedisString, raw};
 
 use crate::server::api::api;
 
-/// A string of the server that lives for `'c`.
+/// A string of the server that lives for `'c`: the pointer that the module API takes.
 #[derive(Clone, Copy)]
+#[repr(transparent)]
 pub(crate) struct ServerStr<'c> {
     inner: *mut raw::RedisModuleString,
     lifetime: PhantomData<&'c [u8]>,
@@ -58,9 +59,7 @@ pub(super) fn make(bytes: &[u8]) -> RedisString {
 
 /// Makes a string of this number, in decimal.
 pub(super) fn make_number(number: i64) -> RedisString {
-    // SAFETY: without a context, the string belongs to whoever gets it.
-    let inner = unsafe { (api().create_string_from_long_long)(ptr::null_mut(), number) };
-    RedisString::from_redis_module_string(ptr::null_mut(), inner)
+    make(itoa::Buffer::new().format(number).as_bytes())
 }
 
 /// A string that is made once and lasts as long as the server.

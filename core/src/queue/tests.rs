@@ -573,6 +573,7 @@ fn it_is_known_where_the_lock_is_wanted_all_alone() {
 /// The queues against lists that are searched from end to end.
 mod against_a_model {
     use super::*;
+    use crate::bounds;
 
     const KEYS: [KeyRef<'static>; 5] = [
         key(0, b""),
@@ -710,7 +711,8 @@ mod against_a_model {
 
     proptest! {
         #[test]
-        fn queues_behave_like_plain_lists(steps in steps()) {
+        fn queues_behave_like_plain_lists(steps in steps(), few_are_many in any::<bool>()) {
+            bounds::set(few_are_many);
             let mut queues = WaitQueues::default();
             let mut model = Model::default();
             // The ids of all waiters there have been.
@@ -762,6 +764,7 @@ mod against_a_model {
                         prop_assert_eq!(queues.take_due(now_ms), due);
                     }
                 }
+                prop_assert!(queues.agree());
                 prop_assert_eq!(queues.is_empty(), model.waiting.is_empty());
                 let next_recheck_ms = model.rechecks.iter().map(|look| look.0).min();
                 prop_assert_eq!(queues.next_recheck_ms(), next_recheck_ms);

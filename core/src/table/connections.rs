@@ -123,7 +123,9 @@ impl LockTable {
     /// Ends what binds the holds of which this client is to hear to a connection that
     /// has ended: the grant that is on its way may say who keeps them up.
     fn end_before_told(&mut self, client: ClientId) {
-        if let Some(hold) = self.deliveries.hold_of(client).cloned() {
+        if self.sessions.any_ended()
+            && let Some(hold) = self.deliveries.hold_of(client).cloned()
+        {
             self.end_binding(&hold);
         }
     }

@@ -100,11 +100,11 @@ impl<'t> Transition<'t> {
     /// ones that wait themselves are searched for deadlocks. Where somebody else wrote
     /// to the key, a holder of before may be one anew.
     fn compare(&mut self, before: &Lock, was_touched: bool) {
-        let is_contended = self.table.queues.contended(self.key);
         for gone in before.holders() {
             if self.lock.holder(&gone.owner).is_some() {
                 continue;
             }
+            let is_contended = self.table.queues.contended(self.key);
             let is_over = |end_ms| end_ms <= self.now.ms();
             if is_contended && gone.lease_end_ms.is_some_and(is_over) {
                 self.count_expired(gone.owner.clone());
@@ -486,9 +486,7 @@ impl<'t> Transition<'t> {
             self.serve_requests_of(&owner);
         }
         while !self.has_granted_enough()
-            && let Some(first) = self.table.queues.first(self.key)
-            && self.admits(first)
-            && let Some(waiter) = self.table.queues.take_first(self.key)
+            && let Some(waiter) = self.take_first_admitted()
         {
             let owner = waiter.request.owner.clone();
             self.end_of(&owner);
@@ -501,11 +499,15 @@ impl<'t> Transition<'t> {
         }
     }
 
-    fn admits(&self, first: &Waiter) -> bool {
-        let limit = first.request.limit;
-        #[cfg(feature = "planted-faults")]
-        let limit = Fault::NewcomersLimitIgnored.instead(limit, || crate::request::Limit::SHARED);
-        self.lock.admits(limit)
+    fn take_first_admitted(&mut self) -> Option<Waiter> {
+        let (lock, queues) = (&self.lock, &mut self.table.queues);
+        queues.take_first_if(self.key, |first| {
+            let limit = first.request.limit;
+            #[cfg(feature = "planted-faults")]
+            let limit =
+                Fault::NewcomersLimitIgnored.instead(limit, || crate::request::Limit::SHARED);
+            lock.admits(limit)
+        })
     }
 
     fn has_granted_enough(&self) -> bool {
@@ -781,8 +783,8 @@ impl<'t> Transition<'t> {
     #[inline]
     pub(super) fn finish<T>(mut self, result: Result<T, LockError>) -> Done<T> {
         self.step.freed &= self.lock.is_free();
-        let is_contended = self.table.queues.contended(self.key);
-        if is_contended {
+        let contended = self.table.queues.key_buf(self.key).cloned();
+        if contended.is_some() {
             self.plan_recheck();
         }
         let remembered = &mut self.table.remembered;
@@ -791,16 +793,17 @@ impl<'t> Transition<'t> {
         if let Some(before) = self.noted_before.filter(|_| Fault::NotesKept.planted()) {
             self.lock = before;
         }
-        if is_contended || is_large {
-            let named = self.table.queues.key_buf(self.key);
+        if contended.is_some() || is_large {
             let lock = std::mem::take(&mut self.lock);
-            remembered.put(self.key, named, lock, &self.changed);
+            remembered.put(self.key, contended, lock, &self.changed);
             if self.is_to_be_read {
                 remembered.touch(self.key);
             }
         } else if !remembered.is_empty() {
+            let changed = &self.changed;
             let holders = self.lock.holders().iter().map(|holder| &holder.owner);
-            remembered.forget(self.key, holders.chain(&self.changed));
+            let unchanged = holders.filter(|holder| !changed.contains(holder));
+            remembered.forget(self.key, unchanged.chain(changed));
         }
         Done {
             result,
