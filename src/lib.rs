@@ -48,7 +48,7 @@ mod server;
 
 use redis_module::{Context, RedisString, Status, raw::ModuleOptions, redis_module};
 
-use crate::server::{api, hooks, registration, subscriptions, timer};
+use crate::server::{api, hooks, overwriting, registration, subscriptions, timer};
 
 /// Allocations count as the server's memory. The unit tests run without a server.
 #[cfg(not(test))]
@@ -77,6 +77,7 @@ fn init(ctx: &Context, args: &[RedisString]) -> Status {
     plant_fault(ctx);
     // The memory of an earlier load may still be there.
     manager::reset();
+    overwriting::reset();
     hooks::register(&events::LockHooks);
     // `server::open_lock` signals the keys that it modified, so the server need not.
     // And the module copes with a replica that loads a data set while it serves

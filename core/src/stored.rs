@@ -19,6 +19,7 @@
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
+use crate::bounds::few;
 use crate::error::LockError;
 use crate::holders::Holders;
 use crate::lock::{Holder, Lock};
@@ -34,6 +35,9 @@ pub const PERMIT_PREFIX: &[u8] = b"@permit:";
 /// A lock with more fields than this has a token; so a large hash without one
 /// is no lock and need not be read.
 pub const FIELDS_WITHOUT_TOKEN_MAX: usize = 1;
+
+/// A lock is read with room for so many holders.
+const ROOM_AT_ONCE: usize = 16_384;
 
 /// What a holder has beside its count where others may hold the lock with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,6 +90,20 @@ impl Reader {
         }
     }
 
+    /// A reader of so many fields. It may turn out that they are no lock's, so not all
+    /// of them get room at once.
+    pub fn of(fields: usize) -> Self {
+        let holders = (fields / 2).min(ROOM_AT_ONCE);
+        if holders <= few() {
+            return Self::default();
+        }
+        Self {
+            counts: SmallVec::with_capacity(holders),
+            permits: HashMap::with_capacity(holders),
+            ..Self::default()
+        }
+    }
+
     /// Reads one field. The order does not matter.
     pub fn field(&mut self, name: &[u8], value: &[u8]) {
         if self.try_field(name, value).is_none() {
@@ -132,7 +150,7 @@ impl Reader {
         }
         let leftovers = self.counts.is_empty() && !self.permits.is_empty();
         let alone = self.counts.len() == 1;
-        let mut holders = Holders::default();
+        let mut holders = SmallVec::with_capacity(self.counts.len());
         for (owner, holds) in self.counts {
             holders.push(match self.permits.get(&owner) {
                 Some(permit) => Holder {
@@ -156,7 +174,7 @@ impl Reader {
             });
         }
         Ok(Lock {
-            holders,
+            holders: Holders::from(holders),
             last_token: self.last_token,
             expires_at_ms,
             leftovers,

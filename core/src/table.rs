@@ -249,6 +249,13 @@ struct Unchecked {
     search: Option<Box<Search>>,
 }
 
+/// A key that has just left its place, and the crowd that holds its lock, if one does.
+#[derive(Clone, Debug)]
+struct Leaving {
+    key: KeyBuf,
+    crowd: Option<Lock>,
+}
+
 /// All that is remembered of the locks of a server.
 #[derive(Clone, Debug, Default)]
 pub struct LockTable {
@@ -266,7 +273,7 @@ pub struct LockTable {
     /// Waits that may close a cycle.
     unchecked: VecDeque<Unchecked>,
     /// A key that has just left its place.
-    leaving: Option<KeyBuf>,
+    leaving: Option<Leaving>,
     /// Clients whose sessions are over unnoticed: their connections have to be
     /// closed.
     to_close: Vec<ClientId>,
@@ -434,7 +441,16 @@ impl LockTable {
 
     /// Whether it matters what happens to keys.
     pub fn follows_keys(&self) -> bool {
-        self.anybody_waits() || self.remembers_holds() || !self.remembered.is_empty()
+        self.anybody_waits()
+            || self.remembers_holds()
+            || !self.remembered.is_empty()
+            || self.leaving.is_some()
+    }
+
+    /// Whether it matters which keys are overwritten, as by `SET`: somebody waits, or
+    /// much is remembered of a lock.
+    pub fn follows_overwriting(&self) -> bool {
+        self.anybody_waits() || self.remembered.any_crowd()
     }
 
     /// What has happened so far.

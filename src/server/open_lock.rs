@@ -135,7 +135,7 @@ impl<'c> OpenLock<'c> {
             None if fields > FIELDS_WITHOUT_TOKEN_MAX && !self.has_token() => {
                 return Err(LockError::NotALock);
             }
-            None => self.read_all_fields(),
+            None => self.read_all_fields(fields),
         };
         reader.finish(self.expires_at_ms())
     }
@@ -199,7 +199,7 @@ impl<'c> OpenLock<'c> {
         exists != 0
     }
 
-    fn read_all_fields(&self) -> Reader {
+    fn read_all_fields(&self, fields: usize) -> Reader {
         unsafe extern "C" fn read(
             _key: *mut raw::RedisModuleKey,
             field: *mut raw::RedisModuleString,
@@ -215,7 +215,7 @@ impl<'c> OpenLock<'c> {
             );
         }
 
-        let mut reader = Reader::default();
+        let mut reader = Reader::of(fields);
         // SAFETY: the cursor lives from its creation to its destruction here,
         // the handle is open on a hash, and `read` gets the type it expects.
         unsafe {

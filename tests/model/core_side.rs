@@ -431,7 +431,7 @@ impl CoreSide {
 
     fn info(&mut self, at: Place) -> Result<Value, LockError> {
         let lock = self.look(at)?;
-        let view = self.table.view(key_of(at), lock, self.now());
+        let view = self.table.view(key_of(at), Known::Read(lock), self.now());
         Ok(replies::info(&view, &self.peers))
     }
 
@@ -576,8 +576,12 @@ impl CoreSide {
                 Event::AllTouched => self.note(LockTable::everything_touched),
                 Event::Swapped => self.note(|table, now_ms| table.databases_swapped(0, 1, now_ms)),
                 _ if !self.table.follows_keys() => {}
-                Event::Leaves(at) => self.table.key_leaves(key_of(at)),
-                Event::Arrives(at) => self.table.key_arrives(key_of(at)),
+                Event::Leaves(at) => {
+                    self.note(|table, now_ms| table.key_leaves(key_of(at), now_ms));
+                }
+                Event::Arrives(at) => {
+                    self.note(|table, now_ms| table.key_arrives(key_of(at), now_ms));
+                }
                 Event::Touched(at) => {
                     self.note(|table, now_ms| table.key_touched(key_of(at), now_ms));
                 }

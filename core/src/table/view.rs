@@ -3,9 +3,9 @@
 
 use hashbrown::HashSet;
 
-use super::LockTable;
 #[cfg(test)]
 use super::Unchecked;
+use super::{LockTable, Stored};
 #[cfg(test)]
 use crate::explore::form::Form;
 use crate::keys::{KeyBuf, KeyRef};
@@ -83,8 +83,12 @@ pub struct Totals {
 }
 
 impl LockTable {
-    /// Shows a lock, as it was read.
-    pub fn view(&self, key: KeyRef<'_>, mut lock: Lock, now: Now) -> LockView {
+    /// Shows a lock.
+    pub fn view(&self, key: KeyRef<'_>, stored: Stored, now: Now) -> LockView {
+        let mut lock = match stored {
+            Stored::Read(lock) => lock,
+            Stored::AsExpected => self.remembered.lock(key).cloned().unwrap_or_default(),
+        };
         let ttl_ms = match lock == Lock::default() {
             true => -2,
             false => remaining_ms(lock.expires_at_ms(), now),
