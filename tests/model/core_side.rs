@@ -573,7 +573,11 @@ impl CoreSide {
     fn hear_of_keys(&mut self) {
         for event in self.keyspace.take_events() {
             match event {
-                Event::AllTouched => self.note(LockTable::everything_touched),
+                Event::Flushed(None) => self.note(LockTable::everything_touched),
+                Event::Flushed(Some(db)) => {
+                    let db = i32::try_from(db).unwrap();
+                    self.note(|table, now_ms| table.database_touched(db, now_ms));
+                }
                 Event::Swapped => self.note(|table, now_ms| table.databases_swapped(0, 1, now_ms)),
                 _ if !self.table.follows_keys() => {}
                 Event::Leaves(at) => {
@@ -587,11 +591,6 @@ impl CoreSide {
                 }
             }
         }
-    }
-
-    /// Somebody flushed a database that nobody uses.
-    pub fn everything_touched(&mut self) {
-        self.note(LockTable::everything_touched);
     }
 
     /// The client's connection ends.

@@ -24,7 +24,7 @@ pub struct LockView {
     pub token: Option<FencingToken>,
     /// As `PTTL`: milliseconds, -1 for no expiry, -2 for no key.
     pub ttl_ms: i64,
-    /// Who holds it.
+    /// Who holds it, in the order of their tokens.
     pub holders: Vec<HolderView>,
     /// Who waits for it, in order.
     pub waiters: Vec<WaiterView>,
@@ -105,6 +105,8 @@ impl LockTable {
                 client: binding.map(|binding| binding.client),
             }
         });
+        let mut holders: Vec<HolderView> = holders.collect();
+        holders.sort_by_key(|holder| holder.token);
         let waiters = self.queues.waiters(key).map(|waiter| WaiterView {
             owner: waiter.request.owner.clone(),
             limit: waiter.request.limit,
@@ -116,7 +118,7 @@ impl LockTable {
             limit: lock.strictest_limit(),
             token: lock.last_token(),
             ttl_ms,
-            holders: holders.collect(),
+            holders,
             waiters: waiters.collect(),
         }
     }
