@@ -74,7 +74,7 @@ pub(crate) fn unfollow(ctx: &Context) {
 }
 
 const KEY_EVENT: raw::RedisModuleEvent = raw::RedisModuleEvent {
-    id: raw::REDISMODULE_EVENT_KEY as u64,
+    id: raw::REDISMODULE_EVENT_KEY,
     dataver: 1,
 };
 
@@ -85,7 +85,7 @@ unsafe extern "C" fn on_overwritten(
     data: *mut c_void,
 ) {
     // The module hears of the others by its subscription to the keyspace.
-    if subevent != u64::from(raw::REDISMODULE_SUBEVENT_KEY_OVERWRITTEN) {
+    if subevent != raw::REDISMODULE_SUBEVENT_KEY_OVERWRITTEN {
         return;
     }
     guard::catch("an overwritten key", || {
