@@ -240,8 +240,7 @@ pub(crate) fn log_slow_wait_ms() -> Option<i64> {
 }
 
 /// The time in milliseconds after which a contended key is rechecked at the latest.
-/// It is the net under every change of which the server sends no event, such as a
-/// `SET` that overwrites the lock.
+/// It is the net under every change of which the server sends no event.
 pub(crate) fn recheck_interval_ms() -> i64 {
     RECHECK_INTERVAL_MS.load(Ordering::Relaxed)
 }

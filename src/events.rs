@@ -4,10 +4,10 @@
 //!
 //! Architecture invariant: nothing here decides or writes; it tells the manager.
 
-use redis_module::server_events::{FlushSubevent, LoadingSubevent, ServerRole};
+use redis_module::server_events::{LoadingSubevent, ServerRole};
 use redis_module::{Context, InfoContext, RedisResult, RedisValue};
 use redis_module_macros::{
-    config_changed_event_handler, flush_event_handler, info_command_handler, loading_event_handler,
+    config_changed_event_handler, info_command_handler, loading_event_handler,
     role_changed_event_handler,
 };
 
@@ -45,12 +45,20 @@ impl Hooks for LockHooks {
         manager::key_touched(ctx, key);
     }
 
-    fn key_leaves(&self, key: KeyRef<'_>) {
-        manager::key_leaves(key);
+    fn key_leaves(&self, ctx: &Context, key: KeyRef<'_>) {
+        manager::key_leaves(ctx, key);
     }
 
-    fn key_arrives(&self, key: KeyRef<'_>) {
-        manager::key_arrives(key);
+    fn key_arrives(&self, ctx: &Context, key: KeyRef<'_>) {
+        manager::key_arrives(ctx, key);
+    }
+
+    /// It tells of no single key.
+    fn flushed(&self, ctx: &Context, db: Option<i32>) {
+        match db {
+            Some(db) => manager::database_touched(ctx, db),
+            None => manager::everything_touched(ctx),
+        }
     }
 
     fn databases_swapped(&self, ctx: &Context, one: i32, other: i32) {
@@ -87,14 +95,6 @@ impl Hooks for LockHooks {
 
     fn on_wake(&self, ctx: &Context) {
         manager::on_wake(ctx);
-    }
-}
-
-/// `FLUSHDB` and `FLUSHALL` tell of no single key.
-#[flush_event_handler]
-fn on_flush(ctx: &Context, stage: FlushSubevent) {
-    if matches!(stage, FlushSubevent::Ended) {
-        guard::catch("a flush event", || manager::everything_touched(ctx));
     }
 }
 

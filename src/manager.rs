@@ -26,6 +26,7 @@ use crate::server::clock;
 use crate::server::keyspace::{self, LockKey};
 use crate::server::notifications;
 use crate::server::open_lock::{OpenLock, Part};
+use crate::server::overwriting;
 use crate::server::publish;
 use crate::server::timer;
 use redis_lock_core::deadlock;
@@ -34,7 +35,7 @@ use redis_lock_core::keys::KeyRef;
 use redis_lock_core::lock::{Lock, Now, Released};
 use redis_lock_core::queue::{Wait, WaiterId};
 use redis_lock_core::request::{
-    AcquireRequest, ClientId, Owner, ReleaseRequest, RenewRequest, Timeout,
+    AcquireRequest, ClientId, Limit, Owner, ReleaseRequest, RenewRequest, Timeout,
 };
 use redis_lock_core::table::{
     Acquired, Answer, Done, Leave, LockTable, LogLine, Progress, Question, Step, Stored,
@@ -95,12 +96,17 @@ pub(crate) fn acquire(
         until_ms: timeout.end_ms(now.ms()),
     });
     let client = acks::client_to_tell(ctx);
+    let is_exclusive = request.limit == Limit::EXCLUSIVE;
     let progress = step(ctx, |table| {
         acks::asks(table, client);
         table.settings.reads_other_keys = wait.is_none() || !keyspace::in_cluster(ctx);
         table.acquire(key.as_ref(), stored, request, wait, now)
     });
     let acquired = carry_out_or_withhold(key, open, now, progress);
+    let may_matter = !is_exclusive || matches!(acquired, Ok(Some(Acquired::Queued(_))));
+    if may_matter && TABLE.with_borrow(LockTable::follows_overwriting) {
+        overwriting::follow(ctx);
+    }
     if let (Ok(Some(Acquired::Queued(waiter))), Some(timeout)) = (&acquired, timeout) {
         // The core ends the wait where it must not end that for replicas.
         let timeout_ms = match acks::are_on() {
@@ -225,14 +231,19 @@ pub(crate) fn everything_touched(ctx: &Context) {
     note(ctx, LockTable::everything_touched);
 }
 
+/// Any key of this database may have changed.
+pub(crate) fn database_touched(ctx: &Context, db: i32) {
+    note(ctx, |table, now_ms| table.database_touched(db, now_ms));
+}
+
 /// A key has left this place; [`key_arrives`], which comes next, says where it is.
-pub(crate) fn key_leaves(key: KeyRef<'_>) {
-    TABLE.with_borrow_mut(|table| table.key_leaves(key));
+pub(crate) fn key_leaves(ctx: &Context, key: KeyRef<'_>) {
+    note(ctx, |table, now_ms| table.key_leaves(key, now_ms));
 }
 
 /// What belongs to the holds of the key that has left belongs to this one now.
-pub(crate) fn key_arrives(key: KeyRef<'_>) {
-    TABLE.with_borrow_mut(|table| table.key_arrives(key));
+pub(crate) fn key_arrives(ctx: &Context, key: KeyRef<'_>) {
+    note(ctx, |table, now_ms| table.key_arrives(key, now_ms));
 }
 
 /// Two databases changed places.
@@ -264,10 +275,22 @@ pub(crate) fn waiter_left(ctx: &Context, waiter: WaiterId, leave: Leave) -> Opti
     })
 }
 
+/// How long it takes until the server need not tell of keys that are overwritten, once
+/// they do not matter. They may soon again.
+const RESTS_AFTER_MS: i64 = 1000;
+
+/// Has the timer stop the server telling of keys that are overwritten.
+fn rest_later(ctx: &Context, now_ms: i64) {
+    if overwriting::is_followed() && !TABLE.with_borrow(LockTable::follows_overwriting) {
+        timer::wake_by(ctx, now_ms + RESTS_AFTER_MS, now_ms);
+    }
+}
+
 fn note<R>(ctx: &Context, what: impl FnOnce(&mut LockTable, i64) -> R) -> R {
     let now_ms = clock::now().ms();
     let result = TABLE.with_borrow_mut(|table| what(table, now_ms));
     arm_timer(ctx, now_ms);
+    rest_later(ctx, now_ms);
     result
 }
 
@@ -420,6 +443,7 @@ fn apply(key: LockKey<'_>, mut open: OpenLock<'_>, now: Now, step: &mut Step) {
         for (waiter, answer) in step.answers.drain(..) {
             blocked::answer(waiter, answer);
         }
+        rest_later(key.ctx(), now.ms());
     }
 }
 

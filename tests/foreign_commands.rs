@@ -222,23 +222,62 @@ fn check_evicted(policy: &str) {
     assert_eq!(scene.holder.call("LOCK.RENEW k holder"), int(0));
 }
 
-/// The server does not tell of a `SET`, so the module looks at each contended
-/// lock twice a second, if a test does not have it do otherwise.
+/// No regular look would come before the test gives up.
 #[test]
-fn overwritten_by_set_tells_the_waiter_within_a_second() {
-    let module = redis_lock_testing::module();
-    let options = ["--loadmodule", module.to_str().unwrap()];
-    let mut scene = Scene::set_on(TestServer::start_plain(&options), 0);
-    let start = std::time::Instant::now();
-    scene.stranger.call("SET k v");
-    assert!(scene.waiter.reply_error().starts_with("WRONGTYPE "));
-    // A second more is for a machine that stalls.
-    assert!(start.elapsed() < std::time::Duration::from_secs(2));
+fn overwritten_by_any_command_tells_the_waiter_at_once() {
+    for commands in [
+        &["SET k v"][..],
+        &["SETEX k 100 v"],
+        &["PSETEX k 100000 v"],
+        &["MSET other v k v"],
+        &["SET string v", "BITOP NOT k string"],
+        &["SET string v", "COPY string k REPLACE"],
+        &["SET string v", "RENAME string k"],
+        &["SADD set m", "SUNIONSTORE k set"],
+        &["RPUSH list 1", "SORT list STORE k"],
+        &["ZADD zset 1 m", "ZUNIONSTORE k 1 zset"],
+        &["ZADD zset 1 m", "ZRANGESTORE k zset 0 1"],
+        &[
+            "GEOADD geo 1 1 m",
+            "GEOSEARCHSTORE k geo FROMMEMBER m BYRADIUS 1 m",
+        ],
+        &["MULTI", "SET k v", "EXEC"],
+    ] {
+        check_overwritten(commands);
+    }
+}
+
+#[track_caller]
+fn check_overwritten(commands: &[&str]) {
+    let mut scene = Scene::set();
+    for command in commands {
+        let reply = scene.stranger.call(command);
+        assert!(
+            !matches!(reply, Value::ServerError(_)),
+            "{command}: {reply:?}"
+        );
+    }
+    let error = scene.waiter.reply_error();
+    assert!(error.starts_with("WRONGTYPE "), "{commands:?}: {error}");
+    // And so it is for who waits next.
     scene.stranger.call("DEL k");
     assert!(matches!(
-        scene.waiter.call("LOCK.ACQUIRE k waiter BLOCK 0"),
+        scene.holder.call("LOCK.ACQUIRE k holder"),
         Value::Int(_)
     ));
+    scene.waiter.send("LOCK.ACQUIRE k waiter BLOCK 0");
+    scene.server.await_blocked(1);
+    scene.stranger.call("SET k v");
+    assert!(scene.waiter.reply_error().starts_with("WRONGTYPE "));
+}
+
+#[test]
+fn overwritten_by_a_script_tells_the_waiter_at_once() {
+    const SET: &[u8] = b"return redis.call('set', 'k', 'v')";
+    let mut scene = Scene::set();
+    let eval: [&[u8]; 3] = [b"EVAL", SET, b"0"];
+    assert_eq!(scene.stranger.words(&eval), status("OK"));
+    assert!(scene.waiter.reply_error().starts_with("WRONGTYPE "));
 }
 
 #[test]

@@ -356,8 +356,8 @@ fn ends_of_a_client_on_one_lock(holds: usize) {
 fn moves_of_keys(holds: usize) {
     let (mut table, _) = shared_by(holds, |n| Some(n as u64));
     let ((), took) = timed(|| {
-        table.key_leaves(key("k"));
-        table.key_arrives(key("l"));
+        table.key_leaves(key("k"), START_MS);
+        table.key_arrives(key("l"), START_MS);
     });
     row(
         &format!("rename of a lock with {holds} bound holds"),

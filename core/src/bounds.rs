@@ -8,6 +8,10 @@ use std::cell::Cell;
 /// So many holders of a lock are searched one by one.
 pub(crate) const FEW: usize = 8;
 
+/// The holders of a lock of more than so many are looked for in the lock itself, and
+/// not noted one by one.
+const CROWD: usize = 512;
+
 /// So many waiters are granted the lock in one step.
 pub const GRANTS_A_STEP: usize = 32;
 
@@ -44,6 +48,12 @@ const fn bound(usual: usize) -> usize {
 #[inline]
 pub(crate) fn few() -> usize {
     bound(FEW)
+}
+
+/// [`CROWD`], for now.
+#[inline]
+pub(crate) fn crowd() -> usize {
+    bound(CROWD)
 }
 
 /// [`GRANTS_A_STEP`], for now.

@@ -120,6 +120,7 @@ impl<'g> Graph<'g> {
         let mut others = others.filter(|key| **key != wait.key);
         let is_waited_for = |key: &KeyBuf| self.queues.is_anyone_behind(key.as_ref(), &wait.owner);
         self.remembered.is_holder(&wait.owner)
+            || self.here.1.holder(&wait.owner).is_some()
             || others.by_ref().take(QUEUES_LOOKED_AT).any(is_waited_for)
             || others.next().is_some()
     }

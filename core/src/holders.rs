@@ -5,9 +5,10 @@
 //! lease that ends next or last, and the strictest limit, each in logarithmic time.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::BuildHasher;
 use std::ops::Deref;
 
-use hashbrown::HashMap;
+use hashbrown::{DefaultHashBuilder, HashTable};
 use smallvec::SmallVec;
 
 #[cfg(test)]
@@ -27,7 +28,9 @@ pub(crate) struct Holders {
 
 #[derive(Clone, Debug, Default)]
 struct Index {
-    by_owner: HashMap<Owner, usize>,
+    /// The holders' places in the list, by their names.
+    by_owner: HashTable<usize>,
+    hasher: DefaultHashBuilder,
     /// The ends of the leases that have one, each with the holder's place in the
     /// list.
     lease_ends: BTreeSet<(i64, usize)>,
@@ -53,14 +56,17 @@ impl PartialEq for Holders {
 
 impl Eq for Holders {}
 
-impl FromIterator<Holder> for Holders {
-    fn from_iter<I: IntoIterator<Item = Holder>>(holders: I) -> Self {
-        let mut all = Self {
-            list: holders.into_iter().collect(),
-            index: None,
-        };
+impl From<SmallVec<[Holder; 1]>> for Holders {
+    fn from(list: SmallVec<[Holder; 1]>) -> Self {
+        let mut all = Self { list, index: None };
         all.index_if_many();
         all
+    }
+}
+
+impl FromIterator<Holder> for Holders {
+    fn from_iter<I: IntoIterator<Item = Holder>>(holders: I) -> Self {
+        holders.into_iter().collect::<SmallVec<_>>().into()
     }
 }
 
@@ -77,7 +83,7 @@ impl Holders {
 
     fn find(&self, owner: &Owner) -> Option<usize> {
         match &self.index {
-            Some(index) => index.by_owner.get(owner).copied(),
+            Some(index) => index.find(owner, &self.list),
             None => self.list.iter().position(|holder| holder.owner == *owner),
         }
     }
@@ -94,11 +100,12 @@ impl Holders {
     }
 
     pub(crate) fn push(&mut self, holder: Holder) {
-        if let Some(index) = &mut self.index {
-            index.insert(&holder, self.list.len());
-        }
+        let at = self.list.len();
         self.list.push(holder);
-        self.index_if_many();
+        match &mut self.index {
+            Some(index) => index.insert(at, &self.list),
+            None => self.index_if_many(),
+        }
     }
 
     /// Changes what an owner holds, but not its name. Returns whether it holds
@@ -111,9 +118,9 @@ impl Holders {
         match &mut self.index {
             None => change(holder),
             Some(index) => {
-                index.remove(holder, at);
+                index.forget_terms(holder, at);
                 change(holder);
-                index.insert(holder, at);
+                index.note_terms(holder, at);
             }
         }
         true
@@ -124,11 +131,14 @@ impl Holders {
         let Some(index) = &mut self.index else {
             return Some(self.list.remove(at));
         };
+        let last = self.list.len() - 1;
+        index.remove(at, &self.list);
+        if at < last {
+            index.remove(last, &self.list);
+        }
         let removed = self.list.swap_remove(at);
-        index.remove(&removed, at);
-        if let Some(moved) = self.list.get(at) {
-            index.remove(moved, self.list.len());
-            index.insert(moved, at);
+        if at < last {
+            index.insert(at, &self.list);
         }
         if self.list.len() <= few() / 2 {
             self.index = None;
@@ -192,18 +202,63 @@ impl Holders {
 
     fn index_if_many(&mut self) {
         if self.index.is_none() && self.list.len() > few() {
-            let mut index = Index::default();
-            for (at, holder) in self.list.iter().enumerate() {
-                index.insert(holder, at);
-            }
-            self.index = Some(Box::new(index));
+            self.index = Some(Box::new(Index::of(&self.list)));
         }
     }
 }
 
 impl Index {
-    fn insert(&mut self, holder: &Holder, at: usize) {
-        self.by_owner.insert(holder.owner.clone(), at);
+    fn of(list: &[Holder]) -> Self {
+        let ends = list.iter().enumerate();
+        let ends = ends.filter_map(|(at, holder)| Some((holder.lease_end_ms?, at)));
+        let tokens = list.iter().enumerate();
+        let tokens = tokens.filter_map(|(at, holder)| Some((holder.token?, at)));
+        let mut index = Self {
+            by_owner: HashTable::with_capacity(list.len()),
+            // Those that are made of all of them take far less time.
+            lease_ends: ends.collect(),
+            tokens: tokens.collect(),
+            ..Self::default()
+        };
+        for (at, holder) in list.iter().enumerate() {
+            index.note_owner(at, list);
+            *index.limits.entry(holder.limit).or_default() += 1;
+        }
+        index
+    }
+
+    fn find(&self, owner: &Owner, list: &[Holder]) -> Option<usize> {
+        let is_it = |at: &usize| list.get(*at).is_some_and(|holder| holder.owner == *owner);
+        let hash = self.hasher.hash_one(owner);
+        self.by_owner.find(hash, is_it).copied()
+    }
+
+    fn note_owner(&mut self, at: usize, list: &[Holder]) {
+        let hasher = &self.hasher;
+        let hash_of = |at: &usize| {
+            let owner = list.get(*at).map(|holder| &holder.owner);
+            owner.map_or(0, |owner| hasher.hash_one(owner))
+        };
+        self.by_owner.insert_unique(hash_of(&at), at, hash_of);
+    }
+
+    fn insert(&mut self, at: usize, list: &[Holder]) {
+        if let Some(holder) = list.get(at) {
+            self.note_owner(at, list);
+            self.note_terms(holder, at);
+        }
+    }
+
+    fn remove(&mut self, at: usize, list: &[Holder]) {
+        let Some(holder) = list.get(at) else { return };
+        let hash = self.hasher.hash_one(&holder.owner);
+        if let Ok(entry) = self.by_owner.find_entry(hash, |one| *one == at) {
+            entry.remove();
+        }
+        self.forget_terms(holder, at);
+    }
+
+    fn note_terms(&mut self, holder: &Holder, at: usize) {
         if let Some(end_ms) = holder.lease_end_ms {
             self.lease_ends.insert((end_ms, at));
         }
@@ -211,8 +266,7 @@ impl Index {
         *self.limits.entry(holder.limit).or_default() += 1;
     }
 
-    fn remove(&mut self, holder: &Holder, at: usize) {
-        self.by_owner.remove(&holder.owner);
+    fn forget_terms(&mut self, holder: &Holder, at: usize) {
         if let Some(end_ms) = holder.lease_end_ms {
             self.lease_ends.remove(&(end_ms, at));
         }

@@ -1,5 +1,6 @@
 //! The keys of locks.
 
+use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::hash::Hash;
 use std::rc::Rc;
@@ -17,10 +18,27 @@ pub struct KeyRef<'k> {
 }
 
 /// A key that outlives the call.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct KeyBuf {
     pub(crate) db: i32,
     name: Rc<[u8]>,
+}
+
+impl Ord for KeyBuf {
+    fn cmp(&self, other: &Self) -> Ordering {
+        // Much that is kept in order is of the same lock, and shares its name.
+        let by_name = || match Rc::ptr_eq(&self.name, &other.name) {
+            true => Ordering::Equal,
+            false => self.name.cmp(&other.name),
+        };
+        self.db.cmp(&other.db).then_with(by_name)
+    }
+}
+
+impl PartialOrd for KeyBuf {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
 }
 
 impl KeyBuf {

@@ -24,8 +24,8 @@
 //! # What it costs
 //! Everything about one waiter or one key takes logarithmic time, however many wait.
 //! A queue, its indices and its planned look go with its last waiter, and the memory
-//! of a crowd with the crowd. To have all keys looked at again takes as long as to
-//! sort them.
+//! of a crowd with the crowd. To have all keys looked at again takes constant time, or
+//! that of a look at each while others of such looks are left.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::iter;
@@ -231,6 +231,10 @@ pub struct WaitQueues {
     /// Everybody who waits, and so in the order in which they began.
     by_id: BTreeMap<WaiterId, KeyBuf>,
     rechecks: BTreeSet<(i64, KeyBuf)>,
+    /// Looks that were planned for these times before all keys were to be looked at.
+    overdue: BTreeSet<(i64, KeyBuf)>,
+    /// When those are due at the latest.
+    overdue_at_ms: i64,
     /// The keys for which each owner waits, each once.
     waits: KeySets<Owner>,
     next_id: u64,
@@ -250,7 +254,7 @@ impl WaitQueues {
         Counts {
             waiters: self.by_id.len(),
             contended_keys: self.by_key.len(),
-            planned_rechecks: self.rechecks.len(),
+            planned_rechecks: self.rechecks.len() + self.overdue.len(),
         }
     }
 
@@ -358,7 +362,10 @@ impl WaitQueues {
             None if queue.first.id == id => {
                 let (key, queue) = entry.remove_entry();
                 if let Some(at_ms) = queue.recheck_at_ms {
-                    self.rechecks.remove(&(at_ms, key));
+                    let planned = (at_ms, key);
+                    if !self.rechecks.remove(&planned) {
+                        self.overdue.remove(&planned);
+                    }
                 }
                 give_memory_back(&mut self.by_key);
                 (queue.first, None)
@@ -566,43 +573,72 @@ impl WaitQueues {
         if queue.recheck_at_ms.is_some_and(|planned| planned <= at_ms) {
             return;
         }
-        if let Some(planned_ms) = queue.recheck_at_ms.replace(at_ms) {
-            self.rechecks.remove(&(planned_ms, key.clone()));
+        if let Some(planned_ms) = queue.recheck_at_ms {
+            let planned = (planned_ms, key.clone());
+            if !self.rechecks.remove(&planned) {
+                if self.overdue_at_ms <= at_ms {
+                    return;
+                }
+                self.overdue.remove(&planned);
+            }
         }
+        queue.recheck_at_ms = Some(at_ms);
         self.rechecks.insert((at_ms, key.clone()));
+    }
+
+    /// Whether a look is planned at any of these keys.
+    pub fn any_planned(&self, mut is_meant: impl FnMut(KeyRef<'_>) -> bool) -> bool {
+        let mut planned = self.rechecks.iter().chain(&self.overdue);
+        planned.any(|(_, key)| is_meant(key.as_ref()))
     }
 
     /// Has every contended key looked at again at `at_ms` or earlier.
     pub fn recheck_all_by(&mut self, at_ms: i64) {
         #[cfg(feature = "planted-faults")]
         let at_ms = crate::planted::recheck_late(at_ms);
-        // One that is made of all of them at once takes far less time than to move
-        // each in the old one.
-        let planned = self.by_key.iter_mut().map(|(key, queue)| {
-            let at_ms = queue.recheck_at_ms.map_or(at_ms, |at| at.min(at_ms));
-            queue.recheck_at_ms = Some(at_ms);
-            (at_ms, key.clone())
-        });
-        self.rechecks = planned.collect();
+        if self.rechecks.len() + self.overdue.len() < self.by_key.len() {
+            for (key, queue) in &mut self.by_key {
+                if queue.recheck_at_ms.is_none() {
+                    queue.recheck_at_ms = Some(at_ms);
+                    self.rechecks.insert((at_ms, key.clone()));
+                }
+            }
+        }
+        self.overdue_at_ms = match self.overdue.is_empty() {
+            true => at_ms,
+            false => self.overdue_at_ms.min(at_ms),
+        };
+        self.overdue.append(&mut self.rechecks);
+    }
+
+    fn next_overdue_ms(&self) -> Option<i64> {
+        let &(planned_ms, _) = self.overdue.first()?;
+        Some(planned_ms.min(self.overdue_at_ms))
     }
 
     /// When the next look is due.
     pub fn next_recheck_ms(&self) -> Option<i64> {
-        self.rechecks.first().map(|&(at_ms, _)| at_ms)
+        let planned_ms = self.rechecks.first().map(|&(at_ms, _)| at_ms);
+        planned_ms.into_iter().chain(self.next_overdue_ms()).min()
     }
 
     /// A key whose look is due at `now_ms`.
     pub fn next_due(&self, now_ms: i64) -> Option<&KeyBuf> {
-        let (at_ms, key) = self.rechecks.first()?;
-        (*at_ms <= now_ms).then_some(key)
+        let next_ms = self.next_recheck_ms().filter(|&at_ms| at_ms <= now_ms)?;
+        let (_, key) = match self.next_overdue_ms() == Some(next_ms) {
+            true => self.overdue.first()?,
+            false => self.rechecks.first()?,
+        };
+        Some(key)
     }
 
     /// Takes a key whose look is due at `now_ms`. Whoever rechecks plans the next one.
     pub fn take_due(&mut self, now_ms: i64) -> Option<KeyBuf> {
-        if self.next_recheck_ms()? > now_ms {
-            return None;
-        }
-        let (_, key) = self.rechecks.pop_first()?;
+        let next_ms = self.next_recheck_ms().filter(|&at_ms| at_ms <= now_ms)?;
+        let (_, key) = match self.next_overdue_ms() == Some(next_ms) {
+            true => self.overdue.pop_first()?,
+            false => self.rechecks.pop_first()?,
+        };
         if let Some(queue) = self.queue_mut(key.as_ref()) {
             queue.recheck_at_ms = None;
         }
@@ -650,7 +686,7 @@ impl WaitQueues {
             if let Some(owner) = &queue.reentering {
                 form.owner(owner);
             }
-            form.time(queue.recheck_at_ms);
+            form.time(self.recheck_at_ms(key.as_ref()));
         }
     }
 
@@ -662,7 +698,9 @@ impl WaitQueues {
             .filter_map(|(key, queue)| Some((queue.recheck_at_ms?, key.clone())))
             .collect();
         let waits_here = |owner: &Owner, key: &KeyBuf| self.waits_of(owner).any(|one| one == key);
-        rechecks == self.rechecks
+        let planned: BTreeSet<_> = self.rechecks.union(&self.overdue).cloned().collect();
+        rechecks == planned
+            && self.rechecks.is_disjoint(&self.overdue)
             && waiters().count() == self.by_id.len()
             && waiters().all(|waiter| self.by_id.get(&waiter.id) == Some(&waiter.key))
             && queues().all(|(key, queue)| {
@@ -691,7 +729,12 @@ impl WaitQueues {
 
     /// When a contended lock is looked at next.
     pub(crate) fn recheck_at_ms(&self, key: KeyRef<'_>) -> Option<i64> {
-        self.queue(key)?.recheck_at_ms
+        let planned_ms = self.queue(key)?.recheck_at_ms?;
+        let is_overdue = self.overdue.contains(&(planned_ms, key.into()));
+        Some(match is_overdue {
+            true => planned_ms.min(self.overdue_at_ms),
+            false => planned_ms,
+        })
     }
 }
 

@@ -12,16 +12,16 @@
 //!
 //! To take a lock, to put it back and to note a holder takes constant time, or
 //! logarithmic time in the number of keys that one owner holds. To put a lock here the
-//! first time, to compare it with what is read, and to forget it takes a step for each
-//! of its holders.
+//! first time and to forget it takes a step for each of its holders, but of no more
+//! than a few hundred. Of a lock of more, a *crowd*, nothing is noted beside the lock:
+//! it comes, moves and goes as a whole, and who asks for an owner asks each crowd.
 
 #[cfg(test)]
 use std::collections::BTreeSet;
 
-use hashbrown::HashMap;
-use hashbrown::hash_map::EntryRef;
+use hashbrown::{HashMap, HashSet};
 
-use crate::bounds::few;
+use crate::bounds::{crowd, few};
 #[cfg(test)]
 use crate::explore::form::Form;
 use crate::keys::{KeyBuf, KeyRef, KeySets, give_memory_back};
@@ -32,17 +32,20 @@ use crate::request::Owner;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Remembered {
     by_key: HashMap<KeyBuf, Seen>,
-    /// The keys of these locks that each owner holds.
+    /// The keys of these locks that each owner holds, but for crowds.
     held_by: KeySets<Owner>,
     /// There may be locks of many holders.
     any_large: bool,
+    /// Locks of so many holders that these are not noted one by one.
+    crowds: HashSet<KeyBuf>,
 }
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 struct Seen {
     lock: Lock,
     /// The server has told of a change since.
     is_touched: bool,
+    is_crowd: bool,
 }
 
 impl Remembered {
@@ -84,43 +87,73 @@ impl Remembered {
         lock: Lock,
         changed: &[Owner],
     ) {
-        self.any_large |= lock.holders().len() > few();
-        match self.by_key.entry_ref(&key) {
-            EntryRef::Occupied(mut known) => {
+        let holders = lock.holders().len();
+        self.any_large |= holders > few();
+        if let Some((key, seen)) = self.by_key.get_key_value_mut(&key) {
+            if seen.is_crowd && holders <= crowd() / 2 {
+                seen.is_crowd = false;
+                self.crowds.remove(key);
+                note_all(&mut self.held_by, key, owners_of(&lock), true);
+            } else if !seen.is_crowd && holders > crowd() {
+                seen.is_crowd = true;
+                self.crowds.insert(key.clone());
+                note_all(&mut self.held_by, key, owners_of(&lock), false);
+                note_all(&mut self.held_by, key, changed.iter(), false);
+            } else if !seen.is_crowd {
                 for owner in changed {
                     let holds = lock.holder(owner).is_some();
-                    note(&mut self.held_by, known.key(), owner, holds);
+                    note(&mut self.held_by, key, owner, holds);
                 }
-                known.get_mut().lock = lock;
             }
-            EntryRef::Vacant(place) => {
-                let key = named.unwrap_or_else(|| key.into());
-                for holder in lock.holders() {
-                    note(&mut self.held_by, &key, &holder.owner, true);
-                }
-                let is_touched = false;
-                place.insert_with_key(key, Seen { lock, is_touched });
-            }
+            seen.lock = lock;
+            return;
         }
+        let key = named.unwrap_or_else(|| key.into());
+        let is_crowd = holders > crowd();
+        if is_crowd {
+            self.crowds.insert(key.clone());
+        } else {
+            note_all(&mut self.held_by, &key, owners_of(&lock), true);
+        }
+        let seen = Seen {
+            lock,
+            is_touched: false,
+            is_crowd,
+        };
+        self.by_key.insert(key, seen);
+    }
+
+    /// Takes a crowd that is here away, if it need not be read again.
+    pub(crate) fn take_crowd(&mut self, key: KeyRef<'_>) -> Option<Lock> {
+        let seen = self.by_key.get(&key)?;
+        if !seen.is_crowd || seen.is_touched {
+            return None;
+        }
+        self.crowds.remove(&key);
+        let (_, seen) = self.by_key.remove_entry(&key)?;
+        give_memory_back(&mut self.by_key);
+        Some(seen.lock)
     }
 
     /// Forgets a lock that was taken, with those who held it at any time since it
     /// was first put here.
     pub(crate) fn forget<'o>(&mut self, key: KeyRef<'_>, owners: impl Iterator<Item = &'o Owner>) {
-        let Some((key, _)) = self.by_key.remove_entry(&key) else {
+        let Some((key, seen)) = self.by_key.remove_entry(&key) else {
             return;
         };
         give_memory_back(&mut self.by_key);
         self.any_large &= !self.by_key.is_empty();
-        for owner in owners {
-            note(&mut self.held_by, &key, owner, false);
+        if seen.is_crowd {
+            self.crowds.remove(&key);
+        } else {
+            note_all(&mut self.held_by, &key, owners, false);
         }
     }
 
     /// Forgets a lock that is here.
     pub(crate) fn drop_lock(&mut self, key: KeyRef<'_>) {
         if let Some((lock, _)) = self.take(key) {
-            self.forget(key, lock.holders().iter().map(|holder| &holder.owner));
+            self.forget(key, owners_of(&lock));
         }
     }
 
@@ -139,14 +172,42 @@ impl Remembered {
         }
     }
 
-    /// All keys that are remembered.
-    pub(crate) fn keys(&self) -> Vec<KeyBuf> {
-        self.by_key.keys().cloned().collect()
+    /// Notes that all of these keys may have changed, and forgets those for which
+    /// nobody waits.
+    pub(crate) fn touch_all(
+        &mut self,
+        is_meant: impl Fn(KeyRef<'_>) -> bool,
+        is_contended: impl Fn(KeyRef<'_>) -> bool,
+    ) {
+        let mut uncontended = Vec::new();
+        for (key, seen) in &mut self.by_key {
+            if is_meant(key.as_ref()) {
+                match is_contended(key.as_ref()) {
+                    true => seen.is_touched = true,
+                    false => uncontended.push(key.clone()),
+                }
+            }
+        }
+        for key in uncontended {
+            self.drop_lock(key.as_ref());
+        }
     }
 
-    /// Whether this owner holds any of these locks.
+    /// Whether there is any crowd.
+    pub(crate) fn any_crowd(&self) -> bool {
+        !self.crowds.is_empty()
+    }
+
+    /// The crowds.
+    pub(crate) fn crowds(&self) -> impl Iterator<Item = &KeyBuf> {
+        self.crowds.iter()
+    }
+
+    /// Whether this owner holds any of these locks. One that a step has taken is not
+    /// among them if it is a crowd.
     pub(crate) fn is_holder(&self, owner: &Owner) -> bool {
-        self.held_by.contains(owner)
+        let mut crowds = self.crowds.iter().filter_map(|key| self.by_key.get(key));
+        self.held_by.contains(owner) || crowds.any(|seen| seen.lock.holder(owner).is_some())
     }
 }
 
@@ -159,6 +220,7 @@ impl Remembered {
             form.flag(seen.is_some());
             if let Some(seen) = seen {
                 form.flag(seen.is_touched);
+                form.flag(seen.is_crowd);
                 form.lock(&seen.lock);
             }
             for owner in form.owners() {
@@ -169,12 +231,30 @@ impl Remembered {
 
     /// Whether all that is kept twice is the same, for these owners.
     pub(crate) fn agree(&self, owners: &[Owner]) -> bool {
-        owners.iter().all(|owner| {
-            let by_key = self.by_key.iter();
-            let held = by_key.filter(|(_, seen)| seen.lock.holder(owner).is_some());
-            let held: BTreeSet<_> = held.map(|(key, _)| key).collect();
-            held == self.held_by.of(owner).collect()
-        })
+        let crowds = self.by_key.iter().filter(|(_, seen)| seen.is_crowd);
+        let crowds: HashSet<KeyBuf> = crowds.map(|(key, _)| key.clone()).collect();
+        crowds == self.crowds
+            && owners.iter().all(|owner| {
+                let by_key = self.by_key.iter().filter(|(_, seen)| !seen.is_crowd);
+                let held = by_key.filter(|(_, seen)| seen.lock.holder(owner).is_some());
+                let held: BTreeSet<_> = held.map(|(key, _)| key).collect();
+                held == self.held_by.of(owner).collect()
+            })
+    }
+}
+
+fn owners_of(lock: &Lock) -> impl Iterator<Item = &Owner> {
+    lock.holders().iter().map(|holder| &holder.owner)
+}
+
+fn note_all<'o>(
+    held_by: &mut KeySets<Owner>,
+    key: &KeyBuf,
+    owners: impl Iterator<Item = &'o Owner>,
+    hold: bool,
+) {
+    for owner in owners {
+        note(held_by, key, owner, hold);
     }
 }
 

@@ -176,7 +176,10 @@ impl Sessions {
         lease: Lease,
         now_ms: i64,
     ) {
-        let hold = HoldId::new(key, owner);
+        let hold = HoldId {
+            key: self.named(key),
+            owner: owner.clone(),
+        };
         let kept_until_ms = lease.end_ms(now_ms);
         let binding = match self.unbind_hold(&hold).filter(|old| old.token == token) {
             // The longer lease is kept up as was planned: re-entry by a shorter
@@ -195,6 +198,14 @@ impl Sessions {
             },
         };
         self.insert(hold, binding);
+    }
+
+    /// The key as it is in memory already, if anything is bound that is held of it.
+    fn named(&self, key: KeyRef<'_>) -> KeyBuf {
+        let first = HoldId::new(key, &Owner::least());
+        let next = self.bindings.range(&first..).next();
+        let known = next.filter(|(hold, _)| hold.key == first.key);
+        known.map_or(first.key.clone(), |(hold, _)| hold.key.clone())
     }
 
     /// Notes that a grant lets bound holds last until then at least.
@@ -263,6 +274,25 @@ impl Sessions {
         }
     }
 
+    /// Forgets bindings, because the holds are over.
+    pub fn unbind_all(&mut self, holds: &[HoldId]) {
+        for hold in holds {
+            self.unbind_hold(hold);
+        }
+    }
+
+    /// The holds on this lock that are bound, in order: so they are found and moved in
+    /// far less time than in another.
+    pub fn bound_on(&self, key: KeyRef<'_>) -> Vec<HoldId> {
+        if self.is_empty() {
+            return Vec::new();
+        }
+        let first = HoldId::new(key, &Owner::least());
+        let holds = self.bindings.range(&first..).map(|(hold, _)| hold);
+        let here = holds.take_while(|hold| hold.key == first.key);
+        here.cloned().collect()
+    }
+
     /// Notes that holds were kept up, and last for their whole lease again.
     pub fn kept(&mut self, hold: &HoldId, now_ms: i64) {
         if let Some(binding) = self.bindings.get_mut(hold) {
@@ -286,19 +316,9 @@ impl Sessions {
 
     /// Lets the bindings of one lock follow it to another key.
     pub fn follow(&mut self, from: KeyRef<'_>, to: KeyRef<'_>) {
-        let from: KeyBuf = from.into();
-        let first = HoldId {
-            key: from.clone(),
-            owner: Owner::least(),
-        };
-        let holds: Vec<HoldId> = self
-            .bindings
-            .range(first..)
-            .map(|(hold, _)| hold.clone())
-            .take_while(|hold| hold.key == from)
-            .collect();
-        for old in holds {
-            self.move_binding(&old, to.into());
+        let to: KeyBuf = to.into();
+        for old in self.bound_on(from) {
+            self.move_binding(&old, to.clone());
         }
     }
 

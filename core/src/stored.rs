@@ -19,6 +19,7 @@
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
+use crate::bounds::few;
 use crate::error::LockError;
 use crate::holders::Holders;
 use crate::lock::{Holder, Lock};
@@ -34,6 +35,9 @@ pub const PERMIT_PREFIX: &[u8] = b"@permit:";
 /// A lock with more fields than this has a token; so a large hash without one
 /// is no lock and need not be read.
 pub const FIELDS_WITHOUT_TOKEN_MAX: usize = 1;
+
+/// A lock is read with room for so many holders.
+const ROOM_AT_ONCE: usize = 16_384;
 
 /// What a holder has beside its count where others may hold the lock with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,6 +88,18 @@ impl Reader {
             asker: Some(asker.clone()),
             ..Self::default()
         }
+    }
+
+    /// A reader of so many fields, asked by this owner. It may turn out that they are no lock's, so not all
+    /// of them get room at once.
+    pub fn of(fields: usize, asker: Option<&Owner>) -> Self {
+        let mut reader = asker.map_or_else(Self::default, Self::asked_by);
+        let holders = (fields / 2).min(ROOM_AT_ONCE);
+        if holders > few() {
+            reader.counts = SmallVec::with_capacity(holders);
+            reader.permits = HashMap::with_capacity(holders);
+        }
+        reader
     }
 
     /// Reads one field. The order does not matter.
@@ -137,7 +153,7 @@ impl Reader {
         }
         let leftovers = self.counts.is_empty() && !self.permits.is_empty();
         let alone = self.counts.len() == 1;
-        let mut holders = Holders::default();
+        let mut holders = SmallVec::with_capacity(self.counts.len());
         for (owner, holds) in self.counts {
             holders.push(match self.permits.get(&owner) {
                 Some(permit) => Holder {
@@ -161,7 +177,7 @@ impl Reader {
             });
         }
         Ok(Lock {
-            holders,
+            holders: Holders::from(holders),
             last_token: self.last_token,
             expires_at_ms,
             leftovers,

@@ -261,6 +261,13 @@ struct Unchecked {
     search: Option<Box<Search>>,
 }
 
+/// A key that has just left its place, and the crowd that holds its lock, if one does.
+#[derive(Clone, Debug)]
+struct Leaving {
+    key: KeyBuf,
+    crowd: Option<Lock>,
+}
+
 /// All that is remembered of the locks of a server.
 #[derive(Clone, Debug, Default)]
 pub struct LockTable {
@@ -280,7 +287,7 @@ pub struct LockTable {
     /// Waits that may close a cycle.
     unchecked: VecDeque<Unchecked>,
     /// A key that has just left its place.
-    leaving: Option<KeyBuf>,
+    leaving: Option<Leaving>,
     /// Clients whose sessions are over unnoticed: their connections have to be
     /// closed.
     to_close: Vec<ClientId>,
@@ -480,7 +487,10 @@ impl LockTable {
 
     /// Whether it matters what happens to keys.
     pub fn follows_keys(&self) -> bool {
-        self.anybody_waits() || self.remembers_holds() || !self.remembered.is_empty()
+        self.anybody_waits()
+            || self.remembers_holds()
+            || !self.remembered.is_empty()
+            || self.leaving.is_some()
     }
 
     /// What has happened so far.

@@ -9,9 +9,10 @@ use crate::server::clock;
 use crate::server::guard;
 use crate::server::keyspace::{self, LockKey, WriteAnswer};
 use crate::server::open_lock::{OpenLock, Part};
+use crate::server::overwriting;
 use crate::server::timer;
 use redis_lock_core::keys::KeyRef;
-use redis_lock_core::table::{Due, NotNow, Progress, REFUSED_RETRY_MS, Step, Work};
+use redis_lock_core::table::{Due, LockTable, NotNow, Progress, REFUSED_RETRY_MS, Step, Work};
 
 /// How much one wake does, in locks that are looked at and waiters that are answered,
 /// before other clients have their turn.
@@ -28,6 +29,9 @@ const SEARCH_WEIGHS: usize = 16;
 /// their turn.
 pub(crate) fn on_wake(ctx: &Context) {
     let now_ms = clock::now().ms();
+    if !TABLE.with_borrow(LockTable::follows_overwriting) {
+        overwriting::unfollow(ctx);
+    }
     if keyspace::is_replica(ctx) {
         TABLE.with_borrow_mut(|table| table.forget_connections(WORK_A_WAKE));
     }

@@ -3,11 +3,11 @@
 
 use redis_module::Context;
 
-use super::TABLE;
+use super::{TABLE, look_at};
 use crate::server::acl::User;
 use crate::server::clock;
 use crate::server::keyspace::{self, LockKey};
-use crate::server::open_lock::OpenLock;
+use crate::server::open_lock::{OpenLock, Part};
 use redis_lock_core::error::LockError;
 use redis_lock_core::metrics::Metrics;
 use redis_lock_core::request::Owner;
@@ -15,9 +15,10 @@ use redis_lock_core::table::{ContendedView, LockView, Totals};
 
 /// Shows a lock.
 pub(crate) fn lock(key: LockKey<'_>) -> Result<LockView, LockError> {
-    let lock = OpenLock::open_to_read(key).read(None)?;
+    let open = OpenLock::open_to_read(key);
+    let stored = look_at(&open, key.as_ref(), None, Part::Whole)?;
     let now = clock::now();
-    Ok(TABLE.with_borrow(|table| table.view(key.as_ref(), lock, now)))
+    Ok(TABLE.with_borrow(|table| table.view(key.as_ref(), stored, now)))
 }
 
 /// Shows at most `count` of the database's locks that somebody waits for and that the

@@ -31,10 +31,13 @@ pub(crate) trait Hooks: Sync {
 
     /// A key is about to get another name, or to move to another database.
     /// [`Hooks::key_arrives`] follows.
-    fn key_leaves(&self, key: KeyRef<'_>);
+    fn key_leaves(&self, ctx: &Context, key: KeyRef<'_>);
 
     /// The key that left is now this one.
-    fn key_arrives(&self, key: KeyRef<'_>);
+    fn key_arrives(&self, ctx: &Context, key: KeyRef<'_>);
+
+    /// A database was flushed, or all of them.
+    fn flushed(&self, ctx: &Context, db: Option<i32>);
 
     /// Two databases changed places.
     fn databases_swapped(&self, ctx: &Context, one: i32, other: i32);

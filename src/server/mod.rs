@@ -23,6 +23,7 @@ mod kernel_timer;
 pub(crate) mod keyspace;
 pub(crate) mod notifications;
 pub(crate) mod open_lock;
+pub(crate) mod overwriting;
 pub(crate) mod publish;
 pub(crate) mod registration;
 pub(crate) mod replicas;

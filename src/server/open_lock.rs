@@ -148,7 +148,7 @@ impl<'c> OpenLock<'c> {
             None if fields > FIELDS_OF_ONE_HOLDER && !self.has_token() => {
                 return Err(LockError::NotALock);
             }
-            None => self.read_all_fields(asker),
+            None => self.read_all_fields(asker, fields),
         };
         reader.finish(self.expires_at_ms())
     }
@@ -223,7 +223,7 @@ impl<'c> OpenLock<'c> {
         exists != 0
     }
 
-    fn read_all_fields(&self, asker: Option<&Owner>) -> Reader {
+    fn read_all_fields(&self, asker: Option<&Owner>, fields: usize) -> Reader {
         unsafe extern "C" fn read(
             _key: *mut raw::RedisModuleKey,
             field: *mut raw::RedisModuleString,
@@ -239,7 +239,7 @@ impl<'c> OpenLock<'c> {
             );
         }
 
-        let mut reader = asker.map_or_else(Reader::default, Reader::asked_by);
+        let mut reader = Reader::of(fields, asker);
         let cursor = CURSOR.with(|cursor| *cursor);
         // SAFETY: the cursor lives as long as the server, and nobody else uses it
         // meanwhile; the handle is open on a hash, and `read` gets the type it expects.

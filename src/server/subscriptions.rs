@@ -14,8 +14,8 @@ use redis_lock_core::request::ClientId;
 /// What can free a lock: commands on keys of any type (`DEL`, `RENAME`,
 /// `EXPIRE`), commands on hashes, expiry and eviction. Overwriting a lock with a
 /// string or a list is not among them, because each subscription to such a
-/// class slows all of its commands down: `SET` by 15% on Redis 7.0. The floor
-/// above finds those by rechecking. And what is loaded, for its tokens.
+/// class slows all of its commands down: `overwriting` follows those while that
+/// matters. And what is loaded, for its tokens.
 const KINDS: u32 = raw::REDISMODULE_NOTIFY_GENERIC as u32
     | raw::REDISMODULE_NOTIFY_LOADED as u32
     | raw::REDISMODULE_NOTIFY_HASH as u32
@@ -27,6 +27,7 @@ const KINDS: u32 = raw::REDISMODULE_NOTIFY_GENERIC as u32
 pub(crate) fn subscribe(ctx: &Context) -> Result<(), String> {
     let event = |id| raw::RedisModuleEvent { id, dataver: 1 };
     let swap = event(raw::REDISMODULE_EVENT_SWAPDB);
+    let flush = event(raw::REDISMODULE_EVENT_FLUSHDB);
     let client_change = event(raw::REDISMODULE_EVENT_CLIENT_CHANGE);
     let cron = event(raw::REDISMODULE_EVENT_CRON_LOOP);
     // SAFETY: the context is that of the load, and each callback takes the data
@@ -35,6 +36,7 @@ pub(crate) fn subscribe(ctx: &Context) -> Result<(), String> {
         let to_event = api().subscribe_to_server_event;
         (api().subscribe_to_keyspace_events)(ctx.ctx, KINDS as c_int, Some(on_key_event)) == 0
             && to_event(ctx.ctx, swap, Some(on_swap)) == 0
+            && to_event(ctx.ctx, flush, Some(on_flush)) == 0
             && to_event(ctx.ctx, client_change, Some(on_connection)) == 0
             && to_event(ctx.ctx, cron, Some(on_cron)) == 0
     };
@@ -91,7 +93,25 @@ unsafe extern "C" fn on_swap(
     });
 }
 
-unsafe extern "C" fn on_key_event(
+unsafe extern "C" fn on_flush(
+    ctx: *mut raw::RedisModuleCtx,
+    _event: raw::RedisModuleEvent,
+    subevent: u64,
+    data: *mut c_void,
+) {
+    if subevent != raw::REDISMODULE_SUBEVENT_FLUSHDB_END {
+        return;
+    }
+    guard::catch("a flush event", || {
+        // SAFETY: for this event, the data says which database was flushed.
+        if let Some(flush) = unsafe { data.cast::<raw::RedisModuleFlushInfo>().as_ref() } {
+            let db = (flush.dbnum >= 0).then_some(flush.dbnum);
+            hooks().flushed(&Context::new(ctx), db);
+        }
+    });
+}
+
+pub(super) unsafe extern "C" fn on_key_event(
     ctx: *mut raw::RedisModuleCtx,
     _kind: c_int,
     event: *const c_char,
@@ -117,11 +137,10 @@ unsafe extern "C" fn on_key_event(
             return;
         }
         match event {
-            b"rename_from" | b"move_from" => hooks.key_leaves(key),
-            b"rename_to" | b"move_to" => hooks.key_arrives(key),
-            _ => {}
+            b"rename_from" | b"move_from" => hooks.key_leaves(&ctx, key),
+            b"rename_to" | b"move_to" => hooks.key_arrives(&ctx, key),
+            _ => hooks.key_touched(&ctx, key),
         }
-        hooks.key_touched(&ctx, key);
     });
     raw::REDISMODULE_OK as c_int
 }

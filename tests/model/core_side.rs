@@ -443,7 +443,7 @@ impl CoreSide {
 
     fn info(&mut self, at: Place) -> Result<Value, LockError> {
         let lock = self.look(at)?;
-        let view = self.table.view(key_of(at), lock, self.now());
+        let view = self.table.view(key_of(at), Known::Read(lock), self.now());
         Ok(replies::info(&view, &self.peers))
     }
 
@@ -586,21 +586,24 @@ impl CoreSide {
     fn hear_of_keys(&mut self) {
         for event in self.keyspace.take_events() {
             match event {
-                Event::AllTouched => self.note(LockTable::everything_touched),
+                Event::Flushed(None) => self.note(LockTable::everything_touched),
+                Event::Flushed(Some(db)) => {
+                    let db = i32::try_from(db).unwrap();
+                    self.note(|table, now_ms| table.database_touched(db, now_ms));
+                }
                 Event::Swapped => self.note(|table, now_ms| table.databases_swapped(0, 1, now_ms)),
                 _ if !self.table.follows_keys() => {}
-                Event::Leaves(at) => self.table.key_leaves(key_of(at)),
-                Event::Arrives(at) => self.table.key_arrives(key_of(at)),
+                Event::Leaves(at) => {
+                    self.note(|table, now_ms| table.key_leaves(key_of(at), now_ms));
+                }
+                Event::Arrives(at) => {
+                    self.note(|table, now_ms| table.key_arrives(key_of(at), now_ms));
+                }
                 Event::Touched(at) => {
                     self.note(|table, now_ms| table.key_touched(key_of(at), now_ms));
                 }
             }
         }
-    }
-
-    /// Somebody flushed a database that nobody uses.
-    pub fn everything_touched(&mut self) {
-        self.note(LockTable::everything_touched);
     }
 
     /// The client's connection ends.

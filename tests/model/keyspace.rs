@@ -20,7 +20,8 @@ pub enum Event {
     Touched(Place),
     Leaves(Place),
     Arrives(Place),
-    AllTouched,
+    /// All of one database, or of all.
+    Flushed(Option<usize>),
     Swapped,
 }
 
@@ -217,6 +218,7 @@ impl Keyspace {
                         expires_at_ms,
                     },
                 );
+                self.touched(at(key));
                 return Expect::OK;
             }
             Command::Rename(from, to) => {
@@ -245,12 +247,12 @@ impl Keyspace {
             }
             Command::FlushDb => {
                 self.databases[db].clear();
-                self.events.push(Event::AllTouched);
+                self.events.push(Event::Flushed(Some(db)));
                 return Expect::OK;
             }
             Command::FlushAll => {
                 self.databases = Default::default();
-                self.events.push(Event::AllTouched);
+                self.events.push(Event::Flushed(None));
                 return Expect::OK;
             }
             Command::SwapDb => {
@@ -297,9 +299,8 @@ impl Keyspace {
     fn carry(&mut self, from: Place, to: Place) {
         if let Some(stored) = self.remove(from) {
             self.put(to, stored);
-            let left = [Event::Leaves(from), Event::Touched(from)];
-            let arrived = [Event::Arrives(to), Event::Touched(to)];
-            self.events.extend(left.into_iter().chain(arrived));
+            self.events
+                .extend([Event::Leaves(from), Event::Arrives(to)]);
         }
     }
 

@@ -327,7 +327,6 @@ impl Run {
         let client = self.idle_client();
         let command = self.command_of(client);
         self.send(client, &command);
-        self.have_overwritten_locks_looked_at(&[command]);
     }
 
     /// A client sends a command by itself.
@@ -378,21 +377,6 @@ impl Run {
             if Instant::now() > deadline {
                 self.diverges(&format!("client {client} does not wait"));
             }
-        }
-    }
-
-    /// The module is not told that a string overwrote a lock, and would find out
-    /// with its next regular look. After a flush, of a database that nobody
-    /// uses, it looks at all locks.
-    fn have_overwritten_locks_looked_at(&mut self, commands: &[Command]) {
-        let overwrites = |command: &Command| matches!(command, Command::Set(_));
-        if commands.iter().any(overwrites) {
-            // By itself, a step of the module's timer may come before it.
-            self.settle();
-            for command in ["SELECT 15", "FLUSHDB"] {
-                assert_eq!(self.observer.call(command), status("OK"));
-            }
-            self.core.everything_touched();
         }
     }
 
@@ -454,7 +438,6 @@ impl Run {
                 self.reconnect(*client);
             }
         }
-        self.have_overwritten_locks_looked_at(&commands);
     }
 
     fn script(&mut self) {
@@ -462,7 +445,6 @@ impl Run {
         let (commands, expected) = self.several(client, "EVAL");
         self.connections[client].send(&in_a_script(&commands));
         self.hear(client, &expected);
-        self.have_overwritten_locks_looked_at(&commands);
     }
 
     fn change_setting(&mut self) {

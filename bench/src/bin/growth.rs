@@ -35,6 +35,9 @@ struct Options {
     /// How long an idle server is watched, in seconds
     #[arg(long, default_value_t = 10)]
     idle: u64,
+    /// Measures only what has this in its name
+    #[arg(long)]
+    only: Option<String>,
 }
 
 const LONG_LEASE: &str = "600000";
@@ -46,14 +49,25 @@ fn main() -> Result<()> {
     let options = Options::parse();
     raise_file_limit()?;
     println!("| what | measured |\n|---|---|");
-    for holders in [100, 1_000, options.count] {
-        renewals(&options, holders)?;
+    let all: [(&str, fn(&Options) -> Result<()>); 7] = [
+        ("renewals", renewals),
+        ("session-readers", session_readers),
+        ("readers-behind-a-writer", readers_behind_a_writer),
+        ("waiters-in-two-queues", waiters_in_two_queues),
+        ("contended-keys", contended_keys),
+        ("floor", floor),
+        ("by-other-hands", by_other_hands),
+    ];
+    for (name, measure) in all {
+        if options
+            .only
+            .as_deref()
+            .is_none_or(|only| name.contains(only))
+        {
+            measure(&options)?;
+        }
     }
-    session_readers(&options)?;
-    readers_behind_a_writer(&options)?;
-    waiters_in_two_queues(&options)?;
-    contended_keys(&options)?;
-    floor(&options)
+    Ok(())
 }
 
 fn start(options: &Options) -> Result<Server> {
@@ -175,7 +189,14 @@ impl Pinger {
     }
 }
 
-fn renewals(options: &Options, holders: usize) -> Result<()> {
+fn renewals(options: &Options) -> Result<()> {
+    for holders in [100, 1_000, options.count] {
+        renewals_among(options, holders)?;
+    }
+    Ok(())
+}
+
+fn renewals_among(options: &Options, holders: usize) -> Result<()> {
     let server = start(options)?;
     let mut connection = server.connect()?;
     let acquire = |n| format!("LOCK.ACQUIRE k o{n} LEASE {LONG_LEASE} SHARED");
@@ -299,6 +320,41 @@ fn contended_keys(options: &Options) -> Result<()> {
         &format!("{count} contended keys, idle"),
         &format!("{percent:.1}% of a core"),
     );
+    let mut by_all = |what: &str, lines: &[&str]| -> Result<()> {
+        reset_stats(&mut holder)?;
+        let pinger = Pinger::start(&server)?;
+        for line in lines {
+            holder.call_ok(&words(line))?;
+            // All keys are looked at once by then.
+            sleep(Duration::from_millis(300));
+        }
+        let worst = pinger.worst_ms()?;
+        let usec = usec_per_call(&mut holder, &what.to_lowercase())?;
+        row(
+            &format!("{what} beside {count} contended keys"),
+            &format!("{usec:.0} usec, {worst}"),
+        );
+        Ok(())
+    };
+    by_all("SWAPDB", &["SWAPDB 0 1", "SWAPDB 0 1"])?;
+    // The first one gives back what the crowd of clients took.
+    by_all("FLUSHDB", &["SELECT 1", "FLUSHDB"])?;
+    by_all("FLUSHDB", &["FLUSHDB"])?;
+    // Nobody gets what has become a string.
+    let from = Instant::now();
+    let set = |n| format!("SET l{n} v");
+    let pinger = Pinger::start(&server)?;
+    run_all(&mut holder, &["SELECT 0".into()])?;
+    run_all(&mut holder, &(0..count).map(set).collect::<Vec<_>>())?;
+    await_blocked(&server, 0)?;
+    row(
+        &format!("SET of {count} contended keys"),
+        &format!(
+            "all told after {} ms, {}",
+            from.elapsed().as_millis(),
+            pinger.worst_ms()?
+        ),
+    );
     drop(waiting);
     Ok(())
 }
@@ -327,5 +383,74 @@ fn floor(options: &Options) -> Result<()> {
     connection.call_ok(&["DEL", "k"])?;
     let usec = usec_per_call(&mut connection, "del")?;
     row("floor: DEL of it", &format!("{usec:.0} usec"));
+    Ok(())
+}
+
+/// How often each is measured.
+const TIMES: usize = 5;
+
+/// What somebody else does to a lock of many holders, what the next command on it
+/// costs then, and what the server's own hash costs.
+fn by_other_hands(options: &Options) -> Result<()> {
+    for session in ["", " SESSION"] {
+        by_other_hands_with(options, session)?;
+    }
+    Ok(())
+}
+
+fn by_other_hands_with(options: &Options, session: &str) -> Result<()> {
+    let (server, count) = (start(options)?, options.count);
+    let mut client = server.connect()?;
+    let acquire = |n| format!("LOCK.ACQUIRE k o{n} LEASE {LONG_LEASE} SHARED{session}");
+    let acquire_all = (0..count).map(acquire).collect::<Vec<_>>();
+    run_all(&mut client, &acquire_all)?;
+    let set = |n| format!("HSET hash o{n} 1 @permit:o{n} 0-1790000000000000-1790000000000");
+    run_all(&mut client, &(0..count).map(set).collect::<Vec<_>>())?;
+    let among = format!("{count} holders{session}");
+    let mut measure = |lines: &[&str], then: &str| -> Result<()> {
+        reset_stats(&mut client)?;
+        for _ in 0..TIMES {
+            for line in lines {
+                client.call_ok(&words(line))?;
+            }
+        }
+        let mut measured = Vec::new();
+        for line in lines.iter().filter(|line| !line.starts_with("SELECT")) {
+            let name = words(line)[0].to_lowercase();
+            let usec = usec_per_call(&mut client, &name)?;
+            measured.push(format!("{name} {usec:.0} usec"));
+        }
+        measured.dedup();
+        row(&format!("{among}: {then}"), &measured.join(", "));
+        Ok(())
+    };
+    measure(&["HGETALL k"], "floor: all of the hash")?;
+    measure(&["LOCK.INFO k"], "LOCK.INFO")?;
+    let next = "LOCK.RENEW k o1 LEASE 600000";
+    measure(&["HSET k o1 1", next], "the next command after HSET")?;
+    let flush = ["SELECT 1", "SET x y", "FLUSHDB", "SELECT 0", next];
+    measure(&flush, "the next after FLUSHDB elsewhere")?;
+    measure(&["RENAME k l", "RENAME l k", next], "the next after RENAME")?;
+    measure(&["SWAPDB 0 1", "SWAPDB 0 1", next], "the next after SWAPDB")?;
+    reset_stats(&mut client)?;
+    client.call_ok(&words("DEL hash"))?;
+    client.call_ok(&words("LOCK.BREAK k"))?;
+    let [del, broken] = ["del", "lock.break"].map(|name| usec_per_call(&mut client, name));
+    row(
+        &format!("{among}: LOCK.BREAK"),
+        &format!(
+            "lock.break {:.0} usec, floor: del {:.0} usec",
+            broken?, del?
+        ),
+    );
+    run_all(&mut client, &acquire_all)?;
+    reset_stats(&mut client)?;
+    let pinger = Pinger::start(&server)?;
+    client.call_ok(&words("DEL k"))?;
+    let usec = usec_per_call(&mut client, "del")?;
+    row(
+        &format!("{among}: DEL of it"),
+        &format!("del {usec:.0} usec, {}", pinger.worst_ms()?),
+    );
     Ok(())
 }

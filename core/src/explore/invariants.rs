@@ -10,7 +10,7 @@ use crate::error::LockError;
 use crate::lock::{Lock, Released};
 use crate::queue::WaiterId;
 use crate::request::{ClientId, Limit, Owner, ReleaseExtent, ReleaseRequest, RenewRequest};
-use crate::table::{Answer, HolderView};
+use crate::table::{Answer, HolderView, Stored};
 use crate::token::FencingToken;
 
 /// An invariant that does not hold, and what shows it.
@@ -319,9 +319,11 @@ fn a_session_is_kept_up(world: &World, key: usize, holders: &[HolderView]) -> Ch
 /// And nobody else does.
 fn who_waits_stands_in_the_queue(world: &World, key: usize) -> Checked {
     let waiting = world.waiting(key);
-    let view = world
-        .table
-        .view(world.cast.key(key), Lock::default(), world.now());
+    let view = world.table.view(
+        world.cast.key(key),
+        Stored::Read(Lock::default()),
+        world.now(),
+    );
     let clients: Vec<ClientId> = view.waiters.iter().map(|one| one.client).collect();
     let expected: Vec<ClientId> = waiting.iter().map(|&(_, at, _)| world.client(at)).collect();
     if clients == expected && waiting.iter().all(|&(id, ..)| world.table.is_waiting(id)) {

@@ -310,7 +310,9 @@ impl World {
             return Vec::new();
         }
         let lock = self.data.read(key).unwrap_or_default();
-        let view = self.table.view(self.cast.key(key), lock, self.now());
+        let view = self
+            .table
+            .view(self.cast.key(key), Stored::Read(lock), self.now());
         view.holders
     }
 
@@ -887,10 +889,8 @@ impl World {
         self.write(Write::Rename(from));
         let cast = Rc::clone(&self.cast);
         if self.table.follows_keys() {
-            self.table.key_leaves(cast.key(from));
-            self.table.key_touched(cast.key(from), self.now_ms);
-            self.table.key_arrives(cast.key(to));
-            self.table.key_touched(cast.key(to), self.now_ms);
+            self.table.key_leaves(cast.key(from), self.now_ms);
+            self.table.key_arrives(cast.key(to), self.now_ms);
         }
         self.changed = self.changed.map(|changed| changed.max(Changed::Told));
         self.known[to] = self.known[from];

@@ -508,7 +508,7 @@ fn a_look_at_all_moves_no_look_to_a_later_time() {
     queues.recheck_by(late, 30);
     queues.recheck_all_by(20);
     assert_eq!(drain_due(&mut queues, 19), bufs([early]));
-    assert_eq!(drain_due(&mut queues, 20), bufs([late, unplanned]));
+    assert_eq!(drain_due(&mut queues, 20), bufs([unplanned, late]));
     assert_eq!(queues.next_recheck_ms(), None);
 }
 
@@ -643,8 +643,17 @@ mod against_a_model {
     struct Model {
         /// Sorted in the order in which they are served.
         waiting: Vec<Waiting>,
-        /// Time and key.
-        rechecks: Vec<(i64, usize)>,
+        rechecks: Vec<Look>,
+        /// When those are due at the latest that were planned before a look at all.
+        all_by_ms: i64,
+    }
+
+    #[derive(Clone, Copy)]
+    struct Look {
+        planned_ms: i64,
+        key: usize,
+        /// It was planned before a look at all.
+        is_overdue: bool,
     }
 
     impl Model {
@@ -656,7 +665,7 @@ mod against_a_model {
             let taken = self.first(wanted)?;
             self.waiting.retain(|waiting| *waiting != taken);
             if self.length(taken.key) == 0 {
-                self.rechecks.retain(|&(_, key)| key != taken.key);
+                self.rechecks.retain(|look| look.key != taken.key);
             }
             Some(taken.nth)
         }
@@ -691,20 +700,50 @@ mod against_a_model {
             if self.length(key) == 0 {
                 return;
             }
-            match self.rechecks.iter_mut().find(|look| look.1 == key) {
-                Some(look) => look.0 = look.0.min(at_ms),
-                None => self.rechecks.push((at_ms, key)),
+            let look = self.rechecks.iter().copied().find(|look| look.key == key);
+            if look.is_none_or(|look| self.due_ms(&look) > at_ms) {
+                self.rechecks.retain(|look| look.key != key);
+                self.rechecks.push(Look {
+                    planned_ms: at_ms,
+                    key,
+                    is_overdue: false,
+                });
             }
         }
 
-        /// Keys that are due at the same time come in the order of database and name.
-        fn take_due(&mut self, now_ms: i64) -> Option<usize> {
+        fn recheck_all_by(&mut self, at_ms: i64) {
+            let planned: Vec<usize> = self.rechecks.iter().map(|look| look.key).collect();
+            let unplanned = (0..KEYS.len()).filter(|key| !planned.contains(key));
+            unplanned.for_each(|key| self.recheck_by(key, at_ms));
+            let is_any_left = self.rechecks.iter().any(|look| look.is_overdue);
+            self.all_by_ms = if is_any_left {
+                self.all_by_ms.min(at_ms)
+            } else {
+                at_ms
+            };
             self.rechecks
-                .sort_by_key(|&(at_ms, key)| (at_ms, KEYS[key].db, KEYS[key].name));
-            let &(at_ms, key) = self.rechecks.first()?;
-            (at_ms <= now_ms).then(|| {
-                self.rechecks.remove(0);
-                key
+                .iter_mut()
+                .for_each(|look| look.is_overdue = true);
+        }
+
+        fn due_ms(&self, look: &Look) -> i64 {
+            match look.is_overdue {
+                true => look.planned_ms.min(self.all_by_ms),
+                false => look.planned_ms,
+            }
+        }
+
+        /// Keys that are due at the same time come in the order in which they were
+        /// planned, or in that of database and name.
+        fn take_due(&mut self, now_ms: i64) -> Option<usize> {
+            let next = self.rechecks.iter().copied().min_by_key(|look| {
+                let key = KEYS[look.key];
+                let order = (!look.is_overdue, look.planned_ms, key.db, key.name);
+                (self.due_ms(look), order)
+            })?;
+            (self.due_ms(&next) <= now_ms).then(|| {
+                self.rechecks.retain(|look| look.key != next.key);
+                next.key
             })
         }
     }
@@ -757,7 +796,7 @@ mod against_a_model {
                     }
                     Step::LookAtAllBy { at_ms } => {
                         queues.recheck_all_by(at_ms);
-                        (0..KEYS.len()).for_each(|key| model.recheck_by(key, at_ms));
+                        model.recheck_all_by(at_ms);
                     }
                     Step::TakeDue { now_ms } => {
                         let due = model.take_due(now_ms).map(|key| KEYS[key].into());
@@ -766,7 +805,7 @@ mod against_a_model {
                 }
                 prop_assert!(queues.agree());
                 prop_assert_eq!(queues.is_empty(), model.waiting.is_empty());
-                let next_recheck_ms = model.rechecks.iter().map(|look| look.0).min();
+                let next_recheck_ms = model.rechecks.iter().map(|look| model.due_ms(look)).min();
                 prop_assert_eq!(queues.next_recheck_ms(), next_recheck_ms);
                 for (index, &key) in KEYS.iter().enumerate() {
                     prop_assert_eq!(queues.contended(key), model.length(index) > 0);

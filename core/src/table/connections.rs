@@ -1,10 +1,10 @@
 //! What the server tells of connections and keys.
 
-use super::{Answer, LockTable, Unchecked};
+use super::{Answer, Leaving, LockTable, Unchecked};
 use crate::ended::EndedBy;
 use crate::error::LockError;
-use crate::keys::KeyRef;
-use crate::lock::Now;
+use crate::keys::{KeyBuf, KeyRef};
+use crate::lock::{Lock, Now};
 use crate::queue::WaiterId;
 use crate::request::{ClientId, Lease, Owner};
 use crate::sessions::{Binding, HoldId};
@@ -39,13 +39,23 @@ impl LockTable {
     }
 
     /// Any key may have changed. As [`LockTable::key_touched`], for all of them. It
-    /// takes as long as to sort the contended keys, and to forget the other locks of
-    /// many holders.
+    /// takes a look at each lock that is remembered.
     pub fn everything_touched(&mut self, now_ms: i64) {
-        for key in self.remembered.keys() {
-            self.doubt(key.as_ref());
+        self.touch_all(|_| true, now_ms);
+    }
+
+    /// Any key of this database may have changed.
+    pub fn database_touched(&mut self, db: i32, now_ms: i64) {
+        self.touch_all(|key| key.db == db, now_ms);
+    }
+
+    fn touch_all(&mut self, is_meant: impl Fn(KeyRef<'_>) -> bool, now_ms: i64) {
+        let queues = &self.queues;
+        let is_contended = |key: KeyRef<'_>| queues.contended(key);
+        self.remembered.touch_all(&is_meant, is_contended);
+        if self.queues.any_planned(&is_meant) {
+            self.queues.recheck_all_by(now_ms);
         }
-        self.queues.recheck_all_by(now_ms);
     }
 
     /// This token came with the data of another server, or of this one before it was
@@ -56,31 +66,70 @@ impl LockTable {
 
     /// A key has left this place; [`LockTable::key_arrives`], which comes next, says
     /// where it is.
-    pub fn key_leaves(&mut self, key: KeyRef<'_>) {
-        self.leaving = Some(key.into());
+    pub fn key_leaves(&mut self, key: KeyRef<'_>, now_ms: i64) {
+        let crowd = match self.queues.contended(key) {
+            true => None,
+            false => self.remembered.take_crowd(key),
+        };
+        let leaving = key.into();
+        self.leaving = Some(Leaving {
+            key: leaving,
+            crowd,
+        });
+        self.key_touched(key, now_ms);
     }
 
     /// What belongs to the holds of the key that has left belongs to this one now. It
-    /// takes a few moves in maps for each of them.
-    pub fn key_arrives(&mut self, key: KeyRef<'_>) {
-        if let Some(from) = self.leaving.take() {
-            // The lock that was there before has been overwritten.
-            self.deliveries.forget_lock(key);
-            self.ended.take(key);
-            self.sessions.follow(from.as_ref(), key);
-            self.deliveries.follow(from.as_ref(), key);
-            self.ended.follow(from.as_ref(), key);
+    /// takes a few moves in maps for each of them that is bound to a connection.
+    pub fn key_arrives(&mut self, key: KeyRef<'_>, now_ms: i64) {
+        self.key_touched(key, now_ms);
+        let Some(Leaving { key: from, crowd }) = self.leaving.take() else {
+            return;
+        };
+        let from = from.as_ref();
+        // The lock that was there before has been overwritten.
+        self.deliveries.forget_lock(key);
+        self.ended.take(key);
+        self.sessions.follow(from, key);
+        self.deliveries.follow(from, key);
+        self.ended.follow(from, key);
+        self.settle(key, crowd);
+    }
+
+    /// A crowd holds this lock now, as is known from where it was.
+    fn settle(&mut self, key: KeyRef<'_>, crowd: Option<Lock>) {
+        if let Some(lock) = crowd
+            && !self.queues.contended(key)
+        {
+            self.remembered.put(key, None, lock, &[]);
         }
     }
 
     /// What belongs to the holds in two databases has changed places as they have. It
-    /// takes a few moves in maps for each hold of the server of which anything is
-    /// remembered.
+    /// takes a few moves in maps for each hold of the server that is bound to a
+    /// connection, or has just ended.
     pub fn databases_swapped(&mut self, one: i32, other: i32, now_ms: i64) {
         self.sessions.swap_databases(one, other);
         self.deliveries.swap_databases(one, other);
         self.ended.swap_databases(one, other);
-        self.everything_touched(now_ms);
+        let is_meant = |key: KeyRef<'_>| key.db == one || key.db == other;
+        let crowds = self.remembered.crowds().cloned();
+        let crowds: Vec<KeyBuf> = crowds
+            .filter(|key| is_meant(key.as_ref()) && !self.queues.contended(key.as_ref()))
+            .collect();
+        let crowds: Vec<_> = crowds
+            .into_iter()
+            .map(|key| {
+                (
+                    key.swapped(one, other),
+                    self.remembered.take_crowd(key.as_ref()),
+                )
+            })
+            .collect();
+        self.touch_all(is_meant, now_ms);
+        for (key, crowd) in crowds {
+            self.settle(key.as_ref(), crowd);
+        }
     }
 
     /// The connection to which an owner's holds on a lock are bound.

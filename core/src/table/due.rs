@@ -25,6 +25,9 @@ const SLOT_RETRY_MS: i64 = 500;
 /// nobody else keeps up.
 const ENDED_BINDINGS_AT_ONCE: usize = 16;
 
+/// So long may it go unnoticed that a contended lock was overwritten.
+const UNNOTICED_MS: i64 = 500;
+
 /// At most so many locks a second are looked at for no other reason than that it has
 /// been a while.
 const REGULAR_RECHECKS_A_SECOND: usize = 500;
@@ -336,12 +339,25 @@ impl LockTable {
         self.unchecked.clear();
     }
 
-    /// When a contended lock is looked at for no other reason.
-    pub(super) fn regular_recheck_ms(&self, now_ms: i64) -> i64 {
+    /// How long it takes until each contended lock is looked at for no other reason.
+    fn regular_interval_ms(&self) -> i64 {
         let contended = self.queues.counts().contended_keys;
         let all_once_ms = contended.saturating_mul(1000) / REGULAR_RECHECKS_A_SECOND;
         let all_once_ms = i64::try_from(all_once_ms).unwrap_or(i64::MAX);
-        let interval_ms = self.settings.recheck_interval_ms.max(all_once_ms);
+        self.settings.recheck_interval_ms.max(all_once_ms)
+    }
+
+    /// Whether the server has to tell of each key that is overwritten, as by `SET`:
+    /// because the regular looks come late, or because much is remembered of a lock.
+    /// It makes others' writes slower.
+    pub fn follows_overwriting(&self) -> bool {
+        let by_looks = !self.anybody_waits() || self.regular_interval_ms() <= UNNOTICED_MS;
+        !by_looks || self.remembered.any_crowd()
+    }
+
+    /// When a contended lock is looked at for no other reason.
+    pub(super) fn regular_recheck_ms(&self, now_ms: i64) -> i64 {
+        let interval_ms = self.regular_interval_ms();
         let at_ms = now_ms.saturating_add(interval_ms);
         if interval_ms < 2 * REGULAR_RECHECKS_TOGETHER_MS {
             return at_ms;

@@ -538,11 +538,9 @@ impl Server {
     fn rename(&mut self, from: KeyRef<'_>, to: KeyRef<'_>) {
         let value = self.keys.remove(&from.into()).unwrap();
         self.keys.insert(to.into(), value);
-        self.table.key_leaves(from);
-        self.table.key_arrives(to);
         let now_ms = self.ms();
-        self.table.key_touched(from, now_ms);
-        self.table.key_touched(to, now_ms);
+        self.table.key_leaves(from, now_ms);
+        self.table.key_arrives(to, now_ms);
     }
 
     fn do_due(&mut self, due: Due) {

@@ -291,15 +291,17 @@ impl<'t> Transition<'t> {
         let last_token = self.lock.last_token();
         let holders = self.lock.holders().iter();
         let owners: SmallVec<[Owner; 2]> = holders.map(|holder| holder.owner.clone()).collect();
+        let mut bound = self.table.sessions.bound_on(self.key);
+        bound.retain(|hold| self.lock.holder(&hold.owner).is_some());
         let broken = self.lock.break_holds(token, &mut self.step.effects);
         if broken {
             self.step.freed = true;
             self.step.events.push(LockEvent::Broken);
             for owner in &owners {
                 self.table.metrics.releases_broken += 1;
-                self.table.sessions.unbind(self.key, owner);
                 self.forget_deliveries(owner);
             }
+            self.table.sessions.unbind_all(&bound);
             self.changed.extend(owners);
         } else if !owners.is_empty() && token.is_some() && token != last_token {
             self.table.metrics.tokens_refused += 1;
@@ -589,7 +591,8 @@ impl<'t> Transition<'t> {
         queued: fn(WaiterId) -> Acquired,
     ) -> Progress<Acquired> {
         let owner = &request.owner;
-        if !self.table.remembered.is_holder(owner) && !self.table.queues.waits(owner) {
+        let holds = self.lock.holder(owner).is_some() || self.table.remembered.is_holder(owner);
+        if !holds && !self.table.queues.waits(owner) {
             // Nobody can wait for it, so its wait closes no cycle.
             let id = self.push(request, wait);
             return self.done(id.map(queued));

@@ -3,9 +3,9 @@
 
 use hashbrown::HashSet;
 
-use super::LockTable;
 #[cfg(test)]
 use super::Unchecked;
+use super::{LockTable, Stored};
 #[cfg(test)]
 use crate::explore::form::Form;
 use crate::keys::{KeyBuf, KeyRef};
@@ -24,7 +24,7 @@ pub struct LockView {
     pub token: Option<FencingToken>,
     /// As `PTTL`: milliseconds, -1 for no expiry, -2 for no key.
     pub ttl_ms: i64,
-    /// Who holds it.
+    /// Who holds it, in the order of their tokens.
     pub holders: Vec<HolderView>,
     /// Who waits for it, in order.
     pub waiters: Vec<WaiterView>,
@@ -85,8 +85,12 @@ pub struct Totals {
 }
 
 impl LockTable {
-    /// Shows a lock, as it was read.
-    pub fn view(&self, key: KeyRef<'_>, mut lock: Lock, now: Now) -> LockView {
+    /// Shows a lock.
+    pub fn view(&self, key: KeyRef<'_>, stored: Stored, now: Now) -> LockView {
+        let mut lock = match stored {
+            Stored::Read(lock) => lock,
+            Stored::AsExpected => self.remembered.lock(key).cloned().unwrap_or_default(),
+        };
         let ttl_ms = match lock == Lock::default() {
             true => -2,
             false => remaining_ms(lock.expires_at_ms(), now),
@@ -103,6 +107,8 @@ impl LockTable {
                 client: binding.map(|binding| binding.client),
             }
         });
+        let mut holders: Vec<HolderView> = holders.collect();
+        holders.sort_by_key(|holder| holder.token);
         let waiters = self.queues.waiters(key).map(|waiter| WaiterView {
             owner: waiter.request.owner.clone(),
             limit: waiter.request.limit,
@@ -114,7 +120,7 @@ impl LockTable {
             limit: lock.strictest_limit(),
             token: lock.last_token(),
             ttl_ms,
-            holders: holders.collect(),
+            holders,
             waiters: waiters.collect(),
         }
     }

@@ -386,7 +386,9 @@ fn holds_of_many_clients_that_ended_are_found_by_their_lock() {
             end(&mut server, ClientId(n));
         }
         let left = holders.saturating_sub(ended as usize);
-        let seen = server.table.view(K, server.lock(K), server.now());
+        let seen = server
+            .table
+            .view(K, Stored::Read(server.lock(K)), server.now());
         assert_eq!(seen.holders.len(), left);
         assert_eq!(
             server.table.totals(server.now()).sessions,

@@ -76,7 +76,7 @@ fn an_heir_that_ends_too_leaves_nothing() {
     server.table.grant_told(ClientId(1), true);
     end(&mut server, 1);
     let now = server.now();
-    let view = server.table.view(K, server.lock(K), now);
+    let view = server.table.view(K, Stored::Read(server.lock(K)), now);
     assert!(view.holders.is_empty());
     server.run();
     assert_eq!(server.holds(K, "b"), 0);

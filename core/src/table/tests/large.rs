@@ -91,6 +91,67 @@ fn a_large_lock_is_forgotten_when_it_is_free_or_small() {
     server.check_nothing_is_left();
 }
 
+/// A lock of so many holders that it is remembered as a whole.
+fn very_crowded(count: usize) -> Server {
+    let mut server = Server::new();
+    for n in 0..count {
+        server.take(K, ask(&nth(n)).shared());
+    }
+    server
+}
+
+#[test]
+fn a_crowd_is_known_by_its_lock_and_those_of_fewer_one_by_one() {
+    let crowd = crate::bounds::crowd();
+    let holds = |server: &Server, n: usize| server.table.remembered.is_holder(&owner(&nth(n)));
+    let mut server = very_crowded(crowd);
+    assert!(!server.table.follows_overwriting());
+    server.take(K, ask(&nth(crowd)).shared());
+    assert!(server.table.follows_overwriting());
+    assert!(holds(&server, 0) && holds(&server, crowd) && !holds(&server, crowd + 1));
+    for n in 0..=crowd / 2 {
+        server.release(K, &nth(n));
+        assert!(!holds(&server, n) && holds(&server, crowd));
+    }
+    assert!(!server.table.follows_overwriting());
+    let owners: Vec<Owner> = (0..=crowd).map(|n| owner(&nth(n))).collect();
+    assert!(server.table.agree(&owners));
+    for n in crowd / 2 + 1..=crowd {
+        server.release(K, &nth(n));
+    }
+    server.check_nothing_is_left();
+}
+
+#[test]
+fn a_crowd_is_known_wherever_it_is_moved() {
+    let mut server = very_crowded(crate::bounds::crowd() + 1);
+    server.rename(K, L);
+    let unread = server.unread;
+    assert!(server.renew(L, &nth(3), 1000));
+    assert_eq!(server.unread, unread + 1);
+    assert!(server.table.remembered(K).is_none());
+    server.table.databases_swapped(0, 1, server.ms());
+    assert!(server.table.expected(L, None).is_none());
+    assert!(server.table.expected(in_db(1, "l"), None).is_some());
+    server.table.database_touched(0, server.ms());
+    assert!(server.table.expected(in_db(1, "l"), None).is_some());
+    server.table.database_touched(1, server.ms());
+    assert!(server.table.expected(in_db(1, "l"), None).is_none());
+    assert!(!server.table.follows_overwriting());
+}
+
+#[test]
+fn a_crowd_that_moves_to_where_somebody_waits_is_looked_at() {
+    let mut server = very_crowded(crate::bounds::crowd() + 1);
+    server.take(L, ask("a"));
+    let w = server.wait(L, ask("w"));
+    server.rename(K, L);
+    assert!(server.table.expected(L, None).is_none());
+    server.run();
+    assert!(server.table.is_waiting(w));
+    assert!(server.table.expected(L, None).is_some());
+}
+
 #[test]
 fn holders_of_remembered_locks_are_known_while_they_are() {
     let mut server = crowded();
