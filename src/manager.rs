@@ -147,7 +147,7 @@ pub(crate) fn set_receives(receives: bool) {
 /// now on are greater than its own.
 pub(crate) fn key_received(ctx: &Context, key: KeyRef<'_>) {
     let newest = keyspace::with_named(ctx, key.name, |key| {
-        OpenLock::open_to_read(key).newest_token()
+        OpenLock::open_unasked(key).newest_token()
     });
     if let Some(token) = newest {
         let now = clock::now();
