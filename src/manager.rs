@@ -9,8 +9,9 @@
 //! woken or told. It calls back, for example, with the `expired` event of the key
 //! that is being opened.
 
+pub(crate) mod clock_steps;
 mod due;
-pub(crate) mod fence;
+mod fence;
 pub(crate) mod gate;
 pub(crate) mod inspect;
 
@@ -159,6 +160,12 @@ pub(crate) fn key_received(ctx: &Context, key: KeyRef<'_>) {
 /// allowed, so it only sees to it that the key is looked at very soon.
 pub(crate) fn key_touched(ctx: &Context, key: KeyRef<'_>) {
     note(ctx, |table, now_ms| table.key_touched(key, now_ms));
+}
+
+/// The server's own clockwork turns, so many times a second.
+pub(crate) fn on_turn(ctx: &Context, hz: i32) {
+    clock_steps::look(ctx);
+    fence::on_turn(ctx, hz);
 }
 
 /// Any key may have changed. As [`key_touched`], for all of them.

@@ -20,6 +20,7 @@
 )]
 
 mod bounds;
+pub mod clock_steps;
 pub mod deadlock;
 pub mod deliveries;
 pub mod ended;
