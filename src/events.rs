@@ -12,7 +12,7 @@ use redis_module_macros::{
 };
 
 use crate::config;
-use crate::manager::{self, acks, fence, gate, inspect};
+use crate::manager::{self, acks, clock_steps, gate, inspect};
 use crate::server::guard;
 use crate::server::hooks::Hooks;
 use crate::server::keyspace;
@@ -90,7 +90,7 @@ impl Hooks for LockHooks {
     }
 
     fn on_turn(&self, ctx: &Context, hz: i32) {
-        fence::on_turn(ctx, hz);
+        manager::on_turn(ctx, hz);
     }
 
     fn on_wake(&self, ctx: &Context) {
@@ -130,12 +130,17 @@ fn on_info(ctx: &InfoContext, for_crash_report: bool) -> RedisResult<()> {
         return Ok(());
     }
     let mut fields = inspect::totals(info_fields);
-    fields.push(("grace_ms".to_owned(), unsigned(gate::grace_left_ms())));
+    let steps = clock_steps::seen();
+    fields.extend([
+        ("grace_ms".to_owned(), unsigned(gate::grace_left_ms())),
+        ("clock_steps".to_owned(), steps.count()),
+    ]);
     // A section without a name of its own has that of the module.
     let mut section = ctx.builder().add_section("");
     for (name, number) in fields {
         section = section.field(&name, number.to_string())?;
     }
+    section = section.field("clock_step_ms_last", steps.last_ms().to_string())?;
     section.build_section()?.build_info()?;
     Ok(())
 }

@@ -10,8 +10,9 @@
 //! that is being opened.
 
 pub(crate) mod acks;
+pub(crate) mod clock_steps;
 mod due;
-pub(crate) mod fence;
+mod fence;
 pub(crate) mod gate;
 pub(crate) mod inspect;
 
@@ -212,7 +213,7 @@ pub(crate) fn set_receives(receives: bool) {
 /// now on are greater than its own.
 pub(crate) fn key_received(ctx: &Context, key: KeyRef<'_>) {
     let newest = keyspace::with_named(ctx, key.name, |key| {
-        OpenLock::open_to_read(key).newest_token()
+        OpenLock::open_unasked(key).newest_token()
     });
     if let Some(token) = newest {
         let now = clock::now();
@@ -224,6 +225,12 @@ pub(crate) fn key_received(ctx: &Context, key: KeyRef<'_>) {
 /// allowed, so it only sees to it that the key is looked at very soon.
 pub(crate) fn key_touched(ctx: &Context, key: KeyRef<'_>) {
     note(ctx, |table, now_ms| table.key_touched(key, now_ms));
+}
+
+/// The server's own clockwork turns, so many times a second.
+pub(crate) fn on_turn(ctx: &Context, hz: i32) {
+    clock_steps::look(ctx);
+    fence::on_turn(ctx, hz);
 }
 
 /// Any key may have changed. As [`key_touched`], for all of them.

@@ -28,6 +28,9 @@ pub struct LockInfo {
     pub waiting: u64,
     /// Those who wait for it, first in line first.
     pub waiters: Vec<Waiter>,
+    /// How long the server will grant nothing yet, because it has just started or been
+    /// promoted; none if it grants, or does not tell.
+    pub grace: Option<Duration>,
 }
 
 /// An owner that holds a lock.
@@ -139,6 +142,7 @@ impl LockInfo {
             holders: fields.list("holders", Holder::parse)?,
             waiting: fields.take("waiting")?,
             waiters: fields.list("waiters", Waiter::parse)?,
+            grace: fields.ms("grace")?.filter(|left| !left.is_zero()),
         })
     }
 }
@@ -265,6 +269,7 @@ mod tests {
             ("holders", Value::Array(vec![map(holder, resp3)])),
             ("waiting", Value::Int(1)),
             ("waiters", Value::Array(vec![map(waiter, resp3)])),
+            ("grace", Value::Int(1500)),
         ];
         map(info, resp3)
     }
@@ -278,6 +283,7 @@ mod tests {
         assert_eq!(resp2.mode, Some(Mode::Limited(3)));
         assert_eq!(resp2.holders[0].owner, b"\xff");
         assert_eq!(resp2.holders[0].client, None);
+        assert_eq!(resp2.grace, Some(Duration::from_millis(1500)));
         assert_eq!(resp2.waiters[0].timeout, None);
         assert_eq!(resp2.waiters[0].waited, Duration::from_millis(20));
     }
@@ -292,10 +298,11 @@ mod tests {
             ("holders", Value::Array(vec![])),
             ("waiting", Value::Int(0)),
             ("waiters", Value::Array(vec![])),
+            ("grace", Value::Int(0)),
         ];
         let info = LockInfo::read(b"k".to_vec(), map(info, true)).unwrap();
         assert!(!info.is_held());
-        assert_eq!((info.token, info.ttl), (None, None));
+        assert_eq!((info.token, info.ttl, info.grace), (None, None, None));
     }
 
     #[test]

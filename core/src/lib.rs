@@ -21,6 +21,7 @@
 
 pub mod acks;
 mod bounds;
+pub mod clock_steps;
 pub mod deadlock;
 pub mod deliveries;
 pub mod ended;

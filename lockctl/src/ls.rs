@@ -3,7 +3,6 @@
 use std::collections::HashSet;
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::time::Duration;
 
 use comfy_table::{ContentArrangement, Table, presets};
 
@@ -11,7 +10,7 @@ use crate::arguments::LsOptions;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::name::Name;
-use crate::view::{self, HolderView, LockView, WaiterView};
+use crate::view::{self, HolderView, LockView, WaiterView, seconds};
 use crate::which_server::WhichServer;
 
 /// Shows contended locks, or those that are named.
@@ -46,6 +45,9 @@ fn write(out: &mut impl Write, locks: &[LockView]) -> io::Result<()> {
         column.set_padding((0, 2));
     }
     writeln!(out, "{}", table.trim_fmt())?;
+    if let Some(grace) = view::grace(locks) {
+        writeln!(out, "\n{grace}")?;
+    }
     let stuck: Vec<_> = locks
         .iter()
         .filter_map(|lock| lock.safe_break.as_ref())
@@ -154,13 +156,5 @@ fn some(names: &[String]) -> String {
     match names.len().saturating_sub(SHOWN) {
         0 => names.join(", "),
         more => format!("{} and {more} more", names[..SHOWN].join(", ")),
-    }
-}
-
-/// A time as people read it: tenths of seconds while they matter.
-pub fn seconds(ms: u64) -> String {
-    match ms {
-        0..60_000 => format!("{}.{}s", ms / 1000, ms % 1000 / 100),
-        _ => humantime::format_duration(Duration::from_secs(ms / 1000)).to_string(),
     }
 }

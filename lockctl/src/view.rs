@@ -34,6 +34,8 @@ pub struct LockView {
     pub waiting: u64,
     /// Who waits, in the order of their turns.
     pub waiters: Vec<WaiterView>,
+    /// How long its server will grant nothing yet.
+    pub grace_ms: Option<u64>,
     /// The command that breaks the lock if it is stuck, and does nothing to
     /// who has it by the time it is typed.
     pub safe_break: Option<String>,
@@ -95,6 +97,7 @@ impl LockView {
             blocked_by: Vec::new(),
             waiting: info.waiting,
             waiters: info.waiters.into_iter().map(WaiterView::of).collect(),
+            grace_ms: info.grace.map(ms),
             safe_break: None,
         };
         lock.blocked_by = lock.blockers();
@@ -150,6 +153,21 @@ impl WaiterView {
             waited_ms: ms(waiter.waited),
             timeout_ms: waiter.timeout.map(ms),
         }
+    }
+}
+
+/// That nothing is granted yet, if any of these locks is on such a server.
+pub fn grace(locks: &[LockView]) -> Option<String> {
+    let left_ms = locks.iter().filter_map(|lock| lock.grace_ms).max()?;
+    let left = seconds(left_ms);
+    Some(format!("Grace period: nothing is granted for {left} yet."))
+}
+
+/// A time as people read it: tenths of seconds while they matter.
+pub fn seconds(ms: u64) -> String {
+    match ms {
+        0..60_000 => format!("{}.{}s", ms / 1000, ms % 1000 / 100),
+        _ => humantime::format_duration(Duration::from_secs(ms / 1000)).to_string(),
     }
 }
 
@@ -263,6 +281,7 @@ mod tests {
             blocked_by: Vec::new(),
             waiting: 1,
             waiters: waiter.into_iter().collect(),
+            grace_ms: None,
             safe_break: None,
         }
     }

@@ -396,3 +396,21 @@ fn a_reader_that_has_seen_enough_ends_it_quietly() {
         assert_eq!(ended.status.code(), Some(0), "{subcommand:?}");
     }
 }
+
+#[test]
+fn a_grace_period_is_told() {
+    let server = TestServer::start_with(&["--lock.grace-period", "600000"]);
+    let shown = said(&output(lockctl(&server).args(["ls", "k"])));
+    assert!(
+        shown.contains("Grace period: nothing is granted for"),
+        "{shown}"
+    );
+    let listed = said(&output(lockctl(&server).args(["ls", "--json", "k"])));
+    let locks: Json = serde_json::from_str(&listed).unwrap();
+    let left_ms = locks[0]["grace_ms"].as_u64().unwrap();
+    assert!((1..=600_000).contains(&left_ms), "{left_ms}");
+    let set = server.client().call("CONFIG SET lock.grace-period 0");
+    assert_eq!(set, Value::Okay);
+    let shown = said(&output(lockctl(&server).args(["ls", "k"])));
+    assert!(!shown.contains("Grace"), "{shown}");
+}

@@ -79,7 +79,7 @@ pub(super) fn has_enough_replicas(ctx: &Context) -> bool {
 }
 
 /// The server turns, so many times a second.
-pub(crate) fn on_turn(ctx: &Context, hz: i32) {
+pub(super) fn on_turn(ctx: &Context, hz: i32) {
     let Some(mut state) = STATE.get() else {
         return;
     };

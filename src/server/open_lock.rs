@@ -50,6 +50,13 @@ impl<'c> OpenLock<'c> {
         Self::open_as(key, raw::REDISMODULE_READ)
     }
 
+    /// As [`OpenLock::open_to_read`], where nobody asked for the key: where the server
+    /// can tell, it does not count as a use.
+    pub(crate) fn open_unasked(key: LockKey<'c>) -> Self {
+        let unasked = raw::REDISMODULE_OPEN_KEY_NOTOUCH | raw::REDISMODULE_OPEN_KEY_NOSTATS;
+        Self::open_as(key, raw::REDISMODULE_READ | unasked)
+    }
+
     fn open_as(key: LockKey<'c>, mode: u32) -> Self {
         // SAFETY: the context and the name are alive for 'c, and `drop` closes
         // the handle before either ends.

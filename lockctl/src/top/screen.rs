@@ -16,9 +16,9 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::sampling::Sample;
 use crate::failure::Failure;
-use crate::ls::{HEADER, STUCK, rows, seconds};
+use crate::ls::{HEADER, STUCK, rows};
 use crate::signals::stop_self;
-use crate::view::LockView;
+use crate::view::{LockView, grace, seconds};
 
 /// More samples than any terminal has columns.
 const HISTORY: usize = 1000;
@@ -186,6 +186,10 @@ impl Picture {
             rate(grants),
             rate(releases),
         );
+        let totals = match grace(self.locks()) {
+            Some(grace) => format!("{totals}. {grace}"),
+            None => totals,
+        };
         let status = match &self.failure {
             Some(failure) => Line::from(failure.clone()).red(),
             None => Line::from(totals),
