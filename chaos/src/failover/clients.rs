@@ -396,9 +396,10 @@ impl Client {
             Wait::Closed => Outcome::Lost,
             Wait::GivenUp => Outcome::GivenUp,
         };
+        // It may have been written, and may be taken back or not.
+        let is_refused = heard == Outcome::Error("NOREPLICAS".to_owned());
         let outcome = match heard {
-            // It was written, and may be taken back or not.
-            Outcome::Error(code) if code == "NOREPLICAS" => Outcome::Lost,
+            _ if is_refused => Outcome::Lost,
             Outcome::NotHeld | Outcome::NotAvailable
                 if believed.is_some_and(|hold| self.is_excused(hold, &connected)) =>
             {
@@ -409,12 +410,15 @@ impl Client {
         self.shared
             .journal
             .ended(operation, answered, outcome.clone());
-        let usable = !matches!(
+        let failed = matches!(
             outcome,
             Outcome::Lost | Outcome::GivenUp | Outcome::Error(_)
         );
-        if usable {
+        if is_refused || !failed {
             self.connected = Some(connected);
+        }
+        if is_refused {
+            self.sleep(10, 50);
         }
         (sent, outcome)
     }
