@@ -16,7 +16,7 @@ use redis_lock_chaos::campaign::{self, Campaign};
 use redis_lock_chaos::clock;
 use redis_lock_chaos::failover::clients::{Client, Shared};
 use redis_lock_chaos::failover::faults::Faults;
-use redis_lock_chaos::failover::fleet::Fleet;
+use redis_lock_chaos::failover::fleet::{Fleet, Topology};
 use redis_lock_chaos::failover::protection::{Mode, Protection};
 use redis_lock_chaos::failover::story;
 use redis_lock_chaos::history::{self, Breach, MS, Nanos, Promise};
@@ -39,6 +39,9 @@ const RECOVERY: Duration = Duration::from_secs(20);
 struct Arguments {
     #[command(flatten)]
     campaign: Campaign,
+    /// Who promotes replicas
+    #[arg(long, value_enum, default_value_t = Topology::Sentinel)]
+    topology: Topology,
     /// How the servers protect holds
     #[arg(long, value_enum, default_value_t = Mode::Plain)]
     mode: Mode,
@@ -104,14 +107,17 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments, seed: u64) -> Result<bool, String> {
     let protection = arguments.protection();
     println!(
-        "seed {seed}, {} s, {protection}, {}",
-        arguments.campaign.duration, arguments.campaign
+        "seed {seed}, {} s, {:?}, {protection}, {}",
+        arguments.campaign.duration, arguments.topology, arguments.campaign
     );
     let (setup, dir) = (arguments.campaign.setup()?, campaign::directory()?);
     let mut rng = StdRng::seed_from_u64(seed);
     let rng_of_faults = StdRng::seed_from_u64(rng.random());
-    let fleet = Fleet::start(&setup, dir.path(), &protection)?;
-    let shared = Arc::new(Shared::new(fleet.guide(), protection, arguments.locks));
+    let topology = arguments.topology;
+    let fleet = Fleet::start(&setup, dir.path(), topology, &protection)?;
+    let lock = |n| format!("{}lock-{n}", topology.prefix());
+    let locks = (1..=arguments.locks).map(lock).collect();
+    let shared = Arc::new(Shared::new(fleet.guide(), protection, locks));
     let mut faults = Faults::new(fleet, rng_of_faults, Arc::clone(&shared), &arguments.only)?;
     let start = clock::now();
     let clients: Vec<_> = (1..=arguments.clients)

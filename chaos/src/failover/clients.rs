@@ -55,12 +55,12 @@ pub struct Shared {
 
 impl Shared {
     /// Nothing has happened yet.
-    pub fn new(guide: Guide, protection: Protection, locks: usize) -> Self {
+    pub fn new(guide: Guide, protection: Protection, locks: Vec<String>) -> Self {
         Self {
             journal: Journal::default(),
             guide,
             protection,
-            locks: (1..=locks).map(|n| format!("lock-{n}")).collect(),
+            locks,
             over: AtomicBool::new(false),
             grants: AtomicUsize::new(0),
             connections: Mutex::default(),
@@ -417,7 +417,7 @@ impl Client {
         if is_refused || !failed {
             self.connected = Some(connected);
         }
-        if is_refused {
+        if is_refused || matches!(outcome, Outcome::Error(_)) {
             self.sleep(10, 50);
         }
         (sent, outcome)
@@ -447,10 +447,10 @@ impl Client {
         }
     }
 
-    /// A connection to whom some sentinel names, if that is a primary.
+    /// A connection to whom some witness names, if that is a primary.
     fn new_connection(&mut self) -> Option<Connected> {
         let guide = &self.shared.guide;
-        let node = guide.primary(self.rng.random_range(0..guide.sentinels()))?;
+        let node = guide.primary(self.rng.random_range(0..guide.witnesses()))?;
         let mut connection = Connection::open(guide.way(node, self.id % SIDES)).ok()?;
         let deadline = clock::now() + self.shared.protection.response_ms() * MS;
         let patient = || clock::now() < deadline;

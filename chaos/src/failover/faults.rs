@@ -12,7 +12,7 @@ use redis_lock_testing::Fate;
 
 use crate::clock;
 use crate::failover::clients::Shared;
-use crate::failover::fleet::{DOWN_AFTER_MS, Fleet, NODES, elsewhere};
+use crate::failover::fleet::{DOWN_AFTER_MS, Fleet, NODES};
 use crate::history::{Effect, Nanos};
 
 const BACK_AT_ONCE: &str = "primary killed, back at once";
@@ -132,7 +132,7 @@ impl Faults {
 
     fn await_promotion(&mut self) -> Result<(), String> {
         let new = self.fleet.await_other_than(self.primary)?;
-        self.note(format!("all sentinels name node {}", new + 1));
+        self.note(format!("all witnesses name node {}", new + 1));
         Ok(())
     }
 
@@ -193,8 +193,8 @@ impl Faults {
     /// Some clients still reach it, or all.
     fn cut_off_from_peers(&mut self) -> Result<(), String> {
         let (fate, how) = self.any_cut();
+        self.fleet.cut_off_from_peers(self.primary, fate);
         let node = &self.fleet.nodes[self.primary];
-        node.peers.set(fate);
         let both = self.rng.random_bool(0.5);
         if !both {
             let side = self.rng.random_range(0..node.clients.len());
@@ -213,7 +213,10 @@ impl Faults {
 
     fn cut_off(&mut self) -> Result<(), String> {
         let (fate, how) = self.any_cut();
-        self.fleet.nodes[self.primary].set_all(fate);
+        self.fleet.cut_off_from_peers(self.primary, fate);
+        for way in &self.fleet.nodes[self.primary].clients {
+            way.set(fate);
+        }
         self.note_primary(&format!("cut off from everybody, {how}"));
         self.await_promotion()?;
         self.sleep(0, 1000);
@@ -221,8 +224,8 @@ impl Faults {
     }
 
     fn reconnect(&mut self) -> Result<(), String> {
-        self.fleet.nodes[self.primary].set_all(Fate::Passes);
-        self.note(format!("node {} is connected again", self.primary + 1));
+        self.fleet.reconnect();
+        self.note("all nodes are connected again".to_owned());
         Ok(())
     }
 
@@ -257,9 +260,8 @@ impl Faults {
                 self.note_primary("stopped");
             }
             _ => {
-                let peers = &self.fleet.nodes[primary].peers;
-                peers.set_from(elsewhere(), Fate::Swallowed);
-                self.note_primary("cut off from the sentinels");
+                self.fleet.cut_off_from_witnesses(primary, Fate::Swallowed);
+                self.note_primary("cut off from the witnesses");
             }
         }
         self.await_promotion()?;
@@ -271,7 +273,7 @@ impl Faults {
         }
         self.reconnect()?;
         self.fleet.await_well()?;
-        self.fleet.set_priority(replica, "100")
+        self.fleet.prefer_nobody()
     }
 
     fn kill_replica(&mut self) -> Result<(), String> {
@@ -283,14 +285,11 @@ impl Faults {
     }
 
     fn order_promotion(&mut self) -> Result<(), String> {
-        let sentinel = self.rng.random_range(0..NODES);
-        if !self.fleet.order_failover(sentinel) {
+        let (replica, how) = (self.any_replica(), self.rng.random_range(0..NODES));
+        if !self.fleet.order_promotion(replica, how) {
             return Ok(());
         }
-        self.note(format!(
-            "sentinel {} is told to promote a replica",
-            sentinel + 1
-        ));
+        self.note("a replica is ordered to be the primary".to_owned());
         self.await_promotion()
     }
 }

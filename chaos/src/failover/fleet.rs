@@ -1,4 +1,4 @@
-//! A primary, its two replicas and three sentinels, and the ways between them.
+//! A primary, its two replicas and their witnesses, and the ways between them.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -6,21 +6,23 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use redis::Value;
-use redis_lock_testing::{Connection, Fate, Proxy, Server, Setup, local, reply_text, sentinel};
+use redis_lock_testing::{
+    Connection, Fate, Proxy, Server, Setup, cluster as any_cluster, local, reply_text, sentinel,
+};
 
 use crate::failover::protection::Protection;
 
-/// How many nodes there are.
+mod cluster;
+mod sentinels;
+
+/// How many nodes there are, beside the witnesses.
 pub const NODES: usize = 3;
 
 /// How many groups of clients there are, each with ways of its own.
 pub const SIDES: usize = 2;
 
-/// After how long a silence a sentinel takes a node for dead.
+/// Within this time no silence is taken for a death.
 pub const DOWN_AFTER_MS: u64 = 500;
-
-/// How long a sentinel may take to promote a replica.
-const FAILOVER_TIMEOUT_MS: u64 = 3000;
 
 /// How long it may take until all is well after a fault.
 const HEALING: Duration = Duration::from_secs(60);
@@ -30,15 +32,14 @@ const ANSWER: Duration = Duration::from_secs(5);
 
 const LOOK_EVERY: Duration = Duration::from_millis(40);
 
-/// How eager the sentinels are, in milliseconds. They would take ten seconds
-/// to look at a replica, or to correct one that takes itself for the primary.
-const EAGER: [(&str, u64); 5] = [
-    ("info-period", 300),
-    ("ping-period", 150),
-    ("ask-period", 200),
-    ("publish-period", 300),
-    ("min-link-reconnect-period", 300),
-];
+/// Who sees to it that there is a primary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Topology {
+    /// Three sentinels.
+    Sentinel,
+    /// A cluster, in which two other primaries vote.
+    Cluster,
+}
 
 /// A server and the ways to it.
 pub struct Node {
@@ -46,45 +47,58 @@ pub struct Node {
     pub server: Server,
     /// The way of its replicas and the sentinels.
     pub peers: Proxy,
+    /// The way of the other nodes of a cluster.
+    bus: Proxy,
     /// The ways of the clients.
     pub clients: [Proxy; SIDES],
     /// Where its own connections come from.
     pub source: IpAddr,
 }
 
+/// Those who know who is the primary. They are never hurt.
+enum Witnesses {
+    Sentinels(Vec<Server>),
+    Voters(Vec<Node>),
+}
+
 /// All nodes, and those who watch them.
 pub struct Fleet {
     /// The nodes. The reader sees them counted from 1.
     pub nodes: Vec<Node>,
-    sentinels: [Server; 3],
+    witnesses: Witnesses,
 }
 
 /// How a client finds the primary.
 #[derive(Clone)]
 pub struct Guide {
-    /// Where the sentinels are.
-    sentinels: [SocketAddr; 3],
+    topology: Topology,
+    /// Where the witnesses are.
+    witnesses: Vec<SocketAddr>,
     /// By which address each node is known, and the clients' ways to it.
     nodes: Vec<(SocketAddr, [SocketAddr; SIDES])>,
 }
 
 impl Guide {
-    /// Which node this sentinel says is the primary.
-    pub fn primary(&self, sentinel: usize) -> Option<usize> {
-        let known = sentinel::primary(self.sentinels[sentinel])?;
+    /// Which node this witness says is the primary.
+    pub fn primary(&self, witness: usize) -> Option<usize> {
+        let witness = self.witnesses[witness];
+        let known = match self.topology {
+            Topology::Sentinel => sentinel::primary(witness)?,
+            Topology::Cluster => local(cluster::primary_port(witness)?),
+        };
         self.nodes.iter().position(|(addr, _)| *addr == known)
     }
 
-    /// Which node all sentinels say is the primary.
+    /// Which node all witnesses say is the primary.
     pub fn agreed(&self) -> Option<usize> {
         let first = self.primary(0)?;
-        let agree = (1..self.sentinels.len()).all(|other| self.primary(other) == Some(first));
+        let agree = (1..self.witnesses()).all(|other| self.primary(other) == Some(first));
         agree.then_some(first)
     }
 
-    /// How many sentinels there are.
-    pub fn sentinels(&self) -> usize {
-        self.sentinels.len()
+    /// How many witnesses there are.
+    pub fn witnesses(&self) -> usize {
+        self.witnesses.len()
     }
 
     /// The way of a client on this side to a node.
@@ -93,8 +107,7 @@ impl Guide {
     }
 }
 
-/// What the server at this address answers, if it does.
-pub fn ask(addr: SocketAddr, words: &[&str]) -> Option<Value> {
+fn ask(addr: SocketAddr, words: &[&str]) -> Option<Value> {
     let deadline = Instant::now() + ANSWER;
     let mut connection = Connection::open(addr).ok()?;
     connection.call_while(words, || Instant::now() < deadline)
@@ -118,15 +131,18 @@ impl Node {
         let setup = setup.clone().options(&["--bind-source-addr", &source]);
         let dir = dir.join(format!("node-{number}"));
         let mut server = Server::start(setup.in_dir(dir))?;
-        let peers = Proxy::to(server.addr())?;
-        let known = [
-            peers.addr().ip().to_string(),
-            peers.addr().port().to_string(),
+        let (peers, bus) = (Proxy::to(server.addr())?, Proxy::to(server.bus_addr())?);
+        let port = peers.addr().port().to_string();
+        let bus_port = bus.addr().port().to_string();
+        let mut known = vec![
+            ("replica-announce-ip", "127.0.0.1"),
+            ("replica-announce-port", &port),
         ];
-        for (name, value) in ["replica-announce-ip", "replica-announce-port"]
-            .iter()
-            .zip(&known)
-        {
+        if server.setup.in_cluster {
+            known.push(("cluster-announce-port", &port));
+            known.push(("cluster-announce-bus-port", &bus_port));
+        }
+        for (name, value) in known {
             let option = format!("--{name}");
             server.setup = server.setup.clone().options(&[&option, value]);
             server.connect()?.call_ok(&["CONFIG", "SET", name, value])?;
@@ -135,6 +151,7 @@ impl Node {
             clients: [Proxy::to(server.addr())?, Proxy::to(server.addr())?],
             server,
             peers,
+            bus,
             source: source.parse().map_err(|_| "no such address".to_owned())?,
         })
     }
@@ -151,47 +168,54 @@ impl Node {
         let port = format!("master_port:{}\r", primary.peers.addr().port());
         info.is_some_and(|info| info.contains("master_link_status:up") && info.contains(&port))
     }
+}
 
-    /// What happens from now on between it and everybody.
-    pub fn set_all(&self, fate: Fate) {
-        self.peers.set(fate);
-        self.clients.iter().for_each(|way| way.set(fate));
+impl Topology {
+    /// What the names of all locks begin with.
+    pub fn prefix(self) -> String {
+        match self {
+            Self::Sentinel => String::new(),
+            Self::Cluster => cluster::prefix(),
+        }
     }
 }
 
 impl Fleet {
     /// Starts them, with these settings, and waits until all is well.
-    pub fn start(setup: &Setup, dir: &Path, protection: &Protection) -> Result<Self, String> {
+    pub fn start(
+        setup: &Setup,
+        dir: &Path,
+        topology: Topology,
+        protection: &Protection,
+    ) -> Result<Self, String> {
         let mut setup = setup.clone();
         for (name, value) in protection.settings() {
             setup = setup.options(&[&format!("--{name}"), &value]);
         }
-        let nodes = (1..=NODES).map(|number| Node::start(&setup, dir, number));
-        let nodes = nodes.collect::<Result<Vec<Node>, String>>()?;
-        let primary = nodes[0].peers.addr();
-        let [host, port] = [primary.ip().to_string(), primary.port().to_string()];
-        for node in &nodes[1..] {
-            let follow = ["REPLICAOF", host.as_str(), port.as_str()];
-            node.server.connect()?.call_ok(&follow)?;
-            node.server.await_link()?;
+        if topology == Topology::Cluster {
+            setup = any_cluster::node(setup).options(&cluster::SETTINGS);
         }
-        let sentinels = sentinel::watch(&setup.binary, primary)?;
-        for sentinel in &sentinels {
-            let mut connection = sentinel.connect()?;
-            let [down_after, timeout] =
-                [DOWN_AFTER_MS, FAILOVER_TIMEOUT_MS].map(|ms| ms.to_string());
-            let set = ["SENTINEL", "SET", "locks"];
-            for setting in [
-                ["down-after-milliseconds", &down_after],
-                ["failover-timeout", &timeout],
-            ] {
-                connection.call_ok(&[&set[..], &setting].concat())?;
+        let start = |number| Node::start(&setup, dir, number);
+        let nodes: Vec<Node> = (1..=NODES).map(start).collect::<Result<_, _>>()?;
+        let witnesses = match topology {
+            Topology::Sentinel => {
+                let primary = nodes[0].peers.addr();
+                let [host, port] = [primary.ip().to_string(), primary.port().to_string()];
+                for node in &nodes[1..] {
+                    let follow = ["REPLICAOF", host.as_str(), port.as_str()];
+                    node.server.connect()?.call_ok(&follow)?;
+                    node.server.await_link()?;
+                }
+                Witnesses::Sentinels(sentinels::start(&setup.binary, primary)?)
             }
-            for (name, ms) in EAGER {
-                connection.call_ok(&["SENTINEL", "DEBUG", name, &ms.to_string()])?;
+            Topology::Cluster => {
+                let numbers = NODES + 1..=NODES + 2;
+                let voters: Vec<Node> = numbers.map(start).collect::<Result<_, _>>()?;
+                cluster::form(&nodes, &voters)?;
+                Witnesses::Voters(voters)
             }
-        }
-        let fleet = Self { nodes, sentinels };
+        };
+        let fleet = Self { nodes, witnesses };
         fleet.await_well()?;
         Ok(fleet)
     }
@@ -199,31 +223,34 @@ impl Fleet {
     /// How clients find the primary.
     pub fn guide(&self) -> Guide {
         let ways = |node: &Node| [0, 1].map(|side: usize| node.clients[side].addr());
+        let (topology, witnesses) = match &self.witnesses {
+            Witnesses::Sentinels(sentinels) => (
+                Topology::Sentinel,
+                sentinels.iter().map(Server::addr).collect(),
+            ),
+            Witnesses::Voters(voters) => (
+                Topology::Cluster,
+                voters.iter().map(|voter| voter.server.addr()).collect(),
+            ),
+        };
+        let nodes = self.nodes.iter();
         Guide {
-            sentinels: [0, 1, 2].map(|nth: usize| self.sentinels[nth].addr()),
-            nodes: self
-                .nodes
-                .iter()
-                .map(|node| (node.peers.addr(), ways(node)))
-                .collect(),
+            topology,
+            witnesses,
+            nodes: nodes.map(|node| (node.peers.addr(), ways(node))).collect(),
         }
     }
 
-    /// The primary that all sentinels agree on, with both replicas in step.
+    /// The primary that all witnesses agree on, with both replicas in step.
     fn well(&self) -> Option<usize> {
         let primary = self.guide().agreed()?;
         let node = &self.nodes[primary];
         let follow = |other: &Node| other.source == node.source || other.follows(node);
-        let seen = |sentinel: &Server| {
-            let replicas = ask(sentinel.addr(), &["SENTINEL", "REPLICAS", "locks"]);
-            let seen = replicas.map(texts).unwrap_or_default();
-            let names = seen.iter().filter(|text| *text == "master-link-status");
-            let is_ill = |text: &String| text.contains("s_down") || text == "err";
-            names.count() == NODES - 1 && !seen.iter().any(is_ill)
+        let seen = || match &self.witnesses {
+            Witnesses::Sentinels(sentinels) => sentinels.iter().all(sentinels::sees_all),
+            Witnesses::Voters(voters) => voters.iter().chain(&self.nodes).all(cluster::sees_all),
         };
-        let is_well = node.has_two_replicas()
-            && self.nodes.iter().all(follow)
-            && self.sentinels.iter().all(seen);
+        let is_well = node.has_two_replicas() && self.nodes.iter().all(follow) && seen();
         is_well.then_some(primary)
     }
 
@@ -233,11 +260,11 @@ impl Fleet {
             .ok_or_else(|| "the nodes don't find together again".to_owned())
     }
 
-    /// Waits until all sentinels agree on another primary.
+    /// Waits until all witnesses agree on another primary.
     pub fn await_other_than(&self, old: usize) -> Result<usize, String> {
         let guide = self.guide();
         self.await_some(|| guide.agreed().filter(|&new| new != old))
-            .ok_or_else(|| "the sentinels promote nobody".to_owned())
+            .ok_or_else(|| "nobody is promoted".to_owned())
     }
 
     fn await_some<T>(&self, look: impl Fn() -> Option<T>) -> Option<T> {
@@ -251,50 +278,96 @@ impl Fleet {
         }
     }
 
-    /// Sets how soon a node is promoted: the least first, of those above 0.
-    pub fn set_priority(&self, node: usize, priority: &str) -> Result<(), String> {
-        let set = ["CONFIG", "SET", "replica-priority", priority];
-        self.nodes[node].server.connect()?.call_ok(&set)?;
+    /// Cuts a node off from the others and the sentinels.
+    pub fn cut_off_from_peers(&self, node: usize, fate: Fate) {
+        self.nodes[node].peers.set(fate);
+        self.cut_off_bus(node, fate);
+    }
+
+    /// Cuts a node off from the witnesses, but not from its replicas.
+    pub fn cut_off_from_witnesses(&self, node: usize, fate: Fate) {
+        self.nodes[node].peers.set_from(local(0).ip(), fate);
+        self.cut_off_bus(node, fate);
+    }
+
+    /// Both directions of the bus: what it hears, and what it tells.
+    fn cut_off_bus(&self, node: usize, fate: Fate) {
+        let node = &self.nodes[node];
+        for other in self.in_cluster() {
+            other.bus.set_from(node.source, fate);
+        }
+        node.bus.set(fate);
+    }
+
+    /// Lets everything pass again.
+    pub fn reconnect(&self) {
+        for node in self.in_cluster() {
+            let ways = [&node.peers, &node.bus].into_iter().chain(&node.clients);
+            ways.for_each(|way| way.set(Fate::Passes));
+        }
+    }
+
+    fn in_cluster(&self) -> impl Iterator<Item = &Node> {
+        let voters: &[Node] = match &self.witnesses {
+            Witnesses::Sentinels(_) => &[],
+            Witnesses::Voters(voters) => voters,
+        };
+        self.nodes.iter().chain(voters)
+    }
+
+    /// Has this replica promoted before the other one.
+    pub fn prefer(&self, replica: usize) -> Result<(), String> {
+        match &self.witnesses {
+            Witnesses::Sentinels(sentinels) => {
+                self.set(replica, "replica-priority", "1")?;
+                let port = self.nodes[replica].peers.addr().port().to_string();
+                let prefer = |sentinel| sentinels::prefers(sentinel, &port);
+                self.await_some(|| sentinels.iter().all(prefer).then_some(()))
+                    .ok_or_else(|| "the sentinels don't hear of a priority".to_owned())
+            }
+            Witnesses::Voters(_) => {
+                let others = (0..NODES).filter(|&other| other != replica);
+                let mut others = others.map(|other| (other, "cluster-replica-no-failover", "yes"));
+                others.try_for_each(|(other, name, value)| self.set(other, name, value))
+            }
+        }
+    }
+
+    /// Prefers nobody any more.
+    pub fn prefer_nobody(&self) -> Result<(), String> {
+        let (name, value) = match &self.witnesses {
+            Witnesses::Sentinels(_) => ("replica-priority", "100"),
+            Witnesses::Voters(_) => ("cluster-replica-no-failover", "no"),
+        };
+        (0..NODES).try_for_each(|node| self.set(node, name, value))
+    }
+
+    fn set(&self, node: usize, name: &str, value: &str) -> Result<(), String> {
+        let mut connection = self.nodes[node].server.connect()?;
+        connection.call_ok(&["CONFIG", "SET", name, value])?;
         Ok(())
     }
 
-    /// Has the sentinels promote this replica before the other one.
-    pub fn prefer(&self, replica: usize) -> Result<(), String> {
-        self.set_priority(replica, "1")?;
-        let port = self.nodes[replica].peers.addr().port().to_string();
-        let knows = |sentinel: &Server| {
-            let replicas = ask(sentinel.addr(), &["SENTINEL", "REPLICAS", "locks"]);
-            let Some(Value::Array(replicas)) = replicas else {
-                return false;
-            };
-            replicas.into_iter().map(texts).any(|fields| {
-                let has = |name: &str, value: &str| {
-                    let mut pairs = fields.windows(2);
-                    pairs.any(|two| two[0] == name && two[1] == value)
-                };
-                has("port", &port) && has("slave-priority", "1")
-            })
-        };
-        let all = || self.sentinels.iter().all(knows).then_some(());
-        self.await_some(all)
-            .ok_or_else(|| "the sentinels don't hear of a priority".to_owned())
-    }
-
-    /// Orders a sentinel to promote a replica. Says whether it will.
-    pub fn order_failover(&self, sentinel: usize) -> bool {
-        let addr = self.sentinels[sentinel % self.sentinels.len()].addr();
-        ask(addr, &["SENTINEL", "FAILOVER", "locks"]) == Some(Value::Okay)
+    /// Orders a replica to be promoted, whatever the primary does meanwhile. Says
+    /// whether it will.
+    pub fn order_promotion(&self, replica: usize, how: usize) -> bool {
+        match &self.witnesses {
+            Witnesses::Sentinels(sentinels) => {
+                sentinels::order_promotion(&sentinels[how % sentinels.len()])
+            }
+            Witnesses::Voters(_) => {
+                cluster::order_promotion(&self.nodes[replica], how.is_multiple_of(2))
+            }
+        }
     }
 
     /// Whether the servers are well.
     pub fn examine(&mut self) -> Result<(), String> {
+        let witnesses: Vec<&mut Server> = match &mut self.witnesses {
+            Witnesses::Sentinels(sentinels) => sentinels.iter_mut().collect(),
+            Witnesses::Voters(voters) => voters.iter_mut().map(|voter| &mut voter.server).collect(),
+        };
         let nodes = self.nodes.iter_mut().map(|node| &mut node.server);
-        let mut servers = nodes.chain(&mut self.sentinels);
-        Ok(servers.try_for_each(Server::examine)?)
+        Ok(nodes.chain(witnesses).try_for_each(Server::examine)?)
     }
-}
-
-/// Where sentinels and clients connect from.
-pub fn elsewhere() -> IpAddr {
-    local(0).ip()
 }
