@@ -233,10 +233,12 @@ impl Client {
                     });
                 }
                 Outcome::NotAvailable => return None,
-                _ if !ask.numbered || self.is_over() => return None,
+                _ if !ask.numbered || self.is_over() => break,
                 _ => {}
             }
         }
+        let all = (vec!["ALL".to_owned()], None, None);
+        self.release_with(lock, all, None);
         None
     }
 
@@ -295,22 +297,31 @@ impl Client {
     fn release(&mut self, hold: &Hold) {
         let fence = self.rng.random_bool(0.5).then_some(hold.token);
         let number = hold.ask.numbered.then_some(1);
-        let mut words = match number {
+        let words = match number {
             Some(number) => vec!["HOLD".to_owned(), number.to_string()],
             None => vec!["ALL".to_owned()],
         };
-        words.extend(fence_words(fence));
-        let request = Request::Release {
-            hold: number,
-            fence,
-        };
         for _ in 0..RESENT_MAX {
             let believed = (clock::now() < hold.valid_until).then_some(hold);
-            let (_, outcome) = self.perform("LOCK.RELEASE", &hold.lock, request, &words, believed);
+            let extent = (words.clone(), number, fence);
+            let outcome = self.release_with(&hold.lock, extent, believed);
             if matches!(outcome, Outcome::Released | Outcome::NotHeld) || self.is_over() {
                 return;
             }
         }
+    }
+
+    /// Releases as these words say, which name that hold and token.
+    fn release_with(
+        &mut self,
+        lock: &str,
+        (mut words, hold, fence): (Vec<String>, Option<u64>, Option<i64>),
+        believed: Option<&Hold>,
+    ) -> Outcome {
+        words.extend(fence_words(fence));
+        let request = Request::Release { hold, fence };
+        self.perform("LOCK.RELEASE", lock, request, &words, believed)
+            .1
     }
 
     /// Takes a lock when all is well, which has to succeed, and gives it back.

@@ -141,7 +141,7 @@ impl Faults {
         self.note_primary("killed");
     }
 
-    /// Starts a killed node as what it was at first: a primary without data.
+    /// Starts a killed node as what it was at first, without data.
     fn restart(&mut self, node: usize) -> Result<(), String> {
         self.fleet.nodes[node].server.restart()?;
         self.note(format!("node {} is back, and empty", node + 1));
