@@ -49,9 +49,10 @@
 //!   agree on another primary, so nobody asks it.
 //! - A primary that is no longer the one may say that it knows nothing of a hold.
 //!   That is no breach, as it grants nothing by that: where some witness names
-//!   another node just after the answer, it counts as an error. Whoever was
+//!   another node just after the answer, it is dismissed. Whoever was
 //!   granted something by that other node had it named by a witness, and
-//!   witnesses are never hurt.
+//!   witnesses are never hurt. With a grace period, what was told before a start
+//!   or a promotion may be lost, and within it no `ACQUIRE` tells of a hold.
 //!
 //! # Why it would notice
 //!

@@ -229,14 +229,17 @@ fn without_faults_there_is_nothing_to_find() {
 #[test]
 #[ignore = "make planted"]
 fn a_campaign_finds_what_an_unprotected_fail_over_loses() {
-    for only in [
+    let kinds = [
         "primary killed",
         "stopped",
         "from its peers",
         "late replica",
-    ] {
-        let what = ["--expect-breach", "--duration", "120", "--only", only];
-        let (succeeds, report) = campaign(&[&what[..], &["--seed", "1"]].concat());
+    ];
+    let kinds = kinds.map(|only| ["--topology", "sentinel", "--only", only]);
+    let in_cluster = ["--topology", "cluster", "--only", "late replica"];
+    for kind in kinds.iter().chain([&in_cluster]) {
+        let what = ["--expect-breach", "--duration", "120", "--seed", "1"];
+        let (succeeds, report) = campaign(&[&what[..], kind].concat());
         println!("{report}");
         assert!(succeeds, "{report}");
         assert!(report.contains("breach of exclusion: "), "{report}");

@@ -33,8 +33,8 @@ const RESENT_MAX: usize = 5;
 /// How long each lock may take to be had when all is well.
 const LAST_WAIT: Nanos = 30_000 * MS;
 
-/// What an answer counts as that came from a node that can't know better.
-const STALE: &str = "NOT THE PRIMARY ANY MORE";
+/// What an answer counts as that says nothing about whether a hold is there.
+const DISMISSED: &str = "DISMISSED";
 
 /// What all clients share.
 pub struct Shared {
@@ -205,7 +205,8 @@ impl Client {
             let left_ms = end.saturating_sub(clock::now()) / MS;
             self.sleep(0, third.min(left_ms));
             let still_holds = if ask.numbered && self.rng.random_bool(0.2) {
-                self.confirm(&mut hold)
+                // It may be a grace period that does not confirm it.
+                self.confirm(&mut hold) || self.shared.protection.grace_ms() > 0
             } else {
                 self.renew(&mut hold, false)
             };
@@ -287,7 +288,7 @@ impl Client {
                     return true;
                 }
                 Outcome::NotHeld | Outcome::NotAvailable => return false,
-                Outcome::Error(code) if code == STALE => return false,
+                Outcome::Error(code) if code == DISMISSED => return false,
                 _ => {}
             }
         }
@@ -412,9 +413,9 @@ impl Client {
         let outcome = match heard {
             _ if is_refused => Outcome::Lost,
             Outcome::NotHeld | Outcome::NotAvailable
-                if believed.is_some_and(|hold| self.is_excused(hold, &connected)) =>
+                if believed.is_some_and(|hold| self.is_excused(hold, request, &connected)) =>
             {
-                Outcome::Error(STALE.to_owned())
+                Outcome::Error(DISMISSED.to_owned())
             }
             other => other,
         };
@@ -435,9 +436,12 @@ impl Client {
     }
 
     /// Whether a node may say that a hold is not there which the client has.
-    fn is_excused(&self, hold: &Hold, connected: &Connected) -> bool {
-        let is_lost = !self.shared.protection.keeps_holds() && hold.reign != connected.reign;
-        is_lost || self.shared.guide.agreed() != Some(connected.node)
+    fn is_excused(&self, hold: &Hold, request: Request, connected: &Connected) -> bool {
+        let protection = self.shared.protection;
+        let may_be_lost = !protection.keeps_holds() && hold.reign != connected.reign;
+        // Within a grace period no request for a hold is answered with a token.
+        let is_grace = protection.grace_ms() > 0 && matches!(request, Request::Acquire { .. });
+        may_be_lost || is_grace || self.shared.guide.agreed() != Some(connected.node)
     }
 
     fn reign(&self) -> String {
