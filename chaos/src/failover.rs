@@ -57,7 +57,9 @@
 //! # Why it would notice
 //!
 //! Besides `plain`, a protection that is too weak has to be found at fault:
-//! `--mode min-replicas --replicas 1`, and `--mode grace --grace 500`.
+//! `--mode min-replicas --replicas 1`, and `--mode grace --grace 500`. In a
+//! cluster that may take long: a primary that the others don't hear soon takes
+//! no writes, so fewer holds outlive it.
 //!
 //! # How nodes are cut off
 //!
