@@ -32,9 +32,9 @@ help: ## Show this list
 	@echo "Variables:"
 	@echo "  PORT=$(PORT)             port of 'make run'"
 	@echo "  SERVER=$(SERVER)   server of 'make run' and 'make test'"
-	@echo "  DURATION=$(DURATION)          seconds of 'make fuzz', 'make chaos' and 'make chaos-redlock'"
-	@echo "  SEED=$(SEED)                what the two campaigns do; random if not given"
-	@echo "  CHAOS=                more options of 'make chaos-redlock', such as --owners named, or --help"
+	@echo "  DURATION=$(DURATION)          seconds of 'make fuzz' and of the 'make chaos' campaigns"
+	@echo "  SEED=$(SEED)                what the campaigns do; random if not given"
+	@echo "  CHAOS=                more options of 'make chaos-redlock' and 'make chaos-failover', or --help"
 	@echo "  EXCEPT=               a server that 'make test-servers' leaves out"
 	@echo "  OUT=$(OUT)         where 'make bench' puts its report and charts"
 	@echo "  BENCH=                more options of the benchmark, such as --only hand-off-1, or --help"
@@ -115,9 +115,14 @@ chaos-redlock: deps build ## Hurt a minority of a Redlock's servers for DURATION
 	cargo run --locked --package redis-lock-chaos --bin redlock -- --duration $(DURATION) \
 		--server $(SERVER) --module $(MODULE) $(if $(SEED),--seed $(SEED)) $(CHAOS)
 
+.PHONY: chaos-failover
+chaos-failover: deps build ## Take locks through fail-overs for DURATION seconds, as SEED and CHAOS say
+	cargo run --locked --package redis-lock-chaos --bin failover -- --duration $(DURATION) \
+		--server $(SERVER) --module $(MODULE) $(if $(SEED),--seed $(SEED)) $(CHAOS)
+
 .PHONY: planted
 planted: deps build ## Show that the fault campaigns find faults that are planted
-	cargo test --locked --package redis-lock-chaos --test planted_campaigns \
+	cargo test --locked --package redis-lock-chaos --test planted_campaigns --test failover \
 		--test redlock -- --ignored --nocapture
 
 .PHONY: growth

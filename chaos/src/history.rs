@@ -201,7 +201,7 @@ impl History {
 }
 
 /// Which promise was broken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Promise {
     /// Check 1.
     Tokens,
@@ -235,8 +235,10 @@ impl fmt::Display for Promise {
 pub struct Breach {
     /// Which one.
     pub promise: Promise,
-    /// The operations that show it.
+    /// What is wrong, and the operations that show it, as text.
     pub evidence: String,
+    /// The operations that show it.
+    pub shown: Vec<Operation>,
 }
 
 impl Breach {
@@ -245,11 +247,16 @@ impl Breach {
         what: &str,
         operations: impl IntoIterator<Item = &'o Operation>,
     ) -> Self {
+        let shown: Vec<Operation> = operations.into_iter().cloned().collect();
         let mut evidence = what.to_owned();
-        for operation in operations {
+        for operation in &shown {
             evidence.push_str(&format!("\n  {operation}"));
         }
-        Self { promise, evidence }
+        Self {
+            promise,
+            evidence,
+            shown,
+        }
     }
 }
 

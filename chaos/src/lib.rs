@@ -6,6 +6,7 @@
 pub mod campaign;
 pub mod clients;
 pub mod clock;
+pub mod failover;
 pub mod faults;
 pub mod fsync;
 pub mod history;

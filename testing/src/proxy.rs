@@ -13,7 +13,7 @@
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -72,6 +72,8 @@ struct Network {
 
 struct State {
     fate: Fate,
+    /// Those of connections from somewhere in particular.
+    fates_from: HashMap<IpAddr, Fate>,
     server: SocketAddr,
     links: Vec<Arc<Link>>,
     seen: HashMap<Vec<u8>, usize>,
@@ -82,6 +84,8 @@ struct State {
 struct Link {
     client: TcpStream,
     server: TcpStream,
+    /// Where its client is.
+    source: IpAddr,
     /// Whether it began while commands were held, which so are not held here.
     is_newer: bool,
     swallows: AtomicBool,
@@ -112,6 +116,7 @@ impl Proxy {
         let network = Arc::new(Network {
             state: Mutex::new(State {
                 fate: Fate::Passes,
+                fates_from: HashMap::new(),
                 server,
                 links: Vec::new(),
                 seen: HashMap::new(),
@@ -136,14 +141,19 @@ impl Proxy {
         self.network.state().server = server;
     }
 
-    /// What happens from now on.
+    /// What happens from now on, wherever it comes from.
     pub fn set(&self, fate: Fate) {
-        let mut state = self.network.state();
-        if state.fate == Fate::Swallowed && fate != Fate::Swallowed {
-            state.close_swallowing();
-        }
-        state.fate = fate;
-        self.network.changed.notify_all();
+        self.network.change(|state| {
+            state.fate = fate;
+            state.fates_from.clear();
+        });
+    }
+
+    /// What happens from now on to connections from this address.
+    pub fn set_from(&self, source: IpAddr, fate: Fate) {
+        self.network.change(|state| {
+            state.fates_from.insert(source, fate);
+        });
     }
 
     /// From now on swallows what goes by on those connections that `choose` says.
@@ -192,6 +202,10 @@ impl Drop for Proxy {
 }
 
 impl State {
+    fn fate_from(&self, source: IpAddr) -> Fate {
+        *self.fates_from.get(&source).unwrap_or(&self.fate)
+    }
+
     fn close_swallowing(&self) {
         let swallowing = |link: &&Arc<Link>| link.swallows.load(Ordering::SeqCst);
         self.links
@@ -203,7 +217,7 @@ impl State {
     /// Whether what goes this way has to wait.
     fn keeps_back(&self, link: &Link, way: &Way) -> bool {
         !link.is_closed()
-            && match self.fate {
+            && match self.fate_from(link.source) {
                 Fate::KeptBack => true,
                 Fate::CommandsHeld => way.upwards && !link.is_newer,
                 _ => false,
@@ -229,22 +243,39 @@ impl Network {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Changes fates. Connections that lost something by one that is over are
+    /// closed.
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        let mut state = self.state();
+        let swallowed =
+            |state: &State, link: &Link| state.fate_from(link.source) == Fate::Swallowed;
+        let mut over = state.links.clone();
+        over.retain(|link| swallowed(&state, link) && link.swallows.load(Ordering::SeqCst));
+        change(&mut state);
+        over.retain(|link| !swallowed(&state, link));
+        over.iter().for_each(|link| link.close());
+        self.changed.notify_all();
+    }
+
     fn accept(self: &Arc<Self>, listener: &TcpListener, mut seed: u64) {
-        for client in listener.incoming() {
+        loop {
+            let accepted = listener.accept();
+            let source = accepted.as_ref().map(|(_, addr)| addr.ip());
             let (fate, server) = {
                 let state = self.state();
                 if state.is_over {
                     return;
                 }
-                (state.fate, state.server)
+                let fate = source.map_or(state.fate, |source| state.fate_from(source));
+                (fate, state.server)
             };
             // A client whose connection is closed at once tries again.
-            if let Ok(client) = client
+            if let Ok((client, addr)) = accepted
                 && fate != Fate::Down
                 && let Ok(server) = TcpStream::connect_timeout(&server, CONNECT_TIMEOUT)
             {
                 seed = seed.wrapping_add(1);
-                let _ = self.carry(client, server, seed);
+                let _ = self.carry(client, server, addr.ip(), seed);
             }
         }
     }
@@ -253,6 +284,7 @@ impl Network {
         self: &Arc<Self>,
         client: TcpStream,
         server: TcpStream,
+        source: IpAddr,
         seed: u64,
     ) -> std::io::Result<()> {
         client.set_nodelay(true)?;
@@ -261,7 +293,8 @@ impl Network {
         let link = Arc::new(Link {
             client,
             server,
-            is_newer: state.fate == Fate::CommandsHeld,
+            source,
+            is_newer: state.fate_from(source) == Fate::CommandsHeld,
             swallows: AtomicBool::new(false),
             closed: AtomicBool::new(state.is_over),
         });
@@ -294,7 +327,7 @@ impl Network {
                 *state.seen.entry(name.into()).or_default() += 1;
                 rest = &rest[length..];
             }
-            let delay = match state.fate {
+            let delay = match state.fate_from(link.source) {
                 Fate::Delayed(delay) => delay,
                 _ => Duration::ZERO,
             };
@@ -333,7 +366,7 @@ impl Network {
         let kept_back = |state: &mut State| state.keeps_back(link, way);
         let state = self.changed.wait_while(self.state(), kept_back);
         let state = state.unwrap_or_else(PoisonError::into_inner);
-        if state.fate == Fate::Swallowed {
+        if state.fate_from(link.source) == Fate::Swallowed {
             link.swallows.store(true, Ordering::SeqCst);
         }
         state
@@ -346,7 +379,7 @@ impl Network {
             return None;
         }
         let piece = [std::mem::take(&mut way.partial), piece].concat();
-        match state.fate {
+        match state.fate_from(link.source) {
             Fate::CommandsSwallowed if way.upwards => {
                 way.is_silent = true;
                 None
@@ -522,6 +555,23 @@ mod tests {
         let refused = pack(&["EVAL", "return redis.error_reply('ERR no')", "0"]);
         assert_eq!(read_all(&mut accepted), [refused, ping].concat());
         assert_eq!(proxy.refused(), 1);
+    }
+
+    #[test]
+    fn one_source_may_be_cut_off_alone() {
+        let (proxy, server) = proxy();
+        let (mut client, mut accepted) = connection(&proxy, &server);
+        let elsewhere = IpAddr::from([127, 0, 0, 2]);
+        proxy.set_from(elsewhere, Fate::Swallowed);
+        client.write_all(b"a").unwrap();
+        accepted.read_exact(&mut [0]).unwrap();
+        proxy.set_from(client.local_addr().unwrap().ip(), Fate::Swallowed);
+        client.write_all(b"b").unwrap();
+        drop(client);
+        assert!(has_nothing(&accepted), "it heard of the end");
+        proxy.set(Fate::Passes);
+        let arrived = read_all(&mut accepted);
+        assert!(arrived.is_empty() || arrived == b"b", "{arrived:?}");
     }
 
     #[test]

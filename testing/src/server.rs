@@ -284,6 +284,11 @@ impl Server {
         self.port
     }
 
+    /// Where it listens to the other nodes of its cluster.
+    pub fn bus_addr(&self) -> SocketAddr {
+        local(self.bus_port)
+    }
+
     /// The number of its process, if it runs.
     pub fn pid(&self) -> Option<u32> {
         self.child.as_ref().map(Child::id)

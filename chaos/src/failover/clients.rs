@@ -1,0 +1,492 @@
+//! Clients that follow the primary, count their leases themselves, and write
+//! down what they see. [`super`] says what they keep to.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use rand::RngExt;
+use rand::rngs::StdRng;
+use redis_lock_testing::{Connection, Wait, info_field, reply_text};
+
+use crate::clients::outcome;
+use crate::clock;
+use crate::failover::fleet::{Guide, SIDES};
+use crate::failover::protection::Protection;
+use crate::history::{MS, Mode, Nanos, Operation, Outcome, Request};
+use crate::journal::Journal;
+
+/// What a client keeps in hand of a lease.
+const IN_HAND: Nanos = 20 * MS;
+
+/// How long a request waits in the queue at most.
+const BLOCK_MS_MAX: u64 = 1200;
+
+/// How long a hold is renewed at most.
+const HOLD_MS_MAX: u64 = 6000;
+
+/// How often a request is sent again whose outcome is unknown.
+const RESENT_MAX: usize = 5;
+
+/// How long each lock may take to be had when all is well.
+const LAST_WAIT: Nanos = 30_000 * MS;
+
+/// What an answer counts as that says nothing about whether a hold is there.
+const DISMISSED: &str = "DISMISSED";
+
+/// What all clients share.
+pub struct Shared {
+    /// Where they write down what they do.
+    pub journal: Journal,
+    /// How they find the primary.
+    pub guide: Guide,
+    /// What the servers do.
+    pub protection: Protection,
+    /// The locks.
+    pub locks: Vec<String>,
+    /// Whether the faults are over.
+    pub over: AtomicBool,
+    /// How often a lock was granted.
+    pub grants: AtomicUsize,
+    connections: Mutex<HashMap<(usize, usize), usize>>,
+}
+
+impl Shared {
+    /// Nothing has happened yet.
+    pub fn new(guide: Guide, protection: Protection, locks: Vec<String>) -> Self {
+        Self {
+            journal: Journal::default(),
+            guide,
+            protection,
+            locks,
+            over: AtomicBool::new(false),
+            grants: AtomicUsize::new(0),
+            connections: Mutex::default(),
+        }
+    }
+
+    fn connections(&self) -> MutexGuard<'_, HashMap<(usize, usize), usize>> {
+        let connections = self.connections.lock();
+        connections.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Which node an operation was sent to.
+    pub fn node_of(&self, operation: &Operation) -> Option<usize> {
+        let connection = (operation.client, operation.connection);
+        self.connections().get(&connection).copied()
+    }
+
+    /// What came of all operations, by kind.
+    pub fn outcomes(&self) -> BTreeMap<String, usize> {
+        let mut counts = BTreeMap::new();
+        for operation in self.journal.history().operations {
+            let kind = match operation.outcome {
+                Outcome::Granted(_) => "granted".to_owned(),
+                Outcome::Error(code) => code,
+                other => format!("{other:?}").to_lowercase(),
+            };
+            *counts.entry(kind).or_default() += 1;
+        }
+        counts
+    }
+}
+
+/// A connection to the primary, or one that was.
+struct Connected {
+    connection: Connection,
+    number: usize,
+    node: usize,
+    /// The name of the primary's data: another one after each promotion.
+    reign: String,
+}
+
+/// How a client asks for a lock.
+#[derive(Clone, Copy)]
+struct Ask {
+    lease_ms: u64,
+    block_ms: Option<u64>,
+    /// Whether the hold has a number, so that it may be asked for again.
+    numbered: bool,
+}
+
+/// A hold as its client sees it.
+struct Hold {
+    lock: String,
+    ask: Ask,
+    token: i64,
+    valid_until: Nanos,
+    /// The reign in which it was told of last.
+    reign: String,
+}
+
+/// A client. It is another owner for each holding.
+pub struct Client {
+    id: usize,
+    rng: StdRng,
+    shared: Arc<Shared>,
+    connected: Option<Connected>,
+    connections: usize,
+    holdings: usize,
+}
+
+impl Client {
+    /// A client that does as the seed says.
+    pub fn new(id: usize, rng: StdRng, shared: Arc<Shared>) -> Self {
+        Self {
+            id,
+            rng,
+            shared,
+            connected: None,
+            connections: 0,
+            holdings: 0,
+        }
+    }
+
+    /// Works until the faults are over, and then takes each lock once more.
+    pub fn run(mut self) -> Result<(), String> {
+        while !self.is_over() {
+            self.holding();
+            self.sleep(0, 60);
+        }
+        let locks = self.shared.locks.clone();
+        locks.iter().try_for_each(|lock| self.last_holding(lock))
+    }
+
+    fn is_over(&self) -> bool {
+        self.shared.over.load(Ordering::SeqCst)
+    }
+
+    fn sleep(&mut self, from_ms: u64, to_ms: u64) {
+        let ms = self.rng.random_range(from_ms..=to_ms);
+        thread::sleep(Duration::from_millis(ms));
+    }
+
+    fn owner(&self) -> String {
+        format!("client{}-{}", self.id, self.holdings)
+    }
+
+    fn any_ask(&mut self) -> Ask {
+        let most = self.shared.protection.lease_max_ms;
+        let lease_ms = if self.rng.random_bool(0.5) {
+            self.rng.random_range(100..=600)
+        } else {
+            self.rng.random_range(600..=most)
+        };
+        let waits = self.rng.random_bool(0.6);
+        Ask {
+            lease_ms,
+            block_ms: waits.then(|| self.rng.random_range(50..=BLOCK_MS_MAX)),
+            numbered: self.rng.random_bool(0.7),
+        }
+    }
+
+    /// Takes a lock, keeps it for a while, and gives it back or does not.
+    fn holding(&mut self) {
+        self.holdings += 1;
+        let index = self.rng.random_range(0..self.shared.locks.len());
+        let lock = self.shared.locks[index].clone();
+        let ask = self.any_ask();
+        let Some(mut hold) = self.take(&lock, ask) else {
+            return;
+        };
+        // A grant that may have waited can't be dated; its renewal can.
+        if ask.block_ms.is_some() && !self.renew(&mut hold, true) {
+            return;
+        }
+        let keep_ms = match self.rng.random_range(0..10) {
+            0..8 => self.rng.random_range(0..=60),
+            _ => self.rng.random_range(60..=HOLD_MS_MAX),
+        };
+        let end = clock::now() + keep_ms * MS;
+        while clock::now() < end && !self.is_over() {
+            let third = hold.ask.lease_ms / 3;
+            let left_ms = end.saturating_sub(clock::now()) / MS;
+            self.sleep(0, third.min(left_ms));
+            let still_holds = if ask.numbered && self.rng.random_bool(0.2) {
+                // It may be a grace period that does not confirm it.
+                self.confirm(&mut hold) || self.shared.protection.grace_ms() > 0
+            } else {
+                self.renew(&mut hold, false)
+            };
+            if !still_holds {
+                return;
+            }
+        }
+        if self.rng.random_bool(0.9) {
+            self.release(&hold);
+        }
+    }
+
+    /// Asks for a lock, again if nobody knows what became of it.
+    fn take(&mut self, lock: &str, ask: Ask) -> Option<Hold> {
+        for _ in 0..RESENT_MAX {
+            let (sent, outcome) = self.acquire(lock, ask, None);
+            match outcome {
+                Outcome::Granted(token) => {
+                    return Some(Hold {
+                        lock: lock.to_owned(),
+                        ask,
+                        token,
+                        valid_until: sent + (ask.lease_ms * MS).saturating_sub(IN_HAND),
+                        reign: self.reign(),
+                    });
+                }
+                Outcome::NotAvailable => return None,
+                _ if !ask.numbered || self.is_over() => break,
+                _ => {}
+            }
+        }
+        let all = (vec!["ALL".to_owned()], None, None);
+        self.release_with(lock, all, None);
+        None
+    }
+
+    /// Asks for the same hold again. Says whether the client still has it.
+    fn confirm(&mut self, hold: &mut Hold) -> bool {
+        let (lock, ask) = (hold.lock.clone(), hold.ask);
+        self.repeat(hold, false, |client, hold| {
+            client.acquire(&lock, ask, Some(hold))
+        })
+    }
+
+    /// Renews a hold. Says whether the client still has it. `at_once` if its
+    /// client can't tell how old it is.
+    fn renew(&mut self, hold: &mut Hold, at_once: bool) -> bool {
+        let lock = hold.lock.clone();
+        let lease_ms = hold.ask.lease_ms;
+        let fence = self.rng.random_bool(0.5).then_some(hold.token);
+        let mut words = vec!["LEASE".to_owned(), lease_ms.to_string()];
+        words.extend(fence_words(fence));
+        let request = Request::Renew { lease_ms, fence };
+        self.repeat(hold, at_once, |client, hold| {
+            client.perform("LOCK.RENEW", &lock, request, &words, Some(hold))
+        })
+    }
+
+    /// Sends a request that makes a hold last until an answer is there, or the
+    /// hold is over by its own count.
+    fn repeat(
+        &mut self,
+        hold: &mut Hold,
+        at_once: bool,
+        mut send: impl FnMut(&mut Self, &Hold) -> (Nanos, Outcome),
+    ) -> bool {
+        for repeated in 0..RESENT_MAX {
+            let is_over = clock::now() >= hold.valid_until;
+            if is_over && !(at_once && repeated == 0) {
+                return false;
+            }
+            let (sent, outcome) = send(self, hold);
+            match outcome {
+                // It was lost, and this is another one.
+                Outcome::Granted(token) if token != hold.token => return false,
+                Outcome::Renewed | Outcome::Granted(_) => {
+                    hold.valid_until = sent + (hold.ask.lease_ms * MS).saturating_sub(IN_HAND);
+                    hold.reign = self.reign();
+                    return true;
+                }
+                Outcome::NotHeld | Outcome::NotAvailable => return false,
+                Outcome::Error(code) if code == DISMISSED => return false,
+                _ => {}
+            }
+        }
+        false
+    }
+
+    fn release(&mut self, hold: &Hold) {
+        let fence = self.rng.random_bool(0.5).then_some(hold.token);
+        let number = hold.ask.numbered.then_some(1);
+        let words = match number {
+            Some(number) => vec!["HOLD".to_owned(), number.to_string()],
+            None => vec!["ALL".to_owned()],
+        };
+        for _ in 0..RESENT_MAX {
+            let believed = (clock::now() < hold.valid_until).then_some(hold);
+            let extent = (words.clone(), number, fence);
+            let outcome = self.release_with(&hold.lock, extent, believed);
+            if matches!(outcome, Outcome::Released | Outcome::NotHeld) || self.is_over() {
+                return;
+            }
+        }
+    }
+
+    /// Releases as these words say, which name that hold and token.
+    fn release_with(
+        &mut self,
+        lock: &str,
+        (mut words, hold, fence): (Vec<String>, Option<u64>, Option<i64>),
+        believed: Option<&Hold>,
+    ) -> Outcome {
+        words.extend(fence_words(fence));
+        let request = Request::Release { hold, fence };
+        self.perform("LOCK.RELEASE", lock, request, &words, believed)
+            .1
+    }
+
+    /// Takes a lock when all is well, which has to succeed, and gives it back.
+    fn last_holding(&mut self, lock: &str) -> Result<(), String> {
+        self.holdings += 1;
+        let ask = Ask {
+            lease_ms: self.shared.protection.lease_max_ms,
+            block_ms: Some(BLOCK_MS_MAX),
+            numbered: true,
+        };
+        let wait = LAST_WAIT + self.shared.protection.grace_ms() * MS;
+        let deadline = clock::now() + wait;
+        loop {
+            if let Some(hold) = self.take(lock, ask) {
+                self.release(&hold);
+                return Ok(());
+            }
+            if clock::now() > deadline {
+                return Err(format!("client {} can't get {lock} in the end", self.id));
+            }
+        }
+    }
+
+    fn acquire(&mut self, lock: &str, ask: Ask, hold: Option<&Hold>) -> (Nanos, Outcome) {
+        let mut words = vec!["LEASE".to_owned(), ask.lease_ms.to_string()];
+        if let Some(block_ms) = ask.block_ms {
+            words.extend(["BLOCK".to_owned(), block_ms.to_string()]);
+        }
+        if ask.numbered {
+            words.extend(["HOLD".to_owned(), "1".to_owned()]);
+        }
+        let request = Request::Acquire {
+            lease_ms: ask.lease_ms,
+            block_ms: ask.block_ms,
+            mode: Mode::Exclusive,
+            session: false,
+        };
+        let (sent, outcome) = self.perform("LOCK.ACQUIRE", lock, request, &words, hold);
+        if matches!(outcome, Outcome::Granted(_)) {
+            self.shared.grants.fetch_add(1, Ordering::SeqCst);
+        }
+        (sent, outcome)
+    }
+
+    /// Sends a request and writes down what comes of it; `believed` is the hold
+    /// that the owner has by its own count.
+    fn perform(
+        &mut self,
+        command: &str,
+        lock: &str,
+        request: Request,
+        words: &[String],
+        believed: Option<&Hold>,
+    ) -> (Nanos, Outcome) {
+        let mut connected = self.connect();
+        let owner = self.owner();
+        let block_ms = match request {
+            Request::Acquire { block_ms, .. } => block_ms.unwrap_or(0),
+            _ => 0,
+        };
+        let mut line = vec![command, lock, &owner];
+        line.extend(words.iter().map(String::as_str));
+        let sent = clock::now();
+        let operation = self.shared.journal.began(Operation {
+            client: self.id,
+            connection: connected.number,
+            lock: lock.to_owned(),
+            owner: owner.clone(),
+            request,
+            sent,
+            answered: None,
+            queued: None,
+            outcome: Outcome::Pending,
+        });
+        let deadline = sent + (self.shared.protection.response_ms() + block_ms) * MS;
+        let wait = match connected.connection.send(&line) {
+            Ok(()) => connected.connection.wait(|| clock::now() < deadline),
+            Err(_) => Wait::Closed,
+        };
+        let answered = clock::now();
+        let heard = match wait {
+            Wait::Replied(value) => outcome(request, value, 0),
+            Wait::Closed => Outcome::Lost,
+            Wait::GivenUp => Outcome::GivenUp,
+        };
+        // It may have been written, and may be taken back or not.
+        let is_refused = heard == Outcome::Error("NOREPLICAS".to_owned());
+        let outcome = match heard {
+            _ if is_refused => Outcome::Lost,
+            Outcome::NotHeld | Outcome::NotAvailable
+                if believed.is_some_and(|hold| self.is_excused(hold, request, &connected)) =>
+            {
+                Outcome::Error(DISMISSED.to_owned())
+            }
+            other => other,
+        };
+        self.shared
+            .journal
+            .ended(operation, answered, outcome.clone());
+        let failed = matches!(
+            outcome,
+            Outcome::Lost | Outcome::GivenUp | Outcome::Error(_)
+        );
+        if is_refused || !failed {
+            self.connected = Some(connected);
+        }
+        if is_refused || matches!(outcome, Outcome::Error(_)) {
+            self.sleep(10, 50);
+        }
+        (sent, outcome)
+    }
+
+    /// Whether a node may say that a hold is not there which the client has.
+    fn is_excused(&self, hold: &Hold, request: Request, connected: &Connected) -> bool {
+        let protection = self.shared.protection;
+        let may_be_lost = !protection.keeps_holds() && hold.reign != connected.reign;
+        // Within a grace period no request for a hold is answered with a token.
+        let is_grace = protection.grace_ms() > 0 && matches!(request, Request::Acquire { .. });
+        may_be_lost || is_grace || self.shared.guide.agreed() != Some(connected.node)
+    }
+
+    fn reign(&self) -> String {
+        let connected = self.connected.as_ref();
+        connected.map_or_else(String::new, |connected| connected.reign.clone())
+    }
+
+    /// The connection, made anew where there is none.
+    fn connect(&mut self) -> Connected {
+        loop {
+            if let Some(connected) = self.connected.take() {
+                return connected;
+            }
+            self.connected = self.new_connection();
+            if self.connected.is_none() {
+                self.sleep(10, 40);
+            }
+        }
+    }
+
+    /// A connection to whom some witness names, if that is a primary.
+    fn new_connection(&mut self) -> Option<Connected> {
+        let guide = &self.shared.guide;
+        let node = guide.primary(self.rng.random_range(0..guide.witnesses()))?;
+        let mut connection = Connection::open(guide.way(node, self.id % SIDES)).ok()?;
+        let deadline = clock::now() + self.shared.protection.response_ms() * MS;
+        let patient = || clock::now() < deadline;
+        let info = connection.call_while(&["INFO", "replication"], patient);
+        let info = info.and_then(reply_text)?;
+        if info_field(&info, "role").ok()?.trim() != "master" {
+            return None;
+        }
+        self.connections += 1;
+        let number = self.connections;
+        self.shared.connections().insert((self.id, number), node);
+        Some(Connected {
+            connection,
+            number,
+            node,
+            reign: info_field(&info, "master_replid").ok()?.to_owned(),
+        })
+    }
+}
+
+fn fence_words(fence: Option<i64>) -> Vec<String> {
+    let words = fence.map(|token| ["FENCE".to_owned(), token.to_string()]);
+    words.into_iter().flatten().collect()
+}

@@ -1,0 +1,93 @@
+//! What the servers are told to do about fail-overs.
+
+use std::fmt::{self, Display};
+
+/// How long a primary waits for acknowledgements.
+const REPLICAS_TIMEOUT_MS: u64 = 500;
+
+/// What the grace period has to be longer than the longest lease: a replica may
+/// lag for a second (`min-replicas-max-lag`), which is looked at each second.
+const BEYOND_LEASE_MS: u64 = 3200;
+
+/// The means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Mode {
+    /// None.
+    Plain,
+    /// Grants are told when replicas have acknowledged them.
+    MinReplicas,
+    /// Nothing is granted for a while after a start or a promotion.
+    Grace,
+}
+
+/// The means and how much of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Protection {
+    /// The means.
+    pub mode: Mode,
+    /// How many replicas have to have it, or to be there.
+    pub replicas: usize,
+    /// No lease is longer.
+    pub lease_max_ms: u64,
+    /// How long nothing is granted, if not as long as it has to be.
+    pub grace_ms: Option<u64>,
+}
+
+impl Protection {
+    /// The settings of each node.
+    pub fn settings(&self) -> Vec<(&'static str, String)> {
+        let replicas = self.replicas.to_string();
+        match self.mode {
+            Mode::Plain => Vec::new(),
+            Mode::MinReplicas => vec![
+                ("lock.min-replicas", replicas),
+                ("lock.replicas-timeout", REPLICAS_TIMEOUT_MS.to_string()),
+            ],
+            Mode::Grace => vec![
+                ("min-replicas-to-write", replicas),
+                ("min-replicas-max-lag", "1".to_owned()),
+                ("lock.max-lease", self.lease_max_ms.to_string()),
+                ("lock.grace-period", self.grace_ms().to_string()),
+            ],
+        }
+    }
+
+    /// How long nothing is granted after a promotion.
+    pub fn grace_ms(&self) -> u64 {
+        match self.mode {
+            Mode::Grace => self.grace_ms.unwrap_or(self.lease_max_ms + BEYOND_LEASE_MS),
+            Mode::Plain | Mode::MinReplicas => 0,
+        }
+    }
+
+    /// Whether a hold that was told is there after a fail-over. With a grace
+    /// period it may be lost, though nobody else gets the lock too early.
+    pub fn keeps_holds(&self) -> bool {
+        self.mode != Mode::Grace
+    }
+
+    /// Whether a primary that restarts empty may be the primary again. Replicas
+    /// that have what it forgot forget it, too.
+    pub fn survives_an_empty_start(&self) -> bool {
+        self.mode != Mode::MinReplicas
+    }
+
+    /// How long an answer may take.
+    pub fn response_ms(&self) -> u64 {
+        match self.mode {
+            Mode::MinReplicas => REPLICAS_TIMEOUT_MS + 500,
+            Mode::Plain | Mode::Grace => 500,
+        }
+    }
+}
+
+impl Display for Protection {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (mode, lease_max_ms) = (self.mode, self.lease_max_ms);
+        write!(formatter, "mode {mode:?}, leases up to {lease_max_ms} ms")?;
+        for (name, value) in self.settings() {
+            write!(formatter, ", {name} {value}")?;
+        }
+        Ok(())
+    }
+}
