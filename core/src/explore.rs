@@ -41,10 +41,11 @@ mod world;
 use crate::bounds;
 use scope::{SCOPES, Scope};
 use search::{Found, search};
+use world::World;
 
 fn explore(scope: &Scope, depth: usize) -> Found {
     let threads = threads();
-    let found = search(*scope, depth, None, threads, &|| {
+    let found = search::<World>(*scope, depth, None, threads, &|| {
         bounds::set(scope.small_bounds)
     });
     println!(

@@ -7,6 +7,7 @@ use super::form::{Form, GENERATIONS, Names};
 use super::invariants::{self, Broken, Seen};
 use super::keyspace::{Keyspace, Value, Write};
 use super::scope::{Ask, Extent, Named, Scope};
+use super::search;
 use crate::error::LockError;
 use crate::keys::{KeyBuf, KeyRef};
 use crate::lock::{Lock, Now, Released};
@@ -238,6 +239,35 @@ pub(super) struct World {
     said: Option<String>,
 }
 
+impl search::World for World {
+    type Scope = Scope;
+    type Action = Action;
+
+    fn new(scope: Scope) -> Self {
+        Self::new(&Cast::new(scope))
+    }
+
+    fn actions(&self, actions: &mut Vec<Action>) {
+        self.actions(actions);
+    }
+
+    fn act(&mut self, action: Action) -> Checked<()> {
+        self.act(action)
+    }
+
+    fn fingerprint(&self) -> u64 {
+        self.fingerprint()
+    }
+
+    fn listen(&mut self) {
+        self.said = Some(String::new());
+    }
+
+    fn said(&mut self) -> String {
+        self.said.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+}
+
 /// What became of a key since the module looked at it last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Changed {
@@ -363,7 +393,7 @@ impl World {
     }
 
     /// All that can happen now.
-    pub(super) fn actions(&self, actions: &mut Vec<Action>) {
+    fn actions(&self, actions: &mut Vec<Action>) {
         actions.clear();
         let scope = self.scope();
         let keys = 0..self.cast.keys.len() as u8;
@@ -446,16 +476,6 @@ impl World {
         }
     }
 
-    /// Has somebody listen to what is said.
-    pub(super) fn listen(&mut self) {
-        self.said = Some(String::new());
-    }
-
-    /// Takes what was said.
-    pub(super) fn said(&mut self) -> String {
-        self.said.as_mut().map(std::mem::take).unwrap_or_default()
-    }
-
     fn say(&mut self, what: impl FnOnce(&Self) -> String) {
         if self.said.is_some() {
             let what = what(self);
@@ -469,7 +489,7 @@ impl World {
     }
 
     /// Does it.
-    pub(super) fn act(&mut self, action: Action) -> Checked<()> {
+    fn act(&mut self, action: Action) -> Checked<()> {
         self.steps += 1;
         match action {
             Action::Acquire(at, key, ask) => {
@@ -1222,7 +1242,7 @@ impl World {
     }
 
     /// The smallest fingerprint over all orders of names.
-    pub(super) fn fingerprint(&self) -> u64 {
+    fn fingerprint(&self) -> u64 {
         let names: Vec<Names> = self
             .cast
             .orders
