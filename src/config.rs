@@ -110,14 +110,17 @@ const MAX_WAITERS_DEFAULT: i64 = 65_536;
 const LOG_SLOW_WAIT_MS_DEFAULT: i64 = 0;
 const RECHECK_INTERVAL_MS_DEFAULT: i64 = 500;
 const DEADLOCK_DETECTION_DEFAULT: bool = true;
+const GRACE_PERIOD_MS_DEFAULT: i64 = 0;
 static DEFAULT_LEASE_MS: AtomicI64 = AtomicI64::new(DEFAULT_LEASE_MS_DEFAULT);
 static MAX_WAITERS: AtomicI64 = AtomicI64::new(MAX_WAITERS_DEFAULT);
 static LOG_SLOW_WAIT_MS: AtomicI64 = AtomicI64::new(LOG_SLOW_WAIT_MS_DEFAULT);
 static RECHECK_INTERVAL_MS: AtomicI64 = AtomicI64::new(RECHECK_INTERVAL_MS_DEFAULT);
+static GRACE_PERIOD_MS: AtomicI64 = AtomicI64::new(GRACE_PERIOD_MS_DEFAULT);
+static MAX_LEASE_MS: AtomicI64 = AtomicI64::new(LEASE_MS_MAX);
 static DEADLOCK_DETECTION: Switch = Switch(AtomicBool::new(DEADLOCK_DETECTION_DEFAULT));
 static REDISSON_NOTIFY: Mutex<RedissonNotify> = Mutex::new(RedissonNotify::No);
 
-const SETTINGS: [Setting; 6] = [
+const SETTINGS: [Setting; 8] = [
     Setting::Number {
         name: "default-lease",
         value: &DEFAULT_LEASE_MS,
@@ -142,6 +145,22 @@ const SETTINGS: [Setting; 6] = [
         max: LEASE_MS_MAX,
         hidden: false,
     },
+    Setting::Number {
+        name: "grace-period",
+        value: &GRACE_PERIOD_MS,
+        default: GRACE_PERIOD_MS_DEFAULT,
+        min: 0,
+        max: LEASE_MS_MAX,
+        hidden: false,
+    },
+    Setting::Number {
+        name: "max-lease",
+        value: &MAX_LEASE_MS,
+        default: LEASE_MS_MAX,
+        min: 1,
+        max: LEASE_MS_MAX,
+        hidden: false,
+    },
     // For tests alone.
     Setting::Number {
         name: "recheck-interval",
@@ -161,7 +180,22 @@ const SETTINGS: [Setting; 6] = [
 
 /// The lease of a command that names none.
 pub(crate) fn default_lease() -> Lease {
-    Lease::from_ms(DEFAULT_LEASE_MS.load(Ordering::Relaxed)).unwrap_or(Lease::LONGEST)
+    let default = lease(&DEFAULT_LEASE_MS);
+    default.min(max_lease())
+}
+
+/// The longest lease that a command may name.
+pub(crate) fn max_lease() -> Lease {
+    lease(&MAX_LEASE_MS)
+}
+
+fn lease(setting: &AtomicI64) -> Lease {
+    Lease::from_ms(setting.load(Ordering::Relaxed)).unwrap_or(Lease::LONGEST)
+}
+
+/// For so many milliseconds after a start or a promotion nothing is granted.
+pub(crate) fn grace_period_ms() -> i64 {
+    GRACE_PERIOD_MS.load(Ordering::Relaxed)
 }
 
 /// How many clients may wait for one lock.

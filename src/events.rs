@@ -4,16 +4,20 @@
 //!
 //! Architecture invariant: nothing here decides or writes; it tells the manager.
 
-use redis_module::server_events::{FlushSubevent, ServerRole};
+use redis_module::server_events::{FlushSubevent, LoadingSubevent, ServerRole};
 use redis_module::{Context, InfoContext, RedisResult, RedisValue};
 use redis_module_macros::{
-    config_changed_event_handler, flush_event_handler, info_command_handler,
+    config_changed_event_handler, flush_event_handler, info_command_handler, loading_event_handler,
     role_changed_event_handler,
 };
 
-use crate::manager::{self, inspect};
+use crate::config;
+use crate::manager::{self, fence, gate, inspect};
 use crate::server::guard;
 use crate::server::hooks::Hooks;
+use crate::server::keyspace;
+use crate::server::replicas;
+use redis_lock_core::grace;
 use redis_lock_core::keys::KeyRef;
 use redis_lock_core::metrics::Metrics;
 use redis_lock_core::queue::WaiterId;
@@ -27,6 +31,14 @@ pub(crate) struct LockHooks;
 impl Hooks for LockHooks {
     fn awake(&self) -> bool {
         manager::is_awake()
+    }
+
+    fn receives(&self) -> bool {
+        manager::receives()
+    }
+
+    fn key_received(&self, ctx: &Context, key: KeyRef<'_>) {
+        manager::key_received(ctx, key);
     }
 
     fn key_touched(&self, ctx: &Context, key: KeyRef<'_>) {
@@ -57,6 +69,10 @@ impl Hooks for LockHooks {
         manager::grant_told(ctx, client, heard);
     }
 
+    fn on_turn(&self, ctx: &Context, hz: i32) {
+        fence::on_turn(ctx, hz);
+    }
+
     fn on_wake(&self, ctx: &Context) {
         manager::on_wake(ctx);
     }
@@ -73,8 +89,25 @@ fn on_flush(ctx: &Context, stage: FlushSubevent) {
 /// A replica that takes over has heard of changes as its primary's commands, or has
 /// loaded a data set without hearing of any.
 #[role_changed_event_handler]
-fn on_role_changed(ctx: &Context, _role: ServerRole) {
-    guard::catch("a role event", || manager::everything_touched(ctx));
+fn on_role_changed(ctx: &Context, role: ServerRole) {
+    guard::catch("a role event", || {
+        let is_primary = role == ServerRole::Primary;
+        manager::set_receives(!is_primary);
+        gate::role_changed(ctx, is_primary);
+        manager::everything_touched(ctx);
+    });
+}
+
+/// A server loads data, or has loaded its own and begins to serve it.
+#[loading_event_handler]
+fn on_loading(ctx: &Context, stage: LoadingSubevent) {
+    guard::catch("a loading event", || {
+        let is_over = matches!(stage, LoadingSubevent::Ended | LoadingSubevent::Failed);
+        manager::set_receives(!is_over || keyspace::is_replica(ctx));
+        if stage == LoadingSubevent::Ended {
+            gate::server_started(ctx);
+        }
+    });
 }
 
 /// `INFO lock`
@@ -84,7 +117,8 @@ fn on_info(ctx: &InfoContext, for_crash_report: bool) -> RedisResult<()> {
         // The state may be what crashed.
         return Ok(());
     }
-    let fields = inspect::totals(info_fields);
+    let mut fields = inspect::totals(info_fields);
+    fields.push(("grace_ms".to_owned(), unsigned(gate::grace_left_ms())));
     // A section without a name of its own has that of the module.
     let mut section = ctx.builder().add_section("");
     for (name, number) in fields {
@@ -142,9 +176,23 @@ fn unsigned(number: impl TryInto<u64>) -> u64 {
 
 #[config_changed_event_handler]
 fn on_setting_changed(ctx: &Context, names: &[&str]) {
-    if names.contains(&"maxmemory-policy") {
-        guard::catch("a settings event", || warn_if_locks_may_be_evicted(ctx));
-    }
+    guard::catch("a settings event", || {
+        if names.contains(&"maxmemory-policy") {
+            warn_if_locks_may_be_evicted(ctx);
+        }
+        if names.contains(&"lock.grace-period") {
+            gate::grace_period_set(ctx);
+        }
+        let is_of_replicas =
+            |name: &&str| name.starts_with("min-replicas-") || name.starts_with("min-slaves-");
+        let demand_set = names.iter().any(is_of_replicas);
+        if demand_set {
+            gate::demand_set(ctx);
+        }
+        if demand_set || names.contains(&"lock.grace-period") || names.contains(&"lock.max-lease") {
+            warn_if_grace_falls_short(ctx);
+        }
+    });
 }
 
 /// A lock is a key with an expiry, and every policy but `noeviction` may evict
@@ -162,5 +210,14 @@ pub(crate) fn warn_if_locks_may_be_evicted(ctx: &Context) {
             "maxmemory-policy is '{policy}': the server may evict locks that are held. \
              Set 'maxmemory-policy noeviction' on a server that keeps locks."
         ));
+    }
+}
+
+/// With a grace period, the settings should add up to what it is for.
+pub(crate) fn warn_if_grace_falls_short(ctx: &Context) {
+    let max_lag_ms = replicas::demand(ctx).map(|demand| demand.max_lag_s.saturating_mul(1000));
+    let (length_ms, max_lease) = (config::grace_period_ms(), config::max_lease());
+    if let Some(why) = grace::shortcoming(length_ms, max_lease.ms(), max_lag_ms) {
+        ctx.log_warning(why);
     }
 }

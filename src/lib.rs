@@ -75,8 +75,6 @@ fn plant_fault(ctx: &Context) {
 fn init(ctx: &Context, args: &[RedisString]) -> Status {
     #[cfg(feature = "planted-faults")]
     plant_fault(ctx);
-    // The memory of an earlier load may still be there.
-    manager::reset();
     hooks::register(&events::LockHooks);
     // `server::open_lock` signals the keys that it modified, so the server need not.
     // And the module copes with a replica that loads a data set while it serves
@@ -95,8 +93,12 @@ fn init(ctx: &Context, args: &[RedisString]) -> Status {
         ctx.log_warning(&format!("the module is not loaded: {reason}"));
         return Status::Err;
     }
+    // The memory of an earlier load may still be there.
+    manager::reset(ctx);
     events::warn_if_locks_may_be_evicted(ctx);
+    events::warn_if_grace_falls_short(ctx);
     timer::start(ctx);
+    manager::gate::server_started(ctx);
     Status::Ok
 }
 

@@ -10,9 +10,11 @@
 //! that is being opened.
 
 mod due;
+pub(crate) mod fence;
+pub(crate) mod gate;
 pub(crate) mod inspect;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 use redis_module::Context;
 
@@ -42,6 +44,10 @@ pub(crate) use due::on_wake;
 
 thread_local! {
     static TABLE: RefCell<LockTable> = RefCell::default();
+
+    /// Whether the data is that of another server, or of this one before it was
+    /// started: it is a replica, or it loads.
+    static RECEIVES: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Takes the lock, one hold more of it, or a position in its queue.
@@ -55,13 +61,14 @@ pub(crate) fn acquire(
     if (timeout.is_some() || request.session.is_some()) && keyspace::is_replica(ctx) {
         return Err(LockError::ReadOnly);
     }
+    gate::check_replicas(ctx)?;
     let (open, stored) = look_for(key, Some(&request.owner), Part::Whole)?;
     let now = clock::now();
     let wait = timeout.map(|timeout| Wait {
         client: clients::running(ctx),
         until_ms: timeout.end_ms(now.ms()),
     });
-    let progress = step(|table| {
+    let progress = step(key.ctx(), |table| {
         table.settings.reads_other_keys = wait.is_none() || !keyspace::in_cluster(ctx);
         table.acquire(key.as_ref(), stored, request, wait, now)
     });
@@ -81,7 +88,9 @@ pub(crate) fn release(key: LockKey<'_>, request: &ReleaseRequest) -> Result<Rele
     };
     let (open, stored) = look_for(key, Some(&request.owner), part)?;
     let now = clock::now();
-    let done = step(|table| table.release(key.as_ref(), stored, request, now));
+    let done = step(key.ctx(), |table| {
+        table.release(key.as_ref(), stored, request, now)
+    });
     carry_out(key, open, now, Progress::Done(done))
 }
 
@@ -90,16 +99,21 @@ pub(crate) fn release(key: LockKey<'_>, request: &ReleaseRequest) -> Result<Rele
 pub(crate) fn break_lock(key: LockKey<'_>, token: Option<FencingToken>) -> Result<bool, LockError> {
     let (open, stored) = look_for(key, None, Part::Whole)?;
     let now = clock::now();
-    let done = step(|table| table.break_lock(key.as_ref(), stored, token, now));
+    let done = step(key.ctx(), |table| {
+        table.break_lock(key.as_ref(), stored, token, now)
+    });
     carry_out(key, open, now, Progress::Done(done))
 }
 
 /// Lets the lease end at now + lease exactly. Returns whether the owner holds the
 /// lock, with the token it named.
 pub(crate) fn renew(key: LockKey<'_>, request: &RenewRequest) -> Result<bool, LockError> {
+    gate::check_replicas(key.ctx())?;
     let (open, stored) = look_for(key, Some(&request.owner), Part::Whole)?;
     let now = clock::now();
-    let done = step(|table| table.renew(key.as_ref(), stored, request, now));
+    let done = step(key.ctx(), |table| {
+        table.renew(key.as_ref(), stored, request, now)
+    });
     carry_out(key, open, now, Progress::Done(done))
 }
 
@@ -114,8 +128,31 @@ pub(crate) fn remembers_holds() -> bool {
 }
 
 /// Begins anew, as a module that has just been loaded.
-pub(crate) fn reset() {
+pub(crate) fn reset(ctx: &Context) {
     TABLE.take();
+    RECEIVES.set(keyspace::is_replica(ctx));
+}
+
+/// Whether what happens to keys comes from another server, or from a file.
+pub(crate) fn receives() -> bool {
+    RECEIVES.get()
+}
+
+/// This server loads its data now, or it is a replica, or neither.
+pub(crate) fn set_receives(receives: bool) {
+    RECEIVES.set(receives);
+}
+
+/// A key was received, with or without a lock in it. The tokens that are given from
+/// now on are greater than its own.
+pub(crate) fn key_received(ctx: &Context, key: KeyRef<'_>) {
+    let newest = keyspace::with_named(ctx, key.name, |key| {
+        OpenLock::open_to_read(key).newest_token()
+    });
+    if let Some(token) = newest {
+        let now = clock::now();
+        TABLE.with_borrow_mut(|table| table.token_received(token, now));
+    }
 }
 
 /// Somebody did something to this key. It may be called where writing is not
@@ -223,9 +260,12 @@ fn end_if_closing(key: LockKey<'_>, owner: &Owner) {
 
 /// Asks the table what is to be done, by the settings as they are now.
 #[inline]
-fn step<R>(ask: impl FnOnce(&mut LockTable) -> R) -> R {
+fn step<R>(ctx: &Context, ask: impl FnOnce(&mut LockTable) -> R) -> R {
+    // Before the table is borrowed, because it may ask the server.
+    let may_grant = gate::is_open(ctx);
     TABLE.with_borrow_mut(|table| {
         let settings = &mut table.settings;
+        settings.may_grant = may_grant;
         settings.deadlock_detection = config::deadlock_detection();
         settings.max_waiters = config::max_waiters();
         settings.recheck_interval_ms = config::recheck_interval_ms();
@@ -296,7 +336,9 @@ fn apply(key: LockKey<'_>, mut open: OpenLock<'_>, now: Now, step: &mut Step) {
 
 /// Sets the timer for whatever is to be done next.
 fn arm_timer(ctx: &Context, now_ms: i64) {
-    if let Some(at_ms) = TABLE.with_borrow(LockTable::wake_at_ms) {
+    let due_ms = TABLE.with_borrow(LockTable::wake_at_ms);
+    let at_ms = due_ms.into_iter().chain(gate::wake_at_ms(now_ms)).min();
+    if let Some(at_ms) = at_ms {
         timer::wake_by(ctx, at_ms, now_ms);
     }
 }

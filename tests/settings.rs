@@ -12,6 +12,7 @@ fn settings_have_defaults_and_can_be_changed_within_their_range() {
         ("lock.default-lease", "30000", "0", "315360000001"),
         ("lock.max-waiters", "65536", "0", "1000000001"),
         ("lock.recheck-interval", "500", "0", "315360000001"),
+        ("lock.max-lease", "315360000000", "0", "315360000001"),
     ] {
         let get = format!("CONFIG GET {name}");
         let current = |value: &str| Value::Array(vec![text(name), text(value)]);
@@ -182,4 +183,22 @@ fn a_module_that_is_loaded_again_has_its_defaults() {
         let expected = Value::Array(vec![text(name), text(default)]);
         assert_eq!(client.call(&format!("CONFIG GET {name}")), expected);
     }
+}
+
+#[test]
+fn no_lease_is_longer_than_the_longest() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    let set = "CONFIG SET lock.max-lease 5000";
+    assert_eq!(client.call(set), status("OK"));
+    for command in ["LOCK.ACQUIRE k a LEASE", "LOCK.RENEW k a LEASE"] {
+        let error = client.error(&format!("{command} 5001"));
+        assert!(error.starts_with("ERR LEASE is longer"), "{error}");
+    }
+    client.int("LOCK.ACQUIRE k a LEASE 5000");
+    // A longer default counts as the longest.
+    client.int("LOCK.ACQUIRE other a");
+    assert!(client.int("PTTL other") <= 5000);
+    assert_eq!(client.int("LOCK.RENEW k a"), 1);
+    assert!(client.int("PTTL k") <= 5000);
 }

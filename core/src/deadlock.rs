@@ -135,6 +135,13 @@ impl<'g> Graph<'g> {
             || self.lock(&wait.key).is_none_or(Lock::is_exclusive)
     }
 
+    /// Whether its owner holds the lock already: it is served as soon as anybody is,
+    /// and so waits for nobody.
+    fn is_of_a_holder(self, wait: &WaitFor) -> bool {
+        let lock = self.lock(&wait.key);
+        lock.is_some_and(|lock| lock.holder(&wait.owner).is_some())
+    }
+
     /// The last in front with whom this wait can't be let in together.
     fn last_in_front(self, wait: &WaitFor) -> Option<WaiterId> {
         let key = wait.key.as_ref();
@@ -155,7 +162,7 @@ impl<'g> Graph<'g> {
             Some(Some(found)) => found,
             Some(None) => return false,
         };
-        if !self.every_holder_must_go(wait) {
+        if self.is_of_a_holder(wait) || !self.every_holder_must_go(wait) {
             return false;
         }
         if edge.held {
@@ -313,6 +320,9 @@ impl Search {
     ) -> Option<WaitEdge> {
         let mut step = || *steps_left = steps_left.saturating_sub(1);
         step();
+        if graph.is_of_a_holder(wait) {
+            return None;
+        }
         let before = self.searched.get(&wait.key).copied();
         let last = graph.last_in_front(wait);
         if before.is_some_and(|searched| searched >= last) || !graph.every_holder_must_go(wait) {

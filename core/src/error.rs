@@ -32,6 +32,9 @@ pub enum LockError {
     },
     /// `READONLY`: a replica keeps up no lease and hands no lock off.
     ReadOnly,
+    /// `NOREPLICAS`: fewer replicas are connected and in step than
+    /// `min-replicas-to-write` demands.
+    TooFewReplicas,
     /// `QUEUEFULL`: as many clients wait for the lock as `lock.max-waiters` allows.
     QueueFull {
         /// The limit.
@@ -48,6 +51,8 @@ pub enum Usage {
     NotAnInteger,
     /// `LEASE` outside of its range.
     LeaseOutOfRange,
+    /// `LEASE` above `lock.max-lease`.
+    LeaseTooLong,
     /// `HOLD` below 1.
     HoldOutOfRange,
     /// `LIMIT` outside of its range.
@@ -118,6 +123,8 @@ impl fmt::Display for LockError {
                 "READONLY a replica hands no lock off and keeps up no lease; \
                  ask the primary, or leave BLOCK and SESSION out",
             ),
+            // The server's own words.
+            Self::TooFewReplicas => f.write_str("NOREPLICAS Not enough good replicas to write."),
             Self::QueueFull { max_waiters } => write!(
                 f,
                 "QUEUEFULL {max_waiters} clients wait for this lock already; \
@@ -133,6 +140,7 @@ impl Usage {
             Self::Syntax => "syntax error",
             Self::NotAnInteger => "value is not an integer or out of range",
             Self::LeaseOutOfRange => "LEASE must be between 1 and 315360000000 milliseconds",
+            Self::LeaseTooLong => "LEASE is longer than lock.max-lease; ask for a shorter one",
             Self::HoldOutOfRange => "HOLD must be 1 or greater",
             Self::LimitOutOfRange => "LIMIT must be between 1 and 9007199254740991",
             Self::CountOutOfRange => "COUNT must be 1 or greater",
@@ -170,6 +178,7 @@ mod tests {
             (LockError::QueueFull { max_waiters: 1 }, "QUEUEFULL"),
             (LockError::Upgrade, "UPGRADE"),
             (LockError::ReadOnly, "READONLY"),
+            (LockError::TooFewReplicas, "NOREPLICAS"),
             (LockError::Deadlock { cycle: Vec::new() }, "DEADLOCK"),
         ];
         for (error, code) in cases {

@@ -26,6 +26,7 @@ pub mod ended;
 pub mod error;
 #[cfg(test)]
 mod explore;
+pub mod grace;
 pub mod holders;
 pub mod keys;
 pub mod lock;

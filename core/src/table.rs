@@ -415,10 +415,11 @@ impl LockTable {
         transition.finish(Ok(renewed))
     }
 
-    /// Grants are possible again: all who wait are looked at. It takes as long as to
-    /// sort the contended keys.
+    /// Grants are possible again: all who wait are looked at, holders that asked again
+    /// among them. It takes as long as [`LockTable::everything_touched`].
     pub fn grants_resume(&mut self, now_ms: i64) {
-        self.queues.recheck_all_by(now_ms);
+        // What is read again is searched for them.
+        self.everything_touched(now_ms);
     }
 
     /// Whether anybody waits for any lock.

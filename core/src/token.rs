@@ -10,8 +10,12 @@
 //! keeps order within a run, the second across a clock that was set back, the
 //! third across restarts and fail-overs.
 //!
+//! A replica, and a server that loads its data, counts what it receives as given: the
+//! clock of the server that gave it may have been ahead of its own.
+//!
 //! Anybody who may write a hash can store any token. So what is stored with one
-//! lock moves the tokens of that lock alone, never those of the server.
+//! lock moves the tokens of that lock alone, never those of the server; and what is
+//! received far ahead of the clock is left aside.
 
 use std::num::NonZeroU64;
 
@@ -28,6 +32,10 @@ use hashbrown::HashMap;
 /// The greatest token, 2^53 - 1: the last integer that every client can hold
 /// exactly, since JavaScript and Lua keep numbers as doubles.
 pub const TOKEN_MAX: i64 = (1 << 53) - 1;
+
+/// A token that is received further ahead of the clock than this, in microseconds, was
+/// not given by a server whose clock agrees with ours.
+const RECEIVED_AHEAD_MAX_US: i64 = 60_000_000;
 
 /// A fencing token, 1 to 2^53 - 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -73,6 +81,14 @@ impl TokenClock {
         let token = FencingToken::new(token).map_err(|_| Usage::TokensExhausted)?;
         self.last = own;
         Ok(token)
+    }
+
+    /// Another server gave this token, or this one before it was started: all that are
+    /// given from now on are greater.
+    pub fn received(&mut self, token: FencingToken, now_us: i64) {
+        if token.get() <= now_us.saturating_add(RECEIVED_AHEAD_MAX_US) {
+            self.last = self.last.max(token.get());
+        }
     }
 }
 
@@ -145,5 +161,24 @@ mod tests {
         let greatest = FencingToken::new(TOKEN_MAX).unwrap();
         assert_eq!(clock.next(5, Some(greatest)), Err(Usage::TokensExhausted));
         assert_eq!(clock.next(5, None), FencingToken::new(5));
+    }
+
+    #[test]
+    fn tokens_rise_above_all_that_was_received_within_a_minute_of_the_clock() {
+        const NOW_US: i64 = 1_000_000_000_000_000;
+        const MINUTE_US: i64 = 60_000_000;
+        for (received, next) in [
+            (1, NOW_US),
+            (NOW_US, NOW_US + 1),
+            (NOW_US + MINUTE_US, NOW_US + MINUTE_US + 1),
+            (NOW_US + MINUTE_US + 1, NOW_US),
+            (TOKEN_MAX, NOW_US),
+        ] {
+            let mut clock = TokenClock::default();
+            clock.received(FencingToken::new(received).unwrap(), NOW_US);
+            assert_eq!(clock.next(NOW_US, None), FencingToken::new(next));
+            clock.received(FencingToken::new(1).unwrap(), NOW_US);
+            assert_eq!(clock.next(NOW_US, None), FencingToken::new(next + 1));
+        }
     }
 }

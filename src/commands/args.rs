@@ -5,6 +5,7 @@
 use redis_module::Context;
 use smallvec::SmallVec;
 
+use crate::config;
 use crate::server::command::ARGS_INLINE;
 use crate::server::keyspace::LockKey;
 use crate::server::server_str::ServerStr;
@@ -54,7 +55,13 @@ impl<'a> Args<'a> {
 
     /// `LEASE ms`
     pub(super) fn lease(&mut self, into: &mut Option<Lease>) -> Result<bool, Usage> {
-        self.number("LEASE", into, Usage::NotAnInteger, Lease::from_ms)
+        self.number("LEASE", into, Usage::NotAnInteger, |ms| {
+            let lease = Lease::from_ms(ms)?;
+            match lease > config::max_lease() {
+                true => Err(Usage::LeaseTooLong),
+                false => Ok(lease),
+            }
+        })
     }
 
     /// `BLOCK ms`

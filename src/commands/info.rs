@@ -4,7 +4,7 @@
 
 use redis_module::Context;
 
-use crate::manager::inspect;
+use crate::manager::{gate, inspect};
 use crate::server::clients;
 use crate::server::command::Command;
 use crate::server::keyspace::LockKey;
@@ -59,6 +59,7 @@ fn reply(lock: LockView) -> Reply {
             "waiters",
             Reply::List(lock.waiters.into_iter().map(waiter).collect()),
         ),
+        ("grace", Reply::Integer(gate::grace_left_ms())),
     ])
 }
 

@@ -2,7 +2,7 @@
 
 use redis_module::Context;
 
-use super::{TABLE, arm_timer, carry_out, look_at, step};
+use super::{TABLE, arm_timer, carry_out, fence, gate, look_at, step};
 use crate::config;
 use crate::server::clients;
 use crate::server::clock;
@@ -31,12 +31,16 @@ pub(crate) fn on_wake(ctx: &Context) {
     if keyspace::is_replica(ctx) {
         TABLE.with_borrow_mut(|table| table.forget_connections(WORK_A_WAKE));
     }
+    fence::ask_if_needed(ctx);
+    gate::look(ctx, now_ms);
     close_clients(ctx);
     if keyspace::must_not_write(ctx) || writes_are_refused(ctx, now_ms) {
         let is_left = TABLE.with_borrow_mut(|table| table.put_off_everything(now_ms, WORK_A_WAKE));
         close_clients(ctx);
-        if is_left {
-            timer::wake_by(ctx, now_ms + REFUSED_RETRY_MS, now_ms);
+        let retry_ms = is_left.then_some(now_ms + REFUSED_RETRY_MS);
+        let at_ms = retry_ms.into_iter().chain(gate::wake_at_ms(now_ms)).min();
+        if let Some(at_ms) = at_ms {
+            timer::wake_by(ctx, at_ms, now_ms);
         }
         return;
     }
@@ -67,6 +71,7 @@ fn do_due(ctx: &Context, due: Due) -> Option<usize> {
     let key = due.key.clone();
     let answer = match keyspace::in_cluster(ctx) {
         true => ask(ctx, key.as_ref()),
+        false if !fence::has_enough_replicas(ctx) => WriteAnswer::Refused,
         // It was asked when the timer woke, and is the same for all keys.
         false => WriteAnswer::Allowed,
     };
@@ -97,7 +102,7 @@ fn do_to(key: LockKey<'_>, due: Due) -> usize {
     let stored = look_at(&open, key.as_ref(), due.owner(), Part::Whole);
     let now = clock::now();
     let is_search = matches!(due.work, Work::CheckWait(_));
-    let progress = step(|table| {
+    let progress = step(key.ctx(), |table| {
         table.settings.reads_other_keys = true;
         table.do_due(due, stored, now)
     });
@@ -125,6 +130,9 @@ fn writes_are_refused(ctx: &Context, now_ms: i64) -> bool {
 }
 
 fn ask(ctx: &Context, key: KeyRef<'_>) -> WriteAnswer {
+    if !fence::has_enough_replicas(ctx) {
+        return WriteAnswer::Refused;
+    }
     keyspace::select_db(ctx, key.db);
     keyspace::with_named(ctx, key.name, |key| key.asks_for_a_write())
 }

@@ -1,6 +1,8 @@
-//! The wall clock, the same that the server expires keys by.
+//! The wall clock, the same that the server expires keys by, and one that nobody sets.
 
 use std::time::{SystemTime, UNIX_EPOCH};
+
+use rustix::time::{ClockId, clock_gettime};
 
 use redis_lock_core::lock::Now;
 
@@ -12,4 +14,11 @@ pub(crate) fn now() -> Now {
     Now {
         us: i64::try_from(us).unwrap_or(i64::MAX),
     }
+}
+
+/// The time since the machine was started, in milliseconds. It runs on while the
+/// machine sleeps and while this process is stopped.
+pub(crate) fn since_boot_ms() -> i64 {
+    let time = clock_gettime(ClockId::Boottime);
+    time.tv_sec * 1000 + time.tv_nsec / 1_000_000
 }

@@ -19,6 +19,13 @@ pub(crate) trait Hooks: Sync {
     /// every write to the server, so it must be cheap.
     fn awake(&self) -> bool;
 
+    /// Returns whether the data is that of another server, or of this one before it
+    /// was started. Asked as often.
+    fn receives(&self) -> bool;
+
+    /// This key has been received, or some of its fields.
+    fn key_received(&self, ctx: &Context, key: KeyRef<'_>);
+
     /// Something happened to this key.
     fn key_touched(&self, ctx: &Context, key: KeyRef<'_>);
 
@@ -40,6 +47,9 @@ pub(crate) trait Hooks: Sync {
 
     /// A client that was answered with a grant has been told so, or never will be.
     fn grant_told(&self, ctx: &Context, client: ClientId, heard: bool);
+
+    /// The server's own clockwork turns, so many times a second.
+    fn on_turn(&self, ctx: &Context, hz: i32);
 
     /// The time has come that the floor above asked for with `timer::wake_by`.
     fn on_wake(&self, ctx: &Context);

@@ -24,6 +24,7 @@ pub(crate) mod notifications;
 pub(crate) mod open_lock;
 pub(crate) mod publish;
 pub(crate) mod registration;
+pub(crate) mod replicas;
 pub(crate) mod reply;
 pub(crate) mod server_str;
 pub(crate) mod subscriptions;

@@ -14,9 +14,10 @@ use redis_lock_core::error::LockError;
 use redis_lock_core::lock::{Effect, Holder, Lock};
 use redis_lock_core::request::Owner;
 use redis_lock_core::stored::{
-    FIELDS_WITHOUT_TOKEN_MAX, PERMIT_PREFIX, Permit, Reader, TOKEN_FIELD,
+    FIELDS_WITHOUT_TOKEN_MAX, PERMIT_PREFIX, Permit, Reader, TOKEN_FIELD, parse_integer,
 };
 use redis_lock_core::table::Expected;
+use redis_lock_core::token::FencingToken;
 
 /// An open key.
 pub(crate) struct OpenLock<'c> {
@@ -138,6 +139,17 @@ impl<'c> OpenLock<'c> {
             None => self.read_all_fields(),
         };
         reader.finish(self.expires_at_ms())
+    }
+
+    /// The newest token of what may be a lock, if it is one that can be read.
+    pub(crate) fn newest_token(&self) -> Option<FencingToken> {
+        // SAFETY: `handle` is open, or null for no such key, which the call accepts.
+        let kind = unsafe { (api().key_type)(self.handle) };
+        if kind != raw::REDISMODULE_KEYTYPE_HASH as c_int {
+            return None;
+        }
+        let stored = self.field(FENCE.with(StaticStr::get))?;
+        FencingToken::new(parse_integer(stored.as_slice())?).ok()
     }
 
     /// When the key expires, in milliseconds since 1970. There must be one.

@@ -26,9 +26,9 @@ pub(crate) fn check_server() -> Result<(), String> {
 }
 
 /// The server's own commands that the module needs: those that replicas and the
-/// AOF get, and `CLIENT`, which shows the connections that are about to end and
-/// closes those whose sessions are over.
-const COMMANDS: [&str; 5] = ["HSET", "HDEL", "PEXPIREAT", "DEL", "CLIENT"];
+/// AOF get, `CLIENT`, which shows the connections that are about to end and closes
+/// those whose sessions are over, and `INFO`, which shows the replicas.
+const COMMANDS: [&str; 6] = ["HSET", "HDEL", "PEXPIREAT", "DEL", "CLIENT", "INFO"];
 
 /// Refuses a server that has one of them under another name: what the module
 /// writes would not reach the replicas, for example.

@@ -15,8 +15,9 @@ use redis_lock_core::request::ClientId;
 /// `EXPIRE`), commands on hashes, expiry and eviction. Overwriting a lock with a
 /// string or a list is not among them, because each subscription to such a
 /// class slows all of its commands down: `SET` by 15% on Redis 7.0. The floor
-/// above finds those by rechecking.
+/// above finds those by rechecking. And what is loaded, for its tokens.
 const KINDS: u32 = raw::REDISMODULE_NOTIFY_GENERIC as u32
+    | raw::REDISMODULE_NOTIFY_LOADED as u32
     | raw::REDISMODULE_NOTIFY_HASH as u32
     | raw::REDISMODULE_NOTIFY_EXPIRED as u32
     | raw::REDISMODULE_NOTIFY_EVICTED as u32;
@@ -27,6 +28,7 @@ pub(crate) fn subscribe(ctx: &Context) -> Result<(), String> {
     let event = |id| raw::RedisModuleEvent { id, dataver: 1 };
     let swap = event(raw::REDISMODULE_EVENT_SWAPDB);
     let client_change = event(raw::REDISMODULE_EVENT_CLIENT_CHANGE);
+    let cron = event(raw::REDISMODULE_EVENT_CRON_LOOP);
     // SAFETY: the context is that of the load, and each callback takes the data
     // of its event.
     let all_taken = unsafe {
@@ -34,6 +36,7 @@ pub(crate) fn subscribe(ctx: &Context) -> Result<(), String> {
         (api().subscribe_to_keyspace_events)(ctx.ctx, KINDS as c_int, Some(on_key_event)) == 0
             && to_event(ctx.ctx, swap, Some(on_swap)) == 0
             && to_event(ctx.ctx, client_change, Some(on_connection)) == 0
+            && to_event(ctx.ctx, cron, Some(on_cron)) == 0
     };
     if all_taken {
         Ok(())
@@ -60,6 +63,20 @@ unsafe extern "C" fn on_connection(
     });
 }
 
+unsafe extern "C" fn on_cron(
+    ctx: *mut raw::RedisModuleCtx,
+    _event: raw::RedisModuleEvent,
+    _subevent: u64,
+    data: *mut c_void,
+) {
+    guard::catch("a turn of the server", || {
+        // SAFETY: for this event, the data is how often it comes.
+        if let Some(cron) = unsafe { data.cast::<raw::RedisModuleCronLoopInfo>().as_ref() } {
+            hooks().on_turn(&Context::new(ctx), cron.hz);
+        }
+    });
+}
+
 unsafe extern "C" fn on_swap(
     ctx: *mut raw::RedisModuleCtx,
     _event: raw::RedisModuleEvent,
@@ -82,7 +99,8 @@ unsafe extern "C" fn on_key_event(
 ) -> c_int {
     guard::catch("a key event", || {
         let hooks = hooks();
-        if !hooks.awake() {
+        let (awake, receives) = (hooks.awake(), hooks.receives());
+        if !(awake || receives) {
             return;
         }
         let ctx = Context::new(ctx);
@@ -91,7 +109,14 @@ unsafe extern "C" fn on_key_event(
             name: RedisString::string_as_slice(name),
         };
         // SAFETY: the server passes a string of C, which lives through the call.
-        match unsafe { CStr::from_ptr(event) }.to_bytes() {
+        let event = unsafe { CStr::from_ptr(event) }.to_bytes();
+        if receives && matches!(event, b"hset" | b"restore" | b"loaded") {
+            hooks.key_received(&ctx, key);
+        }
+        if !awake || event == b"loaded" {
+            return;
+        }
+        match event {
             b"rename_from" | b"move_from" => hooks.key_leaves(key),
             b"rename_to" | b"move_to" => hooks.key_arrives(key),
             _ => {}

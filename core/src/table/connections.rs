@@ -3,9 +3,11 @@
 use super::{LockTable, Unchecked};
 use crate::ended::EndedBy;
 use crate::keys::KeyRef;
+use crate::lock::Now;
 use crate::queue::WaiterId;
 use crate::request::{ClientId, Lease, Owner};
 use crate::sessions::{Binding, HoldId};
+use crate::token::FencingToken;
 
 /// Why a client does not wait any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +45,12 @@ impl LockTable {
             self.doubt(key.as_ref());
         }
         self.queues.recheck_all_by(now_ms);
+    }
+
+    /// This token came with the data of another server, or of this one before it was
+    /// started.
+    pub fn token_received(&mut self, token: FencingToken, now: Now) {
+        self.tokens.received(token, now.us);
     }
 
     /// A key has left this place; [`LockTable::key_arrives`], which comes next, says

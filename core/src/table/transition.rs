@@ -396,8 +396,6 @@ impl<'t> Transition<'t> {
             return;
         }
         if !self.table.settings.may_grant {
-            // The next step looks for holders that wait again.
-            self.is_to_be_read = true;
             return;
         }
         #[cfg(feature = "planted-faults")]

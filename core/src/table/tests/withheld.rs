@@ -40,3 +40,43 @@ fn who_waits_is_served_in_order_when_grants_resume() {
     server.run();
     assert_eq!(server.granted(), [b, c]);
 }
+
+#[test]
+fn an_owner_that_asks_again_for_what_it_holds_waits_for_nobody() {
+    let mut server = Server::new();
+    server.take(K, ask("a"));
+    server.take(L, ask("b"));
+    server.table.settings.may_grant = false;
+    let b = server.wait(K, ask("b"));
+    let again = server.wait(K, ask("a").by(1));
+    let c = server.wait(K, ask("c"));
+    server.run();
+    // And nobody waits for anybody by way of it.
+    let last = server.wait(L, ask("c").by(2));
+    server.run();
+    assert_eq!(server.told(), []);
+    server.table.settings.may_grant = true;
+    server.table.grants_resume(server.ms());
+    server.run();
+    assert_eq!(server.granted(), [again]);
+    let released = server.release_as(K, "a", ReleaseExtent::All, None);
+    assert_eq!(released, Ok(Released::LastHold));
+    server.release(L, "b");
+    server.run();
+    assert_eq!(server.granted(), [b, last]);
+    server.release(K, "b");
+    server.run();
+    assert_eq!(server.granted(), [c]);
+}
+
+#[test]
+fn a_deadlock_is_refused_while_grants_are_withheld() {
+    let mut server = Server::new();
+    server.take(K, ask("a"));
+    server.take(L, ask("b"));
+    server.table.settings.may_grant = false;
+    server.wait(K, ask("a").by(1));
+    server.wait(K, ask("b"));
+    let refused = server.acquire(L, ask("a").by(2));
+    assert!(matches!(refused, Err(LockError::Deadlock { .. })));
+}

@@ -1,0 +1,145 @@
+//! Self-fencing: a primary that its replicas may have left grants nothing and keeps
+//! nothing up.
+//!
+//! The server refuses commands by `min-replicas-to-write`, with a count that is up to
+//! a second old, and says nothing of what a module does by itself. So the good
+//! replicas are counted anew whenever it matters, from what each has acknowledged last.
+//!
+//! # After a pause
+//! A server that was stopped finds acknowledgements in its sockets that were sent long
+//! before, and takes them for new ones. So after a pause only those count that are of
+//! something written since: all replicas are asked for one.
+
+use std::cell::Cell;
+
+use redis_module::Context;
+
+use crate::server::replicas::{self, Demand};
+use crate::server::{clock, keyspace, timer};
+
+/// A server that has not turned for so long was paused. One that turns less often by
+/// its settings (`hz`) may take twice its time.
+const PAUSE_MS: i64 = 500;
+
+/// How often replicas are asked again for an acknowledgement.
+const ASK_AGAIN_MS: i64 = 100;
+
+/// What is acknowledged has to be of more than so many bytes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Beyond {
+    /// Any will do.
+    Nothing,
+    /// There was a pause, and nobody has looked since how much was written.
+    NotKnownYet,
+    /// What was written before the pause.
+    Offset(i64),
+}
+
+#[derive(Clone, Copy)]
+struct State {
+    demand: Demand,
+    /// When the server was last seen to turn. All times are since the start of the
+    /// machine.
+    turned_ms: i64,
+    pause_ms: i64,
+    beyond: Beyond,
+    /// When the replicas were counted, and whether they were enough.
+    counted: Option<(i64, bool)>,
+    /// When the replicas were asked.
+    asked_ms: i64,
+    is_to_ask: bool,
+}
+
+thread_local! {
+    /// Nothing where the server demands nothing of its replicas.
+    static STATE: Cell<Option<State>> = const { Cell::new(None) };
+}
+
+/// Begins anew: the server has started, its role or the settings have changed.
+pub(super) fn begin(ctx: &Context) {
+    let turned_ms = clock::since_boot_ms();
+    STATE.set(replicas::demand(ctx).map(|demand| State {
+        demand,
+        turned_ms,
+        pause_ms: PAUSE_MS,
+        beyond: Beyond::Nothing,
+        counted: None,
+        asked_ms: 0,
+        is_to_ask: false,
+    }));
+}
+
+/// Whether there are as many good replicas as the server demands.
+#[inline]
+pub(super) fn has_enough_replicas(ctx: &Context) -> bool {
+    match STATE.get() {
+        None => true,
+        Some(state) => keyspace::is_replica(ctx) || state.has_enough(ctx),
+    }
+}
+
+/// The server turns, so many times a second.
+pub(crate) fn on_turn(ctx: &Context, hz: i32) {
+    let Some(mut state) = STATE.get() else {
+        return;
+    };
+    state.pause_ms = PAUSE_MS.max(2000 / i64::from(hz.max(1)));
+    state.turns(clock::since_boot_ms());
+    STATE.set(Some(state));
+    if state.beyond == Beyond::NotKnownYet {
+        has_enough_replicas(ctx);
+    }
+}
+
+/// Asks the replicas, if they have to be. It comes where the module may write, and
+/// writes nothing else.
+pub(super) fn ask_if_needed(ctx: &Context) {
+    if let Some(state) = STATE.get().filter(|state| state.is_to_ask)
+        && !keyspace::must_not_write(ctx)
+    {
+        STATE.set(Some(State {
+            is_to_ask: false,
+            asked_ms: clock::since_boot_ms(),
+            ..state
+        }));
+        replicas::ask_for_acknowledgements(ctx);
+    }
+}
+
+impl State {
+    fn turns(&mut self, now_ms: i64) {
+        if now_ms - self.turned_ms > self.pause_ms {
+            self.beyond = Beyond::NotKnownYet;
+            self.counted = None;
+        }
+        self.turned_ms = now_ms;
+    }
+
+    fn has_enough(mut self, ctx: &Context) -> bool {
+        let now_ms = clock::since_boot_ms();
+        self.turns(now_ms);
+        if let Some((counted_ms, was_enough)) = self.counted
+            && counted_ms == now_ms
+        {
+            return was_enough;
+        }
+        let beyond = match self.beyond {
+            Beyond::Nothing => None,
+            Beyond::NotKnownYet => Some(i64::MAX),
+            Beyond::Offset(offset) => Some(offset),
+        };
+        let replicas = replicas::count(ctx, self.demand.max_lag_s, beyond);
+        if self.beyond == Beyond::NotKnownYet {
+            self.beyond = Beyond::Offset(replicas.written);
+        }
+        let is_enough = replicas.good >= self.demand.count;
+        self.counted = Some((now_ms, is_enough));
+        if !is_enough && beyond.is_some() && now_ms - self.asked_ms >= ASK_AGAIN_MS {
+            self.is_to_ask = true;
+            let wall_ms = clock::now().ms();
+            timer::wake_by(ctx, wall_ms, wall_ms);
+        }
+        STATE.set(Some(self));
+        is_enough
+    }
+}

@@ -1,0 +1,130 @@
+//! The gate: whether anything may be granted or handed on now, and when that changes.
+//!
+//! Every reason for which nothing may be is asked for here. Commands and timers take
+//! their steps by what [`is_open`] says; whoever waits is served when it opens.
+
+use std::cell::Cell;
+
+use redis_module::Context;
+
+use super::{TABLE, arm_timer, fence};
+use crate::config;
+use crate::server::{clock, keyspace};
+use redis_lock_core::error::LockError;
+use redis_lock_core::grace::Grace;
+use redis_lock_core::table::{LockTable, REFUSED_RETRY_MS};
+
+thread_local! {
+    /// The grace period, as long as nobody has seen that it is over.
+    static GRACE: Cell<Option<Grace>> = const { Cell::new(None) };
+
+    /// Whether the gate was found closed because of too few replicas, and nobody has
+    /// seen that it is open again.
+    static IS_FENCED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether anything may be granted or handed on now.
+#[inline]
+pub(super) fn is_open(ctx: &Context) -> bool {
+    let has_enough = fence::has_enough_replicas(ctx);
+    if !has_enough {
+        IS_FENCED.set(true);
+    }
+    has_enough && grace_left_ms() == 0
+}
+
+/// Refuses what the server itself would refuse, if it counted its replicas now.
+#[inline]
+pub(super) fn check_replicas(ctx: &Context) -> Result<(), LockError> {
+    match fence::has_enough_replicas(ctx) {
+        true => Ok(()),
+        false => Err(LockError::TooFewReplicas),
+    }
+}
+
+/// How long nothing is granted because of a start or a promotion, in milliseconds.
+#[inline]
+pub(crate) fn grace_left_ms() -> i64 {
+    match GRACE.get() {
+        None => 0,
+        Some(grace) => grace.left_ms(clock::since_boot_ms()),
+    }
+}
+
+/// When the gate has to be looked at, in milliseconds since 1970, if ever.
+pub(super) fn wake_at_ms(now_ms: i64) -> Option<i64> {
+    let left_ms = |grace: Grace| grace.left_ms(clock::since_boot_ms());
+    let grace_ends = GRACE.get().map(left_ms);
+    let is_waited_for = IS_FENCED.get() && TABLE.with_borrow(LockTable::anybody_waits);
+    let look_again = is_waited_for.then_some(REFUSED_RETRY_MS);
+    let soonest_ms = grace_ends.into_iter().chain(look_again).min()?;
+    Some(now_ms.saturating_add(soonest_ms))
+}
+
+/// What the server demands of its replicas may have changed.
+pub(crate) fn demand_set(ctx: &Context) {
+    fence::begin(ctx);
+    arm_timer(ctx, clock::now().ms());
+}
+
+/// This server has just started. A replica has no grace period before its promotion.
+pub(crate) fn server_started(ctx: &Context) {
+    fence::begin(ctx);
+    if !keyspace::is_replica(ctx) {
+        begin_grace(ctx, "the start");
+    }
+}
+
+/// This server has become a primary, or a replica.
+pub(crate) fn role_changed(ctx: &Context, is_primary: bool) {
+    fence::begin(ctx);
+    match is_primary {
+        true => begin_grace(ctx, "the promotion"),
+        false => GRACE.set(None),
+    }
+}
+
+fn begin_grace(ctx: &Context, what: &str) {
+    GRACE.set(None);
+    let length_ms = config::grace_period_ms();
+    if length_ms == 0 {
+        return;
+    }
+    let grace = Grace::begin(clock::since_boot_ms(), length_ms);
+    GRACE.set(Some(grace));
+    ctx.log_notice(&format!(
+        "grace period begins with {what}: no lock is granted for {length_ms} ms"
+    ));
+    arm_timer(ctx, clock::now().ms());
+}
+
+/// `lock.grace-period` was set.
+pub(crate) fn grace_period_set(ctx: &Context) {
+    let Some(mut grace) = GRACE.get() else {
+        return;
+    };
+    grace.set_length(config::grace_period_ms(), clock::since_boot_ms());
+    GRACE.set(Some(grace));
+    let left_ms = grace_left_ms();
+    if left_ms > 0 {
+        ctx.log_notice(&format!("grace period: {left_ms} ms are left"));
+    }
+    arm_timer(ctx, clock::now().ms());
+}
+
+/// Lets those who wait be looked at, if the gate has opened.
+pub(super) fn look(ctx: &Context, now_ms: i64) {
+    let mut has_opened = false;
+    if GRACE.get().is_some() && grace_left_ms() == 0 {
+        GRACE.set(None);
+        has_opened = true;
+        ctx.log_notice("grace period ends: locks are granted again");
+    }
+    if IS_FENCED.get() && fence::has_enough_replicas(ctx) {
+        IS_FENCED.set(false);
+        has_opened = true;
+    }
+    if has_opened {
+        TABLE.with_borrow_mut(|table| table.grants_resume(now_ms));
+    }
+}

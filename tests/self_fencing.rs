@@ -1,0 +1,220 @@
+//! A primary that its replicas may have left grants nothing, by no road.
+//!
+//! The server counts its good replicas once a second, in its own clockwork. A server
+//! that was stopped and goes on serves what lies in its sockets before that turns. So
+//! in that moment its own count is as old as the pause.
+
+use std::time::{Duration, Instant};
+
+use redis::Value;
+use redis_lock_testing::scene::waiting;
+use redis_lock_testing::{Client, TestServer, eventually, info_field, int, nil};
+use redis_lock_testing::{reply_text, status, text, token};
+
+const LEASE: &str = "LEASE 600000";
+
+/// A primary that demands one replica, and that replica.
+struct Scene {
+    primary: TestServer,
+    replica: TestServer,
+    observer: Client,
+    waiters: Vec<(&'static str, Client)>,
+}
+
+impl Scene {
+    fn set() -> Self {
+        let primary = TestServer::start();
+        let replica = primary.replica(true);
+        let mut observer = primary.client();
+        eventually("the replica is good", || {
+            observer.bulk("INFO replication").contains("state=online")
+        });
+        let demand = "CONFIG SET min-replicas-to-write 1 min-replicas-max-lag 1";
+        assert_eq!(observer.call(demand), status("OK"));
+        eventually("the server counts it", || own_count(&mut observer) == 1);
+        Self {
+            primary,
+            replica,
+            observer,
+            waiters: Vec::new(),
+        }
+    }
+
+    /// Somebody holds the lock, and somebody waits for it.
+    fn hold_and_wait(&mut self, key: &'static str, lease: &str) {
+        let hold = format!("LOCK.ACQUIRE {key} holder {lease}");
+        // A machine that stalls is a pause, too.
+        eventually("it is held", || {
+            matches!(self.observer.call(&hold), Value::Int(_))
+        });
+        let wait = format!("LOCK.ACQUIRE {key} waiter {LEASE} BLOCK 0");
+        let mut waiter = self.primary.client();
+        waiter.send(&wait);
+        eventually("somebody waits", || {
+            if waiter.has_reply() {
+                assert_refused(&waiter.reply());
+                waiter.send(&wait);
+            }
+            waiting(&mut self.observer, key) == 1
+        });
+        self.waiters.push((key, waiter));
+    }
+
+    /// Stops the primary for longer than a replica may lag, and lets it find these
+    /// commands when it goes on. Returns their replies.
+    fn pause_primary(&mut self, commands: &[&str], meanwhile: impl FnOnce(&Self)) -> Vec<Value> {
+        self.primary.stop();
+        for command in commands {
+            self.observer.send(command);
+        }
+        meanwhile(self);
+        // It is the passing of time that is tested.
+        std::thread::sleep(Duration::from_millis(3000));
+        self.primary.go_on();
+        commands.iter().map(|_| self.observer.reply()).collect()
+    }
+
+    /// It is the absence of an event that is observed.
+    #[track_caller]
+    fn assert_nothing_is_granted(&mut self) {
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_millis(1500) {
+            for (key, _) in &self.waiters {
+                let granted = self.observer.call(&format!("HGET {key} waiter"));
+                assert_eq!(granted, nil(), "{key} was handed on");
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    #[track_caller]
+    fn assert_granted(mut self) {
+        for (key, mut waiter) in std::mem::take(&mut self.waiters) {
+            let granted = token(&waiter.reply());
+            let stored = self.observer.call(&format!("HGET {key} @fence"));
+            assert_eq!(stored, text(granted.to_string()), "{key}");
+        }
+        self.primary.assert_sound();
+    }
+}
+
+/// How many good replicas the server counts by itself.
+fn own_count(observer: &mut Client) -> i64 {
+    own_count_in(observer.call("INFO replication"))
+}
+
+fn own_count_in(info: Value) -> i64 {
+    let info = reply_text(info).unwrap();
+    let count = info_field(&info, "min_slaves_good_slaves").unwrap();
+    count.trim().parse().unwrap()
+}
+
+#[track_caller]
+fn assert_refused(reply: &Value) {
+    let Value::ServerError(error) = reply else {
+        panic!("{reply:?} is no refusal");
+    };
+    assert_eq!(error.code(), "NOREPLICAS", "{error:?}");
+}
+
+#[test]
+fn a_primary_whose_replica_has_fallen_silent_hands_nothing_on_whatever_its_own_count() {
+    let mut scene = Scene::set();
+    for key in ["released", "deleted", "broken", "ended"] {
+        let lease = if key == "ended" { "LEASE 1500" } else { LEASE };
+        scene.hold_and_wait(key, lease);
+    }
+    scene.replica.stop();
+    let turn = [
+        "INFO replication",
+        "LOCK.RELEASE released holder",
+        "DEL deleted",
+        "LOCK.BREAK broken",
+        "LOCK.ACQUIRE free holder",
+        "INFO replication",
+    ];
+    let replies = scene.pause_primary(&turn, |_| {});
+    for info in [&replies[0], &replies[5]] {
+        assert_eq!(own_count_in(info.clone()), 1, "its own count is an old one");
+    }
+    assert_eq!(replies[1..4], [int(1), int(1), int(1)]);
+    assert_refused(&replies[4]);
+    scene.assert_nothing_is_granted();
+    scene.replica.go_on();
+    scene.assert_granted();
+}
+
+#[test]
+fn a_primary_whose_replica_has_fallen_silent_renews_nothing() {
+    let mut scene = Scene::set();
+    scene.hold_and_wait("held", LEASE);
+    let ends = scene.observer.int("PEXPIRETIME held");
+    scene.replica.stop();
+    let turn = [
+        "INFO replication",
+        "LOCK.RENEW held holder LEASE 900000",
+        "LOCK.ACQUIRE held holder LEASE 900000",
+        "LOCK.ACQUIRE held holder LEASE 900000 HOLD 1",
+        "PEXPIRETIME held",
+    ];
+    let replies = scene.pause_primary(&turn, |_| {});
+    assert_eq!(own_count_in(replies[0].clone()), 1);
+    replies[1..4].iter().for_each(assert_refused);
+    assert_eq!(replies[4], int(ends));
+    scene.replica.go_on();
+    eventually("it is renewed again", || {
+        scene.observer.call("LOCK.RENEW held holder LEASE 600000") == int(1)
+    });
+    assert_eq!(scene.observer.int("LOCK.RELEASE held holder"), 1);
+    scene.assert_granted();
+}
+
+#[test]
+fn acknowledgements_that_lay_in_the_socket_during_a_pause_are_no_new_ones() {
+    let mut scene = Scene::set();
+    scene.hold_and_wait("ended", "LEASE 1500");
+    let promote = |scene: &Scene| {
+        // It has acknowledged meanwhile what it had.
+        std::thread::sleep(Duration::from_millis(1500));
+        let mut replica = scene.replica.client();
+        assert_eq!(replica.call("REPLICAOF NO ONE"), status("OK"));
+    };
+    let replies = scene.pause_primary(&["LOCK.ACQUIRE free holder", "PING"], promote);
+    assert_refused(&replies[0]);
+    scene.assert_nothing_is_granted();
+    let demand = "CONFIG SET min-replicas-to-write 0";
+    assert_eq!(scene.observer.call(demand), status("OK"));
+    scene.assert_granted();
+}
+
+#[test]
+fn after_a_pause_a_replica_that_stays_is_asked_and_grants_go_on() {
+    let mut scene = Scene::set();
+    scene.hold_and_wait("ended", "LEASE 1500");
+    let replies = scene.pause_primary(&["LOCK.ACQUIRE free holder"], |_| {});
+    assert_refused(&replies[0]);
+    eventually("grants go on", || {
+        matches!(
+            scene.observer.call("LOCK.ACQUIRE free holder"),
+            Value::Int(_)
+        )
+    });
+    scene.assert_granted();
+}
+
+#[test]
+fn without_a_replica_left_a_lock_is_not_handed_on_at_the_end_of_its_lease() {
+    let mut scene = Scene::set();
+    scene.hold_and_wait("ended", "LEASE 2500");
+    scene.replica.crash();
+    eventually("it is refused", || {
+        let reply = scene.observer.call("LOCK.ACQUIRE another holder LEASE 1");
+        matches!(reply, Value::ServerError(error) if error.code() == "NOREPLICAS")
+    });
+    eventually("the lease is over", || {
+        scene.observer.call("HGET ended holder") == nil()
+    });
+    scene.assert_nothing_is_granted();
+    scene.replica.restart();
+    scene.assert_granted();
+}
