@@ -85,6 +85,9 @@ struct Node<A> {
 /// A way to where an invariant does not hold.
 type Way<A> = (Vec<A>, Broken);
 
+/// What a thread found in a level: new states, and where an invariant does not hold.
+type Level<A> = (Vec<Node<A>>, Vec<Way<A>>);
+
 /// Fingerprints are hashes already.
 #[derive(Default)]
 struct AsItIs(u64);
@@ -142,7 +145,7 @@ pub(super) fn search<W: World>(
         let is_broken = AtomicBool::new(false);
         let end = level.end;
         let known = &nodes;
-        let results: Vec<(Vec<Node<W::Action>>, Vec<Way<W::Action>>)> = std::thread::scope(|all| {
+        let results: Vec<Level<W::Action>> = std::thread::scope(|all| {
             let workers: Vec<_> = (0..threads)
                 .map(|_| {
                     all.spawn(|| {

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::rc::Rc;
 
-use super::form::{Form, GENERATIONS, Names};
+use super::form::{Form, GENERATIONS, Names, orders_of};
 use super::invariants::{self, Broken, Seen};
 use super::keyspace::{Keyspace, Value, Write};
 use super::scope::{Ask, Extent, Named, Scope};
@@ -162,18 +162,6 @@ impl Cast {
     pub(super) fn key_name(&self, key: usize) -> &str {
         ["k", "l"][key]
     }
-}
-
-fn orders_of(all: &[usize]) -> Vec<Vec<usize>> {
-    if all.is_empty() {
-        return vec![Vec::new()];
-    }
-    let first_is = |first: usize| {
-        let rest: Vec<usize> = all.iter().copied().filter(|&one| one != first).collect();
-        let rest = orders_of(&rest).into_iter();
-        rest.map(move |rest| [vec![first], rest].concat())
-    };
-    all.iter().copied().flat_map(first_is).collect()
 }
 
 /// What a connection is doing.
