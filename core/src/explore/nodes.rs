@@ -39,7 +39,7 @@ use scope::{Expected, SCOPES, Scope};
 use world::World;
 
 /// So far scopes in which nothing breaks are followed in a test of seconds.
-const SHORTLY: usize = 4;
+const SHORTLY: usize = 6;
 
 /// No search goes so far.
 const TO_THE_END: usize = 1000;

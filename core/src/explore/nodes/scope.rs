@@ -174,6 +174,16 @@ pub(super) const SCOPES: &[Scope] = &[
         ..ACKS_OF_TWO
     },
     Scope {
+        name: "acks, three nodes, two fail-overs",
+        promotions: 2,
+        ..ACKS_OF_TWO
+    },
+    Scope {
+        name: "acks, three nodes, fewer after a fail-over",
+        min_replicas: [2, 1],
+        ..ACKS_OF_TWO
+    },
+    Scope {
         name: "acks, a clock ahead",
         clocks: &[0, 1],
         expected: Breaks(7),
