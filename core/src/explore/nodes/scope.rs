@@ -144,7 +144,6 @@ pub(super) const SCOPES: &[Scope] = &[
     },
     Scope {
         name: "acks, waits",
-        owners: 2,
         waits: true,
         leases: &[1],
         lag: 1,
