@@ -239,6 +239,16 @@ pub(super) const SCOPES: &[Scope] = &[
         ..FENCED
     },
     Scope {
+        name: "fence, longer times",
+        leases: &[1, 3],
+        fence: Some(Fence {
+            max_lag: 2,
+            grace: 6,
+            ..FENCE
+        }),
+        ..FENCED
+    },
+    Scope {
         name: "fence, a clock ahead",
         clocks: &[0, 3],
         ..FENCED

@@ -374,7 +374,7 @@ impl World {
         format!("n{} ({role})", node + 1)
     }
 
-    /// A token as a small number: the how manieth it is.
+    /// A token as a small number: its place in the order of the grants.
     fn short(&self, token: FencingToken) -> usize {
         let tokens = self.said.iter().flat_map(|said| &said.tokens);
         tokens
