@@ -26,12 +26,15 @@
 //! - A replica has the same writes, or all but the last, and takes over with a table
 //!   that knows nothing.
 //!
+//! Several nodes, fail-overs and split brains have a world of their own: [`nodes`].
+//!
 //! What the server alone does is outside: that effects are replicated at all, that a
 //! slow turn of the event loop wakes the module late, that commands are parsed.
 
 pub(crate) mod form;
 mod invariants;
 mod keyspace;
+mod nodes;
 #[cfg(feature = "planted-faults")]
 mod planted;
 mod scope;
@@ -41,10 +44,11 @@ mod world;
 use crate::bounds;
 use scope::{SCOPES, Scope};
 use search::{Found, search};
+use world::World;
 
 fn explore(scope: &Scope, depth: usize) -> Found {
     let threads = threads();
-    let found = search(*scope, depth, None, threads, &|| {
+    let found = search::<World>(*scope, depth, None, threads, &|| {
         bounds::set(scope.small_bounds)
     });
     println!(

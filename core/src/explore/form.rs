@@ -1,7 +1,8 @@
 //! The form of a state: what is left of it without names.
 //!
 //! Owners, keys and connections are interchangeable; tokens and waiters matter by
-//! their rank, and times by how far away they are. So each part of a state writes
+//! their rank (a token also by how far it is ahead of time, where clocks differ), and
+//! times by how far away they are. So each part of a state writes
 //! itself into a [`Form`], in an order that depends on no name, and the fingerprint of
 //! a state is the smallest one over all ways to order its names.
 
@@ -19,6 +20,19 @@ pub(crate) struct Names {
     /// The connections, by the number that a client's id is divided by
     /// [`GENERATIONS`].
     pub(crate) connections: Vec<u64>,
+}
+
+/// All ways to order these.
+pub(crate) fn orders_of(all: &[usize]) -> Vec<Vec<usize>> {
+    if all.is_empty() {
+        return vec![Vec::new()];
+    }
+    let first_is = |first: usize| {
+        let rest: Vec<usize> = all.iter().copied().filter(|&one| one != first).collect();
+        let rest = orders_of(&rest).into_iter();
+        rest.map(move |rest| [vec![first], rest].concat())
+    };
+    all.iter().copied().flat_map(first_is).collect()
 }
 
 /// So many times a connection can be made anew.
@@ -134,6 +148,8 @@ impl<'n> Form<'n> {
         } else {
             let rank = self.ranks.tokens.binary_search(&token);
             self.number(rank.map_or(-2, |rank| rank as i64));
+            // One that a clock gave which is ahead may be ahead of others' next ones.
+            self.number((token / 1000 - self.now_ms).max(0));
         }
     }
 

@@ -4,6 +4,7 @@
 use super::scope::SCOPES;
 use super::search::{Found, search};
 use super::threads;
+use super::world::World;
 use crate::bounds;
 use crate::planted::{FAULTS, plant};
 
@@ -31,7 +32,7 @@ fn find(fault: &str) -> Option<(&'static str, Found)> {
                 bounds::set(scope.small_bounds);
                 assert!(plant(fault), "no fault is called {fault}");
             };
-            let found = search(*scope, depth, Some(STATES), threads(), &prepare);
+            let found = search::<World>(*scope, depth, Some(STATES), threads(), &prepare);
             if found.trace.is_some() {
                 return Some((scope.name, found));
             }

@@ -3,14 +3,37 @@
 use std::collections::HashSet;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::rc::Rc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use super::invariants::Broken;
-use super::scope::Scope;
-use super::world::{Action, Cast, World};
+
+/// What is searched.
+pub(super) trait World: Clone {
+    /// Who is there, and what can happen to them.
+    type Scope: Copy + Send + Sync;
+    /// Something that happens.
+    type Action: Copy + Send + Sync;
+
+    /// The world as it begins.
+    fn new(scope: Self::Scope) -> Self;
+
+    /// All that can happen now.
+    fn actions(&self, actions: &mut Vec<Self::Action>);
+
+    /// Does it, and checks the invariants.
+    fn act(&mut self, action: Self::Action) -> Result<(), Broken>;
+
+    /// Two states that differ in names alone have the same one.
+    fn fingerprint(&self) -> u64;
+
+    /// Has somebody listen to what is said.
+    fn listen(&mut self);
+
+    /// Takes what was said.
+    fn said(&mut self) -> String;
+}
 
 /// What a search came to.
 #[derive(Debug)]
@@ -53,13 +76,17 @@ impl Trace {
 
 /// A state, by the step that led to it first.
 #[derive(Clone, Copy)]
-struct Node {
+struct Node<A> {
     from: u32,
-    action: Action,
+    /// The first state has none.
+    action: Option<A>,
 }
 
 /// A way to where an invariant does not hold.
-type Way = (Vec<Action>, Broken);
+type Way<A> = (Vec<A>, Broken);
+
+/// What a thread found in a level: new states, and where an invariant does not hold.
+type Level<A> = (Vec<Node<A>>, Vec<Way<A>>);
 
 /// Fingerprints are hashes already.
 #[derive(Default)]
@@ -88,8 +115,8 @@ const CHUNK: usize = 64;
 
 /// Searches a scope to this depth, on so many threads, each of which has to be
 /// prepared. A search of more than `at_most` states ends with a level.
-pub(super) fn search(
-    scope: Scope,
+pub(super) fn search<W: World>(
+    scope: W::Scope,
     depth: usize,
     at_most: Option<usize>,
     threads: usize,
@@ -103,27 +130,27 @@ pub(super) fn search(
     };
     let root = Node {
         from: 0,
-        action: Action::Pass,
+        action: None,
     };
     let mut nodes = vec![root];
     prepare();
-    is_new(World::new(&Cast::new(scope)).fingerprint());
+    is_new(W::new(scope).fingerprint());
     let steps = AtomicUsize::new(0);
     let mut level = 0..1;
     let mut reached = 0;
-    let mut broken: Vec<Way> = Vec::new();
+    let mut broken: Vec<Way<W::Action>> = Vec::new();
     let is_enough = |states| at_most.is_some_and(|at_most| states > at_most);
     while reached < depth && !level.is_empty() && broken.is_empty() && !is_enough(nodes.len()) {
         let next = AtomicUsize::new(level.start);
         let is_broken = AtomicBool::new(false);
         let end = level.end;
         let known = &nodes;
-        let results: Vec<(Vec<Node>, Vec<Way>)> = std::thread::scope(|all| {
+        let results: Vec<Level<W::Action>> = std::thread::scope(|all| {
             let workers: Vec<_> = (0..threads)
                 .map(|_| {
                     all.spawn(|| {
                         prepare();
-                        let mut worker = Worker::new(scope);
+                        let mut worker = Worker::<W>::new(scope);
                         let mut found = Vec::new();
                         let mut broken = Vec::new();
                         let mut taken = 0;
@@ -143,6 +170,7 @@ pub(super) fn search(
                                         Ok(()) => {
                                             if is_new(world.fingerprint()) {
                                                 let from = u32::try_from(at).unwrap();
+                                                let action = Some(action);
                                                 found.push(Node { from, action });
                                             }
                                         }
@@ -180,12 +208,12 @@ pub(super) fn search(
         depth: reached,
         is_all: level.is_empty(),
         seconds: began.elapsed().as_secs_f64(),
-        trace: first.map(|(actions, _)| replay(scope, &actions, prepare)),
+        trace: first.map(|(actions, _)| replay::<W>(scope, &actions, prepare)),
     }
 }
 
 /// A panic of the core is as bad as any broken invariant.
-fn act(world: &mut World, action: Action) -> Result<(), Broken> {
+fn act<W: World>(world: &mut W, action: W::Action) -> Result<(), Broken> {
     let done = catch_unwind(AssertUnwindSafe(|| world.act(action)));
     done.unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
@@ -195,9 +223,13 @@ fn act(world: &mut World, action: Action) -> Result<(), Broken> {
 }
 
 /// Tells a trace in words.
-pub(super) fn replay(scope: Scope, actions: &[Action], prepare: &(dyn Fn() + Sync)) -> Trace {
+pub(super) fn replay<W: World>(
+    scope: W::Scope,
+    actions: &[W::Action],
+    prepare: &(dyn Fn() + Sync),
+) -> Trace {
     prepare();
-    let mut world = World::new(&Cast::new(scope));
+    let mut world = W::new(scope);
     world.listen();
     let mut lines = Vec::new();
     for &action in actions {
@@ -215,31 +247,27 @@ pub(super) fn replay(scope: Scope, actions: &[Action], prepare: &(dyn Fn() + Syn
 
 /// Goes from state to state by the steps that led there. States that are neighbours
 /// in the list have most of their way in common.
-struct Worker {
-    cast: Rc<Cast>,
-    way: Vec<(usize, World)>,
-    actions: Vec<Action>,
+struct Worker<W: World> {
+    way: Vec<(usize, W)>,
+    actions: Vec<W::Action>,
 }
 
-impl Worker {
-    fn new(scope: Scope) -> Self {
-        let cast = Cast::new(scope);
-        let root = World::new(&cast);
+impl<W: World> Worker<W> {
+    fn new(scope: W::Scope) -> Self {
         Self {
-            cast,
-            way: vec![(0, root)],
+            way: vec![(0, W::new(scope))],
             actions: Vec::new(),
         }
     }
 
-    fn here(&self) -> &World {
+    fn here(&self) -> &W {
         match self.way.last() {
             Some((_, world)) => world,
-            None => unreachable!("{:?} has a root", self.cast),
+            None => unreachable!("the way begins at the first state"),
         }
     }
 
-    fn go_to(&mut self, nodes: &[Node], node: usize) {
+    fn go_to(&mut self, nodes: &[Node<W::Action>], node: usize) {
         let mut ahead = Vec::new();
         let mut at = node;
         while !self.way.iter().any(|&(one, _)| one == at) {
@@ -251,16 +279,18 @@ impl Worker {
         }
         for at in ahead.into_iter().rev() {
             let mut world = self.here().clone();
-            act(&mut world, nodes[at].action).expect("a step that was taken before");
+            if let Some(action) = nodes[at].action {
+                act(&mut world, action).expect("a step that was taken before");
+            }
             self.way.push((at, world));
         }
     }
 
-    fn path(&self, nodes: &[Node], node: usize) -> Vec<Action> {
+    fn path(&self, nodes: &[Node<W::Action>], node: usize) -> Vec<W::Action> {
         let mut path = Vec::new();
         let mut at = node;
-        while at != 0 {
-            path.push(nodes[at].action);
+        while let Some(action) = nodes[at].action {
+            path.push(action);
             at = nodes[at].from as usize;
         }
         path.reverse();

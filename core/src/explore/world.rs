@@ -3,10 +3,11 @@
 use std::fmt::Write as _;
 use std::rc::Rc;
 
-use super::form::{Form, GENERATIONS, Names};
+use super::form::{Form, GENERATIONS, Names, orders_of};
 use super::invariants::{self, Broken, Seen};
 use super::keyspace::{Keyspace, Value, Write};
 use super::scope::{Ask, Extent, Named, Scope};
+use super::search;
 use crate::error::LockError;
 use crate::keys::{KeyBuf, KeyRef};
 use crate::lock::{Lock, Now, Released};
@@ -163,18 +164,6 @@ impl Cast {
     }
 }
 
-fn orders_of(all: &[usize]) -> Vec<Vec<usize>> {
-    if all.is_empty() {
-        return vec![Vec::new()];
-    }
-    let first_is = |first: usize| {
-        let rest: Vec<usize> = all.iter().copied().filter(|&one| one != first).collect();
-        let rest = orders_of(&rest).into_iter();
-        rest.map(move |rest| [vec![first], rest].concat())
-    };
-    all.iter().copied().flat_map(first_is).collect()
-}
-
 /// What a connection is doing.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Doing {
@@ -236,6 +225,35 @@ pub(super) struct World {
     retry_at_ms: Option<i64>,
     /// What was said, where somebody listens.
     said: Option<String>,
+}
+
+impl search::World for World {
+    type Scope = Scope;
+    type Action = Action;
+
+    fn new(scope: Scope) -> Self {
+        Self::new(&Cast::new(scope))
+    }
+
+    fn actions(&self, actions: &mut Vec<Action>) {
+        self.actions(actions);
+    }
+
+    fn act(&mut self, action: Action) -> Checked<()> {
+        self.act(action)
+    }
+
+    fn fingerprint(&self) -> u64 {
+        self.fingerprint()
+    }
+
+    fn listen(&mut self) {
+        self.said = Some(String::new());
+    }
+
+    fn said(&mut self) -> String {
+        self.said.as_mut().map(std::mem::take).unwrap_or_default()
+    }
 }
 
 /// What became of a key since the module looked at it last.
@@ -365,7 +383,7 @@ impl World {
     }
 
     /// All that can happen now.
-    pub(super) fn actions(&self, actions: &mut Vec<Action>) {
+    fn actions(&self, actions: &mut Vec<Action>) {
         actions.clear();
         let scope = self.scope();
         let keys = 0..self.cast.keys.len() as u8;
@@ -448,16 +466,6 @@ impl World {
         }
     }
 
-    /// Has somebody listen to what is said.
-    pub(super) fn listen(&mut self) {
-        self.said = Some(String::new());
-    }
-
-    /// Takes what was said.
-    pub(super) fn said(&mut self) -> String {
-        self.said.as_mut().map(std::mem::take).unwrap_or_default()
-    }
-
     fn say(&mut self, what: impl FnOnce(&Self) -> String) {
         if self.said.is_some() {
             let what = what(self);
@@ -471,7 +479,7 @@ impl World {
     }
 
     /// Does it.
-    pub(super) fn act(&mut self, action: Action) -> Checked<()> {
+    fn act(&mut self, action: Action) -> Checked<()> {
         self.steps += 1;
         match action {
             Action::Acquire(at, key, ask) => {
@@ -1231,7 +1239,7 @@ impl World {
     }
 
     /// The smallest fingerprint over all orders of names.
-    pub(super) fn fingerprint(&self) -> u64 {
+    fn fingerprint(&self) -> u64 {
         let names: Vec<Names> = self
             .cast
             .orders

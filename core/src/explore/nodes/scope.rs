@@ -1,0 +1,370 @@
+//! Under which conditions nodes are explored, and what is expected of each.
+
+/// What can happen, and what is relied upon.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Scope {
+    pub(super) name: &'static str,
+    /// By how many ticks the clock of each node is ahead.
+    pub(super) clocks: &'static [i64],
+    pub(super) owners: usize,
+    /// So many promotions there are.
+    pub(super) promotions: u8,
+    /// The leases that are asked for, in ticks.
+    pub(super) leases: &'static [i64],
+    /// How much of its lease a client keeps in hand, in ticks.
+    pub(super) in_hand: i64,
+    /// Who can't have the lock waits for it.
+    pub(super) waits: bool,
+    /// So many writes can be on their way to a replica. One that is further behind
+    /// gets the whole data set, or nothing. 0: a write is everywhere at once.
+    pub(super) lag: usize,
+    /// Whether replicas restart, and have lost their data.
+    pub(super) restarts: bool,
+    /// Clients renew what is over by their own count, or what they have released.
+    pub(super) renews_what_is_over: bool,
+    /// `lock.min-replicas`: of the first primary, and of one that was promoted.
+    pub(super) min_replicas: [usize; 2],
+    /// A hold that is confirmed without a write is told by what was acknowledged before.
+    pub(super) tells_by_old_acks: bool,
+    pub(super) fence: Option<Fence>,
+    pub(super) expected: Expected,
+}
+
+/// A primary that fences itself, and a grace period. In ticks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fence {
+    /// `min-replicas-to-write`: of the first primary, and of one that was promoted.
+    pub(super) min_replicas_to_write: [usize; 2],
+    pub(super) max_lag: i64,
+    /// So late an acknowledgement can be heard of.
+    pub(super) ack_delay: i64,
+    pub(super) grace: i64,
+    /// For so long after its promotion a primary renews nothing.
+    pub(super) no_renewal: i64,
+    /// What the module hands on by itself is fenced too.
+    pub(super) fences_hand_offs: bool,
+    /// Whether who holds the lock is served within the grace period.
+    pub(super) reenters_in_grace: bool,
+}
+
+/// What a search is to come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Expected {
+    /// Owners exclude each other, and tokens rise over fail-overs as well.
+    Holds,
+    /// Exclusion breaks, after so many steps at the soonest.
+    Breaks(usize),
+}
+
+use Expected::{Breaks, Holds};
+
+const PLAIN: Scope = Scope {
+    name: "plain",
+    clocks: &[0, 0],
+    owners: 3,
+    promotions: 1,
+    leases: &[1, 2],
+    in_hand: 0,
+    waits: false,
+    lag: 2,
+    restarts: false,
+    renews_what_is_over: false,
+    min_replicas: [0, 0],
+    tells_by_old_acks: false,
+    fence: None,
+    expected: Breaks(3),
+};
+
+/// Two nodes: what one tells, the other one has acknowledged.
+const ACKS: Scope = Scope {
+    min_replicas: [1, 1],
+    expected: Holds,
+    ..PLAIN
+};
+
+/// The same with three nodes.
+const ACKS_OF_TWO: Scope = Scope {
+    clocks: &[0, 0, 0],
+    owners: 2,
+    leases: &[1],
+    lag: 1,
+    min_replicas: [2, 2],
+    ..ACKS
+};
+
+/// Two nodes: one that does not hear of the other one writes nothing.
+const FENCED: Scope = Scope {
+    fence: Some(FENCE),
+    expected: Holds,
+    ..PLAIN
+};
+
+const FENCE: Fence = Fence {
+    min_replicas_to_write: [1, 1],
+    max_lag: 1,
+    ack_delay: 0,
+    // The longest lease, the lag, and one tick more.
+    grace: 4,
+    no_renewal: 0,
+    fences_hand_offs: true,
+    reenters_in_grace: false,
+};
+
+/// The same with three nodes.
+const FENCED_BY_TWO: Scope = Scope {
+    clocks: &[0, 0, 0],
+    leases: &[1],
+    lag: 1,
+    fence: Some(FENCE_OF_TWO),
+    ..FENCED
+};
+
+const FENCE_OF_TWO: Fence = Fence {
+    min_replicas_to_write: [2, 2],
+    grace: 3,
+    ..FENCE
+};
+
+/// All scopes: each set of conditions, and what becomes of it without one of them.
+pub(super) const SCOPES: &[Scope] = &[
+    PLAIN,
+    Scope {
+        name: "plain, no lag",
+        lag: 0,
+        ..PLAIN
+    },
+    Scope {
+        name: "acks",
+        ..ACKS
+    },
+    Scope {
+        name: "acks, two fail-overs",
+        promotions: 2,
+        ..ACKS
+    },
+    Scope {
+        name: "acks, waits",
+        waits: true,
+        leases: &[1],
+        lag: 1,
+        ..ACKS
+    },
+    Scope {
+        name: "acks, fewer after a fail-over",
+        min_replicas: [1, 0],
+        ..ACKS
+    },
+    Scope {
+        name: "acks, a clock ahead, kept in hand",
+        clocks: &[0, 1],
+        in_hand: 1,
+        leases: &[2],
+        ..ACKS
+    },
+    Scope {
+        name: "acks, a clock behind, kept in hand",
+        clocks: &[1, 0],
+        in_hand: 1,
+        leases: &[2],
+        ..ACKS
+    },
+    Scope {
+        name: "acks, three nodes",
+        ..ACKS_OF_TWO
+    },
+    Scope {
+        name: "acks, three nodes, two fail-overs",
+        promotions: 2,
+        ..ACKS_OF_TWO
+    },
+    Scope {
+        name: "acks, three nodes, fewer after a fail-over",
+        min_replicas: [2, 1],
+        ..ACKS_OF_TWO
+    },
+    Scope {
+        name: "acks, a clock ahead",
+        clocks: &[0, 1],
+        expected: Breaks(7),
+        ..ACKS
+    },
+    Scope {
+        name: "acks, a clock ahead by more than in hand",
+        clocks: &[0, 2],
+        in_hand: 1,
+        leases: &[2],
+        expected: Breaks(7),
+        ..ACKS
+    },
+    Scope {
+        name: "acks, a replica restarts",
+        restarts: true,
+        expected: Breaks(7),
+        ..ACKS
+    },
+    Scope {
+        name: "acks, told by old ones",
+        tells_by_old_acks: true,
+        expected: Breaks(8),
+        ..ACKS
+    },
+    Scope {
+        name: "acks, fewer after a fail-over, and another one",
+        min_replicas: [1, 0],
+        promotions: 2,
+        expected: Breaks(5),
+        ..ACKS
+    },
+    Scope {
+        name: "acks, three nodes, one acknowledges",
+        min_replicas: [1, 1],
+        expected: Breaks(6),
+        ..ACKS_OF_TWO
+    },
+    Scope {
+        name: "fence",
+        ..FENCED
+    },
+    Scope {
+        name: "fence, two fail-overs",
+        promotions: 2,
+        ..FENCED
+    },
+    Scope {
+        name: "fence, waits",
+        waits: true,
+        leases: &[1],
+        lag: 1,
+        fence: Some(Fence { grace: 3, ..FENCE }),
+        ..FENCED
+    },
+    Scope {
+        name: "fence, longer times",
+        leases: &[1, 3],
+        fence: Some(Fence {
+            max_lag: 2,
+            grace: 6,
+            ..FENCE
+        }),
+        ..FENCED
+    },
+    Scope {
+        name: "fence, a clock ahead",
+        clocks: &[0, 3],
+        ..FENCED
+    },
+    Scope {
+        name: "fence, a clock behind",
+        clocks: &[3, 0],
+        ..FENCED
+    },
+    Scope {
+        name: "fence, three nodes",
+        ..FENCED_BY_TWO
+    },
+    Scope {
+        name: "fence, three nodes, two fail-overs",
+        promotions: 2,
+        ..FENCED_BY_TWO
+    },
+    Scope {
+        name: "fence, a replica restarts",
+        restarts: true,
+        ..FENCED
+    },
+    Scope {
+        name: "fence, late acknowledgements, longer grace",
+        fence: Some(Fence {
+            ack_delay: 1,
+            grace: 5,
+            ..FENCE
+        }),
+        ..FENCED
+    },
+    Scope {
+        name: "fence, fewer after a fail-over, late renewals",
+        fence: Some(Fence {
+            min_replicas_to_write: [1, 0],
+            no_renewal: 2,
+            ..FENCE
+        }),
+        ..FENCED
+    },
+    Scope {
+        name: "fence, three nodes, fewer after, late renewals",
+        fence: Some(Fence {
+            min_replicas_to_write: [2, 1],
+            no_renewal: 2,
+            ..FENCE_OF_TWO
+        }),
+        ..FENCED_BY_TWO
+    },
+    Scope {
+        name: "fence, fewer after a fail-over",
+        fence: Some(Fence {
+            min_replicas_to_write: [1, 0],
+            ..FENCE
+        }),
+        expected: Breaks(7),
+        ..FENCED
+    },
+    Scope {
+        name: "fence, grace too short",
+        fence: Some(Fence { grace: 3, ..FENCE }),
+        expected: Breaks(7),
+        ..FENCED
+    },
+    Scope {
+        name: "fence, grace for newcomers alone",
+        fence: Some(Fence {
+            reenters_in_grace: true,
+            ..FENCE
+        }),
+        expected: Breaks(7),
+        ..FENCED
+    },
+    Scope {
+        name: "fence, a lease beyond the longest",
+        leases: &[1, 2, 3],
+        expected: Breaks(8),
+        ..FENCED
+    },
+    Scope {
+        name: "fence, late acknowledgements",
+        fence: Some(Fence {
+            ack_delay: 1,
+            ..FENCE
+        }),
+        expected: Breaks(8),
+        ..FENCED
+    },
+    Scope {
+        name: "fence, what is over is renewed",
+        renews_what_is_over: true,
+        expected: Breaks(7),
+        ..FENCED
+    },
+    Scope {
+        name: "fence, hand-offs pass it",
+        waits: true,
+        leases: &[1],
+        lag: 1,
+        fence: Some(Fence {
+            grace: 3,
+            fences_hand_offs: false,
+            ..FENCE
+        }),
+        expected: Breaks(9),
+        ..FENCED
+    },
+    Scope {
+        name: "fence, three nodes, one is enough",
+        fence: Some(Fence {
+            min_replicas_to_write: [1, 1],
+            no_renewal: 2,
+            ..FENCE_OF_TWO
+        }),
+        expected: Breaks(7),
+        ..FENCED_BY_TWO
+    },
+];
