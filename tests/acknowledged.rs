@@ -419,6 +419,20 @@ fn a_hold_that_is_over_by_then_is_not_told() {
 }
 
 #[test]
+fn a_hold_whose_lease_is_over_by_then_is_not_told() {
+    let mut scene = Scene::new();
+    // So the key expires when the module looks at it, at the end of a turn.
+    scene.observer.call("DEBUG SET-ACTIVE-EXPIRE 0");
+    scene.replica.stop();
+    let mut client = scene.withheld("LOCK.ACQUIRE k a LEASE 300");
+    let_pass(&scene.server, "0.4");
+    scene.replica.go_on();
+    assert_eq!(client.reply(), nil());
+    assert_eq!(scene.observer.call("EXISTS k"), int(0));
+    scene.assert_over();
+}
+
+#[test]
 fn all_is_told_when_no_replica_is_needed_any_more() {
     let mut scene = Scene::new();
     scene.replica.stop();
