@@ -383,8 +383,8 @@ fn where_the_client_cannot_wait_nothing_is_granted_or_renewed() {
 fn a_session_is_kept_up_while_its_leases_are_acknowledged() {
     let mut scene = Scene::new();
     let mut owner = scene.server.client();
-    token(&owner.call("LOCK.ACQUIRE k a LEASE 600 SESSION"));
-    let_pass(&scene.server, "2");
+    token(&owner.call("LOCK.ACQUIRE k a LEASE 3000 SESSION"));
+    let_pass(&scene.server, "4");
     assert_eq!(owner.call("PING"), status("PONG"));
     assert_eq!(scene.holds("a"), text("1"));
     scene.assert_over();
@@ -394,7 +394,7 @@ fn a_session_is_kept_up_while_its_leases_are_acknowledged() {
 fn a_session_whose_leases_are_not_acknowledged_is_closed() {
     let mut scene = Scene::new();
     let mut owner = scene.server.client();
-    token(&owner.call("LOCK.ACQUIRE k a LEASE 600 SESSION"));
+    token(&owner.call("LOCK.ACQUIRE k a LEASE 3000 SESSION"));
     scene.replica.stop();
     assert!(owner.try_reply().is_none(), "its connection is closed");
     scene.await_holds("a", &nil());
@@ -416,6 +416,20 @@ fn a_hold_that_is_over_by_then_is_not_told() {
         });
         scene.assert_over();
     }
+}
+
+#[test]
+fn a_hold_whose_lease_is_over_by_then_is_not_told() {
+    let mut scene = Scene::new();
+    // So the key expires when the module looks at it, at the end of a turn.
+    scene.observer.call("DEBUG SET-ACTIVE-EXPIRE 0");
+    scene.replica.stop();
+    let mut client = scene.withheld("LOCK.ACQUIRE k a LEASE 300");
+    let_pass(&scene.server, "0.4");
+    scene.replica.go_on();
+    assert_eq!(client.reply(), nil());
+    assert_eq!(scene.observer.call("EXISTS k"), int(0));
+    scene.assert_over();
 }
 
 #[test]
