@@ -112,6 +112,7 @@ pub fn info(lock: &LockView, peers: &[Peer]) -> Value {
         ("holders", Value::Array(holders.collect())),
         ("waiting", number(lock.waiters.len())),
         ("waiters", Value::Array(waiters.collect())),
+        ("grace", Value::Int(0)),
     ])
 }
 
@@ -172,6 +173,12 @@ pub fn counters_of(totals: &Totals, metrics: &Metrics) -> Counters {
         ("deadlocks_refused".into(), metrics.deadlocks_refused),
         ("tokens_refused".into(), metrics.tokens_refused),
         ("queues_full".into(), metrics.queues_full),
+        ("replies_withheld".into(), count(totals.withheld)),
+        (
+            "replies_unacknowledged".into(),
+            metrics.replies_unacknowledged,
+        ),
+        ("grace_ms".into(), 0),
     ];
     for (what, times) in [("wait", &metrics.waits), ("hold", &metrics.holds)] {
         let summary = times.summary();
@@ -188,10 +195,11 @@ pub fn counters_of(totals: &Totals, metrics: &Metrics) -> Counters {
         .collect()
 }
 
-/// What `INFO lock` shows.
+/// What `INFO lock` shows, but for steps of the clock: this one does nothing else.
 pub fn counters(client: &mut Client) -> Counters {
     let info = client.bulk("INFO lock");
     let fields = info.lines().filter_map(|line| line.split_once(':'));
+    let fields = fields.filter(|(name, _)| !name.starts_with("lock_clock_step"));
     let numbers = fields.map(|(name, number)| (name.into(), number.trim().parse().unwrap()));
     numbers.collect()
 }
