@@ -120,6 +120,9 @@ struct History {
     connected: Vec<ClientId>,
     /// Clients that have been granted the lock and do not know it yet.
     on_their_way: Vec<ClientId>,
+    /// Who took which lock by Redisson's script. Such a hold gets its token with the
+    /// first request of its owner that is served, also where that asks for no other.
+    by_redisson: Vec<(usize, usize)>,
     /// Who asked, of those that wait: key, waiter, owner.
     queued: Vec<(usize, WaiterId, usize)>,
     newest: Option<FencingToken>,
@@ -135,6 +138,7 @@ impl History {
             next_client: 0,
             connected: Vec::new(),
             on_their_way: Vec::new(),
+            by_redisson: Vec::new(),
             queued: Vec::new(),
             newest: None,
         }
@@ -241,6 +245,7 @@ impl History {
                         value.set(OWNERS[who].as_bytes(), 1);
                         value.expires_at_ms = Some(end_ms);
                     });
+                    self.by_redisson.push((who, key));
                 }
             }
             Step::Persist { key } => {
@@ -276,7 +281,8 @@ impl History {
                 let lock = self.server.lock(KEYS[key]);
                 let reenters = lock
                     .holder(&owner(OWNERS[who]))
-                    .is_some_and(|one| one.holds > 1);
+                    .is_some_and(|one| one.holds > 1)
+                    || self.by_redisson.contains(&(who, key));
                 prop_assert!(reenters || last[key].is_some() || self.newest >= Some(token));
             }
             last[key] = Some(id);
