@@ -466,7 +466,12 @@ fn with_too_few_replicas_nobody_who_waits_is_granted() {
     let (mut observer, mut holder) = (server.client(), server.client());
     token(&holder.call(&format!("LOCK.ACQUIRE k a {LONG}")));
     set(&mut observer, "min-replicas", 1);
-    for command in ["LOCK.ACQUIRE l a", "LOCK.RENEW k a", "LOCK.ACQUIRE k a"] {
+    for command in [
+        "LOCK.ACQUIRE l a",
+        "LOCK.RENEW k a",
+        "LOCK.ACQUIRE k a",
+        "LOCK.ACQUIRE k a HOLD 1 BLOCK 0",
+    ] {
         let error = holder.error(command);
         assert!(error.starts_with("NOREPLICAS "), "{command}: {error}");
     }

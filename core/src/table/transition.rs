@@ -368,9 +368,9 @@ impl<'t> Transition<'t> {
         }
         let in_turn = self.is_next_in_line();
         if !self.can_be_told() {
-            let could_have_it = self.lock.holder(&request.owner).is_some()
-                || in_turn && self.lock.admits(request.limit);
-            return match could_have_it && !waits {
+            // A holder never waits, so nothing else could be told to it later.
+            let is_holder = self.lock.holder(&request.owner).is_some();
+            return match is_holder || !waits && in_turn && self.lock.admits(request.limit) {
                 true => Err(LockError::NoReplicas),
                 false => Ok(None),
             };

@@ -421,6 +421,8 @@ fn with_too_few_replicas_who_waits_waits_on() {
     scene.connected(0);
     let refused = Err(LockError::NoReplicas);
     assert_eq!(scene.server.acquire(L, ask("c").now()), refused);
+    // A null would say that somebody else holds it.
+    assert_eq!(scene.server.acquire(K, ask("a").hold(1)), refused);
     let patient = scene.server.wait(L, ask("c"));
     scene.server.release(K, "a");
     scene.server.run();
