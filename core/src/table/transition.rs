@@ -572,8 +572,8 @@ impl<'t> Transition<'t> {
                 }
                 Answer::Granted(token)
             }
-            // Nothing keeps it from a grant but a fault.
-            Ok(None) => return,
+            // Nothing keeps it from a grant but a planted fault.
+            Ok(None) => Answer::NotGranted,
             Err(error) => {
                 self.table.metrics.waits_refused += 1;
                 self.table.check_next_of(self.key, &request.owner);
@@ -749,6 +749,9 @@ impl<'t> Transition<'t> {
             now: self.now,
             lock: std::mem::take(&mut self.lock),
             changed: std::mem::take(&mut self.changed),
+            is_read: self.is_read,
+            is_to_be_read: self.is_to_be_read,
+            withheld: self.withheld,
             step: std::mem::take(&mut self.step),
             search,
             cycle,

@@ -80,3 +80,29 @@ fn a_deadlock_is_refused_while_grants_are_withheld() {
     let refused = server.acquire(L, ask("a").by(2));
     assert!(matches!(refused, Err(LockError::Deadlock { .. })));
 }
+
+#[test]
+fn holders_that_asked_again_are_all_served_where_a_deadlock_is_refused_meanwhile() {
+    let holders: Vec<String> = (0..40).map(nth).collect();
+    let mut server = Server::new();
+    for name in &holders {
+        server.take(K, ask(name).shared());
+    }
+    server.take(L, ask("x"));
+    server.table.settings.may_grant = false;
+    let writer = server.wait(K, ask("w"));
+    for name in &holders {
+        server.wait(K, ask(name).shared().hold(1));
+    }
+    server.wait(L, ask(&nth(1)).by(2));
+    server.table.settings.may_grant = true;
+    server.table.grants_resume(server.ms());
+    let refused = server.acquire(K, ask("x"));
+    assert!(
+        matches!(refused, Err(LockError::Deadlock { .. })),
+        "{refused:?}"
+    );
+    server.run();
+    assert_eq!(server.granted().len(), holders.len());
+    assert!(server.table.is_waiting(writer));
+}
