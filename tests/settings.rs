@@ -70,8 +70,17 @@ fn a_wrong_module_argument_keeps_the_server_from_starting_and_the_log_says_why()
 }
 
 #[test]
-fn a_command_that_replicas_need_and_is_missing_is_logged() {
-    for command in ["HSET", "HDEL", "PEXPIREAT", "DEL"] {
+fn a_command_that_is_needed_and_missing_is_logged() {
+    for command in [
+        "HSET",
+        "HDEL",
+        "PEXPIREAT",
+        "DEL",
+        "CONFIG",
+        "INFO",
+        "ROLE",
+        "REPLCONF",
+    ] {
         for name in ["", "another"] {
             let renamed = ["--rename-command", command, name];
             let log = TestServer::log_of_failed_start_with(&renamed, &[]);
@@ -108,7 +117,7 @@ fn the_commands_tell_the_server_their_flags_and_keys() {
             ["write", "denyoom", "blocking", "fast"].as_slice(),
         ),
         ("lock.release", &["write", "fast"]),
-        ("lock.renew", &["write", "fast"]),
+        ("lock.renew", &["write", "blocking", "fast"]),
         ("lock.guard", &["write", "movablekeys"]),
     ] {
         let Value::Array(infos) = client.call(&format!("COMMAND INFO {command}")) else {

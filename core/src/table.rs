@@ -25,8 +25,9 @@
 //! # Where the next things go
 //! A waiter of another kind is one more way to be answered: its [`WaiterId`] stands in
 //! the same queue, and the caller knows what it is. A grant that must not be told yet
-//! is withheld ([`acks`](crate::acks)): its client waits by a name of its own. While [`Settings::may_grant`] says
-//! no, nothing new is granted; [`LockTable::grants_resume`] ends such a time.
+//! is withheld ([`acks`](crate::acks)): its client waits by a name of its own. While
+//! [`Settings::may_grant`] says no, nothing new is granted;
+//! [`LockTable::grants_resume`] ends such a time.
 
 mod acknowledged;
 mod connections;

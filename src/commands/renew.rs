@@ -21,7 +21,7 @@ pub(super) struct Renew;
 impl Command for Renew {
     const DOC: CommandDoc = CommandDoc {
         name: c"lock.renew",
-        flags: c"write fast",
+        flags: c"write blocking fast",
         summary: c"Sets the end of a lock's lease, if the owner holds the lock.",
         complexity: c"O(log H) where H is the number of the lock's holders.",
         since: c"0.1.0",

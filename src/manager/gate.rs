@@ -85,16 +85,19 @@ pub(crate) fn role_changed(ctx: &Context, is_primary: bool) {
 }
 
 fn begin_grace(ctx: &Context, what: &str) {
-    GRACE.set(None);
     let length_ms = config::grace_period_ms();
+    let before = GRACE.take();
     if length_ms == 0 {
         return;
     }
     let grace = Grace::begin(clock::since_boot_ms(), length_ms);
     GRACE.set(Some(grace));
-    ctx.log_notice(&format!(
-        "grace period begins with {what}: no lock is granted for {length_ms} ms"
-    ));
+    // A start is told twice: when the module is loaded, and when the data is.
+    if before.is_none() {
+        ctx.log_notice(&format!(
+            "grace period begins with {what}: no lock is granted for {length_ms} ms"
+        ));
+    }
     arm_timer(ctx, clock::now().ms());
 }
 

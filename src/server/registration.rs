@@ -27,15 +27,26 @@ pub(crate) fn check_server() -> Result<(), String> {
 
 /// The server's own commands that the module needs: those that replicas and the
 /// AOF get, `CLIENT`, which shows the connections that are about to end and closes
-/// those whose sessions are over, and `INFO`, which shows the replicas.
-const COMMANDS: [&str; 6] = ["HSET", "HDEL", "PEXPIREAT", "DEL", "CLIENT", "INFO"];
+/// those whose sessions are over, `CONFIG`, which shows what the server demands of its
+/// replicas, `INFO` and `ROLE`, which show them, and `REPLCONF`, which asks them.
+const COMMANDS: [&str; 9] = [
+    "HSET",
+    "HDEL",
+    "PEXPIREAT",
+    "DEL",
+    "CLIENT",
+    "CONFIG",
+    "INFO",
+    "ROLE",
+    "REPLCONF",
+];
 
 /// Refuses a server that has one of them under another name: what the module
 /// writes would not reach the replicas, for example.
 pub(crate) fn check_commands(ctx: &Context) -> Result<(), String> {
     let options = CallOptionsBuilder::new().errors_as_replies().build();
     for command in COMMANDS {
-        // Without arguments the server knows it or not, and never runs it.
+        // Without arguments none of them changes anything.
         let reply: CallResult<'_> = ctx.call_ext::<&[&[u8]; 0], _>(command, &options, &[]);
         if let Err(error) = reply
             && String::from_utf8_lossy(error.as_bytes()).contains("unknown command")

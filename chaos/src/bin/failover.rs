@@ -97,13 +97,14 @@ fn main() -> ExitCode {
         Ok(found) if found == arguments.expect_breach => ExitCode::SUCCESS,
         Ok(_) => ExitCode::FAILURE,
         Err(error) => {
-            println!("breach of survival: {error}; seed {seed}");
-            ExitCode::FAILURE
+            println!("the campaign can't run: {error}");
+            ExitCode::from(2)
         }
     }
 }
 
-/// Runs a campaign. Says whether there was a breach.
+/// Runs a campaign. Says whether there was a breach; where one of exclusion was expected,
+/// whether that was found.
 fn run(arguments: &Arguments, seed: u64) -> Result<bool, String> {
     let protection = arguments.protection();
     println!(
@@ -115,6 +116,9 @@ fn run(arguments: &Arguments, seed: u64) -> Result<bool, String> {
     let rng_of_faults = StdRng::seed_from_u64(rng.random());
     let topology = arguments.topology;
     let fleet = Fleet::start(&setup, dir.path(), topology, &protection)?;
+    if arguments.without_faults {
+        fleet.stay_calm()?;
+    }
     let lock = |n| format!("{}lock-{n}", topology.prefix());
     let locks = (1..=arguments.locks).map(lock).collect();
     let shared = Arc::new(Shared::new(fleet.guide(), protection, locks));
@@ -157,10 +161,17 @@ fn run(arguments: &Arguments, seed: u64) -> Result<bool, String> {
         counts(&broken),
     );
     let survived = hurt.and(ended.map(|_| ()));
-    if survived.is_err() {
+    if let Err(error) = &survived {
+        println!("breach of survival: {error}; seed {seed}");
+    }
+    let is_unexpected = !breaches.is_empty() && !arguments.expect_breach;
+    if survived.is_err() || is_unexpected {
         println!("logs are in {}", dir.keep().display());
     }
-    survived.map(|()| is_found(&breaches, arguments))
+    Ok(match survived {
+        Ok(()) => is_found(&breaches, arguments),
+        Err(_) => !arguments.expect_breach,
+    })
 }
 
 /// Whether it is a breach that counts: if one is expected, one of exclusion.
