@@ -10,7 +10,9 @@
 //! # One offset a turn
 //! Replicas acknowledge offsets of the replication stream. All that was withheld since
 //! the last look waits for one and the same, which the caller learns at the end of the
-//! turn: what was written before is before it.
+//! turn: what was written before is before it. Where a reply tells of what was written
+//! long ago, something that changes nothing goes to the replicas first
+//! ([`Step::stream_goes_on`](crate::table::Step::stream_goes_on)).
 //!
 //! # Leases of sessions
 //! Nobody is told of a renewal that keeps a session up, but its client relies on it. So
