@@ -697,7 +697,7 @@ impl World {
         Ok(())
     }
 
-    fn give_up(&mut self, at: usize) {
+    fn give_up(&mut self, at: usize) -> Checked<()> {
         let doing = std::mem::replace(&mut self.clients[at].doing, Doing::Nothing);
         if let Doing::Waits { node, id, .. } = doing {
             let now_ms = self.now(node).ms();
@@ -707,7 +707,12 @@ impl World {
                 None => format!("{} waits no more", owner_name(at)),
                 Some(_) => format!("{} is told NOREPLICAS", owner_name(at)),
             });
+            if told.is_some() {
+                // What is over is ended before anything else happens.
+                return self.wake(node);
+            }
         }
+        Ok(())
     }
 
     fn apply_next(&mut self, at: usize) {
@@ -1008,7 +1013,7 @@ impl search::World for World {
                 self.renew(at.into(), node.into(), lease)?;
             }
             Action::Release(at, node) => self.release(at.into(), node.into())?,
-            Action::GiveUp(at) => self.give_up(at.into()),
+            Action::GiveUp(at) => self.give_up(at.into())?,
             Action::Apply(at) => self.apply_next(at.into()),
             Action::Resync(at) => self.resync(at.into()),
             Action::Follow(at, to) => self.follow(at.into(), to.into()),
