@@ -29,6 +29,7 @@ use crate::server::notifications;
 use crate::server::open_lock::{OpenLock, Part};
 use crate::server::overwriting;
 use crate::server::publish;
+use crate::server::stream;
 use crate::server::timer;
 use redis_lock_core::deadlock;
 use redis_lock_core::error::LockError;
@@ -432,6 +433,9 @@ fn look_further<T>(key: LockKey<'_>, question: Question<T>) -> Progress<T> {
 fn apply(key: LockKey<'_>, mut open: OpenLock<'_>, now: Now, step: &mut Step) {
     open.apply(&step.effects);
     drop(open);
+    if step.stream_goes_on {
+        stream::go_on(key.ctx());
+    }
     if step.freed {
         match config::redisson_notify() {
             RedissonNotify::No => {}

@@ -92,6 +92,18 @@ fn await_replicas(observer: &mut Client, count: usize) {
     observer.call("DEL new");
 }
 
+/// Nothing is on its way to the replica, or back from it.
+#[track_caller]
+fn await_all_acknowledged(observer: &mut Client) {
+    eventually("all is acknowledged", || {
+        let info = observer.bulk("INFO replication");
+        let written = info
+            .lines()
+            .find_map(|line| line.strip_prefix("master_repl_offset:"));
+        written.is_some_and(|written| info.contains(&format!(",offset={written},")))
+    });
+}
+
 #[track_caller]
 fn assert_unsafe(client: &mut Client) {
     let error = client.reply_error();
@@ -161,6 +173,33 @@ fn a_request_that_confirmed_a_hold_takes_none_back() {
     assert_unsafe(&mut owner);
     scene.await_holds("a", &text("1"));
     assert!(scene.observer.int("PTTL k") > 600_000, "a lease stays");
+    scene.replica.go_on();
+    scene.assert_over();
+}
+
+#[test]
+fn nothing_that_was_acknowledged_before_confirms_a_hold() {
+    let mut scene = Scene::new();
+    let mut owner = scene.server.client();
+    let first = token(&owner.call(&format!("LOCK.ACQUIRE k a {LONG} HOLD 1")));
+    for command in [
+        "LOCK.ACQUIRE k a LEASE 60000 HOLD 1",
+        "LOCK.ACQUIRE k a LEASE 50000 HOLD 1",
+    ] {
+        await_all_acknowledged(&mut scene.observer);
+        scene.replica.stop();
+        let mut confirmed = scene.withheld(command);
+        let_pass(&scene.server, "0.2");
+        scene.await_withheld(1);
+        scene.replica.go_on();
+        assert_eq!(token(&confirmed.reply()), first);
+    }
+    await_all_acknowledged(&mut scene.observer);
+    set(&mut scene.observer, "replicas-timeout", 100);
+    scene.replica.stop();
+    owner.send("LOCK.ACQUIRE k a LEASE 60000 HOLD 1");
+    assert_unsafe(&mut owner);
+    assert_eq!(scene.holds("a"), text("1"));
     scene.replica.go_on();
     scene.assert_over();
 }
@@ -498,7 +537,11 @@ fn the_append_only_file_holds_no_question_to_replicas() {
     let mut client = server.client();
     await_replicas(&mut client, 1);
     set(&mut client, "min-replicas", 1);
-    token(&client.call(&format!("LOCK.ACQUIRE k a {LONG}")));
+    for _ in 0..2 {
+        token(&client.call("LOCK.ACQUIRE k a LEASE 60000 HOLD 1"));
+        token(&client.call("LOCK.ACQUIRE k a LEASE 50000 HOLD 1"));
+    }
+    token(&client.call("LOCK.ACQUIRE l a"));
     let mut written = String::new();
     eventually("the file is written", || {
         written.clear();
@@ -506,8 +549,8 @@ fn the_append_only_file_holds_no_question_to_replicas() {
             let bytes = std::fs::read(file.unwrap().path()).unwrap();
             written.push_str(&String::from_utf8_lossy(&bytes));
         }
-        written.contains("@fence")
+        written.matches("@fence").count() == 2
     });
-    assert!(!written.contains("GETACK"));
+    assert!(!written.contains("GETACK") && !written.contains("PING"));
     server.assert_same_data(&replica);
 }

@@ -10,7 +10,9 @@
 //! # One offset a turn
 //! Replicas acknowledge offsets of the replication stream. All that was withheld since
 //! the last look waits for one and the same, which the caller learns at the end of the
-//! turn: what was written before is before it.
+//! turn: what was written before is before it. Where a reply tells of what was written
+//! long ago, something that changes nothing goes to the replicas first
+//! ([`Step::stream_goes_on`](crate::table::Step::stream_goes_on)).
 //!
 //! # Leases of sessions
 //! Nobody is told of a renewal that keeps a session up, but its client relies on it. So
@@ -22,6 +24,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+#[cfg(test)]
+use crate::explore::form::Form;
 use crate::keys::KeyBuf;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
@@ -216,6 +220,42 @@ impl Acks {
         let is_withheld = |id: &WaiterId| self.replies.contains_key(id);
         acknowledged.replies.retain(is_withheld);
         acknowledged
+    }
+}
+
+#[cfg(test)]
+impl Acks {
+    /// Writes down what decides what will happen.
+    pub(crate) fn take_down(&self, form: &mut Form<'_>) {
+        for (&id, reply) in &self.replies {
+            form.waiter(Some(id));
+            form.client(Some(reply.client));
+            form.key(reply.key.as_ref());
+            let (renews, token) = match reply.tells {
+                Tells::Grant(token) => (false, token),
+                Tells::Renewal(token) => (true, token),
+            };
+            form.flag(renews);
+            form.token(Some(token));
+        }
+        for pending in &self.pending {
+            match &pending.waits {
+                Waits::Reply(id) if !self.replies.contains_key(id) => continue,
+                Waits::Reply(id) => form.waiter(Some(*id)),
+                Waits::Lease(lease) => {
+                    form.key(lease.hold.key.as_ref());
+                    form.owner(&lease.hold.owner);
+                    form.token(Some(lease.token));
+                    form.time(Some(lease.until_ms));
+                }
+            }
+            form.offset(pending.offset);
+        }
+        form.count(self.ends.len());
+        for &(at_ms, id) in &self.ends {
+            form.time(Some(at_ms));
+            form.waiter(Some(id));
+        }
     }
 }
 

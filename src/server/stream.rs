@@ -55,6 +55,13 @@ pub(crate) fn look(ctx: &Context) -> Option<Stream> {
     })
 }
 
+/// Has the stream reach further, by a command that changes nothing.
+pub(crate) fn go_on(ctx: &Context) {
+    // SAFETY: the context is alive, and may write. In the format, A keeps the command
+    // from the AOF.
+    unsafe { (api().replicate)(ctx.ctx, c"PING".as_ptr(), c"A".as_ptr()) };
+}
+
 fn offset_of(field: Option<CallResult<'_>>) -> i64 {
     match field {
         Some(Ok(CallReply::String(text))) => {

@@ -53,6 +53,18 @@ pub(crate) struct Form<'n> {
     /// The ranks are still being collected.
     collects: bool,
     hash: u64,
+    stream: Stream,
+}
+
+/// A replication stream.
+#[derive(Clone, Debug, Default)]
+struct Stream {
+    /// How far it reaches.
+    end: i64,
+    /// What is so far from its end or farther is alike.
+    far: i64,
+    /// How far each replica has acknowledged it.
+    acknowledged: Vec<Option<i64>>,
 }
 
 impl<'n> Form<'n> {
@@ -64,6 +76,7 @@ impl<'n> Form<'n> {
             ranks: Ranks::default(),
             collects: true,
             hash: 0,
+            stream: Stream::default(),
         }
     }
 
@@ -82,6 +95,7 @@ impl<'n> Form<'n> {
             ranks,
             collects: false,
             hash: 0x9e37_79b9_7f4a_7c15,
+            stream: Stream::default(),
         }
     }
 
@@ -165,8 +179,34 @@ impl<'n> Form<'n> {
         }
     }
 
-    /// A time at which something happens, in milliseconds. All that is over is alike.
+    /// The offsets that come next are of this stream, of which so much at most is on its
+    /// way to each replica, and which each has acknowledged so far.
+    pub(crate) fn stream(
+        &mut self,
+        end: i64,
+        lag: usize,
+        acknowledged: impl Iterator<Item = Option<i64>>,
+    ) {
+        self.stream = Stream {
+            end,
+            far: lag as i64 + 1,
+            acknowledged: acknowledged.collect(),
+        };
+    }
+
+    /// An offset that replicas have to acknowledge.
+    pub(crate) fn offset(&mut self, offset: Option<i64>) {
+        let from_end = offset.map_or(-1, |offset| self.stream.end - offset);
+        self.number(from_end.min(self.stream.far));
+        for at in 0..self.stream.acknowledged.len() {
+            self.flag(self.stream.acknowledged[at] >= offset);
+        }
+    }
+
+    /// A time at which something happens, in milliseconds, if ever. All that is over is
+    /// alike.
     pub(crate) fn time(&mut self, at_ms: Option<i64>) {
+        let at_ms = at_ms.filter(|&at_ms| at_ms != i64::MAX);
         self.number(at_ms.map_or(i64::MIN, |at_ms| (at_ms - self.now_ms).max(-1)));
     }
 

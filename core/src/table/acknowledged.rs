@@ -70,6 +70,7 @@ impl Transition<'_> {
             until_ms: self.now.ms().saturating_add(timeout_ms),
         };
         self.table.acks.withhold(id, withheld);
+        self.step.stream_goes_on = true;
     }
 
     pub(super) fn withhold_renewal(
@@ -123,6 +124,7 @@ impl Transition<'_> {
                 token: bound.token,
                 until_ms: bound.kept_until_ms,
             });
+            self.step.stream_goes_on = true;
         }
         table.look_before_it_ends(&hold, self.now.ms());
     }

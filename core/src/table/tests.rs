@@ -223,6 +223,8 @@ struct Server {
     freed: bool,
     /// The reply that the last step withheld.
     withheld: Option<WaiterId>,
+    /// The last step has something that changes nothing go to replicas.
+    stream_goes_on: bool,
     /// How many steps were taken because something was due.
     steps: usize,
     /// How often other keys were looked at.
@@ -249,6 +251,7 @@ impl Server {
             effects: Effects::new(),
             freed: false,
             withheld: None,
+            stream_goes_on: false,
             steps: 0,
             questions: 0,
             unread: 0,
@@ -365,6 +368,7 @@ impl Server {
         self.effects = step.effects;
         self.freed = step.freed;
         self.withheld = step.withheld;
+        self.stream_goes_on = step.stream_goes_on;
         self.events.extend(step.events);
         self.log.extend(step.log);
         for (id, answer) in step.answers {

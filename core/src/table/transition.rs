@@ -789,6 +789,7 @@ impl<'t> Transition<'t> {
     #[inline]
     pub(super) fn finish<T>(mut self, result: Result<T, LockError>) -> Done<T> {
         self.step.freed &= self.lock.is_free();
+        self.step.stream_goes_on &= self.step.effects.is_empty();
         let contended = self.table.queues.key_buf(self.key).cloned();
         if contended.is_some() {
             self.plan_recheck();

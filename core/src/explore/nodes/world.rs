@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::rc::Rc;
 
 use super::scope::{Expected, Scope};
+use crate::acks::Acknowledgement;
 use crate::explore::form::{Form, GENERATIONS, Names, orders_of};
 use crate::explore::invariants::Broken;
 use crate::explore::keyspace::{Keyspace, Write};
@@ -136,7 +137,7 @@ enum Role {
 #[derive(Clone, Copy, Debug, Default)]
 struct Peer {
     /// How much it has acknowledged.
-    acked: Option<u64>,
+    acked: Option<i64>,
     /// When it ceased to be a replica of this primary. As long as it is one, it
     /// acknowledges all the time that it is there.
     left_at: Option<i64>,
@@ -152,7 +153,7 @@ struct Node {
     promoted_at: Option<i64>,
     grace: Grace,
     /// How much it has written as a primary.
-    offset: u64,
+    offset: i64,
     peers: [Peer; NODES],
 }
 
@@ -160,28 +161,14 @@ struct Node {
 #[derive(Clone, Copy, Debug)]
 enum Doing {
     Nothing,
+    /// It waits for the lock, or for replicas to acknowledge what it is told.
     Waits {
         node: usize,
         id: WaiterId,
         lease: i64,
+        /// Until when it may rely on what it is told, as soon as that is known.
+        until: Option<i64>,
     },
-    /// Its reply is withheld until enough replicas have acknowledged this much.
-    Withheld {
-        node: usize,
-        offset: u64,
-        reply: Reply,
-    },
-}
-
-/// What a client is to be told.
-#[derive(Clone, Copy, Debug)]
-struct Reply {
-    token: FencingToken,
-    /// Until when it may rely on it.
-    until: i64,
-    /// The request added a hold.
-    added: bool,
-    waited: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -431,30 +418,57 @@ impl World {
         if !step.effects.is_empty() {
             self.write(node, &Write::Effects(0, step.effects.to_vec()));
         }
+        if step.stream_goes_on && !self.scope().tells_by_old_acks {
+            self.write(node, &Write::Effects(0, Vec::new()));
+        }
         for (id, answer) in step.answers {
-            let mut clients = self.clients.iter().enumerate();
-            let waiting = clients.find_map(|(at, client)| match client.doing {
-                Doing::Waits {
-                    node: its_node,
-                    id: its,
-                    lease,
-                } if its_node == node && its == id => Some((at, lease)),
-                _ => None,
-            });
-            let (at, lease) = waiting.expect("only who waits is answered");
+            let (at, lease) = self.waiting(node, id);
             self.clients[at].doing = Doing::Nothing;
             if let Answer::Granted(token) = answer {
                 self.issue(node, at, &before, token)?;
-                let reply = Reply {
-                    token,
-                    until: self.ticks + lease - self.scope().in_hand,
-                    added: true,
-                    waited: true,
-                };
-                self.reply(node, at, reply);
+                self.believe(at, token, self.until(lease));
+                self.nodes[node].table.grant_told(client_id(at), true);
+            }
+        }
+        for at in 0..self.clients.len() {
+            let until = match self.clients[at].doing {
+                Doing::Waits {
+                    node: its_node,
+                    id,
+                    lease,
+                    until: None,
+                } if its_node == node && self.nodes[node].table.told_by(id).is_some() => {
+                    Some(self.until(lease))
+                }
+                _ => continue,
+            };
+            let token = self.token_of(node, at).expect("it was just granted");
+            self.issue(node, at, &before, token)?;
+            if let Doing::Waits { until: its, .. } = &mut self.clients[at].doing {
+                *its = until;
             }
         }
         Ok(())
+    }
+
+    /// The client that waits by this name, and the lease that it asked for.
+    fn waiting(&self, node: usize, id: WaiterId) -> (usize, i64) {
+        let mut clients = self.clients.iter().enumerate();
+        let waiting = clients.find_map(|(at, client)| match client.doing {
+            Doing::Waits {
+                node: its_node,
+                id: its,
+                lease,
+                ..
+            } if its_node == node && its == id => Some((at, lease)),
+            _ => None,
+        });
+        waiting.expect("only who waits is answered")
+    }
+
+    /// Until when a client may rely on a lease that begins now.
+    fn until(&self, lease: i64) -> i64 {
+        self.ticks + lease - self.scope().in_hand
     }
 
     /// A token was given to this owner.
@@ -479,68 +493,82 @@ impl World {
         Ok(())
     }
 
-    /// Tells a client of its hold, as soon as that is safe.
-    fn reply(&mut self, node: usize, at: usize, reply: Reply) {
-        let offset = self.nodes[node].offset;
-        self.clients[at].doing = Doing::Withheld {
-            node,
-            offset,
-            reply,
-        };
-    }
-
-    /// A hold that stands as it was needs no write. What was acknowledged before says
-    /// nothing of now: by now a replica may have become a primary.
-    fn ask_for_acks(&mut self, node: usize, is_written: bool) {
-        let scope = self.scope();
-        if scope.min_replicas[0] > 0 && !scope.tells_by_old_acks && !is_written {
-            self.write(node, &Write::Effects(0, Vec::new()));
-        }
-    }
-
-    fn acks(&self, node: usize, offset: u64) -> usize {
-        let peers = self.nodes[node].peers.iter();
-        peers.filter(|peer| peer.acked >= Some(offset)).count()
-    }
-
-    /// Delivers the replies that need not be withheld any more.
-    fn tell(&mut self) {
-        for at in 0..self.clients.len() {
-            let Doing::Withheld {
-                node,
-                offset,
-                reply,
-            } = self.clients[at].doing
-            else {
+    /// A turn of each primary ends: it delivers the replies that need not be withheld
+    /// any more.
+    fn end_turns(&mut self) {
+        for node in 0..self.nodes.len() {
+            if !self.is_primary(node) || !self.nodes[node].table.awaits_replicas() {
                 continue;
-            };
+            }
             let needed = self.setting(node, self.scope().min_replicas);
-            if self.acks(node, offset) < needed {
-                continue;
+            let Node {
+                table,
+                peers,
+                offset,
+                ..
+            } = &mut self.nodes[node];
+            table.offset_known(*offset);
+            let acked = peers.iter().filter_map(|peer| peer.acked).collect();
+            for (id, _) in table.acknowledged(needed, acked) {
+                self.tell(node, id);
             }
-            self.clients[at].doing = Doing::Nothing;
-            let stands = self.token_of(node, at) == Some(reply.token);
-            if reply.waited {
-                self.nodes[node].table.grant_told(client_id(at), stands);
-            }
-            if !stands {
-                self.say(|_| format!("{} is told that its time is over", owner_name(at)));
-                continue;
-            }
-            self.greatest_told = self.greatest_told.max(Some(reply.token));
-            let belief = &mut self.clients[at].belief;
-            let before = belief.map_or(reply.until, |(_, before)| before);
-            let until = reply.until.max(before);
-            if until < self.ticks {
-                self.say(|_| format!("{} hears of it too late", owner_name(at)));
-                continue;
-            }
-            *belief = Some((reply.token, until));
-            self.say(|w| {
-                let (name, token) = (owner_name(at), w.short(reply.token));
-                format!("{name} believes that it holds k by token {token} until {until}")
-            });
         }
+    }
+
+    fn tell(&mut self, node: usize, id: WaiterId) {
+        let (at, _) = self.waiting(node, id);
+        let stored = self.read(node);
+        let now = self.now(node);
+        let answer = self.nodes[node].table.tell(id, Ok(stored), now);
+        let doing = std::mem::replace(&mut self.clients[at].doing, Doing::Nothing);
+        let until = match doing {
+            Doing::Waits { until, .. } => until.expect("it was granted"),
+            Doing::Nothing => unreachable!("it waits"),
+        };
+        let token = match answer {
+            Some(Answer::Granted(token)) => Some(token),
+            Some(Answer::Renewed(true)) => self.token_of(node, at),
+            _ => None,
+        };
+        match token {
+            Some(token) => {
+                self.believe(at, token, until);
+                self.nodes[node].table.grant_told(client_id(at), true);
+            }
+            None => {
+                self.clients[at].belief = None;
+                self.say(|_| format!("{} is told that its time is over", owner_name(at)));
+            }
+        }
+    }
+
+    /// A client hears of its hold.
+    fn believe(&mut self, at: usize, token: FencingToken, until: i64) {
+        self.greatest_told = self.greatest_told.max(Some(token));
+        let belief = &mut self.clients[at].belief;
+        let until = belief.map_or(until, |(_, before)| until.max(before));
+        if until < self.ticks {
+            self.say(|_| format!("{} hears of it too late", owner_name(at)));
+            return;
+        }
+        *belief = Some((token, until));
+        self.say(|w| {
+            let (name, token) = (owner_name(at), w.short(token));
+            format!("{name} believes that it holds k by token {token} until {until}")
+        });
+    }
+
+    /// The lock table of a node, for a request of this client or by itself.
+    fn table(&mut self, node: usize, client: Option<usize>) -> &mut LockTable {
+        let replicas = self.setting(node, self.scope().min_replicas);
+        let table = &mut self.nodes[node].table;
+        table.settings.acks = (replicas > 0).then(|| Acknowledgement {
+            replicas,
+            connected: replicas,
+            timeout_ms: i64::MAX,
+            client: client.map(client_id),
+        });
+        table
     }
 
     fn acquire(&mut self, at: usize, node: usize, lease: i64) -> Checked<()> {
@@ -566,36 +594,57 @@ impl World {
         });
         let now = self.now(node);
         let may_grant = !self.is_in_grace(node);
-        let table = &mut self.nodes[node].table;
+        let table = self.table(node, Some(at));
         table.settings.may_grant = may_grant || reenters;
         let done = done(table.acquire(KEY, stored, request, wait, now));
         table.settings.may_grant = may_grant;
         let acquired = done.result.expect("no owner is at fault");
-        let is_written = !done.step.effects.is_empty();
+        let withheld = done.step.withheld;
         self.apply(node, done.step)?;
         match acquired {
             Acquired::Granted(token) => {
                 self.issue(node, at, &before, token)?;
-                let reply = Reply {
-                    token,
-                    until: self.ticks + lease - self.scope().in_hand,
-                    added: before.holder(&self.cast.owners[at]).is_none(),
-                    waited: false,
-                };
-                self.ask_for_acks(node, is_written);
-                self.reply(node, at, reply);
+                self.reply(node, at, withheld, token, lease);
             }
             Acquired::Queued(id) => {
                 self.say(|_| "it waits".to_owned());
-                self.clients[at].doing = Doing::Waits { node, id, lease };
+                self.clients[at].doing = Doing::Waits {
+                    node,
+                    id,
+                    lease,
+                    until: None,
+                };
             }
             Acquired::Busy => self.say(|_| "null".to_owned()),
         }
         Ok(())
     }
 
+    /// A client that asked for this lease is told now of its hold, or waits by this name.
+    fn reply(
+        &mut self,
+        node: usize,
+        at: usize,
+        withheld: Option<WaiterId>,
+        token: FencingToken,
+        lease: i64,
+    ) {
+        let until = self.until(lease);
+        match withheld {
+            Some(id) => {
+                self.clients[at].doing = Doing::Waits {
+                    node,
+                    id,
+                    lease,
+                    until: Some(until),
+                };
+            }
+            None => self.believe(at, token, until),
+        }
+    }
+
     fn renew(&mut self, at: usize, node: usize, lease: i64) -> Checked<()> {
-        let until = self.ticks + lease - self.scope().in_hand;
+        let until = self.until(lease);
         // A renewal may shorten the lease, and its reply may be lost.
         let belief = &mut self.clients[at].belief;
         *belief = belief.map(|(token, before)| (token, before.min(until)));
@@ -606,9 +655,10 @@ impl World {
             token: None,
         };
         let now = self.now(node);
-        let done = self.nodes[node].table.renew(KEY, stored, &request, now);
+        let table = self.table(node, Some(at));
+        let done = table.renew(KEY, stored, &request, now);
         let renewed = done.result == Ok(true);
-        let is_written = !done.step.effects.is_empty();
+        let withheld = done.step.withheld;
         self.apply(node, done.step)?;
         self.say(|w| {
             let (owner, name) = (owner_name(at), w.node_name(node));
@@ -616,16 +666,7 @@ impl World {
             format!("{owner} renews k for {lease} on {name}: {renewed}")
         });
         match self.token_of(node, at).filter(|_| renewed) {
-            Some(token) => {
-                let reply = Reply {
-                    token,
-                    until,
-                    added: false,
-                    waited: false,
-                };
-                self.ask_for_acks(node, is_written);
-                self.reply(node, at, reply);
-            }
+            Some(token) => self.reply(node, at, withheld, token, lease),
             None => self.clients[at].belief = None,
         }
         Ok(())
@@ -633,7 +674,17 @@ impl World {
 
     fn release(&mut self, at: usize, node: usize) -> Checked<()> {
         self.clients[at].belief = None;
-        let released = self.give_back(at, node)?;
+        let stored = self.read(node);
+        let request = ReleaseRequest {
+            owner: self.cast.owners[at].clone(),
+            token: None,
+            extent: ReleaseExtent::All,
+        };
+        let now = self.now(node);
+        let table = self.table(node, Some(at));
+        let done = table.release(KEY, stored, &request, now);
+        self.apply(node, done.step)?;
+        let released = done.result.expect("a release is no fault");
         self.say(|w| {
             let (owner, name) = (owner_name(at), w.node_name(node));
             let reply = match released {
@@ -646,35 +697,19 @@ impl World {
         Ok(())
     }
 
-    fn give_back(&mut self, at: usize, node: usize) -> Checked<Released> {
-        let stored = self.read(node);
-        let request = ReleaseRequest {
-            owner: self.cast.owners[at].clone(),
-            token: None,
-            extent: ReleaseExtent::All,
-        };
-        let now = self.now(node);
-        let done = self.nodes[node].table.release(KEY, stored, &request, now);
-        self.apply(node, done.step)?;
-        Ok(done.result.expect("a release is no fault"))
-    }
-
     fn give_up(&mut self, at: usize) -> Checked<()> {
-        match std::mem::replace(&mut self.clients[at].doing, Doing::Nothing) {
-            Doing::Nothing => {}
-            Doing::Waits { node, id, .. } => {
-                self.say(|_| format!("{} waits no more", owner_name(at)));
-                let now_ms = self.now(node).ms();
-                let table = &mut self.nodes[node].table;
-                table.waiter_left(id, Leave::TimeUp, now_ms);
-            }
-            Doing::Withheld { node, reply, .. } => {
-                self.say(|_| format!("{} is told NOREPLICAS", owner_name(at)));
-                if reply.waited {
-                    self.nodes[node].table.grant_told(client_id(at), false);
-                } else if reply.added && self.token_of(node, at) == Some(reply.token) {
-                    self.give_back(at, node)?;
-                }
+        let doing = std::mem::replace(&mut self.clients[at].doing, Doing::Nothing);
+        if let Doing::Waits { node, id, .. } = doing {
+            let now_ms = self.now(node).ms();
+            let table = &mut self.nodes[node].table;
+            let told = table.waiter_left(id, Leave::TimeUp, now_ms);
+            self.say(|_| match told {
+                None => format!("{} waits no more", owner_name(at)),
+                Some(_) => format!("{} is told NOREPLICAS", owner_name(at)),
+            });
+            if told.is_some() {
+                // What is over is ended before anything else happens.
+                return self.wake(node);
             }
         }
         Ok(())
@@ -691,7 +726,7 @@ impl World {
         };
         let write = stream.remove(0);
         node.data.write(&write);
-        let (of, behind) = (*of, stream.len() as u64);
+        let (of, behind) = (*of, stream.len() as i64);
         let acked = self.nodes[of].offset - behind;
         self.nodes[of].peers[at].acked = Some(acked);
         self.receive_token(at);
@@ -742,15 +777,13 @@ impl World {
         if self.is_primary(at) {
             let now_ms = self.now(at).ms();
             for client in &mut self.clients {
-                match client.doing {
-                    Doing::Waits { node, id, .. } if node == at => {
-                        let table = &mut self.nodes[at].table;
-                        table.waiter_left(id, Leave::Gone, now_ms);
-                    }
-                    Doing::Withheld { node, .. } if node == at => {}
-                    _ => continue,
+                if let Doing::Waits { node, id, .. } = client.doing
+                    && node == at
+                {
+                    let table = &mut self.nodes[at].table;
+                    table.waiter_left(id, Leave::Gone, now_ms);
+                    client.doing = Doing::Nothing;
                 }
-                client.doing = Doing::Nothing;
             }
             self.nodes[at].table.forget_connections(WORK_A_WAKE);
             self.nodes[at].peers = Default::default();
@@ -821,7 +854,7 @@ impl World {
                 break;
             };
             let stored = self.read(node);
-            let step = done(self.nodes[node].table.do_due(due, Ok(stored), now)).step;
+            let step = done(self.table(node, None).do_due(due, Ok(stored), now)).step;
             self.apply(node, step)?;
         }
         self.nodes[node].table.begin_turns_anew();
@@ -863,6 +896,8 @@ impl World {
         for &at in &order.nodes {
             let node = &self.nodes[at];
             form.number(node.epoch.into());
+            let acked = order.nodes.iter().map(|&other| node.peers[other].acked);
+            form.stream(node.offset, self.scope().lag, acked);
             node.table.take_down(form);
             node.data.take_down(&self.cast.keys, form);
             match &node.role {
@@ -895,29 +930,19 @@ impl World {
             form.number(client.belief.map_or(-1, |(_, until)| until - self.ticks));
             match client.doing {
                 Doing::Nothing => form.number(0),
-                Doing::Waits { node, id, lease } => {
+                Doing::Waits {
+                    node,
+                    id,
+                    lease,
+                    until,
+                } => {
                     form.number(1);
                     form.count(place(node).unwrap_or(usize::MAX));
                     form.waiter(Some(id));
-                    form.number(lease);
-                }
-                Doing::Withheld {
-                    node,
-                    offset,
-                    reply,
-                } => {
-                    form.number(2);
-                    form.count(place(node).unwrap_or(usize::MAX));
-                    let since = self.nodes[node].offset - offset;
-                    form.number((since as i64).min(self.scope().lag as i64 + 1));
-                    for &other in &order.nodes {
-                        let peer = self.nodes[node].peers[other];
-                        form.flag(peer.acked >= Some(offset));
+                    match until {
+                        None => form.number(-lease),
+                        Some(until) => form.number((until - self.ticks).max(-1)),
                     }
-                    form.token(Some(reply.token));
-                    form.number((reply.until - self.ticks).max(-1));
-                    form.flag(reply.added);
-                    form.flag(reply.waited);
                 }
             }
         }
@@ -998,7 +1023,7 @@ impl search::World for World {
             Action::Expire(node) => self.notice_expiry(node.into()),
             Action::Pass => self.pass(),
         }
-        self.tell();
+        self.end_turns();
         self.owners_exclude_each_other()
     }
 

@@ -206,6 +206,33 @@ fn a_request_that_confirmed_a_hold_takes_none_back() {
 }
 
 #[test]
+fn what_is_withheld_and_writes_nothing_has_the_stream_go_on() {
+    let mut scene = Scene::new();
+    scene.take(K, ask("a").hold(1).now());
+    assert!(!scene.server.stream_goes_on);
+    scene.take(K, ask("a").hold(1).now());
+    assert!(scene.server.effects.is_empty() && scene.server.stream_goes_on);
+    scene.take(K, ask("a").hold(1).lease(2 * LEASE_MS).now());
+    assert!(!scene.server.stream_goes_on);
+    scene.server.asks_by(ClientId(7));
+    assert!(!scene.server.renew(K, "b", LEASE_MS));
+    assert!(!scene.server.stream_goes_on);
+}
+
+#[test]
+fn a_waiter_that_is_handed_what_its_owner_has_has_the_stream_go_on() {
+    let mut scene = Scene::new();
+    scene.held_by(K, ask("a").hold(1).now());
+    scene.connected(0);
+    let waiter = scene.server.wait(K, ask("a").hold(1));
+    scene.connected(1);
+    scene.server.table.grants_resume(scene.server.ms());
+    scene.server.run();
+    assert!(scene.server.effects.is_empty() && scene.server.stream_goes_on);
+    assert!(matches!(scene.settle()[..], [(id, Answer::Granted(_))] if id == waiter));
+}
+
+#[test]
 fn a_hold_that_another_reply_waits_to_tell_of_is_not_taken_back() {
     let mut scene = Scene::new();
     let (first, token) = scene.take(K, ask("a").hold(1).by(1).now());
