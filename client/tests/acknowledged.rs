@@ -179,7 +179,7 @@ async fn who_waits_in_line_has_the_lock_once_a_replica_acknowledges() {
 
 #[tokio::test]
 async fn a_renewal_that_no_replica_acknowledges_prolongs_nothing() {
-    let mut scene = Scene::with_timeout(50);
+    let scene = Scene::with_timeout(50);
     let client = connect(&scene.server).await;
     let lock = client.lock("lock").lease(Duration::from_secs(600));
     let guard = lock.acquire().await.unwrap();
