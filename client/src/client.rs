@@ -27,7 +27,9 @@ use crate::waiting::Waits;
 
 const DEFAULT_LEASE: Duration = Duration::from_secs(30);
 const CONNECT: Duration = Duration::from_secs(2);
-const RESPONSE: Duration = Duration::from_secs(1);
+/// More than the second for which a server withholds a reply that replicas have to
+/// acknowledge, so that its own word comes first.
+const RESPONSE: Duration = Duration::from_millis(1500);
 /// Each server of a Redlock is asked for so long.
 const REDLOCK_RESPONSE: Duration = Duration::from_millis(50);
 const TIMEOUT_MIN: Duration = Duration::from_millis(1);
@@ -86,8 +88,12 @@ impl ClientBuilder {
     }
 
     /// How long a server may take to answer a command that does not wait, 1
-    /// millisecond to one hour. 1 second if not set, 50 milliseconds for each
+    /// millisecond to one hour. 1.5 seconds if not set, 50 milliseconds for each
     /// server of a [`Redlock`].
+    ///
+    /// Where the server has `lock.min-replicas`, its `lock.replicas-timeout` should be
+    /// shorter by what an answer takes. Else an answer that comes too late costs the
+    /// connection and all that is under way on it.
     #[must_use]
     pub fn response_timeout(mut self, timeout: Duration) -> Self {
         self.response_timeout = Some(timeout.clamp(TIMEOUT_MIN, TIMEOUT_MAX));

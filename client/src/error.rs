@@ -15,7 +15,9 @@ use crate::validity::Lost;
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The server refused. It has changed nothing.
+    /// The server refused. It has changed nothing, unless the code is `NOREPLICAS`: then
+    /// a hold or a renewal is not known to be safe. The client gives such a hold back,
+    /// and relies on no such renewal.
     #[error("{code} {message}")]
     #[non_exhaustive]
     Server {

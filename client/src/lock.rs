@@ -148,6 +148,9 @@ impl Lock {
     /// fail-over forgets the lock. `timeout` is for the replicas alone, and at
     /// most the lease; zero counts as a millisecond. It costs a connection while
     /// the lock is taken.
+    ///
+    /// This is for servers without the setting `lock.min-replicas`, which sees to it for
+    /// every grant and every renewal of all clients, and tells of no hold before.
     pub fn replicas(mut self, replicas: usize, timeout: Duration) -> Self {
         self.replicas = Some(Replicas {
             wanted: replicas,
@@ -161,7 +164,9 @@ impl Lock {
     /// Waits are served first come, first served, by the server among clients
     /// and owners with a name, and by the client among its other tasks. A
     /// fail-over or a lost connection on the way is made good; a client that
-    /// reconnects goes to the back of the queue.
+    /// reconnects goes to the back of the queue. So is a grant that too few replicas
+    /// have acknowledged (`NOREPLICAS`): it is asked for again. Within a server's grace
+    /// period every lock is as one that another owner has.
     ///
     /// If the future is dropped, neither a place in the queue nor a hold is
     /// left on the server: what may have been granted meanwhile is released in

@@ -14,7 +14,9 @@ use crate::validity::Lost;
 /// ends, even by `kill -9`, or when somebody or something closes the connection.
 /// Until then the server keeps their leases renewed. A lease bounds how long a
 /// lock stays taken where the server can't see the end: after its own crash, or
-/// while the network swallows everything.
+/// while the network swallows everything. Where the server can't keep up a lease,
+/// because it may not write or too few replicas acknowledge it, it closes the
+/// connection before that lease is over.
 ///
 /// [`LockGuard::lost`] completes when the connection is closed, and when it gave
 /// no sign of life for a lease: it is asked every third of one. So the shortest

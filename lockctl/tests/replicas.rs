@@ -1,0 +1,107 @@
+//! `lockctl run` where replicas have to acknowledge what the server tells, and within a
+//! grace period.
+
+mod support;
+
+use redis_lock_testing::{TestServer, status};
+
+use support::{Script, complained, lockctl, output, said};
+
+/// A server and the replica that has to acknowledge what it tells. A reply that is not
+/// acknowledged is withheld for a short while.
+fn acknowledged() -> (TestServer, TestServer) {
+    let server = TestServer::start();
+    let replica = server.replica(true);
+    let mut client = server.client();
+    // The first acknowledgement of a new replica may take it a second.
+    client.call("SET new 1");
+    assert_eq!(client.int("WAIT 1 0"), 1);
+    client.call("DEL new");
+    let set = "CONFIG SET lock.min-replicas 1 lock.replicas-timeout 50";
+    assert_eq!(client.call(set), status("OK"));
+    (server, replica)
+}
+
+#[test]
+fn a_grant_that_is_not_known_to_be_safe_runs_nothing() {
+    let (server, replica) = acknowledged();
+    replica.stop();
+    for options in [&["--no-wait"][..], &["--wait", "300ms"]] {
+        let mut command = lockctl(&server);
+        command.args(["--json", "run"]).args(options);
+        let ended = output(command.args(["lock", "echo", "never"]));
+        assert_eq!(ended.status.code(), Some(125), "{options:?}");
+        assert_eq!(said(&ended), "");
+        let told = complained(&ended);
+        assert!(told.contains(r#""code":"NOREPLICAS""#), "{told}");
+        assert!(told.contains("not known to be safe"), "{told}");
+        assert_eq!(server.client().int("EXISTS lock"), 0, "{told}");
+    }
+    replica.go_on();
+}
+
+#[test]
+fn a_wait_goes_on_until_a_replica_acknowledges() {
+    let (server, replica) = acknowledged();
+    replica.stop();
+    let mut script = Script::start(&server, &[], "exit 4");
+    script.await_told(1, &["lockctl: lock: ", "NOREPLICAS not known to be safe"]);
+    replica.go_on();
+    let (code, told) = script.end();
+    assert_eq!(code, Some(4), "{told}");
+    assert_eq!(server.client().int("EXISTS lock"), 0);
+}
+
+#[test]
+fn a_command_whose_lock_is_not_known_to_be_safe_is_ended_in_time() {
+    let (server, replica) = acknowledged();
+    let command = "echo $$ > $DIR/pids; touch $DIR/ready; sleep 60";
+    let mut script = Script::start_and_await(&server, &["--lease", "3s"], command);
+    replica.stop();
+    script.await_told(1, &["lockctl: lock: ", "not renewed", "NOREPLICAS"]);
+    let (code, told) = script.end();
+    assert_eq!(code, Some(76), "{told}");
+    assert!(told.contains("ran out"), "{told}");
+    script.assert_nothing_runs();
+    replica.go_on();
+}
+
+#[test]
+fn a_command_goes_on_where_a_replica_acknowledges_in_time_again() {
+    let (server, replica) = acknowledged();
+    let command = "touch $DIR/ready; sleep 7; exit 4";
+    let mut script = Script::start_and_await(&server, &["--lease", "6s"], command);
+    replica.stop();
+    script.await_told(1, &["lockctl: lock: ", "not renewed", "NOREPLICAS"]);
+    replica.go_on();
+    let (code, told) = script.end();
+    assert_eq!(code, Some(4), "{told}");
+    assert_eq!(server.client().int("EXISTS lock"), 0);
+}
+
+#[test]
+fn within_a_grace_period_a_lock_is_busy() {
+    let server = TestServer::start_with(&["--lock.grace-period", "600000"]);
+    for options in [&["--no-wait"][..], &["--wait", "100ms"]] {
+        let mut command = lockctl(&server);
+        command.arg("run").args(options);
+        let ended = output(command.args(["lock", "echo", "never"]));
+        assert_eq!(ended.status.code(), Some(75), "{options:?}");
+        assert_eq!(said(&ended), "");
+    }
+    let mut script = Script::start(&server, &[], "exit 4");
+    server.await_blocked(1);
+    let listed = said(&output(lockctl(&server).arg("ls")));
+    assert!(
+        listed.contains("Grace period: nothing is granted"),
+        "{listed}"
+    );
+    let mut top = lockctl(&server);
+    top.args(["--json", "top", "--times", "1"]);
+    let shown = said(&output(&mut top));
+    assert!(shown.contains(r#""grace_ms":5"#), "{shown}");
+    let end = "CONFIG SET lock.grace-period 0";
+    assert_eq!(server.client().call(end), status("OK"));
+    let (code, told) = script.end();
+    assert_eq!(code, Some(4), "{told}");
+}
