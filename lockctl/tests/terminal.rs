@@ -144,6 +144,11 @@ fn top_gives_the_terminal_back_while_it_is_stopped() {
     eventually("top has the terminal", is_raw);
     signal(pid.parse().unwrap(), Signal::TSTP).unwrap();
     eventually("the terminal is as before", || !is_raw());
+    // Before it has stopped, CONT would be lost on it.
+    eventually("it has stopped", || {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        stat.contains(") T ")
+    });
     signal(pid.parse().unwrap(), Signal::CONT).unwrap();
     eventually("top has it again", is_raw);
     signal(pid.parse().unwrap(), Signal::TERM).unwrap();

@@ -63,7 +63,7 @@ unsafe extern "C" fn invoke<C: Command>(
         // SAFETY: the context is alive, and that of the question, if there is one.
         unsafe {
             if (api().is_keys_position_request)(ctx) != 0 {
-                guard::catch("keys", || call::name_keys(ctx, &args, before_command));
+                guard::catch("keys", || call::name_keys(ctx, args, before_command));
                 return 0;
             }
         }
