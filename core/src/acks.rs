@@ -30,7 +30,7 @@ use crate::keys::KeyBuf;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
 use crate::queue::{Waiter, WaiterId};
-use crate::request::ClientId;
+use crate::request::{ClientId, Lease};
 use crate::sessions::HoldId;
 use crate::token::FencingToken;
 
@@ -61,6 +61,9 @@ pub(crate) struct Withheld {
     /// The lock that the client named.
     pub key: KeyBuf,
     pub tells: Tells,
+    /// The lease to be kept up once it is told, if it asks for that, and when the one
+    /// that it tells of ends, in milliseconds since 1970.
+    pub session: Option<(Lease, i64)>,
     /// When it is given up, in milliseconds since 1970.
     pub until_ms: i64,
 }
@@ -237,6 +240,7 @@ impl Acks {
             };
             form.flag(renews);
             form.token(Some(token));
+            form.time(reply.session.map(|(_, end_ms)| end_ms));
         }
         for pending in &self.pending {
             match &pending.waits {

@@ -245,6 +245,19 @@ impl Deliveries {
         under_way
     }
 
+    /// Notes that what is on its way to this client is bound to its connection, and what
+    /// it was bound to before.
+    pub fn bind(&mut self, client: ClientId, lease: Lease, bound_before: Option<ClientId>) {
+        let under_way = self.by_client.get(&client);
+        let under_way = under_way.and_then(|hold| self.by_hold.get_mut(hold));
+        let replies = under_way.into_iter().flat_map(|one| &mut one.replies);
+        let deliveries = replies.filter_map(|reply| reply.on_its_way.as_mut());
+        for delivery in deliveries.filter(|one| one.client == client) {
+            delivery.session = Some(lease);
+            delivery.bound_before = bound_before;
+        }
+    }
+
     /// Whether what is on its way to this client is still true of an owner that has so
     /// many holds of this token.
     pub fn stands(&self, client: ClientId, token: FencingToken, holds: i64) -> bool {
@@ -299,6 +312,14 @@ impl Deliveries {
         others
             .filter(|one| one.client != client && under_way.token == token)
             .find_map(|one| Some((one.client, one.session?)))
+    }
+
+    /// Whether the grant that is on its way to this client bound its holds.
+    pub fn binds(&self, client: ClientId) -> bool {
+        let under_way = self.by_client.get(&client);
+        let under_way = under_way.and_then(|hold| self.by_hold.get(hold));
+        let mut deliveries = under_way.into_iter().flat_map(UnderWay::deliveries);
+        deliveries.any(|one| one.client == client && one.session.is_some())
     }
 
     /// The client that these holds were bound to before the grant that is on its way

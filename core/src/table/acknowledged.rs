@@ -6,11 +6,11 @@ use crate::acks::{Tells, UncountedLease, Withheld, reached_by};
 use crate::deliveries::Delivery;
 use crate::error::LockError;
 use crate::keys::KeyBuf;
-use crate::lock::{Lock, Now};
+use crate::lock::{Holder, Lock, Now};
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
 use crate::queue::WaiterId;
-use crate::request::{ClientId, Owner};
+use crate::request::{AcquireRequest, ClientId, Lease, Owner};
 use crate::sessions::{Binding, HoldId};
 use crate::table::Leave;
 use crate::token::FencingToken;
@@ -61,12 +61,41 @@ impl Transition<'_> {
         self.table.settings.acks.is_some()
     }
 
-    pub(super) fn withhold(&mut self, id: WaiterId, client: ClientId, tells: Tells) {
+    /// Withholds the reply to a request that was granted. Until it is told, nothing of
+    /// it is bound to its connection.
+    pub(super) fn withhold_grant(
+        &mut self,
+        id: WaiterId,
+        client: ClientId,
+        request: &AcquireRequest,
+        token: FencingToken,
+        held_before: i64,
+    ) {
+        let delivery = Delivery {
+            client,
+            hold: request.hold,
+            session: None,
+            bound_before: None,
+        };
+        self.send(&request.owner, token, delivery, held_before);
+        let (lease, now_ms) = (request.lease, self.now.ms());
+        let session = request.session.map(|_| (lease, lease.end_ms(now_ms)));
+        self.withhold(id, client, Tells::Grant(token), session);
+    }
+
+    fn withhold(
+        &mut self,
+        id: WaiterId,
+        client: ClientId,
+        tells: Tells,
+        session: Option<(Lease, i64)>,
+    ) {
         let timeout_ms = self.table.settings.acks.map_or(0, |acks| acks.timeout_ms);
         let withheld = Withheld {
             client,
             key: self.key.into(),
             tells,
+            session,
             until_ms: self.now.ms().saturating_add(timeout_ms),
         };
         self.table.acks.withhold(id, withheld);
@@ -90,7 +119,7 @@ impl Transition<'_> {
         let deliveries = &mut self.table.deliveries;
         deliveries.send_renewal(hold, token, delivery, holds);
         let id = self.table.queues.new_id();
-        self.withhold(id, client, Tells::Renewal(token));
+        self.withhold(id, client, Tells::Renewal(token), None);
         self.step.withheld = Some(id);
     }
 
@@ -180,9 +209,11 @@ impl LockTable {
             Stored::Read(lock) => Some(lock),
             Stored::AsExpected => self.remembered.lock(withheld.key.as_ref()).cloned(),
         });
-        let stands = lock.is_some_and(|lock| self.stands(&withheld, token, lock, now));
-        if !stands {
-            self.grant_told(withheld.client, false);
+        let held = lock.and_then(|lock| self.standing(&withheld, token, lock, now));
+        let stands = held.is_some();
+        match held {
+            None => self.grant_told(withheld.client, false),
+            Some(held) => self.bind_told(&withheld, &held, token, now),
         }
         Some(match withheld.tells {
             Tells::Grant(token) if stands => Answer::Granted(token),
@@ -191,19 +222,43 @@ impl LockTable {
         })
     }
 
-    fn stands(&self, withheld: &Withheld, token: FencingToken, mut lock: Lock, now: Now) -> bool {
+    /// What is told of at last, if it still stands.
+    fn standing(
+        &self,
+        withheld: &Withheld,
+        token: FencingToken,
+        mut lock: Lock,
+        now: Now,
+    ) -> Option<Holder> {
         let client = withheld.client;
-        let Some(hold) = self.deliveries.hold_of(client) else {
-            return false;
-        };
+        let hold = self.deliveries.hold_of(client)?;
         if hold.key != withheld.key {
-            return false;
+            return None;
         }
         self.end_in_view(hold.key.as_ref(), &mut lock, now);
-        let held = lock.holder(&hold.owner);
-        held.is_some_and(|held| {
-            held.token == Some(token) && self.deliveries.stands(client, token, held.holds)
-        })
+        let held = lock.holder(&hold.owner)?;
+        let stands = held.token == Some(token) && self.deliveries.stands(client, token, held.holds);
+        stands.then(|| held.clone())
+    }
+
+    /// Binds holds to the connection that is told of them now, if it asked for that. They
+    /// last as long as the lease that is acknowledged.
+    fn bind_told(&mut self, withheld: &Withheld, held: &Holder, token: FencingToken, now: Now) {
+        let Some((lease, end_ms)) = withheld.session else {
+            return;
+        };
+        let (client, owner) = (withheld.client, &held.owner);
+        let hold = HoldId::new(withheld.key.as_ref(), owner);
+        let before = self.sessions.binding_of(withheld.key.as_ref(), owner);
+        let before = before.filter(|before| before.token == token);
+        let sessions = &mut self.sessions;
+        sessions.bind(withheld.key.as_ref(), owner, client, token, lease, now.ms());
+        let counted_ms = before.map_or(end_ms, |before| before.kept_until_ms.max(end_ms));
+        let stored_ms = held.lease_end_ms.unwrap_or(i64::MAX);
+        sessions.count_until(&hold, counted_ms.min(stored_ms));
+        let before = before.map(|before| before.client);
+        self.deliveries.bind(client, lease, before);
+        self.look_before_it_ends(&hold, now.ms());
     }
 
     /// Ends the waits whose time is over, and gives up replies that replicas have not

@@ -241,7 +241,7 @@ impl LockTable {
         let Some(binding) = self.sessions.binding_of(key, owner) else {
             return;
         };
-        if binding.client == client {
+        if binding.client == client && self.deliveries.binds(client) {
             let heir = self.heir(&hold, binding, client);
             self.sessions.unbind(key, owner);
             if let Some((heir, lease)) = heir {

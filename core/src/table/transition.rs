@@ -6,7 +6,6 @@ use super::{
     Acquired, Answer, Done, LockEvent, LockTable, LogLine, Progress, Question, Step, Stored, Then,
     Unchecked,
 };
-use crate::acks::Tells;
 use crate::bounds::{ends_a_step, few, grants_a_step, search_a_step};
 use crate::deadlock::{Certain, Found, Graph, Search, WaitEdge, WaitFor};
 use crate::deliveries::{Delivery, Told};
@@ -17,8 +16,8 @@ use crate::lock::{Holder, Lock, Now, Released};
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
 use crate::queue::{Wait, Waiter, WaiterId};
-use crate::request::{AcquireRequest, ClientId, Owner, ReleaseRequest, RenewRequest};
-use crate::sessions::{Binding, HoldId};
+use crate::request::{AcquireRequest, Owner, ReleaseRequest, RenewRequest};
+use crate::sessions::HoldId;
 use crate::token::FencingToken;
 
 /// So many slow waits are logged in one step, each with so many holders.
@@ -375,8 +374,9 @@ impl<'t> Transition<'t> {
                 false => Ok(None),
             };
         }
-        let bound = self.binding_to_count(&request.owner);
-        let Some((token, held_before)) = self.grant(request, in_turn)? else {
+        let withheld_from = self.withholds();
+        let Some((token, held_before)) = self.grant(request, in_turn, withheld_from.is_some())?
+        else {
             return Ok(None);
         };
         if held_before == 0 {
@@ -384,10 +384,9 @@ impl<'t> Transition<'t> {
         } else {
             self.table.metrics.reentries += 1;
         }
-        if let Some(client) = self.withholds() {
+        if let Some(client) = withheld_from {
             let id = self.table.queues.new_id();
-            self.send(client, request, bound, token, held_before);
-            self.withhold(id, client, Tells::Grant(token));
+            self.withhold_grant(id, client, request, token, held_before);
             self.step.withheld = Some(id);
             return Ok(Some(token));
         }
@@ -397,11 +396,13 @@ impl<'t> Transition<'t> {
         Ok(Some(token))
     }
 
-    /// Returns with the token how many holds the owner had before.
+    /// Returns with the token how many holds the owner had before. What is withheld is
+    /// bound to a connection when it is told.
     fn grant(
         &mut self,
         request: &AcquireRequest,
         in_turn: bool,
+        is_withheld: bool,
     ) -> Result<Option<(FencingToken, i64)>, LockError> {
         let held_before = self.holds_of(&request.owner);
         let (tokens, effects) = (&mut self.table.tokens, &mut self.step.effects);
@@ -420,39 +421,36 @@ impl<'t> Transition<'t> {
         let sessions = &mut self.table.sessions;
         if let Some(client) = request.session {
             let old = sessions.binding_of(self.key, owner);
-            sessions.bind(self.key, owner, client, token, lease, now_ms);
             // A lease of it ended before anybody noticed.
             let unnoticed = old.filter(|old| {
                 old.client != client && old.token != token && old.kept_until_ms <= now_ms
             });
+            if !is_withheld {
+                sessions.bind(self.key, owner, client, token, lease, now_ms);
+            } else if old.is_some_and(|old| old.token != token) {
+                sessions.unbind(self.key, owner);
+            }
             self.table
                 .to_close
                 .extend(unnoticed.map(|binding| binding.client));
-        } else {
+        }
+        if request.session.is_none() || is_withheld {
+            let sessions = &mut self.table.sessions;
             sessions.last_until(self.key, owner, token, lease.end_ms(now_ms));
         }
         self.count_when_acknowledged(owner, bound);
         Ok(Some((token, held_before)))
     }
 
-    /// Notes that a grant is on its way to this client.
-    fn send(
+    /// Notes that a grant to this owner is on its way.
+    pub(super) fn send(
         &mut self,
-        client: ClientId,
-        request: &AcquireRequest,
-        bound: Option<Binding>,
+        owner: &Owner,
         token: FencingToken,
+        delivery: Delivery,
         held_before: i64,
     ) {
-        let bound_before = bound.filter(|binding| binding.token == token);
-        let delivery = Delivery {
-            client,
-            hold: request.hold,
-            session: request.session.map(|_| request.lease),
-            bound_before: bound_before.map(|binding| binding.client),
-        };
-        let holds = self.holds_of(&request.owner);
-        let hold = self.hold_of(&request.owner);
+        let (hold, holds) = (self.hold_of(owner), self.holds_of(owner));
         let deliveries = &mut self.table.deliveries;
         deliveries.send(hold, token, delivery, held_before, holds);
     }
@@ -557,19 +555,28 @@ impl<'t> Transition<'t> {
         let waiter = waiter.with_lease_from_enqueue(self.now);
         self.table.acks.is_answered(&waiter);
         let request = &waiter.request;
+        let is_withheld = self.withholds_hand_offs();
         let bound = self.table.sessions.binding_of(self.key, &request.owner);
-        let answer = match self.grant(request, true) {
+        let answer = match self.grant(request, true, is_withheld) {
             Ok(Some((token, held_before))) => {
                 let metrics = &mut self.table.metrics;
                 metrics.grants_after_wait += 1;
                 metrics.hand_offs += u64::from(held_before == 0);
                 metrics.waits.add(self.now.us - waiter.since_us);
-                self.send(waiter.client, request, bound, token, held_before);
-                if self.withholds_hand_offs() {
-                    self.withhold(waiter.id, waiter.client, Tells::Grant(token));
+                if is_withheld {
+                    let (id, client) = (waiter.id, waiter.client);
+                    self.withhold_grant(id, client, request, token, held_before);
                     self.withheld += 1;
                     return;
                 }
+                let bound = bound.filter(|binding| binding.token == token);
+                let delivery = Delivery {
+                    client: waiter.client,
+                    hold: request.hold,
+                    session: request.session.map(|_| request.lease),
+                    bound_before: bound.map(|binding| binding.client),
+                };
+                self.send(&request.owner, token, delivery, held_before);
                 Answer::Granted(token)
             }
             // Nothing keeps it from a grant but a planted fault.

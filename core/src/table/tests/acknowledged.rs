@@ -223,9 +223,9 @@ fn what_is_withheld_and_writes_nothing_has_the_stream_go_on() {
 fn a_waiter_that_is_handed_what_its_owner_has_has_the_stream_go_on() {
     let mut scene = Scene::new();
     scene.held_by(K, ask("a").hold(1).now());
-    scene.connected(0);
+    scene.server.table.settings.may_grant = false;
     let waiter = scene.server.wait(K, ask("a").hold(1));
-    scene.connected(1);
+    scene.server.table.settings.may_grant = true;
     scene.server.table.grants_resume(scene.server.ms());
     scene.server.run();
     assert!(scene.server.effects.is_empty() && scene.server.stream_goes_on);
@@ -542,6 +542,96 @@ fn a_renewal_that_is_given_up_leaves_the_session_bound() {
     scene.server.run();
     let bound = scene.server.table.bound_client(K, &owner("a"));
     assert_eq!(bound, Some(ClientId(client)));
+}
+
+/// An owner's session was told, and it asks again by two other connections.
+fn asked_again_by_two(lease_ms: i64) -> (Scene, ClientId, [WaiterId; 2]) {
+    let mut scene = Scene::new();
+    let first = ask("a").session().lease(lease_ms);
+    let client = first.client;
+    scene.held_by(K, first.now());
+    let again = |by| ask("a").session().lease(lease_ms).hold(1).by(by).now();
+    let ids = [7, 8].map(|by| scene.take(K, again(by)).0);
+    (scene, client, ids)
+}
+
+#[test]
+fn a_session_stays_with_who_was_told_of_it() {
+    let (mut scene, client, [second, third]) = asked_again_by_two(9 * LEASE_MS);
+    assert_eq!(
+        scene.server.table.bound_client(K, &owner("a")),
+        Some(client)
+    );
+    scene.server.sleep(TIMEOUT_MS);
+    assert_eq!(
+        scene.give_up(),
+        [unsafe_to_say(second), unsafe_to_say(third)]
+    );
+    scene.server.run();
+    assert_eq!(
+        scene.server.table.bound_client(K, &owner("a")),
+        Some(client)
+    );
+    scene.server.table.connection_ended(ClientId(7), false);
+    scene.server.run();
+    assert_eq!(scene.server.holds(K, "a"), 1);
+    scene.server.table.connection_ended(client, false);
+    scene.server.run();
+    scene.check_nothing_is_left();
+}
+
+#[test]
+fn a_session_stays_with_who_was_told_of_it_when_another_goes() {
+    let (mut scene, client, [_, third]) = asked_again_by_two(9 * LEASE_MS);
+    scene.server.table.connection_ended(ClientId(7), false);
+    scene.server.sleep(TIMEOUT_MS);
+    assert!(scene.give_up().contains(&unsafe_to_say(third)));
+    scene.server.run();
+    assert_eq!(
+        scene.server.table.bound_client(K, &owner("a")),
+        Some(client)
+    );
+}
+
+#[test]
+fn a_session_passes_on_when_the_next_one_is_told() {
+    let (mut scene, client, [second, third]) = asked_again_by_two(9 * LEASE_MS);
+    let told: Vec<WaiterId> = scene.settle().into_iter().map(|(id, _)| id).collect();
+    assert_eq!(told, [second, third]);
+    let bound = scene.server.table.bound_client(K, &owner("a"));
+    assert_eq!(bound, Some(ClientId(8)));
+    scene.server.table.connection_ended(client, false);
+    scene.server.run();
+    assert_eq!(scene.server.holds(K, "a"), 1);
+    scene.server.table.connection_ended(ClientId(8), false);
+    scene.server.run();
+    scene.check_nothing_is_left();
+}
+
+#[test]
+fn nothing_stays_when_a_session_ends_and_its_next_one_is_not_told() {
+    let (mut scene, client, [second, third]) = asked_again_by_two(9 * LEASE_MS);
+    scene.server.table.connection_ended(client, false);
+    scene.server.run();
+    assert_eq!(scene.server.holds(K, "a"), 1, "others may be told of it");
+    scene.server.sleep(TIMEOUT_MS);
+    assert_eq!(
+        scene.give_up(),
+        [unsafe_to_say(second), unsafe_to_say(third)]
+    );
+    scene.server.run();
+    scene.check_nothing_is_left();
+}
+
+#[test]
+fn a_session_is_closed_in_time_where_the_next_one_is_not_told() {
+    let (mut scene, client, _) = asked_again_by_two(LEASE_MS);
+    scene.server.sleep(TIMEOUT_MS);
+    scene.give_up();
+    scene.server.pass(LEASE_MS - TIMEOUT_MS - 21);
+    assert!(scene.server.table.to_close.is_empty());
+    scene.server.pass(2);
+    assert_eq!(scene.server.table.take_clients_to_close(9), [client]);
 }
 
 #[test]
