@@ -129,7 +129,7 @@ fn main() -> Result<()> {
     let conditions = conditions(&options, &launcher, &contenders, missing, rounds)?;
     let takes_part = |scenario: &Scenario, contender: &dyn Contender| {
         // With AOF and a replica, a quick run compares us with ourselves alone.
-        let durable_too = options.full || scenario.duty == Duty::MemoryOnly;
+        let durable_too = options.full || scenario.duty != Duty::Durable;
         let pinned_too = scenario.placement == Placement::Apart;
         contender.fits(scenario.work)
             && (durable_too || contender.needs_module())

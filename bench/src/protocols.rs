@@ -1,6 +1,7 @@
 //! Lock clients that speak RESP, each a state machine over its connections, so
 //! that one thread can play thousands of them with the same code.
 
+mod acknowledged;
 mod redislock;
 mod redisson;
 mod set_nx;
@@ -71,6 +72,8 @@ pub enum Kind {
     Lock,
     /// A lock that ends with its holder's connection.
     Session,
+    /// A lock that a replica has before its holder is told.
+    Acknowledged,
 }
 
 /// A way to lock, spoken over RESP.
@@ -102,6 +105,9 @@ pub struct Protocol {
 pub const PROTOCOLS: &[Protocol] = &[
     redislock::PROTOCOL,
     redislock::SESSION,
+    acknowledged::REDISLOCK,
+    acknowledged::REDISLOCK_AND_WAIT,
+    acknowledged::SET_AND_WAIT,
     redisson::PROTOCOL,
     redisson::BEFORE_LATCH,
     set_nx::REDIS_PY,

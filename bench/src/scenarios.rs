@@ -33,6 +33,14 @@ pub fn all() -> Vec<Scenario> {
             "Uncontended acquire and release, 50 connections",
             Workload::Uncontended { clients: 50 },
         ),
+        Scenario {
+            duty: Duty::Replicated,
+            ..scenario(
+                "acknowledged",
+                "Uncontended acquire, acknowledged by a replica, and release, one connection",
+                Workload::Acknowledged,
+            )
+        },
         scenario(
             "pipelined-cpu",
             "Uncontended acquire and release, 100 pairs a write",

@@ -30,6 +30,8 @@ pub struct Server {
 pub enum Duty {
     /// Nothing.
     MemoryOnly,
+    /// It feeds a replica.
+    Replicated,
     /// It writes an append-only file, synced every second, and feeds a replica.
     Durable,
 }
@@ -37,21 +39,21 @@ pub enum Duty {
 impl Launcher {
     /// Starts a server, with or without the module.
     pub fn start(&self, with_module: bool, duty: Duty, placement: Placement) -> Result<Server> {
-        let is_durable = duty == Duty::Durable;
+        let has_replica = duty != Duty::MemoryOnly;
         let mut setup = self.setup.clone().options(&["--maxclients", "15000"]);
         setup.module.take_if(|_| !with_module);
         // The replica is another machine's work: not on the server's processor.
         let mut replica = setup.clone();
         replica.processor = Some(self.processors.of(Placement::Together));
         setup.processor = Some(self.processors.of(placement));
-        if is_durable {
+        if duty == Duty::Durable {
             setup = setup.options(&["--appendonly", "yes", "--appendfsync", "everysec"]);
         }
         let server = testing::Server::start(setup)?;
         let pid = server.pid().context("the server has ended")?;
         Ok(Server {
             cpu_clock: clock_getcpuclockid(Pid::from_raw(pid.cast_signed()))?,
-            _replica: is_durable.then(|| server.replica(replica)).transpose()?,
+            _replica: has_replica.then(|| server.replica(replica)).transpose()?,
             server,
         })
     }

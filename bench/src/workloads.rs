@@ -20,7 +20,9 @@ use crate::server::Server;
 pub enum Workload {
     /// Clients that take and give back a lock of their own, over and over.
     Uncontended { clients: usize },
-    /// The same, a hundred pairs in one write.
+    /// One client that is told of its lock when a replica has it.
+    Acknowledged,
+    /// Many pairs, a hundred in one write.
     Pipelined,
     /// One lock that goes round among clients that queue for it.
     HandOff { waiters: usize },
@@ -64,8 +66,12 @@ pub const MOST_POLLING_WAITERS: usize = 100;
 /// Whether a kind of protocol can do this.
 pub fn fits(work: Workload, kind: Kind) -> bool {
     match work {
-        Workload::Pipelined => kind != Kind::Session,
-        Workload::Uncontended { .. } => !matches!(kind, Kind::CommandsAlone | Kind::Session),
+        Workload::Acknowledged => kind == Kind::Acknowledged,
+        Workload::Pipelined => !matches!(kind, Kind::Session | Kind::Acknowledged),
+        Workload::Uncontended { .. } => !matches!(
+            kind,
+            Kind::CommandsAlone | Kind::Session | Kind::Acknowledged
+        ),
         Workload::HandOff { waiters } => match kind {
             Kind::Lock | Kind::Endless => true,
             Kind::Polling => waiters <= MOST_POLLING_WAITERS,
@@ -88,6 +94,7 @@ pub fn run(
 ) -> Result<Measurement> {
     match work {
         Workload::Uncontended { clients } => uncontended::run(protocol, server, pace, clients),
+        Workload::Acknowledged => uncontended::run(protocol, server, pace, 1),
         Workload::Pipelined => uncontended::run_pipelined(protocol, server, pace),
         Workload::HandOff { waiters } => hand_off::run(protocol, server, pace, waiters),
         Workload::Contended { clients, section } => {

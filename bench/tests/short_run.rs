@@ -2,8 +2,8 @@
 
 use std::process::Command;
 
-/// Runs the program and returns its report and its figures.
-fn run(arguments: &[&str]) -> (String, serde_json::Value) {
+/// Runs the program, which draws these charts, and returns its report and its figures.
+fn run(arguments: &[&str], charts: &[&str]) -> (String, serde_json::Value) {
     let out = tempfile::tempdir().unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_redis-lock-bench"))
         // What the environment says goes before.
@@ -19,7 +19,7 @@ fn run(arguments: &[&str]) -> (String, serde_json::Value) {
         "{}",
         String::from_utf8_lossy(&output.stderr)
     );
-    for chart in ["hand-off-latency.svg", "hand-off-waiters.svg"] {
+    for chart in charts {
         let svg = std::fs::read_to_string(out.path().join(chart)).unwrap();
         assert!(svg.contains("</svg>"), "{chart} is not whole");
     }
@@ -42,7 +42,8 @@ fn a_hand_off_is_measured_judged_and_drawn() {
     let contenders = ["redislock", "blpop", "redisson-scripts", "rslock"];
     let mut arguments = vec!["--only", "hand-off-1", "--contenders"];
     arguments.extend(contenders);
-    let (report, results) = run(&arguments);
+    let charts = ["hand-off-latency.svg", "hand-off-waiters.svg"];
+    let (report, results) = run(&arguments, &charts);
     for contender in contenders {
         let p50 = figure(&results, contender, "hand-off p50 µs");
         assert!(p50 > 1.0, "{contender}: {p50} µs");
@@ -54,4 +55,18 @@ fn a_hand_off_is_measured_judged_and_drawn() {
     }
     assert!(report.contains("hand-off p50, one waiter, to `LPUSH` → `BLPOP`"));
     assert!(report.contains("Redis ") || report.contains("Valkey "));
+}
+
+#[test]
+fn pairs_that_a_replica_acknowledges_are_measured() {
+    let contenders = ["redislock-acknowledged", "redislock-wait", "set-wait-del"];
+    let mut arguments = vec!["--only", "acknowledged", "--contenders"];
+    arguments.extend(contenders);
+    let (report, results) = run(&arguments, &[]);
+    for contender in contenders {
+        let p50 = figure(&results, contender, "pair p50 µs");
+        let p99 = figure(&results, contender, "pair p99 µs");
+        assert!(1.0 < p50 && p50 <= p99, "{contender}: {p50} µs, {p99} µs");
+    }
+    assert!(report.contains("acknowledged by a replica"), "{report}");
 }

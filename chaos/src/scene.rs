@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use redis::Value;
-use redis_lock_testing::{Connection, SOON, Server, Setup, Wait, eventually, local};
+use redis_lock_testing::{Connection, Fate, Proxy, SOON, Server, Setup, Wait, eventually, local};
 
 use crate::clients::{FaultsEnd, outcome};
 use crate::fsync::Fsync;
@@ -22,6 +22,8 @@ const TOLERANCE: u64 = 2 * MS;
 pub struct Scene {
     /// The primary, and its replica if there is one.
     pub servers: Vec<Server>,
+    /// The way of the replica to the primary.
+    link: Option<Proxy>,
     port: Arc<AtomicU16>,
     journal: Arc<Journal>,
     over: Arc<FaultsEnd>,
@@ -61,6 +63,7 @@ impl Scene {
         Self {
             admin: primary.connect().expect("the server answers"),
             servers: vec![primary],
+            link: None,
             port,
             journal,
             over,
@@ -112,11 +115,67 @@ impl Scene {
             .is_some()
     }
 
+    /// Waits until the server withholds the answer to what this party asked. Says
+    /// whether it comes to that, and is not answered first.
+    pub fn sees_withheld(&mut self, party: &Party) -> bool {
+        let mut is_withheld = false;
+        eventually("it is withheld or answered", || {
+            is_withheld = matches!(self.admin.info("lock_replies_withheld"), Ok(1..));
+            is_withheld || party.connection.has_reply()
+        });
+        is_withheld
+    }
+
     /// Adds a replica, and waits until it is in step.
     pub fn add_replica(&mut self) {
         let setup = self.setup.clone().in_dir(self.dir.path().join("server-2"));
-        let replica = self.servers[0].replica(setup);
-        self.servers.push(replica.expect("the replica starts"));
+        let link = Proxy::to(self.servers[0].addr()).expect("a proxy starts");
+        let replica = Server::start(setup.replica_of(link.addr())).expect("the replica starts");
+        replica.await_link().expect("the replica is in step");
+        self.servers.push(replica);
+        self.link = Some(link);
+        self.await_replica();
+    }
+
+    /// Sets this on each server.
+    pub fn configure(&mut self, settings: &str) {
+        let words: Vec<&str> = ["CONFIG", "SET"]
+            .into_iter()
+            .chain(settings.split(' '))
+            .collect();
+        for server in &self.servers {
+            let mut connection = server.connect().expect("the server answers");
+            assert_eq!(call(&mut connection, &words), Value::Okay, "{settings}");
+        }
+    }
+
+    /// Waits until the replica has all that was written.
+    pub fn await_replica(&mut self) {
+        eventually("the replica has everything", || {
+            self.admin("SET written 1");
+            self.admin("WAIT 1 1000") == Value::Int(1)
+        });
+    }
+
+    /// From now on the replica misses what is written.
+    pub fn cut_off_replica(&mut self) {
+        let link = self.link.as_ref().expect("there is a replica");
+        link.set(Fate::Swallowed);
+    }
+
+    /// Promotes the replica, whatever the primary does. Who comes from now on finds it.
+    pub fn promote(&mut self) {
+        let mut there = self.servers[1].connect().expect("the replica answers");
+        let promoted = call(&mut there, &["REPLICAOF", "NO", "ONE"]);
+        assert_eq!(promoted, Value::Okay);
+        self.port.store(self.servers[1].port(), Ordering::SeqCst);
+        self.admin = there;
+    }
+
+    /// The primary dies, and the replica is promoted.
+    pub fn lose_primary(&mut self) {
+        self.servers[0].crash();
+        self.promote();
     }
 
     /// Hands over to the replica.
@@ -209,14 +268,19 @@ impl Party {
         self.answer()
     }
 
-    /// Renews a lease.
-    pub fn renew(&mut self, lock: &str, lease_ms: u64) -> Outcome {
+    /// Asks for another lease, and doesn't wait for the answer.
+    pub fn ask_to_renew(&mut self, lock: &str, lease_ms: u64) {
         let fence = None;
         self.begin(lock, Request::Renew { lease_ms, fence });
         self.send(&format!(
             "LOCK.RENEW {lock} {} LEASE {lease_ms}",
             self.owner
         ));
+    }
+
+    /// Renews a lease.
+    pub fn renew(&mut self, lock: &str, lease_ms: u64) -> Outcome {
+        self.ask_to_renew(lock, lease_ms);
         self.answer()
     }
 

@@ -72,10 +72,16 @@ pub enum Fault {
     HandOffNotCovered,
     /// Renewals count before replicas have acknowledged them.
     RenewalNotCovered,
+    /// Locks are granted in a grace period as at any time.
+    GraceIgnored,
+    /// Who holds a lock is granted it again in a grace period.
+    ReentryInGrace,
+    /// What the module writes by itself is not bound by `min-replicas-to-write`.
+    NotFenced,
 }
 
 /// The faults by their names.
-pub const FAULTS: [(&str, Fault); 29] = [
+pub const FAULTS: [(&str, Fault); 32] = [
     ("expiry-ignored", Fault::ExpiryIgnored),
     ("owner-not-checked", Fault::OwnerNotChecked),
     ("token-reused", Fault::TokenReused),
@@ -108,6 +114,9 @@ pub const FAULTS: [(&str, Fault); 29] = [
     ("offset-too-early", Fault::OffsetTooEarly),
     ("hand-off-not-covered", Fault::HandOffNotCovered),
     ("renewal-not-covered", Fault::RenewalNotCovered),
+    ("grace-ignored", Fault::GraceIgnored),
+    ("reentry-in-grace", Fault::ReentryInGrace),
+    ("not-fenced", Fault::NotFenced),
 ];
 
 // The server has one thread that matters, and each test has its own.

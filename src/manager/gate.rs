@@ -12,6 +12,8 @@ use crate::config;
 use crate::server::{clock, keyspace};
 use redis_lock_core::error::LockError;
 use redis_lock_core::grace::Grace;
+#[cfg(feature = "planted-faults")]
+use redis_lock_core::planted::Fault;
 use redis_lock_core::table::{LockTable, REFUSED_RETRY_MS};
 
 thread_local! {
@@ -29,6 +31,10 @@ pub(super) fn is_open(ctx: &Context) -> bool {
     let has_enough = fence::has_enough_replicas(ctx);
     if !has_enough {
         IS_FENCED.set(true);
+    }
+    #[cfg(feature = "planted-faults")]
+    if Fault::GraceIgnored.planted() {
+        return has_enough;
     }
     has_enough && grace_left_ms() == 0
 }

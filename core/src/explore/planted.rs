@@ -8,14 +8,18 @@ use super::world::World;
 use crate::bounds;
 use crate::planted::{FAULTS, plant};
 
-/// Faults that are planted outside of the core, where effects are replicated, and those
-/// of acknowledgements, which nobody awaits here.
-const OUTSIDE: [&str; 5] = [
+/// Faults that are planted outside of the core, where effects are replicated and grants
+/// are allowed, and those of acknowledgements and grace periods, of which there are none
+/// here.
+const OUTSIDE: [&str; 8] = [
     "expiry-not-propagated",
     "acknowledgement-not-awaited",
     "offset-too-early",
     "hand-off-not-covered",
     "renewal-not-covered",
+    "grace-ignored",
+    "reentry-in-grace",
+    "not-fenced",
 ];
 
 /// So far each scope is searched for a fault.

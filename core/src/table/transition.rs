@@ -362,7 +362,11 @@ impl<'t> Transition<'t> {
         request: &AcquireRequest,
         waits: bool,
     ) -> Result<Option<FencingToken>, LockError> {
-        if !self.table.settings.may_grant {
+        let may_grant = self.table.settings.may_grant;
+        #[cfg(feature = "planted-faults")]
+        let may_grant = may_grant
+            || Fault::ReentryInGrace.planted() && self.lock.holder(&request.owner).is_some();
+        if !may_grant {
             return Ok(None);
         }
         let in_turn = self.is_next_in_line();
