@@ -203,7 +203,7 @@ fn on_setting_changed(ctx: &Context, names: &[&str]) {
             gate::grace_period_set(ctx);
         }
         if names.contains(&"lock.min-replicas") {
-            acks::replicas_changed(ctx);
+            acks::requirement_set(ctx);
         }
         let is_of_replicas =
             |name: &&str| name.starts_with("min-replicas-") || name.starts_with("min-slaves-");

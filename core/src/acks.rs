@@ -34,6 +34,9 @@ use crate::request::{ClientId, Lease};
 use crate::sessions::HoldId;
 use crate::token::FencingToken;
 
+/// So many replies that were taken may be kept in line.
+const TAKEN_KEPT: usize = 64;
+
 /// What has to acknowledge a reply before it is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Acknowledgement {
@@ -102,6 +105,8 @@ pub struct Acks {
     replies: BTreeMap<WaiterId, Withheld>,
     /// In the order in which it was written.
     pending: VecDeque<Pending>,
+    /// At most so many of them are replies that were taken since.
+    taken: usize,
     /// When replies are given up, and when waits are over that end here.
     ends: BTreeSet<(i64, WaiterId)>,
     #[cfg(feature = "planted-faults")]
@@ -172,7 +177,7 @@ impl Acks {
     pub(crate) fn take(&mut self, id: WaiterId) -> Option<Withheld> {
         let withheld = self.replies.remove(&id)?;
         self.ends.remove(&(withheld.until_ms, id));
-        // Those that were given up are not kept while replicas are silent.
+        // Those that were given up are not kept for long while replicas are silent.
         while let Some(Pending {
             waits: Waits::Reply(first),
             ..
@@ -180,6 +185,15 @@ impl Acks {
             && !self.replies.contains_key(first)
         {
             self.pending.pop_front();
+        }
+        self.taken += 1;
+        if self.taken > TAKEN_KEPT && self.taken > self.pending.len() / 2 {
+            let replies = &self.replies;
+            self.pending.retain(|pending| match &pending.waits {
+                Waits::Reply(id) => replies.contains_key(id),
+                Waits::Lease(_) => true,
+            });
+            self.taken = 0;
         }
         Some(withheld)
     }
@@ -208,26 +222,32 @@ impl Acks {
         any
     }
 
-    /// Takes what waits for nothing beyond this offset.
-    pub(crate) fn acknowledged(&mut self, offset: i64) -> Acknowledged {
+    /// Takes what waits for nothing beyond this offset, and not more than so much.
+    pub(crate) fn acknowledged(&mut self, offset: i64, at_most: usize) -> Acknowledged {
         let mut acknowledged = Acknowledged::default();
         let is_reached = |pending: &Pending| pending.offset.is_some_and(|waits| waits <= offset);
-        while self.pending.front().is_some_and(is_reached)
+        while acknowledged.replies.len() + acknowledged.leases.len() < at_most
+            && self.pending.front().is_some_and(is_reached)
             && let Some(pending) = self.pending.pop_front()
         {
             match pending.waits {
+                // Those that were given up are no work.
+                Waits::Reply(id) if !self.replies.contains_key(&id) => {}
                 Waits::Reply(id) => acknowledged.replies.push(id),
                 Waits::Lease(lease) => acknowledged.leases.push(lease),
             }
         }
-        let is_withheld = |id: &WaiterId| self.replies.contains_key(id);
-        acknowledged.replies.retain(is_withheld);
         acknowledged
     }
 }
 
 #[cfg(test)]
 impl Acks {
+    /// How much stands in line.
+    pub(crate) fn in_line(&self) -> usize {
+        self.pending.len()
+    }
+
     /// Writes down what decides what will happen.
     pub(crate) fn take_down(&self, form: &mut Form<'_>) {
         for (&id, reply) in &self.replies {

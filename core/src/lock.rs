@@ -153,6 +153,14 @@ pub enum Released {
 }
 
 impl Lock {
+    /// A lock that is held by one alone.
+    pub(crate) fn held_by(holder: Holder) -> Self {
+        Self {
+            holders: [holder].into_iter().collect(),
+            ..Self::default()
+        }
+    }
+
     /// Who holds the lock.
     pub fn holders(&self) -> &[Holder] {
         &self.holders

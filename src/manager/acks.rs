@@ -17,11 +17,15 @@ use crate::server::keyspace;
 use crate::server::open_lock::{OpenLock, Part};
 use crate::server::replicas;
 use crate::server::stream::{self, Stream};
+use crate::server::timer;
 use redis_lock_core::acks::Acknowledgement;
 use redis_lock_core::keys::KeyBuf;
 use redis_lock_core::queue::WaiterId;
 use redis_lock_core::request::ClientId;
 use redis_lock_core::table::LockTable;
+
+/// So many replies are told at the end of one turn of the event loop.
+const TOLD_A_TURN: usize = 64;
 
 thread_local! {
     /// Whether something waits for replicas that have not been asked yet.
@@ -71,8 +75,13 @@ pub(crate) fn awaits_replicas() -> bool {
     TABLE.with_borrow(LockTable::awaits_replicas)
 }
 
-/// A replica has come or gone, or so many have to acknowledge: those who wait may be
-/// granted what they wait for.
+/// So many replicas have to acknowledge from now on: those who wait may be granted what
+/// they wait for.
+pub(crate) fn requirement_set(ctx: &Context) {
+    note(ctx, LockTable::grants_resume);
+}
+
+/// A replica has come or gone: as [`requirement_set`], if replies are withheld.
 pub(crate) fn replicas_changed(ctx: &Context) {
     if are_on() || awaits_replicas() {
         note(ctx, LockTable::grants_resume);
@@ -92,8 +101,13 @@ pub(crate) fn turn_ends(ctx: &Context) {
         if table.offset_known(offset) {
             TO_ASK.set(true);
         }
-        table.acknowledged(config::min_replicas(), acknowledged)
+        table.acknowledged(config::min_replicas(), acknowledged, TOLD_A_TURN)
     });
+    if ready.len() >= TOLD_A_TURN {
+        // There may be more, and the next turn shall not wait for anything.
+        let now_ms = clock::now().ms();
+        timer::wake_by(ctx, now_ms, now_ms);
+    }
     for (id, key) in ready {
         tell(ctx, id, &key);
     }

@@ -172,13 +172,18 @@ impl LockTable {
     }
 
     /// The connected replicas have acknowledged these offsets, and so many replicas are
-    /// needed. Returns the replies that may be told now, each with its lock, which has
-    /// to be read for [`LockTable::tell`].
-    pub fn acknowledged(&mut self, replicas: usize, offsets: Vec<i64>) -> Vec<(WaiterId, KeyBuf)> {
+    /// needed. Returns the replies that may be told now, at most so many, each with its
+    /// lock, which has to be read for [`LockTable::tell`].
+    pub fn acknowledged(
+        &mut self,
+        replicas: usize,
+        offsets: Vec<i64>,
+        at_most: usize,
+    ) -> Vec<(WaiterId, KeyBuf)> {
         let Some(offset) = reached_by(replicas, offsets) else {
             return Vec::new();
         };
-        let acknowledged = self.acks.acknowledged(offset);
+        let acknowledged = self.acks.acknowledged(offset, at_most);
         for lease in acknowledged.leases {
             let (key, owner) = (lease.hold.key.as_ref(), &lease.hold.owner);
             let (token, until_ms) = (lease.token, lease.until_ms);
@@ -205,11 +210,18 @@ impl LockTable {
     ) -> Option<Answer> {
         let withheld = self.acks.take(id)?;
         let (Tells::Grant(token) | Tells::Renewal(token)) = withheld.tells;
-        let lock = stored.ok().and_then(|stored| match stored {
-            Stored::Read(lock) => Some(lock),
-            Stored::AsExpected => self.remembered.lock(withheld.key.as_ref()).cloned(),
+        let hold = self.deliveries.hold_of(withheld.client).cloned();
+        let hold = hold.filter(|hold| hold.key == withheld.key);
+        let held = hold.and_then(|hold| {
+            let held = match stored.ok()? {
+                Stored::Read(lock) => lock.holder(&hold.owner).cloned(),
+                Stored::AsExpected => {
+                    let lock = self.remembered.lock(withheld.key.as_ref())?;
+                    lock.holder(&hold.owner).cloned()
+                }
+            };
+            self.standing(&withheld, &hold, token, held?, now)
         });
-        let held = lock.and_then(|lock| self.standing(&withheld, token, lock, now));
         let stands = held.is_some();
         match held {
             None => self.grant_told(withheld.client, false),
@@ -226,18 +238,17 @@ impl LockTable {
     fn standing(
         &self,
         withheld: &Withheld,
+        hold: &HoldId,
         token: FencingToken,
-        mut lock: Lock,
+        held: Holder,
         now: Now,
     ) -> Option<Holder> {
-        let client = withheld.client;
-        let hold = self.deliveries.hold_of(client)?;
-        if hold.key != withheld.key {
-            return None;
-        }
+        // The others, of which there may be many, don't matter.
+        let mut lock = Lock::held_by(held);
         self.end_in_view(hold.key.as_ref(), &mut lock, now);
         let held = lock.holder(&hold.owner)?;
-        let stands = held.token == Some(token) && self.deliveries.stands(client, token, held.holds);
+        let (client, holds) = (withheld.client, held.holds);
+        let stands = held.token == Some(token) && self.deliveries.stands(client, token, holds);
         stands.then(|| held.clone())
     }
 

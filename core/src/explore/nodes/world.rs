@@ -509,7 +509,7 @@ impl World {
             } = &mut self.nodes[node];
             table.offset_known(*offset);
             let acked = peers.iter().filter_map(|peer| peer.acked).collect();
-            for (id, _) in table.acknowledged(needed, acked) {
+            for (id, _) in table.acknowledged(needed, acked, usize::MAX) {
                 self.tell(node, id);
             }
         }

@@ -65,7 +65,10 @@ impl Scene {
             .settings
             .acks
             .map_or(0, |acks| acks.replicas);
-        let ready = self.server.table.acknowledged(replicas, offsets.to_vec());
+        let ready = self
+            .server
+            .table
+            .acknowledged(replicas, offsets.to_vec(), usize::MAX);
         let mut told = Vec::new();
         for (id, key) in ready {
             self.server.expire();
@@ -645,6 +648,21 @@ fn silent_replicas_do_not_make_memory_grow() {
     }
     scene.server.run();
     scene.check_nothing_is_left();
+}
+
+#[test]
+fn nor_do_they_behind_the_lease_of_a_session() {
+    let mut scene = Scene::new();
+    scene.held_by(L, ask("s").session().lease(1_000_000_000).now());
+    scene.server.pass(400_000_000);
+    assert!(scene.server.table.awaits_replicas());
+    for _ in 0..1000 {
+        scene.take(K, ask("a").lease(TIMEOUT_MS / 2).now());
+        scene.end_turn();
+        scene.server.sleep(TIMEOUT_MS);
+        scene.give_up();
+    }
+    assert!(scene.server.table.acks.in_line() < 200);
 }
 
 #[cfg(feature = "planted-faults")]
