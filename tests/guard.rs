@@ -242,6 +242,15 @@ fn a_grant_that_is_taken_back_writes_nothing() {
 }
 
 #[test]
+fn what_would_lie_about_replicas_is_refused() {
+    let (_server, mut client, token) = held();
+    let error = "ERR LOCK.GUARD runs no WAIT or WAITAOF; send them after it";
+    for wait in ["WAIT 1 10", "wait 0 0", "WAITAOF 1 1 10"] {
+        check(&mut client, &format!("LOCK.GUARD k {token} {wait}"), error);
+    }
+}
+
+#[test]
 fn what_no_script_may_call_is_refused() {
     let (_server, mut client, token) = held();
     let own = "ERR LOCK.GUARD runs no LOCK.* command; those that need it take the token as FENCE";

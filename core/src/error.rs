@@ -75,6 +75,8 @@ pub enum Usage {
     TokenOutOfRange,
     /// A guarded command of the module itself.
     LockCommandGuarded,
+    /// `LOCK.GUARD` of `WAIT` or `WAITAOF`, which say 1 at once within a module.
+    WaitGuarded,
     /// `BLOCK` that is no integer, or would end beyond the reach of the clock.
     TimeoutOutOfRange,
     /// `BLOCK` below 0.
@@ -172,6 +174,7 @@ impl Usage {
             Self::LockCommandGuarded => {
                 "LOCK.GUARD runs no LOCK.* command; those that need it take the token as FENCE"
             }
+            Self::WaitGuarded => "LOCK.GUARD runs no WAIT or WAITAOF; send them after it",
             Self::TimeoutOutOfRange => "timeout is not an integer or out of range",
             Self::TimeoutNegative => "timeout is negative",
             Self::OwnerEmpty => "owner must not be empty",

@@ -50,6 +50,10 @@ impl Command for Guard {
         if call::is_of_this_module(name.bytes()) {
             return Err(Usage::LockCommandGuarded.into());
         }
+        let is_named = |wait: &[u8]| name.bytes().eq_ignore_ascii_case(wait);
+        if is_named(b"WAIT") || is_named(b"WAITAOF") {
+            return Err(Usage::WaitGuarded.into());
+        }
         manager::guard(LockKey::new(ctx, *key), token)?;
         let reply = call::run(ctx, command).ok_or(Usage::Internal)?;
         Ok(Reply::Passed(reply))
