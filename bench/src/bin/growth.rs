@@ -45,11 +45,13 @@ const LONG_LEASE: &str = "600000";
 /// Commands a pipeline sends before it reads the replies.
 const BATCH: usize = 500;
 
+type Measure = fn(&Options) -> Result<()>;
+
 fn main() -> Result<()> {
     let options = Options::parse();
     raise_file_limit()?;
     println!("| what | measured |\n|---|---|");
-    let all: [(&str, fn(&Options) -> Result<()>); 7] = [
+    let all: [(&str, Measure); 7] = [
         ("renewals", renewals),
         ("session-readers", session_readers),
         ("readers-behind-a-writer", readers_behind_a_writer),
