@@ -350,6 +350,18 @@ fn end_if_closing(key: LockKey<'_>, owner: &Owner, told: impl FnOnce() -> Client
     }
 }
 
+/// As [`end_if_closing`], for a waiter that is about to be told. As long as it is not, it
+/// keeps what it is to be told of.
+fn end_closing_beside(ctx: &Context, waiter: WaiterId) {
+    let beside = blocked::client_of(waiter)
+        .and_then(|client| TABLE.with_borrow(|table| table.bound_beside(client)));
+    if let Some(client) = beside
+        && clients::is_closing(ctx, client)
+    {
+        note(ctx, |table, _| table.connection_ended(client, false));
+    }
+}
+
 /// Asks the table what is to be done, by the settings as they are now.
 #[inline]
 fn step<R>(ctx: &Context, ask: impl FnOnce(&mut LockTable) -> R) -> R {
@@ -452,6 +464,9 @@ fn apply(key: LockKey<'_>, mut open: OpenLock<'_>, now: Now, step: &mut Step) {
     arm_timer(key.ctx(), now.ms());
     if !step.answers.is_empty() {
         for (waiter, answer) in step.answers.drain(..) {
+            if let Answer::Granted(_) = answer {
+                end_closing_beside(key.ctx(), waiter);
+            }
             blocked::answer(waiter, answer);
         }
         rest_later(key.ctx(), now.ms());

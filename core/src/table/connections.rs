@@ -137,6 +137,17 @@ impl LockTable {
         Some(self.sessions.binding_of(key, owner)?.client)
     }
 
+    /// Another client than this one, to which the holds are bound of which this one is to
+    /// hear.
+    pub fn bound_beside(&self, client: ClientId) -> Option<ClientId> {
+        if self.sessions.is_empty() {
+            return None;
+        }
+        let hold = self.deliveries.hold_of(client)?;
+        let bound = self.bound_client(hold.key.as_ref(), &hold.owner);
+        bound.filter(|bound| *bound != client)
+    }
+
     /// A connection has ended, and with it all holds that were bound to it. `heard`
     /// says whether a grant that was on its way had been sent before. What was stored
     /// is ended by whoever sees the lock next.
