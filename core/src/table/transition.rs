@@ -567,6 +567,10 @@ impl<'t> Transition<'t> {
                 metrics.grants_after_wait += 1;
                 metrics.hand_offs += u64::from(held_before == 0);
                 metrics.waits.add(self.now.us - waiter.since_us);
+                if held_before == 0 {
+                    // A search that has begun may have passed here before.
+                    self.table.check_waits_of(&request.owner);
+                }
                 if is_withheld {
                     let (id, client) = (waiter.id, waiter.client);
                     self.withhold_grant(id, client, request, token, held_before);
