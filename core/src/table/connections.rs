@@ -316,8 +316,18 @@ impl LockTable {
 
     /// This owner holds a lock of which others did not know.
     pub(super) fn check_waits_of(&mut self, owner: &Owner) {
-        let keys = self.queues.waits_of(owner);
-        let ids = keys.filter_map(|key| self.queues.first_id_of(key.as_ref(), owner));
+        self.check_waits(owner, |_| true);
+    }
+
+    /// This owner is handed this lock, and may wait for others.
+    pub(super) fn check_waits_beside(&mut self, key: KeyRef<'_>, owner: &Owner) {
+        self.check_waits(owner, |other| other != key);
+    }
+
+    fn check_waits(&mut self, owner: &Owner, is_meant: impl Fn(KeyRef<'_>) -> bool) {
+        let keys = self.queues.waits_of(owner).map(KeyBuf::as_ref);
+        let keys = keys.filter(|key| is_meant(*key));
+        let ids = keys.filter_map(|key| self.queues.first_id_of(key, owner));
         let unchecked = ids.map(|id| Unchecked { id, search: None });
         self.unchecked.extend(unchecked);
     }

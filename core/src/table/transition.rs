@@ -569,7 +569,7 @@ impl<'t> Transition<'t> {
                 metrics.waits.add(self.now.us - waiter.since_us);
                 if held_before == 0 {
                     // A search that has begun may have passed here before.
-                    self.table.check_waits_of(&request.owner);
+                    self.table.check_waits_beside(self.key, &request.owner);
                 }
                 if is_withheld {
                     let (id, client) = (waiter.id, waiter.client);
