@@ -114,7 +114,7 @@ impl Run {
         let now = SystemTime::UNIX_EPOCH.elapsed().unwrap();
         let now_ms = i64::try_from(now.as_millis()).unwrap();
         let start_ms = (now_ms / STEP_MS + 2) * STEP_MS;
-        let run = Self {
+        let mut run = Self {
             seed,
             step: 0,
             server,
@@ -129,6 +129,10 @@ impl Run {
             reached: Reached::new(),
         };
         run.set_clocks(start_ms);
+        // It looks at all locks anew when it sees that.
+        eventually("the server sees that its clock has stopped", || {
+            run.observer.info("lock_clock_steps") == 1
+        });
         run
     }
 

@@ -179,6 +179,8 @@ pub fn counters_of(totals: &Totals, metrics: &Metrics) -> Counters {
             metrics.replies_unacknowledged,
         ),
         ("grace_ms".into(), 0),
+        // Its clock has stopped.
+        ("clock_steps".into(), 1),
     ];
     for (what, times) in [("wait", &metrics.waits), ("hold", &metrics.holds)] {
         let summary = times.summary();
@@ -195,11 +197,11 @@ pub fn counters_of(totals: &Totals, metrics: &Metrics) -> Counters {
         .collect()
 }
 
-/// What `INFO lock` shows, but for steps of the clock: this one does nothing else.
+/// What `INFO lock` shows, but for how far the clock stepped as it stopped.
 pub fn counters(client: &mut Client) -> Counters {
     let info = client.bulk("INFO lock");
     let fields = info.lines().filter_map(|line| line.split_once(':'));
-    let fields = fields.filter(|(name, _)| !name.starts_with("lock_clock_step"));
+    let fields = fields.filter(|(name, _)| *name != "lock_clock_step_ms_last");
     let numbers = fields.map(|(name, number)| (name.into(), number.trim().parse().unwrap()));
     numbers.collect()
 }

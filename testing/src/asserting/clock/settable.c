@@ -4,7 +4,8 @@
  * since 1970, or 0 if it runs; how often it was set; and, written here, how many of
  * those times the timers below go by.
  *
- * Where it stands still, clock_gettime shows that very moment. gettimeofday shows one
+ * Where it stands still, clock_gettime shows that very moment, also of CLOCK_BOOTTIME, so
+ * that the two go together. gettimeofday shows one
  * microsecond more each time it is asked, within that millisecond, because a timer of
  * the server whose moment is that of the one that runs would never come.
  *
@@ -50,7 +51,8 @@ static struct timespec shifted(struct timespec t, int64_t by_us) {
 
 int clock_gettime(clockid_t clock, struct timespec *t) {
     int is_wall = clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE;
-    int64_t stands_at_us = is_wall ? setting->stands_at_us : 0;
+    int stands_too = is_wall || clock == CLOCK_BOOTTIME;
+    int64_t stands_at_us = stands_too ? setting->stands_at_us : 0;
     if (stands_at_us != 0) {
         t->tv_sec = stands_at_us / 1000000;
         t->tv_nsec = stands_at_us % 1000000 * 1000;
