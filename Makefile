@@ -81,14 +81,15 @@ test-all: deps build ## Run all tests against Redis 7.0, Redis 8.2 and Valkey 8.
 
 .PHONY: fuzz
 fuzz: deps build ## Send random words and bytes for DURATION seconds
-	PROPTEST_CASES=200000 cargo test --lib --release --locked words
+	PROPTEST_RNG_SEED=$$RANDOM PROPTEST_CASES=200000 cargo test --lib --release --locked words
 	FUZZ_SECONDS=$(DURATION) cargo test --test fuzz --release --locked -- --nocapture
 
 .PHONY: model
 model: deps build ## Run the model test at length, against the core and SERVER
-	PROPTEST_CASES=30000 cargo test --locked --package redis-lock-core --lib --release
-	PROPTEST_CASES=1000000 cargo test --locked --package redis-lock-core --lib --release \
-		every_deadlock -- --nocapture
+	PROPTEST_RNG_SEED=$$RANDOM PROPTEST_CASES=30000 cargo test --locked \
+		--package redis-lock-core --lib --release
+	PROPTEST_RNG_SEED=$$RANDOM PROPTEST_CASES=1000000 cargo test --locked \
+		--package redis-lock-core --lib --release every_deadlock -- --nocapture
 	MODEL_SEED=random MODEL_STEPS=100000 cargo test --locked --test model -- --nocapture
 
 .PHONY: explore

@@ -124,14 +124,10 @@ fn command(random: &mut StdRng) -> Vec<u8> {
 fn the_server_survives_random_words_and_random_bytes() {
     let number = |name| std::env::var(name).ok().map(|n: String| n.parse().unwrap());
     let length = number("FUZZ_SECONDS").map(Duration::from_secs);
-    match number("FUZZ_SEED") {
-        Some(seed) => run(seed, length),
-        None => {
-            for seed in [1, 2] {
-                run(seed, None);
-            }
-            run(rand::random(), length);
-        }
+    match (number("FUZZ_SEED"), length) {
+        (Some(seed), _) => run(seed, length),
+        (None, None) => (1..=3).for_each(|seed| run(seed, None)),
+        (None, Some(_)) => run(rand::random(), length),
     }
 }
 

@@ -15,7 +15,7 @@ use redis_lock_client::{Error, LockClient};
 use redis_lock_testing::TestServer;
 use tokio::time::timeout;
 
-use support::{calls, connect, eventually, seeds, take};
+use support::{SEEDS, calls, connect, eventually, take};
 
 const LOCKS: u32 = 8;
 
@@ -86,7 +86,7 @@ async fn work(client: LockClient, progress: Arc<Progress>, seed: u64) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_cancellations_leave_no_waiter_and_no_hold() {
-    for seed in seeds() {
+    for seed in SEEDS {
         cancel_again_and_again(seed).await;
     }
 }
@@ -203,7 +203,7 @@ async fn a_grant_that_nobody_takes_goes_on_to_the_next() {
 /// must not bring a lock that nobody waits for any more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_wait_that_ends_while_it_looks_leaves_no_hold() {
-    for seed in seeds() {
+    for seed in SEEDS {
         end_while_it_looks(StdRng::seed_from_u64(seed)).await;
     }
 }

@@ -10,7 +10,7 @@ use control::Judge;
 use redis_lock_client::{Error, LockClient, Lost};
 use redis_lock_testing::{Fate, Proxy, TestServer};
 
-use support::{connect, eventually, seeds, soon, take};
+use support::{SEEDS, connect, eventually, soon, take};
 
 const RESPONSE: Duration = Duration::from_secs(1);
 
@@ -68,14 +68,14 @@ async fn nothing_leaks(fate: Fate, rounds: usize, seed: u64) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reply_lost_with_its_connection_never_leaks_a_hold() {
-    for seed in seeds() {
+    for seed in SEEDS {
         nothing_leaks(Fate::RepliesLost(15), 150, seed).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reply_that_never_comes_never_leaks_a_hold() {
-    for seed in seeds() {
+    for seed in SEEDS {
         nothing_leaks(Fate::RepliesSwallowed(20), 20, seed).await;
     }
 }
@@ -127,7 +127,7 @@ async fn no_session_leaks(fate: Fate, rounds: usize, seed: u64) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_session_that_loses_replies_leaks_no_hold() {
-    for seed in seeds() {
+    for seed in SEEDS {
         no_session_leaks(Fate::RepliesLost(10), 100, seed).await;
         no_session_leaks(Fate::RepliesSwallowed(10), 10, seed).await;
     }

@@ -258,6 +258,9 @@ impl History {
                 server.expire();
                 if server.keys.contains_key(&K.into()) {
                     server.rename(K, L);
+                    let moved = self.by_redisson.iter().filter(|(_, key)| *key == 0);
+                    let moved: Vec<_> = moved.map(|(who, _)| (*who, 1)).collect();
+                    self.by_redisson.extend(moved);
                 }
             }
         }
