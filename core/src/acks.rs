@@ -22,7 +22,7 @@
 //! Nothing while nothing is withheld. Each reply takes logarithmic time, and a step more
 //! when its offset becomes known and when that is reached.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 #[cfg(test)]
 use crate::explore::form::Form;
@@ -33,9 +33,6 @@ use crate::queue::{Waiter, WaiterId};
 use crate::request::{ClientId, Lease};
 use crate::sessions::HoldId;
 use crate::token::FencingToken;
-
-/// So many replies that were taken may be kept in line.
-const TAKEN_KEPT: usize = 64;
 
 /// What has to acknowledge a reply before it is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,11 +99,11 @@ pub(crate) struct Acknowledged {
 /// All that waits for replicas.
 #[derive(Clone, Debug, Default)]
 pub struct Acks {
-    replies: BTreeMap<WaiterId, Withheld>,
+    /// Each with its place in line.
+    replies: BTreeMap<WaiterId, (u64, Withheld)>,
     /// In the order in which it was written.
-    pending: VecDeque<Pending>,
-    /// At most so many of them are replies that were taken since.
-    taken: usize,
+    pending: BTreeMap<u64, Pending>,
+    next_place: u64,
     /// When replies are given up, and when waits are over that end here.
     ends: BTreeSet<(i64, WaiterId)>,
     #[cfg(feature = "planted-faults")]
@@ -145,56 +142,41 @@ impl Acks {
 
     pub(crate) fn withhold(&mut self, id: WaiterId, withheld: Withheld) {
         self.ends.insert((withheld.until_ms, id));
-        self.replies.insert(id, withheld);
-        self.push(Waits::Reply(id));
+        let place = self.push(Waits::Reply(id));
+        self.replies.insert(id, (place, withheld));
     }
 
     pub(crate) fn count_later(&mut self, lease: UncountedLease) {
         self.push(Waits::Lease(lease));
     }
 
-    fn push(&mut self, waits: Waits) {
-        let offset = None;
-        self.pending.push_back(Pending { offset, waits });
+    fn push(&mut self, waits: Waits) -> u64 {
+        let (place, offset) = (self.next_place, None);
+        self.next_place += 1;
+        self.pending.insert(place, Pending { offset, waits });
+        place
     }
 
     /// Earlier leases of these holds are over, and count no more.
     pub(crate) fn forget_leases(&mut self, hold: &HoldId) {
         let is_other = |waits: &Waits| !matches!(waits, Waits::Lease(one) if one.hold == *hold);
-        self.pending.retain(|pending| is_other(&pending.waits));
+        self.pending.retain(|_, pending| is_other(&pending.waits));
     }
 
     /// Whether a reply to this client is withheld.
     pub(crate) fn withholds_from(&self, client: ClientId) -> bool {
-        self.replies.values().any(|one| one.client == client)
+        self.replies.values().any(|(_, one)| one.client == client)
     }
 
     pub(crate) fn reply(&self, id: WaiterId) -> Option<&Withheld> {
-        self.replies.get(&id)
+        self.replies.get(&id).map(|(_, withheld)| withheld)
     }
 
     /// Takes a reply, which is told now or never.
     pub(crate) fn take(&mut self, id: WaiterId) -> Option<Withheld> {
-        let withheld = self.replies.remove(&id)?;
+        let (place, withheld) = self.replies.remove(&id)?;
         self.ends.remove(&(withheld.until_ms, id));
-        // Those that were given up are not kept for long while replicas are silent.
-        while let Some(Pending {
-            waits: Waits::Reply(first),
-            ..
-        }) = self.pending.front()
-            && !self.replies.contains_key(first)
-        {
-            self.pending.pop_front();
-        }
-        self.taken += 1;
-        if self.taken > TAKEN_KEPT && self.taken > self.pending.len() / 2 {
-            let replies = &self.replies;
-            self.pending.retain(|pending| match &pending.waits {
-                Waits::Reply(id) => replies.contains_key(id),
-                Waits::Lease(_) => true,
-            });
-            self.taken = 0;
-        }
+        self.pending.remove(&place);
         Some(withheld)
     }
 
@@ -214,7 +196,7 @@ impl Acks {
             Fault::OffsetTooEarly.instead(offset, || last)
         };
         let mut any = false;
-        let new = self.pending.iter_mut().rev();
+        let new = self.pending.values_mut().rev();
         for pending in new.take_while(|pending| pending.offset.is_none()) {
             pending.offset = Some(offset);
             any = true;
@@ -225,14 +207,11 @@ impl Acks {
     /// Takes what waits for nothing beyond this offset, and not more than so much.
     pub(crate) fn acknowledged(&mut self, offset: i64, at_most: usize) -> Acknowledged {
         let mut acknowledged = Acknowledged::default();
-        let is_reached = |pending: &Pending| pending.offset.is_some_and(|waits| waits <= offset);
         while acknowledged.replies.len() + acknowledged.leases.len() < at_most
-            && self.pending.front().is_some_and(is_reached)
-            && let Some(pending) = self.pending.pop_front()
+            && let Some(first) = self.pending.first_entry()
+            && first.get().offset.is_some_and(|waits| waits <= offset)
         {
-            match pending.waits {
-                // Those that were given up are no work.
-                Waits::Reply(id) if !self.replies.contains_key(&id) => {}
+            match first.remove().waits {
                 Waits::Reply(id) => acknowledged.replies.push(id),
                 Waits::Lease(lease) => acknowledged.leases.push(lease),
             }
@@ -250,7 +229,7 @@ impl Acks {
 
     /// Writes down what decides what will happen.
     pub(crate) fn take_down(&self, form: &mut Form<'_>) {
-        for (&id, reply) in &self.replies {
+        for (&id, (_, reply)) in &self.replies {
             form.waiter(Some(id));
             form.client(Some(reply.client));
             form.key(reply.key.as_ref());
@@ -262,9 +241,8 @@ impl Acks {
             form.token(Some(token));
             form.time(reply.session.map(|(_, end_ms)| end_ms));
         }
-        for pending in &self.pending {
+        for pending in self.pending.values() {
             match &pending.waits {
-                Waits::Reply(id) if !self.replies.contains_key(id) => continue,
                 Waits::Reply(id) => form.waiter(Some(*id)),
                 Waits::Lease(lease) => {
                     form.key(lease.hold.key.as_ref());
