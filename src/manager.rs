@@ -340,13 +340,11 @@ fn look_at(
 /// Ends the owner's holds if they are bound to another connection that is about to
 /// end: nobody shall be told of a hold that ends with it. This client is to be told.
 fn end_if_closing(key: LockKey<'_>, owner: &Owner, told: impl FnOnce() -> ClientId) {
-    let ctx = key.ctx();
     let bound = TABLE.with_borrow(|table| table.bound_client(key.as_ref(), owner));
     if let Some(client) = bound
         && client != told()
-        && clients::is_closing(ctx, client)
     {
-        note(ctx, |table, _| table.connection_ended(client, false));
+        end_connection_if_closing(key.ctx(), client);
     }
 }
 
@@ -355,9 +353,13 @@ fn end_if_closing(key: LockKey<'_>, owner: &Owner, told: impl FnOnce() -> Client
 fn end_closing_beside(ctx: &Context, waiter: WaiterId) {
     let beside = blocked::client_of(waiter)
         .and_then(|client| TABLE.with_borrow(|table| table.bound_beside(client)));
-    if let Some(client) = beside
-        && clients::is_closing(ctx, client)
-    {
+    if let Some(client) = beside {
+        end_connection_if_closing(ctx, client);
+    }
+}
+
+fn end_connection_if_closing(ctx: &Context, client: ClientId) {
+    if clients::is_closing(ctx, client) {
         note(ctx, |table, _| table.connection_ended(client, false));
     }
 }

@@ -1,10 +1,10 @@
 //! A server that refuses writes does not write by itself either.
 
-use std::time::{Duration, Instant};
-
 use redis::Value;
-use redis_lock_testing::scene::{await_gone, await_waiting};
-use redis_lock_testing::{Client, TestServer, eventually, int, nil, status, text, token};
+use redis_lock_testing::scene::{
+    assert_all_granted, assert_none_granted, await_gone, await_waiting,
+};
+use redis_lock_testing::{Client, TestServer, eventually, int, nil, status, token};
 
 const LEASE: &str = "LEASE 600000";
 
@@ -66,26 +66,13 @@ impl Scene {
         eventually("the lease is over", || {
             observer.call("HGET ended holder") == nil()
         });
-        // It is the absence of an event that is observed, for longer than the
-        // module leaves a contended lock alone.
-        let start = Instant::now();
-        while start.elapsed() < Duration::from_millis(1500) {
-            for (key, _) in &self.waiters {
-                let granted = observer.call(&format!("HGET {key} waiter"));
-                assert_eq!(granted, nil(), "{key} was handed on");
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        assert_none_granted(observer, &self.waiters);
     }
 
     /// Writes are accepted again. Everybody gets what is free.
     #[track_caller]
     fn assert_granted(mut self) {
-        for (key, mut waiter) in std::mem::take(&mut self.waiters) {
-            let granted = token(&waiter.reply());
-            let stored = self.observer.call(&format!("HGET {key} @fence"));
-            assert_eq!(stored, text(granted.to_string()), "{key}");
-        }
+        assert_all_granted(&mut self.observer, std::mem::take(&mut self.waiters));
         self.server.assert_sound();
     }
 }

@@ -4,12 +4,12 @@
 //! that was stopped and goes on serves what lies in its sockets before that turns. So
 //! in that moment its own count is as old as the pause.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use redis::Value;
-use redis_lock_testing::scene::waiting;
+use redis_lock_testing::scene::{assert_all_granted, assert_none_granted, waiting};
 use redis_lock_testing::{Client, TestServer, eventually, info_field, int, nil};
-use redis_lock_testing::{reply_text, status, text, token};
+use redis_lock_testing::{reply_text, status};
 
 const LEASE: &str = "LEASE 600000";
 
@@ -74,26 +74,14 @@ impl Scene {
         commands.iter().map(|_| self.observer.reply()).collect()
     }
 
-    /// It is the absence of an event that is observed.
     #[track_caller]
     fn assert_nothing_is_granted(&mut self) {
-        let start = Instant::now();
-        while start.elapsed() < Duration::from_millis(1500) {
-            for (key, _) in &self.waiters {
-                let granted = self.observer.call(&format!("HGET {key} waiter"));
-                assert_eq!(granted, nil(), "{key} was handed on");
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        assert_none_granted(&mut self.observer, &self.waiters);
     }
 
     #[track_caller]
     fn assert_granted(mut self) {
-        for (key, mut waiter) in std::mem::take(&mut self.waiters) {
-            let granted = token(&waiter.reply());
-            let stored = self.observer.call(&format!("HGET {key} @fence"));
-            assert_eq!(stored, text(granted.to_string()), "{key}");
-        }
+        assert_all_granted(&mut self.observer, std::mem::take(&mut self.waiters));
         self.primary.assert_sound();
     }
 }

@@ -51,9 +51,14 @@ fn explore(scope: &Scope, depth: usize) -> Found {
     let found = search::<World>(*scope, depth, None, threads, &|| {
         bounds::set(scope.small_bounds)
     });
+    show(scope.name, &found);
+    found
+}
+
+/// Prints what was found in a scope.
+fn show(name: &str, found: &Found) {
     println!(
-        "{:30} depth {:2}{} {:9} states {:10} steps {:6.1} s",
-        scope.name,
+        "{name:47} depth {:2}{} {:9} states {:10} steps {:6.1} s",
         found.depth,
         if found.is_all { ", all" } else { "     " },
         found.states,
@@ -63,7 +68,11 @@ fn explore(scope: &Scope, depth: usize) -> Found {
     if let Some(trace) = &found.trace {
         println!("{}", trace.print());
     }
-    found
+}
+
+/// Whether this scope is asked for: the environment may name one.
+fn is_asked_for(name: &str) -> bool {
+    std::env::var("SCOPE").map_or(true, |only| only == name)
 }
 
 fn threads() -> usize {
@@ -71,11 +80,10 @@ fn threads() -> usize {
 }
 
 fn explore_all(which: usize) {
-    let only = std::env::var("SCOPE").ok();
     let deeper = std::env::var("DEEPER").map_or(0, |deeper| deeper.parse().unwrap());
     let mut broken = Vec::new();
     for scope in SCOPES {
-        if only.as_ref().is_some_and(|only| only != scope.name) {
+        if !is_asked_for(scope.name) {
             continue;
         }
         let found = explore(scope, scope.depths[which] + deeper);

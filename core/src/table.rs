@@ -456,11 +456,15 @@ impl LockTable {
         stored: &Stored,
         token: FencingToken,
     ) -> Option<Owner> {
-        let lock = match stored {
-            Stored::Read(lock) => lock,
-            Stored::AsExpected => self.remembered.untouched(key)?,
-        };
-        lock.hold_with(token).map(|holder| holder.owner.clone())
+        let holder = self.seen(key, stored)?.hold_with(token)?;
+        Some(holder.owner.clone())
+    }
+
+    fn seen<'l>(&'l self, key: KeyRef<'_>, stored: &'l Stored) -> Option<&'l Lock> {
+        match stored {
+            Stored::Read(lock) => Some(lock),
+            Stored::AsExpected => self.remembered.untouched(key),
+        }
     }
 
     /// Returns whether the lock is held with this token.

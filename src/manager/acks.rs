@@ -84,7 +84,7 @@ pub(crate) fn requirement_set(ctx: &Context) {
 /// A replica has come or gone: as [`requirement_set`], if replies are withheld.
 pub(crate) fn replicas_changed(ctx: &Context) {
     if are_on() || awaits_replicas() {
-        note(ctx, LockTable::grants_resume);
+        requirement_set(ctx);
     }
 }
 

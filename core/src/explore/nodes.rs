@@ -34,7 +34,7 @@ mod scope;
 mod world;
 
 use super::search::{Found, search};
-use super::threads;
+use super::{is_asked_for, show, threads};
 use scope::{Expected, SCOPES, Scope};
 use world::World;
 
@@ -43,23 +43,6 @@ const SHORTLY: usize = 6;
 
 /// No search goes so far.
 const TO_THE_END: usize = 1000;
-
-fn explore(scope: &Scope, depth: usize) -> Found {
-    let found = search::<World>(*scope, depth, None, threads(), &|| {});
-    println!(
-        "{:47} depth {:2}{} {:9} states {:10} steps {:6.1} s",
-        scope.name,
-        found.depth,
-        if found.is_all { ", all" } else { "     " },
-        found.states,
-        found.steps,
-        found.seconds
-    );
-    if let Some(trace) = &found.trace {
-        println!("{}", trace.print());
-    }
-    found
-}
 
 /// What is wrong with what was found, to this depth.
 fn surprise(scope: &Scope, found: &Found, depth: usize) -> Option<String> {
@@ -75,14 +58,14 @@ fn surprise(scope: &Scope, found: &Found, depth: usize) -> Option<String> {
 }
 
 fn explore_all(depth_of: impl Fn(&Scope) -> usize) {
-    let only = std::env::var("SCOPE").ok();
     let mut surprises = Vec::new();
     for scope in SCOPES {
-        if only.as_ref().is_some_and(|only| only != scope.name) {
+        if !is_asked_for(scope.name) {
             continue;
         }
         let depth = depth_of(scope);
-        let found = explore(scope, depth);
+        let found = search::<World>(*scope, depth, None, threads(), &|| {});
+        show(scope.name, &found);
         surprises.extend(surprise(scope, &found, depth));
     }
     assert!(surprises.is_empty(), "{surprises:#?}");

@@ -213,14 +213,9 @@ impl LockTable {
         let hold = self.deliveries.hold_of(withheld.client).cloned();
         let hold = hold.filter(|hold| hold.key == withheld.key);
         let held = hold.and_then(|hold| {
-            let held = match stored.ok()? {
-                Stored::Read(lock) => lock.holder(&hold.owner).cloned(),
-                Stored::AsExpected => {
-                    let lock = self.remembered.lock(withheld.key.as_ref())?;
-                    lock.holder(&hold.owner).cloned()
-                }
-            };
-            self.standing(&withheld, &hold, token, held?, now)
+            let stored = stored.ok()?;
+            let held = self.seen(hold.key.as_ref(), &stored)?.holder(&hold.owner)?;
+            self.standing(&withheld, &hold, token, held.clone(), now)
         });
         let stands = held.is_some();
         match held {

@@ -1,8 +1,11 @@
 //! What several tests do to a server and ask of it.
 
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
 use redis::Value;
 
-use super::{Client, TestServer, eventually, int, nil, status, text};
+use super::{Client, TestServer, eventually, int, nil, status, text, token};
 
 /// Sends commands as one transaction, and returns their replies.
 ///
@@ -53,6 +56,37 @@ pub fn await_waiting(observer: &mut Client, key: &str, count: i64) {
     eventually(&format!("{count} wait for {key}"), || {
         waiting(observer, key) == count
     });
+}
+
+/// Nobody is handed any of these locks, for longer than the module leaves a contended
+/// lock alone. Each stands with the client of its owner `waiter`, who waits for it.
+///
+/// # Panics
+/// If somebody is.
+#[track_caller]
+pub fn assert_none_granted(observer: &mut Client, waiters: &[(&str, Client)]) {
+    // It is the absence of an event that is observed.
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(1500) {
+        for (key, _) in waiters {
+            let granted = observer.call(&format!("HGET {key} waiter"));
+            assert_eq!(granted, nil(), "{key} was handed on");
+        }
+        sleep(Duration::from_millis(10));
+    }
+}
+
+/// Each of these waiters is told the token of its lock.
+///
+/// # Panics
+/// If one is told anything else, or nothing.
+#[track_caller]
+pub fn assert_all_granted(observer: &mut Client, waiters: Vec<(&str, Client)>) {
+    for (key, mut waiter) in waiters {
+        let granted = token(&waiter.reply());
+        let stored = observer.call(&format!("HGET {key} @fence"));
+        assert_eq!(stored, text(granted.to_string()), "{key}");
+    }
 }
 
 /// How many wait for a lock.

@@ -117,8 +117,8 @@ fn a_newer_grant_on_its_way_inherits_the_binding() {
     server.check_nothing_is_left();
 }
 
-#[test]
-fn an_heir_is_told_after_the_connection_before_it_ended() {
+/// Two sessions of one owner were granted the same hold, and the first was told of it.
+fn told_one_of_two() -> Server {
     let mut server = Server::new();
     server.take(K, ask("x"));
     for id in [1, 2] {
@@ -127,6 +127,12 @@ fn an_heir_is_told_after_the_connection_before_it_ended() {
     server.tells = false;
     server.release(K, "x");
     server.table.grant_told(ClientId(1), true);
+    server
+}
+
+#[test]
+fn an_heir_is_told_after_the_connection_before_it_ended() {
+    let mut server = told_one_of_two();
     // The binding goes back and forth, as the clients come and go.
     server.take(K, ask("a").session().by(1).hold(1));
     end(&mut server, ClientId(1));
@@ -143,14 +149,7 @@ fn an_heir_is_told_after_the_connection_before_it_ended() {
 #[test]
 fn two_connections_that_end_in_a_row_leave_no_heir() {
     for is_run_between in [false, true] {
-        let mut server = Server::new();
-        server.take(K, ask("x"));
-        for id in [1, 2] {
-            server.wait(K, ask("a").session().by(id).hold(1));
-        }
-        server.tells = false;
-        server.release(K, "x");
-        server.table.grant_told(ClientId(1), true);
+        let mut server = told_one_of_two();
         end(&mut server, ClientId(1));
         if is_run_between {
             server.run();
