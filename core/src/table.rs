@@ -32,6 +32,9 @@
 mod acknowledged;
 mod connections;
 mod due;
+mod ends;
+mod hand_off;
+mod searches;
 mod transition;
 mod view;
 

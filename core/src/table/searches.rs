@@ -1,0 +1,227 @@
+//! Waits that may close a cycle are searched for deadlocks before they are queued, and
+//! again when something has changed for them.
+
+use super::transition::Transition;
+use super::{Acquired, Answer, LogLine, Progress, Question, Then, Unchecked};
+use crate::bounds::search_a_step;
+use crate::deadlock::{Certain, Found, Graph, Search, WaitEdge, WaitFor};
+use crate::error::LockError;
+#[cfg(feature = "planted-faults")]
+use crate::planted::Fault;
+use crate::queue::{Wait, WaiterId};
+use crate::request::AcquireRequest;
+
+/// What a search for deadlocks says of a wait.
+pub(super) enum Verdict {
+    /// It closes no cycle.
+    Free,
+    /// It closes this one.
+    Deadlock(Vec<WaitEdge>),
+    /// It closes this one, if some locks are still what is remembered of them.
+    Perhaps(Search, Vec<WaitEdge>),
+    /// The search has begun, and takes long.
+    Unfinished(Search),
+}
+
+impl Transition<'_> {
+    /// Puts a request at the end of the queue, unless its wait could never end.
+    pub(super) fn enqueue(
+        mut self,
+        request: AcquireRequest,
+        wait: Wait,
+        queued: fn(WaiterId) -> Acquired,
+    ) -> Progress<Acquired> {
+        let owner = &request.owner;
+        let holds = self.lock.holder(owner).is_some() || self.table.remembered.is_holder(owner);
+        if !holds && !self.table.queues.waits(owner) {
+            // Nobody can wait for it, so its wait closes no cycle.
+            let id = self.push(request, wait);
+            return self.done(id.map(queued));
+        }
+        let search = Search::new(WaitFor {
+            owner: request.owner.clone(),
+            key: self.key.into(),
+            limit: request.limit,
+            position: None,
+        });
+        let certain = Certain::new();
+        let verdict = self.search(search, &certain);
+        self.settle(verdict, certain, Then::Enqueue(request, wait, queued))
+    }
+
+    pub(super) fn push(
+        &mut self,
+        request: AcquireRequest,
+        wait: Wait,
+    ) -> Result<WaiterId, LockError> {
+        let (now_us, max) = (self.now.us, self.table.settings.max_waiters);
+        let queues = &mut self.table.queues;
+        let id = queues.push(self.key, request, wait, now_us, max);
+        if let (Ok(id), Some(until_ms), Some(_)) = (&id, wait.until_ms, self.table.settings.acks) {
+            self.table.acks.ends_by(*id, until_ms);
+        }
+        self.table.metrics.queues_full += u64::from(id.is_err());
+        id
+    }
+
+    /// Searches on for a deadlock, for a wait that stands in the queue already.
+    pub(super) fn check_wait<T>(mut self, unchecked: Unchecked, result: T) -> Progress<T> {
+        // Who can have the lock now waits for nobody.
+        self.hand_off();
+        let Some(waiter) = self.table.queues.waiter(self.key, unchecked.id) else {
+            return self.done(Ok(result));
+        };
+        let wait = WaitFor {
+            owner: waiter.request.owner.clone(),
+            key: self.key.into(),
+            limit: waiter.request.limit,
+            position: Some(unchecked.id),
+        };
+        let search = unchecked
+            .search
+            .map_or_else(|| Search::new(wait), |begun| *begun);
+        let certain = Certain::new();
+        let verdict = self.search(search, &certain);
+        self.settle(verdict, certain, Then::Stay(unchecked.id, result))
+    }
+
+    /// Checks a cycle that was found before other locks were looked at. If it is none
+    /// any more, searches from the beginning.
+    pub(super) fn check_again(
+        &mut self,
+        search: Search,
+        cycle: Vec<WaitEdge>,
+        certain: &Certain,
+    ) -> Verdict {
+        if search.still_closes(self.graph(certain), &cycle) {
+            Verdict::Deadlock(cycle)
+        } else {
+            self.search(search.anew(), certain)
+        }
+    }
+
+    /// Goes by what the search finds.
+    pub(super) fn settle<T>(
+        mut self,
+        verdict: Verdict,
+        certain: Certain,
+        then: Then<T>,
+    ) -> Progress<T> {
+        let is_queued = matches!(then, Then::Stay(..));
+        let begun = match verdict {
+            Verdict::Free => None,
+            Verdict::Deadlock(cycle) => return self.refuse(cycle, then),
+            Verdict::Perhaps(search, cycle) => {
+                if is_queued || self.table.settings.reads_other_keys {
+                    return self.ask(search, cycle, certain, then);
+                }
+                Some(search.anew())
+            }
+            Verdict::Unfinished(search) => Some(search),
+        };
+        let (id, result) = match then {
+            Then::Stay(id, result) => (Ok(id), Ok(result)),
+            Then::Enqueue(request, wait, queued) => {
+                let id = self.push(request, wait);
+                (id.clone(), id.map(queued))
+            }
+        };
+        match (id, begun) {
+            (Ok(id), Some(search)) if is_queued && search.is_begun() => {
+                let search = Some(Box::new(search));
+                self.table.unchecked.push_front(Unchecked { id, search });
+            }
+            (Ok(id), Some(_)) => {
+                let search = None;
+                self.table.unchecked.push_back(Unchecked { id, search });
+            }
+            _ => {}
+        }
+        self.done(result)
+    }
+
+    pub(super) fn search(&mut self, mut search: Search, certain: &Certain) -> Verdict {
+        if self.table.queues.is_empty() || !self.table.settings.deadlock_detection {
+            return Verdict::Free;
+        }
+        #[cfg(feature = "planted-faults")]
+        if Fault::DeadlockMissed.planted() {
+            return Verdict::Free;
+        }
+        let graph = self.graph(certain);
+        match search.run(graph, &mut { search_a_step() }) {
+            Found::NoCycle => Verdict::Free,
+            Found::Unfinished => Verdict::Unfinished(search),
+            Found::Cycle(cycle) if !search.still_closes(graph, &cycle) => {
+                // It was begun in another step, and much has happened since.
+                Verdict::Unfinished(search.anew())
+            }
+            Found::Cycle(cycle) => {
+                // Who holds the other locks is known from the last look at them,
+                // and may not be true any more.
+                if cycle.iter().all(|edge| graph.is_certain(&edge.key)) {
+                    Verdict::Deadlock(cycle)
+                } else {
+                    Verdict::Perhaps(search, cycle)
+                }
+            }
+        }
+    }
+
+    pub(super) fn graph<'g>(&'g self, certain: &'g Certain) -> Graph<'g> {
+        Graph {
+            queues: &self.table.queues,
+            remembered: &self.table.remembered,
+            certain,
+            here: (self.key, &self.lock),
+        }
+    }
+
+    pub(super) fn ask<T>(
+        mut self,
+        search: Search,
+        cycle: Vec<WaitEdge>,
+        certain: Certain,
+        then: Then<T>,
+    ) -> Progress<T> {
+        let keys = cycle.iter().map(|edge| &edge.key);
+        let graph = self.graph(&certain);
+        let mut asked: Vec<_> = keys.filter(|key| !graph.is_certain(key)).cloned().collect();
+        asked.sort();
+        asked.dedup();
+        Progress::Asks(Box::new(Question {
+            key: self.key.into(),
+            now: self.now,
+            lock: std::mem::take(&mut self.lock),
+            changed: std::mem::take(&mut self.changed),
+            is_read: self.is_read,
+            is_to_be_read: self.is_to_be_read,
+            withheld: self.withheld,
+            step: std::mem::take(&mut self.step),
+            search,
+            cycle,
+            certain,
+            asked,
+            then,
+        }))
+    }
+
+    pub(super) fn refuse<T>(mut self, cycle: Vec<WaitEdge>, then: Then<T>) -> Progress<T> {
+        self.table.metrics.deadlocks_refused += 1;
+        self.step.log.push(LogLine::DeadlockRefused(cycle.clone()));
+        let error = LockError::Deadlock { cycle };
+        match then {
+            Then::Enqueue(..) => self.done(Err(error)),
+            Then::Stay(id, result) => {
+                if let Some(waiter) = self.table.queues.remove(self.key, id) {
+                    self.table.acks.is_answered(&waiter);
+                    self.table.check_next_of(self.key, &waiter.request.owner);
+                }
+                self.step.answers.push((id, Answer::Refused(error)));
+                // Those behind it may be let in.
+                self.hand_off();
+                self.done(Ok(result))
+            }
+        }
+    }
+}
