@@ -196,6 +196,8 @@ pub struct Step {
     pub effects: Effects,
     /// What has become of waiters, in the order in which they are to be told.
     pub answers: SmallVec<[(Addressee, Answer); 1]>,
+    /// How many places were to be granted the lock, whether or not anybody heard of it.
+    pub offers: usize,
     /// What subscribers are told.
     pub events: SmallVec<[LockEvent; 2]>,
     /// What is logged.

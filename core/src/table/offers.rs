@@ -56,12 +56,15 @@ impl Transition<'_> {
     ) -> Progress<T> {
         let waiter = self.table.queues.waiter(self.key, id);
         match waiter.map(|waiter| waiter.addressee()) {
-            Some(Addressee::Place(place)) => Progress::Offers(Box::new(Offer {
-                suspended: self.suspend(),
-                place,
-                token,
-                after,
-            })),
+            Some(Addressee::Place(place)) => {
+                self.step.offers += 1;
+                Progress::Offers(Box::new(Offer {
+                    suspended: self.suspend(),
+                    place,
+                    token,
+                    after,
+                }))
+            }
             _ => self.go_on(after),
         }
     }
