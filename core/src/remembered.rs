@@ -31,7 +31,7 @@ use crate::request::Owner;
 /// All locks that are remembered.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Remembered {
-    by_key: HashMap<KeyBuf, Seen>,
+    by_key: HashMap<KeyBuf, Box<Seen>>,
     /// The keys of these locks that each owner holds, but for crowds.
     held_by: KeySets<Owner>,
     /// There may be locks of many holders.
@@ -120,7 +120,7 @@ impl Remembered {
             is_touched: false,
             is_crowd,
         };
-        self.by_key.insert(key, seen);
+        self.by_key.insert(key, Box::new(seen));
     }
 
     /// Takes a crowd that is here away, if it need not be read again.

@@ -10,8 +10,10 @@ use crate::request::{AcquireRequest, HoldNumber, Lease, Owner, ReleaseRequest};
 use crate::token::FencingToken;
 
 impl Transition<'_> {
-    /// Who has a place and asks again keeps it, unless it asks in another mode.
-    pub(super) fn ask_again(&mut self, request: &AcquireRequest, wait: &Wait) {
+    /// Looks for the place of who asks for the lock: if its turn has come, the request is
+    /// granted in its stead. Who asks for a place again keeps the one it has, unless it
+    /// asks in another mode.
+    pub(super) fn note_own_place(&mut self, request: &AcquireRequest, wait: Option<&Wait>) {
         let (key, now_ms) = (self.key, self.now.ms());
         let Some(place) = self.table.queues.place_of(key, &request.owner) else {
             return;
@@ -21,15 +23,19 @@ impl Transition<'_> {
             self.table.take_out(key, id, now_ms);
             return;
         }
-        if place.request.limit != request.limit {
+        let is_first_hold = request.hold.is_none_or(|hold| hold == HoldNumber::FIRST);
+        if place.request.limit != request.limit || !is_first_hold {
             return;
         }
+        self.asks = Some(id);
+        let Some(wait) = wait.filter(|wait| wait.channel.is_some()) else {
+            return;
+        };
         self.table.time_outs.forget(place);
         self.table.queues.ask_again(key, id, request, wait);
         if let Some(until_ms) = wait.until_ms {
             self.table.time_outs.insert(id, until_ms);
         }
-        self.asks = Some(id);
     }
 
     /// The owner is about to have a new place, and leaves the one that it has.

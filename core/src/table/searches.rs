@@ -1,7 +1,7 @@
 //! Waits that may close a cycle are searched for deadlocks before they are queued, and
 //! again when something has changed for them.
 
-use super::hand_off::HandedOff;
+use super::hand_off::{HandedOff, asks_for_place};
 use super::offers::After;
 use super::transition::Transition;
 use super::{Acquired, Answer, LogLine, Progress, Question, Then, Unchecked};
@@ -33,7 +33,9 @@ impl Transition<'_> {
         wait: Wait,
         acquired: fn(Acquired) -> T,
     ) -> Progress<T> {
-        if let Some(id) = self.asks {
+        if let Some(id) = self.asks
+            && asks_for_place(Some(&wait))
+        {
             return self.done(Ok(acquired(Acquired::Queued(id))));
         }
         let owner = &request.owner;
@@ -88,7 +90,7 @@ impl Transition<'_> {
             HandedOff::Offers(waiter, token) => {
                 self.offer(waiter, token, After::CheckWait(unchecked, result))
             }
-            HandedOff::All | HandedOff::ToWhoAsks => self.search_for(unchecked, result),
+            HandedOff::All | HandedOff::ToWhoAsks(_) => self.search_for(unchecked, result),
         }
     }
 

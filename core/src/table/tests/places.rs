@@ -173,6 +173,50 @@ fn who_asks_again_when_it_is_its_turn_is_replied_its_token() {
 }
 
 #[test]
+fn who_has_a_place_and_takes_the_lock_otherwise_adds_no_hold() {
+    let mut server = held();
+    let a = place_for(&mut server, "a", 60_000);
+    server.delete(K);
+    let token = server.take(K, ask("a").now());
+    assert_eq!(server.told(), [(a, Answer::Granted(token))]);
+    assert_eq!((server.holds(K, "a"), server.offers), (1, 0));
+    let lock = server.lock(K);
+    assert_eq!(lock.holders()[0].lease_end_ms, Some(server.ms() + LEASE_MS));
+    server.release(K, "a");
+    server.check_nothing_is_left();
+}
+
+#[test]
+fn a_place_that_is_over_is_not_granted_with_another_request_of_its_owner() {
+    let mut server = held();
+    let blocked = server.wait(K, ask("a").by(1));
+    let place = server.wait_for(K, ask("a").place().by(7).session(), 60_000);
+    server.table.connection_ended(ClientId(7), true);
+    server.release(K, "x");
+    let token = server.token(K, "a");
+    let expected = [
+        (blocked, Answer::Granted(token)),
+        (place, Answer::NotGranted),
+    ];
+    assert_eq!(server.told(), expected);
+    server.release(K, "a");
+    server.check_nothing_is_left();
+}
+
+#[test]
+fn a_request_that_is_refused_leaves_a_place_as_it_is() {
+    let mut server = held();
+    server.wait_for(K, ask("a").place().lease(100), 60_000);
+    let refused = server.acquire_until(K, ask("a").place().hold(2), Some(i64::MAX));
+    assert!(matches!(refused, Err(LockError::HoldCount { .. })));
+    server.release(K, "x");
+    assert_eq!(
+        server.lock(K).holders()[0].lease_end_ms,
+        Some(server.ms() + 100)
+    );
+}
+
+#[test]
 fn who_asks_again_behind_others_waits_for_them() {
     let mut server = held();
     let a = place_for(&mut server, "a", 60_000);
