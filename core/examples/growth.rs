@@ -35,7 +35,15 @@ fn main() {
     }
     ends_of_a_client(10_000);
     ends_of_a_client_on_one_lock(10_000);
-    moves_of_keys(10_000);
+    for holds in [100, 1_000, 10_000] {
+        moves_of_keys(holds);
+    }
+    for holds in [100, 1_000, 10_000] {
+        breaks(holds);
+    }
+    for holds in [100, 1_000, 10_000] {
+        deletions(holds);
+    }
 }
 
 fn now(ms: i64) -> Now {
@@ -370,4 +378,34 @@ fn moves_of_keys(holds: usize) {
         1,
         took,
     );
+}
+
+fn breaks(holds: usize) {
+    let (mut table, _) = shared_by(holds, |n| Some(n as u64));
+    let (done, took) = timed(|| table.break_lock(key("k"), Stored::AsExpected, None, now(1)));
+    assert!(done.result.unwrap());
+    row(&format!("break of a lock with {holds} bound holds"), 1, took);
+    clear_away(&mut table);
+}
+
+fn deletions(holds: usize) {
+    let (mut table, _) = shared_by(holds, |_| None);
+    let ((), took) = timed(|| table.key_touched(key("k"), START_MS));
+    row(&format!("deletion of a lock with {holds} holders"), 1, took);
+    clear_away(&mut table);
+}
+
+/// Clears away what is over and forgotten.
+fn clear_away(table: &mut LockTable) {
+    let (steps, took) = timed(|| {
+        let mut steps = 0;
+        while table.wake_at_ms() == Some(0) {
+            assert!(table.take_due(START_MS).is_none());
+            steps += 1;
+        }
+        steps
+    });
+    if steps > 0 {
+        row("  each step that clears away what is over", steps, took);
+    }
 }

@@ -130,8 +130,6 @@ impl<'t> Transition<'t> {
         let last_token = self.lock.last_token();
         let holders = self.lock.holders().iter();
         let owners: SmallVec<[Owner; 2]> = holders.map(|holder| holder.owner.clone()).collect();
-        let mut bound = self.table.sessions.bound_on(self.key);
-        bound.retain(|hold| self.lock.holder(&hold.owner).is_some());
         let broken = self.lock.break_holds(token, &mut self.step.effects);
         if broken {
             self.step.freed = true;
@@ -140,7 +138,7 @@ impl<'t> Transition<'t> {
                 self.table.metrics.releases_broken += 1;
                 self.forget_deliveries(owner);
             }
-            self.table.sessions.unbind_all(&bound);
+            self.table.unbind_all(self.key, self.now.ms());
             self.changed.extend(owners);
         } else if !owners.is_empty() && token.is_some() && token != last_token {
             self.table.metrics.tokens_refused += 1;
