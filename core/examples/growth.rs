@@ -384,7 +384,11 @@ fn breaks(holds: usize) {
     let (mut table, _) = shared_by(holds, |n| Some(n as u64));
     let (done, took) = timed(|| table.break_lock(key("k"), Stored::AsExpected, None, now(1)));
     assert!(done.result.unwrap());
-    row(&format!("break of a lock with {holds} bound holds"), 1, took);
+    row(
+        &format!("break of a lock with {holds} bound holds"),
+        1,
+        took,
+    );
     clear_away(&mut table);
 }
 

@@ -464,15 +464,20 @@ impl Lock {
         true
     }
 
-    /// Takes the lock from whoever holds it, if this is the newest token. Says
-    /// whether anybody held it.
-    pub fn break_holds(&mut self, token: Option<FencingToken>, effects: &mut Effects) -> bool {
+    /// Takes the lock from whoever holds it, if this is the newest token. Returns who
+    /// held it, if anybody did.
+    pub(crate) fn break_holds(
+        &mut self,
+        token: Option<FencingToken>,
+        effects: &mut Effects,
+    ) -> Option<Holders> {
         let other_token = token.is_some() && token != self.last_token;
         if self.is_free() || other_token {
-            return false;
+            return None;
         }
+        let holders = std::mem::take(&mut self.holders);
         self.delete(effects);
-        true
+        Some(holders)
     }
 
     fn remove(&mut self, owner: &Owner, effects: &mut Effects) {

@@ -93,7 +93,7 @@ impl LockTable {
         self.sessions.follow(from, key, now_ms);
         self.deliveries.follow(from, key);
         self.ended.follow(from, key);
-        self.clear_away(ends_a_step());
+        self.take_left(ends_a_step());
         self.settle(key, crowd);
     }
 
@@ -135,12 +135,12 @@ impl LockTable {
     /// Nothing is bound of this lock any more, because all of its holds are over.
     pub(super) fn unbind_all(&mut self, key: KeyRef<'_>, now_ms: i64) {
         self.sessions.leave(key, now_ms);
-        self.clear_away(ends_a_step());
+        self.take_left(ends_a_step());
     }
 
     /// Takes so many of the bindings that were left behind. A connection is closed if
     /// nobody had noticed that the last lease of its holds was over.
-    pub(super) fn clear_away(&mut self, at_most: usize) {
+    pub(super) fn take_left(&mut self, at_most: usize) {
         for _ in 0..at_most {
             let Some((binding, left_ms)) = self.sessions.take_left() else {
                 break;

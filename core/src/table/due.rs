@@ -25,8 +25,11 @@ const SLOT_RETRY_MS: i64 = 500;
 /// nobody else keeps up.
 const ENDED_BINDINGS_AT_ONCE: usize = 16;
 
-/// So much of what is over and forgotten is cleared away at once.
+/// So many bindings that were left behind are cleared away at once.
 const CLEARED_AT_ONCE: usize = 32;
+
+/// The memory of so many holders is given back in as much time as one binding takes.
+const HOLDERS_WEIGH_ONE: usize = 8;
 
 /// So long may it go unnoticed that a contended lock was overwritten.
 const UNNOTICED_MS: i64 = 500;
@@ -93,7 +96,7 @@ impl LockTable {
         let is_overdue =
             !(self.ended.is_empty() && self.unchecked.is_empty() && self.to_close.is_empty())
                 || self.sessions.any_ended()
-                || self.sessions.any_left();
+                || self.is_to_be_cleared();
         if is_overdue {
             return Some(0);
         }
@@ -128,7 +131,7 @@ impl LockTable {
     pub fn take_due(&mut self, now_ms: i64) -> Option<Due> {
         let due = self.take_one_due(now_ms);
         // Not before: what `next_due` has not seen is not taken.
-        self.clear_away(CLEARED_AT_ONCE);
+        self.clear_away();
         due
     }
 
@@ -147,6 +150,18 @@ impl LockTable {
             }
         }
         None
+    }
+
+    /// Whether anything that is over and forgotten has not been cleared away.
+    pub(super) fn is_to_be_cleared(&self) -> bool {
+        self.sessions.any_left() || self.remembered.any_discarded()
+    }
+
+    /// Clears away some of it.
+    fn clear_away(&mut self) {
+        self.take_left(CLEARED_AT_ONCE);
+        self.remembered
+            .give_back(CLEARED_AT_ONCE * HOLDERS_WEIGH_ONE);
     }
 
     /// A lock of which something has ended.
@@ -313,7 +328,7 @@ impl LockTable {
     /// done without, at most for so many. Returns whether anything is left to be
     /// tried again.
     pub fn put_off_everything(&mut self, now_ms: i64, at_most: usize) -> bool {
-        self.clear_away(CLEARED_AT_ONCE);
+        self.clear_away();
         for _ in 0..at_most {
             let Some((hold, binding)) = self.sessions.take_due(now_ms) else {
                 break;

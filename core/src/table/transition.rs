@@ -127,23 +127,25 @@ impl<'t> Transition<'t> {
     }
 
     pub(super) fn break_holds(&mut self, token: Option<FencingToken>) -> bool {
-        let last_token = self.lock.last_token();
-        let holders = self.lock.holders().iter();
-        let owners: SmallVec<[Owner; 2]> = holders.map(|holder| holder.owner.clone()).collect();
-        let broken = self.lock.break_holds(token, &mut self.step.effects);
-        if broken {
-            self.step.freed = true;
-            self.step.events.push(LockEvent::Broken);
-            for owner in &owners {
-                self.table.metrics.releases_broken += 1;
-                self.forget_deliveries(owner);
-            }
-            self.table.unbind_all(self.key, self.now.ms());
+        let Some(broken) = self.lock.break_holds(token, &mut self.step.effects) else {
+            // If anybody holds it, that was another token.
+            self.table.metrics.tokens_refused += u64::from(!self.lock.is_free());
+            return false;
+        };
+        self.step.freed = true;
+        self.step.events.push(LockEvent::Broken);
+        let (key, table) = (self.key, &mut *self.table);
+        table.metrics.releases_broken += broken.len() as u64;
+        table
+            .deliveries
+            .all_ended(key, |owner| broken.get(owner).is_some());
+        table.unbind_all(key, self.now.ms());
+        if !table.remembered.is_crowd(key) {
+            let owners = broken.iter().map(|holder| holder.owner.clone());
             self.changed.extend(owners);
-        } else if !owners.is_empty() && token.is_some() && token != last_token {
-            self.table.metrics.tokens_refused += 1;
         }
-        broken
+        table.remembered.discard(broken);
+        true
     }
 
     pub(super) fn renew(&mut self, request: &RenewRequest) -> Result<bool, LockError> {
