@@ -13,7 +13,7 @@ use redis_lock_core::queue::{Wait, WaiterId};
 use redis_lock_core::request::{
     AcquireRequest, ClientId, Lease, Limit, Owner, ReleaseExtent, ReleaseRequest, RenewRequest,
 };
-use redis_lock_core::stored::{Reader, TOKEN_FIELD};
+use redis_lock_core::stored::{PERMIT_PREFIX, Reader, TOKEN_FIELD};
 use redis_lock_core::table::{Acquired, Answer, Done, LockTable, Progress, Stored};
 use redis_lock_core::token::FencingToken;
 
@@ -27,6 +27,9 @@ fn main() {
     }
     for holders in [100, 1_000, 10_000] {
         keep_ups(holders);
+    }
+    for holders in [100, 1_000, 10_000] {
+        reads(holders);
     }
     releases_of_a_writer(10_000);
     waits_of_owners_in_two_queues(10_000);
@@ -173,6 +176,26 @@ fn renewals(holders: usize) {
         holders,
         took,
     );
+}
+
+fn reads(holders: usize) {
+    let fields = |owner: Owner| {
+        let permit = format!("0 {} {}", START_MS * 1000, START_MS + LEASE_MS);
+        let permit_name = [PERMIT_PREFIX, owner.as_bytes()].concat();
+        let count = (owner.as_bytes().to_vec(), b"1".to_vec());
+        [count, (permit_name, permit.into_bytes())]
+    };
+    let mut fields: Vec<_> = (0..holders).map(owner).flat_map(fields).collect();
+    fields.push((TOKEN_FIELD.to_vec(), b"1".to_vec()));
+    let (lock, took) = timed(|| {
+        let mut reader = Reader::of(fields.len(), None);
+        for (name, value) in &fields {
+            reader.field(name, value);
+        }
+        reader.finish(Some(START_MS + LEASE_MS))
+    });
+    assert_eq!(lock.unwrap().holders().len(), holders);
+    row(&format!("reading a lock of {holders} holders"), 1, took);
 }
 
 fn keep_ups(holders: usize) {

@@ -242,11 +242,6 @@ impl Lock {
         }
         self.holders.remove(owner);
         if self.is_free() {
-            // The leases that ended before it go with the key.
-            let is_end = |effect: &Effect| matches!(effect, Effect::RemoveHolder { .. });
-            while effects.last().is_some_and(is_end) {
-                effects.pop();
-            }
             self.delete(effects);
         } else {
             effects.push(Effect::RemoveHolder {
@@ -493,6 +488,16 @@ impl Lock {
     }
 
     fn delete(&mut self, effects: &mut Effects) {
+        // What ended before in the same step goes with the key.
+        let is_moot = |effect: &Effect| {
+            matches!(
+                effect,
+                Effect::RemoveHolder { .. } | Effect::ExpireAt { .. }
+            )
+        };
+        while effects.last().is_some_and(is_moot) {
+            effects.pop();
+        }
         effects.push(Effect::Delete);
         self.holders.clear();
         self.expires_at_ms = None;

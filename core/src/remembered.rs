@@ -207,7 +207,8 @@ impl Remembered {
         let mut uncontended = Vec::new();
         for (key, seen) in &mut self.by_key {
             if is_meant(key.as_ref()) {
-                match is_contended(key.as_ref()) {
+                // A lock of few holders is here only because somebody waits for it.
+                match seen.lock.holders().len() <= few() || is_contended(key.as_ref()) {
                     true => seen.is_touched = true,
                     false => uncontended.push(key.clone()),
                 }

@@ -131,6 +131,20 @@ fn many_sessions_follow_their_lock_at_once() {
 }
 
 #[test]
+fn a_lock_whose_holders_have_all_ended_is_deleted_at_once() {
+    let mut server = Server::new();
+    for n in 0..CROWD {
+        let ask = ask(&nth(n)).shared().by(1).session();
+        server.take(K, ask);
+    }
+    server.table.connection_ended(ClientId(1), false);
+    server.take(K, ask("x"));
+    assert_eq!(server.metrics().releases_session, CROWD as u64);
+    assert_eq!(server.effects.first(), Some(&Effect::Delete));
+    assert_eq!(server.holders(K), ["x"]);
+}
+
+#[test]
 fn many_contended_keys_leave_nothing_behind() {
     let mut server = Server::new();
     let mut waiters = Vec::new();
