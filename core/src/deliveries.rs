@@ -315,6 +315,15 @@ impl Deliveries {
         }
     }
 
+    /// Notes that all holds of these owners on this lock are over.
+    pub fn all_ended(&mut self, key: KeyRef<'_>, is_over: impl Fn(&Owner) -> bool) {
+        for hold in self.holds_on(key) {
+            if is_over(&hold.owner) {
+                self.forget(&hold);
+            }
+        }
+    }
+
     /// The newest grant of these holds that is on its way to another client than
     /// this one, and is to be bound to its connection.
     pub fn other_session(

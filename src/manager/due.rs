@@ -181,7 +181,7 @@ fn weigh(step: &Step, is_search: bool) -> usize {
 /// Whether the server refuses every write at the moment. Asked of one of the keys that
 /// are due.
 fn writes_are_refused(ctx: &Context, now_ms: i64) -> bool {
-    let due = TABLE.with_borrow(|table| table.next_due(now_ms).cloned());
+    let due = TABLE.with_borrow(|table| table.next_due(now_ms));
     due.is_some_and(|key| ask(ctx, key.as_ref()) == WriteAnswer::Refused)
 }
 
