@@ -31,8 +31,11 @@ const CLEARED_AT_ONCE: usize = 32;
 /// The memory of so many holders is given back in as much time as one binding takes.
 const HOLDERS_WEIGH_ONE: usize = 8;
 
+/// How often a contended lock is looked at for no other reason, if nothing else is set.
+pub const RECHECK_INTERVAL_MS: i64 = 500;
+
 /// So long may it go unnoticed that a contended lock was overwritten.
-const UNNOTICED_MS: i64 = 500;
+const UNNOTICED_MS: i64 = RECHECK_INTERVAL_MS;
 
 /// At most so many locks a second are looked at for no other reason than that it has
 /// been a while.
@@ -225,12 +228,12 @@ impl LockTable {
             }
             (Err(_), Work::Keep(owner, binding)) => {
                 // It is no lock at the moment, and may be one again.
-                self.is_no_lock(key);
+                self.forget_lock(key);
                 self.not_kept(HoldId::new(key, &owner), binding, now.ms());
                 nothing()
             }
             (Err(error), Work::Recheck | Work::CheckWait(_)) => {
-                self.is_no_lock(key);
+                self.forget_lock(key);
                 Progress::Done(self.refuse_all(key, &error, now.ms()))
             }
         }
