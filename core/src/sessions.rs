@@ -440,6 +440,7 @@ impl Sessions {
                     form.flag(self.has_ended(binding.client));
                     form.token(Some(binding.token));
                     form.number(binding.lease.ms());
+                    form.flag(binding.is_claimed);
                     form.time(Some(binding.kept_until_ms));
                     form.time(Some(binding.renew_at_ms));
                 }

@@ -8,6 +8,7 @@ use super::{Acquired, Answer, LockEvent, Progress};
 use crate::bounds::{few, grants_a_step, unheard_a_step};
 use crate::deliveries::{Delivery, Told};
 use crate::error::LockError;
+use crate::lock::holds_after_acquire;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
 use crate::queue::{Addressee, Wait, Waiter, WaiterId};
@@ -40,6 +41,7 @@ impl Transition<'_> {
         let may_grant = may_grant
             || Fault::ReentryInGrace.planted() && self.lock.holder(&request.owner).is_some();
         if !may_grant {
+            holds_after_acquire(request, self.holds_of(&request.owner))?;
             return Ok(None);
         }
         if !self.can_be_told() {
@@ -308,6 +310,9 @@ impl Transition<'_> {
                 metrics.grants_after_wait += 1;
                 metrics.hand_offs += u64::from(held_before == 0);
                 metrics.waits.add(self.now.us - waiter.since_us);
+                if !waiter.is_place() {
+                    self.claim(&waiter.request.owner, token);
+                }
                 if held_before == 0 {
                     // A search that has begun may have passed here before.
                     self.table.check_waits_beside(self.key, &request.owner);

@@ -82,3 +82,38 @@ fn an_heir_that_ends_too_leaves_nothing() {
     assert_eq!(server.holds(K, "b"), 0);
     assert!(!server.table.remembers_holds());
 }
+
+#[test]
+fn nothing_is_left_of_a_lock_whose_only_place_is_given_up() {
+    let mut server = Server::new();
+    server.take(K, ask("a"));
+    server.wait_for(K, ask("b").place(), 60_000);
+    let given_up = server.release_as(K, "b", ReleaseExtent::One, None);
+    assert_eq!(given_up, Ok(Released::NotHeld));
+    assert!(server.table.agree(&[owner("a"), owner("b")]));
+}
+
+#[test]
+fn who_only_waited_behind_its_own_place_does_not_wait() {
+    let mut server = Server::new();
+    server.take(K, ask("a").shared());
+    server.wait_for(K, ask("b").place(), 60_000);
+    let b = server.wait_for(K, ask("b").place().shared(), 60_000);
+    server.run();
+    assert_eq!(server.granted(), [b]);
+}
+
+#[test]
+fn a_reply_to_a_blocked_client_claims_what_its_owner_got_by_a_place() {
+    let mut server = Server::new();
+    server.take(K, ask("a"));
+    server.wait_for(K, ask("b").place().by(7).session(), 60_000);
+    server.wait(K, ask("b").by(1).hold(1));
+    server.release(K, "a");
+    server.pass(3 * LEASE_MS);
+    assert_eq!(server.holds(K, "b"), 1);
+    assert_eq!(server.metrics().claims, 1);
+    end(&mut server, 7);
+    server.run();
+    assert_eq!(server.holds(K, "b"), 0);
+}
