@@ -272,8 +272,8 @@ impl Sessions {
             return;
         };
         binding.is_claimed = false;
-        let until_ms = binding.kept_until_ms;
-        self.renew_by(&hold, until_ms);
+        let over_ms = binding.kept_until_ms.saturating_add(1);
+        self.renew_by(&hold, over_ms);
     }
 
     /// Notes that a grant is claimed.

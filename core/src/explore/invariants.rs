@@ -484,7 +484,12 @@ fn tokens_rise(world: &mut World, seen: &Seen) -> Checked {
             _ => None,
         });
     let asker = seen.asker.zip(seen.granted);
-    for (at, token) in handed.chain(asker) {
+    let mut granted: Vec<(usize, FencingToken)> = handed.chain(asker).collect();
+    if seen.kept.is_some() {
+        // Others may have been served behind it.
+        granted.sort_by_key(|&(_, token)| token);
+    }
+    for (at, token) in granted {
         let number = world.cast.owner_of[at];
         let is_new = tokens[number].is_none();
         let is_right = match tokens[number] {

@@ -895,9 +895,6 @@ impl World {
             }
             Ok(Acquired::Granted(token)) => {
                 seen.granted = Some(*token);
-                if kept.is_some() {
-                    self.places[key][self.cast.owner_of[at]] = None;
-                }
             }
             Ok(Acquired::Busy) => self.say(|_| "null".to_owned()),
             Err(error) => {
@@ -910,6 +907,9 @@ impl World {
         // Whoever was handed the lock came before.
         self.apply(done.step, &mut seen)?;
         if let Some(token) = seen.granted {
+            if kept.is_some() {
+                self.places[key][self.cast.owner_of[at]] = None;
+            }
             self.say(|w| format!("token {}", w.short(token)));
             let owner = self.cast.owner_of[at];
             let now_ms = self.now_ms;

@@ -277,7 +277,7 @@ impl Transition<'_> {
     pub(super) fn serve_requests_of(&mut self, owner: &Owner) {
         self.end_of(owner);
         // The queue is asked first: it knows its owners, the lock looks for them.
-        while self.table.queues.first_id_of(self.key, owner).is_some()
+        while let Some(id) = self.table.queues.first_id_of(self.key, owner)
             && self.lock.holder(owner).is_some()
         {
             if self.has_done_enough() {
@@ -285,7 +285,10 @@ impl Transition<'_> {
                 self.table.queues.set_reentering(self.key, owner);
                 return;
             }
-            if let Some(waiter) = self.table.queues.take_first_of(self.key, owner) {
+            let waiter = self.table.queues.waiter(self.key, id);
+            if waiter.is_some_and(|waiter| self.table.queues.is_over(waiter, self.now.ms())) {
+                self.end_place(id);
+            } else if let Some(waiter) = self.table.queues.take_first_of(self.key, owner) {
                 self.serve(waiter, false);
             }
         }
@@ -318,8 +321,10 @@ impl Transition<'_> {
                     self.table.check_waits_beside(self.key, &request.owner);
                 }
                 if waiter.is_place() && held_before == 0 {
+                    // It can be claimed until the server takes it for over.
                     let until_ms = request.lease.end_ms(self.now.ms());
-                    self.table.claims.open(token, until_ms);
+                    let over_ms = until_ms.saturating_add(1);
+                    self.table.claims.open(token, over_ms);
                     self.table
                         .sessions
                         .leave_unclaimed(self.key, &request.owner);

@@ -117,3 +117,31 @@ fn a_reply_to_a_blocked_client_claims_what_its_owner_got_by_a_place() {
     server.run();
     assert_eq!(server.holds(K, "b"), 0);
 }
+
+#[test]
+fn a_place_of_a_connection_that_has_ended_binds_nothing_to_it() {
+    let mut server = Server::new();
+    server.take(K, ask("a"));
+    let blocked = server.wait(K, ask("b").by(1));
+    let place = server.wait_for(K, ask("b").place().by(7).session(), 60_000);
+    end(&mut server, 7);
+    server.release(K, "a");
+    let granted = Answer::Granted(server.token(K, "b"));
+    let told = [(blocked, granted), (place, Answer::NotGranted)];
+    assert_eq!(server.told(), told);
+    assert_eq!(server.table.bound_client(K, &owner("b")), None);
+}
+
+#[test]
+fn a_grant_can_be_claimed_as_long_as_it_lasts() {
+    let mut server = Server::new();
+    server.take(K, ask("a"));
+    server.wait_for(K, ask("b").place().by(7).session(), 60_000);
+    server.release(K, "a");
+    let token = server.token(K, "b");
+    let claim_ms = server.table.settings.claim_timeout_ms;
+    server.pass(claim_ms);
+    assert!(server.renew_as(K, "b", LEASE_MS, Some(token)));
+    assert_eq!(server.table.bound_client(K, &owner("b")), Some(ClientId(7)));
+    assert_eq!(server.metrics().claims, 1);
+}
