@@ -529,7 +529,7 @@ impl Lock {
 }
 
 /// The hold count after a request by an owner that has `held` holds now.
-fn holds_after_acquire(request: &AcquireRequest, held: i64) -> Result<i64, LockError> {
+pub(crate) fn holds_after_acquire(request: &AcquireRequest, held: i64) -> Result<i64, LockError> {
     match request.hold {
         None => held
             .checked_add(1)

@@ -620,12 +620,6 @@ impl WaitQueues {
         self.queue(key)?.first_id_of(owner)
     }
 
-    /// The first request of this owner in the key's queue.
-    pub fn first_of(&self, key: KeyRef<'_>, owner: &Owner) -> Option<&Waiter> {
-        let queue = self.queue(key)?;
-        queue.waiter(queue.first_id_of(owner)?)
-    }
-
     /// Whether anybody stands behind this owner's first request in the key's queue.
     pub fn is_anyone_behind(&self, key: KeyRef<'_>, owner: &Owner) -> bool {
         let behind = self

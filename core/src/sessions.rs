@@ -308,8 +308,8 @@ impl Sessions {
             && let Some(binding) = self.bindings.get_mut(&bound)
         {
             binding.is_claimed = false;
-            let until_ms = binding.kept_until_ms;
-            self.renew_bound_by(bound, until_ms);
+            let over_ms = binding.kept_until_ms.saturating_add(1);
+            self.renew_bound_by(bound, over_ms);
         }
     }
 
@@ -479,6 +479,7 @@ impl Sessions {
                     form.flag(self.has_ended(binding.client));
                     form.token(Some(binding.token));
                     form.number(binding.lease.ms());
+                    form.flag(binding.is_claimed);
                     form.time(Some(binding.kept_until_ms));
                     form.time(Some(binding.renew_at_ms));
                 }

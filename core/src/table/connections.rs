@@ -303,6 +303,23 @@ impl LockTable {
         leave: Leave,
         now_ms: i64,
     ) -> Option<(Addressee, Answer)> {
+        let key = self.queues.key_of(id).cloned();
+        let told = self.end_wait(id, leave, now_ms)?;
+        if let Some(key) = key
+            && !self.queues.contended(key.as_ref())
+        {
+            self.remembered.drop_if_few(key.as_ref());
+        }
+        Some(told)
+    }
+
+    /// As [`LockTable::leave`], also where a step has the lock.
+    pub(super) fn end_wait(
+        &mut self,
+        id: WaiterId,
+        leave: Leave,
+        now_ms: i64,
+    ) -> Option<(Addressee, Answer)> {
         if let Some(withheld) = self.forget_withheld(id) {
             self.metrics.replies_unacknowledged += 1;
             let answer = Answer::Refused(LockError::NoReplicas);
@@ -318,9 +335,6 @@ impl LockTable {
         }
         let key = self.queues.key_of(id)?.clone();
         let waiter = self.take_out(key.as_ref(), id, now_ms)?;
-        if !self.queues.contended(key.as_ref()) {
-            self.remembered.drop_if_few(key.as_ref());
-        }
         Some((waiter.addressee(), Answer::NotGranted))
     }
 

@@ -8,6 +8,7 @@ use super::{Acquired, Answer, LockEvent, Progress};
 use crate::bounds::{few, grants_a_step, unheard_a_step};
 use crate::deliveries::{Delivery, Told};
 use crate::error::LockError;
+use crate::lock::holds_after_acquire;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
 use crate::queue::{Addressee, Wait, Waiter, WaiterId};
@@ -45,6 +46,7 @@ impl Transition<'_> {
         let may_grant = may_grant
             || Fault::ReentryInGrace.planted() && self.lock.holder(&request.owner).is_some();
         if !may_grant {
+            holds_after_acquire(request, self.holds_of(&request.owner))?;
             return Ok(None);
         }
         if !self.can_be_told() {
@@ -286,7 +288,7 @@ impl Transition<'_> {
     pub(super) fn serve_requests_of(&mut self, owner: &Owner) {
         self.end_of(owner);
         // The queue is asked first: it knows its owners, the lock looks for them.
-        while self.table.queues.first_id_of(self.key, owner).is_some()
+        while let Some(id) = self.table.queues.first_id_of(self.key, owner)
             && self.lock.holder(owner).is_some()
         {
             if self.has_done_enough() {
@@ -294,10 +296,9 @@ impl Transition<'_> {
                 self.table.queues.set_reentering(self.key, owner);
                 return;
             }
-            let first = self.table.queues.first_of(self.key, owner);
-            let is_over = first.filter(|one| self.table.queues.is_over(one, self.now.ms()));
-            if let Some(place) = is_over {
-                self.end_place(place.id);
+            let waiter = self.table.queues.waiter(self.key, id);
+            if waiter.is_some_and(|waiter| self.table.queues.is_over(waiter, self.now.ms())) {
+                self.end_place(id);
             } else if let Some(waiter) = self.table.queues.take_first_of(self.key, owner) {
                 self.serve(waiter, false);
             }
@@ -323,13 +324,18 @@ impl Transition<'_> {
                 metrics.grants_after_wait += 1;
                 metrics.hand_offs += u64::from(held_before == 0);
                 metrics.waits.add(self.now.us - waiter.since_us);
+                if !waiter.is_place() {
+                    self.claim(&waiter.request.owner, token);
+                }
                 if held_before == 0 {
                     // A search that has begun may have passed here before.
                     self.table.check_waits_beside(self.key, &request.owner);
                 }
                 if waiter.is_place() && held_before == 0 {
+                    // It can be claimed until the server takes it for over.
                     let until_ms = request.lease.end_ms(self.now.ms());
-                    self.table.claims.open(token, until_ms);
+                    let over_ms = until_ms.saturating_add(1);
+                    self.table.claims.open(token, over_ms);
                     self.table
                         .sessions
                         .leave_unclaimed(self.key, &request.owner);

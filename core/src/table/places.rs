@@ -38,12 +38,14 @@ impl Transition<'_> {
         }
     }
 
-    /// The owner is about to have a new place, and leaves the one that it has.
-    pub(super) fn leave_other_place(&mut self, owner: &Owner) {
+    /// The owner is about to have a new place, and leaves the one that it has. Returns
+    /// whether it had one.
+    pub(super) fn leave_other_place(&mut self, owner: &Owner) -> bool {
         let place = self.table.queues.place_of(self.key, owner);
-        if let Some(id) = place.map(|place| place.id) {
-            self.table.take_out(self.key, id, self.now.ms());
-        }
+        let Some(id) = place.map(|place| place.id) else {
+            return false;
+        };
+        self.table.take_out(self.key, id, self.now.ms()).is_some()
     }
 
     /// An owner that holds nothing gives its place up with a release.
@@ -71,7 +73,7 @@ impl Transition<'_> {
         };
         self.step
             .answers
-            .extend(self.table.leave(id, leave, now_ms));
+            .extend(self.table.end_wait(id, leave, now_ms));
     }
 
     /// Nobody listens to the channel of this place.

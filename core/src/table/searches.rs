@@ -67,8 +67,9 @@ impl Transition<'_> {
         let until_ms = wait
             .until_ms
             .filter(|_| is_place || settings.acks.is_some());
+        let mut left_another = false;
         if is_place {
-            self.leave_other_place(&request.owner);
+            left_another = self.leave_other_place(&request.owner);
             if self.table.queues.counts().places >= max_places {
                 self.table.metrics.queues_full += 1;
                 return Err(LockError::PlacesFull { max_places });
@@ -78,6 +79,10 @@ impl Transition<'_> {
         let id = queues.push(self.key, request, wait, now_us, max);
         if let (Ok(id), Some(until_ms)) = (&id, until_ms) {
             self.table.time_outs.insert(*id, until_ms);
+        }
+        if left_another {
+            // Nobody but itself may have been in its way.
+            self.table.queues.recheck_by(self.key, self.now.ms());
         }
         self.table.metrics.queues_full += u64::from(id.is_err());
         id

@@ -428,3 +428,15 @@ fn a_place_that_would_wait_for_ever_is_refused() {
     );
     assert_eq!(server.table.places(), 1);
 }
+
+#[test]
+fn a_place_for_a_hold_that_does_not_fit_is_refused_at_once() {
+    let mut server = Server::new();
+    server.table.settings.may_grant = false;
+    let refused = server.acquire_until(K, ask("a").place().hold(2), Some(i64::MAX));
+    assert!(
+        matches!(refused, Err(LockError::HoldCount { .. })),
+        "{refused:?}"
+    );
+    assert_eq!(server.table.places(), 0);
+}
