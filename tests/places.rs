@@ -574,6 +574,7 @@ fn a_place_that_comes_to_close_a_cycle_is_told_so() {
                   return redis.call('PEXPIRE','l',600000)";
     scene.holder.words(&[b"EVAL", script.as_bytes(), b"0"]);
     let told = scene.ears.told();
+    assert_eq!(told.owner, "a");
     assert!(told.result.starts_with("-DEADLOCK "), "{told:?}");
     let names = told.result.contains("'a'") && told.result.contains("'holder'");
     assert!(names, "{told:?}");
