@@ -464,6 +464,60 @@ fn an_owner_that_comes_to_hold_the_lock_otherwise_gets_no_hold_more() {
 }
 
 #[test]
+fn a_grant_to_a_place_is_claimed_where_a_blocked_client_of_its_owner_is_replied_it() {
+    let mut scene = Scene::held();
+    set(&mut scene.holder, "claim-timeout", "100");
+    scene.place("a", "SESSION");
+    let mut blocked = scene.server.client();
+    let block = format!("LOCK.ACQUIRE k a {LONG} BLOCK 0");
+    blocked.send_and_block(&mut scene.holder, &block);
+    scene.release("holder");
+    let fence = scene.granted("a");
+    assert_eq!(blocked.reply(), int(fence));
+    let mut sleeper = scene.server.client();
+    assert_eq!(sleeper.call("BLPOP none 0.3"), nil());
+    assert_eq!(scene.holds("a"), text("2"));
+    assert_eq!(scene.holder.info("lock_claims"), 1);
+    assert_eq!(scene.holder.info("lock_grants_unclaimed"), 0);
+    assert_eq!(scene.holder.info("lock_sessions"), 1);
+    scene.assert_nothing_told();
+}
+
+#[test]
+fn an_unclaimed_permit_passes_on_and_the_claimed_ones_stay() {
+    let mut scene = Scene::held();
+    set(&mut scene.holder, "claim-timeout", "300");
+    for place in ["a", "b", "c"] {
+        scene.place(place, "LIMIT 2");
+    }
+    scene.release("holder");
+    let first = scene.granted("a");
+    let second = scene.granted("b");
+    // Before its first lease is over, or after: then it was too late, and `c` is told.
+    let claim = format!("LOCK.RENEW k b {LONG} FENCE {second}");
+    let claimed = scene.ears.call(&claim);
+    let third = scene.granted("c");
+    assert!(first < second && second < third);
+    assert_eq!(scene.holds("a"), nil());
+    if claimed == int(1) {
+        assert_eq!(scene.holds("b"), text("1"));
+    }
+}
+
+#[test]
+fn a_hundred_readers_with_places_are_all_told() {
+    let mut scene = Scene::held();
+    for i in 0..100 {
+        scene.place(&format!("r{i}"), "SHARED");
+    }
+    scene.release("holder");
+    for i in 0..100 {
+        scene.granted(&format!("r{i}"));
+    }
+    assert_eq!(scene.holder.call("HLEN k"), int(201));
+}
+
+#[test]
 fn an_owner_that_a_script_of_redissons_makes_the_holder_is_told_its_token() {
     let mut scene = Scene::held();
     scene.place("a", "");

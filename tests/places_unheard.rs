@@ -134,6 +134,20 @@ fn at_most_so_many_are_passed_over_at_once_and_the_lock_still_goes_on_by_itself(
 }
 
 #[test]
+fn who_listens_on_a_replica_hears_nothing_and_does_not_count() {
+    let server = TestServer::start();
+    let replica = server.replica(true);
+    let (mut client, mut there) = (server.client(), replica.subscriber("ch"));
+    hold(&mut client, "k");
+    place(&mut client, "k", "a", "ch");
+    assert_eq!(client.call("LOCK.RELEASE k holder"), int(1));
+    assert_eq!(client.call("EXISTS k"), int(0));
+    assert_eq!(client.info("lock_places_unheard"), 1);
+    server.assert_same_data(&replica);
+    assert_eq!(there.told_so_far(), []);
+}
+
+#[test]
 fn a_subscription_to_a_pattern_hears_too_and_one_that_was_ended_does_not() {
     let server = TestServer::start();
     let mut client = server.client();

@@ -312,6 +312,9 @@ impl Transition<'_> {
                     // A search that has begun may have passed here before.
                     self.table.check_waits_beside(self.key, &request.owner);
                 }
+                if !waiter.is_place() {
+                    self.claim(&request.owner, token);
+                }
                 if waiter.is_place() && held_before == 0 {
                     let until_ms = request.lease.end_ms(self.now.ms());
                     self.table.claims.open(token, until_ms);
