@@ -413,8 +413,11 @@ impl LockTable {
         now: Now,
     ) -> Progress<Released> {
         let mut transition = Transition::begin(self, key, stored, Some(&request.owner), now);
-        transition.give_place_up(request);
+        let holds = transition.lock.holder(&request.owner).is_some();
         let released = transition.release(request);
+        if !holds && released.is_ok() {
+            transition.give_place_up(request);
+        }
         // Nobody would free a lock of which nothing is left but what is over.
         while transition.is_all_overdue() && transition.end_more() {}
         transition.hand_on(released)

@@ -2,9 +2,7 @@
 
 use redis_module::Context;
 
-use super::{
-    TABLE, arm_timer, carry_out, clock_steps, gate, has_places, look_at, self_fencing, step, tell,
-};
+use super::{TABLE, arm_timer, carry_out, clock_steps, gate, look_at, self_fencing, step, tell};
 use crate::config;
 use crate::server::clients;
 use crate::server::clock;
@@ -12,6 +10,7 @@ use crate::server::keyspace::{self, LockKey, WriteAnswer};
 use crate::server::open_lock::{OpenLock, Part};
 use crate::server::overwriting;
 use crate::server::panics;
+use crate::server::publish;
 use crate::server::timer;
 use redis_lock_core::error::LockError;
 use redis_lock_core::keys::KeyRef;
@@ -114,7 +113,7 @@ fn do_due(ctx: &Context, due: Due) -> Option<usize> {
         let now_ms = clock::now().ms();
         TABLE.with_borrow_mut(|table| table.put_off(due, why, now_ms));
         if why == NotNow::NotServedHere {
-            redirect_places(ctx, key.as_ref(), now_ms);
+            give_up_unheard(ctx, key.as_ref(), now_ms);
         }
         return (why == NotNow::NotServedHere).then_some(1);
     }
@@ -130,26 +129,15 @@ fn do_due(ctx: &Context, due: Due) -> Option<usize> {
     Some(done.unwrap_or(1))
 }
 
-/// Where another node serves the key now, tells its places so. The server itself
-/// redirects blocked clients.
-fn redirect_places(ctx: &Context, key: KeyRef<'_>, now_ms: i64) {
-    if !has_places() {
-        return;
-    }
-    let Some((slot, node)) = keyspace::node_of(ctx, key.name) else {
-        return;
-    };
-    let moved = LockError::Moved { slot, node };
-    let over = TABLE.with_borrow_mut(|table| {
-        let over = table.forget_places_of(key, &moved, WORK_A_WAKE);
-        if over.len() >= WORK_A_WAKE {
-            // There may be more.
-            table.key_touched(key, now_ms);
+/// Another node of the cluster serves the key now, or is about to. The server ends the
+/// subscriptions of a slot that it loses, so nobody listens to the places of such a key,
+/// and they are given up. It redirects blocked clients itself.
+fn give_up_unheard(ctx: &Context, key: KeyRef<'_>, now_ms: i64) {
+    let places = TABLE.with_borrow(|table| table.places_of(key, WORK_A_WAKE));
+    for place in places {
+        if !publish::is_listened_to(ctx, &place) {
+            TABLE.with_borrow_mut(|table| table.leave_place(&place, now_ms));
         }
-        over
-    });
-    for (addressee, answer) in over {
-        tell(ctx, addressee, answer);
     }
 }
 

@@ -331,6 +331,9 @@ impl Transition<'_> {
                     // A search that has begun may have passed here before.
                     self.table.check_waits_beside(self.key, &request.owner);
                 }
+                if !waiter.is_place() {
+                    self.claim(&request.owner, token);
+                }
                 if waiter.is_place() && held_before == 0 {
                     // It can be claimed until the server takes it for over.
                     let until_ms = request.lease.end_ms(self.now.ms());

@@ -5,7 +5,7 @@ use super::{Answer, Leave, LockTable};
 use crate::error::LockError;
 use crate::keys::KeyRef;
 use crate::lock::Holder;
-use crate::queue::{Addressee, Wait, WaiterId};
+use crate::queue::{Addressee, Place, Wait, Waiter, WaiterId};
 use crate::request::{AcquireRequest, HoldNumber, Lease, Owner, ReleaseRequest};
 use crate::token::FencingToken;
 
@@ -50,7 +50,7 @@ impl Transition<'_> {
 
     /// An owner that holds nothing gives its place up with a release.
     pub(super) fn give_place_up(&mut self, request: &ReleaseRequest) {
-        if request.token.is_some() || self.lock.holder(&request.owner).is_some() {
+        if request.token.is_some() {
             return;
         }
         let place = self.table.queues.place_of(self.key, &request.owner);
@@ -161,17 +161,19 @@ impl LockTable {
         answers
     }
 
-    /// As [`LockTable::forget_places`], for those of one lock.
-    pub fn forget_places_of(
-        &mut self,
-        key: KeyRef<'_>,
-        why: &LockError,
-        at_most: usize,
-    ) -> Vec<(Addressee, Answer)> {
-        let waiters = self.queues.waiters(key).filter(|waiter| waiter.is_place());
-        let ids: Vec<WaiterId> = waiters.take(at_most).map(|place| place.id).collect();
-        let refuse = |id| self.refuse_place(key, id, why);
-        ids.into_iter().filter_map(refuse).collect()
+    /// The first places for this lock, at most so many.
+    pub fn places_of(&self, key: KeyRef<'_>, at_most: usize) -> Vec<Place> {
+        let addressees = self.queues.waiters(key).map(Waiter::addressee);
+        let places = addressees.filter_map(|addressee| match addressee {
+            Addressee::Place(place) => Some(*place),
+            Addressee::Blocked(_) => None,
+        });
+        places.take(at_most).collect()
+    }
+
+    /// Removes a place to which nobody listens.
+    pub fn leave_place(&mut self, place: &Place, now_ms: i64) {
+        self.leave(place.id, Leave::Gone, now_ms);
     }
 
     fn refuse_place(

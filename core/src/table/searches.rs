@@ -69,11 +69,21 @@ impl Transition<'_> {
             .filter(|_| is_place || settings.acks.is_some());
         let mut left_another = false;
         if is_place {
-            left_another = self.leave_other_place(&request.owner);
-            if self.table.queues.counts().places >= max_places {
+            // A refusal leaves the other place.
+            let queues = &self.table.queues;
+            let left = usize::from(queues.place_of(self.key, &request.owner).is_some());
+            let full = if queues.counts().places - left >= max_places {
+                Some(LockError::PlacesFull { max_places })
+            } else if queues.length(self.key) - left >= max {
+                Some(LockError::QueueFull { max_waiters: max })
+            } else {
+                None
+            };
+            if let Some(full) = full {
                 self.table.metrics.queues_full += 1;
-                return Err(LockError::PlacesFull { max_places });
+                return Err(full);
             }
+            left_another = self.leave_other_place(&request.owner);
         }
         let queues = &mut self.table.queues;
         let id = queues.push(self.key, request, wait, now_us, max);

@@ -395,7 +395,7 @@ fn places_that_can_not_be_served_any_more_are_told_why() {
     let [a, b] = ["a", "b"].map(|name| place_for(&mut server, name, 60_000));
     server.take(L, ask("y"));
     let c = server.wait_for(L, ask("c").place(), 60_000);
-    let told = server.table.forget_places_of(K, &LockError::Unblocked, 1);
+    let told = server.table.forget_places(&LockError::Unblocked, 1);
     let unblocked = Answer::Refused(LockError::Unblocked);
     let told = told
         .into_iter()
@@ -405,6 +405,41 @@ fn places_that_can_not_be_served_any_more_are_told_why() {
     assert_eq!(told.len(), 2);
     assert_eq!(server.table.places(), 0);
     assert!(b < c);
+}
+
+#[test]
+fn a_place_to_which_nobody_listens_is_removed_and_the_others_keep_theirs() {
+    let mut server = held();
+    let ids = ["a", "b", "c"].map(|name| place_for(&mut server, name, 60_000));
+    let places = server.table.places_of(K, 2);
+    let found: Vec<WaiterId> = places.iter().map(|place| place.id).collect();
+    assert_eq!(found, ids[..2]);
+    let now_ms = server.ms();
+    server.table.leave_place(&places[0], now_ms);
+    assert_eq!(order(&server), ["b", "c"]);
+    server.release(K, "x");
+    assert_eq!(server.granted(), [ids[1]]);
+}
+
+#[test]
+fn a_release_that_ends_in_an_error_leaves_the_place() {
+    let mut server = held();
+    let place = place_for(&mut server, "a", 60_000);
+    let refused = server.release_as(K, "a", ReleaseExtent::Hold(hold_number(2)), None);
+    assert!(refused.is_err() && server.table.is_waiting(place));
+}
+
+#[test]
+fn a_request_that_finds_the_queue_full_leaves_its_place() {
+    let mut server = held();
+    for name in ["a", "b", "c"] {
+        place_for(&mut server, name, 60_000);
+    }
+    server.table.settings.max_places = 2;
+    let shared = ask("a").place().shared();
+    let refused = server.acquire_until(K, shared, Some(i64::MAX));
+    assert!(matches!(refused, Err(LockError::PlacesFull { .. })));
+    assert_eq!(order(&server), ["a", "b", "c"]);
 }
 
 #[test]
