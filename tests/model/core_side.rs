@@ -672,7 +672,7 @@ impl CoreSide {
         let now_ms = self.keyspace.now_ms;
         self.close_clients();
         // The server asks itself whether that key may be written.
-        if let Some(key) = self.table.next_due(now_ms).cloned() {
+        if let Some(key) = self.table.next_due(now_ms) {
             self.keyspace.get(place_of(&key));
             self.hear_of_keys();
         }
