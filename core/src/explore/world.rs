@@ -1070,9 +1070,9 @@ impl World {
             for (number, owner) in self.cast.owners.iter().enumerate() {
                 let known = &mut self.known[key][number];
                 known.promise = None;
-                if seen.held_before(owner) {
-                    known.bound_to = None;
-                }
+                // A session that was lost before may be told of by its end.
+                let before = seen.token_before(owner);
+                known.bound_to = known.bound_to.filter(|&(_, token)| before != Some(token));
             }
         }
         self.apply(done.step, &mut seen)?;
