@@ -142,7 +142,7 @@ impl Transition<'_> {
     /// Takes the lock for who asks, after all who come first, or a position behind them.
     pub(super) fn acquire<T>(
         mut self,
-        request: AcquireRequest,
+        mut request: AcquireRequest,
         mut wait: Option<Wait>,
         acquired: fn(Acquired) -> T,
     ) -> Progress<T> {
@@ -159,6 +159,10 @@ impl Transition<'_> {
                 HandedOff::ToWhoAsks(place) => Some(place),
                 _ => None,
             };
+            if let Some(place) = &own_place {
+                // The place may have asked for a session.
+                request.session = request.session.or(place.request.session);
+            }
             let is_its_place = own_place.is_some();
             let in_turn = is_its_place || self.is_next_in_line();
             match (self.try_grant(&request, waits, in_turn), wait) {

@@ -1,5 +1,6 @@
 //! Places in a queue: how they are kept, claimed and given up.
 
+use super::hand_off::asks_for_place;
 use super::transition::Transition;
 use super::{Answer, Leave, LockTable};
 use crate::error::LockError;
@@ -20,7 +21,11 @@ impl Transition<'_> {
         };
         let id = place.id;
         if self.table.queues.is_over(place, now_ms) {
-            self.table.take_out(key, id, now_ms);
+            match asks_for_place(wait) {
+                // It is told of the new one.
+                true => drop(self.table.take_out(key, id, now_ms)),
+                false => self.end_place(id),
+            }
             return;
         }
         let is_first_hold = request.hold.is_none_or(|hold| hold == HoldNumber::FIRST);
@@ -28,7 +33,7 @@ impl Transition<'_> {
             return;
         }
         self.asks = Some(id);
-        let Some(wait) = wait.filter(|wait| wait.channel.is_some()) else {
+        let Some(wait) = wait.filter(|wait| asks_for_place(Some(wait))) else {
             return;
         };
         self.table.time_outs.forget(place);
