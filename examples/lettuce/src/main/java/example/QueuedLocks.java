@@ -12,6 +12,7 @@ import io.lettuce.core.protocol.CommandArgs;
 import io.lettuce.core.protocol.ProtocolKeyword;
 import io.lettuce.core.pubsub.RedisPubSubAdapter;
 import io.lettuce.core.pubsub.StatefulRedisPubSubConnection;
+import java.io.IOException;
 import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
@@ -152,9 +153,14 @@ public final class QueuedLocks implements AutoCloseable {
     return new CommandArgs<>(StringCodec.UTF8).addKey(key).add(owner);
   }
 
+  /**
+   * When a connection breaks, Lettuce sends what was under way again, but for the first command,
+   * which it may fail. Each command here may be sent again.
+   */
   private CompletableFuture<Long> call(Command command, CommandArgs<String, String> words) {
     return redis.async().dispatch(command, new IntegerOutput<>(StringCodec.UTF8), words)
-        .toCompletableFuture();
+        .toCompletableFuture().exceptionallyCompose(error ->
+            error instanceof IOException ? call(command, words) : failedFuture(error));
   }
 
   public static void main(String[] arguments) {
