@@ -139,7 +139,7 @@ impl<'t> Transition<'t> {
         table
             .deliveries
             .all_ended(key, |owner| broken.get(owner).is_some());
-        table.unbind_all(key, self.now.ms());
+        table.unbind_all(key, &broken, self.now.ms());
         if !table.remembered.is_crowd(key) {
             let owners = broken.iter().map(|holder| holder.owner.clone());
             self.changed.extend(owners);
