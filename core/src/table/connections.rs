@@ -7,7 +7,7 @@ use crate::deliveries::Recipient;
 use crate::ended::EndedBy;
 use crate::error::LockError;
 use crate::keys::{KeyBuf, KeyRef};
-use crate::lock::{Lock, Now};
+use crate::lock::{Holder, Lock, Now};
 use crate::queue::{Addressee, Waiter, WaiterId};
 use crate::request::{ClientId, Lease, Owner};
 use crate::sessions::{Binding, HoldId};
@@ -134,10 +134,15 @@ impl LockTable {
         }
     }
 
-    /// Nothing is bound of this lock any more, because all of its holds are over.
-    pub(super) fn unbind_all(&mut self, key: KeyRef<'_>, now_ms: i64) {
-        self.sessions.leave(key, now_ms);
-        self.take_left(ends_a_step());
+    /// Forgets what binds these holders of a lock, because all of its holds are over.
+    pub(super) fn unbind_all(&mut self, key: KeyRef<'_>, holders: &[Holder], now_ms: i64) {
+        if holders.len() > ends_a_step() {
+            self.sessions.leave(key, now_ms);
+        } else {
+            for holder in holders {
+                self.sessions.unbind(key, &holder.owner);
+            }
+        }
     }
 
     /// Takes so many of the bindings that were left behind. A connection is closed if

@@ -180,7 +180,7 @@ impl<'t> Transition<'t> {
         table
             .deliveries
             .all_ended(key, |owner| broken.get(owner).is_some());
-        table.unbind_all(key, self.now.ms());
+        table.unbind_all(key, &broken, self.now.ms());
         if !table.claims.is_empty() {
             let tokens = broken.iter().filter_map(|holder| holder.token);
             for token in tokens {
