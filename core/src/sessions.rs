@@ -271,6 +271,10 @@ impl Sessions {
         let Some(binding) = self.bindings.get_mut(&hold) else {
             return;
         };
+        #[cfg(feature = "planted-faults")]
+        if Fault::UnclaimedKept.planted() {
+            return;
+        }
         binding.is_claimed = false;
         let over_ms = binding.kept_until_ms.saturating_add(1);
         self.renew_by(&hold, over_ms);

@@ -5,6 +5,8 @@ use super::{Answer, Leave, LockTable};
 use crate::error::LockError;
 use crate::keys::KeyRef;
 use crate::lock::Holder;
+#[cfg(feature = "planted-faults")]
+use crate::planted::Fault;
 use crate::queue::{Addressee, Wait, WaiterId};
 use crate::request::{AcquireRequest, HoldNumber, Lease, Owner, ReleaseRequest};
 use crate::token::FencingToken;
@@ -21,7 +23,10 @@ impl Transition<'_> {
             self.table.take_out(key, id, now_ms);
             return;
         }
-        if place.request.limit != request.limit {
+        let is_kept = place.request.limit == request.limit;
+        #[cfg(feature = "planted-faults")]
+        let is_kept = is_kept && !Fault::PlaceNotKept.planted();
+        if !is_kept {
             return;
         }
         self.table.time_outs.forget(place);
