@@ -304,6 +304,10 @@ impl Sessions {
 
     /// Notes that a grant is unclaimed: what it bound is not kept up.
     pub fn leave_unclaimed(&mut self, key: KeyRef<'_>, owner: &Owner) {
+        #[cfg(feature = "planted-faults")]
+        if Fault::UnclaimedKept.planted() {
+            return;
+        }
         if let Some(bound) = self.bound(key, owner)
             && let Some(binding) = self.bindings.get_mut(&bound)
         {

@@ -821,7 +821,7 @@ fn a_place_is_for_the_first_hold(world: &World, seen: &Seen) -> Checked {
         let before = seen.before.iter().find(|one| one.owner == *owner);
         let expected = before.map_or(1, |one| one.holds);
         let holds = lock.holder(owner).map_or(expected, |one| one.holds);
-        if holds != expected {
+        if holds > expected {
             return Err(Broken::new(
                 "a_place_is_for_the_first_hold",
                 format!(

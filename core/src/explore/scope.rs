@@ -385,9 +385,9 @@ pub(super) const SCOPES: &[Scope] = &[
         connections: &[2, 1],
         asks: &[
             Ask::WAIT,
-            Ask::PLACE,
             Ask::PLACE.limit(Limit::SHARED),
             Ask::WAIT.hold(1).limit(Limit::SHARED),
+            Ask::PLACE.session(),
         ],
         releases: &[Extent::One, Extent::All],
         renewals: &[(LEASE_MS, Some(Named::Own))],
@@ -402,7 +402,7 @@ pub(super) const SCOPES: &[Scope] = &[
     },
     Scope {
         name: "places with sessions",
-        connections: &[2, 1],
+        connections: &[1, 1],
         asks: &[Ask::WAIT, Ask::PLACE, Ask::PLACE.session()],
         renewals: &[(LEASE_MS, Some(Named::Own))],
         deletes: true,

@@ -107,7 +107,10 @@ impl Transition<'_> {
             let old = sessions.binding_of(self.key, owner);
             // A lease of it ended before anybody noticed.
             let unnoticed = old.filter(|old| {
-                old.client != client && old.token != token && old.kept_until_ms <= now_ms
+                old.is_claimed
+                    && old.client != client
+                    && old.token != token
+                    && old.kept_until_ms <= now_ms
             });
             if !is_withheld {
                 sessions.bind(self.key, owner, client, token, lease, now_ms);

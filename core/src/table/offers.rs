@@ -3,6 +3,8 @@
 use super::transition::Transition;
 use super::{Acquired, LockTable, Progress, Suspended, Unchecked};
 use crate::error::LockError;
+#[cfg(feature = "planted-faults")]
+use crate::planted::Fault;
 use crate::queue::{Addressee, Place, Wait, WaiterId};
 use crate::request::AcquireRequest;
 use crate::token::FencingToken;
@@ -84,6 +86,8 @@ impl LockTable {
     pub fn offered<T>(&mut self, offer: Offer<T>, heard: bool) -> Progress<T> {
         let key = offer.suspended.key.clone();
         let (key, id) = (key.as_ref(), offer.place.id);
+        #[cfg(feature = "planted-faults")]
+        let heard = heard || Fault::GrantUnheard.planted();
         let mut transition = Transition::resume(self, key, offer.suspended);
         if heard {
             transition.serve_first(id, true);

@@ -6,6 +6,8 @@ use super::{Answer, Leave, LockTable};
 use crate::error::LockError;
 use crate::keys::KeyRef;
 use crate::lock::Holder;
+#[cfg(feature = "planted-faults")]
+use crate::planted::Fault;
 use crate::queue::{Addressee, Place, Wait, Waiter, WaiterId};
 use crate::request::{AcquireRequest, HoldNumber, Lease, Owner, ReleaseRequest};
 use crate::token::FencingToken;
@@ -29,7 +31,10 @@ impl Transition<'_> {
             return;
         }
         let is_first_hold = request.hold.is_none_or(|hold| hold == HoldNumber::FIRST);
-        if place.request.limit != request.limit || !is_first_hold {
+        let is_kept = place.request.limit == request.limit && is_first_hold;
+        #[cfg(feature = "planted-faults")]
+        let is_kept = is_kept && !Fault::PlaceNotKept.planted();
+        if !is_kept {
             return;
         }
         self.asks = Some(id);

@@ -145,3 +145,15 @@ fn a_grant_can_be_claimed_as_long_as_it_lasts() {
     assert_eq!(server.table.bound_client(K, &owner("b")), Some(ClientId(7)));
     assert_eq!(server.metrics().claims, 1);
 }
+
+#[test]
+fn a_connection_that_did_not_claim_its_grant_is_not_closed_by_the_next_one() {
+    let mut server = Server::new();
+    server.take(K, ask("a"));
+    server.wait_for(K, ask("b").place().by(7).session(), 60_000);
+    server.release(K, "a");
+    server.sleep(server.table.settings.claim_timeout_ms + 1);
+    server.take(K, ask("b").place().by(8).session());
+    assert!(server.table.to_close.is_empty());
+    assert_eq!(server.table.bound_client(K, &owner("b")), Some(ClientId(8)));
+}
