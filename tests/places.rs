@@ -604,6 +604,20 @@ fn a_place_whose_time_is_over_is_told_so_and_passed_over() {
 }
 
 #[test]
+fn many_places_whose_time_is_over_at_once_are_all_told_so() {
+    let mut scene = Scene::held();
+    for i in 0..1000 {
+        let short = format!("LOCK.ACQUIRE k {i} QUEUE 500 ch");
+        assert_eq!(scene.ears.call(&short), int(0));
+    }
+    for i in 0..1000 {
+        assert_eq!(scene.ears.told(), ended(&i.to_string(), "0"));
+    }
+    assert_eq!(scene.holder.info("lock_wait_timeouts"), 1000);
+    assert_eq!(scene.holder.info("lock_waiters"), 0);
+}
+
+#[test]
 fn a_place_that_closes_a_cycle_is_refused_at_once() {
     let mut scene = Scene::held();
     token(&scene.holder.call(&format!("LOCK.ACQUIRE l a {LONG}")));

@@ -273,3 +273,64 @@ fn a_place_of_a_session_whose_connection_ends_while_it_is_withheld_ends() {
     told.token();
     scene.assert_over();
 }
+
+#[test]
+fn a_demotion_tells_a_place_so_whose_grant_is_withheld() {
+    let mut scene = Scene::new();
+    for owner in ["a", "b"] {
+        scene.place(owner);
+    }
+    scene.replica.stop();
+    scene.release();
+    scene.await_withheld(1);
+    let other = TestServer::start();
+    let demote = format!("REPLICAOF 127.0.0.1 {}", other.addr().port());
+    assert_eq!(scene.client.call(&demote), status("OK"));
+    for owner in ["a", "b"] {
+        let told = scene.ears.told();
+        assert_eq!(told.owner, owner);
+        assert!(told.result.starts_with("-UNBLOCKED "), "{told:?}");
+    }
+    scene.await_withheld(0);
+    assert_eq!(scene.client.info("lock_places"), 0);
+    scene.replica.go_on();
+    scene.server.assert_sound();
+}
+
+#[test]
+fn a_planned_fail_over_brings_nobody_down_while_the_grant_of_a_place_is_withheld() {
+    let mut scene = Scene::new();
+    scene.place("a");
+    scene.replica.stop();
+    scene.release();
+    scene.await_withheld(1);
+    assert_eq!(scene.client.call("FAILOVER"), status("OK"));
+    scene.replica.go_on();
+    // It is told its token, if that was acknowledged before the end.
+    let told = scene.ears.told();
+    assert_eq!(told.owner, "a");
+    let is_either = told.result.parse::<i64>().is_ok() || told.result.starts_with("-UNBLOCKED ");
+    assert!(is_either, "{told:?}");
+    let mut there = scene.replica.client();
+    eventually("the replica is the primary", || {
+        there.bulk("INFO replication").contains("role:master")
+    });
+    scene.server.assert_sound();
+    scene.replica.assert_sound();
+}
+
+#[test]
+fn a_claim_is_told_when_it_is_acknowledged() {
+    let mut scene = Scene::new();
+    scene.place("a");
+    scene.release();
+    let fence = scene.ears.told().token();
+    scene.replica.stop();
+    let mut claims = scene.server.client();
+    claims.send(&format!("LOCK.RENEW k a {LONG} FENCE {fence}"));
+    scene.await_withheld(1);
+    assert_eq!(scene.client.info("lock_claims"), 1);
+    scene.replica.go_on();
+    assert_eq!(claims.reply(), int(1));
+    scene.assert_over();
+}

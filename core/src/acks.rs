@@ -191,6 +191,13 @@ impl Acks {
         ids.map(|(id, _)| *id).collect()
     }
 
+    /// The messages to places that are withheld.
+    pub(crate) fn places(&self) -> Vec<WaiterId> {
+        let replies = self.replies.iter();
+        let ids = replies.filter(|(_, (_, one))| one.place.is_some());
+        ids.map(|(id, _)| *id).collect()
+    }
+
     pub(crate) fn reply(&self, id: WaiterId) -> Option<&Withheld> {
         self.replies.get(&id).map(|(_, withheld)| withheld)
     }

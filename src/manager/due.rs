@@ -41,13 +41,13 @@ pub(crate) fn on_wake(ctx: &Context) {
     if !TABLE.with_borrow(LockTable::follows_overwriting) {
         overwriting::unfollow(ctx);
     }
-    if keyspace::is_replica(ctx) {
+    let is_replica = keyspace::is_replica(ctx);
+    end_waits(ctx, now_ms, is_replica);
+    if is_replica {
         TABLE.with_borrow_mut(|table| table.forget_connections(WORK_A_WAKE));
     }
     self_fencing::ask_if_needed(ctx);
     gate::look(ctx, now_ms);
-    let is_replica = keyspace::is_replica(ctx);
-    end_waits(ctx, now_ms, is_replica);
     close_clients(ctx);
     if keyspace::must_not_write(ctx) || writes_are_refused(ctx, now_ms) {
         let is_left = TABLE.with_borrow_mut(|table| table.put_off_everything(now_ms, WORK_A_WAKE));
@@ -75,10 +75,11 @@ pub(crate) fn on_wake(ctx: &Context) {
 /// Ends what ends without a write. A replica keeps no places, as it blocks no clients.
 fn end_waits(ctx: &Context, now_ms: i64, is_replica: bool) {
     let over = TABLE.with_borrow_mut(|table| {
-        let mut over = table.give_up(now_ms, WORK_A_WAKE);
-        if is_replica {
-            over.extend(table.forget_places(&LockError::Unblocked, PLACES_A_WAKE));
-        }
+        let mut over = match is_replica {
+            true => table.forget_places(&LockError::Unblocked, PLACES_A_WAKE),
+            false => Vec::new(),
+        };
+        over.extend(table.give_up(now_ms, WORK_A_WAKE));
         over
     });
     for (addressee, answer) in over {

@@ -158,10 +158,16 @@ impl LockTable {
         answers
     }
 
-    /// Removes places that this server can't serve any more: at most so many. Their
-    /// owners are told why.
+    /// Removes places that this server can't serve any more: at most so many, and those
+    /// to which a grant is withheld. Their owners are told why.
     pub fn forget_places(&mut self, why: &LockError, at_most: usize) -> Vec<(Addressee, Answer)> {
         let mut answers = Vec::new();
+        for id in self.acks.places() {
+            if let Some(withheld) = self.acks.take(id) {
+                self.time_outs.remove(id, withheld.until_ms);
+                answers.push((withheld.addressee(id), Answer::Refused(why.clone())));
+            }
+        }
         while answers.len() < at_most
             && let Some(place) = self.queues.any_place()
         {
