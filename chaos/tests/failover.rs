@@ -249,7 +249,7 @@ fn without_faults_there_is_nothing_to_find() {
 }
 
 /// One fault: a replica that lags is promoted.
-const ONE_PROMOTION: [&str; 4] = ["--duration", "1", "--only", "late replica"];
+const ONE_PROMOTION: [&str; 4] = ["--duration", "1", "--only", "late replica promoted"];
 
 #[test]
 fn acknowledged_holds_outlive_a_promotion() {
@@ -267,18 +267,18 @@ fn a_grace_period_keeps_two_owners_apart_over_a_promotion() {
 fn a_campaign_finds_what_an_unprotected_fail_over_loses() {
     let kinds = [
         "primary killed",
-        "stopped",
-        "from its peers",
-        "late replica",
+        "primary stopped",
+        "primary cut off from its peers",
+        "late replica promoted",
     ];
     let kinds = kinds.map(|only| ["--topology", "sentinel", "--only", only]);
-    let in_cluster = ["--topology", "cluster", "--only", "late replica"];
+    let in_cluster = ["--topology", "cluster", "--only", "late replica promoted"];
     for kind in kinds.iter().chain([&in_cluster]) {
         assert_campaign_finds(&module(), "none", kind);
     }
 }
 
-const LATE_REPLICA: [&str; 4] = ["--mode", "min-replicas", "--only", "late replica"];
+const LATE_REPLICA: [&str; 4] = ["--mode", "min-replicas", "--only", "late replica promoted"];
 
 #[test]
 #[ignore = "make planted"]
