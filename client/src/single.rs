@@ -319,7 +319,7 @@ impl Taking<'_> {
                 return Ok(Answer::Granted(Granted { token, sent_at }));
             }
         }
-        self.attempt.is_over();
+        self.attempt.forget_hold();
         Ok(Answer::Over)
     }
 
@@ -363,7 +363,7 @@ impl Taking<'_> {
         }
         let sent_at = Moment::now();
         if !self.renew_where_it_waited().await? {
-            self.attempt.is_over();
+            self.attempt.forget_hold();
             return Ok(Answer::Over);
         }
         let response = self.node.timeouts().response;
