@@ -131,8 +131,8 @@ impl Acks {
         self.ends.insert((until_ms, id));
     }
 
-    /// A waiter is answered, or has left: its wait does not end here.
-    pub fn is_answered(&mut self, waiter: &Waiter) {
+    /// This waiter's wait does not end here any more: it is answered, or has left.
+    pub fn forget_end(&mut self, waiter: &Waiter) {
         if let Some(until_ms) = waiter.until_ms
             && !self.ends.is_empty()
         {

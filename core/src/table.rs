@@ -45,7 +45,7 @@ use smallvec::SmallVec;
 use crate::acks::{Acknowledgement, Acks};
 #[cfg(test)]
 use crate::bounds::SEARCH_A_STEP;
-pub use crate::bounds::{ENDS_A_STEP, GRANTS_A_STEP};
+pub use crate::bounds::{ENDS_A_STEP, GRANTS_A_STEP, WORK_A_WAKE};
 use crate::deadlock::{Certain, Search, WaitEdge};
 use crate::deliveries::Deliveries;
 use crate::ended::EndedHolds;
@@ -60,7 +60,7 @@ use crate::sessions::Sessions;
 use crate::token::{FencingToken, TokenClock};
 
 pub use connections::Leave;
-pub use due::{Due, NotNow, REFUSED_RETRY_MS, Work};
+pub use due::{Due, NotNow, RECHECK_INTERVAL_MS, REFUSED_RETRY_MS, Work};
 use transition::Transition;
 pub use view::{ContendedView, HolderView, LockView, Totals, WaiterView};
 
@@ -92,7 +92,7 @@ impl Default for Settings {
             may_grant: true,
             acks: None,
             max_waiters: usize::MAX,
-            recheck_interval_ms: 500,
+            recheck_interval_ms: RECHECK_INTERVAL_MS,
             log_slow_wait_ms: None,
         }
     }
@@ -327,8 +327,9 @@ impl LockTable {
         self.remembered.untouched(key).is_some()
     }
 
-    /// The key is no lock at the moment, and so there is nothing left to be ended.
-    pub fn is_no_lock(&mut self, key: KeyRef<'_>) {
+    /// Forgets what is remembered of this key, which is no lock at the moment: nothing is
+    /// left to be ended.
+    pub fn forget_lock(&mut self, key: KeyRef<'_>) {
         self.forget_ended(key);
         if !self.queues.contended(key) {
             self.remembered.drop_lock(key);

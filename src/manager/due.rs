@@ -2,23 +2,21 @@
 
 use redis_module::Context;
 
-use super::{TABLE, acks, arm_timer, carry_out, fence, gate, look_at, step};
+use super::{TABLE, acks, arm_timer, carry_out, gate, look_at, self_fencing, step};
 use crate::config;
 use crate::server::clients;
 use crate::server::clock;
-use crate::server::guard;
 use crate::server::keyspace::{self, LockKey, WriteAnswer};
 use crate::server::open_lock::{OpenLock, Part};
 use crate::server::overwriting;
+use crate::server::panics;
 use crate::server::timer;
 use redis_lock_core::keys::KeyRef;
 #[cfg(feature = "planted-faults")]
 use redis_lock_core::planted::Fault;
-use redis_lock_core::table::{Due, LockTable, NotNow, Progress, REFUSED_RETRY_MS, Step, Work};
-
-/// How much one wake does, in locks that are looked at and waiters that are answered,
-/// before other clients have their turn.
-const WORK_A_WAKE: usize = 64;
+use redis_lock_core::table::{
+    Due, LockTable, NotNow, Progress, REFUSED_RETRY_MS, Step, WORK_A_WAKE, Work,
+};
 
 /// So many writes cost as much as one look at a lock.
 const WRITES_WEIGH_ONE: usize = 4;
@@ -37,7 +35,7 @@ pub(crate) fn on_wake(ctx: &Context) {
     if keyspace::is_replica(ctx) {
         TABLE.with_borrow_mut(|table| table.forget_connections(WORK_A_WAKE));
     }
-    fence::ask_if_needed(ctx);
+    self_fencing::ask_if_needed(ctx);
     gate::look(ctx, now_ms);
     acks::give_up(now_ms, WORK_A_WAKE);
     close_clients(ctx);
@@ -78,7 +76,7 @@ fn do_due(ctx: &Context, due: Due) -> Option<usize> {
     let key = due.key.clone();
     let answer = match keyspace::in_cluster(ctx) {
         true => ask(ctx, key.as_ref()),
-        false if !fence::has_enough_replicas(ctx) => WriteAnswer::Refused,
+        false if !self_fencing::has_enough_replicas(ctx) => WriteAnswer::Refused,
         // It was asked when the timer woke, and is the same for all keys.
         false => WriteAnswer::Allowed,
     };
@@ -93,7 +91,7 @@ fn do_due(ctx: &Context, due: Due) -> Option<usize> {
         return (why == NotNow::NotServedHere).then_some(1);
     }
     keyspace::select_db(ctx, key.as_ref().db);
-    let done = guard::catch("a look at a lock", || {
+    let done = panics::catch("a look at a lock", || {
         keyspace::with_named(ctx, key.as_ref().name, |key| do_to(key, due))
     });
     if done.is_none() {
@@ -141,7 +139,7 @@ fn ask(ctx: &Context, key: KeyRef<'_>) -> WriteAnswer {
     if Fault::NotFenced.planted() {
         return WriteAnswer::Allowed;
     }
-    if !fence::has_enough_replicas(ctx) {
+    if !self_fencing::has_enough_replicas(ctx) {
         return WriteAnswer::Refused;
     }
     keyspace::select_db(ctx, key.db);

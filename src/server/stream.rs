@@ -10,7 +10,7 @@ use redis_module::{CallOptionsBuilder, CallReply, CallResult, Context, raw};
 
 use crate::server::api::api;
 use crate::server::hooks::hooks;
-use crate::server::{blocked, guard};
+use crate::server::{blocked, panics};
 
 thread_local! {
     static FOLLOWED: Cell<bool> = const { Cell::new(false) };
@@ -112,7 +112,7 @@ unsafe extern "C" fn on_replica(
 ) {
     // One that leaves may still be in the list.
     ONLINE.set(None);
-    guard::catch("a replica that comes or goes", || {
+    panics::catch("a replica that comes or goes", || {
         hooks().replicas_changed(&Context::new(ctx));
     });
 }
@@ -127,7 +127,7 @@ unsafe extern "C" fn on_turn(
     if subevent != before_sleep || !hooks().awaits_replicas() {
         return;
     }
-    guard::catch("the end of a turn", || {
+    panics::catch("the end of a turn", || {
         hooks().turn_ends(&Context::new(ctx));
     });
     blocked::wake_answered();

@@ -17,6 +17,7 @@ use crate::request::{
 };
 use crate::table::{
     Acquired, Answer, Done, HolderView, Leave, LockTable, Progress, Settings, Step, Stored,
+    WORK_A_WAKE,
 };
 use crate::token::FencingToken;
 
@@ -26,10 +27,7 @@ pub(super) const LEASE_MS: i64 = 3000;
 /// How often a contended lock is looked at for no other reason, in milliseconds.
 pub(super) const RECHECK_MS: i64 = 5000;
 
-const BEGIN_MS: i64 = 1_700_000_000_000;
-
-/// How much one wake does, as in the module.
-const WORK_A_WAKE: usize = 64;
+pub(super) const BEGIN_MS: i64 = 1_700_000_000_000;
 
 /// Something that a client, the server or time may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -613,7 +611,7 @@ impl World {
         if read.is_err() {
             self.say(|_| "-WRONGTYPE".to_owned());
             let cast = Rc::clone(&self.cast);
-            self.table.is_no_lock(cast.key(key));
+            self.table.forget_lock(cast.key(key));
         }
         Ok(read.ok())
     }

@@ -291,7 +291,7 @@ impl LockTable {
         let Some(waiter) = self.queues.remove(key, id) else {
             return;
         };
-        self.acks.is_answered(&waiter);
+        self.acks.forget_end(&waiter);
         // The one behind a writer may be a reader among readers.
         if was_first {
             self.queues.recheck_by(key, now_ms);

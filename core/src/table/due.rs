@@ -25,8 +25,11 @@ const SLOT_RETRY_MS: i64 = 500;
 /// nobody else keeps up.
 const ENDED_BINDINGS_AT_ONCE: usize = 16;
 
+/// How often a contended lock is looked at for no other reason, if nothing else is set.
+pub const RECHECK_INTERVAL_MS: i64 = 500;
+
 /// So long may it go unnoticed that a contended lock was overwritten.
-const UNNOTICED_MS: i64 = 500;
+const UNNOTICED_MS: i64 = RECHECK_INTERVAL_MS;
 
 /// At most so many locks a second are looked at for no other reason than that it has
 /// been a while.
@@ -198,12 +201,12 @@ impl LockTable {
             }
             (Err(_), Work::Keep(owner, binding)) => {
                 // It is no lock at the moment, and may be one again.
-                self.is_no_lock(key);
+                self.forget_lock(key);
                 self.not_kept(HoldId::new(key, &owner), binding, now.ms());
                 nothing()
             }
             (Err(error), Work::Recheck | Work::CheckWait(_)) => {
-                self.is_no_lock(key);
+                self.forget_lock(key);
                 Progress::Done(self.refuse_all(key, &error, now.ms()))
             }
         }
@@ -262,7 +265,7 @@ impl LockTable {
             && let Some(waiter) = self.queues.take_first(key)
         {
             self.metrics.waits_refused += 1;
-            self.acks.is_answered(&waiter);
+            self.acks.forget_end(&waiter);
             step.answers
                 .push((waiter.id, Answer::Refused(error.clone())));
         }

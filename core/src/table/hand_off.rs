@@ -209,7 +209,7 @@ impl Transition<'_> {
     pub(super) fn serve(&mut self, waiter: Waiter) {
         #[cfg(feature = "planted-faults")]
         let waiter = waiter.with_lease_from_enqueue(self.now);
-        self.table.acks.is_answered(&waiter);
+        self.table.acks.forget_end(&waiter);
         let request = &waiter.request;
         let is_withheld = self.withholds_hand_offs();
         let bound = self.table.sessions.binding_of(self.key, &request.owner);

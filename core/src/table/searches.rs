@@ -214,7 +214,7 @@ impl Transition<'_> {
             Then::Enqueue(..) => self.done(Err(error)),
             Then::Stay(id, result) => {
                 if let Some(waiter) = self.table.queues.remove(self.key, id) {
-                    self.table.acks.is_answered(&waiter);
+                    self.table.acks.forget_end(&waiter);
                     self.table.check_next_of(self.key, &waiter.request.owner);
                 }
                 self.step.answers.push((id, Answer::Refused(error)));

@@ -315,7 +315,7 @@ impl Server {
         self.expire();
         let stored = self.look(key, asker);
         if stored.is_err() {
-            self.table.is_no_lock(key);
+            self.table.forget_lock(key);
         }
         stored
     }

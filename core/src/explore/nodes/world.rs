@@ -10,6 +10,7 @@ use crate::explore::form::{Form, GENERATIONS, Names, orders_of};
 use crate::explore::invariants::Broken;
 use crate::explore::keyspace::{Keyspace, Write};
 use crate::explore::search;
+use crate::explore::world::BEGIN_MS;
 use crate::grace::Grace;
 use crate::keys::{KeyBuf, KeyRef};
 use crate::lock::{Lock, Now, Released};
@@ -18,7 +19,9 @@ use crate::request::{
     AcquireRequest, ClientId, HoldNumber, Lease, Limit, Owner, ReleaseExtent, ReleaseRequest,
     RenewRequest,
 };
-use crate::table::{Acquired, Answer, Done, Leave, LockTable, Progress, Settings, Step, Stored};
+use crate::table::{
+    Acquired, Answer, Done, Leave, LockTable, Progress, Settings, Step, Stored, WORK_A_WAKE,
+};
 use crate::token::FencingToken;
 
 /// At most so many nodes there are.
@@ -27,13 +30,8 @@ const NODES: usize = 3;
 /// The one key.
 const KEY: KeyRef<'_> = KeyRef { db: 0, name: b"k" };
 
-const BEGIN_MS: i64 = 1_700_000_000_000;
-
 /// How often a contended lock is looked at for no other reason, in ticks.
 const RECHECK: i64 = 1;
-
-/// How much one wake does, as in the module.
-const WORK_A_WAKE: usize = 64;
 
 /// Something that a client, a node or time may do. A tick is a millisecond.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
