@@ -78,7 +78,7 @@ fn a_command_that_is_needed_and_missing_is_logged() {
         "DEL",
         "CONFIG",
         "INFO",
-        "ROLE",
+        "PING",
         "REPLCONF",
     ] {
         for name in ["", "another"] {

@@ -134,11 +134,11 @@ impl State {
             Beyond::NotKnownYet => Some(i64::MAX),
             Beyond::Offset(offset) => Some(offset),
         };
-        let replicas = replicas::count(ctx, self.demand.max_lag_s, beyond);
+        let stream = replicas::look(ctx).unwrap_or_default();
         if self.beyond == Beyond::NotKnownYet {
-            self.beyond = Beyond::Offset(replicas.written);
+            self.beyond = Beyond::Offset(stream.written);
         }
-        let is_enough = replicas.good >= self.demand.count;
+        let is_enough = stream.good(self.demand.max_lag_s, beyond) >= self.demand.count;
         self.counted = Some((now_ms, is_enough));
         if !is_enough && beyond.is_some() && now_ms - self.asked_ms >= ASK_AGAIN_MS {
             self.is_to_ask = true;
