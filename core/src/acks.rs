@@ -180,6 +180,16 @@ impl Acks {
         Some(withheld)
     }
 
+    /// The wall clock was set forward by so much. Replicas have as long as before; waits
+    /// end by that clock, as all waits do.
+    pub(crate) fn clock_stepped(&mut self, step_ms: i64) {
+        for (&id, (_, withheld)) in &mut self.replies {
+            self.ends.remove(&(withheld.until_ms, id));
+            withheld.until_ms = withheld.until_ms.saturating_add(step_ms);
+            self.ends.insert((withheld.until_ms, id));
+        }
+    }
+
     /// Takes one whose time is over.
     pub(crate) fn take_end(&mut self, now_ms: i64) -> Option<WaiterId> {
         let &(at_ms, id) = self.ends.first()?;

@@ -2,7 +2,7 @@
 
 use redis_module::Context;
 
-use super::{TABLE, acks, arm_timer, carry_out, gate, look_at, self_fencing, step};
+use super::{TABLE, acks, arm_timer, carry_out, clock_steps, gate, look_at, self_fencing, step};
 use crate::config;
 use crate::server::clients;
 use crate::server::clock;
@@ -28,6 +28,7 @@ const SEARCH_WEIGHS: usize = 16;
 /// what is due. What does not fit into one wake waits until other clients have had
 /// their turn.
 pub(crate) fn on_wake(ctx: &Context) {
+    clock_steps::look(ctx);
     let now_ms = clock::now().ms();
     if !TABLE.with_borrow(LockTable::follows_overwriting) {
         overwriting::unfollow(ctx);
