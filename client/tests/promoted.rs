@@ -8,7 +8,7 @@ use redis_lock_client::{Error, LockClient, LockGuard};
 use redis_lock_testing::{Client, Fate, Proxy, TestServer, int, status, text};
 use tokio::task::JoinHandle;
 
-use support::{calls, eventually, soon};
+use support::{eventually, soon};
 
 /// A primary and its replica. The client reaches whichever of them is the primary by
 /// one address.
@@ -118,10 +118,7 @@ async fn what_no_replica_acknowledged_is_confirmed_by_the_promoted_one() {
     let waiting: JoinHandle<Result<LockGuard, Error>> = tokio::spawn(lock.acquire());
     let token = scene.lose_acknowledgement().await;
     scene.refuse();
-    eventually("it asks again", || {
-        calls(&mut scene.observer, "lock.acquire") > 1
-    })
-    .await;
+    eventually("it asks again", || scene.way.seen("LOCK.ACQUIRE") > 1).await;
     scene.fail_over(token);
     let guard = soon("the grant", waiting).await.unwrap().unwrap();
     assert_eq!(guard.token(), token);
