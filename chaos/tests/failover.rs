@@ -1,5 +1,9 @@
 //! The campaign of fail-overs excuses none, and finds nothing where there are
 //! none, nor in the modes that protect, unless a fault is planted in the module.
+//!
+//! Of those that belong to fail-overs it is not asked to find `offset-too-early`,
+//! `reentry-in-grace` and `not-fenced`, which it would meet by rare luck: their scenes in
+//! `planted_faults` do.
 
 mod planted;
 
@@ -266,15 +270,16 @@ fn a_grace_period_keeps_two_owners_apart_over_a_promotion() {
 #[ignore = "make planted"]
 fn a_campaign_finds_what_an_unprotected_fail_over_loses() {
     let kinds = [
-        "primary killed",
-        "primary stopped",
-        "primary cut off from its peers",
-        "late replica promoted",
+        &["primary killed", "primary killed, back at once"][..],
+        &["primary stopped"],
+        &["primary cut off from its peers"],
+        &["late replica promoted"],
     ];
-    let kinds = kinds.map(|only| ["--topology", "sentinel", "--only", only]);
-    let in_cluster = ["--topology", "cluster", "--only", "late replica promoted"];
-    for kind in kinds.iter().chain([&in_cluster]) {
-        assert_campaign_finds(&module(), "none", kind);
+    let under_sentinel = kinds.map(|kinds| ("sentinel", kinds));
+    let in_cluster = ("cluster", &["late replica promoted"][..]);
+    for (topology, kinds) in under_sentinel.into_iter().chain([in_cluster]) {
+        let arguments = [&["--topology", topology, "--only"][..], kinds].concat();
+        assert_campaign_finds(&module(), "none", &arguments);
     }
 }
 
