@@ -1,6 +1,6 @@
 //! A hash in the form that `DUMP` gives and `RESTORE` takes.
 
-use crc::{CRC_64_REDIS, Crc};
+use crc::{CRC_64_REDIS, Crc, Table};
 use smallvec::SmallVec;
 
 /// The type of a hash whose fields and values are listed as strings, in turn.
@@ -9,7 +9,8 @@ const HASH: u8 = 4;
 /// The version of the format: that of Redis 5, which every later server reads.
 const VERSION: u16 = 9;
 
-static CHECKSUM: Crc<u64> = Crc::<u64>::new(&CRC_64_REDIS);
+/// With tables for 16 bytes at a time, which is twice as fast here.
+static CHECKSUM: Crc<u64, Table<16>> = Crc::<u64, Table<16>>::new(&CRC_64_REDIS);
 
 /// As long as most are.
 pub(super) type Dump = SmallVec<[u8; 128]>;

@@ -425,15 +425,18 @@ impl<'c> OpenLock<'c> {
         #[cfg(feature = "planted-faults")]
         let end_ms = Fault::ExpiryNotPropagated.instead(end_ms, || 0);
         let dump = dump::hash(&[[owner.as_bytes(), b"1"], [TOKEN_FIELD, token]]);
-        // SAFETY: in the format, s is a server string, l a number and b a buffer with its
-        // length; all live through the call.
+        let mut end = itoa::Buffer::new();
+        let end = end.format(end_ms);
+        // SAFETY: in the format, s is a server string and b a buffer with its length; all
+        // live through the call.
         unsafe {
             (api().replicate)(
                 self.key.ctx().ctx,
                 c"RESTORE".as_ptr(),
-                c"slbss".as_ptr(),
+                c"sbbss".as_ptr(),
                 self.key.name().inner(),
-                end_ms,
+                end.as_ptr(),
+                end.len(),
                 dump.as_ptr(),
                 dump.len(),
                 REPLACE.with(StaticStr::get).inner(),
