@@ -84,24 +84,23 @@ impl<'c> OpenLock<'c> {
         if fields != expected.fields() || self.expires_at_ms() != expected.expires_at_ms {
             return false;
         }
-        let token = FENCE.with(StaticStr::get);
-        let is_there = |name: ServerStr<'_>, value: Option<&[u8]>| {
-            self.field(name).as_ref().map(RedisString::as_slice) == value
+        let is_text = |name: ServerStr<'_>, text: Option<&str>| {
+            self.field(name).as_ref().map(RedisString::as_slice) == text.map(str::as_bytes)
+        };
+        let is_number = |name: ServerStr<'_>, number: Option<i64>| {
+            let mut digits = itoa::Buffer::new();
+            is_text(name, number.map(|number| digits.format(number)))
         };
         let holder = expected.holder.as_ref();
-        let number = |number: i64| number.to_string().into_bytes();
-        let last_token = expected.last_token.map(|token| number(token.get()));
-        is_there(token, last_token.as_deref())
+        let last_token = expected.last_token.map(FencingToken::get);
+        is_number(FENCE.with(StaticStr::get), last_token)
             && asker.is_none_or(|asker| {
-                let name = server_str::make(asker.as_bytes());
-                let permit_name = server_str::make(&permit_field(asker.as_bytes()));
-                let holds = holder.map(|holder| number(holder.holds));
+                let mut names = Args::new();
+                names.push_owner(asker, self.key);
+                names.push(&permit_field(asker.as_bytes()));
                 let permit = holder.and_then(Holder::permit).map(Permit::to_text);
-                is_there(ServerStr::from(&name), holds.as_deref())
-                    && is_there(
-                        ServerStr::from(&permit_name),
-                        permit.as_deref().map(str::as_bytes),
-                    )
+                is_number(names.all[0], holder.map(|holder| holder.holds))
+                    && is_text(names.all[1], permit.as_deref())
             })
     }
 
@@ -525,8 +524,10 @@ thread_local! {
 /// A lock that one owner holds alone has at most a count and a token.
 const FIELDS_OF_ONE_HOLDER: usize = 2;
 
-fn permit_field(owner: &[u8]) -> Vec<u8> {
-    [PERMIT_PREFIX, owner].concat()
+fn permit_field(owner: &[u8]) -> SmallVec<[u8; 128]> {
+    let mut name = SmallVec::from_slice(PERMIT_PREFIX);
+    name.extend_from_slice(owner);
+    name
 }
 
 impl Drop for OpenLock<'_> {
