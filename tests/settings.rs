@@ -74,6 +74,7 @@ fn a_wrong_module_argument_keeps_the_server_from_starting_and_the_log_says_why()
 #[test]
 fn a_command_that_is_needed_and_missing_is_logged() {
     for command in [
+        "RESTORE",
         "HSET",
         "HDEL",
         "PEXPIREAT",

@@ -73,6 +73,16 @@ pub enum Effect {
     },
     /// `DEL key`
     Delete,
+    /// `RESTORE key end_ms {owner: 1, @fence: token} REPLACE ABSTTL`: whatever was
+    /// stored, the lock is now exactly this.
+    Replace {
+        /// Who holds it alone, with one hold.
+        owner: Owner,
+        /// Its token.
+        token: FencingToken,
+        /// When its lease ends, in milliseconds since 1970.
+        end_ms: i64,
+    },
 }
 
 /// What has to be written, in order.
@@ -277,17 +287,30 @@ impl Lock {
         let token = tokens.next(now.us, self.last_token)?;
         #[cfg(feature = "planted-faults")]
         let token = tokens.own_again(&request.owner, token);
-        if self.leftovers {
-            self.delete(effects);
-        }
+        let end_ms = request.lease.end_ms(now.ms());
         let holder = Holder {
             owner: request.owner.clone(),
             holds: 1,
             token: Some(token),
-            lease_end_ms: Some(request.lease.end_ms(now.ms())),
+            lease_end_ms: Some(end_ms),
             limit: request.limit,
         };
-        effects.push(holder.written(Some(token)));
+        if request.limit == Limit::EXCLUSIVE {
+            // What was written before it in this step is gone again.
+            effects.clear();
+            effects.push(Effect::Replace {
+                owner: holder.owner.clone(),
+                token,
+                end_ms,
+            });
+            self.expires_at_ms = Some(end_ms);
+            self.leftovers = false;
+        } else {
+            if self.leftovers {
+                self.delete(effects);
+            }
+            effects.push(holder.written(Some(token)));
+        }
         self.holders.push(holder);
         self.last_token = Some(token);
         self.expire_with_the_last_lease(effects);

@@ -17,6 +17,7 @@ pub(crate) mod call;
 pub(crate) mod clients;
 pub(crate) mod clock;
 pub(crate) mod command;
+mod dump;
 pub(crate) mod hooks;
 mod kernel_timer;
 pub(crate) mod keyspace;

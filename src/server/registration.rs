@@ -29,7 +29,8 @@ pub(crate) fn check_server() -> Result<(), String> {
 /// AOF get, of which `PING` changes nothing, `CLIENT`, which shows the connections that are about to end and closes
 /// those whose sessions are over, `CONFIG`, which shows what the server demands of its
 /// replicas, `INFO`, which shows them, and `REPLCONF`, which asks them.
-const COMMANDS: [&str; 9] = [
+const COMMANDS: [&str; 10] = [
+    "RESTORE",
     "HSET",
     "HDEL",
     "PEXPIREAT",

@@ -545,6 +545,24 @@ impl CoreSide {
                 Effect::Delete => {
                     keyspace.remove(at);
                 }
+                Effect::Replace {
+                    owner,
+                    token,
+                    end_ms,
+                } => {
+                    keyspace.remove(at);
+                    let fields = [
+                        (owner.as_bytes(), "1".to_owned()),
+                        (TOKEN_FIELD, token.get().to_string()),
+                    ];
+                    for (name, value) in fields {
+                        let name = String::from_utf8_lossy(name);
+                        keyspace.set_field(at, &name, value).unwrap();
+                    }
+                    if let Some(stored) = keyspace.get(at) {
+                        stored.expires_at_ms = Some(*end_ms);
+                    }
+                }
             }
         }
     }

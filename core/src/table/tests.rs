@@ -167,6 +167,16 @@ impl Value {
                 }
                 Effect::ExpireAt { at_ms } => self.expires_at_ms = Some(*at_ms),
                 Effect::Delete => *self = Self::default(),
+                Effect::Replace {
+                    owner,
+                    token,
+                    end_ms,
+                } => {
+                    *self = Self::default();
+                    self.set(owner.as_bytes(), 1);
+                    self.set(TOKEN_FIELD, token.get());
+                    self.expires_at_ms = Some(*end_ms);
+                }
             }
         }
     }

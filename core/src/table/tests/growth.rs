@@ -22,7 +22,7 @@ fn check_touches_only(server: &Server, name: &str) {
                 assert_eq!(owner.as_bytes(), name.as_bytes());
             }
             Effect::ExpireAt { .. } => {}
-            Effect::Delete => panic!("the key was deleted"),
+            Effect::Delete | Effect::Replace { .. } => panic!("the key was deleted"),
         }
     }
 }
