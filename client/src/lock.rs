@@ -378,7 +378,6 @@ impl Lock {
             server_holds,
             sent_at,
             session: self.session.clone(),
-            unanswered: handover.unanswered,
             stragglers: handover.stragglers,
         };
         let hold = Arc::new(Hold::new(grant, client.tasks.runtime().clone()));

@@ -131,7 +131,7 @@ async fn cancel_again_and_again(seed: u64) {
     for client in &clients {
         client.flush().await;
     }
-    assert_eq!(observer.info("blocked_clients"), 0);
+    assert_eq!(observer.info("lock_waiters"), 0);
     assert_eq!(observer.info("lock_sessions"), 0);
     assert_eq!(observer.int("DBSIZE"), 0);
     for client in &clients {
@@ -154,10 +154,10 @@ async fn who_stops_waiting_closes_its_connection() {
     let before = server.info("connected_clients");
     for _ in 0..5 {
         let waiting = tokio::spawn(client.lock("lock").acquire());
-        eventually("it waits", || server.info("blocked_clients") == 1).await;
+        eventually("it waits", || server.info("lock_waiters") == 1).await;
         waiting.abort();
         eventually("it is gone", || {
-            server.info("blocked_clients") == 0 && server.info("connected_clients") == before
+            server.info("lock_waiters") == 0 && server.info("connected_clients") == before
         })
         .await;
     }
@@ -170,7 +170,7 @@ async fn who_stops_waiting_locally_lets_the_next_one_pass() {
     let guard = take(&client, "lock").await;
     let lock = client.lock("lock");
     let first = tokio::spawn(lock.acquire());
-    eventually("the first waits", || server.info("blocked_clients") == 1).await;
+    eventually("the first waits", || server.info("lock_waiters") == 1).await;
     let second = tokio::spawn(lock.acquire());
     let third = tokio::spawn(lock.acquire());
     tokio::task::yield_now().await;
@@ -187,9 +187,9 @@ async fn a_grant_that_nobody_takes_goes_on_to_the_next() {
     for _ in 0..200 {
         let guard = take(&clients[0], "lock").await;
         let doomed = tokio::spawn(clients[0].lock("lock").acquire());
-        eventually("it waits", || server.info("blocked_clients") == 1).await;
+        eventually("it waits", || server.info("lock_waiters") == 1).await;
         let next = tokio::spawn(clients[1].lock("lock").acquire());
-        eventually("both wait", || server.info("blocked_clients") == 2).await;
+        eventually("both wait", || server.info("lock_waiters") == 2).await;
         let released = tokio::spawn(guard.release());
         doomed.abort();
         released.await.unwrap().unwrap();

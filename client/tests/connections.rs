@@ -86,7 +86,7 @@ async fn idle_ones_are_closed_soon_after_the_last_wait() {
     let before = stranger.info("connected_clients");
     keys(60).for_each(|key| take_away(&mut stranger, &key));
     let waits = Waits::start(&client, keys(60));
-    eventually("all wait", || stranger.info("blocked_clients") == 60).await;
+    eventually("all wait", || stranger.info("lock_waiters") == 60).await;
     for key in keys(60) {
         stranger.int(&format!("LOCK.RELEASE {key} stranger"));
     }
@@ -112,7 +112,7 @@ async fn a_client_has_no_more_than_128_to_wait_with_by_default() {
     let most = Most::watch(&server);
     let before = stranger.info("connected_clients");
     let waits = Waits::start(&client, keys(300));
-    eventually("many wait", || stranger.info("blocked_clients") >= 128).await;
+    eventually("many wait", || stranger.info("lock_waiters") >= 128).await;
     // Whoever does not wait there by now waits here.
     for _ in 0..100 {
         support::take(&client, "free")
@@ -154,7 +154,7 @@ async fn a_wait_in_a_cluster_takes_one() {
     };
     let before = connected();
     let waits = Waits::start(&client, keys());
-    let blocked = || cluster.nodes[0].info("blocked_clients");
+    let blocked = || cluster.nodes[0].info("lock_waiters");
     eventually("all wait", || blocked() == 20).await;
     let after = connected();
     let more = [0, 1, 2].map(|node| after[node] - before[node]);

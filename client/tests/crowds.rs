@@ -86,7 +86,7 @@ async fn waits_beyond_the_limit_of_connections_queue_locally() {
         guards.push(support::take(&client, &format!("lock{n}")).await);
         waiting.push(tokio::spawn(client.lock(format!("lock{n}")).acquire()));
     }
-    support::eventually("two wait", || server.info("blocked_clients") == 2).await;
+    support::eventually("two wait", || server.info("lock_waiters") == 2).await;
     assert!(server.info("connected_clients") <= 4);
     drop(guards);
     for waiting in waiting {

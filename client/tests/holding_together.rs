@@ -44,7 +44,7 @@ async fn readers_that_wait_come_in_together_though_one_waits_for_all() {
     let writer = support::take(&client, "lock").await;
     let reader = client.lock("lock").shared();
     let readers: Vec<_> = (0..20).map(|_| tokio::spawn(reader.acquire())).collect();
-    eventually("one waits", || server.info("blocked_clients") == 1).await;
+    eventually("one waits", || server.info("lock_waiters") == 1).await;
     writer.release().await.unwrap();
     let mut inside = Vec::new();
     for reader in readers {

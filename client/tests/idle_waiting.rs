@@ -30,7 +30,7 @@ async fn who_waits_in_vain_sends_nothing_but_a_look_for_all() {
         observer.int(&format!("LOCK.ACQUIRE lock{nth} stranger LEASE 600000"));
         tokio::spawn(client.lock(format!("lock{nth}")).acquire());
     }
-    eventually("all wait", || observer.info("blocked_clients") == WAITERS).await;
+    eventually("all wait", || observer.info("lock_waiters") == WAITERS).await;
     let (begun, before) = (Instant::now(), all_calls(&mut observer));
     let looks_before = calls(&mut observer, "client|list");
     let mut looks = 0;
@@ -61,7 +61,7 @@ async fn who_waits_beyond_the_limit_asks_now_and_then() {
     // Each has asked once, and those that wait there twice.
     eventually("all wait, here or there", || {
         let asked = calls(&mut observer, "lock.acquire");
-        observer.info("blocked_clients") == 128 && asked >= 2 * WAITERS as u64 + 128
+        observer.info("lock_waiters") == 128 && asked >= 2 * WAITERS as u64 + 128
     })
     .await;
     let (begun, before) = (Instant::now(), all_calls(&mut observer));

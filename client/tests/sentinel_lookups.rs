@@ -34,7 +34,7 @@ async fn one_look_up_is_for_all_who_wait() {
     }
     let asked = || ways.iter().map(|way| way.seen("SENTINEL")).sum::<usize>();
     loop {
-        let waiting = stranger.info("blocked_clients");
+        let waiting = stranger.info("lock_waiters");
         let questions = asked();
         assert!(
             questions <= FEW,

@@ -30,7 +30,7 @@ pub type Waiting = JoinHandle<Result<LockGuard, Error>>;
 /// Has an acquire wait on the server, behind so many others.
 pub async fn queue(server: &TestServer, lock: &Lock, behind: i64) -> Waiting {
     let waiting = tokio::spawn(lock.acquire());
-    eventually("it waits", || server.info("blocked_clients") == behind + 1).await;
+    eventually("it waits", || server.info("lock_waiters") == behind + 1).await;
     waiting
 }
 
