@@ -5,6 +5,7 @@
 //! queue, and asks for its lock now and then.
 
 use std::future::pending;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use futures_util::future::OptionFuture;
@@ -18,11 +19,11 @@ use crate::validity::whole_ms;
 use crate::waiting::WaitingConnection;
 
 /// How long, in milliseconds, a wait beyond the limit pauses before it asks.
-const ASK_MS: std::ops::RangeInclusive<u64> = 1_000..=2_000;
+const ASK_MS: RangeInclusive<u64> = 1_000..=2_000;
 
 /// After how many milliseconds a wait looks whether the server still knows of it: a
 /// connection that falls silent says nothing by itself.
-const LOOK_MS: std::ops::RangeInclusive<u64> = 5_000..=10_000;
+const LOOK_MS: RangeInclusive<u64> = 5_000..=10_000;
 
 impl Taking<'_> {
     /// Asks, and waits on a connection of its own if another owner has the lock.

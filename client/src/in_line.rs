@@ -6,6 +6,7 @@
 //! place, whenever something may have been told that nobody heard, and now and then
 //! anyway.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use futures_util::future::OptionFuture;
@@ -20,10 +21,13 @@ use crate::validity::whole_ms;
 /// The longest that a server keeps a place, unless it is asked for again.
 const PLACE_MS_MAX: u64 = 86_400_000;
 
-/// After how many milliseconds the same is asked again. A message that is lost
-/// although its connection is well costs as much time at most; a thousand that wait
-/// ask thirty times a second or less.
-const AGAIN_MS: std::ops::RangeInclusive<u64> = 30_000..=60_000;
+/// After how many response time-outs the same is asked again: 30 to 60 seconds as it
+/// comes. A message that is lost although its connection is well costs as much time at
+/// most; of a thousand that wait, thirty ask in a second at most.
+const AGAIN: RangeInclusive<u32> = 20..=40;
+
+/// And after how long at the latest.
+const AGAIN_MAX: Duration = Duration::from_secs(60);
 
 impl Taking<'_> {
     /// Waits in the server's queue, and is told of its end by this subscription.
@@ -43,11 +47,13 @@ impl Taking<'_> {
             }
             decided => return decided,
         }
+        let again = self.node.timeouts().response * rand::random_range(AGAIN);
+        let again = again.min(AGAIN_MAX);
         let told = tokio::select! {
             biased;
             told = self.told(&mut place) => told?,
             () = subscription.interrupted() => return Ok(Answer::Over),
-            () = sleep(Duration::from_millis(rand::random_range(AGAIN_MS))) => {
+            () = sleep(again) => {
                 return Ok(Answer::Over);
             }
             Some(()) = OptionFuture::from(deadline.map(sleep_until)) => return Ok(Answer::Busy),

@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use redis::Value;
-use redis_lock_client::{Error, Lock, LockClient, LockGuard};
+use redis_lock_client::{ClientBuilder, Error, Lock, LockClient, LockGuard};
 use redis_lock_testing::{Client, SOON, TestServer, text};
 use tokio::task::JoinHandle;
 
@@ -17,6 +17,14 @@ pub fn url(server: &TestServer) -> String {
 /// A client of a server.
 pub async fn connect(server: &TestServer) -> LockClient {
     LockClient::connect(url(server)).await.unwrap()
+}
+
+/// A client that may not subscribe, so that each of its waits blocks a connection.
+pub async fn connect_blocking(server: &TestServer, builder: ClientBuilder) -> LockClient {
+    let user = "ACL SETUSER blocking on >secret ~* resetchannels +@all";
+    server.client().call(user);
+    let url = format!("redis://blocking:secret@{}", server.addr());
+    builder.connect(url).await.unwrap()
 }
 
 /// Takes a lock that must be free.
