@@ -9,7 +9,7 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use futures_util::future::OptionFuture;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::commands::{self, text};
 use crate::error::Error;
@@ -19,7 +19,7 @@ use crate::validity::whole_ms;
 use crate::waiting::WaitingConnection;
 
 /// How long, in milliseconds, a wait beyond the limit pauses before it asks.
-const ASK_MS: RangeInclusive<u64> = 1_000..=2_000;
+const ASK_MS: RangeInclusive<u64> = 200..=500;
 
 /// After how many milliseconds a wait looks whether the server still knows of it: a
 /// connection that falls silent says nothing by itself.
@@ -33,14 +33,17 @@ impl Taking<'_> {
             Answer::Busy => {}
             decided => return Ok(decided),
         }
-        let ask_at = Instant::now() + Duration::from_millis(rand::random_range(ASK_MS));
-        let until = deadline.map_or(ask_at, |deadline| deadline.min(ask_at));
-        let opened = by(Some(until), self.waits.to_block(&self.request.key)).await;
-        let Some(connection) = opened else {
-            let is_late = deadline.is_some_and(|deadline| Instant::now() >= deadline);
-            return Ok(if is_late { Answer::Busy } else { Answer::Over });
+        let its_turn = async {
+            sleep(Duration::from_millis(rand::random_range(ASK_MS))).await;
+            self.waits.turn_to_ask().await;
         };
-        self.attempt.wait_on(connection?);
+        let connection = tokio::select! {
+            biased;
+            opened = self.waits.to_block(&self.request.key) => opened?,
+            () = its_turn => return Ok(Answer::Over),
+            Some(()) = OptionFuture::from(deadline.map(sleep_until)) => return Ok(Answer::Busy),
+        };
+        self.attempt.wait_on(connection);
         let answer = self.wait_on_connection(deadline).await;
         match &answer {
             Err(error) if error.leaves_doubt() || error.calls_for_new_connection() => {

@@ -21,14 +21,43 @@ use crate::node::Node;
 /// connection must not stand in the way of everything else.
 const AGAIN: Duration = Duration::from_micros(100);
 
+/// As much for those who ask because they may not block a connection yet: the server
+/// has better things to do, however many there are.
+const ASK: Duration = Duration::from_millis(50);
+
 /// How many may wait how.
 pub(crate) struct Waits {
     node: Arc<Node>,
     blocked: Arc<Semaphore>,
     /// For those that have been granted and ask replicas, which are not long.
     confirming: Arc<Semaphore>,
-    /// When the next one may ask again.
-    again: Mutex<Instant>,
+    again: Turns,
+    asks: Turns,
+}
+
+/// The turns of those who come one after another.
+struct Turns {
+    next: Mutex<Instant>,
+    apart: Duration,
+}
+
+impl Turns {
+    fn new(apart: Duration) -> Self {
+        Self {
+            next: Mutex::new(Instant::now()),
+            apart,
+        }
+    }
+
+    async fn next(&self) {
+        let turn = {
+            let mut next = locked(&self.next);
+            let turn = (*next).max(Instant::now());
+            *next = turn + self.apart;
+            turn
+        };
+        sleep_until(turn).await;
+    }
 }
 
 impl Waits {
@@ -39,19 +68,19 @@ impl Waits {
             node,
             blocked: Arc::new(Semaphore::new(max)),
             confirming: Arc::new(Semaphore::new(max)),
-            again: Mutex::new(Instant::now()),
+            again: Turns::new(AGAIN),
+            asks: Turns::new(ASK),
         }
     }
 
     /// Waits for the turn to ask again.
     pub(crate) async fn turn(&self) {
-        let turn = {
-            let mut again = locked(&self.again);
-            let turn = (*again).max(Instant::now());
-            *again = turn + AGAIN;
-            turn
-        };
-        sleep_until(turn).await;
+        self.again.next().await;
+    }
+
+    /// Waits for the turn to ask of who may not block a connection yet.
+    pub(crate) async fn turn_to_ask(&self) {
+        self.asks.next().await;
     }
 
     /// A connection to the server of this key that may wait for its lock.
