@@ -151,6 +151,7 @@ fn info_fields(totals: &Totals, metrics: &Metrics) -> Vec<(String, u64)> {
     let counts = totals.counts;
     let mut fields: Vec<(String, u64)> = [
         ("waiters", unsigned(counts.waiters)),
+        ("places", unsigned(counts.places)),
         ("contended_keys", unsigned(counts.contended_keys)),
         ("planned_looks", unsigned(counts.planned_rechecks)),
         ("sessions", unsigned(totals.sessions)),
@@ -162,6 +163,9 @@ fn info_fields(totals: &Totals, metrics: &Metrics) -> Vec<(String, u64)> {
         ("grants_undelivered", metrics.grants_undelivered),
         ("replies_withheld", unsigned(totals.withheld)),
         ("replies_unacknowledged", metrics.replies_unacknowledged),
+        ("claims", metrics.claims),
+        ("grants_unclaimed", metrics.grants_unclaimed),
+        ("places_unheard", metrics.places_unheard),
         ("wait_timeouts", metrics.wait_timeouts),
         ("waits_abandoned", metrics.waits_abandoned),
         ("waits_refused", metrics.waits_refused),

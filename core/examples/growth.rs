@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use redis_lock_core::keys::KeyRef;
 use redis_lock_core::lock::{Lock, Now};
-use redis_lock_core::queue::{Wait, WaiterId};
+use redis_lock_core::queue::Wait;
 use redis_lock_core::request::{
     AcquireRequest, ClientId, Lease, Limit, Owner, ReleaseExtent, ReleaseRequest, RenewRequest,
 };
 use redis_lock_core::stored::{Reader, TOKEN_FIELD};
-use redis_lock_core::table::{Acquired, Answer, Done, LockTable, Progress, Stored};
+use redis_lock_core::table::{Acquired, Done, LockTable, Progress, Stored};
 use redis_lock_core::token::FencingToken;
 
 const START_MS: i64 = 1_700_000_000_000;
@@ -83,10 +83,19 @@ fn acquire(
     let wait = client.map(|client| Wait {
         client: ClientId(client),
         until_ms: None,
+        channel: None,
     });
-    match table.acquire(key, stored, request, wait, now(0)) {
-        Progress::Done(Done { result, .. }) => result.unwrap(),
+    done(table.acquire(key, stored, request, wait, now(0)))
+        .result
+        .unwrap()
+}
+
+/// Nothing else is asked for.
+fn done<T>(progress: Progress<T>) -> Done<T> {
+    match progress {
+        Progress::Done(done) => done,
         Progress::Asks(_) => panic!("other locks are asked for"),
+        Progress::Offers(_) => panic!("there is no place"),
     }
 }
 
@@ -156,8 +165,8 @@ fn renewals(holders: usize) {
                 lease: Lease::from_ms(LEASE_MS).unwrap(),
                 token: None,
             };
-            let done = table.renew(key("k"), Stored::AsExpected, &request, now(5));
-            assert!(done.result.unwrap());
+            let progress = table.renew(key("k"), Stored::AsExpected, &request, now(5));
+            assert!(done(progress).result.unwrap());
         }
     });
     row(
@@ -187,10 +196,8 @@ fn do_all_due(
     let mut steps = 0;
     while let Some(due) = table.take_due(START_MS + at_ms) {
         let lock = stored(due.key.as_ref());
-        match table.do_due(due, Ok(lock), now(at_ms)) {
-            Progress::Done(_) => steps += 1,
-            Progress::Asks(_) => panic!("other locks are asked for"),
-        }
+        done(table.do_due(due, Ok(lock), now(at_ms)));
+        steps += 1;
     }
     steps
 }
@@ -216,9 +223,8 @@ fn releases_of_a_writer(readers: usize) {
         extent: ReleaseExtent::One,
     };
     let stored = Stored::Read(std::mem::take(&mut lock));
-    let (done, took) = timed(|| table.release(key("k"), stored, &request, now(1)));
-    let granted = |answers: &[(WaiterId, Answer)]| answers.len();
-    let first = granted(&done.step.answers);
+    let (done, took) = timed(|| done(table.release(key("k"), stored, &request, now(1))));
+    let first = done.step.answers.len();
     row(
         &format!("release with {readers} readers behind ({first} of them let in)"),
         1,

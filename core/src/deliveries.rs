@@ -14,7 +14,7 @@
 //! - A grant that is still on its way speaks as the reply that it will be, in the
 //!   order of the commands.
 //! - A reply that is withheld until replicas have acknowledged it is on its way as
-//!   long, be it to a client that waited or not.
+//!   long, be it to a client that waited or not, and so is a message to a place.
 //!
 //! The end of a session takes all holds but those that grants speak for which were on
 //! their way then, whether or not they are heard of before it is written.
@@ -34,15 +34,31 @@ use crate::ended::{Ended, EndedBy};
 #[cfg(test)]
 use crate::explore::form::Form;
 use crate::keys::{KeyBuf, KeyRef};
+use crate::queue::WaiterId;
 use crate::request::{ClientId, HoldNumber, Lease, Owner, ReleaseExtent};
 use crate::sessions::HoldId;
 use crate::token::FencingToken;
 
+/// Who is to hear of a grant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Recipient {
+    /// A client, by a reply.
+    Client(ClientId),
+    /// Who has this place in a queue, by a message.
+    Place(WaiterId),
+}
+
+impl From<ClientId> for Recipient {
+    fn from(client: ClientId) -> Self {
+        Self::Client(client)
+    }
+}
+
 /// A grant on its way.
 #[derive(Clone, Debug)]
 pub struct Delivery {
-    /// The client that waited.
-    pub client: ClientId,
+    /// Who is to hear of it.
+    pub recipient: Recipient,
     /// The hold that it asked for, where it said so.
     pub hold: Option<HoldNumber>,
     /// The lease to be kept up while its connection lives, if it asked for that.
@@ -183,8 +199,8 @@ impl UnderWay {
 #[derive(Clone, Debug, Default)]
 pub struct Deliveries {
     by_hold: BTreeMap<HoldId, UnderWay>,
-    /// A client waits for one lock at a time.
-    by_client: BTreeMap<ClientId, HoldId>,
+    /// A client waits for one lock at a time, and a place is in one queue.
+    by_recipient: BTreeMap<Recipient, HoldId>,
 }
 
 impl Deliveries {
@@ -203,7 +219,7 @@ impl Deliveries {
         held_before: i64,
         holds: i64,
     ) {
-        let under_way = self.under_way(hold, token, delivery.client, held_before);
+        let under_way = self.under_way(hold, token, delivery.recipient, held_before);
         under_way.added += holds - held_before;
         under_way.replies.push(Reply {
             told: Told::by_grant(delivery.hold),
@@ -220,7 +236,7 @@ impl Deliveries {
         delivery: Delivery,
         holds: i64,
     ) {
-        let under_way = self.under_way(hold, token, delivery.client, holds);
+        let under_way = self.under_way(hold, token, delivery.recipient, holds);
         under_way.replies.push(Reply {
             told: Told::at_least(1),
             on_its_way: Some(delivery),
@@ -232,10 +248,10 @@ impl Deliveries {
         &mut self,
         hold: HoldId,
         token: FencingToken,
-        client: ClientId,
+        recipient: Recipient,
         held_before: i64,
     ) -> &mut UnderWay {
-        self.by_client.insert(client, hold.clone());
+        self.by_recipient.insert(recipient, hold.clone());
         let new = UnderWay::new(token, held_before);
         let under_way = self.by_hold.entry(hold).or_insert(new);
         if under_way.token != token {
@@ -248,11 +264,11 @@ impl Deliveries {
     /// Notes that what is on its way to this client is bound to its connection, and what
     /// it was bound to before.
     pub fn bind(&mut self, client: ClientId, lease: Lease, bound_before: Option<ClientId>) {
-        let under_way = self.by_client.get(&client);
+        let under_way = self.by_recipient.get(&Recipient::Client(client));
         let under_way = under_way.and_then(|hold| self.by_hold.get_mut(hold));
         let replies = under_way.into_iter().flat_map(|one| &mut one.replies);
         let deliveries = replies.filter_map(|reply| reply.on_its_way.as_mut());
-        for delivery in deliveries.filter(|one| one.client == client) {
+        for delivery in deliveries.filter(|one| one.recipient == Recipient::Client(client)) {
             delivery.session = Some(lease);
             delivery.bound_before = bound_before;
         }
@@ -260,13 +276,13 @@ impl Deliveries {
 
     /// Whether what is on its way to this client is still true of an owner that has so
     /// many holds of this token.
-    pub fn stands(&self, client: ClientId, token: FencingToken, holds: i64) -> bool {
-        let under_way = self.by_client.get(&client);
+    pub fn stands(&self, recipient: Recipient, token: FencingToken, holds: i64) -> bool {
+        let under_way = self.by_recipient.get(&recipient);
         let under_way = under_way.and_then(|hold| self.by_hold.get(hold));
         under_way.is_some_and(|under_way| {
             let mut deliveries = under_way.deliveries();
             under_way.token == token
-                && deliveries.any(|one| one.client == client)
+                && deliveries.any(|one| one.recipient == recipient)
                 && under_way.spoken_for() <= holds
         })
     }
@@ -310,23 +326,30 @@ impl Deliveries {
         let under_way = self.by_hold.get(hold)?;
         let others = under_way.deliveries().rev();
         others
-            .filter(|one| one.client != client && under_way.token == token)
-            .find_map(|one| Some((one.client, one.session?)))
+            .filter(|_| under_way.token == token)
+            .find_map(|one| match one.recipient {
+                Recipient::Client(other) if other != client => Some((other, one.session?)),
+                _ => None,
+            })
     }
 
     /// Whether the grant that is on its way to this client bound its holds.
     pub fn binds(&self, client: ClientId) -> bool {
-        let under_way = self.by_client.get(&client);
+        let recipient = Recipient::Client(client);
+        let under_way = self.by_recipient.get(&recipient);
         let under_way = under_way.and_then(|hold| self.by_hold.get(hold));
         let mut deliveries = under_way.into_iter().flat_map(UnderWay::deliveries);
-        deliveries.any(|one| one.client == client && one.session.is_some())
+        deliveries.any(|one| one.recipient == recipient && one.session.is_some())
     }
 
     /// The client that these holds were bound to before the grant that is on its way
     /// to this one.
     pub fn bound_before(&self, hold: &HoldId, client: ClientId) -> Option<ClientId> {
         let mut deliveries = self.by_hold.get(hold)?.deliveries();
-        deliveries.find(|one| one.client == client)?.bound_before
+        let recipient = Recipient::Client(client);
+        deliveries
+            .find(|one| one.recipient == recipient)?
+            .bound_before
     }
 
     /// A client's connection has ended: nothing is bound to it any more.
@@ -340,14 +363,14 @@ impl Deliveries {
         }
     }
 
-    /// The holds that a client is to hear of.
-    pub fn hold_of(&self, client: ClientId) -> Option<&HoldId> {
-        self.by_client.get(&client)
+    /// The holds that somebody is to hear of.
+    pub fn hold_of(&self, recipient: impl Into<Recipient>) -> Option<&HoldId> {
+        self.by_recipient.get(&recipient.into())
     }
 
-    /// Notes that a client has heard of the grant that was on its way to it.
-    pub fn delivered(&mut self, client: ClientId) {
-        let Some((mut found, at)) = self.find(client) else {
+    /// Notes that somebody has heard of the grant that was on its way to it.
+    pub fn delivered(&mut self, recipient: impl Into<Recipient>) {
+        let Some((mut found, at)) = self.find(recipient.into()) else {
             return;
         };
         let under_way = found.get_mut();
@@ -359,11 +382,11 @@ impl Deliveries {
         }
     }
 
-    /// Notes that a client will not hear of the grant that was on its way to it.
+    /// Notes that somebody will not hear of the grant that was on its way to it.
     /// Returns the holds of which some may be over, and their token, if that is
     /// not known yet.
-    pub fn lost(&mut self, client: ClientId) -> Option<(HoldId, FencingToken)> {
-        let (mut found, at) = self.find(client)?;
+    pub fn lost(&mut self, recipient: impl Into<Recipient>) -> Option<(HoldId, FencingToken)> {
+        let (mut found, at) = self.find(recipient.into())?;
         let under_way = found.get_mut();
         under_way.replies.remove(at);
         let known = std::mem::replace(&mut under_way.lost, true);
@@ -485,20 +508,23 @@ impl Deliveries {
 
     fn insert(&mut self, hold: HoldId, under_way: UnderWay) {
         for delivery in under_way.deliveries() {
-            self.by_client.insert(delivery.client, hold.clone());
+            self.by_recipient.insert(delivery.recipient, hold.clone());
         }
         self.by_hold.insert(hold, under_way);
     }
 
-    /// Where the grant is noted that is on its way to this client. It is not found
+    /// Where the grant is noted that is on its way to this recipient. It is not found
     /// a second time.
-    fn find(&mut self, client: ClientId) -> Option<(OccupiedEntry<'_, HoldId, UnderWay>, usize)> {
-        let hold = self.by_client.remove(&client)?;
+    fn find(
+        &mut self,
+        recipient: Recipient,
+    ) -> Option<(OccupiedEntry<'_, HoldId, UnderWay>, usize)> {
+        let hold = self.by_recipient.remove(&recipient)?;
         let Entry::Occupied(found) = self.by_hold.entry(hold) else {
             return None;
         };
         let mut replies = found.get().replies.iter();
-        let is_it = |one: &Delivery| one.client == client;
+        let is_it = |one: &Delivery| one.recipient == recipient;
         let at = replies.rposition(|reply| reply.on_its_way.as_ref().is_some_and(is_it))?;
         Some((found, at))
     }
@@ -506,7 +532,7 @@ impl Deliveries {
     fn forget(&mut self, hold: &HoldId) {
         if let Some(under_way) = self.by_hold.remove(hold) {
             for delivery in under_way.deliveries() {
-                self.by_client.remove(&delivery.client);
+                self.by_recipient.remove(&delivery.recipient);
             }
         }
     }
@@ -533,7 +559,12 @@ impl Deliveries {
                     form.number(reply.told.least);
                     form.flag(reply.renews);
                     let delivery = reply.on_its_way.as_ref();
-                    form.client(delivery.map(|one| one.client));
+                    let client = |recipient| match recipient {
+                        Recipient::Client(client) => Some(client),
+                        Recipient::Place(_) => None,
+                    };
+                    form.client(delivery.and_then(|one| client(one.recipient)));
+                    form.flag(delivery.is_some());
                     if let Some(delivery) = delivery {
                         form.hold(delivery.hold);
                         form.number(delivery.session.map_or(0, Lease::ms));
@@ -543,7 +574,7 @@ impl Deliveries {
             }
         }
         for &connection in form.connections() {
-            let hold = self.by_client.get(&ClientId(connection));
+            let hold = self.hold_of(ClientId(connection));
             form.flag(hold.is_some());
             if let Some(hold) = hold {
                 form.key(hold.key.as_ref());

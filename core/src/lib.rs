@@ -21,6 +21,7 @@
 
 pub mod acks;
 mod bounds;
+mod claims;
 pub mod clock_steps;
 pub mod deadlock;
 pub mod deliveries;
@@ -41,4 +42,5 @@ pub mod request;
 pub mod sessions;
 pub mod stored;
 pub mod table;
+mod time_outs;
 pub mod token;

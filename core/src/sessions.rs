@@ -65,6 +65,8 @@ pub struct Binding {
     /// Until when they last as far as they have been kept up, in milliseconds
     /// since 1970.
     pub kept_until_ms: i64,
+    /// Whether the owner has claimed its grant. Until then nothing keeps it up.
+    pub is_claimed: bool,
     pub(crate) renew_at_ms: i64,
 }
 
@@ -187,6 +189,7 @@ impl Sessions {
             Some(old) if old.lease > lease => Binding {
                 client,
                 kept_until_ms: old.kept_until_ms.max(kept_until_ms),
+                is_claimed: true,
                 ..old
             },
             _ => Binding {
@@ -194,6 +197,7 @@ impl Sessions {
                 token,
                 lease,
                 kept_until_ms,
+                is_claimed: true,
                 renew_at_ms: renew_at_ms(lease, now_ms),
             },
         };
@@ -253,10 +257,37 @@ impl Sessions {
                 Binding {
                     lease,
                     kept_until_ms: lease.end_ms(now_ms),
+                    is_claimed: true,
                     renew_at_ms,
                     ..binding
                 },
             );
+        }
+    }
+
+    /// Notes that a grant is unclaimed: what it bound is not kept up.
+    pub fn leave_unclaimed(&mut self, key: KeyRef<'_>, owner: &Owner) {
+        let hold = HoldId::new(key, owner);
+        let Some(binding) = self.bindings.get_mut(&hold) else {
+            return;
+        };
+        binding.is_claimed = false;
+        let until_ms = binding.kept_until_ms;
+        self.renew_by(&hold, until_ms);
+    }
+
+    /// Notes that a grant is claimed.
+    pub fn claim(&mut self, key: KeyRef<'_>, owner: &Owner, now_ms: i64) {
+        if self.is_empty() {
+            return;
+        }
+        let hold = HoldId::new(key, owner);
+        if let Some(binding) = self.bindings.get_mut(&hold)
+            && !binding.is_claimed
+        {
+            binding.is_claimed = true;
+            let at_ms = renew_at_ms(binding.lease, now_ms);
+            self.renew_by(&hold, at_ms);
         }
     }
 

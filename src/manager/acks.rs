@@ -135,16 +135,9 @@ fn tell(ctx: &Context, id: WaiterId, key: &KeyBuf) {
         look_at(&open, key, owner, Part::Whole)
     });
     let now = clock::now();
-    let answer = TABLE.with_borrow_mut(|table| table.tell(id, stored, now));
-    if let Some(answer) = answer {
-        blocked::answer(id, answer);
+    let told = TABLE.with_borrow_mut(|table| table.tell(id, stored, now));
+    if let Some((addressee, answer)) = told {
+        super::tell(ctx, addressee, answer);
     }
     arm_timer(ctx, now.ms());
-}
-
-/// Ends waits and replies whose time is over, at most so many.
-pub(super) fn give_up(now_ms: i64, at_most: usize) {
-    for (id, answer) in TABLE.with_borrow_mut(|table| table.give_up(now_ms, at_most)) {
-        blocked::answer(id, answer);
-    }
 }

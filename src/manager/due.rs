@@ -2,7 +2,7 @@
 
 use redis_module::Context;
 
-use super::{TABLE, acks, arm_timer, carry_out, fence, gate, look_at, step};
+use super::{TABLE, arm_timer, carry_out, fence, gate, has_places, look_at, step, tell};
 use crate::config;
 use crate::server::clients;
 use crate::server::clock;
@@ -11,6 +11,7 @@ use crate::server::keyspace::{self, LockKey, WriteAnswer};
 use crate::server::open_lock::{OpenLock, Part};
 use crate::server::overwriting;
 use crate::server::timer;
+use redis_lock_core::error::LockError;
 use redis_lock_core::keys::KeyRef;
 #[cfg(feature = "planted-faults")]
 use redis_lock_core::planted::Fault;
@@ -22,6 +23,12 @@ const WORK_A_WAKE: usize = 64;
 
 /// So many writes cost as much as one look at a lock.
 const WRITES_WEIGH_ONE: usize = 4;
+
+/// So many grants of which nobody hears cost as much as one look.
+const OFFERS_WEIGH_ONE: usize = 4;
+
+/// So many places a replica gives up in one wake.
+const PLACES_A_WAKE: usize = 256;
 
 /// A part of a search for deadlocks costs as much as so many looks.
 const SEARCH_WEIGHS: usize = 16;
@@ -39,7 +46,8 @@ pub(crate) fn on_wake(ctx: &Context) {
     }
     fence::ask_if_needed(ctx);
     gate::look(ctx, now_ms);
-    acks::give_up(now_ms, WORK_A_WAKE);
+    let is_replica = keyspace::is_replica(ctx);
+    end_waits(ctx, now_ms, is_replica);
     close_clients(ctx);
     if keyspace::must_not_write(ctx) || writes_are_refused(ctx, now_ms) {
         let is_left = TABLE.with_borrow_mut(|table| table.put_off_everything(now_ms, WORK_A_WAKE));
@@ -62,6 +70,20 @@ pub(crate) fn on_wake(ctx: &Context) {
     }
     close_clients(ctx);
     arm_timer(ctx, clock::now().ms());
+}
+
+/// Ends what ends without a write. A replica keeps no places, as it blocks no clients.
+fn end_waits(ctx: &Context, now_ms: i64, is_replica: bool) {
+    let over = TABLE.with_borrow_mut(|table| {
+        let mut over = table.give_up(now_ms, WORK_A_WAKE);
+        if is_replica {
+            over.extend(table.forget_places(&LockError::Unblocked, PLACES_A_WAKE));
+        }
+        over
+    });
+    for (addressee, answer) in over {
+        tell(ctx, addressee, answer);
+    }
 }
 
 fn close_clients(ctx: &Context) {
@@ -90,6 +112,9 @@ fn do_due(ctx: &Context, due: Due) -> Option<usize> {
     if let Some(why) = why {
         let now_ms = clock::now().ms();
         TABLE.with_borrow_mut(|table| table.put_off(due, why, now_ms));
+        if why == NotNow::NotServedHere {
+            redirect_places(ctx, key.as_ref(), now_ms);
+        }
         return (why == NotNow::NotServedHere).then_some(1);
     }
     keyspace::select_db(ctx, key.as_ref().db);
@@ -104,6 +129,29 @@ fn do_due(ctx: &Context, due: Due) -> Option<usize> {
     Some(done.unwrap_or(1))
 }
 
+/// Where another node serves the key now, tells its places so. The server itself
+/// redirects blocked clients.
+fn redirect_places(ctx: &Context, key: KeyRef<'_>, now_ms: i64) {
+    if !has_places() {
+        return;
+    }
+    let Some((slot, node)) = keyspace::node_of(ctx, key.name) else {
+        return;
+    };
+    let moved = LockError::Moved { slot, node };
+    let over = TABLE.with_borrow_mut(|table| {
+        let over = table.forget_places_of(key, &moved, WORK_A_WAKE);
+        if over.len() >= WORK_A_WAKE {
+            // There may be more.
+            table.key_touched(key, now_ms);
+        }
+        over
+    });
+    for (addressee, answer) in over {
+        tell(ctx, addressee, answer);
+    }
+}
+
 fn do_to(key: LockKey<'_>, due: Due) -> usize {
     let open = OpenLock::open(key);
     let stored = look_at(&open, key.as_ref(), due.owner(), Part::OfAsker);
@@ -115,7 +163,7 @@ fn do_to(key: LockKey<'_>, due: Due) -> usize {
     });
     let work = match &progress {
         Progress::Done(done) => weigh(&done.step, is_search),
-        Progress::Asks(_) => SEARCH_WEIGHS,
+        Progress::Asks(_) | Progress::Offers(_) => SEARCH_WEIGHS,
     };
     // There is nobody to whom an error could be told.
     let _ = carry_out(key, open, now, progress);
@@ -126,7 +174,8 @@ fn do_to(key: LockKey<'_>, due: Due) -> usize {
 fn weigh(step: &Step, is_search: bool) -> usize {
     let writes = step.effects.len() + step.events.len();
     let search = if is_search { SEARCH_WEIGHS } else { 1 };
-    search + step.answers.len() + writes / WRITES_WEIGH_ONE
+    let messages = step.offers / OFFERS_WEIGH_ONE;
+    search + step.answers.len() + messages + writes / WRITES_WEIGH_ONE
 }
 
 /// Whether the server refuses every write at the moment. Asked of one of the keys that

@@ -89,6 +89,8 @@ macro_rules! api {
 
 api! {
     required {
+        acl_check_channel_permissions = RedisModule_ACLCheckChannelPermissions:
+            fn(*mut RedisModuleUser, *mut RedisModuleString, c_int) -> c_int;
         acl_check_key_permissions = RedisModule_ACLCheckKeyPermissions:
             fn(*mut RedisModuleUser, *mut RedisModuleString, c_int) -> c_int;
         avoid_replica_traffic = RedisModule_AvoidReplicaTraffic: fn() -> c_int;
@@ -172,6 +174,10 @@ api! {
             fn(*mut RedisModuleCtx, *mut RedisModuleString, c_int) -> *mut RedisModuleKey;
         replicate = RedisModule_Replicate:
             fn(*mut RedisModuleCtx, *const c_char, *const c_char, ...) -> c_int;
+        publish_message = RedisModule_PublishMessage:
+            fn(*mut RedisModuleCtx, *mut RedisModuleString, *mut RedisModuleString) -> c_int;
+        publish_message_shard = RedisModule_PublishMessageShard:
+            fn(*mut RedisModuleCtx, *mut RedisModuleString, *mut RedisModuleString) -> c_int;
         reply_with_array = RedisModule_ReplyWithArray: fn(*mut RedisModuleCtx, c_long) -> c_int;
         reply_with_call_reply = RedisModule_ReplyWithCallReply:
             fn(*mut RedisModuleCtx, *mut RedisModuleCallReply) -> c_int;

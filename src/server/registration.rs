@@ -113,6 +113,8 @@ pub(crate) enum ArgDoc {
     OptionalStrings(&'static CStr),
     /// `[TOKEN number]`
     OptionalNumber(&'static CStr, &'static CStr),
+    /// `TOKEN these`, as one of several.
+    Several(&'static CStr, &'static CStr, &'static [ArgDoc]),
     /// `TOKEN`, as one of several.
     Flag(&'static CStr, &'static CStr),
     /// `[TOKEN]`
@@ -238,6 +240,12 @@ fn arg_list(
                 arg.token = token.as_ptr();
                 arg.type_ = raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER;
                 arg.flags = optional;
+            }
+            ArgDoc::Several(name, token, parts) => {
+                arg.name = name.as_ptr();
+                arg.token = token.as_ptr();
+                arg.type_ = raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_BLOCK;
+                arg.subargs = arg_list(parts, false, keep_alive);
             }
             ArgDoc::Flag(name, token) => {
                 arg.name = name.as_ptr();

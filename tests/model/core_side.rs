@@ -356,9 +356,11 @@ impl CoreSide {
         let wait = waiting_client.zip(timeout).map(|(client, timeout)| Wait {
             client: self.peers[client].id,
             until_ms: timeout.end_ms(self.keyspace.now_ms),
+            channel: None,
         });
         let known = self.look_for(at)?;
         let now = self.now();
+        let until_ms = wait.as_ref().and_then(|wait| wait.until_ms);
         let progress = self.table.acquire(key_of(at), known, request, wait, now);
         match self.carry_out(at, progress)? {
             Acquired::Granted(token) => Ok(Value::Int(token.get())),
@@ -368,7 +370,7 @@ impl CoreSide {
                     client: waiting_client.unwrap_or_default(),
                     at,
                     request: asked,
-                    until_ms: wait.and_then(|wait| wait.until_ms),
+                    until_ms,
                 };
                 self.waiting.insert(id, waiter);
                 Ok(Value::Okay)
@@ -394,8 +396,8 @@ impl CoreSide {
         };
         let known = self.look_for(at)?;
         let now = self.now();
-        let done = self.table.release(key_of(at), known, &request, now);
-        Ok(match self.carry_out(at, Progress::Done(done))? {
+        let progress = self.table.release(key_of(at), known, &request, now);
+        Ok(match self.carry_out(at, progress)? {
             Released::LastHold => Value::Int(1),
             Released::StillHeld => Value::Int(0),
             Released::NotHeld => Value::Nil,
@@ -406,8 +408,8 @@ impl CoreSide {
         let token = FencingToken::new(token)?;
         let known = self.look_for(at)?;
         let now = self.now();
-        let done = self.table.guard(key_of(at), known, token, now);
-        match self.carry_out(at, Progress::Done(done))? {
+        let progress = self.table.guard(key_of(at), known, token, now);
+        match self.carry_out(at, progress)? {
             true => Ok(Value::Int(1)),
             false => Err(LockError::NotHeld),
         }
@@ -427,8 +429,8 @@ impl CoreSide {
         };
         let known = self.look_for(at)?;
         let now = self.now();
-        let done = self.table.renew(key_of(at), known, &request, now);
-        let renewed = self.carry_out(at, Progress::Done(done))?;
+        let progress = self.table.renew(key_of(at), known, &request, now);
+        let renewed = self.carry_out(at, progress)?;
         Ok(Value::Int(renewed.into()))
     }
 
@@ -436,8 +438,8 @@ impl CoreSide {
         let token = fence.map(FencingToken::new).transpose()?;
         let known = self.look_for(at)?;
         let now = self.now();
-        let done = self.table.break_lock(key_of(at), known, token, now);
-        let broken = self.carry_out(at, Progress::Done(done))?;
+        let progress = self.table.break_lock(key_of(at), known, token, now);
+        let broken = self.carry_out(at, progress)?;
         Ok(Value::Int(broken.into()))
     }
 
@@ -491,7 +493,8 @@ impl CoreSide {
                 Progress::Done(Done { result, step }) => {
                     self.apply(at, &step.effects);
                     self.arm_timer();
-                    for (id, answer) in step.answers {
+                    for (addressee, answer) in step.answers {
+                        let id = addressee.id();
                         if let Some(waiter) = self.waiting.remove(&id) {
                             self.answered.push((id, waiter, answer));
                         }
@@ -506,6 +509,7 @@ impl CoreSide {
                         .collect();
                     progress = self.table.go_on(*question, looked_at);
                 }
+                Progress::Offers(_) => unreachable!("nobody has a place"),
             }
         }
     }
@@ -693,7 +697,7 @@ impl CoreSide {
         let progress = self.table.do_due(due, known, now);
         let answered = match &progress {
             Progress::Done(done) => done.step.answers.len(),
-            Progress::Asks(_) => 1,
+            Progress::Asks(_) | Progress::Offers(_) => 1,
         };
         let _ = self.carry_out(at, progress);
         1 + answered

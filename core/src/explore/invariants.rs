@@ -324,7 +324,7 @@ fn who_waits_stands_in_the_queue(world: &World, key: usize) -> Checked {
         Stored::Read(Lock::default()),
         world.now(),
     );
-    let clients: Vec<ClientId> = view.waiters.iter().map(|one| one.client).collect();
+    let clients: Vec<ClientId> = view.waiters.iter().filter_map(|one| one.client).collect();
     let expected: Vec<ClientId> = waiting.iter().map(|&(_, at, _)| world.client(at)).collect();
     if clients == expected && waiting.iter().all(|&(id, ..)| world.table.is_waiting(id)) {
         return Ok(());

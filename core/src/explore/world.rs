@@ -16,7 +16,7 @@ use crate::request::{
     AcquireRequest, ClientId, HoldNumber, Lease, Owner, ReleaseExtent, ReleaseRequest, RenewRequest,
 };
 use crate::table::{
-    Acquired, Answer, Done, HolderView, Leave, LockTable, Progress, Settings, Step, Stored,
+    Acquired, Answer, Done, HolderView, Leave, LockTable, Offer, Progress, Settings, Step, Stored,
 };
 use crate::token::FencingToken;
 
@@ -624,6 +624,10 @@ impl World {
             let question = match progress {
                 Progress::Done(done) => return Ok(done),
                 Progress::Asks(question) => question,
+                Progress::Offers(offer) => {
+                    progress = self.publish(*offer, seen)?;
+                    continue;
+                }
             };
             let mut looked_at = Vec::new();
             for asked in question.asked().to_vec() {
@@ -641,12 +645,18 @@ impl World {
         }
     }
 
+    /// Publishes what is offered to a place.
+    fn publish<T>(&mut self, offer: Offer<T>, _seen: &mut Seen) -> Checked<Progress<T>> {
+        Ok(self.table.offered(offer, true))
+    }
+
     /// Writes what is to be written, and answers.
     fn apply(&mut self, step: Step, seen: &mut Seen) -> Checked<()> {
         if !step.effects.is_empty() {
             self.write(Write::Effects(seen.key, step.effects.to_vec()));
         }
-        for (id, answer) in step.answers {
+        for (addressee, answer) in step.answers {
+            let id = addressee.id();
             let waiting =
                 (0..self.connections.len()).find_map(|at| match self.connections[at].doing {
                     Doing::Waits { key, id: its, ask } if its == id => Some((at, key, ask)),
@@ -721,6 +731,7 @@ impl World {
         let wait = ask.waits.then_some(Wait {
             client,
             until_ms: None,
+            channel: None,
         });
         let (cast, now) = (Rc::clone(&self.cast), self.now());
         self.table.settings.reads_other_keys = self.scope().reads_other_keys;
@@ -786,7 +797,8 @@ impl World {
             extent,
         };
         let (cast, now) = (Rc::clone(&self.cast), self.now());
-        let done = self.table.release(cast.key(key), stored, &request, now);
+        let progress = self.table.release(cast.key(key), stored, &request, now);
+        let done = self.carry_out(progress, &mut seen)?;
         let result = done.result.clone();
         self.say(|w| match &result {
             Ok(Released::LastHold) => "1".to_owned(),
@@ -811,7 +823,6 @@ impl World {
             _ => {}
         }
         invariants::releases_need_a_hold(&held, &request, &result)?;
-        let done = self.carry_out(Progress::Done(done), &mut seen)?;
         self.apply(done.step, &mut seen)?;
         invariants::check_step(self, &seen)
     }
@@ -843,7 +854,8 @@ impl World {
             },
         };
         let (cast, now) = (Rc::clone(&self.cast), self.now());
-        let done = self.table.renew(cast.key(key), stored, &request, now);
+        let progress = self.table.renew(cast.key(key), stored, &request, now);
+        let done = self.carry_out(progress, &mut seen)?;
         let renewed = done.result == Ok(true);
         self.say(|_| i32::from(renewed).to_string());
         invariants::renewals_need_a_hold(&held, &request, renewed)?;
@@ -853,7 +865,6 @@ impl World {
             known.promise = Some((token, now.ms() + lease_ms));
             known.holds = known.holds.max(1);
         }
-        let done = self.carry_out(Progress::Done(done), &mut seen)?;
         self.apply(done.step, &mut seen)?;
         invariants::check_step(self, &seen)
     }
@@ -865,7 +876,8 @@ impl World {
         };
         let mut seen = self.seen(key, None);
         let (cast, now) = (Rc::clone(&self.cast), self.now());
-        let done = self.table.break_lock(cast.key(key), stored, None, now);
+        let progress = self.table.break_lock(cast.key(key), stored, None, now);
+        let done = self.carry_out(progress, &mut seen)?;
         let broken = done.result == Ok(true);
         self.say(|_| i32::from(broken).to_string());
         if broken {
@@ -878,7 +890,6 @@ impl World {
                 }
             }
         }
-        let done = self.carry_out(Progress::Done(done), &mut seen)?;
         self.apply(done.step, &mut seen)?;
         invariants::check_step(self, &seen)
     }

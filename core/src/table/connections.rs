@@ -1,11 +1,13 @@
 //! What the server tells of connections and keys.
 
 use super::{Answer, Leaving, LockTable, Unchecked};
+use crate::acks::Withheld;
+use crate::deliveries::Recipient;
 use crate::ended::EndedBy;
 use crate::error::LockError;
 use crate::keys::{KeyBuf, KeyRef};
 use crate::lock::{Lock, Now};
-use crate::queue::WaiterId;
+use crate::queue::{Addressee, Waiter, WaiterId};
 use crate::request::{ClientId, Lease, Owner};
 use crate::sessions::{Binding, HoldId};
 use crate::token::FencingToken;
@@ -153,6 +155,10 @@ impl LockTable {
     /// is ended by whoever sees the lock next.
     pub fn connection_ended(&mut self, client: ClientId, heard: bool) {
         let heard = heard && !self.acks.withholds_from(client);
+        self.queues.connection_ended(client);
+        for id in self.acks.places_of_session(client) {
+            self.forget_withheld(id);
+        }
         self.deliveries.client_gone(client);
         self.end_before_told(client);
         self.sessions.end_client(client);
@@ -182,9 +188,9 @@ impl LockTable {
 
     /// Ends what binds the holds of which this client is to hear to a connection that
     /// has ended: the grant that is on its way may say who keeps them up.
-    fn end_before_told(&mut self, client: ClientId) {
+    fn end_before_told(&mut self, recipient: impl Into<Recipient>) {
         if self.sessions.any_ended()
-            && let Some(hold) = self.deliveries.hold_of(client).cloned()
+            && let Some(hold) = self.deliveries.hold_of(recipient).cloned()
         {
             self.end_binding(&hold);
         }
@@ -210,20 +216,23 @@ impl LockTable {
         }
     }
 
-    /// A client has heard of the grant that was on its way to it, if one was, or never
+    /// Somebody has heard of the grant that was on its way to it, if one was, or never
     /// will.
-    pub fn grant_told(&mut self, client: ClientId, heard: bool) {
-        self.end_before_told(client);
+    pub fn grant_told(&mut self, recipient: impl Into<Recipient>, heard: bool) {
+        let recipient = recipient.into();
+        self.end_before_told(recipient);
         if heard {
-            self.deliveries.delivered(client);
-        } else {
-            self.unbind_unheard(client);
-            self.grant_lost(client);
+            self.deliveries.delivered(recipient);
+            return;
         }
+        if let Recipient::Client(client) = recipient {
+            self.unbind_unheard(client);
+        }
+        self.grant_lost(recipient);
     }
 
-    fn grant_lost(&mut self, client: ClientId) {
-        if let Some((hold, token)) = self.deliveries.lost(client) {
+    fn grant_lost(&mut self, recipient: impl Into<Recipient>) {
+        if let Some((hold, token)) = self.deliveries.lost(recipient) {
             self.ended.push(hold, token, EndedBy::Undelivered);
         }
     }
@@ -264,42 +273,63 @@ impl LockTable {
     /// A client does not wait any more, for a reason that is not the table's. Returns
     /// what it is to be told, if it is anything but that it was not granted the lock.
     pub fn waiter_left(&mut self, id: WaiterId, leave: Leave, now_ms: i64) -> Option<Answer> {
-        if let Some(withheld) = self.acks.take(id) {
-            self.metrics.replies_unacknowledged += 1;
-            self.grant_told(withheld.client, false);
-            return Some(Answer::Refused(LockError::NoReplicas));
-        }
-        self.waiter_gone(id, leave, now_ms);
-        None
+        let (_, answer) = self.leave(id, leave, now_ms)?;
+        (answer != Answer::NotGranted).then_some(answer)
     }
 
-    pub(super) fn waiter_gone(&mut self, id: WaiterId, leave: Leave, now_ms: i64) {
+    /// Has a waiter leave. Returns what it is to be told, if it was one.
+    pub(super) fn leave(
+        &mut self,
+        id: WaiterId,
+        leave: Leave,
+        now_ms: i64,
+    ) -> Option<(Addressee, Answer)> {
+        if let Some(withheld) = self.forget_withheld(id) {
+            self.metrics.replies_unacknowledged += 1;
+            let answer = Answer::Refused(LockError::NoReplicas);
+            return Some((withheld.addressee(id), answer));
+        }
         match leave {
             Leave::TimeUp => self.metrics.wait_timeouts += 1,
             Leave::Gone => self.metrics.waits_abandoned += 1,
         }
-        let Some(key) = self.queues.key_of(id).cloned() else {
-            return;
-        };
-        let key = key.as_ref();
         #[cfg(feature = "planted-faults")]
         if leave == Leave::TimeUp && crate::planted::Fault::WaiterKept.planted() {
-            return;
+            return None;
         }
+        let key = self.queues.key_of(id)?.clone();
+        let waiter = self.take_out(key.as_ref(), id, now_ms)?;
+        if !self.queues.contended(key.as_ref()) {
+            self.remembered.drop_if_few(key.as_ref());
+        }
+        Some((waiter.addressee(), Answer::NotGranted))
+    }
+
+    /// What was withheld is never told.
+    fn forget_withheld(&mut self, id: WaiterId) -> Option<Withheld> {
+        let withheld = self.acks.take(id)?;
+        self.time_outs.remove(id, withheld.until_ms);
+        self.grant_told(withheld.recipient(), false);
+        Some(withheld)
+    }
+
+    /// Removes a waiter that will not be served.
+    pub(super) fn take_out(
+        &mut self,
+        key: KeyRef<'_>,
+        id: WaiterId,
+        now_ms: i64,
+    ) -> Option<Waiter> {
         let first = self.queues.first(key);
         let was_first = first.is_some_and(|first| first.id == id);
-        let Some(waiter) = self.queues.remove(key, id) else {
-            return;
-        };
-        self.acks.is_answered(&waiter);
+        let waiter = self.queues.remove(key, id)?;
+        self.time_outs.forget(&waiter);
         // The one behind a writer may be a reader among readers.
         if was_first {
             self.queues.recheck_by(key, now_ms);
         }
         self.check_next_of(key, &waiter.request.owner);
-        if !self.queues.contended(key) {
-            self.remembered.drop_if_few(key);
-        }
+        Some(waiter)
     }
 
     /// This owner's first request in the queue has gone. Its next one waits for those

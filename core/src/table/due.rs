@@ -89,7 +89,8 @@ impl LockTable {
     pub fn wake_at_ms(&self) -> Option<i64> {
         let is_overdue =
             !(self.ended.is_empty() && self.unchecked.is_empty() && self.to_close.is_empty())
-                || self.sessions.next_ended().is_some();
+                || self.sessions.next_ended().is_some()
+                || self.queues.next_ended_place().is_some();
         if is_overdue {
             return Some(0);
         }
@@ -97,7 +98,8 @@ impl LockTable {
         rechecks
             .into_iter()
             .chain(self.sessions.next_renewal_ms())
-            .chain(self.acks.next_end_ms())
+            .chain(self.time_outs.next_ms())
+            .chain(self.claims.next_end_ms())
             .min()
     }
 
@@ -185,12 +187,11 @@ impl LockTable {
         let key = due.key.as_ref();
         match (stored, due.work) {
             (Ok(stored), Work::Recheck) => {
-                let mut transition = Transition::begin(self, key, stored, None, now);
-                transition.hand_off();
-                transition.done(Ok(()))
+                let transition = Transition::begin(self, key, stored, None, now);
+                transition.hand_on(Ok(()))
             }
             (Ok(stored), Work::Keep(owner, binding)) => {
-                Progress::Done(self.keep(key, &owner, binding, stored, now))
+                self.keep(key, &owner, binding, stored, now)
             }
             (Ok(stored), Work::CheckWait(CheckWait(unchecked))) => {
                 let transition = Transition::begin(self, key, stored, None, now);
@@ -217,8 +218,13 @@ impl LockTable {
         binding: Binding,
         stored: Stored,
         now: Now,
-    ) -> Done<()> {
+    ) -> Progress<()> {
         let mut transition = Transition::begin(self, key, stored, Some(owner), now);
+        if !binding.is_claimed {
+            // Its first lease is over.
+            transition.table.sessions.unbind(key, owner);
+            return transition.hand_on(Ok(()));
+        }
         let effects = &mut transition.step.effects;
         let (token, lease) = (binding.token, binding.lease);
         let kept = transition.lock.keep(owner, token, lease, now, effects);
@@ -234,8 +240,7 @@ impl LockTable {
                 transition.table.to_close.push(binding.client);
             }
         }
-        transition.hand_off();
-        transition.finish(Ok(()))
+        transition.hand_on(Ok(()))
     }
 
     /// A session's lease could not be kept up. It is tried again, sooner and sooner;
@@ -243,6 +248,10 @@ impl LockTable {
     fn not_kept(&mut self, hold: HoldId, binding: Binding, now_ms: i64) {
         if self.sessions.has_ended(binding.client) {
             self.end_binding(&hold);
+            return;
+        }
+        if !binding.is_claimed {
+            self.sessions.unbind(hold.key.as_ref(), &hold.owner);
             return;
         }
         // The next try may come late.
@@ -262,9 +271,9 @@ impl LockTable {
             && let Some(waiter) = self.queues.take_first(key)
         {
             self.metrics.waits_refused += 1;
-            self.acks.is_answered(&waiter);
-            step.answers
-                .push((waiter.id, Answer::Refused(error.clone())));
+            self.time_outs.forget(&waiter);
+            let answer = Answer::Refused(error.clone());
+            step.answers.push((waiter.addressee(), answer));
         }
         self.queues.recheck_by(key, now_ms);
         self.remembered.drop_lock(key);
@@ -311,7 +320,7 @@ impl LockTable {
         self.anybody_waits()
             || !self.ended.is_empty()
             || !self.sessions.is_empty()
-            || self.acks.next_end_ms().is_some()
+            || self.time_outs.next_ms().is_some()
             || !self.to_close.is_empty()
     }
 
@@ -335,6 +344,7 @@ impl LockTable {
         }
         self.deliveries = Default::default();
         self.acks = Default::default();
+        self.claims = Default::default();
         self.ended = Default::default();
         self.unchecked.clear();
     }

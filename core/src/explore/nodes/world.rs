@@ -421,8 +421,8 @@ impl World {
         if step.stream_goes_on && !self.scope().tells_by_old_acks {
             self.write(node, &Write::Effects(0, Vec::new()));
         }
-        for (id, answer) in step.answers {
-            let (at, lease) = self.waiting(node, id);
+        for (addressee, answer) in step.answers {
+            let (at, lease) = self.waiting(node, addressee.id());
             self.clients[at].doing = Doing::Nothing;
             if let Answer::Granted(token) = answer {
                 self.issue(node, at, &before, token)?;
@@ -519,7 +519,8 @@ impl World {
         let (at, _) = self.waiting(node, id);
         let stored = self.read(node);
         let now = self.now(node);
-        let answer = self.nodes[node].table.tell(id, Ok(stored), now);
+        let told = self.nodes[node].table.tell(id, Ok(stored), now);
+        let answer = told.map(|(_, answer)| answer);
         let doing = std::mem::replace(&mut self.clients[at].doing, Doing::Nothing);
         let until = match doing {
             Doing::Waits { until, .. } => until.expect("it was granted"),
@@ -591,6 +592,7 @@ impl World {
         let wait = self.scope().waits.then_some(Wait {
             client: client_id(at),
             until_ms: None,
+            channel: None,
         });
         let now = self.now(node);
         let may_grant = !self.is_in_grace(node);
@@ -656,7 +658,7 @@ impl World {
         };
         let now = self.now(node);
         let table = self.table(node, Some(at));
-        let done = table.renew(KEY, stored, &request, now);
+        let done = done(table.renew(KEY, stored, &request, now));
         let renewed = done.result == Ok(true);
         let withheld = done.step.withheld;
         self.apply(node, done.step)?;
@@ -682,7 +684,7 @@ impl World {
         };
         let now = self.now(node);
         let table = self.table(node, Some(at));
-        let done = table.release(KEY, stored, &request, now);
+        let done = done(table.release(KEY, stored, &request, now));
         self.apply(node, done.step)?;
         let released = done.result.expect("a release is no fault");
         self.say(|w| {
@@ -1067,5 +1069,6 @@ fn done<T>(progress: Progress<T>) -> Done<T> {
     match progress {
         Progress::Done(done) => done,
         Progress::Asks(question) => panic!("asked for {:?}", question.asked()),
+        Progress::Offers(offer) => panic!("offered to {:?}", offer.place()),
     }
 }

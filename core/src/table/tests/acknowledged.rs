@@ -78,7 +78,7 @@ impl Scene {
             let stored = self.server.look(key.as_ref(), owner);
             let client = to.map(|(client, _)| client);
             let now = self.server.now();
-            let answer = self.server.table.tell(id, stored, now).unwrap();
+            let (_, answer) = self.server.table.tell(id, stored, now).unwrap();
             if matches!(answer, Answer::Granted(_) | Answer::Renewed(true)) {
                 self.server.table.grant_told(client.unwrap(), true);
             }
@@ -102,7 +102,9 @@ impl Scene {
 
     fn give_up(&mut self) -> Vec<(WaiterId, Answer)> {
         let now_ms = self.server.ms();
-        self.server.table.give_up(now_ms, usize::MAX)
+        let told = self.server.table.give_up(now_ms, usize::MAX).into_iter();
+        told.map(|(addressee, answer)| (addressee.id(), answer))
+            .collect()
     }
 
     #[track_caller]
@@ -478,8 +480,11 @@ fn with_too_few_replicas_nothing_is_renewed() {
     };
     let stored = scene.server.look_for(K, Some(&request.owner)).unwrap();
     let now = scene.server.now();
-    let done = scene.server.table.renew(K, stored, &request, now);
-    assert_eq!(scene.server.do_step(K, done), Err(LockError::NoReplicas));
+    let progress = scene.server.table.renew(K, stored, &request, now);
+    assert_eq!(
+        scene.server.carry_out(K, progress),
+        Err(LockError::NoReplicas)
+    );
     assert_eq!(scene.server.lock(K), before);
 }
 
