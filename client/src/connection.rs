@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::convert::Infallible;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -11,7 +12,7 @@ use redis::aio::MultiplexedConnection;
 use redis::cluster_async::ClusterConnection;
 use redis::{Cmd, PushInfo, PushKind, Value};
 use tokio::sync::{OnceCell, watch};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::commands::{self, text};
 use crate::error::Error;
@@ -38,6 +39,8 @@ pub(crate) struct Connection {
     interruptions: Interruptions,
     interrupt: Interrupt,
     subscriptions: Arc<Subscriptions>,
+    /// When the last reply came, of a connection to one server.
+    heard_at: Arc<Mutex<Instant>>,
 }
 
 /// What a connection is subscribed to.
@@ -129,6 +132,7 @@ impl Connection {
             interruptions,
             interrupt,
             subscriptions: Arc::default(),
+            heard_at: Arc::new(Mutex::new(Instant::now())),
         };
         if matches!(connection.wire, Wire::Node(_)) {
             connection.name = connection.ask_name(within).await?;
@@ -193,7 +197,11 @@ impl Connection {
     /// Sends a command to the node of this key and waits for the reply.
     pub(crate) async fn ask(&self, key: &[u8], cmd: &Cmd) -> Result<Value, Error> {
         let reply = match self.wire.clone() {
-            Wire::Node(mut connection) => connection.send_packed_command(cmd).await,
+            Wire::Node(mut connection) => {
+                let reply = connection.send_packed_command(cmd).await;
+                *locked(&self.heard_at) = Instant::now();
+                reply
+            }
             #[cfg(feature = "cluster")]
             Wire::Cluster(mut connection) => {
                 use redis::cluster_routing::{Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr};
@@ -209,16 +217,27 @@ impl Connection {
             .map_err(Error::from_redis)
     }
 
-    /// As [`Connection::ask`], with an end.
+    /// As [`Connection::ask`], with an end: when the connection has been silent for so
+    /// long. Replies come in the order of the commands, so one that answers others is
+    /// not silent; it may be that this process is slow.
     pub(crate) async fn ask_within(
         &self,
         within: Duration,
         key: &[u8],
         cmd: &Cmd,
     ) -> Result<Value, Error> {
-        timeout(within, self.ask(key, cmd))
-            .await
-            .unwrap_or_else(|_| Err(Error::timed_out()))
+        let mut ask = pin!(self.ask(key, cmd));
+        let mut silent_since = Instant::now();
+        loop {
+            if let Ok(answered) = timeout_at(silent_since + within, &mut ask).await {
+                return answered;
+            }
+            let heard_at = *locked(&self.heard_at);
+            if heard_at <= silent_since {
+                return Err(Error::timed_out());
+            }
+            silent_since = heard_at;
+        }
     }
 
     /// Sends a command to every primary that there is, and returns all replies.

@@ -51,7 +51,7 @@ struct Progress {
     is_enough: AtomicBool,
 }
 
-async fn work(client: LockClient, progress: Arc<Progress>, seed: u64) {
+async fn work(client: LockClient, nth: u64, progress: Arc<Progress>, seed: u64) {
     let mut rng = StdRng::seed_from_u64(seed);
     let session = client.session().await.unwrap();
     while !progress.is_enough.load(Ordering::Relaxed) {
@@ -59,9 +59,10 @@ async fn work(client: LockClient, progress: Arc<Progress>, seed: u64) {
         let lock = client.lock(&key);
         let long = Duration::from_secs(10);
         let (lock, wait) = match rng.random_range(0..8) {
-            // Its guards share holds, and its acquires queue for each other.
+            // Its guards share holds, and its acquires queue for each other. A name
+            // belongs to one client.
             0 => {
-                let owner = rng.random::<[u8; 1]>().map(|byte| b'a' + byte % 2);
+                let owner = format!("{nth}{}", rng.random::<bool>());
                 (lock.owner(owner), long)
             }
             1 => (lock, Duration::from_millis(1)),
@@ -100,7 +101,7 @@ async fn cancel_again_and_again(seed: u64) {
         let client = connect(&server).await;
         for task in 0..6 {
             let seed = seed ^ (nth * 100 + task);
-            tasks.spawn(work(client.clone(), Arc::clone(&progress), seed));
+            tasks.spawn(work(client.clone(), nth, Arc::clone(&progress), seed));
         }
         clients.push(client);
     }

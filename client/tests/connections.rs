@@ -119,15 +119,15 @@ async fn who_may_not_subscribe_has_no_more_than_128_to_wait_with() {
             .await
             .unwrap();
     }
+    // From now on new ones may be open before the old ones are closed.
+    let most = most.end() - before;
+    assert!(most <= 128 + HANDFUL, "{most} connections");
     for key in keys(300) {
         stranger.int(&format!("LOCK.RELEASE {key} stranger"));
     }
     waits.end().await;
-    // New ones may be open before the old ones are closed.
-    let most = most.end() - before;
-    assert!(most <= 128 + HANDFUL, "{most} connections");
     eventually("those are closed that waited", || {
-        stranger.info("connected_clients") == before
+        stranger.info("connected_clients") <= before
     })
     .await;
 }
