@@ -12,7 +12,9 @@ use redis::aio::MultiplexedConnection;
 use redis::cluster_async::ClusterConnection;
 use redis::{Cmd, PushInfo, PushKind, Value};
 use tokio::sync::{OnceCell, watch};
-use tokio::time::{Instant, timeout, timeout_at};
+#[cfg(feature = "cluster")]
+use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 
 use crate::commands::{self, text};
 use crate::error::Error;
@@ -75,6 +77,7 @@ impl Interruptions {
 
     /// Returns whether there was one that nobody has waited for, or there can be
     /// none.
+    #[cfg(feature = "cluster")]
     fn happened(&self) -> bool {
         self.0.has_changed().unwrap_or(true)
     }
@@ -273,6 +276,7 @@ impl Connection {
     }
 
     /// Returns whether it is known to be closed.
+    #[cfg(feature = "cluster")]
     pub(crate) fn is_closed(&self) -> bool {
         matches!(self.wire, Wire::Node(_)) && self.interruptions.happened()
     }
