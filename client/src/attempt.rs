@@ -128,8 +128,8 @@ impl Attempt {
         (self.in_flight, self.in_doubt) = (false, true);
     }
 
-    /// The hold that was granted is over.
-    pub(crate) fn is_over(&mut self) {
+    /// Forgets the hold that was granted, which is over.
+    pub(crate) fn forget_hold(&mut self) {
         self.token = None;
     }
 

@@ -15,7 +15,7 @@ use crate::node::{Ask, Node, by};
 use crate::owner::OwnerPermit;
 use crate::request::{Replicas, Request, Wait};
 use crate::shared::{Shared, as_asked};
-use crate::taking::{Answer, Granted, Taking};
+use crate::taking::{Answer, Granted, Outage, Taking};
 use crate::validity::whole_ms;
 use crate::waiting::Waits;
 
@@ -44,7 +44,7 @@ pub(crate) async fn take(
         session,
         attempt: Attempt::new(&client.tasks, vec![server], request, owner, owner_permit)
             .within(session),
-        is_out: false,
+        outage: None,
     };
     let taken = match wait {
         Wait::No => taking.once().await,
@@ -93,9 +93,10 @@ impl Taking<'_> {
                     }
                 }
                 Err(error) if error.may_pass() => {
-                    if !std::mem::replace(&mut self.is_out, true) {
+                    let now = Outage::by(&error);
+                    if self.outage.replace(now) != Some(now) {
                         let key = String::from_utf8_lossy(&self.request.key);
-                        tracing::warn!(%key, %error, "waiting on without the server");
+                        tracing::warn!(%key, %error, "{}", now.begins());
                     }
                     if !backoff.pause_before(deadline).await {
                         return Err(error);
@@ -149,7 +150,7 @@ impl Taking<'_> {
         self.attempt.wait_on(opened?);
         let sent_at = Moment::now();
         if !self.renew_where_it_waits(granted.token).await? {
-            self.attempt.is_over();
+            self.attempt.forget_hold();
             return Ok(Answer::Over);
         }
         // Longer than the lease it would be of no use.

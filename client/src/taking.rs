@@ -30,6 +30,38 @@ pub(crate) enum Answer {
     Over,
 }
 
+/// Why an acquire that waits is not in the server's queue.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outage {
+    /// There is no server that answers and is the primary.
+    Gone,
+    /// The server is there, and grants nothing for now.
+    Refuses,
+}
+
+impl Outage {
+    pub(crate) fn by(error: &Error) -> Self {
+        match error.code() {
+            "NOREPLICAS" | "QUEUEFULL" => Self::Refuses,
+            _ => Self::Gone,
+        }
+    }
+
+    pub(crate) const fn begins(self) -> &'static str {
+        match self {
+            Self::Gone => "waiting on without the server",
+            Self::Refuses => "waiting on while the server refuses",
+        }
+    }
+
+    pub(crate) const fn ends(self) -> &'static str {
+        match self {
+            Self::Gone => "the server is back",
+            Self::Refuses => "the server refuses no more",
+        }
+    }
+}
+
 /// One lock being taken on one server.
 pub(crate) struct Taking<'a> {
     pub(crate) node: &'a Arc<Node>,
@@ -37,8 +69,8 @@ pub(crate) struct Taking<'a> {
     pub(crate) request: &'a Request,
     pub(crate) session: Option<&'a Arc<Binding>>,
     pub(crate) attempt: Attempt,
-    /// Whether the server has not answered since it was asked last.
-    pub(crate) is_out: bool,
+    /// Why it is not in line, if it should be.
+    pub(crate) outage: Option<Outage>,
 }
 
 impl Taking<'_> {
@@ -78,9 +110,11 @@ impl Taking<'_> {
                 })
             }
         };
-        if answer.is_ok() && std::mem::take(&mut self.is_out) {
+        if answer.is_ok()
+            && let Some(outage) = self.outage.take()
+        {
             let key = String::from_utf8_lossy(&self.request.key);
-            tracing::info!(%key, "the server is back");
+            tracing::info!(%key, "{}", outage.ends());
         }
         answer
     }

@@ -1,48 +1,61 @@
 //! Places in a queue: how they are kept, claimed and given up.
 
+use super::hand_off::asks_for_place;
 use super::transition::Transition;
 use super::{Answer, Leave, LockTable};
 use crate::error::LockError;
 use crate::keys::KeyRef;
 use crate::lock::Holder;
-use crate::queue::{Addressee, Wait, WaiterId};
+use crate::queue::{Addressee, Place, Wait, Waiter, WaiterId};
 use crate::request::{AcquireRequest, HoldNumber, Lease, Owner, ReleaseRequest};
 use crate::token::FencingToken;
 
 impl Transition<'_> {
-    /// Who has a place and asks again keeps it, unless it asks in another mode.
-    pub(super) fn ask_again(&mut self, request: &AcquireRequest, wait: &Wait) {
+    /// Looks for the place of who asks for the lock: if its turn has come, the request is
+    /// granted in its stead. Who asks for a place again keeps the one it has, unless it
+    /// asks in another mode.
+    pub(super) fn note_own_place(&mut self, request: &AcquireRequest, wait: Option<&Wait>) {
         let (key, now_ms) = (self.key, self.now.ms());
         let Some(place) = self.table.queues.place_of(key, &request.owner) else {
             return;
         };
         let id = place.id;
         if self.table.queues.is_over(place, now_ms) {
-            self.table.take_out(key, id, now_ms);
+            match asks_for_place(wait) {
+                // It is told of the new one.
+                true => drop(self.table.take_out(key, id, now_ms)),
+                false => self.end_place(id),
+            }
             return;
         }
-        if place.request.limit != request.limit {
+        let is_first_hold = request.hold.is_none_or(|hold| hold == HoldNumber::FIRST);
+        if place.request.limit != request.limit || !is_first_hold {
             return;
         }
+        self.asks = Some(id);
+        let Some(wait) = wait.filter(|wait| asks_for_place(Some(wait))) else {
+            return;
+        };
         self.table.time_outs.forget(place);
         self.table.queues.ask_again(key, id, request, wait);
         if let Some(until_ms) = wait.until_ms {
             self.table.time_outs.insert(id, until_ms);
         }
-        self.asks = Some(id);
     }
 
-    /// The owner is about to have a new place, and leaves the one that it has.
-    pub(super) fn leave_other_place(&mut self, owner: &Owner) {
+    /// The owner is about to have a new place, and leaves the one that it has. Returns
+    /// whether it had one.
+    pub(super) fn leave_other_place(&mut self, owner: &Owner) -> bool {
         let place = self.table.queues.place_of(self.key, owner);
-        if let Some(id) = place.map(|place| place.id) {
-            self.table.take_out(self.key, id, self.now.ms());
-        }
+        let Some(id) = place.map(|place| place.id) else {
+            return false;
+        };
+        self.table.take_out(self.key, id, self.now.ms()).is_some()
     }
 
     /// An owner that holds nothing gives its place up with a release.
     pub(super) fn give_place_up(&mut self, request: &ReleaseRequest) {
-        if request.token.is_some() || self.lock.holder(&request.owner).is_some() {
+        if request.token.is_some() {
             return;
         }
         let place = self.table.queues.place_of(self.key, &request.owner);
@@ -65,7 +78,7 @@ impl Transition<'_> {
         };
         self.step
             .answers
-            .extend(self.table.leave(id, leave, now_ms));
+            .extend(self.table.end_wait(id, leave, now_ms));
     }
 
     /// Nobody listens to the channel of this place.
@@ -153,17 +166,19 @@ impl LockTable {
         answers
     }
 
-    /// As [`LockTable::forget_places`], for those of one lock.
-    pub fn forget_places_of(
-        &mut self,
-        key: KeyRef<'_>,
-        why: &LockError,
-        at_most: usize,
-    ) -> Vec<(Addressee, Answer)> {
-        let waiters = self.queues.waiters(key).filter(|waiter| waiter.is_place());
-        let ids: Vec<WaiterId> = waiters.take(at_most).map(|place| place.id).collect();
-        let refuse = |id| self.refuse_place(key, id, why);
-        ids.into_iter().filter_map(refuse).collect()
+    /// The first places for this lock, at most so many.
+    pub fn places_of(&self, key: KeyRef<'_>, at_most: usize) -> Vec<Place> {
+        let addressees = self.queues.waiters(key).map(Waiter::addressee);
+        let places = addressees.filter_map(|addressee| match addressee {
+            Addressee::Place(place) => Some(*place),
+            Addressee::Blocked(_) => None,
+        });
+        places.take(at_most).collect()
+    }
+
+    /// Removes a place to which nobody listens.
+    pub fn leave_place(&mut self, place: &Place, now_ms: i64) {
+        self.leave(place.id, Leave::Gone, now_ms);
     }
 
     fn refuse_place(
