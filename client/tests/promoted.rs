@@ -74,7 +74,11 @@ impl Scene {
     /// The primary says that the hold is not known to be safe.
     fn refuse(&mut self) {
         let clients = self.observer.bulk("CLIENT LIST");
-        let blocked = clients.lines().find(|line| line.contains(" flags=b "));
+        let is_blocked = |line: &&str| {
+            let flags = line.split(' ').find_map(|it| it.strip_prefix("flags="));
+            flags.is_some_and(|flags| flags.contains('b'))
+        };
+        let blocked = clients.lines().find(is_blocked);
         let id = blocked.and_then(|line| line.strip_prefix("id=")?.split(' ').next());
         let unblock = format!("CLIENT UNBLOCK {}", id.unwrap());
         assert_eq!(self.observer.call(&unblock), int(1));
