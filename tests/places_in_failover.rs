@@ -73,6 +73,7 @@ fn a_demotion_tells_the_places_so_and_forgets_them() {
     let mut scene = Scene::held();
     scene.place("k", "a");
     scene.place("k", "b");
+    scene.server.assert_same_data(&scene.replica);
     assert_eq!(
         scene.replica.client().call("REPLICAOF NO ONE"),
         status("OK")
