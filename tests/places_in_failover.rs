@@ -73,6 +73,7 @@ fn a_demotion_tells_the_places_so_and_forgets_them() {
     let mut scene = Scene::held();
     scene.place("k", "a");
     scene.place("k", "b");
+    scene.server.assert_same_data(&scene.replica);
     assert_eq!(
         scene.replica.client().call("REPLICAOF NO ONE"),
         status("OK")
@@ -84,6 +85,10 @@ fn a_demotion_tells_the_places_so_and_forgets_them() {
     scene.assert_unblocked("b");
     assert_eq!(scene.client.info("lock_places"), 0);
     assert_eq!(scene.client.info("lock_waiters"), 0);
+    eventually("it is in step with its new primary", || {
+        let info = scene.client.bulk("INFO replication");
+        info.contains("master_link_status:up")
+    });
     // Promoted again, it has nobody in line.
     assert_eq!(scene.client.call("REPLICAOF NO ONE"), status("OK"));
     let released = scene.client.call("LOCK.RELEASE k holder");

@@ -2,7 +2,10 @@
 
 use redis_module::Context;
 
-use super::{TABLE, arm_timer, carry_out, clock_steps, gate, look_at, self_fencing, step, tell};
+use super::{
+    TABLE, arm_timer, carry_out, clock_steps, gate, look_at, look_further, publish_offer,
+    self_fencing, step, tell,
+};
 use crate::config;
 use crate::server::clients;
 use crate::server::clock;
@@ -147,13 +150,20 @@ fn do_to(key: LockKey<'_>, due: Due) -> usize {
     let stored = look_at(&open, key.as_ref(), due.owner(), Part::OfAsker);
     let now = clock::now();
     let is_search = matches!(due.work, Work::CheckWait(_));
-    let progress = step(key.ctx(), |table| {
+    let mut progress = step(key.ctx(), |table| {
         table.settings.reads_other_keys = true;
         table.do_due(due, stored, now)
     });
-    let work = match &progress {
-        Progress::Done(done) => weigh(&done.step, is_search),
-        Progress::Asks(_) | Progress::Offers(_) => SEARCH_WEIGHS,
+    let mut looked_further = 0;
+    let work = loop {
+        progress = match progress {
+            Progress::Done(ref done) => break weigh(&done.step, is_search) + looked_further,
+            Progress::Asks(question) => {
+                looked_further = SEARCH_WEIGHS;
+                look_further(key, *question)
+            }
+            Progress::Offers(offer) => publish_offer(key.ctx(), *offer),
+        };
     };
     // There is nobody to whom an error could be told.
     let _ = carry_out(key, open, now, progress);

@@ -46,7 +46,6 @@ impl Transition<'_> {
         let may_grant = may_grant
             || Fault::ReentryInGrace.planted() && self.lock.holder(&request.owner).is_some();
         if !may_grant {
-            holds_after_acquire(request, self.holds_of(&request.owner))?;
             return Ok(None);
         }
         if !self.can_be_told() {
@@ -182,7 +181,16 @@ impl Transition<'_> {
                 // What is over keeps nobody out, however much of it there is.
                 (Ok(None), left) if (waits || in_turn) && self.end_more() => wait = left,
                 (Ok(None), None) => return self.done(Ok(acquired(Acquired::Busy))),
-                (Ok(None), Some(wait)) => return self.enqueue(request, wait, acquired),
+                (Ok(None), Some(wait)) => {
+                    // A place is for a first hold, also where nothing is granted yet.
+                    let fits = holds_after_acquire(&request, self.holds_of(&request.owner));
+                    if let Err(error) = fits
+                        && asks_for_place(Some(&wait))
+                    {
+                        return self.done(Err(error));
+                    }
+                    return self.enqueue(request, wait, acquired);
+                }
             }
         }
     }
