@@ -4,7 +4,7 @@ use super::transition::Transition;
 use super::{Answer, Leave, LockTable};
 use crate::error::LockError;
 use crate::keys::KeyRef;
-use crate::lock::Holder;
+use crate::lock::{Holder, holds_after_acquire};
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
 use crate::queue::{Addressee, Wait, WaiterId};
@@ -26,7 +26,9 @@ impl Transition<'_> {
         let is_kept = place.request.limit == request.limit;
         #[cfg(feature = "planted-faults")]
         let is_kept = is_kept && !Fault::PlaceNotKept.planted();
-        if !is_kept {
+        // The request is refused if the hold does not fit.
+        let fits = holds_after_acquire(request, self.holds_of(&request.owner)).is_ok();
+        if !is_kept || !fits {
             return;
         }
         self.table.time_outs.forget(place);
