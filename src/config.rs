@@ -12,6 +12,7 @@ use redis_module::{Context, RedisError, RedisString};
 
 use redis_lock_core::request::{LEASE_MS_MAX, Lease};
 use redis_lock_core::stored::parse_integer;
+use redis_lock_core::table;
 
 /// The name of the module, which is the prefix of its settings.
 pub(crate) const MODULE_NAME: &str = "lock";
@@ -108,7 +109,6 @@ impl EnumConfigurationValue for RedissonNotify {
 const DEFAULT_LEASE_MS_DEFAULT: i64 = 30_000;
 const MAX_WAITERS_DEFAULT: i64 = 65_536;
 const LOG_SLOW_WAIT_MS_DEFAULT: i64 = 0;
-const RECHECK_INTERVAL_MS_DEFAULT: i64 = 500;
 const DEADLOCK_DETECTION_DEFAULT: bool = true;
 const MIN_REPLICAS_DEFAULT: i64 = 0;
 const CLAIM_TIMEOUT_MS_DEFAULT: i64 = 2000;
@@ -118,7 +118,7 @@ const GRACE_PERIOD_MS_DEFAULT: i64 = 0;
 static DEFAULT_LEASE_MS: AtomicI64 = AtomicI64::new(DEFAULT_LEASE_MS_DEFAULT);
 static MAX_WAITERS: AtomicI64 = AtomicI64::new(MAX_WAITERS_DEFAULT);
 static LOG_SLOW_WAIT_MS: AtomicI64 = AtomicI64::new(LOG_SLOW_WAIT_MS_DEFAULT);
-static RECHECK_INTERVAL_MS: AtomicI64 = AtomicI64::new(RECHECK_INTERVAL_MS_DEFAULT);
+static RECHECK_INTERVAL_MS: AtomicI64 = AtomicI64::new(table::RECHECK_INTERVAL_MS);
 static GRACE_PERIOD_MS: AtomicI64 = AtomicI64::new(GRACE_PERIOD_MS_DEFAULT);
 static MAX_LEASE_MS: AtomicI64 = AtomicI64::new(LEASE_MS_MAX);
 static CLAIM_TIMEOUT_MS: AtomicI64 = AtomicI64::new(CLAIM_TIMEOUT_MS_DEFAULT);
@@ -205,7 +205,7 @@ const SETTINGS: [Setting; 12] = [
     Setting::Number {
         name: "recheck-interval",
         value: &RECHECK_INTERVAL_MS,
-        default: RECHECK_INTERVAL_MS_DEFAULT,
+        default: table::RECHECK_INTERVAL_MS,
         min: 1,
         max: LEASE_MS_MAX,
         hidden: true,

@@ -13,9 +13,9 @@ use redis_module_macros::{
 
 use crate::config;
 use crate::manager::{self, acks, clock_steps, gate, inspect};
-use crate::server::guard;
 use crate::server::hooks::Hooks;
 use crate::server::keyspace;
+use crate::server::panics;
 use crate::server::replicas;
 use redis_lock_core::grace;
 use redis_lock_core::keys::KeyRef;
@@ -89,8 +89,8 @@ impl Hooks for LockHooks {
         manager::grant_told(ctx, client, heard);
     }
 
-    fn on_turn(&self, ctx: &Context, hz: i32) {
-        manager::on_turn(ctx, hz);
+    fn on_cron(&self, ctx: &Context, hz: i32) {
+        manager::on_cron(ctx, hz);
     }
 
     fn on_wake(&self, ctx: &Context) {
@@ -102,7 +102,7 @@ impl Hooks for LockHooks {
 /// loaded a data set without hearing of any.
 #[role_changed_event_handler]
 fn on_role_changed(ctx: &Context, role: ServerRole) {
-    guard::catch("a role event", || {
+    panics::catch("a role event", || {
         let is_primary = role == ServerRole::Primary;
         manager::set_receives(!is_primary);
         gate::role_changed(ctx, is_primary);
@@ -113,7 +113,7 @@ fn on_role_changed(ctx: &Context, role: ServerRole) {
 /// A server loads data, or has loaded its own and begins to serve it.
 #[loading_event_handler]
 fn on_loading(ctx: &Context, stage: LoadingSubevent) {
-    guard::catch("a loading event", || {
+    panics::catch("a loading event", || {
         let is_over = matches!(stage, LoadingSubevent::Ended | LoadingSubevent::Failed);
         manager::set_receives(!is_over || keyspace::is_replica(ctx));
         if stage == LoadingSubevent::Ended {
@@ -199,7 +199,7 @@ fn unsigned(number: impl TryInto<u64>) -> u64 {
 
 #[config_changed_event_handler]
 fn on_setting_changed(ctx: &Context, names: &[&str]) {
-    guard::catch("a settings event", || {
+    panics::catch("a settings event", || {
         if names.contains(&"maxmemory-policy") {
             warn_if_locks_may_be_evicted(ctx);
         }

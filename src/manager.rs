@@ -12,9 +12,9 @@
 pub(crate) mod acks;
 pub(crate) mod clock_steps;
 mod due;
-mod fence;
 pub(crate) mod gate;
 pub(crate) mod inspect;
+mod self_fencing;
 
 use std::cell::{Cell, RefCell};
 
@@ -288,10 +288,10 @@ pub(crate) fn key_touched(ctx: &Context, key: KeyRef<'_>) {
     note(ctx, |table, now_ms| table.key_touched(key, now_ms));
 }
 
-/// The server's own clockwork turns, so many times a second.
-pub(crate) fn on_turn(ctx: &Context, hz: i32) {
+/// The server's cron runs, so many times a second.
+pub(crate) fn on_cron(ctx: &Context, hz: i32) {
     clock_steps::look(ctx);
-    fence::on_turn(ctx, hz);
+    self_fencing::on_cron(ctx, hz);
 }
 
 /// Any key may have changed. As [`key_touched`], for all of them.
@@ -375,7 +375,7 @@ fn look_for<'c>(
     }
     let open = OpenLock::open(key);
     let stored = look_at(&open, key.as_ref(), asker, part)
-        .inspect_err(|_| TABLE.with_borrow_mut(|table| table.is_no_lock(key.as_ref())))?;
+        .inspect_err(|_| TABLE.with_borrow_mut(|table| table.forget_lock(key.as_ref())))?;
     Ok((open, stored))
 }
 

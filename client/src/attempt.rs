@@ -126,8 +126,8 @@ impl Attempt {
         answer
     }
 
-    /// The hold that was granted is over.
-    pub(crate) fn is_over(&mut self) {
+    /// Forgets the hold that was granted, which is over.
+    pub(crate) fn forget_hold(&mut self) {
         self.token = None;
     }
 

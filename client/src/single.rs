@@ -35,6 +35,38 @@ enum Answer {
     Over,
 }
 
+/// Why an acquire that waits is not in the server's queue.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Outage {
+    /// There is no server that answers and is the primary.
+    Gone,
+    /// The server is there, and grants nothing for now.
+    Refuses,
+}
+
+impl Outage {
+    fn by(error: &Error) -> Self {
+        match error.code() {
+            "NOREPLICAS" | "QUEUEFULL" => Self::Refuses,
+            _ => Self::Gone,
+        }
+    }
+
+    const fn begins(self) -> &'static str {
+        match self {
+            Self::Gone => "waiting on without the server",
+            Self::Refuses => "waiting on while the server refuses",
+        }
+    }
+
+    const fn ends(self) -> &'static str {
+        match self {
+            Self::Gone => "the server is back",
+            Self::Refuses => "the server refuses no more",
+        }
+    }
+}
+
 /// One lock being taken on one server.
 struct Taking<'a> {
     node: &'a Arc<Node>,
@@ -118,9 +150,9 @@ impl Taking<'_> {
             },
         };
         let mut backoff = Backoff::default();
-        let mut is_out = false;
+        let mut outage = None;
         loop {
-            let answer = self.round(asks_first, deadline, &mut is_out).await;
+            let answer = self.round(asks_first, deadline, &mut outage).await;
             // A caller that had to queue here would be told to queue there; after
             // that, asking is how to find the server again.
             asks_first = true;
@@ -131,9 +163,10 @@ impl Taking<'_> {
                     }
                 }
                 Err(error) if error.may_pass() => {
-                    if !std::mem::replace(&mut is_out, true) {
+                    let now = Outage::by(&error);
+                    if outage.replace(now) != Some(now) {
                         let key = String::from_utf8_lossy(&self.request.key);
-                        tracing::warn!(%key, %error, "waiting on without the server");
+                        tracing::warn!(%key, %error, "{}", now.begins());
                     }
                     if !backoff.pause_before(deadline).await {
                         return Err(error);
@@ -149,13 +182,13 @@ impl Taking<'_> {
         &mut self,
         asks_first: bool,
         deadline: Option<Instant>,
-        is_out: &mut bool,
+        outage: &mut Option<Outage>,
     ) -> Result<Answer, Error> {
         if asks_first {
             let answer = self.ask().await?;
-            if std::mem::replace(is_out, false) {
+            if let Some(outage) = outage.take() {
                 let key = String::from_utf8_lossy(&self.request.key);
-                tracing::info!(%key, "the server is back");
+                tracing::info!(%key, "{}", outage.ends());
             }
             if let Answer::Granted(granted) = answer {
                 return self.replicate(granted, Wait::Until(deadline)).await;
@@ -319,7 +352,7 @@ impl Taking<'_> {
                 return Ok(Answer::Granted(Granted { token, sent_at }));
             }
         }
-        self.attempt.is_over();
+        self.attempt.forget_hold();
         Ok(Answer::Over)
     }
 
@@ -363,7 +396,7 @@ impl Taking<'_> {
         }
         let sent_at = Moment::now();
         if !self.renew_where_it_waited().await? {
-            self.attempt.is_over();
+            self.attempt.forget_hold();
             return Ok(Answer::Over);
         }
         let response = self.node.timeouts().response;

@@ -13,7 +13,7 @@ use redis_lock_core::queue::Wait;
 use redis_lock_core::request::{
     AcquireRequest, ClientId, Lease, Limit, Owner, ReleaseExtent, ReleaseRequest, RenewRequest,
 };
-use redis_lock_core::stored::{Reader, TOKEN_FIELD};
+use redis_lock_core::stored::{PERMIT_PREFIX, Reader, TOKEN_FIELD};
 use redis_lock_core::table::{Acquired, Done, LockTable, Progress, Stored};
 use redis_lock_core::token::FencingToken;
 
@@ -28,6 +28,9 @@ fn main() {
     for holders in [100, 1_000, 10_000] {
         keep_ups(holders);
     }
+    for holders in [100, 1_000, 10_000] {
+        reads(holders);
+    }
     releases_of_a_writer(10_000);
     waits_of_owners_in_two_queues(10_000);
     for keys in [10_000, 100_000] {
@@ -35,7 +38,15 @@ fn main() {
     }
     ends_of_a_client(10_000);
     ends_of_a_client_on_one_lock(10_000);
-    moves_of_keys(10_000);
+    for holds in [100, 1_000, 10_000] {
+        moves_of_keys(holds);
+    }
+    for holds in [100, 1_000, 10_000] {
+        breaks(holds);
+    }
+    for holds in [100, 1_000, 10_000] {
+        deletions(holds);
+    }
 }
 
 fn now(ms: i64) -> Now {
@@ -174,6 +185,26 @@ fn renewals(holders: usize) {
         holders,
         took,
     );
+}
+
+fn reads(holders: usize) {
+    let fields = |owner: Owner| {
+        let permit = format!("0 {} {}", START_MS * 1000, START_MS + LEASE_MS);
+        let permit_name = [PERMIT_PREFIX, owner.as_bytes()].concat();
+        let count = (owner.as_bytes().to_vec(), b"1".to_vec());
+        [count, (permit_name, permit.into_bytes())]
+    };
+    let mut fields: Vec<_> = (0..holders).map(owner).flat_map(fields).collect();
+    fields.push((TOKEN_FIELD.to_vec(), b"1".to_vec()));
+    let (lock, took) = timed(|| {
+        let mut reader = Reader::of(fields.len(), None);
+        for (name, value) in &fields {
+            reader.field(name, value);
+        }
+        reader.finish(Some(START_MS + LEASE_MS))
+    });
+    assert_eq!(lock.unwrap().holders().len(), holders);
+    row(&format!("reading a lock of {holders} holders"), 1, took);
 }
 
 fn keep_ups(holders: usize) {
@@ -376,4 +407,38 @@ fn moves_of_keys(holds: usize) {
         1,
         took,
     );
+}
+
+fn breaks(holds: usize) {
+    let (mut table, _) = shared_by(holds, |n| Some(n as u64));
+    let (progress, took) = timed(|| table.break_lock(key("k"), Stored::AsExpected, None, now(1)));
+    assert!(done(progress).result.unwrap());
+    row(
+        &format!("break of a lock with {holds} bound holds"),
+        1,
+        took,
+    );
+    clear_away(&mut table);
+}
+
+fn deletions(holds: usize) {
+    let (mut table, _) = shared_by(holds, |_| None);
+    let ((), took) = timed(|| table.key_touched(key("k"), START_MS));
+    row(&format!("deletion of a lock with {holds} holders"), 1, took);
+    clear_away(&mut table);
+}
+
+/// Clears away what is over and forgotten.
+fn clear_away(table: &mut LockTable) {
+    let (steps, took) = timed(|| {
+        let mut steps = 0;
+        while table.wake_at_ms() == Some(0) {
+            assert!(table.take_due(START_MS).is_none());
+            steps += 1;
+        }
+        steps
+    });
+    if steps > 0 {
+        row("  each step that clears away what is over", steps, took);
+    }
 }

@@ -33,6 +33,7 @@ use crate::planted::Fault;
 use crate::queue::{Addressee, Place, WaiterId};
 use crate::request::{ClientId, Lease};
 use crate::sessions::HoldId;
+use crate::time_outs::TimeOuts;
 use crate::token::FencingToken;
 
 /// What has to acknowledge a reply before it is told.
@@ -199,6 +200,16 @@ impl Acks {
         let (place, withheld) = self.replies.remove(&id)?;
         self.pending.remove(&place);
         Some(withheld)
+    }
+
+    /// The wall clock was set forward by so much. Replicas have as long as before; waits
+    /// end by that clock, as all waits do.
+    pub(crate) fn clock_stepped(&mut self, step_ms: i64, time_outs: &mut TimeOuts) {
+        for (&id, (_, withheld)) in &mut self.replies {
+            time_outs.remove(id, withheld.until_ms);
+            withheld.until_ms = withheld.until_ms.saturating_add(step_ms);
+            time_outs.insert(id, withheld.until_ms);
+        }
     }
 
     /// All that was written up to now ends at this offset. Returns whether anything

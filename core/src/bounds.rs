@@ -22,6 +22,10 @@ pub const UNHEARD_A_STEP: usize = 256;
 /// question.
 pub const ENDS_A_STEP: usize = 128;
 
+/// How much one wake of the table's caller does, in locks that are looked at and waiters
+/// that are answered, before other clients have their turn.
+pub const WORK_A_WAKE: usize = 64;
+
 /// So far one step searches for deadlocks.
 pub(crate) const SEARCH_A_STEP: usize = 500;
 

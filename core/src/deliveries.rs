@@ -1,29 +1,33 @@
-//! Grants on their way to clients that waited.
+//! Replies on their way to clients: grants, and renewals that are withheld.
 //!
 //! A waiter is granted the lock when it comes free, and hears of it a moment
-//! later. In between its client may go away. Then the hold is nobody's, and is
+//! later. A reply that replicas have to acknowledge first ([`acks`](crate::acks)) is on
+//! its way until they have, be it to a client that waited or not. In between the client
+//! may go away, or the replicas may take too long. Then the hold is nobody's, and is
 //! given back. Not so a hold that somebody else was told of, or is still to be
 //! told of: the same owner may have sent the same request on another connection,
 //! or have renewed its lease. So what is given back is what no reply speaks for.
 //!
 //! # What speaks for holds
-//! - Those that the owner had before the first of these grants.
+//! - Those that the owner had before the first of these replies.
 //! - A reply to `HOLD n` speaks for n holds, a reply without a number for one
 //!   more, the 1 of a renewal for one, and the 0 of a release for one fewer, but
 //!   one at least.
-//! - A grant that is still on its way speaks as the reply that it will be, in the
+//! - What is still on its way speaks as the reply that it will be, in the
 //!   order of the commands.
-//! - A reply that is withheld until replicas have acknowledged it is on its way as
-//!   long, be it to a client that waited or not, and so is a message to a place.
+//! - A message to a place that is withheld until replicas have acknowledged it is on its
+//!   way as long.
 //!
 //! The end of a session takes all holds but those that grants speak for which were on
-//! their way then, whether or not they are heard of before it is written.
+//! their way then, whether or not they are heard of before it is written. A renewal that
+//! is on its way keeps none of them.
 //!
 //! # What it costs
-//! Everything about one grant takes logarithmic time, and a step for each other grant
-//! of the same owner on the same lock. The end of a connection looks at every grant
-//! that is on its way, of which there are as many as were made since clients were
-//! answered last. Two databases that change places have all of them inserted anew.
+//! Everything about one reply takes logarithmic time, and a step for each other reply
+//! to the same owner on the same lock. The end of a connection looks at every reply
+//! that is on its way: as many as were granted since clients were answered last, and as
+//! many as are withheld. Two databases that change places have all of them inserted
+//! anew.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::{Entry, OccupiedEntry};
@@ -54,7 +58,7 @@ impl From<ClientId> for Recipient {
     }
 }
 
-/// A grant on its way.
+/// A grant or a renewal on its way.
 #[derive(Clone, Debug)]
 pub struct Delivery {
     /// Who is to hear of it.
@@ -132,7 +136,7 @@ impl Reply {
     }
 }
 
-/// The grants of one owner on one lock that are on their way.
+/// What is on its way to one owner about one lock.
 #[derive(Clone, Debug)]
 struct UnderWay {
     token: FencingToken,
@@ -195,11 +199,11 @@ impl UnderWay {
     }
 }
 
-/// All grants of a server that are on their way.
+/// All that is on its way to clients of a server.
 #[derive(Clone, Debug, Default)]
 pub struct Deliveries {
     by_hold: BTreeMap<HoldId, UnderWay>,
-    /// A client waits for one lock at a time, and a place is in one queue.
+    /// A client is answered before its next command, and a place is in one queue.
     by_recipient: BTreeMap<Recipient, HoldId>,
 }
 
@@ -209,7 +213,7 @@ impl Deliveries {
         self.by_hold.is_empty()
     }
 
-    /// Notes that a waiter was granted the lock with this token. Before that its
+    /// Notes that a grant of the lock with this token is on its way. Before that its
     /// owner had `held_before` holds, and now it has `holds`.
     pub fn send(
         &mut self,
@@ -315,6 +319,15 @@ impl Deliveries {
         }
     }
 
+    /// Notes that all holds of these owners on this lock are over.
+    pub fn all_ended(&mut self, key: KeyRef<'_>, is_over: impl Fn(&Owner) -> bool) {
+        for hold in self.holds_on(key) {
+            if is_over(&hold.owner) {
+                self.forget(&hold);
+            }
+        }
+    }
+
     /// The newest grant of these holds that is on its way to another client than
     /// this one, and is to be bound to its connection.
     pub fn other_session(
@@ -368,7 +381,7 @@ impl Deliveries {
         self.by_recipient.get(&recipient.into())
     }
 
-    /// Notes that somebody has heard of the grant that was on its way to it.
+    /// Notes that somebody has heard of what was on its way to it.
     pub fn delivered(&mut self, recipient: impl Into<Recipient>) {
         let Some((mut found, at)) = self.find(recipient.into()) else {
             return;
@@ -382,7 +395,7 @@ impl Deliveries {
         }
     }
 
-    /// Notes that somebody will not hear of the grant that was on its way to it.
+    /// Notes that somebody will not hear of what was on its way to it.
     /// Returns the holds of which some may be over, and their token, if that is
     /// not known yet.
     pub fn lost(&mut self, recipient: impl Into<Recipient>) -> Option<(HoldId, FencingToken)> {
@@ -513,7 +526,7 @@ impl Deliveries {
         self.by_hold.insert(hold, under_way);
     }
 
-    /// Where the grant is noted that is on its way to this recipient. It is not found
+    /// Where it is noted what is on its way to this recipient. It is not found
     /// a second time.
     fn find(
         &mut self,

@@ -56,13 +56,6 @@ pub enum LockError {
     CrossSlot,
     /// `UNBLOCKED`: the server has become a replica.
     Unblocked,
-    /// `MOVED`: another node of the cluster serves the key now.
-    Moved {
-        /// The slot of the key.
-        slot: i64,
-        /// The other node, as host and port.
-        node: String,
-    },
     /// `NOREPLICAS`: too few replicas acknowledged it in time, or too few are
     /// connected, or the client can't wait for them.
     NoReplicas,
@@ -181,7 +174,6 @@ impl fmt::Display for LockError {
                 "UNBLOCKED force unblock from blocking operation, \
                  instance state changed (master -> replica?)",
             ),
-            Self::Moved { slot, node } => write!(f, "MOVED {slot} {node}"),
             Self::NoReplicas => f.write_str(
                 "NOREPLICAS not known to be safe: fewer than lock.min-replicas replicas have \
                  acknowledged it; RELEASE, or send it again with HOLD, outside of MULTI and scripts",

@@ -242,11 +242,6 @@ impl Lock {
         }
         self.holders.remove(owner);
         if self.is_free() {
-            // The leases that ended before it go with the key.
-            let is_end = |effect: &Effect| matches!(effect, Effect::RemoveHolder { .. });
-            while effects.last().is_some_and(is_end) {
-                effects.pop();
-            }
             self.delete(effects);
         } else {
             effects.push(Effect::RemoveHolder {
@@ -464,15 +459,20 @@ impl Lock {
         true
     }
 
-    /// Takes the lock from whoever holds it, if this is the newest token. Says
-    /// whether anybody held it.
-    pub fn break_holds(&mut self, token: Option<FencingToken>, effects: &mut Effects) -> bool {
+    /// Takes the lock from whoever holds it, if this is the newest token. Returns who
+    /// held it, if anybody did.
+    pub(crate) fn break_holds(
+        &mut self,
+        token: Option<FencingToken>,
+        effects: &mut Effects,
+    ) -> Option<Holders> {
         let other_token = token.is_some() && token != self.last_token;
         if self.is_free() || other_token {
-            return false;
+            return None;
         }
+        let holders = std::mem::take(&mut self.holders);
         self.delete(effects);
-        true
+        Some(holders)
     }
 
     fn remove(&mut self, owner: &Owner, effects: &mut Effects) {
@@ -488,6 +488,16 @@ impl Lock {
     }
 
     fn delete(&mut self, effects: &mut Effects) {
+        // What ended before in the same step goes with the key.
+        let is_moot = |effect: &Effect| {
+            matches!(
+                effect,
+                Effect::RemoveHolder { .. } | Effect::ExpireAt { .. }
+            )
+        };
+        while effects.last().is_some_and(is_moot) {
+            effects.pop();
+        }
         effects.push(Effect::Delete);
         self.holders.clear();
         self.expires_at_ms = None;

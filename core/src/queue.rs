@@ -325,7 +325,7 @@ pub struct Counts {
 /// All queues of a server. A key has one exactly while somebody waits for it.
 #[derive(Clone, Debug, Default)]
 pub struct WaitQueues {
-    by_key: HashMap<KeyBuf, Queue>,
+    by_key: HashMap<KeyBuf, Box<Queue>>,
     /// Everybody who waits, and so in the order in which they began.
     by_id: BTreeMap<WaiterId, KeyBuf>,
     rechecks: BTreeSet<(i64, KeyBuf)>,
@@ -347,11 +347,11 @@ pub struct WaitQueues {
 
 impl WaitQueues {
     fn queue(&self, key: KeyRef<'_>) -> Option<&Queue> {
-        self.by_key.get(&key)
+        self.by_key.get(&key).map(Box::as_ref)
     }
 
     fn queue_mut(&mut self, key: KeyRef<'_>) -> Option<&mut Queue> {
-        self.by_key.get_mut(&key)
+        self.by_key.get_mut(&key).map(Box::as_mut)
     }
 
     /// Counts what is remembered.
@@ -424,7 +424,7 @@ impl WaitQueues {
                 waits_already
             }
             EntryRef::Vacant(place) => {
-                place.insert_with_key(key.clone(), Queue::of(waiter));
+                place.insert_with_key(key.clone(), Box::new(Queue::of(waiter)));
                 false
             }
         };
@@ -520,6 +520,9 @@ impl WaitQueues {
 
     /// The owner's place in the key's queue.
     pub fn place_of(&self, key: KeyRef<'_>, owner: &Owner) -> Option<&Waiter> {
+        if self.places == 0 {
+            return None;
+        }
         let queue = self.queue(key)?;
         queue.waiter(queue.place_of(owner)?)
     }
@@ -940,7 +943,9 @@ impl WaitQueues {
         let all = || self.session_places.iter().chain(&self.ended_places);
         let waiter = |id: &WaiterId| self.waiter(self.by_id.get(id)?.as_ref(), *id);
         let queues = self.by_key.values();
-        let places = queues.flat_map(Queue::waiters).filter(|one| one.is_place());
+        let places = queues
+            .flat_map(|queue| queue.waiters())
+            .filter(|one| one.is_place());
         let with_session = places.filter(|place| place.request.session.is_some());
         all().map(|(_, ids)| ids.len()).sum::<usize>() == with_session.count()
             && all().all(|(client, ids)| {

@@ -51,7 +51,7 @@ use smallvec::SmallVec;
 use crate::acks::{Acknowledgement, Acks};
 #[cfg(test)]
 use crate::bounds::SEARCH_A_STEP;
-pub use crate::bounds::{ENDS_A_STEP, GRANTS_A_STEP, UNHEARD_A_STEP};
+pub use crate::bounds::{ENDS_A_STEP, GRANTS_A_STEP, UNHEARD_A_STEP, WORK_A_WAKE};
 use crate::claims::Claims;
 use crate::deadlock::{Certain, Search, WaitEdge};
 use crate::deliveries::Deliveries;
@@ -68,7 +68,7 @@ use crate::time_outs::TimeOuts;
 use crate::token::{FencingToken, TokenClock};
 
 pub use connections::Leave;
-pub use due::{Due, NotNow, REFUSED_RETRY_MS, Work};
+pub use due::{Due, NotNow, RECHECK_INTERVAL_MS, REFUSED_RETRY_MS, Work};
 pub use offers::Offer;
 use transition::Transition;
 pub use view::{ContendedView, HolderView, LockView, Totals, WaiterView};
@@ -107,7 +107,7 @@ impl Default for Settings {
             max_waiters: usize::MAX,
             max_places: usize::MAX,
             claim_timeout_ms: 2000,
-            recheck_interval_ms: 500,
+            recheck_interval_ms: RECHECK_INTERVAL_MS,
             log_slow_wait_ms: None,
         }
     }
@@ -356,8 +356,9 @@ impl LockTable {
         self.remembered.untouched(key).is_some()
     }
 
-    /// The key is no lock at the moment, and so there is nothing left to be ended.
-    pub fn is_no_lock(&mut self, key: KeyRef<'_>) {
+    /// Forgets what is remembered of this key, which is no lock at the moment: nothing is
+    /// left to be ended.
+    pub fn forget_lock(&mut self, key: KeyRef<'_>) {
         self.forget_ended(key);
         if !self.queues.contended(key) {
             self.remembered.drop_lock(key);
@@ -412,8 +413,11 @@ impl LockTable {
         now: Now,
     ) -> Progress<Released> {
         let mut transition = Transition::begin(self, key, stored, Some(&request.owner), now);
-        transition.give_place_up(request);
+        let holds = transition.lock.holder(&request.owner).is_some();
         let released = transition.release(request);
+        if !holds && released.is_ok() {
+            transition.give_place_up(request);
+        }
         // Nobody would free a lock of which nothing is left but what is over.
         while transition.is_all_overdue() && transition.end_more() {}
         transition.hand_on(released)

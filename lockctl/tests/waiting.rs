@@ -42,6 +42,30 @@ fn a_server_that_goes_and_comes_back_is_told() {
 }
 
 #[test]
+fn a_server_that_refuses_for_a_while_is_told_as_such() {
+    for options in [&[][..], &["--json"]] {
+        let (refuses, accepts) = match options.is_empty() {
+            true => (
+                ["waiting on while the server refuses", "NOREPLICAS"],
+                "the server refuses no more",
+            ),
+            false => (
+                [r#""event":"server_refuses""#, "NOREPLICAS"],
+                "server_accepts",
+            ),
+        };
+        let server = TestServer::start_with(&["--min-replicas-to-write", "1"]);
+        let mut script = Script::start(&server, options, "exit 4");
+        script.await_told(1, &refuses);
+        server.client().call("CONFIG SET min-replicas-to-write 0");
+        let (code, told) = script.end();
+        assert_eq!(code, Some(4), "{told}");
+        assert!(told.contains(accepts), "{told}");
+        assert!(!told.contains("without the server"), "{told}");
+    }
+}
+
+#[test]
 fn a_server_that_is_not_up_yet_is_waited_for() {
     for options in [&[][..], &["--wait", "60s"]] {
         let mut server = TestServer::start();

@@ -7,9 +7,8 @@ use smallvec::SmallVec;
 
 use crate::config;
 use crate::manager::PlaceTime;
-use crate::server::command::ARGS_INLINE;
 use crate::server::keyspace::LockKey;
-use crate::server::server_str::ServerStr;
+use crate::server::server_str::{ARGS_INLINE, ServerStr};
 use redis_lock_core::error::{LockError, Usage};
 use redis_lock_core::request::{HoldNumber, Lease, Limit, Owner, Timeout};
 use redis_lock_core::stored::parse_integer;

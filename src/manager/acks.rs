@@ -16,7 +16,7 @@ use crate::server::clock;
 use crate::server::keyspace;
 use crate::server::open_lock::{OpenLock, Part};
 use crate::server::replicas;
-use crate::server::stream::{self, Stream};
+use crate::server::stream;
 use crate::server::timer;
 use redis_lock_core::acks::Acknowledgement;
 use redis_lock_core::keys::KeyBuf;
@@ -90,15 +90,13 @@ pub(crate) fn replicas_changed(ctx: &Context) {
 
 /// Tells what is acknowledged, and asks the replicas for the rest.
 pub(crate) fn turn_ends(ctx: &Context) {
-    let Some(Stream {
-        offset,
-        acknowledged,
-    }) = stream::look(ctx)
-    else {
+    let Some(stream) = stream::look(ctx) else {
         return;
     };
+    let online = stream.online.iter();
+    let acknowledged = online.map(|replica| replica.acknowledged).collect();
     let ready = TABLE.with_borrow_mut(|table| {
-        if table.offset_known(offset) {
+        if table.offset_known(stream.written) {
             TO_ASK.set(true);
         }
         table.acknowledged(config::min_replicas(), acknowledged, TOLD_A_TURN)

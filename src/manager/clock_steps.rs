@@ -4,6 +4,7 @@ use std::cell::Cell;
 
 use redis_module::Context;
 
+use super::TABLE;
 use crate::server::clock;
 use redis_lock_core::clock_steps::{ClockSteps, STEP_MS_MIN};
 
@@ -39,5 +40,6 @@ pub(super) fn look(ctx: &Context) {
         step_ms.saturating_abs()
     ));
     // What was planned was so by the clock of before.
+    TABLE.with_borrow_mut(|table| table.clock_stepped(step_ms));
     super::everything_touched(ctx);
 }

@@ -2,24 +2,23 @@
 
 use redis_module::Context;
 
-use super::{TABLE, arm_timer, carry_out, fence, gate, has_places, look_at, step, tell};
+use super::{TABLE, arm_timer, carry_out, clock_steps, gate, look_at, self_fencing, step, tell};
 use crate::config;
 use crate::server::clients;
 use crate::server::clock;
-use crate::server::guard;
 use crate::server::keyspace::{self, LockKey, WriteAnswer};
 use crate::server::open_lock::{OpenLock, Part};
 use crate::server::overwriting;
+use crate::server::panics;
+use crate::server::publish;
 use crate::server::timer;
 use redis_lock_core::error::LockError;
 use redis_lock_core::keys::KeyRef;
 #[cfg(feature = "planted-faults")]
 use redis_lock_core::planted::Fault;
-use redis_lock_core::table::{Due, LockTable, NotNow, Progress, REFUSED_RETRY_MS, Step, Work};
-
-/// How much one wake does, in locks that are looked at and waiters that are answered,
-/// before other clients have their turn.
-const WORK_A_WAKE: usize = 64;
+use redis_lock_core::table::{
+    Due, LockTable, NotNow, Progress, REFUSED_RETRY_MS, Step, WORK_A_WAKE, Work,
+};
 
 /// So many writes cost as much as one look at a lock.
 const WRITES_WEIGH_ONE: usize = 4;
@@ -37,6 +36,7 @@ const SEARCH_WEIGHS: usize = 16;
 /// what is due. What does not fit into one wake waits until other clients have had
 /// their turn.
 pub(crate) fn on_wake(ctx: &Context) {
+    clock_steps::look(ctx);
     let now_ms = clock::now().ms();
     if !TABLE.with_borrow(LockTable::follows_overwriting) {
         overwriting::unfollow(ctx);
@@ -44,7 +44,7 @@ pub(crate) fn on_wake(ctx: &Context) {
     if keyspace::is_replica(ctx) {
         TABLE.with_borrow_mut(|table| table.forget_connections(WORK_A_WAKE));
     }
-    fence::ask_if_needed(ctx);
+    self_fencing::ask_if_needed(ctx);
     gate::look(ctx, now_ms);
     let is_replica = keyspace::is_replica(ctx);
     end_waits(ctx, now_ms, is_replica);
@@ -100,7 +100,7 @@ fn do_due(ctx: &Context, due: Due) -> Option<usize> {
     let key = due.key.clone();
     let answer = match keyspace::in_cluster(ctx) {
         true => ask(ctx, key.as_ref()),
-        false if !fence::has_enough_replicas(ctx) => WriteAnswer::Refused,
+        false if !self_fencing::has_enough_replicas(ctx) => WriteAnswer::Refused,
         // It was asked when the timer woke, and is the same for all keys.
         false => WriteAnswer::Allowed,
     };
@@ -113,12 +113,12 @@ fn do_due(ctx: &Context, due: Due) -> Option<usize> {
         let now_ms = clock::now().ms();
         TABLE.with_borrow_mut(|table| table.put_off(due, why, now_ms));
         if why == NotNow::NotServedHere {
-            redirect_places(ctx, key.as_ref(), now_ms);
+            give_up_unheard(ctx, key.as_ref(), now_ms);
         }
         return (why == NotNow::NotServedHere).then_some(1);
     }
     keyspace::select_db(ctx, key.as_ref().db);
-    let done = guard::catch("a look at a lock", || {
+    let done = panics::catch("a look at a lock", || {
         keyspace::with_named(ctx, key.as_ref().name, |key| do_to(key, due))
     });
     if done.is_none() {
@@ -129,26 +129,15 @@ fn do_due(ctx: &Context, due: Due) -> Option<usize> {
     Some(done.unwrap_or(1))
 }
 
-/// Where another node serves the key now, tells its places so. The server itself
-/// redirects blocked clients.
-fn redirect_places(ctx: &Context, key: KeyRef<'_>, now_ms: i64) {
-    if !has_places() {
-        return;
-    }
-    let Some((slot, node)) = keyspace::node_of(ctx, key.name) else {
-        return;
-    };
-    let moved = LockError::Moved { slot, node };
-    let over = TABLE.with_borrow_mut(|table| {
-        let over = table.forget_places_of(key, &moved, WORK_A_WAKE);
-        if over.len() >= WORK_A_WAKE {
-            // There may be more.
-            table.key_touched(key, now_ms);
+/// Another node of the cluster serves the key now, or is about to. The server ends the
+/// subscriptions of a slot that it loses, so nobody listens to the places of such a key,
+/// and they are given up. It redirects blocked clients itself.
+fn give_up_unheard(ctx: &Context, key: KeyRef<'_>, now_ms: i64) {
+    let places = TABLE.with_borrow(|table| table.places_of(key, WORK_A_WAKE));
+    for place in places {
+        if !publish::is_listened_to(ctx, &place) {
+            TABLE.with_borrow_mut(|table| table.leave_place(&place, now_ms));
         }
-        over
-    });
-    for (addressee, answer) in over {
-        tell(ctx, addressee, answer);
     }
 }
 
@@ -181,7 +170,7 @@ fn weigh(step: &Step, is_search: bool) -> usize {
 /// Whether the server refuses every write at the moment. Asked of one of the keys that
 /// are due.
 fn writes_are_refused(ctx: &Context, now_ms: i64) -> bool {
-    let due = TABLE.with_borrow(|table| table.next_due(now_ms).cloned());
+    let due = TABLE.with_borrow(|table| table.next_due(now_ms));
     due.is_some_and(|key| ask(ctx, key.as_ref()) == WriteAnswer::Refused)
 }
 
@@ -190,7 +179,7 @@ fn ask(ctx: &Context, key: KeyRef<'_>) -> WriteAnswer {
     if Fault::NotFenced.planted() {
         return WriteAnswer::Allowed;
     }
-    if !fence::has_enough_replicas(ctx) {
+    if !self_fencing::has_enough_replicas(ctx) {
         return WriteAnswer::Refused;
     }
     keyspace::select_db(ctx, key.db);

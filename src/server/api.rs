@@ -123,7 +123,6 @@ api! {
         ) -> c_int;
         create_timer = RedisModule_CreateTimer:
             fn(*mut RedisModuleCtx, mstime_t, RedisModuleTimerProc, *mut c_void) -> RedisModuleTimerID;
-        delete_key = RedisModule_DeleteKey: fn(*mut RedisModuleKey) -> c_int;
         event_loop_add = RedisModule_EventLoopAdd:
             fn(c_int, c_int, RedisModuleEventLoopFunc, *mut c_void) -> c_int;
         event_loop_add_one_shot = RedisModule_EventLoopAddOneShot:
@@ -213,6 +212,7 @@ api! {
             fn(*mut RedisModuleCtx, RedisModuleEvent, RedisModuleEventCallback) -> c_int;
         unblock_client = RedisModule_UnblockClient:
             fn(*mut RedisModuleBlockedClient, *mut c_void) -> c_int;
+        unlink_key = RedisModule_UnlinkKey: fn(*mut RedisModuleKey) -> c_int;
         value_length = RedisModule_ValueLength: fn(*mut RedisModuleKey) -> usize;
         wrong_arity = RedisModule_WrongArity: fn(*mut RedisModuleCtx) -> c_int;
     }

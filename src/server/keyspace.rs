@@ -153,43 +153,6 @@ fn slot_of(ctx: &Context, name: &[u8]) -> Option<i64> {
     }
 }
 
-/// The slot of this key, in a cluster, and the host and port of the node that serves it,
-/// if that is another one.
-pub(crate) fn node_of(ctx: &Context, name: &[u8]) -> Option<(i64, String)> {
-    let slot = slot_of(ctx, name)?;
-    let Ok(RedisValue::SimpleString(own_id)) = ctx.call("CLUSTER", &["MYID"]) else {
-        return None;
-    };
-    let Ok(RedisValue::Array(ranges)) = ctx.call("CLUSTER", &["SLOTS"]) else {
-        return None;
-    };
-    ranges.iter().find_map(|range| {
-        let RedisValue::Array(range) = range else {
-            return None;
-        };
-        let [
-            RedisValue::Integer(first),
-            RedisValue::Integer(last),
-            RedisValue::Array(node),
-            ..,
-        ] = &range[..]
-        else {
-            return None;
-        };
-        let [
-            RedisValue::SimpleString(host),
-            RedisValue::Integer(port),
-            RedisValue::SimpleString(id),
-            ..,
-        ] = &node[..]
-        else {
-            return None;
-        };
-        let is_there = (*first..=*last).contains(&slot) && *id != own_id;
-        is_there.then(|| (slot, format!("{host}:{port}")))
-    })
-}
-
 /// Returns whether a command without keys can read a key of any slot. While a
 /// command runs on a node of a cluster, Redis 7.2 and later look every key up in
 /// that command's slot: a command without keys has none by itself, but has that of

@@ -402,7 +402,8 @@ impl<'c> OpenLock<'c> {
         // SAFETY: the handle is open for writing. It stays open, on no key, and
         // may be written to again. In the format, s is a server string.
         unsafe {
-            (api().delete_key)(self.handle);
+            // The memory of many holders is given back by another thread.
+            (api().unlink_key)(self.handle);
             (api().replicate)(
                 self.key.ctx().ctx,
                 c"DEL".as_ptr(),

@@ -1,6 +1,6 @@
 //! Messages: to whom a place in a queue belongs, and to Redisson's waiters.
 
-use redis_module::{CallOptionsBuilder, CallResult, Context};
+use redis_module::{CallOptionsBuilder, CallResult, Context, RedisValue};
 
 use crate::server::acl::User;
 use crate::server::api::api;
@@ -42,6 +42,14 @@ pub(crate) fn end_of_place(ctx: &Context, place: &Place, answer: &Answer) -> boo
     };
     // SAFETY: the context is alive, and the strings live through the call.
     unsafe { publish(ctx.ctx, channel.inner, message.inner) > 0 }
+}
+
+/// Whether anybody on this node of a cluster listens to the channel of this place.
+pub(crate) fn is_listened_to(ctx: &Context, place: &Place) -> bool {
+    match ctx.call("PUBSUB", &[&b"SHARDNUMSUB"[..], &place.channel]) {
+        Ok(RedisValue::Array(counts)) => !matches!(counts[..], [_, RedisValue::Integer(0)]),
+        _ => true,
+    }
 }
 
 /// Each part with its length in front of it.

@@ -26,9 +26,9 @@ pub(crate) fn check_server() -> Result<(), String> {
 }
 
 /// The server's own commands that the module needs: those that replicas and the
-/// AOF get, `CLIENT`, which shows the connections that are about to end and closes
+/// AOF get, of which `PING` changes nothing, `CLIENT`, which shows the connections that are about to end and closes
 /// those whose sessions are over, `CONFIG`, which shows what the server demands of its
-/// replicas, `INFO` and `ROLE`, which show them, and `REPLCONF`, which asks them.
+/// replicas, `INFO`, which shows them, and `REPLCONF`, which asks them.
 const COMMANDS: [&str; 9] = [
     "HSET",
     "HDEL",
@@ -37,7 +37,7 @@ const COMMANDS: [&str; 9] = [
     "CLIENT",
     "CONFIG",
     "INFO",
-    "ROLE",
+    "PING",
     "REPLCONF",
 ];
 

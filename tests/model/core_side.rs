@@ -16,7 +16,7 @@ use redis_lock_core::request::{
 };
 use redis_lock_core::stored::{PERMIT_PREFIX, Reader, TOKEN_FIELD};
 use redis_lock_core::table::{
-    Acquired, Answer, Done, Due, Leave, LockTable, Progress, Stored as Known,
+    Acquired, Answer, Done, Due, Leave, LockTable, Progress, Stored as Known, WORK_A_WAKE,
 };
 use redis_lock_core::token::FencingToken;
 use redis_lock_testing::text;
@@ -24,9 +24,6 @@ use redis_lock_testing::text;
 use crate::commands::{Block, Command, DEFAULT_LEASE, Extent, KEYS, Lease, Mode, OWNERS, Request};
 use crate::keyspace::{Content, Dump, Event, Keyspace, Place, Stored};
 use crate::replies::{self, Counters, Expect, counters_of};
-
-/// How much one wake does, in locks that are looked at and waiters that are answered.
-const WORK_A_WAKE: usize = 64;
 
 /// A client's connection, as the server knows it.
 #[derive(Clone, Debug)]
@@ -483,7 +480,7 @@ impl CoreSide {
 
     fn look_for(&mut self, at: Place) -> Result<Known, LockError> {
         let lock = self.look(at);
-        let lock = lock.inspect_err(|_| self.table.is_no_lock(key_of(at)))?;
+        let lock = lock.inspect_err(|_| self.table.forget_lock(key_of(at)))?;
         Ok(Known::Read(lock))
     }
 
@@ -676,7 +673,7 @@ impl CoreSide {
         let now_ms = self.keyspace.now_ms;
         self.close_clients();
         // The server asks itself whether that key may be written.
-        if let Some(key) = self.table.next_due(now_ms).cloned() {
+        if let Some(key) = self.table.next_due(now_ms) {
             self.keyspace.get(place_of(&key));
             self.hear_of_keys();
         }

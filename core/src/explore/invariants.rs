@@ -78,8 +78,14 @@ impl Seen {
 
 impl Seen {
     /// Whether this owner held the lock before.
-    pub(super) fn held_before(&self, owner: &Owner) -> bool {
+    fn held_before(&self, owner: &Owner) -> bool {
         self.before.iter().any(|one| one.owner == *owner)
+    }
+
+    /// With which token this owner held the lock before.
+    pub(super) fn token_before(&self, owner: &Owner) -> Option<FencingToken> {
+        let before = self.before.iter().find(|one| one.owner == *owner);
+        before?.token
     }
 
     /// Whether the step ended this owner's holds, because somebody asked for that.

@@ -264,6 +264,20 @@ pub(super) const SCOPES: &[Scope] = &[
         ..NONE
     },
     Scope {
+        name: "moves, small bounds",
+        connections: &[1, 1],
+        keys: 2,
+        asks: &[Ask::TRY.limit(Limit::SHARED).session(), Ask::WAIT.session()],
+        releases: &[Extent::One],
+        breaks: true,
+        renames: true,
+        swaps: true,
+        disconnects: true,
+        small_bounds: true,
+        depths: [4, 7],
+        ..NONE
+    },
+    Scope {
         name: "two connections",
         connections: &[2, 2],
         asks: &[

@@ -17,6 +17,7 @@ use crate::request::{
 };
 use crate::table::{
     Acquired, Answer, Done, HolderView, Leave, LockTable, Offer, Progress, Settings, Step, Stored,
+    WORK_A_WAKE,
 };
 use crate::token::FencingToken;
 
@@ -32,10 +33,7 @@ pub(super) const CLAIM_MS: i64 = 1000;
 /// How often a contended lock is looked at for no other reason, in milliseconds.
 pub(super) const RECHECK_MS: i64 = 5000;
 
-const BEGIN_MS: i64 = 1_700_000_000_000;
-
-/// How much one wake does, as in the module.
-const WORK_A_WAKE: usize = 64;
+pub(super) const BEGIN_MS: i64 = 1_700_000_000_000;
 
 /// Something that a client, the server or time may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -684,7 +682,7 @@ impl World {
         if read.is_err() {
             self.say(|_| "-WRONGTYPE".to_owned());
             let cast = Rc::clone(&self.cast);
-            self.table.is_no_lock(cast.key(key));
+            self.table.forget_lock(cast.key(key));
         }
         Ok(read.ok())
     }
@@ -870,11 +868,9 @@ impl World {
             until_ms,
             channel,
         });
-        let kept = match ask.place {
-            true => self.ask_again(at, key, ask),
-            false => None,
-        };
-        seen.kept = kept;
+        let own = self.ask_again(at, key, ask);
+        let kept = own.filter(|_| ask.place);
+        seen.kept = own;
         let (cast, now) = (Rc::clone(&self.cast), self.now());
         self.table.settings.reads_other_keys = self.scope().reads_other_keys;
         let progress = self
@@ -907,7 +903,7 @@ impl World {
         // Whoever was handed the lock came before.
         self.apply(done.step, &mut seen)?;
         if let Some(token) = seen.granted {
-            if kept.is_some() {
+            if own.is_some() {
                 self.places[key][self.cast.owner_of[at]] = None;
             }
             self.say(|w| format!("token {}", w.short(token)));
@@ -934,18 +930,24 @@ impl World {
         }
     }
 
-    /// An owner asks for a place. Returns the one that it has, if it keeps that.
+    /// An owner asks for a lock. Returns its place, if that is granted to what it asks
+    /// now, or kept.
     fn ask_again(&mut self, at: usize, key: usize, ask: Ask) -> Option<WaiterId> {
         let owner = self.cast.owner_of[at];
         let place = self.places[key][owner]?;
         if self.is_over(&place) {
-            self.places[key][owner] = None;
+            // The others are told of its end.
+            if ask.place {
+                self.places[key][owner] = None;
+            }
             return None;
         }
-        if place.ask.limit != ask.limit {
+        if place.ask.limit != ask.limit || ask.hold > 1 {
             return None;
         }
-        self.places[key][owner] = Some(self.place(place.id, at, ask));
+        if ask.place {
+            self.places[key][owner] = Some(self.place(place.id, at, ask));
+        }
         Some(place.id)
     }
 
@@ -1072,9 +1074,9 @@ impl World {
             for (number, owner) in self.cast.owners.iter().enumerate() {
                 let known = &mut self.known[key][number];
                 known.promise = None;
-                if seen.held_before(owner) {
-                    known.bound_to = None;
-                }
+                // A session that was lost before may be told of by its end.
+                let before = seen.token_before(owner);
+                known.bound_to = known.bound_to.filter(|&(_, token)| before != Some(token));
             }
         }
         self.apply(done.step, &mut seen)?;

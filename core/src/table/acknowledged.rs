@@ -291,6 +291,12 @@ impl LockTable {
         self.look_before_it_ends(&hold, now.ms());
     }
 
+    /// The wall clock was set forward by so many milliseconds, or backward if that is
+    /// negative. How long replicas may take does not depend on it.
+    pub fn clock_stepped(&mut self, step_ms: i64) {
+        self.acks.clock_stepped(step_ms, &mut self.time_outs);
+    }
+
     /// Plans a look at holds before the last lease that counts is over. Where it is about
     /// to be, their connection is closed.
     fn look_before_it_ends(&mut self, hold: &HoldId, now_ms: i64) {

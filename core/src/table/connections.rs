@@ -2,6 +2,7 @@
 
 use super::{Answer, Leaving, LockTable, Unchecked};
 use crate::acks::Withheld;
+use crate::bounds::ends_a_step;
 use crate::deliveries::Recipient;
 use crate::ended::EndedBy;
 use crate::error::LockError;
@@ -81,8 +82,7 @@ impl LockTable {
         self.key_touched(key, now_ms);
     }
 
-    /// What belongs to the holds of the key that has left belongs to this one now. It
-    /// takes a few moves in maps for each of them that is bound to a connection.
+    /// What belongs to the holds of the key that has left belongs to this one now.
     pub fn key_arrives(&mut self, key: KeyRef<'_>, now_ms: i64) {
         self.key_touched(key, now_ms);
         let Some(Leaving { key: from, crowd }) = self.leaving.take() else {
@@ -92,9 +92,10 @@ impl LockTable {
         // The lock that was there before has been overwritten.
         self.deliveries.forget_lock(key);
         self.ended.take(key);
-        self.sessions.follow(from, key);
+        self.sessions.follow(from, key, now_ms);
         self.deliveries.follow(from, key);
         self.ended.follow(from, key);
+        self.take_left(ends_a_step());
         self.settle(key, crowd);
     }
 
@@ -108,8 +109,7 @@ impl LockTable {
     }
 
     /// What belongs to the holds in two databases has changed places as they have. It
-    /// takes a few moves in maps for each hold of the server that is bound to a
-    /// connection, or has just ended.
+    /// takes a few moves in maps for each hold of the server that has just ended.
     pub fn databases_swapped(&mut self, one: i32, other: i32, now_ms: i64) {
         self.sessions.swap_databases(one, other);
         self.deliveries.swap_databases(one, other);
@@ -131,6 +131,25 @@ impl LockTable {
         self.touch_all(is_meant, now_ms);
         for (key, crowd) in crowds {
             self.settle(key.as_ref(), crowd);
+        }
+    }
+
+    /// Nothing is bound of this lock any more, because all of its holds are over.
+    pub(super) fn unbind_all(&mut self, key: KeyRef<'_>, now_ms: i64) {
+        self.sessions.leave(key, now_ms);
+        self.take_left(ends_a_step());
+    }
+
+    /// Takes so many of the bindings that were left behind. A connection is closed if
+    /// nobody had noticed that the last lease of its holds was over.
+    pub(super) fn take_left(&mut self, at_most: usize) {
+        for _ in 0..at_most {
+            let Some((binding, left_ms)) = self.sessions.take_left() else {
+                break;
+            };
+            if binding.kept_until_ms <= left_ms && !self.sessions.has_ended(binding.client) {
+                self.to_close.push(binding.client);
+            }
         }
     }
 

@@ -25,8 +25,17 @@ const SLOT_RETRY_MS: i64 = 500;
 /// nobody else keeps up.
 const ENDED_BINDINGS_AT_ONCE: usize = 16;
 
+/// So many bindings that were left behind are cleared away at once.
+const CLEARED_AT_ONCE: usize = 32;
+
+/// The memory of so many holders is given back in as much time as one binding takes.
+const HOLDERS_WEIGH_ONE: usize = 8;
+
+/// How often a contended lock is looked at for no other reason, if nothing else is set.
+pub const RECHECK_INTERVAL_MS: i64 = 500;
+
 /// So long may it go unnoticed that a contended lock was overwritten.
-const UNNOTICED_MS: i64 = 500;
+const UNNOTICED_MS: i64 = RECHECK_INTERVAL_MS;
 
 /// At most so many locks a second are looked at for no other reason than that it has
 /// been a while.
@@ -89,8 +98,9 @@ impl LockTable {
     pub fn wake_at_ms(&self) -> Option<i64> {
         let is_overdue =
             !(self.ended.is_empty() && self.unchecked.is_empty() && self.to_close.is_empty())
-                || self.sessions.next_ended().is_some()
-                || self.queues.next_ended_place().is_some();
+                || self.sessions.any_ended()
+                || self.queues.next_ended_place().is_some()
+                || self.is_to_be_cleared();
         if is_overdue {
             return Some(0);
         }
@@ -110,20 +120,27 @@ impl LockTable {
     }
 
     /// The lock that is due next, if one is. Nothing changes.
-    pub fn next_due(&self, now_ms: i64) -> Option<&KeyBuf> {
-        let renewal = || self.sessions.next_due(now_ms).map(|hold| &hold.key);
+    pub fn next_due(&self, now_ms: i64) -> Option<KeyBuf> {
+        let renewal = || Some(self.sessions.next_due(now_ms)?.key);
         let wait = || self.queues.key_of(self.unchecked.front()?.id);
-        let ended_session = || self.sessions.next_ended().map(|hold| &hold.key);
-        let ended = self.ended.next_key().or_else(ended_session);
+        let ended_session = || Some(self.sessions.next_ended()?.key);
+        let ended = self.ended.next_key().cloned().or_else(ended_session);
         ended
             .or_else(renewal)
-            .or_else(|| self.queues.next_due(now_ms))
-            .or_else(wait)
+            .or_else(|| self.queues.next_due(now_ms).cloned())
+            .or_else(|| wait().cloned())
     }
 
     /// Takes something that is due, of each kind in turn. It is done by
     /// [`LockTable::do_due`], or put off by [`LockTable::put_off`].
     pub fn take_due(&mut self, now_ms: i64) -> Option<Due> {
+        let due = self.take_one_due(now_ms);
+        // Not before: what `next_due` has not seen is not taken.
+        self.clear_away();
+        due
+    }
+
+    fn take_one_due(&mut self, now_ms: i64) -> Option<Due> {
         const KINDS: usize = 4;
         for _ in 0..KINDS {
             self.turn = (self.turn + 1) % KINDS;
@@ -140,13 +157,25 @@ impl LockTable {
         None
     }
 
+    /// Whether anything that is over and forgotten has not been cleared away.
+    pub(super) fn is_to_be_cleared(&self) -> bool {
+        self.sessions.any_left() || self.remembered.any_discarded()
+    }
+
+    /// Clears away some of it.
+    fn clear_away(&mut self) {
+        self.take_left(CLEARED_AT_ONCE);
+        self.remembered
+            .give_back(CLEARED_AT_ONCE * HOLDERS_WEIGH_ONE);
+    }
+
     /// A lock of which something has ended.
     fn next_ended(&mut self) -> Option<KeyBuf> {
         for _ in 0..ENDED_BINDINGS_AT_ONCE {
             if !self.ended.is_empty() {
                 break;
             }
-            let hold = self.sessions.next_ended()?.clone();
+            let hold = self.sessions.next_ended()?;
             self.end_binding(&hold);
         }
         self.ended.next_key().cloned()
@@ -199,12 +228,12 @@ impl LockTable {
             }
             (Err(_), Work::Keep(owner, binding)) => {
                 // It is no lock at the moment, and may be one again.
-                self.is_no_lock(key);
+                self.forget_lock(key);
                 self.not_kept(HoldId::new(key, &owner), binding, now.ms());
                 nothing()
             }
             (Err(error), Work::Recheck | Work::CheckWait(_)) => {
-                self.is_no_lock(key);
+                self.forget_lock(key);
                 Progress::Done(self.refuse_all(key, &error, now.ms()))
             }
         }
@@ -311,6 +340,7 @@ impl LockTable {
     /// done without, at most for so many. Returns whether anything is left to be
     /// tried again.
     pub fn put_off_everything(&mut self, now_ms: i64, at_most: usize) -> bool {
+        self.clear_away();
         for _ in 0..at_most {
             let Some((hold, binding)) = self.sessions.take_due(now_ms) else {
                 break;
@@ -337,7 +367,7 @@ impl LockTable {
             self.to_close.push(client);
         }
         for _ in 0..at_most {
-            let Some(hold) = self.sessions.next_ended().cloned() else {
+            let Some(hold) = self.sessions.next_ended() else {
                 break;
             };
             self.sessions.take_ended(&hold);

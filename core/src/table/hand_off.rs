@@ -16,6 +16,11 @@ use crate::request::{AcquireRequest, Owner};
 use crate::sessions::HoldId;
 use crate::token::FencingToken;
 
+/// Whether the wait would be for a place in the queue.
+pub(super) fn asks_for_place(wait: Option<&Wait>) -> bool {
+    wait.is_some_and(|wait| wait.channel.is_some())
+}
+
 /// How far a hand-off has come.
 #[must_use]
 pub(super) enum HandedOff {
@@ -24,7 +29,7 @@ pub(super) enum HandedOff {
     /// The lock is to go to this place, with this token, if anybody listens.
     Offers(WaiterId, FencingToken),
     /// The place of who asks came first, and has been taken from the queue.
-    ToWhoAsks,
+    ToWhoAsks(Box<Waiter>),
 }
 
 impl Transition<'_> {
@@ -140,16 +145,12 @@ impl Transition<'_> {
     /// Takes the lock for who asks, after all who come first, or a position behind them.
     pub(super) fn acquire<T>(
         mut self,
-        request: AcquireRequest,
+        mut request: AcquireRequest,
         mut wait: Option<Wait>,
         acquired: fn(Acquired) -> T,
     ) -> Progress<T> {
         let waits = wait.is_some();
-        if let Some(wait) = &wait
-            && wait.channel.is_some()
-        {
-            self.ask_again(&request, wait);
-        }
+        self.note_own_place(&request, wait.as_ref());
         loop {
             // The lock may have come free a moment ago. Whoever queued comes first.
             let handed_off = self.hand_off();
@@ -157,10 +158,23 @@ impl Transition<'_> {
                 let after = After::Acquire(request, wait, acquired);
                 return self.offer(waiter, token, after);
             }
-            let is_its_place = matches!(handed_off, HandedOff::ToWhoAsks);
+            let own_place = match handed_off {
+                HandedOff::ToWhoAsks(place) => Some(place),
+                _ => None,
+            };
+            if let Some(place) = &own_place {
+                // The place may have asked for a session.
+                request.session = request.session.or(place.request.session);
+            }
+            let is_its_place = own_place.is_some();
             let in_turn = is_its_place || self.is_next_in_line();
             match (self.try_grant(&request, waits, in_turn), wait) {
-                (Ok(Some(token)), _) if is_its_place => {
+                (Ok(Some(token)), wait) if is_its_place => {
+                    if !asks_for_place(wait.as_ref()) {
+                        let answer = Answer::Granted(token);
+                        let place = own_place.map(|place| (place.addressee(), answer));
+                        self.step.answers.extend(place);
+                    }
                     return self.hand_on(Ok(acquired(Acquired::Granted(token))));
                 }
                 (Ok(Some(token)), _) => return self.done(Ok(acquired(Acquired::Granted(token)))),
@@ -177,7 +191,7 @@ impl Transition<'_> {
     pub(super) fn hand_on<T>(mut self, result: Result<T, LockError>) -> Progress<T> {
         match self.hand_off() {
             HandedOff::Offers(waiter, token) => self.offer(waiter, token, After::Finish(result)),
-            HandedOff::All | HandedOff::ToWhoAsks => self.done(result),
+            HandedOff::All | HandedOff::ToWhoAsks(_) => self.done(result),
         }
     }
 
@@ -214,9 +228,10 @@ impl Transition<'_> {
             let is_offered = first.is_place() && self.table.settings.acks.is_none();
             self.end_of(&owner);
             if self.asks == Some(id) && self.can_be_told() {
-                self.take(id);
                 self.asks = None;
-                return HandedOff::ToWhoAsks;
+                if let Some(place) = self.take(id) {
+                    return HandedOff::ToWhoAsks(Box::new(place));
+                }
             }
             if is_offered
                 && self.lock.holder(&owner).is_none()
@@ -325,6 +340,9 @@ impl Transition<'_> {
                 if held_before == 0 {
                     // A search that has begun may have passed here before.
                     self.table.check_waits_beside(self.key, &request.owner);
+                }
+                if !waiter.is_place() {
+                    self.claim(&request.owner, token);
                 }
                 if waiter.is_place() && held_before == 0 {
                     // It can be claimed until the server takes it for over.

@@ -1,42 +1,51 @@
 //! Places in a queue: how they are kept, claimed and given up.
 
+use super::hand_off::asks_for_place;
 use super::transition::Transition;
 use super::{Answer, Leave, LockTable};
 use crate::error::LockError;
 use crate::keys::KeyRef;
-use crate::lock::{Holder, holds_after_acquire};
+use crate::lock::Holder;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
-use crate::queue::{Addressee, Wait, WaiterId};
+use crate::queue::{Addressee, Place, Wait, Waiter, WaiterId};
 use crate::request::{AcquireRequest, HoldNumber, Lease, Owner, ReleaseRequest};
 use crate::token::FencingToken;
 
 impl Transition<'_> {
-    /// Who has a place and asks again keeps it, unless it asks in another mode.
-    pub(super) fn ask_again(&mut self, request: &AcquireRequest, wait: &Wait) {
+    /// Looks for the place of who asks for the lock: if its turn has come, the request is
+    /// granted in its stead. Who asks for a place again keeps the one it has, unless it
+    /// asks in another mode.
+    pub(super) fn note_own_place(&mut self, request: &AcquireRequest, wait: Option<&Wait>) {
         let (key, now_ms) = (self.key, self.now.ms());
         let Some(place) = self.table.queues.place_of(key, &request.owner) else {
             return;
         };
         let id = place.id;
         if self.table.queues.is_over(place, now_ms) {
-            self.table.take_out(key, id, now_ms);
+            match asks_for_place(wait) {
+                // It is told of the new one.
+                true => drop(self.table.take_out(key, id, now_ms)),
+                false => self.end_place(id),
+            }
             return;
         }
-        let is_kept = place.request.limit == request.limit;
+        let is_first_hold = request.hold.is_none_or(|hold| hold == HoldNumber::FIRST);
+        let is_kept = place.request.limit == request.limit && is_first_hold;
         #[cfg(feature = "planted-faults")]
         let is_kept = is_kept && !Fault::PlaceNotKept.planted();
-        // The request is refused if the hold does not fit.
-        let fits = holds_after_acquire(request, self.holds_of(&request.owner)).is_ok();
-        if !is_kept || !fits {
+        if !is_kept {
             return;
         }
+        self.asks = Some(id);
+        let Some(wait) = wait.filter(|wait| asks_for_place(Some(wait))) else {
+            return;
+        };
         self.table.time_outs.forget(place);
         self.table.queues.ask_again(key, id, request, wait);
         if let Some(until_ms) = wait.until_ms {
             self.table.time_outs.insert(id, until_ms);
         }
-        self.asks = Some(id);
     }
 
     /// The owner is about to have a new place, and leaves the one that it has. Returns
@@ -51,7 +60,7 @@ impl Transition<'_> {
 
     /// An owner that holds nothing gives its place up with a release.
     pub(super) fn give_place_up(&mut self, request: &ReleaseRequest) {
-        if request.token.is_some() || self.lock.holder(&request.owner).is_some() {
+        if request.token.is_some() {
             return;
         }
         let place = self.table.queues.place_of(self.key, &request.owner);
@@ -162,17 +171,19 @@ impl LockTable {
         answers
     }
 
-    /// As [`LockTable::forget_places`], for those of one lock.
-    pub fn forget_places_of(
-        &mut self,
-        key: KeyRef<'_>,
-        why: &LockError,
-        at_most: usize,
-    ) -> Vec<(Addressee, Answer)> {
-        let waiters = self.queues.waiters(key).filter(|waiter| waiter.is_place());
-        let ids: Vec<WaiterId> = waiters.take(at_most).map(|place| place.id).collect();
-        let refuse = |id| self.refuse_place(key, id, why);
-        ids.into_iter().filter_map(refuse).collect()
+    /// The first places for this lock, at most so many.
+    pub fn places_of(&self, key: KeyRef<'_>, at_most: usize) -> Vec<Place> {
+        let addressees = self.queues.waiters(key).map(Waiter::addressee);
+        let places = addressees.filter_map(|addressee| match addressee {
+            Addressee::Place(place) => Some(*place),
+            Addressee::Blocked(_) => None,
+        });
+        places.take(at_most).collect()
+    }
+
+    /// Removes a place to which nobody listens.
+    pub fn leave_place(&mut self, place: &Place, now_ms: i64) {
+        self.leave(place.id, Leave::Gone, now_ms);
     }
 
     fn refuse_place(

@@ -1,7 +1,7 @@
 //! Waits that may close a cycle are searched for deadlocks before they are queued, and
 //! again when something has changed for them.
 
-use super::hand_off::HandedOff;
+use super::hand_off::{HandedOff, asks_for_place};
 use super::offers::After;
 use super::transition::Transition;
 use super::{Acquired, Answer, LogLine, Progress, Question, Then, Unchecked};
@@ -33,7 +33,9 @@ impl Transition<'_> {
         wait: Wait,
         acquired: fn(Acquired) -> T,
     ) -> Progress<T> {
-        if let Some(id) = self.asks {
+        if let Some(id) = self.asks
+            && asks_for_place(Some(&wait))
+        {
             return self.done(Ok(acquired(Acquired::Queued(id))));
         }
         let owner = &request.owner;
@@ -67,11 +69,21 @@ impl Transition<'_> {
             .filter(|_| is_place || settings.acks.is_some());
         let mut left_another = false;
         if is_place {
-            left_another = self.leave_other_place(&request.owner);
-            if self.table.queues.counts().places >= max_places {
+            // A refusal leaves the other place.
+            let queues = &self.table.queues;
+            let left = usize::from(queues.place_of(self.key, &request.owner).is_some());
+            let full = if queues.counts().places - left >= max_places {
+                Some(LockError::PlacesFull { max_places })
+            } else if queues.length(self.key) - left >= max {
+                Some(LockError::QueueFull { max_waiters: max })
+            } else {
+                None
+            };
+            if let Some(full) = full {
                 self.table.metrics.queues_full += 1;
-                return Err(LockError::PlacesFull { max_places });
+                return Err(full);
             }
+            left_another = self.leave_other_place(&request.owner);
         }
         let queues = &mut self.table.queues;
         let id = queues.push(self.key, request, wait, now_us, max);
@@ -93,7 +105,7 @@ impl Transition<'_> {
             HandedOff::Offers(waiter, token) => {
                 self.offer(waiter, token, After::CheckWait(unchecked, result))
             }
-            HandedOff::All | HandedOff::ToWhoAsks => self.search_for(unchecked, result),
+            HandedOff::All | HandedOff::ToWhoAsks(_) => self.search_for(unchecked, result),
         }
     }
 

@@ -336,7 +336,7 @@ impl Server {
         self.expire();
         let stored = self.look(key, asker);
         if stored.is_err() {
-            self.table.is_no_lock(key);
+            self.table.forget_lock(key);
         }
         stored
     }
@@ -616,7 +616,7 @@ impl Server {
     /// Does all that is due now.
     fn run(&mut self) {
         let before = self.steps;
-        while self.do_one() {
+        while self.do_one() || self.table.is_to_be_cleared() {
             assert!(self.steps - before < 100_000, "an endless round");
         }
     }

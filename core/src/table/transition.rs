@@ -168,34 +168,31 @@ impl<'t> Transition<'t> {
     }
 
     pub(super) fn break_holds(&mut self, token: Option<FencingToken>) -> bool {
-        let last_token = self.lock.last_token();
-        let holders = self.lock.holders().iter();
-        let owners: SmallVec<[Owner; 2]> = holders.map(|holder| holder.owner.clone()).collect();
-        let holders = self.lock.holders().iter();
-        let tokens = holders.filter_map(|holder| holder.token);
-        let tokens: SmallVec<[FencingToken; 2]> = match self.table.claims.is_empty() {
-            true => SmallVec::new(),
-            false => tokens.collect(),
+        let Some(broken) = self.lock.break_holds(token, &mut self.step.effects) else {
+            // If anybody holds it, that was another token.
+            self.table.metrics.tokens_refused += u64::from(!self.lock.is_free());
+            return false;
         };
-        let mut bound = self.table.sessions.bound_on(self.key);
-        bound.retain(|hold| self.lock.holder(&hold.owner).is_some());
-        let broken = self.lock.break_holds(token, &mut self.step.effects);
-        if broken {
-            self.step.freed = true;
-            self.step.events.push(LockEvent::Broken);
+        self.step.freed = true;
+        self.step.events.push(LockEvent::Broken);
+        let (key, table) = (self.key, &mut *self.table);
+        table.metrics.releases_broken += broken.len() as u64;
+        table
+            .deliveries
+            .all_ended(key, |owner| broken.get(owner).is_some());
+        table.unbind_all(key, self.now.ms());
+        if !table.claims.is_empty() {
+            let tokens = broken.iter().filter_map(|holder| holder.token);
             for token in tokens {
-                self.table.claims.close(token);
+                table.claims.close(token);
             }
-            for owner in &owners {
-                self.table.metrics.releases_broken += 1;
-                self.forget_deliveries(owner);
-            }
-            self.table.sessions.unbind_all(&bound);
-            self.changed.extend(owners);
-        } else if !owners.is_empty() && token.is_some() && token != last_token {
-            self.table.metrics.tokens_refused += 1;
         }
-        broken
+        if !table.remembered.is_crowd(key) {
+            let owners = broken.iter().map(|holder| holder.owner.clone());
+            self.changed.extend(owners);
+        }
+        table.remembered.discard(broken);
+        true
     }
 
     pub(super) fn renew(&mut self, request: &RenewRequest) -> Result<bool, LockError> {

@@ -188,6 +188,24 @@ fn what_is_not_acknowledged_in_time_is_given_back_and_the_next_is_asked() {
 }
 
 #[test]
+fn a_step_of_the_wall_clock_neither_hurries_replicas_nor_gives_them_longer() {
+    for step_ms in [-3_600_000, 3_600_000] {
+        let mut scene = Scene::new();
+        let id = scene.take(K, ask("a").lease(2 * 3_600_000).now()).0;
+        let waiter = scene.server.wait(K, ask("b"));
+        scene.server.sleep(100 + step_ms);
+        scene.server.table.clock_stepped(step_ms);
+        scene.server.sleep(TIMEOUT_MS - 101);
+        assert_eq!(scene.give_up(), []);
+        scene.server.sleep(1);
+        assert_eq!(scene.give_up(), [unsafe_to_say(id)]);
+        scene.server.leave(waiter);
+        scene.server.run();
+        scene.check_nothing_is_left();
+    }
+}
+
+#[test]
 fn the_next_request_sees_what_was_given_back() {
     let mut scene = Scene::new();
     let id = scene.take(K, ask("a").hold(1).now()).0;

@@ -215,40 +215,47 @@ impl History {
         is_time_up || place.is_place() && !place.session.is_none_or(is_connected)
     }
 
-    /// The owner asks for a place. Returns the one that it has, if it keeps that.
+    /// The owner asks for a lock. Returns its place, if that is granted to what it asks
+    /// now, or kept.
     fn ask_for_place(&mut self, asked: &Queued, ask: &Ask) -> Option<WaiterId> {
         let is_its = |one: &Queued| one.is_place() && (one.key, one.who) == (asked.key, asked.who);
         let at = self.queued.iter().position(is_its)?;
         let id = self.queued[at].id;
         if self.is_over(&self.queued[at]) {
-            self.queued.remove(at);
-            self.server.clients.remove(&id);
+            // The others are told of its end.
+            if asked.is_place() {
+                self.queued.remove(at);
+                self.server.clients.remove(&id);
+            }
             return None;
         }
-        // Whoever holds nothing can't have another hold than the first.
-        if self.queued[at].limit != asked.limit || ask.request.hold != Some(HoldNumber::FIRST) {
+        let is_first = ask
+            .request
+            .hold
+            .is_none_or(|hold| hold == HoldNumber::FIRST);
+        if self.queued[at].limit != asked.limit || !is_first {
             return None;
         }
-        self.queued[at] = Queued {
-            id,
-            ..asked.clone()
-        };
+        if asked.is_place() {
+            self.queued[at] = Queued {
+                id,
+                ..asked.clone()
+            };
+        }
         Some(id)
     }
 
     fn acquire(&mut self, asked: Queued, ask: Ask) -> Result<(), TestCaseError> {
         let Queued { key, who, .. } = asked;
         let is_place = asked.is_place();
-        let kept = match is_place {
-            true => self.ask_for_place(&asked, &ask),
-            false => None,
-        };
+        let own = self.ask_for_place(&asked, &ask);
+        let kept = own.filter(|_| is_place);
         let server = &mut self.server;
         let held_before = server
             .value(KEYS[key])
             .fields
             .contains_key(OWNERS[who].as_bytes());
-        let is_in_front = |one: &&Queued| one.key == key && kept.is_none_or(|kept| one.id < kept);
+        let is_in_front = |one: &&Queued| one.key == key && own.is_none_or(|own| one.id < own);
         let in_front = self.queued.iter().filter(is_in_front).count();
         let answered = server.answers.len() + server.unheard.len();
         match server.acquire_until(KEYS[key], ask, asked.until_ms) {
@@ -275,7 +282,7 @@ impl History {
                 prop_assert_eq!(server.token(KEYS[key], OWNERS[who]), token);
                 let is_told = |id| server.answers.iter().any(|(told, _)| *told == id);
                 self.queued
-                    .retain(|one| Some(one.id) != kept || is_told(one.id));
+                    .retain(|one| Some(one.id) != own || is_told(one.id));
             }
             Ok(Acquired::Busy) | Err(_) => {}
         }

@@ -173,6 +173,50 @@ fn who_asks_again_when_it_is_its_turn_is_replied_its_token() {
 }
 
 #[test]
+fn who_has_a_place_and_takes_the_lock_otherwise_adds_no_hold() {
+    let mut server = held();
+    let a = place_for(&mut server, "a", 60_000);
+    server.delete(K);
+    let token = server.take(K, ask("a").now());
+    assert_eq!(server.told(), [(a, Answer::Granted(token))]);
+    assert_eq!((server.holds(K, "a"), server.offers), (1, 0));
+    let lock = server.lock(K);
+    assert_eq!(lock.holders()[0].lease_end_ms, Some(server.ms() + LEASE_MS));
+    server.release(K, "a");
+    server.check_nothing_is_left();
+}
+
+#[test]
+fn a_place_that_is_over_is_not_granted_with_another_request_of_its_owner() {
+    let mut server = held();
+    let blocked = server.wait(K, ask("a").by(1));
+    let place = server.wait_for(K, ask("a").place().by(7).session(), 60_000);
+    server.table.connection_ended(ClientId(7), true);
+    server.release(K, "x");
+    let token = server.token(K, "a");
+    let expected = [
+        (blocked, Answer::Granted(token)),
+        (place, Answer::NotGranted),
+    ];
+    assert_eq!(server.told(), expected);
+    server.release(K, "a");
+    server.check_nothing_is_left();
+}
+
+#[test]
+fn a_request_that_is_refused_leaves_a_place_as_it_is() {
+    let mut server = held();
+    server.wait_for(K, ask("a").place().lease(100), 60_000);
+    let refused = server.acquire_until(K, ask("a").place().hold(2), Some(i64::MAX));
+    assert!(matches!(refused, Err(LockError::HoldCount { .. })));
+    server.release(K, "x");
+    assert_eq!(
+        server.lock(K).holders()[0].lease_end_ms,
+        Some(server.ms() + 100)
+    );
+}
+
+#[test]
 fn who_asks_again_behind_others_waits_for_them() {
     let mut server = held();
     let a = place_for(&mut server, "a", 60_000);
@@ -351,7 +395,7 @@ fn places_that_can_not_be_served_any_more_are_told_why() {
     let [a, b] = ["a", "b"].map(|name| place_for(&mut server, name, 60_000));
     server.take(L, ask("y"));
     let c = server.wait_for(L, ask("c").place(), 60_000);
-    let told = server.table.forget_places_of(K, &LockError::Unblocked, 1);
+    let told = server.table.forget_places(&LockError::Unblocked, 1);
     let unblocked = Answer::Refused(LockError::Unblocked);
     let told = told
         .into_iter()
@@ -361,6 +405,41 @@ fn places_that_can_not_be_served_any_more_are_told_why() {
     assert_eq!(told.len(), 2);
     assert_eq!(server.table.places(), 0);
     assert!(b < c);
+}
+
+#[test]
+fn a_place_to_which_nobody_listens_is_removed_and_the_others_keep_theirs() {
+    let mut server = held();
+    let ids = ["a", "b", "c"].map(|name| place_for(&mut server, name, 60_000));
+    let places = server.table.places_of(K, 2);
+    let found: Vec<WaiterId> = places.iter().map(|place| place.id).collect();
+    assert_eq!(found, ids[..2]);
+    let now_ms = server.ms();
+    server.table.leave_place(&places[0], now_ms);
+    assert_eq!(order(&server), ["b", "c"]);
+    server.release(K, "x");
+    assert_eq!(server.granted(), [ids[1]]);
+}
+
+#[test]
+fn a_release_that_ends_in_an_error_leaves_the_place() {
+    let mut server = held();
+    let place = place_for(&mut server, "a", 60_000);
+    let refused = server.release_as(K, "a", ReleaseExtent::Hold(hold_number(2)), None);
+    assert!(refused.is_err() && server.table.is_waiting(place));
+}
+
+#[test]
+fn a_request_that_finds_the_queue_full_leaves_its_place() {
+    let mut server = held();
+    for name in ["a", "b", "c"] {
+        place_for(&mut server, name, 60_000);
+    }
+    server.table.settings.max_places = 2;
+    let shared = ask("a").place().shared();
+    let refused = server.acquire_until(K, shared, Some(i64::MAX));
+    assert!(matches!(refused, Err(LockError::PlacesFull { .. })));
+    assert_eq!(order(&server), ["a", "b", "c"]);
 }
 
 #[test]
