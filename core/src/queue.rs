@@ -552,10 +552,6 @@ impl WaitQueues {
 
     /// Whether this waiter must not be granted anything any more.
     pub fn is_over(&self, waiter: &Waiter, now_ms: i64) -> bool {
-        #[cfg(feature = "planted-faults")]
-        if Fault::PlaceOutlived.planted() {
-            return false;
-        }
         let has_ended = |client| self.ended_places.contains_key(&client);
         waiter.is_place()
             && (waiter.until_ms.is_some_and(|until_ms| until_ms <= now_ms)

@@ -868,11 +868,9 @@ impl World {
             until_ms,
             channel,
         });
-        let kept = match ask.place {
-            true => self.ask_again(at, key, ask),
-            false => None,
-        };
-        seen.kept = kept;
+        let own = self.ask_again(at, key, ask);
+        let kept = own.filter(|_| ask.place);
+        seen.kept = own;
         let (cast, now) = (Rc::clone(&self.cast), self.now());
         self.table.settings.reads_other_keys = self.scope().reads_other_keys;
         let progress = self
@@ -905,7 +903,7 @@ impl World {
         // Whoever was handed the lock came before.
         self.apply(done.step, &mut seen)?;
         if let Some(token) = seen.granted {
-            if kept.is_some() {
+            if own.is_some() {
                 self.places[key][self.cast.owner_of[at]] = None;
             }
             self.say(|w| format!("token {}", w.short(token)));
@@ -932,18 +930,24 @@ impl World {
         }
     }
 
-    /// An owner asks for a place. Returns the one that it has, if it keeps that.
+    /// An owner asks for a lock. Returns its place, if that is granted to what it asks
+    /// now, or kept.
     fn ask_again(&mut self, at: usize, key: usize, ask: Ask) -> Option<WaiterId> {
         let owner = self.cast.owner_of[at];
         let place = self.places[key][owner]?;
         if self.is_over(&place) {
-            self.places[key][owner] = None;
+            // The others are told of its end.
+            if ask.place {
+                self.places[key][owner] = None;
+            }
             return None;
         }
-        if place.ask.limit != ask.limit {
+        if place.ask.limit != ask.limit || ask.hold > 1 {
             return None;
         }
-        self.places[key][owner] = Some(self.place(place.id, at, ask));
+        if ask.place {
+            self.places[key][owner] = Some(self.place(place.id, at, ask));
+        }
         Some(place.id)
     }
 

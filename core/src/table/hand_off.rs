@@ -226,7 +226,10 @@ impl Transition<'_> {
             && let Some(first) = self.first_admitted()
         {
             let (id, owner) = (first.id, first.request.owner.clone());
-            if self.table.queues.is_over(first, self.now.ms()) {
+            let is_over = self.table.queues.is_over(first, self.now.ms());
+            #[cfg(feature = "planted-faults")]
+            let is_over = is_over && !Fault::PlaceOutlived.planted();
+            if is_over {
                 self.end_place(id);
                 continue;
             }

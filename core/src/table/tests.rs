@@ -1,7 +1,7 @@
 //! The table as a server drives it, with a keyspace to which effects are applied and
 //! from which locks are read.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
 use crate::lock::Effect;
@@ -254,6 +254,10 @@ struct Server {
     tells: bool,
     /// Somebody listens to what is published.
     listens: bool,
+    /// Nobody listens to these channels.
+    deaf: BTreeSet<Channel>,
+    /// Places of whose grants nobody heard.
+    unheard: Vec<(WaiterId, FencingToken)>,
     /// How many grants were offered.
     offers: usize,
     /// Each lock is read, even if it is remembered.
@@ -280,6 +284,8 @@ impl Server {
             unread: 0,
             tells: true,
             listens: true,
+            deaf: BTreeSet::new(),
+            unheard: Vec::new(),
             offers: 0,
             reads_all: false,
         }
@@ -368,12 +374,14 @@ impl Server {
                 Progress::Done(done) => return self.do_step(key, done),
                 Progress::Offers(offer) => {
                     let (id, token) = (offer.place().id, offer.token());
-                    if self.listens {
-                        self.clients.remove(&id).unwrap();
-                        self.answers.push((id, Answer::Granted(token)));
+                    let heard = self.listens && !self.deaf.contains(&offer.place().channel);
+                    self.clients.remove(&id).unwrap();
+                    match heard {
+                        true => self.answers.push((id, Answer::Granted(token))),
+                        false => self.unheard.push((id, token)),
                     }
                     self.offers += 1;
-                    progress = self.table.offered(*offer, self.listens);
+                    progress = self.table.offered(*offer, heard);
                 }
                 Progress::Asks(question) => {
                     self.questions += 1;

@@ -157,3 +157,14 @@ fn a_connection_that_did_not_claim_its_grant_is_not_closed_by_the_next_one() {
     assert!(server.table.to_close.is_empty());
     assert_eq!(server.table.bound_client(K, &owner("b")), Some(ClientId(8)));
 }
+
+#[test]
+fn a_place_is_served_before_its_owner_has_a_second_hold() {
+    let mut server = Server::new();
+    server.take(K, ask("a"));
+    let b = server.wait_for(K, ask("b").place(), 60_000);
+    server.delete(K);
+    let token = server.take(K, ask("b").place().hold(2));
+    assert_eq!(server.told(), [(b, Answer::Granted(token))]);
+    assert_eq!(server.holds(K, "b"), 2);
+}

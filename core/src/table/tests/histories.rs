@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::queue::Waiter;
 
 const OWNERS: [&str; 5] = ["a", "b", "c", "d", "e"];
 const KEYS: [KeyRef<'static>; 2] = [K, L];
@@ -16,8 +17,20 @@ enum Step {
         hold: Option<i64>,
         limit: Limit,
         session: bool,
-        patient: bool,
+        waits: Waits,
     },
+    /// A request for a place is sent again, by another connection.
+    Again {
+        place: prop::sample::Index,
+        session: bool,
+        ms: i64,
+    },
+    /// Whoever listens to this channel goes away, or comes back.
+    Listen {
+        channel: u8,
+    },
+    /// What ends without a write is ended.
+    GiveUp,
     Release {
         who: usize,
         key: usize,
@@ -67,6 +80,24 @@ enum Step {
     Rename,
 }
 
+#[derive(Clone, Copy, Debug)]
+enum Waits {
+    No,
+    Blocked,
+    /// In a place, for so long, that is told on this channel.
+    Place {
+        ms: i64,
+        channel: u8,
+    },
+}
+
+/// The longest time of a place.
+const PLACE_MS: i64 = 1000;
+
+fn channel(number: u8) -> Channel {
+    [number].into()
+}
+
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let who = || 0..OWNERS.len();
     let key = || 0..KEYS.len();
@@ -82,16 +113,26 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => Just(ReleaseExtent::All),
         2 => (1..4_i64).prop_map(|n| ReleaseExtent::Hold(hold_number(n))),
     ];
+    let place_ms = || 1..=PLACE_MS;
+    let waits = prop_oneof![
+        2 => Just(Waits::No),
+        4 => Just(Waits::Blocked),
+        4 => (place_ms(), 0..2_u8).prop_map(|(ms, channel)| Waits::Place { ms, channel }),
+    ];
     let any = any::<prop::sample::Index>;
     let acquire = (
         (who(), key(), lease()),
         (hold_count, limit),
-        (prop::bool::weighted(0.3), prop::bool::weighted(0.8)),
+        (prop::bool::weighted(0.3), waits),
     );
     let step = prop_oneof![
-        16 => acquire.prop_map(|((who, key, lease_ms), (hold, limit), (session, patient))| {
-            Step::Acquire { who, key, lease_ms, hold, limit, session, patient }
+        16 => acquire.prop_map(|((who, key, lease_ms), (hold, limit), (session, waits))| {
+            Step::Acquire { who, key, lease_ms, hold, limit, session, waits }
         }),
+        3 => (any(), prop::bool::ANY, place_ms())
+            .prop_map(|(place, session, ms)| Step::Again { place, session, ms }),
+        2 => (0..2_u8).prop_map(|channel| Step::Listen { channel }),
+        3 => Just(Step::GiveUp),
         8 => (who(), key(), extent)
             .prop_map(|(who, key, extent)| Step::Release { who, key, extent }),
         2 => (who(), key(), lease())
@@ -123,9 +164,30 @@ struct History {
     /// Who took which lock by Redisson's script. Such a hold gets its token with the
     /// first request of its owner that is served, also where that asks for no other.
     by_redisson: Vec<(usize, usize)>,
-    /// Who asked, of those that wait: key, waiter, owner.
-    queued: Vec<(usize, WaiterId, usize)>,
+    queued: Vec<Queued>,
     newest: Option<FencingToken>,
+    /// When the first leases end of grants that are not claimed.
+    first_ends_ms: BTreeMap<FencingToken, i64>,
+    /// Who released which lock in this step.
+    releases: Option<(usize, usize)>,
+}
+
+/// Who waits.
+#[derive(Clone, Debug, PartialEq)]
+struct Queued {
+    key: usize,
+    id: WaiterId,
+    who: usize,
+    limit: Limit,
+    /// How long a place is kept.
+    until_ms: Option<i64>,
+    session: Option<ClientId>,
+}
+
+impl Queued {
+    fn is_place(&self) -> bool {
+        self.until_ms.is_some()
+    }
 }
 
 impl History {
@@ -141,11 +203,95 @@ impl History {
             by_redisson: Vec::new(),
             queued: Vec::new(),
             newest: None,
+            first_ends_ms: BTreeMap::new(),
+            releases: None,
         }
+    }
+
+    /// Whether a place is over.
+    fn is_over(&self, place: &Queued) -> bool {
+        let is_time_up = place.until_ms.is_some_and(|ms| ms <= self.server.ms());
+        let is_connected = |client| self.connected.contains(&client);
+        is_time_up || place.is_place() && !place.session.is_none_or(is_connected)
+    }
+
+    /// The owner asks for a lock. Returns its place, if that is granted to what it asks
+    /// now, or kept.
+    fn ask_for_place(&mut self, asked: &Queued, ask: &Ask) -> Option<WaiterId> {
+        let is_its = |one: &Queued| one.is_place() && (one.key, one.who) == (asked.key, asked.who);
+        let at = self.queued.iter().position(is_its)?;
+        let id = self.queued[at].id;
+        if self.is_over(&self.queued[at]) {
+            // The others are told of its end.
+            if asked.is_place() {
+                self.queued.remove(at);
+                self.server.clients.remove(&id);
+            }
+            return None;
+        }
+        let is_first = ask
+            .request
+            .hold
+            .is_none_or(|hold| hold == HoldNumber::FIRST);
+        if self.queued[at].limit != asked.limit || !is_first {
+            return None;
+        }
+        if asked.is_place() {
+            self.queued[at] = Queued {
+                id,
+                ..asked.clone()
+            };
+        }
+        Some(id)
+    }
+
+    fn acquire(&mut self, asked: Queued, ask: Ask) -> Result<(), TestCaseError> {
+        let Queued { key, who, .. } = asked;
+        let is_place = asked.is_place();
+        let own = self.ask_for_place(&asked, &ask);
+        let kept = own.filter(|_| is_place);
+        let server = &mut self.server;
+        let held_before = server
+            .value(KEYS[key])
+            .fields
+            .contains_key(OWNERS[who].as_bytes());
+        let is_in_front = |one: &&Queued| one.key == key && own.is_none_or(|own| one.id < own);
+        let in_front = self.queued.iter().filter(is_in_front).count();
+        let answered = server.answers.len() + server.unheard.len();
+        match server.acquire_until(KEYS[key], ask, asked.until_ms) {
+            Ok(Acquired::Queued(id)) => {
+                prop_assert!(kept.is_none_or(|kept| kept == id), "its place was not kept");
+                let is_its_other =
+                    |one: &Queued| one.is_place() && (one.key, one.who) == (key, who) && is_place;
+                self.queued.retain(|one| !is_its_other(one));
+                self.queued.push(Queued { id, ..asked });
+                self.queued.sort_by_key(|one| one.id);
+            }
+            Ok(Acquired::Granted(token)) => {
+                let is_new = self.newest.is_none_or(|newest| token > newest);
+                let served = server.answers.len() + server.unheard.len() - answered;
+                prop_assert!(
+                    held_before
+                        || is_new && served >= in_front
+                        || server
+                            .answers
+                            .iter()
+                            .any(|(_, answer)| { *answer == Answer::Granted(token) }),
+                    "a newcomer passed the queue"
+                );
+                prop_assert_eq!(server.token(KEYS[key], OWNERS[who]), token);
+                let is_told = |id| server.answers.iter().any(|(told, _)| *told == id);
+                self.queued
+                    .retain(|one| Some(one.id) != own || is_told(one.id));
+            }
+            Ok(Acquired::Busy) | Err(_) => {}
+        }
+        Ok(())
     }
 
     fn run(&mut self, step: &Step) -> Result<(), TestCaseError> {
         let server = &mut self.server;
+        self.releases = None;
         match *step {
             Step::Acquire {
                 who,
@@ -154,43 +300,69 @@ impl History {
                 hold,
                 limit,
                 session,
-                patient,
+                waits,
             } => {
                 self.next_client += 1;
                 let client = ClientId(self.next_client);
                 let mut ask = ask(OWNERS[who]).lease(lease_ms);
+                let mut until_ms = None;
+                if let Waits::Place {
+                    ms,
+                    channel: number,
+                } = waits
+                {
+                    ask = ask.place();
+                    ask.channel = Some(channel(number));
+                    until_ms = Some(server.ms() + ms);
+                }
                 ask.client = client;
-                ask.is_patient = patient;
+                ask.is_patient = !matches!(waits, Waits::No);
                 ask.request.limit = limit;
-                ask.request.hold = hold.map(hold_number);
+                ask.request.hold = hold.map(hold_number).or(ask.request.hold);
                 ask.request.session = session.then_some(client);
                 self.connected.push(client);
-                let held_before = server
-                    .value(KEYS[key])
-                    .fields
-                    .contains_key(OWNERS[who].as_bytes());
-                let in_front = self.queued.iter().filter(|queued| queued.0 == key).count();
-                let answered = server.answers.len();
-                match server.acquire(KEYS[key], ask) {
-                    Ok(Acquired::Queued(id)) => self.queued.push((key, id, who)),
-                    Ok(Acquired::Granted(token)) => {
-                        let is_new = self.newest.is_none_or(|newest| token > newest);
-                        let served = server.answers.len() - answered;
-                        prop_assert!(
-                            held_before
-                                || is_new && served >= in_front
-                                || server
-                                    .answers
-                                    .iter()
-                                    .any(|(_, answer)| { *answer == Answer::Granted(token) }),
-                            "a newcomer passed the queue"
-                        );
-                        prop_assert_eq!(server.token(KEYS[key], OWNERS[who]), token);
-                    }
-                    Ok(Acquired::Busy) | Err(_) => {}
+                let asked = Queued {
+                    key,
+                    id: WaiterId(0),
+                    who,
+                    limit,
+                    until_ms,
+                    session: ask.request.session,
+                };
+                self.acquire(asked, ask)?;
+            }
+            Step::Again { place, session, ms } => {
+                let places = self.queued.iter().filter(|one| one.is_place());
+                let places: Vec<&Queued> = places.collect();
+                if places.is_empty() {
+                    return Ok(());
+                }
+                let place = places[place.index(places.len())].clone();
+                self.next_client += 1;
+                let client = ClientId(self.next_client);
+                self.connected.push(client);
+                let mut ask = ask(OWNERS[place.who]).place().by(self.next_client);
+                ask.request.limit = place.limit;
+                ask.request.session = session.then_some(client);
+                let asked = Queued {
+                    until_ms: Some(server.ms() + ms),
+                    session: ask.request.session,
+                    ..place
+                };
+                self.acquire(asked, ask)?;
+            }
+            Step::Listen { channel: number } => {
+                let channel = channel(number);
+                if !server.deaf.remove(&channel) {
+                    server.deaf.insert(channel);
                 }
             }
+            Step::GiveUp => {
+                let given_up = server.give_up();
+                server.answers.extend(given_up);
+            }
             Step::Release { who, key, extent } => {
+                self.releases = Some((key, who));
                 let _ = server.release_as(KEYS[key], OWNERS[who], extent, None);
             }
             Step::Renew { who, key, lease_ms } => {
@@ -204,10 +376,13 @@ impl History {
                     let at = client.index(self.connected.len());
                     let client = self.connected.remove(at);
                     self.on_their_way.retain(|other| *other != client);
-                    let waits = server.clients.iter().find(|(_, waits)| **waits == client);
-                    if let Some((&id, _)) = waits {
+                    let is_blocked = |one: &&Queued| {
+                        !one.is_place() && server.clients.get(&one.id) == Some(&client)
+                    };
+                    let blocked = self.queued.iter().find(is_blocked).map(|one| one.id);
+                    if let Some(id) = blocked {
                         server.leave(id);
-                        self.queued.retain(|queued| queued.1 != id);
+                        self.queued.retain(|queued| queued.id != id);
                     }
                     server.table.connection_ended(client, false);
                     let mut owners = KEYS.iter().flat_map(|key| OWNERS.map(|name| (*key, name)));
@@ -218,9 +393,11 @@ impl History {
                 }
             }
             Step::Leave { waiter } => {
-                if !self.queued.is_empty() {
-                    let at = waiter.index(self.queued.len());
-                    let (_, id, _) = self.queued.remove(at);
+                let blocked = self.queued.iter().filter(|one| !one.is_place());
+                let blocked: Vec<WaiterId> = blocked.map(|one| one.id).collect();
+                if !blocked.is_empty() {
+                    let id = blocked[waiter.index(blocked.len())];
+                    self.queued.retain(|queued| queued.id != id);
                     server.leave(id);
                 }
             }
@@ -252,6 +429,9 @@ impl History {
                 // A count with neither an expiry nor a token is no lock.
                 if server.value(KEYS[key]).fields.contains_key(TOKEN_FIELD) {
                     server.write(KEYS[key], |value| value.expires_at_ms = None);
+                    self.first_ends_ms
+                        .values_mut()
+                        .for_each(|ms| *ms = i64::MAX);
                 }
             }
             Step::Rename => {
@@ -270,16 +450,44 @@ impl History {
     /// What is true after each step.
     fn check(&mut self, clients: &[(WaiterId, ClientId)]) -> Result<(), TestCaseError> {
         let mut last: [Option<WaiterId>; KEYS.len()] = Default::default();
-        for (id, answer) in self.server.told() {
-            let at = self.queued.iter().position(|queued| queued.1 == id);
-            let (key, _, who) = self.queued.remove(at.expect("nobody is answered twice"));
+        let mut told = self.server.told();
+        // Places are told before the others.
+        told.sort_by_key(|(_, answer)| match answer {
+            Answer::Granted(token) => Some(*token),
+            _ => None,
+        });
+        for (id, token) in std::mem::take(&mut self.server.unheard) {
+            let at = self.queued.iter().position(|queued| queued.id == id);
+            let Queued { key, who, .. } = self.queued.remove(at.expect("it was in the queue"));
+            let lock = self.server.lock(KEYS[key]);
+            let held = lock.holder(&owner(OWNERS[who]));
+            let is_granted = held.is_some_and(|held| held.token == Some(token));
+            let is_told = told
+                .iter()
+                .any(|(_, answer)| *answer == Answer::Granted(token));
+            prop_assert!(
+                !is_granted || is_told || self.newest < Some(token),
+                "unheard"
+            );
+        }
+        for (id, answer) in told {
+            let at = self.queued.iter().position(|queued| queued.id == id);
+            let queued = self.queued.remove(at.expect("nobody is answered twice"));
+            let Queued { key, who, .. } = queued;
+            let is_over = self.is_over(&queued);
             let Answer::Granted(token) = answer else {
+                let is_given_up = self.releases == Some((key, who));
+                prop_assert!(answer != Answer::NotGranted || is_over || is_given_up);
                 continue;
             };
-            let client = clients.iter().find(|(waiter, _)| *waiter == id).unwrap().1;
-            self.on_their_way.push(client);
+            if queued.is_place() {
+                prop_assert!(!is_over, "a place that is over was granted the lock");
+            } else {
+                let client = clients.iter().find(|(waiter, _)| *waiter == id).unwrap().1;
+                self.on_their_way.push(client);
+            }
             // Whoever was passed was passed by one that holds the lock.
-            let passed = self.queued.iter().any(|one| one.0 == key && one.1 < id);
+            let passed = self.queued.iter().any(|one| one.key == key && one.id < id);
             if passed {
                 let lock = self.server.lock(KEYS[key]);
                 let reenters = lock
@@ -304,12 +512,41 @@ impl History {
                 let plain = crate::lock::tests::sorted(noted.clone());
                 prop_assert_eq!(plain, crate::lock::tests::sorted(lock));
             }
+            let waiters: Vec<&Waiter> = self.server.table.queues.waiters(key).collect();
+            let expected = self.queued.iter().filter(|one| KEYS[one.key] == key);
+            prop_assert!(
+                waiters
+                    .iter()
+                    .map(|one| one.id)
+                    .eq(expected.map(|one| one.id))
+            );
+            let places = waiters.iter().filter(|waiter| waiter.is_place());
+            let owners: BTreeSet<_> = places.clone().map(|place| &place.request.owner).collect();
+            prop_assert_eq!(owners.len(), places.count());
+            for holder in self.server.lock(key).holders() {
+                let Some(token) = holder.token else { continue };
+                if self.server.table.claims.is_open(token) {
+                    let ends = &mut self.first_ends_ms;
+                    let first_ms = self.server.ms() + self.server.table.settings.claim_timeout_ms;
+                    let first_ms = ends.entry(token).or_insert(first_ms);
+                    let end_ms = holder.lease_end_ms.unwrap_or(i64::MAX);
+                    prop_assert!(end_ms <= *first_ms, "an unclaimed grant lasts");
+                }
+            }
             // Where somebody could have the lock, a look is planned in time.
             if self.server.table.queues.contended(key) {
                 let wake_ms = self.server.table.wake_at_ms();
                 let soon_ms = self.server.ms() + 500;
                 prop_assert!(wake_ms.is_some_and(|at_ms| at_ms <= soon_ms));
             }
+        }
+        let table = &self.server.table;
+        prop_assert!(table.agree(&OWNERS.map(owner)));
+        for place in self.queued.iter().filter(|one| one.is_place()) {
+            let end_ms = place.until_ms.filter(|_| !self.is_over(place));
+            let wake_ms = table.wake_at_ms();
+            let by_ms = end_ms.unwrap_or(self.server.ms());
+            prop_assert!(wake_ms.is_some_and(|wake_ms| wake_ms <= by_ms));
         }
         Ok(())
     }
@@ -330,9 +567,13 @@ impl History {
 
     /// Everybody goes away, and time passes.
     fn end(&mut self) -> Result<(), TestCaseError> {
-        for (_, id, _) in std::mem::take(&mut self.queued) {
-            self.server.leave(id);
+        for queued in std::mem::take(&mut self.queued) {
+            if !queued.is_place() {
+                self.server.leave(queued.id);
+            }
         }
+        self.server.sleep(PLACE_MS);
+        self.server.give_up();
         for client in std::mem::take(&mut self.on_their_way) {
             self.server.table.grant_told(client, true);
         }
@@ -342,6 +583,10 @@ impl History {
         for key in KEYS {
             self.server.delete(key);
         }
+        self.server.run();
+        self.server
+            .sleep(self.server.table.settings.claim_timeout_ms + 1);
+        self.server.give_up();
         self.server.run();
         self.server.table.take_clients_to_close(usize::MAX);
         self.server.check_nothing_is_left();
