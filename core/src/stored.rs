@@ -88,7 +88,7 @@ impl Permit {
 #[derive(Default)]
 pub struct Reader {
     counts: SmallVec<[(Owner, i64); 1]>,
-    permits: HashMap<Owner, Permit>,
+    permits: SmallVec<[(Owner, Permit); 1]>,
     last_token: Option<FencingToken>,
     no_lock: bool,
     asker: Option<Owner>,
@@ -110,7 +110,7 @@ impl Reader {
         let holders = (fields / 2).min(ROOM_AT_ONCE);
         if holders > few() {
             reader.counts = SmallVec::with_capacity(holders);
-            reader.permits = HashMap::with_capacity(holders);
+            reader.permits = SmallVec::with_capacity(holders);
         }
         reader
     }
@@ -127,7 +127,12 @@ impl Reader {
             self.last_token = Some(FencingToken::new(parse_integer(value)?).ok()?);
         } else if let Some(owner) = name.strip_prefix(PERMIT_PREFIX) {
             let permit = Permit::from_text(value)?;
-            self.permits.insert(Owner::new(owner).ok()?, permit);
+            // It was written with the count of its owner.
+            let owner = match self.counts.last() {
+                Some((last, _)) if last.as_bytes() == owner => last.clone(),
+                _ => Owner::new(owner).ok()?,
+            };
+            self.permits.push((owner, permit));
         } else {
             let holds = parse_integer(value).filter(|&holds| holds >= 1)?;
             let owner = match &self.asker {
@@ -166,9 +171,27 @@ impl Reader {
         }
         let leftovers = self.counts.is_empty() && !self.permits.is_empty();
         let alone = self.counts.len() == 1;
+        let is_many = self.permits.len() > few();
+        let by_owner: HashMap<&Owner, &Permit> = match is_many {
+            true => self
+                .permits
+                .iter()
+                .map(|(owner, permit)| (owner, permit))
+                .collect(),
+            false => HashMap::new(),
+        };
+        let permit_of = |owner: &Owner| match is_many {
+            true => by_owner.get(owner).copied(),
+            false => {
+                let mut permits = self.permits.iter();
+                permits
+                    .find(|(one, _)| one == owner)
+                    .map(|(_, permit)| permit)
+            }
+        };
         let mut holders = SmallVec::with_capacity(self.counts.len());
         for (owner, holds) in self.counts {
-            holders.push(match self.permits.get(&owner) {
+            holders.push(match permit_of(&owner) {
                 Some(permit) => Holder {
                     owner,
                     holds,

@@ -98,9 +98,12 @@ impl<'c> OpenLock<'c> {
                 let mut names = Args::new();
                 names.push_owner(asker, self.key);
                 names.push(&permit_field(asker.as_bytes()));
+                let [name, permit_name] = names.all.as_slice() else {
+                    return false;
+                };
                 let permit = holder.and_then(Holder::permit).map(Permit::to_text);
-                is_number(names.all[0], holder.map(|holder| holder.holds))
-                    && is_text(names.all[1], permit.as_deref())
+                is_number(*name, holder.map(|holder| holder.holds))
+                    && is_text(*permit_name, permit.as_deref())
             })
     }
 
