@@ -189,6 +189,7 @@ impl Connection {
 
     /// Places can't be had by this connection.
     pub(crate) fn knows_no_places(&self) {
+        tracing::debug!("no places can be had, so each wait blocks a connection");
         self.subscriptions.are_useless.store(true, Ordering::SeqCst);
     }
 

@@ -61,6 +61,30 @@ async fn locks_live_on_the_nodes_of_their_slots_and_follow_them() {
     drop(soon("its turn", waiting).await.unwrap().unwrap());
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_is_told_when_the_connection_that_subscribes_was_killed() {
+    let (cluster, client) = start().await;
+    let key = format!("{{{}}}lock", tag(|slot| slot < 5461, 0));
+    let session = client.session().await.unwrap();
+    for lock in [client.lock(&key), session.lock(&key)] {
+        let guard = client.lock(&key).acquire().await.unwrap();
+        let waiting = tokio::spawn(lock.acquire());
+        let waiters = || cluster.nodes[0].info("lock_waiters");
+        eventually("it waits", || waiters() == 1).await;
+        let mut observer = cluster.client(0);
+        let asked = support::calls(&mut observer, "lock.acquire");
+        assert_eq!(observer.int("CLIENT KILL TYPE pubsub"), 1);
+        eventually("it asks again", || {
+            support::calls(&mut observer, "lock.acquire") > asked
+        })
+        .await;
+        assert_eq!(waiters(), 1);
+        guard.release().await.unwrap();
+        let granted = soon("its turn", waiting).await.unwrap().unwrap();
+        granted.release().await.unwrap();
+    }
+}
+
 /// A session follows the connection to the node of its lock, and no other.
 async fn a_session_ends_with_its_connection(cluster: &Cluster, client: &LockClient) {
     let key = format!("{{{}}}session", tag(|slot| slot > 10923, 0));
