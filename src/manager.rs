@@ -117,7 +117,7 @@ pub(crate) fn acquire(
     if let Patience::Queue(place) = patience {
         check_channel(key, place.channel)?;
     }
-    gate::check_replicas(ctx)?;
+    let may_grant = gate::check_replicas(ctx)?;
     let (open, stored) = look_for(key, Some(&request.owner), Part::Whole)?;
     let now = clock::now();
     let (until_ms, channel) = match patience {
@@ -135,7 +135,7 @@ pub(crate) fn acquire(
     });
     let client = acks::client_to_tell(ctx);
     let is_exclusive = request.limit == Limit::EXCLUSIVE;
-    let progress = step(ctx, |table| {
+    let progress = step_by(ctx, may_grant, |table| {
         acks::asks(table, client);
         table.settings.reads_other_keys = !may_wait || !keyspace::in_cluster(ctx);
         table.acquire(key.as_ref(), stored, request, wait, now)
@@ -205,11 +205,11 @@ pub(crate) fn break_lock(key: LockKey<'_>, token: Option<FencingToken>) -> Resul
 /// Lets the lease end at now + lease exactly. Returns whether the owner holds the
 /// lock, with the token it named; nothing where the client is told later.
 pub(crate) fn renew(key: LockKey<'_>, request: &RenewRequest) -> Result<Option<bool>, LockError> {
-    gate::check_replicas(key.ctx())?;
+    let may_grant = gate::check_replicas(key.ctx())?;
     let (open, stored) = look_for(key, Some(&request.owner), Part::OfAsker)?;
     let now = clock::now();
     let client = acks::client_to_tell(key.ctx());
-    let progress = step(key.ctx(), |table| {
+    let progress = step_by(key.ctx(), may_grant, |table| {
         acks::asks(table, client);
         table.renew(key.as_ref(), stored, request, now)
     });
@@ -220,7 +220,7 @@ pub(crate) fn renew(key: LockKey<'_>, request: &RenewRequest) -> Result<Option<b
 pub(crate) fn guard(key: LockKey<'_>, token: FencingToken) -> Result<(), LockError> {
     let owner_with =
         |stored: &Stored| TABLE.with_borrow(|table| table.owner_with(key.as_ref(), stored, token));
-    gate::check_replicas(key.ctx())?;
+    let may_grant = gate::check_replicas(key.ctx())?;
     let remembered = owner_with(&Stored::AsExpected);
     let (open, stored) = look_for(key, remembered.as_ref(), Part::Whole)?;
     if let Stored::Read(_) = stored
@@ -229,7 +229,7 @@ pub(crate) fn guard(key: LockKey<'_>, token: FencingToken) -> Result<(), LockErr
         end_if_closing(key, &owner, || clients::running(key.ctx()));
     }
     let now = clock::now();
-    let progress = step(key.ctx(), |table| {
+    let progress = step_by(key.ctx(), may_grant, |table| {
         table.guard(key.as_ref(), stored, token, now)
     });
     match carry_out(key, open, now, progress)? {
@@ -427,8 +427,14 @@ fn end_connection_if_closing(ctx: &Context, client: ClientId) {
 /// Asks the table what is to be done, by the settings as they are now.
 #[inline]
 fn step<R>(ctx: &Context, ask: impl FnOnce(&mut LockTable) -> R) -> R {
+    step_by(ctx, gate::is_open(ctx), ask)
+}
+
+/// As [`step`], for a command that knows whether anything may be granted.
+#[inline]
+fn step_by<R>(ctx: &Context, may_grant: bool, ask: impl FnOnce(&mut LockTable) -> R) -> R {
     // Before the table is borrowed, because it may ask the server.
-    let (may_grant, acks) = (gate::is_open(ctx), acks::needed(ctx));
+    let acks = acks::needed(ctx);
     TABLE.with_borrow_mut(|table| {
         let settings = &mut table.settings;
         settings.may_grant = may_grant;

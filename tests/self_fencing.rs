@@ -206,3 +206,39 @@ fn without_a_replica_left_a_lock_is_not_handed_on_at_the_end_of_its_lease() {
     scene.replica.restart();
     scene.assert_granted();
 }
+
+#[test]
+fn a_holder_is_confirmed_or_refused_at_the_moment_when_its_replica_falls_silent() {
+    let mut scene = Scene::set();
+    // It takes a while to read them, between the beginning of a command and its answer.
+    let holders: Vec<String> = (0..400)
+        .map(|n| format!("LOCK.ACQUIRE k holder{n} {LEASE} LIMIT 400 HOLD 1"))
+        .collect();
+    for take in &holders {
+        eventually("it is held", || {
+            matches!(scene.observer.call(take), Value::Int(_))
+        });
+    }
+    let confirm = &holders[0];
+    let batch = format!("{confirm}\r\n").repeat(200);
+    for _ in 0..3 {
+        scene.replica.stop();
+        let mut is_refused = false;
+        while !is_refused {
+            scene.observer.send_bytes(batch.as_bytes());
+            for _ in 0..200 {
+                match scene.observer.reply() {
+                    Value::Int(_) => {}
+                    reply => {
+                        assert_refused(&reply);
+                        is_refused = true;
+                    }
+                }
+            }
+        }
+        scene.replica.go_on();
+        eventually("the server takes writes again", || {
+            matches!(scene.observer.call(confirm), Value::Int(_))
+        });
+    }
+}

@@ -32,20 +32,27 @@ pub(super) fn is_open(ctx: &Context) -> bool {
     if !has_enough {
         LACKS_REPLICAS.set(true);
     }
-    #[cfg(feature = "planted-faults")]
-    if Fault::GraceIgnored.planted() {
-        return has_enough;
-    }
-    has_enough && grace_left_ms() == 0
+    has_enough && is_grace_over()
 }
 
-/// Refuses what the server itself would refuse, if it counted its replicas now.
+/// Refuses what the server itself would refuse, if it counted its replicas now. Returns
+/// whether anything may be granted. A command asks once: if its replicas fell silent
+/// between two answers, it would tell a holder that it has no lock.
 #[inline]
-pub(super) fn check_replicas(ctx: &Context) -> Result<(), LockError> {
+pub(super) fn check_replicas(ctx: &Context) -> Result<bool, LockError> {
     match self_fencing::has_enough_replicas(ctx) {
-        true => Ok(()),
+        true => Ok(is_grace_over()),
         false => Err(LockError::TooFewReplicas),
     }
+}
+
+#[inline]
+fn is_grace_over() -> bool {
+    #[cfg(feature = "planted-faults")]
+    if Fault::GraceIgnored.planted() {
+        return true;
+    }
+    grace_left_ms() == 0
 }
 
 /// How long nothing is granted because of a start or a promotion, in milliseconds.
