@@ -41,6 +41,8 @@ impl Taking<'_> {
         let channel = &subscription.channel;
         match self.ask(Some((self.place_ms(deadline), channel))).await {
             Ok(Answer::InLine) => {}
+            // Not even a place was to be had.
+            Ok(Answer::Busy) => return Ok(Answer::Over),
             Err(error) if error.is_syntax_error() => {
                 subscription.is_useless();
                 return Ok(Answer::Over);

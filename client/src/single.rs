@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::Instant;
+use futures_util::future::OptionFuture;
+use tokio::time::{Instant, sleep_until};
 
 use crate::attempt::Attempt;
 use crate::backoff::Backoff;
@@ -89,6 +90,8 @@ impl Taking<'_> {
             match answer {
                 Ok(Answer::Over) => {
                     if !backoff.pause_before(deadline).await {
+                        // A wait is not over before its time.
+                        OptionFuture::from(deadline.map(sleep_until)).await;
                         return Ok(Answer::Over);
                     }
                 }
