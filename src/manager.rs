@@ -92,7 +92,10 @@ pub(crate) fn acquire(
     }
     gate::check_replicas(ctx)?;
     let (open, stored) = look_for(key, Some(&request.owner), Part::Whole)?;
-    let now = clock::now();
+    let now = match timeout.is_some() || request.session.is_some() {
+        true => clock_steps::now_looked(ctx),
+        false => clock_steps::now(ctx),
+    };
     let wait = timeout.map(|timeout| Wait {
         client: clients::running(ctx),
         until_ms: timeout.end_ms(now.ms()),
@@ -123,13 +126,13 @@ pub(crate) fn acquire(
 /// Gives holds back; with the last one, hands the lock off.
 pub(crate) fn release(key: LockKey<'_>, request: &ReleaseRequest) -> Result<Released, LockError> {
     // When a lease ends matters only to those who wait, while it lasts.
-    let part = match TABLE.with_borrow(LockTable::anybody_waits) {
+    let part = match TABLE.with_borrow(LockTable::follows_lease_ends) {
         true if request.ends_a_single_hold() => Part::OfAskerUnlessSingleHold,
         true => Part::OfAsker,
         false => Part::OfAskerWithoutLeaseEnd,
     };
     let (open, stored) = look_for(key, Some(&request.owner), part)?;
-    let now = clock::now();
+    let now = clock_steps::now(key.ctx());
     let done = step(key.ctx(), |table| {
         table.release(key.as_ref(), stored, request, now)
     });
@@ -140,7 +143,7 @@ pub(crate) fn release(key: LockKey<'_>, request: &ReleaseRequest) -> Result<Rele
 /// off. Returns whether anybody held it.
 pub(crate) fn break_lock(key: LockKey<'_>, token: Option<FencingToken>) -> Result<bool, LockError> {
     let (open, stored) = look_for(key, None, Part::Whole)?;
-    let now = clock::now();
+    let now = clock_steps::now(key.ctx());
     let done = step(key.ctx(), |table| {
         table.break_lock(key.as_ref(), stored, token, now)
     });
@@ -152,7 +155,7 @@ pub(crate) fn break_lock(key: LockKey<'_>, token: Option<FencingToken>) -> Resul
 pub(crate) fn renew(key: LockKey<'_>, request: &RenewRequest) -> Result<Option<bool>, LockError> {
     gate::check_replicas(key.ctx())?;
     let (open, stored) = look_for(key, Some(&request.owner), Part::OfAsker)?;
-    let now = clock::now();
+    let now = clock_steps::now(key.ctx());
     let client = acks::client_to_tell(key.ctx());
     let done = step(key.ctx(), |table| {
         acks::asks(table, client);
@@ -173,7 +176,7 @@ pub(crate) fn guard(key: LockKey<'_>, token: FencingToken) -> Result<(), LockErr
     {
         end_if_closing(key, &owner, || clients::running(key.ctx()));
     }
-    let now = clock::now();
+    let now = clock_steps::now(key.ctx());
     let done = step(key.ctx(), |table| {
         table.guard(key.as_ref(), stored, token, now)
     });
@@ -228,6 +231,11 @@ pub(crate) fn key_touched(ctx: &Context, key: KeyRef<'_>) {
     note(ctx, |table, now_ms| table.key_touched(key, now_ms));
 }
 
+/// The server has expired this key. Otherwise as [`key_touched`].
+pub(crate) fn key_expired(ctx: &Context, key: KeyRef<'_>) {
+    note(ctx, |table, now_ms| table.key_expired(key, now_ms));
+}
+
 /// The server's own clockwork turns, so many times a second.
 pub(crate) fn on_turn(ctx: &Context, hz: i32) {
     clock_steps::look(ctx);
@@ -278,6 +286,9 @@ pub(crate) fn grant_told(ctx: &Context, client: ClientId, heard: bool) {
 /// A client does not wait any more. Returns what it is to be told, if it is anything but
 /// that it was not granted the lock.
 pub(crate) fn waiter_left(ctx: &Context, waiter: WaiterId, leave: Leave) -> Option<Answer> {
+    // A step of the clock may have ended the wait, and with the last one all that is
+    // known of the lock is forgotten.
+    clock_steps::now(ctx);
     note(ctx, |table, now_ms| {
         table.waiter_left(waiter, leave, now_ms)
     })

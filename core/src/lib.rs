@@ -39,6 +39,7 @@ pub mod queue;
 mod remembered;
 pub mod request;
 pub mod sessions;
+mod stepped;
 pub mod stored;
 pub mod table;
 pub mod token;

@@ -12,7 +12,8 @@
 //!
 //! # Invariants
 //! - What is remembered never says that somebody holds a lock; the stored hash alone
-//!   does. It may say that a stored hold is over; if that is lost, in a restart or a
+//!   does, but where the server has just expired it too early, because the wall clock
+//!   was set, and nobody has touched the key since. It may say that a stored hold is over; if that is lost, in a restart or a
 //!   fail-over, the hold lasts until its lease ends, and no two owners ever hold one
 //!   lock.
 //! - Where a lock has room for who waits for it first, a recheck is planned.
@@ -30,6 +31,7 @@
 //! [`LockTable::grants_resume`] ends such a time.
 
 mod acknowledged;
+mod clock_steps;
 mod connections;
 mod due;
 mod ends;
@@ -57,6 +59,7 @@ use crate::queue::{Wait, WaitQueues, WaiterId};
 use crate::remembered::Remembered;
 use crate::request::{AcquireRequest, ClientId, Owner, ReleaseRequest, RenewRequest};
 use crate::sessions::Sessions;
+use crate::stepped::Stepped;
 use crate::token::{FencingToken, TokenClock};
 
 pub use connections::Leave;
@@ -295,6 +298,8 @@ pub struct LockTable {
     acks: Acks,
     /// Holds that are over because of what became of a client.
     ended: EndedHolds,
+    /// Locks whose leases the wall clock has left behind, or overtaken.
+    stepped: Stepped,
     /// Waits that may close a cycle.
     unchecked: VecDeque<Unchecked>,
     /// A key that has just left its place.
@@ -480,7 +485,7 @@ impl LockTable {
     ) -> Done<bool> {
         let owner = self.owner_with(key, &stored, token);
         let mut transition = Transition::begin(self, key, stored, owner.as_ref(), now);
-        let is_held = transition.guard(owner.as_ref(), token);
+        let is_held = transition.guard(token);
         transition.hand_off();
         transition.finish(Ok(is_held))
     }

@@ -2,7 +2,7 @@
 
 use redis_module::Context;
 
-use super::{TABLE, acks, arm_timer, carry_out, fence, gate, look_at, step};
+use super::{TABLE, acks, arm_timer, carry_out, clock_steps, fence, gate, look_at, step};
 use crate::config;
 use crate::server::clients;
 use crate::server::clock;
@@ -30,7 +30,7 @@ const SEARCH_WEIGHS: usize = 16;
 /// what is due. What does not fit into one wake waits until other clients have had
 /// their turn.
 pub(crate) fn on_wake(ctx: &Context) {
-    let now_ms = clock::now().ms();
+    let now_ms = clock_steps::now(ctx).ms();
     if !TABLE.with_borrow(LockTable::follows_overwriting) {
         overwriting::unfollow(ctx);
     }
@@ -107,7 +107,7 @@ fn do_due(ctx: &Context, due: Due) -> Option<usize> {
 fn do_to(key: LockKey<'_>, due: Due) -> usize {
     let open = OpenLock::open(key);
     let stored = look_at(&open, key.as_ref(), due.owner(), Part::OfAsker);
-    let now = clock::now();
+    let now = clock_steps::now(key.ctx());
     let is_search = matches!(due.work, Work::CheckWait(_));
     let progress = step(key.ctx(), |table| {
         table.settings.reads_other_keys = true;

@@ -258,7 +258,7 @@ impl LockTable {
         let before = self.sessions.binding_of(withheld.key.as_ref(), owner);
         let before = before.filter(|before| before.token == token);
         let sessions = &mut self.sessions;
-        sessions.bind(withheld.key.as_ref(), owner, client, token, lease, now.ms());
+        sessions.bind(withheld.key.as_ref(), held, client, token, lease, now.ms());
         let counted_ms = before.map_or(end_ms, |before| before.kept_until_ms.max(end_ms));
         let stored_ms = held.lease_end_ms.unwrap_or(i64::MAX);
         sessions.count_until(&hold, counted_ms.min(stored_ms));

@@ -28,10 +28,11 @@ impl LockTable {
 
     /// What is remembered of this key is not relied upon any more.
     fn doubt(&mut self, key: KeyRef<'_>) {
+        self.stepped.touched(key);
         if self.remembered.is_empty() {
             return;
         }
-        if self.queues.contended(key) {
+        if self.is_kept(key) {
             self.remembered.touch(key);
         } else {
             self.remembered.drop_lock(key);
@@ -50,9 +51,10 @@ impl LockTable {
     }
 
     fn touch_all(&mut self, is_meant: impl Fn(KeyRef<'_>) -> bool, now_ms: i64) {
-        let queues = &self.queues;
-        let is_contended = |key: KeyRef<'_>| queues.contended(key);
-        self.remembered.touch_all(&is_meant, is_contended);
+        self.stepped.all_touched(&is_meant);
+        let (queues, stepped) = (&self.queues, &self.stepped);
+        let is_kept = |key: KeyRef<'_>| queues.contended(key) || stepped.is_noted(key);
+        self.remembered.touch_all(&is_meant, is_kept);
         if self.queues.any_planned(&is_meant) {
             self.queues.recheck_all_by(now_ms);
         }
@@ -297,7 +299,7 @@ impl LockTable {
             self.queues.recheck_by(key, now_ms);
         }
         self.check_next_of(key, &waiter.request.owner);
-        if !self.queues.contended(key) {
+        if !self.is_kept(key) {
             self.remembered.drop_if_few(key);
         }
     }
@@ -332,8 +334,12 @@ impl LockTable {
         self.unchecked.extend(unchecked);
     }
 
-    /// Nobody can or need write what has ended of this key.
+    /// Nobody can or need write what has ended of this key, or move its leases.
     pub(super) fn forget_ended(&mut self, key: KeyRef<'_>) {
+        let (moves, _) = self.stepped.take(key);
+        if moves.is_some() && !self.queues.contended(key) {
+            self.remembered.drop_lock(key);
+        }
         for ended in self.ended.take(key) {
             let hold = HoldId::new(key, &ended.owner);
             self.deliveries.end(&hold, &ended, 0);

@@ -1,5 +1,5 @@
 //! What the table does without being asked: it ends what is over because of what
-//! became of a client, keeps up the leases of sessions, looks at contended locks when
+//! became of a client, moves leases with the clock, keeps up those of sessions, looks at contended locks when
 //! they are due, and searches for deadlocks.
 
 use super::transition::Transition;
@@ -89,7 +89,8 @@ impl LockTable {
     pub fn wake_at_ms(&self) -> Option<i64> {
         let is_overdue =
             !(self.ended.is_empty() && self.unchecked.is_empty() && self.to_close.is_empty())
-                || self.sessions.next_ended().is_some();
+                || self.sessions.next_ended().is_some()
+                || self.stepped.next_key().is_some();
         if is_overdue {
             return Some(0);
         }
@@ -114,6 +115,7 @@ impl LockTable {
         let ended_session = || self.sessions.next_ended().map(|hold| &hold.key);
         let ended = self.ended.next_key().or_else(ended_session);
         ended
+            .or_else(|| self.stepped.next_key())
             .or_else(renewal)
             .or_else(|| self.queues.next_due(now_ms))
             .or_else(wait)
@@ -126,7 +128,10 @@ impl LockTable {
         for _ in 0..KINDS {
             self.turn = (self.turn + 1) % KINDS;
             let due = match self.turn {
-                0 => self.next_ended().map(Due::recheck),
+                0 => {
+                    let ended = self.next_ended();
+                    ended.or_else(|| self.next_stepped()).map(Due::recheck)
+                }
                 1 => self.take_renewal(now_ms),
                 2 => self.queues.take_due(now_ms).map(Due::recheck),
                 _ => self.take_unchecked(),
@@ -148,6 +153,11 @@ impl LockTable {
             self.end_binding(&hold);
         }
         self.ended.next_key().cloned()
+    }
+
+    /// A lock whose leases are to be moved with the clock.
+    fn next_stepped(&self) -> Option<KeyBuf> {
+        self.stepped.next_key().cloned()
     }
 
     fn take_renewal(&mut self, now_ms: i64) -> Option<Due> {
@@ -311,6 +321,7 @@ impl LockTable {
         self.anybody_waits()
             || !self.ended.is_empty()
             || !self.sessions.is_empty()
+            || self.stepped.next_key().is_some()
             || self.acks.next_end_ms().is_some()
             || !self.to_close.is_empty()
     }
@@ -336,6 +347,9 @@ impl LockTable {
         self.deliveries = Default::default();
         self.acks = Default::default();
         self.ended = Default::default();
+        while let Some(key) = self.stepped.next_key().cloned() {
+            self.forget_ended(key.as_ref());
+        }
         self.unchecked.clear();
     }
 

@@ -117,8 +117,9 @@ impl Transition<'_> {
             return;
         };
         self.lock.leave(&ended.owner, left, &mut self.step.effects);
-        if left == 0 {
-            self.count_release(&held, Some(ended.by));
+        match left {
+            0 => self.count_release(&held, Some(ended.by)),
+            _ => self.count_holds(&ended.owner),
         }
     }
 

@@ -63,10 +63,12 @@ impl<'t> Transition<'t> {
         match stored {
             Stored::AsExpected => {
                 transition.lock = before.map(|(lock, _)| lock).unwrap_or_default();
+                transition.follow_clock(None);
             }
             Stored::Read(lock) => {
                 transition.lock = lock;
                 transition.is_read = true;
+                transition.follow_clock(before.as_ref().map(|(lock, _)| lock));
                 if let Some((before, was_touched)) = before {
                     transition.compare(&before, was_touched);
                 }
@@ -114,6 +116,7 @@ impl<'t> Transition<'t> {
             match released {
                 Ok(Released::LastHold) => self.count_release(&held, None),
                 Ok(Released::StillHeld) => {
+                    self.count_holds(&request.owner);
                     let left = self.holds_of(&request.owner);
                     let (key, deliveries) = (self.key, &mut self.table.deliveries);
                     let told = Told::by_release(request.extent);
@@ -182,10 +185,9 @@ impl<'t> Transition<'t> {
         Ok(true)
     }
 
-    /// Returns whether this owner holds the lock with this token.
-    pub(super) fn guard(&mut self, owner: Option<&Owner>, token: FencingToken) -> bool {
-        let held = owner.and_then(|owner| self.lock.holder(owner));
-        let Some(held) = held.filter(|held| held.token == Some(token)) else {
+    /// Returns whether the lock is held with this token.
+    pub(super) fn guard(&mut self, token: FencingToken) -> bool {
+        let Some(held) = self.lock.hold_with(token) else {
             self.table.metrics.tokens_refused += 1;
             return false;
         };
@@ -197,6 +199,13 @@ impl<'t> Transition<'t> {
 
     pub(super) fn holds_of(&self, owner: &Owner) -> i64 {
         self.lock.holder(owner).map_or(0, |holder| holder.holds)
+    }
+
+    /// Notes how many holds an owner has left, where they are bound.
+    pub(super) fn count_holds(&mut self, owner: &Owner) {
+        if let Some(held) = self.lock.holder(owner) {
+            self.table.sessions.count(self.key, held, i64::MIN);
+        }
     }
 
     pub(super) fn hold_of(&self, owner: &Owner) -> HoldId {

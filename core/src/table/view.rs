@@ -214,6 +214,7 @@ impl LockTable {
         self.sessions.take_down(form);
         self.deliveries.take_down(form);
         self.ended.take_down(form);
+        self.stepped.take_down(form);
         self.acks.take_down(form);
         form.count(self.unchecked.len());
         for Unchecked { id, search } in &self.unchecked {
