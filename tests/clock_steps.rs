@@ -209,6 +209,7 @@ fn a_lock_that_somebody_deletes_after_a_step_is_free() {
     eventually("the holder has it still", || client.int("DEL k") == 1);
     token(&waiter.reply());
     assert_eq!(client.call("LOCK.RENEW k holder"), int(0));
+    assert_eq!(client.call("LOCK.RENEW k waiter"), int(1));
 }
 
 #[test]

@@ -506,19 +506,15 @@ impl Lock {
         self.expire_with_the_last_lease(effects);
     }
 
-    /// Puts these holders back into a lock that was deleted, if their leases are not over.
-    pub(crate) fn put_back(
-        &mut self,
-        holders: impl Iterator<Item = Holder>,
-        last_token: Option<FencingToken>,
-        now: Now,
-        effects: &mut Effects,
-    ) {
-        let lasts = |holder: &Holder| holder.lease_end_ms.is_some_and(|end_ms| end_ms > now.ms());
-        for holder in holders.filter(lasts) {
-            let new_token = last_token.filter(|_| self.is_free());
+    /// Puts the holders of before back into a lock that was deleted, with leases that end
+    /// so much later, if these are not over.
+    pub(crate) fn put_back(&mut self, before: &Self, by_ms: i64, now: Now, effects: &mut Effects) {
+        let lasts = |holder: &Holder| holder.lease_end_ms.is_some_and(|end_ms| end_ms >= now.ms());
+        let moved = before.holders.iter().map(|holder| holder.moved(by_ms));
+        for holder in moved.filter(lasts) {
+            let new_token = before.last_token.filter(|_| self.is_free());
             effects.push(holder.written(new_token));
-            self.last_token = last_token;
+            self.last_token = before.last_token;
             self.holders.push(holder);
         }
         self.expire_with_the_last_lease(effects);

@@ -25,10 +25,9 @@ use smallvec::SmallVec;
 #[cfg(test)]
 use crate::explore::form::Form;
 use crate::keys::{KeyBuf, KeyRef};
-use crate::lock::Holder;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
-use crate::request::{ClientId, Lease, Limit, Owner};
+use crate::request::{ClientId, Lease, Owner};
 use crate::token::FencingToken;
 
 /// A lease is renewed when this part of it is over, so that one renewal may
@@ -63,10 +62,6 @@ pub struct Binding {
     pub token: FencingToken,
     /// How long they shall last at least, from any moment on.
     pub lease: Lease,
-    /// How many they are.
-    pub(crate) holds: i64,
-    /// How many may hold the lock together with them.
-    pub(crate) limit: Limit,
     /// Until when they last as far as they have been kept up, in milliseconds
     /// since 1970.
     pub kept_until_ms: i64,
@@ -175,7 +170,7 @@ impl Sessions {
     pub fn bind(
         &mut self,
         key: KeyRef<'_>,
-        held: &Holder,
+        owner: &Owner,
         client: ClientId,
         token: FencingToken,
         lease: Lease,
@@ -183,16 +178,14 @@ impl Sessions {
     ) {
         let hold = HoldId {
             key: self.named(key),
-            owner: held.owner.clone(),
+            owner: owner.clone(),
         };
-        let (holds, limit) = (held.holds, held.limit);
         let kept_until_ms = lease.end_ms(now_ms);
         let binding = match self.unbind_hold(&hold).filter(|old| old.token == token) {
             // The longer lease is kept up as was planned: re-entry by a shorter
             // one did not prolong it.
             Some(old) if old.lease > lease => Binding {
                 client,
-                holds,
                 kept_until_ms: old.kept_until_ms.max(kept_until_ms),
                 ..old
             },
@@ -200,8 +193,6 @@ impl Sessions {
                 client,
                 token,
                 lease,
-                holds,
-                limit,
                 kept_until_ms,
                 renew_at_ms: renew_at_ms(lease, now_ms),
             },
@@ -217,21 +208,7 @@ impl Sessions {
         known.map_or(first.key.clone(), |(hold, _)| hold.key.clone())
     }
 
-    /// Notes how many they are, if holds with this token are bound, and that they last
-    /// until then at least.
-    pub fn count(&mut self, key: KeyRef<'_>, held: &Holder, until_ms: i64) {
-        if self.is_empty() {
-            return;
-        }
-        if let Some(binding) = self.bindings.get_mut(&HoldId::new(key, &held.owner))
-            && Some(binding.token) == held.token
-        {
-            binding.holds = held.holds;
-            binding.kept_until_ms = binding.kept_until_ms.max(until_ms);
-        }
-    }
-
-    /// Notes that bound holds last until then at least.
+    /// Notes that a grant lets bound holds last until then at least.
     pub fn last_until(&mut self, key: KeyRef<'_>, owner: &Owner, token: FencingToken, at_ms: i64) {
         if self.is_empty() {
             return;
@@ -333,8 +310,7 @@ impl Sessions {
     }
 
     /// Moves the ends of leases, because the wall clock was set by so much, and has them
-    /// renewed at once where they would end early. Returns the locks that are bound to
-    /// living connections.
+    /// renewed at once where they would end early. Returns the locks.
     pub fn clock_stepped(&mut self, by_ms: i64, now_ms: i64) -> BTreeSet<KeyBuf> {
         self.renewals.clear();
         for (hold, binding) in &mut self.bindings {
@@ -345,25 +321,8 @@ impl Sessions {
             };
             self.renewals.insert((binding.renew_at_ms, hold.clone()));
         }
-        let holds = self.by_client.values().flatten();
+        let holds = self.bindings.keys();
         holds.map(|hold| hold.key.clone()).collect()
-    }
-
-    /// The holds on this lock that are bound to living connections, as far as they have
-    /// been kept up.
-    pub fn holders(&self, key: KeyRef<'_>) -> Vec<Holder> {
-        let holds = self.bound_on(key).into_iter();
-        let holders = holds.filter_map(|hold| {
-            let binding = self.binding_of(key, &hold.owner)?;
-            Some(Holder {
-                owner: hold.owner,
-                holds: binding.holds,
-                token: Some(binding.token),
-                lease_end_ms: Some(binding.kept_until_ms),
-                limit: binding.limit,
-            })
-        });
-        holders.collect()
     }
 
     /// A client to which something is bound.
@@ -466,8 +425,6 @@ impl Sessions {
                     form.flag(self.has_ended(binding.client));
                     form.token(Some(binding.token));
                     form.number(binding.lease.ms());
-                    form.number(binding.holds);
-                    form.number(binding.limit.count_or_zero());
                     form.time(Some(binding.kept_until_ms));
                     form.time(Some(binding.renew_at_ms));
                 }

@@ -231,6 +231,7 @@ pub struct Question<T> {
     changed: SmallVec<[Owner; 2]>,
     is_read: bool,
     is_to_be_read: bool,
+    is_bound: bool,
     withheld: usize,
     step: Step,
     search: Search,
@@ -380,6 +381,7 @@ impl LockTable {
             changed,
             is_read,
             is_to_be_read,
+            is_bound,
             withheld,
             step,
             search,
@@ -400,6 +402,7 @@ impl LockTable {
             changed,
             is_read,
             is_to_be_read,
+            is_bound,
             withheld,
             step,
             #[cfg(feature = "planted-faults")]
@@ -513,6 +516,7 @@ impl LockTable {
         self.anybody_waits()
             || self.remembers_holds()
             || !self.remembered.is_empty()
+            || !self.stepped.is_empty()
             || self.leaving.is_some()
     }
 

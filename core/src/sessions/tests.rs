@@ -28,22 +28,10 @@ fn told(binding: &Binding) -> Told {
     (binding.client.0, binding.token.get(), binding.lease.ms())
 }
 
-/// A single hold of a lock that this owner has alone.
-fn held(name: &str, token: FencingToken) -> Holder {
-    Holder {
-        owner: owner(name),
-        holds: 1,
-        token: Some(token),
-        lease_end_ms: None,
-        limit: Limit::EXCLUSIVE,
-    }
-}
-
 fn bind(sessions: &mut Sessions, key: KeyRef<'_>, name: &str, to: Told, now_ms: i64) {
     let (client, token, lease_ms) = to;
     let (client, token, lease) = (ClientId(client), self::token(token), lease(lease_ms));
-    let held = held(name, token);
-    sessions.bind(key, &held, client, token, lease, now_ms);
+    sessions.bind(key, &owner(name), client, token, lease, now_ms);
 }
 
 /// Sets the lease of whatever holds are bound.

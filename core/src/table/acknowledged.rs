@@ -210,6 +210,10 @@ impl LockTable {
     ) -> Option<Answer> {
         let withheld = self.acks.take(id)?;
         let (Tells::Grant(token) | Tells::Renewal(token)) = withheld.tells;
+        let read = match &stored {
+            Ok(Stored::Read(lock)) if withheld.session.is_some() => Some(lock.clone()),
+            _ => None,
+        };
         let hold = self.deliveries.hold_of(withheld.client).cloned();
         let hold = hold.filter(|hold| hold.key == withheld.key);
         let held = hold.and_then(|hold| {
@@ -220,7 +224,10 @@ impl LockTable {
         let stands = held.is_some();
         match held {
             None => self.grant_told(withheld.client, false),
-            Some(held) => self.bind_told(&withheld, &held, token, now),
+            Some(held) => {
+                self.bind_told(&withheld, &held, token, now);
+                self.note_if_bound(withheld.key.as_ref(), read);
+            }
         }
         Some(match withheld.tells {
             Tells::Grant(token) if stands => Answer::Granted(token),
@@ -258,7 +265,7 @@ impl LockTable {
         let before = self.sessions.binding_of(withheld.key.as_ref(), owner);
         let before = before.filter(|before| before.token == token);
         let sessions = &mut self.sessions;
-        sessions.bind(withheld.key.as_ref(), held, client, token, lease, now.ms());
+        sessions.bind(withheld.key.as_ref(), owner, client, token, lease, now.ms());
         let counted_ms = before.map_or(end_ms, |before| before.kept_until_ms.max(end_ms));
         let stored_ms = held.lease_end_ms.unwrap_or(i64::MAX);
         sessions.count_until(&hold, counted_ms.min(stored_ms));

@@ -300,7 +300,7 @@ impl LockTable {
         }
         self.check_next_of(key, &waiter.request.owner);
         if !self.is_kept(key) {
-            self.remembered.drop_if_few(key);
+            self.forget_uncontended(key);
         }
     }
 
@@ -336,8 +336,8 @@ impl LockTable {
 
     /// Nobody can or need write what has ended of this key, or move its leases.
     pub(super) fn forget_ended(&mut self, key: KeyRef<'_>) {
-        let (moves, _) = self.stepped.take(key);
-        if moves.is_some() && !self.queues.contended(key) {
+        let left = self.stepped.take(key);
+        if left.by_ms.is_some() && !self.queues.contended(key) {
             self.remembered.drop_lock(key);
         }
         for ended in self.ended.take(key) {

@@ -236,6 +236,7 @@ impl LockTable {
         let sessions = &mut transition.table.sessions;
         if kept {
             sessions.kept(&HoldId::new(key, owner), now.ms());
+            transition.is_bound = true;
             transition.count_when_acknowledged(owner, bound);
         } else {
             // Before the hand-off, which may bind the owner's next holds.

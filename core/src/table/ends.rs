@@ -117,9 +117,8 @@ impl Transition<'_> {
             return;
         };
         self.lock.leave(&ended.owner, left, &mut self.step.effects);
-        match left {
-            0 => self.count_release(&held, Some(ended.by)),
-            _ => self.count_holds(&ended.owner),
+        if left == 0 {
+            self.count_release(&held, Some(ended.by));
         }
     }
 

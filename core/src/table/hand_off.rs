@@ -83,15 +83,15 @@ impl Transition<'_> {
         let (owner, lease, now_ms) = (&request.owner, request.lease, self.now.ms());
         let bound = self.binding_to_count(owner);
         let sessions = &mut self.table.sessions;
-        let held = self.lock.holder(owner);
-        if let (Some(client), Some(held)) = (request.session, held) {
+        if let Some(client) = request.session {
             let old = sessions.binding_of(self.key, owner);
             // A lease of it ended before anybody noticed.
             let unnoticed = old.filter(|old| {
                 old.client != client && old.token != token && old.kept_until_ms <= now_ms
             });
             if !is_withheld {
-                sessions.bind(self.key, held, client, token, lease, now_ms);
+                sessions.bind(self.key, owner, client, token, lease, now_ms);
+                self.is_bound = true;
             } else if old.is_some_and(|old| old.token != token) {
                 sessions.unbind(self.key, owner);
             }
@@ -99,11 +99,9 @@ impl Transition<'_> {
                 .to_close
                 .extend(unnoticed.map(|binding| binding.client));
         }
-        if let Some(held) = held
-            && (request.session.is_none() || is_withheld)
-        {
+        if request.session.is_none() || is_withheld {
             let sessions = &mut self.table.sessions;
-            sessions.count(self.key, held, lease.end_ms(now_ms));
+            sessions.last_until(self.key, owner, token, lease.end_ms(now_ms));
         }
         self.count_when_acknowledged(owner, bound);
         Ok(Some((token, held_before)))

@@ -196,6 +196,7 @@ impl Transition<'_> {
             changed: std::mem::take(&mut self.changed),
             is_read: self.is_read,
             is_to_be_read: self.is_to_be_read,
+            is_bound: self.is_bound,
             withheld: self.withheld,
             step: std::mem::take(&mut self.step),
             search,

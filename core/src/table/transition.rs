@@ -29,6 +29,8 @@ pub(super) struct Transition<'t> {
     pub(super) is_read: bool,
     /// The next step has to read the lock as well.
     pub(super) is_to_be_read: bool,
+    /// Holds of it may be bound to a connection.
+    pub(super) is_bound: bool,
     /// How many waiters were granted the lock and not told so yet.
     pub(super) withheld: usize,
     pub(super) step: Step,
@@ -55,6 +57,7 @@ impl<'t> Transition<'t> {
             changed: SmallVec::new(),
             is_read: false,
             is_to_be_read: false,
+            is_bound: before.is_some(),
             withheld: 0,
             step: Step::default(),
             #[cfg(feature = "planted-faults")]
@@ -116,7 +119,6 @@ impl<'t> Transition<'t> {
             match released {
                 Ok(Released::LastHold) => self.count_release(&held, None),
                 Ok(Released::StillHeld) => {
-                    self.count_holds(&request.owner);
                     let left = self.holds_of(&request.owner);
                     let (key, deliveries) = (self.key, &mut self.table.deliveries);
                     let told = Told::by_release(request.extent);
@@ -201,13 +203,6 @@ impl<'t> Transition<'t> {
         self.lock.holder(owner).map_or(0, |holder| holder.holds)
     }
 
-    /// Notes how many holds an owner has left, where they are bound.
-    pub(super) fn count_holds(&mut self, owner: &Owner) {
-        if let Some(held) = self.lock.holder(owner) {
-            self.table.sessions.count(self.key, held, i64::MIN);
-        }
-    }
-
     pub(super) fn hold_of(&self, owner: &Owner) -> HoldId {
         HoldId::new(self.key, owner)
     }
@@ -243,6 +238,9 @@ impl<'t> Transition<'t> {
             let holders = self.lock.holders().iter().map(|holder| &holder.owner);
             let unchanged = holders.filter(|holder| !changed.contains(holder));
             remembered.forget(self.key, unchanged.chain(changed));
+        }
+        if self.is_bound {
+            self.note_bound();
         }
         Done {
             result,

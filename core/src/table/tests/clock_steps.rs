@@ -5,13 +5,13 @@ const STEP_MS: i64 = 3_600_000;
 
 impl Server {
     /// The wall clock is set by so much, and the table is told.
-    fn set_clock(&mut self, by_ms: i64) {
+    pub(super) fn set_clock(&mut self, by_ms: i64) {
         self.now_us += by_ms * 1000;
         self.table.clock_stepped(by_ms, self.ms());
     }
 
     /// The same, but the server has expired what is over by its clock before.
-    fn set_clock_late(&mut self, by_ms: i64) {
+    pub(super) fn set_clock_late(&mut self, by_ms: i64) {
         self.now_us += by_ms * 1000;
         self.expire();
         self.table.clock_stepped(by_ms, self.ms());
@@ -293,7 +293,7 @@ fn a_step_forward_takes_no_lock_of_a_session() {
             assert_eq!((server.holds(K, "a"), server.token(K, "a")), (2, token));
             assert_eq!(server.left_ms(K, "a"), LEASE_MS);
             assert_eq!(server.lock(L).strictest_limit(), Limit::from_count(2).ok());
-            assert!(server.holders(L).contains(&"a".to_owned()));
+            assert_eq!(server.holders(L), ["a", "b"]);
         }
         // It is kept up as before.
         server.pass(LEASE_MS * 2);
@@ -335,6 +335,52 @@ fn a_session_that_is_over_is_not_put_back() {
         server.run();
         assert!(server.lock(K).is_free());
         assert_eq!(server.table.take_clients_to_close(9), [ask("a").client]);
+        server.check_nothing_is_left();
+    }
+}
+
+/// Its binding stays until somebody looks at the lock.
+#[test]
+fn a_session_that_somebody_has_robbed_is_not_put_back() {
+    let mut server = Server::new();
+    server.take(K, ask("a").session());
+    server.delete(K);
+    server.take(K, ask("b").session());
+    server.set_clock_late(STEP_MS);
+    server.run();
+    assert_eq!(server.holders(K), ["b"]);
+    // A script has it now.
+    server.delete(K);
+    let end_ms = server.ms() + LEASE_MS;
+    server.write(K, |value| {
+        value.set(b"r", 1);
+        value.expires_at_ms = Some(end_ms);
+    });
+    server.set_clock_late(STEP_MS);
+    server.run();
+    assert!(server.lock(K).is_free());
+}
+
+#[test]
+fn a_session_is_known_though_nobody_waits_any_more() {
+    for set_clock in WAYS {
+        let mut server = Server::new();
+        server.take(K, ask("a").session());
+        let b = server.wait(K, ask("b"));
+        server.leave(b);
+        set_clock(&mut server, STEP_MS);
+        server.take(L, ask("x").limit(2));
+        server.take(L, ask("a").session().limit(2));
+        server.wait(L, ask("b").limit(2));
+        server.release(L, "x");
+        set_clock(&mut server, STEP_MS);
+        server.run();
+        assert_eq!(server.holders(K), ["a"]);
+        assert_eq!(server.holders(L), ["a", "b"]);
+        server.release(L, "b");
+        server.release(L, "a");
+        server.release(K, "a");
+        server.told();
         server.check_nothing_is_left();
     }
 }
