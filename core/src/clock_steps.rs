@@ -1,7 +1,7 @@
 //! Steps of the wall clock: somebody set it, or it was corrected at once.
 //!
 //! Leases end by the wall clock, because the server expires keys by it. So a step
-//! forward would end leases early, and a step backward late. Of the holds of which it
+//! forward would end leases early, and a step backward late. Of locks of which it
 //! knows enough, the table moves the ends of the leases with the clock
 //! ([`LockTable::clock_stepped`](crate::table::LockTable::clock_stepped)).
 

@@ -5,11 +5,10 @@
 //! be counted. Locks with many holders are remembered, because reading them from the
 //! hash again for each command would cost as much as they have holders.
 //!
-//! Architecture invariant: what is remembered grants nothing by itself, but puts back what
-//! a step of the wall clock has ended too early. A lock is
-//! used from here only where the server has told of no change since, and where the
-//! hash has the same number of fields, expiry and newest token, and the same fields
-//! of the owner in question.
+//! Architecture invariant: what is remembered grants nothing by itself, but puts back
+//! what a step of the wall clock has ended too early. A lock is used from here only
+//! where the server has told of no change since, and where the hash has the same number
+//! of fields, expiry and newest token, and the same fields of the owner in question.
 //!
 //! To take a lock, to put it back and to note a holder takes constant time, or
 //! logarithmic time in the number of keys that one owner holds. To put a lock here the
