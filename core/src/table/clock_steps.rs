@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 
 use super::LockTable;
 use super::transition::Transition;
-use crate::bounds::few;
+use crate::bounds::crowd;
 use crate::keys::{KeyBuf, KeyRef};
 use crate::lock::{Holder, Lock};
 
@@ -52,6 +52,9 @@ impl LockTable {
 
     /// The server has expired this key. Otherwise as [`LockTable::key_touched`].
     pub fn key_expired(&mut self, key: KeyRef<'_>, now_ms: i64) {
+        if !self.is_kept(key) {
+            self.know_if_bound(key);
+        }
         let bound = self.stepped.take_bound(key);
         let is_known = bound.is_some() || self.remembered.is_touched(key) == Some(false);
         self.key_touched(key, now_ms);
@@ -69,17 +72,22 @@ impl LockTable {
         }
     }
 
-    /// Forgets a lock for which nobody waits any more, unless it has many holders. Of one
-    /// with bound holds it stays known.
+    /// Forgets a lock for which nobody waits any more, unless it has many holders.
     pub(super) fn forget_uncontended(&mut self, key: KeyRef<'_>) {
-        let is_bound = !self.sessions.bound_on(key).is_empty();
-        let is_known = self.remembered.is_touched(key) == Some(false);
-        let lock = self.remembered.lock(key).filter(|_| is_bound && is_known);
-        let lock = lock.filter(|lock| lock.holders().len() <= few()).cloned();
-        if let Some(lock) = lock {
-            self.stepped.note_bound(key, lock);
-        }
+        self.know_if_bound(key);
         self.remembered.drop_if_few(key);
+    }
+
+    /// Keeps what is remembered of a lock known, if holds of it are bound.
+    fn know_if_bound(&mut self, key: KeyRef<'_>) {
+        let is_bound = !self.sessions.bound_on(key).is_empty();
+        if is_bound
+            && self.remembered.is_touched(key) == Some(false)
+            && let Some(lock) = self.remembered.lock(key)
+            && lock.holders().len() <= crowd()
+        {
+            self.stepped.note_bound(key, lock.clone());
+        }
     }
 }
 

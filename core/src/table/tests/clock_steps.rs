@@ -449,6 +449,22 @@ fn a_replica_puts_nothing_back() {
 }
 
 #[test]
+fn a_lock_of_many_with_a_session_is_put_back() {
+    for set_clock in WAYS {
+        let mut server = Server::new();
+        for n in 0..=crate::bounds::FEW {
+            server.take(K, ask(&nth(n)).shared());
+        }
+        server.take(K, ask("a").shared().session());
+        for _ in 0..2 {
+            set_clock(&mut server, STEP_MS);
+            server.run();
+            assert_eq!(server.holders(K).len(), crate::bounds::FEW + 2);
+        }
+    }
+}
+
+#[test]
 fn a_lock_of_many_is_moved_and_one_of_a_crowd_is_not() {
     for (count, is_moved) in [(crate::bounds::FEW + 1, true), (600, false)] {
         let mut server = Server::new();
