@@ -224,7 +224,11 @@ impl<'t> Transition<'t> {
         let remembered = &mut self.table.remembered;
         let is_large = self.lock.holders().len() > few();
         #[cfg(feature = "planted-faults")]
-        if let Some(before) = self.noted_before.filter(|_| Fault::NotesKept.planted()) {
+        if let Some(before) = self
+            .noted_before
+            .take()
+            .filter(|_| Fault::NotesKept.planted())
+        {
             self.lock = before;
         }
         if contended.is_some() || is_large {
