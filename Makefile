@@ -140,6 +140,11 @@ bench: deps build ## Measure against peers and floors on SERVER, into OUT: some 
 bench-full: override BENCH += --full
 bench-full: bench ## The same at length, with every scenario
 
+.PHONY: bench-instructions
+bench-instructions: deps build ## Count instructions beside floors, into docs/bench/instructions.md; BENCH=--check compares
+	-@scripts/install-missing valgrind
+	cargo run --locked --release --package redis-lock-bench --bin instructions -- $(BENCH)
+
 .PHONY: interop
 interop: DURATION := 20
 interop: deps build ## Test with Redisson and with other clients; mixed load for DURATION seconds (20)

@@ -12,6 +12,7 @@ use redis_module::{Context, RedisError, RedisString};
 
 use redis_lock_core::request::{LEASE_MS_MAX, Lease};
 use redis_lock_core::stored::parse_integer;
+use redis_lock_core::table;
 
 /// The name of the module, which is the prefix of its settings.
 pub(crate) const MODULE_NAME: &str = "lock";
@@ -108,23 +109,26 @@ impl EnumConfigurationValue for RedissonNotify {
 const DEFAULT_LEASE_MS_DEFAULT: i64 = 30_000;
 const MAX_WAITERS_DEFAULT: i64 = 65_536;
 const LOG_SLOW_WAIT_MS_DEFAULT: i64 = 0;
-const RECHECK_INTERVAL_MS_DEFAULT: i64 = 500;
 const DEADLOCK_DETECTION_DEFAULT: bool = true;
 const MIN_REPLICAS_DEFAULT: i64 = 0;
+const CLAIM_TIMEOUT_MS_DEFAULT: i64 = 2000;
+const MAX_PLACES_DEFAULT: i64 = 1_000_000;
 const REPLICAS_TIMEOUT_MS_DEFAULT: i64 = 1000;
 const GRACE_PERIOD_MS_DEFAULT: i64 = 0;
 static DEFAULT_LEASE_MS: AtomicI64 = AtomicI64::new(DEFAULT_LEASE_MS_DEFAULT);
 static MAX_WAITERS: AtomicI64 = AtomicI64::new(MAX_WAITERS_DEFAULT);
 static LOG_SLOW_WAIT_MS: AtomicI64 = AtomicI64::new(LOG_SLOW_WAIT_MS_DEFAULT);
-static RECHECK_INTERVAL_MS: AtomicI64 = AtomicI64::new(RECHECK_INTERVAL_MS_DEFAULT);
+static RECHECK_INTERVAL_MS: AtomicI64 = AtomicI64::new(table::RECHECK_INTERVAL_MS);
 static GRACE_PERIOD_MS: AtomicI64 = AtomicI64::new(GRACE_PERIOD_MS_DEFAULT);
 static MAX_LEASE_MS: AtomicI64 = AtomicI64::new(LEASE_MS_MAX);
+static CLAIM_TIMEOUT_MS: AtomicI64 = AtomicI64::new(CLAIM_TIMEOUT_MS_DEFAULT);
+static MAX_PLACES: AtomicI64 = AtomicI64::new(MAX_PLACES_DEFAULT);
 static MIN_REPLICAS: AtomicI64 = AtomicI64::new(MIN_REPLICAS_DEFAULT);
 static REPLICAS_TIMEOUT_MS: AtomicI64 = AtomicI64::new(REPLICAS_TIMEOUT_MS_DEFAULT);
 static DEADLOCK_DETECTION: Switch = Switch(AtomicBool::new(DEADLOCK_DETECTION_DEFAULT));
 static REDISSON_NOTIFY: Mutex<RedissonNotify> = Mutex::new(RedissonNotify::No);
 
-const SETTINGS: [Setting; 10] = [
+const SETTINGS: [Setting; 12] = [
     Setting::Number {
         name: "default-lease",
         value: &DEFAULT_LEASE_MS,
@@ -139,6 +143,22 @@ const SETTINGS: [Setting; 10] = [
         default: MAX_WAITERS_DEFAULT,
         min: 1,
         max: 1_000_000_000,
+        hidden: false,
+    },
+    Setting::Number {
+        name: "max-places",
+        value: &MAX_PLACES,
+        default: MAX_PLACES_DEFAULT,
+        min: 1,
+        max: 1_000_000_000,
+        hidden: false,
+    },
+    Setting::Number {
+        name: "claim-timeout",
+        value: &CLAIM_TIMEOUT_MS,
+        default: CLAIM_TIMEOUT_MS_DEFAULT,
+        min: 1,
+        max: LEASE_MS_MAX,
         hidden: false,
     },
     Setting::Number {
@@ -185,7 +205,7 @@ const SETTINGS: [Setting; 10] = [
     Setting::Number {
         name: "recheck-interval",
         value: &RECHECK_INTERVAL_MS,
-        default: RECHECK_INTERVAL_MS_DEFAULT,
+        default: table::RECHECK_INTERVAL_MS,
         min: 1,
         max: LEASE_MS_MAX,
         hidden: true,
@@ -232,6 +252,16 @@ pub(crate) fn replicas_timeout_ms() -> i64 {
 /// How many clients may wait for one lock.
 pub(crate) fn max_waiters() -> usize {
     usize::try_from(MAX_WAITERS.load(Ordering::Relaxed)).unwrap_or(usize::MAX)
+}
+
+/// How many places there may be in all queues.
+pub(crate) fn max_places() -> usize {
+    usize::try_from(MAX_PLACES.load(Ordering::Relaxed)).unwrap_or(usize::MAX)
+}
+
+/// So many milliseconds lasts a grant to a place at most that nobody claims.
+pub(crate) fn claim_timeout_ms() -> i64 {
+    CLAIM_TIMEOUT_MS.load(Ordering::Relaxed)
 }
 
 /// A wait of at least so many milliseconds is logged. None if no wait is.

@@ -13,9 +13,9 @@ use redis_module_macros::{
 
 use crate::config;
 use crate::manager::{self, acks, clock_steps, gate, inspect};
-use crate::server::guard;
 use crate::server::hooks::Hooks;
 use crate::server::keyspace;
+use crate::server::panics;
 use crate::server::replicas;
 use redis_lock_core::grace;
 use redis_lock_core::keys::KeyRef;
@@ -93,8 +93,8 @@ impl Hooks for LockHooks {
         manager::grant_told(ctx, client, heard);
     }
 
-    fn on_turn(&self, ctx: &Context, hz: i32) {
-        manager::on_turn(ctx, hz);
+    fn on_cron(&self, ctx: &Context, hz: i32) {
+        manager::on_cron(ctx, hz);
     }
 
     fn on_wake(&self, ctx: &Context) {
@@ -106,7 +106,7 @@ impl Hooks for LockHooks {
 /// loaded a data set without hearing of any.
 #[role_changed_event_handler]
 fn on_role_changed(ctx: &Context, role: ServerRole) {
-    guard::catch("a role event", || {
+    panics::catch("a role event", || {
         let is_primary = role == ServerRole::Primary;
         manager::set_receives(!is_primary);
         gate::role_changed(ctx, is_primary);
@@ -117,7 +117,7 @@ fn on_role_changed(ctx: &Context, role: ServerRole) {
 /// A server loads data, or has loaded its own and begins to serve it.
 #[loading_event_handler]
 fn on_loading(ctx: &Context, stage: LoadingSubevent) {
-    guard::catch("a loading event", || {
+    panics::catch("a loading event", || {
         let is_over = matches!(stage, LoadingSubevent::Ended | LoadingSubevent::Failed);
         manager::set_receives(!is_over || keyspace::is_replica(ctx));
         if stage == LoadingSubevent::Ended {
@@ -155,6 +155,7 @@ fn info_fields(totals: &Totals, metrics: &Metrics) -> Vec<(String, u64)> {
     let counts = totals.counts;
     let mut fields: Vec<(String, u64)> = [
         ("waiters", unsigned(counts.waiters)),
+        ("places", unsigned(counts.places)),
         ("contended_keys", unsigned(counts.contended_keys)),
         ("planned_looks", unsigned(counts.planned_rechecks)),
         ("sessions", unsigned(totals.sessions)),
@@ -166,6 +167,9 @@ fn info_fields(totals: &Totals, metrics: &Metrics) -> Vec<(String, u64)> {
         ("grants_undelivered", metrics.grants_undelivered),
         ("replies_withheld", unsigned(totals.withheld)),
         ("replies_unacknowledged", metrics.replies_unacknowledged),
+        ("claims", metrics.claims),
+        ("grants_unclaimed", metrics.grants_unclaimed),
+        ("places_unheard", metrics.places_unheard),
         ("wait_timeouts", metrics.wait_timeouts),
         ("waits_abandoned", metrics.waits_abandoned),
         ("waits_refused", metrics.waits_refused),
@@ -199,7 +203,7 @@ fn unsigned(number: impl TryInto<u64>) -> u64 {
 
 #[config_changed_event_handler]
 fn on_setting_changed(ctx: &Context, names: &[&str]) {
-    guard::catch("a settings event", || {
+    panics::catch("a settings event", || {
         if names.contains(&"maxmemory-policy") {
             warn_if_locks_may_be_evicted(ctx);
         }

@@ -106,6 +106,10 @@ fn init(ctx: &Context, args: &[RedisString]) -> Status {
 /// Refuses to be unloaded while holds are remembered. That clients wait, the server
 /// itself sees, and refuses too.
 fn deinit(ctx: &Context) -> Status {
+    if manager::has_places() {
+        ctx.log_warning("the module is not unloaded: there are places in queues");
+        return Status::Err;
+    }
     if manager::remembers_holds() {
         ctx.log_warning("the module is not unloaded: sessions hold locks, or have just ended");
         return Status::Err;

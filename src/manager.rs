@@ -12,15 +12,16 @@
 pub(crate) mod acks;
 pub(crate) mod clock_steps;
 mod due;
-mod fence;
 pub(crate) mod gate;
 pub(crate) mod inspect;
+mod self_fencing;
 
 use std::cell::{Cell, RefCell};
 
 use redis_module::Context;
 
 use crate::config::{self, RedissonNotify};
+use crate::server::acl::User;
 use crate::server::blocked;
 use crate::server::clients;
 use crate::server::clock;
@@ -32,15 +33,16 @@ use crate::server::publish;
 use crate::server::stream;
 use crate::server::timer;
 use redis_lock_core::deadlock;
+use redis_lock_core::deliveries::Recipient;
 use redis_lock_core::error::LockError;
 use redis_lock_core::keys::KeyRef;
 use redis_lock_core::lock::{Lock, Now, Released};
-use redis_lock_core::queue::{Wait, WaiterId};
+use redis_lock_core::queue::{Addressee, Wait, WaiterId};
 use redis_lock_core::request::{
     AcquireRequest, ClientId, Limit, Owner, ReleaseRequest, RenewRequest, Timeout,
 };
 use redis_lock_core::table::{
-    Acquired, Answer, Done, Leave, LockTable, LogLine, Progress, Question, Step, Stored,
+    Acquired, Answer, Done, Leave, LockTable, LogLine, Offer, Progress, Question, Step, Stored,
 };
 use redis_lock_core::token::FencingToken;
 
@@ -78,33 +80,67 @@ impl Table {
     }
 }
 
+/// How long a request would wait, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Patience<'a> {
+    /// It would not.
+    None,
+    /// Its client would be blocked, if it can be.
+    Block(Timeout),
+    /// It would have a place in the queue.
+    Queue(PlaceTime<'a>),
+}
+
+/// For how long a place is kept, in milliseconds, and where its end is published.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PlaceTime<'a> {
+    pub(crate) ms: i64,
+    pub(crate) channel: &'a [u8],
+}
+
 /// Takes the lock, one hold more of it, or a position in its queue. Returns nothing where
 /// the client is told later that it was granted.
 pub(crate) fn acquire(
     key: LockKey<'_>,
     request: AcquireRequest,
-    timeout: Option<Timeout>,
+    patience: Patience<'_>,
 ) -> Result<Option<Acquired>, LockError> {
     let ctx = key.ctx();
-    let timeout = timeout.filter(|_| blocked::may_block(ctx));
-    if (timeout.is_some() || request.session.is_some()) && keyspace::is_replica(ctx) {
+    let patience = match patience {
+        Patience::Block(_) if !blocked::may_block(ctx) => Patience::None,
+        patience => patience,
+    };
+    let may_wait = patience != Patience::None;
+    if (may_wait || request.session.is_some()) && keyspace::is_replica(ctx) {
         return Err(LockError::ReadOnly);
+    }
+    if let Patience::Queue(place) = patience {
+        check_channel(key, place.channel)?;
     }
     gate::check_replicas(ctx)?;
     let (open, stored) = look_for(key, Some(&request.owner), Part::Whole)?;
-    let now = match timeout.is_some() || request.session.is_some() {
+    let now = match may_wait || request.session.is_some() {
         true => clock_steps::now_looked(ctx),
         false => clock_steps::now(ctx),
     };
-    let wait = timeout.map(|timeout| Wait {
+    let (until_ms, channel) = match patience {
+        Patience::None => (None, None),
+        Patience::Block(timeout) => (timeout.end_ms(now.ms()), None),
+        Patience::Queue(place) => {
+            let channel = TABLE.with_borrow_mut(|table| table.channel(place.channel));
+            (Some(now.ms().saturating_add(place.ms)), Some(channel))
+        }
+    };
+    let wait = may_wait.then(|| Wait {
         client: clients::running(ctx),
-        until_ms: timeout.end_ms(now.ms()),
+        until_ms,
+        channel,
     });
     let client = acks::client_to_tell(ctx);
     let is_exclusive = request.limit == Limit::EXCLUSIVE;
     let progress = step(ctx, |table| {
         acks::asks(table, client);
-        table.settings.reads_other_keys = wait.is_none() || !keyspace::in_cluster(ctx);
+        table.settings.reads_other_keys = !may_wait || !keyspace::in_cluster(ctx);
         table.acquire(key.as_ref(), stored, request, wait, now)
     });
     let acquired = carry_out_or_withhold(key, open, now, progress);
@@ -112,7 +148,7 @@ pub(crate) fn acquire(
     if may_matter && TABLE.with_borrow(LockTable::follows_overwriting) {
         overwriting::follow(ctx);
     }
-    if let (Ok(Some(Acquired::Queued(waiter))), Some(timeout)) = (&acquired, timeout) {
+    if let (Ok(Some(Acquired::Queued(waiter))), Patience::Block(timeout)) = (&acquired, patience) {
         // The core ends the wait where it must not end that for replicas.
         let timeout_ms = match acks::are_on() {
             true => 0,
@@ -122,6 +158,25 @@ pub(crate) fn acquire(
     }
     acquired
 }
+
+/// Fails unless the client may publish to this channel, and in a cluster the key's slot
+/// has it.
+fn check_channel(key: LockKey<'_>, channel: &[u8]) -> Result<(), LockError> {
+    let ctx = key.ctx();
+    if keyspace::in_cluster(ctx) && !keyspace::is_in_slot_of(key, channel) {
+        return Err(LockError::CrossSlot);
+    }
+    match User::running(ctx).may_publish(channel) {
+        true => Ok(()),
+        false => Err(LockError::NoPermission {
+            reason: CHANNEL_REFUSED.to_owned(),
+        }),
+    }
+}
+
+/// What Redis 7.0 says to a user who may not publish to a channel.
+const CHANNEL_REFUSED: &str =
+    "this user has no permissions to access one of the channels used as arguments";
 
 /// Gives holds back; with the last one, hands the lock off.
 pub(crate) fn release(key: LockKey<'_>, request: &ReleaseRequest) -> Result<Released, LockError> {
@@ -133,10 +188,10 @@ pub(crate) fn release(key: LockKey<'_>, request: &ReleaseRequest) -> Result<Rele
     };
     let (open, stored) = look_for(key, Some(&request.owner), part)?;
     let now = clock_steps::now(key.ctx());
-    let done = step(key.ctx(), |table| {
+    let progress = step(key.ctx(), |table| {
         table.release(key.as_ref(), stored, request, now)
     });
-    carry_out(key, open, now, Progress::Done(done))
+    carry_out(key, open, now, progress)
 }
 
 /// Takes the lock from whoever holds it, if this is its newest token, and hands it
@@ -144,10 +199,10 @@ pub(crate) fn release(key: LockKey<'_>, request: &ReleaseRequest) -> Result<Rele
 pub(crate) fn break_lock(key: LockKey<'_>, token: Option<FencingToken>) -> Result<bool, LockError> {
     let (open, stored) = look_for(key, None, Part::Whole)?;
     let now = clock_steps::now(key.ctx());
-    let done = step(key.ctx(), |table| {
+    let progress = step(key.ctx(), |table| {
         table.break_lock(key.as_ref(), stored, token, now)
     });
-    carry_out(key, open, now, Progress::Done(done))
+    carry_out(key, open, now, progress)
 }
 
 /// Lets the lease end at now + lease exactly. Returns whether the owner holds the
@@ -157,11 +212,11 @@ pub(crate) fn renew(key: LockKey<'_>, request: &RenewRequest) -> Result<Option<b
     let (open, stored) = look_for(key, Some(&request.owner), Part::OfAsker)?;
     let now = clock_steps::now(key.ctx());
     let client = acks::client_to_tell(key.ctx());
-    let done = step(key.ctx(), |table| {
+    let progress = step(key.ctx(), |table| {
         acks::asks(table, client);
         table.renew(key.as_ref(), stored, request, now)
     });
-    carry_out_or_withhold(key, open, now, Progress::Done(done))
+    carry_out_or_withhold(key, open, now, progress)
 }
 
 /// Fails unless the lock is held with this token.
@@ -177,10 +232,10 @@ pub(crate) fn guard(key: LockKey<'_>, token: FencingToken) -> Result<(), LockErr
         end_if_closing(key, &owner, || clients::running(key.ctx()));
     }
     let now = clock_steps::now(key.ctx());
-    let done = step(key.ctx(), |table| {
+    let progress = step(key.ctx(), |table| {
         table.guard(key.as_ref(), stored, token, now)
     });
-    match carry_out(key, open, now, Progress::Done(done))? {
+    match carry_out(key, open, now, progress)? {
         true => Ok(()),
         false => Err(LockError::NotHeld),
     }
@@ -189,6 +244,11 @@ pub(crate) fn guard(key: LockKey<'_>, token: FencingToken) -> Result<(), LockErr
 /// Whether it matters what happens to keys and connections.
 pub(crate) fn is_awake() -> bool {
     TABLE.with_borrow(LockTable::follows_keys)
+}
+
+/// Whether anybody has a place in a queue.
+pub(crate) fn has_places() -> bool {
+    TABLE.with_borrow(|table| table.places() > 0)
 }
 
 /// Whether anything is remembered of holds.
@@ -236,10 +296,10 @@ pub(crate) fn key_expired(ctx: &Context, key: KeyRef<'_>) {
     note(ctx, |table, now_ms| table.key_expired(key, now_ms));
 }
 
-/// The server's own clockwork turns, so many times a second.
-pub(crate) fn on_turn(ctx: &Context, hz: i32) {
+/// The server's cron runs, so many times a second.
+pub(crate) fn on_cron(ctx: &Context, hz: i32) {
     clock_steps::look(ctx);
-    fence::on_turn(ctx, hz);
+    self_fencing::on_cron(ctx, hz);
 }
 
 /// Any key may have changed. As [`key_touched`], for all of them.
@@ -326,7 +386,7 @@ fn look_for<'c>(
     }
     let open = OpenLock::open(key);
     let stored = look_at(&open, key.as_ref(), asker, part)
-        .inspect_err(|_| TABLE.with_borrow_mut(|table| table.is_no_lock(key.as_ref())))?;
+        .inspect_err(|_| TABLE.with_borrow_mut(|table| table.forget_lock(key.as_ref())))?;
     Ok((open, stored))
 }
 
@@ -386,6 +446,8 @@ fn step<R>(ctx: &Context, ask: impl FnOnce(&mut LockTable) -> R) -> R {
         settings.acks = acks;
         settings.deadlock_detection = config::deadlock_detection();
         settings.max_waiters = config::max_waiters();
+        settings.max_places = config::max_places();
+        settings.claim_timeout_ms = config::claim_timeout_ms();
         settings.recheck_interval_ms = config::recheck_interval_ms();
         settings.log_slow_wait_ms = config::log_slow_wait_ms();
         ask(table)
@@ -437,8 +499,16 @@ fn do_all<T>(
                 return (result, step.withheld);
             }
             Progress::Asks(question) => progress = look_further(key, *question),
+            Progress::Offers(offer) => progress = publish_offer(key.ctx(), *offer),
         }
     }
+}
+
+/// Tells a place of its grant, if anybody listens.
+fn publish_offer<T>(ctx: &Context, offer: Offer<T>) -> Progress<T> {
+    let granted = Answer::Granted(offer.token());
+    let heard = publish::end_of_place(ctx, offer.place(), &granted);
+    TABLE.with_borrow_mut(|table| table.offered(offer, heard))
 }
 
 /// Looks at the other locks on which a step depends.
@@ -476,13 +546,29 @@ fn apply(key: LockKey<'_>, mut open: OpenLock<'_>, now: Now, step: &mut Step) {
     }
     arm_timer(key.ctx(), now.ms());
     if !step.answers.is_empty() {
-        for (waiter, answer) in step.answers.drain(..) {
-            if let Answer::Granted(_) = answer {
-                end_closing_beside(key.ctx(), waiter);
+        for (addressee, answer) in step.answers.drain(..) {
+            if let (Addressee::Blocked(waiter), Answer::Granted(_)) = (&addressee, &answer) {
+                end_closing_beside(key.ctx(), *waiter);
             }
-            blocked::answer(waiter, answer);
+            tell(key.ctx(), addressee, answer);
         }
         rest_later(key.ctx(), now.ms());
+    }
+}
+
+/// Tells who waited what has become of it.
+fn tell(ctx: &Context, addressee: Addressee, answer: Answer) {
+    match addressee {
+        Addressee::Blocked(waiter) => blocked::answer(waiter, answer),
+        Addressee::Place(place) => {
+            let heard = publish::end_of_place(ctx, &place, &answer);
+            if let Answer::Granted(_) = answer {
+                // Where replicas had to acknowledge it, it was granted before.
+                note(ctx, |table, _| {
+                    table.grant_told(Recipient::Place(place.id), heard);
+                });
+            }
+        }
     }
 }
 

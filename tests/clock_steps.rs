@@ -290,3 +290,40 @@ fn a_lock_that_a_script_takes_after_a_step_is_not_taken_from_it() {
     }
     assert_eq!(client.info("lock_waiters"), 2);
 }
+
+#[test]
+fn replicas_have_as_long_to_acknowledge_as_without_a_step() {
+    let clock = Clock::new();
+    // Of an hour later the server would take the replica for gone.
+    let server = clock.server_with(&["--repl-timeout", "100000"]);
+    let replica = server.replica(true);
+    let mut observer = server.client();
+    observer.call("SET new 1");
+    assert_eq!(observer.int("WAIT 1 0"), 1);
+    observer.call("CONFIG SET lock.min-replicas 1");
+    for (ahead_s, timeout_ms) in [(3600, 1_800_000), (0, 1000)] {
+        observer.call(&format!("CONFIG SET lock.replicas-timeout {timeout_ms}"));
+        let steps = observer.info("lock_clock_steps");
+        replica.stop();
+        let mut client = server.client();
+        client.send("LOCK.ACQUIRE k a LEASE 36000000");
+        // On a slow machine its time may be over by now.
+        eventually("it is withheld", || {
+            observer.info("lock_replies_withheld") + observer.info("lock_replies_unacknowledged")
+                > 0
+        });
+        clock.set_ahead(ahead_s);
+        eventually("the step is seen", || {
+            observer.info("lock_clock_steps") == steps + 1
+        });
+        if ahead_s > 0 {
+            assert_eq!(observer.info("lock_replies_withheld"), 1);
+            replica.go_on();
+            redis_lock_testing::token(&client.reply());
+        } else {
+            let error = client.reply_error();
+            assert!(error.starts_with("NOREPLICAS "), "{error}");
+            replica.go_on();
+        }
+    }
+}

@@ -52,6 +52,12 @@ const FOREIGN: &[&str] = &[
     "DEBUG RELOAD",
     "CONFIG SET lock.max-waiters 2",
     "CONFIG SET lock.max-waiters 1000",
+    "CONFIG SET lock.claim-timeout 1",
+    "LOCK.ACQUIRE k a QUEUE 30000 ch",
+    "LOCK.ACQUIRE k b QUEUE 30000 ch",
+    "LOCK.ACQUIRE k a QUEUE 30000 none SHARED",
+    "LOCK.ACQUIRE l a LEASE 5 QUEUE 5 ch SESSION",
+    "LOCK.ACQUIRE l b LEASE 5 QUEUE 30000 ch LIMIT 2 SESSION",
 ];
 
 const WORDS: &[&str] = &[
@@ -63,6 +69,8 @@ const WORDS: &[&str] = &[
     "@a",
     "LEASE",
     "BLOCK",
+    "QUEUE",
+    "ch",
     "HOLD",
     "FENCE",
     "ALL",
@@ -136,6 +144,7 @@ fn run(seed: u64, length: Option<Duration>) {
     let mut random = StdRng::seed_from_u64(seed);
     let server = TestServer::start();
     let mut observer = server.client();
+    let ears = server.subscriber("ch");
     let mut clients: Vec<Client> = (0..8).map(|_| server.client()).collect();
     let mut sent = 0;
     let start = Instant::now();
@@ -155,6 +164,9 @@ fn run(seed: u64, length: Option<Duration>) {
     }
     println!("{sent} commands in {:?}", start.elapsed());
     clients.clear();
+    // Places outlive their connections. Where nobody hears, none is granted anything.
+    drop(ears);
+    assert_eq!(observer.call("FLUSHALL"), status("OK"));
     eventually("nobody waits", || observer.info("lock_waiters") == 0);
     assert!(
         !server.log().contains("panic in"),

@@ -33,7 +33,9 @@ impl Stream {
             let words: Vec<String> = words
                 .into_iter()
                 .map(|word| match word {
-                    Value::BulkString(word) => String::from_utf8(word).unwrap(),
+                    Value::BulkString(word) => {
+                        String::from_utf8(word).unwrap_or_else(|word| dumped(word.as_bytes()))
+                    }
                     other => panic!("{other:?} is no word"),
                 })
                 .collect();
@@ -53,6 +55,25 @@ impl Stream {
     }
 }
 
+/// The short words of a hash, as it is dumped with its type and the number of its fields
+/// in front, and its version and a checksum behind.
+fn dumped(hash: &[u8]) -> String {
+    let (mut left, mut words) = (&hash[2..hash.len() - 10], Vec::new());
+    while let Some((&length, rest)) = left.split_first() {
+        let (word, rest) = rest.split_at(length.into());
+        words.push(String::from_utf8_lossy(word));
+        left = rest;
+    }
+    format!("{{{}}}", words.join(" "))
+}
+
+/// That this owner was granted the lock that it holds now.
+fn grant(client: &mut Client, owner: &str) -> String {
+    let token = client.bulk("HGET k @fence");
+    let end = client.int("PEXPIRETIME k");
+    format!("RESTORE k {end} {{{owner} 1 @fence {token}}} REPLACE ABSTTL")
+}
+
 fn unit(commands: &[String]) -> Vec<String> {
     let mut unit = vec!["MULTI".to_string()];
     unit.extend_from_slice(commands);
@@ -66,12 +87,8 @@ fn each_transition_is_one_unit_of_core_commands() {
     let mut client = server.client();
     let mut stream = Stream::of(&server);
 
-    let token = client.int("LOCK.ACQUIRE k a");
-    let end = client.int("PEXPIRETIME k");
-    stream.assert_next(&unit(&[
-        format!("HSET k a 1 @fence {token}"),
-        format!("PEXPIREAT k {end}"),
-    ]));
+    client.call("LOCK.ACQUIRE k a");
+    stream.assert_next(&[grant(&mut client, "a")]);
 
     client.call("LOCK.ACQUIRE k a LEASE 60000");
     let end = client.int("PEXPIRETIME k");
@@ -130,7 +147,7 @@ fn a_guarded_command_and_what_ended_before_it_are_one_unit() {
 }
 
 #[test]
-fn a_release_and_the_grant_that_follows_are_one_unit() {
+fn a_release_and_the_grant_that_follows_are_one_command() {
     let server = TestServer::start();
     let (mut client, mut waiter) = (server.client(), server.client());
     client.call("LOCK.ACQUIRE k a");
@@ -138,11 +155,45 @@ fn a_release_and_the_grant_that_follows_are_one_unit() {
     server.await_blocked(1);
     let mut stream = Stream::of(&server);
     client.call("LOCK.RELEASE k a");
-    stream.assert_next(&unit(&handed_on_to_b(&mut client)));
+    stream.assert_next(&[handed_on_to_b(&mut client)]);
 }
 
 #[test]
-fn after_the_end_of_a_lease_and_after_del_the_grant_is_one_unit() {
+fn a_shared_lock_that_an_exclusive_one_follows_is_one_command() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    client.call("LOCK.ACQUIRE k over LEASE 1 SHARED");
+    client.call("LOCK.ACQUIRE k too LEASE 2 SHARED");
+    client.call("DEBUG SLEEP 0.01");
+    client.call("LOCK.ACQUIRE k a LEASE 600000 SHARED");
+    let mut stream = Stream::of(&server);
+    let mut waiter = server.client();
+    waiter.send("LOCK.ACQUIRE k b LEASE 60000 BLOCK 0");
+    server.await_blocked(1);
+    client.call("LOCK.RELEASE k a");
+    stream.assert_next(&[handed_on_to_b(&mut client)]);
+}
+
+#[test]
+fn in_a_transaction_and_in_a_script_a_grant_is_one_command_of_the_unit() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    let mut stream = Stream::of(&server);
+    for command in ["MULTI", "SET x 1", "LOCK.ACQUIRE k a", "SET x 2", "EXEC"] {
+        client.call(command);
+    }
+    let granted = grant(&mut client, "a");
+    stream.assert_next(&unit(&["SET x 1".into(), granted, "SET x 2".into()]));
+    client.call("LOCK.BREAK k");
+    stream.assert_next(&["DEL k".into()]);
+    let script = "redis.call('SET', 'x', '1') redis.call('LOCK.ACQUIRE', KEYS[1], 'b')";
+    client.words(&[b"EVAL", script.as_bytes(), b"1", b"k"]);
+    let granted = grant(&mut client, "b");
+    stream.assert_next(&unit(&["SET x 1".into(), granted]));
+}
+
+#[test]
+fn after_the_end_of_a_lease_and_after_del_the_grant_is_one_command() {
     let server = TestServer::start();
     let (mut client, mut waiter) = (server.client(), server.client());
     for freed_by in ["PEXPIRE k 20", "DEL k"] {
@@ -154,31 +205,26 @@ fn after_the_end_of_a_lease_and_after_del_the_grant_is_one_unit() {
         if freed_by.starts_with("PEXPIRE") {
             assert!(stream.next().starts_with("PEXPIREAT k "));
         }
-        let [del, hset, pexpireat] = handed_on_to_b(&mut client);
-        // Whether the server deletes an expired key by itself or when the
-        // module opens it decides whether DEL is inside of the unit. Valkey
-        // says UNLINK for it.
-        let begin = [stream.next(), stream.next()].map(|word| word.replace("UNLINK", "DEL"));
-        assert!(
-            begin == [del.clone(), "MULTI".into()] || begin == ["MULTI".into(), del],
-            "{begin:?}"
-        );
-        stream.assert_next(&[hset, pexpireat, "EXEC".into()]);
+        let granted = handed_on_to_b(&mut client);
+        client.call("SET done 1");
+        let mut commands = Vec::new();
+        while commands.last().is_none_or(|last| last != "SET done 1") {
+            // Valkey says UNLINK for DEL.
+            commands.push(stream.next().replace("UNLINK", "DEL"));
+        }
+        // Whether the server deletes an expired key by itself or when the module opens it
+        // decides whether that is one unit.
+        commands.retain(|command| command != "MULTI" && command != "EXEC");
+        assert_eq!(commands, ["DEL k".into(), granted, "SET done 1".into()]);
         waiter.reply();
         waiter.call("LOCK.RELEASE k b");
     }
 }
 
 /// Waits until b holds the lock. What must have been replicated then.
-fn handed_on_to_b(client: &mut Client) -> [String; 3] {
+fn handed_on_to_b(client: &mut Client) -> String {
     eventually("b holds the lock", || client.call("HEXISTS k b") == int(1));
-    let token = client.bulk("HGET k @fence");
-    let end = client.int("PEXPIRETIME k");
-    [
-        "DEL k".into(),
-        format!("HSET k b 1 @fence {token}"),
-        format!("PEXPIREAT k {end}"),
-    ]
+    grant(client, "b")
 }
 
 #[test]
@@ -230,8 +276,22 @@ fn exercise(server: &TestServer) {
         thread.join().unwrap();
     }
     // Something must be there to compare.
-    server.client().call("DEL lock0");
-    server.client().call("LOCK.ACQUIRE lock0 last");
+    let mut client = server.client();
+    client.call("DEL lock0");
+    client.call("LOCK.ACQUIRE lock0 last");
+    take_for_owners_of_all_lengths(&mut client);
+}
+
+/// Of any bytes, and as long as they may be.
+fn take_for_owners_of_all_lengths(client: &mut Client) {
+    for length in [1, 2, 3, 4, 63, 64, 65, 1024] {
+        for byte in [0, b'\n', b'1', b'x', 0xff] {
+            let (key, owner) = (format!("{length}:{byte}"), vec![byte; length]);
+            let words: [&[u8]; 5] = [b"LOCK.ACQUIRE", key.as_bytes(), &owner, b"LEASE", b"600000"];
+            let token = client.words(&words);
+            assert!(matches!(token, Value::Int(1..)), "{key}: {token:?}");
+        }
+    }
 }
 
 #[test]
@@ -246,12 +306,15 @@ fn the_aof_brings_a_lock_back(fsync: &str) {
     let mut client = server.client();
     let token = client.int("LOCK.ACQUIRE k a LEASE 600000");
     client.call("LOCK.ACQUIRE k a");
+    take_for_owners_of_all_lengths(&mut client);
     eventually("the AOF is written", || {
         client.info("aof_buffer_length") == 0
     });
     let (stored, end) = (client.hash("k"), client.int("PEXPIRETIME k"));
+    let digest = client.call("DEBUG DIGEST");
     server.crash_and_restart();
     let mut client = server.client();
+    assert_eq!(client.call("DEBUG DIGEST"), digest);
     assert_eq!(client.hash("k"), stored);
     assert_eq!(client.int("PEXPIRETIME k"), end);
     assert_eq!(client.call("LOCK.ACQUIRE k b"), Value::Nil);

@@ -11,6 +11,8 @@ fn settings_have_defaults_and_can_be_changed_within_their_range() {
     for (name, default, too_small, too_large) in [
         ("lock.default-lease", "30000", "0", "315360000001"),
         ("lock.max-waiters", "65536", "0", "1000000001"),
+        ("lock.max-places", "1000000", "0", "1000000001"),
+        ("lock.claim-timeout", "2000", "0", "315360000001"),
         ("lock.recheck-interval", "500", "0", "315360000001"),
         ("lock.max-lease", "315360000000", "0", "315360000001"),
     ] {
@@ -72,13 +74,14 @@ fn a_wrong_module_argument_keeps_the_server_from_starting_and_the_log_says_why()
 #[test]
 fn a_command_that_is_needed_and_missing_is_logged() {
     for command in [
+        "RESTORE",
         "HSET",
         "HDEL",
         "PEXPIREAT",
         "DEL",
         "CONFIG",
         "INFO",
-        "ROLE",
+        "PING",
         "REPLCONF",
     ] {
         for name in ["", "another"] {

@@ -27,7 +27,7 @@ mod workloads;
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use nix::sys::utsname::uname;
@@ -78,9 +78,13 @@ struct Options {
 impl Options {
     /// The scenarios asked for. A name that is a scenario's means that one,
     /// any other all that begin so.
-    fn scenarios(&self) -> Vec<Scenario> {
+    fn scenarios(&self) -> Result<Vec<Scenario>> {
         let mut scenarios = scenarios::all();
         let names: Vec<String> = scenarios.iter().map(|s| s.name.clone()).collect();
+        for wanted in &self.only {
+            let is_known = names.iter().any(|name| name.starts_with(wanted));
+            ensure!(is_known, "there is no scenario {wanted}: see --list");
+        }
         scenarios.retain(|scenario| {
             if self.only.is_empty() {
                 return self.list || self.full || !scenario.full_only;
@@ -90,7 +94,7 @@ impl Options {
                 scenario.name == *wanted || is_prefix && scenario.name.starts_with(wanted)
             })
         });
-        scenarios
+        Ok(scenarios)
     }
 
     fn lets_in(&self, contender: &str) -> bool {
@@ -100,7 +104,7 @@ impl Options {
 
 fn main() -> Result<()> {
     let options = Options::parse();
-    let scenarios = options.scenarios();
+    let scenarios = options.scenarios()?;
     let work: Vec<Workload> = scenarios.iter().map(|scenario| scenario.work).collect();
     let (mut contenders, missing) = contenders::all(&|name| options.lets_in(name), &work);
     contenders.retain(|contender| options.lets_in(contender.name()));

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::results::{Results, Series};
 use crate::scenarios::Scenario;
-use crate::targets::{Bound, Verdict};
+use crate::targets::{Bound, OURS, Verdict};
 
 /// What the figures were measured on and with.
 #[derive(Serialize)]
@@ -137,7 +137,8 @@ fn table(
     };
     writeln!(report, "| | {} | × ours |", metrics.join(" | "))?;
     writeln!(report, "|---|{}---:|", "---:|".repeat(metrics.len()))?;
-    let ours = results.find(&scenario.name, "redislock", first);
+    let mut ours = names.iter().filter(|name| name.name.starts_with(OURS));
+    let ours = ours.find_map(|name| results.find(&scenario.name, name.name, first));
     for name in names {
         let find = |metric| results.find(&scenario.name, name.name, metric);
         if metrics.iter().all(|metric| find(metric).is_none()) {

@@ -5,7 +5,8 @@ use serde::Serialize;
 use crate::results::Results;
 use crate::scenarios::DURABLE;
 
-const OURS: &str = "redislock";
+/// This module, and how the names of its variants begin.
+pub const OURS: &str = "redislock";
 const HAND_OFF: &str = "hand-off p50 µs";
 const PAIR_CPU: &str = "server CPU µs/pair";
 const SECTIONS: &str = "sections/s";

@@ -69,4 +69,9 @@ fn pairs_that_a_replica_acknowledges_are_measured() {
         assert!(1.0 < p50 && p50 <= p99, "{contender}: {p50} µs, {p99} µs");
     }
     assert!(report.contains("acknowledged by a replica"), "{report}");
+    let ours = report.lines().find(|line| line.contains("min-replicas"));
+    assert!(
+        ours.is_some_and(|line| line.ends_with(" 1.00 |")),
+        "{report}"
+    );
 }

@@ -1,11 +1,15 @@
-//! What both campaigns are told on the command line.
+//! What all campaigns are told on the command line.
 
 use std::fmt::{self, Display};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use rand::RngExt;
 use redis_lock_testing::Setup;
 use tempfile::TempDir;
+
+/// How often a campaign tells how far it is.
+pub const PROGRESS_EVERY: Duration = Duration::from_secs(5);
 
 /// The arguments of any campaign.
 #[derive(clap::Args)]

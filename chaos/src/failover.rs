@@ -52,7 +52,8 @@
 //!   another node just after the answer, it is dismissed. Whoever was
 //!   granted something by that other node had it named by a witness, and
 //!   witnesses are never hurt. With a grace period, what was told before a start
-//!   or a promotion may be lost, and within it no `ACQUIRE` tells of a hold.
+//!   or a promotion may be lost, and an `ACQUIRE` that was sent within it tells of
+//!   no hold.
 //!
 //! # Why it would notice
 //!

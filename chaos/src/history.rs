@@ -31,6 +31,9 @@ pub type Nanos = u64;
 /// A millisecond.
 pub const MS: Nanos = 1_000_000;
 
+/// The clocks of the server count whole milliseconds.
+const ROUNDING: Nanos = 3 * MS;
+
 /// With how many others an owner would hold a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Mode {

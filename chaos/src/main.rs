@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use redis_lock_chaos::campaign::{self, Campaign};
+use redis_lock_chaos::campaign::{self, Campaign, PROGRESS_EVERY};
 use redis_lock_chaos::clients::{Client, FaultsEnd, Flow, Route};
 use redis_lock_chaos::faults::Faults;
 use redis_lock_chaos::history::{Breach, History, MS, Mode, Nanos, Outcome, Promise, Request};
@@ -26,8 +26,6 @@ use redis_lock_chaos::journal::Journal;
 use redis_lock_chaos::locks::Locks;
 use redis_lock_chaos::report::counts;
 use redis_lock_chaos::{clock, history, observer};
-
-const PROGRESS_EVERY: Duration = Duration::from_secs(5);
 
 /// How often a campaign that ends at a breach looks for one.
 const SEARCH_EVERY: Duration = Duration::from_secs(2);

@@ -1,5 +1,9 @@
 //! The campaign of fail-overs excuses none, and finds nothing where there are
 //! none, nor in the modes that protect, unless a fault is planted in the module.
+//!
+//! Of those that belong to fail-overs it is not asked to find `offset-too-early`,
+//! `reentry-in-grace` and `not-fenced`, which it would meet by rare luck: their scenes in
+//! `planted_faults` do.
 
 mod planted;
 
@@ -249,7 +253,7 @@ fn without_faults_there_is_nothing_to_find() {
 }
 
 /// One fault: a replica that lags is promoted.
-const ONE_PROMOTION: [&str; 4] = ["--duration", "1", "--only", "late replica"];
+const ONE_PROMOTION: [&str; 4] = ["--duration", "1", "--only", "late replica promoted"];
 
 #[test]
 fn acknowledged_holds_outlive_a_promotion() {
@@ -266,19 +270,20 @@ fn a_grace_period_keeps_two_owners_apart_over_a_promotion() {
 #[ignore = "make planted"]
 fn a_campaign_finds_what_an_unprotected_fail_over_loses() {
     let kinds = [
-        "primary killed",
-        "stopped",
-        "from its peers",
-        "late replica",
+        &["primary killed", "primary killed, back at once"][..],
+        &["primary stopped"],
+        &["primary cut off from its peers"],
+        &["late replica promoted"],
     ];
-    let kinds = kinds.map(|only| ["--topology", "sentinel", "--only", only]);
-    let in_cluster = ["--topology", "cluster", "--only", "late replica"];
-    for kind in kinds.iter().chain([&in_cluster]) {
-        assert_campaign_finds(&module(), "none", kind);
+    let under_sentinel = kinds.map(|kinds| ("sentinel", kinds));
+    let in_cluster = ("cluster", &["late replica promoted"][..]);
+    for (topology, kinds) in under_sentinel.into_iter().chain([in_cluster]) {
+        let arguments = [&["--topology", topology, "--only"][..], kinds].concat();
+        assert_campaign_finds(&module(), "none", &arguments);
     }
 }
 
-const LATE_REPLICA: [&str; 4] = ["--mode", "min-replicas", "--only", "late replica"];
+const LATE_REPLICA: [&str; 4] = ["--mode", "min-replicas", "--only", "late replica promoted"];
 
 #[test]
 #[ignore = "make planted"]

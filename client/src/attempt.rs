@@ -1,8 +1,8 @@
 //! An acquire that is under way, and what it may leave on the servers.
 //!
 //! Whatever ends it early - a failure, or the future that is dropped - goes
-//! through the same door: the connections that may still bring the hold are
-//! closed, and then the hold is released.
+//! through the same door: the connection that may still bring the hold is closed,
+//! and then one release gives up the place in the queue, or the hold.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,8 +42,8 @@ pub(crate) struct Attempt {
     token: Option<u64>,
     /// The connection that waits.
     connection: Option<WaitingConnection>,
-    /// Connections on which something will stay unanswered.
-    unanswered: Vec<ConnectionName>,
+    /// A connection on which something will stay unanswered.
+    unanswered: Option<ConnectionName>,
     /// Unanswered acquires on several servers.
     pub(crate) votes: JoinSet<Vote>,
     /// The session to which the hold is to be bound.
@@ -53,9 +53,6 @@ pub(crate) struct Attempt {
 /// What an attempt leaves to the hold that it got.
 pub(crate) struct Handover {
     pub(crate) owner_permit: Option<OwnerPermit>,
-    /// Connections that may still bring the hold anew: they must not, once it was
-    /// released.
-    pub(crate) unanswered: Vec<ConnectionName>,
     /// Acquires on several servers that are still unanswered.
     pub(crate) stragglers: JoinSet<Vote>,
 }
@@ -79,7 +76,7 @@ impl Attempt {
             in_doubt: false,
             token: None,
             connection: None,
-            unanswered: Vec::new(),
+            unanswered: None,
             votes: JoinSet::new(),
             session: None,
         }
@@ -102,9 +99,9 @@ impl Attempt {
     }
 
     /// What starts the lease of the granted hold anew.
-    pub(crate) fn renewal(&self) -> Cmd {
+    pub(crate) fn renewal(&self, token: u64) -> Cmd {
         let key = &self.request.key;
-        commands::renew(key, &self.owner, whole_ms(self.lease()), self.token)
+        commands::renew(key, &self.owner, whole_ms(self.lease()), Some(token))
     }
 
     /// A command goes out that may bring the hold.
@@ -126,8 +123,13 @@ impl Attempt {
         answer
     }
 
-    /// The hold that was granted is over.
-    pub(crate) fn is_over(&mut self) {
+    /// It has a place in the queue, and may be granted the lock at any time.
+    pub(crate) fn is_in_line(&mut self) {
+        (self.in_flight, self.in_doubt) = (false, true);
+    }
+
+    /// Forgets the hold that was granted, which is over.
+    pub(crate) fn forget_hold(&mut self) {
         self.token = None;
     }
 
@@ -146,36 +148,33 @@ impl Attempt {
         self.connection.as_ref()
     }
 
-    /// Leaves the connection to the next wait: nothing on it is unanswered.
-    pub(crate) fn keep_connection(&mut self) {
-        if let Some(connection) = self.connection.take() {
-            connection.keep();
-        }
+    /// Closes the connection: nothing on it is unanswered.
+    pub(crate) fn leave_connection(&mut self) {
+        self.connection = None;
     }
 
     /// Closes the connection, with something unanswered on it.
     pub(crate) fn close_connection(&mut self) {
         if let Some(connection) = self.connection.take() {
-            self.unanswered.extend(connection.name().cloned());
+            self.unanswered = connection.name().cloned();
         }
+    }
+
+    /// Sees to it that what is unanswered can't bring the hold any more.
+    pub(crate) async fn close_what_is_unanswered(&mut self) -> Result<(), Error> {
+        if let (Some(name), Some(server)) = (&self.unanswered, self.servers.first()) {
+            server.close(&self.request.key, name).await?;
+            self.unanswered = None;
+        }
+        Ok(())
     }
 
     /// The hold is a guard's now.
     pub(crate) fn granted(mut self) -> Handover {
         (self.in_flight, self.in_doubt, self.token) = (false, false, None);
-        self.keep_connection();
-        if !self.unanswered.is_empty()
-            && let Some(server) = self.servers.first().cloned()
-        {
-            let (key, names) = (self.request.key.clone(), self.unanswered.clone());
-            self.tasks.spawn(async move {
-                // If it fails, the release does it.
-                let _ = server.close(&key, &names).await;
-            });
-        }
+        self.leave_connection();
         Handover {
             owner_permit: self.owner_permit.take(),
-            unanswered: std::mem::take(&mut self.unanswered),
             stragglers: std::mem::take(&mut self.votes),
         }
     }
@@ -214,7 +213,7 @@ impl Attempt {
                 key: self.request.key.clone(),
                 owner: self.owner.clone(),
                 token,
-                unanswered: std::mem::take(&mut self.unanswered),
+                unanswered: self.unanswered.take(),
                 lease_ends: Moment::now() + self.lease(),
                 is_one_of_many: self.servers.len() > 1,
             });

@@ -260,8 +260,8 @@ impl Ask for Arc<Binding> {
     fn close<'a>(
         &'a self,
         key: &'a [u8],
-        names: &'a [ConnectionName],
+        name: &'a ConnectionName,
     ) -> BoxFuture<'a, Result<(), Error>> {
-        self.node.close(key, names)
+        self.node.close(key, name)
     }
 }

@@ -93,15 +93,18 @@ impl ClientBuilder {
     ///
     /// Where the server has `lock.min-replicas`, its `lock.replicas-timeout` should be
     /// shorter by what an answer takes. Else an answer that comes too late costs the
-    /// connection and all that is under way on it.
+    /// connection and all that is under way on it. Only a connection that gives no
+    /// answers at all for so long is given up.
     #[must_use]
     pub fn response_timeout(mut self, timeout: Duration) -> Self {
         self.response_timeout = Some(timeout.clamp(TIMEOUT_MIN, TIMEOUT_MAX));
         self
     }
 
-    /// How many connections may wait at the same time: one for each lock that is
-    /// waited for, and one for each wait of an owner with a name. 128 if not set.
+    /// How many connections may be blocked at the same time, where waits have to block
+    /// one each: the server's module is older and knows no places, or the user may not
+    /// subscribe. 128 if not set. As many again may wait for replicas
+    /// ([`Lock::replicas`]).
     ///
     /// A wait beyond that is in no queue and lets nobody find a deadlock: it
     /// asks for the lock now and then, until it gets it or a connection comes

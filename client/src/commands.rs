@@ -32,6 +32,11 @@ pub(crate) fn block(acquire: &mut Cmd, block_ms: u64) {
     acquire.arg("BLOCK").arg(block_ms);
 }
 
+/// Adds `QUEUE`: a place in the queue, whose end is told on the channel.
+pub(crate) fn queue(acquire: &mut Cmd, place_ms: u64, channel: &[u8]) {
+    acquire.arg("QUEUE").arg(place_ms).arg(channel);
+}
+
 /// Adds `SESSION`, which binds the hold to the connection of the command.
 pub(crate) fn bind(acquire: &mut Cmd) {
     acquire.arg("SESSION");
@@ -88,6 +93,21 @@ pub(crate) fn server_info() -> Cmd {
     let mut cmd = redis::cmd("INFO");
     cmd.arg("server");
     cmd
+}
+
+/// `SUBSCRIBE`, or `SSUBSCRIBE` in a cluster.
+pub(crate) fn subscribe(channel: &[u8], is_sharded: bool) -> Cmd {
+    let mut cmd = redis::cmd(match is_sharded {
+        true => "SSUBSCRIBE",
+        false => "SUBSCRIBE",
+    });
+    cmd.arg(channel);
+    cmd
+}
+
+/// `PING`.
+pub(crate) fn ping() -> Cmd {
+    redis::cmd("PING")
 }
 
 /// `WAIT` until so many replicas have what this connection wrote.

@@ -1,19 +1,25 @@
 //! A connection, and what the server calls it.
 
+use std::collections::HashMap;
 use std::convert::Infallible;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 #[cfg(feature = "cluster")]
 use redis::cluster_async::ClusterConnection;
 use redis::{Cmd, PushInfo, PushKind, Value};
-use tokio::sync::watch;
+use tokio::sync::{OnceCell, watch};
+#[cfg(feature = "cluster")]
 use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 
-use crate::commands::text;
+use crate::commands::{self, text};
 use crate::error::Error;
+use crate::mutex::locked;
+use crate::places::Places;
 
 /// What a connection talks to.
 #[derive(Clone)]
@@ -33,6 +39,18 @@ pub(crate) struct Connection {
     serial: u64,
     name: Option<ConnectionName>,
     interruptions: Interruptions,
+    interrupt: Interrupt,
+    subscriptions: Arc<Subscriptions>,
+    /// When the last reply came, of a connection to one server.
+    heard_at: Arc<Mutex<Instant>>,
+}
+
+/// What a connection is subscribed to.
+#[derive(Default)]
+struct Subscriptions {
+    channels: Mutex<HashMap<Vec<u8>, Arc<OnceCell<()>>>>,
+    /// Whether the user may not subscribe, or the module knows no places.
+    are_useless: AtomicBool,
 }
 
 /// What the server calls a connection.
@@ -41,29 +59,16 @@ pub(crate) struct ConnectionName {
     pub(crate) id: String,
     client_addr: String,
     /// The server's own end.
-    pub(crate) server_addr: String,
+    server_addr: String,
 }
 
 /// Tells that a connection was closed; of a cluster, that one of its
-/// connections was.
+/// connections was. Also that messages which were asked for do not come by it any
+/// more.
 #[derive(Clone)]
 pub(crate) struct Interruptions(watch::Receiver<()>);
 
 impl Interruptions {
-    /// These, and what the redis crate has to be given to tell of them. They end
-    /// when that is gone.
-    pub(crate) fn new() -> (Self, impl Fn(PushInfo) -> Result<(), Infallible> + Clone) {
-        let (sender, receiver) = watch::channel(());
-        let sender = Arc::new(sender);
-        let listener = move |push: PushInfo| {
-            if push.kind == PushKind::Disconnection {
-                sender.send_replace(());
-            }
-            Ok(())
-        };
-        (Self(receiver), listener)
-    }
-
     /// Waits for the next one. Returns false if there can be none: the
     /// connection was dropped.
     pub(crate) async fn next(&mut self) -> bool {
@@ -72,8 +77,46 @@ impl Interruptions {
 
     /// Returns whether there was one that nobody has waited for, or there can be
     /// none.
+    #[cfg(feature = "cluster")]
     fn happened(&self) -> bool {
         self.0.has_changed().unwrap_or(true)
+    }
+}
+
+/// Interrupts a connection.
+#[derive(Clone)]
+pub(crate) struct Interrupt(Arc<watch::Sender<()>>);
+
+impl Interrupt {
+    /// One, and the interruptions that it makes.
+    pub(crate) fn new() -> (Self, Interruptions) {
+        let (sender, receiver) = watch::channel(());
+        (Self(Arc::new(sender)), Interruptions(receiver))
+    }
+
+    fn interrupt(&self) {
+        self.0.send_replace(());
+    }
+
+    /// What the redis crate has to be given so that it tells of interruptions, and
+    /// leads messages to those who wait for them.
+    pub(crate) fn listener(
+        &self,
+        places: &Arc<Places>,
+    ) -> impl Fn(PushInfo) -> Result<(), Infallible> + Clone + use<> {
+        let (this, places) = (self.clone(), Arc::clone(places));
+        move |push: PushInfo| {
+            match push.kind {
+                PushKind::Disconnection | PushKind::SUnsubscribe => this.interrupt(),
+                PushKind::Message | PushKind::SMessage => {
+                    if let Some(Value::BulkString(message)) = push.data.last() {
+                        places.tell(message);
+                    }
+                }
+                _ => {}
+            }
+            Ok(())
+        }
     }
 }
 
@@ -81,7 +124,7 @@ impl Connection {
     /// A connection that was just opened.
     pub(crate) async fn new(
         wire: Wire,
-        interruptions: Interruptions,
+        (interrupt, interruptions): (Interrupt, Interruptions),
         within: Duration,
     ) -> Result<Self, Error> {
         static SERIAL: AtomicU64 = AtomicU64::new(0);
@@ -90,6 +133,9 @@ impl Connection {
             serial: SERIAL.fetch_add(1, Ordering::Relaxed),
             name: None,
             interruptions,
+            interrupt,
+            subscriptions: Arc::default(),
+            heard_at: Arc::new(Mutex::new(Instant::now())),
         };
         if matches!(connection.wire, Wire::Node(_)) {
             connection.name = connection.ask_name(within).await?;
@@ -97,10 +143,68 @@ impl Connection {
         Ok(connection)
     }
 
+    /// Returns whether places can be had by this connection, once it is subscribed to
+    /// the channel or is known not to be of use.
+    pub(crate) fn is_subscribed(&self, channel: &[u8]) -> Option<bool> {
+        if self.subscriptions.are_useless.load(Ordering::SeqCst) {
+            return Some(false);
+        }
+        let channels = locked(&self.subscriptions.channels);
+        channels.get(channel)?.initialized().then_some(true)
+    }
+
+    /// Subscribes to a channel, once; to a sharded one in a cluster. Returns whether
+    /// places can be had by this connection.
+    pub(crate) async fn subscribe(
+        &self,
+        within: Duration,
+        channel: &[u8],
+        is_sharded: bool,
+    ) -> Result<bool, Error> {
+        if self.subscriptions.are_useless.load(Ordering::SeqCst) {
+            return Ok(false);
+        }
+        let subscribed = {
+            let mut channels = locked(&self.subscriptions.channels);
+            Arc::clone(channels.entry(channel.to_vec()).or_default())
+        };
+        let cmd = commands::subscribe(channel, is_sharded);
+        let subscribe = async || match self.ask_within(within, channel, &cmd).await? {
+            // A cluster may have sent word of another end meanwhile.
+            Value::Push {
+                kind: PushKind::Subscribe | PushKind::SSubscribe,
+                ..
+            } => Ok(()),
+            other => Err(Error::unexpected(&other)),
+        };
+        match subscribed.get_or_try_init(subscribe).await {
+            Ok(()) => Ok(true),
+            Err(error) if error.code() == "NOPERM" => {
+                self.knows_no_places();
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Places can't be had by this connection.
+    pub(crate) fn knows_no_places(&self) {
+        self.subscriptions.are_useless.store(true, Ordering::SeqCst);
+    }
+
+    /// Tells that it is given up.
+    pub(crate) fn interrupt(&self) {
+        self.interrupt.interrupt();
+    }
+
     /// Sends a command to the node of this key and waits for the reply.
     pub(crate) async fn ask(&self, key: &[u8], cmd: &Cmd) -> Result<Value, Error> {
         let reply = match self.wire.clone() {
-            Wire::Node(mut connection) => connection.send_packed_command(cmd).await,
+            Wire::Node(mut connection) => {
+                let reply = connection.send_packed_command(cmd).await;
+                *locked(&self.heard_at) = Instant::now();
+                reply
+            }
             #[cfg(feature = "cluster")]
             Wire::Cluster(mut connection) => {
                 use redis::cluster_routing::{Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr};
@@ -116,16 +220,27 @@ impl Connection {
             .map_err(Error::from_redis)
     }
 
-    /// As [`Connection::ask`], with an end.
+    /// As [`Connection::ask`], with an end: when the connection has been silent for so
+    /// long. Replies come in the order of the commands, so one that answers others is
+    /// not silent; it may be that this process is slow.
     pub(crate) async fn ask_within(
         &self,
         within: Duration,
         key: &[u8],
         cmd: &Cmd,
     ) -> Result<Value, Error> {
-        timeout(within, self.ask(key, cmd))
-            .await
-            .unwrap_or_else(|_| Err(Error::timed_out()))
+        let mut ask = pin!(self.ask(key, cmd));
+        let mut silent_since = Instant::now();
+        loop {
+            if let Ok(answered) = timeout_at(silent_since + within, &mut ask).await {
+                return answered;
+            }
+            let heard_at = *locked(&self.heard_at);
+            if heard_at <= silent_since {
+                return Err(Error::timed_out());
+            }
+            silent_since = heard_at;
+        }
     }
 
     /// Sends a command to every primary that there is, and returns all replies.
@@ -161,6 +276,7 @@ impl Connection {
     }
 
     /// Returns whether it is known to be closed.
+    #[cfg(feature = "cluster")]
     pub(crate) fn is_closed(&self) -> bool {
         matches!(self.wire, Wire::Node(_)) && self.interruptions.happened()
     }
@@ -196,6 +312,21 @@ impl ConnectionName {
         })
     }
 
+    /// The command that looks at it.
+    pub(crate) fn look(&self) -> Cmd {
+        let mut cmd = redis::cmd("CLIENT");
+        cmd.arg("LIST").arg("ID").arg(&self.id);
+        cmd
+    }
+
+    /// Returns whether it is blocked, by the answer to that.
+    pub(crate) fn is_blocked(&self, list: &str) -> bool {
+        let mut lines = list.lines();
+        let line = lines.find(|line| Self::parse(line).as_ref() == Some(self));
+        line.and_then(|line| field(line, "flags"))
+            .is_some_and(|flags| flags.contains('b'))
+    }
+
     /// The command that closes it from the server's side, so that nothing that
     /// is still on its way there can be carried out. Both addresses are named,
     /// because after a fail-over the id may be another connection's.
@@ -209,7 +340,7 @@ impl ConnectionName {
 }
 
 /// A field of a line of `CLIENT LIST`.
-pub(crate) fn field<'line>(line: &'line str, name: &str) -> Option<&'line str> {
+fn field<'line>(line: &'line str, name: &str) -> Option<&'line str> {
     let mut fields = line.split_ascii_whitespace();
     fields.find_map(|field| field.strip_prefix(name)?.strip_prefix('='))
 }

@@ -188,6 +188,12 @@ impl Error {
         }
     }
 
+    /// Returns whether it is what a module says that knows no places.
+    pub(crate) fn is_syntax_error(&self) -> bool {
+        matches!(self, Self::Server { code, message }
+            if code == "ERR" && message.starts_with("syntax error"))
+    }
+
     /// Returns whether the connection was closed.
     pub(crate) fn is_closed(&self) -> bool {
         matches!(self, Self::Unavailable { closed: true, .. })
@@ -217,19 +223,29 @@ impl Error {
         Self::Reply(format!("{reply:?}"))
     }
 
+    /// An error as a server writes it: its code, and its words.
+    pub(crate) fn from_line(line: &str) -> Self {
+        let (code, message) = line.split_once(' ').unwrap_or((line, ""));
+        Self::of_server(code, message.to_string())
+    }
+
+    fn of_server(code: &str, message: String) -> Self {
+        match code {
+            "ERR" if message.starts_with("unknown command") => Self::NoModule,
+            "DEADLOCK" => Self::Deadlock { cycle: message },
+            "UPGRADE" => Self::Upgrade { message },
+            _ => Self::Server {
+                code: code.to_string(),
+                message,
+            },
+        }
+    }
+
     /// What the redis crate told.
     pub(crate) fn from_redis(error: RedisError) -> Self {
-        let message = || error.detail().unwrap_or_default().to_string();
         if let Some(code) = error.code() {
-            return match code {
-                "ERR" if message().starts_with("unknown command") => Self::NoModule,
-                "DEADLOCK" => Self::Deadlock { cycle: message() },
-                "UPGRADE" => Self::Upgrade { message: message() },
-                _ => Self::Server {
-                    code: code.to_string(),
-                    message: message(),
-                },
-            };
+            let message = error.detail().unwrap_or_default().to_string();
+            return Self::of_server(code, message);
         }
         match error.kind() {
             ErrorKind::InvalidClientConfig => Self::Address(error.to_string()),

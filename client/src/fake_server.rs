@@ -79,7 +79,6 @@ impl FakeServer {
             }],
             sent_at: Moment::now(),
             session: None,
-            unanswered: Vec::new(),
             stragglers: JoinSet::new(),
         }
     }
@@ -142,11 +141,9 @@ impl Ask for Arc<FakeServer> {
     fn close<'a>(
         &'a self,
         _: &'a [u8],
-        names: &'a [ConnectionName],
+        name: &'a ConnectionName,
     ) -> BoxFuture<'a, Result<(), Error>> {
-        for name in names {
-            self.note(format!("close {}", name.id));
-        }
+        self.note(format!("close {}", name.id));
         Box::pin(async { Ok(()) })
     }
 }

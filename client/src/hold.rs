@@ -15,7 +15,6 @@ use tokio::time::{sleep, timeout};
 use crate::binding::Binding;
 use crate::clock::Moment;
 use crate::commands;
-use crate::connection::ConnectionName;
 use crate::error::Error;
 use crate::inspect::LockInfo;
 use crate::mutex::locked;
@@ -47,9 +46,6 @@ pub(crate) struct Grant {
     pub(crate) sent_at: Moment,
     /// The session that it is bound to.
     pub(crate) session: Option<Arc<Binding>>,
-    /// Connections that may still bring the hold anew, to be closed before it is
-    /// released.
-    pub(crate) unanswered: Vec<ConnectionName>,
     /// Servers that a majority did without, and that may still grant it.
     pub(crate) stragglers: JoinSet<Vote>,
 }
@@ -81,7 +77,6 @@ pub(crate) struct Hold {
     asked_until: std::sync::Mutex<Moment>,
     /// One renewal at a time, so that the last one sent is the last one carried out.
     renewing: Mutex<()>,
-    unanswered: std::sync::Mutex<Vec<ConnectionName>>,
     stragglers: std::sync::Mutex<JoinSet<Vote>>,
     /// The runtime of the client's tasks.
     runtime: Handle,
@@ -103,7 +98,6 @@ impl Hold {
             release: watch::Sender::new(Release::NotBegun),
             asked_until: (grant.sent_at + grant.lease).into(),
             renewing: Mutex::default(),
-            unanswered: grant.unanswered.into(),
             stragglers: grant.stragglers.into(),
             runtime,
             process: Process::this(),
@@ -302,14 +296,13 @@ impl Hold {
     /// What has to be done to release it.
     fn pending_releases(&self) -> Vec<PendingRelease> {
         let lease_ends = self.lease_ends();
-        let mut unanswered = locked(&self.unanswered);
         let server_holds = self.server_holds.iter();
         let pending = server_holds.map(|held| PendingRelease {
             server: Arc::clone(&held.server),
             key: self.key.clone(),
             owner: self.owner.clone(),
             token: held.token,
-            unanswered: std::mem::take(&mut unanswered),
+            unanswered: None,
             lease_ends,
             is_one_of_many: self.server_holds.len() > 1,
         });

@@ -60,10 +60,12 @@ pub struct Waiter {
     /// The greatest number of holders that it accepts, itself included, if the
     /// server tells.
     pub limit: Option<u64>,
-    /// The id of its connection.
+    /// The id of the connection that it blocks.
     pub client: Option<u64>,
-    /// The address of its connection.
+    /// The address of that connection.
     pub addr: Option<String>,
+    /// The channel on which it is told, if it has a place and blocks no connection.
+    pub channel: Option<Vec<u8>>,
     /// How long it has waited.
     pub waited: Duration,
     /// How much longer it will wait; none for a wait without end.
@@ -167,6 +169,7 @@ impl Waiter {
             limit: fields.take("limit")?,
             client: fields.take("client")?,
             addr: fields.take("addr")?,
+            channel: fields.take("channel")?,
             waited: fields.ms("waited")?.unwrap_or_default(),
             timeout: fields.ms("timeout")?,
         })

@@ -11,9 +11,12 @@ mod lock;
 mod session;
 // how a lock is taken,
 mod attempt;
+mod blocked;
+mod in_line;
 mod majority;
 mod reentry;
 mod single;
+mod taking;
 // what there is of a lock that is held,
 mod binding;
 mod hold;
@@ -39,6 +42,7 @@ mod fake_server;
 mod inspect;
 mod keyed;
 mod mutex;
+mod places;
 mod process;
 mod request;
 mod tasks;

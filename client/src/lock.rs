@@ -111,7 +111,8 @@ impl Lock {
     ///
     /// An owner's name belongs to one client. Two clients that use the same
     /// one don't exclude each other, and a client that was started anew takes
-    /// over what its predecessor held by that name. With a
+    /// over what its predecessor held by that name. Where two wait for one lock by the
+    /// same name, one of them may hear of its turn only a minute later. With a
     /// [`Redlock`](crate::Redlock) two clients do exclude each other: there only
     /// the guards of one client share a hold, and the name is at most 960 bytes.
     pub fn owner(mut self, owner: impl AsRef<[u8]>) -> Self {
@@ -161,17 +162,16 @@ impl Lock {
 
     /// Takes the lock, waiting for it without end if another owner has it.
     ///
-    /// Waits are served first come, first served, by the server among clients
-    /// and owners with a name, and by the client among its other tasks. A
-    /// fail-over or a lost connection on the way is made good; a client that
-    /// reconnects goes to the back of the queue. So is a grant that too few replicas
-    /// have acknowledged (`NOREPLICAS`): it is asked for again. Within a server's grace
-    /// period every lock is as one that another owner has.
+    /// Waits are served first come, first served, as the server gets to know of them. A
+    /// lost connection on the way is made good and costs no place; so is a fail-over,
+    /// after which all stand in line anew. A grant that too few replicas have
+    /// acknowledged (`NOREPLICAS`) is asked for again. Within a server's grace period
+    /// every lock is as one that another owner has.
     ///
     /// If the future is dropped, neither a place in the queue nor a hold is
     /// left on the server: what may have been granted meanwhile is released in
-    /// the background. A future that is kept but not polled keeps its place, and
-    /// other tasks of this client stand behind it, as with any fair mutex.
+    /// the background. A future that is kept but not polled keeps its place until its
+    /// turn comes, and misses that: then the lock passes to the next one.
     ///
     /// # Errors
     /// What the server refused; [`Error::Deadlock`] where the wait would never
@@ -378,7 +378,6 @@ impl Lock {
             server_holds,
             sent_at,
             session: self.session.clone(),
-            unanswered: handover.unanswered,
             stragglers: handover.stragglers,
         };
         let hold = Arc::new(Hold::new(grant, client.tasks.runtime().clone()));

@@ -13,7 +13,6 @@ use crate::node::{Node, by};
 use crate::owner::OwnerPermit;
 use crate::request::{Request, Wait};
 use crate::shared::{Shared, as_asked};
-use crate::single::queue;
 use crate::validity::Validity;
 use crate::votes::Votes;
 
@@ -34,8 +33,9 @@ pub(crate) async fn take(
 ) -> Result<Option<(Attempt, Granted)>, Error> {
     let _permit = match wait {
         Wait::No => None,
-        Wait::Until(deadline) => match queue(client, &request.key, deadline).await {
-            Some((permit, _)) => Some(permit),
+        // One task of this client asks at a time, first come, first served.
+        Wait::Until(deadline) => match by(deadline, client.queues.lock(&request.key)).await {
+            Some(permit) => Some(permit),
             None => return Ok(None),
         },
     };

@@ -1,7 +1,12 @@
 //! One server, or what is asked as one: a primary behind sentinels, a cluster.
 //!
-//! Commands that don't wait share one connection. When a connection is given
-//! up with something unanswered on it, the next one begins by closing it from
+//! All commands share one connection, and by it the server tells those who wait
+//! how their places ended. In a cluster that is told by a connection of its own to
+//! each node: when a slot moves away, the node says so by a message that the redis
+//! crate takes for the reply to whatever was asked last, so nothing else may be
+//! asked there.
+//!
+//! When a connection is given up with something unanswered on it, the next one begins by closing it from
 //! the server's side, so that a command that still lingers on the way can't
 //! take effect after what is sent later. A user who may not `CLIENT KILL` does
 //! without; then the lease bounds what a lingering command can do.
@@ -9,25 +14,32 @@
 //! All connections are opened by tasks of the runtime in which the client was
 //! connected, because they end with the runtime that opened them.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex as SyncMutex};
+#[cfg(feature = "cluster")]
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex as SyncMutex, Weak};
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, join_all};
 use redis::{Cmd, Value};
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, Notify};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::clock::Moment;
 use crate::commands::{self, text};
-use crate::connection::{Connection, ConnectionName};
+use crate::connection::{Connection, ConnectionName, Interruptions};
 use crate::error::Error;
 use crate::mutex::locked;
+use crate::places::{Place, Places};
 use crate::target::Target;
 
 /// How long after a failure no other connection is tried.
 const FAILURE_STANDS: Duration = Duration::from_millis(50);
+
+/// How often to ask whether the connections by which places are told still answer:
+/// one that falls silent says nothing by itself.
+const PING_EVERY: Duration = Duration::from_secs(2);
 
 /// How long things may take.
 #[derive(Clone, Copy, Debug)]
@@ -52,15 +64,15 @@ pub(crate) trait Ask: Send + Sync {
     /// Sends a command that does not wait and that is safe to send again.
     fn ask<'a>(&'a self, key: &'a [u8], cmd: &'a Cmd) -> BoxFuture<'a, Result<Reply, Error>>;
 
-    /// Closes connections of this client from the server's side.
+    /// Closes a connection of this client from the server's side.
     fn close<'a>(
         &'a self,
         key: &'a [u8],
-        names: &'a [ConnectionName],
+        name: &'a ConnectionName,
     ) -> BoxFuture<'a, Result<(), Error>>;
 }
 
-/// A server and the connection that all commands share that don't wait.
+/// A server and the connection that all commands share.
 pub(crate) struct Node {
     target: Target,
     timeouts: Timeouts,
@@ -70,9 +82,51 @@ pub(crate) struct Node {
     disconnected: Arc<Notify>,
     /// What tells this server from the others of a Redlock.
     identity: Option<Identity>,
-    epoch: AtomicU64,
+    /// Who here waits to be told of a place, and by which channel. Nobody else knows
+    /// its name.
+    places: Arc<Places>,
+    channel: String,
+    is_pinged: AtomicBool,
     #[cfg(feature = "cluster")]
     slots: crate::slots::Slots,
+    #[cfg(feature = "cluster")]
+    subscribers: SyncMutex<HashMap<Address, Arc<Mutex<Subscriber>>>>,
+}
+
+/// What a wait is told by.
+pub(crate) struct Subscription {
+    pub(crate) channel: Vec<u8>,
+    connection: Connection,
+    interruptions: Interruptions,
+}
+
+impl Subscription {
+    fn new(channel: Vec<u8>, connection: Connection) -> Self {
+        Self {
+            channel,
+            interruptions: connection.interruptions(),
+            connection,
+        }
+    }
+
+    /// Completes when something may have been told that nobody here has heard.
+    pub(crate) async fn interrupted(&mut self) {
+        self.interruptions.next().await;
+    }
+
+    /// The server's module knows no places.
+    pub(crate) fn is_useless(&self) {
+        self.connection.knows_no_places();
+    }
+}
+
+/// The connection to a node of a cluster by which places are told.
+#[cfg(feature = "cluster")]
+#[derive(Default)]
+struct Subscriber {
+    connection: Option<Connection>,
+    /// When the last try to open it failed, and why.
+    failed: Option<(Instant, Error)>,
 }
 
 #[derive(Default)]
@@ -127,9 +181,13 @@ impl Node {
             shared: Mutex::default(),
             disconnected,
             identity: None,
-            epoch: AtomicU64::new(0),
+            places: Arc::default(),
+            channel: format!("redislock:{:032x}", rand::random::<u128>()),
+            is_pinged: AtomicBool::new(false),
             #[cfg(feature = "cluster")]
             slots: crate::slots::Slots::default(),
+            #[cfg(feature = "cluster")]
+            subscribers: SyncMutex::default(),
         }
     }
 
@@ -157,7 +215,20 @@ impl Node {
         self.target.explain(error)
     }
 
-    /// The connection that all commands share that don't wait.
+    /// As [`Node::explain`], of an error that was told on another connection than the
+    /// one that all commands share.
+    pub(crate) fn explain_told(&self, error: Error) -> Error {
+        if error.calls_for_new_connection() || error.code() == "MOVED" {
+            self.look_up_again();
+        }
+        // Only what is true of a new connection as well is here to stay.
+        match error.code() {
+            "READONLY" => error,
+            _ => self.explain(error),
+        }
+    }
+
+    /// The connection that all commands share.
     pub(crate) async fn connection(self: &Arc<Self>) -> Result<Connection, Error> {
         let asked_at = Instant::now();
         if let Some(connection) = &self.shared.lock().await.connection {
@@ -206,7 +277,10 @@ impl Node {
         &self,
         given_up: Option<&ConnectionName>,
     ) -> Result<Connection, Error> {
-        let connection = self.target.open(self.timeouts.connect).await?;
+        let connection = self
+            .target
+            .open(self.timeouts.connect, &self.places)
+            .await?;
         self.identify(&connection).await?;
         if let Some(name) = given_up {
             self.kill(&connection, b"", name).await?;
@@ -280,8 +354,151 @@ impl Node {
         };
         shared.was_given_up = true;
         shared.given_up = connection.name().cloned();
+        connection.interrupt();
         self.look_up_again();
         true
+    }
+
+    /// Waits to be told of a place of this owner in this lock's queue.
+    pub(crate) fn expect(self: &Arc<Self>, key: &[u8], owner: &[u8]) -> Place {
+        if !self.is_pinged.swap(true, Ordering::SeqCst) {
+            self.runtime
+                .spawn(ping_again_and_again(Arc::downgrade(self)));
+        }
+        self.places.expect(key, owner)
+    }
+
+    /// Sees to it that places in this lock's queue are told. None where that can't
+    /// be.
+    pub(crate) async fn subscribe(
+        self: &Arc<Self>,
+        key: &[u8],
+    ) -> Result<Option<Subscription>, Error> {
+        let channel = self.channel(key);
+        if let Some(connection) = self.known_subscriber(key)
+            && let Some(is_of_use) = connection.is_subscribed(&channel)
+        {
+            return Ok(is_of_use.then(|| Subscription::new(channel, connection)));
+        }
+        // A task of its own, so that no caller that is not polled any more keeps
+        // others from theirs.
+        let (this, key) = (Arc::clone(self), key.to_vec());
+        let subscribing = async move { this.subscribe_now(&key, channel).await };
+        let subscribed = self.runtime.spawn(subscribing).await;
+        subscribed.unwrap_or_else(|error| Err(Error::from_task(error)))
+    }
+
+    async fn subscribe_now(
+        self: Arc<Self>,
+        key: &[u8],
+        channel: Vec<u8>,
+    ) -> Result<Option<Subscription>, Error> {
+        let connection = self.subscriber(key).await?;
+        let (within, is_sharded) = (self.timeouts.response, self.is_cluster());
+        match connection.subscribe(within, &channel, is_sharded).await {
+            Ok(is_of_use) => Ok(is_of_use.then(|| Subscription::new(channel, connection))),
+            Err(error) => {
+                if error.calls_for_new_connection() {
+                    self.give_up_subscriber(&connection).await;
+                } else if error.code() == "MOVED" {
+                    self.look_up_again();
+                }
+                Err(self.explain(error))
+            }
+        }
+    }
+
+    fn channel(&self, key: &[u8]) -> Vec<u8> {
+        #[cfg(feature = "cluster")]
+        if self.is_cluster() {
+            let tag = self.slots.tag_for(key);
+            return format!("{}:{{{tag}}}", self.channel).into_bytes();
+        }
+        let _ = key;
+        self.channel.clone().into_bytes()
+    }
+
+    /// The connection by which places in this lock's queue are told, if it is there.
+    fn known_subscriber(&self, key: &[u8]) -> Option<Connection> {
+        #[cfg(feature = "cluster")]
+        if self.is_cluster() {
+            let address = Address(Some(self.slots.address_of(key)?));
+            let subscriber = locked(&self.subscribers).get(&address).cloned()?;
+            let connection = subscriber.try_lock().ok()?.connection.clone();
+            return connection.filter(|it| !it.is_closed());
+        }
+        let _ = key;
+        self.shared.try_lock().ok()?.connection.clone()
+    }
+
+    async fn subscriber(self: &Arc<Self>, key: &[u8]) -> Result<Connection, Error> {
+        #[cfg(feature = "cluster")]
+        if self.is_cluster() {
+            let (asked_at, address) = (Instant::now(), self.address(key).await?);
+            let subscriber = {
+                let mut subscribers = locked(&self.subscribers);
+                Arc::clone(subscribers.entry(address.clone()).or_default())
+            };
+            let mut subscriber = subscriber.lock().await;
+            if let Some(connection) = &subscriber.connection
+                && !connection.is_closed()
+            {
+                return Ok(connection.clone());
+            }
+            // One try is for all who wait for it.
+            if let Some((failed_at, error)) = &subscriber.failed
+                && *failed_at >= asked_at
+            {
+                return Err(error.clone());
+            }
+            let opened = self.open(address).await;
+            subscriber.connection = opened.as_ref().ok().cloned();
+            subscriber.failed = opened.clone().err().map(|error| (Instant::now(), error));
+            return opened;
+        }
+        let _ = key;
+        self.connection().await
+    }
+
+    async fn give_up_subscriber(&self, subscriber: &Connection) {
+        if self.is_cluster() {
+            subscriber.interrupt();
+            self.look_up_again();
+        } else {
+            self.give_up(subscriber.serial()).await;
+        }
+    }
+
+    /// Finds out which connections by which places are told give no answer any more.
+    async fn ping(&self) {
+        if self.places.is_empty() {
+            return;
+        }
+        let ping = commands::ping();
+        let pings = self
+            .subscribers()
+            .await
+            .into_iter()
+            .map(async |subscriber| {
+                let answered = subscriber.ask_within(self.timeouts.response, b"", &ping);
+                if let Err(Error::Unavailable { .. }) = answered.await {
+                    self.give_up_subscriber(&subscriber).await;
+                }
+            });
+        join_all(pings).await;
+    }
+
+    async fn subscribers(&self) -> Vec<Connection> {
+        #[cfg(feature = "cluster")]
+        if self.is_cluster() {
+            let subscribers = locked(&self.subscribers);
+            // One that is being opened answers.
+            let known = subscribers.values().filter_map(|it| it.try_lock().ok());
+            let connections = known.filter_map(|it| it.connection.clone());
+            return connections.filter(|it| !it.is_closed()).collect();
+        }
+        let shared = self.shared.lock().await;
+        shared.connection.clone().into_iter().collect()
     }
 
     /// Sends a command that does not wait and that is safe to send again. It is
@@ -370,10 +587,10 @@ impl Node {
             let within = this.timeouts.connect;
             #[cfg(feature = "cluster")]
             if let Some((host, port)) = &address.0 {
-                return this.target.open_at(host, *port, within).await;
+                return this.target.open_at(host, *port, within, &this.places).await;
             }
             let _ = address;
-            this.target.open(within).await
+            this.target.open(within, &this.places).await
         });
         let opened = opened
             .await
@@ -395,12 +612,6 @@ impl Node {
         Ok(())
     }
 
-    /// How often a server was looked for anew. A connection of before may lead to
-    /// one that is no primary any more.
-    pub(crate) fn epoch(&self) -> u64 {
-        self.epoch.load(Ordering::SeqCst)
-    }
-
     /// Returns whether keys are on several nodes.
     pub(crate) fn is_cluster(&self) -> bool {
         self.target.is_cluster()
@@ -408,25 +619,29 @@ impl Node {
 
     /// Has the next connection look anew for the server that has its key.
     pub(crate) fn look_up_again(&self) {
-        self.epoch.fetch_add(1, Ordering::SeqCst);
         self.target.look_up_again();
         #[cfg(feature = "cluster")]
         self.slots.forget();
     }
 
-    async fn close_all(
-        self: &Arc<Self>,
-        key: &[u8],
-        names: &[ConnectionName],
-    ) -> Result<(), Error> {
-        for name in names {
-            let connection = self.connection().await?;
-            if let Err(error) = self.kill(&connection, key, name).await {
-                self.give_up(connection.serial()).await;
-                return Err(error);
-            }
+    async fn close_one(self: &Arc<Self>, key: &[u8], name: &ConnectionName) -> Result<(), Error> {
+        let connection = self.connection().await?;
+        let killed = self.kill(&connection, key, name).await;
+        if killed.is_err() {
+            self.give_up(connection.serial()).await;
         }
-        Ok(())
+        killed
+    }
+}
+
+/// Pings as long as the node is there.
+async fn ping_again_and_again(node: Weak<Node>) {
+    loop {
+        sleep(PING_EVERY).await;
+        match node.upgrade() {
+            Some(node) => node.ping().await,
+            None => return,
+        }
     }
 }
 
@@ -442,9 +657,9 @@ impl Ask for Arc<Node> {
     fn close<'a>(
         &'a self,
         key: &'a [u8],
-        names: &'a [ConnectionName],
+        name: &'a ConnectionName,
     ) -> BoxFuture<'a, Result<(), Error>> {
-        Box::pin(self.close_all(key, names))
+        Box::pin(self.close_one(key, name))
     }
 }
 

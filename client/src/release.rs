@@ -23,8 +23,8 @@ pub(crate) struct PendingRelease {
     pub(crate) owner: Vec<u8>,
     /// Of which hold, if that is known. Without it, of whatever the owner has.
     pub(crate) token: Option<u64>,
-    /// Connections that may still bring the hold, to be closed before.
-    pub(crate) unanswered: Vec<ConnectionName>,
+    /// A connection that may still bring the hold, to be closed before.
+    pub(crate) unanswered: Option<ConnectionName>,
     /// When the lease will have done it.
     pub(crate) lease_ends: Moment,
     /// Whether other servers have the same hold, so that this one's failure is
@@ -93,7 +93,9 @@ impl PendingRelease {
     }
 
     async fn try_once(&self, release: &Cmd) -> Result<Reply, Error> {
-        self.server.close(&self.key, &self.unanswered).await?;
+        if let Some(name) = &self.unanswered {
+            self.server.close(&self.key, name).await?;
+        }
         let reply = self.server.ask(&self.key, release).await?;
         // Anything else is not the answer of a server that releases.
         commands::found(&reply.value)?;
@@ -131,7 +133,7 @@ mod tests {
             key: b"k".to_vec(),
             owner: b"o".to_vec(),
             token: Some(7),
-            unanswered: Vec::new(),
+            unanswered: None,
             lease_ends: Moment::now() + lease,
             is_one_of_many: false,
         }
@@ -195,7 +197,7 @@ mod tests {
         let mut release = release(&server, Duration::from_secs(30));
         release.token = None;
         let name = ConnectionName::parse("id=5 addr=a:1 laddr=b:2").unwrap();
-        release.unanswered.push(name);
+        release.unanswered = Some(name);
         settled(release).await.0.unwrap();
         let asked: Vec<_> = server.asked().into_iter().map(|(_, asked)| asked).collect();
         assert_eq!(asked, ["close 5", "LOCK.RELEASE k o ALL"]);

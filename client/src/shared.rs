@@ -25,7 +25,7 @@ pub(crate) struct Shared {
     /// Unique to this client.
     name: String,
     owners_made: AtomicU64,
-    /// Which of this client's tasks wait for which lock.
+    /// Which of this client's tasks wait for which lock of a Redlock.
     pub(crate) queues: KeyedMutex<Vec<u8>, ()>,
     /// The holds of owners with a name, by lock and owner.
     pub(crate) owners: Owners,

@@ -1,5 +1,6 @@
 //! Which node of a cluster has a key, as `CLUSTER SLOTS` tells it.
 
+use std::collections::HashMap;
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -32,12 +33,30 @@ type Range = (u16, u16, (String, u16));
 
 /// What was learned of it, for some time.
 #[derive(Default)]
-pub(crate) struct Slots(Mutex<Option<(Instant, Vec<Range>)>>);
+pub(crate) struct Slots {
+    ranges: Mutex<Option<(Instant, Vec<Range>)>>,
+    /// A tag of each slot that was asked for, which stays what it is.
+    tags: Mutex<HashMap<u16, String>>,
+}
 
 impl Slots {
+    /// A tag that is in the same slot as this key. Keys of one slot have the same.
+    pub(crate) fn tag_for(&self, key: &[u8]) -> String {
+        let slot = slot_of(key);
+        let mut tags = locked(&self.tags);
+        let found = || {
+            let mut tags = (0_u64..).map(|tag| tag.to_string());
+            tags.find(|tag| slot_of(tag.as_bytes()) == slot)
+        };
+        let tag = tags
+            .entry(slot)
+            .or_insert_with(|| found().unwrap_or_default());
+        tag.clone()
+    }
+
     /// Host and port of the primary that has this key, if that is known.
     pub(crate) fn address_of(&self, key: &[u8]) -> Option<(String, u16)> {
-        let known = locked(&self.0);
+        let known = locked(&self.ranges);
         let (learned_at, ranges) = known.as_ref()?;
         if learned_at.elapsed() > KNOWN_FOR {
             return None;
@@ -54,14 +73,14 @@ impl Slots {
         let ranges: Vec<Vec<Value>> =
             redis::from_redis_value(reply).map_err(|error| Error::Reply(error.to_string()))?;
         let ranges = ranges.into_iter().filter_map(range).collect();
-        let mut known = locked(&self.0);
+        let mut known = locked(&self.ranges);
         *known = Some((Instant::now(), ranges));
         Ok(())
     }
 
     /// Forgets the map, so that the next caller learns it anew.
     pub(crate) fn forget(&self) {
-        *locked(&self.0) = None;
+        *locked(&self.ranges) = None;
     }
 }
 
@@ -104,6 +123,17 @@ mod tests {
         assert_eq!(slot_of(b"x{foo}{bar}"), 12182);
         assert_ne!(slot_of(b"{}foo"), 12182);
         assert_eq!(slot_of(b"123456789"), 12739);
+    }
+
+    #[test]
+    fn keys_of_one_slot_have_one_tag_there() {
+        let slots = Slots::default();
+        for nth in 0..200 {
+            let key = format!("lock{nth}");
+            let tag = slots.tag_for(key.as_bytes());
+            assert_eq!(slot_of(tag.as_bytes()), slot_of(key.as_bytes()));
+            assert_eq!(slots.tag_for(format!("x{{{key}}}").as_bytes()), tag);
+        }
     }
 
     #[test]

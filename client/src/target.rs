@@ -1,5 +1,6 @@
 //! Opens connections to what a [`Server`] names.
 
+use std::sync::Arc;
 #[cfg(feature = "sentinel")]
 use std::sync::Mutex;
 use std::time::Duration;
@@ -8,10 +9,11 @@ use redis::io::tcp::{TcpSettings, socket2::TcpKeepalive};
 use redis::{AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, ProtocolVersion};
 use tokio::time::timeout;
 
-use crate::connection::{Connection, Interruptions, Wire};
+use crate::connection::{Connection, Interrupt, Wire};
 use crate::error::Error;
 #[cfg(feature = "sentinel")]
 use crate::mutex::locked;
+use crate::places::Places;
 use crate::server::{Kind, Server};
 
 /// With it the redis crate tells at once when a connection closes.
@@ -83,22 +85,28 @@ impl Target {
         }
     }
 
-    /// Opens a connection for commands that don't wait, within this time.
-    pub(crate) async fn open(&self, within: Duration) -> Result<Connection, Error> {
+    /// Opens a connection for commands that don't wait, within this time, and leads
+    /// messages on it to those who wait for them.
+    pub(crate) async fn open(
+        &self,
+        within: Duration,
+        places: &Arc<Places>,
+    ) -> Result<Connection, Error> {
         match self {
-            Self::One(info) => open(info, within).await,
+            Self::One(info) => open(info, within, places).await,
             #[cfg(feature = "sentinel")]
-            Self::Primary(primary) => primary.open(within).await,
+            Self::Primary(primary) => primary.open(within, places).await,
             #[cfg(feature = "cluster")]
             Self::Cluster { client, .. } => {
-                let (interruptions, listener) = Interruptions::new();
+                let interrupt = Interrupt::new();
+                let listener = interrupt.0.listener(places);
                 let config = redis::cluster::ClusterConfig::new().set_push_sender(listener);
                 let opened = client.get_async_connection_with_config(config);
                 let opened = timeout(within, opened)
                     .await
                     .map_err(|_| Error::timed_out())?
                     .map_err(Error::from_redis)?;
-                Connection::new(Wire::Cluster(opened), interruptions, within).await
+                Connection::new(Wire::Cluster(opened), interrupt, within).await
             }
         }
     }
@@ -110,6 +118,7 @@ impl Target {
         host: &str,
         port: u16,
         within: Duration,
+        places: &Arc<Places>,
     ) -> Result<Connection, Error> {
         match self {
             Self::Cluster { node, .. } => {
@@ -127,9 +136,9 @@ impl Target {
                     },
                     _ => ConnectionAddr::Tcp(host.into(), port),
                 };
-                open(&ConnectionInfo::clone(node).set_addr(addr), within).await
+                open(&ConnectionInfo::clone(node).set_addr(addr), within, places).await
             }
-            _ => self.open(within).await,
+            _ => self.open(within, places).await,
         }
     }
 
@@ -170,9 +179,14 @@ impl Target {
     }
 }
 
-async fn open(info: &ConnectionInfo, within: Duration) -> Result<Connection, Error> {
+async fn open(
+    info: &ConnectionInfo,
+    within: Duration,
+    places: &Arc<Places>,
+) -> Result<Connection, Error> {
     let opened = async {
-        let (interruptions, listener) = Interruptions::new();
+        let interrupt = Interrupt::new();
+        let listener = interrupt.0.listener(places);
         // Whoever sends a command decides how long it may take.
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(within))
@@ -181,7 +195,7 @@ async fn open(info: &ConnectionInfo, within: Duration) -> Result<Connection, Err
         let client = redis::Client::open(info.clone()).map_err(Error::from_redis)?;
         let opened = client.get_multiplexed_async_connection_with_config(&config);
         let opened = opened.await.map_err(Error::from_redis)?;
-        Connection::new(Wire::Node(opened), interruptions, within).await
+        Connection::new(Wire::Node(opened), interrupt, within).await
     };
     let opened = timeout(within, opened).await;
     let opened = opened.unwrap_or_else(|_| Err(Error::timed_out()));
@@ -362,9 +376,9 @@ impl Primary {
         })
     }
 
-    async fn open(&self, within: Duration) -> Result<Connection, Error> {
+    async fn open(&self, within: Duration, places: &Arc<Places>) -> Result<Connection, Error> {
         let primary = self.look_up(within).await?;
-        let opened = open(&primary, within).await;
+        let opened = open(&primary, within, places).await;
         if opened.is_err() {
             self.forget_if(&primary);
         }

@@ -20,7 +20,7 @@ async fn start() -> (Cluster, LockClient) {
 
 /// Somebody waits for a lock of this node, then gets it.
 async fn somebody_waits(cluster: &Cluster, client: &LockClient, node: usize, key: &str) {
-    let blocked = || cluster.nodes[node].info("blocked_clients");
+    let blocked = || cluster.nodes[node].info("lock_waiters");
     let guard = client.lock(key).acquire().await.unwrap();
     let waiting = tokio::spawn(client.lock(key).acquire());
     eventually("it waits there", || blocked() == 1).await;
@@ -49,7 +49,7 @@ async fn locks_live_on_the_nodes_of_their_slots_and_follow_them() {
     assert!(slot(&key) < 50);
     let guard = client.lock(&key).owner("alice").acquire().await.unwrap();
     let waiting = tokio::spawn(client.lock(&key).acquire());
-    let blocked = |node: usize| cluster.nodes[node].info("blocked_clients");
+    let blocked = |node: usize| cluster.nodes[node].info("lock_waiters");
     eventually("it waits", || blocked(0) == 1).await;
     tokio::task::block_in_place(|| cluster.reshard(0, 1, 100));
     eventually("it waits at the new node", || {

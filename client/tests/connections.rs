@@ -1,23 +1,18 @@
 //! A client that keeps more connections than it needs.
 
-#[path = "support/counting.rs"]
-mod counting;
 mod support;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use redis_lock_client::LockClient;
 use redis_lock_testing::{Client, Cluster, TestServer, tag};
 use tokio::task::JoinSet;
 
-use support::{connect, eventually, soon};
+use support::{connect, connect_blocking, eventually, soon};
 
-/// Idle connections are closed after ten seconds.
-const IDLE: Duration = Duration::from_secs(30);
-
-/// How many connections may stay open that nobody uses.
+/// How many connections may be open for a moment that nobody uses any more.
 const HANDFUL: i64 = 8;
 
 /// Has somebody else take a lock.
@@ -79,40 +74,43 @@ impl Most {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn idle_ones_are_closed_soon_after_the_last_wait() {
+async fn a_thousand_waits_and_a_thousand_holds_take_one() {
     let server = TestServer::start();
+    let mut observer = server.client();
+    keys(1000).for_each(|key| take_away(&mut observer, &key));
+    let before = observer.info("connected_clients");
+    let most = Most::watch(&server);
     let client = connect(&server).await;
-    let mut stranger = server.client();
-    let before = stranger.info("connected_clients");
-    keys(60).for_each(|key| take_away(&mut stranger, &key));
-    let waits = Waits::start(&client, keys(60));
-    eventually("all wait", || stranger.info("blocked_clients") == 60).await;
-    for key in keys(60) {
-        stranger.int(&format!("LOCK.RELEASE {key} stranger"));
+    let mut guards = Vec::new();
+    for nth in 0..1000 {
+        guards.push(client.lock(format!("held{nth}")).acquire().await.unwrap());
+    }
+    let waits = Waits::start(&client, keys(1000));
+    eventually("all wait", || observer.info("lock_waiters") == 1000).await;
+    let clients = observer.bulk("CLIENT LIST");
+    let at_locks = clients.lines().filter(|line| line.contains("cmd=lock."));
+    assert_eq!(at_locks.count(), 1, "{clients}");
+    for key in keys(1000) {
+        observer.int(&format!("LOCK.RELEASE {key} stranger"));
     }
     waits.end().await;
-    eventually("but a handful are closed at once", || {
-        stranger.info("connected_clients") <= before + HANDFUL
-    })
-    .await;
-    let deadline = Instant::now() + IDLE;
-    while stranger.info("connected_clients") > before {
-        let open = stranger.info("connected_clients") - before;
-        assert!(Instant::now() < deadline, "{open} idle ones are still open");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    drop(guards);
+    client.flush().await;
+    // One is the watcher's.
+    assert_eq!(most.end(), before + 2);
+    assert_eq!(observer.int("DBSIZE"), 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_has_no_more_than_128_to_wait_with_by_default() {
+async fn who_may_not_subscribe_has_no_more_than_128_to_wait_with() {
     let server = TestServer::start();
-    let client = connect(&server).await;
+    let client = connect_blocking(&server, LockClient::builder()).await;
     let mut stranger = server.client();
     keys(300).for_each(|key| take_away(&mut stranger, &key));
     let most = Most::watch(&server);
     let before = stranger.info("connected_clients");
     let waits = Waits::start(&client, keys(300));
-    eventually("many wait", || stranger.info("blocked_clients") >= 128).await;
+    eventually("many wait", || stranger.info("lock_waiters") == 128).await;
     // Whoever does not wait there by now waits here.
     for _ in 0..100 {
         support::take(&client, "free")
@@ -128,24 +126,29 @@ async fn a_client_has_no_more_than_128_to_wait_with_by_default() {
         stranger.int(&format!("LOCK.RELEASE {key} stranger"));
     }
     waits.end().await;
+    eventually("those are closed that waited", || {
+        stranger.info("connected_clients") <= before
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_wait_in_a_cluster_takes_one() {
+async fn waits_in_a_cluster_take_one_for_all_of_a_node() {
     let cluster = Cluster::start();
     let nodes = cluster.nodes.iter().map(|node| node.addr().to_string());
     let nodes = nodes.collect::<Vec<_>>().join(",");
     let client = LockClient::connect(format!("redis-cluster://{nodes}")).await;
     let client = client.unwrap();
     let mut observers = [0, 1, 2].map(|node| cluster.client(node));
-    let tag = tag(|slot| slot < 5461, 0);
-    let keys = || keys(20).map(|key| format!("{{{tag}}}{key}"));
     // Whatever the client needs to know of each node.
     support::take(&client, "free")
         .await
         .release()
         .await
         .unwrap();
+    let tags = [0, 1, 2, 3].map(|nth| tag(|slot| slot < 5461, nth));
+    let keys = || keys(100).zip(tags.iter().cycle());
+    let keys = || keys().map(|(key, tag)| format!("{{{tag}}}{key}"));
     keys().for_each(|key| take_away(&mut observers[0], &key));
     let mut connected = || {
         observers
@@ -154,14 +157,13 @@ async fn a_wait_in_a_cluster_takes_one() {
     };
     let before = connected();
     let waits = Waits::start(&client, keys());
-    let blocked = || cluster.nodes[0].info("blocked_clients");
-    eventually("all wait", || blocked() == 20).await;
+    let waiting = || cluster.nodes[0].info("lock_waiters");
+    eventually("all wait", || waiting() == 100).await;
     let after = connected();
     let more = [0, 1, 2].map(|node| after[node] - before[node]);
-    assert!(more[0] >= 20, "{more:?}");
-    // The client may look where the slots are meanwhile.
-    assert!(more[1] <= 2 && more[2] <= 2, "{more:?} connections");
+    assert_eq!(more, [1, 0, 0]);
     drop(waits);
+    eventually("nobody waits", || waiting() == 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

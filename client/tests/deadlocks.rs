@@ -51,5 +51,5 @@ async fn a_wait_behind_another_task_of_the_same_client_is_seen() {
     assert!(matches!(error, Err(Error::Deadlock { .. })), "{error:?}");
     bob.abort();
     carol.abort();
-    eventually("both are gone", || server.info("blocked_clients") == 0).await;
+    eventually("both are gone", || server.info("lock_waiters") == 0).await;
 }

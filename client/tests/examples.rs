@@ -89,7 +89,7 @@ fn the_service_hands_over_when_it_is_told_to_end() {
     one.await_line("leading");
     let mut other = Running::start("service", &server);
     other.await_line("standing by");
-    server[0].await_blocked(1);
+    server[0].await_waiters(1);
     signal(one.0.id(), Signal::INT).unwrap();
     other.await_line("leading");
     assert!(one.0.wait().unwrap().success());
@@ -105,7 +105,7 @@ fn a_worker_killed_without_warning_is_followed_at_once() {
     let mut judge = Judge::new("from a kill to the next worker", at_once);
     while judge.wants_more() {
         let mut next = Running::start("session", &server);
-        server[0].await_blocked(1);
+        server[0].await_waiters(1);
         let (killed, killed_at) = (Instant::now(), SystemTime::now());
         worker.0.kill().unwrap();
         next.await_line("working");

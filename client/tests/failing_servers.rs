@@ -20,54 +20,6 @@ const LEASE: Duration = Duration::from_secs(30);
 /// is due.
 const LOOKED_AFTER: Duration = Duration::from_secs(3);
 
-/// The id of the client that waits.
-fn waiting_client(server: &TestServer) -> Option<String> {
-    let clients = server.client().bulk("CLIENT LIST");
-    let mut clients = clients.lines();
-    let waiting =
-        clients.find(|line| line.contains("cmd=lock.acquire") && line.contains("flags=b"));
-    Some(waiting?.strip_prefix("id=")?.split(' ').next()?.to_string())
-}
-
-#[tokio::test]
-async fn a_wait_goes_on_when_it_was_unblocked_with_an_error() {
-    let server = TestServer::start();
-    let client = connect(&server).await;
-    let guard = take(&client, "lock").await;
-    let waiting = tokio::spawn(client.lock("lock").acquire_within(LONG));
-    eventually("it waits", || server.info("blocked_clients") == 1).await;
-    let first = waiting_client(&server).unwrap();
-    assert_eq!(
-        server
-            .client()
-            .int(&format!("CLIENT UNBLOCK {first} ERROR")),
-        1
-    );
-    eventually("it waits again", || {
-        waiting_client(&server).is_some_and(|waiting| waiting != first)
-    })
-    .await;
-    guard.release().await.unwrap();
-    assert!(soon("the grant", waiting).await.unwrap().unwrap().is_some());
-}
-
-#[tokio::test]
-async fn a_wait_goes_on_when_its_connection_was_killed() {
-    let server = TestServer::start();
-    let client = connect(&server).await;
-    let guard = take(&client, "lock").await;
-    let waiting = tokio::spawn(client.lock("lock").acquire());
-    eventually("it waits", || server.info("blocked_clients") == 1).await;
-    let first = waiting_client(&server).unwrap();
-    server.client().int(&format!("CLIENT KILL ID {first}"));
-    eventually("it waits again", || {
-        waiting_client(&server).is_some_and(|waiting| waiting != first)
-    })
-    .await;
-    guard.release().await.unwrap();
-    assert!(soon("the grant", waiting).await.unwrap().is_ok());
-}
-
 #[tokio::test]
 async fn a_server_that_becomes_a_replica_is_told_to_who_waits() {
     let server = TestServer::start();
@@ -75,7 +27,7 @@ async fn a_server_that_becomes_a_replica_is_told_to_who_waits() {
     let client = connect(&server).await;
     let guard = take(&client, "lock").await;
     let waiting = tokio::spawn(client.lock("lock").acquire_within(LONG));
-    eventually("it waits", || server.info("blocked_clients") == 1).await;
+    eventually("it waits", || server.info("lock_waiters") == 1).await;
     let addr = other.addr();
     server
         .client()
@@ -97,7 +49,7 @@ async fn a_restart_is_waited_out() {
     let client = connect(&server).await;
     let guard = take(&client, "lock").await;
     let waiting = tokio::spawn(client.lock("lock").acquire_within(LONG));
-    eventually("it waits", || server.info("blocked_clients") == 1).await;
+    eventually("it waits", || server.info("lock_waiters") == 1).await;
     // It forgets the lock.
     server.crash_and_restart();
     let granted = soon("the grant", waiting).await.unwrap().unwrap();
@@ -112,7 +64,7 @@ async fn an_idle_client_finds_its_server_again_after_a_restart() {
     let client = connect(&server).await;
     let guard = take(&client, "lock").await;
     let waiting = tokio::spawn(client.lock("lock").acquire());
-    eventually("it waits", || server.info("blocked_clients") == 1).await;
+    eventually("it waits", || server.info("lock_waiters") == 1).await;
     drop(guard);
     drop(waiting.await.unwrap().unwrap());
     client.flush().await;
@@ -120,7 +72,7 @@ async fn an_idle_client_finds_its_server_again_after_a_restart() {
     server.crash_and_restart();
     let guard = take(&client, "lock").await;
     let waiting = tokio::spawn(client.lock("lock").acquire());
-    eventually("it waits", || server.info("blocked_clients") == 1).await;
+    eventually("it waits", || server.info("lock_waiters") == 1).await;
     drop(guard);
     assert!(soon("the grant", waiting).await.unwrap().is_ok());
 }
@@ -137,14 +89,14 @@ async fn a_wait_at_a_server_that_hangs_ends_soon_after_its_time() {
     while judge.wants_more() {
         let waiting = tokio::spawn(client.lock("lock").acquire_within(wait));
         let begun = Instant::now();
-        eventually("it waits", || server.info("blocked_clients") == 1).await;
+        eventually("it waits", || server.info("lock_waiters") == 1).await;
         server.stop();
         let error = soon("its end", waiting).await.unwrap().unwrap_err();
         judge.judge(begun, Instant::now());
         assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
         server.go_on();
         soon("nothing is left", client.flush()).await;
-        eventually("the waiter is gone", || server.info("blocked_clients") == 0).await;
+        eventually("the waiter is gone", || server.info("lock_waiters") == 0).await;
     }
 }
 

@@ -14,63 +14,54 @@ use support::{eventually, url};
 
 const WAITERS: i64 = 500;
 
-/// How often a client may ask the server who is connected.
-const LOOK_EVERY: Duration = Duration::from_secs(2);
-
-/// How often a client may ask for locks on behalf of all who don't wait there.
-const ASK_EVERY: Duration = Duration::from_millis(50);
+/// How often a client may ask whether its connection still answers.
+const PING_EVERY: Duration = Duration::from_secs(2);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_in_vain_sends_nothing_but_a_look_for_all() {
+async fn who_waits_in_vain_sends_nothing_but_a_ping_for_all() {
     let server = TestServer::start();
     let mut observer = server.client();
-    let builder = LockClient::builder().max_waiting_connections(WAITERS as usize);
-    let client = builder.connect(url(&server)).await.unwrap();
+    let client = LockClient::connect(url(&server)).await.unwrap();
     for nth in 0..WAITERS {
         observer.int(&format!("LOCK.ACQUIRE lock{nth} stranger LEASE 600000"));
         tokio::spawn(client.lock(format!("lock{nth}")).acquire());
     }
-    eventually("all wait", || observer.info("blocked_clients") == WAITERS).await;
+    eventually("all wait", || observer.info("lock_waiters") == WAITERS).await;
     let (begun, before) = (Instant::now(), all_calls(&mut observer));
-    let looks_before = calls(&mut observer, "client|list");
-    let mut looks = 0;
-    while looks < 3 {
-        looks = calls(&mut observer, "client|list") - looks_before;
+    let pings_before = calls(&mut observer, "ping");
+    let mut pings = 0;
+    while pings < 3 {
+        pings = calls(&mut observer, "ping") - pings_before;
         let sent = all_calls(&mut observer) - before;
         // One may have been sent between the two questions.
         assert!(
-            sent <= looks + 1,
-            "those who wait sent {sent} commands, of which {looks} were looks"
+            sent <= pings + 1,
+            "those who wait sent {sent} commands, of which {pings} were pings"
         );
-        assert!(begun.elapsed() < 20 * LOOK_EVERY, "nobody looks");
+        assert!(begun.elapsed() < 20 * PING_EVERY, "nobody looks");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    let due = begun.elapsed().div_duration_f64(LOOK_EVERY);
-    assert!(looks as f64 <= due + 2.0, "{looks} looks, {due} are due");
+    let due = begun.elapsed().div_duration_f64(PING_EVERY);
+    assert!(pings as f64 <= due + 2.0, "{pings} pings, {due} are due");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_beyond_the_limit_asks_now_and_then() {
+#[tokio::test]
+async fn who_does_not_wait_sends_nothing() {
     let server = TestServer::start();
     let mut observer = server.client();
-    let client = support::connect(&server).await;
-    for nth in 0..WAITERS {
-        observer.int(&format!("LOCK.ACQUIRE lock{nth} stranger LEASE 600000"));
-        tokio::spawn(client.lock(format!("lock{nth}")).acquire());
-    }
-    // Each has asked once, and those that wait there twice.
-    eventually("all wait, here or there", || {
-        let asked = calls(&mut observer, "lock.acquire");
-        observer.info("blocked_clients") == 128 && asked >= 2 * WAITERS as u64 + 128
-    })
-    .await;
-    let (begun, before) = (Instant::now(), all_calls(&mut observer));
-    let looks_before = calls(&mut observer, "client|list");
-    while calls(&mut observer, "client|list") < looks_before + 3 {
-        let sent = all_calls(&mut observer) - before;
-        let due = begun.elapsed().div_duration_f64(ASK_EVERY);
-        assert!(sent as f64 <= due + 10.0, "{sent} commands, {due} are due");
-        assert!(begun.elapsed() < 20 * LOOK_EVERY, "nobody looks");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    let client = LockClient::connect(url(&server)).await.unwrap();
+    let lock = client.lock("lock");
+    let guard = lock.acquire().await.unwrap();
+    // It has waited once.
+    let wait = Duration::from_millis(10);
+    assert!(lock.acquire_within(wait).await.unwrap().is_none());
+    let before = calls(&mut observer, "ping");
+    let another = LockClient::connect(url(&server)).await.unwrap();
+    observer.int("LOCK.ACQUIRE other stranger LEASE 600000");
+    let waiting = tokio::spawn(another.lock("other").acquire());
+    eventually("others ping", || calls(&mut observer, "ping") > before + 1).await;
+    waiting.abort();
+    let pings = calls(&mut observer, "ping") - before;
+    assert!(pings <= 3, "{pings} pings of one who waits");
+    guard.release().await.unwrap();
 }

@@ -53,8 +53,9 @@ async fn holders_and_those_who_wait_are_shown() {
     };
     assert_eq!(waiter.owner, b"three");
     assert_eq!(waiter.mode, "limited");
-    assert!(waiter.client.is_some() && waiter.addr.is_some());
-    assert_eq!(waiter.timeout, None);
+    assert!(waiter.client.is_none() && waiter.addr.is_none());
+    assert!(waiter.channel.as_ref().unwrap().starts_with(b"redislock:"));
+    assert!(waiter.timeout.unwrap() > Duration::from_secs(80_000));
     assert!(waiter.waited < Duration::from_secs(10));
 
     let contended = client.list(10).await.unwrap();

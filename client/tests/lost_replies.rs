@@ -62,7 +62,7 @@ async fn nothing_leaks(fate: Fate, rounds: usize, seed: u64) {
     rivals.await.unwrap();
     soon("all is given back", client.flush()).await;
     assert_eq!(server.client().int("EXISTS lock"), 0);
-    assert_eq!(server.info("blocked_clients"), 0);
+    assert_eq!(server.info("lock_waiters"), 0);
     eprintln!("{} replies lost", proxy.lost());
 }
 
@@ -121,7 +121,7 @@ async fn no_session_leaks(fate: Fate, rounds: usize, seed: u64) {
         server.info("lock_sessions") == 0 && server.client().int("DBSIZE") == 0
     })
     .await;
-    assert_eq!(server.info("blocked_clients"), 0);
+    assert_eq!(server.info("lock_waiters"), 0);
     eprintln!("{} replies lost", proxy.lost());
 }
 
@@ -191,7 +191,7 @@ async fn a_wait_without_end_survives_a_connection_that_falls_silent() {
     let rival = connect(&server).await;
     let held = take(&rival, "lock").await;
     let waiting = tokio::spawn(client.lock("lock").owner("alice").acquire());
-    eventually("it waits", || server.info("blocked_clients") == 1).await;
+    eventually("it waits", || server.info("lock_waiters") == 1).await;
     proxy.set(Fate::RepliesSwallowed(100));
     held.release().await.unwrap();
     // The reply to this grant never comes.

@@ -33,7 +33,7 @@ async fn a_queued_grant_counts_once_the_replicas_have_it() {
     let guard = take(&client, "lock").await;
     let lock = client.lock("lock").owner("alice").replicas(1, WITHIN);
     let waiting = tokio::spawn(lock.acquire());
-    eventually("it waits", || server.info("blocked_clients") == 1).await;
+    eventually("it waits", || server.info("lock_waiters") == 1).await;
     guard.release().await.unwrap();
     let guard = soon("the grant", waiting).await.unwrap().unwrap();
     assert_eq!(replica.client().bulk("HGET lock alice"), "1");

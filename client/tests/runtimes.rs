@@ -49,9 +49,9 @@ fn an_acquire_that_ends_with_its_runtime_leaves_nothing() {
     stranger.int("LOCK.ACQUIRE lock stranger LEASE 600000");
     let brief = Runtime::new().unwrap();
     brief.spawn(client.lock("lock").acquire());
-    server.await_blocked(1);
+    server.await_waiters(1);
     drop(brief);
-    server.await_blocked(0);
+    server.await_waiters(0);
     assert_eq!(stranger.int("LOCK.RELEASE lock stranger"), 1);
     await_free(&server);
 }

@@ -32,7 +32,7 @@ async fn a_fail_over_is_waited_out_and_what_replicas_have_is_kept() {
     let held = stranger.int("LOCK.ACQUIRE held stranger LEASE 600000");
     assert_eq!(stranger.call("WAIT 2 5000"), redis_lock_testing::int(2));
     let waiting = tokio::spawn(client.lock("held").acquire_within(FAILOVER));
-    eventually("it waits", || group.primary.info("blocked_clients") == 1).await;
+    eventually("it waits", || group.primary.info("lock_waiters") == 1).await;
 
     let died = Instant::now();
     let old = group.primary.addr();
@@ -61,7 +61,7 @@ async fn a_fail_over_is_waited_out_and_what_replicas_have_is_kept() {
         .find(|replica| replica.addr() == new)
         .unwrap();
     eventually("it waits there again", || {
-        primary.client().try_info("blocked_clients") == Some(1)
+        primary.client().try_info("lock_waiters") == Some(1)
     })
     .await;
     assert_eq!(primary.client().int("LOCK.RELEASE held stranger"), 1);
@@ -78,7 +78,7 @@ async fn who_waits_at_a_primary_that_hangs_waits_at_its_successor() {
     stranger.int("LOCK.ACQUIRE held stranger LEASE 600000");
     assert_eq!(stranger.call("WAIT 2 5000"), redis_lock_testing::int(2));
     let waiting = tokio::spawn(client.lock("held").acquire_within(FAILOVER));
-    eventually("it waits", || group.primary.info("blocked_clients") == 1).await;
+    eventually("it waits", || group.primary.info("lock_waiters") == 1).await;
 
     // Its connections stay open, and nothing comes.
     group.primary.stop();
@@ -86,7 +86,7 @@ async fn who_waits_at_a_primary_that_hangs_waits_at_its_successor() {
     let successor = loop {
         assert!(Instant::now() < deadline, "nobody waits at a successor");
         // Sentinels close all connections of a server that they reconfigure.
-        let waits = |server: &&TestServer| server.client().try_info("blocked_clients") == Some(1);
+        let waits = |server: &&TestServer| server.client().try_info("lock_waiters") == Some(1);
         match group.replicas.iter().find(waits) {
             Some(successor) => break successor,
             None => tokio::time::sleep(Duration::from_millis(50)).await,

@@ -38,7 +38,7 @@ async fn judge_the_hand_off<T>(
         let granted = next.lock("lock").acquire().await;
         (granted, Instant::now())
     });
-    eventually("it waits", || server.info("blocked_clients") == 1).await;
+    eventually("it waits", || server.info("lock_waiters") == 1).await;
     let begun = Instant::now();
     let ended = end().await;
     let (granted, at) = soon("its turn", waiting).await.unwrap();
@@ -248,7 +248,7 @@ async fn who_waits_for_one_has_it_tied_to_the_sessions_connection() {
     assert!(guard.valid_for() > Duration::from_secs(20));
     let doomed = support::queue(&server, &lock, 0).await;
     doomed.abort();
-    eventually("nobody waits", || server.info("blocked_clients") == 0).await;
+    eventually("nobody waits", || server.info("lock_waiters") == 0).await;
     let mut observer = server.client();
     assert_eq!(
         tied_client(&mut observer, "lock"),

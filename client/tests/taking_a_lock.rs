@@ -55,7 +55,7 @@ async fn who_waits_is_served_when_the_lock_comes_free() {
     let guard = take(&one, "lock").await;
     let waiting = tokio::spawn(other.lock("lock").lease(LEASE).renew(false).acquire());
     eventually("it waits on the server", || {
-        server.info("blocked_clients") == 1
+        server.info("lock_waiters") == 1
     })
     .await;
     let first = guard.token();
@@ -83,7 +83,7 @@ async fn a_wait_ends_with_none_neither_sooner_nor_much_later() {
     assert!(begun.elapsed() >= wait);
     let late = begun.elapsed() - wait;
     assert!(late < Duration::from_secs(2), "{late:?}");
-    assert_eq!(server.info("blocked_clients"), 0);
+    assert_eq!(server.info("lock_waiters"), 0);
 }
 
 #[tokio::test]
@@ -96,7 +96,7 @@ async fn a_wait_of_zero_tries_once() {
     let again = lock.acquire_within(Duration::ZERO).await.unwrap();
     assert!(again.is_none());
     drop(guard);
-    assert_eq!(server.info("blocked_clients"), 0);
+    assert_eq!(server.info("lock_waiters"), 0);
 }
 
 #[tokio::test]
@@ -107,11 +107,11 @@ async fn a_wait_too_long_for_a_clock_is_without_end() {
     for wait in [Duration::MAX, Duration::from_secs(100 * 365 * 86_400)] {
         let waiting = tokio::spawn(connect(&server).await.lock("lock").acquire_within(wait));
         eventually("it waits on the server", || {
-            server.info("blocked_clients") == 1
+            server.info("lock_waiters") == 1
         })
         .await;
         waiting.abort();
-        eventually("it is gone", || server.info("blocked_clients") == 0).await;
+        eventually("it is gone", || server.info("lock_waiters") == 0).await;
     }
     guard.release().await.unwrap();
 }
@@ -204,7 +204,7 @@ async fn an_owner_re_enters_while_others_wait() {
     let lock = client.lock("lock").owner("alice");
     let outer = lock.acquire().await.unwrap();
     let rival = tokio::spawn(client.lock("lock").acquire());
-    eventually("the rival waits", || server.info("blocked_clients") == 1).await;
+    eventually("the rival waits", || server.info("lock_waiters") == 1).await;
     let inner = soon("re-entry", lock.acquire()).await.unwrap();
     drop((outer, inner));
     assert!(soon("the rival's turn", rival).await.unwrap().is_ok());
@@ -295,7 +295,7 @@ async fn a_full_queue_is_waited_for_within_the_wait() {
     ];
     let guard = take(&clients[0], "lock").await;
     let queued = tokio::spawn(clients[1].lock("lock").acquire());
-    eventually("one waits", || server.info("blocked_clients") == 1).await;
+    eventually("one waits", || server.info("lock_waiters") == 1).await;
     let lock = clients[2].lock("lock");
     match lock
         .clone()
@@ -331,13 +331,13 @@ async fn a_user_who_may_do_nothing_but_lock_can_lock() {
     let client = LockClient::connect(url).await.unwrap();
     let guard = take(&client, "locks:1").await;
     let waiting = tokio::spawn(client.lock("locks:1").acquire());
-    eventually("it waits", || server.info("blocked_clients") == 1).await;
+    eventually("it waits", || server.info("lock_waiters") == 1).await;
     guard.release().await.unwrap();
     let guard = soon("the grant", waiting).await.unwrap().unwrap();
     let dropped = tokio::spawn(client.lock("locks:1").acquire());
-    eventually("it waits", || server.info("blocked_clients") == 1).await;
+    eventually("it waits", || server.info("lock_waiters") == 1).await;
     dropped.abort();
-    eventually("it is gone", || server.info("blocked_clients") == 0).await;
+    eventually("it is gone", || server.info("lock_waiters") == 0).await;
     guard.release().await.unwrap();
     let error = client.lock("others:1").try_acquire().await.unwrap_err();
     assert_eq!(error.code(), "NOPERM");
@@ -366,7 +366,7 @@ async fn a_lock_of_redisson_is_respected() {
     let client = connect(&server).await;
     assert!(client.lock("lock").try_acquire().await.unwrap().is_none());
     let waiting = tokio::spawn(client.lock("lock").acquire());
-    eventually("it waits", || server.info("blocked_clients") == 1).await;
+    eventually("it waits", || server.info("lock_waiters") == 1).await;
     redisson.call("DEL lock");
     assert!(soon("the grant", waiting).await.unwrap().is_ok());
     assert_eq!(redisson.call("LOCK.ACQUIRE lock uuid:1"), nil());

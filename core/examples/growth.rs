@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use redis_lock_core::keys::KeyRef;
 use redis_lock_core::lock::{Lock, Now};
-use redis_lock_core::queue::{Wait, WaiterId};
+use redis_lock_core::queue::Wait;
 use redis_lock_core::request::{
     AcquireRequest, ClientId, Lease, Limit, Owner, ReleaseExtent, ReleaseRequest, RenewRequest,
 };
-use redis_lock_core::stored::{Reader, TOKEN_FIELD};
-use redis_lock_core::table::{Acquired, Answer, Done, LockTable, Progress, Stored};
+use redis_lock_core::stored::{PERMIT_PREFIX, Reader, TOKEN_FIELD};
+use redis_lock_core::table::{Acquired, Done, LockTable, Progress, Stored};
 use redis_lock_core::token::FencingToken;
 
 const START_MS: i64 = 1_700_000_000_000;
@@ -28,6 +28,9 @@ fn main() {
     for holders in [100, 1_000, 10_000] {
         keep_ups(holders);
     }
+    for holders in [100, 1_000, 10_000] {
+        reads(holders);
+    }
     releases_of_a_writer(10_000);
     waits_of_owners_in_two_queues(10_000);
     for keys in [10_000, 100_000] {
@@ -35,7 +38,15 @@ fn main() {
     }
     ends_of_a_client(10_000);
     ends_of_a_client_on_one_lock(10_000);
-    moves_of_keys(10_000);
+    for holds in [100, 1_000, 10_000] {
+        moves_of_keys(holds);
+    }
+    for holds in [100, 1_000, 10_000] {
+        breaks(holds);
+    }
+    for holds in [100, 1_000, 10_000] {
+        deletions(holds);
+    }
 }
 
 fn now(ms: i64) -> Now {
@@ -83,10 +94,19 @@ fn acquire(
     let wait = client.map(|client| Wait {
         client: ClientId(client),
         until_ms: None,
+        channel: None,
     });
-    match table.acquire(key, stored, request, wait, now(0)) {
-        Progress::Done(Done { result, .. }) => result.unwrap(),
+    done(table.acquire(key, stored, request, wait, now(0)))
+        .result
+        .unwrap()
+}
+
+/// Nothing else is asked for.
+fn done<T>(progress: Progress<T>) -> Done<T> {
+    match progress {
+        Progress::Done(done) => done,
         Progress::Asks(_) => panic!("other locks are asked for"),
+        Progress::Offers(_) => panic!("there is no place"),
     }
 }
 
@@ -156,8 +176,8 @@ fn renewals(holders: usize) {
                 lease: Lease::from_ms(LEASE_MS).unwrap(),
                 token: None,
             };
-            let done = table.renew(key("k"), Stored::AsExpected, &request, now(5));
-            assert!(done.result.unwrap());
+            let progress = table.renew(key("k"), Stored::AsExpected, &request, now(5));
+            assert!(done(progress).result.unwrap());
         }
     });
     row(
@@ -165,6 +185,26 @@ fn renewals(holders: usize) {
         holders,
         took,
     );
+}
+
+fn reads(holders: usize) {
+    let fields = |owner: Owner| {
+        let permit = format!("0 {} {}", START_MS * 1000, START_MS + LEASE_MS);
+        let permit_name = [PERMIT_PREFIX, owner.as_bytes()].concat();
+        let count = (owner.as_bytes().to_vec(), b"1".to_vec());
+        [count, (permit_name, permit.into_bytes())]
+    };
+    let mut fields: Vec<_> = (0..holders).map(owner).flat_map(fields).collect();
+    fields.push((TOKEN_FIELD.to_vec(), b"1".to_vec()));
+    let (lock, took) = timed(|| {
+        let mut reader = Reader::of(fields.len(), None);
+        for (name, value) in &fields {
+            reader.field(name, value);
+        }
+        reader.finish(Some(START_MS + LEASE_MS))
+    });
+    assert_eq!(lock.unwrap().holders().len(), holders);
+    row(&format!("reading a lock of {holders} holders"), 1, took);
 }
 
 fn keep_ups(holders: usize) {
@@ -187,10 +227,8 @@ fn do_all_due(
     let mut steps = 0;
     while let Some(due) = table.take_due(START_MS + at_ms) {
         let lock = stored(due.key.as_ref());
-        match table.do_due(due, Ok(lock), now(at_ms)) {
-            Progress::Done(_) => steps += 1,
-            Progress::Asks(_) => panic!("other locks are asked for"),
-        }
+        done(table.do_due(due, Ok(lock), now(at_ms)));
+        steps += 1;
     }
     steps
 }
@@ -216,9 +254,8 @@ fn releases_of_a_writer(readers: usize) {
         extent: ReleaseExtent::One,
     };
     let stored = Stored::Read(std::mem::take(&mut lock));
-    let (done, took) = timed(|| table.release(key("k"), stored, &request, now(1)));
-    let granted = |answers: &[(WaiterId, Answer)]| answers.len();
-    let first = granted(&done.step.answers);
+    let (done, took) = timed(|| done(table.release(key("k"), stored, &request, now(1))));
+    let first = done.step.answers.len();
     row(
         &format!("release with {readers} readers behind ({first} of them let in)"),
         1,
@@ -370,4 +407,38 @@ fn moves_of_keys(holds: usize) {
         1,
         took,
     );
+}
+
+fn breaks(holds: usize) {
+    let (mut table, _) = shared_by(holds, |n| Some(n as u64));
+    let (progress, took) = timed(|| table.break_lock(key("k"), Stored::AsExpected, None, now(1)));
+    assert!(done(progress).result.unwrap());
+    row(
+        &format!("break of a lock with {holds} bound holds"),
+        1,
+        took,
+    );
+    clear_away(&mut table);
+}
+
+fn deletions(holds: usize) {
+    let (mut table, _) = shared_by(holds, |_| None);
+    let ((), took) = timed(|| table.key_touched(key("k"), START_MS));
+    row(&format!("deletion of a lock with {holds} holders"), 1, took);
+    clear_away(&mut table);
+}
+
+/// Clears away what is over and forgotten.
+fn clear_away(table: &mut LockTable) {
+    let (steps, took) = timed(|| {
+        let mut steps = 0;
+        while table.wake_at_ms() == Some(0) {
+            assert!(table.take_due(START_MS).is_none());
+            steps += 1;
+        }
+        steps
+    });
+    if steps > 0 {
+        row("  each step that clears away what is over", steps, took);
+    }
 }

@@ -22,16 +22,18 @@
 //! Nothing while nothing is withheld. Each reply takes logarithmic time, and a step more
 //! when its offset becomes known and when that is reached.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
+use crate::deliveries::Recipient;
 #[cfg(test)]
 use crate::explore::form::Form;
 use crate::keys::KeyBuf;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
-use crate::queue::{Waiter, WaiterId};
+use crate::queue::{Addressee, Place, WaiterId};
 use crate::request::{ClientId, Lease};
 use crate::sessions::HoldId;
+use crate::time_outs::TimeOuts;
 use crate::token::FencingToken;
 
 /// What has to acknowledge a reply before it is told.
@@ -54,18 +56,48 @@ pub(crate) enum Tells {
     Renewal(FencingToken),
 }
 
-/// A reply that is not told yet.
+/// A reply, or a message to a place, that is not told yet.
 #[derive(Clone, Debug)]
 pub(crate) struct Withheld {
+    /// The client that waits for it, or that asked last for the place.
     pub client: ClientId,
+    /// The place that it is told to, if it is none of a blocked client.
+    pub place: Option<Box<Place>>,
     /// The lock that the client named.
     pub key: KeyBuf,
     pub tells: Tells,
-    /// The lease to be kept up once it is told, if it asks for that, and when the one
-    /// that it tells of ends, in milliseconds since 1970.
-    pub session: Option<(Lease, i64)>,
+    /// What is to be kept up once it is told, if it asks for that.
+    pub session: Option<SessionToBe>,
     /// When it is given up, in milliseconds since 1970.
     pub until_ms: i64,
+}
+
+/// Holds that are bound to a connection once their client is told of them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SessionToBe {
+    pub client: ClientId,
+    /// The lease to be kept up.
+    pub lease: Lease,
+    /// When the one ends that is told of, in milliseconds since 1970.
+    pub end_ms: i64,
+}
+
+impl Withheld {
+    /// To whom it is on its way.
+    pub(crate) fn recipient(&self) -> Recipient {
+        match &self.place {
+            None => Recipient::Client(self.client),
+            Some(place) => Recipient::Place(place.id),
+        }
+    }
+
+    /// To whom it is told, where its client waits by this name.
+    pub(crate) fn addressee(&self, id: WaiterId) -> Addressee {
+        match &self.place {
+            None => Addressee::Blocked(id),
+            Some(place) => Addressee::Place(place.clone()),
+        }
+    }
 }
 
 /// A lease that keeps up holds of a session as soon as it is acknowledged.
@@ -104,8 +136,6 @@ pub struct Acks {
     /// In the order in which it was written.
     pending: BTreeMap<u64, Pending>,
     next_place: u64,
-    /// When replies are given up, and when waits are over that end here.
-    ends: BTreeSet<(i64, WaiterId)>,
     #[cfg(feature = "planted-faults")]
     last_offset: i64,
 }
@@ -121,27 +151,7 @@ impl Acks {
         self.replies.len()
     }
 
-    /// When something ends next, in milliseconds since 1970.
-    pub fn next_end_ms(&self) -> Option<i64> {
-        self.ends.first().map(|&(at_ms, _)| at_ms)
-    }
-
-    /// Has this waiter's wait end here.
-    pub fn ends_by(&mut self, id: WaiterId, until_ms: i64) {
-        self.ends.insert((until_ms, id));
-    }
-
-    /// A waiter is answered, or has left: its wait does not end here.
-    pub fn is_answered(&mut self, waiter: &Waiter) {
-        if let Some(until_ms) = waiter.until_ms
-            && !self.ends.is_empty()
-        {
-            self.ends.remove(&(until_ms, waiter.id));
-        }
-    }
-
     pub(crate) fn withhold(&mut self, id: WaiterId, withheld: Withheld) {
-        self.ends.insert((withheld.until_ms, id));
         let place = self.push(Waits::Reply(id));
         self.replies.insert(id, (place, withheld));
     }
@@ -165,7 +175,27 @@ impl Acks {
 
     /// Whether a reply to this client is withheld.
     pub(crate) fn withholds_from(&self, client: ClientId) -> bool {
-        self.replies.values().any(|(_, one)| one.client == client)
+        let recipient = Recipient::Client(client);
+        let mut replies = self.replies.values();
+        replies.any(|(_, one)| one.recipient() == recipient)
+    }
+
+    /// The messages to places that are withheld, and would bind holds to this client.
+    pub(crate) fn places_of_session(&self, client: ClientId) -> Vec<WaiterId> {
+        let is_its = |one: &Withheld| {
+            let session = one.session.map(|session| session.client);
+            one.place.is_some() && session == Some(client)
+        };
+        let replies = self.replies.iter();
+        let ids = replies.filter(|(_, (_, one))| is_its(one));
+        ids.map(|(id, _)| *id).collect()
+    }
+
+    /// The messages to places that are withheld.
+    pub(crate) fn places(&self) -> Vec<WaiterId> {
+        let replies = self.replies.iter();
+        let ids = replies.filter(|(_, (_, one))| one.place.is_some());
+        ids.map(|(id, _)| *id).collect()
     }
 
     pub(crate) fn reply(&self, id: WaiterId) -> Option<&Withheld> {
@@ -175,16 +205,18 @@ impl Acks {
     /// Takes a reply, which is told now or never.
     pub(crate) fn take(&mut self, id: WaiterId) -> Option<Withheld> {
         let (place, withheld) = self.replies.remove(&id)?;
-        self.ends.remove(&(withheld.until_ms, id));
         self.pending.remove(&place);
         Some(withheld)
     }
 
-    /// Takes one whose time is over.
-    pub(crate) fn take_end(&mut self, now_ms: i64) -> Option<WaiterId> {
-        let &(at_ms, id) = self.ends.first()?;
-        (at_ms <= now_ms).then(|| self.ends.pop_first())?;
-        Some(id)
+    /// The wall clock was set forward by so much. Replicas have as long as before; waits
+    /// end by that clock, as all waits do.
+    pub(crate) fn clock_stepped(&mut self, step_ms: i64, time_outs: &mut TimeOuts) {
+        for (&id, (_, withheld)) in &mut self.replies {
+            time_outs.remove(id, withheld.until_ms);
+            withheld.until_ms = withheld.until_ms.saturating_add(step_ms);
+            time_outs.insert(id, withheld.until_ms);
+        }
     }
 
     /// All that was written up to now ends at this offset. Returns whether anything
@@ -239,7 +271,9 @@ impl Acks {
             };
             form.flag(renews);
             form.token(Some(token));
-            form.time(reply.session.map(|(_, end_ms)| end_ms));
+            form.time(reply.session.map(|session| session.end_ms));
+            form.client(reply.session.map(|session| session.client));
+            form.flag(reply.place.is_some());
         }
         for pending in self.pending.values() {
             match &pending.waits {
@@ -252,11 +286,6 @@ impl Acks {
                 }
             }
             form.offset(pending.offset);
-        }
-        form.count(self.ends.len());
-        for &(at_ms, id) in &self.ends {
-            form.time(Some(at_ms));
-            form.waiter(Some(id));
         }
     }
 }

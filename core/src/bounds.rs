@@ -15,9 +15,16 @@ const CROWD: usize = 512;
 /// So many waiters are granted the lock in one step.
 pub const GRANTS_A_STEP: usize = 32;
 
+/// So many places whose grants nobody hears of are given up in one step.
+pub const UNHEARD_A_STEP: usize = 256;
+
 /// So many leases that are over are ended in one step, beside that of the owner in
 /// question.
 pub const ENDS_A_STEP: usize = 128;
+
+/// How much one wake of the table's caller does, in locks that are looked at and waiters
+/// that are answered, before other clients have their turn.
+pub const WORK_A_WAKE: usize = 64;
 
 /// So far one step searches for deadlocks.
 pub(crate) const SEARCH_A_STEP: usize = 500;
@@ -66,6 +73,12 @@ pub(crate) fn grants_a_step() -> usize {
 #[inline]
 pub(crate) fn ends_a_step() -> usize {
     bound(ENDS_A_STEP)
+}
+
+/// [`UNHEARD_A_STEP`], for now.
+#[inline]
+pub(crate) fn unheard_a_step() -> usize {
+    bound(UNHEARD_A_STEP)
 }
 
 /// [`SEARCH_A_STEP`], for now.

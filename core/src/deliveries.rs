@@ -1,29 +1,33 @@
-//! Grants on their way to clients that waited.
+//! Replies on their way to clients: grants, and renewals that are withheld.
 //!
 //! A waiter is granted the lock when it comes free, and hears of it a moment
-//! later. In between its client may go away. Then the hold is nobody's, and is
+//! later. A reply that replicas have to acknowledge first ([`acks`](crate::acks)) is on
+//! its way until they have, be it to a client that waited or not. In between the client
+//! may go away, or the replicas may take too long. Then the hold is nobody's, and is
 //! given back. Not so a hold that somebody else was told of, or is still to be
 //! told of: the same owner may have sent the same request on another connection,
 //! or have renewed its lease. So what is given back is what no reply speaks for.
 //!
 //! # What speaks for holds
-//! - Those that the owner had before the first of these grants.
+//! - Those that the owner had before the first of these replies.
 //! - A reply to `HOLD n` speaks for n holds, a reply without a number for one
 //!   more, the 1 of a renewal for one, and the 0 of a release for one fewer, but
 //!   one at least.
-//! - A grant that is still on its way speaks as the reply that it will be, in the
+//! - What is still on its way speaks as the reply that it will be, in the
 //!   order of the commands.
-//! - A reply that is withheld until replicas have acknowledged it is on its way as
-//!   long, be it to a client that waited or not.
+//! - A message to a place that is withheld until replicas have acknowledged it is on its
+//!   way as long.
 //!
 //! The end of a session takes all holds but those that grants speak for which were on
-//! their way then, whether or not they are heard of before it is written.
+//! their way then, whether or not they are heard of before it is written. A renewal that
+//! is on its way keeps none of them.
 //!
 //! # What it costs
-//! Everything about one grant takes logarithmic time, and a step for each other grant
-//! of the same owner on the same lock. The end of a connection looks at every grant
-//! that is on its way, of which there are as many as were made since clients were
-//! answered last. Two databases that change places have all of them inserted anew.
+//! Everything about one reply takes logarithmic time, and a step for each other reply
+//! to the same owner on the same lock. The end of a connection looks at every reply
+//! that is on its way: as many as were granted since clients were answered last, and as
+//! many as are withheld. Two databases that change places have all of them inserted
+//! anew.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::{Entry, OccupiedEntry};
@@ -34,15 +38,31 @@ use crate::ended::{Ended, EndedBy};
 #[cfg(test)]
 use crate::explore::form::Form;
 use crate::keys::{KeyBuf, KeyRef};
+use crate::queue::WaiterId;
 use crate::request::{ClientId, HoldNumber, Lease, Owner, ReleaseExtent};
 use crate::sessions::HoldId;
 use crate::token::FencingToken;
 
-/// A grant on its way.
+/// Who is to hear of a grant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Recipient {
+    /// A client, by a reply.
+    Client(ClientId),
+    /// Who has this place in a queue, by a message.
+    Place(WaiterId),
+}
+
+impl From<ClientId> for Recipient {
+    fn from(client: ClientId) -> Self {
+        Self::Client(client)
+    }
+}
+
+/// A grant or a renewal on its way.
 #[derive(Clone, Debug)]
 pub struct Delivery {
-    /// The client that waited.
-    pub client: ClientId,
+    /// Who is to hear of it.
+    pub recipient: Recipient,
     /// The hold that it asked for, where it said so.
     pub hold: Option<HoldNumber>,
     /// The lease to be kept up while its connection lives, if it asked for that.
@@ -116,7 +136,7 @@ impl Reply {
     }
 }
 
-/// The grants of one owner on one lock that are on their way.
+/// What is on its way to one owner about one lock.
 #[derive(Clone, Debug)]
 struct UnderWay {
     token: FencingToken,
@@ -179,12 +199,12 @@ impl UnderWay {
     }
 }
 
-/// All grants of a server that are on their way.
+/// All that is on its way to clients of a server.
 #[derive(Clone, Debug, Default)]
 pub struct Deliveries {
     by_hold: BTreeMap<HoldId, UnderWay>,
-    /// A client waits for one lock at a time.
-    by_client: BTreeMap<ClientId, HoldId>,
+    /// A client is answered before its next command, and a place is in one queue.
+    by_recipient: BTreeMap<Recipient, HoldId>,
 }
 
 impl Deliveries {
@@ -193,7 +213,7 @@ impl Deliveries {
         self.by_hold.is_empty()
     }
 
-    /// Notes that a waiter was granted the lock with this token. Before that its
+    /// Notes that a grant of the lock with this token is on its way. Before that its
     /// owner had `held_before` holds, and now it has `holds`.
     pub fn send(
         &mut self,
@@ -203,7 +223,7 @@ impl Deliveries {
         held_before: i64,
         holds: i64,
     ) {
-        let under_way = self.under_way(hold, token, delivery.client, held_before);
+        let under_way = self.under_way(hold, token, delivery.recipient, held_before);
         under_way.added += holds - held_before;
         under_way.replies.push(Reply {
             told: Told::by_grant(delivery.hold),
@@ -220,7 +240,7 @@ impl Deliveries {
         delivery: Delivery,
         holds: i64,
     ) {
-        let under_way = self.under_way(hold, token, delivery.client, holds);
+        let under_way = self.under_way(hold, token, delivery.recipient, holds);
         under_way.replies.push(Reply {
             told: Told::at_least(1),
             on_its_way: Some(delivery),
@@ -232,10 +252,10 @@ impl Deliveries {
         &mut self,
         hold: HoldId,
         token: FencingToken,
-        client: ClientId,
+        recipient: Recipient,
         held_before: i64,
     ) -> &mut UnderWay {
-        self.by_client.insert(client, hold.clone());
+        self.by_recipient.insert(recipient, hold.clone());
         let new = UnderWay::new(token, held_before);
         let under_way = self.by_hold.entry(hold).or_insert(new);
         if under_way.token != token {
@@ -248,11 +268,11 @@ impl Deliveries {
     /// Notes that what is on its way to this client is bound to its connection, and what
     /// it was bound to before.
     pub fn bind(&mut self, client: ClientId, lease: Lease, bound_before: Option<ClientId>) {
-        let under_way = self.by_client.get(&client);
+        let under_way = self.by_recipient.get(&Recipient::Client(client));
         let under_way = under_way.and_then(|hold| self.by_hold.get_mut(hold));
         let replies = under_way.into_iter().flat_map(|one| &mut one.replies);
         let deliveries = replies.filter_map(|reply| reply.on_its_way.as_mut());
-        for delivery in deliveries.filter(|one| one.client == client) {
+        for delivery in deliveries.filter(|one| one.recipient == Recipient::Client(client)) {
             delivery.session = Some(lease);
             delivery.bound_before = bound_before;
         }
@@ -260,13 +280,13 @@ impl Deliveries {
 
     /// Whether what is on its way to this client is still true of an owner that has so
     /// many holds of this token.
-    pub fn stands(&self, client: ClientId, token: FencingToken, holds: i64) -> bool {
-        let under_way = self.by_client.get(&client);
+    pub fn stands(&self, recipient: Recipient, token: FencingToken, holds: i64) -> bool {
+        let under_way = self.by_recipient.get(&recipient);
         let under_way = under_way.and_then(|hold| self.by_hold.get(hold));
         under_way.is_some_and(|under_way| {
             let mut deliveries = under_way.deliveries();
             under_way.token == token
-                && deliveries.any(|one| one.client == client)
+                && deliveries.any(|one| one.recipient == recipient)
                 && under_way.spoken_for() <= holds
         })
     }
@@ -299,6 +319,15 @@ impl Deliveries {
         }
     }
 
+    /// Notes that all holds of these owners on this lock are over.
+    pub fn all_ended(&mut self, key: KeyRef<'_>, is_over: impl Fn(&Owner) -> bool) {
+        for hold in self.holds_on(key) {
+            if is_over(&hold.owner) {
+                self.forget(&hold);
+            }
+        }
+    }
+
     /// The newest grant of these holds that is on its way to another client than
     /// this one, and is to be bound to its connection.
     pub fn other_session(
@@ -310,23 +339,30 @@ impl Deliveries {
         let under_way = self.by_hold.get(hold)?;
         let others = under_way.deliveries().rev();
         others
-            .filter(|one| one.client != client && under_way.token == token)
-            .find_map(|one| Some((one.client, one.session?)))
+            .filter(|_| under_way.token == token)
+            .find_map(|one| match one.recipient {
+                Recipient::Client(other) if other != client => Some((other, one.session?)),
+                _ => None,
+            })
     }
 
     /// Whether the grant that is on its way to this client bound its holds.
     pub fn binds(&self, client: ClientId) -> bool {
-        let under_way = self.by_client.get(&client);
+        let recipient = Recipient::Client(client);
+        let under_way = self.by_recipient.get(&recipient);
         let under_way = under_way.and_then(|hold| self.by_hold.get(hold));
         let mut deliveries = under_way.into_iter().flat_map(UnderWay::deliveries);
-        deliveries.any(|one| one.client == client && one.session.is_some())
+        deliveries.any(|one| one.recipient == recipient && one.session.is_some())
     }
 
     /// The client that these holds were bound to before the grant that is on its way
     /// to this one.
     pub fn bound_before(&self, hold: &HoldId, client: ClientId) -> Option<ClientId> {
         let mut deliveries = self.by_hold.get(hold)?.deliveries();
-        deliveries.find(|one| one.client == client)?.bound_before
+        let recipient = Recipient::Client(client);
+        deliveries
+            .find(|one| one.recipient == recipient)?
+            .bound_before
     }
 
     /// A client's connection has ended: nothing is bound to it any more.
@@ -340,14 +376,14 @@ impl Deliveries {
         }
     }
 
-    /// The holds that a client is to hear of.
-    pub fn hold_of(&self, client: ClientId) -> Option<&HoldId> {
-        self.by_client.get(&client)
+    /// The holds that somebody is to hear of.
+    pub fn hold_of(&self, recipient: impl Into<Recipient>) -> Option<&HoldId> {
+        self.by_recipient.get(&recipient.into())
     }
 
-    /// Notes that a client has heard of the grant that was on its way to it.
-    pub fn delivered(&mut self, client: ClientId) {
-        let Some((mut found, at)) = self.find(client) else {
+    /// Notes that somebody has heard of what was on its way to it.
+    pub fn delivered(&mut self, recipient: impl Into<Recipient>) {
+        let Some((mut found, at)) = self.find(recipient.into()) else {
             return;
         };
         let under_way = found.get_mut();
@@ -359,11 +395,11 @@ impl Deliveries {
         }
     }
 
-    /// Notes that a client will not hear of the grant that was on its way to it.
+    /// Notes that somebody will not hear of what was on its way to it.
     /// Returns the holds of which some may be over, and their token, if that is
     /// not known yet.
-    pub fn lost(&mut self, client: ClientId) -> Option<(HoldId, FencingToken)> {
-        let (mut found, at) = self.find(client)?;
+    pub fn lost(&mut self, recipient: impl Into<Recipient>) -> Option<(HoldId, FencingToken)> {
+        let (mut found, at) = self.find(recipient.into())?;
         let under_way = found.get_mut();
         under_way.replies.remove(at);
         let known = std::mem::replace(&mut under_way.lost, true);
@@ -485,20 +521,23 @@ impl Deliveries {
 
     fn insert(&mut self, hold: HoldId, under_way: UnderWay) {
         for delivery in under_way.deliveries() {
-            self.by_client.insert(delivery.client, hold.clone());
+            self.by_recipient.insert(delivery.recipient, hold.clone());
         }
         self.by_hold.insert(hold, under_way);
     }
 
-    /// Where the grant is noted that is on its way to this client. It is not found
+    /// Where it is noted what is on its way to this recipient. It is not found
     /// a second time.
-    fn find(&mut self, client: ClientId) -> Option<(OccupiedEntry<'_, HoldId, UnderWay>, usize)> {
-        let hold = self.by_client.remove(&client)?;
+    fn find(
+        &mut self,
+        recipient: Recipient,
+    ) -> Option<(OccupiedEntry<'_, HoldId, UnderWay>, usize)> {
+        let hold = self.by_recipient.remove(&recipient)?;
         let Entry::Occupied(found) = self.by_hold.entry(hold) else {
             return None;
         };
         let mut replies = found.get().replies.iter();
-        let is_it = |one: &Delivery| one.client == client;
+        let is_it = |one: &Delivery| one.recipient == recipient;
         let at = replies.rposition(|reply| reply.on_its_way.as_ref().is_some_and(is_it))?;
         Some((found, at))
     }
@@ -506,7 +545,7 @@ impl Deliveries {
     fn forget(&mut self, hold: &HoldId) {
         if let Some(under_way) = self.by_hold.remove(hold) {
             for delivery in under_way.deliveries() {
-                self.by_client.remove(&delivery.client);
+                self.by_recipient.remove(&delivery.recipient);
             }
         }
     }
@@ -533,7 +572,12 @@ impl Deliveries {
                     form.number(reply.told.least);
                     form.flag(reply.renews);
                     let delivery = reply.on_its_way.as_ref();
-                    form.client(delivery.map(|one| one.client));
+                    let client = |recipient| match recipient {
+                        Recipient::Client(client) => Some(client),
+                        Recipient::Place(_) => None,
+                    };
+                    form.client(delivery.and_then(|one| client(one.recipient)));
+                    form.flag(delivery.is_some());
                     if let Some(delivery) = delivery {
                         form.hold(delivery.hold);
                         form.number(delivery.session.map_or(0, Lease::ms));
@@ -543,7 +587,7 @@ impl Deliveries {
             }
         }
         for &connection in form.connections() {
-            let hold = self.by_client.get(&ClientId(connection));
+            let hold = self.hold_of(ClientId(connection));
             form.flag(hold.is_some());
             if let Some(hold) = hold {
                 form.key(hold.key.as_ref());

@@ -47,6 +47,15 @@ pub enum LockError {
         /// The limit.
         max_waiters: usize,
     },
+    /// `QUEUEFULL`: there are as many places in queues as `lock.max-places` allows.
+    PlacesFull {
+        /// The limit.
+        max_places: usize,
+    },
+    /// `CROSSSLOT`: the channel of a place is not in the lock's slot.
+    CrossSlot,
+    /// `UNBLOCKED`: the server has become a replica.
+    Unblocked,
     /// `NOREPLICAS`: too few replicas acknowledged it in time, or too few are
     /// connected, or the client can't wait for them.
     NoReplicas,
@@ -77,6 +86,8 @@ pub enum Usage {
     LockCommandGuarded,
     /// `LOCK.GUARD` of `WAIT` or `WAITAOF`, which say 1 at once within a module.
     WaitGuarded,
+    /// `QUEUE` outside of its range.
+    QueueOutOfRange,
     /// `BLOCK` that is no integer, or would end beyond the reach of the clock.
     TimeoutOutOfRange,
     /// `BLOCK` below 0.
@@ -149,6 +160,20 @@ impl fmt::Display for LockError {
                 "QUEUEFULL {max_waiters} clients wait for this lock already; \
                  try again later or raise lock.max-waiters"
             ),
+            Self::PlacesFull { max_places } => write!(
+                f,
+                "QUEUEFULL there are {max_places} places in queues already; \
+                 try again later or raise lock.max-places"
+            ),
+            Self::CrossSlot => f.write_str(
+                "CROSSSLOT the channel must hash to the slot of the key; \
+                 put the same {hash tag} into both",
+            ),
+            // The server's own words.
+            Self::Unblocked => f.write_str(
+                "UNBLOCKED force unblock from blocking operation, \
+                 instance state changed (master -> replica?)",
+            ),
             Self::NoReplicas => f.write_str(
                 "NOREPLICAS not known to be safe: fewer than lock.min-replicas replicas have \
                  acknowledged it; RELEASE, or send it again with HOLD, outside of MULTI and scripts",
@@ -176,6 +201,7 @@ impl Usage {
             }
             Self::WaitGuarded => "LOCK.GUARD runs no WAIT or WAITAOF; send them after it",
             Self::TimeoutOutOfRange => "timeout is not an integer or out of range",
+            Self::QueueOutOfRange => "QUEUE must be between 1 and 86400000 milliseconds",
             Self::TimeoutNegative => "timeout is negative",
             Self::OwnerEmpty => "owner must not be empty",
             Self::OwnerTooLong => "owner must not be longer than 1024 bytes",

@@ -151,6 +151,18 @@ impl Holders {
         self.index = None;
     }
 
+    /// Gives back the memory of so many holders, in no order. Whoever does so needs none
+    /// of them any more.
+    pub(crate) fn give_back(&mut self, at_most: usize) {
+        if let Some(index) = &mut self.index {
+            for _ in 0..at_most {
+                index.lease_ends.pop_first();
+                index.tokens.pop_first();
+            }
+        }
+        self.list.truncate(self.list.len().saturating_sub(at_most));
+    }
+
     /// Who shares the lock, and whose lease was over before this time.
     #[inline]
     pub(crate) fn overdue(&self, now_ms: i64) -> Option<&Holder> {

@@ -21,6 +21,7 @@
 
 pub mod acks;
 mod bounds;
+mod claims;
 pub mod clock_steps;
 pub mod deadlock;
 pub mod deliveries;
@@ -42,4 +43,5 @@ pub mod sessions;
 mod stepped;
 pub mod stored;
 pub mod table;
+mod time_outs;
 pub mod token;

@@ -73,6 +73,16 @@ pub enum Effect {
     },
     /// `DEL key`
     Delete,
+    /// `RESTORE key end_ms {owner: 1, @fence: token} REPLACE ABSTTL`: whatever was
+    /// stored, the lock is now exactly this.
+    Replace {
+        /// Who holds it alone, with one hold.
+        owner: Owner,
+        /// Its token.
+        token: FencingToken,
+        /// When its lease ends, in milliseconds since 1970.
+        end_ms: i64,
+    },
 }
 
 /// What has to be written, in order.
@@ -252,11 +262,6 @@ impl Lock {
         }
         self.holders.remove(owner);
         if self.is_free() {
-            // The leases that ended before it go with the key.
-            let is_end = |effect: &Effect| matches!(effect, Effect::RemoveHolder { .. });
-            while effects.last().is_some_and(is_end) {
-                effects.pop();
-            }
             self.delete(effects);
         } else {
             effects.push(Effect::RemoveHolder {
@@ -292,17 +297,30 @@ impl Lock {
         let token = tokens.next(now.us, self.last_token)?;
         #[cfg(feature = "planted-faults")]
         let token = tokens.own_again(&request.owner, token);
-        if self.leftovers {
-            self.delete(effects);
-        }
+        let end_ms = request.lease.end_ms(now.ms());
         let holder = Holder {
             owner: request.owner.clone(),
             holds: 1,
             token: Some(token),
-            lease_end_ms: Some(request.lease.end_ms(now.ms())),
+            lease_end_ms: Some(end_ms),
             limit: request.limit,
         };
-        effects.push(holder.written(Some(token)));
+        if request.limit == Limit::EXCLUSIVE {
+            // What was written before it in this step is gone again.
+            effects.clear();
+            effects.push(Effect::Replace {
+                owner: holder.owner.clone(),
+                token,
+                end_ms,
+            });
+            self.expires_at_ms = Some(end_ms);
+            self.leftovers = false;
+        } else {
+            if self.leftovers {
+                self.delete(effects);
+            }
+            effects.push(holder.written(Some(token)));
+        }
         self.holders.push(holder);
         self.last_token = Some(token);
         self.expire_with_the_last_lease(effects);
@@ -474,15 +492,20 @@ impl Lock {
         true
     }
 
-    /// Takes the lock from whoever holds it, if this is the newest token. Says
-    /// whether anybody held it.
-    pub fn break_holds(&mut self, token: Option<FencingToken>, effects: &mut Effects) -> bool {
+    /// Takes the lock from whoever holds it, if this is the newest token. Returns who
+    /// held it, if anybody did.
+    pub(crate) fn break_holds(
+        &mut self,
+        token: Option<FencingToken>,
+        effects: &mut Effects,
+    ) -> Option<Holders> {
         let other_token = token.is_some() && token != self.last_token;
         if self.is_free() || other_token {
-            return false;
+            return None;
         }
+        let holders = std::mem::take(&mut self.holders);
         self.delete(effects);
-        true
+        Some(holders)
     }
 
     /// Moves the ends of these leases, because the wall clock was set.
@@ -533,6 +556,16 @@ impl Lock {
     }
 
     fn delete(&mut self, effects: &mut Effects) {
+        // What ended before in the same step goes with the key.
+        let is_moot = |effect: &Effect| {
+            matches!(
+                effect,
+                Effect::RemoveHolder { .. } | Effect::ExpireAt { .. }
+            )
+        };
+        while effects.last().is_some_and(is_moot) {
+            effects.pop();
+        }
         effects.push(Effect::Delete);
         self.holders.clear();
         self.expires_at_ms = None;
@@ -564,7 +597,7 @@ impl Lock {
 }
 
 /// The hold count after a request by an owner that has `held` holds now.
-fn holds_after_acquire(request: &AcquireRequest, held: i64) -> Result<i64, LockError> {
+pub(crate) fn holds_after_acquire(request: &AcquireRequest, held: i64) -> Result<i64, LockError> {
     match request.hold {
         None => held
             .checked_add(1)

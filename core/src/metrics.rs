@@ -49,6 +49,12 @@ pub struct Metrics {
     pub tokens_refused: u64,
     /// Waits that were refused because the queue was full.
     pub queues_full: u64,
+    /// Grants to places that were claimed in time.
+    pub claims: u64,
+    /// Grants to places whose first lease ended unclaimed.
+    pub grants_unclaimed: u64,
+    /// Places that were gone because nobody heard of their grant.
+    pub places_unheard: u64,
     /// How long granted requests had waited.
     pub waits: Times,
     /// How long owners held a lock until they gave it back, their connection

@@ -2,6 +2,10 @@
 //!
 //! Only debug builds with the feature `planted-faults` have this file, and only
 //! one fault is planted at a time.
+//!
+//! A scene finds each of those that a campaign is asked for (`chaos/tests/planted_faults.rs`),
+//! and `offset-too-early`, `reentry-in-grace` and `not-fenced` are found by their scenes
+//! alone. The others are for the search of the core, `explore`.
 
 use std::cell::Cell;
 
@@ -78,10 +82,18 @@ pub enum Fault {
     ReentryInGrace,
     /// What the module writes by itself is not bound by `min-replicas-to-write`.
     NotFenced,
+    /// A place that is asked for again goes to the end of the queue.
+    PlaceNotKept,
+    /// A place is granted the lock though nobody hears of it.
+    GrantUnheard,
+    /// A place is granted the lock though its time is over.
+    PlaceOutlived,
+    /// A session is kept up though nobody has claimed its grant.
+    UnclaimedKept,
 }
 
 /// The faults by their names.
-pub const FAULTS: [(&str, Fault); 32] = [
+pub const FAULTS: [(&str, Fault); 36] = [
     ("expiry-ignored", Fault::ExpiryIgnored),
     ("owner-not-checked", Fault::OwnerNotChecked),
     ("token-reused", Fault::TokenReused),
@@ -117,6 +129,10 @@ pub const FAULTS: [(&str, Fault); 32] = [
     ("grace-ignored", Fault::GraceIgnored),
     ("reentry-in-grace", Fault::ReentryInGrace),
     ("not-fenced", Fault::NotFenced),
+    ("place-not-kept", Fault::PlaceNotKept),
+    ("grant-unheard", Fault::GrantUnheard),
+    ("place-outlived", Fault::PlaceOutlived),
+    ("unclaimed-kept", Fault::UnclaimedKept),
 ];
 
 // The server has one thread that matters, and each test has its own.

@@ -7,6 +7,12 @@
 //! already), or it is *removed* because its client timed out, was unblocked or
 //! went away. Whoever takes it answers it; whoever removes it need not.
 //!
+//! `LOCK.ACQUIRE ... QUEUE` puts one into the same queue whose client does not block:
+//! it has a *place*. What becomes of it is published on a channel. A place belongs to
+//! its owner, who has at most one for each lock, and outlives the connection that asked
+//! for it, unless that asked for a session. Nobody but the table ends it: it is over
+//! when its time is, or its session's connection, whether or not it has been removed.
+//!
 //! # Fairness
 //! First come, first served, for each lock by itself. A newcomer never passes a
 //! queue: it may take a lock at once only where nobody waits for it. There is
@@ -27,9 +33,11 @@
 //! of a crowd with the crowd. To have all keys looked at again takes constant time, or
 //! that of a look at each while others of such looks are left.
 
+use std::collections::btree_map::Entry as BTreeEntry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::iter;
 use std::ops::{Bound, RangeBounds};
+use std::rc::Rc;
 
 use hashbrown::HashMap;
 use hashbrown::hash_map::EntryRef;
@@ -43,13 +51,18 @@ use crate::keys::{Beside, KeyBuf, KeyRef, KeySets, give_memory_back};
 use crate::planted::Fault;
 use crate::request::{AcquireRequest, ClientId, Limit, Owner};
 
+/// The channel on which the end of a place is published. Cheap to clone.
+pub type Channel = Rc<[u8]>;
+
 /// How a client would wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wait {
     /// The client.
     pub client: ClientId,
     /// When it gives up, in milliseconds since 1970, if ever.
     pub until_ms: Option<i64>,
+    /// Where it would have a place, without being blocked.
+    pub channel: Option<Channel>,
 }
 
 /// Names a waiter; later waiters have greater ids.
@@ -67,10 +80,67 @@ pub struct Waiter {
     pub request: AcquireRequest,
     /// Since when it has waited, in microseconds since 1970.
     pub since_us: i64,
-    /// The client that waits.
+    /// The client that waits, or that asked last for this place.
     pub client: ClientId,
     /// When it gives up, in milliseconds since 1970, if ever.
     pub until_ms: Option<i64>,
+    /// Where its end is published, if it is a place.
+    pub channel: Option<Channel>,
+}
+
+impl Waiter {
+    /// Whether its client does not block.
+    pub fn is_place(&self) -> bool {
+        self.channel.is_some()
+    }
+
+    /// To whom its end is told.
+    pub fn addressee(&self) -> Addressee {
+        match &self.channel {
+            None => Addressee::Blocked(self.id),
+            Some(channel) => Addressee::Place(Box::new(Place {
+                id: self.id,
+                key: self.key.clone(),
+                owner: self.request.owner.clone(),
+                channel: Rc::clone(channel),
+                client: self.client,
+            })),
+        }
+    }
+}
+
+/// To whom the end of a wait is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Addressee {
+    /// A blocked client.
+    Blocked(WaiterId),
+    /// Whoever listens to the channel of this place.
+    Place(Box<Place>),
+}
+
+impl Addressee {
+    /// The name of the waiter.
+    pub fn id(&self) -> WaiterId {
+        match self {
+            Self::Blocked(id) => *id,
+            Self::Place(place) => place.id,
+        }
+    }
+}
+
+/// A place in a queue, as its messages name it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Its name.
+    pub id: WaiterId,
+    /// The lock.
+    pub key: KeyBuf,
+    /// Who has the place.
+    pub owner: Owner,
+    /// Where its end is published.
+    pub channel: Channel,
+    /// The client that asked last.
+    pub client: ClientId,
 }
 
 /// Those who wait for one lock. Mostly it is one, and never nobody.
@@ -95,6 +165,8 @@ struct Index {
     by_owner: BTreeSet<(Owner, WaiterId)>,
     /// Those that ask for the lock all alone.
     exclusive: BTreeSet<WaiterId>,
+    /// The places.
+    places: BTreeMap<Owner, WaiterId>,
 }
 
 impl Queue {
@@ -182,6 +254,24 @@ impl Queue {
         }
     }
 
+    fn place_of(&self, owner: &Owner) -> Option<WaiterId> {
+        match &self.index {
+            Some(index) => index.places.get(owner).copied(),
+            None => {
+                let mut waiters = self.waiters();
+                let is_it = |one: &&Waiter| one.is_place() && one.request.owner == *owner;
+                waiters.find(is_it).map(|place| place.id)
+            }
+        }
+    }
+
+    fn waiter_mut(&mut self, id: WaiterId) -> Option<&mut Waiter> {
+        if self.first.id == id {
+            return Some(&mut self.first);
+        }
+        self.behind.get_mut(&id)
+    }
+
     fn last_exclusive_before(&self, position: Option<WaiterId>) -> Option<WaiterId> {
         match (&self.index, position) {
             (Some(index), Some(position)) => index.exclusive.range(..position).next_back().copied(),
@@ -204,20 +294,28 @@ impl Index {
         if request.limit == Limit::EXCLUSIVE {
             self.exclusive.insert(id);
         }
+        if waiter.is_place() {
+            self.places.insert(request.owner.clone(), id);
+        }
     }
 
     fn remove(&mut self, waiter: &Waiter) {
         let (id, request) = (waiter.id, &waiter.request);
         self.by_owner.remove(&(request.owner.clone(), id));
         self.exclusive.remove(&id);
+        if waiter.is_place() {
+            self.places.remove(&request.owner);
+        }
     }
 }
 
 /// How much there is to remember. All are zero while nobody waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counts {
-    /// Clients that wait.
+    /// All that wait.
     pub waiters: usize,
+    /// Places among them.
+    pub places: usize,
     /// Keys that somebody waits for.
     pub contended_keys: usize,
     /// Keys with a time at which they must be looked at.
@@ -227,7 +325,7 @@ pub struct Counts {
 /// All queues of a server. A key has one exactly while somebody waits for it.
 #[derive(Clone, Debug, Default)]
 pub struct WaitQueues {
-    by_key: HashMap<KeyBuf, Queue>,
+    by_key: HashMap<KeyBuf, Box<Queue>>,
     /// Everybody who waits, and so in the order in which they began.
     by_id: BTreeMap<WaiterId, KeyBuf>,
     rechecks: BTreeSet<(i64, KeyBuf)>,
@@ -238,21 +336,29 @@ pub struct WaitQueues {
     /// The keys for which each owner waits, each once.
     waits: KeySets<Owner>,
     next_id: u64,
+    places: usize,
+    /// The places that end with a connection.
+    session_places: BTreeMap<ClientId, BTreeSet<WaiterId>>,
+    /// Those of connections that have ended.
+    ended_places: BTreeMap<ClientId, BTreeSet<WaiterId>>,
+    /// The last channel that was named. Mostly it is named again.
+    last_channel: Option<Channel>,
 }
 
 impl WaitQueues {
     fn queue(&self, key: KeyRef<'_>) -> Option<&Queue> {
-        self.by_key.get(&key)
+        self.by_key.get(&key).map(Box::as_ref)
     }
 
     fn queue_mut(&mut self, key: KeyRef<'_>) -> Option<&mut Queue> {
-        self.by_key.get_mut(&key)
+        self.by_key.get_mut(&key).map(Box::as_mut)
     }
 
     /// Counts what is remembered.
     pub fn counts(&self) -> Counts {
         Counts {
             waiters: self.by_id.len(),
+            places: self.places,
             contended_keys: self.by_key.len(),
             planned_rechecks: self.rechecks.len() + self.overdue.len(),
         }
@@ -302,7 +408,14 @@ impl WaitQueues {
             since_us,
             client: wait.client,
             until_ms: wait.until_ms,
+            channel: wait.channel,
         };
+        if waiter.is_place() {
+            self.places += 1;
+            if let Some(session) = waiter.request.session {
+                self.session_places.entry(session).or_default().insert(id);
+            }
+        }
         let waits_already = match entry {
             EntryRef::Occupied(mut known) => {
                 let queue = known.get_mut();
@@ -311,7 +424,7 @@ impl WaitQueues {
                 waits_already
             }
             EntryRef::Vacant(place) => {
-                place.insert_with_key(key.clone(), Queue::of(waiter));
+                place.insert_with_key(key.clone(), Box::new(Queue::of(waiter)));
                 false
             }
         };
@@ -373,10 +486,103 @@ impl WaitQueues {
             None => return None,
         };
         self.by_id.remove(&id);
+        if waiter.is_place() {
+            self.places -= 1;
+            self.forget_session_of(&waiter);
+        }
         if next_of_owner.is_none() {
             self.forget_wait(&waiter.key, &waiter.request.owner);
         }
         Some(waiter)
+    }
+
+    fn forget_session_of(&mut self, place: &Waiter) {
+        let Some(session) = place.request.session else {
+            return;
+        };
+        for places in [&mut self.session_places, &mut self.ended_places] {
+            if let BTreeEntry::Occupied(mut of_session) = places.entry(session) {
+                of_session.get_mut().remove(&place.id);
+                if of_session.get().is_empty() {
+                    of_session.remove();
+                }
+            }
+        }
+    }
+
+    /// This channel, shared with whoever named it last.
+    pub fn channel(&mut self, name: &[u8]) -> Channel {
+        let last = self.last_channel.take().filter(|last| **last == *name);
+        let channel = last.unwrap_or_else(|| name.into());
+        self.last_channel = Some(Rc::clone(&channel));
+        channel
+    }
+
+    /// The owner's place in the key's queue.
+    pub fn place_of(&self, key: KeyRef<'_>, owner: &Owner) -> Option<&Waiter> {
+        if self.places == 0 {
+            return None;
+        }
+        let queue = self.queue(key)?;
+        queue.waiter(queue.place_of(owner)?)
+    }
+
+    /// The owner has asked again for its place, which it keeps.
+    pub fn ask_again(
+        &mut self,
+        key: KeyRef<'_>,
+        id: WaiterId,
+        request: &AcquireRequest,
+        wait: &Wait,
+    ) {
+        let Some(place) = self.queue_mut(key).and_then(|queue| queue.waiter_mut(id)) else {
+            return;
+        };
+        let before = place.clone();
+        place.request.lease = request.lease;
+        place.request.session = request.session;
+        place.client = wait.client;
+        place.until_ms = wait.until_ms;
+        place.channel.clone_from(&wait.channel);
+        self.forget_session_of(&before);
+        if let Some(session) = request.session {
+            self.session_places.entry(session).or_default().insert(id);
+        }
+    }
+
+    /// Whether this waiter must not be granted anything any more.
+    pub fn is_over(&self, waiter: &Waiter, now_ms: i64) -> bool {
+        #[cfg(feature = "planted-faults")]
+        if Fault::PlaceOutlived.planted() {
+            return false;
+        }
+        let has_ended = |client| self.ended_places.contains_key(&client);
+        waiter.is_place()
+            && (waiter.until_ms.is_some_and(|until_ms| until_ms <= now_ms)
+                || waiter.request.session.is_some_and(has_ended))
+    }
+
+    /// A connection has ended, and with it the places of its sessions.
+    pub fn connection_ended(&mut self, client: ClientId) {
+        if let Some(places) = self.session_places.remove(&client) {
+            self.ended_places.entry(client).or_default().extend(places);
+        }
+    }
+
+    /// A place of a connection that has ended.
+    pub fn next_ended_place(&self) -> Option<WaiterId> {
+        let (_, places) = self.ended_places.first_key_value()?;
+        places.first().copied()
+    }
+
+    /// A place.
+    pub fn any_place(&self) -> Option<&Waiter> {
+        if self.places == 0 {
+            return None;
+        }
+        let waiters = self.by_id.iter();
+        let mut waiters = waiters.filter_map(|(id, key)| self.waiter(key.as_ref(), *id));
+        waiters.find(|waiter| waiter.is_place())
     }
 
     fn note_wait(&mut self, key: KeyBuf, owner: Owner) {
@@ -678,6 +884,13 @@ impl WaitQueues {
                 form.number(request.limit.count_or_zero());
                 form.client(request.session);
                 form.client(Some(waiter.client));
+                form.flag(waiter.is_place());
+                form.flag(
+                    waiter
+                        .request
+                        .session
+                        .is_some_and(|session| self.ended_places.contains_key(&session)),
+                );
                 #[cfg(feature = "planted-faults")]
                 form.time(Some(waiter.since_us / 1000));
                 form.flag(queue.waiting_elsewhere.contains(&waiter.id));
@@ -702,6 +915,8 @@ impl WaitQueues {
         rechecks == planned
             && self.rechecks.is_disjoint(&self.overdue)
             && waiters().count() == self.by_id.len()
+            && waiters().filter(|waiter| waiter.is_place()).count() == self.places
+            && self.agree_on_sessions()
             && waiters().all(|waiter| self.by_id.get(&waiter.id) == Some(&waiter.key))
             && queues().all(|(key, queue)| {
                 let all = || queue.waiters();
@@ -715,7 +930,8 @@ impl WaitQueues {
                 let is_index_right = queue.index.as_ref().is_none_or(|index| {
                     let mut anew = Index::default();
                     all().for_each(|waiter| anew.insert(waiter));
-                    (&anew.by_owner, &anew.exclusive) == (&index.by_owner, &index.exclusive)
+                    (&anew.by_owner, &anew.exclusive, &anew.places)
+                        == (&index.by_owner, &index.exclusive, &index.places)
                 });
                 is_in_order
                     && are_here
@@ -724,6 +940,21 @@ impl WaitQueues {
                         .map(|waiter| waiter.id)
                         .collect::<BTreeSet<_>>()
                         == queue.waiting_elsewhere
+            })
+    }
+
+    fn agree_on_sessions(&self) -> bool {
+        let all = || self.session_places.iter().chain(&self.ended_places);
+        let waiter = |id: &WaiterId| self.waiter(self.by_id.get(id)?.as_ref(), *id);
+        let queues = self.by_key.values();
+        let places = queues
+            .flat_map(|queue| queue.waiters())
+            .filter(|one| one.is_place());
+        let with_session = places.filter(|place| place.request.session.is_some());
+        all().map(|(_, ids)| ids.len()).sum::<usize>() == with_session.count()
+            && all().all(|(client, ids)| {
+                let is_its = |one: &Waiter| one.request.session == Some(*client);
+                !ids.is_empty() && ids.iter().all(|id| waiter(id).is_some_and(is_its))
             })
     }
 

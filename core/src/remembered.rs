@@ -14,7 +14,8 @@
 //! logarithmic time in the number of keys that one owner holds. To put a lock here the
 //! first time and to forget it takes a step for each of its holders, but of no more
 //! than a few hundred. Of a lock of more, a *crowd*, nothing is noted beside the lock:
-//! it comes, moves and goes as a whole, and who asks for an owner asks each crowd.
+//! it comes, moves and goes as a whole, and who asks for an owner asks each crowd. The
+//! memory of one that has gone is given back bit by bit.
 
 #[cfg(test)]
 use std::collections::BTreeSet;
@@ -24,6 +25,7 @@ use hashbrown::{HashMap, HashSet};
 use crate::bounds::{crowd, few};
 #[cfg(test)]
 use crate::explore::form::Form;
+use crate::holders::Holders;
 use crate::keys::{KeyBuf, KeyRef, KeySets, give_memory_back};
 use crate::lock::Lock;
 use crate::request::Owner;
@@ -31,13 +33,15 @@ use crate::request::Owner;
 /// All locks that are remembered.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Remembered {
-    by_key: HashMap<KeyBuf, Seen>,
+    by_key: HashMap<KeyBuf, Box<Seen>>,
     /// The keys of these locks that each owner holds, but for crowds.
     held_by: KeySets<Owner>,
     /// There may be locks of many holders.
     any_large: bool,
     /// Locks of so many holders that these are not noted one by one.
     crowds: HashSet<KeyBuf>,
+    /// Crowds that nobody needs any more, until their memory is given back.
+    discarded: Vec<Holders>,
 }
 
 #[derive(Clone, Debug)]
@@ -120,7 +124,7 @@ impl Remembered {
             is_touched: false,
             is_crowd,
         };
-        self.by_key.insert(key, seen);
+        self.by_key.insert(key, Box::new(seen));
     }
 
     /// Takes a crowd that is here away, if it need not be read again.
@@ -154,7 +158,28 @@ impl Remembered {
     pub(crate) fn drop_lock(&mut self, key: KeyRef<'_>) {
         if let Some((lock, _)) = self.take(key) {
             self.forget(key, owners_of(&lock));
+            self.discard(lock.holders);
         }
+    }
+
+    /// Nobody needs these holders any more. To give back the memory of a crowd at once
+    /// would take a step for each of them.
+    pub(crate) fn discard(&mut self, holders: Holders) {
+        self.discarded.push(holders);
+        self.give_back(crowd());
+    }
+
+    /// Whether anything was discarded whose memory has not been given back.
+    pub(crate) fn any_discarded(&self) -> bool {
+        !self.discarded.is_empty()
+    }
+
+    /// Gives back the memory of so many holders that were discarded.
+    pub(crate) fn give_back(&mut self, at_most: usize) {
+        if let Some(holders) = self.discarded.last_mut() {
+            holders.give_back(at_most);
+        }
+        self.discarded.pop_if(|holders| holders.is_empty());
     }
 
     /// Forgets a lock for which nobody waits any more, unless it has many holders.
@@ -182,7 +207,8 @@ impl Remembered {
         let mut forgotten = Vec::new();
         for (key, seen) in &mut self.by_key {
             if is_meant(key.as_ref()) {
-                match is_kept(key.as_ref()) {
+                // A lock of few holders is here only because it is kept.
+                match seen.lock.holders().len() <= few() || is_kept(key.as_ref()) {
                     true => seen.is_touched = true,
                     false => forgotten.push(key.clone()),
                 }
@@ -206,6 +232,11 @@ impl Remembered {
     /// Whether there is any crowd.
     pub(crate) fn any_crowd(&self) -> bool {
         !self.crowds.is_empty()
+    }
+
+    /// Whether this lock is one, as it was before the step that has taken it.
+    pub(crate) fn is_crowd(&self, key: KeyRef<'_>) -> bool {
+        self.crowds.contains(&key)
     }
 
     /// The crowds.
@@ -237,6 +268,7 @@ impl Remembered {
                 form.flag(self.held_by.of(owner).any(|one| one == key));
             }
         }
+        form.flag(self.any_discarded());
     }
 
     /// Whether all that is kept twice is the same, for these owners.

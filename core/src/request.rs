@@ -183,6 +183,9 @@ impl Limit {
 pub struct HoldNumber(i64);
 
 impl HoldNumber {
+    /// The outermost.
+    pub const FIRST: Self = Self(1);
+
     /// The `n`-th hold, from 1.
     pub fn new(n: i64) -> Result<Self, Usage> {
         if n >= 1 {

@@ -14,11 +14,16 @@
 //! connection, however much was bound to it: its bindings are set aside as a whole,
 //! and each is taken from there when somebody sees its lock, or when its turn comes.
 //! To find those of one lock takes as many looks as it has holders or as there are
-//! such clients, whichever are fewer. A lock that moves to another key takes a look
-//! and a few moves for each of its bindings; two databases that change places have
-//! all bindings of the server inserted anew.
+//! such clients, whichever are fewer.
+//!
+//! A binding names its lock by an id, and only the id knows the key. So a lock that
+//! moves, or two databases that change places, take no look at any binding; and neither
+//! does a lock of which nothing shall be bound any more: its id is left behind, and its
+//! bindings are taken from there bit by bit, by [`Sessions::take_left`].
 
-use std::collections::{BTreeMap, BTreeSet};
+mod lock_ids;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use smallvec::SmallVec;
 
@@ -29,6 +34,8 @@ use crate::keys::{KeyBuf, KeyRef};
 use crate::planted::Fault;
 use crate::request::{ClientId, Lease, Owner};
 use crate::token::FencingToken;
+
+use lock_ids::{LockId, LockIds};
 
 /// A lease is renewed when this part of it is over, so that one renewal may
 /// come late without harm.
@@ -65,17 +72,29 @@ pub struct Binding {
     /// Until when they last as far as they have been kept up, in milliseconds
     /// since 1970.
     pub kept_until_ms: i64,
+    /// Whether the owner has claimed its grant. Until then nothing keeps it up.
+    pub is_claimed: bool,
     pub(crate) renew_at_ms: i64,
+}
+
+/// An owner's holds on a lock, wherever that is.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Bound {
+    lock: LockId,
+    owner: Owner,
 }
 
 /// All bindings of a server.
 #[derive(Clone, Debug, Default)]
 pub struct Sessions {
-    bindings: BTreeMap<HoldId, Binding>,
-    by_client: BTreeMap<ClientId, BTreeSet<HoldId>>,
+    locks: LockIds,
+    bindings: BTreeMap<Bound, Binding>,
+    by_client: BTreeMap<ClientId, BTreeSet<Bound>>,
     /// The same of clients whose connections have ended.
-    ended: BTreeMap<ClientId, BTreeSet<HoldId>>,
-    renewals: BTreeSet<(i64, HoldId)>,
+    ended: BTreeMap<ClientId, BTreeSet<Bound>>,
+    renewals: BTreeSet<(i64, Bound)>,
+    /// Locks that were left behind, and when.
+    left: VecDeque<(LockId, i64)>,
 }
 
 impl Sessions {
@@ -87,15 +106,38 @@ impl Sessions {
     /// How many bindings to living connections there are.
     pub fn len(&self) -> usize {
         let ended: usize = self.ended.values().map(BTreeSet::len).sum();
-        self.bindings.len() - ended
+        let left = self.left.iter().flat_map(|(lock, _)| self.bound_of(*lock));
+        let left = left.filter(|(_, binding)| !self.has_ended(binding.client));
+        self.bindings.len() - ended - left.count()
+    }
+
+    /// What is bound of this lock, in the order of its owners.
+    fn bound_of(&self, lock: LockId) -> impl Iterator<Item = (&Bound, &Binding)> {
+        let owner = Owner::least();
+        let from_first = self.bindings.range(Bound { lock, owner }..);
+        from_first.take_while(move |(bound, _)| bound.lock == lock)
+    }
+
+    fn bound(&self, key: KeyRef<'_>, owner: &Owner) -> Option<Bound> {
+        let lock = self.locks.at(key)?;
+        let owner = owner.clone();
+        Some(Bound { lock, owner })
+    }
+
+    fn hold(&self, bound: &Bound) -> Option<HoldId> {
+        let key = self.locks.key(bound.lock)?;
+        let owner = bound.owner.clone();
+        Some(HoldId { key, owner })
+    }
+
+    fn binding_mut(&mut self, hold: &HoldId) -> Option<&mut Binding> {
+        let bound = self.bound(hold.key.as_ref(), &hold.owner)?;
+        self.bindings.get_mut(&bound)
     }
 
     /// What binds an owner's holds on a lock to a living connection.
     pub fn binding_of(&self, key: KeyRef<'_>, owner: &Owner) -> Option<Binding> {
-        if self.is_empty() {
-            return None;
-        }
-        let binding = self.bindings.get(&HoldId::new(key, owner)).copied();
+        let binding = self.bindings.get(&self.bound(key, owner)?).copied();
         binding.filter(|binding| !self.has_ended(binding.client))
     }
 
@@ -120,9 +162,10 @@ impl Sessions {
         !self.ended.is_empty()
     }
 
-    /// Some holds that are bound to a connection which has ended.
-    pub fn next_ended(&self) -> Option<&HoldId> {
-        self.ended.values().next()?.first()
+    /// Some holds that are bound to a connection which has ended. None while their turn
+    /// is that of what was left behind.
+    pub fn next_ended(&self) -> Option<HoldId> {
+        self.hold(self.ended.values().next()?.first()?)
     }
 
     /// The holds on this lock that are bound to connections which have ended, of its
@@ -133,18 +176,23 @@ impl Sessions {
         holders: impl ExactSizeIterator<Item = &'o Owner>,
         at_most: usize,
     ) -> SmallVec<[HoldId; 1]> {
+        let Some(lock) = self.locks.at(key) else {
+            return SmallVec::new();
+        };
+        let of_owner = |owner: Owner| Bound { lock, owner };
         if holders.len() <= self.ended.len() {
-            let holds = holders.map(|owner| HoldId::new(key, owner));
-            return holds
-                .filter(|hold| self.ended_binding(hold).is_some())
-                .take(at_most)
-                .collect();
+            let ended = holders.map(|owner| of_owner(owner.clone()));
+            let ended = ended.filter(|bound| self.binding_of_ended(bound).is_some());
+            let holds = ended.take(at_most).filter_map(|bound| self.hold(&bound));
+            return holds.collect();
         }
-        let first = HoldId::new(key, &Owner::least());
-        let of_client = |holds: &'_ BTreeSet<HoldId>| -> SmallVec<[HoldId; 1]> {
-            let from_first = holds.range(&first..);
-            let here = from_first.take_while(|hold| hold.key == first.key);
-            here.take(at_most).cloned().collect()
+        let first = of_owner(Owner::least());
+        let of_client = |ended: &'_ BTreeSet<Bound>| -> SmallVec<[HoldId; 1]> {
+            let from_first = ended.range(&first..);
+            let here = from_first.take_while(|bound| bound.lock == lock);
+            here.take(at_most)
+                .filter_map(|bound| self.hold(bound))
+                .collect()
         };
         let holds = self.ended.values().flat_map(of_client);
         holds.take(at_most).collect()
@@ -152,7 +200,11 @@ impl Sessions {
 
     /// What binds these holds to a connection that has ended.
     pub fn ended_binding(&self, hold: &HoldId) -> Option<Binding> {
-        let binding = self.bindings.get(hold).copied();
+        self.binding_of_ended(&self.bound(hold.key.as_ref(), &hold.owner)?)
+    }
+
+    fn binding_of_ended(&self, bound: &Bound) -> Option<Binding> {
+        let binding = self.bindings.get(bound).copied();
         binding.filter(|binding| self.has_ended(binding.client))
     }
 
@@ -161,8 +213,9 @@ impl Sessions {
         if self.ended.is_empty() {
             return None;
         }
-        self.ended_binding(hold)?;
-        self.unbind_hold(hold)
+        let bound = self.bound(hold.key.as_ref(), &hold.owner)?;
+        self.binding_of_ended(&bound)?;
+        self.take(&bound)
     }
 
     /// Binds holds to a client, and to no other any more. Re-entry does not
@@ -176,17 +229,16 @@ impl Sessions {
         lease: Lease,
         now_ms: i64,
     ) {
-        let hold = HoldId {
-            key: self.named(key),
-            owner: owner.clone(),
-        };
+        let (lock, owner) = (self.locks.at_or_new(key), owner.clone());
+        let bound = Bound { lock, owner };
         let kept_until_ms = lease.end_ms(now_ms);
-        let binding = match self.unbind_hold(&hold).filter(|old| old.token == token) {
+        let binding = match self.remove(&bound).filter(|old| old.token == token) {
             // The longer lease is kept up as was planned: re-entry by a shorter
             // one did not prolong it.
             Some(old) if old.lease > lease => Binding {
                 client,
                 kept_until_ms: old.kept_until_ms.max(kept_until_ms),
+                is_claimed: true,
                 ..old
             },
             _ => Binding {
@@ -194,26 +246,17 @@ impl Sessions {
                 token,
                 lease,
                 kept_until_ms,
+                is_claimed: true,
                 renew_at_ms: renew_at_ms(lease, now_ms),
             },
         };
-        self.insert(hold, binding);
-    }
-
-    /// The key as it is in memory already, if anything is bound that is held of it.
-    fn named(&self, key: KeyRef<'_>) -> KeyBuf {
-        let first = HoldId::new(key, &Owner::least());
-        let next = self.bindings.range(&first..).next();
-        let known = next.filter(|(hold, _)| hold.key == first.key);
-        known.map_or(first.key.clone(), |(hold, _)| hold.key.clone())
+        self.insert(bound, binding);
     }
 
     /// Notes that a grant lets bound holds last until then at least.
     pub fn last_until(&mut self, key: KeyRef<'_>, owner: &Owner, token: FencingToken, at_ms: i64) {
-        if self.is_empty() {
-            return;
-        }
-        if let Some(binding) = self.bindings.get_mut(&HoldId::new(key, owner))
+        if let Some(bound) = self.bound(key, owner)
+            && let Some(binding) = self.bindings.get_mut(&bound)
             && binding.token == token
         {
             binding.kept_until_ms = binding.kept_until_ms.max(at_ms);
@@ -222,8 +265,10 @@ impl Sessions {
 
     /// Binds holds, whose binding has just been taken, to another client.
     pub fn rebind(&mut self, hold: HoldId, binding: Binding, client: ClientId, lease: Lease) {
+        let lock = self.locks.at_or_new(hold.key.as_ref());
+        let owner = hold.owner;
         self.insert(
-            hold,
+            Bound { lock, owner },
             Binding {
                 client,
                 lease,
@@ -241,71 +286,84 @@ impl Sessions {
         lease: Lease,
         now_ms: i64,
     ) {
-        let bound = self.binding_of(key, owner);
-        if bound.is_none_or(|binding| binding.token != token) {
+        let Some(bound) = self.bound(key, owner) else {
+            return;
+        };
+        let ended = &self.ended;
+        let binding = self
+            .bindings
+            .get_mut(&bound)
+            .filter(|binding| binding.token == token && !ended.contains_key(&binding.client));
+        if let Some(binding) = binding {
+            binding.lease = lease;
+            binding.kept_until_ms = lease.end_ms(now_ms);
+            binding.is_claimed = true;
+            self.renew_bound_by(bound, renew_at_ms(lease, now_ms));
+        }
+    }
+
+    /// Notes that a grant is unclaimed: what it bound is not kept up.
+    pub fn leave_unclaimed(&mut self, key: KeyRef<'_>, owner: &Owner) {
+        #[cfg(feature = "planted-faults")]
+        if Fault::UnclaimedKept.planted() {
             return;
         }
-        let hold = HoldId::new(key, owner);
-        if let Some(binding) = self.unbind_hold(&hold) {
-            let renew_at_ms = renew_at_ms(lease, now_ms);
-            self.insert(
-                hold,
-                Binding {
-                    lease,
-                    kept_until_ms: lease.end_ms(now_ms),
-                    renew_at_ms,
-                    ..binding
-                },
-            );
+        if let Some(bound) = self.bound(key, owner)
+            && let Some(binding) = self.bindings.get_mut(&bound)
+        {
+            binding.is_claimed = false;
+            let over_ms = binding.kept_until_ms.saturating_add(1);
+            self.renew_bound_by(bound, over_ms);
+        }
+    }
+
+    /// Notes that a grant is claimed.
+    pub fn claim(&mut self, key: KeyRef<'_>, owner: &Owner, now_ms: i64) {
+        if let Some(bound) = self.bound(key, owner)
+            && let Some(binding) = self.bindings.get_mut(&bound)
+            && !binding.is_claimed
+        {
+            binding.is_claimed = true;
+            let at_ms = renew_at_ms(binding.lease, now_ms);
+            self.renew_bound_by(bound, at_ms);
         }
     }
 
     /// Forgets a binding, because the holds are over.
     pub fn unbind(&mut self, key: KeyRef<'_>, owner: &Owner) {
-        if !self.is_empty() {
-            self.unbind_hold(&HoldId::new(key, owner));
+        if let Some(bound) = self.bound(key, owner) {
+            self.take(&bound);
         }
     }
 
     /// Notes until when holds last as far as anybody may rely on it.
     pub fn count_until(&mut self, hold: &HoldId, at_ms: i64) {
-        if let Some(binding) = self.bindings.get_mut(hold) {
+        if let Some(binding) = self.binding_mut(hold) {
             binding.kept_until_ms = at_ms;
         }
     }
 
-    /// Forgets bindings, because the holds are over.
-    pub fn unbind_all(&mut self, holds: &[HoldId]) {
-        for hold in holds {
-            self.unbind_hold(hold);
-        }
-    }
-
-    /// The holds on this lock that are bound, in order: so they are found and moved in
-    /// far less time than in another.
-    pub fn bound_on(&self, key: KeyRef<'_>) -> Vec<HoldId> {
-        if self.is_empty() {
-            return Vec::new();
-        }
-        let first = HoldId::new(key, &Owner::least());
-        let holds = self.bindings.range(&first..).map(|(hold, _)| hold);
-        let here = holds.take_while(|hold| hold.key == first.key);
-        here.cloned().collect()
-    }
-
     /// Notes that holds were kept up, and last for their whole lease again.
     pub fn kept(&mut self, hold: &HoldId, now_ms: i64) {
-        if let Some(binding) = self.bindings.get_mut(hold) {
+        if let Some(binding) = self.binding_mut(hold) {
             binding.kept_until_ms = binding.lease.end_ms(now_ms);
         }
     }
 
     /// Plans the next renewal anew.
     pub fn renew_by(&mut self, hold: &HoldId, at_ms: i64) {
-        if let Some(binding) = self.bindings.get_mut(hold) {
-            self.renewals.remove(&(binding.renew_at_ms, hold.clone()));
+        if let Some(bound) = self.bound(hold.key.as_ref(), &hold.owner) {
+            self.renew_bound_by(bound, at_ms);
+        }
+    }
+
+    fn renew_bound_by(&mut self, bound: Bound, at_ms: i64) {
+        if let Some(binding) = self.bindings.get_mut(&bound) {
+            let mut planned = (binding.renew_at_ms, bound);
+            self.renewals.remove(&planned);
             binding.renew_at_ms = at_ms;
-            self.renewals.insert((at_ms, hold.clone()));
+            planned.0 = at_ms;
+            self.renewals.insert(planned);
         }
     }
 
@@ -313,16 +371,23 @@ impl Sessions {
     /// renewed at once where they would end early. Returns the locks.
     pub fn clock_stepped(&mut self, by_ms: i64, now_ms: i64) -> BTreeSet<KeyBuf> {
         self.renewals.clear();
-        for (hold, binding) in &mut self.bindings {
+        for (bound, binding) in &mut self.bindings {
             binding.kept_until_ms = binding.kept_until_ms.saturating_add(by_ms);
             binding.renew_at_ms = match by_ms {
-                0.. => now_ms,
+                0.. if binding.is_claimed => now_ms,
                 _ => binding.renew_at_ms.saturating_add(by_ms),
             };
-            self.renewals.insert((binding.renew_at_ms, hold.clone()));
+            self.renewals.insert((binding.renew_at_ms, bound.clone()));
         }
-        let holds = self.bindings.keys();
-        holds.map(|hold| hold.key.clone()).collect()
+        for (_, left_ms) in &mut self.left {
+            *left_ms = left_ms.saturating_add(by_ms);
+        }
+        self.locks.keys().collect()
+    }
+
+    /// The key, if holds on this lock are bound, perhaps to a connection that has ended.
+    pub fn bound_key(&self, key: KeyRef<'_>) -> Option<KeyBuf> {
+        self.locks.key(self.locks.at(key)?)
     }
 
     /// A client to which something is bound.
@@ -330,36 +395,40 @@ impl Sessions {
         self.by_client.keys().next().copied()
     }
 
-    /// Lets the bindings of one lock follow it to another key.
-    pub fn follow(&mut self, from: KeyRef<'_>, to: KeyRef<'_>) {
-        let to: KeyBuf = to.into();
-        for old in self.bound_on(from) {
-            self.move_binding(&old, to.clone());
+    /// Lets the bindings of one lock follow it to another key. The lock that was there
+    /// before has been overwritten.
+    pub fn follow(&mut self, from: KeyRef<'_>, to: KeyRef<'_>, now_ms: i64) {
+        if from != to {
+            self.leave(to, now_ms);
+            self.locks.move_to(from, to);
         }
     }
 
     /// Lets the bindings follow the locks of two databases that changed places.
     pub fn swap_databases(&mut self, one: i32, other: i32) {
-        self.renewals.clear();
-        self.by_client.clear();
-        self.ended.values_mut().for_each(BTreeSet::clear);
-        for (HoldId { key, owner }, binding) in std::mem::take(&mut self.bindings) {
-            let key = key.swapped(one, other);
-            self.insert(HoldId { key, owner }, binding);
-        }
+        self.locks.swap_databases(one, other);
     }
 
-    fn move_binding(&mut self, from: &HoldId, key: KeyBuf) {
-        let has_ended = self.ended_binding(from).is_some();
-        if let Some(binding) = self.unbind_hold(from) {
-            let owner = from.owner.clone();
-            let to = HoldId { key, owner };
-            // The lock that was there before has been overwritten.
-            self.unbind_hold(&to);
-            if has_ended {
-                self.ended.entry(binding.client).or_default();
-            }
-            self.insert(to, binding);
+    /// Leaves behind all that is bound of this lock, because it is over.
+    pub fn leave(&mut self, key: KeyRef<'_>, now_ms: i64) {
+        let left = self.locks.take(key);
+        self.left.extend(left.map(|lock| (lock, now_ms)));
+    }
+
+    /// Whether anything that was left behind has not been taken from there.
+    pub fn any_left(&self) -> bool {
+        !self.left.is_empty()
+    }
+
+    /// Takes a binding that was left behind. Returns with it when it was.
+    pub fn take_left(&mut self) -> Option<(Binding, i64)> {
+        loop {
+            let &(lock, left_ms) = self.left.front()?;
+            let first = self.bound_of(lock).next().map(|(bound, _)| bound.clone());
+            match first.and_then(|bound| self.remove(&bound)) {
+                Some(binding) => return Some((binding, left_ms)),
+                None => self.left.pop_front(),
+            };
         }
     }
 
@@ -368,47 +437,58 @@ impl Sessions {
         self.renewals.first().map(|&(at_ms, _)| at_ms)
     }
 
-    /// Holds whose renewal is due at `now_ms`.
-    pub fn next_due(&self, now_ms: i64) -> Option<&HoldId> {
-        let (at_ms, hold) = self.renewals.first()?;
-        (*at_ms <= now_ms).then_some(hold)
+    /// Holds whose renewal is due at `now_ms`. None while their turn is that of what was
+    /// left behind.
+    pub fn next_due(&self, now_ms: i64) -> Option<HoldId> {
+        let (_, bound) = self
+            .renewals
+            .first()
+            .filter(|(at_ms, _)| *at_ms <= now_ms)?;
+        self.hold(bound)
     }
 
     /// Takes holds whose renewal is due at `now_ms`, and plans the one after it.
     /// Whoever finds that they are over unbinds them, and whoever finds that their
     /// connection has ended takes them from there.
     pub fn take_due(&mut self, now_ms: i64) -> Option<(HoldId, Binding)> {
-        if self.next_renewal_ms()? > now_ms {
-            return None;
-        }
-        let (_, hold) = self.renewals.pop_first()?;
-        let binding = self.bindings.get_mut(&hold)?;
+        let hold = self.next_due(now_ms)?;
+        let (_, bound) = self.renewals.pop_first()?;
+        let binding = self.bindings.get_mut(&bound)?;
         binding.renew_at_ms = renew_at_ms(binding.lease, now_ms);
-        self.renewals.insert((binding.renew_at_ms, hold.clone()));
+        self.renewals.insert((binding.renew_at_ms, bound));
         Some((hold, *binding))
     }
 
-    fn insert(&mut self, hold: HoldId, binding: Binding) {
-        let holds = match self.ended.get_mut(&binding.client) {
+    fn insert(&mut self, bound: Bound, binding: Binding) {
+        let of_client = match self.ended.get_mut(&binding.client) {
             Some(ended) => ended,
             None => self.by_client.entry(binding.client).or_default(),
         };
-        holds.insert(hold.clone());
-        self.renewals.insert((binding.renew_at_ms, hold.clone()));
-        self.bindings.insert(hold, binding);
+        of_client.insert(bound.clone());
+        self.renewals.insert((binding.renew_at_ms, bound.clone()));
+        self.bindings.insert(bound, binding);
     }
 
-    fn unbind_hold(&mut self, hold: &HoldId) -> Option<Binding> {
-        let (hold, binding) = self.bindings.remove_entry(hold)?;
+    /// Takes a binding, and with the last one what its lock is called.
+    fn take(&mut self, bound: &Bound) -> Option<Binding> {
+        let binding = self.remove(bound)?;
+        if self.bound_of(bound.lock).next().is_none() {
+            self.locks.remove(bound.lock);
+        }
+        Some(binding)
+    }
+
+    fn remove(&mut self, bound: &Bound) -> Option<Binding> {
+        let (bound, binding) = self.bindings.remove_entry(bound)?;
         for by_client in [&mut self.by_client, &mut self.ended] {
-            if let Some(holds) = by_client.get_mut(&binding.client) {
-                holds.remove(&hold);
-                if holds.is_empty() {
+            if let Some(of_client) = by_client.get_mut(&binding.client) {
+                of_client.remove(&bound);
+                if of_client.is_empty() {
                     by_client.remove(&binding.client);
                 }
             }
         }
-        self.renewals.remove(&(binding.renew_at_ms, hold));
+        self.renewals.remove(&(binding.renew_at_ms, bound));
         Some(binding)
     }
 }
@@ -419,40 +499,47 @@ impl Sessions {
     pub(crate) fn take_down(&self, form: &mut Form<'_>) {
         for key in form.keys() {
             for owner in form.owners() {
-                let binding = self.bindings.get(&HoldId::new(key.as_ref(), owner));
+                let bound = self.bound(key.as_ref(), owner);
+                let binding = bound.and_then(|bound| self.bindings.get(&bound));
                 form.client(binding.map(|one| one.client));
                 if let Some(binding) = binding {
                     form.flag(self.has_ended(binding.client));
                     form.token(Some(binding.token));
                     form.number(binding.lease.ms());
+                    form.flag(binding.is_claimed);
                     form.time(Some(binding.kept_until_ms));
                     form.time(Some(binding.renew_at_ms));
                 }
             }
         }
+        form.flag(self.any_left());
     }
 
     /// Whether holds on this lock are bound to a connection that has ended.
     pub(crate) fn any_ended_on(&self, key: KeyRef<'_>) -> bool {
-        let mut holds = self.ended.values().flatten();
-        holds.any(|hold| hold.key.as_ref() == key)
+        let lock = self.locks.at(key);
+        let mut ended = self.ended.values().flatten();
+        lock.is_some_and(|lock| ended.any(|bound| bound.lock == lock))
     }
 
     /// Whether all that is kept twice is the same.
     pub(crate) fn agree(&self) -> bool {
         let bindings = || self.bindings.iter();
         let renewals: BTreeSet<_> = bindings()
-            .map(|(hold, binding)| (binding.renew_at_ms, hold.clone()))
+            .map(|(bound, binding)| (binding.renew_at_ms, bound.clone()))
             .collect();
         let all = || self.by_client.iter().chain(&self.ended);
         let by_client: usize = all().map(|(_, holds)| holds.len()).sum();
-        let is_by_client = |(hold, binding): (&HoldId, &Binding)| {
+        let is_by_client = |(bound, binding): (&Bound, &Binding)| {
             let mut of_client = all().filter(|(client, _)| **client == binding.client);
-            of_client.any(|(_, holds)| holds.contains(hold))
+            of_client.any(|(_, holds)| holds.contains(bound))
         };
+        let locks: BTreeSet<LockId> = bindings().map(|(bound, _)| bound.lock).collect();
+        let left: BTreeSet<LockId> = self.left.iter().map(|&(lock, _)| lock).collect();
         renewals == self.renewals
             && by_client == self.bindings.len()
             && bindings().all(is_by_client)
+            && locks.difference(&left).copied().collect::<BTreeSet<_>>() == self.locks.all()
     }
 }
 

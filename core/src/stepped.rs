@@ -66,8 +66,8 @@ impl Stepped {
     }
 
     /// A step leaves the lock so, and holds of it are bound.
-    pub(crate) fn note_bound(&mut self, key: KeyRef<'_>, lock: Lock) {
-        self.bound.insert(key.into(), lock);
+    pub(crate) fn note_bound(&mut self, key: KeyBuf, lock: Lock) {
+        self.bound.insert(key, lock);
     }
 
     /// The locks with bound holds that are known.
@@ -89,7 +89,7 @@ impl Stepped {
     pub(crate) fn expired(&mut self, key: KeyRef<'_>, bound: Option<Lock>) {
         self.expired.insert(key.into());
         if let Some(lock) = bound {
-            self.note_bound(key, lock);
+            self.note_bound(key.into(), lock);
         }
     }
 

@@ -50,11 +50,24 @@ pub struct Permit {
     pub lease_end_ms: i64,
 }
 
+/// Three numbers and two spaces are at most so long.
+const PERMIT_TEXT_MAX: usize = 62;
+
 impl Permit {
     /// The value of its field.
     pub fn to_text(self) -> String {
-        let (limit, token) = (self.limit.count_or_zero(), self.token.get());
-        format!("{limit} {token} {}", self.lease_end_ms)
+        let mut text = String::with_capacity(PERMIT_TEXT_MAX);
+        for number in [
+            self.limit.count_or_zero(),
+            self.token.get(),
+            self.lease_end_ms,
+        ] {
+            if !text.is_empty() {
+                text.push(' ');
+            }
+            text.push_str(itoa::Buffer::new().format(number));
+        }
+        text
     }
 
     fn from_text(text: &[u8]) -> Option<Self> {

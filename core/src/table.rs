@@ -13,9 +13,9 @@
 //! # Invariants
 //! - What is remembered never says that somebody holds a lock; the stored hash alone
 //!   does, but where the server has just expired it too early, because the wall clock
-//!   was set, and nobody has touched the key since. It may say that a stored hold is over; if that is lost, in a restart or a
-//!   fail-over, the hold lasts until its lease ends, and no two owners ever hold one
-//!   lock.
+//!   was set, and nobody has touched the key since. It may say that a stored hold is
+//!   over; if that is lost, in a restart or a fail-over, the hold lasts until its lease
+//!   ends, and no two owners ever hold one lock.
 //! - Where a lock has room for who waits for it first, a recheck is planned.
 //! - No step takes more than [`GRANTS_A_STEP`] grants, [`ENDS_A_STEP`] lease ends and
 //!   as many ends of sessions. What is left is planned for now, so that others have
@@ -23,12 +23,16 @@
 //!   others: nobody is told of a hold that is over. More is ended where it would keep
 //!   somebody out.
 //!
-//! # Where the next things go
-//! A waiter of another kind is one more way to be answered: its [`WaiterId`] stands in
-//! the same queue, and the caller knows what it is. A grant that must not be told yet
-//! is withheld ([`acks`](crate::acks)): its client waits by a name of its own. While
-//! [`Settings::may_grant`] says no, nothing new is granted;
-//! [`LockTable::grants_resume`] ends such a time.
+//! # Two kinds of waiters
+//! A blocked client is answered. A place in the queue is told by a message, and whether
+//! anybody listens decides whether it is granted anything. So a step stops where a place
+//! is about to be granted a lock ([`Progress::Offers`]): its caller publishes the message
+//! and says whether anybody heard it.
+//!
+//! # Grants that wait
+//! A grant that must not be told yet is withheld ([`acks`](crate::acks)): its client
+//! waits by a name of its own. While [`Settings::may_grant`] says no, nothing new is
+//! granted; [`LockTable::grants_resume`] ends such a time.
 
 mod acknowledged;
 mod clock_steps;
@@ -36,6 +40,8 @@ mod connections;
 mod due;
 mod ends;
 mod hand_off;
+mod offers;
+mod places;
 mod searches;
 mod transition;
 mod view;
@@ -47,7 +53,8 @@ use smallvec::SmallVec;
 use crate::acks::{Acknowledgement, Acks};
 #[cfg(test)]
 use crate::bounds::SEARCH_A_STEP;
-pub use crate::bounds::{ENDS_A_STEP, GRANTS_A_STEP};
+pub use crate::bounds::{ENDS_A_STEP, GRANTS_A_STEP, UNHEARD_A_STEP, WORK_A_WAKE};
+use crate::claims::Claims;
 use crate::deadlock::{Certain, Search, WaitEdge};
 use crate::deliveries::Deliveries;
 use crate::ended::EndedHolds;
@@ -55,15 +62,17 @@ use crate::error::LockError;
 use crate::keys::{KeyBuf, KeyRef};
 use crate::lock::{Effects, Holder, Lock, Now, Released};
 use crate::metrics::Metrics;
-use crate::queue::{Wait, WaitQueues, WaiterId};
+use crate::queue::{Addressee, Channel, Wait, WaitQueues, WaiterId};
 use crate::remembered::Remembered;
 use crate::request::{AcquireRequest, ClientId, Owner, ReleaseRequest, RenewRequest};
 use crate::sessions::Sessions;
 use crate::stepped::Stepped;
+use crate::time_outs::TimeOuts;
 use crate::token::{FencingToken, TokenClock};
 
 pub use connections::Leave;
-pub use due::{Due, NotNow, REFUSED_RETRY_MS, Work};
+pub use due::{Due, NotNow, RECHECK_INTERVAL_MS, REFUSED_RETRY_MS, Work};
+pub use offers::Offer;
 use transition::Transition;
 pub use view::{ContendedView, HolderView, LockView, Totals, WaiterView};
 
@@ -81,6 +90,10 @@ pub struct Settings {
     pub acks: Option<Acknowledgement>,
     /// How many may wait for one lock.
     pub max_waiters: usize,
+    /// How many places there may be in all queues.
+    pub max_places: usize,
+    /// How long a grant to a place lasts at most that nobody claims, in milliseconds.
+    pub claim_timeout_ms: i64,
     /// How often a contended lock is looked at for no other reason, in milliseconds.
     pub recheck_interval_ms: i64,
     /// After how many milliseconds a wait is logged, if ever.
@@ -95,7 +108,9 @@ impl Default for Settings {
             may_grant: true,
             acks: None,
             max_waiters: usize::MAX,
-            recheck_interval_ms: 500,
+            max_places: usize::MAX,
+            claim_timeout_ms: 2000,
+            recheck_interval_ms: RECHECK_INTERVAL_MS,
             log_slow_wait_ms: None,
         }
     }
@@ -183,7 +198,9 @@ pub struct Step {
     /// What has to be written and replicated, in order and as one.
     pub effects: Effects,
     /// What has become of waiters, in the order in which they are to be told.
-    pub answers: SmallVec<[(WaiterId, Answer); 1]>,
+    pub answers: SmallVec<[(Addressee, Answer); 1]>,
+    /// How many places were to be granted the lock, whether or not anybody heard of it.
+    pub offers: usize,
     /// What subscribers are told.
     pub events: SmallVec<[LockEvent; 2]>,
     /// What is logged.
@@ -219,12 +236,13 @@ pub enum Progress<T> {
     Done(Done<T>),
     /// The other locks have to be looked at.
     Asks(Box<Question<T>>),
+    /// A message has to be published.
+    Offers(Box<Offer<T>>),
 }
 
-/// A step that depends on other locks. [`LockTable::go_on`] takes it up again. Until
-/// then nobody may take a step with its lock.
+/// A step that is not done. Nobody may take a step with its lock until it is.
 #[derive(Debug)]
-pub struct Question<T> {
+struct Suspended {
     key: KeyBuf,
     now: Now,
     lock: Lock,
@@ -233,7 +251,14 @@ pub struct Question<T> {
     is_to_be_read: bool,
     is_bound: bool,
     withheld: usize,
+    unheard: usize,
     step: Step,
+}
+
+/// A step that depends on other locks. [`LockTable::go_on`] takes it up again.
+#[derive(Debug)]
+pub struct Question<T> {
+    suspended: Suspended,
     search: Search,
     cycle: Vec<WaitEdge>,
     certain: Certain,
@@ -252,7 +277,7 @@ impl<T> Question<T> {
 #[derive(Debug)]
 enum Then<T> {
     /// To be queued.
-    Enqueue(AcquireRequest, Wait, fn(WaiterId) -> T),
+    Enqueue(AcquireRequest, Wait, fn(Acquired) -> T),
     /// To wait on.
     Stay(WaiterId, T),
 }
@@ -297,6 +322,10 @@ pub struct LockTable {
     deliveries: Deliveries,
     /// Replies that replicas have to acknowledge first.
     acks: Acks,
+    /// Waits that end here.
+    time_outs: TimeOuts,
+    /// Grants to places that nobody has claimed yet.
+    claims: Claims,
     /// Holds that are over because of what became of a client.
     ended: EndedHolds,
     /// Locks whose leases the wall clock has left behind, or overtaken.
@@ -333,8 +362,9 @@ impl LockTable {
         self.remembered.untouched(key).is_some()
     }
 
-    /// The key is no lock at the moment, and so there is nothing left to be ended.
-    pub fn is_no_lock(&mut self, key: KeyRef<'_>) {
+    /// Forgets what is remembered of this key, which is no lock at the moment: nothing is
+    /// left to be ended.
+    pub fn forget_lock(&mut self, key: KeyRef<'_>) {
         self.forget_ended(key);
         if !self.queues.contended(key) {
             self.remembered.drop_lock(key);
@@ -350,40 +380,20 @@ impl LockTable {
         wait: Option<Wait>,
         now: Now,
     ) -> Progress<Acquired> {
-        let mut transition = Transition::begin(self, key, stored, Some(&request.owner), now);
-        // The lock may have come free a moment ago. Whoever queued comes first.
-        transition.hand_off();
-        let waits = wait.is_some();
-        let mut granted = transition.try_grant(&request, waits);
-        // What is over keeps nobody out, however much of it there is.
-        while matches!(granted, Ok(None))
-            && (waits || transition.is_next_in_line())
-            && transition.end_more()
-        {
-            transition.hand_off();
-            granted = transition.try_grant(&request, waits);
-        }
-        match (granted, wait) {
-            (Ok(Some(token)), _) => transition.done(Ok(Acquired::Granted(token))),
-            (Ok(None), None) => transition.done(Ok(Acquired::Busy)),
-            (Ok(None), Some(wait)) => transition.enqueue(request, wait, Acquired::Queued),
-            (Err(error), _) => transition.done(Err(error)),
-        }
+        let transition = Transition::begin(self, key, stored, Some(&request.owner), now);
+        transition.acquire(request, wait, |acquired| acquired)
+    }
+
+    /// This channel, shared with whoever named it last.
+    pub fn channel(&mut self, name: &[u8]) -> Channel {
+        self.queues.channel(name)
     }
 
     /// Goes on with a step whose locks have been looked at, in the order in which it
     /// asked for them. What is no lock counts as a free one.
     pub fn go_on<T>(&mut self, question: Question<T>, looked_at: Vec<Stored>) -> Progress<T> {
         let Question {
-            key,
-            now,
-            lock,
-            changed,
-            is_read,
-            is_to_be_read,
-            is_bound,
-            withheld,
-            step,
+            suspended,
             search,
             cycle,
             mut certain,
@@ -391,23 +401,11 @@ impl LockTable {
             then,
         } = question;
         for (key, stored) in asked.into_iter().zip(looked_at) {
-            let lock = self.certain(key.as_ref(), stored, now);
+            let lock = self.certain(key.as_ref(), stored, suspended.now);
             certain.insert(key, lock);
         }
-        let mut transition = Transition {
-            table: self,
-            key: key.as_ref(),
-            now,
-            lock,
-            changed,
-            is_read,
-            is_to_be_read,
-            is_bound,
-            withheld,
-            step,
-            #[cfg(feature = "planted-faults")]
-            noted_before: None,
-        };
+        let key = suspended.key.clone();
+        let mut transition = Transition::resume(self, key.as_ref(), suspended);
         let verdict = transition.check_again(search, cycle, &certain);
         transition.settle(verdict, certain, then)
     }
@@ -419,13 +417,16 @@ impl LockTable {
         stored: Stored,
         request: &ReleaseRequest,
         now: Now,
-    ) -> Done<Released> {
+    ) -> Progress<Released> {
         let mut transition = Transition::begin(self, key, stored, Some(&request.owner), now);
+        let holds = transition.lock.holder(&request.owner).is_some();
         let released = transition.release(request);
+        if !holds && released.is_ok() {
+            transition.give_place_up(request);
+        }
         // Nobody would free a lock of which nothing is left but what is over.
         while transition.is_all_overdue() && transition.end_more() {}
-        transition.hand_off();
-        transition.finish(released)
+        transition.hand_on(released)
     }
 
     /// Takes the lock from whoever holds it, if this is its newest token, and hands
@@ -436,13 +437,12 @@ impl LockTable {
         stored: Stored,
         token: Option<FencingToken>,
         now: Now,
-    ) -> Done<bool> {
+    ) -> Progress<bool> {
         let mut transition = Transition::begin(self, key, stored, None, now);
         // Nobody is made to give back what is over.
         while transition.end_more() {}
         let broken = transition.break_holds(token);
-        transition.hand_off();
-        transition.finish(Ok(broken))
+        transition.hand_on(Ok(broken))
     }
 
     /// Lets the lease end at now + lease exactly. Returns whether the owner holds the
@@ -453,11 +453,10 @@ impl LockTable {
         stored: Stored,
         request: &RenewRequest,
         now: Now,
-    ) -> Done<bool> {
+    ) -> Progress<bool> {
         let mut transition = Transition::begin(self, key, stored, Some(&request.owner), now);
         let renewed = transition.renew(request);
-        transition.hand_off();
-        transition.finish(renewed)
+        transition.hand_on(renewed)
     }
 
     /// Who holds the lock with this token, as it is stored. That may be over.
@@ -485,12 +484,11 @@ impl LockTable {
         stored: Stored,
         token: FencingToken,
         now: Now,
-    ) -> Done<bool> {
+    ) -> Progress<bool> {
         let owner = self.owner_with(key, &stored, token);
         let mut transition = Transition::begin(self, key, stored, owner.as_ref(), now);
         let is_held = transition.guard(token);
-        transition.hand_off();
-        transition.finish(Ok(is_held))
+        transition.hand_on(Ok(is_held))
     }
 
     /// Grants are possible again: all who wait are looked at, holders that asked again

@@ -66,6 +66,8 @@ pub struct WaiterView {
     /// Its connection, where it keeps one busy.
     pub client: Option<u64>,
     pub addr: Option<String>,
+    /// The channel on which it is told, where it has a place.
+    pub channel: Option<String>,
     pub waited_ms: u64,
     /// How much longer it waits; none for a wait without end.
     pub timeout_ms: Option<u64>,
@@ -150,6 +152,9 @@ impl WaiterView {
             limit: waiter.limit,
             client: waiter.client,
             addr: waiter.addr,
+            channel: waiter
+                .channel
+                .map(|channel| String::from_utf8_lossy(&channel).into_owned()),
             waited_ms: ms(waiter.waited),
             timeout_ms: waiter.timeout.map(ms),
         }
@@ -264,6 +269,7 @@ mod tests {
             limit,
             client: Some(7),
             addr: None,
+            channel: None,
             waited_ms: 20_000,
             timeout_ms: None,
         }

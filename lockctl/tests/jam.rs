@@ -111,7 +111,7 @@ fn a_jam_is_told_as_it_is() {
         .map(|lock| lock["waiting"].as_u64().unwrap())
         .sum();
     assert_eq!(waiting, 20);
-    assert_eq!(server.info("blocked_clients"), 20);
+    assert_eq!(server.info("lock_waiters"), 20);
     server_tells_the_same(&server, &locks);
     the_table_has_them_all(&server, &locks);
 }
@@ -191,14 +191,14 @@ fn whatever_a_stuck_lock_is_called_its_command_breaks_it() {
         client.words(&[b"LOCK.ACQUIRE", key, b"alice"]);
         waiter.send_words(&[b"LOCK.ACQUIRE", key, b"bob", b"BLOCK", b"0"]);
     }
-    server.await_blocked(keys.len() as i64);
+    server.await_waiters(keys.len() as i64);
     let locks = listed(&server);
     assert_eq!(locks.len(), keys.len());
     for lock in locks {
         let command = lock["safe_break"].as_str().unwrap();
         assert_eq!(typed(&server, command), Some(0), "{command}");
     }
-    server.await_blocked(0);
+    server.await_waiters(0);
 }
 
 #[test]
@@ -210,7 +210,7 @@ fn bytes_that_are_no_text_are_told_exactly() {
         client.words(&[b"LOCK.ACQUIRE", name, name]);
         let mut waiter = server.client();
         waiter.send_words(&[b"LOCK.ACQUIRE", name, b"bob", b"BLOCK", b"0"]);
-        server.await_blocked(1);
+        server.await_waiters(1);
         let lock = listed(&server).remove(0);
         let base64 = match name {
             b"\xff" => Json::from("/w=="),
@@ -245,7 +245,7 @@ fn what_is_told_grows_with_holders_plus_waiters() {
     for (n, writer) in writers.iter_mut().enumerate() {
         writer.send(&format!("LOCK.ACQUIRE lock writer-{n} BLOCK 0"));
     }
-    server.await_blocked(EACH as i64);
+    server.await_waiters(EACH as i64);
     for options in [&["ls"][..], &["ls", "--json"]] {
         let told = said(&output(lockctl(&server).args(options)));
         let each = told.len() / (2 * EACH);

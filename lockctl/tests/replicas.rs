@@ -90,7 +90,7 @@ fn within_a_grace_period_a_lock_is_busy() {
         assert_eq!(said(&ended), "");
     }
     let mut script = Script::start(&server, &[], "exit 4");
-    server.await_blocked(1);
+    server.await_waiters(1);
     let listed = said(&output(lockctl(&server).arg("ls")));
     assert!(
         listed.contains("Grace period: nothing is granted"),

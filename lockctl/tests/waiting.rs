@@ -26,7 +26,7 @@ fn a_server_that_goes_and_comes_back_is_told() {
         let mut server = TestServer::start();
         server.client().int("LOCK.ACQUIRE lock holder LEASE 600000");
         let mut script = Script::start(&server, options, "exit 4");
-        server.await_blocked(1);
+        server.await_waiters(1);
         server.crash();
         script.await_told(1, &gone);
         // The holder's lock is gone with it.
@@ -38,6 +38,30 @@ fn a_server_that_goes_and_comes_back_is_told() {
             assert_eq!(told.lines().filter(fits).count(), 1, "{told}");
         }
         assert_eq!(told.lines().count(), if is_json { 4 } else { 2 }, "{told}");
+    }
+}
+
+#[test]
+fn a_server_that_refuses_for_a_while_is_told_as_such() {
+    for options in [&[][..], &["--json"]] {
+        let (refuses, accepts) = match options.is_empty() {
+            true => (
+                ["waiting on while the server refuses", "NOREPLICAS"],
+                "the server refuses no more",
+            ),
+            false => (
+                [r#""event":"server_refuses""#, "NOREPLICAS"],
+                "server_accepts",
+            ),
+        };
+        let server = TestServer::start_with(&["--min-replicas-to-write", "1"]);
+        let mut script = Script::start(&server, options, "exit 4");
+        script.await_told(1, &refuses);
+        server.client().call("CONFIG SET min-replicas-to-write 0");
+        let (code, told) = script.end();
+        assert_eq!(code, Some(4), "{told}");
+        assert!(told.contains(accepts), "{told}");
+        assert!(!told.contains("without the server"), "{told}");
     }
 }
 
@@ -87,7 +111,7 @@ fn ctrl_c_ends_a_wait_whose_server_went_away() {
     let mut server = TestServer::start();
     server.client().int("LOCK.ACQUIRE lock holder LEASE 600000");
     let mut script = Script::start(&server, &[], "exit 4");
-    server.await_blocked(1);
+    server.await_waiters(1);
     server.crash();
     script.await_told(1, &["waiting on without the server"]);
     script.signal(Signal::INT);

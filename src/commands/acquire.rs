@@ -1,20 +1,21 @@
-//! `LOCK.ACQUIRE key owner [LEASE ms] [BLOCK ms] [HOLD n] [SHARED | LIMIT n] [SESSION]`
+//! `LOCK.ACQUIRE key owner [LEASE ms] [BLOCK ms | QUEUE ms channel] [HOLD n]
+//! [SHARED | LIMIT n] [SESSION]`
 //!
 //! Replies the fencing token once the owner holds the lock, null where it
-//! was not free at once or within `BLOCK`.
+//! was not free at once or within `BLOCK`, 0 where it has a place in the queue.
 
 use redis_module::Context;
 
 use crate::commands::args::{self, Args};
 use crate::config;
-use crate::manager;
+use crate::manager::{self, Patience};
 use crate::server::clients;
 use crate::server::command::Command;
 use crate::server::registration::{ArgDoc, CommandDoc, KeyChange};
 use crate::server::reply::Reply;
 use crate::server::server_str::ServerStr;
 use redis_lock_core::error::{LockError, Usage};
-use redis_lock_core::request::{AcquireRequest, ClientId, Limit, Timeout};
+use redis_lock_core::request::{AcquireRequest, ClientId, HoldNumber, Limit};
 use redis_lock_core::table::Acquired;
 
 /// `LOCK.ACQUIRE`
@@ -33,7 +34,17 @@ impl Command for Acquire {
             ArgDoc::Key,
             ArgDoc::String(c"owner"),
             ArgDoc::OptionalNumber(c"lease", c"LEASE"),
-            ArgDoc::OptionalNumber(c"block", c"BLOCK"),
+            ArgDoc::OptionalOneOf(
+                c"wait",
+                &[
+                    ArgDoc::OptionalNumber(c"block", c"BLOCK"),
+                    ArgDoc::Several(
+                        c"queue",
+                        c"QUEUE",
+                        &[ArgDoc::Number(c"milliseconds"), ArgDoc::String(c"channel")],
+                    ),
+                ],
+            ),
             ArgDoc::OptionalNumber(c"hold", c"HOLD"),
             ArgDoc::OptionalOneOf(
                 c"mode",
@@ -48,10 +59,12 @@ impl Command for Acquire {
 
     fn run(ctx: &Context, args: &[ServerStr<'_>]) -> Result<Reply, LockError> {
         args::of_owner(ctx, args, |key, args| {
-            let (request, timeout) = parse(args, || connection(ctx))?;
-            Ok(match manager::acquire(key, request, timeout)? {
+            let (request, patience) = parse(args, || connection(ctx))?;
+            let is_place = matches!(patience, Patience::Queue(_));
+            Ok(match manager::acquire(key, request, patience)? {
                 Some(Acquired::Granted(token)) => Reply::Integer(token.get()),
                 Some(Acquired::Busy) => Reply::Null,
+                Some(Acquired::Queued(_)) if is_place => Reply::Integer(0),
                 Some(Acquired::Queued(_)) | None => Reply::Later,
             })
         })
@@ -71,13 +84,14 @@ fn connection(ctx: &Context) -> Result<ClientId, Usage> {
 fn parse(
     mut args: Args<'_>,
     connection: impl FnOnce() -> Result<ClientId, Usage>,
-) -> Result<(AcquireRequest, Option<Timeout>), Usage> {
+) -> Result<(AcquireRequest, Patience<'_>), Usage> {
     let owner = args.owner()?;
-    let (mut lease, mut timeout, mut hold) = (None, None, None);
+    let (mut lease, mut timeout, mut queue, mut hold) = (None, None, None, None);
     let (mut shared, mut limit, mut session) = (false, None, false);
     args.options(|args| {
         Ok(args.lease(&mut lease)?
             || args.timeout(&mut timeout)?
+            || args.queue(&mut queue)?
             || args.hold(&mut hold)?
             || args.flag("SHARED", &mut shared)?
             || args.limit(&mut limit)?
@@ -89,14 +103,22 @@ fn parse(
         (false, Some(limit)) => limit,
         (true, Some(_)) => return Err(Usage::Syntax),
     };
+    let patience = match (timeout, queue) {
+        (None, None) => Patience::None,
+        (Some(timeout), None) => Patience::Block(timeout),
+        (None, Some(queue)) => Patience::Queue(queue),
+        (Some(_), Some(_)) => return Err(Usage::Syntax),
+    };
+    // A place is for its owner's first hold.
+    let first = queue.map(|_| HoldNumber::FIRST);
     let request = AcquireRequest {
         owner,
         lease: lease.unwrap_or_else(config::default_lease),
-        hold,
+        hold: hold.or(first),
         limit,
         session: session.then(connection).transpose()?,
     };
-    Ok((request, timeout))
+    Ok((request, patience))
 }
 
 #[cfg(test)]

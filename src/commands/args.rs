@@ -6,13 +6,16 @@ use redis_module::Context;
 use smallvec::SmallVec;
 
 use crate::config;
-use crate::server::command::ARGS_INLINE;
+use crate::manager::PlaceTime;
 use crate::server::keyspace::LockKey;
-use crate::server::server_str::ServerStr;
+use crate::server::server_str::{ARGS_INLINE, ServerStr};
 use redis_lock_core::error::{LockError, Usage};
 use redis_lock_core::request::{HoldNumber, Lease, Limit, Owner, Timeout};
 use redis_lock_core::stored::parse_integer;
 use redis_lock_core::token::FencingToken;
+
+/// The longest time for which a place is kept: a day.
+const QUEUE_MS_MAX: i64 = 86_400_000;
 
 /// The arguments that are still to be read.
 ///
@@ -73,6 +76,22 @@ impl<'a> Args<'a> {
     /// `BLOCK ms`
     pub(super) fn timeout(&mut self, into: &mut Option<Timeout>) -> Result<bool, Usage> {
         self.number("BLOCK", into, Usage::TimeoutOutOfRange, Timeout::from_ms)
+    }
+
+    /// `QUEUE ms channel`
+    pub(super) fn queue(&mut self, into: &mut Option<PlaceTime<'a>>) -> Result<bool, Usage> {
+        let mut time = None;
+        let is_it = self.number("QUEUE", &mut time, Usage::NotAnInteger, |ms| {
+            let is_in_range = (1..=QUEUE_MS_MAX).contains(&ms);
+            is_in_range.then_some(ms).ok_or(Usage::QueueOutOfRange)
+        })?;
+        if let Some(ms) = time {
+            let channel = self.next().ok_or(Usage::Syntax)?;
+            if into.replace(PlaceTime { ms, channel }).is_some() {
+                return Err(Usage::Syntax);
+            }
+        }
+        Ok(is_it)
     }
 
     /// `HOLD n`

@@ -12,7 +12,7 @@ use crate::server::registration::{ArgDoc, CommandDoc, KeyChange};
 use crate::server::reply::Reply;
 use crate::server::server_str::ServerStr;
 use redis_lock_core::error::{LockError, Usage};
-use redis_lock_core::request::Limit;
+use redis_lock_core::request::{ClientId, Limit};
 use redis_lock_core::table::{HolderView, LockView, WaiterView};
 use redis_lock_core::token::FencingToken;
 
@@ -79,12 +79,15 @@ fn holder(holder: HolderView) -> Reply {
 }
 
 fn waiter(waiter: WaiterView) -> Reply {
-    let address = clients::address(waiter.client).unwrap_or_default();
+    let address = |client| Reply::text(clients::address(client).unwrap_or_default());
+    let number = |client: ClientId| Reply::integer(client.0);
     Reply::Map(vec![
         ("owner", Reply::text(waiter.owner.as_bytes())),
         ("mode", Reply::text(mode_name(waiter.limit))),
-        ("client", Reply::integer(waiter.client.0)),
-        ("addr", Reply::text(address)),
+        ("limit", Reply::Integer(waiter.limit.count_or_zero())),
+        ("client", waiter.client.map_or(Reply::Null, number)),
+        ("addr", waiter.client.map_or(Reply::Null, address)),
+        ("channel", waiter.channel.map_or(Reply::Null, Reply::text)),
         ("waited", Reply::Integer(waiter.waited_ms)),
         ("timeout", Reply::Integer(waiter.left_ms)),
     ])

@@ -16,7 +16,7 @@ use crate::server::clock;
 use crate::server::keyspace;
 use crate::server::open_lock::{OpenLock, Part};
 use crate::server::replicas;
-use crate::server::stream::{self, Stream};
+use crate::server::stream;
 use crate::server::timer;
 use redis_lock_core::acks::Acknowledgement;
 use redis_lock_core::keys::KeyBuf;
@@ -90,15 +90,13 @@ pub(crate) fn replicas_changed(ctx: &Context) {
 
 /// Tells what is acknowledged, and asks the replicas for the rest.
 pub(crate) fn turn_ends(ctx: &Context) {
-    let Some(Stream {
-        offset,
-        acknowledged,
-    }) = stream::look(ctx)
-    else {
+    let Some(stream) = stream::look(ctx) else {
         return;
     };
+    let online = stream.online.iter();
+    let acknowledged = online.map(|replica| replica.acknowledged).collect();
     let ready = TABLE.with_borrow_mut(|table| {
-        if table.offset_known(offset) {
+        if table.offset_known(stream.written) {
             TO_ASK.set(true);
         }
         table.acknowledged(config::min_replicas(), acknowledged, TOLD_A_TURN)
@@ -135,16 +133,9 @@ fn tell(ctx: &Context, id: WaiterId, key: &KeyBuf) {
         look_at(&open, key, owner, Part::Whole)
     });
     let now = clock_steps::now(ctx);
-    let answer = TABLE.with_borrow_mut(|table| table.tell(id, stored, now));
-    if let Some(answer) = answer {
-        blocked::answer(id, answer);
+    let told = TABLE.with_borrow_mut(|table| table.tell(id, stored, now));
+    if let Some((addressee, answer)) = told {
+        super::tell(ctx, addressee, answer);
     }
     arm_timer(ctx, now.ms());
-}
-
-/// Ends waits and replies whose time is over, at most so many.
-pub(super) fn give_up(now_ms: i64, at_most: usize) {
-    for (id, answer) in TABLE.with_borrow_mut(|table| table.give_up(now_ms, at_most)) {
-        blocked::answer(id, answer);
-    }
 }

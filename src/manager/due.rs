@@ -2,26 +2,32 @@
 
 use redis_module::Context;
 
-use super::{TABLE, acks, arm_timer, carry_out, clock_steps, fence, gate, look_at, step};
+use super::{TABLE, arm_timer, carry_out, clock_steps, gate, look_at, self_fencing, step, tell};
 use crate::config;
 use crate::server::clients;
 use crate::server::clock;
-use crate::server::guard;
 use crate::server::keyspace::{self, LockKey, WriteAnswer};
 use crate::server::open_lock::{OpenLock, Part};
 use crate::server::overwriting;
+use crate::server::panics;
+use crate::server::publish;
 use crate::server::timer;
+use redis_lock_core::error::LockError;
 use redis_lock_core::keys::KeyRef;
 #[cfg(feature = "planted-faults")]
 use redis_lock_core::planted::Fault;
-use redis_lock_core::table::{Due, LockTable, NotNow, Progress, REFUSED_RETRY_MS, Step, Work};
-
-/// How much one wake does, in locks that are looked at and waiters that are answered,
-/// before other clients have their turn.
-const WORK_A_WAKE: usize = 64;
+use redis_lock_core::table::{
+    Due, LockTable, NotNow, Progress, REFUSED_RETRY_MS, Step, WORK_A_WAKE, Work,
+};
 
 /// So many writes cost as much as one look at a lock.
 const WRITES_WEIGH_ONE: usize = 4;
+
+/// So many grants of which nobody hears cost as much as one look.
+const OFFERS_WEIGH_ONE: usize = 4;
+
+/// So many places a replica gives up in one wake.
+const PLACES_A_WAKE: usize = 256;
 
 /// A part of a search for deadlocks costs as much as so many looks.
 const SEARCH_WEIGHS: usize = 16;
@@ -30,16 +36,17 @@ const SEARCH_WEIGHS: usize = 16;
 /// what is due. What does not fit into one wake waits until other clients have had
 /// their turn.
 pub(crate) fn on_wake(ctx: &Context) {
-    let now_ms = clock_steps::now(ctx).ms();
+    let now_ms = clock_steps::look(ctx).ms();
     if !TABLE.with_borrow(LockTable::follows_overwriting) {
         overwriting::unfollow(ctx);
     }
-    if keyspace::is_replica(ctx) {
+    let is_replica = keyspace::is_replica(ctx);
+    end_waits(ctx, now_ms, is_replica);
+    if is_replica {
         TABLE.with_borrow_mut(|table| table.forget_connections(WORK_A_WAKE));
     }
-    fence::ask_if_needed(ctx);
+    self_fencing::ask_if_needed(ctx);
     gate::look(ctx, now_ms);
-    acks::give_up(now_ms, WORK_A_WAKE);
     close_clients(ctx);
     if keyspace::must_not_write(ctx) || writes_are_refused(ctx, now_ms) {
         let is_left = TABLE.with_borrow_mut(|table| table.put_off_everything(now_ms, WORK_A_WAKE));
@@ -64,6 +71,21 @@ pub(crate) fn on_wake(ctx: &Context) {
     arm_timer(ctx, clock::now().ms());
 }
 
+/// Ends what ends without a write. A replica keeps no places, as it blocks no clients.
+fn end_waits(ctx: &Context, now_ms: i64, is_replica: bool) {
+    let over = TABLE.with_borrow_mut(|table| {
+        let mut over = match is_replica {
+            true => table.forget_places(&LockError::Unblocked, PLACES_A_WAKE),
+            false => Vec::new(),
+        };
+        over.extend(table.give_up(now_ms, WORK_A_WAKE));
+        over
+    });
+    for (addressee, answer) in over {
+        tell(ctx, addressee, answer);
+    }
+}
+
 fn close_clients(ctx: &Context) {
     for client in TABLE.with_borrow_mut(|table| table.take_clients_to_close(WORK_A_WAKE)) {
         clients::close(ctx, client);
@@ -78,7 +100,7 @@ fn do_due(ctx: &Context, due: Due) -> Option<usize> {
     let key = due.key.clone();
     let answer = match keyspace::in_cluster(ctx) {
         true => ask(ctx, key.as_ref()),
-        false if !fence::has_enough_replicas(ctx) => WriteAnswer::Refused,
+        false if !self_fencing::has_enough_replicas(ctx) => WriteAnswer::Refused,
         // It was asked when the timer woke, and is the same for all keys.
         false => WriteAnswer::Allowed,
     };
@@ -90,10 +112,13 @@ fn do_due(ctx: &Context, due: Due) -> Option<usize> {
     if let Some(why) = why {
         let now_ms = clock::now().ms();
         TABLE.with_borrow_mut(|table| table.put_off(due, why, now_ms));
+        if why == NotNow::NotServedHere {
+            give_up_unheard(ctx, key.as_ref(), now_ms);
+        }
         return (why == NotNow::NotServedHere).then_some(1);
     }
     keyspace::select_db(ctx, key.as_ref().db);
-    let done = guard::catch("a look at a lock", || {
+    let done = panics::catch("a look at a lock", || {
         keyspace::with_named(ctx, key.as_ref().name, |key| do_to(key, due))
     });
     if done.is_none() {
@@ -102,6 +127,18 @@ fn do_due(ctx: &Context, due: Due) -> Option<usize> {
         TABLE.with_borrow_mut(|table| table.key_touched(key.as_ref(), again_ms));
     }
     Some(done.unwrap_or(1))
+}
+
+/// Another node of the cluster serves the key now, or is about to. The server ends the
+/// subscriptions of a slot that it loses, so nobody listens to the places of such a key,
+/// and they are given up. It redirects blocked clients itself.
+fn give_up_unheard(ctx: &Context, key: KeyRef<'_>, now_ms: i64) {
+    let places = TABLE.with_borrow(|table| table.places_of(key, WORK_A_WAKE));
+    for place in places {
+        if !publish::is_listened_to(ctx, &place) {
+            TABLE.with_borrow_mut(|table| table.leave_place(&place, now_ms));
+        }
+    }
 }
 
 fn do_to(key: LockKey<'_>, due: Due) -> usize {
@@ -115,7 +152,7 @@ fn do_to(key: LockKey<'_>, due: Due) -> usize {
     });
     let work = match &progress {
         Progress::Done(done) => weigh(&done.step, is_search),
-        Progress::Asks(_) => SEARCH_WEIGHS,
+        Progress::Asks(_) | Progress::Offers(_) => SEARCH_WEIGHS,
     };
     // There is nobody to whom an error could be told.
     let _ = carry_out(key, open, now, progress);
@@ -126,13 +163,14 @@ fn do_to(key: LockKey<'_>, due: Due) -> usize {
 fn weigh(step: &Step, is_search: bool) -> usize {
     let writes = step.effects.len() + step.events.len();
     let search = if is_search { SEARCH_WEIGHS } else { 1 };
-    search + step.answers.len() + writes / WRITES_WEIGH_ONE
+    let messages = step.offers / OFFERS_WEIGH_ONE;
+    search + step.answers.len() + messages + writes / WRITES_WEIGH_ONE
 }
 
 /// Whether the server refuses every write at the moment. Asked of one of the keys that
 /// are due.
 fn writes_are_refused(ctx: &Context, now_ms: i64) -> bool {
-    let due = TABLE.with_borrow(|table| table.next_due(now_ms).cloned());
+    let due = TABLE.with_borrow(|table| table.next_due(now_ms));
     due.is_some_and(|key| ask(ctx, key.as_ref()) == WriteAnswer::Refused)
 }
 
@@ -141,7 +179,7 @@ fn ask(ctx: &Context, key: KeyRef<'_>) -> WriteAnswer {
     if Fault::NotFenced.planted() {
         return WriteAnswer::Allowed;
     }
-    if !fence::has_enough_replicas(ctx) {
+    if !self_fencing::has_enough_replicas(ctx) {
         return WriteAnswer::Refused;
     }
     keyspace::select_db(ctx, key.db);

@@ -7,7 +7,7 @@ use std::cell::Cell;
 
 use redis_module::Context;
 
-use super::{TABLE, arm_timer, fence};
+use super::{TABLE, arm_timer, self_fencing};
 use crate::config;
 use crate::server::{clock, keyspace};
 use redis_lock_core::error::LockError;
@@ -22,15 +22,15 @@ thread_local! {
 
     /// Whether the gate was found closed because of too few replicas, and nobody has
     /// seen that it is open again.
-    static IS_FENCED: Cell<bool> = const { Cell::new(false) };
+    static LACKS_REPLICAS: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Whether anything may be granted or handed on now.
 #[inline]
 pub(super) fn is_open(ctx: &Context) -> bool {
-    let has_enough = fence::has_enough_replicas(ctx);
+    let has_enough = self_fencing::has_enough_replicas(ctx);
     if !has_enough {
-        IS_FENCED.set(true);
+        LACKS_REPLICAS.set(true);
     }
     #[cfg(feature = "planted-faults")]
     if Fault::GraceIgnored.planted() {
@@ -42,7 +42,7 @@ pub(super) fn is_open(ctx: &Context) -> bool {
 /// Refuses what the server itself would refuse, if it counted its replicas now.
 #[inline]
 pub(super) fn check_replicas(ctx: &Context) -> Result<(), LockError> {
-    match fence::has_enough_replicas(ctx) {
+    match self_fencing::has_enough_replicas(ctx) {
         true => Ok(()),
         false => Err(LockError::TooFewReplicas),
     }
@@ -61,7 +61,7 @@ pub(crate) fn grace_left_ms() -> i64 {
 pub(super) fn wake_at_ms(now_ms: i64) -> Option<i64> {
     let left_ms = |grace: Grace| grace.left_ms(clock::since_boot_ms());
     let grace_ends = GRACE.get().map(left_ms);
-    let is_waited_for = IS_FENCED.get() && TABLE.with_borrow(LockTable::anybody_waits);
+    let is_waited_for = LACKS_REPLICAS.get() && TABLE.with_borrow(LockTable::anybody_waits);
     let look_again = is_waited_for.then_some(REFUSED_RETRY_MS);
     let soonest_ms = grace_ends.into_iter().chain(look_again).min()?;
     Some(now_ms.saturating_add(soonest_ms))
@@ -69,13 +69,13 @@ pub(super) fn wake_at_ms(now_ms: i64) -> Option<i64> {
 
 /// What the server demands of its replicas may have changed.
 pub(crate) fn demand_set(ctx: &Context) {
-    fence::begin(ctx);
+    self_fencing::begin(ctx);
     arm_timer(ctx, clock::now().ms());
 }
 
 /// This server has just started. A replica has no grace period before its promotion.
 pub(crate) fn server_started(ctx: &Context) {
-    fence::begin(ctx);
+    self_fencing::begin(ctx);
     if !keyspace::is_replica(ctx) {
         begin_grace(ctx, "the start");
     }
@@ -83,7 +83,7 @@ pub(crate) fn server_started(ctx: &Context) {
 
 /// This server has become a primary, or a replica.
 pub(crate) fn role_changed(ctx: &Context, is_primary: bool) {
-    fence::begin(ctx);
+    self_fencing::begin(ctx);
     match is_primary {
         true => begin_grace(ctx, "the promotion"),
         false => GRACE.set(None),
@@ -129,8 +129,8 @@ pub(super) fn look(ctx: &Context, now_ms: i64) {
         has_opened = true;
         ctx.log_notice("grace period ends: locks are granted again");
     }
-    if IS_FENCED.get() && fence::has_enough_replicas(ctx) {
-        IS_FENCED.set(false);
+    if LACKS_REPLICAS.get() && self_fencing::has_enough_replicas(ctx) {
+        LACKS_REPLICAS.set(false);
         has_opened = true;
     }
     if has_opened {

@@ -1,4 +1,4 @@
-//! Which keys a client may read.
+//! Which keys a client may read, and to which channels it may publish.
 
 use std::ffi::c_int;
 use std::ptr::NonNull;
@@ -59,17 +59,30 @@ impl User {
 
     /// Returns whether the user may read the key of this name.
     pub(crate) fn may_read(&self, key: &[u8]) -> bool {
-        let rights = match self {
-            Self::Unrestricted => return true,
-            Self::Named(rights) => rights,
-            Self::Gone => return false,
-        };
-        let key = server_str::make(key);
-        let access = raw::REDISMODULE_CMD_KEY_ACCESS as c_int;
-        // SAFETY: the user and the key live through the call.
-        let status =
-            unsafe { (api().acl_check_key_permissions)(rights.0.as_ptr(), key.inner, access) };
-        status == raw::REDISMODULE_OK as c_int
+        self.may(|user| {
+            let key = server_str::make(key);
+            let access = raw::REDISMODULE_CMD_KEY_ACCESS as c_int;
+            // SAFETY: the user and the key live through the call.
+            unsafe { (api().acl_check_key_permissions)(user, key.inner, access) }
+        })
+    }
+
+    /// Returns whether the user may publish to this channel.
+    pub(crate) fn may_publish(&self, channel: &[u8]) -> bool {
+        self.may(|user| {
+            let channel = server_str::make(channel);
+            let access = raw::REDISMODULE_CMD_CHANNEL_PUBLISH as c_int;
+            // SAFETY: the user and the channel live through the call.
+            unsafe { (api().acl_check_channel_permissions)(user, channel.inner, access) }
+        })
+    }
+
+    fn may(&self, check: impl FnOnce(*mut raw::RedisModuleUser) -> c_int) -> bool {
+        match self {
+            Self::Unrestricted => true,
+            Self::Named(rights) => check(rights.0.as_ptr()) == raw::REDISMODULE_OK as c_int,
+            Self::Gone => false,
+        }
     }
 }
 

@@ -89,6 +89,8 @@ macro_rules! api {
 
 api! {
     required {
+        acl_check_channel_permissions = RedisModule_ACLCheckChannelPermissions:
+            fn(*mut RedisModuleUser, *mut RedisModuleString, c_int) -> c_int;
         acl_check_key_permissions = RedisModule_ACLCheckKeyPermissions:
             fn(*mut RedisModuleUser, *mut RedisModuleString, c_int) -> c_int;
         avoid_replica_traffic = RedisModule_AvoidReplicaTraffic: fn() -> c_int;
@@ -121,7 +123,6 @@ api! {
         ) -> c_int;
         create_timer = RedisModule_CreateTimer:
             fn(*mut RedisModuleCtx, mstime_t, RedisModuleTimerProc, *mut c_void) -> RedisModuleTimerID;
-        delete_key = RedisModule_DeleteKey: fn(*mut RedisModuleKey) -> c_int;
         event_loop_add = RedisModule_EventLoopAdd:
             fn(c_int, c_int, RedisModuleEventLoopFunc, *mut c_void) -> c_int;
         event_loop_add_one_shot = RedisModule_EventLoopAddOneShot:
@@ -172,6 +173,10 @@ api! {
             fn(*mut RedisModuleCtx, *mut RedisModuleString, c_int) -> *mut RedisModuleKey;
         replicate = RedisModule_Replicate:
             fn(*mut RedisModuleCtx, *const c_char, *const c_char, ...) -> c_int;
+        publish_message = RedisModule_PublishMessage:
+            fn(*mut RedisModuleCtx, *mut RedisModuleString, *mut RedisModuleString) -> c_int;
+        publish_message_shard = RedisModule_PublishMessageShard:
+            fn(*mut RedisModuleCtx, *mut RedisModuleString, *mut RedisModuleString) -> c_int;
         reply_with_array = RedisModule_ReplyWithArray: fn(*mut RedisModuleCtx, c_long) -> c_int;
         reply_with_call_reply = RedisModule_ReplyWithCallReply:
             fn(*mut RedisModuleCtx, *mut RedisModuleCallReply) -> c_int;
@@ -207,6 +212,7 @@ api! {
             fn(*mut RedisModuleCtx, RedisModuleEvent, RedisModuleEventCallback) -> c_int;
         unblock_client = RedisModule_UnblockClient:
             fn(*mut RedisModuleBlockedClient, *mut c_void) -> c_int;
+        unlink_key = RedisModule_UnlinkKey: fn(*mut RedisModuleKey) -> c_int;
         value_length = RedisModule_ValueLength: fn(*mut RedisModuleKey) -> usize;
         wrong_arity = RedisModule_WrongArity: fn(*mut RedisModuleCtx) -> c_int;
     }

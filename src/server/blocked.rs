@@ -47,9 +47,9 @@ use redis_module::{Context, raw};
 use crate::server::acl::User;
 use crate::server::api::api;
 use crate::server::clients;
-use crate::server::guard;
 use crate::server::hooks::hooks;
 use crate::server::keyspace::LockKey;
+use crate::server::panics;
 use crate::server::reply::{Reply, refusal};
 use redis_lock_core::keys::give_memory_back;
 use redis_lock_core::queue::WaiterId;
@@ -236,7 +236,7 @@ unsafe extern "C" fn on_timeout(
     _argv: *mut *mut raw::RedisModuleString,
     _argc: c_int,
 ) -> c_int {
-    guard::catch("the reply to a waiter", || {
+    panics::catch("the reply to a waiter", || {
         // SAFETY: the server calls this for a client that `block` blocked.
         let Some(ticket) = (unsafe { ticket_of(ctx) }) else {
             return;
@@ -266,7 +266,7 @@ unsafe extern "C" fn on_disconnect(
     ctx: *mut raw::RedisModuleCtx,
     _handle: *mut raw::RedisModuleBlockedClient,
 ) {
-    guard::catch("the end of a waiter", || {
+    panics::catch("the end of a waiter", || {
         // SAFETY: the server calls this for a client that `block` blocked.
         let Some(ticket) = (unsafe { ticket_of(ctx) }) else {
             return;
@@ -279,7 +279,7 @@ unsafe extern "C" fn on_disconnect(
 }
 
 unsafe extern "C" fn on_free(ctx: *mut raw::RedisModuleCtx, private_data: *mut c_void) {
-    guard::catch("the release of a waiter", || {
+    panics::catch("the release of a waiter", || {
         // SAFETY: `block` gave this reference away; the server calls this once
         // for it.
         let ticket = unsafe { Rc::from_raw(private_data.cast_const().cast::<Ticket>()) };

@@ -7,7 +7,7 @@ use redis_module::{Context, raw};
 use smallvec::SmallVec;
 
 use crate::server::api::api;
-use crate::server::server_str::ServerStr;
+use crate::server::server_str::{ARGS_INLINE, ServerStr};
 use redis_lock_core::error::LockError;
 
 /// How a command is called: `v` with a list of arguments, `!` replicated, `0` with a
@@ -17,9 +17,6 @@ const AS_THE_CLIENT: &CStr = c"v!0SCME";
 
 /// What Redis 7.0 says to a user without the right, between its code and its reason.
 const REFUSED_TO_USER: &str = "acl verification failed, ";
-
-/// So many arguments are passed on without allocating memory.
-const ARGS_INLINE: usize = 16;
 
 /// The reply of another command.
 #[derive(Debug)]

@@ -9,11 +9,8 @@ use crate::server::api::api;
 use crate::server::registration::{self, CommandDoc};
 use crate::server::reply::{Reply, refusal};
 use crate::server::server_str::ServerStr;
-use crate::server::{blocked, call, guard};
+use crate::server::{blocked, call, panics};
 use redis_lock_core::error::{LockError, Usage};
-
-/// So many arguments of a command are read without allocating memory.
-pub(crate) const ARGS_INLINE: usize = 16;
 
 /// A command of the module.
 pub(crate) trait Command {
@@ -63,7 +60,7 @@ unsafe extern "C" fn invoke<C: Command>(
         // SAFETY: the context is alive, and that of the question, if there is one.
         unsafe {
             if (api().is_keys_position_request)(ctx) != 0 {
-                guard::catch("keys", || call::name_keys(ctx, args, before_command));
+                panics::catch("keys", || call::name_keys(ctx, args, before_command));
                 return 0;
             }
         }
@@ -74,7 +71,7 @@ unsafe extern "C" fn invoke<C: Command>(
             Err(_) => "a command",
         }
     };
-    let result = guard::catch(name, || C::run(&context, args))
+    let result = panics::catch(name, || C::run(&context, args))
         .unwrap_or_else(|| Err(Usage::Internal.into()));
     match result {
         Ok(reply) => reply.send(&context),

@@ -12,8 +12,16 @@ use redis_lock_core::queue::WaiterId;
 use redis_lock_core::request::ClientId;
 use redis_lock_core::table::{Answer, Leave};
 
-/// Receives what happens. Only [`Hooks::on_wake`] may write to the keyspace: the
-/// server allows no writes in the others.
+/// Receives what happens.
+///
+/// # Which of them may write
+/// - [`Hooks::on_wake`] runs in a timer of the server, and alone may write to the
+///   keyspace.
+/// - [`Hooks::turn_ends`] may read keys, and propagate what changes nothing.
+/// - All others run while the server does something else. What is written within an event
+///   on a key goes to the replicas before the command that caused it, so they would come
+///   to differ; the end of a connection, a flush and a swap allow no writes. They note
+///   what happened, and ask for a wake-up.
 pub(crate) trait Hooks: Sync {
     /// Returns whether an event on a key can be of interest now. It is asked at
     /// every write to the server, so it must be cheap.
@@ -66,8 +74,8 @@ pub(crate) trait Hooks: Sync {
     /// A client that was answered with a grant has been told so, or never will be.
     fn grant_told(&self, ctx: &Context, client: ClientId, heard: bool);
 
-    /// The server's own clockwork turns, so many times a second.
-    fn on_turn(&self, ctx: &Context, hz: i32);
+    /// The server's cron runs, so many times a second.
+    fn on_cron(&self, ctx: &Context, hz: i32);
 
     /// The time has come that the floor above asked for with `timer::wake_by`.
     fn on_wake(&self, ctx: &Context);

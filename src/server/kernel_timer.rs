@@ -15,7 +15,7 @@ use rustix::time::{
 };
 
 use crate::server::api::api;
-use crate::server::guard;
+use crate::server::panics;
 
 /// A timer that is set to one moment of the wall clock at a time.
 pub(super) struct KernelTimer {
@@ -67,7 +67,7 @@ impl Drop for KernelTimer {
 }
 
 unsafe extern "C" fn on_readable(fd: c_int, due: *mut c_void, _mask: c_int) {
-    guard::catch("a timer of the kernel", || {
+    panics::catch("a timer of the kernel", || {
         // SAFETY: the server watches the file, so it is open.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
         let mut times_due = [0; 8];

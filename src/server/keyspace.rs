@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::sync::OnceLock;
 
-use redis_module::{CallOptionsBuilder, CallResult, Context, ContextFlags, raw};
+use redis_module::{CallOptionsBuilder, CallResult, Context, ContextFlags, RedisValue, raw};
 
 use crate::server::api::api;
 use crate::server::server_str::{self, ServerStr};
@@ -137,6 +137,20 @@ pub(crate) fn select_db(ctx: &Context, db: i32) {
 pub(crate) fn in_cluster(ctx: &Context) -> bool {
     static IN_CLUSTER: OnceLock<bool> = OnceLock::new();
     *IN_CLUSTER.get_or_init(|| ctx.get_flags().contains(ContextFlags::CLUSTER))
+}
+
+/// Returns whether the slot of this key, in a cluster, is that of this channel.
+pub(crate) fn is_in_slot_of(key: LockKey<'_>, channel: &[u8]) -> bool {
+    let ctx = key.ctx();
+    let slot = slot_of(ctx, key.name().bytes());
+    slot.is_some() && slot == slot_of(ctx, channel)
+}
+
+fn slot_of(ctx: &Context, name: &[u8]) -> Option<i64> {
+    match ctx.call("CLUSTER", &[&b"KEYSLOT"[..], name]) {
+        Ok(RedisValue::Integer(slot)) => Some(slot),
+        _ => None,
+    }
 }
 
 /// Returns whether a command without keys can read a key of any slot. While a

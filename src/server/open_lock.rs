@@ -8,10 +8,13 @@ use redis_module::{RedisString, raw};
 use smallvec::SmallVec;
 
 use crate::server::api::api;
+use crate::server::dump;
 use crate::server::keyspace::LockKey;
 use crate::server::server_str::{self, ServerStr, StaticStr};
 use redis_lock_core::error::LockError;
 use redis_lock_core::lock::{Effect, Holder, Lock};
+#[cfg(feature = "planted-faults")]
+use redis_lock_core::planted::Fault;
 use redis_lock_core::request::Owner;
 use redis_lock_core::stored::{PERMIT_PREFIX, Permit, Reader, TOKEN_FIELD, parse_integer};
 use redis_lock_core::table::Expected;
@@ -81,24 +84,23 @@ impl<'c> OpenLock<'c> {
         if fields != expected.fields() || self.expires_at_ms() != expected.expires_at_ms {
             return false;
         }
-        let token = FENCE.with(StaticStr::get);
-        let is_there = |name: ServerStr<'_>, value: Option<&[u8]>| {
-            self.field(name).as_ref().map(RedisString::as_slice) == value
+        let is_text = |name: ServerStr<'_>, text: Option<&str>| {
+            self.field(name).as_ref().map(RedisString::as_slice) == text.map(str::as_bytes)
+        };
+        let is_number = |name: ServerStr<'_>, number: Option<i64>| {
+            let mut digits = itoa::Buffer::new();
+            is_text(name, number.map(|number| digits.format(number)))
         };
         let holder = expected.holder.as_ref();
-        let number = |number: i64| number.to_string().into_bytes();
-        let last_token = expected.last_token.map(|token| number(token.get()));
-        is_there(token, last_token.as_deref())
+        let last_token = expected.last_token.map(FencingToken::get);
+        is_number(FENCE.with(StaticStr::get), last_token)
             && asker.is_none_or(|asker| {
-                let name = server_str::make(asker.as_bytes());
-                let permit_name = server_str::make(&permit_field(asker.as_bytes()));
-                let holds = holder.map(|holder| number(holder.holds));
+                let mut names = Args::new();
+                names.push_owner(asker, self.key);
+                names.push(&permit_field(asker.as_bytes()));
                 let permit = holder.and_then(Holder::permit).map(Permit::to_text);
-                is_there(ServerStr::from(&name), holds.as_deref())
-                    && is_there(
-                        ServerStr::from(&permit_name),
-                        permit.as_deref().map(str::as_bytes),
-                    )
+                is_number(names.all[0], holder.map(|holder| holder.holds))
+                    && is_text(names.all[1], permit.as_deref())
             })
     }
 
@@ -290,6 +292,11 @@ impl<'c> OpenLock<'c> {
                 Effect::RemoveHolder { owner } => self.remove_holder(owner),
                 Effect::ExpireAt { at_ms } => self.expire_at(*at_ms),
                 Effect::Delete => self.delete(),
+                Effect::Replace {
+                    owner,
+                    token,
+                    end_ms,
+                } => self.replace(owner, *token, *end_ms),
             }
         }
         // The module asked the server not to signal by itself, so that a key
@@ -300,6 +307,11 @@ impl<'c> OpenLock<'c> {
 
     /// Sets fields, given as names and values in turn.
     fn set_fields(&mut self, args: &Args<'_>) {
+        self.write_fields(args);
+        self.propagate(c"HSET", args);
+    }
+
+    fn write_fields(&mut self, args: &Args<'_>) {
         for pairs in args.all.chunks(4) {
             match pairs {
                 [field, value] => self.set_field(field.inner(), value.inner()),
@@ -309,7 +321,6 @@ impl<'c> OpenLock<'c> {
                 _ => {}
             }
         }
-        self.propagate(c"HSET", args);
     }
 
     fn remove_holder(&mut self, owner: &Owner) {
@@ -361,18 +372,11 @@ impl<'c> OpenLock<'c> {
     /// Hands a command of the key and these arguments to replicas and AOF.
     fn propagate(&self, command: &CStr, args: &Args<'_>) {
         let (ctx, command) = (self.key.ctx().ctx, command.as_ptr());
-        let (replicate, key) = (api().replicate, self.key.name().inner());
+        let (replicate, key, all) = (api().replicate, self.key.name().inner(), &args.all);
         // SAFETY: in the format, s is a server string, and v a list of them with its
         // length; the strings live through the call.
         unsafe {
-            match args.all.as_slice() {
-                // A new grant of the lock alone. A list costs the server more.
-                [a, b, c, d] => {
-                    let [a, b, c, d] = [a, b, c, d].map(|arg| arg.inner());
-                    replicate(ctx, command, c"sssss".as_ptr(), key, a, b, c, d)
-                }
-                all => replicate(ctx, command, c"sv".as_ptr(), key, all.as_ptr(), all.len()),
-            };
+            replicate(ctx, command, c"sv".as_ptr(), key, all.as_ptr(), all.len());
         }
     }
 
@@ -380,7 +384,7 @@ impl<'c> OpenLock<'c> {
         // SAFETY: the handle is open for writing on a key.
         unsafe { (api().set_abs_expire)(self.handle, at_ms) };
         #[cfg(feature = "planted-faults")]
-        if redis_lock_core::planted::Fault::ExpiryNotPropagated.planted() {
+        if Fault::ExpiryNotPropagated.planted() {
             return;
         }
         let mut digits = itoa::Buffer::new();
@@ -398,11 +402,54 @@ impl<'c> OpenLock<'c> {
         }
     }
 
+    /// Writes the whole lock, with a single command for replicas and AOF.
+    fn replace(&mut self, owner: &Owner, token: FencingToken, end_ms: i64) {
+        // SAFETY: the handle is open for writing, and stays open on no key where its key
+        // is deleted.
+        unsafe {
+            if (api().key_type)(self.handle) != raw::REDISMODULE_KEYTYPE_EMPTY as c_int {
+                (api().unlink_key)(self.handle);
+            }
+        }
+        let mut digits = itoa::Buffer::new();
+        let token = digits.format(token.get()).as_bytes();
+        let mut args = Args::new();
+        args.push_owner(owner, self.key);
+        args.push_count(1);
+        args.push_token_field();
+        args.push(token);
+        self.write_fields(&args);
+        // SAFETY: the handle is open for writing on a key.
+        unsafe { (api().set_abs_expire)(self.handle, end_ms) };
+        #[cfg(feature = "planted-faults")]
+        let end_ms = Fault::ExpiryNotPropagated.instead(end_ms, || 0);
+        let dump = dump::hash(&[[owner.as_bytes(), b"1"], [TOKEN_FIELD, token]]);
+        let mut end = itoa::Buffer::new();
+        let end = end.format(end_ms);
+        // SAFETY: in the format, s is a server string and b a buffer with its length; all
+        // live through the call.
+        unsafe {
+            (api().replicate)(
+                self.key.ctx().ctx,
+                c"RESTORE".as_ptr(),
+                c"sbbss".as_ptr(),
+                self.key.name().inner(),
+                end.as_ptr(),
+                end.len(),
+                dump.as_ptr(),
+                dump.len(),
+                REPLACE.with(StaticStr::get).inner(),
+                ABSTTL.with(StaticStr::get).inner(),
+            );
+        }
+    }
+
     fn delete(&mut self) {
         // SAFETY: the handle is open for writing. It stays open, on no key, and
         // may be written to again. In the format, s is a server string.
         unsafe {
-            (api().delete_key)(self.handle);
+            // The memory of many holders is given back by another thread.
+            (api().unlink_key)(self.handle);
             (api().replicate)(
                 self.key.ctx().ctx,
                 c"DEL".as_ptr(),
@@ -469,6 +516,8 @@ impl<'c> Args<'c> {
 thread_local! {
     static FENCE: StaticStr = StaticStr::new(TOKEN_FIELD);
     static ONE: StaticStr = StaticStr::new(b"1");
+    static REPLACE: StaticStr = StaticStr::new(b"REPLACE");
+    static ABSTTL: StaticStr = StaticStr::new(b"ABSTTL");
     // SAFETY: the function takes no arguments.
     static CURSOR: *mut raw::RedisModuleScanCursor = unsafe { (api().scan_cursor_create)() };
 }
@@ -476,8 +525,10 @@ thread_local! {
 /// A lock that one owner holds alone has at most a count and a token.
 const FIELDS_OF_ONE_HOLDER: usize = 2;
 
-fn permit_field(owner: &[u8]) -> Vec<u8> {
-    [PERMIT_PREFIX, owner].concat()
+fn permit_field(owner: &[u8]) -> SmallVec<[u8; 128]> {
+    let mut name = SmallVec::from_slice(PERMIT_PREFIX);
+    name.extend_from_slice(owner);
+    name
 }
 
 impl Drop for OpenLock<'_> {

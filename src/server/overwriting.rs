@@ -12,8 +12,8 @@ use std::ffi::{c_int, c_void};
 use redis_module::{Context, RedisString, raw};
 
 use crate::server::api::api;
-use crate::server::guard;
 use crate::server::hooks::hooks;
+use crate::server::panics;
 use crate::server::subscriptions::on_key_event;
 use redis_lock_core::keys::KeyRef;
 
@@ -88,7 +88,7 @@ unsafe extern "C" fn on_overwritten(
     if subevent != raw::REDISMODULE_SUBEVENT_KEY_OVERWRITTEN {
         return;
     }
-    guard::catch("an overwritten key", || {
+    panics::catch("an overwritten key", || {
         // SAFETY: for this event, the data is the key, open as long as the call, and so
         // is its name.
         let (db, name) = unsafe {

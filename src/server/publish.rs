@@ -1,11 +1,68 @@
-//! Tells Redisson's waiters that a lock came free.
+//! Messages: to whom a place in a queue belongs, and to Redisson's waiters.
 
-use redis_module::{CallOptionsBuilder, CallResult};
+use redis_module::{CallOptionsBuilder, CallResult, Context, RedisValue};
 
-use crate::server::keyspace::LockKey;
+use crate::server::acl::User;
+use crate::server::api::api;
+use crate::server::keyspace::{self, LockKey};
+use crate::server::reply::refusal_text;
+use crate::server::server_str;
+use redis_lock_core::queue::Place;
+use redis_lock_core::table::Answer;
 
 /// The message that Redisson's unlock script publishes.
 const UNLOCKED: &[u8] = b"0";
+
+/// Publishes what has become of a place: four netstrings, the number of the database, the
+/// key, the owner and the result. Returns whether anybody heard it on this node.
+///
+/// In a cluster it is a sharded message. Replicas don't get it: their data may be behind
+/// what it tells.
+pub(crate) fn end_of_place(ctx: &Context, place: &Place, answer: &Answer) -> bool {
+    let result = match answer {
+        Answer::Granted(token) => token.get().to_string(),
+        Answer::NotGranted | Answer::Renewed(_) => "0".to_owned(),
+        Answer::Refused(error) => {
+            format!("-{}", refusal_text(error, || User::of(ctx, place.client)))
+        }
+    };
+    let key = place.key.as_ref();
+    let db = key.db.to_string();
+    let parts = [
+        db.as_bytes(),
+        key.name,
+        place.owner.as_bytes(),
+        result.as_bytes(),
+    ];
+    let channel = server_str::make(&place.channel);
+    let message = server_str::make(&netstrings(parts));
+    let publish = match keyspace::in_cluster(ctx) {
+        true => api().publish_message_shard,
+        false => api().publish_message,
+    };
+    // SAFETY: the context is alive, and the strings live through the call.
+    unsafe { publish(ctx.ctx, channel.inner, message.inner) > 0 }
+}
+
+/// Whether anybody on this node of a cluster listens to the channel of this place.
+pub(crate) fn is_listened_to(ctx: &Context, place: &Place) -> bool {
+    match ctx.call("PUBSUB", &[&b"SHARDNUMSUB"[..], &place.channel]) {
+        Ok(RedisValue::Array(counts)) => !matches!(counts[..], [_, RedisValue::Integer(0)]),
+        _ => true,
+    }
+}
+
+/// Each part with its length in front of it.
+fn netstrings(parts: [&[u8]; 4]) -> Vec<u8> {
+    let mut all = Vec::with_capacity(128);
+    for part in parts {
+        all.extend_from_slice(part.len().to_string().as_bytes());
+        all.push(b':');
+        all.extend_from_slice(part);
+        all.push(b',');
+    }
+    all
+}
 
 /// Publishes, by `PUBLISH` or `SPUBLISH`, what Redisson's `RLock` publishes
 /// when it is unlocked. Subscribers of replicas get it as well.
@@ -31,7 +88,13 @@ fn redisson_channel(key: &[u8]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use super::redisson_channel;
+    use super::{netstrings, redisson_channel};
+
+    #[test]
+    fn each_part_of_a_message_says_how_long_it_is() {
+        let parts = [&b"0"[..], b"a:b,", b"", b"-X y"];
+        assert_eq!(netstrings(parts), b"1:0,4:a:b,,0:,4:-X y,");
+    }
 
     #[test]
     fn the_channel_has_braces_once() {

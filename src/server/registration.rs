@@ -26,10 +26,11 @@ pub(crate) fn check_server() -> Result<(), String> {
 }
 
 /// The server's own commands that the module needs: those that replicas and the
-/// AOF get, `CLIENT`, which shows the connections that are about to end and closes
+/// AOF get, of which `PING` changes nothing, `CLIENT`, which shows the connections that are about to end and closes
 /// those whose sessions are over, `CONFIG`, which shows what the server demands of its
-/// replicas, `INFO` and `ROLE`, which show them, and `REPLCONF`, which asks them.
-const COMMANDS: [&str; 9] = [
+/// replicas, `INFO`, which shows them, and `REPLCONF`, which asks them.
+const COMMANDS: [&str; 10] = [
+    "RESTORE",
     "HSET",
     "HDEL",
     "PEXPIREAT",
@@ -37,7 +38,7 @@ const COMMANDS: [&str; 9] = [
     "CLIENT",
     "CONFIG",
     "INFO",
-    "ROLE",
+    "PING",
     "REPLCONF",
 ];
 
@@ -113,6 +114,8 @@ pub(crate) enum ArgDoc {
     OptionalStrings(&'static CStr),
     /// `[TOKEN number]`
     OptionalNumber(&'static CStr, &'static CStr),
+    /// `TOKEN these`, as one of several.
+    Several(&'static CStr, &'static CStr, &'static [ArgDoc]),
     /// `TOKEN`, as one of several.
     Flag(&'static CStr, &'static CStr),
     /// `[TOKEN]`
@@ -238,6 +241,12 @@ fn arg_list(
                 arg.token = token.as_ptr();
                 arg.type_ = raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER;
                 arg.flags = optional;
+            }
+            ArgDoc::Several(name, token, parts) => {
+                arg.name = name.as_ptr();
+                arg.token = token.as_ptr();
+                arg.type_ = raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_BLOCK;
+                arg.subargs = arg_list(parts, false, keep_alive);
             }
             ArgDoc::Flag(name, token) => {
                 arg.name = name.as_ptr();

@@ -1,4 +1,15 @@
 //! The replicas of this server, as it knows them.
+//!
+//! `INFO` tells of each replica how far it has acknowledged the stream, and when, as of
+//! this moment. `ROLE` does not tell when; the server's own count of good replicas, by
+//! which it refuses commands, is up to a second old; and `WAIT`, called by a module,
+//! answers for another client than the one that wrote.
+//!
+//! # When replicas are asked
+//! Where replies are withheld, at the end of the turn in which they were: what is
+//! acknowledged then covers them. After a pause of the server, by the wake timer: ends of
+//! turns are followed only where replies are withheld, because that costs each turn a
+//! call.
 
 use redis_module::{CallOptionsBuilder, CallReply, CallResult, Context, RedisValue};
 
@@ -13,13 +24,22 @@ pub(crate) struct Demand {
     pub(crate) max_lag_s: i64,
 }
 
-/// What the server knows of its replicas.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Replicas {
-    /// How many are good.
-    pub(crate) good: usize,
-    /// How much of its stream this server has written, in bytes.
+/// The replication stream of a primary.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Stream {
+    /// How many bytes of it are written.
     pub(crate) written: i64,
+    /// The replicas that are online: they have the whole data set.
+    pub(crate) online: Vec<Replica>,
+}
+
+/// A replica, as the server knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Replica {
+    /// So many bytes of the stream it has acknowledged.
+    pub(crate) acknowledged: i64,
+    /// So many seconds ago it acknowledged anything.
+    pub(crate) lag_s: i64,
 }
 
 /// What the server demands, if it demands anything.
@@ -39,47 +59,58 @@ fn setting(ctx: &Context, name: &str) -> Option<i64> {
     }
 }
 
-/// Counts the good replicas: those that have the whole data set and whose last
-/// acknowledgement is at most so many seconds old, and is of more than `beyond` bytes
-/// of the stream if that is given.
-///
-/// The server's own count, by which it refuses commands, is made once a second. What
-/// `INFO` says of each replica is of this moment.
-pub(crate) fn count(ctx: &Context, max_lag_s: i64, beyond: Option<i64>) -> Replicas {
-    let options = CallOptionsBuilder::new().build();
-    let reply: CallResult<'_> = ctx.call_ext("INFO", &options, &["replication"]);
-    match &reply {
-        Ok(CallReply::String(info)) => read(info.as_bytes(), max_lag_s, beyond),
-        _ => Replicas::default(),
+impl Stream {
+    /// Counts the good replicas: those whose last acknowledgement is at most so many
+    /// seconds old, and is of more than `beyond` bytes of the stream if that is given.
+    pub(crate) fn good(&self, max_lag_s: i64, beyond: Option<i64>) -> usize {
+        let is_good = |replica: &&Replica| {
+            // An acknowledgement from the future is one before the clock was set back.
+            let is_recent = (0..=max_lag_s).contains(&replica.lag_s);
+            is_recent && beyond.is_none_or(|beyond| replica.acknowledged > beyond)
+        };
+        self.online.iter().filter(is_good).count()
     }
 }
 
-fn read(info: &[u8], max_lag_s: i64, beyond: Option<i64>) -> Replicas {
-    let mut replicas = Replicas::default();
-    let Ok(info) = std::str::from_utf8(info) else {
-        return replicas;
-    };
-    for line in info.lines() {
-        let Some((name, value)) = line.split_once(':') else {
-            continue;
-        };
-        if name == "master_repl_offset" {
-            replicas.written = value.parse().unwrap_or(0);
-        } else if let Some(number) = name.strip_prefix("slave")
-            && number.bytes().all(|byte| byte.is_ascii_digit())
-        {
-            let words = value.split(',').filter_map(|word| word.split_once('='));
-            let field = |name| words.clone().find(|word| word.0 == name).map(|word| word.1);
-            let number = |name| field(name).and_then(|value| value.parse::<i64>().ok());
-            // An acknowledgement from the future is one before the clock was set back.
-            let is_recent = number("lag").is_some_and(|lag_s| (0..=max_lag_s).contains(&lag_s));
-            let is_beyond = beyond.is_none_or(|beyond| number("offset") > Some(beyond));
-            if is_recent && is_beyond && field("state") == Some("online") {
-                replicas.good += 1;
-            }
+/// The stream, if this server is a primary. What is written in this turn of the event
+/// loop is in it.
+pub(crate) fn look(ctx: &Context) -> Option<Stream> {
+    let options = CallOptionsBuilder::new().build();
+    let reply: CallResult<'_> = ctx.call_ext("INFO", &options, &["replication"]);
+    match &reply {
+        Ok(CallReply::String(info)) => read(info.as_bytes()),
+        _ => None,
+    }
+}
+
+fn read(info: &[u8]) -> Option<Stream> {
+    let (mut stream, mut is_primary) = (Stream::default(), false);
+    for line in std::str::from_utf8(info).ok()?.lines() {
+        match line.split_once(':') {
+            Some(("role", role)) => is_primary = role == "master",
+            Some(("master_repl_offset", written)) => stream.written = written.parse().ok()?,
+            Some((name, replica)) if is_replica(name) => stream.online.extend(online(replica)),
+            _ => {}
         }
     }
-    replicas
+    is_primary.then_some(stream)
+}
+
+/// Whether this is the name of a line about a replica.
+fn is_replica(name: &str) -> bool {
+    let number = name.strip_prefix("slave");
+    number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+/// A replica, if it is online.
+fn online(line: &str) -> Option<Replica> {
+    let words = line.split(',').filter_map(|word| word.split_once('='));
+    let field = |name| words.clone().find(|word| word.0 == name).map(|word| word.1);
+    let number = |name| field(name)?.parse::<i64>().ok();
+    (field("state")? == "online").then_some(Replica {
+        acknowledged: number("offset")?,
+        lag_s: number("lag")?,
+    })
 }
 
 /// Asks all replicas to acknowledge at once what they have received. Where anything
@@ -112,8 +143,7 @@ mod tests {
 
     #[track_caller]
     fn check(max_lag_s: i64, beyond: Option<i64>, good: usize) {
-        let written = 130;
-        assert_eq!(read(INFO, max_lag_s, beyond), Replicas { good, written });
+        assert_eq!(read(INFO).unwrap().good(max_lag_s, beyond), good);
     }
 
     #[test]
@@ -132,8 +162,22 @@ mod tests {
     }
 
     #[test]
+    fn all_that_are_online_may_have_acknowledged_the_stream() {
+        let stream = read(INFO).unwrap();
+        let acknowledged: Vec<i64> = stream.online.iter().map(|one| one.acknowledged).collect();
+        assert_eq!((stream.written, acknowledged), (130, vec![100, 120, 90]));
+    }
+
+    #[test]
+    fn who_is_no_primary_has_no_stream() {
+        let replica = String::from_utf8_lossy(INFO).replace("role:master", "role:slave");
+        assert_eq!(read(replica.as_bytes()), None);
+    }
+
+    #[test]
     fn what_can_not_be_read_has_no_replicas() {
-        assert_eq!(read(b"\xff", 10, None), Replicas::default());
-        assert_eq!(read(b"slave0:nothing", 10, None), Replicas::default());
+        assert_eq!(read(b"\xff"), None);
+        let stream = read(b"role:master\r\nslave0:nothing\r\nslave1:state=online\r\n");
+        assert_eq!(stream, Some(Stream::default()));
     }
 }

@@ -11,13 +11,18 @@ use redis_lock_core::error::{LockError, Usage};
 
 /// The error as this user may read it.
 pub(super) fn refusal(error: &LockError, user: impl FnOnce() -> User) -> RedisError {
-    RedisError::String(match error {
+    RedisError::String(refusal_text(error, user))
+}
+
+/// The words of an error as this user may read it.
+pub(super) fn refusal_text(error: &LockError, user: impl FnOnce() -> User) -> String {
+    match error {
         LockError::Deadlock { .. } => {
             let user = user();
             error.text_for(|key| user.may_read(key.name))
         }
         error => error.to_string(),
-    })
+    }
 }
 
 /// The reply of a command.

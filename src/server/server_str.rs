@@ -8,6 +8,9 @@ use redis_module::{RedisString, raw};
 
 use crate::server::api::api;
 
+/// So many arguments of a command are read, or passed on, without allocating memory.
+pub(crate) const ARGS_INLINE: usize = 16;
+
 /// A string of the server that lives for `'c`: the pointer that the module API takes.
 #[derive(Clone, Copy)]
 #[repr(transparent)]

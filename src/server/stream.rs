@@ -1,16 +1,14 @@
-//! The replication stream, and how far replicas have acknowledged it.
-//!
-//! The server tells it by `ROLE`, which lists the replicas that are online. `WAIT`,
-//! called by a module, answers for another client than the one that wrote.
+//! The replication stream, turn by turn of the event loop.
 
 use std::cell::Cell;
 use std::ffi::c_void;
 
-use redis_module::{CallOptionsBuilder, CallReply, CallResult, Context, raw};
+use redis_module::{Context, raw};
 
 use crate::server::api::api;
 use crate::server::hooks::hooks;
-use crate::server::{blocked, guard};
+use crate::server::replicas::{self, Stream};
+use crate::server::{blocked, panics};
 
 thread_local! {
     static FOLLOWED: Cell<bool> = const { Cell::new(false) };
@@ -19,40 +17,11 @@ thread_local! {
     static ONLINE: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
-/// The replication stream of a primary.
-pub(crate) struct Stream {
-    /// How far it reaches. What is written in this turn of the event loop is before it.
-    pub(crate) offset: i64,
-    /// How far each replica that is online has acknowledged it.
-    pub(crate) acknowledged: Vec<i64>,
-}
-
 /// The stream, if this server is a primary.
 pub(crate) fn look(ctx: &Context) -> Option<Stream> {
-    let options = CallOptionsBuilder::new().build();
-    let no_args: [&[u8]; 0] = [];
-    let reply: CallResult<'_> = ctx.call_ext("ROLE", &options, no_args.as_slice());
-    let Ok(CallReply::Array(role)) = &reply else {
-        return None;
-    };
-    let (Some(Ok(CallReply::I64(offset))), Some(Ok(CallReply::Array(replicas)))) =
-        (role.get(1), role.get(2))
-    else {
-        // A replica names its primary there.
-        return None;
-    };
-    let acknowledged: Vec<i64> = replicas
-        .iter()
-        .map(|replica| match replica {
-            Ok(CallReply::Array(replica)) => offset_of(replica.get(2)),
-            _ => 0,
-        })
-        .collect();
-    ONLINE.set(Some(acknowledged.len()));
-    Some(Stream {
-        offset: offset.to_i64(),
-        acknowledged,
-    })
+    let stream = replicas::look(ctx)?;
+    ONLINE.set(Some(stream.online.len()));
+    Some(stream)
 }
 
 /// Has the stream reach further, by a command that changes nothing.
@@ -62,17 +31,6 @@ pub(crate) fn go_on(ctx: &Context) {
     unsafe { (api().replicate)(ctx.ctx, c"PING".as_ptr(), c"A".as_ptr()) };
 }
 
-fn offset_of(field: Option<CallResult<'_>>) -> i64 {
-    match field {
-        Some(Ok(CallReply::String(text))) => {
-            let text = std::str::from_utf8(text.as_bytes());
-            text.ok().and_then(|text| text.parse().ok()).unwrap_or(0)
-        }
-        Some(Ok(CallReply::I64(offset))) => offset.to_i64(),
-        _ => 0,
-    }
-}
-
 /// How many replicas are online. It is kept up to date by events from the first call on.
 pub(crate) fn replicas_online(ctx: &Context) -> usize {
     if !FOLLOWED.get() {
@@ -80,7 +38,7 @@ pub(crate) fn replicas_online(ctx: &Context) -> usize {
     }
     match ONLINE.get() {
         Some(online) => online,
-        None => look(ctx).map_or(0, |stream| stream.acknowledged.len()),
+        None => look(ctx).map_or(0, |stream| stream.online.len()),
     }
 }
 
@@ -112,7 +70,7 @@ unsafe extern "C" fn on_replica(
 ) {
     // One that leaves may still be in the list.
     ONLINE.set(None);
-    guard::catch("a replica that comes or goes", || {
+    panics::catch("a replica that comes or goes", || {
         hooks().replicas_changed(&Context::new(ctx));
     });
 }
@@ -127,7 +85,7 @@ unsafe extern "C" fn on_turn(
     if subevent != before_sleep || !hooks().awaits_replicas() {
         return;
     }
-    guard::catch("the end of a turn", || {
+    panics::catch("the end of a turn", || {
         hooks().turn_ends(&Context::new(ctx));
     });
     blocked::wake_answered();

@@ -5,9 +5,9 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use redis_module::{Context, RedisString, raw};
 
 use crate::server::api::api;
-use crate::server::guard;
 use crate::server::hooks::hooks;
 use crate::server::keyspace::selected_db;
+use crate::server::panics;
 use redis_lock_core::keys::KeyRef;
 use redis_lock_core::request::ClientId;
 
@@ -56,7 +56,7 @@ unsafe extern "C" fn on_connection(
     if subevent != raw::REDISMODULE_SUBEVENT_CLIENT_CHANGE_DISCONNECTED {
         return;
     }
-    guard::catch("the end of a connection", || {
+    panics::catch("the end of a connection", || {
         // SAFETY: for this event, the data is the client's information, or
         // nothing in a server that does not know.
         if let Some(client) = unsafe { data.cast::<raw::RedisModuleClientInfo>().as_ref() } {
@@ -71,10 +71,10 @@ unsafe extern "C" fn on_cron(
     _subevent: u64,
     data: *mut c_void,
 ) {
-    guard::catch("a turn of the server", || {
+    panics::catch("the server's cron", || {
         // SAFETY: for this event, the data is how often it comes.
         if let Some(cron) = unsafe { data.cast::<raw::RedisModuleCronLoopInfo>().as_ref() } {
-            hooks().on_turn(&Context::new(ctx), cron.hz);
+            hooks().on_cron(&Context::new(ctx), cron.hz);
         }
     });
 }
@@ -85,7 +85,7 @@ unsafe extern "C" fn on_swap(
     _subevent: u64,
     data: *mut c_void,
 ) {
-    guard::catch("a swap event", || {
+    panics::catch("a swap event", || {
         // SAFETY: for this event, the data are the numbers of the databases.
         if let Some(swap) = unsafe { data.cast::<raw::RedisModuleSwapDbInfo>().as_ref() } {
             hooks().databases_swapped(&Context::new(ctx), swap.dbnum_first, swap.dbnum_second);
@@ -102,7 +102,7 @@ unsafe extern "C" fn on_flush(
     if subevent != raw::REDISMODULE_SUBEVENT_FLUSHDB_END {
         return;
     }
-    guard::catch("a flush event", || {
+    panics::catch("a flush event", || {
         // SAFETY: for this event, the data says which database was flushed.
         if let Some(flush) = unsafe { data.cast::<raw::RedisModuleFlushInfo>().as_ref() } {
             let db = (flush.dbnum >= 0).then_some(flush.dbnum);
@@ -117,7 +117,7 @@ pub(super) unsafe extern "C" fn on_key_event(
     event: *const c_char,
     name: *mut raw::RedisModuleString,
 ) -> c_int {
-    guard::catch("a key event", || {
+    panics::catch("a key event", || {
         let hooks = hooks();
         let (awake, receives) = (hooks.awake(), hooks.receives());
         if !(awake || receives) {

@@ -14,7 +14,7 @@ use redis_module::{Context, raw};
 use crate::server::api::api;
 use crate::server::hooks::hooks;
 use crate::server::kernel_timer::KernelTimer;
-use crate::server::{blocked, guard};
+use crate::server::{blocked, panics};
 
 /// A single timer, set to the earliest time that anybody asked for.
 struct WakeTimer {
@@ -137,7 +137,7 @@ impl Drop for Precise {
 
 unsafe extern "C" fn on_timer(ctx: *mut raw::RedisModuleCtx, _data: *mut c_void) {
     WAKE_TIMER.with(|timer| timer.armed.set(None));
-    guard::catch("a timer", || hooks().on_wake(&Context::new(ctx)));
+    panics::catch("a timer", || hooks().on_wake(&Context::new(ctx)));
     blocked::wake_answered();
 }
 

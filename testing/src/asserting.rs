@@ -6,6 +6,7 @@ mod cluster;
 pub mod scene;
 mod sentinel;
 mod server;
+mod subscriber;
 mod tls;
 
 use std::path::{Path, PathBuf};
@@ -18,6 +19,7 @@ pub use clock::Clock;
 pub use cluster::Cluster;
 pub use sentinel::Sentinels;
 pub use server::{NO_REGULAR_LOOKS, TestServer};
+pub use subscriber::{Subscriber, Told};
 pub use tls::{Authority, Certificate, TlsProxy, TlsServer};
 
 use crate::{SOON, comes_true, processors, stay_on};

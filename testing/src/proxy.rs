@@ -53,8 +53,13 @@ pub enum Fate {
     /// Of replies to lock commands so many percent are swallowed, and all that
     /// follows on their connection. Nobody is told.
     RepliesSwallowed(u32),
-    /// The server answers this command with this error, and does nothing else.
+    /// The server answers commands that have this word with this error, and does
+    /// nothing else.
     Refuses(&'static str, &'static str),
+    /// Messages of channels are taken out from between the replies.
+    MessagesLost,
+    /// Messages of channels come twice.
+    MessagesDoubled,
 }
 
 /// The proxy. It ends with its connections when it is dropped.
@@ -323,8 +328,8 @@ impl Network {
         while let Ok(length @ 1..) = from.read(&mut buffer) {
             let mut state = self.state();
             let mut rest = &buffer[..length];
-            while upwards && let Some((length, name)) = first_command(rest) {
-                *state.seen.entry(name.into()).or_default() += 1;
+            while upwards && let Some((length, words)) = first_array(rest, b"*") {
+                *state.seen.entry(words[0].into()).or_default() += 1;
                 rest = &rest[length..];
             }
             let delay = match state.fate_from(link.source) {
@@ -384,8 +389,8 @@ impl Network {
                 way.is_silent = true;
                 None
             }
-            Fate::Refuses(name, error) if way.upwards => {
-                Some(self.refuse(name, error, piece, &mut way.partial))
+            Fate::Refuses(word, error) if way.upwards => {
+                Some(self.refuse(word, error, piece, &mut way.partial))
             }
             Fate::RepliesLost(percent) if way.loses(percent, &piece) => {
                 self.lost.fetch_add(1, Ordering::SeqCst);
@@ -397,16 +402,40 @@ impl Network {
                 way.is_silent = true;
                 None
             }
+            Fate::MessagesLost if !way.upwards => Some(self.repeat_messages(&piece, 0)),
+            Fate::MessagesDoubled if !way.upwards => Some(self.repeat_messages(&piece, 2)),
             _ => Some(piece),
         }
     }
 
-    /// These commands, where each of this name is another that fails with this
-    /// error. One that has only begun is left over.
-    fn refuse(&self, name: &str, error: &str, mut piece: Vec<u8>, rest: &mut Vec<u8>) -> Vec<u8> {
+    /// These replies, where each message of a channel comes so many times. One that is
+    /// not all there comes as it is.
+    fn repeat_messages(&self, mut piece: &[u8], times: usize) -> Vec<u8> {
         let mut sent = Vec::new();
-        while let Some((length, found)) = first_command(&piece) {
-            if found == name.as_bytes() {
+        while let Some(first) = piece.first() {
+            let push = first_array(piece, b">");
+            let message = push.filter(|(_, words)| words[0].ends_with(b"message"));
+            match message {
+                Some((length, _)) => {
+                    sent.extend(piece[..length].repeat(times));
+                    self.lost.fetch_add(u64::from(times == 0), Ordering::SeqCst);
+                    piece = &piece[length..];
+                }
+                None => {
+                    sent.push(*first);
+                    piece = &piece[1..];
+                }
+            }
+        }
+        sent
+    }
+
+    /// These commands, where each of this word is another that fails with this
+    /// error. One that has only begun is left over.
+    fn refuse(&self, word: &str, error: &str, mut piece: Vec<u8>, rest: &mut Vec<u8>) -> Vec<u8> {
+        let mut sent = Vec::new();
+        while let Some((length, words)) = first_array(&piece, b"*") {
+            if words.contains(&word.as_bytes()) {
                 self.refused.fetch_add(1, Ordering::SeqCst);
                 let script = format!("return redis.error_reply('{error}')");
                 sent.extend(pack(&["EVAL", &script, "0"]));
@@ -433,8 +462,9 @@ impl Way {
     }
 }
 
-/// The length of the first command, if all of it is there, and its name.
-fn first_command(bytes: &[u8]) -> Option<(usize, &[u8])> {
+/// The length of the first command or push, if all of it is there, and its words.
+/// One that has other things than words is none.
+fn first_array<'bytes>(bytes: &'bytes [u8], kind: &[u8]) -> Option<(usize, Vec<&'bytes [u8]>)> {
     let mut at = 0;
     let number = |at: &mut usize, kind| {
         let rest = bytes.get(*at..)?;
@@ -443,14 +473,13 @@ fn first_command(bytes: &[u8]) -> Option<(usize, &[u8])> {
         let digits = rest[..length].strip_prefix(kind)?;
         std::str::from_utf8(digits).ok()?.parse::<usize>().ok()
     };
-    let mut name = None;
-    for _ in 0..number(&mut at, b"*")? {
+    let mut words = Vec::new();
+    for _ in 0..number(&mut at, kind)? {
         let length = number(&mut at, b"$")?;
-        let word = bytes.get(at..at + length)?;
-        name = name.or(Some(word));
+        words.push(bytes.get(at..at + length)?);
         at += length + 2;
     }
-    (at <= bytes.len()).then_some((at, name?))
+    (at <= bytes.len() && !words.is_empty()).then_some((at, words))
 }
 
 #[cfg(test)]
@@ -537,6 +566,33 @@ mod tests {
         drop(client);
         assert_eq!(read_all(&mut accepted), b"onetwo");
         assert!(sent.elapsed() >= delay);
+    }
+
+    #[test]
+    fn only_messages_are_lost_or_come_twice() {
+        let message = b">3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$3\r\n>3*\r\n".as_slice();
+        let subscribed = b">3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n".as_slice();
+        for (fate, times) in [(Fate::MessagesLost, 0), (Fate::MessagesDoubled, 2)] {
+            let (proxy, server) = proxy();
+            let (mut client, mut accepted) = connection(&proxy, &server);
+            proxy.set(fate);
+            let replies = [
+                b":1\r\n", message, subscribed, b"+OK\r\n", message, b":2\r\n",
+            ];
+            accepted.write_all(&replies.concat()).unwrap();
+            drop(accepted);
+            let message = message.repeat(times);
+            let arrived = [
+                b":1\r\n",
+                &message[..],
+                subscribed,
+                b"+OK\r\n",
+                &message,
+                b":2\r\n",
+            ];
+            assert_eq!(read_all(&mut client), arrived.concat());
+            assert_eq!(proxy.lost(), if times == 0 { 2 } else { 0 });
+        }
     }
 
     #[test]

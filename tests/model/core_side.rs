@@ -16,7 +16,7 @@ use redis_lock_core::request::{
 };
 use redis_lock_core::stored::{PERMIT_PREFIX, Reader, TOKEN_FIELD};
 use redis_lock_core::table::{
-    Acquired, Answer, Done, Due, Leave, LockTable, Progress, Stored as Known,
+    Acquired, Answer, Done, Due, Leave, LockTable, Progress, Stored as Known, WORK_A_WAKE,
 };
 use redis_lock_core::token::FencingToken;
 use redis_lock_testing::text;
@@ -24,9 +24,6 @@ use redis_lock_testing::text;
 use crate::commands::{Block, Command, DEFAULT_LEASE, Extent, KEYS, Lease, Mode, OWNERS, Request};
 use crate::keyspace::{Content, Dump, Event, Keyspace, Place, Stored};
 use crate::replies::{self, Counters, Expect, counters_of};
-
-/// How much one wake does, in locks that are looked at and waiters that are answered.
-const WORK_A_WAKE: usize = 64;
 
 /// A client's connection, as the server knows it.
 #[derive(Clone, Debug)]
@@ -356,9 +353,11 @@ impl CoreSide {
         let wait = waiting_client.zip(timeout).map(|(client, timeout)| Wait {
             client: self.peers[client].id,
             until_ms: timeout.end_ms(self.keyspace.now_ms),
+            channel: None,
         });
         let known = self.look_for(at)?;
         let now = self.now();
+        let until_ms = wait.as_ref().and_then(|wait| wait.until_ms);
         let progress = self.table.acquire(key_of(at), known, request, wait, now);
         match self.carry_out(at, progress)? {
             Acquired::Granted(token) => Ok(Value::Int(token.get())),
@@ -368,7 +367,7 @@ impl CoreSide {
                     client: waiting_client.unwrap_or_default(),
                     at,
                     request: asked,
-                    until_ms: wait.and_then(|wait| wait.until_ms),
+                    until_ms,
                 };
                 self.waiting.insert(id, waiter);
                 Ok(Value::Okay)
@@ -394,8 +393,8 @@ impl CoreSide {
         };
         let known = self.look_for(at)?;
         let now = self.now();
-        let done = self.table.release(key_of(at), known, &request, now);
-        Ok(match self.carry_out(at, Progress::Done(done))? {
+        let progress = self.table.release(key_of(at), known, &request, now);
+        Ok(match self.carry_out(at, progress)? {
             Released::LastHold => Value::Int(1),
             Released::StillHeld => Value::Int(0),
             Released::NotHeld => Value::Nil,
@@ -406,8 +405,8 @@ impl CoreSide {
         let token = FencingToken::new(token)?;
         let known = self.look_for(at)?;
         let now = self.now();
-        let done = self.table.guard(key_of(at), known, token, now);
-        match self.carry_out(at, Progress::Done(done))? {
+        let progress = self.table.guard(key_of(at), known, token, now);
+        match self.carry_out(at, progress)? {
             true => Ok(Value::Int(1)),
             false => Err(LockError::NotHeld),
         }
@@ -427,8 +426,8 @@ impl CoreSide {
         };
         let known = self.look_for(at)?;
         let now = self.now();
-        let done = self.table.renew(key_of(at), known, &request, now);
-        let renewed = self.carry_out(at, Progress::Done(done))?;
+        let progress = self.table.renew(key_of(at), known, &request, now);
+        let renewed = self.carry_out(at, progress)?;
         Ok(Value::Int(renewed.into()))
     }
 
@@ -436,8 +435,8 @@ impl CoreSide {
         let token = fence.map(FencingToken::new).transpose()?;
         let known = self.look_for(at)?;
         let now = self.now();
-        let done = self.table.break_lock(key_of(at), known, token, now);
-        let broken = self.carry_out(at, Progress::Done(done))?;
+        let progress = self.table.break_lock(key_of(at), known, token, now);
+        let broken = self.carry_out(at, progress)?;
         Ok(Value::Int(broken.into()))
     }
 
@@ -481,7 +480,7 @@ impl CoreSide {
 
     fn look_for(&mut self, at: Place) -> Result<Known, LockError> {
         let lock = self.look(at);
-        let lock = lock.inspect_err(|_| self.table.is_no_lock(key_of(at)))?;
+        let lock = lock.inspect_err(|_| self.table.forget_lock(key_of(at)))?;
         Ok(Known::Read(lock))
     }
 
@@ -491,7 +490,8 @@ impl CoreSide {
                 Progress::Done(Done { result, step }) => {
                     self.apply(at, &step.effects);
                     self.arm_timer();
-                    for (id, answer) in step.answers {
+                    for (addressee, answer) in step.answers {
+                        let id = addressee.id();
                         if let Some(waiter) = self.waiting.remove(&id) {
                             self.answered.push((id, waiter, answer));
                         }
@@ -506,6 +506,7 @@ impl CoreSide {
                         .collect();
                     progress = self.table.go_on(*question, looked_at);
                 }
+                Progress::Offers(_) => unreachable!("nobody has a place"),
             }
         }
     }
@@ -543,6 +544,24 @@ impl CoreSide {
                 }
                 Effect::Delete => {
                     keyspace.remove(at);
+                }
+                Effect::Replace {
+                    owner,
+                    token,
+                    end_ms,
+                } => {
+                    keyspace.remove(at);
+                    let fields = [
+                        (owner.as_bytes(), "1".to_owned()),
+                        (TOKEN_FIELD, token.get().to_string()),
+                    ];
+                    for (name, value) in fields {
+                        let name = String::from_utf8_lossy(name);
+                        keyspace.set_field(at, &name, value).unwrap();
+                    }
+                    if let Some(stored) = keyspace.get(at) {
+                        stored.expires_at_ms = Some(*end_ms);
+                    }
                 }
             }
         }
@@ -672,7 +691,7 @@ impl CoreSide {
         let now_ms = self.keyspace.now_ms;
         self.close_clients();
         // The server asks itself whether that key may be written.
-        if let Some(key) = self.table.next_due(now_ms).cloned() {
+        if let Some(key) = self.table.next_due(now_ms) {
             self.keyspace.get(place_of(&key));
             self.hear_of_keys();
         }
@@ -693,7 +712,7 @@ impl CoreSide {
         let progress = self.table.do_due(due, known, now);
         let answered = match &progress {
             Progress::Done(done) => done.step.answers.len(),
-            Progress::Asks(_) => 1,
+            Progress::Asks(_) | Progress::Offers(_) => 1,
         };
         let _ = self.carry_out(at, progress);
         1 + answered

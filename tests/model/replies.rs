@@ -90,12 +90,17 @@ pub fn info(lock: &LockView, peers: &[Peer]) -> Value {
         ])
     });
     let waiters = lock.waiters.iter().map(|waiter| {
-        let peer = peers.iter().find(|peer| peer.id == waiter.client);
+        let peer = peers.iter().find(|peer| Some(peer.id) == waiter.client);
         map([
             ("owner", text(waiter.owner.as_bytes())),
             ("mode", text(mode_name(waiter.limit))),
-            ("client", number(waiter.client.0)),
+            ("limit", Value::Int(waiter.limit.count_or_zero())),
+            (
+                "client",
+                waiter.client.map_or(Value::Nil, |client| number(client.0)),
+            ),
             ("addr", text(peer.map_or("", |peer| &peer.address))),
+            ("channel", Value::Nil),
             ("waited", Value::Int(waiter.waited_ms)),
             ("timeout", Value::Int(waiter.left_ms)),
         ])
@@ -153,6 +158,7 @@ pub fn counters_of(totals: &Totals, metrics: &Metrics) -> Counters {
     let counts = totals.counts;
     let mut all = vec![
         ("waiters".to_owned(), count(counts.waiters)),
+        ("places".to_owned(), count(counts.places)),
         ("contended_keys".into(), count(counts.contended_keys)),
         ("planned_looks".into(), count(counts.planned_rechecks)),
         ("sessions".into(), count(totals.sessions)),

@@ -9,7 +9,7 @@ use crate::measurement::Measurement;
 use crate::server::Server;
 use crate::workloads::{Pace, Workload};
 
-/// Each waits with a connection of its own and has one more for the rest.
+/// Each has a connection of its own.
 const MOST_WAITERS: usize = 1000;
 
 pub struct RustClient;
@@ -24,7 +24,7 @@ impl Contender for RustClient {
     }
 
     fn settings(&self) -> Option<String> {
-        Some("redis-lock-client as it comes: a lease of 30 s that is renewed; every client with connections of its own, as in a process of its own; all in one thread".into())
+        Some("redis-lock-client as it comes: a lease of 30 s that is renewed; every client with a connection of its own, as in a process of its own; all in one thread".into())
     }
 
     fn needs_module(&self) -> bool {

@@ -199,7 +199,9 @@ async fn queued(server: &Server) -> Result<()> {
     let mut observer = server.connect()?;
     let mut before = -1;
     loop {
-        let now = observer.info("blocked_clients")?;
+        // Those of this module wait by places, the others block their connections.
+        let places = observer.info("lock_waiters").unwrap_or_default();
+        let now = places.max(observer.info("blocked_clients")?);
         if now == before {
             return Ok(());
         }

@@ -10,19 +10,18 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
+use clap::builder::PossibleValuesParser;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use redis_lock_chaos::campaign::{self, Campaign};
+use redis_lock_chaos::campaign::{self, Campaign, PROGRESS_EVERY};
 use redis_lock_chaos::clock;
 use redis_lock_chaos::failover::clients::{Client, Shared};
-use redis_lock_chaos::failover::faults::Faults;
+use redis_lock_chaos::failover::faults::{self, Faults};
 use redis_lock_chaos::failover::fleet::{Fleet, Topology};
 use redis_lock_chaos::failover::protection::{Mode, Protection};
 use redis_lock_chaos::failover::story;
 use redis_lock_chaos::history::{self, Breach, MS, Nanos, Promise};
 use redis_lock_chaos::report::counts;
-
-const PROGRESS_EVERY: Duration = Duration::from_secs(5);
 
 /// How many breaches of each promise are told.
 const SHOWN: usize = 2;
@@ -51,9 +50,9 @@ struct Arguments {
     /// Do nothing to the nodes
     #[arg(long)]
     without_faults: bool,
-    /// Only faults that have this in their names
-    #[arg(long, default_value = "")]
-    only: String,
+    /// Only these faults
+    #[arg(long, value_name = "FAULT", num_args = 1.., value_parser = PossibleValuesParser::new(faults::names()))]
+    only: Vec<String>,
     /// How many replicas protect, of two: with one, breaches have to be found
     #[arg(long, default_value_t = 2)]
     replicas: usize,

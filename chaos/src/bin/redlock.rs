@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use redis_lock_chaos::campaign::{self, Campaign};
+use redis_lock_chaos::campaign::{self, Campaign, PROGRESS_EVERY};
 use redis_lock_chaos::clock;
 use redis_lock_chaos::history::{MS, Nanos};
 use redis_lock_chaos::redlock::beliefs::{self, Breach, Journal};
@@ -21,8 +21,6 @@ use redis_lock_chaos::report::counts;
 use redis_lock_testing::Setup;
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
-
-const PROGRESS_EVERY: Duration = Duration::from_secs(5);
 
 /// How often the campaign looks for a breach.
 const SEARCH_EVERY: Duration = Duration::from_secs(2);

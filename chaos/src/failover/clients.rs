@@ -100,6 +100,8 @@ struct Connected {
     node: usize,
     /// The name of the primary's data: another one after each promotion.
     reign: String,
+    /// The grace period of this reign is over by then.
+    grace_until: Nanos,
 }
 
 /// How a client asks for a lock.
@@ -413,7 +415,8 @@ impl Client {
         let outcome = match heard {
             _ if is_refused => Outcome::Lost,
             Outcome::NotHeld | Outcome::NotAvailable
-                if believed.is_some_and(|hold| self.is_excused(hold, request, &connected)) =>
+                if believed
+                    .is_some_and(|hold| self.is_excused(hold, request, sent, &connected)) =>
             {
                 Outcome::Error(DISMISSED.to_owned())
             }
@@ -436,11 +439,16 @@ impl Client {
     }
 
     /// Whether a node may say that a hold is not there which the client has.
-    fn is_excused(&self, hold: &Hold, request: Request, connected: &Connected) -> bool {
-        let protection = self.shared.protection;
-        let may_be_lost = !protection.keeps_holds() && hold.reign != connected.reign;
+    fn is_excused(
+        &self,
+        hold: &Hold,
+        request: Request,
+        sent: Nanos,
+        connected: &Connected,
+    ) -> bool {
+        let may_be_lost = !self.shared.protection.keeps_holds() && hold.reign != connected.reign;
         // Within a grace period no request for a hold is answered with a token.
-        let is_grace = protection.grace_ms() > 0 && matches!(request, Request::Acquire { .. });
+        let is_grace = matches!(request, Request::Acquire { .. }) && sent <= connected.grace_until;
         may_be_lost || is_grace || self.shared.guide.agreed() != Some(connected.node)
     }
 
@@ -469,8 +477,10 @@ impl Client {
         let mut connection = Connection::open(guide.way(node, self.id % SIDES)).ok()?;
         let deadline = clock::now() + self.shared.protection.response_ms() * MS;
         let patient = || clock::now() < deadline;
-        let info = connection.call_while(&["INFO", "replication"], patient);
+        let info = connection.call_while(&["INFO", "replication", "lock"], patient);
         let info = info.and_then(reply_text)?;
+        let grace_ms: u64 = info_field(&info, "lock_grace_ms").ok()?.parse().ok()?;
+        let grace_until = clock::now() + grace_ms * MS;
         if info_field(&info, "role").ok()?.trim() != "master" {
             return None;
         }
@@ -482,6 +492,7 @@ impl Client {
             number,
             node,
             reign: info_field(&info, "master_replid").ok()?.to_owned(),
+            grace_until,
         })
     }
 }

@@ -1,7 +1,7 @@
 //! What is done to the nodes. One fault at a time: each is over, and all nodes
 //! have found together again, before the next begins.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -37,6 +37,11 @@ const FAULTS: [(&str, Fault); 14] = [
     ("promotion by command", Faults::order_promotion),
 ];
 
+/// The names of all kinds.
+pub fn names() -> BTreeSet<&'static str> {
+    FAULTS.iter().map(|&(name, _)| name).collect()
+}
+
 /// What happened, and when.
 pub struct Event {
     /// When.
@@ -60,16 +65,21 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// Faults for a fleet, of kinds that have `only` in their names.
-    pub fn new(fleet: Fleet, rng: StdRng, shared: Arc<Shared>, only: &str) -> Result<Self, String> {
+    /// Faults for a fleet, of these kinds or, if none is named, of all.
+    pub fn new(
+        fleet: Fleet,
+        rng: StdRng,
+        shared: Arc<Shared>,
+        only: &[String],
+    ) -> Result<Self, String> {
         let primary = fleet.await_well()?;
         let mut kinds = FAULTS.to_vec();
-        kinds.retain(|(name, _)| name.contains(only));
+        kinds.retain(|(name, _)| only.is_empty() || only.iter().any(|one| one == name));
         if !shared.protection.survives_an_empty_start() {
             kinds.retain(|(name, _)| *name != BACK_AT_ONCE);
         }
         if kinds.is_empty() {
-            return Err(format!("no fault has \"{only}\" in its name"));
+            return Err(format!("in this mode there is no fault of {only:?}"));
         }
         Ok(Self {
             fleet,

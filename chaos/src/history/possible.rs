@@ -2,10 +2,9 @@
 
 use std::collections::HashMap;
 
-use super::{Effect, History, Interference, MS, Nanos, Operation, Outcome, Request, Tenancies};
-
-/// The clocks of the server count whole milliseconds.
-const ROUNDING: Nanos = 3 * MS;
+use super::{
+    Effect, History, Interference, MS, Nanos, Operation, Outcome, ROUNDING, Request, Tenancies,
+};
 
 /// How long after the end of its connection a request may come into force where
 /// nothing holds the server up.

@@ -1,9 +1,6 @@
 //! The times during which a request waited for certain.
 
-use super::{Effect, History, MS, Nanos, Operation, Outcome, Request};
-
-/// The clocks of the server count whole milliseconds.
-const ROUNDING: Nanos = 3 * MS;
+use super::{Effect, History, MS, Nanos, Operation, Outcome, ROUNDING, Request};
 
 /// From when to when this request was in the queue for certain, unless it was
 /// granted. A client that was told that it waits no more may hear that late.

@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use redis::Value;
-use redis_lock_client::{Error, Lock, LockClient, LockGuard};
+use redis_lock_client::{ClientBuilder, Error, Lock, LockClient, LockGuard};
 use redis_lock_testing::{Client, SOON, TestServer, text};
 use tokio::task::JoinHandle;
 
@@ -19,6 +19,14 @@ pub async fn connect(server: &TestServer) -> LockClient {
     LockClient::connect(url(server)).await.unwrap()
 }
 
+/// A client that may not subscribe, so that each of its waits blocks a connection.
+pub async fn connect_blocking(server: &TestServer, builder: ClientBuilder) -> LockClient {
+    let user = "ACL SETUSER blocking on >secret ~* resetchannels +@all";
+    server.client().call(user);
+    let url = format!("redis://blocking:secret@{}", server.addr());
+    builder.connect(url).await.unwrap()
+}
+
 /// Takes a lock that must be free.
 pub async fn take(client: &LockClient, key: &str) -> LockGuard {
     client.lock(key).try_acquire().await.unwrap().unwrap()
@@ -30,7 +38,7 @@ pub type Waiting = JoinHandle<Result<LockGuard, Error>>;
 /// Has an acquire wait on the server, behind so many others.
 pub async fn queue(server: &TestServer, lock: &Lock, behind: i64) -> Waiting {
     let waiting = tokio::spawn(lock.acquire());
-    eventually("it waits", || server.info("blocked_clients") == behind + 1).await;
+    eventually("it waits", || server.info("lock_waiters") == behind + 1).await;
     waiting
 }
 

@@ -40,7 +40,7 @@ impl Story {
         let before = self.holds;
         self.holds = hold.unwrap_or(before + 1);
         let delivery = Delivery {
-            client: ClientId(waiter),
+            recipient: ClientId(waiter).into(),
             hold: hold.map(|n| HoldNumber::new(n).unwrap()),
             session: None,
             bound_before: None,
@@ -70,7 +70,7 @@ impl Story {
 
     #[track_caller]
     fn is_over(&self) {
-        assert!(self.deliveries.by_hold.is_empty() && self.deliveries.by_client.is_empty());
+        assert!(self.deliveries.by_hold.is_empty() && self.deliveries.by_recipient.is_empty());
     }
 }
 
@@ -228,7 +228,7 @@ fn a_new_token_ends_what_was_on_its_way_before() {
     let mut story = Story::default();
     story.grant(1, None);
     let delivery = Delivery {
-        client: ClientId(2),
+        recipient: ClientId(2).into(),
         hold: None,
         session: None,
         bound_before: None,
@@ -271,7 +271,7 @@ fn the_newest_session_of_another_client_is_found() {
     let lease = |ms| Some(Lease::from_ms(ms).unwrap());
     for (waiter, session) in [(1, lease(10)), (2, lease(20)), (3, None)] {
         let delivery = Delivery {
-            client: ClientId(waiter),
+            recipient: ClientId(waiter).into(),
             hold: HoldNumber::new(1).ok(),
             session,
             bound_before: (waiter > 1).then_some(ClientId(waiter - 1)),
@@ -310,7 +310,7 @@ fn a_lock_that_is_overwritten_leaves_nothing_on_its_way() {
     let mut story = Story::default();
     story.grant(1, None);
     story.deliveries.forget_lock(KeyRef { db: 1, name: b"k" });
-    assert_eq!(story.deliveries.by_client.len(), 1);
+    assert_eq!(story.deliveries.by_recipient.len(), 1);
     story.deliveries.forget_lock(KeyRef { db: 0, name: b"k" });
     story.is_over();
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::keyspace::Value;
 use super::scope::Ask;
-use super::world::{Changed, Doing, RECHECK_MS, World};
+use super::world::{CLAIM_MS, Changed, Doing, LEASE_MS, PlaceKept, RECHECK_MS, World};
 use crate::deadlock::WaitEdge;
 use crate::error::LockError;
 use crate::lock::{Lock, Released};
@@ -48,6 +48,12 @@ pub(super) struct Seen {
     /// An owner gave its last hold back, or all were taken.
     pub(super) released: bool,
     pub(super) questions: usize,
+    /// The place of who asked, if it had one already.
+    pub(super) kept: Option<WaiterId>,
+    /// Whose grants nobody heard of.
+    pub(super) unheard: Vec<usize>,
+    /// An owner that holds nothing released the lock.
+    pub(super) gives_up: bool,
 }
 
 impl Seen {
@@ -63,14 +69,23 @@ impl Seen {
             refused: None,
             released: false,
             questions: 0,
+            kept: None,
+            unheard: Vec::new(),
+            gives_up: false,
         }
     }
 }
 
 impl Seen {
     /// Whether this owner held the lock before.
-    pub(super) fn held_before(&self, owner: &Owner) -> bool {
+    fn held_before(&self, owner: &Owner) -> bool {
         self.before.iter().any(|one| one.owner == *owner)
+    }
+
+    /// With which token this owner held the lock before.
+    pub(super) fn token_before(&self, owner: &Owner) -> Option<FencingToken> {
+        let before = self.before.iter().find(|one| one.owner == *owner);
+        before?.token
     }
 
     /// Whether the step ended this owner's holds, because somebody asked for that.
@@ -87,6 +102,8 @@ pub(super) fn check_step(world: &mut World, seen: &Seen) -> Checked {
     grants_come_in_the_order_of_requests(world, seen)?;
     no_newcomer_passes_the_queue(world, seen)?;
     a_released_hold_is_bound_no_more(world, seen)?;
+    nothing_is_granted_unheard(world, seen)?;
+    a_place_is_for_the_first_hold(world, seen)?;
     only_a_deadlock_is_refused(world, seen)
 }
 
@@ -97,6 +114,7 @@ pub(super) fn check(world: &World) -> Checked {
         if let Ok(lock) = &lock {
             holders_are_within_their_limits(world, key, lock)?;
             no_hold_is_without_an_end(world, key, lock)?;
+            an_unclaimed_grant_ends_soon(world, key, lock)?;
             what_is_remembered_is_stored(world, key, lock)?;
         }
         let holders = world.holders(key);
@@ -105,6 +123,7 @@ pub(super) fn check(world: &World) -> Checked {
         a_hold_that_nobody_knows_of_is_over(world, key, &holders)?;
         a_session_is_kept_up(world, key, &holders)?;
         who_waits_stands_in_the_queue(world, key)?;
+        the_end_of_a_place_is_planned(world, key)?;
         a_look_is_planned(world, key, &holders)?;
     }
     nothing_is_remembered_without_need(world)?;
@@ -324,18 +343,31 @@ fn who_waits_stands_in_the_queue(world: &World, key: usize) -> Checked {
         Stored::Read(Lock::default()),
         world.now(),
     );
-    let clients: Vec<ClientId> = view.waiters.iter().map(|one| one.client).collect();
-    let expected: Vec<ClientId> = waiting.iter().map(|&(_, at, _)| world.client(at)).collect();
-    if clients == expected && waiting.iter().all(|&(id, ..)| world.table.is_waiting(id)) {
+    let over = world.places_for(key).filter(|place| world.is_over(place));
+    let over: Vec<WaiterId> = over.map(|place| place.id).collect();
+    let waiters = view.waiters.iter();
+    let waiters: Vec<(usize, Option<ClientId>)> = waiters
+        .map(|one| (world.owner_number(&one.owner), one.client))
+        .collect();
+    let expected = waiting.iter().filter(|(id, ..)| !over.contains(id));
+    let expected: Vec<(usize, Option<ClientId>)> = expected
+        .map(|&(_, at, ask)| {
+            let client = (!ask.place).then(|| world.client(at));
+            (world.cast.owner_of[at], client)
+        })
+        .collect();
+    if waiters == expected && waiting.iter().all(|&(id, ..)| world.table.is_waiting(id)) {
         return Ok(());
     }
-    let names = |clients: &[ClientId]| {
-        let names = clients
-            .iter()
-            .map(|&client| match world.connection_of(client) {
-                Some(at) => world.cast.client_name(at),
-                None => "a connection that has ended".into(),
-            });
+    let name = |&(owner, client): &(usize, Option<ClientId>)| match client {
+        None => format!("a place of {}", world.cast.owner_name(owner)),
+        Some(client) => match world.connection_of(client) {
+            Some(at) => world.cast.client_name(at),
+            None => "a connection that has ended".into(),
+        },
+    };
+    let names = |all: &[(usize, Option<ClientId>)]| {
+        let names = all.iter().map(name);
         names.collect::<Vec<_>>().join(", ")
     };
     Err(Broken::new(
@@ -344,7 +376,7 @@ fn who_waits_stands_in_the_queue(world: &World, key: usize) -> Checked {
             "for {} wait: {}; and in the queue stand: {}",
             world.cast.key_name(key),
             names(&expected),
-            names(&clients)
+            names(&waiters)
         ),
     ))
 }
@@ -458,7 +490,12 @@ fn tokens_rise(world: &mut World, seen: &Seen) -> Checked {
             _ => None,
         });
     let asker = seen.asker.zip(seen.granted);
-    for (at, token) in handed.chain(asker) {
+    let mut granted: Vec<(usize, FencingToken)> = handed.chain(asker).collect();
+    if seen.kept.is_some() {
+        // Others may have been served behind it.
+        granted.sort_by_key(|&(_, token)| token);
+    }
+    for (at, token) in granted {
         let number = world.cast.owner_of[at];
         let is_new = tokens[number].is_none();
         let is_right = match tokens[number] {
@@ -488,7 +525,7 @@ fn tokens_rise(world: &mut World, seen: &Seen) -> Checked {
 
 fn a_lease_begins_at_its_grant(world: &World, seen: &Seen) -> Checked {
     let lock = world.data.read(seen.key).unwrap_or_default();
-    for (_, at, _, answer) in &seen.answers {
+    for (_, at, ask, answer) in &seen.answers {
         let Answer::Granted(token) = answer else {
             continue;
         };
@@ -496,7 +533,8 @@ fn a_lease_begins_at_its_grant(world: &World, seen: &Seen) -> Checked {
         let Some(holder) = holder.filter(|one| one.token == Some(*token)) else {
             continue;
         };
-        let until_ms = world.now_ms + super::world::LEASE_MS;
+        let lease_ms = if ask.place { CLAIM_MS } else { LEASE_MS };
+        let until_ms = world.now_ms + lease_ms;
         if holder.lease_end_ms.is_some_and(|end_ms| end_ms < until_ms) {
             return Err(Broken::new(
                 "a_lease_begins_at_its_grant",
@@ -555,7 +593,9 @@ fn no_newcomer_passes_the_queue(world: &World, seen: &Seen) -> Checked {
         .answers
         .iter()
         .any(|(_, at, ..)| world.cast.owner_of[*at] == number);
-    if held || handed || world.waiting(seen.key).is_empty() {
+    let waiting = world.waiting(seen.key);
+    let is_behind = |id: WaiterId| seen.kept.is_some_and(|kept| kept < id);
+    if held || handed || waiting.iter().all(|&(id, ..)| is_behind(id)) {
         return Ok(());
     }
     Err(Broken::new(
@@ -661,6 +701,138 @@ pub(super) fn who_is_closed_has_lost_a_session(world: &World, client: ClientId) 
             world.cast.client_name(at)
         ),
     ))
+}
+
+pub(super) fn a_place_that_is_over_is_granted_nothing(world: &World, place: &PlaceKept) -> Checked {
+    if !world.is_over(place) {
+        return Ok(());
+    }
+    Err(Broken::new(
+        "a_place_that_is_over_is_granted_nothing",
+        "its time, or its session's connection, has ended".to_owned(),
+    ))
+}
+
+pub(super) fn only_a_place_that_is_over_ends(world: &World, place: &PlaceKept) -> Checked {
+    if world.is_over(place) {
+        return Ok(());
+    }
+    Err(Broken::new(
+        "only_a_place_that_is_over_ends",
+        "nobody gave it up".to_owned(),
+    ))
+}
+
+pub(super) fn who_asks_again_keeps_its_place(
+    world: &World,
+    at: usize,
+    kept: Option<WaiterId>,
+    queued: WaiterId,
+) -> Checked {
+    if kept.is_none_or(|kept| kept == queued) {
+        return Ok(());
+    }
+    Err(Broken::new(
+        "who_asks_again_keeps_its_place",
+        format!("{} has another", world.cast.client_name(at)),
+    ))
+}
+
+/// Whoever is to be told, also where others hold the lock.
+fn the_end_of_a_place_is_planned(world: &World, key: usize) -> Checked {
+    let is_late = |place: &&PlaceKept| {
+        let by_ms = match world.is_over(place) {
+            true => world.now_ms + 10,
+            false => place.until_ms.max(world.now_ms + 10),
+        };
+        world.wake_at_ms().is_none_or(|wake_ms| wake_ms > by_ms)
+    };
+    if !world.places_for(key).any(|place| is_late(&place)) {
+        return Ok(());
+    }
+    Err(Broken::new(
+        "the_end_of_a_place_is_planned",
+        format!(
+            "the timer is not set for a place of {}",
+            world.cast.key_name(key)
+        ),
+    ))
+}
+
+fn an_unclaimed_grant_ends_soon(world: &World, key: usize, lock: &Lock) -> Checked {
+    for (number, owner) in world.cast.owners.iter().enumerate() {
+        let Some((token, until_ms)) = world.known[key][number].unclaimed else {
+            continue;
+        };
+        let holder = lock.holder(owner).filter(|one| one.token == Some(token));
+        if holder.is_some_and(|one| one.lease_end_ms.is_none_or(|end_ms| end_ms > until_ms)) {
+            return Err(Broken::new(
+                "an_unclaimed_grant_ends_soon",
+                format!(
+                    "{} has not claimed {}, and its lease goes on",
+                    world.cast.owner_name(number),
+                    world.cast.key_name(key)
+                ),
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn nothing_is_granted_unheard(world: &World, seen: &Seen) -> Checked {
+    let lock = world.data.read(seen.key).unwrap_or_default();
+    let is_told = |number: usize| {
+        let of_owner = |at: usize| world.cast.owner_of[at] == number;
+        let is_granted = |answer: &Answer| matches!(answer, Answer::Granted(_));
+        let mut answers = seen.answers.iter();
+        answers.any(|(_, at, _, answer)| of_owner(*at) && is_granted(answer))
+            || seen.granted.is_some() && seen.asker.is_some_and(of_owner)
+    };
+    for &number in &seen.unheard {
+        if lock.holder(&world.cast.owners[number]).is_some() && !is_told(number) {
+            return Err(Broken::new(
+                "nothing_is_granted_unheard",
+                format!(
+                    "{} holds {}, and nobody heard of it",
+                    world.cast.owner_name(number),
+                    world.cast.key_name(seen.key)
+                ),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// And adds none where its owner holds the lock already.
+fn a_place_is_for_the_first_hold(world: &World, seen: &Seen) -> Checked {
+    let lock = world.data.read(seen.key).unwrap_or_default();
+    let granted = seen.answers.iter();
+    let granted = granted.filter(|(.., answer)| matches!(answer, Answer::Granted(_)));
+    let by_places = granted.clone().filter(|(_, _, ask, _)| ask.place);
+    for (_, at, ..) in by_places {
+        let (number, owner) = (world.cast.owner_of[*at], world.owner(*at));
+        let is_its = |&at: &usize| world.cast.owner_of[at] == number;
+        let by_others = granted.clone().filter(|(_, _, ask, _)| !ask.place);
+        let by_others = by_others.map(|(_, at, ..)| *at);
+        let asker = seen.asker.filter(|_| seen.granted.is_some());
+        if by_others.chain(asker).any(|at| is_its(&at)) {
+            continue;
+        }
+        let before = seen.before.iter().find(|one| one.owner == *owner);
+        let expected = before.map_or(1, |one| one.holds);
+        let holds = lock.holder(owner).map_or(expected, |one| one.holds);
+        if holds > expected {
+            return Err(Broken::new(
+                "a_place_is_for_the_first_hold",
+                format!(
+                    "{} has {holds} holds of {} instead of {expected}",
+                    world.cast.owner_name(number),
+                    world.cast.key_name(seen.key)
+                ),
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Who waits for whom, by the rules in words.

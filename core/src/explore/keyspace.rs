@@ -158,6 +158,16 @@ impl Keyspace {
 fn apply(value: &mut Option<Value>, effect: &Effect) {
     match effect {
         Effect::Delete => *value = None,
+        Effect::Replace {
+            owner,
+            token,
+            end_ms,
+        } => {
+            *value = Some(Value::Hash(Hash {
+                token: Some(*token),
+                ..Hash::by_redisson(owner.clone(), *end_ms)
+            }));
+        }
         Effect::SetHolder {
             owner,
             holds,

@@ -7,7 +7,7 @@
 use std::fmt;
 
 use super::form::Form;
-use super::world::LEASE_MS;
+use super::world::{LEASE_MS, PLACE_MS};
 use crate::request::Limit;
 
 /// A way to ask for a lock.
@@ -18,6 +18,8 @@ pub(super) struct Ask {
     /// The hold that is asked for, or 0.
     pub(super) hold: i64,
     pub(super) session: bool,
+    /// Where it waits, it has a place in the queue.
+    pub(super) place: bool,
 }
 
 impl Ask {
@@ -26,10 +28,16 @@ impl Ask {
         waits: false,
         hold: 0,
         session: false,
+        place: false,
     };
     const WAIT: Self = Self {
         waits: true,
         ..Self::TRY
+    };
+    const PLACE: Self = Self {
+        place: true,
+        hold: 1,
+        ..Self::WAIT
     };
 
     const fn limit(self, limit: Limit) -> Self {
@@ -52,6 +60,7 @@ impl Ask {
         form.flag(self.waits);
         form.number(self.hold);
         form.flag(self.session);
+        form.flag(self.place);
     }
 }
 
@@ -68,8 +77,10 @@ impl fmt::Display for Ask {
         if self.session {
             f.write_str(" SESSION")?;
         }
-        if self.waits {
-            f.write_str(" BLOCK 0")?;
+        match (self.waits, self.place) {
+            (_, true) => write!(f, " QUEUE {PLACE_MS} channel")?,
+            (true, false) => f.write_str(" BLOCK 0")?,
+            (false, false) => {}
         }
         Ok(())
     }
@@ -131,6 +142,8 @@ pub(super) struct Scope {
     /// Clients are sent away with an error, also between a grant and its reply.
     pub(super) sends_away: bool,
     pub(super) disconnects: bool,
+    /// Whoever listens to the messages to an owner's places comes and goes.
+    pub(super) goes_deaf: bool,
     pub(super) fails_over: bool,
     /// The server refuses writes now and then.
     pub(super) refuses_writes: bool,
@@ -162,6 +175,7 @@ const NONE: Scope = Scope {
     leaves: false,
     sends_away: false,
     disconnects: false,
+    goes_deaf: false,
     fails_over: false,
     refuses_writes: false,
     is_late: false,
@@ -250,6 +264,20 @@ pub(super) const SCOPES: &[Scope] = &[
         ..NONE
     },
     Scope {
+        name: "moves, small bounds",
+        connections: &[1, 1],
+        keys: 2,
+        asks: &[Ask::TRY.limit(Limit::SHARED).session(), Ask::WAIT.session()],
+        releases: &[Extent::One],
+        breaks: true,
+        renames: true,
+        swaps: true,
+        disconnects: true,
+        small_bounds: true,
+        depths: [4, 7],
+        ..NONE
+    },
+    Scope {
         name: "two connections",
         connections: &[2, 2],
         asks: &[
@@ -329,6 +357,77 @@ pub(super) const SCOPES: &[Scope] = &[
         ..NONE
     },
     Scope {
+        name: "places",
+        asks: &[Ask::TRY, Ask::PLACE],
+        renewals: &[(LEASE_MS, Some(Named::Own))],
+        deletes: true,
+        goes_deaf: true,
+        exact_ends: true,
+        depths: [5, 8],
+        ..NONE
+    },
+    Scope {
+        name: "places in modes",
+        asks: &[
+            Ask::PLACE,
+            Ask::PLACE.limit(Limit::SHARED),
+            Ask::PLACE.limit(TWO),
+        ],
+        renewals: &[(LEASE_MS, Some(Named::Own))],
+        deletes: true,
+        goes_deaf: true,
+        small_bounds: true,
+        depths: [4, 7],
+        ..NONE
+    },
+    Scope {
+        name: "places and blocked waiters",
+        connections: &[2, 1],
+        asks: &[
+            Ask::WAIT,
+            Ask::PLACE.limit(Limit::SHARED),
+            Ask::WAIT.hold(1).limit(Limit::SHARED),
+            Ask::PLACE.session(),
+        ],
+        releases: &[Extent::One, Extent::All],
+        renewals: &[(LEASE_MS, Some(Named::Own))],
+        breaks: true,
+        deletes: true,
+        leaves: true,
+        sends_away: true,
+        disconnects: true,
+        goes_deaf: true,
+        depths: [4, 7],
+        ..NONE
+    },
+    Scope {
+        name: "places with sessions",
+        connections: &[1, 1],
+        asks: &[Ask::WAIT, Ask::PLACE, Ask::PLACE.session()],
+        renewals: &[(LEASE_MS, Some(Named::Own))],
+        deletes: true,
+        sends_away: true,
+        disconnects: true,
+        goes_deaf: true,
+        refuses_writes: true,
+        is_late: true,
+        exact_ends: true,
+        depths: [4, 7],
+        ..NONE
+    },
+    Scope {
+        name: "places and deadlocks",
+        connections: &[1, 1],
+        keys: 2,
+        asks: &[Ask::WAIT, Ask::PLACE, Ask::PLACE.limit(Limit::SHARED)],
+        renames: true,
+        overwrites: true,
+        leaves: true,
+        goes_deaf: true,
+        depths: [4, 7],
+        ..NONE
+    },
+    Scope {
         name: "everything",
         connections: &[2, 1, 1],
         keys: 2,
@@ -340,6 +439,9 @@ pub(super) const SCOPES: &[Scope] = &[
             Ask::TRY.hold(2),
             Ask::WAIT.hold(1),
             Ask::WAIT.session(),
+            Ask::PLACE,
+            Ask::PLACE.limit(Limit::SHARED),
+            Ask::PLACE.session(),
         ],
         releases: &[
             Extent::One,
@@ -362,6 +464,7 @@ pub(super) const SCOPES: &[Scope] = &[
         leaves: true,
         sends_away: true,
         disconnects: true,
+        goes_deaf: true,
         fails_over: true,
         refuses_writes: true,
         is_late: true,

@@ -11,25 +11,29 @@ use super::search;
 use crate::error::LockError;
 use crate::keys::{KeyBuf, KeyRef};
 use crate::lock::{Lock, Now, Released};
-use crate::queue::{Wait, WaiterId};
+use crate::queue::{Addressee, Wait, WaiterId};
 use crate::request::{
     AcquireRequest, ClientId, HoldNumber, Lease, Owner, ReleaseExtent, ReleaseRequest, RenewRequest,
 };
 use crate::table::{
-    Acquired, Answer, Done, HolderView, Leave, LockTable, Progress, Settings, Step, Stored,
+    Acquired, Answer, Done, HolderView, Leave, LockTable, Offer, Progress, Settings, Step, Stored,
+    WORK_A_WAKE,
 };
 use crate::token::FencingToken;
 
 /// How long a grant lasts, in milliseconds.
 pub(super) const LEASE_MS: i64 = 3000;
 
+/// How long a place is kept, in milliseconds.
+pub(super) const PLACE_MS: i64 = 2000;
+
+/// How long a grant to a place lasts that nobody claims, in milliseconds.
+pub(super) const CLAIM_MS: i64 = 1000;
+
 /// How often a contended lock is looked at for no other reason, in milliseconds.
 pub(super) const RECHECK_MS: i64 = 5000;
 
-const BEGIN_MS: i64 = 1_700_000_000_000;
-
-/// How much one wake does, as in the module.
-const WORK_A_WAKE: usize = 64;
+pub(super) const BEGIN_MS: i64 = 1_700_000_000_000;
 
 /// Something that a client, the server or time may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +74,8 @@ pub(super) enum Action {
     Hear(u8),
     /// A client was sent away before it heard of its grant.
     Miss(u8),
+    /// Who listens to the messages to this owner's places goes away, or comes back.
+    Listen(u8),
     /// A replica takes over. It may lack the last write.
     FailOver(bool),
 }
@@ -183,6 +189,17 @@ pub(super) enum Doing {
     },
 }
 
+/// A place in a queue, as its owner asked for it last.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PlaceKept {
+    pub(super) id: WaiterId,
+    /// The connection that asked.
+    at: usize,
+    ask: Ask,
+    pub(super) until_ms: i64,
+    session: Option<ClientId>,
+}
+
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Connection {
     pub(super) generation: u64,
@@ -202,6 +219,8 @@ pub(super) struct Known {
     pub(super) bound_to: Option<(ClientId, FencingToken)>,
     /// Holds that ended with their connection.
     pub(super) over: Option<FencingToken>,
+    /// A grant to a place that is not claimed, and when it ends at the latest.
+    pub(super) unclaimed: Option<(FencingToken, i64)>,
 }
 
 /// A server, its clients, and what they know.
@@ -217,6 +236,10 @@ pub(super) struct World {
     steps: i64,
     pub(super) connections: Vec<Connection>,
     pub(super) known: [[Known; 3]; 2],
+    /// The places of each owner that it was not told the end of.
+    places: [[Option<PlaceKept>; 3]; 2],
+    /// Whose messages nobody listens to.
+    deaf: [bool; 3],
     /// The greatest token that was ever granted.
     pub(super) greatest: Option<FencingToken>,
     /// What became of a key since the module looked at it last.
@@ -286,6 +309,8 @@ impl World {
             steps: 0,
             connections: vec![connection; cast.owner_of.len()],
             known: Default::default(),
+            places: Default::default(),
+            deaf: Default::default(),
             greatest: None,
             changed: Default::default(),
             retry_at_ms: None,
@@ -341,16 +366,45 @@ impl World {
             .last()
     }
 
-    /// The connections that wait for this key, in the order of their requests.
+    /// The connections that wait for this key, in the order of their requests, and those
+    /// that asked for places.
     pub(super) fn waiting(&self, key: usize) -> Vec<(WaiterId, usize, Ask)> {
         let all = self.connections.iter().enumerate();
-        let waiting = all.filter_map(|(at, one)| match one.doing {
+        let blocked = all.filter_map(|(at, one)| match one.doing {
             Doing::Waits { key: its, id, ask } if its == key => Some((id, at, ask)),
             _ => None,
         });
-        let mut waiting: Vec<_> = waiting.collect();
+        let places = self.places_for(key).map(|one| (one.id, one.at, one.ask));
+        let mut waiting: Vec<_> = blocked.chain(places).collect();
         waiting.sort_by_key(|&(id, ..)| id);
         waiting
+    }
+
+    /// The places in this key's queue.
+    pub(super) fn places_for(&self, key: usize) -> impl Iterator<Item = &PlaceKept> {
+        self.places[key].iter().flatten()
+    }
+
+    /// Whether a place must not be granted anything any more.
+    pub(super) fn is_over(&self, place: &PlaceKept) -> bool {
+        let has_ended = |client| self.connection_of(client).is_none();
+        place.until_ms <= self.now_ms || place.session.is_some_and(has_ended)
+    }
+
+    /// The key and the owner of a place.
+    fn whose_place(&self, id: WaiterId) -> Checked<(usize, usize, PlaceKept)> {
+        let keys = 0..self.cast.keys.len();
+        let all = keys.flat_map(|key| (0..self.cast.owners.len()).map(move |owner| (key, owner)));
+        let mut places = all.filter_map(|(key, owner)| {
+            let place = self.places[key][owner]?;
+            (place.id == id).then_some((key, owner, place))
+        });
+        places.next().ok_or_else(|| {
+            Broken::new(
+                "only_who_waits_is_answered",
+                "the table told of a place that is not there".to_owned(),
+            )
+        })
     }
 
     /// When the module's timer is due.
@@ -446,6 +500,10 @@ impl World {
                 }
             }
         }
+        if scope.goes_deaf {
+            let owners = options(self.cast.owners.len());
+            actions.extend(owners.map(Action::Listen));
+        }
         if scope.swaps {
             actions.push(Action::Swap);
         }
@@ -535,6 +593,17 @@ impl World {
             }
             Action::Hear(at) => self.hear(at.into()),
             Action::Miss(at) => self.miss(at.into()),
+            Action::Listen(owner) => {
+                let owner = usize::from(owner);
+                let is_deaf = &mut self.deaf[owner];
+                *is_deaf = !*is_deaf;
+                let listens = if *is_deaf {
+                    "nobody listens"
+                } else {
+                    "somebody listens"
+                };
+                self.say(|w| format!("{listens} for {}", w.cast.owner_name(owner)));
+            }
             Action::FailOver(lacks) => self.fail_over(lacks),
         }
         self.forget_what_has_gone();
@@ -613,7 +682,7 @@ impl World {
         if read.is_err() {
             self.say(|_| "-WRONGTYPE".to_owned());
             let cast = Rc::clone(&self.cast);
-            self.table.is_no_lock(cast.key(key));
+            self.table.forget_lock(cast.key(key));
         }
         Ok(read.ok())
     }
@@ -624,6 +693,10 @@ impl World {
             let question = match progress {
                 Progress::Done(done) => return Ok(done),
                 Progress::Asks(question) => question,
+                Progress::Offers(offer) => {
+                    progress = self.publish(*offer, seen)?;
+                    continue;
+                }
             };
             let mut looked_at = Vec::new();
             for asked in question.asked().to_vec() {
@@ -641,12 +714,74 @@ impl World {
         }
     }
 
+    /// Publishes what is offered to a place.
+    fn publish<T>(&mut self, offer: Offer<T>, seen: &mut Seen) -> Checked<Progress<T>> {
+        let (id, token) = (offer.place().id, offer.token());
+        let (key, owner, place) = self.whose_place(id)?;
+        invariants::a_place_that_is_over_is_granted_nothing(self, &place)?;
+        self.places[key][owner] = None;
+        let heard = !self.deaf[owner];
+        self.say(|w| {
+            let (owner, key) = (w.cast.owner_name(owner), w.cast.key_name(key));
+            let how = if heard { "is told" } else { "does not hear" };
+            format!(
+                "{owner} {how} that its place is granted {key}, token {}",
+                w.short(token)
+            )
+        });
+        if heard {
+            let until_ms = self.now_ms + CLAIM_MS;
+            let known = &mut self.known[key][owner];
+            promise(known, token, until_ms);
+            tell(known, token, place.ask);
+            known.unclaimed = Some((token, until_ms));
+            known.bound_to = place
+                .session
+                .map(|client| (client, token))
+                .or(known.bound_to);
+            let answer = Answer::Granted(token);
+            seen.answers.push((id, place.at, place.ask, answer));
+        } else {
+            seen.unheard.push(owner);
+        }
+        Ok(self.table.offered(offer, heard))
+    }
+
+    /// A place ends, or its owner holds the lock by other means.
+    fn tell_place(&mut self, id: WaiterId, answer: &Answer, gives_up: bool) -> Checked<PlaceKept> {
+        let (key, owner, place) = self.whose_place(id)?;
+        self.places[key][owner] = None;
+        self.say(|w| {
+            let (owner, key) = (w.cast.owner_name(owner), w.cast.key_name(key));
+            format!("the place of {owner} for {key} ends: {answer:?}")
+        });
+        match answer {
+            Answer::Granted(token) => {
+                invariants::a_place_that_is_over_is_granted_nothing(self, &place)?;
+                let session = place.session.map(|client| (client, *token));
+                let known = &mut self.known[key][owner];
+                known.bound_to = session.or(known.bound_to);
+            }
+            Answer::NotGranted if !gives_up => {
+                invariants::only_a_place_that_is_over_ends(self, &place)?;
+            }
+            _ => {}
+        }
+        Ok(place)
+    }
+
     /// Writes what is to be written, and answers.
     fn apply(&mut self, step: Step, seen: &mut Seen) -> Checked<()> {
         if !step.effects.is_empty() {
             self.write(Write::Effects(seen.key, step.effects.to_vec()));
         }
-        for (id, answer) in step.answers {
+        for (addressee, answer) in step.answers {
+            let id = addressee.id();
+            if let Addressee::Place(_) = addressee {
+                let place = self.tell_place(id, &answer, seen.gives_up)?;
+                seen.answers.push((id, place.at, place.ask, answer));
+                continue;
+            }
             let waiting =
                 (0..self.connections.len()).find_map(|at| match self.connections[at].doing {
                     Doing::Waits { key, id: its, ask } if its == id => Some((at, key, ask)),
@@ -670,6 +805,7 @@ impl World {
                     let bound_before = known.bound_to.filter(|&(_, its)| its == token);
                     let bound_before = bound_before.map(|(client, _)| client);
                     promise(known, token, self.now_ms + LEASE_MS);
+                    known.unclaimed = known.unclaimed.filter(|&(its, _)| its != token);
                     let client = self.client(at);
                     if ask.session {
                         self.known[key][owner].bound_to = Some((client, token));
@@ -693,6 +829,11 @@ impl World {
                 }
             }
         }
+        // Places were told before the others.
+        seen.answers.sort_by_key(|(.., answer)| match answer {
+            Answer::Granted(token) => Some(*token),
+            _ => None,
+        });
         Ok(())
     }
 
@@ -718,10 +859,20 @@ impl World {
             limit: ask.limit,
             session: ask.session.then_some(client),
         };
+        let (until_ms, channel) = match ask.place {
+            true => (Some(self.now_ms + PLACE_MS), Some(b"channel"[..].into())),
+            false => (None, None),
+        };
         let wait = ask.waits.then_some(Wait {
             client,
-            until_ms: None,
+            until_ms,
+            channel,
         });
+        let kept = match ask.place {
+            true => self.ask_again(at, key, ask),
+            false => None,
+        };
+        seen.kept = kept;
         let (cast, now) = (Rc::clone(&self.cast), self.now());
         self.table.settings.reads_other_keys = self.scope().reads_other_keys;
         let progress = self
@@ -731,11 +882,18 @@ impl World {
         match &done.result {
             Ok(Acquired::Queued(id)) => {
                 let id = *id;
-                self.connections[at].doing = Doing::Waits { key, id, ask };
-                seen.queued = Some(id);
+                if ask.place {
+                    invariants::who_asks_again_keeps_its_place(self, at, kept, id)?;
+                    self.places[key][self.cast.owner_of[at]] = Some(self.place(id, at, ask));
+                } else {
+                    self.connections[at].doing = Doing::Waits { key, id, ask };
+                }
+                seen.queued = kept.is_none().then_some(id);
                 self.say(|_| "queued".to_owned());
             }
-            Ok(Acquired::Granted(token)) => seen.granted = Some(*token),
+            Ok(Acquired::Granted(token)) => {
+                seen.granted = Some(*token);
+            }
             Ok(Acquired::Busy) => self.say(|_| "null".to_owned()),
             Err(error) => {
                 self.say(|w| w.code(error));
@@ -747,17 +905,46 @@ impl World {
         // Whoever was handed the lock came before.
         self.apply(done.step, &mut seen)?;
         if let Some(token) = seen.granted {
+            if kept.is_some() {
+                self.places[key][self.cast.owner_of[at]] = None;
+            }
             self.say(|w| format!("token {}", w.short(token)));
             let owner = self.cast.owner_of[at];
             let now_ms = self.now_ms;
             let known = &mut self.known[key][owner];
             promise(known, token, now_ms + LEASE_MS);
             tell(known, token, ask);
+            known.unclaimed = None;
             if ask.session {
                 known.bound_to = Some((client, token));
             }
         }
         invariants::check_step(self, &seen)
+    }
+
+    fn place(&self, id: WaiterId, at: usize, ask: Ask) -> PlaceKept {
+        PlaceKept {
+            id,
+            at,
+            ask,
+            until_ms: self.now_ms + PLACE_MS,
+            session: ask.session.then(|| self.client(at)),
+        }
+    }
+
+    /// An owner asks for a place. Returns the one that it has, if it keeps that.
+    fn ask_again(&mut self, at: usize, key: usize, ask: Ask) -> Option<WaiterId> {
+        let owner = self.cast.owner_of[at];
+        let place = self.places[key][owner]?;
+        if self.is_over(&place) {
+            self.places[key][owner] = None;
+            return None;
+        }
+        if place.ask.limit != ask.limit {
+            return None;
+        }
+        self.places[key][owner] = Some(self.place(place.id, at, ask));
+        Some(place.id)
     }
 
     fn release(&mut self, at: usize, key: usize, what: Extent) -> Checked<()> {
@@ -785,8 +972,10 @@ impl World {
             token,
             extent,
         };
+        seen.gives_up = request.token.is_none() && held.is_none();
         let (cast, now) = (Rc::clone(&self.cast), self.now());
-        let done = self.table.release(cast.key(key), stored, &request, now);
+        let progress = self.table.release(cast.key(key), stored, &request, now);
+        let done = self.carry_out(progress, &mut seen)?;
         let result = done.result.clone();
         self.say(|w| match &result {
             Ok(Released::LastHold) => "1".to_owned(),
@@ -811,8 +1000,14 @@ impl World {
             _ => {}
         }
         invariants::releases_need_a_hold(&held, &request, &result)?;
-        let done = self.carry_out(Progress::Done(done), &mut seen)?;
+        let gives_up = seen.gives_up;
         self.apply(done.step, &mut seen)?;
+        if gives_up && self.places[key][number].is_some() {
+            return Err(Broken::new(
+                "a_release_gives_a_place_up",
+                format!("{} has its place yet", self.cast.owner_name(number)),
+            ));
+        }
         invariants::check_step(self, &seen)
     }
 
@@ -843,7 +1038,8 @@ impl World {
             },
         };
         let (cast, now) = (Rc::clone(&self.cast), self.now());
-        let done = self.table.renew(cast.key(key), stored, &request, now);
+        let progress = self.table.renew(cast.key(key), stored, &request, now);
+        let done = self.carry_out(progress, &mut seen)?;
         let renewed = done.result == Ok(true);
         self.say(|_| i32::from(renewed).to_string());
         invariants::renewals_need_a_hold(&held, &request, renewed)?;
@@ -852,8 +1048,8 @@ impl World {
             known.told = Some(token);
             known.promise = Some((token, now.ms() + lease_ms));
             known.holds = known.holds.max(1);
+            known.unclaimed = None;
         }
-        let done = self.carry_out(Progress::Done(done), &mut seen)?;
         self.apply(done.step, &mut seen)?;
         invariants::check_step(self, &seen)
     }
@@ -865,7 +1061,8 @@ impl World {
         };
         let mut seen = self.seen(key, None);
         let (cast, now) = (Rc::clone(&self.cast), self.now());
-        let done = self.table.break_lock(cast.key(key), stored, None, now);
+        let progress = self.table.break_lock(cast.key(key), stored, None, now);
+        let done = self.carry_out(progress, &mut seen)?;
         let broken = done.result == Ok(true);
         self.say(|_| i32::from(broken).to_string());
         if broken {
@@ -873,12 +1070,11 @@ impl World {
             for (number, owner) in self.cast.owners.iter().enumerate() {
                 let known = &mut self.known[key][number];
                 known.promise = None;
-                if seen.held_before(owner) {
-                    known.bound_to = None;
-                }
+                // A session that was lost before may be told of by its end.
+                let before = seen.token_before(owner);
+                known.bound_to = known.bound_to.filter(|&(_, token)| before != Some(token));
             }
         }
-        let done = self.carry_out(Progress::Done(done), &mut seen)?;
         self.apply(done.step, &mut seen)?;
         invariants::check_step(self, &seen)
     }
@@ -937,6 +1133,7 @@ impl World {
     fn wake(&mut self) -> Checked<()> {
         self.say(|_| "the timer wakes".to_owned());
         self.retry_at_ms = None;
+        self.end_waits()?;
         self.close_clients()?;
         let mut left = WORK_A_WAKE;
         while left > 0
@@ -961,11 +1158,19 @@ impl World {
 
     fn wake_refused(&mut self) -> Checked<()> {
         self.say(|_| "the timer wakes, and the server refuses writes".to_owned());
+        self.end_waits()?;
         self.close_clients()?;
         let is_left = self.table.put_off_everything(self.now_ms, WORK_A_WAKE);
         self.close_clients()?;
         let retry_ms = self.now_ms + crate::table::REFUSED_RETRY_MS;
         self.retry_at_ms = is_left.then_some(retry_ms);
+        Ok(())
+    }
+
+    fn end_waits(&mut self) -> Checked<()> {
+        for (addressee, answer) in self.table.give_up(self.now_ms, WORK_A_WAKE) {
+            self.tell_place(addressee.id(), &answer, false)?;
+        }
         Ok(())
     }
 
@@ -1148,6 +1353,7 @@ impl World {
             self.data = self.copy.clone();
         }
         self.table = new_table(self.scope());
+        self.places = Default::default();
         self.changed = Default::default();
         self.retry_at_ms = None;
         for connection in &mut self.connections {
@@ -1161,6 +1367,7 @@ impl World {
                 let known = &mut self.known[key][owner];
                 known.bound_to = None;
                 known.over = None;
+                known.unclaimed = None;
                 known.holds = 0;
                 known.told = holder.and_then(|holder| holder.token);
                 if lacks {
@@ -1181,6 +1388,7 @@ impl World {
                 let now_ms = self.now_ms;
                 known.promise = known.promise.filter(|&(_, until_ms)| until_ms >= now_ms);
                 known.over = known.over.filter(|&over| token == Some(over));
+                known.unclaimed = known.unclaimed.filter(|&(its, _)| token == Some(its));
                 if token.is_none() && known.promise.is_none() {
                     known.holds = 0;
                 }
@@ -1301,9 +1509,20 @@ impl World {
                 }
             }
         }
+        for &owner in &order.owners {
+            form.flag(self.deaf[owner]);
+        }
         for &key in &order.keys {
             form.number(self.changed[key] as i64);
             for &owner in &order.owners {
+                let place = self.places[key][owner];
+                form.waiter(place.map(|place| place.id));
+                if let Some(place) = place {
+                    form.client(Some(self.client(place.at)));
+                    place.ask.take_down(form);
+                    form.time(Some(place.until_ms));
+                    form.client(place.session);
+                }
                 let known = self.known[key][owner];
                 form.token(known.told);
                 form.token(known.promise.map(|(token, _)| token));
@@ -1312,6 +1531,8 @@ impl World {
                 form.client(known.bound_to.map(|(client, _)| client));
                 form.token(known.bound_to.map(|(_, token)| token));
                 form.token(known.over);
+                form.token(known.unclaimed.map(|(token, _)| token));
+                form.time(known.unclaimed.map(|(_, until_ms)| until_ms));
             }
         }
     }
@@ -1321,6 +1542,7 @@ fn new_table(scope: &Scope) -> LockTable {
     let mut table = LockTable::default();
     table.settings = Settings {
         recheck_interval_ms: RECHECK_MS,
+        claim_timeout_ms: CLAIM_MS,
         reads_other_keys: scope.reads_other_keys,
         ..Settings::default()
     };

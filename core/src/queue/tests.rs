@@ -9,6 +9,7 @@ const MANY: usize = 1000;
 const WAIT: Wait = Wait {
     client: ClientId(7),
     until_ms: Some(9),
+    channel: None,
 };
 
 const fn key(db: i32, name: &[u8]) -> KeyRef<'_> {

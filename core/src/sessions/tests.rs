@@ -44,11 +44,18 @@ fn set_lease(sessions: &mut Sessions, key: KeyRef<'_>, name: &str, lease_ms: i64
 fn take_client(sessions: &mut Sessions, client: u64) -> Vec<(HoldId, Told)> {
     sessions.end_client(ClientId(client));
     let next = || {
-        let hold = sessions.next_ended()?.clone();
+        let hold = sessions.next_ended()?;
         let binding = sessions.take_ended(&hold)?;
         Some((hold, told(&binding)))
     };
     std::iter::from_fn(next).collect()
+}
+
+/// Takes all that was left behind.
+fn clear(sessions: &mut Sessions) -> Vec<(Told, i64)> {
+    let left = std::iter::from_fn(|| sessions.take_left());
+    left.map(|(binding, left_ms)| (told(&binding), left_ms))
+        .collect()
 }
 
 /// Takes all renewals that are due now, in the order in which they come.
@@ -68,6 +75,7 @@ fn check_nothing_is_left(sessions: &mut Sessions) {
     assert_eq!(sessions.next_renewal_ms(), None);
     assert_eq!(sessions.take_due(i64::MAX), None);
     assert!(sessions.by_client.is_empty() && sessions.ended.is_empty());
+    assert!(!sessions.any_left() && sessions.agree());
 }
 
 #[test]
@@ -233,6 +241,18 @@ mod against_a_model {
             client: u64,
         },
         TakeDue,
+        Follow {
+            from: usize,
+            to: usize,
+        },
+        Swap {
+            one: i32,
+            other: i32,
+        },
+        Leave {
+            key: usize,
+        },
+        TakeLeft,
         /// Time passes, or the clock is set back.
         Clock {
             by_ms: i64,
@@ -251,6 +271,10 @@ mod against_a_model {
             2 => hold().prop_map(|(key, who)| Step::Untie { key, who }),
             1 => client().prop_map(|client| Step::TakeClient { client }),
             6 => Just(Step::TakeDue),
+            2 => (0..KEYS.len(), 0..KEYS.len()).prop_map(|(from, to)| Step::Follow { from, to }),
+            1 => (0..3, 0..3).prop_map(|(one, other)| Step::Swap { one, other }),
+            1 => (0..KEYS.len()).prop_map(|key| Step::Leave { key }),
+            2 => Just(Step::TakeLeft),
             4 => (-10..40_i64).prop_map(|by_ms| Step::Clock { by_ms }),
         ];
         prop::collection::vec(step, 1..120)
@@ -266,6 +290,8 @@ mod against_a_model {
     #[derive(Default)]
     struct Model {
         bindings: Vec<Tied>,
+        /// How many were left behind.
+        left: usize,
     }
 
     impl Model {
@@ -285,23 +311,32 @@ mod against_a_model {
         }
 
         fn take_client(&mut self, client: u64) -> Vec<(HoldId, Told)> {
-            self.bindings
-                .sort_by(|one, other| one.hold.cmp(&other.hold));
             let gone = self.bindings.extract_if(.., |bound| bound.to.0 == client);
-            gone.map(|bound| (bound.hold, bound.to)).collect()
+            in_order(gone.map(|bound| (bound.hold, bound.to)).collect())
         }
 
-        fn take_due(&mut self, now_ms: i64) -> Option<(HoldId, Told)> {
-            let due = self
-                .bindings
-                .iter()
-                .filter(|bound| bound.renew_at_ms <= now_ms);
-            let first = due.min_by_key(|bound| (bound.renew_at_ms, &bound.hold))?;
-            let bound = first.clone();
-            self.unbind(&bound.hold);
-            self.bind(bound.hold.clone(), bound.to, now_ms);
-            Some((bound.hold, bound.to))
+        fn next_renewal_ms(&self) -> Option<i64> {
+            self.bindings.iter().map(|bound| bound.renew_at_ms).min()
         }
+
+        /// Plans the next renewal of holds that were due. Those that were due first come
+        /// first, in whatever order.
+        fn renew(&mut self, hold: &HoldId, now_ms: i64) -> Option<(HoldId, Told)> {
+            let first_ms = self.next_renewal_ms()?;
+            let bound = self.unbind(hold)?;
+            self.bind(bound.hold.clone(), bound.to, now_ms);
+            (bound.renew_at_ms == first_ms && first_ms <= now_ms).then_some((bound.hold, bound.to))
+        }
+
+        fn leave(&mut self, key: KeyRef<'_>) {
+            let here = |bound: &mut Tied| bound.hold.key.as_ref() == key;
+            self.left += self.bindings.extract_if(.., here).count();
+        }
+    }
+
+    fn in_order(mut holds: Vec<(HoldId, Told)>) -> Vec<(HoldId, Told)> {
+        holds.sort();
+        holds
     }
 
     proptest! {
@@ -338,23 +373,74 @@ mod against_a_model {
                         model.unbind(&at(KEYS[key], OWNERS[who]));
                     }
                     Step::TakeClient { client } => {
-                        let gone = take_client(&mut sessions, client);
+                        let gone = in_order(take_client(&mut sessions, client));
+                        let mut later = Vec::new();
+                        if sessions.has_ended(ClientId(client)) {
+                            // What was left behind is before the others.
+                            prop_assert_eq!(clear(&mut sessions).len(), model.left);
+                            model.left = 0;
+                            later = take_client(&mut sessions, client);
+                        }
+                        let gone = in_order([gone, later].concat());
                         prop_assert_eq!(gone, model.take_client(client));
                     }
                     Step::TakeDue => {
+                        let next = sessions.next_due(now_ms);
                         let due = sessions.take_due(now_ms);
-                        let due = due.map(|(hold, binding)| (hold, told(&binding)));
-                        prop_assert_eq!(due, model.take_due(now_ms));
+                        prop_assert_eq!(due.as_ref().map(|(hold, _)| hold), next.as_ref());
+                        match due {
+                            Some((hold, binding)) => {
+                                let due = (hold, told(&binding));
+                                let renewed = model.renew(&due.0, now_ms);
+                                prop_assert_eq!(Some(due), renewed);
+                            }
+                            None if !sessions.any_left() => {
+                                let next_ms = model.next_renewal_ms();
+                                prop_assert!(next_ms.is_none_or(|at_ms| at_ms > now_ms));
+                            }
+                            None => {}
+                        }
+                    }
+                    Step::Follow { from, to } => {
+                        let (from, to) = (KEYS[from], KEYS[to]);
+                        sessions.follow(from, to, now_ms);
+                        if from != to {
+                            model.leave(to);
+                            for bound in &mut model.bindings {
+                                if bound.hold.key.as_ref() == from {
+                                    bound.hold.key = to.into();
+                                }
+                            }
+                        }
+                    }
+                    Step::Swap { one, other } => {
+                        sessions.swap_databases(one, other);
+                        for bound in &mut model.bindings {
+                            bound.hold.key = bound.hold.key.swapped(one, other);
+                        }
+                    }
+                    Step::Leave { key } => {
+                        sessions.leave(KEYS[key], now_ms);
+                        model.leave(KEYS[key]);
+                    }
+                    Step::TakeLeft => {
+                        let left = sessions.take_left();
+                        prop_assert_eq!(left.is_some(), model.left > 0);
+                        model.left = model.left.saturating_sub(1);
                     }
                     Step::Clock { by_ms } => now_ms += by_ms,
                 }
                 prop_assert_eq!(sessions.len(), model.bindings.len());
-                prop_assert_eq!(sessions.is_empty(), model.bindings.is_empty());
-                let next = model.bindings.iter().map(|bound| bound.renew_at_ms).min();
-                prop_assert_eq!(sessions.next_renewal_ms(), next);
+                let is_empty = model.bindings.is_empty() && model.left == 0;
+                prop_assert_eq!(sessions.is_empty(), is_empty);
+                let [next, expected] = [sessions.next_renewal_ms(), model.next_renewal_ms()];
+                prop_assert!(next == expected || model.left > 0 && next <= expected.or(next));
+                prop_assert!(sessions.agree());
             }
+            prop_assert_eq!(clear(&mut sessions).len(), model.left);
             for client in 1..4 {
-                prop_assert_eq!(take_client(&mut sessions, client), model.take_client(client));
+                let gone = in_order(take_client(&mut sessions, client));
+                prop_assert_eq!(gone, model.take_client(client));
             }
             check_nothing_is_left(&mut sessions);
         }
@@ -369,8 +455,13 @@ fn ties_follow_their_lock_to_another_key() {
     bind(&mut sessions, key(0, b"kk"), "a", (3, 9, 300), 0);
     // What was there before is overwritten.
     bind(&mut sessions, OTHER, "b", (4, 6, 300), 0);
-    sessions.follow(KEY, OTHER);
+    sessions.follow(KEY, OTHER, 5);
     assert_eq!(sessions.len(), 3);
+    assert_eq!(clear(&mut sessions), [((4, 6, 300), 5)]);
+    // Where it was, others come and go.
+    bind(&mut sessions, KEY, "a", (5, 10, 300), 0);
+    sessions.unbind(KEY, &owner("a"));
+    sessions.follow(OTHER, OTHER, 5);
     assert_eq!(
         take_client(&mut sessions, 1),
         [(at(OTHER, "a"), (1, 7, 300))]
@@ -395,11 +486,42 @@ fn ties_follow_their_locks_when_databases_change_places() {
     }
     sessions.swap_databases(1, 0);
     let moved = [
-        (at(KEY, "b"), (1, 7, 300)),
         (at(OTHER, "a"), (1, 7, 300)),
+        (at(KEY, "b"), (1, 7, 300)),
         (at(third, "c"), (1, 7, 300)),
     ];
     assert_eq!(take_client(&mut sessions, 1), moved);
+    check_nothing_is_left(&mut sessions);
+}
+
+#[test]
+fn what_is_left_behind_binds_nothing_and_is_taken_bit_by_bit() {
+    let mut sessions = Sessions::default();
+    for name in ["a", "b", "c"] {
+        bind(&mut sessions, KEY, name, (1, 7, 300), 0);
+    }
+    bind(&mut sessions, OTHER, "a", (2, 8, 600), 0);
+    sessions.leave(KEY, 50);
+    assert!(sessions.any_left() && sessions.len() == 1);
+    assert_eq!(sessions.binding_of(KEY, &owner("a")), None);
+    // The same holds may be bound anew meanwhile.
+    bind(&mut sessions, KEY, "a", (1, 9, 300), 60);
+    assert_eq!(sessions.len(), 2);
+    // What comes next is in nobody's way for long.
+    assert_eq!(sessions.take_due(160), None);
+    assert_eq!(clear(&mut sessions), [((1, 7, 300), 50); 3]);
+    assert!(!sessions.any_left());
+    let due = drain_due(&mut sessions, 160);
+    assert_eq!(due, [(at(KEY, "a"), (1, 9, 300))]);
+    for name in ["a", "b"] {
+        bind(&mut sessions, KEY, name, (1, 9, 300), 60);
+    }
+    sessions.end_client(ClientId(1));
+    sessions.leave(KEY, 70);
+    assert_eq!((sessions.next_ended(), sessions.len()), (None, 1));
+    assert_eq!(clear(&mut sessions).len(), 2);
+    assert!(!sessions.any_ended());
+    take_client(&mut sessions, 2);
     check_nothing_is_left(&mut sessions);
 }
 
@@ -455,7 +577,7 @@ fn a_renewal_that_was_not_possible_is_tried_again_when_it_is_planned() {
     sessions.renew_by(&at(KEY, "a"), 110);
     assert_eq!(sessions.next_renewal_ms(), Some(110));
     assert_eq!(sessions.next_due(109), None);
-    assert_eq!(sessions.next_due(110), Some(&at(KEY, "a")));
+    assert_eq!(sessions.next_due(110), Some(at(KEY, "a")));
     assert_eq!(sessions.any_client(), Some(ClientId(1)));
     take_client(&mut sessions, 1);
     assert_eq!(sessions.any_client(), None);

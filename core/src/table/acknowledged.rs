@@ -2,17 +2,16 @@
 
 use super::transition::Transition;
 use super::{Answer, LockTable, REFUSED_RETRY_MS, Settings, Stored};
-use crate::acks::{Tells, UncountedLease, Withheld, reached_by};
-use crate::deliveries::Delivery;
+use crate::acks::{SessionToBe, Tells, UncountedLease, Withheld, reached_by};
+use crate::deliveries::{Delivery, Recipient};
 use crate::error::LockError;
 use crate::keys::KeyBuf;
 use crate::lock::{Holder, Lock, Now};
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
-use crate::queue::WaiterId;
-use crate::request::{AcquireRequest, ClientId, Lease, Owner};
+use crate::queue::{Addressee, Place, WaiterId};
+use crate::request::{AcquireRequest, ClientId, Owner};
 use crate::sessions::{Binding, HoldId};
-use crate::table::Leave;
 use crate::token::FencingToken;
 
 /// A session's connection is closed so long before its last acknowledged lease ends, or
@@ -66,38 +65,49 @@ impl Transition<'_> {
     pub(super) fn withhold_grant(
         &mut self,
         id: WaiterId,
-        client: ClientId,
+        (client, place): (ClientId, Option<Box<Place>>),
         request: &AcquireRequest,
         token: FencingToken,
         held_before: i64,
     ) {
+        let recipient = match &place {
+            None => Recipient::Client(client),
+            Some(place) => Recipient::Place(place.id),
+        };
         let delivery = Delivery {
-            client,
+            recipient,
             hold: request.hold,
             session: None,
             bound_before: None,
         };
         self.send(&request.owner, token, delivery, held_before);
         let (lease, now_ms) = (request.lease, self.now.ms());
-        let session = request.session.map(|_| (lease, lease.end_ms(now_ms)));
-        self.withhold(id, client, Tells::Grant(token), session);
+        let session = request.session.map(|client| SessionToBe {
+            client,
+            lease,
+            end_ms: lease.end_ms(now_ms),
+        });
+        self.withhold(id, (client, place), Tells::Grant(token), session);
     }
 
     fn withhold(
         &mut self,
         id: WaiterId,
-        client: ClientId,
+        (client, place): (ClientId, Option<Box<Place>>),
         tells: Tells,
-        session: Option<(Lease, i64)>,
+        session: Option<SessionToBe>,
     ) {
         let timeout_ms = self.table.settings.acks.map_or(0, |acks| acks.timeout_ms);
+        let until_ms = self.now.ms().saturating_add(timeout_ms);
         let withheld = Withheld {
             client,
+            place,
             key: self.key.into(),
             tells,
             session,
-            until_ms: self.now.ms().saturating_add(timeout_ms),
+            until_ms,
         };
+        self.table.time_outs.insert(id, until_ms);
         self.table.acks.withhold(id, withheld);
         self.step.stream_goes_on = true;
     }
@@ -110,7 +120,7 @@ impl Transition<'_> {
     ) {
         let bound = self.table.sessions.binding_of(self.key, owner);
         let delivery = Delivery {
-            client,
+            recipient: client.into(),
             hold: None,
             session: None,
             bound_before: bound.map(|binding| binding.client),
@@ -119,7 +129,7 @@ impl Transition<'_> {
         let deliveries = &mut self.table.deliveries;
         deliveries.send_renewal(hold, token, delivery, holds);
         let id = self.table.queues.new_id();
-        self.withhold(id, client, Tells::Renewal(token), None);
+        self.withhold(id, (client, None), Tells::Renewal(token), None);
         self.step.withheld = Some(id);
     }
 
@@ -196,8 +206,9 @@ impl LockTable {
 
     /// The owner, and the client, to whom a withheld reply speaks.
     pub fn told_by(&self, id: WaiterId) -> Option<(ClientId, &Owner)> {
-        let client = self.acks.reply(id)?.client;
-        Some((client, &self.deliveries.hold_of(client)?.owner))
+        let withheld = self.acks.reply(id)?;
+        let hold = self.deliveries.hold_of(withheld.recipient())?;
+        Some((withheld.client, &hold.owner))
     }
 
     /// What the client of a reply that was withheld is told at last: what it was to be,
@@ -207,14 +218,15 @@ impl LockTable {
         id: WaiterId,
         stored: Result<Stored, LockError>,
         now: Now,
-    ) -> Option<Answer> {
+    ) -> Option<(Addressee, Answer)> {
         let withheld = self.acks.take(id)?;
+        self.time_outs.remove(id, withheld.until_ms);
         let (Tells::Grant(token) | Tells::Renewal(token)) = withheld.tells;
         let read = match &stored {
             Ok(Stored::Read(lock)) if withheld.session.is_some() => Some(lock.clone()),
             _ => None,
         };
-        let hold = self.deliveries.hold_of(withheld.client).cloned();
+        let hold = self.deliveries.hold_of(withheld.recipient()).cloned();
         let hold = hold.filter(|hold| hold.key == withheld.key);
         let held = hold.and_then(|hold| {
             let stored = stored.ok()?;
@@ -223,17 +235,18 @@ impl LockTable {
         });
         let stands = held.is_some();
         match held {
-            None => self.grant_told(withheld.client, false),
+            None => self.grant_told(withheld.recipient(), false),
             Some(held) => {
                 self.bind_told(&withheld, &held, token, now);
                 self.note_if_bound(withheld.key.as_ref(), read);
             }
         }
-        Some(match withheld.tells {
+        let answer = match withheld.tells {
             Tells::Grant(token) if stands => Answer::Granted(token),
             Tells::Grant(_) => Answer::NotGranted,
             Tells::Renewal(_) => Answer::Renewed(stands),
-        })
+        };
+        Some((withheld.addressee(id), answer))
     }
 
     /// What is told of at last, if it still stands.
@@ -249,18 +262,23 @@ impl LockTable {
         let mut lock = Lock::held_by(held);
         self.end_in_view(hold.key.as_ref(), &mut lock, now);
         let held = lock.holder(&hold.owner)?;
-        let (client, holds) = (withheld.client, held.holds);
-        let stands = held.token == Some(token) && self.deliveries.stands(client, token, holds);
+        let (recipient, holds) = (withheld.recipient(), held.holds);
+        let stands = held.token == Some(token) && self.deliveries.stands(recipient, token, holds);
         stands.then(|| held.clone())
     }
 
     /// Binds holds to the connection that is told of them now, if it asked for that. They
     /// last as long as the lease that is acknowledged.
     fn bind_told(&mut self, withheld: &Withheld, held: &Holder, token: FencingToken, now: Now) {
-        let Some((lease, end_ms)) = withheld.session else {
+        let Some(session) = withheld.session else {
             return;
         };
-        let (client, owner) = (withheld.client, &held.owner);
+        let SessionToBe {
+            client,
+            lease,
+            end_ms,
+        } = session;
+        let owner = &held.owner;
         let hold = HoldId::new(withheld.key.as_ref(), owner);
         let before = self.sessions.binding_of(withheld.key.as_ref(), owner);
         let before = before.filter(|before| before.token == token);
@@ -269,23 +287,15 @@ impl LockTable {
         let counted_ms = before.map_or(end_ms, |before| before.kept_until_ms.max(end_ms));
         let stored_ms = held.lease_end_ms.unwrap_or(i64::MAX);
         sessions.count_until(&hold, counted_ms.min(stored_ms));
+        if withheld.place.is_some() {
+            if self.claims.is_open(token) {
+                self.sessions.leave_unclaimed(withheld.key.as_ref(), owner);
+            }
+            return;
+        }
         let before = before.map(|before| before.client);
         self.deliveries.bind(client, lease, before);
         self.look_before_it_ends(&hold, now.ms());
-    }
-
-    /// Ends the waits whose time is over, and gives up replies that replicas have not
-    /// acknowledged in time, at most so many of them. Returns what their clients are
-    /// told. Nothing has to be written for it now.
-    pub fn give_up(&mut self, now_ms: i64, at_most: usize) -> Vec<(WaiterId, Answer)> {
-        let mut answers = Vec::new();
-        while answers.len() < at_most
-            && let Some(id) = self.acks.take_end(now_ms)
-        {
-            let left = self.waiter_left(id, Leave::TimeUp, now_ms);
-            answers.push((id, left.unwrap_or(Answer::NotGranted)));
-        }
-        answers
     }
 
     /// Plans a look at holds before the last lease that counts is over. Where it is about

@@ -29,6 +29,9 @@ impl LockTable {
     /// leases that are known end so much later or earlier by it. It takes a look at each
     /// lock that is remembered, and a few moves for each binding.
     pub fn clock_stepped(&mut self, by_ms: i64, now_ms: i64) {
+        // How long replicas may take does not depend on the wall clock.
+        self.acks.clock_stepped(by_ms, &mut self.time_outs);
+        self.claims.clock_stepped(by_ms);
         let bound = self.sessions.clock_stepped(by_ms, now_ms);
         let is_known = |key: &&KeyBuf| bound.contains(*key) || self.is_kept(key.as_ref());
         let mut keys: BTreeSet<KeyBuf> = self.remembered.keys().filter(is_known).cloned().collect();
@@ -68,7 +71,7 @@ impl LockTable {
     pub(super) fn note_if_bound(&mut self, key: KeyRef<'_>, read: Option<Lock>) {
         let read = read.filter(|_| self.remembered.lock(key).is_none());
         if let Some(lock) = read {
-            self.stepped.note_bound(key, lock);
+            self.stepped.note_bound(key.into(), lock);
         }
     }
 
@@ -80,13 +83,12 @@ impl LockTable {
 
     /// Keeps what is remembered of a lock known, if holds of it are bound.
     fn know_if_bound(&mut self, key: KeyRef<'_>) {
-        let is_bound = !self.sessions.bound_on(key).is_empty();
-        if is_bound
+        if let Some(bound_key) = self.sessions.bound_key(key)
             && self.remembered.is_touched(key) == Some(false)
             && let Some(lock) = self.remembered.lock(key)
             && lock.holders().len() <= crowd()
         {
-            self.stepped.note_bound(key, lock.clone());
+            self.stepped.note_bound(bound_key, lock.clone());
         }
     }
 }
@@ -96,9 +98,13 @@ impl Transition<'_> {
     /// `before` is the lock as it was then, unless it is so now.
     #[inline]
     pub(super) fn follow_clock(&mut self, before: Option<&Lock>) {
-        if self.table.stepped.is_empty() {
-            return;
+        if !self.table.stepped.is_empty() {
+            self.take_stepped(before);
         }
+    }
+
+    #[inline(never)]
+    fn take_stepped(&mut self, before: Option<&Lock>) {
         let left = self.table.stepped.take(self.key);
         self.is_bound |= left.bound.is_some();
         if let Some(by_ms) = left.by_ms {
@@ -130,12 +136,14 @@ impl Transition<'_> {
     }
 
     /// Notes the lock as it is now, if holds of it are bound and it is not remembered.
+    #[inline(never)]
     pub(super) fn note_bound(&mut self) {
         let table = &mut *self.table;
-        if self.lock.is_free() || table.sessions.bound_on(self.key).is_empty() {
-            return;
+        if !self.lock.is_free()
+            && let Some(key) = table.sessions.bound_key(self.key)
+        {
+            let lock = std::mem::take(&mut self.lock);
+            table.stepped.note_bound(key, lock);
         }
-        let lock = std::mem::take(&mut self.lock);
-        table.stepped.note_bound(self.key, lock);
     }
 }

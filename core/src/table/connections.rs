@@ -1,11 +1,14 @@
 //! What the server tells of connections and keys.
 
 use super::{Answer, Leaving, LockTable, Unchecked};
+use crate::acks::Withheld;
+use crate::bounds::ends_a_step;
+use crate::deliveries::Recipient;
 use crate::ended::EndedBy;
 use crate::error::LockError;
 use crate::keys::{KeyBuf, KeyRef};
-use crate::lock::{Lock, Now};
-use crate::queue::WaiterId;
+use crate::lock::{Holder, Lock, Now};
+use crate::queue::{Addressee, Waiter, WaiterId};
 use crate::request::{ClientId, Lease, Owner};
 use crate::sessions::{Binding, HoldId};
 use crate::token::FencingToken;
@@ -81,8 +84,7 @@ impl LockTable {
         self.key_touched(key, now_ms);
     }
 
-    /// What belongs to the holds of the key that has left belongs to this one now. It
-    /// takes a few moves in maps for each of them that is bound to a connection.
+    /// What belongs to the holds of the key that has left belongs to this one now.
     pub fn key_arrives(&mut self, key: KeyRef<'_>, now_ms: i64) {
         self.key_touched(key, now_ms);
         let Some(Leaving { key: from, crowd }) = self.leaving.take() else {
@@ -92,9 +94,10 @@ impl LockTable {
         // The lock that was there before has been overwritten.
         self.deliveries.forget_lock(key);
         self.ended.take(key);
-        self.sessions.follow(from, key);
+        self.sessions.follow(from, key, now_ms);
         self.deliveries.follow(from, key);
         self.ended.follow(from, key);
+        self.take_left(ends_a_step());
         self.settle(key, crowd);
     }
 
@@ -108,8 +111,7 @@ impl LockTable {
     }
 
     /// What belongs to the holds in two databases has changed places as they have. It
-    /// takes a few moves in maps for each hold of the server that is bound to a
-    /// connection, or has just ended.
+    /// takes a few moves in maps for each hold of the server that has just ended.
     pub fn databases_swapped(&mut self, one: i32, other: i32, now_ms: i64) {
         self.sessions.swap_databases(one, other);
         self.deliveries.swap_databases(one, other);
@@ -134,6 +136,30 @@ impl LockTable {
         }
     }
 
+    /// Forgets what binds these holders of a lock, because all of its holds are over.
+    pub(super) fn unbind_all(&mut self, key: KeyRef<'_>, holders: &[Holder], now_ms: i64) {
+        if holders.len() > ends_a_step() {
+            self.sessions.leave(key, now_ms);
+        } else {
+            for holder in holders {
+                self.sessions.unbind(key, &holder.owner);
+            }
+        }
+    }
+
+    /// Takes so many of the bindings that were left behind. A connection is closed if
+    /// nobody had noticed that the last lease of its holds was over.
+    pub(super) fn take_left(&mut self, at_most: usize) {
+        for _ in 0..at_most {
+            let Some((binding, left_ms)) = self.sessions.take_left() else {
+                break;
+            };
+            if binding.kept_until_ms <= left_ms && !self.sessions.has_ended(binding.client) {
+                self.to_close.push(binding.client);
+            }
+        }
+    }
+
     /// The connection to which an owner's holds on a lock are bound.
     pub fn bound_client(&self, key: KeyRef<'_>, owner: &Owner) -> Option<ClientId> {
         Some(self.sessions.binding_of(key, owner)?.client)
@@ -155,6 +181,10 @@ impl LockTable {
     /// is ended by whoever sees the lock next.
     pub fn connection_ended(&mut self, client: ClientId, heard: bool) {
         let heard = heard && !self.acks.withholds_from(client);
+        self.queues.connection_ended(client);
+        for id in self.acks.places_of_session(client) {
+            self.forget_withheld(id);
+        }
         self.deliveries.client_gone(client);
         self.end_before_told(client);
         self.sessions.end_client(client);
@@ -184,9 +214,9 @@ impl LockTable {
 
     /// Ends what binds the holds of which this client is to hear to a connection that
     /// has ended: the grant that is on its way may say who keeps them up.
-    fn end_before_told(&mut self, client: ClientId) {
+    fn end_before_told(&mut self, recipient: impl Into<Recipient>) {
         if self.sessions.any_ended()
-            && let Some(hold) = self.deliveries.hold_of(client).cloned()
+            && let Some(hold) = self.deliveries.hold_of(recipient).cloned()
         {
             self.end_binding(&hold);
         }
@@ -212,20 +242,23 @@ impl LockTable {
         }
     }
 
-    /// A client has heard of the grant that was on its way to it, if one was, or never
+    /// Somebody has heard of the grant that was on its way to it, if one was, or never
     /// will.
-    pub fn grant_told(&mut self, client: ClientId, heard: bool) {
-        self.end_before_told(client);
+    pub fn grant_told(&mut self, recipient: impl Into<Recipient>, heard: bool) {
+        let recipient = recipient.into();
+        self.end_before_told(recipient);
         if heard {
-            self.deliveries.delivered(client);
-        } else {
-            self.unbind_unheard(client);
-            self.grant_lost(client);
+            self.deliveries.delivered(recipient);
+            return;
         }
+        if let Recipient::Client(client) = recipient {
+            self.unbind_unheard(client);
+        }
+        self.grant_lost(recipient);
     }
 
-    fn grant_lost(&mut self, client: ClientId) {
-        if let Some((hold, token)) = self.deliveries.lost(client) {
+    fn grant_lost(&mut self, recipient: impl Into<Recipient>) {
+        if let Some((hold, token)) = self.deliveries.lost(recipient) {
             self.ended.push(hold, token, EndedBy::Undelivered);
         }
     }
@@ -266,42 +299,77 @@ impl LockTable {
     /// A client does not wait any more, for a reason that is not the table's. Returns
     /// what it is to be told, if it is anything but that it was not granted the lock.
     pub fn waiter_left(&mut self, id: WaiterId, leave: Leave, now_ms: i64) -> Option<Answer> {
-        if let Some(withheld) = self.acks.take(id) {
-            self.metrics.replies_unacknowledged += 1;
-            self.grant_told(withheld.client, false);
-            return Some(Answer::Refused(LockError::NoReplicas));
-        }
-        self.waiter_gone(id, leave, now_ms);
-        None
+        let (_, answer) = self.leave(id, leave, now_ms)?;
+        (answer != Answer::NotGranted).then_some(answer)
     }
 
-    pub(super) fn waiter_gone(&mut self, id: WaiterId, leave: Leave, now_ms: i64) {
+    /// Has a waiter leave. Returns what it is to be told, if it was one.
+    pub(super) fn leave(
+        &mut self,
+        id: WaiterId,
+        leave: Leave,
+        now_ms: i64,
+    ) -> Option<(Addressee, Answer)> {
+        let key = self.queues.key_of(id).cloned();
+        let told = self.end_wait(id, leave, now_ms)?;
+        if let Some(key) = key
+            && !self.is_kept(key.as_ref())
+        {
+            self.forget_uncontended(key.as_ref());
+        }
+        Some(told)
+    }
+
+    /// As [`LockTable::leave`], also where a step has the lock.
+    pub(super) fn end_wait(
+        &mut self,
+        id: WaiterId,
+        leave: Leave,
+        now_ms: i64,
+    ) -> Option<(Addressee, Answer)> {
+        if let Some(withheld) = self.forget_withheld(id) {
+            self.metrics.replies_unacknowledged += 1;
+            let answer = Answer::Refused(LockError::NoReplicas);
+            return Some((withheld.addressee(id), answer));
+        }
         match leave {
             Leave::TimeUp => self.metrics.wait_timeouts += 1,
             Leave::Gone => self.metrics.waits_abandoned += 1,
         }
-        let Some(key) = self.queues.key_of(id).cloned() else {
-            return;
-        };
-        let key = key.as_ref();
         #[cfg(feature = "planted-faults")]
         if leave == Leave::TimeUp && crate::planted::Fault::WaiterKept.planted() {
-            return;
+            return None;
         }
+        let key = self.queues.key_of(id)?.clone();
+        let waiter = self.take_out(key.as_ref(), id, now_ms)?;
+        Some((waiter.addressee(), Answer::NotGranted))
+    }
+
+    /// What was withheld is never told.
+    fn forget_withheld(&mut self, id: WaiterId) -> Option<Withheld> {
+        let withheld = self.acks.take(id)?;
+        self.time_outs.remove(id, withheld.until_ms);
+        self.grant_told(withheld.recipient(), false);
+        Some(withheld)
+    }
+
+    /// Removes a waiter that will not be served.
+    pub(super) fn take_out(
+        &mut self,
+        key: KeyRef<'_>,
+        id: WaiterId,
+        now_ms: i64,
+    ) -> Option<Waiter> {
         let first = self.queues.first(key);
         let was_first = first.is_some_and(|first| first.id == id);
-        let Some(waiter) = self.queues.remove(key, id) else {
-            return;
-        };
-        self.acks.is_answered(&waiter);
+        let waiter = self.queues.remove(key, id)?;
+        self.time_outs.forget(&waiter);
         // The one behind a writer may be a reader among readers.
         if was_first {
             self.queues.recheck_by(key, now_ms);
         }
         self.check_next_of(key, &waiter.request.owner);
-        if !self.is_kept(key) {
-            self.forget_uncontended(key);
-        }
+        Some(waiter)
     }
 
     /// This owner's first request in the queue has gone. Its next one waits for those

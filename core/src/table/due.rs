@@ -1,6 +1,6 @@
 //! What the table does without being asked: it ends what is over because of what
-//! became of a client, moves leases with the clock, keeps up those of sessions, looks at contended locks when
-//! they are due, and searches for deadlocks.
+//! became of a client, moves leases with the clock, keeps up those of sessions, looks at
+//! contended locks when they are due, and searches for deadlocks.
 
 use super::transition::Transition;
 use super::{Answer, Done, LockTable, Progress, Step, Stored, Unchecked};
@@ -25,8 +25,17 @@ const SLOT_RETRY_MS: i64 = 500;
 /// nobody else keeps up.
 const ENDED_BINDINGS_AT_ONCE: usize = 16;
 
+/// So many bindings that were left behind are cleared away at once.
+const CLEARED_AT_ONCE: usize = 32;
+
+/// The memory of so many holders is given back in as much time as one binding takes.
+const HOLDERS_WEIGH_ONE: usize = 8;
+
+/// How often a contended lock is looked at for no other reason, if nothing else is set.
+pub const RECHECK_INTERVAL_MS: i64 = 500;
+
 /// So long may it go unnoticed that a contended lock was overwritten.
-const UNNOTICED_MS: i64 = 500;
+const UNNOTICED_MS: i64 = RECHECK_INTERVAL_MS;
 
 /// At most so many locks a second are looked at for no other reason than that it has
 /// been a while.
@@ -89,8 +98,10 @@ impl LockTable {
     pub fn wake_at_ms(&self) -> Option<i64> {
         let is_overdue =
             !(self.ended.is_empty() && self.unchecked.is_empty() && self.to_close.is_empty())
-                || self.sessions.next_ended().is_some()
-                || self.stepped.next_key().is_some();
+                || self.sessions.any_ended()
+                || self.stepped.next_key().is_some()
+                || self.queues.next_ended_place().is_some()
+                || self.is_to_be_cleared();
         if is_overdue {
             return Some(0);
         }
@@ -98,7 +109,8 @@ impl LockTable {
         rechecks
             .into_iter()
             .chain(self.sessions.next_renewal_ms())
-            .chain(self.acks.next_end_ms())
+            .chain(self.time_outs.next_ms())
+            .chain(self.claims.next_end_ms())
             .min()
     }
 
@@ -109,21 +121,28 @@ impl LockTable {
     }
 
     /// The lock that is due next, if one is. Nothing changes.
-    pub fn next_due(&self, now_ms: i64) -> Option<&KeyBuf> {
-        let renewal = || self.sessions.next_due(now_ms).map(|hold| &hold.key);
+    pub fn next_due(&self, now_ms: i64) -> Option<KeyBuf> {
+        let renewal = || Some(self.sessions.next_due(now_ms)?.key);
         let wait = || self.queues.key_of(self.unchecked.front()?.id);
-        let ended_session = || self.sessions.next_ended().map(|hold| &hold.key);
-        let ended = self.ended.next_key().or_else(ended_session);
+        let ended_session = || Some(self.sessions.next_ended()?.key);
+        let ended = self.ended.next_key().cloned().or_else(ended_session);
         ended
-            .or_else(|| self.stepped.next_key())
+            .or_else(|| self.stepped.next_key().cloned())
             .or_else(renewal)
-            .or_else(|| self.queues.next_due(now_ms))
-            .or_else(wait)
+            .or_else(|| self.queues.next_due(now_ms).cloned())
+            .or_else(|| wait().cloned())
     }
 
     /// Takes something that is due, of each kind in turn. It is done by
     /// [`LockTable::do_due`], or put off by [`LockTable::put_off`].
     pub fn take_due(&mut self, now_ms: i64) -> Option<Due> {
+        let due = self.take_one_due(now_ms);
+        // Not before: what `next_due` has not seen is not taken.
+        self.clear_away();
+        due
+    }
+
+    fn take_one_due(&mut self, now_ms: i64) -> Option<Due> {
         const KINDS: usize = 4;
         for _ in 0..KINDS {
             self.turn = (self.turn + 1) % KINDS;
@@ -143,13 +162,25 @@ impl LockTable {
         None
     }
 
+    /// Whether anything that is over and forgotten has not been cleared away.
+    pub(super) fn is_to_be_cleared(&self) -> bool {
+        self.sessions.any_left() || self.remembered.any_discarded()
+    }
+
+    /// Clears away some of it.
+    fn clear_away(&mut self) {
+        self.take_left(CLEARED_AT_ONCE);
+        self.remembered
+            .give_back(CLEARED_AT_ONCE * HOLDERS_WEIGH_ONE);
+    }
+
     /// A lock of which something has ended.
     fn next_ended(&mut self) -> Option<KeyBuf> {
         for _ in 0..ENDED_BINDINGS_AT_ONCE {
             if !self.ended.is_empty() {
                 break;
             }
-            let hold = self.sessions.next_ended()?.clone();
+            let hold = self.sessions.next_ended()?;
             self.end_binding(&hold);
         }
         self.ended.next_key().cloned()
@@ -195,12 +226,11 @@ impl LockTable {
         let key = due.key.as_ref();
         match (stored, due.work) {
             (Ok(stored), Work::Recheck) => {
-                let mut transition = Transition::begin(self, key, stored, None, now);
-                transition.hand_off();
-                transition.done(Ok(()))
+                let transition = Transition::begin(self, key, stored, None, now);
+                transition.hand_on(Ok(()))
             }
             (Ok(stored), Work::Keep(owner, binding)) => {
-                Progress::Done(self.keep(key, &owner, binding, stored, now))
+                self.keep(key, &owner, binding, stored, now)
             }
             (Ok(stored), Work::CheckWait(CheckWait(unchecked))) => {
                 let transition = Transition::begin(self, key, stored, None, now);
@@ -208,12 +238,12 @@ impl LockTable {
             }
             (Err(_), Work::Keep(owner, binding)) => {
                 // It is no lock at the moment, and may be one again.
-                self.is_no_lock(key);
+                self.forget_lock(key);
                 self.not_kept(HoldId::new(key, &owner), binding, now.ms());
                 nothing()
             }
             (Err(error), Work::Recheck | Work::CheckWait(_)) => {
-                self.is_no_lock(key);
+                self.forget_lock(key);
                 Progress::Done(self.refuse_all(key, &error, now.ms()))
             }
         }
@@ -227,8 +257,13 @@ impl LockTable {
         binding: Binding,
         stored: Stored,
         now: Now,
-    ) -> Done<()> {
+    ) -> Progress<()> {
         let mut transition = Transition::begin(self, key, stored, Some(owner), now);
+        if !binding.is_claimed {
+            // Its first lease is over.
+            transition.table.sessions.unbind(key, owner);
+            return transition.hand_on(Ok(()));
+        }
         let effects = &mut transition.step.effects;
         let (token, lease) = (binding.token, binding.lease);
         let kept = transition.lock.keep(owner, token, lease, now, effects);
@@ -245,8 +280,7 @@ impl LockTable {
                 transition.table.to_close.push(binding.client);
             }
         }
-        transition.hand_off();
-        transition.finish(Ok(()))
+        transition.hand_on(Ok(()))
     }
 
     /// A session's lease could not be kept up. It is tried again, sooner and sooner;
@@ -254,6 +288,10 @@ impl LockTable {
     fn not_kept(&mut self, hold: HoldId, binding: Binding, now_ms: i64) {
         if self.sessions.has_ended(binding.client) {
             self.end_binding(&hold);
+            return;
+        }
+        if !binding.is_claimed {
+            self.sessions.unbind(hold.key.as_ref(), &hold.owner);
             return;
         }
         // The next try may come late.
@@ -273,9 +311,9 @@ impl LockTable {
             && let Some(waiter) = self.queues.take_first(key)
         {
             self.metrics.waits_refused += 1;
-            self.acks.is_answered(&waiter);
-            step.answers
-                .push((waiter.id, Answer::Refused(error.clone())));
+            self.time_outs.forget(&waiter);
+            let answer = Answer::Refused(error.clone());
+            step.answers.push((waiter.addressee(), answer));
         }
         self.queues.recheck_by(key, now_ms);
         self.remembered.drop_lock(key);
@@ -313,6 +351,7 @@ impl LockTable {
     /// done without, at most for so many. Returns whether anything is left to be
     /// tried again.
     pub fn put_off_everything(&mut self, now_ms: i64, at_most: usize) -> bool {
+        self.clear_away();
         for _ in 0..at_most {
             let Some((hold, binding)) = self.sessions.take_due(now_ms) else {
                 break;
@@ -323,7 +362,7 @@ impl LockTable {
             || !self.ended.is_empty()
             || !self.sessions.is_empty()
             || self.stepped.next_key().is_some()
-            || self.acks.next_end_ms().is_some()
+            || self.time_outs.next_ms().is_some()
             || !self.to_close.is_empty()
     }
 
@@ -340,13 +379,14 @@ impl LockTable {
             self.to_close.push(client);
         }
         for _ in 0..at_most {
-            let Some(hold) = self.sessions.next_ended().cloned() else {
+            let Some(hold) = self.sessions.next_ended() else {
                 break;
             };
             self.sessions.take_ended(&hold);
         }
         self.deliveries = Default::default();
         self.acks = Default::default();
+        self.claims = Default::default();
         self.ended = Default::default();
         while let Some(key) = self.stepped.next_key().cloned() {
             self.forget_ended(key.as_ref());

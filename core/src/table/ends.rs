@@ -144,6 +144,7 @@ impl Transition<'_> {
         // A token is the wall clock of its grant, as long as that runs forward.
         if let Some(token) = held.token {
             metrics.holds.add(self.now.us - token.get());
+            self.table.claims.close(token);
         }
         self.forget_deliveries(&held.owner);
     }

@@ -2,17 +2,35 @@
 
 use smallvec::SmallVec;
 
+use super::offers::After;
 use super::transition::Transition;
-use super::{Answer, LockEvent};
-use crate::bounds::{few, grants_a_step};
+use super::{Acquired, Answer, LockEvent, Progress};
+use crate::bounds::{few, grants_a_step, unheard_a_step};
 use crate::deliveries::{Delivery, Told};
 use crate::error::LockError;
+use crate::lock::holds_after_acquire;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
-use crate::queue::Waiter;
+use crate::queue::{Addressee, Wait, Waiter, WaiterId};
 use crate::request::{AcquireRequest, Owner};
 use crate::sessions::HoldId;
 use crate::token::FencingToken;
+
+/// Whether the wait would be for a place in the queue.
+pub(super) fn asks_for_place(wait: Option<&Wait>) -> bool {
+    wait.is_some_and(|wait| wait.channel.is_some())
+}
+
+/// How far a hand-off has come.
+#[must_use]
+pub(super) enum HandedOff {
+    /// All who may have the lock now have it, or are planned for.
+    All,
+    /// The lock is to go to this place, with this token, if anybody listens.
+    Offers(WaiterId, FencingToken),
+    /// The place of who asks came first, and has been taken from the queue.
+    ToWhoAsks(Box<Waiter>),
+}
 
 impl Transition<'_> {
     /// Grants the lock to a newcomer, or one hold more of it to a holder, if that
@@ -21,15 +39,16 @@ impl Transition<'_> {
         &mut self,
         request: &AcquireRequest,
         waits: bool,
+        in_turn: bool,
     ) -> Result<Option<FencingToken>, LockError> {
         let may_grant = self.table.settings.may_grant;
         #[cfg(feature = "planted-faults")]
         let may_grant = may_grant
             || Fault::ReentryInGrace.planted() && self.lock.holder(&request.owner).is_some();
         if !may_grant {
+            holds_after_acquire(request, self.holds_of(&request.owner))?;
             return Ok(None);
         }
-        let in_turn = self.is_next_in_line();
         if !self.can_be_told() {
             // A holder never waits, so nothing else could be told to it later.
             let is_holder = self.lock.holder(&request.owner).is_some();
@@ -47,10 +66,11 @@ impl Transition<'_> {
             self.table.metrics.grants_immediate += 1;
         } else {
             self.table.metrics.reentries += 1;
+            self.claim(&request.owner, token);
         }
         if let Some(client) = withheld_from {
             let id = self.table.queues.new_id();
-            self.withhold_grant(id, client, request, token, held_before);
+            self.withhold_grant(id, (client, None), request, token, held_before);
             self.step.withheld = Some(id);
             return Ok(Some(token));
         }
@@ -87,7 +107,10 @@ impl Transition<'_> {
             let old = sessions.binding_of(self.key, owner);
             // A lease of it ended before anybody noticed.
             let unnoticed = old.filter(|old| {
-                old.client != client && old.token != token && old.kept_until_ms <= now_ms
+                old.is_claimed
+                    && old.client != client
+                    && old.token != token
+                    && old.kept_until_ms <= now_ms
             });
             if !is_withheld {
                 sessions.bind(self.key, owner, client, token, lease, now_ms);
@@ -120,55 +143,138 @@ impl Transition<'_> {
         deliveries.send(hold, token, delivery, held_before, holds);
     }
 
+    /// Takes the lock for who asks, after all who come first, or a position behind them.
+    pub(super) fn acquire<T>(
+        mut self,
+        mut request: AcquireRequest,
+        mut wait: Option<Wait>,
+        acquired: fn(Acquired) -> T,
+    ) -> Progress<T> {
+        let waits = wait.is_some();
+        self.note_own_place(&request, wait.as_ref());
+        loop {
+            // The lock may have come free a moment ago. Whoever queued comes first.
+            let handed_off = self.hand_off();
+            if let HandedOff::Offers(waiter, token) = handed_off {
+                let after = After::Acquire(request, wait, acquired);
+                return self.offer(waiter, token, after);
+            }
+            let own_place = match handed_off {
+                HandedOff::ToWhoAsks(place) => Some(place),
+                _ => None,
+            };
+            if let Some(place) = &own_place {
+                // The place may have asked for a session.
+                request.session = request.session.or(place.request.session);
+            }
+            let is_its_place = own_place.is_some();
+            let in_turn = is_its_place || self.is_next_in_line();
+            match (self.try_grant(&request, waits, in_turn), wait) {
+                (Ok(Some(token)), wait) if is_its_place => {
+                    if !asks_for_place(wait.as_ref()) {
+                        let answer = Answer::Granted(token);
+                        let place = own_place.map(|place| (place.addressee(), answer));
+                        self.step.answers.extend(place);
+                    }
+                    return self.hand_on(Ok(acquired(Acquired::Granted(token))));
+                }
+                (Ok(Some(token)), _) => return self.done(Ok(acquired(Acquired::Granted(token)))),
+                (Err(error), _) => return self.done(Err(error)),
+                // What is over keeps nobody out, however much of it there is.
+                (Ok(None), left) if (waits || in_turn) && self.end_more() => wait = left,
+                (Ok(None), None) => return self.done(Ok(acquired(Acquired::Busy))),
+                (Ok(None), Some(wait)) => return self.enqueue(request, wait, acquired),
+            }
+        }
+    }
+
+    /// Hands the lock off, and is done with this.
+    pub(super) fn hand_on<T>(mut self, result: Result<T, LockError>) -> Progress<T> {
+        match self.hand_off() {
+            HandedOff::Offers(waiter, token) => self.offer(waiter, token, After::Finish(result)),
+            HandedOff::All | HandedOff::ToWhoAsks(_) => self.done(result),
+        }
+    }
+
     /// Serves everyone in the queue who may have the lock as it is now: whoever
     /// asked as one of its holders, and as many from the front as it admits.
-    pub(super) fn hand_off(&mut self) {
-        if !self.table.queues.contended(self.key) {
-            return;
-        }
-        if !self.table.settings.grants() {
-            return;
+    pub(super) fn hand_off(&mut self) -> HandedOff {
+        if !self.table.queues.contended(self.key) || !self.table.settings.grants() {
+            return HandedOff::All;
         }
         #[cfg(feature = "planted-faults")]
         if Fault::HandOffSkipped.planted() {
-            return;
+            return HandedOff::All;
         }
         let reentering = self.table.queues.reentering(self.key).cloned();
         for owner in reentering.into_iter().chain(self.unserved_holders()) {
-            if self.has_granted_enough() {
+            if self.has_done_enough() {
                 // The next step looks for the others again.
                 self.is_to_be_read = true;
                 break;
             }
             self.serve_requests_of(&owner);
         }
-        while !self.has_granted_enough()
-            && let Some(waiter) = self.take_first_admitted()
+        while !self.has_done_enough()
+            && let Some(first) = self.first_admitted()
         {
-            let owner = waiter.request.owner.clone();
+            let (id, owner) = (first.id, first.request.owner.clone());
+            if self.table.queues.is_over(first, self.now.ms()) {
+                self.end_place(id);
+                continue;
+            }
+            let is_offered = first.is_place() && self.table.settings.acks.is_none();
             self.end_of(&owner);
-            self.serve(waiter);
-            self.serve_requests_of(&owner);
+            if self.asks == Some(id) && self.can_be_told() {
+                self.asks = None;
+                if let Some(place) = self.take(id) {
+                    return HandedOff::ToWhoAsks(Box::new(place));
+                }
+            }
+            if is_offered
+                && self.lock.holder(&owner).is_none()
+                && let Some(token) = self.next_token()
+            {
+                return HandedOff::Offers(id, token);
+            }
+            self.serve_first(id, false);
             #[cfg(feature = "planted-faults")]
             if Fault::OneReaderOnly.planted() {
                 break;
             }
         }
+        HandedOff::All
     }
 
-    pub(super) fn take_first_admitted(&mut self) -> Option<Waiter> {
-        let (lock, queues) = (&self.lock, &mut self.table.queues);
-        queues.take_first_if(self.key, |first| {
-            let limit = first.request.limit;
-            #[cfg(feature = "planted-faults")]
-            let limit =
-                Fault::NewcomersLimitIgnored.instead(limit, || crate::request::Limit::SHARED);
-            lock.admits(limit)
-        })
+    /// Serves the first in line, and other requests of its owner. It may have been told
+    /// already.
+    pub(super) fn serve_first(&mut self, id: WaiterId, is_told: bool) {
+        if let Some(waiter) = self.take(id) {
+            let owner = waiter.request.owner.clone();
+            self.serve(waiter, is_told);
+            self.serve_requests_of(&owner);
+        }
     }
 
-    pub(super) fn has_granted_enough(&self) -> bool {
+    fn take(&mut self, id: WaiterId) -> Option<Waiter> {
+        let waiter = self.table.queues.remove(self.key, id)?;
+        self.table.time_outs.forget(&waiter);
+        Some(waiter)
+    }
+
+    /// The first in line, if the lock has room for it.
+    fn first_admitted(&self) -> Option<&Waiter> {
+        let first = self.table.queues.first(self.key)?;
+        let limit = first.request.limit;
+        #[cfg(feature = "planted-faults")]
+        let limit = Fault::NewcomersLimitIgnored.instead(limit, || crate::request::Limit::SHARED);
+        self.lock.admits(limit).then_some(first)
+    }
+
+    /// Whether others are to have their turn.
+    pub(super) fn has_done_enough(&self) -> bool {
         self.step.answers.len() + self.withheld >= grants_a_step()
+            || self.unheard >= unheard_a_step()
     }
 
     /// Holders that may have requests in the queue. A step of this table leaves none,
@@ -190,16 +296,19 @@ impl Transition<'_> {
     pub(super) fn serve_requests_of(&mut self, owner: &Owner) {
         self.end_of(owner);
         // The queue is asked first: it knows its owners, the lock looks for them.
-        while self.table.queues.first_id_of(self.key, owner).is_some()
+        while let Some(id) = self.table.queues.first_id_of(self.key, owner)
             && self.lock.holder(owner).is_some()
         {
-            if self.has_granted_enough() {
+            if self.has_done_enough() {
                 let owner = Some(owner.clone());
                 self.table.queues.set_reentering(self.key, owner);
                 return;
             }
-            if let Some(waiter) = self.table.queues.take_first_of(self.key, owner) {
-                self.serve(waiter);
+            let waiter = self.table.queues.waiter(self.key, id);
+            if waiter.is_some_and(|waiter| self.table.queues.is_over(waiter, self.now.ms())) {
+                self.end_place(id);
+            } else if let Some(waiter) = self.table.queues.take_first_of(self.key, owner) {
+                self.serve(waiter, false);
             }
         }
         if self.table.queues.reentering(self.key) == Some(owner) {
@@ -207,11 +316,14 @@ impl Transition<'_> {
         }
     }
 
-    pub(super) fn serve(&mut self, waiter: Waiter) {
+    fn serve(&mut self, waiter: Waiter, is_told: bool) {
         #[cfg(feature = "planted-faults")]
         let waiter = waiter.with_lease_from_enqueue(self.now);
-        self.table.acks.is_answered(&waiter);
-        let request = &waiter.request;
+        self.table.time_outs.forget(&waiter);
+        let request = match waiter.is_place() {
+            true => &self.as_unclaimed(&waiter.request),
+            false => &waiter.request,
+        };
         let is_withheld = self.withholds_hand_offs();
         let bound = self.table.sessions.binding_of(self.key, &request.owner);
         let answer = match self.grant(request, true, is_withheld) {
@@ -220,24 +332,50 @@ impl Transition<'_> {
                 metrics.grants_after_wait += 1;
                 metrics.hand_offs += u64::from(held_before == 0);
                 metrics.waits.add(self.now.us - waiter.since_us);
+                if !waiter.is_place() {
+                    self.claim(&waiter.request.owner, token);
+                }
                 if held_before == 0 {
                     // A search that has begun may have passed here before.
                     self.table.check_waits_beside(self.key, &request.owner);
                 }
+                if !waiter.is_place() {
+                    self.claim(&request.owner, token);
+                }
+                if waiter.is_place() && held_before == 0 {
+                    // It can be claimed until the server takes it for over.
+                    let until_ms = request.lease.end_ms(self.now.ms());
+                    let over_ms = until_ms.saturating_add(1);
+                    self.table.claims.open(token, over_ms);
+                    self.table
+                        .sessions
+                        .leave_unclaimed(self.key, &request.owner);
+                }
+                let addressee = waiter.addressee();
                 if is_withheld {
                     let (id, client) = (waiter.id, waiter.client);
-                    self.withhold_grant(id, client, request, token, held_before);
+                    let to = match addressee {
+                        Addressee::Blocked(_) => (client, None),
+                        Addressee::Place(place) => (client, Some(place)),
+                    };
+                    self.withhold_grant(id, to, request, token, held_before);
                     self.withheld += 1;
                     return;
                 }
-                let bound = bound.filter(|binding| binding.token == token);
-                let delivery = Delivery {
-                    client: waiter.client,
-                    hold: request.hold,
-                    session: request.session.map(|_| request.lease),
-                    bound_before: bound.map(|binding| binding.client),
-                };
-                self.send(&request.owner, token, delivery, held_before);
+                if is_told {
+                    self.withheld += 1;
+                    return;
+                }
+                if !waiter.is_place() {
+                    let bound = bound.filter(|binding| binding.token == token);
+                    let delivery = Delivery {
+                        recipient: waiter.client.into(),
+                        hold: request.hold,
+                        session: request.session.map(|_| request.lease),
+                        bound_before: bound.map(|binding| binding.client),
+                    };
+                    self.send(&request.owner, token, delivery, held_before);
+                }
                 Answer::Granted(token)
             }
             // Nothing keeps it from a grant but a planted fault.
@@ -248,6 +386,6 @@ impl Transition<'_> {
                 Answer::Refused(error)
             }
         };
-        self.step.answers.push((waiter.id, answer));
+        self.step.answers.push((waiter.addressee(), answer));
     }
 }

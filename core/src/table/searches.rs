@@ -1,6 +1,8 @@
 //! Waits that may close a cycle are searched for deadlocks before they are queued, and
 //! again when something has changed for them.
 
+use super::hand_off::{HandedOff, asks_for_place};
+use super::offers::After;
 use super::transition::Transition;
 use super::{Acquired, Answer, LogLine, Progress, Question, Then, Unchecked};
 use crate::bounds::search_a_step;
@@ -25,18 +27,23 @@ pub(super) enum Verdict {
 
 impl Transition<'_> {
     /// Puts a request at the end of the queue, unless its wait could never end.
-    pub(super) fn enqueue(
+    pub(super) fn enqueue<T>(
         mut self,
         request: AcquireRequest,
         wait: Wait,
-        queued: fn(WaiterId) -> Acquired,
-    ) -> Progress<Acquired> {
+        acquired: fn(Acquired) -> T,
+    ) -> Progress<T> {
+        if let Some(id) = self.asks
+            && asks_for_place(Some(&wait))
+        {
+            return self.done(Ok(acquired(Acquired::Queued(id))));
+        }
         let owner = &request.owner;
         let holds = self.lock.holder(owner).is_some() || self.table.remembered.is_holder(owner);
         if !holds && !self.table.queues.waits(owner) {
             // Nobody can wait for it, so its wait closes no cycle.
             let id = self.push(request, wait);
-            return self.done(id.map(queued));
+            return self.done(id.map(|id| acquired(Acquired::Queued(id))));
         }
         let search = Search::new(WaitFor {
             owner: request.owner.clone(),
@@ -46,7 +53,7 @@ impl Transition<'_> {
         });
         let certain = Certain::new();
         let verdict = self.search(search, &certain);
-        self.settle(verdict, certain, Then::Enqueue(request, wait, queued))
+        self.settle(verdict, certain, Then::Enqueue(request, wait, acquired))
     }
 
     pub(super) fn push(
@@ -54,11 +61,38 @@ impl Transition<'_> {
         request: AcquireRequest,
         wait: Wait,
     ) -> Result<WaiterId, LockError> {
-        let (now_us, max) = (self.now.us, self.table.settings.max_waiters);
+        let (now_us, settings) = (self.now.us, &self.table.settings);
+        let (max, max_places) = (settings.max_waiters, settings.max_places);
+        let is_place = wait.channel.is_some();
+        let until_ms = wait
+            .until_ms
+            .filter(|_| is_place || settings.acks.is_some());
+        let mut left_another = false;
+        if is_place {
+            // A refusal leaves the other place.
+            let queues = &self.table.queues;
+            let left = usize::from(queues.place_of(self.key, &request.owner).is_some());
+            let full = if queues.counts().places - left >= max_places {
+                Some(LockError::PlacesFull { max_places })
+            } else if queues.length(self.key) - left >= max {
+                Some(LockError::QueueFull { max_waiters: max })
+            } else {
+                None
+            };
+            if let Some(full) = full {
+                self.table.metrics.queues_full += 1;
+                return Err(full);
+            }
+            left_another = self.leave_other_place(&request.owner);
+        }
         let queues = &mut self.table.queues;
         let id = queues.push(self.key, request, wait, now_us, max);
-        if let (Ok(id), Some(until_ms), Some(_)) = (&id, wait.until_ms, self.table.settings.acks) {
-            self.table.acks.ends_by(*id, until_ms);
+        if let (Ok(id), Some(until_ms)) = (&id, until_ms) {
+            self.table.time_outs.insert(*id, until_ms);
+        }
+        if left_another {
+            // Nobody but itself may have been in its way.
+            self.table.queues.recheck_by(self.key, self.now.ms());
         }
         self.table.metrics.queues_full += u64::from(id.is_err());
         id
@@ -67,7 +101,15 @@ impl Transition<'_> {
     /// Searches on for a deadlock, for a wait that stands in the queue already.
     pub(super) fn check_wait<T>(mut self, unchecked: Unchecked, result: T) -> Progress<T> {
         // Who can have the lock now waits for nobody.
-        self.hand_off();
+        match self.hand_off() {
+            HandedOff::Offers(waiter, token) => {
+                self.offer(waiter, token, After::CheckWait(unchecked, result))
+            }
+            HandedOff::All | HandedOff::ToWhoAsks(_) => self.search_for(unchecked, result),
+        }
+    }
+
+    fn search_for<T>(mut self, unchecked: Unchecked, result: T) -> Progress<T> {
         let Some(waiter) = self.table.queues.waiter(self.key, unchecked.id) else {
             return self.done(Ok(result));
         };
@@ -121,9 +163,9 @@ impl Transition<'_> {
         };
         let (id, result) = match then {
             Then::Stay(id, result) => (Ok(id), Ok(result)),
-            Then::Enqueue(request, wait, queued) => {
+            Then::Enqueue(request, wait, acquired) => {
                 let id = self.push(request, wait);
-                (id.clone(), id.map(queued))
+                (id.clone(), id.map(|id| acquired(Acquired::Queued(id))))
             }
         };
         match (id, begun) {
@@ -190,15 +232,7 @@ impl Transition<'_> {
         asked.sort();
         asked.dedup();
         Progress::Asks(Box::new(Question {
-            key: self.key.into(),
-            now: self.now,
-            lock: std::mem::take(&mut self.lock),
-            changed: std::mem::take(&mut self.changed),
-            is_read: self.is_read,
-            is_to_be_read: self.is_to_be_read,
-            is_bound: self.is_bound,
-            withheld: self.withheld,
-            step: std::mem::take(&mut self.step),
+            suspended: self.suspend(),
             search,
             cycle,
             certain,
@@ -215,13 +249,13 @@ impl Transition<'_> {
             Then::Enqueue(..) => self.done(Err(error)),
             Then::Stay(id, result) => {
                 if let Some(waiter) = self.table.queues.remove(self.key, id) {
-                    self.table.acks.is_answered(&waiter);
+                    self.table.time_outs.forget(&waiter);
                     self.table.check_next_of(self.key, &waiter.request.owner);
+                    let answer = Answer::Refused(error);
+                    self.step.answers.push((waiter.addressee(), answer));
                 }
-                self.step.answers.push((id, Answer::Refused(error)));
                 // Those behind it may be let in.
-                self.hand_off();
-                self.done(Ok(result))
+                self.hand_on(Ok(result))
             }
         }
     }

@@ -21,6 +21,7 @@ mod hand_off;
 mod histories;
 mod keys;
 mod large;
+mod places;
 mod views;
 mod withheld;
 
@@ -65,6 +66,7 @@ struct Ask {
     request: AcquireRequest,
     client: ClientId,
     is_patient: bool,
+    channel: Option<Channel>,
 }
 
 /// This owner would wait for the lock all alone. Its connection is named after it.
@@ -81,6 +83,7 @@ fn ask(name: &str) -> Ask {
         },
         client: ClientId(client),
         is_patient: true,
+        channel: None,
     }
 }
 
@@ -115,6 +118,12 @@ impl Ask {
     fn session(mut self) -> Self {
         self.request.session = Some(self.client);
         self
+    }
+
+    /// For a place in the queue.
+    fn place(mut self) -> Self {
+        self.channel = Some((*b"channel").into());
+        self.hold(1)
     }
 
     /// Without a wait.
@@ -159,6 +168,16 @@ impl Value {
                 }
                 Effect::ExpireAt { at_ms } => self.expires_at_ms = Some(*at_ms),
                 Effect::Delete => *self = Self::default(),
+                Effect::Replace {
+                    owner,
+                    token,
+                    end_ms,
+                } => {
+                    *self = Self::default();
+                    self.set(owner.as_bytes(), 1);
+                    self.set(TOKEN_FIELD, token.get());
+                    self.expires_at_ms = Some(*end_ms);
+                }
             }
         }
     }
@@ -234,6 +253,10 @@ struct Server {
     unread: usize,
     /// Clients hear of their grants at once.
     tells: bool,
+    /// Somebody listens to what is published.
+    listens: bool,
+    /// How many grants were offered.
+    offers: usize,
     /// Each lock is read, even if it is remembered.
     reads_all: bool,
 }
@@ -257,6 +280,8 @@ impl Server {
             questions: 0,
             unread: 0,
             tells: true,
+            listens: true,
+            offers: 0,
             reads_all: false,
         }
     }
@@ -316,7 +341,7 @@ impl Server {
         self.expire();
         let stored = self.look(key, asker);
         if stored.is_err() {
-            self.table.is_no_lock(key);
+            self.table.forget_lock(key);
         }
         stored
     }
@@ -342,6 +367,15 @@ impl Server {
         loop {
             match progress {
                 Progress::Done(done) => return self.do_step(key, done),
+                Progress::Offers(offer) => {
+                    let (id, token) = (offer.place().id, offer.token());
+                    if self.listens {
+                        self.clients.remove(&id).unwrap();
+                        self.answers.push((id, Answer::Granted(token)));
+                    }
+                    self.offers += 1;
+                    progress = self.table.offered(*offer, self.listens);
+                }
                 Progress::Asks(question) => {
                     self.questions += 1;
                     assert!(self.questions < 1_000_000, "an endless talk");
@@ -372,9 +406,11 @@ impl Server {
         self.stream_goes_on = step.stream_goes_on;
         self.events.extend(step.events);
         self.log.extend(step.log);
-        for (id, answer) in step.answers {
+        for (addressee, answer) in step.answers {
+            let id = addressee.id();
             let client = self.clients.remove(&id).unwrap();
-            if self.tells && matches!(answer, Answer::Granted(_)) {
+            let is_blocked = matches!(addressee, Addressee::Blocked(_));
+            if self.tells && is_blocked && matches!(answer, Answer::Granted(_)) {
                 self.table.grant_told(client, true);
             }
             self.answers.push((id, answer));
@@ -396,6 +432,7 @@ impl Server {
         let wait = ask.is_patient.then_some(Wait {
             client: ask.client,
             until_ms,
+            channel: ask.channel,
         });
         self.asks_by(ask.client);
         let now = self.now();
@@ -456,8 +493,8 @@ impl Server {
         };
         let stored = self.look_for(key, Some(&request.owner))?;
         let now = self.now();
-        let done = self.table.release(key, stored, &request, now);
-        self.do_step(key, done)
+        let progress = self.table.release(key, stored, &request, now);
+        self.carry_out(key, progress)
     }
 
     /// Gives one hold back.
@@ -488,23 +525,34 @@ impl Server {
         };
         let stored = self.look_for(key, Some(&request.owner)).unwrap();
         let now = self.now();
-        let done = self.table.renew(key, stored, &request, now);
-        self.do_step(key, done).unwrap()
+        let progress = self.table.renew(key, stored, &request, now);
+        self.carry_out(key, progress).unwrap()
     }
 
     fn break_lock(&mut self, key: KeyRef<'_>, token: Option<FencingToken>) -> bool {
         let stored = self.look_for(key, None).unwrap();
         let now = self.now();
-        let done = self.table.break_lock(key, stored, token, now);
-        self.do_step(key, done).unwrap()
+        let progress = self.table.break_lock(key, stored, token, now);
+        self.carry_out(key, progress).unwrap()
     }
 
     fn guard(&mut self, key: KeyRef<'_>, token: FencingToken) -> bool {
         let asker = self.table.owner_with(key, &Stored::AsExpected, token);
         let stored = self.look_for(key, asker.as_ref()).unwrap();
         let now = self.now();
-        let done = self.table.guard(key, stored, token, now);
-        self.do_step(key, done).unwrap()
+        let progress = self.table.guard(key, stored, token, now);
+        self.carry_out(key, progress).unwrap()
+    }
+
+    /// Ends what ends without anything to be written.
+    fn give_up(&mut self) -> Vec<(WaiterId, Answer)> {
+        let now_ms = self.ms();
+        let told = self.table.give_up(now_ms, usize::MAX).into_iter();
+        told.map(|(addressee, answer)| {
+            self.clients.remove(&addressee.id());
+            (addressee.id(), answer)
+        })
+        .collect()
     }
 
     fn leave(&mut self, id: WaiterId) {
@@ -571,7 +619,7 @@ impl Server {
     /// Does all that is due now.
     fn run(&mut self) {
         let before = self.steps;
-        while self.do_one() {
+        while self.do_one() || self.table.is_to_be_cleared() {
             assert!(self.steps - before < 100_000, "an endless round");
         }
     }
@@ -580,6 +628,8 @@ impl Server {
     fn pass(&mut self, ms: i64) {
         let end_us = self.now_us + ms * 1000;
         loop {
+            let ended = self.give_up();
+            self.answers.extend(ended);
             self.run();
             let wake_ms = self.table.wake_at_ms().unwrap_or(i64::MAX);
             if wake_ms.saturating_mul(1000) >= end_us || !self.table.to_close.is_empty() {
@@ -588,6 +638,8 @@ impl Server {
             self.now_us = self.now_us.max(wake_ms * 1000);
         }
         self.now_us = end_us;
+        let ended = self.give_up();
+        self.answers.extend(ended);
         self.run();
     }
 
@@ -631,6 +683,7 @@ impl Server {
         assert!(!table.anybody_waits() && !table.remembers_holds());
         assert!(table.remembered.is_empty(), "{:?}", table.remembered);
         assert!(table.unchecked.is_empty() && table.to_close.is_empty());
+        assert!(table.time_outs.is_empty() && table.claims.is_empty());
         assert!(!table.follows_keys());
         assert_eq!(table.wake_at_ms(), None);
         let counts = table.totals(self.now()).counts;

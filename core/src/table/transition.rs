@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use super::{Done, LockEvent, LockTable, LogLine, Progress, Step, Stored};
+use super::{Done, LockEvent, LockTable, LogLine, Progress, Step, Stored, Suspended};
 use crate::bounds::few;
 use crate::deliveries::Told;
 use crate::error::LockError;
@@ -10,6 +10,7 @@ use crate::keys::KeyRef;
 use crate::lock::{Lock, Now, Released};
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
+use crate::queue::WaiterId;
 use crate::request::{Owner, ReleaseRequest, RenewRequest};
 use crate::sessions::HoldId;
 use crate::token::FencingToken;
@@ -31,8 +32,12 @@ pub(super) struct Transition<'t> {
     pub(super) is_to_be_read: bool,
     /// Holds of it may be bound to a connection.
     pub(super) is_bound: bool,
-    /// How many waiters were granted the lock and not told so yet.
+    /// How many waiters were granted the lock that this step answers nothing.
     pub(super) withheld: usize,
+    /// How many places were given up because nobody heard of their grant.
+    pub(super) unheard: usize,
+    /// The place of who asks.
+    pub(super) asks: Option<WaiterId>,
     pub(super) step: Step,
     #[cfg(feature = "planted-faults")]
     pub(super) noted_before: Option<Lock>,
@@ -59,6 +64,8 @@ impl<'t> Transition<'t> {
             is_to_be_read: false,
             is_bound: before.is_some(),
             withheld: 0,
+            unheard: 0,
+            asks: None,
             step: Step::default(),
             #[cfg(feature = "planted-faults")]
             noted_before: before.as_ref().map(|(lock, _)| lock.clone()),
@@ -80,6 +87,42 @@ impl<'t> Transition<'t> {
         transition.expire_leases(asker);
         transition.end_what_is_over(asker);
         transition
+    }
+
+    /// Takes a step up again.
+    pub(super) fn resume(table: &'t mut LockTable, key: KeyRef<'t>, suspended: Suspended) -> Self {
+        Self {
+            table,
+            key,
+            now: suspended.now,
+            lock: suspended.lock,
+            changed: suspended.changed,
+            is_read: suspended.is_read,
+            is_to_be_read: suspended.is_to_be_read,
+            is_bound: suspended.is_bound,
+            withheld: suspended.withheld,
+            unheard: suspended.unheard,
+            asks: None,
+            step: suspended.step,
+            #[cfg(feature = "planted-faults")]
+            noted_before: None,
+        }
+    }
+
+    /// Leaves the step to be taken up again.
+    pub(super) fn suspend(&mut self) -> Suspended {
+        Suspended {
+            key: self.key.into(),
+            now: self.now,
+            lock: std::mem::take(&mut self.lock),
+            changed: std::mem::take(&mut self.changed),
+            is_read: self.is_read,
+            is_to_be_read: self.is_to_be_read,
+            is_bound: self.is_bound,
+            withheld: self.withheld,
+            unheard: self.unheard,
+            step: std::mem::take(&mut self.step),
+        }
     }
 
     /// Counts the holders that are gone since the last step, and sees to it that new
@@ -132,25 +175,31 @@ impl<'t> Transition<'t> {
     }
 
     pub(super) fn break_holds(&mut self, token: Option<FencingToken>) -> bool {
-        let last_token = self.lock.last_token();
-        let holders = self.lock.holders().iter();
-        let owners: SmallVec<[Owner; 2]> = holders.map(|holder| holder.owner.clone()).collect();
-        let mut bound = self.table.sessions.bound_on(self.key);
-        bound.retain(|hold| self.lock.holder(&hold.owner).is_some());
-        let broken = self.lock.break_holds(token, &mut self.step.effects);
-        if broken {
-            self.step.freed = true;
-            self.step.events.push(LockEvent::Broken);
-            for owner in &owners {
-                self.table.metrics.releases_broken += 1;
-                self.forget_deliveries(owner);
+        let Some(broken) = self.lock.break_holds(token, &mut self.step.effects) else {
+            // If anybody holds it, that was another token.
+            self.table.metrics.tokens_refused += u64::from(!self.lock.is_free());
+            return false;
+        };
+        self.step.freed = true;
+        self.step.events.push(LockEvent::Broken);
+        let (key, table) = (self.key, &mut *self.table);
+        table.metrics.releases_broken += broken.len() as u64;
+        table
+            .deliveries
+            .all_ended(key, |owner| broken.get(owner).is_some());
+        table.unbind_all(key, &broken, self.now.ms());
+        if !table.claims.is_empty() {
+            let tokens = broken.iter().filter_map(|holder| holder.token);
+            for token in tokens {
+                table.claims.close(token);
             }
-            self.table.sessions.unbind_all(&bound);
-            self.changed.extend(owners);
-        } else if !owners.is_empty() && token.is_some() && token != last_token {
-            self.table.metrics.tokens_refused += 1;
         }
-        broken
+        if !table.remembered.is_crowd(key) {
+            let owners = broken.iter().map(|holder| holder.owner.clone());
+            self.changed.extend(owners);
+        }
+        table.remembered.discard(broken);
+        true
     }
 
     pub(super) fn renew(&mut self, request: &RenewRequest) -> Result<bool, LockError> {
@@ -171,6 +220,9 @@ impl<'t> Transition<'t> {
             return Ok(false);
         }
         let token = token.flatten();
+        if let Some(token) = token {
+            self.claim(owner, token);
+        }
         let bound = self.binding_to_count(owner);
         if let Some(token) = token {
             let (sessions, lease) = (&mut self.table.sessions, request.lease);
@@ -262,7 +314,7 @@ impl<'t> Transition<'t> {
         if let Some(slow_ms) = self.log_slow_waits() {
             at_ms = at_ms.min(slow_ms);
         }
-        if self.has_granted_enough() {
+        if self.has_done_enough() || self.is_place_next() {
             at_ms = self.now.ms();
         }
         #[cfg(feature = "planted-faults")]

@@ -10,7 +10,7 @@ use super::{LockTable, Stored};
 use crate::explore::form::Form;
 use crate::keys::{KeyBuf, KeyRef};
 use crate::lock::{Effects, Lock, Now};
-use crate::queue::Counts;
+use crate::queue::{Channel, Counts};
 use crate::request::{ClientId, Limit, Owner};
 use crate::sessions::HoldId;
 use crate::token::FencingToken;
@@ -52,8 +52,10 @@ pub struct WaiterView {
     pub owner: Owner,
     /// With how many others it would hold the lock.
     pub limit: Limit,
-    /// Its connection.
-    pub client: ClientId,
+    /// Its connection; none if it is a place.
+    pub client: Option<ClientId>,
+    /// The channel on which the end of a place is published.
+    pub channel: Option<Channel>,
     /// How long it has waited.
     pub waited_ms: i64,
     /// How long it will wait yet, -1 for ever.
@@ -109,10 +111,13 @@ impl LockTable {
         });
         let mut holders: Vec<HolderView> = holders.collect();
         holders.sort_by_key(|holder| holder.token);
-        let waiters = self.queues.waiters(key).map(|waiter| WaiterView {
+        let waiters = self.queues.waiters(key);
+        let waiters = waiters.filter(|waiter| !self.queues.is_over(waiter, now.ms()));
+        let waiters = waiters.map(|waiter| WaiterView {
             owner: waiter.request.owner.clone(),
             limit: waiter.request.limit,
-            client: waiter.client,
+            client: (!waiter.is_place()).then_some(waiter.client),
+            channel: waiter.channel.clone(),
             waited_ms: waited_ms(waiter.since_us, now),
             left_ms: remaining_ms(waiter.until_ms, now),
         });
@@ -215,6 +220,8 @@ impl LockTable {
         self.deliveries.take_down(form);
         self.ended.take_down(form);
         self.stepped.take_down(form);
+        self.time_outs.take_down(form);
+        self.claims.take_down(form);
         self.acks.take_down(form);
         form.count(self.unchecked.len());
         for Unchecked { id, search } in &self.unchecked {

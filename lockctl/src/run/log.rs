@@ -123,6 +123,8 @@ impl Told {
         let event = match self.message.as_str() {
             "waiting on without the server" => "server_gone",
             "the server is back" => "server_back",
+            "waiting on while the server refuses" => "server_refuses",
+            "the server refuses no more" => "server_accepts",
             _ => "client",
         };
         let mut fields = Map::new();

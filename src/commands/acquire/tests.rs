@@ -1,7 +1,8 @@
 use proptest::prelude::*;
 
 use super::*;
-use redis_lock_core::request::{HoldNumber, LEASE_MS_MAX, Lease, Owner};
+use crate::manager::PlaceTime;
+use redis_lock_core::request::{HoldNumber, LEASE_MS_MAX, Lease, Owner, Timeout};
 use redis_lock_core::token::TOKEN_MAX;
 
 type Parsed = Result<(AcquireRequest, Option<Timeout>), Usage>;
@@ -15,7 +16,12 @@ fn read(words: &[&str]) -> Parsed {
 
 fn read_from(words: &[&str], connection: impl FnOnce() -> Result<ClientId, Usage>) -> Parsed {
     let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
-    parse(Args::new(&words), connection)
+    let (request, patience) = parse(Args::new(&words), connection)?;
+    match patience {
+        Patience::None => Ok((request, None)),
+        Patience::Block(timeout) => Ok((request, Some(timeout))),
+        Patience::Queue(_) => panic!("{words:?} ask for a place"),
+    }
 }
 
 /// The request of owner `me`.
@@ -242,6 +248,34 @@ fn a_wait_may_be_endless_but_not_negative_nor_beyond_the_clock() {
 }
 
 #[test]
+fn a_place_is_for_the_first_hold_and_is_kept_for_a_day_at_most() {
+    for (ms, hold) in [("1", None), ("86400000", Some(2))] {
+        let mut words = vec![&b"me"[..], b"queue", ms.as_bytes(), b"channel"];
+        words.extend(hold.map(|_| [&b"HOLD"[..], b"2"]).into_iter().flatten());
+        let (request, patience) = parse(Args::new(&words), || Ok(CLIENT)).unwrap();
+        let place = PlaceTime {
+            ms: ms.parse().unwrap(),
+            channel: b"channel",
+        };
+        assert_eq!(patience, Patience::Queue(place));
+        let hold = HoldNumber::new(hold.unwrap_or(1)).unwrap();
+        assert_eq!(request.hold, Some(hold));
+    }
+    for ms in ["0", "-1", "86400001"] {
+        check_refused(&["QUEUE", ms, "channel"], Usage::QueueOutOfRange);
+    }
+    check_refused(&["QUEUE", "x", "channel"], Usage::NotAnInteger);
+    for words in [
+        &["QUEUE"][..],
+        &["QUEUE", "5"],
+        &["QUEUE", "5", "a", "QUEUE", "5", "a"],
+        &["QUEUE", "5", "a", "BLOCK", "5"],
+    ] {
+        check_refused(words, Usage::Syntax);
+    }
+}
+
+#[test]
 fn holds_are_counted_from_one() {
     for word in ["0", "-1", "-9223372036854775808"] {
         check_refused(&["HOLD", word], Usage::HoldOutOfRange);
@@ -276,7 +310,8 @@ fn an_owner_may_look_like_an_option() {
 /// Words of which some mean something, so that a few of the lines do as well.
 fn words() -> impl Strategy<Value = Vec<Vec<u8>>> {
     const KNOWN: &[&str] = &[
-        "lease", "LEASE", "Block", "hold", "SHARED", "Limit", "session", "0", "5", "-1", "@", "",
+        "lease", "LEASE", "Block", "queue", "hold", "SHARED", "Limit", "session", "0", "5", "-1",
+        "@", "",
     ];
     let word = prop_oneof![
         3 => prop::sample::select(KNOWN).prop_map(|word| word.as_bytes().to_vec()),
@@ -327,12 +362,15 @@ proptest! {
     #[test]
     fn no_words_make_it_panic(words in words()) {
         let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
-        if let Ok((request, timeout)) = parse(Args::new(&words), || Ok(CLIENT)) {
+        if let Ok((request, patience)) = parse(Args::new(&words), || Ok(CLIENT)) {
             prop_assert_eq!(request.owner.as_bytes(), words[0]);
             let has = |name: &[u8]| words[1..].iter().any(|word| word.eq_ignore_ascii_case(name));
-            prop_assert_eq!(request.session.is_some(), has(b"session"));
-            prop_assert_eq!(timeout.is_some(), has(b"block"));
-            prop_assert_eq!(request.hold.is_some(), has(b"hold"));
+            prop_assert!(request.session.is_none() || has(b"session"));
+            let waits = matches!(patience, Patience::Block(_));
+            prop_assert!(!waits || has(b"block"));
+            let is_place = matches!(patience, Patience::Queue(_));
+            prop_assert!(!is_place || has(b"queue"));
+            prop_assert!(request.hold.is_none() || is_place || has(b"hold"));
             prop_assert_eq!(request.limit == Limit::SHARED, has(b"shared"));
             prop_assert!(!(has(b"shared") && has(b"limit")));
         }

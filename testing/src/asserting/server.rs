@@ -161,6 +161,15 @@ impl TestServer {
         });
     }
 
+    /// Waits until exactly so many wait for locks, by places or blocked.
+    #[track_caller]
+    pub fn await_waiters(&self, count: i64) {
+        let mut client = self.client();
+        eventually(&format!("{count} waiters"), || {
+            client.info("lock_waiters") == count
+        });
+    }
+
     /// Starts a replica of this server and waits until it is in step.
     #[track_caller]
     pub fn replica(&self, with_module: bool) -> Self {

@@ -26,13 +26,13 @@ pub(super) struct Scope {
     pub(super) min_replicas: [usize; 2],
     /// A hold that is confirmed without a write is told by what was acknowledged before.
     pub(super) tells_by_old_acks: bool,
-    pub(super) fence: Option<Fence>,
+    pub(super) self_fencing: Option<SelfFencing>,
     pub(super) expected: Expected,
 }
 
 /// A primary that fences itself, and a grace period. In ticks.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Fence {
+pub(super) struct SelfFencing {
     /// `min-replicas-to-write`: of the first primary, and of one that was promoted.
     pub(super) min_replicas_to_write: [usize; 2],
     pub(super) max_lag: i64,
@@ -42,7 +42,7 @@ pub(super) struct Fence {
     /// For so long after its promotion a primary renews nothing.
     pub(super) no_renewal: i64,
     /// What the module hands on by itself is fenced too.
-    pub(super) fences_hand_offs: bool,
+    pub(super) binds_hand_offs: bool,
     /// Whether who holds the lock is served within the grace period.
     pub(super) reenters_in_grace: bool,
 }
@@ -71,7 +71,7 @@ const PLAIN: Scope = Scope {
     renews_what_is_over: false,
     min_replicas: [0, 0],
     tells_by_old_acks: false,
-    fence: None,
+    self_fencing: None,
     expected: Breaks(3),
 };
 
@@ -94,19 +94,19 @@ const ACKS_OF_TWO: Scope = Scope {
 
 /// Two nodes: one that does not hear of the other one writes nothing.
 const FENCED: Scope = Scope {
-    fence: Some(FENCE),
+    self_fencing: Some(SELF_FENCING),
     expected: Holds,
     ..PLAIN
 };
 
-const FENCE: Fence = Fence {
+const SELF_FENCING: SelfFencing = SelfFencing {
     min_replicas_to_write: [1, 1],
     max_lag: 1,
     ack_delay: 0,
     // The longest lease, the lag, and one tick more.
     grace: 4,
     no_renewal: 0,
-    fences_hand_offs: true,
+    binds_hand_offs: true,
     reenters_in_grace: false,
 };
 
@@ -115,14 +115,14 @@ const FENCED_BY_TWO: Scope = Scope {
     clocks: &[0, 0, 0],
     leases: &[1],
     lag: 1,
-    fence: Some(FENCE_OF_TWO),
+    self_fencing: Some(SELF_FENCING_OF_TWO),
     ..FENCED
 };
 
-const FENCE_OF_TWO: Fence = Fence {
+const SELF_FENCING_OF_TWO: SelfFencing = SelfFencing {
     min_replicas_to_write: [2, 2],
     grace: 3,
-    ..FENCE
+    ..SELF_FENCING
 };
 
 /// All scopes: each set of conditions, and what becomes of it without one of them.
@@ -222,147 +222,153 @@ pub(super) const SCOPES: &[Scope] = &[
         ..ACKS_OF_TWO
     },
     Scope {
-        name: "fence",
+        name: "self-fencing",
         ..FENCED
     },
     Scope {
-        name: "fence, two fail-overs",
+        name: "self-fencing, two fail-overs",
         promotions: 2,
         ..FENCED
     },
     Scope {
-        name: "fence, waits",
+        name: "self-fencing, waits",
         waits: true,
         leases: &[1],
         lag: 1,
-        fence: Some(Fence { grace: 3, ..FENCE }),
-        ..FENCED
-    },
-    Scope {
-        name: "fence, longer times",
-        leases: &[1, 3],
-        fence: Some(Fence {
-            max_lag: 2,
-            grace: 6,
-            ..FENCE
+        self_fencing: Some(SelfFencing {
+            grace: 3,
+            ..SELF_FENCING
         }),
         ..FENCED
     },
     Scope {
-        name: "fence, a clock ahead",
+        name: "self-fencing, longer times",
+        leases: &[1, 3],
+        self_fencing: Some(SelfFencing {
+            max_lag: 2,
+            grace: 6,
+            ..SELF_FENCING
+        }),
+        ..FENCED
+    },
+    Scope {
+        name: "self-fencing, a clock ahead",
         clocks: &[0, 3],
         ..FENCED
     },
     Scope {
-        name: "fence, a clock behind",
+        name: "self-fencing, a clock behind",
         clocks: &[3, 0],
         ..FENCED
     },
     Scope {
-        name: "fence, three nodes",
+        name: "self-fencing, three nodes",
         ..FENCED_BY_TWO
     },
     Scope {
-        name: "fence, three nodes, two fail-overs",
+        name: "self-fencing, three nodes, two fail-overs",
         promotions: 2,
         ..FENCED_BY_TWO
     },
     Scope {
-        name: "fence, a replica restarts",
+        name: "self-fencing, a replica restarts",
         restarts: true,
         ..FENCED
     },
     Scope {
-        name: "fence, late acknowledgements, longer grace",
-        fence: Some(Fence {
+        name: "self-fencing, late acknowledgements, longer grace",
+        self_fencing: Some(SelfFencing {
             ack_delay: 1,
             grace: 5,
-            ..FENCE
+            ..SELF_FENCING
         }),
         ..FENCED
     },
     Scope {
-        name: "fence, fewer after a fail-over, late renewals",
-        fence: Some(Fence {
+        name: "self-fencing, fewer after a fail-over, late renewals",
+        self_fencing: Some(SelfFencing {
             min_replicas_to_write: [1, 0],
             no_renewal: 2,
-            ..FENCE
+            ..SELF_FENCING
         }),
         ..FENCED
     },
     Scope {
-        name: "fence, three nodes, fewer after, late renewals",
-        fence: Some(Fence {
+        name: "self-fencing, three nodes, fewer after, late renewals",
+        self_fencing: Some(SelfFencing {
             min_replicas_to_write: [2, 1],
             no_renewal: 2,
-            ..FENCE_OF_TWO
+            ..SELF_FENCING_OF_TWO
         }),
         ..FENCED_BY_TWO
     },
     Scope {
-        name: "fence, fewer after a fail-over",
-        fence: Some(Fence {
+        name: "self-fencing, fewer after a fail-over",
+        self_fencing: Some(SelfFencing {
             min_replicas_to_write: [1, 0],
-            ..FENCE
+            ..SELF_FENCING
         }),
         expected: Breaks(7),
         ..FENCED
     },
     Scope {
-        name: "fence, grace too short",
-        fence: Some(Fence { grace: 3, ..FENCE }),
+        name: "self-fencing, grace too short",
+        self_fencing: Some(SelfFencing {
+            grace: 3,
+            ..SELF_FENCING
+        }),
         expected: Breaks(7),
         ..FENCED
     },
     Scope {
-        name: "fence, grace for newcomers alone",
-        fence: Some(Fence {
+        name: "self-fencing, grace for newcomers alone",
+        self_fencing: Some(SelfFencing {
             reenters_in_grace: true,
-            ..FENCE
+            ..SELF_FENCING
         }),
         expected: Breaks(7),
         ..FENCED
     },
     Scope {
-        name: "fence, a lease beyond the longest",
+        name: "self-fencing, a lease beyond the longest",
         leases: &[1, 2, 3],
         expected: Breaks(8),
         ..FENCED
     },
     Scope {
-        name: "fence, late acknowledgements",
-        fence: Some(Fence {
+        name: "self-fencing, late acknowledgements",
+        self_fencing: Some(SelfFencing {
             ack_delay: 1,
-            ..FENCE
+            ..SELF_FENCING
         }),
         expected: Breaks(8),
         ..FENCED
     },
     Scope {
-        name: "fence, what is over is renewed",
+        name: "self-fencing, what is over is renewed",
         renews_what_is_over: true,
         expected: Breaks(7),
         ..FENCED
     },
     Scope {
-        name: "fence, hand-offs pass it",
+        name: "self-fencing, hand-offs pass it",
         waits: true,
         leases: &[1],
         lag: 1,
-        fence: Some(Fence {
+        self_fencing: Some(SelfFencing {
             grace: 3,
-            fences_hand_offs: false,
-            ..FENCE
+            binds_hand_offs: false,
+            ..SELF_FENCING
         }),
         expected: Breaks(9),
         ..FENCED
     },
     Scope {
-        name: "fence, three nodes, one is enough",
-        fence: Some(Fence {
+        name: "self-fencing, three nodes, one is enough",
+        self_fencing: Some(SelfFencing {
             min_replicas_to_write: [1, 1],
             no_renewal: 2,
-            ..FENCE_OF_TWO
+            ..SELF_FENCING_OF_TWO
         }),
         expected: Breaks(7),
         ..FENCED_BY_TWO

@@ -10,6 +10,7 @@ use crate::explore::form::{Form, GENERATIONS, Names, orders_of};
 use crate::explore::invariants::Broken;
 use crate::explore::keyspace::{Keyspace, Write};
 use crate::explore::search;
+use crate::explore::world::BEGIN_MS;
 use crate::grace::Grace;
 use crate::keys::{KeyBuf, KeyRef};
 use crate::lock::{Lock, Now, Released};
@@ -18,7 +19,9 @@ use crate::request::{
     AcquireRequest, ClientId, HoldNumber, Lease, Limit, Owner, ReleaseExtent, ReleaseRequest,
     RenewRequest,
 };
-use crate::table::{Acquired, Answer, Done, Leave, LockTable, Progress, Settings, Step, Stored};
+use crate::table::{
+    Acquired, Answer, Done, Leave, LockTable, Progress, Settings, Step, Stored, WORK_A_WAKE,
+};
 use crate::token::FencingToken;
 
 /// At most so many nodes there are.
@@ -27,13 +30,8 @@ const NODES: usize = 3;
 /// The one key.
 const KEY: KeyRef<'_> = KeyRef { db: 0, name: b"k" };
 
-const BEGIN_MS: i64 = 1_700_000_000_000;
-
 /// How often a contended lock is looked at for no other reason, in ticks.
 const RECHECK: i64 = 1;
-
-/// How much one wake does, as in the module.
-const WORK_A_WAKE: usize = 64;
 
 /// Something that a client, a node or time may do. A tick is a millisecond.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -225,7 +223,7 @@ impl World {
 
     /// Whether the primary counts enough replicas as good ones.
     fn may_write(&self, node: usize) -> bool {
-        let Some(fence) = self.scope().fence else {
+        let Some(self_fencing) = self.scope().self_fencing else {
             return true;
         };
         let all = 0..self.nodes.len();
@@ -234,15 +232,15 @@ impl World {
             let is_there = matches!(role, Role::Replica { of, .. } if *of == node);
             is_there || self.silence(node, other).is_some()
         });
-        good.count() >= self.setting(node, fence.min_replicas_to_write)
+        good.count() >= self.setting(node, self_fencing.min_replicas_to_write)
     }
 
     /// For how long a replica that went away has been silent, as long as it counts as
     /// a good one.
     fn silence(&self, primary: usize, other: usize) -> Option<i64> {
-        let fence = self.scope().fence?;
+        let self_fencing = self.scope().self_fencing?;
         let silence = self.ticks - self.nodes[primary].peers[other].left_at?;
-        (silence <= fence.max_lag + fence.ack_delay).then_some(silence)
+        (silence <= self_fencing.max_lag + self_fencing.ack_delay).then_some(silence)
     }
 
     fn since_promotion(&self, node: usize) -> Option<i64> {
@@ -254,7 +252,7 @@ impl World {
     }
 
     fn may_renew(&self, node: usize) -> bool {
-        let no_renewal = self.scope().fence.map_or(0, |fence| fence.no_renewal);
+        let no_renewal = self.scope().self_fencing.map_or(0, |one| one.no_renewal);
         self.since_promotion(node)
             .is_none_or(|since| since >= no_renewal)
     }
@@ -306,8 +304,8 @@ impl World {
         let node = &self.nodes[at];
         match &node.role {
             Role::Primary => {
-                let fence = self.scope().fence;
-                let is_bound = fence.is_none_or(|fence| fence.fences_hand_offs);
+                let self_fencing = self.scope().self_fencing;
+                let is_bound = self_fencing.is_none_or(|one| one.binds_hand_offs);
                 let is_due = node.table.wake_at_ms();
                 let is_due = is_due.is_some_and(|at_ms| at_ms <= self.now(at).ms());
                 if is_due && (self.may_write(at) || !is_bound) {
@@ -421,8 +419,8 @@ impl World {
         if step.stream_goes_on && !self.scope().tells_by_old_acks {
             self.write(node, &Write::Effects(0, Vec::new()));
         }
-        for (id, answer) in step.answers {
-            let (at, lease) = self.waiting(node, id);
+        for (addressee, answer) in step.answers {
+            let (at, lease) = self.waiting(node, addressee.id());
             self.clients[at].doing = Doing::Nothing;
             if let Answer::Granted(token) = answer {
                 self.issue(node, at, &before, token)?;
@@ -519,7 +517,8 @@ impl World {
         let (at, _) = self.waiting(node, id);
         let stored = self.read(node);
         let now = self.now(node);
-        let answer = self.nodes[node].table.tell(id, Ok(stored), now);
+        let told = self.nodes[node].table.tell(id, Ok(stored), now);
+        let answer = told.map(|(_, answer)| answer);
         let doing = std::mem::replace(&mut self.clients[at].doing, Doing::Nothing);
         let until = match doing {
             Doing::Waits { until, .. } => until.expect("it was granted"),
@@ -580,7 +579,10 @@ impl World {
         let before = self.stored(node);
         let owner = self.cast.owners[at].clone();
         let reenters = before.holder(&owner).is_some()
-            && self.scope().fence.is_some_and(|one| one.reenters_in_grace);
+            && self
+                .scope()
+                .self_fencing
+                .is_some_and(|one| one.reenters_in_grace);
         let request = AcquireRequest {
             owner,
             lease: Lease::from_ms(lease).unwrap(),
@@ -591,6 +593,7 @@ impl World {
         let wait = self.scope().waits.then_some(Wait {
             client: client_id(at),
             until_ms: None,
+            channel: None,
         });
         let now = self.now(node);
         let may_grant = !self.is_in_grace(node);
@@ -656,7 +659,7 @@ impl World {
         };
         let now = self.now(node);
         let table = self.table(node, Some(at));
-        let done = table.renew(KEY, stored, &request, now);
+        let done = done(table.renew(KEY, stored, &request, now));
         let renewed = done.result == Ok(true);
         let withheld = done.step.withheld;
         self.apply(node, done.step)?;
@@ -682,7 +685,7 @@ impl World {
         };
         let now = self.now(node);
         let table = self.table(node, Some(at));
-        let done = table.release(KEY, stored, &request, now);
+        let done = done(table.release(KEY, stored, &request, now));
         self.apply(node, done.step)?;
         let released = done.result.expect("a release is no fault");
         self.say(|w| {
@@ -812,7 +815,7 @@ impl World {
         self.promotions_left -= 1;
         let last = self.nodes.iter().map(|node| node.epoch).max();
         let (ticks, now_ms) = (self.ticks, self.now(at).ms());
-        let grace = self.scope().fence.map_or(0, |fence| fence.grace);
+        let grace = self.scope().self_fencing.map_or(0, |one| one.grace);
         let node = &mut self.nodes[at];
         node.role = Role::Primary;
         node.grace = Grace::begin(ticks, grace);
@@ -904,7 +907,7 @@ impl World {
                 Role::Primary => {
                     form.number(-1);
                     form.number(node.grace.left_ms(self.ticks));
-                    let counts = self.scope().fence.map_or(0, |fence| fence.no_renewal);
+                    let counts = self.scope().self_fencing.map_or(0, |one| one.no_renewal);
                     let since = self.since_promotion(at);
                     form.number(since.map_or(counts, |since| since.min(counts)));
                     for &other in &order.nodes {
@@ -1067,5 +1070,6 @@ fn done<T>(progress: Progress<T>) -> Done<T> {
     match progress {
         Progress::Done(done) => done,
         Progress::Asks(question) => panic!("asked for {:?}", question.asked()),
+        Progress::Offers(offer) => panic!("offered to {:?}", offer.place()),
     }
 }

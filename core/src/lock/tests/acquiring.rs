@@ -7,7 +7,7 @@ fn a_free_lock_is_granted_with_a_new_token_and_a_lease() {
             &free(None),
             &acquire("a", LEASE_MS, hold),
             granted(NEW),
-            &[sets("a", 1, Some(NEW)), expires(END)],
+            &[replaces("a", NEW, END)],
             &held("a", 1, Some(NEW), Some(END)),
         );
     }
@@ -19,7 +19,7 @@ fn a_new_token_is_greater_than_the_one_the_lock_remembers() {
         &free(Some(NEW + 5)),
         &acquire("a", LEASE_MS, None),
         granted(NEW + 6),
-        &[sets("a", 1, Some(NEW + 6)), expires(END)],
+        &[replaces("a", NEW + 6, END)],
         &held("a", 1, Some(NEW + 6), Some(END)),
     );
 }

@@ -4,7 +4,7 @@ use super::*;
 fn check_break(before: &Lock, token: Option<i64>, broken: bool, effects: &[Effect], after: &Lock) {
     check(
         before,
-        |lock, written| lock.break_holds(token.map(self::token), written),
+        |lock, written| lock.break_holds(token.map(self::token), written).is_some(),
         broken,
         effects,
         after,

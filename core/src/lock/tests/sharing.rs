@@ -126,7 +126,7 @@ mod admitting {
             &free(None),
             &acquire_as(limit(1), "a"),
             granted(NEW),
-            &[sets("a", 1, Some(NEW)), expires(END)],
+            &[replaces("a", NEW, END)],
             &held("a", 1, Some(NEW), Some(END)),
         );
     }
@@ -250,7 +250,7 @@ mod admitting {
             &lock,
             &acquire_as(EXCLUSIVE, "new"),
             granted(NEW + 6),
-            &[Effect::Delete, sets("new", 1, Some(NEW + 6)), expires(END)],
+            &[replaces("new", NEW + 6, END)],
             &held("new", 1, Some(NEW + 6), Some(END)),
         );
         check_acquire_in_vain(&lock, &acquire("new", LEASE_MS, Some(2)), hold_count(2, 0));

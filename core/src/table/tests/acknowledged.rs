@@ -78,7 +78,7 @@ impl Scene {
             let stored = self.server.look(key.as_ref(), owner);
             let client = to.map(|(client, _)| client);
             let now = self.server.now();
-            let answer = self.server.table.tell(id, stored, now).unwrap();
+            let (_, answer) = self.server.table.tell(id, stored, now).unwrap();
             if matches!(answer, Answer::Granted(_) | Answer::Renewed(true)) {
                 self.server.table.grant_told(client.unwrap(), true);
             }
@@ -102,7 +102,9 @@ impl Scene {
 
     fn give_up(&mut self) -> Vec<(WaiterId, Answer)> {
         let now_ms = self.server.ms();
-        self.server.table.give_up(now_ms, usize::MAX)
+        let told = self.server.table.give_up(now_ms, usize::MAX).into_iter();
+        told.map(|(addressee, answer)| (addressee.id(), answer))
+            .collect()
     }
 
     #[track_caller]
@@ -183,6 +185,25 @@ fn what_is_not_acknowledged_in_time_is_given_back_and_the_next_is_asked() {
     assert!(matches!(answer, Answer::Granted(_)));
     scene.server.release(K, "b");
     scene.check_nothing_is_left();
+}
+
+#[test]
+fn a_step_of_the_wall_clock_neither_hurries_replicas_nor_gives_them_longer() {
+    for step_ms in [-3_600_000, 3_600_000] {
+        let mut scene = Scene::new();
+        let id = scene.take(K, ask("a").lease(2 * 3_600_000).now()).0;
+        let waiter = scene.server.wait(K, ask("b"));
+        scene.server.sleep(100 + step_ms);
+        let now_ms = scene.server.ms();
+        scene.server.table.clock_stepped(step_ms, now_ms);
+        scene.server.sleep(TIMEOUT_MS - 101);
+        assert_eq!(scene.give_up(), []);
+        scene.server.sleep(1);
+        assert_eq!(scene.give_up(), [unsafe_to_say(id)]);
+        scene.server.leave(waiter);
+        scene.server.run();
+        scene.check_nothing_is_left();
+    }
 }
 
 #[test]
@@ -478,8 +499,11 @@ fn with_too_few_replicas_nothing_is_renewed() {
     };
     let stored = scene.server.look_for(K, Some(&request.owner)).unwrap();
     let now = scene.server.now();
-    let done = scene.server.table.renew(K, stored, &request, now);
-    assert_eq!(scene.server.do_step(K, done), Err(LockError::NoReplicas));
+    let progress = scene.server.table.renew(K, stored, &request, now);
+    assert_eq!(
+        scene.server.carry_out(K, progress),
+        Err(LockError::NoReplicas)
+    );
     assert_eq!(scene.server.lock(K), before);
 }
 

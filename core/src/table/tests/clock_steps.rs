@@ -417,7 +417,7 @@ fn what_can_not_be_written_now_is_put_back_later() {
     server.set_clock_late(STEP_MS);
     let due = server.table.take_due(server.ms()).unwrap();
     server.table.put_off(due, NotNow::Refused, server.ms());
-    assert_eq!(server.table.next_due(server.ms()), Some(&K.into()));
+    assert_eq!(server.table.next_due(server.ms()), Some(K.into()));
     assert!(server.table.put_off_everything(server.ms(), 9));
     server.run();
     assert_eq!(server.left_ms(K, "a"), LEASE_MS);
@@ -476,5 +476,72 @@ fn a_lock_of_many_is_moved_and_one_of_a_crowd_is_not() {
         server.run();
         let left_ms = if is_moved { LEASE_MS } else { LEASE_MS - 5000 };
         assert_eq!(server.left_ms(K, &nth(0)), left_ms, "{count}");
+    }
+}
+
+#[test]
+fn an_unclaimed_grant_to_a_place_can_be_claimed_as_long_as_without_a_step() {
+    for set_clock in WAYS {
+        for by_ms in [STEP_MS, -STEP_MS] {
+            let mut server = Server::new();
+            server.take(K, ask("x"));
+            let place = ask("a").place().by(7).session();
+            server.wait_for(K, place, 60_000);
+            server.release(K, "x");
+            let (token, left_ms) = (server.token(K, "a"), server.left_ms(K, "a"));
+            set_clock(&mut server, by_ms);
+            server.run();
+            server.give_up();
+            assert_eq!(
+                (server.token(K, "a"), server.left_ms(K, "a")),
+                (token, left_ms)
+            );
+            server.pass(left_ms - 1);
+            server.give_up();
+            assert!(server.renew_as(K, "a", LEASE_MS, Some(token)));
+            assert_eq!(server.metrics().claims, 1);
+            server.pass(3 * LEASE_MS);
+            assert_eq!(server.token(K, "a"), token);
+        }
+    }
+}
+
+#[test]
+fn an_unclaimed_grant_to_a_place_ends_as_soon_as_without_a_step() {
+    for set_clock in WAYS {
+        for by_ms in [STEP_MS, -STEP_MS] {
+            let mut server = Server::new();
+            server.take(K, ask("x"));
+            server.wait_for(K, ask("a").place().by(7).session(), 60_000);
+            let b = server.wait(K, ask("b"));
+            server.release(K, "x");
+            let left_ms = server.left_ms(K, "a");
+            set_clock(&mut server, by_ms);
+            server.run();
+            server.pass(left_ms + 1);
+            server.give_up();
+            assert_eq!(server.metrics().grants_unclaimed, 1);
+            assert!(server.granted().contains(&b));
+            assert_eq!(server.holders(K), ["b"]);
+        }
+    }
+}
+
+#[test]
+fn a_step_that_is_noticed_with_a_request_leaves_the_holder_the_lock_that_a_place_waits_for() {
+    for set_clock in WAYS {
+        let mut server = Server::new();
+        let token = server.take(K, ask("x"));
+        server.wait_for(K, ask("a").place(), 2 * STEP_MS);
+        set_clock(&mut server, STEP_MS);
+        assert_eq!(server.acquire(K, ask("a").now()), Ok(Acquired::Busy));
+        assert_eq!((server.token(K, "x"), server.offers), (token, 0));
+        assert_eq!(server.left_ms(K, "x"), LEASE_MS);
+        // Its own time follows the wall clock.
+        set_clock(&mut server, STEP_MS);
+        server.run();
+        server.give_up();
+        assert_eq!((server.table.places(), server.token(K, "x")), (0, token));
+        assert_eq!(server.left_ms(K, "x"), LEASE_MS);
     }
 }

@@ -216,6 +216,7 @@ fn a_hold_before_the_lost_grant_stays_with_its_connection() {
             Wait {
                 client: ClientId(2),
                 until_ms: None,
+                channel: None,
             },
             server.now_us,
             usize::MAX,

@@ -136,7 +136,7 @@ fn every_kind_of_work_has_its_turn() {
 #[test]
 fn the_next_lock_is_seen_before_it_is_taken() {
     let mut server = Server::new();
-    let next = |server: &Server| server.table.next_due(server.ms()).cloned();
+    let next = |server: &Server| server.table.next_due(server.ms());
     assert_eq!(next(&server), None);
     server.take(K, ask("a").session());
     server.table.connection_ended(ask("a").client, false);

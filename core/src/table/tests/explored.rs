@@ -82,3 +82,78 @@ fn an_heir_that_ends_too_leaves_nothing() {
     assert_eq!(server.holds(K, "b"), 0);
     assert!(!server.table.remembers_holds());
 }
+
+#[test]
+fn nothing_is_left_of_a_lock_whose_only_place_is_given_up() {
+    let mut server = Server::new();
+    server.take(K, ask("a"));
+    server.wait_for(K, ask("b").place(), 60_000);
+    let given_up = server.release_as(K, "b", ReleaseExtent::One, None);
+    assert_eq!(given_up, Ok(Released::NotHeld));
+    assert!(server.table.agree(&[owner("a"), owner("b")]));
+}
+
+#[test]
+fn who_only_waited_behind_its_own_place_does_not_wait() {
+    let mut server = Server::new();
+    server.take(K, ask("a").shared());
+    server.wait_for(K, ask("b").place(), 60_000);
+    let b = server.wait_for(K, ask("b").place().shared(), 60_000);
+    server.run();
+    assert_eq!(server.granted(), [b]);
+}
+
+#[test]
+fn a_reply_to_a_blocked_client_claims_what_its_owner_got_by_a_place() {
+    let mut server = Server::new();
+    server.take(K, ask("a"));
+    server.wait_for(K, ask("b").place().by(7).session(), 60_000);
+    server.wait(K, ask("b").by(1).hold(1));
+    server.release(K, "a");
+    server.pass(3 * LEASE_MS);
+    assert_eq!(server.holds(K, "b"), 1);
+    assert_eq!(server.metrics().claims, 1);
+    end(&mut server, 7);
+    server.run();
+    assert_eq!(server.holds(K, "b"), 0);
+}
+
+#[test]
+fn a_place_of_a_connection_that_has_ended_binds_nothing_to_it() {
+    let mut server = Server::new();
+    server.take(K, ask("a"));
+    let blocked = server.wait(K, ask("b").by(1));
+    let place = server.wait_for(K, ask("b").place().by(7).session(), 60_000);
+    end(&mut server, 7);
+    server.release(K, "a");
+    let granted = Answer::Granted(server.token(K, "b"));
+    let told = [(blocked, granted), (place, Answer::NotGranted)];
+    assert_eq!(server.told(), told);
+    assert_eq!(server.table.bound_client(K, &owner("b")), None);
+}
+
+#[test]
+fn a_grant_can_be_claimed_as_long_as_it_lasts() {
+    let mut server = Server::new();
+    server.take(K, ask("a"));
+    server.wait_for(K, ask("b").place().by(7).session(), 60_000);
+    server.release(K, "a");
+    let token = server.token(K, "b");
+    let claim_ms = server.table.settings.claim_timeout_ms;
+    server.pass(claim_ms);
+    assert!(server.renew_as(K, "b", LEASE_MS, Some(token)));
+    assert_eq!(server.table.bound_client(K, &owner("b")), Some(ClientId(7)));
+    assert_eq!(server.metrics().claims, 1);
+}
+
+#[test]
+fn a_connection_that_did_not_claim_its_grant_is_not_closed_by_the_next_one() {
+    let mut server = Server::new();
+    server.take(K, ask("a"));
+    server.wait_for(K, ask("b").place().by(7).session(), 60_000);
+    server.release(K, "a");
+    server.sleep(server.table.settings.claim_timeout_ms + 1);
+    server.take(K, ask("b").place().by(8).session());
+    assert!(server.table.to_close.is_empty());
+    assert_eq!(server.table.bound_client(K, &owner("b")), Some(ClientId(8)));
+}

@@ -22,7 +22,7 @@ fn check_touches_only(server: &Server, name: &str) {
                 assert_eq!(owner.as_bytes(), name.as_bytes());
             }
             Effect::ExpireAt { .. } => {}
-            Effect::Delete => panic!("the key was deleted"),
+            Effect::Delete | Effect::Replace { .. } => panic!("the key was deleted"),
         }
     }
 }
@@ -81,7 +81,67 @@ fn many_waiters_leave_nothing_behind() {
         server.steps
     );
     server.delete(K);
+    server.run();
     server.check_nothing_is_left();
+}
+
+#[test]
+fn a_crowd_that_is_over_is_cleared_away_bit_by_bit() {
+    for is_broken in [false, true] {
+        let mut server = crowded();
+        if is_broken {
+            server.break_lock(K, None);
+            assert_eq!(server.metrics().releases_broken, CROWD as u64);
+            assert_eq!(server.table.totals(server.now()).sessions, 0);
+            assert!(server.table.sessions.any_left());
+        } else {
+            server.delete(K);
+        }
+        assert!(server.table.remembered.any_discarded());
+        assert_eq!(server.table.wake_at_ms(), Some(0));
+        // Nothing of it is in the way of what comes next.
+        server.take(K, ask("x").session());
+        assert_eq!(server.holders(K), ["x"]);
+        server.run();
+        assert!(!server.table.is_to_be_cleared());
+        if is_broken {
+            let sessions = server.table.totals(server.now()).sessions;
+            assert_eq!((sessions, server.holders(K)), (1, vec!["x".to_owned()]));
+            server.release(K, "x");
+            server.check_nothing_is_left();
+        }
+    }
+}
+
+#[test]
+fn many_sessions_follow_their_lock_at_once() {
+    let mut server = crowded();
+    server.rename(K, L);
+    server.table.databases_swapped(0, 1, server.ms());
+    let there = in_db(1, "l");
+    let value = server.keys.remove(&L.into()).unwrap();
+    server.keys.insert(there.into(), value);
+    for n in [0, 17, CROWD - 1] {
+        let client = ask(&nth(n)).client;
+        let bound = |key| server.table.bound_client(key, &owner(&nth(n)));
+        assert_eq!([K, L, there].map(bound), [None, None, Some(client)]);
+    }
+    server.pass(2 * LEASE_MS);
+    assert_eq!(server.holders(there).len(), CROWD, "all were kept up");
+}
+
+#[test]
+fn a_lock_whose_holders_have_all_ended_is_overwritten_at_once() {
+    let mut server = Server::new();
+    for n in 0..CROWD {
+        let ask = ask(&nth(n)).shared().by(1).session();
+        server.take(K, ask);
+    }
+    server.table.connection_ended(ClientId(1), false);
+    server.take(K, ask("x"));
+    assert_eq!(server.metrics().releases_session, CROWD as u64);
+    assert!(matches!(server.effects[..], [Effect::Replace { .. }]));
+    assert_eq!(server.holders(K), ["x"]);
 }
 
 #[test]

@@ -54,6 +54,21 @@ fn a_session_follows_its_lock_to_another_key() {
 }
 
 #[test]
+fn a_session_whose_lock_is_overwritten_is_closed_if_its_lease_had_ended_unnoticed() {
+    for (asleep_ms, is_over) in [(200, false), (1000, true)] {
+        let mut server = Server::new();
+        server.take(K, ask("a").session().lease(300));
+        server.take(L, ask("b").session());
+        server.sleep(asleep_ms);
+        server.rename(L, K);
+        server.run();
+        let closed = server.table.take_clients_to_close(8);
+        assert_eq!(closed == [ask("a").client], is_over, "{closed:?}");
+        assert_eq!(server.table.totals(server.now()).sessions, 1);
+    }
+}
+
+#[test]
 fn what_has_ended_follows_its_lock_to_another_key() {
     for is_taken_first in [false, true] {
         let mut server = Server::new();

@@ -19,7 +19,7 @@ use crate::server::{clock, keyspace, timer};
 #[cfg(feature = "planted-faults")]
 use redis_lock_core::planted::Fault;
 
-/// A server that has not turned for so long was paused. One that turns less often by
+/// A server that has not run for so long was paused. One whose cron runs less often by
 /// its settings (`hz`) may take twice its time.
 const PAUSE_MS: i64 = 500;
 
@@ -40,9 +40,9 @@ enum Beyond {
 #[derive(Clone, Copy)]
 struct State {
     demand: Demand,
-    /// When the server was last seen to turn. All times are since the start of the
+    /// When the server was last seen to run. All times are since the start of the
     /// machine.
-    turned_ms: i64,
+    ran_ms: i64,
     pause_ms: i64,
     beyond: Beyond,
     /// When the replicas were counted, and whether they were enough.
@@ -59,10 +59,10 @@ thread_local! {
 
 /// Begins anew: the server has started, its role or the settings have changed.
 pub(super) fn begin(ctx: &Context) {
-    let turned_ms = clock::since_boot_ms();
+    let ran_ms = clock::since_boot_ms();
     STATE.set(replicas::demand(ctx).map(|demand| State {
         demand,
-        turned_ms,
+        ran_ms,
         pause_ms: PAUSE_MS,
         beyond: Beyond::Nothing,
         counted: None,
@@ -84,13 +84,13 @@ pub(super) fn has_enough_replicas(ctx: &Context) -> bool {
     }
 }
 
-/// The server turns, so many times a second.
-pub(super) fn on_turn(ctx: &Context, hz: i32) {
+/// The server's cron runs, so many times a second.
+pub(super) fn on_cron(ctx: &Context, hz: i32) {
     let Some(mut state) = STATE.get() else {
         return;
     };
     state.pause_ms = PAUSE_MS.max(2000 / i64::from(hz.max(1)));
-    state.turns(clock::since_boot_ms());
+    state.note_run(clock::since_boot_ms());
     STATE.set(Some(state));
     if state.beyond == Beyond::NotKnownYet {
         has_enough_replicas(ctx);
@@ -113,17 +113,17 @@ pub(super) fn ask_if_needed(ctx: &Context) {
 }
 
 impl State {
-    fn turns(&mut self, now_ms: i64) {
-        if now_ms - self.turned_ms > self.pause_ms {
+    fn note_run(&mut self, now_ms: i64) {
+        if now_ms - self.ran_ms > self.pause_ms {
             self.beyond = Beyond::NotKnownYet;
             self.counted = None;
         }
-        self.turned_ms = now_ms;
+        self.ran_ms = now_ms;
     }
 
     fn has_enough(mut self, ctx: &Context) -> bool {
         let now_ms = clock::since_boot_ms();
-        self.turns(now_ms);
+        self.note_run(now_ms);
         if let Some((counted_ms, was_enough)) = self.counted
             && counted_ms == now_ms
         {
@@ -134,11 +134,11 @@ impl State {
             Beyond::NotKnownYet => Some(i64::MAX),
             Beyond::Offset(offset) => Some(offset),
         };
-        let replicas = replicas::count(ctx, self.demand.max_lag_s, beyond);
+        let stream = replicas::look(ctx).unwrap_or_default();
         if self.beyond == Beyond::NotKnownYet {
-            self.beyond = Beyond::Offset(replicas.written);
+            self.beyond = Beyond::Offset(stream.written);
         }
-        let is_enough = replicas.good >= self.demand.count;
+        let is_enough = stream.good(self.demand.max_lag_s, beyond) >= self.demand.count;
         self.counted = Some((now_ms, is_enough));
         if !is_enough && beyond.is_some() && now_ms - self.asked_ms >= ASK_AGAIN_MS {
             self.is_to_ask = true;

@@ -1,0 +1,487 @@
+//! Counts the instructions that a server spends on a lock, beside what it spends on
+//! plain commands, or on Redisson's scripts, in the lock's place.
+//!
+//! Each is a fixed script against a fresh server under valgrind's callgrind, so a figure
+//! is nearly the same in each run. What counts is the ratio: compilers and libraries
+//! differ from machine to machine, and meet both sides.
+//!
+//! Counted is everything but the server's clockwork (`serverCron`): the turns of the
+//! event loop, the commands, the replies, what goes to the AOF and to replicas.
+
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+
+use clap::Parser;
+use redis::Value;
+use redis_lock_testing::{Connection, Error, Result, SOON, Server, Setup, comes_true, info_field};
+
+/// Counts the instructions of locks and of what takes their place.
+#[derive(Parser)]
+struct Options {
+    /// The server's binary
+    #[arg(long, env = "REDISLOCK_SERVER", default_value = "redis-server")]
+    server: PathBuf,
+    /// The module
+    #[arg(
+        long,
+        env = "REDISLOCK_MODULE",
+        default_value = "target/release/libredislock.so"
+    )]
+    module: PathBuf,
+    /// The table of an earlier run
+    #[arg(long, default_value = "docs/bench/instructions.md")]
+    table: PathBuf,
+    /// Fail where a ratio is worse than that of the table, instead of writing it
+    #[arg(long)]
+    check: bool,
+    /// Count only what has this in its name, and write nothing
+    #[arg(long)]
+    only: Option<String>,
+    /// Keep the profiles in this folder, for callgrind_annotate
+    #[arg(long)]
+    keep: Option<PathBuf>,
+}
+
+/// How much worse than in the table a ratio may be.
+const SLACK: f64 = 1.03;
+
+const WARM_UP: usize = 100;
+const TURNS: usize = 500;
+const STARTS: usize = 3;
+
+/// As Redisson names them.
+const OWNER: &str = "3b8a7e52-1d0c-4f6e-9a27-000000000000:1";
+const OTHER: &str = "3b8a7e52-1d0c-4f6e-9a27-000000000001:1";
+
+/// A lease that is longer each time, so that each is a change, however fast the machine
+/// is: what lasts as long as before is not written.
+const LEASE: &str = "{lease}";
+
+/// What is played again and again.
+enum Script {
+    /// These commands one by one, after those that come once.
+    Commands(Vec<String>, Vec<String>),
+    /// Two clients, of which each in turn waits for what the other gives back: how each
+    /// takes it, and how it gives it back. What comes once is for the first.
+    HandOff(Vec<String>, [[String; 2]; 2]),
+}
+
+struct Row {
+    name: &'static str,
+    ours: Script,
+    floor_name: &'static str,
+    floor: Script,
+    /// With an append-only file and a replica.
+    durable: bool,
+    /// The ratio that is to be reached, if one is.
+    target: Option<f64>,
+}
+
+fn rows() -> Vec<Row> {
+    let commands = |once: &[String], turn: &[String]| Script::Commands(once.into(), turn.into());
+    let acquire = |owner: &str, mode: &str| format!("LOCK.ACQUIRE k {owner} LEASE {LEASE}{mode}");
+    let release = |owner: &str| format!("LOCK.RELEASE k {owner}");
+    let pair = |mode: &str| [acquire(OWNER, mode), release(OWNER)];
+    let shared = |holders: usize| {
+        let others = (0..holders).map(|n| acquire(&format!("{OTHER}{n:03}"), " SHARED"));
+        commands(&others.collect::<Vec<_>>(), &pair(" SHARED"))
+    };
+    let set_del = [format!("SET k {OWNER} NX PX {LEASE}"), "DEL k".into()];
+    let redisson_lock = format!("EVALSHA {} 1 k {LEASE} {OWNER}", sha(LOCK));
+    let redisson = [
+        redisson_lock.clone(),
+        format!(
+            "EVALSHA {} 3 k redisson_lock__channel:{{k}} {LATCH} 0 {LEASE} {OWNER} PUBLISH 20000",
+            sha(UNLOCK)
+        ),
+        format!("DEL {LATCH}"),
+    ];
+    let redisson_renew = format!("EVALSHA {} 1 k {LEASE} {OWNER}", sha(RENEW));
+    let row = |name, ours, floor_name, floor, target| Row {
+        name,
+        ours,
+        floor_name,
+        floor,
+        durable: false,
+        target,
+    };
+    const SET_DEL: &str = "`SET NX PX` + `DEL`";
+    const REDISSON: &str = "Redisson's scripts";
+    vec![
+        row(
+            "uncontended pair",
+            commands(&[], &pair("")),
+            SET_DEL,
+            commands(&[], &set_del),
+            Some(1.9),
+        ),
+        row(
+            "the same pair",
+            commands(&[], &pair("")),
+            REDISSON,
+            commands(&[], &redisson),
+            Some(0.38),
+        ),
+        Row {
+            durable: true,
+            ..row(
+                "pair with AOF and a replica",
+                commands(&[], &pair("")),
+                SET_DEL,
+                commands(&[], &set_del),
+                Some(1.6),
+            )
+        },
+        row(
+            "re-entry and its release",
+            commands(&[acquire(OWNER, "")], &pair("")),
+            REDISSON,
+            commands(std::slice::from_ref(&redisson_lock), &redisson),
+            None,
+        ),
+        row(
+            "renewal",
+            commands(
+                &[acquire(OWNER, "")],
+                &[format!("LOCK.RENEW k {OWNER} LEASE {LEASE}")],
+            ),
+            REDISSON,
+            commands(&[redisson_lock], &[redisson_renew]),
+            None,
+        ),
+        row(
+            "hand-off to a blocked waiter",
+            Script::HandOff(
+                vec![acquire(OWNER, "")],
+                [OWNER, OTHER].map(|owner| [acquire(owner, " BLOCK 0"), release(owner)]),
+            ),
+            "`BLPOP` + `LPUSH`",
+            Script::HandOff(
+                vec![],
+                [["BLPOP k 0", "LPUSH k 1"]; 2].map(|lines| lines.map(String::from)),
+            ),
+            Some(1.7),
+        ),
+        row(
+            "shared pair beside 1 holder",
+            shared(1),
+            SET_DEL,
+            commands(&[], &set_del),
+            None,
+        ),
+        row(
+            "shared pair beside 1,000 holders",
+            shared(1_000),
+            SET_DEL,
+            commands(&[], &set_del),
+            None,
+        ),
+    ]
+}
+
+const LOCK: &str = include_str!("../protocols/redisson_lock.lua");
+const UNLOCK: &str = include_str!("../protocols/redisson_unlock.lua");
+const RENEW: &str = "if (redis.call('hexists', KEYS[1], ARGV[2]) == 1) then \
+    redis.call('pexpire', KEYS[1], ARGV[1]); return 1; end; return 0;";
+const LATCH: &str = "redisson_unlock_latch:{k}:1d0c4f6e9a2700000000000000000000";
+
+fn sha(script: &str) -> String {
+    redis::Script::new(script).get_hash().into()
+}
+
+/// A server under callgrind, which writes a profile of what came since the last one
+/// whenever it is sent `ECHO`.
+struct Counted {
+    server: Server,
+    _replica: Option<Server>,
+    folder: tempfile::TempDir,
+    profiles: usize,
+}
+
+impl Counted {
+    fn start(options: &Options, with_module: bool, durable: bool) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let under_callgrind = folder.path().join("server");
+        let line = format!(
+            "#!/bin/sh\nexec valgrind --quiet --tool=callgrind --callgrind-out-file='{}' \
+             --dump-before=echoCommand --toggle-collect=serverCron --collect-atstart=yes \
+             '{}' \"$@\"\n",
+            folder.path().join("profile").display(),
+            options.server.display()
+        );
+        fs::write(&under_callgrind, line)?;
+        fs::set_permissions(&under_callgrind, fs::Permissions::from_mode(0o700))?;
+        let mut setup = Setup::of(under_callgrind);
+        if with_module {
+            setup = setup.module(options.module.canonicalize()?);
+        }
+        if durable {
+            setup = setup.options(&["--appendonly", "yes", "--appendfsync", "everysec"]);
+        }
+        let server = Server::start(setup)?;
+        let mut replica = None;
+        if durable {
+            let fed = server.replica(Setup::of(&options.server))?;
+            server.connect()?.call_ok(&["SET", "fed", "1"])?;
+            let mut observer = fed.connect()?;
+            replica = Some(fed);
+            // It is connected some time before the stream begins.
+            let is_fed = || matches!(observer.call(&["EXISTS", "fed"]), Ok(Value::Int(1)));
+            if !comes_true(SOON, is_fed) {
+                return Err(Error::new("the replica is not fed"));
+            }
+        }
+        Ok(Self {
+            _replica: replica,
+            server,
+            folder,
+            profiles: 0,
+        })
+    }
+
+    /// The instructions since the last time, and the profile.
+    fn mark(&mut self, connection: &mut Connection) -> Result<(u64, PathBuf)> {
+        connection.call_ok(&["ECHO", ""])?;
+        self.profiles += 1;
+        let name = format!("profile.{}", self.profiles);
+        let profile = self.folder.path().join(name);
+        let text = fs::read_to_string(&profile)?;
+        let total = text.lines().find_map(|line| line.strip_prefix("totals: "));
+        let total = total.and_then(|total| total.parse().ok());
+        let total = total.ok_or_else(|| Error::new("the profile has no total"))?;
+        Ok((total, profile))
+    }
+
+    /// The instructions of one turn of the script, and the profile of all.
+    fn count(&mut self, script: &Script) -> Result<(u64, PathBuf)> {
+        let mut clients = [self.server.connect()?, self.server.connect()?];
+        for script in [LOCK, UNLOCK, RENEW] {
+            clients[0].call_ok(&["SCRIPT", "LOAD", script])?;
+        }
+        let (Script::Commands(once, _) | Script::HandOff(once, _)) = script;
+        for line in once {
+            clients[0].call_ok(&words(line, 0))?;
+        }
+        for n in 1..=WARM_UP {
+            self.play(script, n, &mut clients)?;
+        }
+        self.mark(&mut clients[0])?;
+        for n in 1..=TURNS {
+            self.play(script, WARM_UP + n, &mut clients)?;
+        }
+        let (total, profile) = self.mark(&mut clients[0])?;
+        Ok((total / TURNS as u64, profile))
+    }
+
+    /// How often the server has gone to sleep, because nothing was left to do.
+    fn sleeps(&self) -> Result<u64> {
+        let pid = self.server.pid().unwrap_or_default();
+        let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+        let sleeps = info_field(&status, "voluntary_ctxt_switches")?;
+        sleeps.trim().parse().map_err(Error::new)
+    }
+
+    /// The `n`-th turn.
+    fn play(&self, script: &Script, n: usize, clients: &mut [Connection; 2]) -> Result<()> {
+        match script {
+            Script::Commands(_, lines) => {
+                for line in lines {
+                    clients[0].call_ok(&words(line, n))?;
+                }
+            }
+            Script::HandOff(_, lines) => {
+                let (holder, waiter) = (1 - n % 2, n % 2);
+                // A server that goes to sleep has done all that it was sent. To ask it
+                // whether somebody waits would cost it instructions.
+                let sleeps = self.sleeps()?;
+                clients[waiter].send(&words(&lines[waiter][0], n))?;
+                if !comes_true(SOON, || self.sleeps().is_ok_and(|now| now > sleeps)) {
+                    return Err(Error::new("the server never rests"));
+                }
+                clients[holder].call_ok(&words(&lines[holder][1], n))?;
+                clients[waiter]
+                    .reply()?
+                    .extract_error()
+                    .map_err(Error::new)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The words of a line in the `n`-th turn.
+fn words(line: &str, n: usize) -> Vec<String> {
+    let lease_ms = 600_000 + 1_000 * n;
+    let words = line.split(' ');
+    words
+        .map(|word| word.replace(LEASE, &lease_ms.to_string()))
+        .collect()
+}
+
+/// A count of instructions, with a comma before each three digits.
+fn grouped(count: u64) -> String {
+    let digits = count.to_string();
+    let groups = digits.as_bytes().rchunks(3).rev();
+    let groups: Vec<_> = groups.map(String::from_utf8_lossy).collect();
+    groups.join(",")
+}
+
+/// The ratios of a table by the names of its rows.
+fn ratios(table: &str) -> BTreeMap<&str, f64> {
+    let rows = table.lines().filter_map(|line| {
+        let columns: Vec<&str> = line.split('|').map(str::trim).collect();
+        let ratio = columns.get(5)?.parse().ok()?;
+        Some((*columns.get(1)?, ratio))
+    });
+    rows.collect()
+}
+
+fn version(options: &Options) -> Result<String> {
+    let server = Server::start(Setup::of(&options.server))?;
+    let info = server.connect()?.info_section("server")?;
+    let valkey = info_field(&info, "valkey_version").map(|version| format!("Valkey {version}"));
+    valkey.or_else(|_| info_field(&info, "redis_version").map(|version| format!("Redis {version}")))
+}
+
+/// The instructions of one turn: the least of several servers. Each seeds its hash tables
+/// anew, and names that collide there cost it more.
+fn count(options: &Options, row: &Row, script: &Script, is_ours: bool) -> Result<u64> {
+    let mut least = u64::MAX;
+    for _ in 0..STARTS {
+        let mut server = Counted::start(options, is_ours, row.durable)?;
+        let (instructions, profile) = server.count(script)?;
+        if instructions < least
+            && let Some(keep) = &options.keep
+        {
+            fs::create_dir_all(keep)?;
+            let whose = if is_ours { "ours" } else { "floor" };
+            fs::copy(profile, keep.join(format!("{}, {whose}", row.name)))?;
+        }
+        least = least.min(instructions);
+    }
+    Ok(least)
+}
+
+fn measure(options: &Options) -> Result<String> {
+    let mut table = format!(
+        "# Instructions\n\n\
+         `make bench-instructions` writes this table: instructions of the server for one turn, counted by \
+         callgrind on {},\nwithout the server's clockwork. Compilers and libraries differ from machine to \
+         machine; the ratio counts.\n\n\
+         | | instructions | in its place | instructions | ratio | target |\n|---|---|---|---|---|---|\n",
+        version(options)?
+    );
+    print!("{table}");
+    for row in rows() {
+        if options
+            .only
+            .as_ref()
+            .is_some_and(|only| !row.name.contains(only))
+        {
+            continue;
+        }
+        let ours = count(options, &row, &row.ours, true)?;
+        let floor = count(options, &row, &row.floor, false)?;
+        let ratio = ours as f64 / floor as f64;
+        let target = row.target.map_or(String::new(), |most| {
+            let verdict = if ratio <= most { "met" } else { "**missed**" };
+            format!("≤ {most}, {verdict}")
+        });
+        let line = format!(
+            "| {} | {} | {} | {} | {ratio:.3} | {target} |",
+            row.name,
+            grouped(ours),
+            row.floor_name,
+            grouped(floor)
+        );
+        println!("{line}");
+        writeln!(table, "{line}").map_err(Error::new)?;
+    }
+    Ok(table)
+}
+
+/// Fails where a ratio is worse than in the table.
+fn check(table: &Path, measured: &str) -> Result<()> {
+    let table = fs::read_to_string(table)?;
+    let known = ratios(&table);
+    let worse: Vec<String> = ratios(measured)
+        .into_iter()
+        .filter_map(|(name, ratio)| match known.get(name) {
+            Some(known) if ratio <= known * SLACK => None,
+            Some(known) => Some(format!(
+                "{name}: {ratio:.3}, where the table has {known:.3}"
+            )),
+            None => Some(format!("{name} is not in the table")),
+        })
+        .collect();
+    match worse.is_empty() {
+        true => Ok(()),
+        false => Err(Error::new(worse.join("\n"))),
+    }
+}
+
+fn main() -> Result<ExitCode> {
+    let options = Options::parse();
+    let mut valgrind = Command::new("valgrind");
+    if valgrind
+        .arg("--version")
+        .stdout(Stdio::null())
+        .status()
+        .is_err()
+    {
+        eprintln!("SKIPPED: no instructions were counted, because there is no valgrind");
+        return Ok(ExitCode::SUCCESS);
+    }
+    let measured = measure(&options)?;
+    if options.check {
+        check(&options.table, &measured)?;
+    } else if options.only.is_none() {
+        fs::write(&options.table, measured)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ratio_may_be_three_percent_worse_than_in_the_table() {
+        let row = |ratio: f64| {
+            format!("| pair | 2,000 | floor | 1,000 | {ratio:.3} | ≤ 1.9, **missed** |\n")
+        };
+        let table = tempfile::NamedTempFile::new().unwrap();
+        fs::write(
+            &table,
+            format!(
+                "| | a | b | c | ratio | |\n|---|---|---|---|---|---|\n{}",
+                row(2.0)
+            ),
+        )
+        .unwrap();
+        for (measured, passes) in [(1.0, true), (2.0, true), (2.059, true), (2.061, false)] {
+            let result = check(table.path(), &row(measured));
+            assert_eq!(result.is_ok(), passes, "{measured}: {result:?}");
+        }
+        let other = check(table.path(), &row(2.0).replace("pair", "other"));
+        assert!(other.unwrap_err().to_string().contains("not in the table"));
+    }
+
+    #[test]
+    fn large_counts_are_grouped() {
+        for (count, text) in [
+            (0, "0"),
+            (999, "999"),
+            (1_000, "1,000"),
+            (12_345_678, "12,345,678"),
+        ] {
+            assert_eq!(grouped(count), text);
+        }
+    }
+}

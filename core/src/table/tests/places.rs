@@ -1,0 +1,477 @@
+use super::*;
+
+const CLAIM_MS: i64 = 2000;
+
+/// `x` holds the lock.
+fn held() -> Server {
+    let mut server = Server::new();
+    server.take(K, ask("x"));
+    server
+}
+
+/// Has a place for so long at most.
+#[track_caller]
+fn place_for(server: &mut Server, name: &str, ms: i64) -> WaiterId {
+    server.wait_for(K, ask(name).place(), ms)
+}
+
+fn order(server: &Server) -> Vec<String> {
+    let view = server
+        .table
+        .view(K, Stored::Read(Lock::default()), server.now());
+    let names = view.waiters.iter();
+    names
+        .map(|one| String::from_utf8_lossy(one.owner.as_bytes()).into_owned())
+        .collect()
+}
+
+#[test]
+fn a_place_is_told_its_token_and_has_a_short_lease_until_it_is_claimed() {
+    let mut server = held();
+    let place = place_for(&mut server, "a", 60_000);
+    server.release(K, "x");
+    let token = server.token(K, "a");
+    assert_eq!(server.told(), [(place, Answer::Granted(token))]);
+    assert_eq!(server.offers, 1);
+    let lock = server.lock(K);
+    assert_eq!(lock.holders()[0].lease_end_ms, Some(server.ms() + CLAIM_MS));
+    assert!(server.renew_as(K, "a", LEASE_MS, Some(token)));
+    assert_eq!(server.metrics().claims, 1);
+    server.sleep(CLAIM_MS + 1);
+    server.give_up();
+    assert_eq!(server.metrics().grants_unclaimed, 0);
+    assert_eq!(server.holds(K, "a"), 1);
+    server.release(K, "a");
+    server.check_nothing_is_left();
+}
+
+#[test]
+fn the_first_lease_of_a_place_is_no_longer_than_it_asked_for() {
+    let mut server = held();
+    server.wait_for(K, ask("a").place().lease(500), 60_000);
+    server.release(K, "x");
+    let lock = server.lock(K);
+    assert_eq!(lock.holders()[0].lease_end_ms, Some(server.ms() + 500));
+}
+
+#[test]
+fn an_unclaimed_grant_ends_and_the_next_is_asked() {
+    let mut server = held();
+    place_for(&mut server, "a", 60_000);
+    let b = server.wait(K, ask("b"));
+    server.release(K, "x");
+    server.told();
+    server.pass(CLAIM_MS + 1);
+    assert_eq!(server.granted(), [b]);
+    server.give_up();
+    assert_eq!(server.metrics().grants_unclaimed, 1);
+    server.release(K, "b");
+    server.check_nothing_is_left();
+}
+
+#[test]
+fn a_place_of_which_nobody_hears_is_granted_nothing() {
+    let mut server = held();
+    for name in ["a", "b"] {
+        place_for(&mut server, name, 60_000);
+    }
+    let c = server.wait(K, ask("c"));
+    server.listens = false;
+    let before = server.token(K, "x");
+    server.release(K, "x");
+    assert_eq!(server.granted(), [c]);
+    assert_eq!(server.metrics().places_unheard, 2);
+    assert_eq!(server.metrics().hand_offs, 1);
+    // As many tokens were given as there were grants.
+    assert_eq!(server.token(K, "c").get(), before.get() + 1);
+    server.release(K, "c");
+    server.check_nothing_is_left();
+}
+
+#[test]
+fn places_of_which_nobody_hears_are_given_up_in_portions() {
+    let mut server = held();
+    let count = 2 * UNHEARD_A_STEP + 1;
+    for n in 0..count {
+        place_for(&mut server, &nth(n), 60_000);
+    }
+    server.listens = false;
+    server.release(K, "x");
+    assert_eq!(server.offers, UNHEARD_A_STEP);
+    assert_eq!(server.table.wake_at_ms(), Some(server.ms()));
+    assert!(server.do_one());
+    assert_eq!(server.offers, 2 * UNHEARD_A_STEP);
+    server.run();
+    assert_eq!(server.offers, count);
+    server.check_nothing_is_left();
+}
+
+#[test]
+fn who_asks_again_keeps_its_place() {
+    let mut server = held();
+    let a = place_for(&mut server, "a", 1000);
+    place_for(&mut server, "b", 60_000);
+    assert_eq!(place_for(&mut server, "a", 60_000), a);
+    assert_eq!(order(&server), ["a", "b"]);
+    server.sleep(1001);
+    assert_eq!(server.give_up(), []);
+    server.release(K, "x");
+    assert_eq!(server.granted(), [a]);
+}
+
+#[test]
+fn who_asks_again_takes_over_what_it_asks_for_now() {
+    let mut server = held();
+    let asks = ask("a").place().lease(100);
+    server.wait_for(K, asks, 1000);
+    let mut again = ask("a").place().by(7).session();
+    again.channel = Some((*b"another").into());
+    server.wait_for(K, again, 60_000);
+    let view = server
+        .table
+        .view(K, Stored::Read(Lock::default()), server.now());
+    let [waiter] = &view.waiters[..] else {
+        panic!("{:?}", view.waiters);
+    };
+    assert_eq!(waiter.channel.as_deref(), Some(&b"another"[..]));
+    assert_eq!((waiter.client, waiter.left_ms), (None, 60_000));
+    server.table.connection_ended(ClientId(7), true);
+    assert!(order(&server).is_empty());
+}
+
+#[test]
+fn who_asks_again_in_another_mode_has_a_new_place_at_the_end() {
+    let mut server = held();
+    let a = place_for(&mut server, "a", 60_000);
+    place_for(&mut server, "b", 60_000);
+    let anew = server.wait_for(K, ask("a").place().shared(), 60_000);
+    assert!(a != anew);
+    assert_eq!(order(&server), ["b", "a"]);
+    assert_eq!(server.table.places(), 2);
+}
+
+#[test]
+fn who_asks_again_when_it_is_its_turn_is_replied_its_token() {
+    let mut server = held();
+    place_for(&mut server, "a", 60_000);
+    let b = server.wait_for(K, ask("b").place().shared(), 60_000);
+    server.listens = false;
+    server.delete(K);
+    let token = server.take(K, ask("a").place());
+    assert_eq!((server.offers, server.told()), (0, vec![]));
+    let lock = server.lock(K);
+    let a = lock.holder(&owner("a")).unwrap();
+    assert_eq!((a.token, a.holds), (Some(token), 1));
+    assert_eq!(a.lease_end_ms, Some(server.ms() + LEASE_MS));
+    assert_eq!(order(&server), ["b"]);
+    // And one that is let in beside it.
+    server.listens = true;
+    server.delete(K);
+    server.take(K, ask("c").place().shared());
+    assert_eq!(server.granted(), [b]);
+    assert_eq!(server.holders(K), ["b", "c"]);
+}
+
+#[test]
+fn who_has_a_place_and_takes_the_lock_otherwise_adds_no_hold() {
+    let mut server = held();
+    let a = place_for(&mut server, "a", 60_000);
+    server.delete(K);
+    let token = server.take(K, ask("a").now());
+    assert_eq!(server.told(), [(a, Answer::Granted(token))]);
+    assert_eq!((server.holds(K, "a"), server.offers), (1, 0));
+    let lock = server.lock(K);
+    assert_eq!(lock.holders()[0].lease_end_ms, Some(server.ms() + LEASE_MS));
+    server.release(K, "a");
+    server.check_nothing_is_left();
+}
+
+#[test]
+fn a_place_that_is_over_is_not_granted_with_another_request_of_its_owner() {
+    let mut server = held();
+    let blocked = server.wait(K, ask("a").by(1));
+    let place = server.wait_for(K, ask("a").place().by(7).session(), 60_000);
+    server.table.connection_ended(ClientId(7), true);
+    server.release(K, "x");
+    let token = server.token(K, "a");
+    let expected = [
+        (blocked, Answer::Granted(token)),
+        (place, Answer::NotGranted),
+    ];
+    assert_eq!(server.told(), expected);
+    server.release(K, "a");
+    server.check_nothing_is_left();
+}
+
+#[test]
+fn a_request_that_is_refused_leaves_a_place_as_it_is() {
+    let mut server = held();
+    server.wait_for(K, ask("a").place().lease(100), 60_000);
+    let refused = server.acquire_until(K, ask("a").place().hold(2), Some(i64::MAX));
+    assert!(matches!(refused, Err(LockError::HoldCount { .. })));
+    server.release(K, "x");
+    assert_eq!(
+        server.lock(K).holders()[0].lease_end_ms,
+        Some(server.ms() + 100)
+    );
+}
+
+#[test]
+fn who_asks_again_behind_others_waits_for_them() {
+    let mut server = held();
+    let a = place_for(&mut server, "a", 60_000);
+    let b = place_for(&mut server, "b", 60_000);
+    server.delete(K);
+    assert_eq!(place_for(&mut server, "b", 60_000), b);
+    assert_eq!(server.granted(), [a]);
+    assert_eq!(order(&server), ["b"]);
+}
+
+#[test]
+fn a_release_gives_a_place_up() {
+    let mut server = held();
+    let a = place_for(&mut server, "a", 60_000);
+    let token = FencingToken::new(7).ok();
+    let none = server.release_as(K, "a", ReleaseExtent::One, token);
+    assert_eq!(none, Ok(Released::NotHeld));
+    assert_eq!(order(&server), ["a"]);
+    let none = server.release_as(K, "a", ReleaseExtent::One, None);
+    assert_eq!(none, Ok(Released::NotHeld));
+    assert_eq!(server.told(), [(a, Answer::NotGranted)]);
+    server.release(K, "x");
+    server.check_nothing_is_left();
+}
+
+#[test]
+fn a_place_ends_with_its_time() {
+    let mut server = held();
+    let a = place_for(&mut server, "a", 1000);
+    let b = place_for(&mut server, "b", 60_000);
+    assert_eq!(server.table.wake_at_ms(), Some(server.ms() + 500));
+    server.sleep(1000);
+    // It is over before anybody looks.
+    assert_eq!(order(&server), ["b"]);
+    server.release(K, "x");
+    let token = server.token(K, "b");
+    let told = [(a, Answer::NotGranted), (b, Answer::Granted(token))];
+    server.answers.sort_by_key(|(id, _)| *id);
+    assert_eq!(server.told(), told);
+    assert_eq!(server.metrics().wait_timeouts, 1);
+}
+
+#[test]
+fn a_place_whose_time_is_up_is_told_so_while_others_hold_the_lock() {
+    let mut server = held();
+    let a = place_for(&mut server, "a", 1000);
+    server.sleep(999);
+    assert_eq!(server.give_up(), []);
+    server.sleep(1);
+    assert_eq!(server.give_up(), [(a, Answer::NotGranted)]);
+    server.release(K, "x");
+    server.check_nothing_is_left();
+}
+
+#[test]
+fn places_of_a_session_end_with_its_connection() {
+    let mut server = held();
+    let a = server.wait_for(K, ask("a").place().by(7).session(), 60_000);
+    let b = server.wait_for(K, ask("b").place().by(7), 60_000);
+    let now_ms = server.ms();
+    server.table.connection_ended(ClientId(7), true);
+    assert_eq!(server.table.wake_at_ms(), Some(0));
+    assert_eq!(order(&server), ["b"]);
+    server.release(K, "x");
+    assert!(server.told().contains(&(a, Answer::NotGranted)));
+    assert_eq!(server.holders(K), ["b"]);
+    // Also where nobody looks at the lock.
+    let a = server.wait_for(K, ask("a").place().by(8).session(), 60_000);
+    server.table.connection_ended(ClientId(8), true);
+    assert_eq!(server.give_up(), [(a, Answer::NotGranted)]);
+    assert!(now_ms == server.ms() && a > b);
+    server.release(K, "b");
+    server.check_nothing_is_left();
+}
+
+#[test]
+fn a_place_whose_owner_comes_to_hold_the_lock_adds_no_hold() {
+    let mut server = held();
+    let blocked = server.wait(K, ask("a").by(1));
+    let place = server.wait_for(K, ask("a").place().by(2), 60_000);
+    server.release(K, "x");
+    let token = server.token(K, "a");
+    let granted = Answer::Granted(token);
+    let expected = [(blocked, granted.clone()), (place, granted)];
+    assert_eq!(server.told(), expected);
+    assert_eq!((server.holds(K, "a"), server.offers), (1, 0));
+    server.release(K, "a");
+    server.check_nothing_is_left();
+}
+
+#[test]
+fn a_session_is_kept_up_once_it_is_claimed() {
+    let mut server = held();
+    server.wait_for(K, ask("a").place().by(7).session(), 60_000);
+    server.release(K, "x");
+    let token = server.token(K, "a");
+    server.pass(CLAIM_MS / 2);
+    assert_eq!(
+        server.lock(K).holders()[0].lease_end_ms,
+        Some(server.ms() + CLAIM_MS / 2)
+    );
+    assert!(server.renew_as(K, "a", LEASE_MS, Some(token)));
+    server.pass(3 * LEASE_MS);
+    assert_eq!(server.holds(K, "a"), 1);
+    server.table.connection_ended(ClientId(7), true);
+    server.run();
+    assert_eq!(server.holders(K), [""; 0]);
+    server.check_nothing_is_left();
+}
+
+#[test]
+fn an_unclaimed_session_ends_and_its_connection_stays() {
+    let mut server = held();
+    server.wait_for(K, ask("a").place().by(7).session(), 60_000);
+    server.release(K, "x");
+    server.pass(CLAIM_MS + 1);
+    server.expire();
+    server.run();
+    server.give_up();
+    assert!(server.table.to_close.is_empty());
+    assert_eq!(server.holders(K), [""; 0]);
+    assert_eq!(server.metrics().grants_unclaimed, 1);
+    server.check_nothing_is_left();
+}
+
+#[test]
+fn an_unclaimed_session_ends_with_its_connection() {
+    let mut server = held();
+    server.wait_for(K, ask("a").place().by(7).session(), 60_000);
+    let b = place_for(&mut server, "b", 60_000);
+    server.release(K, "x");
+    server.told();
+    server.table.connection_ended(ClientId(7), true);
+    server.run();
+    assert_eq!(server.granted(), [b]);
+}
+
+#[test]
+fn there_are_no_more_places_than_allowed() {
+    let mut server = held();
+    server.table.settings.max_places = 1;
+    let a = place_for(&mut server, "a", 60_000);
+    let refused = server.acquire_until(K, ask("b").place(), Some(i64::MAX));
+    assert_eq!(refused, Err(LockError::PlacesFull { max_places: 1 }));
+    assert_eq!(server.metrics().queues_full, 1);
+    // It has one already.
+    assert_eq!(place_for(&mut server, "a", 60_000), a);
+    server.wait_for(K, ask("a").place().shared(), 60_000);
+    assert_eq!(server.table.places(), 1);
+    server.wait(K, ask("b"));
+}
+
+#[test]
+fn both_kinds_stand_in_one_queue() {
+    let mut server = held();
+    let count = 20;
+    let waiters: Vec<WaiterId> = (0..count)
+        .map(|n| match n % 3 {
+            0 => server.wait(K, ask(&nth(n))),
+            _ => place_for(&mut server, &nth(n), 60_000),
+        })
+        .collect();
+    let mut holder = "x".to_owned();
+    for (n, id) in waiters.into_iter().enumerate() {
+        server.release(K, &holder);
+        assert_eq!(server.granted(), [id]);
+        holder = nth(n);
+    }
+    server.release(K, &holder);
+    server.check_nothing_is_left();
+}
+
+#[test]
+fn places_that_can_not_be_served_any_more_are_told_why() {
+    let mut server = held();
+    let [a, b] = ["a", "b"].map(|name| place_for(&mut server, name, 60_000));
+    server.take(L, ask("y"));
+    let c = server.wait_for(L, ask("c").place(), 60_000);
+    let told = server.table.forget_places(&LockError::Unblocked, 1);
+    let unblocked = Answer::Refused(LockError::Unblocked);
+    let told = told
+        .into_iter()
+        .map(|(addressee, answer)| (addressee.id(), answer));
+    assert_eq!(told.collect::<Vec<_>>(), [(a, unblocked)]);
+    let told = server.table.forget_places(&LockError::Unblocked, 10);
+    assert_eq!(told.len(), 2);
+    assert_eq!(server.table.places(), 0);
+    assert!(b < c);
+}
+
+#[test]
+fn a_place_to_which_nobody_listens_is_removed_and_the_others_keep_theirs() {
+    let mut server = held();
+    let ids = ["a", "b", "c"].map(|name| place_for(&mut server, name, 60_000));
+    let places = server.table.places_of(K, 2);
+    let found: Vec<WaiterId> = places.iter().map(|place| place.id).collect();
+    assert_eq!(found, ids[..2]);
+    let now_ms = server.ms();
+    server.table.leave_place(&places[0], now_ms);
+    assert_eq!(order(&server), ["b", "c"]);
+    server.release(K, "x");
+    assert_eq!(server.granted(), [ids[1]]);
+}
+
+#[test]
+fn a_release_that_ends_in_an_error_leaves_the_place() {
+    let mut server = held();
+    let place = place_for(&mut server, "a", 60_000);
+    let refused = server.release_as(K, "a", ReleaseExtent::Hold(hold_number(2)), None);
+    assert!(refused.is_err() && server.table.is_waiting(place));
+}
+
+#[test]
+fn a_request_that_finds_the_queue_full_leaves_its_place() {
+    let mut server = held();
+    for name in ["a", "b", "c"] {
+        place_for(&mut server, name, 60_000);
+    }
+    server.table.settings.max_places = 2;
+    let shared = ask("a").place().shared();
+    let refused = server.acquire_until(K, shared, Some(i64::MAX));
+    assert!(matches!(refused, Err(LockError::PlacesFull { .. })));
+    assert_eq!(order(&server), ["a", "b", "c"]);
+}
+
+#[test]
+fn a_place_for_what_is_no_lock_any_more_is_told_so() {
+    let mut server = held();
+    let a = place_for(&mut server, "a", 60_000);
+    server.overwrite(K);
+    server.run();
+    assert_eq!(server.refused(), [(a, LockError::WrongType)]);
+}
+
+#[test]
+fn a_place_that_would_wait_for_ever_is_refused() {
+    let mut server = held();
+    server.take(L, ask("a"));
+    place_for(&mut server, "a", 60_000);
+    let refused = server.acquire_until(L, ask("x").place(), Some(i64::MAX));
+    assert!(
+        matches!(refused, Err(LockError::Deadlock { .. })),
+        "{refused:?}"
+    );
+    assert_eq!(server.table.places(), 1);
+}
+
+#[test]
+fn a_place_for_a_hold_that_does_not_fit_is_refused_at_once() {
+    let mut server = Server::new();
+    server.table.settings.may_grant = false;
+    let refused = server.acquire_until(K, ask("a").place().hold(2), Some(i64::MAX));
+    assert!(
+        matches!(refused, Err(LockError::HoldCount { .. })),
+        "{refused:?}"
+    );
+    assert_eq!(server.table.places(), 0);
+}

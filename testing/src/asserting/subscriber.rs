@@ -1,0 +1,165 @@
+use std::collections::VecDeque;
+use std::ops::{Deref, DerefMut};
+
+use redis::{PushKind, Value};
+
+use super::{Client, TestServer, status};
+
+/// What has become of a place in a queue, as its message tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Told {
+    /// Where it was published.
+    pub channel: String,
+    /// The number of the database.
+    pub db: i64,
+    /// The lock.
+    pub key: Vec<u8>,
+    /// Who had the place.
+    pub owner: String,
+    /// A token, `0`, or `-CODE text`.
+    pub result: String,
+}
+
+impl Told {
+    /// Reads a message.
+    ///
+    /// # Panics
+    /// If it is not four netstrings.
+    #[track_caller]
+    pub fn read(channel: &[u8], message: &[u8]) -> Self {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let mut rest = message;
+        let mut next = || {
+            let colon = rest.iter().position(|&byte| byte == b':').unwrap();
+            let length: usize = text(&rest[..colon]).parse().unwrap();
+            let (part, after) = rest[colon + 1..].split_at(length);
+            rest = after.strip_prefix(b",").unwrap();
+            part
+        };
+        let (db, key, owner, result) = (next(), next(), next(), next());
+        assert_eq!(rest, b"", "{message:?} has more than four parts");
+        Self {
+            channel: text(channel),
+            db: text(db).parse().unwrap(),
+            key: key.to_vec(),
+            owner: text(owner),
+            result: text(result),
+        }
+    }
+
+    /// The token of a grant.
+    ///
+    /// # Panics
+    /// If it tells of none.
+    #[track_caller]
+    pub fn token(&self) -> i64 {
+        match self.result.parse() {
+            Ok(token) if token > 0 => token,
+            _ => panic!("{self:?} is no grant"),
+        }
+    }
+}
+
+/// A connection that sends commands and hears what is published: it speaks RESP3.
+pub struct Subscriber {
+    client: Client,
+    pushed: VecDeque<(PushKind, Vec<Value>)>,
+}
+
+impl Deref for Subscriber {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        &self.client
+    }
+}
+
+impl DerefMut for Subscriber {
+    fn deref_mut(&mut self) -> &mut Client {
+        &mut self.client
+    }
+}
+
+impl Subscriber {
+    /// Has this connection hear messages.
+    #[track_caller]
+    pub fn at(mut client: Client) -> Self {
+        assert!(matches!(client.call("HELLO 3"), Value::Map(_)));
+        let pushed = VecDeque::new();
+        Self { client, pushed }
+    }
+
+    /// Subscribes, by `SUBSCRIBE` or another such command.
+    #[track_caller]
+    pub fn subscribe(&mut self, command: &str) {
+        self.client.send(command);
+        let (kind, data) = self.pushed();
+        let is_it = matches!(
+            kind,
+            PushKind::Subscribe | PushKind::SSubscribe | PushKind::PSubscribe
+        );
+        assert!(is_it, "{command}: {kind:?} {data:?}");
+    }
+
+    /// The next reply. What is pushed meanwhile is kept.
+    #[track_caller]
+    pub fn reply(&mut self) -> Value {
+        loop {
+            match self.client.reply() {
+                Value::Push { kind, data } => self.pushed.push_back((kind, data)),
+                reply => return reply,
+            }
+        }
+    }
+
+    /// Sends a command and reads its reply.
+    #[track_caller]
+    pub fn call(&mut self, command: &str) -> Value {
+        self.client.send(command);
+        self.reply()
+    }
+
+    /// The next that is pushed.
+    #[track_caller]
+    pub fn pushed(&mut self) -> (PushKind, Vec<Value>) {
+        if let Some(pushed) = self.pushed.pop_front() {
+            return pushed;
+        }
+        match self.client.reply() {
+            Value::Push { kind, data } => (kind, data),
+            reply => panic!("{reply:?} is not pushed"),
+        }
+    }
+
+    /// The next message.
+    #[track_caller]
+    pub fn told(&mut self) -> Told {
+        let (_, data) = self.pushed();
+        read(&data)
+    }
+
+    /// All messages that were published before this and not read.
+    #[track_caller]
+    pub fn told_so_far(&mut self) -> Vec<Told> {
+        assert_eq!(self.call("PING"), status("PONG"));
+        self.pushed.drain(..).map(|(_, data)| read(&data)).collect()
+    }
+}
+
+#[track_caller]
+fn read(data: &[Value]) -> Told {
+    match data {
+        [Value::BulkString(channel), Value::BulkString(message)] => Told::read(channel, message),
+        other => panic!("{other:?} is no message"),
+    }
+}
+
+impl TestServer {
+    /// A new connection that hears this channel.
+    #[track_caller]
+    pub fn subscriber(&self, channel: &str) -> Subscriber {
+        let mut subscriber = Subscriber::at(self.client());
+        subscriber.subscribe(&format!("SUBSCRIBE {channel}"));
+        subscriber
+    }
+}

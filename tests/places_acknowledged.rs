@@ -1,0 +1,336 @@
+//! `lock.min-replicas` and places: a grant is told when it is acknowledged, if anybody
+//! hears it then.
+
+use redis::Value;
+use redis_lock_testing::scene::{transaction, waiting};
+use redis_lock_testing::{
+    Client, Subscriber, TestServer, Told, eventually, int, nil, status, text, token,
+};
+
+const LONG: &str = "LEASE 600000";
+
+/// A server whose one replica has to acknowledge, and the lock `k`, which `holder` holds.
+struct Scene {
+    server: TestServer,
+    replica: TestServer,
+    client: Client,
+    ears: Subscriber,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let server = TestServer::start();
+        let replica = server.replica(true);
+        let mut client = server.client();
+        await_replica(&mut client);
+        set(&mut client, "min-replicas", 1);
+        set(&mut client, "replicas-timeout", 600_000);
+        token(&client.call(&format!("LOCK.ACQUIRE k holder {LONG}")));
+        let ears = server.subscriber("ch");
+        Self {
+            server,
+            replica,
+            client,
+            ears,
+        }
+    }
+
+    #[track_caller]
+    fn place(&mut self, owner: &str) {
+        let command = format!("LOCK.ACQUIRE k {owner} {LONG} QUEUE 600000 ch");
+        assert_eq!(self.ears.call(&command), int(0));
+    }
+
+    #[track_caller]
+    fn release(&mut self) {
+        assert_eq!(self.client.call("LOCK.RELEASE k holder"), int(1));
+    }
+
+    #[track_caller]
+    fn await_withheld(&mut self, count: i64) {
+        eventually(&format!("{count} are withheld"), || {
+            self.client.info("lock_replies_withheld") == count
+        });
+    }
+
+    #[track_caller]
+    fn await_holds(&mut self, owner: &str, holds: &Value) {
+        eventually(&format!("{owner} has {holds:?}"), || {
+            self.client.call(&format!("HGET k {owner}")) == *holds
+        });
+    }
+
+    #[track_caller]
+    fn assert_over(mut self) {
+        self.await_withheld(0);
+        assert_eq!(self.ears.told_so_far(), []);
+        self.server.assert_sound();
+        self.replica.assert_sound();
+        self.server.assert_same_data(&self.replica);
+    }
+}
+
+#[track_caller]
+fn set(client: &mut Client, setting: &str, number: i64) {
+    let set = client.call(&format!("CONFIG SET lock.{setting} {number}"));
+    assert_eq!(set, status("OK"));
+}
+
+#[track_caller]
+fn await_replica(client: &mut Client) {
+    eventually("the replica is online", || {
+        client.bulk("INFO replication").contains("state=online")
+    });
+    // A new replica is sent nothing before its first acknowledgement.
+    client.call("SET new 1");
+    assert_eq!(client.call("WAIT 1 0"), int(1));
+    client.call("DEL new");
+}
+
+#[track_caller]
+fn assert_unsafe(told: &Told, owner: &str) {
+    assert_eq!(told.owner, owner);
+    assert!(told.result.starts_with("-NOREPLICAS "), "{told:?}");
+}
+
+#[test]
+fn a_place_is_told_of_its_grant_after_a_replica_has_acknowledged_it() {
+    let mut scene = Scene::new();
+    scene.place("a");
+    scene.replica.stop();
+    scene.release();
+    scene.await_holds("a", &text("1"));
+    scene.await_withheld(1);
+    assert_eq!(scene.client.call("LOCK.ACQUIRE k b"), nil());
+    assert_eq!(scene.ears.told_so_far(), []);
+    // The first lease is longer by what the replicas may take.
+    assert!(scene.client.int("PTTL k") > 590_000);
+    scene.replica.go_on();
+    let told = scene.ears.told();
+    assert_eq!(told.owner, "a");
+    assert_eq!(scene.client.bulk("HGET k @fence"), told.token().to_string());
+    let claim = format!("LOCK.RENEW k a {LONG} FENCE {}", told.token());
+    assert_eq!(scene.ears.call(&claim), int(1));
+    assert_eq!(scene.client.info("lock_claims"), 1);
+    scene.assert_over();
+}
+
+#[test]
+fn the_first_lease_is_longer_by_what_the_replicas_may_take() {
+    let mut scene = Scene::new();
+    set(&mut scene.client, "claim-timeout", 20_000);
+    set(&mut scene.client, "replicas-timeout", 30_000);
+    scene.place("a");
+    scene.release();
+    scene.ears.told().token();
+    let left = scene.client.int("PTTL k");
+    assert!((20_001..=50_000).contains(&left), "{left}");
+    scene.assert_over();
+}
+
+#[test]
+fn what_is_not_acknowledged_in_time_is_given_back_and_the_lock_goes_on() {
+    let mut scene = Scene::new();
+    for owner in ["a", "b"] {
+        scene.place(owner);
+    }
+    set(&mut scene.client, "replicas-timeout", 300);
+    scene.replica.stop();
+    scene.release();
+    scene.await_withheld(1);
+    set(&mut scene.client, "replicas-timeout", 600_000);
+    assert_unsafe(&scene.ears.told(), "a");
+    scene.await_holds("b", &text("1"));
+    assert_eq!(scene.client.call("HGET k a"), nil());
+    assert_eq!(waiting(&mut scene.client, "k"), 0);
+    assert_eq!(scene.client.info("lock_replies_unacknowledged"), 1);
+    scene.replica.go_on();
+    let told = scene.ears.told();
+    assert_eq!(told.owner, "b");
+    told.token();
+    scene.assert_over();
+}
+
+#[test]
+fn what_nobody_hears_when_it_is_told_is_given_back_and_the_next_is_asked() {
+    let mut scene = Scene::new();
+    let first = format!("LOCK.ACQUIRE k a {LONG} QUEUE 600000 gone");
+    assert_eq!(scene.ears.call(&first), int(0));
+    scene.place("b");
+    let gone = scene.server.subscriber("gone");
+    scene.replica.stop();
+    scene.release();
+    scene.await_holds("a", &text("1"));
+    drop(gone);
+    eventually("nobody hears", || {
+        scene.client.call("PUBSUB NUMSUB gone") == Value::Array(vec![text("gone"), int(0)])
+    });
+    scene.replica.go_on();
+    let told = scene.ears.told();
+    assert_eq!(told.owner, "b");
+    told.token();
+    assert_eq!(scene.client.call("HGET k a"), nil());
+    scene.assert_over();
+}
+
+#[test]
+fn while_too_few_replicas_are_connected_nobody_is_granted_and_all_wait_on() {
+    let mut scene = Scene::new();
+    for owner in ["a", "b"] {
+        scene.place(owner);
+    }
+    let mut there = scene.replica.client();
+    assert_eq!(there.call("REPLICAOF NO ONE"), status("OK"));
+    eventually("no replica is there", || {
+        scene.client.info("connected_slaves") == 0
+    });
+    scene.release();
+    assert_eq!(scene.client.call("EXISTS k"), int(0));
+    assert_eq!(waiting(&mut scene.client, "k"), 2);
+    assert_eq!(scene.ears.told_so_far(), []);
+    let port = scene.server.addr().port();
+    there.call(&format!("REPLICAOF 127.0.0.1 {port}"));
+    let told = scene.ears.told();
+    assert_eq!(told.owner, "a");
+    told.token();
+    assert_eq!(waiting(&mut scene.client, "k"), 1);
+    scene.assert_over();
+}
+
+#[test]
+fn a_place_whose_reply_is_withheld_confirms_its_hold() {
+    let mut scene = Scene::new();
+    scene.place("a");
+    scene.replica.stop();
+    scene.release();
+    scene.await_withheld(1);
+    let mut asks = scene.server.client();
+    asks.send(&format!("LOCK.ACQUIRE k a {LONG} QUEUE 600000 ch"));
+    scene.await_withheld(2);
+    scene.replica.go_on();
+    let told = scene.ears.told();
+    assert_eq!(asks.reply(), int(told.token()));
+    assert_eq!(scene.client.call("HGET k a"), text("1"));
+    scene.assert_over();
+}
+
+#[test]
+fn a_grant_that_was_released_meanwhile_is_told_as_none() {
+    let mut scene = Scene::new();
+    scene.place("a");
+    scene.replica.stop();
+    scene.release();
+    scene.await_withheld(1);
+    assert_eq!(scene.client.call("LOCK.RELEASE k a"), int(1));
+    scene.replica.go_on();
+    let told = scene.ears.told();
+    assert_eq!((told.owner.as_str(), told.result.as_str()), ("a", "0"));
+    assert_eq!(scene.client.call("EXISTS k"), int(0));
+    scene.assert_over();
+}
+
+#[test]
+fn a_transaction_takes_a_place_and_it_is_told_when_it_is_safe() {
+    let mut scene = Scene::new();
+    let replies = transaction(
+        &mut scene.client,
+        &[
+            "LOCK.ACQUIRE k a LEASE 600000 QUEUE 600000 ch",
+            "LOCK.RELEASE k holder",
+            "LOCK.ACQUIRE free a LEASE 600000",
+        ],
+    );
+    assert_eq!(replies[..2], [int(0), int(1)]);
+    assert!(format!("{:?}", replies[2]).contains("NOREPLICAS"));
+    let told = scene.ears.told();
+    assert_eq!(told.owner, "a");
+    told.token();
+    scene.assert_over();
+}
+
+#[test]
+fn a_place_of_a_session_whose_connection_ends_while_it_is_withheld_ends() {
+    let mut scene = Scene::new();
+    let mut asks = scene.server.client();
+    let place = format!("LOCK.ACQUIRE k a {LONG} QUEUE 600000 ch SESSION");
+    assert_eq!(asks.call(&place), int(0));
+    scene.place("b");
+    scene.replica.stop();
+    scene.release();
+    scene.await_holds("a", &text("1"));
+    drop(asks);
+    scene.await_holds("b", &text("1"));
+    scene.replica.go_on();
+    let mut told = scene.ears.told();
+    if told.owner == "a" {
+        assert!(
+            told.result.parse::<i64>().is_ok_and(|token| token == 0),
+            "{told:?}"
+        );
+        told = scene.ears.told();
+    }
+    assert_eq!(told.owner, "b");
+    told.token();
+    scene.assert_over();
+}
+
+#[test]
+fn a_demotion_tells_a_place_so_whose_grant_is_withheld() {
+    let mut scene = Scene::new();
+    for owner in ["a", "b"] {
+        scene.place(owner);
+    }
+    scene.replica.stop();
+    scene.release();
+    scene.await_withheld(1);
+    let other = TestServer::start();
+    let demote = format!("REPLICAOF 127.0.0.1 {}", other.addr().port());
+    assert_eq!(scene.client.call(&demote), status("OK"));
+    for owner in ["a", "b"] {
+        let told = scene.ears.told();
+        assert_eq!(told.owner, owner);
+        assert!(told.result.starts_with("-UNBLOCKED "), "{told:?}");
+    }
+    scene.await_withheld(0);
+    assert_eq!(scene.client.info("lock_places"), 0);
+    scene.replica.go_on();
+    scene.server.assert_sound();
+}
+
+#[test]
+fn a_planned_fail_over_brings_nobody_down_while_the_grant_of_a_place_is_withheld() {
+    let mut scene = Scene::new();
+    scene.place("a");
+    scene.replica.stop();
+    scene.release();
+    scene.await_withheld(1);
+    assert_eq!(scene.client.call("FAILOVER"), status("OK"));
+    scene.replica.go_on();
+    // It is told its token, if that was acknowledged before the end.
+    let told = scene.ears.told();
+    assert_eq!(told.owner, "a");
+    let is_either = told.result.parse::<i64>().is_ok() || told.result.starts_with("-UNBLOCKED ");
+    assert!(is_either, "{told:?}");
+    let mut there = scene.replica.client();
+    eventually("the replica is the primary", || {
+        there.bulk("INFO replication").contains("role:master")
+    });
+    scene.server.assert_sound();
+    scene.replica.assert_sound();
+}
+
+#[test]
+fn a_claim_is_told_when_it_is_acknowledged() {
+    let mut scene = Scene::new();
+    scene.place("a");
+    scene.release();
+    let fence = scene.ears.told().token();
+    scene.replica.stop();
+    let mut claims = scene.server.client();
+    claims.send(&format!("LOCK.RENEW k a {LONG} FENCE {fence}"));
+    scene.await_withheld(1);
+    assert_eq!(scene.client.info("lock_claims"), 1);
+    scene.replica.go_on();
+    assert_eq!(claims.reply(), int(1));
+    scene.assert_over();
+}

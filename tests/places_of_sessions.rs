@@ -1,0 +1,280 @@
+//! Places with `SESSION`: they end with the connection that asked last, and so do their
+//! holds, which are kept up once they are claimed.
+
+use redis::Value;
+use redis_lock_testing::scene::{await_gone, field, waiting};
+use redis_lock_testing::{
+    Client, Subscriber, TestServer, eventually, int, nil, status, text, token,
+};
+
+const LONG: &str = "LEASE 600000";
+const PLACE: &str = "LOCK.ACQUIRE k a LEASE 600000 QUEUE 600000 ch SESSION";
+
+struct Scene {
+    server: TestServer,
+    client: Client,
+    ears: Subscriber,
+}
+
+impl Scene {
+    fn held() -> Self {
+        let server = TestServer::start();
+        let (mut client, ears) = (server.client(), server.subscriber("ch"));
+        token(&client.call(&format!("LOCK.ACQUIRE k holder {LONG}")));
+        Self {
+            server,
+            client,
+            ears,
+        }
+    }
+
+    #[track_caller]
+    fn release(&mut self) {
+        assert_eq!(self.client.call("LOCK.RELEASE k holder"), int(1));
+    }
+
+    #[track_caller]
+    fn granted(&mut self, owner: &str) -> i64 {
+        let told = self.ears.told();
+        assert_eq!(told.owner, owner, "{told:?}");
+        told.token()
+    }
+
+    #[track_caller]
+    fn set(&mut self, setting: &str, value: &str) {
+        let set = self
+            .client
+            .call(&format!("CONFIG SET lock.{setting} {value}"));
+        assert_eq!(set, status("OK"));
+    }
+
+    /// The connection to which the first holder is bound.
+    #[track_caller]
+    fn bound(&mut self) -> Value {
+        let info = self.client.call("LOCK.INFO k");
+        let Value::Array(holders) = field(&info, "holders") else {
+            panic!("{info:?}");
+        };
+        field(&holders[0], "client").clone()
+    }
+
+    #[track_caller]
+    fn end(&mut self, mut client: Client) {
+        let id = client.int("CLIENT ID");
+        drop(client);
+        await_gone(&mut self.client, id);
+    }
+}
+
+/// So much time passes.
+fn let_pass(client: &mut Client, seconds: &str) {
+    assert_eq!(client.call(&format!("BLPOP none {seconds}")), nil());
+}
+
+#[test]
+fn a_place_ends_with_the_connection_that_asked_for_it() {
+    let mut scene = Scene::held();
+    let mut asks = scene.server.client();
+    assert_eq!(asks.call(PLACE), int(0));
+    scene.end(asks);
+    let told = scene.ears.told();
+    assert_eq!((told.owner.as_str(), told.result.as_str()), ("a", "0"));
+    assert_eq!(waiting(&mut scene.client, "k"), 0);
+    assert_eq!(scene.client.info("lock_places"), 0);
+    scene.release();
+    assert_eq!(scene.client.call("EXISTS k"), int(0));
+}
+
+#[test]
+fn a_connection_that_ends_in_the_turn_of_the_release_is_passed_over() {
+    for kills_first in [true, false] {
+        let mut scene = Scene::held();
+        let mut asks = scene.server.client();
+        assert_eq!(asks.call(PLACE), int(0));
+        let next = format!("LOCK.ACQUIRE k b {LONG} QUEUE 600000 ch");
+        assert_eq!(scene.ears.call(&next), int(0));
+        let kill = format!("CLIENT KILL ID {}", asks.int("CLIENT ID"));
+        let release = "LOCK.RELEASE k holder".to_owned();
+        let turn = match kills_first {
+            true => [kill, release],
+            false => [release, kill],
+        };
+        scene
+            .client
+            .send_bytes(format!("{}\r\n{}\r\n", turn[0], turn[1]).as_bytes());
+        assert_eq!(
+            [scene.client.reply(), scene.client.reply()],
+            [int(1), int(1)]
+        );
+        // Where it was granted the lock before, that ends with its connection, too.
+        eventually("the lock is the next one's", || {
+            scene.client.call("HGET k b") == text("1")
+        });
+        let told = scene.ears.told_so_far();
+        let of_b = told.iter().filter(|told| told.owner == "b").count();
+        assert_eq!(of_b, 1, "{told:?}");
+        scene.server.assert_sound();
+    }
+}
+
+#[test]
+fn a_place_without_a_session_outlives_its_connection() {
+    let mut scene = Scene::held();
+    let mut asks = scene.server.client();
+    let place = format!("LOCK.ACQUIRE k a {LONG} QUEUE 600000 ch");
+    assert_eq!(asks.call(&place), int(0));
+    scene.end(asks);
+    assert_eq!(waiting(&mut scene.client, "k"), 1);
+    scene.release();
+    scene.granted("a");
+    assert_eq!(scene.bound(), nil());
+}
+
+#[test]
+fn the_connection_that_asked_last_counts() {
+    let mut scene = Scene::held();
+    let (mut first, mut second) = (scene.server.client(), scene.server.client());
+    assert_eq!(first.call(PLACE), int(0));
+    assert_eq!(second.call(PLACE), int(0));
+    scene.end(first);
+    assert_eq!(waiting(&mut scene.client, "k"), 1);
+    assert_eq!(scene.ears.told_so_far(), []);
+    scene.release();
+    scene.granted("a");
+    let id = second.int("CLIENT ID");
+    assert_eq!(scene.bound(), int(id));
+    scene.end(second);
+    token(&scene.client.call("LOCK.ACQUIRE k b"));
+}
+
+#[test]
+fn a_request_without_session_unties_the_place() {
+    let mut scene = Scene::held();
+    let mut asks = scene.server.client();
+    assert_eq!(asks.call(PLACE), int(0));
+    let plain = PLACE.strip_suffix(" SESSION").unwrap();
+    assert_eq!(scene.ears.call(plain), int(0));
+    scene.end(asks);
+    assert_eq!(waiting(&mut scene.client, "k"), 1);
+    scene.release();
+    scene.granted("a");
+    assert_eq!(scene.bound(), nil());
+}
+
+#[test]
+fn a_hold_ends_with_its_connection_whether_or_not_it_was_claimed() {
+    for claims in [false, true] {
+        let mut scene = Scene::held();
+        scene.set("claim-timeout", "600000");
+        let mut asks = scene.server.client();
+        assert_eq!(asks.call(PLACE), int(0));
+        let next = format!("LOCK.ACQUIRE k b {LONG} QUEUE 600000 ch");
+        assert_eq!(scene.ears.call(&next), int(0));
+        scene.release();
+        let fence = scene.granted("a");
+        if claims {
+            let claim = format!("LOCK.RENEW k a {LONG} FENCE {fence}");
+            assert_eq!(scene.ears.call(&claim), int(1));
+        }
+        scene.end(asks);
+        assert!(scene.granted("b") > fence, "claimed: {claims}");
+        assert_eq!(scene.client.call("HGET k a"), nil());
+        assert_eq!(scene.client.info("lock_releases_session"), 1);
+        let late = format!("LOCK.RENEW k a {LONG} FENCE {fence}");
+        assert_eq!(scene.ears.call(&late), int(0));
+    }
+}
+
+#[test]
+fn an_unclaimed_hold_is_not_kept_up_and_its_connection_lives() {
+    let mut scene = Scene::held();
+    scene.set("claim-timeout", "200");
+    let mut asks = scene.server.client();
+    // The connection has a session on another lock, which is kept up.
+    token(&asks.call("LOCK.ACQUIRE other a LEASE 1000 SESSION"));
+    assert_eq!(asks.call(PLACE), int(0));
+    scene.release();
+    scene.granted("a");
+    eventually("the grant is over", || {
+        scene.client.call("EXISTS k") == int(0)
+    });
+    assert_eq!(scene.client.info("lock_grants_unclaimed"), 1);
+    let_pass(&mut scene.client, "1.5");
+    assert_eq!(asks.call("PING"), status("PONG"));
+    assert_eq!(asks.call("HGET other a"), text("1"));
+    assert_eq!(scene.client.info("lock_sessions"), 1);
+    // And it can have the lock again.
+    token(&asks.call(PLACE));
+}
+
+#[test]
+fn a_claimed_hold_is_kept_up_while_the_connection_lives() {
+    let mut scene = Scene::held();
+    scene.set("claim-timeout", "3000");
+    let mut asks = scene.server.client();
+    let place = "LOCK.ACQUIRE k a LEASE 1500 QUEUE 600000 ch SESSION";
+    assert_eq!(asks.call(place), int(0));
+    scene.release();
+    let fence = scene.granted("a");
+    let claim = format!("LOCK.RENEW k a LEASE 1500 FENCE {fence}");
+    assert_eq!(scene.ears.call(&claim), int(1));
+    let_pass(&mut scene.client, "3");
+    assert_eq!(scene.client.bulk("HGET k @fence"), fence.to_string());
+    assert_eq!(scene.client.call("HGET k a"), text("1"));
+    scene.end(asks);
+    assert_eq!(scene.client.call("LOCK.RENEW k a"), int(0));
+}
+
+#[test]
+fn a_hold_that_is_claimed_by_asking_again_is_kept_up_with_the_lease_asked_for() {
+    let mut scene = Scene::held();
+    scene.set("claim-timeout", "600000");
+    let mut asks = scene.server.client();
+    assert_eq!(asks.call(PLACE), int(0));
+    scene.release();
+    let fence = scene.granted("a");
+    assert_eq!(asks.call(PLACE), int(fence));
+    assert_eq!(scene.client.info("lock_claims"), 1);
+    let id = asks.int("CLIENT ID");
+    assert_eq!(scene.bound(), int(id));
+    scene.end(asks);
+    assert_eq!(scene.client.call("LOCK.RENEW k a"), int(0));
+}
+
+#[test]
+fn a_killed_connection_ends_many_places_at_once_and_the_others_stay_in_order() {
+    let mut scene = Scene::held();
+    let mut asks = scene.server.client();
+    for i in 0..1000 {
+        let session = format!("LOCK.ACQUIRE k s{i} {LONG} QUEUE 600000 ch SESSION");
+        assert_eq!(asks.call(&session), int(0));
+        if i % 100 == 0 {
+            let plain = format!("LOCK.ACQUIRE k p{i} {LONG} QUEUE 600000 ch");
+            assert_eq!(scene.ears.call(&plain), int(0));
+        }
+    }
+    let id = asks.int("CLIENT ID");
+    let turn = format!("CLIENT KILL ID {id}\r\nLOCK.RELEASE k holder\r\n");
+    scene.client.send_bytes(turn.as_bytes());
+    assert_eq!(
+        [scene.client.reply(), scene.client.reply()],
+        [int(1), int(1)]
+    );
+    let (mut over, mut granted) = (0, Vec::new());
+    while over < 1000 || granted.len() < 10 {
+        let told = scene.ears.told();
+        match told.result.as_str() {
+            "0" => over += 1,
+            _ => {
+                told.token();
+                let release = format!("LOCK.RELEASE k {}", told.owner);
+                granted.push(told.owner);
+                assert_eq!(scene.client.call(&release), int(1));
+            }
+        }
+    }
+    let plain: Vec<String> = (0..1000).step_by(100).map(|i| format!("p{i}")).collect();
+    assert_eq!(granted, plain);
+    assert_eq!(scene.ears.told_so_far(), []);
+    assert_eq!(scene.client.info("lock_places"), 0);
+}
