@@ -99,8 +99,11 @@ impl<'c> OpenLock<'c> {
                 names.push_owner(asker, self.key);
                 names.push(&permit_field(asker.as_bytes()));
                 let permit = holder.and_then(Holder::permit).map(Permit::to_text);
-                is_number(names.all[0], holder.map(|holder| holder.holds))
-                    && is_text(names.all[1], permit.as_deref())
+                let [name, permit_name] = names.all[..] else {
+                    return false;
+                };
+                is_number(name, holder.map(|holder| holder.holds))
+                    && is_text(permit_name, permit.as_deref())
             })
     }
 
