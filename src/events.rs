@@ -45,6 +45,10 @@ impl Hooks for LockHooks {
         manager::key_touched(ctx, key);
     }
 
+    fn key_expired(&self, ctx: &Context, key: KeyRef<'_>) {
+        manager::key_expired(ctx, key);
+    }
+
     fn key_leaves(&self, ctx: &Context, key: KeyRef<'_>) {
         manager::key_leaves(ctx, key);
     }

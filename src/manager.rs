@@ -119,7 +119,10 @@ pub(crate) fn acquire(
     }
     let may_grant = gate::check_replicas(ctx)?;
     let (open, stored) = look_for(key, Some(&request.owner), Part::Whole)?;
-    let now = clock::now();
+    let now = match may_wait || request.session.is_some() {
+        true => clock_steps::now_looked(ctx),
+        false => clock_steps::now(ctx),
+    };
     let (until_ms, channel) = match patience {
         Patience::None => (None, None),
         Patience::Block(timeout) => (timeout.end_ms(now.ms()), None),
@@ -178,13 +181,13 @@ const CHANNEL_REFUSED: &str =
 /// Gives holds back; with the last one, hands the lock off.
 pub(crate) fn release(key: LockKey<'_>, request: &ReleaseRequest) -> Result<Released, LockError> {
     // When a lease ends matters only to those who wait, while it lasts.
-    let part = match TABLE.with_borrow(LockTable::anybody_waits) {
+    let part = match TABLE.with_borrow(LockTable::follows_lease_ends) {
         true if request.ends_a_single_hold() => Part::OfAskerUnlessSingleHold,
         true => Part::OfAsker,
         false => Part::OfAskerWithoutLeaseEnd,
     };
     let (open, stored) = look_for(key, Some(&request.owner), part)?;
-    let now = clock::now();
+    let now = clock_steps::now(key.ctx());
     let progress = step(key.ctx(), |table| {
         table.release(key.as_ref(), stored, request, now)
     });
@@ -195,7 +198,7 @@ pub(crate) fn release(key: LockKey<'_>, request: &ReleaseRequest) -> Result<Rele
 /// off. Returns whether anybody held it.
 pub(crate) fn break_lock(key: LockKey<'_>, token: Option<FencingToken>) -> Result<bool, LockError> {
     let (open, stored) = look_for(key, None, Part::Whole)?;
-    let now = clock::now();
+    let now = clock_steps::now(key.ctx());
     let progress = step(key.ctx(), |table| {
         table.break_lock(key.as_ref(), stored, token, now)
     });
@@ -207,7 +210,7 @@ pub(crate) fn break_lock(key: LockKey<'_>, token: Option<FencingToken>) -> Resul
 pub(crate) fn renew(key: LockKey<'_>, request: &RenewRequest) -> Result<Option<bool>, LockError> {
     let may_grant = gate::check_replicas(key.ctx())?;
     let (open, stored) = look_for(key, Some(&request.owner), Part::OfAsker)?;
-    let now = clock::now();
+    let now = clock_steps::now(key.ctx());
     let client = acks::client_to_tell(key.ctx());
     let progress = step_by(key.ctx(), may_grant, |table| {
         acks::asks(table, client);
@@ -228,7 +231,7 @@ pub(crate) fn guard(key: LockKey<'_>, token: FencingToken) -> Result<(), LockErr
     {
         end_if_closing(key, &owner, || clients::running(key.ctx()));
     }
-    let now = clock::now();
+    let now = clock_steps::now(key.ctx());
     let progress = step_by(key.ctx(), may_grant, |table| {
         table.guard(key.as_ref(), stored, token, now)
     });
@@ -288,6 +291,11 @@ pub(crate) fn key_touched(ctx: &Context, key: KeyRef<'_>) {
     note(ctx, |table, now_ms| table.key_touched(key, now_ms));
 }
 
+/// The server has expired this key. Otherwise as [`key_touched`].
+pub(crate) fn key_expired(ctx: &Context, key: KeyRef<'_>) {
+    note(ctx, |table, now_ms| table.key_expired(key, now_ms));
+}
+
 /// The server's cron runs, so many times a second.
 pub(crate) fn on_cron(ctx: &Context, hz: i32) {
     clock_steps::look(ctx);
@@ -338,6 +346,9 @@ pub(crate) fn grant_told(ctx: &Context, client: ClientId, heard: bool) {
 /// A client does not wait any more. Returns what it is to be told, if it is anything but
 /// that it was not granted the lock.
 pub(crate) fn waiter_left(ctx: &Context, waiter: WaiterId, leave: Leave) -> Option<Answer> {
+    // A step of the clock may have ended the wait, and with the last one all that is
+    // known of the lock is forgotten.
+    clock_steps::now(ctx);
     note(ctx, |table, now_ms| {
         table.waiter_left(waiter, leave, now_ms)
     })

@@ -40,6 +40,7 @@ pub mod queue;
 mod remembered;
 pub mod request;
 pub mod sessions;
+mod stepped;
 pub mod stored;
 pub mod table;
 mod time_outs;

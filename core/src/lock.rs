@@ -116,6 +116,16 @@ impl Holder {
         })
     }
 
+    /// The same, with a lease that ends so much later, because the wall clock was set.
+    pub(crate) fn moved(&self, by_ms: i64) -> Self {
+        // No key may expire before 1970.
+        let moved_ms = |end_ms: i64| end_ms.saturating_add(by_ms).max(1);
+        Self {
+            lease_end_ms: self.lease_end_ms.map(moved_ms),
+            ..self.clone()
+        }
+    }
+
     fn written(&self, new_token: Option<FencingToken>) -> Effect {
         Effect::SetHolder {
             owner: self.owner.clone(),
@@ -496,6 +506,41 @@ impl Lock {
         let holders = std::mem::take(&mut self.holders);
         self.delete(effects);
         Some(holders)
+    }
+
+    /// Moves the ends of these leases, because the wall clock was set.
+    pub(crate) fn move_leases(
+        &mut self,
+        is_meant: impl Fn(&Holder) -> bool,
+        by_ms: i64,
+        effects: &mut Effects,
+    ) {
+        let meant = self.holders.iter().filter(|holder| is_meant(holder));
+        let moved: SmallVec<[Holder; 1]> = meant.map(|holder| holder.moved(by_ms)).collect();
+        if moved.is_empty() {
+            return;
+        }
+        for holder in moved {
+            if holder.limit != Limit::EXCLUSIVE {
+                effects.push(holder.written(None));
+            }
+            self.replace(holder);
+        }
+        self.expire_with_the_last_lease(effects);
+    }
+
+    /// Puts the holders of before back into a lock that was deleted, with leases that end
+    /// so much later, if these are not over.
+    pub(crate) fn put_back(&mut self, before: &Self, by_ms: i64, now: Now, effects: &mut Effects) {
+        let lasts = |holder: &Holder| holder.lease_end_ms.is_some_and(|end_ms| end_ms >= now.ms());
+        let moved = before.holders.iter().map(|holder| holder.moved(by_ms));
+        for holder in moved.filter(lasts) {
+            let new_token = before.last_token.filter(|_| self.is_free());
+            effects.push(holder.written(new_token));
+            self.last_token = before.last_token;
+            self.holders.push(holder);
+        }
+        self.expire_with_the_last_lease(effects);
     }
 
     fn remove(&mut self, owner: &Owner, effects: &mut Effects) {

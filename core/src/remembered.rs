@@ -5,10 +5,10 @@
 //! be counted. Locks with many holders are remembered, because reading them from the
 //! hash again for each command would cost as much as they have holders.
 //!
-//! Architecture invariant: what is remembered grants nothing by itself. A lock is
-//! used from here only where the server has told of no change since, and where the
-//! hash has the same number of fields, expiry and newest token, and the same fields
-//! of the owner in question.
+//! Architecture invariant: what is remembered grants nothing by itself, but puts back
+//! what a step of the wall clock has ended too early. A lock is used from here only
+//! where the server has told of no change since, and where the hash has the same number
+//! of fields, expiry and newest token, and the same fields of the owner in question.
 //!
 //! To take a lock, to put it back and to note a holder takes constant time, or
 //! logarithmic time in the number of keys that one owner holds. To put a lock here the
@@ -197,26 +197,36 @@ impl Remembered {
         }
     }
 
-    /// Notes that all of these keys may have changed, and forgets those for which
-    /// nobody waits.
+    /// Notes that all of these keys may have changed, and forgets those that need not be
+    /// kept.
     pub(crate) fn touch_all(
         &mut self,
         is_meant: impl Fn(KeyRef<'_>) -> bool,
-        is_contended: impl Fn(KeyRef<'_>) -> bool,
+        is_kept: impl Fn(KeyRef<'_>) -> bool,
     ) {
-        let mut uncontended = Vec::new();
+        let mut forgotten = Vec::new();
         for (key, seen) in &mut self.by_key {
             if is_meant(key.as_ref()) {
-                // A lock of few holders is here only because somebody waits for it.
-                match seen.lock.holders().len() <= few() || is_contended(key.as_ref()) {
+                // A lock of few holders is here only because it is kept.
+                match seen.lock.holders().len() <= few() || is_kept(key.as_ref()) {
                     true => seen.is_touched = true,
-                    false => uncontended.push(key.clone()),
+                    false => forgotten.push(key.clone()),
                 }
             }
         }
-        for key in uncontended {
+        for key in forgotten {
             self.drop_lock(key.as_ref());
         }
+    }
+
+    /// The keys of all of them.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &KeyBuf> {
+        self.by_key.keys()
+    }
+
+    /// Whether the server has told of a change of this lock, if it is remembered.
+    pub(crate) fn is_touched(&self, key: KeyRef<'_>) -> Option<bool> {
+        self.by_key.get(&key).map(|seen| seen.is_touched)
     }
 
     /// Whether there is any crowd.

@@ -12,9 +12,10 @@
 //!
 //! # Invariants
 //! - What is remembered never says that somebody holds a lock; the stored hash alone
-//!   does. It may say that a stored hold is over; if that is lost, in a restart or a
-//!   fail-over, the hold lasts until its lease ends, and no two owners ever hold one
-//!   lock.
+//!   does, but where the server has just expired it too early, because the wall clock
+//!   was set, and nobody has touched the key since. It may say that a stored hold is
+//!   over; if that is lost, in a restart or a fail-over, the hold lasts until its lease
+//!   ends, and no two owners ever hold one lock.
 //! - Where a lock has room for who waits for it first, a recheck is planned.
 //! - No step takes more than [`GRANTS_A_STEP`] grants, [`ENDS_A_STEP`] lease ends and
 //!   as many ends of sessions. What is left is planned for now, so that others have
@@ -34,6 +35,7 @@
 //! granted; [`LockTable::grants_resume`] ends such a time.
 
 mod acknowledged;
+mod clock_steps;
 mod connections;
 mod due;
 mod ends;
@@ -64,6 +66,7 @@ use crate::queue::{Addressee, Channel, Wait, WaitQueues, WaiterId};
 use crate::remembered::Remembered;
 use crate::request::{AcquireRequest, ClientId, Owner, ReleaseRequest, RenewRequest};
 use crate::sessions::Sessions;
+use crate::stepped::Stepped;
 use crate::time_outs::TimeOuts;
 use crate::token::{FencingToken, TokenClock};
 
@@ -246,6 +249,7 @@ struct Suspended {
     changed: SmallVec<[Owner; 2]>,
     is_read: bool,
     is_to_be_read: bool,
+    is_bound: bool,
     withheld: usize,
     unheard: usize,
     step: Step,
@@ -324,6 +328,8 @@ pub struct LockTable {
     claims: Claims,
     /// Holds that are over because of what became of a client.
     ended: EndedHolds,
+    /// Locks whose leases the wall clock has left behind, or overtaken.
+    stepped: Stepped,
     /// Waits that may close a cycle.
     unchecked: VecDeque<Unchecked>,
     /// A key that has just left its place.
@@ -481,7 +487,7 @@ impl LockTable {
     ) -> Progress<bool> {
         let owner = self.owner_with(key, &stored, token);
         let mut transition = Transition::begin(self, key, stored, owner.as_ref(), now);
-        let is_held = transition.guard(owner.as_ref(), token);
+        let is_held = transition.guard(token);
         transition.hand_on(Ok(is_held))
     }
 
@@ -508,6 +514,7 @@ impl LockTable {
         self.anybody_waits()
             || self.remembers_holds()
             || !self.remembered.is_empty()
+            || !self.stepped.is_empty()
             || self.leaving.is_some()
     }
 

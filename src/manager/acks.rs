@@ -8,7 +8,7 @@ use std::cell::Cell;
 
 use redis_module::Context;
 
-use super::{TABLE, arm_timer, end_if_closing, look_at, note};
+use super::{TABLE, arm_timer, clock_steps, end_if_closing, look_at, note};
 use crate::config;
 use crate::server::blocked;
 use crate::server::clients;
@@ -132,7 +132,7 @@ fn tell(ctx: &Context, id: WaiterId, key: &KeyBuf) {
         let owner = told.as_ref().map(|(_, owner)| owner);
         look_at(&open, key, owner, Part::Whole)
     });
-    let now = clock::now();
+    let now = clock_steps::now(ctx);
     let told = TABLE.with_borrow_mut(|table| table.tell(id, stored, now));
     if let Some((addressee, answer)) = told {
         super::tell(ctx, addressee, answer);

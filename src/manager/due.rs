@@ -39,8 +39,7 @@ const SEARCH_WEIGHS: usize = 16;
 /// what is due. What does not fit into one wake waits until other clients have had
 /// their turn.
 pub(crate) fn on_wake(ctx: &Context) {
-    clock_steps::look(ctx);
-    let now_ms = clock::now().ms();
+    let now_ms = clock_steps::look(ctx).ms();
     if !TABLE.with_borrow(LockTable::follows_overwriting) {
         overwriting::unfollow(ctx);
     }
@@ -148,7 +147,7 @@ fn give_up_unheard(ctx: &Context, key: KeyRef<'_>, now_ms: i64) {
 fn do_to(key: LockKey<'_>, due: Due) -> usize {
     let open = OpenLock::open(key);
     let stored = look_at(&open, key.as_ref(), due.owner(), Part::OfAsker);
-    let now = clock::now();
+    let now = clock_steps::now(key.ctx());
     let is_search = matches!(due.work, Work::CheckWait(_));
     let mut progress = step(key.ctx(), |table| {
         table.settings.reads_other_keys = true;

@@ -14,9 +14,14 @@ pub(crate) fn now() -> Now {
     }
 }
 
-/// The time since the machine was started, in milliseconds. It runs on while the
-/// machine sleeps and while this process is stopped.
+/// As [`since_boot_us`], in milliseconds.
 pub(crate) fn since_boot_ms() -> i64 {
+    since_boot_us() / 1000
+}
+
+/// The time since the machine was started, in microseconds. It runs on while the
+/// machine sleeps and while this process is stopped.
+pub(crate) fn since_boot_us() -> i64 {
     let mut time = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
@@ -24,5 +29,5 @@ pub(crate) fn since_boot_ms() -> i64 {
     // By libc: rustix crashes under valgrind, which counts instructions.
     // SAFETY: the place lives through the call.
     unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut time) };
-    time.tv_sec * 1000 + time.tv_nsec / 1_000_000
+    time.tv_sec * 1_000_000 + time.tv_nsec / 1000
 }

@@ -37,6 +37,9 @@ pub(crate) trait Hooks: Sync {
     /// Something happened to this key.
     fn key_touched(&self, ctx: &Context, key: KeyRef<'_>);
 
+    /// The server has expired this key.
+    fn key_expired(&self, ctx: &Context, key: KeyRef<'_>);
+
     /// A key is about to get another name, or to move to another database.
     /// [`Hooks::key_arrives`] follows.
     fn key_leaves(&self, ctx: &Context, key: KeyRef<'_>);

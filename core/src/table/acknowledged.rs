@@ -222,6 +222,10 @@ impl LockTable {
         let withheld = self.acks.take(id)?;
         self.time_outs.remove(id, withheld.until_ms);
         let (Tells::Grant(token) | Tells::Renewal(token)) = withheld.tells;
+        let read = match &stored {
+            Ok(Stored::Read(lock)) if withheld.session.is_some() => Some(lock.clone()),
+            _ => None,
+        };
         let hold = self.deliveries.hold_of(withheld.recipient()).cloned();
         let hold = hold.filter(|hold| hold.key == withheld.key);
         let held = hold.and_then(|hold| {
@@ -232,7 +236,10 @@ impl LockTable {
         let stands = held.is_some();
         match held {
             None => self.grant_told(withheld.recipient(), false),
-            Some(held) => self.bind_told(&withheld, &held, token, now),
+            Some(held) => {
+                self.bind_told(&withheld, &held, token, now);
+                self.note_if_bound(withheld.key.as_ref(), read);
+            }
         }
         let answer = match withheld.tells {
             Tells::Grant(token) if stands => Answer::Granted(token),
@@ -289,12 +296,6 @@ impl LockTable {
         let before = before.map(|before| before.client);
         self.deliveries.bind(client, lease, before);
         self.look_before_it_ends(&hold, now.ms());
-    }
-
-    /// The wall clock was set forward by so many milliseconds, or backward if that is
-    /// negative. How long replicas may take does not depend on it.
-    pub fn clock_stepped(&mut self, step_ms: i64) {
-        self.acks.clock_stepped(step_ms, &mut self.time_outs);
     }
 
     /// Plans a look at holds before the last lease that counts is over. Where it is about

@@ -31,10 +31,11 @@ impl LockTable {
 
     /// What is remembered of this key is not relied upon any more.
     fn doubt(&mut self, key: KeyRef<'_>) {
+        self.stepped.touched(key);
         if self.remembered.is_empty() {
             return;
         }
-        if self.queues.contended(key) {
+        if self.is_kept(key) {
             self.remembered.touch(key);
         } else {
             self.remembered.drop_lock(key);
@@ -53,9 +54,10 @@ impl LockTable {
     }
 
     fn touch_all(&mut self, is_meant: impl Fn(KeyRef<'_>) -> bool, now_ms: i64) {
-        let queues = &self.queues;
-        let is_contended = |key: KeyRef<'_>| queues.contended(key);
-        self.remembered.touch_all(&is_meant, is_contended);
+        self.stepped.all_touched(&is_meant);
+        let (queues, stepped) = (&self.queues, &self.stepped);
+        let is_kept = |key: KeyRef<'_>| queues.contended(key) || stepped.is_noted(key);
+        self.remembered.touch_all(&is_meant, is_kept);
         if self.queues.any_planned(&is_meant) {
             self.queues.recheck_all_by(now_ms);
         }
@@ -311,9 +313,9 @@ impl LockTable {
         let key = self.queues.key_of(id).cloned();
         let told = self.end_wait(id, leave, now_ms)?;
         if let Some(key) = key
-            && !self.queues.contended(key.as_ref())
+            && !self.is_kept(key.as_ref())
         {
-            self.remembered.drop_if_few(key.as_ref());
+            self.forget_uncontended(key.as_ref());
         }
         Some(told)
     }
@@ -400,8 +402,12 @@ impl LockTable {
         self.unchecked.extend(unchecked);
     }
 
-    /// Nobody can or need write what has ended of this key.
+    /// Nobody can or need write what has ended of this key, or move its leases.
     pub(super) fn forget_ended(&mut self, key: KeyRef<'_>) {
+        let left = self.stepped.take(key);
+        if left.by_ms.is_some() && !self.queues.contended(key) {
+            self.remembered.drop_lock(key);
+        }
         for ended in self.ended.take(key) {
             let hold = HoldId::new(key, &ended.owner);
             self.deliveries.end(&hold, &ended, 0);

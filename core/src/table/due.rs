@@ -1,6 +1,6 @@
 //! What the table does without being asked: it ends what is over because of what
-//! became of a client, keeps up the leases of sessions, looks at contended locks when
-//! they are due, and searches for deadlocks.
+//! became of a client, moves leases with the clock, keeps up those of sessions, looks at
+//! contended locks when they are due, and searches for deadlocks.
 
 use super::transition::Transition;
 use super::{Answer, Done, LockTable, Progress, Step, Stored, Unchecked};
@@ -99,6 +99,7 @@ impl LockTable {
         let is_overdue =
             !(self.ended.is_empty() && self.unchecked.is_empty() && self.to_close.is_empty())
                 || self.sessions.any_ended()
+                || self.stepped.next_key().is_some()
                 || self.queues.next_ended_place().is_some()
                 || self.is_to_be_cleared();
         if is_overdue {
@@ -126,6 +127,7 @@ impl LockTable {
         let ended_session = || Some(self.sessions.next_ended()?.key);
         let ended = self.ended.next_key().cloned().or_else(ended_session);
         ended
+            .or_else(|| self.stepped.next_key().cloned())
             .or_else(renewal)
             .or_else(|| self.queues.next_due(now_ms).cloned())
             .or_else(|| wait().cloned())
@@ -145,7 +147,10 @@ impl LockTable {
         for _ in 0..KINDS {
             self.turn = (self.turn + 1) % KINDS;
             let due = match self.turn {
-                0 => self.next_ended().map(Due::recheck),
+                0 => {
+                    let ended = self.next_ended();
+                    ended.or_else(|| self.next_stepped()).map(Due::recheck)
+                }
                 1 => self.take_renewal(now_ms),
                 2 => self.queues.take_due(now_ms).map(Due::recheck),
                 _ => self.take_unchecked(),
@@ -179,6 +184,11 @@ impl LockTable {
             self.end_binding(&hold);
         }
         self.ended.next_key().cloned()
+    }
+
+    /// A lock whose leases are to be moved with the clock.
+    fn next_stepped(&self) -> Option<KeyBuf> {
+        self.stepped.next_key().cloned()
     }
 
     fn take_renewal(&mut self, now_ms: i64) -> Option<Due> {
@@ -261,6 +271,7 @@ impl LockTable {
         let sessions = &mut transition.table.sessions;
         if kept {
             sessions.kept(&HoldId::new(key, owner), now.ms());
+            transition.is_bound = true;
             transition.count_when_acknowledged(owner, bound);
         } else {
             // Before the hand-off, which may bind the owner's next holds.
@@ -350,6 +361,7 @@ impl LockTable {
         self.anybody_waits()
             || !self.ended.is_empty()
             || !self.sessions.is_empty()
+            || self.stepped.next_key().is_some()
             || self.time_outs.next_ms().is_some()
             || !self.to_close.is_empty()
     }
@@ -376,6 +388,9 @@ impl LockTable {
         self.acks = Default::default();
         self.claims = Default::default();
         self.ended = Default::default();
+        while let Some(key) = self.stepped.next_key().cloned() {
+            self.forget_ended(key.as_ref());
+        }
         self.unchecked.clear();
     }
 

@@ -113,6 +113,7 @@ impl Transition<'_> {
             });
             if !is_withheld {
                 sessions.bind(self.key, owner, client, token, lease, now_ms);
+                self.is_bound = true;
             } else if old.is_some_and(|old| old.token != token) {
                 sessions.unbind(self.key, owner);
             }

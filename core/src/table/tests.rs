@@ -10,6 +10,7 @@ use crate::request::{HoldNumber, Lease, Limit, ReleaseExtent};
 use crate::stored::{PERMIT_PREFIX, Reader, TOKEN_FIELD};
 
 mod acknowledged;
+mod clock_steps;
 mod connections;
 mod deadlocks;
 mod due;
@@ -362,7 +363,7 @@ impl Server {
         let over: Vec<KeyBuf> = over.map(|(key, _)| key.clone()).collect();
         for key in over {
             self.keys.remove(&key);
-            self.table.key_touched(key.as_ref(), now_ms);
+            self.table.key_expired(key.as_ref(), now_ms);
         }
         let ends = self.keys.values().filter_map(|value| value.expires_at_ms);
         self.first_expiry_ms = ends.min().unwrap_or(i64::MAX);

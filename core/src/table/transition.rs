@@ -30,6 +30,8 @@ pub(super) struct Transition<'t> {
     pub(super) is_read: bool,
     /// The next step has to read the lock as well.
     pub(super) is_to_be_read: bool,
+    /// Holds of it may be bound to a connection.
+    pub(super) is_bound: bool,
     /// How many waiters were granted the lock that this step answers nothing.
     pub(super) withheld: usize,
     /// How many places were given up because nobody heard of their grant.
@@ -60,6 +62,7 @@ impl<'t> Transition<'t> {
             changed: SmallVec::new(),
             is_read: false,
             is_to_be_read: false,
+            is_bound: before.is_some(),
             withheld: 0,
             unheard: 0,
             asks: None,
@@ -70,10 +73,12 @@ impl<'t> Transition<'t> {
         match stored {
             Stored::AsExpected => {
                 transition.lock = before.map(|(lock, _)| lock).unwrap_or_default();
+                transition.follow_clock(None);
             }
             Stored::Read(lock) => {
                 transition.lock = lock;
                 transition.is_read = true;
+                transition.follow_clock(before.as_ref().map(|(lock, _)| lock));
                 if let Some((before, was_touched)) = before {
                     transition.compare(&before, was_touched);
                 }
@@ -94,6 +99,7 @@ impl<'t> Transition<'t> {
             changed: suspended.changed,
             is_read: suspended.is_read,
             is_to_be_read: suspended.is_to_be_read,
+            is_bound: suspended.is_bound,
             withheld: suspended.withheld,
             unheard: suspended.unheard,
             asks: None,
@@ -112,6 +118,7 @@ impl<'t> Transition<'t> {
             changed: std::mem::take(&mut self.changed),
             is_read: self.is_read,
             is_to_be_read: self.is_to_be_read,
+            is_bound: self.is_bound,
             withheld: self.withheld,
             unheard: self.unheard,
             step: std::mem::take(&mut self.step),
@@ -232,10 +239,9 @@ impl<'t> Transition<'t> {
         Ok(true)
     }
 
-    /// Returns whether this owner holds the lock with this token.
-    pub(super) fn guard(&mut self, owner: Option<&Owner>, token: FencingToken) -> bool {
-        let held = owner.and_then(|owner| self.lock.holder(owner));
-        let Some(held) = held.filter(|held| held.token == Some(token)) else {
+    /// Returns whether the lock is held with this token.
+    pub(super) fn guard(&mut self, token: FencingToken) -> bool {
+        let Some(held) = self.lock.hold_with(token) else {
             self.table.metrics.tokens_refused += 1;
             return false;
         };
@@ -270,7 +276,11 @@ impl<'t> Transition<'t> {
         let remembered = &mut self.table.remembered;
         let is_large = self.lock.holders().len() > few();
         #[cfg(feature = "planted-faults")]
-        if let Some(before) = self.noted_before.filter(|_| Fault::NotesKept.planted()) {
+        if let Some(before) = self
+            .noted_before
+            .take()
+            .filter(|_| Fault::NotesKept.planted())
+        {
             self.lock = before;
         }
         if contended.is_some() || is_large {
@@ -284,6 +294,9 @@ impl<'t> Transition<'t> {
             let holders = self.lock.holders().iter().map(|holder| &holder.owner);
             let unchanged = holders.filter(|holder| !changed.contains(holder));
             remembered.forget(self.key, unchanged.chain(changed));
+        }
+        if self.is_bound {
+            self.note_bound();
         }
         Done {
             result,

@@ -219,6 +219,7 @@ impl LockTable {
         self.sessions.take_down(form);
         self.deliveries.take_down(form);
         self.ended.take_down(form);
+        self.stepped.take_down(form);
         self.time_outs.take_down(form);
         self.claims.take_down(form);
         self.acks.take_down(form);

@@ -194,7 +194,8 @@ fn a_step_of_the_wall_clock_neither_hurries_replicas_nor_gives_them_longer() {
         let id = scene.take(K, ask("a").lease(2 * 3_600_000).now()).0;
         let waiter = scene.server.wait(K, ask("b"));
         scene.server.sleep(100 + step_ms);
-        scene.server.table.clock_stepped(step_ms);
+        let now_ms = scene.server.ms();
+        scene.server.table.clock_stepped(step_ms, now_ms);
         scene.server.sleep(TIMEOUT_MS - 101);
         assert_eq!(scene.give_up(), []);
         scene.server.sleep(1);

@@ -131,7 +131,7 @@ fn many_sessions_follow_their_lock_at_once() {
 }
 
 #[test]
-fn a_lock_whose_holders_have_all_ended_is_deleted_at_once() {
+fn a_lock_whose_holders_have_all_ended_is_overwritten_at_once() {
     let mut server = Server::new();
     for n in 0..CROWD {
         let ask = ask(&nth(n)).shared().by(1).session();

@@ -60,6 +60,11 @@ enum Step {
     Time {
         ms: i64,
     },
+    /// The wall clock is set.
+    Clock {
+        by_ms: i64,
+        is_late: bool,
+    },
     Due,
     Delete {
         key: usize,
@@ -143,6 +148,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         6 => (any(), prop::bool::weighted(0.8))
             .prop_map(|(client, heard)| Step::Tell { client, heard }),
         4 => prop_oneof![0..3_i64, 0..1500_i64].prop_map(|ms| Step::Time { ms }),
+        2 => (prop_oneof![-3000..3000_i64, -9..9_i64], prop::bool::ANY)
+            .prop_map(|(by_ms, is_late)| Step::Clock { by_ms, is_late }),
         4 => Just(Step::Due),
         1 => key().prop_map(|key| Step::Delete { key }),
         1 => (who(), key()).prop_map(|(who, key)| Step::RemoveOwner { who, key }),
@@ -409,6 +416,7 @@ impl History {
                 }
             }
             Step::Time { ms } => server.sleep(ms),
+            Step::Clock { by_ms, is_late } => self.set_clock(by_ms, is_late)?,
             Step::Due => server.run(),
             Step::Delete { key } => server.delete(KEYS[key]),
             Step::RemoveOwner { who, key } => server.write(KEYS[key], |value| {
@@ -442,6 +450,40 @@ impl History {
                     let moved: Vec<_> = moved.map(|(who, _)| (*who, 1)).collect();
                     self.by_redisson.extend(moved);
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// The wall clock is set. Where the lock is known, leases run as if it was not.
+    fn set_clock(&mut self, by_ms: i64, is_late: bool) -> Result<(), TestCaseError> {
+        let server = &mut self.server;
+        server.run();
+        let (before, before_ms) = (KEYS.map(|key| server.lock(key)), server.ms());
+        let known = KEYS.map(|key| {
+            let bound = server.table.stepped.bound_keys();
+            server.table.queues.contended(key) || bound.into_iter().any(|one| one.as_ref() == key)
+        });
+        match is_late {
+            true => server.set_clock_late(by_ms),
+            false => server.set_clock(by_ms),
+        }
+        server.run();
+        let left_ms = |held: &Holder, now_ms| held.lease_end_ms.map(|end_ms| end_ms - now_ms);
+        for ((key, before), _) in KEYS.into_iter().zip(before).zip(known).filter(|one| one.1) {
+            let after = server.lock(key);
+            let lasts = |holder: &&Holder| holder.lease_end_ms >= Some(before_ms);
+            for held in before.holders().iter().filter(lasts) {
+                let still = after.holder(&held.owner);
+                prop_assert!(still.is_some(), "{:?} lost {:?}", held, key);
+                let still = still.unwrap();
+                prop_assert_eq!((still.token, still.holds), (held.token, held.holds));
+                let left_ms = [left_ms(still, server.ms()), left_ms(held, before_ms)];
+                // A session may have been renewed at once.
+                let is_bound = server.table.sessions.binding_of(key, &held.owner);
+                prop_assert!(
+                    left_ms[0] == left_ms[1] || is_bound.is_some() && left_ms[0] > left_ms[1]
+                );
             }
         }
         Ok(())
