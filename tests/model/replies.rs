@@ -182,9 +182,6 @@ pub fn counters_of(totals: &Totals, metrics: &Metrics) -> Counters {
         ("deadlocks_refused".into(), metrics.deadlocks_refused),
         ("tokens_refused".into(), metrics.tokens_refused),
         ("queues_full".into(), metrics.queues_full),
-        ("places_unheard".into(), metrics.places_unheard),
-        ("claims".into(), metrics.claims),
-        ("grants_unclaimed".into(), metrics.grants_unclaimed),
         ("replies_withheld".into(), count(totals.withheld)),
         (
             "replies_unacknowledged".into(),
