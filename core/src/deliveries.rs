@@ -381,6 +381,11 @@ impl Deliveries {
         self.by_recipient.get(&recipient.into())
     }
 
+    /// The token of what is on its way to the owner of these holds.
+    pub fn token_of(&self, hold: &HoldId) -> Option<FencingToken> {
+        self.by_hold.get(hold).map(|under_way| under_way.token)
+    }
+
     /// Notes that somebody has heard of what was on its way to it.
     pub fn delivered(&mut self, recipient: impl Into<Recipient>) {
         let Some((mut found, at)) = self.find(recipient.into()) else {

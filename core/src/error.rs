@@ -88,6 +88,8 @@ pub enum Usage {
     WaitGuarded,
     /// `QUEUE` outside of its range.
     QueueOutOfRange,
+    /// The channel of a place is longer than 1024 bytes.
+    ChannelTooLong,
     /// `BLOCK` that is no integer, or would end beyond the reach of the clock.
     TimeoutOutOfRange,
     /// `BLOCK` below 0.
@@ -202,6 +204,7 @@ impl Usage {
             Self::WaitGuarded => "LOCK.GUARD runs no WAIT or WAITAOF; send them after it",
             Self::TimeoutOutOfRange => "timeout is not an integer or out of range",
             Self::QueueOutOfRange => "QUEUE must be between 1 and 86400000 milliseconds",
+            Self::ChannelTooLong => "channel must not be longer than 1024 bytes",
             Self::TimeoutNegative => "timeout is negative",
             Self::OwnerEmpty => "owner must not be empty",
             Self::OwnerTooLong => "owner must not be longer than 1024 bytes",

@@ -3,6 +3,7 @@
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::hash::Hash;
+use std::ops::Bound;
 use std::rc::Rc;
 
 use hashbrown::hash_map::EntryRef;
@@ -131,6 +132,19 @@ impl<N: Clone + Eq + Hash> KeySets<N> {
     /// The keys under this name.
     pub(crate) fn of(&self, name: &N) -> impl Iterator<Item = &KeyBuf> {
         self.by_name.get(name).into_iter().flat_map(KeySet::iter)
+    }
+
+    /// The key under this name that comes after this one, or the first.
+    pub(crate) fn next(&self, name: &N, after: Option<&KeyBuf>) -> Option<&KeyBuf> {
+        match self.by_name.get(name)? {
+            KeySet::One(only) => after.is_none_or(|after| only > after).then_some(only),
+            KeySet::Many(many) => match after {
+                None => many.first(),
+                Some(after) => many
+                    .range((Bound::Excluded(after), Bound::Unbounded))
+                    .next(),
+            },
+        }
     }
 
     #[cfg(test)]

@@ -692,6 +692,11 @@ impl WaitQueues {
         self.waits.of(owner)
     }
 
+    /// The next key after this one for which this owner waits.
+    pub fn next_wait_of(&self, owner: &Owner, after: Option<&KeyBuf>) -> Option<&KeyBuf> {
+        self.waits.next(owner, after)
+    }
+
     /// Whether this owner waits for anything.
     pub fn waits(&self, owner: &Owner) -> bool {
         self.waits.contains(owner)

@@ -235,17 +235,18 @@ impl Sessions {
         let binding = match self.remove(&bound).filter(|old| old.token == token) {
             // The longer lease is kept up as was planned: re-entry by a shorter
             // one did not prolong it.
-            Some(old) if old.lease > lease => Binding {
+            Some(old) if old.is_claimed && old.lease > lease => Binding {
                 client,
                 kept_until_ms: old.kept_until_ms.max(kept_until_ms),
                 is_claimed: true,
                 ..old
             },
-            _ => Binding {
+            old => Binding {
                 client,
                 token,
                 lease,
-                kept_until_ms,
+                kept_until_ms: old
+                    .map_or(kept_until_ms, |old| old.kept_until_ms.max(kept_until_ms)),
                 is_claimed: true,
                 renew_at_ms: renew_at_ms(lease, now_ms),
             },
@@ -317,7 +318,7 @@ impl Sessions {
         }
     }
 
-    /// Notes that a grant is claimed.
+    /// Notes that a grant is claimed. It is kept up from then on.
     pub fn claim(&mut self, key: KeyRef<'_>, owner: &Owner, now_ms: i64) {
         if let Some(bound) = self.bound(key, owner)
             && let Some(binding) = self.bindings.get_mut(&bound)

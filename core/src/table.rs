@@ -46,7 +46,7 @@ mod searches;
 mod transition;
 mod view;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use smallvec::SmallVec;
 
@@ -332,6 +332,9 @@ pub struct LockTable {
     stepped: Stepped,
     /// Waits that may close a cycle.
     unchecked: VecDeque<Unchecked>,
+    /// Owners of many waits of which each may close a cycle, and the key of the last that
+    /// was searched for.
+    unchecked_owners: BTreeMap<Owner, Option<KeyBuf>>,
     /// A key that has just left its place.
     leaving: Option<Leaving>,
     /// Clients whose sessions are over unnoticed: their connections have to be

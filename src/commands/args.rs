@@ -17,6 +17,10 @@ use redis_lock_core::token::FencingToken;
 /// The longest time for which a place is kept: a day.
 const QUEUE_MS_MAX: i64 = 86_400_000;
 
+/// The longest channel, in bytes: as long as an owner. `LOCK.INFO` shows it with each
+/// place.
+const CHANNEL_MAX_BYTES: usize = 1024;
+
 /// The arguments that are still to be read.
 ///
 /// The method of an option returns whether that option comes next, and then has
@@ -87,6 +91,9 @@ impl<'a> Args<'a> {
         })?;
         if let Some(ms) = time {
             let channel = self.next().ok_or(Usage::Syntax)?;
+            if channel.len() > CHANNEL_MAX_BYTES {
+                return Err(Usage::ChannelTooLong);
+            }
             if into.replace(PlaceTime { ms, channel }).is_some() {
                 return Err(Usage::Syntax);
             }

@@ -287,10 +287,10 @@ impl LockTable {
         let counted_ms = before.map_or(end_ms, |before| before.kept_until_ms.max(end_ms));
         let stored_ms = held.lease_end_ms.unwrap_or(i64::MAX);
         sessions.count_until(&hold, counted_ms.min(stored_ms));
+        if self.claims.is_open(token) {
+            self.sessions.leave_unclaimed(withheld.key.as_ref(), owner);
+        }
         if withheld.place.is_some() {
-            if self.claims.is_open(token) {
-                self.sessions.leave_unclaimed(withheld.key.as_ref(), owner);
-            }
             return;
         }
         let before = before.map(|before| before.client);

@@ -2,7 +2,7 @@
 
 use super::{Answer, Leaving, LockTable, Unchecked};
 use crate::acks::Withheld;
-use crate::bounds::ends_a_step;
+use crate::bounds::{ends_a_step, few};
 use crate::deliveries::Recipient;
 use crate::ended::EndedBy;
 use crate::error::LockError;
@@ -248,6 +248,9 @@ impl LockTable {
         let recipient = recipient.into();
         self.end_before_told(recipient);
         if heard {
+            if let Recipient::Client(_) = recipient {
+                self.claim_told(recipient);
+            }
             self.deliveries.delivered(recipient);
             return;
         }
@@ -255,6 +258,24 @@ impl LockTable {
             self.unbind_unheard(client);
         }
         self.grant_lost(recipient);
+    }
+
+    /// Who was told by a reply has claimed what its owner got by a place.
+    fn claim_told(&mut self, recipient: Recipient) {
+        if self.claims.is_empty() {
+            return;
+        }
+        let hold = self.deliveries.hold_of(recipient).cloned();
+        let token = hold
+            .as_ref()
+            .and_then(|hold| self.deliveries.token_of(hold));
+        if let (Some(hold), Some(token)) = (hold, token)
+            && self.claims.close(token)
+        {
+            self.metrics.claims += 1;
+            // It is kept up at once.
+            self.sessions.claim(hold.key.as_ref(), &hold.owner, 0);
+        }
     }
 
     fn grant_lost(&mut self, recipient: impl Into<Recipient>) {
@@ -395,6 +416,14 @@ impl LockTable {
     }
 
     fn check_waits(&mut self, owner: &Owner, is_meant: impl Fn(KeyRef<'_>) -> bool) {
+        if !self.settings.deadlock_detection {
+            return;
+        }
+        if self.queues.waits_of(owner).nth(few()).is_some() {
+            // They are taken one by one, and those of each owner once.
+            self.unchecked_owners.insert(owner.clone(), None);
+            return;
+        }
         let keys = self.queues.waits_of(owner).map(KeyBuf::as_ref);
         let keys = keys.filter(|key| is_meant(*key));
         let ids = keys.filter_map(|key| self.queues.first_id_of(key, owner));

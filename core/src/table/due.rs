@@ -102,7 +102,7 @@ impl LockTable {
                 || self.stepped.next_key().is_some()
                 || self.queues.next_ended_place().is_some()
                 || self.is_to_be_cleared();
-        if is_overdue {
+        if is_overdue || !self.unchecked_owners.is_empty() {
             return Some(0);
         }
         let rechecks = self.queues.next_recheck_ms();
@@ -123,7 +123,17 @@ impl LockTable {
     /// The lock that is due next, if one is. Nothing changes.
     pub fn next_due(&self, now_ms: i64) -> Option<KeyBuf> {
         let renewal = || Some(self.sessions.next_due(now_ms)?.key);
-        let wait = || self.queues.key_of(self.unchecked.front()?.id);
+        let wait = || {
+            let first = self.unchecked.front();
+            let of_owner = || {
+                self.queues
+                    .waits_of(self.unchecked_owners.keys().next()?)
+                    .next()
+            };
+            first
+                .and_then(|first| self.queues.key_of(first.id))
+                .or_else(of_owner)
+        };
         let ended_session = || Some(self.sessions.next_ended()?.key);
         let ended = self.ended.next_key().cloned().or_else(ended_session);
         ended
@@ -205,13 +215,31 @@ impl LockTable {
 
     fn take_unchecked(&mut self) -> Option<Due> {
         loop {
-            let unchecked = self.unchecked.pop_front()?;
+            let unchecked = match self.unchecked.pop_front() {
+                Some(unchecked) => unchecked,
+                None => self.take_unchecked_of_owner()?,
+            };
             // Who waits no more need not be checked.
             if let Some(key) = self.queues.key_of(unchecked.id) {
                 return Some(Due {
                     key: key.clone(),
                     work: Work::CheckWait(CheckWait(unchecked)),
                 });
+            }
+        }
+    }
+
+    /// The next wait of an owner of many.
+    fn take_unchecked_of_owner(&mut self) -> Option<Unchecked> {
+        loop {
+            let (owner, last) = self.unchecked_owners.pop_first()?;
+            let Some(key) = self.queues.next_wait_of(&owner, last.as_ref()).cloned() else {
+                continue;
+            };
+            let id = self.queues.first_id_of(key.as_ref(), &owner);
+            self.unchecked_owners.insert(owner, Some(key));
+            if let Some(id) = id {
+                return Some(Unchecked { id, search: None });
             }
         }
     }
@@ -392,6 +420,7 @@ impl LockTable {
             self.forget_ended(key.as_ref());
         }
         self.unchecked.clear();
+        self.unchecked_owners.clear();
     }
 
     /// How long it takes until each contended lock is looked at for no other reason.

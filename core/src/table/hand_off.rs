@@ -343,15 +343,15 @@ impl Transition<'_> {
                 metrics.grants_after_wait += 1;
                 metrics.hand_offs += u64::from(held_before == 0);
                 metrics.waits.add(self.now.us - waiter.since_us);
-                if !waiter.is_place() {
-                    self.claim(&waiter.request.owner, token);
-                }
                 if held_before == 0 {
                     // A search that has begun may have passed here before.
                     self.table.check_waits_beside(self.key, &request.owner);
                 }
-                if !waiter.is_place() {
-                    self.claim(&request.owner, token);
+                if !waiter.is_place() && self.table.claims.is_open(token) {
+                    // It is claimed as soon as this one is told.
+                    self.table
+                        .sessions
+                        .leave_unclaimed(self.key, &request.owner);
                 }
                 if waiter.is_place() && held_before == 0 {
                     // It can be claimed until the server takes it for over.

@@ -691,6 +691,7 @@ impl Server {
         assert!(!table.anybody_waits() && !table.remembers_holds());
         assert!(table.remembered.is_empty(), "{:?}", table.remembered);
         assert!(table.unchecked.is_empty() && table.to_close.is_empty());
+        assert!(table.unchecked_owners.is_empty());
         assert!(table.time_outs.is_empty() && table.claims.is_empty());
         assert!(!table.follows_keys());
         assert_eq!(table.wake_at_ms(), None);

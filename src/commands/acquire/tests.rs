@@ -265,6 +265,7 @@ fn a_place_is_for_the_first_hold_and_is_kept_for_a_day_at_most() {
         check_refused(&["QUEUE", ms, "channel"], Usage::QueueOutOfRange);
     }
     check_refused(&["QUEUE", "x", "channel"], Usage::NotAnInteger);
+    check_refused(&["QUEUE", "5", &"c".repeat(1025)], Usage::ChannelTooLong);
     for words in [
         &["QUEUE"][..],
         &["QUEUE", "5"],

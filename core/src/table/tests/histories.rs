@@ -270,7 +270,10 @@ impl History {
                 prop_assert!(kept.is_none_or(|kept| kept == id), "its place was not kept");
                 let is_its_other =
                     |one: &Queued| one.is_place() && (one.key, one.who) == (key, who) && is_place;
-                self.queued.retain(|one| !is_its_other(one));
+                // What was offered to it before is looked at by the check.
+                let is_offered = |id| server.unheard.iter().any(|(unheard, _)| *unheard == id);
+                self.queued
+                    .retain(|one| !is_its_other(one) || is_offered(one.id));
                 self.queued.push(Queued { id, ..asked });
                 self.queued.sort_by_key(|one| one.id);
             }
@@ -457,6 +460,10 @@ impl History {
 
     /// The wall clock is set. Where the lock is known, leases run as if it was not.
     fn set_clock(&mut self, by_ms: i64, is_late: bool) -> Result<(), TestCaseError> {
+        for end_ms in self.first_ends_ms.values_mut() {
+            // Where the lock is known, its leases move with the clock.
+            *end_ms = end_ms.saturating_add(by_ms.max(0));
+        }
         let server = &mut self.server;
         server.run();
         let (before, before_ms) = (KEYS.map(|key| server.lock(key)), server.ms());
@@ -595,6 +602,10 @@ impl History {
 
     fn play(&mut self, steps: &[Step]) -> Result<(), TestCaseError> {
         for step in steps {
+            if matches!(step, Step::Clock { .. }) {
+                // What is due is done by the clock as it was.
+                self.play(&[Step::Due])?;
+            }
             let before: Vec<_> = self
                 .server
                 .clients
@@ -614,8 +625,11 @@ impl History {
                 self.server.leave(queued.id);
             }
         }
-        self.server.sleep(PLACE_MS);
-        self.server.give_up();
+        // The clock may have been set back meanwhile.
+        while let Some(end_ms) = self.server.table.time_outs.next_ms() {
+            self.server.sleep((end_ms - self.server.ms()).max(0));
+            self.server.give_up();
+        }
         for client in std::mem::take(&mut self.on_their_way) {
             self.server.table.grant_told(client, true);
         }
@@ -626,9 +640,11 @@ impl History {
             self.server.delete(key);
         }
         self.server.run();
-        self.server
-            .sleep(self.server.table.settings.claim_timeout_ms + 1);
-        self.server.give_up();
+        // A step of the clock may have moved the time in which a grant can be claimed.
+        while let Some(end_ms) = self.server.table.claims.next_end_ms() {
+            self.server.sleep((end_ms - self.server.ms()).max(0));
+            self.server.give_up();
+        }
         self.server.run();
         self.server.table.take_clients_to_close(usize::MAX);
         self.server.check_nothing_is_left();

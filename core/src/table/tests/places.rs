@@ -475,3 +475,64 @@ fn a_place_for_a_hold_that_does_not_fit_is_refused_at_once() {
     );
     assert_eq!(server.table.places(), 0);
 }
+
+#[test]
+fn a_session_that_is_claimed_with_a_shorter_lease_is_kept_up() {
+    let mut server = held();
+    server.wait_for(K, ask("a").place().by(7).session(), 60_000);
+    server.release(K, "x");
+    server.take(K, ask("a").place().by(7).session().lease(1000));
+    server.pass(10_000);
+    assert!(server.table.to_close.is_empty());
+    assert_eq!(server.holds(K, "a"), 1);
+    let client = server.table.bound_client(K, &owner("a"));
+    assert_eq!(client, Some(ClientId(7)));
+}
+
+#[test]
+fn a_reply_that_nobody_heard_claims_nothing() {
+    for heard in [true, false] {
+        let mut server = held();
+        server.wait_for(K, ask("a").place().by(7).session().lease(1000), 60_000);
+        server.wait(K, ask("a").by(8).hold(1).session().lease(1000));
+        let next = server.wait(K, ask("next"));
+        server.tells = false;
+        server.release(K, "x");
+        server.told();
+        if !heard {
+            server.table.connection_ended(ClientId(8), false);
+        }
+        server.table.grant_told(ClientId(8), heard);
+        server.tells = true;
+        server.pass(10_000);
+        assert_eq!(server.metrics().claims, u64::from(heard));
+        let expected = if heard { vec![] } else { vec![next] };
+        assert_eq!(server.granted(), expected, "heard: {heard}");
+    }
+}
+
+#[test]
+fn an_owner_of_many_places_is_searched_for_deadlocks_once() {
+    const MANY: usize = 1000;
+    let mut server = Server::new();
+    for n in 0..MANY {
+        let name = nth(n);
+        server.take(key(&name), ask("x"));
+        server.wait_for(key(&name), ask("a").place(), 60_000);
+    }
+    for n in 0..MANY / 2 {
+        server.release(key(&nth(n)), "x");
+    }
+    let (waits, owners) = (&server.table.unchecked, &server.table.unchecked_owners);
+    assert_eq!((waits.len(), owners.len()), (0, 1));
+    let before = server.steps;
+    server.run();
+    assert!(server.steps - before < 2 * MANY);
+    // A deadlock that is closed by what was handed over is found.
+    server.take(L, ask("y"));
+    server.wait(L, ask("x"));
+    let first = nth(MANY - 1);
+    server.delete(key(&first));
+    server.run();
+    assert_eq!(server.holds(key(&first), "a"), 1);
+}
