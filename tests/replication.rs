@@ -131,9 +131,9 @@ fn what_changes_nothing_is_not_replicated() {
 fn a_guarded_command_and_what_ended_before_it_are_one_unit() {
     let server = TestServer::start();
     let mut client = server.client();
-    client.call("LOCK.ACQUIRE k over LEASE 1 SHARED");
+    client.call("LOCK.ACQUIRE k over LEASE 200 SHARED");
     let token = client.int("LOCK.ACQUIRE k a LEASE 600000 SHARED");
-    client.call("DEBUG SLEEP 0.01");
+    client.call("DEBUG SLEEP 0.25");
     let mut stream = Stream::of(&server);
     client.call(&format!("LOCK.GUARD k {token} INCR x"));
     stream.assert_next(&unit(&["HDEL k over @permit:over".into(), "INCR x".into()]));
