@@ -46,7 +46,7 @@ mod searches;
 mod transition;
 mod view;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
 use smallvec::SmallVec;
 
@@ -69,6 +69,7 @@ use crate::sessions::Sessions;
 use crate::stepped::Stepped;
 use crate::time_outs::TimeOuts;
 use crate::token::{FencingToken, TokenClock};
+use crate::unchecked::UncheckedOwners;
 
 pub use connections::Leave;
 pub use due::{Due, NotNow, RECHECK_INTERVAL_MS, REFUSED_RETRY_MS, Work};
@@ -332,9 +333,8 @@ pub struct LockTable {
     stepped: Stepped,
     /// Waits that may close a cycle.
     unchecked: VecDeque<Unchecked>,
-    /// Owners of many waits of which each may close a cycle, and the key of the last that
-    /// was searched for.
-    unchecked_owners: BTreeMap<Owner, Option<KeyBuf>>,
+    /// Owners of many waits of which each may close a cycle.
+    unchecked_owners: UncheckedOwners,
     /// A key that has just left its place.
     leaving: Option<Leaving>,
     /// Clients whose sessions are over unnoticed: their connections have to be

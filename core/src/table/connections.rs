@@ -421,7 +421,7 @@ impl LockTable {
         }
         if self.queues.waits_of(owner).nth(few()).is_some() {
             // They are taken one by one, and those of each owner once.
-            self.unchecked_owners.insert(owner.clone(), None);
+            self.unchecked_owners.note(owner);
             return;
         }
         let keys = self.queues.waits_of(owner).map(KeyBuf::as_ref);

@@ -125,11 +125,7 @@ impl LockTable {
         let renewal = || Some(self.sessions.next_due(now_ms)?.key);
         let wait = || {
             let first = self.unchecked.front();
-            let of_owner = || {
-                self.queues
-                    .waits_of(self.unchecked_owners.keys().next()?)
-                    .next()
-            };
+            let of_owner = || self.queues.waits_of(self.unchecked_owners.next()?).next();
             first
                 .and_then(|first| self.queues.key_of(first.id))
                 .or_else(of_owner)
@@ -232,13 +228,8 @@ impl LockTable {
     /// The next wait of an owner of many.
     fn take_unchecked_of_owner(&mut self) -> Option<Unchecked> {
         loop {
-            let (owner, last) = self.unchecked_owners.pop_first()?;
-            let Some(key) = self.queues.next_wait_of(&owner, last.as_ref()).cloned() else {
-                continue;
-            };
-            let id = self.queues.first_id_of(key.as_ref(), &owner);
-            self.unchecked_owners.insert(owner, Some(key));
-            if let Some(id) = id {
+            let (owner, key) = self.unchecked_owners.take(&self.queues)?;
+            if let Some(id) = self.queues.first_id_of(key.as_ref(), &owner) {
                 return Some(Unchecked { id, search: None });
             }
         }
@@ -420,7 +411,7 @@ impl LockTable {
             self.forget_ended(key.as_ref());
         }
         self.unchecked.clear();
-        self.unchecked_owners.clear();
+        self.unchecked_owners = Default::default();
     }
 
     /// How long it takes until each contended lock is looked at for no other reason.

@@ -223,14 +223,7 @@ impl LockTable {
         self.time_outs.take_down(form);
         self.claims.take_down(form);
         self.acks.take_down(form);
-        form.count(self.unchecked_owners.len());
-        for (owner, last) in &self.unchecked_owners {
-            form.owner(owner);
-            form.flag(last.is_some());
-            if let Some(last) = last {
-                form.key(last.as_ref());
-            }
-        }
+        self.unchecked_owners.take_down(form);
         form.count(self.unchecked.len());
         for Unchecked { id, search } in &self.unchecked {
             form.waiter(Some(*id));
