@@ -59,18 +59,21 @@ async fn tasks_get_it_in_the_order_in_which_they_asked() {
     // The first one of a client that waits has it subscribe.
     let first = client.lock("lock").acquire_within(Duration::from_millis(1));
     assert!(first.await.unwrap().is_none());
+    let mut observer = server.client();
     let order = Arc::new(std::sync::Mutex::new(Vec::new()));
     let mut tasks = Vec::new();
     for nth in 0..50 {
-        let mut acquire = Box::pin(client.lock("lock").acquire());
-        // It has queued when it has been polled once.
-        assert!(futures_util::poll!(&mut acquire).is_pending());
+        let acquire = client.lock("lock").acquire();
         let order = Arc::clone(&order);
         tasks.push(tokio::spawn(async move {
             let guard = acquire.await.unwrap();
             order.lock().unwrap().push(nth);
             guard.release().await.unwrap();
         }));
+        support::eventually("it waits", || {
+            observer.info("lock_waiters") == nth + 1
+        })
+        .await;
     }
     holder.release().await.unwrap();
     for task in tasks {
