@@ -233,17 +233,13 @@ fn tokens_rise_although_the_clock_is_set_back_and_forth() {
 }
 
 #[test]
-fn a_clock_set_forward_over_a_lease_hands_the_lock_on() {
+fn a_clock_set_forward_ends_a_lease_of_which_nothing_is_known() {
     let clock = Clock::new();
     let server = clock.server();
     let (mut holder, mut waiter) = (server.client(), server.client());
     let old = holder.int(&format!("LOCK.ACQUIRE k holder {LONG}"));
-    waiter.send_and_block(
-        &mut server.client(),
-        &format!("LOCK.ACQUIRE k waiter {LONG} BLOCK 0"),
-    );
     clock.set_ahead(7200);
-    let new = token(&waiter.reply());
+    let new = waiter.int(&format!("LOCK.ACQUIRE k waiter {LONG}"));
     assert!(new > old);
     assert_eq!(holder.call("LOCK.RENEW k holder"), int(0));
     assert_eq!(holder.call("LOCK.RELEASE k holder"), nil());
@@ -262,7 +258,7 @@ fn a_clock_set_forward_over_a_lease_hands_the_lock_on() {
 }
 
 #[test]
-fn a_clock_set_back_prolongs_a_lease_and_loses_no_waiter() {
+fn a_clock_set_back_loses_no_waiter() {
     let clock = Clock::new();
     let server = clock.server();
     let (mut holder, mut waiter) = (server.client(), server.client());
@@ -270,7 +266,6 @@ fn a_clock_set_back_prolongs_a_lease_and_loses_no_waiter() {
     let old = holder.int(&format!("LOCK.ACQUIRE k holder {LONG}"));
     waiter.send_and_block(&mut observer, "LOCK.ACQUIRE k waiter LEASE 100 BLOCK 0");
     clock.set_ahead(-3600);
-    assert!(observer.int("PTTL k") > 3_600_000);
     assert_eq!(observer.call("LOCK.ACQUIRE k stranger"), nil());
     let mut last = server.client();
     last.send_and_block(&mut observer, "LOCK.ACQUIRE k last BLOCK 0");
@@ -295,15 +290,11 @@ fn a_session_outlives_steps_of_the_clock_without_harm() {
         assert!(fence > last);
         let mut waiter = server.client();
         waiter.send_and_block(&mut observer, "LOCK.ACQUIRE k waiter LEASE 60000 BLOCK 0");
-        let before = time(&mut observer);
         clock.set_ahead(ahead);
-        let forward = time(&mut observer) > before + 60;
-        if !forward {
-            // Set back, the clock ends no lease. The connection's end does.
-            assert_eq!(holder.call("LOCK.RENEW k holder LEASE 60000"), int(1));
-            assert_eq!(observer.call("LOCK.ACQUIRE k stranger"), nil());
-            drop(holder);
-        }
+        // The clock ends no lease. The connection's end does.
+        assert_eq!(holder.call("LOCK.RENEW k holder LEASE 60000"), int(1));
+        assert_eq!(observer.call("LOCK.ACQUIRE k stranger"), nil());
+        drop(holder);
         last = token(&waiter.reply());
         assert!(last > fence, "{ahead}");
         assert_eq!(observer.call("HGET k holder"), nil());

@@ -70,10 +70,7 @@ async fn tasks_get_it_in_the_order_in_which_they_asked() {
             order.lock().unwrap().push(nth);
             guard.release().await.unwrap();
         }));
-        support::eventually("it waits", || {
-            observer.info("lock_waiters") == nth + 1
-        })
-        .await;
+        support::eventually("it waits", || observer.info("lock_waiters") == nth + 1).await;
     }
     holder.release().await.unwrap();
     for task in tasks {
