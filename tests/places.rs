@@ -836,10 +836,11 @@ fn what_is_wrong_about_a_place_is_refused_and_nothing_changes() {
 }
 
 #[test]
-fn a_channel_is_any_string() {
+fn a_channel_is_any_string_of_1024_bytes_at_most() {
     let mut scene = Scene::held();
-    let long = vec![b'c'; 1 << 20];
-    for channel in [&b""[..], b"\0\r\n\xff", &long] {
+    let too_long = [b'c'; 1025];
+    let long = &too_long[..1024];
+    for channel in [&b""[..], b"\0\r\n\xff", long] {
         let mut ears = Subscriber::at(scene.server.client());
         ears.send_words(&[b"SUBSCRIBE", channel]);
         ears.pushed();
@@ -863,5 +864,10 @@ fn a_channel_is_any_string() {
         );
         token(&scene.holder.call(&format!("LOCK.ACQUIRE k holder {LONG}")));
     }
+    let mut client = Subscriber::at(scene.server.client());
+    client.send_words(&[b"LOCK.ACQUIRE", b"k", b"a", b"QUEUE", b"60000", &too_long]);
+    let refused = client.reply();
+    assert!(matches!(refused, Value::ServerError(_)), "{refused:?}");
+    assert_eq!(scene.server.info("lock_places"), 0);
     scene.server.assert_sound();
 }
