@@ -180,21 +180,13 @@ impl Acks {
         replies.any(|(_, one)| one.recipient() == recipient)
     }
 
-    /// The messages to places that are withheld, and would bind holds to this client.
-    pub(crate) fn places_of_session(&self, client: ClientId) -> Vec<WaiterId> {
-        let is_its = |one: &Withheld| {
-            let session = one.session.map(|session| session.client);
-            one.place.is_some() && session == Some(client)
-        };
+    /// The messages to places that are withheld, and would bind such holds.
+    pub(crate) fn places_where(
+        &self,
+        is_meant: impl Fn(Option<SessionToBe>) -> bool,
+    ) -> Vec<WaiterId> {
         let replies = self.replies.iter();
-        let ids = replies.filter(|(_, (_, one))| is_its(one));
-        ids.map(|(id, _)| *id).collect()
-    }
-
-    /// The messages to places that are withheld.
-    pub(crate) fn places(&self) -> Vec<WaiterId> {
-        let replies = self.replies.iter();
-        let ids = replies.filter(|(_, (_, one))| one.place.is_some());
+        let ids = replies.filter(|(_, (_, one))| one.place.is_some() && is_meant(one.session));
         ids.map(|(id, _)| *id).collect()
     }
 

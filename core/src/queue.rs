@@ -65,6 +65,13 @@ pub struct Wait {
     pub channel: Option<Channel>,
 }
 
+impl Wait {
+    /// Whether it is for a place.
+    pub fn is_for_place(&self) -> bool {
+        self.channel.is_some()
+    }
+}
+
 /// Names a waiter; later waiters have greater ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WaiterId(pub(crate) u64);
@@ -748,28 +755,6 @@ impl WaitQueues {
         }
     }
 
-    /// Takes the first waiter.
-    pub fn take_first(&mut self, key: KeyRef<'_>) -> Option<Waiter> {
-        self.take_first_if(key, |_| true)
-    }
-
-    /// Takes the first waiter, if it is to be taken.
-    pub fn take_first_if(
-        &mut self,
-        key: KeyRef<'_>,
-        is_to_be_taken: impl Fn(&Waiter) -> bool,
-    ) -> Option<Waiter> {
-        self.take(key, |queue| {
-            let first = queue.next();
-            is_to_be_taken(first).then_some(first.id)
-        })
-    }
-
-    /// Takes the first waiter of this owner.
-    pub fn take_first_of(&mut self, key: KeyRef<'_>, owner: &Owner) -> Option<Waiter> {
-        self.take(key, |queue| queue.first_id_of(owner))
-    }
-
     /// Has the key looked at again at `at_ms` or earlier, if anybody waits for it.
     pub fn recheck_by(&mut self, key: KeyRef<'_>, at_ms: i64) {
         #[cfg(feature = "planted-faults")]
@@ -869,6 +854,16 @@ impl WaitQueues {
 
 #[cfg(test)]
 impl WaitQueues {
+    /// Takes the first waiter.
+    pub(crate) fn take_first(&mut self, key: KeyRef<'_>) -> Option<Waiter> {
+        self.take(key, |queue| Some(queue.next().id))
+    }
+
+    /// Takes the first waiter of this owner.
+    pub(crate) fn take_first_of(&mut self, key: KeyRef<'_>, owner: &Owner) -> Option<Waiter> {
+        self.take(key, |queue| queue.first_id_of(owner))
+    }
+
     /// Writes down what decides what will happen.
     pub(crate) fn take_down(&self, form: &mut Form<'_>) {
         for key in form.keys() {

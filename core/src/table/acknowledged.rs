@@ -219,8 +219,7 @@ impl LockTable {
         stored: Result<Stored, LockError>,
         now: Now,
     ) -> Option<(Addressee, Answer)> {
-        let withheld = self.acks.take(id)?;
-        self.time_outs.remove(id, withheld.until_ms);
+        let withheld = self.take_withheld(id)?;
         let (Tells::Grant(token) | Tells::Renewal(token)) = withheld.tells;
         let read = match &stored {
             Ok(Stored::Read(lock)) if withheld.session.is_some() => Some(lock.clone()),

@@ -1,7 +1,7 @@
 //! What the server tells of connections and keys.
 
 use super::{Answer, Leaving, LockTable, Unchecked};
-use crate::acks::Withheld;
+use crate::acks::{SessionToBe, Withheld};
 use crate::bounds::{ends_a_step, few};
 use crate::deliveries::Recipient;
 use crate::ended::EndedBy;
@@ -182,7 +182,9 @@ impl LockTable {
     pub fn connection_ended(&mut self, client: ClientId, heard: bool) {
         let heard = heard && !self.acks.withholds_from(client);
         self.queues.connection_ended(client);
-        for id in self.acks.places_of_session(client) {
+        let is_its =
+            |session: Option<SessionToBe>| session.is_some_and(|session| session.client == client);
+        for id in self.acks.places_where(is_its) {
             self.forget_withheld(id);
         }
         self.deliveries.client_gone(client);
@@ -368,10 +370,23 @@ impl LockTable {
 
     /// What was withheld is never told.
     fn forget_withheld(&mut self, id: WaiterId) -> Option<Withheld> {
-        let withheld = self.acks.take(id)?;
-        self.time_outs.remove(id, withheld.until_ms);
+        let withheld = self.take_withheld(id)?;
         self.grant_told(withheld.recipient(), false);
         Some(withheld)
+    }
+
+    /// Takes a reply that was withheld, which is told now or never.
+    pub(super) fn take_withheld(&mut self, id: WaiterId) -> Option<Withheld> {
+        let withheld = self.acks.take(id)?;
+        self.time_outs.remove(id, withheld.until_ms);
+        Some(withheld)
+    }
+
+    /// Takes a waiter from its queue, and its time-out with it.
+    pub(super) fn remove_waiter(&mut self, key: KeyRef<'_>, id: WaiterId) -> Option<Waiter> {
+        let waiter = self.queues.remove(key, id)?;
+        self.time_outs.forget(&waiter);
+        Some(waiter)
     }
 
     /// Removes a waiter that will not be served.
@@ -383,8 +398,7 @@ impl LockTable {
     ) -> Option<Waiter> {
         let first = self.queues.first(key);
         let was_first = first.is_some_and(|first| first.id == id);
-        let waiter = self.queues.remove(key, id)?;
-        self.time_outs.forget(&waiter);
+        let waiter = self.remove_waiter(key, id)?;
         // The one behind a writer may be a reader among readers.
         if was_first {
             self.queues.recheck_by(key, now_ms);

@@ -327,10 +327,10 @@ impl LockTable {
     fn refuse_all(&mut self, key: KeyRef<'_>, error: &LockError, now_ms: i64) -> Done<()> {
         let mut step = Step::default();
         while step.answers.len() < grants_a_step()
-            && let Some(waiter) = self.queues.take_first(key)
+            && let Some(id) = self.queues.first(key).map(|first| first.id)
+            && let Some(waiter) = self.remove_waiter(key, id)
         {
             self.metrics.waits_refused += 1;
-            self.time_outs.forget(&waiter);
             let answer = Answer::Refused(error.clone());
             step.answers.push((waiter.addressee(), answer));
         }

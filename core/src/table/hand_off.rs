@@ -16,11 +16,6 @@ use crate::request::{AcquireRequest, Owner};
 use crate::sessions::HoldId;
 use crate::token::FencingToken;
 
-/// Whether the wait would be for a place in the queue.
-pub(super) fn asks_for_place(wait: Option<&Wait>) -> bool {
-    wait.is_some_and(|wait| wait.channel.is_some())
-}
-
 /// How far a hand-off has come.
 #[must_use]
 pub(super) enum HandedOff {
@@ -170,7 +165,7 @@ impl Transition<'_> {
             let in_turn = is_its_place || self.is_next_in_line();
             match (self.try_grant(&request, waits, in_turn), wait) {
                 (Ok(Some(token)), wait) if is_its_place => {
-                    if !asks_for_place(wait.as_ref()) {
+                    if !wait.is_some_and(|wait| wait.is_for_place()) {
                         let answer = Answer::Granted(token);
                         let place = own_place.map(|place| (place.addressee(), answer));
                         self.step.answers.extend(place);
@@ -184,9 +179,9 @@ impl Transition<'_> {
                 (Ok(None), None) => return self.done(Ok(acquired(Acquired::Busy))),
                 (Ok(None), Some(wait)) => {
                     // A place is for a first hold, also where nothing is granted yet.
-                    let fits = holds_after_acquire(&request, self.holds_of(&request.owner));
-                    if let Err(error) = fits
-                        && asks_for_place(Some(&wait))
+                    if wait.is_for_place()
+                        && let Err(error) =
+                            holds_after_acquire(&request, self.holds_of(&request.owner))
                     {
                         return self.done(Err(error));
                     }
@@ -238,7 +233,7 @@ impl Transition<'_> {
             self.end_of(&owner);
             if self.asks == Some(id) && self.can_be_told() {
                 self.asks = None;
-                if let Some(place) = self.take(id) {
+                if let Some(place) = self.table.remove_waiter(self.key, id) {
                     return HandedOff::ToWhoAsks(Box::new(place));
                 }
             }
@@ -260,17 +255,11 @@ impl Transition<'_> {
     /// Serves the first in line, and other requests of its owner. It may have been told
     /// already.
     pub(super) fn serve_first(&mut self, id: WaiterId, is_told: bool) {
-        if let Some(waiter) = self.take(id) {
+        if let Some(waiter) = self.table.remove_waiter(self.key, id) {
             let owner = waiter.request.owner.clone();
             self.serve(waiter, is_told);
             self.serve_requests_of(&owner);
         }
-    }
-
-    fn take(&mut self, id: WaiterId) -> Option<Waiter> {
-        let waiter = self.table.queues.remove(self.key, id)?;
-        self.table.time_outs.forget(&waiter);
-        Some(waiter)
     }
 
     /// The first in line, if the lock has room for it.
@@ -318,7 +307,7 @@ impl Transition<'_> {
             let waiter = self.table.queues.waiter(self.key, id);
             if waiter.is_some_and(|waiter| self.table.queues.is_over(waiter, self.now.ms())) {
                 self.end_place(id);
-            } else if let Some(waiter) = self.table.queues.take_first_of(self.key, owner) {
+            } else if let Some(waiter) = self.table.remove_waiter(self.key, id) {
                 self.serve(waiter, false);
             }
         }
@@ -330,7 +319,6 @@ impl Transition<'_> {
     fn serve(&mut self, waiter: Waiter, is_told: bool) {
         #[cfg(feature = "planted-faults")]
         let waiter = waiter.with_lease_from_enqueue(self.now);
-        self.table.time_outs.forget(&waiter);
         let request = match waiter.is_place() {
             true => &self.as_unclaimed(&waiter.request),
             false => &waiter.request,
@@ -362,18 +350,17 @@ impl Transition<'_> {
                         .sessions
                         .leave_unclaimed(self.key, &request.owner);
                 }
-                let addressee = waiter.addressee();
+                if is_told {
+                    self.withheld += 1;
+                    return;
+                }
                 if is_withheld {
                     let (id, client) = (waiter.id, waiter.client);
-                    let to = match addressee {
+                    let to = match waiter.addressee() {
                         Addressee::Blocked(_) => (client, None),
                         Addressee::Place(place) => (client, Some(place)),
                     };
                     self.withhold_grant(id, to, request, token, held_before);
-                    self.withheld += 1;
-                    return;
-                }
-                if is_told {
                     self.withheld += 1;
                     return;
                 }

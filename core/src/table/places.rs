@@ -1,6 +1,5 @@
 //! Places in a queue: how they are kept, claimed and given up.
 
-use super::hand_off::asks_for_place;
 use super::transition::Transition;
 use super::{Answer, Leave, LockTable};
 use crate::error::LockError;
@@ -23,7 +22,7 @@ impl Transition<'_> {
         };
         let id = place.id;
         if self.table.queues.is_over(place, now_ms) {
-            match asks_for_place(wait) {
+            match wait.is_some_and(Wait::is_for_place) {
                 // It is told of the new one.
                 true => drop(self.table.take_out(key, id, now_ms)),
                 false => self.end_place(id),
@@ -38,7 +37,7 @@ impl Transition<'_> {
             return;
         }
         self.asks = Some(id);
-        let Some(wait) = wait.filter(|wait| asks_for_place(Some(wait))) else {
+        let Some(wait) = wait.filter(|wait| wait.is_for_place()) else {
             return;
         };
         self.table.time_outs.forget(place);
@@ -162,9 +161,8 @@ impl LockTable {
     /// to which a grant is withheld. Their owners are told why.
     pub fn forget_places(&mut self, why: &LockError, at_most: usize) -> Vec<(Addressee, Answer)> {
         let mut answers = Vec::new();
-        for id in self.acks.places() {
-            if let Some(withheld) = self.acks.take(id) {
-                self.time_outs.remove(id, withheld.until_ms);
+        for id in self.acks.places_where(|_| true) {
+            if let Some(withheld) = self.take_withheld(id) {
                 answers.push((withheld.addressee(id), Answer::Refused(why.clone())));
             }
         }
@@ -198,8 +196,7 @@ impl LockTable {
         id: WaiterId,
         why: &LockError,
     ) -> Option<(Addressee, Answer)> {
-        let place = self.queues.remove(key, id)?;
-        self.time_outs.forget(&place);
+        let place = self.remove_waiter(key, id)?;
         self.metrics.waits_refused += 1;
         Some((place.addressee(), Answer::Refused(why.clone())))
     }

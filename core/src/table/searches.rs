@@ -1,7 +1,7 @@
 //! Waits that may close a cycle are searched for deadlocks before they are queued, and
 //! again when something has changed for them.
 
-use super::hand_off::{HandedOff, asks_for_place};
+use super::hand_off::HandedOff;
 use super::offers::After;
 use super::transition::Transition;
 use super::{Acquired, Answer, LogLine, Progress, Question, Then, Unchecked};
@@ -34,7 +34,7 @@ impl Transition<'_> {
         acquired: fn(Acquired) -> T,
     ) -> Progress<T> {
         if let Some(id) = self.asks
-            && asks_for_place(Some(&wait))
+            && wait.is_for_place()
         {
             return self.done(Ok(acquired(Acquired::Queued(id))));
         }
@@ -63,7 +63,7 @@ impl Transition<'_> {
     ) -> Result<WaiterId, LockError> {
         let (now_us, settings) = (self.now.us, &self.table.settings);
         let (max, max_places) = (settings.max_waiters, settings.max_places);
-        let is_place = wait.channel.is_some();
+        let is_place = wait.is_for_place();
         let until_ms = wait
             .until_ms
             .filter(|_| is_place || settings.acks.is_some());
@@ -248,8 +248,7 @@ impl Transition<'_> {
         match then {
             Then::Enqueue(..) => self.done(Err(error)),
             Then::Stay(id, result) => {
-                if let Some(waiter) = self.table.queues.remove(self.key, id) {
-                    self.table.time_outs.forget(&waiter);
+                if let Some(waiter) = self.table.remove_waiter(self.key, id) {
                     self.table.check_next_of(self.key, &waiter.request.owner);
                     let answer = Answer::Refused(error);
                     self.step.answers.push((waiter.addressee(), answer));
