@@ -1,7 +1,7 @@
 //! `lock.min-replicas`: nothing is told before so many replicas have acknowledged it.
 
 use redis::Value;
-use redis_lock_testing::scene::{await_waiting, transaction, waiting};
+use redis_lock_testing::scene::{await_replicas, await_waiting, configure, transaction, waiting};
 use redis_lock_testing::{Client, TestServer, eventually, int, nil, status, text, token};
 
 const LONG: &str = "LEASE 600000";
@@ -24,8 +24,8 @@ impl Scene {
         let replica = server.replica(true);
         let mut observer = server.client();
         await_replicas(&mut observer, 1);
-        set(&mut observer, "min-replicas", 1);
-        set(&mut observer, "replicas-timeout", ms);
+        configure(&mut observer, "min-replicas", 1);
+        configure(&mut observer, "replicas-timeout", ms);
         Self {
             server,
             replica,
@@ -70,26 +70,6 @@ impl Scene {
         self.replica.assert_sound();
         self.server.assert_same_data(&self.replica);
     }
-}
-
-#[track_caller]
-fn set(client: &mut Client, setting: &str, number: i64) {
-    let set = client.call(&format!("CONFIG SET lock.{setting} {number}"));
-    assert_eq!(set, status("OK"));
-}
-
-#[track_caller]
-fn await_replicas(observer: &mut Client, count: usize) {
-    eventually(&format!("{count} replicas are online"), || {
-        let info = observer.bulk("INFO replication");
-        info.matches("state=online").count() == count
-    });
-    // The server sends a new replica nothing before its first acknowledgement, which
-    // may take it a second.
-    observer.call("SET new 1");
-    let all = observer.int(&format!("WAIT {count} 0"));
-    assert_eq!(usize::try_from(all), Ok(count));
-    observer.call("DEL new");
 }
 
 /// Nothing is on its way to the replica, or back from it.
@@ -147,7 +127,7 @@ fn what_is_not_acknowledged_in_time_is_given_back_and_the_next_is_asked() {
     let mut next = scene.server.client();
     next.send(&format!("LOCK.ACQUIRE k b {LONG} BLOCK 0"));
     await_waiting(&mut scene.observer, "k", 1);
-    set(&mut scene.observer, "replicas-timeout", 600_000);
+    configure(&mut scene.observer, "replicas-timeout", 600_000);
     assert_unsafe(&mut first);
     scene.await_holds("b", &text("1"));
     assert_eq!(scene.holds("a"), nil());
@@ -165,7 +145,7 @@ fn a_request_that_confirmed_a_hold_takes_none_back() {
     let mut scene = Scene::new();
     let mut owner = scene.server.client();
     token(&owner.call(&format!("LOCK.ACQUIRE k a {LONG} HOLD 1")));
-    set(&mut scene.observer, "replicas-timeout", 100);
+    configure(&mut scene.observer, "replicas-timeout", 100);
     scene.replica.stop();
     owner.send("LOCK.ACQUIRE k a LEASE 700000 HOLD 1");
     assert_unsafe(&mut owner);
@@ -195,7 +175,7 @@ fn nothing_that_was_acknowledged_before_confirms_a_hold() {
         assert_eq!(token(&confirmed.reply()), first);
     }
     await_all_acknowledged(&mut scene.observer);
-    set(&mut scene.observer, "replicas-timeout", 100);
+    configure(&mut scene.observer, "replicas-timeout", 100);
     scene.replica.stop();
     owner.send("LOCK.ACQUIRE k a LEASE 60000 HOLD 1");
     assert_unsafe(&mut owner);
@@ -226,7 +206,7 @@ fn a_hold_that_another_reply_waits_to_tell_of_is_not_taken_back() {
     let mut scene = Scene::with_timeout(300);
     scene.replica.stop();
     let mut first = scene.withheld(&format!("LOCK.ACQUIRE k a {LONG} HOLD 1"));
-    set(&mut scene.observer, "replicas-timeout", 600_000);
+    configure(&mut scene.observer, "replicas-timeout", 600_000);
     let mut second = scene.withheld(&format!("LOCK.ACQUIRE k a {LONG} HOLD 1"));
     assert_unsafe(&mut first);
     scene.replica.go_on();
@@ -476,7 +456,7 @@ fn all_is_told_when_no_replica_is_needed_any_more() {
     let mut scene = Scene::new();
     scene.replica.stop();
     let mut client = scene.withheld(&format!("LOCK.ACQUIRE k a {LONG}"));
-    set(&mut scene.observer, "min-replicas", 0);
+    configure(&mut scene.observer, "min-replicas", 0);
     token(&client.reply());
     token(&scene.observer.call("LOCK.ACQUIRE l a"));
     scene.replica.go_on();
@@ -488,7 +468,7 @@ fn as_many_replicas_as_asked_for_have_to_acknowledge_it() {
     let mut scene = Scene::new();
     let second = scene.server.replica(false);
     await_replicas(&mut scene.observer, 2);
-    set(&mut scene.observer, "min-replicas", 2);
+    configure(&mut scene.observer, "min-replicas", 2);
     token(&scene.server.client().call("LOCK.ACQUIRE l a"));
     second.stop();
     let mut client = scene.withheld(&format!("LOCK.ACQUIRE k a {LONG}"));
@@ -504,7 +484,7 @@ fn with_too_few_replicas_nobody_who_waits_is_granted() {
     let server = TestServer::start();
     let (mut observer, mut holder) = (server.client(), server.client());
     token(&holder.call(&format!("LOCK.ACQUIRE k a {LONG}")));
-    set(&mut observer, "min-replicas", 1);
+    configure(&mut observer, "min-replicas", 1);
     for command in [
         "LOCK.ACQUIRE l a",
         "LOCK.RENEW k a",
@@ -536,7 +516,7 @@ fn the_append_only_file_holds_no_question_to_replicas() {
     let replica = server.replica(true);
     let mut client = server.client();
     await_replicas(&mut client, 1);
-    set(&mut client, "min-replicas", 1);
+    configure(&mut client, "min-replicas", 1);
     for _ in 0..2 {
         token(&client.call("LOCK.ACQUIRE k a LEASE 60000 HOLD 1"));
         token(&client.call("LOCK.ACQUIRE k a LEASE 50000 HOLD 1"));

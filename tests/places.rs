@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use redis::Value;
-use redis_lock_testing::scene::{field, waiting};
+use redis_lock_testing::scene::{configure, field, waiting};
 use redis_lock_testing::{
     Client, Subscriber, TestServer, Told, eventually, int, need_files, nil, status,
     stay_on_one_processor, text, token,
@@ -48,14 +48,6 @@ impl Scene {
         assert_eq!(released, int(1), "{owner}");
     }
 
-    /// The next message tells this owner of a grant. Returns its token.
-    #[track_caller]
-    fn granted(&mut self, owner: &str) -> i64 {
-        let told = self.ears.told();
-        assert_eq!(told.owner, owner, "{told:?}");
-        told.token()
-    }
-
     #[track_caller]
     fn assert_nothing_told(&mut self) {
         assert_eq!(self.ears.told_so_far(), []);
@@ -81,12 +73,6 @@ impl Scene {
     }
 }
 
-#[track_caller]
-fn set(client: &mut Client, setting: &str, value: &str) {
-    let set = client.call(&format!("CONFIG SET lock.{setting} {value}"));
-    assert_eq!(set, status("OK"));
-}
-
 fn ended(owner: &str, result: &str) -> Told {
     Told {
         channel: "ch".into(),
@@ -103,7 +89,7 @@ fn a_place_is_told_of_its_grant_and_the_claim_makes_its_lease_a_full_one() {
     scene.place("a", "");
     scene.assert_nothing_told();
     scene.release("holder");
-    let fence = scene.granted("a");
+    let fence = scene.ears.granted("a");
     let stored = [
         ("@fence".into(), fence.to_string()),
         ("a".into(), "1".into()),
@@ -186,7 +172,7 @@ fn blocked_clients_and_places_are_served_in_the_order_of_their_requests() {
         assert!(fence > last);
         scene.assert_nothing_told();
         scene.release(&format!("blocked{i}"));
-        last = scene.granted(&format!("place{i}"));
+        last = scene.ears.granted(&format!("place{i}"));
         assert!(last > fence);
         scene.assert_nothing_told();
         scene.release(&format!("place{i}"));
@@ -278,17 +264,17 @@ fn readers_with_places_come_in_together_and_a_writer_after_them() {
     scene.place("r4", "SHARED");
     scene.release("holder");
     for reader in ["r1", "r2", "r3"] {
-        scene.granted(reader);
+        scene.ears.granted(reader);
     }
     scene.assert_nothing_told();
     for reader in ["r2", "r1", "r3"] {
         scene.assert_nothing_told();
         scene.release(reader);
     }
-    scene.granted("w");
+    scene.ears.granted("w");
     scene.assert_nothing_told();
     scene.release("w");
-    scene.granted("r4");
+    scene.ears.granted("r4");
 }
 
 #[test]
@@ -299,12 +285,12 @@ fn permits_go_to_places_as_they_come_free() {
         scene.place(place, "LIMIT 2");
     }
     scene.release("other");
-    scene.granted("a");
+    scene.ears.granted("a");
     scene.assert_nothing_told();
     scene.release("holder");
-    scene.granted("b");
+    scene.ears.granted("b");
     scene.release("a");
-    scene.granted("c");
+    scene.ears.granted("c");
     assert_eq!(scene.holder.call("LOCK.ACQUIRE k d LIMIT 2"), nil());
 }
 
@@ -326,12 +312,12 @@ fn a_place_without_hold_is_for_the_first_hold() {
 #[test]
 fn a_grant_that_nobody_claims_ends_and_the_lock_passes_on() {
     let mut scene = Scene::held();
-    set(&mut scene.holder, "claim-timeout", "200");
+    configure(&mut scene.holder, "claim-timeout", "200");
     scene.place("a", "");
     scene.place("b", "");
     scene.release("holder");
-    let (first, start) = (scene.granted("a"), Instant::now());
-    let second = scene.granted("b");
+    let (first, start) = (scene.ears.granted("a"), Instant::now());
+    let second = scene.ears.granted("b");
     assert!(second > first);
     // The lease began before the message came.
     assert!(start.elapsed() > Duration::from_millis(100));
@@ -350,21 +336,21 @@ fn a_grant_that_nobody_claims_ends_and_the_lock_passes_on() {
 #[test]
 fn a_first_lease_is_no_longer_than_the_one_that_was_asked_for() {
     let mut scene = Scene::held();
-    set(&mut scene.holder, "claim-timeout", "600000");
+    configure(&mut scene.holder, "claim-timeout", "600000");
     let place = "LOCK.ACQUIRE k a LEASE 5000 QUEUE 60000 ch";
     assert_eq!(scene.ears.call(place), int(0));
     scene.release("holder");
-    scene.granted("a");
+    scene.ears.granted("a");
     assert!(scene.holder.int("PTTL k") <= 5000);
 }
 
 #[test]
 fn a_token_that_is_replied_needs_no_claim() {
     let mut scene = Scene::held();
-    set(&mut scene.holder, "claim-timeout", "100");
+    configure(&mut scene.holder, "claim-timeout", "100");
     scene.place("a", "");
     scene.release("holder");
-    let fence = scene.granted("a");
+    let fence = scene.ears.granted("a");
     // As if the message had been lost.
     let again = format!("LOCK.ACQUIRE k a {LONG} QUEUE 600000 ch");
     assert_eq!(scene.ears.call(&again), int(fence));
@@ -378,7 +364,7 @@ fn a_renewal_without_the_token_claims_too_and_one_with_another_does_not() {
     let mut scene = Scene::held();
     scene.place("a", "");
     scene.release("holder");
-    let fence = scene.granted("a");
+    let fence = scene.ears.granted("a");
     let wrong = format!("LOCK.RENEW k a {LONG} FENCE {}", fence - 1);
     assert_eq!(scene.ears.call(&wrong), int(0));
     assert_eq!(scene.holder.info("lock_claims"), 0);
@@ -411,7 +397,7 @@ fn the_same_request_again_keeps_the_place_and_takes_over_its_options() {
     assert_eq!((told.owner.as_str(), told.channel.as_str()), ("a", "other"));
     told.token();
     assert!(scene.holder.int("PTTL k") <= 500);
-    scene.granted("b");
+    scene.ears.granted("b");
 }
 
 #[test]
@@ -436,9 +422,9 @@ fn the_same_request_in_another_mode_is_a_new_place_at_the_end() {
     assert_eq!(scene.line(), ["b", "a"]);
     scene.assert_nothing_told();
     scene.release("holder");
-    scene.granted("b");
+    scene.ears.granted("b");
     scene.release("b");
-    scene.granted("a");
+    scene.ears.granted("a");
     let mode = field(&scene.holder.call("LOCK.INFO k"), "mode").clone();
     assert_eq!(mode, text("shared"));
 }
@@ -460,19 +446,19 @@ fn an_owner_that_comes_to_hold_the_lock_otherwise_gets_no_hold_more() {
     assert!(scene.holder.int("PTTL k") > 500_000, "it was replied");
     assert_eq!(scene.line(), ["b"]);
     scene.release("a");
-    scene.granted("b");
+    scene.ears.granted("b");
 }
 
 #[test]
 fn a_grant_to_a_place_is_claimed_where_a_blocked_client_of_its_owner_is_replied_it() {
     let mut scene = Scene::held();
-    set(&mut scene.holder, "claim-timeout", "100");
+    configure(&mut scene.holder, "claim-timeout", "100");
     scene.place("a", "SESSION");
     let mut blocked = scene.server.client();
     let block = format!("LOCK.ACQUIRE k a {LONG} BLOCK 0");
     blocked.send_and_block(&mut scene.holder, &block);
     scene.release("holder");
-    let fence = scene.granted("a");
+    let fence = scene.ears.granted("a");
     assert_eq!(blocked.reply(), int(fence));
     let mut sleeper = scene.server.client();
     assert_eq!(sleeper.call("BLPOP none 0.3"), nil());
@@ -486,17 +472,17 @@ fn a_grant_to_a_place_is_claimed_where_a_blocked_client_of_its_owner_is_replied_
 #[test]
 fn an_unclaimed_permit_passes_on_and_the_claimed_ones_stay() {
     let mut scene = Scene::held();
-    set(&mut scene.holder, "claim-timeout", "300");
+    configure(&mut scene.holder, "claim-timeout", "300");
     for place in ["a", "b", "c"] {
         scene.place(place, "LIMIT 2");
     }
     scene.release("holder");
-    let first = scene.granted("a");
-    let second = scene.granted("b");
+    let first = scene.ears.granted("a");
+    let second = scene.ears.granted("b");
     // Before its first lease is over, or after: then it was too late, and `c` is told.
     let claim = format!("LOCK.RENEW k b {LONG} FENCE {second}");
     let claimed = scene.ears.call(&claim);
-    let third = scene.granted("c");
+    let third = scene.ears.granted("c");
     assert!(first < second && second < third);
     assert_eq!(scene.holds("a"), nil());
     if claimed == int(1) {
@@ -512,7 +498,7 @@ fn a_hundred_readers_with_places_are_all_told() {
     }
     scene.release("holder");
     for i in 0..100 {
-        scene.granted(&format!("r{i}"));
+        scene.ears.granted(&format!("r{i}"));
     }
     assert_eq!(scene.holder.call("HLEN k"), int(201));
 }
@@ -526,7 +512,7 @@ fn an_owner_that_a_script_of_redissons_makes_the_holder_is_told_its_token() {
                   return redis.call('PEXPIRE','k',600000)";
     let taken = scene.holder.words(&[b"EVAL", script.as_bytes(), b"0"]);
     assert_eq!(taken, int(1));
-    let fence = scene.granted("b");
+    let fence = scene.ears.granted("b");
     assert_eq!(
         scene.holder.bulk("HGET k @fence"),
         fence.to_string(),
@@ -600,7 +586,7 @@ fn a_place_whose_time_is_over_is_told_so_and_passed_over() {
     assert_eq!(scene.holder.info("lock_wait_timeouts"), 1);
     assert_eq!(scene.line(), ["b"]);
     scene.release("holder");
-    scene.granted("b");
+    scene.ears.granted("b");
 }
 
 #[test]
@@ -655,7 +641,7 @@ fn a_place_that_comes_to_close_a_cycle_is_told_so() {
 fn places_count_as_waiters_of_the_lock_and_as_places_of_the_server() {
     let mut scene = Scene::held();
     token(&scene.holder.call("LOCK.ACQUIRE l holder"));
-    set(&mut scene.holder, "max-waiters", "2");
+    configure(&mut scene.holder, "max-waiters", "2");
     scene.place("a", "");
     let mut blocked = scene.server.client();
     blocked.send_and_block(&mut scene.holder, "LOCK.ACQUIRE k b BLOCK 0");
@@ -666,8 +652,8 @@ fn places_count_as_waiters_of_the_lock_and_as_places_of_the_server() {
         let error = scene.ears.error(command);
         assert!(error.starts_with("QUEUEFULL "), "{error}");
     }
-    set(&mut scene.holder, "max-waiters", "100");
-    set(&mut scene.holder, "max-places", "2");
+    configure(&mut scene.holder, "max-waiters", "100");
+    configure(&mut scene.holder, "max-places", "2");
     scene.place("c", "");
     let error = scene.ears.error("LOCK.ACQUIRE l d QUEUE 60000 ch");
     assert!(error.starts_with("QUEUEFULL "), "{error}");
@@ -688,7 +674,7 @@ fn a_request_that_finds_the_queue_full_leaves_its_place() {
         for place in ["a", "b", "c"] {
             scene.place(place, "");
         }
-        set(&mut scene.holder, setting, "1");
+        configure(&mut scene.holder, setting, "1");
         let error = scene.ears.error("LOCK.ACQUIRE k a SHARED QUEUE 60000 ch");
         assert!(error.starts_with("QUEUEFULL "), "{error}");
         assert_eq!(scene.line(), ["a", "b", "c"], "{setting}");
@@ -706,7 +692,7 @@ fn who_waits_for_what_becomes_no_lock_is_told_so() {
         ),
     ] {
         let mut scene = Scene::held();
-        set(&mut scene.holder, "recheck-interval", "500");
+        configure(&mut scene.holder, "recheck-interval", "500");
         for place in ["a", "b"] {
             scene.place(place, "");
         }
@@ -742,13 +728,13 @@ fn a_lock_that_comes_free_by_other_hands_goes_to_its_first_place() {
         scene.place("a", "");
         scene.place("b", "");
         scene.holder.call(free);
-        let fence = scene.granted("a");
+        let fence = scene.ears.granted("a");
         assert_eq!(scene.holds("a"), text("1"), "{free}");
         assert_eq!(scene.holder.bulk("HGET k @fence"), fence.to_string());
         assert_eq!(scene.line(), ["b"], "{free}");
         scene.assert_nothing_told();
         scene.release("a");
-        scene.granted("b");
+        scene.ears.granted("b");
         scene.server.assert_sound();
     }
 }

@@ -2,7 +2,7 @@
 //! hears it then.
 
 use redis::Value;
-use redis_lock_testing::scene::{transaction, waiting};
+use redis_lock_testing::scene::{await_replicas, configure, transaction, waiting};
 use redis_lock_testing::{
     Client, Subscriber, TestServer, Told, eventually, int, nil, status, text, token,
 };
@@ -22,9 +22,9 @@ impl Scene {
         let server = TestServer::start();
         let replica = server.replica(true);
         let mut client = server.client();
-        await_replica(&mut client);
-        set(&mut client, "min-replicas", 1);
-        set(&mut client, "replicas-timeout", 600_000);
+        await_replicas(&mut client, 1);
+        configure(&mut client, "min-replicas", 1);
+        configure(&mut client, "replicas-timeout", 600_000);
         token(&client.call(&format!("LOCK.ACQUIRE k holder {LONG}")));
         let ears = server.subscriber("ch");
         Self {
@@ -71,23 +71,6 @@ impl Scene {
 }
 
 #[track_caller]
-fn set(client: &mut Client, setting: &str, number: i64) {
-    let set = client.call(&format!("CONFIG SET lock.{setting} {number}"));
-    assert_eq!(set, status("OK"));
-}
-
-#[track_caller]
-fn await_replica(client: &mut Client) {
-    eventually("the replica is online", || {
-        client.bulk("INFO replication").contains("state=online")
-    });
-    // A new replica is sent nothing before its first acknowledgement.
-    client.call("SET new 1");
-    assert_eq!(client.call("WAIT 1 0"), int(1));
-    client.call("DEL new");
-}
-
-#[track_caller]
 fn assert_unsafe(told: &Told, owner: &str) {
     assert_eq!(told.owner, owner);
     assert!(told.result.starts_with("-NOREPLICAS "), "{told:?}");
@@ -118,8 +101,8 @@ fn a_place_is_told_of_its_grant_after_a_replica_has_acknowledged_it() {
 #[test]
 fn the_first_lease_is_longer_by_what_the_replicas_may_take() {
     let mut scene = Scene::new();
-    set(&mut scene.client, "claim-timeout", 20_000);
-    set(&mut scene.client, "replicas-timeout", 30_000);
+    configure(&mut scene.client, "claim-timeout", 20_000);
+    configure(&mut scene.client, "replicas-timeout", 30_000);
     scene.place("a");
     scene.release();
     scene.ears.told().token();
@@ -134,11 +117,11 @@ fn what_is_not_acknowledged_in_time_is_given_back_and_the_lock_goes_on() {
     for owner in ["a", "b"] {
         scene.place(owner);
     }
-    set(&mut scene.client, "replicas-timeout", 300);
+    configure(&mut scene.client, "replicas-timeout", 300);
     scene.replica.stop();
     scene.release();
     scene.await_withheld(1);
-    set(&mut scene.client, "replicas-timeout", 600_000);
+    configure(&mut scene.client, "replicas-timeout", 600_000);
     assert_unsafe(&scene.ears.told(), "a");
     scene.await_holds("b", &text("1"));
     assert_eq!(scene.client.call("HGET k a"), nil());

@@ -43,13 +43,6 @@ impl Scene {
     }
 
     #[track_caller]
-    fn granted(&mut self, owner: &str) -> i64 {
-        let told = self.ears.told();
-        assert_eq!(told.owner, owner, "{told:?}");
-        told.token()
-    }
-
-    #[track_caller]
     fn assert_unblocked(&mut self, owner: &str) {
         let told = self.ears.told();
         assert_eq!(told.owner, owner);
@@ -164,7 +157,7 @@ fn a_grant_that_a_demotion_left_unclaimed_ends_with_its_lease() {
     scene.client.call("CONFIG SET lock.claim-timeout 300");
     scene.place("k", "a");
     assert_eq!(scene.client.call("LOCK.RELEASE k holder"), int(1));
-    scene.granted("a");
+    scene.ears.granted("a");
     scene.server.assert_same_data(&scene.replica);
     let mut there = scene.replica.client();
     assert_eq!(there.call("REPLICAOF NO ONE"), status("OK"));
@@ -182,7 +175,7 @@ fn a_lease_that_ends_in_a_pause_is_handed_on_after_it() {
         scene.client.send_bytes(turn.as_bytes());
         let replies = [scene.client.reply(), scene.client.reply()];
         assert_eq!(replies, [int(1), status("OK")]);
-        scene.granted("a");
+        scene.ears.granted("a");
         assert!(start.elapsed() >= Duration::from_millis(699), "{mode}");
         scene.assert_sound();
     }
@@ -235,7 +228,7 @@ fn a_primary_with_too_few_replicas_grants_no_place_until_it_has_enough() {
     assert_eq!(waiting(&mut scene.client, "k"), 1);
     scene.client.call("CONFIG SET min-replicas-to-write 1");
     assert_eq!(scene.client.call("LOCK.RELEASE k holder"), int(1));
-    scene.granted("a");
+    scene.ears.granted("a");
 }
 
 #[test]
@@ -245,7 +238,7 @@ fn a_reload_keeps_the_places() {
     assert_eq!(scene.client.call("DEBUG RELOAD"), status("OK"));
     assert_eq!(waiting(&mut scene.client, "k"), 1);
     assert_eq!(scene.client.call("LOCK.RELEASE k holder"), int(1));
-    scene.granted("a");
+    scene.ears.granted("a");
     assert_eq!(scene.client.call("HGET k a"), text("1"));
 }
 

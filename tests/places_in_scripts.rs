@@ -29,13 +29,6 @@ impl Scene {
         self.client
             .words(&[b"EVAL", script.as_bytes(), b"1", b"k", b"ch"])
     }
-
-    #[track_caller]
-    fn granted(&mut self, owner: &str) -> i64 {
-        let told = self.ears.told();
-        assert_eq!(told.owner, owner, "{told:?}");
-        told.token()
-    }
 }
 
 #[test]
@@ -58,8 +51,8 @@ fn a_transaction_takes_places_and_what_it_frees_is_told() {
     assert!(matches!(replies[1], Value::ServerError(_)), "{replies:?}");
     assert_eq!(replies[2..6], [int(0), int(1), int(1), int(0)]);
     token(&replies[6]);
-    let first = scene.granted("a");
-    assert!(scene.granted("b") > first);
+    let first = scene.ears.granted("a");
+    assert!(scene.ears.granted("b") > first);
     assert_eq!(scene.ears.told_so_far(), []);
     assert_eq!(waiting(&mut scene.client, "k"), 1);
     scene.server.assert_same_data(&replica);
@@ -72,7 +65,7 @@ fn a_script_takes_a_place_and_what_it_frees_is_told() {
     assert_eq!(scene.eval(place), int(0));
     let release = "return redis.call('LOCK.RELEASE', KEYS[1], 'holder')";
     assert_eq!(scene.eval(release), int(1));
-    let fence = scene.granted("a");
+    let fence = scene.ears.granted("a");
     let confirmed = scene.eval(place);
     assert_eq!(confirmed, int(fence));
     let session = "return redis.pcall('LOCK.ACQUIRE', KEYS[1], 'b', 'QUEUE', 60000, 'ch', \
@@ -91,7 +84,7 @@ fn a_place_that_a_script_took_outlives_the_connection_that_called_it() {
     assert_eq!(taken, int(0));
     drop(caller);
     assert_eq!(scene.client.call("LOCK.RELEASE k holder"), int(1));
-    scene.granted("a");
+    scene.ears.granted("a");
 }
 
 /// All that comes until the reply to a `PING`, arrays taken apart.
@@ -147,7 +140,7 @@ fn a_connection_hears_the_message_of_its_own_release_beside_the_reply() {
     let place = format!("LOCK.ACQUIRE k a {LONG} QUEUE 60000 ch");
     assert_eq!(scene.ears.call(&place), int(0));
     assert_eq!(scene.ears.call("LOCK.RELEASE k holder"), int(1));
-    let fence = scene.granted("a");
+    let fence = scene.ears.granted("a");
     let claim = format!("LOCK.RENEW k a {LONG} FENCE {fence}");
     assert_eq!(scene.ears.call(&claim), int(1));
 }
@@ -175,7 +168,7 @@ fn a_pipeline_of_places_is_replied_in_order_on_one_connection() {
     }
     let mut last = 0;
     for owner in &owners {
-        let fence = scene.granted(owner);
+        let fence = scene.ears.granted(owner);
         assert!(fence > last);
         last = fence;
     }

@@ -2,7 +2,7 @@
 //! holds, which are kept up once they are claimed.
 
 use redis::Value;
-use redis_lock_testing::scene::{await_gone, field, waiting};
+use redis_lock_testing::scene::{await_gone, configure, field, waiting};
 use redis_lock_testing::{
     Client, Subscriber, TestServer, eventually, int, nil, status, text, token,
 };
@@ -31,21 +31,6 @@ impl Scene {
     #[track_caller]
     fn release(&mut self) {
         assert_eq!(self.client.call("LOCK.RELEASE k holder"), int(1));
-    }
-
-    #[track_caller]
-    fn granted(&mut self, owner: &str) -> i64 {
-        let told = self.ears.told();
-        assert_eq!(told.owner, owner, "{told:?}");
-        told.token()
-    }
-
-    #[track_caller]
-    fn set(&mut self, setting: &str, value: &str) {
-        let set = self
-            .client
-            .call(&format!("CONFIG SET lock.{setting} {value}"));
-        assert_eq!(set, status("OK"));
     }
 
     /// The connection to which the first holder is bound.
@@ -126,7 +111,7 @@ fn a_place_without_a_session_outlives_its_connection() {
     scene.end(asks);
     assert_eq!(waiting(&mut scene.client, "k"), 1);
     scene.release();
-    scene.granted("a");
+    scene.ears.granted("a");
     assert_eq!(scene.bound(), nil());
 }
 
@@ -140,7 +125,7 @@ fn the_connection_that_asked_last_counts() {
     assert_eq!(waiting(&mut scene.client, "k"), 1);
     assert_eq!(scene.ears.told_so_far(), []);
     scene.release();
-    scene.granted("a");
+    scene.ears.granted("a");
     let id = second.int("CLIENT ID");
     assert_eq!(scene.bound(), int(id));
     scene.end(second);
@@ -157,7 +142,7 @@ fn a_request_without_session_unties_the_place() {
     scene.end(asks);
     assert_eq!(waiting(&mut scene.client, "k"), 1);
     scene.release();
-    scene.granted("a");
+    scene.ears.granted("a");
     assert_eq!(scene.bound(), nil());
 }
 
@@ -165,19 +150,19 @@ fn a_request_without_session_unties_the_place() {
 fn a_hold_ends_with_its_connection_whether_or_not_it_was_claimed() {
     for claims in [false, true] {
         let mut scene = Scene::held();
-        scene.set("claim-timeout", "600000");
+        configure(&mut scene.client, "claim-timeout", "600000");
         let mut asks = scene.server.client();
         assert_eq!(asks.call(PLACE), int(0));
         let next = format!("LOCK.ACQUIRE k b {LONG} QUEUE 600000 ch");
         assert_eq!(scene.ears.call(&next), int(0));
         scene.release();
-        let fence = scene.granted("a");
+        let fence = scene.ears.granted("a");
         if claims {
             let claim = format!("LOCK.RENEW k a {LONG} FENCE {fence}");
             assert_eq!(scene.ears.call(&claim), int(1));
         }
         scene.end(asks);
-        assert!(scene.granted("b") > fence, "claimed: {claims}");
+        assert!(scene.ears.granted("b") > fence, "claimed: {claims}");
         assert_eq!(scene.client.call("HGET k a"), nil());
         assert_eq!(scene.client.info("lock_releases_session"), 1);
         let late = format!("LOCK.RENEW k a {LONG} FENCE {fence}");
@@ -188,13 +173,13 @@ fn a_hold_ends_with_its_connection_whether_or_not_it_was_claimed() {
 #[test]
 fn an_unclaimed_hold_is_not_kept_up_and_its_connection_lives() {
     let mut scene = Scene::held();
-    scene.set("claim-timeout", "200");
+    configure(&mut scene.client, "claim-timeout", "200");
     let mut asks = scene.server.client();
     // The connection has a session on another lock, which is kept up.
     token(&asks.call("LOCK.ACQUIRE other a LEASE 1000 SESSION"));
     assert_eq!(asks.call(PLACE), int(0));
     scene.release();
-    scene.granted("a");
+    scene.ears.granted("a");
     eventually("the grant is over", || {
         scene.client.call("EXISTS k") == int(0)
     });
@@ -210,12 +195,12 @@ fn an_unclaimed_hold_is_not_kept_up_and_its_connection_lives() {
 #[test]
 fn a_claimed_hold_is_kept_up_while_the_connection_lives() {
     let mut scene = Scene::held();
-    scene.set("claim-timeout", "3000");
+    configure(&mut scene.client, "claim-timeout", "3000");
     let mut asks = scene.server.client();
     let place = "LOCK.ACQUIRE k a LEASE 1500 QUEUE 600000 ch SESSION";
     assert_eq!(asks.call(place), int(0));
     scene.release();
-    let fence = scene.granted("a");
+    let fence = scene.ears.granted("a");
     let claim = format!("LOCK.RENEW k a LEASE 1500 FENCE {fence}");
     assert_eq!(scene.ears.call(&claim), int(1));
     let_pass(&mut scene.client, "3");
@@ -228,11 +213,11 @@ fn a_claimed_hold_is_kept_up_while_the_connection_lives() {
 #[test]
 fn a_hold_that_is_claimed_by_asking_again_is_kept_up_with_the_lease_asked_for() {
     let mut scene = Scene::held();
-    scene.set("claim-timeout", "600000");
+    configure(&mut scene.client, "claim-timeout", "600000");
     let mut asks = scene.server.client();
     assert_eq!(asks.call(PLACE), int(0));
     scene.release();
-    let fence = scene.granted("a");
+    let fence = scene.ears.granted("a");
     assert_eq!(asks.call(PLACE), int(fence));
     assert_eq!(scene.client.info("lock_claims"), 1);
     let id = asks.int("CLIENT ID");

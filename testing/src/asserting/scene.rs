@@ -1,5 +1,6 @@
 //! What several tests do to a server and ask of it.
 
+use std::fmt::Display;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -87,6 +88,34 @@ pub fn assert_all_granted(observer: &mut Client, waiters: Vec<(&str, Client)>) {
         let stored = observer.call(&format!("HGET {key} @fence"));
         assert_eq!(stored, text(granted.to_string()), "{key}");
     }
+}
+
+/// Waits until so many replicas are in step.
+///
+/// # Panics
+/// If they never are.
+#[track_caller]
+pub fn await_replicas(observer: &mut Client, count: usize) {
+    eventually(&format!("{count} replicas are online"), || {
+        let info = observer.bulk("INFO replication");
+        info.matches("state=online").count() == count
+    });
+    // The server sends a new replica nothing before its first acknowledgement, which
+    // may take it a second.
+    observer.call("SET new 1");
+    let all = observer.int(&format!("WAIT {count} 0"));
+    assert_eq!(usize::try_from(all), Ok(count));
+    observer.call("DEL new");
+}
+
+/// `CONFIG SET lock.<setting>`
+///
+/// # Panics
+/// If the server refuses it.
+#[track_caller]
+pub fn configure(client: &mut Client, setting: &str, value: impl Display) {
+    let set = client.call(&format!("CONFIG SET lock.{setting} {value}"));
+    assert_eq!(set, status("OK"));
 }
 
 /// How many wait for a lock.

@@ -138,6 +138,14 @@ impl Subscriber {
         read(&data)
     }
 
+    /// The next message, which tells this owner of a grant. Returns its token.
+    #[track_caller]
+    pub fn granted(&mut self, owner: &str) -> i64 {
+        let told = self.told();
+        assert_eq!(told.owner, owner, "{told:?}");
+        told.token()
+    }
+
     /// All messages that were published before this and not read.
     #[track_caller]
     pub fn told_so_far(&mut self) -> Vec<Told> {
