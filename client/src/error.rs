@@ -15,9 +15,9 @@ use crate::validity::Lost;
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The server refused. It has changed nothing, unless the code is `NOREPLICAS`: then
-    /// a hold or a renewal is not known to be safe. The client gives such a hold back,
-    /// and relies on no such renewal.
+    /// The server refused. It has changed nothing, unless the code is `NOREPLICAS`, or
+    /// `UNBLOCKED` where replicas are awaited: then a hold or a renewal is not known to
+    /// be safe. The client gives such a hold back, and relies on no such renewal.
     #[error("{code} {message}")]
     #[non_exhaustive]
     Server {
@@ -170,8 +170,9 @@ impl Error {
     /// Returns whether the command may have been carried out all the same.
     pub(crate) fn leaves_doubt(&self) -> bool {
         match self {
-            // The module gives the grant back, or a fail-over kept it.
-            Self::Server { code, .. } => code == "NOREPLICAS",
+            // The module gives the grant back, or a fail-over kept it. A server that is
+            // demoted unblocks also whom it did not tell of a grant.
+            Self::Server { code, .. } => matches!(code.as_str(), "NOREPLICAS" | "UNBLOCKED"),
             Self::Unavailable { .. } | Self::Reply(_) | Self::Stopped | Self::Lost(_) => true,
             _ => false,
         }
@@ -362,6 +363,7 @@ mod tests {
     fn only_what_may_have_been_carried_out_leaves_doubt() {
         assert!(Error::timed_out().leaves_doubt());
         assert!(told("NOREPLICAS x").leaves_doubt());
+        assert!(told("UNBLOCKED x").leaves_doubt());
         for line in ["NOPERM x", "BUSY x", "DEADLOCK x", "OOM x"] {
             assert!(!told(line).leaves_doubt(), "{line}");
         }

@@ -1,5 +1,5 @@
-//! A primary that dies after it said `NOREPLICAS`, and whose replica, which takes over,
-//! has the hold all the same.
+//! A primary that dies after it said `NOREPLICAS`, or is demoted before it said anything,
+//! and whose replica, which takes over, has the hold all the same.
 
 mod support;
 
@@ -128,5 +128,25 @@ async fn what_no_replica_acknowledged_is_confirmed_by_the_promoted_one() {
     assert_eq!(guard.token(), token);
     assert_eq!(scene.on_replica(), Some(token));
     guard.release().await.unwrap();
+    assert_eq!(scene.replica.client().int("EXISTS lock"), 0);
+}
+
+#[tokio::test]
+async fn what_a_demoted_primary_withheld_is_given_back_at_the_promoted_one() {
+    let mut scene = Scene::new().await;
+    scene.replication.set(Fate::CommandsSwallowed);
+    let lock = scene.client.lock("lock").owner("alice");
+    let taking = tokio::spawn(lock.try_acquire());
+    let token = scene.lose_acknowledgement().await;
+    assert_eq!(scene.on_replica(), Some(token));
+    let promoted = scene.replica.client().call("REPLICAOF NO ONE");
+    assert_eq!(promoted, status("OK"));
+    scene.way.lead_to(scene.replica.addr());
+    let port = scene.replica.addr().port();
+    let demoted = scene.observer.call(&format!("REPLICAOF 127.0.0.1 {port}"));
+    assert_eq!(demoted, status("OK"));
+    let error = soon("an answer", taking).await.unwrap().unwrap_err();
+    assert_eq!(error.code(), "UNBLOCKED", "{error:?}");
+    soon("it is given back", scene.client.flush()).await;
     assert_eq!(scene.replica.client().int("EXISTS lock"), 0);
 }
