@@ -33,7 +33,8 @@
 //!   in hand, and sends no more renewals when that is over. A grant that may have
 //!   waited is renewed at once.
 //! - `NOREPLICAS` is not believed, neither as a yes nor as a no: in the history
-//!   the outcome is unknown. The client asks again with `HOLD`, or releases.
+//!   the outcome is unknown. The client asks again with `HOLD`, or releases. Nor is
+//!   `UNBLOCKED`, which a primary that is demoted says of all that it withholds.
 //! - The clocks of all nodes and clients are that of one machine.
 //! - A client asks a witness who is the primary, and works with a node only if
 //!   that says so itself.

@@ -411,7 +411,8 @@ impl Client {
             Wait::GivenUp => Outcome::GivenUp,
         };
         // It may have been written, and may be taken back or not.
-        let is_refused = heard == Outcome::Error("NOREPLICAS".to_owned());
+        let is_refused = matches!(&heard,
+            Outcome::Error(code) if code == "NOREPLICAS" || code == "UNBLOCKED");
         let outcome = match heard {
             _ if is_refused => Outcome::Lost,
             Outcome::NotHeld | Outcome::NotAvailable

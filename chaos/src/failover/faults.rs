@@ -291,6 +291,8 @@ impl Faults {
         self.fleet.nodes[replica].server.crash();
         self.note(format!("node {}, a replica, is killed", replica + 1));
         self.sleep(0, 3 * DOWN_AFTER_MS);
+        // The witnesses may just have promoted it, by themselves.
+        self.fleet.await_other_than(replica)?;
         self.restart(replica)
     }
 
