@@ -307,6 +307,7 @@ async fn an_old_release_that_comes_late_spares_the_owners_new_hold() {
     // its release.
     proxy.set(Fate::CommandsSwallowed);
     let first = lock.acquire().await.unwrap();
+    eventually("the third does not hear of it", || proxy.swallowed() > 0).await;
     first.release().await.unwrap();
     proxy.set(Fate::Refuses("LOCK.RELEASE", "LOADING for a while"));
     eventually("its release is tried there", || proxy.refused() > 0).await;

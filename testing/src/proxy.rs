@@ -73,6 +73,7 @@ struct Network {
     changed: Condvar,
     lost: AtomicU64,
     refused: AtomicU64,
+    swallowed: AtomicU64,
 }
 
 struct State {
@@ -130,6 +131,7 @@ impl Proxy {
             changed: Condvar::new(),
             lost: AtomicU64::new(0),
             refused: AtomicU64::new(0),
+            swallowed: AtomicU64::new(0),
         });
         let accepting = Arc::clone(&network);
         thread::spawn(move || accepting.accept(&listener, seed));
@@ -186,6 +188,11 @@ impl Proxy {
     /// How many replies were lost.
     pub fn lost(&self) -> u64 {
         self.network.lost.load(Ordering::SeqCst)
+    }
+
+    /// On how many connections commands were swallowed.
+    pub fn swallowed(&self) -> u64 {
+        self.network.swallowed.load(Ordering::SeqCst)
     }
 
     /// How many commands were refused.
@@ -386,6 +393,7 @@ impl Network {
         let piece = [std::mem::take(&mut way.partial), piece].concat();
         match state.fate_from(link.source) {
             Fate::CommandsSwallowed if way.upwards => {
+                self.swallowed.fetch_add(1, Ordering::SeqCst);
                 way.is_silent = true;
                 None
             }
