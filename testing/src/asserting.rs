@@ -3,6 +3,7 @@
 mod client;
 mod clock;
 mod cluster;
+mod judge;
 pub mod scene;
 mod sentinel;
 mod server;
@@ -17,6 +18,7 @@ use rustix::process::{Resource, getrlimit};
 pub use client::{Arrivals, Client, int, nil, status, text, token};
 pub use clock::Clock;
 pub use cluster::Cluster;
+pub use judge::{Control, Judge};
 pub use sentinel::Sentinels;
 pub use server::{NO_REGULAR_LOOKS, TestServer};
 pub use subscriber::{Subscriber, Told};
@@ -53,14 +55,6 @@ pub fn eventually(what: &str, ready: impl FnMut() -> bool) {
 #[track_caller]
 pub fn eventually_within(patience: Duration, what: &str, ready: impl FnMut() -> bool) {
     assert!(comes_true(patience, ready), "still not so: {what}");
-}
-
-/// The middle one of several times, for a bound that a single stall of the
-/// machine must not break.
-#[track_caller]
-pub fn median(mut times: Vec<Duration>) -> Duration {
-    times.sort();
-    times[times.len() / 2]
 }
 
 /// Keeps this thread on one processor from now on. Then what it sends on several

@@ -1,16 +1,12 @@
 //! Leases of one side as the other side sees them: renewed, over, shortened.
 
-#[path = "../../../client/tests/support/control.rs"]
-mod control;
-
 use std::time::{Duration, Instant};
 
-use control::Judge;
 use redis::Value;
 use redis_lock_chaos::clock;
 use redis_lock_chaos::history::{MS, Nanos};
 use redis_lock_interop::{Scene, versions};
-use redis_lock_testing::{int, nil};
+use redis_lock_testing::{Judge, int, nil};
 
 /// How much longer than a lease a waiter may wait.
 const SLACK: Duration = Duration::from_millis(250);
@@ -103,11 +99,8 @@ fn a_native_waiter_gets_the_lock_of_a_process_that_vanished() {
         native.send("LOCK.ACQUIRE k native BLOCK 0");
         server.await_blocked(1);
         drop(redisson);
-        let vanished = Instant::now();
-        assert!(matches!(native.reply(), Value::Int(_)));
         // How promptly a lease ends is judged above.
-        let longest = Duration::from_millis(LEASE_MS) + 4 * SLACK;
-        assert!(vanished.elapsed() < longest, "{:?}", vanished.elapsed());
+        assert!(matches!(native.reply(), Value::Int(_)));
     }
 }
 
