@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use redis::{PushKind, Value};
 use redis_lock_testing::{Subscriber, TestServer};
@@ -96,4 +96,119 @@ fn the_session_of_who_waits_without_blocking_is_as_it_is_shown() {
         assert_eq!(now(line, &is_now), real);
     }
     assert!(hello && is_now.len() == 2, "{is_now:?}");
+}
+
+/// What stands in backquotes in the first two columns of those rows of tables in
+/// `docs/operations.md` that begin with this.
+fn documented(begins_with: &str) -> BTreeMap<String, String> {
+    let top = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let document = fs::read_to_string(top.join("docs/operations.md")).unwrap();
+    let mut rows = BTreeMap::new();
+    for row in document.lines().filter_map(|line| line.strip_prefix("| `")) {
+        if row.starts_with(begins_with) {
+            let (name, more) = row.split_once("` | ").unwrap();
+            let (second, _) = more.split_once(" |").unwrap();
+            let before = rows.insert(name.to_owned(), second.to_owned());
+            assert_eq!(before, None, "{name} twice");
+        }
+    }
+    rows
+}
+
+#[test]
+fn the_settings_and_their_defaults_are_those_of_the_server() {
+    let module = redis_lock_testing::module();
+    let server = TestServer::start_plain(&["--loadmodule", module.to_str().unwrap()]);
+    let Value::Array(words) = server.client().call("CONFIG GET lock.*") else {
+        panic!("no list");
+    };
+    let pairs = words
+        .chunks(2)
+        .map(|pair| (shown(&pair[0]), shown(&pair[1])));
+    assert_eq!(documented("lock."), pairs.collect());
+}
+
+#[test]
+fn the_fields_of_info_lock_are_those_of_the_server() {
+    let server = TestServer::start();
+    let info = shown(&server.client().call("INFO lock"));
+    let fields = info.lines().filter_map(|line| line.split_once(':'));
+    let fields: Vec<&str> = fields.map(|(name, _)| name).collect();
+    let documented: Vec<String> = documented("lock_").into_keys().collect();
+    let mut sorted = fields.clone();
+    sorted.sort_unstable();
+    assert_eq!(documented, sorted);
+}
+
+/// All Markdown files of the project.
+fn documents() -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut folders = vec![PathBuf::from(env!("CARGO_MANIFEST_DIR"))];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            let is_built = ["target", "node_modules", "data"].contains(&name.as_str());
+            if path.is_dir() && !is_built && !name.starts_with('.') {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "md") {
+                found.push(path);
+            }
+        }
+    }
+    found
+}
+
+/// The lines of a document that are no code.
+fn prose(text: &str) -> impl Iterator<Item = &str> {
+    let mut in_code = false;
+    text.lines().filter(move |line| {
+        let is_fence = line.trim_start().starts_with("```");
+        in_code ^= is_fence;
+        !is_fence && !in_code
+    })
+}
+
+/// The anchors of its headings, as GitHub makes them.
+fn anchors(text: &str) -> Vec<String> {
+    let headings = prose(text).filter(|line| line.starts_with('#'));
+    headings
+        .map(|line| {
+            let title = line.trim_start_matches('#').trim().to_lowercase();
+            let stays = |c: &char| c.is_alphanumeric() || "-_ ".contains(*c);
+            title
+                .chars()
+                .filter(stays)
+                .collect::<String>()
+                .replace(' ', "-")
+        })
+        .collect()
+}
+
+#[test]
+fn links_between_the_documents_lead_somewhere() {
+    let mut followed = 0;
+    for document in documents() {
+        let text = fs::read_to_string(&document).unwrap();
+        let links = prose(&text).flat_map(|line| line.split("](").skip(1));
+        for link in links.filter_map(|rest| rest.split(')').next()) {
+            if link.contains("://") || link.starts_with("mailto:") {
+                continue;
+            }
+            let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
+            let target = match file {
+                "" => document.clone(),
+                file => document.parent().unwrap().join(file),
+            };
+            let from = document.display();
+            assert!(target.exists(), "{from}: {link}");
+            if !anchor.is_empty() {
+                let text = fs::read_to_string(&target).unwrap();
+                let is_there = anchors(&text).iter().any(|known| known == anchor);
+                assert!(is_there, "{from}: no heading for {link}");
+            }
+            followed += 1;
+        }
+    }
+    assert!(followed > 50, "{followed}");
 }
