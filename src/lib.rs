@@ -118,9 +118,22 @@ fn deinit(ctx: &Context) -> Status {
     Status::Ok
 }
 
+/// What `MODULE LIST` shows: 10000 for each major version, 100 for each minor one, and 1 for
+/// each patch.
+const VERSION: i32 = number(env!("CARGO_PKG_VERSION_MAJOR")) * 10_000
+    + number(env!("CARGO_PKG_VERSION_MINOR")) * 100
+    + number(env!("CARGO_PKG_VERSION_PATCH"));
+
+const fn number(digits: &str) -> i32 {
+    match i32::from_str_radix(digits, 10) {
+        Ok(number) => number,
+        Err(_) => 0,
+    }
+}
+
 redis_module! {
     name: config::MODULE_NAME,
-    version: 1,
+    version: VERSION,
     allocator: (Allocator, ALLOCATOR),
     data_types: [],
     init: init,

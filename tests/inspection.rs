@@ -550,3 +550,18 @@ fn a_wait_that_ends_with_an_error_is_counted() {
     assert!(bob.reply_error().starts_with("WRONGTYPE "));
     assert_eq!(server.info("lock_waits_refused"), 1);
 }
+
+#[test]
+fn the_list_of_modules_shows_the_version() {
+    let server = TestServer::start();
+    let Value::Array(modules) = server.client().call("MODULE LIST") else {
+        panic!("no list");
+    };
+    let Some(Value::Array(fields)) = modules.first() else {
+        panic!("no module");
+    };
+    let number = |shown: i64, part: &str| shown * 100 + part.parse::<i64>().unwrap();
+    let version = env!("CARGO_PKG_VERSION").split('.').fold(0, number);
+    let expected = [text("name"), text("lock"), text("ver"), int(version)];
+    assert_eq!(fields[..4], expected);
+}
