@@ -124,12 +124,15 @@ pub(super) unsafe extern "C" fn on_key_event(
             return;
         }
         let ctx = Context::new(ctx);
-        let key = KeyRef {
-            db: selected_db(&ctx),
-            name: RedisString::string_as_slice(name),
-        };
         // SAFETY: the server passes a string of C, which lives through the call.
         let event = unsafe { CStr::from_ptr(event) }.to_bytes();
+        let key = KeyRef {
+            db: match event {
+                b"move_to" | b"copy_to" => db_with(&ctx, name),
+                _ => selected_db(&ctx),
+            },
+            name: RedisString::string_as_slice(name),
+        };
         if receives && matches!(event, b"hset" | b"restore" | b"loaded") {
             hooks.key_received(&ctx, key);
         }
@@ -144,4 +147,21 @@ pub(super) unsafe extern "C" fn on_key_event(
         }
     });
     raw::REDISMODULE_OK as c_int
+}
+
+/// The database in which a key has just arrived. In a transaction Valkey 9.1 takes the
+/// one that the client selected for that of the event.
+fn db_with(ctx: &Context, name: *mut raw::RedisModuleString) -> i32 {
+    let mode = (raw::REDISMODULE_READ | raw::REDISMODULE_OPEN_KEY_NOTOUCH) as c_int;
+    // SAFETY: the context and the name are those of the event, and a key that is there is
+    // closed once.
+    unsafe {
+        let key = (api().open_key)(ctx.ctx, name, mode);
+        if key.is_null() {
+            return selected_db(ctx);
+        }
+        let db = (api().get_db_id_from_module_key)(key);
+        (api().close_key)(key);
+        db
+    }
 }
