@@ -200,6 +200,7 @@ api! {
             fn(*mut RedisModuleCommand, *const RedisModuleCommandInfo) -> c_int;
         set_disconnect_callback = RedisModule_SetDisconnectCallback:
             fn(*mut RedisModuleBlockedClient, RedisModuleDisconnectFunc);
+        set_module_options = RedisModule_SetModuleOptions: fn(*mut RedisModuleCtx, c_int);
         signal_modified_key = RedisModule_SignalModifiedKey:
             fn(*mut RedisModuleCtx, *mut RedisModuleString) -> c_int;
         stop_timer = RedisModule_StopTimer:

@@ -25,6 +25,31 @@ pub(crate) fn check_server() -> Result<(), String> {
     ))
 }
 
+/// `VALKEYMODULE_OPTIONS_HANDLE_ATOMIC_SLOT_MIGRATION`, which the header of Redis lacks.
+const HANDLE_ATOMIC_SLOT_MIGRATION: c_int = 1 << 5;
+
+/// Tells the server with what the module copes: a replica that loads a data set while it
+/// serves another; and keys that arrive before their slot does, which it does not serve,
+/// like those of any other node. And `server::open_lock` signals the keys that it modified,
+/// so the server need not.
+pub(crate) fn set_options(ctx: &Context) {
+    let mut options = raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED as c_int
+        | raw::REDISMODULE_OPTIONS_HANDLE_REPL_ASYNC_LOAD as c_int;
+    if moves_slots_at_once(ctx) {
+        options |= HANDLE_ATOMIC_SLOT_MIGRATION;
+    }
+    // SAFETY: the context is that of the load.
+    unsafe { (api().set_module_options)(ctx.ctx, options) };
+}
+
+/// Valkey 9 and later do (`CLUSTER MIGRATESLOTS`).
+fn moves_slots_at_once(ctx: &Context) -> bool {
+    let version = ctx.server_info("server").field("valkey_version");
+    let version = version.map(|version| version.to_string_lossy());
+    let major = version.and_then(|version| version.split('.').next()?.parse().ok());
+    major.is_some_and(|major: u32| major >= 9)
+}
+
 /// The server's own commands that the module needs: those that replicas and the
 /// AOF get, of which `PING` changes nothing, `CLIENT`, which shows the connections that are about to end and closes
 /// those whose sessions are over, `CONFIG`, which shows what the server demands of its
