@@ -35,19 +35,20 @@ const HANDLE_ATOMIC_SLOT_MIGRATION: c_int = 1 << 5;
 pub(crate) fn set_options(ctx: &Context) {
     let mut options = raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED as c_int
         | raw::REDISMODULE_OPTIONS_HANDLE_REPL_ASYNC_LOAD as c_int;
-    if moves_slots_at_once(ctx) {
+    // `CLUSTER MIGRATESLOTS`.
+    if valkey_version(ctx) >= Some((9, 0)) {
         options |= HANDLE_ATOMIC_SLOT_MIGRATION;
     }
     // SAFETY: the context is that of the load.
     unsafe { (api().set_module_options)(ctx.ctx, options) };
 }
 
-/// Valkey 9 and later do (`CLUSTER MIGRATESLOTS`).
-fn moves_slots_at_once(ctx: &Context) -> bool {
-    let version = ctx.server_info("server").field("valkey_version");
-    let version = version.map(|version| version.to_string_lossy());
-    let major = version.and_then(|version| version.split('.').next()?.parse().ok());
-    major.is_some_and(|major: u32| major >= 9)
+/// The first two numbers of the version of Valkey, if the server is that.
+pub(super) fn valkey_version(ctx: &Context) -> Option<(u32, u32)> {
+    let version = ctx.server_info("server").field("valkey_version")?;
+    let version = version.to_string_lossy();
+    let mut numbers = version.split('.').map(|number| number.parse().ok());
+    Some((numbers.next()??, numbers.next()??))
 }
 
 /// The server's own commands that the module needs: those that replicas and the

@@ -1,13 +1,15 @@
 //! Subscribes to what happens to keys, databases and connections.
 
+use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 use redis_module::{Context, RedisString, raw};
 
 use crate::server::api::api;
 use crate::server::hooks::hooks;
-use crate::server::keyspace::selected_db;
+use crate::server::keyspace::{select_db, selected_db};
 use crate::server::panics;
+use crate::server::registration;
 use redis_lock_core::keys::KeyRef;
 use redis_lock_core::request::ClientId;
 
@@ -22,9 +24,18 @@ const KINDS: u32 = raw::REDISMODULE_NOTIFY_GENERIC as u32
     | raw::REDISMODULE_NOTIFY_EXPIRED as u32
     | raw::REDISMODULE_NOTIFY_EVICTED as u32;
 
+thread_local! {
+    /// Whether a client has to be put back where it was when it has moved a key.
+    static PUTS_BACK: Cell<bool> = const { Cell::new(false) };
+
+    /// The database from which a key has been moved last.
+    static MOVED_FROM: Cell<i32> = const { Cell::new(0) };
+}
+
 /// Subscribes to what can free a lock, whatever the server's
 /// `notify-keyspace-events` says. The hooks are registered by then.
 pub(crate) fn subscribe(ctx: &Context) -> Result<(), String> {
+    PUTS_BACK.set(registration::valkey_version(ctx) >= Some((8, 1)));
     let event = |id| raw::RedisModuleEvent { id, dataver: 1 };
     let swap = event(raw::REDISMODULE_EVENT_SWAPDB);
     let flush = event(raw::REDISMODULE_EVENT_FLUSHDB);
@@ -146,7 +157,24 @@ pub(super) unsafe extern "C" fn on_key_event(
             _ => hooks.key_touched(&ctx, key),
         }
     });
+    if PUTS_BACK.get() {
+        // SAFETY: as above.
+        let event = unsafe { CStr::from_ptr(event) };
+        put_back(&Context::new(ctx), event.to_bytes());
+    }
     raw::REDISMODULE_OK as c_int
+}
+
+/// Valkey 8.1 and 9.0 leave a client that has moved a key in the database of the last
+/// event of which a module has heard, which is where the key went. The context is the
+/// client's, so what is selected here is what it has selected. Of `COPY` nothing tells
+/// where it was.
+fn put_back(ctx: &Context, event: &[u8]) {
+    match event {
+        b"move_from" => MOVED_FROM.set(selected_db(ctx)),
+        b"move_to" => select_db(ctx, MOVED_FROM.get()),
+        _ => {}
+    }
 }
 
 /// The database in which a key has just arrived. In a transaction Valkey 9.1 takes the
