@@ -165,10 +165,10 @@ pub(super) unsafe extern "C" fn on_key_event(
     raw::REDISMODULE_OK as c_int
 }
 
-/// Valkey 8.1 and 9.0 leave a client that has moved a key in the database of the last
-/// event of which a module has heard, which is where the key went. The context is the
-/// client's, so what is selected here is what it has selected. Of `COPY` nothing tells
-/// where it was.
+/// Valkey 8.1 and later, before 9.1.1, leaves a client that has moved a key in the
+/// database of the last event of which a module has heard, where the key went. The
+/// context is the client's, so what is selected here is what it has selected. Of `COPY`
+/// nothing tells where it was.
 fn put_back(ctx: &Context, event: &[u8]) {
     match event {
         b"move_from" => MOVED_FROM.set(selected_db(ctx)),
