@@ -73,11 +73,8 @@ test-servers: deps build ## Run the module's own tests against Redis 7.0, Redis 
 	done
 
 .PHONY: test-all
-test-all: deps build ## Run all tests against Redis 7.0, Redis 8.2 and Valkey 8.0
-	@for server in $$(scripts/fetch-servers); do \
-		echo "=== $$server"; \
-		$(MAKE) --no-print-directory test SERVER=$$server; \
-	done
+test-all: deps build ## Run all tests against every server at hand, into COMPATIBILITY.md
+	@scripts/compatibility $(MAKE) --no-print-directory test
 
 .PHONY: fuzz
 fuzz: deps build ## Send random words and bytes for DURATION seconds

@@ -46,7 +46,7 @@ mod events;
 mod manager;
 mod server;
 
-use redis_module::{Context, RedisString, Status, raw::ModuleOptions, redis_module};
+use redis_module::{Context, RedisString, Status, redis_module};
 
 use crate::server::{api, hooks, overwriting, registration, subscriptions, timer};
 
@@ -76,14 +76,9 @@ fn init(ctx: &Context, args: &[RedisString]) -> Status {
     #[cfg(feature = "planted-faults")]
     plant_fault(ctx);
     hooks::register(&events::LockHooks);
-    // `server::open_lock` signals the keys that it modified, so the server need not.
-    // And the module copes with a replica that loads a data set while it serves
-    // another.
-    ctx.set_module_options(
-        ModuleOptions::NO_IMPLICIT_SIGNAL_MODIFIED | ModuleOptions::HANDLE_REPL_ASYNC_LOAD,
-    );
     let registered = api::load(ctx)
         .and_then(|()| registration::check_server())
+        .map(|()| registration::set_options(ctx))
         .and_then(|()| registration::check_commands(ctx))
         .and_then(|()| config::register(ctx, args))
         .and_then(|()| registration::load_settings(ctx))

@@ -485,6 +485,8 @@ fn with_too_few_replicas_nobody_who_waits_is_granted() {
     let (mut observer, mut holder) = (server.client(), server.client());
     token(&holder.call(&format!("LOCK.ACQUIRE k a {LONG}")));
     configure(&mut observer, "min-replicas", 1);
+    // A replica that is online may acknowledge nothing for another second.
+    configure(&mut observer, "replicas-timeout", 600_000);
     for command in [
         "LOCK.ACQUIRE l a",
         "LOCK.RENEW k a",
@@ -508,6 +510,21 @@ fn with_too_few_replicas_nobody_who_waits_is_granted() {
     token(&waiter.reply());
     token(&newcomer.reply());
     server.assert_sound();
+}
+
+/// Valkey 8.1.1 and later block no client that has subscribed.
+#[test]
+fn who_subscribes_is_told_what_is_safe_or_that_it_is_not_known() {
+    let mut scene = Scene::new();
+    let mut ears = scene.server.subscriber("ch");
+    match ears.call("LOCK.ACQUIRE k a") {
+        Value::Int(_) => assert_eq!(scene.holds("a"), text("1")),
+        Value::ServerError(error) if error.code() == "NOREPLICAS" => {
+            scene.await_holds("a", &nil());
+        }
+        other => panic!("{other:?}"),
+    }
+    scene.assert_over();
 }
 
 #[test]

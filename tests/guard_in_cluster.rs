@@ -34,6 +34,8 @@ fn in_a_cluster_all_keys_are_in_the_slot_of_the_lock() {
     // Those without a key run anywhere.
     assert_eq!(client.call(&format!("{guard} PUBLISH c 1")), int(0));
     assert_eq!(client.call(&format!("{guard} DBSIZE")), int(3));
+    let replies = transaction(&mut client, &[&format!("{guard} INCR {{{here}}}x")]);
+    assert_eq!(replies, [int(2)]);
     let crossed = "CROSSSLOT Keys in request don't hash to the same slot";
     for other in [&there, &elsewhere] {
         for command in [
@@ -49,6 +51,8 @@ fn in_a_cluster_all_keys_are_in_the_slot_of_the_lock() {
     let moved = format!("MOVED {} {}", slot(&elsewhere), cluster.nodes[2].addr());
     let error = client.error(&format!("LOCK.GUARD {elsewhere} {token} SET {elsewhere} 1"));
     assert_eq!(error, moved);
+    // These come last: once a script has named keys of two slots, Valkey 9.1.2 takes all
+    // that scripts and modules call for such.
     for other in [&there, &elsewhere] {
         let script = "return redis.call('LOCK.GUARD', KEYS[1], ARGV[1], 'SET', ARGV[2], '1')";
         let key = format!("{{{here}}}k");
@@ -57,8 +61,6 @@ fn in_a_cluster_all_keys_are_in_the_slot_of_the_lock() {
         let reply = client.words(&words);
         assert!(matches!(reply, Value::ServerError(_)), "{other}: {reply:?}");
     }
-    let replies = transaction(&mut client, &[&format!("{guard} INCR {{{here}}}x")]);
-    assert_eq!(replies, [int(2)]);
     for node in &cluster.nodes {
         node.assert_sound();
     }

@@ -93,7 +93,7 @@ fn a_place_is_told_of_its_grant_after_a_replica_has_acknowledged_it() {
     assert_eq!(told.owner, "a");
     assert_eq!(scene.client.bulk("HGET k @fence"), told.token().to_string());
     let claim = format!("LOCK.RENEW k a {LONG} FENCE {}", told.token());
-    assert_eq!(scene.ears.call(&claim), int(1));
+    assert_eq!(scene.client.call(&claim), int(1));
     assert_eq!(scene.client.info("lock_claims"), 1);
     scene.assert_over();
 }

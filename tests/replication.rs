@@ -33,9 +33,8 @@ impl Stream {
             let words: Vec<String> = words
                 .into_iter()
                 .map(|word| match word {
-                    Value::BulkString(word) => {
-                        String::from_utf8(word).unwrap_or_else(|word| dumped(word.as_bytes()))
-                    }
+                    Value::BulkString(word) if word.first() == Some(&HASH) => dumped(&word),
+                    Value::BulkString(word) => String::from_utf8(word).unwrap(),
                     other => panic!("{other:?} is no word"),
                 })
                 .collect();
@@ -54,6 +53,9 @@ impl Stream {
         }
     }
 }
+
+/// The first byte of a hash that is dumped, and of nothing else in the stream.
+const HASH: u8 = 4;
 
 /// The short words of a hash, as it is dumped with its type and the number of its fields
 /// in front, and its version and a checksum behind.

@@ -295,3 +295,20 @@ fn a_release_in_a_transaction_or_a_script_hands_the_lock_on() {
     assert_eq!(b.words(&[b"EVAL", script, b"1", b"k"]), int(1));
     assert!(matches!(a.reply(), Value::Int(_)));
 }
+
+/// Valkey 8.1.1 and later block no client that has subscribed: it tries once.
+#[test]
+fn who_subscribes_waits_or_hears_at_once_that_it_does_not() {
+    let server = TestServer::start();
+    let mut holder = server.client();
+    holder.int("LOCK.ACQUIRE k holder");
+    let mut ears = server.subscriber("ch");
+    assert_eq!(ears.call("LOCK.ACQUIRE k ears BLOCK 100"), nil());
+    assert_eq!(holder.info("lock_waiters"), 0);
+    assert_eq!(holder.call("LOCK.RELEASE k holder"), int(1));
+    assert_eq!(holder.call("EXISTS k"), int(0));
+    assert!(matches!(
+        ears.call("LOCK.ACQUIRE k ears BLOCK 0"),
+        Value::Int(_)
+    ));
+}

@@ -73,12 +73,7 @@ impl Command for Acquire {
 
 /// The connection that the session is bound to.
 fn connection(ctx: &Context) -> Result<ClientId, Usage> {
-    let client = clients::running(ctx);
-    if clients::is_connected(client) {
-        Ok(client)
-    } else {
-        Err(Usage::NoSession)
-    }
+    clients::running_connected(ctx).ok_or(Usage::NoSession)
 }
 
 fn parse(

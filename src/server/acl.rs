@@ -26,8 +26,7 @@ pub(crate) struct Rights(NonNull<raw::RedisModuleUser>);
 impl User {
     /// The user that runs this command, in a script the one who called it.
     pub(crate) fn running(ctx: &Context) -> Self {
-        let client = clients::running(ctx);
-        if clients::is_connected(client) {
+        if let Some(client) = clients::running_connected(ctx) {
             return Self::of(ctx, client);
         }
         if !has_user(ctx) {

@@ -141,11 +141,12 @@ api! {
             fn(*mut RedisModuleCtx, u64) -> *mut RedisModuleString;
         get_command = RedisModule_GetCommand:
             fn(*mut RedisModuleCtx, *const c_char) -> *mut RedisModuleCommand;
-        get_command_keys = RedisModule_GetCommandKeys: fn(
+        get_command_keys_with_flags = RedisModule_GetCommandKeysWithFlags: fn(
             *mut RedisModuleCtx,
             *mut *mut RedisModuleString,
             c_int,
             *mut c_int,
+            *mut *mut c_int,
         ) -> *mut c_int;
         get_context_flags = RedisModule_GetContextFlags: fn(*mut RedisModuleCtx) -> c_int;
         get_current_user_name = RedisModule_GetCurrentUserName:
@@ -164,7 +165,8 @@ api! {
         hash_set = RedisModule_HashSet: fn(*mut RedisModuleKey, c_int, ...) -> c_int;
         is_keys_position_request = RedisModule_IsKeysPositionRequest:
             fn(*mut RedisModuleCtx) -> c_int;
-        key_at_pos = RedisModule_KeyAtPos: fn(*mut RedisModuleCtx, c_int);
+        key_at_pos_with_flags = RedisModule_KeyAtPosWithFlags:
+            fn(*mut RedisModuleCtx, c_int, c_int);
         key_type = RedisModule_KeyType: fn(*mut RedisModuleKey) -> c_int;
         load_configs = RedisModule_LoadConfigs: fn(*mut RedisModuleCtx) -> c_int;
         notify_keyspace_event = RedisModule_NotifyKeyspaceEvent:
@@ -200,6 +202,7 @@ api! {
             fn(*mut RedisModuleCommand, *const RedisModuleCommandInfo) -> c_int;
         set_disconnect_callback = RedisModule_SetDisconnectCallback:
             fn(*mut RedisModuleBlockedClient, RedisModuleDisconnectFunc);
+        set_module_options = RedisModule_SetModuleOptions: fn(*mut RedisModuleCtx, c_int);
         signal_modified_key = RedisModule_SignalModifiedKey:
             fn(*mut RedisModuleCtx, *mut RedisModuleString) -> c_int;
         stop_timer = RedisModule_StopTimer:

@@ -98,7 +98,8 @@ pub(crate) fn may_block(ctx: &Context) -> bool {
 
 /// Blocks the client that runs this command until [`answer`] is called for this
 /// waiter, the timeout, unless it is 0, is over or the client goes away. In the latter
-/// cases the hooks hear of it.
+/// cases the hooks hear of it. If the server refuses to block the client, its wait is
+/// over at once.
 ///
 /// The caller has checked [`may_block`], and gives no two waiters the same id.
 pub(crate) fn block(key: LockKey<'_>, waiter: WaiterId, timeout_ms: i64) {
@@ -112,7 +113,8 @@ pub(crate) fn block(key: LockKey<'_>, waiter: WaiterId, timeout_ms: i64) {
     let mut names = [key.name().inner()];
     // SAFETY: the context is that of a running command. The server keeps
     // `private_data` and gives it to the callbacks, `on_free` last, which takes
-    // the reference back. It only reads the names, and during the call.
+    // the reference back, unless it refuses to block the client. It only reads the
+    // names, and during the call.
     unsafe {
         let handle = (api().block_client_on_keys)(
             key.ctx().ctx,
@@ -124,9 +126,14 @@ pub(crate) fn block(key: LockKey<'_>, waiter: WaiterId, timeout_ms: i64) {
             1,
             private_data,
         );
-        if !handle.is_null() {
-            (api().set_disconnect_callback)(handle, Some(on_disconnect));
+        if handle.is_null() {
+            // Valkey 8.1.1 and later block no client that has subscribed to a channel.
+            drop(Rc::from_raw(private_data.cast_const().cast::<Ticket>()));
+            let told = ticket.leave(key.ctx(), Leave::TimeUp);
+            ticket.reply(key.ctx(), &told);
+            return;
         }
+        (api().set_disconnect_callback)(handle, Some(on_disconnect));
         ticket.handle.set(handle);
     }
     WAITING.with_borrow_mut(|waiting| waiting.insert(waiter, ticket));

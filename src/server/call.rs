@@ -1,7 +1,7 @@
 //! Runs another command for the client of a command, and passes its reply on.
 
 use std::ffi::{CStr, CString, c_int, c_void};
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 
 use redis_module::{Context, raw};
 use smallvec::SmallVec;
@@ -86,9 +86,9 @@ pub(crate) fn is_of_this_module(name: &[u8]) -> bool {
     first.is_some_and(|first| first.eq_ignore_ascii_case(PREFIX))
 }
 
-/// Tells the server which arguments are keys: the first, and those of the command that
-/// begins after so many arguments. A node of a cluster asks for them before it runs the
-/// command.
+/// Tells the server which arguments are keys, and what is done to them: the first, which
+/// is read, and those of the command that begins after so many arguments. A node of a
+/// cluster asks for them before it runs the command.
 ///
 /// # Safety
 /// The context must be that of such a question.
@@ -97,8 +97,9 @@ pub(super) unsafe fn name_keys(
     args: &[ServerStr<'_>],
     before_command: c_int,
 ) {
+    let is_read = (raw::REDISMODULE_CMD_KEY_RO | raw::REDISMODULE_CMD_KEY_ACCESS) as c_int;
     // SAFETY: as the caller says.
-    unsafe { (api().key_at_pos)(ctx, 1) };
+    unsafe { (api().key_at_pos_with_flags)(ctx, 1, is_read) };
     let command = usize::try_from(before_command).ok();
     let command = command.and_then(|at| args.get(at..)).unwrap_or_default();
     // To ask for the keys of a guarded command in a guarded command, and so on, would
@@ -110,20 +111,29 @@ pub(super) unsafe fn name_keys(
         return;
     }
     let mut command = inner(command);
-    let mut count = 0;
+    let (mut count, mut flags) = (0, ptr::null_mut());
     // SAFETY: the strings live through the call. The server returns so many positions,
-    // or a null, and the list is ours to free.
+    // and flags, or a null, and both lists are ours to free.
     unsafe {
         let length = c_int::try_from(command.len()).unwrap_or(0);
-        let keys = (api().get_command_keys)(ctx, command.as_mut_ptr(), length, &raw mut count);
+        let keys = (api().get_command_keys_with_flags)(
+            ctx,
+            command.as_mut_ptr(),
+            length,
+            &raw mut count,
+            &raw mut flags,
+        );
         if keys.is_null() {
             return;
         }
-        let all = std::slice::from_raw_parts(keys, usize::try_from(count).unwrap_or(0));
-        for position in all {
-            (api().key_at_pos)(ctx, 1 + before_command + position);
+        let count = usize::try_from(count).unwrap_or(0);
+        let positions = std::slice::from_raw_parts(keys, count);
+        let all_flags = std::slice::from_raw_parts(flags, count);
+        for (position, flags) in positions.iter().zip(all_flags) {
+            (api().key_at_pos_with_flags)(ctx, 1 + before_command + position, *flags);
         }
         (api().free)(keys.cast::<c_void>());
+        (api().free)(flags.cast::<c_void>());
     }
 }
 

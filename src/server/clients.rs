@@ -5,7 +5,7 @@ use std::mem::zeroed;
 use std::os::fd::BorrowedFd;
 use std::ptr;
 
-use redis_module::{CallOptionsBuilder, CallReply, CallResult, Context, raw};
+use redis_module::{CallOptionsBuilder, CallReply, CallResult, Context, RedisString, raw};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::server::api::api;
@@ -17,7 +17,22 @@ pub(crate) fn running(ctx: &Context) -> ClientId {
     ClientId(unsafe { (api().get_client_id)(ctx.ctx) })
 }
 
-/// Returns whether the client is connected. The one that runs a script is not.
+/// The same, if it is connected. The one that runs a script is not.
+pub(crate) fn running_connected(ctx: &Context) -> Option<ClientId> {
+    let client = running(ctx);
+    // `GetClientInfoById` of Valkey 9.1 finds whoever runs a command.
+    // SAFETY: the context is alive. A client without a user has no name, and another
+    // error. A name is ours to free.
+    let name = unsafe { (api().get_client_user_name_by_id)(ctx.ctx, client.0) };
+    if name.is_null() {
+        let error = std::io::Error::last_os_error().raw_os_error();
+        return (error == Some(rustix::io::Errno::NOTSUP.raw_os_error())).then_some(client);
+    }
+    drop(RedisString::from_redis_module_string(ctx.ctx, name));
+    Some(client)
+}
+
+/// Returns whether a client that was connected still is.
 pub(crate) fn is_connected(client: ClientId) -> bool {
     // SAFETY: a null asks only whether there is such a client.
     unsafe { (api().get_client_info_by_id)(ptr::null_mut(), client.0) == 0 }

@@ -36,7 +36,7 @@ pub(crate) fn register<C: Command>(ctx: &Context) -> Result<(), String> {
     if status != 0 {
         return Err(format!("the server refuses the command {:?}", C::DOC.name));
     }
-    registration::describe(ctx, &C::DOC)
+    registration::describe(ctx, &C::DOC, C::BEFORE_COMMAND.is_some())
 }
 
 /// Runs the command. One that panics answers with an error.

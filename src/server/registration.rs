@@ -25,6 +25,32 @@ pub(crate) fn check_server() -> Result<(), String> {
     ))
 }
 
+/// `VALKEYMODULE_OPTIONS_HANDLE_ATOMIC_SLOT_MIGRATION`, which the header of Redis lacks.
+const HANDLE_ATOMIC_SLOT_MIGRATION: c_int = 1 << 5;
+
+/// Tells the server with what the module copes: a replica that loads a data set while it
+/// serves another; and keys that arrive before their slot does, which it does not serve,
+/// like those of any other node. And `server::open_lock` signals the keys that it modified,
+/// so the server need not.
+pub(crate) fn set_options(ctx: &Context) {
+    let mut options = raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED as c_int
+        | raw::REDISMODULE_OPTIONS_HANDLE_REPL_ASYNC_LOAD as c_int;
+    // `CLUSTER MIGRATESLOTS`.
+    if valkey_version(ctx) >= Some((9, 0)) {
+        options |= HANDLE_ATOMIC_SLOT_MIGRATION;
+    }
+    // SAFETY: the context is that of the load.
+    unsafe { (api().set_module_options)(ctx.ctx, options) };
+}
+
+/// The first two numbers of the version of Valkey, if the server is that.
+pub(super) fn valkey_version(ctx: &Context) -> Option<(u32, u32)> {
+    let version = ctx.server_info("server").field("valkey_version")?;
+    let version = version.to_string_lossy();
+    let mut numbers = version.split('.').map(|number| number.parse().ok());
+    Some((numbers.next()??, numbers.next()??))
+}
+
 /// The server's own commands that the module needs: those that replicas and the
 /// AOF get, of which `PING` changes nothing, `CLIENT`, which shows the connections that are about to end and closes
 /// those whose sessions are over, `CONFIG`, which shows what the server demands of its
@@ -147,7 +173,8 @@ static INFO_VERSION: raw::RedisModuleCommandInfoVersion = raw::RedisModuleComman
 };
 
 /// Gives the server the command's documentation. Fails if the server refuses it.
-pub(crate) fn describe(ctx: &Context, doc: &CommandDoc) -> Result<(), String> {
+/// `has_more_keys` says that the server has to ask for those beside the first.
+pub(crate) fn describe(ctx: &Context, doc: &CommandDoc, has_more_keys: bool) -> Result<(), String> {
     let mut keep_alive = Vec::new();
     let args = arg_list(doc.args, true, &mut keep_alive);
     let (access, change) = match doc.key_change {
@@ -159,6 +186,10 @@ pub(crate) fn describe(ctx: &Context, doc: &CommandDoc) -> Result<(), String> {
     // and end the list of key specifications.
     let mut key_specs: [raw::RedisModuleCommandKeySpec; 2] = unsafe { zeroed() };
     key_specs[0].flags = u64::from(access | raw::REDISMODULE_CMD_KEY_ACCESS | change);
+    if has_more_keys {
+        // Else Redis 8.6 asks for no more.
+        key_specs[0].flags |= u64::from(raw::REDISMODULE_CMD_KEY_INCOMPLETE);
+    }
     key_specs[0].begin_search_type =
         raw::RedisModuleKeySpecBeginSearchType_REDISMODULE_KSPEC_BS_INDEX;
     key_specs[0].bs.index.pos = 1;

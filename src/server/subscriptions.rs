@@ -1,13 +1,15 @@
 //! Subscribes to what happens to keys, databases and connections.
 
+use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 use redis_module::{Context, RedisString, raw};
 
 use crate::server::api::api;
 use crate::server::hooks::hooks;
-use crate::server::keyspace::selected_db;
+use crate::server::keyspace::{select_db, selected_db};
 use crate::server::panics;
+use crate::server::registration;
 use redis_lock_core::keys::KeyRef;
 use redis_lock_core::request::ClientId;
 
@@ -22,9 +24,18 @@ const KINDS: u32 = raw::REDISMODULE_NOTIFY_GENERIC as u32
     | raw::REDISMODULE_NOTIFY_EXPIRED as u32
     | raw::REDISMODULE_NOTIFY_EVICTED as u32;
 
+thread_local! {
+    /// Whether a client has to be put back where it was when it has moved a key.
+    static PUTS_BACK: Cell<bool> = const { Cell::new(false) };
+
+    /// The database from which a key has been moved last.
+    static MOVED_FROM: Cell<i32> = const { Cell::new(0) };
+}
+
 /// Subscribes to what can free a lock, whatever the server's
 /// `notify-keyspace-events` says. The hooks are registered by then.
 pub(crate) fn subscribe(ctx: &Context) -> Result<(), String> {
+    PUTS_BACK.set(registration::valkey_version(ctx) >= Some((8, 1)));
     let event = |id| raw::RedisModuleEvent { id, dataver: 1 };
     let swap = event(raw::REDISMODULE_EVENT_SWAPDB);
     let flush = event(raw::REDISMODULE_EVENT_FLUSHDB);
@@ -124,12 +135,15 @@ pub(super) unsafe extern "C" fn on_key_event(
             return;
         }
         let ctx = Context::new(ctx);
-        let key = KeyRef {
-            db: selected_db(&ctx),
-            name: RedisString::string_as_slice(name),
-        };
         // SAFETY: the server passes a string of C, which lives through the call.
         let event = unsafe { CStr::from_ptr(event) }.to_bytes();
+        let key = KeyRef {
+            db: match event {
+                b"move_to" | b"copy_to" => db_with(&ctx, name),
+                _ => selected_db(&ctx),
+            },
+            name: RedisString::string_as_slice(name),
+        };
         if receives && matches!(event, b"hset" | b"restore" | b"loaded") {
             hooks.key_received(&ctx, key);
         }
@@ -143,5 +157,39 @@ pub(super) unsafe extern "C" fn on_key_event(
             _ => hooks.key_touched(&ctx, key),
         }
     });
+    if PUTS_BACK.get() {
+        // SAFETY: as above.
+        let event = unsafe { CStr::from_ptr(event) };
+        put_back(&Context::new(ctx), event.to_bytes());
+    }
     raw::REDISMODULE_OK as c_int
+}
+
+/// Valkey 8.1 and later, before 9.1.1, leaves a client that has moved a key in the
+/// database of the last event of which a module has heard, where the key went. The
+/// context is the client's, so what is selected here is what it has selected. Of `COPY`
+/// nothing tells where it was.
+fn put_back(ctx: &Context, event: &[u8]) {
+    match event {
+        b"move_from" => MOVED_FROM.set(selected_db(ctx)),
+        b"move_to" => select_db(ctx, MOVED_FROM.get()),
+        _ => {}
+    }
+}
+
+/// The database in which a key has just arrived. In a transaction Valkey 9.1 takes the
+/// one that the client selected for that of the event.
+fn db_with(ctx: &Context, name: *mut raw::RedisModuleString) -> i32 {
+    let mode = (raw::REDISMODULE_READ | raw::REDISMODULE_OPEN_KEY_NOTOUCH) as c_int;
+    // SAFETY: the context and the name are those of the event, and a key that is there is
+    // closed once.
+    unsafe {
+        let key = (api().open_key)(ctx.ctx, name, mode);
+        if key.is_null() {
+            return selected_db(ctx);
+        }
+        let db = (api().get_db_id_from_module_key)(key);
+        (api().close_key)(key);
+        db
+    }
 }

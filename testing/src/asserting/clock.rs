@@ -36,7 +36,7 @@ impl Clock {
         std::fs::write(path("settable.c"), SOURCE).unwrap();
         let built = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()))
             .args(["-shared", "-fPIC", "-O1", "-pthread", "-o"])
-            .args([path("settable.so"), path("settable.c")])
+            .args([path("settable.so"), path("settable.c"), "-ldl".into()])
             .output()
             .unwrap();
         let complaint = String::from_utf8_lossy(&built.stderr);

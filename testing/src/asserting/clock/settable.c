@@ -14,6 +14,7 @@
  * that run are set anew when the clock is, as the kernel would do. */
 
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/filter.h>
@@ -23,6 +24,7 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -90,6 +92,26 @@ time_t time(time_t *result) {
     if (result) *result = t.tv_sec;
     return t.tv_sec;
 }
+
+/* Valkey 8.1 and later have a module look into its own libraries first, where it would
+ * find the clock of the C library. */
+void *dlopen(const char *path, int mode) {
+    void *(*next)(const char *, int) = (void *(*)(const char *, int))dlsym(RTLD_NEXT, "dlopen");
+    return next(path, mode & ~RTLD_DEEPBIND);
+}
+
+/* Valkey 9.1 and later ask for the time once a millisecond, and count the ticks of the
+ * processor in between, if it is one whose ticks they can trust. Of x86 they look here
+ * whether it is; of ARM they take it for granted. */
+static FILE *open_unless_cpuinfo(const char *path, const char *mode, const char *function) {
+    FILE *(*next)(const char *, const char *) =
+        (FILE * (*)(const char *, const char *)) dlsym(RTLD_NEXT, function);
+    return next(strcmp(path, "/proc/cpuinfo") == 0 ? "/dev/null" : path, mode);
+}
+
+FILE *fopen(const char *path, const char *mode) { return open_unless_cpuinfo(path, mode, "fopen"); }
+
+FILE *fopen64(const char *path, const char *mode) { return open_unless_cpuinfo(path, mode, "fopen64"); }
 
 static struct timer {
     int fd;
