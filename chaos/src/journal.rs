@@ -13,6 +13,10 @@ use crate::history::{Effect, History, Interference, Nanos, Operation, Outcome};
 #[derive(Serialize, Deserialize)]
 enum Entry {
     Began(Operation),
+    Queued {
+        operation: usize,
+        at: Nanos,
+    },
     Ended {
         operation: usize,
         answered: Nanos,
@@ -59,6 +63,13 @@ impl Journal {
         history.operations.len() - 1
     }
 
+    /// Notes that an operation has a place in a queue, as the server says.
+    pub fn queued(&self, operation: usize, at: Nanos) {
+        let mut history = lock(&self.history);
+        history.operations[operation].queued.get_or_insert(at);
+        self.echo(&Entry::Queued { operation, at });
+    }
+
     /// Notes the answer to an operation.
     pub fn ended(&self, operation: usize, answered: Nanos, outcome: Outcome) {
         let mut history = lock(&self.history);
@@ -84,6 +95,7 @@ impl Journal {
                     answered,
                     outcome,
                 }) => self.ended(here[operation], answered, outcome),
+                Ok(Entry::Queued { operation, at }) => self.queued(here[operation], at),
                 Err(_) => break,
             }
         }

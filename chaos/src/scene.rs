@@ -376,5 +376,6 @@ fn acquire(options: &str) -> Request {
         block_ms: number("BLOCK"),
         mode,
         session: words.contains(&"SESSION"),
+        claim_ms: None,
     }
 }

@@ -20,10 +20,10 @@ impl Told {
     /// RESP2 a reply of three words.
     pub fn of(heard: &Value) -> Option<Self> {
         match heard {
-            Value::Push { kind, data } => match kind {
-                PushKind::Message | PushKind::SMessage => Self::of_push(data),
-                _ => None,
-            },
+            Value::Push {
+                kind: PushKind::Message | PushKind::SMessage,
+                data,
+            } => Self::of_push(data),
             Value::Array(words) => match &words[..] {
                 [Value::BulkString(kind), data @ ..] if kind.ends_with(b"message") => {
                     Self::of_push(data)

@@ -361,6 +361,7 @@ impl Client {
             block_ms: ask.block_ms,
             mode: Mode::Exclusive,
             session: false,
+            claim_ms: None,
         };
         let (sent, outcome) = self.perform("LOCK.ACQUIRE", lock, request, &words, hold);
         if matches!(outcome, Outcome::Granted(_)) {
