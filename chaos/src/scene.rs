@@ -7,9 +7,11 @@ use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use redis::Value;
-use redis_lock_testing::{Connection, Fate, Proxy, SOON, Server, Setup, Wait, eventually, local};
+use redis_lock_testing::{
+    Connection, Fate, Proxy, SOON, Server, Setup, Told, Wait, eventually, local,
+};
 
-use crate::clients::{FaultsEnd, outcome};
+use crate::clients::{CLAIM_TIMEOUT_MS, FaultsEnd, outcome, outcome_of_place};
 use crate::fsync::Fsync;
 use crate::history::{self, Breach, MS, Mode, Operation, Outcome, Request};
 use crate::journal::Journal;
@@ -44,13 +46,19 @@ pub struct Party {
     pub id: i64,
     journal: Arc<Journal>,
     asked: Option<(usize, Request)>,
+    /// Hears the channel of its name.
+    ears: Option<Connection>,
+    /// The request that stands in the queue.
+    place: Option<usize>,
 }
 
 impl Scene {
     /// Starts such a server.
     pub fn start(setup: Setup) -> Self {
         let dir = tempfile::tempdir().expect("a directory can be made");
+        let claim_timeout = CLAIM_TIMEOUT_MS.to_string();
         let setup = Fsync::No.of(&setup);
+        let setup = setup.options(&["--lock.claim-timeout", &claim_timeout]);
         let primary = Server::start(setup.clone().in_dir(dir.path().join("server-1")))
             .expect("the server starts");
         let journal = Arc::new(Journal::default());
@@ -89,6 +97,19 @@ impl Scene {
             id,
             journal: Arc::clone(&self.journal),
             asked: None,
+            ears: None,
+            place: None,
+        }
+    }
+
+    /// As [`Scene::party`], where the client can be told of places.
+    pub fn listener(&mut self, owner: &str) -> Party {
+        let port = self.port.load(Ordering::SeqCst);
+        let mut ears = Connection::open(local(port)).expect("the server answers");
+        call(&mut ears, &["SUBSCRIBE", owner]);
+        Party {
+            ears: Some(ears),
+            ..self.party(owner)
         }
     }
 
@@ -268,6 +289,50 @@ impl Party {
         self.answer()
     }
 
+    /// Asks for a place in the queue for so long. There has to be one.
+    pub fn queue(&mut self, lock: &str, options: &str, wait_ms: u64) {
+        let operation = self.begin(lock, place(options, wait_ms));
+        self.place = Some(operation);
+        self.queue_again(lock, options, wait_ms);
+        self.journal.queued(operation, clock::now());
+    }
+
+    /// Sends the same request again.
+    pub fn queue_again(&mut self, lock: &str, options: &str, wait_ms: u64) {
+        let owner = &self.owner;
+        let line = format!("LOCK.ACQUIRE {lock} {owner} {options} QUEUE {wait_ms} {owner}");
+        self.send(&line);
+        let deadline = Instant::now() + SOON;
+        let Wait::Replied(Value::Int(0)) = self.connection.wait(|| Instant::now() < deadline)
+        else {
+            panic!("{} has no place", self.owner);
+        };
+    }
+
+    /// What is told of its place.
+    pub fn told(&mut self) -> Outcome {
+        let deadline = Instant::now() + SOON;
+        let ears = self.ears.as_mut().expect("it hears");
+        let outcome = match ears.wait(|| Instant::now() < deadline) {
+            Wait::Replied(heard) => {
+                let told = Told::of(&heard).expect("a message tells of a place");
+                outcome_of_place(&told)
+            }
+            Wait::Closed => Outcome::Lost,
+            Wait::GivenUp => Outcome::Silent,
+        };
+        let operation = self.place.take().expect("it had a place");
+        self.journal.ended(operation, clock::now(), outcome.clone());
+        outcome
+    }
+
+    /// From now on it hears nothing.
+    pub fn stop_listening(&mut self) {
+        self.ears = None;
+        let operation = self.place.take().expect("it had a place");
+        self.journal.ended(operation, clock::now(), Outcome::Lost);
+    }
+
     /// Asks for another lease, and doesn't wait for the answer.
     pub fn ask_to_renew(&mut self, lock: &str, lease_ms: u64) {
         let fence = None;
@@ -327,6 +392,39 @@ impl Party {
         self.transaction(&[&kill, &acquire])
     }
 
+    /// In one transaction ends the connection to which a place is bound, takes another
+    /// lock, and gives this one back.
+    pub fn kill_acquire_and_release(&mut self, session: &mut Party, another: &str, lock: &str) {
+        let closing = session.begin(lock, Request::Close);
+        self.journal.ended(closing, clock::now(), Outcome::Done);
+        let options = "LEASE 1000";
+        let acquiring = self.begin(another, acquire(options));
+        let (hold, fence) = (None, None);
+        let releasing = self.begin(lock, Request::Release { hold, fence });
+        let owner = &self.owner;
+        let lines = [
+            "MULTI".to_owned(),
+            format!("CLIENT KILL ID {}", session.id),
+            format!("LOCK.ACQUIRE {another} {owner} {options}"),
+            format!("LOCK.RELEASE {lock} {owner}"),
+            "EXEC".to_owned(),
+        ];
+        for line in &lines {
+            self.send(line);
+        }
+        let deadline = Instant::now() + SOON;
+        let wait = self.connection.wait_for(5, || Instant::now() < deadline);
+        let Wait::Replied(Value::Array(replies)) = wait else {
+            panic!("a transaction is answered");
+        };
+        let [_, Value::Int(token), Value::Int(1)] = replies[..] else {
+            panic!("{replies:?}");
+        };
+        let now = clock::now();
+        self.journal.ended(acquiring, now, Outcome::Granted(token));
+        self.journal.ended(releasing, now, Outcome::Released);
+    }
+
     fn transaction(&mut self, lines: &[&str]) -> Outcome {
         let lines = ["MULTI"].into_iter().chain(lines.iter().copied());
         for line in lines.chain(["EXEC"]) {
@@ -357,6 +455,26 @@ fn call(connection: &mut Connection, words: &[&str]) -> Value {
 fn replication(connection: &mut Connection) -> String {
     let info = connection.info_section("replication");
     info.expect("the server answers")
+}
+
+/// The request for a place that these options make.
+fn place(options: &str, wait_ms: u64) -> Request {
+    let Request::Acquire {
+        lease_ms,
+        mode,
+        session,
+        ..
+    } = acquire(options)
+    else {
+        unreachable!("it acquires");
+    };
+    Request::Acquire {
+        lease_ms,
+        block_ms: Some(wait_ms),
+        mode,
+        session,
+        claim_ms: Some(CLAIM_TIMEOUT_MS),
+    }
 }
 
 /// The request that these options make.
