@@ -32,7 +32,7 @@ pub use words::{outcome, outcome_of_place};
 pub const LEASE_MS_MAX: u64 = 2000;
 
 /// How long a grant that is told by a message lasts unclaimed.
-pub const CLAIM_TIMEOUT_MS: u64 = 400;
+pub const CLAIM_TIMEOUT_MS: u64 = 600;
 
 /// How long after the last fault everybody must have been answered, when all
 /// who are granted a lock release it at once.
@@ -639,9 +639,8 @@ impl Client {
             Wait::Closed => Outcome::Lost,
             Wait::GivenUp => given_up,
         };
-        match outcome {
-            Outcome::Pending => self.journal.queued(operation, clock::now()),
-            _ => self.journal.ended(operation, clock::now(), outcome.clone()),
+        if outcome != Outcome::Pending {
+            self.journal.ended(operation, clock::now(), outcome.clone());
         }
         // After most errors the server is not, or no more, the one to ask.
         let usable = match &outcome {

@@ -360,14 +360,17 @@ impl Operation {
         self.token().is_some() || self.outcome == Outcome::GrantedWithoutToken
     }
 
-    /// The lease in milliseconds with which its grant began.
+    /// The lease in milliseconds with which its grant began. Who has a place is not
+    /// granted the lock otherwise than by a message.
     fn first_lease_ms(&self) -> Option<u64> {
         match self.request {
             Request::Acquire {
                 lease_ms,
                 claim_ms: Some(claim_ms),
                 ..
-            } if self.is_told() => Some(lease_ms.min(claim_ms)),
+            } if self.is_told() || self.unknown() && self.queued.is_some() => {
+                Some(lease_ms.min(claim_ms))
+            }
             Request::Acquire { lease_ms, .. } => Some(lease_ms),
             _ => None,
         }

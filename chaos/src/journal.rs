@@ -15,7 +15,7 @@ enum Entry {
     Began(Operation),
     Queued {
         operation: usize,
-        at: Nanos,
+        since: Option<Nanos>,
     },
     Ended {
         operation: usize,
@@ -63,11 +63,11 @@ impl Journal {
         history.operations.len() - 1
     }
 
-    /// Notes that an operation has a place in a queue, as the server says.
-    pub fn queued(&self, operation: usize, at: Nanos) {
+    /// Notes since when an operation has its place in a queue, if that is known.
+    pub fn queued(&self, operation: usize, since: Option<Nanos>) {
         let mut history = lock(&self.history);
-        history.operations[operation].queued.get_or_insert(at);
-        self.echo(&Entry::Queued { operation, at });
+        history.operations[operation].queued = since;
+        self.echo(&Entry::Queued { operation, since });
     }
 
     /// Notes the answer to an operation.
@@ -95,7 +95,7 @@ impl Journal {
                     answered,
                     outcome,
                 }) => self.ended(here[operation], answered, outcome),
-                Ok(Entry::Queued { operation, at }) => self.queued(here[operation], at),
+                Ok(Entry::Queued { operation, since }) => self.queued(here[operation], since),
                 Err(_) => break,
             }
         }

@@ -294,7 +294,7 @@ impl Party {
         let operation = self.begin(lock, place(options, wait_ms));
         self.place = Some(operation);
         self.queue_again(lock, options, wait_ms);
-        self.journal.queued(operation, clock::now());
+        self.journal.queued(operation, Some(clock::now()));
     }
 
     /// Sends the same request again.

@@ -145,6 +145,18 @@ impl Connection {
     /// before is not lost.
     pub fn next_within(&mut self, within: Duration) -> Result<Option<Value>> {
         self.stream.set_read_timeout(Some(within))?;
+        self.next()
+    }
+
+    /// The next reply, if all of it is there by now.
+    pub fn next_now(&mut self) -> Result<Option<Value>> {
+        self.stream.set_nonblocking(true)?;
+        let next = self.next();
+        self.stream.set_nonblocking(false)?;
+        next
+    }
+
+    fn next(&mut self) -> Result<Option<Value>> {
         match self.parser.parse_value(Uninterrupted(&self.stream)) {
             Ok(reply) => Ok(Some(reply)),
             Err(error) if error.is_timeout() => Ok(None),

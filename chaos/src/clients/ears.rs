@@ -1,7 +1,6 @@
 //! What a client hears of its places, beside the replies to its commands.
 
 use std::collections::VecDeque;
-use std::time::Duration;
 
 use redis::{PushKind, Value};
 use redis_lock_testing::{Connection, Told, Wait, local};
@@ -9,9 +8,6 @@ use redis_lock_testing::{Connection, Told, Wait, local};
 use super::{Client, Connected, Route};
 use crate::clock;
 use crate::history::Nanos;
-
-/// So long it looks for what is there already.
-const NOW: Duration = Duration::from_millis(1);
 
 /// A subscription to a channel of its own.
 pub(super) struct Ears {
@@ -34,7 +30,7 @@ impl Ears {
     /// Notes what has come on the second connection.
     pub(super) fn listen(&mut self) {
         while let Some(second) = &mut self.second {
-            match second.next_within(NOW) {
+            match second.next_now() {
                 Ok(Some(heard)) => self.note(&heard),
                 Ok(None) => return,
                 Err(_) => self.close(),
@@ -100,7 +96,7 @@ impl Client {
             ..
         }) = &mut self.connection
         {
-            match connection.next_within(NOW) {
+            match connection.next_now() {
                 Ok(Some(heard)) => ears.note(&heard),
                 Ok(None) => return,
                 Err(_) => {
@@ -122,7 +118,8 @@ impl Client {
             return true;
         };
         let has_moved = matches!(self.route, Route::Direct(_)) && ears.port != self.port();
-        ears.is_deaf || has_moved || ears.second.is_none() && self.connection.is_none()
+        let hears = self.connection.as_ref().is_some_and(|one| one.hears);
+        ears.is_deaf || has_moved || ears.second.is_none() && !hears
     }
 
     pub(super) fn close_ears(&mut self) {

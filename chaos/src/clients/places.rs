@@ -30,6 +30,7 @@ struct Place {
     operation: usize,
     connection: usize,
     sent: Nanos,
+    queued: Nanos,
     next: Option<(Nanos, Doubt)>,
     is_sent_again: bool,
     is_given_up: bool,
@@ -69,6 +70,9 @@ impl Client {
                     session,
                 };
                 line.extend(self.stand_in_line(&lock, ask));
+            }
+            if self.rng.random_bool(0.1) {
+                self.close_ears();
             }
             self.serve(line);
         }
@@ -112,18 +116,23 @@ impl Client {
         let (outcome, connected) = self.hear(asked);
         self.connection = connected;
         match outcome {
-            Outcome::Pending => Some(Place {
-                owner: self.owners,
-                lock: lock.to_owned(),
-                ask,
-                request,
-                operation,
-                connection,
-                sent,
-                next: self.any_doubt(sent, ask),
-                is_sent_again: false,
-                is_given_up: false,
-            }),
+            Outcome::Pending => {
+                let queued = clock::now();
+                self.journal.queued(operation, Some(queued));
+                Some(Place {
+                    owner: self.owners,
+                    lock: lock.to_owned(),
+                    ask,
+                    request,
+                    operation,
+                    connection,
+                    sent,
+                    queued,
+                    next: self.any_doubt(sent, ask),
+                    is_sent_again: false,
+                    is_given_up: false,
+                })
+            }
             Outcome::Granted(token) => {
                 self.hold(lock, ask, token, false);
                 None
@@ -160,7 +169,11 @@ impl Client {
                 self.doubt(&mut line, index);
             } else if let Some(index) = line.iter().position(|place| self.is_overdue(place)) {
                 let place = line.swap_remove(index);
-                let outcome = self.patience(place.sent, place.ask.block_ms).1;
+                let outcome = match self.route {
+                    Route::Direct(_) => Outcome::Silent,
+                    // The message may have been lost while there were faults.
+                    Route::Proxied(_) => Outcome::GivenUp,
+                };
                 self.journal.ended(place.operation, clock::now(), outcome);
                 self.owners = place.owner;
                 self.release(&place.lock, None, Extent::All);
@@ -202,17 +215,18 @@ impl Client {
         };
         let place = line.swap_remove(index);
         let outcome = outcome_of_place(told);
-        self.journal.ended(place.operation, at, outcome.clone());
         self.owners = place.owner;
-        match outcome {
-            Outcome::Told(token) if !place.is_given_up => {
-                self.hold(&place.lock, place.ask, token, true);
-            }
+        if outcome == Outcome::NotAvailable && place.is_sent_again && !place.is_given_up {
             // It may be the end of the place before it was asked for again.
-            Outcome::NotAvailable if place.is_sent_again && !place.is_given_up => {
-                self.release(&place.lock, None, Extent::All);
-            }
-            _ => {}
+            self.release(&place.lock, None, Extent::All);
+            let outcome = self.unheard();
+            return self.journal.ended(place.operation, clock::now(), outcome);
+        }
+        self.journal.ended(place.operation, at, outcome.clone());
+        if let Outcome::Told(token) = outcome
+            && !place.is_given_up
+        {
+            self.hold(&place.lock, place.ask, token, true);
         }
     }
 
@@ -244,11 +258,8 @@ impl Client {
     /// Sends the same request again. Who has missed no message keeps the place.
     fn send_again(&mut self, line: &mut Vec<Place>, index: usize) {
         let waited_ms = (clock::now() - line[index].sent) / MS;
-        let left_ms = line[index]
-            .ask
-            .block_ms
-            .unwrap_or(0)
-            .saturating_sub(waited_ms);
+        let wait_ms = line[index].ask.block_ms.unwrap_or(0);
+        let left_ms = wait_ms.saturating_sub(waited_ms);
         let connected = self.connected();
         let place = &mut line[index];
         // On another connection it would be another session.
@@ -286,9 +297,23 @@ impl Client {
                 asked
             }
         };
+        if matches!(self.route, Route::Direct(_)) {
+            // A token that is replied has its full lease.
+            self.journal.queued(line[index].operation, None);
+        }
+        let since = line[index].queued;
         let (outcome, connected) = self.hear(asked);
         self.connection = connected;
         if outcome == Outcome::Pending {
+            let (now, place) = (clock::now(), &line[index]);
+            let is_kept = now + MS < place.sent + wait_ms * MS;
+            match self.route {
+                // What was told of it may have been lost.
+                Route::Proxied(_) => self.journal.queued(place.operation, Some(now)),
+                Route::Direct(_) if is_kept => self.journal.queued(place.operation, Some(since)),
+                // Its time may have been over. Then this is another one, at the end.
+                Route::Direct(_) => {}
+            }
             return;
         }
         let place = line.swap_remove(index);
@@ -310,6 +335,7 @@ impl Client {
         let claim_ms = CLAIM_TIMEOUT_MS;
         let way = match self.faults_over() {
             true => 19,
+            false if is_told && ask.session && self.rng.random_bool(0.2) => 4,
             false => self.rng.random_range(0..20),
         };
         let claims = match way {
