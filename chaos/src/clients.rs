@@ -178,7 +178,7 @@ impl Client {
                 58..68 => self.session_round(),
                 68..76 if self.can(Flow::Pooled) => self.pooled_round(),
                 76..84 if self.can(Flow::Twins) => self.twins_round(),
-                84..89 if matches!(self.route, Route::Direct(_)) => self.quiet_round(),
+                84..92 if matches!(self.route, Route::Direct(_)) => self.quiet_round(),
                 _ => self.pair_round(),
             }
             self.sleep(0, 20);

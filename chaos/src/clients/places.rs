@@ -11,15 +11,17 @@ use rand::RngExt;
 use redis_lock_testing::Told;
 
 use super::{
-    Ask, CLAIM_TIMEOUT_MS, Client, Extent, LEASE_MS_MAX, Route, Section, Wrap, outcome_of_place,
-    place_words,
+    Ask, CLAIM_TIMEOUT_MS, Client, Connected, Ears, Extent, LEASE_MS_MAX, Route, Section, Wrap,
+    outcome_of_place, place_words,
 };
 use crate::clock;
-use crate::history::{MS, Nanos, Outcome, Request};
+use crate::history::{MS, Mode, Nanos, Outcome, Request};
 use crate::locks::{database_and_key, in_database};
 
 /// The server must find the time to keep up even the shortest.
 const SESSION_LEASE_MS_MIN: u64 = 600;
+
+const LOOK_EVERY: Duration = Duration::from_millis(4);
 
 /// A request that stands in the queue.
 struct Place {
@@ -34,6 +36,13 @@ struct Place {
     next: Option<(Nanos, Doubt)>,
     is_sent_again: bool,
     is_given_up: bool,
+}
+
+/// A place that does not use what it is granted, and its ways to the server.
+pub(super) struct Idle {
+    place: Place,
+    connection: Option<Connected>,
+    ears: Option<Ears>,
 }
 
 /// What somebody does who has waited for some time.
@@ -89,7 +98,7 @@ impl Client {
             let ask = Ask {
                 lease_ms: LEASE_MS_MAX,
                 block_ms: Some(60_000),
-                mode: crate::history::Mode::Exclusive,
+                mode: Mode::Exclusive,
                 hold: Some(1),
                 session: false,
             };
@@ -98,6 +107,56 @@ impl Client {
         }
         self.close_ears();
         self.connection = usual;
+    }
+
+    /// Another owner has a place, and hears of its grant or does not.
+    pub(super) fn idle_place(&mut self, lock: &str, is_heard: bool) -> Option<Idle> {
+        self.owners += 1;
+        let in_resp3 = self.rng.random_bool(0.5);
+        let ask = Ask {
+            lease_ms: self.rng.random_range(CLAIM_TIMEOUT_MS..=LEASE_MS_MAX),
+            block_ms: Some(3000),
+            mode: Mode::Exclusive,
+            hold: None,
+            session: is_heard,
+        };
+        let is_open = self.open_ears(in_resp3);
+        let place = is_open.then(|| self.stand_in_line(lock, ask)).flatten();
+        let (connection, ears) = match is_heard {
+            true => (self.connection.take(), self.ears.take()),
+            false => (None, None),
+        };
+        self.close_ears();
+        let place = place?;
+        if !is_heard {
+            let outcome = self.unheard();
+            self.journal.ended(place.operation, clock::now(), outcome);
+            return None;
+        }
+        Some(Idle {
+            place,
+            connection,
+            ears,
+        })
+    }
+
+    /// Hears of the grant of a place, and does not claim it.
+    pub(super) fn hear_idly(&mut self, idle: &mut Idle) {
+        (self.connection, self.ears) = (idle.connection.take(), idle.ears.take());
+        let deadline = clock::now() + CLAIM_TIMEOUT_MS * MS;
+        let (at, outcome) = loop {
+            self.listen();
+            if let Some((at, told)) = self.next_told() {
+                break (at, outcome_of_place(&told));
+            }
+            if self.is_deaf() || clock::now() > deadline {
+                self.close_ears();
+                break (clock::now(), self.unheard());
+            }
+            thread::sleep(LOOK_EVERY);
+        };
+        self.journal.ended(idle.place.operation, at, outcome);
+        (idle.connection, idle.ears) = (self.connection.take(), self.ears.take());
     }
 
     /// Asks for a place. Returns it, if there is one.
@@ -178,7 +237,7 @@ impl Client {
                 self.owners = place.owner;
                 self.release(&place.lock, None, Extent::All);
             } else {
-                thread::sleep(Duration::from_millis(4));
+                thread::sleep(LOOK_EVERY);
             }
         }
         self.owners = newest;
