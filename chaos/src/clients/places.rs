@@ -144,60 +144,91 @@ impl Client {
     pub(super) fn hear_idly(&mut self, idle: &mut Idle) {
         (self.connection, self.ears) = (idle.connection.take(), idle.ears.take());
         let deadline = clock::now() + CLAIM_TIMEOUT_MS * MS;
-        let (at, outcome) = loop {
-            self.listen();
-            if let Some((at, told)) = self.next_told() {
-                break (at, outcome_of_place(&told));
-            }
-            if self.is_deaf() || clock::now() > deadline {
-                self.close_ears();
-                break (clock::now(), self.unheard());
-            }
-            thread::sleep(LOOK_EVERY);
-        };
+        let told = self.await_told(|_| clock::now() < deadline);
+        if told.is_none() {
+            self.close_ears();
+        }
+        let (at, outcome) = told.unwrap_or_else(|| (clock::now(), self.unheard()));
         self.journal.ended(idle.place.operation, at, outcome);
         (idle.connection, idle.ears) = (self.connection.take(), self.ears.take());
     }
 
+    /// Waits for a lock by a place, and does nothing else meanwhile.
+    pub(super) fn acquire_by_place(&mut self, lock: &str, ask: Ask) -> Outcome {
+        let place = match self.ask_for_place(lock, ask) {
+            Ok(place) => place,
+            Err(outcome) => return outcome,
+        };
+        let told = self.await_told(|client| !client.is_overdue(&place));
+        let (at, outcome) = told.unwrap_or_else(|| {
+            let outcome = match self.is_deaf() {
+                true => self.unheard(),
+                false => Outcome::Silent,
+            };
+            self.close_ears();
+            (clock::now(), outcome)
+        });
+        self.journal.ended(place.operation, at, outcome.clone());
+        outcome
+    }
+
+    /// What the next message says, and when it came.
+    fn await_told(&mut self, patient: impl Fn(&Self) -> bool) -> Option<(Nanos, Outcome)> {
+        loop {
+            self.listen();
+            if let Some((at, told)) = self.next_told() {
+                return Some((at, outcome_of_place(&told)));
+            }
+            if self.is_deaf() || !patient(self) {
+                return None;
+            }
+            thread::sleep(LOOK_EVERY);
+        }
+    }
+
     /// Asks for a place. Returns it, if there is one.
     fn stand_in_line(&mut self, lock: &str, ask: Ask) -> Option<Place> {
+        let asked = self.ask_for_place(lock, ask);
+        if let Err(Outcome::Granted(token)) = asked {
+            self.hold(lock, ask, token, false);
+        }
+        asked.ok()
+    }
+
+    /// Asks for a place, or comes to another end.
+    fn ask_for_place(&mut self, lock: &str, ask: Ask) -> Result<Place, Outcome> {
         let wrap = match self.rng.random_range(0..10) {
             0 => Wrap::Script,
             1 if self.may_wrap_in_transaction() => Wrap::Transaction,
             _ => Wrap::Plain,
         };
         let connected = self.connected();
-        let channel = self.ears.as_ref()?.channel.clone();
+        let ears = self.ears.as_ref().ok_or(Outcome::Lost)?;
+        let channel = ears.channel.clone();
         let (request, words) = place_words(ask, &channel);
         let asked = self.ask(connected, "LOCK.ACQUIRE", lock, request, &words, wrap, None);
         let (operation, sent) = (asked.operation, asked.sent);
         let connection = asked.connected.number;
         let (outcome, connected) = self.hear(asked);
         self.connection = connected;
-        match outcome {
-            Outcome::Pending => {
-                let queued = clock::now();
-                self.journal.queued(operation, Some(queued));
-                Some(Place {
-                    owner: self.owners,
-                    lock: lock.to_owned(),
-                    ask,
-                    request,
-                    operation,
-                    connection,
-                    sent,
-                    queued,
-                    next: self.any_doubt(sent, ask),
-                    is_sent_again: false,
-                    is_given_up: false,
-                })
-            }
-            Outcome::Granted(token) => {
-                self.hold(lock, ask, token, false);
-                None
-            }
-            _ => None,
+        if outcome != Outcome::Pending {
+            return Err(outcome);
         }
+        let queued = clock::now();
+        self.journal.queued(operation, Some(queued));
+        Ok(Place {
+            owner: self.owners,
+            lock: lock.to_owned(),
+            ask,
+            request,
+            operation,
+            connection,
+            sent,
+            queued,
+            next: self.any_doubt(sent, ask),
+            is_sent_again: false,
+            is_given_up: false,
+        })
     }
 
     fn any_doubt(&mut self, sent: Nanos, ask: Ask) -> Option<(Nanos, Doubt)> {
