@@ -32,6 +32,7 @@ pub struct Scene {
     observer: Option<JoinHandle<()>>,
     admin: Connection,
     parties: usize,
+    claim_ms: u64,
     dir: tempfile::TempDir,
     setup: Setup,
 }
@@ -50,6 +51,8 @@ pub struct Party {
     ears: Option<Connection>,
     /// The request that stands in the queue.
     place: Option<usize>,
+    /// How long what a message grants to it lasts unclaimed.
+    claim_ms: u64,
 }
 
 impl Scene {
@@ -77,6 +80,7 @@ impl Scene {
             over,
             observer: Some(observer),
             parties: 0,
+            claim_ms: CLAIM_TIMEOUT_MS,
             dir,
             setup,
         }
@@ -99,6 +103,7 @@ impl Scene {
             asked: None,
             ears: None,
             place: None,
+            claim_ms: self.claim_ms,
         }
     }
 
@@ -142,9 +147,15 @@ impl Scene {
         let mut is_withheld = false;
         eventually("it is withheld or answered", || {
             is_withheld = matches!(self.admin.info("lock_replies_withheld"), Ok(1..));
-            is_withheld || party.connection.has_reply()
+            is_withheld || party.has_answer()
         });
         is_withheld
+    }
+
+    /// From now on a grant that is told by a message lasts so long unclaimed.
+    pub fn set_claim_timeout(&mut self, ms: u64) {
+        self.claim_ms = ms;
+        self.configure(&format!("lock.claim-timeout {ms}"));
     }
 
     /// Adds a replica, and waits until it is in step.
@@ -264,6 +275,11 @@ impl Party {
         let _ = self.connection.send(&words);
     }
 
+    fn has_answer(&self) -> bool {
+        let mut ways = [&self.connection].into_iter().chain(&self.ears);
+        ways.any(Connection::has_reply)
+    }
+
     /// The answer to what was asked.
     pub fn answer(&mut self) -> Outcome {
         self.answer_or(Outcome::Lost)
@@ -291,7 +307,8 @@ impl Party {
 
     /// Asks for a place in the queue for so long. There has to be one.
     pub fn queue(&mut self, lock: &str, options: &str, wait_ms: u64) {
-        let operation = self.begin(lock, place(options, wait_ms));
+        let request = place(options, wait_ms, self.claim_ms);
+        let operation = self.begin(lock, request);
         self.place = Some(operation);
         self.queue_again(lock, options, wait_ms);
         self.journal.queued(operation, Some(clock::now()));
@@ -458,7 +475,7 @@ fn replication(connection: &mut Connection) -> String {
 }
 
 /// The request for a place that these options make.
-fn place(options: &str, wait_ms: u64) -> Request {
+fn place(options: &str, wait_ms: u64, claim_ms: u64) -> Request {
     let Request::Acquire {
         lease_ms,
         mode,
@@ -473,7 +490,7 @@ fn place(options: &str, wait_ms: u64) -> Request {
         block_ms: Some(wait_ms),
         mode,
         session,
-        claim_ms: Some(CLAIM_TIMEOUT_MS),
+        claim_ms: Some(claim_ms),
     }
 }
 

@@ -322,7 +322,7 @@ fn a_place_that_is_not_kept_is_a_breach_of_order() {
 #[test]
 fn a_grant_to_a_place_of_which_nobody_hears_is_a_breach_of_liveness() {
     assert_caught("grant-unheard", &["liveness"], |stage| {
-        stage.admin("CONFIG SET lock.claim-timeout 1000");
+        stage.set_claim_timeout(1000);
         let [mut a, mut c] = parties(stage, ["a", "c"]);
         let mut b = stage.listener("b");
         a.acquire("l", "LEASE 9000");
@@ -402,6 +402,24 @@ fn a_hand_off_that_waits_for_no_replica_is_a_breach_of_possession() {
         stage.sees_withheld(&b);
         stage.lose_primary();
         b.answer();
+        stage.party("b").renew("l", 60_000);
+    });
+}
+
+#[test]
+fn a_message_that_waits_for_no_replica_is_a_breach_of_possession() {
+    assert_caught_after_loss("hand-off-not-covered", Promise::Possession, |stage| {
+        add_replica_to_await(stage);
+        stage.set_claim_timeout(60_000);
+        let mut a = stage.party("a");
+        let mut b = stage.listener("b");
+        a.acquire("l", "LEASE 60000");
+        b.queue("l", "LEASE 60000", 60_000);
+        stage.cut_off_replica();
+        a.release("l");
+        stage.sees_withheld(&b);
+        stage.lose_primary();
+        b.told();
         stage.party("b").renew("l", 60_000);
     });
 }
