@@ -145,7 +145,10 @@ pub fn outcome(request: Request, reply: Value, database: i64) -> Outcome {
         (Request::Release { .. }, Value::Nil) => Outcome::NotHeld,
         (Request::Ping, Value::SimpleString(_)) => Outcome::Done,
         (Request::Acquire { .. }, Value::ServerError(error)) if error.code() == "DEADLOCK" => {
-            deadlock(error.details().unwrap_or_default(), database)
+            let text = error.details().unwrap_or_default();
+            // A script says where in it that was.
+            let (cycle, _) = text.split_once(" script: ").unwrap_or((text, ""));
+            deadlock(cycle, database)
         }
         (_, Value::ServerError(error)) => Outcome::Error(error.code().to_owned()),
         (_, other) => Outcome::Error(format!("{other:?}")),
