@@ -306,8 +306,10 @@ impl Client {
         let place = line.swap_remove(index);
         let outcome = outcome_of_place(told);
         self.owners = place.owner;
-        if outcome == Outcome::NotAvailable && place.is_sent_again && !place.is_given_up {
-            // It may be the end of the place before it was asked for again.
+        // Its connection may have ended, or this is the end of the place before it was
+        // asked for again.
+        let ends_otherwise = place.is_sent_again || place.ask.session;
+        if outcome == Outcome::NotAvailable && ends_otherwise && !place.is_given_up {
             self.release(&place.lock, None, Extent::All);
             let outcome = self.unheard();
             return self.journal.ended(place.operation, clock::now(), outcome);
@@ -322,18 +324,19 @@ impl Client {
 
     fn doubt(&mut self, line: &mut Vec<Place>, index: usize) {
         self.owners = line[index].owner;
-        let lock = line[index].lock.clone();
         match line[index].next.take() {
             Some((_, Doubt::AsksAgain)) => self.send_again(line, index),
             Some((_, Doubt::GivesUp)) => {
                 line[index].is_given_up = true;
+                let (operation, lock) = (line[index].operation, line[index].lock.clone());
+                // It is told so a little later.
+                self.journal.queued(operation, None);
                 self.release(&lock, None, Extent::All);
             }
             Some((_, Doubt::ClosesSession)) => {
-                if let Some(connected) = self.connection.take() {
-                    self.close(&lock, connected);
-                }
-                // With RESP2 it still hears, for a while.
+                // The server may grant it before it sees the end. With RESP2 that is
+                // heard for a while.
+                self.connection = None;
                 self.sleep(0, 400);
                 self.listen();
                 while let Some((at, told)) = self.next_told() {
