@@ -15,18 +15,24 @@ use crate::history::{MS, Mode, Nanos, Operation, Outcome, Request};
 use crate::journal::Journal;
 use crate::locks::{Kind, Locks, database_and_key, in_database};
 
+mod ears;
 mod pairs;
+mod places;
 mod pooled;
 mod quiet;
 mod sessions;
 mod twins;
 mod words;
 
-pub use words::outcome;
-use words::{Extent, acquire_words, is_lost, release_words, waits};
+use ears::Ears;
+use words::{Extent, acquire_words, is_for_place, is_lost, place_words, release_words, waits};
+pub use words::{outcome, outcome_of_place};
 
 /// No lease is longer.
 pub const LEASE_MS_MAX: u64 = 2000;
+
+/// How long a grant that is told by a message lasts unclaimed.
+pub const CLAIM_TIMEOUT_MS: u64 = 600;
 
 /// How long after the last fault everybody must have been answered, when all
 /// who are granted a lock release it at once.
@@ -60,6 +66,8 @@ pub enum Flow {
     Pooled,
     /// One owner waits on two connections.
     Twins,
+    /// Owners wait by places in the queue.
+    Places,
 }
 
 /// How a command is sent.
@@ -89,6 +97,7 @@ pub struct Client {
     without: Vec<Flow>,
     database: i64,
     connection: Option<Connected>,
+    ears: Option<Ears>,
     connections: usize,
     owners: usize,
 }
@@ -109,6 +118,8 @@ struct Connected {
     connection: Connection,
     number: usize,
     id: i64,
+    /// Whether messages come between the replies.
+    hears: bool,
 }
 
 /// What a client asks of a lock.
@@ -152,6 +163,7 @@ impl Client {
             without,
             database: i64::from(id % 5 == 4),
             connection: None,
+            ears: None,
             connections: 0,
             owners: 0,
         }
@@ -161,11 +173,12 @@ impl Client {
     pub fn run(mut self) {
         while !self.faults_over() {
             match self.rng.random_range(0..100) {
+                0..12 if !self.without.contains(&Flow::Places) => self.place_round(),
                 0..58 => self.round(),
                 58..68 => self.session_round(),
                 68..76 if self.can(Flow::Pooled) => self.pooled_round(),
                 76..84 if self.can(Flow::Twins) => self.twins_round(),
-                84..89 if matches!(self.route, Route::Direct(_)) => self.quiet_round(),
+                84..92 if matches!(self.route, Route::Direct(_)) => self.quiet_round(),
                 _ => self.pair_round(),
             }
             self.sleep(0, 20);
@@ -194,6 +207,7 @@ impl Client {
                 break;
             }
             thread::sleep(Duration::from_nanos(left));
+            self.listen();
         }
     }
 
@@ -413,6 +427,9 @@ impl Client {
         self.owners += 1;
         let key = self.locks.any_at_all(&mut self.rng);
         let lock = in_database(self.database, &key);
+        if !self.without.contains(&Flow::Places) && self.rng.random_bool(0.3) {
+            return self.last_place_round(&lock);
+        }
         let ask = Ask {
             lease_ms: LEASE_MS_MAX,
             block_ms: Some(0),
@@ -464,8 +481,7 @@ impl Client {
         words: &[String],
     ) -> Outcome {
         let wrap = match self.rng.random_range(0..20) {
-            // The replies of one may not come together if the connection stalls.
-            0 if matches!(self.route, Route::Direct(_)) => Wrap::Transaction,
+            0 if self.may_wrap_in_transaction() => Wrap::Transaction,
             1 => Wrap::Script,
             _ => Wrap::Plain,
         };
@@ -474,6 +490,13 @@ impl Client {
         let (outcome, connected) = self.hear(asked);
         self.connection = connected;
         outcome
+    }
+
+    /// The replies of a transaction may not come together if the connection stalls, and
+    /// a message may come among them.
+    fn may_wrap_in_transaction(&self) -> bool {
+        let hears = self.connection.as_ref().is_some_and(|one| one.hears);
+        matches!(self.route, Route::Direct(_)) && !hears
     }
 
     fn began(&self, lock: &str, request: Request, connection: usize, sent: Nanos) -> usize {
@@ -532,12 +555,14 @@ impl Client {
                 lease_ms,
                 mode,
                 session,
+                claim_ms: None,
                 ..
             } if wrap != Wrap::Plain => Request::Acquire {
                 lease_ms,
                 block_ms: None,
                 mode,
                 session,
+                claim_ms: None,
             },
             other => other,
         };
@@ -546,7 +571,7 @@ impl Client {
 
     fn send(
         &mut self,
-        mut connected: Connected,
+        connected: Connected,
         lock: &str,
         request: Request,
         lines: &[Vec<&str>],
@@ -556,6 +581,16 @@ impl Client {
         if waits(request).is_some() {
             self.journal.may_wait(connected.id, operation);
         }
+        Self::transmit(connected, operation, request, sent, lines)
+    }
+
+    fn transmit(
+        mut connected: Connected,
+        operation: usize,
+        request: Request,
+        sent: Nanos,
+        lines: &[Vec<&str>],
+    ) -> Asked {
         let failed = connected.connection.send_all(lines).is_err();
         Asked {
             connected,
@@ -567,7 +602,8 @@ impl Client {
         }
     }
 
-    /// Waits for the answer. Returns the connection too, if it can be used again.
+    /// Waits for the answer. Returns the connection too, if it can be used again. The
+    /// answer to who has a place is still to come then.
     fn hear(&mut self, asked: Asked) -> (Outcome, Option<Connected>) {
         let Asked {
             mut connected,
@@ -578,6 +614,7 @@ impl Client {
             failed,
         } = asked;
         let block_ms = waits(request);
+        let mut ears = self.ears.take();
         let mut given_up = Outcome::GivenUp;
         let patient = || {
             let (until, outcome) = self.patience(sent, block_ms);
@@ -587,17 +624,24 @@ impl Client {
         let wait = if failed {
             Wait::Closed
         } else {
-            connected.connection.wait_for(replies, patient)
+            connected.wait_for(replies, &mut ears, patient)
         };
+        self.ears = ears;
         if block_ms.is_some() {
             self.journal.waits_no_more(connected.id);
         }
         let outcome = match wait {
             Wait::Replied(value) => outcome(request, value, self.database),
+            Wait::Closed if is_for_place(request) => {
+                self.ears.iter_mut().for_each(Ears::close);
+                self.unheard()
+            }
             Wait::Closed => Outcome::Lost,
             Wait::GivenUp => given_up,
         };
-        self.journal.ended(operation, clock::now(), outcome.clone());
+        if outcome != Outcome::Pending {
+            self.journal.ended(operation, clock::now(), outcome.clone());
+        }
         // After most errors the server is not, or no more, the one to ask.
         let usable = match &outcome {
             Outcome::Error(code) => code == "UPGRADE",
@@ -634,17 +678,21 @@ impl Client {
         (sent + (asked_ms + margin_ms) * MS, outcome)
     }
 
+    /// Where the client connects.
+    fn port(&self) -> u16 {
+        match &self.route {
+            Route::Direct(port) => port.load(Ordering::SeqCst),
+            Route::Proxied(port) => *port,
+        }
+    }
+
     /// The connection, made anew where there is none.
     fn connected(&mut self) -> Connected {
         loop {
             if let Some(connected) = self.connection.take() {
                 return connected;
             }
-            let port = match &self.route {
-                Route::Direct(port) => port.load(Ordering::SeqCst),
-                Route::Proxied(port) => *port,
-            };
-            if let Ok(mut connection) = Connection::open(local(port)) {
+            if let Ok(mut connection) = Connection::open(local(self.port())) {
                 let asked = clock::now();
                 let patient = || clock::now() < self.patience(asked, None).0;
                 let id = connection.call_while(&["CLIENT", "ID"], patient);
@@ -656,6 +704,7 @@ impl Client {
                         connection,
                         number: self.connections,
                         id,
+                        hears: false,
                     };
                 }
             }

@@ -26,6 +26,8 @@
 //!
 //! # What the clients keep to
 //!
+//! - Some wait by a place in the queue, and are told by a message. They claim at once
+//!   what they are told. Their connections hear a channel that no other one hears.
 //! - An owner is there for one holding. Who released a hold, or was told that it
 //!   has none, never asks again as that owner: a hold that the old primary had
 //!   ended may be in the data of the new one, with its old token.

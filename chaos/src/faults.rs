@@ -17,12 +17,13 @@ use rand::RngExt;
 use rand::rngs::StdRng;
 use redis::Value;
 use redis_lock_testing::{
-    Connection, Proxy, Server, Setup, Signal, local, reply_text, signal, spawn,
+    Connection, Fate, Proxy, Server, Setup, Signal, local, reply_text, signal, spawn,
 };
 
+use crate::clients::CLAIM_TIMEOUT_MS;
 use crate::clock;
 use crate::fsync::Fsync;
-use crate::history::Effect;
+use crate::history::{Effect, MS};
 use crate::journal::Journal;
 use crate::locks::Locks;
 
@@ -32,7 +33,7 @@ const REPLY_TIMEOUT: Duration = Duration::from_secs(20);
 const FAILOVER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The kinds of faults, each as often as it stands here.
-const FAULTS: [(&str, Fault); 48] = [
+const FAULTS: [(&str, Fault); 54] = [
     ("server crash", Faults::crash),
     ("server crash", Faults::crash),
     ("server stop", Faults::stop_server),
@@ -52,6 +53,12 @@ const FAULTS: [(&str, Fault); 48] = [
     ("kill", Faults::kill_connection),
     ("kill", Faults::kill_connection),
     ("kill", Faults::kill_connection),
+    ("subscriber kill", Faults::kill_subscriber),
+    ("subscriber kill", Faults::kill_subscriber),
+    ("messages lost", Faults::lose_messages),
+    ("messages lost", Faults::lose_messages),
+    ("messages doubled", Faults::double_messages),
+    ("delay", Faults::delay),
     ("unblock", Faults::unblock),
     ("unblock", Faults::unblock),
     ("unblock", Faults::unblock),
@@ -118,6 +125,8 @@ impl Faults {
         journal: Arc<Journal>,
     ) -> Result<Self, String> {
         let fsync = any_fsync(&mut rng);
+        let claim_timeout = CLAIM_TIMEOUT_MS.to_string();
+        let setup = setup.options(&["--lock.claim-timeout", &claim_timeout]);
         let node = |name| fsync.of(&setup).in_dir(dir.join(name));
         let first = Server::start(node("server-1"))?;
         let second = Server::start(node("server-2").replica_of(first.addr()))?;
@@ -173,12 +182,12 @@ impl Faults {
         Some(reply)
     }
 
-    /// A client that talks to the module, by its line in `CLIENT LIST`.
+    /// A client by its line in `CLIENT LIST`.
     fn any_connection(&mut self, suits: impl Fn(&str) -> bool) -> Option<String> {
         let list = self.call(&["CLIENT", "LIST"]).and_then(reply_text)?;
         let ids: Vec<&str> = list
             .lines()
-            .filter(|line| line.contains(" cmd=lock.") && suits(line))
+            .filter(|line| suits(line))
             .filter_map(|line| line.split(' ').find_map(|word| word.strip_prefix("id=")))
             .collect();
         let index = self.rng.random_range(0..ids.len().max(1));
@@ -186,7 +195,15 @@ impl Faults {
     }
 
     fn kill_connection(&mut self) -> Result<bool, String> {
-        let Some(id) = self.any_connection(|_| true) else {
+        self.kill(uses_locks)
+    }
+
+    fn kill_subscriber(&mut self) -> Result<bool, String> {
+        self.kill(|line| line.contains(" sub=1 "))
+    }
+
+    fn kill(&mut self, suits: impl Fn(&str) -> bool) -> Result<bool, String> {
+        let Some(id) = self.any_connection(suits) else {
             return Ok(false);
         };
         Ok(self.call(&["CLIENT", "KILL", "ID", &id]) == Some(Value::Int(1)))
@@ -201,7 +218,8 @@ impl Faults {
     }
 
     fn unblock_with(&mut self, how: &str) -> Result<bool, String> {
-        let Some(id) = self.any_connection(|line| line.contains(" flags=b")) else {
+        let Some(id) = self.any_connection(|line| uses_locks(line) && line.contains(" flags=b"))
+        else {
             return Ok(false);
         };
         let from = clock::now();
@@ -238,6 +256,31 @@ impl Faults {
     fn stall(&mut self) -> Result<bool, String> {
         let share = self.rng.random_range(0.2..=1.0);
         self.proxy.swallow_on(|| self.rng.random_bool(share));
+        Ok(true)
+    }
+
+    fn lose_messages(&mut self) -> Result<bool, String> {
+        self.let_pass_as(Fate::MessagesLost)
+    }
+
+    fn double_messages(&mut self) -> Result<bool, String> {
+        self.let_pass_as(Fate::MessagesDoubled)
+    }
+
+    fn let_pass_as(&mut self, fate: Fate) -> Result<bool, String> {
+        self.proxy.set(fate);
+        thread::sleep(Duration::from_millis(self.rng.random_range(50..=500)));
+        self.proxy.set(Fate::Passes);
+        Ok(true)
+    }
+
+    /// What passes the proxy comes late, commands and messages alike.
+    fn delay(&mut self) -> Result<bool, String> {
+        let ms = self.rng.random_range(20..=200);
+        let from = clock::now();
+        self.let_pass_as(Fate::Delayed(Duration::from_millis(ms)))?;
+        let (effect, until) = (Effect::HoldsCommandsBack, clock::now() + ms * MS);
+        self.journal.interfered("delay", effect, None, from, until);
         Ok(true)
     }
 
@@ -434,6 +477,11 @@ impl Drop for Faults {
     fn drop(&mut self) {
         self.end_client();
     }
+}
+
+/// Whether a line of `CLIENT LIST` is of a client that talks to the module.
+fn uses_locks(line: &str) -> bool {
+    line.contains(" cmd=lock.")
 }
 
 fn any_fsync(rng: &mut StdRng) -> Fsync {

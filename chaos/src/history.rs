@@ -12,13 +12,19 @@
 //!    it is given back, or the connection that it is bound to ends, nobody is told
 //!    that it does not hold it. And nobody is told of a hold that it can't have.
 //! 3. **Order**: a waiter that was seen in the queue before another one asked
-//!    is granted first, whatever the modes of the two, or gives up first.
+//!    is granted first, whatever the modes of the two and however they wait, or
+//!    gives up first.
 //! 4. **Liveness**: whoever is connected is answered in time, and a lock that
 //!    nobody can hold goes to a waiter promptly.
 //! 5. **Unknown outcomes** may have happened or not, now or later. They
 //!    shorten what is certain, and excuse nothing else.
 //! 6. **Deadlocks**: nobody is refused for a cycle of waits that can't have
 //!    been, and none lasts.
+//!
+//! Who waits by a place in the queue makes one request as well: it is answered by the
+//! message that tells of its end, however often it is sent again meanwhile. What such a
+//! message grants lasts as long as it takes to claim it, and is a hold like any other
+//! when it is claimed.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -69,6 +75,10 @@ pub enum Request {
         mode: Mode,
         /// Whether the hold shall last as long as the connection.
         session: bool,
+        /// If it waits by a place in the queue: how long what a message grants lasts
+        /// before it is claimed, in milliseconds.
+        #[serde(default)]
+        claim_ms: Option<u64>,
     },
     /// `LOCK.RENEW`
     Renew {
@@ -108,6 +118,8 @@ pub enum Outcome {
     Deadlock(Vec<Link>),
     /// An acquire was granted, with this token.
     Granted(i64),
+    /// A message told of the grant of a place, with this token. It is to be claimed.
+    Told(i64),
     /// An acquire was granted by a library that knows no tokens.
     GrantedWithoutToken,
     /// An acquire was answered null.
@@ -122,6 +134,16 @@ pub enum Outcome {
     NotHeld,
     /// A ping was answered, or the connection is closed.
     Done,
+}
+
+impl Outcome {
+    /// The token of a grant.
+    pub fn token(&self) -> Option<i64> {
+        match *self {
+            Self::Granted(token) | Self::Told(token) => Some(token),
+            _ => None,
+        }
+    }
 }
 
 /// One command of one client.
@@ -196,8 +218,13 @@ impl History {
     /// When the operation was seen in a queue, and not just held back.
     fn surely_queued(&self, operation: &Operation) -> Option<Nanos> {
         let queued = operation.queued?;
+        let until = match operation.has_place() {
+            // A server that took over forgot it, and its client has asked again.
+            true => operation.answered.unwrap_or(Nanos::MAX),
+            false => queued,
+        };
         let doubtful = self.interferences.iter().any(|one| {
-            one.effect == Effect::HoldsCommandsBack && one.overlaps(operation.sent, queued)
+            one.effect == Effect::HoldsCommandsBack && one.overlaps(operation.sent, until)
         });
         (!doubtful).then_some(queued)
     }
@@ -312,18 +339,41 @@ impl Operation {
         matches!(self.request, Request::Acquire { session: true, .. })
     }
 
+    /// Whether it waits by a place in the queue.
+    fn has_place(&self) -> bool {
+        let Request::Acquire { claim_ms, .. } = self.request else {
+            return false;
+        };
+        claim_ms.is_some()
+    }
+
+    /// Whether a message told of its grant.
+    fn is_told(&self) -> bool {
+        matches!(self.outcome, Outcome::Told(_))
+    }
+
     fn token(&self) -> Option<i64> {
-        match self.outcome {
-            Outcome::Granted(token) => Some(token),
-            _ => None,
-        }
+        self.outcome.token()
     }
 
     fn granted(&self) -> bool {
-        matches!(
-            self.outcome,
-            Outcome::Granted(_) | Outcome::GrantedWithoutToken
-        )
+        self.token().is_some() || self.outcome == Outcome::GrantedWithoutToken
+    }
+
+    /// The lease in milliseconds with which its grant began. Who has a place is not
+    /// granted the lock otherwise than by a message.
+    fn first_lease_ms(&self) -> Option<u64> {
+        match self.request {
+            Request::Acquire {
+                lease_ms,
+                claim_ms: Some(claim_ms),
+                ..
+            } if self.is_told() || self.unknown() && self.queued.is_some() => {
+                Some(lease_ms.min(claim_ms))
+            }
+            Request::Acquire { lease_ms, .. } => Some(lease_ms),
+            _ => None,
+        }
     }
 
     /// The token that it named.
@@ -429,7 +479,7 @@ pub fn check_so_far(history: &History, tolerance: Nanos) -> Vec<Breach> {
     let mut breaches = Vec::new();
     tokens::check(history, &tenancies, &mut breaches);
     exclusion::check(&tenancies, &mut breaches);
-    possession::check(history, &tenancies, &mut breaches);
+    possession::check(history, &tenancies, &times, &mut breaches);
     order::check(history, &tenancies, &mut breaches);
     liveness::check_hand_offs(history, &tenancies, &times, &mut breaches);
     deadlocks::check_refusals(history, &tenancies, &mut breaches);

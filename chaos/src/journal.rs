@@ -13,6 +13,10 @@ use crate::history::{Effect, History, Interference, Nanos, Operation, Outcome};
 #[derive(Serialize, Deserialize)]
 enum Entry {
     Began(Operation),
+    Queued {
+        operation: usize,
+        since: Option<Nanos>,
+    },
     Ended {
         operation: usize,
         answered: Nanos,
@@ -59,6 +63,13 @@ impl Journal {
         history.operations.len() - 1
     }
 
+    /// Notes since when an operation has its place in a queue, if that is known.
+    pub fn queued(&self, operation: usize, since: Option<Nanos>) {
+        let mut history = lock(&self.history);
+        history.operations[operation].queued = since;
+        self.echo(&Entry::Queued { operation, since });
+    }
+
     /// Notes the answer to an operation.
     pub fn ended(&self, operation: usize, answered: Nanos, outcome: Outcome) {
         let mut history = lock(&self.history);
@@ -84,6 +95,7 @@ impl Journal {
                     answered,
                     outcome,
                 }) => self.ended(here[operation], answered, outcome),
+                Ok(Entry::Queued { operation, since }) => self.queued(here[operation], since),
                 Err(_) => break,
             }
         }

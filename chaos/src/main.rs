@@ -274,14 +274,17 @@ fn totals(
     breaches: &BTreeMap<Promise, Vec<Breach>>,
     survived: bool,
 ) -> String {
-    let (mut unknown, mut queued, mut deadlocks, mut closed) = (0, 0, 0, 0);
+    let (mut unknown, mut queued, mut told, mut deadlocks, mut closed) = (0, 0, 0, 0, 0);
     let mut grants: BTreeMap<&str, usize> = BTreeMap::new();
     let mut errors: BTreeMap<&str, usize> = BTreeMap::new();
     for operation in &history.operations {
         queued += usize::from(operation.queued.is_some());
+        told += usize::from(matches!(operation.outcome, Outcome::Told(_)));
         closed += usize::from(operation.request == Request::Close);
         match &operation.outcome {
-            Outcome::Granted(_) => *grants.entry(kind_of(operation.request)).or_default() += 1,
+            Outcome::Granted(_) | Outcome::Told(_) => {
+                *grants.entry(kind_of(operation.request)).or_default() += 1
+            }
             Outcome::Deadlock(_) => deadlocks += 1,
             Outcome::Lost | Outcome::GivenUp => unknown += 1,
             Outcome::Error(code) => *errors.entry(code).or_default() += 1,
@@ -296,8 +299,8 @@ fn totals(
         broken.insert("survival".into(), 1);
     }
     format!(
-        "totals: {} operations; grants: {}; {queued} seen to queue, {unknown} unknown, \
-         {closed} sessions closed, {deadlocks} deadlocks refused; errors: {}; faults: {}; breaches: {}",
+        "totals: {} operations; grants: {}; {told} told, {queued} seen to queue, \
+         {unknown} unknown, {closed} sessions closed, {deadlocks} deadlocks refused; errors: {}; faults: {}; breaches: {}",
         history.operations.len(),
         counts(&grants),
         counts(&errors),
@@ -309,6 +312,9 @@ fn totals(
 /// What a grant is counted as.
 fn kind_of(request: Request) -> &'static str {
     match request {
+        Request::Acquire {
+            claim_ms: Some(_), ..
+        } => "places",
         Request::Acquire { session: true, .. } => "in sessions",
         Request::Acquire { mode, .. } => match mode {
             Mode::Exclusive => "exclusive",

@@ -7,9 +7,11 @@ use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use redis::Value;
-use redis_lock_testing::{Connection, Fate, Proxy, SOON, Server, Setup, Wait, eventually, local};
+use redis_lock_testing::{
+    Connection, Fate, Proxy, SOON, Server, Setup, Told, Wait, eventually, local,
+};
 
-use crate::clients::{FaultsEnd, outcome};
+use crate::clients::{CLAIM_TIMEOUT_MS, FaultsEnd, outcome, outcome_of_place};
 use crate::fsync::Fsync;
 use crate::history::{self, Breach, MS, Mode, Operation, Outcome, Request};
 use crate::journal::Journal;
@@ -30,6 +32,7 @@ pub struct Scene {
     observer: Option<JoinHandle<()>>,
     admin: Connection,
     parties: usize,
+    claim_ms: u64,
     dir: tempfile::TempDir,
     setup: Setup,
 }
@@ -44,13 +47,21 @@ pub struct Party {
     pub id: i64,
     journal: Arc<Journal>,
     asked: Option<(usize, Request)>,
+    /// Hears the channel of its name.
+    ears: Option<Connection>,
+    /// The request that stands in the queue.
+    place: Option<usize>,
+    /// How long what a message grants to it lasts unclaimed.
+    claim_ms: u64,
 }
 
 impl Scene {
     /// Starts such a server.
     pub fn start(setup: Setup) -> Self {
         let dir = tempfile::tempdir().expect("a directory can be made");
+        let claim_timeout = CLAIM_TIMEOUT_MS.to_string();
         let setup = Fsync::No.of(&setup);
+        let setup = setup.options(&["--lock.claim-timeout", &claim_timeout]);
         let primary = Server::start(setup.clone().in_dir(dir.path().join("server-1")))
             .expect("the server starts");
         let journal = Arc::new(Journal::default());
@@ -69,6 +80,7 @@ impl Scene {
             over,
             observer: Some(observer),
             parties: 0,
+            claim_ms: CLAIM_TIMEOUT_MS,
             dir,
             setup,
         }
@@ -89,6 +101,20 @@ impl Scene {
             id,
             journal: Arc::clone(&self.journal),
             asked: None,
+            ears: None,
+            place: None,
+            claim_ms: self.claim_ms,
+        }
+    }
+
+    /// As [`Scene::party`], where the client can be told of places.
+    pub fn listener(&mut self, owner: &str) -> Party {
+        let port = self.port.load(Ordering::SeqCst);
+        let mut ears = Connection::open(local(port)).expect("the server answers");
+        call(&mut ears, &["SUBSCRIBE", owner]);
+        Party {
+            ears: Some(ears),
+            ..self.party(owner)
         }
     }
 
@@ -121,9 +147,15 @@ impl Scene {
         let mut is_withheld = false;
         eventually("it is withheld or answered", || {
             is_withheld = matches!(self.admin.info("lock_replies_withheld"), Ok(1..));
-            is_withheld || party.connection.has_reply()
+            is_withheld || party.has_answer()
         });
         is_withheld
+    }
+
+    /// From now on a grant that is told by a message lasts so long unclaimed.
+    pub fn set_claim_timeout(&mut self, ms: u64) {
+        self.claim_ms = ms;
+        self.configure(&format!("lock.claim-timeout {ms}"));
     }
 
     /// Adds a replica, and waits until it is in step.
@@ -243,6 +275,11 @@ impl Party {
         let _ = self.connection.send(&words);
     }
 
+    fn has_answer(&self) -> bool {
+        let mut ways = [&self.connection].into_iter().chain(&self.ears);
+        ways.any(Connection::has_reply)
+    }
+
     /// The answer to what was asked.
     pub fn answer(&mut self) -> Outcome {
         self.answer_or(Outcome::Lost)
@@ -266,6 +303,51 @@ impl Party {
     pub fn acquire(&mut self, lock: &str, options: &str) -> Outcome {
         self.ask(lock, options);
         self.answer()
+    }
+
+    /// Asks for a place in the queue for so long. There has to be one.
+    pub fn queue(&mut self, lock: &str, options: &str, wait_ms: u64) {
+        let request = place(options, wait_ms, self.claim_ms);
+        let operation = self.begin(lock, request);
+        self.place = Some(operation);
+        self.queue_again(lock, options, wait_ms);
+        self.journal.queued(operation, Some(clock::now()));
+    }
+
+    /// Sends the same request again.
+    pub fn queue_again(&mut self, lock: &str, options: &str, wait_ms: u64) {
+        let owner = &self.owner;
+        let line = format!("LOCK.ACQUIRE {lock} {owner} {options} QUEUE {wait_ms} {owner}");
+        self.send(&line);
+        let deadline = Instant::now() + SOON;
+        let Wait::Replied(Value::Int(0)) = self.connection.wait(|| Instant::now() < deadline)
+        else {
+            panic!("{} has no place", self.owner);
+        };
+    }
+
+    /// What is told of its place.
+    pub fn told(&mut self) -> Outcome {
+        let deadline = Instant::now() + SOON;
+        let ears = self.ears.as_mut().expect("it hears");
+        let outcome = match ears.wait(|| Instant::now() < deadline) {
+            Wait::Replied(heard) => {
+                let told = Told::of(&heard).expect("a message tells of a place");
+                outcome_of_place(&told)
+            }
+            Wait::Closed => Outcome::Lost,
+            Wait::GivenUp => Outcome::Silent,
+        };
+        let operation = self.place.take().expect("it had a place");
+        self.journal.ended(operation, clock::now(), outcome.clone());
+        outcome
+    }
+
+    /// From now on it hears nothing.
+    pub fn stop_listening(&mut self) {
+        self.ears = None;
+        let operation = self.place.take().expect("it had a place");
+        self.journal.ended(operation, clock::now(), Outcome::Lost);
     }
 
     /// Asks for another lease, and doesn't wait for the answer.
@@ -327,6 +409,39 @@ impl Party {
         self.transaction(&[&kill, &acquire])
     }
 
+    /// In one transaction ends the connection to which a place is bound, takes another
+    /// lock, and gives this one back.
+    pub fn kill_acquire_and_release(&mut self, session: &mut Party, another: &str, lock: &str) {
+        let closing = session.begin(lock, Request::Close);
+        self.journal.ended(closing, clock::now(), Outcome::Done);
+        let options = "LEASE 1000";
+        let acquiring = self.begin(another, acquire(options));
+        let (hold, fence) = (None, None);
+        let releasing = self.begin(lock, Request::Release { hold, fence });
+        let owner = &self.owner;
+        let lines = [
+            "MULTI".to_owned(),
+            format!("CLIENT KILL ID {}", session.id),
+            format!("LOCK.ACQUIRE {another} {owner} {options}"),
+            format!("LOCK.RELEASE {lock} {owner}"),
+            "EXEC".to_owned(),
+        ];
+        for line in &lines {
+            self.send(line);
+        }
+        let deadline = Instant::now() + SOON;
+        let wait = self.connection.wait_for(5, || Instant::now() < deadline);
+        let Wait::Replied(Value::Array(replies)) = wait else {
+            panic!("a transaction is answered");
+        };
+        let [_, Value::Int(token), Value::Int(1)] = replies[..] else {
+            panic!("{replies:?}");
+        };
+        let now = clock::now();
+        self.journal.ended(acquiring, now, Outcome::Granted(token));
+        self.journal.ended(releasing, now, Outcome::Released);
+    }
+
     fn transaction(&mut self, lines: &[&str]) -> Outcome {
         let lines = ["MULTI"].into_iter().chain(lines.iter().copied());
         for line in lines.chain(["EXEC"]) {
@@ -359,6 +474,26 @@ fn replication(connection: &mut Connection) -> String {
     info.expect("the server answers")
 }
 
+/// The request for a place that these options make.
+fn place(options: &str, wait_ms: u64, claim_ms: u64) -> Request {
+    let Request::Acquire {
+        lease_ms,
+        mode,
+        session,
+        ..
+    } = acquire(options)
+    else {
+        unreachable!("it acquires");
+    };
+    Request::Acquire {
+        lease_ms,
+        block_ms: Some(wait_ms),
+        mode,
+        session,
+        claim_ms: Some(claim_ms),
+    }
+}
+
 /// The request that these options make.
 fn acquire(options: &str) -> Request {
     let words: Vec<&str> = options.split(' ').collect();
@@ -376,5 +511,6 @@ fn acquire(options: &str) -> Request {
         block_ms: number("BLOCK"),
         mode,
         session: words.contains(&"SESSION"),
+        claim_ms: None,
     }
 }

@@ -52,6 +52,7 @@ fn acquire(lease_ms: u64) -> Request {
         block_ms: None,
         mode: Mode::Exclusive,
         session: false,
+        claim_ms: None,
     }
 }
 

@@ -146,6 +146,24 @@ fn a_lease_that_replicas_do_not_know_is_found() {
 
 #[test]
 #[ignore = "random, for `make planted`"]
+fn a_place_that_is_not_kept_is_found() {
+    assert_caught("place-not-kept", "order");
+}
+
+#[test]
+#[ignore = "random, for `make planted`"]
+fn a_grant_to_a_place_of_which_nobody_hears_is_found() {
+    assert_caught("grant-unheard", "liveness");
+}
+
+#[test]
+#[ignore = "random, for `make planted`"]
+fn a_session_that_is_kept_up_unclaimed_is_found() {
+    assert_caught("unclaimed-kept", "liveness");
+}
+
+#[test]
+#[ignore = "random, for `make planted`"]
 fn a_lock_that_is_handed_on_late_is_found() {
     assert_caught("rechecks-late", "liveness");
 }

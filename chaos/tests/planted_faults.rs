@@ -304,6 +304,64 @@ fn a_lock_that_is_handed_on_late_is_a_breach_of_liveness() {
     });
 }
 
+#[test]
+fn a_place_that_is_not_kept_is_a_breach_of_order() {
+    assert_caught("place-not-kept", &["order"], |stage| {
+        let mut a = stage.party("a");
+        let [mut b, mut c] = ["b", "c"].map(|owner| stage.listener(owner));
+        a.acquire("l", "LEASE 9000");
+        b.queue("l", "LEASE 100", 5000);
+        c.queue("l", "LEASE 100", 5000);
+        b.queue_again("l", "LEASE 100", 5000);
+        a.release("l");
+        b.told();
+        c.told();
+    });
+}
+
+#[test]
+fn a_grant_to_a_place_of_which_nobody_hears_is_a_breach_of_liveness() {
+    assert_caught("grant-unheard", &["liveness"], |stage| {
+        stage.set_claim_timeout(1000);
+        let [mut a, mut c] = parties(stage, ["a", "c"]);
+        let mut b = stage.listener("b");
+        a.acquire("l", "LEASE 9000");
+        b.queue("l", "LEASE 1000", 9000);
+        b.stop_listening();
+        // Nobody may suppose any more that it was granted before.
+        std::thread::sleep(Duration::from_millis(1200));
+        queue(stage, &mut c, "l", "LEASE 1000 BLOCK 5000");
+        a.release("l");
+        c.answer();
+    });
+}
+
+#[test]
+fn a_session_that_is_kept_up_unclaimed_is_a_breach_of_liveness() {
+    assert_caught("unclaimed-kept", &["liveness"], |stage| {
+        let [mut a, mut c] = parties(stage, ["a", "c"]);
+        let mut b = stage.listener("b");
+        a.acquire("l", "LEASE 9000");
+        b.queue("l", "LEASE 1000 SESSION", 5000);
+        queue(stage, &mut c, "l", "LEASE 1000 BLOCK 2500");
+        a.release("l");
+        b.told();
+        c.answer();
+    });
+}
+
+#[test]
+fn a_grant_to_a_place_that_has_ended_is_a_breach_of_possession() {
+    assert_caught("place-outlived", &["possession"], |stage| {
+        let mut a = stage.party("a");
+        let mut b = stage.listener("b");
+        a.acquire("l", "LEASE 9000");
+        b.queue("l", "LEASE 1000 SESSION", 5000);
+        a.kill_acquire_and_release(&mut b, "another", "l");
+        b.told();
+    });
+}
+
 /// Nothing is told before the replica has acknowledged it, however long that takes.
 fn add_replica_to_await(stage: &mut Scene) {
     stage.add_replica();
@@ -344,6 +402,24 @@ fn a_hand_off_that_waits_for_no_replica_is_a_breach_of_possession() {
         stage.sees_withheld(&b);
         stage.lose_primary();
         b.answer();
+        stage.party("b").renew("l", 60_000);
+    });
+}
+
+#[test]
+fn a_message_that_waits_for_no_replica_is_a_breach_of_possession() {
+    assert_caught_after_loss("hand-off-not-covered", Promise::Possession, |stage| {
+        add_replica_to_await(stage);
+        stage.set_claim_timeout(60_000);
+        let mut a = stage.party("a");
+        let mut b = stage.listener("b");
+        a.acquire("l", "LEASE 60000");
+        b.queue("l", "LEASE 60000", 60_000);
+        stage.cut_off_replica();
+        a.release("l");
+        stage.sees_withheld(&b);
+        stage.lose_primary();
+        b.told();
         stage.party("b").renew("l", 60_000);
     });
 }

@@ -4,8 +4,8 @@
 //! one fault is planted at a time.
 //!
 //! A scene finds each of those that a campaign is asked for (`chaos/tests/planted_faults.rs`),
-//! and `offset-too-early`, `reentry-in-grace` and `not-fenced` are found by their scenes
-//! alone. The others are for the search of the core, `explore`.
+//! and `offset-too-early`, `reentry-in-grace`, `not-fenced` and `place-outlived` are found by
+//! their scenes alone. The others are for the search of the core, `explore`.
 
 use std::cell::Cell;
 

@@ -21,7 +21,7 @@ pub use cluster::Cluster;
 pub use judge::{Control, Judge};
 pub use sentinel::Sentinels;
 pub use server::{NO_REGULAR_LOOKS, TestServer};
-pub use subscriber::{Subscriber, Told};
+pub use subscriber::Subscriber;
 pub use tls::{Authority, Certificate, TlsProxy, TlsServer};
 
 use crate::{SOON, comes_true, processors, stay_on};

@@ -43,6 +43,20 @@ pub fn info_field<'i>(info: &'i str, name: &str) -> Result<&'i str> {
         .ok_or_else(|| Error::new(format!("INFO has no {name}")))
 }
 
+/// A stream that is read on where a signal interrupts that.
+struct Uninterrupted<'s>(&'s TcpStream);
+
+impl Read for Uninterrupted<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        loop {
+            match self.0.read(buffer) {
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                read => return read,
+            }
+        }
+    }
+}
+
 /// How the wait for a reply ended.
 pub enum Wait {
     /// With the reply.
@@ -118,13 +132,36 @@ impl Connection {
     /// Waits for the reply as long as `patient` says.
     pub fn wait(&mut self, mut patient: impl FnMut() -> bool) -> Wait {
         while patient() {
-            match self.has_more() {
-                Ok(true) => return self.read(),
-                Ok(false) => {}
+            match self.next_within(LOOK_EVERY) {
+                Ok(Some(reply)) => return Wait::Replied(reply),
+                Ok(None) => {}
                 Err(_) => return Wait::Closed,
             }
         }
         Wait::GivenUp
+    }
+
+    /// The next reply, if all of it is there within this time. What has come of it
+    /// before is not lost.
+    pub fn next_within(&mut self, within: Duration) -> Result<Option<Value>> {
+        self.stream.set_read_timeout(Some(within))?;
+        self.next()
+    }
+
+    /// The next reply, if all of it is there by now.
+    pub fn next_now(&mut self) -> Result<Option<Value>> {
+        self.stream.set_nonblocking(true)?;
+        let next = self.next();
+        self.stream.set_nonblocking(false)?;
+        next
+    }
+
+    fn next(&mut self) -> Result<Option<Value>> {
+        match self.parser.parse_value(Uninterrupted(&self.stream)) {
+            Ok(reply) => Ok(Some(reply)),
+            Err(error) if error.is_timeout() => Ok(None),
+            Err(error) => Err(Error::new(error)),
+        }
     }
 
     /// Waits for the last of so many replies as long as `patient` says, and no

@@ -6,6 +6,7 @@
 //! server       a server on a free port: start, crash, stop, restart, replica, log
 //! sentinel     servers that watch a primary       cluster   servers that share the slots
 //! connection   commands out, raw replies in       proxy     a network that misbehaves when told to
+//! told         what messages say of places in queues
 //! asserting    the same for tests: what fails there panics
 //! ```
 //!
@@ -18,6 +19,7 @@ mod process;
 mod proxy;
 pub mod sentinel;
 mod server;
+mod told;
 
 use std::fmt::{self, Display};
 use std::time::{Duration, Instant};
@@ -28,6 +30,7 @@ pub use connection::{Connection, Wait, info_field, local, pack, reply_text};
 pub use process::{Signal, end_with_us, processors, raise_file_limit, signal, spawn, stay_on};
 pub use proxy::{Fate, Proxy};
 pub use server::{Server, Setup};
+pub use told::Told;
 
 /// How long anybody waits for something that should happen soon.
 pub const SOON: Duration = Duration::from_secs(10);

@@ -421,8 +421,8 @@ impl Network {
     fn repeat_messages(&self, mut piece: &[u8], times: usize) -> Vec<u8> {
         let mut sent = Vec::new();
         while let Some(first) = piece.first() {
-            let push = first_array(piece, b">");
-            let message = push.filter(|(_, words)| words[0].ends_with(b"message"));
+            let heard = first_array(piece, b">").or_else(|| first_array(piece, b"*"));
+            let message = heard.filter(|(_, words)| words[0].ends_with(b"message"));
             match message {
                 Some((length, _)) => {
                     sent.extend(piece[..length].repeat(times));
@@ -578,9 +578,17 @@ mod tests {
 
     #[test]
     fn only_messages_are_lost_or_come_twice() {
-        let message = b">3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$3\r\n>3*\r\n".as_slice();
-        let subscribed = b">3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n".as_slice();
-        for (fate, times) in [(Fate::MessagesLost, 0), (Fate::MessagesDoubled, 2)] {
+        let message = b"3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$3\r\n>3*\r\n".as_slice();
+        let subscribed = b"3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n".as_slice();
+        let fates = [(Fate::MessagesLost, 0), (Fate::MessagesDoubled, 2)];
+        // RESP2 and RESP3.
+        for (fate, times, kind) in fates
+            .into_iter()
+            .flat_map(|(fate, times)| ["*", ">"].map(|kind| (fate, times, kind)))
+        {
+            let [message, subscribed] =
+                [message, subscribed].map(|rest| [kind.as_bytes(), rest].concat());
+            let (message, subscribed) = (&message[..], &subscribed[..]);
             let (proxy, server) = proxy();
             let (mut client, mut accepted) = connection(&proxy, &server);
             proxy.set(fate);

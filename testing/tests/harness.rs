@@ -1,7 +1,11 @@
 //! What the harness does to a server, seen from outside.
 
+use std::io::Write;
+use std::net::TcpListener;
+use std::time::Duration;
+
 use redis::Value;
-use redis_lock_testing::{Server, Setup, Signal, Wait, binary, local, signal};
+use redis_lock_testing::{Connection, Server, Setup, Signal, Wait, binary, local, signal};
 
 fn durable() -> Setup {
     Setup::of(binary()).options(&["--appendonly", "yes", "--appendfsync", "always"])
@@ -42,6 +46,29 @@ fn a_server_that_is_stopped_answers_when_it_goes_on() {
 }
 
 #[test]
+fn a_reply_that_comes_in_pieces_is_read_in_pieces() {
+    let listener = TcpListener::bind(local(0)).unwrap();
+    let mut connection = Connection::open(listener.local_addr().unwrap()).unwrap();
+    let (mut server, _) = listener.accept().unwrap();
+    let soon = Duration::from_millis(1);
+    assert_eq!(connection.next_within(soon).unwrap(), None);
+    for piece in ["*2\r\n:1", "2\r\n$3\r\na", "b"] {
+        server.write_all(piece.as_bytes()).unwrap();
+        assert_eq!(connection.next_within(soon).unwrap(), None, "{piece:?}");
+    }
+    server.write_all(b"c\r\n:3\r\n:4\r\n").unwrap();
+    let both = Value::Array(vec![Value::Int(12), Value::BulkString(b"abc".to_vec())]);
+    for reply in [both, Value::Int(3), Value::Int(4)] {
+        let Wait::Replied(next) = connection.wait(|| true) else {
+            panic!("no reply");
+        };
+        assert_eq!(next, reply);
+    }
+    drop(server);
+    assert!(matches!(connection.wait(|| true), Wait::Closed));
+}
+
+#[test]
 fn a_server_is_shut_down_in_good_order() {
     let mut server = Server::start(durable()).unwrap();
     assert!(server.shut_down().unwrap().success());
@@ -67,6 +94,6 @@ fn a_replica_follows_its_primary() {
 
 #[test]
 fn nobody_is_at_a_port_or_process_that_is_none() {
-    assert!(redis_lock_testing::Connection::open(local(1)).is_err());
+    assert!(Connection::open(local(1)).is_err());
     assert!(signal(0, Signal::TERM).is_err());
 }

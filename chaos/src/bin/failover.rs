@@ -120,7 +120,12 @@ fn run(arguments: &Arguments, seed: u64) -> Result<bool, String> {
     }
     let lock = |n| format!("{}lock-{n}", topology.prefix());
     let locks = (1..=arguments.locks).map(lock).collect();
-    let shared = Arc::new(Shared::new(fleet.guide(), protection, locks));
+    let shared = Arc::new(Shared::new(
+        fleet.guide(),
+        protection,
+        &topology.prefix(),
+        locks,
+    ));
     let mut faults = Faults::new(fleet, rng_of_faults, Arc::clone(&shared), &arguments.only)?;
     let start = clock::now();
     let clients: Vec<_> = (1..=arguments.clients)

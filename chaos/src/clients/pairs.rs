@@ -3,7 +3,7 @@
 
 use rand::RngExt;
 
-use super::{Ask, Client, Extent, LEASE_MS_MAX};
+use super::{Ask, Client, Extent, Flow, LEASE_MS_MAX};
 use crate::history::{Mode, Outcome};
 use crate::locks::{Kind, in_database};
 
@@ -20,6 +20,10 @@ impl Client {
             hold: None,
             session: false,
         };
+        let by_place = self.can(Flow::Places) && self.rng.random_bool(0.4);
+        let usual = by_place.then(|| self.connection.take());
+        let in_resp3 = self.rng.random_bool(0.5);
+        let by_place = by_place && self.open_ears(in_resp3);
         if matches!(self.acquire(&first, ask), Outcome::Granted(_)) {
             self.sleep(0, 30);
             let mode = if self.rng.random_bool(0.2) {
@@ -27,12 +31,20 @@ impl Client {
             } else {
                 Mode::Exclusive
             };
-            let outcome = self.acquire(&second, Ask { mode, ..ask });
-            if matches!(outcome, Outcome::Granted(_)) {
+            let ask = Ask { mode, ..ask };
+            let outcome = match by_place {
+                true => self.acquire_by_place(&second, ask),
+                false => self.acquire(&second, ask),
+            };
+            if outcome.token().is_some() {
                 self.sleep(0, 10);
                 self.release(&second, None, Extent::All);
             }
             self.release(&first, None, Extent::All);
+        }
+        if let Some(usual) = usual {
+            self.close_ears();
+            self.connection = usual;
         }
         self.owners += 1;
     }

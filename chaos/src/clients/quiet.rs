@@ -1,9 +1,12 @@
 //! Locks that only a few owners want, so that nothing but the end of a hold makes
-//! the server look at them.
+//! the server look at them. Before one that waits another may have a place that it does
+//! not use.
 
 use rand::RngExt;
 
-use super::{Ask, Asked, Client, Extent, Section, Wrap, acquire_words, release_words};
+use super::{
+    Ask, Asked, CLAIM_TIMEOUT_MS, Client, Extent, Flow, Section, Wrap, acquire_words, release_words,
+};
 use crate::history::{Mode, Outcome};
 use crate::locks::in_database;
 
@@ -52,13 +55,21 @@ impl Client {
                 self.owners = waiter;
                 self.hear_quietly(&lock, staying);
             } else if held {
+                let has_idle = self.can(Flow::Places) && self.rng.random_bool(0.7);
+                let is_heard = end != End::Session || self.rng.random_bool(0.4);
+                let mut idle = has_idle.then(|| self.idle_place(&lock, is_heard)).flatten();
                 let staying = self.quiet_waiter(&lock, ask);
                 let waiter = self.owners;
                 self.owners = holder;
+                if has_idle && !is_heard {
+                    // So long it may be supposed to have been granted before.
+                    self.sleep(CLAIM_TIMEOUT_MS + 120, CLAIM_TIMEOUT_MS + 200);
+                }
                 if end == End::Session {
                     self.close(&lock, own);
                 }
                 self.owners = waiter;
+                idle.iter_mut().for_each(|idle| self.hear_idly(idle));
                 self.hear_quietly(&lock, staying);
             } else {
                 self.close(&lock, own);

@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use rand::RngExt;
 use rand::rngs::StdRng;
-use redis_lock_testing::{Connection, Wait, info_field, reply_text};
+use redis::Value;
+use redis_lock_testing::{Connection, Told, Wait, info_field, reply_text};
 
-use crate::clients::outcome;
+use crate::clients::{outcome, outcome_of_place};
 use crate::clock;
 use crate::failover::fleet::{Guide, SIDES};
 use crate::failover::protection::Protection;
@@ -42,6 +43,8 @@ pub struct Shared {
     pub journal: Journal,
     /// How they find the primary.
     pub guide: Guide,
+    /// What all channels begin with, so that those who serve the locks serve them.
+    pub prefix: String,
     /// What the servers do.
     pub protection: Protection,
     /// The locks.
@@ -55,10 +58,11 @@ pub struct Shared {
 
 impl Shared {
     /// Nothing has happened yet.
-    pub fn new(guide: Guide, protection: Protection, locks: Vec<String>) -> Self {
+    pub fn new(guide: Guide, protection: Protection, prefix: &str, locks: Vec<String>) -> Self {
         Self {
             journal: Journal::default(),
             guide,
+            prefix: prefix.to_owned(),
             protection,
             locks,
             over: AtomicBool::new(false),
@@ -84,6 +88,7 @@ impl Shared {
         for operation in self.journal.history().operations {
             let kind = match operation.outcome {
                 Outcome::Granted(_) => "granted".to_owned(),
+                Outcome::Told(_) => "told".to_owned(),
                 Outcome::Error(code) => code,
                 other => format!("{other:?}").to_lowercase(),
             };
@@ -102,6 +107,10 @@ struct Connected {
     reign: String,
     /// The grace period of this reign is over by then.
     grace_until: Nanos,
+    /// Where it hears of places.
+    channel: String,
+    /// The last message that came before a reply.
+    told: Option<Told>,
 }
 
 /// How a client asks for a lock.
@@ -109,6 +118,8 @@ struct Connected {
 struct Ask {
     lease_ms: u64,
     block_ms: Option<u64>,
+    /// Whether it waits by a place in the queue.
+    by_place: bool,
     /// Whether the hold has a number, so that it may be asked for again.
     numbered: bool,
 }
@@ -177,10 +188,13 @@ impl Client {
             self.rng.random_range(600..=most)
         };
         let waits = self.rng.random_bool(0.6);
+        let by_place = waits && self.rng.random_bool(0.5);
         Ask {
             lease_ms,
             block_ms: waits.then(|| self.rng.random_range(50..=BLOCK_MS_MAX)),
-            numbered: self.rng.random_bool(0.7),
+            by_place,
+            // A place is for a first hold anyway.
+            numbered: by_place || self.rng.random_bool(0.7),
         }
     }
 
@@ -226,12 +240,16 @@ impl Client {
         for _ in 0..RESENT_MAX {
             let (sent, outcome) = self.acquire(lock, ask, None);
             match outcome {
-                Outcome::Granted(token) => {
+                Outcome::Granted(token) | Outcome::Told(token) => {
+                    let lease_ms = match outcome {
+                        Outcome::Told(_) => ask.lease_ms.min(self.shared.protection.claim_ms()),
+                        _ => ask.lease_ms,
+                    };
                     return Some(Hold {
                         lock: lock.to_owned(),
                         ask,
                         token,
-                        valid_until: sent + (ask.lease_ms * MS).saturating_sub(IN_HAND),
+                        valid_until: sent + (lease_ms * MS).saturating_sub(IN_HAND),
                         reign: self.reign(),
                     });
                 }
@@ -333,6 +351,7 @@ impl Client {
         let ask = Ask {
             lease_ms: self.shared.protection.lease_max_ms,
             block_ms: Some(BLOCK_MS_MAX),
+            by_place: self.rng.random_bool(0.5),
             numbered: true,
         };
         let wait = LAST_WAIT + self.shared.protection.grace_ms() * MS;
@@ -350,8 +369,16 @@ impl Client {
 
     fn acquire(&mut self, lock: &str, ask: Ask, hold: Option<&Hold>) -> (Nanos, Outcome) {
         let mut words = vec!["LEASE".to_owned(), ask.lease_ms.to_string()];
+        // A holder never waits.
+        let by_place = ask.by_place && hold.is_none();
         if let Some(block_ms) = ask.block_ms {
-            words.extend(["BLOCK".to_owned(), block_ms.to_string()]);
+            let how = if by_place { "QUEUE" } else { "BLOCK" };
+            words.extend([how.to_owned(), block_ms.to_string()]);
+        }
+        if by_place {
+            let connected = self.connect();
+            words.push(connected.channel.clone());
+            self.connected = Some(connected);
         }
         if ask.numbered {
             words.extend(["HOLD".to_owned(), "1".to_owned()]);
@@ -361,9 +388,10 @@ impl Client {
             block_ms: ask.block_ms,
             mode: Mode::Exclusive,
             session: false,
+            claim_ms: by_place.then(|| self.shared.protection.claim_ms()),
         };
         let (sent, outcome) = self.perform("LOCK.ACQUIRE", lock, request, &words, hold);
-        if matches!(outcome, Outcome::Granted(_)) {
+        if outcome.token().is_some() {
             self.shared.grants.fetch_add(1, Ordering::SeqCst);
         }
         (sent, outcome)
@@ -400,16 +428,11 @@ impl Client {
             outcome: Outcome::Pending,
         });
         let deadline = sent + (self.shared.protection.response_ms() + block_ms) * MS;
-        let wait = match connected.connection.send(&line) {
-            Ok(()) => connected.connection.wait(|| clock::now() < deadline),
-            Err(_) => Wait::Closed,
+        let heard = match connected.connection.send(&line) {
+            Ok(()) => connected.outcome_of(request, &owner, deadline),
+            Err(_) => Outcome::Lost,
         };
         let answered = clock::now();
-        let heard = match wait {
-            Wait::Replied(value) => outcome(request, value, 0),
-            Wait::Closed => Outcome::Lost,
-            Wait::GivenUp => Outcome::GivenUp,
-        };
         // It may have been written, and may be taken back or not.
         let is_refused = matches!(&heard,
             Outcome::Error(code) if code == "NOREPLICAS" || code == "UNBLOCKED");
@@ -487,6 +510,16 @@ impl Client {
         }
         self.connections += 1;
         let number = self.connections;
+        let channel = format!("{}client{}-{number}", self.shared.prefix, self.id);
+        let subscribe = match self.shared.prefix.is_empty() {
+            true => "SUBSCRIBE",
+            false => "SSUBSCRIBE",
+        };
+        connection.call_while(&["HELLO", "3"], patient)?;
+        let heard = connection.call_while(&[subscribe, &channel], patient)?;
+        if !matches!(heard, Value::Push { .. }) {
+            return None;
+        }
         self.shared.connections().insert((self.id, number), node);
         Some(Connected {
             connection,
@@ -494,7 +527,36 @@ impl Client {
             node,
             reign: info_field(&info, "master_replid").ok()?.to_owned(),
             grace_until,
+            channel,
+            told: None,
         })
+    }
+}
+
+impl Connected {
+    /// What comes of a request that was sent: a reply, or the message that tells how the
+    /// place ended that it replies.
+    fn outcome_of(&mut self, request: Request, owner: &str, deadline: Nanos) -> Outcome {
+        // The server may tell of a place before it replies that there is one.
+        self.told = None;
+        let mut has_place = false;
+        loop {
+            if has_place && let Some(told) = self.told.take() {
+                return outcome_of_place(&told);
+            }
+            match self.connection.wait(|| clock::now() < deadline) {
+                Wait::Replied(heard @ Value::Push { .. }) => {
+                    let told = Told::of(&heard).filter(|told| told.owner == owner);
+                    self.told = told.or(self.told.take());
+                }
+                Wait::Replied(value) => match outcome(request, value, 0) {
+                    Outcome::Pending => has_place = true,
+                    other => return other,
+                },
+                Wait::Closed => return Outcome::Lost,
+                Wait::GivenUp => return Outcome::GivenUp,
+            }
+        }
     }
 }
 

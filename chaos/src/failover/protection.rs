@@ -2,6 +2,9 @@
 
 use std::fmt::{self, Display};
 
+/// How long what is told by a message lasts unclaimed.
+const CLAIM_TIMEOUT_MS: u64 = 500;
+
 /// How long a primary waits for acknowledgements.
 const REPLICAS_TIMEOUT_MS: u64 = 500;
 
@@ -37,7 +40,7 @@ impl Protection {
     /// The settings of each node.
     pub fn settings(&self) -> Vec<(&'static str, String)> {
         let replicas = self.replicas.to_string();
-        match self.mode {
+        let mut settings = match self.mode {
             Mode::Plain => Vec::new(),
             Mode::MinReplicas => vec![
                 ("lock.min-replicas", replicas),
@@ -49,6 +52,16 @@ impl Protection {
                 ("lock.max-lease", self.lease_max_ms.to_string()),
                 ("lock.grace-period", self.grace_ms().to_string()),
             ],
+        };
+        settings.push(("lock.claim-timeout", CLAIM_TIMEOUT_MS.to_string()));
+        settings
+    }
+
+    /// How long what is told by a message lasts unclaimed.
+    pub fn claim_ms(&self) -> u64 {
+        match self.mode {
+            Mode::MinReplicas => CLAIM_TIMEOUT_MS + REPLICAS_TIMEOUT_MS,
+            Mode::Plain | Mode::Grace => CLAIM_TIMEOUT_MS,
         }
     }
 

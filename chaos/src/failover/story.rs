@@ -56,7 +56,9 @@ pub fn tell(
         let of_breach = owners.contains(one.owner.as_str());
         let matters = match one.outcome {
             // The others confirm it.
-            Outcome::Granted(token) => told.insert((token, shared.node_of(one))),
+            Outcome::Granted(token) | Outcome::Told(token) => {
+                told.insert((token, shared.node_of(one)))
+            }
             Outcome::Released => true,
             // The others in a row say no more.
             Outcome::Renewed => {
@@ -88,10 +90,14 @@ fn line(operation: &Operation, is_shown: bool, shared: &Shared) -> String {
     let node = shared.node_of(operation).map_or(0, |node| node + 1);
     let asked = match operation.request {
         Request::Acquire {
-            lease_ms, block_ms, ..
+            lease_ms,
+            block_ms,
+            claim_ms,
+            ..
         } => {
-            let block = block_ms.map_or_else(String::new, |ms| format!(" BLOCK {ms}"));
-            format!("ACQUIRE LEASE {lease_ms}{block}")
+            let how = claim_ms.map_or("BLOCK", |_| "QUEUE");
+            let wait = block_ms.map_or_else(String::new, |ms| format!(" {how} {ms}"));
+            format!("ACQUIRE LEASE {lease_ms}{wait}")
         }
         Request::Renew { lease_ms, .. } => format!("RENEW LEASE {lease_ms}"),
         Request::Release { .. } => "RELEASE".to_owned(),

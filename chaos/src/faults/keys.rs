@@ -8,7 +8,7 @@ use rand::RngExt;
 use redis::Value;
 use redis_lock_testing::reply_text;
 
-use super::Faults;
+use super::{Faults, uses_locks};
 use crate::clock;
 use crate::history::Effect;
 use crate::locks::{database_and_key, in_database};
@@ -210,7 +210,7 @@ impl Faults {
     pub(super) fn kill_in_multi(&mut self) -> Result<bool, String> {
         let lock = self.any_lock();
         let (_, key) = database_and_key(&lock);
-        let Some(id) = self.any_connection(|_| true) else {
+        let Some(id) = self.any_connection(uses_locks) else {
             return Ok(false);
         };
         let effects = [Effect::EndsHolds];

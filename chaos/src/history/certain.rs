@@ -42,6 +42,10 @@ pub(super) fn holds<'o>(
         let (Some(answered), Some(lease_ms)) = (shown_by.answered, lease_shown(shown_by)) else {
             continue;
         };
+        // The message may tell of a grant to an earlier request.
+        if shown_by.is_told() && !all_known {
+            continue;
+        }
         // An owner that had been told of its grant before it renewed has held
         // the lock in between, unless it lost it and got it again unawares.
         let told = if shown_by.acquires() || !all_known {
@@ -64,6 +68,7 @@ pub(super) fn holds<'o>(
         let ties = ties(operations, shown_by, all_known);
         let kept_up = all_known
             && shown_by.in_session()
+            && !shown_by.is_told()
             && ties.iter().all(|tie| tie.shares_connection_with(shown_by));
         let alive = ties.iter().map(|tie| last_known_alive(operations, tie));
         let mut end = match alive.min() {
@@ -123,7 +128,7 @@ pub(super) fn holds<'o>(
 /// The lease that an answer shows to run since the operation was sent, at least.
 fn lease_shown(operation: &Operation) -> Option<u64> {
     match (operation.request, &operation.outcome) {
-        (Request::Acquire { lease_ms, .. }, _) if operation.granted() => Some(lease_ms),
+        (Request::Acquire { .. }, _) if operation.granted() => operation.first_lease_ms(),
         (Request::Renew { lease_ms, .. }, Outcome::Renewed) => Some(lease_ms),
         _ => None,
     }

@@ -1,11 +1,17 @@
 //! A hold that was told is kept, and nobody is told of one that can't be.
 
 use super::possible::may_hold_during;
+use super::times::GrantTimes;
 use super::{
     Breach, CertainHold, Effect, History, Operation, Outcome, Promise, Request, Tenancies, Tenancy,
 };
 
-pub(super) fn check(history: &History, tenancies: &Tenancies<'_>, breaches: &mut Vec<Breach>) {
+pub(super) fn check(
+    history: &History,
+    tenancies: &Tenancies<'_>,
+    times: &GrantTimes,
+    breaches: &mut Vec<Breach>,
+) {
     for tenancy in tenancies.values() {
         for operation in &tenancy.operations {
             let mut breach = |what, shown: &[&Operation]| {
@@ -18,6 +24,10 @@ pub(super) fn check(history: &History, tenancies: &Tenancies<'_>, breaches: &mut
             {
                 let what = "the owner was told of a looser hold that it never asked for";
                 breach(what, &[operation]);
+            }
+            if let Some(closed) = closed_before_grant(tenancy, operation, times) {
+                let what = "a place was granted whose connection had ended with its session";
+                breach(what, &[closed, operation]);
             }
             if denies(history, tenancy, operation)
                 && let Some(hold) = covering(tenancy, operation, |hold| {
@@ -52,6 +62,29 @@ fn covering<'t, 'o>(
 ) -> Option<&'t CertainHold<'o>> {
     let mut holds = tenancy.certain.iter();
     holds.find(|hold| hold.covers(operation) && suits(hold))
+}
+
+/// The end of the connection to which a place was bound, if it came before the grant of
+/// which a message told.
+fn closed_before_grant<'o>(
+    tenancy: &Tenancy<'o>,
+    told: &Operation,
+    times: &GrantTimes,
+) -> Option<&'o Operation> {
+    let token = told
+        .token()
+        .filter(|_| told.is_told() && told.in_session())?;
+    let granted = times.not_before(token);
+    let mut operations = tenancy.operations.iter().copied();
+    if operations
+        .clone()
+        .any(|one| one.acquires() && one.unknown())
+    {
+        return None;
+    }
+    operations.find(|one| {
+        one.request == Request::Close && one.shares_connection_with(told) && one.over_by(granted)
+    })
 }
 
 /// Whether the answer says that the owner does not hold the lock, or not so often.

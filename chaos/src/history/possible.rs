@@ -45,7 +45,7 @@ pub(super) fn holds<'o>(
     };
     let acquires = operations.iter().copied().filter(|one| one.acquires());
     for by in acquires.filter(|one| one.unknown() || one.granted()) {
-        let end = if by.in_session() {
+        let end = if by.in_session() && !(by.is_told() && is_unclaimed(operations, by)) {
             session_end(operations, interferences, by, lease_max)
         } else {
             lease_end(by, interferences, slack)
@@ -172,6 +172,18 @@ impl PossibleHold<'_> {
     }
 }
 
+/// Whether nobody can have claimed what a message told of.
+fn is_unclaimed(operations: &[&Operation], told: &Operation) -> bool {
+    !operations.iter().any(|one| {
+        let claims = matches!(one.request, Request::Renew { .. }) || one.acquires();
+        let has_effect = one.unknown() || one.granted() || one.outcome == Outcome::Renewed;
+        claims
+            && has_effect
+            && !std::ptr::eq(*one, told)
+            && one.answered.is_none_or(|answered| answered > told.sent)
+    })
+}
+
 fn lease_max(operations: &[&Operation]) -> u64 {
     let lease_ms = |one: &&Operation| match one.request {
         Request::Acquire { lease_ms, .. } | Request::Renew { lease_ms, .. } => Some(lease_ms),
@@ -186,9 +198,9 @@ fn lease_end(by: &Operation, interferences: &[&Interference], slack: Nanos) -> N
         return Nanos::MAX;
     };
     let (lease_ms, block_ms) = match by.request {
-        Request::Acquire {
-            lease_ms, block_ms, ..
-        } => (lease_ms, block_ms.unwrap_or(0)),
+        Request::Acquire { block_ms, .. } => {
+            (by.first_lease_ms().unwrap_or(0), block_ms.unwrap_or(0))
+        }
         Request::Renew { lease_ms, .. } => (lease_ms, 0),
         _ => return answered,
     };

@@ -23,6 +23,7 @@ fn granted(owner: &str, sent_ms: u64, answered_ms: u64, lease_ms: u64, token: i6
         block_ms: None,
         mode: Mode::Exclusive,
         session: false,
+        claim_ms: None,
     };
     Operation {
         outcome: Outcome::Granted(token),
@@ -414,12 +415,14 @@ fn in_mode(mode: Mode, operation: Operation) -> Operation {
             lease_ms,
             block_ms,
             session,
+            claim_ms,
             ..
         } => Request::Acquire {
             lease_ms,
             block_ms,
             mode,
             session,
+            claim_ms,
         },
         other => other,
     };
@@ -528,12 +531,14 @@ fn in_session(operation: Operation) -> Operation {
             lease_ms,
             block_ms,
             mode,
+            claim_ms,
             ..
         } => Request::Acquire {
             lease_ms,
             block_ms,
             mode,
             session: true,
+            claim_ms,
         },
         other => other,
     };
@@ -654,6 +659,7 @@ fn waits(owner: &str, lock: &str, sent_ms: u64, answered_ms: u64, outcome: Outco
         block_ms: Some(1000),
         mode: Mode::Exclusive,
         session: false,
+        claim_ms: None,
     };
     Operation {
         queued: Some((sent_ms + 5) * MS),
@@ -789,6 +795,7 @@ fn a_lock_that_is_released_does_not_stay_free() {
                     block_ms: Some(8000),
                     mode: Mode::Exclusive,
                     session: false,
+                    claim_ms: None,
                 },
                 ..waits("b", "l", 2, answered, outcome)
             },
@@ -944,4 +951,149 @@ fn the_lease_of_a_waiter_began_after_the_grants_before_it() {
     let before = || granted("a", 0, 1, 890, 1);
     assert_good([before(), waiter.clone(), other()]);
     assert_breach([before(), waiter, elsewhere, other()], Promise::Exclusion);
+}
+
+/// A place for at most 8000 ms, whose grant lasts 400 ms unclaimed.
+fn place(owner: &str, sent_ms: u64, answered_ms: u64, outcome: Outcome) -> Operation {
+    let request = Request::Acquire {
+        lease_ms: 5000,
+        block_ms: Some(8000),
+        mode: Mode::Exclusive,
+        session: false,
+        claim_ms: Some(400),
+    };
+    Operation {
+        queued: Some((sent_ms + 1) * MS),
+        outcome,
+        ..operation(owner, sent_ms, answered_ms, request)
+    }
+}
+
+fn told(owner: &str, sent_ms: u64, answered_ms: u64, token: i64) -> Operation {
+    place(owner, sent_ms, answered_ms, Outcome::Told(token))
+}
+
+#[test]
+fn places_and_blocked_waiters_stand_in_one_line() {
+    let line = |place_token, blocked_token| {
+        [
+            granted("a", 0, 1, 50, 1),
+            told("place", 10, 101, place_token),
+            queued("blocked", 20, 25, 101, blocked_token),
+        ]
+    };
+    assert_good(line(2, 3));
+    assert_breach(line(3, 2), Promise::Order);
+}
+
+#[test]
+fn a_server_that_took_over_forgot_the_places() {
+    let passed = [
+        granted("a", 0, 1, 50, 1),
+        told("place", 10, 1101, 3),
+        queued("blocked", 20, 25, 1101, 2),
+    ];
+    let fail_over = interference(Effect::HoldsCommandsBack, 500, 600);
+    assert_found(passed.clone(), [fail_over], &[]);
+    let before = interference(Effect::HoldsCommandsBack, 2, 3);
+    assert_found(passed, [before], &[Promise::Order]);
+}
+
+/// `a` gives the lock back at 100 ms, when it is granted to a place.
+fn after_a_grant_that_is_told(others: &[Operation]) -> Vec<Operation> {
+    let told = [
+        granted("a", 0, 1, 10_000, 1),
+        released("a", 100, 101),
+        told("place", 10, 101, 2),
+    ];
+    [&told, others].concat()
+}
+
+#[test]
+fn a_grant_that_nobody_claims_goes_to_the_next_in_line_promptly() {
+    let next = |answered_ms| told("next", 20, answered_ms, 3);
+    assert_good(after_a_grant_that_is_told(&[next(550)]));
+    let late = after_a_grant_that_is_told(&[next(1000)]);
+    assert_breach(late.clone(), Promise::Liveness);
+    // A claim makes it last.
+    let claim = renewed("place", 300, 301, 5000);
+    assert_good([late, vec![claim]].concat());
+}
+
+#[test]
+fn a_session_that_nobody_claims_is_not_kept_up() {
+    let granted = after_a_grant_that_is_told(&[told("next", 20, 2000, 3)]);
+    let mut unclaimed: Vec<Operation> = granted.clone();
+    unclaimed[2] = in_session(unclaimed[2].clone());
+    assert_breach(unclaimed.clone(), Promise::Liveness);
+    let claimed = renewed("place", 300, 301, 5000);
+    assert_good([unclaimed, vec![claimed]].concat());
+}
+
+#[test]
+fn a_claim_that_comes_in_time_is_not_refused() {
+    let claim = |sent_ms| {
+        with(
+            Outcome::NotHeld,
+            renewed("place", sent_ms, sent_ms + 1, 5000),
+        )
+    };
+    // Another grant shows that this one came later.
+    let later = |sent_ms| {
+        let before = Operation {
+            lock: "another".into(),
+            ..granted("other", 99, 100, 10, 1)
+        };
+        let mut all = after_a_grant_that_is_told(&[before, claim(sent_ms)]);
+        all[0].outcome = Outcome::Granted(0);
+        all
+    };
+    assert_breach(later(400), Promise::Possession);
+    assert_good(later(500));
+    // The message may tell of what was granted to an earlier request.
+    let lost = place("place", 5, 8, Outcome::Lost);
+    assert_good([later(400), vec![lost]].concat());
+}
+
+#[test]
+fn a_claimed_grant_keeps_others_out() {
+    let claim = renewed("place", 200, 201, 5000);
+    let other = granted("other", 3000, 3001, 10, 3);
+    let mut both = after_a_grant_that_is_told(&[other, claim]);
+    assert_breach(both.clone(), Promise::Exclusion);
+    both.pop();
+    assert_good(both);
+}
+
+#[test]
+fn a_place_that_was_bound_to_a_connection_ends_with_it() {
+    let place = |outcome| in_session(place("place", 10, 101, outcome));
+    let close = in_session(Operation {
+        outcome: Outcome::Done,
+        ..operation("place", 50, 51, Request::Close)
+    });
+    let before = |sent_ms| Operation {
+        lock: "another".into(),
+        ..granted("other", sent_ms, 100, 10, 1)
+    };
+    let told = place(Outcome::Told(2));
+    // It may have been granted before.
+    assert_good([before(40), told.clone(), close.clone()]);
+    assert_breach([before(60), told, close.clone()], Promise::Possession);
+    assert_good([before(60), place(Outcome::NotAvailable), close]);
+}
+
+#[test]
+fn a_place_whose_client_hears_no_more_may_be_granted_the_lock_until_its_time_is_over() {
+    let silent = |outcome, told_ms| {
+        [
+            granted("a", 0, 1, 10_000, 1),
+            place("gone", 10, 50, outcome),
+            released("a", 100, 101),
+            told("next", 20, told_ms, 3),
+        ]
+    };
+    // Its connection ended, or stalled.
+    assert_breach(silent(Outcome::Lost, 5600), Promise::Liveness);
+    assert_good(silent(Outcome::GivenUp, 5600));
 }

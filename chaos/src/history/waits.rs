@@ -21,7 +21,9 @@ pub(super) fn certain_wait(history: &History, operation: &Operation) -> Option<(
         .map(|one| one.from)
         .min();
     match operation.outcome {
-        Outcome::Granted(_) | Outcome::Silent => Some((start, answered.min(timed_out))),
+        Outcome::Granted(_) | Outcome::Told(_) | Outcome::Silent => {
+            Some((start, answered.min(timed_out)))
+        }
         Outcome::NotAvailable if timed_out <= answered => {
             let end = unblocked.map_or(timed_out, |at| at.min(timed_out));
             (start < end).then_some((start, end))

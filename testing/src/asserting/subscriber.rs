@@ -4,21 +4,7 @@ use std::ops::{Deref, DerefMut};
 use redis::{PushKind, Value};
 
 use super::{Client, TestServer, status};
-
-/// What has become of a place in a queue, as its message tells.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Told {
-    /// Where it was published.
-    pub channel: String,
-    /// The number of the database.
-    pub db: i64,
-    /// The lock.
-    pub key: Vec<u8>,
-    /// Who had the place.
-    pub owner: String,
-    /// A token, `0`, or `-CODE text`.
-    pub result: String,
-}
+use crate::Told;
 
 impl Told {
     /// Reads a message.
@@ -27,24 +13,8 @@ impl Told {
     /// If it is not four netstrings.
     #[track_caller]
     pub fn read(channel: &[u8], message: &[u8]) -> Self {
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        let mut rest = message;
-        let mut next = || {
-            let colon = rest.iter().position(|&byte| byte == b':').unwrap();
-            let length: usize = text(&rest[..colon]).parse().unwrap();
-            let (part, after) = rest[colon + 1..].split_at(length);
-            rest = after.strip_prefix(b",").unwrap();
-            part
-        };
-        let (db, key, owner, result) = (next(), next(), next(), next());
-        assert_eq!(rest, b"", "{message:?} has more than four parts");
-        Self {
-            channel: text(channel),
-            db: text(db).parse().unwrap(),
-            key: key.to_vec(),
-            owner: text(owner),
-            result: text(result),
-        }
+        Self::parse(channel, message)
+            .unwrap_or_else(|| panic!("{message:?} is not of four netstrings"))
     }
 
     /// The token of a grant.
@@ -156,10 +126,7 @@ impl Subscriber {
 
 #[track_caller]
 fn read(data: &[Value]) -> Told {
-    match data {
-        [Value::BulkString(channel), Value::BulkString(message)] => Told::read(channel, message),
-        other => panic!("{other:?} is no message"),
-    }
+    Told::of_push(data).unwrap_or_else(|| panic!("{data:?} is no message"))
 }
 
 impl TestServer {

@@ -1,0 +1,462 @@
+//! Clients that wait by places in the queue, many at a time, and are told by messages.
+//!
+//! Whoever can miss a message, or has asked on a connection that stalls, can't tell what
+//! became of its request. Whoever can't keeps its place when it asks again, and is told
+//! of its end.
+
+use std::thread;
+use std::time::Duration;
+
+use rand::RngExt;
+use redis_lock_testing::Told;
+
+use super::{
+    Ask, CLAIM_TIMEOUT_MS, Client, Connected, Ears, Extent, LEASE_MS_MAX, Route, Section, Wrap,
+    outcome_of_place, place_words,
+};
+use crate::clock;
+use crate::history::{MS, Mode, Nanos, Outcome, Request};
+use crate::locks::{database_and_key, in_database};
+
+/// The server must find the time to keep up even the shortest.
+const SESSION_LEASE_MS_MIN: u64 = 600;
+
+const LOOK_EVERY: Duration = Duration::from_millis(4);
+
+/// A request that stands in the queue.
+struct Place {
+    owner: usize,
+    lock: String,
+    ask: Ask,
+    request: Request,
+    operation: usize,
+    connection: usize,
+    sent: Nanos,
+    queued: Nanos,
+    next: Option<(Nanos, Doubt)>,
+    is_sent_again: bool,
+    is_given_up: bool,
+}
+
+/// A place that does not use what it is granted, and its ways to the server.
+pub(super) struct Idle {
+    place: Place,
+    connection: Option<Connected>,
+    ears: Option<Ears>,
+}
+
+/// What somebody does who has waited for some time.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Doubt {
+    AsksAgain,
+    GivesUp,
+    /// The connection ends to which the place is bound.
+    ClosesSession,
+}
+
+impl Client {
+    /// Has some places, and serves the messages as they come.
+    pub(super) fn place_round(&mut self) {
+        let usual = self.connection.take();
+        let in_resp3 = self.rng.random_bool(0.5);
+        if self.open_ears(in_resp3) {
+            let mut line = Vec::new();
+            for _ in 0..self.rng.random_range(1..=4) {
+                if self.is_deaf() {
+                    break;
+                }
+                self.owners += 1;
+                let (lock, mode) = self.any_lock();
+                let session = self.rng.random_bool(0.2);
+                let ask = Ask {
+                    lease_ms: match session {
+                        true => self.rng.random_range(SESSION_LEASE_MS_MIN..=LEASE_MS_MAX),
+                        false => self.any_lease_ms(),
+                    },
+                    block_ms: Some(self.rng.random_range(50..=1500)),
+                    mode,
+                    hold: self.rng.random_bool(0.5).then_some(1),
+                    session,
+                };
+                line.extend(self.stand_in_line(&lock, ask));
+            }
+            if self.rng.random_bool(0.1) {
+                self.close_ears();
+            }
+            self.serve(line);
+        }
+        self.close_ears();
+        self.owners += 1;
+        self.connection = usual;
+    }
+
+    /// Waits for a lock by a place as long as it takes, and gives it back at once.
+    pub(super) fn last_place_round(&mut self, lock: &str) {
+        let usual = self.connection.take();
+        let in_resp3 = self.rng.random_bool(0.5);
+        if self.open_ears(in_resp3) {
+            let ask = Ask {
+                lease_ms: LEASE_MS_MAX,
+                block_ms: Some(60_000),
+                mode: Mode::Exclusive,
+                hold: Some(1),
+                session: false,
+            };
+            let line = self.stand_in_line(lock, ask);
+            self.serve(line.into_iter().collect());
+        }
+        self.close_ears();
+        self.connection = usual;
+    }
+
+    /// Another owner has a place, and hears of its grant or does not.
+    pub(super) fn idle_place(&mut self, lock: &str, is_heard: bool) -> Option<Idle> {
+        self.owners += 1;
+        let in_resp3 = self.rng.random_bool(0.5);
+        let ask = Ask {
+            lease_ms: self.rng.random_range(CLAIM_TIMEOUT_MS..=LEASE_MS_MAX),
+            block_ms: Some(3000),
+            mode: Mode::Exclusive,
+            hold: None,
+            session: is_heard,
+        };
+        let is_open = self.open_ears(in_resp3);
+        let place = is_open.then(|| self.stand_in_line(lock, ask)).flatten();
+        let (connection, ears) = match is_heard {
+            true => (self.connection.take(), self.ears.take()),
+            false => (None, None),
+        };
+        self.close_ears();
+        let place = place?;
+        if !is_heard {
+            let outcome = self.unheard();
+            self.journal.ended(place.operation, clock::now(), outcome);
+            return None;
+        }
+        Some(Idle {
+            place,
+            connection,
+            ears,
+        })
+    }
+
+    /// Hears of the grant of a place, and does not claim it.
+    pub(super) fn hear_idly(&mut self, idle: &mut Idle) {
+        (self.connection, self.ears) = (idle.connection.take(), idle.ears.take());
+        let deadline = clock::now() + CLAIM_TIMEOUT_MS * MS;
+        let told = self.await_told(|_| clock::now() < deadline);
+        if told.is_none() {
+            self.close_ears();
+        }
+        let (at, outcome) = told.unwrap_or_else(|| (clock::now(), self.unheard()));
+        self.journal.ended(idle.place.operation, at, outcome);
+        (idle.connection, idle.ears) = (self.connection.take(), self.ears.take());
+    }
+
+    /// Waits for a lock by a place, and does nothing else meanwhile.
+    pub(super) fn acquire_by_place(&mut self, lock: &str, ask: Ask) -> Outcome {
+        let place = match self.ask_for_place(lock, ask) {
+            Ok(place) => place,
+            Err(outcome) => return outcome,
+        };
+        let told = self.await_told(|client| !client.is_overdue(&place));
+        let (at, outcome) = told.unwrap_or_else(|| {
+            let outcome = match self.is_deaf() {
+                true => self.unheard(),
+                false => Outcome::Silent,
+            };
+            self.close_ears();
+            (clock::now(), outcome)
+        });
+        self.journal.ended(place.operation, at, outcome.clone());
+        outcome
+    }
+
+    /// What the next message says, and when it came.
+    fn await_told(&mut self, patient: impl Fn(&Self) -> bool) -> Option<(Nanos, Outcome)> {
+        loop {
+            self.listen();
+            if let Some((at, told)) = self.next_told() {
+                return Some((at, outcome_of_place(&told)));
+            }
+            if self.is_deaf() || !patient(self) {
+                return None;
+            }
+            thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    /// Asks for a place. Returns it, if there is one.
+    fn stand_in_line(&mut self, lock: &str, ask: Ask) -> Option<Place> {
+        let asked = self.ask_for_place(lock, ask);
+        if let Err(Outcome::Granted(token)) = asked {
+            self.hold(lock, ask, token, false);
+        }
+        asked.ok()
+    }
+
+    /// Asks for a place, or comes to another end.
+    fn ask_for_place(&mut self, lock: &str, ask: Ask) -> Result<Place, Outcome> {
+        let wrap = match self.rng.random_range(0..10) {
+            0 => Wrap::Script,
+            1 if self.may_wrap_in_transaction() => Wrap::Transaction,
+            _ => Wrap::Plain,
+        };
+        let connected = self.connected();
+        let ears = self.ears.as_ref().ok_or(Outcome::Lost)?;
+        let channel = ears.channel.clone();
+        let (request, words) = place_words(ask, &channel);
+        let asked = self.ask(connected, "LOCK.ACQUIRE", lock, request, &words, wrap, None);
+        let (operation, sent) = (asked.operation, asked.sent);
+        let connection = asked.connected.number;
+        let (outcome, connected) = self.hear(asked);
+        self.connection = connected;
+        if outcome != Outcome::Pending {
+            return Err(outcome);
+        }
+        let queued = clock::now();
+        self.journal.queued(operation, Some(queued));
+        Ok(Place {
+            owner: self.owners,
+            lock: lock.to_owned(),
+            ask,
+            request,
+            operation,
+            connection,
+            sent,
+            queued,
+            next: self.any_doubt(sent, ask),
+            is_sent_again: false,
+            is_given_up: false,
+        })
+    }
+
+    fn any_doubt(&mut self, sent: Nanos, ask: Ask) -> Option<(Nanos, Doubt)> {
+        let is_direct = matches!(self.route, Route::Direct(_));
+        let doubt = match self.rng.random_range(0..10) {
+            _ if self.faults_over() => return None,
+            0..=3 => Doubt::AsksAgain,
+            4 => Doubt::GivesUp,
+            5..=6 if ask.session && is_direct => Doubt::ClosesSession,
+            _ => return None,
+        };
+        let after_ms = self.rng.random_range(0..=ask.block_ms.unwrap_or(0));
+        Some((sent + after_ms * MS, doubt))
+    }
+
+    /// Serves messages until all places have come to an end.
+    fn serve(&mut self, mut line: Vec<Place>) {
+        let newest = self.owners;
+        while !line.is_empty() {
+            self.listen();
+            let now = clock::now();
+            let is_due = |place: &Place| place.next.is_some_and(|(at, _)| at <= now);
+            if let Some((at, told)) = self.next_told() {
+                self.end(&mut line, at, &told);
+            } else if self.is_deaf() {
+                break;
+            } else if let Some(index) = line.iter().position(is_due) {
+                self.doubt(&mut line, index);
+            } else if let Some(index) = line.iter().position(|place| self.is_overdue(place)) {
+                let place = line.swap_remove(index);
+                let outcome = match self.route {
+                    Route::Direct(_) => Outcome::Silent,
+                    // The message may have been lost while there were faults.
+                    Route::Proxied(_) => Outcome::GivenUp,
+                };
+                self.journal.ended(place.operation, clock::now(), outcome);
+                self.owners = place.owner;
+                self.release(&place.lock, None, Extent::All);
+            } else {
+                thread::sleep(LOOK_EVERY);
+            }
+        }
+        self.owners = newest;
+        if !line.is_empty() {
+            self.close_ears();
+            for place in line {
+                let outcome = self.unheard();
+                self.journal.ended(place.operation, clock::now(), outcome);
+            }
+        }
+    }
+
+    /// What became of a place whose messages nobody hears any more.
+    pub(super) fn unheard(&self) -> Outcome {
+        match self.route {
+            Route::Direct(_) => Outcome::Lost,
+            // The server may not know that nobody listens.
+            Route::Proxied(_) => Outcome::GivenUp,
+        }
+    }
+
+    fn is_overdue(&self, place: &Place) -> bool {
+        clock::now() > self.patience(place.sent, place.ask.block_ms).0
+    }
+
+    /// Ends the place of which a message tells.
+    fn end(&mut self, line: &mut Vec<Place>, at: Nanos, told: &Told) {
+        let lock = in_database(told.db, &String::from_utf8_lossy(&told.key));
+        let is_meant = |place: &Place| {
+            place.lock == lock && told.owner == format!("client{}-{}", self.id, place.owner)
+        };
+        let Some(index) = line.iter().position(is_meant) else {
+            return;
+        };
+        let place = line.swap_remove(index);
+        let outcome = outcome_of_place(told);
+        self.owners = place.owner;
+        // Its connection may have ended, or this is the end of the place before it was
+        // asked for again.
+        let ends_otherwise = place.is_sent_again || place.ask.session;
+        if outcome == Outcome::NotAvailable && ends_otherwise && !place.is_given_up {
+            self.release(&place.lock, None, Extent::All);
+            let outcome = self.unheard();
+            return self.journal.ended(place.operation, clock::now(), outcome);
+        }
+        self.journal.ended(place.operation, at, outcome.clone());
+        if let Outcome::Told(token) = outcome
+            && !place.is_given_up
+        {
+            self.hold(&place.lock, place.ask, token, true);
+        }
+    }
+
+    fn doubt(&mut self, line: &mut Vec<Place>, index: usize) {
+        self.owners = line[index].owner;
+        match line[index].next.take() {
+            Some((_, Doubt::AsksAgain)) => self.send_again(line, index),
+            Some((_, Doubt::GivesUp)) => {
+                line[index].is_given_up = true;
+                let (operation, lock) = (line[index].operation, line[index].lock.clone());
+                // It is told so a little later.
+                self.journal.queued(operation, None);
+                self.release(&lock, None, Extent::All);
+            }
+            Some((_, Doubt::ClosesSession)) => {
+                // The server may grant it before it sees the end. With RESP2 that is
+                // heard for a while.
+                self.connection = None;
+                self.sleep(0, 400);
+                self.listen();
+                while let Some((at, told)) = self.next_told() {
+                    self.end(line, at, &told);
+                }
+                self.close_ears();
+            }
+            None => {}
+        }
+    }
+
+    /// Sends the same request again. Who has missed no message keeps the place.
+    fn send_again(&mut self, line: &mut Vec<Place>, index: usize) {
+        let waited_ms = (clock::now() - line[index].sent) / MS;
+        let wait_ms = line[index].ask.block_ms.unwrap_or(0);
+        let left_ms = wait_ms.saturating_sub(waited_ms);
+        let connected = self.connected();
+        let place = &mut line[index];
+        // On another connection it would be another session.
+        let is_other_session = place.ask.session && connected.number != place.connection;
+        let (Some(ears), 1.., false) = (&self.ears, left_ms, is_other_session) else {
+            self.connection = Some(connected);
+            return;
+        };
+        place.is_sent_again = true;
+        let ask = Ask {
+            block_ms: Some(left_ms),
+            ..place.ask
+        };
+        let (request, words) = place_words(ask, &ears.channel);
+        let asked = match self.route {
+            Route::Direct(_) => {
+                let (owner, (_, key)) = (self.owner(), database_and_key(&place.lock));
+                let mut words: Vec<&str> = words.iter().map(String::as_str).collect();
+                words.splice(..0, ["LOCK.ACQUIRE", key, &owner]);
+                Self::transmit(
+                    connected,
+                    place.operation,
+                    place.request,
+                    clock::now(),
+                    &[words],
+                )
+            }
+            Route::Proxied(_) => {
+                self.journal
+                    .ended(place.operation, clock::now(), Outcome::GivenUp);
+                let (command, wrap) = ("LOCK.ACQUIRE", Wrap::Plain);
+                let asked = self.ask(connected, command, &place.lock, request, &words, wrap, None);
+                (place.operation, place.sent) = (asked.operation, asked.sent);
+                (place.ask, place.request) = (ask, request);
+                asked
+            }
+        };
+        if matches!(self.route, Route::Direct(_)) {
+            // A token that is replied has its full lease.
+            self.journal.queued(line[index].operation, None);
+        }
+        let since = line[index].queued;
+        let (outcome, connected) = self.hear(asked);
+        self.connection = connected;
+        if outcome == Outcome::Pending {
+            let (now, place) = (clock::now(), &line[index]);
+            let is_kept = now + MS < place.sent + wait_ms * MS;
+            match self.route {
+                // What was told of it may have been lost.
+                Route::Proxied(_) => self.journal.queued(place.operation, Some(now)),
+                Route::Direct(_) if is_kept => self.journal.queued(place.operation, Some(since)),
+                // Its time may have been over. Then this is another one, at the end.
+                Route::Direct(_) => {}
+            }
+            return;
+        }
+        let place = line.swap_remove(index);
+        if let Outcome::Granted(token) = outcome {
+            self.hold(&place.lock, place.ask, token, false);
+        }
+    }
+
+    /// Has the lock, by a reply or by a message that is to be claimed.
+    fn hold(&mut self, lock: &str, ask: Ask, token: i64, is_told: bool) {
+        let mut section = Section {
+            lock: lock.to_owned(),
+            token,
+            holds: 1,
+            lease_ms: ask.lease_ms,
+            mode: ask.mode,
+            numbered: true,
+        };
+        let claim_ms = CLAIM_TIMEOUT_MS;
+        let way = match self.faults_over() {
+            true => 19,
+            false if is_told && ask.session && self.rng.random_bool(0.2) => 4,
+            false => self.rng.random_range(0..20),
+        };
+        let claims = match way {
+            // As who does not trust its ears.
+            0..=2 => {
+                let ask = Ask {
+                    block_ms: None,
+                    hold: Some(1),
+                    ..ask
+                };
+                let outcome = self.acquire(lock, ask);
+                outcome == Outcome::Granted(token) && self.work(&mut section, false)
+            }
+            3 => {
+                self.sleep(claim_ms, claim_ms + 300);
+                self.renew(&section);
+                false
+            }
+            // Nobody claims it.
+            4 if is_told => return self.sleep(claim_ms + 300, claim_ms + 900),
+            5 if is_told => return,
+            6 => return self.close_ears(),
+            19 => false,
+            _ => self.work(&mut section, is_told),
+        };
+        let is_left = claims && !ask.session && self.leave(&section);
+        if !is_left {
+            self.release(lock, None, Extent::All);
+        }
+    }
+}

@@ -1,0 +1,70 @@
+use redis::{PushKind, Value};
+
+/// What has become of a place in a queue, as its message tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Told {
+    /// Where it was published.
+    pub channel: String,
+    /// The number of the database.
+    pub db: i64,
+    /// The lock.
+    pub key: Vec<u8>,
+    /// Who had the place.
+    pub owner: String,
+    /// A token, `0`, or `-CODE text`.
+    pub result: String,
+}
+
+impl Told {
+    /// What a connection heard, if it is such a message: in RESP3 it is pushed, and in
+    /// RESP2 a reply of three words.
+    pub fn of(heard: &Value) -> Option<Self> {
+        match heard {
+            Value::Push {
+                kind: PushKind::Message | PushKind::SMessage,
+                data,
+            } => Self::of_push(data),
+            Value::Array(words) => match &words[..] {
+                [Value::BulkString(kind), data @ ..] if kind.ends_with(b"message") => {
+                    Self::of_push(data)
+                }
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    pub(crate) fn of_push(data: &[Value]) -> Option<Self> {
+        match data {
+            [Value::BulkString(channel), Value::BulkString(message)] => {
+                Self::parse(channel, message)
+            }
+            _ => None,
+        }
+    }
+
+    /// Reads a message of four netstrings.
+    pub fn parse(channel: &[u8], message: &[u8]) -> Option<Self> {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let (db, rest) = netstring(message)?;
+        let (key, rest) = netstring(rest)?;
+        let (owner, rest) = netstring(rest)?;
+        let (result, rest) = netstring(rest)?;
+        rest.is_empty().then_some(())?;
+        Some(Self {
+            channel: text(channel),
+            db: text(db).parse().ok()?,
+            key: key.to_vec(),
+            owner: text(owner),
+            result: text(result),
+        })
+    }
+}
+
+/// The first netstring, and what follows it.
+fn netstring(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let colon = bytes.iter().position(|&byte| byte == b':')?;
+    let length = std::str::from_utf8(&bytes[..colon]).ok()?;
+    let (text, rest) = bytes[colon + 1..].split_at_checked(length.parse().ok()?)?;
+    Some((text, rest.strip_prefix(b",")?))
+}
