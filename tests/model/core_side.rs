@@ -22,7 +22,7 @@ use redis_lock_core::token::FencingToken;
 use redis_lock_testing::text;
 
 use crate::commands::{Block, Command, DEFAULT_LEASE, Extent, KEYS, Lease, Mode, OWNERS, Request};
-use crate::keyspace::{Content, Dump, Event, Keyspace, Place, Stored};
+use crate::keyspace::{Content, DbKey, Dump, Event, Keyspace, Stored};
 use crate::replies::{self, Counters, Expect, counters_of};
 
 /// A client's connection, as the server knows it.
@@ -46,7 +46,7 @@ pub enum Sender {
 #[derive(Clone, Copy, Debug)]
 pub struct Waiter {
     pub client: usize,
-    pub at: Place,
+    pub at: DbKey,
     pub request: Request,
     until_ms: Option<i64>,
 }
@@ -150,20 +150,20 @@ impl CoreSide {
 
 // What the run draws from.
 impl CoreSide {
-    /// The lock at this place, if it is one.
-    fn lock(&self, at: Place) -> Option<Lock> {
+    /// The lock of this key, if it is one.
+    fn lock(&self, at: DbKey) -> Option<Lock> {
         match self.keyspace.peek(at) {
             None => Some(Lock::default()),
             Some(stored) => read(stored).ok(),
         }
     }
 
-    pub fn is_lock(&self, at: Place) -> bool {
+    pub fn is_lock(&self, at: DbKey) -> bool {
         self.lock(at).is_some()
     }
 
     /// Those owners of the run that hold the lock.
-    pub fn holders(&self, at: Place) -> Vec<Holder> {
+    pub fn holders(&self, at: DbKey) -> Vec<Holder> {
         let lock = self.lock(at).unwrap_or_default();
         let holders = lock.holders().iter().filter_map(|holder| {
             let mut owners = OWNERS.iter();
@@ -177,12 +177,12 @@ impl CoreSide {
         holders.collect()
     }
 
-    pub fn newest_token(&self, at: Place) -> Option<i64> {
+    pub fn newest_token(&self, at: DbKey) -> Option<i64> {
         Some(self.lock(at)?.last_token()?.get())
     }
 
     /// Who waits for this lock, in the order in which they began.
-    pub fn waiters(&self, at: Place) -> impl Iterator<Item = &Waiter> {
+    pub fn waiters(&self, at: DbKey) -> impl Iterator<Item = &Waiter> {
         self.waiting.values().filter(move |waiter| waiter.at == at)
     }
 
@@ -195,17 +195,17 @@ impl CoreSide {
     }
 
     /// The locks that somebody waits for.
-    pub fn contended(&self) -> Vec<Place> {
-        let mut places: Vec<Place> = self.waiting.values().map(|waiter| waiter.at).collect();
-        places.sort();
-        places.dedup();
-        places
+    pub fn contended(&self) -> Vec<DbKey> {
+        let mut keys: Vec<DbKey> = self.waiting.values().map(|waiter| waiter.at).collect();
+        keys.sort();
+        keys.dedup();
+        keys
     }
 
     /// Those that alone keep readers among the holders from a lock.
     pub fn in_the_way(&self) -> Vec<usize> {
-        let places = self.contended().into_iter();
-        let firsts = places.filter_map(|at| {
+        let keys = self.contended().into_iter();
+        let firsts = keys.filter_map(|at| {
             let holders = self.holders(at);
             let mut waiters = self.waiters(at);
             let (first, next) = (waiters.next()?, waiters.next()?);
@@ -215,7 +215,7 @@ impl CoreSide {
         firsts.collect()
     }
 
-    fn bound(&self, at: Place, owner: &str) -> Option<ClientId> {
+    fn bound(&self, at: DbKey, owner: &str) -> Option<ClientId> {
         self.table.bound_client(key_of(at), &owner_of(owner))
     }
 
@@ -224,16 +224,16 @@ impl CoreSide {
         let all = KEYS
             .iter()
             .flat_map(|&key| OWNERS.map(|owner| (key, owner)));
-        all.filter(|&(key, owner)| self.bound(Place { db, key }, owner).is_some())
+        all.filter(|&(key, owner)| self.bound(DbKey { db, key }, owner).is_some())
             .collect()
     }
 
     /// Whether anything is bound to the client's connection.
     pub fn has_sessions(&self, client: usize) -> bool {
         let id = self.peers[client].id;
-        let places = (0..crate::commands::DATABASES)
-            .flat_map(|db| KEYS.iter().map(move |&key| Place { db, key }));
-        let mut holds = places.flat_map(|at| OWNERS.map(|owner| (at, owner)));
+        let keys = (0..crate::commands::DATABASES)
+            .flat_map(|db| KEYS.iter().map(move |&key| DbKey { db, key }));
+        let mut holds = keys.flat_map(|at| OWNERS.map(|owner| (at, owner)));
         holds.any(|(at, owner)| self.bound(at, owner) == Some(id))
     }
 
@@ -261,7 +261,7 @@ impl CoreSide {
     }
 
     /// What a dump of this key stands for.
-    pub fn dump(&self, at: Place, bytes: Vec<u8>) -> Option<Dump> {
+    pub fn dump(&self, at: DbKey, bytes: Vec<u8>) -> Option<Dump> {
         let content = self.keyspace.peek(at)?.content.clone();
         Some(Dump { bytes, content })
     }
@@ -271,7 +271,7 @@ impl CoreSide {
 impl CoreSide {
     /// Runs a command.
     pub fn run(&mut self, db: usize, command: &Command, sender: Sender) -> Expect {
-        let at = |key| Place { db, key };
+        let at = |key| DbKey { db, key };
         let reply = match *command {
             Command::Acquire {
                 key,
@@ -318,7 +318,7 @@ impl CoreSide {
     /// Replies OK, which it never does otherwise, where the client waits.
     fn acquire(
         &mut self,
-        at: Place,
+        at: DbKey,
         asked: Request,
         block: Option<Block>,
         sender: Sender,
@@ -377,7 +377,7 @@ impl CoreSide {
 
     fn release(
         &mut self,
-        at: Place,
+        at: DbKey,
         owner: &str,
         fence: Option<i64>,
         extent: Extent,
@@ -401,7 +401,7 @@ impl CoreSide {
         })
     }
 
-    fn guard(&mut self, at: Place, token: i64) -> Result<Value, LockError> {
+    fn guard(&mut self, at: DbKey, token: i64) -> Result<Value, LockError> {
         let token = FencingToken::new(token)?;
         let known = self.look_for(at)?;
         let now = self.now();
@@ -414,7 +414,7 @@ impl CoreSide {
 
     fn renew(
         &mut self,
-        at: Place,
+        at: DbKey,
         owner: &str,
         lease: Lease,
         fence: Option<i64>,
@@ -431,7 +431,7 @@ impl CoreSide {
         Ok(Value::Int(renewed.into()))
     }
 
-    fn break_lock(&mut self, at: Place, fence: Option<i64>) -> Result<Value, LockError> {
+    fn break_lock(&mut self, at: DbKey, fence: Option<i64>) -> Result<Value, LockError> {
         let token = fence.map(FencingToken::new).transpose()?;
         let known = self.look_for(at)?;
         let now = self.now();
@@ -440,7 +440,7 @@ impl CoreSide {
         Ok(Value::Int(broken.into()))
     }
 
-    fn info(&mut self, at: Place) -> Result<Value, LockError> {
+    fn info(&mut self, at: DbKey) -> Result<Value, LockError> {
         let lock = self.look(at)?;
         let view = self.table.view(key_of(at), Known::Read(lock), self.now());
         Ok(replies::info(&view, &self.peers))
@@ -453,7 +453,7 @@ impl CoreSide {
         let locks: Vec<_> = locks.take(count.unwrap_or(usize::MAX)).collect();
         let views = locks.into_iter().map(|lock| {
             // What is no lock is held by nobody.
-            let stored = self.look(place_of(&lock.key)).unwrap_or_default();
+            let stored = self.look(db_key(&lock.key)).unwrap_or_default();
             let holders = self.table.holders(lock.key.as_ref(), stored, now);
             let owners = holders.iter().map(|owner| text(owner.as_bytes()));
             replies::map([
@@ -469,7 +469,7 @@ impl CoreSide {
 
 // The road: read, step, apply, arm the timer, answer.
 impl CoreSide {
-    fn look(&mut self, at: Place) -> Result<Lock, LockError> {
+    fn look(&mut self, at: DbKey) -> Result<Lock, LockError> {
         let lock = self
             .keyspace
             .get(at)
@@ -478,13 +478,13 @@ impl CoreSide {
         lock
     }
 
-    fn look_for(&mut self, at: Place) -> Result<Known, LockError> {
+    fn look_for(&mut self, at: DbKey) -> Result<Known, LockError> {
         let lock = self.look(at);
         let lock = lock.inspect_err(|_| self.table.forget_lock(key_of(at)))?;
         Ok(Known::Read(lock))
     }
 
-    fn carry_out<T>(&mut self, at: Place, mut progress: Progress<T>) -> Result<T, LockError> {
+    fn carry_out<T>(&mut self, at: DbKey, mut progress: Progress<T>) -> Result<T, LockError> {
         loop {
             match progress {
                 Progress::Done(Done { result, step }) => {
@@ -499,7 +499,7 @@ impl CoreSide {
                     return result;
                 }
                 Progress::Asks(question) => {
-                    let asked: Vec<Place> = question.asked().iter().map(place_of).collect();
+                    let asked: Vec<DbKey> = question.asked().iter().map(db_key).collect();
                     let looked_at = asked.into_iter();
                     let looked_at = looked_at
                         .map(|other| Known::Read(self.look(other).unwrap_or_default()))
@@ -511,7 +511,7 @@ impl CoreSide {
         }
     }
 
-    fn apply(&mut self, at: Place, effects: &[Effect]) {
+    fn apply(&mut self, at: DbKey, effects: &[Effect]) {
         let keyspace = &mut self.keyspace;
         for effect in effects {
             match effect {
@@ -692,7 +692,7 @@ impl CoreSide {
         self.close_clients();
         // The server asks itself whether that key may be written.
         if let Some(key) = self.table.next_due(now_ms) {
-            self.keyspace.get(place_of(&key));
+            self.keyspace.get(db_key(&key));
             self.hear_of_keys();
         }
         let mut left = WORK_A_WAKE;
@@ -706,7 +706,7 @@ impl CoreSide {
     }
 
     fn do_due(&mut self, due: Due) -> usize {
-        let at = place_of(&due.key);
+        let at = db_key(&due.key);
         let known = self.look(at).map(Known::Read);
         let now = self.now();
         let progress = self.table.do_due(due, known, now);
@@ -731,18 +731,18 @@ impl CoreSide {
     }
 }
 
-fn key_of(at: Place) -> KeyRef<'static> {
+fn key_of(at: DbKey) -> KeyRef<'static> {
     KeyRef {
         db: i32::try_from(at.db).unwrap(),
         name: at.key.as_bytes(),
     }
 }
 
-fn place_of(key: &KeyBuf) -> Place {
+fn db_key(key: &KeyBuf) -> DbKey {
     let KeyRef { db, name } = key.as_ref();
     let db = usize::try_from(db).unwrap();
     let key = KEYS.iter().find(|key| key.as_bytes() == name).unwrap();
-    Place { db, key }
+    DbKey { db, key }
 }
 
 fn owner_of(name: &str) -> Owner {

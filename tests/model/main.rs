@@ -20,7 +20,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use commands::{Command, DATABASES, DEFAULT_LEASE, STEP_MS, in_a_script};
 use core_side::{CoreSide, Peer, Sender, Wake};
-use keyspace::{Dump, Place};
+use keyspace::{DbKey, Dump};
 use random::{Kind, Random};
 use redis::Value;
 use redis_lock_core::request::{ClientId, LEASE_MS_MAX};
@@ -350,7 +350,7 @@ impl Run {
         } else {
             let reply = self.hear(client, &expected);
             if let (Command::Dump(key), Value::BulkString(bytes)) = (command, reply) {
-                let dump = self.core.dump(Place { db, key }, bytes);
+                let dump = self.core.dump(DbKey { db, key }, bytes);
                 self.dumps.extend(dump);
                 if self.dumps.len() > 5 {
                     self.dumps.remove(0);

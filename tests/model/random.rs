@@ -11,7 +11,7 @@ use crate::commands::{
     UNIT_OF_LEASES,
 };
 use crate::core_side::{CoreSide, Holder};
-use crate::keyspace::{Dump, Place};
+use crate::keyspace::{DbKey, Dump};
 use redis_lock_core::token::TOKEN_MAX;
 
 pub use scenes::{reader_behind_writer, scene};
@@ -109,7 +109,7 @@ fn lease(random: &mut Random) -> Lease {
 }
 
 /// One of the lock's holders where there are any, often enough.
-fn likely_owner(random: &mut Random, core: &CoreSide, at: Place) -> &'static str {
+fn likely_owner(random: &mut Random, core: &CoreSide, at: DbKey) -> &'static str {
     let holders = core.holders(at).into_iter();
     let owners: Vec<&'static str> = holders.map(|holder| holder.owner).collect();
     if !owners.is_empty() && random.percent(75) {
@@ -119,12 +119,12 @@ fn likely_owner(random: &mut Random, core: &CoreSide, at: Place) -> &'static str
     }
 }
 
-fn held(core: &CoreSide, at: Place, owner: &str) -> Option<Holder> {
+fn held(core: &CoreSide, at: DbKey, owner: &str) -> Option<Holder> {
     let mut holders = core.holders(at).into_iter();
     holders.find(|holder| holder.owner == owner)
 }
 
-fn fence(random: &mut Random, core: &CoreSide, at: Place, owner: &str) -> Option<i64> {
+fn fence(random: &mut Random, core: &CoreSide, at: DbKey, owner: &str) -> Option<i64> {
     let right = held(core, at, owner).and_then(|holder| holder.token);
     near(random, right)
 }
@@ -139,7 +139,7 @@ fn near(random: &mut Random, right: Option<i64>) -> Option<i64> {
 }
 
 /// A hold number that fits or is next to one that does.
-fn hold(random: &mut Random, core: &CoreSide, at: Place, owner: &str) -> i64 {
+fn hold(random: &mut Random, core: &CoreSide, at: DbKey, owner: &str) -> i64 {
     let count = held(core, at, owner).map_or(0, |holder| holder.count);
     (count - 1 + random.one_of(&[0, 1, 1, 1, 2, 2, 2, 3])).max(1)
 }
@@ -162,7 +162,7 @@ fn send_again(random: &mut Random, key: &'static str, request: Request) -> Comma
     }
 }
 
-fn acquire(random: &mut Random, core: &CoreSide, at: Place, may_wait: bool) -> Command {
+fn acquire(random: &mut Random, core: &CoreSide, at: DbKey, may_wait: bool) -> Command {
     let waiting: Vec<Request> = core.waiters(at).map(|waiter| waiter.request).collect();
     if may_wait && !waiting.is_empty() && random.percent(25) {
         let request = random.one_of(&waiting);
@@ -207,7 +207,7 @@ fn acquire(random: &mut Random, core: &CoreSide, at: Place, may_wait: bool) -> C
 fn renew(
     random: &mut Random,
     core: &CoreSide,
-    at: Place,
+    at: DbKey,
     owner: &'static str,
     lease: Option<Lease>,
 ) -> Command {
@@ -219,7 +219,7 @@ fn renew(
     }
 }
 
-fn release(random: &mut Random, core: &CoreSide, at: Place) -> Command {
+fn release(random: &mut Random, core: &CoreSide, at: DbKey) -> Command {
     let owner = likely_owner(random, core, at);
     Command::Release {
         key: at.key,
@@ -258,7 +258,7 @@ fn permit_field(owner: &str) -> &'static str {
     PERMIT_FIELDS[position.unwrap()]
 }
 
-fn hdel(random: &mut Random, core: &CoreSide, at: Place) -> Command {
+fn hdel(random: &mut Random, core: &CoreSide, at: DbKey) -> Command {
     let owner = likely_owner(random, core, at);
     let names = match random.below(6) {
         0 => vec!["@fence"],
@@ -280,7 +280,7 @@ pub fn command(
 ) -> Command {
     let key = random.one_of(&KEYS);
     let other = random.one_of(&KEYS);
-    let at = Place { db, key };
+    let at = DbKey { db, key };
     let owner = likely_owner(random, core, at);
     // A key that is no lock refuses everything, which soon teaches nothing new.
     if !core.is_lock(at) && random.percent(60) {

@@ -5,7 +5,7 @@ use crate::commands::{
     Block, CROWD, Command, DATABASES, Extent, KEYS, Mode, OWNERS, Request, STEP_MS,
 };
 use crate::core_side::{CoreSide, Holder};
-use crate::keyspace::Place;
+use crate::keyspace::DbKey;
 use redis_lock_core::request::Limit;
 
 /// A time to live that is over in the next steps.
@@ -31,9 +31,9 @@ fn kill_at_the_grant(
     client: usize,
     db: usize,
 ) -> Option<Vec<Command>> {
-    let mut places = core.contended();
-    places.retain(|at| at.db == db);
-    let at = one_of(random, &places)?;
+    let mut keys = core.contended();
+    keys.retain(|at| at.db == db);
+    let at = one_of(random, &keys)?;
     let mut commands = free(random, core, at);
     let first = core.waiters(at).next()?.request;
     if random.percent(40) {
@@ -65,7 +65,7 @@ fn kill_at_the_grant(
         } else {
             random.one_of(&KEYS)
         };
-        let at = Place { db, key };
+        let at = DbKey { db, key };
         let owner = random.one_of(&OWNERS);
         let lease = Some(long_lease(random));
         commands.push(match random.below(3) {
@@ -78,8 +78,8 @@ fn kill_at_the_grant(
 }
 
 /// Takes the lock from whoever holds it.
-fn free(random: &mut Random, core: &CoreSide, at: Place) -> Vec<Command> {
-    let Place { key, .. } = at;
+fn free(random: &mut Random, core: &CoreSide, at: DbKey) -> Vec<Command> {
+    let DbKey { key, .. } = at;
     if random.percent(25) {
         return vec![Command::Break { key, fence: None }];
     }
@@ -95,7 +95,7 @@ fn free(random: &mut Random, core: &CoreSide, at: Place) -> Vec<Command> {
 }
 
 /// The owner that gets the lock is told so by other replies, too.
-fn tell_meanwhile(random: &mut Random, at: Place, first: Request) -> Vec<Command> {
+fn tell_meanwhile(random: &mut Random, at: DbKey, first: Request) -> Vec<Command> {
     let key = at.key;
     let lease = Some(long_lease(random));
     if random.percent(50) {
@@ -130,7 +130,7 @@ fn carry_a_session(random: &mut Random, core: &CoreSide, db: usize) -> Option<Ve
         2 => (Command::Move(key, 1 - db), key),
         _ => (Command::SwapDb, key),
     };
-    let at = Place { db, key: to };
+    let at = DbKey { db, key: to };
     let lease = Some(long_lease(random));
     let then = match random.below(4) {
         0 => Command::Info(to),
@@ -186,7 +186,7 @@ fn crowd(random: &mut Random) -> Vec<Command> {
 
 /// Somebody lets a lock of permits end soon, and a holder keeps it.
 fn cut_off_permits(random: &mut Random, core: &CoreSide, db: usize) -> Option<Vec<Command>> {
-    let keys = KEYS.iter().map(|&key| Place { db, key });
+    let keys = KEYS.iter().map(|&key| DbKey { db, key });
     let permits: Vec<(&'static str, Holder)> = keys
         .flat_map(|at| {
             let holders = core.holders(at).into_iter();
@@ -224,7 +224,7 @@ fn write_a_token(random: &mut Random, core: &CoreSide, db: usize) -> Vec<Command
     let mut contended = core.contended();
     contended.retain(|at| at.db == db);
     let [key, other] = [random.one_of(&KEYS), random.one_of(&KEYS)];
-    let at = one_of(random, &contended).unwrap_or(Place { db, key });
+    let at = one_of(random, &contended).unwrap_or(DbKey { db, key });
     let mut commands = vec![Command::Hset(at.key, "@fence", far_ahead(random, core))];
     if random.percent(50) {
         commands.push(Command::CopyReplace {
@@ -237,7 +237,7 @@ fn write_a_token(random: &mut Random, core: &CoreSide, db: usize) -> Vec<Command
         commands.extend(free(random, core, at));
     }
     let key = if random.percent(50) { at.key } else { other };
-    commands.push(acquire(random, core, Place { db, key }, false));
+    commands.push(acquire(random, core, DbKey { db, key }, false));
     commands
 }
 
