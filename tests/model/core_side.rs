@@ -3,25 +3,30 @@
 //! keyspace is a simulated one, the clock stands where the run sets it, and clients
 //! are numbers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use redis::Value;
+use redis_lock_core::deliveries::Recipient;
 use redis_lock_core::error::{LockError, Usage};
 use redis_lock_core::keys::{KeyBuf, KeyRef};
 use redis_lock_core::lock::{Effect, Lock, Now, Released};
-use redis_lock_core::queue::{Wait, WaiterId};
+use redis_lock_core::queue::{Addressee, Place, Wait, WaiterId};
 use redis_lock_core::request::{
     AcquireRequest, ClientId, HoldNumber, Lease as CoreLease, Limit, Owner, ReleaseExtent,
     ReleaseRequest, RenewRequest, Timeout,
 };
 use redis_lock_core::stored::{PERMIT_PREFIX, Reader, TOKEN_FIELD};
 use redis_lock_core::table::{
-    Acquired, Answer, Done, Due, Leave, LockTable, Progress, Stored as Known, WORK_A_WAKE,
+    Acquired, Answer, Done, Due, Leave, LockTable, LockView, Offer, Progress, Stored as Known,
+    WORK_A_WAKE,
 };
 use redis_lock_core::token::FencingToken;
-use redis_lock_testing::text;
+use redis_lock_testing::{Told, text};
 
-use crate::commands::{Block, Command, DEFAULT_LEASE, Extent, KEYS, Lease, Mode, OWNERS, Request};
+use crate::commands::{
+    CHANNELS, CLAIM_TIMEOUT_MS, Command, DATABASES, DEFAULT_LEASE, Extent, KEYS, Lease, Mode,
+    OWNERS, Patience, Queue, Request,
+};
 use crate::keyspace::{Content, DbKey, Dump, Event, Keyspace, Stored};
 use crate::replies::{self, Counters, Expect, counters_of};
 
@@ -29,8 +34,12 @@ use crate::replies::{self, Counters, Expect, counters_of};
 #[derive(Clone, Debug)]
 pub struct Peer {
     pub id: ClientId,
+    pub is_connected: bool,
     pub address: String,
 }
+
+/// Who runs a script has no connection.
+const NOT_CONNECTED: ClientId = ClientId(0);
 
 /// Who sends a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +76,14 @@ pub struct Holder {
     pub limit: Limit,
 }
 
+/// A grant that a message told of.
+#[derive(Clone, Copy, Debug)]
+pub struct Grant {
+    pub at: DbKey,
+    pub owner: &'static str,
+    pub token: i64,
+}
+
 /// How a wake of the timer came about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
@@ -88,6 +105,14 @@ pub struct CoreSide {
     replies: Vec<(usize, Expect)>,
     /// Clients whose connections the module closed.
     closed: Vec<usize>,
+    /// The channels that somebody listens to.
+    heard: BTreeSet<&'static str>,
+    /// What is published on them.
+    messages: Vec<Told>,
+    /// The last grants among these.
+    grants: Vec<Grant>,
+    /// Who asked last for a place that ends with its connection.
+    askers: BTreeMap<(DbKey, &'static str), ClientId>,
     /// When the timer wakes the module.
     armed_ms: Option<i64>,
     armed_by_wake: bool,
@@ -97,6 +122,7 @@ impl CoreSide {
     pub fn new(now_ms: i64, peers: Vec<Peer>, recheck_interval_ms: i64) -> Self {
         let mut table = LockTable::default();
         table.settings.recheck_interval_ms = recheck_interval_ms;
+        table.settings.claim_timeout_ms = CLAIM_TIMEOUT_MS;
         let mut keyspace = Keyspace::default();
         keyspace.now_ms = now_ms;
         Self {
@@ -108,6 +134,10 @@ impl CoreSide {
             woken: Vec::new(),
             replies: Vec::new(),
             closed: Vec::new(),
+            heard: CHANNELS.into(),
+            messages: Vec::new(),
+            grants: Vec::new(),
+            askers: BTreeMap::new(),
             armed_ms: None,
             armed_by_wake: false,
         }
@@ -123,6 +153,19 @@ impl CoreSide {
         self.table.settings.max_waiters = max;
     }
 
+    pub fn set_max_places(&mut self, max: usize) {
+        self.table.settings.max_places = max;
+    }
+
+    /// Somebody listens to these channels from now on, and to no others.
+    pub fn set_heard(&mut self, channels: BTreeSet<&'static str>) {
+        self.heard = channels;
+    }
+
+    pub fn heard(&self) -> &BTreeSet<&'static str> {
+        &self.heard
+    }
+
     /// Returns whether waits that close a cycle are refused from now on.
     pub fn switch_deadlock_detection(&mut self) -> bool {
         let settings = &mut self.table.settings;
@@ -133,6 +176,11 @@ impl CoreSide {
     /// What clients that waited must have heard by now.
     pub fn take_replies(&mut self) -> Vec<(usize, Expect)> {
         std::mem::take(&mut self.replies)
+    }
+
+    /// What must have been published by now, in this order.
+    pub fn take_messages(&mut self) -> Vec<Told> {
+        std::mem::take(&mut self.messages)
     }
 
     pub fn take_closed(&mut self) -> Vec<usize> {
@@ -231,28 +279,56 @@ impl CoreSide {
     /// Whether anything is bound to the client's connection.
     pub fn has_sessions(&self, client: usize) -> bool {
         let id = self.peers[client].id;
-        let keys = (0..crate::commands::DATABASES)
-            .flat_map(|db| KEYS.iter().map(move |&key| DbKey { db, key }));
-        let mut holds = keys.flat_map(|at| OWNERS.map(|owner| (at, owner)));
+        let mut holds = all_keys().flat_map(|at| OWNERS.map(|owner| (at, owner)));
         holds.any(|(at, owner)| self.bound(at, owner) == Some(id))
+            || all_keys().any(|at| {
+                let places = self.places(at).into_iter();
+                let mut askers = places.filter_map(|(owner, _)| self.askers.get(&(at, owner)));
+                askers.any(|asker| *asker == id)
+            })
+    }
+
+    /// The last grants to places, which may be claimed by now, or over.
+    pub fn grants(&self) -> &[Grant] {
+        &self.grants
+    }
+
+    fn view(&self, at: DbKey) -> LockView {
+        let lock = self.lock(at).unwrap_or_default();
+        self.table.view(key_of(at), Known::Read(lock), self.now())
+    }
+
+    /// The places for this lock, each as it is asked for.
+    pub fn places(&self, at: DbKey) -> Vec<(&'static str, Mode)> {
+        let waiters = self.view(at).waiters.into_iter();
+        let places = waiters.filter(|waiter| waiter.client.is_none());
+        let places = places.map(|place| {
+            let mode = match place.limit {
+                Limit::EXCLUSIVE => Mode::Exclusive,
+                Limit::SHARED => Mode::Shared,
+                limit => Mode::Limit(limit.count_or_zero()),
+            };
+            (known_owner(&place.owner), mode)
+        });
+        places.collect()
     }
 
     /// Who waits for what, in queue order.
     pub fn queues(&self) -> String {
-        let waiting = self.waiting.values();
-        let lines = waiting.map(
-            |Waiter {
-                 client,
-                 at,
-                 request,
-                 ..
-             }| {
+        let lines = all_keys().flat_map(|at| {
+            let waiters = self.view(at).waiters.into_iter();
+            waiters.map(move |waiter| {
+                let owner = known_owner(&waiter.owner);
+                let client = waiter.client.map(|client| client.0);
+                let channel = waiter
+                    .channel
+                    .map(|name| String::from_utf8_lossy(&name).into_owned());
                 format!(
-                    "{} {}: client {client} as {}\n",
-                    at.db, at.key, request.owner
+                    "{} {}: {owner}, client {client:?}, channel {channel:?}\n",
+                    at.db, at.key
                 )
-            },
-        );
+            })
+        });
         lines.collect()
     }
 
@@ -276,8 +352,8 @@ impl CoreSide {
             Command::Acquire {
                 key,
                 request,
-                block,
-            } => self.acquire(at(key), request, block, sender),
+                patience,
+            } => self.acquire(at(key), request, patience, sender),
             Command::Release {
                 key,
                 owner,
@@ -301,6 +377,10 @@ impl CoreSide {
                 self.disconnects(client);
                 Ok(Value::Int(1))
             }
+            Command::KillEars { .. } => {
+                self.heard.clear();
+                Ok(Value::Int(1))
+            }
             ref foreign => {
                 let reply = self.keyspace.run(db, foreign);
                 self.hear_of_keys();
@@ -320,7 +400,7 @@ impl CoreSide {
         &mut self,
         at: DbKey,
         asked: Request,
-        block: Option<Block>,
+        patience: Patience,
         sender: Sender,
     ) -> Result<Value, LockError> {
         let client = match sender {
@@ -332,10 +412,12 @@ impl CoreSide {
             (true, Some(client)) => Some(self.peers[client].id),
             (true, None) => return Err(Usage::NoSession.into()),
         };
+        let hold = asked.hold.map(HoldNumber::new).transpose()?;
+        let first_of_place = matches!(patience, Patience::Queue(_)).then_some(HoldNumber::FIRST);
         let request = AcquireRequest {
             owner: owner_of(asked.owner),
             lease: CoreLease::from_ms(asked.lease.unwrap_or(DEFAULT_LEASE))?,
-            hold: asked.hold.map(HoldNumber::new).transpose()?,
+            hold: hold.or(first_of_place),
             limit: match asked.mode {
                 Mode::Exclusive => Limit::EXCLUSIVE,
                 Mode::Shared => Limit::SHARED,
@@ -347,14 +429,23 @@ impl CoreSide {
             Sender::Client(client) => Some(client),
             Sender::Transaction(_) | Sender::Script => None,
         };
-        let timeout = block
-            .map(|block| Timeout::from_ms(block.ms()))
-            .transpose()?;
-        let wait = waiting_client.zip(timeout).map(|(client, timeout)| Wait {
-            client: self.peers[client].id,
-            until_ms: timeout.end_ms(self.keyspace.now_ms),
-            channel: None,
-        });
+        let now_ms = self.keyspace.now_ms;
+        let wait = match patience {
+            Patience::None => None,
+            Patience::Block(block) => {
+                let until_ms = Timeout::from_ms(block.ms())?.end_ms(now_ms);
+                waiting_client.map(|client| Wait {
+                    client: self.peers[client].id,
+                    until_ms,
+                    channel: None,
+                })
+            }
+            Patience::Queue(Queue { ms, channel }) => Some(Wait {
+                client: client.map_or(NOT_CONNECTED, |client| self.peers[client].id),
+                until_ms: Some(now_ms + ms),
+                channel: Some(self.table.channel(channel.as_bytes())),
+            }),
+        };
         let known = self.look_for(at)?;
         let now = self.now();
         let until_ms = wait.as_ref().and_then(|wait| wait.until_ms);
@@ -362,6 +453,13 @@ impl CoreSide {
         match self.carry_out(at, progress)? {
             Acquired::Granted(token) => Ok(Value::Int(token.get())),
             Acquired::Busy => Ok(Value::Nil),
+            Acquired::Queued(_) if matches!(patience, Patience::Queue(_)) => {
+                match session {
+                    Some(client) => self.askers.insert((at, asked.owner), client),
+                    None => self.askers.remove(&(at, asked.owner)),
+                };
+                Ok(Value::Int(0))
+            }
             Acquired::Queued(id) => {
                 let waiter = Waiter {
                     client: waiting_client.unwrap_or_default(),
@@ -491,10 +589,7 @@ impl CoreSide {
                     self.apply(at, &step.effects);
                     self.arm_timer();
                     for (addressee, answer) in step.answers {
-                        let id = addressee.id();
-                        if let Some(waiter) = self.waiting.remove(&id) {
-                            self.answered.push((id, waiter, answer));
-                        }
+                        self.tell(addressee, answer);
                     }
                     return result;
                 }
@@ -506,7 +601,7 @@ impl CoreSide {
                         .collect();
                     progress = self.table.go_on(*question, looked_at);
                 }
-                Progress::Offers(_) => unreachable!("nobody has a place"),
+                Progress::Offers(offer) => progress = self.publish_offer(*offer),
             }
         }
     }
@@ -565,6 +660,66 @@ impl CoreSide {
                 }
             }
         }
+    }
+
+    fn tell(&mut self, addressee: Addressee, answer: Answer) {
+        match addressee {
+            Addressee::Blocked(id) => {
+                if let Some(waiter) = self.waiting.remove(&id) {
+                    self.answered.push((id, waiter, answer));
+                }
+            }
+            Addressee::Place(place) => {
+                let heard = self.publish(&place, &answer);
+                if let Answer::Granted(_) = answer {
+                    let recipient = Recipient::Place(place.id);
+                    self.note(|table, _| table.grant_told(recipient, heard));
+                }
+            }
+        }
+    }
+
+    fn publish_offer<T>(&mut self, offer: Offer<T>) -> Progress<T> {
+        let granted = Answer::Granted(offer.token());
+        let heard = self.publish(offer.place(), &granted);
+        self.table.offered(offer, heard)
+    }
+
+    /// Publishes the end of a place. Returns whether anybody listens.
+    fn publish(&mut self, place: &Place, answer: &Answer) -> bool {
+        let channel = CHANNELS
+            .iter()
+            .find(|name| name.as_bytes() == &*place.channel);
+        let channel = *channel.unwrap();
+        if !self.heard.contains(channel) {
+            return false;
+        }
+        let (at, owner) = (db_key(&place.key), known_owner(&place.owner));
+        let result = match answer {
+            Answer::Granted(token) => {
+                let token = token.get();
+                self.grants.push(Grant { at, owner, token });
+                if self.grants.len() > 3 {
+                    self.grants.remove(0);
+                }
+                token.to_string()
+            }
+            Answer::NotGranted => "0".into(),
+            Answer::Refused(error) => {
+                let asked_by = |peer: &Peer| peer.is_connected && peer.id == place.client;
+                let may_read = self.peers.iter().any(asked_by);
+                format!("-{}", error.text_for(|_| may_read))
+            }
+            Answer::Renewed(_) => panic!("a place renews nothing"),
+        };
+        self.messages.push(Told {
+            channel: channel.into(),
+            db: i64::try_from(at.db).unwrap(),
+            key: at.key.into(),
+            owner: owner.into(),
+            result,
+        });
+        true
     }
 
     fn arm_timer(&mut self) {
@@ -628,6 +783,7 @@ impl CoreSide {
     /// The client's connection ends.
     pub fn disconnects(&mut self, client: usize) {
         let id = self.peers[client].id;
+        self.peers[client].is_connected = false;
         self.note(|table, _| table.connection_ended(id, false));
         self.leaves(client, Leave::Gone);
         self.replies.retain(|(to, _)| *to != client);
@@ -689,6 +845,9 @@ impl CoreSide {
 
     fn on_wake(&mut self) {
         let now_ms = self.keyspace.now_ms;
+        for (addressee, answer) in self.table.give_up(now_ms, WORK_A_WAKE) {
+            self.tell(addressee, answer);
+        }
         self.close_clients();
         // The server asks itself whether that key may be written.
         if let Some(key) = self.table.next_due(now_ms) {
@@ -743,6 +902,16 @@ fn db_key(key: &KeyBuf) -> DbKey {
     let db = usize::try_from(db).unwrap();
     let key = KEYS.iter().find(|key| key.as_bytes() == name).unwrap();
     DbKey { db, key }
+}
+
+fn all_keys() -> impl Iterator<Item = DbKey> {
+    (0..DATABASES).flat_map(|db| KEYS.iter().map(move |&key| DbKey { db, key }))
+}
+
+/// One of the run's.
+fn known_owner(owner: &Owner) -> &'static str {
+    let is_it = |name: &&&str| name.as_bytes() == owner.as_bytes();
+    OWNERS.iter().find(is_it).unwrap()
 }
 
 fn owner_of(name: &str) -> Owner {

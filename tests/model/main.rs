@@ -1,7 +1,7 @@
 //! Random commands by several clients. Each step runs in the very core, in this
 //! process, and in a real server, whose clock stands where the run sets it. After each
-//! step all replies, who waits, what is stored, the counters, and now and then a
-//! replica's data must be the same, to the letter.
+//! step all replies, all messages to places, who waits, what is stored, the counters, and
+//! now and then a replica's data must be the same, to the letter.
 //!
 //! What the core decides is its own tests' subject. Here the module must do what the
 //! core says, and the server must be as the module takes it to be.
@@ -18,14 +18,17 @@ mod replies;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant, SystemTime};
 
-use commands::{Command, DATABASES, DEFAULT_LEASE, STEP_MS, in_a_script};
+use commands::{
+    CHANNELS, CLAIM_TIMEOUT_MS, Command, DATABASES, DEFAULT_LEASE, STEP_MS, in_a_script,
+};
 use core_side::{CoreSide, Peer, Sender, Wake};
 use keyspace::{DbKey, Dump};
 use random::{Kind, Random};
 use redis::Value;
 use redis_lock_core::request::{ClientId, LEASE_MS_MAX};
 use redis_lock_core::table::Leave;
-use redis_lock_testing::{Client, Clock, SOON, TestServer, eventually, int, status};
+use redis_lock_testing::scene::await_gone;
+use redis_lock_testing::{Client, Clock, SOON, Subscriber, TestServer, eventually, int, status};
 use replies::{Expect, counters, listing, sentence, shown};
 
 /// Clients 0 to 5 may wait. The last two never do, one in each database, so
@@ -60,6 +63,7 @@ impl Connection {
         let fields: BTreeMap<&str, &str> = fields.collect();
         let peer = Peer {
             id: ClientId(fields["id"].parse().unwrap()),
+            is_connected: true,
             address: fields["addr"].into(),
         };
         Self { client, peer, db }
@@ -80,6 +84,9 @@ struct Run {
     clocks: [Clock; 2],
     connections: Vec<Connection>,
     observer: Client,
+    /// Hears what is published.
+    ears: Subscriber,
+    ears_id: i64,
     random: Random,
     core: CoreSide,
     dumps: Vec<Dump>,
@@ -102,6 +109,7 @@ impl Run {
         for setting in [
             format!("CONFIG SET lock.default-lease {DEFAULT_LEASE}"),
             format!("CONFIG SET lock.recheck-interval {NO_REGULAR_LOOKS_MS}"),
+            format!("CONFIG SET lock.claim-timeout {CLAIM_TIMEOUT_MS}"),
             // A key whose time is over goes when somebody asks for it.
             "DEBUG SET-ACTIVE-EXPIRE 0".into(),
         ] {
@@ -114,6 +122,8 @@ impl Run {
         let now = SystemTime::UNIX_EPOCH.elapsed().unwrap();
         let now_ms = i64::try_from(now.as_millis()).unwrap();
         let start_ms = (now_ms / STEP_MS + 2) * STEP_MS;
+        let mut ears = Subscriber::at(server.client());
+        let ears_id = ears.int("CLIENT ID");
         let mut run = Self {
             seed,
             step: 0,
@@ -123,11 +133,14 @@ impl Run {
             core: CoreSide::new(start_ms, peers, NO_REGULAR_LOOKS_MS),
             connections,
             observer,
+            ears,
+            ears_id,
             random: Random::new(seed),
             dumps: Vec::new(),
             history: VecDeque::new(),
             reached: Reached::new(),
         };
+        run.set_heard(CHANNELS.into());
         run.set_clocks(start_ms);
         // It looks at all locks anew when it sees that.
         eventually("the server sees that its clock has stopped", || {
@@ -184,6 +197,8 @@ impl Run {
             Kind::Setting => self.change_setting(),
             Kind::TimePasses => self.let_time_pass(),
             Kind::ReaderBehindWriter => self.queue_a_reader_behind_a_writer(),
+            Kind::Ears => self.turn_ears(),
+            Kind::Claim => self.claim(),
             kind => self.disturb(kind),
         }
         self.settle();
@@ -233,10 +248,31 @@ impl Run {
             self.count("a wait", expected.kind());
             self.hear(client, &expected);
         }
+        self.hear_messages();
         for client in self.core.take_closed() {
             self.count("a session", "closed by the module".into());
             self.note(format!("    client {client} is closed"));
             self.reconnect(client);
+        }
+    }
+
+    /// Reads what was published and compares it.
+    fn hear_messages(&mut self) {
+        let expected = self.core.take_messages();
+        let told = self.ears.told_so_far();
+        for told in &told {
+            let kind = match told.result.as_str() {
+                "0" => "0",
+                result => match result.strip_prefix('-') {
+                    Some(error) => error.split(' ').next().unwrap_or_default(),
+                    None => "a token",
+                },
+            };
+            self.count("a message", kind.into());
+            self.note(format!("    {told:?}"));
+        }
+        if told != expected {
+            self.diverges(&format!("{told:?} was told, not {expected:?}"));
         }
     }
 
@@ -388,7 +424,7 @@ impl Run {
     fn several(&mut self, client: usize, within: &'static str) -> (Vec<Command>, Expect) {
         let db = self.connections[client].db;
         let mut commands = match within {
-            "MULTI" => random::scene(&mut self.random, &self.core, client, db),
+            "MULTI" => random::scene(&mut self.random, &self.core, client, db, self.ears_id),
             _ => Vec::new(),
         };
         let others = if commands.is_empty() { 2 } else { 0 };
@@ -424,6 +460,7 @@ impl Run {
 
     fn transaction(&mut self) {
         let client = self.idle_client();
+        let heard = self.core.heard().clone();
         let (commands, expected) = self.several(client, "MULTI");
         let connection = &mut self.connections[client];
         connection.client.send("MULTI");
@@ -437,9 +474,13 @@ impl Run {
         }
         self.hear(client, &expected);
         for command in &commands {
-            if let Command::Kill { client, .. } = command {
-                self.count("a waiter that leaves", "killed in a transaction".into());
-                self.reconnect(*client);
+            match command {
+                Command::Kill { client, .. } => {
+                    self.count("a waiter that leaves", "killed in a transaction".into());
+                    self.reconnect(*client);
+                }
+                Command::KillEars { .. } => self.open_ears(heard.clone()),
+                _ => {}
             }
         }
     }
@@ -452,7 +493,11 @@ impl Run {
     }
 
     fn change_setting(&mut self) {
-        let change = if self.random.percent(50) {
+        let change = if self.random.percent(33) {
+            let max = self.random.one_of(&[1, 3, 1000, 1000]);
+            self.core.set_max_places(max);
+            format!("CONFIG SET lock.max-places {max}")
+        } else if self.random.percent(50) {
             let refuses = self.core.switch_deadlock_detection();
             let setting = if refuses { "yes" } else { "no" };
             format!("CONFIG SET lock.deadlock-detection {setting}")
@@ -463,6 +508,50 @@ impl Run {
         };
         assert_eq!(self.observer.call(&change), status("OK"));
         self.note(format!("{}: {change}", self.step));
+    }
+
+    /// Who was told of a grant claims it.
+    fn claim(&mut self) {
+        if let Some((db, command)) = random::claim(&mut self.random, &self.core) {
+            // One that never waits.
+            self.send(MAY_WAIT + db, &command);
+        }
+    }
+
+    /// Somebody begins to listen to a channel, or ceases to.
+    fn turn_ears(&mut self) {
+        let mut heard = self.core.heard().clone();
+        // Mostly somebody listens.
+        for channel in CHANNELS {
+            match self.random.percent(75) {
+                true => heard.insert(channel),
+                false => heard.remove(channel),
+            };
+        }
+        self.note(format!("{}: heard are {heard:?}", self.step));
+        self.set_heard(heard);
+    }
+
+    /// Has the ears hear these channels alone.
+    fn set_heard(&mut self, heard: BTreeSet<&'static str>) {
+        for channel in CHANNELS {
+            let verb = match heard.contains(channel) {
+                true => "SUBSCRIBE",
+                false => "UNSUBSCRIBE",
+            };
+            self.ears.send(&format!("{verb} {channel}"));
+            self.ears.pushed();
+        }
+        self.core.set_heard(heard);
+    }
+
+    /// Has new ears hear these channels, where the old ones have been closed.
+    fn open_ears(&mut self, heard: BTreeSet<&'static str>) {
+        self.count("the ears", "killed in a transaction".into());
+        await_gone(&mut self.observer, self.ears_id);
+        self.ears = Subscriber::at(self.server.client());
+        self.ears_id = self.ears.int("CLIENT ID");
+        self.set_heard(heard);
     }
 
     /// Something happens to a client that waits, or that has a session.
@@ -535,11 +624,14 @@ impl Run {
 }
 
 /// What the runs that are always done must reach, each with how it was answered.
-const MUST_BE_REACHED: [(&str, &str); 58] = [
+const MUST_BE_REACHED: [(&str, &str); 68] = [
     ("EVAL", "ERR"),
+    ("INFO", "lock_claims"),
     ("INFO", "lock_deadlocks_refused"),
+    ("INFO", "lock_grants_unclaimed"),
     ("INFO", "lock_grants_undelivered"),
     ("INFO", "lock_hand_offs"),
+    ("INFO", "lock_places_unheard"),
     ("INFO", "lock_queues_full"),
     ("INFO", "lock_reentries"),
     ("INFO", "lock_releases_broken"),
@@ -550,6 +642,7 @@ const MUST_BE_REACHED: [(&str, &str); 58] = [
     ("INFO", "lock_wait_timeouts"),
     ("INFO", "lock_waits_abandoned"),
     ("INFO", "lock_waits_refused"),
+    ("LOCK.ACQUIRE", "0"),
     ("LOCK.ACQUIRE", "DEADLOCK"),
     ("LOCK.ACQUIRE", "ERR"),
     ("LOCK.ACQUIRE", "HOLDCOUNT"),
@@ -579,6 +672,11 @@ const MUST_BE_REACHED: [(&str, &str); 58] = [
     ("Redisson's unlock", "0"),
     ("Redisson's unlock", "1"),
     ("SWAPDB", "OK"),
+    ("a message", "0"),
+    ("a message", "NOTALOCK"),
+    ("a message", "UPGRADE"),
+    ("a message", "WRONGTYPE"),
+    ("a message", "a token"),
     ("a wait", "DEADLOCK"),
     ("a wait", "ERR"),
     ("a wait", "NOTALOCK"),
@@ -591,6 +689,7 @@ const MUST_BE_REACHED: [(&str, &str); 58] = [
     ("a waiter that leaves", "UnblockAsError"),
     ("a waiter that leaves", "UnblockAsTimeout"),
     ("a waiter that leaves", "killed in a transaction"),
+    ("the ears", "killed in a transaction"),
     ("the end of a session", "HangUp"),
     ("the end of a session", "Kill"),
     ("the end of a session", "Quit"),

@@ -7,10 +7,10 @@ use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 
 use crate::commands::{
-    Block, Command, DATABASES, Extent, KEYS, Lease, Mode, OWNERS, Request, SHORT_LEASES,
-    UNIT_OF_LEASES,
+    Block, CHANNELS, Command, DATABASES, Extent, KEYS, Lease, Mode, OWNERS, Patience, QUEUE_MS,
+    Queue, Request, SHORT_LEASES, UNIT_OF_LEASES,
 };
-use crate::core_side::{CoreSide, Holder};
+use crate::core_side::{CoreSide, Grant, Holder};
 use crate::keyspace::{DbKey, Dump};
 use redis_lock_core::token::TOKEN_MAX;
 
@@ -67,8 +67,12 @@ pub enum Kind {
     UnblockAsTimeout,
     UnblockAsError,
     /// Deadlocks are refused from now on, or not any more; or more or fewer
-    /// may wait for a lock.
+    /// may wait for a lock, or have places.
     Setting,
+    /// Somebody begins to listen to a channel, or ceases to.
+    Ears,
+    /// Who was told of a grant to its place says so, maybe too late.
+    Claim,
     /// Nobody does anything until something is due, maybe for hours.
     TimePasses,
     /// Somebody shares a lock, a client waits to have it alone, and one behind that to
@@ -89,6 +93,8 @@ pub fn kind(random: &mut Random) -> Kind {
         (2, Kind::UnblockAsError),
         (4, Kind::TimePasses),
         (3, Kind::ReaderBehindWriter),
+        (5, Kind::Ears),
+        (20, Kind::Claim),
     ])
 }
 
@@ -158,8 +164,58 @@ fn send_again(random: &mut Random, key: &'static str, request: Request) -> Comma
             lease,
             ..request
         },
-        block: Some(Block::Endless),
+        patience: Patience::Block(Block::Endless),
     }
+}
+
+fn queue(random: &mut Random) -> Patience {
+    let ms = random.weighted(&[(1, QUEUE_MS[0]), (9, QUEUE_MS[1])]);
+    let channel = random.one_of(&CHANNELS);
+    Patience::Queue(Queue { ms, channel })
+}
+
+/// What somebody sends who has a place, or thinks so.
+fn ask_again(random: &mut Random, key: &'static str, owner: &'static str, mode: Mode) -> Command {
+    let others = [Mode::Exclusive, Mode::Shared, Mode::Limit(2)];
+    let other = random.one_of(&others);
+    let request = Request {
+        owner,
+        lease: Some(long_lease(random)),
+        hold: random.one_of(&[None, None, Some(1), Some(2)]),
+        mode: random.weighted(&[(6, mode), (1, other)]),
+        session: random.percent(25),
+    };
+    let queue = queue(random);
+    Command::Acquire {
+        key,
+        request,
+        patience: random.weighted(&[(8, queue), (2, Patience::None)]),
+    }
+}
+
+/// What somebody sends who was told of a grant, and in which database.
+pub fn claim(random: &mut Random, core: &CoreSide) -> Option<(usize, Command)> {
+    let last = *core.grants().last()?;
+    let any = random.one_of(core.grants());
+    let Grant { at, owner, token } = random.weighted(&[(4, last), (1, any)]);
+    let key = at.key;
+    let lease = Some(long_lease(random));
+    let command = match random.below(10) {
+        0 => Command::Release {
+            key,
+            owner,
+            fence: Some(token),
+            extent: Extent::One,
+        },
+        1 | 2 => ask_again(random, key, owner, Mode::Shared),
+        _ => Command::Renew {
+            key,
+            owner,
+            lease,
+            fence: random.one_of(&[Some(token), Some(token), Some(token), None]),
+        },
+    };
+    Some((at.db, command))
 }
 
 fn acquire(random: &mut Random, core: &CoreSide, at: DbKey, may_wait: bool) -> Command {
@@ -168,15 +224,25 @@ fn acquire(random: &mut Random, core: &CoreSide, at: DbKey, may_wait: bool) -> C
         let request = random.one_of(&waiting);
         return send_again(random, at.key, request);
     }
+    let places = core.places(at);
+    if !places.is_empty() && random.percent(25) {
+        let (owner, mode) = random.one_of(&places);
+        return ask_again(random, at.key, owner, mode);
+    }
     let owner = random.one_of(&OWNERS);
     let hold = random.percent(30).then(|| hold(random, core, at, owner));
-    let block = random.weighted(&[
-        (15, None),
-        (50, Some(Block::Endless)),
-        (33, Some(Block::Long)),
-        (2, Some(Block::Short)),
+    let queue = queue(random);
+    let patience = random.weighted(&[
+        (15, Patience::None),
+        (40, Patience::Block(Block::Endless)),
+        (23, Patience::Block(Block::Long)),
+        (2, Patience::Block(Block::Short)),
+        (50, queue),
     ]);
-    let block = block.filter(|_| may_wait);
+    let patience = match patience {
+        Patience::Block(_) if !may_wait => Patience::None,
+        patience => patience,
+    };
     let mode = random.weighted(&[
         (50, Mode::Exclusive),
         (3, Mode::Limit(1)),
@@ -200,7 +266,7 @@ fn acquire(random: &mut Random, core: &CoreSide, at: DbKey, may_wait: bool) -> C
             mode,
             session,
         },
-        block,
+        patience,
     }
 }
 
@@ -220,7 +286,11 @@ fn renew(
 }
 
 fn release(random: &mut Random, core: &CoreSide, at: DbKey) -> Command {
-    let owner = likely_owner(random, core, at);
+    let places = core.places(at);
+    let owner = match places.is_empty() || random.percent(85) {
+        true => likely_owner(random, core, at),
+        false => random.one_of(&places).0,
+    };
     Command::Release {
         key: at.key,
         owner,

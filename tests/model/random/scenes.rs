@@ -2,7 +2,7 @@
 
 use super::{Random, acquire, far_ahead, lease, long_lease, release, renew};
 use crate::commands::{
-    Block, CROWD, Command, DATABASES, Extent, KEYS, Mode, OWNERS, Request, STEP_MS,
+    Block, CROWD, Command, DATABASES, Extent, KEYS, Mode, OWNERS, Patience, Request, STEP_MS,
 };
 use crate::core_side::{CoreSide, Holder};
 use crate::keyspace::DbKey;
@@ -13,12 +13,19 @@ const SOON_OVER: i64 = 2 * STEP_MS;
 
 /// A transaction of a client of this database; or nothing, and then it is to be
 /// drawn by chance.
-pub fn scene(random: &mut Random, core: &CoreSide, client: usize, db: usize) -> Vec<Command> {
-    let scene = match random.below(6) {
+pub fn scene(
+    random: &mut Random,
+    core: &CoreSide,
+    client: usize,
+    db: usize,
+    ears: i64,
+) -> Vec<Command> {
+    let scene = match random.below(7) {
         0 => Some(write_a_token(random, core, db)),
         1 | 2 => kill_at_the_grant(random, core, client, db),
         3 => carry_a_session(random, core, db),
         4 => Some(crowd(random)),
+        5 => free_a_place(random, core, db, ears),
         _ => cut_off_permits(random, core, db),
     };
     scene.unwrap_or_default()
@@ -77,6 +84,27 @@ fn kill_at_the_grant(
     Some(commands)
 }
 
+/// A lock comes free for which somebody has a place, and maybe nobody listens any more.
+fn free_a_place(
+    random: &mut Random,
+    core: &CoreSide,
+    db: usize,
+    ears: i64,
+) -> Option<Vec<Command>> {
+    let keys = KEYS.iter().map(|&key| DbKey { db, key });
+    let keys: Vec<DbKey> = keys.filter(|at| !core.places(*at).is_empty()).collect();
+    let at = one_of(random, &keys)?;
+    let mut commands = Vec::new();
+    if random.percent(50) {
+        commands.push(Command::KillEars { id: ears });
+    }
+    commands.extend(free(random, core, at));
+    if random.percent(50) {
+        commands.push(acquire(random, core, at, false));
+    }
+    Some(commands)
+}
+
 /// Takes the lock from whoever holds it.
 fn free(random: &mut Random, core: &CoreSide, at: DbKey) -> Vec<Command> {
     let DbKey { key, .. } = at;
@@ -116,7 +144,7 @@ fn tell_meanwhile(random: &mut Random, at: DbKey, first: Request) -> Vec<Command
     vec![Command::Acquire {
         key,
         request,
-        block: None,
+        patience: Patience::None,
     }]
 }
 
@@ -148,7 +176,7 @@ pub fn reader_behind_writer(
     last: usize,
 ) -> [(usize, Command); 4] {
     let key = random.one_of(&KEYS);
-    let mut acquire = |owner, mode, block| Command::Acquire {
+    let mut acquire = |owner, mode, patience| Command::Acquire {
         key,
         request: Request {
             owner,
@@ -157,13 +185,14 @@ pub fn reader_behind_writer(
             mode,
             session: false,
         },
-        block,
+        patience,
     };
+    let endless = Patience::Block(Block::Endless);
     [
         (last, Command::Del(key)),
-        (last, acquire("ann", Mode::Shared, None)),
-        (first, acquire("bob", Mode::Exclusive, Some(Block::Endless))),
-        (last, acquire("cid", Mode::Shared, Some(Block::Endless))),
+        (last, acquire("ann", Mode::Shared, Patience::None)),
+        (first, acquire("bob", Mode::Exclusive, endless)),
+        (last, acquire("cid", Mode::Shared, endless)),
     ]
 }
 
@@ -179,7 +208,7 @@ fn crowd(random: &mut Random) -> Vec<Command> {
             mode: Mode::Shared,
             session: false,
         },
-        block: None,
+        patience: Patience::None,
     };
     CROWD.into_iter().map(acquire).collect()
 }
@@ -206,7 +235,7 @@ fn cut_off_permits(random: &mut Random, core: &CoreSide, db: usize) -> Option<Ve
                 mode: Mode::Shared,
                 session: random.percent(25),
             },
-            block: None,
+            patience: Patience::None,
         }
     } else {
         Command::Renew {
