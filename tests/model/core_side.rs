@@ -162,10 +162,6 @@ impl CoreSide {
         self.heard = channels;
     }
 
-    pub fn heard(&self) -> &BTreeSet<&'static str> {
-        &self.heard
-    }
-
     /// Returns whether waits that close a cycle are refused from now on.
     pub fn switch_deadlock_detection(&mut self) -> bool {
         let settings = &mut self.table.settings;

@@ -84,7 +84,8 @@ fn kill_at_the_grant(
     Some(commands)
 }
 
-/// A lock comes free for which somebody has a place, and maybe nobody listens any more.
+/// A lock comes free for which somebody has a place, or is no lock any more; and maybe
+/// nobody listens by then.
 fn free_a_place(
     random: &mut Random,
     core: &CoreSide,
@@ -98,7 +99,10 @@ fn free_a_place(
     if random.percent(50) {
         commands.push(Command::KillEars { id: ears });
     }
-    commands.extend(free(random, core, at));
+    match random.percent(20) {
+        true => commands.push(Command::Set(at.key)),
+        false => commands.extend(free(random, core, at)),
+    }
     if random.percent(50) {
         commands.push(acquire(random, core, at, false));
     }
