@@ -46,6 +46,30 @@ impl Block {
     }
 }
 
+/// How long a place in the queue is kept, and where its end is published.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Queue {
+    pub ms: i64,
+    pub channel: &'static str,
+}
+
+pub const CHANNELS: [&str; 2] = ["one", "two"];
+
+/// The first one is over before the next command. As with [`Block::ms`], nothing else
+/// ends in the same millisecond.
+pub const QUEUE_MS: [i64; 2] = [400, 2 * UNIT_OF_LEASES + 555];
+
+/// What `lock.claim-timeout` is set to: who is told has some steps to claim.
+pub const CLAIM_TIMEOUT_MS: i64 = 5 * STEP_MS + 130;
+
+/// Whether `LOCK.ACQUIRE` would wait, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    None,
+    Block(Block),
+    Queue(Queue),
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
     One,
@@ -77,7 +101,7 @@ pub enum Command {
     Acquire {
         key: &'static str,
         request: Request,
-        block: Option<Block>,
+        patience: Patience,
     },
     Release {
         key: &'static str,
@@ -144,6 +168,10 @@ pub enum Command {
         client: usize,
         id: u64,
     },
+    /// Ends the connection that hears the messages.
+    KillEars {
+        id: i64,
+    },
 }
 
 /// How Redisson's `RLock` locks and unlocks.
@@ -186,11 +214,17 @@ impl Command {
             Self::Acquire {
                 key,
                 request,
-                block,
+                patience,
             } => {
                 let mut all = words(&["LOCK.ACQUIRE", key, request.owner]);
                 option(&mut all, "LEASE", request.lease);
-                option(&mut all, "BLOCK", block.map(Block::ms));
+                match patience {
+                    Patience::None => {}
+                    Patience::Block(block) => option(&mut all, "BLOCK", Some(block.ms())),
+                    Patience::Queue(Queue { ms, channel }) => {
+                        all.extend(words(&["QUEUE", &ms.to_string(), channel]));
+                    }
+                }
                 option(&mut all, "HOLD", request.hold);
                 match request.mode {
                     Mode::Exclusive => {}
@@ -286,6 +320,7 @@ impl Command {
             Self::FlushDb => words(&["FLUSHDB"]),
             Self::FlushAll => words(&["FLUSHALL"]),
             Self::SwapDb => words(&["SWAPDB", "0", "1"]),
+            Self::KillEars { id } => words(&["CLIENT", "KILL", "ID", &id.to_string()]),
             Self::Kill { id, .. } => words(&["CLIENT", "KILL", "ID", &id.to_string()]),
         }
     }
@@ -319,7 +354,7 @@ impl Command {
             Self::FlushDb => "FLUSHDB",
             Self::FlushAll => "FLUSHALL",
             Self::SwapDb => "SWAPDB",
-            Self::Kill { .. } => "CLIENT KILL",
+            Self::Kill { .. } | Self::KillEars { .. } => "CLIENT KILL",
         }
     }
 }

@@ -3,34 +3,43 @@
 //! keyspace is a simulated one, the clock stands where the run sets it, and clients
 //! are numbers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use redis::Value;
+use redis_lock_core::deliveries::Recipient;
 use redis_lock_core::error::{LockError, Usage};
 use redis_lock_core::keys::{KeyBuf, KeyRef};
 use redis_lock_core::lock::{Effect, Lock, Now, Released};
-use redis_lock_core::queue::{Wait, WaiterId};
+use redis_lock_core::queue::{Addressee, Place, Wait, WaiterId};
 use redis_lock_core::request::{
     AcquireRequest, ClientId, HoldNumber, Lease as CoreLease, Limit, Owner, ReleaseExtent,
     ReleaseRequest, RenewRequest, Timeout,
 };
 use redis_lock_core::stored::{PERMIT_PREFIX, Reader, TOKEN_FIELD};
 use redis_lock_core::table::{
-    Acquired, Answer, Done, Due, Leave, LockTable, Progress, Stored as Known, WORK_A_WAKE,
+    Acquired, Answer, Done, Due, Leave, LockTable, LockView, Offer, Progress, Stored as Known,
+    WORK_A_WAKE,
 };
 use redis_lock_core::token::FencingToken;
-use redis_lock_testing::text;
+use redis_lock_testing::{Told, text};
 
-use crate::commands::{Block, Command, DEFAULT_LEASE, Extent, KEYS, Lease, Mode, OWNERS, Request};
-use crate::keyspace::{Content, Dump, Event, Keyspace, Place, Stored};
+use crate::commands::{
+    CHANNELS, CLAIM_TIMEOUT_MS, Command, DATABASES, DEFAULT_LEASE, Extent, KEYS, Lease, Mode,
+    OWNERS, Patience, Queue, Request,
+};
+use crate::keyspace::{Content, DbKey, Dump, Event, Keyspace, Stored};
 use crate::replies::{self, Counters, Expect, counters_of};
 
 /// A client's connection, as the server knows it.
 #[derive(Clone, Debug)]
 pub struct Peer {
     pub id: ClientId,
+    pub is_connected: bool,
     pub address: String,
 }
+
+/// Who runs a script has no connection.
+const NOT_CONNECTED: ClientId = ClientId(0);
 
 /// Who sends a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +55,7 @@ pub enum Sender {
 #[derive(Clone, Copy, Debug)]
 pub struct Waiter {
     pub client: usize,
-    pub at: Place,
+    pub at: DbKey,
     pub request: Request,
     until_ms: Option<i64>,
 }
@@ -65,6 +74,14 @@ pub struct Holder {
     pub count: i64,
     pub token: Option<i64>,
     pub limit: Limit,
+}
+
+/// A grant that a message told of.
+#[derive(Clone, Copy, Debug)]
+pub struct Grant {
+    pub at: DbKey,
+    pub owner: &'static str,
+    pub token: i64,
 }
 
 /// How a wake of the timer came about.
@@ -88,6 +105,14 @@ pub struct CoreSide {
     replies: Vec<(usize, Expect)>,
     /// Clients whose connections the module closed.
     closed: Vec<usize>,
+    /// The channels that somebody listens to.
+    heard: BTreeSet<&'static str>,
+    /// What is published on them.
+    messages: Vec<Told>,
+    /// The last grants among these.
+    grants: Vec<Grant>,
+    /// Who asked last for a place that ends with its connection.
+    askers: BTreeMap<(DbKey, &'static str), ClientId>,
     /// When the timer wakes the module.
     armed_ms: Option<i64>,
     armed_by_wake: bool,
@@ -97,6 +122,7 @@ impl CoreSide {
     pub fn new(now_ms: i64, peers: Vec<Peer>, recheck_interval_ms: i64) -> Self {
         let mut table = LockTable::default();
         table.settings.recheck_interval_ms = recheck_interval_ms;
+        table.settings.claim_timeout_ms = CLAIM_TIMEOUT_MS;
         let mut keyspace = Keyspace::default();
         keyspace.now_ms = now_ms;
         Self {
@@ -108,6 +134,10 @@ impl CoreSide {
             woken: Vec::new(),
             replies: Vec::new(),
             closed: Vec::new(),
+            heard: CHANNELS.into(),
+            messages: Vec::new(),
+            grants: Vec::new(),
+            askers: BTreeMap::new(),
             armed_ms: None,
             armed_by_wake: false,
         }
@@ -123,6 +153,15 @@ impl CoreSide {
         self.table.settings.max_waiters = max;
     }
 
+    pub fn set_max_places(&mut self, max: usize) {
+        self.table.settings.max_places = max;
+    }
+
+    /// Somebody listens to these channels from now on, and to no others.
+    pub fn set_heard(&mut self, channels: BTreeSet<&'static str>) {
+        self.heard = channels;
+    }
+
     /// Returns whether waits that close a cycle are refused from now on.
     pub fn switch_deadlock_detection(&mut self) -> bool {
         let settings = &mut self.table.settings;
@@ -133,6 +172,11 @@ impl CoreSide {
     /// What clients that waited must have heard by now.
     pub fn take_replies(&mut self) -> Vec<(usize, Expect)> {
         std::mem::take(&mut self.replies)
+    }
+
+    /// What must have been published by now, in this order.
+    pub fn take_messages(&mut self) -> Vec<Told> {
+        std::mem::take(&mut self.messages)
     }
 
     pub fn take_closed(&mut self) -> Vec<usize> {
@@ -150,20 +194,20 @@ impl CoreSide {
 
 // What the run draws from.
 impl CoreSide {
-    /// The lock at this place, if it is one.
-    fn lock(&self, at: Place) -> Option<Lock> {
+    /// The lock of this key, if it is one.
+    fn lock(&self, at: DbKey) -> Option<Lock> {
         match self.keyspace.peek(at) {
             None => Some(Lock::default()),
             Some(stored) => read(stored).ok(),
         }
     }
 
-    pub fn is_lock(&self, at: Place) -> bool {
+    pub fn is_lock(&self, at: DbKey) -> bool {
         self.lock(at).is_some()
     }
 
     /// Those owners of the run that hold the lock.
-    pub fn holders(&self, at: Place) -> Vec<Holder> {
+    pub fn holders(&self, at: DbKey) -> Vec<Holder> {
         let lock = self.lock(at).unwrap_or_default();
         let holders = lock.holders().iter().filter_map(|holder| {
             let mut owners = OWNERS.iter();
@@ -177,12 +221,12 @@ impl CoreSide {
         holders.collect()
     }
 
-    pub fn newest_token(&self, at: Place) -> Option<i64> {
+    pub fn newest_token(&self, at: DbKey) -> Option<i64> {
         Some(self.lock(at)?.last_token()?.get())
     }
 
     /// Who waits for this lock, in the order in which they began.
-    pub fn waiters(&self, at: Place) -> impl Iterator<Item = &Waiter> {
+    pub fn waiters(&self, at: DbKey) -> impl Iterator<Item = &Waiter> {
         self.waiting.values().filter(move |waiter| waiter.at == at)
     }
 
@@ -195,17 +239,17 @@ impl CoreSide {
     }
 
     /// The locks that somebody waits for.
-    pub fn contended(&self) -> Vec<Place> {
-        let mut places: Vec<Place> = self.waiting.values().map(|waiter| waiter.at).collect();
-        places.sort();
-        places.dedup();
-        places
+    pub fn contended(&self) -> Vec<DbKey> {
+        let mut keys: Vec<DbKey> = self.waiting.values().map(|waiter| waiter.at).collect();
+        keys.sort();
+        keys.dedup();
+        keys
     }
 
     /// Those that alone keep readers among the holders from a lock.
     pub fn in_the_way(&self) -> Vec<usize> {
-        let places = self.contended().into_iter();
-        let firsts = places.filter_map(|at| {
+        let keys = self.contended().into_iter();
+        let firsts = keys.filter_map(|at| {
             let holders = self.holders(at);
             let mut waiters = self.waiters(at);
             let (first, next) = (waiters.next()?, waiters.next()?);
@@ -215,7 +259,7 @@ impl CoreSide {
         firsts.collect()
     }
 
-    fn bound(&self, at: Place, owner: &str) -> Option<ClientId> {
+    fn bound(&self, at: DbKey, owner: &str) -> Option<ClientId> {
         self.table.bound_client(key_of(at), &owner_of(owner))
     }
 
@@ -224,35 +268,63 @@ impl CoreSide {
         let all = KEYS
             .iter()
             .flat_map(|&key| OWNERS.map(|owner| (key, owner)));
-        all.filter(|&(key, owner)| self.bound(Place { db, key }, owner).is_some())
+        all.filter(|&(key, owner)| self.bound(DbKey { db, key }, owner).is_some())
             .collect()
     }
 
     /// Whether anything is bound to the client's connection.
     pub fn has_sessions(&self, client: usize) -> bool {
         let id = self.peers[client].id;
-        let places = (0..crate::commands::DATABASES)
-            .flat_map(|db| KEYS.iter().map(move |&key| Place { db, key }));
-        let mut holds = places.flat_map(|at| OWNERS.map(|owner| (at, owner)));
+        let mut holds = all_keys().flat_map(|at| OWNERS.map(|owner| (at, owner)));
         holds.any(|(at, owner)| self.bound(at, owner) == Some(id))
+            || all_keys().any(|at| {
+                let places = self.places(at).into_iter();
+                let mut askers = places.filter_map(|(owner, _)| self.askers.get(&(at, owner)));
+                askers.any(|asker| *asker == id)
+            })
+    }
+
+    /// The last grants to places, which may be claimed by now, or over.
+    pub fn grants(&self) -> &[Grant] {
+        &self.grants
+    }
+
+    fn view(&self, at: DbKey) -> LockView {
+        let lock = self.lock(at).unwrap_or_default();
+        self.table.view(key_of(at), Known::Read(lock), self.now())
+    }
+
+    /// The places for this lock, each as it is asked for.
+    pub fn places(&self, at: DbKey) -> Vec<(&'static str, Mode)> {
+        let waiters = self.view(at).waiters.into_iter();
+        let places = waiters.filter(|waiter| waiter.client.is_none());
+        let places = places.map(|place| {
+            let mode = match place.limit {
+                Limit::EXCLUSIVE => Mode::Exclusive,
+                Limit::SHARED => Mode::Shared,
+                limit => Mode::Limit(limit.count_or_zero()),
+            };
+            (known_owner(&place.owner), mode)
+        });
+        places.collect()
     }
 
     /// Who waits for what, in queue order.
     pub fn queues(&self) -> String {
-        let waiting = self.waiting.values();
-        let lines = waiting.map(
-            |Waiter {
-                 client,
-                 at,
-                 request,
-                 ..
-             }| {
+        let lines = all_keys().flat_map(|at| {
+            let waiters = self.view(at).waiters.into_iter();
+            waiters.map(move |waiter| {
+                let owner = known_owner(&waiter.owner);
+                let client = waiter.client.map(|client| client.0);
+                let channel = waiter
+                    .channel
+                    .map(|name| String::from_utf8_lossy(&name).into_owned());
                 format!(
-                    "{} {}: client {client} as {}\n",
-                    at.db, at.key, request.owner
+                    "{} {}: {owner}, client {client:?}, channel {channel:?}\n",
+                    at.db, at.key
                 )
-            },
-        );
+            })
+        });
         lines.collect()
     }
 
@@ -261,7 +333,7 @@ impl CoreSide {
     }
 
     /// What a dump of this key stands for.
-    pub fn dump(&self, at: Place, bytes: Vec<u8>) -> Option<Dump> {
+    pub fn dump(&self, at: DbKey, bytes: Vec<u8>) -> Option<Dump> {
         let content = self.keyspace.peek(at)?.content.clone();
         Some(Dump { bytes, content })
     }
@@ -271,13 +343,13 @@ impl CoreSide {
 impl CoreSide {
     /// Runs a command.
     pub fn run(&mut self, db: usize, command: &Command, sender: Sender) -> Expect {
-        let at = |key| Place { db, key };
+        let at = |key| DbKey { db, key };
         let reply = match *command {
             Command::Acquire {
                 key,
                 request,
-                block,
-            } => self.acquire(at(key), request, block, sender),
+                patience,
+            } => self.acquire(at(key), request, patience, sender),
             Command::Release {
                 key,
                 owner,
@@ -301,6 +373,10 @@ impl CoreSide {
                 self.disconnects(client);
                 Ok(Value::Int(1))
             }
+            Command::KillEars { .. } => {
+                self.heard.clear();
+                Ok(Value::Int(1))
+            }
             ref foreign => {
                 let reply = self.keyspace.run(db, foreign);
                 self.hear_of_keys();
@@ -318,9 +394,9 @@ impl CoreSide {
     /// Replies OK, which it never does otherwise, where the client waits.
     fn acquire(
         &mut self,
-        at: Place,
+        at: DbKey,
         asked: Request,
-        block: Option<Block>,
+        patience: Patience,
         sender: Sender,
     ) -> Result<Value, LockError> {
         let client = match sender {
@@ -332,10 +408,12 @@ impl CoreSide {
             (true, Some(client)) => Some(self.peers[client].id),
             (true, None) => return Err(Usage::NoSession.into()),
         };
+        let hold = asked.hold.map(HoldNumber::new).transpose()?;
+        let first_of_place = matches!(patience, Patience::Queue(_)).then_some(HoldNumber::FIRST);
         let request = AcquireRequest {
             owner: owner_of(asked.owner),
             lease: CoreLease::from_ms(asked.lease.unwrap_or(DEFAULT_LEASE))?,
-            hold: asked.hold.map(HoldNumber::new).transpose()?,
+            hold: hold.or(first_of_place),
             limit: match asked.mode {
                 Mode::Exclusive => Limit::EXCLUSIVE,
                 Mode::Shared => Limit::SHARED,
@@ -347,14 +425,23 @@ impl CoreSide {
             Sender::Client(client) => Some(client),
             Sender::Transaction(_) | Sender::Script => None,
         };
-        let timeout = block
-            .map(|block| Timeout::from_ms(block.ms()))
-            .transpose()?;
-        let wait = waiting_client.zip(timeout).map(|(client, timeout)| Wait {
-            client: self.peers[client].id,
-            until_ms: timeout.end_ms(self.keyspace.now_ms),
-            channel: None,
-        });
+        let now_ms = self.keyspace.now_ms;
+        let wait = match patience {
+            Patience::None => None,
+            Patience::Block(block) => {
+                let until_ms = Timeout::from_ms(block.ms())?.end_ms(now_ms);
+                waiting_client.map(|client| Wait {
+                    client: self.peers[client].id,
+                    until_ms,
+                    channel: None,
+                })
+            }
+            Patience::Queue(Queue { ms, channel }) => Some(Wait {
+                client: client.map_or(NOT_CONNECTED, |client| self.peers[client].id),
+                until_ms: Some(now_ms + ms),
+                channel: Some(self.table.channel(channel.as_bytes())),
+            }),
+        };
         let known = self.look_for(at)?;
         let now = self.now();
         let until_ms = wait.as_ref().and_then(|wait| wait.until_ms);
@@ -362,6 +449,13 @@ impl CoreSide {
         match self.carry_out(at, progress)? {
             Acquired::Granted(token) => Ok(Value::Int(token.get())),
             Acquired::Busy => Ok(Value::Nil),
+            Acquired::Queued(_) if matches!(patience, Patience::Queue(_)) => {
+                match session {
+                    Some(client) => self.askers.insert((at, asked.owner), client),
+                    None => self.askers.remove(&(at, asked.owner)),
+                };
+                Ok(Value::Int(0))
+            }
             Acquired::Queued(id) => {
                 let waiter = Waiter {
                     client: waiting_client.unwrap_or_default(),
@@ -377,7 +471,7 @@ impl CoreSide {
 
     fn release(
         &mut self,
-        at: Place,
+        at: DbKey,
         owner: &str,
         fence: Option<i64>,
         extent: Extent,
@@ -401,7 +495,7 @@ impl CoreSide {
         })
     }
 
-    fn guard(&mut self, at: Place, token: i64) -> Result<Value, LockError> {
+    fn guard(&mut self, at: DbKey, token: i64) -> Result<Value, LockError> {
         let token = FencingToken::new(token)?;
         let known = self.look_for(at)?;
         let now = self.now();
@@ -414,7 +508,7 @@ impl CoreSide {
 
     fn renew(
         &mut self,
-        at: Place,
+        at: DbKey,
         owner: &str,
         lease: Lease,
         fence: Option<i64>,
@@ -431,7 +525,7 @@ impl CoreSide {
         Ok(Value::Int(renewed.into()))
     }
 
-    fn break_lock(&mut self, at: Place, fence: Option<i64>) -> Result<Value, LockError> {
+    fn break_lock(&mut self, at: DbKey, fence: Option<i64>) -> Result<Value, LockError> {
         let token = fence.map(FencingToken::new).transpose()?;
         let known = self.look_for(at)?;
         let now = self.now();
@@ -440,7 +534,7 @@ impl CoreSide {
         Ok(Value::Int(broken.into()))
     }
 
-    fn info(&mut self, at: Place) -> Result<Value, LockError> {
+    fn info(&mut self, at: DbKey) -> Result<Value, LockError> {
         let lock = self.look(at)?;
         let view = self.table.view(key_of(at), Known::Read(lock), self.now());
         Ok(replies::info(&view, &self.peers))
@@ -453,7 +547,7 @@ impl CoreSide {
         let locks: Vec<_> = locks.take(count.unwrap_or(usize::MAX)).collect();
         let views = locks.into_iter().map(|lock| {
             // What is no lock is held by nobody.
-            let stored = self.look(place_of(&lock.key)).unwrap_or_default();
+            let stored = self.look(db_key(&lock.key)).unwrap_or_default();
             let holders = self.table.holders(lock.key.as_ref(), stored, now);
             let owners = holders.iter().map(|owner| text(owner.as_bytes()));
             replies::map([
@@ -469,7 +563,7 @@ impl CoreSide {
 
 // The road: read, step, apply, arm the timer, answer.
 impl CoreSide {
-    fn look(&mut self, at: Place) -> Result<Lock, LockError> {
+    fn look(&mut self, at: DbKey) -> Result<Lock, LockError> {
         let lock = self
             .keyspace
             .get(at)
@@ -478,40 +572,37 @@ impl CoreSide {
         lock
     }
 
-    fn look_for(&mut self, at: Place) -> Result<Known, LockError> {
+    fn look_for(&mut self, at: DbKey) -> Result<Known, LockError> {
         let lock = self.look(at);
         let lock = lock.inspect_err(|_| self.table.forget_lock(key_of(at)))?;
         Ok(Known::Read(lock))
     }
 
-    fn carry_out<T>(&mut self, at: Place, mut progress: Progress<T>) -> Result<T, LockError> {
+    fn carry_out<T>(&mut self, at: DbKey, mut progress: Progress<T>) -> Result<T, LockError> {
         loop {
             match progress {
                 Progress::Done(Done { result, step }) => {
                     self.apply(at, &step.effects);
                     self.arm_timer();
                     for (addressee, answer) in step.answers {
-                        let id = addressee.id();
-                        if let Some(waiter) = self.waiting.remove(&id) {
-                            self.answered.push((id, waiter, answer));
-                        }
+                        self.tell(addressee, answer);
                     }
                     return result;
                 }
                 Progress::Asks(question) => {
-                    let asked: Vec<Place> = question.asked().iter().map(place_of).collect();
+                    let asked: Vec<DbKey> = question.asked().iter().map(db_key).collect();
                     let looked_at = asked.into_iter();
                     let looked_at = looked_at
                         .map(|other| Known::Read(self.look(other).unwrap_or_default()))
                         .collect();
                     progress = self.table.go_on(*question, looked_at);
                 }
-                Progress::Offers(_) => unreachable!("nobody has a place"),
+                Progress::Offers(offer) => progress = self.publish_offer(*offer),
             }
         }
     }
 
-    fn apply(&mut self, at: Place, effects: &[Effect]) {
+    fn apply(&mut self, at: DbKey, effects: &[Effect]) {
         let keyspace = &mut self.keyspace;
         for effect in effects {
             match effect {
@@ -565,6 +656,66 @@ impl CoreSide {
                 }
             }
         }
+    }
+
+    fn tell(&mut self, addressee: Addressee, answer: Answer) {
+        match addressee {
+            Addressee::Blocked(id) => {
+                if let Some(waiter) = self.waiting.remove(&id) {
+                    self.answered.push((id, waiter, answer));
+                }
+            }
+            Addressee::Place(place) => {
+                let heard = self.publish(&place, &answer);
+                if let Answer::Granted(_) = answer {
+                    let recipient = Recipient::Place(place.id);
+                    self.note(|table, _| table.grant_told(recipient, heard));
+                }
+            }
+        }
+    }
+
+    fn publish_offer<T>(&mut self, offer: Offer<T>) -> Progress<T> {
+        let granted = Answer::Granted(offer.token());
+        let heard = self.publish(offer.place(), &granted);
+        self.table.offered(offer, heard)
+    }
+
+    /// Publishes the end of a place. Returns whether anybody listens.
+    fn publish(&mut self, place: &Place, answer: &Answer) -> bool {
+        let channel = CHANNELS
+            .iter()
+            .find(|name| name.as_bytes() == &*place.channel);
+        let channel = *channel.unwrap();
+        if !self.heard.contains(channel) {
+            return false;
+        }
+        let (at, owner) = (db_key(&place.key), known_owner(&place.owner));
+        let result = match answer {
+            Answer::Granted(token) => {
+                let token = token.get();
+                self.grants.push(Grant { at, owner, token });
+                if self.grants.len() > 3 {
+                    self.grants.remove(0);
+                }
+                token.to_string()
+            }
+            Answer::NotGranted => "0".into(),
+            Answer::Refused(error) => {
+                let asked_by = |peer: &Peer| peer.is_connected && peer.id == place.client;
+                let may_read = self.peers.iter().any(asked_by);
+                format!("-{}", error.text_for(|_| may_read))
+            }
+            Answer::Renewed(_) => panic!("a place renews nothing"),
+        };
+        self.messages.push(Told {
+            channel: channel.into(),
+            db: i64::try_from(at.db).unwrap(),
+            key: at.key.into(),
+            owner: owner.into(),
+            result,
+        });
+        true
     }
 
     fn arm_timer(&mut self) {
@@ -628,6 +779,7 @@ impl CoreSide {
     /// The client's connection ends.
     pub fn disconnects(&mut self, client: usize) {
         let id = self.peers[client].id;
+        self.peers[client].is_connected = false;
         self.note(|table, _| table.connection_ended(id, false));
         self.leaves(client, Leave::Gone);
         self.replies.retain(|(to, _)| *to != client);
@@ -689,10 +841,13 @@ impl CoreSide {
 
     fn on_wake(&mut self) {
         let now_ms = self.keyspace.now_ms;
+        for (addressee, answer) in self.table.give_up(now_ms, WORK_A_WAKE) {
+            self.tell(addressee, answer);
+        }
         self.close_clients();
         // The server asks itself whether that key may be written.
         if let Some(key) = self.table.next_due(now_ms) {
-            self.keyspace.get(place_of(&key));
+            self.keyspace.get(db_key(&key));
             self.hear_of_keys();
         }
         let mut left = WORK_A_WAKE;
@@ -706,7 +861,7 @@ impl CoreSide {
     }
 
     fn do_due(&mut self, due: Due) -> usize {
-        let at = place_of(&due.key);
+        let at = db_key(&due.key);
         let known = self.look(at).map(Known::Read);
         let now = self.now();
         let progress = self.table.do_due(due, known, now);
@@ -731,18 +886,28 @@ impl CoreSide {
     }
 }
 
-fn key_of(at: Place) -> KeyRef<'static> {
+fn key_of(at: DbKey) -> KeyRef<'static> {
     KeyRef {
         db: i32::try_from(at.db).unwrap(),
         name: at.key.as_bytes(),
     }
 }
 
-fn place_of(key: &KeyBuf) -> Place {
+fn db_key(key: &KeyBuf) -> DbKey {
     let KeyRef { db, name } = key.as_ref();
     let db = usize::try_from(db).unwrap();
     let key = KEYS.iter().find(|key| key.as_bytes() == name).unwrap();
-    Place { db, key }
+    DbKey { db, key }
+}
+
+fn all_keys() -> impl Iterator<Item = DbKey> {
+    (0..DATABASES).flat_map(|db| KEYS.iter().map(move |&key| DbKey { db, key }))
+}
+
+/// One of the run's.
+fn known_owner(owner: &Owner) -> &'static str {
+    let is_it = |name: &&&str| name.as_bytes() == owner.as_bytes();
+    OWNERS.iter().find(is_it).unwrap()
 }
 
 fn owner_of(name: &str) -> Owner {

@@ -9,7 +9,7 @@ use crate::replies::Expect;
 
 /// A key of a database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct DbKey {
     pub db: usize,
     pub key: &'static str,
 }
@@ -17,9 +17,9 @@ pub struct Place {
 /// What the server tells the module of a key.
 #[derive(Clone, Copy, Debug)]
 pub enum Event {
-    Touched(Place),
-    Leaves(Place),
-    Arrives(Place),
+    Touched(DbKey),
+    Leaves(DbKey),
+    Arrives(DbKey),
     /// All of one database, or of all.
     Flushed(Option<usize>),
     Swapped,
@@ -80,13 +80,13 @@ impl Keyspace {
     }
 
     /// What is there, whether or not it was deleted when its time was over.
-    pub fn peek(&self, at: Place) -> Option<&Stored> {
+    pub fn peek(&self, at: DbKey) -> Option<&Stored> {
         let stored = self.databases[at.db].get(at.key)?;
         (!stored.is_over(self.now_ms)).then_some(stored)
     }
 
     /// As whoever uses a key finds it. One whose time is over is deleted then.
-    pub fn get(&mut self, at: Place) -> Option<&mut Stored> {
+    pub fn get(&mut self, at: DbKey) -> Option<&mut Stored> {
         let database = &mut self.databases[at.db];
         if database.get(at.key)?.is_over(self.now_ms) {
             database.remove(at.key);
@@ -96,19 +96,19 @@ impl Keyspace {
         database.get_mut(at.key)
     }
 
-    pub fn remove(&mut self, at: Place) -> Option<Stored> {
+    pub fn remove(&mut self, at: DbKey) -> Option<Stored> {
         self.get(at)?;
         self.databases[at.db].remove(at.key)
     }
 
-    fn put(&mut self, at: Place, stored: Stored) {
+    fn put(&mut self, at: DbKey, stored: Stored) {
         self.databases[at.db].insert(at.key, stored);
     }
 
     /// Returns whether the field is a new one.
     pub fn set_field(
         &mut self,
-        at: Place,
+        at: DbKey,
         name: &str,
         value: String,
     ) -> Result<bool, &'static str> {
@@ -135,7 +135,7 @@ impl Keyspace {
     }
 
     /// Returns whether there was such a field. A hash goes with its last.
-    pub fn remove_field(&mut self, at: Place, name: &str) -> Result<bool, &'static str> {
+    pub fn remove_field(&mut self, at: DbKey, name: &str) -> Result<bool, &'static str> {
         let Some(stored) = self.get(at) else {
             return Ok(false);
         };
@@ -149,7 +149,7 @@ impl Keyspace {
         Ok(removed)
     }
 
-    fn field(&mut self, at: Place, name: &str) -> Result<Option<String>, &'static str> {
+    fn field(&mut self, at: DbKey, name: &str) -> Result<Option<String>, &'static str> {
         let Some(stored) = self.get(at) else {
             return Ok(None);
         };
@@ -186,7 +186,7 @@ impl Keyspace {
 impl Keyspace {
     /// Runs a command that is none of a lock.
     pub fn run(&mut self, db: usize, command: &Command) -> Expect {
-        let at = |key| Place { db, key };
+        let at = |key| DbKey { db, key };
         let reply = match *command {
             Command::RedissonLock { key, owner, lease } => {
                 return match self.redisson_lock(at(key), owner, lease) {
@@ -262,8 +262,8 @@ impl Keyspace {
             }
             Command::Del(key) | Command::Unlink(key) => Ok(self.delete(at(key))),
             Command::RenameNx(from, to) => self.rename_nx(at(from), at(to)),
-            Command::Move(key, db) => Ok(self.move_to(at(key), Place { db, key })),
-            Command::CopyReplace { from, to, db } => self.copy(at(from), Place { db, key: to }),
+            Command::Move(key, db) => Ok(self.move_to(at(key), DbKey { db, key })),
+            Command::CopyReplace { from, to, db } => self.copy(at(from), DbKey { db, key: to }),
             Command::Expire(key, lease) | Command::Pexpire(key, lease) => {
                 Ok(self.expire(at(key), lease))
             }
@@ -284,11 +284,11 @@ impl Keyspace {
         }
     }
 
-    fn touched(&mut self, at: Place) {
+    fn touched(&mut self, at: DbKey) {
         self.events.push(Event::Touched(at));
     }
 
-    fn delete(&mut self, at: Place) -> i64 {
+    fn delete(&mut self, at: DbKey) -> i64 {
         let removed = self.remove(at).is_some();
         if removed {
             self.touched(at);
@@ -296,7 +296,7 @@ impl Keyspace {
         removed.into()
     }
 
-    fn carry(&mut self, from: Place, to: Place) {
+    fn carry(&mut self, from: DbKey, to: DbKey) {
         if let Some(stored) = self.remove(from) {
             self.put(to, stored);
             self.events
@@ -304,7 +304,7 @@ impl Keyspace {
         }
     }
 
-    fn rename(&mut self, from: Place, to: Place) -> Result<(), &'static str> {
+    fn rename(&mut self, from: DbKey, to: DbKey) -> Result<(), &'static str> {
         self.get(from).ok_or("ERR")?;
         if from != to {
             self.get(to);
@@ -313,12 +313,12 @@ impl Keyspace {
         Ok(())
     }
 
-    fn rename_nx(&mut self, from: Place, to: Place) -> Reply {
+    fn rename_nx(&mut self, from: DbKey, to: DbKey) -> Reply {
         self.get(from).ok_or("ERR")?;
         Ok(self.move_to(from, to))
     }
 
-    fn move_to(&mut self, from: Place, to: Place) -> i64 {
+    fn move_to(&mut self, from: DbKey, to: DbKey) -> i64 {
         if self.get(from).is_none() || self.get(to).is_some() {
             return 0;
         }
@@ -326,7 +326,7 @@ impl Keyspace {
         1
     }
 
-    fn copy(&mut self, from: Place, to: Place) -> Reply {
+    fn copy(&mut self, from: DbKey, to: DbKey) -> Reply {
         if from == to {
             return Err("ERR");
         }
@@ -339,7 +339,7 @@ impl Keyspace {
         Ok(1)
     }
 
-    fn expire(&mut self, at: Place, lease: Lease) -> i64 {
+    fn expire(&mut self, at: DbKey, lease: Lease) -> i64 {
         let ends_ms = self.now_ms + lease;
         let Some(stored) = self.get(at) else {
             return 0;
@@ -352,7 +352,7 @@ impl Keyspace {
         1
     }
 
-    fn persist(&mut self, at: Place) -> i64 {
+    fn persist(&mut self, at: DbKey) -> i64 {
         let ended = self.get(at).and_then(|stored| stored.expires_at_ms.take());
         if ended.is_some() {
             self.touched(at);
@@ -360,7 +360,7 @@ impl Keyspace {
         ended.is_some().into()
     }
 
-    fn hdel(&mut self, at: Place, names: &[&str]) -> Reply {
+    fn hdel(&mut self, at: DbKey, names: &[&str]) -> Reply {
         let mut removed = 0;
         for name in names {
             removed += i64::from(self.remove_field(at, name)?);
@@ -372,7 +372,7 @@ impl Keyspace {
     }
 
     /// `HINCRBY`
-    fn add(&mut self, at: Place, name: &str, by: i64) -> Reply {
+    fn add(&mut self, at: DbKey, name: &str, by: i64) -> Reply {
         let before = self.field(at, name)?;
         let before = before.map_or(Ok(0), |text| text.parse::<i64>());
         let sum = before.map_err(|_| "ERR")? + by;
@@ -383,7 +383,7 @@ impl Keyspace {
 
     fn redisson_lock(
         &mut self,
-        at: Place,
+        at: DbKey,
         owner: &str,
         lease: Lease,
     ) -> Result<Option<i64>, &'static str> {
@@ -399,7 +399,7 @@ impl Keyspace {
 
     fn redisson_unlock(
         &mut self,
-        at: Place,
+        at: DbKey,
         owner: &str,
         lease: Lease,
     ) -> Result<Option<i64>, &'static str> {

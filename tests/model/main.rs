@@ -1,7 +1,7 @@
 //! Random commands by several clients. Each step runs in the very core, in this
 //! process, and in a real server, whose clock stands where the run sets it. After each
-//! step all replies, who waits, what is stored, the counters, and now and then a
-//! replica's data must be the same, to the letter.
+//! step all replies, all messages to places, who waits, what is stored, the counters, and
+//! now and then a replica's data must be the same, to the letter.
 //!
 //! What the core decides is its own tests' subject. Here the module must do what the
 //! core says, and the server must be as the module takes it to be.
@@ -18,14 +18,18 @@ mod replies;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant, SystemTime};
 
-use commands::{Command, DATABASES, DEFAULT_LEASE, STEP_MS, in_a_script};
+use commands::{
+    CHANNELS, CLAIM_TIMEOUT_MS, Command, DATABASES, DEFAULT_LEASE, STEP_MS, in_a_script,
+};
 use core_side::{CoreSide, Peer, Sender, Wake};
-use keyspace::{Dump, Place};
+use keyspace::{DbKey, Dump};
 use random::{Kind, Random};
 use redis::Value;
 use redis_lock_core::request::{ClientId, LEASE_MS_MAX};
 use redis_lock_core::table::Leave;
-use redis_lock_testing::{Client, Clock, SOON, TestServer, eventually, int, status};
+use redis_lock_testing::{
+    Client, Clock, SOON, Subscriber, TestServer, Told, eventually, int, status,
+};
 use replies::{Expect, counters, listing, sentence, shown};
 
 /// Clients 0 to 5 may wait. The last two never do, one in each database, so
@@ -34,7 +38,7 @@ const CLIENTS: usize = 8;
 const MAY_WAIT: usize = 6;
 
 /// The runs that are always done, and how long each is.
-const SEEDS: [u64; 6] = [1, 2, 3, 4, 5, 12];
+const SEEDS: [u64; 6] = [1, 2, 3, 4, 5, 6];
 const STEPS: u64 = 2000;
 
 /// The module's regular looks never come: it must hear of each change.
@@ -60,6 +64,7 @@ impl Connection {
         let fields: BTreeMap<&str, &str> = fields.collect();
         let peer = Peer {
             id: ClientId(fields["id"].parse().unwrap()),
+            is_connected: true,
             address: fields["addr"].into(),
         };
         Self { client, peer, db }
@@ -74,12 +79,19 @@ impl Connection {
 struct Run {
     seed: u64,
     step: u64,
+    /// When the next step begins, in milliseconds since 1970.
+    next_ms: i64,
     server: TestServer,
     replica: TestServer,
     /// Each server's.
     clocks: [Clock; 2],
     connections: Vec<Connection>,
     observer: Client,
+    /// Hears what is published, unless it was killed.
+    ears: Option<Subscriber>,
+    ears_id: i64,
+    /// What it is to hear.
+    heard: BTreeSet<&'static str>,
     random: Random,
     core: CoreSide,
     dumps: Vec<Dump>,
@@ -102,6 +114,7 @@ impl Run {
         for setting in [
             format!("CONFIG SET lock.default-lease {DEFAULT_LEASE}"),
             format!("CONFIG SET lock.recheck-interval {NO_REGULAR_LOOKS_MS}"),
+            format!("CONFIG SET lock.claim-timeout {CLAIM_TIMEOUT_MS}"),
             // A key whose time is over goes when somebody asks for it.
             "DEBUG SET-ACTIVE-EXPIRE 0".into(),
         ] {
@@ -117,17 +130,22 @@ impl Run {
         let mut run = Self {
             seed,
             step: 0,
+            next_ms: start_ms + STEP_MS,
             server,
             replica,
             clocks,
             core: CoreSide::new(start_ms, peers, NO_REGULAR_LOOKS_MS),
             connections,
             observer,
+            ears: None,
+            ears_id: 0,
+            heard: CHANNELS.into(),
             random: Random::new(seed),
             dumps: Vec::new(),
             history: VecDeque::new(),
             reached: Reached::new(),
         };
+        run.open_ears();
         run.set_clocks(start_ms);
         // It looks at all locks anew when it sees that.
         eventually("the server sees that its clock has stopped", || {
@@ -174,9 +192,8 @@ impl Run {
 impl Run {
     fn step(&mut self) {
         self.step += 1;
-        let now_ms = (self.core.keyspace.now_ms / STEP_MS + 1) * STEP_MS;
-        self.core.set_time(now_ms);
-        self.set_clocks(now_ms);
+        self.core.set_time(self.next_ms);
+        self.set_clocks(self.next_ms);
         match random::kind(&mut self.random) {
             Kind::Single => self.single(),
             Kind::Transaction => self.transaction(),
@@ -184,12 +201,18 @@ impl Run {
             Kind::Setting => self.change_setting(),
             Kind::TimePasses => self.let_time_pass(),
             Kind::ReaderBehindWriter => self.queue_a_reader_behind_a_writer(),
+            Kind::Ears => self.turn_ears(),
+            Kind::Claim => self.claim(),
             kind => self.disturb(kind),
         }
         self.settle();
-        let next_ms = (self.core.keyspace.now_ms / STEP_MS + 1) * STEP_MS;
+        if self.ears.is_none() {
+            self.open_ears();
+        }
+        // Nothing is due when the next one begins.
+        self.next_ms = (self.core.keyspace.now_ms / STEP_MS + 1) * STEP_MS;
         while let Some(at_ms) = self.core.next_event_ms()
-            && at_ms <= next_ms
+            && at_ms <= self.next_ms
         {
             self.jump(at_ms);
         }
@@ -233,10 +256,39 @@ impl Run {
             self.count("a wait", expected.kind());
             self.hear(client, &expected);
         }
+        self.hear_messages();
         for client in self.core.take_closed() {
             self.count("a session", "closed by the module".into());
             self.note(format!("    client {client} is closed"));
             self.reconnect(client);
+        }
+    }
+
+    /// Reads what was published and compares it.
+    fn hear_messages(&mut self) {
+        let expected = self.core.take_messages();
+        let mut told: Vec<Told> = Vec::new();
+        let deadline = Instant::now() + SOON;
+        // The timer of the server may be a moment late.
+        while let Some(ears) = &mut self.ears {
+            told.extend(ears.told_so_far());
+            if told.len() >= expected.len() || Instant::now() > deadline {
+                break;
+            }
+        }
+        for told in &told {
+            let kind = match told.result.as_str() {
+                "0" => "0",
+                result => match result.strip_prefix('-') {
+                    Some(error) => error.split(' ').next().unwrap_or_default(),
+                    None => "a token",
+                },
+            };
+            self.count("a message", kind.into());
+            self.note(format!("    {told:?}"));
+        }
+        if told != expected {
+            self.diverges(&format!("{told:?} was told, not {expected:?}"));
         }
     }
 
@@ -350,7 +402,7 @@ impl Run {
         } else {
             let reply = self.hear(client, &expected);
             if let (Command::Dump(key), Value::BulkString(bytes)) = (command, reply) {
-                let dump = self.core.dump(Place { db, key }, bytes);
+                let dump = self.core.dump(DbKey { db, key }, bytes);
                 self.dumps.extend(dump);
                 if self.dumps.len() > 5 {
                     self.dumps.remove(0);
@@ -388,7 +440,7 @@ impl Run {
     fn several(&mut self, client: usize, within: &'static str) -> (Vec<Command>, Expect) {
         let db = self.connections[client].db;
         let mut commands = match within {
-            "MULTI" => random::scene(&mut self.random, &self.core, client, db),
+            "MULTI" => random::scene(&mut self.random, &self.core, client, db, self.ears_id),
             _ => Vec::new(),
         };
         let others = if commands.is_empty() { 2 } else { 0 };
@@ -437,9 +489,16 @@ impl Run {
         }
         self.hear(client, &expected);
         for command in &commands {
-            if let Command::Kill { client, .. } = command {
-                self.count("a waiter that leaves", "killed in a transaction".into());
-                self.reconnect(*client);
+            match command {
+                Command::Kill { client, .. } => {
+                    self.count("a waiter that leaves", "killed in a transaction".into());
+                    self.reconnect(*client);
+                }
+                Command::KillEars { .. } => {
+                    self.count("the ears", "killed in a transaction".into());
+                    self.ears = None;
+                }
+                _ => {}
             }
         }
     }
@@ -452,7 +511,11 @@ impl Run {
     }
 
     fn change_setting(&mut self) {
-        let change = if self.random.percent(50) {
+        let change = if self.random.percent(33) {
+            let max = self.random.one_of(&[1, 3, 1000, 1000]);
+            self.core.set_max_places(max);
+            format!("CONFIG SET lock.max-places {max}")
+        } else if self.random.percent(50) {
             let refuses = self.core.switch_deadlock_detection();
             let setting = if refuses { "yes" } else { "no" };
             format!("CONFIG SET lock.deadlock-detection {setting}")
@@ -463,6 +526,44 @@ impl Run {
         };
         assert_eq!(self.observer.call(&change), status("OK"));
         self.note(format!("{}: {change}", self.step));
+    }
+
+    /// Who was told of a grant claims it.
+    fn claim(&mut self) {
+        if let Some((db, command)) = random::claim(&mut self.random, &self.core) {
+            // One that never waits.
+            self.send(MAY_WAIT + db, &command);
+        }
+    }
+
+    /// Somebody begins to listen to a channel, or ceases to.
+    fn turn_ears(&mut self) {
+        let channel = self.random.one_of(&CHANNELS);
+        let was_heard = self.heard.remove(channel);
+        // Mostly somebody listens.
+        let is_heard = self.random.percent(75) && self.heard.insert(channel);
+        let verb = match (was_heard, is_heard) {
+            (_, true) => "SUBSCRIBE",
+            (true, false) => "UNSUBSCRIBE",
+            (false, false) => return,
+        };
+        self.note(format!("{}: {verb} {channel}", self.step));
+        if let Some(ears) = &mut self.ears {
+            ears.send(&format!("{verb} {channel}"));
+            ears.pushed();
+        }
+        self.core.set_heard(self.heard.clone());
+    }
+
+    /// Where the ears were killed, others hear the same.
+    fn open_ears(&mut self) {
+        let mut ears = Subscriber::at(self.server.client());
+        self.ears_id = ears.int("CLIENT ID");
+        for channel in &self.heard {
+            ears.subscribe(&format!("SUBSCRIBE {channel}"));
+        }
+        self.ears = Some(ears);
+        self.core.set_heard(self.heard.clone());
     }
 
     /// Something happens to a client that waits, or that has a session.
@@ -535,11 +636,14 @@ impl Run {
 }
 
 /// What the runs that are always done must reach, each with how it was answered.
-const MUST_BE_REACHED: [(&str, &str); 58] = [
+const MUST_BE_REACHED: [(&str, &str); 68] = [
     ("EVAL", "ERR"),
+    ("INFO", "lock_claims"),
     ("INFO", "lock_deadlocks_refused"),
+    ("INFO", "lock_grants_unclaimed"),
     ("INFO", "lock_grants_undelivered"),
     ("INFO", "lock_hand_offs"),
+    ("INFO", "lock_places_unheard"),
     ("INFO", "lock_queues_full"),
     ("INFO", "lock_reentries"),
     ("INFO", "lock_releases_broken"),
@@ -550,6 +654,7 @@ const MUST_BE_REACHED: [(&str, &str); 58] = [
     ("INFO", "lock_wait_timeouts"),
     ("INFO", "lock_waits_abandoned"),
     ("INFO", "lock_waits_refused"),
+    ("LOCK.ACQUIRE", "0"),
     ("LOCK.ACQUIRE", "DEADLOCK"),
     ("LOCK.ACQUIRE", "ERR"),
     ("LOCK.ACQUIRE", "HOLDCOUNT"),
@@ -579,6 +684,11 @@ const MUST_BE_REACHED: [(&str, &str); 58] = [
     ("Redisson's unlock", "0"),
     ("Redisson's unlock", "1"),
     ("SWAPDB", "OK"),
+    ("a message", "0"),
+    ("a message", "NOTALOCK"),
+    ("a message", "UPGRADE"),
+    ("a message", "WRONGTYPE"),
+    ("a message", "a token"),
     ("a wait", "DEADLOCK"),
     ("a wait", "ERR"),
     ("a wait", "NOTALOCK"),
@@ -591,6 +701,7 @@ const MUST_BE_REACHED: [(&str, &str); 58] = [
     ("a waiter that leaves", "UnblockAsError"),
     ("a waiter that leaves", "UnblockAsTimeout"),
     ("a waiter that leaves", "killed in a transaction"),
+    ("the ears", "killed in a transaction"),
     ("the end of a session", "HangUp"),
     ("the end of a session", "Kill"),
     ("the end of a session", "Quit"),

@@ -7,11 +7,11 @@ use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 
 use crate::commands::{
-    Block, Command, DATABASES, Extent, KEYS, Lease, Mode, OWNERS, Request, SHORT_LEASES,
-    UNIT_OF_LEASES,
+    Block, CHANNELS, Command, DATABASES, Extent, KEYS, Lease, Mode, OWNERS, Patience, QUEUE_MS,
+    Queue, Request, SHORT_LEASES, UNIT_OF_LEASES,
 };
-use crate::core_side::{CoreSide, Holder};
-use crate::keyspace::{Dump, Place};
+use crate::core_side::{CoreSide, Grant, Holder};
+use crate::keyspace::{DbKey, Dump};
 use redis_lock_core::token::TOKEN_MAX;
 
 pub use scenes::{reader_behind_writer, scene};
@@ -67,8 +67,12 @@ pub enum Kind {
     UnblockAsTimeout,
     UnblockAsError,
     /// Deadlocks are refused from now on, or not any more; or more or fewer
-    /// may wait for a lock.
+    /// may wait for a lock, or have places.
     Setting,
+    /// Somebody begins to listen to a channel, or ceases to.
+    Ears,
+    /// Who was told of a grant to its place says so, maybe too late.
+    Claim,
     /// Nobody does anything until something is due, maybe for hours.
     TimePasses,
     /// Somebody shares a lock, a client waits to have it alone, and one behind that to
@@ -89,6 +93,8 @@ pub fn kind(random: &mut Random) -> Kind {
         (2, Kind::UnblockAsError),
         (4, Kind::TimePasses),
         (3, Kind::ReaderBehindWriter),
+        (5, Kind::Ears),
+        (20, Kind::Claim),
     ])
 }
 
@@ -109,7 +115,7 @@ fn lease(random: &mut Random) -> Lease {
 }
 
 /// One of the lock's holders where there are any, often enough.
-fn likely_owner(random: &mut Random, core: &CoreSide, at: Place) -> &'static str {
+fn likely_owner(random: &mut Random, core: &CoreSide, at: DbKey) -> &'static str {
     let holders = core.holders(at).into_iter();
     let owners: Vec<&'static str> = holders.map(|holder| holder.owner).collect();
     if !owners.is_empty() && random.percent(75) {
@@ -119,12 +125,12 @@ fn likely_owner(random: &mut Random, core: &CoreSide, at: Place) -> &'static str
     }
 }
 
-fn held(core: &CoreSide, at: Place, owner: &str) -> Option<Holder> {
+fn held(core: &CoreSide, at: DbKey, owner: &str) -> Option<Holder> {
     let mut holders = core.holders(at).into_iter();
     holders.find(|holder| holder.owner == owner)
 }
 
-fn fence(random: &mut Random, core: &CoreSide, at: Place, owner: &str) -> Option<i64> {
+fn fence(random: &mut Random, core: &CoreSide, at: DbKey, owner: &str) -> Option<i64> {
     let right = held(core, at, owner).and_then(|holder| holder.token);
     near(random, right)
 }
@@ -139,7 +145,7 @@ fn near(random: &mut Random, right: Option<i64>) -> Option<i64> {
 }
 
 /// A hold number that fits or is next to one that does.
-fn hold(random: &mut Random, core: &CoreSide, at: Place, owner: &str) -> i64 {
+fn hold(random: &mut Random, core: &CoreSide, at: DbKey, owner: &str) -> i64 {
     let count = held(core, at, owner).map_or(0, |holder| holder.count);
     (count - 1 + random.one_of(&[0, 1, 1, 1, 2, 2, 2, 3])).max(1)
 }
@@ -158,25 +164,85 @@ fn send_again(random: &mut Random, key: &'static str, request: Request) -> Comma
             lease,
             ..request
         },
-        block: Some(Block::Endless),
+        patience: Patience::Block(Block::Endless),
     }
 }
 
-fn acquire(random: &mut Random, core: &CoreSide, at: Place, may_wait: bool) -> Command {
+fn queue(random: &mut Random) -> Patience {
+    let ms = random.weighted(&[(1, QUEUE_MS[0]), (9, QUEUE_MS[1])]);
+    let channel = random.one_of(&CHANNELS);
+    Patience::Queue(Queue { ms, channel })
+}
+
+/// What somebody sends who has a place, or thinks so.
+fn ask_again(random: &mut Random, key: &'static str, owner: &'static str, mode: Mode) -> Command {
+    let others = [Mode::Exclusive, Mode::Shared, Mode::Limit(2)];
+    let other = random.one_of(&others);
+    let request = Request {
+        owner,
+        lease: Some(long_lease(random)),
+        hold: random.one_of(&[None, None, Some(1), Some(2)]),
+        mode: random.weighted(&[(6, mode), (1, other)]),
+        session: random.percent(25),
+    };
+    let queue = queue(random);
+    Command::Acquire {
+        key,
+        request,
+        patience: random.weighted(&[(8, queue), (2, Patience::None)]),
+    }
+}
+
+/// What somebody sends who was told of a grant, and in which database.
+pub fn claim(random: &mut Random, core: &CoreSide) -> Option<(usize, Command)> {
+    let last = *core.grants().last()?;
+    let any = random.one_of(core.grants());
+    let Grant { at, owner, token } = random.weighted(&[(4, last), (1, any)]);
+    let key = at.key;
+    let lease = Some(long_lease(random));
+    let command = match random.below(10) {
+        0 => Command::Release {
+            key,
+            owner,
+            fence: Some(token),
+            extent: Extent::One,
+        },
+        1 | 2 => ask_again(random, key, owner, Mode::Shared),
+        _ => Command::Renew {
+            key,
+            owner,
+            lease,
+            fence: random.one_of(&[Some(token), Some(token), Some(token), None]),
+        },
+    };
+    Some((at.db, command))
+}
+
+fn acquire(random: &mut Random, core: &CoreSide, at: DbKey, may_wait: bool) -> Command {
     let waiting: Vec<Request> = core.waiters(at).map(|waiter| waiter.request).collect();
     if may_wait && !waiting.is_empty() && random.percent(25) {
         let request = random.one_of(&waiting);
         return send_again(random, at.key, request);
     }
+    let places = core.places(at);
+    if !places.is_empty() && random.percent(25) {
+        let (owner, mode) = random.one_of(&places);
+        return ask_again(random, at.key, owner, mode);
+    }
     let owner = random.one_of(&OWNERS);
     let hold = random.percent(30).then(|| hold(random, core, at, owner));
-    let block = random.weighted(&[
-        (15, None),
-        (50, Some(Block::Endless)),
-        (33, Some(Block::Long)),
-        (2, Some(Block::Short)),
+    let queue = queue(random);
+    let patience = random.weighted(&[
+        (15, Patience::None),
+        (40, Patience::Block(Block::Endless)),
+        (23, Patience::Block(Block::Long)),
+        (2, Patience::Block(Block::Short)),
+        (50, queue),
     ]);
-    let block = block.filter(|_| may_wait);
+    let patience = match patience {
+        Patience::Block(_) if !may_wait => Patience::None,
+        patience => patience,
+    };
     let mode = random.weighted(&[
         (50, Mode::Exclusive),
         (3, Mode::Limit(1)),
@@ -200,14 +266,14 @@ fn acquire(random: &mut Random, core: &CoreSide, at: Place, may_wait: bool) -> C
             mode,
             session,
         },
-        block,
+        patience,
     }
 }
 
 fn renew(
     random: &mut Random,
     core: &CoreSide,
-    at: Place,
+    at: DbKey,
     owner: &'static str,
     lease: Option<Lease>,
 ) -> Command {
@@ -219,8 +285,12 @@ fn renew(
     }
 }
 
-fn release(random: &mut Random, core: &CoreSide, at: Place) -> Command {
-    let owner = likely_owner(random, core, at);
+fn release(random: &mut Random, core: &CoreSide, at: DbKey) -> Command {
+    let places = core.places(at);
+    let owner = match places.is_empty() || random.percent(85) {
+        true => likely_owner(random, core, at),
+        false => random.one_of(&places).0,
+    };
     Command::Release {
         key: at.key,
         owner,
@@ -258,7 +328,7 @@ fn permit_field(owner: &str) -> &'static str {
     PERMIT_FIELDS[position.unwrap()]
 }
 
-fn hdel(random: &mut Random, core: &CoreSide, at: Place) -> Command {
+fn hdel(random: &mut Random, core: &CoreSide, at: DbKey) -> Command {
     let owner = likely_owner(random, core, at);
     let names = match random.below(6) {
         0 => vec!["@fence"],
@@ -280,7 +350,7 @@ pub fn command(
 ) -> Command {
     let key = random.one_of(&KEYS);
     let other = random.one_of(&KEYS);
-    let at = Place { db, key };
+    let at = DbKey { db, key };
     let owner = likely_owner(random, core, at);
     // A key that is no lock refuses everything, which soon teaches nothing new.
     if !core.is_lock(at) && random.percent(60) {

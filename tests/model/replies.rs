@@ -99,8 +99,15 @@ pub fn info(lock: &LockView, peers: &[Peer]) -> Value {
                 "client",
                 waiter.client.map_or(Value::Nil, |client| number(client.0)),
             ),
-            ("addr", text(peer.map_or("", |peer| &peer.address))),
-            ("channel", Value::Nil),
+            (
+                "addr",
+                or_nil(
+                    waiter
+                        .client
+                        .map(|_| text(peer.map_or("", |peer| &peer.address))),
+                ),
+            ),
+            ("channel", or_nil(waiter.channel.as_ref().map(text))),
             ("waited", Value::Int(waiter.waited_ms)),
             ("timeout", Value::Int(waiter.left_ms)),
         ])

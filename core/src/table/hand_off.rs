@@ -165,10 +165,10 @@ impl Transition<'_> {
             let in_turn = is_its_place || self.is_next_in_line();
             match (self.try_grant(&request, waits, in_turn), wait) {
                 (Ok(Some(token)), wait) if is_its_place => {
-                    if !wait.is_some_and(|wait| wait.is_for_place()) {
-                        let answer = Answer::Granted(token);
-                        let place = own_place.map(|place| (place.addressee(), answer));
-                        self.step.answers.extend(place);
+                    if let Some(place) = own_place
+                        && !wait.is_some_and(|wait| wait.is_for_place())
+                    {
+                        self.tell_with_reply(&place, &request, token);
                     }
                     return self.hand_on(Ok(acquired(Acquired::Granted(token))));
                 }

@@ -47,6 +47,28 @@ impl Transition<'_> {
         }
     }
 
+    /// A place is told that its owner was granted the lock by this request, no sooner than
+    /// the reply is.
+    pub(super) fn tell_with_reply(
+        &mut self,
+        place: &Waiter,
+        request: &AcquireRequest,
+        token: FencingToken,
+    ) {
+        match (self.step.withheld, place.addressee()) {
+            (Some(_), Addressee::Place(to)) => {
+                let confirms = AcquireRequest {
+                    hold: Some(HoldNumber::FIRST),
+                    session: None,
+                    ..request.clone()
+                };
+                let (to, held) = ((place.client, Some(to)), self.holds_of(&request.owner));
+                self.withhold_grant(place.id, to, &confirms, token, held);
+            }
+            (_, to) => self.step.answers.push((to, Answer::Granted(token))),
+        }
+    }
+
     /// The owner is about to have a new place, and leaves the one that it has. Returns
     /// whether it had one.
     pub(super) fn leave_other_place(&mut self, owner: &Owner) -> bool {

@@ -2,10 +2,10 @@
 
 use super::{Random, acquire, far_ahead, lease, long_lease, release, renew};
 use crate::commands::{
-    Block, CROWD, Command, DATABASES, Extent, KEYS, Mode, OWNERS, Request, STEP_MS,
+    Block, CROWD, Command, DATABASES, Extent, KEYS, Mode, OWNERS, Patience, Request, STEP_MS,
 };
 use crate::core_side::{CoreSide, Holder};
-use crate::keyspace::Place;
+use crate::keyspace::DbKey;
 use redis_lock_core::request::Limit;
 
 /// A time to live that is over in the next steps.
@@ -13,12 +13,19 @@ const SOON_OVER: i64 = 2 * STEP_MS;
 
 /// A transaction of a client of this database; or nothing, and then it is to be
 /// drawn by chance.
-pub fn scene(random: &mut Random, core: &CoreSide, client: usize, db: usize) -> Vec<Command> {
-    let scene = match random.below(6) {
+pub fn scene(
+    random: &mut Random,
+    core: &CoreSide,
+    client: usize,
+    db: usize,
+    ears: i64,
+) -> Vec<Command> {
+    let scene = match random.below(7) {
         0 => Some(write_a_token(random, core, db)),
         1 | 2 => kill_at_the_grant(random, core, client, db),
         3 => carry_a_session(random, core, db),
         4 => Some(crowd(random)),
+        5 => free_a_place(random, core, db, ears),
         _ => cut_off_permits(random, core, db),
     };
     scene.unwrap_or_default()
@@ -31,9 +38,9 @@ fn kill_at_the_grant(
     client: usize,
     db: usize,
 ) -> Option<Vec<Command>> {
-    let mut places = core.contended();
-    places.retain(|at| at.db == db);
-    let at = one_of(random, &places)?;
+    let mut keys = core.contended();
+    keys.retain(|at| at.db == db);
+    let at = one_of(random, &keys)?;
     let mut commands = free(random, core, at);
     let first = core.waiters(at).next()?.request;
     if random.percent(40) {
@@ -65,7 +72,7 @@ fn kill_at_the_grant(
         } else {
             random.one_of(&KEYS)
         };
-        let at = Place { db, key };
+        let at = DbKey { db, key };
         let owner = random.one_of(&OWNERS);
         let lease = Some(long_lease(random));
         commands.push(match random.below(3) {
@@ -77,9 +84,34 @@ fn kill_at_the_grant(
     Some(commands)
 }
 
+/// A lock comes free for which somebody has a place, or is no lock any more; and maybe
+/// nobody listens by then.
+fn free_a_place(
+    random: &mut Random,
+    core: &CoreSide,
+    db: usize,
+    ears: i64,
+) -> Option<Vec<Command>> {
+    let keys = KEYS.iter().map(|&key| DbKey { db, key });
+    let keys: Vec<DbKey> = keys.filter(|at| !core.places(*at).is_empty()).collect();
+    let at = one_of(random, &keys)?;
+    let mut commands = Vec::new();
+    if random.percent(50) {
+        commands.push(Command::KillEars { id: ears });
+    }
+    match random.percent(20) {
+        true => commands.push(Command::Set(at.key)),
+        false => commands.extend(free(random, core, at)),
+    }
+    if random.percent(50) {
+        commands.push(acquire(random, core, at, false));
+    }
+    Some(commands)
+}
+
 /// Takes the lock from whoever holds it.
-fn free(random: &mut Random, core: &CoreSide, at: Place) -> Vec<Command> {
-    let Place { key, .. } = at;
+fn free(random: &mut Random, core: &CoreSide, at: DbKey) -> Vec<Command> {
+    let DbKey { key, .. } = at;
     if random.percent(25) {
         return vec![Command::Break { key, fence: None }];
     }
@@ -95,7 +127,7 @@ fn free(random: &mut Random, core: &CoreSide, at: Place) -> Vec<Command> {
 }
 
 /// The owner that gets the lock is told so by other replies, too.
-fn tell_meanwhile(random: &mut Random, at: Place, first: Request) -> Vec<Command> {
+fn tell_meanwhile(random: &mut Random, at: DbKey, first: Request) -> Vec<Command> {
     let key = at.key;
     let lease = Some(long_lease(random));
     if random.percent(50) {
@@ -116,7 +148,7 @@ fn tell_meanwhile(random: &mut Random, at: Place, first: Request) -> Vec<Command
     vec![Command::Acquire {
         key,
         request,
-        block: None,
+        patience: Patience::None,
     }]
 }
 
@@ -130,7 +162,7 @@ fn carry_a_session(random: &mut Random, core: &CoreSide, db: usize) -> Option<Ve
         2 => (Command::Move(key, 1 - db), key),
         _ => (Command::SwapDb, key),
     };
-    let at = Place { db, key: to };
+    let at = DbKey { db, key: to };
     let lease = Some(long_lease(random));
     let then = match random.below(4) {
         0 => Command::Info(to),
@@ -148,7 +180,7 @@ pub fn reader_behind_writer(
     last: usize,
 ) -> [(usize, Command); 4] {
     let key = random.one_of(&KEYS);
-    let mut acquire = |owner, mode, block| Command::Acquire {
+    let mut acquire = |owner, mode, patience| Command::Acquire {
         key,
         request: Request {
             owner,
@@ -157,13 +189,14 @@ pub fn reader_behind_writer(
             mode,
             session: false,
         },
-        block,
+        patience,
     };
+    let endless = Patience::Block(Block::Endless);
     [
         (last, Command::Del(key)),
-        (last, acquire("ann", Mode::Shared, None)),
-        (first, acquire("bob", Mode::Exclusive, Some(Block::Endless))),
-        (last, acquire("cid", Mode::Shared, Some(Block::Endless))),
+        (last, acquire("ann", Mode::Shared, Patience::None)),
+        (first, acquire("bob", Mode::Exclusive, endless)),
+        (last, acquire("cid", Mode::Shared, endless)),
     ]
 }
 
@@ -179,14 +212,14 @@ fn crowd(random: &mut Random) -> Vec<Command> {
             mode: Mode::Shared,
             session: false,
         },
-        block: None,
+        patience: Patience::None,
     };
     CROWD.into_iter().map(acquire).collect()
 }
 
 /// Somebody lets a lock of permits end soon, and a holder keeps it.
 fn cut_off_permits(random: &mut Random, core: &CoreSide, db: usize) -> Option<Vec<Command>> {
-    let keys = KEYS.iter().map(|&key| Place { db, key });
+    let keys = KEYS.iter().map(|&key| DbKey { db, key });
     let permits: Vec<(&'static str, Holder)> = keys
         .flat_map(|at| {
             let holders = core.holders(at).into_iter();
@@ -206,7 +239,7 @@ fn cut_off_permits(random: &mut Random, core: &CoreSide, db: usize) -> Option<Ve
                 mode: Mode::Shared,
                 session: random.percent(25),
             },
-            block: None,
+            patience: Patience::None,
         }
     } else {
         Command::Renew {
@@ -224,7 +257,7 @@ fn write_a_token(random: &mut Random, core: &CoreSide, db: usize) -> Vec<Command
     let mut contended = core.contended();
     contended.retain(|at| at.db == db);
     let [key, other] = [random.one_of(&KEYS), random.one_of(&KEYS)];
-    let at = one_of(random, &contended).unwrap_or(Place { db, key });
+    let at = one_of(random, &contended).unwrap_or(DbKey { db, key });
     let mut commands = vec![Command::Hset(at.key, "@fence", far_ahead(random, core))];
     if random.percent(50) {
         commands.push(Command::CopyReplace {
@@ -237,7 +270,7 @@ fn write_a_token(random: &mut Random, core: &CoreSide, db: usize) -> Vec<Command
         commands.extend(free(random, core, at));
     }
     let key = if random.percent(50) { at.key } else { other };
-    commands.push(acquire(random, core, Place { db, key }, false));
+    commands.push(acquire(random, core, DbKey { db, key }, false));
     commands
 }
 

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::acks::Acknowledgement;
+use crate::deliveries::Recipient;
 
 const TIMEOUT_MS: i64 = 1000;
 
@@ -78,9 +79,13 @@ impl Scene {
             let stored = self.server.look(key.as_ref(), owner);
             let client = to.map(|(client, _)| client);
             let now = self.server.now();
-            let (_, answer) = self.server.table.tell(id, stored, now).unwrap();
+            let (addressee, answer) = self.server.table.tell(id, stored, now).unwrap();
             if matches!(answer, Answer::Granted(_) | Answer::Renewed(true)) {
-                self.server.table.grant_told(client.unwrap(), true);
+                let recipient = match addressee {
+                    Addressee::Blocked(_) => client.unwrap().into(),
+                    Addressee::Place(place) => Recipient::Place(place.id),
+                };
+                self.server.table.grant_told(recipient, true);
             }
             told.push((id, answer));
         }
@@ -136,6 +141,35 @@ fn a_grant_is_told_once_a_replica_has_acknowledged_it() {
     assert_eq!(scene.acknowledge(&[offset - 1]), []);
     assert_eq!(scene.acknowledge(&[offset]), [(id, Answer::Granted(token))]);
     scene.server.release(K, "a");
+    scene.check_nothing_is_left();
+}
+
+#[test]
+fn a_place_in_whose_stead_its_owner_is_granted_the_lock_is_told_no_sooner_than_the_reply() {
+    let mut scene = Scene::new();
+    scene.held_by(K, ask("x").by(1).now());
+    let place = scene.server.wait_for(K, ask("a").by(2).place(), 60_000);
+    scene.server.delete(K);
+    let (reply, token) = scene.take(K, ask("a").by(3).now());
+    assert_eq!(scene.server.told(), []);
+    let told = [reply, place].map(|id| (id, Answer::Granted(token)));
+    assert_eq!(scene.settle(), told);
+    assert_eq!(scene.server.holds(K, "a"), 1);
+    scene.server.release(K, "a");
+    scene.check_nothing_is_left();
+}
+
+#[test]
+fn a_place_whose_owner_is_told_it_is_not_safe_has_its_hold_given_back() {
+    let mut scene = Scene::new();
+    scene.held_by(K, ask("x").by(1).now());
+    let place = scene.server.wait_for(K, ask("a").by(2).place(), 60_000);
+    scene.server.delete(K);
+    let (reply, _) = scene.take(K, ask("a").by(3).now());
+    scene.server.sleep(TIMEOUT_MS);
+    assert_eq!(scene.give_up(), [place, reply].map(unsafe_to_say));
+    scene.server.run();
+    assert_eq!(scene.server.holds(K, "a"), 0);
     scene.check_nothing_is_left();
 }
 
