@@ -503,9 +503,14 @@ impl Lock {
         if self.is_free() || other_token {
             return None;
         }
+        Some(self.take_all(effects))
+    }
+
+    /// Takes the lock from all who hold it. Returns who did.
+    pub(crate) fn take_all(&mut self, effects: &mut Effects) -> Holders {
         let holders = std::mem::take(&mut self.holders);
         self.delete(effects);
-        Some(holders)
+        holders
     }
 
     /// Moves the ends of these leases, because the wall clock was set.

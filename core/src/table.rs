@@ -428,7 +428,9 @@ impl LockTable {
             transition.give_place_up(request);
         }
         // Nobody would free a lock of which nothing is left but what is over.
-        while transition.is_all_overdue() && transition.end_more() {}
+        while transition.is_all_overdue() && (transition.end_all_as_one() || transition.end_more())
+        {
+        }
         transition.hand_on(released)
     }
 
@@ -442,8 +444,8 @@ impl LockTable {
         now: Now,
     ) -> Progress<bool> {
         let mut transition = Transition::begin(self, key, stored, None, now);
-        // Nobody is made to give back what is over.
-        while transition.end_more() {}
+        // Nobody is made to give back what is over. Of many holders that is counted.
+        while !transition.has_many_holders() && transition.end_more() {}
         let broken = transition.break_holds(token);
         transition.hand_on(Ok(broken))
     }

@@ -1,16 +1,162 @@
 //! The ends of holds: leases that are over, sessions, grants that nobody heard of.
 
+use std::iter;
+
 use super::LockEvent;
 use super::transition::Transition;
 use crate::bounds::ends_a_step;
 use crate::ended::{Ended, EndedBy};
+use crate::holders::Holders;
 use crate::lock::Holder;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
-use crate::request::Owner;
+use crate::request::{Limit, Owner};
 use crate::sessions::HoldId;
+use crate::token::FencingToken;
+
+/// What is over among many holders of a lock, and is still stored.
+#[derive(Debug, Default)]
+pub(super) struct Over {
+    /// How many leases are over.
+    leases: usize,
+    /// The tokens of the others whose connections have ended.
+    sessions: Vec<FencingToken>,
+    /// How many holders are left, as far as they were counted.
+    live: usize,
+}
+
+impl Over {
+    pub(super) fn count(&self) -> usize {
+        self.leases + self.sessions.len()
+    }
+}
 
 impl Transition<'_> {
+    /// Ends what is over: of many holders all at once, or as many as one step ends.
+    #[inline]
+    pub(super) fn end_first(&mut self, asker: Option<&Owner>) {
+        if !self.lock.is_exclusive() && !self.end_all_as_one() {
+            self.expire_leases(asker);
+        }
+        self.end_what_is_over(asker);
+    }
+
+    /// Whether more hold the lock than one step ends.
+    pub(super) fn has_many_holders(&self) -> bool {
+        self.lock.holders().len() > ends_a_step()
+    }
+
+    /// Whether anything may be over, of this lock or another.
+    fn may_be_over(&self, holders: &Holders) -> bool {
+        let sessions = &self.table.sessions;
+        sessions.any_ended() || holders.overdue(self.now.ms()).is_some()
+    }
+
+    /// Looks which of many holders are over, until there are enough that are not. It
+    /// takes one short step for each: two lists in the order of tokens are gone through.
+    pub(super) fn over_among(&self, holders: &Holders, are_enough: impl Fn(usize) -> bool) -> Over {
+        let mut over = Over::default();
+        if !self.may_be_over(holders) {
+            over.live = holders.len();
+            return over;
+        }
+        let (now_ms, deliveries) = (self.now.ms(), &self.table.deliveries);
+        let any_on_its_way = deliveries.any_on(self.key);
+        // Grants on their way speak for some holds of a session that has ended.
+        let is_promised = |owner: &Owner, token| {
+            any_on_its_way && deliveries.promised(&self.hold_of(owner), token) > 0
+        };
+        let mut ended = self.table.sessions.ended_by_token(self.key).peekable();
+        let mut seen = 0;
+        for holder in holders.by_token() {
+            let Some(token) = holder.token else { continue };
+            seen += 1;
+            while ended.next_if(|(other, _)| *other < token).is_some() {}
+            let is_it = |ended: &(FencingToken, &Owner)| *ended == (token, &holder.owner);
+            let has_ended = ended.next_if(is_it).is_some();
+            if holder.is_overdue(now_ms) {
+                over.leases += 1;
+            } else if has_ended && !is_promised(&holder.owner, token) {
+                over.sessions.push(token);
+            } else {
+                over.live += 1;
+                if are_enough(over.live) {
+                    return over;
+                }
+            }
+        }
+        // The others have no token.
+        over.live += holders.len() - seen;
+        over
+    }
+
+    /// Whether so many of many holders are not over that they alone keep out who is next
+    /// in line, and so everybody behind.
+    pub(super) fn are_enough_left(&self, newcomers: Limit) -> bool {
+        let first = self.table.queues.first(self.key);
+        let limit = first.map_or(newcomers, |first| first.request.limit);
+        let are_enough = |live| !limit.has_room_beside(live);
+        let holders = &self.lock.holders;
+        self.has_many_holders()
+            && self.may_be_over(holders)
+            && are_enough(holders.len())
+            && are_enough(self.over_among(holders, are_enough).live)
+    }
+
+    /// Ends the holds of many holders as one, if all are over. Returns whether they were.
+    /// What else is known of them is given up bit by bit.
+    pub(super) fn end_all_as_one(&mut self) -> bool {
+        if !self.has_many_holders() || !self.may_be_over(&self.lock.holders) {
+            return false;
+        }
+        self.end_noted();
+        let over = self.over_among(&self.lock.holders, |live| live > 0);
+        if over.live > 0 {
+            return false;
+        }
+        let holders = self.lock.take_all(&mut self.step.effects);
+        self.count_over(&over);
+        if !over.sessions.is_empty() {
+            self.step.freed = true;
+            self.forget_bound(&holders);
+        }
+        self.discard(holders);
+        true
+    }
+
+    /// Counts holds that are over and end as one.
+    pub(super) fn count_over(&mut self, over: &Over) {
+        let (metrics, claims) = (&mut self.table.metrics, &mut self.table.claims);
+        metrics.releases_expired += over.leases as u64;
+        metrics.releases_session += over.sessions.len() as u64;
+        for &token in &over.sessions {
+            metrics.holds.add(self.now.us - token.get());
+            if !claims.is_empty() {
+                claims.close(token);
+            }
+        }
+        let expired = iter::repeat_n(LockEvent::Expired, over.leases);
+        let released = iter::repeat_n(LockEvent::Released, over.sessions.len());
+        self.step.events.extend(expired.chain(released));
+    }
+
+    /// Forgets what is bound to holds that have ended as one, or is on its way.
+    pub(super) fn forget_bound(&mut self, holders: &Holders) {
+        let (key, table) = (self.key, &mut *self.table);
+        let is_over = |owner: &Owner| holders.get(owner).is_some();
+        table.deliveries.all_ended(key, is_over);
+        table.unbind_all(key, holders, self.now.ms());
+    }
+
+    /// Forgets holders that hold the lock no more.
+    pub(super) fn discard(&mut self, holders: Holders) {
+        if !self.table.remembered.is_crowd(self.key) {
+            let owners = holders.iter().map(|holder| holder.owner.clone());
+            self.changed.extend(owners);
+        }
+        self.table.remembered.discard(holders);
+    }
+
     pub(super) fn expire_leases(&mut self, asker: Option<&Owner>) {
         if self.lock.is_exclusive() {
             // Its key ends with its lease.
@@ -41,19 +187,23 @@ impl Transition<'_> {
         self.step.events.push(LockEvent::Expired);
     }
 
-    pub(super) fn end_what_is_over(&mut self, asker: Option<&Owner>) {
+    /// Returns whether any connection's end was noted of it.
+    pub(super) fn end_what_is_over(&mut self, asker: Option<&Owner>) -> bool {
         let table = &mut *self.table;
+        let mut any_ended = false;
         if table.sessions.any_ended() {
             if let Some(asker) = asker {
                 table.end_binding(&HoldId::new(self.key, asker));
             }
             let holders = self.lock.holders().iter().map(|holder| &holder.owner);
             let ended = table.sessions.ended_on(self.key, holders, ends_a_step());
+            any_ended = !ended.is_empty();
             for hold in ended {
                 table.end_binding(&hold);
             }
         }
         self.end_noted();
+        any_ended
     }
 
     /// Ends what is noted as over.
@@ -70,8 +220,8 @@ impl Transition<'_> {
     pub(super) fn end_more(&mut self) -> bool {
         let holders = self.lock.holders().len();
         self.expire_leases(None);
-        self.end_what_is_over(None);
-        self.lock.holders().len() < holders
+        // It may have been that of others, before that of the holders.
+        self.end_what_is_over(None) || self.lock.holders().len() < holders
     }
 
     /// Whether all leases of a lock that several may hold are over.

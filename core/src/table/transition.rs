@@ -84,8 +84,7 @@ impl<'t> Transition<'t> {
                 }
             }
         }
-        transition.expire_leases(asker);
-        transition.end_what_is_over(asker);
+        transition.end_first(asker);
         transition
     }
 
@@ -175,30 +174,26 @@ impl<'t> Transition<'t> {
     }
 
     pub(super) fn break_holds(&mut self, token: Option<FencingToken>) -> bool {
-        let Some(broken) = self.lock.break_holds(token, &mut self.step.effects) else {
+        let holders = self.lock.break_holds(token, &mut self.step.effects);
+        let Some(broken) = holders else {
             // If anybody holds it, that was another token.
             self.table.metrics.tokens_refused += u64::from(!self.lock.is_free());
             return false;
         };
+        let over = self.over_among(&broken, |_| false);
         self.step.freed = true;
+        self.count_over(&over);
         self.step.events.push(LockEvent::Broken);
-        let (key, table) = (self.key, &mut *self.table);
-        table.metrics.releases_broken += broken.len() as u64;
-        table
-            .deliveries
-            .all_ended(key, |owner| broken.get(owner).is_some());
-        table.unbind_all(key, &broken, self.now.ms());
+        let table = &mut *self.table;
+        table.metrics.releases_broken += (broken.len() - over.count()) as u64;
         if !table.claims.is_empty() {
             let tokens = broken.iter().filter_map(|holder| holder.token);
             for token in tokens {
                 table.claims.close(token);
             }
         }
-        if !table.remembered.is_crowd(key) {
-            let owners = broken.iter().map(|holder| holder.owner.clone());
-            self.changed.extend(owners);
-        }
-        table.remembered.discard(broken);
+        self.forget_bound(&broken);
+        self.discard(broken);
         true
     }
 
