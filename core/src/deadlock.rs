@@ -121,11 +121,13 @@ impl<'g> Graph<'g> {
     }
 
     fn is_over(self, key: &KeyBuf, held: &Holder) -> bool {
-        if key.as_ref() != self.here.0 {
-            return false;
-        }
+        key.as_ref() == self.here.0 && self.is_over_here(held)
+    }
+
+    /// Whether all holds of this holder of the lock of the step are over.
+    pub(crate) fn is_over_here(self, held: &Holder) -> bool {
         let has_ended = || {
-            let hold = HoldId::new(key.as_ref(), &held.owner);
+            let hold = HoldId::new(self.here.0, &held.owner);
             let bound = self.sessions.ended_binding(&hold);
             let bound = bound.filter(|bound| held.token == Some(bound.token));
             bound.is_some_and(|bound| self.deliveries.promised(&hold, bound.token) == 0)

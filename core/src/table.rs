@@ -329,6 +329,8 @@ pub struct LockTable {
     claims: Claims,
     /// Holds that are over because of what became of a client.
     ended: EndedHolds,
+    /// Who held a lock of many and was not over, at the last look at all of them.
+    one_left: Option<FencingToken>,
     /// Locks whose leases the wall clock has left behind, or overtaken.
     stepped: Stepped,
     /// Waits that may close a cycle.

@@ -5,6 +5,7 @@ use std::iter;
 use super::LockEvent;
 use super::transition::Transition;
 use crate::bounds::ends_a_step;
+use crate::deadlock::Certain;
 use crate::ended::{Ended, EndedBy};
 use crate::holders::Holders;
 use crate::lock::Holder;
@@ -23,6 +24,8 @@ pub(super) struct Over {
     sessions: Vec<FencingToken>,
     /// How many holders are left, as far as they were counted.
     live: usize,
+    /// The token of one of these.
+    one_left: Option<FencingToken>,
 }
 
 impl Over {
@@ -35,7 +38,7 @@ impl Transition<'_> {
     /// Ends what is over: of many holders all at once, or as many as one step ends.
     #[inline]
     pub(super) fn end_first(&mut self, asker: Option<&Owner>) {
-        if !self.lock.is_exclusive() && !self.end_all_as_one() {
+        if !self.lock.is_exclusive() && self.may_be_over() && !self.end_all_as_one() {
             self.expire_leases(asker);
         }
         self.end_what_is_over(asker);
@@ -47,19 +50,22 @@ impl Transition<'_> {
     }
 
     /// Whether anything may be over, of this lock or another.
-    fn may_be_over(&self, holders: &Holders) -> bool {
-        let sessions = &self.table.sessions;
-        sessions.any_ended() || holders.overdue(self.now.ms()).is_some()
+    fn may_be_over(&self) -> bool {
+        let is_overdue = || self.lock.holders.overdue(self.now.ms()).is_some();
+        self.table.sessions.any_ended() || is_overdue()
+    }
+
+    /// Whether somebody is known who holds the lock and is not over.
+    fn is_one_left(&self) -> bool {
+        let known = self.table.one_left;
+        let held = known.and_then(|token| self.lock.hold_with(token));
+        held.is_some_and(|held| !self.graph(&Certain::new()).is_over_here(held))
     }
 
     /// Looks which of many holders are over, until there are enough that are not. It
     /// takes one short step for each: two lists in the order of tokens are gone through.
     pub(super) fn over_among(&self, holders: &Holders, are_enough: impl Fn(usize) -> bool) -> Over {
         let mut over = Over::default();
-        if !self.may_be_over(holders) {
-            over.live = holders.len();
-            return over;
-        }
         let (now_ms, deliveries) = (self.now.ms(), &self.table.deliveries);
         let any_on_its_way = deliveries.any_on(self.key);
         // Grants on their way speak for some holds of a session that has ended.
@@ -80,6 +86,7 @@ impl Transition<'_> {
                 over.sessions.push(token);
             } else {
                 over.live += 1;
+                over.one_left = Some(token);
                 if are_enough(over.live) {
                     return over;
                 }
@@ -97,20 +104,28 @@ impl Transition<'_> {
         let limit = first.map_or(newcomers, |first| first.request.limit);
         let are_enough = |live| !limit.has_room_beside(live);
         let holders = &self.lock.holders;
+        let count = || match limit == Limit::EXCLUSIVE && self.is_one_left() {
+            true => 1,
+            false => self.over_among(holders, are_enough).live,
+        };
         self.has_many_holders()
-            && self.may_be_over(holders)
+            && self.may_be_over()
             && are_enough(holders.len())
-            && are_enough(self.over_among(holders, are_enough).live)
+            && are_enough(count())
     }
 
     /// Ends the holds of many holders as one, if all are over. Returns whether they were.
     /// What else is known of them is given up bit by bit.
     pub(super) fn end_all_as_one(&mut self) -> bool {
-        if !self.has_many_holders() || !self.may_be_over(&self.lock.holders) {
+        if !self.has_many_holders() {
             return false;
         }
         self.end_noted();
+        if self.is_one_left() {
+            return false;
+        }
         let over = self.over_among(&self.lock.holders, |live| live > 0);
+        self.table.one_left = over.one_left;
         if over.live > 0 {
             return false;
         }

@@ -2,8 +2,9 @@
 
 use smallvec::SmallVec;
 
+use super::ends::Over;
 use super::{Done, LockEvent, LockTable, LogLine, Progress, Step, Stored, Suspended};
-use crate::bounds::few;
+use crate::bounds::{ends_a_step, few};
 use crate::deliveries::Told;
 use crate::error::LockError;
 use crate::keys::KeyRef;
@@ -180,7 +181,11 @@ impl<'t> Transition<'t> {
             self.table.metrics.tokens_refused += u64::from(!self.lock.is_free());
             return false;
         };
-        let over = self.over_among(&broken, |_| false);
+        // Of few holders none is over by now.
+        let over = match broken.len() > ends_a_step() {
+            true => self.over_among(&broken, |_| false),
+            false => Over::default(),
+        };
         self.step.freed = true;
         self.count_over(&over);
         self.step.events.push(LockEvent::Broken);
