@@ -253,6 +253,12 @@ impl Sessions {
         self.take(&bound)
     }
 
+    /// Takes what binds holds to a living connection, to be bound anew.
+    pub fn take_binding(&mut self, hold: &HoldId) -> Option<Binding> {
+        self.binding_of(hold.key.as_ref(), &hold.owner)?;
+        self.take(&self.bound(hold.key.as_ref(), &hold.owner)?)
+    }
+
     /// Binds holds to a client, and to no other any more. Re-entry does not
     /// shorten the lease that is kept up.
     pub fn bind(

@@ -24,8 +24,8 @@ pub(super) struct Over {
     sessions: Vec<FencingToken>,
     /// How many holders are left, as far as they were counted.
     live: usize,
-    /// The token of one of these.
-    one_left: Option<FencingToken>,
+    /// The tokens of these.
+    left: Vec<FencingToken>,
 }
 
 impl Over {
@@ -86,7 +86,7 @@ impl Transition<'_> {
                 over.sessions.push(token);
             } else {
                 over.live += 1;
-                over.one_left = Some(token);
+                over.left.push(token);
                 if are_enough(over.live) {
                     return over;
                 }
@@ -125,7 +125,7 @@ impl Transition<'_> {
             return false;
         }
         let over = self.over_among(&self.lock.holders, |live| live > 0);
-        self.table.one_left = over.one_left;
+        self.table.one_left = over.left.first().copied();
         if over.live > 0 {
             return false;
         }
@@ -134,6 +134,44 @@ impl Transition<'_> {
         if !over.sessions.is_empty() {
             self.step.freed = true;
             self.forget_bound(&holders);
+        }
+        self.discard(holders);
+        true
+    }
+
+    /// Ends all holds that are over as one, if few of many holders are left. Returns
+    /// whether that was so.
+    pub(super) fn end_all_but_few(&mut self) -> bool {
+        if !self.has_many_holders() {
+            return false;
+        }
+        let over = self.over_among(&self.lock.holders, |live| live > ends_a_step());
+        if over.live > ends_a_step() || over.count() == 0 {
+            return false;
+        }
+        let left = over.left.iter();
+        let left = left
+            .filter_map(|token| self.lock.hold_with(*token))
+            .cloned();
+        let left: Vec<Holder> = left.collect();
+        if left.len() < over.live {
+            return false;
+        }
+        let bound = left.iter().map(|holder| self.hold_of(&holder.owner));
+        let bound: Vec<HoldId> = bound.collect();
+        let holders = self.lock.leave_to(left, &mut self.step.effects);
+        self.count_over(&over);
+        if !over.sessions.is_empty() {
+            self.step.freed = true;
+            let sessions = &mut self.table.sessions;
+            let bound = bound.into_iter();
+            let bound = bound.filter_map(|hold| Some((sessions.take_binding(&hold)?, hold)));
+            let bound: Vec<_> = bound.collect();
+            self.forget_bound(&holders);
+            for (binding, hold) in bound {
+                let sessions = &mut self.table.sessions;
+                sessions.rebind(hold, binding, binding.client, binding.lease);
+            }
         }
         self.discard(holders);
         true
@@ -158,7 +196,8 @@ impl Transition<'_> {
     /// Forgets what is bound to holds that have ended as one, or is on its way.
     pub(super) fn forget_bound(&mut self, holders: &Holders) {
         let (key, table) = (self.key, &mut *self.table);
-        let is_over = |owner: &Owner| holders.get(owner).is_some();
+        let lock = &self.lock;
+        let is_over = |owner: &Owner| holders.get(owner).is_some() && lock.holder(owner).is_none();
         table.deliveries.all_ended(key, is_over);
         table.unbind_all(key, holders, self.now.ms());
     }

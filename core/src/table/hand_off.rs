@@ -180,7 +180,7 @@ impl Transition<'_> {
                     if (waits || in_turn)
                         && !*is_kept_out
                             .get_or_insert_with(|| self.are_enough_left(request.limit))
-                        && self.end_more() =>
+                        && (self.end_all_but_few() || self.end_more()) =>
                 {
                     wait = left;
                 }

@@ -247,9 +247,23 @@ fn who_is_kept_out_of_a_crowd_ends_no_more_of_it_than_a_step_does() {
 
 #[test]
 fn who_is_let_in_beside_a_crowd_that_is_over_ends_all_of_it() {
-    let mut server = over(1);
-    server.take(K, ask("x").limit(2));
-    assert_eq!(server.holders(K), ["live0", "x"]);
+    let mut server = over(2);
+    server.take(K, ask("live1").shared().by(2).session());
+    server.take(K, ask("x").limit(3));
+    assert_eq!(server.holders(K), ["live0", "live1", "x"]);
+    assert!(server.effects.len() < 10, "{}", server.effects.len());
+    assert_eq!(server.lock(K).last_token(), Some(server.token(K, "x")));
+    server.run();
+    assert!(server.table.to_close.is_empty());
+    // Who is left holds as before.
+    assert_eq!(server.table.totals(server.now()).sessions, 1);
+    server.table.connection_ended(ClientId(2), false);
+    server.run();
+    assert_eq!((server.holds(K, "live1"), server.holders(K).len()), (0, 2));
+    for name in ["live0", "x"] {
+        server.release(K, name);
+    }
+    server.check_nothing_is_left();
 }
 
 #[test]
