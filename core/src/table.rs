@@ -331,6 +331,9 @@ pub struct LockTable {
     ended: EndedHolds,
     /// Who held a lock of many and was not over, at the last look at all of them.
     one_left: Option<FencingToken>,
+    /// Holds that ended as one, by their tokens, and when. How long they lasted is still to
+    /// be counted.
+    unmeasured: Vec<(i64, Vec<FencingToken>)>,
     /// Locks whose leases the wall clock has left behind, or overtaken.
     stepped: Stepped,
     /// Waits that may close a cycle.

@@ -129,9 +129,10 @@ impl Transition<'_> {
         if over.live > 0 {
             return false;
         }
+        let any_bound = !over.sessions.is_empty();
         let holders = self.lock.take_all(&mut self.step.effects);
-        self.count_over(&over);
-        if !over.sessions.is_empty() {
+        self.count_over(over);
+        if any_bound {
             self.step.freed = true;
             self.forget_bound(&holders);
         }
@@ -159,9 +160,10 @@ impl Transition<'_> {
         }
         let bound = left.iter().map(|holder| self.hold_of(&holder.owner));
         let bound: Vec<HoldId> = bound.collect();
+        let any_bound = !over.sessions.is_empty();
         let holders = self.lock.leave_to(left, &mut self.step.effects);
-        self.count_over(&over);
-        if !over.sessions.is_empty() {
+        self.count_over(over);
+        if any_bound {
             self.step.freed = true;
             let sessions = &mut self.table.sessions;
             let bound = bound.into_iter();
@@ -178,18 +180,21 @@ impl Transition<'_> {
     }
 
     /// Counts holds that are over and end as one.
-    pub(super) fn count_over(&mut self, over: &Over) {
-        let (metrics, claims) = (&mut self.table.metrics, &mut self.table.claims);
-        metrics.releases_expired += over.leases as u64;
-        metrics.releases_session += over.sessions.len() as u64;
-        for &token in &over.sessions {
-            metrics.holds.add(self.now.us - token.get());
-            if !claims.is_empty() {
-                claims.close(token);
+    pub(super) fn count_over(&mut self, over: Over) {
+        let (leases, sessions) = (over.leases, over.sessions.len());
+        let table = &mut *self.table;
+        table.metrics.releases_expired += leases as u64;
+        table.metrics.releases_session += sessions as u64;
+        if !table.claims.is_empty() {
+            for &token in &over.sessions {
+                table.claims.close(token);
             }
         }
-        let expired = iter::repeat_n(LockEvent::Expired, over.leases);
-        let released = iter::repeat_n(LockEvent::Released, over.sessions.len());
+        if sessions > 0 {
+            table.unmeasured.push((self.now.us, over.sessions));
+        }
+        let expired = iter::repeat_n(LockEvent::Expired, leases);
+        let released = iter::repeat_n(LockEvent::Released, sessions);
         self.step.events.extend(expired.chain(released));
     }
 

@@ -187,10 +187,11 @@ impl<'t> Transition<'t> {
             false => Over::default(),
         };
         self.step.freed = true;
-        self.count_over(&over);
+        let live = broken.len() - over.count();
+        self.count_over(over);
         self.step.events.push(LockEvent::Broken);
         let table = &mut *self.table;
-        table.metrics.releases_broken += (broken.len() - over.count()) as u64;
+        table.metrics.releases_broken += live as u64;
         if !table.claims.is_empty() {
             let tokens = broken.iter().filter_map(|holder| holder.token);
             for token in tokens {
