@@ -101,7 +101,8 @@ impl Holders {
 
     /// The holders in the order of their tokens; none where few hold the lock.
     pub(crate) fn by_token(&self) -> impl Iterator<Item = &Holder> {
-        let tokens = self.index.iter().flat_map(|index| &index.tokens);
+        let tokens = self.index.as_ref().map(|index| index.tokens.iter());
+        let tokens = tokens.unwrap_or_default();
         tokens.filter_map(|&(_, at)| self.list.get(at))
     }
 

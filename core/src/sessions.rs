@@ -188,18 +188,31 @@ impl Sessions {
     /// of their tokens.
     pub fn ended_by_token(&self, key: KeyRef<'_>) -> impl Iterator<Item = (FencingToken, &Owner)> {
         let lock = self.locks.at(key).filter(|_| self.any_ended());
-        let bound = lock.into_iter().flat_map(|lock| {
+        let from_first = lock.map(|lock| {
             let first = (lock, FencingToken::LEAST, Owner::least());
-            let from_first = self.by_token.range(first..);
-            from_first.take_while(move |((other, ..), _)| *other == lock)
+            self.by_token.range(first..)
         });
+        let from_first = from_first.unwrap_or_default();
+        let bound = from_first.take_while(move |((other, ..), _)| Some(*other) == lock);
         // Each client is in one of two maps, and mostly one of these is small.
         let few_have_ended = self.ended.len() <= self.by_client.len();
-        let has_ended = move |client: &ClientId| match few_have_ended {
+        let look_for = move |client: &ClientId| match few_have_ended {
             true => self.ended.contains_key(client),
             false => !self.by_client.contains_key(client),
         };
-        let ended = bound.filter(move |(_, client)| has_ended(client));
+        // Mostly it is one client after all.
+        let mut last = None;
+        let mut has_ended = move |client: ClientId| {
+            if let Some((last, has_ended)) = last
+                && last == client
+            {
+                return has_ended;
+            }
+            let has_ended = look_for(&client);
+            last = Some((client, has_ended));
+            has_ended
+        };
+        let ended = bound.filter(move |(_, client)| has_ended(**client));
         ended.map(|((_, token, owner), _)| (*token, owner))
     }
 

@@ -448,9 +448,9 @@ impl LockTable {
         token: Option<FencingToken>,
         now: Now,
     ) -> Progress<bool> {
-        let mut transition = Transition::begin(self, key, stored, None, now);
-        // Nobody is made to give back what is over. Of many holders that is counted.
-        while !transition.has_many_holders() && transition.end_more() {}
+        let mut transition = Transition::open(self, key, stored, now);
+        // Nobody is made to give back what is over.
+        transition.end_all_of_few();
         let broken = transition.break_holds(token);
         transition.hand_on(Ok(broken))
     }

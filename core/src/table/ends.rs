@@ -23,7 +23,7 @@ pub(super) struct Over {
     /// The tokens of the others whose connections have ended.
     sessions: Vec<FencingToken>,
     /// How many holders are left, as far as they were counted.
-    live: usize,
+    pub(super) live: usize,
     /// The tokens of these.
     left: Vec<FencingToken>,
 }
@@ -42,6 +42,12 @@ impl Transition<'_> {
             self.expire_leases(asker);
         }
         self.end_what_is_over(asker);
+    }
+
+    /// Ends all that is over, unless many hold the lock.
+    pub(super) fn end_all_of_few(&mut self) {
+        self.end_noted();
+        while !self.has_many_holders() && self.end_more() {}
     }
 
     /// Whether more hold the lock than one step ends.
@@ -64,22 +70,27 @@ impl Transition<'_> {
 
     /// Looks which of many holders are over, until there are enough that are not. It
     /// takes one short step for each: two lists in the order of tokens are gone through.
-    pub(super) fn over_among(&self, holders: &Holders, are_enough: impl Fn(usize) -> bool) -> Over {
-        let mut over = Over::default();
+    pub(super) fn over_among(&self, are_enough: impl Fn(usize) -> bool) -> Over {
+        let (holders, mut over) = (&self.lock.holders, Over::default());
         let (now_ms, deliveries) = (self.now.ms(), &self.table.deliveries);
         let any_on_its_way = deliveries.any_on(self.key);
         // Grants on their way speak for some holds of a session that has ended.
         let is_promised = |owner: &Owner, token| {
             any_on_its_way && deliveries.promised(&self.hold_of(owner), token) > 0
         };
-        let mut ended = self.table.sessions.ended_by_token(self.key).peekable();
+        let mut ended = self.table.sessions.ended_by_token(self.key);
+        let mut next = ended.next();
         let mut seen = 0;
         for holder in holders.by_token() {
             let Some(token) = holder.token else { continue };
             seen += 1;
-            while ended.next_if(|(other, _)| *other < token).is_some() {}
-            let is_it = |ended: &(FencingToken, &Owner)| *ended == (token, &holder.owner);
-            let has_ended = ended.next_if(is_it).is_some();
+            while next.is_some_and(|(other, _)| other < token) {
+                next = ended.next();
+            }
+            let has_ended = next == Some((token, &holder.owner));
+            if has_ended {
+                next = ended.next();
+            }
             if holder.is_overdue(now_ms) {
                 over.leases += 1;
             } else if has_ended && !is_promised(&holder.owner, token) {
@@ -106,7 +117,7 @@ impl Transition<'_> {
         let holders = &self.lock.holders;
         let count = || match limit == Limit::EXCLUSIVE && self.is_one_left() {
             true => 1,
-            false => self.over_among(holders, are_enough).live,
+            false => self.over_among(are_enough).live,
         };
         self.has_many_holders()
             && self.may_be_over()
@@ -124,11 +135,17 @@ impl Transition<'_> {
         if self.is_one_left() {
             return false;
         }
-        let over = self.over_among(&self.lock.holders, |live| live > 0);
+        let over = self.over_among(|live| live > 0);
         self.table.one_left = over.left.first().copied();
         if over.live > 0 {
             return false;
         }
+        self.end_all(over);
+        true
+    }
+
+    /// Ends the holds of many holders as one. All are over.
+    pub(super) fn end_all(&mut self, over: Over) {
         let any_bound = !over.sessions.is_empty();
         let holders = self.lock.take_all(&mut self.step.effects);
         self.count_over(over);
@@ -137,7 +154,6 @@ impl Transition<'_> {
             self.forget_bound(&holders);
         }
         self.discard(holders);
-        true
     }
 
     /// Ends all holds that are over as one, if few of many holders are left. Returns
@@ -146,7 +162,7 @@ impl Transition<'_> {
         if !self.has_many_holders() {
             return false;
         }
-        let over = self.over_among(&self.lock.holders, |live| live > ends_a_step());
+        let over = self.over_among(|live| live > ends_a_step());
         if over.live > ends_a_step() || over.count() == 0 {
             return false;
         }

@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use super::ends::Over;
 use super::{Done, LockEvent, LockTable, LogLine, Progress, Step, Stored, Suspended};
-use crate::bounds::{ends_a_step, few};
+use crate::bounds::few;
 use crate::deliveries::Told;
 use crate::error::LockError;
 use crate::keys::KeyRef;
@@ -54,6 +54,19 @@ impl<'t> Transition<'t> {
         asker: Option<&Owner>,
         now: Now,
     ) -> Self {
+        let mut transition = Self::open(table, key, stored, now);
+        transition.end_first(asker);
+        transition
+    }
+
+    /// What is over is still to be ended.
+    #[inline]
+    pub(super) fn open(
+        table: &'t mut LockTable,
+        key: KeyRef<'t>,
+        stored: Stored,
+        now: Now,
+    ) -> Self {
         let before = table.remembered.take(key);
         let mut transition = Self {
             table,
@@ -85,7 +98,6 @@ impl<'t> Transition<'t> {
                 }
             }
         }
-        transition.end_first(asker);
         transition
     }
 
@@ -175,16 +187,19 @@ impl<'t> Transition<'t> {
     }
 
     pub(super) fn break_holds(&mut self, token: Option<FencingToken>) -> bool {
+        let over = match self.has_many_holders() {
+            true => self.over_among(|_| false),
+            false => Over::default(),
+        };
+        if over.live == 0 && over.count() > 0 {
+            self.end_all(over);
+            return false;
+        }
         let holders = self.lock.break_holds(token, &mut self.step.effects);
         let Some(broken) = holders else {
             // If anybody holds it, that was another token.
             self.table.metrics.tokens_refused += u64::from(!self.lock.is_free());
             return false;
-        };
-        // Of few holders none is over by now.
-        let over = match broken.len() > ends_a_step() {
-            true => self.over_among(&broken, |_| false),
-            false => Over::default(),
         };
         self.step.freed = true;
         let live = broken.len() - over.count();
