@@ -1,4 +1,20 @@
 //! The ends of holds: leases that are over, sessions, grants that nobody heard of.
+//!
+//! # The end of a crowd
+//! To end one hold takes a write, and more. Where many end together, by a connection or
+//! by leases, the next command ends as many as a step may, and asks of the others only
+//! what it has to know:
+//! - If all are over, the lock is emptied by one effect.
+//! - If enough are left to keep out who asks, it is kept out. The other holds stay in the
+//!   lock until they are ended, and no search for deadlocks takes them for held.
+//! - If few are left, and who asks can be let in beside them, the lock is written anew.
+//! - Who breaks the lock takes it from all, and is told whether it was held.
+//!
+//! For that, the tokens of the holders and those of what connections left behind are gone
+//! through side by side: a short step for each, without a look at any map. Whatever else is
+//! known of such holds is given up bit by bit. Only where more than a step ends are left,
+//! and a newcomer whose limit is stricter than theirs can be let in yet, the others are
+//! ended one by one.
 
 use std::iter;
 
