@@ -15,6 +15,7 @@ mod due;
 pub(crate) mod gate;
 pub(crate) mod inspect;
 mod self_fencing;
+mod telling;
 
 use std::cell::{Cell, RefCell};
 
@@ -26,7 +27,6 @@ use crate::server::blocked;
 use crate::server::clients;
 use crate::server::clock;
 use crate::server::keyspace::{self, LockKey};
-use crate::server::notifications;
 use crate::server::open_lock::{OpenLock, Part};
 use crate::server::overwriting;
 use crate::server::publish;
@@ -260,6 +260,7 @@ pub(crate) fn remembers_holds() -> bool {
 pub(crate) fn reset(ctx: &Context) {
     TABLE.place().take();
     acks::reset();
+    telling::reset();
     RECEIVES.set(keyspace::is_replica(ctx));
 }
 
@@ -544,9 +545,7 @@ fn apply(key: LockKey<'_>, mut open: OpenLock<'_>, now: Now, step: &mut Step) {
             RedissonNotify::Spublish => publish::release_to_redisson(key, "SPUBLISH"),
         }
     }
-    for &event in &step.events {
-        notifications::notify(key, event);
-    }
+    telling::tell(key, &step.events);
     for line in &step.log {
         log(key, line);
     }
@@ -580,7 +579,10 @@ fn tell(ctx: &Context, addressee: Addressee, answer: Answer) {
 
 /// Sets the timer for whatever is to be done next.
 fn arm_timer(ctx: &Context, now_ms: i64) {
-    let due_ms = TABLE.with_borrow(LockTable::wake_at_ms);
+    let due_ms = match telling::any_waits() {
+        true => Some(now_ms),
+        false => TABLE.with_borrow(LockTable::wake_at_ms),
+    };
     let at_ms = due_ms.into_iter().chain(gate::wake_at_ms(now_ms)).min();
     if let Some(at_ms) = at_ms {
         timer::wake_by(ctx, at_ms, now_ms);

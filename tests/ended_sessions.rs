@@ -153,6 +153,68 @@ fn its_lock_is_not_shown_as_held_by_it() {
     scene.assert_next_holds();
 }
 
+/// Ends a session of 300 readers in a transaction with this command, and returns its reply.
+/// Another reader is left, if one is named.
+#[track_caller]
+fn end_a_crowd(left: Option<&str>, command: &str) -> (TestServer, Value) {
+    const CROWD: usize = 300;
+    let server = TestServer::start();
+    let (mut client, mut session) = (server.client(), server.client());
+    let id = session.int("CLIENT ID");
+    for n in 0..CROWD {
+        if let Some(left) = left.filter(|_| n == CROWD / 2) {
+            client.int(&format!("LOCK.ACQUIRE k {left} {LEASE} SHARED"));
+        }
+        session.send(&format!("LOCK.ACQUIRE k n{n} {LEASE} SHARED SESSION"));
+        token(&session.reply());
+    }
+    let replies = transaction(&mut client, &[&format!("CLIENT KILL ID {id}"), command]);
+    (server, replies[1].clone())
+}
+
+/// Who holds the lock when all is settled, and how many sessions were ended.
+#[track_caller]
+fn assert_left(server: &TestServer, left: &[&str]) {
+    let mut client = server.client();
+    eventually("all has settled", || {
+        let fields = client.hash("k").into_iter().map(|(name, _)| name);
+        let mut holders: Vec<_> = fields.filter(|name| !name.starts_with('@')).collect();
+        holders.sort();
+        holders == left && client.info("lock_sessions") == 0
+    });
+    assert_eq!(client.info("lock_releases_session"), 300);
+    eventually("all is measured", || client.info("lock_hold_count") == 300);
+}
+
+#[test]
+fn a_crowd_of_readers_ends_with_its_connection() {
+    let (server, granted) = end_a_crowd(None, &format!("LOCK.ACQUIRE k x {LEASE}"));
+    token(&granted);
+    assert_left(&server, &["x"]);
+    let (server, broken) = end_a_crowd(None, "LOCK.BREAK k");
+    assert_eq!(broken, int(0));
+    assert_left(&server, &[]);
+    let script = "EVAL return(redis.call('LOCK.ACQUIRE','k','x')) 0";
+    let (server, granted) = end_a_crowd(None, script);
+    token(&granted);
+    assert_left(&server, &["x"]);
+}
+
+#[test]
+fn who_is_left_of_a_crowd_holds_the_lock() {
+    let ask = format!("LOCK.ACQUIRE k x {LEASE}");
+    let (server, granted) = end_a_crowd(Some("z"), &ask);
+    assert_eq!(granted, nil());
+    assert_left(&server, &["z"]);
+    let (server, granted) = end_a_crowd(Some("z"), &format!("{ask} LIMIT 2"));
+    token(&granted);
+    assert_left(&server, &["x", "z"]);
+    let (server, broken) = end_a_crowd(Some("z"), "LOCK.BREAK k");
+    assert_eq!(broken, int(1));
+    assert_left(&server, &[]);
+    assert_eq!(server.info("lock_releases_broken"), 1);
+}
+
 #[test]
 fn a_reader_among_readers_ends_alone() {
     let server = TestServer::start();

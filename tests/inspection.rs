@@ -473,6 +473,35 @@ fn the_life_of_a_lock_can_be_listened_to() {
 }
 
 #[test]
+fn the_ends_of_a_crowd_are_heard_of_before_the_grant_that_follows() {
+    const CROWD: usize = 1000;
+    let server = TestServer::start();
+    let (mut client, mut session) = (server.client(), server.client());
+    let id = session.int("CLIENT ID");
+    for n in 0..CROWD {
+        session.int(&format!("LOCK.ACQUIRE k n{n} {LONG} SHARED SESSION"));
+    }
+    client.call("CONFIG SET notify-keyspace-events Kd");
+    let mut listener = server.client();
+    listener.call("SUBSCRIBE __keyspace@0__:k");
+    client.send_bytes(
+        format!("CLIENT KILL ID {id}\r\nLOCK.ACQUIRE k x\r\nLOCK.RELEASE k x\r\n").as_bytes(),
+    );
+    let mut heard = || {
+        let Value::Array(words) = listener.reply() else {
+            panic!("no message");
+        };
+        words[2].clone()
+    };
+    for _ in 0..CROWD {
+        assert_eq!(heard(), text("lock.release"));
+    }
+    for event in ["acquire", "release"] {
+        assert_eq!(heard(), text(format!("lock.{event}")));
+    }
+}
+
+#[test]
 fn a_holder_that_a_search_for_deadlocks_finds_gone_is_counted() {
     let server = TestServer::start();
     let mut ann = server.client();

@@ -39,6 +39,9 @@ fn main() {
     ends_of_a_client(10_000);
     ends_of_a_client_on_one_lock(10_000);
     for holds in [100, 1_000, 10_000] {
+        newcomers_after_an_end(holds);
+    }
+    for holds in [100, 1_000, 10_000] {
         moves_of_keys(holds);
     }
     for holds in [100, 1_000, 10_000] {
@@ -388,6 +391,32 @@ fn ends_of_a_client_on_one_lock(holds: usize) {
     );
     let (steps, took) = timed(|| do_all_due(&mut table, 0, |_| Stored::AsExpected));
     row("  each step that ends them", steps, took);
+}
+
+/// All holds but a few in the middle have just ended, with one client or with as many.
+fn newcomers_after_an_end(holds: usize) {
+    for (clients, live) in [(1, 0), (holds, 0), (1, 1), (holds, 1)] {
+        let client = |n| match n == holds / 2 && live > 0 {
+            true => u64::MAX,
+            false => (n % clients) as u64,
+        };
+        let (mut table, _) = shared_by(holds, |n| Some(client(n)));
+        for client in 0..clients {
+            table.connection_ended(ClientId(client as u64), false);
+        }
+        let what = format!("{holds} holds, {live} live, after the end of {clients}");
+        let newcomer = request(&owner(holds), Limit::EXCLUSIVE, None);
+        let mut broken = table.clone();
+        let (progress, took) =
+            timed(|| table.acquire(key("k"), Stored::AsExpected, newcomer, None, now(1)));
+        let acquired = done(progress).result.unwrap();
+        assert_eq!(acquired == Acquired::Busy, live > 0);
+        row(&format!("{what}: a newcomer"), 1, took);
+        let (progress, took) =
+            timed(|| broken.break_lock(key("k"), Stored::AsExpected, None, now(1)));
+        assert_eq!(done(progress).result.unwrap(), live > 0);
+        row(&format!("{what}: a break"), 1, took);
+    }
 }
 
 fn moves_of_keys(holds: usize) {

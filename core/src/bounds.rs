@@ -20,7 +20,7 @@ pub const UNHEARD_A_STEP: usize = 256;
 
 /// So many leases that are over are ended in one step, beside that of the owner in
 /// question.
-pub const ENDS_A_STEP: usize = 128;
+pub const ENDS_A_STEP: usize = 64;
 
 /// How much one wake of the table's caller does, in locks that are looked at and waiters
 /// that are answered, before other clients have their turn.

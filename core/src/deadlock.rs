@@ -25,13 +25,15 @@ use std::collections::VecDeque;
 
 use hashbrown::HashMap;
 
+use crate::deliveries::Deliveries;
 #[cfg(test)]
 use crate::explore::form::Form;
 use crate::keys::{KeyBuf, KeyRef};
-use crate::lock::Lock;
+use crate::lock::{Holder, Lock};
 use crate::queue::{WaitQueues, WaiterId};
 use crate::remembered::Remembered;
 use crate::request::{Limit, Owner};
+use crate::sessions::{HoldId, Sessions};
 
 /// In so many queues an owner is looked for. One that stands in more is taken to be
 /// waited for.
@@ -97,6 +99,10 @@ pub(crate) struct Graph<'g> {
     pub(crate) certain: &'g Certain,
     /// The lock of the step that asks.
     pub(crate) here: (KeyRef<'g>, &'g Lock),
+    /// What shows which of its many holders are over and still in it.
+    pub(crate) sessions: &'g Sessions,
+    pub(crate) deliveries: &'g Deliveries,
+    pub(crate) now_ms: i64,
 }
 
 impl<'g> Graph<'g> {
@@ -106,6 +112,27 @@ impl<'g> Graph<'g> {
         }
         let certain = self.certain.get(key).and_then(Option::as_ref);
         certain.or_else(|| self.remembered.lock(key.as_ref()))
+    }
+
+    /// Whether this owner holds the lock by what is not over, as far as is known.
+    fn is_held_by(self, key: &KeyBuf, owner: &Owner) -> bool {
+        let held = self.lock(key).and_then(|lock| lock.holder(owner));
+        held.is_some_and(|held| !self.is_over(key, held))
+    }
+
+    fn is_over(self, key: &KeyBuf, held: &Holder) -> bool {
+        key.as_ref() == self.here.0 && self.is_over_here(held)
+    }
+
+    /// Whether all holds of this holder of the lock of the step are over.
+    pub(crate) fn is_over_here(self, held: &Holder) -> bool {
+        let has_ended = || {
+            let hold = HoldId::new(self.here.0, &held.owner);
+            let bound = self.sessions.ended_binding(&hold);
+            let bound = bound.filter(|bound| held.token == Some(bound.token));
+            bound.is_some_and(|bound| self.deliveries.promised(&hold, bound.token) == 0)
+        };
+        held.is_overdue(self.now_ms) || self.sessions.any_ended() && has_ended()
     }
 
     pub(crate) fn is_certain(self, key: &KeyBuf) -> bool {
@@ -139,8 +166,7 @@ impl<'g> Graph<'g> {
     /// Whether its owner holds the lock already: it is served as soon as anybody is,
     /// and so waits for nobody.
     fn is_of_a_holder(self, wait: &WaitFor) -> bool {
-        let lock = self.lock(&wait.key);
-        lock.is_some_and(|lock| lock.holder(&wait.owner).is_some())
+        self.is_held_by(&wait.key, &wait.owner)
     }
 
     /// The last in front with whom this wait can't be let in together.
@@ -167,8 +193,7 @@ impl<'g> Graph<'g> {
             return false;
         }
         if edge.held {
-            let lock = self.lock(&edge.key);
-            return lock.is_some_and(|lock| lock.holder(&edge.blocker).is_some());
+            return self.is_held_by(&edge.key, &edge.blocker);
         }
         let blocker = self.queues.first_id_of(edge.key.as_ref(), &edge.blocker);
         blocker.is_some_and(|id| self.last_in_front(wait).is_some_and(|last| id <= last))
@@ -336,13 +361,14 @@ impl Search {
             held,
         };
         if before.is_none() {
-            let lock = graph.lock(&wait.key);
-            if lock.is_some_and(|lock| lock.holder(&self.wait.owner).is_some()) {
+            if graph.is_held_by(&wait.key, &self.wait.owner) {
                 return Some(edge(&self.wait.owner, true));
             }
-            for holder in lock.map_or(&[][..], Lock::holders) {
+            for holder in graph.lock(&wait.key).map_or(&[][..], Lock::holders) {
                 step();
-                self.reach(graph, &holder.owner, || edge(&holder.owner, true));
+                if graph.queues.waits(&holder.owner) && !graph.is_over(&wait.key, holder) {
+                    self.reach(graph, &holder.owner, || edge(&holder.owner, true));
+                }
             }
         }
         let mut searched;

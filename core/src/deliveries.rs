@@ -424,6 +424,16 @@ impl Deliveries {
         }
     }
 
+    /// Whether anything is on its way to an owner about this lock.
+    pub fn any_on(&self, key: KeyRef<'_>) -> bool {
+        let first = || HoldId {
+            key: key.into(),
+            owner: Owner::least(),
+        };
+        let next = || self.by_hold.range(first()..).next();
+        !self.is_empty() && next().is_some_and(|(hold, _)| hold.key.as_ref() == key)
+    }
+
     /// How many holds of this token are left when a session ends, because grants on
     /// their way speak for them.
     pub fn promised(&self, hold: &HoldId, token: FencingToken) -> i64 {

@@ -99,6 +99,13 @@ impl Holders {
         }
     }
 
+    /// The holders in the order of their tokens; none where few hold the lock.
+    pub(crate) fn by_token(&self) -> impl Iterator<Item = &Holder> {
+        let tokens = self.index.as_ref().map(|index| index.tokens.iter());
+        let tokens = tokens.unwrap_or_default();
+        tokens.filter_map(|&(_, at)| self.list.get(at))
+    }
+
     pub(crate) fn push(&mut self, holder: Holder) {
         let at = self.list.len();
         self.list.push(holder);
@@ -344,6 +351,11 @@ mod tests {
                     Step::Remove(_) | Step::Renew(..) => {}
                 }
                 prop_assert_eq!(holders.len(), plain.len());
+                if plain.len() > FEW {
+                    let by_token: Vec<_> = holders.by_token().collect();
+                    prop_assert_eq!(by_token.len(), plain.len());
+                    prop_assert!(by_token.is_sorted_by_key(|one| one.token));
+                }
                 for holder in &plain {
                     prop_assert_eq!(holders.get(&holder.owner), Some(holder));
                     let token = holder.token.unwrap();

@@ -503,9 +503,26 @@ impl Lock {
         if self.is_free() || other_token {
             return None;
         }
+        Some(self.take_all(effects))
+    }
+
+    /// Leaves the lock to these of its holders alone. Returns all who held it.
+    pub(crate) fn leave_to(&mut self, left: Vec<Holder>, effects: &mut Effects) -> Holders {
+        let before = self.take_all(effects);
+        for holder in left {
+            let new_token = self.last_token.filter(|_| self.is_free());
+            effects.push(holder.written(new_token));
+            self.holders.push(holder);
+        }
+        self.expire_with_the_last_lease(effects);
+        before
+    }
+
+    /// Takes the lock from all who hold it. Returns who did.
+    pub(crate) fn take_all(&mut self, effects: &mut Effects) -> Holders {
         let holders = std::mem::take(&mut self.holders);
         self.delete(effects);
-        Some(holders)
+        holders
     }
 
     /// Moves the ends of these leases, because the wall clock was set.

@@ -14,7 +14,8 @@
 //! connection, however much was bound to it: its bindings are set aside as a whole,
 //! and each is taken from there when somebody sees its lock, or when its turn comes.
 //! To find those of one lock takes as many looks as it has holders or as there are
-//! such clients, whichever are fewer.
+//! such clients, whichever are fewer. To list the tokens of all of them takes a step for
+//! each binding of the lock, which is far shorter than a look.
 //!
 //! A binding names its lock by an id, and only the id knows the key. So a lock that
 //! moves, or two databases that change places, take no look at any binding; and neither
@@ -27,6 +28,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use smallvec::SmallVec;
 
+use crate::bounds::few;
 #[cfg(test)]
 use crate::explore::form::Form;
 use crate::keys::{KeyBuf, KeyRef};
@@ -93,6 +95,7 @@ pub struct Sessions {
     /// The same of clients whose connections have ended.
     ended: BTreeMap<ClientId, BTreeSet<Bound>>,
     renewals: BTreeSet<(i64, Bound)>,
+    by_token: BTreeMap<(LockId, FencingToken, Owner), ClientId>,
     /// Locks that were left behind, and when.
     left: VecDeque<(LockId, i64)>,
 }
@@ -162,10 +165,55 @@ impl Sessions {
         !self.ended.is_empty()
     }
 
-    /// Some holds that are bound to a connection which has ended. None while their turn
-    /// is that of what was left behind.
+    /// Some holds that are bound to a connection which has ended. None while all of one
+    /// such connection were left behind.
     pub fn next_ended(&self) -> Option<HoldId> {
-        self.hold(self.ended.values().next()?.first()?)
+        let of_client = self.ended.values().next()?;
+        let mut next = of_client.first();
+        while let Some(bound) = next {
+            if let Some(hold) = self.hold(bound) {
+                return Some(hold);
+            }
+            // It was left behind, and so was the rest of its lock.
+            let first = Bound {
+                lock: bound.lock.next(),
+                owner: Owner::least(),
+            };
+            next = of_client.range(first..).next();
+        }
+        None
+    }
+
+    /// The holds on this lock that are bound to connections which have ended, in the order
+    /// of their tokens.
+    pub fn ended_by_token(&self, key: KeyRef<'_>) -> impl Iterator<Item = (FencingToken, &Owner)> {
+        let lock = self.locks.at(key).filter(|_| self.any_ended());
+        let from_first = lock.map(|lock| {
+            let first = (lock, FencingToken::LEAST, Owner::least());
+            self.by_token.range(first..)
+        });
+        let from_first = from_first.unwrap_or_default();
+        let bound = from_first.take_while(move |((other, ..), _)| Some(*other) == lock);
+        // Each client is in one of two maps, and mostly one of these is small.
+        let few_have_ended = self.ended.len() <= self.by_client.len();
+        let look_for = move |client: &ClientId| match few_have_ended {
+            true => self.ended.contains_key(client),
+            false => !self.by_client.contains_key(client),
+        };
+        // Mostly it is one client after all.
+        let mut last = None;
+        let mut has_ended = move |client: ClientId| {
+            if let Some((last, has_ended)) = last
+                && last == client
+            {
+                return has_ended;
+            }
+            let has_ended = look_for(&client);
+            last = Some((client, has_ended));
+            has_ended
+        };
+        let ended = bound.filter(move |(_, client)| has_ended(**client));
+        ended.map(|((_, token, owner), _)| (*token, owner))
     }
 
     /// The holds on this lock that are bound to connections which have ended, of its
@@ -180,7 +228,7 @@ impl Sessions {
             return SmallVec::new();
         };
         let of_owner = |owner: Owner| Bound { lock, owner };
-        if holders.len() <= self.ended.len() {
+        if holders.len() <= self.ended.len().max(few()) {
             let ended = holders.map(|owner| of_owner(owner.clone()));
             let ended = ended.filter(|bound| self.binding_of_ended(bound).is_some());
             let holds = ended.take(at_most).filter_map(|bound| self.hold(&bound));
@@ -216,6 +264,12 @@ impl Sessions {
         let bound = self.bound(hold.key.as_ref(), &hold.owner)?;
         self.binding_of_ended(&bound)?;
         self.take(&bound)
+    }
+
+    /// Takes what binds holds to a living connection, to be bound anew.
+    pub fn take_binding(&mut self, hold: &HoldId) -> Option<Binding> {
+        self.binding_of(hold.key.as_ref(), &hold.owner)?;
+        self.take(&self.bound(hold.key.as_ref(), &hold.owner)?)
     }
 
     /// Binds holds to a client, and to no other any more. Re-entry does not
@@ -467,6 +521,8 @@ impl Sessions {
         };
         of_client.insert(bound.clone());
         self.renewals.insert((binding.renew_at_ms, bound.clone()));
+        let by_token = (bound.lock, binding.token, bound.owner.clone());
+        self.by_token.insert(by_token, binding.client);
         self.bindings.insert(bound, binding);
     }
 
@@ -489,6 +545,8 @@ impl Sessions {
                 }
             }
         }
+        let by_token = (bound.lock, binding.token, bound.owner.clone());
+        self.by_token.remove(&by_token);
         self.renewals.remove(&(binding.renew_at_ms, bound));
         Some(binding)
     }
@@ -529,6 +587,11 @@ impl Sessions {
         let renewals: BTreeSet<_> = bindings()
             .map(|(bound, binding)| (binding.renew_at_ms, bound.clone()))
             .collect();
+        let by_token: BTreeMap<_, _> = bindings()
+            .map(|(Bound { lock, owner }, binding)| {
+                ((*lock, binding.token, owner.clone()), binding.client)
+            })
+            .collect();
         let all = || self.by_client.iter().chain(&self.ended);
         let by_client: usize = all().map(|(_, holds)| holds.len()).sum();
         let is_by_client = |(bound, binding): (&Bound, &Binding)| {
@@ -538,6 +601,7 @@ impl Sessions {
         let locks: BTreeSet<LockId> = bindings().map(|(bound, _)| bound.lock).collect();
         let left: BTreeSet<LockId> = self.left.iter().map(|&(lock, _)| lock).collect();
         renewals == self.renewals
+            && by_token == self.by_token
             && by_client == self.bindings.len()
             && bindings().all(is_by_client)
             && locks.difference(&left).copied().collect::<BTreeSet<_>>() == self.locks.all()

@@ -21,7 +21,8 @@
 //!   as many ends of sessions. What is left is planned for now, so that others have
 //!   their turn in between. Whoever asks, and whoever is served, is ended before all
 //!   others: nobody is told of a hold that is over. More is ended where it would keep
-//!   somebody out.
+//!   somebody out: of many holders all that are over as one, by a look that takes one
+//!   short step for each ([`ends`]).
 //!
 //! # Two kinds of waiters
 //! A blocked client is answered. A place in the queue is told by a message, and whether
@@ -329,6 +330,11 @@ pub struct LockTable {
     claims: Claims,
     /// Holds that are over because of what became of a client.
     ended: EndedHolds,
+    /// Who held a lock of many and was not over, at the last look at all of them.
+    one_left: Option<FencingToken>,
+    /// Holds that ended as one, by their tokens, and when. How long they lasted is still to
+    /// be counted.
+    unmeasured: Vec<(i64, Vec<FencingToken>)>,
     /// Locks whose leases the wall clock has left behind, or overtaken.
     stepped: Stepped,
     /// Waits that may close a cycle.
@@ -428,7 +434,9 @@ impl LockTable {
             transition.give_place_up(request);
         }
         // Nobody would free a lock of which nothing is left but what is over.
-        while transition.is_all_overdue() && transition.end_more() {}
+        while transition.is_all_overdue() && (transition.end_all_as_one() || transition.end_more())
+        {
+        }
         transition.hand_on(released)
     }
 
@@ -441,9 +449,9 @@ impl LockTable {
         token: Option<FencingToken>,
         now: Now,
     ) -> Progress<bool> {
-        let mut transition = Transition::begin(self, key, stored, None, now);
+        let mut transition = Transition::open(self, key, stored, now);
         // Nobody is made to give back what is over.
-        while transition.end_more() {}
+        transition.end_all_of_few();
         let broken = transition.break_holds(token);
         transition.hand_on(Ok(broken))
     }

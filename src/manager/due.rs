@@ -4,7 +4,7 @@ use redis_module::Context;
 
 use super::{
     TABLE, arm_timer, carry_out, clock_steps, gate, look_at, look_further, publish_offer,
-    self_fencing, step, tell,
+    self_fencing, step, tell, telling,
 };
 use crate::config;
 use crate::server::clients;
@@ -51,9 +51,11 @@ pub(crate) fn on_wake(ctx: &Context) {
     self_fencing::ask_if_needed(ctx);
     gate::look(ctx, now_ms);
     close_clients(ctx);
+    telling::tell_waiting(ctx);
     if keyspace::must_not_write(ctx) || writes_are_refused(ctx, now_ms) {
         let is_left = TABLE.with_borrow_mut(|table| table.put_off_everything(now_ms, WORK_A_WAKE));
         close_clients(ctx);
+        let is_left = is_left || telling::any_waits();
         let retry_ms = is_left.then_some(now_ms + REFUSED_RETRY_MS);
         let at_ms = retry_ms.into_iter().chain(gate::wake_at_ms(now_ms)).min();
         if let Some(at_ms) = at_ms {

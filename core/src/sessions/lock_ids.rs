@@ -14,6 +14,13 @@ use crate::keys::{KeyBuf, KeyRef, give_memory_back};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct LockId(u64);
 
+impl LockId {
+    /// The one that was given after this.
+    pub(super) const fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+}
+
 /// The ids of locks, and the keys at which these are. To find either takes constant time,
 /// and so does it to change the key of one, or the place of all in a database.
 #[derive(Clone, Debug, Default)]

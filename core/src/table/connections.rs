@@ -154,7 +154,8 @@ impl LockTable {
             let Some((binding, left_ms)) = self.sessions.take_left() else {
                 break;
             };
-            if binding.kept_until_ms <= left_ms && !self.sessions.has_ended(binding.client) {
+            let is_over = binding.is_claimed && binding.kept_until_ms <= left_ms;
+            if is_over && !self.sessions.has_ended(binding.client) {
                 self.to_close.push(binding.client);
             }
         }

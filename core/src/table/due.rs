@@ -170,7 +170,7 @@ impl LockTable {
 
     /// Whether anything that is over and forgotten has not been cleared away.
     pub(super) fn is_to_be_cleared(&self) -> bool {
-        self.sessions.any_left() || self.remembered.any_discarded()
+        self.sessions.any_left() || self.remembered.any_discarded() || !self.unmeasured.is_empty()
     }
 
     /// Clears away some of it.
@@ -178,6 +178,17 @@ impl LockTable {
         self.take_left(CLEARED_AT_ONCE);
         self.remembered
             .give_back(CLEARED_AT_ONCE * HOLDERS_WEIGH_ONE);
+        self.measure(CLEARED_AT_ONCE * HOLDERS_WEIGH_ONE);
+    }
+
+    /// Counts how long holds lasted that ended as one.
+    fn measure(&mut self, at_most: usize) {
+        if let Some((ended_us, tokens)) = self.unmeasured.last_mut() {
+            for token in tokens.drain(tokens.len().saturating_sub(at_most)..) {
+                self.metrics.holds.add(*ended_us - token.get());
+            }
+        }
+        self.unmeasured.pop_if(|(_, tokens)| tokens.is_empty());
     }
 
     /// A lock of which something has ended.

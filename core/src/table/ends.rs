@@ -1,16 +1,253 @@
 //! The ends of holds: leases that are over, sessions, grants that nobody heard of.
+//!
+//! # The end of a crowd
+//! To end one hold takes a write, and more. Where many end together, by a connection or
+//! by leases, the next command ends as many as a step may, and asks of the others only
+//! what it has to know:
+//! - If all are over, the lock is emptied by one effect.
+//! - If enough are left to keep out who asks, it is kept out. The other holds stay in the
+//!   lock until they are ended, and no search for deadlocks takes them for held.
+//! - If few are left, and who asks can be let in beside them, the lock is written anew.
+//! - Who breaks the lock takes it from all, and is told whether it was held.
+//!
+//! For that, the tokens of the holders and those of what connections left behind are gone
+//! through side by side: a short step for each, without a look at any map. Whatever else is
+//! known of such holds is given up bit by bit. Only where more than a step ends are left,
+//! and a newcomer whose limit is stricter than theirs can be let in yet, the others are
+//! ended one by one.
+
+use std::iter;
 
 use super::LockEvent;
 use super::transition::Transition;
 use crate::bounds::ends_a_step;
+use crate::deadlock::Certain;
 use crate::ended::{Ended, EndedBy};
+use crate::holders::Holders;
 use crate::lock::Holder;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
-use crate::request::Owner;
+use crate::request::{Limit, Owner};
 use crate::sessions::HoldId;
+use crate::token::FencingToken;
+
+/// What is over among many holders of a lock, and is still stored.
+#[derive(Debug, Default)]
+pub(super) struct Over {
+    /// How many leases are over.
+    leases: usize,
+    /// The tokens of the others whose connections have ended.
+    sessions: Vec<FencingToken>,
+    /// How many holders are left, as far as they were counted.
+    pub(super) live: usize,
+    /// The tokens of these.
+    left: Vec<FencingToken>,
+}
+
+impl Over {
+    pub(super) fn count(&self) -> usize {
+        self.leases + self.sessions.len()
+    }
+}
 
 impl Transition<'_> {
+    /// Ends what is over: of many holders all at once, or as many as one step ends.
+    #[inline]
+    pub(super) fn end_first(&mut self, asker: Option<&Owner>) {
+        if !self.lock.is_exclusive() && self.may_be_over() && !self.end_all_as_one() {
+            self.expire_leases(asker);
+        }
+        self.end_what_is_over(asker);
+    }
+
+    /// Ends all that is over, unless many hold the lock.
+    pub(super) fn end_all_of_few(&mut self) {
+        self.end_noted();
+        while !self.has_many_holders() && self.end_more() {}
+    }
+
+    /// Whether more hold the lock than one step ends.
+    pub(super) fn has_many_holders(&self) -> bool {
+        self.lock.holders().len() > ends_a_step()
+    }
+
+    /// Whether anything may be over, of this lock or another.
+    fn may_be_over(&self) -> bool {
+        let is_overdue = || self.lock.holders.overdue(self.now.ms()).is_some();
+        self.table.sessions.any_ended() || is_overdue()
+    }
+
+    /// Whether somebody is known who holds the lock and is not over.
+    fn is_one_left(&self) -> bool {
+        let known = self.table.one_left;
+        let held = known.and_then(|token| self.lock.hold_with(token));
+        held.is_some_and(|held| !self.graph(&Certain::new()).is_over_here(held))
+    }
+
+    /// Looks which of many holders are over, until there are enough that are not. It
+    /// takes one short step for each: two lists in the order of tokens are gone through.
+    pub(super) fn over_among(&self, are_enough: impl Fn(usize) -> bool) -> Over {
+        let (holders, mut over) = (&self.lock.holders, Over::default());
+        let (now_ms, deliveries) = (self.now.ms(), &self.table.deliveries);
+        let any_on_its_way = deliveries.any_on(self.key);
+        // Grants on their way speak for some holds of a session that has ended.
+        let is_promised = |owner: &Owner, token| {
+            any_on_its_way && deliveries.promised(&self.hold_of(owner), token) > 0
+        };
+        let mut ended = self.table.sessions.ended_by_token(self.key);
+        let mut next = ended.next();
+        let mut seen = 0;
+        for holder in holders.by_token() {
+            let Some(token) = holder.token else { continue };
+            seen += 1;
+            while next.is_some_and(|(other, _)| other < token) {
+                next = ended.next();
+            }
+            let has_ended = next == Some((token, &holder.owner));
+            if has_ended {
+                next = ended.next();
+            }
+            if holder.is_overdue(now_ms) {
+                over.leases += 1;
+            } else if has_ended && !is_promised(&holder.owner, token) {
+                over.sessions.push(token);
+            } else {
+                over.live += 1;
+                over.left.push(token);
+                if are_enough(over.live) {
+                    return over;
+                }
+            }
+        }
+        // The others have no token.
+        over.live += holders.len() - seen;
+        over
+    }
+
+    /// Whether so many of many holders are not over that they alone keep out who is next
+    /// in line, and so everybody behind.
+    pub(super) fn are_enough_left(&self, newcomers: Limit) -> bool {
+        let first = self.table.queues.first(self.key);
+        let limit = first.map_or(newcomers, |first| first.request.limit);
+        let are_enough = |live| !limit.has_room_beside(live);
+        let holders = &self.lock.holders;
+        let count = || match limit == Limit::EXCLUSIVE && self.is_one_left() {
+            true => 1,
+            false => self.over_among(are_enough).live,
+        };
+        self.has_many_holders()
+            && self.may_be_over()
+            && are_enough(holders.len())
+            && are_enough(count())
+    }
+
+    /// Ends the holds of many holders as one, if all are over. Returns whether they were.
+    /// What else is known of them is given up bit by bit.
+    pub(super) fn end_all_as_one(&mut self) -> bool {
+        if !self.has_many_holders() {
+            return false;
+        }
+        self.end_noted();
+        if self.is_one_left() {
+            return false;
+        }
+        let over = self.over_among(|live| live > 0);
+        self.table.one_left = over.left.first().copied();
+        if over.live > 0 {
+            return false;
+        }
+        self.end_all(over);
+        true
+    }
+
+    /// Ends the holds of many holders as one. All are over.
+    pub(super) fn end_all(&mut self, over: Over) {
+        let any_bound = !over.sessions.is_empty();
+        let holders = self.lock.take_all(&mut self.step.effects);
+        self.count_over(over);
+        if any_bound {
+            self.step.freed = true;
+            self.forget_bound(&holders);
+        }
+        self.discard(holders);
+    }
+
+    /// Ends all holds that are over as one, if few of many holders are left. Returns
+    /// whether that was so.
+    pub(super) fn end_all_but_few(&mut self) -> bool {
+        if !self.has_many_holders() {
+            return false;
+        }
+        let over = self.over_among(|live| live > ends_a_step());
+        if over.live > ends_a_step() || over.count() == 0 {
+            return false;
+        }
+        let left = over.left.iter();
+        let left = left
+            .filter_map(|token| self.lock.hold_with(*token))
+            .cloned();
+        let left: Vec<Holder> = left.collect();
+        if left.len() < over.live {
+            return false;
+        }
+        let bound = left.iter().map(|holder| self.hold_of(&holder.owner));
+        let bound: Vec<HoldId> = bound.collect();
+        let any_bound = !over.sessions.is_empty();
+        let holders = self.lock.leave_to(left, &mut self.step.effects);
+        self.count_over(over);
+        if any_bound {
+            self.step.freed = true;
+            let sessions = &mut self.table.sessions;
+            let bound = bound.into_iter();
+            let bound = bound.filter_map(|hold| Some((sessions.take_binding(&hold)?, hold)));
+            let bound: Vec<_> = bound.collect();
+            self.forget_bound(&holders);
+            for (binding, hold) in bound {
+                let sessions = &mut self.table.sessions;
+                sessions.rebind(hold, binding, binding.client, binding.lease);
+            }
+        }
+        self.discard(holders);
+        true
+    }
+
+    /// Counts holds that are over and end as one.
+    pub(super) fn count_over(&mut self, over: Over) {
+        let (leases, sessions) = (over.leases, over.sessions.len());
+        let table = &mut *self.table;
+        table.metrics.releases_expired += leases as u64;
+        table.metrics.releases_session += sessions as u64;
+        if !table.claims.is_empty() {
+            for &token in &over.sessions {
+                table.claims.close(token);
+            }
+        }
+        if sessions > 0 {
+            table.unmeasured.push((self.now.us, over.sessions));
+        }
+        let expired = iter::repeat_n(LockEvent::Expired, leases);
+        let released = iter::repeat_n(LockEvent::Released, sessions);
+        self.step.events.extend(expired.chain(released));
+    }
+
+    /// Forgets what is bound to holds that have ended as one, or is on its way.
+    pub(super) fn forget_bound(&mut self, holders: &Holders) {
+        let (key, table) = (self.key, &mut *self.table);
+        let lock = &self.lock;
+        let is_over = |owner: &Owner| holders.get(owner).is_some() && lock.holder(owner).is_none();
+        table.deliveries.all_ended(key, is_over);
+        table.unbind_all(key, holders, self.now.ms());
+    }
+
+    /// Forgets holders that hold the lock no more.
+    pub(super) fn discard(&mut self, holders: Holders) {
+        if !self.table.remembered.is_crowd(self.key) {
+            let owners = holders.iter().map(|holder| holder.owner.clone());
+            self.changed.extend(owners);
+        }
+        self.table.remembered.discard(holders);
+    }
+
     pub(super) fn expire_leases(&mut self, asker: Option<&Owner>) {
         if self.lock.is_exclusive() {
             // Its key ends with its lease.
@@ -41,19 +278,23 @@ impl Transition<'_> {
         self.step.events.push(LockEvent::Expired);
     }
 
-    pub(super) fn end_what_is_over(&mut self, asker: Option<&Owner>) {
+    /// Returns whether any connection's end was noted of it.
+    pub(super) fn end_what_is_over(&mut self, asker: Option<&Owner>) -> bool {
         let table = &mut *self.table;
+        let mut any_ended = false;
         if table.sessions.any_ended() {
             if let Some(asker) = asker {
                 table.end_binding(&HoldId::new(self.key, asker));
             }
             let holders = self.lock.holders().iter().map(|holder| &holder.owner);
             let ended = table.sessions.ended_on(self.key, holders, ends_a_step());
+            any_ended = !ended.is_empty();
             for hold in ended {
                 table.end_binding(&hold);
             }
         }
         self.end_noted();
+        any_ended
     }
 
     /// Ends what is noted as over.
@@ -70,8 +311,8 @@ impl Transition<'_> {
     pub(super) fn end_more(&mut self) -> bool {
         let holders = self.lock.holders().len();
         self.expire_leases(None);
-        self.end_what_is_over(None);
-        self.lock.holders().len() < holders
+        // It may have been that of others, before that of the holders.
+        self.end_what_is_over(None) || self.lock.holders().len() < holders
     }
 
     /// Whether all leases of a lock that several may hold are over.

@@ -145,6 +145,7 @@ impl Transition<'_> {
         acquired: fn(Acquired) -> T,
     ) -> Progress<T> {
         let waits = wait.is_some();
+        let mut is_kept_out = None;
         self.note_own_place(&request, wait.as_ref());
         loop {
             // The lock may have come free a moment ago. Whoever queued comes first.
@@ -175,7 +176,14 @@ impl Transition<'_> {
                 (Ok(Some(token)), _) => return self.done(Ok(acquired(Acquired::Granted(token)))),
                 (Err(error), _) => return self.done(Err(error)),
                 // What is over keeps nobody out, however much of it there is.
-                (Ok(None), left) if (waits || in_turn) && self.end_more() => wait = left,
+                (Ok(None), left)
+                    if (waits || in_turn)
+                        && !*is_kept_out
+                            .get_or_insert_with(|| self.are_enough_left(request.limit))
+                        && (self.end_all_but_few() || self.end_more()) =>
+                {
+                    wait = left;
+                }
                 (Ok(None), None) => return self.done(Ok(acquired(Acquired::Busy))),
                 (Ok(None), Some(wait)) => {
                     // A place is for a first hold, also where nothing is granted yet.

@@ -216,6 +216,9 @@ impl Transition<'_> {
             remembered: &self.table.remembered,
             certain,
             here: (self.key, &self.lock),
+            sessions: &self.table.sessions,
+            deliveries: &self.table.deliveries,
+            now_ms: self.now.ms(),
         }
     }
 

@@ -2,6 +2,7 @@
 
 use smallvec::SmallVec;
 
+use super::ends::Over;
 use super::{Done, LockEvent, LockTable, LogLine, Progress, Step, Stored, Suspended};
 use crate::bounds::few;
 use crate::deliveries::Told;
@@ -53,6 +54,19 @@ impl<'t> Transition<'t> {
         asker: Option<&Owner>,
         now: Now,
     ) -> Self {
+        let mut transition = Self::open(table, key, stored, now);
+        transition.end_first(asker);
+        transition
+    }
+
+    /// What is over is still to be ended.
+    #[inline]
+    pub(super) fn open(
+        table: &'t mut LockTable,
+        key: KeyRef<'t>,
+        stored: Stored,
+        now: Now,
+    ) -> Self {
         let before = table.remembered.take(key);
         let mut transition = Self {
             table,
@@ -84,8 +98,6 @@ impl<'t> Transition<'t> {
                 }
             }
         }
-        transition.expire_leases(asker);
-        transition.end_what_is_over(asker);
         transition
     }
 
@@ -175,30 +187,34 @@ impl<'t> Transition<'t> {
     }
 
     pub(super) fn break_holds(&mut self, token: Option<FencingToken>) -> bool {
-        let Some(broken) = self.lock.break_holds(token, &mut self.step.effects) else {
+        let over = match self.has_many_holders() {
+            true => self.over_among(|_| false),
+            false => Over::default(),
+        };
+        if over.live == 0 && over.count() > 0 {
+            self.end_all(over);
+            return false;
+        }
+        let holders = self.lock.break_holds(token, &mut self.step.effects);
+        let Some(broken) = holders else {
             // If anybody holds it, that was another token.
             self.table.metrics.tokens_refused += u64::from(!self.lock.is_free());
             return false;
         };
         self.step.freed = true;
+        let live = broken.len() - over.count();
+        self.count_over(over);
         self.step.events.push(LockEvent::Broken);
-        let (key, table) = (self.key, &mut *self.table);
-        table.metrics.releases_broken += broken.len() as u64;
-        table
-            .deliveries
-            .all_ended(key, |owner| broken.get(owner).is_some());
-        table.unbind_all(key, &broken, self.now.ms());
+        let table = &mut *self.table;
+        table.metrics.releases_broken += live as u64;
         if !table.claims.is_empty() {
             let tokens = broken.iter().filter_map(|holder| holder.token);
             for token in tokens {
                 table.claims.close(token);
             }
         }
-        if !table.remembered.is_crowd(key) {
-            let owners = broken.iter().map(|holder| holder.owner.clone());
-            self.changed.extend(owners);
-        }
-        table.remembered.discard(broken);
+        self.forget_bound(&broken);
+        self.discard(broken);
         true
     }
 

@@ -97,6 +97,38 @@ fn a_ring_that_the_newcomer_would_only_wait_for_is_not_its_own() {
 }
 
 #[test]
+fn nobody_waits_for_those_of_many_holders_that_are_over() {
+    for ends_by_lease in [false, true] {
+        let mut server = Server::new();
+        server.take(K, ask("live").shared().lease(10 * LEASE_MS));
+        let mut share = |name: &str, lease_ms: i64| {
+            let shared = ask(name).shared().lease(lease_ms);
+            let session = shared.clone().by(7).session().lease(10 * LEASE_MS);
+            server.take(K, if ends_by_lease { shared } else { session });
+        };
+        for n in 0..4 * ENDS_A_STEP {
+            share(&nth(n), LEASE_MS);
+        }
+        // Its end is the last to be seen.
+        share("z", LEASE_MS + 1);
+        server.take(L, ask("d").lease(10 * LEASE_MS));
+        let z = server.wait(L, ask("z"));
+        server.sleep(LEASE_MS + 2);
+        if !ends_by_lease {
+            server.table.connection_ended(ClientId(7), false);
+        }
+        let d = server.wait(K, ask("d").lease(10 * LEASE_MS));
+        assert!(server.holders(K).contains(&"z".to_owned()));
+        // Nor is it when it is looked at again.
+        server.run();
+        assert_eq!(server.holders(K), ["live"]);
+        server.release(K, "live");
+        server.release(L, "d");
+        assert_eq!(server.granted(), [d, z]);
+    }
+}
+
+#[test]
 fn every_holder_of_a_shared_lock_is_waited_for() {
     for blocker in ["a", "b", "c"] {
         let mut server = Server::new();

@@ -144,6 +144,174 @@ fn a_lock_whose_holders_have_all_ended_is_overwritten_at_once() {
     assert_eq!(server.holders(K), ["x"]);
 }
 
+/// A lock of many, half of them by a connection that has just ended, and half by leases
+/// that are over. `live` hold it yet, and took it in between.
+fn over(live: usize) -> Server {
+    let mut server = Server::new();
+    for n in 0..CROWD {
+        if n == CROWD / 3 {
+            for n in 0..live {
+                server.take(K, ask(&format!("live{n}")).shared().lease(10 * LEASE_MS));
+            }
+        }
+        server.take(
+            K,
+            match n % 2 {
+                0 => ask(&nth(n)).shared().by(1).session().lease(10 * LEASE_MS),
+                _ => ask(&nth(n)).shared(),
+            },
+        );
+    }
+    server.sleep(LEASE_MS + 1);
+    server.table.connection_ended(ClientId(1), false);
+    server.events();
+    server
+}
+
+/// How many events of each kind there were, in the order in which they were told.
+fn told_of(server: &mut Server) -> Vec<(LockEvent, usize)> {
+    let mut told: Vec<(LockEvent, usize)> = Vec::new();
+    for event in server.events() {
+        match told.last_mut() {
+            Some((last, count)) if *last == event => *count += 1,
+            _ => told.push((event, 1)),
+        }
+    }
+    told
+}
+
+#[test]
+fn a_crowd_that_is_over_ends_as_one() {
+    const HALF: usize = CROWD / 2;
+    for is_broken in [false, true] {
+        let mut server = over(0);
+        if is_broken {
+            assert!(!server.break_lock(K, None), "nobody held it");
+            assert_eq!(server.effects[..], [Effect::Delete]);
+        } else {
+            server.take(K, ask("x"));
+            assert!(matches!(server.effects[..], [Effect::Replace { .. }]));
+        }
+        assert!(
+            server.table.sessions.any_left(),
+            "they were unbound one by one"
+        );
+        let metrics = server.metrics();
+        let [expired, ended] = [metrics.releases_expired, metrics.releases_session];
+        assert_eq!([expired, ended], [HALF as u64; 2]);
+        assert_eq!(metrics.releases_broken, 0);
+        let mut told = vec![(LockEvent::Expired, HALF), (LockEvent::Released, HALF)];
+        if !is_broken {
+            told.push((LockEvent::Acquired, 1));
+        }
+        assert_eq!(told_of(&mut server), told);
+        server.run();
+        assert_eq!(server.metrics().holds.summary().count, HALF as u64);
+        if !is_broken {
+            server.release(K, "x");
+        }
+        server.check_nothing_is_left();
+    }
+}
+
+#[test]
+fn who_is_kept_out_of_a_crowd_ends_no_more_of_it_than_a_step_does() {
+    for (live, limit) in [(1, 1), (3, 2), (200, 150)] {
+        let mut server = over(live);
+        let newcomer = ask("x").limit(limit);
+        assert!(matches!(
+            server.acquire(K, newcomer.clone().now()),
+            Ok(Acquired::Busy)
+        ));
+        assert!(
+            server.effects.len() <= 2 * ENDS_A_STEP,
+            "{}",
+            server.effects.len()
+        );
+        let x = server.wait(K, newcomer);
+        assert!(
+            server.effects.len() <= 2 * ENDS_A_STEP,
+            "{}",
+            server.effects.len()
+        );
+        assert!(server.holders(K).len() > CROWD / 2);
+        // What is left of it goes step by step.
+        server.run();
+        assert_eq!(server.holders(K).len(), live);
+        for n in 0..live {
+            server.release(K, &format!("live{n}"));
+        }
+        assert_eq!(server.granted(), [x]);
+    }
+}
+
+#[test]
+fn who_is_let_in_beside_a_crowd_that_is_over_ends_all_of_it() {
+    let mut server = over(2);
+    server.take(K, ask("live1").shared().by(2).session());
+    server.take(K, ask("x").limit(3));
+    assert_eq!(server.holders(K), ["live0", "live1", "x"]);
+    assert!(server.effects.len() < 10, "{}", server.effects.len());
+    assert_eq!(server.lock(K).last_token(), Some(server.token(K, "x")));
+    server.run();
+    assert!(server.table.to_close.is_empty());
+    // Who is left holds as before.
+    assert_eq!(server.table.totals(server.now()).sessions, 1);
+    server.table.connection_ended(ClientId(2), false);
+    server.run();
+    assert_eq!((server.holds(K, "live1"), server.holders(K).len()), (0, 2));
+    for name in ["live0", "x"] {
+        server.release(K, name);
+    }
+    server.check_nothing_is_left();
+}
+
+#[test]
+fn a_break_takes_a_crowd_from_those_who_hold_it_yet() {
+    let mut server = over(2);
+    let token = server.token(K, "live1");
+    assert!(!server.break_lock(K, Some(token)), "it is not the newest");
+    assert!(server.holders(K).len() > CROWD / 2);
+    assert!(server.break_lock(K, None));
+    assert_eq!(server.effects[..], [Effect::Delete]);
+    let metrics = server.metrics();
+    let [expired, ended] = [metrics.releases_expired, metrics.releases_session];
+    assert_eq!([expired, ended], [CROWD as u64 / 2; 2]);
+    assert_eq!(metrics.releases_broken, 2);
+    assert_eq!(told_of(&mut server).last(), Some(&(LockEvent::Broken, 1)));
+    server.run();
+    server.check_nothing_is_left();
+}
+
+#[test]
+fn waiters_of_a_crowd_that_is_over_are_served_in_one_step() {
+    let mut server = Server::new();
+    for n in 0..CROWD {
+        server.take(K, ask(&nth(n)).shared().by(1).session());
+    }
+    let w = server.wait(K, ask("w"));
+    server.table.connection_ended(ClientId(1), false);
+    assert!(server.do_one());
+    assert_eq!(server.granted(), [w]);
+}
+
+#[test]
+fn what_is_left_of_a_crowd_is_not_in_the_way_of_the_other_holds_of_its_connection() {
+    let mut server = Server::new();
+    for n in 0..CROWD {
+        server.take(K, ask(&nth(n)).shared().by(1).session());
+    }
+    server.take(L, ask("a").by(1).session());
+    let w = server.wait(L, ask("w"));
+    server.table.connection_ended(ClientId(1), false);
+    server.take(K, ask("x"));
+    for _ in 0..3 {
+        server.do_one();
+    }
+    assert!(server.table.sessions.any_left());
+    assert_eq!(server.granted(), [w]);
+}
+
 #[test]
 fn many_contended_keys_leave_nothing_behind() {
     let mut server = Server::new();

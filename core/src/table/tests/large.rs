@@ -200,3 +200,40 @@ fn a_lock_whose_holders_have_all_ended_can_not_be_broken() {
     server.table.connection_ended(ClientId(7), false);
     assert!(!server.break_lock(K, None));
 }
+
+#[test]
+fn what_ended_before_a_lock_was_deleted_keeps_nobody_out_after_it() {
+    let mut server = Server::new();
+    for n in 0..3 * ENDS_A_STEP {
+        server.take(K, ask(&nth(n)).shared().session().by(7));
+    }
+    server.delete(K);
+    for n in 0..=FEW {
+        server.take(K, ask(&format!("z{n}")).shared().session().by(7));
+    }
+    server.table.connection_ended(ClientId(7), false);
+    server.take(K, ask("x").now());
+    assert_eq!(server.holders(K), ["x"]);
+}
+
+#[test]
+fn a_grant_that_is_on_its_way_outlives_a_crowd_that_is_over() {
+    let mut server = Server::new();
+    server.tells = false;
+    server.take(K, ask("w"));
+    let z = server.wait(K, ask("z").shared());
+    server.release(K, "w");
+    assert_eq!(server.granted(), [z]);
+    for n in 0..2 * ENDS_A_STEP {
+        server.take(K, ask(&nth(n)).shared().session().by(7));
+    }
+    server.take(K, ask("z").shared().session().by(7));
+    assert_eq!(server.holds(K, "z"), 2);
+    server.table.connection_ended(ClientId(7), false);
+    server.run();
+    // Its other connection is about to hear of one of them.
+    assert_eq!(
+        (server.holders(K), server.holds(K, "z")),
+        (vec!["z".to_owned()], 1)
+    );
+}
