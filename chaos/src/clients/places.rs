@@ -1,8 +1,8 @@
 //! Clients that wait by places in the queue, many at a time, and are told by messages.
 //!
-//! Whoever can miss a message, or has asked on a connection that stalls, can't tell what
-//! became of its request. Whoever can't keeps its place when it asks again, and is told
-//! of its end.
+//! Through the proxy a message may be lost. So there a request that is sent again is
+//! another one, and nobody knows what became of the first. Else it keeps its place, and
+//! its end is told.
 
 use std::thread;
 use std::time::Duration;
@@ -10,6 +10,7 @@ use std::time::Duration;
 use rand::RngExt;
 use redis_lock_testing::Told;
 
+use super::sessions::SESSION_LEASE_MS_MIN;
 use super::{
     Ask, CLAIM_TIMEOUT_MS, Client, Connected, Ears, Extent, LEASE_MS_MAX, Route, Section, Wrap,
     outcome_of_place, place_words,
@@ -17,9 +18,6 @@ use super::{
 use crate::clock;
 use crate::history::{MS, Mode, Nanos, Outcome, Request};
 use crate::locks::{database_and_key, in_database};
-
-/// The server must find the time to keep up even the shortest.
-const SESSION_LEASE_MS_MIN: u64 = 600;
 
 const LOOK_EVERY: Duration = Duration::from_millis(4);
 
@@ -410,8 +408,15 @@ impl Client {
             return;
         }
         let place = line.swap_remove(index);
-        if let Outcome::Granted(token) = outcome {
-            self.hold(&place.lock, place.ask, token, false);
+        match outcome {
+            Outcome::Granted(token) => self.hold(&place.lock, place.ask, token, false),
+            // What is refused changes nothing: the place is still there.
+            Outcome::Error(_) | Outcome::Deadlock(_) => {
+                self.close_ears();
+                let outcome = self.unheard();
+                self.journal.ended(place.operation, clock::now(), outcome);
+            }
+            _ => {}
         }
     }
 

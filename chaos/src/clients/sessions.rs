@@ -7,7 +7,7 @@ use crate::clock;
 use crate::history::{Outcome, Request};
 
 /// The server must find the time to renew even the shortest.
-const SESSION_LEASE_MS_MIN: u64 = 600;
+pub(super) const SESSION_LEASE_MS_MIN: u64 = 600;
 
 impl Client {
     /// Takes a lock for as long as a connection lasts, and ends that.
