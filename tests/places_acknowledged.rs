@@ -99,6 +99,27 @@ fn a_place_is_told_of_its_grant_after_a_replica_has_acknowledged_it() {
 }
 
 #[test]
+fn a_place_in_whose_stead_its_owner_is_granted_the_lock_is_told_no_sooner_than_the_reply() {
+    let mut scene = Scene::new();
+    scene.place("a");
+    scene.replica.stop();
+    // In one turn: the owner asks before its place is served.
+    let turn = format!("DEL k\r\nLOCK.ACQUIRE k a {LONG}\r\n");
+    scene.client.send_bytes(turn.as_bytes());
+    assert_eq!(scene.client.reply(), int(1));
+    let mut observer = scene.server.client();
+    eventually("the reply and the message are withheld", || {
+        observer.info("lock_replies_withheld") == 2
+    });
+    assert_eq!(scene.ears.told_so_far(), []);
+    scene.replica.go_on();
+    let fence = token(&scene.client.reply());
+    assert_eq!(scene.ears.granted("a"), fence);
+    scene.await_holds("a", &text("1"));
+    scene.assert_over();
+}
+
+#[test]
 fn the_first_lease_is_longer_by_what_the_replicas_may_take() {
     let mut scene = Scene::new();
     configure(&mut scene.client, "claim-timeout", 20_000);

@@ -15,7 +15,17 @@
 //! one of these conditions. So each condition is needed, and the search is not blind.
 //! See [`scope`].
 //!
+//! Who waits is blocked, or has a place in the queue: then it is told by a message, and
+//! believes it for the first lease, until it claims more by a renewal. A place is on one
+//! node alone. Its client asks others as well, hears each, and has several places; one
+//! that gives the lock up on a node listens to no other any more. With places there are
+//! too many states to go to the end.
+//!
+//! A node that is promoted must know of each hold that anybody was told of, if all others
+//! acknowledge what is told.
+//!
 //! # What is left out because it shows no more
+//! - A message that is lost: a client that hears of a grant may do nothing.
 //! - The time that requests and replies take: a client that hears later believes for
 //!   less. One that waited is taken to know when it was granted the lock; a real one
 //!   renews it first, and believes for less.
@@ -41,8 +51,8 @@ use world::World;
 /// So far scopes in which nothing breaks are followed in a test of seconds.
 const SHORTLY: usize = 6;
 
-/// No search goes so far.
-const TO_THE_END: usize = 1000;
+/// The same where places are granted: it takes more steps.
+const SHORTLY_WITH_PLACES: usize = 8;
 
 /// What is wrong with what was found, to this depth.
 fn surprise(scope: &Scope, found: &Found, depth: usize) -> Option<String> {
@@ -74,6 +84,7 @@ fn explore_all(depth_of: impl Fn(&Scope) -> usize) {
 #[test]
 fn no_short_history_of_nodes_surprises() {
     explore_all(|scope| match scope.expected {
+        Expected::Holds if scope.place > 0 => SHORTLY_WITH_PLACES,
         Expected::Holds => SHORTLY,
         Expected::Breaks(steps) => steps,
     });
@@ -82,5 +93,5 @@ fn no_short_history_of_nodes_surprises() {
 #[test]
 #[ignore = "takes minutes; see `make explore`"]
 fn no_history_of_nodes_surprises() {
-    explore_all(|_| TO_THE_END);
+    explore_all(|scope| scope.depth);
 }

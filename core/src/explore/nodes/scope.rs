@@ -13,8 +13,12 @@ pub(super) struct Scope {
     pub(super) leases: &'static [i64],
     /// How much of its lease a client keeps in hand, in ticks.
     pub(super) in_hand: i64,
-    /// Who can't have the lock waits for it.
+    /// Who can't have the lock waits for it, blocked.
     pub(super) waits: bool,
+    /// For how many ticks a place in the queue is asked for; 0: for none.
+    pub(super) place: i64,
+    /// At times nobody hears what is published.
+    pub(super) goes_deaf: bool,
     /// So many writes can be on their way to a replica. One that is further behind
     /// gets the whole data set, or nothing. 0: a write is everywhere at once.
     pub(super) lag: usize,
@@ -24,11 +28,18 @@ pub(super) struct Scope {
     pub(super) renews_what_is_over: bool,
     /// `lock.min-replicas`: of the first primary, and of one that was promoted.
     pub(super) min_replicas: [usize; 2],
+    /// `lock.replicas-timeout`, in ticks.
+    pub(super) acks_timeout: i64,
     /// A hold that is confirmed without a write is told by what was acknowledged before.
     pub(super) tells_by_old_acks: bool,
     pub(super) self_fencing: Option<SelfFencing>,
     pub(super) expected: Expected,
+    /// So far it is followed.
+    pub(super) depth: usize,
 }
+
+/// No search goes so far.
+const TO_THE_END: usize = 1000;
 
 /// A primary that fences itself, and a grace period. In ticks.
 #[derive(Clone, Copy, Debug)]
@@ -66,13 +77,17 @@ const PLAIN: Scope = Scope {
     leases: &[1, 2],
     in_hand: 0,
     waits: false,
+    place: 0,
+    goes_deaf: false,
     lag: 2,
     restarts: false,
     renews_what_is_over: false,
     min_replicas: [0, 0],
+    acks_timeout: i64::MAX,
     tells_by_old_acks: false,
     self_fencing: None,
     expected: Breaks(3),
+    depth: TO_THE_END,
 };
 
 /// Two nodes: what one tells, the other one has acknowledged.
@@ -92,11 +107,32 @@ const ACKS_OF_TWO: Scope = Scope {
     ..ACKS
 };
 
+/// Places in the queue. A lease that is asked for is longer than the first one.
+const ACKS_OF_PLACES: Scope = Scope {
+    owners: 2,
+    leases: &[2],
+    place: 2,
+    lag: 1,
+    acks_timeout: 0,
+    depth: 12,
+    ..ACKS
+};
+
 /// Two nodes: one that does not hear of the other one writes nothing.
 const FENCED: Scope = Scope {
     self_fencing: Some(SELF_FENCING),
     expected: Holds,
     ..PLAIN
+};
+
+/// Places in the queue.
+const FENCED_PLACES: Scope = Scope {
+    owners: 2,
+    leases: &[2],
+    place: 2,
+    lag: 1,
+    depth: 15,
+    ..FENCED
 };
 
 const SELF_FENCING: SelfFencing = SelfFencing {
@@ -131,6 +167,12 @@ pub(super) const SCOPES: &[Scope] = &[
     Scope {
         name: "plain, no lag",
         lag: 0,
+        ..PLAIN
+    },
+    Scope {
+        name: "plain, places",
+        place: 1,
+        owners: 2,
         ..PLAIN
     },
     Scope {
@@ -181,6 +223,35 @@ pub(super) const SCOPES: &[Scope] = &[
         name: "acks, three nodes, fewer after a fail-over",
         min_replicas: [2, 1],
         ..ACKS_OF_TWO
+    },
+    Scope {
+        name: "acks, places",
+        ..ACKS_OF_PLACES
+    },
+    Scope {
+        name: "acks, places that are not heard",
+        goes_deaf: true,
+        depth: 11,
+        ..ACKS_OF_PLACES
+    },
+    Scope {
+        name: "acks, places, two fail-overs",
+        promotions: 2,
+        depth: 11,
+        ..ACKS_OF_PLACES
+    },
+    Scope {
+        name: "acks, places, three nodes",
+        clocks: &[0, 0, 0],
+        min_replicas: [2, 2],
+        depth: 10,
+        ..ACKS_OF_PLACES
+    },
+    Scope {
+        name: "acks, places, told by old ones",
+        tells_by_old_acks: true,
+        expected: Breaks(8),
+        ..ACKS_OF_PLACES
     },
     Scope {
         name: "acks, a clock ahead",
@@ -240,6 +311,16 @@ pub(super) const SCOPES: &[Scope] = &[
             ..SELF_FENCING
         }),
         ..FENCED
+    },
+    Scope {
+        name: "self-fencing, places",
+        ..FENCED_PLACES
+    },
+    Scope {
+        name: "self-fencing, places that are not heard",
+        goes_deaf: true,
+        depth: 13,
+        ..FENCED_PLACES
     },
     Scope {
         name: "self-fencing, longer times",
@@ -362,6 +443,18 @@ pub(super) const SCOPES: &[Scope] = &[
         }),
         expected: Breaks(9),
         ..FENCED
+    },
+    Scope {
+        name: "self-fencing, places, hand-offs pass it",
+        leases: &[1],
+        place: 4,
+        self_fencing: Some(SelfFencing {
+            grace: 3,
+            binds_hand_offs: false,
+            ..SELF_FENCING
+        }),
+        expected: Breaks(9),
+        ..FENCED_PLACES
     },
     Scope {
         name: "self-fencing, three nodes, one is enough",

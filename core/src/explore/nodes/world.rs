@@ -4,8 +4,12 @@
 use std::fmt::Write as _;
 use std::rc::Rc;
 
+use smallvec::SmallVec;
+
 use super::scope::{Expected, Scope};
 use crate::acks::Acknowledgement;
+use crate::deliveries::Recipient;
+use crate::error::LockError;
 use crate::explore::form::{Form, GENERATIONS, Names, orders_of};
 use crate::explore::invariants::Broken;
 use crate::explore::keyspace::{Keyspace, Write};
@@ -14,7 +18,7 @@ use crate::explore::world::BEGIN_MS;
 use crate::grace::Grace;
 use crate::keys::{KeyBuf, KeyRef};
 use crate::lock::{Lock, Now, Released};
-use crate::queue::{Wait, WaiterId};
+use crate::queue::{Addressee, Wait, WaiterId};
 use crate::request::{
     AcquireRequest, ClientId, HoldNumber, Lease, Limit, Owner, ReleaseExtent, ReleaseRequest,
     RenewRequest,
@@ -33,11 +37,16 @@ const KEY: KeyRef<'_> = KeyRef { db: 0, name: b"k" };
 /// How often a contended lock is looked at for no other reason, in ticks.
 const RECHECK: i64 = 1;
 
+/// How long a grant to a place lasts that nobody claims, in ticks.
+const CLAIM: i64 = 1;
+
 /// Something that a client, a node or time may do. A tick is a millisecond.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     /// `LOCK.ACQUIRE key owner HOLD 1`: a client, a node, a lease.
     Acquire(u8, u8, u8),
+    /// The same with `QUEUE`.
+    Queue(u8, u8, u8),
     /// `LOCK.RENEW`: a client, a node, a lease.
     Renew(u8, u8, u8),
     /// `LOCK.RELEASE key owner ALL`: a client, a node.
@@ -60,6 +69,8 @@ pub(super) enum Action {
     Expire(u8),
     /// A tick passes.
     Pass,
+    /// Nobody hears what is published any more, or all do again.
+    Ears,
 }
 
 /// Who is there.
@@ -169,11 +180,42 @@ enum Doing {
     },
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Client {
     doing: Doing,
     /// The token by which it believes that it holds the lock, and until when.
     belief: Option<(FencingToken, i64)>,
+    /// The places that it was not told the end of.
+    places: SmallVec<[PlaceKept; 2]>,
+}
+
+impl Client {
+    /// Its place in the queue of a node.
+    fn place_on(&mut self, node: usize) -> Option<&mut PlaceKept> {
+        let mut places = self.places.iter_mut();
+        places.find(|place| place.is_in_queue_of(node))
+    }
+}
+
+/// A place in a queue.
+#[derive(Clone, Copy, Debug)]
+struct PlaceKept {
+    node: usize,
+    id: WaiterId,
+    /// How long its first lease is.
+    lease: i64,
+    /// Until when a client may rely on what it is told, as soon as that is known.
+    until: Option<i64>,
+    /// The client has given the lock up on another node, and does not listen to this
+    /// one any more.
+    is_left: bool,
+}
+
+impl PlaceKept {
+    /// Whether it is not granted anything yet.
+    fn is_in_queue_of(&self, node: usize) -> bool {
+        self.node == node && self.until.is_none()
+    }
 }
 
 /// Where somebody listens: what was said, and all tokens in the order of their grants.
@@ -192,6 +234,8 @@ pub(super) struct World {
     ticks: i64,
     steps: i64,
     promotions_left: u8,
+    /// Nobody hears what is published.
+    is_deaf: bool,
     /// The greatest token that anybody was told.
     greatest_told: Option<FencingToken>,
     said: Option<Said>,
@@ -274,7 +318,7 @@ impl World {
     }
 
     fn client_actions(&self, at: usize, actions: &mut Vec<Action>) {
-        let client = self.clients[at];
+        let client = &self.clients[at];
         let number = at as u8;
         if !matches!(client.doing, Doing::Nothing) {
             actions.push(Action::GiveUp(number));
@@ -289,11 +333,17 @@ impl World {
             let to = node as u8;
             let ask = |lease| Action::Acquire(number, to, lease);
             actions.extend(leases.clone().map(ask));
+            if self.scope().place > 0 {
+                let ask = |lease| Action::Queue(number, to, lease);
+                actions.extend(leases.clone().map(ask));
+            }
             if (believes || self.scope().renews_what_is_over) && self.may_renew(node) {
                 let ask = |lease| Action::Renew(number, to, lease);
                 actions.extend(leases.clone().map(ask));
             }
-            if believes || self.token_of(node, at).is_some() {
+            let mut places = client.places.iter();
+            let has_place = places.any(|place| place.is_in_queue_of(node));
+            if believes || has_place || self.token_of(node, at).is_some() {
                 actions.push(Action::Release(number, to));
             }
         }
@@ -420,15 +470,20 @@ impl World {
             self.write(node, &Write::Effects(0, Vec::new()));
         }
         for (addressee, answer) in step.answers {
-            let (at, lease) = self.waiting(node, addressee.id());
-            self.clients[at].doing = Doing::Nothing;
-            if let Answer::Granted(token) = answer {
-                self.issue(node, at, &before, token)?;
-                self.believe(at, token, self.until(lease));
-                self.nodes[node].table.grant_told(client_id(at), true);
-            }
+            self.answer(node, &addressee, &answer, &before)?;
         }
         for at in 0..self.clients.len() {
+            let place = self.clients[at].place_on(node).copied();
+            if let Some(place) = place
+                && self.nodes[node].table.told_by(place.id).is_some()
+            {
+                let token = self.token_of(node, at).expect("it was just granted");
+                self.issue(node, at, &before, token)?;
+                let until = Some(self.until(place.lease));
+                if let Some(place) = self.clients[at].place_on(node) {
+                    place.until = until;
+                }
+            }
             let until = match self.clients[at].doing {
                 Doing::Waits {
                     node: its_node,
@@ -447,6 +502,96 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// Somebody who waits on this node is told something.
+    fn answer(
+        &mut self,
+        node: usize,
+        addressee: &Addressee,
+        answer: &Answer,
+        before: &Lock,
+    ) -> Checked<()> {
+        let id = addressee.id();
+        if let Addressee::Place(_) = addressee {
+            return self.tell_place(node, id, answer, Some(before));
+        }
+        let (at, lease) = self.waiting(node, id);
+        self.clients[at].doing = Doing::Nothing;
+        if let Answer::Granted(token) = *answer {
+            self.issue(node, at, before, token)?;
+            self.believe(at, token, self.until(lease));
+            self.nodes[node].table.grant_told(client_id(at), true);
+        }
+        Ok(())
+    }
+
+    /// The end of a place is published.
+    fn tell_place(
+        &mut self,
+        node: usize,
+        id: WaiterId,
+        answer: &Answer,
+        before: Option<&Lock>,
+    ) -> Checked<()> {
+        let (at, place) = self.take_place(node, id);
+        let Answer::Granted(token) = *answer else {
+            self.say(|w| {
+                let (owner, name) = (owner_name(at), w.node_name(node));
+                format!("the place of {owner} on {name} ends: {answer:?}")
+            });
+            return Ok(());
+        };
+        if let Some(before) = before {
+            self.issue(node, at, before, token)?;
+        }
+        let until = place.until.unwrap_or(self.until(place.lease));
+        let heard = self.hears(&place);
+        match heard {
+            true => self.believe(at, token, until),
+            false => self.say(|_| format!("{} does not hear of its grant", owner_name(at))),
+        }
+        let table = &mut self.nodes[node].table;
+        table.grant_told(Recipient::Place(id), heard);
+        Ok(())
+    }
+
+    fn hears(&self, place: &PlaceKept) -> bool {
+        !self.is_deaf && !place.is_left
+    }
+
+    /// Takes the place of this name, and whose it is.
+    fn take_place(&mut self, node: usize, id: WaiterId) -> (usize, PlaceKept) {
+        let mut clients = self.clients.iter_mut().enumerate();
+        let found = clients.find_map(|(at, client)| {
+            let mut places = client.places.iter();
+            let place = places.position(|place| place.node == node && place.id == id)?;
+            Some((at, client.places.remove(place)))
+        });
+        found.expect("only who has a place is told its end")
+    }
+
+    /// Publishes what is offered to places, and takes the step to its end. There are no
+    /// other locks to be looked at.
+    fn carry_out<T>(&mut self, node: usize, mut progress: Progress<T>) -> Checked<Done<T>> {
+        loop {
+            let offer = match progress {
+                Progress::Done(done) => return Ok(done),
+                Progress::Asks(question) => panic!("asked for {:?}", question.asked()),
+                Progress::Offers(offer) => offer,
+            };
+            let (id, token) = (offer.place().id, offer.token());
+            let (at, place) = self.take_place(node, id);
+            let heard = self.hears(&place);
+            if heard {
+                let before = self.stored(node);
+                self.issue(node, at, &before, token)?;
+                self.believe(at, token, self.until(place.lease));
+            } else {
+                self.say(|_| format!("{} does not hear of its grant", owner_name(at)));
+            }
+            progress = self.nodes[node].table.offered(*offer, heard);
+        }
     }
 
     /// The client that waits by this name, and the lease that it asked for.
@@ -472,7 +617,11 @@ impl World {
     /// A token was given to this owner.
     fn issue(&mut self, node: usize, at: usize, before: &Lock, token: FencingToken) -> Checked<()> {
         let holder = before.holder(&self.cast.owners[at]);
-        let is_new = holder.is_none_or(|holder| holder.token != Some(token));
+        // A message may come before the reply.
+        let is_told = self.clients[at]
+            .belief
+            .is_some_and(|(known, _)| known == token);
+        let is_new = !is_told && holder.is_none_or(|holder| holder.token != Some(token));
         if is_new && let Some(said) = &mut self.said {
             said.tokens.push(token);
         }
@@ -493,7 +642,7 @@ impl World {
 
     /// A turn of each primary ends: it delivers the replies that need not be withheld
     /// any more.
-    fn end_turns(&mut self) {
+    fn end_turns(&mut self) -> Checked<()> {
         for node in 0..self.nodes.len() {
             if !self.is_primary(node) || !self.nodes[node].table.awaits_replicas() {
                 continue;
@@ -508,16 +657,20 @@ impl World {
             table.offset_known(*offset);
             let acked = peers.iter().filter_map(|peer| peer.acked).collect();
             for (id, _) in table.acknowledged(needed, acked, usize::MAX) {
-                self.tell(node, id);
+                self.tell(node, id)?;
             }
         }
+        Ok(())
     }
 
-    fn tell(&mut self, node: usize, id: WaiterId) {
-        let (at, _) = self.waiting(node, id);
+    fn tell(&mut self, node: usize, id: WaiterId) -> Checked<()> {
         let stored = self.read(node);
         let now = self.now(node);
         let told = self.nodes[node].table.tell(id, Ok(stored), now);
+        if let Some((Addressee::Place(_), answer)) = told {
+            return self.tell_place(node, id, &answer, None);
+        }
+        let (at, _) = self.waiting(node, id);
         let answer = told.map(|(_, answer)| answer);
         let doing = std::mem::replace(&mut self.clients[at].doing, Doing::Nothing);
         let until = match doing {
@@ -539,6 +692,7 @@ impl World {
                 self.say(|_| format!("{} is told that its time is over", owner_name(at)));
             }
         }
+        Ok(())
     }
 
     /// A client hears of its hold.
@@ -560,20 +714,31 @@ impl World {
     /// The lock table of a node, for a request of this client or by itself.
     fn table(&mut self, node: usize, client: Option<usize>) -> &mut LockTable {
         let replicas = self.setting(node, self.scope().min_replicas);
+        let timeout_ms = self.scope().acks_timeout;
         let table = &mut self.nodes[node].table;
         table.settings.acks = (replicas > 0).then(|| Acknowledgement {
             replicas,
             connected: replicas,
-            timeout_ms: i64::MAX,
+            timeout_ms,
             client: client.map(client_id),
         });
         table
     }
 
-    fn acquire(&mut self, at: usize, node: usize, lease: i64) -> Checked<()> {
+    /// How long the first lease of a place is for which this one is asked.
+    fn first_lease(&self, node: usize, lease: i64) -> i64 {
+        let acks = match self.setting(node, self.scope().min_replicas) {
+            0 => 0,
+            _ => self.scope().acks_timeout,
+        };
+        lease.min(CLAIM + acks)
+    }
+
+    fn acquire(&mut self, at: usize, node: usize, lease: i64, queue: bool) -> Checked<()> {
         self.say(|w| {
             let (owner, name) = (owner_name(at), w.node_name(node));
-            format!("{owner} acquires k for {lease} on {name}")
+            let how = if queue { ", or a place" } else { "" };
+            format!("{owner} acquires k for {lease}{how} on {name}")
         });
         let stored = self.read(node);
         let before = self.stored(node);
@@ -590,24 +755,44 @@ impl World {
             limit: Limit::EXCLUSIVE,
             session: None,
         };
-        let wait = self.scope().waits.then_some(Wait {
-            client: client_id(at),
-            until_ms: None,
-            channel: None,
-        });
         let now = self.now(node);
+        let wait = (queue || self.scope().waits).then(|| Wait {
+            client: client_id(at),
+            until_ms: queue.then_some(now.ms() + self.scope().place),
+            channel: queue.then(|| b"channel"[..].into()),
+        });
         let may_grant = !self.is_in_grace(node);
         let table = self.table(node, Some(at));
         table.settings.may_grant = may_grant || reenters;
-        let done = done(table.acquire(KEY, stored, request, wait, now));
-        table.settings.may_grant = may_grant;
+        let progress = table.acquire(KEY, stored, request, wait, now);
+        let done = self.carry_out(node, progress)?;
+        self.nodes[node].table.settings.may_grant = may_grant;
         let acquired = done.result.expect("no owner is at fault");
         let withheld = done.step.withheld;
         self.apply(node, done.step)?;
         match acquired {
             Acquired::Granted(token) => {
+                if queue {
+                    // It is granted in the stead of its place, unless that was before.
+                    let places = &mut self.clients[at].places;
+                    places.retain(|place| !place.is_in_queue_of(node));
+                }
                 self.issue(node, at, &before, token)?;
                 self.reply(node, at, withheld, token, lease);
+            }
+            Acquired::Queued(id) if queue => {
+                self.say(|_| "it has a place".to_owned());
+                let (lease, until) = (self.first_lease(node, lease), None);
+                let place = PlaceKept {
+                    node,
+                    id,
+                    lease,
+                    until,
+                    is_left: false,
+                };
+                let places = &mut self.clients[at].places;
+                places.retain(|place| !place.is_in_queue_of(node));
+                places.push(place);
             }
             Acquired::Queued(id) => {
                 self.say(|_| "it waits".to_owned());
@@ -651,15 +836,17 @@ impl World {
         // A renewal may shorten the lease, and its reply may be lost.
         let belief = &mut self.clients[at].belief;
         *belief = belief.map(|(token, before)| (token, before.min(until)));
+        let token = belief.map(|(token, _)| token);
+        let token = token.filter(|_| self.scope().place > 0);
         let stored = self.read(node);
         let request = RenewRequest {
             owner: self.cast.owners[at].clone(),
             lease: Lease::from_ms(lease).unwrap(),
-            token: None,
+            token,
         };
         let now = self.now(node);
-        let table = self.table(node, Some(at));
-        let done = done(table.renew(KEY, stored, &request, now));
+        let progress = self.table(node, Some(at)).renew(KEY, stored, &request, now);
+        let done = self.carry_out(node, progress)?;
         let renewed = done.result == Ok(true);
         let withheld = done.step.withheld;
         self.apply(node, done.step)?;
@@ -677,6 +864,9 @@ impl World {
 
     fn release(&mut self, at: usize, node: usize) -> Checked<()> {
         self.clients[at].belief = None;
+        for place in &mut self.clients[at].places {
+            place.is_left |= place.node != node;
+        }
         let stored = self.read(node);
         let request = ReleaseRequest {
             owner: self.cast.owners[at].clone(),
@@ -684,8 +874,10 @@ impl World {
             extent: ReleaseExtent::All,
         };
         let now = self.now(node);
-        let table = self.table(node, Some(at));
-        let done = done(table.release(KEY, stored, &request, now));
+        let progress = self
+            .table(node, Some(at))
+            .release(KEY, stored, &request, now);
+        let done = self.carry_out(node, progress)?;
         self.apply(node, done.step)?;
         let released = done.result.expect("a release is no fault");
         self.say(|w| {
@@ -771,13 +963,17 @@ impl World {
         }
     }
 
-    fn follow(&mut self, at: usize, to: usize) {
+    fn follow(&mut self, at: usize, to: usize) -> Checked<()> {
         self.say(|w| {
             let (name, primary) = (w.node_name(at), w.node_name(to));
             format!("{name} becomes a replica of {primary}")
         });
         self.leave_primary(at);
         if self.is_primary(at) {
+            let table = &mut self.nodes[at].table;
+            for (addressee, answer) in table.forget_places(&LockError::Unblocked, usize::MAX) {
+                self.tell_place(at, addressee.id(), &answer, None)?;
+            }
             let now_ms = self.now(at).ms();
             for client in &mut self.clients {
                 if let Doing::Waits { node, id, .. } = client.doing
@@ -807,10 +1003,12 @@ impl World {
         node.epoch = epoch;
         node.promoted_at = None;
         node.grace = Grace::default();
+        Ok(())
     }
 
-    fn promote(&mut self, at: usize) {
+    fn promote(&mut self, at: usize) -> Checked<()> {
         self.say(|w| format!("{} is promoted", w.node_name(at)));
+        self.what_was_told_is_known(at)?;
         self.leave_primary(at);
         self.promotions_left -= 1;
         let last = self.nodes.iter().map(|node| node.epoch).max();
@@ -825,6 +1023,7 @@ impl World {
         node.peers = Default::default();
         node.table.everything_touched(now_ms);
         self.set_grace(at);
+        Ok(())
     }
 
     fn set_grace(&mut self, node: usize) {
@@ -851,13 +1050,19 @@ impl World {
 
     fn wake(&mut self, node: usize) -> Checked<()> {
         self.say(|w| format!("the timer of {} wakes", w.node_name(node)));
+        let (now_ms, before) = (self.now(node).ms(), self.stored(node));
+        let over = self.nodes[node].table.give_up(now_ms, WORK_A_WAKE);
+        for (addressee, answer) in over {
+            self.answer(node, &addressee, &answer, &before)?;
+        }
         for _ in 0..WORK_A_WAKE {
             let now = self.now(node);
             let Some(due) = self.nodes[node].table.take_due(now.ms()) else {
                 break;
             };
             let stored = self.read(node);
-            let step = done(self.table(node, None).do_due(due, Ok(stored), now)).step;
+            let progress = self.table(node, None).do_due(due, Ok(stored), now);
+            let step = self.carry_out(node, progress)?.step;
             self.apply(node, step)?;
         }
         self.nodes[node].table.begin_turns_anew();
@@ -876,6 +1081,28 @@ impl World {
         for client in &mut self.clients {
             client.belief = client.belief.filter(|&(_, until)| until >= now);
         }
+    }
+
+    /// A node that becomes a primary knows of each hold that anybody was told of, if all
+    /// others acknowledge what is told.
+    fn what_was_told_is_known(&self, node: usize) -> Checked<()> {
+        let others = self.nodes.len() - 1;
+        let scope = self.scope();
+        if scope.expected != Expected::Holds || scope.min_replicas != [others; 2] {
+            return Ok(());
+        }
+        for (at, client) in self.clients.iter().enumerate() {
+            if let Some((token, until)) = client.belief
+                && self.token_of(node, at) != Some(token)
+            {
+                let (owner, token) = (owner_name(at), self.short(token));
+                return Err(Broken::new(
+                    "what_was_told_is_known",
+                    format!("{owner} believes in token {token} until {until}"),
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// No two owners believe at one time that they hold the lock.
@@ -928,7 +1155,19 @@ impl World {
             }
         }
         for &at in &order.owners {
-            let client = self.clients[at];
+            let client = &self.clients[at];
+            form.count(client.places.len());
+            for &node in &order.nodes {
+                let places = client.places.iter();
+                for kept in places.filter(|kept| kept.node == node) {
+                    form.count(place(node).unwrap_or(usize::MAX));
+                    form.waiter(Some(kept.id));
+                    form.number(kept.lease);
+                    form.flag(kept.is_left);
+                    let left = kept.until.map(|until| until - self.ticks);
+                    form.number(left.map_or(-2, |left| left.max(-1)));
+                }
+            }
             form.token(client.belief.map(|(token, _)| token));
             form.number(client.belief.map_or(-1, |(_, until)| until - self.ticks));
             match client.doing {
@@ -953,6 +1192,7 @@ impl World {
             form.token(self.greatest_told);
         }
         form.number(self.promotions_left.into());
+        form.flag(self.is_deaf);
     }
 }
 
@@ -979,6 +1219,7 @@ impl search::World for World {
         let client = Client {
             doing: Doing::Nothing,
             belief: None,
+            places: SmallVec::new(),
         };
         Self {
             cast: Cast::new(scope),
@@ -987,6 +1228,7 @@ impl search::World for World {
             ticks: 0,
             steps: 0,
             promotions_left: scope.promotions,
+            is_deaf: false,
             greatest_told: None,
             said: None,
         }
@@ -1001,6 +1243,9 @@ impl search::World for World {
             self.node_actions(node, actions);
         }
         actions.push(Action::Pass);
+        if self.scope().goes_deaf {
+            actions.push(Action::Ears);
+        }
     }
 
     fn act(&mut self, action: Action) -> Checked<()> {
@@ -1009,7 +1254,11 @@ impl search::World for World {
         match action {
             Action::Acquire(at, node, ms) => {
                 let lease = lease(ms);
-                self.acquire(at.into(), node.into(), lease)?;
+                self.acquire(at.into(), node.into(), lease, false)?;
+            }
+            Action::Queue(at, node, ms) => {
+                let lease = lease(ms);
+                self.acquire(at.into(), node.into(), lease, true)?;
             }
             Action::Renew(at, node, ms) => {
                 let lease = lease(ms);
@@ -1019,14 +1268,21 @@ impl search::World for World {
             Action::GiveUp(at) => self.give_up(at.into())?,
             Action::Apply(at) => self.apply_next(at.into()),
             Action::Resync(at) => self.resync(at.into()),
-            Action::Follow(at, to) => self.follow(at.into(), to.into()),
-            Action::Promote(at) => self.promote(at.into()),
+            Action::Follow(at, to) => self.follow(at.into(), to.into())?,
+            Action::Promote(at) => self.promote(at.into())?,
             Action::Restart(at) => self.restart(at.into()),
             Action::Wake(node) => self.wake(node.into())?,
             Action::Expire(node) => self.notice_expiry(node.into()),
             Action::Pass => self.pass(),
+            Action::Ears => {
+                self.is_deaf = !self.is_deaf;
+                self.say(|w| match w.is_deaf {
+                    true => "nobody hears what is published".to_owned(),
+                    false => "what is published is heard".to_owned(),
+                });
+            }
         }
-        self.end_turns();
+        self.end_turns()?;
         self.owners_exclude_each_other()
     }
 
@@ -1060,16 +1316,8 @@ fn new_table() -> LockTable {
     let mut table = LockTable::default();
     table.settings = Settings {
         recheck_interval_ms: RECHECK,
+        claim_timeout_ms: CLAIM,
         ..Settings::default()
     };
     table
-}
-
-/// There are no other locks to be looked at.
-fn done<T>(progress: Progress<T>) -> Done<T> {
-    match progress {
-        Progress::Done(done) => done,
-        Progress::Asks(question) => panic!("asked for {:?}", question.asked()),
-        Progress::Offers(offer) => panic!("offered to {:?}", offer.place()),
-    }
 }
