@@ -20,20 +20,13 @@ use std::process::{Command, ExitCode, Stdio};
 use clap::Parser;
 use redis::Value;
 use redis_lock_testing::{Connection, Error, Result, SOON, Server, Setup, comes_true, info_field};
+use subject::{Subject, version};
 
 /// Counts the instructions of locks and of what takes their place.
 #[derive(Parser)]
 struct Options {
-    /// The server's binary
-    #[arg(long, env = "REDISLOCK_SERVER", default_value = "redis-server")]
-    server: PathBuf,
-    /// The module
-    #[arg(
-        long,
-        env = "REDISLOCK_MODULE",
-        default_value = "target/release/libredislock.so"
-    )]
-    module: PathBuf,
+    #[command(flatten)]
+    subject: Subject,
     /// The table of an earlier run
     #[arg(long, default_value = "docs/bench/instructions.md")]
     table: PathBuf,
@@ -213,13 +206,13 @@ impl Counted {
              --dump-before=echoCommand --toggle-collect=serverCron --collect-atstart=yes \
              '{}' \"$@\"\n",
             folder.path().join("profile").display(),
-            options.server.display()
+            options.subject.server().display()
         );
         fs::write(&under_callgrind, line)?;
         fs::set_permissions(&under_callgrind, fs::Permissions::from_mode(0o700))?;
         let mut setup = Setup::of(under_callgrind);
         if with_module {
-            setup = setup.module(options.module.canonicalize()?);
+            setup = setup.module(options.subject.module()?);
         }
         if durable {
             setup = setup.options(&["--appendonly", "yes", "--appendfsync", "everysec"]);
@@ -227,7 +220,7 @@ impl Counted {
         let server = Server::start(setup)?;
         let mut replica = None;
         if durable {
-            let fed = server.replica(Setup::of(&options.server))?;
+            let fed = server.replica(Setup::of(options.subject.server()))?;
             server.connect()?.call_ok(&["SET", "fed", "1"])?;
             let mut observer = fed.connect()?;
             replica = Some(fed);
@@ -342,13 +335,6 @@ fn ratios(table: &str) -> BTreeMap<&str, f64> {
     rows.collect()
 }
 
-fn version(options: &Options) -> Result<String> {
-    let server = Server::start(Setup::of(&options.server))?;
-    let info = server.connect()?.info_section("server")?;
-    let valkey = info_field(&info, "valkey_version").map(|version| format!("Valkey {version}"));
-    valkey.or_else(|_| info_field(&info, "redis_version").map(|version| format!("Redis {version}")))
-}
-
 /// The instructions of one turn: the least of several servers. Each seeds its hash tables
 /// anew, and names that collide there cost it more.
 fn count(options: &Options, row: &Row, script: &Script, is_ours: bool) -> Result<u64> {
@@ -375,7 +361,7 @@ fn measure(options: &Options) -> Result<String> {
          callgrind on {},\nwithout the server's clockwork. Compilers and libraries differ from machine to \
          machine; the ratio counts.\n\n\
          | | instructions | in its place | instructions | ratio | target |\n|---|---|---|---|---|---|\n",
-        version(options)?
+        version(&options.subject.info()?)?
     );
     print!("{table}");
     for row in rows() {
