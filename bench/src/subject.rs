@@ -48,6 +48,12 @@ impl Subject {
     }
 }
 
+/// What a message tells of a place in the queue: the last of its netstrings.
+pub fn told(message: &str) -> &str {
+    let last = message.trim_end_matches(',').rsplit(':').next();
+    last.unwrap_or_default()
+}
+
 /// The server's name and version, of its `INFO server`.
 pub fn version(info: &str) -> Result<String> {
     let valkey = info_field(info, "valkey_version").map(|version| format!("Valkey {version}"));
