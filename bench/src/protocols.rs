@@ -2,6 +2,7 @@
 //! that one thread can play thousands of them with the same code.
 
 mod acknowledged;
+mod places;
 mod redislock;
 mod redisson;
 mod set_nx;
@@ -70,6 +71,8 @@ pub enum Kind {
     Polling,
     /// A lock.
     Lock,
+    /// A lock whose waiters block no connection and are told by messages.
+    Place,
     /// A lock that ends with its holder's connection.
     Session,
     /// A lock that a replica has before its holder is told.
@@ -105,6 +108,7 @@ pub struct Protocol {
 pub const PROTOCOLS: &[Protocol] = &[
     redislock::PROTOCOL,
     redislock::SESSION,
+    places::PROTOCOL,
     acknowledged::REDISLOCK,
     acknowledged::REDISLOCK_AND_WAIT,
     acknowledged::SET_AND_WAIT,

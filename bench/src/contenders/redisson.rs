@@ -41,6 +41,7 @@ impl Kind {
             Workload::Uncontended { .. } => return self == Self::Lock,
             Workload::HandOff { waiters } => waiters + 1,
             Workload::Contended { clients, .. } => clients,
+            Workload::OneProcess { .. } => return self == Self::Lock,
             _ => return false,
         };
         match self {
@@ -239,14 +240,17 @@ impl Contender for Redisson {
     }
 
     fn run(&mut self, work: Workload, pace: Pace, server: &Server) -> Result<Measurement> {
-        let (what, clients, section_us) = match work {
-            Workload::Uncontended { clients } => ("uncontended", clients, 0),
-            Workload::HandOff { waiters } => ("hand-off", waiters + 1, 0),
-            Workload::Contended { clients, section } => ("contended", clients, section.as_micros()),
+        let (what, clients, locks, section_us, pace) = match work {
+            Workload::Uncontended { clients } => ("uncontended", clients, clients, 0, pace),
+            Workload::HandOff { waiters } => ("hand-off", waiters + 1, 1, 0, pace),
+            Workload::Contended { clients, section } => {
+                ("contended", clients, 1, section.as_micros(), pace)
+            }
+            Workload::OneProcess { tasks, locks } => ("contended", tasks, locks, 0, Pace::CROWD),
             _ => bail!("the JVM can't do this"),
         };
         let question = format!(
-            "{what} {} {} {clients} {section_us} {} {}",
+            "{what} {} {} {clients} {locks} {section_us} {} {}",
             match self.kind {
                 Kind::Lock => "lock",
                 Kind::Apart => "apart",

@@ -32,7 +32,7 @@ pub trait TaskLock: Send + Sync + 'static {
 }
 
 /// Puts clients of a library to a workload, each made by `client`.
-pub fn run<L: TaskLock>(
+pub fn run<L: TaskLock + Clone>(
     work: Workload,
     pace: Pace,
     server: &Server,
@@ -53,7 +53,11 @@ pub fn run<L: TaskLock>(
             Workload::Contended {
                 clients: count,
                 section,
-            } => contended(pace, server, clients(count).await?, section).await,
+            } => contended(pace, server, clients(count).await?, section, 1).await,
+            Workload::OneProcess { tasks, locks } => {
+                let clients = vec![client().await?; tasks];
+                contended(Pace::CROWD, server, clients, Duration::ZERO, locks).await
+            }
             Workload::HandOff { waiters } => {
                 hand_off(pace, server, clients(waiters + 1).await?).await
             }
@@ -142,12 +146,14 @@ async fn contended<L: TaskLock>(
     server: &Server,
     clients: Vec<L>,
     section: Duration,
+    locks: usize,
 ) -> Result<Measurement> {
     let (sender, mut notes) = unbounded_channel();
     let mut sections = vec![0; clients.len()];
     let mut waits_since = vec![None; clients.len()];
     for (n, client) in clients.into_iter().enumerate() {
-        spawn(n, client, "lock:contended".into(), section, sender.clone());
+        let lock = format!("lock:contended:{}", n % locks);
+        spawn(n, client, lock, section, sender.clone());
     }
     let start = Instant::now() + pace.warm_up;
     let end = start + pace.measure;

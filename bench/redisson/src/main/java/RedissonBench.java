@@ -28,8 +28,8 @@ import org.redisson.config.TransportMode;
 
 /**
  * Puts Redisson to a workload for each line of standard input:
- * {@code what kind port clients sectionMicros warmUpMillis measureMillis}. Every
- * client is a thread. Of the kinds {@code lock} and {@code fair} the threads
+ * {@code what kind port clients locks sectionMicros warmUpMillis measureMillis}.
+ * Every client is a thread. Of the kinds {@code lock} and {@code fair} the threads
  * share one RedissonClient, as those of one process do: a release wakes one of
  * them, not all. Of the kind {@code apart} each has its own, as if it were a
  * process of its own.
@@ -52,6 +52,7 @@ public final class RedissonBench {
     private final List<RedissonClient> redissons = new ArrayList<>();
     private final boolean fair;
     private final int clients;
+    private final int locks;
     private final long sectionNanos;
     private final long warmUpNanos;
     private final long measureNanos;
@@ -63,11 +64,12 @@ public final class RedissonBench {
         boolean apart = words[1].equals("apart");
         int port = Integer.parseInt(words[2]);
         clients = Integer.parseInt(words[3]);
-        sectionNanos = TimeUnit.MICROSECONDS.toNanos(Long.parseLong(words[4]));
+        locks = Integer.parseInt(words[4]);
+        sectionNanos = TimeUnit.MICROSECONDS.toNanos(Long.parseLong(words[5]));
         warmUpNanos = KNOWN.add(words[0] + words[1])
             ? FIRST_WARM_UP_NANOS
-            : TimeUnit.MILLISECONDS.toNanos(Long.parseLong(words[5]));
-        measureNanos = TimeUnit.MILLISECONDS.toNanos(Long.parseLong(words[6]));
+            : TimeUnit.MILLISECONDS.toNanos(Long.parseLong(words[6]));
+        measureNanos = TimeUnit.MILLISECONDS.toNanos(Long.parseLong(words[7]));
         for (int i = 0; i < (apart ? clients : 1); i++) {
             redissons.add(connect(port, apart ? 1 : Math.min(clients, MOST_CONNECTIONS)));
         }
@@ -153,8 +155,8 @@ public final class RedissonBench {
         say("done", Map.of("seconds", seconds, "latenciesNs", latencies, "shares", shares));
     }
 
-    /** Every client takes and gives back, its own lock or the one of all. */
-    private void loop(boolean ownLocks) throws Exception {
+    /** Every client takes and gives back one of the locks, over and over. */
+    private void loop(boolean uncontended) throws Exception {
         long begin = System.nanoTime() + warmUpNanos;
         long end = begin + measureNanos;
         long[] shares = new long[clients];
@@ -163,7 +165,7 @@ public final class RedissonBench {
             int n = i;
             List<Long> mine = new ArrayList<>();
             latencies.add(mine);
-            RLock lock = lock(n, ownLocks ? "lock:" + n : "lock:contended");
+            RLock lock = lock(n, "lock:" + n % locks);
             start(() -> {
                 while (!over) {
                     long wanted = System.nanoTime();
@@ -175,7 +177,7 @@ public final class RedissonBench {
                     lock.unlock();
                     if (held > begin && held <= end) {
                         shares[n]++;
-                        mine.add((ownLocks ? System.nanoTime() : held) - wanted);
+                        mine.add((uncontended ? System.nanoTime() : held) - wanted);
                     } else if (held > end && wanted < end) {
                         // It still waited at the end, and so long at least.
                         mine.add(end - wanted);
