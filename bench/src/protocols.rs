@@ -61,8 +61,6 @@ pub trait LockClient {
 /// What a protocol can be put to.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Kind {
-    /// Its commands are known, and that is all.
-    CommandsAlone,
     /// Nobody can wait for its locks.
     Uncontended,
     /// A lock without a lease.
@@ -113,13 +111,11 @@ pub const PROTOCOLS: &[Protocol] = &[
     acknowledged::REDISLOCK_AND_WAIT,
     acknowledged::SET_AND_WAIT,
     redisson::PROTOCOL,
-    redisson::BEFORE_LATCH,
     set_nx::REDIS_PY,
     set_nx::PYTHON_REDIS_LOCK,
     token_list::PROTOCOL,
     set_nx::FLOOR,
     set_nx::FLOOR_BESIDE_MODULE,
-    set_nx::PING,
 ];
 
 impl Protocol {

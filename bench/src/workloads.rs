@@ -78,10 +78,9 @@ pub fn fits(work: Workload, kind: Kind) -> bool {
     match work {
         Workload::Acknowledged => kind == Kind::Acknowledged,
         Workload::Pipelined => !matches!(kind, Kind::Session | Kind::Acknowledged | Kind::Place),
-        Workload::Uncontended { .. } => !matches!(
-            kind,
-            Kind::CommandsAlone | Kind::Session | Kind::Acknowledged | Kind::Place
-        ),
+        Workload::Uncontended { .. } => {
+            !matches!(kind, Kind::Session | Kind::Acknowledged | Kind::Place)
+        }
         Workload::HandOff { waiters } => match kind {
             Kind::Lock | Kind::Endless | Kind::Place => true,
             Kind::Polling => waiters <= MOST_POLLING_WAITERS,

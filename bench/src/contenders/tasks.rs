@@ -132,7 +132,7 @@ async fn uncontended<L: TaskLock>(
                     let mut measurement = Measurement::default();
                     measurement.figure("pairs/s", pairs / (at - start).as_secs_f64());
                     measurement.figure("server CPU µs/pair", cpu_us / pairs);
-                    measurement.quantiles("pair p50 µs", "pair p99 µs", US, latencies);
+                    measurement.quantiles("pair p50 µs", "pair p99 µs", US, &latencies);
                     return Ok(measurement);
                 }
             }
@@ -190,7 +190,7 @@ async fn contended<L: TaskLock>(
     measurement.figure("sections/s", all / pace.measure.as_secs_f64());
     measurement.figure("Jain's fairness", jain(&sections));
     measurement.figure("server CPU µs/section", cpu_us / all);
-    measurement.quantiles("wait p50 ms", "wait p99 ms", MS, waits);
+    measurement.quantiles("wait p50 ms", "wait p99 ms", MS, &waits);
     Ok(measurement)
 }
 
@@ -258,6 +258,6 @@ async fn hand_off<L: TaskLock>(
         }
     }
     let mut measurement = Measurement::default();
-    measurement.quantiles("hand-off p50 µs", "hand-off p99 µs", US, latencies);
+    measurement.quantiles("hand-off p50 µs", "hand-off p99 µs", US, &latencies);
     Ok(measurement)
 }
