@@ -48,7 +48,7 @@ const SLACK: f64 = 1.03;
 
 const WARM_UP: usize = 100;
 const TURNS: usize = 500;
-const STARTS: usize = 2;
+const STARTS: usize = 3;
 
 /// As Redisson names them.
 const OWNER: &str = "3b8a7e52-1d0c-4f6e-9a27-000000000000:1";
