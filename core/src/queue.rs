@@ -426,7 +426,8 @@ impl WaitQueues {
         let waits_already = match entry {
             EntryRef::Occupied(mut known) => {
                 let queue = known.get_mut();
-                let waits_already = queue.first_id_of(&owner).is_some();
+                let waits_already =
+                    self.waits.contains(&owner) && queue.first_id_of(&owner).is_some();
                 queue.push(waiter);
                 waits_already
             }
@@ -527,7 +528,7 @@ impl WaitQueues {
 
     /// The owner's place in the key's queue.
     pub fn place_of(&self, key: KeyRef<'_>, owner: &Owner) -> Option<&Waiter> {
-        if self.places == 0 {
+        if self.places == 0 || !self.waits(owner) {
             return None;
         }
         let queue = self.queue(key)?;
@@ -624,6 +625,10 @@ impl WaitQueues {
 
     /// The first request of this owner in the key's queue.
     pub fn first_id_of(&self, key: KeyRef<'_>, owner: &Owner) -> Option<WaiterId> {
+        // Mostly it waits for nothing, and that is known sooner than where it would stand.
+        if !self.waits(owner) {
+            return None;
+        }
         self.queue(key)?.first_id_of(owner)
     }
 
