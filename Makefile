@@ -140,7 +140,7 @@ bench-full: bench ## The same at length, with every scenario
 .PHONY: bench-instructions
 bench-instructions: deps build ## Count instructions beside floors, into docs/bench/instructions.md; BENCH=--check compares
 	-@scripts/install-missing valgrind
-	cargo run --locked --release --package redis-lock-bench --bin instructions -- $(BENCH)
+	cargo run --locked --package redis-lock-bench --bin instructions -- $(BENCH)
 
 .PHONY: interop
 interop: DURATION := 20

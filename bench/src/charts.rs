@@ -41,37 +41,8 @@ struct Labels {
 
 /// Draws every chart for which there are figures.
 pub fn write(folder: &Path, names: &[Name], results: &Results) -> Result<()> {
-    latency(folder, names, results)?;
     waiters(folder, names, results)?;
-    contended(folder, names, results)?;
-    server_cpu(folder, names, results)
-}
-
-/// How many hand-offs to one waiter took so long at most.
-fn latency(folder: &Path, names: &[Name], results: &Results) -> Result<()> {
-    let lines: Vec<Line> = each_name(names, |name| {
-        let latencies = results
-            .latencies
-            .iter()
-            .find(|of| of.scenario == "hand-off-1" && of.contender == name)?;
-        let histogram = &latencies.histogram;
-        let points = histogram.iter_quantiles(20).map(|step| {
-            (
-                step.value_iterated_to() as f64 / 1000.0,
-                step.quantile() * 100.0,
-            )
-        });
-        Some(points.collect())
-    });
-    let labels = Labels {
-        file: "hand-off-latency.svg",
-        title: "Hand-off to one waiter: how many took at most so long",
-        x: "µs from the release to the next holder (log)",
-        y: "% of hand-offs",
-    };
-    draw(folder, &labels, &lines, |area, (x, _)| {
-        plot(area, &labels, &lines, x.log_scale(), 0.0..100.0, false)
-    })
+    contended(folder, names, results)
 }
 
 fn waiters(folder: &Path, names: &[Name], results: &Results) -> Result<()> {
@@ -83,7 +54,7 @@ fn waiters(folder: &Path, names: &[Name], results: &Results) -> Result<()> {
         y: "µs to the next holder, median (log)",
     };
     draw(folder, &labels, &lines, |area, (x, y)| {
-        plot(area, &labels, &lines, x.log_scale(), y.log_scale(), true)
+        plot(area, &labels, &lines, x.log_scale(), y.log_scale())
     })
 }
 
@@ -96,7 +67,7 @@ fn contended(folder: &Path, names: &[Name], results: &Results) -> Result<()> {
         y: "sections a second (log)",
     };
     draw(folder, &labels, &lines, |area, (x, y)| {
-        plot(area, &labels, &lines, x.log_scale(), y.log_scale(), true)
+        plot(area, &labels, &lines, x.log_scale(), y.log_scale())
     })
 }
 
@@ -154,14 +125,7 @@ fn draw(
     Ok(())
 }
 
-fn plot<X, Y>(
-    area: &Area,
-    labels: &Labels,
-    lines: &[Line],
-    x: X,
-    y: Y,
-    with_dots: bool,
-) -> Result<()>
+fn plot<X, Y>(area: &Area, labels: &Labels, lines: &[Line], x: X, y: Y) -> Result<()>
 where
     X: AsRangedCoord<Value = f64>,
     Y: AsRangedCoord<Value = f64>,
@@ -193,10 +157,8 @@ where
         chart
             .draw_series(LineSeries::new(points(), colour.stroke_width(2)))
             .map_err(drawing)?;
-        if with_dots {
-            let dots = points().map(|point| Circle::new(point, 3, colour.filled()));
-            chart.draw_series(dots).map_err(drawing)?;
-        }
+        let dots = points().map(|point| Circle::new(point, 3, colour.filled()));
+        chart.draw_series(dots).map_err(drawing)?;
         let height = 60 + 24 * i32::try_from(n)?;
         right.draw(&Rectangle::new(
             [(0, height), (16, height + 4)],
@@ -205,41 +167,6 @@ where
         let text = (FONT, 13).into_font().color(&BLACK);
         right.draw(&Text::new(line.label.clone(), (22, height - 5), text))?;
     }
-    Ok(())
-}
-
-/// Server time of an uncontended pair, as bars.
-fn server_cpu(folder: &Path, names: &[Name], results: &Results) -> Result<()> {
-    let bars: Vec<(String, f64)> = names
-        .iter()
-        .filter_map(|name| {
-            let series = results.find("pipelined-cpu", name.name, "server CPU µs/pair")?;
-            Some((name.title.replace(['`', '*'], ""), series.median()))
-        })
-        .collect();
-    let Some(most) = bars.iter().map(|bar| bar.1).max_by(f64::total_cmp) else {
-        return Ok(());
-    };
-    const LEFT: i32 = 310;
-    const ROW: i32 = 34;
-    const TOP: i32 = 56;
-    let height = TOP + ROW * i32::try_from(bars.len())? + 16;
-    let path = folder.join("server-cpu.svg");
-    let area = SVGBackend::new(&path, (SIZE.0, height.unsigned_abs())).into_drawing_area();
-    area.fill(&WHITE)?;
-    let title = "Server CPU of an uncontended acquire and release, µs";
-    area.draw(&Text::new(title, (16, 16), (FONT, 19)))?;
-    let longest = f64::from(SIZE.0) - f64::from(LEFT) - 80.0;
-    for (n, (label, value)) in bars.iter().enumerate() {
-        let y = TOP + ROW * i32::try_from(n)?;
-        let end = LEFT + (value / most * longest) as i32;
-        let colour = COLOURS[usize::from(n != 0)];
-        area.draw(&Text::new(label.clone(), (16, y + 6), (FONT, 14)))?;
-        area.draw(&Rectangle::new([(LEFT, y), (end, y + 22)], colour.filled()))?;
-        let value = format!("{value:.2}");
-        area.draw(&Text::new(value, (end + 6, y + 6), (FONT, 14)))?;
-    }
-    area.present()?;
     Ok(())
 }
 

@@ -27,11 +27,12 @@ mod workloads;
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use nix::sys::utsname::uname;
-use redis_lock_testing::{Setup, info_field, raise_file_limit};
+use redis_lock_testing::raise_file_limit;
+use subject::{Subject, version};
 
 use contenders::Contender;
 use measurement::Measurement;
@@ -45,16 +46,8 @@ use workloads::{Pace, Workload};
 /// Measures the lock module against its peers.
 #[derive(Parser)]
 struct Options {
-    /// The server's binary
-    #[arg(long, env = "REDISLOCK_SERVER", default_value = "redis-server")]
-    server: PathBuf,
-    /// The module
-    #[arg(
-        long,
-        env = "REDISLOCK_MODULE",
-        default_value = "target/release/libredislock.so"
-    )]
-    module: PathBuf,
+    #[command(flatten)]
+    subject: Subject,
     /// Where the report goes
     #[arg(long, default_value = "target/bench")]
     out: PathBuf,
@@ -116,12 +109,8 @@ fn main() -> Result<()> {
     raise_file_limit()?;
     let processors = Processors::choose()?;
     processors.place_clients()?;
-    let module = options.module.canonicalize().with_context(|| {
-        let module = options.module.display();
-        format!("there is no {module}: `make build` makes it")
-    })?;
     let launcher = Launcher {
-        setup: Setup::of(&options.server).module(module),
+        setup: options.subject.with_module()?,
         processors,
     };
     let pace = if options.full {
@@ -254,13 +243,7 @@ fn conditions(
     missing: Vec<String>,
     rounds: usize,
 ) -> Result<Conditions> {
-    let server = launcher.start(true, Duty::MemoryOnly, Placement::Apart)?;
-    let info = server.connect()?.info_section("server")?;
-    let version = info_field(&info, "valkey_version")
-        .map(|version| format!("Valkey {version}"))
-        .or_else(|_| {
-            info_field(&info, "redis_version").map(|version| format!("Redis {version}"))
-        })?;
+    let version = version(&options.subject.info()?)?;
     let cpus = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let cpu = cpus
         .lines()

@@ -7,8 +7,6 @@ use hdrhistogram::Histogram;
 pub struct Measurement {
     /// Figures by metric, a name with its unit.
     pub figures: Vec<(&'static str, f64)>,
-    /// Latencies in nanoseconds, where a distribution is of interest.
-    pub latencies: Option<Histogram<u64>>,
 }
 
 impl Measurement {
@@ -24,11 +22,10 @@ impl Measurement {
         p50: &'static str,
         p99: &'static str,
         unit: f64,
-        latencies: Histogram<u64>,
+        latencies: &Histogram<u64>,
     ) {
         self.figure(p50, latencies.value_at_quantile(0.5) as f64 / unit);
         self.figure(p99, latencies.value_at_quantile(0.99) as f64 / unit);
-        self.latencies = Some(latencies);
     }
 }
 

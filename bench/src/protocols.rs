@@ -2,6 +2,7 @@
 //! that one thread can play thousands of them with the same code.
 
 mod acknowledged;
+mod places;
 mod redislock;
 mod redisson;
 mod set_nx;
@@ -60,8 +61,6 @@ pub trait LockClient {
 /// What a protocol can be put to.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Kind {
-    /// Its commands are known, and that is all.
-    CommandsAlone,
     /// Nobody can wait for its locks.
     Uncontended,
     /// A lock without a lease.
@@ -70,6 +69,8 @@ pub enum Kind {
     Polling,
     /// A lock.
     Lock,
+    /// A lock whose waiters block no connection and are told by messages.
+    Place,
     /// A lock that ends with its holder's connection.
     Session,
     /// A lock that a replica has before its holder is told.
@@ -105,17 +106,16 @@ pub struct Protocol {
 pub const PROTOCOLS: &[Protocol] = &[
     redislock::PROTOCOL,
     redislock::SESSION,
+    places::PROTOCOL,
     acknowledged::REDISLOCK,
     acknowledged::REDISLOCK_AND_WAIT,
     acknowledged::SET_AND_WAIT,
     redisson::PROTOCOL,
-    redisson::BEFORE_LATCH,
     set_nx::REDIS_PY,
     set_nx::PYTHON_REDIS_LOCK,
     token_list::PROTOCOL,
     set_nx::FLOOR,
     set_nx::FLOOR_BESIDE_MODULE,
-    set_nx::PING,
 ];
 
 impl Protocol {

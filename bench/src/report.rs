@@ -1,17 +1,14 @@
-//! The report: Markdown to read, JSON for programs.
+//! The report.
 
 use std::fmt::Write;
 use std::path::Path;
 
-use anyhow::Result;
-use serde::Serialize;
-
-use crate::results::{Results, Series};
+use crate::results::Results;
 use crate::scenarios::Scenario;
 use crate::targets::{Bound, OURS, Verdict};
+use anyhow::Result;
 
 /// What the figures were measured on and with.
-#[derive(Serialize)]
 pub struct Conditions {
     pub machine: String,
     pub server: String,
@@ -22,21 +19,12 @@ pub struct Conditions {
 }
 
 /// A contender's names, in files and in tables.
-#[derive(Serialize)]
 pub struct Name {
     pub name: &'static str,
     pub title: &'static str,
 }
 
-#[derive(Serialize)]
-struct Json<'a> {
-    conditions: &'a Conditions,
-    contenders: &'a [Name],
-    targets: &'a [Verdict],
-    figures: &'a [Series],
-}
-
-/// Writes `results.md` and `results.json`.
+/// Writes `results.md`.
 pub fn write(
     folder: &Path,
     conditions: &Conditions,
@@ -45,16 +33,6 @@ pub fn write(
     verdicts: &[Verdict],
     results: &Results,
 ) -> Result<()> {
-    let json = Json {
-        conditions,
-        contenders: names,
-        targets: verdicts,
-        figures: &results.series,
-    };
-    std::fs::write(
-        folder.join("results.json"),
-        serde_json::to_string_pretty(&json)?,
-    )?;
     let mut report = String::from("# Benchmark\n\n");
     describe(&mut report, conditions)?;
     if !verdicts.is_empty() {

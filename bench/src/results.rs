@@ -1,12 +1,8 @@
 //! All figures of a run, by scenario, contender and metric, one value a round.
 
-use hdrhistogram::Histogram;
-use serde::Serialize;
-
 use crate::measurement::Measurement;
 
 /// The values of one figure, one a round.
-#[derive(Serialize)]
 pub struct Series {
     pub scenario: String,
     pub contender: &'static str,
@@ -14,18 +10,10 @@ pub struct Series {
     pub values: Vec<f64>,
 }
 
-/// The latencies of all rounds together.
-pub struct Latencies {
-    pub scenario: String,
-    pub contender: &'static str,
-    pub histogram: Histogram<u64>,
-}
-
 /// What a run has measured so far, in the order in which it came.
 #[derive(Default)]
 pub struct Results {
     pub series: Vec<Series>,
-    pub latencies: Vec<Latencies>,
 }
 
 impl Series {
@@ -67,21 +55,6 @@ impl Results {
                     values: vec![value],
                 }),
             }
-        }
-        let Some(histogram) = measurement.latencies else {
-            return;
-        };
-        let known = self
-            .latencies
-            .iter_mut()
-            .find(|known| known.scenario == scenario && known.contender == contender);
-        match known {
-            Some(known) => known.histogram += histogram,
-            None => self.latencies.push(Latencies {
-                scenario: scenario.into(),
-                contender,
-                histogram,
-            }),
         }
     }
 

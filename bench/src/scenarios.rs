@@ -77,6 +77,18 @@ pub fn all() -> Vec<Scenario> {
             ..contended(clients, Duration::from_millis(1))
         });
     }
+    for (tasks, locks) in [(64, 1), (64, 16), (1000, 1), (1000, 16)] {
+        let on = if locks == 1 {
+            "one lock".into()
+        } else {
+            format!("{locks} locks")
+        };
+        all.push(scenario(
+            &format!("one-process-{tasks}-{locks}"),
+            &format!("{} tasks or threads of one process, {on}", count(tasks)),
+            Workload::OneProcess { tasks, locks },
+        ));
+    }
     all.extend([
         scenario(
             "zipf",
@@ -106,6 +118,7 @@ pub fn all() -> Vec<Scenario> {
             "Memory of a waiter",
             Workload::MemoryOfWaiters,
         ),
+        scenario("places", "100,000 places in queues", Workload::Places),
         durable(scenario(
             "pipelined-cpu",
             "100 pairs a write",

@@ -1,12 +1,12 @@
 //! What this module must reach, and whether it did.
 
-use serde::Serialize;
-
 use crate::results::Results;
 use crate::scenarios::DURABLE;
 
 /// This module, and how the names of its variants begin.
 pub const OURS: &str = "redislock";
+const PLACES: &str = "redislock-places";
+const CLIENT: &str = "redis-lock-client";
 const HAND_OFF: &str = "hand-off p50 µs";
 const PAIR_CPU: &str = "server CPU µs/pair";
 const SECTIONS: &str = "sections/s";
@@ -15,15 +15,13 @@ const AFTER_LEASE: &str = "after the lease p99 ms";
 const LOCK_BYTES: &str = "bytes/held lock";
 
 /// A bound.
-#[derive(Clone, Copy, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy)]
 pub enum Bound {
     AtMost(f64),
     AtLeast(f64),
 }
 
 /// A target, and what came of it.
-#[derive(Serialize)]
 pub struct Verdict {
     pub target: String,
     pub bound: Bound,
@@ -38,7 +36,6 @@ pub struct Verdict {
 }
 
 /// What plain commands reach.
-#[derive(Serialize)]
 pub struct Floor {
     pub contender: &'static str,
     pub reached: f64,
@@ -46,7 +43,10 @@ pub struct Floor {
 
 /// Judges all targets whose figures have been measured.
 pub fn judge(results: &Results) -> Vec<Verdict> {
-    let bench = Measured(results);
+    let bench = Measured {
+        results,
+        whose: OURS,
+    };
     let mut verdicts = vec![
         bench.ratio(
             "hand-off p50, one waiter, to `LPUSH` → `BLPOP`",
@@ -115,6 +115,60 @@ pub fn judge(results: &Results) -> Vec<Verdict> {
             None,
         ),
     ];
+    let client = Measured {
+        whose: CLIENT,
+        ..bench
+    };
+    for (tasks, locks) in [(64, 1), (64, 16), (1000, 1), (1000, 16)] {
+        let scenario = format!("one-process-{tasks}-{locks}");
+        verdicts.push(client.ratio(
+            &format!("sections/s of the Rust client in one process, to Redisson in one: {tasks} on {locks}"),
+            Bound::AtLeast(3.0),
+            (&scenario, SECTIONS),
+            (&scenario, "redisson"),
+            None,
+        ));
+    }
+    let places = Measured {
+        whose: PLACES,
+        ..bench
+    };
+    verdicts.extend([
+        places.ratio(
+            "hand-off p50, one waiter, to a place instead of a blocked client",
+            Bound::AtMost(1.2),
+            ("hand-off-1", HAND_OFF),
+            ("hand-off-1", OURS),
+            None,
+        ),
+        places.figure(
+            "hand-off p50, one of 100,000 places, to one place",
+            Bound::AtMost(1.2),
+            ("places", "to one"),
+        ),
+        places.figure(
+            "places asked for in a second, one by one, to `SET`",
+            Bound::AtLeast(0.5),
+            ("places", "places/s to SET/s"),
+        ),
+        places.figure(
+            "the same, 500 a write",
+            Bound::AtLeast(0.5),
+            ("places", "the same, 500 a write"),
+        ),
+        places.ratio(
+            "memory of a place, to that of a blocked client's wait",
+            Bound::AtMost(0.05),
+            ("places", "bytes/wait"),
+            ("memory-waiter", OURS),
+            None,
+        ),
+        places.figure(
+            "100,000 places on as many locks, idle, % of a processor",
+            Bound::AtMost(2.0),
+            ("places", "idle, % of a processor"),
+        ),
+    ]);
     let slower = Bound::AtMost(1.6);
     for (scenario, metric, what) in [
         ("hand-off-1", HAND_OFF, "hand-off p50, one waiter"),
@@ -160,7 +214,11 @@ pub fn judge(results: &Results) -> Vec<Verdict> {
     verdicts.into_iter().flatten().collect()
 }
 
-struct Measured<'r>(&'r Results);
+#[derive(Clone, Copy)]
+struct Measured<'r> {
+    results: &'r Results,
+    whose: &'static str,
+}
 
 impl Measured<'_> {
     /// Our figure to another of the same metric: of which scenario, and whose.
@@ -172,16 +230,16 @@ impl Measured<'_> {
         (to_scenario, to_contender): (&str, &str),
         floor: Option<&'static str>,
     ) -> Option<Verdict> {
-        let ours = self.0.find(scenario, OURS, metric)?;
-        let theirs = self.0.find(to_scenario, to_contender, metric)?;
+        let ours = self.results.find(scenario, self.whose, metric)?;
+        let theirs = self.results.find(to_scenario, to_contender, metric)?;
         let floor = floor.and_then(|contender| {
             let to_contender = if to_contender == OURS {
                 contender
             } else {
                 to_contender
             };
-            let floor = self.0.find(scenario, contender, metric)?;
-            let theirs = self.0.find(to_scenario, to_contender, metric)?;
+            let floor = self.results.find(scenario, contender, metric)?;
+            let theirs = self.results.find(to_scenario, to_contender, metric)?;
             let reached = floor.median() / theirs.median();
             Some(Floor { contender, reached })
         });
@@ -199,7 +257,7 @@ impl Measured<'_> {
         bound: Bound,
         (scenario, metric): (&str, &str),
     ) -> Option<Verdict> {
-        let ours = self.0.find(scenario, OURS, metric)?;
+        let ours = self.results.find(scenario, self.whose, metric)?;
         Some(verdict(target, bound, ours.median(), &ours.values, None))
     }
 }

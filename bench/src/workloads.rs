@@ -5,11 +5,12 @@ mod contended;
 mod expiry;
 mod hand_off;
 mod memory;
+mod places;
 mod uncontended;
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
 use crate::measurement::Measurement;
 use crate::protocols::{Kind, Protocol};
@@ -28,6 +29,8 @@ pub enum Workload {
     HandOff { waiters: usize },
     /// One lock that all clients fight for, and hold so long.
     Contended { clients: usize, section: Duration },
+    /// Tasks or threads of one process, each wanting one of so many locks.
+    OneProcess { tasks: usize, locks: usize },
     /// Many locks, of which few are wanted often.
     Zipf { clients: usize, locks: usize },
     /// Leases that end while somebody waits.
@@ -38,6 +41,8 @@ pub enum Workload {
     MemoryOfLocks,
     /// Bytes of a client that waits.
     MemoryOfWaiters,
+    /// A hundred thousand places in queues.
+    Places,
 }
 
 /// For how long to measure.
@@ -53,6 +58,11 @@ impl Pace {
         warm_up: Duration::from_millis(60),
         measure: Duration::from_millis(400),
     };
+    /// Until a thousand tasks or threads have come to work, and have done some.
+    pub const CROWD: Self = Self {
+        warm_up: Duration::from_millis(500),
+        measure: Duration::from_millis(2000),
+    };
     /// For figures to publish.
     pub const FULL: Self = Self {
         warm_up: Duration::from_millis(300),
@@ -67,13 +77,12 @@ pub const MOST_POLLING_WAITERS: usize = 100;
 pub fn fits(work: Workload, kind: Kind) -> bool {
     match work {
         Workload::Acknowledged => kind == Kind::Acknowledged,
-        Workload::Pipelined => !matches!(kind, Kind::Session | Kind::Acknowledged),
-        Workload::Uncontended { .. } => !matches!(
-            kind,
-            Kind::CommandsAlone | Kind::Session | Kind::Acknowledged
-        ),
+        Workload::Pipelined => !matches!(kind, Kind::Session | Kind::Acknowledged | Kind::Place),
+        Workload::Uncontended { .. } => {
+            !matches!(kind, Kind::Session | Kind::Acknowledged | Kind::Place)
+        }
         Workload::HandOff { waiters } => match kind {
-            Kind::Lock | Kind::Endless => true,
+            Kind::Lock | Kind::Endless | Kind::Place => true,
             Kind::Polling => waiters <= MOST_POLLING_WAITERS,
             _ => false,
         },
@@ -82,6 +91,9 @@ pub fn fits(work: Workload, kind: Kind) -> bool {
         Workload::HolderKilled => matches!(kind, Kind::Lock | Kind::Session),
         Workload::MemoryOfLocks => kind == Kind::Lock,
         Workload::MemoryOfWaiters => matches!(kind, Kind::Lock | Kind::Endless),
+        Workload::Places => kind == Kind::Place,
+        // That is for whole libraries.
+        Workload::OneProcess { .. } => false,
     }
 }
 
@@ -107,5 +119,7 @@ pub fn run(
         Workload::HolderKilled => expiry::run_killed(protocol, server),
         Workload::MemoryOfLocks => memory::of_locks(protocol, server),
         Workload::MemoryOfWaiters => memory::of_waiters(protocol, server),
+        Workload::Places => places::run(server, pace),
+        Workload::OneProcess { .. } => bail!("no library, so no process"),
     }
 }

@@ -169,11 +169,10 @@ struct Queue {
 
 #[derive(Clone, Debug, Default)]
 struct Index {
-    by_owner: BTreeSet<(Owner, WaiterId)>,
+    /// By owner, whether its client blocks, and the order of all.
+    by_owner: BTreeSet<(Owner, bool, WaiterId)>,
     /// Those that ask for the lock all alone.
     exclusive: BTreeSet<WaiterId>,
-    /// The places.
-    places: BTreeMap<Owner, WaiterId>,
 }
 
 impl Queue {
@@ -249,9 +248,8 @@ impl Queue {
     fn first_id_of(&self, owner: &Owner) -> Option<WaiterId> {
         match &self.index {
             Some(index) => {
-                let mut from_its_first = index.by_owner.range((owner.clone(), WaiterId(0))..);
-                let (next, id) = from_its_first.next()?;
-                (next == owner).then_some(*id)
+                let [place, blocked] = [false, true].map(|blocks| index.first_of(owner, blocks));
+                place.into_iter().chain(blocked).min()
             }
             None => {
                 let mut waiters = self.waiters();
@@ -263,7 +261,7 @@ impl Queue {
 
     fn place_of(&self, owner: &Owner) -> Option<WaiterId> {
         match &self.index {
-            Some(index) => index.places.get(owner).copied(),
+            Some(index) => index.first_of(owner, false),
             None => {
                 let mut waiters = self.waiters();
                 let is_it = |one: &&Waiter| one.is_place() && one.request.owner == *owner;
@@ -297,22 +295,24 @@ impl Queue {
 impl Index {
     fn insert(&mut self, waiter: &Waiter) {
         let (id, request) = (waiter.id, &waiter.request);
-        self.by_owner.insert((request.owner.clone(), id));
+        let blocks = !waiter.is_place();
+        self.by_owner.insert((request.owner.clone(), blocks, id));
         if request.limit == Limit::EXCLUSIVE {
             self.exclusive.insert(id);
-        }
-        if waiter.is_place() {
-            self.places.insert(request.owner.clone(), id);
         }
     }
 
     fn remove(&mut self, waiter: &Waiter) {
         let (id, request) = (waiter.id, &waiter.request);
-        self.by_owner.remove(&(request.owner.clone(), id));
+        let blocks = !waiter.is_place();
+        self.by_owner.remove(&(request.owner.clone(), blocks, id));
         self.exclusive.remove(&id);
-        if waiter.is_place() {
-            self.places.remove(&request.owner);
-        }
+    }
+
+    fn first_of(&self, owner: &Owner, blocks: bool) -> Option<WaiterId> {
+        let from_its_first = (owner.clone(), blocks, WaiterId(0))..;
+        let (next, next_blocks, id) = self.by_owner.range(from_its_first).next()?;
+        (next == owner && *next_blocks == blocks).then_some(*id)
     }
 }
 
@@ -426,7 +426,8 @@ impl WaitQueues {
         let waits_already = match entry {
             EntryRef::Occupied(mut known) => {
                 let queue = known.get_mut();
-                let waits_already = queue.first_id_of(&owner).is_some();
+                let waits_already =
+                    self.waits.contains(&owner) && queue.first_id_of(&owner).is_some();
                 queue.push(waiter);
                 waits_already
             }
@@ -527,7 +528,7 @@ impl WaitQueues {
 
     /// The owner's place in the key's queue.
     pub fn place_of(&self, key: KeyRef<'_>, owner: &Owner) -> Option<&Waiter> {
-        if self.places == 0 {
+        if self.places == 0 || !self.waits(owner) {
             return None;
         }
         let queue = self.queue(key)?;
@@ -624,6 +625,10 @@ impl WaitQueues {
 
     /// The first request of this owner in the key's queue.
     pub fn first_id_of(&self, key: KeyRef<'_>, owner: &Owner) -> Option<WaiterId> {
+        // Mostly it waits for nothing, and that is known sooner than where it would stand.
+        if !self.waits(owner) {
+            return None;
+        }
         self.queue(key)?.first_id_of(owner)
     }
 
@@ -926,8 +931,7 @@ impl WaitQueues {
                 let is_index_right = queue.index.as_ref().is_none_or(|index| {
                     let mut anew = Index::default();
                     all().for_each(|waiter| anew.insert(waiter));
-                    (&anew.by_owner, &anew.exclusive, &anew.places)
-                        == (&index.by_owner, &index.exclusive, &index.places)
+                    (&anew.by_owner, &anew.exclusive) == (&index.by_owner, &index.exclusive)
                 });
                 is_in_order
                     && are_here

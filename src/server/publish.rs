@@ -1,6 +1,7 @@
 //! Messages: to whom a place in a queue belongs, and to Redisson's waiters.
 
 use redis_module::{CallOptionsBuilder, CallResult, Context, RedisValue};
+use smallvec::SmallVec;
 
 use crate::server::acl::User;
 use crate::server::api::api;
@@ -19,17 +20,19 @@ const UNLOCKED: &[u8] = b"0";
 /// In a cluster it is a sharded message. Replicas don't get it: their data may be behind
 /// what it tells.
 pub(crate) fn end_of_place(ctx: &Context, place: &Place, answer: &Answer) -> bool {
+    let (mut db, mut token) = (itoa::Buffer::new(), itoa::Buffer::new());
+    let refusal;
     let result = match answer {
-        Answer::Granted(token) => token.get().to_string(),
-        Answer::NotGranted | Answer::Renewed(_) => "0".to_owned(),
+        Answer::Granted(granted) => token.format(granted.get()),
+        Answer::NotGranted | Answer::Renewed(_) => "0",
         Answer::Refused(error) => {
-            format!("-{}", refusal_text(error, || User::of(ctx, place.client)))
+            refusal = format!("-{}", refusal_text(error, || User::of(ctx, place.client)));
+            &refusal
         }
     };
     let key = place.key.as_ref();
-    let db = key.db.to_string();
     let parts = [
-        db.as_bytes(),
+        db.format(key.db).as_bytes(),
         key.name,
         place.owner.as_bytes(),
         result.as_bytes(),
@@ -53,10 +56,10 @@ pub(crate) fn is_listened_to(ctx: &Context, place: &Place) -> bool {
 }
 
 /// Each part with its length in front of it.
-fn netstrings(parts: [&[u8]; 4]) -> Vec<u8> {
-    let mut all = Vec::with_capacity(128);
+fn netstrings(parts: [&[u8]; 4]) -> SmallVec<[u8; 256]> {
+    let mut all = SmallVec::new();
     for part in parts {
-        all.extend_from_slice(part.len().to_string().as_bytes());
+        all.extend_from_slice(itoa::Buffer::new().format(part.len()).as_bytes());
         all.push(b':');
         all.extend_from_slice(part);
         all.push(b',');
@@ -93,7 +96,7 @@ mod tests {
     #[test]
     fn each_part_of_a_message_says_how_long_it_is() {
         let parts = [&b"0"[..], b"a:b,", b"", b"-X y"];
-        assert_eq!(netstrings(parts), b"1:0,4:a:b,,0:,4:-X y,");
+        assert_eq!(netstrings(parts)[..], b"1:0,4:a:b,,0:,4:-X y,"[..]);
     }
 
     #[test]

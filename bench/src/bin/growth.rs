@@ -7,28 +7,20 @@
 
 #![forbid(unsafe_code)]
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{JoinHandle, sleep, spawn};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use redis_lock_testing::{Connection, Result, SOON, Server, Setup, comes_true, raise_file_limit};
+use redis_lock_testing::{Connection, Result, SOON, Server, comes_true, raise_file_limit};
+use subject::Subject;
 
 /// Shows what it costs when locks, holders and waiters become many.
 #[derive(Parser)]
 struct Options {
-    /// The server's binary
-    #[arg(long, env = "REDISLOCK_SERVER", default_value = "redis-server")]
-    server: PathBuf,
-    /// The module
-    #[arg(
-        long,
-        env = "REDISLOCK_MODULE",
-        default_value = "target/release/libredislock.so"
-    )]
-    module: PathBuf,
+    #[command(flatten)]
+    subject: Subject,
     /// How many holders, waiters, sessions and contended keys
     #[arg(long, default_value_t = 9_000)]
     count: usize,
@@ -74,7 +66,7 @@ fn main() -> Result<()> {
 
 fn start(options: &Options) -> Result<Server> {
     let clients = (options.count + 1_000).to_string();
-    let setup = Setup::of(&options.server).module(&options.module);
+    let setup = options.subject.with_module()?;
     Server::start(setup.options(&["--maxclients", &clients, "--save", ""]))
 }
 

@@ -24,7 +24,7 @@ impl Contender for RustClient {
     }
 
     fn settings(&self) -> Option<String> {
-        Some("redis-lock-client as it comes: a lease of 30 s that is renewed; every client with a connection of its own, as in a process of its own; all in one thread".into())
+        Some("redis-lock-client as it comes: a lease of 30 s that is renewed; every client with connections of its own, as in a process of its own, but for \"one process\"; all in one thread".into())
     }
 
     fn needs_module(&self) -> bool {
@@ -33,7 +33,9 @@ impl Contender for RustClient {
 
     fn fits(&self, work: Workload) -> bool {
         match work {
-            Workload::Uncontended { .. } | Workload::Contended { .. } => true,
+            Workload::Uncontended { .. }
+            | Workload::Contended { .. }
+            | Workload::OneProcess { .. } => true,
             Workload::HandOff { waiters } => waiters <= MOST_WAITERS,
             _ => false,
         }

@@ -1,4 +1,4 @@
-//! Real Redisson, in a JVM of its own that is asked over its standard input and
+//! Real Redisson and its `RLock`, in a JVM of its own that is asked over its standard input and
 //! answers in lines of JSON.
 
 use std::cell::RefCell;
@@ -16,18 +16,16 @@ use crate::server::Server;
 use crate::workloads::{Pace, Workload};
 
 /// All kinds, by name.
-pub const NAMES: [&str; 3] = ["redisson", "redisson-apart", "redisson-fair"];
+pub const NAMES: [&str; 2] = ["redisson", "redisson-apart"];
 
-/// A kind of lock, and of clients.
+/// A kind of clients.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
-    /// `RLock`, the clients being threads of one process, so that a release
+    /// The clients are threads of one process, so that a release
     /// wakes one of them.
     Lock,
-    /// `RLock`, the clients being as apart as in processes of their own.
+    /// The clients are as apart as in processes of their own.
     Apart,
-    /// `RFairLock`, in one process.
-    Fair,
 }
 
 /// Clients with a `RedissonClient` each soon fill a JVM with threads.
@@ -41,16 +39,17 @@ impl Kind {
             Workload::Uncontended { .. } => return self == Self::Lock,
             Workload::HandOff { waiters } => waiters + 1,
             Workload::Contended { clients, .. } => clients,
+            Workload::OneProcess { .. } => return self == Self::Lock,
             _ => return false,
         };
         match self {
             Self::Apart => clients <= MOST_APART,
-            Self::Lock | Self::Fair => clients <= MOST_TOGETHER,
+            Self::Lock => clients <= MOST_TOGETHER,
         }
     }
 }
 
-/// Redisson with one of its kinds of lock.
+/// Redisson with one kind of clients.
 pub struct Redisson {
     kind: Kind,
     jvm: Rc<RefCell<Jvm>>,
@@ -86,14 +85,15 @@ enum Answer {
 
 /// Whether any kind can do the work.
 pub fn fits(work: Workload) -> bool {
-    let kinds = [Kind::Lock, Kind::Apart, Kind::Fair];
-    kinds.into_iter().any(|kind| kind.fits(work))
+    [Kind::Lock, Kind::Apart]
+        .into_iter()
+        .any(|kind| kind.fits(work))
 }
 
 /// All kinds, in one JVM. Builds it if need be.
-pub fn all() -> Result<[Redisson; 3]> {
+pub fn all() -> Result<[Redisson; 2]> {
     let jvm = Rc::new(RefCell::new(Jvm::start(&build()?)?));
-    Ok([Kind::Lock, Kind::Apart, Kind::Fair].map(|kind| Redisson {
+    Ok([Kind::Lock, Kind::Apart].map(|kind| Redisson {
         kind,
         jvm: jvm.clone(),
     }))
@@ -220,7 +220,6 @@ impl Contender for Redisson {
         match self.kind {
             Kind::Lock => "Redisson `RLock`, real, one process",
             Kind::Apart => "Redisson `RLock`, real, a process each",
-            Kind::Fair => "Redisson `RFairLock`, real, one process",
         }
     }
 
@@ -239,18 +238,20 @@ impl Contender for Redisson {
     }
 
     fn run(&mut self, work: Workload, pace: Pace, server: &Server) -> Result<Measurement> {
-        let (what, clients, section_us) = match work {
-            Workload::Uncontended { clients } => ("uncontended", clients, 0),
-            Workload::HandOff { waiters } => ("hand-off", waiters + 1, 0),
-            Workload::Contended { clients, section } => ("contended", clients, section.as_micros()),
+        let (what, clients, locks, section_us, pace) = match work {
+            Workload::Uncontended { clients } => ("uncontended", clients, clients, 0, pace),
+            Workload::HandOff { waiters } => ("hand-off", waiters + 1, 1, 0, pace),
+            Workload::Contended { clients, section } => {
+                ("contended", clients, 1, section.as_micros(), pace)
+            }
+            Workload::OneProcess { tasks, locks } => ("contended", tasks, locks, 0, Pace::CROWD),
             _ => bail!("the JVM can't do this"),
         };
         let question = format!(
-            "{what} {} {} {clients} {section_us} {} {}",
+            "{what} {} {} {clients} {locks} {section_us} {} {}",
             match self.kind {
                 Kind::Lock => "lock",
                 Kind::Apart => "apart",
-                Kind::Fair => "fair",
             },
             server.addr().port(),
             pace.warm_up.as_millis() * 5,
@@ -263,16 +264,16 @@ impl Contender for Redisson {
             Workload::Uncontended { .. } => {
                 measurement.figure("pairs/s", times / done.seconds);
                 measurement.figure("server CPU µs/pair", done.cpu_us / times);
-                measurement.quantiles("pair p50 µs", "pair p99 µs", US, done.latencies);
+                measurement.quantiles("pair p50 µs", "pair p99 µs", US, &done.latencies);
             }
             Workload::HandOff { .. } => {
-                measurement.quantiles("hand-off p50 µs", "hand-off p99 µs", US, done.latencies);
+                measurement.quantiles("hand-off p50 µs", "hand-off p99 µs", US, &done.latencies);
             }
             _ => {
                 measurement.figure("sections/s", times / done.seconds);
                 measurement.figure("Jain's fairness", jain(&done.shares));
                 measurement.figure("server CPU µs/section", done.cpu_us / times);
-                measurement.quantiles("wait p50 ms", "wait p99 ms", MS, done.latencies);
+                measurement.quantiles("wait p50 ms", "wait p99 ms", MS, &done.latencies);
             }
         }
         Ok(measurement)

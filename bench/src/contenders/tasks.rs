@@ -32,7 +32,7 @@ pub trait TaskLock: Send + Sync + 'static {
 }
 
 /// Puts clients of a library to a workload, each made by `client`.
-pub fn run<L: TaskLock>(
+pub fn run<L: TaskLock + Clone>(
     work: Workload,
     pace: Pace,
     server: &Server,
@@ -53,7 +53,11 @@ pub fn run<L: TaskLock>(
             Workload::Contended {
                 clients: count,
                 section,
-            } => contended(pace, server, clients(count).await?, section).await,
+            } => contended(pace, server, clients(count).await?, section, 1).await,
+            Workload::OneProcess { tasks, locks } => {
+                let clients = vec![client().await?; tasks];
+                contended(Pace::CROWD, server, clients, Duration::ZERO, locks).await
+            }
             Workload::HandOff { waiters } => {
                 hand_off(pace, server, clients(waiters + 1).await?).await
             }
@@ -128,7 +132,7 @@ async fn uncontended<L: TaskLock>(
                     let mut measurement = Measurement::default();
                     measurement.figure("pairs/s", pairs / (at - start).as_secs_f64());
                     measurement.figure("server CPU µs/pair", cpu_us / pairs);
-                    measurement.quantiles("pair p50 µs", "pair p99 µs", US, latencies);
+                    measurement.quantiles("pair p50 µs", "pair p99 µs", US, &latencies);
                     return Ok(measurement);
                 }
             }
@@ -142,12 +146,14 @@ async fn contended<L: TaskLock>(
     server: &Server,
     clients: Vec<L>,
     section: Duration,
+    locks: usize,
 ) -> Result<Measurement> {
     let (sender, mut notes) = unbounded_channel();
     let mut sections = vec![0; clients.len()];
     let mut waits_since = vec![None; clients.len()];
     for (n, client) in clients.into_iter().enumerate() {
-        spawn(n, client, "lock:contended".into(), section, sender.clone());
+        let lock = format!("lock:contended:{}", n % locks);
+        spawn(n, client, lock, section, sender.clone());
     }
     let start = Instant::now() + pace.warm_up;
     let end = start + pace.measure;
@@ -184,7 +190,7 @@ async fn contended<L: TaskLock>(
     measurement.figure("sections/s", all / pace.measure.as_secs_f64());
     measurement.figure("Jain's fairness", jain(&sections));
     measurement.figure("server CPU µs/section", cpu_us / all);
-    measurement.quantiles("wait p50 ms", "wait p99 ms", MS, waits);
+    measurement.quantiles("wait p50 ms", "wait p99 ms", MS, &waits);
     Ok(measurement)
 }
 
@@ -252,6 +258,6 @@ async fn hand_off<L: TaskLock>(
         }
     }
     let mut measurement = Measurement::default();
-    measurement.quantiles("hand-off p50 µs", "hand-off p99 µs", US, latencies);
+    measurement.quantiles("hand-off p50 µs", "hand-off p99 µs", US, &latencies);
     Ok(measurement)
 }

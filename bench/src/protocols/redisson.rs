@@ -13,11 +13,9 @@ use crate::replies::Reply;
 
 const LOCK: &str = include_str!("redisson_lock.lua");
 const UNLOCK: &str = include_str!("redisson_unlock.lua");
-const UNLOCK_BEFORE_LATCH: &str = include_str!("redisson_unlock_before_latch.lua");
 
 static LOCK_SHA: LazyLock<String> = LazyLock::new(|| sha(LOCK));
 static UNLOCK_SHA: LazyLock<String> = LazyLock::new(|| sha(UNLOCK));
-static UNLOCK_BEFORE_LATCH_SHA: LazyLock<String> = LazyLock::new(|| sha(UNLOCK_BEFORE_LATCH));
 
 /// How long the server keeps the answer to an unlock, with Redisson's default
 /// settings: time-out and delay of four retries.
@@ -61,33 +59,6 @@ pub const PROTOCOL: Protocol = Protocol {
         pair
     },
     pair_replies: 3,
-};
-
-/// The two scripts of Redisson 3, for what they cost alone.
-pub const BEFORE_LATCH: Protocol = Protocol {
-    name: "redisson-two-scripts",
-    title: "Redisson 3's two scripts, without the latch",
-    kind: Kind::CommandsAlone,
-    connections: 1,
-    scripts: &[LOCK, UNLOCK_BEFORE_LATCH],
-    pair: |lock, owner, _| {
-        let lease = LEASE.as_millis().to_string();
-        let mut pair = lock_command(lock, owner, &lease);
-        pair.extend(pack(&[
-            "EVALSHA",
-            &UNLOCK_BEFORE_LATCH_SHA,
-            "2",
-            lock,
-            &channel(lock),
-            "0",
-            &lease,
-            owner,
-            "PUBLISH",
-        ]));
-        pair
-    },
-    pair_replies: 2,
-    ..PROTOCOL
 };
 
 fn sha(script: &str) -> String {

@@ -1,6 +1,5 @@
 //! Locks that are a string set with `NX`: the bare commands as a floor, the way
-//! of redis-py, and the way of python-redis-lock. And `PING`, the floor of a
-//! round trip.
+//! of redis-py, and the way of python-redis-lock.
 
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
@@ -49,15 +48,6 @@ pub const FLOOR_BESIDE_MODULE: Protocol = Protocol {
     name: "set-del-beside",
     title: "`SET NX PX` + `DEL`, module loaded",
     needs_module: true,
-    ..FLOOR
-};
-
-/// Two round trips that do nothing.
-pub const PING: Protocol = Protocol {
-    name: "ping",
-    title: "`PING` + `PING`",
-    client: |owner| SetNx::boxed(owner, Way::Ping),
-    pair: |_, _, _| pack(&["PING"]).repeat(2),
     ..FLOOR
 };
 
@@ -131,7 +121,6 @@ fn signal_unlock_command(lock: &str, owner: &str) -> Vec<u8> {
 #[derive(Clone, Copy, PartialEq)]
 enum Way {
     Bare,
-    Ping,
     RedisPy,
     SignalList,
 }
@@ -169,7 +158,6 @@ impl SetNx {
     fn set(&mut self, io: &mut Io) {
         self.state = State::Setting;
         io.out[0].extend(match self.way {
-            Way::Ping => pack(&["PING"]),
             Way::SignalList => set_seconds_command(&self.lock, &self.owner, self.lease),
             Way::Bare | Way::RedisPy => set_command(&self.lock, &self.owner, self.lease),
         });
@@ -186,7 +174,7 @@ impl SetNx {
                 let timeout = whole_seconds(self.lease);
                 io.send(0, &["BLPOP", &signal_list(&self.lock), &timeout]);
             }
-            Way::Bare | Way::Ping => anyhow::bail!("{} is taken", self.lock),
+            Way::Bare => anyhow::bail!("{} is taken", self.lock),
         }
         Ok(())
     }
@@ -207,7 +195,6 @@ impl LockClient for SetNx {
     fn release(&mut self, io: &mut Io) {
         self.state = State::Releasing;
         io.out[0].extend(match self.way {
-            Way::Ping => pack(&["PING"]),
             Way::Bare => pack(&["DEL", &self.lock]),
             Way::SignalList => signal_unlock_command(&self.lock, &self.owner),
             Way::RedisPy => pack(&[
@@ -235,7 +222,7 @@ impl LockClient for SetNx {
                 self.wait(io)?;
                 Ok(None)
             }
-            (State::Releasing, Reply::Integer(_) | Reply::SimpleString(_)) => {
+            (State::Releasing, Reply::Integer(_)) => {
                 self.state = State::Idle;
                 Ok(Some(Event::Released))
             }

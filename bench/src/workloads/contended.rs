@@ -148,7 +148,7 @@ fn fight(
                 let cpu_us = cpu.as_secs_f64() * 1e6;
                 measurement.figure("server CPU µs/section", cpu_us / sections as f64);
                 let waits = counted.waits.clone();
-                measurement.quantiles("wait p50 ms", "wait p99 ms", MS, waits);
+                measurement.quantiles("wait p50 ms", "wait p99 ms", MS, &waits);
                 return Ok(measurement);
             }
             _ => {}

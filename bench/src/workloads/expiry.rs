@@ -23,7 +23,12 @@ const DIE_AFTER: Duration = Duration::from_millis(400);
 pub fn run(protocol: &Protocol, server: &Server) -> Result<Measurement> {
     let late = lose_holders(protocol, server, None)?;
     let mut measurement = Measurement::default();
-    measurement.quantiles("after the lease p50 ms", "after the lease p99 ms", MS, late);
+    measurement.quantiles(
+        "after the lease p50 ms",
+        "after the lease p99 ms",
+        MS,
+        &late,
+    );
     Ok(measurement)
 }
 
@@ -31,7 +36,12 @@ pub fn run(protocol: &Protocol, server: &Server) -> Result<Measurement> {
 pub fn run_killed(protocol: &Protocol, server: &Server) -> Result<Measurement> {
     let late = lose_holders(protocol, server, Some(DIE_AFTER))?;
     let mut measurement = Measurement::default();
-    measurement.quantiles("after the death p50 ms", "after the death p99 ms", MS, late);
+    measurement.quantiles(
+        "after the death p50 ms",
+        "after the death p99 ms",
+        MS,
+        &late,
+    );
     Ok(measurement)
 }
 

@@ -66,7 +66,7 @@ pub fn run(
     let hand_offs = latencies.len() as f64;
     let (commands, bytes) = Traffic::read(&mut info, &swarm)?.since(&traffic);
     let mut measurement = Measurement::default();
-    measurement.quantiles("hand-off p50 µs", "hand-off p99 µs", US, latencies);
+    measurement.quantiles("hand-off p50 µs", "hand-off p99 µs", US, &latencies);
     measurement.figure("commands/hand-off", commands / hand_offs);
     measurement.figure("bytes/hand-off", bytes / hand_offs);
     Ok(measurement)

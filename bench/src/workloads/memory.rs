@@ -55,7 +55,7 @@ pub fn of_waiters(protocol: &Protocol, server: &Server) -> Result<Measurement> {
 }
 
 /// What is used without the buffers for clients, replicas and the AOF.
-fn data_bytes(info: &mut Connection) -> Result<i64> {
+pub(super) fn data_bytes(info: &mut Connection) -> Result<i64> {
     let mut bytes = info.info("used_memory")?;
     for buffers in [
         "mem_clients_normal",

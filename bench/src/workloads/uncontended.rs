@@ -59,7 +59,7 @@ pub fn run(
                 let mut measurement = Measurement::default();
                 measurement.figure("pairs/s", pairs as f64 / (now - start).as_secs_f64());
                 measurement.figure("server CPU µs/pair", cpu.as_secs_f64() * 1e6 / pairs as f64);
-                measurement.quantiles("pair p50 µs", "pair p99 µs", US, latencies);
+                measurement.quantiles("pair p50 µs", "pair p99 µs", US, &latencies);
                 return Ok(measurement);
             }
             _ => {}

@@ -28,8 +28,8 @@ import org.redisson.config.TransportMode;
 
 /**
  * Puts Redisson to a workload for each line of standard input:
- * {@code what kind port clients sectionMicros warmUpMillis measureMillis}. Every
- * client is a thread. Of the kinds {@code lock} and {@code fair} the threads
+ * {@code what kind port clients locks sectionMicros warmUpMillis measureMillis}.
+ * Every client is a thread. Of the kind {@code lock} the threads
  * share one RedissonClient, as those of one process do: a release wakes one of
  * them, not all. Of the kind {@code apart} each has its own, as if it were a
  * process of its own.
@@ -50,8 +50,8 @@ public final class RedissonBench {
     private static final long SETTLE_NANOS = 5_000_000;
 
     private final List<RedissonClient> redissons = new ArrayList<>();
-    private final boolean fair;
     private final int clients;
+    private final int locks;
     private final long sectionNanos;
     private final long warmUpNanos;
     private final long measureNanos;
@@ -59,15 +59,15 @@ public final class RedissonBench {
     private volatile boolean over;
 
     private RedissonBench(String[] words) {
-        fair = words[1].equals("fair");
         boolean apart = words[1].equals("apart");
         int port = Integer.parseInt(words[2]);
         clients = Integer.parseInt(words[3]);
-        sectionNanos = TimeUnit.MICROSECONDS.toNanos(Long.parseLong(words[4]));
+        locks = Integer.parseInt(words[4]);
+        sectionNanos = TimeUnit.MICROSECONDS.toNanos(Long.parseLong(words[5]));
         warmUpNanos = KNOWN.add(words[0] + words[1])
             ? FIRST_WARM_UP_NANOS
-            : TimeUnit.MILLISECONDS.toNanos(Long.parseLong(words[5]));
-        measureNanos = TimeUnit.MILLISECONDS.toNanos(Long.parseLong(words[6]));
+            : TimeUnit.MILLISECONDS.toNanos(Long.parseLong(words[6]));
+        measureNanos = TimeUnit.MILLISECONDS.toNanos(Long.parseLong(words[7]));
         for (int i = 0; i < (apart ? clients : 1); i++) {
             redissons.add(connect(port, apart ? 1 : Math.min(clients, MOST_CONNECTIONS)));
         }
@@ -91,7 +91,7 @@ public final class RedissonBench {
 
     private RLock lock(int client, String name) {
         RedissonClient redisson = redissons.get(client % redissons.size());
-        return fair ? redisson.getFairLock(name) : redisson.getLock(name);
+        return redisson.getLock(name);
     }
 
     public static void main(String[] args) throws IOException {
@@ -100,7 +100,8 @@ public final class RedissonBench {
         for (String line = questions.readLine(); line != null; line = questions.readLine()) {
             String[] words = line.split(" ");
             try {
-                new RedissonBench(words).run(words[0]);
+                // Said when all has been shut down: that is not to be felt by who comes next.
+                say("done", new RedissonBench(words).run(words[0]));
             } catch (Exception error) {
                 say("failed", error.toString());
             }
@@ -120,14 +121,14 @@ public final class RedissonBench {
         System.out.println(JSON.writeValueAsString(Map.of(what, value)));
     }
 
-    private void run(String what) throws Exception {
+    private Map<String, Object> run(String what) throws Exception {
         try {
-            switch (what) {
+            return switch (what) {
                 case "uncontended" -> loop(true);
                 case "contended" -> loop(false);
                 case "hand-off" -> handOff();
                 default -> throw new IllegalArgumentException(what);
-            }
+            };
         } finally {
             for (RedissonClient redisson : redissons) {
                 redisson.shutdown(0, 2, TimeUnit.SECONDS);
@@ -148,13 +149,12 @@ public final class RedissonBench {
         }
     }
 
-    private static void done(double seconds, List<Long> latencies, long[] shares)
-            throws JsonProcessingException {
-        say("done", Map.of("seconds", seconds, "latenciesNs", latencies, "shares", shares));
+    private static Map<String, Object> measured(double seconds, List<Long> latencies, long[] shares) {
+        return Map.of("seconds", seconds, "latenciesNs", latencies, "shares", shares);
     }
 
-    /** Every client takes and gives back, its own lock or the one of all. */
-    private void loop(boolean ownLocks) throws Exception {
+    /** Every client takes and gives back one of the locks, over and over. */
+    private Map<String, Object> loop(boolean uncontended) throws Exception {
         long begin = System.nanoTime() + warmUpNanos;
         long end = begin + measureNanos;
         long[] shares = new long[clients];
@@ -163,7 +163,7 @@ public final class RedissonBench {
             int n = i;
             List<Long> mine = new ArrayList<>();
             latencies.add(mine);
-            RLock lock = lock(n, ownLocks ? "lock:" + n : "lock:contended");
+            RLock lock = lock(n, "lock:" + n % locks);
             start(() -> {
                 while (!over) {
                     long wanted = System.nanoTime();
@@ -175,7 +175,7 @@ public final class RedissonBench {
                     lock.unlock();
                     if (held > begin && held <= end) {
                         shares[n]++;
-                        mine.add((ownLocks ? System.nanoTime() : held) - wanted);
+                        mine.add((uncontended ? System.nanoTime() : held) - wanted);
                     } else if (held > end && wanted < end) {
                         // It still waited at the end, and so long at least.
                         mine.add(end - wanted);
@@ -188,7 +188,7 @@ public final class RedissonBench {
         sleepUntil(end);
         System.out.println("\"end\"");
         end();
-        done(measureNanos / 1e9, latencies.stream().flatMap(List::stream).toList(), shares);
+        return measured(measureNanos / 1e9, latencies.stream().flatMap(List::stream).toList(), shares);
     }
 
     private static void sleepUntil(long nanoTime) {
@@ -198,7 +198,7 @@ public final class RedissonBench {
     }
 
     /** One lock goes round among all clients. */
-    private void handOff() throws Exception {
+    private Map<String, Object> handOff() throws Exception {
         BlockingQueue<Thread> holders = new LinkedBlockingQueue<>();
         Semaphore comeBack = new Semaphore(0);
         AtomicLong releasedAt = new AtomicLong();
@@ -243,6 +243,6 @@ public final class RedissonBench {
         comeBack.release(clients);
         LockSupport.unpark(holder);
         end();
-        done(measureNanos / 1e9, latencies, new long[] {latencies.size()});
+        return measured(measureNanos / 1e9, latencies, new long[] {latencies.size()});
     }
 }
