@@ -189,6 +189,7 @@ impl NativeClient {
             block_ms: Some(0),
             mode: Mode::Exclusive,
             session: false,
+            claim_ms: None,
         };
         let sent = clock::now();
         let command = format!("LOCK.ACQUIRE lock {owner} LEASE {LEASE_MS} BLOCK 0");
