@@ -72,7 +72,7 @@ impl Transition<'_> {
     }
 
     /// Whether anything may be over, of this lock or another.
-    fn may_be_over(&self) -> bool {
+    pub(super) fn may_be_over(&self) -> bool {
         let is_overdue = || self.lock.holders.overdue(self.now.ms()).is_some();
         self.table.sessions.any_ended() || is_overdue()
     }

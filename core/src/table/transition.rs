@@ -187,7 +187,7 @@ impl<'t> Transition<'t> {
     }
 
     pub(super) fn break_holds(&mut self, token: Option<FencingToken>) -> bool {
-        let over = match self.has_many_holders() {
+        let over = match self.has_many_holders() && self.may_be_over() {
             true => self.over_among(|_| false),
             false => Over::default(),
         };
