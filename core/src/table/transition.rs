@@ -59,8 +59,9 @@ impl<'t> Transition<'t> {
         transition
     }
 
-    /// What is over is still to be ended.
-    #[inline]
+    /// What is over is still to be ended. Each command comes here, and a call would move all
+    /// of the result.
+    #[inline(always)]
     pub(super) fn open(
         table: &'t mut LockTable,
         key: KeyRef<'t>,
