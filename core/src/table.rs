@@ -22,7 +22,7 @@
 //!   their turn in between. Whoever asks, and whoever is served, is ended before all
 //!   others: nobody is told of a hold that is over. More is ended where it would keep
 //!   somebody out: of many holders all that are over as one, by a look that takes one
-//!   short step for each ([`ends`]).
+//!   short step for each (`ends`).
 //!
 //! # Two kinds of waiters
 //! A blocked client is answered. A place in the queue is told by a message, and whether
