@@ -105,6 +105,11 @@ pub(crate) fn subscribe(channel: &[u8], is_sharded: bool) -> Cmd {
     cmd
 }
 
+/// `HELLO`, which every user may send.
+pub(crate) fn hello() -> Cmd {
+    redis::cmd("HELLO")
+}
+
 /// `PING`.
 pub(crate) fn ping() -> Cmd {
     redis::cmd("PING")

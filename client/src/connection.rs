@@ -51,6 +51,8 @@ struct Subscriptions {
     channels: Mutex<HashMap<Vec<u8>, Arc<OnceCell<()>>>>,
     /// Whether the user may not subscribe, or the module knows no places.
     are_useless: AtomicBool,
+    /// Whether they take the right to be blocked from the connection.
+    forbid_blocking: OnceCell<bool>,
 }
 
 /// What the server calls a connection.
@@ -77,7 +79,6 @@ impl Interruptions {
 
     /// Returns whether there was one that nobody has waited for, or there can be
     /// none.
-    #[cfg(feature = "cluster")]
     fn happened(&self) -> bool {
         self.0.has_changed().unwrap_or(true)
     }
@@ -141,6 +142,22 @@ impl Connection {
             connection.name = connection.ask_name(within).await?;
         }
         Ok(connection)
+    }
+
+    /// Returns whether the server blocks this connection no more once it is subscribed,
+    /// as Valkey 8.1.1 and later do. Then it would refuse all that replicas have to
+    /// acknowledge.
+    pub(crate) async fn subscriptions_forbid_blocking(
+        &self,
+        within: Duration,
+    ) -> Result<bool, Error> {
+        let ask = async || match self.ask_within(within, b"", &commands::hello()).await {
+            Ok(hello) => Ok(blocks_no_subscriber(&hello)),
+            Err(Error::Server { .. }) => Ok(false),
+            Err(error) => Err(error),
+        };
+        let known = &self.subscriptions.forbid_blocking;
+        known.get_or_try_init(ask).await.copied()
     }
 
     /// Returns whether places can be had by this connection, once it is subscribed to
@@ -277,7 +294,6 @@ impl Connection {
     }
 
     /// Returns whether it is known to be closed.
-    #[cfg(feature = "cluster")]
     pub(crate) fn is_closed(&self) -> bool {
         matches!(self.wire, Wire::Node(_)) && self.interruptions.happened()
     }
@@ -303,6 +319,29 @@ impl Connection {
     }
 }
 
+/// What `HELLO` answers: whether the server blocks no connection that has subscribed.
+fn blocks_no_subscriber(hello: &Value) -> bool {
+    let Value::Map(fields) = hello else {
+        return false;
+    };
+    let field = |name: &str| {
+        let found = fields.iter().find(|(key, _)| word(key) == Some(name));
+        found.and_then(|(_, value)| word(value))
+    };
+    let version = field("version").unwrap_or_default();
+    let mut numbers = version.split('.').map(|number| number.parse::<u32>().ok());
+    let [major, minor] = [numbers.next(), numbers.next()].map(Option::flatten);
+    field("server") == Some("valkey") && (major, minor) >= (Some(8), Some(1))
+}
+
+fn word(value: &Value) -> Option<&str> {
+    match value {
+        Value::BulkString(word) => std::str::from_utf8(word).ok(),
+        Value::SimpleString(word) => Some(word),
+        _ => None,
+    }
+}
+
 impl ConnectionName {
     /// Reads a line of `CLIENT LIST`.
     pub(crate) fn parse(line: &str) -> Option<Self> {
@@ -311,6 +350,11 @@ impl ConnectionName {
             client_addr: field(line, "addr")?.into(),
             server_addr: field(line, "laddr")?.into(),
         })
+    }
+
+    /// Returns whether another connection leads to the same server.
+    pub(crate) fn has_same_server_as(&self, other: &Self) -> bool {
+        self.server_addr == other.server_addr
     }
 
     /// The command that looks at it.
@@ -358,5 +402,30 @@ mod tests {
         assert_eq!(name.client_addr, "127.0.0.1:4");
         assert_eq!(name.server_addr, "10.0.0.1:6379");
         assert_eq!(ConnectionName::parse("id=7 addr=x"), None);
+    }
+
+    #[test]
+    fn valkey_blocks_no_subscriber_from_8_1_on() {
+        let hello = |server: &str, version: &str| {
+            let fields = [
+                ("server", server),
+                ("version", version),
+                ("mode", "standalone"),
+            ];
+            let bulk = |text: &str| Value::BulkString(text.into());
+            Value::Map(fields.map(|(name, value)| (bulk(name), bulk(value))).into())
+        };
+        for (server, version, expected) in [
+            ("redis", "7.0.15", false),
+            ("redis", "8.6.3", false),
+            ("valkey", "8.0.1", false),
+            ("valkey", "8.1.1", true),
+            ("valkey", "9.1.2", true),
+            ("valkey", "10.0.0", true),
+        ] {
+            let found = blocks_no_subscriber(&hello(server, version));
+            assert_eq!(found, expected, "{server} {version}");
+        }
+        assert!(!blocks_no_subscriber(&Value::Okay));
     }
 }

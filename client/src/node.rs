@@ -132,6 +132,8 @@ struct Subscriber {
 #[derive(Default)]
 struct Shared {
     connection: Option<Connection>,
+    /// The one that is subscribed, where the shared one must not be.
+    subscriber: Option<Connection>,
     /// When the last try to open it failed, and why.
     failed: Option<(Instant, Error)>,
     given_up: Option<ConnectionName>,
@@ -352,6 +354,9 @@ impl Node {
         let Some(connection) = shared.connection.take_if(is_shared) else {
             return false;
         };
+        if let Some(subscriber) = shared.subscriber.take() {
+            subscriber.interrupt();
+        }
         shared.was_given_up = true;
         shared.given_up = connection.name().cloned();
         connection.interrupt();
@@ -428,7 +433,9 @@ impl Node {
             return connection.filter(|it| !it.is_closed());
         }
         let _ = key;
-        self.shared.try_lock().ok()?.connection.clone()
+        let shared = self.shared.try_lock().ok()?;
+        let subscriber = shared.subscriber.as_ref().filter(|it| !it.is_closed());
+        subscriber.or(shared.connection.as_ref()).cloned()
     }
 
     async fn subscriber(self: &Arc<Self>, key: &[u8]) -> Result<Connection, Error> {
@@ -457,15 +464,59 @@ impl Node {
             return opened;
         }
         let _ = key;
-        self.connection().await
+        loop {
+            let connection = self.connection().await?;
+            let within = self.timeouts.response;
+            if !connection.subscriptions_forbid_blocking(within).await? {
+                return Ok(connection);
+            }
+            if let Some(subscriber) = self.subscriber_beside(&connection).await? {
+                return Ok(subscriber);
+            }
+        }
+    }
+
+    /// A connection to the same server that may be subscribed. None where the shared one
+    /// has been given up.
+    async fn subscriber_beside(
+        &self,
+        connection: &Connection,
+    ) -> Result<Option<Connection>, Error> {
+        let mut shared = self.shared.lock().await;
+        let is_shared = |shared: &Connection| shared.serial() == connection.serial();
+        if !shared.connection.as_ref().is_some_and(is_shared) {
+            return Ok(None);
+        }
+        if let Some(subscriber) = &shared.subscriber
+            && !subscriber.is_closed()
+        {
+            return Ok(Some(subscriber.clone()));
+        }
+        let opened = self.target.open(self.timeouts.connect, &self.places).await;
+        let subscriber = opened.map_err(|error| self.explain(error))?;
+        if let (Some(one), Some(other)) = (connection.name(), subscriber.name())
+            && !one.has_same_server_as(other)
+        {
+            // Another server is the primary now.
+            drop(shared);
+            self.give_up(connection.serial()).await;
+            return Ok(None);
+        }
+        shared.subscriber = Some(subscriber.clone());
+        Ok(Some(subscriber))
     }
 
     async fn give_up_subscriber(&self, subscriber: &Connection) {
         if self.is_cluster() {
             subscriber.interrupt();
             self.look_up_again();
-        } else {
-            self.give_up(subscriber.serial()).await;
+            return;
+        }
+        let is_it = |other: &mut Connection| other.serial() == subscriber.serial();
+        let beside = self.shared.lock().await.subscriber.take_if(is_it);
+        match beside {
+            Some(subscriber) => subscriber.interrupt(),
+            None => drop(self.give_up(subscriber.serial()).await),
         }
     }
 
@@ -498,7 +549,8 @@ impl Node {
             return connections.filter(|it| !it.is_closed()).collect();
         }
         let shared = self.shared.lock().await;
-        shared.connection.clone().into_iter().collect()
+        let both = [&shared.connection, &shared.subscriber];
+        both.into_iter().flatten().cloned().collect()
     }
 
     /// Sends a command that does not wait and that is safe to send again. It is
