@@ -991,7 +991,9 @@ impl World {
         match result {
             Ok(Released::LastHold) => {
                 known.promise = None;
-                known.bound_to = None;
+                // A place of its own may have been granted the lock since.
+                let released = held.as_ref().and_then(|held| held.token);
+                known.bound_to = known.bound_to.filter(|&(_, its)| released != Some(its));
                 seen.released = held.is_some();
             }
             Ok(Released::StillHeld) => {
