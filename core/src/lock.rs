@@ -519,7 +519,7 @@ impl Lock {
     }
 
     /// Takes the lock from all who hold it. Returns who did.
-    pub(crate) fn take_all(&mut self, effects: &mut Effects) -> Holders {
+    fn take_all(&mut self, effects: &mut Effects) -> Holders {
         let holders = std::mem::take(&mut self.holders);
         self.delete(effects);
         holders

@@ -162,14 +162,7 @@ impl Transition<'_> {
 
     /// Ends the holds of many holders as one. All are over.
     pub(super) fn end_all(&mut self, over: Over) {
-        let any_bound = !over.sessions.is_empty();
-        let holders = self.lock.take_all(&mut self.step.effects);
-        self.count_over(over);
-        if any_bound {
-            self.step.freed = true;
-            self.forget_bound(&holders);
-        }
-        self.discard(holders);
+        self.end_all_but(Vec::new(), over);
     }
 
     /// Ends all holds that are over as one, if few of many holders are left. Returns
@@ -190,6 +183,12 @@ impl Transition<'_> {
         if left.len() < over.live {
             return false;
         }
+        self.end_all_but(left, over);
+        true
+    }
+
+    /// Leaves the lock to these, and ends all other holds as one.
+    fn end_all_but(&mut self, left: Vec<Holder>, over: Over) {
         let bound = left.iter().map(|holder| self.hold_of(&holder.owner));
         let bound: Vec<HoldId> = bound.collect();
         let any_bound = !over.sessions.is_empty();
@@ -208,7 +207,6 @@ impl Transition<'_> {
             }
         }
         self.discard(holders);
-        true
     }
 
     /// Counts holds that are over and end as one.
