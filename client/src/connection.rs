@@ -152,7 +152,7 @@ impl Connection {
         within: Duration,
     ) -> Result<bool, Error> {
         let ask = async || match self.ask_within(within, b"", &commands::hello()).await {
-            Ok(hello) => Ok(blocks_no_subscriber(&hello)),
+            Ok(hello) => Ok(blocks_no_subscriber(hello)),
             Err(Error::Server { .. }) => Ok(false),
             Err(error) => Err(error),
         };
@@ -320,26 +320,15 @@ impl Connection {
 }
 
 /// What `HELLO` answers: whether the server blocks no connection that has subscribed.
-fn blocks_no_subscriber(hello: &Value) -> bool {
-    let Value::Map(fields) = hello else {
+fn blocks_no_subscriber(hello: Value) -> bool {
+    let Ok(mut fields) = redis::from_redis_value::<HashMap<String, Value>>(hello) else {
         return false;
     };
-    let field = |name: &str| {
-        let found = fields.iter().find(|(key, _)| word(key) == Some(name));
-        found.and_then(|(_, value)| word(value))
-    };
-    let version = field("version").unwrap_or_default();
+    let mut field = |name: &str| fields.remove(name).and_then(text).unwrap_or_default();
+    let version = field("version");
     let mut numbers = version.split('.').map(|number| number.parse::<u32>().ok());
     let [major, minor] = [numbers.next(), numbers.next()].map(Option::flatten);
-    field("server") == Some("valkey") && (major, minor) >= (Some(8), Some(1))
-}
-
-fn word(value: &Value) -> Option<&str> {
-    match value {
-        Value::BulkString(word) => std::str::from_utf8(word).ok(),
-        Value::SimpleString(word) => Some(word),
-        _ => None,
-    }
+    field("server") == "valkey" && (major, minor) >= (Some(8), Some(1))
 }
 
 impl ConnectionName {
@@ -423,9 +412,9 @@ mod tests {
             ("valkey", "9.1.2", true),
             ("valkey", "10.0.0", true),
         ] {
-            let found = blocks_no_subscriber(&hello(server, version));
+            let found = blocks_no_subscriber(hello(server, version));
             assert_eq!(found, expected, "{server} {version}");
         }
-        assert!(!blocks_no_subscriber(&Value::Okay));
+        assert!(!blocks_no_subscriber(Value::Okay));
     }
 }

@@ -120,8 +120,7 @@ impl Subscription {
     }
 }
 
-/// The connection to a node of a cluster by which places are told.
-#[cfg(feature = "cluster")]
+/// The connection by which places are told, where that is not the shared one.
 #[derive(Default)]
 struct Subscriber {
     connection: Option<Connection>,
@@ -129,11 +128,17 @@ struct Subscriber {
     failed: Option<(Instant, Error)>,
 }
 
+impl Subscriber {
+    fn open(&self) -> Option<&Connection> {
+        self.connection.as_ref().filter(|it| !it.is_closed())
+    }
+}
+
 #[derive(Default)]
 struct Shared {
     connection: Option<Connection>,
-    /// The one that is subscribed, where the shared one must not be.
-    subscriber: Option<Connection>,
+    /// Where this one must not be subscribed.
+    subscriber: Subscriber,
     /// When the last try to open it failed, and why.
     failed: Option<(Instant, Error)>,
     given_up: Option<ConnectionName>,
@@ -354,7 +359,7 @@ impl Node {
         let Some(connection) = shared.connection.take_if(is_shared) else {
             return false;
         };
-        if let Some(subscriber) = shared.subscriber.take() {
+        if let Some(subscriber) = std::mem::take(&mut shared.subscriber).connection {
             subscriber.interrupt();
         }
         shared.was_given_up = true;
@@ -429,13 +434,15 @@ impl Node {
         if self.is_cluster() {
             let address = Address(Some(self.slots.address_of(key)?));
             let subscriber = locked(&self.subscribers).get(&address).cloned()?;
-            let connection = subscriber.try_lock().ok()?.connection.clone();
-            return connection.filter(|it| !it.is_closed());
+            return subscriber.try_lock().ok()?.open().cloned();
         }
         let _ = key;
         let shared = self.shared.try_lock().ok()?;
-        let subscriber = shared.subscriber.as_ref().filter(|it| !it.is_closed());
-        subscriber.or(shared.connection.as_ref()).cloned()
+        shared
+            .subscriber
+            .open()
+            .or(shared.connection.as_ref())
+            .cloned()
     }
 
     async fn subscriber(self: &Arc<Self>, key: &[u8]) -> Result<Connection, Error> {
@@ -447,21 +454,9 @@ impl Node {
                 Arc::clone(subscribers.entry(address.clone()).or_default())
             };
             let mut subscriber = subscriber.lock().await;
-            if let Some(connection) = &subscriber.connection
-                && !connection.is_closed()
-            {
-                return Ok(connection.clone());
-            }
-            // One try is for all who wait for it.
-            if let Some((failed_at, error)) = &subscriber.failed
-                && *failed_at >= asked_at
-            {
-                return Err(error.clone());
-            }
-            let opened = self.open(address).await;
-            subscriber.connection = opened.as_ref().ok().cloned();
-            subscriber.failed = opened.clone().err().map(|error| (Instant::now(), error));
-            return opened;
+            return self
+                .open_subscriber(&mut subscriber, address, asked_at)
+                .await;
         }
         let _ = key;
         loop {
@@ -479,21 +474,18 @@ impl Node {
     /// A connection to the same server that may be subscribed. None where the shared one
     /// has been given up.
     async fn subscriber_beside(
-        &self,
+        self: &Arc<Self>,
         connection: &Connection,
     ) -> Result<Option<Connection>, Error> {
+        let asked_at = Instant::now();
         let mut shared = self.shared.lock().await;
         let is_shared = |shared: &Connection| shared.serial() == connection.serial();
         if !shared.connection.as_ref().is_some_and(is_shared) {
             return Ok(None);
         }
-        if let Some(subscriber) = &shared.subscriber
-            && !subscriber.is_closed()
-        {
-            return Ok(Some(subscriber.clone()));
-        }
-        let opened = self.target.open(self.timeouts.connect, &self.places).await;
-        let subscriber = opened.map_err(|error| self.explain(error))?;
+        let subscriber = &mut shared.subscriber;
+        let opened = self.open_subscriber(subscriber, Address::default(), asked_at);
+        let subscriber = opened.await.map_err(|error| self.explain(error))?;
         if let (Some(one), Some(other)) = (connection.name(), subscriber.name())
             && !one.has_same_server_as(other)
         {
@@ -502,8 +494,28 @@ impl Node {
             self.give_up(connection.serial()).await;
             return Ok(None);
         }
-        shared.subscriber = Some(subscriber.clone());
         Ok(Some(subscriber))
+    }
+
+    async fn open_subscriber(
+        self: &Arc<Self>,
+        subscriber: &mut Subscriber,
+        address: Address,
+        asked_at: Instant,
+    ) -> Result<Connection, Error> {
+        if let Some(connection) = subscriber.open() {
+            return Ok(connection.clone());
+        }
+        // One try is for all who wait for it.
+        if let Some((failed_at, error)) = &subscriber.failed
+            && *failed_at >= asked_at
+        {
+            return Err(error.clone());
+        }
+        let opened = self.open(address).await;
+        subscriber.connection = opened.as_ref().ok().cloned();
+        subscriber.failed = opened.clone().err().map(|error| (Instant::now(), error));
+        opened
     }
 
     async fn give_up_subscriber(&self, subscriber: &Connection) {
@@ -513,7 +525,9 @@ impl Node {
             return;
         }
         let is_it = |other: &mut Connection| other.serial() == subscriber.serial();
-        let beside = self.shared.lock().await.subscriber.take_if(is_it);
+        let mut shared = self.shared.lock().await;
+        let beside = shared.subscriber.connection.take_if(is_it);
+        drop(shared);
         match beside {
             Some(subscriber) => subscriber.interrupt(),
             None => drop(self.give_up(subscriber.serial()).await),
@@ -545,11 +559,10 @@ impl Node {
             let subscribers = locked(&self.subscribers);
             // One that is being opened answers.
             let known = subscribers.values().filter_map(|it| it.try_lock().ok());
-            let connections = known.filter_map(|it| it.connection.clone());
-            return connections.filter(|it| !it.is_closed()).collect();
+            return known.filter_map(|it| it.open().cloned()).collect();
         }
         let shared = self.shared.lock().await;
-        let both = [&shared.connection, &shared.subscriber];
+        let both = [&shared.connection, &shared.subscriber.connection];
         both.into_iter().flatten().cloned().collect()
     }
 

@@ -27,11 +27,7 @@ fn keys(count: usize) -> impl Iterator<Item = String> {
 /// So many connections a client has beside the one that all commands share: where the
 /// server blocks none that has subscribed, one that hears.
 fn beside(server: &TestServer) -> i64 {
-    let is_valkey = server
-        .client()
-        .bulk("INFO server")
-        .contains("valkey_version:");
-    i64::from(is_valkey && server.version() >= (8, 1))
+    i64::from(server.valkey_version() >= Some((8, 1)))
 }
 
 /// Waits that succeed one after another, each for a lock of its own.

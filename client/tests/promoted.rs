@@ -59,6 +59,15 @@ impl Scene {
         (holds == text("1")).then_some(token)
     }
 
+    /// Alice asks once, and is told nothing: the replica has the hold, and what it sends is
+    /// lost. Returns what she will be told, and the token.
+    async fn withhold(&mut self) -> (JoinHandle<Result<Option<LockGuard>, Error>>, u64) {
+        self.replication.set(Fate::CommandsSwallowed);
+        let lock = self.client.lock("lock").owner("alice");
+        let taking = tokio::spawn(lock.try_acquire());
+        (taking, self.lose_acknowledgement().await)
+    }
+
     /// The replica receives alice's hold, its acknowledgement is lost, and from then on
     /// it receives nothing. Returns the token.
     async fn lose_acknowledgement(&mut self) -> u64 {
@@ -99,11 +108,7 @@ impl Scene {
 #[tokio::test]
 async fn what_no_replica_acknowledged_is_given_back_at_the_promoted_one() {
     let mut scene = Scene::new().await;
-    // What the replica sends is lost, and what it is sent arrives.
-    scene.replication.set(Fate::CommandsSwallowed);
-    let lock = scene.client.lock("lock").owner("alice");
-    let taking = tokio::spawn(lock.try_acquire());
-    let token = scene.lose_acknowledgement().await;
+    let (taking, token) = scene.withhold().await;
     // The release does not reach the old primary.
     scene.way.set(Fate::CommandsSwallowed);
     scene.refuse();
@@ -134,10 +139,7 @@ async fn what_no_replica_acknowledged_is_confirmed_by_the_promoted_one() {
 #[tokio::test]
 async fn what_a_demoted_primary_withheld_is_given_back_at_the_promoted_one() {
     let mut scene = Scene::new().await;
-    scene.replication.set(Fate::CommandsSwallowed);
-    let lock = scene.client.lock("lock").owner("alice");
-    let taking = tokio::spawn(lock.try_acquire());
-    let token = scene.lose_acknowledgement().await;
+    let (taking, token) = scene.withhold().await;
     assert_eq!(scene.on_replica(), Some(token));
     let promoted = scene.replica.client().call("REPLICAOF NO ONE");
     assert_eq!(promoted, status("OK"));
