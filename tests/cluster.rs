@@ -1,32 +1,33 @@
 //! Locks in a cluster whose slots move between its nodes.
 
 use std::net::SocketAddr;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use redis::Value;
 use redis_lock_testing::scene::{await_waiting, holders, transaction};
 use redis_lock_testing::{
-    Client, Cluster, TestServer, eventually, int, nil, redis_cli, slot, status, tag, text, token,
+    Client, Cluster, MovingSlot, TestServer, eventually, int, nil, redis_cli, slot, status, tag,
+    text, token,
 };
 
 const LONG: &str = "LEASE 600000";
 
-/// A slot of node 0 that is moved to node 1 step by step.
-struct Move {
-    cluster: Cluster,
-    slot: u16,
-    key: String,
+/// A slot that is moved step by step.
+struct Move(MovingSlot);
+
+impl Deref for Move {
+    type Target = MovingSlot;
+
+    fn deref(&self) -> &MovingSlot {
+        &self.0
+    }
 }
 
 impl Move {
     fn prepare() -> Self {
-        let tag = tag(|slot| slot < 5000, 0);
-        Self {
-            cluster: Cluster::start(),
-            slot: slot(&tag),
-            key: format!("lock:{{{tag}}}"),
-        }
+        Self(MovingSlot::start())
     }
 
     fn set(&self, node: usize, state: &str) {
@@ -69,18 +70,10 @@ impl Move {
     }
 
     fn assert_moved(&self, waiters: &mut [Client]) {
-        let moved = format!("MOVED {} {}", self.slot, self.cluster.nodes[1].addr());
         for waiter in waiters {
-            assert_eq!(waiter.reply_error(), moved);
+            assert_eq!(waiter.reply_error(), self.moved());
         }
         self.cluster.nodes[0].await_blocked(0);
-    }
-
-    /// How many keys of the slot a node has.
-    fn keys_on(&self, node: usize) -> i64 {
-        self.cluster
-            .client(node)
-            .int(&format!("CLUSTER COUNTKEYSINSLOT {}", self.slot))
     }
 
     fn assert_sound(&self) {

@@ -1,35 +1,31 @@
 //! Locks in a slot that moves by `CLUSTER MIGRATESLOTS` of Valkey 9: its keys arrive
 //! while the old node serves it, and then it changes hands at once.
 
-use redis_lock_testing::{Client, Cluster, TestServer, eventually, int, slot, status, tag, token};
+use std::ops::Deref;
+
+use redis_lock_testing::{Client, MovingSlot, TestServer, eventually, int, status, token};
 
 const LONG: &str = "LEASE 600000";
 
-/// A slot of node 0 that is moved to node 1.
-struct Move {
-    cluster: Cluster,
-    slot: u16,
-    key: String,
+/// A slot that is moved at once.
+struct Move(MovingSlot);
+
+impl Deref for Move {
+    type Target = MovingSlot;
+
+    fn deref(&self) -> &MovingSlot {
+        &self.0
+    }
 }
 
 impl Move {
     /// None where the server can't do that.
     fn prepare() -> Option<Self> {
-        let server = TestServer::start();
-        let is_valkey = server
-            .client()
-            .bulk("INFO server")
-            .contains("valkey_version:");
-        if !is_valkey || server.version() < (9, 0) {
+        if TestServer::start().valkey_version() < Some((9, 0)) {
             println!("skipped: CLUSTER MIGRATESLOTS needs Valkey 9");
             return None;
         }
-        let tag = tag(|slot| slot < 5000, 0);
-        let moving = Self {
-            cluster: Cluster::start(),
-            slot: slot(&tag),
-            key: format!("lock:{{{tag}}}"),
-        };
+        let moving = Self(MovingSlot::start());
         // So long the old node may wait for the new one to take over.
         moving.configure(0, "cluster-manual-failover-timeout 120000");
         Some(moving)
@@ -86,16 +82,6 @@ impl Move {
             let error = client.error(&format!("LOCK.ACQUIRE {} stranger", self.key));
             assert!(error.starts_with("MOVED "), "{error}");
         }
-    }
-
-    fn moved(&self) -> String {
-        format!("MOVED {} {}", self.slot, self.cluster.nodes[1].addr())
-    }
-
-    /// How many keys of the slot a node has.
-    fn keys_on(&self, node: usize) -> i64 {
-        let count = format!("CLUSTER COUNTKEYSINSLOT {}", self.slot);
-        self.cluster.client(node).int(&count)
     }
 
     fn assert_sound(&self) {

@@ -142,6 +142,20 @@ struct Section {
     numbered: bool,
 }
 
+impl Section {
+    /// The first hold, as it was asked for.
+    fn of(lock: &str, ask: Ask, token: i64) -> Self {
+        Self {
+            lock: lock.to_owned(),
+            token,
+            holds: 1,
+            lease_ms: ask.lease_ms,
+            mode: ask.mode,
+            numbered: ask.hold.is_some(),
+        }
+    }
+}
+
 impl Client {
     /// A client that does as the seed says.
     pub fn new(
@@ -276,14 +290,7 @@ impl Client {
         }
         match outcome {
             Outcome::Granted(token) => {
-                let mut section = Section {
-                    lock,
-                    token,
-                    holds: 1,
-                    lease_ms: ask.lease_ms,
-                    mode,
-                    numbered,
-                };
+                let mut section = Section::of(&lock, ask, token);
                 let may_have_queued = ask.block_ms.is_some();
                 let in_order = self.work(&mut section, may_have_queued) && self.leave(&section);
                 // There is nothing to renew any more.

@@ -17,7 +17,7 @@ use rustix::process::{Resource, getrlimit};
 
 pub use client::{Arrivals, Client, int, nil, status, text, token};
 pub use clock::Clock;
-pub use cluster::Cluster;
+pub use cluster::{Cluster, MovingSlot};
 pub use judge::{Control, Judge};
 pub use sentinel::Sentinels;
 pub use server::{NO_REGULAR_LOOKS, TestServer};

@@ -1,3 +1,5 @@
+//! What messages say of places in queues.
+
 use redis::{PushKind, Value};
 
 /// What has become of a place in a queue, as its message tells.

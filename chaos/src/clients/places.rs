@@ -423,12 +423,8 @@ impl Client {
     /// Has the lock, by a reply or by a message that is to be claimed.
     fn hold(&mut self, lock: &str, ask: Ask, token: i64, is_told: bool) {
         let mut section = Section {
-            lock: lock.to_owned(),
-            token,
-            holds: 1,
-            lease_ms: ask.lease_ms,
-            mode: ask.mode,
             numbered: true,
+            ..Section::of(lock, ask, token)
         };
         let claim_ms = CLAIM_TIMEOUT_MS;
         let way = match self.faults_over() {

@@ -93,14 +93,7 @@ impl Client {
             outcome
         };
         if let Outcome::Granted(token) = outcome {
-            self.hold_for_a_moment(Section {
-                lock: lock.to_owned(),
-                token,
-                holds: 1,
-                lease_ms: ask.lease_ms,
-                mode: ask.mode,
-                numbered: ask.hold.is_some(),
-            });
+            self.hold_for_a_moment(Section::of(lock, ask, token));
         }
     }
 

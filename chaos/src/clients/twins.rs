@@ -67,12 +67,8 @@ impl Client {
             self.connection = connected;
             if let Outcome::Granted(token) = outcome {
                 self.hold_for_a_moment(Section {
-                    lock: lock.to_owned(),
-                    token,
-                    holds: 1,
-                    lease_ms: ask.lease_ms,
-                    mode: ask.mode,
                     numbered: true,
+                    ..Section::of(lock, ask, token)
                 });
             }
         }

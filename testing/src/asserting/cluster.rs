@@ -1,5 +1,5 @@
 use super::{Client, TestServer};
-use crate::cluster;
+use crate::cluster::{self, slot, tag};
 
 /// Three primaries with the module, a third of the slots each.
 pub struct Cluster {
@@ -43,5 +43,40 @@ impl Cluster {
         let (node, ids) = (self.nodes[0].addr(), &self.ids);
         cluster::reshard(node, &ids[from], &ids[to], slots)
             .unwrap_or_else(|error| panic!("{error}"));
+    }
+}
+
+/// A slot of node 0 that moves to node 1.
+pub struct MovingSlot {
+    /// The nodes.
+    pub cluster: Cluster,
+    /// The slot.
+    pub slot: u16,
+    /// A lock in it.
+    pub key: String,
+}
+
+impl MovingSlot {
+    /// One that has not begun to move, of a new cluster.
+    #[track_caller]
+    pub fn start() -> Self {
+        let tag = tag(|slot| slot < 5000, 0);
+        Self {
+            cluster: Cluster::start(),
+            slot: slot(&tag),
+            key: format!("lock:{{{tag}}}"),
+        }
+    }
+
+    /// How node 0 sends clients away once the slot has moved.
+    pub fn moved(&self) -> String {
+        format!("MOVED {} {}", self.slot, self.cluster.nodes[1].addr())
+    }
+
+    /// How many keys of the slot a node has.
+    #[track_caller]
+    pub fn keys_on(&self, node: usize) -> i64 {
+        let count = format!("CLUSTER COUNTKEYSINSLOT {}", self.slot);
+        self.cluster.client(node).int(&count)
     }
 }

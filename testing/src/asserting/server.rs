@@ -132,12 +132,20 @@ impl TestServer {
 
     /// The server's version, of Valkey its own.
     pub fn version(&self) -> (u32, u32) {
+        let redis = || self.version_in("redis_version").unwrap();
+        self.valkey_version().unwrap_or_else(redis)
+    }
+
+    /// The version of Valkey, if the server is that.
+    pub fn valkey_version(&self) -> Option<(u32, u32)> {
+        self.version_in("valkey_version")
+    }
+
+    fn version_in(&self, field: &str) -> Option<(u32, u32)> {
         let info = self.client().bulk("INFO server");
-        let version = crate::info_field(&info, "valkey_version")
-            .or_else(|_| crate::info_field(&info, "redis_version"));
-        let version = version.unwrap().split('.');
-        let mut numbers = version.map(|number| number.parse().unwrap());
-        (numbers.next().unwrap(), numbers.next().unwrap())
+        let version = crate::info_field(&info, field).ok()?;
+        let mut numbers = version.split('.').map(|number| number.parse().unwrap());
+        Some((numbers.next()?, numbers.next()?))
     }
 
     /// A new connection.
