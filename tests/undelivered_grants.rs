@@ -177,6 +177,26 @@ fn a_hold_that_another_connection_was_told_of_stands() {
     }
 }
 
+/// The owner has a place as well, and the message tells of the hold that the blocked
+/// client never hears of.
+#[test]
+fn a_hold_that_a_place_of_its_owner_was_told_of_stands() {
+    for options in ["HOLD 1", ""] {
+        let mut scene = Scene::set(&[options]);
+        let mut ears = scene.server.subscriber("ch");
+        let place = format!("LOCK.ACQUIRE k owner {LEASE} QUEUE 600000 ch");
+        assert_eq!(ears.call(&place), int(0));
+        let kill = scene.kill(0);
+        scene.release_and(&[&kill]);
+        let fence = ears.granted("owner");
+        let held = scene.observer.call("HGET k owner");
+        assert_eq!(held, text("1"), "{options}: told, then taken");
+        let claim = format!("LOCK.RENEW k owner {LEASE} FENCE {fence}");
+        assert_eq!(ears.call(&claim), int(1), "{options}");
+        scene.assert_held(1, options);
+    }
+}
+
 /// The waiter is gone before another connection of its owner asks. Whichever
 /// comes first, what the owner is told is so.
 #[test]

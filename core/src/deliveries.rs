@@ -15,6 +15,7 @@
 //!   one at least.
 //! - What is still on its way speaks as the reply that it will be, in the
 //!   order of the commands.
+//! - The message to a place whose owner holds the lock by now speaks for one.
 //! - A message to a place that is withheld until replicas have acknowledged it is on its
 //!   way as long.
 //!

@@ -761,6 +761,10 @@ impl World {
                 let session = place.session.map(|client| (client, *token));
                 let known = &mut self.known[key][owner];
                 known.bound_to = session.or(known.bound_to);
+                // The message names a hold that there is, and adds none.
+                if known.told.replace(*token) != Some(*token) {
+                    known.holds = 0;
+                }
             }
             Answer::NotGranted if !gives_up => {
                 invariants::only_a_place_that_is_over_ends(self, &place)?;

@@ -372,7 +372,12 @@ impl Transition<'_> {
                     self.withheld += 1;
                     return;
                 }
-                if !waiter.is_place() {
+                if waiter.is_place() {
+                    // It speaks for a hold that another reply may fail to tell of.
+                    let told = Told::at_least(1);
+                    let (key, owner) = (self.key, &request.owner);
+                    self.table.deliveries.told(|| HoldId::new(key, owner), told);
+                } else {
                     let bound = bound.filter(|binding| binding.token == token);
                     let delivery = Delivery {
                         recipient: waiter.client.into(),
