@@ -140,6 +140,7 @@ bench-full: bench ## The same at length, with every scenario
 .PHONY: bench-instructions
 bench-instructions: deps build ## Count instructions beside floors, into docs/bench/instructions.md; BENCH=--check compares
 	-@scripts/install-missing valgrind
+	cargo build --release --locked --package redis-lock-floor
 	cargo run --locked --package redis-lock-bench --bin instructions -- $(BENCH)
 
 .PHONY: interop

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use redis::Value;
-use redis_lock_testing::scene::await_waiting;
-use redis_lock_testing::{Client, TestServer, eventually, int, status};
+use redis_lock_testing::scene::{await_waiting, transaction};
+use redis_lock_testing::{Client, TestServer, eventually, int, nil, status};
 
 /// A holder, a waiter, and somebody who knows nothing of locks.
 struct Scene {
@@ -317,6 +317,20 @@ fn in_a_transaction_that_frees_and_retakes_it() {
     };
     assert_eq!(replies, [int(1), Value::Nil]);
     scene.assert_handed_on();
+}
+
+#[test]
+fn who_is_put_in_the_holders_stead_is_known_at_once() {
+    let mut scene = Scene::set();
+    let commands = [
+        "HSET k other 1",
+        "HDEL k holder",
+        "LOCK.ACQUIRE k newcomer",
+        "LOCK.ACQUIRE k other HOLD 1",
+        "LOCK.ACQUIRE k holder HOLD 1",
+    ];
+    let replies = transaction(&mut scene.stranger, &commands);
+    assert_eq!(replies[2..], [nil(), int(scene.token), nil()]);
 }
 
 #[test]

@@ -677,9 +677,10 @@ impl WaitQueues {
         })
     }
 
-    /// Whose requests are to be served before the others, because it has the lock.
-    pub fn reentering(&self, key: KeyRef<'_>) -> Option<&Owner> {
-        self.queue(key)?.reentering.as_ref()
+    /// If anybody waits, whose requests are to be served before the others, because it has
+    /// the lock.
+    pub fn reentering(&self, key: KeyRef<'_>) -> Option<Option<&Owner>> {
+        Some(self.queue(key)?.reentering.as_ref())
     }
 
     /// Notes whose requests are to be served before the others, if anybody waits.

@@ -84,6 +84,65 @@ impl Permit {
     }
 }
 
+/// What is stored of a lock that is held by one owner alone. Most commands meet such a
+/// lock, or none.
+#[derive(Clone, Copy, Debug)]
+pub struct HeldAlone {
+    holds: i64,
+    token: Option<FencingToken>,
+}
+
+impl HeldAlone {
+    /// Reads the values of the owner's field and of that of the token, if it is there.
+    /// Nothing where a lock has no such values.
+    pub fn read(holds: &[u8], token: Option<&[u8]>) -> Option<Self> {
+        Some(Self {
+            holds: parse_holds(holds)?,
+            token: match token {
+                Some(token) => Some(parse_token(token)?),
+                None => None,
+            },
+        })
+    }
+
+    /// Whether the lock has a token.
+    pub const fn has_token(&self) -> bool {
+        self.token.is_some()
+    }
+
+    /// Whether the owner has a single hold.
+    pub const fn is_single_hold(&self) -> bool {
+        self.holds == 1
+    }
+
+    /// The lock, with the expiry of its key. Fails where that is some application's hash
+    /// of one number: Redisson's locks have no token, but always expire.
+    pub fn by(self, owner: &Owner, expires_at_ms: Option<i64>) -> Result<Lock, LockError> {
+        if self.token.is_none() && expires_at_ms.is_none() {
+            return Err(LockError::NotALock);
+        }
+        Ok(Lock {
+            last_token: self.token,
+            expires_at_ms,
+            ..Lock::held_by(Holder {
+                owner: owner.clone(),
+                holds: self.holds,
+                token: self.token,
+                lease_end_ms: expires_at_ms,
+                limit: Limit::EXCLUSIVE,
+            })
+        })
+    }
+}
+
+fn parse_holds(text: &[u8]) -> Option<i64> {
+    parse_integer(text).filter(|&holds| holds >= 1)
+}
+
+fn parse_token(text: &[u8]) -> Option<FencingToken> {
+    FencingToken::new(parse_integer(text)?).ok()
+}
+
 /// Reads a stored lock, field by field.
 #[derive(Default)]
 pub struct Reader {
@@ -124,7 +183,7 @@ impl Reader {
 
     fn try_field(&mut self, name: &[u8], value: &[u8]) -> Option<()> {
         if name == TOKEN_FIELD {
-            self.last_token = Some(FencingToken::new(parse_integer(value)?).ok()?);
+            self.last_token = Some(parse_token(value)?);
         } else if let Some(owner) = name.strip_prefix(PERMIT_PREFIX) {
             let permit = Permit::from_text(value)?;
             // It was written with the count of its owner.
@@ -134,7 +193,7 @@ impl Reader {
             };
             self.permits.push((owner, permit));
         } else {
-            let holds = parse_integer(value).filter(|&holds| holds >= 1)?;
+            let holds = parse_holds(value)?;
             let owner = match &self.asker {
                 Some(asker) if asker.as_bytes() == name => asker.clone(),
                 _ => Owner::new(name).ok()?,
@@ -142,16 +201,6 @@ impl Reader {
             self.counts.push((owner, holds));
         }
         Some(())
-    }
-
-    /// Whether the newest token was read.
-    pub const fn has_token(&self) -> bool {
-        self.last_token.is_some()
-    }
-
-    /// Whether one hold was read, and no more.
-    pub fn is_single_hold(&self) -> bool {
-        matches!(self.counts.as_slice(), [(_, 1)])
     }
 
     /// Whether a field was read that no lock has.
@@ -199,16 +248,14 @@ impl Reader {
                     lease_end_ms: Some(permit.lease_end_ms),
                     limit: permit.limit,
                 },
-                // Without a token and without an expiry it is some
-                // application's hash of one number. Redisson's locks always
-                // expire.
-                None if alone && (self.last_token.is_some() || expires_at_ms.is_some()) => Holder {
-                    owner,
-                    holds,
-                    token: self.last_token,
-                    lease_end_ms: expires_at_ms,
-                    limit: Limit::EXCLUSIVE,
-                },
+                None if alone => {
+                    let held = HeldAlone {
+                        holds,
+                        token: self.last_token,
+                    };
+                    let lock = held.by(&owner, expires_at_ms)?;
+                    return Ok(Lock { leftovers, ..lock });
+                }
                 None => return Err(LockError::NotALock),
             });
         }

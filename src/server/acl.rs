@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use redis_module::{Context, RedisString, raw};
 
 use crate::server::api::api;
-use crate::server::clients;
+use crate::server::clients::{self, UserName};
 use crate::server::server_str;
 use redis_lock_core::request::ClientId;
 
@@ -26,31 +26,32 @@ pub(crate) struct Rights(NonNull<raw::RedisModuleUser>);
 impl User {
     /// The user that runs this command, in a script the one who called it.
     pub(crate) fn running(ctx: &Context) -> Self {
-        if let Some(client) = clients::running_connected(ctx) {
-            return Self::of(ctx, client);
+        match clients::name_of_user(ctx, clients::running(ctx)) {
+            UserName::Named(name) => return Self::named(&name),
+            UserName::NotNamed => return Self::Gone,
+            UserName::None => {}
         }
         if !has_user(ctx) {
             return Self::Unrestricted;
         }
         // SAFETY: the context is that of a running command, whose client has a user.
-        Self::named(ctx, unsafe { (api().get_current_user_name)(ctx.ctx) })
+        let name = unsafe { (api().get_current_user_name)(ctx.ctx) };
+        match name.is_null() {
+            true => Self::Gone,
+            // The name is ours to free.
+            false => Self::named(&RedisString::from_redis_module_string(ctx.ctx, name)),
+        }
     }
 
     /// The user of this client.
     pub(crate) fn of(ctx: &Context, client: ClientId) -> Self {
-        // SAFETY: the context is alive. For a client that the server does not
-        // know, it returns a null.
-        Self::named(ctx, unsafe {
-            (api().get_client_user_name_by_id)(ctx.ctx, client.0)
-        })
+        match clients::name_of_user(ctx, client) {
+            UserName::Named(name) => Self::named(&name),
+            UserName::NotNamed | UserName::None => Self::Gone,
+        }
     }
 
-    fn named(ctx: &Context, name: *mut raw::RedisModuleString) -> Self {
-        if name.is_null() {
-            return Self::Gone;
-        }
-        // The name is ours to free.
-        let name = RedisString::from_redis_module_string(ctx.ctx, name);
+    fn named(name: &RedisString) -> Self {
         // SAFETY: the name lives through the call.
         let user = unsafe { (api().get_module_user_from_user_name)(name.inner) };
         NonNull::new(user).map_or(Self::Gone, |user| Self::Named(Rights(user)))

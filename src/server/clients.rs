@@ -20,16 +20,36 @@ pub(crate) fn running(ctx: &Context) -> ClientId {
 /// The same, if it is connected. The one that runs a script is not.
 pub(crate) fn running_connected(ctx: &Context) -> Option<ClientId> {
     let client = running(ctx);
-    // `GetClientInfoById` of Valkey 9.1 finds whoever runs a command.
+    match name_of_user(ctx, client) {
+        UserName::None => None,
+        UserName::NotNamed | UserName::Named(_) => Some(client),
+    }
+}
+
+/// What the server says of the user of a client.
+pub(super) enum UserName {
+    /// There is no such client.
+    None,
+    /// The client has no user.
+    NotNamed,
+    /// The name of the client's user.
+    Named(RedisString),
+}
+
+/// Asks for the user of a client. `GetClientInfoById` of Valkey 9.1 finds whoever runs a
+/// command, and this does not.
+pub(super) fn name_of_user(ctx: &Context, client: ClientId) -> UserName {
     // SAFETY: the context is alive. A client without a user has no name, and another
     // error. A name is ours to free.
     let name = unsafe { (api().get_client_user_name_by_id)(ctx.ctx, client.0) };
-    if name.is_null() {
-        let error = std::io::Error::last_os_error().raw_os_error();
-        return (error == Some(rustix::io::Errno::NOTSUP.raw_os_error())).then_some(client);
+    if !name.is_null() {
+        return UserName::Named(RedisString::from_redis_module_string(ctx.ctx, name));
     }
-    drop(RedisString::from_redis_module_string(ctx.ctx, name));
-    Some(client)
+    let error = std::io::Error::last_os_error().raw_os_error();
+    match error == Some(rustix::io::Errno::NOTSUP.raw_os_error()) {
+        true => UserName::NotNamed,
+        false => UserName::None,
+    }
 }
 
 /// Returns whether a client that was connected still is.

@@ -16,7 +16,9 @@ use redis_lock_core::lock::{Effect, Holder, Lock};
 #[cfg(feature = "planted-faults")]
 use redis_lock_core::planted::Fault;
 use redis_lock_core::request::Owner;
-use redis_lock_core::stored::{PERMIT_PREFIX, Permit, Reader, TOKEN_FIELD, parse_integer};
+use redis_lock_core::stored::{
+    HeldAlone, PERMIT_PREFIX, Permit, Reader, TOKEN_FIELD, parse_integer,
+};
 use redis_lock_core::table::Expected;
 use redis_lock_core::token::FencingToken;
 
@@ -146,22 +148,22 @@ impl<'c> OpenLock<'c> {
             Part::Whole => None,
             _ => self.read_fields_of(asker, fields),
         };
-        let needs_no_lease_end = |reader: &Reader| match part {
-            Part::Whole | Part::OfAsker => false,
-            Part::OfAskerWithoutLeaseEnd => true,
-            Part::OfAskerUnlessSingleHold => reader.is_single_hold(),
-        };
-        let reader = match asker_alone {
-            Some(reader) if reader.has_token() && needs_no_lease_end(&reader) => {
-                return reader.finish(None);
-            }
-            Some(reader) => reader,
-            // So few are read as soon as one is looked for.
-            None if fields > FIELDS_OF_ONE_HOLDER && !self.has_token() => {
-                return Err(LockError::NotALock);
-            }
-            None => self.read_all_fields(asker, fields),
-        };
+        if let Some((asker, held)) = asker_alone {
+            let needs_no_lease_end = match part {
+                Part::Whole | Part::OfAsker => false,
+                Part::OfAskerWithoutLeaseEnd => true,
+                Part::OfAskerUnlessSingleHold => held.is_single_hold(),
+            };
+            return match needs_no_lease_end && held.has_token() {
+                true => held.by(asker, None),
+                false => held.by(asker, self.expires_at_ms()),
+            };
+        }
+        // So few are read as soon as one is looked for.
+        if fields > FIELDS_OF_ONE_HOLDER && !self.has_token() {
+            return Err(LockError::NotALock);
+        }
+        let reader = self.read_all_fields(asker, fields);
         reader.finish(self.expires_at_ms())
     }
 
@@ -186,7 +188,11 @@ impl<'c> OpenLock<'c> {
 
     /// Reads a lock that the asker holds alone. To ask for the fields by name is much
     /// faster than to list them.
-    fn read_fields_of(&self, asker: Option<&Owner>, fields: usize) -> Option<Reader> {
+    fn read_fields_of<'o>(
+        &self,
+        asker: Option<&'o Owner>,
+        fields: usize,
+    ) -> Option<(&'o Owner, HeldAlone)> {
         let (asker, asker_field) = (asker?, self.key.owner()?);
         if fields > FIELDS_OF_ONE_HOLDER {
             return None;
@@ -209,14 +215,11 @@ impl<'c> OpenLock<'c> {
             (!value.is_null())
                 .then(|| RedisString::from_redis_module_string(ptr::null_mut(), value))
         });
-        let mut reader = Reader::asked_by(asker);
-        reader.field(asker.as_bytes(), holds.as_ref()?.as_slice());
-        match &token {
-            Some(token) => reader.field(TOKEN_FIELD, token.as_slice()),
-            None if fields == FIELDS_OF_ONE_HOLDER => return None,
-            None => {}
+        if token.is_none() && fields == FIELDS_OF_ONE_HOLDER {
+            return None;
         }
-        Some(reader)
+        let token = token.as_ref().map(RedisString::as_slice);
+        Some((asker, HeldAlone::read(holds?.as_slice(), token)?))
     }
 
     fn has_token(&self) -> bool {

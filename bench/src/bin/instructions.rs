@@ -20,7 +20,7 @@ use std::process::{Command, ExitCode};
 use clap::Parser;
 use redis::Value;
 use redis_lock_testing::{
-    Connection, Error, Result, SOON, Server, Setup, comes_true, info_field, reply_text,
+    Connection, Error, Result, SOON, Server, Setup, comes_true, info_field, pack, reply_text,
 };
 use subject::{Subject, told, version};
 
@@ -35,6 +35,9 @@ struct Options {
     /// Fail where a ratio is worse than that of the table, instead of writing it
     #[arg(long)]
     check: bool,
+    /// The module that calls what any module has to, and decides nothing
+    #[arg(long, default_value = "target/release/libredislockfloor.so")]
+    floor: PathBuf,
     /// Count only what has this in its name, and write nothing
     #[arg(long)]
     only: Option<String>,
@@ -50,6 +53,10 @@ const WARM_UP: usize = 100;
 const TURNS: usize = 500;
 const STARTS: usize = 3;
 
+/// So many commands go in one write, in so many turns.
+const A_WRITE: usize = 500;
+const WRITES: usize = 20;
+
 /// As Redisson names them.
 const OWNER: &str = "3b8a7e52-1d0c-4f6e-9a27-000000000000:1";
 const OTHER: &str = "3b8a7e52-1d0c-4f6e-9a27-000000000001:1";
@@ -60,6 +67,9 @@ const LEASE: &str = "{lease}";
 
 /// What a message tells.
 const TOKEN: &str = "{token}";
+
+/// A number that no other command has.
+const NUMBER: &str = "{number}";
 
 /// What is played again and again.
 #[derive(Clone, PartialEq)]
@@ -72,10 +82,55 @@ enum Script {
     /// One client's commands in every other turn, and in those between. The last one
     /// follows a message of the turn, and may name the token that it tells.
     Told(Vec<String>, [Vec<String>; 2]),
+    /// This command many times in a write, after those that come once. It is counted by
+    /// itself.
+    Written(Vec<String>, String),
+}
+
+impl Script {
+    fn turns(&self) -> usize {
+        match self {
+            Self::Written(..) => WRITES,
+            _ => TURNS,
+        }
+    }
+
+    fn counted(&self) -> usize {
+        match self {
+            Self::Written(..) => WRITES * A_WRITE,
+            _ => TURNS,
+        }
+    }
+
+    /// The same for the module that decides nothing.
+    fn bare(&self) -> Self {
+        let bare = |line: &String| line.replace("LOCK.", "FLOOR.");
+        let all = |lines: &Vec<String>| lines.iter().map(bare).collect();
+        match self {
+            Self::Commands(once, lines) => Self::Commands(all(once), all(lines)),
+            Self::HandOff(once, lines) => {
+                let lines = lines.each_ref().map(|lines| lines.each_ref().map(bare));
+                Self::HandOff(all(once), lines)
+            }
+            Self::Told(once, lines) => Self::Told(all(once), lines.each_ref().map(all)),
+            Self::Written(once, line) => Self::Written(all(once), bare(line)),
+        }
+    }
+}
+
+/// Which module a server has.
+#[derive(Clone, Copy, PartialEq)]
+enum Loaded {
+    None,
+    Ours,
+    /// The one that decides nothing.
+    Bare,
 }
 
 struct Row {
     name: &'static str,
+    /// The module is ours, or the one that decides nothing.
+    loaded: Loaded,
     ours: Script,
     floor_name: &'static str,
     floor: Script,
@@ -83,6 +138,28 @@ struct Row {
     durable: bool,
     /// The ratio that is to be reached, if one is.
     target: Option<f64>,
+}
+
+impl Row {
+    /// What is counted: a script, with an append-only file and a replica or not, and with
+    /// which module.
+    fn what(&self, is_ours: bool) -> (Script, bool, Loaded) {
+        match is_ours {
+            true => (self.ours.clone(), self.durable, self.loaded),
+            false => (self.floor.clone(), self.durable, Loaded::None),
+        }
+    }
+}
+
+impl Options {
+    fn floor(&self) -> Result<PathBuf> {
+        self.floor.canonicalize().map_err(|_| {
+            let floor = self.floor.display();
+            Error::new(format!(
+                "there is no {floor}: `cargo build --release --package redis-lock-floor` makes it"
+            ))
+        })
+    }
 }
 
 fn rows() -> Vec<Row> {
@@ -107,22 +184,68 @@ fn rows() -> Vec<Row> {
     let redisson_renew = format!("EVALSHA {} 1 k {LEASE} {OWNER}", sha(RENEW));
     let row = |name, ours, floor_name, floor, target| Row {
         name,
+        loaded: Loaded::Ours,
         ours,
         floor_name,
         floor,
         durable: false,
         target,
     };
-    const SET_DEL: &str = "`SET NX PX` + `DEL`";
-    const REDISSON: &str = "Redisson's scripts";
-    vec![
+    let bare = |name, row: Row| Row {
+        name,
+        loaded: Loaded::Bare,
+        ours: row.ours.bare(),
+        target: None,
+        ..row
+    };
+    let uncontended = || {
         row(
             "uncontended pair",
             commands(&[], &pair("")),
             SET_DEL,
             commands(&[], &set_del),
             Some(1.9),
-        ),
+        )
+    };
+    let durable = || Row {
+        name: "pair with AOF and a replica",
+        durable: true,
+        target: Some(1.6),
+        ..uncontended()
+    };
+    let hand_off = || {
+        row(
+            "hand-off to a blocked waiter",
+            Script::HandOff(
+                vec![acquire(OWNER, "")],
+                [OWNER, OTHER].map(|owner| [acquire(owner, " BLOCK 0"), release(owner)]),
+            ),
+            "`BLPOP` + `LPUSH`",
+            Script::HandOff(
+                vec![],
+                [["BLPOP k 0", "LPUSH k 1"]; 2].map(|lines| lines.map(String::from)),
+            ),
+            Some(1.7),
+        )
+    };
+    let place = || {
+        let waiter = format!("{OTHER}{NUMBER}");
+        row(
+            "place in the queue, 500 a write",
+            Script::Written(
+                vec![acquire(OWNER, "")],
+                acquire(&waiter, " QUEUE 600000 channel"),
+            ),
+            "`SET`, 500 a write",
+            Script::Written(vec![], format!("SET value:{NUMBER} {waiter}")),
+            Some(2.0),
+        )
+    };
+    const SET_DEL: &str = "`SET NX PX` + `DEL`";
+    const REDISSON: &str = "Redisson's scripts";
+    vec![
+        uncontended(),
+        bare("floor of the module API: pair", uncontended()),
         row(
             "the same pair",
             commands(&[], &pair("")),
@@ -130,16 +253,11 @@ fn rows() -> Vec<Row> {
             commands(&[], &redisson),
             Some(0.38),
         ),
-        Row {
-            durable: true,
-            ..row(
-                "pair with AOF and a replica",
-                commands(&[], &pair("")),
-                SET_DEL,
-                commands(&[], &set_del),
-                Some(1.6),
-            )
-        },
+        durable(),
+        bare(
+            "floor of the module API: pair with AOF and a replica",
+            durable(),
+        ),
         row(
             "re-entry and its release",
             commands(&[acquire(OWNER, "")], &pair("")),
@@ -157,19 +275,13 @@ fn rows() -> Vec<Row> {
             commands(&[redisson_lock], &[redisson_renew]),
             None,
         ),
-        row(
-            "hand-off to a blocked waiter",
-            Script::HandOff(
-                vec![acquire(OWNER, "")],
-                [OWNER, OTHER].map(|owner| [acquire(owner, " BLOCK 0"), release(owner)]),
-            ),
-            "`BLPOP` + `LPUSH`",
-            Script::HandOff(
-                vec![],
-                [["BLPOP k 0", "LPUSH k 1"]; 2].map(|lines| lines.map(String::from)),
-            ),
-            Some(1.7),
+        hand_off(),
+        bare(
+            "floor of the module API: hand-off to a blocked waiter",
+            hand_off(),
         ),
+        place(),
+        bare("floor of the module API: place in the queue", place()),
         row(
             "hand-off to a place in the queue",
             Script::Told(
@@ -233,7 +345,7 @@ struct Counted {
 }
 
 impl Counted {
-    fn start(options: &Options, with_module: bool, durable: bool) -> Result<Self> {
+    fn start(options: &Options, loaded: Loaded, durable: bool) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let under_callgrind = folder.path().join("server");
         let line = format!(
@@ -248,9 +360,11 @@ impl Counted {
         // A slow machine's clockwork wakes the server more often in as many turns, which
         // costs it more than the clockwork itself.
         let mut setup = Setup::of(under_callgrind).options(&["--hz", "1", "--dynamic-hz", "no"]);
-        if with_module {
-            setup = setup.module(options.subject.module()?);
-        }
+        setup = match loaded {
+            Loaded::None => setup,
+            Loaded::Ours => setup.module(options.subject.module()?),
+            Loaded::Bare => setup.module(options.floor()?),
+        };
         if durable {
             setup = setup.options(&["--appendonly", "yes", "--appendfsync", "everysec"]);
         }
@@ -294,22 +408,26 @@ impl Counted {
         for script in [LOCK, UNLOCK, RENEW] {
             clients[0].call_ok(&["SCRIPT", "LOAD", script])?;
         }
-        let (Script::Commands(once, _) | Script::HandOff(once, _) | Script::Told(once, _)) = script;
+        let (Script::Commands(once, _)
+        | Script::HandOff(once, _)
+        | Script::Told(once, _)
+        | Script::Written(once, _)) = script;
         for line in once {
             clients[0].call_ok(&words(line, 0))?;
         }
-        if let Script::Told(..) = script {
+        if let Script::Told(..) | Script::Written(..) = script {
             clients[1].call_ok(&["SUBSCRIBE", "channel"])?;
         }
-        for n in 1..=WARM_UP {
+        let warm_up = WARM_UP.min(script.turns());
+        for n in 1..=warm_up {
             self.play(script, n, &mut clients)?;
         }
         self.mark(&mut clients[0])?;
-        for n in 1..=TURNS {
-            self.play(script, WARM_UP + n, &mut clients)?;
+        for n in 1..=script.turns() {
+            self.play(script, warm_up + n, &mut clients)?;
         }
         let (total, profile) = self.mark(&mut clients[0])?;
-        Ok((total / TURNS as u64, profile))
+        Ok((total / script.counted() as u64, profile))
     }
 
     /// How often the server has gone to sleep, because nothing was left to do.
@@ -326,6 +444,17 @@ impl Counted {
             Script::Commands(_, lines) => {
                 for line in lines {
                     clients[0].call_ok(&words(line, n))?;
+                }
+            }
+            Script::Written(_, line) => {
+                let numbers = n * A_WRITE..(n + 1) * A_WRITE;
+                let commands = numbers.flat_map(|number| {
+                    let line = line.replace(NUMBER, &number.to_string());
+                    pack(&words(&line, n))
+                });
+                clients[0].send_bytes(&commands.collect::<Vec<_>>())?;
+                for _ in 0..A_WRITE {
+                    clients[0].reply()?.extract_error().map_err(Error::new)?;
                 }
             }
             Script::HandOff(_, lines) => {
@@ -392,15 +521,14 @@ fn ratios(table: &str) -> BTreeMap<&str, f64> {
 /// anew, and names that collide there cost it more.
 struct Counts<'o> {
     options: &'o Options,
-    /// Of which script, with an append-only file and a replica or not, ours or not.
-    least: Vec<((Script, bool, bool), u64)>,
+    /// Of which script, with an append-only file and a replica or not, with which module.
+    least: Vec<((Script, bool, Loaded), u64)>,
 }
 
 impl Counts<'_> {
     /// The instructions of one turn. What several rows have in common is counted once.
     fn of(&mut self, row: &Row, is_ours: bool) -> Result<u64> {
-        let script = if is_ours { &row.ours } else { &row.floor };
-        let what = (script.clone(), row.durable, is_ours);
+        let what = row.what(is_ours);
         match self.least.iter().find(|(known, _)| *known == what) {
             Some((_, least)) => Ok(*least),
             None => self.count(row, is_ours),
@@ -409,14 +537,14 @@ impl Counts<'_> {
 
     /// Counts, also where that has been done.
     fn count(&mut self, row: &Row, is_ours: bool) -> Result<u64> {
-        let script = if is_ours { &row.ours } else { &row.floor };
-        let what = (script.clone(), row.durable, is_ours);
+        let what = row.what(is_ours);
         let mut least = u64::MAX;
         if let Some(known) = self.least.iter().position(|(known, _)| *known == what) {
             least = self.least.swap_remove(known).1;
         }
         for _ in 0..STARTS {
-            let mut server = Counted::start(self.options, is_ours, row.durable)?;
+            let (script, durable, loaded) = &what;
+            let mut server = Counted::start(self.options, *loaded, *durable)?;
             let (instructions, profile) = server.count(script)?;
             if instructions < least
                 && let Some(keep) = &self.options.keep

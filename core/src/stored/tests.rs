@@ -152,6 +152,28 @@ mod stored_hashes {
     }
 }
 
+#[test]
+fn a_lock_that_its_asker_holds_alone_is_read_as_any_other() {
+    let asker = Owner::new(b"a").unwrap();
+    let (holds, tokens) = (["1", "3", "0", "-1", "01", "x", ""], ["7", "0", "x", ""]);
+    let tokens = tokens.map(Some).into_iter().chain([None]);
+    let all = tokens.flat_map(|token| holds.map(|holds| (holds, token)));
+    for (holds, token) in all {
+        for expires_at_ms in [Some(END), None] {
+            let mut reader = Reader::default();
+            reader.field(b"a", holds.as_bytes());
+            if let Some(token) = token {
+                reader.field(TOKEN_FIELD, token.as_bytes());
+            }
+            let held = HeldAlone::read(holds.as_bytes(), token.map(str::as_bytes));
+            let lock = held.map_or(Err(LockError::NotALock), |held| {
+                held.by(&asker, expires_at_ms)
+            });
+            assert_eq!(lock, reader.finish(expires_at_ms), "{holds} {token:?}");
+        }
+    }
+}
+
 mod permits {
     use super::*;
 

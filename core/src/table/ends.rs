@@ -127,18 +127,17 @@ impl Transition<'_> {
     /// Whether so many of many holders are not over that they alone keep out who is next
     /// in line, and so everybody behind.
     pub(super) fn are_enough_left(&self, newcomers: Limit) -> bool {
+        if !self.has_many_holders() || !self.may_be_over() {
+            return false;
+        }
         let first = self.table.queues.first(self.key);
         let limit = first.map_or(newcomers, |first| first.request.limit);
         let are_enough = |live| !limit.has_room_beside(live);
-        let holders = &self.lock.holders;
         let count = || match limit == Limit::EXCLUSIVE && self.is_one_left() {
             true => 1,
             false => self.over_among(are_enough).live,
         };
-        self.has_many_holders()
-            && self.may_be_over()
-            && are_enough(holders.len())
-            && are_enough(count())
+        are_enough(self.lock.holders.len()) && are_enough(count())
     }
 
     /// Ends the holds of many holders as one, if all are over. Returns whether they were.

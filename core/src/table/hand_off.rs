@@ -12,7 +12,7 @@ use crate::lock::holds_after_acquire;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
 use crate::queue::{Addressee, Wait, Waiter, WaiterId};
-use crate::request::{AcquireRequest, Owner};
+use crate::request::{AcquireRequest, Limit, Owner};
 use crate::sessions::HoldId;
 use crate::token::FencingToken;
 
@@ -210,14 +210,17 @@ impl Transition<'_> {
     /// Serves everyone in the queue who may have the lock as it is now: whoever
     /// asked as one of its holders, and as many from the front as it admits.
     pub(super) fn hand_off(&mut self) -> HandedOff {
-        if !self.table.queues.contended(self.key) || !self.table.settings.grants() {
+        let Some(reentering) = self.table.queues.reentering(self.key) else {
+            return HandedOff::All;
+        };
+        if !self.table.settings.grants() {
             return HandedOff::All;
         }
         #[cfg(feature = "planted-faults")]
         if Fault::HandOffSkipped.planted() {
             return HandedOff::All;
         }
-        let reentering = self.table.queues.reentering(self.key).cloned();
+        let reentering = reentering.cloned();
         for owner in reentering.into_iter().chain(self.unserved_holders()) {
             if self.has_done_enough() {
                 // The next step looks for the others again.
@@ -272,10 +275,14 @@ impl Transition<'_> {
 
     /// The first in line, if the lock has room for it.
     fn first_admitted(&self) -> Option<&Waiter> {
+        // Where it has none for a reader, it has none for anybody.
+        if !self.lock.admits(Limit::SHARED) {
+            return None;
+        }
         let first = self.table.queues.first(self.key)?;
         let limit = first.request.limit;
         #[cfg(feature = "planted-faults")]
-        let limit = Fault::NewcomersLimitIgnored.instead(limit, || crate::request::Limit::SHARED);
+        let limit = Fault::NewcomersLimitIgnored.instead(limit, || Limit::SHARED);
         self.lock.admits(limit).then_some(first)
     }
 
@@ -319,7 +326,7 @@ impl Transition<'_> {
                 self.serve(waiter, false);
             }
         }
-        if self.table.queues.reentering(self.key) == Some(owner) {
+        if self.table.queues.reentering(self.key) == Some(Some(owner)) {
             self.table.queues.set_reentering(self.key, None);
         }
     }

@@ -69,16 +69,6 @@ impl Transition<'_> {
         }
     }
 
-    /// The owner is about to have a new place, and leaves the one that it has. Returns
-    /// whether it had one.
-    pub(super) fn leave_other_place(&mut self, owner: &Owner) -> bool {
-        let place = self.table.queues.place_of(self.key, owner);
-        let Some(id) = place.map(|place| place.id) else {
-            return false;
-        };
-        self.table.take_out(self.key, id, self.now.ms()).is_some()
-    }
-
     /// An owner that holds nothing gives its place up with a release.
     pub(super) fn give_place_up(&mut self, request: &ReleaseRequest) {
         if request.token.is_some() {

@@ -71,10 +71,12 @@ impl Transition<'_> {
         if is_place {
             // A refusal leaves the other place.
             let queues = &self.table.queues;
-            let left = usize::from(queues.place_of(self.key, &request.owner).is_some());
+            let other = queues.place_of(self.key, &request.owner);
+            let other = other.map(|place| place.id);
+            let left = usize::from(other.is_some());
             let full = if queues.counts().places - left >= max_places {
                 Some(LockError::PlacesFull { max_places })
-            } else if queues.length(self.key) - left >= max {
+            } else if left > 0 && queues.length(self.key) - left >= max {
                 Some(LockError::QueueFull { max_waiters: max })
             } else {
                 None
@@ -83,7 +85,11 @@ impl Transition<'_> {
                 self.table.metrics.queues_full += 1;
                 return Err(full);
             }
-            left_another = self.leave_other_place(&request.owner);
+            if let Some(other) = other {
+                // The owner is about to have a new place.
+                let taken = self.table.take_out(self.key, other, self.now.ms());
+                left_another = taken.is_some();
+            }
         }
         let queues = &mut self.table.queues;
         let id = queues.push(self.key, request, wait, now_us, max);
