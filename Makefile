@@ -113,6 +113,15 @@ explore: build-deps ## Try all that can happen to the core, in every order, for 
 	cargo test --locked --package redis-lock-core --lib --release --features planted-faults \
 		explore::planted -- --nocapture
 
+.PHONY: miri
+miri: build-deps ## Run unit tests of the core in Miri, which sees what its crates do with memory
+	@command -v rustup >/dev/null || { echo "This needs rustup: https://rustup.rs" >&2; exit 1; }
+	rustup toolchain install nightly --profile minimal --component miri,rust-src
+	@# Whole tables, and what is compared with a model at length, take hours there.
+	PROPTEST_CASES=2 PROPTEST_DISABLE_FAILURE_PERSISTENCE=1 MIRIFLAGS=-Zmiri-disable-isolation \
+		cargo +nightly miri test --locked --package redis-lock-core --lib -- --skip explore:: \
+		--skip table:: --skip against_a_model:: --skip a_table_that_shrank
+
 .PHONY: mutants
 mutants: build-deps ## Change the core in hundreds of small ways: the unit tests must notice
 	@command -v cargo-mutants >/dev/null || cargo install --locked cargo-mutants
