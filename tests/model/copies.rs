@@ -89,7 +89,7 @@ impl Data {
 }
 
 /// The keys whose time is not over. What else is there, only the digest tells.
-fn keys(server: &TestServer) -> DbKeys {
+pub fn keys(server: &TestServer) -> DbKeys {
     let mut client = server.client();
     let of_database = |db| {
         assert_eq!(client.call(&format!("SELECT {db}")), status("OK"));
@@ -170,7 +170,6 @@ pub fn check_files(server: &TestServer) {
     let keys = keys(server);
     let expected = Data::of(server, &keys);
     println!("{}, {} keys", expected.digest, keys.len());
-    assert!(!keys.is_empty(), "nothing is stored");
     let mut client = server.client();
     assert_eq!(client.call("SAVE"), status("OK"));
     eventually("the AOF is written", || {
