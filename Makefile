@@ -73,8 +73,16 @@ test-servers: deps build ## Run the module's own tests against Redis 7.0, Redis 
 	done
 
 .PHONY: test-all
-test-all: deps build ## Run all tests against every server at hand, into COMPATIBILITY.md
-	@scripts/compatibility $(MAKE) --no-print-directory test
+test-all: deps build ## Run all tests, those of a server against every one at hand, into COMPATIBILITY.md
+	cargo test --workspace --locked --lib --bins
+	cargo test --workspace --locked --doc
+	@$(MAKE) --no-print-directory test-tls
+	cargo test --workspace --locked --test '*' --no-run
+	@scripts/compatibility cargo test --workspace --locked --no-fail-fast --test '*' -- --show-output
+
+.PHONY: test-asan
+test-asan: deps ## Run the module's own tests against SERVER, with AddressSanitizer in the module
+	@scripts/test-asan cargo test --locked --package redis-lock-module --tests
 
 .PHONY: fuzz
 fuzz: deps build ## Send random words and bytes for DURATION seconds
@@ -89,12 +97,30 @@ model: deps build ## Run the model test at length, against the core and SERVER
 		--package redis-lock-core --lib --release every_deadlock -- --nocapture
 	MODEL_SEED=random MODEL_STEPS=100000 cargo test --locked --test model -- --nocapture
 
+.PHONY: copies
+copies: deps build ## Compare replicas and loaded files after the model test at length, on every server at hand
+	@servers=$$(scripts/fetch-servers --all); \
+	for server in $$servers; do \
+		echo "=== $$server"; \
+		REDISLOCK_SERVER=$$server REDISLOCK_COPIES=$$servers MODEL_STEPS=$${MODEL_STEPS:-100000} \
+			cargo test --locked --test model all_copies -- --nocapture || exit; \
+	done
+
 .PHONY: explore
 explore: build-deps ## Try all that can happen to the core, in every order, for some minutes
 	cargo test --locked --package redis-lock-core --lib --release explore:: -- \
 		--ignored --nocapture
 	cargo test --locked --package redis-lock-core --lib --release --features planted-faults \
 		explore::planted -- --nocapture
+
+.PHONY: miri
+miri: build-deps ## Run unit tests of the core in Miri, which sees what its crates do with memory
+	@command -v rustup >/dev/null || { echo "This needs rustup: https://rustup.rs" >&2; exit 1; }
+	rustup toolchain install nightly --profile minimal --component miri,rust-src
+	@# Whole tables, and what is compared with a model at length, take hours there.
+	PROPTEST_CASES=2 PROPTEST_DISABLE_FAILURE_PERSISTENCE=1 MIRIFLAGS=-Zmiri-disable-isolation \
+		cargo +nightly miri test --locked --package redis-lock-core --lib -- --skip explore:: \
+		--skip table:: --skip against_a_model:: --skip a_table_that_shrank
 
 .PHONY: mutants
 mutants: build-deps ## Change the core in hundreds of small ways: the unit tests must notice

@@ -27,7 +27,8 @@
 //! # What the clients keep to
 //!
 //! - Some wait by a place in the queue, and are told by a message. They claim at once
-//!   what they are told. Their connections hear a channel that no other one hears.
+//!   what they are told. Their connections hear a channel that no other one hears. Where
+//!   the server blocks no connection that has subscribed, they have another one for that.
 //! - An owner is there for one holding. Who released a hold, or was told that it
 //!   has none, never asks again as that owner: a hold that the old primary had
 //!   ended may be in the data of the new one, with its old token.

@@ -86,6 +86,12 @@ struct Bound {
     owner: Owner,
 }
 
+impl Bound {
+    fn by_token(&self, binding: &Binding) -> (LockId, FencingToken, Owner) {
+        (self.lock, binding.token, self.owner.clone())
+    }
+}
+
 /// All bindings of a server.
 #[derive(Clone, Debug, Default)]
 pub struct Sessions {
@@ -95,6 +101,7 @@ pub struct Sessions {
     /// The same of clients whose connections have ended.
     ended: BTreeMap<ClientId, BTreeSet<Bound>>,
     renewals: BTreeSet<(i64, Bound)>,
+    /// Those of locks of which holds of several owners are bound.
     by_token: BTreeMap<(LockId, FencingToken, Owner), ClientId>,
     /// Locks that were left behind, and when.
     left: VecDeque<(LockId, i64)>,
@@ -119,6 +126,13 @@ impl Sessions {
         let owner = Owner::least();
         let from_first = self.bindings.range(Bound { lock, owner }..);
         from_first.take_while(move |(bound, _)| bound.lock == lock)
+    }
+
+    /// What is bound of this lock, if it is of one owner.
+    fn only_bound_of(&self, lock: LockId) -> Option<(&Bound, &Binding)> {
+        let mut bound = self.bound_of(lock);
+        let first = bound.next()?;
+        bound.next().is_none().then_some(first)
     }
 
     fn bound(&self, key: KeyRef<'_>, owner: &Owner) -> Option<Bound> {
@@ -188,12 +202,15 @@ impl Sessions {
     /// of their tokens.
     pub fn ended_by_token(&self, key: KeyRef<'_>) -> impl Iterator<Item = (FencingToken, &Owner)> {
         let lock = self.locks.at(key).filter(|_| self.any_ended());
+        let only = lock.and_then(|lock| self.only_bound_of(lock));
+        let only = only.map(|(bound, binding)| (binding.token, &bound.owner, binding.client));
         let from_first = lock.map(|lock| {
             let first = (lock, FencingToken::LEAST, Owner::least());
             self.by_token.range(first..)
         });
         let from_first = from_first.unwrap_or_default();
         let bound = from_first.take_while(move |((other, ..), _)| Some(*other) == lock);
+        let bound = bound.map(|((_, token, owner), client)| (*token, owner, *client));
         // Each client is in one of two maps, and mostly one of these is small.
         let few_have_ended = self.ended.len() <= self.by_client.len();
         let look_for = move |client: &ClientId| match few_have_ended {
@@ -212,8 +229,9 @@ impl Sessions {
             last = Some((client, has_ended));
             has_ended
         };
-        let ended = bound.filter(move |(_, client)| has_ended(**client));
-        ended.map(|((_, token, owner), _)| (*token, owner))
+        let bound = only.into_iter().chain(bound);
+        let ended = bound.filter(move |(.., client)| has_ended(*client));
+        ended.map(|(token, owner, _)| (token, owner))
     }
 
     /// The holds on this lock that are bound to connections which have ended, of its
@@ -286,7 +304,8 @@ impl Sessions {
         let (lock, owner) = (self.locks.at_or_new(key), owner.clone());
         let bound = Bound { lock, owner };
         let kept_until_ms = lease.end_ms(now_ms);
-        let binding = match self.remove(&bound).filter(|old| old.token == token) {
+        let old = self.remove(&bound).map(|(old, _)| old);
+        let binding = match old.filter(|old| old.token == token) {
             // The longer lease is kept up as was planned: re-entry by a shorter
             // one did not prolong it.
             Some(old) if old.is_claimed && old.lease > lease => Binding {
@@ -481,7 +500,7 @@ impl Sessions {
             let &(lock, left_ms) = self.left.front()?;
             let first = self.bound_of(lock).next().map(|(bound, _)| bound.clone());
             match first.and_then(|bound| self.remove(&bound)) {
-                Some(binding) => return Some((binding, left_ms)),
+                Some((binding, _)) => return Some((binding, left_ms)),
                 None => self.left.pop_front(),
             };
         }
@@ -521,21 +540,32 @@ impl Sessions {
         };
         of_client.insert(bound.clone());
         self.renewals.insert((binding.renew_at_ms, bound.clone()));
-        let by_token = (bound.lock, binding.token, bound.owner.clone());
-        self.by_token.insert(by_token, binding.client);
+        let mut others = self.bound_of(bound.lock);
+        let first = others.next();
+        let first = first.map(|(bound, binding)| (bound.by_token(binding), binding.client));
+        let is_second = others.next().is_none();
+        drop(others);
+        if let Some((by_token, client)) = first {
+            if is_second {
+                self.by_token.insert(by_token, client);
+            }
+            self.by_token
+                .insert(bound.by_token(&binding), binding.client);
+        }
         self.bindings.insert(bound, binding);
     }
 
     /// Takes a binding, and with the last one what its lock is called.
     fn take(&mut self, bound: &Bound) -> Option<Binding> {
-        let binding = self.remove(bound)?;
-        if self.bound_of(bound.lock).next().is_none() {
+        let (binding, is_last) = self.remove(bound)?;
+        if is_last {
             self.locks.remove(bound.lock);
         }
         Some(binding)
     }
 
-    fn remove(&mut self, bound: &Bound) -> Option<Binding> {
+    /// Returns with it whether it was the last one of its lock.
+    fn remove(&mut self, bound: &Bound) -> Option<(Binding, bool)> {
         let (bound, binding) = self.bindings.remove_entry(bound)?;
         for by_client in [&mut self.by_client, &mut self.ended] {
             if let Some(of_client) = by_client.get_mut(&binding.client) {
@@ -545,10 +575,21 @@ impl Sessions {
                 }
             }
         }
-        let by_token = (bound.lock, binding.token, bound.owner.clone());
-        self.by_token.remove(&by_token);
+        let mut others = self.bound_of(bound.lock);
+        let first = others
+            .next()
+            .map(|(bound, binding)| bound.by_token(binding));
+        let is_only = others.next().is_none();
+        drop(others);
+        let is_last = first.is_none();
+        if let Some(first) = first {
+            self.by_token.remove(&bound.by_token(&binding));
+            if is_only {
+                self.by_token.remove(&first);
+            }
+        }
         self.renewals.remove(&(binding.renew_at_ms, bound));
-        Some(binding)
+        Some((binding, is_last))
     }
 }
 
@@ -588,9 +629,8 @@ impl Sessions {
             .map(|(bound, binding)| (binding.renew_at_ms, bound.clone()))
             .collect();
         let by_token: BTreeMap<_, _> = bindings()
-            .map(|(Bound { lock, owner }, binding)| {
-                ((*lock, binding.token, owner.clone()), binding.client)
-            })
+            .filter(|(bound, _)| self.only_bound_of(bound.lock).is_none())
+            .map(|(bound, binding)| (bound.by_token(binding), binding.client))
             .collect();
         let all = || self.by_client.iter().chain(&self.ended);
         let by_client: usize = all().map(|(_, holds)| holds.len()).sum();

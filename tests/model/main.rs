@@ -6,10 +6,14 @@
 //! What the core decides is its own tests' subject. Here the module must do what the
 //! core says, and the server must be as the module takes it to be.
 //!
+//! After another run, all copies of what it left must be the same: replicas, and servers
+//! that load its files, of each version that `REDISLOCK_COPIES` names.
+//!
 //! The runs are the same each time. `MODEL_SEED` does another one, `random` one that
 //! is new; `MODEL_STEPS` says how long it is.
 
 mod commands;
+mod copies;
 mod core_side;
 mod keyspace;
 mod random;
@@ -21,6 +25,7 @@ use std::time::{Duration, Instant, SystemTime};
 use commands::{
     CHANNELS, CLAIM_TIMEOUT_MS, Command, DATABASES, DEFAULT_LEASE, STEP_MS, in_a_script,
 };
+use copies::Replicas;
 use core_side::{CoreSide, Peer, Sender, Wake};
 use keyspace::{DbKey, Dump};
 use random::{Kind, Random};
@@ -93,6 +98,8 @@ struct Run {
     /// What it is to hear.
     heard: BTreeSet<&'static str>,
     random: Random,
+    /// The commands that are not sent.
+    left_out: fn(&Command) -> bool,
     core: CoreSide,
     dumps: Vec<Dump>,
     /// The last steps, for the report of a divergence.
@@ -101,11 +108,11 @@ struct Run {
 }
 
 impl Run {
-    fn start(seed: u64) -> Self {
+    fn start(seed: u64, options: &[&str]) -> Self {
         let clocks = [Clock::new(), Clock::new()];
         // The clock jumps by hours, and nobody may be taken for dead.
         let patient = ["--repl-timeout", "2000000000"];
-        let server = clocks[0].server_with(&patient);
+        let server = clocks[0].server_with(&[&patient[..], options].concat());
         let port = server.addr().port().to_string();
         let of_it = ["--replicaof", "127.0.0.1", &port];
         let replica = clocks[1].server_with(&[&patient[..], &of_it].concat());
@@ -141,6 +148,7 @@ impl Run {
             ears_id: 0,
             heard: CHANNELS.into(),
             random: Random::new(seed),
+            left_out: |_| false,
             dumps: Vec::new(),
             history: VecDeque::new(),
             reached: Reached::new(),
@@ -370,13 +378,18 @@ impl Run {
     }
 
     fn command_of(&mut self, client: usize) -> Command {
-        random::command(
-            &mut self.random,
-            &self.core,
-            &self.dumps,
-            self.connections[client].db,
-            client < MAY_WAIT,
-        )
+        loop {
+            let command = random::command(
+                &mut self.random,
+                &self.core,
+                &self.dumps,
+                self.connections[client].db,
+                client < MAY_WAIT,
+            );
+            if !(self.left_out)(&command) {
+                return command;
+            }
+        }
     }
 
     fn single(&mut self) {
@@ -443,6 +456,7 @@ impl Run {
             "MULTI" => random::scene(&mut self.random, &self.core, client, db, self.ears_id),
             _ => Vec::new(),
         };
+        commands.retain(|command| !(self.left_out)(command));
         let others = if commands.is_empty() { 2 } else { 0 };
         for _ in 0..others + self.random.below(others + 1) {
             let command = self.command_of(client);
@@ -762,6 +776,40 @@ fn core_and_server_agree_at_every_step_of_a_random_run() {
     }
 }
 
+#[test]
+fn all_copies_are_the_same_after_a_random_run() {
+    let seed = number_from_env("MODEL_SEED").unwrap_or(SEEDS[0]);
+    let steps = number_from_env("MODEL_STEPS").unwrap_or(STEPS);
+    println!("MODEL_SEED={seed} MODEL_STEPS={steps}");
+    let copy_moves_the_client = copy_moves_the_client();
+    let mut run = Run::start(seed, &["--appendonly", "yes", "--appendfsync", "no"]);
+    // What `DUMP` gives, only a server of that version restores.
+    run.left_out = match copy_moves_the_client {
+        true => |command| {
+            use Command::{CopyReplace, Move, RestoreReplace};
+            matches!(
+                command,
+                RestoreReplace { .. } | CopyReplace { .. } | Move(..)
+            )
+        },
+        false => |command| matches!(command, Command::RestoreReplace { .. }),
+    };
+    let replicas = Replicas::of(&run.server);
+    for step in 1..=steps {
+        run.step();
+        if step % 500 == 0 || step == steps {
+            replicas.check(&run.server);
+        }
+    }
+    while copies::keys(&run.server).is_empty() {
+        run.step();
+    }
+    replicas
+        .names()
+        .for_each(|name| println!("{name}: the same"));
+    copies::check_files(&run.server);
+}
+
 fn show(reached: &Reached) {
     for ((name, answer), times) in reached {
         println!("{name}: {answer}, {times} times");
@@ -770,7 +818,7 @@ fn show(reached: &Reached) {
 
 fn run(seed: u64, steps: u64) -> Reached {
     println!("MODEL_SEED={seed} MODEL_STEPS={steps}");
-    let mut run = Run::start(seed);
+    let mut run = Run::start(seed, &[]);
     for step in 1..=steps {
         run.step();
         if step % 100 == 0 || step == steps {

@@ -109,6 +109,8 @@ struct Connected {
     grace_until: Nanos,
     /// Where it hears of places.
     channel: String,
+    /// What hears of them, if the server blocks no connection that has subscribed.
+    ears: Option<Connection>,
     /// The last message that came before a reply.
     told: Option<Told>,
 }
@@ -498,10 +500,11 @@ impl Client {
     fn new_connection(&mut self) -> Option<Connected> {
         let guide = &self.shared.guide;
         let node = guide.primary(self.rng.random_range(0..guide.witnesses()))?;
-        let mut connection = Connection::open(guide.way(node, self.id % SIDES)).ok()?;
+        let way = guide.way(node, self.id % SIDES);
+        let mut connection = Connection::open(way).ok()?;
         let deadline = clock::now() + self.shared.protection.response_ms() * MS;
         let patient = || clock::now() < deadline;
-        let info = connection.call_while(&["INFO", "replication", "lock"], patient);
+        let info = connection.call_while(&["INFO", "server", "replication", "lock"], patient);
         let info = info.and_then(reply_text)?;
         let grace_ms: u64 = info_field(&info, "lock_grace_ms").ok()?.parse().ok()?;
         let grace_until = clock::now() + grace_ms * MS;
@@ -515,8 +518,13 @@ impl Client {
             true => "SUBSCRIBE",
             false => "SSUBSCRIBE",
         };
-        connection.call_while(&["HELLO", "3"], patient)?;
-        let heard = connection.call_while(&[subscribe, &channel], patient)?;
+        let mut ears = match blocks_no_subscriber(&info) {
+            true => Some(Connection::open(way).ok()?),
+            false => None,
+        };
+        let subscriber = ears.as_mut().unwrap_or(&mut connection);
+        subscriber.call_while(&["HELLO", "3"], patient)?;
+        let heard = subscriber.call_while(&[subscribe, &channel], patient)?;
         if !matches!(heard, Value::Push { .. }) {
             return None;
         }
@@ -528,6 +536,7 @@ impl Client {
             reign: info_field(&info, "master_replid").ok()?.to_owned(),
             grace_until,
             channel,
+            ears,
             told: None,
         })
     }
@@ -544,7 +553,11 @@ impl Connected {
             if has_place && let Some(told) = self.told.take() {
                 return outcome_of_place(&told);
             }
-            match self.connection.wait(|| clock::now() < deadline) {
+            let listens = match &mut self.ears {
+                Some(ears) if has_place => ears,
+                _ => &mut self.connection,
+            };
+            match listens.wait(|| clock::now() < deadline) {
                 Wait::Replied(heard @ Value::Push { .. }) => {
                     let told = Told::of(&heard).filter(|told| told.owner == owner);
                     self.told = told.or(self.told.take());
@@ -558,6 +571,17 @@ impl Connected {
             }
         }
     }
+}
+
+/// What `INFO` tells: whether the server blocks no connection that has subscribed, as
+/// Valkey from 8.1 on. What has to be acknowledged could not be told to it.
+fn blocks_no_subscriber(info: &str) -> bool {
+    let Ok(version) = info_field(info, "valkey_version") else {
+        return false;
+    };
+    let mut numbers = version.trim().split('.').map(|number| number.parse().ok());
+    let [major, minor]: [Option<u32>; 2] = [(); 2].map(|()| numbers.next().flatten());
+    (major, minor) >= (Some(8), Some(1))
 }
 
 fn fence_words(fence: Option<i64>) -> Vec<String> {
