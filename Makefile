@@ -14,11 +14,14 @@ CHAOS ?=
 EXCEPT ?=
 OUT ?= target/bench
 BENCH ?=
+MACHINES ?= x86_64 aarch64
 
 # redis.conf names the module below this folder.
 export CARGO_TARGET_DIR := $(CURDIR)/target
 MODULE := $(CARGO_TARGET_DIR)/release/libredislock.so
 LOCKCTL := $(CARGO_TARGET_DIR)/release/lockctl
+# The one that writes the man pages and completions: LOCKCTL may be for another machine.
+RUN_LOCKCTL := $(LOCKCTL)
 MAN := $(PREFIX)/share/man/man1
 COMPLETIONS := bash-completion/completions zsh/site-functions fish/vendor_completions.d
 
@@ -38,6 +41,7 @@ help: ## Show this list
 	@echo "  EXCEPT=               a server that 'make test-servers' leaves out"
 	@echo "  OUT=$(OUT)         where 'make bench' puts its report and charts"
 	@echo "  BENCH=                more options of the benchmark, such as --only hand-off-1, or --help"
+	@echo "  MACHINES=$(MACHINES)  machines of 'make dist'"
 	@echo "  PREFIX=$(PREFIX)    where 'make install' puts the module and lockctl"
 
 .PHONY: run
@@ -198,14 +202,28 @@ minimal-versions: build-deps ## Check the client and lockctl with the oldest Rus
 .PHONY: install
 install: build ## Copy the module to PREFIX/lib/redis/modules, and lockctl to PREFIX/bin
 	cargo build --release --locked --package lockctl
+	@$(MAKE) --no-print-directory install-files
+	@echo "Add to redis.conf: loadmodule $(PREFIX)/lib/redis/modules/libredislock.so"
+
+.PHONY: install-files
+install-files:
 	install -D -m 755 $(MODULE) $(DESTDIR)$(PREFIX)/lib/redis/modules/libredislock.so
 	install -D -m 755 $(LOCKCTL) $(DESTDIR)$(PREFIX)/bin/lockctl
 	install -d $(DESTDIR)$(MAN) $(addprefix $(DESTDIR)$(PREFIX)/share/,$(COMPLETIONS))
-	$(LOCKCTL) man $(DESTDIR)$(MAN)
-	cd $(DESTDIR)$(PREFIX)/share && $(LOCKCTL) completions bash >bash-completion/completions/lockctl
-	cd $(DESTDIR)$(PREFIX)/share && $(LOCKCTL) completions zsh >zsh/site-functions/_lockctl
-	cd $(DESTDIR)$(PREFIX)/share && $(LOCKCTL) completions fish >fish/vendor_completions.d/lockctl.fish
-	@echo "Add to redis.conf: loadmodule $(PREFIX)/lib/redis/modules/libredislock.so"
+	$(RUN_LOCKCTL) man $(DESTDIR)$(MAN)
+	cd $(DESTDIR)$(PREFIX)/share && $(RUN_LOCKCTL) completions bash >bash-completion/completions/lockctl
+	cd $(DESTDIR)$(PREFIX)/share && $(RUN_LOCKCTL) completions zsh >zsh/site-functions/_lockctl
+	cd $(DESTDIR)$(PREFIX)/share && $(RUN_LOCKCTL) completions fish >fish/vendor_completions.d/lockctl.fish
+
+.PHONY: dist
+dist: build-deps ## Build packages into target/dist, for the MACHINES
+	@scripts/install-missing dist
+	scripts/dist $(MACHINES)
+
+.PHONY: test-dist
+test-dist: ## Install, upgrade and remove the packages of 'make dist' in an empty Debian, and load them
+	@scripts/install-missing test-dist
+	scripts/test-packages
 
 .PHONY: build-deps
 build-deps:

@@ -125,7 +125,22 @@ fn the_settings_and_their_defaults_are_those_of_the_server() {
     let pairs = words
         .chunks(2)
         .map(|pair| (shown(&pair[0]), shown(&pair[1])));
-    assert_eq!(documented("lock."), pairs.collect());
+    let pairs: BTreeMap<String, String> = pairs.collect();
+    assert_eq!(documented("lock."), pairs);
+    assert_eq!(packaged_settings(), pairs);
+}
+
+/// The settings in the configuration that a package brings, commented out.
+fn packaged_settings() -> BTreeMap<String, String> {
+    let top = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let configuration = fs::read_to_string(top.join("packaging/lock.conf")).unwrap();
+    let settings = configuration
+        .lines()
+        .filter(|line| line.starts_with("# lock."));
+    let words = settings.filter_map(|line| line["# ".len()..].split_once(' '));
+    words
+        .map(|(name, value)| (name.into(), value.into()))
+        .collect()
 }
 
 #[test]

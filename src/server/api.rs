@@ -33,6 +33,10 @@ macro_rules! api {
     ) => {
         /// The table of functions. What each does and demands of its caller
         /// stands in the server's `module.c`.
+        #[cfg_attr(
+            any(not(target_os = "linux"), feature = "no-kernel-timer"),
+            expect(dead_code, reason = "only a kernel's timer is watched")
+        )]
         pub(super) struct Api {
             $(pub(super) $name: unsafe extern "C" fn($($args)*) $(-> $result)?,)*
             $(pub(super) $optional:

@@ -107,6 +107,16 @@ pub(crate) fn is_closing(ctx: &Context, client: ClientId) -> bool {
     decided || fd.is_some_and(other_end_closed)
 }
 
+#[cfg(target_os = "linux")]
+const ASKED_FOR_CLOSE: PollFlags = PollFlags::RDHUP;
+#[cfg(target_os = "linux")]
+const TOLD_AT_CLOSE: PollFlags = PollFlags::RDHUP;
+// macOS tells whoever asks for input of the other end's close, by `HUP`.
+#[cfg(not(target_os = "linux"))]
+const ASKED_FOR_CLOSE: PollFlags = PollFlags::IN;
+#[cfg(not(target_os = "linux"))]
+const TOLD_AT_CLOSE: PollFlags = PollFlags::HUP;
+
 fn other_end_closed(fd: i32) -> bool {
     if fd < 0 {
         return false;
@@ -118,8 +128,8 @@ fn other_end_closed(fd: i32) -> bool {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    let closed = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
-    let mut polled = [PollFd::from_borrowed_fd(socket, PollFlags::RDHUP)];
+    let closed = TOLD_AT_CLOSE | PollFlags::HUP | PollFlags::ERR;
+    let mut polled = [PollFd::from_borrowed_fd(socket, ASKED_FOR_CLOSE)];
     poll(&mut polled, Some(&at_once)).is_ok()
         && polled
             .iter()

@@ -4,6 +4,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use redis_lock_core::lock::Now;
 
+#[cfg(target_os = "linux")]
+const SINCE_BOOT: libc::clockid_t = libc::CLOCK_BOOTTIME;
+// That of macOS runs on while the machine sleeps.
+#[cfg(not(target_os = "linux"))]
+const SINCE_BOOT: libc::clockid_t = libc::CLOCK_MONOTONIC;
+
 /// The present moment.
 pub(crate) fn now() -> Now {
     let us = SystemTime::now()
@@ -28,6 +34,6 @@ pub(crate) fn since_boot_us() -> i64 {
     };
     // By libc: rustix crashes under valgrind, which counts instructions.
     // SAFETY: the place lives through the call.
-    unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut time) };
+    unsafe { libc::clock_gettime(SINCE_BOOT, &raw mut time) };
     time.tv_sec * 1_000_000 + time.tv_nsec / 1000
 }
