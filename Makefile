@@ -64,6 +64,11 @@ test-tls: deps build ## Run the client's tests of TLS, with each library that it
 	cargo test --locked --package redis-lock-client --features tls-native-tls --test tls
 	cargo test --locked --package redis-lock-client --features tls-rustls,tls-native-tls --test tls_twice
 
+.PHONY: test-monitoring
+test-monitoring: deps build ## Have a real Prometheus ask SERVER, and test dashboard and alerts
+	@scripts/install-missing monitoring
+	cargo test --locked --package redis-lock-module --test monitoring -- --ignored
+
 .PHONY: test-servers
 test-servers: deps build ## Run the module's own tests against Redis 7.0, Redis 8.2 and Valkey 8.0
 	@for server in $$(scripts/fetch-servers); do \
