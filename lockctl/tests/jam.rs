@@ -311,6 +311,27 @@ fn locks_that_are_named_are_shown_contended_or_not() {
 }
 
 #[test]
+fn who_waits_for_a_permit_is_shown_with_its_limit() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    for asking in [
+        "a LIMIT 1",
+        "b QUEUE 600000 c LIMIT 3",
+        "r QUEUE 600000 c SHARED",
+    ] {
+        client.int(&format!("LOCK.ACQUIRE pool {asking}"));
+    }
+    let table = said(&output(lockctl(&server).arg("ls")));
+    assert!(table.contains("waiter 1  limit 3 "), "{table}");
+    assert!(table.contains("waiter 2  shared "), "{table}");
+    let waiters = &listed(&server)[0]["waiters"];
+    assert_eq!(
+        [&waiters[0]["limit"], &waiters[1]["limit"]],
+        [&Json::from(3), &Json::Null]
+    );
+}
+
+#[test]
 fn top_writes_a_line_each_time_and_counts_by_the_second() {
     let server = TestServer::start();
     let _jam = Jam::make(&server);
