@@ -76,6 +76,11 @@ test-servers: deps build ## Run the module's own tests against Redis 7.0, Redis 
 		echo "=== $$server"; \
 		REDISLOCK_SERVER=$$server cargo test --locked --package redis-lock-module --tests || exit; \
 	done
+	@set -- $$(scripts/fetch-servers); for newer in "$${@:2}"; do \
+		echo "=== from $$1 to $$newer"; \
+		REDISLOCK_SERVER=$$1 REDISLOCK_NEWER_SERVER=$$newer cargo test --locked \
+			--package redis-lock-module --test upgrade || exit; \
+	done
 
 .PHONY: test-all
 test-all: deps build ## Run all tests against every server at hand, into COMPATIBILITY.md
