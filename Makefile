@@ -165,6 +165,15 @@ interop: deps build ## Test with Redisson and with other clients; mixed load for
 		--ignored --test-threads=1 --show-output
 	examples/run-tests
 
+.PHONY: check-docs
+check-docs: deps build ## Run what the documents show in other languages, and all else that they show
+	@scripts/install-missing interop
+	scripts/check-docs
+	cargo test --locked --package redis-lock-module --test documented --test documents --test rights
+	cargo test --locked --package lockctl --test documented
+	cargo test --locked --package redis-lock-client --test documented
+	cargo test --locked --package redis-lock-client --features tls-rustls --doc
+
 .PHONY: lint
 lint: build-deps ## Check format, lints and documentation
 	@cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 \

@@ -91,17 +91,36 @@ fn exporters_rights() -> String {
     line.unwrap().into()
 }
 
-/// A redis_exporter as the documents have it, with this script if there is one.
-fn exporter(server: &TestServer, script: Option<&str>) -> Program {
+/// The words of a command in `docs/monitoring.md`, with files in this folder.
+fn documented(program: &str, folder: &Path) -> Vec<String> {
+    let top = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let document = fs::read_to_string(top.join("docs/monitoring.md")).unwrap();
+    let mut lines = document.lines();
+    let line = lines.find(|line| line.starts_with(&format!("{program} ")));
+    let words = line.unwrap().split(' ').skip(1);
+    let folder = format!("{}/", folder.display());
+    words
+        .map(|word| word.replace("monitoring/", &folder))
+        .collect()
+}
+
+/// The redis_exporter of the documents.
+fn exporter(server: &TestServer) -> Program {
+    exporter_by(server, &documented(EXPORTER, &shipped("")))
+}
+
+const EXPORTER: &str = "prometheus-redis-exporter";
+
+/// A redis_exporter with these arguments, for this server.
+fn exporter_by(server: &TestServer, arguments: &[String]) -> Program {
     let made = server.client().call(&exporters_rights());
     assert_eq!(made, status("OK"));
-    Program::start("prometheus-redis-exporter", |command, addr, _| {
-        let url = format!("redis://{}", server.addr());
-        command.args(["--web.listen-address", addr, "--redis.addr", &url]);
+    let here = server.addr().to_string();
+    Program::start(EXPORTER, |command, addr, _| {
+        let words = arguments.iter();
+        command.args(words.map(|word| word.replace("127.0.0.1:6379", &here)));
+        command.args(["--web.listen-address", addr]);
         command.args(["--redis.user", "exporter", "--redis.password", "secret"]);
-        if let Some(script) = script {
-            command.arg("--script").arg(shipped(script));
-        }
     })
 }
 
@@ -127,9 +146,12 @@ fn the_exporter_tells_all_of_info_lock_by_the_script_and_nothing_of_it_without()
     let server = TestServer::start();
     let mut client = server.client();
     client.int("LOCK.ACQUIRE k a LEASE 600000");
-    let bare = exporter(&server, None).get("/metrics").unwrap();
+    let mut without = documented(EXPORTER, &shipped(""));
+    let script = without.split_off(without.len() - 2);
+    assert_eq!(script[0], "--script");
+    let bare = exporter_by(&server, &without).get("/metrics").unwrap();
     assert!(bare.contains("redis_up 1") && !bare.contains("lock_waiters"));
-    let with_script = exporter(&server, Some("redislock.lua"));
+    let with_script = exporter(&server);
     let metrics = with_script.get("/metrics").unwrap();
     let info = client.bulk("INFO lock");
     let mut expected = numbers(&info);
@@ -147,7 +169,7 @@ fn the_exporter_tells_all_of_info_lock_by_the_script_and_nothing_of_it_without()
 #[ignore = "needs redis_exporter: make test-monitoring"]
 fn replicas_that_are_missing_are_told_where_nothing_can_be_written() {
     let server = TestServer::start_with(&["--min-replicas-to-write", "1"]);
-    let exporter = exporter(&server, Some("redislock.lua"));
+    let exporter = exporter(&server);
     let refused = server.client().error("LOCK.ACQUIRE k a");
     assert!(refused.starts_with("NOREPLICAS "), "{refused}");
     let metrics = exporter.get("/metrics").unwrap();
@@ -163,7 +185,13 @@ fn prometheus(exporter: &Program) -> Program {
     Program::start("prometheus", |command, addr, dir| {
         fs::write(dir.join("prometheus.yml"), &often).unwrap();
         fs::copy(shipped("alerts.yml"), dir.join("alerts.yml")).unwrap();
-        command.args(["--config.file=prometheus.yml", "--storage.tsdb.path=data"]);
+        let words = documented("prometheus", dir);
+        let data = dir.join("data").display().to_string();
+        command.args(
+            words
+                .iter()
+                .map(|word| word.replace("/tmp/prometheus", &data)),
+        );
         command.arg(format!("--web.listen-address={addr}"));
     })
 }
@@ -210,7 +238,7 @@ fn full_queue(server: &TestServer) -> [Client; 2] {
 fn prometheus_answers_each_panel_of_the_dashboard_and_fires_an_alert() {
     let server = TestServer::start();
     let [mut client, _waiter] = full_queue(&server);
-    let exporter = exporter(&server, Some("redislock.lua"));
+    let exporter = exporter(&server);
     let prometheus = prometheus(&exporter);
     let dashboard = fs::read_to_string(shipped("dashboard.json")).unwrap();
     let dashboard: Json = serde_json::from_str(&dashboard).unwrap();
@@ -247,10 +275,8 @@ fn prometheus_answers_each_panel_of_the_dashboard_and_fires_an_alert() {
 #[test]
 #[ignore = "needs Prometheus: make test-monitoring"]
 fn the_alerts_pass_their_own_tests_and_name_what_there_is() {
-    let tests = shipped("alerts_test.yml");
     let passed = Command::new("promtool")
-        .args(["test", "rules"])
-        .arg(tests)
+        .args(documented("promtool", &shipped("")))
         .output();
     let passed = passed.unwrap();
     let said = [passed.stdout, passed.stderr].concat();
@@ -262,7 +288,7 @@ fn the_alerts_pass_their_own_tests_and_name_what_there_is() {
     let alerts = fs::read_to_string(shipped("alerts.yml")).unwrap();
     let tested = fs::read_to_string(shipped("alerts_test.yml")).unwrap();
     let server = TestServer::start();
-    let exporter = exporter(&server, Some("redislock.lua"));
+    let exporter = exporter(&server);
     let metrics = exporter.get("/metrics").unwrap();
     let there: BTreeSet<_> = told(&metrics).into_iter().map(|(name, _)| name).collect();
     let keys = alerts.split("key=").skip(1);
