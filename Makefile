@@ -167,7 +167,7 @@ interop: deps build ## Test with Redisson and with other clients; mixed load for
 
 .PHONY: check-docs
 check-docs: deps build ## Run what the documents show in other languages, and all else that they show
-	@scripts/install-missing interop
+	@scripts/install-missing docs
 	scripts/check-docs
 	cargo test --locked --package redis-lock-module --test documented --test documents --test rights
 	cargo test --locked --package lockctl --test documented

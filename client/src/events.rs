@@ -125,7 +125,9 @@ pub(crate) async fn listen(node: &Arc<Node>, prefix: Vec<u8>) -> Result<Events, 
 /// Has every server post what happens to locks, beside what it posts already.
 pub(crate) async fn post(node: &Arc<Node>) -> Result<(), Error> {
     for (server, address) in node.servers().await? {
-        let connection = node.open_to_hear(&address, &Arc::new(Deaf)).await?;
+        let connection = node
+            .open_to_hear(&server, &address, &Arc::new(Deaf))
+            .await?;
         let within = node.timeouts().response;
         let flags = commands::flags_of_events(None);
         let flags = connection.ask_within(within, b"", &flags).await?;
@@ -231,7 +233,7 @@ impl Listener {
             is_full: AtomicBool::new(false),
             full: Notify::new(),
         });
-        let connection = self.node.open_to_hear(address, &hearing).await?;
+        let connection = self.node.open_to_hear(server, address, &hearing).await?;
         let flags = commands::flags_of_events(None);
         match connection.ask_within(within, b"", &flags).await {
             Ok(flags) => {

@@ -683,6 +683,7 @@ impl Node {
     /// Opens a connection to one of [`Node::servers`] for messages alone.
     pub(crate) async fn open_to_hear<E: Ear>(
         &self,
+        server: &str,
         address: &Address,
         ear: &Arc<E>,
     ) -> Result<Connection, Error> {
@@ -692,7 +693,7 @@ impl Node {
             return self.target.open_at(host, *port, within, ear).await;
         }
         let _ = address;
-        self.target.open(within, ear).await
+        self.target.open_to(server, within, ear).await
     }
 
     /// The number of the database.

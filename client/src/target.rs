@@ -160,6 +160,26 @@ impl Target {
         }
     }
 
+    /// As [`Target::open`], to the server of this name alone: another one may be the
+    /// primary by now.
+    pub(crate) async fn open_to<E: Ear>(
+        &self,
+        name: &str,
+        within: Duration,
+        ear: &Arc<E>,
+    ) -> Result<Connection, Error> {
+        #[cfg(feature = "sentinel")]
+        if let Self::Primary(primary) = self {
+            let info = primary.look_up(within).await?;
+            return match info.addr().to_string() == name {
+                true => open(&info, within, ear).await,
+                false => Err(Error::unavailable("another server is the primary now")),
+            };
+        }
+        let _ = name;
+        self.open(within, ear).await
+    }
+
     /// Where a single server is, or the one that is the primary now. None of a cluster.
     pub(crate) async fn address(&self, within: Duration) -> Result<Option<String>, Error> {
         let _ = within;

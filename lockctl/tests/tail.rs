@@ -5,7 +5,7 @@ mod support;
 use std::io::{BufRead, BufReader, Lines};
 use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
 
-use redis_lock_testing::{Cluster, Signal, TestServer, int, signal, status, tag, text};
+use redis_lock_testing::{Cluster, Sentinels, Signal, TestServer, int, signal, status, tag, text};
 use serde_json::{Value as Json, json};
 
 use support::{complained, lockctl, output, said};
@@ -168,6 +168,30 @@ fn in_a_cluster_all_nodes_are_heard() {
         assert_eq!(told["key"], key);
         assert_eq!(told["server"], node.addr().to_string());
     }
+}
+
+#[test]
+fn behind_sentinels_whichever_is_the_primary_is_heard() {
+    let mut sentinels = Sentinels::start();
+    let addrs = sentinels.addrs().map(|addr| addr.to_string()).join(",");
+    for node in sentinels.replicas.iter().chain([&sentinels.primary]) {
+        node.client().call("CONFIG SET notify-keyspace-events Ed");
+    }
+    let mut by_name = support::heedful(env!("CARGO_BIN_EXE_lockctl"));
+    by_name.env("REDIS_URL", format!("redis://{addrs}"));
+    let mut tail = Tail::start(by_name, &["--sentinel", "locks"]);
+    sentinels.primary.client().int("LOCK.ACQUIRE k a");
+    tail.assert_told("k", &["acquired"]);
+    let old = sentinels.primary.addr().to_string();
+    sentinels.primary.crash();
+    let gone = tail.complained();
+    assert_eq!([&gone["event"], &gone["server"]], ["server_gone", &old]);
+    let back = tail.complained();
+    assert_eq!(back["event"], "server_back");
+    let mut replicas = sentinels.replicas.iter();
+    let new = replicas.find(|it| back["server"] == it.addr().to_string());
+    new.unwrap().client().int("LOCK.ACQUIRE other a");
+    tail.assert_told("other", &["acquired"]);
 }
 
 #[test]
