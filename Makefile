@@ -68,12 +68,22 @@ test-tls: deps build ## Run the client's tests of TLS, with each library that it
 	cargo test --locked --package redis-lock-client --features tls-native-tls --test tls
 	cargo test --locked --package redis-lock-client --features tls-rustls,tls-native-tls --test tls_twice
 
+.PHONY: test-monitoring
+test-monitoring: deps build ## Have a real Prometheus ask SERVER, and test dashboard and alerts
+	@scripts/install-missing monitoring
+	cargo test --locked --package redis-lock-module --test monitoring -- --ignored
+
 .PHONY: test-servers
 test-servers: deps build ## Run the module's own tests against Redis 7.0, Redis 8.2 and Valkey 8.0
 	@for server in $$(scripts/fetch-servers); do \
 		[[ $$server != "$(EXCEPT)" ]] || continue; \
 		echo "=== $$server"; \
 		REDISLOCK_SERVER=$$server cargo test --locked --package redis-lock-module --tests || exit; \
+	done
+	@set -- $$(scripts/fetch-servers); for newer in "$${@:2}"; do \
+		echo "=== from $$1 to $$newer"; \
+		REDISLOCK_SERVER=$$1 REDISLOCK_NEWER_SERVER=$$newer cargo test --locked \
+			--package redis-lock-module --test upgrade || exit; \
 	done
 
 .PHONY: test-all
@@ -185,6 +195,15 @@ interop: deps build ## Test with Redisson and with other clients; mixed load for
 	INTEROP_SECONDS=$(DURATION) cargo test --locked --package redis-lock-interop -- \
 		--ignored --test-threads=1 --show-output
 	examples/run-tests
+
+.PHONY: check-docs
+check-docs: deps build ## Run what the documents show in other languages, and all else that they show
+	@scripts/install-missing docs
+	scripts/check-docs
+	cargo test --locked --package redis-lock-module --test documented --test documents --test rights
+	cargo test --locked --package lockctl --test documented
+	cargo test --locked --package redis-lock-client --test documented
+	cargo test --locked --package redis-lock-client --features tls-rustls --doc
 
 .PHONY: lint
 lint: build-deps ## Check format, lints and documentation

@@ -149,6 +149,53 @@ fn shared_and_limited_locks_over_resp3() {
     assert_eq!(number(&info, "limit"), 4);
 }
 
+/// Checks what `LOCK.INFO` tells of those who wait for `k`: all of its fields, in order.
+fn check_waiters(info: &Value) {
+    const FIELDS: [&str; 8] = [
+        "owner", "mode", "limit", "client", "addr", "channel", "waited", "timeout",
+    ];
+    let waiters = list(info, "waiters");
+    assert_eq!(waiters.len(), 4);
+    for (waiter, (owner, mode, limit)) in waiters.iter().zip([
+        ("exclusive", "exclusive", 1),
+        ("shared", "shared", 0),
+        ("limited", "limited", 3),
+        ("place", "limited", 7),
+    ]) {
+        let names: Vec<Value> = match waiter {
+            Value::Map(fields) => fields.iter().map(|(name, _)| name.clone()).collect(),
+            flat => items(flat).iter().step_by(2).cloned().collect(),
+        };
+        assert_eq!(names, FIELDS.map(text));
+        assert_eq!(field(waiter, "owner"), &text(owner));
+        assert_eq!(field(waiter, "mode"), &text(mode));
+        assert_eq!(number(waiter, "limit"), limit, "{owner}");
+        let is_place = owner == "place";
+        assert_eq!(field(waiter, "client") == &nil(), is_place, "{owner}");
+        assert_eq!(field(waiter, "addr") == &nil(), is_place, "{owner}");
+        let channel = if is_place { text("mine") } else { nil() };
+        assert_eq!(field(waiter, "channel"), &channel, "{owner}");
+    }
+}
+
+#[test]
+fn who_waits_is_told_with_its_limit_on_both_protocols() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    client.int(&format!("LOCK.ACQUIRE k a {LONG}"));
+    let _waiters = ["exclusive", "shared SHARED", "limited LIMIT 3"]
+        .map(|asking| wait(&server, &format!("LOCK.ACQUIRE k {asking} BLOCK 0")));
+    let place = "LOCK.ACQUIRE k place QUEUE 600000 mine LIMIT 7";
+    assert_eq!(client.call(place), int(0));
+    let flat = client.call("LOCK.INFO k");
+    assert!(matches!(flat, Value::Array(_)));
+    check_waiters(&flat);
+    client.call("HELLO 3");
+    let map = client.call("LOCK.INFO k");
+    assert!(matches!(map, Value::Map(_)));
+    check_waiters(&map);
+}
+
 #[test]
 fn a_lock_that_redisson_holds_has_no_token() {
     let server = TestServer::start();

@@ -11,6 +11,7 @@ use tokio::task::JoinSet;
 use crate::binding::Binding;
 use crate::commands;
 use crate::error::Error;
+use crate::events::{self, Events};
 use crate::inspect::{ContendedLock, Counters};
 use crate::lock::Lock;
 use crate::node::{Identities, Node, Timeouts};
@@ -354,6 +355,29 @@ impl LockClient {
         let node = self.shared.node()?;
         let replies = node.call_everywhere(&commands::counters()).await?;
         Ok(Counters::read(replies))
+    }
+
+    /// Listens to what happens to the locks of this database, from now on; in a cluster
+    /// on all nodes. With a [key prefix](ClientBuilder::key_prefix), to those that begin
+    /// with it.
+    ///
+    /// # Errors
+    /// [`Error::NoEvents`] if a server is not set to post that; else what a server
+    /// refused, or that it does not answer. A user who may not `CONFIG GET` gets no
+    /// such error, and hears nothing from such a server.
+    pub async fn events(&self) -> Result<Events, Error> {
+        self.shared.check_process()?;
+        events::listen(self.shared.node()?, self.shared.key_prefix.clone()).await
+    }
+
+    /// Has all servers post what happens to locks: adds `Ed` to their
+    /// `notify-keyspace-events`, until they are started again.
+    ///
+    /// # Errors
+    /// What a server refused, or that it does not answer.
+    pub async fn post_events(&self) -> Result<(), Error> {
+        self.shared.check_process()?;
+        events::post(self.shared.node()?).await
     }
 
     /// Waits until what guards gave back when they were dropped has been given

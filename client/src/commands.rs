@@ -105,6 +105,22 @@ pub(crate) fn subscribe(channel: &[u8], is_sharded: bool) -> Cmd {
     cmd
 }
 
+/// `CLUSTER SLOTS`.
+#[cfg(feature = "cluster")]
+pub(crate) fn cluster_slots() -> Cmd {
+    let mut cmd = redis::cmd("CLUSTER");
+    cmd.arg("SLOTS");
+    cmd
+}
+
+/// `CONFIG GET notify-keyspace-events`, or `SET` to these.
+pub(crate) fn flags_of_events(set: Option<&str>) -> Cmd {
+    let mut cmd = redis::cmd("CONFIG");
+    cmd.arg(if set.is_some() { "SET" } else { "GET" });
+    cmd.arg("notify-keyspace-events").arg(set);
+    cmd
+}
+
 /// `HELLO`, which every user may send.
 pub(crate) fn hello() -> Cmd {
     redis::cmd("HELLO")

@@ -17,9 +17,9 @@ use tokio::time::timeout;
 use tokio::time::{Instant, timeout_at};
 
 use crate::commands::{self, text};
+use crate::ear::Ear;
 use crate::error::Error;
 use crate::mutex::locked;
-use crate::places::Places;
 
 /// What a connection talks to.
 #[derive(Clone)]
@@ -101,17 +101,18 @@ impl Interrupt {
 
     /// What the redis crate has to be given so that it tells of interruptions, and
     /// leads messages to those who wait for them.
-    pub(crate) fn listener(
+    pub(crate) fn listener<E: Ear>(
         &self,
-        places: &Arc<Places>,
-    ) -> impl Fn(PushInfo) -> Result<(), Infallible> + Clone + use<> {
-        let (this, places) = (self.clone(), Arc::clone(places));
+        ear: &Arc<E>,
+    ) -> impl Fn(PushInfo) -> Result<(), Infallible> + Clone + use<E> {
+        let (this, ear) = (self.clone(), Arc::clone(ear));
         move |push: PushInfo| {
             match push.kind {
                 PushKind::Disconnection | PushKind::SUnsubscribe => this.interrupt(),
                 PushKind::Message | PushKind::SMessage => {
-                    if let Some(Value::BulkString(message)) = push.data.last() {
-                        places.tell(message);
+                    if let [Value::BulkString(channel), Value::BulkString(message)] = &push.data[..]
+                    {
+                        ear.hear(channel, message);
                     }
                 }
                 _ => {}

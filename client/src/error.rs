@@ -99,6 +99,18 @@ pub enum Error {
     /// The server's reply is not that of a lock command.
     #[error("not the reply of a lock command: {0}")]
     Reply(String),
+    /// The server posts no events of locks: its `notify-keyspace-events` lacks `E` or
+    /// `d`. [`LockClient::post_events`](crate::LockClient::post_events) sets it.
+    #[error(
+        "{server} posts no events of locks. Type there: CONFIG SET notify-keyspace-events {wanted}"
+    )]
+    #[non_exhaustive]
+    NoEvents {
+        /// Which server.
+        server: String,
+        /// What the setting should be.
+        wanted: String,
+    },
     /// The runtime in which the client was connected has ended. Its tasks do
     /// the work, so connect in a runtime that lives as long as the client.
     #[error("the runtime in which the client was connected has ended")]
@@ -142,7 +154,7 @@ impl Error {
     /// A stable word for programs: the first word of the server's error where
     /// the server refused, else one of `NOMODULE`, `WRONGSERVER`, `UNAVAILABLE`,
     /// `ADDRESS`, `LOST`, `NOTREPLICATED`, `NOMAJORITY`, `INVALID`, `REPLY`,
-    /// `STOPPED`, `FORKED`.
+    /// `NOEVENTS`, `STOPPED`, `FORKED`.
     pub fn code(&self) -> &str {
         match self {
             Self::Server { code, .. } => code,
@@ -157,6 +169,7 @@ impl Error {
             Self::NoMajority { .. } => "NOMAJORITY",
             Self::Invalid(_) => "INVALID",
             Self::Reply(_) => "REPLY",
+            Self::NoEvents { .. } => "NOEVENTS",
             Self::Stopped => "STOPPED",
             Self::Forked => "FORKED",
         }

@@ -57,8 +57,8 @@ pub struct Waiter {
     pub owner: Vec<u8>,
     /// `exclusive`, `shared` or `limited`.
     pub mode: String,
-    /// The greatest number of holders that it accepts, itself included, if the
-    /// server tells.
+    /// The greatest number of holders that it accepts, itself included; none if it
+    /// shares with any number, or the server does not tell.
     pub limit: Option<u64>,
     /// The id of the connection that it blocks.
     pub client: Option<u64>,
@@ -166,7 +166,9 @@ impl Waiter {
         Ok(Self {
             owner: fields.take("owner")?,
             mode: fields.take("mode")?,
-            limit: fields.take("limit")?,
+            limit: fields
+                .take::<Option<u64>>("limit")?
+                .filter(|limit| *limit > 0),
             client: fields.take("client")?,
             addr: fields.take("addr")?,
             channel: fields.take("channel")?,
@@ -258,11 +260,18 @@ mod tests {
         let waiter = vec![
             ("owner", bytes(b"bob")),
             ("mode", bytes(b"exclusive")),
+            ("limit", Value::Int(1)),
             ("client", Value::Int(7)),
             ("addr", bytes(b"10.0.0.1:1")),
             ("waited", Value::Int(20)),
             ("timeout", Value::Int(-1)),
         ];
+        let reader = vec![
+            ("owner", bytes(b"carol")),
+            ("mode", bytes(b"shared")),
+            ("limit", Value::Int(0)),
+        ];
+        let waiters = [waiter, reader].map(|waiter| map(waiter, resp3));
         let info = vec![
             ("state", bytes(b"held")),
             ("mode", bytes(b"limited")),
@@ -270,8 +279,8 @@ mod tests {
             ("fence", Value::Int(42)),
             ("ttl", Value::Int(1000)),
             ("holders", Value::Array(vec![map(holder, resp3)])),
-            ("waiting", Value::Int(1)),
-            ("waiters", Value::Array(vec![map(waiter, resp3)])),
+            ("waiting", Value::Int(2)),
+            ("waiters", Value::Array(waiters.into())),
             ("grace", Value::Int(1500)),
         ];
         map(info, resp3)
@@ -289,6 +298,8 @@ mod tests {
         assert_eq!(resp2.grace, Some(Duration::from_millis(1500)));
         assert_eq!(resp2.waiters[0].timeout, None);
         assert_eq!(resp2.waiters[0].waited, Duration::from_millis(20));
+        let limits = [0, 1].map(|turn| resp2.waiters[turn].limit);
+        assert_eq!(limits, [Some(1), None]);
     }
 
     #[test]

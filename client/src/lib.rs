@@ -26,6 +26,7 @@ mod renewal;
 mod shared;
 // the servers and the connections to them,
 mod connection;
+mod events;
 mod node;
 mod server;
 #[cfg(feature = "cluster")]
@@ -36,6 +37,7 @@ mod waiting;
 mod backoff;
 mod clock;
 mod commands;
+mod ear;
 mod error;
 #[cfg(test)]
 mod fake_server;
@@ -55,6 +57,7 @@ pub use redis;
 
 pub use client::{ClientBuilder, LockClient, Redlock};
 pub use error::Error;
+pub use events::{Events, Heard, LockEvent};
 pub use guard::{HoldHandle, LockGuard};
 pub use inspect::{ContendedLock, Counters, Holder, LockInfo, Waiter};
 pub use lock::Lock;

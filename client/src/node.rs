@@ -29,6 +29,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::clock::Moment;
 use crate::commands::{self, text};
 use crate::connection::{Connection, ConnectionName, Interruptions};
+use crate::ear::Ear;
 use crate::error::Error;
 use crate::mutex::locked;
 use crate::places::{Place, Places};
@@ -633,9 +634,8 @@ impl Node {
         if let Some(known) = self.slots.address_of(key) {
             return Ok(Address(Some(known)));
         }
-        let mut cmd = redis::cmd("CLUSTER");
-        cmd.arg("SLOTS");
-        self.slots.learn(self.call(key, &cmd).await?.value)?;
+        let slots = self.call(key, &commands::cluster_slots()).await?;
+        self.slots.learn(slots.value)?;
         match self.slots.address_of(key) {
             Some(found) => Ok(Address(Some(found))),
             None => Err(Error::unavailable(
@@ -661,6 +661,44 @@ impl Node {
             .await
             .unwrap_or_else(|error| Err(Error::from_task(error)));
         opened.inspect_err(|_| self.look_up_again())
+    }
+
+    /// All servers, replicas of a cluster too, by name.
+    pub(crate) async fn servers(self: &Arc<Self>) -> Result<Vec<(String, Address)>, Error> {
+        if let Some(address) = self.target.address(self.timeouts.connect).await? {
+            return Ok(vec![(address, Address::default())]);
+        }
+        #[cfg(feature = "cluster")]
+        {
+            let nodes = self.call(b"", &commands::cluster_slots()).await?.value;
+            let nodes = crate::slots::nodes(nodes)?.into_iter();
+            Ok(nodes
+                .map(|(host, port)| (format!("{host}:{port}"), Address(Some((host, port)))))
+                .collect())
+        }
+        #[cfg(not(feature = "cluster"))]
+        Ok(Vec::new())
+    }
+
+    /// Opens a connection to one of [`Node::servers`] for messages alone.
+    pub(crate) async fn open_to_hear<E: Ear>(
+        &self,
+        server: &str,
+        address: &Address,
+        ear: &Arc<E>,
+    ) -> Result<Connection, Error> {
+        let within = self.timeouts.connect;
+        #[cfg(feature = "cluster")]
+        if let Some((host, port)) = &address.0 {
+            return self.target.open_at(host, *port, within, ear).await;
+        }
+        let _ = address;
+        self.target.open_to(server, within, ear).await
+    }
+
+    /// The number of the database.
+    pub(crate) fn db(&self) -> i64 {
+        self.target.db()
     }
 
     /// Closes connections from the server's side, wherever they lead.

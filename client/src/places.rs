@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
+use crate::ear::Ear;
 use crate::error::Error;
 use crate::mutex::locked;
 
@@ -73,6 +74,12 @@ impl Place {
     /// Waits for what is told next.
     pub(crate) async fn told(&mut self) -> Told {
         self.told.recv().await.unwrap_or(Told::Gone)
+    }
+}
+
+impl Ear for Places {
+    fn hear(&self, _: &[u8], message: &[u8]) {
+        self.tell(message);
     }
 }
 

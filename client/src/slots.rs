@@ -1,6 +1,6 @@
 //! Which node of a cluster has a key, as `CLUSTER SLOTS` tells it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -84,20 +84,34 @@ impl Slots {
     }
 }
 
+/// Host and port of each node in the reply of `CLUSTER SLOTS`, replicas too.
+pub(crate) fn nodes(reply: Value) -> Result<BTreeSet<(String, u16)>, Error> {
+    let ranges: Vec<Vec<Value>> =
+        redis::from_redis_value(reply).map_err(|error| Error::Reply(error.to_string()))?;
+    let nodes = ranges
+        .into_iter()
+        .flat_map(|range| range.into_iter().skip(2));
+    Ok(nodes.filter_map(node).collect())
+}
+
 fn range(told: Vec<Value>) -> Option<Range> {
     let mut told = told.into_iter();
     let (from, to) = (number(told.next()?)?, number(told.next()?)?);
-    let Value::Array(primary) = told.next()? else {
+    Some((from, to, node(told.next()?)?))
+}
+
+fn node(told: Value) -> Option<(String, u16)> {
+    let Value::Array(told) = told else {
         return None;
     };
-    let mut primary = primary.into_iter();
-    let Value::BulkString(host) = primary.next()? else {
+    let mut told = told.into_iter();
+    let Value::BulkString(host) = told.next()? else {
         return None;
     };
     let host = String::from_utf8(host)
         .ok()
         .filter(|host| !host.is_empty())?;
-    Some((from, to, (host, number(primary.next()?)?)))
+    Some((host, number(told.next()?)?))
 }
 
 fn number(value: Value) -> Option<u16> {

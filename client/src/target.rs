@@ -10,10 +10,10 @@ use redis::{AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, ProtocolVersi
 use tokio::time::timeout;
 
 use crate::connection::{Connection, Interrupt, Wire};
+use crate::ear::Ear;
 use crate::error::Error;
 #[cfg(feature = "sentinel")]
 use crate::mutex::locked;
-use crate::places::Places;
 use crate::server::{Kind, Server};
 
 /// With it the redis crate tells at once when a connection closes.
@@ -50,6 +50,7 @@ pub(crate) enum Target {
 pub(crate) struct Primary {
     sentinels: tokio::sync::Mutex<redis::sentinel::SentinelClient>,
     sentinels_count: u32,
+    db: i64,
     known: Mutex<Option<ConnectionInfo>>,
 }
 
@@ -87,19 +88,19 @@ impl Target {
 
     /// Opens a connection for commands that don't wait, within this time, and leads
     /// messages on it to those who wait for them.
-    pub(crate) async fn open(
+    pub(crate) async fn open<E: Ear>(
         &self,
         within: Duration,
-        places: &Arc<Places>,
+        ear: &Arc<E>,
     ) -> Result<Connection, Error> {
         match self {
-            Self::One(info) => open(info, within, places).await,
+            Self::One(info) => open(info, within, ear).await,
             #[cfg(feature = "sentinel")]
-            Self::Primary(primary) => primary.open(within, places).await,
+            Self::Primary(primary) => primary.open(within, ear).await,
             #[cfg(feature = "cluster")]
             Self::Cluster { client, .. } => {
                 let interrupt = Interrupt::new();
-                let listener = interrupt.0.listener(places);
+                let listener = interrupt.0.listener(ear);
                 let config = redis::cluster::ClusterConfig::new().set_push_sender(listener);
                 let opened = client.get_async_connection_with_config(config);
                 let opened = timeout(within, opened)
@@ -113,12 +114,12 @@ impl Target {
 
     /// Opens a connection to one node of a cluster.
     #[cfg(feature = "cluster")]
-    pub(crate) async fn open_at(
+    pub(crate) async fn open_at<E: Ear>(
         &self,
         host: &str,
         port: u16,
         within: Duration,
-        places: &Arc<Places>,
+        ear: &Arc<E>,
     ) -> Result<Connection, Error> {
         match self {
             Self::Cluster { node, .. } => {
@@ -136,9 +137,9 @@ impl Target {
                     },
                     _ => ConnectionAddr::Tcp(host.into(), port),
                 };
-                open(&ConnectionInfo::clone(node).set_addr(addr), within, places).await
+                open(&ConnectionInfo::clone(node).set_addr(addr), within, ear).await
             }
-            _ => self.open(within, places).await,
+            _ => self.open(within, ear).await,
         }
     }
 
@@ -156,6 +157,53 @@ impl Target {
         #[cfg(feature = "sentinel")]
         if let Self::Primary(primary) = self {
             primary.forget();
+        }
+    }
+
+    /// As [`Target::open`], to the server of this name alone: another one may be the
+    /// primary by now.
+    pub(crate) async fn open_to<E: Ear>(
+        &self,
+        name: &str,
+        within: Duration,
+        ear: &Arc<E>,
+    ) -> Result<Connection, Error> {
+        #[cfg(feature = "sentinel")]
+        if let Self::Primary(primary) = self {
+            let info = primary.look_up(within).await?;
+            return match info.addr().to_string() == name {
+                true => open(&info, within, ear).await,
+                false => Err(Error::unavailable("another server is the primary now")),
+            };
+        }
+        let _ = name;
+        self.open(within, ear).await
+    }
+
+    /// Where a single server is, or the one that is the primary now. None of a cluster.
+    pub(crate) async fn address(&self, within: Duration) -> Result<Option<String>, Error> {
+        let _ = within;
+        match self {
+            Self::One(info) => Ok(Some(info.addr().to_string())),
+            #[cfg(feature = "sentinel")]
+            Self::Primary(primary) => {
+                primary.forget();
+                let info = primary.look_up(within).await?;
+                Ok(Some(info.addr().to_string()))
+            }
+            #[cfg(feature = "cluster")]
+            Self::Cluster { .. } => Ok(None),
+        }
+    }
+
+    /// The number of the database.
+    pub(crate) fn db(&self) -> i64 {
+        match self {
+            Self::One(info) => info.redis_settings().db(),
+            #[cfg(feature = "sentinel")]
+            Self::Primary(primary) => primary.db,
+            #[cfg(feature = "cluster")]
+            Self::Cluster { node, .. } => node.redis_settings().db(),
         }
     }
 
@@ -179,14 +227,14 @@ impl Target {
     }
 }
 
-async fn open(
+async fn open<E: Ear>(
     info: &ConnectionInfo,
     within: Duration,
-    places: &Arc<Places>,
+    ear: &Arc<E>,
 ) -> Result<Connection, Error> {
     let opened = async {
         let interrupt = Interrupt::new();
-        let listener = interrupt.0.listener(places);
+        let listener = interrupt.0.listener(ear);
         // Whoever sends a command decides how long it may take.
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(within))
@@ -372,13 +420,14 @@ impl Primary {
         Ok(Self {
             sentinels: sentinels.into(),
             sentinels_count,
+            db: primary.redis_settings().db(),
             known: Mutex::new(None),
         })
     }
 
-    async fn open(&self, within: Duration, places: &Arc<Places>) -> Result<Connection, Error> {
+    async fn open<E: Ear>(&self, within: Duration, ear: &Arc<E>) -> Result<Connection, Error> {
         let primary = self.look_up(within).await?;
-        let opened = open(&primary, within, places).await;
+        let opened = open(&primary, within, ear).await;
         if opened.is_err() {
             self.forget_if(&primary);
         }

@@ -4,10 +4,32 @@ mod support;
 
 use std::time::Duration;
 
-use redis_lock_client::{Lost, Mode};
+use redis_lock_client::{Heard, LockClient, LockEvent, Lost, Mode};
 use redis_lock_testing::TestServer;
 
 use support::{connect, queue, soon, take};
+
+#[tokio::test]
+async fn what_happens_to_locks_is_heard_once_servers_post_it() {
+    let server = TestServer::start();
+    let client = LockClient::builder().key_prefix("mine:");
+    let url = format!("redis://{}", server.addr());
+    let client = client.connect(url).await.unwrap();
+    let refused = client.events().await.unwrap_err();
+    assert_eq!(refused.code(), "NOEVENTS");
+    client.post_events().await.unwrap();
+    let mut events = client.events().await.unwrap();
+    server.client().int("LOCK.ACQUIRE yours a");
+    let guard = client.lock("lock").acquire().await.unwrap();
+    guard.release().await.unwrap();
+    for expected in [LockEvent::Acquired, LockEvent::Released] {
+        let heard = soon("an event", events.next()).await.unwrap();
+        let Heard::Event { event, key, .. } = heard else {
+            panic!("{heard:?}");
+        };
+        assert_eq!((event, key), (expected, b"mine:lock".to_vec()));
+    }
+}
 
 #[tokio::test]
 async fn a_free_lock_is_shown_as_free() {

@@ -50,7 +50,7 @@ lockctl run [OPTIONS] NAME COMMAND [ARGUMENT]...
 #[derive(Parser)]
 #[command(version, after_long_help = ENVIRONMENT)]
 pub struct Arguments {
-    /// Write JSON: ls, top and break to stdout, run and failures to stderr, one line each
+    /// Write JSON: ls, top, tail and break to stdout, run and failures to stderr, one line each
     #[arg(long, global = true)]
     pub json: bool,
     #[command(flatten)]
@@ -104,6 +104,7 @@ pub enum Command {
     Run(RunOptions),
     Ls(LsOptions),
     Top(TopOptions),
+    Tail(TailOptions),
     Break(BreakOptions),
     /// Write a shell's completions to stdout
     Completions {
@@ -211,6 +212,25 @@ pub struct TopOptions {
     pub times: Option<u64>,
     #[command(flatten)]
     pub stuck: Stuck,
+}
+
+/// Show what happens to locks, live
+///
+/// Writes a line each time a lock is acquired, released, broken, or its lease is over while somebody waits or others
+/// hold it; in a cluster from all nodes. Owners are not told: ls shows them.
+///
+/// The server tells this by keyspace notifications, which are off by default. If they are off, tail ends and shows the
+/// command that sets them.
+#[derive(Args)]
+pub struct TailOptions {
+    /// Show these locks only
+    pub names: Vec<OsString>,
+    /// End after N lines
+    #[arg(short = 'n', long, value_name = "N")]
+    pub count: Option<u64>,
+    /// Have the server post what is needed: add Ed to its notify-keyspace-events, until it is started again
+    #[arg(long)]
+    pub notify: bool,
 }
 
 /// When a lock counts as stuck.

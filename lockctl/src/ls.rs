@@ -100,10 +100,7 @@ fn holder_row(lock: &LockView, holder: &HolderView) -> [String; 8] {
             1 => "holder".into(),
             holds => format!("holder x{holds}"),
         },
-        match (lock.mode, lock.limit) {
-            (Some("limited"), Some(limit)) => format!("limit {limit}"),
-            (mode, _) => mode.unwrap_or_default().into(),
-        },
+        mode(lock.mode.unwrap_or_default(), lock.limit),
         String::new(),
         holder.ttl_ms.map_or_else(String::new, seconds),
         holder
@@ -121,7 +118,7 @@ fn waiter_row(lock: &LockView, turn: usize, waiter: &WaiterView) -> [String; 8] 
         lock.key.to_string(),
         waiter.owner.to_string(),
         format!("waiter {turn}"),
-        waiter.mode.clone(),
+        mode(&waiter.mode, waiter.limit),
         seconds(waiter.waited_ms),
         waiter.timeout_ms.map_or_else(|| "forever".into(), seconds),
         String::new(),
@@ -130,6 +127,14 @@ fn waiter_row(lock: &LockView, turn: usize, waiter: &WaiterView) -> [String; 8] 
             _ => format!("waiter {}", turn - 1),
         },
     ]
+}
+
+/// In which mode, for eyes.
+fn mode(mode: &str, limit: Option<u64>) -> String {
+    match (mode, limit) {
+        ("limited", Some(limit)) => format!("limit {limit}"),
+        _ => mode.into(),
+    }
 }
 
 /// Who blocks the first in line, and what those wait for themselves.

@@ -5,6 +5,7 @@
 //! run.rs, run/    lockctl run: the command, its signals, the terminal
 //! ls.rs           lockctl ls
 //! top.rs, top/    lockctl top: samples, and the screen that shows them
+//! tail.rs         lockctl tail
 //! break_lock.rs   lockctl break
 //! view.rs         what follows from the state of locks
 //! name.rs         keys and owners as text
@@ -23,6 +24,7 @@ mod manual;
 mod name;
 mod run;
 mod signals;
+mod tail;
 mod top;
 mod view;
 mod which_server;
@@ -82,6 +84,7 @@ fn execute(arguments: Arguments) -> Result<Exit, Failure> {
             Command::Run(options) => run::run(&server()?, json, options).await,
             Command::Ls(options) => ls::ls(&server()?, json, &options).await,
             Command::Top(options) => top::top(&server()?, json, &options).await,
+            Command::Tail(options) => tail::tail(&server()?, json, &options).await,
             Command::Break(options) => break_lock::break_lock(&server()?, json, &options).await,
             Command::Completions { shell } => manual::completions(shell),
             Command::Man { directory } => manual::man_pages(&directory),

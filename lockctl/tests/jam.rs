@@ -1,5 +1,5 @@
 //! What `lockctl ls`, `top` and `break` tell of a jam: 3 locks, 2 readers, 20
-//! waiters, and a deadlock refused.
+//! waiters, and a deadlock refused. README.md and docs/lockctl.md have its picture.
 
 mod support;
 
@@ -308,6 +308,27 @@ fn locks_that_are_named_are_shown_contended_or_not() {
     assert!(rows[1].starts_with("free"), "{table}");
     let none = said(&output(lockctl(&server).arg("ls")));
     assert_eq!(none, "Nobody waits for a lock.\n");
+}
+
+#[test]
+fn who_waits_for_a_permit_is_shown_with_its_limit() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    for asking in [
+        "a LIMIT 1",
+        "b QUEUE 600000 c LIMIT 3",
+        "r QUEUE 600000 c SHARED",
+    ] {
+        client.int(&format!("LOCK.ACQUIRE pool {asking}"));
+    }
+    let table = said(&output(lockctl(&server).arg("ls")));
+    assert!(table.contains("waiter 1  limit 3 "), "{table}");
+    assert!(table.contains("waiter 2  shared "), "{table}");
+    let waiters = &listed(&server)[0]["waiters"];
+    assert_eq!(
+        [&waiters[0]["limit"], &waiters[1]["limit"]],
+        [&Json::from(3), &Json::Null]
+    );
 }
 
 #[test]
