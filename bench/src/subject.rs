@@ -2,6 +2,8 @@
 
 #![forbid(unsafe_code)]
 
+pub mod driver;
+
 use std::path::{Path, PathBuf};
 
 use clap::Args;
