@@ -100,7 +100,7 @@ pub struct Server {
 }
 
 enum Process {
-    Redis(testing::Server),
+    Redis(Box<testing::Server>),
     Other(Child),
 }
 
@@ -142,7 +142,7 @@ impl Server {
                 let server = testing::Server::start(setup)?;
                 return Ok(Self {
                     port: server.addr().port(),
-                    process: Process::Redis(server),
+                    process: Process::Redis(Box::new(server)),
                     dir,
                 });
             }

@@ -192,6 +192,6 @@ mod tests {
         assert_eq!(row.shown(Cell::Pair), "51 / 100");
         assert_eq!(row.shown(Cell::Cpu), "-");
         assert_eq!(plain(12_345.4), "12,345");
-        assert_eq!(plain(3.14), "3.1");
+        assert_eq!(plain(2.54), "2.5");
     }
 }
