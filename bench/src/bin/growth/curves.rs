@@ -2,9 +2,10 @@
 //! turn of the event loop is when all of them come to an end at once.
 
 use std::path::Path;
-use std::time::Duration;
+use std::thread::{sleep, spawn};
+use std::time::{Duration, Instant};
 
-use redis_lock_testing::{Connection, Error, Result, Server, comes_true};
+use redis_lock_testing::{Connection, Error, Result, Server, Told, comes_true, info_field};
 use subject::chart::{Labels, Line, draw};
 
 use crate::{LONG_LEASE, Options, Pinger, reset_stats, row, run_all, start, usec_per_call, words};
@@ -166,11 +167,44 @@ fn chart(folder: &Path, lines: &[Line]) -> Result<()> {
     draw(folder, &labels, lines).map_err(Error::new)
 }
 
-/// Somebody who hears of all grants, and does not read them.
-fn listener(server: &Server) -> Result<Connection> {
-    let mut listener = server.connect()?;
+/// Somebody who hears of all grants, and claims each where `claims` says so.
+fn listen(server: &Server, claims: bool) -> Result<()> {
+    let (mut listener, mut claimer) = (server.connect()?, server.connect()?);
     listener.call_ok(&["SUBSCRIBE", "told"])?;
-    Ok(listener)
+    // It ends with the server.
+    spawn(move || {
+        let mut claimed = 0;
+        loop {
+            match listener.next_within(Duration::from_millis(1))? {
+                Some(heard) => {
+                    if let Some(told) = Told::of(&heard).filter(|told| claims && told.result != "0")
+                    {
+                        let key = String::from_utf8_lossy(&told.key).into_owned();
+                        let (owner, token) = (&told.owner, &told.result);
+                        let claim =
+                            format!("LOCK.RENEW {key} {owner} LEASE {LONG_LEASE} FENCE {token}");
+                        claimer.send(&words(&claim))?;
+                        claimed += 1;
+                    }
+                }
+                None if claimed == 0 => {}
+                None => {
+                    claimer.reply()?;
+                    claimed -= 1;
+                }
+            }
+            // Who sends without end and never reads comes to a stand.
+            if claimed > 500 {
+                for _ in 0..claimed {
+                    claimer.reply()?;
+                }
+                claimed = 0;
+            }
+        }
+        #[allow(unreachable_code)]
+        Ok::<(), Error>(())
+    });
+    Ok(())
 }
 
 fn all(count: usize, make: Make) -> Vec<String> {
@@ -180,7 +214,7 @@ fn all(count: usize, make: Make) -> Vec<String> {
 /// The median of the rounds, in microseconds a command.
 fn at(options: &Options, curve: &Curve, count: usize) -> Result<f64> {
     let server = start(options)?;
-    let _listener = listener(&server)?;
+    listen(&server, false)?;
     let mut connection = server.connect()?;
     run_all(&mut connection, &all(count, curve.make))?;
     let mut rounds = Vec::new();
@@ -209,8 +243,10 @@ struct Event {
     label: &'static str,
     make: Make,
     happens: Happens,
-    /// The field of `INFO` that is so much when all is over.
-    over: (&'static str, i64),
+    /// Whether those who are granted a lock claim it.
+    claims: bool,
+    /// The field of `INFO lock` that is so much when all is over.
+    over: (&'static str, &'static str),
 }
 
 enum Happens {
@@ -223,7 +259,7 @@ enum Happens {
 /// Everything whose time is over at once is over so long after the last was made.
 const SHORT_MS: &str = "20000";
 
-const EVENTS: [Event; 9] = [
+const EVENTS: [Event; 10] = [
     Event {
         label: "a writer's release, readers behind it",
         make: |n| match n {
@@ -231,43 +267,60 @@ const EVENTS: [Event; 9] = [
             n => vec![place("k", &format!("o{n}"), " SHARED")],
         },
         happens: Happens::Command("LOCK.RELEASE k o0"),
-        over: ("lock_waiters", 0),
+        claims: true,
+        over: ("lock_waiters", "0"),
+    },
+    Event {
+        label: "a writer's release, readers behind it that claim nothing",
+        make: |n| match n {
+            0 => vec![hold("k", "o0", "")],
+            n => vec![place("k", &format!("o{n}"), " SHARED")],
+        },
+        happens: Happens::Command("LOCK.RELEASE k o0"),
+        claims: false,
+        over: ("lock_waiters", "0"),
     },
     Event {
         label: "DEL of a lock, waiters on it",
         make: |n| vec![in_line(n)],
         happens: Happens::Command("DEL k"),
-        over: ("lock_grants_after_wait", 1),
+        claims: true,
+        over: ("lock_grants_after_wait", "1"),
     },
     Event {
         label: "DEL of a shared lock, holders of it",
         make: |n| vec![hold("k", &format!("o{n}"), " SHARED")],
         happens: Happens::Command("DEL k"),
-        over: ("lock_sessions", 0),
+        claims: true,
+        over: ("lock_sessions", "0"),
     },
     Event {
         label: "SET in a lock's place, waiters on it",
         make: |n| vec![in_line(n)],
         happens: Happens::Command("SET k v"),
-        over: ("lock_waiters", 0),
+        claims: true,
+        over: ("lock_waiters", "0"),
     },
     Event {
         label: "FLUSHALL, contended locks",
         make: contended,
         happens: Happens::Command("FLUSHALL"),
-        over: ("lock_waiters", 0),
+        claims: true,
+        over: ("lock_waiters", "0"),
     },
     Event {
         label: "the connection closes, sessions of it",
         make: |n| vec![hold(&format!("l{n}"), "h", " SESSION")],
         happens: Happens::ConnectionCloses,
-        over: ("lock_sessions", 0),
+        claims: true,
+        over: ("lock_sessions", "0"),
     },
     Event {
         label: "the connection closes, sessions of it on one lock",
         make: |n| vec![hold("k", &format!("o{n}"), " SHARED SESSION")],
         happens: Happens::ConnectionCloses,
-        over: ("lock_sessions", 0),
+        claims: true,
+        over: ("lock_sessions", "0"),
     },
     Event {
         label: "the time of places is over, waiters on a lock",
@@ -280,7 +333,8 @@ const EVENTS: [Event; 9] = [
             )],
         },
         happens: Happens::TimeIsOver,
-        over: ("lock_waiters", 0),
+        claims: true,
+        over: ("lock_waiters", "0"),
     },
     Event {
         label: "leases are over, contended locks",
@@ -290,7 +344,8 @@ const EVENTS: [Event; 9] = [
             vec![short, place(&lock, "w", "")]
         },
         happens: Happens::TimeIsOver,
-        over: ("lock_waiters", 0),
+        claims: true,
+        over: ("lock_waiters", "0"),
     },
 ];
 
@@ -303,6 +358,7 @@ pub fn events(options: &Options) -> Result<()> {
     for event in EVENTS.iter().filter(wanted) {
         happen(options, event)?;
     }
+    floors(options)?;
     shown(options)
 }
 
@@ -337,7 +393,7 @@ fn watch_slow(connection: &mut Connection) -> Result<()> {
 
 fn happen(options: &Options, event: &Event) -> Result<()> {
     let server = start(options)?;
-    let _listener = listener(&server)?;
+    listen(&server, event.claims)?;
     let (mut connection, mut observer) = (server.connect()?, server.connect()?);
     run_all(&mut connection, &all(options.crowd, event.make))?;
     watch_slow(&mut observer)?;
@@ -351,22 +407,58 @@ fn happen(options: &Options, event: &Event) -> Result<()> {
         Happens::TimeIsOver => {}
     }
     let (field, wanted) = event.over;
-    let patience = Duration::from_secs(180);
+    let patience = Duration::from_secs(60);
+    let from = Instant::now();
     let is_over = || {
-        std::thread::sleep(Duration::from_millis(20));
-        observer.info(field).is_ok_and(|now| now == wanted)
+        sleep(Duration::from_millis(20));
+        let info = observer.info_section("lock");
+        info.is_ok_and(|info| info_field(&info, field).is_ok_and(|now| now == wanted))
     };
-    if !comes_true(patience, is_over) {
-        return Err(Error::new(format!("{} does not end", event.label)));
-    }
+    let ends = comes_true(patience, is_over);
+    let all_ms = from.elapsed().as_millis();
     // What is left to be done is done meanwhile.
-    std::thread::sleep(Duration::from_secs(2));
+    sleep(Duration::from_secs(2));
     let worst = pinger.worst_ms()?;
     row(
         &format!("{}: {}", event.label, options.crowd),
-        &format!("{worst}, {}", slowest(&mut observer)?),
+        &format!(
+            "{} after {all_ms} ms, {worst}, {}",
+            if ends { "over" } else { "not over" },
+            slowest(&mut observer)?
+        ),
     );
     drop(open);
+    Ok(())
+}
+
+/// What the server's own hashes cost to delete.
+fn floors(options: &Options) -> Result<()> {
+    let server = start(options)?;
+    let mut connection = server.connect()?;
+    let field = |n| {
+        vec![format!(
+            "HSET hash o{n} 1 @permit:o{n} 0-1790000000000000-1790000000000"
+        )]
+    };
+    let hash = |n| vec![format!("HSET l{n} h 1 @fence 1790000000000000")];
+    for (what, make, line) in [
+        (
+            "floor, DEL of a hash, fields of two",
+            field as Make,
+            "DEL hash",
+        ),
+        ("floor, FLUSHALL, hashes", hash as Make, "FLUSHALL"),
+    ] {
+        run_all(&mut connection, &all(options.crowd, make))?;
+        reset_stats(&mut connection)?;
+        connection.call_ok(&words(line))?;
+        let name = words(line)[0].to_lowercase();
+        let usec = usec_per_call(&mut connection, &name)?;
+        row(
+            &format!("{what}: {}", options.crowd),
+            &format!("{usec:.0} usec"),
+        );
+    }
     Ok(())
 }
 
@@ -384,7 +476,6 @@ fn shown(options: &Options) -> Result<()> {
     ];
     for (label, make, line) in looks {
         let server = start(options)?;
-        let _listener = listener(&server)?;
         let mut connection = server.connect()?;
         run_all(&mut connection, &all(options.crowd, make))?;
         reset_stats(&mut connection)?;

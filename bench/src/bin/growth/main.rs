@@ -86,7 +86,8 @@ fn main() -> Result<()> {
 
 fn start(options: &Options) -> Result<Server> {
     let clients = (options.count + 1_000).to_string();
-    let setup = options.subject.with_module()?;
+    let mut setup = options.subject.with_module()?;
+    setup.module_args = ["max-waiters", "1000000"].map(String::from).into();
     Server::start(setup.options(&["--maxclients", &clients, "--save", ""]))
 }
 
@@ -104,7 +105,8 @@ fn run_all(connection: &mut Connection, lines: &[String]) -> Result<()> {
         let batch: Vec<Vec<&str>> = batch.iter().map(|line| words(line)).collect();
         connection.send_all(&batch)?;
         for _ in &batch {
-            connection.reply()?;
+            let reply = connection.reply()?;
+            reply.extract_error().map_err(Error::new)?;
         }
     }
     Ok(())
