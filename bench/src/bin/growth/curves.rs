@@ -164,6 +164,7 @@ fn chart(folder: &Path, lines: &[Line]) -> Result<()> {
         x: "how many (log)",
         y: "µs of the server a command, median (log)",
     };
+    std::fs::create_dir_all(folder)?;
     draw(folder, &labels, lines).map_err(Error::new)
 }
 
