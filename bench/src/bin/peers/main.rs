@@ -93,11 +93,12 @@ fn main() -> Result<()> {
                 server,
             };
             rows.push(bench.row(described));
+            // A run that is broken off leaves what it has measured.
+            let text = table::write(&options, &rows, began.elapsed(), clients != server)?;
+            table::put(&options.document, &text)?;
         }
     }
-    let text = table::write(&options, &rows, began.elapsed(), clients != server)?;
-    table::put(&options.document, &text)?;
-    print!("{text}");
+    print!("{}", table::written(&options.document)?);
     Ok(())
 }
 

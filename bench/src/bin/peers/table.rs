@@ -157,14 +157,26 @@ pub fn write(options: &Options, rows: &[Row], took: Duration, apart: bool) -> Re
     Ok(text)
 }
 
-/// Puts it between the marks of a document.
-pub fn put(document: &Path, text: &str) -> Result<()> {
+/// What a document has before the table, the table, and what is behind it.
+fn parts(document: &Path) -> Result<[String; 3]> {
     let name = document.display();
-    let before = std::fs::read_to_string(document).with_context(|| format!("no {name}"))?;
-    let (head, rest) = before.split_once(BEGIN).context("no mark of the begin")?;
-    let (_, tail) = rest.split_once(END).context("no mark of the end")?;
-    std::fs::write(document, format!("{head}{BEGIN}\n\n{text}\n{END}{tail}"))?;
-    Ok(())
+    let text = std::fs::read_to_string(document).with_context(|| format!("no {name}"))?;
+    let (head, rest) = text.split_once(BEGIN).context("no mark of the begin")?;
+    let (table, tail) = rest.split_once(END).context("no mark of the end")?;
+    Ok([head, table, tail].map(String::from))
+}
+
+/// Puts the table between the marks of a document.
+pub fn put(document: &Path, text: &str) -> Result<()> {
+    let [head, _, tail] = parts(document)?;
+    let text = format!("{head}{BEGIN}\n\n{text}\n{END}{tail}");
+    Ok(std::fs::write(document, text)?)
+}
+
+/// The table that a document has.
+pub fn written(document: &Path) -> Result<String> {
+    let [_, table, _] = parts(document)?;
+    Ok(table.trim_start().into())
 }
 
 #[cfg(test)]
