@@ -178,7 +178,7 @@ fn what_a_crowd_costs_is_measured_and_drawn() {
     let out = ["--only", "curves", "--out", folder.path().to_str().unwrap()];
     let table = printed(growth, &[&few[..], &out].concat());
     assert!(
-        table.contains("| renew, holders of the shared lock: 100 |"),
+        table.contains("| renew, holders of the lock: 100 |"),
         "{table}"
     );
     let svg = std::fs::read_to_string(folder.path().join("growth.svg")).unwrap();

@@ -71,14 +71,14 @@ const CURVES: [Curve; 10] = [
         undo: |_| None,
     },
     Curve {
-        label: "one more place, waiters on the lock",
+        label: "new place, waiters on the lock",
         most: |options| options.crowd,
         make: |n| vec![in_line(n)],
         measured: |n| place("k", &format!("m{n}"), ""),
         undo: |n| Some(release("k", &format!("m{n}"))),
     },
     Curve {
-        label: "release with hand-off, waiters on the lock",
+        label: "release, waiters on the lock",
         most: |options| options.crowd,
         make: |n| vec![in_line(n)],
         // Each in its turn, to the end of the queue again.
@@ -86,7 +86,7 @@ const CURVES: [Curve; 10] = [
         undo: |n| Some(place("k", &format!("again{n}"), "")),
     },
     Curve {
-        label: "one more place, contended locks",
+        label: "new place, contended locks",
         most: |options| options.crowd,
         make: contended,
         measured: |n| place(&format!("l{}", n % 100), &format!("m{n}"), ""),
@@ -100,14 +100,14 @@ const CURVES: [Curve; 10] = [
         undo: |_| None,
     },
     Curve {
-        label: "one more holder, holders of the shared lock",
+        label: "new holder, holders of the lock",
         most: |options| options.crowd,
         make: |n| vec![hold("k", &format!("o{n}"), " SHARED")],
         measured: |n| hold("k", &format!("m{n}"), " SHARED"),
         undo: |n| Some(release("k", &format!("m{n}"))),
     },
     Curve {
-        label: "renew, holders of the shared lock",
+        label: "renew, holders of the lock",
         most: |options| options.crowd,
         make: |n| vec![hold("k", &format!("o{n}"), " SHARED")],
         measured: |n| format!("LOCK.RENEW k o{} LEASE {LONG_LEASE}", n % 100),
