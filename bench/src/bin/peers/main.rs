@@ -169,10 +169,11 @@ impl Bench<'_> {
         for _ in 0..20 {
             sleep(Duration::from_millis(500));
             let now = server.memory_kib()?;
-            if now == last {
+            let grows = now > last + last / 100;
+            last = now;
+            if !grows {
                 break;
             }
-            last = now;
         }
         Ok(last.saturating_sub(before) as f64 / count as f64)
     }

@@ -96,7 +96,7 @@ fn postgresql(program: &str) -> Result<PathBuf> {
 pub struct Server {
     process: Process,
     pub port: u16,
-    dir: TempDir,
+    _dir: TempDir,
 }
 
 enum Process {
@@ -143,7 +143,7 @@ impl Server {
                 return Ok(Self {
                     port: server.addr().port(),
                     process: Process::Redis(Box::new(server)),
-                    dir,
+                    _dir: dir,
                 });
             }
             Kind::Etcd => etcd(dir.path(), port, durable)?,
@@ -157,7 +157,7 @@ impl Server {
         let server = Self {
             process: Process::Other(spawn(command)?),
             port,
-            dir,
+            _dir: dir,
         };
         let answers = comes_true(START_TIMEOUT, || match kind {
             Kind::PostgreSql => postgresql("pg_isready").is_ok_and(|program| {
@@ -222,7 +222,6 @@ impl Drop for Server {
                 let _ = child.wait();
             }
         }
-        let _ = &self.dir;
     }
 }
 
