@@ -155,7 +155,10 @@ fn libraries_that_need_no_other_server_are_measured_beside_each_other() {
     ]);
     arguments.extend(["--seconds", "0.1", "--lease", "1"]);
     let table = printed(env!("CARGO_BIN_EXE_peers"), &arguments);
-    let rows: Vec<&str> = table.lines().filter(|line| line.contains("fast")).collect();
+    let rows: Vec<&str> = table
+        .lines()
+        .filter(|line| line.contains("| fast: "))
+        .collect();
     assert_eq!(rows.len(), 3, "{table}");
     // Each cell has a figure, of each row with AOF, too.
     assert!(

@@ -22,11 +22,14 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use redis_lock_testing::{processors, raise_file_limit};
 use subject::Subject;
-use subject::driver::{Driver, Question};
+use subject::driver::{Counts, Driver, Question};
 
 use libraries::{LIBRARIES, Library};
 use servers::{Server, Setting, on_processor};
 use table::{Cell, Row};
+
+/// Where no holder dies: what a machine that stands still does not end.
+const LONG_LEASE: Duration = Duration::from_secs(30);
 
 /// No cell is measured for longer, whatever the machine does.
 const LONGEST: Duration = Duration::from_secs(15);
@@ -54,7 +57,7 @@ struct Options {
     /// How many wait while memory is measured
     #[arg(long, default_value_t = 500)]
     waiters: usize,
-    /// The lease, or how long a session outlives its client, in seconds
+    /// The lease of a holder that is killed, or how long its session outlives it, in seconds
     #[arg(long, default_value_t = 5.0)]
     lease: f64,
     /// Answers what a run asks of a Rust library
@@ -120,9 +123,7 @@ impl Bench<'_> {
                 let driver = on_processor(self.clients, &driver);
                 row.add(Cell::Memory, self.memory(&driver));
                 row.add(Cell::AfterKill, self.after_kill(&driver));
-                if let Err(error) = self.figures(&driver, &mut row) {
-                    row.reason(error);
-                }
+                self.figures(&driver, &mut row);
             }
             Err(error) => row.reason(error),
         }
@@ -195,44 +196,70 @@ impl Bench<'_> {
         Ok((held - from).as_secs_f64() * 1e3)
     }
 
-    /// What one driver measures on one server.
-    fn figures(&self, driver: &Command, row: &mut Row) -> Result<()> {
+    /// What a driver measures on a server. After a failure both are started anew.
+    fn figures(&self, driver: &Command, row: &mut Row) {
         let options = self.options;
-        let most = options.contenders.iter().copied().max().unwrap_or(1);
-        let server = self.start(most + 2)?;
-        let mut driver = Driver::start(again(driver))?;
-        let mut ask = |question: &Question| driver.measure(question, || server.cpu_time());
-        let mut question = self.question("uncontended", server.port);
-        let (counts, cpu) = loop {
-            let (counts, cpu) = ask(&question)?;
+        let mut running = None;
+        let mut question = self.question("uncontended", 0);
+        question.lease = LONG_LEASE;
+        let pair = loop {
+            let measured = self.ask(&mut running, driver, &question);
             // A busy machine may stand still for as long as a short cell.
-            if !counts.latencies_ns.is_empty() || question.measure > LONGEST {
-                break (counts, cpu);
+            let is_empty = |(counts, _): &(Counts, Duration)| counts.latencies_ns.is_empty();
+            if !measured.as_ref().is_ok_and(is_empty) || question.measure > LONGEST {
+                break measured;
             }
             question.measure *= 4;
         };
-        let pairs = counts.latencies_ns.len();
-        ensure!(pairs > 0, "no pair was done in {:?}", question.measure);
-        row.quantiles(Cell::Pair, &counts.latencies_ns);
-        row.add(Cell::Cpu, Ok(cpu.as_secs_f64() * 1e6 / pairs as f64));
-        let (counts, _) = ask(&Question {
-            clients: 2,
-            measure: Duration::from_secs_f64(5.0 * options.seconds),
-            ..self.question("hand-off", server.port)
-        })?;
-        row.quantiles(Cell::HandOff, &counts.latencies_ns);
+        match pair {
+            Ok((counts, cpu)) => {
+                row.quantiles(Cell::Pair, &counts.latencies_ns);
+                let pairs = counts.latencies_ns.len().max(1) as f64;
+                row.add(Cell::Cpu, Ok(cpu.as_secs_f64() * 1e6 / pairs));
+            }
+            Err(error) => row.reason(error),
+        }
+        question.measure = Duration::from_secs_f64(5.0 * options.seconds);
+        (question.what, question.clients) = ("hand-off", 2);
+        match self.ask(&mut running, driver, &question) {
+            Ok((counts, _)) => row.quantiles(Cell::HandOff, &counts.latencies_ns),
+            Err(error) => row.reason(error),
+        }
+        question.what = "sections";
+        question.measure = Duration::from_secs_f64(options.seconds);
         for &locks in &options.locks {
             for &clients in &options.contenders {
-                let (counts, _) = ask(&Question {
-                    clients,
-                    locks,
-                    ..self.question("sections", server.port)
-                })?;
-                let sections = counts.shares.iter().sum::<u64>() as f64;
-                row.add(Cell::Sections(locks), Ok(sections / counts.seconds));
+                (question.clients, question.locks) = (clients, locks);
+                let measured = self.ask(&mut running, driver, &question);
+                let a_second = |(counts, _): (Counts, Duration)| {
+                    counts.shares.iter().sum::<u64>() as f64 / counts.seconds
+                };
+                row.add(Cell::Sections(locks), measured.map(a_second));
             }
         }
-        Ok(())
+    }
+
+    fn ask(
+        &self,
+        running: &mut Option<(Server, Driver)>,
+        driver: &Command,
+        question: &Question,
+    ) -> Result<(Counts, Duration)> {
+        let (server, mut driver) = match running.take() {
+            Some(running) => running,
+            None => {
+                let most = self.options.contenders.iter().max();
+                let server = self.start(most.copied().unwrap_or(1) + 2)?;
+                (server, Driver::start(again(driver))?)
+            }
+        };
+        let question = Question {
+            port: server.port,
+            ..question.clone()
+        };
+        let measured = driver.measure(&question, || server.cpu_time())?;
+        *running = Some((server, driver));
+        Ok(measured)
     }
 }
 

@@ -64,9 +64,17 @@ impl Kind {
                 Ok(version.replace(" Version:", ""))
             }
             Self::ZooKeeper => {
-                let jar = Path::new(ZOOKEEPER).canonicalize()?;
-                let name = jar.file_stem().unwrap_or_default().to_string_lossy();
-                Ok(name.replace("zookeeper-", "ZooKeeper "))
+                // Beside the jar without a version is one with it.
+                let jars = Path::new(ZOOKEEPER)
+                    .parent()
+                    .context("no folder")?
+                    .read_dir()?;
+                let names = jars.filter_map(|jar| jar.ok()?.file_name().into_string().ok());
+                let version = names
+                    .filter_map(|name| Some(name.strip_prefix("zookeeper-")?.to_owned()))
+                    .find(|rest| rest.starts_with(|first: char| first.is_ascii_digit()));
+                let version = version.unwrap_or_default();
+                Ok(format!("ZooKeeper {}", version.trim_end_matches(".jar")))
             }
             Self::PostgreSql => {
                 let said = words(Command::new(postgresql("postgres")?).arg("--version"))?;

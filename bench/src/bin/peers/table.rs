@@ -33,7 +33,7 @@ pub enum Cell {
 pub struct Row {
     title: &'static str,
     setting: &'static str,
-    cells: BTreeMap<Cell, Vec<f64>>,
+    cells: BTreeMap<Cell, Vec<Option<f64>>>,
     reasons: Vec<String>,
 }
 
@@ -50,8 +50,11 @@ impl Row {
     /// Adds a figure, or why there is none.
     pub fn add(&mut self, cell: Cell, figure: Result<f64>) {
         match figure {
-            Ok(figure) => self.cells.entry(cell).or_default().push(figure),
-            Err(error) => self.reason(error),
+            Ok(figure) => self.cells.entry(cell).or_default().push(Some(figure)),
+            Err(error) => {
+                self.cells.entry(cell).or_default().push(None);
+                self.reason(error);
+            }
         }
     }
 
@@ -69,14 +72,21 @@ impl Row {
 
     /// Says why something was not measured.
     pub fn reason(&mut self, error: Error) {
-        self.reasons.push(format!("{error:#}"));
+        let reason = format!("{error:#}").replace('\n', " ");
+        let short: String = reason.chars().take(100).collect();
+        if !self.reasons.contains(&short) {
+            self.reasons.push(short);
+        }
     }
 
     fn shown(&self, cell: Cell) -> String {
         let Some(figures) = self.cells.get(&cell) else {
             return "-".into();
         };
-        let figures: Vec<String> = figures.iter().map(|figure| plain(*figure)).collect();
+        let figures: Vec<String> = figures
+            .iter()
+            .map(|figure| figure.map_or("-".into(), plain))
+            .collect();
         figures.join(" / ")
     }
 }
@@ -85,10 +95,17 @@ impl Row {
 fn plain(figure: f64) -> String {
     match figure {
         figure if figure < 10.0 => format!("{figure:.1}"),
-        figure if figure < 10_000.0 => format!("{figure:.0}"),
+        figure if figure < 1_000.0 => format!("{figure:.0}"),
         figure => {
-            let thousands = figure.round() as u64;
-            format!("{},{:03}", thousands / 1_000, thousands % 1_000)
+            let digits = format!("{figure:.0}");
+            let (head, tail) = digits.split_at(digits.len() - 3);
+            let head: f64 = head.parse().unwrap_or_default();
+            let head = if head < 10.0 {
+                format!("{head:.0}")
+            } else {
+                plain(head)
+            };
+            format!("{head},{tail}")
         }
     }
 }
@@ -141,7 +158,7 @@ pub fn write(options: &Options, rows: &[Row], took: Duration, apart: bool) -> Re
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let load = load.split(' ').nth(2).unwrap_or("unknown");
     text += &format!(
-        "{}; {}; {} s a cell, hand-offs {} s, {} waiters, a lease of {} s; {} s in all, load at the end {load}.\n",
+        "{}; {}; {} s a cell, hand-offs {} s, {} waiters, a lease of {} s where a holder is killed; {} s in all, load at the end {load}.\n",
         versions.join(", "),
         if apart {
             "all clients on one processor, the server on another"
@@ -204,6 +221,8 @@ mod tests {
         assert_eq!(row.shown(Cell::Pair), "51 / 100");
         assert_eq!(row.shown(Cell::Cpu), "-");
         assert_eq!(plain(12_345.4), "12,345");
+        assert_eq!(plain(1_391_618.0), "1,391,618");
+        assert_eq!(plain(999.6), "1000");
         assert_eq!(plain(2.54), "2.5");
     }
 }
