@@ -15,7 +15,8 @@ pub struct Library {
     pub title: &'static str,
     pub server: Kind,
     language: Language,
-    /// How long a waiter may sleep before it looks again; 5 for one that is told.
+    /// How long a waiter may be deaf: it sleeps before it looks again, or is not yet
+    /// among those who are told; 5 for one that is told at once.
     pub looks_after_ms: u64,
 }
 
@@ -87,7 +88,8 @@ pub const LIBRARIES: [Library; 9] = [
         "etcd `concurrency.Mutex`",
         Kind::Etcd,
         Language::Go,
-        5,
+        // So often etcd brings watches that begin at a known revision up to date.
+        100,
     ),
     library(
         "curator",
