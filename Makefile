@@ -39,7 +39,7 @@ help: ## Show this list
 	@echo "  SEED=$(SEED)                what the campaigns do; random if not given"
 	@echo "  CHAOS=                more options of 'make chaos-redlock' and 'make chaos-failover', or --help"
 	@echo "  EXCEPT=               a server that 'make test-servers' leaves out"
-	@echo "  OUT=$(OUT)         where 'make bench' puts its report and charts"
+	@echo "  OUT=$(OUT)         where 'make bench' and 'make growth' put reports and charts"
 	@echo "  BENCH=                more options of the benchmark, such as --only hand-off-1, or --help"
 	@echo "  MACHINES=$(MACHINES)  machines of 'make dist'"
 	@echo "  PREFIX=$(PREFIX)    where 'make install' puts the module and lockctl"
@@ -164,9 +164,8 @@ planted: deps build ## Show that the fault campaigns find faults that are plante
 		--test redlock -- --ignored --nocapture
 
 .PHONY: growth
-growth: deps build ## Show what it costs when holders, waiters and locks become many
-	cargo run --locked --release --package redis-lock-bench --bin growth -- \
-		--server $(SERVER) --module $(MODULE)
+growth: deps build ## Show what it costs when holders, waiters and locks become many; a chart into OUT
+	cargo run --locked --release --package redis-lock-bench --bin growth -- --out $(OUT) $(BENCH)
 
 .PHONY: bench
 bench: deps build ## Measure against peers and floors on SERVER, into OUT: some minutes
@@ -176,6 +175,11 @@ bench: deps build ## Measure against peers and floors on SERVER, into OUT: some 
 .PHONY: bench-full
 bench-full: override BENCH += --full
 bench-full: bench ## The same at length, with every scenario
+
+.PHONY: bench-peers
+bench-peers: deps build ## Measure beside etcd, ZooKeeper, PostgreSQL and other libraries, into docs/performance.md
+	@scripts/install-missing peers
+	cargo run --locked --release --package redis-lock-bench --bin peers -- $(BENCH)
 
 .PHONY: bench-instructions
 bench-instructions: deps build ## Count instructions beside floors, into docs/bench/instructions.md; BENCH=--check compares

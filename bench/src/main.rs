@@ -274,7 +274,7 @@ fn conditions(
         run: format!(
             "{} of {rounds} rounds, all contenders in turn in each; clients that are not real \
              libraries are played by one thread, on one processor; real libraries rest for 5 ms \
-             before each hand-off, so that more has fallen asleep by then",
+             and more before each hand-off, so that more has fallen asleep by then",
             if options.full { "full" } else { "quick" }
         ),
         contenders: contenders

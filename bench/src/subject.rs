@@ -2,6 +2,9 @@
 
 #![forbid(unsafe_code)]
 
+pub mod chart;
+pub mod driver;
+
 use std::path::{Path, PathBuf};
 
 use clap::Args;

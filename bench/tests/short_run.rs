@@ -30,6 +30,18 @@ fn run(arguments: &[&str], charts: &[&str]) -> String {
     std::fs::read_to_string(out.path().join("results.md")).unwrap()
 }
 
+/// Runs another program of this package, and returns what it prints.
+fn printed(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program)
+        .env("REDISLOCK_MODULE", redis_lock_testing::module())
+        .args(arguments)
+        .output()
+        .unwrap();
+    let log = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{log}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
 /// The first words of a line's cells.
 fn cells(line: &str) -> Vec<&str> {
     let cells = line.trim_matches('|').split('|');
@@ -120,4 +132,62 @@ fn what_many_places_cost_is_measured_and_judged() {
     assert!(100.0 < bytes && bytes < 1024.0, "{bytes}");
     assert!(report.contains("memory of a place, to that of a blocked client's wait"));
     assert!(!report.contains("Not measured"), "{report}");
+}
+
+#[test]
+fn libraries_that_need_no_other_server_are_measured_beside_each_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let document = folder.path().join("performance.md");
+    let committed = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/performance.md");
+    std::fs::copy(committed, &document).unwrap();
+    let document = document.to_str().unwrap();
+    let mut arguments = vec!["--document", document, "--only"];
+    arguments.extend(["redis-lock-client", "redis-lock-session", "rslock"]);
+    arguments.extend([
+        "--contenders",
+        "1",
+        "4",
+        "--locks",
+        "1",
+        "2",
+        "--waiters",
+        "4",
+    ]);
+    arguments.extend(["--seconds", "0.1", "--lease", "1"]);
+    let table = printed(env!("CARGO_BIN_EXE_peers"), &arguments);
+    let rows: Vec<&str> = table
+        .lines()
+        .filter(|line| line.contains("| fast: "))
+        .collect();
+    assert_eq!(rows.len(), 3, "{table}");
+    // Each cell has a figure, of each row with AOF, too.
+    assert!(
+        !table.contains("| - |") && !table.contains("Not measured"),
+        "{table}"
+    );
+    assert!(
+        table.contains("sections/s ↑ on 2 locks of 1 / 4"),
+        "{table}"
+    );
+    let written = std::fs::read_to_string(document).unwrap();
+    assert!(written.contains(table.trim()), "{written}");
+}
+
+#[test]
+fn what_a_crowd_costs_is_measured_and_drawn() {
+    let folder = tempfile::tempdir().unwrap();
+    let growth = env!("CARGO_BIN_EXE_growth");
+    let few = ["--crowd", "200", "--locks", "200"];
+    let out = ["--only", "curves", "--out", folder.path().to_str().unwrap()];
+    let table = printed(growth, &[&few[..], &out].concat());
+    assert!(
+        table.contains("| renew, holders of the lock: 100 |"),
+        "{table}"
+    );
+    let svg = std::fs::read_to_string(folder.path().join("growth.svg")).unwrap();
+    assert!(svg.contains("</svg>"), "the chart is not whole");
+    let one = ["--only", "crowd-events", "--event", "SET in a lock's place"];
+    let table = printed(growth, &[&few[..], &one].concat());
+    assert!(table.contains("waiters on it: 200 | over after"), "{table}");
+    assert!(table.contains("floor, FLUSHALL, hashes: 200"), "{table}");
 }

@@ -1,19 +1,25 @@
 //! What a command and an idle server cost as locks, holders and waiters become many.
 //!
-//! Prints a table. `usec` is the server's own time a call, as `INFO commandstats` has
+//! Prints a table, and draws `growth.svg` with `--out`. `usec` is the server's own time a call, as `INFO commandstats` has
 //! it; the worst `PING` is that of a connection that pings all the while, and shows
-//! how long a turn of the event loop takes at most. What the server's own hash costs
+//! how long a turn of the event loop takes at most; the time of the processor that the
+//! server used between two of them says the same, whatever else the machine does. What the server's own hash costs
 //! stands beside it: the same fields written by `HSET`.
 
 #![forbid(unsafe_code)]
 
+mod curves;
+
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{JoinHandle, sleep, spawn};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use redis_lock_testing::{Connection, Result, SOON, Server, comes_true, raise_file_limit};
+use nix::time::clock_getcpuclockid;
+use nix::unistd::Pid;
+use redis_lock_testing::{Connection, Error, Result, SOON, Server, comes_true, raise_file_limit};
 use subject::Subject;
 
 /// Shows what it costs when locks, holders and waiters become many.
@@ -24,6 +30,18 @@ struct Options {
     /// How many holders, waiters, sessions and contended keys
     #[arg(long, default_value_t = 9_000)]
     count: usize,
+    /// How many of what needs no connection of its own: places, sessions, holders
+    #[arg(long, default_value_t = 100_000)]
+    crowd: usize,
+    /// How many locks are held
+    #[arg(long, default_value_t = 1_000_000)]
+    locks: usize,
+    /// Where the chart goes
+    #[arg(long)]
+    out: Option<PathBuf>,
+    /// Of what happens to a crowd, only what has this in its name
+    #[arg(long)]
+    event: Option<String>,
     /// How long an idle server is watched, in seconds
     #[arg(long, default_value_t = 10)]
     idle: u64,
@@ -43,7 +61,9 @@ fn main() -> Result<()> {
     let options = Options::parse();
     raise_file_limit()?;
     println!("| what | measured |\n|---|---|");
-    let all: [(&str, Measure); 7] = [
+    let all: [(&str, Measure); 9] = [
+        ("curves", curves::curves),
+        ("crowd-events", curves::events),
         ("renewals", renewals),
         ("session-readers", session_readers),
         ("readers-behind-a-writer", readers_behind_a_writer),
@@ -66,7 +86,8 @@ fn main() -> Result<()> {
 
 fn start(options: &Options) -> Result<Server> {
     let clients = (options.count + 1_000).to_string();
-    let setup = options.subject.with_module()?;
+    let mut setup = options.subject.with_module()?;
+    setup.module_args = ["max-waiters", "1000000"].map(String::from).into();
     Server::start(setup.options(&["--maxclients", &clients, "--save", ""]))
 }
 
@@ -84,7 +105,8 @@ fn run_all(connection: &mut Connection, lines: &[String]) -> Result<()> {
         let batch: Vec<Vec<&str>> = batch.iter().map(|line| words(line)).collect();
         connection.send_all(&batch)?;
         for _ in &batch {
-            connection.reply()?;
+            let reply = connection.reply()?;
+            reply.extract_error().map_err(Error::new)?;
         }
     }
     Ok(())
@@ -112,7 +134,7 @@ fn await_blocked(server: &Server, count: usize) -> Result<()> {
     };
     match comes_true(3 * SOON, is_so) {
         true => Ok(()),
-        false => Err(redis_lock_testing::Error::new("clients do not wait")),
+        false => Err(Error::new("clients do not wait")),
     }
 }
 
@@ -140,7 +162,7 @@ fn idle_percent(server: &Server, options: &Options) -> Result<f64> {
         let info = connection.info_section("cpu")?;
         let part = |name| -> Result<f64> {
             let field = redis_lock_testing::info_field(&info, name)?;
-            field.parse().map_err(redis_lock_testing::Error::new)
+            field.parse().map_err(Error::new)
         };
         Ok(part("used_cpu_sys")? + part("used_cpu_user")?)
     };
@@ -154,23 +176,29 @@ fn idle_percent(server: &Server, options: &Options) -> Result<f64> {
 /// A connection that pings all the while.
 struct Pinger {
     goes_on: Arc<AtomicBool>,
-    worst: JoinHandle<Result<Duration>>,
+    worst: JoinHandle<Result<(Duration, Duration)>>,
 }
 
 impl Pinger {
     fn start(server: &Server) -> Result<Self> {
         let mut connection = server.connect()?;
+        let pid = server.pid().ok_or_else(|| Error::new("no server"))?;
+        let clock = clock_getcpuclockid(Pid::from_raw(pid.cast_signed())).map_err(Error::new)?;
         let goes_on = Arc::new(AtomicBool::new(true));
         let asked = Arc::clone(&goes_on);
         let worst = spawn(move || {
-            let mut worst = Duration::ZERO;
+            let cpu_time = || clock.now().map(Duration::from).map_err(Error::new);
+            let (mut worst, mut most, mut before) = (Duration::ZERO, Duration::ZERO, cpu_time()?);
             while asked.load(Ordering::Relaxed) {
                 let from = Instant::now();
                 connection.call_ok(&["PING"])?;
                 worst = worst.max(from.elapsed());
-                sleep(Duration::from_micros(500));
+                let now = cpu_time()?;
+                most = most.max(now.saturating_sub(before));
+                before = now;
+                sleep(Duration::from_micros(100));
             }
-            Ok(worst)
+            Ok((worst, most))
         });
         Ok(Self { goes_on, worst })
     }
@@ -178,8 +206,11 @@ impl Pinger {
     fn worst_ms(self) -> Result<String> {
         self.goes_on.store(false, Ordering::Relaxed);
         let worst = self.worst.join();
-        let worst = worst.unwrap_or_else(|_| Err(redis_lock_testing::Error::new("no pinger")))?;
-        Ok(format!("worst PING {:.2} ms", worst.as_secs_f64() * 1e3))
+        let (worst, most) = worst.unwrap_or_else(|_| Err(Error::new("no pinger")))?;
+        let [worst, most] = [worst, most].map(|time| time.as_secs_f64() * 1e3);
+        Ok(format!(
+            "worst PING {worst:.2} ms, {most:.2} ms of CPU between two"
+        ))
     }
 }
 

@@ -16,9 +16,15 @@ import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.Semaphore;
+import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicLong;
+import java.util.concurrent.atomic.AtomicReference;
 import java.util.concurrent.locks.LockSupport;
+import org.apache.curator.framework.CuratorFramework;
+import org.apache.curator.framework.CuratorFrameworkFactory;
+import org.apache.curator.framework.recipes.locks.InterProcessMutex;
+import org.apache.curator.retry.RetryOneTime;
 import org.redisson.Redisson;
 import org.redisson.api.RLock;
 import org.redisson.api.RedissonClient;
@@ -27,16 +33,16 @@ import org.redisson.config.Config;
 import org.redisson.config.TransportMode;
 
 /**
- * Puts Redisson to a workload for each line of standard input:
- * {@code what kind port clients locks sectionMicros warmUpMillis measureMillis}.
- * Every client is a thread. Of the kind {@code lock} the threads
- * share one RedissonClient, as those of one process do: a release wakes one of
- * them, not all. Of the kind {@code apart} each has its own, as if it were a
- * process of its own.
+ * Takes locks of Redisson or Curator as the lines of standard input say:
+ * {@code what kind port clients locks sectionMicros warmUpMillis measureMillis
+ * leaseMillis settleMillis}. Every client is a thread. Of the kind {@code lock} the
+ * threads share one RedissonClient, as those of one process do: a release wakes one of
+ * them, not all. Of the kind {@code apart} each has its own, as if it were a process of
+ * its own; of the kind {@code watchdog} also, and each hold is renewed. Of the kind
+ * {@code curator} each has a session of ZooKeeper.
  */
-public final class RedissonBench {
+public final class LockDriver {
     private static final ObjectMapper JSON = new ObjectMapper();
-    private static final long LEASE_SECONDS = 30;
     private static final int MOST_CONNECTIONS = 64;
     /** More only compete with each other on a machine that the server shares. */
     private static final int NETTY_THREADS = Integer.getInteger("nettyThreads", 4);
@@ -46,20 +52,37 @@ public final class RedissonBench {
     /** What the JVM has to learn when it sees a kind of work for the first time. */
     private static final long FIRST_WARM_UP_NANOS = TimeUnit.SECONDS.toNanos(4);
     private static final Set<String> KNOWN = new HashSet<>();
-    /** How long all have to come back to their wait after a hand-off. */
-    private static final long SETTLE_NANOS = 5_000_000;
 
-    private final List<RedissonClient> redissons = new ArrayList<>();
+    /** Takes a lock; gives back what it took; closes. */
+    private interface Client extends AutoCloseable {
+        Release take(String name) throws Exception;
+
+        @Override
+        void close();
+    }
+
+    private interface Release {
+        void run() throws Exception;
+    }
+
+    private interface Work {
+        void run() throws Exception;
+    }
+
+    private final List<Client> connected = new ArrayList<>();
     private final int clients;
     private final int locks;
     private final long sectionNanos;
     private final long warmUpNanos;
     private final long measureNanos;
+    private final int leaseMillis;
+    /** How long all have to come back to their wait after a hand-off, and as much again. */
+    private final long settleNanos;
+    private final AtomicReference<Exception> failure = new AtomicReference<>();
     private final List<Thread> threads = new ArrayList<>();
     private volatile boolean over;
 
-    private RedissonBench(String[] words) {
-        boolean apart = words[1].equals("apart");
+    private LockDriver(String[] words) throws InterruptedException {
         int port = Integer.parseInt(words[2]);
         clients = Integer.parseInt(words[3]);
         locks = Integer.parseInt(words[4]);
@@ -68,16 +91,66 @@ public final class RedissonBench {
             ? FIRST_WARM_UP_NANOS
             : TimeUnit.MILLISECONDS.toNanos(Long.parseLong(words[6]));
         measureNanos = TimeUnit.MILLISECONDS.toNanos(Long.parseLong(words[7]));
-        for (int i = 0; i < (apart ? clients : 1); i++) {
-            redissons.add(connect(port, apart ? 1 : Math.min(clients, MOST_CONNECTIONS)));
+        leaseMillis = Integer.parseInt(words[8]);
+        settleNanos = TimeUnit.MILLISECONDS.toNanos(Long.parseLong(words[9]));
+        boolean together = words[1].equals("lock");
+        for (int i = 0; i < (together ? 1 : clients); i++) {
+            connected.add(words[1].equals("curator")
+                ? zooKeeper(port)
+                : redisson(port, together ? Math.min(clients, MOST_CONNECTIONS) : 1,
+                    words[1].equals("watchdog")));
         }
     }
 
-    private static RedissonClient connect(int port, int connections) {
+    private Client redisson(int port, int connections, boolean watchdog) {
+        RedissonClient redisson = connect(port, connections, leaseMillis);
+        return new Client() {
+            @Override
+            public Release take(String name) {
+                RLock lock = redisson.getLock(name);
+                if (watchdog) {
+                    lock.lock();
+                } else {
+                    lock.lock(leaseMillis, TimeUnit.MILLISECONDS);
+                }
+                return lock::unlock;
+            }
+
+            @Override
+            public void close() {
+                redisson.shutdown(0, 2, TimeUnit.SECONDS);
+            }
+        };
+    }
+
+    private Client zooKeeper(int port) throws InterruptedException {
+        CuratorFramework curator = CuratorFrameworkFactory.newClient(
+            "127.0.0.1:" + port, leaseMillis, 15_000, new RetryOneTime(100));
+        curator.start();
+        if (!curator.blockUntilConnected(30, TimeUnit.SECONDS)) {
+            throw new IllegalStateException("ZooKeeper does not answer");
+        }
+        return new Client() {
+            @Override
+            public Release take(String name) throws Exception {
+                InterProcessMutex mutex = new InterProcessMutex(curator, "/" + name);
+                mutex.acquire();
+                return mutex::release;
+            }
+
+            @Override
+            public void close() {
+                curator.close();
+            }
+        };
+    }
+
+    private static RedissonClient connect(int port, int connections, int leaseMillis) {
         Config config = new Config();
         config.setEventLoopGroup(EVENT_LOOPS)
             .setTransportMode(TransportMode.NIO)
             .setExecutor(EXECUTOR)
+            .setLockWatchdogTimeout(leaseMillis)
             .setCodec(StringCodec.INSTANCE);
         config.useSingleServer()
             .setAddress("redis://127.0.0.1:" + port)
@@ -89,9 +162,8 @@ public final class RedissonBench {
         return Redisson.create(config);
     }
 
-    private RLock lock(int client, String name) {
-        RedissonClient redisson = redissons.get(client % redissons.size());
-        return redisson.getLock(name);
+    private Client client(int n) {
+        return connected.get(n % connected.size());
     }
 
     public static void main(String[] args) throws IOException {
@@ -101,7 +173,12 @@ public final class RedissonBench {
             String[] words = line.split(" ");
             try {
                 // Said when all has been shut down: that is not to be felt by who comes next.
-                say("done", new RedissonBench(words).run(words[0]));
+                LockDriver driver = new LockDriver(words);
+                if (words[0].equals("hold")) {
+                    driver.hold();
+                } else {
+                    say("done", driver.run(words[0]));
+                }
             } catch (Exception error) {
                 say("failed", error.toString());
             }
@@ -124,28 +201,35 @@ public final class RedissonBench {
     private Map<String, Object> run(String what) throws Exception {
         try {
             return switch (what) {
-                case "uncontended" -> loop(true);
-                case "contended" -> loop(false);
+                case "uncontended", "contended", "sections" -> loop(what);
                 case "hand-off" -> handOff();
                 default -> throw new IllegalArgumentException(what);
             };
         } finally {
-            for (RedissonClient redisson : redissons) {
-                redisson.shutdown(0, 2, TimeUnit.SECONDS);
-            }
+            connected.forEach(Client::close);
         }
     }
 
-    private void start(Runnable client) {
-        Thread thread = new Thread(client);
+    private void start(Work work) {
+        Thread thread = new Thread(() -> {
+            try {
+                work.run();
+            } catch (Exception error) {
+                failure.set(error);
+                over = true;
+            }
+        });
         threads.add(thread);
         thread.start();
     }
 
-    private void end() throws InterruptedException {
+    private void end() throws Exception {
         over = true;
         for (Thread thread : threads) {
             thread.join();
+        }
+        if (failure.get() != null) {
+            throw failure.get();
         }
     }
 
@@ -154,7 +238,7 @@ public final class RedissonBench {
     }
 
     /** Every client takes and gives back one of the locks, over and over. */
-    private Map<String, Object> loop(boolean uncontended) throws Exception {
+    private Map<String, Object> loop(String what) throws Exception {
         long begin = System.nanoTime() + warmUpNanos;
         long end = begin + measureNanos;
         long[] shares = new long[clients];
@@ -163,19 +247,21 @@ public final class RedissonBench {
             int n = i;
             List<Long> mine = new ArrayList<>();
             latencies.add(mine);
-            RLock lock = lock(n, "lock:" + n % locks);
             start(() -> {
                 while (!over) {
+                    int lock = what.equals("sections")
+                        ? ThreadLocalRandom.current().nextInt(locks)
+                        : n % locks;
                     long wanted = System.nanoTime();
-                    lock.lock(LEASE_SECONDS, TimeUnit.SECONDS);
+                    Release release = client(n).take("lock:" + lock);
                     long held = System.nanoTime();
                     if (sectionNanos > 0) {
                         LockSupport.parkNanos(sectionNanos);
                     }
-                    lock.unlock();
+                    release.run();
                     if (held > begin && held <= end) {
                         shares[n]++;
-                        mine.add((uncontended ? System.nanoTime() : held) - wanted);
+                        mine.add((what.equals("uncontended") ? System.nanoTime() : held) - wanted);
                     } else if (held > end && wanted < end) {
                         // It still waited at the end, and so long at least.
                         mine.add(end - wanted);
@@ -197,6 +283,19 @@ public final class RedissonBench {
         }
     }
 
+    /** Clients that want one lock and keep it. */
+    private void hold() {
+        System.out.println("\"begin\"");
+        for (int i = 0; i < clients; i++) {
+            Client client = client(i);
+            start(() -> {
+                client.take("lock:hold");
+                System.out.println("\"held\"");
+                LockSupport.park();
+            });
+        }
+    }
+
     /** One lock goes round among all clients. */
     private Map<String, Object> handOff() throws Exception {
         BlockingQueue<Thread> holders = new LinkedBlockingQueue<>();
@@ -204,17 +303,17 @@ public final class RedissonBench {
         AtomicLong releasedAt = new AtomicLong();
         AtomicLong heldAt = new AtomicLong();
         for (int i = 0; i < clients; i++) {
-            RLock lock = lock(i, "lock:hand-off");
+            Client client = client(i);
             start(() -> {
                 while (!over) {
-                    lock.lock(LEASE_SECONDS, TimeUnit.SECONDS);
+                    Release release = client.take("lock:hand-off");
                     heldAt.set(System.nanoTime());
                     holders.add(Thread.currentThread());
                     if (!over) {
                         LockSupport.park();
                     }
                     releasedAt.set(System.nanoTime());
-                    lock.unlock();
+                    release.run();
                     // Not before another one has it: this is no race.
                     comeBack.acquireUninterruptibly();
                 }
@@ -226,7 +325,8 @@ public final class RedissonBench {
         boolean begun = false;
         Thread holder = holders.take();
         while (System.nanoTime() < end || latencies.isEmpty()) {
-            sleepUntil(System.nanoTime() + SETTLE_NANOS);
+            long settle = settleNanos + ThreadLocalRandom.current().nextLong(settleNanos);
+            sleepUntil(System.nanoTime() + settle);
             if (!begun && System.nanoTime() > begin) {
                 begun = true;
                 System.out.println("\"begin\"");
