@@ -52,7 +52,11 @@ pub(crate) async fn take(
         Wait::Until(deadline) => taking.until(deadline).await,
     };
     match taken {
-        Ok(Answer::Granted(granted)) => Ok(Some((taking.attempt, granted))),
+        Ok(Answer::Granted(granted)) => {
+            // What was asked for it must not come after it has released the lock.
+            taking.attempt.leave_place().await;
+            Ok(Some((taking.attempt, granted)))
+        }
         Ok(_) => {
             // It may have a place until now.
             taking.attempt.give_back().await;
