@@ -9,12 +9,14 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinSet;
 
 use crate::binding::Binding;
+use crate::cohort::take_back_again_and_again;
 use crate::commands;
 use crate::error::Error;
 use crate::inspect::{ContendedLock, Counters};
 use crate::lock::Lock;
 use crate::node::{Identities, Node, Timeouts};
 use crate::renewal::Renewals;
+use crate::request::PassOn;
 use crate::server::Server;
 #[cfg(any(feature = "tls-rustls", feature = "tls-native-tls"))]
 use crate::server::Tls;
@@ -67,6 +69,7 @@ pub struct ClientBuilder {
     max_waiting_connections: Option<usize>,
     max_sessions: Option<usize>,
     key_prefix: Vec<u8>,
+    pass_on: Option<PassOn>,
     certificates: Certificates,
 }
 
@@ -120,6 +123,15 @@ impl ClientBuilder {
     #[must_use]
     pub fn max_sessions(mut self, sessions: usize) -> Self {
         self.max_sessions = Some(sessions);
+        self
+    }
+
+    /// Lets tasks of this client pass a lock on among themselves, without the server: so
+    /// often, and for so long after the server granted it, whichever ends first. Then it
+    /// goes back to the server's queue. Not done if not set.
+    #[must_use]
+    pub fn pass_on(mut self, at_most: u32, within: Duration) -> Self {
+        self.pass_on = Some(PassOn { at_most, within });
         self
     }
 
@@ -192,7 +204,12 @@ impl ClientBuilder {
             node,
             sessions: Arc::new(Semaphore::new(sessions_max.min(Semaphore::MAX_PERMITS))),
         };
+        let passes_on = self.pass_on.is_some();
         let shared = self.shared(servers, runtime, disconnected);
+        if passes_on {
+            let taking_back = take_back_again_and_again(Arc::downgrade(&shared.cohorts));
+            shared.tasks.runtime().spawn(taking_back);
+        }
         Ok(LockClient { shared })
     }
 
@@ -244,7 +261,8 @@ impl ClientBuilder {
         let renewals = Renewals::start(&runtime, disconnected);
         let default_lease = self.default_lease.unwrap_or(DEFAULT_LEASE);
         let tasks = Tasks::new(runtime);
-        Shared::new(servers, default_lease, self.key_prefix, renewals, tasks)
+        let (key_prefix, pass_on) = (self.key_prefix, self.pass_on);
+        Shared::new(servers, default_lease, key_prefix, pass_on, renewals, tasks)
     }
 }
 
