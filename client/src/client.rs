@@ -379,7 +379,7 @@ impl LockClient {
     /// ends, or such a lock stays taken for the rest of its lease; and put a
     /// time-out around it if a server may be gone.
     pub async fn flush(&self) {
-        self.shared.tasks.idle().await;
+        self.shared.flush().await;
     }
 }
 
@@ -405,7 +405,7 @@ impl Redlock {
 
     /// As [`LockClient::flush`].
     pub async fn flush(&self) {
-        self.shared.tasks.idle().await;
+        self.shared.flush().await;
     }
 }
 

@@ -9,6 +9,7 @@
 //!
 //! The field calls it lock cohorting (Dice, Marathe, Shavit).
 
+use std::pin::pin;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -107,21 +108,8 @@ impl Keeper {
     async fn keep_place(mut self, request: Request) {
         let mut backoff = Backoff::default();
         while !self.ends() {
-            let taken = {
-                let taking = take_once(&self.client, &request, Wait::Until(None));
-                tokio::pin!(taking);
-                loop {
-                    tokio::select! {
-                        biased;
-                        taken = &mut taking => break taken,
-                        () = self.emptied.notified() => {}
-                    }
-                    if self.client.cohorts.end_if_empty(&self.name) {
-                        self.has_ended = true;
-                        // What it may still be granted is given back.
-                        return;
-                    }
-                }
+            let Some(taken) = self.take_while_waited_for(&request).await else {
+                continue;
             };
             match taken.transpose() {
                 Some(taken) => {
@@ -131,6 +119,24 @@ impl Keeper {
                 }
                 // Only `CLIENT UNBLOCK` ends such a wait without the lock.
                 None => drop(backoff.pause_before(None).await),
+            }
+        }
+    }
+
+    /// None if nobody was left. The place in the server's queue is given up then, before
+    /// the line ends.
+    async fn take_while_waited_for(
+        &self,
+        request: &Request,
+    ) -> Option<Result<Option<Joined>, Error>> {
+        let mut taking = pin!(take_once(&self.client, request, Wait::Until(None)));
+        loop {
+            tokio::select! {
+                biased;
+                taken = &mut taking => return Some(taken),
+                () = self.emptied.notified() => if self.client.cohorts.is_empty(&self.name) {
+                    return None;
+                }
             }
         }
     }

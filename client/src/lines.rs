@@ -18,7 +18,11 @@ use tokio::time::Instant;
 use crate::mutex::locked;
 
 /// The lines by their names, and what is offered to whom.
-pub(crate) struct Lines<K, T>(Mutex<State<K, T>>);
+pub(crate) struct Lines<K, T> {
+    state: Mutex<State<K, T>>,
+    /// Told when a line has ended.
+    ended: Notify,
+}
 
 struct State<K, T> {
     lines: HashMap<K, Line>,
@@ -43,11 +47,14 @@ pub(crate) struct Position<K: Eq + Hash, T> {
 
 impl<K, T> Default for Lines<K, T> {
     fn default() -> Self {
-        Self(Mutex::new(State {
-            lines: HashMap::new(),
-            came: 0,
-            offered: HashMap::new(),
-        }))
+        Self {
+            state: Mutex::new(State {
+                lines: HashMap::new(),
+                came: 0,
+                offered: HashMap::new(),
+            }),
+            ended: Notify::new(),
+        }
     }
 }
 
@@ -56,7 +63,7 @@ impl<K: Clone + Eq + Hash, T> Lines<K, T> {
     /// nobody is left in it: somebody has to see to it that the first is offered
     /// something, and to end the line.
     pub(crate) fn enter(self: &Arc<Self>, name: &K) -> (Position<K, T>, Option<Arc<Notify>>) {
-        let mut state = locked(&self.0);
+        let mut state = locked(&self.state);
         state.came += 1;
         let serial = state.came;
         let is_new = !state.lines.contains_key(name);
@@ -80,7 +87,7 @@ impl<K: Clone + Eq + Hash, T> Lines<K, T> {
 
     /// Offers what this makes, if anybody waits and it makes something.
     pub(crate) fn offer_if(&self, name: &K, make: impl FnOnce() -> Option<T>) -> bool {
-        let mut state = locked(&self.0);
+        let mut state = locked(&self.state);
         let Some(line) = state.lines.get_mut(name).filter(|line| !line.is_empty()) else {
             return false;
         };
@@ -99,19 +106,38 @@ impl<K: Clone + Eq + Hash, T> Lines<K, T> {
         true
     }
 
+    /// Returns whether nobody waits in this line.
+    pub(crate) fn is_empty(&self, name: &K) -> bool {
+        let state = locked(&self.state);
+        state.lines.get(name).is_none_or(Line::is_empty)
+    }
+
     /// Ends a line in which nobody waits. Returns whether it has ended.
     pub(crate) fn end_if_empty(&self, name: &K) -> bool {
-        let mut state = locked(&self.0);
+        let mut state = locked(&self.state);
         let ends = state.lines.get(name).is_none_or(Line::is_empty);
         if ends {
             state.lines.remove(name);
+            drop(state);
+            self.ended.notify_waiters();
         }
         ends
     }
 
+    /// Waits until all lines in which nobody waits have ended.
+    pub(crate) async fn settled(&self) {
+        loop {
+            let ended = self.ended.notified();
+            if !locked(&self.state).lines.values().any(Line::is_empty) {
+                return;
+            }
+            ended.await;
+        }
+    }
+
     /// Takes back what nobody has taken for so long.
     pub(crate) fn take_back(&self, after: Duration) -> Vec<T> {
-        let mut state = locked(&self.0);
+        let mut state = locked(&self.state);
         let missed = |(_, since): &mut (T, Instant)| since.elapsed() >= after;
         let taken = state.offered.extract_if(|_, offered| missed(offered));
         taken.map(|(_, (offer, _))| offer).collect()
@@ -134,7 +160,7 @@ impl<K: Eq + Hash, T> Future for Position<K, T> {
     type Output = Option<T>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<T>> {
-        let mut state = locked(&self.lines.0);
+        let mut state = locked(&self.lines.state);
         if let Some((offer, _)) = state.offered.remove(&self.serial) {
             return Poll::Ready(Some(offer));
         }
@@ -153,7 +179,7 @@ impl<K: Eq + Hash, T> Future for Position<K, T> {
 
 impl<K: Eq + Hash, T> Drop for Position<K, T> {
     fn drop(&mut self) {
-        let mut state = locked(&self.lines.0);
+        let mut state = locked(&self.lines.state);
         let offered = state.offered.remove(&self.serial);
         if let Some(line) = state.lines.get_mut(&self.name)
             && line.waiting.remove(&self.serial).is_some()
@@ -241,10 +267,14 @@ mod tests {
         drop(first);
         assert!(emptied.notified().now_or_never().is_none());
         assert!(!lines.end_if_empty(&"line"));
+        assert!(lines.settled().now_or_never().is_some());
         drop(second);
         assert!(emptied.notified().now_or_never().is_some());
+        let mut settled = Box::pin(lines.settled());
+        assert!((&mut settled).now_or_never().is_none() && lines.is_empty(&"line"));
         assert!(lines.end_if_empty(&"line"));
-        assert!(locked(&lines.0).lines.is_empty());
+        assert!(settled.now_or_never().is_some());
+        assert!(locked(&lines.state).lines.is_empty());
         assert!(lines.enter(&"line").1.is_some());
     }
 }

@@ -79,6 +79,14 @@ impl Shared {
         self.tasks.process().check()
     }
 
+    /// Waits until all that was given back is given back, or its lease is over.
+    pub(crate) async fn flush(&self) {
+        if self.tasks.process().is_this() {
+            self.cohorts.settled().await;
+        }
+        self.tasks.idle().await;
+    }
+
     /// An owner that nobody else is.
     pub(crate) fn new_owner(&self) -> Vec<u8> {
         self.suffix().into_bytes()
