@@ -140,6 +140,7 @@ impl Attempt {
     pub(crate) async fn leave_place(&mut self) {
         if let Some(place) = &mut self.place {
             place.leave().await;
+            self.place = None;
         }
     }
 

@@ -38,10 +38,11 @@ impl Taking<'_> {
         deadline: Option<Instant>,
     ) -> Result<Answer, Error> {
         // Before it is asked, as it may be told before that is answered.
-        if self.attempt.place.is_none() {
-            let place = self.node.expect(&self.request.key, &self.attempt.owner);
-            self.attempt.place = Some(place);
-        }
+        let new = || self.node.expect(&self.request.key, &self.attempt.owner);
+        self.attempt
+            .place
+            .get_or_insert_with(new)
+            .forget_what_was_told();
         let channel = &subscription.channel;
         match self.ask(Some((self.place_ms(deadline), channel))).await {
             Ok(Answer::InLine) => {}

@@ -167,6 +167,11 @@ impl Place {
         self.places.change(&self.key, self.serial, note);
     }
 
+    /// It asks anew, and what was told before is true no more.
+    pub(crate) fn forget_what_was_told(&mut self) {
+        while self.told.try_recv().is_ok() {}
+    }
+
     /// Waits for what is told next.
     pub(crate) async fn told(&mut self) -> Told {
         self.told.recv().await.unwrap_or(Told::Gone)

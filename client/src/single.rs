@@ -121,7 +121,10 @@ impl Taking<'_> {
         }
         let answer = match self.node.subscribe(&self.request.key).await? {
             Some(subscription) => self.stand_in_line(subscription, deadline).await?,
-            None => self.block(deadline).await?,
+            None => {
+                self.attempt.leave_place().await;
+                self.block(deadline).await?
+            }
         };
         match answer {
             Answer::Granted(granted) => self.replicate(granted, Wait::Until(deadline)).await,
