@@ -40,7 +40,7 @@ pub(crate) async fn take(
     wait: Wait,
 ) -> Result<Option<Joined>, Error> {
     let Wait::Until(deadline) = wait else {
-        return take_once(client, request, wait).await;
+        return Box::pin(take_once(client, request, wait)).await;
     };
     let name = (request.key.clone(), whole_ms(request.lease));
     loop {
@@ -68,7 +68,7 @@ pub(crate) async fn take(
             // It has missed its turn.
             Some(None) => {}
             // It tells why nobody got the lock, if the server does not answer.
-            None => return take_once(client, request, Wait::No).await,
+            None => return Box::pin(take_once(client, request, Wait::No)).await,
         }
     }
 }

@@ -317,6 +317,7 @@ impl Lock {
         Box::pin(taken.instrument(span))
     }
 
+    /// Each way is boxed: a future is moved now and then, with room for all its ways.
     async fn take_now(&self, wait: Wait) -> Result<Option<LockGuard>, Error> {
         let (client, session) = (&*self.client, self.session.as_ref());
         let request = self.request()?;
@@ -328,7 +329,7 @@ impl Lock {
             let Some(permit) = by(deadline, client.owners.lock(&id)).await else {
                 return Ok(None);
             };
-            let shared = re_enter(client, &request, session, wait, &permit).await?;
+            let shared = Box::pin(re_enter(client, &request, session, wait, &permit)).await?;
             if let Some(shared) = shared {
                 return Ok(Some(LockGuard::new(shared)));
             }
@@ -343,18 +344,17 @@ impl Lock {
             }
             Servers::One { node, waits, .. } => {
                 let servers = (node, waits);
-                single::take(client, servers, &request, wait, session, owner_permit)
-                    .await?
-                    .map(|(attempt, granted)| {
-                        let held = ServerHold {
-                            server: as_asked(node),
-                            token: Some(granted.token),
-                        };
-                        (attempt, (vec![held], granted.sent_at))
-                    })
+                let taking = single::take(client, servers, &request, wait, session, owner_permit);
+                Box::pin(taking).await?.map(|(attempt, granted)| {
+                    let held = ServerHold {
+                        server: as_asked(node),
+                        token: Some(granted.token),
+                    };
+                    (attempt, (vec![held], granted.sent_at))
+                })
             }
             Servers::Many(nodes) => {
-                majority::take(client, nodes, &request, wait, owner_permit).await?
+                Box::pin(majority::take(client, nodes, &request, wait, owner_permit)).await?
             }
         };
         let Some((attempt, granted)) = taken else {

@@ -123,7 +123,7 @@ impl Taking<'_> {
             Some(subscription) => self.stand_in_line(subscription, deadline).await?,
             None => {
                 self.attempt.leave_place().await;
-                self.block(deadline).await?
+                Box::pin(self.block(deadline)).await?
             }
         };
         match answer {
@@ -138,7 +138,7 @@ impl Taking<'_> {
             self.attempt.leave_connection();
             return Ok(Answer::Granted(granted));
         };
-        let answer = self.ask_replicas(granted, replicas, wait).await;
+        let answer = Box::pin(self.ask_replicas(granted, replicas, wait)).await;
         match &answer {
             Ok(_) => self.attempt.leave_connection(),
             Err(_) => self.attempt.close_connection(),
