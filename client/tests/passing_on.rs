@@ -324,7 +324,9 @@ async fn a_wait_ends_in_its_time() {
     soon("all is given back", client.flush()).await;
     assert_eq!(server.info("lock_waiters"), 0);
     proxy.set(Fate::Down);
-    server.client().call("CLIENT KILL TYPE pubsub");
+    for kind in ["pubsub", "normal"] {
+        server.client().call(&format!("CLIENT KILL TYPE {kind}"));
+    }
     let taken = client.lock("lock").acquire_within(wait);
     let error = soon("the failure", taken).await.unwrap_err();
     assert_eq!(error.code(), "UNAVAILABLE", "{error:?}");
