@@ -113,10 +113,13 @@ impl Hold {
         self.validity.send_if_modified(|validity| {
             let is_long = validity.left(now).is_ok_and(|left| left >= lease / 2);
             passed = is_long.then_some(*validity);
-            is_long && validity.lose(Lost::Released, now)
+            is_long && validity.lose(Lost::Released, now) && self.validity.receiver_count() > 0
         });
         let validity = passed?;
-        self.release.send_replace(Release::Settled(Ok(())));
+        self.release.send_if_modified(|release| {
+            *release = Release::Settled(Ok(()));
+            self.release.receiver_count() > 0
+        });
         Some(Self {
             key: self.key.clone(),
             owner: self.owner.clone(),
@@ -160,8 +163,11 @@ impl Hold {
     /// Marks it as lost, if it is not yet.
     pub(crate) fn lose(&self, why: Lost) {
         let why = self.session_ended().unwrap_or(why);
-        self.validity
-            .send_if_modified(|validity| validity.lose(why, Moment::now()));
+        // To tell nobody costs as much as to tell somebody. Whoever comes now looks
+        // before it waits.
+        self.validity.send_if_modified(|validity| {
+            validity.lose(why, Moment::now()) && self.validity.receiver_count() > 0
+        });
     }
 
     /// Completes when the hold can no longer be relied upon.

@@ -115,12 +115,14 @@ impl SharedHold {
     /// last one asks the server; the others leave the hold to those that are
     /// left.
     pub(crate) fn leave(&self) -> impl Future<Output = Result<(), Error>> + Send + 'static + use<> {
+        let process = self.tasks.process().check();
+        let is_this = process.is_ok();
         let valid = self.hold.valid_for().map(drop).map_err(Error::Lost);
         let mut guards = locked(&self.guards);
         guards.count = guards.count.saturating_sub(1);
         let is_last = guards.count == 0;
         let mut released = None;
-        let is_given_back = is_last && !guards.is_forgotten && self.tasks.process().is_this();
+        let is_given_back = is_last && !guards.is_forgotten && is_this;
         if is_given_back && !self.pass_on() {
             // Before the owner's next acquire can find that there is no guard.
             self.begin_release();
@@ -133,7 +135,7 @@ impl SharedHold {
         async move {
             match released {
                 Some(released) => released.await,
-                None => valid,
+                None => process.and(valid),
             }
         }
     }
