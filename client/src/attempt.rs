@@ -19,6 +19,7 @@ use crate::error::Error;
 use crate::hold::Vote;
 use crate::node::Ask;
 use crate::owner::OwnerPermit;
+use crate::places::Place;
 use crate::release::{FirstOutcome, PendingRelease, settle_all};
 use crate::request::Request;
 use crate::tasks::Tasks;
@@ -38,6 +39,8 @@ pub(crate) struct Attempt {
     in_flight: bool,
     /// Whether one will never be answered.
     in_doubt: bool,
+    /// What it is told by while it is in line.
+    pub(crate) place: Option<Place>,
     /// The hold that was granted.
     token: Option<u64>,
     /// The connection that waits.
@@ -74,6 +77,7 @@ impl Attempt {
             owner_permit,
             in_flight: false,
             in_doubt: false,
+            place: None,
             token: None,
             connection: None,
             unanswered: None,
@@ -123,9 +127,21 @@ impl Attempt {
         answer
     }
 
-    /// It has a place in the queue, and may be granted the lock at any time.
-    pub(crate) fn is_in_line(&mut self) {
+    /// It has a place in the queue, and may be granted the lock at any time. Others may
+    /// ask for it by this request.
+    pub(crate) fn is_in_line(&mut self, request: Option<Cmd>) {
         (self.in_flight, self.in_doubt) = (false, true);
+        if let (Some(place), Some(request)) = (&self.place, request) {
+            place.may_be_asked_for(request);
+        }
+    }
+
+    /// It is in line no more. What others have asked for it is answered then.
+    pub(crate) async fn leave_place(&mut self) {
+        if let Some(place) = &mut self.place {
+            place.leave().await;
+            self.place = None;
+        }
     }
 
     /// Forgets the hold that was granted, which is over.
@@ -215,13 +231,18 @@ impl Attempt {
                 token,
                 unanswered: self.unanswered.take(),
                 lease_ends: Moment::now() + self.lease(),
+                is_handed_on: token.is_some(),
                 is_one_of_many: self.servers.len() > 1,
             });
         }
         let votes = std::mem::take(&mut self.votes);
         let (outcomes, settle) = settle_all(pending, votes, self.session.clone());
-        let owner_permit = self.owner_permit.take();
+        let (owner_permit, place) = (self.owner_permit.take(), self.place.take());
         self.tasks.spawn(async move {
+            // What others ask for it must not come after the release.
+            if let Some(mut place) = place {
+                place.leave().await;
+            }
             settle.await;
             drop(owner_permit);
         });

@@ -85,7 +85,7 @@ impl Thread {
     fn flush(&self) {
         // In a process that was forked there is nothing to wait for.
         let _ = self.run(async {
-            self.client.tasks.idle().await;
+            self.client.flush().await;
             Ok(())
         });
     }
@@ -110,9 +110,9 @@ impl Drop for Thread {
         // Waiting for a message is possible everywhere, also on the threads of
         // another runtime.
         let (done, is_done) = mpsc::channel();
-        let tasks = self.client.tasks.clone();
+        let client = Arc::clone(&self.client);
         runtime.spawn(async move {
-            tasks.idle().await;
+            client.flush().await;
             let _ = done.send(());
         });
         if is_done.recv_timeout(FAREWELL).is_err() {

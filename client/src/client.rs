@@ -9,6 +9,7 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinSet;
 
 use crate::binding::Binding;
+use crate::cohort::take_back_again_and_again;
 use crate::commands;
 use crate::error::Error;
 use crate::events::{self, Events};
@@ -16,6 +17,7 @@ use crate::inspect::{ContendedLock, Counters};
 use crate::lock::Lock;
 use crate::node::{Identities, Node, Timeouts};
 use crate::renewal::Renewals;
+use crate::request::PassOn;
 use crate::server::Server;
 #[cfg(any(feature = "tls-rustls", feature = "tls-native-tls"))]
 use crate::server::Tls;
@@ -68,6 +70,7 @@ pub struct ClientBuilder {
     max_waiting_connections: Option<usize>,
     max_sessions: Option<usize>,
     key_prefix: Vec<u8>,
+    pass_on: Option<PassOn>,
     certificates: Certificates,
 }
 
@@ -121,6 +124,39 @@ impl ClientBuilder {
     #[must_use]
     pub fn max_sessions(mut self, sessions: usize) -> Self {
         self.max_sessions = Some(sessions);
+        self
+    }
+
+    /// Lets tasks of this client pass a lock on among themselves, without the server: so
+    /// often at most, and for so long (up to one hour) after the server granted it. Then
+    /// it goes back to the server's queue. Not done if not set.
+    ///
+    /// It is for many tasks that want few locks: such a section costs no round trip, and
+    /// all that wait for a lock cost the server one place. The field calls it lock
+    /// cohorting. It applies to locks that are asked for alike: exclusive, with the same
+    /// lease, renewed without end, without an owner's name, outside of sessions, and
+    /// without [`Lock::replicas`]. All others wait in the server's queue, each for itself.
+    /// A [`Redlock`] passes nothing on.
+    ///
+    /// - **One grant has one token**, for all sections that it is passed on to. A resource
+    ///   that checks it still refuses whoever had an earlier grant, in this process and in
+    ///   others. It can't tell a late write of one section from a write of the next. Both
+    ///   are of this process, and the earlier one has given the lock back: so set this only
+    ///   where nothing goes on writing after its guard has gone.
+    /// - **Others wait longer, for a bounded time.** First come, first served holds among
+    ///   the tasks, and for grants among processes: another one may have to let pass what
+    ///   is left of this client's present grant and, if its place came first, one more.
+    ///   Work within a section takes as long as it takes.
+    /// - **A loss** is told to whoever has the lock then. It is renewed on, and not passed
+    ///   on with less than half of its lease left. Who has it learns by the next renewal
+    ///   that somebody broke it, and may have passed it on until then, `within` at most.
+    /// - The server knows one owner and one waiter for all of them, by a name of this
+    ///   client's making ([`LockGuard::owner`](crate::LockGuard::owner)).
+    /// - A task that is not polled for 2 seconds when its turn has come misses it.
+    #[must_use]
+    pub fn pass_on(mut self, at_most: u32, within: Duration) -> Self {
+        let within = within.min(TIMEOUT_MAX);
+        self.pass_on = Some(PassOn { at_most, within });
         self
     }
 
@@ -193,7 +229,12 @@ impl ClientBuilder {
             node,
             sessions: Arc::new(Semaphore::new(sessions_max.min(Semaphore::MAX_PERMITS))),
         };
+        let passes_on = self.pass_on.is_some();
         let shared = self.shared(servers, runtime, disconnected);
+        if passes_on {
+            let taking_back = take_back_again_and_again(Arc::downgrade(&shared.cohorts));
+            shared.tasks.runtime().spawn(taking_back);
+        }
         Ok(LockClient { shared })
     }
 
@@ -245,7 +286,8 @@ impl ClientBuilder {
         let renewals = Renewals::start(&runtime, disconnected);
         let default_lease = self.default_lease.unwrap_or(DEFAULT_LEASE);
         let tasks = Tasks::new(runtime);
-        Shared::new(servers, default_lease, self.key_prefix, renewals, tasks)
+        let (key_prefix, pass_on) = (self.key_prefix, self.pass_on);
+        Shared::new(servers, default_lease, key_prefix, pass_on, renewals, tasks)
     }
 }
 
@@ -385,7 +427,7 @@ impl LockClient {
     /// ends, or such a lock stays taken for the rest of its lease; and put a
     /// time-out around it if a server may be gone.
     pub async fn flush(&self) {
-        self.shared.tasks.idle().await;
+        self.shared.flush().await;
     }
 }
 
@@ -411,7 +453,7 @@ impl Redlock {
 
     /// As [`LockClient::flush`].
     pub async fn flush(&self) {
-        self.shared.tasks.idle().await;
+        self.shared.flush().await;
     }
 }
 

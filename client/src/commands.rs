@@ -153,6 +153,15 @@ pub(crate) fn token(reply: &Value) -> Result<Option<u64>, Error> {
     }
 }
 
+/// The token of a grant, or none where there is a place in the queue.
+pub(crate) fn token_or_place(reply: &Value) -> Result<Option<u64>, Error> {
+    match reply {
+        Value::Int(0) => Ok(None),
+        Value::Nil => Err(Error::unexpected(reply)),
+        other => token(other),
+    }
+}
+
 /// Whether a renewal, a release or a break found a hold.
 pub(crate) fn found(reply: &Value) -> Result<bool, Error> {
     match reply {

@@ -229,7 +229,8 @@ impl Connection {
                 use redis::cluster_routing::{Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr};
                 let node = Route::with_key(key, SlotAddr::Master);
                 let node = RoutingInfo::SingleNode(SingleNodeRoutingInfo::SpecificNode(node));
-                connection.route_command(cmd.clone(), node).await
+                // Boxed, so that it makes no room elsewhere.
+                Box::pin(connection.route_command(cmd.clone(), node)).await
             }
         };
         #[cfg(not(feature = "cluster"))]

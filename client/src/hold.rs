@@ -30,6 +30,7 @@ use crate::votes::Votes;
 pub(crate) type Vote = (usize, Result<Option<u64>, Error>);
 
 /// A hold on one server, and its token there if that is known.
+#[derive(Clone)]
 pub(crate) struct ServerHold {
     pub(crate) server: Arc<dyn Ask>,
     pub(crate) token: Option<u64>,
@@ -74,7 +75,7 @@ pub(crate) struct Hold {
     release: watch::Sender<Release>,
     /// When the lease ends that was last asked for, whether or not that was
     /// answered.
-    asked_until: std::sync::Mutex<Moment>,
+    asked_until: Arc<std::sync::Mutex<Moment>>,
     /// One renewal at a time, so that the last one sent is the last one carried out.
     renewing: Mutex<()>,
     stragglers: std::sync::Mutex<JoinSet<Vote>>,
@@ -96,12 +97,45 @@ impl Hold {
             lease_ms: AtomicU64::new(whole_ms(grant.lease)),
             validity: watch::Sender::new(Validity::new(grant.sent_at, grant.lease)),
             release: watch::Sender::new(Release::NotBegun),
-            asked_until: (grant.sent_at + grant.lease).into(),
+            asked_until: Arc::new((grant.sent_at + grant.lease).into()),
             renewing: Mutex::default(),
             stragglers: grant.stragglers.into(),
             runtime,
             process: Process::this(),
         }
+    }
+
+    /// Ends this hold for all who have it, and returns one in its place, of the same
+    /// grant; if at least half of its lease is left, so that whoever is next has time.
+    pub(crate) fn pass_on(&self) -> Option<Self> {
+        let (now, lease) = (Moment::now(), self.lease());
+        let mut passed = None;
+        self.validity.send_if_modified(|validity| {
+            let is_long = validity.left(now).is_ok_and(|left| left >= lease / 2);
+            passed = is_long.then_some(*validity);
+            is_long && validity.lose(Lost::Released, now) && self.validity.receiver_count() > 0
+        });
+        let validity = passed?;
+        self.release.send_if_modified(|release| {
+            *release = Release::Settled(Ok(()));
+            self.release.receiver_count() > 0
+        });
+        Some(Self {
+            key: self.key.clone(),
+            owner: self.owner.clone(),
+            token: self.token,
+            mode: self.mode,
+            session: self.session.clone(),
+            server_holds: self.server_holds.clone(),
+            lease_ms: AtomicU64::new(whole_ms(lease)),
+            validity: watch::Sender::new(validity),
+            release: watch::Sender::new(Release::NotBegun),
+            asked_until: Arc::clone(&self.asked_until),
+            renewing: Mutex::default(),
+            stragglers: std::mem::take(&mut *locked(&self.stragglers)).into(),
+            runtime: self.runtime.clone(),
+            process: self.process,
+        })
     }
 
     /// Returns an error in a process that was forked from the one that has it.
@@ -129,8 +163,11 @@ impl Hold {
     /// Marks it as lost, if it is not yet.
     pub(crate) fn lose(&self, why: Lost) {
         let why = self.session_ended().unwrap_or(why);
-        self.validity
-            .send_if_modified(|validity| validity.lose(why, Moment::now()));
+        // To tell nobody costs as much as to tell somebody. Whoever comes now looks
+        // before it waits.
+        self.validity.send_if_modified(|validity| {
+            validity.lose(why, Moment::now()) && self.validity.receiver_count() > 0
+        });
     }
 
     /// Completes when the hold can no longer be relied upon.
@@ -304,6 +341,8 @@ impl Hold {
             token: held.token,
             unanswered: None,
             lease_ends,
+            // Of those who share it the last one hands it on, whoever that is.
+            is_handed_on: self.mode != Mode::Shared,
             is_one_of_many: self.server_holds.len() > 1,
         });
         pending.collect()

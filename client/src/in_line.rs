@@ -4,7 +4,8 @@
 //! tells how it ended. Messages may be lost, doubled or late. So a grant that is told
 //! is claimed before it counts, and the same request is sent again, which keeps the
 //! place, whenever something may have been told that nobody heard, and now and then
-//! anyway.
+//! anyway. Whoever releases the lock here may have asked already, and then it is told
+//! the reply.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -15,7 +16,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use crate::error::Error;
 use crate::node::Subscription;
 use crate::places::{Place, Told};
-use crate::taking::{Answer, Taking};
+use crate::taking::{Answer, Granted, Taking};
 use crate::validity::whole_ms;
 
 /// The longest that a server keeps a place, unless it is asked for again.
@@ -37,7 +38,11 @@ impl Taking<'_> {
         deadline: Option<Instant>,
     ) -> Result<Answer, Error> {
         // Before it is asked, as it may be told before that is answered.
-        let mut place = self.node.expect(&self.request.key, &self.attempt.owner);
+        let new = || self.node.expect(&self.request.key, &self.attempt.owner);
+        self.attempt
+            .place
+            .get_or_insert_with(new)
+            .forget_what_was_told();
         let channel = &subscription.channel;
         match self.ask(Some((self.place_ms(deadline), channel))).await {
             Ok(Answer::InLine) => {}
@@ -53,7 +58,7 @@ impl Taking<'_> {
         let again = again.min(AGAIN_MAX);
         let told = tokio::select! {
             biased;
-            told = self.told(&mut place) => told?,
+            told = self.told() => told?,
             () = subscription.interrupted() => return Ok(Answer::Over),
             () = sleep(again) => {
                 return Ok(Answer::Over);
@@ -62,6 +67,10 @@ impl Taking<'_> {
         };
         match told {
             Told::Granted(token) => self.claim(token).await,
+            Told::Replied(token, sent_at) => {
+                self.attempt.answered(Ok(Some(token)))?;
+                Ok(Answer::Granted(Granted { token, sent_at }))
+            }
             Told::Gone => Ok(Answer::Over),
             Told::Refused(error) => Err(self.node.explain_told(error)),
         }
@@ -69,11 +78,12 @@ impl Taking<'_> {
 
     /// What is told of the place; or an error when the session that wants the hold
     /// has ended.
-    async fn told(&self, place: &mut Place) -> Result<Told, Error> {
+    async fn told(&mut self) -> Result<Told, Error> {
         let session_end = self.session.map(|session| session.end_of());
+        let told = OptionFuture::from(self.attempt.place.as_mut().map(Place::told));
         tokio::select! {
             biased;
-            told = place.told() => Ok(told),
+            Some(told) = told => Ok(told),
             Some(why) = OptionFuture::from(session_end) => Err(Error::Lost(why)),
         }
     }

@@ -12,6 +12,8 @@ mod session;
 // how a lock is taken,
 mod attempt;
 mod blocked;
+mod cohort;
+mod handing_out;
 mod in_line;
 mod majority;
 mod reentry;
@@ -43,6 +45,7 @@ mod error;
 mod fake_server;
 mod inspect;
 mod keyed;
+mod lines;
 mod mutex;
 mod places;
 mod process;

@@ -8,17 +8,17 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use tracing::Instrument;
 
-use crate::attempt::Attempt;
 use crate::backoff::Backoff;
 use crate::binding::Binding;
-use crate::clock::Moment;
+use crate::cohort;
 use crate::commands;
 use crate::error::Error;
 use crate::guard::{HoldHandle, LockGuard};
-use crate::hold::{Grant, Hold, ServerHold};
+use crate::handing_out::hand_out;
+use crate::hold::ServerHold;
 use crate::inspect::LockInfo;
 use crate::node::by;
-use crate::owner::SharedHold;
+use crate::owner::Joined;
 use crate::reentry::re_enter;
 use crate::request::{Mode, Renew, Replicas, Request, Wait};
 use crate::shared::{ATTEMPT_SUFFIX_BYTES, Servers, Shared, as_asked};
@@ -317,6 +317,7 @@ impl Lock {
         Box::pin(taken.instrument(span))
     }
 
+    /// Each way is boxed: a future is moved now and then, with room for all its ways.
     async fn take_now(&self, wait: Wait) -> Result<Option<LockGuard>, Error> {
         let (client, session) = (&*self.client, self.session.as_ref());
         let request = self.request()?;
@@ -328,83 +329,46 @@ impl Lock {
             let Some(permit) = by(deadline, client.owners.lock(&id)).await else {
                 return Ok(None);
             };
-            let shared = re_enter(client, &request, session, wait, &permit).await?;
+            let shared = Box::pin(re_enter(client, &request, session, wait, &permit)).await?;
             if let Some(shared) = shared {
                 return Ok(Some(LockGuard::new(shared)));
             }
             owner_permit = Some(permit);
         }
-        match &client.servers {
+        let taken = match &client.servers {
+            Servers::One { .. } if request.pass_on.is_some() => {
+                return Ok(cohort::take(&self.client, &request, wait)
+                    .await?
+                    .and_then(Joined::into_shared)
+                    .map(LockGuard::new));
+            }
             Servers::One { node, waits, .. } => {
-                let taken =
-                    single::take(client, (node, waits), &request, wait, session, owner_permit)
-                        .await?;
-                let Some((attempt, granted)) = taken else {
-                    return Ok(None);
-                };
-                let held = ServerHold {
-                    server: as_asked(node),
-                    token: Some(granted.token),
-                };
-                self.hand_out(request, attempt, vec![held], granted.sent_at)
+                let servers = (node, waits);
+                let taking = single::take(client, servers, &request, wait, session, owner_permit);
+                Box::pin(taking).await?.map(|(attempt, granted)| {
+                    let held = ServerHold {
+                        server: as_asked(node),
+                        token: Some(granted.token),
+                    };
+                    (attempt, (vec![held], granted.sent_at))
+                })
             }
             Servers::Many(nodes) => {
-                let taken = majority::take(client, nodes, &request, wait, owner_permit).await?;
-                let Some((attempt, (server_holds, sent_at))) = taken else {
-                    return Ok(None);
-                };
-                self.hand_out(request, attempt, server_holds, sent_at)
+                Box::pin(majority::take(client, nodes, &request, wait, owner_permit)).await?
             }
-        }
-        .map(Some)
-    }
-
-    /// Makes a guard of a grant.
-    fn hand_out(
-        &self,
-        request: Request,
-        attempt: Attempt,
-        server_holds: Vec<ServerHold>,
-        sent_at: Moment,
-    ) -> Result<LockGuard, Error> {
-        let client = &self.client;
-        let owner = attempt.owner.clone();
-        let handover = attempt.granted();
-        let grant = Grant {
-            key: request.key.clone(),
-            owner,
-            mode: request.mode,
-            lease: request.lease,
-            server_holds,
-            sent_at,
-            session: self.session.clone(),
-            stragglers: handover.stragglers,
         };
-        let hold = Arc::new(Hold::new(grant, client.tasks.runtime().clone()));
-        let id = request.owner.map(|owner| (request.key, owner));
-        let owner = id.map(|id| (client.owners.clone(), id));
-        let shared = SharedHold::new(Arc::clone(&hold), client.tasks.clone(), owner);
-        let shared = Arc::new(shared);
-        if let Some(mut owner) = handover.owner_permit {
-            owner.set(&shared);
-        }
-        let guard = LockGuard::new(shared);
-        // An answer may take longer than the lease.
-        hold.valid_for().map_err(Error::Lost)?;
-        client.renewals.add(&hold, request.renew);
-        let (key, owner) = (
-            String::from_utf8_lossy(&hold.key),
-            String::from_utf8_lossy(&hold.owner),
-        );
-        tracing::debug!(%key, %owner, token = hold.token, "a lock was taken");
-        Ok(guard)
+        let Some((attempt, granted)) = taken else {
+            return Ok(None);
+        };
+        let joined = hand_out(client, &request, session, attempt, granted)?;
+        Ok(joined.into_shared().map(LockGuard::new))
     }
 
     /// What is asked of the servers, if they take it.
     fn request(&self) -> Result<Request, Error> {
         self.client.check_process()?;
         let lease = self.lease.unwrap_or(self.client.default_lease);
-        let request = Request {
+        let mut request = Request {
             key: self.key.clone(),
             owner: self.owner.clone(),
             mode: self.mode,
@@ -416,7 +380,11 @@ impl Lock {
                 (None, true) => Renew::Always,
             },
             replicas: self.replicas,
+            pass_on: None,
         };
+        if request.is_like_any_other() && self.session.is_none() {
+            request.pass_on = self.client.pass_on;
+        }
         match self.client.servers {
             Servers::One { .. } => request.check()?,
             Servers::Many(_) => request.check_for_many(ATTEMPT_SUFFIX_BYTES)?,

@@ -16,11 +16,13 @@
 
 #[cfg(feature = "cluster")]
 use std::collections::HashMap;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex as SyncMutex, Weak};
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, join_all};
+use futures_util::future::{BoxFuture, Either, join_all, select};
+use futures_util::poll;
 use redis::{Cmd, Value};
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, Notify};
@@ -64,6 +66,11 @@ pub(crate) struct Reply {
 pub(crate) trait Ask: Send + Sync {
     /// Sends a command that does not wait and that is safe to send again.
     fn ask<'a>(&'a self, key: &'a [u8], cmd: &'a Cmd) -> BoxFuture<'a, Result<Reply, Error>>;
+
+    /// As [`Ask::ask`], of a release by which the lock goes to whoever is next.
+    fn hand_on<'a>(&'a self, key: &'a [u8], cmd: &'a Cmd) -> BoxFuture<'a, Result<Reply, Error>> {
+        self.ask(key, cmd)
+    }
 
     /// Closes a connection of this client from the server's side.
     fn close<'a>(
@@ -575,8 +582,7 @@ impl Node {
         loop {
             let connection = self.connection().await?;
             let sent_at = Moment::now();
-            let within = self.timeouts.response;
-            let error = match connection.ask_within(within, key, cmd).await {
+            let error = match self.send(&connection, key, cmd).await {
                 Ok(value) => {
                     return Ok(Reply {
                         value,
@@ -586,9 +592,6 @@ impl Node {
                 }
                 Err(error) => error,
             };
-            if error.calls_for_new_connection() {
-                self.give_up(connection.serial()).await;
-            }
             if error.is_closed() && !resent {
                 resent = true;
             } else if error.code() == "READONLY" && !redirected {
@@ -597,6 +600,49 @@ impl Node {
                 return Err(self.explain(error));
             }
         }
+    }
+
+    /// Sends a release, and right behind it the request of the next one here that waits
+    /// for the lock, so that it need not be told first.
+    async fn release(self: &Arc<Self>, key: &[u8], cmd: &Cmd) -> Result<Reply, Error> {
+        let Some(next) = self.places.ask_for_next(key) else {
+            return self.call(key, cmd).await;
+        };
+        let (this, its_key) = (Arc::clone(self), key.to_vec());
+        let asked = Box::pin(async move {
+            let sent_at = Moment::now();
+            let reply = async {
+                let connection = this.connection().await?;
+                this.send(&connection, &its_key, &next.request).await
+            };
+            let token = reply
+                .await
+                .and_then(|reply| commands::token_or_place(&reply));
+            next.answer(token, sent_at);
+        });
+        match select(pin!(self.call(key, cmd)), asked).await {
+            Either::Left((reply, mut asked)) => {
+                // Replicas may have to acknowledge it first, which is not for the
+                // release to wait for.
+                if poll!(&mut asked).is_pending() {
+                    self.runtime.spawn(asked);
+                }
+                reply
+            }
+            Either::Right(((), released)) => released.await,
+        }
+    }
+
+    /// Sends a command once.
+    async fn send(&self, connection: &Connection, key: &[u8], cmd: &Cmd) -> Result<Value, Error> {
+        let within = self.timeouts.response;
+        let answered = connection.ask_within(within, key, cmd).await;
+        if let Err(error) = &answered
+            && error.calls_for_new_connection()
+        {
+            self.give_up(connection.serial()).await;
+        }
+        answered
     }
 
     /// Sends a command to every primary, and returns all replies.
@@ -755,6 +801,10 @@ pub(crate) struct Address(Option<(String, u16)>);
 impl Ask for Arc<Node> {
     fn ask<'a>(&'a self, key: &'a [u8], cmd: &'a Cmd) -> BoxFuture<'a, Result<Reply, Error>> {
         Box::pin(self.call(key, cmd))
+    }
+
+    fn hand_on<'a>(&'a self, key: &'a [u8], cmd: &'a Cmd) -> BoxFuture<'a, Result<Reply, Error>> {
+        Box::pin(self.release(key, cmd))
     }
 
     fn close<'a>(

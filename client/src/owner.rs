@@ -1,10 +1,13 @@
-//! An owner's hold, which all its guards share.
+//! An owner's hold, which all its guards share, and which may be passed on to others
+//! of the same client.
 
 use std::sync::{Arc, Mutex, Weak};
 
+use crate::clock::Moment;
 use crate::error::Error;
 use crate::hold::Hold;
 use crate::keyed::{Content, KeyedMutex, Permit};
+use crate::lines::Lines;
 use crate::mutex::locked;
 use crate::tasks::Tasks;
 use crate::validity::Lost;
@@ -18,6 +21,23 @@ pub(crate) type Owners = KeyedMutex<OwnerId, OwnerState>;
 /// An owner's turn to acquire.
 pub(crate) type OwnerPermit = Permit<OwnerId, OwnerState>;
 
+/// A lock and a lease in milliseconds, for which tasks of one client wait together.
+pub(crate) type CohortName = (Vec<u8>, u64);
+
+/// The tasks that wait for holds to be passed on, or taken for all of them.
+pub(crate) type Cohorts = Lines<CohortName, Result<Joined, Error>>;
+
+/// How a hold may be passed on within its client.
+#[derive(Clone)]
+pub(crate) struct Passing {
+    pub(crate) cohorts: Arc<Cohorts>,
+    pub(crate) cohort: CohortName,
+    /// How often.
+    pub(crate) left: u32,
+    /// And until when.
+    pub(crate) until: Moment,
+}
+
 /// A hold that is released when its last guard goes.
 pub(crate) struct SharedHold {
     pub(crate) hold: Arc<Hold>,
@@ -25,6 +45,34 @@ pub(crate) struct SharedHold {
     tasks: Tasks,
     /// Where the owner is noted.
     noted: Option<(Owners, OwnerId)>,
+    passing: Option<Passing>,
+}
+
+/// A guard that nobody has yet. It leaves again if it comes to nothing.
+pub(crate) struct Joined(Option<Arc<SharedHold>>);
+
+impl Joined {
+    /// A guard that the hold counts already.
+    pub(crate) fn new(shared: Arc<SharedHold>) -> Self {
+        Self(Some(shared))
+    }
+
+    pub(crate) fn hold(&self) -> Option<&Arc<Hold>> {
+        self.0.as_ref().map(|shared| &shared.hold)
+    }
+
+    /// Somebody has it now.
+    pub(crate) fn into_shared(mut self) -> Option<Arc<SharedHold>> {
+        self.0.take()
+    }
+}
+
+impl Drop for Joined {
+    fn drop(&mut self) {
+        if let Some(shared) = self.0.take() {
+            drop(shared.leave());
+        }
+    }
 }
 
 struct Guards {
@@ -37,7 +85,12 @@ struct Guards {
 
 impl SharedHold {
     /// A hold with one guard.
-    pub(crate) fn new(hold: Arc<Hold>, tasks: Tasks, noted: Option<(Owners, OwnerId)>) -> Self {
+    pub(crate) fn new(
+        hold: Arc<Hold>,
+        tasks: Tasks,
+        noted: Option<(Owners, OwnerId)>,
+        passing: Option<Passing>,
+    ) -> Self {
         Self {
             hold,
             guards: Mutex::new(Guards {
@@ -46,6 +99,7 @@ impl SharedHold {
             }),
             tasks,
             noted,
+            passing,
         }
     }
 
@@ -61,12 +115,15 @@ impl SharedHold {
     /// last one asks the server; the others leave the hold to those that are
     /// left.
     pub(crate) fn leave(&self) -> impl Future<Output = Result<(), Error>> + Send + 'static + use<> {
+        let process = self.tasks.process().check();
+        let is_this = process.is_ok();
         let valid = self.hold.valid_for().map(drop).map_err(Error::Lost);
         let mut guards = locked(&self.guards);
         guards.count = guards.count.saturating_sub(1);
         let is_last = guards.count == 0;
         let mut released = None;
-        if is_last && !guards.is_forgotten && self.tasks.process().is_this() {
+        let is_given_back = is_last && !guards.is_forgotten && is_this;
+        if is_given_back && !self.pass_on() {
             // Before the owner's next acquire can find that there is no guard.
             self.begin_release();
             released = Some(self.hold.released());
@@ -78,9 +135,31 @@ impl SharedHold {
         async move {
             match released {
                 Some(released) => released.await,
-                None => valid,
+                None => process.and(valid),
             }
         }
+    }
+
+    /// Passes the hold on to the next task of this client that waits for it, if that may
+    /// be.
+    fn pass_on(&self) -> bool {
+        let Some(passing) = &self.passing else {
+            return false;
+        };
+        let may_pass = passing.left > 0 && Moment::now() < passing.until;
+        may_pass
+            && passing.cohorts.offer_if(&passing.cohort, || {
+                let passed = Self::new(
+                    Arc::new(self.hold.pass_on()?),
+                    self.tasks.clone(),
+                    None,
+                    Some(Passing {
+                        left: passing.left - 1,
+                        ..passing.clone()
+                    }),
+                );
+                Some(Ok(Joined::new(Arc::new(passed))))
+            })
     }
 
     /// Gives the hold back, whatever guards there are.

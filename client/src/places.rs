@@ -4,12 +4,21 @@
 //! A message names its place by lock and owner. It may be lost, doubled or late, so
 //! it decides nothing by itself: whoever waits confirms a grant before relying on
 //! it, and asks again where in doubt.
+//!
+//! Whoever releases a lock asks, in the same write, once more for the next one here
+//! that waits for it. If the lock goes to that place, the reply has the token and the
+//! full lease, and nothing is left to be confirmed. If it goes elsewhere, the same
+//! request again has kept the place, and no more.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use redis::Cmd;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::oneshot;
 
+use crate::clock::Moment;
 use crate::ear::Ear;
 use crate::error::Error;
 use crate::mutex::locked;
@@ -20,60 +29,176 @@ pub(crate) enum Told {
     /// The lock was granted with this token, for a lease that is short until the
     /// grant is claimed.
     Granted(u64),
-    /// There is no place any more, and no grant.
+    /// The same, in reply to a request that was sent then: it is claimed.
+    Replied(u64, Moment),
+    /// There is no place any more, and no grant; or nobody knows.
     Gone,
     /// The server refused.
     Refused(Error),
 }
 
-/// A lock and an owner.
-type Id = (Vec<u8>, Vec<u8>);
-
-/// Who here waits to be told.
+/// Who here waits to be told, by lock, and in the order of coming.
 #[derive(Default)]
-pub(crate) struct Places(Mutex<HashMap<Id, UnboundedSender<Told>>>);
+pub(crate) struct Places {
+    waiting: Mutex<HashMap<Vec<u8>, BTreeMap<u64, Waiting>>>,
+    came: AtomicU64,
+}
+
+struct Waiting {
+    owner: Vec<u8>,
+    told: UnboundedSender<Told>,
+    /// What asks for the place again, once the server has it, unless only a session
+    /// may ask.
+    request: Option<Cmd>,
+    asked: Option<Asked>,
+}
+
+/// Somebody else asks for this one.
+struct Asked {
+    /// Completes when that is answered, or never will be.
+    answered: oneshot::Receiver<()>,
+    /// What a message has told meanwhile. The reply may make it needless.
+    told: Option<Told>,
+}
 
 /// One that waits to be told. An owner has one for a lock at a time.
 pub(crate) struct Place {
     places: Arc<Places>,
-    id: Id,
+    key: Vec<u8>,
+    serial: u64,
     told: UnboundedReceiver<Told>,
+    /// Completes when what was asked for it before it left is answered.
+    asked: Option<oneshot::Receiver<()>>,
+}
+
+/// A request for one that waits, sent by another.
+pub(crate) struct AskedFor {
+    places: Arc<Places>,
+    key: Vec<u8>,
+    serial: u64,
+    pub(crate) request: Cmd,
+    answered: Option<oneshot::Sender<()>>,
 }
 
 impl Places {
     /// From now on what is told of this place is kept for whoever has this.
     pub(crate) fn expect(self: &Arc<Self>, key: &[u8], owner: &[u8]) -> Place {
         let (sender, told) = unbounded_channel();
-        let id = (key.to_vec(), owner.to_vec());
-        locked(&self.0).insert(id.clone(), sender);
+        let serial = self.came.fetch_add(1, Ordering::Relaxed);
+        let waiting = Waiting {
+            owner: owner.to_vec(),
+            told: sender,
+            request: None,
+            asked: None,
+        };
+        let mut all = locked(&self.waiting);
+        all.entry(key.to_vec()).or_default().insert(serial, waiting);
+        drop(all);
         Place {
             places: Arc::clone(self),
-            id,
+            key: key.to_vec(),
+            serial,
             told,
+            asked: None,
         }
     }
 
     /// Leads a message to whoever waits for it. What nobody waits for any more, and
     /// what is no such message, is nobody's.
     pub(crate) fn tell(&self, message: &[u8]) {
-        if let Some((id, told)) = read(message)
-            && let Some(place) = locked(&self.0).get(&id)
-        {
+        let Some((key, owner, told)) = read(message) else {
+            return;
+        };
+        let mut all = locked(&self.waiting);
+        let mut line = all.get_mut(key).into_iter().flat_map(BTreeMap::values_mut);
+        let Some(waiting) = line.find(|waiting| waiting.owner == owner) else {
+            return;
+        };
+        match &mut waiting.asked {
+            Some(asked) => asked.told = Some(told),
             // Where it is gone by now, nobody has to hear it.
-            let _ = place.send(told);
+            None => drop(waiting.told.send(told)),
         }
+    }
+
+    /// The request of the first one here that waits for this lock, for whoever
+    /// releases it to send. None if nobody waits or has to ask alone.
+    pub(crate) fn ask_for_next(self: &Arc<Self>, key: &[u8]) -> Option<AskedFor> {
+        let mut all = locked(&self.waiting);
+        let (&serial, first) = all.get_mut(key)?.iter_mut().next()?;
+        if first.asked.is_some() {
+            return None;
+        }
+        let request = first.request.clone()?;
+        let (answered, receiver) = oneshot::channel();
+        first.asked = Some(Asked {
+            answered: receiver,
+            told: None,
+        });
+        Some(AskedFor {
+            places: Arc::clone(self),
+            key: key.to_vec(),
+            serial,
+            request,
+            answered: Some(answered),
+        })
     }
 
     /// Returns whether nobody waits.
     pub(crate) fn is_empty(&self) -> bool {
-        locked(&self.0).is_empty()
+        locked(&self.waiting).is_empty()
+    }
+
+    /// Changes what is known of one, if it still waits.
+    fn change<T>(
+        &self,
+        key: &[u8],
+        serial: u64,
+        change: impl FnOnce(&mut Waiting) -> T,
+    ) -> Option<T> {
+        let mut all = locked(&self.waiting);
+        all.get_mut(key)?.get_mut(&serial).map(change)
     }
 }
 
 impl Place {
+    /// The server has it: from now on others may ask for it by this request.
+    pub(crate) fn may_be_asked_for(&self, request: Cmd) {
+        let note = |waiting: &mut Waiting| waiting.request = Some(request);
+        self.places.change(&self.key, self.serial, note);
+    }
+
+    /// It asks anew, and what was told before is true no more.
+    pub(crate) fn forget_what_was_told(&mut self) {
+        while self.told.try_recv().is_ok() {}
+    }
+
     /// Waits for what is told next.
     pub(crate) async fn told(&mut self) -> Told {
         self.told.recv().await.unwrap_or(Told::Gone)
+    }
+
+    /// Leaves, so that nobody asks for it from now on. Completes when what somebody
+    /// asked before is answered, or never will be.
+    pub(crate) async fn leave(&mut self) {
+        if let Some(asked) = self.forget().and_then(|waiting| waiting.asked) {
+            self.asked = Some(asked.answered);
+        }
+        if let Some(answered) = &mut self.asked {
+            // It may have been dropped as well.
+            let _ = answered.await;
+            self.asked = None;
+        }
+    }
+
+    fn forget(&self) -> Option<Waiting> {
+        let mut all = locked(&self.places.waiting);
+        let line = all.get_mut(&self.key)?;
+        let waiting = line.remove(&self.serial);
+        if line.is_empty() {
+            all.remove(&self.key);
+        }
+        waiting
     }
 }
 
@@ -85,12 +210,46 @@ impl Ear for Places {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        locked(&self.places.0).remove(&self.id);
+        self.forget();
+    }
+}
+
+impl AskedFor {
+    /// Tells whoever waits what was replied to a request that was sent then.
+    pub(crate) fn answer(mut self, reply: Result<Option<u64>, Error>, sent_at: Moment) {
+        self.tell(|told| match (reply, told) {
+            (Ok(Some(token)), _) => Some(Told::Replied(token, sent_at)),
+            // It is still in line, or what was told came after the reply.
+            (Ok(None), told) => told,
+            // It has to ask by itself, whatever there is.
+            (Err(_), _) => Some(Told::Gone),
+        });
+    }
+
+    fn tell(&mut self, told: impl FnOnce(Option<Told>) -> Option<Told>) {
+        let tell = |waiting: &mut Waiting| {
+            let meanwhile = waiting.asked.take().and_then(|asked| asked.told);
+            if let Some(told) = told(meanwhile) {
+                let _ = waiting.told.send(told);
+            }
+        };
+        self.places.change(&self.key, self.serial, tell);
+        if let Some(answered) = self.answered.take() {
+            let _ = answered.send(());
+        }
+    }
+}
+
+impl Drop for AskedFor {
+    fn drop(&mut self) {
+        if self.answered.is_some() {
+            self.tell(|_| Some(Told::Gone));
+        }
     }
 }
 
 /// Reads a message: the number of the database, the key, the owner and the result.
-fn read(message: &[u8]) -> Option<(Id, Told)> {
+fn read(message: &[u8]) -> Option<(&[u8], &[u8], Told)> {
     let (_database, rest) = netstring(message)?;
     let (key, rest) = netstring(rest)?;
     let (owner, rest) = netstring(rest)?;
@@ -103,7 +262,7 @@ fn read(message: &[u8]) -> Option<(Id, Told)> {
             token => Told::Granted(token),
         },
     };
-    Some(((key.to_vec(), owner.to_vec()), told))
+    Some((key, owner, told))
 }
 
 /// The next netstring, and what follows it: `3:abc,`.
@@ -136,6 +295,7 @@ mod tests {
         match place.told().now_or_never() {
             None => "nothing".into(),
             Some(Told::Granted(token)) => token.to_string(),
+            Some(Told::Replied(token, _)) => format!("{token} replied"),
             Some(Told::Gone) => "gone".into(),
             Some(Told::Refused(error)) => format!("{}: {error}", error.code()),
         }
@@ -175,6 +335,82 @@ mod tests {
         let mut place = places.expect(b"k", b"o");
         assert_eq!(told(&mut place), "nothing");
         assert!(!places.is_empty());
+    }
+
+    /// One that waits and that others may ask for.
+    fn in_line(places: &Arc<Places>, owner: &[u8]) -> Place {
+        let place = places.expect(b"k", owner);
+        place.may_be_asked_for(redis::cmd(&String::from_utf8_lossy(owner)));
+        place
+    }
+
+    #[test]
+    fn the_first_in_line_is_asked_for_and_once_at_a_time() {
+        let places = Arc::new(Places::default());
+        assert!(places.ask_for_next(b"k").is_none());
+        let new = places.expect(b"k", b"new");
+        let (_first, _second) = (in_line(&places, b"first"), in_line(&places, b"second"));
+        assert!(places.ask_for_next(b"k").is_none(), "it asks by itself");
+        drop(new);
+        let asked = places.ask_for_next(b"k").unwrap();
+        assert_eq!(asked.request.args_iter().count(), 1);
+        assert!(places.ask_for_next(b"k").is_none());
+        drop(asked);
+        assert!(places.ask_for_next(b"k").is_some());
+        assert!(places.ask_for_next(b"other").is_none());
+    }
+
+    #[test]
+    fn a_reply_with_the_token_makes_the_message_needless() {
+        let places = Arc::new(Places::default());
+        let mut place = in_line(&places, b"o");
+        let asked = places.ask_for_next(b"k").unwrap();
+        places.tell(&message(b"k", b"o", "7"));
+        assert_eq!(told(&mut place), "nothing");
+        asked.answer(Ok(Some(7)), Moment::now());
+        places.tell(&message(b"k", b"o", "7"));
+        assert_eq!([told(&mut place), told(&mut place)], ["7 replied", "7"]);
+    }
+
+    #[test]
+    fn a_message_beside_a_reply_without_a_token_is_told() {
+        let places = Arc::new(Places::default());
+        let mut place = in_line(&places, b"o");
+        places
+            .ask_for_next(b"k")
+            .unwrap()
+            .answer(Ok(None), Moment::now());
+        assert_eq!(told(&mut place), "nothing");
+        let asked = places.ask_for_next(b"k").unwrap();
+        places.tell(&message(b"k", b"o", "7"));
+        asked.answer(Ok(None), Moment::now());
+        assert_eq!(told(&mut place), "7");
+    }
+
+    #[test]
+    fn whoever_was_asked_for_in_vain_asks_by_itself() {
+        let places = Arc::new(Places::default());
+        let mut place = in_line(&places, b"o");
+        let asked = places.ask_for_next(b"k").unwrap();
+        places.tell(&message(b"k", b"o", "7"));
+        asked.answer(Err(Error::timed_out()), Moment::now());
+        assert_eq!(told(&mut place), "gone");
+        drop(places.ask_for_next(b"k"));
+        assert_eq!(told(&mut place), "gone");
+    }
+
+    #[test]
+    fn whoever_leaves_waits_until_what_was_asked_for_it_is_answered() {
+        let places = Arc::new(Places::default());
+        assert!(in_line(&places, b"o").leave().now_or_never().is_some());
+        let mut place = in_line(&places, b"o");
+        let asked = places.ask_for_next(b"k").unwrap();
+        for _ in 0..2 {
+            assert!(place.leave().now_or_never().is_none());
+            assert!(places.is_empty());
+        }
+        asked.answer(Ok(Some(7)), Moment::now());
+        assert!(place.leave().now_or_never().is_some());
     }
 
     #[test]

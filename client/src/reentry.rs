@@ -6,7 +6,7 @@ use crate::backoff::Backoff;
 use crate::binding::Binding;
 use crate::error::Error;
 use crate::hold::Hold;
-use crate::owner::{OwnerPermit, SharedHold};
+use crate::owner::{Joined, OwnerPermit, SharedHold};
 use crate::request::{Request, Wait};
 use crate::shared::{Servers, Shared};
 
@@ -32,17 +32,6 @@ pub(crate) async fn re_enter(
     }
 }
 
-/// A guard that is being added, and leaves again if it comes to nothing.
-struct Joining(Option<Arc<SharedHold>>);
-
-impl Drop for Joining {
-    fn drop(&mut self) {
-        if let Some(shared) = self.0.take() {
-            drop(shared.leave());
-        }
-    }
-}
-
 /// The lease starts anew, which also shows that the hold is still there. Only
 /// then is it an error to ask for more than that hold is.
 async fn try_once(
@@ -52,7 +41,7 @@ async fn try_once(
     owner_permit: &OwnerPermit,
 ) -> Result<Option<Arc<SharedHold>>, Error> {
     if let Some(shared) = owner_permit.join() {
-        let mut joining = Joining(Some(Arc::clone(&shared)));
+        let joined = Joined::new(Arc::clone(&shared));
         let hold = &shared.hold;
         let beyond = beyond(request, session, hold);
         let lease = match beyond {
@@ -63,7 +52,7 @@ async fn try_once(
             (Ok(()), Some(error)) => return Err(error),
             (Ok(()), None) => {
                 client.renewals.add(hold, request.renew);
-                return Ok(joining.0.take());
+                return Ok(joined.into_shared());
             }
             // It was lost: this is a new hold. What may be left of the old one has to
             // go first, or its guards would release the new one.

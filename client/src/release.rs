@@ -27,6 +27,8 @@ pub(crate) struct PendingRelease {
     pub(crate) unanswered: Option<ConnectionName>,
     /// When the lease will have done it.
     pub(crate) lease_ends: Moment,
+    /// Whether the lock is likely to go to the next one then.
+    pub(crate) is_handed_on: bool,
     /// Whether other servers have the same hold, so that this one's failure is
     /// nothing to warn of.
     pub(crate) is_one_of_many: bool,
@@ -96,7 +98,10 @@ impl PendingRelease {
         if let Some(name) = &self.unanswered {
             self.server.close(&self.key, name).await?;
         }
-        let reply = self.server.ask(&self.key, release).await?;
+        let reply = match self.is_handed_on {
+            true => self.server.hand_on(&self.key, release).await?,
+            false => self.server.ask(&self.key, release).await?,
+        };
         // Anything else is not the answer of a server that releases.
         commands::found(&reply.value)?;
         Ok(reply)
@@ -135,6 +140,7 @@ mod tests {
             token: Some(7),
             unanswered: None,
             lease_ends: Moment::now() + lease,
+            is_handed_on: true,
             is_one_of_many: false,
         }
     }

@@ -103,7 +103,10 @@ async fn run(mut new: UnboundedReceiver<(Weak<Hold>, Renew)>, disconnected: Arc<
         }
         tokio::select! {
             added = new.recv(), if is_open => match added {
-                Some((hold, renew)) => watchdog.add(hold, renew),
+                Some((hold, renew)) => {
+                    watchdog.add(hold, renew);
+                    watchdog.add_all(&mut new);
+                }
                 None => is_open = false,
             },
             () = sleep_until(next.unwrap_or(clock.0)), if next.is_some() => {
@@ -119,9 +122,7 @@ async fn run(mut new: UnboundedReceiver<(Weak<Hold>, Renew)>, disconnected: Arc<
             }
             () = disconnected.notified() => {
                 // Those first that were granted before the connection was closed.
-                while let Ok((hold, renew)) = new.try_recv() {
-                    watchdog.add(hold, renew);
-                }
+                watchdog.add_all(&mut new);
                 watchdog.look_after_all();
             }
             () = sleep_until(clock.0 + CLOCK_CHECK), if !is_idle => {
@@ -157,6 +158,12 @@ impl Watchdog {
         watched.left = more(watched.left, renew);
         if watched.left != Renew::Never && watched.due.is_none() && !watched.is_running {
             self.plan(id, due(&present));
+        }
+    }
+
+    fn add_all(&mut self, new: &mut UnboundedReceiver<(Weak<Hold>, Renew)>) {
+        while let Ok((hold, renew)) = new.try_recv() {
+            self.add(hold, renew);
         }
     }
 

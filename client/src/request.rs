@@ -57,6 +57,14 @@ pub(crate) struct Replicas {
     pub(crate) within: Duration,
 }
 
+/// How often, and for how long after its grant, a hold may be passed on among the tasks
+/// of a client.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PassOn {
+    pub(crate) at_most: u32,
+    pub(crate) within: Duration,
+}
+
 /// How long to wait for a lock.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Wait {
@@ -96,9 +104,19 @@ pub(crate) struct Request {
     pub(crate) lease: Duration,
     pub(crate) renew: Renew,
     pub(crate) replicas: Option<Replicas>,
+    pub(crate) pass_on: Option<PassOn>,
 }
 
 impl Request {
+    /// Whether one hold is as good for this as any other that was asked for so: nobody
+    /// else can be asked to tell them apart, or to end them, as for owners with a name.
+    pub(crate) fn is_like_any_other(&self) -> bool {
+        self.owner.is_none()
+            && self.mode == Mode::Exclusive
+            && self.renew == Renew::Always
+            && self.replicas.is_none()
+    }
+
     /// Returns an error if no server would take it.
     pub(crate) fn check(&self) -> Result<(), Error> {
         if !(1..=LEASE_MS_MAX).contains(&whole_ms(self.lease)) {
@@ -168,6 +186,7 @@ mod tests {
             lease: Duration::from_secs(30),
             renew: Renew::Always,
             replicas: None,
+            pass_on: None,
         }
     }
 

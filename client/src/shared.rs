@@ -9,8 +9,9 @@ use tokio::sync::Semaphore;
 use crate::error::Error;
 use crate::keyed::KeyedMutex;
 use crate::node::{Ask, Node};
-use crate::owner::Owners;
+use crate::owner::{Cohorts, Owners};
 use crate::renewal::Renewals;
+use crate::request::PassOn;
 use crate::tasks::Tasks;
 use crate::waiting::Waits;
 
@@ -29,6 +30,9 @@ pub(crate) struct Shared {
     pub(crate) queues: KeyedMutex<Vec<u8>, ()>,
     /// The holds of owners with a name, by lock and owner.
     pub(crate) owners: Owners,
+    /// Whether and how its tasks pass holds on, and which of them wait for that.
+    pub(crate) pass_on: Option<PassOn>,
+    pub(crate) cohorts: Arc<Cohorts>,
     pub(crate) renewals: Renewals,
     pub(crate) tasks: Tasks,
 }
@@ -51,6 +55,7 @@ impl Shared {
         servers: Servers,
         default_lease: Duration,
         key_prefix: Vec<u8>,
+        pass_on: Option<PassOn>,
         renewals: Renewals,
         tasks: Tasks,
     ) -> Arc<Self> {
@@ -62,6 +67,8 @@ impl Shared {
             owners_made: AtomicU64::new(0),
             queues: KeyedMutex::default(),
             owners: Owners::default(),
+            pass_on,
+            cohorts: Arc::default(),
             renewals,
             tasks,
         })
@@ -70,6 +77,14 @@ impl Shared {
     /// Returns an error in a process that was forked from the client's.
     pub(crate) fn check_process(&self) -> Result<(), Error> {
         self.tasks.process().check()
+    }
+
+    /// Waits until all that was given back is given back, or its lease is over.
+    pub(crate) async fn flush(&self) {
+        if self.tasks.process().is_this() {
+            self.cohorts.settled().await;
+        }
+        self.tasks.idle().await;
     }
 
     /// An owner that nobody else is.

@@ -52,7 +52,11 @@ pub(crate) async fn take(
         Wait::Until(deadline) => taking.until(deadline).await,
     };
     match taken {
-        Ok(Answer::Granted(granted)) => Ok(Some((taking.attempt, granted))),
+        Ok(Answer::Granted(granted)) => {
+            // What was asked for it must not come after it has released the lock.
+            taking.attempt.leave_place().await;
+            Ok(Some((taking.attempt, granted)))
+        }
         Ok(_) => {
             // It may have a place until now.
             taking.attempt.give_back().await;
@@ -117,7 +121,10 @@ impl Taking<'_> {
         }
         let answer = match self.node.subscribe(&self.request.key).await? {
             Some(subscription) => self.stand_in_line(subscription, deadline).await?,
-            None => self.block(deadline).await?,
+            None => {
+                self.attempt.leave_place().await;
+                Box::pin(self.block(deadline)).await?
+            }
         };
         match answer {
             Answer::Granted(granted) => self.replicate(granted, Wait::Until(deadline)).await,
@@ -131,7 +138,7 @@ impl Taking<'_> {
             self.attempt.leave_connection();
             return Ok(Answer::Granted(granted));
         };
-        let answer = self.ask_replicas(granted, replicas, wait).await;
+        let answer = Box::pin(self.ask_replicas(granted, replicas, wait)).await;
         match &answer {
             Ok(_) => self.attempt.leave_connection(),
             Err(_) => self.attempt.close_connection(),

@@ -15,7 +15,7 @@ use redis_lock_client::{Error, LockClient};
 use redis_lock_testing::TestServer;
 use tokio::time::timeout;
 
-use support::{SEEDS, calls, connect, eventually, take};
+use support::{SEEDS, calls, connect, eventually, take, url};
 
 const LOCKS: u32 = 8;
 
@@ -98,7 +98,12 @@ async fn cancel_again_and_again(seed: u64) {
     let mut clients = Vec::new();
     let mut tasks = tokio::task::JoinSet::new();
     for nth in 0..4 {
-        let client = connect(&server).await;
+        let builder = LockClient::builder();
+        let builder = match nth % 2 {
+            0 => builder,
+            _ => builder.pass_on(5, Duration::from_millis(5)),
+        };
+        let client = builder.connect(url(&server)).await.unwrap();
         for task in 0..6 {
             let seed = seed ^ (nth * 100 + task);
             tasks.spawn(work(client.clone(), nth, Arc::clone(&progress), seed));

@@ -1,0 +1,60 @@
+//! Makes of a grant a hold that is looked after.
+
+use std::sync::Arc;
+
+use crate::attempt::Attempt;
+use crate::binding::Binding;
+use crate::clock::Moment;
+use crate::error::Error;
+use crate::hold::{Grant, Hold, ServerHold};
+use crate::owner::{Joined, Passing, SharedHold};
+use crate::request::Request;
+use crate::shared::Shared;
+use crate::validity::whole_ms;
+
+/// Makes a hold of a grant, with one guard that nobody has yet.
+pub(crate) fn hand_out(
+    client: &Shared,
+    request: &Request,
+    session: Option<&Arc<Binding>>,
+    attempt: Attempt,
+    (server_holds, sent_at): (Vec<ServerHold>, Moment),
+) -> Result<Joined, Error> {
+    let owner = attempt.owner.clone();
+    let handover = attempt.granted();
+    let grant = Grant {
+        key: request.key.clone(),
+        owner,
+        mode: request.mode,
+        lease: request.lease,
+        server_holds,
+        sent_at,
+        session: session.cloned(),
+        stragglers: handover.stragglers,
+    };
+    let hold = Arc::new(Hold::new(grant, client.tasks.runtime().clone()));
+    let id = request.owner.clone();
+    let id = id.map(|owner| (request.key.clone(), owner));
+    let owner = id.map(|id| (client.owners.clone(), id));
+    let passing = request.pass_on.map(|pass_on| Passing {
+        cohorts: Arc::clone(&client.cohorts),
+        cohort: (request.key.clone(), whole_ms(request.lease)),
+        left: pass_on.at_most,
+        until: sent_at + pass_on.within,
+    });
+    let shared = SharedHold::new(Arc::clone(&hold), client.tasks.clone(), owner, passing);
+    let shared = Arc::new(shared);
+    if let Some(mut owner) = handover.owner_permit {
+        owner.set(&shared);
+    }
+    let joined = Joined::new(shared);
+    // An answer may take longer than the lease.
+    hold.valid_for().map_err(Error::Lost)?;
+    client.renewals.add(&hold, request.renew);
+    let (key, owner) = (
+        String::from_utf8_lossy(&hold.key),
+        String::from_utf8_lossy(&hold.owner),
+    );
+    tracing::debug!(%key, %owner, token = hold.token, "a lock was taken");
+    Ok(joined)
+}
