@@ -59,6 +59,34 @@ impl From<ClientId> for Recipient {
     }
 }
 
+/// What an owner's holds were bound to before a grant that is on its way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BoundBefore {
+    /// No connection, or there was no hold.
+    #[default]
+    Nothing,
+    /// The connection of this client.
+    Client(ClientId),
+    /// A connection that has ended meanwhile.
+    Ended,
+}
+
+impl From<Option<ClientId>> for BoundBefore {
+    fn from(client: Option<ClientId>) -> Self {
+        client.map_or(Self::Nothing, Self::Client)
+    }
+}
+
+impl BoundBefore {
+    /// The client, if its connection lives.
+    pub fn client(self) -> Option<ClientId> {
+        match self {
+            Self::Client(client) => Some(client),
+            Self::Nothing | Self::Ended => None,
+        }
+    }
+}
+
 /// A grant or a renewal on its way.
 #[derive(Clone, Debug)]
 pub struct Delivery {
@@ -68,8 +96,8 @@ pub struct Delivery {
     pub hold: Option<HoldNumber>,
     /// The lease to be kept up while its connection lives, if it asked for that.
     pub session: Option<Lease>,
-    /// The client that the holds were bound to before.
-    pub bound_before: Option<ClientId>,
+    /// What the holds were bound to before.
+    pub bound_before: BoundBefore,
 }
 
 /// What a reply says of the owner's holds: so many more than replies spoke for
@@ -268,7 +296,7 @@ impl Deliveries {
 
     /// Notes that what is on its way to this client is bound to its connection, and what
     /// it was bound to before.
-    pub fn bind(&mut self, client: ClientId, lease: Lease, bound_before: Option<ClientId>) {
+    pub fn bind(&mut self, client: ClientId, lease: Lease, bound_before: BoundBefore) {
         let under_way = self.by_recipient.get(&Recipient::Client(client));
         let under_way = under_way.and_then(|hold| self.by_hold.get_mut(hold));
         let replies = under_way.into_iter().flat_map(|one| &mut one.replies);
@@ -361,9 +389,19 @@ impl Deliveries {
     pub fn bound_before(&self, hold: &HoldId, client: ClientId) -> Option<ClientId> {
         let mut deliveries = self.by_hold.get(hold)?.deliveries();
         let recipient = Recipient::Client(client);
-        deliveries
-            .find(|one| one.recipient == recipient)?
-            .bound_before
+        let delivery = deliveries.find(|one| one.recipient == recipient)?;
+        delivery.bound_before.client()
+    }
+
+    /// Whether it is the grant on its way to this client that binds these holds, and
+    /// nothing bound them before.
+    pub fn binds_first(&self, hold: &HoldId, client: ClientId) -> bool {
+        let under_way = self.by_hold.get(hold);
+        let mut deliveries = under_way.into_iter().flat_map(UnderWay::deliveries);
+        deliveries.any(|one| {
+            let is_unbound = one.bound_before == BoundBefore::Nothing;
+            one.recipient == Recipient::Client(client) && one.session.is_some() && is_unbound
+        })
     }
 
     /// A client's connection has ended: nothing is bound to it any more.
@@ -371,8 +409,9 @@ impl Deliveries {
         for under_way in self.by_hold.values_mut() {
             let replies = under_way.replies.iter_mut();
             let deliveries = replies.filter_map(|reply| reply.on_its_way.as_mut());
-            for delivery in deliveries.filter(|one| one.bound_before == Some(client)) {
-                delivery.bound_before = None;
+            let before = BoundBefore::Client(client);
+            for delivery in deliveries.filter(|one| one.bound_before == before) {
+                delivery.bound_before = BoundBefore::Ended;
             }
         }
     }
@@ -597,7 +636,8 @@ impl Deliveries {
                     if let Some(delivery) = delivery {
                         form.hold(delivery.hold);
                         form.number(delivery.session.map_or(0, Lease::ms));
-                        form.client(delivery.bound_before);
+                        form.flag(delivery.bound_before == BoundBefore::Ended);
+                        form.client(delivery.bound_before.client());
                     }
                 }
             }
