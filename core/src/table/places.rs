@@ -3,7 +3,7 @@
 use super::transition::Transition;
 use super::{Answer, Leave, LockTable};
 use crate::error::LockError;
-use crate::keys::KeyRef;
+use crate::keys::{KeyBuf, KeyRef};
 use crate::lock::Holder;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
@@ -80,11 +80,13 @@ impl Transition<'_> {
         }
     }
 
-    /// A place is gone without a grant.
+    /// A place is gone without a grant, here or in another queue.
     pub(super) fn end_place(&mut self, id: WaiterId) {
         let now_ms = self.now.ms();
         let time_is_up = |until_ms: i64| until_ms <= now_ms;
-        let place = self.table.queues.waiter(self.key, id);
+        let key = self.table.queues.key_of(id).cloned();
+        let key = key.as_ref().map_or(self.key, KeyBuf::as_ref);
+        let place = self.table.queues.waiter(key, id);
         let leave = match place
             .and_then(|place| place.until_ms)
             .is_some_and(time_is_up)
@@ -92,9 +94,11 @@ impl Transition<'_> {
             true => Leave::TimeUp,
             false => Leave::Gone,
         };
-        self.step
-            .answers
-            .extend(self.table.end_wait(id, leave, now_ms));
+        let told = match key == self.key {
+            true => self.table.end_wait(id, leave, now_ms),
+            false => self.table.leave(id, leave, now_ms),
+        };
+        self.step.answers.extend(told);
     }
 
     /// Nobody listens to the channel of this place.
