@@ -18,6 +18,9 @@ pub const GRANTS_A_STEP: usize = 32;
 /// So many places whose grants nobody hears of are given up in one step.
 pub const UNHEARD_A_STEP: usize = 256;
 
+/// Among so many places that are over, one is looked for that takes room in a queue.
+pub(crate) const OVER_LOOKED_AT: usize = 1024;
+
 /// So many leases that are over are ended in one step, beside that of the owner in
 /// question.
 pub const ENDS_A_STEP: usize = 64;

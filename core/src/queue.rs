@@ -568,15 +568,20 @@ impl WaitQueues {
 
     /// A connection has ended, and with it the places of its sessions.
     pub fn connection_ended(&mut self, client: ClientId) {
-        if let Some(places) = self.session_places.remove(&client) {
-            self.ended_places.entry(client).or_default().extend(places);
+        if let Some(mut places) = self.session_places.remove(&client) {
+            let ended = self.ended_places.entry(client).or_default();
+            ended.append(&mut places);
         }
     }
 
     /// A place of a connection that has ended.
     pub fn next_ended_place(&self) -> Option<WaiterId> {
-        let (_, places) = self.ended_places.first_key_value()?;
-        places.first().copied()
+        self.ended_places().next()
+    }
+
+    /// The places of connections that have ended.
+    pub fn ended_places(&self) -> impl Iterator<Item = WaiterId> {
+        self.ended_places.values().flatten().copied()
     }
 
     /// A place.

@@ -2,6 +2,7 @@
 
 use super::transition::Transition;
 use super::{Answer, Leave, LockTable};
+use crate::bounds::{OVER_LOOKED_AT, ends_a_step};
 use crate::error::LockError;
 use crate::keys::{KeyBuf, KeyRef};
 use crate::lock::Holder;
@@ -99,6 +100,39 @@ impl Transition<'_> {
             false => self.table.leave(id, leave, now_ms),
         };
         self.step.answers.extend(told);
+    }
+
+    /// Where there is no room for one more, ends places that are over. A place of the same
+    /// owner goes before, if it has one.
+    pub(super) fn make_room(&mut self, is_place: bool, leaves: usize) {
+        let (key, settings) = (self.key, &self.table.settings);
+        let (max, max_places) = (settings.max_waiters, settings.max_places);
+        for _ in 0..ends_a_step() {
+            let queues = &self.table.queues;
+            let over = if queues.length(key) - leaves >= max {
+                self.place_over(|place| place.key.as_ref() == key)
+            } else if is_place && queues.counts().places - leaves >= max_places {
+                self.place_over(|_| true)
+            } else {
+                return;
+            };
+            let Some(over) = over else {
+                return;
+            };
+            self.end_place(over);
+        }
+    }
+
+    /// Such a place that is over and has not been removed.
+    fn place_over(&self, is_meant: impl Fn(&Waiter) -> bool) -> Option<WaiterId> {
+        let (queues, now_ms) = (&self.table.queues, self.now.ms());
+        let late = self.table.time_outs.over(now_ms).take(OVER_LOOKED_AT);
+        let ended = queues.ended_places().take(OVER_LOOKED_AT);
+        let mut over = late.chain(ended).filter_map(|id| {
+            let place = queues.waiter(queues.key_of(id)?.as_ref(), id)?;
+            queues.is_over(place, now_ms).then_some(place)
+        });
+        over.find(|place| is_meant(place)).map(|place| place.id)
     }
 
     /// Nobody listens to the channel of this place.

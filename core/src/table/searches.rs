@@ -71,12 +71,13 @@ impl Transition<'_> {
             .until_ms
             .filter(|_| is_place || settings.acks.is_some());
         let mut left_another = false;
+        let other = is_place.then(|| self.table.queues.place_of(self.key, &request.owner));
+        let other = other.flatten().map(|place| place.id);
+        let left = usize::from(other.is_some());
+        self.make_room(is_place, left);
         if is_place {
             // A refusal leaves the other place.
             let queues = &self.table.queues;
-            let other = queues.place_of(self.key, &request.owner);
-            let other = other.map(|place| place.id);
-            let left = usize::from(other.is_some());
             let full = if queues.counts().places - left >= max_places {
                 Some(LockError::PlacesFull { max_places })
             } else if left > 0 && queues.length(self.key) - left >= max {

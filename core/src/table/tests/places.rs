@@ -369,6 +369,65 @@ fn there_are_no_more_places_than_allowed() {
     server.wait(K, ask("b"));
 }
 
+/// Two places of a session in each of two queues, and one that lasts in each. The others
+/// end by their time, or by their connection.
+fn most_are_over(by_time: bool) -> (Server, Vec<WaiterId>) {
+    let mut server = held();
+    server.take(L, ask("y"));
+    let mut over = Vec::new();
+    for key in [L, K] {
+        server.wait_for(key, ask("a").place(), 60_000);
+        for name in ["b", "c"] {
+            over.push(server.wait_for(key, ask(name).place().by(7).session(), 1000));
+        }
+    }
+    match by_time {
+        true => server.sleep(1001),
+        false => server.table.connection_ended(ClientId(7), true),
+    }
+    (server, over)
+}
+
+#[test]
+fn a_place_that_is_over_takes_no_other_place() {
+    for by_time in [true, false] {
+        let (mut server, over) = most_are_over(by_time);
+        server.table.settings.max_places = 6;
+        for name in ["d", "e", "f", "g"] {
+            place_for(&mut server, name, 60_000);
+        }
+        let refused = server.acquire_until(K, ask("h").place(), Some(i64::MAX));
+        assert_eq!(refused, Err(LockError::PlacesFull { max_places: 6 }));
+        let mut told = server.told();
+        told.sort_by_key(|(id, _)| *id);
+        assert_eq!(
+            told,
+            over.iter()
+                .map(|id| (*id, Answer::NotGranted))
+                .collect::<Vec<_>>()
+        );
+        assert_eq!(order(&server), ["a", "d", "e", "f", "g"]);
+    }
+}
+
+#[test]
+fn a_place_that_is_over_takes_no_room_in_its_queue() {
+    for by_time in [true, false] {
+        let (mut server, over) = most_are_over(by_time);
+        server.table.settings.max_waiters = 3;
+        server.wait(K, ask("d"));
+        place_for(&mut server, "e", 60_000);
+        let full = LockError::QueueFull { max_waiters: 3 };
+        assert_eq!(server.acquire(K, ask("f")), Err(full));
+        let ended = |id: &WaiterId| (*id, Answer::NotGranted);
+        assert_eq!(
+            server.told(),
+            over[2..].iter().map(ended).collect::<Vec<_>>()
+        );
+        assert_eq!(order(&server), ["a", "d", "e"]);
+    }
+}
+
 #[test]
 fn both_kinds_stand_in_one_queue() {
     let mut server = held();
