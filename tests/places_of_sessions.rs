@@ -301,3 +301,47 @@ fn a_killed_connection_ends_many_places_at_once_and_the_others_stay_in_order() {
     assert_eq!(scene.ears.told_so_far(), []);
     assert_eq!(scene.client.info("lock_places"), 0);
 }
+
+/// A connection is killed, and with nothing in between, this is asked.
+#[track_caller]
+fn kill_and_ask(client: &mut Client, killed: i64, ask: &str) -> Value {
+    client.call("MULTI");
+    client.call(&format!("CLIENT KILL ID {killed}"));
+    client.call(ask);
+    let Value::Array(mut replies) = client.call("EXEC") else {
+        panic!("EXEC replies no array");
+    };
+    replies.pop().unwrap()
+}
+
+#[test]
+fn a_place_of_a_killed_connection_closes_no_cycle() {
+    let mut scene = Scene::held();
+    token(&scene.client.call(&format!("LOCK.ACQUIRE other a {LONG}")));
+    let mut asks = scene.server.client();
+    assert_eq!(asks.call(PLACE), int(0));
+    let id = asks.int("CLIENT ID");
+    let ask = format!("LOCK.ACQUIRE other holder {LONG} QUEUE 600000 ch");
+    assert_eq!(kill_and_ask(&mut scene.client, id, &ask), int(0));
+    let told = scene.ears.told();
+    assert_eq!((told.owner.as_str(), told.result.as_str()), ("a", "0"));
+    assert_eq!(waiting(&mut scene.client, "other"), 1);
+}
+
+#[test]
+fn places_of_a_killed_connection_take_no_room() {
+    let mut scene = Scene::held();
+    configure(&mut scene.client, "max-places", "200");
+    let mut asks = scene.server.client();
+    for i in 0..200 {
+        let session = format!("LOCK.ACQUIRE k s{i} {LONG} QUEUE 600000 ch SESSION");
+        assert_eq!(asks.call(&session), int(0));
+    }
+    let id = asks.int("CLIENT ID");
+    let ask = format!("LOCK.ACQUIRE k b {LONG} QUEUE 600000 ch");
+    assert_eq!(kill_and_ask(&mut scene.client, id, &ask), int(0));
+    scene.release();
+    eventually("the lock is the next one's", || {
+        scene.client.call("HGET k b") == text("1")
+    });
+}

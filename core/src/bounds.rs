@@ -18,6 +18,13 @@ pub const GRANTS_A_STEP: usize = 32;
 /// So many places whose grants nobody hears of are given up in one step.
 pub const UNHEARD_A_STEP: usize = 256;
 
+/// So many places that are over are passed over in one step, on the way to who waits
+/// behind them.
+pub const PASSED_A_STEP: usize = 4096;
+
+/// Among so many places that are over, one is looked for that takes room in a queue.
+pub(crate) const OVER_LOOKED_AT: usize = 1024;
+
 /// So many leases that are over are ended in one step, beside that of the owner in
 /// question.
 pub const ENDS_A_STEP: usize = 64;

@@ -164,6 +164,8 @@ struct Queue {
     reentering: Option<Owner>,
     /// The last waiter that was found to wait for long.
     slow: Option<WaiterId>,
+    /// All up to this one were over at this time.
+    passed: Option<(WaiterId, i64)>,
     recheck_at_ms: Option<i64>,
 }
 
@@ -184,6 +186,7 @@ impl Queue {
             waiting_elsewhere: BTreeSet::new(),
             reentering: None,
             slow: None,
+            passed: None,
             recheck_at_ms: None,
         }
     }
@@ -201,6 +204,11 @@ impl Queue {
             return Some(&self.first);
         }
         self.behind.get(&id)
+    }
+
+    fn behind_of(&self, id: WaiterId) -> impl Iterator<Item = &Waiter> {
+        let behind = self.behind.range((Bound::Excluded(id), Bound::Unbounded));
+        behind.map(|(_, waiter)| waiter)
     }
 
     fn last(&self) -> &Waiter {
@@ -566,17 +574,58 @@ impl WaitQueues {
                 || waiter.request.session.is_some_and(has_ended))
     }
 
+    /// Passes over waiters in front that are over, at most so many. Returns how many there
+    /// were, and the one behind them.
+    pub fn pass_over(
+        &mut self,
+        key: KeyRef<'_>,
+        now_ms: i64,
+        at_most: usize,
+    ) -> (usize, Option<&Waiter>) {
+        let Some(queue) = self.queue(key) else {
+            return (0, None);
+        };
+        let next = queue.next();
+        if !self.is_over(next, now_ms) {
+            return (0, self.first(key));
+        }
+        // Where the clock was set back, some may not be over any more.
+        let before = queue.passed.filter(|&(_, at_ms)| at_ms <= now_ms);
+        let mut passed = before.map_or(next.id, |(id, _)| id.max(next.id));
+        let (mut count, mut living) = (0, None);
+        for waiter in queue.behind_of(passed) {
+            if count == at_most {
+                break;
+            }
+            if !self.is_over(waiter, now_ms) {
+                living = Some(waiter.id);
+                break;
+            }
+            passed = waiter.id;
+            count += 1;
+        }
+        if let Some(queue) = self.queue_mut(key) {
+            queue.passed = Some((passed, now_ms));
+        }
+        (count, living.and_then(|id| self.waiter(key, id)))
+    }
+
     /// A connection has ended, and with it the places of its sessions.
     pub fn connection_ended(&mut self, client: ClientId) {
-        if let Some(places) = self.session_places.remove(&client) {
-            self.ended_places.entry(client).or_default().extend(places);
+        if let Some(mut places) = self.session_places.remove(&client) {
+            let ended = self.ended_places.entry(client).or_default();
+            ended.append(&mut places);
         }
     }
 
     /// A place of a connection that has ended.
     pub fn next_ended_place(&self) -> Option<WaiterId> {
-        let (_, places) = self.ended_places.first_key_value()?;
-        places.first().copied()
+        self.ended_places().next()
+    }
+
+    /// The places of connections that have ended.
+    pub fn ended_places(&self) -> impl Iterator<Item = WaiterId> {
+        self.ended_places.values().flatten().copied()
     }
 
     /// A place.

@@ -54,7 +54,7 @@ use smallvec::SmallVec;
 use crate::acks::{Acknowledgement, Acks};
 #[cfg(test)]
 use crate::bounds::SEARCH_A_STEP;
-pub use crate::bounds::{ENDS_A_STEP, GRANTS_A_STEP, UNHEARD_A_STEP, WORK_A_WAKE};
+pub use crate::bounds::{ENDS_A_STEP, GRANTS_A_STEP, PASSED_A_STEP, UNHEARD_A_STEP, WORK_A_WAKE};
 use crate::claims::Claims;
 use crate::deadlock::{Certain, Search, WaitEdge};
 use crate::deliveries::Deliveries;
@@ -203,6 +203,8 @@ pub struct Step {
     pub answers: SmallVec<[(Addressee, Answer); 1]>,
     /// How many places were to be granted the lock, whether or not anybody heard of it.
     pub offers: usize,
+    /// How many places that are over were passed over.
+    pub passed: usize,
     /// What subscribers are told.
     pub events: SmallVec<[LockEvent; 2]>,
     /// What is logged.

@@ -20,7 +20,7 @@ use redis_lock_core::keys::KeyRef;
 #[cfg(feature = "planted-faults")]
 use redis_lock_core::planted::Fault;
 use redis_lock_core::table::{
-    Due, LockTable, NotNow, Progress, REFUSED_RETRY_MS, Step, WORK_A_WAKE, Work,
+    Due, LockTable, NotNow, PASSED_A_STEP, Progress, REFUSED_RETRY_MS, Step, WORK_A_WAKE, Work,
 };
 
 /// So many writes cost as much as one look at a lock.
@@ -31,6 +31,9 @@ const OFFERS_WEIGH_ONE: usize = 4;
 
 /// So many places a replica gives up in one wake.
 const PLACES_A_WAKE: usize = 256;
+
+/// So many places that are over cost as much to pass over as one look.
+const PASSED_WEIGH_ONE: usize = PASSED_A_STEP / WORK_A_WAKE;
 
 /// A part of a search for deadlocks costs as much as so many looks.
 const SEARCH_WEIGHS: usize = 16;
@@ -176,7 +179,8 @@ fn weigh(step: &Step, is_search: bool) -> usize {
     let writes = step.effects.len() + step.events.len();
     let search = if is_search { SEARCH_WEIGHS } else { 1 };
     let messages = step.offers / OFFERS_WEIGH_ONE;
-    search + step.answers.len() + messages + writes / WRITES_WEIGH_ONE
+    let passed = step.passed / PASSED_WEIGH_ONE;
+    search + step.answers.len() + messages + passed + writes / WRITES_WEIGH_ONE
 }
 
 /// Whether the server refuses every write at the moment. Asked of one of the keys that

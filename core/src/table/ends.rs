@@ -20,7 +20,7 @@ use std::iter;
 
 use super::LockEvent;
 use super::transition::Transition;
-use crate::bounds::ends_a_step;
+use crate::bounds::{PASSED_A_STEP, ends_a_step};
 use crate::deadlock::Certain;
 use crate::ended::{Ended, EndedBy};
 use crate::holders::Holders;
@@ -319,8 +319,9 @@ impl Transition<'_> {
     }
 
     /// Whether nobody waits in front of a newcomer.
-    pub(super) fn is_next_in_line(&self) -> bool {
-        !self.table.queues.contended(self.key)
+    pub(super) fn is_next_in_line(&mut self) -> bool {
+        let first = self.first_in_line();
+        first.is_none() && self.step.passed < PASSED_A_STEP
     }
 
     /// Ends this owner's holds, if they are over and were not among those that this

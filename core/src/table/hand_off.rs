@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use super::offers::After;
 use super::transition::Transition;
 use super::{Acquired, Answer, LockEvent, Progress};
-use crate::bounds::{few, grants_a_step, unheard_a_step};
+use crate::bounds::{PASSED_A_STEP, few, grants_a_step, unheard_a_step};
 use crate::deliveries::{Delivery, Told};
 use crate::error::LockError;
 use crate::lock::holds_after_acquire;
@@ -233,13 +233,6 @@ impl Transition<'_> {
             && let Some(first) = self.first_admitted()
         {
             let (id, owner) = (first.id, first.request.owner.clone());
-            let is_over = self.table.queues.is_over(first, self.now.ms());
-            #[cfg(feature = "planted-faults")]
-            let is_over = is_over && !Fault::PlaceOutlived.planted();
-            if is_over {
-                self.end_place(id);
-                continue;
-            }
             let is_offered = first.is_place() && self.table.settings.acks.is_none();
             self.end_of(&owner);
             if self.asks == Some(id) && self.can_be_told() {
@@ -260,6 +253,7 @@ impl Transition<'_> {
                 break;
             }
         }
+        self.end_places_in_front();
         HandedOff::All
     }
 
@@ -273,23 +267,53 @@ impl Transition<'_> {
         }
     }
 
+    /// The first in line. Places that are over are passed over, as far as there is time.
+    pub(super) fn first_in_line(&mut self) -> Option<&Waiter> {
+        #[cfg(feature = "planted-faults")]
+        if Fault::PlaceOutlived.planted() {
+            return self.table.queues.first(self.key);
+        }
+        let at_most = PASSED_A_STEP.saturating_sub(self.step.passed);
+        let queues = &mut self.table.queues;
+        let (passed, first) = queues.pass_over(self.key, self.now.ms(), at_most);
+        self.step.passed += passed;
+        first
+    }
+
     /// The first in line, if the lock has room for it.
-    fn first_admitted(&self) -> Option<&Waiter> {
+    fn first_admitted(&mut self) -> Option<&Waiter> {
         // Where it has none for a reader, it has none for anybody.
         if !self.lock.admits(Limit::SHARED) {
             return None;
         }
-        let first = self.table.queues.first(self.key)?;
-        let limit = first.request.limit;
+        let first = self.first_in_line()?;
+        let (id, limit) = (first.id, first.request.limit);
         #[cfg(feature = "planted-faults")]
         let limit = Fault::NewcomersLimitIgnored.instead(limit, || Limit::SHARED);
-        self.lock.admits(limit).then_some(first)
+        let is_admitted = self.lock.admits(limit);
+        is_admitted.then(|| self.table.queues.waiter(self.key, id))?
+    }
+
+    /// Ends places in front that are over, as far as there is time for it. Nobody waits
+    /// for them.
+    fn end_places_in_front(&mut self) {
+        #[cfg(feature = "planted-faults")]
+        if Fault::PlaceOutlived.planted() || Fault::WaiterKept.planted() {
+            return;
+        }
+        while !self.has_done_enough()
+            && let Some(first) = self.table.queues.first(self.key)
+            && self.table.queues.is_over(first, self.now.ms())
+        {
+            self.end_place(first.id);
+        }
     }
 
     /// Whether others are to have their turn.
     pub(super) fn has_done_enough(&self) -> bool {
         self.step.answers.len() + self.withheld >= grants_a_step()
             || self.unheard >= unheard_a_step()
+            || self.step.passed >= PASSED_A_STEP
     }
 
     /// Holders that may have requests in the queue. A step of this table leaves none,

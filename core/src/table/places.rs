@@ -2,8 +2,9 @@
 
 use super::transition::Transition;
 use super::{Answer, Leave, LockTable};
+use crate::bounds::{OVER_LOOKED_AT, ends_a_step};
 use crate::error::LockError;
-use crate::keys::KeyRef;
+use crate::keys::{KeyBuf, KeyRef};
 use crate::lock::Holder;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
@@ -80,11 +81,13 @@ impl Transition<'_> {
         }
     }
 
-    /// A place is gone without a grant.
+    /// A place is gone without a grant, here or in another queue.
     pub(super) fn end_place(&mut self, id: WaiterId) {
         let now_ms = self.now.ms();
         let time_is_up = |until_ms: i64| until_ms <= now_ms;
-        let place = self.table.queues.waiter(self.key, id);
+        let key = self.table.queues.key_of(id).cloned();
+        let key = key.as_ref().map_or(self.key, KeyBuf::as_ref);
+        let place = self.table.queues.waiter(key, id);
         let leave = match place
             .and_then(|place| place.until_ms)
             .is_some_and(time_is_up)
@@ -92,9 +95,44 @@ impl Transition<'_> {
             true => Leave::TimeUp,
             false => Leave::Gone,
         };
-        self.step
-            .answers
-            .extend(self.table.end_wait(id, leave, now_ms));
+        let told = match key == self.key {
+            true => self.table.end_wait(id, leave, now_ms),
+            false => self.table.leave(id, leave, now_ms),
+        };
+        self.step.answers.extend(told);
+    }
+
+    /// Where there is no room for one more, ends places that are over. A place of the same
+    /// owner goes before, if it has one.
+    pub(super) fn make_room(&mut self, is_place: bool, leaves: usize) {
+        let (key, settings) = (self.key, &self.table.settings);
+        let (max, max_places) = (settings.max_waiters, settings.max_places);
+        for _ in 0..ends_a_step() {
+            let queues = &self.table.queues;
+            let over = if queues.length(key) - leaves >= max {
+                self.place_over(|place| place.key.as_ref() == key)
+            } else if is_place && queues.counts().places - leaves >= max_places {
+                self.place_over(|_| true)
+            } else {
+                return;
+            };
+            let Some(over) = over else {
+                return;
+            };
+            self.end_place(over);
+        }
+    }
+
+    /// Such a place that is over and has not been removed.
+    fn place_over(&self, is_meant: impl Fn(&Waiter) -> bool) -> Option<WaiterId> {
+        let (queues, now_ms) = (&self.table.queues, self.now.ms());
+        let late = self.table.time_outs.over(now_ms).take(OVER_LOOKED_AT);
+        let ended = queues.ended_places().take(OVER_LOOKED_AT);
+        let mut over = late.chain(ended).filter_map(|id| {
+            let place = queues.waiter(queues.key_of(id)?.as_ref(), id)?;
+            queues.is_over(place, now_ms).then_some(place)
+        });
+        over.find(|place| is_meant(place)).map(|place| place.id)
     }
 
     /// Nobody listens to the channel of this place.

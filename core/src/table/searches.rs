@@ -1,6 +1,8 @@
 //! Waits that may close a cycle are searched for deadlocks before they are queued, and
 //! again when something has changed for them.
 
+use std::iter;
+
 use super::hand_off::HandedOff;
 use super::offers::After;
 use super::transition::Transition;
@@ -8,10 +10,11 @@ use super::{Acquired, Answer, LogLine, Progress, Question, Then, Unchecked};
 use crate::bounds::search_a_step;
 use crate::deadlock::{Certain, Found, Graph, Search, WaitEdge, WaitFor};
 use crate::error::LockError;
+use crate::keys::KeyRef;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
 use crate::queue::{Wait, WaiterId};
-use crate::request::AcquireRequest;
+use crate::request::{AcquireRequest, Owner};
 
 /// What a search for deadlocks says of a wait.
 pub(super) enum Verdict {
@@ -68,12 +71,13 @@ impl Transition<'_> {
             .until_ms
             .filter(|_| is_place || settings.acks.is_some());
         let mut left_another = false;
+        let other = is_place.then(|| self.table.queues.place_of(self.key, &request.owner));
+        let other = other.flatten().map(|place| place.id);
+        let left = usize::from(other.is_some());
+        self.make_room(is_place, left);
         if is_place {
             // A refusal leaves the other place.
             let queues = &self.table.queues;
-            let other = queues.place_of(self.key, &request.owner);
-            let other = other.map(|place| place.id);
-            let left = usize::from(other.is_some());
             let full = if queues.counts().places - left >= max_places {
                 Some(LockError::PlacesFull { max_places })
             } else if left > 0 && queues.length(self.key) - left >= max {
@@ -196,24 +200,51 @@ impl Transition<'_> {
         if Fault::DeadlockMissed.planted() {
             return Verdict::Free;
         }
+        let mut steps_left = search_a_step();
+        let cycle = loop {
+            match search.run(self.graph(certain), &mut steps_left) {
+                Found::NoCycle => return Verdict::Free,
+                Found::Unfinished => return Verdict::Unfinished(search),
+                // Nobody waits by a place that is over.
+                Found::Cycle(cycle) if self.end_places_in(&cycle) => search = search.anew(),
+                Found::Cycle(cycle) => break cycle,
+            }
+        };
         let graph = self.graph(certain);
-        match search.run(graph, &mut { search_a_step() }) {
-            Found::NoCycle => Verdict::Free,
-            Found::Unfinished => Verdict::Unfinished(search),
-            Found::Cycle(cycle) if !search.still_closes(graph, &cycle) => {
-                // It was begun in another step, and much has happened since.
-                Verdict::Unfinished(search.anew())
-            }
-            Found::Cycle(cycle) => {
-                // Who holds the other locks is known from the last look at them,
-                // and may not be true any more.
-                if cycle.iter().all(|edge| graph.is_certain(&edge.key)) {
-                    Verdict::Deadlock(cycle)
-                } else {
-                    Verdict::Perhaps(search, cycle)
-                }
-            }
+        if !search.still_closes(graph, &cycle) {
+            // It was begun in another step, and much has happened since.
+            return Verdict::Unfinished(search.anew());
         }
+        // Who holds the other locks is known from the last look at them, and may not be
+        // true any more.
+        match cycle.iter().all(|edge| graph.is_certain(&edge.key)) {
+            true => Verdict::Deadlock(cycle),
+            false => Verdict::Perhaps(search, cycle),
+        }
+    }
+
+    /// Ends the places in this cycle that are over. Returns whether there were any.
+    fn end_places_in(&mut self, cycle: &[WaitEdge]) -> bool {
+        let (queues, now_ms) = (&self.table.queues, self.now.ms());
+        let first_if_over = |key: KeyRef<'_>, owner: &Owner| {
+            let id = queues.first_id_of(key, owner)?;
+            let first = queues.waiter(key, id)?;
+            queues.is_over(first, now_ms).then_some(id)
+        };
+        let mut over: Vec<_> = cycle
+            .iter()
+            .flat_map(|edge| {
+                let blocker = (!edge.held).then_some(&edge.blocker);
+                let owners = iter::once(&edge.waiter).chain(blocker);
+                owners.filter_map(|owner| first_if_over(edge.key.as_ref(), owner))
+            })
+            .collect();
+        over.sort();
+        over.dedup();
+        for id in &over {
+            self.end_place(*id);
+        }
+        !over.is_empty()
     }
 
     pub(super) fn graph<'g>(&'g self, certain: &'g Certain) -> Graph<'g> {

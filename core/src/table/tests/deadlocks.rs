@@ -50,6 +50,57 @@ fn two_that_wait_for_each_other() {
     server.wait(K, ask("c"));
 }
 
+/// Has the place of an owner end, by its time or by its connection.
+fn end_place(server: &mut Server, by_time: bool) {
+    match by_time {
+        true => server.sleep(1001),
+        false => server.table.connection_ended(ClientId(7), true),
+    }
+}
+
+#[test]
+fn a_place_that_is_over_closes_no_cycle() {
+    for by_time in [true, false] {
+        let mut server = a_holds_k_and_b_holds_l();
+        let place = server.wait_for(L, ask("a").place().by(7).session(), 1000);
+        end_place(&mut server, by_time);
+        server.wait(K, ask("b"));
+        server.run();
+        assert_eq!(server.told(), [(place, Answer::NotGranted)]);
+        // It can close one again.
+        let told = "'a' waits for 'l' held by 'b', 'b' waits for 'k' held by 'a'";
+        check_deadlock(&mut server, L, ask("a").place(), told);
+    }
+}
+
+#[test]
+fn who_stands_behind_a_place_that_is_over_does_not_wait_for_its_owner() {
+    for by_time in [true, false] {
+        let mut server = Server::new();
+        server.take(K, ask("x"));
+        server.take(L, ask("b"));
+        let place = server.wait_for(K, ask("a").place().by(7).session(), 1000);
+        server.wait(K, ask("b"));
+        end_place(&mut server, by_time);
+        server.wait(L, ask("a"));
+        server.run();
+        assert_eq!(server.told(), [(place, Answer::NotGranted)]);
+    }
+}
+
+#[test]
+fn a_place_that_is_over_hides_no_cycle_of_its_owner() {
+    for by_time in [true, false] {
+        let mut server = a_holds_k_and_b_holds_l();
+        let place = server.wait_for(L, ask("a").place().by(7).session(), 1000);
+        server.wait(L, ask("a"));
+        end_place(&mut server, by_time);
+        let told = "'b' waits for 'k' held by 'a', 'a' waits for 'l' held by 'b'";
+        check_deadlock(&mut server, K, ask("b"), told);
+        assert_eq!(server.told(), [(place, Answer::NotGranted)]);
+    }
+}
+
 #[test]
 fn detection_can_be_switched_off() {
     let mut server = a_holds_k_and_b_holds_l();

@@ -369,6 +369,156 @@ fn there_are_no_more_places_than_allowed() {
     server.wait(K, ask("b"));
 }
 
+/// Two places of a session in each of two queues, and one that lasts in each. The others
+/// end by their time, or by their connection.
+fn most_are_over(by_time: bool) -> (Server, Vec<WaiterId>) {
+    let mut server = held();
+    server.take(L, ask("y"));
+    let mut over = Vec::new();
+    for key in [L, K] {
+        server.wait_for(key, ask("a").place(), 60_000);
+        for name in ["b", "c"] {
+            over.push(server.wait_for(key, ask(name).place().by(7).session(), 1000));
+        }
+    }
+    match by_time {
+        true => server.sleep(1001),
+        false => server.table.connection_ended(ClientId(7), true),
+    }
+    (server, over)
+}
+
+#[test]
+fn a_place_that_is_over_takes_no_other_place() {
+    for by_time in [true, false] {
+        let (mut server, over) = most_are_over(by_time);
+        server.table.settings.max_places = 6;
+        for name in ["d", "e", "f", "g"] {
+            place_for(&mut server, name, 60_000);
+        }
+        let refused = server.acquire_until(K, ask("h").place(), Some(i64::MAX));
+        assert_eq!(refused, Err(LockError::PlacesFull { max_places: 6 }));
+        let mut told = server.told();
+        told.sort_by_key(|(id, _)| *id);
+        assert_eq!(
+            told,
+            over.iter()
+                .map(|id| (*id, Answer::NotGranted))
+                .collect::<Vec<_>>()
+        );
+        assert_eq!(order(&server), ["a", "d", "e", "f", "g"]);
+    }
+}
+
+#[test]
+fn a_place_that_is_over_takes_no_room_in_its_queue() {
+    for by_time in [true, false] {
+        let (mut server, over) = most_are_over(by_time);
+        server.table.settings.max_waiters = 3;
+        server.wait(K, ask("d"));
+        place_for(&mut server, "e", 60_000);
+        let full = LockError::QueueFull { max_waiters: 3 };
+        assert_eq!(server.acquire(K, ask("f")), Err(full));
+        let ended = |id: &WaiterId| (*id, Answer::NotGranted);
+        assert_eq!(
+            server.told(),
+            over[2..].iter().map(ended).collect::<Vec<_>>()
+        );
+        assert_eq!(order(&server), ["a", "d", "e"]);
+    }
+}
+
+/// Who was granted the lock, among others that were not.
+fn granted_of_all(server: &mut Server) -> Vec<WaiterId> {
+    let told = server.told().into_iter();
+    let granted = told.filter(|(_, answer)| *answer != Answer::NotGranted);
+    granted.map(|(id, _)| id).collect()
+}
+
+/// Many places that end by their time, or by their connection, and three who wait behind
+/// them.
+fn many_are_over(by_time: bool) -> (Server, [WaiterId; 3]) {
+    let mut server = held();
+    for n in 0..10 * GRANTS_A_STEP {
+        server.wait_for(K, ask(&nth(n)).place().by(7).session(), 1000);
+    }
+    let blocked = server.wait(K, ask("a"));
+    let place = place_for(&mut server, "b", 60_000);
+    let last = server.wait(K, ask("c"));
+    match by_time {
+        true => server.sleep(1001),
+        false => server.table.connection_ended(ClientId(7), true),
+    }
+    (server, [blocked, place, last])
+}
+
+#[test]
+fn places_that_are_over_are_passed_over_at_once() {
+    for by_time in [true, false] {
+        let (mut server, waiters) = many_are_over(by_time);
+        for (holder, next) in ["x", "a", "b"].into_iter().zip(waiters) {
+            server.release(K, holder);
+            assert_eq!(granted_of_all(&mut server), [next], "by time: {by_time}");
+        }
+        server.release(K, "c");
+        while server.table.places() > 0 {
+            server.give_up();
+            server.run();
+        }
+        server.told();
+        server.check_nothing_is_left();
+    }
+}
+
+#[test]
+fn places_that_are_over_keep_out_no_newcomer() {
+    for by_time in [true, false] {
+        let (mut server, waiters) = many_are_over(by_time);
+        server.leave(waiters[0]);
+        server.leave(waiters[2]);
+        server.release_as(K, "b", ReleaseExtent::One, None).unwrap();
+        server.release(K, "x");
+        assert!(server.table.places() > 0);
+        server.take(K, ask("d").now());
+    }
+}
+
+#[test]
+fn who_waits_behind_a_crowd_of_places_that_are_over_is_found_bit_by_bit() {
+    let mut server = held();
+    for n in 0..2 * PASSED_A_STEP + 2 * GRANTS_A_STEP {
+        server.wait_for(K, ask(&nth(n)).place().by(7).session(), 60_000);
+    }
+    let a = server.wait(K, ask("a"));
+    let b = server.wait(K, ask("b"));
+    server.table.connection_ended(ClientId(7), true);
+    server.release(K, "x");
+    assert_eq!(granted_of_all(&mut server), []);
+    assert!(server.do_one());
+    assert_eq!(granted_of_all(&mut server), []);
+    assert!(server.do_one());
+    assert_eq!(granted_of_all(&mut server), [a]);
+    // They are not looked at again.
+    server.release(K, "a");
+    assert_eq!(granted_of_all(&mut server), [b]);
+}
+
+#[test]
+fn a_reader_is_let_in_past_a_writer_whose_place_is_over() {
+    for by_time in [true, false] {
+        let mut server = Server::new();
+        server.take(K, ask("x").shared());
+        server.wait_for(K, ask("w").place().by(7).session(), 1000);
+        let reader = server.wait(K, ask("r").shared());
+        match by_time {
+            true => server.sleep(1001),
+            false => server.table.connection_ended(ClientId(7), true),
+        }
+        server.renew(K, "x", LEASE_MS);
+        assert_eq!(granted_of_all(&mut server), [reader]);
+    }
+}
+
 #[test]
 fn both_kinds_stand_in_one_queue() {
     let mut server = held();
