@@ -173,7 +173,7 @@ impl LockTable {
     /// to which a grant is withheld. Their owners are told why.
     pub fn forget_places(&mut self, why: &LockError, at_most: usize) -> Vec<(Addressee, Answer)> {
         let mut answers = Vec::new();
-        for id in self.acks.places_where(|_| true) {
+        for id in self.acks.places() {
             if let Some(withheld) = self.take_withheld(id) {
                 answers.push((withheld.addressee(id), Answer::Refused(why.clone())));
             }

@@ -160,6 +160,38 @@ fn a_place_in_whose_stead_its_owner_is_granted_the_lock_is_told_no_sooner_than_t
 }
 
 #[test]
+fn the_end_of_a_connection_concerns_only_what_is_withheld_from_it() {
+    const MANY: u64 = 10_000;
+    let mut scene = Scene::new();
+    let names: Vec<String> = (0..MANY).map(|n| n.to_string()).collect();
+    for (name, client) in names.iter().zip(MANY..) {
+        scene.held_by(key(name), ask("x").by(1).now());
+        let place = ask("a").place().by(client);
+        let place = if client % 2 == 0 {
+            place.session()
+        } else {
+            place
+        };
+        scene.server.wait_for(key(name), place, 60_000);
+    }
+    for name in &names {
+        scene.server.release(key(name), "x");
+    }
+    scene.take(K, ask("b").by(2).now());
+    let concerned = |scene: &Scene, client| {
+        let acks = &scene.server.table.acks;
+        acks.ending_with(ClientId(client)).count()
+    };
+    let counts = [1, 2, MANY, MANY + 1].map(|client| concerned(&scene, client));
+    assert_eq!(counts, [0, 1, 1, 0]);
+    scene.server.table.connection_ended(ClientId(1), false);
+    scene.server.table.connection_ended(ClientId(MANY), false);
+    assert_eq!(scene.settle().len() as u64, MANY);
+    let left = (0..2 * MANY).find(|client| concerned(&scene, *client) > 0);
+    assert_eq!(left, None);
+}
+
+#[test]
 fn a_place_whose_owner_is_told_it_is_not_safe_has_its_hold_given_back() {
     let mut scene = Scene::new();
     scene.held_by(K, ask("x").by(1).now());
