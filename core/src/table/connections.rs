@@ -184,7 +184,10 @@ impl LockTable {
         let heard = heard && !self.acks.withholds_from(client);
         self.queues.connection_ended(client);
         for id in self.acks.places_of(client) {
-            self.forget_withheld(id);
+            if let Some(withheld) = self.forget_withheld(id) {
+                let told = (withheld.addressee(id), Answer::NotGranted);
+                self.untold.push_back(told);
+            }
         }
         self.deliveries.client_gone(client);
         self.end_before_told(client);
