@@ -297,6 +297,25 @@ fn a_demotion_tells_a_place_so_whose_grant_is_withheld() {
 }
 
 #[test]
+fn a_demotion_tells_a_place_so_whose_grant_is_withheld_where_nobody_else_waits() {
+    let mut scene = Scene::new();
+    scene.place("a");
+    scene.replica.stop();
+    scene.release();
+    scene.await_withheld(1);
+    let other = TestServer::start();
+    let demote = format!("REPLICAOF 127.0.0.1 {}", other.addr().port());
+    assert_eq!(scene.client.call(&demote), status("OK"));
+    // Replicas have ten minutes.
+    let told = scene.ears.told();
+    assert_eq!(told.owner, "a");
+    assert!(told.result.starts_with("-UNBLOCKED "), "{told:?}");
+    scene.await_withheld(0);
+    scene.replica.go_on();
+    scene.server.assert_sound();
+}
+
+#[test]
 fn a_planned_fail_over_brings_nobody_down_while_the_grant_of_a_place_is_withheld() {
     let mut scene = Scene::new();
     scene.place("a");
