@@ -187,11 +187,37 @@ pub(crate) fn release(key: LockKey<'_>, request: &ReleaseRequest) -> Result<Rele
         false => Part::OfAskerWithoutLeaseEnd,
     };
     let (open, stored) = look_for(key, Some(&request.owner), part)?;
+    let bound = token_bound_to_asker(key, &request.owner, request.token);
     let now = clock_steps::now(key.ctx());
     let progress = step(key.ctx(), |table| {
         table.release(key.as_ref(), stored, request, now)
     });
-    carry_out(key, open, now, progress)
+    let released = carry_out(key, open, now, progress)?;
+    if released == Released::NotHeld {
+        told_over(key, &request.owner, bound);
+    }
+    Ok(released)
+}
+
+/// The token of what the client that runs believes to hold by its connection, if a
+/// command that names this token asks about it.
+fn token_bound_to_asker(
+    key: LockKey<'_>,
+    owner: &Owner,
+    named: Option<FencingToken>,
+) -> Option<FencingToken> {
+    TABLE.with_borrow(|table| {
+        table.bound_client(key.as_ref(), owner)?;
+        let bound = table.token_bound_to(clients::running(key.ctx()), key.as_ref(), owner)?;
+        (named.is_none() || named == Some(bound)).then_some(bound)
+    })
+}
+
+/// The client that runs is told that these holds are over.
+fn told_over(key: LockKey<'_>, owner: &Owner, bound: Option<FencingToken>) {
+    if let Some(token) = bound {
+        TABLE.with_borrow_mut(|table| table.told_over(key.as_ref(), owner, token));
+    }
 }
 
 /// Takes the lock from whoever holds it, if this is its newest token, and hands it
@@ -210,13 +236,18 @@ pub(crate) fn break_lock(key: LockKey<'_>, token: Option<FencingToken>) -> Resul
 pub(crate) fn renew(key: LockKey<'_>, request: &RenewRequest) -> Result<Option<bool>, LockError> {
     let may_grant = gate::check_replicas(key.ctx())?;
     let (open, stored) = look_for(key, Some(&request.owner), Part::OfAsker)?;
+    let bound = token_bound_to_asker(key, &request.owner, request.token);
     let now = clock_steps::now(key.ctx());
     let client = acks::client_to_tell(key.ctx());
     let progress = step_by(key.ctx(), may_grant, |table| {
         acks::asks(table, client);
         table.renew(key.as_ref(), stored, request, now)
     });
-    carry_out_or_withhold(key, open, now, progress)
+    let renewed = carry_out_or_withhold(key, open, now, progress)?;
+    if renewed == Some(false) {
+        told_over(key, &request.owner, bound);
+    }
+    Ok(renewed)
 }
 
 /// Fails unless the lock is held with this token.
@@ -229,7 +260,7 @@ pub(crate) fn guard(key: LockKey<'_>, token: FencingToken) -> Result<(), LockErr
     if let Stored::Read(_) = stored
         && let Some(owner) = owner_with(&stored)
     {
-        end_if_closing(key, &owner, || clients::running(key.ctx()));
+        end_if_closing(key, &owner, || Some(clients::running(key.ctx())));
     }
     let now = clock_steps::now(key.ctx());
     let progress = step_by(key.ctx(), may_grant, |table| {
@@ -391,7 +422,7 @@ fn look_for<'c>(
     part: Part,
 ) -> Result<(OpenLock<'c>, Stored), LockError> {
     if let Some(asker) = asker {
-        end_if_closing(key, asker, || clients::running(key.ctx()));
+        end_if_closing(key, asker, || Some(clients::running(key.ctx())));
     }
     let open = OpenLock::open(key);
     let stored = look_at(&open, key.as_ref(), asker, part)
@@ -417,14 +448,22 @@ fn look_at(
     }
 }
 
-/// Ends the owner's holds if they are bound to another connection that is about to
-/// end: nobody shall be told of a hold that ends with it. This client is to be told.
-fn end_if_closing(key: LockKey<'_>, owner: &Owner, told: impl FnOnce() -> ClientId) {
-    let bound = TABLE.with_borrow(|table| table.bound_client(key.as_ref(), owner));
-    if let Some(client) = bound
-        && client != told()
-    {
-        end_connection_if_closing(key.ctx(), client);
+/// Ends the owner's holds and its place if they are bound to another connection that is
+/// about to end: nobody shall be told of a hold that ends with it. This client is to be
+/// told, if it is one.
+#[inline]
+fn end_if_closing(key: LockKey<'_>, owner: &Owner, told: impl Fn() -> Option<ClientId>) {
+    let bound = TABLE.with_borrow(|table| {
+        let key = key.as_ref();
+        [
+            table.bound_client(key, owner),
+            table.place_client(key, owner),
+        ]
+    });
+    for client in bound.into_iter().flatten() {
+        if told() != Some(client) {
+            end_connection_if_closing(key.ctx(), client);
+        }
     }
 }
 
@@ -522,7 +561,10 @@ fn do_all<T>(
 /// Tells a place of its grant, if anybody listens.
 fn publish_offer<T>(ctx: &Context, offer: Offer<T>) -> Progress<T> {
     let granted = Answer::Granted(offer.token());
-    let heard = publish::end_of_place(ctx, offer.place(), &granted);
+    let ends = offer
+        .session()
+        .is_some_and(|client| clients::is_closing(ctx, client));
+    let heard = !ends && publish::end_of_place(ctx, offer.place(), &granted);
     TABLE.with_borrow_mut(|table| table.offered(offer, heard))
 }
 
@@ -560,8 +602,11 @@ fn apply(key: LockKey<'_>, mut open: OpenLock<'_>, now: Now, step: &mut Step) {
     arm_timer(key.ctx(), now.ms());
     if !step.answers.is_empty() {
         for (addressee, answer) in step.answers.drain(..) {
-            if let (Addressee::Blocked(waiter), Answer::Granted(_)) = (&addressee, &answer) {
-                end_closing_beside(key.ctx(), *waiter);
+            if let Answer::Granted(_) = answer {
+                match &addressee {
+                    Addressee::Blocked(waiter) => end_closing_beside(key.ctx(), *waiter),
+                    Addressee::Place(place) => end_if_closing(key, &place.owner, || None),
+                }
             }
             tell(key.ctx(), addressee, answer);
         }

@@ -102,6 +102,41 @@ fn a_connection_that_ends_in_the_turn_of_the_release_is_passed_over() {
     }
 }
 
+/// The server has not read yet that the connection is closed.
+#[test]
+fn a_place_whose_connection_is_closed_is_told_of_no_grant() {
+    let mut scene = Scene::held();
+    let mut asks = scene.server.client();
+    assert_eq!(asks.call(PLACE), int(0));
+    let next = format!("LOCK.ACQUIRE k b {LONG} QUEUE 600000 ch");
+    assert_eq!(scene.ears.call(&next), int(0));
+    scene.server.stop();
+    scene.client.send("LOCK.RELEASE k holder");
+    drop(asks);
+    scene.server.go_on();
+    assert_eq!(scene.client.reply(), int(1));
+    scene.ears.granted("b");
+    assert_eq!(scene.client.call("HGET k b"), text("1"));
+}
+
+#[test]
+fn who_asks_plainly_is_not_bound_to_a_closed_connection_of_its_place() {
+    let mut scene = Scene::held();
+    let mut asks = scene.server.client();
+    assert_eq!(asks.call(PLACE), int(0));
+    let next = format!("LOCK.ACQUIRE k b {LONG} QUEUE 600000 ch");
+    assert_eq!(scene.ears.call(&next), int(0));
+    scene.server.stop();
+    scene.client.send("DEL k");
+    scene.client.send(&format!("LOCK.ACQUIRE k a {LONG}"));
+    drop(asks);
+    scene.server.go_on();
+    assert_eq!(scene.client.reply(), int(1));
+    // Its place is over, so that the other one comes first.
+    assert_eq!(scene.client.reply(), nil());
+    assert_eq!(scene.client.call("HGET k b"), text("1"));
+}
+
 #[test]
 fn a_place_without_a_session_outlives_its_connection() {
     let mut scene = Scene::held();

@@ -181,7 +181,7 @@ fn a_hold_that_another_connection_was_told_of_stands() {
 /// client never hears of.
 #[test]
 fn a_hold_that_a_place_of_its_owner_was_told_of_stands() {
-    for options in ["HOLD 1", ""] {
+    for options in ["HOLD 1", "", "SESSION", "HOLD 1 SESSION"] {
         let mut scene = Scene::set(&[options]);
         let mut ears = scene.server.subscriber("ch");
         let place = format!("LOCK.ACQUIRE k owner {LEASE} QUEUE 600000 ch");
@@ -194,6 +194,31 @@ fn a_hold_that_a_place_of_its_owner_was_told_of_stands() {
         let claim = format!("LOCK.RENEW k owner {LEASE} FENCE {fence}");
         assert_eq!(ears.call(&claim), int(1), "{options}");
         scene.assert_held(1, options);
+    }
+}
+
+/// The place comes first, and a session that nobody hears of takes nothing with it.
+#[test]
+fn a_place_keeps_its_hold_though_a_session_of_its_owner_is_unheard() {
+    for options in ["HOLD 1 SESSION", "SESSION"] {
+        let server = TestServer::start();
+        let (mut observer, mut next) = (server.client(), server.client());
+        let (mut blocked, mut ears) = (server.client(), server.subscriber("ch"));
+        observer.int(&format!("LOCK.ACQUIRE k before {LEASE}"));
+        let place = format!("LOCK.ACQUIRE k owner {LEASE} QUEUE 600000 ch");
+        assert_eq!(ears.call(&place), int(0));
+        let kill = format!("CLIENT KILL ID {}", blocked.int("CLIENT ID"));
+        blocked.send(&format!("LOCK.ACQUIRE k owner {LEASE} BLOCK 0 {options}"));
+        await_waiting(&mut observer, "k", 2);
+        next.send(&format!("LOCK.ACQUIRE k next {LEASE} BLOCK 0"));
+        await_waiting(&mut observer, "k", 3);
+        transaction(&mut observer, &["LOCK.RELEASE k before", &kill]);
+        settle(&server);
+        let fence = ears.granted("owner");
+        let claim = format!("LOCK.RENEW k owner {LEASE} FENCE {fence}");
+        assert_eq!(ears.call(&claim), int(1), "{options}");
+        assert_eq!(observer.call("HGET k owner"), text("1"), "{options}");
+        assert_eq!(waiting(&mut observer, "k"), 1, "{options}");
     }
 }
 

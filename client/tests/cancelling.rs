@@ -157,6 +157,11 @@ async fn who_stops_waiting_leaves_no_place() {
     let server = TestServer::start();
     let client = connect(&server).await;
     let _guard = take(&client, "lock").await;
+    // Some servers want a second connection for the first wait.
+    let first = support::queue(&server, &client.lock("lock"), 0).await;
+    first.abort();
+    client.flush().await;
+    eventually("nobody waits", || server.info("lock_waiters") == 0).await;
     let before = server.info("connected_clients");
     for round in 0..5 {
         let waiting: Vec<_> = (0..100)

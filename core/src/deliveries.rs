@@ -58,6 +58,34 @@ impl From<ClientId> for Recipient {
     }
 }
 
+/// What an owner's holds were bound to before a grant that is on its way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BoundBefore {
+    /// No connection, or there was no hold.
+    #[default]
+    Nothing,
+    /// The connection of this client.
+    Client(ClientId),
+    /// A connection that has ended meanwhile.
+    Ended,
+}
+
+impl From<Option<ClientId>> for BoundBefore {
+    fn from(client: Option<ClientId>) -> Self {
+        client.map_or(Self::Nothing, Self::Client)
+    }
+}
+
+impl BoundBefore {
+    /// The client, if its connection lives.
+    pub fn client(self) -> Option<ClientId> {
+        match self {
+            Self::Client(client) => Some(client),
+            Self::Nothing | Self::Ended => None,
+        }
+    }
+}
+
 /// A grant or a renewal on its way.
 #[derive(Clone, Debug)]
 pub struct Delivery {
@@ -67,8 +95,8 @@ pub struct Delivery {
     pub hold: Option<HoldNumber>,
     /// The lease to be kept up while its connection lives, if it asked for that.
     pub session: Option<Lease>,
-    /// The client that the holds were bound to before.
-    pub bound_before: Option<ClientId>,
+    /// What the holds were bound to before.
+    pub bound_before: BoundBefore,
 }
 
 /// What a reply says of the owner's holds: so many more than replies spoke for
@@ -265,7 +293,8 @@ impl Deliveries {
         delivery: &Delivery,
         held_before: i64,
     ) -> &mut UnderWay {
-        self.note(delivery.recipient, hold.clone(), delivery.bound_before);
+        let before = delivery.bound_before.client();
+        self.note(delivery.recipient, hold.clone(), before);
         let new = UnderWay::new(token, held_before);
         let under_way = self.by_hold.entry(hold).or_insert(new);
         if under_way.token != token {
@@ -277,7 +306,7 @@ impl Deliveries {
 
     /// Notes that what is on its way to this client is bound to its connection, and what
     /// it was bound to before.
-    pub fn bind(&mut self, client: ClientId, lease: Lease, bound_before: Option<ClientId>) {
+    pub fn bind(&mut self, client: ClientId, lease: Lease, bound_before: BoundBefore) {
         let recipient = Recipient::Client(client);
         let Some(hold) = self.hold_of(recipient).cloned() else {
             return;
@@ -286,7 +315,7 @@ impl Deliveries {
             delivery.session = Some(lease);
             delivery.bound_before = bound_before;
         }
-        self.note(recipient, hold, bound_before);
+        self.note(recipient, hold, bound_before.client());
     }
 
     /// What is on its way to this recipient about these holds.
@@ -303,12 +332,14 @@ impl Deliveries {
 
     /// Notes who is to hear of which holds, and what they were bound to before.
     fn note(&mut self, recipient: Recipient, hold: HoldId, bound_before: Option<ClientId>) {
-        self.take_note(recipient);
+        let way = Way { hold, bound_before };
+        let last = self.by_recipient.insert(recipient, way);
+        if let Some(client) = last.and_then(|last| last.bound_before) {
+            self.by_bound_before.remove(&(client, recipient));
+        }
         if let Some(client) = bound_before {
             self.by_bound_before.insert((client, recipient));
         }
-        let way = Way { hold, bound_before };
-        self.by_recipient.insert(recipient, way);
     }
 
     fn take_note(&mut self, recipient: Recipient) -> Option<HoldId> {
@@ -401,9 +432,19 @@ impl Deliveries {
     pub fn bound_before(&self, hold: &HoldId, client: ClientId) -> Option<ClientId> {
         let mut deliveries = self.by_hold.get(hold)?.deliveries();
         let recipient = Recipient::Client(client);
-        deliveries
-            .find(|one| one.recipient == recipient)?
-            .bound_before
+        let delivery = deliveries.find(|one| one.recipient == recipient)?;
+        delivery.bound_before.client()
+    }
+
+    /// Whether it is the grant on its way to this client that binds these holds, and
+    /// nothing bound them before.
+    pub fn binds_first(&self, hold: &HoldId, client: ClientId) -> bool {
+        let under_way = self.by_hold.get(hold);
+        let mut deliveries = under_way.into_iter().flat_map(UnderWay::deliveries);
+        deliveries.any(|one| {
+            let is_unbound = one.bound_before == BoundBefore::Nothing;
+            one.recipient == Recipient::Client(client) && one.session.is_some() && is_unbound
+        })
     }
 
     /// A client's connection has ended: nothing is bound to it any more.
@@ -413,7 +454,7 @@ impl Deliveries {
                 continue;
             };
             for delivery in self.deliveries_to(&hold, recipient) {
-                delivery.bound_before = None;
+                delivery.bound_before = BoundBefore::Ended;
             }
             self.note(recipient, hold, None);
         }
@@ -588,7 +629,8 @@ impl Deliveries {
 
     fn insert(&mut self, hold: HoldId, under_way: UnderWay) {
         for delivery in under_way.deliveries() {
-            self.note(delivery.recipient, hold.clone(), delivery.bound_before);
+            let before = delivery.bound_before.client();
+            self.note(delivery.recipient, hold.clone(), before);
         }
         self.by_hold.insert(hold, under_way);
     }
@@ -648,7 +690,8 @@ impl Deliveries {
                     if let Some(delivery) = delivery {
                         form.hold(delivery.hold);
                         form.number(delivery.session.map_or(0, Lease::ms));
-                        form.client(delivery.bound_before);
+                        form.flag(delivery.bound_before == BoundBefore::Ended);
+                        form.client(delivery.bound_before.client());
                     }
                 }
             }

@@ -8,7 +8,9 @@ use std::cell::Cell;
 
 use redis_module::Context;
 
-use super::{TABLE, arm_timer, clock_steps, end_if_closing, look_at, note};
+use super::{
+    TABLE, arm_timer, clock_steps, end_connection_if_closing, end_if_closing, look_at, note,
+};
 use crate::config;
 use crate::server::blocked;
 use crate::server::clients;
@@ -19,6 +21,7 @@ use crate::server::replicas;
 use crate::server::stream;
 use crate::server::timer;
 use redis_lock_core::acks::Acknowledgement;
+use redis_lock_core::deliveries::Recipient;
 use redis_lock_core::keys::KeyBuf;
 use redis_lock_core::queue::WaiterId;
 use redis_lock_core::request::ClientId;
@@ -118,15 +121,23 @@ pub(crate) fn turn_ends(ctx: &Context) {
 }
 
 fn tell(ctx: &Context, id: WaiterId, key: &KeyBuf) {
-    let told = TABLE.with_borrow(|table| {
+    let (told, session) = TABLE.with_borrow(|table| {
         let told = table.told_by(id);
-        told.map(|(client, owner)| (client, owner.clone()))
+        let told = told.map(|(recipient, owner)| (recipient, owner.clone()));
+        (told, table.session_told_by(id))
     });
+    let client = match told {
+        Some((Recipient::Client(client), _)) => Some(client),
+        _ => None,
+    };
+    if let Some(session) = session.filter(|session| client != Some(*session)) {
+        end_connection_if_closing(ctx, session);
+    }
     let key = key.as_ref();
     keyspace::select_db(ctx, key.db);
     let stored = keyspace::with_named(ctx, key.name, |named| {
-        if let Some((client, owner)) = &told {
-            end_if_closing(named, owner, || *client);
+        if let Some((_, owner)) = &told {
+            end_if_closing(named, owner, || client);
         }
         let open = OpenLock::open_to_read(named);
         let owner = told.as_ref().map(|(_, owner)| owner);

@@ -43,7 +43,7 @@ impl Story {
             recipient: ClientId(waiter).into(),
             hold: hold.map(|n| HoldNumber::new(n).unwrap()),
             session: None,
-            bound_before: None,
+            bound_before: BoundBefore::Nothing,
         };
         self.deliveries
             .send(self::hold(), token(), delivery, before, self.holds);
@@ -232,7 +232,7 @@ fn a_new_token_ends_what_was_on_its_way_before() {
         recipient: ClientId(2).into(),
         hold: None,
         session: None,
-        bound_before: None,
+        bound_before: BoundBefore::Nothing,
     };
     let newer = FencingToken::new(8).unwrap();
     story.deliveries.send(self::hold(), newer, delivery, 0, 1);
@@ -275,7 +275,7 @@ fn the_newest_session_of_another_client_is_found() {
             recipient: ClientId(waiter).into(),
             hold: HoldNumber::new(1).ok(),
             session,
-            bound_before: (waiter > 1).then_some(ClientId(waiter - 1)),
+            bound_before: (waiter > 1).then_some(ClientId(waiter - 1)).into(),
         };
         deliveries.send(self::hold(), token(), delivery, i64::from(waiter > 1), 1);
     }
@@ -471,11 +471,15 @@ fn the_end_of_a_client_concerns_only_holds_that_were_bound_to_it() {
             recipient: ClientId(n).into(),
             hold: None,
             session: None,
-            bound_before: Some(ClientId(MANY + n)),
+            bound_before: Some(ClientId(MANY + n)).into(),
         };
         deliveries.send_renewal(hold_of(n), token(), delivery, 1);
     }
-    deliveries.bind(ClientId(1), Lease::LONGEST, Some(ClientId(MANY + 2)));
+    deliveries.bind(
+        ClientId(1),
+        Lease::LONGEST,
+        BoundBefore::Client(ClientId(MANY + 2)),
+    );
     let of = |deliveries: &Deliveries, client| deliveries.bound_before_to(ClientId(client));
     assert_eq!(of(&deliveries, 1), []);
     assert_eq!(of(&deliveries, MANY + 1), []);

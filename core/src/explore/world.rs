@@ -8,6 +8,7 @@ use super::invariants::{self, Broken, Seen};
 use super::keyspace::{Keyspace, Value, Write};
 use super::scope::{Ask, Extent, Named, Scope};
 use super::search;
+use crate::deliveries::BoundBefore;
 use crate::error::LockError;
 use crate::keys::{KeyBuf, KeyRef};
 use crate::lock::{Lock, Now, Released};
@@ -185,7 +186,7 @@ pub(super) enum Doing {
         key: usize,
         token: FencingToken,
         ask: Ask,
-        bound_before: Option<ClientId>,
+        bound_before: BoundBefore,
     },
 }
 
@@ -807,7 +808,7 @@ impl World {
                     let owner = self.cast.owner_of[at];
                     let known = &mut self.known[key][owner];
                     let bound_before = known.bound_to.filter(|&(_, its)| its == token);
-                    let bound_before = bound_before.map(|(client, _)| client);
+                    let bound_before = bound_before.map(|(client, _)| client).into();
                     promise(known, token, self.now_ms + LEASE_MS);
                     known.unclaimed = known.unclaimed.filter(|&(its, _)| its != token);
                     let client = self.client(at);
@@ -1278,11 +1279,13 @@ impl World {
         let others = self.others_to_hear(at, key, token);
         let client = self.client(at);
         let heir = self.heir(&others, token);
-        let before = bound_before.filter(|&client| self.connection_of(client).is_some());
+        let before = bound_before.client();
+        let before = before.filter(|&client| self.connection_of(client).is_some());
+        let was_unbound = bound_before == BoundBefore::Nothing;
         let known = &mut self.known[key][owner];
         if known.bound_to == Some((client, token)) {
             known.bound_to = heir.or(before.map(|client| (client, token)));
-            if known.bound_to.is_none() && is_end && others.is_empty() {
+            if known.bound_to.is_none() && is_end && others.is_empty() && !was_unbound {
                 known.over = Some(token);
                 known.promise = None;
             }
@@ -1340,8 +1343,10 @@ impl World {
             Doing::Nothing => {}
         }
         for connection in &mut self.connections {
-            if let Doing::ToHear { bound_before, .. } = &mut connection.doing {
-                *bound_before = bound_before.filter(|&before| before != client);
+            if let Doing::ToHear { bound_before, .. } = &mut connection.doing
+                && *bound_before == BoundBefore::Client(client)
+            {
+                *bound_before = BoundBefore::Ended;
             }
         }
         self.connections[at].generation += 1;
@@ -1515,7 +1520,8 @@ impl World {
                     form.key(self.cast.key(key));
                     form.token(Some(token));
                     ask.take_down(form);
-                    form.client(bound_before);
+                    form.flag(bound_before == BoundBefore::Ended);
+                    form.client(bound_before.client());
                 }
             }
         }

@@ -3,7 +3,7 @@
 use super::transition::Transition;
 use super::{Answer, LockTable, REFUSED_RETRY_MS, Settings, Stored};
 use crate::acks::{SessionToBe, Tells, UncountedLease, Withheld, reached_by};
-use crate::deliveries::{Delivery, Recipient};
+use crate::deliveries::{BoundBefore, Delivery, Recipient};
 use crate::error::LockError;
 use crate::keys::KeyBuf;
 use crate::lock::{Holder, Lock, Now};
@@ -78,7 +78,7 @@ impl Transition<'_> {
             recipient,
             hold: request.hold,
             session: None,
-            bound_before: None,
+            bound_before: BoundBefore::Nothing,
         };
         self.send(&request.owner, token, delivery, held_before);
         let (lease, now_ms) = (request.lease, self.now.ms());
@@ -123,7 +123,7 @@ impl Transition<'_> {
             recipient: client.into(),
             hold: None,
             session: None,
-            bound_before: bound.map(|binding| binding.client),
+            bound_before: bound.map(|binding| binding.client).into(),
         };
         let (hold, holds) = (self.hold_of(owner), self.holds_of(owner));
         let deliveries = &mut self.table.deliveries;
@@ -205,10 +205,16 @@ impl LockTable {
     }
 
     /// The owner, and the client, to whom a withheld reply speaks.
-    pub fn told_by(&self, id: WaiterId) -> Option<(ClientId, &Owner)> {
+    pub fn told_by(&self, id: WaiterId) -> Option<(Recipient, &Owner)> {
         let withheld = self.acks.reply(id)?;
-        let hold = self.deliveries.hold_of(withheld.recipient())?;
-        Some((withheld.client, &hold.owner))
+        let recipient = withheld.recipient();
+        Some((recipient, &self.deliveries.hold_of(recipient)?.owner))
+    }
+
+    /// The connection with which what is told by this reply will end.
+    pub fn session_told_by(&self, id: WaiterId) -> Option<ClientId> {
+        let withheld = self.acks.reply(id)?;
+        Some(withheld.session?.client)
     }
 
     /// What the client of a reply that was withheld is told at last: what it was to be,
@@ -293,7 +299,7 @@ impl LockTable {
             return;
         }
         let before = before.map(|before| before.client);
-        self.deliveries.bind(client, lease, before);
+        self.deliveries.bind(client, lease, before.into());
         self.look_before_it_ends(&hold, now.ms());
     }
 

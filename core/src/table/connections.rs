@@ -166,6 +166,34 @@ impl LockTable {
         Some(self.sessions.binding_of(key, owner)?.client)
     }
 
+    /// The connection with which an owner's place in the queue of a lock ends.
+    pub fn place_client(&self, key: KeyRef<'_>, owner: &Owner) -> Option<ClientId> {
+        if self.places() == 0 {
+            return None;
+        }
+        self.queues.place_of(key, owner)?.request.session
+    }
+
+    /// The token of an owner's holds, if they are bound to this client's connection.
+    pub fn token_bound_to(
+        &self,
+        client: ClientId,
+        key: KeyRef<'_>,
+        owner: &Owner,
+    ) -> Option<FencingToken> {
+        let binding = self.sessions.binding_of(key, owner)?;
+        (binding.client == client).then_some(binding.token)
+    }
+
+    /// A client is told that these holds are over, which were bound to its connection. It
+    /// need not be closed for them.
+    pub fn told_over(&mut self, key: KeyRef<'_>, owner: &Owner, token: FencingToken) {
+        let binding = self.sessions.binding_of(key, owner);
+        if binding.is_some_and(|binding| binding.token == token) {
+            self.sessions.unbind(key, owner);
+        }
+    }
+
     /// Another client than this one, to which the holds are bound of which this one is to
     /// hear.
     pub fn bound_beside(&self, client: ClientId) -> Option<ClientId> {
@@ -196,15 +224,17 @@ impl LockTable {
         let bound = self.deliveries.hold_of(client).cloned().and_then(|hold| {
             let binding = self.sessions.take_ended(&hold)?;
             let heir = self.heir(&hold, binding, client);
-            Some((hold, binding, heir))
+            let was_unbound = self.deliveries.binds_first(&hold, client);
+            Some((hold, binding, heir, was_unbound))
         });
         if heard {
             self.deliveries.delivered(client);
         } else {
             self.grant_lost(client);
         }
-        if let Some((hold, binding, heir)) = bound {
-            self.pass_on(hold, binding, heir, heard);
+        if let Some((hold, binding, heir, was_unbound)) = bound {
+            let ends = heard || heir.is_none() && !was_unbound;
+            self.pass_on(hold, binding, heir, ends);
         }
     }
 
@@ -226,17 +256,17 @@ impl LockTable {
         }
     }
 
-    /// Ends holds, but for those that somebody is still to hear of, and binds those to
-    /// who keeps them up from now on. A client that was not told of them yet leaves
-    /// them as they were before.
+    /// Binds holds to who keeps them up from now on. Where they end with the connection,
+    /// only those are left that somebody is still to hear of. A client that was not told
+    /// of them yet leaves them as they were before.
     fn pass_on(
         &mut self,
         hold: HoldId,
         binding: Binding,
         heir: Option<(ClientId, Lease)>,
-        was_told: bool,
+        ends: bool,
     ) {
-        if was_told || heir.is_none() {
+        if ends {
             self.deliveries.session_ended(&hold, binding.token);
             self.ended
                 .push(hold.clone(), binding.token, EndedBy::Session);

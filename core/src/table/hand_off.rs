@@ -390,7 +390,7 @@ impl Transition<'_> {
                         recipient: waiter.client.into(),
                         hold: request.hold,
                         session: request.session.map(|_| request.lease),
-                        bound_before: bound.map(|binding| binding.client),
+                        bound_before: bound.map(|binding| binding.client).into(),
                     };
                     self.send(&request.owner, token, delivery, held_before);
                 }

@@ -6,7 +6,7 @@ use crate::error::LockError;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
 use crate::queue::{Addressee, Place, Wait, WaiterId};
-use crate::request::AcquireRequest;
+use crate::request::{AcquireRequest, ClientId};
 use crate::token::FencingToken;
 
 /// A place that is about to be granted its lock. [`LockTable::offered`] takes the step
@@ -15,6 +15,7 @@ use crate::token::FencingToken;
 pub struct Offer<T> {
     suspended: Suspended,
     place: Box<Place>,
+    session: Option<ClientId>,
     token: FencingToken,
     after: After<T>,
 }
@@ -23,6 +24,11 @@ impl<T> Offer<T> {
     /// The place. The message names its lock, its owner and the token.
     pub fn place(&self) -> &Place {
         &self.place
+    }
+
+    /// The client with whose connection the place ends.
+    pub fn session(&self) -> Option<ClientId> {
+        self.session
     }
 
     /// The token with which it will hold the lock.
@@ -57,12 +63,13 @@ impl Transition<'_> {
         after: After<T>,
     ) -> Progress<T> {
         let waiter = self.table.queues.waiter(self.key, id);
-        match waiter.map(|waiter| waiter.addressee()) {
-            Some(Addressee::Place(place)) => {
+        match waiter.map(|waiter| (waiter.addressee(), waiter.request.session)) {
+            Some((Addressee::Place(place), session)) => {
                 self.step.offers += 1;
                 Progress::Offers(Box::new(Offer {
                     suspended: self.suspend(),
                     place,
+                    session,
                     token,
                     after,
                 }))

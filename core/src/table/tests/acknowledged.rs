@@ -82,7 +82,7 @@ impl Scene {
             let (addressee, answer) = self.server.table.tell(id, stored, now).unwrap();
             if matches!(answer, Answer::Granted(_) | Answer::Renewed(true)) {
                 let recipient = match addressee {
-                    Addressee::Blocked(_) => client.unwrap().into(),
+                    Addressee::Blocked(_) => client.unwrap(),
                     Addressee::Place(place) => Recipient::Place(place.id),
                 };
                 self.server.table.grant_told(recipient, true);
