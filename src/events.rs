@@ -110,7 +110,7 @@ fn on_role_changed(ctx: &Context, role: ServerRole) {
         let is_primary = role == ServerRole::Primary;
         manager::set_receives(!is_primary);
         gate::role_changed(ctx, is_primary);
-        manager::everything_touched(ctx);
+        manager::role_changed(ctx);
     });
 }
 

@@ -339,6 +339,14 @@ pub(crate) fn everything_touched(ctx: &Context) {
     note(ctx, LockTable::everything_touched);
 }
 
+/// Any key may have changed. A replica looks at no lock, but has to tell those whom it
+/// can't serve, also where no look is planned.
+pub(crate) fn role_changed(ctx: &Context) {
+    everything_touched(ctx);
+    let now_ms = clock::now().ms();
+    timer::wake_by(ctx, now_ms, now_ms);
+}
+
 /// Any key of this database may have changed.
 pub(crate) fn database_touched(ctx: &Context, db: i32) {
     note(ctx, |table, now_ms| table.database_touched(db, now_ms));

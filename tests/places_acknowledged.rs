@@ -253,7 +253,7 @@ fn a_transaction_takes_a_place_and_it_is_told_when_it_is_safe() {
 }
 
 #[test]
-fn a_place_of_a_session_whose_connection_ends_while_it_is_withheld_ends() {
+fn a_place_of_a_session_whose_connection_ends_while_it_is_withheld_ends_and_is_told_so() {
     let mut scene = Scene::new();
     let mut asks = scene.server.client();
     let place = format!("LOCK.ACQUIRE k a {LONG} QUEUE 600000 ch SESSION");
@@ -263,16 +263,11 @@ fn a_place_of_a_session_whose_connection_ends_while_it_is_withheld_ends() {
     scene.release();
     scene.await_holds("a", &text("1"));
     drop(asks);
+    let told = scene.ears.told();
+    assert_eq!((told.owner.as_str(), told.result.as_str()), ("a", "0"));
     scene.await_holds("b", &text("1"));
     scene.replica.go_on();
-    let mut told = scene.ears.told();
-    if told.owner == "a" {
-        assert!(
-            told.result.parse::<i64>().is_ok_and(|token| token == 0),
-            "{told:?}"
-        );
-        told = scene.ears.told();
-    }
+    let told = scene.ears.told();
     assert_eq!(told.owner, "b");
     told.token();
     scene.assert_over();
@@ -297,6 +292,25 @@ fn a_demotion_tells_a_place_so_whose_grant_is_withheld() {
     }
     scene.await_withheld(0);
     assert_eq!(scene.client.info("lock_places"), 0);
+    scene.replica.go_on();
+    scene.server.assert_sound();
+}
+
+#[test]
+fn a_demotion_tells_a_place_so_whose_grant_is_withheld_where_nobody_else_waits() {
+    let mut scene = Scene::new();
+    scene.place("a");
+    scene.replica.stop();
+    scene.release();
+    scene.await_withheld(1);
+    let other = TestServer::start();
+    let demote = format!("REPLICAOF 127.0.0.1 {}", other.addr().port());
+    assert_eq!(scene.client.call(&demote), status("OK"));
+    // Replicas have ten minutes.
+    let told = scene.ears.told();
+    assert_eq!(told.owner, "a");
+    assert!(told.result.starts_with("-UNBLOCKED "), "{told:?}");
+    scene.await_withheld(0);
     scene.replica.go_on();
     scene.server.assert_sound();
 }

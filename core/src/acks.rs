@@ -20,9 +20,10 @@
 //!
 //! # What it costs
 //! Nothing while nothing is withheld. Each reply takes logarithmic time, and a step more
-//! when its offset becomes known and when that is reached.
+//! when its offset becomes known and when that is reached. The end of a connection takes
+//! logarithmic time, and as much again for each reply that concerns it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::deliveries::Recipient;
 #[cfg(test)]
@@ -91,6 +92,15 @@ impl Withheld {
         }
     }
 
+    /// The client whose connection it ends with, if there is one: who waits for the
+    /// reply, or the session of the place.
+    fn ends_with(&self) -> Option<ClientId> {
+        match &self.place {
+            None => Some(self.client),
+            Some(_) => self.session.map(|session| session.client),
+        }
+    }
+
     /// To whom it is told, where its client waits by this name.
     pub(crate) fn addressee(&self, id: WaiterId) -> Addressee {
         match &self.place {
@@ -133,6 +143,8 @@ pub(crate) struct Acknowledged {
 pub struct Acks {
     /// Each with its place in line.
     replies: BTreeMap<WaiterId, (u64, Withheld)>,
+    /// Those that end with a connection, by its client.
+    of_clients: BTreeSet<(ClientId, WaiterId)>,
     /// In the order in which it was written.
     pending: BTreeMap<u64, Pending>,
     next_place: u64,
@@ -153,6 +165,9 @@ impl Acks {
 
     pub(crate) fn withhold(&mut self, id: WaiterId, withheld: Withheld) {
         let place = self.push(Waits::Reply(id));
+        if let Some(client) = withheld.ends_with() {
+            self.of_clients.insert((client, id));
+        }
         self.replies.insert(id, (place, withheld));
     }
 
@@ -175,19 +190,32 @@ impl Acks {
 
     /// Whether a reply to this client is withheld.
     pub(crate) fn withholds_from(&self, client: ClientId) -> bool {
-        let recipient = Recipient::Client(client);
-        let mut replies = self.replies.values();
-        replies.any(|(_, one)| one.recipient() == recipient)
+        let mut replies = self.ending_with(client);
+        replies.any(|(_, one)| one.place.is_none())
     }
 
-    /// The messages to places that are withheld, and would bind such holds.
-    pub(crate) fn places_where(
+    /// The messages to places of this client's session that are withheld.
+    pub(crate) fn places_of(&self, client: ClientId) -> Vec<WaiterId> {
+        let replies = self.ending_with(client);
+        let places = replies.filter(|(_, one)| one.place.is_some());
+        places.map(|(id, _)| id).collect()
+    }
+
+    /// All that end with the connection of this client.
+    pub(crate) fn ending_with(
         &self,
-        is_meant: impl Fn(Option<SessionToBe>) -> bool,
-    ) -> Vec<WaiterId> {
+        client: ClientId,
+    ) -> impl Iterator<Item = (WaiterId, &Withheld)> {
+        let from_first = self.of_clients.range((client, WaiterId(0))..);
+        let ids = from_first.take_while(move |(of, _)| *of == client);
+        ids.filter_map(|(_, id)| Some((*id, self.reply(*id)?)))
+    }
+
+    /// The messages to places that are withheld.
+    pub(crate) fn places(&self) -> Vec<WaiterId> {
         let replies = self.replies.iter();
-        let ids = replies.filter(|(_, (_, one))| one.place.is_some() && is_meant(one.session));
-        ids.map(|(id, _)| *id).collect()
+        let places = replies.filter(|(_, (_, one))| one.place.is_some());
+        places.map(|(id, _)| *id).collect()
     }
 
     pub(crate) fn reply(&self, id: WaiterId) -> Option<&Withheld> {
@@ -198,6 +226,9 @@ impl Acks {
     pub(crate) fn take(&mut self, id: WaiterId) -> Option<Withheld> {
         let (place, withheld) = self.replies.remove(&id)?;
         self.pending.remove(&place);
+        if let Some(client) = withheld.ends_with() {
+            self.of_clients.remove(&(client, id));
+        }
         Some(withheld)
     }
 

@@ -25,13 +25,12 @@
 //!
 //! # What it costs
 //! Everything about one reply takes logarithmic time, and a step for each other reply
-//! to the same owner on the same lock. The end of a connection looks at every reply
-//! that is on its way: as many as were granted since clients were answered last, and as
-//! many as are withheld. Two databases that change places have all of them inserted
-//! anew.
+//! to the same owner on the same lock. The end of a connection takes as long as that for
+//! each reply about holds that were bound to it before, and logarithmic time where there
+//! are none. Two databases that change places have all replies inserted anew.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::{Entry, OccupiedEntry};
+use std::collections::{BTreeMap, BTreeSet};
 
 use smallvec::SmallVec;
 
@@ -228,12 +227,22 @@ impl UnderWay {
     }
 }
 
+/// What somebody is to hear of.
+#[derive(Clone, Debug)]
+struct Way {
+    hold: HoldId,
+    /// The client that the holds were bound to before.
+    bound_before: Option<ClientId>,
+}
+
 /// All that is on its way to clients of a server.
 #[derive(Clone, Debug, Default)]
 pub struct Deliveries {
     by_hold: BTreeMap<HoldId, UnderWay>,
     /// A client is answered before its next command, and a place is in one queue.
-    by_recipient: BTreeMap<Recipient, HoldId>,
+    by_recipient: BTreeMap<Recipient, Way>,
+    /// Who is to hear of holds that were bound to these clients before.
+    by_bound_before: BTreeSet<(ClientId, Recipient)>,
 }
 
 impl Deliveries {
@@ -252,7 +261,7 @@ impl Deliveries {
         held_before: i64,
         holds: i64,
     ) {
-        let under_way = self.under_way(hold, token, delivery.recipient, held_before);
+        let under_way = self.under_way(hold, token, &delivery, held_before);
         under_way.added += holds - held_before;
         under_way.replies.push(Reply {
             told: Told::by_grant(delivery.hold),
@@ -269,7 +278,7 @@ impl Deliveries {
         delivery: Delivery,
         holds: i64,
     ) {
-        let under_way = self.under_way(hold, token, delivery.recipient, holds);
+        let under_way = self.under_way(hold, token, &delivery, holds);
         under_way.replies.push(Reply {
             told: Told::at_least(1),
             on_its_way: Some(delivery),
@@ -281,10 +290,11 @@ impl Deliveries {
         &mut self,
         hold: HoldId,
         token: FencingToken,
-        recipient: Recipient,
+        delivery: &Delivery,
         held_before: i64,
     ) -> &mut UnderWay {
-        self.by_recipient.insert(recipient, hold.clone());
+        let before = delivery.bound_before.client();
+        self.note(delivery.recipient, hold.clone(), before);
         let new = UnderWay::new(token, held_before);
         let under_way = self.by_hold.entry(hold).or_insert(new);
         if under_way.token != token {
@@ -297,20 +307,53 @@ impl Deliveries {
     /// Notes that what is on its way to this client is bound to its connection, and what
     /// it was bound to before.
     pub fn bind(&mut self, client: ClientId, lease: Lease, bound_before: BoundBefore) {
-        let under_way = self.by_recipient.get(&Recipient::Client(client));
-        let under_way = under_way.and_then(|hold| self.by_hold.get_mut(hold));
-        let replies = under_way.into_iter().flat_map(|one| &mut one.replies);
-        let deliveries = replies.filter_map(|reply| reply.on_its_way.as_mut());
-        for delivery in deliveries.filter(|one| one.recipient == Recipient::Client(client)) {
+        let recipient = Recipient::Client(client);
+        let Some(hold) = self.hold_of(recipient).cloned() else {
+            return;
+        };
+        for delivery in self.deliveries_to(&hold, recipient) {
             delivery.session = Some(lease);
             delivery.bound_before = bound_before;
         }
+        self.note(recipient, hold, bound_before.client());
+    }
+
+    /// What is on its way to this recipient about these holds.
+    fn deliveries_to(
+        &mut self,
+        hold: &HoldId,
+        recipient: Recipient,
+    ) -> impl Iterator<Item = &mut Delivery> {
+        let under_way = self.by_hold.get_mut(hold).into_iter();
+        let replies = under_way.flat_map(|one| &mut one.replies);
+        let deliveries = replies.filter_map(|reply| reply.on_its_way.as_mut());
+        deliveries.filter(move |one| one.recipient == recipient)
+    }
+
+    /// Notes who is to hear of which holds, and what they were bound to before.
+    fn note(&mut self, recipient: Recipient, hold: HoldId, bound_before: Option<ClientId>) {
+        let way = Way { hold, bound_before };
+        let last = self.by_recipient.insert(recipient, way);
+        if let Some(client) = last.and_then(|last| last.bound_before) {
+            self.by_bound_before.remove(&(client, recipient));
+        }
+        if let Some(client) = bound_before {
+            self.by_bound_before.insert((client, recipient));
+        }
+    }
+
+    fn take_note(&mut self, recipient: Recipient) -> Option<HoldId> {
+        let Way { hold, bound_before } = self.by_recipient.remove(&recipient)?;
+        if let Some(client) = bound_before {
+            self.by_bound_before.remove(&(client, recipient));
+        }
+        Some(hold)
     }
 
     /// Whether what is on its way to this client is still true of an owner that has so
     /// many holds of this token.
     pub fn stands(&self, recipient: Recipient, token: FencingToken, holds: i64) -> bool {
-        let under_way = self.by_recipient.get(&recipient);
+        let under_way = self.hold_of(recipient);
         let under_way = under_way.and_then(|hold| self.by_hold.get(hold));
         under_way.is_some_and(|under_way| {
             let mut deliveries = under_way.deliveries();
@@ -378,7 +421,7 @@ impl Deliveries {
     /// Whether the grant that is on its way to this client bound its holds.
     pub fn binds(&self, client: ClientId) -> bool {
         let recipient = Recipient::Client(client);
-        let under_way = self.by_recipient.get(&recipient);
+        let under_way = self.hold_of(recipient);
         let under_way = under_way.and_then(|hold| self.by_hold.get(hold));
         let mut deliveries = under_way.into_iter().flat_map(UnderWay::deliveries);
         deliveries.any(|one| one.recipient == recipient && one.session.is_some())
@@ -406,19 +449,29 @@ impl Deliveries {
 
     /// A client's connection has ended: nothing is bound to it any more.
     pub fn client_gone(&mut self, client: ClientId) {
-        for under_way in self.by_hold.values_mut() {
-            let replies = under_way.replies.iter_mut();
-            let deliveries = replies.filter_map(|reply| reply.on_its_way.as_mut());
-            let before = BoundBefore::Client(client);
-            for delivery in deliveries.filter(|one| one.bound_before == before) {
+        for recipient in self.bound_before_to(client) {
+            let Some(hold) = self.take_note(recipient) else {
+                continue;
+            };
+            for delivery in self.deliveries_to(&hold, recipient) {
                 delivery.bound_before = BoundBefore::Ended;
             }
+            self.note(recipient, hold, None);
         }
+    }
+
+    /// Who is to hear of holds that were bound to this client before.
+    fn bound_before_to(&self, client: ClientId) -> Vec<Recipient> {
+        let first = (client, Recipient::Client(ClientId(0)));
+        let from_first = self.by_bound_before.range(first..);
+        let its = from_first.take_while(|(before, _)| *before == client);
+        its.map(|(_, recipient)| *recipient).collect()
     }
 
     /// The holds that somebody is to hear of.
     pub fn hold_of(&self, recipient: impl Into<Recipient>) -> Option<&HoldId> {
-        self.by_recipient.get(&recipient.into())
+        let way = self.by_recipient.get(&recipient.into())?;
+        Some(&way.hold)
     }
 
     /// The token of what is on its way to the owner of these holds.
@@ -576,7 +629,8 @@ impl Deliveries {
 
     fn insert(&mut self, hold: HoldId, under_way: UnderWay) {
         for delivery in under_way.deliveries() {
-            self.by_recipient.insert(delivery.recipient, hold.clone());
+            let before = delivery.bound_before.client();
+            self.note(delivery.recipient, hold.clone(), before);
         }
         self.by_hold.insert(hold, under_way);
     }
@@ -587,7 +641,7 @@ impl Deliveries {
         &mut self,
         recipient: Recipient,
     ) -> Option<(OccupiedEntry<'_, HoldId, UnderWay>, usize)> {
-        let hold = self.by_recipient.remove(&recipient)?;
+        let hold = self.take_note(recipient)?;
         let Entry::Occupied(found) = self.by_hold.entry(hold) else {
             return None;
         };
@@ -600,7 +654,7 @@ impl Deliveries {
     fn forget(&mut self, hold: &HoldId) {
         if let Some(under_way) = self.by_hold.remove(hold) {
             for delivery in under_way.deliveries() {
-                self.by_recipient.remove(&delivery.recipient);
+                self.take_note(delivery.recipient);
             }
         }
     }

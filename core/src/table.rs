@@ -328,6 +328,9 @@ pub struct LockTable {
     acks: Acks,
     /// Waits that end here.
     time_outs: TimeOuts,
+    /// Places whose grants were withheld until their connections ended. They are still to
+    /// be told so.
+    untold: VecDeque<(Addressee, Answer)>,
     /// Grants to places that nobody has claimed yet.
     claims: Claims,
     /// Holds that are over because of what became of a client.

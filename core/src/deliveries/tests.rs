@@ -71,6 +71,7 @@ impl Story {
     #[track_caller]
     fn is_over(&self) {
         assert!(self.deliveries.by_hold.is_empty() && self.deliveries.by_recipient.is_empty());
+        assert!(self.deliveries.by_bound_before.is_empty());
     }
 }
 
@@ -455,4 +456,42 @@ fn many_replies_in_a_row_take_no_more_room() {
         story.deliveries.told(hold, Told::ONE_MORE);
     }
     assert_eq!(story.deliveries.by_hold[&hold()].replies.len(), 2);
+}
+
+#[test]
+fn the_end_of_a_client_concerns_only_holds_that_were_bound_to_it() {
+    const MANY: u64 = 10_000;
+    let hold_of = |n: u64| HoldId {
+        owner: Owner::new(format!("{n}").as_bytes()).unwrap(),
+        ..hold()
+    };
+    let mut deliveries = Deliveries::default();
+    for n in 1..=MANY {
+        let delivery = Delivery {
+            recipient: ClientId(n).into(),
+            hold: None,
+            session: None,
+            bound_before: Some(ClientId(MANY + n)).into(),
+        };
+        deliveries.send_renewal(hold_of(n), token(), delivery, 1);
+    }
+    deliveries.bind(
+        ClientId(1),
+        Lease::LONGEST,
+        BoundBefore::Client(ClientId(MANY + 2)),
+    );
+    let of = |deliveries: &Deliveries, client| deliveries.bound_before_to(ClientId(client));
+    assert_eq!(of(&deliveries, 1), []);
+    assert_eq!(of(&deliveries, MANY + 1), []);
+    let both = [1, 2].map(|n| Recipient::Client(ClientId(n)));
+    assert_eq!(of(&deliveries, MANY + 2), both);
+    deliveries.client_gone(ClientId(MANY + 2));
+    assert_eq!(of(&deliveries, MANY + 2), []);
+    let before = |n| deliveries.bound_before(&hold_of(n), ClientId(n));
+    assert_eq!([1, 2].map(before), [None; 2]);
+    assert_eq!(before(3), Some(ClientId(MANY + 3)));
+    for n in 1..=MANY {
+        deliveries.delivered(ClientId(n));
+    }
+    assert!(deliveries.by_recipient.is_empty() && deliveries.by_bound_before.is_empty());
 }

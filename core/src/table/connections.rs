@@ -1,7 +1,7 @@
 //! What the server tells of connections and keys.
 
 use super::{Answer, Leaving, LockTable, Unchecked};
-use crate::acks::{SessionToBe, Withheld};
+use crate::acks::Withheld;
 use crate::bounds::{ends_a_step, few};
 use crate::deliveries::Recipient;
 use crate::ended::EndedBy;
@@ -211,10 +211,11 @@ impl LockTable {
     pub fn connection_ended(&mut self, client: ClientId, heard: bool) {
         let heard = heard && !self.acks.withholds_from(client);
         self.queues.connection_ended(client);
-        let is_its =
-            |session: Option<SessionToBe>| session.is_some_and(|session| session.client == client);
-        for id in self.acks.places_where(is_its) {
-            self.forget_withheld(id);
+        for id in self.acks.places_of(client) {
+            if let Some(withheld) = self.forget_withheld(id) {
+                let told = (withheld.addressee(id), Answer::NotGranted);
+                self.untold.push_back(told);
+            }
         }
         self.deliveries.client_gone(client);
         self.end_before_told(client);

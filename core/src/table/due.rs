@@ -101,6 +101,7 @@ impl LockTable {
                 || self.sessions.any_ended()
                 || self.stepped.next_key().is_some()
                 || self.queues.next_ended_place().is_some()
+                || !self.untold.is_empty()
                 || self.is_to_be_cleared();
         if is_overdue || !self.unchecked_owners.is_empty() {
             return Some(0);
@@ -393,6 +394,7 @@ impl LockTable {
             || !self.sessions.is_empty()
             || self.stepped.next_key().is_some()
             || self.time_outs.next_ms().is_some()
+            || !self.untold.is_empty()
             || !self.to_close.is_empty()
     }
 

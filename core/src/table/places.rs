@@ -182,7 +182,7 @@ impl Transition<'_> {
 
 impl LockTable {
     /// Ends the waits whose time is over, gives up what replicas have not acknowledged in
-    /// time, and removes the places of connections that have ended: at most so many of
+    /// time, and ends the places of connections that have ended: at most so many of
     /// each. Returns who is told what. Nothing has to be written for it now.
     pub fn give_up(&mut self, now_ms: i64, at_most: usize) -> Vec<(Addressee, Answer)> {
         let mut answers = Vec::new();
@@ -192,6 +192,8 @@ impl LockTable {
             };
             answers.extend(self.leave(id, Leave::TimeUp, now_ms));
         }
+        let untold = at_most.min(self.untold.len());
+        answers.extend(self.untold.drain(..untold));
         for _ in 0..at_most {
             let Some(id) = self.queues.next_ended_place() else {
                 break;
@@ -211,7 +213,7 @@ impl LockTable {
     /// to which a grant is withheld. Their owners are told why.
     pub fn forget_places(&mut self, why: &LockError, at_most: usize) -> Vec<(Addressee, Answer)> {
         let mut answers = Vec::new();
-        for id in self.acks.places_where(|_| true) {
+        for id in self.acks.places() {
             if let Some(withheld) = self.take_withheld(id) {
                 answers.push((withheld.addressee(id), Answer::Refused(why.clone())));
             }

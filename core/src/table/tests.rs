@@ -693,6 +693,7 @@ impl Server {
         assert!(table.unchecked.is_empty() && table.to_close.is_empty());
         assert!(table.unchecked_owners.is_empty());
         assert!(table.time_outs.is_empty() && table.claims.is_empty());
+        assert!(table.untold.is_empty());
         assert!(!table.follows_keys());
         assert_eq!(table.wake_at_ms(), None);
         let counts = table.totals(self.now()).counts;

@@ -232,6 +232,10 @@ impl LockTable {
                 search.take_down(form);
             }
         }
+        form.count(self.untold.len());
+        for (addressee, _) in &self.untold {
+            form.waiter(Some(addressee.id()));
+        }
         form.flag(self.leaving.is_some());
         form.count(self.to_close.len());
         for client in &self.to_close {

@@ -82,7 +82,7 @@ impl Scene {
             let (addressee, answer) = self.server.table.tell(id, stored, now).unwrap();
             if matches!(answer, Answer::Granted(_) | Answer::Renewed(true)) {
                 let recipient = match addressee {
-                    Addressee::Blocked(_) => client.unwrap().into(),
+                    Addressee::Blocked(_) => client.unwrap(),
                     Addressee::Place(place) => Recipient::Place(place.id),
                 };
                 self.server.table.grant_told(recipient, true);
@@ -157,6 +157,81 @@ fn a_place_in_whose_stead_its_owner_is_granted_the_lock_is_told_no_sooner_than_t
     assert_eq!(scene.server.holds(K, "a"), 1);
     scene.server.release(K, "a");
     scene.check_nothing_is_left();
+}
+
+#[test]
+fn a_place_that_ends_with_its_session_while_it_is_withheld_is_told_so() {
+    let mut scene = Scene::new();
+    scene.held_by(K, ask("x").by(1).now());
+    let places = ["a", "b"].map(|name| {
+        let asks = ask(name).place().by(7).session();
+        scene.server.wait_for(K, asks, 60_000)
+    });
+    scene.server.release(K, "x");
+    assert_eq!(scene.server.holders(K), ["a"]);
+    scene.server.table.connection_ended(ClientId(7), false);
+    assert_eq!(scene.server.table.wake_at_ms(), Some(0));
+    let told = places.map(|id| (id, Answer::NotGranted));
+    assert_eq!(scene.give_up(), told);
+    scene.server.run();
+    assert_eq!(scene.server.holders(K), [""; 0]);
+    assert_eq!(scene.settle(), []);
+    scene.check_nothing_is_left();
+}
+
+#[test]
+fn many_places_that_end_while_they_are_withheld_are_told_bit_by_bit() {
+    const MANY: usize = 100;
+    let mut scene = Scene::new();
+    for n in 0..MANY {
+        let name = nth(n);
+        scene.held_by(key(&name), ask("x").by(1).now());
+        let asks = ask("a").place().by(7).session();
+        scene.server.wait_for(key(&name), asks, 60_000);
+    }
+    for n in 0..MANY {
+        scene.server.release(key(&nth(n)), "x");
+    }
+    scene.server.table.connection_ended(ClientId(7), false);
+    let now_ms = scene.server.ms();
+    let mut give_up = || scene.server.table.give_up(now_ms, MANY / 2).len();
+    assert_eq!([give_up(), give_up(), give_up()], [MANY / 2, MANY / 2, 0]);
+    scene.server.run();
+    scene.check_nothing_is_left();
+}
+
+#[test]
+fn the_end_of_a_connection_concerns_only_what_is_withheld_from_it() {
+    const MANY: u64 = 10_000;
+    let mut scene = Scene::new();
+    let names: Vec<String> = (0..MANY).map(|n| n.to_string()).collect();
+    for (name, client) in names.iter().zip(MANY..) {
+        scene.held_by(key(name), ask("x").by(1).now());
+        let place = ask("a").place().by(client);
+        let place = if client % 2 == 0 {
+            place.session()
+        } else {
+            place
+        };
+        scene.server.wait_for(key(name), place, 60_000);
+    }
+    for name in &names {
+        scene.server.release(key(name), "x");
+    }
+    scene.take(K, ask("b").by(2).now());
+    let concerned = |scene: &Scene, client| {
+        let acks = &scene.server.table.acks;
+        acks.ending_with(ClientId(client)).count()
+    };
+    let counts = [1, 2, MANY, MANY + 1].map(|client| concerned(&scene, client));
+    assert_eq!(counts, [0, 1, 1, 0]);
+    scene.server.table.connection_ended(ClientId(1), false);
+    assert_eq!(scene.give_up(), []);
+    scene.server.table.connection_ended(ClientId(MANY), false);
+    assert_eq!(scene.give_up().len(), 1);
+    assert_eq!(scene.settle().len() as u64, MANY);
+    let left = (0..2 * MANY).find(|client| concerned(&scene, *client) > 0);
+    assert_eq!(left, None);
 }
 
 #[test]
