@@ -252,6 +252,7 @@ struct Suspended {
     lock: Lock,
     changed: SmallVec<[Owner; 2]>,
     is_read: bool,
+    are_holders_served: bool,
     is_to_be_read: bool,
     is_bound: bool,
     withheld: usize,

@@ -171,6 +171,7 @@ impl Transition<'_> {
                     {
                         self.tell_with_reply(&place, &request, token);
                     }
+                    self.serve_requests_of(&request.owner);
                     return self.hand_on(Ok(acquired(Acquired::Granted(token))));
                 }
                 (Ok(Some(token)), _) => return self.done(Ok(acquired(Acquired::Granted(token)))),
@@ -229,6 +230,9 @@ impl Transition<'_> {
             }
             self.serve_requests_of(&owner);
         }
+        // A step comes here again after each offer, and all whom it has served have had
+        // their requests served with it.
+        self.are_holders_served |= !self.is_to_be_read;
         while !self.has_done_enough()
             && let Some(first) = self.first_admitted()
         {
@@ -320,7 +324,7 @@ impl Transition<'_> {
     /// but the lock may have been taken by other means.
     pub(super) fn unserved_holders(&self) -> SmallVec<[Owner; 1]> {
         let holders = self.lock.holders();
-        if !self.is_read {
+        if !self.is_read || self.are_holders_served {
             return SmallVec::new();
         }
         if holders.len() <= few() || holders.len() <= self.table.queues.length(self.key) {

@@ -29,6 +29,8 @@ pub(super) struct Transition<'t> {
     pub(super) changed: SmallVec<[Owner; 2]>,
     /// The lock was read, and so may have holders of which nothing was known.
     pub(super) is_read: bool,
+    /// The requests of the holders that it was read with have been served.
+    pub(super) are_holders_served: bool,
     /// The next step has to read the lock as well.
     pub(super) is_to_be_read: bool,
     /// Holds of it may be bound to a connection.
@@ -76,6 +78,7 @@ impl<'t> Transition<'t> {
             lock: Lock::default(),
             changed: SmallVec::new(),
             is_read: false,
+            are_holders_served: false,
             is_to_be_read: false,
             is_bound: before.is_some(),
             withheld: 0,
@@ -111,6 +114,7 @@ impl<'t> Transition<'t> {
             lock: suspended.lock,
             changed: suspended.changed,
             is_read: suspended.is_read,
+            are_holders_served: suspended.are_holders_served,
             is_to_be_read: suspended.is_to_be_read,
             is_bound: suspended.is_bound,
             withheld: suspended.withheld,
@@ -130,6 +134,7 @@ impl<'t> Transition<'t> {
             lock: std::mem::take(&mut self.lock),
             changed: std::mem::take(&mut self.changed),
             is_read: self.is_read,
+            are_holders_served: self.are_holders_served,
             is_to_be_read: self.is_to_be_read,
             is_bound: self.is_bound,
             withheld: self.withheld,

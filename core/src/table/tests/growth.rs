@@ -86,6 +86,46 @@ fn many_waiters_leave_nothing_behind() {
 }
 
 #[test]
+fn readers_that_claim_among_grants_to_others_read_no_lock() {
+    let mut server = Server::new();
+    server.take(K, ask("w"));
+    for n in 0..CROWD {
+        server.wait(K, ask(&nth(n)).shared().place());
+    }
+    server.release(K, "w");
+    let (unread, mut looks) = (server.unread, 0);
+    for n in 0..CROWD {
+        assert!(server.renew(K, &nth(n), LEASE_MS), "{n}");
+        looks += 1;
+        if let Some(due) = server.table.take_due(server.ms()) {
+            server.do_due(due);
+            looks += 1;
+        }
+    }
+    assert_eq!(server.offers, CROWD);
+    assert_eq!(server.unread - unread, looks, "the lock was read");
+    // Each look took as many as one may.
+    assert!(looks <= CROWD + CROWD / GRANTS_A_STEP, "{looks}");
+}
+
+#[test]
+fn a_lock_that_was_touched_among_grants_to_places_is_read_once() {
+    let mut server = Server::new();
+    server.take(K, ask("w"));
+    for n in 0..4 * GRANTS_A_STEP {
+        server.wait(K, ask(&nth(n)).shared().place());
+    }
+    server.release(K, "w");
+    server.table.key_touched(K, server.ms());
+    let unread = server.unread;
+    for n in 0..3 {
+        assert!(server.renew(K, &nth(n), LEASE_MS), "{n}");
+        assert_eq!(server.offers, (n + 2) * GRANTS_A_STEP);
+        assert_eq!(server.unread - unread, n, "what was left to be read");
+    }
+}
+
+#[test]
 fn a_crowd_that_is_over_is_cleared_away_bit_by_bit() {
     for is_broken in [false, true] {
         let mut server = crowded();

@@ -1,4 +1,5 @@
 use super::*;
+use crate::holders::FEW;
 
 const CLAIM_MS: i64 = 2000;
 
@@ -170,6 +171,25 @@ fn who_asks_again_when_it_is_its_turn_is_replied_its_token() {
     server.take(K, ask("c").place().shared());
     assert_eq!(server.granted(), [b]);
     assert_eq!(server.holders(K), ["b", "c"]);
+}
+
+#[test]
+fn who_asks_again_when_it_is_its_turn_has_its_other_requests_served() {
+    for others in [1, FEW + 1] {
+        let mut server = Server::new();
+        for n in 0..others {
+            server.take(K, ask(&nth(n)).shared());
+        }
+        let writer = server.wait(K, ask("w"));
+        let limit = i64::try_from(others).unwrap() + 1;
+        server.wait(K, ask("a").place().limit(limit));
+        let blocked = server.wait(K, ask("a").by(7).limit(limit));
+        server.leave(writer);
+        let token = server.take(K, ask("a").place().limit(limit));
+        let expected = [(blocked, Answer::Granted(token))];
+        assert_eq!(server.told(), expected, "{others}");
+        assert_eq!(server.holds(K, "a"), 2);
+    }
 }
 
 #[test]
