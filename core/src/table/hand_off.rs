@@ -172,6 +172,7 @@ impl Transition<'_> {
                         self.tell_with_reply(&place, &request, token);
                     }
                     self.serve_requests_of(&request.owner);
+                    self.bind_last(&request, token);
                     return self.hand_on(Ok(acquired(Acquired::Granted(token))));
                 }
                 (Ok(Some(token)), _) => return self.done(Ok(acquired(Acquired::Granted(token)))),
@@ -197,6 +198,17 @@ impl Transition<'_> {
                     return self.enqueue(request, wait, acquired);
                 }
             }
+        }
+    }
+
+    /// Requests of its owner that waited were served after this one, which came last.
+    fn bind_last(&mut self, request: &AcquireRequest, token: FencingToken) {
+        if let Some(client) = request.session
+            && self.step.withheld.is_none()
+        {
+            let (owner, lease, now_ms) = (&request.owner, request.lease, self.now.ms());
+            let sessions = &mut self.table.sessions;
+            sessions.bind(self.key, owner, client, token, lease, now_ms);
         }
     }
 
