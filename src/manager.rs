@@ -187,37 +187,11 @@ pub(crate) fn release(key: LockKey<'_>, request: &ReleaseRequest) -> Result<Rele
         false => Part::OfAskerWithoutLeaseEnd,
     };
     let (open, stored) = look_for(key, Some(&request.owner), part)?;
-    let bound = token_bound_to_asker(key, &request.owner, request.token);
     let now = clock_steps::now(key.ctx());
     let progress = step(key.ctx(), |table| {
         table.release(key.as_ref(), stored, request, now)
     });
-    let released = carry_out(key, open, now, progress)?;
-    if released == Released::NotHeld {
-        told_over(key, &request.owner, bound);
-    }
-    Ok(released)
-}
-
-/// The token of what the client that runs believes to hold by its connection, if a
-/// command that names this token asks about it.
-fn token_bound_to_asker(
-    key: LockKey<'_>,
-    owner: &Owner,
-    named: Option<FencingToken>,
-) -> Option<FencingToken> {
-    TABLE.with_borrow(|table| {
-        table.bound_client(key.as_ref(), owner)?;
-        let bound = table.token_bound_to(clients::running(key.ctx()), key.as_ref(), owner)?;
-        (named.is_none() || named == Some(bound)).then_some(bound)
-    })
-}
-
-/// The client that runs is told that these holds are over.
-fn told_over(key: LockKey<'_>, owner: &Owner, bound: Option<FencingToken>) {
-    if let Some(token) = bound {
-        TABLE.with_borrow_mut(|table| table.told_over(key.as_ref(), owner, token));
-    }
+    carry_out(key, open, now, progress)
 }
 
 /// Takes the lock from whoever holds it, if this is its newest token, and hands it
@@ -236,18 +210,13 @@ pub(crate) fn break_lock(key: LockKey<'_>, token: Option<FencingToken>) -> Resul
 pub(crate) fn renew(key: LockKey<'_>, request: &RenewRequest) -> Result<Option<bool>, LockError> {
     let may_grant = gate::check_replicas(key.ctx())?;
     let (open, stored) = look_for(key, Some(&request.owner), Part::OfAsker)?;
-    let bound = token_bound_to_asker(key, &request.owner, request.token);
     let now = clock_steps::now(key.ctx());
     let client = acks::client_to_tell(key.ctx());
     let progress = step_by(key.ctx(), may_grant, |table| {
         acks::asks(table, client);
         table.renew(key.as_ref(), stored, request, now)
     });
-    let renewed = carry_out_or_withhold(key, open, now, progress)?;
-    if renewed == Some(false) {
-        told_over(key, &request.owner, bound);
-    }
-    Ok(renewed)
+    carry_out_or_withhold(key, open, now, progress)
 }
 
 /// Fails unless the lock is held with this token.

@@ -68,7 +68,7 @@ fn blocks_of(document: &str) -> Vec<Block> {
 
 /// Where what a block shows is run: its document, its language, a word in it, and a test or
 /// a script. What is a picture, and no code, is told apart here, too.
-const RUN_BY: [(&str, &str, &str, &str); 30] = [
+const RUN_BY: [(&str, &str, &str, &str); 38] = [
     ("CHANGELOG.md", "text", "pub use redis", "a list"),
     ("CONTRIBUTING.md", "sh", "make help", HERE),
     ("README.md", "text", "LOCK.ACQUIRE orders:42", HERE),
@@ -76,9 +76,11 @@ const RUN_BY: [(&str, &str, &str, &str); 30] = [
     ("README.md", "python", "import redis", CHECK),
     ("README.md", "js", "ioredis", CHECK),
     ("README.md", "rust", "ship(", "client/tests/documented.rs"),
-    ("README.md", "text", "loadmodule ", HERE),
+    ("README.md", "sh", "sudo dpkg -i", PACKAGES),
     ("RELEASE.md", "sh", "make lint", HERE),
+    ("RELEASE.md", "sh", "make dist", HERE),
     ("bench/README.md", "sh", "make bench", HERE),
+    ("bench/README.md", "text", "sectionMicros", "a list"),
     ("client/README.md", "rust,no_run", "", "client/src/lib.rs"),
     ("client/README.md", "toml", "", "client/tests/documented.rs"),
     ("docs/architecture.md", "text", "src/lib.rs", HERE),
@@ -87,6 +89,12 @@ const RUN_BY: [(&str, &str, &str, &str); 30] = [
     ("docs/fencing.md", "text", "WATCH", "tests/guard.rs"),
     ("docs/fencing.md", "sql", "", CHECK),
     ("docs/guarantees.md", "text", "lock.min-replicas", HERE),
+    ("docs/install.md", "sh", "sudo dpkg -i", PACKAGES),
+    ("docs/install.md", "sh", "sudo rpm -i", PACKAGES),
+    ("docs/install.md", "sh", "sudo tar", PACKAGES),
+    ("docs/install.md", "sh", "skopeo copy", PACKAGES),
+    ("docs/install.md", "dockerfile", "COPY", PACKAGES),
+    ("docs/install.md", "sh", "sudo dpkg -r", PACKAGES),
     ("docs/lockctl.md", "text", "lockctl run", LOCKCTL),
     ("docs/lockctl.md", "text", "lockctl top ", JAM),
     ("docs/monitoring.md", "sh", "exporter", MONITORING),
@@ -105,6 +113,7 @@ const CHECK: &str = "scripts/check-docs";
 const LOCKCTL: &str = "lockctl/tests/documented.rs";
 const JAM: &str = "lockctl/tests/jam.rs";
 const MONITORING: &str = "tests/monitoring.rs";
+const PACKAGES: &str = "scripts/test-packages";
 
 #[test]
 fn each_block_of_code_in_a_document_is_run_by_something() {
@@ -216,28 +225,18 @@ fn the_guarded_writes_are_as_they_are_shown() {
 }
 
 #[test]
-fn the_configurations_are_those_of_a_server_that_starts() {
-    let module = module().display().to_string();
-    let install: Vec<String> = block("README.md", "loadmodule ")
-        .iter()
-        .map(|line| match line.strip_prefix("loadmodule ") {
-            Some(_) => format!("loadmodule {module}"),
-            None => line.clone(),
-        })
-        .collect();
-    let mut guarantees = vec![format!("loadmodule {module}")];
-    guarantees.extend(block("docs/guarantees.md", "lock.min-replicas 2"));
-    for lines in [install, guarantees] {
-        let mut setup = Setup::of(binary());
-        setup.config = Some(lines.join("\n"));
-        let server = Server::start(setup).unwrap_or_else(|error| panic!("{error}"));
-        let mut client = Client::try_connect(server.addr()).unwrap();
-        for line in lines.iter().filter(|line| !line.is_empty()) {
-            let (name, value) = line.split_once(' ').unwrap();
-            if !["loadmodule", "#"].contains(&name) {
-                let is_set = format!("{:?}", client.call(&format!("CONFIG GET {name}")));
-                assert!(is_set.contains(value), "{line}: {is_set}");
-            }
+fn the_configuration_is_that_of_a_server_that_starts() {
+    let mut lines = vec![format!("loadmodule {}", module().display())];
+    lines.extend(block("docs/guarantees.md", "lock.min-replicas 2"));
+    let mut setup = Setup::of(binary());
+    setup.config = Some(lines.join("\n"));
+    let server = Server::start(setup).unwrap_or_else(|error| panic!("{error}"));
+    let mut client = Client::try_connect(server.addr()).unwrap();
+    for line in lines.iter().filter(|line| !line.is_empty()) {
+        let (name, value) = line.split_once(' ').unwrap();
+        if !["loadmodule", "#"].contains(&name) {
+            let is_set = format!("{:?}", client.call(&format!("CONFIG GET {name}")));
+            assert!(is_set.contains(value), "{line}: {is_set}");
         }
     }
 }

@@ -218,22 +218,6 @@ fn a_hold_that_was_lost_is_not_kept_up_any_more() {
     assert_eq!(holder.call("LOCK.RENEW k holder"), int(0));
 }
 
-/// It knows, so that nothing of it is tied: a connection is closed where a hold that is tied
-/// to it ends unnoticed, and its other holds end with it.
-#[test]
-fn a_hold_is_untied_where_its_owner_is_told_that_it_is_over() {
-    for command in ["LOCK.RELEASE gone holder", "LOCK.RENEW gone holder"] {
-        let server = TestServer::start();
-        let (mut holder, mut other) = (server.client(), server.client());
-        holder.int("LOCK.ACQUIRE gone holder LEASE 600000 SESSION");
-        holder.int("LOCK.ACQUIRE kept holder LEASE 600000 SESSION");
-        assert_eq!(other.int("DEL gone"), 1);
-        assert_eq!(other.info("lock_sessions"), 2);
-        assert!(matches!(holder.call(command), Value::Nil | Value::Int(0)));
-        assert_eq!(other.info("lock_sessions"), 1, "{command}");
-    }
-}
-
 #[test]
 fn a_broken_lock_is_untied_at_once() {
     let server = TestServer::start();

@@ -174,26 +174,6 @@ impl LockTable {
         self.queues.place_of(key, owner)?.request.session
     }
 
-    /// The token of an owner's holds, if they are bound to this client's connection.
-    pub fn token_bound_to(
-        &self,
-        client: ClientId,
-        key: KeyRef<'_>,
-        owner: &Owner,
-    ) -> Option<FencingToken> {
-        let binding = self.sessions.binding_of(key, owner)?;
-        (binding.client == client).then_some(binding.token)
-    }
-
-    /// A client is told that these holds are over, which were bound to its connection. It
-    /// need not be closed for them.
-    pub fn told_over(&mut self, key: KeyRef<'_>, owner: &Owner, token: FencingToken) {
-        let binding = self.sessions.binding_of(key, owner);
-        if binding.is_some_and(|binding| binding.token == token) {
-            self.sessions.unbind(key, owner);
-        }
-    }
-
     /// Another client than this one, to which the holds are bound of which this one is to
     /// hear.
     pub fn bound_beside(&self, client: ClientId) -> Option<ClientId> {

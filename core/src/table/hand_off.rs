@@ -12,7 +12,7 @@ use crate::lock::holds_after_acquire;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
 use crate::queue::{Addressee, Wait, Waiter, WaiterId};
-use crate::request::{AcquireRequest, Limit, Owner};
+use crate::request::{AcquireRequest, ClientId, Limit, Owner};
 use crate::sessions::HoldId;
 use crate::token::FencingToken;
 
@@ -146,6 +146,7 @@ impl Transition<'_> {
     ) -> Progress<T> {
         let waits = wait.is_some();
         let mut is_kept_out = None;
+        let session = request.session;
         self.note_own_place(&request, wait.as_ref());
         loop {
             // The lock may have come free a moment ago. Whoever queued comes first.
@@ -172,7 +173,7 @@ impl Transition<'_> {
                         self.tell_with_reply(&place, &request, token);
                     }
                     self.serve_requests_of(&request.owner);
-                    self.bind_last(&request, token);
+                    self.bind_last(&request, session, token);
                     return self.hand_on(Ok(acquired(Acquired::Granted(token))));
                 }
                 (Ok(Some(token)), _) => return self.done(Ok(acquired(Acquired::Granted(token)))),
@@ -202,8 +203,13 @@ impl Transition<'_> {
     }
 
     /// Requests of its owner that waited were served after this one, which came last.
-    fn bind_last(&mut self, request: &AcquireRequest, token: FencingToken) {
-        if let Some(client) = request.session
+    fn bind_last(
+        &mut self,
+        request: &AcquireRequest,
+        session: Option<ClientId>,
+        token: FencingToken,
+    ) {
+        if let Some(client) = session
             && self.step.withheld.is_none()
         {
             let (owner, lease, now_ms) = (&request.owner, request.lease, self.now.ms());
