@@ -422,6 +422,13 @@ fn look_at(
 /// told, if it is one.
 #[inline]
 fn end_if_closing(key: LockKey<'_>, owner: &Owner, told: impl Fn() -> Option<ClientId>) {
+    if TABLE.with_borrow(LockTable::binds_connections) {
+        end_those_closing(key, owner, told);
+    }
+}
+
+#[inline(never)]
+fn end_those_closing(key: LockKey<'_>, owner: &Owner, told: impl Fn() -> Option<ClientId>) {
     let bound = TABLE.with_borrow(|table| {
         let key = key.as_ref();
         [

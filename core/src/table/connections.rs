@@ -166,11 +166,13 @@ impl LockTable {
         Some(self.sessions.binding_of(key, owner)?.client)
     }
 
+    /// Whether anything may end with a connection.
+    pub fn binds_connections(&self) -> bool {
+        !self.sessions.is_empty() || self.places() > 0
+    }
+
     /// The connection with which an owner's place in the queue of a lock ends.
     pub fn place_client(&self, key: KeyRef<'_>, owner: &Owner) -> Option<ClientId> {
-        if self.places() == 0 {
-            return None;
-        }
         self.queues.place_of(key, owner)?.request.session
     }
 
