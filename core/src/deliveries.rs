@@ -420,31 +420,29 @@ impl Deliveries {
 
     /// Whether the grant that is on its way to this client bound its holds.
     pub fn binds(&self, client: ClientId) -> bool {
-        let recipient = Recipient::Client(client);
-        let under_way = self.hold_of(recipient);
-        let under_way = under_way.and_then(|hold| self.by_hold.get(hold));
-        let mut deliveries = under_way.into_iter().flat_map(UnderWay::deliveries);
-        deliveries.any(|one| one.recipient == recipient && one.session.is_some())
+        let hold = self.hold_of(client);
+        let delivery = hold.and_then(|hold| self.delivery_to(hold, client));
+        delivery.is_some_and(|one| one.session.is_some())
     }
 
     /// The client that these holds were bound to before the grant that is on its way
     /// to this one.
     pub fn bound_before(&self, hold: &HoldId, client: ClientId) -> Option<ClientId> {
-        let mut deliveries = self.by_hold.get(hold)?.deliveries();
-        let recipient = Recipient::Client(client);
-        let delivery = deliveries.find(|one| one.recipient == recipient)?;
-        delivery.bound_before.client()
+        self.delivery_to(hold, client)?.bound_before.client()
     }
 
     /// Whether it is the grant on its way to this client that binds these holds, and
     /// nothing bound them before.
     pub fn binds_first(&self, hold: &HoldId, client: ClientId) -> bool {
-        let under_way = self.by_hold.get(hold);
-        let mut deliveries = under_way.into_iter().flat_map(UnderWay::deliveries);
-        deliveries.any(|one| {
-            let is_unbound = one.bound_before == BoundBefore::Nothing;
-            one.recipient == Recipient::Client(client) && one.session.is_some() && is_unbound
-        })
+        let delivery = self.delivery_to(hold, client);
+        delivery
+            .is_some_and(|one| one.session.is_some() && one.bound_before == BoundBefore::Nothing)
+    }
+
+    /// What is on its way to this client about these holds.
+    fn delivery_to(&self, hold: &HoldId, client: ClientId) -> Option<&Delivery> {
+        let mut deliveries = self.by_hold.get(hold)?.deliveries();
+        deliveries.find(|one| one.recipient == Recipient::Client(client))
     }
 
     /// A client's connection has ended: nothing is bound to it any more.
