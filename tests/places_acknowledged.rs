@@ -35,6 +35,26 @@ impl Scene {
         }
     }
 
+    /// `a` has been granted the lock, and is not told as long as the replica stands still.
+    #[track_caller]
+    fn withheld() -> Self {
+        let mut scene = Self::new();
+        scene.place("a");
+        scene.replica.stop();
+        scene.release();
+        scene.await_withheld(1);
+        scene
+    }
+
+    /// Has the server follow another one.
+    #[track_caller]
+    fn demote(&mut self) -> TestServer {
+        let primary = TestServer::start();
+        let demote = format!("REPLICAOF 127.0.0.1 {}", primary.addr().port());
+        assert_eq!(self.client.call(&demote), status("OK"));
+        primary
+    }
+
     #[track_caller]
     fn place(&mut self, owner: &str) {
         let command = format!("LOCK.ACQUIRE k {owner} {LONG} QUEUE 600000 ch");
@@ -203,11 +223,7 @@ fn while_too_few_replicas_are_connected_nobody_is_granted_and_all_wait_on() {
 
 #[test]
 fn a_place_whose_reply_is_withheld_confirms_its_hold() {
-    let mut scene = Scene::new();
-    scene.place("a");
-    scene.replica.stop();
-    scene.release();
-    scene.await_withheld(1);
+    let mut scene = Scene::withheld();
     let mut asks = scene.server.client();
     asks.send(&format!("LOCK.ACQUIRE k a {LONG} QUEUE 600000 ch"));
     scene.await_withheld(2);
@@ -220,11 +236,7 @@ fn a_place_whose_reply_is_withheld_confirms_its_hold() {
 
 #[test]
 fn a_grant_that_was_released_meanwhile_is_told_as_none() {
-    let mut scene = Scene::new();
-    scene.place("a");
-    scene.replica.stop();
-    scene.release();
-    scene.await_withheld(1);
+    let mut scene = Scene::withheld();
     assert_eq!(scene.client.call("LOCK.RELEASE k a"), int(1));
     scene.replica.go_on();
     let told = scene.ears.told();
@@ -282,9 +294,7 @@ fn a_demotion_tells_a_place_so_whose_grant_is_withheld() {
     scene.replica.stop();
     scene.release();
     scene.await_withheld(1);
-    let other = TestServer::start();
-    let demote = format!("REPLICAOF 127.0.0.1 {}", other.addr().port());
-    assert_eq!(scene.client.call(&demote), status("OK"));
+    let _primary = scene.demote();
     for owner in ["a", "b"] {
         let told = scene.ears.told();
         assert_eq!(told.owner, owner);
@@ -298,14 +308,8 @@ fn a_demotion_tells_a_place_so_whose_grant_is_withheld() {
 
 #[test]
 fn a_demotion_tells_a_place_so_whose_grant_is_withheld_where_nobody_else_waits() {
-    let mut scene = Scene::new();
-    scene.place("a");
-    scene.replica.stop();
-    scene.release();
-    scene.await_withheld(1);
-    let other = TestServer::start();
-    let demote = format!("REPLICAOF 127.0.0.1 {}", other.addr().port());
-    assert_eq!(scene.client.call(&demote), status("OK"));
+    let mut scene = Scene::withheld();
+    let _primary = scene.demote();
     // Replicas have ten minutes.
     let told = scene.ears.told();
     assert_eq!(told.owner, "a");
@@ -317,11 +321,7 @@ fn a_demotion_tells_a_place_so_whose_grant_is_withheld_where_nobody_else_waits()
 
 #[test]
 fn a_planned_fail_over_brings_nobody_down_while_the_grant_of_a_place_is_withheld() {
-    let mut scene = Scene::new();
-    scene.place("a");
-    scene.replica.stop();
-    scene.release();
-    scene.await_withheld(1);
+    let mut scene = Scene::withheld();
     assert_eq!(scene.client.call("FAILOVER"), status("OK"));
     scene.replica.go_on();
     // It is told its token, if that was acknowledged before the end.

@@ -28,6 +28,17 @@ impl Scene {
         }
     }
 
+    /// `a` has a place, with the session of this client, and `b` the one behind it.
+    #[track_caller]
+    fn with_two_places() -> (Self, Client) {
+        let mut scene = Self::held();
+        let mut asks = scene.server.client();
+        assert_eq!(asks.call(PLACE), int(0));
+        let next = format!("LOCK.ACQUIRE k b {LONG} QUEUE 600000 ch");
+        assert_eq!(scene.ears.call(&next), int(0));
+        (scene, asks)
+    }
+
     #[track_caller]
     fn release(&mut self) {
         assert_eq!(self.client.call("LOCK.RELEASE k holder"), int(1));
@@ -73,11 +84,7 @@ fn a_place_ends_with_the_connection_that_asked_for_it() {
 #[test]
 fn a_connection_that_ends_in_the_turn_of_the_release_is_passed_over() {
     for kills_first in [true, false] {
-        let mut scene = Scene::held();
-        let mut asks = scene.server.client();
-        assert_eq!(asks.call(PLACE), int(0));
-        let next = format!("LOCK.ACQUIRE k b {LONG} QUEUE 600000 ch");
-        assert_eq!(scene.ears.call(&next), int(0));
+        let (mut scene, mut asks) = Scene::with_two_places();
         let kill = format!("CLIENT KILL ID {}", asks.int("CLIENT ID"));
         let release = "LOCK.RELEASE k holder".to_owned();
         let turn = match kills_first {
@@ -105,11 +112,7 @@ fn a_connection_that_ends_in_the_turn_of_the_release_is_passed_over() {
 /// The server has not read yet that the connection is closed.
 #[test]
 fn a_place_whose_connection_is_closed_is_told_of_no_grant() {
-    let mut scene = Scene::held();
-    let mut asks = scene.server.client();
-    assert_eq!(asks.call(PLACE), int(0));
-    let next = format!("LOCK.ACQUIRE k b {LONG} QUEUE 600000 ch");
-    assert_eq!(scene.ears.call(&next), int(0));
+    let (mut scene, asks) = Scene::with_two_places();
     scene.server.stop();
     scene.client.send("LOCK.RELEASE k holder");
     drop(asks);
@@ -121,11 +124,7 @@ fn a_place_whose_connection_is_closed_is_told_of_no_grant() {
 
 #[test]
 fn who_asks_plainly_is_not_bound_to_a_closed_connection_of_its_place() {
-    let mut scene = Scene::held();
-    let mut asks = scene.server.client();
-    assert_eq!(asks.call(PLACE), int(0));
-    let next = format!("LOCK.ACQUIRE k b {LONG} QUEUE 600000 ch");
-    assert_eq!(scene.ears.call(&next), int(0));
+    let (mut scene, asks) = Scene::with_two_places();
     scene.server.stop();
     scene.client.send("DEL k");
     scene.client.send(&format!("LOCK.ACQUIRE k a {LONG}"));
