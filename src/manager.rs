@@ -413,7 +413,17 @@ fn look_at(
         && TABLE.with_borrow(|table| table.is_untouched(key));
     match is_as_expected {
         true => Ok(Stored::AsExpected),
-        false => Ok(Stored::Read(open.read_part(asker, part)?)),
+        false => {
+            let likely = match part {
+                Part::Whole => TABLE.with_borrow(|table| table.sole_holder(key)),
+                _ => None,
+            };
+            Ok(Stored::Read(open.read_part(
+                asker,
+                likely.as_ref(),
+                part,
+            )?))
+        }
     }
 }
 

@@ -33,6 +33,8 @@
 //! of a crowd with the crowd. To have all keys looked at again takes constant time, or
 //! that of a look at each while others of such looks are left.
 
+mod waits;
+
 use std::collections::btree_map::Entry as BTreeEntry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::iter;
@@ -46,10 +48,11 @@ use crate::bounds::few;
 use crate::error::LockError;
 #[cfg(test)]
 use crate::explore::form::Form;
-use crate::keys::{Beside, KeyBuf, KeyRef, KeySets, give_memory_back};
+use crate::keys::{KeyBuf, KeyRef, give_memory_back};
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
 use crate::request::{AcquireRequest, ClientId, Limit, Owner};
+use waits::{Begun, Left, Waits};
 
 /// The channel on which the end of a place is published. Cheap to clone.
 pub type Channel = Rc<[u8]>;
@@ -99,6 +102,10 @@ impl Waiter {
     /// Whether its client does not block.
     pub fn is_place(&self) -> bool {
         self.channel.is_some()
+    }
+
+    fn is_exclusive(&self) -> bool {
+        self.request.limit == Limit::EXCLUSIVE
     }
 
     /// To whom its end is told.
@@ -155,8 +162,9 @@ pub struct Place {
 struct Queue {
     first: Waiter,
     behind: BTreeMap<WaiterId, Waiter>,
-    /// There while more than a few wait, and a while longer.
-    index: Option<Box<Index>>,
+    /// Those that ask for the lock all alone. There while more than a few wait, and a
+    /// while longer.
+    exclusive: Option<BTreeSet<WaiterId>>,
     /// Of each owner that waits for other keys as well, its first request.
     waiting_elsewhere: BTreeSet<WaiterId>,
     /// Who was granted the lock, and may have other requests here that were not
@@ -169,20 +177,12 @@ struct Queue {
     recheck_at_ms: Option<i64>,
 }
 
-#[derive(Clone, Debug, Default)]
-struct Index {
-    /// By owner, whether its client blocks, and the order of all.
-    by_owner: BTreeSet<(Owner, bool, WaiterId)>,
-    /// Those that ask for the lock all alone.
-    exclusive: BTreeSet<WaiterId>,
-}
-
 impl Queue {
     const fn of(first: Waiter) -> Self {
         Self {
             first,
             behind: BTreeMap::new(),
-            index: None,
+            exclusive: None,
             waiting_elsewhere: BTreeSet::new(),
             reentering: None,
             slow: None,
@@ -225,15 +225,20 @@ impl Queue {
     }
 
     fn push(&mut self, waiter: Waiter) {
-        if let Some(index) = &mut self.index {
-            index.insert(&waiter);
+        if let Some(exclusive) = &mut self.exclusive
+            && waiter.is_exclusive()
+        {
+            exclusive.insert(waiter.id);
         }
         self.behind.insert(waiter.id, waiter);
-        if self.index.is_none() && self.len() > few() {
-            let mut index = Index::default();
-            self.waiters().for_each(|waiter| index.insert(waiter));
-            self.index = Some(Box::new(index));
+        if self.exclusive.is_none() && self.len() > few() {
+            self.exclusive = Some(self.exclusive_waiters().collect());
         }
+    }
+
+    fn exclusive_waiters(&self) -> impl DoubleEndedIterator<Item = WaiterId> {
+        let exclusive = self.waiters().filter(|waiter| waiter.is_exclusive());
+        exclusive.map(|waiter| waiter.id)
     }
 
     /// Removes a waiter, unless it is the only one.
@@ -244,38 +249,13 @@ impl Queue {
         } else {
             self.behind.remove(&id)?
         };
-        if let Some(index) = &mut self.index {
-            index.remove(&waiter);
+        if let Some(exclusive) = &mut self.exclusive {
+            exclusive.remove(&id);
             if self.len() <= few() / 2 {
-                self.index = None;
+                self.exclusive = None;
             }
         }
         Some(waiter)
-    }
-
-    fn first_id_of(&self, owner: &Owner) -> Option<WaiterId> {
-        match &self.index {
-            Some(index) => {
-                let [place, blocked] = [false, true].map(|blocks| index.first_of(owner, blocks));
-                place.into_iter().chain(blocked).min()
-            }
-            None => {
-                let mut waiters = self.waiters();
-                let first = waiters.find(|waiter| waiter.request.owner == *owner);
-                first.map(|waiter| waiter.id)
-            }
-        }
-    }
-
-    fn place_of(&self, owner: &Owner) -> Option<WaiterId> {
-        match &self.index {
-            Some(index) => index.first_of(owner, false),
-            None => {
-                let mut waiters = self.waiters();
-                let is_it = |one: &&Waiter| one.is_place() && one.request.owner == *owner;
-                waiters.find(is_it).map(|place| place.id)
-            }
-        }
     }
 
     fn waiter_mut(&mut self, id: WaiterId) -> Option<&mut Waiter> {
@@ -286,41 +266,12 @@ impl Queue {
     }
 
     fn last_exclusive_before(&self, position: Option<WaiterId>) -> Option<WaiterId> {
-        match (&self.index, position) {
-            (Some(index), Some(position)) => index.exclusive.range(..position).next_back().copied(),
-            (Some(index), None) => index.exclusive.last().copied(),
-            (None, position) => {
-                let is_it = |waiter: &&Waiter| {
-                    waiter.request.limit == Limit::EXCLUSIVE
-                        && position.is_none_or(|position| waiter.id < position)
-                };
-                self.waiters().rev().find(is_it).map(|waiter| waiter.id)
-            }
+        let is_before = |id: &WaiterId| position.is_none_or(|position| *id < position);
+        match (&self.exclusive, position) {
+            (None, _) => self.exclusive_waiters().rev().find(is_before),
+            (Some(exclusive), None) => exclusive.last().copied(),
+            (Some(exclusive), Some(position)) => exclusive.range(..position).next_back().copied(),
         }
-    }
-}
-
-impl Index {
-    fn insert(&mut self, waiter: &Waiter) {
-        let (id, request) = (waiter.id, &waiter.request);
-        let blocks = !waiter.is_place();
-        self.by_owner.insert((request.owner.clone(), blocks, id));
-        if request.limit == Limit::EXCLUSIVE {
-            self.exclusive.insert(id);
-        }
-    }
-
-    fn remove(&mut self, waiter: &Waiter) {
-        let (id, request) = (waiter.id, &waiter.request);
-        let blocks = !waiter.is_place();
-        self.by_owner.remove(&(request.owner.clone(), blocks, id));
-        self.exclusive.remove(&id);
-    }
-
-    fn first_of(&self, owner: &Owner, blocks: bool) -> Option<WaiterId> {
-        let from_its_first = (owner.clone(), blocks, WaiterId(0))..;
-        let (next, next_blocks, id) = self.by_owner.range(from_its_first).next()?;
-        (next == owner && *next_blocks == blocks).then_some(*id)
     }
 }
 
@@ -348,8 +299,7 @@ pub struct WaitQueues {
     overdue: BTreeSet<(i64, KeyBuf)>,
     /// When those are due at the latest.
     overdue_at_ms: i64,
-    /// The keys for which each owner waits, each once.
-    waits: KeySets<Owner>,
+    waits: Waits,
     next_id: u64,
     places: usize,
     /// The places that end with a connection.
@@ -415,7 +365,6 @@ impl WaitQueues {
         };
         let id = WaiterId(self.next_id);
         self.next_id += 1;
-        let owner = request.owner.clone();
         let waiter = Waiter {
             id,
             key: key.clone(),
@@ -431,23 +380,27 @@ impl WaitQueues {
                 self.session_places.entry(session).or_default().insert(id);
             }
         }
-        let waits_already = match entry {
-            EntryRef::Occupied(mut known) => {
-                let queue = known.get_mut();
-                let waits_already =
-                    self.waits.contains(&owner) && queue.first_id_of(&owner).is_some();
+        let begun = self.waits.insert(&waiter);
+        let queue = match entry {
+            EntryRef::Occupied(known) => {
+                let queue = known.into_mut();
                 queue.push(waiter);
-                waits_already
+                queue
             }
             EntryRef::Vacant(place) => {
-                place.insert_with_key(key.clone(), Box::new(Queue::of(waiter)));
-                false
+                let queue = Box::new(Queue::of(waiter));
+                place.insert_entry_with_key(key.clone(), queue).into_mut()
             }
         };
-        self.by_id.insert(id, key.clone());
-        if !waits_already {
-            self.note_wait(key, owner);
+        if let Begun::Second(..) | Begun::OneMore = begun {
+            queue.waiting_elsewhere.insert(id);
         }
+        if let Begun::Second(other, first) = begun
+            && let Some(queue) = self.queue_mut(other.as_ref())
+        {
+            queue.waiting_elsewhere.insert(first);
+        }
+        self.by_id.insert(id, key);
         Ok(id)
     }
 
@@ -460,33 +413,21 @@ impl WaitQueues {
 
     /// Removes a waiter that will not be served, if it still waits.
     pub fn remove(&mut self, key: KeyRef<'_>, id: WaiterId) -> Option<Waiter> {
-        self.take(key, |_| Some(id))
-    }
-
-    /// Removes the waiter of which `choose` returns the name.
-    fn take(
-        &mut self,
-        key: KeyRef<'_>,
-        choose: impl Fn(&Queue) -> Option<WaiterId>,
-    ) -> Option<Waiter> {
         #[cfg(feature = "planted-faults")]
-        if let Some(id) = self.queue(key).and_then(&choose) {
-            self.forget_second(key, id);
-        }
+        self.forget_second(key, id);
         let EntryRef::Occupied(mut entry) = self.by_key.entry_ref(&key) else {
             return None;
         };
         let queue = entry.get_mut();
-        let id = choose(queue)?;
-        let (waiter, next_of_owner) = match queue.remove(id) {
+        let (waiter, left) = match queue.remove(id) {
             Some(waiter) => {
-                let next_of_owner = queue.first_id_of(&waiter.request.owner);
+                let left = self.waits.remove(&waiter);
                 if queue.waiting_elsewhere.remove(&id)
-                    && let Some(next) = next_of_owner
+                    && let Left::Here(next) = left
                 {
                     queue.waiting_elsewhere.insert(next);
                 }
-                (waiter, next_of_owner)
+                (waiter, left)
             }
             None if queue.first.id == id => {
                 let (key, queue) = entry.remove_entry();
@@ -497,7 +438,8 @@ impl WaitQueues {
                     }
                 }
                 give_memory_back(&mut self.by_key);
-                (queue.first, None)
+                let left = self.waits.remove(&queue.first);
+                (queue.first, left)
             }
             None => return None,
         };
@@ -506,8 +448,10 @@ impl WaitQueues {
             self.places -= 1;
             self.forget_session_of(&waiter);
         }
-        if next_of_owner.is_none() {
-            self.forget_wait(&waiter.key, &waiter.request.owner);
+        if let Left::Elsewhere(last, first) = left
+            && let Some(queue) = self.queue_mut(last.as_ref())
+        {
+            queue.waiting_elsewhere.remove(&first);
         }
         Some(waiter)
     }
@@ -536,11 +480,11 @@ impl WaitQueues {
 
     /// The owner's place in the key's queue.
     pub fn place_of(&self, key: KeyRef<'_>, owner: &Owner) -> Option<&Waiter> {
-        if self.places == 0 || !self.waits(owner) {
+        if self.places == 0 {
             return None;
         }
-        let queue = self.queue(key)?;
-        queue.waiter(queue.place_of(owner)?)
+        let id = self.waits.place(owner, key, || self.key_buf(key))?;
+        self.waiter(key, id)
     }
 
     /// The owner has asked again for its place, which it keeps.
@@ -638,35 +582,6 @@ impl WaitQueues {
         waiters.find(|waiter| waiter.is_place())
     }
 
-    fn note_wait(&mut self, key: KeyBuf, owner: Owner) {
-        match self.waits.insert(&owner, key.clone()) {
-            Beside::Nothing => return,
-            // It did not know of this one.
-            Beside::One(other) => self.note_first(other.as_ref(), &owner, true),
-            Beside::Several => {}
-        }
-        self.note_first(key.as_ref(), &owner, true);
-    }
-
-    /// Notes whether this owner waits for other keys as well.
-    fn note_first(&mut self, key: KeyRef<'_>, owner: &Owner, waits_elsewhere: bool) {
-        if let Some(queue) = self.queue_mut(key)
-            && let Some(first) = queue.first_id_of(owner)
-        {
-            if waits_elsewhere {
-                queue.waiting_elsewhere.insert(first);
-            } else {
-                queue.waiting_elsewhere.remove(&first);
-            }
-        }
-    }
-
-    fn forget_wait(&mut self, key: &KeyBuf, owner: &Owner) {
-        if let Some(last) = self.waits.remove(owner, key) {
-            self.note_first(last.as_ref(), owner, false);
-        }
-    }
-
     /// The first waiter.
     pub fn first(&self, key: KeyRef<'_>) -> Option<&Waiter> {
         self.queue(key).map(Queue::next)
@@ -674,19 +589,14 @@ impl WaitQueues {
 
     /// The first request of this owner in the key's queue.
     pub fn first_id_of(&self, key: KeyRef<'_>, owner: &Owner) -> Option<WaiterId> {
-        // Mostly it waits for nothing, and that is known sooner than where it would stand.
-        if !self.waits(owner) {
-            return None;
-        }
-        self.queue(key)?.first_id_of(owner)
+        self.waits.first(owner, key, || self.key_buf(key))
     }
 
     /// Whether anybody stands behind this owner's first request in the key's queue.
     pub fn is_anyone_behind(&self, key: KeyRef<'_>, owner: &Owner) -> bool {
-        let behind = self
-            .queue(key)
-            .and_then(|queue| Some(queue.first_id_of(owner)? < queue.last().id));
-        behind.unwrap_or(false)
+        let first = self.first_id_of(key, owner);
+        let is_before_last = |first| self.queue(key).is_some_and(|queue| first < queue.last().id);
+        first.is_some_and(is_before_last)
     }
 
     /// The waiter of this id, if it still waits.
@@ -751,7 +661,7 @@ impl WaitQueues {
 
     /// The keys for which this owner waits.
     pub fn waits_of(&self, owner: &Owner) -> impl Iterator<Item = &KeyBuf> {
-        self.waits.of(owner)
+        self.waits.keys(owner)
     }
 
     /// The next key after this one for which this owner waits.
@@ -911,12 +821,12 @@ impl WaitQueues {
 impl WaitQueues {
     /// Takes the first waiter.
     pub(crate) fn take_first(&mut self, key: KeyRef<'_>) -> Option<Waiter> {
-        self.take(key, |queue| Some(queue.next().id))
+        self.remove(key, self.first(key)?.id)
     }
 
     /// Takes the first waiter of this owner.
     pub(crate) fn take_first_of(&mut self, key: KeyRef<'_>, owner: &Owner) -> Option<Waiter> {
-        self.take(key, |queue| queue.first_id_of(owner))
+        self.remove(key, self.first_id_of(key, owner)?)
     }
 
     /// Writes down what decides what will happen.
@@ -961,28 +871,27 @@ impl WaitQueues {
         let rechecks: BTreeSet<_> = queues()
             .filter_map(|(key, queue)| Some((queue.recheck_at_ms?, key.clone())))
             .collect();
-        let waits_here = |owner: &Owner, key: &KeyBuf| self.waits_of(owner).any(|one| one == key);
         let planned: BTreeSet<_> = self.rechecks.union(&self.overdue).cloned().collect();
         rechecks == planned
             && self.rechecks.is_disjoint(&self.overdue)
             && waiters().count() == self.by_id.len()
             && waiters().filter(|waiter| waiter.is_place()).count() == self.places
             && self.agree_on_sessions()
+            && self.waits.agree(waiters())
             && waiters().all(|waiter| self.by_id.get(&waiter.id) == Some(&waiter.key))
             && queues().all(|(key, queue)| {
                 let all = || queue.waiters();
                 let is_in_order = all().map(|waiter| waiter.id).is_sorted();
-                let are_here = all()
-                    .all(|waiter| waiter.key == *key && waits_here(&waiter.request.owner, key));
+                let are_here = all().all(|waiter| waiter.key == *key);
                 let waiting_elsewhere = all().filter(|waiter| {
                     let owner = &waiter.request.owner;
-                    queue.first_id_of(owner) == Some(waiter.id) && self.waits_of(owner).count() > 1
+                    self.first_id_of(key.as_ref(), owner) == Some(waiter.id)
+                        && self.waits_of(owner).count() > 1
                 });
-                let is_index_right = queue.index.as_ref().is_none_or(|index| {
-                    let mut anew = Index::default();
-                    all().for_each(|waiter| anew.insert(waiter));
-                    (&anew.by_owner, &anew.exclusive) == (&index.by_owner, &index.exclusive)
-                });
+                let is_index_right = queue
+                    .exclusive
+                    .as_ref()
+                    .is_none_or(|known| known.iter().copied().eq(queue.exclusive_waiters()));
                 is_in_order
                     && are_here
                     && is_index_right

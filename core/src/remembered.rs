@@ -17,16 +17,16 @@
 //! it comes, moves and goes as a whole, and who asks for an owner asks each crowd. The
 //! memory of one that has gone is given back bit by bit.
 
-#[cfg(test)]
 use std::collections::BTreeSet;
 
+use hashbrown::hash_map::EntryRef;
 use hashbrown::{HashMap, HashSet};
 
 use crate::bounds::{crowd, few};
 #[cfg(test)]
 use crate::explore::form::Form;
 use crate::holders::Holders;
-use crate::keys::{KeyBuf, KeyRef, KeySets, give_memory_back};
+use crate::keys::{KeyBuf, KeyRef, give_memory_back};
 use crate::lock::Lock;
 use crate::request::Owner;
 
@@ -35,7 +35,7 @@ use crate::request::Owner;
 pub(crate) struct Remembered {
     by_key: HashMap<KeyBuf, Box<Seen>>,
     /// The keys of these locks that each owner holds, but for crowds.
-    held_by: KeySets<Owner>,
+    held_by: HeldBy,
     /// There may be locks of many holders.
     any_large: bool,
     /// Locks of so many holders that these are not noted one by one.
@@ -97,16 +97,16 @@ impl Remembered {
             if seen.is_crowd && holders <= crowd() / 2 {
                 seen.is_crowd = false;
                 self.crowds.remove(key);
-                note_all(&mut self.held_by, key, owners_of(&lock), true);
+                self.held_by.note_all(key, owners_of(&lock), true);
             } else if !seen.is_crowd && holders > crowd() {
                 seen.is_crowd = true;
                 self.crowds.insert(key.clone());
-                note_all(&mut self.held_by, key, owners_of(&lock), false);
-                note_all(&mut self.held_by, key, changed.iter(), false);
+                self.held_by.note_all(key, owners_of(&lock), false);
+                self.held_by.note_all(key, changed.iter(), false);
             } else if !seen.is_crowd {
                 for owner in changed {
                     let holds = lock.holder(owner).is_some();
-                    note(&mut self.held_by, key, owner, holds);
+                    self.held_by.note(key, owner, holds);
                 }
             }
             seen.lock = lock;
@@ -117,7 +117,7 @@ impl Remembered {
         if is_crowd {
             self.crowds.insert(key.clone());
         } else {
-            note_all(&mut self.held_by, &key, owners_of(&lock), true);
+            self.held_by.note_all(&key, owners_of(&lock), true);
         }
         let seen = Seen {
             lock,
@@ -150,7 +150,7 @@ impl Remembered {
         if seen.is_crowd {
             self.crowds.remove(&key);
         } else {
-            note_all(&mut self.held_by, &key, owners, false);
+            self.held_by.note_all(&key, owners, false);
         }
     }
 
@@ -265,7 +265,7 @@ impl Remembered {
                 form.lock(&seen.lock);
             }
             for owner in form.owners() {
-                form.flag(self.held_by.of(owner).any(|one| one == key));
+                form.flag(self.held_by.of(owner).contains(key));
             }
         }
         form.flag(self.any_discarded());
@@ -280,7 +280,7 @@ impl Remembered {
                 let by_key = self.by_key.iter().filter(|(_, seen)| !seen.is_crowd);
                 let held = by_key.filter(|(_, seen)| seen.lock.holder(owner).is_some());
                 let held: BTreeSet<_> = held.map(|(key, _)| key).collect();
-                held == self.held_by.of(owner).collect()
+                held == self.held_by.of(owner)
             })
     }
 }
@@ -289,21 +289,78 @@ fn owners_of(lock: &Lock) -> impl Iterator<Item = &Owner> {
     lock.holders().iter().map(|holder| &holder.owner)
 }
 
-fn note_all<'o>(
-    held_by: &mut KeySets<Owner>,
-    key: &KeyBuf,
-    owners: impl Iterator<Item = &'o Owner>,
-    hold: bool,
-) {
-    for owner in owners {
-        note(held_by, key, owner, hold);
-    }
+/// The locks that each owner holds. To find an owner takes constant time, to change what
+/// it holds logarithmic time in the number of its locks.
+#[derive(Clone, Debug, Default)]
+struct HeldBy(HashMap<Owner, Keys>);
+
+/// Mostly one.
+#[derive(Clone, Debug)]
+enum Keys {
+    One(KeyBuf),
+    Many(BTreeSet<KeyBuf>),
 }
 
-fn note(held_by: &mut KeySets<Owner>, key: &KeyBuf, owner: &Owner, holds: bool) {
-    if holds {
-        held_by.insert(owner, key.clone());
-    } else {
-        held_by.remove(owner, key);
+impl HeldBy {
+    fn contains(&self, owner: &Owner) -> bool {
+        !self.0.is_empty() && self.0.contains_key(owner)
+    }
+
+    #[cfg(test)]
+    fn of(&self, owner: &Owner) -> BTreeSet<&KeyBuf> {
+        match self.0.get(owner) {
+            None => BTreeSet::new(),
+            Some(Keys::One(key)) => [key].into(),
+            Some(Keys::Many(keys)) => keys.iter().collect(),
+        }
+    }
+
+    fn note_all<'o>(&mut self, key: &KeyBuf, owners: impl Iterator<Item = &'o Owner>, holds: bool) {
+        for owner in owners {
+            self.note(key, owner, holds);
+        }
+    }
+
+    fn note(&mut self, key: &KeyBuf, owner: &Owner, holds: bool) {
+        match holds {
+            true => self.insert(key, owner),
+            false => self.remove(key, owner),
+        }
+    }
+
+    fn insert(&mut self, key: &KeyBuf, owner: &Owner) {
+        match self.0.entry_ref(owner) {
+            EntryRef::Vacant(place) => {
+                place.insert_with_key(owner.clone(), Keys::One(key.clone()));
+            }
+            EntryRef::Occupied(mut known) => match known.get_mut() {
+                Keys::One(only) if only == key => {}
+                Keys::One(only) => {
+                    let both = [only.clone(), key.clone()];
+                    known.insert(Keys::Many(both.into()));
+                }
+                Keys::Many(many) => drop(many.insert(key.clone())),
+            },
+        }
+    }
+
+    fn remove(&mut self, key: &KeyBuf, owner: &Owner) {
+        let EntryRef::Occupied(mut known) = self.0.entry_ref(owner) else {
+            return;
+        };
+        match known.get_mut() {
+            Keys::One(only) if only == key => {
+                known.remove();
+                give_memory_back(&mut self.0);
+            }
+            Keys::One(_) => {}
+            Keys::Many(many) => {
+                many.remove(key);
+                if let (1, Some(last)) = (many.len(), many.first()) {
+                    let last = last.clone();
+                    known.insert(Keys::One(last));
+                }
+            }
+        }
     }
 }

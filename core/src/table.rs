@@ -377,6 +377,17 @@ impl LockTable {
         self.remembered.untouched(key).is_some()
     }
 
+    /// Who held this lock alone when it was looked at last, if it is remembered.
+    pub fn sole_holder(&self, key: KeyRef<'_>) -> Option<Owner> {
+        if self.remembered.is_empty() {
+            return None;
+        }
+        match self.remembered.lock(key)?.holders() {
+            [holder] => Some(holder.owner.clone()),
+            _ => None,
+        }
+    }
+
     /// Forgets what is remembered of this key, which is no lock at the moment: nothing is
     /// left to be ended.
     pub fn forget_lock(&mut self, key: KeyRef<'_>) {

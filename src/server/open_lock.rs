@@ -128,12 +128,18 @@ impl<'c> OpenLock<'c> {
     /// Reads the stored lock. Where that names the asker, it shares the asker's
     /// name. Fails if the key holds something else than a lock.
     pub(crate) fn read(&self, asker: Option<&Owner>) -> Result<Lock, LockError> {
-        self.read_part(asker, Part::Whole)
+        self.read_part(asker, None, Part::Whole)
     }
 
     /// As [`OpenLock::read`], but when the lease ends need not be known where the
-    /// asker alone holds the lock.
-    pub(crate) fn read_part(&self, asker: Option<&Owner>, part: Part) -> Result<Lock, LockError> {
+    /// asker alone holds the lock. `likely` is who most likely holds it alone, where it is
+    /// read as a whole.
+    pub(crate) fn read_part(
+        &self,
+        asker: Option<&Owner>,
+        likely: Option<&Owner>,
+        part: Part,
+    ) -> Result<Lock, LockError> {
         // SAFETY: `handle` is open, or null for no such key, which the call accepts.
         let kind = unsafe { (api().key_type)(self.handle) };
         if kind == raw::REDISMODULE_KEYTYPE_EMPTY as c_int {
@@ -144,19 +150,24 @@ impl<'c> OpenLock<'c> {
         }
         // SAFETY: `handle` is open on a key that exists.
         let fields = unsafe { (api().value_length)(self.handle) };
-        let asker_alone = match part {
-            Part::Whole => None,
-            _ => self.read_fields_of(asker, fields),
+        let alone = match part {
+            Part::Whole => likely.and_then(|owner| {
+                let name = server_str::make(owner.as_bytes());
+                self.read_fields_of(owner, ServerStr::from(&name), fields)
+            }),
+            _ => asker
+                .zip(self.key.owner())
+                .and_then(|(asker, name)| self.read_fields_of(asker, name, fields)),
         };
-        if let Some((asker, held)) = asker_alone {
+        if let Some((owner, held)) = alone {
             let needs_no_lease_end = match part {
                 Part::Whole | Part::OfAsker => false,
                 Part::OfAskerWithoutLeaseEnd => true,
                 Part::OfAskerUnlessSingleHold => held.is_single_hold(),
             };
             return match needs_no_lease_end && held.has_token() {
-                true => held.by(asker, None),
-                false => held.by(asker, self.expires_at_ms()),
+                true => held.by(owner, None),
+                false => held.by(owner, self.expires_at_ms()),
             };
         }
         // So few are read as soon as one is looked for.
@@ -186,14 +197,14 @@ impl<'c> OpenLock<'c> {
         (at_ms >= 0).then_some(at_ms)
     }
 
-    /// Reads a lock that the asker holds alone. To ask for the fields by name is much
-    /// faster than to list them.
+    /// Reads a lock that this owner, of this name, holds alone. To ask for the fields by
+    /// name is much faster than to list them.
     fn read_fields_of<'o>(
         &self,
-        asker: Option<&'o Owner>,
+        owner: &'o Owner,
+        name: ServerStr<'_>,
         fields: usize,
     ) -> Option<(&'o Owner, HeldAlone)> {
-        let (asker, asker_field) = (asker?, self.key.owner()?);
         if fields > FIELDS_OF_ONE_HOLDER {
             return None;
         }
@@ -204,7 +215,7 @@ impl<'c> OpenLock<'c> {
             (api().hash_get)(
                 self.handle,
                 raw::REDISMODULE_HASH_NONE as c_int,
-                asker_field.inner(),
+                name.inner(),
                 &raw mut holds,
                 FENCE.with(StaticStr::get).inner(),
                 &raw mut token,
@@ -219,7 +230,7 @@ impl<'c> OpenLock<'c> {
             return None;
         }
         let token = token.as_ref().map(RedisString::as_slice);
-        Some((asker, HeldAlone::read(holds?.as_slice(), token)?))
+        Some((owner, HeldAlone::read(holds?.as_slice(), token)?))
     }
 
     fn has_token(&self) -> bool {
