@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::hash::BuildHasher;
 use std::ops::Deref;
 
-use hashbrown::{DefaultHashBuilder, HashTable};
+use hashbrown::DefaultHashBuilder;
 use smallvec::SmallVec;
 
 #[cfg(test)]
@@ -16,6 +16,7 @@ pub(crate) use crate::bounds::FEW;
 use crate::bounds::few;
 use crate::lock::Holder;
 use crate::request::{Limit, Owner};
+use crate::sharded::Shards;
 use crate::token::FencingToken;
 
 /// The holders of a lock. Those of many have no order.
@@ -29,7 +30,7 @@ pub(crate) struct Holders {
 #[derive(Clone, Debug, Default)]
 struct Index {
     /// The holders' places in the list, by their names.
-    by_owner: HashTable<usize>,
+    by_owner: Shards<usize>,
     hasher: DefaultHashBuilder,
     /// The ends of the leases that have one, each with the holder's place in the
     /// list.
@@ -233,7 +234,6 @@ impl Index {
         let tokens = list.iter().enumerate();
         let tokens = tokens.filter_map(|(at, holder)| Some((holder.token?, at)));
         let mut index = Self {
-            by_owner: HashTable::with_capacity(list.len()),
             // Those that are made of all of them take far less time.
             lease_ends: ends.collect(),
             tokens: tokens.collect(),
@@ -253,12 +253,8 @@ impl Index {
     }
 
     fn note_owner(&mut self, at: usize, list: &[Holder]) {
-        let hasher = &self.hasher;
-        let hash_of = |at: &usize| {
-            let owner = list.get(*at).map(|holder| &holder.owner);
-            owner.map_or(0, |owner| hasher.hash_one(owner))
-        };
-        self.by_owner.insert_unique(hash_of(&at), at, hash_of);
+        let hash_of = hashes_in(list, &self.hasher);
+        self.by_owner.insert(at, hash_of);
     }
 
     fn insert(&mut self, at: usize, list: &[Holder]) {
@@ -270,10 +266,9 @@ impl Index {
 
     fn remove(&mut self, at: usize, list: &[Holder]) {
         let Some(holder) = list.get(at) else { return };
-        let hash = self.hasher.hash_one(&holder.owner);
-        if let Ok(entry) = self.by_owner.find_entry(hash, |one| *one == at) {
-            entry.remove();
-        }
+        let hash_of = hashes_in(list, &self.hasher);
+        let hash = hash_of(&at);
+        self.by_owner.remove(hash, |one| *one == at, hash_of);
         self.forget_terms(holder, at);
     }
 
@@ -298,6 +293,14 @@ impl Index {
                 self.limits.remove(&holder.limit);
             }
         }
+    }
+}
+
+/// The hash of the owner at each place in the list.
+fn hashes_in(list: &[Holder], hasher: &DefaultHashBuilder) -> impl Fn(&usize) -> u64 {
+    |at| {
+        let owner = list.get(*at).map(|holder| &holder.owner);
+        owner.map_or(0, |owner| hasher.hash_one(owner))
     }
 }
 

@@ -1,10 +1,9 @@
 //! The keys of locks.
 
 use std::cmp::Ordering;
-use std::hash::Hash;
 use std::rc::Rc;
 
-use hashbrown::{Equivalent, HashMap};
+use hashbrown::Equivalent;
 
 /// A key, by the number of its database and its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -75,16 +74,5 @@ impl From<KeyRef<'_>> for KeyBuf {
             db: key.db,
             name: key.name.into(),
         }
-    }
-}
-
-/// A table of so few entries is never worth the time to make it anew.
-const ALWAYS_ROOM_FOR: usize = 16;
-
-/// When a crowd has gone, so shall the memory that it took.
-pub fn give_memory_back<K: Eq + Hash, V>(map: &mut HashMap<K, V>) {
-    let (len, capacity) = (map.len(), map.capacity());
-    if len < capacity / 8 && capacity > ALWAYS_ROOM_FOR {
-        map.shrink_to(ALWAYS_ROOM_FOR.max(2 * len));
     }
 }

@@ -40,6 +40,7 @@ pub mod queue;
 mod remembered;
 pub mod request;
 pub mod sessions;
+mod sharded;
 mod stepped;
 pub mod stored;
 pub mod table;

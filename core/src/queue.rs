@@ -41,17 +41,15 @@ use std::iter;
 use std::ops::{Bound, RangeBounds};
 use std::rc::Rc;
 
-use hashbrown::HashMap;
-use hashbrown::hash_map::EntryRef;
-
 use crate::bounds::few;
 use crate::error::LockError;
 #[cfg(test)]
 use crate::explore::form::Form;
-use crate::keys::{KeyBuf, KeyRef, give_memory_back};
+use crate::keys::{KeyBuf, KeyRef};
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
 use crate::request::{AcquireRequest, ClientId, Limit, Owner};
+use crate::sharded::Sharded;
 use waits::{Begun, Left, Waits};
 
 /// The channel on which the end of a place is published. Cheap to clone.
@@ -291,7 +289,7 @@ pub struct Counts {
 /// All queues of a server. A key has one exactly while somebody waits for it.
 #[derive(Clone, Debug, Default)]
 pub struct WaitQueues {
-    by_key: HashMap<KeyBuf, Box<Queue>>,
+    by_key: Sharded<KeyBuf, Box<Queue>>,
     /// Everybody who waits, and so in the order in which they began.
     by_id: BTreeMap<WaiterId, KeyBuf>,
     rechecks: BTreeSet<(i64, KeyBuf)>,
@@ -353,15 +351,13 @@ impl WaitQueues {
         since_us: i64,
         max_waiters: usize,
     ) -> Result<WaiterId, LockError> {
-        let entry = self.by_key.entry_ref(&key);
-        if let EntryRef::Occupied(known) = &entry
-            && known.get().len() >= max_waiters
-        {
-            return Err(LockError::QueueFull { max_waiters });
-        }
-        let key = match &entry {
-            EntryRef::Occupied(known) => known.key().clone(),
-            EntryRef::Vacant(_) => key.into(),
+        let known = self.by_key.get_key_value_mut(&key);
+        let (key, known) = match known {
+            Some((_, queue)) if queue.len() >= max_waiters => {
+                return Err(LockError::QueueFull { max_waiters });
+            }
+            Some((key, queue)) => (key.clone(), Some(queue)),
+            None => (key.into(), None),
         };
         let id = WaiterId(self.next_id);
         self.next_id += 1;
@@ -381,15 +377,14 @@ impl WaitQueues {
             }
         }
         let begun = self.waits.insert(&waiter);
-        let queue = match entry {
-            EntryRef::Occupied(known) => {
-                let queue = known.into_mut();
+        let queue = match known {
+            Some(queue) => {
                 queue.push(waiter);
                 queue
             }
-            EntryRef::Vacant(place) => {
+            None => {
                 let queue = Box::new(Queue::of(waiter));
-                place.insert_entry_with_key(key.clone(), queue).into_mut()
+                self.by_key.insert_new(key.clone(), queue)
             }
         };
         if let Begun::Second(..) | Begun::OneMore = begun {
@@ -415,10 +410,7 @@ impl WaitQueues {
     pub fn remove(&mut self, key: KeyRef<'_>, id: WaiterId) -> Option<Waiter> {
         #[cfg(feature = "planted-faults")]
         self.forget_second(key, id);
-        let EntryRef::Occupied(mut entry) = self.by_key.entry_ref(&key) else {
-            return None;
-        };
-        let queue = entry.get_mut();
+        let queue = self.by_key.get_mut(&key)?;
         let (waiter, left) = match queue.remove(id) {
             Some(waiter) => {
                 let left = self.waits.remove(&waiter);
@@ -430,14 +422,13 @@ impl WaitQueues {
                 (waiter, left)
             }
             None if queue.first.id == id => {
-                let (key, queue) = entry.remove_entry();
+                let (key, queue) = self.by_key.remove_entry(&key)?;
                 if let Some(at_ms) = queue.recheck_at_ms {
                     let planned = (at_ms, key);
                     if !self.rechecks.remove(&planned) {
                         self.overdue.remove(&planned);
                     }
                 }
-                give_memory_back(&mut self.by_key);
                 let left = self.waits.remove(&queue.first);
                 (queue.first, left)
             }
@@ -754,7 +745,7 @@ impl WaitQueues {
         #[cfg(feature = "planted-faults")]
         let at_ms = crate::planted::recheck_late(at_ms);
         if self.rechecks.len() + self.overdue.len() < self.by_key.len() {
-            for (key, queue) in &mut self.by_key {
+            for (key, queue) in self.by_key.iter_mut() {
                 if queue.recheck_at_ms.is_none() {
                     queue.recheck_at_ms = Some(at_ms);
                     self.rechecks.insert((at_ms, key.clone()));
@@ -905,9 +896,9 @@ impl WaitQueues {
     fn agree_on_sessions(&self) -> bool {
         let all = || self.session_places.iter().chain(&self.ended_places);
         let waiter = |id: &WaiterId| self.waiter(self.by_id.get(id)?.as_ref(), *id);
-        let queues = self.by_key.values();
+        let queues = self.by_key.iter();
         let places = queues
-            .flat_map(|queue| queue.waiters())
+            .flat_map(|(_, queue)| queue.waiters())
             .filter(|one| one.is_place());
         let with_session = places.filter(|place| place.request.session.is_some());
         all().map(|(_, ids)| ids.len()).sum::<usize>() == with_session.count()

@@ -19,21 +19,21 @@
 
 use std::collections::BTreeSet;
 
-use hashbrown::hash_map::EntryRef;
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashSet;
 
 use crate::bounds::{crowd, few};
 #[cfg(test)]
 use crate::explore::form::Form;
 use crate::holders::Holders;
-use crate::keys::{KeyBuf, KeyRef, give_memory_back};
+use crate::keys::{KeyBuf, KeyRef};
 use crate::lock::Lock;
 use crate::request::Owner;
+use crate::sharded::Sharded;
 
 /// All locks that are remembered.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Remembered {
-    by_key: HashMap<KeyBuf, Box<Seen>>,
+    by_key: Sharded<KeyBuf, Box<Seen>>,
     /// The keys of these locks that each owner holds, but for crowds.
     held_by: HeldBy,
     /// There may be locks of many holders.
@@ -124,7 +124,7 @@ impl Remembered {
             is_touched: false,
             is_crowd,
         };
-        self.by_key.insert(key, Box::new(seen));
+        self.by_key.insert_new(key, Box::new(seen));
     }
 
     /// Takes a crowd that is here away, if it need not be read again.
@@ -135,7 +135,6 @@ impl Remembered {
         }
         self.crowds.remove(&key);
         let (_, seen) = self.by_key.remove_entry(&key)?;
-        give_memory_back(&mut self.by_key);
         Some(seen.lock)
     }
 
@@ -145,7 +144,6 @@ impl Remembered {
         let Some((key, seen)) = self.by_key.remove_entry(&key) else {
             return;
         };
-        give_memory_back(&mut self.by_key);
         self.any_large &= !self.by_key.is_empty();
         if seen.is_crowd {
             self.crowds.remove(&key);
@@ -205,7 +203,7 @@ impl Remembered {
         is_kept: impl Fn(KeyRef<'_>) -> bool,
     ) {
         let mut forgotten = Vec::new();
-        for (key, seen) in &mut self.by_key {
+        for (key, seen) in self.by_key.iter_mut() {
             if is_meant(key.as_ref()) {
                 // A lock of few holders is here only because it is kept.
                 match seen.lock.holders().len() <= few() || is_kept(key.as_ref()) {
@@ -292,7 +290,7 @@ fn owners_of(lock: &Lock) -> impl Iterator<Item = &Owner> {
 /// The locks that each owner holds. To find an owner takes constant time, to change what
 /// it holds logarithmic time in the number of its locks.
 #[derive(Clone, Debug, Default)]
-struct HeldBy(HashMap<Owner, Keys>);
+struct HeldBy(Sharded<Owner, Keys>);
 
 /// Mostly one.
 #[derive(Clone, Debug)]
@@ -303,7 +301,7 @@ enum Keys {
 
 impl HeldBy {
     fn contains(&self, owner: &Owner) -> bool {
-        !self.0.is_empty() && self.0.contains_key(owner)
+        self.0.contains_key(owner)
     }
 
     #[cfg(test)]
@@ -329,36 +327,28 @@ impl HeldBy {
     }
 
     fn insert(&mut self, key: &KeyBuf, owner: &Owner) {
-        match self.0.entry_ref(owner) {
-            EntryRef::Vacant(place) => {
-                place.insert_with_key(owner.clone(), Keys::One(key.clone()));
-            }
-            EntryRef::Occupied(mut known) => match known.get_mut() {
-                Keys::One(only) if only == key => {}
-                Keys::One(only) => {
-                    let both = [only.clone(), key.clone()];
-                    known.insert(Keys::Many(both.into()));
-                }
-                Keys::Many(many) => drop(many.insert(key.clone())),
-            },
+        let Some(keys) = self.0.get_mut(owner) else {
+            self.0.insert_new(owner.clone(), Keys::One(key.clone()));
+            return;
+        };
+        match keys {
+            Keys::One(only) if only == key => {}
+            Keys::One(only) => *keys = Keys::Many([only.clone(), key.clone()].into()),
+            Keys::Many(many) => drop(many.insert(key.clone())),
         }
     }
 
     fn remove(&mut self, key: &KeyBuf, owner: &Owner) {
-        let EntryRef::Occupied(mut known) = self.0.entry_ref(owner) else {
+        let Some(keys) = self.0.get_mut(owner) else {
             return;
         };
-        match known.get_mut() {
-            Keys::One(only) if only == key => {
-                known.remove();
-                give_memory_back(&mut self.0);
-            }
+        match keys {
+            Keys::One(only) if only == key => drop(self.0.remove(owner)),
             Keys::One(_) => {}
             Keys::Many(many) => {
                 many.remove(key);
                 if let (1, Some(last)) = (many.len(), many.first()) {
-                    let last = last.clone();
-                    known.insert(Keys::One(last));
+                    *keys = Keys::One(last.clone());
                 }
             }
         }

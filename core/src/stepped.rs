@@ -12,12 +12,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use hashbrown::HashMap;
-
 #[cfg(test)]
 use crate::explore::form::Form;
-use crate::keys::{KeyBuf, KeyRef, give_memory_back};
+use crate::keys::{KeyBuf, KeyRef};
 use crate::lock::Lock;
+use crate::sharded::Sharded;
 
 /// What is left to be done.
 #[derive(Clone, Debug, Default)]
@@ -28,7 +27,7 @@ pub(crate) struct Stepped {
     expired: BTreeSet<KeyBuf>,
     /// Locks with bound holds that nobody waits for, as the last step has left them.
     /// Nobody has touched them since, but for what has expired.
-    bound: HashMap<KeyBuf, Lock>,
+    bound: Sharded<KeyBuf, Lock>,
 }
 
 /// What was here of a lock.
@@ -67,7 +66,10 @@ impl Stepped {
 
     /// A step leaves the lock so, and holds of it are bound.
     pub(crate) fn note_bound(&mut self, key: KeyBuf, lock: Lock) {
-        self.bound.insert(key, lock);
+        match self.bound.get_mut(&key) {
+            Some(known) => *known = lock,
+            None => drop(self.bound.insert_new(key, lock)),
+        }
     }
 
     /// The locks with bound holds that are known.
@@ -77,12 +79,7 @@ impl Stepped {
 
     /// Takes what is known of a lock with bound holds.
     pub(crate) fn take_bound(&mut self, key: KeyRef<'_>) -> Option<Lock> {
-        if self.bound.is_empty() {
-            return None;
-        }
-        let bound = self.bound.remove(&key);
-        give_memory_back(&mut self.bound);
-        bound
+        self.bound.remove(&key)
     }
 
     /// The server has expired this key. What was there is known.

@@ -37,11 +37,11 @@
 //! and the error, because the first is in its buffer already.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::rc::Rc;
 
-use hashbrown::HashMap;
 use redis_module::{Context, raw};
 
 use crate::server::acl::User;
@@ -51,7 +51,6 @@ use crate::server::hooks::hooks;
 use crate::server::keyspace::LockKey;
 use crate::server::panics;
 use crate::server::reply::{Reply, refusal};
-use redis_lock_core::keys::give_memory_back;
 use redis_lock_core::queue::WaiterId;
 use redis_lock_core::request::ClientId;
 use redis_lock_core::table::{Answer, Leave};
@@ -74,7 +73,7 @@ struct Ticket {
 
 thread_local! {
     /// The clients that wait for an answer.
-    static WAITING: RefCell<HashMap<WaiterId, Rc<Ticket>>> = RefCell::default();
+    static WAITING: RefCell<BTreeMap<WaiterId, Rc<Ticket>>> = const { RefCell::new(BTreeMap::new()) };
 
     /// The clients that were answered and are still to be woken.
     static ANSWERED: RefCell<Vec<Rc<Ticket>>> = const { RefCell::new(Vec::new()) };
@@ -155,11 +154,7 @@ pub(crate) fn client_of(waiter: WaiterId) -> Option<ClientId> {
 }
 
 fn waits_no_more(waiter: WaiterId) -> Option<Rc<Ticket>> {
-    WAITING.with_borrow_mut(|waiting| {
-        let ticket = waiting.remove(&waiter);
-        give_memory_back(waiting);
-        ticket
-    })
+    WAITING.with_borrow_mut(|waiting| waiting.remove(&waiter))
 }
 
 /// Wakes the clients that were answered. The timeout callbacks may run before

@@ -397,56 +397,6 @@ fn who_was_found_to_wait_for_long_is_passed_over() {
 }
 
 #[test]
-fn the_memory_of_a_crowd_goes_with_it_but_not_too_soon() {
-    let mut queues = WaitQueues::default();
-    // A table for 57 keys has 128 places, of which it fills 112.
-    let names: Vec<String> = (0..57).map(|n| n.to_string()).collect();
-    for name in &names {
-        wait(&mut queues, key(0, name.as_bytes()), "a");
-    }
-    let mut capacities = vec![queues.by_key.capacity()];
-    for name in names.iter().rev() {
-        queues.take_first(key(0, name.as_bytes())).unwrap();
-        capacities.push(queues.by_key.capacity());
-    }
-    // By the number of keys that are left.
-    capacities.reverse();
-    // A key that goes may leave its place unusable until the next cleaning up, so that what
-    // counts as room is up to 49 places less. Half the table would have room for 56.
-    assert!(
-        capacities[14..].iter().all(|&room| room > 56),
-        "{capacities:?}"
-    );
-    let enough = 16..=32;
-    let few = &capacities[..7];
-    assert!(
-        few.iter().all(|room| enough.contains(room)),
-        "{capacities:?}"
-    );
-}
-
-#[test]
-fn a_table_that_shrank_has_room_for_twice_its_keys() {
-    let mut queues = WaitQueues::default();
-    // These fill a table to the last place that may be used.
-    let names: Vec<String> = (0..1792).map(|n| n.to_string()).collect();
-    for name in &names {
-        wait(&mut queues, key(0, name.as_bytes()), "a");
-    }
-    let mut shrunk = 0;
-    for name in names {
-        let before = queues.by_key.capacity();
-        queues.take_first(key(0, name.as_bytes())).unwrap();
-        let (keys, room) = (queues.by_key.len(), queues.by_key.capacity());
-        if room < before / 2 {
-            shrunk += 1;
-            assert!(room >= 2 * keys, "{keys} keys, room for {room}");
-        }
-    }
-    assert!(shrunk > 1);
-}
-
-#[test]
 fn a_look_is_never_moved_to_a_later_time() {
     let mut queues = WaitQueues::default();
     wait(&mut queues, KEY, "a");

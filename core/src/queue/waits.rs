@@ -6,16 +6,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
-use hashbrown::HashMap;
-use hashbrown::hash_map::EntryRef;
-
 use super::{Waiter, WaiterId};
-use crate::keys::{KeyBuf, KeyRef, give_memory_back};
+use crate::keys::{KeyBuf, KeyRef};
 use crate::request::Owner;
+use crate::sharded::Sharded;
 
 /// What each owner waits for. Who waits for nothing takes no room.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Waits(HashMap<Owner, Locks>);
+pub(super) struct Waits(Sharded<Owner, Locks>);
 
 /// The locks for which one owner waits, mostly a single one.
 #[derive(Clone, Debug)]
@@ -104,7 +102,7 @@ impl Requests {
 impl Waits {
     /// Whether this owner waits for anything.
     pub(super) fn contains(&self, owner: &Owner) -> bool {
-        !self.0.is_empty() && self.0.contains_key(owner)
+        self.0.contains_key(owner)
     }
 
     /// The locks for which this owner waits.
@@ -161,9 +159,6 @@ impl Waits {
         key: KeyRef<'_>,
         named: impl FnOnce() -> Option<&'k KeyBuf>,
     ) -> Option<&Requests> {
-        if self.0.is_empty() {
-            return None;
-        }
         match self.0.get(owner)? {
             Locks::One(only, requests) => (only.as_ref() == key).then_some(requests),
             Locks::Many(many) => many.get(named()?),
@@ -174,13 +169,11 @@ impl Waits {
     pub(super) fn insert(&mut self, waiter: &Waiter) -> Begun {
         let (kind, id) = (Kind::of(waiter), waiter.id);
         let requests = Requests::One(kind, id);
-        let locks = match self.0.entry_ref(&waiter.request.owner) {
-            EntryRef::Occupied(known) => known.into_mut(),
-            EntryRef::Vacant(place) => {
-                let owner = waiter.request.owner.clone();
-                place.insert_with_key(owner, Locks::One(waiter.key.clone(), requests));
-                return Begun::Alike;
-            }
+        let owner = &waiter.request.owner;
+        let Some(locks) = self.0.get_mut(owner) else {
+            let only = Locks::One(waiter.key.clone(), requests);
+            self.0.insert_new(owner.clone(), only);
+            return Begun::Alike;
         };
         match locks {
             Locks::One(only, requests) if *only == waiter.key => {
@@ -210,10 +203,10 @@ impl Waits {
     /// A wait has ended.
     pub(super) fn remove(&mut self, waiter: &Waiter) -> Left {
         let (kind, id, key) = (Kind::of(waiter), waiter.id, &waiter.key);
-        let EntryRef::Occupied(mut known) = self.0.entry_ref(&waiter.request.owner) else {
+        let owner = &waiter.request.owner;
+        let Some(locks) = self.0.get_mut(owner) else {
             return Left::Other;
         };
-        let locks = known.get_mut();
         let requests = match locks {
             Locks::One(_, requests) => Some(requests),
             Locks::Many(many) => many.get_mut(key),
@@ -224,8 +217,7 @@ impl Waits {
             return requests.first().map_or(Left::Other, Left::Here);
         }
         let Locks::Many(many) = locks else {
-            known.remove();
-            give_memory_back(&mut self.0);
+            self.0.remove(owner);
             return Left::Other;
         };
         many.remove(key);
@@ -251,7 +243,7 @@ impl Waits {
             (owner, waiter.key.clone(), Kind::of(waiter), waiter.id)
         }));
         let mut known = BTreeSet::new();
-        for (owner, locks) in &self.0 {
+        for (owner, locks) in self.0.iter() {
             let (one, many) = match locks {
                 Locks::One(key, requests) => (Some((key, requests)), None),
                 Locks::Many(many) => (None, Some(many)),

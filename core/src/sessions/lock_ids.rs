@@ -3,11 +3,9 @@
 use std::collections::BTreeMap;
 #[cfg(test)]
 use std::collections::BTreeSet;
-use std::hash::BuildHasher;
 
-use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
-
-use crate::keys::{KeyBuf, KeyRef, give_memory_back};
+use crate::keys::{KeyBuf, KeyRef};
+use crate::sharded::Sharded;
 
 /// A lock that something is bound to. It is called so as long as that is so, under
 /// whatever key. No two locks ever are.
@@ -21,14 +19,14 @@ impl LockId {
     }
 }
 
-/// The ids of locks, and the keys at which these are. To find either takes constant time,
-/// and so does it to change the key of one, or the place of all in a database.
+/// The ids of locks, and the keys at which these are. To find the id of a key takes constant
+/// time, and so does it to change the place of all in a database; all else about one of
+/// them takes logarithmic time.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LockIds {
     /// The keys, with their databases as these were at first.
-    keys: HashMap<LockId, KeyBuf>,
-    by_key: HashTable<LockId>,
-    hasher: DefaultHashBuilder,
+    keys: BTreeMap<LockId, KeyBuf>,
+    by_key: Sharded<KeyBuf, LockId>,
     databases: Databases,
     next_id: u64,
 }
@@ -39,10 +37,7 @@ impl LockIds {
         if self.keys.is_empty() {
             return None;
         }
-        let key = self.databases.at_first(key);
-        let hash = self.hasher.hash_one(key);
-        let is_it = |id: &LockId| self.keys.get(id).is_some_and(|one| one.as_ref() == key);
-        self.by_key.find(hash, is_it).copied()
+        self.by_key.get(&self.databases.at_first(key)).copied()
     }
 
     /// The key of a lock, unless it has been left behind.
@@ -86,15 +81,10 @@ impl LockIds {
         let Some(key) = self.keys.remove(&id) else {
             return;
         };
-        let hash = self.hasher.hash_one(key.as_ref());
-        if let Ok(entry) = self.by_key.find_entry(hash, |one| *one == id) {
-            entry.remove();
-        }
+        self.by_key.remove(&key);
         if self.keys.is_empty() {
-            self.by_key = HashTable::new();
             self.databases = Databases::default();
         }
-        give_memory_back(&mut self.keys);
     }
 
     /// The lock is at another key now, and there is no other.
@@ -112,15 +102,9 @@ impl LockIds {
     }
 
     fn put(&mut self, id: LockId, key: KeyRef<'_>) {
-        let key = self.databases.at_first(key);
-        let hash = self.hasher.hash_one(key);
-        self.keys.insert(id, key.into());
-        let (hasher, keys) = (&self.hasher, &self.keys);
-        let hash_of = |id: &LockId| {
-            let key = keys.get(id);
-            key.map_or(0, |key| hasher.hash_one(key.as_ref()))
-        };
-        self.by_key.insert_unique(hash, id, hash_of);
+        let key = KeyBuf::from(self.databases.at_first(key));
+        self.by_key.insert_new(key.clone(), id);
+        self.keys.insert(id, key);
     }
 }
 
