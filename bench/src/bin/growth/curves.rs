@@ -396,7 +396,9 @@ fn happen(options: &Options, event: &Event) -> Result<()> {
     let server = start(options)?;
     listen(&server, event.claims)?;
     let (mut connection, mut observer) = (server.connect()?, server.connect()?);
+    watch_slow(&mut observer)?;
     run_all(&mut connection, &all(options.crowd, event.make))?;
+    let slowest_before = slowest(&mut observer)?;
     watch_slow(&mut observer)?;
     let pinger = Pinger::start(&server)?;
     let mut open = Some(connection);
@@ -423,7 +425,7 @@ fn happen(options: &Options, event: &Event) -> Result<()> {
     row(
         &format!("{}: {}", event.label, options.crowd),
         &format!(
-            "{} after {all_ms} ms, {worst}, {}",
+            "{} after {all_ms} ms, {worst}, {}; before: {slowest_before}",
             if ends { "over" } else { "not over" },
             slowest(&mut observer)?
         ),
@@ -432,7 +434,7 @@ fn happen(options: &Options, event: &Event) -> Result<()> {
     Ok(())
 }
 
-/// What the server's own hashes cost to delete.
+/// What the server's own hashes cost to delete and to expire.
 fn floors(options: &Options) -> Result<()> {
     let server = start(options)?;
     let mut connection = server.connect()?;
@@ -460,6 +462,29 @@ fn floors(options: &Options) -> Result<()> {
             &format!("{usec:.0} usec"),
         );
     }
+    let short = |n| {
+        let expire = format!("PEXPIRE l{n} {SHORT_MS}");
+        vec![format!("HSET l{n} h 1 @fence 1790000000000000"), expire]
+    };
+    run_all(&mut connection, &all(options.crowd, short))?;
+    let pinger = Pinger::start(&server)?;
+    let no_key_is_left = || {
+        sleep(Duration::from_millis(20));
+        let keys = connection.call_ok(&["DBSIZE"]);
+        keys.is_ok_and(|keys| keys == redis::Value::Int(0))
+    };
+    let ends = comes_true(Duration::from_secs(60), no_key_is_left);
+    row(
+        &format!(
+            "floor, the time of hashes without locks is over: {}",
+            options.crowd
+        ),
+        &format!(
+            "{}, {}",
+            if ends { "over" } else { "not over" },
+            pinger.worst_ms()?
+        ),
+    );
     Ok(())
 }
 
