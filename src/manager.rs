@@ -484,6 +484,7 @@ fn step_by<R>(ctx: &Context, may_grant: bool, ask: impl FnOnce(&mut LockTable) -
         let settings = &mut table.settings;
         settings.may_grant = may_grant;
         settings.acks = acks;
+        settings.max_lease = config::max_lease();
         settings.deadlock_detection = config::deadlock_detection();
         settings.max_waiters = config::max_waiters();
         settings.max_places = config::max_places();

@@ -200,6 +200,18 @@ fn a_module_that_is_loaded_again_has_its_defaults() {
 }
 
 #[test]
+fn who_waits_gets_no_longer_lease_than_is_the_longest_by_then() {
+    let server = TestServer::start();
+    let (mut client, mut waiter) = (server.client(), server.client());
+    client.int("LOCK.ACQUIRE k a");
+    waiter.send_and_block(&mut client, "LOCK.ACQUIRE k b LEASE 60000 BLOCK 0");
+    assert_eq!(client.call("CONFIG SET lock.max-lease 5000"), status("OK"));
+    assert_eq!(client.int("LOCK.RELEASE k a"), 1);
+    assert!(matches!(waiter.reply(), Value::Int(_)));
+    assert!(client.int("PTTL k") <= 5000);
+}
+
+#[test]
 fn no_lease_is_longer_than_the_longest() {
     let server = TestServer::start();
     let mut client = server.client();

@@ -65,7 +65,7 @@ use crate::lock::{Effects, Holder, Lock, Now, Released};
 use crate::metrics::Metrics;
 use crate::queue::{Addressee, Channel, Wait, WaitQueues, WaiterId};
 use crate::remembered::Remembered;
-use crate::request::{AcquireRequest, ClientId, Owner, ReleaseRequest, RenewRequest};
+use crate::request::{AcquireRequest, ClientId, Lease, Owner, ReleaseRequest, RenewRequest};
 use crate::sessions::Sessions;
 use crate::stepped::Stepped;
 use crate::time_outs::TimeOuts;
@@ -90,6 +90,8 @@ pub struct Settings {
     pub may_grant: bool,
     /// Which replicas have to acknowledge what is told, if any.
     pub acks: Option<Acknowledgement>,
+    /// The longest lease of a grant or of a session's renewal.
+    pub max_lease: Lease,
     /// How many may wait for one lock.
     pub max_waiters: usize,
     /// How many places there may be in all queues.
@@ -109,6 +111,7 @@ impl Default for Settings {
             reads_other_keys: true,
             may_grant: true,
             acks: None,
+            max_lease: Lease::LONGEST,
             max_waiters: usize::MAX,
             max_places: usize::MAX,
             claim_timeout_ms: 2000,

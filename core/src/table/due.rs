@@ -296,12 +296,18 @@ impl LockTable {
             return transition.hand_on(Ok(()));
         }
         let effects = &mut transition.step.effects;
-        let (token, lease) = (binding.token, binding.lease);
+        let token = binding.token;
+        // It may have been set since the last renewal.
+        let max_lease = transition.table.settings.max_lease;
+        let lease = binding.lease.min(max_lease);
         let kept = transition.lock.keep(owner, token, lease, now, effects);
         let bound = transition.binding_to_count(owner);
         let sessions = &mut transition.table.sessions;
         if kept {
-            sessions.kept(&HoldId::new(key, owner), now.ms());
+            match lease < binding.lease {
+                true => sessions.set_lease(key, owner, token, lease, now.ms()),
+                false => sessions.kept(&HoldId::new(key, owner), now.ms()),
+            }
             transition.is_bound = true;
             transition.count_when_acknowledged(owner, bound);
         } else {

@@ -377,7 +377,10 @@ impl Transition<'_> {
         }
     }
 
-    fn serve(&mut self, waiter: Waiter, is_told: bool) {
+    fn serve(&mut self, mut waiter: Waiter, is_told: bool) {
+        // It may have been set while this one waited.
+        let max_lease = self.table.settings.max_lease;
+        waiter.request.lease = waiter.request.lease.min(max_lease);
         #[cfg(feature = "planted-faults")]
         let waiter = waiter.with_lease_from_enqueue(self.now);
         let request = match waiter.is_place() {

@@ -245,6 +245,20 @@ fn the_lease_of_a_session_is_kept_up() {
 }
 
 #[test]
+fn a_session_is_kept_up_by_the_longest_lease_at_most() {
+    let mut server = Server::new();
+    server.take(K, ask("a").session().lease(3000));
+    server.table.settings.max_lease = Lease::from_ms(300).unwrap();
+    server.pass(3000);
+    // As long as the first lease lasted, nothing had to be written.
+    server.pass(10_000);
+    assert_eq!(server.holders(K), ["a"]);
+    let end_ms = server.lock(K).next_lease_end_ms().unwrap();
+    assert!((server.ms()..=server.ms() + 300).contains(&end_ms));
+    assert!(server.table.take_clients_to_close(64).is_empty());
+}
+
+#[test]
 fn a_session_whose_hold_is_gone_has_its_connection_closed() {
     let mut server = Server::new();
     server.take(K, ask("a").session().lease(300));

@@ -44,6 +44,17 @@ fn a_lock_goes_to_several_readers_at_once() {
 }
 
 #[test]
+fn who_waited_gets_the_longest_lease_at_most() {
+    let mut server = Server::new();
+    server.take(K, ask("a"));
+    server.wait(K, ask("b").lease(5000));
+    server.table.settings.max_lease = Lease::from_ms(1000).unwrap();
+    server.release(K, "a");
+    let end_ms = server.lock(K).next_lease_end_ms();
+    assert_eq!(end_ms, Some(server.ms() + 1000));
+}
+
+#[test]
 fn a_reader_behind_a_writer_that_left_is_let_in() {
     let mut server = Server::new();
     server.take(K, ask("a").shared());
