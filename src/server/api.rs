@@ -127,6 +127,8 @@ api! {
         ) -> c_int;
         create_timer = RedisModule_CreateTimer:
             fn(*mut RedisModuleCtx, mstime_t, RedisModuleTimerProc, *mut c_void) -> RedisModuleTimerID;
+        deauthenticate_and_close_client = RedisModule_DeauthenticateAndCloseClient:
+            fn(*mut RedisModuleCtx, u64) -> c_int;
         event_loop_add = RedisModule_EventLoopAdd:
             fn(c_int, c_int, RedisModuleEventLoopFunc, *mut c_void) -> c_int;
         event_loop_add_one_shot = RedisModule_EventLoopAddOneShot:

@@ -78,11 +78,12 @@ pub(crate) fn address(client: ClientId) -> Option<String> {
     }
 }
 
-/// Closes a client's connection. The hooks hear of its end as of any other's.
+/// Has the server close a client's connection at the end of this turn of the event loop,
+/// and run no more of its commands. The hooks hear of its end as of any other's. `CLIENT
+/// KILL` would look at every connection of the server.
 pub(crate) fn close(ctx: &Context, client: ClientId) {
-    let id = client.0.to_string();
-    let options = CallOptionsBuilder::new().build();
-    let _: CallResult<'_> = ctx.call_ext("CLIENT", &options, &["KILL", "ID", &id]);
+    // SAFETY: the context is alive, and the server looks the client up by its number.
+    unsafe { (api().deauthenticate_and_close_client)(ctx.ctx, client.0) };
 }
 
 /// Returns whether a connected client is about to be disconnected: the server has
