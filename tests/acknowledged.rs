@@ -422,6 +422,29 @@ fn a_session_whose_leases_are_not_acknowledged_is_closed() {
 }
 
 #[test]
+fn a_lease_that_nobody_acknowledges_costs_the_turns_after_it_nothing() {
+    let mut scene = Scene::new();
+    let mut owner = scene.server.client();
+    token(&owner.call("LOCK.ACQUIRE k a LEASE 3000 SESSION"));
+    scene.replica.stop();
+    scene.observer.call("CLIENT KILL TYPE replica");
+    assert!(owner.try_reply().is_none(), "its connection is closed");
+    let calls_of_info = |observer: &mut Client| {
+        let stats = observer.bulk("INFO commandstats");
+        let line = stats.lines().find(|line| line.starts_with("cmdstat_info:"));
+        let calls = line.and_then(|line| line.split(['=', ',']).nth(1));
+        calls.map_or(0, |calls| calls.parse::<i64>().unwrap())
+    };
+    let before = calls_of_info(&mut scene.observer);
+    for _ in 0..50 {
+        scene.observer.call("PING");
+    }
+    let asked = calls_of_info(&mut scene.observer) - before;
+    assert!(asked < 25, "INFO was called {asked} times");
+    scene.replica.go_on();
+}
+
+#[test]
 fn a_hold_that_is_over_by_then_is_not_told() {
     for end in ["DEL k", "LOCK.BREAK k", "RENAME k l", "SET k v", "FLUSHALL"] {
         let mut scene = Scene::new();

@@ -93,6 +93,10 @@ pub(crate) fn replicas_changed(ctx: &Context) {
 
 /// Tells what is acknowledged, and asks the replicas for the rest.
 pub(crate) fn turn_ends(ctx: &Context) {
+    // So few acknowledge nothing, and to look costs each turn a call.
+    if stream::replicas_online(ctx) < config::min_replicas() {
+        return;
+    }
     let Some(stream) = stream::look(ctx) else {
         return;
     };
