@@ -3,7 +3,8 @@
 use std::ffi::c_int;
 use std::sync::OnceLock;
 
-use redis_module::{CallOptionsBuilder, CallResult, Context, ContextFlags, RedisValue, raw};
+use crc::{CRC_16_XMODEM, Crc};
+use redis_module::{CallOptionsBuilder, CallResult, Context, ContextFlags, raw};
 
 use crate::server::api::api;
 use crate::server::server_str::{self, ServerStr};
@@ -141,16 +142,25 @@ pub(crate) fn in_cluster(ctx: &Context) -> bool {
 
 /// Returns whether the slot of this key, in a cluster, is that of this channel.
 pub(crate) fn is_in_slot_of(key: LockKey<'_>, channel: &[u8]) -> bool {
-    let ctx = key.ctx();
-    let slot = slot_of(ctx, key.name().bytes());
-    slot.is_some() && slot == slot_of(ctx, channel)
+    slot_of(key.name().bytes()) == slot_of(channel)
 }
 
-fn slot_of(ctx: &Context, name: &[u8]) -> Option<i64> {
-    match ctx.call("CLUSTER", &[&b"KEYSLOT"[..], name]) {
-        Ok(RedisValue::Integer(slot)) => Some(slot),
-        _ => None,
-    }
+/// The slot of a name: of what is between its first braces, if it has some.
+fn slot_of(name: &[u8]) -> u16 {
+    const CHECKSUM: Crc<u16> = Crc::<u16>::new(&CRC_16_XMODEM);
+    const SLOTS: u16 = 16384;
+    let tag = || {
+        let (_, rest) = split_at_byte(name, b'{')?;
+        let (tag, _) = split_at_byte(rest, b'}')?;
+        (!tag.is_empty()).then_some(tag)
+    };
+    CHECKSUM.checksum(tag().unwrap_or(name)) % SLOTS
+}
+
+/// What stands before and behind the first such byte.
+fn split_at_byte(name: &[u8], byte: u8) -> Option<(&[u8], &[u8])> {
+    let at = name.iter().position(|one| *one == byte)?;
+    Some((name.get(..at)?, name.get(at + 1..)?))
 }
 
 /// Returns whether a command without keys can read a key of any slot. While a
@@ -181,4 +191,26 @@ pub(crate) fn is_replica(ctx: &Context) -> bool {
     // SAFETY: the context is alive.
     let flags = unsafe { (api().get_context_flags)(ctx.ctx) };
     flags & raw::REDISMODULE_CTX_FLAGS_MASTER as c_int == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::slot_of;
+
+    #[test]
+    fn the_slot_of_a_name_is_that_of_its_tag() {
+        for (name, slot) in [
+            (&b"123456789"[..], 12739),
+            (b"foo", 12182),
+            (b"x{foo}y", 12182),
+            (b"x{foo}{bar}", 12182),
+            (b"{}foo", 9500),
+            (b"foo{bar", 15278),
+            (b"}x{a}", 15495),
+            (b"{{b}}", 6215),
+            (b"", 0),
+        ] {
+            assert_eq!(slot_of(name), slot, "{}", name.escape_ascii());
+        }
+    }
 }

@@ -51,11 +51,11 @@ pub(super) fn valkey_version(ctx: &Context) -> Option<(u32, u32)> {
     Some((numbers.next()??, numbers.next()??))
 }
 
-/// The server's own commands that the module needs: those that replicas and the
-/// AOF get, of which `PING` changes nothing, `CLIENT`, which shows the connections that are about to end and closes
-/// those whose sessions are over, `CONFIG`, which shows what the server demands of its
-/// replicas, `INFO`, which shows them, and `REPLCONF`, which asks them.
-const COMMANDS: [&str; 10] = [
+/// The server's own commands that the module needs: those that replicas and the AOF get,
+/// of which `PING` changes nothing, `CLIENT`, which shows the connections that are about
+/// to end, `CONFIG`, which shows what the server demands of its replicas, `INFO`, which
+/// shows them, `REPLCONF`, which asks them, and `PUBSUB`, which shows who listens.
+const COMMANDS: [&str; 11] = [
     "RESTORE",
     "HSET",
     "HDEL",
@@ -65,6 +65,7 @@ const COMMANDS: [&str; 10] = [
     "CONFIG",
     "INFO",
     "PING",
+    "PUBSUB",
     "REPLCONF",
 ];
 
