@@ -137,6 +137,10 @@ fn on_info(ctx: &InfoContext, for_crash_report: bool) -> RedisResult<()> {
     let steps = clock_steps::seen();
     fields.extend([
         ("grace_ms".to_owned(), unsigned(gate::grace_left_ms())),
+        (
+            "replicas_missing".to_owned(),
+            unsigned(acks::replicas_missing()),
+        ),
         ("clock_steps".to_owned(), steps.count()),
     ]);
     // A section without a name of its own has that of the module.

@@ -300,6 +300,7 @@ pub(crate) fn key_expired(ctx: &Context, key: KeyRef<'_>) {
 /// The server's cron runs, so many times a second.
 pub(crate) fn on_cron(ctx: &Context, hz: i32) {
     clock_steps::look(ctx);
+    acks::on_cron(ctx);
     self_fencing::on_cron(ctx, hz);
 }
 

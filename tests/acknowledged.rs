@@ -519,6 +519,9 @@ fn with_too_few_replicas_nobody_who_waits_is_granted() {
         let error = holder.error(command);
         assert!(error.starts_with("NOREPLICAS "), "{command}: {error}");
     }
+    eventually("the server says why", || {
+        observer.info("lock_replicas_missing") == 1
+    });
     assert_eq!(observer.call("LOCK.ACQUIRE k b"), nil());
     let mut waiter = server.client();
     waiter.send(&format!("LOCK.ACQUIRE k b {LONG} BLOCK 0"));

@@ -33,6 +33,9 @@ const TOLD_A_TURN: usize = 64;
 thread_local! {
     /// Whether something waits for replicas that have not been asked yet.
     static TO_ASK: Cell<bool> = const { Cell::new(false) };
+
+    /// How many replicas too few were online when the server's cron ran last.
+    static MISSING: Cell<usize> = const { Cell::new(0) };
 }
 
 /// Whether replies have to be acknowledged.
@@ -70,6 +73,20 @@ pub(super) fn asks(table: &mut LockTable, client: Option<ClientId>) {
 pub(super) fn reset() {
     stream::reset();
     TO_ASK.set(false);
+    MISSING.set(0);
+}
+
+/// The server's cron runs.
+pub(super) fn on_cron(ctx: &Context) {
+    let missing = || config::min_replicas().saturating_sub(stream::replicas_online(ctx));
+    // A replica withholds nothing.
+    let is_asked_for = are_on() && !keyspace::is_replica(ctx);
+    MISSING.set(if is_asked_for { missing() } else { 0 });
+}
+
+/// How many more replicas have to be online before anything is granted.
+pub(crate) fn replicas_missing() -> usize {
+    MISSING.get()
 }
 
 /// Whether anything waits for replicas.

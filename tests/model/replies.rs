@@ -195,6 +195,7 @@ pub fn counters_of(totals: &Totals, metrics: &Metrics) -> Counters {
             metrics.replies_unacknowledged,
         ),
         ("grace_ms".into(), 0),
+        ("replicas_missing".into(), 0),
         // Its clock has stopped.
         ("clock_steps".into(), 1),
     ];
