@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
-use redis_lock_client::{Error, Holder, LockClient, LockInfo, Mode, Waiter};
+use redis_lock_client::{Holder, LockClient, LockInfo, Mode, Waiter};
 use serde::Serialize;
 
 use crate::failure::Failure;
@@ -191,7 +191,7 @@ pub async fn contended(
         match client.lock(listed.key).info().await {
             Ok(lock) => locks.push(LockView::of(lock)),
             // It has become something that is no lock since it was listed.
-            Err(Error::Server { .. }) => {}
+            Err(error) if matches!(error.code(), "NOTALOCK" | "WRONGTYPE") => {}
             Err(error) => return Err(error.into()),
         }
     }
