@@ -78,7 +78,7 @@ pub struct WaiterView {
 }
 
 impl LockView {
-    /// How long the first in line has waited.
+    /// The longest time that anybody has waited.
     pub fn longest_wait(&self) -> Option<Duration> {
         let waited = self.waiters.iter().map(|waiter| waiter.waited_ms).max();
         waited.map(Duration::from_millis)
