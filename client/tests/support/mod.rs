@@ -89,8 +89,8 @@ pub fn calls(observer: &mut Client, command: &str) -> u64 {
         .unwrap_or(0)
 }
 
-/// The connection to which the only hold on a lock is tied.
-pub fn tied_client(observer: &mut Client, key: &str) -> i64 {
+/// The connection to which the only hold on a lock is bound.
+pub fn bound_client(observer: &mut Client, key: &str) -> i64 {
     fn field<'r>(map: &'r Value, name: &str) -> &'r Value {
         let Value::Array(words) = map else {
             panic!("{map:?} is no map");
