@@ -358,7 +358,7 @@ fn who_asks_after_quit_of_which_a_busy_server_hears_late() {
 /// waits for it again. The old renewal and the end of the other's lease fall
 /// due while the server sleeps.
 #[test]
-fn a_lost_hold_does_not_untie_the_next_one_of_its_owner() {
+fn a_lost_hold_does_not_unbind_the_next_one_of_its_owner() {
     let server = TestServer::start();
     let (mut observer, mut next) = (server.client(), server.client());
     let (mut first, mut second) = (server.client(), server.client());

@@ -298,7 +298,7 @@ fn a_session_outlives_steps_of_the_clock_without_harm() {
         last = token(&waiter.reply());
         assert!(last > fence, "{ahead}");
         assert_eq!(observer.call("HGET k holder"), nil());
-        eventually("nothing is tied", || observer.info("lock_sessions") == 0);
+        eventually("nothing is bound", || observer.info("lock_sessions") == 0);
         // Nothing that became of the session takes the lock from the next one.
         assert_eq!(observer.call("HGET k waiter"), text("1"));
         assert_eq!(waiter.call("LOCK.RELEASE k waiter"), int(1));

@@ -167,7 +167,7 @@ fn the_connection_that_asked_last_counts() {
 }
 
 #[test]
-fn a_request_without_session_unties_the_place() {
+fn a_request_without_session_unbinds_the_place() {
     let mut scene = Scene::held();
     let mut asks = scene.server.client();
     assert_eq!(asks.call(PLACE), int(0));

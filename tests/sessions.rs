@@ -20,7 +20,7 @@ fn time_to_next(server: &TestServer, end: impl FnOnce(&mut Client)) -> Duration 
     let waited = start.elapsed();
     assert_eq!(observer.call("HGET k holder"), nil());
     assert_eq!(next.call("LOCK.RELEASE k next"), int(1));
-    eventually("nothing is tied any more", || {
+    eventually("nothing is bound any more", || {
         observer.info("lock_sessions") == 0
     });
     waited
@@ -104,7 +104,7 @@ fn the_lease_is_kept_up_while_the_connection_lives_and_replicas_know() {
     assert_eq!(holder.call("LOCK.RELEASE k holder"), int(1));
     server.assert_same_data(&replica);
     assert_eq!(holder.info("lock_sessions"), 0);
-    // Released is released: what was tied is not kept up for the next one.
+    // Released is released: what was bound is not kept up for the next one.
     holder.int("LOCK.ACQUIRE k other LEASE 100");
     eventually("the next lease ends", || holder.int("EXISTS k") == 0);
 }
@@ -143,7 +143,7 @@ fn nested_holds_of_short_leases_do_not_stop_the_renewals() {
 }
 
 #[test]
-fn another_connection_of_the_owner_takes_the_tie_over() {
+fn another_connection_of_the_owner_takes_the_binding_over() {
     let server = TestServer::start();
     let (mut first, mut second) = (server.client(), server.client());
     let token = first.int("LOCK.ACQUIRE k holder LEASE 600000 SESSION HOLD 1");
@@ -165,7 +165,7 @@ fn another_connection_of_the_owner_takes_the_tie_over() {
 }
 
 #[test]
-fn a_waiter_with_a_session_is_tied_from_its_grant_on() {
+fn a_waiter_with_a_session_is_bound_from_its_grant_on() {
     let server = TestServer::start();
     let (mut a, mut b) = (server.client(), server.client());
     a.int("LOCK.ACQUIRE k a SESSION");
@@ -179,7 +179,7 @@ fn a_waiter_with_a_session_is_tied_from_its_grant_on() {
 }
 
 #[test]
-fn a_waiter_with_a_session_and_others_behind_it_is_tied_too() {
+fn a_waiter_with_a_session_and_others_behind_it_is_bound_too() {
     let server = TestServer::start();
     let mut observer = server.client();
     let (mut a, mut b, mut c) = (server.client(), server.client(), server.client());
@@ -211,7 +211,7 @@ fn a_hold_that_was_lost_is_not_kept_up_any_more() {
         assert_eq!(observer.info("lock_sessions"), 1);
         observer.call(lose);
         // By the next renewal at the latest, although the connection lives.
-        eventually(&format!("nothing is tied after {lose}"), || {
+        eventually(&format!("nothing is bound after {lose}"), || {
             observer.info("lock_sessions") == 0
         });
     }
@@ -219,7 +219,7 @@ fn a_hold_that_was_lost_is_not_kept_up_any_more() {
 }
 
 #[test]
-fn a_broken_lock_is_untied_at_once() {
+fn a_broken_lock_is_unbound_at_once() {
     let server = TestServer::start();
     let (mut observer, mut holder) = (server.client(), server.client());
     holder.int("LOCK.ACQUIRE k holder LEASE 600000 SESSION");
@@ -247,7 +247,7 @@ fn in_a_transaction_and_over_resp3_it_is_the_same_and_a_script_has_no_session() 
         b"k",
     ];
     let Value::ServerError(error) = other.words(script) else {
-        panic!("a script was tied");
+        panic!("a script was bound");
     };
     assert_eq!(error.code(), "ERR");
     assert_eq!(other.int("EXISTS k"), 0);
@@ -264,7 +264,7 @@ fn what_was_lost_otherwise_is_not_taken_from_its_next_holder() {
         let next = observer.int("LOCK.ACQUIRE k holder LEASE 600000");
         let gone = id(&mut holder);
         drop(holder);
-        eventually("the connection is gone and its tie too", || {
+        eventually("the connection is gone and its binding too", || {
             observer.info("lock_sessions") == 0
                 && !observer
                     .bulk("CLIENT LIST")

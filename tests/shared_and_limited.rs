@@ -420,8 +420,8 @@ fn the_servers_renewal_keeps_a_permit_after_a_foreign_expiry() {
         let (mut session, mut client) = (server.client(), server.client());
         let token = session.int(&format!("LOCK.ACQUIRE k a LEASE 60000 {mode}"));
         // The lease that is kept up is shorter than the one that it has.
-        let tied = format!("LOCK.ACQUIRE k a LEASE 3000 {mode} SESSION");
-        assert_eq!(session.int(&tied), token);
+        let bound = format!("LOCK.ACQUIRE k a LEASE 3000 {mode} SESSION");
+        assert_eq!(session.int(&bound), token);
         assert_eq!(client.int("PEXPIRE k 2500"), 1);
         let end = client.int("PEXPIRETIME k");
         eventually("the renewal keeps the key", || {

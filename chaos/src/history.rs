@@ -334,7 +334,7 @@ impl Operation {
         }
     }
 
-    /// Whether it ties the hold to its connection.
+    /// Whether it binds the hold to its connection.
     fn in_session(&self) -> bool {
         matches!(self.request, Request::Acquire { session: true, .. })
     }

@@ -6,10 +6,11 @@
 //! crate takes for the reply to whatever was asked last, so nothing else may be
 //! asked there.
 //!
-//! When a connection is given up with something unanswered on it, the next one begins by closing it from
-//! the server's side, so that a command that still lingers on the way can't
-//! take effect after what is sent later. A user who may not `CLIENT KILL` does
-//! without; then the lease bounds what a lingering command can do.
+//! When a connection is given up with something unanswered on it, the next one
+//! begins by closing it from the server's side, so that a command that still
+//! lingers on the way can't take effect after what is sent later. A user who may
+//! not `CLIENT KILL` does without; then the lease bounds what a lingering command
+//! can do.
 //!
 //! All connections are opened by tasks of the runtime in which the client was
 //! connected, because they end with the runtime that opened them.

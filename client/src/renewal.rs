@@ -90,11 +90,8 @@ async fn run(mut new: UnboundedReceiver<(Weak<Hold>, Renew)>, disconnected: Arc<
     // Guards may outlive the client.
     let mut is_open = true;
     loop {
-        if !is_open {
-            watchdog.sweep();
-            if watchdog.holds.is_empty() {
-                return;
-            }
+        if !is_open && watchdog.holds.is_empty() {
+            return;
         }
         let next = watchdog.due.first().map(|(at, _)| *at);
         let is_idle = watchdog.holds.is_empty();
@@ -107,7 +104,10 @@ async fn run(mut new: UnboundedReceiver<(Weak<Hold>, Renew)>, disconnected: Arc<
                     watchdog.add(hold, renew);
                     watchdog.add_all(&mut new);
                 }
-                None => is_open = false,
+                None => {
+                    is_open = false;
+                    watchdog.sweep();
+                }
             },
             () = sleep_until(next.unwrap_or(clock.0)), if next.is_some() => {
                 // All that are due go out together, on one connection.
@@ -133,6 +133,10 @@ async fn run(mut new: UnboundedReceiver<(Weak<Hold>, Renew)>, disconnected: Arc<
                     watchdog.look_after_all();
                 }
                 clock = now;
+                // Nobody adds a hold any more, by which those that are gone are found.
+                if !is_open {
+                    watchdog.sweep();
+                }
             }
         }
     }
@@ -375,6 +379,27 @@ mod tests {
         drop(renewals);
         sleep(LEASE * 10).await;
         assert!(hold.valid_for().is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_task_ends_with_the_client_and_its_last_hold() {
+        let server = FakeServer::new();
+        let tasks = Handle::current().metrics();
+        let (renewals, _disconnected) = start();
+        let holds = [server.hold(LEASE), server.hold(LEASE)];
+        for hold in &holds {
+            renewals.add(hold, Renew::Always);
+        }
+        let [first, last] = holds;
+        drop(first);
+        sleep(LEASE).await;
+        assert_eq!(tasks.num_alive_tasks(), 1, "the client is there");
+        drop(renewals);
+        sleep(LEASE).await;
+        assert_eq!(tasks.num_alive_tasks(), 1, "a hold is there");
+        drop(last);
+        sleep(CLOCK_CHECK * 2).await;
+        assert_eq!(tasks.num_alive_tasks(), 0);
     }
 
     #[tokio::test(start_paused = true)]

@@ -99,7 +99,7 @@ impl Taking<'_> {
         };
         let answer = match reply {
             Ok(Value::Int(0)) if place.is_some() => {
-                // A session's hold is tied to the connection that asks for it.
+                // A session's hold is bound to the connection that asks for it.
                 self.attempt
                     .is_in_line(self.session.is_none().then_some(cmd));
                 Ok(Answer::InLine)

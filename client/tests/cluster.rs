@@ -93,8 +93,8 @@ async fn a_session_ends_with_its_connection(cluster: &Cluster, client: &LockClie
     cluster.client(0).call("CLIENT KILL TYPE normal");
     guard.renew().await.unwrap();
     let mut observer = cluster.client(2);
-    let tied = support::tied_client(&mut observer, &key);
-    assert_eq!(observer.int(&format!("CLIENT KILL ID {tied}")), 1);
+    let bound = support::bound_client(&mut observer, &key);
+    assert_eq!(observer.int(&format!("CLIENT KILL ID {bound}")), 1);
     let begun = Instant::now();
     soon("the loss", guard.lost()).await;
     let told = begun.elapsed();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use redis_lock_client::{Error, LockClient, LockGuard, Lost, Session};
 use redis_lock_testing::{Fate, Judge, Proxy, TestServer};
 
-use support::{calls, connect, eventually, soon, take, tied_client};
+use support::{bound_client, calls, connect, eventually, soon, take};
 
 /// The server does it in 5 ms.
 const AT_ONCE: Duration = Duration::from_millis(100);
@@ -62,8 +62,8 @@ async fn many_locks_are_held_by_one_connection_and_end_with_it() {
     assert!(session.is_alive());
     assert_eq!(server.client().int("EXISTS lock0"), 0);
 
-    let tied = tied_client(&mut server.client(), "lock1");
-    server.client().int(&format!("CLIENT KILL ID {tied}"));
+    let bound = bound_client(&mut server.client(), "lock1");
+    server.client().int(&format!("CLIENT KILL ID {bound}"));
     assert_eq!(soon("the loss", session.lost()).await, Lost::Disconnected);
     assert!(!session.is_alive());
     for guard in guards {
@@ -148,10 +148,10 @@ async fn a_killed_connection_loses_it_at_once_and_its_holder_is_told() {
     let mut told = Judge::new("from a kill until its holder is told", AT_ONCE);
     while handed_on.wants_more() || told.wants_more() {
         let (_session, guard) = hold(&client).await;
-        let tied = tied_client(&mut observer, "lock");
+        let bound = bound_client(&mut observer, "lock");
         let (begun, why, ended) = judge_the_hand_off(&mut handed_on, &server, async || {
             let begun = Instant::now();
-            observer.int(&format!("CLIENT KILL ID {tied}"));
+            observer.int(&format!("CLIENT KILL ID {bound}"));
             let why = soon("the loss", guard.lost()).await;
             (begun, why, Instant::now())
         })
@@ -230,7 +230,7 @@ async fn one_that_somebody_took_away_is_told_by_the_next_renewal() {
 }
 
 #[tokio::test]
-async fn who_waits_for_one_has_it_tied_to_the_sessions_connection() {
+async fn who_waits_for_one_has_it_bound_to_the_sessions_connection() {
     let server = TestServer::start();
     let client = connect(&server).await;
     let guard = take(&client, "lock").await;
@@ -250,8 +250,8 @@ async fn who_waits_for_one_has_it_tied_to_the_sessions_connection() {
     eventually("nobody waits", || server.info("lock_waiters") == 0).await;
     let mut observer = server.client();
     assert_eq!(
-        tied_client(&mut observer, "lock"),
-        tied_client(&mut observer, "other")
+        bound_client(&mut observer, "lock"),
+        bound_client(&mut observer, "other")
     );
     guard.renew().await.unwrap();
     guard.release().await.unwrap();
@@ -319,7 +319,7 @@ async fn a_dropped_acquire_leaves_nothing_with_the_session() {
     let client = LockClient::connect(format!("redis://{}", proxy.addr()));
     let client = client.await.unwrap();
     let (session, guard) = hold(&client).await;
-    let tied = tied_client(&mut observer, "lock");
+    let bound = bound_client(&mut observer, "lock");
     guard.release().await.unwrap();
     // What is sent on this connection is late from now on, and the client opens
     // others.
@@ -329,7 +329,7 @@ async fn a_dropped_acquire_leaves_nothing_with_the_session() {
     for client in clients.lines() {
         let id = client.strip_prefix("id=").unwrap();
         let id: i64 = id.split(' ').next().unwrap().parse().unwrap();
-        if id != own && id != tied {
+        if id != own && id != bound {
             observer.int(&format!("CLIENT KILL ID {id}"));
         }
     }

@@ -5,11 +5,15 @@ use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
+use futures_util::stream::{self, Stream, StreamExt, TryStreamExt};
 use redis_lock_client::{Error, Holder, LockClient, LockInfo, Mode, Waiter};
 use serde::Serialize;
 
 use crate::failure::Failure;
 use crate::name::{Name, as_blocked_by, as_waits_for};
+
+/// How many locks are asked after at a time.
+const AT_A_TIME: usize = 64;
 
 /// A lock.
 #[derive(Debug, Serialize)]
@@ -74,7 +78,7 @@ pub struct WaiterView {
 }
 
 impl LockView {
-    /// How long the first in line has waited.
+    /// The longest time that anybody has waited.
     pub fn longest_wait(&self) -> Option<Duration> {
         let waited = self.waiters.iter().map(|waiter| waiter.waited_ms).max();
         waited.map(Duration::from_millis)
@@ -187,11 +191,13 @@ pub async fn contended(
     stuck_after: Duration,
 ) -> Result<Vec<LockView>, Failure> {
     let mut locks = Vec::new();
-    for listed in client.list(count.into()).await? {
-        match client.lock(listed.key).info().await {
-            Ok(lock) => locks.push(LockView::of(lock)),
+    let listed = client.list(count.into()).await?;
+    let mut views = views(client, listed.into_iter().map(|lock| lock.key));
+    while let Some(view) = views.next().await {
+        match view {
+            Ok(lock) => locks.push(lock),
             // It has become something that is no lock since it was listed.
-            Err(Error::Server { .. }) => {}
+            Err(error) if matches!(error.code(), "NOTALOCK" | "WRONGTYPE") => {}
             Err(error) => return Err(error.into()),
         }
     }
@@ -208,12 +214,22 @@ pub async fn named(
     keys: impl Iterator<Item = Vec<u8>>,
     stuck_after: Duration,
 ) -> Result<Vec<LockView>, Failure> {
-    let mut locks = Vec::new();
-    for key in keys {
-        locks.push(LockView::of(client.lock(key).info().await?));
-    }
+    let mut locks: Vec<_> = views(client, keys).try_collect().await?;
     tell_what_follows(&mut locks, stuck_after);
     Ok(locks)
+}
+
+/// These locks in their order. Some are asked after at a time, so that many locks take
+/// few round trips.
+fn views(
+    client: &LockClient,
+    keys: impl Iterator<Item = Vec<u8>>,
+) -> impl Stream<Item = Result<LockView, Error>> {
+    let view = |key| {
+        let lock = client.lock(key);
+        async move { lock.info().await.map(LockView::of) }
+    };
+    stream::iter(keys.map(view)).buffered(AT_A_TIME)
 }
 
 fn tell_what_follows(locks: &mut [LockView], stuck_after: Duration) {

@@ -9,12 +9,15 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use redis::Value;
-use redis_lock_testing::{Signal, TestServer, need_files, redis_cli, signal};
+use redis_lock_testing::{
+    Fate, Proxy, SOON, Signal, TestServer, need_files, redis_cli, signal, status,
+};
 use serde_json::Value as Json;
 
-use support::{lockctl, output, said};
+use support::{complained, lockctl, output, said};
 
 /// The script that makes the jam, for as long as this lives.
 struct Jam {
@@ -308,6 +311,54 @@ fn locks_that_are_named_are_shown_contended_or_not() {
     assert!(rows[1].starts_with("free"), "{table}");
     let none = said(&output(lockctl(&server).arg("ls")));
     assert_eq!(none, "Nobody waits for a lock.\n");
+}
+
+#[test]
+fn who_may_not_look_at_a_lock_is_told_that_and_not_that_nobody_waits() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    client.int("LOCK.ACQUIRE lock a LEASE 600000");
+    client.int("LOCK.ACQUIRE lock b LEASE 600000 QUEUE 600000 c");
+    let user = "ACL SETUSER lister on >secret ~* +lock.list +info +client|info";
+    assert_eq!(client.call(user), status("OK"));
+    let url = format!("redis://lister:secret@{}", server.addr());
+    for (options, code) in [(&["ls"][..], 125), (&["top", "--json", "--times", "1"], 0)] {
+        let ended = output(lockctl(&server).env("REDIS_URL", &url).args(options));
+        assert_eq!(ended.status.code(), Some(code), "{ended:?}");
+        assert_eq!(said(&ended), "");
+        let told = complained(&ended);
+        assert!(told.contains("NOPERM"), "{told}");
+        assert!(told.contains("lock.info"), "{told}");
+    }
+}
+
+#[test]
+fn many_locks_take_few_round_trips() {
+    const LOCKS: u32 = 400;
+    let server = TestServer::start();
+    let mut client = server.client();
+    let names: Vec<_> = (0..LOCKS).map(|n| format!("lock{n}")).collect();
+    for name in &names {
+        client.int(&format!("LOCK.ACQUIRE {name} a LEASE 600000"));
+        client.int(&format!("LOCK.ACQUIRE {name} b QUEUE 600000 c"));
+    }
+    let far = Proxy::to(server.addr()).unwrap();
+    // One by one they would take twice as long as anything may.
+    far.set(Fate::Delayed(SOON / LOCKS));
+    let url = format!("redis://{}", far.addr());
+    let keys = |options: &[&str]| {
+        let begun = Instant::now();
+        let mut command = lockctl(&server);
+        command.args(["ls", "--json"]).env("REDIS_URL", &url);
+        let listed = said(&output(command.args(options)));
+        assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+        let listed: Vec<Json> = serde_json::from_str(&listed).unwrap();
+        let keys = listed.iter().map(|lock| lock["key"].as_str().unwrap());
+        keys.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let named: Vec<_> = names.iter().map(String::as_str).collect();
+    assert_eq!(keys(&named), names);
+    assert_eq!(keys(&["--count", "400"]).len(), names.len());
 }
 
 #[test]

@@ -264,7 +264,7 @@ impl CoreSide {
     }
 
     /// The locks of this database of which holds are bound to a connection, and whose.
-    pub fn tied(&self, db: usize) -> Vec<(&'static str, &'static str)> {
+    pub fn bound_in(&self, db: usize) -> Vec<(&'static str, &'static str)> {
         let all = KEYS
             .iter()
             .flat_map(|&key| OWNERS.map(|owner| (key, owner)));

@@ -420,7 +420,7 @@ pub fn command(
         1035..1060 => Command::Info(key),
         1060.. => Command::List(random.one_of(&[None, Some(1), Some(2)])),
         // The server would keep up the short lease of a session.
-        _ if !core.tied(db).contains(&(key, owner)) => {
+        _ if !core.bound_in(db).contains(&(key, owner)) => {
             let lease = random.one_of(&SHORT_LEASES);
             renew(random, core, at, owner, Some(lease))
         }

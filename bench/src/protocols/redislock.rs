@@ -26,7 +26,7 @@ pub const PROTOCOL: Protocol = Protocol {
     pair_replies: 2,
 };
 
-/// The same, tied to the connection.
+/// The same, bound to the connection.
 pub const SESSION: Protocol = Protocol {
     name: "redislock-session",
     title: "**this module**, `SESSION`",

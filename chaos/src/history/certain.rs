@@ -65,12 +65,14 @@ pub(super) fn holds<'o>(
         let made = shown_by.token().filter(is_first);
         let since = made.map_or(0, |token| times.not_before(token));
         let lease_end = shown_by.sent.max(since) + (lease_ms * MS).saturating_sub(tolerance);
-        let ties = ties(operations, shown_by, all_known);
+        let bindings = bindings(operations, shown_by, all_known);
         let kept_up = all_known
             && shown_by.in_session()
             && !shown_by.is_told()
-            && ties.iter().all(|tie| tie.shares_connection_with(shown_by));
-        let alive = ties.iter().map(|tie| last_known_alive(operations, tie));
+            && bindings
+                .iter()
+                .all(|one| one.shares_connection_with(shown_by));
+        let alive = bindings.iter().map(|one| last_known_alive(operations, one));
         let mut end = match alive.min() {
             None => lease_end,
             Some(alive) if kept_up => alive,
@@ -154,23 +156,23 @@ fn limit(operations: &[&Operation], token: Option<i64>) -> usize {
 
 /// The requests that may have bound the hold, as this answer shows it, to a
 /// connection that may still have lived when the answer was made.
-fn ties<'o>(
+fn bindings<'o>(
     operations: &[&'o Operation],
     shown_by: &Operation,
     all_known: bool,
 ) -> Vec<&'o Operation> {
-    let moves_the_tie = all_known && shown_by.in_session();
-    let over = |tie: &Operation| {
+    let moves_the_binding = all_known && shown_by.in_session();
+    let over = |binding: &Operation| {
         let closed = |one: &&&Operation| {
             one.request == Request::Close
                 && one.outcome == Outcome::Done
-                && one.shares_connection_with(tie)
+                && one.shares_connection_with(binding)
                 && one.over_by(shown_by.sent)
         };
         let given_back = |one: &&&Operation| {
-            one.shows_no_hold() && one.over_by(shown_by.sent) && tie.over_by(one.sent)
+            one.shows_no_hold() && one.over_by(shown_by.sent) && binding.over_by(one.sent)
         };
-        let moved = moves_the_tie && tie.over_by(shown_by.sent);
+        let moved = moves_the_binding && binding.over_by(shown_by.sent);
         moved
             || operations.iter().any(|one| closed(&one))
             || operations.iter().any(|one| given_back(&one))
@@ -178,9 +180,9 @@ fn ties<'o>(
     operations
         .iter()
         .copied()
-        .filter(|tie| tie.in_session() && (tie.unknown() || tie.granted()))
-        .filter(|tie| shown_by.answered.is_some_and(|at| tie.sent <= at))
-        .filter(|tie| !over(tie))
+        .filter(|binding| binding.in_session() && (binding.unknown() || binding.granted()))
+        .filter(|binding| shown_by.answered.is_some_and(|at| binding.sent <= at))
+        .filter(|binding| !over(binding))
         .collect()
 }
 

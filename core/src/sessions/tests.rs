@@ -79,7 +79,7 @@ fn check_nothing_is_left(sessions: &mut Sessions) {
 }
 
 #[test]
-fn a_client_that_is_gone_takes_all_its_ties_along_and_no_others() {
+fn a_client_that_is_gone_takes_all_its_bindings_along_and_no_others() {
     let mut sessions = Sessions::default();
     check_nothing_is_left(&mut sessions);
     bind(&mut sessions, KEY, "a", (1, 7, 300), 0);
@@ -102,7 +102,7 @@ fn a_client_that_is_gone_takes_all_its_ties_along_and_no_others() {
 }
 
 #[test]
-fn it_is_known_who_is_tied_to_what() {
+fn it_is_known_who_is_bound_to_what() {
     let mut sessions = Sessions::default();
     let bound = |sessions: &Sessions, key, name| {
         let binding = sessions.binding_of(key, &owner(name));
@@ -118,7 +118,7 @@ fn it_is_known_who_is_tied_to_what() {
 }
 
 #[test]
-fn a_tie_moves_to_the_connection_that_asked_last() {
+fn a_binding_moves_to_the_connection_that_asked_last() {
     let mut sessions = Sessions::default();
     bind(&mut sessions, KEY, "a", (1, 7, 300), 0);
     bind(&mut sessions, KEY, "a", (2, 7, 300), 0);
@@ -163,7 +163,7 @@ fn a_lease_that_was_renewed_by_hand_is_the_one_that_is_kept_up() {
 }
 
 #[test]
-fn who_is_untied_outlives_its_client() {
+fn who_is_unbound_outlives_its_client() {
     let mut sessions = Sessions::default();
     sessions.unbind(KEY, &owner("a"));
     bind(&mut sessions, KEY, "a", (1, 7, 300), 0);
@@ -233,7 +233,7 @@ mod against_a_model {
             who: usize,
             lease_ms: i64,
         },
-        Untie {
+        Unbind {
             key: usize,
             who: usize,
         },
@@ -268,7 +268,7 @@ mod against_a_model {
                 .prop_map(|((key, who), to)| Step::Binding { key, who, to }),
             2 => (hold(), lease_ms())
                 .prop_map(|((key, who), lease_ms)| Step::SetLease { key, who, lease_ms }),
-            2 => hold().prop_map(|(key, who)| Step::Untie { key, who }),
+            2 => hold().prop_map(|(key, who)| Step::Unbind { key, who }),
             1 => client().prop_map(|client| Step::TakeClient { client }),
             6 => Just(Step::TakeDue),
             2 => (0..KEYS.len(), 0..KEYS.len()).prop_map(|(from, to)| Step::Follow { from, to }),
@@ -281,7 +281,7 @@ mod against_a_model {
     }
 
     #[derive(Clone, Debug)]
-    struct Tied {
+    struct BoundHold {
         hold: HoldId,
         to: Told,
         renew_at_ms: i64,
@@ -289,13 +289,13 @@ mod against_a_model {
 
     #[derive(Default)]
     struct Model {
-        bindings: Vec<Tied>,
+        bindings: Vec<BoundHold>,
         /// How many were left behind.
         left: usize,
     }
 
     impl Model {
-        fn unbind(&mut self, hold: &HoldId) -> Option<Tied> {
+        fn unbind(&mut self, hold: &HoldId) -> Option<BoundHold> {
             let found = self.bindings.iter().position(|bound| bound.hold == *hold)?;
             Some(self.bindings.remove(found))
         }
@@ -303,7 +303,7 @@ mod against_a_model {
         fn bind(&mut self, hold: HoldId, to: Told, now_ms: i64) {
             let (_, _, lease_ms) = to;
             let renew_at_ms = now_ms + (lease_ms / 3).max(1);
-            self.bindings.push(Tied {
+            self.bindings.push(BoundHold {
                 hold,
                 to,
                 renew_at_ms,
@@ -329,7 +329,7 @@ mod against_a_model {
         }
 
         fn leave(&mut self, key: KeyRef<'_>) {
-            let here = |bound: &mut Tied| bound.hold.key.as_ref() == key;
+            let here = |bound: &mut BoundHold| bound.hold.key.as_ref() == key;
             self.left += self.bindings.extract_if(.., here).count();
         }
     }
@@ -352,11 +352,11 @@ mod against_a_model {
                         let hold = at(KEYS[key], OWNERS[who]);
                         match model.unbind(&hold) {
                             // A shorter lease changes no plan.
-                            Some(Tied { to: (_, old, old_ms), renew_at_ms, .. })
+                            Some(BoundHold { to: (_, old, old_ms), renew_at_ms, .. })
                                 if old == token && old_ms > lease_ms =>
                             {
                                 let to = (client, token, old_ms);
-                                model.bindings.push(Tied { hold, to, renew_at_ms });
+                                model.bindings.push(BoundHold { hold, to, renew_at_ms });
                             }
                             _ => model.bind(hold, (client, token, lease_ms), now_ms),
                         }
@@ -368,7 +368,7 @@ mod against_a_model {
                             model.bind(bound.hold, (client, token, lease_ms), now_ms);
                         }
                     }
-                    Step::Untie { key, who } => {
+                    Step::Unbind { key, who } => {
                         sessions.unbind(KEYS[key], &owner(OWNERS[who]));
                         model.unbind(&at(KEYS[key], OWNERS[who]));
                     }
@@ -448,7 +448,7 @@ mod against_a_model {
 }
 
 #[test]
-fn ties_follow_their_lock_to_another_key() {
+fn bindings_follow_their_lock_to_another_key() {
     let mut sessions = Sessions::default();
     bind(&mut sessions, KEY, "a", (1, 7, 300), 0);
     bind(&mut sessions, KEY, "b", (2, 8, 300), 0);
@@ -478,7 +478,7 @@ fn ties_follow_their_lock_to_another_key() {
 }
 
 #[test]
-fn ties_follow_their_locks_when_databases_change_places() {
+fn bindings_follow_their_locks_when_databases_change_places() {
     let mut sessions = Sessions::default();
     let third = key(2, b"k");
     for (key, name) in [(KEY, "a"), (OTHER, "b"), (third, "c")] {
@@ -593,7 +593,7 @@ fn reentry_by_the_same_lease_is_renewed_as_if_it_were_new() {
 }
 
 #[test]
-fn holds_may_be_tied_to_another_client_by_another_lease() {
+fn holds_may_be_bound_to_another_client_by_another_lease() {
     let mut sessions = Sessions::default();
     bind(&mut sessions, KEY, "a", (1, 7, 300), 0);
     sessions.end_client(ClientId(1));

@@ -154,7 +154,7 @@ fn tell_meanwhile(random: &mut Random, at: DbKey, first: Request) -> Vec<Command
 
 /// A lock that lasts as long as a connection is found elsewhere.
 fn carry_a_session(random: &mut Random, core: &CoreSide, db: usize) -> Option<Vec<Command>> {
-    let (key, owner) = one_of(random, &core.tied(db))?;
+    let (key, owner) = one_of(random, &core.bound_in(db))?;
     let other = random.one_of(&KEYS);
     let (carry, to) = match random.below(4) {
         0 => (Command::Rename(key, other), other),

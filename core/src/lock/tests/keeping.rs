@@ -61,7 +61,7 @@ fn a_permit_is_kept_like_any_lease() {
 }
 
 #[test]
-fn only_the_very_hold_that_was_tied_is_kept() {
+fn only_the_very_hold_that_was_bound_is_kept() {
     let shared = held_by([
         permitted("a", 7, END - 1, Limit::SHARED),
         permitted("b", 8, END - 1, Limit::SHARED),
