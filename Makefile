@@ -45,11 +45,14 @@ help: ## Show this list
 	@echo "  PREFIX=$(PREFIX)    where 'make install' puts the module and lockctl"
 
 .PHONY: run
-run: deps build ## Start a server with the module in the foreground
-	@scripts/check-port $(PORT)
+run: check-port deps build ## Start a server with the module in the foreground
 	@mkdir -p data
 	exec $(SERVER) $(CURDIR)/redis.conf --port $(PORT) \
 		--appenddirname aof-$(PORT) --dbfilename dump-$(PORT).rdb
+
+.PHONY: check-port
+check-port:
+	@scripts/check-port $(PORT)
 
 .PHONY: build
 build: build-deps ## Build target/release/libredislock.so
