@@ -68,8 +68,7 @@ fn blocks_of(document: &str) -> Vec<Block> {
 
 /// Where what a block shows is run: its document, its language, a word in it, and a test or
 /// a script. What is a picture, and no code, is told apart here, too.
-const RUN_BY: [(&str, &str, &str, &str); 38] = [
-    ("CHANGELOG.md", "text", "pub use redis", "a list"),
+const RUN_BY: [(&str, &str, &str, &str); 40] = [
     ("CONTRIBUTING.md", "sh", "make help", HERE),
     ("README.md", "text", "LOCK.ACQUIRE orders:42", HERE),
     ("README.md", "sh", "make run", HERE),
@@ -90,6 +89,9 @@ const RUN_BY: [(&str, &str, &str, &str); 38] = [
     ("docs/fencing.md", "sql", "", CHECK),
     ("docs/guarantees.md", "text", "lock.min-replicas", HERE),
     ("docs/install.md", "sh", "sudo dpkg -i", PACKAGES),
+    ("docs/install.md", "text", "lock_waiters:0", HERE),
+    ("docs/install.md", "sh", "make build", HERE),
+    ("docs/install.md", "sh", "make install", HERE),
     ("docs/install.md", "sh", "sudo rpm -i", PACKAGES),
     ("docs/install.md", "sh", "sudo tar", PACKAGES),
     ("docs/install.md", "sh", "skopeo copy", PACKAGES),
@@ -239,6 +241,14 @@ fn the_configuration_is_that_of_a_server_that_starts() {
             assert!(is_set.contains(value), "{line}: {is_set}");
         }
     }
+}
+
+#[test]
+fn the_counters_of_a_new_server_begin_as_they_are_shown() {
+    let shown = block("docs/install.md", "lock_waiters:0");
+    let info = TestServer::start().client().bulk("INFO lock");
+    let real: Vec<&str> = info.lines().take(shown.len()).collect();
+    assert_eq!(real, shown);
 }
 
 #[test]
