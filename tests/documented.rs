@@ -244,6 +244,36 @@ fn the_configuration_is_that_of_a_server_that_starts() {
 }
 
 #[test]
+fn a_server_that_does_not_start_says_what_is_shown() {
+    let load = format!("loadmodule {}", module().display());
+    let causes = [
+        (
+            "the module is not loaded:",
+            format!("{load}\nlock.max-lease no"),
+        ),
+        ("initialization failed", format!("{load}\n{load}")),
+        (
+            "Module Configuration detected without loadmodule directive",
+            "lock.max-lease 1".into(),
+        ),
+        (
+            "cannot open shared object file",
+            "loadmodule /nowhere.so".into(),
+        ),
+    ];
+    let document = read("docs/operations.md");
+    for (says, config) in causes {
+        assert!(document.contains(&format!("| `{says}`")), "{says}");
+        let mut setup = Setup::of(binary());
+        setup.config = Some(config);
+        let error = Server::start(setup).err().unwrap().to_string();
+        assert!(error.contains(says), "{error}");
+        let gives_reason = error.contains("the module is not loaded:");
+        assert_eq!(gives_reason, says.starts_with("the module"), "{error}");
+    }
+}
+
+#[test]
 fn the_counters_of_a_new_server_begin_as_they_are_shown() {
     let shown = block("docs/install.md", "lock_waiters:0");
     let info = TestServer::start().client().bulk("INFO lock");
