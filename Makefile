@@ -45,11 +45,14 @@ help: ## Show this list
 	@echo "  PREFIX=$(PREFIX)    where 'make install' puts the module and lockctl"
 
 .PHONY: run
-run: deps build ## Start a server with the module in the foreground
-	@scripts/check-port $(PORT)
+run: check-port deps build ## Start a server with the module in the foreground
 	@mkdir -p data
 	exec $(SERVER) $(CURDIR)/redis.conf --port $(PORT) \
 		--appenddirname aof-$(PORT) --dbfilename dump-$(PORT).rdb
+
+.PHONY: check-port
+check-port:
+	@scripts/check-port $(PORT)
 
 .PHONY: build
 build: build-deps ## Build target/release/libredislock.so
@@ -222,14 +225,17 @@ minimal-versions: build-deps ## Check the client and lockctl with the oldest Rus
 	@command -v rustup >/dev/null || { echo "This needs rustup: https://rustup.rs" >&2; exit 1; }
 	scripts/minimal-versions
 
-.PHONY: install
-install: build ## Copy the module to PREFIX/lib/redis/modules, and lockctl to PREFIX/bin
+.PHONY: lockctl
+lockctl: build-deps ## Build target/release/lockctl
 	cargo build --release --locked --package lockctl
+
+.PHONY: install
+install: build lockctl ## Copy the module to PREFIX/lib/redis/modules, and lockctl to PREFIX/bin
 	@$(MAKE) --no-print-directory install-files
 	@echo "Add to redis.conf: loadmodule $(PREFIX)/lib/redis/modules/libredislock.so"
 
 .PHONY: install-files
-install-files:
+install-files: ## The same of what 'make build lockctl' has built, without Rust
 	install -D -m 755 $(MODULE) $(DESTDIR)$(PREFIX)/lib/redis/modules/libredislock.so
 	install -D -m 755 $(LOCKCTL) $(DESTDIR)$(PREFIX)/bin/lockctl
 	install -d $(DESTDIR)$(MAN) $(addprefix $(DESTDIR)$(PREFIX)/share/,$(COMPLETIONS))

@@ -68,8 +68,7 @@ fn blocks_of(document: &str) -> Vec<Block> {
 
 /// Where what a block shows is run: its document, its language, a word in it, and a test or
 /// a script. What is a picture, and no code, is told apart here, too.
-const RUN_BY: [(&str, &str, &str, &str); 38] = [
-    ("CHANGELOG.md", "text", "pub use redis", "a list"),
+const RUN_BY: [(&str, &str, &str, &str); 40] = [
     ("CONTRIBUTING.md", "sh", "make help", HERE),
     ("README.md", "text", "LOCK.ACQUIRE orders:42", HERE),
     ("README.md", "sh", "make run", HERE),
@@ -90,6 +89,9 @@ const RUN_BY: [(&str, &str, &str, &str); 38] = [
     ("docs/fencing.md", "sql", "", CHECK),
     ("docs/guarantees.md", "text", "lock.min-replicas", HERE),
     ("docs/install.md", "sh", "sudo dpkg -i", PACKAGES),
+    ("docs/install.md", "text", "lock_waiters:0", HERE),
+    ("docs/install.md", "sh", "make build", HERE),
+    ("docs/install.md", "sh", "make install", HERE),
     ("docs/install.md", "sh", "sudo rpm -i", PACKAGES),
     ("docs/install.md", "sh", "sudo tar", PACKAGES),
     ("docs/install.md", "sh", "skopeo copy", PACKAGES),
@@ -239,6 +241,44 @@ fn the_configuration_is_that_of_a_server_that_starts() {
             assert!(is_set.contains(value), "{line}: {is_set}");
         }
     }
+}
+
+#[test]
+fn a_server_that_does_not_start_says_what_is_shown() {
+    let load = format!("loadmodule {}", module().display());
+    let causes = [
+        (
+            "the module is not loaded:",
+            format!("{load}\nlock.max-lease no"),
+        ),
+        ("initialization failed", format!("{load}\n{load}")),
+        (
+            "Module Configuration detected without loadmodule directive",
+            "lock.max-lease 1".into(),
+        ),
+        (
+            "cannot open shared object file",
+            "loadmodule /nowhere.so".into(),
+        ),
+    ];
+    let document = read("docs/operations.md");
+    for (says, config) in causes {
+        assert!(document.contains(&format!("| `{says}`")), "{says}");
+        let mut setup = Setup::of(binary());
+        setup.config = Some(config);
+        let error = Server::start(setup).err().unwrap().to_string();
+        assert!(error.contains(says), "{error}");
+        let gives_reason = error.contains("the module is not loaded:");
+        assert_eq!(gives_reason, says.starts_with("the module"), "{error}");
+    }
+}
+
+#[test]
+fn the_counters_of_a_new_server_begin_as_they_are_shown() {
+    let shown = block("docs/install.md", "lock_waiters:0");
+    let info = TestServer::start().client().bulk("INFO lock");
+    let real: Vec<&str> = info.lines().take(shown.len()).collect();
+    assert_eq!(real, shown);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs;
+use std::iter;
 use std::path::{Path, PathBuf};
 
 use redis::{PushKind, Value};
@@ -37,7 +38,17 @@ fn shown(value: &Value) -> String {
     match value {
         Value::Int(number) => number.to_string(),
         Value::BulkString(text) => String::from_utf8_lossy(text).into_owned(),
+        Value::Okay => "OK".into(),
         other => format!("{other:?}"),
+    }
+}
+
+/// A reply, as redis-cli prints it.
+fn printed(value: &Value) -> String {
+    match value {
+        Value::Int(number) => format!("(integer) {number}"),
+        Value::BulkString(text) => format!("\"{}\"", String::from_utf8_lossy(text)),
+        other => shown(other),
     }
 }
 
@@ -47,55 +58,65 @@ fn tokens(line: &str) -> impl Iterator<Item = &str> {
     words.filter(|word| word.len() == 16)
 }
 
+/// What is pushed to who has subscribed, as redis-cli prints it.
+fn printed_push(subscriber: &mut Subscriber) -> VecDeque<String> {
+    let (kind, data) = subscriber.pushed();
+    let kind = match kind {
+        PushKind::Subscribe => "\"subscribe\"",
+        PushKind::Message => "\"message\"",
+        other => panic!("{other:?}"),
+    };
+    let parts = iter::once(kind.to_owned()).chain(data.iter().map(printed));
+    parts
+        .zip(1..)
+        .map(|(part, n)| format!("{n}) {part}"))
+        .collect()
+}
+
 #[test]
 fn the_session_of_who_waits_without_blocking_is_as_it_is_shown() {
     let top = Path::new(env!("CARGO_MANIFEST_DIR"));
     let document = fs::read_to_string(top.join("docs/waiting.md")).unwrap();
     let (_, session) = document.split_once("```session\n").unwrap();
     let (session, _) = session.split_once("```").unwrap();
+    let (heading, session) = session.split_once('\n').unwrap();
+    // The second terminal is beside the first one.
+    let second = heading.find("# terminal 2").unwrap();
     let server = TestServer::start();
-    let (mut client, mut hello) = (Subscriber::at(server.client()), false);
-    let mut replies = VecDeque::new();
+    let (mut client, mut subscriber) = (server.client(), Subscriber::at(server.client()));
+    let (mut replies, mut pushed) = (VecDeque::new(), VecDeque::new());
     let mut is_now: BTreeMap<String, String> = BTreeMap::new();
     for line in session.lines() {
-        let now = |line: &str, is_now: &BTreeMap<String, String>| {
-            let replace = |line: String, (then, now): (&String, &String)| line.replace(then, now);
-            is_now.iter().fold(line.to_owned(), replace)
-        };
-        if line == "> HELLO 3" {
-            hello = true;
-            continue;
-        }
-        if let Some(command) = line.strip_prefix("> ") {
+        let replace = |line: String, (then, now): (&String, &String)| line.replace(then, now);
+        let (first, second) = line.split_at(line.len().min(second));
+        let now = is_now.iter().fold(first.trim().to_owned(), replace);
+        if let Some(command) = now.strip_prefix("> ") {
             assert_eq!(replies.pop_front(), None, "before {line}");
-            let command = now(command, &is_now);
-            if command.starts_with("SUBSCRIBE ") {
-                client.send(&command);
-            } else {
-                let reply = client.call(&command);
-                replies.push_back(format!("(integer) {}", shown(&reply)));
-            }
+            replies.push_back(printed(&client.call(command)));
             continue;
         }
-        let real = match line.starts_with("push: ") {
-            true => {
-                let (kind, data) = client.pushed();
-                let kind = match kind {
-                    PushKind::Subscribe => "subscribe",
-                    PushKind::Message => "message",
-                    other => panic!("{other:?}"),
-                };
-                let data: Vec<String> = data.iter().map(shown).collect();
-                format!("push: {kind} {}", data.join(" "))
-            }
-            false => replies.pop_front().unwrap(),
+        let second = second.trim();
+        if let Some(command) = second.strip_prefix("> ") {
+            subscriber.send(command);
+            continue;
+        }
+        if second.starts_with("Reading messages") {
+            continue;
+        }
+        if !second.is_empty() && pushed.is_empty() {
+            pushed = printed_push(&mut subscriber);
+        }
+        let real = match second.is_empty() {
+            true => replies.pop_front().unwrap(),
+            false => pushed.pop_front().unwrap(),
         };
         for (then, now) in tokens(line).zip(tokens(&real)) {
             is_now.entry(then.to_owned()).or_insert(now.to_owned());
         }
-        assert_eq!(now(line, &is_now), real);
+        let line = is_now.iter().fold(line.trim().to_owned(), replace);
+        assert_eq!(line, real);
     }
-    assert!(hello && is_now.len() == 2, "{is_now:?}");
+    assert_eq!((is_now.len(), replies.len(), pushed.len()), (2, 0, 0));
 }
 
 /// What stands in backquotes in the first two columns of those rows of tables in

@@ -36,7 +36,7 @@ fn is_refused(reply: &Value) -> bool {
 }
 
 /// What somebody may want to do, and which users may. `TOKEN` is that of a hold.
-const WISHES: [(&str, &[&str]); 44] = [
+const WISHES: [(&str, &[&str]); 46] = [
     ("LOCK.ACQUIRE locks:a o", &["worker", "guarded"]),
     ("LOCK.ACQUIRE locks:a o BLOCK 1", &["worker", "guarded"]),
     ("LOCK.ACQUIRE locks:a o SESSION", &["worker", "guarded"]),
@@ -59,8 +59,10 @@ const WISHES: [(&str, &[&str]); 44] = [
     ("LOCK.LIST", &["observer", "operator"]),
     ("LOCK.BREAK locks:a", &["operator"]),
     ("LOCK.BREAK other:a", &[]),
-    ("INFO lock", &["observer", "operator", "exporter"]),
-    ("INFO everything", &["observer", "operator", "exporter"]),
+    ("INFO lock", &INFORMED),
+    ("INFO everything", &INFORMED),
+    ("PING", &["worker", "guarded"]),
+    ("CLIENT SETNAME n", &["worker", "guarded", "exporter"]),
     ("CLIENT INFO", &["observer", "operator"]),
     ("CLIENT LIST", &["operator"]),
     ("CLIENT KILL ID 999999", &["operator"]),
@@ -90,6 +92,9 @@ const WISHES: [(&str, &[&str]); 44] = [
 const USERS: [&str; 6] = [
     "worker", "guarded", "observer", "operator", "listener", "exporter",
 ];
+
+/// Who may read `INFO`: client libraries ask for it when they connect.
+const INFORMED: [&str; 5] = ["worker", "guarded", "observer", "operator", "exporter"];
 
 #[test]
 fn each_user_may_do_what_is_written_and_no_more() {

@@ -47,8 +47,13 @@ func withLock(ctx context.Context, client *redis.Client, key string, block time.
 	} else if err != nil {
 		return err
 	}
-	// The lock is given back even if ctx has been cancelled.
-	defer client.Do(context.Background(), "LOCK.RELEASE", key, owner, "FENCE", token)
+	defer func() {
+		// The lock is given back even if ctx has been cancelled.
+		err := client.Do(context.Background(), "LOCK.RELEASE", key, owner, "FENCE", token).Err()
+		if errors.Is(err, redis.Nil) {
+			log.Printf("%s: the lease was over before the work was", key)
+		}
+	}()
 	return work(token)
 }
 

@@ -2,8 +2,10 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"log"
 	"os"
 	"strings"
 	"sync"
@@ -97,6 +99,24 @@ func TestAWaitThatIsOver(t *testing.T) {
 	})
 	if !errors.Is(err, errBusy) {
 		t.Error("expected errBusy, not", err)
+	}
+}
+
+func TestALeaseThatIsOverBeforeTheWork(t *testing.T) {
+	client := emptyServer(t)
+	var said bytes.Buffer
+	log.SetOutput(&said)
+	defer log.SetOutput(os.Stderr)
+	for _, key := range []string{"l", "another"} {
+		err := withLock(ctx, client, "l", block, func(int64) error {
+			return client.Del(ctx, key).Err()
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	if count := strings.Count(said.String(), "l: the lease was over before the work was\n"); count != 1 {
+		t.Error("it said", said.String())
 	}
 }
 

@@ -27,7 +27,8 @@ export async function withLock(url, key, work, { leaseMs = LEASE_MS, blockMs = B
     try {
       return await work(token);
     } finally {
-      await redis.sendCommand(["LOCK.RELEASE", key, owner, "FENCE", `${token}`]);
+      const released = await redis.sendCommand(["LOCK.RELEASE", key, owner, "FENCE", `${token}`]);
+      if (released === null) console.error(`${key}: the lease was over before the work was`);
     }
   } finally {
     redis.destroy();

@@ -46,6 +46,15 @@ test("a wait that is over", async () => {
   });
 });
 
+test("a lease that is over before the work", async (t) => {
+  const said = t.mock.method(console, "error", () => {});
+  await withLock(url, "l", () => redis.del("l"));
+  await withLock(url, "l", () => {});
+  assert.deepEqual(said.mock.calls.map((call) => call.arguments), [
+    ["l: the lease was over before the work was"],
+  ]);
+});
+
 test("the example runs", async () => {
   const output = execFileSync(process.execPath, ["lock.js"], { encoding: "utf8" });
   assert.match(output, /orders:42 is mine/);

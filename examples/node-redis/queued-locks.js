@@ -53,7 +53,10 @@ export class QueuedLocks {
       return await work(token);
     } finally {
       this.waiting.delete(owner);
-      await this.#call("LOCK.RELEASE", key, owner, ...fence);
+      const released = await this.#call("LOCK.RELEASE", key, owner, ...fence);
+      if (fence.length && released === null) {
+        console.error(`${key}: the lease was over before the work was`);
+      }
     }
   }
 

@@ -57,6 +57,16 @@ test("a wait that is over", async () => {
   assert.equal(locks.waiting.size, 0);
 });
 
+test("a lease that is over before the work", async (t) => {
+  await releaseTheLock();
+  const said = t.mock.method(console, "error", () => {});
+  await locks.withLock(KEY, () => redis.del(KEY));
+  await takeTurn();
+  assert.deepEqual(said.mock.calls.map((call) => call.arguments), [
+    [`${KEY}: the lease was over before the work was`],
+  ]);
+});
+
 test("the example runs", async () => {
   const output = execFileSync(process.execPath, ["queued-locks.js"], { encoding: "utf8" });
   assert.match(output, /100 tasks in 3 sections, never two in one, over 1 connection/);

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 import uuid
 from contextlib import asynccontextmanager
 
@@ -30,7 +31,8 @@ async def lock(client, key, lease_ms=LEASE_MS, block_ms=BLOCK_MS):
     try:
         yield token
     finally:
-        await client.execute_command("LOCK.RELEASE", key, owner, "FENCE", token)
+        if await client.execute_command("LOCK.RELEASE", key, owner, "FENCE", token) is None:
+            print(f"{key}: the lease was over before the work was", file=sys.stderr)
 
 
 async def main():

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 import time
 import uuid
 from contextlib import asynccontextmanager
@@ -79,7 +80,9 @@ class QueuedLocks:
             yield token
         finally:
             self.waiting.pop(owner, None)
-            await self.client.execute_command("LOCK.RELEASE", key, owner, *fence)
+            released = await self.client.execute_command("LOCK.RELEASE", key, owner, *fence)
+            if fence and released is None:
+                print(f"{key}: the lease was over before the work was", file=sys.stderr)
 
     async def _acquire(self, key, owner, lease_ms, wait_ms):
         call = self.client.execute_command

@@ -1,6 +1,7 @@
 """A lock around a piece of work, with redis-py."""
 
 import os
+import sys
 import uuid
 from contextlib import contextmanager
 
@@ -29,7 +30,8 @@ def lock(client, key, lease_ms=LEASE_MS, block_ms=BLOCK_MS):
     try:
         yield token
     finally:
-        client.execute_command("LOCK.RELEASE", key, owner, "FENCE", token)
+        if client.execute_command("LOCK.RELEASE", key, owner, "FENCE", token) is None:
+            print(f"{key}: the lease was over before the work was", file=sys.stderr)
 
 
 if __name__ == "__main__":

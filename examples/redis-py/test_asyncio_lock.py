@@ -1,9 +1,11 @@
 """Tests of asyncio_lock.py, against the server that REDIS_URL names."""
 
 import asyncio
+import io
 import os
 import sys
 import unittest
+from contextlib import redirect_stderr
 
 from asyncio_lock import connect, lock
 
@@ -43,6 +45,14 @@ class AsyncioLockTest(unittest.IsolatedAsyncioTestCase):
             with self.assertRaises(TimeoutError):
                 async with lock(self.client, "l", block_ms=50):
                     self.fail("two hold the lock")
+
+    async def test_a_lease_that_is_over_before_the_work(self):
+        with redirect_stderr(io.StringIO()) as said:
+            async with lock(self.client, "l"):
+                await self.client.delete("l")
+            async with lock(self.client, "l"):
+                pass
+        self.assertEqual(said.getvalue(), "l: the lease was over before the work was\n")
 
     async def test_the_example_runs(self):
         example = await asyncio.create_subprocess_exec(

@@ -1,9 +1,11 @@
 """Tests of asyncio_queued_locks.py, against the server that REDIS_URL names."""
 
 import asyncio
+import io
 import os
 import sys
 import unittest
+from contextlib import redirect_stderr
 from unittest.mock import patch
 
 import redis.asyncio as redis
@@ -75,6 +77,13 @@ class QueuedLocksTest(unittest.IsolatedAsyncioTestCase):
                 self.fail("two hold the lock")
         await self.places(0)
         self.assertEqual(self.locks.waiting, {})
+
+    async def test_a_lease_that_is_over_before_the_work(self):
+        with redirect_stderr(io.StringIO()) as said:
+            async with self.locks.lock(KEY):
+                await self.redis.delete(KEY)
+            await self.take_turn()
+        self.assertEqual(said.getvalue(), f"{KEY}: the lease was over before the work was\n")
 
     async def test_the_example_runs(self):
         example = await asyncio.create_subprocess_exec(

@@ -1,5 +1,6 @@
 """Tests of lock.py, against the server that REDIS_URL names."""
 
+import io
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import threading
 import time
 import unittest
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr
 
 from lock import connect, lock
 
@@ -51,6 +53,14 @@ class LockTest(unittest.TestCase):
             with self.assertRaises(TimeoutError):
                 with lock(self.client, "l", block_ms=50):
                     self.fail("two hold the lock")
+
+    def test_a_lease_that_is_over_before_the_work(self):
+        with redirect_stderr(io.StringIO()) as said:
+            with lock(self.client, "l"):
+                self.client.delete("l")
+            with lock(self.client, "l"):
+                pass
+        self.assertEqual(said.getvalue(), "l: the lease was over before the work was\n")
 
     def test_the_example_runs(self):
         output = subprocess.check_output([sys.executable, "lock.py"], text=True)

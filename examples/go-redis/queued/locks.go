@@ -104,12 +104,18 @@ func (l *queuedLocks) withLock(ctx context.Context, key string, wait time.Durati
 	owner := randomName()
 	release := []interface{}{"LOCK.RELEASE", key, owner}
 	// Without FENCE it gives the place up, and a hold as well; even if ctx has been cancelled.
-	defer func() { l.client.Do(context.Background(), release...) }()
+	held := false
+	defer func() {
+		err := l.client.Do(context.Background(), release...).Err()
+		if held && errors.Is(err, redis.Nil) {
+			log.Printf("%s: the lease was over before the work was", key)
+		}
+	}()
 	token, err := l.acquire(ctx, key, owner, wait)
 	if err != nil {
 		return err
 	}
-	release = append(release, "FENCE", token)
+	held, release = true, append(release, "FENCE", token)
 	return work(token)
 }
 

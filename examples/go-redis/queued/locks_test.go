@@ -2,9 +2,11 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log"
 	"os"
 	"os/exec"
 	"strings"
@@ -129,6 +131,25 @@ func TestAWaitThatIsOver(t *testing.T) {
 	awaitPlaces(client, 0)
 	if owner, _ := waiter(locks); owner != "" {
 		t.Error("a wait is left")
+	}
+}
+
+func TestALeaseThatIsOverBeforeTheWork(t *testing.T) {
+	client, locks := setUp(t)
+	releaseTheLock(client)
+	var said bytes.Buffer
+	log.SetOutput(&said)
+	defer log.SetOutput(os.Stderr)
+	for _, deleted := range []string{key, "another"} {
+		err := locks.withLock(ctx, key, wait, func(int64) error {
+			return client.Del(ctx, deleted).Err()
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	if count := strings.Count(said.String(), key+": the lease was over before the work was\n"); count != 1 {
+		t.Error("it said", said.String())
 	}
 }
 

@@ -51,11 +51,14 @@ fn lock<'c>(
 impl Drop for Held<'_> {
     fn drop(&mut self) {
         // If this fails, the lock ends with its lease.
-        let _ = cmd("LOCK.RELEASE")
+        let released: RedisResult<Option<i64>> = cmd("LOCK.RELEASE")
             .arg(self.key)
             .arg(&self.owner)
             .arg(("FENCE", self.token))
-            .exec(self.redis);
+            .query(self.redis);
+        if let Ok(None) = released {
+            eprintln!("{}: the lease was over before the work was", self.key);
+        }
     }
 }
 

@@ -46,7 +46,9 @@ public final class Lock {
     try {
       work.accept(token);
     } finally {
-      redis.sendCommand(RELEASE, key, owner, "FENCE", token.toString());
+      if (redis.sendCommand(RELEASE, key, owner, "FENCE", token.toString()) == null) {
+        System.err.println(key + ": the lease was over before the work was");
+      }
     }
   }
 

@@ -6,6 +6,8 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 import static org.junit.jupiter.api.Assertions.fail;
 
+import java.io.ByteArrayOutputStream;
+import java.io.PrintStream;
 import java.net.URI;
 import java.util.ArrayList;
 import java.util.List;
@@ -77,6 +79,20 @@ class LockTest {
     Lock.withLock(redis, "l", Lock.BLOCK_MS, token ->
         assertThrows(TimeoutException.class, () ->
             Lock.withLock(redis, "l", 50, second -> fail("two hold the lock"))));
+  }
+
+  @Test
+  void aLeaseThatIsOverBeforeTheWork() throws Exception {
+    PrintStream console = System.err;
+    ByteArrayOutputStream said = new ByteArrayOutputStream();
+    System.setErr(new PrintStream(said, true));
+    try {
+      Lock.withLock(redis, "l", Lock.BLOCK_MS, token -> redis.del("l"));
+      Lock.withLock(redis, "l", Lock.BLOCK_MS, token -> { });
+    } finally {
+      System.setErr(console);
+    }
+    assertEquals("l: the lease was over before the work was", said.toString().strip());
   }
 
   @Test

@@ -51,7 +51,11 @@ public final class Lock {
       try {
         work.accept(token);
       } finally {
-        call(redis, Command.RELEASE, words().addKey(key).add(owner).add("FENCE").add(token));
+        Long released = call(redis, Command.RELEASE,
+            words().addKey(key).add(owner).add("FENCE").add(token));
+        if (released == null) {
+          System.err.println(key + ": the lease was over before the work was");
+        }
       }
     }
   }

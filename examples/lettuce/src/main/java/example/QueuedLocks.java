@@ -114,8 +114,13 @@ public final class QueuedLocks implements AutoCloseable {
           release.add("FENCE").add(token);
           return work.apply(token);
         })
-        .handle((result, error) -> call(Command.RELEASE, release).thenCompose(released ->
-            error == null ? completedFuture(result) : CompletableFuture.<T>failedFuture(error)))
+        .handle((result, error) -> call(Command.RELEASE, release).thenCompose(released -> {
+          boolean hasFence = release.count() > 2; // more than key and owner
+          if (hasFence && released == null) {
+            System.err.println(key + ": the lease was over before the work was");
+          }
+          return error == null ? completedFuture(result) : CompletableFuture.<T>failedFuture(error);
+        }))
         .thenCompose(released -> released);
   }
 

@@ -8,6 +8,8 @@ import static org.junit.jupiter.api.Assertions.fail;
 
 import io.lettuce.core.RedisClient;
 import io.lettuce.core.api.sync.RedisCommands;
+import java.io.ByteArrayOutputStream;
+import java.io.PrintStream;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
@@ -78,6 +80,20 @@ class LockTest {
     Lock.withLock(client, "l", Lock.BLOCK_MS, token ->
         assertThrows(TimeoutException.class, () ->
             Lock.withLock(client, "l", 50, second -> fail("two hold the lock"))));
+  }
+
+  @Test
+  void aLeaseThatIsOverBeforeTheWork() throws Exception {
+    PrintStream console = System.err;
+    ByteArrayOutputStream said = new ByteArrayOutputStream();
+    System.setErr(new PrintStream(said, true));
+    try {
+      Lock.withLock(client, "l", Lock.BLOCK_MS, token -> redis.del("l"));
+      Lock.withLock(client, "l", Lock.BLOCK_MS, token -> { });
+    } finally {
+      System.setErr(console);
+    }
+    assertEquals("l: the lease was over before the work was", said.toString().strip());
   }
 
   @Test

@@ -106,6 +106,22 @@ class QueuedLocksTest {
   }
 
   @Test
+  void aLeaseThatIsOverBeforeTheWork() {
+    releaseTheLock();
+    PrintStream console = System.err;
+    ByteArrayOutputStream said = new ByteArrayOutputStream();
+    System.setErr(new PrintStream(said, true, StandardCharsets.UTF_8));
+    try {
+      locks.withLock(KEY, HOUR_MS, token -> completedFuture(redis.del(KEY))).join();
+      takeTurn(HOUR_MS).join();
+    } finally {
+      System.setErr(console);
+    }
+    assertEquals(KEY + ": the lease was over before the work was",
+        said.toString(StandardCharsets.UTF_8).strip());
+  }
+
+  @Test
   void theExampleRuns() {
     PrintStream console = System.out;
     ByteArrayOutputStream output = new ByteArrayOutputStream();
