@@ -573,6 +573,28 @@ fn replies_of_every_kind_are_passed_on_as_they_are() {
 }
 
 #[test]
+fn an_error_is_told_to_who_caused_it() {
+    let (server, mut client, token) = held();
+    client.int("RPUSH list x");
+    let mut other = server.client();
+    for command in [
+        "GETDEL list",
+        "getset list y",
+        "GETEX list",
+        "APPEND list y",
+    ] {
+        check_reply(&mut client, token, command);
+        let set = format!("LOCK.GUARD k {token} SET n 1");
+        assert_eq!(other.call(&set), status("OK"), "after {command}");
+        assert_eq!(client.call("ECHO here"), text("here"), "after {command}");
+    }
+    let guarded = format!("LOCK.GUARD k {token} GETDEL list");
+    let replies = transaction(&mut client, &[&guarded, "ECHO here"]);
+    assert_eq!(replies.last(), Some(&text("here")));
+    assert_eq!(replies.len(), 2);
+}
+
+#[test]
 fn arguments_are_any_bytes_and_any_number() {
     let (server, mut client, token) = held();
     let token = token.to_string();

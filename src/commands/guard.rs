@@ -55,6 +55,9 @@ impl Command for Guard {
             return Err(Usage::WaitGuarded.into());
         }
         manager::guard(LockKey::new(ctx, *key), token)?;
+        if call::is_error_misdirected(ctx, command) {
+            return Err(LockError::WrongType);
+        }
         let reply = call::run(ctx, command).ok_or(Usage::Internal)?;
         Ok(Reply::Passed(reply))
     }

@@ -6,7 +6,11 @@ use std::ptr::{self, NonNull};
 use redis_module::{Context, raw};
 use smallvec::SmallVec;
 
+use crate::server::acl::User;
 use crate::server::api::api;
+use crate::server::keyspace::LockKey;
+use crate::server::open_lock::OpenLock;
+use crate::server::registration;
 use crate::server::server_str::{ARGS_INLINE, ServerStr};
 use redis_lock_core::error::LockError;
 
@@ -43,6 +47,21 @@ pub(crate) fn run(ctx: &Context, command: &[ServerStr<'_>]) -> Option<CallReply>
         )
     })
     .map(CallReply)
+}
+
+/// Whether the server would tell the error of this command to nobody, or to somebody
+/// else: Valkey 8.1 and later keeps back what `GETDEL` and `GETSET` reply to a module
+/// where the key is no string, and tells it with the next command that any module calls.
+pub(crate) fn is_error_misdirected(ctx: &Context, command: &[ServerStr<'_>]) -> bool {
+    let [name, key, ..] = command else {
+        return false;
+    };
+    let is_named = |one: &[u8]| name.bytes().eq_ignore_ascii_case(one);
+    (is_named(b"GETDEL") || is_named(b"GETSET"))
+        && registration::valkey_version(ctx) >= Some((8, 1))
+        // Who may not read it is told that.
+        && User::running(ctx).may_read(key.bytes())
+        && OpenLock::open_to_read(LockKey::new(ctx, *key)).is_other_than_a_string()
 }
 
 impl CallReply {

@@ -178,6 +178,14 @@ impl<'c> OpenLock<'c> {
         reader.finish(self.expires_at_ms())
     }
 
+    /// Whether there is anything here but a string.
+    pub(super) fn is_other_than_a_string(&self) -> bool {
+        // SAFETY: `handle` is open, or null for no such key, which the call accepts.
+        let kind = unsafe { (api().key_type)(self.handle) };
+        kind != raw::REDISMODULE_KEYTYPE_EMPTY as c_int
+            && kind != raw::REDISMODULE_KEYTYPE_STRING as c_int
+    }
+
     /// The newest token of what may be a lock, if it is one that can be read.
     pub(crate) fn newest_token(&self) -> Option<FencingToken> {
         // SAFETY: `handle` is open, or null for no such key, which the call accepts.
