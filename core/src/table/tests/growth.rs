@@ -286,6 +286,44 @@ fn who_is_kept_out_of_a_crowd_ends_no_more_of_it_than_a_step_does() {
 }
 
 #[test]
+fn who_can_be_granted_nothing_ends_no_more_of_a_crowd_than_a_step_does() {
+    let no_grants = Settings {
+        may_grant: false,
+        ..Settings::default()
+    };
+    let no_replicas = Settings {
+        acks: Some(Acknowledgement {
+            replicas: 1,
+            connected: 0,
+            timeout_ms: 1000,
+            client: None,
+        }),
+        ..Settings::default()
+    };
+    for settings in [no_grants, no_replicas] {
+        let mut server = over(200);
+        server.table.settings = settings;
+        server.wait(K, ask("x").shared());
+        let effects = server.effects.len();
+        assert!(effects <= 2 * ENDS_A_STEP, "{effects}");
+        assert!(server.holders(K).len() > CROWD / 2);
+    }
+}
+
+#[test]
+fn who_is_refused_because_replicas_are_missing_is_told_so_beside_a_crowd_that_is_over() {
+    let mut server = over(2);
+    server.table.settings.acks = Some(Acknowledgement {
+        replicas: 1,
+        connected: 0,
+        timeout_ms: 1000,
+        client: None,
+    });
+    let refused = server.acquire(K, ask("x").limit(3).now());
+    assert_eq!(refused, Err(LockError::NoReplicas));
+}
+
+#[test]
 fn who_is_let_in_beside_a_crowd_that_is_over_ends_all_of_it() {
     let mut server = over(2);
     server.take(K, ask("live1").shared().by(2).session());
