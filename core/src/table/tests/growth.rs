@@ -286,6 +286,39 @@ fn who_is_kept_out_of_a_crowd_ends_no_more_of_it_than_a_step_does() {
 }
 
 #[test]
+fn places_that_are_over_keep_nobody_out_of_a_crowd_that_is_over() {
+    let mut server = over(40);
+    for n in 0..2 * GRANTS_A_STEP {
+        server.wait_for(K, ask(&format!("p{n}")).place(), 10);
+    }
+    server.sleep(20);
+    server.take(K, ask("x").limit(50).now());
+    assert_eq!(server.holders(K).len(), 41);
+}
+
+#[test]
+fn who_stands_behind_more_places_than_are_passed_over_ends_no_crowd() {
+    let mut server = Server::new();
+    for n in 0..CROWD {
+        server.take(K, ask(&nth(n)).shared());
+    }
+    for n in 0..40 {
+        let live = ask(&format!("live{n}")).shared();
+        server.take(K, live.lease(10 * LEASE_MS));
+    }
+    for n in 0..PASSED_A_STEP + 2 * GRANTS_A_STEP {
+        server.wait_for(K, ask(&format!("p{n}")).place(), 10);
+    }
+    let w = server.wait(K, ask("w"));
+    server.sleep(LEASE_MS + 1);
+    server.wait(K, ask("x").limit(50));
+    assert!(server.holders(K).len() > CROWD / 2);
+    server.run();
+    assert_eq!(server.holders(K).len(), 40);
+    assert!(server.table.is_waiting(w));
+}
+
+#[test]
 fn who_can_be_granted_nothing_ends_no_more_of_a_crowd_than_a_step_does() {
     let no_grants = Settings {
         may_grant: false,
