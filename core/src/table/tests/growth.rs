@@ -407,20 +407,24 @@ fn waiters_of_a_crowd_that_is_over_are_served_in_one_step() {
 }
 
 #[test]
-fn what_is_left_of_a_crowd_is_not_in_the_way_of_the_other_holds_of_its_connection() {
-    let mut server = Server::new();
-    for n in 0..CROWD {
-        server.take(K, ask(&nth(n)).shared().by(1).session());
+fn what_is_left_of_a_crowd_is_not_in_the_way_of_other_holds_of_connections_that_ended() {
+    for client in [1, 2] {
+        let mut server = Server::new();
+        for n in 0..CROWD {
+            server.take(K, ask(&nth(n)).shared().by(1).session());
+        }
+        server.take(L, ask("a").by(client).session());
+        let w = server.wait(L, ask("w"));
+        for client in [1, 2] {
+            server.table.connection_ended(ClientId(client), false);
+        }
+        server.take(K, ask("x"));
+        for _ in 0..3 {
+            server.do_one();
+        }
+        assert!(server.table.sessions.any_left());
+        assert_eq!(server.granted(), [w]);
     }
-    server.take(L, ask("a").by(1).session());
-    let w = server.wait(L, ask("w"));
-    server.table.connection_ended(ClientId(1), false);
-    server.take(K, ask("x"));
-    for _ in 0..3 {
-        server.do_one();
-    }
-    assert!(server.table.sessions.any_left());
-    assert_eq!(server.granted(), [w]);
 }
 
 #[test]
