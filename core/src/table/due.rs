@@ -385,17 +385,19 @@ impl LockTable {
     }
 
     /// The server refuses every write. Does for the sessions that are due what can be
-    /// done without, at most for so many. Returns whether anything is left to be
-    /// tried again.
+    /// done without, at most for so many, and clears away what is in their way. Returns
+    /// whether anything is left to be done or to be tried again.
     pub fn put_off_everything(&mut self, now_ms: i64, at_most: usize) -> bool {
-        self.clear_away();
         for _ in 0..at_most {
-            let Some((hold, binding)) = self.sessions.take_due(now_ms) else {
-                break;
-            };
-            self.not_kept(hold, binding, now_ms);
+            self.clear_away();
+            match self.sessions.take_due(now_ms) {
+                Some((hold, binding)) => self.not_kept(hold, binding, now_ms),
+                None if self.is_to_be_cleared() => {}
+                None => break,
+            }
         }
-        self.anybody_waits()
+        self.is_to_be_cleared()
+            || self.anybody_waits()
             || !self.ended.is_empty()
             || !self.sessions.is_empty()
             || self.stepped.next_key().is_some()

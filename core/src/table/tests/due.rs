@@ -201,6 +201,34 @@ fn what_has_ended_is_tried_again_where_writes_are_refused() {
 }
 
 #[test]
+fn sessions_are_closed_in_time_where_writes_are_refused_behind_a_crowd_that_was_left() {
+    let mut server = Server::new();
+    for n in 0..2000 {
+        server.take(K, ask(&nth(n)).shared().session().lease(300));
+    }
+    server.take(L, ask("a").session().lease(300));
+    server.break_lock(K, None);
+    server.sleep(290);
+    // It may be the last that is left, and is more than nothing.
+    assert!(server.table.put_off_everything(server.ms(), 1));
+    assert!(server.table.put_off_everything(server.ms(), 64));
+    assert_eq!(server.table.take_clients_to_close(64), [ask("a").client]);
+}
+
+#[test]
+fn what_is_left_of_a_crowd_is_cleared_away_where_writes_are_refused() {
+    let mut server = Server::new();
+    for n in 0..1000 {
+        server.take(K, ask(&nth(n)).shared());
+    }
+    server.break_lock(K, None);
+    assert!(server.table.remembered.any_discarded());
+    assert!(server.table.put_off_everything(server.ms(), 1));
+    assert!(!server.table.put_off_everything(server.ms(), 64));
+    assert!(!server.table.is_to_be_cleared());
+}
+
+#[test]
 fn a_check_comes_again_unless_its_key_is_served_elsewhere() {
     let mut server = Server::new();
     server.take(K, ask("a"));
