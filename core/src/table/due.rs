@@ -28,6 +28,9 @@ const ENDED_BINDINGS_AT_ONCE: usize = 16;
 /// So many bindings that were left behind are cleared away at once.
 const CLEARED_AT_ONCE: usize = 32;
 
+/// So many times as much where nothing else is due.
+const CLEARED_FOR_NOTHING_DUE: usize = 8;
+
 /// The memory of so many holders is given back in as much time as one binding takes.
 const HOLDERS_WEIGH_ONE: usize = 8;
 
@@ -146,6 +149,12 @@ impl LockTable {
         let due = self.take_one_due(now_ms);
         // Not before: what `next_due` has not seen is not taken.
         self.clear_away();
+        if due.is_none() {
+            // Renewals may be due behind it.
+            for _ in 1..CLEARED_FOR_NOTHING_DUE {
+                self.clear_away();
+            }
+        }
         due
     }
 

@@ -216,6 +216,28 @@ fn sessions_are_closed_in_time_where_writes_are_refused_behind_a_crowd_that_was_
 }
 
 #[test]
+fn sessions_are_kept_up_in_time_behind_a_crowd_that_was_left() {
+    let mut server = Server::new();
+    for n in 0..2000 {
+        server.take(K, ask(&nth(n)).shared().session());
+    }
+    server.take(L, ask("a").session());
+    server.break_lock(K, None);
+    server.sleep(LEASE_MS / 3);
+    let mut wakes = 0;
+    while !server.do_one() {
+        wakes += 1;
+        let is_due = |at_ms| at_ms <= server.ms();
+        assert!(server.table.wake_at_ms().is_some_and(is_due));
+    }
+    assert!(wakes <= 10, "{wakes}");
+    assert_eq!(
+        server.lock(L).next_lease_end_ms(),
+        Some(server.ms() + LEASE_MS)
+    );
+}
+
+#[test]
 fn what_is_left_of_a_crowd_is_cleared_away_where_writes_are_refused() {
     let mut server = Server::new();
     for n in 0..1000 {
