@@ -147,6 +147,8 @@ pub struct Acks {
     of_clients: BTreeSet<(ClientId, WaiterId)>,
     /// In the order in which it was written.
     pending: BTreeMap<u64, Pending>,
+    /// The leases among it, by their holds.
+    leases: BTreeMap<HoldId, BTreeSet<u64>>,
     next_place: u64,
     #[cfg(feature = "planted-faults")]
     last_offset: i64,
@@ -172,7 +174,9 @@ impl Acks {
     }
 
     pub(crate) fn count_later(&mut self, lease: UncountedLease) {
-        self.push(Waits::Lease(lease));
+        let hold = lease.hold.clone();
+        let place = self.push(Waits::Lease(lease));
+        self.leases.entry(hold).or_default().insert(place);
     }
 
     fn push(&mut self, waits: Waits) -> u64 {
@@ -184,8 +188,9 @@ impl Acks {
 
     /// Earlier leases of these holds are over, and count no more.
     pub(crate) fn forget_leases(&mut self, hold: &HoldId) {
-        let is_other = |waits: &Waits| !matches!(waits, Waits::Lease(one) if one.hold == *hold);
-        self.pending.retain(|_, pending| is_other(&pending.waits));
+        for place in self.leases.remove(hold).unwrap_or_default() {
+            self.pending.remove(&place);
+        }
     }
 
     /// Whether a reply to this client is withheld.
@@ -266,17 +271,43 @@ impl Acks {
             && let Some(first) = self.pending.first_entry()
             && first.get().offset.is_some_and(|waits| waits <= offset)
         {
-            match first.remove().waits {
+            let (place, pending) = first.remove_entry();
+            match pending.waits {
                 Waits::Reply(id) => acknowledged.replies.push(id),
-                Waits::Lease(lease) => acknowledged.leases.push(lease),
+                Waits::Lease(lease) => {
+                    self.forget_place(&lease.hold, place);
+                    acknowledged.leases.push(lease);
+                }
             }
         }
         acknowledged
+    }
+
+    fn forget_place(&mut self, hold: &HoldId, place: u64) {
+        if let Some(places) = self.leases.get_mut(hold) {
+            places.remove(&place);
+            if places.is_empty() {
+                self.leases.remove(hold);
+            }
+        }
     }
 }
 
 #[cfg(test)]
 impl Acks {
+    /// Whether all that is kept twice is the same.
+    pub(crate) fn agree(&self) -> bool {
+        let pending = self.pending.iter();
+        let leases = pending.filter_map(|(place, pending)| match &pending.waits {
+            Waits::Lease(lease) => Some((&lease.hold, *place)),
+            Waits::Reply(_) => None,
+        });
+        let by_hold = self.leases.iter();
+        let by_hold = by_hold.flat_map(|(hold, places)| places.iter().map(move |one| (hold, *one)));
+        leases.collect::<BTreeSet<_>>() == by_hold.collect()
+            && self.leases.values().all(|places| !places.is_empty())
+    }
+
     /// How much stands in line.
     pub(crate) fn in_line(&self) -> usize {
         self.pending.len()
@@ -321,4 +352,40 @@ pub(crate) fn reached_by(replicas: usize, mut acknowledged: Vec<i64>) -> Option<
     };
     acknowledged.sort_unstable_by(|one, other| other.cmp(one));
     acknowledged.get(last).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::keys::KeyRef;
+    use crate::request::Owner;
+
+    fn lease(name: &str, until_ms: i64) -> UncountedLease {
+        let owner = Owner::new(name.as_bytes()).unwrap();
+        let key = KeyRef { db: 0, name: b"k" };
+        UncountedLease {
+            hold: HoldId::new(key, &owner),
+            token: FencingToken::LEAST,
+            until_ms,
+        }
+    }
+
+    #[test]
+    fn the_leases_of_one_hold_are_forgotten_and_no_others() {
+        let mut acks = Acks::default();
+        for (name, until_ms) in [("a", 1), ("b", 2), ("a", 3), ("c", 4), ("a", 5)] {
+            acks.count_later(lease(name, until_ms));
+        }
+        acks.offset_known(7);
+        assert_eq!(acks.acknowledged(7, 1).leases.len(), 1);
+        assert!(acks.agree());
+        acks.forget_leases(&lease("a", 0).hold);
+        acks.count_later(lease("a", 6));
+        acks.offset_known(8);
+        assert!(acks.agree());
+        let left = acks.acknowledged(8, 9).leases.into_iter();
+        let left: Vec<i64> = left.map(|lease| lease.until_ms).collect();
+        assert_eq!(left, [2, 4, 6]);
+        assert!(acks.is_empty() && acks.leases.is_empty());
+    }
 }
