@@ -156,7 +156,7 @@ impl LockTable {
             };
             let is_over = binding.is_claimed && binding.kept_until_ms <= left_ms;
             if is_over && !self.sessions.has_ended(binding.client) {
-                self.to_close.push(binding.client);
+                self.to_close.push_back(binding.client);
             }
         }
     }

@@ -3,7 +3,7 @@
 //! contended locks when they are due, and searches for deadlocks.
 
 use super::transition::Transition;
-use super::{Answer, Done, LockTable, Progress, Step, Stored, Unchecked};
+use super::{Answer, Done, LockTable, Progress, Step, Stored, Unchecked, give_back};
 use crate::bounds::grants_a_step;
 use crate::error::LockError;
 use crate::keys::{KeyBuf, KeyRef};
@@ -121,7 +121,9 @@ impl LockTable {
     /// Takes clients whose connections have to be closed, at most so many.
     pub fn take_clients_to_close(&mut self, at_most: usize) -> Vec<ClientId> {
         let count = at_most.min(self.to_close.len());
-        self.to_close.drain(..count).collect()
+        let taken = self.to_close.drain(..count).collect();
+        give_back(&mut self.to_close);
+        taken
     }
 
     /// The lock that is due next, if one is. Nothing changes.
@@ -232,10 +234,9 @@ impl LockTable {
 
     fn take_unchecked(&mut self) -> Option<Due> {
         loop {
-            let unchecked = match self.unchecked.pop_front() {
-                Some(unchecked) => unchecked,
-                None => self.take_unchecked_of_owner()?,
-            };
+            let unchecked = self.unchecked.pop_front();
+            give_back(&mut self.unchecked);
+            let unchecked = unchecked.or_else(|| self.take_unchecked_of_owner())?;
             // Who waits no more need not be checked.
             if let Some(key) = self.queues.key_of(unchecked.id) {
                 return Some(Due {
@@ -323,7 +324,7 @@ impl LockTable {
             // Before the hand-off, which may bind the owner's next holds.
             sessions.unbind(key, owner);
             if binding.kept_until_ms <= now.ms() {
-                transition.table.to_close.push(binding.client);
+                transition.table.to_close.push_back(binding.client);
             }
         }
         transition.hand_on(Ok(()))
@@ -343,7 +344,7 @@ impl LockTable {
         // The next try may come late.
         let left_ms = binding.kept_until_ms - now_ms - 2 * REFUSED_RETRY_MS;
         if left_ms <= 0 {
-            self.to_close.push(binding.client);
+            self.to_close.push_back(binding.client);
         } else {
             let again_ms = now_ms + (left_ms / 2).clamp(1, KEEP_RETRY_MS);
             self.sessions.renew_by(&hold, again_ms);
@@ -425,7 +426,7 @@ impl LockTable {
                 break;
             };
             self.sessions.end_client(client);
-            self.to_close.push(client);
+            self.to_close.push_back(client);
         }
         for _ in 0..at_most {
             let Some(hold) = self.sessions.next_ended() else {
@@ -440,7 +441,7 @@ impl LockTable {
         while let Some(key) = self.stepped.next_key().cloned() {
             self.forget_ended(key.as_ref());
         }
-        self.unchecked.clear();
+        self.unchecked = Default::default();
         self.unchecked_owners = Default::default();
     }
 

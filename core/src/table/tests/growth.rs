@@ -516,3 +516,28 @@ fn a_writer_behind_a_crowd_is_searched_for_deadlocks_in_parts() {
         }
     }
 }
+
+#[test]
+fn what_a_crowd_had_to_be_told_leaves_no_memory_behind() {
+    let mut server = Server::new();
+    let ids = || (0..CROWD as u64).map(WaiterId);
+    let table = &mut server.table;
+    table.to_close.extend((0..CROWD as u64).map(ClientId));
+    let untold = ids().map(|id| (Addressee::Blocked(id), Answer::NotGranted));
+    table.untold.extend(untold);
+    let unchecked = ids().map(|id| Unchecked { id, search: None });
+    table.unchecked.extend(unchecked);
+    let mut told = 0;
+    while !table.to_close.is_empty() || !table.untold.is_empty() {
+        told += table.take_clients_to_close(WORK_A_WAKE).len();
+        told += table.give_up(START_MS, WORK_A_WAKE).len();
+    }
+    assert_eq!(told, 2 * CROWD);
+    assert!(table.take_due(START_MS).is_none());
+    let room = [
+        table.to_close.capacity(),
+        table.untold.capacity(),
+        table.unchecked.capacity(),
+    ];
+    assert!(room.iter().all(|room| *room <= WORK_A_WAKE), "{room:?}");
+}
