@@ -43,12 +43,13 @@ impl LockTable {
     }
 
     /// Any key may have changed. As [`LockTable::key_touched`], for all of them. It
-    /// takes a look at each lock that is remembered.
+    /// takes a look at each lock that is remembered, and a step for each holder of those
+    /// that are forgotten.
     pub fn everything_touched(&mut self, now_ms: i64) {
         self.touch_all(|_| true, now_ms);
     }
 
-    /// Any key of this database may have changed.
+    /// Any key of this database may have changed. It takes as long.
     pub fn database_touched(&mut self, db: i32, now_ms: i64) {
         self.touch_all(|key| key.db == db, now_ms);
     }

@@ -419,7 +419,8 @@ impl LockTable {
     /// This server has become a replica, which keeps up no lease, and the new primary
     /// knows of no connection here. So whoever holds by one is told by its end: at
     /// most so many of them now, and the others with the next calls, which forget as
-    /// many holds.
+    /// many holds. What is on its way to clients, unclaimed or noted as over goes as a
+    /// whole.
     pub fn forget_connections(&mut self, at_most: usize) {
         for _ in 0..at_most {
             let Some(client) = self.sessions.any_client() else {
