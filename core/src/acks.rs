@@ -141,15 +141,15 @@ pub(crate) struct Acknowledged {
 /// All that waits for replicas.
 #[derive(Clone, Debug, Default)]
 pub struct Acks {
-    /// Each with its place in line.
+    /// Each with its serial in `pending`.
     replies: BTreeMap<WaiterId, (u64, Withheld)>,
     /// Those that end with a connection, by its client.
     of_clients: BTreeSet<(ClientId, WaiterId)>,
-    /// In the order in which it was written.
+    /// In the order in which it was written, by serial numbers.
     pending: BTreeMap<u64, Pending>,
-    /// The leases among it, by their holds.
+    /// The serials of the leases among it, by their holds.
     leases: BTreeMap<HoldId, BTreeSet<u64>>,
-    next_place: u64,
+    next_serial: u64,
     #[cfg(feature = "planted-faults")]
     last_offset: i64,
 }
@@ -166,30 +166,30 @@ impl Acks {
     }
 
     pub(crate) fn withhold(&mut self, id: WaiterId, withheld: Withheld) {
-        let place = self.push(Waits::Reply(id));
+        let serial = self.push(Waits::Reply(id));
         if let Some(client) = withheld.ends_with() {
             self.of_clients.insert((client, id));
         }
-        self.replies.insert(id, (place, withheld));
+        self.replies.insert(id, (serial, withheld));
     }
 
     pub(crate) fn count_later(&mut self, lease: UncountedLease) {
         let hold = lease.hold.clone();
-        let place = self.push(Waits::Lease(lease));
-        self.leases.entry(hold).or_default().insert(place);
+        let serial = self.push(Waits::Lease(lease));
+        self.leases.entry(hold).or_default().insert(serial);
     }
 
     fn push(&mut self, waits: Waits) -> u64 {
-        let (place, offset) = (self.next_place, None);
-        self.next_place += 1;
-        self.pending.insert(place, Pending { offset, waits });
-        place
+        let (serial, offset) = (self.next_serial, None);
+        self.next_serial += 1;
+        self.pending.insert(serial, Pending { offset, waits });
+        serial
     }
 
     /// Earlier leases of these holds are over, and count no more.
     pub(crate) fn forget_leases(&mut self, hold: &HoldId) {
-        for place in self.leases.remove(hold).unwrap_or_default() {
-            self.pending.remove(&place);
+        for serial in self.leases.remove(hold).unwrap_or_default() {
+            self.pending.remove(&serial);
         }
     }
 
@@ -229,8 +229,8 @@ impl Acks {
 
     /// Takes a reply, which is told now or never.
     pub(crate) fn take(&mut self, id: WaiterId) -> Option<Withheld> {
-        let (place, withheld) = self.replies.remove(&id)?;
-        self.pending.remove(&place);
+        let (serial, withheld) = self.replies.remove(&id)?;
+        self.pending.remove(&serial);
         if let Some(client) = withheld.ends_with() {
             self.of_clients.remove(&(client, id));
         }
@@ -271,11 +271,11 @@ impl Acks {
             && let Some(first) = self.pending.first_entry()
             && first.get().offset.is_some_and(|waits| waits <= offset)
         {
-            let (place, pending) = first.remove_entry();
+            let (serial, pending) = first.remove_entry();
             match pending.waits {
                 Waits::Reply(id) => acknowledged.replies.push(id),
                 Waits::Lease(lease) => {
-                    self.forget_place(&lease.hold, place);
+                    self.forget_lease(&lease.hold, serial);
                     acknowledged.leases.push(lease);
                 }
             }
@@ -283,10 +283,10 @@ impl Acks {
         acknowledged
     }
 
-    fn forget_place(&mut self, hold: &HoldId, place: u64) {
-        if let Some(places) = self.leases.get_mut(hold) {
-            places.remove(&place);
-            if places.is_empty() {
+    fn forget_lease(&mut self, hold: &HoldId, serial: u64) {
+        if let Some(serials) = self.leases.get_mut(hold) {
+            serials.remove(&serial);
+            if serials.is_empty() {
                 self.leases.remove(hold);
             }
         }
@@ -298,14 +298,15 @@ impl Acks {
     /// Whether all that is kept twice is the same.
     pub(crate) fn agree(&self) -> bool {
         let pending = self.pending.iter();
-        let leases = pending.filter_map(|(place, pending)| match &pending.waits {
-            Waits::Lease(lease) => Some((&lease.hold, *place)),
+        let leases = pending.filter_map(|(serial, pending)| match &pending.waits {
+            Waits::Lease(lease) => Some((&lease.hold, *serial)),
             Waits::Reply(_) => None,
         });
         let by_hold = self.leases.iter();
-        let by_hold = by_hold.flat_map(|(hold, places)| places.iter().map(move |one| (hold, *one)));
+        let by_hold =
+            by_hold.flat_map(|(hold, serials)| serials.iter().map(move |one| (hold, *one)));
         leases.collect::<BTreeSet<_>>() == by_hold.collect()
-            && self.leases.values().all(|places| !places.is_empty())
+            && self.leases.values().all(|serials| !serials.is_empty())
     }
 
     /// How much stands in line.
