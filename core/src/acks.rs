@@ -141,13 +141,15 @@ pub(crate) struct Acknowledged {
 /// All that waits for replicas.
 #[derive(Clone, Debug, Default)]
 pub struct Acks {
-    /// Each with its place in line.
+    /// Each with its serial in `pending`.
     replies: BTreeMap<WaiterId, (u64, Withheld)>,
     /// Those that end with a connection, by its client.
     of_clients: BTreeSet<(ClientId, WaiterId)>,
-    /// In the order in which it was written.
+    /// In the order in which it was written, by serial numbers.
     pending: BTreeMap<u64, Pending>,
-    next_place: u64,
+    /// The serials of the leases among it, by their holds.
+    leases: BTreeMap<HoldId, BTreeSet<u64>>,
+    next_serial: u64,
     #[cfg(feature = "planted-faults")]
     last_offset: i64,
 }
@@ -164,28 +166,31 @@ impl Acks {
     }
 
     pub(crate) fn withhold(&mut self, id: WaiterId, withheld: Withheld) {
-        let place = self.push(Waits::Reply(id));
+        let serial = self.push(Waits::Reply(id));
         if let Some(client) = withheld.ends_with() {
             self.of_clients.insert((client, id));
         }
-        self.replies.insert(id, (place, withheld));
+        self.replies.insert(id, (serial, withheld));
     }
 
     pub(crate) fn count_later(&mut self, lease: UncountedLease) {
-        self.push(Waits::Lease(lease));
+        let hold = lease.hold.clone();
+        let serial = self.push(Waits::Lease(lease));
+        self.leases.entry(hold).or_default().insert(serial);
     }
 
     fn push(&mut self, waits: Waits) -> u64 {
-        let (place, offset) = (self.next_place, None);
-        self.next_place += 1;
-        self.pending.insert(place, Pending { offset, waits });
-        place
+        let (serial, offset) = (self.next_serial, None);
+        self.next_serial += 1;
+        self.pending.insert(serial, Pending { offset, waits });
+        serial
     }
 
     /// Earlier leases of these holds are over, and count no more.
     pub(crate) fn forget_leases(&mut self, hold: &HoldId) {
-        let is_other = |waits: &Waits| !matches!(waits, Waits::Lease(one) if one.hold == *hold);
-        self.pending.retain(|_, pending| is_other(&pending.waits));
+        for serial in self.leases.remove(hold).unwrap_or_default() {
+            self.pending.remove(&serial);
+        }
     }
 
     /// Whether a reply to this client is withheld.
@@ -224,8 +229,8 @@ impl Acks {
 
     /// Takes a reply, which is told now or never.
     pub(crate) fn take(&mut self, id: WaiterId) -> Option<Withheld> {
-        let (place, withheld) = self.replies.remove(&id)?;
-        self.pending.remove(&place);
+        let (serial, withheld) = self.replies.remove(&id)?;
+        self.pending.remove(&serial);
         if let Some(client) = withheld.ends_with() {
             self.of_clients.remove(&(client, id));
         }
@@ -266,17 +271,44 @@ impl Acks {
             && let Some(first) = self.pending.first_entry()
             && first.get().offset.is_some_and(|waits| waits <= offset)
         {
-            match first.remove().waits {
+            let (serial, pending) = first.remove_entry();
+            match pending.waits {
                 Waits::Reply(id) => acknowledged.replies.push(id),
-                Waits::Lease(lease) => acknowledged.leases.push(lease),
+                Waits::Lease(lease) => {
+                    self.forget_lease(&lease.hold, serial);
+                    acknowledged.leases.push(lease);
+                }
             }
         }
         acknowledged
+    }
+
+    fn forget_lease(&mut self, hold: &HoldId, serial: u64) {
+        if let Some(serials) = self.leases.get_mut(hold) {
+            serials.remove(&serial);
+            if serials.is_empty() {
+                self.leases.remove(hold);
+            }
+        }
     }
 }
 
 #[cfg(test)]
 impl Acks {
+    /// Whether all that is kept twice is the same.
+    pub(crate) fn agree(&self) -> bool {
+        let pending = self.pending.iter();
+        let leases = pending.filter_map(|(serial, pending)| match &pending.waits {
+            Waits::Lease(lease) => Some((&lease.hold, *serial)),
+            Waits::Reply(_) => None,
+        });
+        let by_hold = self.leases.iter();
+        let by_hold =
+            by_hold.flat_map(|(hold, serials)| serials.iter().map(move |one| (hold, *one)));
+        leases.collect::<BTreeSet<_>>() == by_hold.collect()
+            && self.leases.values().all(|serials| !serials.is_empty())
+    }
+
     /// How much stands in line.
     pub(crate) fn in_line(&self) -> usize {
         self.pending.len()
@@ -321,4 +353,40 @@ pub(crate) fn reached_by(replicas: usize, mut acknowledged: Vec<i64>) -> Option<
     };
     acknowledged.sort_unstable_by(|one, other| other.cmp(one));
     acknowledged.get(last).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::keys::KeyRef;
+    use crate::request::Owner;
+
+    fn lease(name: &str, until_ms: i64) -> UncountedLease {
+        let owner = Owner::new(name.as_bytes()).unwrap();
+        let key = KeyRef { db: 0, name: b"k" };
+        UncountedLease {
+            hold: HoldId::new(key, &owner),
+            token: FencingToken::LEAST,
+            until_ms,
+        }
+    }
+
+    #[test]
+    fn the_leases_of_one_hold_are_forgotten_and_no_others() {
+        let mut acks = Acks::default();
+        for (name, until_ms) in [("a", 1), ("b", 2), ("a", 3), ("c", 4), ("a", 5)] {
+            acks.count_later(lease(name, until_ms));
+        }
+        acks.offset_known(7);
+        assert_eq!(acks.acknowledged(7, 1).leases.len(), 1);
+        assert!(acks.agree());
+        acks.forget_leases(&lease("a", 0).hold);
+        acks.count_later(lease("a", 6));
+        acks.offset_known(8);
+        assert!(acks.agree());
+        let left = acks.acknowledged(8, 9).leases.into_iter();
+        let left: Vec<i64> = left.map(|lease| lease.until_ms).collect();
+        assert_eq!(left, [2, 4, 6]);
+        assert!(acks.is_empty() && acks.leases.is_empty());
+    }
 }

@@ -34,6 +34,7 @@ use crate::queue::{WaitQueues, WaiterId};
 use crate::remembered::Remembered;
 use crate::request::{Limit, Owner};
 use crate::sessions::{HoldId, Sessions};
+use crate::token::FencingToken;
 
 /// In so many queues an owner is looked for. One that stands in more is taken to be
 /// waited for.
@@ -233,6 +234,8 @@ pub(crate) struct Search {
     to_follow: VecDeque<Owner>,
     /// The waits of the owner that is being followed.
     waits: VecDeque<(Owner, KeyBuf)>,
+    /// Up to which token the holders of a lock of many have been searched.
+    held_up_to: HashMap<KeyBuf, FencingToken>,
     /// Up to whom each queue has been searched.
     searched: HashMap<KeyBuf, Option<WaiterId>>,
 }
@@ -245,6 +248,7 @@ impl Search {
             found_by: HashMap::new(),
             to_follow: VecDeque::new(),
             waits: VecDeque::new(),
+            held_up_to: HashMap::new(),
             searched: HashMap::new(),
         }
     }
@@ -320,6 +324,7 @@ impl Search {
             form.key(key.as_ref());
         }
         for key in form.keys() {
+            form.token(self.held_up_to.get(key).copied());
             let searched = self.searched.get(key);
             form.flag(searched.is_some());
             form.waiter(searched.copied().flatten());
@@ -344,8 +349,8 @@ impl Search {
         wait: &WaitFor,
         steps_left: &mut usize,
     ) -> Option<WaitEdge> {
-        let mut step = || *steps_left = steps_left.saturating_sub(1);
-        step();
+        let step = |steps_left: &mut usize| *steps_left = steps_left.saturating_sub(1);
+        step(steps_left);
         if graph.is_of_a_holder(wait) {
             return None;
         }
@@ -364,14 +369,32 @@ impl Search {
             if graph.is_held_by(&wait.key, &self.wait.owner) {
                 return Some(edge(&self.wait.owner, true));
             }
-            for holder in graph.lock(&wait.key).map_or(&[][..], Lock::holders) {
-                step();
+            let lock = graph.lock(&wait.key);
+            let up_to = self.held_up_to.remove(&wait.key);
+            let by_token = lock.and_then(|lock| lock.holders.by_token_after(up_to));
+            let has_order = by_token.is_some();
+            let all = lock.filter(|_| !has_order).map_or(&[][..], Lock::holders);
+            let mut holders = by_token.into_iter().flatten().chain(all).peekable();
+            while let Some(holder) = holders.next() {
+                step(steps_left);
                 if graph.queues.waits(&holder.owner) && !graph.is_over(&wait.key, holder) {
                     self.reach(graph, &holder.owner, || edge(&holder.owner, true));
                 }
+                // Only somebody else writes one token twice.
+                let next = holders.peek().map(|next| next.token);
+                if let Some(token) = holder.token
+                    && *steps_left == 0
+                    && has_order
+                    && next.is_some_and(|next| next > holder.token)
+                {
+                    // The others are searched in the next step. Whoever takes the lock
+                    // meanwhile has a greater token.
+                    self.held_up_to.insert(wait.key.clone(), token);
+                    self.search_rest(wait);
+                    return None;
+                }
             }
         }
-        let mut searched;
         if let Some(last) = last {
             let newcomer = graph
                 .queues
@@ -382,25 +405,28 @@ impl Search {
             let from = before
                 .flatten()
                 .map_or(WaiterId(0), |WaiterId(id)| WaiterId(id + 1));
-            searched = before.flatten();
             for (id, owner) in graph
                 .queues
                 .waiting_elsewhere(wait.key.as_ref(), from..=last)
             {
+                step(steps_left);
+                self.reach(graph, owner, || edge(owner, false));
                 if *steps_left == 0 {
                     // The rest of the queue is searched in the next step.
-                    let rest = (wait.owner.clone(), wait.key.clone());
-                    self.waits.push_front(rest);
-                    self.searched.insert(wait.key.clone(), searched);
+                    self.search_rest(wait);
+                    self.searched.insert(wait.key.clone(), Some(id));
                     return None;
                 }
-                *steps_left -= 1;
-                self.reach(graph, owner, || edge(owner, false));
-                searched = Some(id);
             }
         }
         self.searched.insert(wait.key.clone(), last);
         None
+    }
+
+    /// Has a wait searched on before all others.
+    fn search_rest(&mut self, wait: &WaitFor) {
+        let rest = (wait.owner.clone(), wait.key.clone());
+        self.waits.push_front(rest);
     }
 
     fn reach(&mut self, graph: Graph<'_>, owner: &Owner, edge: impl FnOnce() -> WaitEdge) {

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::BuildHasher;
-use std::ops::Deref;
+use std::ops::{Bound, Deref};
 
 use hashbrown::DefaultHashBuilder;
 use smallvec::SmallVec;
@@ -105,6 +105,21 @@ impl Holders {
         let tokens = self.index.as_ref().map(|index| index.tokens.iter());
         let tokens = tokens.unwrap_or_default();
         tokens.filter_map(|&(_, at)| self.list.get(at))
+    }
+
+    /// The holders of greater tokens than this in the order of their tokens, where many
+    /// hold the lock and each has one.
+    pub(crate) fn by_token_after(
+        &self,
+        token: Option<FencingToken>,
+    ) -> Option<impl Iterator<Item = &Holder>> {
+        let index = self.index.as_ref();
+        let index = index.filter(|index| index.tokens.len() == self.list.len())?;
+        let after = token.map_or(Bound::Unbounded, |token| {
+            Bound::Excluded((token, usize::MAX))
+        });
+        let tokens = index.tokens.range((after, Bound::Unbounded));
+        Some(tokens.filter_map(|&(_, at)| self.list.get(at)))
     }
 
     pub(crate) fn push(&mut self, holder: Holder) {
@@ -358,6 +373,11 @@ mod tests {
                     let by_token: Vec<_> = holders.by_token().collect();
                     prop_assert_eq!(by_token.len(), plain.len());
                     prop_assert!(by_token.is_sorted_by_key(|one| one.token));
+                    let middle = by_token[plain.len() / 2].token;
+                    for (token, first) in [(None, 0), (middle, plain.len() / 2 + 1)] {
+                        let after: Vec<_> = holders.by_token_after(token).unwrap().collect();
+                        prop_assert_eq!(&after[..], &by_token[first..]);
+                    }
                 }
                 for holder in &plain {
                     prop_assert_eq!(holders.get(&holder.owner), Some(holder));

@@ -30,8 +30,9 @@
 //! # What it costs
 //! Everything about one waiter or one key takes logarithmic time, however many wait.
 //! A queue, its indices and its planned look go with its last waiter, and the memory
-//! of a crowd with the crowd. To have all keys looked at again takes constant time, or
-//! that of a look at each while others of such looks are left.
+//! of a crowd with the crowd. To have all keys looked at again takes constant time, or a
+//! short step for each where one of them has no plan, or others of such looks are left.
+//! To find that none of some keys has a plan takes a step for each plan.
 
 mod waits;
 
@@ -563,7 +564,8 @@ impl WaitQueues {
         self.ended_places.values().flatten().copied()
     }
 
-    /// A place.
+    /// A place. It is for a replica, where nobody is blocked: a step goes by for each
+    /// blocked waiter before it.
     pub fn any_place(&self) -> Option<&Waiter> {
         if self.places == 0 {
             return None;
@@ -593,14 +595,6 @@ impl WaitQueues {
     /// The waiter of this id, if it still waits.
     pub fn waiter(&self, key: KeyRef<'_>, id: WaiterId) -> Option<&Waiter> {
         self.queue(key)?.waiter(id)
-    }
-
-    /// The first request for the lock all alone.
-    #[cfg(test)]
-    pub(crate) fn first_exclusive(&self, key: KeyRef<'_>) -> Option<WaiterId> {
-        let mut waiters = self.queue(key)?.waiters();
-        let first = waiters.find(|waiter| waiter.request.limit == Limit::EXCLUSIVE);
-        first.map(|waiter| waiter.id)
     }
 
     /// The last request for the lock all alone before this one, or of all.
@@ -813,6 +807,13 @@ impl WaitQueues {
     /// Takes the first waiter.
     pub(crate) fn take_first(&mut self, key: KeyRef<'_>) -> Option<Waiter> {
         self.remove(key, self.first(key)?.id)
+    }
+
+    /// The first request for the lock all alone.
+    pub(crate) fn first_exclusive(&self, key: KeyRef<'_>) -> Option<WaiterId> {
+        let mut waiters = self.queue(key)?.waiters();
+        let first = waiters.find(|waiter| waiter.request.limit == Limit::EXCLUSIVE);
+        first.map(|waiter| waiter.id)
     }
 
     /// Takes the first waiter of this owner.

@@ -25,6 +25,7 @@
 mod lock_ids;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::iter;
 
 use smallvec::SmallVec;
 
@@ -42,6 +43,10 @@ use lock_ids::{LockId, LockIds};
 /// A lease is renewed when this part of it is over, so that one renewal may
 /// come late without harm.
 const RENEWALS_A_LEASE: i64 = 3;
+
+/// Among the locks of connections that have ended, so many are looked at for one that was
+/// not left behind.
+const LEFT_LOOKED_AT: usize = 64;
 
 /// An owner's holds on a lock.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -179,23 +184,13 @@ impl Sessions {
         !self.ended.is_empty()
     }
 
-    /// Some holds that are bound to a connection which has ended. None while all of one
-    /// such connection were left behind.
+    /// Some holds that are bound to a connection which has ended. None where all were left
+    /// behind, as far as one look goes.
     pub fn next_ended(&self) -> Option<HoldId> {
-        let of_client = self.ended.values().next()?;
-        let mut next = of_client.first();
-        while let Some(bound) = next {
-            if let Some(hold) = self.hold(bound) {
-                return Some(hold);
-            }
-            // It was left behind, and so was the rest of its lock.
-            let first = Bound {
-                lock: bound.lock.next(),
-                owner: Owner::least(),
-            };
-            next = of_client.range(first..).next();
-        }
-        None
+        let bound = self.ended.values().flat_map(one_a_lock);
+        bound
+            .take(LEFT_LOOKED_AT)
+            .find_map(|bound| self.hold(bound))
     }
 
     /// The holds on this lock that are bound to connections which have ended, in the order
@@ -646,6 +641,17 @@ impl Sessions {
             && bindings().all(is_by_client)
             && locks.difference(&left).copied().collect::<BTreeSet<_>>() == self.locks.all()
     }
+}
+
+/// The first of these of each lock. A lock is left behind as a whole.
+fn one_a_lock(of_client: &BTreeSet<Bound>) -> impl Iterator<Item = &Bound> {
+    iter::successors(of_client.first(), |bound| {
+        let first = Bound {
+            lock: bound.lock.next(),
+            owner: Owner::least(),
+        };
+        of_client.range(first..).next()
+    })
 }
 
 fn renew_at_ms(lease: Lease, now_ms: i64) -> i64 {

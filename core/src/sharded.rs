@@ -3,8 +3,8 @@
 //! A plain one is made anew when it is full: of 100,000 entries that takes tens of
 //! milliseconds, in which a server answers nobody. Here many entries are spread over many
 //! tables by a part of their hash, so that each stays small. Everything about one entry
-//! takes constant time; at worst it has a table of a few hundred entries made anew, or of
-//! a few thousand where there are a million.
+//! takes constant time; at worst it has a table of up to two thousand entries made anew, or
+//! of a few thousand where there are a million.
 
 use std::hash::{BuildHasher, Hash};
 

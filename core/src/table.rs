@@ -354,9 +354,16 @@ pub struct LockTable {
     leaving: Option<Leaving>,
     /// Clients whose sessions are over unnoticed: their connections have to be
     /// closed.
-    to_close: Vec<ClientId>,
+    to_close: VecDeque<ClientId>,
     /// Which kind of work that is due comes next.
     turn: usize,
+}
+
+/// Gives back the memory of a crowd that has gone.
+fn give_back<T>(gone: &mut VecDeque<T>) {
+    if gone.is_empty() {
+        gone.shrink_to(WORK_A_WAKE);
+    }
 }
 
 impl LockTable {

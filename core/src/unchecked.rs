@@ -1,7 +1,8 @@
 //! Owners of many waits, each of which may close a cycle.
 //!
 //! Such an owner is noted once, however often it is handed a lock, and its waits are
-//! searched one by one, each owner in turn. Everything takes logarithmic time.
+//! searched one by one, each owner in turn. Everything takes logarithmic time, and as much
+//! again for each owner that is passed over because it waits no more.
 
 use std::collections::{BTreeMap, VecDeque};
 

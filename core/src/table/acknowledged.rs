@@ -310,7 +310,7 @@ impl LockTable {
         let Some(bound) = bound else { return };
         let last_ms = bound.kept_until_ms - CLOSED_BEFORE_MS.min(bound.lease.ms() / 3);
         if last_ms <= now_ms {
-            self.to_close.push(bound.client);
+            self.to_close.push_back(bound.client);
         } else if last_ms < bound.renew_at_ms {
             self.sessions.renew_by(hold, last_ms);
         }

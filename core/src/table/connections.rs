@@ -43,12 +43,13 @@ impl LockTable {
     }
 
     /// Any key may have changed. As [`LockTable::key_touched`], for all of them. It
-    /// takes a look at each lock that is remembered.
+    /// takes a look at each lock that is remembered, and a step for each holder of those
+    /// that are forgotten.
     pub fn everything_touched(&mut self, now_ms: i64) {
         self.touch_all(|_| true, now_ms);
     }
 
-    /// Any key of this database may have changed.
+    /// Any key of this database may have changed. It takes as long.
     pub fn database_touched(&mut self, db: i32, now_ms: i64) {
         self.touch_all(|key| key.db == db, now_ms);
     }
@@ -156,7 +157,7 @@ impl LockTable {
             };
             let is_over = binding.is_claimed && binding.kept_until_ms <= left_ms;
             if is_over && !self.sessions.has_ended(binding.client) {
-                self.to_close.push(binding.client);
+                self.to_close.push_back(binding.client);
             }
         }
     }

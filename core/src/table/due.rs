@@ -3,7 +3,7 @@
 //! contended locks when they are due, and searches for deadlocks.
 
 use super::transition::Transition;
-use super::{Answer, Done, LockTable, Progress, Step, Stored, Unchecked};
+use super::{Answer, Done, LockTable, Progress, Step, Stored, Unchecked, give_back};
 use crate::bounds::grants_a_step;
 use crate::error::LockError;
 use crate::keys::{KeyBuf, KeyRef};
@@ -27,6 +27,9 @@ const ENDED_BINDINGS_AT_ONCE: usize = 16;
 
 /// So many bindings that were left behind are cleared away at once.
 const CLEARED_AT_ONCE: usize = 32;
+
+/// So many times as much where nothing else is due.
+const CLEARED_FOR_NOTHING_DUE: usize = 8;
 
 /// The memory of so many holders is given back in as much time as one binding takes.
 const HOLDERS_WEIGH_ONE: usize = 8;
@@ -118,7 +121,9 @@ impl LockTable {
     /// Takes clients whose connections have to be closed, at most so many.
     pub fn take_clients_to_close(&mut self, at_most: usize) -> Vec<ClientId> {
         let count = at_most.min(self.to_close.len());
-        self.to_close.drain(..count).collect()
+        let taken = self.to_close.drain(..count).collect();
+        give_back(&mut self.to_close);
+        taken
     }
 
     /// The lock that is due next, if one is. Nothing changes.
@@ -146,6 +151,12 @@ impl LockTable {
         let due = self.take_one_due(now_ms);
         // Not before: what `next_due` has not seen is not taken.
         self.clear_away();
+        if due.is_none() {
+            // Renewals may be due behind it.
+            for _ in 1..CLEARED_FOR_NOTHING_DUE {
+                self.clear_away();
+            }
+        }
         due
     }
 
@@ -223,10 +234,9 @@ impl LockTable {
 
     fn take_unchecked(&mut self) -> Option<Due> {
         loop {
-            let unchecked = match self.unchecked.pop_front() {
-                Some(unchecked) => unchecked,
-                None => self.take_unchecked_of_owner()?,
-            };
+            let unchecked = self.unchecked.pop_front();
+            give_back(&mut self.unchecked);
+            let unchecked = unchecked.or_else(|| self.take_unchecked_of_owner())?;
             // Who waits no more need not be checked.
             if let Some(key) = self.queues.key_of(unchecked.id) {
                 return Some(Due {
@@ -314,7 +324,7 @@ impl LockTable {
             // Before the hand-off, which may bind the owner's next holds.
             sessions.unbind(key, owner);
             if binding.kept_until_ms <= now.ms() {
-                transition.table.to_close.push(binding.client);
+                transition.table.to_close.push_back(binding.client);
             }
         }
         transition.hand_on(Ok(()))
@@ -334,7 +344,7 @@ impl LockTable {
         // The next try may come late.
         let left_ms = binding.kept_until_ms - now_ms - 2 * REFUSED_RETRY_MS;
         if left_ms <= 0 {
-            self.to_close.push(binding.client);
+            self.to_close.push_back(binding.client);
         } else {
             let again_ms = now_ms + (left_ms / 2).clamp(1, KEEP_RETRY_MS);
             self.sessions.renew_by(&hold, again_ms);
@@ -385,17 +395,19 @@ impl LockTable {
     }
 
     /// The server refuses every write. Does for the sessions that are due what can be
-    /// done without, at most for so many. Returns whether anything is left to be
-    /// tried again.
+    /// done without, at most for so many, and clears away what is in their way. Returns
+    /// whether anything is left to be done or to be tried again.
     pub fn put_off_everything(&mut self, now_ms: i64, at_most: usize) -> bool {
-        self.clear_away();
         for _ in 0..at_most {
-            let Some((hold, binding)) = self.sessions.take_due(now_ms) else {
-                break;
-            };
-            self.not_kept(hold, binding, now_ms);
+            self.clear_away();
+            match self.sessions.take_due(now_ms) {
+                Some((hold, binding)) => self.not_kept(hold, binding, now_ms),
+                None if self.is_to_be_cleared() => {}
+                None => break,
+            }
         }
-        self.anybody_waits()
+        self.is_to_be_cleared()
+            || self.anybody_waits()
             || !self.ended.is_empty()
             || !self.sessions.is_empty()
             || self.stepped.next_key().is_some()
@@ -407,14 +419,15 @@ impl LockTable {
     /// This server has become a replica, which keeps up no lease, and the new primary
     /// knows of no connection here. So whoever holds by one is told by its end: at
     /// most so many of them now, and the others with the next calls, which forget as
-    /// many holds.
+    /// many holds. What is on its way to clients, unclaimed or noted as over goes as a
+    /// whole.
     pub fn forget_connections(&mut self, at_most: usize) {
         for _ in 0..at_most {
             let Some(client) = self.sessions.any_client() else {
                 break;
             };
             self.sessions.end_client(client);
-            self.to_close.push(client);
+            self.to_close.push_back(client);
         }
         for _ in 0..at_most {
             let Some(hold) = self.sessions.next_ended() else {
@@ -429,7 +442,7 @@ impl LockTable {
         while let Some(key) = self.stepped.next_key().cloned() {
             self.forget_ended(key.as_ref());
         }
-        self.unchecked.clear();
+        self.unchecked = Default::default();
         self.unchecked_owners = Default::default();
     }
 

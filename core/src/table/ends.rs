@@ -126,12 +126,16 @@ impl Transition<'_> {
 
     /// Whether so many of many holders are not over that they alone keep out who is next
     /// in line, and so everybody behind.
-    pub(super) fn are_enough_left(&self, newcomers: Limit) -> bool {
+    pub(super) fn are_enough_left(&mut self, newcomers: Limit) -> bool {
         if !self.has_many_holders() || !self.may_be_over() {
             return false;
         }
-        let first = self.table.queues.first(self.key);
-        let limit = first.map_or(newcomers, |first| first.request.limit);
+        let first = self.first_in_line().map(|first| first.request.limit);
+        if first.is_none() && self.step.passed >= PASSED_A_STEP {
+            // Nobody knows yet who is next.
+            return true;
+        }
+        let limit = first.unwrap_or(newcomers);
         let are_enough = |live| !limit.has_room_beside(live);
         let count = || match limit == Limit::EXCLUSIVE && self.is_one_left() {
             true => 1,

@@ -74,6 +74,11 @@ impl Transition<'_> {
         Ok(Some(token))
     }
 
+    /// Whether what a newcomer is told depends on who holds the lock.
+    fn depends_on_holders(&self, waits: bool) -> bool {
+        self.table.settings.may_grant && (!waits || self.can_be_told())
+    }
+
     /// Returns with the token how many holds the owner had before. What is withheld is
     /// bound to a connection when it is told.
     pub(super) fn grant(
@@ -146,6 +151,7 @@ impl Transition<'_> {
     ) -> Progress<T> {
         let waits = wait.is_some();
         let mut is_kept_out = None;
+        let mut is_crowd_looked_at = false;
         let session = request.session;
         self.note_own_place(&request, wait.as_ref());
         loop {
@@ -181,9 +187,12 @@ impl Transition<'_> {
                 // What is over keeps nobody out, however much of it there is.
                 (Ok(None), left)
                     if (waits || in_turn)
+                        && self.depends_on_holders(waits)
                         && !*is_kept_out
                             .get_or_insert_with(|| self.are_enough_left(request.limit))
-                        && (self.end_all_but_few() || self.end_more()) =>
+                        && (!std::mem::replace(&mut is_crowd_looked_at, true)
+                            && self.end_all_but_few()
+                            || self.end_more()) =>
                 {
                     wait = left;
                 }

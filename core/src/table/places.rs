@@ -1,7 +1,7 @@
 //! Places in a queue: how they are kept, claimed and given up.
 
 use super::transition::Transition;
-use super::{Answer, Leave, LockTable};
+use super::{Answer, Leave, LockTable, give_back};
 use crate::bounds::{OVER_LOOKED_AT, ends_a_step};
 use crate::error::LockError;
 use crate::keys::{KeyBuf, KeyRef};
@@ -194,6 +194,7 @@ impl LockTable {
         }
         let untold = at_most.min(self.untold.len());
         answers.extend(self.untold.drain(..untold));
+        give_back(&mut self.untold);
         for _ in 0..at_most {
             let Some(id) = self.queues.next_ended_place() else {
                 break;

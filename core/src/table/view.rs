@@ -245,7 +245,10 @@ impl LockTable {
 
     /// Whether all that is kept twice is the same, for these owners.
     pub(crate) fn agree(&self, owners: &[Owner]) -> bool {
-        self.queues.agree() && self.remembered.agree(owners) && self.sessions.agree()
+        self.queues.agree()
+            && self.remembered.agree(owners)
+            && self.sessions.agree()
+            && self.acks.agree()
     }
 
     /// The lock as it was left by the last step, if it is remembered.

@@ -201,6 +201,56 @@ fn what_has_ended_is_tried_again_where_writes_are_refused() {
 }
 
 #[test]
+fn sessions_are_closed_in_time_where_writes_are_refused_behind_a_crowd_that_was_left() {
+    let mut server = Server::new();
+    for n in 0..2000 {
+        server.take(K, ask(&nth(n)).shared().session().lease(300));
+    }
+    server.take(L, ask("a").session().lease(300));
+    server.break_lock(K, None);
+    server.sleep(290);
+    // It may be the last that is left, and is more than nothing.
+    assert!(server.table.put_off_everything(server.ms(), 1));
+    assert!(server.table.put_off_everything(server.ms(), 64));
+    assert_eq!(server.table.take_clients_to_close(64), [ask("a").client]);
+}
+
+#[test]
+fn sessions_are_kept_up_in_time_behind_a_crowd_that_was_left() {
+    let mut server = Server::new();
+    for n in 0..2000 {
+        server.take(K, ask(&nth(n)).shared().session());
+    }
+    server.take(L, ask("a").session());
+    server.break_lock(K, None);
+    server.sleep(LEASE_MS / 3);
+    let mut wakes = 0;
+    while !server.do_one() {
+        wakes += 1;
+        let is_due = |at_ms| at_ms <= server.ms();
+        assert!(server.table.wake_at_ms().is_some_and(is_due));
+    }
+    assert!(wakes <= 10, "{wakes}");
+    assert_eq!(
+        server.lock(L).next_lease_end_ms(),
+        Some(server.ms() + LEASE_MS)
+    );
+}
+
+#[test]
+fn what_is_left_of_a_crowd_is_cleared_away_where_writes_are_refused() {
+    let mut server = Server::new();
+    for n in 0..1000 {
+        server.take(K, ask(&nth(n)).shared());
+    }
+    server.break_lock(K, None);
+    assert!(server.table.remembered.any_discarded());
+    assert!(server.table.put_off_everything(server.ms(), 1));
+    assert!(!server.table.put_off_everything(server.ms(), 64));
+    assert!(!server.table.is_to_be_cleared());
+}
+
+#[test]
 fn a_check_comes_again_unless_its_key_is_served_elsewhere() {
     let mut server = Server::new();
     server.take(K, ask("a"));

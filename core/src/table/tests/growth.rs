@@ -286,6 +286,77 @@ fn who_is_kept_out_of_a_crowd_ends_no_more_of_it_than_a_step_does() {
 }
 
 #[test]
+fn places_that_are_over_keep_nobody_out_of_a_crowd_that_is_over() {
+    let mut server = over(40);
+    for n in 0..2 * GRANTS_A_STEP {
+        server.wait_for(K, ask(&format!("p{n}")).place(), 10);
+    }
+    server.sleep(20);
+    server.take(K, ask("x").limit(50).now());
+    assert_eq!(server.holders(K).len(), 41);
+}
+
+#[test]
+fn who_stands_behind_more_places_than_are_passed_over_ends_no_crowd() {
+    let mut server = Server::new();
+    for n in 0..CROWD {
+        server.take(K, ask(&nth(n)).shared());
+    }
+    for n in 0..40 {
+        let live = ask(&format!("live{n}")).shared();
+        server.take(K, live.lease(10 * LEASE_MS));
+    }
+    for n in 0..PASSED_A_STEP + 2 * GRANTS_A_STEP {
+        server.wait_for(K, ask(&format!("p{n}")).place(), 10);
+    }
+    let w = server.wait(K, ask("w"));
+    server.sleep(LEASE_MS + 1);
+    server.wait(K, ask("x").limit(50));
+    assert!(server.holders(K).len() > CROWD / 2);
+    server.run();
+    assert_eq!(server.holders(K).len(), 40);
+    assert!(server.table.is_waiting(w));
+}
+
+#[test]
+fn who_can_be_granted_nothing_ends_no_more_of_a_crowd_than_a_step_does() {
+    let no_grants = Settings {
+        may_grant: false,
+        ..Settings::default()
+    };
+    let no_replicas = Settings {
+        acks: Some(Acknowledgement {
+            replicas: 1,
+            connected: 0,
+            timeout_ms: 1000,
+            client: None,
+        }),
+        ..Settings::default()
+    };
+    for settings in [no_grants, no_replicas] {
+        let mut server = over(200);
+        server.table.settings = settings;
+        server.wait(K, ask("x").shared());
+        let effects = server.effects.len();
+        assert!(effects <= 2 * ENDS_A_STEP, "{effects}");
+        assert!(server.holders(K).len() > CROWD / 2);
+    }
+}
+
+#[test]
+fn who_is_refused_because_replicas_are_missing_is_told_so_beside_a_crowd_that_is_over() {
+    let mut server = over(2);
+    server.table.settings.acks = Some(Acknowledgement {
+        replicas: 1,
+        connected: 0,
+        timeout_ms: 1000,
+        client: None,
+    });
+    let refused = server.acquire(K, ask("x").limit(3).now());
+    assert_eq!(refused, Err(LockError::NoReplicas));
+}
+
+#[test]
 fn who_is_let_in_beside_a_crowd_that_is_over_ends_all_of_it() {
     let mut server = over(2);
     server.take(K, ask("live1").shared().by(2).session());
@@ -336,20 +407,24 @@ fn waiters_of_a_crowd_that_is_over_are_served_in_one_step() {
 }
 
 #[test]
-fn what_is_left_of_a_crowd_is_not_in_the_way_of_the_other_holds_of_its_connection() {
-    let mut server = Server::new();
-    for n in 0..CROWD {
-        server.take(K, ask(&nth(n)).shared().by(1).session());
+fn what_is_left_of_a_crowd_is_not_in_the_way_of_other_holds_of_connections_that_ended() {
+    for client in [1, 2] {
+        let mut server = Server::new();
+        for n in 0..CROWD {
+            server.take(K, ask(&nth(n)).shared().by(1).session());
+        }
+        server.take(L, ask("a").by(client).session());
+        let w = server.wait(L, ask("w"));
+        for client in [1, 2] {
+            server.table.connection_ended(ClientId(client), false);
+        }
+        server.take(K, ask("x"));
+        for _ in 0..3 {
+            server.do_one();
+        }
+        assert!(server.table.sessions.any_left());
+        assert_eq!(server.granted(), [w]);
     }
-    server.take(L, ask("a").by(1).session());
-    let w = server.wait(L, ask("w"));
-    server.table.connection_ended(ClientId(1), false);
-    server.take(K, ask("x"));
-    for _ in 0..3 {
-        server.do_one();
-    }
-    assert!(server.table.sessions.any_left());
-    assert_eq!(server.granted(), [w]);
 }
 
 #[test]
@@ -410,4 +485,59 @@ fn renewals_of_a_client_that_ended_keep_nothing_up() {
     assert_eq!(server.steps, CROWD);
     assert!(server.keys.is_empty());
     server.check_nothing_is_left();
+}
+
+#[test]
+fn a_writer_behind_a_crowd_is_searched_for_deadlocks_in_parts() {
+    for other in ["z".into(), nth(17), nth(CROWD - 1)] {
+        let mut server = crowded();
+        server.take(L, ask("w"));
+        let waiter = server.wait(L, ask(&other));
+        let w = server.wait(K, ask("w"));
+        // Who leaves meanwhile, or takes one hold more, is in nobody's way.
+        for n in 0..10 {
+            server.release(K, &nth(CROWD / 10 * n));
+            server.take(K, ask(&nth(CROWD / 10 * n + 1)).shared());
+            assert!(server.do_one());
+        }
+        server.run();
+        assert!(server.table.is_waiting(waiter));
+        let parts = CROWD / SEARCH_A_STEP;
+        assert!(
+            (parts - 1..parts + 3).contains(&server.steps),
+            "{}",
+            server.steps
+        );
+        if other == "z" {
+            assert!(server.table.is_waiting(w));
+        } else {
+            let refused = server.refused();
+            assert!(matches!(refused[..], [(id, LockError::Deadlock { .. })] if id == w));
+        }
+    }
+}
+
+#[test]
+fn what_a_crowd_had_to_be_told_leaves_no_memory_behind() {
+    let mut server = Server::new();
+    let ids = || (0..CROWD as u64).map(WaiterId);
+    let table = &mut server.table;
+    table.to_close.extend((0..CROWD as u64).map(ClientId));
+    let untold = ids().map(|id| (Addressee::Blocked(id), Answer::NotGranted));
+    table.untold.extend(untold);
+    let unchecked = ids().map(|id| Unchecked { id, search: None });
+    table.unchecked.extend(unchecked);
+    let mut told = 0;
+    while !table.to_close.is_empty() || !table.untold.is_empty() {
+        told += table.take_clients_to_close(WORK_A_WAKE).len();
+        told += table.give_up(START_MS, WORK_A_WAKE).len();
+    }
+    assert_eq!(told, 2 * CROWD);
+    assert!(table.take_due(START_MS).is_none());
+    let room = [
+        table.to_close.capacity(),
+        table.untold.capacity(),
+        table.unchecked.capacity(),
+    ];
+    assert!(room.iter().all(|room| *room <= WORK_A_WAKE), "{room:?}");
 }
