@@ -29,6 +29,9 @@ pub(crate) const OVER_LOOKED_AT: usize = 1024;
 /// question.
 pub const ENDS_A_STEP: usize = 64;
 
+/// Where so many of many holders are left at most, all others that are over end as one.
+pub const LEFT_AT_ONCE: usize = 1024;
+
 /// How much one wake of the table's caller does, in locks that are looked at and waiters
 /// that are answered, before other clients have their turn.
 pub const WORK_A_WAKE: usize = 64;
@@ -80,6 +83,12 @@ pub(crate) fn grants_a_step() -> usize {
 #[inline]
 pub(crate) fn ends_a_step() -> usize {
     bound(ENDS_A_STEP)
+}
+
+/// [`LEFT_AT_ONCE`], for now.
+#[inline]
+pub(crate) fn left_at_once() -> usize {
+    bound(LEFT_AT_ONCE)
 }
 
 /// [`UNHEARD_A_STEP`], for now.

@@ -20,7 +20,7 @@ use std::iter;
 
 use super::LockEvent;
 use super::transition::Transition;
-use crate::bounds::{PASSED_A_STEP, ends_a_step};
+use crate::bounds::{PASSED_A_STEP, ends_a_step, left_at_once};
 use crate::deadlock::Certain;
 use crate::ended::{Ended, EndedBy};
 use crate::holders::Holders;
@@ -174,8 +174,8 @@ impl Transition<'_> {
         if !self.has_many_holders() {
             return false;
         }
-        let over = self.over_among(|live| live > ends_a_step());
-        if over.live > ends_a_step() || over.count() == 0 {
+        let over = self.over_among(|live| live > left_at_once());
+        if over.live > left_at_once() || over.count() == 0 {
             return false;
         }
         let left = over.left.iter();
