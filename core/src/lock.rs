@@ -157,8 +157,8 @@ pub struct Lock {
     pub(crate) last_token: Option<FencingToken>,
     /// The expiry of the key.
     pub(crate) expires_at_ms: Option<i64>,
-    /// The key holds permits of owners that somebody removed.
-    pub(crate) leftovers: bool,
+    /// The key holds so many permits of owners that somebody removed.
+    pub(crate) leftovers: usize,
 }
 
 /// What came of a release.
@@ -314,9 +314,9 @@ impl Lock {
                 end_ms,
             });
             self.expires_at_ms = Some(end_ms);
-            self.leftovers = false;
+            self.leftovers = 0;
         } else {
-            if self.leftovers {
+            if self.leftovers > 0 && self.is_free() {
                 self.delete(effects);
             }
             effects.push(holder.written(Some(token)));
@@ -586,7 +586,7 @@ impl Lock {
         effects.push(Effect::Delete);
         self.holders.clear();
         self.expires_at_ms = None;
-        self.leftovers = false;
+        self.leftovers = 0;
     }
 
     fn replace(&mut self, holder: Holder) {

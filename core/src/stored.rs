@@ -218,7 +218,7 @@ impl Reader {
         if fields > FIELDS_WITHOUT_TOKEN_MAX && self.last_token.is_none() {
             return Err(LockError::NotALock);
         }
-        let leftovers = self.counts.is_empty() && !self.permits.is_empty();
+        let mut leftovers = self.permits.len();
         let alone = self.counts.len() == 1;
         let is_many = self.permits.len() > few();
         let by_owner: HashMap<&Owner, &Permit> = match is_many {
@@ -241,13 +241,16 @@ impl Reader {
         let mut holders = SmallVec::with_capacity(self.counts.len());
         for (owner, holds) in self.counts {
             holders.push(match permit_of(&owner) {
-                Some(permit) => Holder {
-                    owner,
-                    holds,
-                    token: Some(permit.token),
-                    lease_end_ms: Some(permit.lease_end_ms),
-                    limit: permit.limit,
-                },
+                Some(permit) => {
+                    leftovers = leftovers.saturating_sub(1);
+                    Holder {
+                        owner,
+                        holds,
+                        token: Some(permit.token),
+                        lease_end_ms: Some(permit.lease_end_ms),
+                        limit: permit.limit,
+                    }
+                }
                 None if alone => {
                     let held = HeldAlone {
                         holds,

@@ -139,6 +139,8 @@ pub struct Expected {
     pub expires_at_ms: Option<i64>,
     /// The newest token.
     pub last_token: Option<FencingToken>,
+    /// How many fields there are beside: permits of owners that somebody removed.
+    pub leftovers: usize,
     /// What the owner in question holds.
     pub holder: Option<Holder>,
 }
@@ -146,7 +148,7 @@ pub struct Expected {
 impl Expected {
     /// How many fields the hash has.
     pub fn fields(&self) -> usize {
-        2 * self.holders + usize::from(self.last_token.is_some())
+        2 * self.holders + usize::from(self.last_token.is_some()) + self.leftovers
     }
 }
 
@@ -378,6 +380,7 @@ impl LockTable {
             holders: lock.holders().len(),
             expires_at_ms: lock.expires_at_ms(),
             last_token: lock.last_token(),
+            leftovers: lock.leftovers,
             holder: asker.and_then(|asker| lock.holder(asker)).cloned(),
         })
     }

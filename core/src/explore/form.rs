@@ -218,7 +218,7 @@ impl<'n> Form<'n> {
     pub(crate) fn lock(&mut self, lock: &Lock) {
         self.token(lock.last_token);
         self.time(lock.expires_at_ms);
-        self.flag(lock.leftovers);
+        self.count(lock.leftovers);
         for owner in self.names.owners.iter() {
             let holder = lock.holder(owner);
             self.flag(holder.is_some());

@@ -52,7 +52,7 @@ pub(crate) fn held(name: &str, holds: i64, token: Option<i64>, lease_end_ms: Opt
         }]),
         last_token: token.map(self::token),
         expires_at_ms: lease_end_ms,
-        leftovers: false,
+        leftovers: 0,
     }
 }
 
@@ -75,7 +75,7 @@ pub(crate) fn held_by<const N: usize>(holders: [Holder; N]) -> Lock {
             .iter()
             .filter_map(|holder| holder.lease_end_ms)
             .max(),
-        leftovers: false,
+        leftovers: 0,
         holders: holders.into_iter().collect(),
     }
 }

@@ -259,12 +259,13 @@ mod permits {
         let lock = Lock {
             last_token: FencingToken::new(8).ok(),
             expires_at_ms,
+            leftovers: 1,
             ..held_by([permitted("a", 7, END, SHARED)])
         };
         check(&without(&A_AND_B, "b"), expires_at_ms, &lock);
         let nobody = Lock {
             expires_at_ms,
-            leftovers: true,
+            leftovers: 2,
             ..free(Some(8))
         };
         check(
@@ -277,8 +278,13 @@ mod permits {
     #[test]
     fn an_exclusive_holder_may_have_permits_of_others_beside_it() {
         let fields = without(&without(&A_AND_B, "a"), "@permit:b");
-        check(&fields, Some(END), &held("b", 1, Some(8), Some(END)));
-        check(&fields, None, &held("b", 1, Some(8), None));
+        for end_ms in [Some(END), None] {
+            let lock = Lock {
+                leftovers: 1,
+                ..held("b", 1, Some(8), end_ms)
+            };
+            check(&fields, end_ms, &lock);
+        }
     }
 
     #[test]
@@ -419,7 +425,7 @@ mod round_trips {
                     .collect(),
                 last_token: token,
                 expires_at_ms: lease_end_ms,
-                leftovers: false,
+                leftovers: 0,
             },
         )
     }
@@ -442,7 +448,7 @@ mod round_trips {
                     .collect(),
                 last_token: Some(newest),
                 expires_at_ms,
-                leftovers: false,
+                leftovers: 0,
             },
         )
     }

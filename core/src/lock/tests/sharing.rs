@@ -234,7 +234,7 @@ mod admitting {
     #[test]
     fn permits_of_owners_that_somebody_removed_are_cleared_away() {
         let lock = Lock {
-            leftovers: true,
+            leftovers: 1,
             expires_at_ms: Some(LATER),
             ..free(Some(NEW + 5))
         };

@@ -54,6 +54,25 @@ fn a_large_lock_that_somebody_touched_is_read_again() {
 }
 
 #[test]
+fn a_large_lock_of_which_somebody_removed_an_owner_is_read_once() {
+    let mut server = crowded();
+    server.take(K, ask("x").shared());
+    server.write(K, |value| {
+        value.fields.remove(nth(1).as_bytes());
+    });
+    assert!(server.renew(K, &nth(2), LEASE_MS));
+    let before = server.unread;
+    assert!(server.renew(K, &nth(3), LEASE_MS));
+    assert_eq!(server.unread, before + 1);
+    // Its permit is there yet, and is its own again.
+    server.take(K, ask(&nth(1)).shared());
+    assert!(server.renew(K, &nth(4), LEASE_MS));
+    let before = server.unread;
+    assert!(server.renew(K, &nth(5), LEASE_MS));
+    assert_eq!(server.unread, before + 1);
+}
+
+#[test]
 fn a_contended_large_lock_that_was_touched_is_read_once() {
     let mut server = crowded();
     server.wait(K, ask("w"));
