@@ -2,19 +2,19 @@
 //! when a connection was closed or the machine was suspended.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::{Instant, sleep_until};
 
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::hold::Hold;
+use crate::mutex::locked;
 use crate::request::Renew;
 use crate::validity::{Lost, margin};
 
@@ -31,23 +31,55 @@ const CLOCK_CHECK: Duration = Duration::from_millis(500);
 /// Clocks that differ by so much were not read at the same time.
 const SUSPENSION: Duration = Duration::from_millis(100);
 
+/// So many new holds wait for the task at most. Most are gone by then.
+const NEW_MAX: usize = 64;
+
 /// The way to the task. It ends with the client.
 pub(crate) struct Renewals {
-    task: UnboundedSender<(Weak<Hold>, Renew)>,
+    new: Arc<New>,
+}
+
+/// What the task has not seen yet.
+#[derive(Default)]
+struct New {
+    queue: Mutex<Queue>,
+    wake: Notify,
+}
+
+#[derive(Default)]
+struct Queue {
+    holds: Vec<(Weak<Hold>, Renew)>,
+    /// Whether the task looks here with every [`CLOCK_CHECK`].
+    is_looked_at: bool,
+    /// Whether the client is gone.
+    is_closed: bool,
 }
 
 impl Renewals {
     /// Starts the task. `disconnected` tells it that a connection was closed.
     pub(crate) fn start(runtime: &Handle, disconnected: Arc<Notify>) -> Self {
-        let (task, new) = unbounded_channel();
-        runtime.spawn(run(new, disconnected));
-        Self { task }
+        let new = Arc::new(New::default());
+        runtime.spawn(run(Arc::clone(&new), disconnected));
+        Self { new }
     }
 
     /// Looks after a hold until it is lost, and renews it so often.
+    ///
+    /// Where that has time, the task is not woken for it: most holds are short.
     pub(crate) fn add(&self, hold: &Arc<Hold>, renew: Renew) {
-        // Where the runtime has ended, nothing can be done.
-        let _ = self.task.send((Arc::downgrade(hold), renew));
+        let has_time = due(hold) > Instant::now() + CLOCK_CHECK;
+        let mut queue = locked(&self.new.queue);
+        queue.holds.push((Arc::downgrade(hold), renew));
+        if !(has_time && queue.is_looked_at && queue.holds.len() < NEW_MAX) {
+            self.new.wake.notify_one();
+        }
+    }
+}
+
+impl Drop for Renewals {
+    fn drop(&mut self) {
+        locked(&self.new.queue).is_closed = true;
+        self.new.wake.notify_one();
     }
 }
 
@@ -84,13 +116,12 @@ struct Watchdog {
     sweep_at: usize,
 }
 
-async fn run(mut new: UnboundedReceiver<(Weak<Hold>, Renew)>, disconnected: Arc<Notify>) {
+async fn run(new: Arc<New>, disconnected: Arc<Notify>) {
     let mut watchdog = Watchdog::default();
     let mut clock = (Instant::now(), Moment::now());
-    // Guards may outlive the client.
-    let mut is_open = true;
     loop {
-        if !is_open {
+        if !watchdog.add_all(&new) {
+            // Guards may outlive the client.
             watchdog.sweep();
             if watchdog.holds.is_empty() {
                 return;
@@ -102,13 +133,7 @@ async fn run(mut new: UnboundedReceiver<(Weak<Hold>, Renew)>, disconnected: Arc<
             clock = (Instant::now(), Moment::now());
         }
         tokio::select! {
-            added = new.recv(), if is_open => match added {
-                Some((hold, renew)) => {
-                    watchdog.add(hold, renew);
-                    watchdog.add_all(&mut new);
-                }
-                None => is_open = false,
-            },
+            () = new.wake.notified() => {}
             () = sleep_until(next.unwrap_or(clock.0)), if next.is_some() => {
                 // All that are due go out together, on one connection.
                 let later = watchdog.due.split_off(&(Instant::now(), usize::MAX));
@@ -122,13 +147,14 @@ async fn run(mut new: UnboundedReceiver<(Weak<Hold>, Renew)>, disconnected: Arc<
             }
             () = disconnected.notified() => {
                 // Those first that were granted before the connection was closed.
-                watchdog.add_all(&mut new);
+                watchdog.add_all(&new);
                 watchdog.look_after_all();
             }
             () = sleep_until(clock.0 + CLOCK_CHECK), if !is_idle => {
                 let now = (Instant::now(), Moment::now());
                 let passed = clock.1.until(now.1);
                 if passed > now.0 - clock.0 + SUSPENSION {
+                    watchdog.add_all(&new);
                     watchdog.look_at_the_clock();
                     watchdog.look_after_all();
                 }
@@ -161,9 +187,19 @@ impl Watchdog {
         }
     }
 
-    fn add_all(&mut self, new: &mut UnboundedReceiver<(Weak<Hold>, Renew)>) {
-        while let Ok((hold, renew)) = new.try_recv() {
-            self.add(hold, renew);
+    /// Returns whether more may come.
+    fn add_all(&mut self, new: &New) -> bool {
+        loop {
+            let mut queue = locked(&new.queue);
+            queue.is_looked_at = !self.holds.is_empty();
+            if queue.holds.is_empty() {
+                return !queue.is_closed;
+            }
+            let holds = std::mem::take(&mut queue.holds);
+            drop(queue);
+            for (hold, renew) in holds {
+                self.add(hold, renew);
+            }
         }
     }
 
@@ -375,6 +411,23 @@ mod tests {
         drop(renewals);
         sleep(LEASE * 10).await;
         assert!(hold.valid_for().is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_hold_is_renewed_in_time_when_others_are_not_due_for_long() {
+        let (renewals, _disconnected) = start();
+        let other = FakeServer::new().hold(LEASE * 100);
+        renewals.add(&other, Renew::Always);
+        for lease in [LEASE, Duration::from_millis(40)] {
+            sleep(Duration::from_secs(1)).await;
+            let server = FakeServer::new();
+            let hold = server.hold(lease);
+            renewals.add(&hold, Renew::Always);
+            sleep(lease * 10).await;
+            assert!(hold.valid_for().is_ok());
+            let asked = server.count("LOCK.RENEW");
+            assert!(asked >= 29, "{asked} renewals of {lease:?}");
+        }
     }
 
     #[tokio::test(start_paused = true)]
