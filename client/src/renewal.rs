@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, OptionFuture};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
@@ -76,6 +76,16 @@ impl Renewals {
     }
 }
 
+impl New {
+    /// Unless there is something, the task has to be woken from now on. Returns whether
+    /// that is so.
+    fn is_left(&self) -> bool {
+        let mut queue = locked(&self.queue);
+        queue.is_looked_at = !queue.holds.is_empty();
+        !queue.is_looked_at
+    }
+}
+
 impl Drop for Renewals {
     fn drop(&mut self) {
         locked(&self.new.queue).is_closed = true;
@@ -118,7 +128,8 @@ struct Watchdog {
 
 async fn run(new: Arc<New>, disconnected: Arc<Notify>) {
     let mut watchdog = Watchdog::default();
-    let mut clock = (Instant::now(), Moment::now());
+    // Where nothing has come for a while, nobody looks at the clock.
+    let mut clock = None;
     loop {
         if !watchdog.add_all(&new) {
             // Guards may outlive the client.
@@ -128,13 +139,12 @@ async fn run(new: Arc<New>, disconnected: Arc<Notify>) {
             }
         }
         let next = watchdog.due.first().map(|(at, _)| *at);
-        let is_idle = watchdog.holds.is_empty();
-        if is_idle {
-            clock = (Instant::now(), Moment::now());
-        }
         tokio::select! {
-            () = new.wake.notified() => {}
-            () = sleep_until(next.unwrap_or(clock.0)), if next.is_some() => {
+            () = new.wake.notified() => {
+                clock = clock.or_else(|| Some((Instant::now(), Moment::now())));
+                locked(&new.queue).is_looked_at = true;
+            }
+            Some(()) = OptionFuture::from(next.map(sleep_until)) => {
                 // All that are due go out together, on one connection.
                 let later = watchdog.due.split_off(&(Instant::now(), usize::MAX));
                 let due = std::mem::replace(&mut watchdog.due, later);
@@ -150,18 +160,25 @@ async fn run(new: Arc<New>, disconnected: Arc<Notify>) {
                 watchdog.add_all(&new);
                 watchdog.look_after_all();
             }
-            () = sleep_until(clock.0 + CLOCK_CHECK), if !is_idle => {
+            Some(before) = OptionFuture::from(clock.map(checked)) => {
                 let now = (Instant::now(), Moment::now());
-                let passed = clock.1.until(now.1);
-                if passed > now.0 - clock.0 + SUSPENSION {
+                let passed = before.1.until(now.1);
+                let is_idle = watchdog.holds.is_empty() && new.is_left();
+                if passed > now.0 - before.0 + SUSPENSION {
                     watchdog.add_all(&new);
                     watchdog.look_at_the_clock();
                     watchdog.look_after_all();
                 }
-                clock = now;
+                clock = (!is_idle).then_some(now);
             }
         }
     }
+}
+
+/// Completes when the clock is to be looked at again.
+async fn checked(clock: (Instant, Moment)) -> (Instant, Moment) {
+    sleep_until(clock.0 + CLOCK_CHECK).await;
+    clock
 }
 
 impl Watchdog {
@@ -169,7 +186,8 @@ impl Watchdog {
         if self.holds.len() >= self.sweep_at {
             self.sweep();
         }
-        let Some(present) = hold.upgrade() else {
+        let is_released = |hold: &Arc<Hold>| hold.valid_for() == Err(Lost::Released);
+        let Some(present) = hold.upgrade().filter(|hold| !is_released(hold)) else {
             return;
         };
         let id = Arc::as_ptr(&present).addr();
@@ -191,7 +209,6 @@ impl Watchdog {
     fn add_all(&mut self, new: &New) -> bool {
         loop {
             let mut queue = locked(&new.queue);
-            queue.is_looked_at = !self.holds.is_empty();
             if queue.holds.is_empty() {
                 return !queue.is_closed;
             }
