@@ -39,10 +39,13 @@ pub(crate) enum Told {
 /// Who here waits to be told, by lock, and in the order of coming.
 #[derive(Default)]
 pub(crate) struct Places {
-    /// Boxed, because a tree has room for several wherever there is one.
-    waiting: Mutex<HashMap<Vec<u8>, BTreeMap<u64, Box<Waiting>>>>,
+    waiting: Mutex<HashMap<Vec<u8>, Line>>,
     came: AtomicU64,
 }
+
+/// Those who wait for one lock. Boxed, because a tree has room for several wherever
+/// there is one.
+type Line = BTreeMap<u64, Box<Waiting>>;
 
 struct Waiting {
     owner: Vec<u8>,
