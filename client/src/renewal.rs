@@ -77,9 +77,9 @@ impl Renewals {
 }
 
 impl New {
-    /// Unless there is something, the task has to be woken from now on. Returns whether
+    /// If nothing is here, the task has to be woken from now on. Returns whether
     /// that is so.
-    fn is_left(&self) -> bool {
+    fn may_rest(&self) -> bool {
         let mut queue = locked(&self.queue);
         queue.is_looked_at = !queue.holds.is_empty();
         !queue.is_looked_at
@@ -163,7 +163,7 @@ async fn run(new: Arc<New>, disconnected: Arc<Notify>) {
             Some(before) = OptionFuture::from(clock.map(checked)) => {
                 let now = (Instant::now(), Moment::now());
                 let passed = before.1.until(now.1);
-                let is_idle = watchdog.holds.is_empty() && new.is_left();
+                let is_idle = watchdog.holds.is_empty() && new.may_rest();
                 if passed > now.0 - before.0 + SUSPENSION {
                     watchdog.add_all(&new);
                     watchdog.look_at_the_clock();
