@@ -31,7 +31,7 @@ use crate::validity::Lost;
 /// A session's connections, while it lives.
 pub(crate) struct Binding {
     node: Arc<Node>,
-    connections: Mutex<HashMap<Address, Connection>>,
+    connections: Mutex<HashMap<Address, Arc<Connection>>>,
     /// In a cluster, which node was asked for which lock.
     asked_at: Mutex<HashMap<Vec<u8>, Address>>,
     opening: tokio::sync::Mutex<()>,
@@ -117,7 +117,7 @@ impl Binding {
             is_first
         });
         let connections = std::mem::take(&mut *locked(&self.connections));
-        let names = connections.values().map(Connection::name);
+        let names = connections.values().map(|connection| connection.name());
         names.flatten().cloned().collect()
     }
 
@@ -194,7 +194,7 @@ impl Binding {
         since.until(Moment::now()) >= self.silence_max
     }
 
-    async fn connection(self: &Arc<Self>, address: Address) -> Result<Connection, Error> {
+    async fn connection(self: &Arc<Self>, address: Address) -> Result<Arc<Connection>, Error> {
         if let Some(connection) = self.present(&address)? {
             return Ok(connection);
         }
@@ -206,7 +206,7 @@ impl Binding {
         opened.unwrap_or_else(|error| Err(Error::from_task(error)))
     }
 
-    fn present(&self, address: &Address) -> Result<Option<Connection>, Error> {
+    fn present(&self, address: &Address) -> Result<Option<Arc<Connection>>, Error> {
         let connections = locked(&self.connections);
         match self.ended() {
             Some(why) => Err(Error::Lost(why)),
@@ -214,7 +214,7 @@ impl Binding {
         }
     }
 
-    async fn open_at(self: Arc<Self>, address: Address) -> Result<Connection, Error> {
+    async fn open_at(self: Arc<Self>, address: Address) -> Result<Arc<Connection>, Error> {
         let _one_at_a_time = self.opening.lock().await;
         if let Some(connection) = self.present(&address)? {
             return Ok(connection);

@@ -31,18 +31,17 @@ pub(crate) enum Wire {
     Cluster(ClusterConnection),
 }
 
-/// A connection. When its last clone goes, it closes, even if a command waits
-/// for its reply.
-#[derive(Clone)]
+/// A connection. When nobody has it any more, it closes, even if a command waits for
+/// its reply.
 pub(crate) struct Connection {
     wire: Wire,
     serial: u64,
     name: Option<ConnectionName>,
     interruptions: Interruptions,
     interrupt: Interrupt,
-    subscriptions: Arc<Subscriptions>,
+    subscriptions: Subscriptions,
     /// When the last reply came, of a connection to one server.
-    heard_at: Arc<Mutex<Instant>>,
+    heard_at: Mutex<Instant>,
 }
 
 /// What a connection is subscribed to.
@@ -128,7 +127,7 @@ impl Connection {
         wire: Wire,
         (interrupt, interruptions): (Interrupt, Interruptions),
         within: Duration,
-    ) -> Result<Self, Error> {
+    ) -> Result<Arc<Self>, Error> {
         static SERIAL: AtomicU64 = AtomicU64::new(0);
         let mut connection = Self {
             wire,
@@ -136,13 +135,13 @@ impl Connection {
             name: None,
             interruptions,
             interrupt,
-            subscriptions: Arc::default(),
-            heard_at: Arc::new(Mutex::new(Instant::now())),
+            subscriptions: Subscriptions::default(),
+            heard_at: Mutex::new(Instant::now()),
         };
         if matches!(connection.wire, Wire::Node(_)) {
             connection.name = connection.ask_name(within).await?;
         }
-        Ok(connection)
+        Ok(Arc::new(connection))
     }
 
     /// Returns whether the server blocks this connection no more once it is subscribed,

@@ -221,7 +221,7 @@ impl Drop for Listening {
     }
 }
 
-type Subscribed = (Connection, Arc<Hearing>);
+type Subscribed = (Arc<Connection>, Arc<Hearing>);
 
 impl Listener {
     async fn subscribe(&self, server: &str, address: &Address) -> Result<Subscribed, Error> {

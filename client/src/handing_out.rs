@@ -51,10 +51,11 @@ pub(crate) fn hand_out(
     // An answer may take longer than the lease.
     hold.valid_for().map_err(Error::Lost)?;
     client.renewals.add(&hold, request.renew);
-    let (key, owner) = (
-        String::from_utf8_lossy(&hold.key),
-        String::from_utf8_lossy(&hold.owner),
+    tracing::debug!(
+        key = %String::from_utf8_lossy(&hold.key),
+        owner = %String::from_utf8_lossy(&hold.owner),
+        token = hold.token,
+        "a lock was taken"
     );
-    tracing::debug!(%key, %owner, token = hold.token, "a lock was taken");
     Ok(joined)
 }

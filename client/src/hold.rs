@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use futures_util::future::join;
+use futures_util::future::{join, select_all};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::{Cmd, Value};
 use tokio::runtime::Handle;
@@ -360,12 +360,14 @@ impl Hold {
         tasks: &Tasks,
         settled: impl FnOnce() + Send + 'static,
     ) {
-        let is_first = self.release.send_if_modified(|release| {
-            let is_first = matches!(release, Release::NotBegun);
+        let mut is_first = false;
+        self.release.send_if_modified(|release| {
+            is_first = matches!(release, Release::NotBegun);
             if is_first {
                 *release = Release::Begun(None);
             }
-            is_first
+            // Whoever waits, waits for more.
+            false
         });
         if !is_first {
             return;
@@ -422,20 +424,22 @@ impl Releasing {
         let (outcomes, settle) =
             settle_all(hold.pending_releases(), stragglers, hold.session.clone());
         let decide = async {
-            let outcome = self.decide(outcomes.into_iter().collect()).await;
+            let outcome = self.decide(outcomes).await;
             hold.release.send_replace(Release::Begun(Some(outcome)));
         };
         join(settle, decide).await;
     }
 
     /// Whether it was a hold until now, as soon as a majority has answered.
-    async fn decide(&self, mut outcomes: FuturesUnordered<FirstOutcome>) -> Result<(), Error> {
+    async fn decide(&self, mut outcomes: Vec<FirstOutcome>) -> Result<(), Error> {
         let mut votes = Votes::new(outcomes.len());
         let is_held = loop {
-            match outcomes.next().await {
-                Some(outcome) => votes.count(released(outcome.unwrap_or(Err(Error::Stopped)))),
-                None => break votes.time_is_over()?,
+            if outcomes.is_empty() {
+                break votes.time_is_over()?;
             }
+            let (outcome, _, left) = select_all(outcomes).await;
+            outcomes = left;
+            votes.count(released(outcome.unwrap_or(Err(Error::Stopped))));
             if let Some(decided) = votes.decided() {
                 break decided?;
             }
@@ -450,13 +454,16 @@ impl Releasing {
 
 impl Drop for Releasing {
     fn drop(&mut self) {
-        self.hold.release.send_modify(|release| {
-            let outcome = match release {
-                Release::Begun(Some(outcome)) | Release::Settled(outcome) => outcome.clone(),
+        self.hold.release.send_if_modified(|release| {
+            let (outcome, is_news) = match release {
+                Release::Begun(Some(outcome)) | Release::Settled(outcome) => {
+                    (outcome.clone(), false)
+                }
                 // The runtime has ended.
-                Release::NotBegun | Release::Begun(None) => Err(Error::Stopped),
+                Release::NotBegun | Release::Begun(None) => (Err(Error::Stopped), true),
             };
             *release = Release::Settled(outcome);
+            is_news
         });
     }
 }

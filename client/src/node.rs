@@ -105,12 +105,12 @@ pub(crate) struct Node {
 /// What a wait is told by.
 pub(crate) struct Subscription {
     pub(crate) channel: Vec<u8>,
-    connection: Connection,
+    connection: Arc<Connection>,
     interruptions: Interruptions,
 }
 
 impl Subscription {
-    fn new(channel: Vec<u8>, connection: Connection) -> Self {
+    fn new(channel: Vec<u8>, connection: Arc<Connection>) -> Self {
         Self {
             channel,
             interruptions: connection.interruptions(),
@@ -132,20 +132,20 @@ impl Subscription {
 /// The connection by which places are told, where that is not the shared one.
 #[derive(Default)]
 struct Subscriber {
-    connection: Option<Connection>,
+    connection: Option<Arc<Connection>>,
     /// When the last try to open it failed, and why.
     failed: Option<(Instant, Error)>,
 }
 
 impl Subscriber {
-    fn open(&self) -> Option<&Connection> {
+    fn open(&self) -> Option<&Arc<Connection>> {
         self.connection.as_ref().filter(|it| !it.is_closed())
     }
 }
 
 #[derive(Default)]
 struct Shared {
-    connection: Option<Connection>,
+    connection: Option<Arc<Connection>>,
     /// Where this one must not be subscribed.
     subscriber: Subscriber,
     /// When the last try to open it failed, and why.
@@ -245,7 +245,7 @@ impl Node {
     }
 
     /// The connection that all commands share.
-    pub(crate) async fn connection(self: &Arc<Self>) -> Result<Connection, Error> {
+    pub(crate) async fn connection(self: &Arc<Self>) -> Result<Arc<Connection>, Error> {
         let asked_at = Instant::now();
         if let Some(connection) = &self.shared.lock().await.connection {
             return Ok(connection.clone());
@@ -259,7 +259,7 @@ impl Node {
             .unwrap_or_else(|error| Err(Error::from_task(error)))
     }
 
-    async fn open_shared(self: Arc<Self>, asked_at: Instant) -> Result<Connection, Error> {
+    async fn open_shared(self: Arc<Self>, asked_at: Instant) -> Result<Arc<Connection>, Error> {
         let mut shared = self.shared.lock().await;
         if let Some(connection) = &shared.connection {
             return Ok(connection.clone());
@@ -292,7 +292,7 @@ impl Node {
     async fn open_instead_of(
         &self,
         given_up: Option<&ConnectionName>,
-    ) -> Result<Connection, Error> {
+    ) -> Result<Arc<Connection>, Error> {
         let connection = self
             .target
             .open(self.timeouts.connect, &self.places)
@@ -364,7 +364,7 @@ impl Node {
     /// already.
     async fn give_up(&self, serial: u64) -> bool {
         let mut shared = self.shared.lock().await;
-        let is_shared = |shared: &mut Connection| shared.serial() == serial;
+        let is_shared = |shared: &mut Arc<Connection>| shared.serial() == serial;
         let Some(connection) = shared.connection.take_if(is_shared) else {
             return false;
         };
@@ -438,7 +438,7 @@ impl Node {
     }
 
     /// The connection by which places in this lock's queue are told, if it is there.
-    fn known_subscriber(&self, key: &[u8]) -> Option<Connection> {
+    fn known_subscriber(&self, key: &[u8]) -> Option<Arc<Connection>> {
         #[cfg(feature = "cluster")]
         if self.is_cluster() {
             let address = Address(Some(self.slots.address_of(key)?));
@@ -454,7 +454,7 @@ impl Node {
             .cloned()
     }
 
-    async fn subscriber(self: &Arc<Self>, key: &[u8]) -> Result<Connection, Error> {
+    async fn subscriber(self: &Arc<Self>, key: &[u8]) -> Result<Arc<Connection>, Error> {
         #[cfg(feature = "cluster")]
         if self.is_cluster() {
             let (asked_at, address) = (Instant::now(), self.address(key).await?);
@@ -485,10 +485,10 @@ impl Node {
     async fn subscriber_beside(
         self: &Arc<Self>,
         connection: &Connection,
-    ) -> Result<Option<Connection>, Error> {
+    ) -> Result<Option<Arc<Connection>>, Error> {
         let asked_at = Instant::now();
         let mut shared = self.shared.lock().await;
-        let is_shared = |shared: &Connection| shared.serial() == connection.serial();
+        let is_shared = |shared: &Arc<Connection>| shared.serial() == connection.serial();
         if !shared.connection.as_ref().is_some_and(is_shared) {
             return Ok(None);
         }
@@ -511,7 +511,7 @@ impl Node {
         subscriber: &mut Subscriber,
         address: Address,
         asked_at: Instant,
-    ) -> Result<Connection, Error> {
+    ) -> Result<Arc<Connection>, Error> {
         if let Some(connection) = subscriber.open() {
             return Ok(connection.clone());
         }
@@ -533,7 +533,7 @@ impl Node {
             self.look_up_again();
             return;
         }
-        let is_it = |other: &mut Connection| other.serial() == subscriber.serial();
+        let is_it = |other: &mut Arc<Connection>| other.serial() == subscriber.serial();
         let mut shared = self.shared.lock().await;
         let beside = shared.subscriber.connection.take_if(is_it);
         drop(shared);
@@ -562,7 +562,7 @@ impl Node {
         join_all(pings).await;
     }
 
-    async fn subscribers(&self) -> Vec<Connection> {
+    async fn subscribers(&self) -> Vec<Arc<Connection>> {
         #[cfg(feature = "cluster")]
         if self.is_cluster() {
             let subscribers = locked(&self.subscribers);
@@ -693,7 +693,7 @@ impl Node {
 
     /// Opens a connection of its own to this address. If that fails, the next one
     /// looks anew for the server that has its key.
-    pub(crate) async fn open(self: &Arc<Self>, address: Address) -> Result<Connection, Error> {
+    pub(crate) async fn open(self: &Arc<Self>, address: Address) -> Result<Arc<Connection>, Error> {
         let this = Arc::clone(self);
         let opened = self.runtime.spawn(async move {
             let within = this.timeouts.connect;
@@ -733,7 +733,7 @@ impl Node {
         server: &str,
         address: &Address,
         ear: &Arc<E>,
-    ) -> Result<Connection, Error> {
+    ) -> Result<Arc<Connection>, Error> {
         let within = self.timeouts.connect;
         #[cfg(feature = "cluster")]
         if let Some((host, port)) = &address.0 {

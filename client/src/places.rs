@@ -10,13 +10,12 @@
 //! full lease, and nothing is left to be confirmed. If it goes elsewhere, the same
 //! request again has kept the place, and no more.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use redis::Cmd;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 
 use crate::clock::Moment;
 use crate::ear::Ear;
@@ -40,13 +39,18 @@ pub(crate) enum Told {
 /// Who here waits to be told, by lock, and in the order of coming.
 #[derive(Default)]
 pub(crate) struct Places {
-    waiting: Mutex<HashMap<Vec<u8>, BTreeMap<u64, Waiting>>>,
+    waiting: Mutex<HashMap<Vec<u8>, Line>>,
     came: AtomicU64,
 }
 
+/// Those who wait for one lock. Boxed, because a tree has room for several wherever
+/// there is one.
+type Line = BTreeMap<u64, Box<Waiting>>;
+
 struct Waiting {
     owner: Vec<u8>,
-    told: UnboundedSender<Told>,
+    told: VecDeque<Told>,
+    wake: Arc<Notify>,
     /// What asks for the place again, once the server has it, unless only a session
     /// may ask.
     request: Option<Cmd>,
@@ -66,7 +70,7 @@ pub(crate) struct Place {
     places: Arc<Places>,
     key: Vec<u8>,
     serial: u64,
-    told: UnboundedReceiver<Told>,
+    wake: Arc<Notify>,
     /// Completes when what was asked for it before it left is answered.
     asked: Option<oneshot::Receiver<()>>,
 }
@@ -83,22 +87,23 @@ pub(crate) struct AskedFor {
 impl Places {
     /// From now on what is told of this place is kept for whoever has this.
     pub(crate) fn expect(self: &Arc<Self>, key: &[u8], owner: &[u8]) -> Place {
-        let (sender, told) = unbounded_channel();
-        let serial = self.came.fetch_add(1, Ordering::Relaxed);
+        let (serial, wake) = (self.came.fetch_add(1, Ordering::Relaxed), Arc::default());
         let waiting = Waiting {
             owner: owner.to_vec(),
-            told: sender,
+            told: VecDeque::new(),
+            wake: Arc::clone(&wake),
             request: None,
             asked: None,
         };
         let mut all = locked(&self.waiting);
-        all.entry(key.to_vec()).or_default().insert(serial, waiting);
+        let line = all.entry(key.to_vec()).or_default();
+        line.insert(serial, Box::new(waiting));
         drop(all);
         Place {
             places: Arc::clone(self),
             key: key.to_vec(),
             serial,
-            told,
+            wake,
             asked: None,
         }
     }
@@ -116,8 +121,7 @@ impl Places {
         };
         match &mut waiting.asked {
             Some(asked) => asked.told = Some(told),
-            // Where it is gone by now, nobody has to hear it.
-            None => drop(waiting.told.send(told)),
+            None => waiting.tell(told),
         }
     }
 
@@ -157,7 +161,15 @@ impl Places {
         change: impl FnOnce(&mut Waiting) -> T,
     ) -> Option<T> {
         let mut all = locked(&self.waiting);
-        all.get_mut(key)?.get_mut(&serial).map(change)
+        let waiting = all.get_mut(key)?.get_mut(&serial)?;
+        Some(change(waiting))
+    }
+}
+
+impl Waiting {
+    fn tell(&mut self, told: Told) {
+        self.told.push_back(told);
+        self.wake.notify_one();
     }
 }
 
@@ -170,12 +182,20 @@ impl Place {
 
     /// It asks anew, and what was told before is true no more.
     pub(crate) fn forget_what_was_told(&mut self) {
-        while self.told.try_recv().is_ok() {}
+        let forget = |waiting: &mut Waiting| waiting.told.clear();
+        self.places.change(&self.key, self.serial, forget);
     }
 
     /// Waits for what is told next.
     pub(crate) async fn told(&mut self) -> Told {
-        self.told.recv().await.unwrap_or(Told::Gone)
+        let next = |waiting: &mut Waiting| waiting.told.pop_front();
+        loop {
+            match self.places.change(&self.key, self.serial, next) {
+                Some(Some(told)) => return told,
+                Some(None) => self.wake.notified().await,
+                None => return Told::Gone,
+            }
+        }
     }
 
     /// Leaves, so that nobody asks for it from now on. Completes when what somebody
@@ -191,7 +211,7 @@ impl Place {
         }
     }
 
-    fn forget(&self) -> Option<Waiting> {
+    fn forget(&self) -> Option<Box<Waiting>> {
         let mut all = locked(&self.places.waiting);
         let line = all.get_mut(&self.key)?;
         let waiting = line.remove(&self.serial);
@@ -230,7 +250,7 @@ impl AskedFor {
         let tell = |waiting: &mut Waiting| {
             let meanwhile = waiting.asked.take().and_then(|asked| asked.told);
             if let Some(told) = told(meanwhile) {
-                let _ = waiting.told.send(told);
+                waiting.tell(told);
             }
         };
         self.places.change(&self.key, self.serial, tell);

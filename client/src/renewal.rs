@@ -2,19 +2,19 @@
 //! when a connection was closed or the machine was suspended.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, OptionFuture};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::{Instant, sleep_until};
 
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::hold::Hold;
+use crate::mutex::locked;
 use crate::request::Renew;
 use crate::validity::{Lost, margin};
 
@@ -31,23 +31,65 @@ const CLOCK_CHECK: Duration = Duration::from_millis(500);
 /// Clocks that differ by so much were not read at the same time.
 const SUSPENSION: Duration = Duration::from_millis(100);
 
+/// So many new holds wait for the task at most. Most are gone by then.
+const NEW_MAX: usize = 64;
+
 /// The way to the task. It ends with the client.
 pub(crate) struct Renewals {
-    task: UnboundedSender<(Weak<Hold>, Renew)>,
+    new: Arc<New>,
+}
+
+/// What the task has not seen yet.
+#[derive(Default)]
+struct New {
+    queue: Mutex<Queue>,
+    wake: Notify,
+}
+
+#[derive(Default)]
+struct Queue {
+    holds: Vec<(Weak<Hold>, Renew)>,
+    /// Whether the task looks here with every [`CLOCK_CHECK`].
+    is_looked_at: bool,
+    /// Whether the client is gone.
+    is_closed: bool,
 }
 
 impl Renewals {
     /// Starts the task. `disconnected` tells it that a connection was closed.
     pub(crate) fn start(runtime: &Handle, disconnected: Arc<Notify>) -> Self {
-        let (task, new) = unbounded_channel();
-        runtime.spawn(run(new, disconnected));
-        Self { task }
+        let new = Arc::new(New::default());
+        runtime.spawn(run(Arc::clone(&new), disconnected));
+        Self { new }
     }
 
     /// Looks after a hold until it is lost, and renews it so often.
+    ///
+    /// Where that has time, the task is not woken for it: most holds are short.
     pub(crate) fn add(&self, hold: &Arc<Hold>, renew: Renew) {
-        // Where the runtime has ended, nothing can be done.
-        let _ = self.task.send((Arc::downgrade(hold), renew));
+        let has_time = due(hold) > Instant::now() + CLOCK_CHECK;
+        let mut queue = locked(&self.new.queue);
+        queue.holds.push((Arc::downgrade(hold), renew));
+        if !(has_time && queue.is_looked_at && queue.holds.len() < NEW_MAX) {
+            self.new.wake.notify_one();
+        }
+    }
+}
+
+impl New {
+    /// If nothing is here, the task has to be woken from now on. Returns whether
+    /// that is so.
+    fn may_rest(&self) -> bool {
+        let mut queue = locked(&self.queue);
+        queue.is_looked_at = !queue.holds.is_empty();
+        !queue.is_looked_at
+    }
+}
+
+impl Drop for Renewals {
+    fn drop(&mut self) {
+        locked(&self.new.queue).is_closed = true;
+        self.new.wake.notify_one();
     }
 }
 
@@ -84,32 +126,23 @@ struct Watchdog {
     sweep_at: usize,
 }
 
-async fn run(mut new: UnboundedReceiver<(Weak<Hold>, Renew)>, disconnected: Arc<Notify>) {
+async fn run(new: Arc<New>, disconnected: Arc<Notify>) {
     let mut watchdog = Watchdog::default();
-    let mut clock = (Instant::now(), Moment::now());
-    // Guards may outlive the client.
-    let mut is_open = true;
+    // Where nothing has come for a while, nobody looks at the clock.
+    let mut clock = None;
     loop {
+        let is_open = watchdog.add_all(&new);
+        // Guards may outlive the client.
         if !is_open && watchdog.holds.is_empty() {
             return;
         }
         let next = watchdog.due.first().map(|(at, _)| *at);
-        let is_idle = watchdog.holds.is_empty();
-        if is_idle {
-            clock = (Instant::now(), Moment::now());
-        }
         tokio::select! {
-            added = new.recv(), if is_open => match added {
-                Some((hold, renew)) => {
-                    watchdog.add(hold, renew);
-                    watchdog.add_all(&mut new);
-                }
-                None => {
-                    is_open = false;
-                    watchdog.sweep();
-                }
-            },
-            () = sleep_until(next.unwrap_or(clock.0)), if next.is_some() => {
+            () = new.wake.notified() => {
+                clock = clock.or_else(|| Some((Instant::now(), Moment::now())));
+                locked(&new.queue).is_looked_at = true;
+            }
+            Some(()) = OptionFuture::from(next.map(sleep_until)) => {
                 // All that are due go out together, on one connection.
                 let later = watchdog.due.split_off(&(Instant::now(), usize::MAX));
                 let due = std::mem::replace(&mut watchdog.due, later);
@@ -122,17 +155,19 @@ async fn run(mut new: UnboundedReceiver<(Weak<Hold>, Renew)>, disconnected: Arc<
             }
             () = disconnected.notified() => {
                 // Those first that were granted before the connection was closed.
-                watchdog.add_all(&mut new);
+                watchdog.add_all(&new);
                 watchdog.look_after_all();
             }
-            () = sleep_until(clock.0 + CLOCK_CHECK), if !is_idle => {
+            Some(before) = OptionFuture::from(clock.map(checked)) => {
                 let now = (Instant::now(), Moment::now());
-                let passed = clock.1.until(now.1);
-                if passed > now.0 - clock.0 + SUSPENSION {
+                let passed = before.1.until(now.1);
+                let is_idle = watchdog.holds.is_empty() && new.may_rest();
+                if passed > now.0 - before.0 + SUSPENSION {
+                    watchdog.add_all(&new);
                     watchdog.look_at_the_clock();
                     watchdog.look_after_all();
                 }
-                clock = now;
+                clock = (!is_idle).then_some(now);
                 // Nobody adds a hold any more, by which those that are gone are found.
                 if !is_open {
                     watchdog.sweep();
@@ -142,12 +177,19 @@ async fn run(mut new: UnboundedReceiver<(Weak<Hold>, Renew)>, disconnected: Arc<
     }
 }
 
+/// Completes when the clock is to be looked at again.
+async fn checked(clock: (Instant, Moment)) -> (Instant, Moment) {
+    sleep_until(clock.0 + CLOCK_CHECK).await;
+    clock
+}
+
 impl Watchdog {
     fn add(&mut self, hold: Weak<Hold>, renew: Renew) {
         if self.holds.len() >= self.sweep_at {
             self.sweep();
         }
-        let Some(present) = hold.upgrade() else {
+        let is_released = |hold: &Arc<Hold>| hold.valid_for() == Err(Lost::Released);
+        let Some(present) = hold.upgrade().filter(|hold| !is_released(hold)) else {
             return;
         };
         let id = Arc::as_ptr(&present).addr();
@@ -165,9 +207,18 @@ impl Watchdog {
         }
     }
 
-    fn add_all(&mut self, new: &mut UnboundedReceiver<(Weak<Hold>, Renew)>) {
-        while let Ok((hold, renew)) = new.try_recv() {
-            self.add(hold, renew);
+    /// Returns whether more may come.
+    fn add_all(&mut self, new: &New) -> bool {
+        loop {
+            let mut queue = locked(&new.queue);
+            if queue.holds.is_empty() {
+                return !queue.is_closed;
+            }
+            let holds = std::mem::take(&mut queue.holds);
+            drop(queue);
+            for (hold, renew) in holds {
+                self.add(hold, renew);
+            }
         }
     }
 
@@ -400,6 +451,23 @@ mod tests {
         drop(last);
         sleep(CLOCK_CHECK * 2).await;
         assert_eq!(tasks.num_alive_tasks(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_hold_is_renewed_in_time_when_others_are_not_due_for_long() {
+        let (renewals, _disconnected) = start();
+        let other = FakeServer::new().hold(LEASE * 100);
+        renewals.add(&other, Renew::Always);
+        for lease in [LEASE, Duration::from_millis(40)] {
+            sleep(Duration::from_secs(1)).await;
+            let server = FakeServer::new();
+            let hold = server.hold(lease);
+            renewals.add(&hold, Renew::Always);
+            sleep(lease * 10).await;
+            assert!(hold.valid_for().is_ok());
+            let asked = server.count("LOCK.RENEW");
+            assert!(asked >= 29, "{asked} renewals of {lease:?}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -92,7 +92,7 @@ impl Target {
         &self,
         within: Duration,
         ear: &Arc<E>,
-    ) -> Result<Connection, Error> {
+    ) -> Result<Arc<Connection>, Error> {
         match self {
             Self::One(info) => open(info, within, ear).await,
             #[cfg(feature = "sentinel")]
@@ -120,7 +120,7 @@ impl Target {
         port: u16,
         within: Duration,
         ear: &Arc<E>,
-    ) -> Result<Connection, Error> {
+    ) -> Result<Arc<Connection>, Error> {
         match self {
             Self::Cluster { node, .. } => {
                 let addr = match node.addr().clone() {
@@ -167,7 +167,7 @@ impl Target {
         name: &str,
         within: Duration,
         ear: &Arc<E>,
-    ) -> Result<Connection, Error> {
+    ) -> Result<Arc<Connection>, Error> {
         #[cfg(feature = "sentinel")]
         if let Self::Primary(primary) = self {
             let info = primary.look_up(within).await?;
@@ -231,7 +231,7 @@ async fn open<E: Ear>(
     info: &ConnectionInfo,
     within: Duration,
     ear: &Arc<E>,
-) -> Result<Connection, Error> {
+) -> Result<Arc<Connection>, Error> {
     let opened = async {
         let interrupt = Interrupt::new();
         let listener = interrupt.0.listener(ear);
@@ -425,7 +425,7 @@ impl Primary {
         })
     }
 
-    async fn open<E: Ear>(&self, within: Duration, ear: &Arc<E>) -> Result<Connection, Error> {
+    async fn open<E: Ear>(&self, within: Duration, ear: &Arc<E>) -> Result<Arc<Connection>, Error> {
         let primary = self.look_up(within).await?;
         let opened = open(&primary, within, ear).await;
         if opened.is_err() {

@@ -108,7 +108,7 @@ impl Waits {
 
 /// A connection that may block. It closes when this is dropped.
 pub(crate) struct WaitingConnection {
-    connection: Connection,
+    connection: Arc<Connection>,
     node: Arc<Node>,
     _permit: OwnedSemaphorePermit,
 }
