@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use redis::Value;
-use redis_lock_testing::scene::transaction;
+use redis_lock_testing::scene::{await_replicas, transaction};
 use redis_lock_testing::{Client, TestServer, eventually, int};
 
 /// A connection that the server takes for a replica.
@@ -161,6 +161,31 @@ fn what_changes_nothing_is_not_replicated() {
     waiter.call("LOCK.ACQUIRE k b BLOCK 5");
     client.call("SET done 1");
     stream.assert_next(&["SET done 1".into()]);
+}
+
+#[test]
+fn who_waits_for_replicas_after_a_confirmation_waits_for_what_it_confirms() {
+    let server = TestServer::start();
+    let replica = server.replica(true);
+    let (mut holder, mut observer) = (server.client(), server.client());
+    await_replicas(&mut observer, 1);
+    // It acknowledges what it has had so far.
+    observer.call("SET begin 1");
+    assert_eq!(observer.call("WAIT 1 0"), int(1));
+    replica.stop();
+    let token = holder.int("LOCK.ACQUIRE k a LEASE 60000");
+    for confirmation in [
+        "LOCK.ACQUIRE k a HOLD 1 LEASE 1",
+        "LOCK.ACQUIRE k a HOLD 1 LEASE 59000",
+    ] {
+        let mut client = server.client();
+        assert_eq!(client.int(confirmation), token);
+        assert_eq!(client.call("WAIT 1 50"), int(0), "{confirmation}");
+    }
+    replica.go_on();
+    let mut client = server.client();
+    client.int("LOCK.ACQUIRE k a HOLD 1 LEASE 1");
+    assert_eq!(client.call("WAIT 1 0"), int(1));
 }
 
 #[test]

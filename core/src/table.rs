@@ -219,7 +219,8 @@ pub struct Step {
     /// What came of the request is not told yet. Its client waits by this name for the
     /// [`Answer`].
     pub withheld: Option<WaiterId>,
-    /// Nothing has to be written, and yet something waits for replicas. What they have
+    /// Nothing has to be written, and yet something waits for replicas, or its client may
+    /// do so by `WAIT`, which since Redis 7.2 covers what it wrote itself. What they have
     /// acknowledged so far says nothing of now: by now one of them may be a primary. So
     /// something that changes nothing has to go to them.
     pub stream_goes_on: bool,

@@ -68,6 +68,8 @@ impl Transition<'_> {
             self.step.withheld = Some(id);
             return Ok(Some(token));
         }
+        // A confirmation may write nothing, and its client may `WAIT` for replicas.
+        self.step.stream_goes_on = true;
         let (key, deliveries) = (self.key, &mut self.table.deliveries);
         let told = Told::by_grant(request.hold);
         deliveries.told(|| HoldId::new(key, &request.owner), told);

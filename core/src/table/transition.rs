@@ -254,6 +254,8 @@ impl<'t> Transition<'t> {
         match (self.withholds_renewals(), token) {
             (Some(client), Some(token)) => self.withhold_renewal(client, owner, token),
             _ => {
+                // As a confirmation does.
+                self.step.stream_goes_on = true;
                 let (key, deliveries) = (self.key, &mut self.table.deliveries);
                 deliveries.told(|| HoldId::new(key, owner), Told::at_least(1));
             }
