@@ -24,12 +24,6 @@ fn keys(count: usize) -> impl Iterator<Item = String> {
     (0..count).map(|nth| format!("lock{nth}"))
 }
 
-/// So many connections a client has beside the one that all commands share: where the
-/// server blocks none that has subscribed, one that hears.
-fn beside(server: &TestServer) -> i64 {
-    i64::from(server.valkey_version() >= Some((8, 1)))
-}
-
 /// Waits that succeed one after another, each for a lock of its own.
 struct Waits(JoinSet<()>);
 
@@ -103,7 +97,7 @@ async fn a_thousand_waits_and_a_thousand_holds_take_one() {
     drop(guards);
     client.flush().await;
     // One is the watcher's.
-    assert_eq!(most.end(), before + 2 + beside(&server));
+    assert_eq!(most.end(), before + 2 + server.subscribers());
     assert_eq!(observer.int("DBSIZE"), 0);
 }
 
@@ -133,7 +127,7 @@ async fn who_may_not_subscribe_has_no_more_than_128_to_wait_with() {
     }
     waits.end().await;
     eventually("those are closed that waited", || {
-        stranger.info("connected_clients") <= before + beside(&server)
+        stranger.info("connected_clients") <= before + server.subscribers()
     })
     .await;
 }
@@ -183,7 +177,7 @@ async fn a_session_takes_one_for_all_its_locks() {
     for key in keys(30) {
         guards.push(session.lock(key).acquire().await.unwrap());
     }
-    let beside = beside(&server);
+    let beside = server.subscribers();
     assert_eq!(observer.info("connected_clients"), before + 1 + beside);
     session.close().await;
     eventually("it is closed", || {

@@ -141,6 +141,12 @@ impl TestServer {
         self.version_in("valkey_version")
     }
 
+    /// So many connections a client has beside the one that all its commands share: where
+    /// the server blocks none that has subscribed, one that hears.
+    pub fn subscribers(&self) -> i64 {
+        i64::from(self.valkey_version() >= Some((8, 1)))
+    }
+
     fn version_in(&self, field: &str) -> Option<(u32, u32)> {
         let info = self.client().bulk("INFO server");
         let version = crate::info_field(&info, field).ok()?;
