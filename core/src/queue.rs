@@ -51,7 +51,7 @@ use crate::keys::{KeyBuf, KeyRef};
 use crate::planted::Fault;
 use crate::request::{AcquireRequest, ClientId, Limit, Owner};
 use crate::sharded::Sharded;
-use waits::{Begun, Left, Waits};
+use waits::{Begun, Left, Requests, Waits};
 
 /// The channel on which the end of a place is published. Cheap to clone.
 pub type Channel = Rc<[u8]>;
@@ -475,7 +475,7 @@ impl WaitQueues {
         if self.places == 0 {
             return None;
         }
-        let id = self.waits.place(owner, key, || self.key_buf(key))?;
+        let id = self.requests(key, owner)?.place()?;
         self.waiter(key, id)
     }
 
@@ -582,7 +582,11 @@ impl WaitQueues {
 
     /// The first request of this owner in the key's queue.
     pub fn first_id_of(&self, key: KeyRef<'_>, owner: &Owner) -> Option<WaiterId> {
-        self.waits.first(owner, key, || self.key_buf(key))
+        self.requests(key, owner)?.first()
+    }
+
+    fn requests(&self, key: KeyRef<'_>, owner: &Owner) -> Option<&Requests> {
+        self.waits.requests(owner, key, || self.key_buf(key))
     }
 
     /// Whether anybody stands behind this owner's first request in the key's queue.

@@ -24,13 +24,13 @@ enum Locks {
 
 /// The requests of one owner in one queue, mostly a single one.
 #[derive(Clone, Debug)]
-enum Requests {
+pub(super) enum Requests {
     One(Kind, WaiterId),
     Many(BTreeSet<(Kind, WaiterId)>),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Kind {
+pub(super) enum Kind {
     Place,
     Blocked,
 }
@@ -66,6 +66,10 @@ impl Kind {
 }
 
 impl Requests {
+    pub(super) fn place(&self) -> Option<WaiterId> {
+        self.first_of(Kind::Place)
+    }
+
     fn first_of(&self, kind: Kind) -> Option<WaiterId> {
         let (first, id) = match self {
             Self::One(only, id) => (*only, *id),
@@ -74,7 +78,7 @@ impl Requests {
         (first == kind).then_some(id)
     }
 
-    fn first(&self) -> Option<WaiterId> {
+    pub(super) fn first(&self) -> Option<WaiterId> {
         let firsts = [Kind::Place, Kind::Blocked].map(|kind| self.first_of(kind));
         firsts.into_iter().flatten().min()
     }
@@ -132,28 +136,9 @@ impl Waits {
         self.0.len()
     }
 
-    /// The first request of this owner for this lock. `named` is asked for the key as it
-    /// is in memory.
-    pub(super) fn first<'k>(
-        &self,
-        owner: &Owner,
-        key: KeyRef<'_>,
-        named: impl FnOnce() -> Option<&'k KeyBuf>,
-    ) -> Option<WaiterId> {
-        self.requests(owner, key, named)?.first()
-    }
-
-    /// The place of this owner in the queue of this lock. Otherwise as [`Waits::first`].
-    pub(super) fn place<'k>(
-        &self,
-        owner: &Owner,
-        key: KeyRef<'_>,
-        named: impl FnOnce() -> Option<&'k KeyBuf>,
-    ) -> Option<WaiterId> {
-        self.requests(owner, key, named)?.first_of(Kind::Place)
-    }
-
-    fn requests<'k>(
+    /// The requests of this owner for this lock. `named` is asked for the key as it is in
+    /// memory.
+    pub(super) fn requests<'k>(
         &self,
         owner: &Owner,
         key: KeyRef<'_>,
