@@ -129,7 +129,7 @@ pub fn judge(results: &Results) -> Vec<Verdict> {
             Bound::AtLeast(3.0),
             (&scenario, SECTIONS),
             (&scenario, "redisson"),
-            None,
+            (whose == CLIENT && locks == 1).then_some("blpop"),
         ));
     }
     let places = Measured {

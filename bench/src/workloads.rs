@@ -10,7 +10,7 @@ mod uncontended;
 
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 
 use crate::measurement::Measurement;
 use crate::protocols::{Kind, Protocol};
@@ -92,8 +92,8 @@ pub fn fits(work: Workload, kind: Kind) -> bool {
         Workload::MemoryOfLocks => kind == Kind::Lock,
         Workload::MemoryOfWaiters => matches!(kind, Kind::Lock | Kind::Endless),
         Workload::Places => kind == Kind::Place,
-        // That is for whole libraries.
-        Workload::OneProcess { .. } => false,
+        // That is for whole libraries, but for the floor.
+        Workload::OneProcess { locks, .. } => kind == Kind::Endless && locks == 1,
     }
 }
 
@@ -120,6 +120,8 @@ pub fn run(
         Workload::MemoryOfLocks => memory::of_locks(protocol, server),
         Workload::MemoryOfWaiters => memory::of_waiters(protocol, server),
         Workload::Places => places::run(server, pace),
-        Workload::OneProcess { .. } => bail!("no library, so no process"),
+        Workload::OneProcess { tasks, .. } => {
+            contended::run(protocol, server, pace, tasks, Duration::ZERO)
+        }
     }
 }
