@@ -352,3 +352,13 @@ fn a_claim_is_told_when_it_is_acknowledged() {
     assert_eq!(claims.reply(), int(1));
     scene.assert_over();
 }
+
+#[test]
+fn the_module_is_not_unloaded_while_the_grant_of_a_place_is_withheld() {
+    let mut scene = Scene::withheld();
+    let error = scene.client.error("MODULE UNLOAD lock");
+    assert!(error.starts_with("ERR "), "{error}");
+    scene.replica.go_on();
+    scene.ears.told().token();
+    scene.assert_over();
+}
