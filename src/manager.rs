@@ -32,7 +32,7 @@ use crate::server::overwriting;
 use crate::server::publish;
 use crate::server::stream;
 use crate::server::timer;
-use redis_lock_core::deadlock;
+use redis_lock_core::cycle;
 use redis_lock_core::deliveries::Recipient;
 use redis_lock_core::error::LockError;
 use redis_lock_core::keys::KeyRef;
@@ -634,7 +634,7 @@ fn log(key: LockKey<'_>, line: &LogLine) {
     let (ctx, name) = (key.ctx(), key.as_ref().name.escape_ascii());
     match line {
         LogLine::DeadlockRefused(cycle) => {
-            let all = deadlock::spell(cycle, |_| true);
+            let all = cycle::spell(cycle, |_| true);
             ctx.log_notice(&format!("deadlock refused: {all}"));
         }
         LogLine::SlowWait {

@@ -164,7 +164,7 @@ impl LockClient {
         Ok(Self { thread })
     }
 
-    fn client(&self) -> crate::LockClient {
+    fn client(&self) -> client::LockClient {
         client::LockClient {
             shared: Arc::clone(&self.thread.client),
         }

@@ -25,11 +25,13 @@ use std::collections::VecDeque;
 
 use hashbrown::HashMap;
 
+use crate::cycle::WaitEdge;
 use crate::deliveries::Deliveries;
 #[cfg(test)]
 use crate::explore::form::Form;
+use crate::holder::Holder;
 use crate::keys::{KeyBuf, KeyRef};
-use crate::lock::{Holder, Lock};
+use crate::lock::Lock;
 use crate::queue::{WaitQueues, WaiterId};
 use crate::remembered::Remembered;
 use crate::request::{Limit, Owner};
@@ -39,41 +41,6 @@ use crate::token::FencingToken;
 /// In so many queues an owner is looked for. One that stands in more is taken to be
 /// waited for.
 const QUEUES_LOOKED_AT: usize = 8;
-
-/// An edge of the wait-for graph: an owner that waits, and one that it waits for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WaitEdge {
-    /// Who waits.
-    pub waiter: Owner,
-    /// For which lock.
-    pub key: KeyBuf,
-    /// Who holds it, or queued for it before.
-    pub blocker: Owner,
-    /// Whether the blocker holds the lock.
-    pub held: bool,
-}
-
-/// Says who waits for what in words. Of keys that the reader may not read it
-/// says only that there are some.
-pub fn spell(cycle: &[WaitEdge], may_read: impl Fn(KeyRef<'_>) -> bool) -> String {
-    const HIDDEN: &str = "others wait for keys that this user may not read";
-    let mut spelled: Vec<String> = Vec::new();
-    for edge in cycle {
-        let key = edge.key.as_ref();
-        if may_read(key) {
-            spelled.push(format!(
-                "'{}' waits for '{}' {} '{}'",
-                edge.waiter.as_bytes().escape_ascii(),
-                key.name.escape_ascii(),
-                if edge.held { "held by" } else { "behind" },
-                edge.blocker.as_bytes().escape_ascii(),
-            ));
-        } else if spelled.last().is_none_or(|last| last != HIDDEN) {
-            spelled.push(HIDDEN.into());
-        }
-    }
-    spelled.join(", ")
-}
 
 /// A wait that may close a cycle.
 #[derive(Clone, Debug)]

@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 #[cfg(test)]
 pub(crate) use crate::bounds::FEW;
 use crate::bounds::few;
-use crate::lock::Holder;
+use crate::holder::Holder;
 use crate::request::{Limit, Owner};
 use crate::sharded::Shards;
 use crate::token::FencingToken;

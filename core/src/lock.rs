@@ -22,15 +22,17 @@
 
 use smallvec::SmallVec;
 
-use crate::error::{LockError, Usage};
+use crate::error::LockError;
+use crate::holder::Holder;
+use crate::holder::Permit;
 use crate::holders::Holders;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
 use crate::request::{
     AcquireRequest, Lease, Limit, Owner, ReleaseExtent, ReleaseRequest, RenewRequest,
 };
-use crate::stored::Permit;
 use crate::token::{FencingToken, TokenClock};
+use crate::usage::Usage;
 
 /// The wall clock at the moment of a transition.
 #[derive(Clone, Copy, Debug)]
@@ -88,44 +90,7 @@ pub enum Effect {
 /// What has to be written, in order.
 pub type Effects = SmallVec<[Effect; 3]>;
 
-/// Somebody who holds the lock.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Holder {
-    /// Its name.
-    pub owner: Owner,
-    /// How many holds it has, at least 1.
-    pub holds: i64,
-    /// Its token; none if Redisson's scripts took the lock.
-    pub token: Option<FencingToken>,
-    /// When its lease is over, in milliseconds since 1970; none after `PERSIST`.
-    pub lease_end_ms: Option<i64>,
-    /// How many may hold the lock together with it.
-    pub limit: Limit,
-}
-
 impl Holder {
-    /// Its permit, if others may hold the lock with it.
-    pub fn permit(&self) -> Option<Permit> {
-        if self.limit == Limit::EXCLUSIVE {
-            return None;
-        }
-        Some(Permit {
-            limit: self.limit,
-            token: self.token?,
-            lease_end_ms: self.lease_end_ms?,
-        })
-    }
-
-    /// The same, with a lease that ends so much later, because the wall clock was set.
-    pub(crate) fn moved(&self, by_ms: i64) -> Self {
-        // No key may expire before 1970.
-        let moved_ms = |end_ms: i64| end_ms.saturating_add(by_ms).max(1);
-        Self {
-            lease_end_ms: self.lease_end_ms.map(moved_ms),
-            ..self.clone()
-        }
-    }
-
     fn written(&self, new_token: Option<FencingToken>) -> Effect {
         Effect::SetHolder {
             owner: self.owner.clone(),
@@ -133,17 +98,6 @@ impl Holder {
             permit: self.permit(),
             new_token,
         }
-    }
-
-    /// Whether it shares the lock, and its lease was over before this time.
-    pub(crate) fn is_overdue(&self, now_ms: i64) -> bool {
-        #[cfg(feature = "planted-faults")]
-        let now_ms = now_ms + i64::from(Fault::LeaseEndsEarly.planted());
-        self.limit != Limit::EXCLUSIVE && self.lease_end_ms.is_some_and(|end_ms| end_ms < now_ms)
-    }
-
-    pub(crate) fn has_token(&self, named: Option<FencingToken>) -> bool {
-        named.is_none() || named == self.token
     }
 }
 
@@ -282,7 +236,7 @@ impl Lock {
         effects: &mut Effects,
     ) -> Result<Option<FencingToken>, LockError> {
         #[cfg(feature = "planted-faults")]
-        crate::planted::ignore_expiry(self, &request.owner, effects);
+        self.ignore_expiry(&request.owner, effects);
         if self.holder(&request.owner).is_some() {
             return self.reenter(request, now, tokens, effects);
         }
@@ -296,7 +250,7 @@ impl Lock {
         }
         let token = tokens.next(now.us, self.last_token)?;
         #[cfg(feature = "planted-faults")]
-        let token = tokens.own_again(&request.owner, token);
+        let token = tokens.own_again(request.owner.as_bytes(), token);
         let end_ms = request.lease.end_ms(now.ms());
         let holder = Holder {
             owner: request.owner.clone(),
@@ -440,7 +394,7 @@ impl Lock {
     /// the lock, with the token it named.
     pub fn renew(&mut self, request: &RenewRequest, now: Now, effects: &mut Effects) -> bool {
         #[cfg(feature = "planted-faults")]
-        crate::planted::renew_late(self, request, now, effects);
+        self.renew_late(request, now, effects);
         let Some(holder) = self
             .holder(&request.owner)
             .filter(|holder| holder.has_token(request.token))
@@ -606,10 +560,38 @@ impl Lock {
             self.expires_at_ms = Some(at_ms);
         }
     }
+}
 
-    #[cfg(feature = "planted-faults")]
+#[cfg(feature = "planted-faults")]
+impl Lock {
     fn any_owner(&self) -> Option<Owner> {
         Some(self.holders.first()?.owner.clone())
+    }
+
+    /// Frees a lock that another owner holds, as though its lease were over.
+    fn ignore_expiry(&mut self, newcomer: &Owner, effects: &mut Effects) {
+        if !self.is_free() && self.holder(newcomer).is_none() && Fault::ExpiryIgnored.planted() {
+            effects.push(Effect::Delete);
+            *self = Self {
+                last_token: self.last_token,
+                ..Self::default()
+            };
+        }
+    }
+
+    /// Takes the lock for an owner that does not hold it any more.
+    fn renew_late(&mut self, request: &RenewRequest, now: Now, effects: &mut Effects) {
+        if self.is_free() && request.token.is_none() && Fault::LateRenewal.strikes() {
+            let request = AcquireRequest {
+                owner: request.owner.clone(),
+                lease: request.lease,
+                limit: Limit::EXCLUSIVE,
+                hold: None,
+                session: None,
+            };
+            // Without a token that the stored one allows there is no fault.
+            let _ = self.acquire(&request, true, now, &mut TokenClock::default(), effects);
+        }
     }
 }
 

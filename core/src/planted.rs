@@ -9,11 +9,6 @@
 
 use std::cell::Cell;
 
-use crate::lock::{Effect, Effects, Lock, Now};
-use crate::queue::Waiter;
-use crate::request::{AcquireRequest, Lease, Limit, Owner, RenewRequest};
-use crate::token::TokenClock;
-
 /// What may be wrong.
 #[derive(Clone, Copy)]
 pub enum Fault {
@@ -174,52 +169,4 @@ impl Fault {
     pub fn instead<T>(self, right: T, wrong: impl FnOnce() -> T) -> T {
         if self.planted() { wrong() } else { right }
     }
-}
-
-/// Frees a lock that another owner holds, as though its lease were over.
-pub fn ignore_expiry(lock: &mut Lock, newcomer: &Owner, effects: &mut Effects) {
-    if !lock.is_free() && lock.holder(newcomer).is_none() && Fault::ExpiryIgnored.planted() {
-        effects.push(Effect::Delete);
-        *lock = Lock {
-            last_token: lock.last_token,
-            ..Lock::default()
-        };
-    }
-}
-
-/// What is left of the lease of a request that has waited since then, if it
-/// began at that time.
-fn lease_from_enqueue(lease: Lease, since_us: i64, now: Now) -> Lease {
-    if !Fault::LeaseFromEnqueue.planted() {
-        return lease;
-    }
-    let waited_ms = now.ms() - since_us / 1000;
-    Lease::from_ms((lease.ms() - waited_ms).max(1)).unwrap_or(lease)
-}
-
-impl Waiter {
-    pub(crate) fn with_lease_from_enqueue(mut self, now: Now) -> Self {
-        self.request.lease = lease_from_enqueue(self.request.lease, self.since_us, now);
-        self
-    }
-}
-
-/// Takes the lock for an owner that does not hold it any more.
-pub fn renew_late(lock: &mut Lock, request: &RenewRequest, now: Now, effects: &mut Effects) {
-    if lock.is_free() && request.token.is_none() && Fault::LateRenewal.strikes() {
-        let request = AcquireRequest {
-            owner: request.owner.clone(),
-            lease: request.lease,
-            limit: Limit::EXCLUSIVE,
-            hold: None,
-            session: None,
-        };
-        // Without a token that the stored one allows there is no fault.
-        let _ = lock.acquire(&request, true, now, &mut TokenClock::default(), effects);
-    }
-}
-
-/// When a key is looked at that should be at this time.
-pub fn recheck_late(at_ms: i64) -> i64 {
-    Fault::LooksLate.instead(at_ms, || at_ms + 500)
 }

@@ -49,6 +49,8 @@ use crate::explore::form::Form;
 use crate::keys::{KeyBuf, KeyRef};
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
+#[cfg(feature = "planted-faults")]
+use crate::request::Lease;
 use crate::request::{AcquireRequest, ClientId, Limit, Owner};
 use crate::sharded::Sharded;
 use waits::{Begun, Left, Requests, Waits};
@@ -119,6 +121,19 @@ impl Waiter {
                 client: self.client,
             })),
         }
+    }
+}
+
+#[cfg(feature = "planted-faults")]
+impl Waiter {
+    /// The same, with what would be left of its lease if that had begun with the wait.
+    pub(crate) fn with_lease_from_enqueue(mut self, now_ms: i64) -> Self {
+        let lease = self.request.lease;
+        let waited_ms = now_ms - self.since_us / 1000;
+        self.request.lease = Fault::LeaseFromEnqueue.instead(lease, || {
+            Lease::from_ms((lease.ms() - waited_ms).max(1)).unwrap_or(lease)
+        });
+        self
     }
 }
 
@@ -712,7 +727,7 @@ impl WaitQueues {
     /// Has the key looked at again at `at_ms` or earlier, if anybody waits for it.
     pub fn recheck_by(&mut self, key: KeyRef<'_>, at_ms: i64) {
         #[cfg(feature = "planted-faults")]
-        let at_ms = crate::planted::recheck_late(at_ms);
+        let at_ms = Fault::LooksLate.instead(at_ms, || at_ms + 500);
         let Some((key, queue)) = self.by_key.get_key_value_mut(&key) else {
             return;
         };
@@ -741,7 +756,7 @@ impl WaitQueues {
     /// Has every contended key looked at again at `at_ms` or earlier.
     pub fn recheck_all_by(&mut self, at_ms: i64) {
         #[cfg(feature = "planted-faults")]
-        let at_ms = crate::planted::recheck_late(at_ms);
+        let at_ms = Fault::LooksLate.instead(at_ms, || at_ms + 500);
         if self.rechecks.len() + self.overdue.len() < self.by_key.len() {
             for (key, queue) in self.by_key.iter_mut() {
                 if queue.recheck_at_ms.is_none() {

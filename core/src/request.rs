@@ -5,8 +5,8 @@ use std::hash::{Hash, Hasher};
 use std::num::NonZeroU64;
 use std::rc::Rc;
 
-use crate::error::Usage;
 use crate::token::{FencingToken, TOKEN_MAX};
+use crate::usage::Usage;
 
 /// The longest owner name, in bytes.
 pub const OWNER_MAX_BYTES: usize = 1024;

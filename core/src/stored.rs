@@ -21,8 +21,10 @@ use smallvec::SmallVec;
 
 use crate::bounds::few;
 use crate::error::LockError;
+use crate::holder::Holder;
+use crate::holder::Permit;
 use crate::holders::Holders;
-use crate::lock::{Holder, Lock};
+use crate::lock::Lock;
 use crate::request::{Limit, Owner};
 use crate::token::FencingToken;
 
@@ -38,17 +40,6 @@ pub const FIELDS_WITHOUT_TOKEN_MAX: usize = 1;
 
 /// A lock is read with room for so many holders.
 const ROOM_AT_ONCE: usize = 16_384;
-
-/// What a holder has beside its count where others may hold the lock with it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Permit {
-    /// How many may hold the lock together.
-    pub limit: Limit,
-    /// The holder's token.
-    pub token: FencingToken,
-    /// When its lease is over, in milliseconds since 1970.
-    pub lease_end_ms: i64,
-}
 
 /// Three numbers and two spaces are at most so long.
 const PERMIT_TEXT_MAX: usize = 62;

@@ -19,13 +19,11 @@
 
 use std::num::NonZeroU64;
 
-use crate::error::Usage;
 #[cfg(test)]
 use crate::explore::form::Form;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
-#[cfg(feature = "planted-faults")]
-use crate::request::Owner;
+use crate::usage::Usage;
 #[cfg(feature = "planted-faults")]
 use hashbrown::HashMap;
 
@@ -62,9 +60,9 @@ impl FencingToken {
 #[derive(Clone, Debug, Default)]
 pub struct TokenClock {
     last: i64,
-    /// What each owner got first.
+    /// What each owner got first, by its name.
     #[cfg(feature = "planted-faults")]
-    former: HashMap<Owner, FencingToken>,
+    former: HashMap<Vec<u8>, FencingToken>,
 }
 
 impl TokenClock {
@@ -98,14 +96,14 @@ impl TokenClock {
 #[cfg(feature = "planted-faults")]
 impl TokenClock {
     /// The token of a new holding of this owner.
-    pub(crate) fn own_again(&mut self, owner: &Owner, token: FencingToken) -> FencingToken {
+    pub(crate) fn own_again(&mut self, owner: &[u8], token: FencingToken) -> FencingToken {
         if !Fault::OwnTokenAgain.planted() {
             return token;
         }
         match self.former.get(owner) {
             Some(&former) if Fault::OwnTokenAgain.strikes() => former,
             _ => {
-                self.former.insert(owner.clone(), token);
+                self.former.insert(owner.to_vec(), token);
                 token
             }
         }
@@ -119,7 +117,7 @@ impl TokenClock {
         form.token(FencingToken::new(self.last).ok());
         #[cfg(feature = "planted-faults")]
         for owner in form.owners() {
-            form.token(self.former.get(owner).copied());
+            form.token(self.former.get(owner.as_bytes()).copied());
         }
     }
 }

@@ -14,9 +14,10 @@ use crate::server::command::Command;
 use crate::server::registration::{ArgDoc, CommandDoc, KeyChange};
 use crate::server::reply::Reply;
 use crate::server::server_str::ServerStr;
-use redis_lock_core::error::{LockError, Usage};
+use redis_lock_core::error::LockError;
 use redis_lock_core::request::{AcquireRequest, ClientId, HoldNumber, Limit};
 use redis_lock_core::table::Acquired;
+use redis_lock_core::usage::Usage;
 
 /// `LOCK.ACQUIRE`
 pub(super) struct Acquire;

@@ -9,10 +9,11 @@ use crate::config;
 use crate::manager::PlaceTime;
 use crate::server::keyspace::LockKey;
 use crate::server::server_str::{ARGS_INLINE, ServerStr};
-use redis_lock_core::error::{LockError, Usage};
+use redis_lock_core::error::LockError;
 use redis_lock_core::request::{HoldNumber, Lease, Limit, Owner, Timeout};
 use redis_lock_core::stored::parse_integer;
 use redis_lock_core::token::FencingToken;
+use redis_lock_core::usage::Usage;
 
 /// The longest time for which a place is kept: a day.
 const QUEUE_MS_MAX: i64 = 86_400_000;

@@ -11,10 +11,11 @@ use crate::server::keyspace::LockKey;
 use crate::server::registration::{ArgDoc, CommandDoc, KeyChange};
 use crate::server::reply::Reply;
 use crate::server::server_str::ServerStr;
-use redis_lock_core::error::{LockError, Usage};
+use redis_lock_core::error::LockError;
 use redis_lock_core::request::{ClientId, Limit};
 use redis_lock_core::table::{HolderView, LockView, WaiterView};
 use redis_lock_core::token::FencingToken;
+use redis_lock_core::usage::Usage;
 
 /// `LOCK.INFO`
 pub(super) struct Info;

@@ -11,7 +11,8 @@ use crate::server::command::Command;
 use crate::server::registration::{ArgDoc, CommandDoc};
 use crate::server::reply::Reply;
 use crate::server::server_str::ServerStr;
-use redis_lock_core::error::{LockError, Usage};
+use redis_lock_core::error::LockError;
+use redis_lock_core::usage::Usage;
 
 /// `LOCK.LIST`
 pub(super) struct List;

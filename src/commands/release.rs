@@ -11,9 +11,10 @@ use crate::server::command::Command;
 use crate::server::registration::{ArgDoc, CommandDoc, KeyChange};
 use crate::server::reply::Reply;
 use crate::server::server_str::ServerStr;
-use redis_lock_core::error::{LockError, Usage};
+use redis_lock_core::error::LockError;
 use redis_lock_core::lock::Released;
 use redis_lock_core::request::{ReleaseExtent, ReleaseRequest};
+use redis_lock_core::usage::Usage;
 
 /// `LOCK.RELEASE`
 pub(super) struct Release;

@@ -10,7 +10,8 @@ use crate::server::registration::{self, CommandDoc};
 use crate::server::reply::{Reply, refusal};
 use crate::server::server_str::ServerStr;
 use crate::server::{blocked, call, panics};
-use redis_lock_core::error::{LockError, Usage};
+use redis_lock_core::error::LockError;
+use redis_lock_core::usage::Usage;
 
 /// A command of the module.
 pub(crate) trait Command {

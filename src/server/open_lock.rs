@@ -12,13 +12,13 @@ use crate::server::dump;
 use crate::server::keyspace::LockKey;
 use crate::server::server_str::{self, ServerStr, StaticStr};
 use redis_lock_core::error::LockError;
-use redis_lock_core::lock::{Effect, Holder, Lock};
+use redis_lock_core::holder::Holder;
+use redis_lock_core::holder::Permit;
+use redis_lock_core::lock::{Effect, Lock};
 #[cfg(feature = "planted-faults")]
 use redis_lock_core::planted::Fault;
 use redis_lock_core::request::Owner;
-use redis_lock_core::stored::{
-    HeldAlone, PERMIT_PREFIX, Permit, Reader, TOKEN_FIELD, parse_integer,
-};
+use redis_lock_core::stored::{HeldAlone, PERMIT_PREFIX, Reader, TOKEN_FIELD, parse_integer};
 use redis_lock_core::table::Expected;
 use redis_lock_core::token::FencingToken;
 

@@ -7,7 +7,8 @@ use redis_module::{Context, RedisError};
 use crate::server::acl::User;
 use crate::server::api::api;
 use crate::server::call::CallReply;
-use redis_lock_core::error::{LockError, Usage};
+use redis_lock_core::error::LockError;
+use redis_lock_core::usage::Usage;
 
 /// The error as this user may read it.
 pub(super) fn refusal(error: &LockError, user: impl FnOnce() -> User) -> RedisError {

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use redis::Value;
 use redis_lock_core::deliveries::Recipient;
-use redis_lock_core::error::{LockError, Usage};
+use redis_lock_core::error::LockError;
 use redis_lock_core::keys::{KeyBuf, KeyRef};
 use redis_lock_core::lock::{Effect, Lock, Now, Released};
 use redis_lock_core::queue::{Addressee, Place, Wait, WaiterId};
@@ -21,6 +21,7 @@ use redis_lock_core::table::{
     WORK_A_WAKE,
 };
 use redis_lock_core::token::FencingToken;
+use redis_lock_core::usage::Usage;
 use redis_lock_testing::{Told, text};
 
 use crate::commands::{

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::keyspace::Value;
 use super::scope::Ask;
 use super::world::{CLAIM_MS, Changed, Doing, LEASE_MS, PlaceKept, RECHECK_MS, World};
-use crate::deadlock::WaitEdge;
+use crate::cycle::WaitEdge;
 use crate::error::LockError;
 use crate::lock::{Lock, Released};
 use crate::queue::WaiterId;

@@ -2,10 +2,11 @@
 
 use super::form::Form;
 use crate::error::LockError;
+use crate::holder::Permit;
 use crate::keys::KeyBuf;
 use crate::lock::{Effect, Lock};
 use crate::request::Owner;
-use crate::stored::{PERMIT_PREFIX, Permit, Reader, TOKEN_FIELD};
+use crate::stored::{PERMIT_PREFIX, Reader, TOKEN_FIELD};
 use crate::token::FencingToken;
 
 /// What is stored under a key.

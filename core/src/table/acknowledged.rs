@@ -5,8 +5,9 @@ use super::{Answer, LockTable, REFUSED_RETRY_MS, Settings, Stored};
 use crate::acks::{SessionToBe, Tells, UncountedLease, Withheld, reached_by};
 use crate::deliveries::{BoundBefore, Delivery, Recipient};
 use crate::error::LockError;
+use crate::holder::Holder;
 use crate::keys::KeyBuf;
-use crate::lock::{Holder, Lock, Now};
+use crate::lock::{Lock, Now};
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
 use crate::queue::{Addressee, Place, WaiterId};

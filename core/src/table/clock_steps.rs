@@ -10,8 +10,9 @@ use std::collections::BTreeSet;
 use super::LockTable;
 use super::transition::Transition;
 use crate::bounds::crowd;
+use crate::holder::Holder;
 use crate::keys::{KeyBuf, KeyRef};
-use crate::lock::{Holder, Lock};
+use crate::lock::Lock;
 
 impl LockTable {
     /// Whether it matters that the wall clock is set. Then each step has to come after a

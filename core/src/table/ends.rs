@@ -23,8 +23,8 @@ use super::transition::Transition;
 use crate::bounds::{PASSED_A_STEP, ends_a_step, left_at_once};
 use crate::deadlock::Certain;
 use crate::ended::{Ended, EndedBy};
+use crate::holder::Holder;
 use crate::holders::Holders;
-use crate::lock::Holder;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
 use crate::request::{Limit, Owner};

@@ -393,7 +393,7 @@ impl Transition<'_> {
         let max_lease = self.table.settings.max_lease;
         waiter.request.lease = waiter.request.lease.min(max_lease);
         #[cfg(feature = "planted-faults")]
-        let waiter = waiter.with_lease_from_enqueue(self.now);
+        let waiter = waiter.with_lease_from_enqueue(self.now.ms());
         let request = match waiter.is_place() {
             true => &self.as_unclaimed(&waiter.request),
             false => &waiter.request,

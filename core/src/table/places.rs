@@ -4,8 +4,8 @@ use super::transition::Transition;
 use super::{Answer, Leave, LockTable, give_back};
 use crate::bounds::{OVER_LOOKED_AT, ends_a_step};
 use crate::error::LockError;
+use crate::holder::Holder;
 use crate::keys::{KeyBuf, KeyRef};
-use crate::lock::Holder;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
 use crate::queue::{Addressee, Place, Wait, Waiter, WaiterId};

@@ -8,7 +8,8 @@ use super::offers::After;
 use super::transition::Transition;
 use super::{Acquired, Answer, LogLine, Progress, Question, Then, Unchecked};
 use crate::bounds::search_a_step;
-use crate::deadlock::{Certain, Found, Graph, Search, WaitEdge, WaitFor};
+use crate::cycle::WaitEdge;
+use crate::deadlock::{Certain, Found, Graph, Search, WaitFor};
 use crate::error::LockError;
 use crate::keys::KeyRef;
 #[cfg(feature = "planted-faults")]

@@ -1,5 +1,5 @@
 use super::*;
-use crate::deadlock::spell;
+use crate::cycle::spell;
 
 /// Two owners that hold a lock each.
 fn a_holds_k_and_b_holds_l() -> Server {

@@ -1,0 +1,67 @@
+//! One who holds a lock.
+
+#[cfg(feature = "planted-faults")]
+use crate::planted::Fault;
+use crate::request::{Limit, Owner};
+use crate::token::FencingToken;
+
+/// Somebody who holds the lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// Its name.
+    pub owner: Owner,
+    /// How many holds it has, at least 1.
+    pub holds: i64,
+    /// Its token; none if Redisson's scripts took the lock.
+    pub token: Option<FencingToken>,
+    /// When its lease is over, in milliseconds since 1970; none after `PERSIST`.
+    pub lease_end_ms: Option<i64>,
+    /// How many may hold the lock together with it.
+    pub limit: Limit,
+}
+
+impl Holder {
+    /// Its permit, if others may hold the lock with it.
+    pub fn permit(&self) -> Option<Permit> {
+        if self.limit == Limit::EXCLUSIVE {
+            return None;
+        }
+        Some(Permit {
+            limit: self.limit,
+            token: self.token?,
+            lease_end_ms: self.lease_end_ms?,
+        })
+    }
+
+    /// The same, with a lease that ends so much later, because the wall clock was set.
+    pub(crate) fn moved(&self, by_ms: i64) -> Self {
+        // No key may expire before 1970.
+        let moved_ms = |end_ms: i64| end_ms.saturating_add(by_ms).max(1);
+        Self {
+            lease_end_ms: self.lease_end_ms.map(moved_ms),
+            ..self.clone()
+        }
+    }
+
+    /// Whether it shares the lock, and its lease was over before this time.
+    pub(crate) fn is_overdue(&self, now_ms: i64) -> bool {
+        #[cfg(feature = "planted-faults")]
+        let now_ms = now_ms + i64::from(Fault::LeaseEndsEarly.planted());
+        self.limit != Limit::EXCLUSIVE && self.lease_end_ms.is_some_and(|end_ms| end_ms < now_ms)
+    }
+
+    pub(crate) fn has_token(&self, named: Option<FencingToken>) -> bool {
+        named.is_none() || named == self.token
+    }
+}
+
+/// What a holder has beside its count where others may hold the lock with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Permit {
+    /// How many may hold the lock together.
+    pub limit: Limit,
+    /// The holder's token.
+    pub token: FencingToken,
+    /// When its lease is over, in milliseconds since 1970.
+    pub lease_end_ms: i64,
+}
