@@ -17,7 +17,7 @@
 //! out, and so is which kind of due work comes first at the next wake.
 //!
 //! # How the server is simulated
-//! - The clock stands still until [`world::Action::Pass`] moves it to the next time at
+//! - The clock stands still until [`action::Action::Pass`] moves it to the next time at
 //!   which something can happen: the end of a lease, or what the table asked to be woken
 //!   for. Between two such times nothing can differ.
 //! - A key that has expired stays until it is opened, or the server finds it.
@@ -31,12 +31,18 @@
 //! What the server alone does is outside: that effects are replicated at all, that a
 //! slow turn of the event loop wakes the module late, that commands are parsed.
 
+mod action;
+mod cast;
+mod clients;
+mod commands;
+mod events;
 pub(crate) mod form;
 mod invariants;
 mod keyspace;
 mod nodes;
 #[cfg(feature = "planted-faults")]
 mod planted;
+mod road;
 mod scope;
 mod search;
 mod world;

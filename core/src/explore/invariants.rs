@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 
 use super::keyspace::Value;
-use super::scope::Ask;
-use super::world::{CLAIM_MS, Changed, Doing, LEASE_MS, PlaceKept, RECHECK_MS, World};
+use super::scope::{Ask, CLAIM_MS, LEASE_MS, RECHECK_MS};
+use super::search::Broken;
+use super::world::{Changed, Doing, PlaceKept, World};
 use crate::cycle::WaitEdge;
 use crate::error::LockError;
 use crate::lock::{Lock, Released};
@@ -12,22 +13,6 @@ use crate::queue::WaiterId;
 use crate::request::{ClientId, Limit, Owner, ReleaseExtent, ReleaseRequest, RenewRequest};
 use crate::table::{Answer, HolderView, Stored};
 use crate::token::FencingToken;
-
-/// An invariant that does not hold, and what shows it.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Broken {
-    pub(super) invariant: &'static str,
-    pub(super) shown_by: String,
-}
-
-impl Broken {
-    pub(super) fn new(invariant: &'static str, shown_by: String) -> Self {
-        Self {
-            invariant,
-            shown_by,
-        }
-    }
-}
 
 type Checked = Result<(), Broken>;
 

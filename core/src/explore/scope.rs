@@ -7,8 +7,21 @@
 use std::fmt;
 
 use super::form::Form;
-use super::world::{LEASE_MS, PLACE_MS};
 use crate::request::Limit;
+
+/// How long a grant lasts, in milliseconds.
+pub(super) const LEASE_MS: i64 = 3000;
+
+/// How long a place is kept, in milliseconds.
+pub(super) const PLACE_MS: i64 = 2000;
+
+/// How long a grant to a place lasts that nobody claims, in milliseconds.
+pub(super) const CLAIM_MS: i64 = 1000;
+
+/// How often a contended lock is looked at for no other reason, in milliseconds.
+pub(super) const RECHECK_MS: i64 = 5000;
+
+pub(super) const BEGIN_MS: i64 = 1_700_000_000_000;
 
 /// A way to ask for a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,7 +7,21 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
-use super::invariants::Broken;
+/// An invariant that does not hold, and what shows it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Broken {
+    pub(super) invariant: &'static str,
+    pub(super) shown_by: String,
+}
+
+impl Broken {
+    pub(super) fn new(invariant: &'static str, shown_by: String) -> Self {
+        Self {
+            invariant,
+            shown_by,
+        }
+    }
+}
 
 /// What is searched.
 pub(super) trait World: Clone {

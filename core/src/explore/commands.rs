@@ -1,0 +1,274 @@
+//! Commands.
+
+use std::rc::Rc;
+
+use super::invariants::{self, Seen};
+use super::scope::{Ask, Extent, LEASE_MS, Named, PLACE_MS};
+use super::search::Broken;
+use super::world::{Checked, Doing, PlaceKept, World};
+use crate::error::LockError;
+use crate::lock::Released;
+use crate::queue::{Wait, WaiterId};
+use crate::request::{
+    AcquireRequest, HoldNumber, Lease, ReleaseExtent, ReleaseRequest, RenewRequest,
+};
+use crate::table::Acquired;
+use crate::token::FencingToken;
+
+impl World {
+    pub(super) fn seen(&self, key: usize, asker: Option<usize>) -> Seen {
+        Seen::before(self, key, asker)
+    }
+
+    pub(super) fn acquire(&mut self, at: usize, key: usize, ask: Ask) -> Checked<()> {
+        let owner = self.owner(at).clone();
+        self.say(|w| {
+            let (client, key) = (w.cast.client_name(at), w.cast.key_name(key));
+            format!("{client} acquires {key}{ask}")
+        });
+        let Some(stored) = self.read_for_command(key, Some(&owner))? else {
+            return Ok(());
+        };
+        let mut seen = self.seen(key, Some(at));
+        let client = self.client(at);
+        let request = AcquireRequest {
+            owner,
+            lease: lease(LEASE_MS),
+            hold: (ask.hold > 0).then(|| HoldNumber::new(ask.hold).unwrap()),
+            limit: ask.limit,
+            session: ask.session.then_some(client),
+        };
+        let (until_ms, channel) = match ask.place {
+            true => (Some(self.now_ms + PLACE_MS), Some(b"channel"[..].into())),
+            false => (None, None),
+        };
+        let wait = ask.waits.then_some(Wait {
+            client,
+            until_ms,
+            channel,
+        });
+        let own = self.ask_again(at, key, ask);
+        let kept = own.filter(|_| ask.place);
+        seen.kept = own;
+        let (cast, now) = (Rc::clone(&self.cast), self.now());
+        self.table.settings.reads_other_keys = self.scope().reads_other_keys;
+        let progress = self
+            .table
+            .acquire(cast.key(key), stored, request, wait, now);
+        let done = self.carry_out(progress, &mut seen)?;
+        match &done.result {
+            Ok(Acquired::Queued(id)) => {
+                let id = *id;
+                if ask.place {
+                    invariants::who_asks_again_keeps_its_place(self, at, kept, id)?;
+                    self.places[key][self.cast.owner_of[at]] = Some(self.place(id, at, ask));
+                } else {
+                    self.connections[at].doing = Doing::Waits { key, id, ask };
+                }
+                seen.queued = kept.is_none().then_some(id);
+                self.say(|_| "queued".to_owned());
+            }
+            Ok(Acquired::Granted(token)) => {
+                seen.granted = Some(*token);
+            }
+            Ok(Acquired::Busy) => self.say(|_| "null".to_owned()),
+            Err(error) => {
+                self.say(|w| w.code(error));
+                if let LockError::Deadlock { cycle } = error {
+                    seen.refused = Some((at, ask, cycle.clone()));
+                }
+            }
+        }
+        // Whoever was handed the lock came before.
+        self.apply(done.step, &mut seen)?;
+        if let Some(token) = seen.granted {
+            if own.is_some() {
+                self.places[key][self.cast.owner_of[at]] = None;
+            }
+            self.say(|w| format!("token {}", w.short(token)));
+            let owner = self.cast.owner_of[at];
+            let now_ms = self.now_ms;
+            let known = &mut self.known[key][owner];
+            known.rely_until(token, now_ms + LEASE_MS);
+            known.tell(token, ask);
+            known.unclaimed = None;
+            if ask.session {
+                known.bound_to = Some((client, token));
+            }
+        }
+        invariants::check_step(self, &seen)
+    }
+
+    pub(super) fn place(&self, id: WaiterId, at: usize, ask: Ask) -> PlaceKept {
+        PlaceKept {
+            id,
+            at,
+            ask,
+            until_ms: self.now_ms + PLACE_MS,
+            session: ask.session.then(|| self.client(at)),
+        }
+    }
+
+    /// An owner asks for a lock. Returns its place, if that is granted to what it asks
+    /// now, or kept.
+    pub(super) fn ask_again(&mut self, at: usize, key: usize, ask: Ask) -> Option<WaiterId> {
+        let owner = self.cast.owner_of[at];
+        let place = self.places[key][owner]?;
+        if self.is_over(&place) {
+            // The others are told of its end.
+            if ask.place {
+                self.places[key][owner] = None;
+            }
+            return None;
+        }
+        if place.ask.limit != ask.limit || ask.hold > 1 {
+            return None;
+        }
+        if ask.place {
+            self.places[key][owner] = Some(self.place(place.id, at, ask));
+        }
+        Some(place.id)
+    }
+
+    pub(super) fn release(&mut self, at: usize, key: usize, what: Extent) -> Checked<()> {
+        let owner = self.owner(at).clone();
+        let number = self.cast.owner_of[at];
+        self.say(|w| {
+            let (client, key) = (w.cast.client_name(at), w.cast.key_name(key));
+            format!("{client} releases {key}{what}")
+        });
+        let Some(stored) = self.read_for_command(key, Some(&owner))? else {
+            return Ok(());
+        };
+        let mut seen = self.seen(key, Some(at));
+        let held = self.holds(key, number);
+        let told = self.known[key][number].told;
+        let (token, extent) = match what {
+            Extent::One => (None, ReleaseExtent::One),
+            Extent::All => (None, ReleaseExtent::All),
+            Extent::Hold(n) => (None, ReleaseExtent::Hold(HoldNumber::new(n).unwrap())),
+            Extent::Token(Named::Own) => (told.or(stale()), ReleaseExtent::One),
+            Extent::Token(Named::Stale) => (stale(), ReleaseExtent::One),
+        };
+        let request = ReleaseRequest {
+            owner,
+            token,
+            extent,
+        };
+        seen.gives_up = request.token.is_none() && held.is_none();
+        let (cast, now) = (Rc::clone(&self.cast), self.now());
+        let progress = self.table.release(cast.key(key), stored, &request, now);
+        let done = self.carry_out(progress, &mut seen)?;
+        let result = done.result.clone();
+        self.say(|w| match &result {
+            Ok(Released::LastHold) => "1".to_owned(),
+            Ok(Released::StillHeld) => "0".to_owned(),
+            Ok(Released::NotHeld) => "null".to_owned(),
+            Err(error) => w.code(error),
+        });
+        let known = &mut self.known[key][number];
+        match result {
+            Ok(Released::LastHold) => {
+                known.promise = None;
+                // A place of its own may have been granted the lock since.
+                let released = held.as_ref().and_then(|held| held.token);
+                known.bound_to = known.bound_to.filter(|&(_, its)| released != Some(its));
+                seen.released = held.is_some();
+            }
+            Ok(Released::StillHeld) => {
+                known.told = held.as_ref().and_then(|held| held.token);
+                known.holds = match extent {
+                    ReleaseExtent::Hold(hold) => hold.count_without(),
+                    _ => (known.holds - 1).max(1),
+                };
+            }
+            _ => {}
+        }
+        invariants::releases_need_a_hold(&held, &request, &result)?;
+        let gives_up = seen.gives_up;
+        self.apply(done.step, &mut seen)?;
+        if gives_up && self.places[key][number].is_some() {
+            return Err(Broken::new(
+                "a_release_gives_a_place_up",
+                format!("{} has its place yet", self.cast.owner_name(number)),
+            ));
+        }
+        invariants::check_step(self, &seen)
+    }
+
+    pub(super) fn renew(
+        &mut self,
+        at: usize,
+        key: usize,
+        (lease_ms, named): (i64, Option<Named>),
+    ) -> Checked<()> {
+        let owner = self.owner(at).clone();
+        let number = self.cast.owner_of[at];
+        self.say(|w| {
+            let (client, key) = (w.cast.client_name(at), w.cast.key_name(key));
+            format!("{client} renews {key} for {lease_ms} ms")
+        });
+        let Some(stored) = self.read_for_command(key, Some(&owner))? else {
+            return Ok(());
+        };
+        let mut seen = self.seen(key, Some(at));
+        let held = self.holds(key, number);
+        let request = RenewRequest {
+            owner,
+            lease: lease(lease_ms),
+            token: match named {
+                None => None,
+                Some(Named::Own) => self.known[key][number].told.or(stale()),
+                Some(Named::Stale) => stale(),
+            },
+        };
+        let (cast, now) = (Rc::clone(&self.cast), self.now());
+        let progress = self.table.renew(cast.key(key), stored, &request, now);
+        let done = self.carry_out(progress, &mut seen)?;
+        let renewed = done.result == Ok(true);
+        self.say(|_| i32::from(renewed).to_string());
+        invariants::renewals_need_a_hold(&held, &request, renewed)?;
+        if let Some(token) = held.filter(|_| renewed).and_then(|held| held.token) {
+            let known = &mut self.known[key][number];
+            known.told = Some(token);
+            known.promise = Some((token, now.ms() + lease_ms));
+            known.holds = known.holds.max(1);
+            known.unclaimed = None;
+        }
+        self.apply(done.step, &mut seen)?;
+        invariants::check_step(self, &seen)
+    }
+
+    pub(super) fn break_lock(&mut self, key: usize) -> Checked<()> {
+        self.say(|w| format!("BREAK {}", w.cast.key_name(key)));
+        let Some(stored) = self.read_for_command(key, None)? else {
+            return Ok(());
+        };
+        let mut seen = self.seen(key, None);
+        let (cast, now) = (Rc::clone(&self.cast), self.now());
+        let progress = self.table.break_lock(cast.key(key), stored, None, now);
+        let done = self.carry_out(progress, &mut seen)?;
+        let broken = done.result == Ok(true);
+        self.say(|_| i32::from(broken).to_string());
+        if broken {
+            seen.released = true;
+            for (number, owner) in self.cast.owners.iter().enumerate() {
+                let known = &mut self.known[key][number];
+                known.promise = None;
+                // A session that was lost before may be told of by its end.
+                let before = seen.token_before(owner);
+                known.bound_to = known.bound_to.filter(|&(_, token)| before != Some(token));
+            }
+        }
+        self.apply(done.step, &mut seen)?;
+        invariants::check_step(self, &seen)
+    }
+}
+
+fn lease(ms: i64) -> Lease {
+    Lease::from_ms(ms).unwrap()
+}
+
+fn stale() -> Option<FencingToken> {
+    FencingToken::new(1).ok()
+}

@@ -1,0 +1,138 @@
+//! What happens to keys and servers beside the commands of clients.
+
+use std::rc::Rc;
+
+use super::keyspace::Write;
+use super::world::{Changed, Doing, World, new_table};
+
+impl World {
+    pub(super) fn write(&mut self, write: Write) {
+        if self.scope().fails_over {
+            for write in std::mem::take(&mut self.last_write) {
+                self.copy.write(&write);
+            }
+            self.last_write.push(write.clone());
+        }
+        self.data.write(&write);
+    }
+
+    /// Somebody wrote to this key, and ended what was there.
+    pub(super) fn change(&mut self, key: usize, told: bool) {
+        for known in &mut self.known[key] {
+            known.promise = None;
+        }
+        if !told {
+            self.changed[key] = Changed::Untold;
+            return;
+        }
+        self.changed[key] = self.changed[key].max(Changed::Told);
+        self.touch(key);
+    }
+
+    pub(super) fn touch(&mut self, key: usize) {
+        if self.table.follows_keys() {
+            let cast = Rc::clone(&self.cast);
+            self.table.key_touched(cast.key(key), self.now_ms);
+        }
+    }
+
+    /// The server deletes a key that has expired, when it is opened or found.
+    pub(super) fn notice_expiry(&mut self, key: usize) {
+        if self.data.is_expired(key, self.now_ms) {
+            self.say(|w| format!("{} has expired", w.cast.key_name(key)));
+            self.write(Write::Delete(key));
+            self.changed[key] = self.changed[key].max(Changed::Told);
+            self.touch(key);
+        }
+    }
+
+    pub(super) fn rename(&mut self, from: usize) {
+        let to = 1 - from;
+        self.notice_expiry(from);
+        self.notice_expiry(to);
+        if self.data.value(from).is_none() {
+            return;
+        }
+        self.say(|w| {
+            let (from, to) = (w.cast.key_name(from), w.cast.key_name(to));
+            format!("RENAME {from} {to}")
+        });
+        self.write(Write::Rename(from));
+        let cast = Rc::clone(&self.cast);
+        if self.table.follows_keys() {
+            self.table.key_leaves(cast.key(from), self.now_ms);
+            self.table.key_arrives(cast.key(to), self.now_ms);
+        }
+        self.changed = self.changed.map(|changed| changed.max(Changed::Told));
+        self.known[to] = self.known[from];
+        self.known[from] = Default::default();
+        for known in &mut self.known[to] {
+            known.promise = None;
+        }
+        for connection in &mut self.connections {
+            // What was on its way to a holder of the other lock leads nowhere.
+            if let Doing::ToHear { key, .. } = &mut connection.doing
+                && *key == from
+            {
+                *key = to;
+            }
+        }
+    }
+
+    pub(super) fn swap(&mut self) {
+        self.say(|_| "SWAPDB".to_owned());
+        self.write(Write::Swap);
+        if self.table.follows_keys() {
+            self.table.databases_swapped(0, 1, self.now_ms);
+        }
+        self.changed = self.changed.map(|changed| changed.max(Changed::Told));
+        self.known.reverse();
+        for known in self.known.iter_mut().flatten() {
+            known.promise = None;
+        }
+        for connection in &mut self.connections {
+            if let Doing::ToHear { key, .. } = &mut connection.doing {
+                *key = 1 - *key;
+            }
+        }
+    }
+
+    pub(super) fn fail_over(&mut self, lacks: bool) {
+        self.say(|_| match lacks {
+            true => "a replica takes over that lacks the last write".to_owned(),
+            false => "a replica takes over".to_owned(),
+        });
+        if !lacks {
+            for write in std::mem::take(&mut self.last_write) {
+                self.copy.write(&write);
+            }
+        }
+        self.last_write.clear();
+        if lacks {
+            self.data = self.copy.clone();
+        }
+        self.table = new_table(self.scope());
+        self.places = Default::default();
+        self.changed = Default::default();
+        self.retry_at_ms = None;
+        for connection in &mut self.connections {
+            connection.generation += 1;
+            connection.doing = Doing::Nothing;
+        }
+        for key in 0..self.cast.keys.len() {
+            let lock = self.data.read(key).unwrap_or_default();
+            for owner in 0..self.cast.owners.len() {
+                let holder = lock.holder(&self.cast.owners[owner]);
+                let known = &mut self.known[key][owner];
+                known.bound_to = None;
+                known.over = None;
+                known.unclaimed = None;
+                known.holds = 0;
+                known.told = holder.and_then(|holder| holder.token);
+                if lacks {
+                    known.promise = None;
+                }
+            }
+        }
+    }
+}
