@@ -177,6 +177,17 @@ impl<K, V> Sharded<K, V> {
         entries.map(|(key, value)| (&*key, value))
     }
 
+    /// Into how many parts the entries are spread.
+    pub(crate) fn parts(&self) -> usize {
+        self.entries.many.len().max(1)
+    }
+
+    /// The entries of one part. Each stays in its own while there are many.
+    pub(crate) fn part(&self, at: usize) -> impl Iterator<Item = (&K, &V)> {
+        let part = self.entries.many.get(at).unwrap_or(&self.entries.few);
+        part.iter().map(|(key, value)| (key, value))
+    }
+
     /// The keys of all entries.
     pub(crate) fn keys(&self) -> impl Iterator<Item = &K> {
         self.iter().map(|(key, _)| key)

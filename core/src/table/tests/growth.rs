@@ -153,6 +153,43 @@ fn a_crowd_that_is_over_is_cleared_away_bit_by_bit() {
     }
 }
 
+/// Many locks, each of more holders than are looked for one by one.
+fn many_shared() -> Server {
+    let mut server = Server::new();
+    for n in 0..CROWD {
+        server.take(key(&nth(n / 10)), ask(&nth(n)).shared());
+    }
+    server
+}
+
+#[test]
+fn many_locks_that_were_touched_at_once_are_forgotten_bit_by_bit() {
+    let mut server = many_shared();
+    let count = |server: &Server| server.table.remembered.keys().count();
+    let before = count(&server);
+    assert_eq!(before, CROWD / 10);
+    server.table.databases_swapped(0, 1, server.ms());
+    assert_eq!(count(&server), before, "some were forgotten at once");
+    assert_eq!(server.table.wake_at_ms(), Some(0));
+    assert!((0..before).all(|n| !server.table.is_untouched(key(&nth(n)))));
+    // Who is looked at meanwhile, or waited for, is known as ever.
+    server.take(key(&nth(0)), ask("x").shared());
+    let waiter = server.wait(key(&nth(1)), ask("w"));
+    while server.table.is_to_be_cleared() {
+        let left = count(&server);
+        server.do_one();
+        assert!(left - count(&server) <= 100, "{left}");
+    }
+    assert_eq!(count(&server), 2);
+    assert!(server.table.is_untouched(key(&nth(0))));
+    let owners: Vec<Owner> = (0..CROWD).map(|n| owner(&nth(n))).collect();
+    assert!(server.table.agree(&owners));
+    server.leave(waiter);
+    server.table.everything_touched(server.ms());
+    server.run();
+    server.check_nothing_is_left();
+}
+
 #[test]
 fn many_sessions_follow_their_lock_at_once() {
     let mut server = crowded();
