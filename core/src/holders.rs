@@ -215,6 +215,14 @@ impl Holders {
         }
     }
 
+    /// How many leases are over at this time.
+    pub(crate) fn count_ended_by(&self, now_ms: i64) -> usize {
+        match &self.index {
+            Some(index) => index.lease_ends.range(..=(now_ms, usize::MAX)).count(),
+            None => self.list.iter().filter(|one| one.ends_by(now_ms)).count(),
+        }
+    }
+
     fn lease_ends(&self) -> impl Iterator<Item = i64> {
         self.list.iter().filter_map(|holder| holder.lease_end_ms)
     }
@@ -387,6 +395,8 @@ mod tests {
                 let ends = || plain.iter().filter_map(|one| one.lease_end_ms);
                 prop_assert_eq!(holders.first_lease_end_ms(), ends().min());
                 prop_assert_eq!(holders.last_lease_end_ms(), ends().max());
+                let ended = ends().filter(|end| *end <= 30).count();
+                prop_assert_eq!(holders.count_ended_by(30), ended);
                 let strictest = plain.iter().map(|one| one.limit).min();
                 prop_assert_eq!(holders.strictest_limit(), strictest);
                 let overdue = holders.overdue(30).and_then(|one| one.lease_end_ms);

@@ -153,6 +153,48 @@ fn a_crowd_that_is_over_is_cleared_away_bit_by_bit() {
     }
 }
 
+#[test]
+fn a_crowd_that_has_left_its_key_is_counted_and_not_gone_through() {
+    for (count, left) in [(CROWD, 0), (CROWD, 3), (100, 0), (100, 3)] {
+        let mut server = Server::new();
+        for n in 0..count {
+            let ask = ask(&nth(n)).shared();
+            server.take(K, ask.lease((n % 2 + 1) as i64 * LEASE_MS));
+        }
+        let w = server.wait(K, ask("w"));
+        server.sleep(LEASE_MS);
+        let unread = server.unread;
+        if left == 0 {
+            server.delete(K);
+        } else {
+            server.write(K, |value| {
+                for n in left..count {
+                    value.fields.remove(nth(n).as_bytes());
+                    value.fields.remove(&permit_field(&owner(&nth(n))));
+                }
+            });
+        }
+        assert!(server.do_one());
+        assert_eq!(server.unread, unread, "it was read");
+        let is_crowd = count == CROWD;
+        assert_eq!(server.table.remembered.any_discarded(), is_crowd);
+        let expired = (count / 2 - left.div_ceil(2)) as u64;
+        let deleted = (count / 2 - left / 2) as u64;
+        let metrics = server.metrics();
+        assert_eq!(metrics.releases_expired, expired);
+        assert_eq!(metrics.releases_deleted, deleted);
+        let told = told_of(&mut server).into_iter();
+        let told: Vec<_> = told
+            .filter(|(event, _)| *event == LockEvent::Expired)
+            .collect();
+        assert_eq!(told, [(LockEvent::Expired, expired as usize)]);
+        server.run();
+        let owners: Vec<Owner> = (0..count).map(|n| owner(&nth(n))).collect();
+        assert!(server.table.agree(&owners));
+        assert_eq!(server.granted() == [w], left == 0);
+    }
+}
+
 /// Many locks, each of more holders than are looked for one by one.
 fn many_shared() -> Server {
     let mut server = Server::new();
