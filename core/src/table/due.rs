@@ -185,6 +185,7 @@ impl LockTable {
         self.sessions.any_left()
             || self.remembered.any_discarded()
             || self.remembered.is_to_be_swept()
+            || self.stepped.any_discarded()
             || !self.unmeasured.is_empty()
     }
 
@@ -196,6 +197,7 @@ impl LockTable {
         let (queues, stepped) = (&self.queues, &self.stepped);
         let is_kept = |key: KeyRef<'_>| queues.contended(key) || stepped.is_noted(key);
         self.remembered.sweep(CLEARED_AT_ONCE, is_kept);
+        self.stepped.give_back();
         self.measure(CLEARED_AT_ONCE * HOLDERS_WEIGH_ONE);
     }
 

@@ -233,6 +233,30 @@ fn many_locks_that_were_touched_at_once_are_forgotten_bit_by_bit() {
 }
 
 #[test]
+fn what_is_known_of_many_locks_of_sessions_is_given_back_bit_by_bit() {
+    for is_swapped in [false, true] {
+        let mut server = Server::new();
+        for n in 0..CROWD {
+            server.take(key(&nth(n)), ask("a").session());
+        }
+        assert_eq!(server.table.stepped.bound_keys().count(), CROWD);
+        if is_swapped {
+            server.table.databases_swapped(0, 1, server.ms());
+        } else {
+            server.table.everything_touched(server.ms());
+        }
+        assert_eq!(server.table.stepped.bound_keys().count(), 0);
+        assert!(server.table.stepped.any_discarded());
+        assert_eq!(server.table.wake_at_ms(), Some(0));
+        // What is known from then on is known as ever.
+        server.take(K, ask("b").session());
+        server.run();
+        assert_eq!(server.table.stepped.bound_keys().count(), 1);
+        assert!(!server.table.stepped.any_discarded());
+    }
+}
+
+#[test]
 fn many_sessions_follow_their_lock_at_once() {
     let mut server = crowded();
     server.rename(K, L);
