@@ -78,7 +78,8 @@ pub struct ContendedView {
 pub struct Totals {
     /// Waiters and contended keys.
     pub counts: Counts,
-    /// Holds that are bound to a connection.
+    /// Holds that are bound to a connection. Those of a crowd that are over may be counted
+    /// for a moment.
     pub sessions: usize,
     /// Replies that wait for replicas.
     pub withheld: usize,

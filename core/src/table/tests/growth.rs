@@ -132,7 +132,8 @@ fn a_crowd_that_is_over_is_cleared_away_bit_by_bit() {
         if is_broken {
             server.break_lock(K, None);
             assert_eq!(server.metrics().releases_broken, CROWD as u64);
-            assert_eq!(server.table.totals(server.now()).sessions, 0);
+            // They are not gone through to be counted.
+            assert!(server.table.totals(server.now()).sessions > CROWD / 2);
             assert!(server.table.sessions.any_left());
         } else {
             server.delete(K);
