@@ -482,6 +482,47 @@ fn who_is_let_in_beside_a_crowd_that_is_over_ends_all_of_it() {
 }
 
 #[test]
+fn leases_that_are_over_are_told_from_others_whoever_asks() {
+    for (live, limit) in [(0, 1), (1, 1), (2, 3), (40, 50), (40, 40), (1000, 1001)] {
+        let mut server = Server::new();
+        for n in 0..CROWD {
+            server.take(K, ask(&nth(n)).shared());
+        }
+        for n in 0..live {
+            let live = ask(&format!("live{n}")).shared();
+            server.take(K, live.lease(10 * LEASE_MS));
+        }
+        // Somebody else's session is over as well.
+        server.take(L, ask("a").by(1).session());
+        server.sleep(LEASE_MS + 1);
+        server.table.connection_ended(ClientId(1), false);
+        let is_let_in = live < limit as usize;
+        let asked = server.acquire(K, ask("x").limit(limit).now());
+        assert_eq!(
+            matches!(asked, Ok(Acquired::Granted(_))),
+            is_let_in,
+            "{live}"
+        );
+        let left = live + usize::from(is_let_in);
+        if is_let_in {
+            assert_eq!(server.holders(K).len(), left);
+        } else {
+            assert!(server.effects.len() <= 2 * ENDS_A_STEP);
+        }
+        assert!(server.break_lock(K, None));
+        let metrics = server.metrics();
+        let expired = if live == 0 { 0 } else { CROWD as u64 };
+        assert_eq!(
+            metrics.releases_expired, expired,
+            "the key ended with the last"
+        );
+        assert_eq!(metrics.releases_broken, left as u64);
+        server.run();
+        server.check_nothing_is_left();
+    }
+}
+
+#[test]
 fn a_break_takes_a_crowd_from_those_who_hold_it_yet() {
     let mut server = over(2);
     let token = server.token(K, "live1");
