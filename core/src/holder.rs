@@ -50,6 +50,11 @@ impl Holder {
         self.limit != Limit::EXCLUSIVE && self.lease_end_ms.is_some_and(|end_ms| end_ms < now_ms)
     }
 
+    /// Whether its lease is over at this time.
+    pub(crate) fn ends_by(&self, now_ms: i64) -> bool {
+        self.lease_end_ms.is_some_and(|end_ms| end_ms <= now_ms)
+    }
+
     pub(crate) fn has_token(&self, named: Option<FencingToken>) -> bool {
         named.is_none() || named == self.token
     }

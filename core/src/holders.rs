@@ -199,6 +199,19 @@ impl Holders {
         }
     }
 
+    /// Who shares the lock with others and is not overdue, found without a look at who is.
+    /// Only where many hold the lock, and each has a token and a lease that ends.
+    pub(crate) fn not_overdue(&self, now_ms: i64) -> Option<impl Iterator<Item = &Holder>> {
+        let index = self.index.as_ref()?;
+        let counts = [index.lease_ends.len(), index.tokens.len()];
+        if counts != [self.list.len(); 2] || self.strictest_limit() == Some(Limit::EXCLUSIVE) {
+            return None;
+        }
+        let left = index.lease_ends.range((now_ms, 0)..);
+        let left = left.filter_map(|(_, at)| self.list.get(*at));
+        Some(left.filter(move |holder| !holder.is_overdue(now_ms)))
+    }
+
     /// When the next lease ends, of those that do.
     pub(crate) fn first_lease_end_ms(&self) -> Option<i64> {
         match &self.index {
@@ -212,6 +225,14 @@ impl Holders {
         match &self.index {
             Some(index) => index.lease_ends.last().map(|&(end_ms, _)| end_ms),
             None => self.lease_ends().max(),
+        }
+    }
+
+    /// How many leases are over at this time.
+    pub(crate) fn count_ended_by(&self, now_ms: i64) -> usize {
+        match &self.index {
+            Some(index) => index.lease_ends.range(..=(now_ms, usize::MAX)).count(),
+            None => self.list.iter().filter(|one| one.ends_by(now_ms)).count(),
         }
     }
 
@@ -387,6 +408,13 @@ mod tests {
                 let ends = || plain.iter().filter_map(|one| one.lease_end_ms);
                 prop_assert_eq!(holders.first_lease_end_ms(), ends().min());
                 prop_assert_eq!(holders.last_lease_end_ms(), ends().max());
+                if plain.len() > FEW {
+                    let left: Vec<_> = holders.not_overdue(30).unwrap().collect();
+                    prop_assert_eq!(left.len(), ends().filter(|end| *end >= 30).count());
+                    prop_assert!(left.iter().all(|one| one.lease_end_ms >= Some(30)));
+                }
+                let ended = ends().filter(|end| *end <= 30).count();
+                prop_assert_eq!(holders.count_ended_by(30), ended);
                 let strictest = plain.iter().map(|one| one.limit).min();
                 prop_assert_eq!(holders.strictest_limit(), strictest);
                 let overdue = holders.overdue(30).and_then(|one| one.lease_end_ms);

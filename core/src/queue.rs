@@ -308,6 +308,8 @@ pub struct WaitQueues {
     by_key: Sharded<KeyBuf, Box<Queue>>,
     /// Everybody who waits, and so in the order in which they began.
     by_id: BTreeMap<WaiterId, KeyBuf>,
+    /// Who is first in line for each key, by the number of its database.
+    firsts: BTreeSet<(i32, WaiterId)>,
     rechecks: BTreeSet<(i64, KeyBuf)>,
     /// Looks that were planned for these times before all keys were to be looked at.
     overdue: BTreeSet<(i64, KeyBuf)>,
@@ -399,6 +401,7 @@ impl WaitQueues {
                 queue
             }
             None => {
+                self.firsts.insert((key.db, id));
                 let queue = Box::new(Queue::of(waiter));
                 self.by_key.insert_new(key.clone(), queue)
             }
@@ -451,6 +454,11 @@ impl WaitQueues {
             None => return None,
         };
         self.by_id.remove(&id);
+        if self.firsts.remove(&(key.db, id))
+            && let Some(next) = self.first(key)
+        {
+            self.firsts.insert((key.db, next.id));
+        }
         if waiter.is_place() {
             self.places -= 1;
             self.forget_session_of(&waiter);
@@ -689,12 +697,13 @@ impl WaitQueues {
         self.queue(key).map_or(0, Queue::len)
     }
 
-    /// The keys that somebody waits for, longest wait first, each with the time since
-    /// which the first in line has waited, in microseconds since 1970.
-    pub fn contended_keys(&self) -> impl Iterator<Item = (&KeyBuf, i64)> {
-        self.by_id.iter().filter_map(|(id, key)| {
-            let first = &self.queue(key.as_ref())?.first;
-            (first.id == *id).then_some((key, first.since_us))
+    /// The keys of a database that somebody waits for, longest wait first, each with the
+    /// time since which the first in line has waited, in microseconds since 1970.
+    pub fn contended_keys(&self, db: i32) -> impl Iterator<Item = (&KeyBuf, i64)> {
+        let all = (db, WaiterId(0))..=(db, WaiterId(u64::MAX));
+        self.firsts.range(all).filter_map(|(_, id)| {
+            let key = self.by_id.get(id)?;
+            Some((key, self.waiter(key.as_ref(), *id)?.since_us))
         })
     }
 
@@ -882,10 +891,14 @@ impl WaitQueues {
         let rechecks: BTreeSet<_> = queues()
             .filter_map(|(key, queue)| Some((queue.recheck_at_ms?, key.clone())))
             .collect();
+        let firsts: BTreeSet<_> = queues()
+            .map(|(key, queue)| (key.db, queue.first.id))
+            .collect();
         let planned: BTreeSet<_> = self.rechecks.union(&self.overdue).cloned().collect();
         rechecks == planned
             && self.rechecks.is_disjoint(&self.overdue)
             && waiters().count() == self.by_id.len()
+            && firsts == self.firsts
             && waiters().filter(|waiter| waiter.is_place()).count() == self.places
             && self.agree_on_sessions()
             && self.waits.agree(waiters())

@@ -16,8 +16,12 @@
 //! than a few hundred. Of a lock of more, a *crowd*, nothing is noted beside the lock:
 //! it comes, moves and goes as a whole, and who asks for an owner asks each crowd. The
 //! memory of one that has gone is given back bit by bit.
+//!
+//! To touch all locks of a database takes constant time, however many there are. Those
+//! that need not be kept are found and forgotten bit by bit, by [`Remembered::sweep`]. As
+//! long as one is here, its holders are looked for in vain.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use hashbrown::HashSet;
 
@@ -42,6 +46,11 @@ pub(crate) struct Remembered {
     crowds: HashSet<KeyBuf>,
     /// Crowds that nobody needs any more, until their memory is given back.
     discarded: Vec<Holders>,
+    touches: Touches,
+    /// The parts of all locks up to this one may have some that need not be kept.
+    unswept: usize,
+    /// Locks that need not be kept, unless somebody has looked at them since.
+    unkept: Vec<KeyBuf>,
 }
 
 #[derive(Clone, Debug)]
@@ -49,7 +58,38 @@ struct Seen {
     lock: Lock,
     /// The server has told of a change since.
     is_touched: bool,
+    /// How often any key of a database may have changed before.
+    touches: u64,
     is_crowd: bool,
+}
+
+/// How often any key of a database may have changed.
+#[derive(Clone, Debug, Default)]
+struct Touches {
+    count: u64,
+    /// What the count was at the last time for all databases.
+    all: u64,
+    /// The same for each of those that have been touched since.
+    of_db: BTreeMap<i32, u64>,
+}
+
+impl Touches {
+    /// Of these databases, or of all.
+    fn note(&mut self, databases: Option<&[i32]>) {
+        self.count += 1;
+        match databases {
+            Some(some) => self.of_db.extend(some.iter().map(|db| (*db, self.count))),
+            None => {
+                self.all = self.count;
+                self.of_db.clear();
+            }
+        }
+    }
+
+    fn any_since(&self, key: KeyRef<'_>, seen: &Seen) -> bool {
+        let of_db = || self.of_db.get(&key.db).copied().unwrap_or_default();
+        seen.touches < self.count && seen.touches < self.all.max(of_db())
+    }
 }
 
 impl Remembered {
@@ -67,8 +107,13 @@ impl Remembered {
         if !self.any_large {
             return None;
         }
-        let seen = self.by_key.get(&key).filter(|seen| !seen.is_touched)?;
-        (seen.lock.holders().len() > few()).then_some(&seen.lock)
+        let seen = self.by_key.get(&key)?;
+        let is_large = seen.lock.holders().len() > few();
+        (is_large && !self.was_touched(key, seen)).then_some(&seen.lock)
+    }
+
+    fn was_touched(&self, key: KeyRef<'_>, seen: &Seen) -> bool {
+        seen.is_touched || self.touches.any_since(key, seen)
     }
 
     /// Takes the lock for a step, after which it is put back or forgotten. Returns
@@ -78,7 +123,9 @@ impl Remembered {
             return None;
         }
         let seen = self.by_key.get_mut(&key)?;
-        let was_touched = std::mem::take(&mut seen.is_touched);
+        let was_touched = seen.is_touched || self.touches.any_since(key, seen);
+        seen.is_touched = false;
+        seen.touches = self.touches.count;
         Some((std::mem::take(&mut seen.lock), was_touched))
     }
 
@@ -122,6 +169,7 @@ impl Remembered {
         let seen = Seen {
             lock,
             is_touched: false,
+            touches: self.touches.count,
             is_crowd,
         };
         self.by_key.insert_new(key, Box::new(seen));
@@ -130,7 +178,7 @@ impl Remembered {
     /// Takes a crowd that is here away, if it need not be read again.
     pub(crate) fn take_crowd(&mut self, key: KeyRef<'_>) -> Option<Lock> {
         let seen = self.by_key.get(&key)?;
-        if !seen.is_crowd || seen.is_touched {
+        if !seen.is_crowd || self.was_touched(key, seen) {
             return None;
         }
         self.crowds.remove(&key);
@@ -195,25 +243,43 @@ impl Remembered {
         }
     }
 
-    /// Notes that all of these keys may have changed, and forgets those that need not be
-    /// kept.
-    pub(crate) fn touch_all(
-        &mut self,
-        is_meant: impl Fn(KeyRef<'_>) -> bool,
-        is_kept: impl Fn(KeyRef<'_>) -> bool,
-    ) {
-        let mut forgotten = Vec::new();
-        for (key, seen) in self.by_key.iter_mut() {
-            if is_meant(key.as_ref()) {
-                // A lock of few holders is here only because it is kept.
-                match seen.lock.holders().len() <= few() || is_kept(key.as_ref()) {
-                    true => seen.is_touched = true,
-                    false => forgotten.push(key.clone()),
-                }
-            }
+    /// Notes that any key of these databases, or of all, may have changed.
+    pub(crate) fn touch_all(&mut self, databases: Option<&[i32]>) {
+        if self.is_empty() {
+            return;
         }
-        for key in forgotten {
-            self.drop_lock(key.as_ref());
+        self.touches.note(databases);
+        if self.any_large {
+            // A lock of few holders is here only because it is kept.
+            self.unswept = usize::MAX;
+        }
+    }
+
+    /// Whether there may be locks that were touched with others and need not be kept.
+    pub(crate) fn is_to_be_swept(&self) -> bool {
+        self.unswept > 0 || !self.unkept.is_empty()
+    }
+
+    /// Forgets some of them, of about so many holders. It looks at a small part of all
+    /// locks at most.
+    pub(crate) fn sweep(&mut self, at_most: usize, is_kept: impl Fn(KeyRef<'_>) -> bool) {
+        if self.unkept.is_empty() && self.unswept > 0 {
+            self.unswept = self.unswept.min(self.by_key.parts()) - 1;
+            let part = self.by_key.part(self.unswept);
+            let unkept = part.filter(|(key, seen)| {
+                self.was_touched(key.as_ref(), seen) && !is_kept(key.as_ref())
+            });
+            self.unkept = unkept.map(|(key, _)| key.clone()).collect();
+        }
+        let mut forgotten = 0;
+        while forgotten < at_most
+            && let Some(key) = self.unkept.pop()
+        {
+            let key = key.as_ref();
+            if self.is_touched(key) == Some(true) && !is_kept(key) {
+                forgotten += self.lock(key).map_or(0, |lock| lock.holders().len());
+                self.drop_lock(key);
+            }
         }
     }
 
@@ -224,7 +290,8 @@ impl Remembered {
 
     /// Whether the server has told of a change of this lock, if it is remembered.
     pub(crate) fn is_touched(&self, key: KeyRef<'_>) -> Option<bool> {
-        self.by_key.get(&key).map(|seen| seen.is_touched)
+        let seen = self.by_key.get(&key)?;
+        Some(self.was_touched(key, seen))
     }
 
     /// Whether there is any crowd.
@@ -258,7 +325,7 @@ impl Remembered {
             let seen = self.by_key.get(key);
             form.flag(seen.is_some());
             if let Some(seen) = seen {
-                form.flag(seen.is_touched);
+                form.flag(self.was_touched(key.as_ref(), seen));
                 form.flag(seen.is_crowd);
                 form.lock(&seen.lock);
             }
@@ -267,6 +334,7 @@ impl Remembered {
             }
         }
         form.flag(self.any_discarded());
+        form.flag(self.is_to_be_swept());
     }
 
     /// Whether all that is kept twice is the same, for these owners.

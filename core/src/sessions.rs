@@ -48,6 +48,9 @@ const RENEWALS_A_LEASE: i64 = 3;
 /// not left behind.
 const LEFT_LOOKED_AT: usize = 64;
 
+/// So many bindings that were left behind are told from others where they are counted.
+const LEFT_COUNTED: usize = 1024;
+
 /// An owner's holds on a lock.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct HoldId {
@@ -118,10 +121,12 @@ impl Sessions {
         self.bindings.is_empty()
     }
 
-    /// How many bindings to living connections there are.
+    /// How many bindings to living connections there are. Those of a crowd that was left
+    /// behind may be counted until few of them are.
     pub fn len(&self) -> usize {
         let ended: usize = self.ended.values().map(BTreeSet::len).sum();
         let left = self.left.iter().flat_map(|(lock, _)| self.bound_of(*lock));
+        let left = left.take(LEFT_COUNTED);
         let left = left.filter(|(_, binding)| !self.has_ended(binding.client));
         self.bindings.len() - ended - left.count()
     }

@@ -7,6 +7,7 @@
 //! of a few thousand where there are a million.
 
 use std::hash::{BuildHasher, Hash};
+use std::iter;
 
 use hashbrown::{DefaultHashBuilder, Equivalent, HashTable};
 
@@ -95,18 +96,6 @@ impl<T> Shards<T> {
         Some(entry)
     }
 
-    /// Keeps those entries alone of which `is_kept` says so.
-    fn retain(&mut self, mut is_kept: impl FnMut(&mut T) -> bool, hash_of: impl Fn(&T) -> u64) {
-        let shards = [&mut self.few].into_iter().chain(&mut self.many);
-        self.len = 0;
-        for shard in shards {
-            shard.retain(&mut is_kept);
-            self.len += shard.len();
-            give_back(shard, &hash_of);
-        }
-        self.gather_if_few(hash_of);
-    }
-
     fn gather_if_few(&mut self, hash_of: impl Fn(&T) -> u64) {
         if self.len < SPREAD_FROM / 8 && !self.many.is_empty() {
             let many = std::mem::take(&mut self.many);
@@ -177,6 +166,23 @@ impl<K, V> Sharded<K, V> {
         entries.map(|(key, value)| (&*key, value))
     }
 
+    /// Into how many parts the entries are spread.
+    pub(crate) fn parts(&self) -> usize {
+        self.entries.many.len().max(1)
+    }
+
+    /// The entries of one part. Each stays in its own while there are many.
+    pub(crate) fn part(&self, at: usize) -> impl Iterator<Item = (&K, &V)> {
+        let part = self.entries.many.get(at).unwrap_or(&self.entries.few);
+        part.iter().map(|(key, value)| (key, value))
+    }
+
+    /// Leaves all entries, part by part.
+    pub(crate) fn into_parts(self) -> impl Iterator<Item = HashTable<(K, V)>> {
+        let parts = iter::once(self.entries.few).chain(self.entries.many);
+        parts.filter(|part| !part.is_empty())
+    }
+
     /// The keys of all entries.
     pub(crate) fn keys(&self) -> impl Iterator<Item = &K> {
         self.iter().map(|(key, _)| key)
@@ -227,14 +233,6 @@ impl<K: Eq + Hash, V> Sharded<K, V> {
         let hasher = &self.hasher;
         let hash_of = |(key, _): &(K, V)| hasher.hash_one(key);
         &mut self.entries.insert((key, value), hash_of).1
-    }
-
-    /// Keeps those entries alone of which `is_kept` says so. It takes a step for each.
-    pub(crate) fn retain(&mut self, mut is_kept: impl FnMut(&K, &V) -> bool) {
-        let hasher = &self.hasher;
-        let hash_of = |(key, _): &(K, V)| hasher.hash_one(key);
-        let is_kept = |(key, value): &mut (K, V)| is_kept(key, value);
-        self.entries.retain(is_kept, hash_of);
     }
 
     /// Takes an entry out. Returns its value.

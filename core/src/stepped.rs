@@ -8,9 +8,12 @@
 //! remembered; those with holds that are bound to a connection are noted here.
 //!
 //! To note, to find and to take a lock takes logarithmic time, or constant time where
-//! the clock has not been set.
+//! the clock has not been set. To touch all locks of a database takes a step for each that
+//! has expired while the clock was set; what is known of the others is given back bit by bit.
 
 use std::collections::{BTreeMap, BTreeSet};
+
+use hashbrown::HashTable;
 
 #[cfg(test)]
 use crate::explore::form::Form;
@@ -26,9 +29,14 @@ pub(crate) struct Stepped {
     /// What the server has expired, and nobody has touched since.
     expired: BTreeSet<KeyBuf>,
     /// Locks with bound holds that nobody waits for, as the last step has left them.
-    /// Nobody has touched them since, but for what has expired.
-    bound: Sharded<KeyBuf, Lock>,
+    /// Nobody has touched them since, but for what has expired. By the number of their
+    /// database, of which all are left behind at once.
+    bound: BTreeMap<i32, Bound>,
+    /// Parts of what was left behind, until their memory is given back.
+    discarded: Vec<HashTable<(KeyBuf, Lock)>>,
 }
+
+type Bound = Sharded<KeyBuf, Lock>;
 
 /// What was here of a lock.
 #[derive(Debug, Default)]
@@ -45,7 +53,9 @@ impl Stepped {
     /// Whether nothing is.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
-        self.by_key.is_empty() && self.expired.is_empty() && self.bound.is_empty()
+        self.by_key.is_empty()
+            && self.expired.is_empty()
+            && self.bound.values().all(Bound::is_empty)
     }
 
     /// The clock was set by so much since this lock was looked at.
@@ -66,20 +76,21 @@ impl Stepped {
 
     /// A step leaves the lock so, and holds of it are bound.
     pub(crate) fn note_bound(&mut self, key: KeyBuf, lock: Lock) {
-        match self.bound.get_mut(&key) {
+        let bound = self.bound.entry(key.db).or_default();
+        match bound.get_mut(&key) {
             Some(known) => *known = lock,
-            None => drop(self.bound.insert_new(key, lock)),
+            None => drop(bound.insert_new(key, lock)),
         }
     }
 
     /// The locks with bound holds that are known.
     pub(crate) fn bound_keys(&self) -> impl Iterator<Item = &KeyBuf> {
-        self.bound.keys()
+        self.bound.values().flat_map(Bound::keys)
     }
 
     /// Takes what is known of a lock with bound holds.
     pub(crate) fn take_bound(&mut self, key: KeyRef<'_>) -> Option<Lock> {
-        self.bound.remove(&key)
+        self.bound.get_mut(&key.db)?.remove(&key)
     }
 
     /// The server has expired this key. What was there is known.
@@ -98,10 +109,28 @@ impl Stepped {
         self.take_bound(key);
     }
 
-    /// The same of all of these keys.
-    pub(crate) fn all_touched(&mut self, is_meant: impl Fn(KeyRef<'_>) -> bool) {
-        self.expired.retain(|key| !is_meant(key.as_ref()));
-        self.bound.retain(|key, _| !is_meant(key.as_ref()));
+    /// The same of all keys of these databases, or of all.
+    pub(crate) fn all_touched(&mut self, databases: Option<&[i32]>) {
+        let is_meant = |db: i32| databases.is_none_or(|some| some.contains(&db));
+        self.expired.retain(|key| !is_meant(key.db));
+        for (db, bound) in &mut self.bound {
+            if is_meant(*db) {
+                self.discarded.extend(std::mem::take(bound).into_parts());
+            }
+        }
+    }
+
+    /// Whether anything was left behind whose memory has not been given back.
+    pub(crate) fn any_discarded(&self) -> bool {
+        !self.discarded.is_empty()
+    }
+
+    /// Gives back the memory of some of it.
+    pub(crate) fn give_back(&mut self) {
+        self.discarded.pop();
+        if self.discarded.is_empty() {
+            self.discarded = Vec::new();
+        }
     }
 
     /// Takes what is here of a lock.
@@ -129,12 +158,13 @@ impl Stepped {
         for key in form.keys() {
             form.number(self.by_key.get(key).copied().unwrap_or_default());
             form.flag(self.expired.contains(key));
-            let bound = self.bound.get(key);
+            let bound = self.bound.get(&key.db).and_then(|bound| bound.get(key));
             form.flag(bound.is_some());
             if let Some(lock) = bound {
                 form.lock(lock);
             }
         }
+        form.flag(self.any_discarded());
     }
 }
 
@@ -173,7 +203,7 @@ mod tests {
         assert_eq!(take(&mut stepped, KEY), (None, true, false));
         stepped.expired(KEY, Some(Lock::default()));
         stepped.expired(OTHER, Some(Lock::default()));
-        stepped.all_touched(|key| key.db == 0);
+        stepped.all_touched(Some(&[0]));
         assert_eq!(take(&mut stepped, KEY), (None, false, false));
         assert_eq!(take(&mut stepped, OTHER), (None, true, true));
         assert!(stepped.is_empty());

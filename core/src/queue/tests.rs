@@ -337,9 +337,8 @@ fn what_is_remembered_is_counted() {
 #[test]
 fn a_database_has_its_own_contended_keys() {
     let mut queues = WaitQueues::default();
-    let contended = |queues: &WaitQueues, db| -> BTreeSet<(KeyBuf, i64)> {
-        let keys = queues.contended_keys();
-        let keys = keys.filter(|(key, _)| key.as_ref().db == db);
+    let contended = |queues: &WaitQueues, db| -> Vec<(KeyBuf, i64)> {
+        let keys = queues.contended_keys(db);
         keys.map(|(key, since_us)| (key.clone(), since_us))
             .collect()
     };
@@ -349,13 +348,28 @@ fn a_database_has_its_own_contended_keys() {
         wait_since(&mut queues, key, "b", since_us);
     }
     let expected = [(KEY.into(), 20), (OTHER.into(), 40)];
-    assert_eq!(contended(&queues, 0), expected.into());
-    assert_eq!(contended(&queues, 1), [(in_one.into(), 50)].into());
-    assert_eq!(contended(&queues, 2), BTreeSet::new());
+    assert_eq!(contended(&queues, 0), expected);
+    assert_eq!(contended(&queues, 1), [(in_one.into(), 50)]);
+    assert_eq!(contended(&queues, 2), []);
     // The time is that of who is first in line now.
     queues.remove(KEY, first).unwrap();
     let expected = [(KEY.into(), 30), (OTHER.into(), 40)];
-    assert_eq!(contended(&queues, 0), expected.into());
+    assert_eq!(contended(&queues, 0), expected);
+}
+
+#[test]
+fn who_stands_behind_another_is_not_gone_through_to_find_contended_keys() {
+    let mut queues = WaitQueues::default();
+    for n in 0..1000 {
+        wait(&mut queues, KEY, &n.to_string());
+    }
+    wait(&mut queues, OTHER, "a");
+    assert_eq!(queues.firsts.len(), 2);
+    assert_eq!(queues.contended_keys(0).count(), 2);
+    while queues.take_first(KEY).is_some() {
+        assert!(queues.agree());
+    }
+    assert_eq!(queues.firsts.len(), 1);
 }
 
 #[test]

@@ -62,19 +62,28 @@ fn no_step_moves_more_than_some_thousand_entries() {
 
 #[test]
 fn the_memory_of_a_crowd_goes_with_the_crowd() {
-    let one_by_one = |table: &mut Table| {
-        for n in 10..100_000 {
-            table.remove(&n);
-        }
-    };
-    let at_once = |table: &mut Table| table.retain(|key, _| *key < 10);
-    for leave in [one_by_one, at_once] {
-        let mut table = filled(0..100_000);
-        leave(&mut table);
-        assert_eq!(table.len(), 10);
-        assert!(table.entries.many.is_empty());
-        assert!(largest_capacity(&table) <= 512);
-        assert_eq!(table.iter().map(|(_, value)| value).sum::<u32>(), 90);
+    let mut table = filled(0..100_000);
+    for n in 10..100_000 {
+        table.remove(&n);
+    }
+    assert_eq!(table.len(), 10);
+    assert!(table.entries.many.is_empty());
+    assert!(largest_capacity(&table) <= 512);
+    assert_eq!(table.iter().map(|(_, value)| value).sum::<u32>(), 90);
+}
+
+#[test]
+fn each_entry_is_in_one_part_of_a_few_thousand_at_most() {
+    for most in [0, 10, 100_000] {
+        let table = filled(0..most);
+        let parts = (0..table.parts()).map(|at| table.part(at));
+        let parts: Vec<Vec<u32>> = parts.map(|part| part.map(|(n, _)| *n).collect()).collect();
+        assert!(parts.iter().all(|part| part.len() <= SPREAD_FROM));
+        let mut all = parts.concat();
+        all.sort();
+        assert!(all.into_iter().eq(0..most));
+        let left = table.into_parts().map(|part| part.len());
+        assert_eq!(left.sum::<usize>(), most as usize);
     }
 }
 

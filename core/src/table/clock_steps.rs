@@ -34,7 +34,10 @@ impl LockTable {
         self.acks.clock_stepped(by_ms, &mut self.time_outs);
         self.claims.clock_stepped(by_ms);
         let bound = self.sessions.clock_stepped(by_ms, now_ms);
-        let is_known = |key: &&KeyBuf| bound.contains(*key) || self.is_kept(key.as_ref());
+        let is_bound = |key: &KeyBuf| {
+            bound.contains(key) && self.remembered.is_touched(key.as_ref()) == Some(false)
+        };
+        let is_known = |key: &&KeyBuf| is_bound(key) || self.is_kept(key.as_ref());
         let mut keys: BTreeSet<KeyBuf> = self.remembered.keys().filter(is_known).cloned().collect();
         for crowd in self.remembered.crowds() {
             keys.remove(crowd);

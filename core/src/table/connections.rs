@@ -43,24 +43,23 @@ impl LockTable {
         }
     }
 
-    /// Any key may have changed. As [`LockTable::key_touched`], for all of them. It
-    /// takes a look at each lock that is remembered, and a step for each holder of those
-    /// that are forgotten.
+    /// Any key may have changed. As [`LockTable::key_touched`], for all of them. What is
+    /// remembered is not looked at for that.
     pub fn everything_touched(&mut self, now_ms: i64) {
-        self.touch_all(|_| true, now_ms);
+        self.touch_all(None, now_ms);
     }
 
-    /// Any key of this database may have changed. It takes as long.
+    /// Any key of this database may have changed.
     pub fn database_touched(&mut self, db: i32, now_ms: i64) {
-        self.touch_all(|key| key.db == db, now_ms);
+        self.touch_all(Some(&[db]), now_ms);
     }
 
-    fn touch_all(&mut self, is_meant: impl Fn(KeyRef<'_>) -> bool, now_ms: i64) {
-        self.stepped.all_touched(&is_meant);
-        let (queues, stepped) = (&self.queues, &self.stepped);
-        let is_kept = |key: KeyRef<'_>| queues.contended(key) || stepped.is_noted(key);
-        self.remembered.touch_all(&is_meant, is_kept);
-        if self.queues.any_planned(&is_meant) {
+    /// Any key of these databases, or of all, may have changed.
+    fn touch_all(&mut self, databases: Option<&[i32]>, now_ms: i64) {
+        let is_meant = |key: KeyRef<'_>| databases.is_none_or(|some| some.contains(&key.db));
+        self.stepped.all_touched(databases);
+        self.remembered.touch_all(databases);
+        if self.queues.any_planned(is_meant) {
             self.queues.recheck_all_by(now_ms);
         }
     }
@@ -108,6 +107,8 @@ impl LockTable {
         if let Some(lock) = crowd
             && !self.queues.contended(key)
         {
+            // What was there before may not be forgotten yet.
+            self.remembered.drop_lock(key);
             self.remembered.put(key, None, lock, &[]);
         }
     }
@@ -132,7 +133,7 @@ impl LockTable {
                 )
             })
             .collect();
-        self.touch_all(is_meant, now_ms);
+        self.touch_all(Some(&[one, other]), now_ms);
         for (key, crowd) in crowds {
             self.settle(key.as_ref(), crowd);
         }

@@ -182,7 +182,11 @@ impl LockTable {
 
     /// Whether anything that is over and forgotten has not been cleared away.
     pub(super) fn is_to_be_cleared(&self) -> bool {
-        self.sessions.any_left() || self.remembered.any_discarded() || !self.unmeasured.is_empty()
+        self.sessions.any_left()
+            || self.remembered.any_discarded()
+            || self.remembered.is_to_be_swept()
+            || self.stepped.any_discarded()
+            || !self.unmeasured.is_empty()
     }
 
     /// Clears away some of it.
@@ -190,6 +194,10 @@ impl LockTable {
         self.take_left(CLEARED_AT_ONCE);
         self.remembered
             .give_back(CLEARED_AT_ONCE * HOLDERS_WEIGH_ONE);
+        let (queues, stepped) = (&self.queues, &self.stepped);
+        let is_kept = |key: KeyRef<'_>| queues.contended(key) || stepped.is_noted(key);
+        self.remembered.sweep(CLEARED_AT_ONCE, is_kept);
+        self.stepped.give_back();
         self.measure(CLEARED_AT_ONCE * HOLDERS_WEIGH_ONE);
     }
 

@@ -10,8 +10,9 @@
 //! - If few are left, and who asks can be let in beside them, the lock is written anew.
 //! - Who breaks the lock takes it from all, and is told whether it was held.
 //!
-//! For that, the tokens of the holders and those of what connections left behind are gone
-//! through side by side: a short step for each, without a look at any map. Whatever else is
+//! For that, those are looked at whose leases are not over; or, where connections have left
+//! any of its holds behind, the tokens of the holders and those of these are gone through
+//! side by side: a short step for each, without a look at any map. Whatever else is
 //! known of such holds is given up bit by bit. Only where more than a step ends are left,
 //! and a newcomer whose limit is stricter than theirs can be let in yet, the others are
 //! ended one by one.
@@ -84,17 +85,31 @@ impl Transition<'_> {
         held.is_some_and(|held| !self.graph(&Certain::new()).is_over_here(held))
     }
 
-    /// Looks which of many holders are over, until there are enough that are not. It
-    /// takes one short step for each: two lists in the order of tokens are gone through.
+    /// Looks which of many holders are over, until there are enough that are not. Where it
+    /// is by their leases alone, those are not looked at that are over. Else it takes one
+    /// short step for each: two lists in the order of tokens are gone through.
     pub(super) fn over_among(&self, are_enough: impl Fn(usize) -> bool) -> Over {
         let (holders, mut over) = (&self.lock.holders, Over::default());
         let (now_ms, deliveries) = (self.now.ms(), &self.table.deliveries);
+        let sessions = &self.table.sessions;
+        let any_ended = sessions.any_ended() && sessions.bound_key(self.key).is_some();
+        if !any_ended && let Some(left) = holders.not_overdue(now_ms) {
+            for holder in left {
+                over.live += 1;
+                over.left.extend(holder.token);
+                if are_enough(over.live) {
+                    return over;
+                }
+            }
+            over.leases = holders.len() - over.live;
+            return over;
+        }
         let any_on_its_way = deliveries.any_on(self.key);
         // Grants on their way speak for some holds of a session that has ended.
         let is_promised = |owner: &Owner, token| {
             any_on_its_way && deliveries.promised(&self.hold_of(owner), token) > 0
         };
-        let mut ended = self.table.sessions.ended_by_token(self.key);
+        let mut ended = sessions.ended_by_token(self.key);
         let mut next = ended.next();
         let mut seen = 0;
         for holder in holders.by_token() {

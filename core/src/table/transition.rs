@@ -1,5 +1,7 @@
 //! One change of one lock, from what was read to what is to be done.
 
+use std::iter;
+
 use smallvec::SmallVec;
 
 use super::ends::Over;
@@ -98,7 +100,7 @@ impl<'t> Transition<'t> {
                 transition.is_read = true;
                 transition.follow_clock(before.as_ref().map(|(lock, _)| lock));
                 if let Some((before, was_touched)) = before {
-                    transition.compare(&before, was_touched);
+                    transition.compare(before, was_touched);
                 }
             }
         }
@@ -146,19 +148,12 @@ impl<'t> Transition<'t> {
     /// Counts the holders that are gone since the last step, and sees to it that new
     /// ones that wait themselves are searched for deadlocks. Where somebody else wrote
     /// to the key, a holder of before may be one anew.
-    fn compare(&mut self, before: &Lock, was_touched: bool) {
-        for gone in before.holders() {
-            if self.lock.holder(&gone.owner).is_some() {
-                continue;
-            }
-            let is_contended = self.table.queues.contended(self.key);
-            let is_over = |end_ms| end_ms <= self.now.ms();
-            if is_contended && gone.lease_end_ms.is_some_and(is_over) {
-                self.count_expired(gone.owner.clone());
-            } else {
-                self.changed.push(gone.owner.clone());
-                self.table.metrics.releases_deleted += u64::from(is_contended);
-            }
+    fn compare(&mut self, before: Lock, was_touched: bool) {
+        let is_crowd = self.table.remembered.is_crowd(self.key);
+        if is_crowd {
+            self.count_gone(&before);
+        } else {
+            self.note_gone(&before);
         }
         let new: SmallVec<[Owner; 2]> = self
             .lock
@@ -171,6 +166,44 @@ impl<'t> Transition<'t> {
             self.table.check_waits_of(owner);
         }
         self.changed.extend(new);
+        if is_crowd {
+            self.table.remembered.discard(before.holders);
+        }
+    }
+
+    fn note_gone(&mut self, before: &Lock) {
+        for gone in before.holders() {
+            if self.lock.holder(&gone.owner).is_some() {
+                continue;
+            }
+            let is_contended = self.table.queues.contended(self.key);
+            if is_contended && gone.ends_by(self.now.ms()) {
+                self.count_expired(gone.owner.clone());
+            } else {
+                self.changed.push(gone.owner.clone());
+                self.table.metrics.releases_deleted += u64::from(is_contended);
+            }
+        }
+    }
+
+    /// The same of a crowd, of which nothing is noted but the lock: who has stayed is looked
+    /// at, and who is gone is not.
+    fn count_gone(&mut self, before: &Lock) {
+        if !self.table.queues.contended(self.key) {
+            return;
+        }
+        let now_ms = self.now.ms();
+        let (mut gone, mut over) = (before.holders.len(), before.holders.count_ended_by(now_ms));
+        for holder in self.lock.holders() {
+            if let Some(stayed) = before.holder(&holder.owner) {
+                gone -= 1;
+                over -= usize::from(stayed.ends_by(now_ms));
+            }
+        }
+        self.table.metrics.releases_expired += over as u64;
+        self.table.metrics.releases_deleted += (gone - over) as u64;
+        let expired = iter::repeat_n(LockEvent::Expired, over);
+        self.step.events.extend(expired);
     }
 
     pub(super) fn release(&mut self, request: &ReleaseRequest) -> Result<Released, LockError> {

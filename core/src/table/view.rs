@@ -78,7 +78,8 @@ pub struct ContendedView {
 pub struct Totals {
     /// Waiters and contended keys.
     pub counts: Counts,
-    /// Holds that are bound to a connection.
+    /// Holds that are bound to a connection. Those of a crowd that are over may be counted
+    /// for a moment.
     pub sessions: usize,
     /// Replies that wait for replicas.
     pub withheld: usize,
@@ -132,8 +133,7 @@ impl LockTable {
 
     /// The locks of a database that somebody waits for, longest wait first.
     pub fn contended(&self, db: i32, now: Now) -> impl Iterator<Item = ContendedView> {
-        let keys = self.queues.contended_keys();
-        let keys = keys.filter(move |(key, _)| key.as_ref().db == db);
+        let keys = self.queues.contended_keys(db);
         keys.map(move |(key, since_us)| ContendedView {
             key: key.clone(),
             waiting: self.queues.length(key.as_ref()),

@@ -132,7 +132,8 @@ fn a_crowd_that_is_over_is_cleared_away_bit_by_bit() {
         if is_broken {
             server.break_lock(K, None);
             assert_eq!(server.metrics().releases_broken, CROWD as u64);
-            assert_eq!(server.table.totals(server.now()).sessions, 0);
+            // They are not gone through to be counted.
+            assert!(server.table.totals(server.now()).sessions > CROWD / 2);
             assert!(server.table.sessions.any_left());
         } else {
             server.delete(K);
@@ -150,6 +151,109 @@ fn a_crowd_that_is_over_is_cleared_away_bit_by_bit() {
             server.release(K, "x");
             server.check_nothing_is_left();
         }
+    }
+}
+
+#[test]
+fn a_crowd_that_has_left_its_key_is_counted_and_not_gone_through() {
+    for (count, left) in [(CROWD, 0), (CROWD, 3), (100, 0), (100, 3)] {
+        let mut server = Server::new();
+        for n in 0..count {
+            let ask = ask(&nth(n)).shared();
+            server.take(K, ask.lease((n % 2 + 1) as i64 * LEASE_MS));
+        }
+        let w = server.wait(K, ask("w"));
+        server.sleep(LEASE_MS);
+        let unread = server.unread;
+        if left == 0 {
+            server.delete(K);
+        } else {
+            server.write(K, |value| {
+                for n in left..count {
+                    value.fields.remove(nth(n).as_bytes());
+                    value.fields.remove(&permit_field(&owner(&nth(n))));
+                }
+            });
+        }
+        assert!(server.do_one());
+        assert_eq!(server.unread, unread, "it was read");
+        let is_crowd = count == CROWD;
+        assert_eq!(server.table.remembered.any_discarded(), is_crowd);
+        let expired = (count / 2 - left.div_ceil(2)) as u64;
+        let deleted = (count / 2 - left / 2) as u64;
+        let metrics = server.metrics();
+        assert_eq!(metrics.releases_expired, expired);
+        assert_eq!(metrics.releases_deleted, deleted);
+        let told = told_of(&mut server).into_iter();
+        let told: Vec<_> = told
+            .filter(|(event, _)| *event == LockEvent::Expired)
+            .collect();
+        assert_eq!(told, [(LockEvent::Expired, expired as usize)]);
+        server.run();
+        let owners: Vec<Owner> = (0..count).map(|n| owner(&nth(n))).collect();
+        assert!(server.table.agree(&owners));
+        assert_eq!(server.granted() == [w], left == 0);
+    }
+}
+
+/// Many locks, each of more holders than are looked for one by one.
+fn many_shared() -> Server {
+    let mut server = Server::new();
+    for n in 0..CROWD {
+        server.take(key(&nth(n / 10)), ask(&nth(n)).shared());
+    }
+    server
+}
+
+#[test]
+fn many_locks_that_were_touched_at_once_are_forgotten_bit_by_bit() {
+    let mut server = many_shared();
+    let count = |server: &Server| server.table.remembered.keys().count();
+    let before = count(&server);
+    assert_eq!(before, CROWD / 10);
+    server.table.databases_swapped(0, 1, server.ms());
+    assert_eq!(count(&server), before, "some were forgotten at once");
+    assert_eq!(server.table.wake_at_ms(), Some(0));
+    assert!((0..before).all(|n| !server.table.is_untouched(key(&nth(n)))));
+    // Who is looked at meanwhile, or waited for, is known as ever.
+    server.take(key(&nth(0)), ask("x").shared());
+    let waiter = server.wait(key(&nth(1)), ask("w"));
+    while server.table.is_to_be_cleared() {
+        let left = count(&server);
+        server.do_one();
+        assert!(left - count(&server) <= 100, "{left}");
+    }
+    assert_eq!(count(&server), 2);
+    assert!(server.table.is_untouched(key(&nth(0))));
+    let owners: Vec<Owner> = (0..CROWD).map(|n| owner(&nth(n))).collect();
+    assert!(server.table.agree(&owners));
+    server.leave(waiter);
+    server.table.everything_touched(server.ms());
+    server.run();
+    server.check_nothing_is_left();
+}
+
+#[test]
+fn what_is_known_of_many_locks_of_sessions_is_given_back_bit_by_bit() {
+    for is_swapped in [false, true] {
+        let mut server = Server::new();
+        for n in 0..CROWD {
+            server.take(key(&nth(n)), ask("a").session());
+        }
+        assert_eq!(server.table.stepped.bound_keys().count(), CROWD);
+        if is_swapped {
+            server.table.databases_swapped(0, 1, server.ms());
+        } else {
+            server.table.everything_touched(server.ms());
+        }
+        assert_eq!(server.table.stepped.bound_keys().count(), 0);
+        assert!(server.table.stepped.any_discarded());
+        assert_eq!(server.table.wake_at_ms(), Some(0));
+        // What is known from then on is known as ever.
+        server.take(K, ask("b").session());
+        server.run();
+        assert_eq!(server.table.stepped.bound_keys().count(), 1);
+        assert!(!server.table.stepped.any_discarded());
     }
 }
 
@@ -375,6 +479,47 @@ fn who_is_let_in_beside_a_crowd_that_is_over_ends_all_of_it() {
         server.release(K, name);
     }
     server.check_nothing_is_left();
+}
+
+#[test]
+fn leases_that_are_over_are_told_from_others_whoever_asks() {
+    for (live, limit) in [(0, 1), (1, 1), (2, 3), (40, 50), (40, 40), (1000, 1001)] {
+        let mut server = Server::new();
+        for n in 0..CROWD {
+            server.take(K, ask(&nth(n)).shared());
+        }
+        for n in 0..live {
+            let live = ask(&format!("live{n}")).shared();
+            server.take(K, live.lease(10 * LEASE_MS));
+        }
+        // Somebody else's session is over as well.
+        server.take(L, ask("a").by(1).session());
+        server.sleep(LEASE_MS + 1);
+        server.table.connection_ended(ClientId(1), false);
+        let is_let_in = live < limit as usize;
+        let asked = server.acquire(K, ask("x").limit(limit).now());
+        assert_eq!(
+            matches!(asked, Ok(Acquired::Granted(_))),
+            is_let_in,
+            "{live}"
+        );
+        let left = live + usize::from(is_let_in);
+        if is_let_in {
+            assert_eq!(server.holders(K).len(), left);
+        } else {
+            assert!(server.effects.len() <= 2 * ENDS_A_STEP);
+        }
+        assert!(server.break_lock(K, None));
+        let metrics = server.metrics();
+        let expired = if live == 0 { 0 } else { CROWD as u64 };
+        assert_eq!(
+            metrics.releases_expired, expired,
+            "the key ended with the last"
+        );
+        assert_eq!(metrics.releases_broken, left as u64);
+        server.run();
+        server.check_nothing_is_left();
+    }
 }
 
 #[test]

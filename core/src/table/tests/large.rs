@@ -156,7 +156,24 @@ fn a_crowd_is_known_wherever_it_is_moved() {
     assert!(server.table.expected(in_db(1, "l"), None).is_some());
     server.table.database_touched(1, server.ms());
     assert!(server.table.expected(in_db(1, "l"), None).is_none());
+    server.run();
     assert!(!server.table.follows_overwriting());
+}
+
+#[test]
+fn a_crowd_that_comes_by_a_swap_is_all_that_is_remembered_of_its_key() {
+    let crowd = crate::bounds::crowd() + 1;
+    let mut server = very_crowded(crowd);
+    let there = in_db(1, "k");
+    for n in crowd..=crowd + FEW {
+        server.take(there, ask(&nth(n)).shared());
+    }
+    server.table.databases_swapped(0, 1, server.ms());
+    let holds = |n: usize| server.table.remembered.is_holder(&owner(&nth(n)));
+    assert_eq!([0, crowd].map(holds), [true, false]);
+    assert!(server.table.expected(there, None).is_some());
+    let owners: Vec<Owner> = (0..=crowd + FEW).map(|n| owner(&nth(n))).collect();
+    assert!(server.table.agree(&owners));
 }
 
 #[test]
