@@ -232,8 +232,10 @@ pub(crate) struct Search {
     /// How each owner was reached first.
     found_by: HashMap<Owner, WaitEdge>,
     to_follow: VecDeque<Owner>,
-    /// The waits of the owner that is being followed.
-    waits: VecDeque<(Owner, KeyBuf)>,
+    /// Whose waits are being followed, and the last of them.
+    following: Option<(Owner, Option<KeyBuf>)>,
+    /// A wait that was followed in part.
+    rest: Option<(Owner, KeyBuf)>,
     /// Up to which token the holders of a lock of many have been searched.
     held_up_to: HashMap<KeyBuf, FencingToken>,
     /// Up to whom each queue has been searched.
@@ -247,7 +249,8 @@ impl Search {
             is_begun: false,
             found_by: HashMap::new(),
             to_follow: VecDeque::new(),
-            waits: VecDeque::new(),
+            following: None,
+            rest: None,
             held_up_to: HashMap::new(),
             searched: HashMap::new(),
         }
@@ -282,20 +285,34 @@ impl Search {
             if *steps_left == 0 {
                 return Found::Unfinished;
             }
-            if let Some((owner, key)) = self.waits.pop_front() {
+            let next = self.rest.take().or_else(|| self.next_wait(graph));
+            if let Some((owner, key)) = next {
                 if let Some(wait) = graph.wait_of(&owner, &key)
                     && let Some(last) = self.follow(graph, &wait, steps_left)
                 {
                     return Found::Cycle(self.cycle(last));
                 }
             } else if let Some(owner) = self.to_follow.pop_front() {
-                let keys = graph.queues.waits_of(&owner);
-                self.waits
-                    .extend(keys.map(|key| (owner.clone(), key.clone())));
+                *steps_left -= 1;
+                self.following = Some((owner, None));
             } else {
                 return Found::NoCycle;
             }
         }
+    }
+
+    /// The next wait of the owner whose waits are being followed.
+    fn next_wait(&mut self, graph: Graph<'_>) -> Option<(Owner, KeyBuf)> {
+        let (owner, last) = self.following.as_mut()?;
+        let next = graph.queues.next_wait_of(owner, last.as_ref())?.clone();
+        *last = Some(next.clone());
+        Some((owner.clone(), next))
+    }
+
+    /// How much it keeps of what it has seen.
+    #[cfg(test)]
+    pub(crate) fn kept(&self) -> usize {
+        self.found_by.len() + self.to_follow.len()
     }
 
     /// Writes down what decides what will happen.
@@ -318,10 +335,16 @@ impl Search {
         }
         form.count(self.to_follow.len());
         self.to_follow.iter().for_each(|owner| form.owner(owner));
-        form.count(self.waits.len());
-        for (owner, key) in &self.waits {
-            form.owner(owner);
-            form.key(key.as_ref());
+        let following = self.following.iter();
+        let following = following.map(|(owner, last)| (owner, last.as_ref()));
+        let rest = self.rest.iter().map(|(owner, key)| (owner, Some(key)));
+        for waits in [following.collect::<Vec<_>>(), rest.collect()] {
+            form.count(waits.len());
+            for (owner, key) in waits {
+                form.owner(owner);
+                form.flag(key.is_some());
+                key.into_iter().for_each(|key| form.key(key.as_ref()));
+            }
         }
         for key in form.keys() {
             form.token(self.held_up_to.get(key).copied());
@@ -425,8 +448,7 @@ impl Search {
 
     /// Has a wait searched on before all others.
     fn search_rest(&mut self, wait: &WaitFor) {
-        let rest = (wait.owner.clone(), wait.key.clone());
-        self.waits.push_front(rest);
+        self.rest = Some((wait.owner.clone(), wait.key.clone()));
     }
 
     fn reach(&mut self, graph: Graph<'_>, owner: &Owner, edge: impl FnOnce() -> WaitEdge) {

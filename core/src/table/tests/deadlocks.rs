@@ -516,6 +516,33 @@ fn of_searches_that_take_long_one_is_under_way_at_a_time() {
 }
 
 #[test]
+fn the_many_waits_of_one_owner_are_followed_in_parts() {
+    const WAITS: usize = 3 * SEARCH_A_STEP;
+    let mut server = Server::new();
+    server.take(K, ask("a"));
+    for n in 0..WAITS {
+        server.take(key(&nth(n)), ask("x"));
+        server.wait(key(&nth(n)), ask("a"));
+    }
+    server.take(M, ask("b"));
+    server.wait(M, ask("c"));
+    let waiter = server.wait(K, ask("b"));
+    let before = server.steps;
+    let mut kept = Vec::new();
+    while server.do_one() {
+        let searches = server.table.unchecked.iter();
+        kept.extend(searches.filter_map(|one| Some(one.search.as_ref()?.kept())));
+    }
+    assert!(server.steps - before >= 3);
+    // Only what it has reached is kept, and not what it is to follow.
+    assert!(
+        kept.len() >= 2 && kept.iter().all(|kept| *kept <= 2),
+        "{kept:?}"
+    );
+    assert!(server.table.is_waiting(waiter));
+}
+
+#[test]
 fn who_is_the_last_in_every_queue_is_waited_for_by_nobody() {
     let mut server = Server::new();
     server.take(K, ask("x"));
