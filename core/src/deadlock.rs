@@ -26,6 +26,7 @@ use std::collections::VecDeque;
 use hashbrown::HashMap;
 
 use crate::deliveries::Deliveries;
+use crate::ended::{Ended, EndedHolds};
 #[cfg(test)]
 use crate::explore::form::Form;
 use crate::keys::{KeyBuf, KeyRef};
@@ -100,9 +101,10 @@ pub(crate) struct Graph<'g> {
     pub(crate) certain: &'g Certain,
     /// The lock of the step that asks.
     pub(crate) here: (KeyRef<'g>, &'g Lock),
-    /// What shows which of its many holders are over and still in it.
+    /// What shows which of many holders are over and still in their locks.
     pub(crate) sessions: &'g Sessions,
     pub(crate) deliveries: &'g Deliveries,
+    pub(crate) ended: &'g EndedHolds,
     pub(crate) now_ms: i64,
 }
 
@@ -122,18 +124,27 @@ impl<'g> Graph<'g> {
     }
 
     fn is_over(self, key: &KeyBuf, held: &Holder) -> bool {
-        key.as_ref() == self.here.0 && self.is_over_here(held)
+        // What was read of another lock is without what is over.
+        let is_as_stored = || matches!(self.certain.get(key), Some(None));
+        (key.as_ref() == self.here.0 || is_as_stored()) && self.is_over_in(key.as_ref(), held)
     }
 
-    /// Whether all holds of this holder of the lock of the step are over.
-    pub(crate) fn is_over_here(self, held: &Holder) -> bool {
+    /// Whether all holds of this holder of a lock are over, though they are stored yet.
+    pub(crate) fn is_over_in(self, key: KeyRef<'_>, held: &Holder) -> bool {
         let has_ended = || {
-            let hold = HoldId::new(self.here.0, &held.owner);
+            let hold = HoldId::new(key, &held.owner);
             let bound = self.sessions.ended_binding(&hold);
             let bound = bound.filter(|bound| held.token == Some(bound.token));
             bound.is_some_and(|bound| self.deliveries.promised(&hold, bound.token) == 0)
         };
-        held.is_overdue(self.now_ms) || self.sessions.any_ended() && has_ended()
+        let is_noted = |ended: &Ended| {
+            let is_it = ended.owner == held.owner && Some(ended.token) == held.token;
+            let hold = || HoldId::new(key, &held.owner);
+            is_it && self.deliveries.left(&hold(), ended, held.holds) == 0
+        };
+        held.is_overdue(self.now_ms)
+            || self.sessions.any_ended() && has_ended()
+            || self.ended.of(key).iter().any(is_noted)
     }
 
     pub(crate) fn is_certain(self, key: &KeyBuf) -> bool {

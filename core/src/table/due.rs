@@ -476,12 +476,10 @@ impl LockTable {
     /// What is certain of another lock, unless it is what is remembered of it. If it
     /// is news, the lock is looked at soon.
     pub(super) fn certain(&mut self, key: KeyRef<'_>, stored: Stored, now: Now) -> Option<Lock> {
-        let (mut lock, remembered) = match (stored, self.remembered.lock(key)) {
-            (Stored::Read(lock), remembered) => (lock, remembered),
-            (Stored::AsExpected, Some(lock)) => (lock.clone(), Some(lock)),
-            (Stored::AsExpected, None) => return None,
+        let Stored::Read(mut lock) = stored else {
+            return None;
         };
-        let is_same = remembered.is_some_and(|remembered| {
+        let is_same = self.remembered.lock(key).is_some_and(|remembered| {
             let owner_of = |lock: &Lock, at: usize| Some(lock.holders().get(at)?.owner.clone());
             let count = remembered.holders().len();
             let mut all = 0..count;

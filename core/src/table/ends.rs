@@ -81,7 +81,7 @@ impl Transition<'_> {
     fn is_one_left(&self) -> bool {
         let known = self.table.one_left;
         let held = known.and_then(|token| self.lock.hold_with(token));
-        held.is_some_and(|held| !self.graph(&Certain::new()).is_over_here(held))
+        held.is_some_and(|held| !self.graph(&Certain::new()).is_over_in(self.key, held))
     }
 
     /// Looks which of many holders are over, until there are enough that are not. It

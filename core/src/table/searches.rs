@@ -255,6 +255,7 @@ impl Transition<'_> {
             here: (self.key, &self.lock),
             sessions: &self.table.sessions,
             deliveries: &self.table.deliveries,
+            ended: &self.table.ended,
             now_ms: self.now.ms(),
         }
     }

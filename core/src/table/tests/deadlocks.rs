@@ -640,6 +640,63 @@ fn what_is_remembered_of_large_locks_is_believed_unread() {
 }
 
 #[test]
+fn what_is_remembered_of_large_locks_is_not_copied() {
+    let mut server = Server::new();
+    for n in 0..20 {
+        server.take(K, ask(&nth(n)).shared());
+    }
+    let now = server.now();
+    let certain = server.table.certain(K, Stored::AsExpected, now);
+    assert!(certain.is_none());
+}
+
+#[test]
+fn what_is_over_of_other_large_locks_makes_no_cycle() {
+    for end in 0..4 {
+        let mut server = Server::new();
+        let lasts = |ask: Ask| ask.lease(10 * LEASE_MS);
+        for n in 0..20 {
+            server.take(K, lasts(ask(&nth(n)).shared()));
+        }
+        server.take(L, lasts(ask("a")));
+        match end {
+            0 => drop(server.take(K, ask("b").shared())),
+            1 => drop(server.take(K, lasts(ask("b").shared().session()))),
+            _ => {
+                let writer = server.wait(K, ask("w"));
+                server.wait(K, lasts(ask("b").shared()));
+                server.tells = false;
+                server.leave(writer);
+                server.run();
+                server.told();
+            }
+        }
+        server.wait(K, ask("a"));
+        let is_over = match end {
+            0 => {
+                server.sleep(LEASE_MS + 1);
+                true
+            }
+            1 => {
+                server.table.connection_ended(ask("b").client, false);
+                true
+            }
+            heard => {
+                server.table.grant_told(ask("b").client, heard == 3);
+                heard == 2
+            }
+        };
+        assert_eq!(server.holds(K, "b"), 1);
+        let b = server.acquire(L, ask("b").by(9));
+        assert_eq!(server.questions, 1);
+        match is_over {
+            true => assert!(matches!(b, Ok(Acquired::Queued(_))), "end {end}: {b:?}"),
+            false => assert!(matches!(b, Err(LockError::Deadlock { .. })), "{b:?}"),
+        }
+    }
+}
+
+#[test]
 fn where_one_was_refused_those_behind_may_be_let_in() {
     let mut server = a_holds_k_and_b_holds_l();
     server.table.settings.reads_other_keys = false;
