@@ -124,12 +124,10 @@ impl<'g> Graph<'g> {
     }
 
     fn is_over(self, key: &KeyBuf, held: &Holder) -> bool {
-        // What was read of another lock is without what is over.
-        let is_as_stored = || matches!(self.certain.get(key), Some(None));
-        (key.as_ref() == self.here.0 || is_as_stored()) && self.is_over_in(key.as_ref(), held)
+        self.is_certain(key) && self.is_over_in(key.as_ref(), held)
     }
 
-    /// Whether all holds of this holder of a lock are over, though they are stored yet.
+    /// Whether all holds of this holder of a lock are over, and are still stored.
     pub(crate) fn is_over_in(self, key: KeyRef<'_>, held: &Holder) -> bool {
         let has_ended = || {
             let hold = HoldId::new(key, &held.owner);
