@@ -4,6 +4,8 @@ use super::*;
 use crate::acks::Acknowledgement;
 use crate::deliveries::Recipient;
 
+mod against_ends_at_once;
+
 const TIMEOUT_MS: i64 = 1000;
 
 /// A server whose replies one replica has to acknowledge.
@@ -79,7 +81,9 @@ impl Scene {
             let stored = self.server.look(key.as_ref(), owner);
             let client = to.map(|(client, _)| client);
             let now = self.server.now();
-            let (addressee, answer) = self.server.table.tell(id, stored, now).unwrap();
+            let Some((addressee, answer)) = self.server.table.tell(id, stored, now) else {
+                continue;
+            };
             if matches!(answer, Answer::Granted(_) | Answer::Renewed(true)) {
                 let recipient = match addressee {
                     Addressee::Blocked(_) => client.unwrap(),
