@@ -227,6 +227,7 @@ fn what_is_ended_later_is_over_as_soon() {
     });
     let ended = std::cell::Cell::new(0);
     let result = runner.run(&steps(), |steps| {
+        crate::bounds::set(steps.len() % 2 == 1);
         let mut worlds = [false, true].map(World::new);
         for step in steps.iter().chain([&Step::Settle, &Step::Run]) {
             let [lazy, eager] = &mut worlds;
