@@ -35,6 +35,7 @@ use crate::queue::{WaitQueues, WaiterId};
 use crate::remembered::Remembered;
 use crate::request::{Limit, Owner};
 use crate::sessions::{HoldId, Sessions};
+use crate::sharded::Sharded;
 use crate::token::FencingToken;
 
 /// In so many queues an owner is looked for. One that stands in more is taken to be
@@ -239,7 +240,7 @@ pub(crate) struct Search {
     wait: WaitFor,
     is_begun: bool,
     /// How each owner was reached first.
-    found_by: HashMap<Owner, WaitEdge>,
+    found_by: Sharded<Owner, WaitEdge>,
     to_follow: VecDeque<Owner>,
     /// Whose waits are being followed, and the last of them.
     following: Option<(Owner, Option<KeyBuf>)>,
@@ -248,7 +249,7 @@ pub(crate) struct Search {
     /// Up to which token the holders of a lock of many have been searched.
     held_up_to: HashMap<KeyBuf, FencingToken>,
     /// Up to whom each queue has been searched.
-    searched: HashMap<KeyBuf, Option<WaiterId>>,
+    searched: Sharded<KeyBuf, Option<WaiterId>>,
 }
 
 impl Search {
@@ -256,12 +257,12 @@ impl Search {
         Self {
             wait,
             is_begun: false,
-            found_by: HashMap::new(),
+            found_by: Sharded::default(),
             to_follow: VecDeque::new(),
             following: None,
             rest: None,
             held_up_to: HashMap::new(),
-            searched: HashMap::new(),
+            searched: Sharded::default(),
         }
     }
 
@@ -446,13 +447,21 @@ impl Search {
                 if *steps_left == 0 {
                     // The rest of the queue is searched in the next step.
                     self.search_rest(wait);
-                    self.searched.insert(wait.key.clone(), Some(id));
+                    self.note_searched(wait, Some(id));
                     return None;
                 }
             }
         }
-        self.searched.insert(wait.key.clone(), last);
+        self.note_searched(wait, last);
         None
+    }
+
+    /// Notes up to whom the queue was searched in which this wait stands.
+    fn note_searched(&mut self, wait: &WaitFor, last: Option<WaiterId>) {
+        match self.searched.get_mut(&wait.key) {
+            Some(searched) => *searched = last,
+            None => *self.searched.insert_new(wait.key.clone(), last) = last,
+        }
     }
 
     /// Has a wait searched on before all others.
@@ -464,7 +473,7 @@ impl Search {
         if !graph.queues.waits(owner) || self.found_by.contains_key(owner) {
             return;
         }
-        self.found_by.insert(owner.clone(), edge());
+        self.found_by.insert_new(owner.clone(), edge());
         self.to_follow.push_back(owner.clone());
     }
 
