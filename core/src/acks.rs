@@ -21,8 +21,10 @@
 //! # What it costs
 //! Nothing while nothing is withheld. Each reply takes logarithmic time, and a step more
 //! when its offset becomes known and when that is reached. The end of a connection takes
-//! logarithmic time, and as much again for each reply that concerns it.
+//! logarithmic time: the places of its session are set aside as a whole, and each is taken
+//! from there when somebody sees its hold, or when its turn comes.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::deliveries::Recipient;
@@ -92,13 +94,10 @@ impl Withheld {
         }
     }
 
-    /// The client whose connection it ends with, if there is one: who waits for the
-    /// reply, or the session of the place.
-    fn ends_with(&self) -> Option<ClientId> {
-        match &self.place {
-            None => Some(self.client),
-            Some(_) => self.session.map(|session| session.client),
-        }
+    /// The client with whose connection the place ends, if it is one and has a session.
+    fn session_of_place(&self) -> Option<ClientId> {
+        let session = self.session.filter(|_| self.place.is_some())?;
+        Some(session.client)
     }
 
     /// To whom it is told, where its client waits by this name.
@@ -143,8 +142,12 @@ pub(crate) struct Acknowledged {
 pub struct Acks {
     /// Each with its serial in `pending`.
     replies: BTreeMap<WaiterId, (u64, Withheld)>,
-    /// Those that end with a connection, by its client.
+    /// Those to clients.
     of_clients: BTreeSet<(ClientId, WaiterId)>,
+    /// Those to places that end with a connection.
+    of_sessions: BTreeMap<ClientId, BTreeSet<WaiterId>>,
+    /// The same of connections that have ended.
+    ended: BTreeMap<ClientId, BTreeSet<WaiterId>>,
     /// In the order in which it was written, by serial numbers.
     pending: BTreeMap<u64, Pending>,
     /// The serials of the leases among it, by their holds.
@@ -162,13 +165,20 @@ impl Acks {
 
     /// How many replies are withheld.
     pub fn len(&self) -> usize {
-        self.replies.len()
+        let ended: usize = self.ended.values().map(BTreeSet::len).sum();
+        self.replies.len() - ended
     }
 
     pub(crate) fn withhold(&mut self, id: WaiterId, withheld: Withheld) {
         let serial = self.push(Waits::Reply(id));
-        if let Some(client) = withheld.ends_with() {
-            self.of_clients.insert((client, id));
+        if withheld.place.is_none() {
+            self.of_clients.insert((withheld.client, id));
+        } else if let Some(client) = withheld.session_of_place() {
+            let places = match self.ended.get_mut(&client) {
+                Some(ended) => ended,
+                None => self.of_sessions.entry(client).or_default(),
+            };
+            places.insert(id);
         }
         self.replies.insert(id, (serial, withheld));
     }
@@ -195,25 +205,32 @@ impl Acks {
 
     /// Whether a reply to this client is withheld.
     pub(crate) fn withholds_from(&self, client: ClientId) -> bool {
-        let mut replies = self.ending_with(client);
-        replies.any(|(_, one)| one.place.is_none())
+        let mut from_first = self.of_clients.range((client, WaiterId(0))..);
+        from_first.next().is_some_and(|(of, _)| *of == client)
     }
 
-    /// The messages to places of this client's session that are withheld.
-    pub(crate) fn places_of(&self, client: ClientId) -> Vec<WaiterId> {
-        let replies = self.ending_with(client);
-        let places = replies.filter(|(_, one)| one.place.is_some());
-        places.map(|(id, _)| id).collect()
+    /// A connection has ended, and with it the places of its session.
+    pub(crate) fn connection_ended(&mut self, client: ClientId) {
+        if let Some(mut places) = self.of_sessions.remove(&client) {
+            self.ended.entry(client).or_default().append(&mut places);
+        }
     }
 
-    /// All that end with the connection of this client.
-    pub(crate) fn ending_with(
-        &self,
-        client: ClientId,
-    ) -> impl Iterator<Item = (WaiterId, &Withheld)> {
-        let from_first = self.of_clients.range((client, WaiterId(0))..);
-        let ids = from_first.take_while(move |(of, _)| *of == client);
-        ids.filter_map(|(_, id)| Some((*id, self.reply(*id)?)))
+    /// Whether any messages to places are withheld that have ended with a connection.
+    pub(crate) fn any_ended(&self) -> bool {
+        !self.ended.is_empty()
+    }
+
+    /// Whether this is one of them.
+    pub(crate) fn has_ended(&self, id: WaiterId) -> bool {
+        let withheld = self.reply(id).filter(|_| self.any_ended());
+        let session = withheld.and_then(Withheld::session_of_place);
+        session.is_some_and(|session| self.ended.contains_key(&session))
+    }
+
+    /// One of them.
+    pub(crate) fn next_ended(&self) -> Option<WaiterId> {
+        self.ended.values().flatten().next().copied()
     }
 
     /// The messages to places that are withheld.
@@ -231,8 +248,16 @@ impl Acks {
     pub(crate) fn take(&mut self, id: WaiterId) -> Option<Withheld> {
         let (serial, withheld) = self.replies.remove(&id)?;
         self.pending.remove(&serial);
-        if let Some(client) = withheld.ends_with() {
-            self.of_clients.remove(&(client, id));
+        self.of_clients.remove(&(withheld.client, id));
+        if let Some(client) = withheld.session_of_place() {
+            for places in [&mut self.of_sessions, &mut self.ended] {
+                if let Entry::Occupied(mut of_client) = places.entry(client) {
+                    of_client.get_mut().remove(&id);
+                    if of_client.get().is_empty() {
+                        of_client.remove();
+                    }
+                }
+            }
         }
         Some(withheld)
     }
@@ -307,6 +332,29 @@ impl Acks {
             by_hold.flat_map(|(hold, serials)| serials.iter().map(move |one| (hold, *one)));
         leases.collect::<BTreeSet<_>>() == by_hold.collect()
             && self.leases.values().all(|serials| !serials.is_empty())
+            && self.agree_on_ends()
+    }
+
+    fn agree_on_ends(&self) -> bool {
+        let replies = self.replies.iter();
+        let (to_places, to_clients): (Vec<_>, Vec<_>) = replies
+            .map(|(id, (_, reply))| (*id, reply))
+            .partition(|(_, reply)| reply.place.is_some());
+        let to_clients = to_clients.iter().map(|(id, reply)| (reply.client, *id));
+        let with_session = to_places.iter();
+        let with_session =
+            with_session.filter_map(|(id, reply)| Some((reply.session_of_place()?, *id)));
+        let known = self.of_sessions.iter().chain(&self.ended);
+        let known = known.flat_map(|(client, ids)| ids.iter().map(move |id| (*client, *id)));
+        self.of_clients == to_clients.collect()
+            && with_session.collect::<BTreeSet<_>>() == known.collect()
+            && self.ended.values().all(|places| !places.is_empty())
+    }
+
+    /// How many replies end with the connection of this client.
+    pub(crate) fn ending_with(&self, client: ClientId) -> usize {
+        let to_client = usize::from(self.withholds_from(client));
+        to_client + self.of_sessions.get(&client).map_or(0, BTreeSet::len)
     }
 
     /// How much stands in line.
@@ -329,6 +377,7 @@ impl Acks {
             form.time(reply.session.map(|session| session.end_ms));
             form.client(reply.session.map(|session| session.client));
             form.flag(reply.place.is_some());
+            form.flag(self.has_ended(id));
         }
         for pending in self.pending.values() {
             match &pending.waits {

@@ -27,6 +27,7 @@ use hashbrown::HashMap;
 
 use crate::cycle::WaitEdge;
 use crate::deliveries::Deliveries;
+use crate::ended::{Ended, EndedHolds};
 #[cfg(test)]
 use crate::explore::form::Form;
 use crate::holder::Holder;
@@ -36,6 +37,7 @@ use crate::queue::{WaitQueues, WaiterId};
 use crate::remembered::Remembered;
 use crate::request::{Limit, Owner};
 use crate::sessions::{HoldId, Sessions};
+use crate::sharded::Sharded;
 use crate::token::FencingToken;
 
 /// In so many queues an owner is looked for. One that stands in more is taken to be
@@ -67,9 +69,10 @@ pub(crate) struct Graph<'g> {
     pub(crate) certain: &'g Certain,
     /// The lock of the step that asks.
     pub(crate) here: (KeyRef<'g>, &'g Lock),
-    /// What shows which of its many holders are over and still in it.
+    /// What shows which of many holders are over and still in their locks.
     pub(crate) sessions: &'g Sessions,
     pub(crate) deliveries: &'g Deliveries,
+    pub(crate) ended: &'g EndedHolds,
     pub(crate) now_ms: i64,
 }
 
@@ -89,18 +92,25 @@ impl<'g> Graph<'g> {
     }
 
     fn is_over(self, key: &KeyBuf, held: &Holder) -> bool {
-        key.as_ref() == self.here.0 && self.is_over_here(held)
+        self.is_certain(key) && self.is_over_in(key.as_ref(), held)
     }
 
-    /// Whether all holds of this holder of the lock of the step are over.
-    pub(crate) fn is_over_here(self, held: &Holder) -> bool {
+    /// Whether all holds of this holder of a lock are over, and are still stored.
+    pub(crate) fn is_over_in(self, key: KeyRef<'_>, held: &Holder) -> bool {
         let has_ended = || {
-            let hold = HoldId::new(self.here.0, &held.owner);
+            let hold = HoldId::new(key, &held.owner);
             let bound = self.sessions.ended_binding(&hold);
             let bound = bound.filter(|bound| held.token == Some(bound.token));
             bound.is_some_and(|bound| self.deliveries.promised(&hold, bound.token) == 0)
         };
-        held.is_overdue(self.now_ms) || self.sessions.any_ended() && has_ended()
+        let is_noted = |ended: &Ended| {
+            let is_it = ended.owner == held.owner && Some(ended.token) == held.token;
+            let hold = || HoldId::new(key, &held.owner);
+            is_it && self.deliveries.left(&hold(), ended, held.holds) == 0
+        };
+        held.is_overdue(self.now_ms)
+            || self.sessions.any_ended() && has_ended()
+            || self.ended.of(key).iter().any(is_noted)
     }
 
     pub(crate) fn is_certain(self, key: &KeyBuf) -> bool {
@@ -197,14 +207,16 @@ pub(crate) struct Search {
     wait: WaitFor,
     is_begun: bool,
     /// How each owner was reached first.
-    found_by: HashMap<Owner, WaitEdge>,
+    found_by: Sharded<Owner, WaitEdge>,
     to_follow: VecDeque<Owner>,
-    /// The waits of the owner that is being followed.
-    waits: VecDeque<(Owner, KeyBuf)>,
+    /// Whose waits are being followed, and the last of them.
+    following: Option<(Owner, Option<KeyBuf>)>,
+    /// A wait that was followed in part.
+    rest: Option<(Owner, KeyBuf)>,
     /// Up to which token the holders of a lock of many have been searched.
     held_up_to: HashMap<KeyBuf, FencingToken>,
     /// Up to whom each queue has been searched.
-    searched: HashMap<KeyBuf, Option<WaiterId>>,
+    searched: Sharded<KeyBuf, Option<WaiterId>>,
 }
 
 impl Search {
@@ -212,11 +224,12 @@ impl Search {
         Self {
             wait,
             is_begun: false,
-            found_by: HashMap::new(),
+            found_by: Sharded::default(),
             to_follow: VecDeque::new(),
-            waits: VecDeque::new(),
+            following: None,
+            rest: None,
             held_up_to: HashMap::new(),
-            searched: HashMap::new(),
+            searched: Sharded::default(),
         }
     }
 
@@ -249,20 +262,34 @@ impl Search {
             if *steps_left == 0 {
                 return Found::Unfinished;
             }
-            if let Some((owner, key)) = self.waits.pop_front() {
+            let next = self.rest.take().or_else(|| self.next_wait(graph));
+            if let Some((owner, key)) = next {
                 if let Some(wait) = graph.wait_of(&owner, &key)
                     && let Some(last) = self.follow(graph, &wait, steps_left)
                 {
                     return Found::Cycle(self.cycle(last));
                 }
             } else if let Some(owner) = self.to_follow.pop_front() {
-                let keys = graph.queues.waits_of(&owner);
-                self.waits
-                    .extend(keys.map(|key| (owner.clone(), key.clone())));
+                *steps_left -= 1;
+                self.following = Some((owner, None));
             } else {
                 return Found::NoCycle;
             }
         }
+    }
+
+    /// The next wait of the owner whose waits are being followed.
+    fn next_wait(&mut self, graph: Graph<'_>) -> Option<(Owner, KeyBuf)> {
+        let (owner, last) = self.following.as_mut()?;
+        let next = graph.queues.next_wait_of(owner, last.as_ref())?.clone();
+        *last = Some(next.clone());
+        Some((owner.clone(), next))
+    }
+
+    /// How much it keeps of what it has seen.
+    #[cfg(test)]
+    pub(crate) fn kept(&self) -> usize {
+        self.found_by.len() + self.to_follow.len()
     }
 
     /// Writes down what decides what will happen.
@@ -285,10 +312,16 @@ impl Search {
         }
         form.count(self.to_follow.len());
         self.to_follow.iter().for_each(|owner| form.owner(owner));
-        form.count(self.waits.len());
-        for (owner, key) in &self.waits {
-            form.owner(owner);
-            form.key(key.as_ref());
+        let following = self.following.iter();
+        let following = following.map(|(owner, last)| (owner, last.as_ref()));
+        let rest = self.rest.iter().map(|(owner, key)| (owner, Some(key)));
+        for waits in [following.collect::<Vec<_>>(), rest.collect()] {
+            form.count(waits.len());
+            for (owner, key) in waits {
+                form.owner(owner);
+                form.flag(key.is_some());
+                key.into_iter().for_each(|key| form.key(key.as_ref()));
+            }
         }
         for key in form.keys() {
             form.token(self.held_up_to.get(key).copied());
@@ -381,26 +414,33 @@ impl Search {
                 if *steps_left == 0 {
                     // The rest of the queue is searched in the next step.
                     self.search_rest(wait);
-                    self.searched.insert(wait.key.clone(), Some(id));
+                    self.note_searched(wait, Some(id));
                     return None;
                 }
             }
         }
-        self.searched.insert(wait.key.clone(), last);
+        self.note_searched(wait, last);
         None
+    }
+
+    /// Notes up to whom the queue was searched in which this wait stands.
+    fn note_searched(&mut self, wait: &WaitFor, last: Option<WaiterId>) {
+        match self.searched.get_mut(&wait.key) {
+            Some(searched) => *searched = last,
+            None => *self.searched.insert_new(wait.key.clone(), last) = last,
+        }
     }
 
     /// Has a wait searched on before all others.
     fn search_rest(&mut self, wait: &WaitFor) {
-        let rest = (wait.owner.clone(), wait.key.clone());
-        self.waits.push_front(rest);
+        self.rest = Some((wait.owner.clone(), wait.key.clone()));
     }
 
     fn reach(&mut self, graph: Graph<'_>, owner: &Owner, edge: impl FnOnce() -> WaitEdge) {
         if !graph.queues.waits(owner) || self.found_by.contains_key(owner) {
             return;
         }
-        self.found_by.insert(owner.clone(), edge());
+        self.found_by.insert_new(owner.clone(), edge());
         self.to_follow.push_back(owner.clone());
     }
 

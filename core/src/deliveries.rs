@@ -199,6 +199,13 @@ impl UnderWay {
             .filter_map(|reply| reply.on_its_way.as_ref())
     }
 
+    fn places(&self) -> impl Iterator<Item = WaiterId> {
+        self.deliveries().filter_map(|one| match one.recipient {
+            Recipient::Client(_) => None,
+            Recipient::Place(id) => Some(id),
+        })
+    }
+
     fn is_over(&self) -> bool {
         !self.lost && !self.session_over && self.deliveries().next().is_none()
     }
@@ -517,12 +524,28 @@ impl Deliveries {
 
     /// Whether anything is on its way to an owner about this lock.
     pub fn any_on(&self, key: KeyRef<'_>) -> bool {
-        let first = || HoldId {
+        !self.is_empty() && self.on(key).next().is_some()
+    }
+
+    /// What is on its way about this lock.
+    fn on(&self, key: KeyRef<'_>) -> impl Iterator<Item = (&HoldId, &UnderWay)> {
+        let first = HoldId {
             key: key.into(),
             owner: Owner::least(),
         };
-        let next = || self.by_hold.range(first()..).next();
-        !self.is_empty() && next().is_some_and(|(hold, _)| hold.key.as_ref() == key)
+        let from_first = self.by_hold.range(first.clone()..);
+        from_first.take_while(move |(hold, _)| hold.key == first.key)
+    }
+
+    /// The places that are to hear of this lock.
+    pub fn places_on(&self, key: KeyRef<'_>) -> impl Iterator<Item = WaiterId> {
+        self.on(key).flat_map(|(_, under_way)| under_way.places())
+    }
+
+    /// The places that are to hear of these holds.
+    pub fn places_of(&self, hold: &HoldId) -> impl Iterator<Item = WaiterId> {
+        let under_way = self.by_hold.get(hold);
+        under_way.into_iter().flat_map(UnderWay::places)
     }
 
     /// How many holds of this token are left when a session ends, because grants on
@@ -607,15 +630,7 @@ impl Deliveries {
         if self.by_hold.is_empty() {
             return Vec::new();
         }
-        let first = HoldId {
-            key: key.into(),
-            owner: Owner::least(),
-        };
-        let from_first = self.by_hold.range(first.clone()..);
-        from_first
-            .map(|(hold, _)| hold.clone())
-            .take_while(|hold| hold.key == first.key)
-            .collect()
+        self.on(key).map(|(hold, _)| hold.clone()).collect()
     }
 
     fn rename(&mut self, hold: &HoldId, key: KeyBuf) {

@@ -18,7 +18,10 @@ pub(crate) fn lock(key: LockKey<'_>) -> Result<LockView, LockError> {
     let open = OpenLock::open_to_read(key);
     let stored = look_at(&open, key.as_ref(), None, Part::Whole)?;
     let now = clock::now();
-    Ok(TABLE.with_borrow(|table| table.view(key.as_ref(), stored, now)))
+    Ok(TABLE.with_borrow_mut(|table| {
+        table.end_withheld_on(key.as_ref(), usize::MAX);
+        table.view(key.as_ref(), stored, now)
+    }))
 }
 
 /// Shows at most `count` of the database's locks that somebody waits for and that the
@@ -37,10 +40,13 @@ pub(crate) fn contended(ctx: &Context, count: usize) -> Vec<(ContendedView, Vec<
         let stored = any_slot.then(|| {
             keyspace::with_named(ctx, key.name, |key| OpenLock::open_to_read(key).read(None))
         });
-        let holders = TABLE.with_borrow(|table| match stored {
-            // What is no lock is held by nobody.
-            Some(stored) => table.holders(key, stored.unwrap_or_default(), now),
-            None => table.noted_holders(key, now),
+        let holders = TABLE.with_borrow_mut(|table| {
+            table.end_withheld_on(key, usize::MAX);
+            match stored {
+                // What is no lock is held by nobody.
+                Some(stored) => table.holders(key, stored.unwrap_or_default(), now),
+                None => table.noted_holders(key, now),
+            }
         });
         (lock, holders)
     });

@@ -207,9 +207,14 @@ impl LockTable {
 
     /// The owner, and the client, to whom a withheld reply speaks.
     pub fn told_by(&self, id: WaiterId) -> Option<(Recipient, &Owner)> {
+        let recipient = self.acks.reply(id)?.recipient();
+        Some((recipient, &self.told_hold(id)?.owner))
+    }
+
+    /// The holds of which a withheld reply tells.
+    fn told_hold(&self, id: WaiterId) -> Option<&HoldId> {
         let withheld = self.acks.reply(id)?;
-        let recipient = withheld.recipient();
-        Some((recipient, &self.deliveries.hold_of(recipient)?.owner))
+        self.deliveries.hold_of(withheld.recipient())
     }
 
     /// The connection with which what is told by this reply will end.
@@ -226,6 +231,10 @@ impl LockTable {
         stored: Result<Stored, LockError>,
         now: Now,
     ) -> Option<(Addressee, Answer)> {
+        let hold = self.told_hold(id).cloned();
+        if let Some(hold) = hold {
+            self.end_withheld_of(&hold);
+        }
         let withheld = self.take_withheld(id)?;
         let (Tells::Grant(token) | Tells::Renewal(token)) = withheld.tells;
         let read = match &stored {

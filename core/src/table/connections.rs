@@ -1,5 +1,7 @@
 //! What the server tells of connections and keys.
 
+use smallvec::SmallVec;
+
 use super::{Answer, Leaving, LockTable, Unchecked};
 use crate::acks::Withheld;
 use crate::bounds::{ends_a_step, few};
@@ -196,12 +198,7 @@ impl LockTable {
     pub fn connection_ended(&mut self, client: ClientId, heard: bool) {
         let heard = heard && !self.acks.withholds_from(client);
         self.queues.connection_ended(client);
-        for id in self.acks.places_of(client) {
-            if let Some(withheld) = self.forget_withheld(id) {
-                let told = (withheld.addressee(id), Answer::NotGranted);
-                self.untold.push_back(told);
-            }
-        }
+        self.acks.connection_ended(client);
         self.deliveries.client_gone(client);
         self.end_before_told(client);
         self.sessions.end_client(client);
@@ -221,6 +218,36 @@ impl LockTable {
             let ends = heard || heir.is_none() && !was_unbound;
             self.pass_on(hold, binding, heir, ends);
         }
+    }
+
+    /// A place that has ended with its connection does not hear of the grant that is
+    /// withheld from it. It is told so later.
+    pub(super) fn end_withheld(&mut self, id: WaiterId) {
+        if let Some(withheld) = self.forget_withheld(id) {
+            let told = (withheld.addressee(id), Answer::NotGranted);
+            self.untold.push_back(told);
+        }
+    }
+
+    /// Ends such grants of these holds.
+    pub(super) fn end_withheld_of(&mut self, hold: &HoldId) -> bool {
+        let any_ended = self.acks.any_ended();
+        any_ended && self.end_all_withheld(self.deliveries.places_of(hold).collect())
+    }
+
+    /// Ends such grants of this lock, among so many that are on their way. Returns whether
+    /// there were any.
+    pub fn end_withheld_on(&mut self, key: KeyRef<'_>, at_most: usize) -> bool {
+        let places = || self.deliveries.places_on(key).take(at_most);
+        self.acks.any_ended() && self.end_all_withheld(places().collect())
+    }
+
+    fn end_all_withheld(&mut self, mut places: SmallVec<[WaiterId; 1]>) -> bool {
+        places.retain(|id| self.acks.has_ended(*id));
+        for id in &places {
+            self.end_withheld(*id);
+        }
+        !places.is_empty()
     }
 
     /// Ends what binds these holds to a connection that has ended, if that is so.
@@ -367,9 +394,13 @@ impl LockTable {
         leave: Leave,
         now_ms: i64,
     ) -> Option<(Addressee, Answer)> {
+        let has_ended = self.acks.has_ended(id);
         if let Some(withheld) = self.forget_withheld(id) {
-            self.metrics.replies_unacknowledged += 1;
-            let answer = Answer::Refused(LockError::NoReplicas);
+            self.metrics.replies_unacknowledged += u64::from(!has_ended);
+            let answer = match has_ended {
+                true => Answer::NotGranted,
+                false => Answer::Refused(LockError::NoReplicas),
+            };
             return Some((withheld.addressee(id), answer));
         }
         match leave {

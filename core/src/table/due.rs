@@ -105,6 +105,7 @@ impl LockTable {
                 || self.stepped.next_key().is_some()
                 || self.queues.next_ended_place().is_some()
                 || !self.untold.is_empty()
+                || self.acks.any_ended()
                 || self.is_to_be_cleared();
         if is_overdue || !self.unchecked_owners.is_empty() {
             return Some(0);
@@ -421,6 +422,7 @@ impl LockTable {
             || self.stepped.next_key().is_some()
             || self.time_outs.next_ms().is_some()
             || !self.untold.is_empty()
+            || self.acks.any_ended()
             || !self.to_close.is_empty()
     }
 
@@ -484,19 +486,16 @@ impl LockTable {
     /// What is certain of another lock, unless it is what is remembered of it. If it
     /// is news, the lock is looked at soon.
     pub(super) fn certain(&mut self, key: KeyRef<'_>, stored: Stored, now: Now) -> Option<Lock> {
-        let (mut lock, remembered) = match (stored, self.remembered.lock(key)) {
-            (Stored::Read(lock), remembered) => (lock, remembered),
-            (Stored::AsExpected, Some(lock)) => (lock.clone(), Some(lock)),
-            (Stored::AsExpected, None) => return None,
+        let Stored::Read(lock) = stored else {
+            return None;
         };
-        let is_same = remembered.is_some_and(|remembered| {
+        let is_same = self.remembered.lock(key).is_some_and(|remembered| {
             let owner_of = |lock: &Lock, at: usize| Some(lock.holders().get(at)?.owner.clone());
             let count = remembered.holders().len();
             let mut all = 0..count;
             count == lock.holders().len()
                 && all.all(|at| owner_of(remembered, at) == owner_of(&lock, at))
         });
-        self.end_in_view(key, &mut lock, now);
         if !is_same {
             self.queues.recheck_by(key, now.ms());
         }

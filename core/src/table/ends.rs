@@ -55,6 +55,12 @@ impl Transition<'_> {
     /// Ends what is over: of many holders all at once, or as many as one step ends.
     #[inline]
     pub(super) fn end_first(&mut self, asker: Option<&Owner>) {
+        if self.table.acks.any_ended() {
+            self.table.end_withheld_on(self.key, ends_a_step());
+            if let Some(asker) = asker {
+                self.table.end_withheld_of(&self.hold_of(asker));
+            }
+        }
         if !self.lock.is_exclusive() && self.may_be_over() && !self.end_all_as_one() {
             self.expire_leases(asker);
         }
@@ -63,6 +69,7 @@ impl Transition<'_> {
 
     /// Ends all that is over, unless many hold the lock.
     pub(super) fn end_all_of_few(&mut self) {
+        self.end_withheld();
         self.end_noted();
         while !self.has_many_holders() && self.end_more() {}
     }
@@ -82,7 +89,7 @@ impl Transition<'_> {
     fn is_one_left(&self) -> bool {
         let known = self.table.one_left;
         let held = known.and_then(|token| self.lock.hold_with(token));
-        held.is_some_and(|held| !self.graph(&Certain::new()).is_over_here(held))
+        held.is_some_and(|held| !self.graph(&Certain::new()).is_over_in(self.key, held))
     }
 
     /// Looks which of many holders are over, until there are enough that are not. Where it
@@ -323,6 +330,16 @@ impl Transition<'_> {
         }
     }
 
+    /// Ends all grants of this lock that are withheld from places that have ended. Returns
+    /// whether there were any.
+    pub(super) fn end_withheld(&mut self) -> bool {
+        let any_ended = self.table.end_withheld_on(self.key, usize::MAX);
+        if any_ended {
+            self.end_noted();
+        }
+        any_ended
+    }
+
     /// Ends more of what is over than one step has to. Returns whether there was any.
     pub(super) fn end_more(&mut self) -> bool {
         let holders = self.lock.holders().len();
@@ -347,10 +364,14 @@ impl Transition<'_> {
     /// step ended: nobody is told of a hold that is over.
     pub(super) fn end_of(&mut self, owner: &Owner) {
         self.expire_lease_of(owner);
-        if !self.table.sessions.any_ended() {
+        let (any_withheld, any_bound) =
+            (self.table.acks.any_ended(), self.table.sessions.any_ended());
+        if !any_withheld && !any_bound {
             return;
         }
-        self.table.end_binding(&self.hold_of(owner));
+        let hold = self.hold_of(owner);
+        self.table.end_withheld_of(&hold);
+        self.table.end_binding(&hold);
         self.end_noted();
     }
 

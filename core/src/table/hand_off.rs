@@ -190,11 +190,12 @@ impl Transition<'_> {
                 (Ok(None), left)
                     if (waits || in_turn)
                         && self.depends_on_holders(waits)
-                        && !*is_kept_out
-                            .get_or_insert_with(|| self.are_enough_left(request.limit))
-                        && (!std::mem::replace(&mut is_crowd_looked_at, true)
-                            && self.end_all_but_few()
-                            || self.end_more()) =>
+                        && (self.end_withheld()
+                            || !*is_kept_out
+                                .get_or_insert_with(|| self.are_enough_left(request.limit))
+                                && (!std::mem::replace(&mut is_crowd_looked_at, true)
+                                    && self.end_all_but_few()
+                                    || self.end_more())) =>
                 {
                     wait = left;
                 }

@@ -192,6 +192,12 @@ impl LockTable {
             };
             answers.extend(self.leave(id, Leave::TimeUp, now_ms));
         }
+        for _ in 0..at_most {
+            let Some(id) = self.acks.next_ended() else {
+                break;
+            };
+            self.end_withheld(id);
+        }
         let untold = at_most.min(self.untold.len());
         answers.extend(self.untold.drain(..untold));
         give_back(&mut self.untold);

@@ -16,6 +16,7 @@ use crate::keys::KeyRef;
 use crate::planted::Fault;
 use crate::queue::{Wait, WaiterId};
 use crate::request::{AcquireRequest, Owner};
+use crate::sessions::HoldId;
 
 /// What a search for deadlocks says of a wait.
 pub(super) enum Verdict {
@@ -226,6 +227,11 @@ impl Transition<'_> {
 
     /// Ends the places in this cycle that are over. Returns whether there were any.
     fn end_places_in(&mut self, cycle: &[WaitEdge]) -> bool {
+        let mut any_withheld = false;
+        for edge in cycle.iter().filter(|edge| edge.held) {
+            let hold = HoldId::new(edge.key.as_ref(), &edge.blocker);
+            any_withheld |= self.table.end_withheld_of(&hold);
+        }
         let (queues, now_ms) = (&self.table.queues, self.now.ms());
         let first_if_over = |key: KeyRef<'_>, owner: &Owner| {
             let id = queues.first_id_of(key, owner)?;
@@ -245,7 +251,7 @@ impl Transition<'_> {
         for id in &over {
             self.end_place(*id);
         }
-        !over.is_empty()
+        any_withheld || !over.is_empty()
     }
 
     pub(super) fn graph<'g>(&'g self, certain: &'g Certain) -> Graph<'g> {
@@ -256,6 +262,7 @@ impl Transition<'_> {
             here: (self.key, &self.lock),
             sessions: &self.table.sessions,
             deliveries: &self.table.deliveries,
+            ended: &self.table.ended,
             now_ms: self.now.ms(),
         }
     }

@@ -268,7 +268,10 @@ impl LockTable {
 
     /// Whether something has ended of this lock that is still stored.
     pub(crate) fn has_ended(&self, key: KeyRef<'_>) -> bool {
-        !self.ended.of(key).is_empty() || self.sessions.any_ended_on(key)
+        let is_withheld = |id| self.acks.has_ended(id);
+        !self.ended.of(key).is_empty()
+            || self.sessions.any_ended_on(key)
+            || self.deliveries.places_on(key).any(is_withheld)
     }
 
     /// What is remembered without need: grants on their way, what has ended, and

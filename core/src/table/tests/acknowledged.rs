@@ -4,6 +4,8 @@ use super::*;
 use crate::acks::Acknowledgement;
 use crate::deliveries::Recipient;
 
+mod against_ends_at_once;
+
 const TIMEOUT_MS: i64 = 1000;
 
 /// A server whose replies one replica has to acknowledge.
@@ -79,7 +81,9 @@ impl Scene {
             let stored = self.server.look(key.as_ref(), owner);
             let client = to.map(|(client, _)| client);
             let now = self.server.now();
-            let (addressee, answer) = self.server.table.tell(id, stored, now).unwrap();
+            let Some((addressee, answer)) = self.server.table.tell(id, stored, now) else {
+                continue;
+            };
             if matches!(answer, Answer::Granted(_) | Answer::Renewed(true)) {
                 let recipient = match addressee {
                     Addressee::Blocked(_) => client.unwrap(),
@@ -200,6 +204,154 @@ fn many_places_that_end_while_they_are_withheld_are_told_bit_by_bit() {
     scene.check_nothing_is_left();
 }
 
+/// Grants to places of one session are withheld, each of a lock of its own.
+fn withheld_from_a_session(count: usize) -> Scene {
+    let mut scene = Scene::new();
+    for n in 0..count {
+        let name = nth(n);
+        scene.held_by(key(&name), ask("x").by(1).now());
+        let asks = ask("a").place().by(7).session();
+        scene.server.wait_for(key(&name), asks, 60_000);
+    }
+    for n in 0..count {
+        scene.server.release(key(&nth(n)), "x");
+    }
+    scene
+}
+
+#[test]
+fn the_end_of_a_connection_moves_none_of_many_places_that_are_withheld() {
+    const MANY: usize = 10_000;
+    let mut scene = withheld_from_a_session(MANY);
+    scene.server.table.connection_ended(ClientId(7), false);
+    let table = &scene.server.table;
+    assert!(table.ended.is_empty() && table.untold.is_empty());
+    assert_eq!(table.totals(scene.server.now()).withheld, 0);
+    // Wherever somebody looks first, the grant is over.
+    for n in [MANY - 1, 17, MANY / 2] {
+        scene.server.take(key(&nth(n)), ask("b").now());
+        assert_eq!(scene.server.holders(key(&nth(n))), ["b"]);
+        assert!(scene.server.table.ended.is_empty());
+    }
+    let now_ms = scene.server.ms();
+    let mut told = 0;
+    while scene.server.table.wake_at_ms() == Some(0) {
+        let given_up = scene.server.table.give_up(now_ms, WORK_A_WAKE);
+        assert!(given_up.len() <= WORK_A_WAKE);
+        told += given_up.len();
+        for _ in 0..WORK_A_WAKE {
+            scene.server.do_one();
+        }
+    }
+    assert_eq!((told, scene.server.steps), (MANY, MANY - 3));
+    assert_eq!(scene.server.metrics().grants_undelivered, MANY as u64);
+    assert_eq!(scene.settle().len(), 3);
+    assert_eq!(scene.server.keys.len(), 3);
+}
+
+#[test]
+fn a_place_that_has_ended_is_not_told_of_its_grant_by_replicas() {
+    let mut scene = withheld_from_a_session(2);
+    let offset = scene.end_turn();
+    scene.server.table.connection_ended(ClientId(7), false);
+    let ready = scene.server.table.acknowledged(1, vec![offset], usize::MAX);
+    assert_eq!(ready.len(), 2);
+    for (id, key) in ready {
+        let stored = Stored::Read(scene.server.lock(key.as_ref()));
+        let now = scene.server.now();
+        assert_eq!(scene.server.table.tell(id, Ok(stored), now), None);
+    }
+    let told = scene.give_up();
+    assert_eq!(told.len(), 2);
+    assert!(told.iter().all(|(_, answer)| *answer == Answer::NotGranted));
+    scene.server.run();
+    scene.check_nothing_is_left();
+}
+
+#[test]
+fn a_place_that_has_ended_is_told_so_though_replicas_took_too_long() {
+    let mut scene = withheld_from_a_session(2);
+    scene.server.sleep(TIMEOUT_MS);
+    scene.server.table.connection_ended(ClientId(7), false);
+    let told = scene.give_up();
+    assert_eq!(told.len(), 2);
+    assert!(told.iter().all(|(_, answer)| *answer == Answer::NotGranted));
+    assert_eq!(scene.server.metrics().replies_unacknowledged, 0);
+}
+
+/// So many share a lock by places of one session, and one by itself. They were not told.
+fn shared_by_a_session(count: usize) -> Scene {
+    let mut scene = Scene::new();
+    scene.held_by(L, ask("a").by(2).now());
+    scene.held_by(K, ask("w").by(1).now());
+    let places = (0..count).map(|n| ask(&nth(n)).place().by(7).session());
+    for asks in places.chain([ask("z").place().by(8).session()]) {
+        scene.server.wait_for(K, asks.shared(), 60_000);
+    }
+    scene.server.release(K, "w");
+    scene.server.run();
+    assert_eq!(scene.server.holders(K).len(), count + 1);
+    scene
+}
+
+#[test]
+fn a_crowd_of_places_that_have_ended_is_ended_bit_by_bit() {
+    const MANY: usize = 10_000;
+    let mut scene = shared_by_a_session(MANY);
+    scene.server.table.connection_ended(ClientId(7), false);
+    scene.take(K, ask("y").shared().now());
+    assert!(scene.server.effects.len() <= ENDS_A_STEP + 2);
+    let now_ms = scene.server.ms();
+    let mut told = 0;
+    while scene.server.table.wake_at_ms() == Some(0) {
+        told += scene.server.table.give_up(now_ms, WORK_A_WAKE).len();
+        while scene.server.do_one() {
+            assert!(scene.server.effects.len() <= WORK_A_WAKE + ENDS_A_STEP);
+        }
+    }
+    assert_eq!(
+        (told, scene.server.holders(K)),
+        (MANY, vec!["y".into(), "z".into()])
+    );
+}
+
+#[test]
+fn a_crowd_of_places_that_have_ended_keeps_nobody_out() {
+    for breaks in [false, true] {
+        for is_one_left in [false, true] {
+            let mut scene = shared_by_a_session(2 * ENDS_A_STEP + 1);
+            if !is_one_left {
+                scene.server.table.connection_ended(ClientId(8), false);
+            }
+            scene.server.table.connection_ended(ClientId(7), false);
+            if breaks {
+                assert_eq!(scene.server.break_lock(K, None), is_one_left);
+            } else {
+                let taken = scene.server.acquire(K, ask("x").now()).unwrap();
+                assert_eq!(taken == Acquired::Busy, is_one_left);
+            }
+        }
+    }
+}
+
+#[test]
+fn places_that_have_ended_make_no_cycle() {
+    for has_ended in [false, true] {
+        let mut scene = shared_by_a_session(2 * ENDS_A_STEP + 1);
+        scene.server.wait(K, ask("a").by(3));
+        if has_ended {
+            scene.server.table.connection_ended(ClientId(7), false);
+        }
+        let last = nth(2 * ENDS_A_STEP);
+        let waits = scene.server.acquire(L, ask(&last).by(4));
+        assert_eq!(scene.server.questions, 1);
+        match has_ended {
+            true => assert!(matches!(waits, Ok(Acquired::Queued(_))), "{waits:?}"),
+            false => assert!(matches!(waits, Err(LockError::Deadlock { .. }))),
+        }
+    }
+}
+
 #[test]
 fn the_end_of_a_connection_concerns_only_what_is_withheld_from_it() {
     const MANY: u64 = 10_000;
@@ -221,7 +373,7 @@ fn the_end_of_a_connection_concerns_only_what_is_withheld_from_it() {
     scene.take(K, ask("b").by(2).now());
     let concerned = |scene: &Scene, client| {
         let acks = &scene.server.table.acks;
-        acks.ending_with(ClientId(client)).count()
+        acks.ending_with(ClientId(client))
     };
     let counts = [1, 2, MANY, MANY + 1].map(|client| concerned(&scene, client));
     assert_eq!(counts, [0, 1, 1, 0]);

@@ -516,6 +516,33 @@ fn of_searches_that_take_long_one_is_under_way_at_a_time() {
 }
 
 #[test]
+fn the_many_waits_of_one_owner_are_followed_in_parts() {
+    const WAITS: usize = 3 * SEARCH_A_STEP;
+    let mut server = Server::new();
+    server.take(K, ask("a"));
+    for n in 0..WAITS {
+        server.take(key(&nth(n)), ask("x"));
+        server.wait(key(&nth(n)), ask("a"));
+    }
+    server.take(M, ask("b"));
+    server.wait(M, ask("c"));
+    let waiter = server.wait(K, ask("b"));
+    let before = server.steps;
+    let mut kept = Vec::new();
+    while server.do_one() {
+        let searches = server.table.unchecked.iter();
+        kept.extend(searches.filter_map(|one| Some(one.search.as_ref()?.kept())));
+    }
+    assert!(server.steps - before >= 3);
+    // Only what it has reached is kept, and not what it is to follow.
+    assert!(
+        kept.len() >= 2 && kept.iter().all(|kept| *kept <= 2),
+        "{kept:?}"
+    );
+    assert!(server.table.is_waiting(waiter));
+}
+
+#[test]
 fn who_is_the_last_in_every_queue_is_waited_for_by_nobody() {
     let mut server = Server::new();
     server.take(K, ask("x"));
@@ -610,6 +637,63 @@ fn what_is_remembered_of_large_locks_is_believed_unread() {
     let told = "'n00007' waits for 'l' held by 'a', 'a' waits for 'k' held by 'n00007'";
     check_deadlock(&mut server, L, ask(&nth(7)), told);
     assert!(server.unread > unread && server.questions == 1);
+}
+
+#[test]
+fn what_is_remembered_of_large_locks_is_not_copied() {
+    let mut server = Server::new();
+    for n in 0..20 {
+        server.take(K, ask(&nth(n)).shared());
+    }
+    let now = server.now();
+    let certain = server.table.certain(K, Stored::AsExpected, now);
+    assert!(certain.is_none());
+}
+
+#[test]
+fn what_is_over_of_other_large_locks_makes_no_cycle() {
+    for end in 0..4 {
+        let mut server = Server::new();
+        let lasts = |ask: Ask| ask.lease(10 * LEASE_MS);
+        for n in 0..20 {
+            server.take(K, lasts(ask(&nth(n)).shared()));
+        }
+        server.take(L, lasts(ask("a")));
+        match end {
+            0 => drop(server.take(K, ask("b").shared())),
+            1 => drop(server.take(K, lasts(ask("b").shared().session()))),
+            _ => {
+                let writer = server.wait(K, ask("w"));
+                server.wait(K, lasts(ask("b").shared()));
+                server.tells = false;
+                server.leave(writer);
+                server.run();
+                server.told();
+            }
+        }
+        server.wait(K, ask("a"));
+        let is_over = match end {
+            0 => {
+                server.sleep(LEASE_MS + 1);
+                true
+            }
+            1 => {
+                server.table.connection_ended(ask("b").client, false);
+                true
+            }
+            heard => {
+                server.table.grant_told(ask("b").client, heard == 3);
+                heard == 2
+            }
+        };
+        assert_eq!(server.holds(K, "b"), 1);
+        let b = server.acquire(L, ask("b").by(9));
+        assert_eq!(server.questions, 1);
+        match is_over {
+            true => assert!(matches!(b, Ok(Acquired::Queued(_))), "end {end}: {b:?}"),
+            false => assert!(matches!(b, Err(LockError::Deadlock { .. })), "{b:?}"),
+        }
+    }
 }
 
 #[test]
