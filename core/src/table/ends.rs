@@ -34,19 +34,19 @@ use crate::token::FencingToken;
 
 /// What is over among many holders of a lock, and is still stored.
 #[derive(Debug, Default)]
-pub(super) struct Over {
+struct Over {
     /// How many leases are over.
     leases: usize,
     /// The tokens of the others whose connections have ended.
     sessions: Vec<FencingToken>,
     /// How many holders are left, as far as they were counted.
-    pub(super) live: usize,
+    live: usize,
     /// The tokens of these.
     left: Vec<FencingToken>,
 }
 
 impl Over {
-    pub(super) fn count(&self) -> usize {
+    fn count(&self) -> usize {
         self.leases + self.sessions.len()
     }
 }
@@ -95,7 +95,7 @@ impl Transition<'_> {
     /// Looks which of many holders are over, until there are enough that are not. Where it
     /// is by their leases alone, those are not looked at that are over. Else it takes one
     /// short step for each: two lists in the order of tokens are gone through.
-    pub(super) fn over_among(&self, are_enough: impl Fn(usize) -> bool) -> Over {
+    fn over_among(&self, are_enough: impl Fn(usize) -> bool) -> Over {
         let (holders, mut over) = (&self.lock.holders, Over::default());
         let (now_ms, deliveries) = (self.now.ms(), &self.table.deliveries);
         let sessions = &self.table.sessions;
@@ -186,7 +186,7 @@ impl Transition<'_> {
     }
 
     /// Ends the holds of many holders as one. All are over.
-    pub(super) fn end_all(&mut self, over: Over) {
+    fn end_all(&mut self, over: Over) {
         self.end_all_but(Vec::new(), over);
     }
 
@@ -235,7 +235,7 @@ impl Transition<'_> {
     }
 
     /// Counts holds that are over and end as one.
-    pub(super) fn count_over(&mut self, over: Over) {
+    fn count_over(&mut self, over: Over) {
         let (leases, sessions) = (over.leases, over.sessions.len());
         let table = &mut *self.table;
         table.metrics.releases_expired += leases as u64;
@@ -338,6 +338,40 @@ impl Transition<'_> {
             self.end_noted();
         }
         any_ended
+    }
+
+    /// Takes the lock from all who hold it, if its newest token is this one. Returns whether
+    /// anybody held it.
+    pub(super) fn break_holds(&mut self, token: Option<FencingToken>) -> bool {
+        let over = match self.has_many_holders() && self.may_be_over() {
+            true => self.over_among(|_| false),
+            false => Over::default(),
+        };
+        if over.live == 0 && over.count() > 0 {
+            self.end_all(over);
+            return false;
+        }
+        let holders = self.lock.break_holds(token, &mut self.step.effects);
+        let Some(broken) = holders else {
+            // If anybody holds it, that was another token.
+            self.table.metrics.tokens_refused += u64::from(!self.lock.is_free());
+            return false;
+        };
+        self.step.freed = true;
+        let live = broken.len() - over.count();
+        self.count_over(over);
+        self.step.events.push(LockEvent::Broken);
+        let table = &mut *self.table;
+        table.metrics.releases_broken += live as u64;
+        if !table.claims.is_empty() {
+            let tokens = broken.iter().filter_map(|holder| holder.token);
+            for token in tokens {
+                table.claims.close(token);
+            }
+        }
+        self.forget_bound(&broken);
+        self.discard(broken);
+        true
     }
 
     /// Ends more of what is over than one step has to. Returns whether there was any.

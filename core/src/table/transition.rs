@@ -4,7 +4,6 @@ use std::iter;
 
 use smallvec::SmallVec;
 
-use super::ends::Over;
 use super::{Done, LockEvent, LockTable, LogLine, Progress, Step, Stored, Suspended};
 use crate::bounds::few;
 use crate::deliveries::Told;
@@ -223,38 +222,6 @@ impl<'t> Transition<'t> {
             }
         }
         released
-    }
-
-    pub(super) fn break_holds(&mut self, token: Option<FencingToken>) -> bool {
-        let over = match self.has_many_holders() && self.may_be_over() {
-            true => self.over_among(|_| false),
-            false => Over::default(),
-        };
-        if over.live == 0 && over.count() > 0 {
-            self.end_all(over);
-            return false;
-        }
-        let holders = self.lock.break_holds(token, &mut self.step.effects);
-        let Some(broken) = holders else {
-            // If anybody holds it, that was another token.
-            self.table.metrics.tokens_refused += u64::from(!self.lock.is_free());
-            return false;
-        };
-        self.step.freed = true;
-        let live = broken.len() - over.count();
-        self.count_over(over);
-        self.step.events.push(LockEvent::Broken);
-        let table = &mut *self.table;
-        table.metrics.releases_broken += live as u64;
-        if !table.claims.is_empty() {
-            let tokens = broken.iter().filter_map(|holder| holder.token);
-            for token in tokens {
-                table.claims.close(token);
-            }
-        }
-        self.forget_bound(&broken);
-        self.discard(broken);
-        true
     }
 
     pub(super) fn renew(&mut self, request: &RenewRequest) -> Result<bool, LockError> {
