@@ -177,6 +177,12 @@ impl<K, V> Sharded<K, V> {
         entries.map(|(key, value)| (&*key, value))
     }
 
+    /// Gives back the memory of some of many entries, in no order. Whoever does so needs
+    /// none of them any more. Returns whether there were many.
+    pub(crate) fn give_back(&mut self) -> bool {
+        self.entries.many.pop().is_some()
+    }
+
     /// The keys of all entries.
     pub(crate) fn keys(&self) -> impl Iterator<Item = &K> {
         self.iter().map(|(key, _)| key)

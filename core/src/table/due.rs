@@ -183,7 +183,10 @@ impl LockTable {
 
     /// Whether anything that is over and forgotten has not been cleared away.
     pub(super) fn is_to_be_cleared(&self) -> bool {
-        self.sessions.any_left() || self.remembered.any_discarded() || !self.unmeasured.is_empty()
+        self.sessions.any_left()
+            || self.remembered.any_discarded()
+            || !self.unmeasured.is_empty()
+            || !self.searched.is_empty()
     }
 
     /// Clears away some of it.
@@ -192,6 +195,7 @@ impl LockTable {
         self.remembered
             .give_back(CLEARED_AT_ONCE * HOLDERS_WEIGH_ONE);
         self.measure(CLEARED_AT_ONCE * HOLDERS_WEIGH_ONE);
+        self.searched.pop_if(|search| !search.give_back());
     }
 
     /// Counts how long holds lasted that ended as one.
