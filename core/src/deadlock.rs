@@ -238,6 +238,12 @@ impl Search {
         Self::new(self.wait)
     }
 
+    /// Gives back some of the memory of a search that is over. Returns whether it was
+    /// much.
+    pub(crate) fn give_back(&mut self) -> bool {
+        self.searched.give_back() || self.found_by.give_back()
+    }
+
     /// Whether anything has been found that is worth to be kept.
     pub(crate) const fn is_begun(&self) -> bool {
         self.is_begun

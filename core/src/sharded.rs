@@ -7,7 +7,6 @@
 //! of a few thousand where there are a million.
 
 use std::hash::{BuildHasher, Hash};
-use std::iter;
 
 use hashbrown::{DefaultHashBuilder, Equivalent, HashTable};
 
@@ -177,10 +176,10 @@ impl<K, V> Sharded<K, V> {
         part.iter().map(|(key, value)| (key, value))
     }
 
-    /// Leaves all entries, part by part.
-    pub(crate) fn into_parts(self) -> impl Iterator<Item = HashTable<(K, V)>> {
-        let parts = iter::once(self.entries.few).chain(self.entries.many);
-        parts.filter(|part| !part.is_empty())
+    /// Gives back the memory of some of many entries, in no order. Whoever does so needs
+    /// none of them any more. Returns whether there were many.
+    pub(crate) fn give_back(&mut self) -> bool {
+        self.entries.many.pop().is_some()
     }
 
     /// The keys of all entries.

@@ -13,8 +13,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use hashbrown::HashTable;
-
 #[cfg(test)]
 use crate::explore::form::Form;
 use crate::keys::{KeyBuf, KeyRef};
@@ -32,8 +30,8 @@ pub(crate) struct Stepped {
     /// Nobody has touched them since, but for what has expired. By the number of their
     /// database, of which all are left behind at once.
     bound: BTreeMap<i32, Bound>,
-    /// Parts of what was left behind, until their memory is given back.
-    discarded: Vec<HashTable<(KeyBuf, Lock)>>,
+    /// What was left behind, until its memory is given back.
+    discarded: Vec<Bound>,
 }
 
 type Bound = Sharded<KeyBuf, Lock>;
@@ -114,8 +112,8 @@ impl Stepped {
         let is_meant = |db: i32| databases.is_none_or(|some| some.contains(&db));
         self.expired.retain(|key| !is_meant(key.db));
         for (db, bound) in &mut self.bound {
-            if is_meant(*db) {
-                self.discarded.extend(std::mem::take(bound).into_parts());
+            if is_meant(*db) && !bound.is_empty() {
+                self.discarded.push(std::mem::take(bound));
             }
         }
     }
@@ -127,10 +125,7 @@ impl Stepped {
 
     /// Gives back the memory of some of it.
     pub(crate) fn give_back(&mut self) {
-        self.discarded.pop();
-        if self.discarded.is_empty() {
-            self.discarded = Vec::new();
-        }
+        self.discarded.pop_if(|bound| !bound.give_back());
     }
 
     /// Takes what is here of a lock.

@@ -355,6 +355,8 @@ pub struct LockTable {
     unchecked: VecDeque<Unchecked>,
     /// Owners of many waits of which each may close a cycle.
     unchecked_owners: UncheckedOwners,
+    /// Searches that are over, until their memory is given back.
+    searched: Vec<Search>,
     /// A key that has just left its place.
     leaving: Option<Leaving>,
     /// Clients whose sessions are over unnoticed: their connections have to be

@@ -36,7 +36,7 @@ const PLACES_A_WAKE: usize = 256;
 const PASSED_WEIGH_ONE: usize = PASSED_A_STEP / WORK_A_WAKE;
 
 /// A part of a search for deadlocks costs as much as so many looks.
-const SEARCH_WEIGHS: usize = 16;
+const SEARCH_WEIGHS: usize = 32;
 
 /// The time has come: close the connections whose sessions are over unnoticed, and do
 /// what is due. What does not fit into one wake waits until other clients have had

@@ -188,6 +188,7 @@ impl LockTable {
             || self.remembered.is_to_be_swept()
             || self.stepped.any_discarded()
             || !self.unmeasured.is_empty()
+            || !self.searched.is_empty()
     }
 
     /// Clears away some of it.
@@ -200,6 +201,7 @@ impl LockTable {
         self.remembered.sweep(CLEARED_AT_ONCE, is_kept);
         self.stepped.give_back();
         self.measure(CLEARED_AT_ONCE * HOLDERS_WEIGH_ONE);
+        self.searched.pop_if(|search| !search.give_back());
     }
 
     /// Counts how long holds lasted that ended as one.

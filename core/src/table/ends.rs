@@ -15,7 +15,7 @@
 //! side by side: a short step for each, without a look at any map. Whatever else is
 //! known of such holds is given up bit by bit. Only where more than a step ends are left,
 //! and a newcomer whose limit is stricter than theirs can be let in yet, the others are
-//! ended one by one.
+//! ended one by one. So are grants that are withheld from places that have ended.
 
 use std::iter;
 

@@ -205,7 +205,12 @@ impl Transition<'_> {
         let mut steps_left = search_a_step();
         let cycle = loop {
             match search.run(self.graph(certain), &mut steps_left) {
-                Found::NoCycle => return Verdict::Free,
+                Found::NoCycle => {
+                    if search.give_back() {
+                        self.table.searched.push(search);
+                    }
+                    return Verdict::Free;
+                }
                 Found::Unfinished => return Verdict::Unfinished(search),
                 // Nobody waits by a place that is over.
                 Found::Cycle(cycle) if self.end_places_in(&cycle) => search = search.anew(),

@@ -517,7 +517,7 @@ fn of_searches_that_take_long_one_is_under_way_at_a_time() {
 
 #[test]
 fn the_many_waits_of_one_owner_are_followed_in_parts() {
-    const WAITS: usize = 3 * SEARCH_A_STEP;
+    const WAITS: usize = 5 * SEARCH_A_STEP;
     let mut server = Server::new();
     server.take(K, ask("a"));
     for n in 0..WAITS {
@@ -533,13 +533,17 @@ fn the_many_waits_of_one_owner_are_followed_in_parts() {
         let searches = server.table.unchecked.iter();
         kept.extend(searches.filter_map(|one| Some(one.search.as_ref()?.kept())));
     }
-    assert!(server.steps - before >= 3);
+    assert!(server.steps - before >= 5);
     // Only what it has reached is kept, and not what it is to follow.
     assert!(
         kept.len() >= 2 && kept.iter().all(|kept| *kept <= 2),
         "{kept:?}"
     );
     assert!(server.table.is_waiting(waiter));
+    // Nor is what it has seen forgotten at once.
+    assert!(server.table.is_to_be_cleared());
+    server.run();
+    assert!(!server.table.is_to_be_cleared());
 }
 
 #[test]
