@@ -536,7 +536,7 @@ fn a_lease_begins_at_its_grant(world: &World, seen: &Seen) -> Checked {
 
 /// But for re-entries, which nobody waits for.
 fn grants_come_in_the_order_of_requests(world: &World, seen: &Seen) -> Checked {
-    let waiting = world.waiting(seen.key);
+    let waiting = world.still_waiting(seen.key);
     let held = seen.before.iter().map(|one| world.owner_number(&one.owner));
     let held = held.filter(|&number| !seen.is_released_by(world, number));
     let mut hold: BTreeSet<usize> = held.collect();
@@ -578,7 +578,7 @@ fn no_newcomer_passes_the_queue(world: &World, seen: &Seen) -> Checked {
         .answers
         .iter()
         .any(|(_, at, ..)| world.cast.owner_of[*at] == number);
-    let waiting = world.waiting(seen.key);
+    let waiting = world.still_waiting(seen.key);
     let is_behind = |id: WaiterId| seen.kept.is_some_and(|kept| kept < id);
     if held || handed || waiting.iter().all(|&(id, ..)| is_behind(id)) {
         return Ok(());

@@ -220,6 +220,17 @@ impl World {
         waiting
     }
 
+    /// The same, but for places that are over and have not been removed.
+    pub(super) fn still_waiting(&self, key: usize) -> Vec<(WaiterId, usize, Ask)> {
+        let is_over = |id| {
+            let mut places = self.places_for(key);
+            places.any(|place| place.id == id && self.is_over(place))
+        };
+        let mut waiting = self.waiting(key);
+        waiting.retain(|&(id, ..)| !is_over(id));
+        waiting
+    }
+
     /// The places in this key's queue.
     pub(super) fn places_for(&self, key: usize) -> impl Iterator<Item = &PlaceKept> {
         self.places[key].iter().flatten()
