@@ -227,14 +227,25 @@ impl Binding {
             }
             connections.insert(address, connection.clone());
         }
-        let (mut interruptions, this) = (connection.interruptions(), Arc::downgrade(&self));
+        let mut interruptions = connection.interruptions();
+        let ending = Ending(Arc::downgrade(&self));
         self.node.runtime().spawn(async move {
             let _ = interruptions.next().await;
-            if let Some(this) = Weak::upgrade(&this) {
-                this.end(Lost::Disconnected);
-            }
+            drop(ending);
         });
         Ok(connection)
+    }
+}
+
+/// Ends a session when it is dropped: with its connection, or with the runtime, which
+/// closes that.
+struct Ending(Weak<Binding>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        if let Some(session) = self.0.upgrade() {
+            session.end(Lost::Disconnected);
+        }
     }
 }
 
