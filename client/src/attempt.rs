@@ -132,7 +132,7 @@ impl Attempt {
     pub(crate) fn is_in_line(&mut self, request: Option<Cmd>) {
         (self.in_flight, self.in_doubt) = (false, true);
         if let (Some(place), Some(request)) = (&self.place, request) {
-            place.may_be_asked_for(request);
+            place.may_be_asked_for(request, self.lease());
         }
     }
 
