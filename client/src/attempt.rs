@@ -11,7 +11,7 @@ use futures_util::future::join_all;
 use redis::Cmd;
 use tokio::task::JoinSet;
 
-use crate::binding::Binding;
+use crate::binding::{Binding, InUse};
 use crate::clock::Moment;
 use crate::commands;
 use crate::connection::ConnectionName;
@@ -51,11 +51,13 @@ pub(crate) struct Attempt {
     pub(crate) votes: JoinSet<Vote>,
     /// The session to which the hold is to be bound.
     session: Option<Arc<Binding>>,
+    in_use: Option<InUse>,
 }
 
 /// What an attempt leaves to the hold that it got.
 pub(crate) struct Handover {
     pub(crate) owner_permit: Option<OwnerPermit>,
+    pub(crate) in_use: Option<InUse>,
     /// Acquires on several servers that are still unanswered.
     pub(crate) stragglers: JoinSet<Vote>,
 }
@@ -83,12 +85,14 @@ impl Attempt {
             unanswered: None,
             votes: JoinSet::new(),
             session: None,
+            in_use: None,
         }
     }
 
     /// Has the hold be bound to a session.
     pub(crate) fn within(mut self, session: Option<&Arc<Binding>>) -> Self {
         self.session = session.cloned();
+        self.in_use = session.and_then(|session| session.in_use(&self.request.key));
         self
     }
 
@@ -132,7 +136,7 @@ impl Attempt {
     pub(crate) fn is_in_line(&mut self, request: Option<Cmd>) {
         (self.in_flight, self.in_doubt) = (false, true);
         if let (Some(place), Some(request)) = (&self.place, request) {
-            place.may_be_asked_for(request);
+            place.may_be_asked_for(request, self.lease());
         }
     }
 
@@ -191,6 +195,7 @@ impl Attempt {
         self.leave_connection();
         Handover {
             owner_permit: self.owner_permit.take(),
+            in_use: self.in_use.take(),
             stragglers: std::mem::take(&mut self.votes),
         }
     }
@@ -238,13 +243,14 @@ impl Attempt {
         let votes = std::mem::take(&mut self.votes);
         let (outcomes, settle) = settle_all(pending, votes, self.session.clone());
         let (owner_permit, place) = (self.owner_permit.take(), self.place.take());
+        let in_use = self.in_use.take();
         self.tasks.spawn(async move {
             // What others ask for it must not come after the release.
             if let Some(mut place) = place {
                 place.leave().await;
             }
             settle.await;
-            drop(owner_permit);
+            drop((owner_permit, in_use));
         });
         outcomes
     }

@@ -32,8 +32,8 @@ use crate::validity::Lost;
 pub(crate) struct Binding {
     node: Arc<Node>,
     connections: Mutex<HashMap<Address, Arc<Connection>>>,
-    /// In a cluster, which node was asked for which lock.
-    asked_at: Mutex<HashMap<Vec<u8>, Address>>,
+    /// In a cluster, which node was asked for which lock that is in use.
+    asked_at: Mutex<HashMap<Vec<u8>, AskedAt>>,
     opening: tokio::sync::Mutex<()>,
     /// Which of them give no answer, since when.
     silent: Mutex<HashMap<Address, Moment>>,
@@ -43,6 +43,32 @@ pub(crate) struct Binding {
     ended: watch::Sender<Option<Lost>>,
     process: Process,
     _permit: OwnedSemaphorePermit,
+}
+
+/// The node that was asked for a lock, and by how many it is in use.
+#[derive(Default)]
+struct AskedAt {
+    node: Option<Address>,
+    users: usize,
+}
+
+/// One that asks for a lock in a session, or holds it. As long as there is one, another
+/// node must not have the lock.
+pub(crate) struct InUse {
+    session: Arc<Binding>,
+    key: Vec<u8>,
+}
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        let mut asked_at = locked(&self.session.asked_at);
+        if let Some(lock) = asked_at.get_mut(&self.key) {
+            lock.users -= 1;
+            if lock.users == 0 {
+                asked_at.remove(&self.key);
+            }
+        }
+    }
 }
 
 impl Binding {
@@ -121,6 +147,19 @@ impl Binding {
         names.flatten().cloned().collect()
     }
 
+    /// Somebody asks for this lock, in a cluster.
+    pub(crate) fn in_use(self: &Arc<Self>, key: &[u8]) -> Option<InUse> {
+        if !self.node.is_cluster() {
+            return None;
+        }
+        let mut asked_at = locked(&self.asked_at);
+        asked_at.entry(key.into()).or_default().users += 1;
+        Some(InUse {
+            session: Arc::clone(self),
+            key: key.into(),
+        })
+    }
+
     /// Sends a command that does not wait, over the session's connection to the
     /// server of this key.
     ///
@@ -129,7 +168,9 @@ impl Binding {
     /// over.
     pub(crate) async fn ask(self: &Arc<Self>, key: &[u8], cmd: &Cmd) -> Result<Value, Error> {
         let address = self.node.address(key).await?;
-        let known = locked(&self.asked_at).get(key).cloned();
+        let known = locked(&self.asked_at)
+            .get(key)
+            .and_then(|lock| lock.node.clone());
         if known.is_some_and(|known| known != address) {
             return Err(self.end_for(Lost::Disconnected));
         }
@@ -153,8 +194,8 @@ impl Binding {
                 Err(self.node.explain(error))
             }
             Ok(reply) => {
-                if self.node.is_cluster() {
-                    locked(&self.asked_at).insert(key.into(), address);
+                if let Some(lock) = locked(&self.asked_at).get_mut(key) {
+                    lock.node = Some(address);
                 }
                 Ok(reply)
             }
@@ -227,14 +268,25 @@ impl Binding {
             }
             connections.insert(address, connection.clone());
         }
-        let (mut interruptions, this) = (connection.interruptions(), Arc::downgrade(&self));
+        let mut interruptions = connection.interruptions();
+        let ending = Ending(Arc::downgrade(&self));
         self.node.runtime().spawn(async move {
             let _ = interruptions.next().await;
-            if let Some(this) = Weak::upgrade(&this) {
-                this.end(Lost::Disconnected);
-            }
+            drop(ending);
         });
         Ok(connection)
+    }
+}
+
+/// Ends a session when it is dropped: with its connection, or with the runtime, which
+/// closes that.
+struct Ending(Weak<Binding>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        if let Some(session) = self.0.upgrade() {
+            session.end(Lost::Disconnected);
+        }
     }
 }
 

@@ -104,10 +104,10 @@ impl Interrupt {
         &self,
         ear: &Arc<E>,
     ) -> impl Fn(PushInfo) -> Result<(), Infallible> + Clone + use<E> {
-        let (this, ear) = (self.clone(), Arc::clone(ear));
+        let (last, ear) = (Arc::new(LastWord(self.clone())), Arc::clone(ear));
         move |push: PushInfo| {
             match push.kind {
-                PushKind::Disconnection | PushKind::SUnsubscribe => this.interrupt(),
+                PushKind::Disconnection | PushKind::SUnsubscribe => last.0.interrupt(),
                 PushKind::Message | PushKind::SMessage => {
                     if let [Value::BulkString(channel), Value::BulkString(message)] = &push.data[..]
                     {
@@ -118,6 +118,16 @@ impl Interrupt {
             }
             Ok(())
         }
+    }
+}
+
+/// Interrupts when the redis crate has nothing more to tell: it tells nothing of the end
+/// of the runtime, which closes all connections.
+struct LastWord(Interrupt);
+
+impl Drop for LastWord {
+    fn drop(&mut self) {
+        self.0.interrupt();
     }
 }
 

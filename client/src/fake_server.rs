@@ -79,6 +79,7 @@ impl FakeServer {
             }],
             sent_at: Moment::now(),
             session: None,
+            in_use: None,
             stragglers: JoinSet::new(),
         }
     }

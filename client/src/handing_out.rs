@@ -30,6 +30,7 @@ pub(crate) fn hand_out(
         server_holds,
         sent_at,
         session: session.cloned(),
+        in_use: handover.in_use,
         stragglers: handover.stragglers,
     };
     let hold = Arc::new(Hold::new(grant, client.tasks.runtime().clone()));

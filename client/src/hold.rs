@@ -12,7 +12,7 @@ use tokio::sync::{Mutex, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use crate::binding::Binding;
+use crate::binding::{Binding, InUse};
 use crate::clock::Moment;
 use crate::commands;
 use crate::error::Error;
@@ -47,6 +47,7 @@ pub(crate) struct Grant {
     pub(crate) sent_at: Moment,
     /// The session that it is bound to.
     pub(crate) session: Option<Arc<Binding>>,
+    pub(crate) in_use: Option<InUse>,
     /// Servers that a majority did without, and that may still grant it.
     pub(crate) stragglers: JoinSet<Vote>,
 }
@@ -79,6 +80,8 @@ pub(crate) struct Hold {
     /// One renewal at a time, so that the last one sent is the last one carried out.
     renewing: Mutex<()>,
     stragglers: std::sync::Mutex<JoinSet<Vote>>,
+    /// Kept until it is released.
+    _in_use: Option<InUse>,
     /// The runtime of the client's tasks.
     runtime: Handle,
     process: Process,
@@ -100,6 +103,7 @@ impl Hold {
             asked_until: Arc::new((grant.sent_at + grant.lease).into()),
             renewing: Mutex::default(),
             stragglers: grant.stragglers.into(),
+            _in_use: grant.in_use,
             runtime,
             process: Process::this(),
         }
@@ -133,6 +137,8 @@ impl Hold {
             asked_until: Arc::clone(&self.asked_until),
             renewing: Mutex::default(),
             stragglers: std::mem::take(&mut *locked(&self.stragglers)).into(),
+            // A session's hold is passed on to nobody.
+            _in_use: None,
             runtime: self.runtime.clone(),
             process: self.process,
         })

@@ -39,10 +39,10 @@ impl Taking<'_> {
     ) -> Result<Answer, Error> {
         // Before it is asked, as it may be told before that is answered.
         let new = || self.node.expect(&self.request.key, &self.attempt.owner);
-        self.attempt
-            .place
-            .get_or_insert_with(new)
-            .forget_what_was_told();
+        let place = self.attempt.place.get_or_insert_with(new);
+        // What it was granted may be on its way back, and must not meet the new request.
+        place.answered().await;
+        place.forget_what_was_told();
         let channel = &subscription.channel;
         match self.ask(Some((self.place_ms(deadline), channel))).await {
             Ok(Answer::InLine) => {}

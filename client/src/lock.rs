@@ -171,7 +171,9 @@ impl Lock {
     /// If the future is dropped, neither a place in the queue nor a hold is
     /// left on the server: what may have been granted meanwhile is released in
     /// the background. A future that is kept but not polled keeps its place until its
-    /// turn comes, and misses that: then the lock passes to the next one.
+    /// turn comes, and misses that: then the lock passes to the next one, that of a
+    /// [`Redlock`](crate::Redlock) when the lease is over. Later acquires of this lock by
+    /// the same [owner's name](Lock::owner) wait until it is polled or dropped.
     ///
     /// # Errors
     /// What the server refused; [`Error::Deadlock`] where the wait would never
@@ -354,6 +356,7 @@ impl Lock {
                 })
             }
             Servers::Many(nodes) => {
+                let client = &self.client;
                 Box::pin(majority::take(client, nodes, &request, wait, owner_permit)).await?
             }
         };

@@ -19,12 +19,26 @@ use crate::votes::Votes;
 /// What a grant holds on each server, and when it was asked for.
 type Granted = (Vec<ServerHold>, Moment);
 
+/// Takes a lock on a majority. A task does it, so that a caller that is not polled any
+/// more keeps nobody from the turns of others.
+pub(crate) async fn take(
+    client: &Arc<Shared>,
+    nodes: &[Arc<Node>],
+    request: &Request,
+    wait: Wait,
+    owner_permit: Option<OwnerPermit>,
+) -> Result<Option<(Attempt, Granted)>, Error> {
+    let (this, nodes, request) = (Arc::clone(client), nodes.to_vec(), request.clone());
+    let taking = async move { take_in_turn(&this, &nodes, &request, wait, owner_permit).await };
+    client.tasks.run(taking).await
+}
+
 /// Takes a lock on a majority, trying again within the wait.
 ///
 /// Servers don't queue its waiters: those of two clients could each wait at
 /// half of the servers for the other. So it asks again and again, after a
 /// random time, so that two clients don't get into each other's way for ever.
-pub(crate) async fn take(
+async fn take_in_turn(
     client: &Shared,
     nodes: &[Arc<Node>],
     request: &Request,

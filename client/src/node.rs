@@ -29,6 +29,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{Mutex, Notify};
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::backoff::Backoff;
 use crate::clock::Moment;
 use crate::commands::{self, text};
 use crate::connection::{Connection, ConnectionName, Interruptions};
@@ -42,7 +43,8 @@ use crate::target::Target;
 const FAILURE_STANDS: Duration = Duration::from_millis(50);
 
 /// How often to ask whether the connections by which places are told still answer:
-/// one that falls silent says nothing by itself.
+/// one that falls silent says nothing by itself. A task that is not polled from one time
+/// to the next, when its turn has come, misses it.
 const PING_EVERY: Duration = Duration::from_secs(2);
 
 /// How long things may take.
@@ -95,7 +97,7 @@ pub(crate) struct Node {
     /// its name.
     places: Arc<Places>,
     channel: String,
-    is_pinged: AtomicBool,
+    is_looked_after: AtomicBool,
     #[cfg(feature = "cluster")]
     slots: crate::slots::Slots,
     #[cfg(feature = "cluster")]
@@ -199,7 +201,7 @@ impl Node {
             identity: None,
             places: Arc::default(),
             channel: format!("redislock:{:032x}", rand::random::<u128>()),
-            is_pinged: AtomicBool::new(false),
+            is_looked_after: AtomicBool::new(false),
             #[cfg(feature = "cluster")]
             slots: crate::slots::Slots::default(),
             #[cfg(feature = "cluster")]
@@ -380,9 +382,9 @@ impl Node {
 
     /// Waits to be told of a place of this owner in this lock's queue.
     pub(crate) fn expect(self: &Arc<Self>, key: &[u8], owner: &[u8]) -> Place {
-        if !self.is_pinged.swap(true, Ordering::SeqCst) {
+        if !self.is_looked_after.swap(true, Ordering::SeqCst) {
             self.runtime
-                .spawn(ping_again_and_again(Arc::downgrade(self)));
+                .spawn(look_again_and_again(Arc::downgrade(self)));
         }
         self.places.expect(key, owner)
     }
@@ -634,6 +636,20 @@ impl Node {
         }
     }
 
+    /// Releases what was granted to those that are not polled any more.
+    fn take_back(self: &Arc<Self>) {
+        for (missed, lease) in self.places.take_back() {
+            let (this, lease_ends) = (Arc::clone(self), Moment::now() + lease);
+            self.runtime.spawn(async move {
+                let mut backoff = Backoff::default();
+                // One that is unanswered could still end what is asked for next.
+                while this.call(&missed.key, &missed.request).await.is_err()
+                    && backoff.pause_within(lease_ends).await
+                {}
+            });
+        }
+    }
+
     /// Sends a command once.
     async fn send(&self, connection: &Connection, key: &[u8], cmd: &Cmd) -> Result<Value, Error> {
         let within = self.timeouts.response;
@@ -784,12 +800,15 @@ impl Node {
     }
 }
 
-/// Pings as long as the node is there.
-async fn ping_again_and_again(node: Weak<Node>) {
+/// Looks after those who wait as long as the node is there.
+async fn look_again_and_again(node: Weak<Node>) {
     loop {
         sleep(PING_EVERY).await;
         match node.upgrade() {
-            Some(node) => node.ping().await,
+            Some(node) => {
+                node.take_back();
+                node.ping().await;
+            }
             None => return,
         }
     }

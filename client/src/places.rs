@@ -8,16 +8,20 @@
 //! Whoever releases a lock asks, in the same write, once more for the next one here
 //! that waits for it. If the lock goes to that place, the reply has the token and the
 //! full lease, and nothing is left to be confirmed. If it goes elsewhere, the same
-//! request again has kept the place, and no more.
+//! request again has kept the place, and no more. A reply that nobody takes, because its
+//! task is not polled, is taken back and released.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use std::time::Duration;
+
 use redis::Cmd;
 use tokio::sync::{Notify, oneshot};
 
 use crate::clock::Moment;
+use crate::commands;
 use crate::ear::Ear;
 use crate::error::Error;
 use crate::mutex::locked;
@@ -50,10 +54,12 @@ type Line = BTreeMap<u64, Box<Waiting>>;
 struct Waiting {
     owner: Vec<u8>,
     told: VecDeque<Told>,
+    /// Whether it had not heard of that when it was looked at last.
+    is_late: bool,
     wake: Arc<Notify>,
-    /// What asks for the place again, once the server has it, unless only a session
-    /// may ask.
-    request: Option<Cmd>,
+    /// What asks for the place again, and for which lease, once the server has it,
+    /// unless only a session may ask.
+    request: Option<(Cmd, Duration)>,
     asked: Option<Asked>,
 }
 
@@ -78,7 +84,7 @@ pub(crate) struct Place {
 /// A request for one that waits, sent by another.
 pub(crate) struct AskedFor {
     places: Arc<Places>,
-    key: Vec<u8>,
+    pub(crate) key: Vec<u8>,
     serial: u64,
     pub(crate) request: Cmd,
     answered: Option<oneshot::Sender<()>>,
@@ -91,6 +97,7 @@ impl Places {
         let waiting = Waiting {
             owner: owner.to_vec(),
             told: VecDeque::new(),
+            is_late: false,
             wake: Arc::clone(&wake),
             request: None,
             asked: None,
@@ -121,7 +128,10 @@ impl Places {
         };
         match &mut waiting.asked {
             Some(asked) => asked.told = Some(told),
-            None => waiting.tell(told),
+            None => {
+                waiting.tell(told);
+                waiting.wake.notify_one();
+            }
         }
     }
 
@@ -129,23 +139,57 @@ impl Places {
     /// releases it to send. None if nobody waits or has to ask alone.
     pub(crate) fn ask_for_next(self: &Arc<Self>, key: &[u8]) -> Option<AskedFor> {
         let mut all = locked(&self.waiting);
-        let (&serial, first) = all.get_mut(key)?.iter_mut().next()?;
+        // Who has not heard yet what it was told waits no more, for all that is known.
+        let mut line = all.get_mut(key)?.iter_mut();
+        let (&serial, first) = line.find(|(_, waiting)| waiting.told.is_empty())?;
         if first.asked.is_some() {
             return None;
         }
-        let request = first.request.clone()?;
+        let (request, _) = first.request.clone()?;
+        Some(self.asked_for(key, serial, first, request))
+    }
+
+    /// Takes back what was replied for those that have not been polled since the last
+    /// call. Returns the releases to be sent, and after which time none is needed. Until
+    /// one is dropped, nobody asks for that place.
+    pub(crate) fn take_back(self: &Arc<Self>) -> Vec<(AskedFor, Duration)> {
+        let mut taken = Vec::new();
+        for (key, line) in &mut *locked(&self.waiting) {
+            for (&serial, waiting) in line {
+                let Some(&Told::Replied(token, _)) = waiting.told.front() else {
+                    continue;
+                };
+                if std::mem::replace(&mut waiting.is_late, true)
+                    && let Some((_, lease)) = waiting.request
+                {
+                    waiting.told.clear();
+                    let release = commands::release(key, &waiting.owner, Some(token));
+                    taken.push((self.asked_for(key, serial, waiting, release), lease));
+                }
+            }
+        }
+        taken
+    }
+
+    fn asked_for(
+        self: &Arc<Self>,
+        key: &[u8],
+        serial: u64,
+        waiting: &mut Waiting,
+        request: Cmd,
+    ) -> AskedFor {
         let (answered, receiver) = oneshot::channel();
-        first.asked = Some(Asked {
+        waiting.asked = Some(Asked {
             answered: receiver,
             told: None,
         });
-        Some(AskedFor {
+        AskedFor {
             places: Arc::clone(self),
             key: key.to_vec(),
             serial,
             request,
             answered: Some(answered),
-        })
+        }
     }
 
     /// Returns whether nobody waits.
@@ -169,15 +213,23 @@ impl Places {
 impl Waiting {
     fn tell(&mut self, told: Told) {
         self.told.push_back(told);
-        self.wake.notify_one();
+        self.is_late = false;
     }
 }
 
 impl Place {
     /// The server has it: from now on others may ask for it by this request.
-    pub(crate) fn may_be_asked_for(&self, request: Cmd) {
-        let note = |waiting: &mut Waiting| waiting.request = Some(request);
+    pub(crate) fn may_be_asked_for(&self, request: Cmd, lease: Duration) {
+        let note = |waiting: &mut Waiting| waiting.request = Some((request, lease));
         self.places.change(&self.key, self.serial, note);
+    }
+
+    /// Waits until what others have asked for it is answered.
+    pub(crate) async fn answered(&self) {
+        let is_asked = |waiting: &mut Waiting| waiting.asked.is_some();
+        while self.places.change(&self.key, self.serial, is_asked) == Some(true) {
+            self.wake.notified().await;
+        }
     }
 
     /// It asks anew, and what was told before is true no more.
@@ -252,6 +304,7 @@ impl AskedFor {
             if let Some(told) = told(meanwhile) {
                 waiting.tell(told);
             }
+            waiting.wake.notify_one();
         };
         self.places.change(&self.key, self.serial, tell);
         if let Some(answered) = self.answered.take() {
@@ -357,10 +410,13 @@ mod tests {
         assert!(!places.is_empty());
     }
 
+    const LEASE: Duration = Duration::from_secs(30);
+
     /// One that waits and that others may ask for.
     fn in_line(places: &Arc<Places>, owner: &[u8]) -> Place {
         let place = places.expect(b"k", owner);
-        place.may_be_asked_for(redis::cmd(&String::from_utf8_lossy(owner)));
+        let request = redis::cmd(&String::from_utf8_lossy(owner));
+        place.may_be_asked_for(request, LEASE);
         place
     }
 
@@ -431,6 +487,48 @@ mod tests {
         }
         asked.answer(Ok(Some(7)), Moment::now());
         assert!(place.leave().now_or_never().is_some());
+    }
+
+    #[test]
+    fn who_has_not_heard_what_it_was_told_is_not_asked_for_again() {
+        let places = Arc::new(Places::default());
+        let (mut first, mut second) = (in_line(&places, b"first"), in_line(&places, b"second"));
+        let ask = || places.ask_for_next(b"k").unwrap();
+        ask().answer(Ok(Some(7)), Moment::now());
+        ask().answer(Ok(Some(8)), Moment::now());
+        assert!(places.ask_for_next(b"k").is_none());
+        assert_eq!(told(&mut second), "8 replied");
+        assert_eq!(told(&mut first), "7 replied");
+        ask().answer(Ok(Some(9)), Moment::now());
+        assert_eq!(told(&mut first), "9 replied");
+    }
+
+    #[test]
+    fn what_nobody_takes_is_taken_back_and_released() {
+        let places = Arc::new(Places::default());
+        let (mut late, mut awake) = (in_line(&places, b"late"), in_line(&places, b"awake"));
+        for token in [7, 8] {
+            let asked = places.ask_for_next(b"k").unwrap();
+            asked.answer(Ok(Some(token)), Moment::now());
+        }
+        assert!(places.take_back().is_empty());
+        assert_eq!(told(&mut awake), "8 replied");
+        let (release, lease) = places.take_back().pop().unwrap();
+        let sent = release.request.get_packed_command();
+        assert_eq!(
+            sent,
+            commands::release(b"k", b"late", Some(7)).get_packed_command()
+        );
+        assert_eq!(lease, LEASE);
+        assert!(places.take_back().is_empty());
+        assert_eq!(told(&mut late), "nothing");
+        assert!(
+            late.answered().now_or_never().is_none(),
+            "it asks too early"
+        );
+        drop(release);
+        assert!(late.answered().now_or_never().is_some());
+        assert_eq!(told(&mut late), "gone");
     }
 
     #[test]

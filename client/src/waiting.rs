@@ -56,7 +56,27 @@ impl Turns {
             *next = turn + self.apart;
             turn
         };
+        let mut reserved = Reserved {
+            turns: self,
+            is_over: false,
+        };
         sleep_until(turn).await;
+        reserved.is_over = true;
+    }
+}
+
+/// A turn that has not come yet. One that is given up makes room for those that come.
+struct Reserved<'a> {
+    turns: &'a Turns,
+    is_over: bool,
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        if !self.is_over {
+            let mut next = locked(&self.turns.next);
+            *next = next.checked_sub(self.turns.apart).unwrap_or(*next);
+        }
     }
 }
 
@@ -134,5 +154,34 @@ impl WaitingConnection {
     ) -> Result<Value, Error> {
         let answered = self.connection.ask_within(within, key, cmd).await;
         answered.map_err(|error| self.node.explain_told(error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn turns_come_one_after_another() {
+        let turns = Turns::new(ASK);
+        let begun = Instant::now();
+        for nth in 0..5 {
+            turns.next().await;
+            assert_eq!(begun.elapsed().as_millis(), (ASK * nth).as_millis());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn turns_that_were_given_up_delay_nobody() {
+        let turns = Turns::new(ASK);
+        turns.next().await;
+        for _ in 0..1000 {
+            assert!(turns.next().now_or_never().is_none());
+        }
+        let begun = Instant::now();
+        turns.next().await;
+        assert!(begun.elapsed() <= ASK, "{:?}", begun.elapsed());
     }
 }

@@ -132,3 +132,19 @@ async fn a_session_ends_when_the_slot_of_a_lock_of_it_moves() {
     client.flush().await;
     assert_eq!(cluster.client(1).int(&format!("EXISTS {key}")), 0);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_goes_on_when_the_slot_of_a_lock_moves_that_it_has_given_back() {
+    let (cluster, client) = start().await;
+    let session = client.session().await.unwrap();
+    let kept = format!("{{{}}}kept", tag(|slot| slot > 12_000, 0));
+    let kept = session.lock(kept).acquire().await.unwrap();
+    let moving = session.lock(format!("{{{}}}lock", tag(|slot| slot < 50, 0)));
+    moving.acquire().await.unwrap().release().await.unwrap();
+    client.flush().await;
+    tokio::task::block_in_place(|| cluster.reshard(0, 1, 100));
+    let again = soon("the lock at the new node", moving.acquire()).await;
+    again.unwrap().release().await.unwrap();
+    assert!(session.is_alive());
+    kept.release().await.unwrap();
+}

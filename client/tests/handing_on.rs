@@ -2,13 +2,20 @@
 
 mod support;
 
+use std::pin::Pin;
 use std::time::Duration;
 
-use redis_lock_client::{LockClient, LockGuard};
+use redis_lock_client::{Error, Lock, LockClient, LockGuard};
 use redis_lock_testing::{Client, Fate, Proxy, TestServer};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use support::{Waiting, calls, connect, eventually, queue, soon, take};
+
+/// Longer than any test.
+const LONG: Duration = Duration::from_secs(600);
+
+/// An acquire that is polled no more.
+type Asleep = Pin<Box<dyn Future<Output = Result<LockGuard, Error>> + Send>>;
 
 /// How many tasks wait for one lock.
 const TASKS: usize = 20;
@@ -188,4 +195,64 @@ async fn a_connection_that_ends_between_the_release_and_the_reply_costs_nobody_i
     guard.release().await.unwrap();
     soon("all is given back", client.flush()).await;
     assert_eq!(server.client().int("EXISTS lock"), 0);
+}
+
+/// Has an acquire wait behind nobody, and returns it as one that is not polled any more.
+async fn fall_asleep(server: &TestServer, lock: &Lock) -> Asleep {
+    let mut asleep: Asleep = Box::pin(lock.acquire());
+    let mut observer = server.client();
+    let mut is_in_line = || observer.info("lock_waiters") == 1;
+    soon("it waits", async {
+        while !is_in_line() {
+            assert!(futures_util::poll!(&mut asleep).is_pending());
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        // Whoever asks later has been answered, so the reply to it is there.
+        drop(lock.info().await.unwrap());
+        assert!(futures_util::poll!(&mut asleep).is_pending());
+    })
+    .await;
+    asleep
+}
+
+#[tokio::test]
+async fn a_task_that_is_not_polled_misses_its_turn() {
+    let server = TestServer::start();
+    let client = connect(&server).await;
+    let lock = client.lock("lock").lease(LONG);
+    let held = lock.try_acquire().await.unwrap().unwrap();
+    let asleep = fall_asleep(&server, &lock).await;
+    held.release().await.unwrap();
+    let mut token = 0;
+    for _ in 0..3 {
+        let next = soon("the next one's turn", lock.acquire()).await.unwrap();
+        assert!(next.token() > token);
+        token = next.token();
+        next.release().await.unwrap();
+    }
+    let woken = soon("its turn", asleep).await.unwrap();
+    assert!(woken.token() > token && woken.valid_for() > LONG * 9 / 10);
+    woken.renew().await.unwrap();
+    woken.release().await.unwrap();
+    assert_eq!(server.client().int("EXISTS lock"), 0);
+}
+
+#[tokio::test]
+async fn what_a_task_that_is_not_polled_was_granted_is_not_asked_for_again() {
+    let server = TestServer::start();
+    let client = connect(&server).await;
+    let lock = client.lock("lock").lease(LONG).limit(2);
+    let (one, other) = (lock.try_acquire().await, lock.try_acquire().await);
+    let (one, other) = (one.unwrap().unwrap(), other.unwrap().unwrap());
+    let asleep = fall_asleep(&server, &lock).await;
+    one.release().await.unwrap();
+    let mut observer = server.client();
+    let before = calls(&mut observer, "lock.acquire");
+    other.release().await.unwrap();
+    assert_eq!(calls(&mut observer, "lock.acquire"), before);
+    eventually("it has missed its turn", || {
+        observer.int("EXISTS lock") == 0
+    })
+    .await;
+    drop(asleep);
 }

@@ -335,3 +335,25 @@ async fn an_old_release_that_comes_late_spares_the_owners_new_hold() {
     );
     guard.renew().await.unwrap();
 }
+
+#[tokio::test]
+async fn a_task_that_is_not_polled_keeps_nobody_from_its_turn() {
+    const LEASE: Duration = Duration::from_secs(2);
+    let servers = five();
+    let client = redlock(&servers).await;
+    let lock = client.lock("lock").lease(LEASE);
+    let held = lock.try_acquire().await.unwrap().unwrap();
+    let mut asleep = Box::pin(lock.acquire());
+    let mut behind = Box::pin(lock.acquire());
+    for waiting in [&mut asleep, &mut behind] {
+        assert!(futures_util::poll!(waiting).is_pending());
+    }
+    held.release().await.unwrap();
+    for _ in 0..3 {
+        let next = soon("the next one's turn", lock.acquire()).await.unwrap();
+        next.release().await.unwrap();
+    }
+    drop((asleep, behind));
+    soon("all is given back", client.flush()).await;
+    assert_eq!(held_on(&servers), 0);
+}

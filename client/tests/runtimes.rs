@@ -8,7 +8,7 @@ mod support;
 
 use std::time::Duration;
 
-use redis_lock_client::{Error, LockClient};
+use redis_lock_client::{Error, LockClient, Lost};
 use redis_lock_testing::{TestServer, eventually};
 use tokio::runtime::{Builder, Runtime};
 
@@ -99,6 +99,38 @@ fn a_client_whose_runtime_has_ended_says_so() {
             assert!(matches!(error, Some(Error::Stopped)), "{error:?}");
         }
     });
+}
+
+#[test]
+fn the_holds_of_a_session_are_lost_with_the_runtime_of_its_client() {
+    let server = TestServer::start();
+    let (brief, lasting) = (Runtime::new().unwrap(), Runtime::new().unwrap());
+    let client = brief.block_on(connect(&server));
+    let session = brief.block_on(client.session()).unwrap();
+    let held = brief.block_on(session.lock("lock").acquire()).unwrap();
+    drop(brief);
+    lasting.block_on(async {
+        assert_eq!(held.valid_for(), Duration::ZERO);
+        assert!(!session.is_alive());
+        assert_eq!(soon("the loss", held.lost()).await, Lost::Disconnected);
+        assert_eq!(soon("the end", session.lost()).await, Lost::Disconnected);
+        let other = connect(&server).await;
+        let next = soon("the next grant", other.lock("lock").acquire());
+        next.await.unwrap().release().await.unwrap();
+    });
+}
+
+#[test]
+fn whoever_waits_is_told_that_the_runtime_of_its_client_has_ended() {
+    let server = TestServer::start();
+    let (brief, lasting) = (Runtime::new().unwrap(), Runtime::new().unwrap());
+    let client = brief.block_on(connect(&server));
+    let _held = brief.block_on(take(&client, "lock"));
+    let waiting = lasting.spawn(client.lock("lock").acquire());
+    server.await_waiters(1);
+    drop(brief);
+    let told = lasting.block_on(soon("the end", waiting)).unwrap();
+    assert!(matches!(told, Err(Error::Stopped)), "{told:?}");
 }
 
 #[cfg(feature = "blocking")]

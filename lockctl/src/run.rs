@@ -10,6 +10,7 @@ mod log;
 mod members;
 mod process_group;
 mod report;
+mod stderr;
 mod terminal;
 
 use std::ffi::{OsStr, OsString};
@@ -39,7 +40,7 @@ const SETTLED_WITHIN: Duration = Duration::from_secs(2);
 
 /// Runs a command under a lock. Returns how to end.
 pub async fn run(server: &WhichServer, json: bool, options: RunOptions) -> Result<Exit, Failure> {
-    let report = Report::new(json, &options);
+    let report = Report::new(json, &options)?;
     let mut signals = Signals::listen()?;
     let grace = grace(&options)?;
     // The wait for the lock is the wait for the server, too.

@@ -3,6 +3,10 @@
 
 mod support;
 
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::process::Stdio;
 use std::time::{Duration, Instant, SystemTime};
 
 use redis_lock_testing::{Judge, Signal, TestServer, eventually, int};
@@ -82,6 +86,28 @@ fn a_killed_server_ends_the_command() {
         "it was asked to end"
     );
     script.assert_nothing_runs();
+}
+
+/// A stderr that takes nothing more, as long as its other end is not read.
+fn full_stderr() -> (UnixStream, Stdio) {
+    let (unread, mut stderr) = UnixStream::pair().unwrap();
+    stderr.set_nonblocking(true).unwrap();
+    while stderr.write(b".").is_ok() {}
+    stderr.set_nonblocking(false).unwrap();
+    (unread, OwnedFd::from(stderr).into())
+}
+
+#[test]
+fn a_lost_lock_ends_the_command_though_nobody_reads_what_lockctl_tells() {
+    let server = TestServer::start();
+    for options in [&["--lease", "3s"][..], &["--lease", "3s", "-v"]] {
+        let (_unread, stderr) = full_stderr();
+        let mut script = Script::start_telling(&server, options, DILIGENT, stderr);
+        eventually("the script runs", || script.path("ready").exists());
+        assert_eq!(server.client().int("DEL lock"), 1);
+        assert_eq!(script.end().0, LOST);
+        script.assert_nothing_runs();
+    }
 }
 
 /// Stops the server until the lease is over. The command is asked to end when

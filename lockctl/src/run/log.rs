@@ -1,7 +1,6 @@
 //! What the client says while it waits and renews, told as lockctl tells things.
 
 use std::fmt::{self, Write as _};
-use std::io::{self, Write as _};
 
 use serde_json::{Map, Value, json};
 use tracing::field::{Field, Visit};
@@ -10,6 +9,7 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::Interest;
 use tracing::{Event, Level, Metadata, Subscriber};
 
+use super::stderr::Stderr;
 use crate::name::Name;
 
 /// Tells the client's warnings, and what puts an end to them.
@@ -17,14 +17,21 @@ pub struct Log {
     level: Level,
     json: bool,
     key: Name,
+    stderr: Stderr,
 }
 
 impl Log {
     /// Listens from now on. With `verbose`, all that the client does is told.
-    pub fn listen(json: bool, verbose: bool, key: Name) {
+    pub fn listen(json: bool, verbose: bool, key: Name, stderr: Stderr) {
         let level = if verbose { Level::DEBUG } else { Level::INFO };
+        let log = Self {
+            level,
+            json,
+            key,
+            stderr,
+        };
         // It is set once, so this can't fail.
-        let _ = tracing::subscriber::set_global_default(Self { level, json, key });
+        let _ = tracing::subscriber::set_global_default(log);
     }
 }
 
@@ -64,8 +71,7 @@ impl Subscriber for Log {
             true => told.as_json(&self.key),
             false => told.as_text(&self.key),
         };
-        // Nobody may be there to read it, which is no reason to end the command.
-        let _ = writeln!(io::stderr(), "{line}");
+        self.stderr.tell(line);
     }
 
     fn enter(&self, _: &Id) {}

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fmt;
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use super::log::Log;
 use super::members::Process;
+use super::stderr::Stderr;
 use crate::arguments::RunOptions;
 use crate::exit::Exit;
 use crate::name::Name;
@@ -213,14 +214,20 @@ impl fmt::Display for Event {
 pub struct Report {
     json: bool,
     verbose: bool,
+    stderr: Stderr,
 }
 
 impl Report {
     /// From now on what the client says is told as well.
-    pub fn new(json: bool, options: &RunOptions) -> Self {
-        let verbose = options.verbose;
-        Log::listen(json, verbose, options.name.as_bytes().into());
-        Self { json, verbose }
+    pub fn new(json: bool, options: &RunOptions) -> io::Result<Self> {
+        let (verbose, stderr) = (options.verbose, Stderr::open()?);
+        let key = options.name.as_bytes().into();
+        Log::listen(json, verbose, key, stderr.clone());
+        Ok(Self {
+            json,
+            verbose,
+            stderr,
+        })
     }
 
     /// Tells what happened.
@@ -230,7 +237,12 @@ impl Report {
             false if event.is_routine() && !self.verbose => return,
             false => format!("lockctl: {event}"),
         };
-        // Nobody may be there to read it, which is no reason to end the command.
-        let _ = writeln!(io::stderr(), "{told}");
+        self.stderr.tell(told);
+    }
+}
+
+impl Drop for Report {
+    fn drop(&mut self) {
+        self.stderr.finish();
     }
 }

@@ -64,8 +64,30 @@ impl Script {
     }
 
     /// Starts it by this lockctl.
-    pub fn start_by(mut lockctl: Command, options: &[&str], script: &str) -> Self {
+    pub fn start_by(lockctl: Command, options: &[&str], script: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
+        let told = File::create(dir.path().join("told")).unwrap();
+        Self::start_in(dir, lockctl, options, script, told.into())
+    }
+
+    /// Starts it, with this stderr.
+    pub fn start_telling(
+        server: &TestServer,
+        options: &[&str],
+        script: &str,
+        stderr: impl Into<Stdio>,
+    ) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        Self::start_in(dir, lockctl(server), options, script, stderr.into())
+    }
+
+    fn start_in(
+        dir: TempDir,
+        mut lockctl: Command,
+        options: &[&str],
+        script: &str,
+        stderr: Stdio,
+    ) -> Self {
         // The script may be another user's.
         std::fs::set_permissions(dir.path(), Permissions::from_mode(0o777)).unwrap();
         let lockctl = lockctl
@@ -74,7 +96,7 @@ impl Script {
             .args(["--", "sh", "-c", script])
             .env("DIR", dir.path())
             .stdout(Stdio::null())
-            .stderr(File::create(dir.path().join("told")).unwrap())
+            .stderr(stderr)
             .spawn()
             .unwrap();
         Self { lockctl, dir }
