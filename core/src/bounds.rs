@@ -39,6 +39,10 @@ pub const WORK_A_WAKE: usize = 64;
 /// So far one step searches for deadlocks.
 pub(crate) const SEARCH_A_STEP: usize = 500;
 
+/// A cycle of more waits is not reported: to look at all of their locks at once would hold
+/// the others up. The ends of leases dissolve it.
+pub(crate) const CYCLE_AT_MOST: usize = 1024;
+
 #[cfg(test)]
 thread_local! {
     static ARE_SMALL: Cell<bool> = const { Cell::new(false) };

@@ -25,6 +25,7 @@ use std::collections::VecDeque;
 
 use hashbrown::HashMap;
 
+use crate::bounds::CYCLE_AT_MOST;
 use crate::cycle::WaitEdge;
 use crate::deliveries::Deliveries;
 use crate::ended::{Ended, EndedHolds};
@@ -261,7 +262,7 @@ impl Search {
             }
             let wait = self.wait.clone();
             if let Some(last) = self.follow(graph, &wait, steps_left) {
-                return Found::Cycle(self.cycle(last));
+                return self.cycle(last);
             }
         }
         loop {
@@ -273,7 +274,7 @@ impl Search {
                 if let Some(wait) = graph.wait_of(&owner, &key)
                     && let Some(last) = self.follow(graph, &wait, steps_left)
                 {
-                    return Found::Cycle(self.cycle(last));
+                    return self.cycle(last);
                 }
             } else if let Some(owner) = self.to_follow.pop_front() {
                 *steps_left -= 1;
@@ -450,16 +451,20 @@ impl Search {
         self.to_follow.push_back(owner.clone());
     }
 
-    /// The way from the newcomer to this edge, which leads back to it.
-    fn cycle(&self, last: WaitEdge) -> Vec<WaitEdge> {
+    /// The way from the newcomer to this edge, which leads back to it. There is no shorter
+    /// one, so where it is too long there is no cycle to be reported.
+    fn cycle(&self, last: WaitEdge) -> Found {
         let mut cycle = vec![last];
         while let Some(edge) = cycle
             .last()
             .and_then(|edge| self.found_by.get(&edge.waiter))
         {
+            if cycle.len() == CYCLE_AT_MOST {
+                return Found::NoCycle;
+            }
             cycle.push(edge.clone());
         }
         cycle.reverse();
-        cycle
+        Found::Cycle(cycle)
     }
 }

@@ -1,6 +1,7 @@
 //! What a crowd costs, counted and not timed.
 
 use super::*;
+use crate::bounds::CYCLE_AT_MOST;
 
 const CROWD: usize = 10_000;
 
@@ -660,6 +661,27 @@ fn a_writer_behind_a_crowd_is_searched_for_deadlocks_in_parts() {
             let refused = server.refused();
             assert!(matches!(refused[..], [(id, LockError::Deadlock { .. })] if id == w));
         }
+    }
+}
+
+#[test]
+fn a_cycle_of_too_many_is_left_to_the_ends_of_leases() {
+    for (count, is_refused) in [(CYCLE_AT_MOST, true), (CYCLE_AT_MOST + 1, false)] {
+        let mut server = Server::new();
+        let names: Vec<String> = (0..count).map(nth).collect();
+        let keys = || names.iter().map(|name| in_db(0, name));
+        for (name, key) in names.iter().zip(keys()) {
+            server.take(key, ask(name));
+        }
+        let mut last = None;
+        for (name, key) in names.iter().zip(keys().cycle().skip(1)) {
+            last = Some(server.wait(key, ask(name)));
+        }
+        server.run();
+        let refused = server.refused();
+        let refused: Vec<_> = refused.iter().map(|(id, _)| *id).collect();
+        let expected: Vec<_> = last.into_iter().filter(|_| is_refused).collect();
+        assert_eq!(refused, expected, "{count} owners");
     }
 }
 
