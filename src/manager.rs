@@ -631,7 +631,7 @@ fn arm_timer(ctx: &Context, now_ms: i64) {
 }
 
 fn log(key: LockKey<'_>, line: &LogLine) {
-    let (ctx, name) = (key.ctx(), key.as_ref().name.escape_ascii());
+    let (ctx, name) = (key.ctx(), key.as_ref().shown());
     match line {
         LogLine::DeadlockRefused(cycle) => {
             let all = cycle::spell(cycle, |_| true);

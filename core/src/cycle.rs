@@ -27,7 +27,7 @@ pub fn spell(cycle: &[WaitEdge], may_read: impl Fn(KeyRef<'_>) -> bool) -> Strin
             spelled.push(format!(
                 "'{}' waits for '{}' {} '{}'",
                 edge.waiter.as_bytes().escape_ascii(),
-                key.name.escape_ascii(),
+                key.shown(),
                 if edge.held { "held by" } else { "behind" },
                 edge.blocker.as_bytes().escape_ascii(),
             ));

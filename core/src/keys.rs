@@ -14,6 +14,19 @@ pub struct KeyRef<'k> {
     pub name: &'k [u8],
 }
 
+/// Of a longer name the beginning is shown.
+const SHOWN_BYTES: usize = 256;
+
+impl KeyRef<'_> {
+    /// The name as text, for people. It takes no longer for a long one.
+    pub fn shown(self) -> String {
+        match self.name.get(..SHOWN_BYTES) {
+            Some(begin) if self.name.len() > SHOWN_BYTES => format!("{}...", begin.escape_ascii()),
+            _ => self.name.escape_ascii().to_string(),
+        }
+    }
+}
+
 /// A key that outlives the call.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct KeyBuf {
@@ -74,5 +87,20 @@ impl From<KeyRef<'_>> for KeyBuf {
             db: key.db,
             name: key.name.into(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_long_name_the_beginning_is_shown() {
+        let shown = |length: usize| {
+            let name = vec![b'n'; length];
+            KeyRef { db: 0, name: &name }.shown()
+        };
+        assert_eq!(shown(256), "n".repeat(256));
+        assert_eq!(shown(257), "n".repeat(256) + "...");
     }
 }
