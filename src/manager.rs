@@ -262,6 +262,7 @@ pub(crate) fn reset(ctx: &Context) {
     acks::reset();
     telling::reset();
     RECEIVES.set(keyspace::is_replica(ctx));
+    clock_steps::reset(ctx);
 }
 
 /// Whether what happens to keys comes from another server, or from a file.

@@ -20,6 +20,12 @@ const TOGETHER_US: i64 = 1000;
 /// So often the clocks are read until that is so.
 const TRIES: usize = 10;
 
+/// Begins anew: steps are seen from now on, also before the server's first cron.
+pub(super) fn reset(ctx: &Context) {
+    STEPS.set(ClockSteps::new());
+    look(ctx);
+}
+
 /// Those that were seen so far.
 pub(crate) fn seen() -> ClockSteps {
     STEPS.get()
