@@ -172,8 +172,11 @@ impl Lock {
     /// left on the server: what may have been granted meanwhile is released in
     /// the background. A future that is kept but not polled keeps its place until its
     /// turn comes, and misses that: then the lock passes to the next one, that of a
-    /// [`Redlock`](crate::Redlock) when the lease is over. Later acquires of this lock by
-    /// the same [owner's name](Lock::owner) wait until it is polled or dropped.
+    /// [`Redlock`](crate::Redlock) when the lease is over. A lock that was free is granted at
+    /// once and missed as well: it stays taken until the lease is over, that of a
+    /// [session](crate::Session) until the future is dropped or the session ends. Later
+    /// acquires of this lock by the same [owner's name](Lock::owner) wait until it is polled
+    /// or dropped.
     ///
     /// # Errors
     /// What the server refused; [`Error::Deadlock`] where the wait would never
