@@ -23,8 +23,7 @@
 use smallvec::SmallVec;
 
 use crate::error::LockError;
-use crate::holder::Holder;
-use crate::holder::Permit;
+use crate::holder::{Holder, Permit};
 use crate::holders::Holders;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;

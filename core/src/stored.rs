@@ -21,8 +21,7 @@ use smallvec::SmallVec;
 
 use crate::bounds::few;
 use crate::error::LockError;
-use crate::holder::Holder;
-use crate::holder::Permit;
+use crate::holder::{Holder, Permit};
 use crate::holders::Holders;
 use crate::lock::Lock;
 use crate::request::{Limit, Owner};

@@ -12,8 +12,7 @@ use crate::server::dump;
 use crate::server::keyspace::LockKey;
 use crate::server::server_str::{self, ServerStr, StaticStr};
 use redis_lock_core::error::LockError;
-use redis_lock_core::holder::Holder;
-use redis_lock_core::holder::Permit;
+use redis_lock_core::holder::{Holder, Permit};
 use redis_lock_core::lock::{Effect, Lock};
 #[cfg(feature = "planted-faults")]
 use redis_lock_core::planted::Fault;

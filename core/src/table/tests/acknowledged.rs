@@ -186,16 +186,7 @@ fn a_place_that_ends_with_its_session_while_it_is_withheld_is_told_so() {
 #[test]
 fn many_places_that_end_while_they_are_withheld_are_told_bit_by_bit() {
     const MANY: usize = 100;
-    let mut scene = Scene::new();
-    for n in 0..MANY {
-        let name = nth(n);
-        scene.held_by(key(&name), ask("x").by(1).now());
-        let asks = ask("a").place().by(7).session();
-        scene.server.wait_for(key(&name), asks, 60_000);
-    }
-    for n in 0..MANY {
-        scene.server.release(key(&nth(n)), "x");
-    }
+    let mut scene = withheld_from_a_session(MANY);
     scene.server.table.connection_ended(ClientId(7), false);
     let now_ms = scene.server.ms();
     let mut give_up = || scene.server.table.give_up(now_ms, MANY / 2).len();
