@@ -421,21 +421,13 @@ impl Search {
                 if *steps_left == 0 {
                     // The rest of the queue is searched in the next step.
                     self.search_rest(wait);
-                    self.note_searched(wait, Some(id));
+                    self.searched.put(wait.key.clone(), Some(id));
                     return None;
                 }
             }
         }
-        self.note_searched(wait, last);
+        self.searched.put(wait.key.clone(), last);
         None
-    }
-
-    /// Notes up to whom the queue was searched in which this wait stands.
-    fn note_searched(&mut self, wait: &WaitFor, last: Option<WaiterId>) {
-        match self.searched.get_mut(&wait.key) {
-            Some(searched) => *searched = last,
-            None => *self.searched.insert_new(wait.key.clone(), last) = last,
-        }
     }
 
     /// Has a wait searched on before all others.

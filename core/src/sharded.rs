@@ -234,6 +234,14 @@ impl<K: Eq + Hash, V> Sharded<K, V> {
         &mut self.entries.insert((key, value), hash_of).1
     }
 
+    /// Puts a value under a key, in place of the one that may be there.
+    pub(crate) fn put(&mut self, key: K, value: V) {
+        match self.get_mut(&key) {
+            Some(known) => *known = value,
+            None => drop(self.insert_new(key, value)),
+        }
+    }
+
     /// Takes an entry out. Returns its value.
     pub(crate) fn remove<Q: Hash + Equivalent<K>>(&mut self, key: &Q) -> Option<V> {
         self.remove_entry(key).map(|(_, value)| value)

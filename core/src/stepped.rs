@@ -74,11 +74,7 @@ impl Stepped {
 
     /// A step leaves the lock so, and holds of it are bound.
     pub(crate) fn note_bound(&mut self, key: KeyBuf, lock: Lock) {
-        let bound = self.bound.entry(key.db).or_default();
-        match bound.get_mut(&key) {
-            Some(known) => *known = lock,
-            None => drop(bound.insert_new(key, lock)),
-        }
+        self.bound.entry(key.db).or_default().put(key, lock);
     }
 
     /// The locks with bound holds that are known.
