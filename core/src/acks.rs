@@ -24,7 +24,6 @@
 //! logarithmic time: the places of its session are set aside as a whole, and each is taken
 //! from there when somebody sees its hold, or when its turn comes.
 
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::deliveries::Recipient;
@@ -33,6 +32,7 @@ use crate::explore::form::Form;
 use crate::keys::KeyBuf;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
+use crate::queue::session_places::SessionPlaces;
 use crate::queue::{Addressee, Place, WaiterId};
 use crate::request::{ClientId, Lease};
 use crate::sessions::HoldId;
@@ -145,9 +145,7 @@ pub struct Acks {
     /// Those to clients.
     of_clients: BTreeSet<(ClientId, WaiterId)>,
     /// Those to places that end with a connection.
-    of_sessions: BTreeMap<ClientId, BTreeSet<WaiterId>>,
-    /// The same of connections that have ended.
-    ended: BTreeMap<ClientId, BTreeSet<WaiterId>>,
+    of_sessions: SessionPlaces,
     /// In the order in which it was written, by serial numbers.
     pending: BTreeMap<u64, Pending>,
     /// The serials of the leases among it, by their holds.
@@ -165,8 +163,7 @@ impl Acks {
 
     /// How many replies are withheld.
     pub fn len(&self) -> usize {
-        let ended: usize = self.ended.values().map(BTreeSet::len).sum();
-        self.replies.len() - ended
+        self.replies.len() - self.of_sessions.count_ended()
     }
 
     pub(crate) fn withhold(&mut self, id: WaiterId, withheld: Withheld) {
@@ -174,11 +171,11 @@ impl Acks {
         if withheld.place.is_none() {
             self.of_clients.insert((withheld.client, id));
         } else if let Some(client) = withheld.session_of_place() {
-            let places = match self.ended.get_mut(&client) {
-                Some(ended) => ended,
-                None => self.of_sessions.entry(client).or_default(),
-            };
-            places.insert(id);
+            let has_ended = self.of_sessions.has_ended(client);
+            self.of_sessions.insert(client, id);
+            if has_ended {
+                self.of_sessions.connection_ended(client);
+            }
         }
         self.replies.insert(id, (serial, withheld));
     }
@@ -211,26 +208,24 @@ impl Acks {
 
     /// A connection has ended, and with it the places of its session.
     pub(crate) fn connection_ended(&mut self, client: ClientId) {
-        if let Some(mut places) = self.of_sessions.remove(&client) {
-            self.ended.entry(client).or_default().append(&mut places);
-        }
+        self.of_sessions.connection_ended(client);
     }
 
     /// Whether any messages to places are withheld that have ended with a connection.
     pub(crate) fn any_ended(&self) -> bool {
-        !self.ended.is_empty()
+        self.of_sessions.any_ended()
     }
 
     /// Whether this is one of them.
     pub(crate) fn has_ended(&self, id: WaiterId) -> bool {
         let withheld = self.reply(id).filter(|_| self.any_ended());
         let session = withheld.and_then(Withheld::session_of_place);
-        session.is_some_and(|session| self.ended.contains_key(&session))
+        session.is_some_and(|session| self.of_sessions.has_ended(session))
     }
 
     /// One of them.
     pub(crate) fn next_ended(&self) -> Option<WaiterId> {
-        self.ended.values().flatten().next().copied()
+        self.of_sessions.ended().next()
     }
 
     /// The messages to places that are withheld.
@@ -250,14 +245,7 @@ impl Acks {
         self.pending.remove(&serial);
         self.of_clients.remove(&(withheld.client, id));
         if let Some(client) = withheld.session_of_place() {
-            for places in [&mut self.of_sessions, &mut self.ended] {
-                if let Entry::Occupied(mut of_client) = places.entry(client) {
-                    of_client.get_mut().remove(&id);
-                    if of_client.get().is_empty() {
-                        of_client.remove();
-                    }
-                }
-            }
+            self.of_sessions.remove(client, id);
         }
         Some(withheld)
     }
@@ -344,17 +332,13 @@ impl Acks {
         let with_session = to_places.iter();
         let with_session =
             with_session.filter_map(|(id, reply)| Some((reply.session_of_place()?, *id)));
-        let known = self.of_sessions.iter().chain(&self.ended);
-        let known = known.flat_map(|(client, ids)| ids.iter().map(move |id| (*client, *id)));
-        self.of_clients == to_clients.collect()
-            && with_session.collect::<BTreeSet<_>>() == known.collect()
-            && self.ended.values().all(|places| !places.is_empty())
+        self.of_clients == to_clients.collect() && self.of_sessions.agree(with_session)
     }
 
     /// How many replies end with the connection of this client.
     pub(crate) fn ending_with(&self, client: ClientId) -> usize {
         let to_client = usize::from(self.withholds_from(client));
-        to_client + self.of_sessions.get(&client).map_or(0, BTreeSet::len)
+        to_client + self.of_sessions.count_of(client)
     }
 
     /// How much stands in line.

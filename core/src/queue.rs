@@ -34,9 +34,9 @@
 //! short step for each where one of them has no plan, or others of such looks are left.
 //! To find that none of some keys has a plan takes a step for each plan.
 
+pub(crate) mod session_places;
 mod waits;
 
-use std::collections::btree_map::Entry as BTreeEntry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::iter;
 use std::ops::{Bound, RangeBounds};
@@ -53,6 +53,7 @@ use crate::planted::Fault;
 use crate::request::Lease;
 use crate::request::{AcquireRequest, ClientId, Limit, Owner};
 use crate::sharded::Sharded;
+use session_places::SessionPlaces;
 use waits::{Begun, Left, Requests, Waits};
 
 /// The channel on which the end of a place is published. Cheap to clone.
@@ -319,9 +320,7 @@ pub struct WaitQueues {
     next_id: u64,
     places: usize,
     /// The places that end with a connection.
-    session_places: BTreeMap<ClientId, BTreeSet<WaiterId>>,
-    /// Those of connections that have ended.
-    ended_places: BTreeMap<ClientId, BTreeSet<WaiterId>>,
+    session_places: SessionPlaces,
     /// The last channel that was named. Mostly it is named again.
     last_channel: Option<Channel>,
 }
@@ -391,7 +390,7 @@ impl WaitQueues {
         if waiter.is_place() {
             self.places += 1;
             if let Some(session) = waiter.request.session {
-                self.session_places.entry(session).or_default().insert(id);
+                self.session_places.insert(session, id);
             }
         }
         let begun = self.waits.insert(&waiter);
@@ -472,16 +471,8 @@ impl WaitQueues {
     }
 
     fn forget_session_of(&mut self, place: &Waiter) {
-        let Some(session) = place.request.session else {
-            return;
-        };
-        for places in [&mut self.session_places, &mut self.ended_places] {
-            if let BTreeEntry::Occupied(mut of_session) = places.entry(session) {
-                of_session.get_mut().remove(&place.id);
-                if of_session.get().is_empty() {
-                    of_session.remove();
-                }
-            }
+        if let Some(session) = place.request.session {
+            self.session_places.remove(session, place.id);
         }
     }
 
@@ -521,13 +512,13 @@ impl WaitQueues {
         place.channel.clone_from(&wait.channel);
         self.forget_session_of(&before);
         if let Some(session) = request.session {
-            self.session_places.entry(session).or_default().insert(id);
+            self.session_places.insert(session, id);
         }
     }
 
     /// Whether this waiter must not be granted anything any more.
     pub fn is_over(&self, waiter: &Waiter, now_ms: i64) -> bool {
-        let has_ended = |client| self.ended_places.contains_key(&client);
+        let has_ended = |client| self.session_places.has_ended(client);
         waiter.is_place()
             && (waiter.until_ms.is_some_and(|until_ms| until_ms <= now_ms)
                 || waiter.request.session.is_some_and(has_ended))
@@ -571,10 +562,7 @@ impl WaitQueues {
 
     /// A connection has ended, and with it the places of its sessions.
     pub fn connection_ended(&mut self, client: ClientId) {
-        if let Some(mut places) = self.session_places.remove(&client) {
-            let ended = self.ended_places.entry(client).or_default();
-            ended.append(&mut places);
-        }
+        self.session_places.connection_ended(client);
     }
 
     /// A place of a connection that has ended.
@@ -584,7 +572,7 @@ impl WaitQueues {
 
     /// The places of connections that have ended.
     pub fn ended_places(&self) -> impl Iterator<Item = WaiterId> {
-        self.ended_places.values().flatten().copied()
+        self.session_places.ended()
     }
 
     /// A place. It is for a replica, where nobody is blocked: a step goes by for each
@@ -870,7 +858,7 @@ impl WaitQueues {
                     waiter
                         .request
                         .session
-                        .is_some_and(|session| self.ended_places.contains_key(&session)),
+                        .is_some_and(|session| self.session_places.has_ended(session)),
                 );
                 #[cfg(feature = "planted-faults")]
                 form.time(Some(waiter.since_us / 1000));
@@ -927,18 +915,12 @@ impl WaitQueues {
     }
 
     fn agree_on_sessions(&self) -> bool {
-        let all = || self.session_places.iter().chain(&self.ended_places);
-        let waiter = |id: &WaiterId| self.waiter(self.by_id.get(id)?.as_ref(), *id);
         let queues = self.by_key.iter();
         let places = queues
             .flat_map(|(_, queue)| queue.waiters())
             .filter(|one| one.is_place());
-        let with_session = places.filter(|place| place.request.session.is_some());
-        all().map(|(_, ids)| ids.len()).sum::<usize>() == with_session.count()
-            && all().all(|(client, ids)| {
-                let is_its = |one: &Waiter| one.request.session == Some(*client);
-                !ids.is_empty() && ids.iter().all(|id| waiter(id).is_some_and(is_its))
-            })
+        let with_session = places.filter_map(|one| Some((one.request.session?, one.id)));
+        self.session_places.agree(with_session)
     }
 
     /// When a contended lock is looked at next.
