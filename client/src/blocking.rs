@@ -32,7 +32,7 @@ use crate::client::ClientBuilder;
 use crate::error::Error;
 use crate::guard::HoldHandle;
 use crate::inspect::{ContendedLock, Counters, LockInfo};
-use crate::server::Server;
+use crate::servers::server::Server;
 use crate::shared::Shared;
 use crate::validity::Lost;
 use crate::{client, guard, lock, session};

@@ -8,25 +8,25 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinSet;
 
-use crate::binding::Binding;
-use crate::cohort::take_back_again_and_again;
+use crate::acquire::cohort::take_back_again_and_again;
 use crate::commands;
 use crate::error::Error;
-use crate::events::{self, Events};
+use crate::holding::binding::Binding;
+use crate::holding::renewal::Renewals;
 use crate::inspect::{ContendedLock, Counters};
 use crate::lock::Lock;
-use crate::node::{Identities, Node, Timeouts};
-use crate::renewal::Renewals;
 use crate::request::PassOn;
-use crate::server::Server;
+use crate::servers::events::{self, Events};
+use crate::servers::node::{Identities, Node, Timeouts};
+use crate::servers::server::Server;
 #[cfg(any(feature = "tls-rustls", feature = "tls-native-tls"))]
-use crate::server::Tls;
+use crate::servers::server::Tls;
+use crate::servers::target::{Certificates, Target};
+use crate::servers::waiting::Waits;
 use crate::session::Session;
 use crate::shared::{Servers, Shared};
-use crate::target::{Certificates, Target};
 use crate::tasks::Tasks;
 use crate::votes::Votes;
-use crate::waiting::Waits;
 
 const DEFAULT_LEASE: Duration = Duration::from_secs(30);
 const CONNECT: Duration = Duration::from_secs(2);

@@ -12,11 +12,11 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
 use crate::clock::Moment;
-use crate::connection::ConnectionName;
 use crate::error::Error;
-use crate::hold::{Grant, Hold, ServerHold};
-use crate::node::{Ask, Reply};
+use crate::holding::hold::{Grant, Hold, ServerHold};
 use crate::request::Mode;
+use crate::servers::connection::ConnectionName;
+use crate::servers::node::{Ask, Reply};
 
 /// What it does when it is asked.
 #[derive(Clone)]

@@ -5,8 +5,8 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::error::Error;
-use crate::hold::Hold;
-use crate::owner::SharedHold;
+use crate::holding::hold::Hold;
+use crate::holding::owner::SharedHold;
 use crate::validity::Lost;
 
 /// The guard of a held lock.

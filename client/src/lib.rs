@@ -10,36 +10,17 @@ mod guard;
 mod lock;
 mod session;
 // how a lock is taken,
-mod attempt;
-mod blocked;
-mod cohort;
-mod handing_out;
-mod in_line;
-mod majority;
-mod reentry;
-mod single;
-mod taking;
-// what there is of a lock that is held,
-mod binding;
-mod hold;
-mod owner;
-mod release;
-mod renewal;
+mod acquire;
+// what all clones of a client share,
 mod shared;
+// what there is of a lock that is held,
+mod holding;
 // the servers and the connections to them,
-mod connection;
-mod events;
-mod node;
-mod server;
-#[cfg(feature = "cluster")]
-mod slots;
-mod target;
-mod waiting;
+mod servers;
 // and what knows nothing of all that.
 mod backoff;
 mod clock;
 mod commands;
-mod ear;
 mod error;
 #[cfg(test)]
 mod fake_server;
@@ -47,7 +28,6 @@ mod inspect;
 mod keyed;
 mod lines;
 mod mutex;
-mod places;
 mod process;
 mod request;
 mod tasks;
@@ -60,17 +40,17 @@ pub use redis;
 
 pub use client::{ClientBuilder, LockClient, Redlock};
 pub use error::Error;
-pub use events::{Events, Heard, LockEvent};
 pub use guard::{HoldHandle, LockGuard};
 pub use inspect::{ContendedLock, Counters, Holder, LockInfo, Waiter};
 pub use lock::Lock;
 pub use request::Mode;
-pub use server::Server;
+pub use servers::events::{Events, Heard, LockEvent};
+pub use servers::server::Server;
 #[cfg(any(feature = "tls-rustls", feature = "tls-native-tls"))]
 #[cfg_attr(
     docsrs,
     doc(cfg(any(feature = "tls-rustls", feature = "tls-native-tls")))
 )]
-pub use server::Tls;
+pub use servers::server::Tls;
 pub use session::Session;
 pub use validity::Lost;

@@ -8,22 +8,22 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use tracing::Instrument;
 
+use crate::acquire::cohort;
+use crate::acquire::handing_out::hand_out;
+use crate::acquire::reentry::re_enter;
+use crate::acquire::{majority, single};
 use crate::backoff::Backoff;
-use crate::binding::Binding;
-use crate::cohort;
 use crate::commands;
 use crate::error::Error;
 use crate::guard::{HoldHandle, LockGuard};
-use crate::handing_out::hand_out;
-use crate::hold::ServerHold;
+use crate::holding::binding::Binding;
+use crate::holding::hold::ServerHold;
+use crate::holding::owner::Joined;
 use crate::inspect::LockInfo;
-use crate::node::by;
-use crate::owner::Joined;
-use crate::reentry::re_enter;
 use crate::request::{Mode, Renew, Replicas, Request, Wait};
+use crate::servers::node::by;
 use crate::shared::{ATTEMPT_SUFFIX_BYTES, Servers, Shared, as_asked};
 use crate::validity::whole_ms;
-use crate::{majority, single};
 
 /// The greatest token.
 const TOKEN_MAX: u64 = (1 << 53) - 1;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::binding::Binding;
+use crate::holding::binding::Binding;
 use crate::lock::Lock;
 use crate::shared::Shared;
 use crate::validity::Lost;

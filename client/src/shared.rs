@@ -7,13 +7,13 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 
 use crate::error::Error;
+use crate::holding::owner::{Cohorts, Owners};
+use crate::holding::renewal::Renewals;
 use crate::keyed::KeyedMutex;
-use crate::node::{Ask, Node};
-use crate::owner::{Cohorts, Owners};
-use crate::renewal::Renewals;
 use crate::request::PassOn;
+use crate::servers::node::{Ask, Node};
+use crate::servers::waiting::Waits;
 use crate::tasks::Tasks;
-use crate::waiting::Waits;
 
 /// So many bytes at most are added to an owner's name for one attempt.
 pub(crate) const ATTEMPT_SUFFIX_BYTES: usize = 64;

@@ -9,12 +9,12 @@ use redis::io::tcp::{TcpSettings, socket2::TcpKeepalive};
 use redis::{AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, ProtocolVersion};
 use tokio::time::timeout;
 
-use crate::connection::{Connection, Interrupt, Wire};
-use crate::ear::Ear;
 use crate::error::Error;
 #[cfg(feature = "sentinel")]
 use crate::mutex::locked;
-use crate::server::{Kind, Server};
+use crate::servers::connection::{Connection, Interrupt, Wire};
+use crate::servers::ear::Ear;
+use crate::servers::server::{Kind, Server};
 
 /// With it the redis crate tells at once when a connection closes.
 const PROTOCOL: ProtocolVersion = ProtocolVersion::RESP3;
@@ -27,7 +27,7 @@ const KEEPALIVE_PROBES: u32 = 3;
 
 /// The certificates to be used, if the build has TLS.
 #[cfg(any(feature = "tls-rustls", feature = "tls-native-tls"))]
-pub(crate) type Certificates = Option<crate::server::Tls>;
+pub(crate) type Certificates = Option<crate::servers::server::Tls>;
 #[cfg(not(any(feature = "tls-rustls", feature = "tls-native-tls")))]
 pub(crate) type Certificates = Option<std::convert::Infallible>;
 
@@ -295,7 +295,7 @@ fn prepare_tls(certificates: &Certificates) -> Result<(), Error> {
     #[cfg(all(feature = "tls-rustls", feature = "tls-native-tls"))]
     if !certificates
         .as_ref()
-        .is_some_and(crate::server::Tls::names_authorities)
+        .is_some_and(crate::servers::server::Tls::names_authorities)
     {
         return Err(Error::Address(
             "this build has both `tls-rustls` and `tls-native-tls` and so trusts nobody: leave \

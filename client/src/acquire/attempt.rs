@@ -11,20 +11,20 @@ use futures_util::future::join_all;
 use redis::Cmd;
 use tokio::task::JoinSet;
 
-use crate::binding::{Binding, InUse};
 use crate::clock::Moment;
 use crate::commands;
-use crate::connection::ConnectionName;
 use crate::error::Error;
-use crate::hold::Vote;
-use crate::node::Ask;
-use crate::owner::OwnerPermit;
-use crate::places::Place;
-use crate::release::{FirstOutcome, PendingRelease, settle_all};
+use crate::holding::binding::{Binding, InUse};
+use crate::holding::hold::Vote;
+use crate::holding::owner::OwnerPermit;
+use crate::holding::release::{FirstOutcome, PendingRelease, settle_all};
 use crate::request::Request;
+use crate::servers::connection::ConnectionName;
+use crate::servers::node::Ask;
+use crate::servers::places::Place;
+use crate::servers::waiting::WaitingConnection;
 use crate::tasks::Tasks;
 use crate::validity::whole_ms;
-use crate::waiting::WaitingConnection;
 
 /// An acquire that is under way.
 pub(crate) struct Attempt {

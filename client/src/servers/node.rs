@@ -32,12 +32,12 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::backoff::Backoff;
 use crate::clock::Moment;
 use crate::commands::{self, text};
-use crate::connection::{Connection, ConnectionName, Interruptions};
-use crate::ear::Ear;
 use crate::error::Error;
 use crate::mutex::locked;
-use crate::places::{Place, Places};
-use crate::target::Target;
+use crate::servers::connection::{Connection, ConnectionName, Interruptions};
+use crate::servers::ear::Ear;
+use crate::servers::places::{Place, Places};
+use crate::servers::target::Target;
 
 /// How long after a failure no other connection is tried.
 const FAILURE_STANDS: Duration = Duration::from_millis(50);
@@ -99,7 +99,7 @@ pub(crate) struct Node {
     channel: String,
     is_looked_after: AtomicBool,
     #[cfg(feature = "cluster")]
-    slots: crate::slots::Slots,
+    slots: crate::servers::slots::Slots,
     #[cfg(feature = "cluster")]
     subscribers: SyncMutex<HashMap<Address, Arc<Mutex<Subscriber>>>>,
 }
@@ -203,7 +203,7 @@ impl Node {
             channel: format!("redislock:{:032x}", rand::random::<u128>()),
             is_looked_after: AtomicBool::new(false),
             #[cfg(feature = "cluster")]
-            slots: crate::slots::Slots::default(),
+            slots: crate::servers::slots::Slots::default(),
             #[cfg(feature = "cluster")]
             subscribers: SyncMutex::default(),
         }
@@ -734,7 +734,7 @@ impl Node {
         #[cfg(feature = "cluster")]
         {
             let nodes = self.call(b"", &commands::cluster_slots()).await?.value;
-            let nodes = crate::slots::nodes(nodes)?.into_iter();
+            let nodes = crate::servers::slots::nodes(nodes)?.into_iter();
             Ok(nodes
                 .map(|(host, port)| (format!("{host}:{port}"), Address(Some((host, port)))))
                 .collect())

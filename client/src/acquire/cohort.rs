@@ -16,15 +16,15 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::sleep;
 
+use crate::acquire::handing_out::hand_out;
+use crate::acquire::single;
 use crate::backoff::Backoff;
 use crate::error::Error;
-use crate::handing_out::hand_out;
-use crate::hold::ServerHold;
-use crate::node::by;
-use crate::owner::{CohortName, Cohorts, Joined};
+use crate::holding::hold::ServerHold;
+use crate::holding::owner::{CohortName, Cohorts, Joined};
 use crate::request::{Request, Wait};
+use crate::servers::node::by;
 use crate::shared::{Servers, Shared, as_asked};
-use crate::single;
 use crate::validity::whole_ms;
 
 /// A task that is not polled for so long when its turn has come misses it.

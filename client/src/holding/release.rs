@@ -8,12 +8,12 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
 use crate::backoff::Backoff;
-use crate::binding::Binding;
 use crate::clock::Moment;
 use crate::commands;
-use crate::connection::ConnectionName;
 use crate::error::Error;
-use crate::node::{Ask, Reply};
+use crate::holding::binding::Binding;
+use crate::servers::connection::ConnectionName;
+use crate::servers::node::{Ask, Reply};
 use crate::validity::Lost;
 
 /// Something to give back on one server.

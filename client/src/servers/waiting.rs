@@ -12,10 +12,10 @@ use redis::{Cmd, Value};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, sleep_until};
 
-use crate::connection::{Connection, ConnectionName};
 use crate::error::Error;
 use crate::mutex::locked;
-use crate::node::Node;
+use crate::servers::connection::{Connection, ConnectionName};
+use crate::servers::node::Node;
 
 /// The least time between two who ask again: what all of them ask after a lost
 /// connection must not stand in the way of everything else.

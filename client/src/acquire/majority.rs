@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use tokio::time::{Instant, sleep};
 
-use crate::attempt::Attempt;
+use crate::acquire::attempt::Attempt;
 use crate::clock::Moment;
 use crate::commands;
 use crate::error::Error;
-use crate::hold::ServerHold;
-use crate::node::{Node, by};
-use crate::owner::OwnerPermit;
+use crate::holding::hold::ServerHold;
+use crate::holding::owner::OwnerPermit;
 use crate::request::{Request, Wait};
+use crate::servers::node::{Node, by};
 use crate::shared::{Shared, as_asked};
 use crate::validity::Validity;
 use crate::votes::Votes;

@@ -16,10 +16,10 @@ use tokio::time::{sleep, timeout};
 
 use crate::backoff::Backoff;
 use crate::commands;
-use crate::connection::Connection;
-use crate::ear::Ear;
 use crate::error::Error;
-use crate::node::{Address, Node};
+use crate::servers::connection::Connection;
+use crate::servers::ear::Ear;
+use crate::servers::node::{Address, Node};
 
 /// How many events wait for a slow reader. More are lost, and that is told.
 const WAITING_MAX: usize = 1 << 16;

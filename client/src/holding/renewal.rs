@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::clock::Moment;
 use crate::error::Error;
-use crate::hold::Hold;
+use crate::holding::hold::Hold;
 use crate::mutex::locked;
 use crate::request::Renew;
 use crate::validity::{Lost, margin};

@@ -11,12 +11,12 @@ use std::time::Duration;
 use futures_util::future::OptionFuture;
 use tokio::time::{Instant, sleep, sleep_until};
 
+use crate::acquire::taking::{Answer, Taking};
 use crate::commands::{self, text};
 use crate::error::Error;
-use crate::node::by;
-use crate::taking::{Answer, Taking};
+use crate::servers::node::by;
+use crate::servers::waiting::WaitingConnection;
 use crate::validity::whole_ms;
-use crate::waiting::WaitingConnection;
 
 /// How long, in milliseconds, a wait beyond the limit pauses before it asks.
 const ASK_MS: RangeInclusive<u64> = 200..=500;

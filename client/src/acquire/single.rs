@@ -6,19 +6,19 @@ use std::time::Duration;
 use futures_util::future::OptionFuture;
 use tokio::time::{Instant, sleep_until};
 
-use crate::attempt::Attempt;
+use crate::acquire::attempt::Attempt;
+use crate::acquire::taking::{Answer, Granted, Outage, Taking};
 use crate::backoff::Backoff;
-use crate::binding::Binding;
 use crate::clock::Moment;
 use crate::commands;
 use crate::error::Error;
-use crate::node::{Ask, Node, by};
-use crate::owner::OwnerPermit;
+use crate::holding::binding::Binding;
+use crate::holding::owner::OwnerPermit;
 use crate::request::{Replicas, Request, Wait};
+use crate::servers::node::{Ask, Node, by};
+use crate::servers::waiting::Waits;
 use crate::shared::{Shared, as_asked};
-use crate::taking::{Answer, Granted, Outage, Taking};
 use crate::validity::whole_ms;
-use crate::waiting::Waits;
 
 /// A wait that lasted so long was no failure, so the next pause is short again.
 const LASTED: Duration = Duration::from_secs(1);

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use crate::attempt::Attempt;
-use crate::binding::Binding;
+use crate::acquire::attempt::Attempt;
 use crate::clock::Moment;
 use crate::error::Error;
-use crate::hold::{Grant, Hold, ServerHold};
-use crate::owner::{Joined, Passing, SharedHold};
+use crate::holding::binding::Binding;
+use crate::holding::hold::{Grant, Hold, ServerHold};
+use crate::holding::owner::{Joined, Passing, SharedHold};
 use crate::request::Request;
 use crate::shared::Shared;
 use crate::validity::whole_ms;

@@ -22,9 +22,9 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::clock::Moment;
 use crate::commands;
-use crate::ear::Ear;
 use crate::error::Error;
 use crate::mutex::locked;
+use crate::servers::ear::Ear;
 
 /// How a place ended.
 #[derive(Clone, Debug)]

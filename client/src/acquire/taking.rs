@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use redis::{Cmd, Value};
 
-use crate::attempt::Attempt;
-use crate::binding::Binding;
+use crate::acquire::attempt::Attempt;
 use crate::clock::Moment;
 use crate::commands;
 use crate::error::Error;
-use crate::node::{Node, Reply};
+use crate::holding::binding::Binding;
 use crate::request::Request;
-use crate::waiting::Waits;
+use crate::servers::node::{Node, Reply};
+use crate::servers::waiting::Waits;
 
 /// A grant, and when the command was sent from which its lease counts.
 pub(crate) struct Granted {

@@ -17,9 +17,9 @@ use tokio::time::timeout;
 use tokio::time::{Instant, timeout_at};
 
 use crate::commands::{self, text};
-use crate::ear::Ear;
 use crate::error::Error;
 use crate::mutex::locked;
+use crate::servers::ear::Ear;
 
 /// What a connection talks to.
 #[derive(Clone)]

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use crate::clock::Moment;
 use crate::error::Error;
-use crate::hold::Hold;
+use crate::holding::hold::Hold;
 use crate::keyed::{Content, KeyedMutex, Permit};
 use crate::lines::Lines;
 use crate::mutex::locked;

@@ -13,10 +13,10 @@ use std::time::Duration;
 use futures_util::future::OptionFuture;
 use tokio::time::{Instant, sleep, sleep_until};
 
+use crate::acquire::taking::{Answer, Granted, Taking};
 use crate::error::Error;
-use crate::node::Subscription;
-use crate::places::{Place, Told};
-use crate::taking::{Answer, Granted, Taking};
+use crate::servers::node::Subscription;
+use crate::servers::places::{Place, Told};
 use crate::validity::whole_ms;
 
 /// The longest that a server keeps a place, unless it is asked for again.

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use crate::backoff::Backoff;
-use crate::binding::Binding;
 use crate::error::Error;
-use crate::hold::Hold;
-use crate::owner::{Joined, OwnerPermit, SharedHold};
+use crate::holding::binding::Binding;
+use crate::holding::hold::Hold;
+use crate::holding::owner::{Joined, OwnerPermit, SharedHold};
 use crate::request::{Request, Wait};
 use crate::shared::{Servers, Shared};
 

@@ -21,11 +21,11 @@ use redis::{Cmd, Value};
 use tokio::sync::{OwnedSemaphorePermit, watch};
 
 use crate::clock::Moment;
-use crate::connection::{Connection, ConnectionName};
 use crate::error::Error;
 use crate::mutex::locked;
-use crate::node::{Address, Ask, Node, Reply};
 use crate::process::Process;
+use crate::servers::connection::{Connection, ConnectionName};
+use crate::servers::node::{Address, Ask, Node, Reply};
 use crate::validity::Lost;
 
 /// A session's connections, while it lives.
