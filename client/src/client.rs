@@ -17,7 +17,8 @@ use crate::inspect::{ContendedLock, Counters};
 use crate::lock::Lock;
 use crate::request::PassOn;
 use crate::servers::events::{self, Events};
-use crate::servers::node::{Identities, Node, Timeouts};
+use crate::servers::identities::Identities;
+use crate::servers::node::{Node, Timeouts};
 use crate::servers::server::Server;
 #[cfg(any(feature = "tls-rustls", feature = "tls-native-tls"))]
 use crate::servers::server::Tls;

@@ -3,6 +3,7 @@
 pub(crate) mod connection;
 mod ear;
 pub(crate) mod events;
+pub(crate) mod identities;
 pub(crate) mod node;
 pub(crate) mod places;
 pub(crate) mod server;
