@@ -32,263 +32,33 @@
 //! A queue, its indices and its planned look go with its last waiter, and the memory
 //! of a crowd with the crowd. To have all keys looked at again takes constant time, or a
 //! short step for each where one of them has no plan, or others of such looks are left.
-//! To find that none of some keys has a plan takes a step for each plan.
 
+mod line;
+mod rechecks;
 pub(crate) mod session_places;
+mod waiter;
 mod waits;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::iter;
-use std::ops::{Bound, RangeBounds};
+use std::ops::RangeBounds;
 use std::rc::Rc;
 
-use crate::bounds::few;
 use crate::error::LockError;
 #[cfg(test)]
 use crate::explore::form::Form;
 use crate::keys::{KeyBuf, KeyRef};
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
-#[cfg(feature = "planted-faults")]
-use crate::request::Lease;
-use crate::request::{AcquireRequest, ClientId, Limit, Owner};
+#[cfg(test)]
+use crate::request::Limit;
+use crate::request::{AcquireRequest, ClientId, Owner};
 use crate::sharded::Sharded;
+use line::Queue;
+use rechecks::Rechecks;
 use session_places::SessionPlaces;
 use waits::{Begun, Left, Requests, Waits};
 
-/// The channel on which the end of a place is published. Cheap to clone.
-pub type Channel = Rc<[u8]>;
-
-/// How a client would wait.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wait {
-    /// The client.
-    pub client: ClientId,
-    /// When it gives up, in milliseconds since 1970, if ever.
-    pub until_ms: Option<i64>,
-    /// Where it would have a place, without being blocked.
-    pub channel: Option<Channel>,
-}
-
-impl Wait {
-    /// Whether it is for a place.
-    pub fn is_for_place(&self) -> bool {
-        self.channel.is_some()
-    }
-}
-
-/// Names a waiter; later waiters have greater ids.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct WaiterId(pub(crate) u64);
-
-/// A request in a queue.
-#[derive(Clone, Debug)]
-pub struct Waiter {
-    /// Its name.
-    pub id: WaiterId,
-    /// The lock for which it waits.
-    pub key: KeyBuf,
-    /// What it asks for.
-    pub request: AcquireRequest,
-    /// Since when it has waited, in microseconds since 1970.
-    pub since_us: i64,
-    /// The client that waits, or that asked last for this place.
-    pub client: ClientId,
-    /// When it gives up, in milliseconds since 1970, if ever.
-    pub until_ms: Option<i64>,
-    /// Where its end is published, if it is a place.
-    pub channel: Option<Channel>,
-}
-
-impl Waiter {
-    /// Whether its client does not block.
-    pub fn is_place(&self) -> bool {
-        self.channel.is_some()
-    }
-
-    fn is_exclusive(&self) -> bool {
-        self.request.limit == Limit::EXCLUSIVE
-    }
-
-    /// To whom its end is told.
-    pub fn addressee(&self) -> Addressee {
-        match &self.channel {
-            None => Addressee::Blocked(self.id),
-            Some(channel) => Addressee::Place(Box::new(Place {
-                id: self.id,
-                key: self.key.clone(),
-                owner: self.request.owner.clone(),
-                channel: Rc::clone(channel),
-                client: self.client,
-            })),
-        }
-    }
-}
-
-#[cfg(feature = "planted-faults")]
-impl Waiter {
-    /// The same, with what would be left of its lease if that had begun with the wait.
-    pub(crate) fn with_lease_from_enqueue(mut self, now_ms: i64) -> Self {
-        let lease = self.request.lease;
-        let waited_ms = now_ms - self.since_us / 1000;
-        self.request.lease = Fault::LeaseFromEnqueue.instead(lease, || {
-            Lease::from_ms((lease.ms() - waited_ms).max(1)).unwrap_or(lease)
-        });
-        self
-    }
-}
-
-/// To whom the end of a wait is told.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Addressee {
-    /// A blocked client.
-    Blocked(WaiterId),
-    /// Whoever listens to the channel of this place.
-    Place(Box<Place>),
-}
-
-impl Addressee {
-    /// The name of the waiter.
-    pub fn id(&self) -> WaiterId {
-        match self {
-            Self::Blocked(id) => *id,
-            Self::Place(place) => place.id,
-        }
-    }
-}
-
-/// A place in a queue, as its messages name it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// Its name.
-    pub id: WaiterId,
-    /// The lock.
-    pub key: KeyBuf,
-    /// Who has the place.
-    pub owner: Owner,
-    /// Where its end is published.
-    pub channel: Channel,
-    /// The client that asked last.
-    pub client: ClientId,
-}
-
-/// Those who wait for one lock. Mostly it is one, and never nobody.
-#[derive(Clone, Debug)]
-struct Queue {
-    first: Waiter,
-    behind: BTreeMap<WaiterId, Waiter>,
-    /// Those that ask for the lock all alone. There while more than a few wait, and a
-    /// while longer.
-    exclusive: Option<BTreeSet<WaiterId>>,
-    /// Of each owner that waits for other keys as well, its first request.
-    waiting_elsewhere: BTreeSet<WaiterId>,
-    /// Who was granted the lock, and may have other requests here that were not
-    /// served in the same step.
-    reentering: Option<Owner>,
-    /// The last waiter that was found to wait for long.
-    slow: Option<WaiterId>,
-    /// All up to this one were over at this time.
-    passed: Option<(WaiterId, i64)>,
-    recheck_at_ms: Option<i64>,
-}
-
-impl Queue {
-    const fn of(first: Waiter) -> Self {
-        Self {
-            first,
-            behind: BTreeMap::new(),
-            exclusive: None,
-            waiting_elsewhere: BTreeSet::new(),
-            reentering: None,
-            slow: None,
-            passed: None,
-            recheck_at_ms: None,
-        }
-    }
-
-    fn len(&self) -> usize {
-        1 + self.behind.len()
-    }
-
-    fn waiters(&self) -> impl DoubleEndedIterator<Item = &Waiter> {
-        iter::once(&self.first).chain(self.behind.values())
-    }
-
-    fn waiter(&self, id: WaiterId) -> Option<&Waiter> {
-        if self.first.id == id {
-            return Some(&self.first);
-        }
-        self.behind.get(&id)
-    }
-
-    fn behind_of(&self, id: WaiterId) -> impl Iterator<Item = &Waiter> {
-        let behind = self.behind.range((Bound::Excluded(id), Bound::Unbounded));
-        behind.map(|(_, waiter)| waiter)
-    }
-
-    fn last(&self) -> &Waiter {
-        let last = self.behind.last_key_value();
-        last.map_or(&self.first, |(_, waiter)| waiter)
-    }
-
-    /// Who is to be served first.
-    fn next(&self) -> &Waiter {
-        #[cfg(feature = "planted-faults")]
-        return Fault::LastInFirstOut.instead(&self.first, || self.last());
-        #[cfg(not(feature = "planted-faults"))]
-        &self.first
-    }
-
-    fn push(&mut self, waiter: Waiter) {
-        if let Some(exclusive) = &mut self.exclusive
-            && waiter.is_exclusive()
-        {
-            exclusive.insert(waiter.id);
-        }
-        self.behind.insert(waiter.id, waiter);
-        if self.exclusive.is_none() && self.len() > few() {
-            self.exclusive = Some(self.exclusive_waiters().collect());
-        }
-    }
-
-    fn exclusive_waiters(&self) -> impl DoubleEndedIterator<Item = WaiterId> {
-        let exclusive = self.waiters().filter(|waiter| waiter.is_exclusive());
-        exclusive.map(|waiter| waiter.id)
-    }
-
-    /// Removes a waiter, unless it is the only one.
-    fn remove(&mut self, id: WaiterId) -> Option<Waiter> {
-        let waiter = if self.first.id == id {
-            let (_, next) = self.behind.pop_first()?;
-            std::mem::replace(&mut self.first, next)
-        } else {
-            self.behind.remove(&id)?
-        };
-        if let Some(exclusive) = &mut self.exclusive {
-            exclusive.remove(&id);
-            if self.len() <= few() / 2 {
-                self.exclusive = None;
-            }
-        }
-        Some(waiter)
-    }
-
-    fn waiter_mut(&mut self, id: WaiterId) -> Option<&mut Waiter> {
-        if self.first.id == id {
-            return Some(&mut self.first);
-        }
-        self.behind.get_mut(&id)
-    }
-
-    fn last_exclusive_before(&self, position: Option<WaiterId>) -> Option<WaiterId> {
-        let is_before = |id: &WaiterId| position.is_none_or(|position| *id < position);
-        match (&self.exclusive, position) {
-            (None, _) => self.exclusive_waiters().rev().find(is_before),
-            (Some(exclusive), None) => exclusive.last().copied(),
-            (Some(exclusive), Some(position)) => exclusive.range(..position).next_back().copied(),
-        }
-    }
-}
+pub use waiter::{Addressee, Channel, Place, Wait, Waiter, WaiterId};
 
 /// How much there is to remember. All are zero while nobody waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -311,11 +81,7 @@ pub struct WaitQueues {
     by_id: BTreeMap<WaiterId, KeyBuf>,
     /// Who is first in line for each key, by the number of its database.
     firsts: BTreeSet<(i32, WaiterId)>,
-    rechecks: BTreeSet<(i64, KeyBuf)>,
-    /// Looks that were planned for these times before all keys were to be looked at.
-    overdue: BTreeSet<(i64, KeyBuf)>,
-    /// When those are due at the latest.
-    overdue_at_ms: i64,
+    rechecks: Rechecks,
     waits: Waits,
     next_id: u64,
     places: usize,
@@ -340,7 +106,7 @@ impl WaitQueues {
             waiters: self.by_id.len(),
             places: self.places,
             contended_keys: self.by_key.len(),
-            planned_rechecks: self.rechecks.len() + self.overdue.len(),
+            planned_rechecks: self.rechecks.len(),
         }
     }
 
@@ -442,10 +208,7 @@ impl WaitQueues {
             None if queue.first.id == id => {
                 let (key, queue) = self.by_key.remove_entry(&key)?;
                 if let Some(at_ms) = queue.recheck_at_ms {
-                    let planned = (at_ms, key);
-                    if !self.rechecks.remove(&planned) {
-                        self.overdue.remove(&planned);
-                    }
+                    self.rechecks.forget(key, at_ms);
                 }
                 let left = self.waits.remove(&queue.first);
                 (queue.first, left)
@@ -703,15 +466,7 @@ impl WaitQueues {
 
     /// The next of the key's waiters that has not been found to wait for long.
     pub fn next_not_slow(&self, key: KeyRef<'_>) -> Option<&Waiter> {
-        let queue = self.queue(key)?;
-        let slow = queue.slow.filter(|&slow| queue.first.id <= slow);
-        let Some(slow) = slow else {
-            return Some(&queue.first);
-        };
-        let mut later = queue
-            .behind
-            .range((Bound::Excluded(slow), Bound::Unbounded));
-        later.next().map(|(_, waiter)| waiter)
+        self.queue(key)?.next_not_slow()
     }
 
     /// Notes that this waiter, and all before it, have been found to wait for long.
@@ -723,80 +478,42 @@ impl WaitQueues {
 
     /// Has the key looked at again at `at_ms` or earlier, if anybody waits for it.
     pub fn recheck_by(&mut self, key: KeyRef<'_>, at_ms: i64) {
-        #[cfg(feature = "planted-faults")]
-        let at_ms = Fault::LooksLate.instead(at_ms, || at_ms + 500);
-        let Some((key, queue)) = self.by_key.get_key_value_mut(&key) else {
-            return;
-        };
-        if queue.recheck_at_ms.is_some_and(|planned| planned <= at_ms) {
-            return;
+        if let Some((key, queue)) = self.by_key.get_key_value_mut(&key) {
+            let at_ms = self.rechecks.plan(key, queue.recheck_at_ms, at_ms);
+            queue.recheck_at_ms = Some(at_ms);
         }
-        if let Some(planned_ms) = queue.recheck_at_ms {
-            let planned = (planned_ms, key.clone());
-            if !self.rechecks.remove(&planned) {
-                if self.overdue_at_ms <= at_ms {
-                    return;
-                }
-                self.overdue.remove(&planned);
-            }
-        }
-        queue.recheck_at_ms = Some(at_ms);
-        self.rechecks.insert((at_ms, key.clone()));
     }
 
     /// Whether a look is planned at any of these keys.
-    pub fn any_planned(&self, mut is_meant: impl FnMut(KeyRef<'_>) -> bool) -> bool {
-        let mut planned = self.rechecks.iter().chain(&self.overdue);
-        planned.any(|(_, key)| is_meant(key.as_ref()))
+    pub fn any_planned(&self, is_meant: impl FnMut(KeyRef<'_>) -> bool) -> bool {
+        self.rechecks.any(is_meant)
     }
 
     /// Has every contended key looked at again at `at_ms` or earlier.
     pub fn recheck_all_by(&mut self, at_ms: i64) {
-        #[cfg(feature = "planted-faults")]
-        let at_ms = Fault::LooksLate.instead(at_ms, || at_ms + 500);
-        if self.rechecks.len() + self.overdue.len() < self.by_key.len() {
+        if self.rechecks.len() < self.by_key.len() {
             for (key, queue) in self.by_key.iter_mut() {
                 if queue.recheck_at_ms.is_none() {
-                    queue.recheck_at_ms = Some(at_ms);
-                    self.rechecks.insert((at_ms, key.clone()));
+                    queue.recheck_at_ms = Some(self.rechecks.plan(key, None, at_ms));
                 }
             }
         }
-        self.overdue_at_ms = match self.overdue.is_empty() {
-            true => at_ms,
-            false => self.overdue_at_ms.min(at_ms),
-        };
-        self.overdue.append(&mut self.rechecks);
-    }
-
-    fn next_overdue_ms(&self) -> Option<i64> {
-        let &(planned_ms, _) = self.overdue.first()?;
-        Some(planned_ms.min(self.overdue_at_ms))
+        self.rechecks.all_by(at_ms);
     }
 
     /// When the next look is due.
     pub fn next_recheck_ms(&self) -> Option<i64> {
-        let planned_ms = self.rechecks.first().map(|&(at_ms, _)| at_ms);
-        planned_ms.into_iter().chain(self.next_overdue_ms()).min()
+        self.rechecks.next_ms()
     }
 
     /// A key whose look is due at `now_ms`.
     pub fn next_due(&self, now_ms: i64) -> Option<&KeyBuf> {
-        let next_ms = self.next_recheck_ms().filter(|&at_ms| at_ms <= now_ms)?;
-        let (_, key) = match self.next_overdue_ms() == Some(next_ms) {
-            true => self.overdue.first()?,
-            false => self.rechecks.first()?,
-        };
-        Some(key)
+        self.rechecks.next_due(now_ms)
     }
 
     /// Takes a key whose look is due at `now_ms`. Whoever rechecks plans the next one.
     pub fn take_due(&mut self, now_ms: i64) -> Option<KeyBuf> {
-        let next_ms = self.next_recheck_ms().filter(|&at_ms| at_ms <= now_ms)?;
-        let (_, key) = match self.next_overdue_ms() == Some(next_ms) {
-            true => self.overdue.pop_first()?,
-            false => self.rechecks.pop_first()?,
-        };
+        let key = self.rechecks.take_due(now_ms)?;
         if let Some(queue) = self.queue_mut(key.as_ref()) {
             queue.recheck_at_ms = None;
         }
@@ -882,9 +599,7 @@ impl WaitQueues {
         let firsts: BTreeSet<_> = queues()
             .map(|(key, queue)| (key.db, queue.first.id))
             .collect();
-        let planned: BTreeSet<_> = self.rechecks.union(&self.overdue).cloned().collect();
-        rechecks == planned
-            && self.rechecks.is_disjoint(&self.overdue)
+        self.rechecks.agree(&rechecks)
             && waiters().count() == self.by_id.len()
             && firsts == self.firsts
             && waiters().filter(|waiter| waiter.is_place()).count() == self.places
@@ -900,13 +615,9 @@ impl WaitQueues {
                     self.first_id_of(key.as_ref(), owner) == Some(waiter.id)
                         && self.waits_of(owner).count() > 1
                 });
-                let is_index_right = queue
-                    .exclusive
-                    .as_ref()
-                    .is_none_or(|known| known.iter().copied().eq(queue.exclusive_waiters()));
                 is_in_order
                     && are_here
-                    && is_index_right
+                    && queue.agrees()
                     && waiting_elsewhere
                         .map(|waiter| waiter.id)
                         .collect::<BTreeSet<_>>()
@@ -926,11 +637,7 @@ impl WaitQueues {
     /// When a contended lock is looked at next.
     pub(crate) fn recheck_at_ms(&self, key: KeyRef<'_>) -> Option<i64> {
         let planned_ms = self.queue(key)?.recheck_at_ms?;
-        let is_overdue = self.overdue.contains(&(planned_ms, key.into()));
-        Some(match is_overdue {
-            true => planned_ms.min(self.overdue_at_ms),
-            false => planned_ms,
-        })
+        Some(self.rechecks.at_ms(key, planned_ms))
     }
 }
 

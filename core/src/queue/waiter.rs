@@ -1,0 +1,126 @@
+//! Who waits, for what, and to whom the end of that is told.
+
+use std::rc::Rc;
+
+use crate::keys::KeyBuf;
+#[cfg(feature = "planted-faults")]
+use crate::planted::Fault;
+#[cfg(feature = "planted-faults")]
+use crate::request::Lease;
+use crate::request::{AcquireRequest, ClientId, Limit, Owner};
+
+/// The channel on which the end of a place is published. Cheap to clone.
+pub type Channel = Rc<[u8]>;
+
+/// How a client would wait.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wait {
+    /// The client.
+    pub client: ClientId,
+    /// When it gives up, in milliseconds since 1970, if ever.
+    pub until_ms: Option<i64>,
+    /// Where it would have a place, without being blocked.
+    pub channel: Option<Channel>,
+}
+
+impl Wait {
+    /// Whether it is for a place.
+    pub fn is_for_place(&self) -> bool {
+        self.channel.is_some()
+    }
+}
+
+/// Names a waiter; later waiters have greater ids.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct WaiterId(pub(crate) u64);
+
+/// A request in a queue.
+#[derive(Clone, Debug)]
+pub struct Waiter {
+    /// Its name.
+    pub id: WaiterId,
+    /// The lock for which it waits.
+    pub key: KeyBuf,
+    /// What it asks for.
+    pub request: AcquireRequest,
+    /// Since when it has waited, in microseconds since 1970.
+    pub since_us: i64,
+    /// The client that waits, or that asked last for this place.
+    pub client: ClientId,
+    /// When it gives up, in milliseconds since 1970, if ever.
+    pub until_ms: Option<i64>,
+    /// Where its end is published, if it is a place.
+    pub channel: Option<Channel>,
+}
+
+impl Waiter {
+    /// Whether its client does not block.
+    pub fn is_place(&self) -> bool {
+        self.channel.is_some()
+    }
+
+    pub(super) fn is_exclusive(&self) -> bool {
+        self.request.limit == Limit::EXCLUSIVE
+    }
+
+    /// To whom its end is told.
+    pub fn addressee(&self) -> Addressee {
+        match &self.channel {
+            None => Addressee::Blocked(self.id),
+            Some(channel) => Addressee::Place(Box::new(Place {
+                id: self.id,
+                key: self.key.clone(),
+                owner: self.request.owner.clone(),
+                channel: Rc::clone(channel),
+                client: self.client,
+            })),
+        }
+    }
+}
+
+#[cfg(feature = "planted-faults")]
+impl Waiter {
+    /// The same, with what would be left of its lease if that had begun with the wait.
+    pub(crate) fn with_lease_from_enqueue(mut self, now_ms: i64) -> Self {
+        let lease = self.request.lease;
+        let waited_ms = now_ms - self.since_us / 1000;
+        self.request.lease = Fault::LeaseFromEnqueue.instead(lease, || {
+            Lease::from_ms((lease.ms() - waited_ms).max(1)).unwrap_or(lease)
+        });
+        self
+    }
+}
+
+/// To whom the end of a wait is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Addressee {
+    /// A blocked client.
+    Blocked(WaiterId),
+    /// Whoever listens to the channel of this place.
+    Place(Box<Place>),
+}
+
+impl Addressee {
+    /// The name of the waiter.
+    pub fn id(&self) -> WaiterId {
+        match self {
+            Self::Blocked(id) => *id,
+            Self::Place(place) => place.id,
+        }
+    }
+}
+
+/// A place in a queue, as its messages name it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Its name.
+    pub id: WaiterId,
+    /// The lock.
+    pub key: KeyBuf,
+    /// Who has the place.
+    pub owner: Owner,
+    /// Where its end is published.
+    pub channel: Channel,
+    /// The client that asked last.
+    pub client: ClientId,
+}
