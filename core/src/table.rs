@@ -472,7 +472,7 @@ impl LockTable {
         while transition.is_all_overdue() && (transition.end_all_as_one() || transition.end_more())
         {
         }
-        transition.hand_on(released)
+        transition.hand_off_and_finish(released)
     }
 
     /// Takes the lock from whoever holds it, if this is its newest token, and hands
@@ -488,7 +488,7 @@ impl LockTable {
         // Nobody is made to give back what is over.
         transition.end_all_of_few();
         let broken = transition.break_holds(token);
-        transition.hand_on(Ok(broken))
+        transition.hand_off_and_finish(Ok(broken))
     }
 
     /// Lets the lease end at now + lease exactly. Returns whether the owner holds the
@@ -502,7 +502,7 @@ impl LockTable {
     ) -> Progress<bool> {
         let mut transition = Transition::begin(self, key, stored, Some(&request.owner), now);
         let renewed = transition.renew(request);
-        transition.hand_on(renewed)
+        transition.hand_off_and_finish(renewed)
     }
 
     /// Who holds the lock with this token, as it is stored. That may be over.
@@ -534,7 +534,7 @@ impl LockTable {
         let owner = self.owner_with(key, &stored, token);
         let mut transition = Transition::begin(self, key, stored, owner.as_ref(), now);
         let is_held = transition.guard(token);
-        transition.hand_on(Ok(is_held))
+        transition.hand_off_and_finish(Ok(is_held))
     }
 
     /// Grants are possible again: all who wait are looked at, holders that asked again

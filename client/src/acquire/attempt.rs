@@ -236,7 +236,7 @@ impl Attempt {
                 token,
                 unanswered: self.unanswered.take(),
                 lease_ends: Moment::now() + self.lease(),
-                is_handed_on: token.is_some(),
+                is_handed_off: token.is_some(),
                 is_one_of_many: self.servers.len() > 1,
             });
         }

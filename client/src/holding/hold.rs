@@ -348,7 +348,7 @@ impl Hold {
             unanswered: None,
             lease_ends,
             // Of those who share it the last one hands it on, whoever that is.
-            is_handed_on: self.mode != Mode::Shared,
+            is_handed_off: self.mode != Mode::Shared,
             is_one_of_many: self.server_holds.len() > 1,
         });
         pending.collect()

@@ -28,7 +28,7 @@ pub(crate) struct PendingRelease {
     /// When the lease will have done it.
     pub(crate) lease_ends: Moment,
     /// Whether the lock is likely to go to the next one then.
-    pub(crate) is_handed_on: bool,
+    pub(crate) is_handed_off: bool,
     /// Whether other servers have the same hold, so that this one's failure is
     /// nothing to warn of.
     pub(crate) is_one_of_many: bool,
@@ -98,8 +98,8 @@ impl PendingRelease {
         if let Some(name) = &self.unanswered {
             self.server.close(&self.key, name).await?;
         }
-        let reply = match self.is_handed_on {
-            true => self.server.hand_on(&self.key, release).await?,
+        let reply = match self.is_handed_off {
+            true => self.server.hand_off(&self.key, release).await?,
             false => self.server.ask(&self.key, release).await?,
         };
         // Anything else is not the answer of a server that releases.
@@ -140,7 +140,7 @@ mod tests {
             token: Some(7),
             unanswered: None,
             lease_ends: Moment::now() + lease,
-            is_handed_on: true,
+            is_handed_off: true,
             is_one_of_many: false,
         }
     }

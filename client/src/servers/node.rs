@@ -68,7 +68,7 @@ pub(crate) trait Ask: Send + Sync {
     fn ask<'a>(&'a self, key: &'a [u8], cmd: &'a Cmd) -> BoxFuture<'a, Result<Reply, Error>>;
 
     /// As [`Ask::ask`], of a release by which the lock goes to whoever is next.
-    fn hand_on<'a>(&'a self, key: &'a [u8], cmd: &'a Cmd) -> BoxFuture<'a, Result<Reply, Error>> {
+    fn hand_off<'a>(&'a self, key: &'a [u8], cmd: &'a Cmd) -> BoxFuture<'a, Result<Reply, Error>> {
         self.ask(key, cmd)
     }
 
@@ -399,7 +399,7 @@ impl Ask for Arc<Node> {
         Box::pin(self.call(key, cmd))
     }
 
-    fn hand_on<'a>(&'a self, key: &'a [u8], cmd: &'a Cmd) -> BoxFuture<'a, Result<Reply, Error>> {
+    fn hand_off<'a>(&'a self, key: &'a [u8], cmd: &'a Cmd) -> BoxFuture<'a, Result<Reply, Error>> {
         Box::pin(self.release(key, cmd))
     }
 

@@ -279,7 +279,7 @@ impl LockTable {
         match (stored, due.work) {
             (Ok(stored), Work::Recheck) => {
                 let transition = Transition::begin(self, key, stored, None, now);
-                transition.hand_on(Ok(()))
+                transition.hand_off_and_finish(Ok(()))
             }
             (Ok(stored), Work::Keep(owner, binding)) => {
                 self.keep(key, &owner, binding, stored, now)
@@ -314,7 +314,7 @@ impl LockTable {
         if !binding.is_claimed {
             // Its first lease is over.
             transition.table.sessions.unbind(key, owner);
-            return transition.hand_on(Ok(()));
+            return transition.hand_off_and_finish(Ok(()));
         }
         let effects = &mut transition.step.effects;
         let token = binding.token;
@@ -338,7 +338,7 @@ impl LockTable {
                 transition.table.to_close.push_back(binding.client);
             }
         }
-        transition.hand_on(Ok(()))
+        transition.hand_off_and_finish(Ok(()))
     }
 
     /// A session's lease could not be kept up. It is tried again, sooner and sooner;

@@ -182,7 +182,7 @@ impl Transition<'_> {
                     }
                     self.serve_requests_of(&request.owner);
                     self.bind_last(&request, session, token);
-                    return self.hand_on(Ok(acquired(Acquired::Granted(token))));
+                    return self.hand_off_and_finish(Ok(acquired(Acquired::Granted(token))));
                 }
                 (Ok(Some(token)), _) => return self.done(Ok(acquired(Acquired::Granted(token)))),
                 (Err(error), _) => return self.done(Err(error)),
@@ -231,7 +231,7 @@ impl Transition<'_> {
     }
 
     /// Hands the lock off, and is done with this.
-    pub(super) fn hand_on<T>(mut self, result: Result<T, LockError>) -> Progress<T> {
+    pub(super) fn hand_off_and_finish<T>(mut self, result: Result<T, LockError>) -> Progress<T> {
         match self.hand_off() {
             HandedOff::Offers(waiter, token) => self.offer(waiter, token, After::Finish(result)),
             HandedOff::All | HandedOff::ToWhoAsks(_) => self.done(result),

@@ -80,7 +80,7 @@ impl Transition<'_> {
 
     fn go_on<T>(self, after: After<T>) -> Progress<T> {
         match after {
-            After::Finish(result) => self.hand_on(result),
+            After::Finish(result) => self.hand_off_and_finish(result),
             After::Acquire(request, wait, acquired) => self.acquire(request, wait, acquired),
             After::CheckWait(unchecked, result) => self.check_wait(unchecked, result),
         }

@@ -307,7 +307,7 @@ impl Transition<'_> {
                     self.step.answers.push((waiter.addressee(), answer));
                 }
                 // Those behind it may be let in.
-                self.hand_on(Ok(result))
+                self.hand_off_and_finish(Ok(result))
             }
         }
     }
