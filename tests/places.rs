@@ -226,32 +226,48 @@ fn ten_thousand_of_both_kinds_are_served_in_exactly_the_order_of_their_requests(
     server.assert_sound();
 }
 
-#[test]
-fn a_place_costs_less_than_a_kilobyte() {
+/// What one more place takes on average: so many as this, on so many locks that each is
+/// the only one, or all on one. The names are as long as those of UUIDs.
+#[track_caller]
+fn check_memory_of_places(places: usize, locks: usize) {
     let mut scene = Scene::held();
     scene.place("first", "");
-    let before = scene.holder.used_memory();
-    let places: Vec<Vec<String>> = (0..10_000)
-        .map(|i| {
-            let key = i % 100;
-            let line = format!("LOCK.ACQUIRE k{key} owner{i} {LONG} QUEUE 600000 ch");
-            line.split(' ').map(String::from).collect()
-        })
-        .collect();
-    for part in places.chunks(500) {
-        let lines = part
-            .iter()
-            .map(|line| line.iter().map(String::as_str).collect());
-        let lines: Vec<Vec<&str>> = lines.collect();
-        scene.ears.send_all(&lines).unwrap();
-        for _ in part {
-            scene.ears.reply();
+    let key = |at: usize| format!("lock:{:027}", at % locks);
+    let all = |command: &dyn Fn(usize) -> String, count: usize, client: &mut Subscriber| {
+        for at in (0..count).step_by(500) {
+            let lines: Vec<String> = (at..count.min(at + 500)).map(command).collect();
+            let lines: Vec<Vec<&str>> =
+                lines.iter().map(|line| line.split(' ').collect()).collect();
+            client.send_all(&lines).unwrap();
+            for _ in lines {
+                client.reply();
+            }
         }
-    }
-    // The first on each lock holds it.
-    assert_eq!(scene.holder.info("lock_places"), 9_901);
-    let cost = (scene.holder.used_memory() - before) / 10_000;
-    assert!(cost < 1024, "{cost} bytes");
+    };
+    let hold = |at| format!("LOCK.ACQUIRE {} holder:{at:029} {LONG}", key(at));
+    all(&hold, locks, &mut scene.ears);
+    let before = scene.holder.used_memory();
+    let wait = |at| {
+        format!(
+            "LOCK.ACQUIRE {} waiter:{at:029} {LONG} QUEUE 600000 ch",
+            key(at)
+        )
+    };
+    all(&wait, places, &mut scene.ears);
+    assert_eq!(scene.holder.info("lock_places"), 1 + places as i64);
+    let cost = (scene.holder.used_memory() - before) / places as i64;
+    assert!(cost < 1000, "{cost} bytes");
+}
+
+#[test]
+fn a_place_behind_others_costs_less_than_a_kilobyte() {
+    check_memory_of_places(10_000, 1);
+}
+
+/// All tables have just grown, and are half empty.
+#[test]
+fn the_only_place_of_a_lock_costs_less_than_a_kilobyte() {
+    check_memory_of_places(16_000, 16_000);
 }
 
 #[test]

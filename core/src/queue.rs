@@ -166,18 +166,18 @@ impl WaitQueues {
                 queue
             }
             None => {
-                self.firsts.insert((key.db, id));
+                self.firsts.insert((key.db(), id));
                 let queue = Box::new(Queue::of(waiter));
                 self.by_key.insert_new(key.clone(), queue)
             }
         };
         if let Begun::Second(..) | Begun::OneMore = begun {
-            queue.waiting_elsewhere.insert(id);
+            queue.waits_elsewhere(id);
         }
         if let Begun::Second(other, first) = begun
             && let Some(queue) = self.queue_mut(other.as_ref())
         {
-            queue.waiting_elsewhere.insert(first);
+            queue.waits_elsewhere(first);
         }
         self.by_id.insert(id, key);
         Ok(id)
@@ -198,10 +198,10 @@ impl WaitQueues {
         let (waiter, left) = match queue.remove(id) {
             Some(waiter) => {
                 let left = self.waits.remove(&waiter);
-                if queue.waiting_elsewhere.remove(&id)
+                if queue.waits_here_alone(id)
                     && let Left::Here(next) = left
                 {
-                    queue.waiting_elsewhere.insert(next);
+                    queue.waits_elsewhere(next);
                 }
                 (waiter, left)
             }
@@ -228,7 +228,7 @@ impl WaitQueues {
         if let Left::Elsewhere(last, first) = left
             && let Some(queue) = self.queue_mut(last.as_ref())
         {
-            queue.waiting_elsewhere.remove(&first);
+            queue.waits_here_alone(first);
         }
         Some(waiter)
     }
@@ -303,7 +303,7 @@ impl WaitQueues {
             return (0, self.first(key));
         }
         // Where the clock was set back, some may not be over any more.
-        let before = queue.passed.filter(|&(_, at_ms)| at_ms <= now_ms);
+        let before = queue.passed().filter(|&(_, at_ms)| at_ms <= now_ms);
         let mut passed = before.map_or(next.id, |(id, _)| id.max(next.id));
         let (mut count, mut living) = (0, None);
         for waiter in queue.behind_of(passed) {
@@ -318,7 +318,7 @@ impl WaitQueues {
             count += 1;
         }
         if let Some(queue) = self.queue_mut(key) {
-            queue.passed = Some((passed, now_ms));
+            queue.note_passed(passed, now_ms);
         }
         (count, living.and_then(|id| self.waiter(key, id)))
     }
@@ -394,8 +394,8 @@ impl WaitQueues {
         let queue = self.queue(key);
         queue.into_iter().flat_map(move |queue| {
             let part = (part.start_bound().cloned(), part.end_bound().cloned());
-            let ids = queue.waiting_elsewhere.range(part);
-            ids.filter_map(|id| Some((*id, &queue.waiter(*id)?.request.owner)))
+            let ids = queue.waiting_elsewhere(part);
+            ids.filter_map(|id| Some((id, &queue.waiter(id)?.request.owner)))
         })
     }
 
@@ -472,7 +472,7 @@ impl WaitQueues {
     /// Notes that this waiter, and all before it, have been found to wait for long.
     pub fn note_slow(&mut self, key: KeyRef<'_>, id: WaiterId) {
         if let Some(queue) = self.queue_mut(key) {
-            queue.slow = Some(id);
+            queue.note_slow(id);
         }
     }
 
@@ -579,7 +579,8 @@ impl WaitQueues {
                 );
                 #[cfg(feature = "planted-faults")]
                 form.time(Some(waiter.since_us / 1000));
-                form.flag(queue.waiting_elsewhere.contains(&waiter.id));
+                let mut itself = queue.waiting_elsewhere(waiter.id..=waiter.id);
+                form.flag(itself.next().is_some());
             }
             form.flag(queue.reentering.is_some());
             if let Some(owner) = &queue.reentering {
@@ -597,7 +598,7 @@ impl WaitQueues {
             .filter_map(|(key, queue)| Some((queue.recheck_at_ms?, key.clone())))
             .collect();
         let firsts: BTreeSet<_> = queues()
-            .map(|(key, queue)| (key.db, queue.first.id))
+            .map(|(key, queue)| (key.db(), queue.first.id))
             .collect();
         self.rechecks.agree(&rechecks)
             && waiters().count() == self.by_id.len()
@@ -620,8 +621,7 @@ impl WaitQueues {
                     && queue.agrees()
                     && waiting_elsewhere
                         .map(|waiter| waiter.id)
-                        .collect::<BTreeSet<_>>()
-                        == queue.waiting_elsewhere
+                        .eq(queue.waiting_elsewhere(..))
             })
     }
 

@@ -362,9 +362,10 @@ struct HeldBy(Sharded<Owner, Keys>);
 
 /// Mostly one.
 #[derive(Clone, Debug)]
+#[expect(clippy::box_collection, reason = "else each would take the memory of many")]
 enum Keys {
     One(KeyBuf),
-    Many(BTreeSet<KeyBuf>),
+    Many(Box<BTreeSet<KeyBuf>>),
 }
 
 impl HeldBy {
@@ -401,7 +402,10 @@ impl HeldBy {
         };
         match keys {
             Keys::One(only) if only == key => {}
-            Keys::One(only) => *keys = Keys::Many([only.clone(), key.clone()].into()),
+            Keys::One(only) => {
+                let both = [only.clone(), key.clone()];
+                *keys = Keys::Many(Box::new(both.into()));
+            }
             Keys::Many(many) => drop(many.insert(key.clone())),
         }
     }

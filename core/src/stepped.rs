@@ -74,7 +74,7 @@ impl Stepped {
 
     /// A step leaves the lock so, and holds of it are bound.
     pub(crate) fn note_bound(&mut self, key: KeyBuf, lock: Lock) {
-        self.bound.entry(key.db).or_default().put(key, lock);
+        self.bound.entry(key.db()).or_default().put(key, lock);
     }
 
     /// The locks with bound holds that are known.
@@ -106,7 +106,7 @@ impl Stepped {
     /// The same of all keys of these databases, or of all.
     pub(crate) fn all_touched(&mut self, databases: Option<&[i32]>) {
         let is_meant = |db: i32| databases.is_none_or(|some| some.contains(&db));
-        self.expired.retain(|key| !is_meant(key.db));
+        self.expired.retain(|key| !is_meant(key.db()));
         for (db, bound) in &mut self.bound {
             if is_meant(*db) && !bound.is_empty() {
                 self.discarded.push(std::mem::take(bound));
@@ -149,7 +149,7 @@ impl Stepped {
         for key in form.keys() {
             form.number(self.by_key.get(key).copied().unwrap_or_default());
             form.flag(self.expired.contains(key));
-            let bound = self.bound.get(&key.db).and_then(|bound| bound.get(key));
+            let bound = self.bound.get(&key.db()).and_then(|bound| bound.get(key));
             form.flag(bound.is_some());
             if let Some(lock) = bound {
                 form.lock(lock);

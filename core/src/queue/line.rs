@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::iter;
-use std::ops::Bound;
+use std::ops::{Bound, RangeBounds};
 
 use super::waiter::{Waiter, WaiterId};
 use crate::bounds::few;
@@ -14,59 +14,80 @@ use crate::request::Owner;
 #[derive(Clone, Debug)]
 pub(super) struct Queue {
     pub(super) first: Waiter,
+    /// None where there is nothing to say of others.
+    rest: Option<Box<Rest>>,
+    /// Who was granted the lock, and may have other requests here that were not
+    /// served in the same step.
+    pub(super) reentering: Option<Owner>,
+    pub(super) recheck_at_ms: Option<i64>,
+}
+
+/// What few queues have, and much of the memory that a queue takes.
+#[derive(Clone, Debug, Default)]
+struct Rest {
     behind: BTreeMap<WaiterId, Waiter>,
     /// Those that ask for the lock all alone. There while more than a few wait, and a
     /// while longer.
     exclusive: Option<BTreeSet<WaiterId>>,
     /// Of each owner that waits for other keys as well, its first request.
-    pub(super) waiting_elsewhere: BTreeSet<WaiterId>,
-    /// Who was granted the lock, and may have other requests here that were not
-    /// served in the same step.
-    pub(super) reentering: Option<Owner>,
+    waiting_elsewhere: BTreeSet<WaiterId>,
     /// The last waiter that was found to wait for long.
-    pub(super) slow: Option<WaiterId>,
+    slow: Option<WaiterId>,
     /// All up to this one were over at this time.
-    pub(super) passed: Option<(WaiterId, i64)>,
-    pub(super) recheck_at_ms: Option<i64>,
+    passed: Option<(WaiterId, i64)>,
+}
+
+impl Rest {
+    fn is_needless(&self) -> bool {
+        self.behind.is_empty() && self.waiting_elsewhere.is_empty() && self.slow.is_none()
+    }
 }
 
 impl Queue {
     pub(super) const fn of(first: Waiter) -> Self {
         Self {
             first,
-            behind: BTreeMap::new(),
-            exclusive: None,
-            waiting_elsewhere: BTreeSet::new(),
+            rest: None,
             reentering: None,
-            slow: None,
-            passed: None,
             recheck_at_ms: None,
         }
     }
 
+    fn rest_mut(&mut self) -> &mut Rest {
+        self.rest.get_or_insert_default()
+    }
+
+    fn give_rest_back(&mut self) {
+        self.rest.take_if(|rest| rest.is_needless());
+    }
+
+    fn behind(&self) -> impl DoubleEndedIterator<Item = &Waiter> {
+        self.rest.iter().flat_map(|rest| rest.behind.values())
+    }
+
     pub(super) fn len(&self) -> usize {
-        1 + self.behind.len()
+        1 + self.rest.as_ref().map_or(0, |rest| rest.behind.len())
     }
 
     pub(super) fn waiters(&self) -> impl DoubleEndedIterator<Item = &Waiter> {
-        iter::once(&self.first).chain(self.behind.values())
+        iter::once(&self.first).chain(self.behind())
     }
 
     pub(super) fn waiter(&self, id: WaiterId) -> Option<&Waiter> {
         if self.first.id == id {
             return Some(&self.first);
         }
-        self.behind.get(&id)
+        self.rest.as_ref()?.behind.get(&id)
     }
 
     pub(super) fn behind_of(&self, id: WaiterId) -> impl Iterator<Item = &Waiter> {
-        let behind = self.behind.range((Bound::Excluded(id), Bound::Unbounded));
-        behind.map(|(_, waiter)| waiter)
+        let later = (Bound::Excluded(id), Bound::Unbounded);
+        let rest = self.rest.iter();
+        rest.flat_map(move |rest| rest.behind.range(later).map(|(_, waiter)| waiter))
     }
 
     pub(super) fn last(&self) -> &Waiter {
-        let last = self.behind.last_key_value();
-        last.map_or(&self.first, |(_, waiter)| waiter)
+        self.behind().next_back().unwrap_or(&self.first)
     }
 
     /// Who is to be served first.
@@ -78,14 +99,16 @@ impl Queue {
     }
 
     pub(super) fn push(&mut self, waiter: Waiter) {
-        if let Some(exclusive) = &mut self.exclusive
+        let rest = self.rest_mut();
+        if let Some(exclusive) = &mut rest.exclusive
             && waiter.is_exclusive()
         {
             exclusive.insert(waiter.id);
         }
-        self.behind.insert(waiter.id, waiter);
-        if self.exclusive.is_none() && self.len() > few() {
-            self.exclusive = Some(self.exclusive_waiters().collect());
+        rest.behind.insert(waiter.id, waiter);
+        if rest.exclusive.is_none() && rest.behind.len() >= few() {
+            let exclusive = self.exclusive_waiters().collect();
+            self.rest_mut().exclusive = Some(exclusive);
         }
     }
 
@@ -96,18 +119,20 @@ impl Queue {
 
     /// Removes a waiter, unless it is the only one.
     pub(super) fn remove(&mut self, id: WaiterId) -> Option<Waiter> {
+        let rest = self.rest.as_mut()?;
         let waiter = if self.first.id == id {
-            let (_, next) = self.behind.pop_first()?;
+            let (_, next) = rest.behind.pop_first()?;
             std::mem::replace(&mut self.first, next)
         } else {
-            self.behind.remove(&id)?
+            rest.behind.remove(&id)?
         };
-        if let Some(exclusive) = &mut self.exclusive {
+        if let Some(exclusive) = &mut rest.exclusive {
             exclusive.remove(&id);
-            if self.len() <= few() / 2 {
-                self.exclusive = None;
+            if rest.behind.len() < few() / 2 {
+                rest.exclusive = None;
             }
         }
+        self.give_rest_back();
         Some(waiter)
     }
 
@@ -115,12 +140,54 @@ impl Queue {
         if self.first.id == id {
             return Some(&mut self.first);
         }
-        self.behind.get_mut(&id)
+        self.rest.as_mut()?.behind.get_mut(&id)
+    }
+
+    /// All up to which one were over at which time.
+    pub(super) fn passed(&self) -> Option<(WaiterId, i64)> {
+        self.rest.as_ref()?.passed
+    }
+
+    pub(super) fn note_passed(&mut self, id: WaiterId, now_ms: i64) {
+        if let Some(rest) = &mut self.rest {
+            rest.passed = Some((id, now_ms));
+        }
+    }
+
+    /// The first requests in this part of owners that wait for other keys as well.
+    pub(super) fn waiting_elsewhere(
+        &self,
+        part: impl RangeBounds<WaiterId>,
+    ) -> impl Iterator<Item = WaiterId> {
+        let rest = self.rest.iter();
+        rest.flat_map(move |rest| {
+            let part = (part.start_bound().cloned(), part.end_bound().cloned());
+            rest.waiting_elsewhere.range(part).copied()
+        })
+    }
+
+    /// The owner of this request, its first one, waits for other keys as well.
+    pub(super) fn waits_elsewhere(&mut self, first: WaiterId) {
+        self.rest_mut().waiting_elsewhere.insert(first);
+    }
+
+    /// It does not, or this one is not the first any more. Returns whether it was.
+    pub(super) fn waits_here_alone(&mut self, first: WaiterId) -> bool {
+        let rest = self.rest.as_mut();
+        let was_here = rest.is_some_and(|rest| rest.waiting_elsewhere.remove(&first));
+        self.give_rest_back();
+        was_here
+    }
+
+    /// This waiter, and all before it, have been found to wait for long.
+    pub(super) fn note_slow(&mut self, id: WaiterId) {
+        self.rest_mut().slow = Some(id);
     }
 
     /// The next one that has not been found to wait for long.
     pub(super) fn next_not_slow(&self) -> Option<&Waiter> {
-        let slow = self.slow.filter(|&slow| self.first.id <= slow);
+        let slow = self.rest.as_ref().and_then(|rest| rest.slow);
+        let slow = slow.filter(|&slow| self.first.id <= slow);
         match slow {
             Some(slow) => self.behind_of(slow).next(),
             None => Some(&self.first),
@@ -130,7 +197,8 @@ impl Queue {
     /// The last request for the lock all alone before this one, or of all.
     pub(super) fn last_exclusive_before(&self, position: Option<WaiterId>) -> Option<WaiterId> {
         let is_before = |id: &WaiterId| position.is_none_or(|position| *id < position);
-        match (&self.exclusive, position) {
+        let exclusive = self.rest.as_ref().and_then(|rest| rest.exclusive.as_ref());
+        match (exclusive, position) {
             (None, _) => self.exclusive_waiters().rev().find(is_before),
             (Some(exclusive), None) => exclusive.last().copied(),
             (Some(exclusive), Some(position)) => exclusive.range(..position).next_back().copied(),
@@ -142,7 +210,7 @@ impl Queue {
 impl Queue {
     /// Whether what is kept twice is the same.
     pub(super) fn agrees(&self) -> bool {
-        let known = self.exclusive.as_ref();
+        let known = self.rest.as_ref().and_then(|rest| rest.exclusive.as_ref());
         known.is_none_or(|known| known.iter().copied().eq(self.exclusive_waiters()))
     }
 }

@@ -17,16 +17,18 @@ pub(super) struct Waits(Sharded<Owner, Locks>);
 
 /// The locks for which one owner waits, mostly a single one.
 #[derive(Clone, Debug)]
+#[expect(clippy::box_collection, reason = "else each would take the memory of many")]
 enum Locks {
     One(KeyBuf, Requests),
-    Many(BTreeMap<KeyBuf, Requests>),
+    Many(Box<BTreeMap<KeyBuf, Requests>>),
 }
 
 /// The requests of one owner in one queue, mostly a single one.
 #[derive(Clone, Debug)]
+#[expect(clippy::box_collection, reason = "as above")]
 pub(super) enum Requests {
     One(Kind, WaiterId),
-    Many(BTreeSet<(Kind, WaiterId)>),
+    Many(Box<BTreeSet<(Kind, WaiterId)>>),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -85,7 +87,10 @@ impl Requests {
 
     fn insert(&mut self, kind: Kind, id: WaiterId) {
         match self {
-            Self::One(other, before) => *self = Self::Many([(*other, *before), (kind, id)].into()),
+            Self::One(other, before) => {
+                let both = [(*other, *before), (kind, id)];
+                *self = Self::Many(Box::new(both.into()));
+            }
             Self::Many(all) => drop(all.insert((kind, id))),
         }
     }
@@ -169,7 +174,7 @@ impl Waits {
                 let (only, before) = (only.clone(), before.clone());
                 let first = before.first();
                 let both = [(only.clone(), before), (waiter.key.clone(), requests)];
-                *locks = Locks::Many(both.into());
+                *locks = Locks::Many(Box::new(both.into()));
                 first.map_or(Begun::OneMore, |first| Begun::Second(only, first))
             }
             Locks::Many(many) => match many.get_mut(&waiter.key) {
@@ -233,10 +238,13 @@ impl Waits {
                 Locks::One(key, requests) => (Some((key, requests)), None),
                 Locks::Many(many) => (None, Some(many)),
             };
-            for (key, requests) in one.into_iter().chain(many.into_iter().flatten()) {
+            for (key, requests) in one
+                .into_iter()
+                .chain(many.into_iter().flat_map(|many| many.iter()))
+            {
                 let all = match requests {
                     Requests::One(kind, id) => BTreeSet::from([(*kind, *id)]),
-                    Requests::Many(all) => all.clone(),
+                    Requests::Many(all) => (**all).clone(),
                 };
                 known.extend(
                     all.into_iter()

@@ -42,9 +42,8 @@ impl LockIds {
 
     /// The key of a lock, unless it has been left behind.
     pub(super) fn key(&self, id: LockId) -> Option<KeyBuf> {
-        let mut key = self.keys.get(&id)?.clone();
-        key.db = self.databases.now(key.db);
-        Some(key)
+        let key = self.keys.get(&id)?;
+        Some(key.in_db(self.databases.now(key.db())))
     }
 
     /// The id of the lock at this key, a new one if it has none.
