@@ -398,6 +398,12 @@ fn look_for<'c>(
     let open = OpenLock::open(key);
     let stored = look_at(&open, key.as_ref(), asker, part)
         .inspect_err(|_| TABLE.with_borrow_mut(|table| table.forget_lock(key.as_ref())))?;
+    if let Stored::Read(lock) = &stored
+        && lock.is_free()
+        && keyspace::hides_expired(key.ctx())
+    {
+        return Err(LockError::WritesPaused);
+    }
     Ok((open, stored))
 }
 

@@ -2,7 +2,7 @@
 
 use redis::Value;
 use redis_lock_testing::scene::{
-    assert_all_granted, assert_none_granted, await_gone, await_waiting,
+    assert_all_granted, assert_none_granted, await_gone, await_waiting, transaction,
 };
 use redis_lock_testing::{Client, TestServer, eventually, int, nil, status, token};
 
@@ -235,4 +235,91 @@ fn a_writable_replica_has_neither_waiters_nor_sessions() {
     assert_eq!(client.call("LOCK.RELEASE k a"), int(0));
     assert_eq!(client.call("LOCK.RELEASE k a"), int(1));
     assert!(client.int(&format!("LOCK.ACQUIRE k b {LEASE}")) > first);
+}
+
+/// What hides a lock that is over from the commands of the same transaction, without
+/// deleting it, and what ends that.
+const HIDING: [[&str; 2]; 2] = [
+    ["CLIENT PAUSE 60000 WRITE", "CLIENT UNPAUSE"],
+    ["REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE"],
+];
+
+/// The lock `k` ends, unseen, and a transaction runs this command where it is hidden.
+/// Returns the reply.
+#[track_caller]
+fn in_a_transaction_that_hides(client: &mut Client, hiding: [&str; 2], command: &str) -> Value {
+    let [hides, shows] = hiding;
+    let all = [
+        "LOCK.RENEW k a LEASE 10",
+        "DEBUG SLEEP 0.02",
+        "MULTI",
+        hides,
+        command,
+        shows,
+        "EXEC",
+    ];
+    // In one write, so that the server does nothing else in between.
+    client.send_bytes((all.join("\r\n") + "\r\n").as_bytes());
+    assert_eq!(client.reply(), int(1), "it is held until now");
+    for _ in &all[1..6] {
+        client.reply();
+    }
+    let Value::Array(replies) = client.reply() else {
+        panic!("{command}");
+    };
+    replies[1].clone()
+}
+
+#[track_caller]
+fn check_hidden(command: &str, waits: bool) {
+    for hiding in HIDING {
+        let server = TestServer::start();
+        let mut client = server.client();
+        let before = client.int(&format!("LOCK.ACQUIRE k a {LEASE}"));
+        let mut waiter = server.client();
+        if waits {
+            waiter.send(&format!("LOCK.ACQUIRE k b {LEASE} BLOCK 0"));
+            await_waiting(&mut client, "k", 1);
+        }
+        let command = command.replace("{before}", &before.to_string());
+        let reply = in_a_transaction_that_hides(&mut client, hiding, &command);
+        let Value::ServerError(error) = &reply else {
+            panic!("{command} after {hiding:?}: {reply:?}");
+        };
+        assert_eq!(error.code(), "READONLY", "{command}");
+        if waits && hiding[0].starts_with("CLIENT") {
+            assert!(token(&waiter.reply()) > before, "{command}");
+        }
+        let renew = format!("LOCK.RENEW k a {LEASE} FENCE {before}");
+        assert_eq!(client.call(&renew), int(0), "{command} after {hiding:?}");
+    }
+}
+
+#[test]
+fn a_transaction_that_has_paused_writes_takes_no_lock_that_is_over() {
+    check_hidden("LOCK.ACQUIRE k c LEASE 600000", false);
+    check_hidden("LOCK.ACQUIRE k c LEASE 600000", true);
+}
+
+#[test]
+fn a_transaction_that_has_paused_writes_hands_no_lock_off_that_is_over() {
+    for command in [
+        "LOCK.RELEASE k a",
+        "LOCK.RENEW k a LEASE 600000",
+        "LOCK.BREAK k",
+        "LOCK.GUARD k {before} SET x late",
+    ] {
+        check_hidden(command, true);
+    }
+}
+
+#[test]
+fn a_transaction_that_has_paused_writes_may_release_what_is_held() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    client.int(&format!("LOCK.ACQUIRE k a {LEASE}"));
+    let [hides, shows] = HIDING[0];
+    let replies = transaction(&mut client, &[hides, "LOCK.RELEASE k a", shows]);
+    assert_eq!(replies[1], int(1));
+    server.assert_sound();
 }

@@ -33,6 +33,9 @@ pub enum LockError {
     },
     /// `READONLY`: a replica keeps up no lease and hands no lock off.
     ReadOnly,
+    /// `READONLY`: the transaction has paused writes, or made the server a replica, and a
+    /// lock that is over may be there unseen.
+    WritesPaused,
     /// `NOTHELD`: nobody holds the lock with the token of a guarded command.
     NotHeld,
     /// `NOPERM`: the user may not run a guarded command.
@@ -104,6 +107,10 @@ impl fmt::Display for LockError {
                 "READONLY a replica hands no lock off and keeps up no lease; \
                  ask the primary, or leave BLOCK and SESSION out",
             ),
+            Self::WritesPaused => f.write_str(
+                "READONLY this transaction has paused writes or made the server a replica, \
+                 which hides locks that are over; send the command again outside of it",
+            ),
             Self::NotHeld => f.write_str(
                 "NOTHELD nobody holds the lock with this token now, and nothing was done; \
                  stop the work, and acquire the lock again before you start it anew",
@@ -158,6 +165,7 @@ mod tests {
                 "NOPERM",
             ),
             (LockError::ReadOnly, "READONLY"),
+            (LockError::WritesPaused, "READONLY"),
             (LockError::NoReplicas, "NOREPLICAS"),
             (LockError::TooFewReplicas, "NOREPLICAS"),
             (LockError::Deadlock { cycle: Vec::new() }, "DEADLOCK"),

@@ -362,7 +362,10 @@ struct HeldBy(Sharded<Owner, Keys>);
 
 /// Mostly one.
 #[derive(Clone, Debug)]
-#[expect(clippy::box_collection, reason = "else each would take the memory of many")]
+#[expect(
+    clippy::box_collection,
+    reason = "else each would take the memory of many"
+)]
 enum Keys {
     One(KeyBuf),
     Many(Box<BTreeSet<KeyBuf>>),

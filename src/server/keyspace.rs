@@ -186,6 +186,18 @@ pub(crate) fn must_not_write(ctx: &Context) -> bool {
     is_replica(ctx) || unsafe { (api().avoid_replica_traffic)() != 0 }
 }
 
+/// Returns whether a key that is over may be taken for one that is not there, although it
+/// is, so that nothing may be written in its place. Only a transaction sees that which has
+/// paused writes itself, or made the server a replica.
+pub(crate) fn hides_expired(ctx: &Context) -> bool {
+    // SAFETY: the context is alive, and the other function takes no arguments.
+    unsafe {
+        (api().avoid_replica_traffic)() != 0
+            || (api().get_context_flags)(ctx.ctx) & raw::REDISMODULE_CTX_FLAGS_READONLY as c_int
+                != 0
+    }
+}
+
 /// Returns whether this server is a replica.
 pub(crate) fn is_replica(ctx: &Context) -> bool {
     // SAFETY: the context is alive.

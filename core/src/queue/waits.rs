@@ -17,7 +17,10 @@ pub(super) struct Waits(Sharded<Owner, Locks>);
 
 /// The locks for which one owner waits, mostly a single one.
 #[derive(Clone, Debug)]
-#[expect(clippy::box_collection, reason = "else each would take the memory of many")]
+#[expect(
+    clippy::box_collection,
+    reason = "else each would take the memory of many"
+)]
 enum Locks {
     One(KeyBuf, Requests),
     Many(Box<BTreeMap<KeyBuf, Requests>>),
