@@ -48,7 +48,7 @@ mod server;
 
 use redis_module::{Context, RedisString, Status, redis_module};
 
-use crate::server::{api, hooks, overwriting, registration, subscriptions, timer};
+use crate::server::{acl, api, hooks, overwriting, registration, subscriptions, timer};
 
 /// Allocations count as the server's memory. The unit tests run without a server.
 #[cfg(not(test))]
@@ -98,8 +98,8 @@ fn init(ctx: &Context, args: &[RedisString]) -> Status {
     Status::Ok
 }
 
-/// Refuses to be unloaded while holds are remembered. That clients wait, the server
-/// itself sees, and refuses too.
+/// Refuses to be unloaded while holds are remembered, or where that would crash the server.
+/// That clients wait, the server itself sees, and refuses too.
 fn deinit(ctx: &Context) -> Status {
     if manager::has_places() {
         ctx.log_warning("the module is not unloaded: there are places in queues");
@@ -107,6 +107,13 @@ fn deinit(ctx: &Context) -> Status {
     }
     if manager::remembers_holds() {
         ctx.log_warning("the module is not unloaded: sessions hold locks, or have just ended");
+        return Status::Err;
+    }
+    if let Some(user) = acl::user_that_pins_commands(ctx, "lock.") {
+        ctx.log_warning(&format!(
+            "the module is not unloaded: the rights of user '{user}' name a command of it, and \
+             without that this server would crash; allow +@lock instead, or delete the user"
+        ));
         return Status::Err;
     }
     timer::stop(ctx);

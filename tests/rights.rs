@@ -121,3 +121,31 @@ fn a_script_reads_nothing_that_its_user_may_not_read() {
         assert_eq!(matches!(reply, Value::ServerError(_)), !may, "{reply:?}");
     }
 }
+
+/// Where the rules of a user name a command of a module, Redis 7.2 and later and Valkey
+/// before 9.1 would end by an assertion when it is unloaded, and Valkey 9.1 refuses.
+#[test]
+fn the_module_is_unloaded_only_where_no_rule_names_its_commands() {
+    let server = TestServer::start();
+    // Redis 7.0 has no category of the module's commands, and reads no rules anew.
+    if server.version() < (7, 2) {
+        return;
+    }
+    let mut admin = server.client();
+    let worker = "ACL SETUSER worker on >secret ~locks:* +ping";
+    for named in ["+lock.acquire", "+@lock -lock.break", "(~other +lock.info)"] {
+        assert_eq!(admin.call("ACL SETUSER worker reset"), status("OK"));
+        let mut words: Vec<&[u8]> = worker.split(' ').map(str::as_bytes).collect();
+        match named.starts_with('(') {
+            true => words.push(named.as_bytes()),
+            false => words.extend(named.split(' ').map(str::as_bytes)),
+        }
+        assert_eq!(admin.words(&words), status("OK"));
+        let error = admin.error("MODULE UNLOAD lock");
+        assert!(error.starts_with("ERR "), "{named}: {error}");
+    }
+    assert_eq!(admin.call("ACL SETUSER worker reset"), status("OK"));
+    assert_eq!(admin.call(&format!("{worker} +@lock")), status("OK"));
+    assert_eq!(admin.call("MODULE UNLOAD lock"), status("OK"));
+    server.assert_sound();
+}

@@ -77,24 +77,24 @@ pub struct ClientBuilder {
 
 impl ClientBuilder {
     /// The lease of locks that are given none, 1 millisecond to ten years. 30
-    /// seconds if not set.
+    /// seconds if not set. Any other is refused by each acquire ([`Error::Invalid`]).
     #[must_use]
     pub fn default_lease(mut self, lease: Duration) -> Self {
         self.default_lease = Some(lease);
         self
     }
 
-    /// How long it may take to open a connection, 1 millisecond to one hour. 2
-    /// seconds if not set.
+    /// How long it may take to open a connection. What is less than 1 millisecond or more
+    /// than one hour is taken for that. 2 seconds if not set.
     #[must_use]
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = Some(timeout.clamp(TIMEOUT_MIN, TIMEOUT_MAX));
         self
     }
 
-    /// How long a server may take to answer a command that does not wait, 1
-    /// millisecond to one hour. 1.5 seconds if not set, 50 milliseconds for each
-    /// server of a [`Redlock`].
+    /// How long a server may take to answer a command that does not wait. What is less
+    /// than 1 millisecond or more than one hour is taken for that. 1.5 seconds if not set,
+    /// 50 milliseconds for each server of a [`Redlock`].
     ///
     /// Where the server has `lock.min-replicas`, its `lock.replicas-timeout` should be
     /// shorter by what an answer takes. Else an answer that comes too late costs the
@@ -108,7 +108,7 @@ impl ClientBuilder {
 
     /// How many connections may be blocked at the same time, where waits have to block
     /// one each: the server's module is older and knows no places, or the user may not
-    /// subscribe. 128 if not set. As many again may wait for replicas
+    /// subscribe. 128 if not set, at least one. As many again may wait for replicas
     /// ([`Lock::replicas`]).
     ///
     /// A wait beyond that is in no queue and lets nobody find a deadlock: it
@@ -389,7 +389,7 @@ impl LockClient {
         Ok(locks)
     }
 
-    /// What the server has counted since it was started.
+    /// What the server's module has counted since it was loaded, or counts now.
     ///
     /// # Errors
     /// What a server refused, or that it does not answer.

@@ -93,7 +93,7 @@ pub enum Error {
         /// What the last of them said.
         last: Box<Error>,
     },
-    /// The request is impossible: a lease of no length, an empty owner.
+    /// The request is impossible: a lease out of its range, an empty owner.
     #[error("{0}")]
     Invalid(&'static str),
     /// The server's reply is not that of a lock command.

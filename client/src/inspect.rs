@@ -20,7 +20,7 @@ pub struct LockInfo {
     /// The newest token; none if it is free, or held by other means than this
     /// module's commands.
     pub token: Option<u64>,
-    /// When the last hold ends; none if it is free.
+    /// How long until the last hold ends; none if it is free.
     pub ttl: Option<Duration>,
     /// Those who hold it.
     pub holders: Vec<Holder>,
@@ -43,7 +43,7 @@ pub struct Holder {
     pub holds: u64,
     /// Its fencing token, if it has one.
     pub token: Option<u64>,
-    /// When its lease ends.
+    /// How long until its lease ends.
     pub ttl: Option<Duration>,
     /// The id of the connection to which a session binds the hold.
     pub client: Option<u64>,
@@ -55,11 +55,8 @@ pub struct Holder {
 pub struct Waiter {
     /// Its name.
     pub owner: Vec<u8>,
-    /// `exclusive`, `shared` or `limited`.
-    pub mode: String,
-    /// The greatest number of holders that it accepts, itself included; none if it
-    /// shares with any number, or the server does not tell.
-    pub limit: Option<u64>,
+    /// The mode that it asks for.
+    pub mode: Mode,
     /// The id of the connection that it blocks.
     pub client: Option<u64>,
     /// The address of that connection.
@@ -86,8 +83,9 @@ pub struct ContendedLock {
     pub waited: Duration,
 }
 
-/// The counters of `INFO lock`, by name; of a cluster, the sums over its
-/// primaries.
+/// The counters of `INFO lock`, by name. Of a cluster: the sums over its primaries, and of
+/// what is a time, with its unit in its name (`_us`, `_ms`), the greatest. A negative one is
+/// left out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters(BTreeMap<String, u64>);
 
@@ -108,8 +106,11 @@ impl Counters {
             let info = text(reply).unwrap_or_default();
             for (name, count) in info.lines().filter_map(|line| line.split_once(':')) {
                 if let Ok(count) = count.trim().parse::<u64>() {
-                    let sum = counters.0.entry(name.into()).or_default();
-                    *sum = sum.saturating_add(count);
+                    let total = counters.0.entry(name.into()).or_default();
+                    *total = match name.split('_').any(|word| matches!(word, "us" | "ms")) {
+                        true => count.max(*total),
+                        false => total.saturating_add(count),
+                    };
                 }
             }
         }
@@ -129,16 +130,9 @@ impl LockInfo {
 
     fn parse(key: Vec<u8>, reply: Value) -> Result<Self, ParsingError> {
         let mut fields = Fields::read(reply)?;
-        let limit: Option<u64> = fields.take("limit")?;
-        let mode: Option<String> = fields.take("mode")?;
         Ok(Self {
             key,
-            mode: match mode.as_deref() {
-                Some("exclusive") => Some(Mode::Exclusive),
-                Some("shared") => Some(Mode::Shared),
-                Some("limited") => Some(Mode::Limited(limit.unwrap_or_default())),
-                _ => None,
-            },
+            mode: fields.mode()?,
             token: fields.take("fence")?,
             ttl: fields.ms("ttl")?,
             holders: fields.list("holders", Holder::parse)?,
@@ -165,10 +159,7 @@ impl Waiter {
     fn parse(mut fields: Fields) -> Result<Self, ParsingError> {
         Ok(Self {
             owner: fields.take("owner")?,
-            mode: fields.take("mode")?,
-            limit: fields
-                .take::<Option<u64>>("limit")?
-                .filter(|limit| *limit > 0),
+            mode: fields.mode()?.unwrap_or(Mode::Exclusive),
             client: fields.take("client")?,
             addr: fields.take("addr")?,
             channel: fields.take("channel")?,
@@ -211,6 +202,18 @@ impl Fields {
     /// A field. One that is missing counts as null.
     fn take<T: FromRedisValue>(&mut self, field: &str) -> Result<T, ParsingError> {
         from_redis_value(self.0.remove(field).unwrap_or(Value::Nil))
+    }
+
+    /// None of a free lock. Old servers do not tell the limit of a waiter.
+    fn mode(&mut self) -> Result<Option<Mode>, ParsingError> {
+        let limit: Option<u64> = self.take("limit")?;
+        let mode: Option<String> = self.take("mode")?;
+        Ok(match mode.as_deref() {
+            Some("exclusive") => Some(Mode::Exclusive),
+            Some("shared") => Some(Mode::Shared),
+            Some("limited") => Some(Mode::Limited(limit.unwrap_or(1))),
+            _ => None,
+        })
     }
 
     /// Milliseconds; none where they are negative or missing.
@@ -298,8 +301,8 @@ mod tests {
         assert_eq!(resp2.grace, Some(Duration::from_millis(1500)));
         assert_eq!(resp2.waiters[0].timeout, None);
         assert_eq!(resp2.waiters[0].waited, Duration::from_millis(20));
-        let limits = [0, 1].map(|turn| resp2.waiters[turn].limit);
-        assert_eq!(limits, [Some(1), None]);
+        let modes = [0, 1].map(|turn| resp2.waiters[turn].mode);
+        assert_eq!(modes, [Mode::Exclusive, Mode::Shared]);
     }
 
     #[test]

@@ -74,7 +74,7 @@ async fn holders_and_those_who_wait_are_shown() {
         panic!("{:?}", info.waiters);
     };
     assert_eq!(waiter.owner, b"three");
-    assert_eq!(waiter.mode, "limited");
+    assert_eq!(waiter.mode, Mode::Limited(2));
     assert!(waiter.client.is_none() && waiter.addr.is_none());
     assert!(waiter.channel.as_ref().unwrap().starts_with(b"redislock:"));
     assert!(waiter.timeout.unwrap() > Duration::from_secs(80_000));

@@ -139,7 +139,8 @@ impl fmt::Display for LockError {
             ),
             Self::NoReplicas => f.write_str(
                 "NOREPLICAS not known to be safe: fewer than lock.min-replicas replicas have \
-                 acknowledged it; RELEASE, or send it again with HOLD, outside of MULTI and scripts",
+                 acknowledged it; RELEASE, or send it again (an ACQUIRE with HOLD), outside of MULTI \
+                 and scripts",
             ),
         }
     }

@@ -65,7 +65,7 @@ pub struct HolderView {
 pub struct WaiterView {
     #[serde(flatten, serialize_with = "Name::as_owner")]
     pub owner: Name,
-    pub mode: String,
+    pub mode: &'static str,
     pub limit: Option<u64>,
     /// Its connection, where it keeps one busy.
     pub client: Option<u64>,
@@ -86,17 +86,12 @@ impl LockView {
 
     fn of(info: LockInfo) -> Self {
         let is_held = info.is_held();
-        let (mode, limit) = match info.mode {
-            None => (None, None),
-            Some(Mode::Exclusive) => (Some("exclusive"), Some(1)),
-            Some(Mode::Shared) => (Some("shared"), None),
-            Some(Mode::Limited(limit)) => (Some("limited"), Some(limit)),
-        };
+        let (mode, limit) = info.mode.map(mode_and_limit).unzip();
         let mut lock = Self {
             key: info.key.into(),
             state: if is_held { "held" } else { "free" },
             mode,
-            limit,
+            limit: limit.flatten(),
             token: info.token,
             ttl_ms: info.ttl.map(ms),
             holders: info.holders.into_iter().map(HolderView::of).collect(),
@@ -115,12 +110,7 @@ impl LockView {
         let Some(first) = self.waiters.first() else {
             return Vec::new();
         };
-        let own_limit = match first.mode.as_str() {
-            "shared" => None,
-            // An old server does not tell the limit.
-            _ => Some(first.limit.unwrap_or(1)),
-        };
-        let limits = [own_limit, self.limit].into_iter().flatten();
+        let limits = [first.limit, self.limit].into_iter().flatten();
         if limits
             .min()
             .is_none_or(|limit| (self.holders.len() as u64) < limit)
@@ -132,6 +122,15 @@ impl LockView {
             .filter(|owner| **owner != first.owner)
             .cloned()
             .collect()
+    }
+}
+
+/// The limit of a shared lock is none.
+const fn mode_and_limit(mode: Mode) -> (&'static str, Option<u64>) {
+    match mode {
+        Mode::Exclusive => ("exclusive", Some(1)),
+        Mode::Shared => ("shared", None),
+        Mode::Limited(limit) => ("limited", Some(limit)),
     }
 }
 
@@ -150,10 +149,11 @@ impl HolderView {
 
 impl WaiterView {
     fn of(waiter: Waiter) -> Self {
+        let (mode, limit) = mode_and_limit(waiter.mode);
         Self {
             owner: waiter.owner.into(),
-            mode: waiter.mode,
-            limit: waiter.limit,
+            mode,
+            limit,
             client: waiter.client,
             addr: waiter.addr,
             channel: waiter
@@ -278,10 +278,10 @@ mod tests {
         }
     }
 
-    fn waiter(owner: &str, mode: &str, limit: Option<u64>) -> WaiterView {
+    fn waiter(owner: &str, mode: &'static str, limit: Option<u64>) -> WaiterView {
         WaiterView {
             owner: owner.as_bytes().into(),
-            mode: mode.into(),
+            mode,
             limit,
             client: Some(7),
             addr: None,

@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::ptr::NonNull;
 
-use redis_module::{Context, RedisString, raw};
+use redis_module::{Context, RedisString, RedisValue, raw};
 
 use crate::server::api::api;
 use crate::server::clients::{self, UserName};
@@ -102,6 +102,33 @@ fn has_user(ctx: &Context) -> bool {
         true
     }
 }
+
+/// The user whose rules name a command of this module, where the server would end by an
+/// assertion if the module were unloaded: from Redis 7.2 on it reads the rules of all users
+/// anew then, and knows the command no more.
+pub(crate) fn user_that_pins_commands(ctx: &Context, prefix: &str) -> Option<String> {
+    // SAFETY: the function takes no arguments.
+    if unsafe { (api().get_server_version)() } < FIRST_TO_READ_RULES_ANEW {
+        return None;
+    }
+    let RedisValue::Array(users) = ctx.call("ACL", &["LIST"]).ok()? else {
+        return None;
+    };
+    users.into_iter().find_map(|user| {
+        let RedisValue::SimpleString(rules) = user else {
+            return None;
+        };
+        let names_one = |rule: &str| {
+            let command = rule.strip_prefix(['+', '-']);
+            command.is_some_and(|command| command.starts_with(prefix))
+        };
+        let is_pinned = rules.split([' ', '(', ')']).any(names_one);
+        is_pinned.then(|| rules.split(' ').nth(1).unwrap_or_default().to_owned())
+    })
+}
+
+/// Redis 7.2.
+const FIRST_TO_READ_RULES_ANEW: c_int = 0x0007_0200;
 
 impl Drop for Rights {
     fn drop(&mut self) {
