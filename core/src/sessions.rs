@@ -131,6 +131,16 @@ impl Sessions {
         self.bindings.len() - ended - left.count()
     }
 
+    /// How many connections there are to which anything is bound.
+    pub fn clients(&self) -> usize {
+        self.by_client.len()
+    }
+
+    /// How many bindings there are, also to connections that have ended.
+    pub fn bindings(&self) -> usize {
+        self.bindings.len()
+    }
+
     /// What is bound of this lock, in the order of its owners.
     fn bound_of(&self, lock: LockId) -> impl Iterator<Item = (&Bound, &Binding)> {
         let owner = Owner::least();

@@ -56,11 +56,11 @@ pub(crate) fn on_wake(ctx: &Context) {
     close_clients(ctx);
     telling::tell_waiting(ctx);
     if keyspace::must_not_write(ctx) || writes_are_refused(ctx, now_ms) {
-        let is_left = TABLE.with_borrow_mut(|table| table.put_off_everything(now_ms, WORK_A_WAKE));
+        let again_ms = TABLE.with_borrow_mut(|table| table.put_off_everything(now_ms, WORK_A_WAKE));
         close_clients(ctx);
-        let is_left = is_left || telling::any_waits();
-        let retry_ms = is_left.then_some(now_ms + REFUSED_RETRY_MS);
-        let at_ms = retry_ms.into_iter().chain(gate::wake_at_ms(now_ms)).min();
+        let told_ms = telling::any_waits().then_some(now_ms + REFUSED_RETRY_MS);
+        let all_ms = [again_ms, told_ms, gate::wake_at_ms(now_ms)];
+        let at_ms = all_ms.into_iter().flatten().min();
         if let Some(at_ms) = at_ms {
             timer::wake_by(ctx, at_ms, now_ms);
         }

@@ -252,10 +252,9 @@ impl World {
         self.say(|_| "the timer wakes, and the server refuses writes".to_owned());
         self.end_waits()?;
         self.close_clients()?;
-        let is_left = self.table.put_off_everything(self.now_ms, WORK_A_WAKE);
+        let again_ms = self.table.put_off_everything(self.now_ms, WORK_A_WAKE);
         self.close_clients()?;
-        let retry_ms = self.now_ms + crate::table::REFUSED_RETRY_MS;
-        self.retry_at_ms = is_left.then_some(retry_ms);
+        self.retry_at_ms = again_ms;
         Ok(())
     }
 

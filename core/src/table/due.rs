@@ -8,14 +8,21 @@ use crate::bounds::grants_a_step;
 use crate::error::LockError;
 use crate::keys::{KeyBuf, KeyRef};
 use crate::lock::{Lock, Now};
-use crate::request::{ClientId, Owner};
+use crate::request::{ClientId, Lease, Owner};
 use crate::sessions::{Binding, HoldId};
 
 /// How soon to try again while the server must not write.
 pub const REFUSED_RETRY_MS: i64 = 10;
 
-/// How soon to try again to keep up a lease that has a while to go.
-const KEEP_RETRY_MS: i64 = 100;
+/// A connection is closed so long before the lease of one of its holds is over that could
+/// not be kept up.
+const CLOSED_BEFORE_MS: i64 = 2 * REFUSED_RETRY_MS;
+
+/// So many connections are closed in a millisecond, at the least.
+const CLOSED_A_MS: usize = 20;
+
+/// So many bound holds are looked at in a millisecond, at the least.
+const LOOKED_AT_A_MS: usize = 200;
 
 /// How soon to look again at a key that another node of the cluster serves. The
 /// server does not tell when a slot stays or comes back.
@@ -341,6 +348,15 @@ impl LockTable {
         transition.hand_off_and_finish(Ok(()))
     }
 
+    /// How long before the end of a lease that could not be kept up its connection is
+    /// closed. That of others may have to be closed at the same time.
+    fn closed_before_ms(&self, lease: Lease) -> i64 {
+        let (clients, holds) = (self.sessions.clients(), self.sessions.bindings());
+        let crowd_ms = clients / CLOSED_A_MS + holds / LOOKED_AT_A_MS;
+        let crowd_ms = i64::try_from(crowd_ms).unwrap_or(i64::MAX);
+        CLOSED_BEFORE_MS + crowd_ms.min(lease.ms() / 2)
+    }
+
     /// A session's lease could not be kept up. It is tried again, sooner and sooner;
     /// before the lease is over, its connection is closed.
     fn not_kept(&mut self, hold: HoldId, binding: Binding, now_ms: i64) {
@@ -352,12 +368,13 @@ impl LockTable {
             self.sessions.unbind(hold.key.as_ref(), &hold.owner);
             return;
         }
-        // The next try may come late.
-        let left_ms = binding.kept_until_ms - now_ms - 2 * REFUSED_RETRY_MS;
+        let left_ms = binding.kept_until_ms - now_ms - self.closed_before_ms(binding.lease);
         if left_ms <= 0 {
-            self.to_close.push_back(binding.client);
+            if self.to_close.back() != Some(&binding.client) {
+                self.to_close.push_back(binding.client);
+            }
         } else {
-            let again_ms = now_ms + (left_ms / 2).clamp(1, KEEP_RETRY_MS);
+            let again_ms = now_ms + left_ms.min(REFUSED_RETRY_MS).max(left_ms / 2);
             self.sessions.renew_by(&hold, again_ms);
         }
     }
@@ -407,8 +424,8 @@ impl LockTable {
 
     /// The server refuses every write. Does for the sessions that are due what can be
     /// done without, at most for so many, and clears away what is in their way. Returns
-    /// whether anything is left to be done or to be tried again.
-    pub fn put_off_everything(&mut self, now_ms: i64, at_most: usize) -> bool {
+    /// when to go on, if anything is left to be done or to be tried again.
+    pub fn put_off_everything(&mut self, now_ms: i64, at_most: usize) -> Option<i64> {
         for _ in 0..at_most {
             self.clear_away();
             match self.sessions.take_due(now_ms) {
@@ -417,15 +434,20 @@ impl LockTable {
                 None => break,
             }
         }
-        self.is_to_be_cleared()
+        let is_session_due = self.sessions.next_due(now_ms).is_some();
+        if is_session_due || !self.to_close.is_empty() {
+            // No session may be believed in for longer than it is kept up.
+            return Some(now_ms);
+        }
+        let is_anything_left = self.is_to_be_cleared()
             || self.anybody_waits()
             || !self.ended.is_empty()
             || !self.sessions.is_empty()
             || self.stepped.next_key().is_some()
             || self.time_outs.next_ms().is_some()
             || !self.untold.is_empty()
-            || self.acks.any_ended()
-            || !self.to_close.is_empty()
+            || self.acks.any_ended();
+        is_anything_left.then(|| now_ms.saturating_add(REFUSED_RETRY_MS))
     }
 
     /// This server has become a replica, which keeps up no lease, and the new primary

@@ -194,10 +194,10 @@ fn what_has_ended_is_tried_again_where_writes_are_refused() {
     server.table.connection_ended(ask("a").client, false);
     let due = server.table.take_due(server.ms()).unwrap();
     server.table.put_off(due, NotNow::Refused, server.ms());
-    assert!(server.table.put_off_everything(server.ms(), 64));
+    assert!(server.table.put_off_everything(server.ms(), 64).is_some());
     server.run();
     assert_eq!(server.holders(K), [""; 0]);
-    assert!(!server.table.put_off_everything(server.ms(), 64));
+    assert_eq!(server.table.put_off_everything(server.ms(), 64), None);
 }
 
 #[test]
@@ -210,8 +210,8 @@ fn sessions_are_closed_in_time_where_writes_are_refused_behind_a_crowd_that_was_
     server.break_lock(K, None);
     server.sleep(290);
     // It may be the last that is left, and is more than nothing.
-    assert!(server.table.put_off_everything(server.ms(), 1));
-    assert!(server.table.put_off_everything(server.ms(), 64));
+    assert!(server.table.put_off_everything(server.ms(), 1).is_some());
+    assert!(server.table.put_off_everything(server.ms(), 64).is_some());
     assert_eq!(server.table.take_clients_to_close(64), [ask("a").client]);
 }
 
@@ -245,8 +245,8 @@ fn what_is_left_of_a_crowd_is_cleared_away_where_writes_are_refused() {
     }
     server.break_lock(K, None);
     assert!(server.table.remembered.any_discarded());
-    assert!(server.table.put_off_everything(server.ms(), 1));
-    assert!(!server.table.put_off_everything(server.ms(), 64));
+    assert!(server.table.put_off_everything(server.ms(), 1).is_some());
+    assert_eq!(server.table.put_off_everything(server.ms(), 64), None);
     assert!(!server.table.is_to_be_cleared());
 }
 
@@ -323,4 +323,34 @@ fn only_so_many_slow_waits_are_logged_in_one_step() {
     assert_eq!(server.table.wake_at_ms(), Some(server.ms()));
     server.run();
     assert_eq!(server.log.len(), crowd);
+}
+
+/// As the module does: a wake at a time that the table names, so many holds at most, and
+/// then as many closings. A wake takes a millisecond here.
+#[test]
+fn a_crowd_of_sessions_is_closed_in_time_where_writes_are_refused() {
+    const HOLDS: usize = 5000;
+    const LEASE_MS: i64 = 1000;
+    let mut server = Server::new();
+    for n in 0..HOLDS {
+        let crowd = ask("crowd").session().lease(LEASE_MS);
+        server.take(key(&nth(n)), crowd);
+    }
+    server.take(K, ask("a").session().lease(LEASE_MS));
+    let ends_ms = server.ms() + LEASE_MS;
+    let mut closed = Vec::new();
+    while closed.len() < 2 {
+        let again_ms = server.table.put_off_everything(server.ms(), 64).unwrap();
+        for client in server.table.take_clients_to_close(64) {
+            server.table.connection_ended(client, false);
+            closed.push((client, server.ms()));
+        }
+        server.now_us = (again_ms.max(server.ms()) + 1) * 1000;
+    }
+    for (client, at_ms) in closed {
+        assert!(
+            at_ms < ends_ms,
+            "{client:?} is closed at {at_ms} of {ends_ms}"
+        );
+    }
 }
