@@ -118,7 +118,7 @@ fn waiter_row(lock: &LockView, turn: usize, waiter: &WaiterView) -> [String; 8] 
         lock.key.to_string(),
         waiter.owner.to_string(),
         format!("waiter {turn}"),
-        mode(&waiter.mode, waiter.limit),
+        mode(waiter.mode, waiter.limit),
         seconds(waiter.waited_ms),
         waiter.timeout_ms.map_or_else(|| "forever".into(), seconds),
         String::new(),

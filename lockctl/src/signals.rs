@@ -98,3 +98,16 @@ pub fn ignore(signal: Signal) {
         libc::signal(signal.as_raw(), libc::SIG_IGN);
     }
 }
+
+/// Lets a signal come, of which this process may have been started deaf. It is for this
+/// thread and those that it starts.
+#[allow(unsafe_code, reason = "only libc changes which signals are blocked")]
+pub fn unblock(signal: Signal) {
+    // SAFETY: all zeros are a valid set, and the calls only read and change that one.
+    unsafe {
+        let mut signals: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut signals);
+        libc::sigaddset(&raw mut signals, signal.as_raw());
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const signals, std::ptr::null_mut());
+    }
+}

@@ -211,3 +211,21 @@ fn a_stopped_lockctl_that_goes_on_too_late_kills_the_command() {
     let renewed = server.client().int("LOCK.ACQUIRE lock rival HOLD 1");
     assert_eq!(renewed, token);
 }
+
+#[test]
+fn a_suspended_command_whose_lease_is_over_does_not_go_on() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    for command in [DILIGENT, STUBBORN] {
+        let mut script = Script::start_and_await(&server, &["--lease", "2s"], command);
+        eventually("it writes", || !script.wrote("beats").is_empty());
+        script.signal(Signal::TSTP);
+        eventually("the lease is over", || client.int("EXISTS lock") == 0);
+        let before = script.wrote("beats");
+        script.signal(Signal::CONT);
+        let (code, told) = script.end();
+        assert_eq!(code, LOST, "{told}");
+        assert_eq!(script.wrote("beats"), before);
+        script.assert_nothing_runs();
+    }
+}

@@ -7,7 +7,7 @@ use std::os::unix::process::ExitStatusExt;
 
 use redis_lock_testing::{Signal, TestServer, eventually, int, signal};
 
-use support::{Script, complained, lockctl, output, said};
+use support::{Script, complained, heedful, lockctl, output, said};
 
 /// A script that writes its number and that of a child that outlives it.
 const TWO_PROCESSES: &str = "sleep 60 & echo $$ $! > $DIR/pids; touch $DIR/ready;";
@@ -266,4 +266,15 @@ fn wrong_usage_and_no_server_are_lockctls_own_failures() {
     assert_eq!(ended.status.code(), Some(125));
     let told = complained(&ended);
     assert!(told.contains(r#""code":"UNAVAILABLE""#), "{told}");
+}
+
+#[test]
+fn the_end_of_a_command_is_noticed_also_where_its_signal_was_blocked() {
+    let server = TestServer::start();
+    let mut deaf = heedful("env");
+    deaf.args(["--block-signal=CHLD", env!("CARGO_BIN_EXE_lockctl")])
+        .env("REDIS_URL", format!("redis://{}", server.addr()));
+    let mut script = Script::start_by(deaf, &[], "sleep 0.5; exit 7");
+    let (code, told) = script.end();
+    assert_eq!(code, Some(7), "{told}");
 }

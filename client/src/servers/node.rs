@@ -20,8 +20,8 @@ mod subscribing;
 
 #[cfg(feature = "cluster")]
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex as SyncMutex};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -33,6 +33,7 @@ use tokio::time::{Instant, timeout};
 use crate::clock::Moment;
 use crate::commands::{self, text};
 use crate::error::Error;
+use crate::mutex::locked;
 use crate::servers::connection::{Connection, ConnectionName};
 use crate::servers::identities::{Identities, Identity};
 use crate::servers::places::Places;
@@ -85,7 +86,11 @@ pub(crate) struct Node {
     target: Target,
     timeouts: Timeouts,
     runtime: Handle,
-    shared: Mutex<Shared>,
+    /// Held for moments only, so that no caller that is not polled any more keeps others
+    /// from theirs.
+    shared: SyncMutex<Shared>,
+    /// The turn to open connections, which tasks of the runtime have alone.
+    opening: Mutex<()>,
     /// Told when the shared connection was closed.
     disconnected: Arc<Notify>,
     /// What tells this server from the others of a Redlock.
@@ -98,7 +103,7 @@ pub(crate) struct Node {
     #[cfg(feature = "cluster")]
     slots: crate::servers::slots::Slots,
     #[cfg(feature = "cluster")]
-    subscribers: std::sync::Mutex<HashMap<Address, Arc<Mutex<Subscriber>>>>,
+    subscribers: SyncMutex<HashMap<Address, Arc<Mutex<Subscriber>>>>,
 }
 
 #[derive(Default)]
@@ -125,7 +130,8 @@ impl Node {
             target,
             timeouts,
             runtime,
-            shared: Mutex::default(),
+            shared: SyncMutex::default(),
+            opening: Mutex::default(),
             disconnected,
             identity: None,
             places: Arc::default(),
@@ -134,7 +140,7 @@ impl Node {
             #[cfg(feature = "cluster")]
             slots: crate::servers::slots::Slots::default(),
             #[cfg(feature = "cluster")]
-            subscribers: std::sync::Mutex::default(),
+            subscribers: SyncMutex::default(),
         }
     }
 
@@ -175,8 +181,8 @@ impl Node {
     /// The connection that all commands share.
     pub(crate) async fn connection(self: &Arc<Self>) -> Result<Arc<Connection>, Error> {
         let asked_at = Instant::now();
-        if let Some(connection) = &self.shared.lock().await.connection {
-            return Ok(connection.clone());
+        if let Some(connection) = self.open_connection() {
+            return Ok(connection);
         }
         // A task of its own, so that it gets done even if those who asked for
         // it are less patient.
@@ -187,18 +193,27 @@ impl Node {
             .unwrap_or_else(|error| Err(Error::from_task(error)))
     }
 
+    fn open_connection(&self) -> Option<Arc<Connection>> {
+        locked(&self.shared).connection.clone()
+    }
+
     async fn open_shared(self: Arc<Self>, asked_at: Instant) -> Result<Arc<Connection>, Error> {
-        let mut shared = self.shared.lock().await;
-        if let Some(connection) = &shared.connection {
-            return Ok(connection.clone());
-        }
-        // One try is for all who wait for it, and for those that come soon after.
-        if let Some((failed_at, error)) = &shared.failed
-            && (*failed_at >= asked_at || failed_at.elapsed() < FAILURE_STANDS)
-        {
-            return Err(error.clone());
-        }
-        let opened = self.open_instead_of(shared.given_up.as_ref()).await;
+        let _turn = self.opening.lock().await;
+        let given_up = {
+            let shared = locked(&self.shared);
+            if let Some(connection) = &shared.connection {
+                return Ok(connection.clone());
+            }
+            // One try is for all who wait for it, and for those that come soon after.
+            if let Some((failed_at, error)) = &shared.failed
+                && (*failed_at >= asked_at || failed_at.elapsed() < FAILURE_STANDS)
+            {
+                return Err(error.clone());
+            }
+            shared.given_up.clone()
+        };
+        let opened = self.open_instead_of(given_up.as_ref()).await;
+        let mut shared = locked(&self.shared);
         match &opened {
             Ok(connection) => {
                 // One of several servers that is slow is no reason to ask all of
@@ -265,7 +280,7 @@ impl Node {
                     return;
                 };
                 // The connections of a cluster come back by themselves.
-                if this.target.is_cluster() || this.give_up(serial).await {
+                if this.target.is_cluster() || this.give_up(serial) {
                     this.disconnected.notify_one();
                 }
             }
@@ -290,8 +305,8 @@ impl Node {
 
     /// Has the next command open a new connection. Returns false if there is one
     /// already.
-    async fn give_up(&self, serial: u64) -> bool {
-        let mut shared = self.shared.lock().await;
+    fn give_up(&self, serial: u64) -> bool {
+        let mut shared = locked(&self.shared);
         let is_shared = |shared: &mut Arc<Connection>| shared.serial() == serial;
         let Some(connection) = shared.connection.take_if(is_shared) else {
             return false;
@@ -341,7 +356,7 @@ impl Node {
         if let Err(error) = &answered
             && error.calls_for_new_connection()
         {
-            self.give_up(connection.serial()).await;
+            self.give_up(connection.serial());
         }
         answered
     }
@@ -354,7 +369,7 @@ impl Node {
             let asked = connection.ask_everywhere(self.timeouts.response, cmd).await;
             match asked {
                 Err(error) if error.calls_for_new_connection() => {
-                    self.give_up(connection.serial()).await;
+                    self.give_up(connection.serial());
                     if tried || !error.is_closed() {
                         return Err(error);
                     }
@@ -388,7 +403,7 @@ impl Node {
         let connection = self.connection().await?;
         let killed = self.kill(&connection, key, name).await;
         if killed.is_err() {
-            self.give_up(connection.serial()).await;
+            self.give_up(connection.serial());
         }
         killed
     }

@@ -16,6 +16,11 @@ use crate::servers::connection::{Connection, Interrupt, Wire};
 use crate::servers::ear::Ear;
 use crate::servers::server::{Kind, Server};
 
+/// How many commands may wait to be sent on a connection. Each takes room only while it
+/// waits. With few, the futures of a task that polls none of them for a while could take
+/// all of it, and keep the others of the client from sending anything.
+const QUEUED_COMMANDS: usize = 1 << 20;
+
 /// With it the redis crate tells at once when a connection closes.
 const PROTOCOL: ProtocolVersion = ProtocolVersion::RESP3;
 
@@ -239,6 +244,7 @@ async fn open<E: Ear>(
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(within))
             .set_response_timeout(None)
+            .set_pipeline_buffer_size(QUEUED_COMMANDS)
             .set_push_sender(listener);
         let client = redis::Client::open(info.clone()).map_err(Error::from_redis)?;
         let opened = client.get_multiplexed_async_connection_with_config(&config);

@@ -15,7 +15,7 @@ use tokio::time::{sleep, timeout};
 use super::members::{Process, out_of_reach};
 use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::signals::is_to_end;
+use crate::signals::{self, is_to_end};
 
 /// How often to look whether the last process of the group has gone.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
@@ -47,6 +47,8 @@ impl ProcessGroup {
     pub fn spawn(command: &mut Command) -> Result<Self, Failure> {
         adopt_orphans();
         let child_signals = signal(SignalKind::child())?;
+        // Whoever started this process may have blocked it.
+        signals::unblock(Signal::CHILD);
         command.process_group(0);
         die_with_parent(command);
         let child = command.spawn().map_err(|error| Failure::Command {
@@ -90,13 +92,18 @@ impl ProcessGroup {
         }
     }
 
-    /// Ends what is left of it: TERM, and KILL when the time is over. Returns when
-    /// all of it has gone. What can't be ended is told, again and again.
+    /// Ends what is left of it: TERM, and KILL when the time is over. Without any time
+    /// KILL comes first, and what is stopped does not go on. Returns when all of it has
+    /// gone. What can't be ended is told, again and again.
     pub async fn end(&self, grace: Duration, tell: impl Fn(&[Process])) {
         if self.is_gone() {
             return;
         }
-        self.signal(Signal::TERM);
+        if grace.is_zero() {
+            self.signal(Signal::KILL);
+        } else {
+            self.signal(Signal::TERM);
+        }
         let unreached = self.out_of_reach();
         if !unreached.is_empty() {
             tell(&unreached);

@@ -11,12 +11,11 @@ use redis::Cmd;
 use tokio::time::{Instant, sleep};
 
 use super::addresses::Address;
-use super::{Node, Reply};
+use super::{Node, Reply, Shared};
 use crate::backoff::Backoff;
 use crate::clock::Moment;
 use crate::commands;
 use crate::error::Error;
-#[cfg(feature = "cluster")]
 use crate::mutex::locked;
 use crate::servers::connection::{Connection, Interruptions};
 use crate::servers::places::Place;
@@ -54,7 +53,7 @@ impl Subscription {
 }
 
 /// The connection by which places are told, where that is not the shared one.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Subscriber {
     pub(super) connection: Option<Arc<Connection>>,
     /// When the last try to open it failed, and why.
@@ -136,7 +135,7 @@ impl Node {
             return subscriber.try_lock().ok()?.open().cloned();
         }
         let _ = key;
-        let shared = self.shared.try_lock().ok()?;
+        let shared = locked(&self.shared);
         shared
             .subscriber
             .open()
@@ -177,20 +176,33 @@ impl Node {
         connection: &Connection,
     ) -> Result<Option<Arc<Connection>>, Error> {
         let asked_at = Instant::now();
-        let mut shared = self.shared.lock().await;
-        let is_shared = |shared: &Arc<Connection>| shared.serial() == connection.serial();
-        if !shared.connection.as_ref().is_some_and(is_shared) {
-            return Ok(None);
+        let _turn = self.opening.lock().await;
+        let is_shared = |shared: &Shared| {
+            let shared = shared.connection.as_ref();
+            shared.is_some_and(|shared| shared.serial() == connection.serial())
+        };
+        let mut subscriber = {
+            let shared = locked(&self.shared);
+            if !is_shared(&shared) {
+                return Ok(None);
+            }
+            shared.subscriber.clone()
+        };
+        let opened = self.open_subscriber(&mut subscriber, Address::default(), asked_at);
+        let opened = opened.await;
+        {
+            let mut shared = locked(&self.shared);
+            if !is_shared(&shared) {
+                return Ok(None);
+            }
+            shared.subscriber = subscriber;
         }
-        let subscriber = &mut shared.subscriber;
-        let opened = self.open_subscriber(subscriber, Address::default(), asked_at);
-        let subscriber = opened.await.map_err(|error| self.explain(error))?;
+        let subscriber = opened.map_err(|error| self.explain(error))?;
         if let (Some(one), Some(other)) = (connection.name(), subscriber.name())
             && !one.has_same_server_as(other)
         {
             // Another server is the primary now.
-            drop(shared);
-            self.give_up(connection.serial()).await;
+            self.give_up(connection.serial());
             return Ok(None);
         }
         Ok(Some(subscriber))
@@ -224,12 +236,12 @@ impl Node {
             return;
         }
         let is_it = |other: &mut Arc<Connection>| other.serial() == subscriber.serial();
-        let mut shared = self.shared.lock().await;
+        let mut shared = locked(&self.shared);
         let beside = shared.subscriber.connection.take_if(is_it);
         drop(shared);
         match beside {
             Some(subscriber) => subscriber.interrupt(),
-            None => drop(self.give_up(subscriber.serial()).await),
+            None => drop(self.give_up(subscriber.serial())),
         }
     }
 
@@ -260,7 +272,7 @@ impl Node {
             let known = subscribers.values().filter_map(|it| it.try_lock().ok());
             return known.filter_map(|it| it.open().cloned()).collect();
         }
-        let shared = self.shared.lock().await;
+        let shared = locked(&self.shared);
         let both = [&shared.connection, &shared.subscriber.connection];
         both.into_iter().flatten().cloned().collect()
     }
