@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use redis_lock_client::{Error, LockClient, Lost, Redlock};
 use redis_lock_testing::{Fate, Proxy, SOON, TestServer};
+use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-use support::{eventually, soon, url, with_longer_leases};
+use support::{calls, eventually, soon, url, with_longer_leases};
 
 const LEASE: Duration = Duration::from_secs(60);
 
@@ -356,4 +357,34 @@ async fn a_task_that_is_not_polled_keeps_nobody_from_its_turn() {
     drop((asleep, behind));
     soon("all is given back", client.flush()).await;
     assert_eq!(held_on(&servers), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn waits_pile_nothing_up_while_a_server_is_down() {
+    const WAITS: usize = 50;
+    let mut servers: Vec<TestServer> = (0..3).map(|_| TestServer::start()).collect();
+    let client = LockClient::builder()
+        .connect_redlock(servers.iter().map(url))
+        .await
+        .unwrap();
+    servers[2].crash();
+    let keys: Vec<String> = (0..WAITS).map(|n| n.to_string()).collect();
+    for server in &servers[..2] {
+        let mut rival = server.client();
+        for key in &keys {
+            rival.int(&format!("LOCK.ACQUIRE {key} rival LEASE 600000"));
+        }
+    }
+    let waits: Vec<_> = keys
+        .iter()
+        .map(|key| tokio::spawn(client.lock(key.as_str()).lease(LEASE).acquire()))
+        .collect();
+    let tried = |server: &TestServer| calls(&mut server.client(), "lock.acquire");
+    let enough = 20 * WAITS as u64;
+    eventually("each has tried often", || tried(&servers[0]) > enough).await;
+    let tasks = Handle::current().metrics().num_alive_tasks();
+    assert!(tasks < 10 * WAITS, "{tasks} tasks");
+    for wait in waits {
+        wait.abort();
+    }
 }

@@ -49,6 +49,8 @@ pub(crate) struct Attempt {
     unanswered: Option<ConnectionName>,
     /// Unanswered acquires on several servers.
     pub(crate) votes: JoinSet<Vote>,
+    /// The servers on which it leaves nothing, of several.
+    clean_servers: Vec<usize>,
     /// The session to which the hold is to be bound.
     session: Option<Arc<Binding>>,
     in_use: Option<InUse>,
@@ -84,6 +86,7 @@ impl Attempt {
             connection: None,
             unanswered: None,
             votes: JoinSet::new(),
+            clean_servers: Vec::new(),
             session: None,
             in_use: None,
         }
@@ -129,6 +132,13 @@ impl Attempt {
             Err(error) => self.in_doubt |= error.leaves_doubt(),
         }
         answer
+    }
+
+    /// Notes the answer of one of several servers.
+    pub(crate) fn voted(&mut self, vote: &Vote) {
+        if !vote.leaves_something() {
+            self.clean_servers.push(vote.nth);
+        }
     }
 
     /// It has a place in the queue, and may be granted the lock at any time. Others may
@@ -227,8 +237,15 @@ impl Attempt {
             .take()
             .filter(|_| !self.in_flight && !self.in_doubt);
         (self.in_flight, self.in_doubt) = (false, false);
+        while let Some(Ok(vote)) = self.votes.try_join_next() {
+            self.voted(&vote);
+        }
         let mut pending = Vec::new();
-        for server in &self.servers {
+        for (nth, server) in self.servers.iter().enumerate() {
+            // One that is down would be asked again and again until the lease is over.
+            if self.clean_servers.contains(&nth) {
+                continue;
+            }
             pending.push(PendingRelease {
                 server: Arc::clone(server),
                 key: self.request.key.clone(),

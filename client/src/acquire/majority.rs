@@ -8,7 +8,7 @@ use crate::acquire::attempt::Attempt;
 use crate::clock::Moment;
 use crate::commands;
 use crate::error::Error;
-use crate::holding::hold::ServerHold;
+use crate::holding::hold::{ServerHold, Vote};
 use crate::holding::owner::OwnerPermit;
 use crate::request::{Request, Wait};
 use crate::servers::node::{Node, by};
@@ -95,8 +95,17 @@ async fn ask_all(
         let (node, key, cmd) = (Arc::clone(node), request.key.clone(), cmd.clone());
         let runtime = node.runtime().clone();
         let vote = async move {
-            let reply = node.call(&key, &cmd).await;
-            (nth, reply.and_then(|reply| commands::token(&reply.value)))
+            let connected = node.connection().await;
+            let was_sent = connected.is_ok();
+            let reply = match connected {
+                Ok(_) => node.call(&key, &cmd).await,
+                Err(error) => Err(error),
+            };
+            Vote {
+                nth,
+                answer: reply.and_then(|reply| commands::token(&reply.value)),
+                was_sent,
+            }
         };
         attempt.votes.spawn_on(vote, &runtime);
     }
@@ -104,11 +113,12 @@ async fn ask_all(
     let mut tokens = vec![None; nodes.len()];
     let is_held = loop {
         match by(Some(give_up_at), attempt.votes.join_next()).await {
-            Some(Some(Ok((nth, answer)))) => {
-                if let (Some(place), Ok(token)) = (tokens.get_mut(nth), &answer) {
+            Some(Some(Ok(vote))) => {
+                attempt.voted(&vote);
+                if let (Some(place), Ok(token)) = (tokens.get_mut(vote.nth), &vote.answer) {
                     *place = *token;
                 }
-                votes.count(answer.map(|token| token.is_some()));
+                votes.count(vote.answer.map(|token| token.is_some()));
             }
             Some(Some(Err(error))) => votes.count(Err(Error::from_task(error))),
             Some(None) | None => break votes.time_is_over()?,

@@ -26,8 +26,26 @@ use crate::tasks::Tasks;
 use crate::validity::{Lost, Validity, whole_ms};
 use crate::votes::Votes;
 
-/// An answer to one of several servers' acquires: which server, and its token.
-pub(crate) type Vote = (usize, Result<Option<u64>, Error>);
+/// An answer to one of several servers' acquires.
+pub(crate) struct Vote {
+    /// Which server.
+    pub(crate) nth: usize,
+    /// Its token, if it granted the lock.
+    pub(crate) answer: Result<Option<u64>, Error>,
+    /// Whether it was sent to the server at all.
+    pub(crate) was_sent: bool,
+}
+
+impl Vote {
+    /// Whether there may be something to give back.
+    pub(crate) fn leaves_something(&self) -> bool {
+        self.was_sent
+            && match &self.answer {
+                Ok(token) => token.is_some(),
+                Err(error) => error.leaves_doubt(),
+            }
+    }
+}
 
 /// A hold on one server, and its token there if that is known.
 #[derive(Clone)]
