@@ -260,6 +260,7 @@ pub(crate) fn remembers_holds() -> bool {
 pub(crate) fn reset(ctx: &Context) {
     TABLE.place().take();
     acks::reset();
+    gate::reset();
     telling::reset();
     RECEIVES.set(keyspace::is_replica(ctx));
     clock_steps::reset(ctx);

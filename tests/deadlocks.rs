@@ -254,6 +254,31 @@ fn a_deadlock_of_two_names_no_key_that_its_user_may_not_read() {
     }
 }
 
+/// Valkey 9.1 keeps users from databases.
+#[test]
+fn a_deadlock_names_no_key_in_a_database_that_its_user_may_not_use() {
+    let server = TestServer::start();
+    if server.valkey_version() < Some((9, 1)) {
+        return;
+    }
+    let (mut admin, mut other) = (server.client(), server.client());
+    let rules = "ACL SETUSER low on nopass ~* +lock.acquire resetdbs db=0";
+    assert_eq!(admin.call(rules), status("OK"));
+    assert_eq!(other.call("SELECT 1"), status("OK"));
+    hold(&mut other, "secret", "victim", "");
+    hold(&mut admin, "mine", "low", "");
+    other.send("LOCK.ACQUIRE secret low BLOCK 0");
+    server.await_blocked(1);
+    let mut low = server.client();
+    assert_eq!(low.call("AUTH low x"), status("OK"));
+    let error = low.error("LOCK.ACQUIRE mine victim BLOCK 3000");
+    assert!(error.starts_with("DEADLOCK "), "{error}");
+    assert!(
+        error.contains("mine") && !error.contains("secret"),
+        "{error}"
+    );
+}
+
 #[test]
 fn where_there_is_no_cycle_there_is_no_alarm() {
     let server = TestServer::start();

@@ -236,6 +236,12 @@ fn a_module_that_is_loaded_later_begins_one() {
     assert_eq!(client.call(&load), status("OK"));
     assert_eq!(client.call("LOCK.ACQUIRE k owner"), nil());
     assert!(left_ms(&mut client) > 0);
+    // It goes with the module.
+    assert_eq!(client.call("MODULE UNLOAD lock"), status("OK"));
+    let load = format!("MODULE LOAD {}", module.display());
+    assert_eq!(client.call(&load), status("OK"));
+    assert_eq!(left_ms(&mut client), 0);
+    client.int("LOCK.ACQUIRE k owner");
 }
 
 #[test]

@@ -25,6 +25,12 @@ thread_local! {
     static LACKS_REPLICAS: Cell<bool> = const { Cell::new(false) };
 }
 
+/// Begins anew, as a module that has just been loaded.
+pub(super) fn reset() {
+    GRACE.set(None);
+    LACKS_REPLICAS.set(false);
+}
+
 /// Whether anything may be granted or handed on now.
 #[inline]
 pub(super) fn is_open(ctx: &Context) -> bool {

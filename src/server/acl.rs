@@ -7,6 +7,7 @@ use redis_module::{Context, RedisString, RedisValue, raw};
 
 use crate::server::api::api;
 use crate::server::clients::{self, UserName};
+use crate::server::registration;
 use crate::server::server_str;
 use redis_lock_core::request::ClientId;
 
@@ -101,6 +102,11 @@ fn has_user(ctx: &Context) -> bool {
         (api().free_call_reply)(reply);
         true
     }
+}
+
+/// Whether a user may be kept from databases: Valkey 9.1 and later.
+pub(super) fn databases_have_rights(ctx: &Context) -> bool {
+    registration::valkey_version(ctx) >= Some((9, 1))
 }
 
 /// The user whose rules name a command of this module, where the server would end by an

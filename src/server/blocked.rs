@@ -202,7 +202,7 @@ impl Ticket {
             Answer::NotGranted => Reply::Null.send(ctx),
             Answer::Renewed(renewed) => Reply::Integer((*renewed).into()).send(ctx),
             Answer::Refused(error) => {
-                ctx.reply(Err(refusal(error, || User::of(ctx, self.client))));
+                ctx.reply(Err(refusal(ctx, error, || User::of(ctx, self.client))));
             }
         }
     }

@@ -77,7 +77,7 @@ unsafe extern "C" fn invoke<C: Command>(
     match result {
         Ok(reply) => reply.send(&context),
         Err(error) => {
-            context.reply(Err(refusal(&error, || User::running(&context))));
+            context.reply(Err(refusal(&context, &error, || User::running(&context))));
         }
     }
     blocked::wake_answered();

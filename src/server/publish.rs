@@ -26,7 +26,10 @@ pub(crate) fn end_of_place(ctx: &Context, place: &Place, answer: &Answer) -> boo
         Answer::Granted(granted) => token.format(granted.get()),
         Answer::NotGranted | Answer::Renewed(_) => "0",
         Answer::Refused(error) => {
-            refusal = format!("-{}", refusal_text(error, || User::of(ctx, place.client)));
+            refusal = format!(
+                "-{}",
+                refusal_text(ctx, error, || User::of(ctx, place.client))
+            );
             &refusal
         }
     };

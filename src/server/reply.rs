@@ -4,23 +4,32 @@ use std::ffi::{c_char, c_long};
 
 use redis_module::{Context, RedisError};
 
-use crate::server::acl::User;
+use crate::server::acl::{self, User};
 use crate::server::api::api;
 use crate::server::call::CallReply;
 use redis_lock_core::error::LockError;
+use redis_lock_core::keys::KeyRef;
 use redis_lock_core::usage::Usage;
 
 /// The error as this user may read it.
-pub(super) fn refusal(error: &LockError, user: impl FnOnce() -> User) -> RedisError {
-    RedisError::String(refusal_text(error, user))
+pub(super) fn refusal(ctx: &Context, error: &LockError, user: impl FnOnce() -> User) -> RedisError {
+    RedisError::String(refusal_text(ctx, error, user))
 }
 
 /// The words of an error as this user may read it.
-pub(super) fn refusal_text(error: &LockError, user: impl FnOnce() -> User) -> String {
+pub(super) fn refusal_text(
+    ctx: &Context,
+    error: &LockError,
+    user: impl FnOnce() -> User,
+) -> String {
     match error {
-        LockError::Deadlock { .. } => {
+        LockError::Deadlock { cycle } => {
             let user = user();
-            error.text_for(|key| user.may_read(key.name))
+            // Nobody can be asked whether the user may go to another database.
+            let asked_in = cycle.first().map(|edge| edge.key.as_ref().db);
+            let only_here = acl::databases_have_rights(ctx);
+            let is_shown = |key: KeyRef<'_>| !only_here || Some(key.db) == asked_in;
+            error.text_for(|key| is_shown(key) && user.may_read(key.name))
         }
         error => error.to_string(),
     }

@@ -185,7 +185,13 @@ impl Transition<'_> {
                     return self.hand_off_and_finish(Ok(acquired(Acquired::Granted(token))));
                 }
                 (Ok(Some(token)), _) => return self.done(Ok(acquired(Acquired::Granted(token)))),
-                (Err(error), _) => return self.done(Err(error)),
+                (Err(error), _) => {
+                    if let Some(place) = own_place {
+                        let answer = Answer::Refused(error.clone());
+                        self.step.answers.push((place.addressee(), answer));
+                    }
+                    return self.done(Err(error));
+                }
                 // What is over keeps nobody out, however much of it there is.
                 (Ok(None), left)
                     if (waits || in_turn)

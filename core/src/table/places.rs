@@ -256,6 +256,9 @@ impl LockTable {
         why: &LockError,
     ) -> Option<(Addressee, Answer)> {
         let place = self.remove_waiter(key, id)?;
+        if !self.is_kept(key) {
+            self.forget_uncontended(key);
+        }
         self.metrics.waits_refused += 1;
         Some((place.addressee(), Answer::Refused(why.clone())))
     }

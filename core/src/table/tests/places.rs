@@ -1,5 +1,6 @@
 use super::*;
 use crate::holders::FEW;
+use crate::token::TOKEN_MAX;
 
 const CLAIM_MS: i64 = 2000;
 
@@ -575,6 +576,9 @@ fn places_that_can_not_be_served_any_more_are_told_why() {
     assert_eq!(told.len(), 2);
     assert_eq!(server.table.places(), 0);
     assert!(b < c);
+    // A replica remembers nothing, and looks at no key.
+    assert!(server.table.remembered.is_empty());
+    assert!(!server.table.follows_keys());
 }
 
 #[test]
@@ -705,4 +709,18 @@ fn an_owner_of_many_places_is_searched_for_deadlocks_once() {
     server.delete(key(&first));
     server.run();
     assert_eq!(server.holds(key(&first), "a"), 1);
+}
+
+#[test]
+fn a_place_that_ends_by_the_error_of_who_asks_is_told_so() {
+    let mut server = held();
+    let place = place_for(&mut server, "a", 60_000);
+    server.table.settings.may_grant = false;
+    server.release(K, "x");
+    // Nobody can have a greater one.
+    server.write(K, |value| value.set(TOKEN_FIELD, TOKEN_MAX));
+    server.table.settings.may_grant = true;
+    let error = server.acquire(K, ask("a").now()).unwrap_err();
+    assert_eq!(server.told(), [(place, Answer::Refused(error))]);
+    assert_eq!(server.table.places(), 0);
 }
