@@ -561,7 +561,8 @@ fn publish_offer<T>(ctx: &Context, offer: Offer<T>) -> Progress<T> {
         .session()
         .is_some_and(|client| clients::is_closing(ctx, client));
     let heard = !ends && publish::end_of_place(ctx, offer.place(), &granted);
-    TABLE.with_borrow_mut(|table| table.offered(offer, heard))
+    let weight = publish::weight();
+    TABLE.with_borrow_mut(|table| table.offered(offer, heard, weight))
 }
 
 /// Looks at the other locks on which a step depends.

@@ -208,7 +208,8 @@ pub struct Step {
     pub effects: Effects,
     /// What has become of waiters, in the order in which they are to be told.
     pub answers: SmallVec<[(Addressee, Answer); 1]>,
-    /// How many places were to be granted the lock, whether or not anybody heard of it.
+    /// How many messages were published to places that were to be granted the lock, whether
+    /// or not anybody heard of it. One that took long counts as several.
     pub offers: usize,
     /// How many places that are over were passed over.
     pub passed: usize,

@@ -19,8 +19,10 @@ use redis_lock_core::error::LockError;
 use redis_lock_core::keys::KeyRef;
 #[cfg(feature = "planted-faults")]
 use redis_lock_core::planted::Fault;
+use redis_lock_core::queue::Addressee;
 use redis_lock_core::table::{
-    Due, LockTable, NotNow, PASSED_A_STEP, Progress, REFUSED_RETRY_MS, Step, WORK_A_WAKE, Work,
+    Answer, Due, LockTable, NotNow, PASSED_A_STEP, Progress, REFUSED_RETRY_MS, Step, WORK_A_WAKE,
+    Work,
 };
 
 /// So many writes cost as much as one look at a lock.
@@ -31,6 +33,9 @@ const OFFERS_WEIGH_ONE: usize = 4;
 
 /// So many places a replica gives up in one wake.
 const PLACES_A_WAKE: usize = 256;
+
+/// So many ends of waits are taken before anybody is told.
+const ENDS_AT_ONCE: usize = 8;
 
 /// So many places that are over cost as much to pass over as one look.
 const PASSED_WEIGH_ONE: usize = PASSED_A_STEP / WORK_A_WAKE;
@@ -81,16 +86,34 @@ pub(crate) fn on_wake(ctx: &Context) {
 
 /// Ends what ends without a write. A replica keeps no places, as it blocks no clients.
 fn end_waits(ctx: &Context, now_ms: i64, is_replica: bool) {
-    let over = TABLE.with_borrow_mut(|table| {
-        let mut over = match is_replica {
-            true => table.forget_places(&LockError::Unblocked, PLACES_A_WAKE),
-            false => Vec::new(),
-        };
-        over.extend(table.give_up(now_ms, WORK_A_WAKE));
-        over
+    if is_replica {
+        tell_in_parts(ctx, PLACES_A_WAKE, |table, at_most| {
+            table.forget_places(&LockError::Unblocked, at_most)
+        });
+    }
+    tell_in_parts(ctx, WORK_A_WAKE, |table, at_most| {
+        table.give_up(now_ms, at_most)
     });
-    for (addressee, answer) in over {
-        tell(ctx, addressee, answer);
+}
+
+/// Tells of ends as they are taken, at most of so many, and of fewer where a message takes
+/// long.
+fn tell_in_parts(
+    ctx: &Context,
+    at_most: usize,
+    take: impl Fn(&mut LockTable, usize) -> Vec<(Addressee, Answer)>,
+) {
+    let mut left = at_most;
+    while left > 0 {
+        let over = TABLE.with_borrow_mut(|table| take(table, left.min(ENDS_AT_ONCE)));
+        if over.is_empty() {
+            return;
+        }
+        for (addressee, answer) in over {
+            let is_message = matches!(addressee, Addressee::Place(_));
+            tell(ctx, addressee, answer);
+            left = left.saturating_sub(if is_message { publish::weight() } else { 1 });
+        }
     }
 }
 

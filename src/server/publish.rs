@@ -1,10 +1,13 @@
 //! Messages: to whom a place in a queue belongs, and to Redisson's waiters.
 
+use std::cell::Cell;
+
 use redis_module::{CallOptionsBuilder, CallResult, Context, RedisValue};
 use smallvec::SmallVec;
 
 use crate::server::acl::User;
 use crate::server::api::api;
+use crate::server::clock;
 use crate::server::keyspace::{self, LockKey};
 use crate::server::reply::refusal_text;
 use crate::server::server_str;
@@ -46,8 +49,27 @@ pub(crate) fn end_of_place(ctx: &Context, place: &Place, answer: &Answer) -> boo
         true => api().publish_message_shard,
         false => api().publish_message,
     };
+    let begun_us = clock::since_boot_us();
     // SAFETY: the context is alive, and the strings live through the call.
-    unsafe { publish(ctx.ctx, channel.inner, message.inner) > 0 }
+    let heard = unsafe { publish(ctx.ctx, channel.inner, message.inner) > 0 };
+    TOOK_US.set(clock::since_boot_us().saturating_sub(begun_us));
+    heard
+}
+
+thread_local! {
+    /// How long the last message took.
+    static TOOK_US: Cell<i64> = const { Cell::new(0) };
+}
+
+/// A message takes no longer than this where few clients have subscribed to patterns. The
+/// server compares its channel with each of them.
+const USUAL_US: i64 = 4;
+
+/// How many usual messages take as long as the last one did, at least one.
+pub(crate) fn weight() -> usize {
+    usize::try_from(TOOK_US.get() / USUAL_US)
+        .unwrap_or(0)
+        .max(1)
 }
 
 /// Whether anybody on this node of a cluster listens to the channel of this place.

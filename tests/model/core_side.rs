@@ -679,7 +679,7 @@ impl CoreSide {
     fn publish_offer<T>(&mut self, offer: Offer<T>) -> Progress<T> {
         let granted = Answer::Granted(offer.token());
         let heard = self.publish(offer.place(), &granted);
-        self.table.offered(offer, heard)
+        self.table.offered(offer, heard, 1)
     }
 
     /// Publishes the end of a place. Returns whether anybody listens.

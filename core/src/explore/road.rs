@@ -120,7 +120,7 @@ impl World {
         } else {
             seen.unheard.push(owner);
         }
-        Ok(self.table.offered(offer, heard))
+        Ok(self.table.offered(offer, heard, 1))
     }
 
     /// A place ends, or its owner holds the lock by other means.

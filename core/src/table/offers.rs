@@ -89,16 +89,19 @@ impl Transition<'_> {
 
 impl LockTable {
     /// Goes on with a step whose message was published. If nobody heard it, nothing is
-    /// granted, and the place is gone.
-    pub fn offered<T>(&mut self, offer: Offer<T>, heard: bool) -> Progress<T> {
+    /// granted, and the place is gone. It took as long as so many messages do, at least
+    /// one.
+    pub fn offered<T>(&mut self, offer: Offer<T>, heard: bool, weight: usize) -> Progress<T> {
         let key = offer.suspended.key.clone();
         let (key, id) = (key.as_ref(), offer.place.id);
         #[cfg(feature = "planted-faults")]
         let heard = heard || Fault::GrantUnheard.planted();
         let mut transition = Transition::resume(self, key, offer.suspended);
+        transition.step.offers += weight.saturating_sub(1);
         if heard {
             transition.serve_first(id, true);
         } else {
+            transition.unheard += weight.saturating_sub(1);
             transition.place_unheard(id);
         }
         transition.go_on(offer.after)

@@ -382,7 +382,7 @@ impl Server {
                         false => self.unheard.push((id, token)),
                     }
                     self.offers += 1;
-                    progress = self.table.offered(*offer, heard);
+                    progress = self.table.offered(*offer, heard, 1);
                 }
                 Progress::Asks(question) => {
                     self.questions += 1;

@@ -186,7 +186,7 @@ impl World {
             } else {
                 self.say(|_| format!("{} does not hear of its grant", owner_name(at)));
             }
-            progress = self.nodes[node].table.offered(*offer, heard);
+            progress = self.nodes[node].table.offered(*offer, heard, 1);
         }
     }
 
