@@ -278,7 +278,8 @@ mod tests {
         }
     }
 
-    fn waiter(owner: &str, mode: &'static str, limit: Option<u64>) -> WaiterView {
+    fn waiter(owner: &str, mode: Mode) -> WaiterView {
+        let (mode, limit) = mode_and_limit(mode);
         WaiterView {
             owner: owner.as_bytes().into(),
             mode,
@@ -310,7 +311,7 @@ mod tests {
 
     #[test]
     fn a_lock_is_stuck_when_somebody_has_waited_so_long() {
-        let lock = lock(Some(1), &["alice"], Some(waiter("bob", "exclusive", None)));
+        let lock = lock(Some(1), &["alice"], Some(waiter("bob", Mode::Exclusive)));
         assert_eq!(lock.longest_wait(), Some(Duration::from_secs(20)));
         let safe = safe_break(&lock, Duration::from_secs(10)).unwrap();
         assert_eq!(safe, "lockctl break 'a b' --fence 42");
@@ -321,22 +322,22 @@ mod tests {
     fn the_first_in_line_is_blocked_by_the_holders() {
         let blockers = |limit, waiter| lock(limit, &["alice", "bob"], Some(waiter)).blockers();
         let both = [Name::from(&b"alice"[..]), Name::from(&b"bob"[..])];
-        let writer = || waiter("carol", "exclusive", Some(1));
-        let reader = || waiter("carol", "shared", Some(0));
-        let one_of = |limit| waiter("carol", "limited", Some(limit));
+        let writer = || waiter("carol", Mode::Exclusive);
+        let reader = || waiter("carol", Mode::Shared);
+        let one_of = |limit| waiter("carol", Mode::Limited(limit));
         assert_eq!(blockers(None, writer()), both);
         assert_eq!(blockers(Some(2), reader()), both);
         assert_eq!(blockers(None, one_of(2)), both);
         // These are let in at once, unless the server lets nobody in.
         assert_eq!(blockers(None, reader()), []);
         assert_eq!(blockers(Some(3), one_of(3)), []);
-        let own = blockers(None, waiter("bob", "exclusive", None));
+        let own = blockers(None, waiter("bob", Mode::Exclusive));
         assert_eq!(own, both[..1]);
     }
 
     #[test]
     fn a_holder_that_waits_elsewhere_is_told() {
-        let bob = waiter("bob", "exclusive", None);
+        let bob = waiter("bob", Mode::Exclusive);
         let mut locks = [
             lock(Some(1), &["alice"], Some(bob)),
             lock(Some(1), &["bob"], None),
