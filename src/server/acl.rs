@@ -7,7 +7,6 @@ use redis_module::{Context, RedisString, RedisValue, raw};
 
 use crate::server::api::api;
 use crate::server::clients::{self, UserName};
-use crate::server::registration;
 use crate::server::server_str;
 use redis_lock_core::request::ClientId;
 
@@ -22,13 +21,16 @@ pub(crate) enum User {
 }
 
 /// The server's record of a user's rights.
-pub(crate) struct Rights(NonNull<raw::RedisModuleUser>);
+pub(crate) struct Rights {
+    user: NonNull<raw::RedisModuleUser>,
+    name: RedisString,
+}
 
 impl User {
     /// The user that runs this command, in a script the one who called it.
     pub(crate) fn running(ctx: &Context) -> Self {
         match clients::name_of_user(ctx, clients::running(ctx)) {
-            UserName::Named(name) => return Self::named(&name),
+            UserName::Named(name) => return Self::named(name),
             UserName::NotNamed => return Self::Gone,
             UserName::None => {}
         }
@@ -40,22 +42,22 @@ impl User {
         match name.is_null() {
             true => Self::Gone,
             // The name is ours to free.
-            false => Self::named(&RedisString::from_redis_module_string(ctx.ctx, name)),
+            false => Self::named(RedisString::from_redis_module_string(ctx.ctx, name)),
         }
     }
 
     /// The user of this client.
     pub(crate) fn of(ctx: &Context, client: ClientId) -> Self {
         match clients::name_of_user(ctx, client) {
-            UserName::Named(name) => Self::named(&name),
+            UserName::Named(name) => Self::named(name),
             UserName::NotNamed | UserName::None => Self::Gone,
         }
     }
 
-    fn named(name: &RedisString) -> Self {
+    fn named(name: RedisString) -> Self {
         // SAFETY: the name lives through the call.
         let user = unsafe { (api().get_module_user_from_user_name)(name.inner) };
-        NonNull::new(user).map_or(Self::Gone, |user| Self::Named(Rights(user)))
+        NonNull::new(user).map_or(Self::Gone, |user| Self::Named(Rights { user, name }))
     }
 
     /// Returns whether the user may read the key of this name.
@@ -78,10 +80,34 @@ impl User {
         })
     }
 
+    /// Returns whether the user may use this database. From Valkey 9.1 on one may be kept
+    /// from some.
+    pub(crate) fn may_use_database(&self, ctx: &Context, db: i32) -> bool {
+        let Self::Named(rights) = self else {
+            return matches!(self, Self::Unrestricted);
+        };
+        let told = ctx.call("ACL", &[&b"GETUSER"[..], rights.name.as_slice()]);
+        let Ok(RedisValue::Array(fields)) = told else {
+            return true;
+        };
+        let mut pairs = fields.chunks_exact(2);
+        let databases = pairs.find_map(|pair| match pair {
+            [
+                RedisValue::SimpleString(name),
+                RedisValue::SimpleString(databases),
+            ] => (name == "databases").then_some(databases),
+            _ => None,
+        });
+        databases.is_none_or(|databases| {
+            let mut all = databases.split(' ');
+            all.any(|one| one == "alldbs" || one == format!("db={db}"))
+        })
+    }
+
     fn may(&self, check: impl FnOnce(*mut raw::RedisModuleUser) -> c_int) -> bool {
         match self {
             Self::Unrestricted => true,
-            Self::Named(rights) => check(rights.0.as_ptr()) == raw::REDISMODULE_OK as c_int,
+            Self::Named(rights) => check(rights.user.as_ptr()) == raw::REDISMODULE_OK as c_int,
             Self::Gone => false,
         }
     }
@@ -102,11 +128,6 @@ fn has_user(ctx: &Context) -> bool {
         (api().free_call_reply)(reply);
         true
     }
-}
-
-/// Whether a user may be kept from databases: Valkey 9.1 and later.
-pub(super) fn databases_have_rights(ctx: &Context) -> bool {
-    registration::valkey_version(ctx) >= Some((9, 1))
 }
 
 /// The user whose rules name a command of this module, where the server would end by an
@@ -139,6 +160,6 @@ const FIRST_TO_READ_RULES_ANEW: c_int = 0x0007_0200;
 impl Drop for Rights {
     fn drop(&mut self) {
         // SAFETY: `User::named` got the user from the server, and nobody else has it.
-        unsafe { (api().free_module_user)(self.0.as_ptr()) };
+        unsafe { (api().free_module_user)(self.user.as_ptr()) };
     }
 }

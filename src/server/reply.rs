@@ -4,11 +4,10 @@ use std::ffi::{c_char, c_long};
 
 use redis_module::{Context, RedisError};
 
-use crate::server::acl::{self, User};
+use crate::server::acl::User;
 use crate::server::api::api;
 use crate::server::call::CallReply;
 use redis_lock_core::error::LockError;
-use redis_lock_core::keys::KeyRef;
 use redis_lock_core::usage::Usage;
 
 /// The error as this user may read it.
@@ -25,11 +24,10 @@ pub(super) fn refusal_text(
     match error {
         LockError::Deadlock { cycle } => {
             let user = user();
-            // Nobody can be asked whether the user may go to another database.
+            // The user is in the database of the lock that it asked for.
             let asked_in = cycle.first().map(|edge| edge.key.as_ref().db);
-            let only_here = acl::databases_have_rights(ctx);
-            let is_shown = |key: KeyRef<'_>| !only_here || Some(key.db) == asked_in;
-            error.text_for(|key| is_shown(key) && user.may_read(key.name))
+            let is_open = |db| Some(db) == asked_in || user.may_use_database(ctx, db);
+            error.text_for(|key| user.may_read(key.name) && is_open(key.db))
         }
         error => error.to_string(),
     }
