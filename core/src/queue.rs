@@ -40,6 +40,8 @@ mod waiter;
 mod waits;
 
 use std::collections::{BTreeMap, BTreeSet};
+#[cfg(test)]
+use std::ops::Bound;
 use std::ops::RangeBounds;
 use std::rc::Rc;
 
@@ -392,8 +394,8 @@ impl WaitQueues {
         part: impl RangeBounds<WaiterId>,
     ) -> impl Iterator<Item = (WaiterId, &Owner)> {
         let queue = self.queue(key);
+        let part = (part.start_bound().cloned(), part.end_bound().cloned());
         queue.into_iter().flat_map(move |queue| {
-            let part = (part.start_bound().cloned(), part.end_bound().cloned());
             let ids = queue.waiting_elsewhere(part);
             ids.filter_map(|id| Some((id, &queue.waiter(id)?.request.owner)))
         })
@@ -579,7 +581,8 @@ impl WaitQueues {
                 );
                 #[cfg(feature = "planted-faults")]
                 form.time(Some(waiter.since_us / 1000));
-                let mut itself = queue.waiting_elsewhere(waiter.id..=waiter.id);
+                let mut itself = queue
+                    .waiting_elsewhere((Bound::Included(waiter.id), Bound::Included(waiter.id)));
                 form.flag(itself.next().is_some());
             }
             form.flag(queue.reentering.is_some());
@@ -621,7 +624,7 @@ impl WaitQueues {
                     && queue.agrees()
                     && waiting_elsewhere
                         .map(|waiter| waiter.id)
-                        .eq(queue.waiting_elsewhere(..))
+                        .eq(queue.waiting_elsewhere((Bound::Unbounded, Bound::Unbounded)))
             })
     }
 

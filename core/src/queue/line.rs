@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::iter;
-use std::ops::{Bound, RangeBounds};
+use std::ops::Bound;
 
 use super::waiter::{Waiter, WaiterId};
 use crate::bounds::few;
@@ -157,13 +157,10 @@ impl Queue {
     /// The first requests in this part of owners that wait for other keys as well.
     pub(super) fn waiting_elsewhere(
         &self,
-        part: impl RangeBounds<WaiterId>,
+        part: (Bound<WaiterId>, Bound<WaiterId>),
     ) -> impl Iterator<Item = WaiterId> {
         let rest = self.rest.iter();
-        rest.flat_map(move |rest| {
-            let part = (part.start_bound().cloned(), part.end_bound().cloned());
-            rest.waiting_elsewhere.range(part).copied()
-        })
+        rest.flat_map(move |rest| rest.waiting_elsewhere.range(part).copied())
     }
 
     /// The owner of this request, its first one, waits for other keys as well.

@@ -1,7 +1,8 @@
 //! What is told only when replicas have acknowledged it.
 
+use super::due::CLOSED_BEFORE_MS;
 use super::transition::Transition;
-use super::{Answer, LockTable, REFUSED_RETRY_MS, Settings, Stored};
+use super::{Answer, LockTable, Settings, Stored};
 use crate::acks::{SessionToBe, Tells, UncountedLease, Withheld, reached_by};
 use crate::deliveries::{BoundBefore, Delivery, Recipient};
 use crate::error::LockError;
@@ -14,10 +15,6 @@ use crate::queue::{Addressee, Place, WaiterId};
 use crate::request::{AcquireRequest, ClientId, Owner};
 use crate::sessions::{Binding, HoldId};
 use crate::token::FencingToken;
-
-/// A session's connection is closed so long before its last acknowledged lease ends, or
-/// a third of that lease, if it is shorter.
-const CLOSED_BEFORE_MS: i64 = 2 * REFUSED_RETRY_MS;
 
 impl Settings {
     /// Whether anything may be granted or handed on to somebody who waits.
@@ -318,6 +315,7 @@ impl LockTable {
     fn look_before_it_ends(&mut self, hold: &HoldId, now_ms: i64) {
         let bound = self.sessions.binding_of(hold.key.as_ref(), &hold.owner);
         let Some(bound) = bound else { return };
+        // A lease may be shorter than that.
         let last_ms = bound.kept_until_ms - CLOSED_BEFORE_MS.min(bound.lease.ms() / 3);
         if last_ms <= now_ms {
             self.to_close.push_back(bound.client);

@@ -15,8 +15,8 @@ use crate::sessions::{Binding, HoldId};
 pub const REFUSED_RETRY_MS: i64 = 10;
 
 /// A connection is closed so long before the lease of one of its holds is over that could
-/// not be kept up.
-const CLOSED_BEFORE_MS: i64 = 2 * REFUSED_RETRY_MS;
+/// not be kept up, or that nobody has acknowledged.
+pub(super) const CLOSED_BEFORE_MS: i64 = 2 * REFUSED_RETRY_MS;
 
 /// So many connections are closed in a millisecond, at the least.
 const CLOSED_A_MS: usize = 20;
