@@ -144,8 +144,8 @@ pub struct RunOptions {
     /// Don't wait. The same as --wait 0
     #[arg(short, long, conflicts_with = "wait")]
     pub no_wait: bool,
-    /// How long the lock lasts if it is not renewed. It is renewed every third of this time. If this machine dies,
-    /// the lock stays taken for this long. If somebody breaks the lock, the next renewal finds out
+    /// How long the lock lasts if it is not renewed, 300ms at least. It is renewed every third of this time. If this
+    /// machine dies, the lock stays taken for this long. If somebody breaks the lock, the next renewal finds out
     #[arg(short, long, value_name = "TIME", value_parser = lease, default_value = "30s")]
     pub lease: Duration,
     /// Share the lock with others that ask for --shared
@@ -204,7 +204,7 @@ pub struct TopOptions {
     /// Show at most N locks
     #[arg(short = 'n', long, value_name = "N", default_value_t = 100)]
     pub count: u32,
-    /// The time between two looks
+    /// The time between two looks, 100ms at least
     #[arg(short, long, value_name = "TIME", value_parser = interval, default_value = "1s")]
     pub interval: Duration,
     /// End after N looks
