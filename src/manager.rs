@@ -53,7 +53,7 @@ thread_local! {
     /// started: it is a replica, or it loads.
     static RECEIVES: Cell<bool> = const { Cell::new(false) };
 
-    static PLACE: &'static RefCell<LockTable> = Box::leak(Box::default());
+    static LOCKS: &'static RefCell<LockTable> = Box::leak(Box::default());
 }
 
 /// The lock table of this process.
@@ -65,18 +65,18 @@ struct Table;
 const TABLE: Table = Table;
 
 impl Table {
-    fn place(&self) -> &'static RefCell<LockTable> {
-        PLACE.with(|place| *place)
+    fn locks(&self) -> &'static RefCell<LockTable> {
+        LOCKS.with(|locks| *locks)
     }
 
     #[inline]
     fn with_borrow<R>(&self, body: impl FnOnce(&LockTable) -> R) -> R {
-        body(&self.place().borrow())
+        body(&self.locks().borrow())
     }
 
     #[inline]
     fn with_borrow_mut<R>(&self, body: impl FnOnce(&mut LockTable) -> R) -> R {
-        body(&mut self.place().borrow_mut())
+        body(&mut self.locks().borrow_mut())
     }
 }
 
@@ -258,7 +258,7 @@ pub(crate) fn remembers_holds() -> bool {
 
 /// Begins anew, as a module that has just been loaded.
 pub(crate) fn reset(ctx: &Context) {
-    TABLE.place().take();
+    TABLE.locks().take();
     acks::reset();
     gate::reset();
     telling::reset();

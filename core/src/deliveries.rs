@@ -1,27 +1,29 @@
 //! Replies on their way to clients: grants, and renewals that are withheld.
 //!
-//! A waiter is granted the lock when it comes free, and hears of it a moment
-//! later. A reply that replicas have to acknowledge first ([`acks`](crate::acks)) is on
-//! its way until they have, be it to a client that waited or not. In between the client
-//! may go away, or the replicas may take too long. Then the hold is nobody's, and is
-//! given back. Not so a hold that somebody else was told of, or is still to be
-//! told of: the same owner may have sent the same request on another connection,
-//! or have renewed its lease. So what is given back is what no reply speaks for.
+//! A waiter is granted the lock when it comes free, and hears of it a moment later. A
+//! reply that replicas have to acknowledge first ([`acks`](crate::acks)) is on its way
+//! until they have, whether its client waited for the lock or not. Meanwhile the client
+//! may go away, or the replicas may take too long. Then nobody knows of the hold, and it
+//! is given back.
 //!
-//! # What speaks for holds
-//! - Those that the owner had before the first of these replies.
-//! - A reply to `HOLD n` speaks for n holds, a reply without a number for one
-//!   more, the 1 of a renewal for one, and the 0 of a release for one fewer, but
-//!   one at least.
-//! - What is still on its way speaks as the reply that it will be, in the
-//!   order of the commands.
-//! - The message to a place whose owner holds the lock by now speaks for one.
-//! - A message to a place that is withheld until replicas have acknowledged it is on its
-//!   way as long.
+//! But the same owner may have sent the same request on another connection, or have
+//! renewed its lease. It keeps the holds that it has been told of, or is still to be told
+//! of. Only the others are given back.
 //!
-//! The end of a session takes all holds but those that grants speak for which were on
-//! their way then, whether or not they are heard of before it is written. A renewal that
-//! is on its way keeps none of them.
+//! # How many holds an owner has been told of
+//! - It knows of those that it had before the first of the replies that are on their way.
+//! - A reply to `HOLD n` tells of n holds. A reply to a request without a number tells of
+//!   one more than before.
+//! - The 1 of a renewal tells of one hold. The 0 of a release tells of one fewer than
+//!   before, and of one at least.
+//! - A reply that is on its way counts as if it had been read, in the order of the
+//!   commands.
+//! - The message to a place tells of one hold, once its owner holds the lock. While it is
+//!   withheld until replicas have acknowledged the grant, it is on its way.
+//!
+//! The end of a session takes the holds that are bound to it. Those stay that a grant
+//! tells of which was on its way at that time, even if its client reads it before the end
+//! is written. A renewal that was on its way keeps none.
 //!
 //! # What it costs
 //! Everything about one reply takes logarithmic time, and a step for each other reply

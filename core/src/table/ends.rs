@@ -1,21 +1,26 @@
 //! The ends of holds: leases that are over, sessions, grants that nobody heard of.
 //!
 //! # The end of a crowd
-//! To end one hold takes a write, and more. Where many end together, by a connection or
-//! by leases, the next command ends as many as a step may, and asks of the others only
-//! what it has to know:
-//! - If all are over, the lock is emptied by one effect.
-//! - If enough are left to keep out who asks, it is kept out. The other holds stay in the
-//!   lock until they are ended, and no search for deadlocks takes them for held.
-//! - If few are left, and who asks can be let in beside them, the lock is written anew.
-//! - Who breaks the lock takes it from all, and is told whether it was held.
+//! To end one hold takes a write and several look-ups, and many holds may end together:
+//! with their connection, or by their leases. A command ends [`ends_a_step`] of them one
+//! by one. The others stay in the stored lock for now, and the command finds out of them
+//! only what it needs:
+//! - All are over: one effect empties the lock.
+//! - Enough are left to keep out who asks: it is kept out. No search for deadlocks takes
+//!   those that are over for holders.
+//! - At most [`left_at_once`] are left, and who asks may come in beside them: the lock is
+//!   written anew with these alone.
+//! - `LOCK.BREAK` takes the lock from all, and is told whether anybody held it.
 //!
-//! For that, those are looked at whose leases are not over; or, where connections have left
-//! any of its holds behind, the tokens of the holders and those of these are gone through
-//! side by side: a short step for each, without a look at any map. Whatever else is
-//! known of such holds is given up bit by bit. Only where more than a step ends are left,
-//! and a newcomer whose limit is stricter than theirs can be let in yet, the others are
-//! ended one by one. So are grants that are withheld from places that have ended.
+//! Where holds are over by their leases alone, the command looks only at those that are
+//! not. Where connections have ended as well, it goes through two lists in the order of
+//! tokens, side by side: the holders, and the holds of these connections. That is a short
+//! step for each holder, without a look at any map. Whatever else is known of such holds
+//! is given up later, bit by bit.
+//!
+//! One case takes longer: more are left, and the limit of who asks has room beside them
+//! all the same. Then those that are over are ended one by one. So are grants that are
+//! withheld from places that have ended.
 
 use std::iter;
 
@@ -43,6 +48,15 @@ struct Over {
     live: usize,
     /// The tokens of these.
     left: Vec<FencingToken>,
+}
+
+/// What a request has found out about those that keep it out.
+#[derive(Debug, Default)]
+pub(super) struct KeptOut {
+    /// Whether enough of them are not over, once they were counted.
+    by_enough: Option<bool>,
+    /// Whether they were looked at for few that are not over.
+    was_crowd_looked_at: bool,
 }
 
 impl Over {
@@ -148,7 +162,7 @@ impl Transition<'_> {
 
     /// Whether so many of many holders are not over that they alone keep out who is next
     /// in line, and so everybody behind.
-    pub(super) fn are_enough_left(&mut self, newcomers: Limit) -> bool {
+    fn are_enough_left(&mut self, newcomers: Limit) -> bool {
         if !self.has_many_holders() || !self.may_be_over() {
             return false;
         }
@@ -192,7 +206,7 @@ impl Transition<'_> {
 
     /// Ends all holds that are over as one, if few of many holders are left. Returns
     /// whether that was so.
-    pub(super) fn end_all_but_few(&mut self) -> bool {
+    fn end_all_but_few(&mut self) -> bool {
         if !self.has_many_holders() {
             return false;
         }
@@ -372,6 +386,25 @@ impl Transition<'_> {
         self.forget_bound(&broken);
         self.discard(broken);
         true
+    }
+
+    /// Ends some of what is over, if who asks could be let in without it. Returns whether
+    /// there was any.
+    pub(super) fn end_what_keeps_out(&mut self, newcomers: Limit, kept_out: &mut KeptOut) -> bool {
+        if self.end_withheld() {
+            return true;
+        }
+        let count = || self.are_enough_left(newcomers);
+        if *kept_out.by_enough.get_or_insert_with(count) {
+            return false;
+        }
+        if !kept_out.was_crowd_looked_at {
+            kept_out.was_crowd_looked_at = true;
+            if self.end_all_but_few() {
+                return true;
+            }
+        }
+        self.end_more()
     }
 
     /// Ends more of what is over than one step has to. Returns whether there was any.

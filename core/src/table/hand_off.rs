@@ -2,6 +2,7 @@
 
 use smallvec::SmallVec;
 
+use super::ends::KeptOut;
 use super::offers::After;
 use super::transition::Transition;
 use super::{Acquired, Answer, LockEvent, Progress};
@@ -148,12 +149,11 @@ impl Transition<'_> {
     pub(super) fn acquire<T>(
         mut self,
         mut request: AcquireRequest,
-        mut wait: Option<Wait>,
+        wait: Option<Wait>,
         acquired: fn(Acquired) -> T,
     ) -> Progress<T> {
         let waits = wait.is_some();
-        let mut is_kept_out = None;
-        let mut is_crowd_looked_at = false;
+        let mut kept_out = KeptOut::default();
         let session = request.session;
         self.note_own_place(&request, wait.as_ref());
         loop {
@@ -173,50 +173,45 @@ impl Transition<'_> {
             }
             let is_its_place = own_place.is_some();
             let in_turn = is_its_place || self.is_next_in_line();
-            match (self.try_grant(&request, waits, in_turn), wait) {
-                (Ok(Some(token)), wait) if is_its_place => {
-                    if let Some(place) = own_place
-                        && !wait.is_some_and(|wait| wait.is_for_place())
-                    {
-                        self.tell_with_reply(&place, &request, token);
-                    }
-                    self.serve_requests_of(&request.owner);
-                    self.bind_last(&request, session, token);
-                    return self.hand_off_and_finish(Ok(acquired(Acquired::Granted(token))));
-                }
-                (Ok(Some(token)), _) => return self.done(Ok(acquired(Acquired::Granted(token)))),
-                (Err(error), _) => {
+            let granted = match self.try_grant(&request, waits, in_turn) {
+                Ok(granted) => granted,
+                Err(error) => {
                     if let Some(place) = own_place {
                         let answer = Answer::Refused(error.clone());
                         self.step.answers.push((place.addressee(), answer));
                     }
                     return self.done(Err(error));
                 }
-                // What is over keeps nobody out, however much of it there is.
-                (Ok(None), left)
-                    if (waits || in_turn)
-                        && self.depends_on_holders(waits)
-                        && (self.end_withheld()
-                            || !*is_kept_out
-                                .get_or_insert_with(|| self.are_enough_left(request.limit))
-                                && (!std::mem::replace(&mut is_crowd_looked_at, true)
-                                    && self.end_all_but_few()
-                                    || self.end_more())) =>
-                {
-                    wait = left;
+            };
+            if let Some(token) = granted {
+                let granted = Ok(acquired(Acquired::Granted(token)));
+                let Some(place) = own_place else {
+                    return self.done(granted);
+                };
+                if !wait.is_some_and(|wait| wait.is_for_place()) {
+                    self.tell_with_reply(&place, &request, token);
                 }
-                (Ok(None), None) => return self.done(Ok(acquired(Acquired::Busy))),
-                (Ok(None), Some(wait)) => {
-                    // A place is for a first hold, also where nothing is granted yet.
-                    if wait.is_for_place()
-                        && let Err(error) =
-                            holds_after_acquire(&request, self.holds_of(&request.owner))
-                    {
-                        return self.done(Err(error));
-                    }
-                    return self.enqueue(request, wait, acquired);
-                }
+                self.serve_requests_of(&request.owner);
+                self.bind_last(&request, session, token);
+                return self.hand_off_and_finish(granted);
             }
+            // What is over keeps nobody out, however much of it there is.
+            if (waits || in_turn)
+                && self.depends_on_holders(waits)
+                && self.end_what_keeps_out(request.limit, &mut kept_out)
+            {
+                continue;
+            }
+            let Some(wait) = wait else {
+                return self.done(Ok(acquired(Acquired::Busy)));
+            };
+            // A place is for a first hold, also where nothing is granted yet.
+            if wait.is_for_place()
+                && let Err(error) = holds_after_acquire(&request, self.holds_of(&request.owner))
+            {
+                return self.done(Err(error));
+            }
+            return self.enqueue(request, wait, acquired);
         }
     }
 
