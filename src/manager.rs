@@ -601,7 +601,7 @@ fn apply(key: LockKey<'_>, mut open: OpenLock<'_>, now: Now, step: &mut Step) {
         for (addressee, answer) in step.answers.drain(..) {
             if let Answer::Granted(_) = answer {
                 match &addressee {
-                    Addressee::Blocked(waiter) => end_closing_beside(key.ctx(), *waiter),
+                    Addressee::Blocked(waiter, _) => end_closing_beside(key.ctx(), *waiter),
                     Addressee::Place(place) => end_if_closing(key, &place.owner, || None),
                 }
             }
@@ -614,7 +614,7 @@ fn apply(key: LockKey<'_>, mut open: OpenLock<'_>, now: Now, step: &mut Step) {
 /// Tells who waited what has become of it.
 fn tell(ctx: &Context, addressee: Addressee, answer: Answer) {
     match addressee {
-        Addressee::Blocked(waiter) => blocked::answer(waiter, answer),
+        Addressee::Blocked(waiter, _) => blocked::answer(waiter, answer),
         Addressee::Place(place) => {
             let heard = publish::end_of_place(ctx, &place, &answer);
             if let Answer::Granted(_) = answer {

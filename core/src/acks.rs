@@ -33,7 +33,7 @@ use crate::keys::KeyBuf;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
 use crate::queue::session_places::SessionPlaces;
-use crate::queue::{Addressee, Place, WaiterId};
+use crate::queue::{Addressee, WaiterId};
 use crate::request::{ClientId, Lease};
 use crate::sessions::HoldId;
 use crate::time_outs::TimeOuts;
@@ -62,10 +62,7 @@ pub(crate) enum Tells {
 /// A reply, or a message to a place, that is not told yet.
 #[derive(Clone, Debug)]
 pub(crate) struct Withheld {
-    /// The client that waits for it, or that asked last for the place.
-    pub client: ClientId,
-    /// The place that it is told to, if it is none of a blocked client.
-    pub place: Option<Box<Place>>,
+    pub to: Addressee,
     /// The lock that the client named.
     pub key: KeyBuf,
     pub tells: Tells,
@@ -88,24 +85,13 @@ pub(crate) struct SessionToBe {
 impl Withheld {
     /// To whom it is on its way.
     pub(crate) fn recipient(&self) -> Recipient {
-        match &self.place {
-            None => Recipient::Client(self.client),
-            Some(place) => Recipient::Place(place.id),
-        }
+        Recipient::from(&self.to)
     }
 
     /// The client with whose connection the place ends, if it is one and has a session.
     fn session_of_place(&self) -> Option<ClientId> {
-        let session = self.session.filter(|_| self.place.is_some())?;
+        let session = self.session.filter(|_| self.to.is_place())?;
         Some(session.client)
-    }
-
-    /// To whom it is told, where its client waits by this name.
-    pub(crate) fn addressee(&self, id: WaiterId) -> Addressee {
-        match &self.place {
-            None => Addressee::Blocked(id),
-            Some(place) => Addressee::Place(place.clone()),
-        }
     }
 }
 
@@ -166,10 +152,11 @@ impl Acks {
         self.replies.len() - self.of_sessions.count_ended()
     }
 
-    pub(crate) fn withhold(&mut self, id: WaiterId, withheld: Withheld) {
+    pub(crate) fn withhold(&mut self, withheld: Withheld) {
+        let id = withheld.to.id();
         let serial = self.push(Waits::Reply(id));
-        if withheld.place.is_none() {
-            self.of_clients.insert((withheld.client, id));
+        if !withheld.to.is_place() {
+            self.of_clients.insert((withheld.to.client(), id));
         } else if let Some(client) = withheld.session_of_place() {
             let has_ended = self.of_sessions.has_ended(client);
             self.of_sessions.insert(client, id);
@@ -231,7 +218,7 @@ impl Acks {
     /// The messages to places that are withheld.
     pub(crate) fn places(&self) -> Vec<WaiterId> {
         let replies = self.replies.iter();
-        let places = replies.filter(|(_, (_, one))| one.place.is_some());
+        let places = replies.filter(|(_, (_, one))| one.to.is_place());
         places.map(|(id, _)| *id).collect()
     }
 
@@ -243,7 +230,7 @@ impl Acks {
     pub(crate) fn take(&mut self, id: WaiterId) -> Option<Withheld> {
         let (serial, withheld) = self.replies.remove(&id)?;
         self.pending.remove(&serial);
-        self.of_clients.remove(&(withheld.client, id));
+        self.of_clients.remove(&(withheld.to.client(), id));
         if let Some(client) = withheld.session_of_place() {
             self.of_sessions.remove(client, id);
         }
@@ -327,8 +314,10 @@ impl Acks {
         let replies = self.replies.iter();
         let (to_places, to_clients): (Vec<_>, Vec<_>) = replies
             .map(|(id, (_, reply))| (*id, reply))
-            .partition(|(_, reply)| reply.place.is_some());
-        let to_clients = to_clients.iter().map(|(id, reply)| (reply.client, *id));
+            .partition(|(_, reply)| reply.to.is_place());
+        let to_clients = to_clients
+            .iter()
+            .map(|(id, reply)| (reply.to.client(), *id));
         let with_session = to_places.iter();
         let with_session =
             with_session.filter_map(|(id, reply)| Some((reply.session_of_place()?, *id)));
@@ -350,7 +339,7 @@ impl Acks {
     pub(crate) fn take_down(&self, form: &mut Form<'_>) {
         for (&id, (_, reply)) in &self.replies {
             form.waiter(Some(id));
-            form.client(Some(reply.client));
+            form.client(Some(reply.to.client()));
             form.key(reply.key.as_ref());
             let (renews, token) = match reply.tells {
                 Tells::Grant(token) => (false, token),
@@ -360,7 +349,7 @@ impl Acks {
             form.token(Some(token));
             form.time(reply.session.map(|session| session.end_ms));
             form.client(reply.session.map(|session| session.client));
-            form.flag(reply.place.is_some());
+            form.flag(reply.to.is_place());
             form.flag(self.has_ended(id));
         }
         for pending in self.pending.values() {

@@ -40,7 +40,7 @@ use crate::ended::{Ended, EndedBy};
 #[cfg(test)]
 use crate::explore::form::Form;
 use crate::keys::{KeyBuf, KeyRef};
-use crate::queue::WaiterId;
+use crate::queue::{Addressee, WaiterId};
 use crate::request::{ClientId, HoldNumber, Lease, Owner, ReleaseExtent};
 use crate::sessions::HoldId;
 use crate::token::FencingToken;
@@ -57,6 +57,15 @@ pub enum Recipient {
 impl From<ClientId> for Recipient {
     fn from(client: ClientId) -> Self {
         Self::Client(client)
+    }
+}
+
+impl From<&Addressee> for Recipient {
+    fn from(to: &Addressee) -> Self {
+        match to {
+            Addressee::Blocked(_, client) => Self::Client(*client),
+            Addressee::Place(place) => Self::Place(place.id),
+        }
     }
 }
 

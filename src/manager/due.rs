@@ -110,7 +110,7 @@ fn tell_in_parts(
             return;
         }
         for (addressee, answer) in over {
-            let is_message = matches!(addressee, Addressee::Place(_));
+            let is_message = addressee.is_place();
             tell(ctx, addressee, answer);
             left = left.saturating_sub(if is_message { publish::weight() } else { 1 });
         }

@@ -661,7 +661,7 @@ impl CoreSide {
 
     fn tell(&mut self, addressee: Addressee, answer: Answer) {
         match addressee {
-            Addressee::Blocked(id) => {
+            Addressee::Blocked(id, _) => {
                 if let Some(waiter) = self.waiting.remove(&id) {
                     self.answered.push((id, waiter, answer));
                 }

@@ -66,7 +66,7 @@ impl Waiter {
     /// To whom its end is told.
     pub fn addressee(&self) -> Addressee {
         match &self.channel {
-            None => Addressee::Blocked(self.id),
+            None => Addressee::Blocked(self.id, self.client),
             Some(channel) => Addressee::Place(Box::new(Place {
                 id: self.id,
                 key: self.key.clone(),
@@ -94,8 +94,8 @@ impl Waiter {
 /// To whom the end of a wait is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Addressee {
-    /// A blocked client.
-    Blocked(WaiterId),
+    /// This client, which is blocked.
+    Blocked(WaiterId, ClientId),
     /// Whoever listens to the channel of this place.
     Place(Box<Place>),
 }
@@ -104,9 +104,22 @@ impl Addressee {
     /// The name of the waiter.
     pub fn id(&self) -> WaiterId {
         match self {
-            Self::Blocked(id) => *id,
+            Self::Blocked(id, _) => *id,
             Self::Place(place) => place.id,
         }
+    }
+
+    /// The client that is blocked, or that asked last for the place.
+    pub fn client(&self) -> ClientId {
+        match self {
+            Self::Blocked(_, client) => *client,
+            Self::Place(place) => place.client,
+        }
+    }
+
+    /// Whether it is told by a message.
+    pub fn is_place(&self) -> bool {
+        matches!(self, Self::Place(_))
     }
 }
 

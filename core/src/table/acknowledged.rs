@@ -11,7 +11,7 @@ use crate::keys::KeyBuf;
 use crate::lock::{Lock, Now};
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
-use crate::queue::{Addressee, Place, WaiterId};
+use crate::queue::{Addressee, WaiterId};
 use crate::request::{AcquireRequest, ClientId, Owner};
 use crate::sessions::{Binding, HoldId};
 use crate::token::FencingToken;
@@ -62,18 +62,13 @@ impl Transition<'_> {
     /// it is bound to its connection.
     pub(super) fn withhold_grant(
         &mut self,
-        id: WaiterId,
-        (client, place): (ClientId, Option<Box<Place>>),
+        to: Addressee,
         request: &AcquireRequest,
         token: FencingToken,
         held_before: i64,
     ) {
-        let recipient = match &place {
-            None => Recipient::Client(client),
-            Some(place) => Recipient::Place(place.id),
-        };
         let delivery = Delivery {
-            recipient,
+            recipient: Recipient::from(&to),
             hold: request.hold,
             session: None,
             bound_before: BoundBefore::Nothing,
@@ -85,28 +80,21 @@ impl Transition<'_> {
             lease,
             end_ms: lease.end_ms(now_ms),
         });
-        self.withhold(id, (client, place), Tells::Grant(token), session);
+        self.withhold(to, Tells::Grant(token), session);
     }
 
-    fn withhold(
-        &mut self,
-        id: WaiterId,
-        (client, place): (ClientId, Option<Box<Place>>),
-        tells: Tells,
-        session: Option<SessionToBe>,
-    ) {
+    fn withhold(&mut self, to: Addressee, tells: Tells, session: Option<SessionToBe>) {
         let timeout_ms = self.table.settings.acks.map_or(0, |acks| acks.timeout_ms);
         let until_ms = self.now.ms().saturating_add(timeout_ms);
+        self.table.time_outs.insert(to.id(), until_ms);
         let withheld = Withheld {
-            client,
-            place,
+            to,
             key: self.key.into(),
             tells,
             session,
             until_ms,
         };
-        self.table.time_outs.insert(id, until_ms);
-        self.table.acks.withhold(id, withheld);
+        self.table.acks.withhold(withheld);
         self.step.stream_goes_on = true;
     }
 
@@ -127,7 +115,8 @@ impl Transition<'_> {
         let deliveries = &mut self.table.deliveries;
         deliveries.send_renewal(hold, token, delivery, holds);
         let id = self.table.queues.new_id();
-        self.withhold(id, (client, None), Tells::Renewal(token), None);
+        let to = Addressee::Blocked(id, client);
+        self.withhold(to, Tells::Renewal(token), None);
         self.step.withheld = Some(id);
     }
 
@@ -258,7 +247,7 @@ impl LockTable {
             Tells::Grant(_) => Answer::NotGranted,
             Tells::Renewal(_) => Answer::Renewed(stands),
         };
-        Some((withheld.addressee(id), answer))
+        Some((withheld.to, answer))
     }
 
     /// What is told of at last, if it still stands.
@@ -302,7 +291,7 @@ impl LockTable {
         if self.claims.is_open(token) {
             self.sessions.leave_unclaimed(withheld.key.as_ref(), owner);
         }
-        if withheld.place.is_some() {
+        if withheld.to.is_place() {
             return;
         }
         let before = before.map(|before| before.client);

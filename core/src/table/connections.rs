@@ -224,7 +224,7 @@ impl LockTable {
     /// withheld from it. It is told so later.
     pub(super) fn end_withheld(&mut self, id: WaiterId) {
         if let Some(withheld) = self.forget_withheld(id) {
-            let told = (withheld.addressee(id), Answer::NotGranted);
+            let told = (withheld.to, Answer::NotGranted);
             self.untold.push_back(told);
         }
     }
@@ -401,7 +401,7 @@ impl LockTable {
                 true => Answer::NotGranted,
                 false => Answer::Refused(LockError::NoReplicas),
             };
-            return Some((withheld.addressee(id), answer));
+            return Some((withheld.to, answer));
         }
         match leave {
             Leave::TimeUp => self.metrics.wait_timeouts += 1,

@@ -65,7 +65,8 @@ impl Transition<'_> {
         }
         if let Some(client) = withheld_from {
             let id = self.table.queues.new_id();
-            self.withhold_grant(id, (client, None), request, token, held_before);
+            let to = Addressee::Blocked(id, client);
+            self.withhold_grant(to, request, token, held_before);
             self.step.withheld = Some(id);
             return Ok(Some(token));
         }
@@ -432,12 +433,7 @@ impl Transition<'_> {
                     return;
                 }
                 if is_withheld {
-                    let (id, client) = (waiter.id, waiter.client);
-                    let to = match waiter.addressee() {
-                        Addressee::Blocked(_) => (client, None),
-                        Addressee::Place(place) => (client, Some(place)),
-                    };
-                    self.withhold_grant(id, to, request, token, held_before);
+                    self.withhold_grant(waiter.addressee(), request, token, held_before);
                     self.withheld += 1;
                     return;
                 }

@@ -56,18 +56,18 @@ impl Transition<'_> {
         request: &AcquireRequest,
         token: FencingToken,
     ) {
-        match (self.step.withheld, place.addressee()) {
-            (Some(_), Addressee::Place(to)) => {
-                let confirms = AcquireRequest {
-                    hold: Some(HoldNumber::FIRST),
-                    session: None,
-                    ..request.clone()
-                };
-                let (to, held) = ((place.client, Some(to)), self.holds_of(&request.owner));
-                self.withhold_grant(place.id, to, &confirms, token, held);
-            }
-            (_, to) => self.step.answers.push((to, Answer::Granted(token))),
+        let to = place.addressee();
+        if self.step.withheld.is_none() {
+            self.step.answers.push((to, Answer::Granted(token)));
+            return;
         }
+        let confirms = AcquireRequest {
+            hold: Some(HoldNumber::FIRST),
+            session: None,
+            ..request.clone()
+        };
+        let held = self.holds_of(&request.owner);
+        self.withhold_grant(to, &confirms, token, held);
     }
 
     /// An owner that holds nothing gives its place up with a release.
@@ -222,7 +222,7 @@ impl LockTable {
         let mut answers = Vec::new();
         for id in self.acks.places() {
             if let Some(withheld) = self.take_withheld(id) {
-                answers.push((withheld.addressee(id), Answer::Refused(why.clone())));
+                answers.push((withheld.to, Answer::Refused(why.clone())));
             }
         }
         while answers.len() < at_most
@@ -239,7 +239,7 @@ impl LockTable {
         let addressees = self.queues.waiters(key).map(Waiter::addressee);
         let places = addressees.filter_map(|addressee| match addressee {
             Addressee::Place(place) => Some(*place),
-            Addressee::Blocked(_) => None,
+            Addressee::Blocked(..) => None,
         });
         places.take(at_most).collect()
     }

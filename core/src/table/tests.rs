@@ -417,7 +417,7 @@ impl Server {
         for (addressee, answer) in step.answers {
             let id = addressee.id();
             let client = self.clients.remove(&id).unwrap();
-            let is_blocked = matches!(addressee, Addressee::Blocked(_));
+            let is_blocked = !addressee.is_place();
             if self.tells && is_blocked && matches!(answer, Answer::Granted(_)) {
                 self.table.grant_told(client, true);
             }

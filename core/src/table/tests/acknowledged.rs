@@ -86,7 +86,7 @@ impl Scene {
             };
             if matches!(answer, Answer::Granted(_) | Answer::Renewed(true)) {
                 let recipient = match addressee {
-                    Addressee::Blocked(_) => client.unwrap(),
+                    Addressee::Blocked(..) => client.unwrap(),
                     Addressee::Place(place) => Recipient::Place(place.id),
                 };
                 self.server.table.grant_told(recipient, true);

@@ -691,7 +691,7 @@ fn what_a_crowd_had_to_be_told_leaves_no_memory_behind() {
     let ids = || (0..CROWD as u64).map(WaiterId);
     let table = &mut server.table;
     table.to_close.extend((0..CROWD as u64).map(ClientId));
-    let untold = ids().map(|id| (Addressee::Blocked(id), Answer::NotGranted));
+    let untold = ids().map(|id| (Addressee::Blocked(id, ClientId(0)), Answer::NotGranted));
     table.untold.extend(untold);
     let unchecked = ids().map(|id| Unchecked { id, search: None });
     table.unchecked.extend(unchecked);
