@@ -462,11 +462,10 @@ fn end_those_closing(key: LockKey<'_>, owner: &Owner, told: impl Fn() -> Option<
     }
 }
 
-/// As [`end_if_closing`], for a waiter that is about to be told. As long as it is not, it
-/// keeps what it is to be told of.
-fn end_closing_beside(ctx: &Context, waiter: WaiterId) {
-    let beside = blocked::client_of(waiter)
-        .and_then(|client| TABLE.with_borrow(|table| table.bound_beside(client)));
+/// As [`end_if_closing`], for a blocked client that is about to be told. As long as it is
+/// not, it keeps what it is to be told of.
+fn end_closing_beside(ctx: &Context, told: ClientId) {
+    let beside = TABLE.with_borrow(|table| table.bound_beside(told));
     if let Some(client) = beside {
         end_connection_if_closing(ctx, client);
     }
@@ -601,7 +600,7 @@ fn apply(key: LockKey<'_>, mut open: OpenLock<'_>, now: Now, step: &mut Step) {
         for (addressee, answer) in step.answers.drain(..) {
             if let Answer::Granted(_) = answer {
                 match &addressee {
-                    Addressee::Blocked(waiter, _) => end_closing_beside(key.ctx(), *waiter),
+                    Addressee::Blocked(_, client) => end_closing_beside(key.ctx(), *client),
                     Addressee::Place(place) => end_if_closing(key, &place.owner, || None),
                 }
             }

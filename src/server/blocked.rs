@@ -148,11 +148,6 @@ pub(crate) fn answer(waiter: WaiterId, answer: Answer) {
     ANSWERED.with_borrow_mut(|answered| answered.push(ticket));
 }
 
-/// The client that waits by this name.
-pub(crate) fn client_of(waiter: WaiterId) -> Option<ClientId> {
-    WAITING.with_borrow(|waiting| Some(waiting.get(&waiter)?.client))
-}
-
 fn waits_no_more(waiter: WaiterId) -> Option<Rc<Ticket>> {
     WAITING.with_borrow_mut(|waiting| waiting.remove(&waiter))
 }
