@@ -30,6 +30,14 @@ impl Move {
         Self(MovingSlot::start())
     }
 
+    /// With a lock that this client holds on node 0, and its token.
+    fn held(lease: &str) -> (Self, Client, i64) {
+        let moving = Self::prepare();
+        let mut holder = moving.cluster.client(0);
+        let fence = holder.int(&format!("LOCK.ACQUIRE {} holder {lease}", moving.key));
+        (moving, holder, fence)
+    }
+
     fn set(&self, node: usize, state: &str) {
         let command = format!("CLUSTER SETSLOT {} {state}", self.slot);
         assert_eq!(self.cluster.client(node).call(&command), status("OK"));
@@ -76,6 +84,19 @@ impl Move {
         self.cluster.nodes[0].await_blocked(0);
     }
 
+    /// Has the holder's lease end soon, and waits until it has.
+    fn end_lease(&self, holder: &mut Client) {
+        let renewed = holder.call(&format!("LOCK.RENEW {} holder LEASE 100", self.key));
+        assert_eq!(renewed, int(1));
+        eventually("the lease is over", || self.keys_on(0) == 0);
+    }
+
+    /// So many keys are on the node that the slot leaves, and on the one that it comes to.
+    #[track_caller]
+    fn assert_keys(&self, counts: [i64; 2]) {
+        assert_eq!([self.keys_on(0), self.keys_on(1)], counts);
+    }
+
     fn assert_sound(&self) {
         for node in &self.cluster.nodes {
             node.assert_sound();
@@ -85,10 +106,8 @@ impl Move {
 
 #[test]
 fn waiters_in_a_slot_that_moves_are_redirected_and_the_lock_is_held_on_the_new_node() {
-    let moving = Move::prepare();
+    let (moving, mut holder, fence) = Move::held(LONG);
     let key = &moving.key;
-    let mut holder = moving.cluster.client(0);
-    let fence = holder.int(&format!("LOCK.ACQUIRE {key} holder {LONG}"));
     holder.call(&format!("LOCK.ACQUIRE {key} holder {LONG}"));
     let stored = holder.hash(key);
     let end = holder.int(&format!("PEXPIRETIME {key}"));
@@ -96,11 +115,11 @@ fn waiters_in_a_slot_that_moves_are_redirected_and_the_lock_is_held_on_the_new_n
 
     moving.begin();
     moving.migrate(key);
-    assert_eq!((moving.keys_on(0), moving.keys_on(1)), (0, 1));
+    moving.assert_keys([0, 1]);
     // The key left node 0, which for a lock that does not move would mean that
     // it came free. The regular looks at it pass meanwhile.
     std::thread::sleep(Duration::from_millis(1200));
-    assert_eq!((moving.keys_on(0), moving.keys_on(1)), (0, 1));
+    moving.assert_keys([0, 1]);
     moving.cluster.nodes[0].await_blocked(3);
     assert!(
         holder
@@ -109,7 +128,7 @@ fn waiters_in_a_slot_that_moves_are_redirected_and_the_lock_is_held_on_the_new_n
     );
     moving.finish();
     moving.assert_moved(&mut line);
-    assert_eq!((moving.keys_on(0), moving.keys_on(1)), (0, 1));
+    moving.assert_keys([0, 1]);
 
     let mut holder = moving.cluster.client(1);
     assert_eq!(holder.hash(key), stored);
@@ -134,10 +153,8 @@ fn waiters_in_a_slot_that_moves_are_redirected_and_the_lock_is_held_on_the_new_n
 
 #[test]
 fn a_lease_that_ends_after_the_slot_moved_is_handed_on_by_the_new_node_alone() {
-    let moving = Move::prepare();
+    let (moving, _, fence) = Move::held("LEASE 3000");
     let key = &moving.key;
-    let mut holder = moving.cluster.client(0);
-    let fence = holder.int(&format!("LOCK.ACQUIRE {key} holder LEASE 3000"));
     let mut line = moving.waiters(2, LONG);
     moving.begin();
     moving.migrate(key);
@@ -146,25 +163,19 @@ fn a_lease_that_ends_after_the_slot_moved_is_handed_on_by_the_new_node_alone() {
     let mut waiter = moving.cluster.client(1);
     waiter.send(&format!("LOCK.ACQUIRE {key} waiter0 {LONG} BLOCK 0"));
     assert!(token(&waiter.reply()) > fence);
-    assert_eq!((moving.keys_on(0), moving.keys_on(1)), (0, 1));
+    moving.assert_keys([0, 1]);
     moving.assert_sound();
 }
 
 #[test]
 fn a_lease_that_ends_while_the_slot_moves_is_handed_on_by_nobody_until_it_has_moved() {
-    let moving = Move::prepare();
+    let (moving, mut holder, fence) = Move::held(LONG);
     let key = &moving.key;
-    let mut holder = moving.cluster.client(0);
-    let fence = holder.int(&format!("LOCK.ACQUIRE {key} holder {LONG}"));
     let mut line = moving.waiters(2, LONG);
     moving.begin();
-    assert_eq!(
-        holder.call(&format!("LOCK.RENEW {key} holder LEASE 100")),
-        int(1)
-    );
-    eventually("the lease is over", || moving.keys_on(0) == 0);
+    moving.end_lease(&mut holder);
     std::thread::sleep(Duration::from_millis(1200));
-    assert_eq!((moving.keys_on(0), moving.keys_on(1)), (0, 0));
+    moving.assert_keys([0, 0]);
     moving.cluster.nodes[0].await_blocked(2);
     // Whoever follows the redirection has it on the new node at once.
     let mut other = moving.cluster.client(1);
@@ -172,35 +183,26 @@ fn a_lease_that_ends_while_the_slot_moves_is_handed_on_by_nobody_until_it_has_mo
     assert!(other.int(&format!("LOCK.ACQUIRE {key} other {LONG}")) > fence);
     moving.finish();
     moving.assert_moved(&mut line);
-    assert_eq!((moving.keys_on(0), moving.keys_on(1)), (0, 1));
+    moving.assert_keys([0, 1]);
     moving.assert_sound();
 }
 
 #[test]
 fn a_move_that_is_given_up_serves_the_waiters_where_they_are() {
-    let moving = Move::prepare();
-    let key = &moving.key;
-    let mut holder = moving.cluster.client(0);
-    let fence = holder.int(&format!("LOCK.ACQUIRE {key} holder {LONG}"));
+    let (moving, mut holder, fence) = Move::held(LONG);
     let mut line = moving.waiters(1, LONG);
     moving.begin();
-    assert_eq!(
-        holder.call(&format!("LOCK.RENEW {key} holder LEASE 100")),
-        int(1)
-    );
-    eventually("the lease is over", || moving.keys_on(0) == 0);
+    moving.end_lease(&mut holder);
     moving.set(0, "STABLE");
     moving.set(1, "STABLE");
     assert!(token(&line[0].reply()) > fence);
-    assert_eq!((moving.keys_on(0), moving.keys_on(1)), (1, 0));
+    moving.assert_keys([1, 0]);
 }
 
 #[test]
 fn a_waiter_on_the_node_that_takes_the_slot_over_stays_and_is_served() {
-    let moving = Move::prepare();
+    let (moving, _, fence) = Move::held("LEASE 3000");
     let key = &moving.key;
-    let mut holder = moving.cluster.client(0);
-    let fence = holder.int(&format!("LOCK.ACQUIRE {key} holder LEASE 3000"));
     moving.begin();
     moving.migrate(key);
     let mut waiter = moving.cluster.client(1);
@@ -209,15 +211,13 @@ fn a_waiter_on_the_node_that_takes_the_slot_over_stays_and_is_served() {
     moving.cluster.nodes[1].await_blocked(1);
     moving.finish();
     assert!(token(&waiter.reply()) > fence);
-    assert_eq!((moving.keys_on(0), moving.keys_on(1)), (0, 1));
+    moving.assert_keys([0, 1]);
 }
 
 #[test]
 fn a_release_while_the_slot_moves_hands_on_where_the_key_is() {
-    let moving = Move::prepare();
+    let (moving, mut holder, fence) = Move::held(LONG);
     let key = &moving.key;
-    let mut holder = moving.cluster.client(0);
-    let fence = holder.int(&format!("LOCK.ACQUIRE {key} holder {LONG}"));
     let mut line = moving.waiters(2, LONG);
     moving.begin();
     assert_eq!(holder.call(&format!("LOCK.RELEASE {key} holder")), int(1));
@@ -226,7 +226,7 @@ fn a_release_while_the_slot_moves_hands_on_where_the_key_is() {
     moving.migrate(key);
     moving.finish();
     moving.assert_moved(&mut line[1..]);
-    assert_eq!((moving.keys_on(0), moving.keys_on(1)), (0, 1));
+    moving.assert_keys([0, 1]);
     assert_eq!(
         moving
             .cluster
