@@ -208,6 +208,11 @@ impl Error {
             if code == "ERR" && message.starts_with("syntax error"))
     }
 
+    /// Returns whether the user may not send this command, or the server has none such.
+    pub(crate) fn is_of_the_command(&self) -> bool {
+        matches!(self.code(), "NOPERM" | "ERR" | "NOMODULE")
+    }
+
     /// Returns whether the connection was closed.
     pub(crate) fn is_closed(&self) -> bool {
         matches!(self, Self::Unavailable { closed: true, .. })

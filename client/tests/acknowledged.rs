@@ -72,6 +72,25 @@ fn assert_unsafe(error: &Error) {
     assert!(error.is_retryable(), "{error:?}");
 }
 
+#[tokio::test]
+async fn a_wait_is_granted_by_a_valkey_that_calls_itself_redis() {
+    let mut scene = Scene::new();
+    let set = "CONFIG SET extended-redis-compatibility yes";
+    if scene.observer.call(set) != status("OK") {
+        println!("skipped: only Valkey calls itself Redis");
+        return;
+    }
+    let client = connect(&scene.server).await;
+    let held = take(&client, "lock").await;
+    let waiting = tokio::spawn(client.lock("lock").acquire());
+    eventually("it waits", || scene.server.info("lock_waiters") == 1).await;
+    held.release().await.unwrap();
+    let guard = soon("its grant", waiting).await.unwrap().unwrap();
+    guard.renew().await.unwrap();
+    guard.release().await.unwrap();
+    scene.assert_free();
+}
+
 /// When a hold is over by its client's own count, or a little later.
 fn ends(guard: &LockGuard) -> Instant {
     let left = guard.valid_for();

@@ -2,10 +2,12 @@
 
 mod support;
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use redis_lock_client::{Error, LockClient, Lost};
 use redis_lock_testing::{Fate, Judge, Proxy, TestServer};
+use tokio::task::JoinSet;
 
 use support::{SEEDS, connect, eventually, soon, take};
 
@@ -206,6 +208,57 @@ async fn a_wait_without_end_survives_a_connection_that_falls_silent() {
     guard.renew().await.unwrap();
     guard.release().await.unwrap();
     assert_eq!(server.client().int("EXISTS lock"), 0);
+}
+
+#[tokio::test]
+async fn waits_begin_on_a_new_connection_where_the_old_one_is_silent() {
+    let server = TestServer::start();
+    let proxy = Proxy::to(server.addr()).unwrap();
+    // Before anything was asked of it, and with a place asked for already.
+    for subscribes_first in [false, true] {
+        let client = connect_through(&proxy, RESPONSE).await;
+        if subscribes_first {
+            take(&client, "first").await.release().await.unwrap();
+        }
+        proxy.swallow_on(|| true);
+        // Were they to try the old one in turn, they would take too long.
+        let locks = (0..20).map(|nth| client.lock(format!("lock{nth}")));
+        let acquires: JoinSet<_> = locks.map(|lock| lock.acquire()).collect();
+        for guard in soon("all have their locks", acquires.join_all()).await {
+            guard.unwrap().release().await.unwrap();
+        }
+        proxy.close_swallowing();
+    }
+}
+
+/// The connections to a server, by their ids, but for who asks.
+fn connections(server: &TestServer) -> BTreeSet<String> {
+    let mut observer = server.client();
+    let own = format!("id={}", observer.int("CLIENT ID"));
+    let list = observer.bulk("CLIENT LIST");
+    let ids = list.lines().filter_map(|line| line.split(' ').next());
+    ids.filter(|id| **id != own).map(str::to_owned).collect()
+}
+
+#[tokio::test]
+async fn a_connection_that_began_at_a_busy_server_is_closed_when_it_falls_silent() {
+    let server = TestServer::start();
+    let proxy = Proxy::to(server.addr()).unwrap();
+    proxy.set(Fate::Refuses("CLIENT", "BUSY it runs a script"));
+    let client = LockClient::builder().response_timeout(RESPONSE);
+    let client = client.connect_lazy(format!("redis://{}", proxy.addr()));
+    let acquire = tokio::spawn(client.unwrap().lock("lock").acquire());
+    eventually("it has begun", || proxy.refused() > 0).await;
+    proxy.set(Fate::Passes);
+    let guard = soon("the lock", acquire).await.unwrap().unwrap();
+    let silent = connections(&server);
+    proxy.swallow_on(|| true);
+    // What lingers there must not take effect later.
+    drop(guard);
+    eventually("the server has closed it", || {
+        connections(&server).is_disjoint(&silent)
+    })
+    .await;
 }
 
 #[tokio::test]

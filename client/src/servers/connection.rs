@@ -161,10 +161,28 @@ impl Connection {
         &self,
         within: Duration,
     ) -> Result<bool, Error> {
-        let ask = async || match self.ask_within(within, b"", &commands::hello()).await {
-            Ok(hello) => Ok(blocks_no_subscriber(hello)),
-            Err(Error::Server { .. }) => Ok(false),
-            Err(error) => Err(error),
+        let hello = commands::hello();
+        let ask = async || {
+            let hello = self.ask_for_all(within, b"", &hello).await?;
+            let (server, version) = server_in(hello);
+            if server != "redis" || version != VALKEY_AS_REDIS {
+                return Ok(blocks_no_subscriber(&server, &version));
+            }
+            match self
+                .ask_for_all(within, b"", &commands::server_info())
+                .await
+            {
+                Ok(info) => {
+                    let info = text(info).unwrap_or_default();
+                    let version = info
+                        .lines()
+                        .find_map(|it| it.strip_prefix("valkey_version:"));
+                    Ok(version.is_some_and(|version| blocks_no_subscriber("valkey", version)))
+                }
+                // A connection more does no harm.
+                Err(error) if error.is_of_the_command() => Ok(true),
+                Err(error) => Err(error),
+            }
         };
         let known = &self.subscriptions.forbid_blocking;
         known.get_or_try_init(ask).await.copied()
@@ -196,7 +214,7 @@ impl Connection {
             Arc::clone(channels.entry(channel.to_vec()).or_default())
         };
         let cmd = commands::subscribe(channel, is_sharded);
-        let subscribe = async || match self.ask_within(within, channel, &cmd).await? {
+        let subscribe = async || match self.ask_for_all(within, channel, &cmd).await? {
             // A cluster may have sent word of another end meanwhile.
             Value::Push {
                 kind: PushKind::Subscribe | PushKind::SSubscribe,
@@ -272,6 +290,19 @@ impl Connection {
         }
     }
 
+    /// As [`Connection::ask_within`], what others wait for as well. Where no answer comes,
+    /// the connection is given up, so that they don't ask it one after another.
+    async fn ask_for_all(&self, within: Duration, key: &[u8], cmd: &Cmd) -> Result<Value, Error> {
+        if self.is_closed() {
+            return Err(Error::unavailable("the connection has been given up"));
+        }
+        let answered = self.ask_within(within, key, cmd).await;
+        if let Err(Error::Unavailable { .. }) = &answered {
+            self.interrupt();
+        }
+        answered
+    }
+
     /// Sends a command to every primary that there is, and returns all replies.
     pub(crate) async fn ask_everywhere(
         &self,
@@ -324,22 +355,28 @@ impl Connection {
         cmd.arg("INFO");
         match self.ask_within(within, b"", &cmd).await {
             Ok(reply) => Ok(text(reply).and_then(|info| ConnectionName::parse(&info))),
-            Err(Error::Server { .. } | Error::NoModule) => Ok(None),
+            Err(error) if error.is_of_the_command() => Ok(None),
             Err(error) => Err(error),
         }
     }
 }
 
-/// What `HELLO` answers: whether the server blocks no connection that has subscribed.
-fn blocks_no_subscriber(hello: Value) -> bool {
-    let Ok(mut fields) = redis::from_redis_value::<HashMap<String, Value>>(hello) else {
-        return false;
-    };
+/// The version of Redis that Valkey says it is, with `extended-redis-compatibility`.
+const VALKEY_AS_REDIS: &str = "7.2.4";
+
+/// The server's name and version, as `HELLO` tells them.
+fn server_in(hello: Value) -> (String, String) {
+    let fields = redis::from_redis_value::<HashMap<String, Value>>(hello);
+    let mut fields = fields.unwrap_or_default();
     let mut field = |name: &str| fields.remove(name).and_then(text).unwrap_or_default();
-    let version = field("version");
+    (field("server"), field("version"))
+}
+
+/// Whether this server blocks no connection that has subscribed.
+fn blocks_no_subscriber(server: &str, version: &str) -> bool {
     let mut numbers = version.split('.').map(|number| number.parse::<u32>().ok());
     let [major, minor] = [numbers.next(), numbers.next()].map(Option::flatten);
-    field("server") == "valkey" && (major, minor) >= (Some(8), Some(1))
+    server == "valkey" && (major, minor) >= (Some(8), Some(1))
 }
 
 impl ConnectionName {
@@ -423,9 +460,11 @@ mod tests {
             ("valkey", "9.1.2", true),
             ("valkey", "10.0.0", true),
         ] {
-            let found = blocks_no_subscriber(hello(server, version));
+            let told = server_in(hello(server, version));
+            assert_eq!((told.0.as_str(), told.1.as_str()), (server, version));
+            let found = blocks_no_subscriber(server, version);
             assert_eq!(found, expected, "{server} {version}");
         }
-        assert!(!blocks_no_subscriber(Value::Okay));
+        assert_eq!(server_in(Value::Okay), Default::default());
     }
 }

@@ -257,7 +257,7 @@ impl Node {
         let within = self.timeouts.response.max(self.timeouts.connect);
         let info = match connection.ask_within(within, b"", &info).await {
             Ok(reply) => text(reply).unwrap_or_default(),
-            Err(Error::Server { .. }) => return Ok(()),
+            Err(error) if error.is_of_the_command() => return Ok(()),
             Err(error) => return Err(error),
         };
         let mut lines = info.lines();

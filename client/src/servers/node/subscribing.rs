@@ -160,8 +160,15 @@ impl Node {
         loop {
             let connection = self.connection().await?;
             let within = self.timeouts.response;
-            if !connection.subscriptions_forbid_blocking(within).await? {
-                return Ok(connection);
+            match connection.subscriptions_forbid_blocking(within).await {
+                Ok(false) => return Ok(connection),
+                Ok(true) => {}
+                Err(error) => {
+                    if error.calls_for_new_connection() {
+                        self.give_up(connection.serial());
+                    }
+                    return Err(self.explain(error));
+                }
             }
             if let Some(subscriber) = self.subscriber_beside(&connection).await? {
                 return Ok(subscriber);
