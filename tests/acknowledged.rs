@@ -410,6 +410,36 @@ fn a_session_is_kept_up_while_its_leases_are_acknowledged() {
 }
 
 #[test]
+fn a_grant_behind_the_leases_of_a_crowd_of_sessions_is_told_when_it_is_acknowledged() {
+    const CROWD: usize = 4000;
+    let mut scene = Scene::with_timeout(2000);
+    configure(&mut scene.observer, "min-replicas", 0);
+    let mut owner = scene.server.client();
+    let acquires: String = (0..CROWD)
+        .map(|nth| format!("LOCK.ACQUIRE k{nth} a LEASE 12000 SESSION\r\n"))
+        .collect();
+    owner.send_bytes(acquires.as_bytes());
+    for _ in 0..CROWD {
+        token(&owner.reply());
+    }
+    configure(&mut scene.observer, "min-replicas", 1);
+    await_all_acknowledged(&mut scene.observer);
+    let last = format!("k{}", CROWD - 1);
+    let end = |observer: &mut Client, key| observer.int(&format!("PEXPIRETIME {key}"));
+    let before = ["k0", last.as_str()].map(|key| (key, end(&mut scene.observer, key)));
+    scene.replica.stop();
+    eventually("all are renewed", || {
+        before
+            .iter()
+            .all(|(key, ms)| end(&mut scene.observer, key) > *ms)
+    });
+    // From now on the server has nothing else to do.
+    owner.send(&format!("LOCK.ACQUIRE l a {LONG}"));
+    scene.replica.go_on();
+    token(&owner.reply());
+}
+
+#[test]
 fn a_session_whose_leases_are_not_acknowledged_is_closed() {
     let mut scene = Scene::new();
     let mut owner = scene.server.client();

@@ -121,7 +121,12 @@ struct Pending {
 pub(crate) struct Acknowledged {
     pub replies: Vec<WaiterId>,
     pub leases: Vec<UncountedLease>,
+    /// Whether they have acknowledged more.
+    pub is_more: bool,
 }
+
+/// To count so many leases takes as much time as to tell one reply.
+const LEASES_WEIGH_ONE: usize = 8;
 
 /// All that waits for replicas.
 #[derive(Clone, Debug, Default)]
@@ -264,13 +269,18 @@ impl Acks {
         any
     }
 
-    /// Takes what waits for nothing beyond this offset, and not more than so much.
+    /// Takes what waits for nothing beyond this offset, and not more than so many replies,
+    /// or as much else as that.
     pub(crate) fn acknowledged(&mut self, offset: i64, at_most: usize) -> Acknowledged {
         let mut acknowledged = Acknowledged::default();
-        while acknowledged.replies.len() + acknowledged.leases.len() < at_most
-            && let Some(first) = self.pending.first_entry()
+        while let Some(first) = self.pending.first_entry()
             && first.get().offset.is_some_and(|waits| waits <= offset)
         {
+            let leases = acknowledged.leases.len() / LEASES_WEIGH_ONE;
+            if acknowledged.replies.len() + leases >= at_most {
+                acknowledged.is_more = true;
+                break;
+            }
             let (serial, pending) = first.remove_entry();
             match pending.waits {
                 Waits::Reply(id) => acknowledged.replies.push(id),
@@ -396,11 +406,13 @@ mod tests {
     #[test]
     fn the_leases_of_one_hold_are_forgotten_and_no_others() {
         let mut acks = Acks::default();
-        for (name, until_ms) in [("a", 1), ("b", 2), ("a", 3), ("c", 4), ("a", 5)] {
+        acks.count_later(lease("a", 1));
+        acks.offset_known(6);
+        for (name, until_ms) in [("b", 2), ("a", 3), ("c", 4), ("a", 5)] {
             acks.count_later(lease(name, until_ms));
         }
         acks.offset_known(7);
-        assert_eq!(acks.acknowledged(7, 1).leases.len(), 1);
+        assert_eq!(acks.acknowledged(6, 9).leases.len(), 1);
         assert!(acks.agree());
         acks.forget_leases(&lease("a", 0).hold);
         acks.count_later(lease("a", 6));
@@ -410,5 +422,19 @@ mod tests {
         let left: Vec<i64> = left.map(|lease| lease.until_ms).collect();
         assert_eq!(left, [2, 4, 6]);
         assert!(acks.is_empty() && acks.leases.is_empty());
+    }
+
+    #[test]
+    fn of_many_leases_some_are_counted_and_that_there_are_more_is_told() {
+        let mut acks = Acks::default();
+        for until_ms in 0..20 {
+            acks.count_later(lease("a", until_ms));
+        }
+        acks.offset_known(7);
+        let mut take = || {
+            let taken = acks.acknowledged(7, 1);
+            (taken.leases.len(), taken.is_more)
+        };
+        assert_eq!([take(), take(), take()], [(8, true), (8, true), (4, false)]);
     }
 }

@@ -74,6 +74,7 @@ use crate::time_outs::TimeOuts;
 use crate::token::{FencingToken, TokenClock};
 use crate::unchecked::UncheckedOwners;
 
+pub use acknowledged::ToTell;
 pub use connections::Leave;
 pub use due::{Due, NotNow, RECHECK_INTERVAL_MS, REFUSED_RETRY_MS, Work};
 pub use offers::Offer;

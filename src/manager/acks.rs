@@ -125,12 +125,12 @@ pub(crate) fn turn_ends(ctx: &Context) {
         }
         table.acknowledged(config::min_replicas(), acknowledged, TOLD_A_TURN)
     });
-    if ready.len() >= TOLD_A_TURN {
-        // There may be more, and the next turn shall not wait for anything.
+    if ready.is_more {
+        // The next turn shall not wait for anything.
         let now_ms = clock::now().ms();
         timer::wake_by(ctx, now_ms, now_ms);
     }
-    for (id, key) in ready {
+    for (id, key) in ready.replies {
         tell(ctx, id, &key);
     }
     // During CLIENT PAUSE and FAILOVER this would bring the server down. Replicas

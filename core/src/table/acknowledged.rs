@@ -156,6 +156,15 @@ impl Transition<'_> {
     }
 }
 
+/// Replies that enough replicas have acknowledged.
+#[derive(Debug, Default)]
+pub struct ToTell {
+    /// Each with its lock, which has to be read for [`LockTable::tell`].
+    pub replies: Vec<(WaiterId, KeyBuf)>,
+    /// Whether more has been acknowledged, which is to be asked for again soon.
+    pub is_more: bool,
+}
+
 impl LockTable {
     /// Whether anything waits for replicas.
     pub fn awaits_replicas(&self) -> bool {
@@ -169,16 +178,10 @@ impl LockTable {
     }
 
     /// The connected replicas have acknowledged these offsets, and so many replicas are
-    /// needed. Returns the replies that may be told now, at most so many, each with its
-    /// lock, which has to be read for [`LockTable::tell`].
-    pub fn acknowledged(
-        &mut self,
-        replicas: usize,
-        offsets: Vec<i64>,
-        at_most: usize,
-    ) -> Vec<(WaiterId, KeyBuf)> {
+    /// needed. Returns at most so many replies that may be told now.
+    pub fn acknowledged(&mut self, replicas: usize, offsets: Vec<i64>, at_most: usize) -> ToTell {
         let Some(offset) = reached_by(replicas, offsets) else {
-            return Vec::new();
+            return ToTell::default();
         };
         let acknowledged = self.acks.acknowledged(offset, at_most);
         for lease in acknowledged.leases {
@@ -188,7 +191,10 @@ impl LockTable {
         }
         let replies = acknowledged.replies.into_iter();
         let with_key = |id| Some((id, self.acks.reply(id)?.key.clone()));
-        replies.filter_map(with_key).collect()
+        ToTell {
+            replies: replies.filter_map(with_key).collect(),
+            is_more: acknowledged.is_more,
+        }
     }
 
     /// The owner, and the client, to whom a withheld reply speaks.

@@ -73,7 +73,7 @@ impl Scene {
             .table
             .acknowledged(replicas, offsets.to_vec(), usize::MAX);
         let mut told = Vec::new();
-        for (id, key) in ready {
+        for (id, key) in ready.replies {
             self.server.expire();
             let to = self.server.table.told_by(id);
             let to = to.map(|(client, owner)| (client, owner.clone()));
@@ -246,8 +246,8 @@ fn a_place_that_has_ended_is_not_told_of_its_grant_by_replicas() {
     let offset = scene.end_turn();
     scene.server.table.connection_ended(ClientId(7), false);
     let ready = scene.server.table.acknowledged(1, vec![offset], usize::MAX);
-    assert_eq!(ready.len(), 2);
-    for (id, key) in ready {
+    assert_eq!(ready.replies.len(), 2);
+    for (id, key) in ready.replies {
         let stored = Stored::Read(scene.server.lock(key.as_ref()));
         let now = scene.server.now();
         assert_eq!(scene.server.table.tell(id, Ok(stored), now), None);

@@ -221,7 +221,8 @@ impl World {
             } = &mut self.nodes[node];
             table.offset_known(*offset);
             let acked = peers.iter().filter_map(|peer| peer.acked).collect();
-            for (id, _) in table.acknowledged(needed, acked, usize::MAX) {
+            let ready = table.acknowledged(needed, acked, usize::MAX);
+            for (id, _) in ready.replies {
                 self.tell(node, id)?;
             }
         }
