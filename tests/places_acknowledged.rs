@@ -176,6 +176,32 @@ fn what_is_not_acknowledged_in_time_is_given_back_and_the_lock_goes_on() {
 }
 
 #[test]
+fn a_crowd_whose_lock_was_touched_meanwhile_is_told_in_time() {
+    const CROWD: usize = 10_000;
+    let mut scene = Scene::new();
+    configure(&mut scene.client, "claim-timeout", 600_000);
+    let asks =
+        (0..CROWD).map(|nth| format!("LOCK.ACQUIRE k r{nth} {LONG} QUEUE 600000 ch SHARED\r\n"));
+    scene.client.send_bytes(asks.collect::<String>().as_bytes());
+    for _ in 0..CROWD {
+        assert_eq!(scene.client.reply(), int(0));
+    }
+    // To read all holders for each of them would take several times as long.
+    configure(&mut scene.client, "replicas-timeout", 5000);
+    scene.replica.stop();
+    scene.release();
+    eventually("all are withheld", || {
+        scene.client.info("lock_replies_withheld") == i64::try_from(CROWD).unwrap()
+    });
+    assert_eq!(scene.client.call("PEXPIRE k 600000"), int(1));
+    scene.replica.go_on();
+    for _ in 0..CROWD {
+        scene.ears.told().token();
+    }
+    assert_eq!(scene.client.info("lock_replies_unacknowledged"), 0);
+}
+
+#[test]
 fn what_nobody_hears_when_it_is_told_is_given_back_and_the_next_is_asked() {
     let mut scene = Scene::new();
     let first = format!("LOCK.ACQUIRE k a {LONG} QUEUE 600000 gone");

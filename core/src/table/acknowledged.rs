@@ -4,10 +4,11 @@ use super::due::CLOSED_BEFORE_MS;
 use super::transition::Transition;
 use super::{Answer, LockTable, Settings, Stored};
 use crate::acks::{SessionToBe, Tells, UncountedLease, Withheld, reached_by};
+use crate::bounds::few;
 use crate::deliveries::{BoundBefore, Delivery, Recipient};
 use crate::error::LockError;
 use crate::holder::Holder;
-use crate::keys::KeyBuf;
+use crate::keys::{KeyBuf, KeyRef};
 use crate::lock::{Lock, Now};
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
@@ -229,6 +230,7 @@ impl LockTable {
         }
         let withheld = self.take_withheld(id)?;
         let (Tells::Grant(token) | Tells::Renewal(token)) = withheld.tells;
+        let stored = stored.map(|stored| self.remember_if_large(withheld.key.as_ref(), stored));
         let read = match &stored {
             Ok(Stored::Read(lock)) if withheld.session.is_some() => Some(lock.clone()),
             _ => None,
@@ -254,6 +256,19 @@ impl LockTable {
             Tells::Renewal(_) => Answer::Renewed(stands),
         };
         Some((withheld.to, answer))
+    }
+
+    /// Remembers a lock of many holders as it was read, as a step does that reads it: each of
+    /// them may be told next. A lock that is kept is looked at soon.
+    fn remember_if_large(&mut self, key: KeyRef<'_>, stored: Stored) -> Stored {
+        match stored {
+            Stored::Read(lock) if lock.holders().len() > few() && !self.is_kept(key) => {
+                self.remembered.drop_lock(key);
+                self.remembered.put(key, None, lock, &[]);
+                Stored::AsExpected
+            }
+            stored => stored,
+        }
     }
 
     /// What is told of at last, if it still stands.
