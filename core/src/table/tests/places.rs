@@ -48,6 +48,31 @@ fn a_place_is_told_its_token_and_has_a_short_lease_until_it_is_claimed() {
 }
 
 #[test]
+fn nothing_is_left_to_be_claimed_of_a_crowd_that_has_ended() {
+    let ends: [fn(&mut Server); 2] = [
+        |server| server.table.connection_ended(ClientId(7), true),
+        |server| assert!(server.break_lock(K, None)),
+    ];
+    for end in ends {
+        let mut server = held();
+        for n in 0..2 * ENDS_A_STEP {
+            let asks = ask(&nth(n)).shared().place().by(7).session();
+            server.wait_for(K, asks, 60_000);
+        }
+        server.release(K, "x");
+        server.run();
+        assert_eq!(server.holders(K).len(), 2 * ENDS_A_STEP);
+        end(&mut server);
+        server.take(K, ask("y").now());
+        server.release(K, "y");
+        assert!(server.table.claims.is_empty());
+        server.table.connection_ended(ClientId(7), true);
+        server.run();
+        server.check_nothing_is_left();
+    }
+}
+
+#[test]
 fn the_first_lease_of_a_place_is_no_longer_than_it_asked_for() {
     let mut server = held();
     server.wait_for(K, ask("a").place().lease(500), 60_000);
@@ -109,6 +134,31 @@ fn places_of_which_nobody_hears_are_given_up_in_portions() {
 }
 
 #[test]
+fn a_message_that_takes_long_counts_as_several() {
+    for heard in [true, false] {
+        let mut server = held();
+        for n in 0..2 {
+            place_for(&mut server, &nth(n), 60_000);
+        }
+        server.delete(K);
+        let due = server.table.take_due(server.ms()).unwrap();
+        let now = server.now();
+        let stored = Ok(Stored::Read(Lock::default()));
+        let mut progress = server.table.do_due(due, stored, now);
+        let mut offers = 0;
+        while let Progress::Offers(offer) = progress {
+            offers += 1;
+            progress = server.table.offered(*offer, heard, UNHEARD_A_STEP);
+        }
+        let Progress::Done(done) = progress else {
+            panic!("{progress:?}");
+        };
+        // The second one of which nobody hears has to wait for the next step.
+        assert_eq!((offers, done.step.offers), (1, UNHEARD_A_STEP));
+    }
+}
+
+#[test]
 fn who_asks_again_keeps_its_place() {
     let mut server = held();
     let a = place_for(&mut server, "a", 1000);
@@ -129,6 +179,8 @@ fn who_asks_again_takes_over_what_it_asks_for_now() {
     let mut again = ask("a").place().by(7).session();
     again.channel = Some((*b"another").into());
     server.wait_for(K, again, 60_000);
+    let place = server.table.queues.place_of(K, &owner("a")).unwrap();
+    assert_eq!(place.client, ClientId(7));
     let view = server
         .table
         .view(K, Stored::Read(Lock::default()), server.now());
@@ -191,6 +243,18 @@ fn who_asks_again_when_it_is_its_turn_has_its_other_requests_served() {
         assert_eq!(server.told(), expected, "{others}");
         assert_eq!(server.holds(K, "a"), 2);
     }
+}
+
+#[test]
+fn who_asks_again_when_it_is_its_turn_has_the_session_of_that_request() {
+    let mut server = held();
+    server.wait(K, ask("a").place().by(6).session());
+    server.wait(K, ask("a").by(7).session());
+    server.delete(K);
+    server.take(K, ask("a").place().by(8).session());
+    assert_eq!(server.holds(K, "a"), 2);
+    let bound = server.table.bound_client(K, &owner("a"));
+    assert_eq!(bound, Some(ClientId(8)));
 }
 
 #[test]
@@ -295,8 +359,12 @@ fn a_place_whose_time_is_up_is_told_so_while_others_hold_the_lock() {
 #[test]
 fn places_of_a_session_end_with_its_connection() {
     let mut server = held();
+    assert!(!server.table.binds_connections());
     let a = server.wait_for(K, ask("a").place().by(7).session(), 60_000);
+    assert!(server.table.binds_connections());
     let b = server.wait_for(K, ask("b").place().by(7), 60_000);
+    let ends_with = ["a", "b", "c"].map(|name| server.table.place_client(K, &owner(name)));
+    assert_eq!(ends_with, [Some(ClientId(7)), None, None]);
     let now_ms = server.ms();
     server.table.connection_ended(ClientId(7), true);
     assert_eq!(server.table.wake_at_ms(), Some(0));
@@ -525,6 +593,20 @@ fn who_waits_behind_a_crowd_of_places_that_are_over_is_found_bit_by_bit() {
 }
 
 #[test]
+fn no_newcomer_passes_who_waits_behind_a_crowd_of_places_that_are_over() {
+    let mut server = held();
+    for n in 0..2 * PASSED_A_STEP {
+        server.wait_for(K, ask(&nth(n)).place().by(7).session(), 60_000);
+    }
+    let a = server.wait(K, ask("a"));
+    server.table.connection_ended(ClientId(7), true);
+    server.delete(K);
+    assert_eq!(server.acquire(K, ask("y").now()), Ok(Acquired::Busy));
+    server.run();
+    assert_eq!(granted_of_all(&mut server), [a]);
+}
+
+#[test]
 fn a_reader_is_let_in_past_a_writer_whose_place_is_over() {
     for by_time in [true, false] {
         let mut server = Server::new();
@@ -575,6 +657,7 @@ fn places_that_can_not_be_served_any_more_are_told_why() {
     let told = server.table.forget_places(&LockError::Unblocked, 10);
     assert_eq!(told.len(), 2);
     assert_eq!(server.table.places(), 0);
+    assert_eq!(server.metrics().waits_refused, 3);
     assert!(b < c);
     // A replica remembers nothing, and looks at no key.
     assert!(server.table.remembered.is_empty());
@@ -611,9 +694,18 @@ fn a_request_that_finds_the_queue_full_leaves_its_place() {
     }
     server.table.settings.max_places = 2;
     let shared = ask("a").place().shared();
-    let refused = server.acquire_until(K, shared, Some(i64::MAX));
+    let refused = server.acquire_until(K, shared.clone(), Some(i64::MAX));
     assert!(matches!(refused, Err(LockError::PlacesFull { .. })));
     assert_eq!(order(&server), ["a", "b", "c"]);
+    server.table.settings.max_places = 3;
+    server.table.settings.max_waiters = 2;
+    let refused = server.acquire_until(K, shared.clone(), Some(i64::MAX));
+    assert!(matches!(refused, Err(LockError::QueueFull { .. })));
+    assert_eq!(order(&server), ["a", "b", "c"]);
+    // Its own place is room for it.
+    server.table.settings.max_waiters = 3;
+    server.wait_for(K, shared, 60_000);
+    assert_eq!(order(&server), ["b", "c", "a"]);
 }
 
 #[test]
@@ -709,6 +801,18 @@ fn an_owner_of_many_places_is_searched_for_deadlocks_once() {
     server.delete(key(&first));
     server.run();
     assert_eq!(server.holds(key(&first), "a"), 1);
+}
+
+#[test]
+fn a_grant_that_nobody_claims_is_unbound_where_writes_are_refused() {
+    let mut server = held();
+    server.wait_for(K, ask("a").place().by(7).session(), 60_000);
+    server.release(K, "x");
+    assert_eq!(server.table.totals(server.now()).sessions, 1);
+    server.sleep(CLAIM_MS + 1);
+    server.table.put_off_everything(server.ms(), 64);
+    assert_eq!(server.table.totals(server.now()).sessions, 0);
+    assert!(server.table.to_close.is_empty());
 }
 
 #[test]
