@@ -84,6 +84,31 @@ fn the_binding_moves_to_the_connection_that_asked_last() {
 }
 
 #[test]
+fn a_binding_moves_from_a_connection_whose_hold_stands() {
+    let mut server = Server::new();
+    server.take(K, ask("a").session());
+    let end_ms = START_MS + 2 * LEASE_MS;
+    server.write(K, |value| value.expires_at_ms = Some(end_ms));
+    // Nothing was kept up, and yet the hold has never been over.
+    server.sleep(LEASE_MS + 1);
+    server.take(K, ask("a").session().by(2));
+    assert_eq!(server.holds(K, "a"), 2);
+    assert!(server.table.to_close.is_empty());
+}
+
+#[test]
+fn a_connection_whose_lease_ended_unnoticed_is_closed_when_another_binds_its_owner() {
+    for (by, closed) in [(client("a"), vec![]), (ClientId(2), vec![client("a")])] {
+        let mut server = Server::new();
+        server.take(K, ask("a").session().lease(300));
+        server.sleep(301);
+        server.take(K, ask("a").session().by(by.0));
+        assert_eq!(server.table.take_clients_to_close(64), closed);
+        assert_eq!(server.table.bound_client(K, &owner("a")), Some(by));
+    }
+}
+
+#[test]
 fn what_was_released_or_broken_is_bound_to_nobody() {
     let mut server = Server::new();
     server.take(K, ask("a").session());
@@ -133,8 +158,11 @@ fn told_one_of_two() -> Server {
 #[test]
 fn an_heir_is_told_after_the_connection_before_it_ended() {
     let mut server = told_one_of_two();
+    let beside = |server: &Server, client| server.table.bound_beside(ClientId(client));
+    assert_eq!([1, 2].map(|client| beside(&server, client)), [None, None]);
     // The binding goes back and forth, as the clients come and go.
     server.take(K, ask("a").session().by(1).hold(1));
+    assert_eq!(beside(&server, 2), Some(ClientId(1)));
     end(&mut server, ClientId(1));
     server.table.grant_told(ClientId(2), true);
     server.run();
@@ -175,6 +203,18 @@ fn a_grant_that_nobody_heard_of_is_taken_back() {
     assert_eq!(server.metrics().grants_undelivered, 1);
     server.table.grant_told(client("c"), true);
     server.release(K, "c");
+    server.check_nothing_is_left();
+}
+
+#[test]
+fn a_grant_that_is_given_back_before_it_is_heard_of_leaves_nothing() {
+    let mut server = Server::new();
+    server.take(K, ask("a"));
+    server.wait(K, ask("b"));
+    server.tells = false;
+    server.release(K, "a");
+    assert!(server.table.remembers_holds());
+    server.release(K, "b");
     server.check_nothing_is_left();
 }
 
@@ -231,6 +271,26 @@ fn a_hold_before_the_lost_grant_stays_with_its_connection() {
     assert_eq!(server.holds(K, "a"), 1);
     let bound = server.table.bound_client(K, &owner("a"));
     assert_eq!(bound, Some(client("a")));
+}
+
+#[test]
+fn a_hold_that_a_lost_grant_was_first_to_bind_stays_as_it_was() {
+    let mut server = Server::new();
+    server.take(K, ask("a"));
+    server.table.settings.may_grant = false;
+    server.wait(K, ask("a").by(2).session());
+    server.table.settings.may_grant = true;
+    server.table.grants_resume(server.ms());
+    server.tells = false;
+    server.run();
+    let bound = |server: &Server| server.table.bound_client(K, &owner("a"));
+    assert_eq!(
+        (server.holds(K, "a"), bound(&server)),
+        (2, Some(ClientId(2)))
+    );
+    end(&mut server, ClientId(2));
+    server.run();
+    assert_eq!((server.holds(K, "a"), bound(&server)), (1, None));
 }
 
 #[test]
@@ -353,6 +413,29 @@ fn on_demotion_all_sessions_are_told_by_their_end() {
 }
 
 #[test]
+fn on_demotion_nothing_is_on_its_way_or_planned_any_more() {
+    let mut server = Server::new();
+    server.tells = false;
+    for key in [K, L, M] {
+        server.take(key, ask("x"));
+    }
+    server.wait(K, ask("a"));
+    server.wait_for(L, ask("b").place(), 60_000);
+    // Who is handed a lock and waits for another is searched for deadlocks.
+    server.wait(M, ask("b").by(2));
+    for key in [K, L] {
+        server.release(key, "x");
+    }
+    server.table.grant_told(client("a"), false);
+    let table = &mut server.table;
+    assert!(table.remembers_holds() && !table.ended.is_empty());
+    assert!(!table.claims.is_empty() && !table.unchecked.is_empty());
+    table.forget_connections(4);
+    assert!(!table.remembers_holds() && table.ended.is_empty());
+    assert!(table.claims.is_empty() && table.unchecked.is_empty());
+}
+
+#[test]
 fn clients_to_close_are_taken_in_portions() {
     let mut server = Server::new();
     server.table.to_close = (0..5).map(ClientId).collect();
@@ -415,12 +498,15 @@ fn holds_of_many_clients_that_ended_are_found_by_their_lock() {
     }
 }
 
-/// A lock that so many share by one connection, the last of them with requests in the
-/// queue that did not fit into the step in which it was granted the lock.
-fn served_in_part(holders: usize) -> (Server, Vec<WaiterId>) {
+/// A lock that so many share by one connection, beside others, the last of them with
+/// requests in the queue that did not fit into the step in which it was granted the lock.
+fn served_in_part(holders: usize, others: &[&str]) -> (Server, Vec<WaiterId>) {
     let mut server = Server::new();
     for n in 0..holders {
         server.take(K, ask(&nth(n)).shared().session().by(1));
+    }
+    for name in others {
+        server.take(K, ask(name).shared());
     }
     let writer = server.wait(K, ask("w"));
     let first = server.wait(K, ask("z").shared().session().by(1));
@@ -436,18 +522,21 @@ fn served_in_part(holders: usize) -> (Server, Vec<WaiterId>) {
 
 #[test]
 fn nobody_is_told_of_a_hold_that_has_ended_already() {
-    let (mut server, left) = served_in_part(2 * ENDS_A_STEP);
-    let old = server.token(K, "z");
-    end(&mut server, ClientId(1));
-    server.run();
-    let told = server.told();
-    let ids: Vec<_> = told.iter().map(|(id, _)| *id).collect();
-    assert_eq!(ids, left);
-    for (_, answer) in told {
-        assert!(matches!(answer, Answer::Granted(token) if token > old));
+    // Where others hold the lock yet, those that are over do not end as one.
+    for others in [&[][..], &["y"]] {
+        let (mut server, left) = served_in_part(2 * ENDS_A_STEP, others);
+        let old = server.token(K, "z");
+        end(&mut server, ClientId(1));
+        server.run();
+        let told = server.told();
+        let ids: Vec<_> = told.iter().map(|(id, _)| *id).collect();
+        assert_eq!(ids, left);
+        for (_, answer) in told {
+            assert!(matches!(answer, Answer::Granted(token) if token > old));
+        }
+        assert_eq!(server.holds(K, "z"), left.len() as i64);
+        assert_eq!(server.holders(K), [others, &["z"]].concat());
     }
-    assert_eq!(server.holds(K, "z"), left.len() as i64);
-    assert_eq!(server.holders(K), ["z"]);
 }
 
 #[test]
