@@ -3,6 +3,7 @@
 use super::*;
 use crate::acks::Acknowledgement;
 use crate::deliveries::Recipient;
+use crate::holders::FEW;
 
 mod against_ends_at_once;
 
@@ -164,6 +165,39 @@ fn a_place_in_whose_stead_its_owner_is_granted_the_lock_is_told_no_sooner_than_t
 }
 
 #[test]
+fn whoever_sees_the_lock_ends_what_is_withheld_from_places_that_have_ended() {
+    let mut scene = Scene::new();
+    scene.held_by(K, ask("x").by(1).now());
+    for n in 0..=FEW {
+        let asks = ask(&nth(n)).shared().place().by(7).session();
+        scene.server.wait_for(K, asks, 60_000);
+    }
+    scene.server.wait(K, ask("b"));
+    scene.server.release(K, "x");
+    assert_eq!(scene.server.holders(K).len(), FEW + 1);
+    scene.server.table.connection_ended(ClientId(7), false);
+    scene.server.asks_by(ClientId(2));
+    assert!(!scene.server.renew(K, "y", LEASE_MS));
+    assert_eq!(scene.server.holders(K), ["b"]);
+}
+
+#[test]
+fn a_place_for_a_hold_that_does_not_fit_any_more_is_refused() {
+    let mut scene = Scene::new();
+    scene.held_by(K, ask("a").now());
+    scene.server.table.settings.may_grant = false;
+    let asks = ask("a").place().hold(2);
+    let place = scene.server.wait_for(K, asks, 60_000);
+    scene.server.release(K, "a");
+    scene.server.table.settings.may_grant = true;
+    scene.server.table.grants_resume(scene.server.ms());
+    scene.server.run();
+    let error = LockError::HoldCount { wanted: 2, held: 0 };
+    assert_eq!(scene.server.refused(), [(place, error)]);
+    scene.check_nothing_is_left();
+}
+
+#[test]
 fn a_place_that_ends_with_its_session_while_it_is_withheld_is_told_so() {
     let mut scene = Scene::new();
     scene.held_by(K, ask("x").by(1).now());
@@ -181,6 +215,45 @@ fn a_place_that_ends_with_its_session_while_it_is_withheld_is_told_so() {
     assert_eq!(scene.server.holders(K), [""; 0]);
     assert_eq!(scene.settle(), []);
     scene.check_nothing_is_left();
+}
+
+#[test]
+fn a_place_that_was_told_is_bound_for_all_of_its_first_lease() {
+    let mut scene = Scene::new();
+    scene.held_by(K, ask("x").by(1).now());
+    let asks = ask("a").place().by(7).session();
+    let place = scene.server.wait_for(K, asks, 60_000);
+    scene.server.release(K, "x");
+    assert!(matches!(scene.settle()[..], [(id, Answer::Granted(_))] if id == place));
+    let claim_ms = scene.server.table.settings.claim_timeout_ms + TIMEOUT_MS;
+    let bound = |scene: &Scene| scene.server.table.bound_client(K, &owner("a"));
+    scene.server.pass(claim_ms);
+    assert_eq!(bound(&scene), Some(ClientId(7)));
+    scene.server.pass(1);
+    assert_eq!(bound(&scene), None);
+    assert!(scene.server.table.to_close.is_empty());
+}
+
+#[test]
+fn what_is_still_to_be_told_is_told_where_writes_are_refused() {
+    let mut scene = withheld_from_a_session(1);
+    let key = key("n00000");
+    scene.server.table.connection_ended(ClientId(7), false);
+    let (reply, token) = scene.take(key, ask("b").now());
+    let is_anything_left = |scene: &mut Scene| {
+        let now_ms = scene.server.ms();
+        scene.server.table.put_off_everything(now_ms, 64).is_some()
+    };
+    // The end of a place, when nothing else is left.
+    assert_eq!(scene.settle(), [(reply, Answer::Granted(token))]);
+    assert!(is_anything_left(&mut scene));
+    assert_eq!(scene.give_up().len(), 1);
+    assert!(!is_anything_left(&mut scene));
+    // A reply that replicas may take too long for.
+    scene.take(key, ask("b").hold(1).now());
+    assert!(is_anything_left(&mut scene));
+    scene.settle();
+    assert!(!is_anything_left(&mut scene));
 }
 
 #[test]
@@ -496,6 +569,19 @@ fn what_is_withheld_and_writes_nothing_has_the_stream_go_on() {
 }
 
 #[test]
+fn what_is_told_at_once_and_writes_nothing_has_the_stream_go_on() {
+    let mut server = Server::new();
+    server.take(K, ask("a").shared().hold(1));
+    assert!(!server.stream_goes_on);
+    server.take(K, ask("a").shared().hold(1));
+    assert!(server.effects.is_empty() && server.stream_goes_on);
+    assert!(server.renew(K, "a", LEASE_MS));
+    assert!(server.effects.is_empty() && server.stream_goes_on);
+    assert_eq!(server.acquire(K, ask("b").now()), Ok(Acquired::Busy));
+    assert!(!server.stream_goes_on);
+}
+
+#[test]
 fn a_waiter_that_is_handed_what_its_owner_has_has_the_stream_go_on() {
     let mut scene = Scene::new();
     scene.held_by(K, ask("a").hold(1).now());
@@ -612,7 +698,9 @@ fn a_renewal_of_nothing_is_told_at_once() {
 
 #[test]
 fn what_has_ended_meanwhile_is_not_told() {
-    let ends: [fn(&mut Server); 5] = [
+    let ends: [fn(&mut Server); 6] = [
+        // The same owner holds it by other means.
+        |server| server.write(K, |value| drop(value.fields.remove(TOKEN_FIELD))),
         |server| server.release(K, "a"),
         |server| assert!(server.break_lock(K, None)),
         |server| server.delete(K),
@@ -632,6 +720,27 @@ fn what_has_ended_meanwhile_is_not_told() {
         scene.server.run();
         assert_eq!(scene.server.value(L).fields.len(), 0, "end {nth}");
     }
+}
+
+#[test]
+fn a_hold_that_has_left_its_key_is_not_told_though_many_hold_both_locks() {
+    let mut scene = Scene::new();
+    let crowd = |scene: &mut Scene| {
+        scene.server.table.settings.acks = None;
+        for n in 0..=FEW {
+            scene.server.take(K, ask(&nth(n)).shared().now());
+        }
+    };
+    crowd(&mut scene);
+    scene.needs(1);
+    let id = scene.take(K, ask("a").shared().now()).0;
+    scene.server.rename(K, L);
+    crowd(&mut scene);
+    scene.server.take(L, ask(&nth(0)).shared().now());
+    scene.needs(1);
+    let is_untouched = [K, L].map(|key| scene.server.table.is_untouched(key));
+    assert_eq!(is_untouched, [true; 2]);
+    assert_eq!(scene.settle(), [(id, Answer::NotGranted)]);
 }
 
 #[test]
@@ -683,6 +792,15 @@ fn an_unblocked_client_is_told_that_it_is_not_safe() {
 }
 
 #[test]
+fn on_demotion_nothing_waits_for_replicas_any_more() {
+    let mut scene = Scene::new();
+    scene.take(K, ask("a").now());
+    scene.server.table.forget_connections(4);
+    assert!(!scene.server.table.awaits_replicas());
+    assert!(!scene.server.table.remembers_holds());
+}
+
+#[test]
 fn when_no_replica_is_needed_any_more_all_is_told() {
     let mut scene = Scene::new();
     let (id, token) = scene.take(K, ask("a").now());
@@ -717,6 +835,19 @@ fn who_cannot_wait_for_replicas_is_refused_and_nothing_changes() {
 }
 
 #[test]
+fn with_too_few_replicas_who_would_not_wait_is_told_so_in_its_turn_alone() {
+    let mut scene = Scene::new();
+    scene.connected(0);
+    let reader = || ask("r").shared().now();
+    assert_eq!(
+        scene.server.acquire(K, reader()),
+        Err(LockError::NoReplicas)
+    );
+    scene.server.wait(K, ask("b").shared());
+    assert_eq!(scene.server.acquire(K, reader()), Ok(Acquired::Busy));
+}
+
+#[test]
 fn with_too_few_replicas_who_waits_waits_on() {
     let mut scene = Scene::new();
     scene.held_by(K, ask("a").now());
@@ -738,12 +869,10 @@ fn with_too_few_replicas_who_waits_waits_on() {
     assert_eq!(told, [waiter, patient]);
 }
 
-#[test]
-fn with_too_few_replicas_nothing_is_renewed() {
-    let mut scene = Scene::new();
-    scene.held_by(K, ask("a").now());
+/// A renewal by `a` ends in an error, and changes nothing.
+#[track_caller]
+fn check_renews_nothing(scene: &mut Scene) {
     let before = scene.server.lock(K);
-    scene.connected(0);
     let request = RenewRequest {
         owner: owner("a"),
         lease: lease(2 * LEASE_MS),
@@ -757,6 +886,42 @@ fn with_too_few_replicas_nothing_is_renewed() {
         Err(LockError::NoReplicas)
     );
     assert_eq!(scene.server.lock(K), before);
+}
+
+#[test]
+fn with_too_few_replicas_nothing_is_renewed() {
+    let mut scene = Scene::new();
+    scene.held_by(K, ask("a").now());
+    scene.connected(0);
+    check_renews_nothing(&mut scene);
+}
+
+#[test]
+fn a_hold_without_a_token_is_not_renewed_where_its_renewal_would_be_withheld() {
+    let mut scene = Scene::new();
+    scene.server.write(K, |value| {
+        value.set(b"a", 1);
+        value.expires_at_ms = Some(START_MS + LEASE_MS);
+    });
+    scene.server.asks_by(ClientId(1));
+    check_renews_nothing(&mut scene);
+    scene.server.table.settings.acks = None;
+    assert!(scene.server.renew(K, "a", 2 * LEASE_MS));
+}
+
+#[test]
+fn what_a_reply_binds_is_known_before_it_is_told_and_its_lock_after_that() {
+    for binds in [true, false] {
+        let mut scene = Scene::new();
+        let asks = ask("a").now();
+        let asks = if binds { asks.session() } else { asks };
+        let id = scene.take(K, asks).0;
+        let client = binds.then_some(ask("a").client);
+        assert_eq!(scene.server.table.session_told_by(id), client);
+        scene.settle();
+        let known = scene.server.table.stepped.bound_keys().count();
+        assert_eq!(known, usize::from(binds));
+    }
 }
 
 #[test]
