@@ -201,6 +201,30 @@ fn what_has_ended_is_tried_again_where_writes_are_refused() {
 }
 
 #[test]
+fn as_long_as_anybody_waits_it_is_tried_again_whether_writes_are_refused() {
+    let mut server = Server::new();
+    server.take(K, ask("a"));
+    let b = server.wait(K, ask("b"));
+    let again_ms = server.table.put_off_everything(server.ms(), 64);
+    assert_eq!(again_ms, Some(server.ms() + REFUSED_RETRY_MS));
+    server.leave(b);
+    assert_eq!(server.table.put_off_everything(server.ms(), 64), None);
+}
+
+#[test]
+fn a_lease_is_moved_with_the_clock_where_writes_were_refused() {
+    let mut server = Server::new();
+    server.take(K, ask("a"));
+    let b = server.wait(K, ask("b"));
+    server.table.clock_stepped(1000, server.ms());
+    server.leave(b);
+    let again_ms = server.table.put_off_everything(server.ms(), 64);
+    assert_eq!(again_ms, Some(server.ms() + REFUSED_RETRY_MS));
+    server.run();
+    assert_eq!(server.table.put_off_everything(server.ms(), 64), None);
+}
+
+#[test]
 fn sessions_are_closed_in_time_where_writes_are_refused_behind_a_crowd_that_was_left() {
     let mut server = Server::new();
     for n in 0..2000 {
@@ -213,6 +237,24 @@ fn sessions_are_closed_in_time_where_writes_are_refused_behind_a_crowd_that_was_
     assert!(server.table.put_off_everything(server.ms(), 1).is_some());
     assert!(server.table.put_off_everything(server.ms(), 64).is_some());
     assert_eq!(server.table.take_clients_to_close(64), [ask("a").client]);
+}
+
+#[test]
+fn a_crowd_that_was_left_is_cleared_away_while_there_is_always_something_due() {
+    let mut server = Server::new();
+    for n in 0..2000 {
+        server.take(K, ask(&nth(n)).shared().session());
+    }
+    server.take(L, ask("a"));
+    server.wait(L, ask("b"));
+    server.break_lock(K, None);
+    let sessions = |server: &Server| server.table.totals(server.now()).sessions;
+    for _ in 0..10 {
+        let before = sessions(&server);
+        server.table.key_touched(L, server.ms());
+        assert!(server.do_one());
+        assert!(sessions(&server) < before);
+    }
 }
 
 #[test]
