@@ -170,6 +170,7 @@ fn nobody_waits_for_those_of_many_holders_that_are_over() {
         }
         let d = server.wait(K, ask("d").lease(10 * LEASE_MS));
         assert!(server.holders(K).contains(&"z".to_owned()));
+        assert!(server.table.unchecked.is_empty());
         // Nor is it when it is looked at again.
         server.run();
         assert_eq!(server.holders(K), ["live"]);
@@ -427,33 +428,42 @@ fn an_owner_whose_first_request_left_may_stay_where_it_can() {
 
 #[test]
 fn a_holder_that_came_by_other_means_has_its_waits_checked() {
-    let mut server = a_holds_k_and_b_holds_l();
-    let b = server.wait(K, ask("b"));
-    server.take(M, ask("m"));
-    server.wait(M, ask("x"));
-    let a = server.wait(M, ask("a"));
-    // Without the module 'b' takes the lock that 'a' waits for.
-    server.write(M, |value| {
-        *value = Value::default();
+    for is_told in [true, false] {
+        let mut server = a_holds_k_and_b_holds_l();
+        let b = server.wait(K, ask("b"));
+        server.take(M, ask("m"));
+        server.wait(M, ask("x"));
+        let a = server.wait(M, ask("a"));
+        // Without the module 'b' takes the lock that 'a' waits for.
+        let mut value = Value::default();
         value.set(b"b", 1);
         value.expires_at_ms = Some(START_MS + 9000);
-    });
-    server.run();
-    let told = "'b' waits for 'k' held by 'a', 'a' waits for 'm' held by 'b'";
-    assert_eq!(cycle_of(&mut server, b), told);
-    assert!(server.table.is_waiting(a));
+        if is_told {
+            // In between the key was something else, which somebody has seen, and the
+            // clock was set.
+            server.overwrite(M);
+            server.table.clock_stepped(1, server.ms());
+            assert_eq!(server.acquire(M, ask("y")), Err(LockError::WrongType));
+            server.write(M, |written| *written = value);
+        } else {
+            server.keys.insert(M.into(), value);
+        }
+        server.pass(RECHECK_INTERVAL_MS);
+        let told = "'b' waits for 'k' held by 'a', 'a' waits for 'm' held by 'b'";
+        assert_eq!(cycle_of(&mut server, b), told);
+        assert!(server.table.is_waiting(a));
+    }
 }
 
 /// A wait whose search takes more than one step. A great number of readers hold `k`,
-/// and the last of them waits for 'a', which holds `m`.
-fn a_long_search() -> (Server, WaiterId, WaiterId) {
+/// and this one, mostly the last of them, waits for 'a', which holds `m`.
+fn a_long_search(reader: usize) -> (Server, WaiterId, WaiterId) {
     let mut server = Server::new();
-    let last = nth(SEARCH_A_STEP);
     for n in 0..=SEARCH_A_STEP {
         server.take(K, ask(&nth(n)).shared());
     }
     server.take(M, ask("a"));
-    let reader = server.wait(M, ask(&last));
+    let reader = server.wait(M, ask(&nth(reader)));
     let waiter = server.wait(K, ask("a"));
     assert_eq!(server.table.wake_at_ms(), Some(0));
     (server, reader, waiter)
@@ -461,7 +471,7 @@ fn a_long_search() -> (Server, WaiterId, WaiterId) {
 
 #[test]
 fn a_search_that_takes_long_goes_on_in_later_steps() {
-    let (mut server, _, waiter) = a_long_search();
+    let (mut server, _, waiter) = a_long_search(SEARCH_A_STEP);
     assert_eq!(server.told(), []);
     server.run();
     let last = nth(SEARCH_A_STEP);
@@ -576,19 +586,22 @@ fn an_owner_in_many_queues_is_searched_for() {
 
 #[test]
 fn a_cycle_that_dissolved_meanwhile_is_not_reported() {
-    let (mut server, reader, waiter) = a_long_search();
+    let (mut server, reader, waiter) = a_long_search(SEARCH_A_STEP);
     server.leave(reader);
     server.run();
     assert_eq!(server.told(), []);
     assert!(server.table.is_waiting(waiter));
 
     // What was found already is not there any more.
-    let (mut server, _, waiter) = a_long_search();
-    server.release(K, &nth(SEARCH_A_STEP));
-    server.run();
-    assert_eq!(server.told(), []);
-    assert!(server.table.is_waiting(waiter));
-    assert!(server.table.unchecked.is_empty());
+    for reader in [0, SEARCH_A_STEP] {
+        let (mut server, _, waiter) = a_long_search(reader);
+        assert!(server.do_one());
+        server.release(K, &nth(reader));
+        server.run();
+        assert_eq!((server.told(), server.questions), (vec![], 0));
+        assert!(server.table.is_waiting(waiter));
+        assert!(server.table.unchecked.is_empty());
+    }
 }
 
 #[test]
