@@ -1,7 +1,7 @@
 //! What a crowd costs, counted and not timed.
 
 use super::*;
-use crate::bounds::CYCLE_AT_MOST;
+use crate::bounds::{CYCLE_AT_MOST, LEFT_AT_ONCE};
 
 const CROWD: usize = 10_000;
 
@@ -480,6 +480,15 @@ fn who_is_let_in_beside_a_crowd_that_is_over_ends_all_of_it() {
         server.release(K, name);
     }
     server.check_nothing_is_left();
+}
+
+#[test]
+fn who_is_let_in_beside_more_than_are_left_at_once_takes_the_lock_from_none_of_them() {
+    let live = LEFT_AT_ONCE + 10;
+    let mut server = over(live);
+    let limit = i64::try_from(live).unwrap() + 1;
+    server.take(K, ask("x").limit(limit));
+    assert_eq!(server.holders(K).len(), live + 1);
 }
 
 #[test]

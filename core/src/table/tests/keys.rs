@@ -1,4 +1,5 @@
 use super::*;
+use crate::holders::FEW;
 
 #[test]
 fn a_deleted_key_is_handed_on() {
@@ -9,6 +10,65 @@ fn a_deleted_key_is_handed_on() {
     server.run();
     assert_eq!(server.granted(), [b]);
     assert_eq!(server.metrics().releases_deleted, 1);
+    // Also where it would never have ended by itself.
+    let c = server.wait(K, ask("c"));
+    server.write(K, |value| value.expires_at_ms = None);
+    server.run();
+    server.delete(K);
+    server.run();
+    assert_eq!(server.granted(), [c]);
+    let metrics = server.metrics();
+    assert_eq!((metrics.releases_deleted, metrics.releases_expired), (2, 0));
+}
+
+#[test]
+fn keys_are_followed_while_it_matters_what_happens_to_them() {
+    let mut server = Server::new();
+    server.take(K, ask("a"));
+    assert!(!server.table.follows_keys());
+    let b = server.wait(K, ask("b"));
+    assert!(server.table.follows_keys());
+    server.leave(b);
+    assert!(!server.table.follows_keys());
+    server.wait(K, ask("b"));
+    server.tells = false;
+    server.release(K, "a");
+    assert!(server.table.follows_keys());
+    server.table.grant_told(ask("b").client, true);
+    assert!(!server.table.follows_keys());
+    server.release(K, "b");
+    server.take(K, ask("a").session());
+    assert!(server.table.follows_keys());
+    server.table.connection_ended(ask("a").client, false);
+    server.run();
+    assert!(!server.table.follows_keys());
+    server.table.key_leaves(K, server.ms());
+    assert!(server.table.follows_keys());
+    server.table.key_arrives(L, server.ms());
+    assert!(!server.table.follows_keys());
+    for n in 0..=FEW {
+        server.take(K, ask(&nth(n)).shared());
+    }
+    assert!(server.table.follows_keys());
+}
+
+#[test]
+fn who_holds_a_lock_alone_is_known_while_somebody_waits_for_it() {
+    let mut server = Server::new();
+    server.take(K, ask("a").shared());
+    let holder = |server: &Server| server.table.sole_holder(K);
+    assert_eq!(holder(&server), None);
+    server.wait(K, ask("w"));
+    assert_eq!(holder(&server), Some(owner("a")));
+    server.delete(K);
+    server.run();
+    server.wait(K, ask("b").shared());
+    server.wait(K, ask("c").shared());
+    server.wait(K, ask("d"));
+    assert_eq!(holder(&server), Some(owner("w")));
+    server.release(K, "w");
+    assert_eq!(server.holders(K), ["b", "c"]);
+    assert_eq!(holder(&server), None);
 }
 
 #[test]
@@ -41,6 +101,7 @@ fn a_session_follows_its_lock_to_another_key() {
     server.take(K, ask("a").session().lease(300));
     server.take(L, ask("b").session());
     server.rename(K, L);
+    assert!(server.table.ended.is_empty());
     server.pass(1000);
     assert_eq!(server.holders(L), ["a"]);
     // What was bound to the lock that was there before ends nothing now.

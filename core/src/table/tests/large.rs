@@ -152,12 +152,40 @@ fn a_crowd_is_known_wherever_it_is_moved() {
     server.table.databases_swapped(0, 1, server.ms());
     assert!(server.table.expected(L, None).is_none());
     assert!(server.table.expected(in_db(1, "l"), None).is_some());
+    server.table.databases_swapped(0, 1, server.ms());
+    server.table.databases_swapped(1, 0, server.ms());
     server.table.database_touched(0, server.ms());
     assert!(server.table.expected(in_db(1, "l"), None).is_some());
     server.table.database_touched(1, server.ms());
     assert!(server.table.expected(in_db(1, "l"), None).is_none());
     server.run();
     assert!(!server.table.follows_overwriting());
+}
+
+#[test]
+fn a_lock_that_moves_is_read_again_unless_it_is_a_crowd_that_nobody_touched() {
+    let crowd = crate::bounds::crowd();
+    for (count, is_touched) in [(FEW + 1, false), (crowd + 1, true)] {
+        let mut server = very_crowded(count);
+        if is_touched {
+            server.table.everything_touched(server.ms());
+        }
+        server.rename(K, L);
+        let is_untouched = [K, L].map(|key| server.table.is_untouched(key));
+        assert_eq!(is_untouched, [false; 2]);
+        let owners: Vec<Owner> = (0..count).map(|n| owner(&nth(n))).collect();
+        assert!(server.table.agree(&owners));
+    }
+}
+
+#[test]
+fn of_a_crowd_for_which_nobody_waits_it_is_not_counted_how_it_went() {
+    let mut server = very_crowded(crate::bounds::crowd() + 1);
+    server.keys.clear();
+    server.table.everything_touched(server.ms());
+    server.take(K, ask("x"));
+    let metrics = server.metrics();
+    assert_eq!((metrics.releases_deleted, metrics.releases_expired), (0, 0));
 }
 
 #[test]
@@ -227,13 +255,25 @@ fn a_lock_of_which_only_leases_that_are_over_are_left_is_freed() {
     assert!(server.freed && server.holders(K).is_empty());
 }
 
-#[test]
-fn a_lock_whose_holders_have_all_ended_can_not_be_broken() {
+/// A lock that many hold by one connection, and `z` by a grant that is on its way.
+fn crowd_and_a_grant_on_its_way() -> Server {
     let mut server = Server::new();
+    server.tells = false;
+    server.take(K, ask("w"));
+    let z = server.wait(K, ask("z").shared());
+    server.release(K, "w");
+    assert_eq!(server.granted(), [z]);
     for n in 0..2 * ENDS_A_STEP {
         server.take(K, ask(&nth(n)).shared().session().by(7));
     }
+    server
+}
+
+#[test]
+fn a_lock_whose_holders_have_all_ended_can_not_be_broken() {
+    let mut server = crowd_and_a_grant_on_its_way();
     server.table.connection_ended(ClientId(7), false);
+    server.table.grant_told(ask("z").client, false);
     assert!(!server.break_lock(K, None));
 }
 
@@ -254,15 +294,7 @@ fn what_ended_before_a_lock_was_deleted_keeps_nobody_out_after_it() {
 
 #[test]
 fn a_grant_that_is_on_its_way_outlives_a_crowd_that_is_over() {
-    let mut server = Server::new();
-    server.tells = false;
-    server.take(K, ask("w"));
-    let z = server.wait(K, ask("z").shared());
-    server.release(K, "w");
-    assert_eq!(server.granted(), [z]);
-    for n in 0..2 * ENDS_A_STEP {
-        server.take(K, ask(&nth(n)).shared().session().by(7));
-    }
+    let mut server = crowd_and_a_grant_on_its_way();
     server.take(K, ask("z").shared().session().by(7));
     assert_eq!(server.holds(K, "z"), 2);
     server.table.connection_ended(ClientId(7), false);
@@ -272,4 +304,23 @@ fn a_grant_that_is_on_its_way_outlives_a_crowd_that_is_over() {
         (server.holders(K), server.holds(K, "z")),
         (vec!["z".to_owned()], 1)
     );
+}
+
+#[test]
+fn a_grant_that_is_on_its_way_can_be_lost_after_a_crowd_beside_it_has_ended() {
+    let mut server = crowd_and_a_grant_on_its_way();
+    server.table.connection_ended(ClientId(7), false);
+    server.take(K, ask("x").limit(2));
+    assert_eq!(server.holders(K), ["x", "z"]);
+    server.table.grant_told(ask("z").client, false);
+    server.run();
+    assert_eq!(server.holders(K), ["x"]);
+}
+
+#[test]
+fn nothing_is_on_its_way_any_more_to_those_from_whom_a_lock_was_taken() {
+    let mut server = crowd_and_a_grant_on_its_way();
+    assert!(!server.table.deliveries.is_empty());
+    assert!(server.break_lock(K, None));
+    assert!(server.table.deliveries.is_empty());
 }
