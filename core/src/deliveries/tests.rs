@@ -307,6 +307,45 @@ fn a_session_ends_all_but_what_others_will_hear_of() {
 }
 
 #[test]
+fn all_that_a_session_leaves_to_a_numbered_hold_is_given_back_with_it() {
+    let session = ended(token(), EndedBy::Session);
+    let mut story = Story::with_holds(1);
+    story.grant(1, Some(2));
+    assert_eq!(story.deliveries.end(&hold(), &session, 2), 2);
+    story.lost(1);
+    story.gives_back(2);
+    story.is_over();
+}
+
+#[test]
+fn what_is_on_its_way_stands_as_long_as_the_hold_that_it_speaks_for() {
+    let mut story = Story::with_holds(1);
+    story.grant(1, None);
+    let delivery = Delivery {
+        recipient: ClientId(2).into(),
+        hold: None,
+        session: None,
+        bound_before: BoundBefore::Nothing,
+    };
+    story.deliveries.send_renewal(hold(), token(), delivery, 2);
+    let other = FencingToken::new(8).unwrap();
+    let stand = |story: &Story, token, holds| {
+        [1, 2].map(|client| {
+            story
+                .deliveries
+                .stands(ClientId(client).into(), token, holds)
+        })
+    };
+    assert_eq!(stand(&story, token(), 2), [true, true]);
+    assert_eq!(stand(&story, token(), 1), [false, false]);
+    assert_eq!(stand(&story, other, 2), [false, false]);
+    // A renewal keeps no hold from ending with its session.
+    let session = ended(token(), EndedBy::Session);
+    assert_eq!(story.deliveries.end(&hold(), &session, 2), 1);
+    assert_eq!(stand(&story, token(), 1), [true, false]);
+}
+
+#[test]
 fn a_lock_that_is_overwritten_leaves_nothing_on_its_way() {
     let mut story = Story::default();
     story.grant(1, None);

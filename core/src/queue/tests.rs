@@ -407,6 +407,8 @@ fn who_was_found_to_wait_for_long_is_passed_over() {
     assert_eq!(next(&queues, KEY), Some(c));
     queues.note_slow(KEY, c);
     assert_eq!(next(&queues, KEY), None);
+    queues.remove(KEY, c).unwrap();
+    assert_eq!(next(&queues, KEY), None);
     assert_eq!(next(&queues, OTHER), Some(other));
 }
 
