@@ -213,6 +213,19 @@ fn what_somebody_else_ended_is_not_put_back() {
 }
 
 #[test]
+fn what_ends_at_this_moment_is_put_back_until_it_has() {
+    let mut server = Server::new();
+    server.take(K, ask("a"));
+    let b = server.wait(K, ask("b"));
+    server.sleep(LEASE_MS);
+    server.set_clock_late(STEP_MS);
+    server.run();
+    assert_eq!((server.granted(), server.left_ms(K, "a")), (vec![], 0));
+    server.pass(1);
+    assert_eq!(server.granted(), [b]);
+}
+
+#[test]
 fn who_came_in_between_by_other_means_keeps_it() {
     let mut server = Server::new();
     server.take(K, ask("a"));
