@@ -385,7 +385,7 @@ impl Search {
             while let Some(holder) = holders.next() {
                 step(steps_left);
                 if graph.queues.waits(&holder.owner) && !graph.is_over(&wait.key, holder) {
-                    self.reach(graph, &holder.owner, || edge(&holder.owner, true));
+                    self.reach(&holder.owner, || edge(&holder.owner, true));
                 }
                 // Only somebody else writes one token twice.
                 let next = holders.peek().map(|next| next.token);
@@ -417,7 +417,7 @@ impl Search {
                 .waiting_elsewhere(wait.key.as_ref(), from..=last)
             {
                 step(steps_left);
-                self.reach(graph, owner, || edge(owner, false));
+                self.reach(owner, || edge(owner, false));
                 if *steps_left == 0 {
                     // The rest of the queue is searched in the next step.
                     self.search_rest(wait);
@@ -435,8 +435,9 @@ impl Search {
         self.rest = Some((wait.owner.clone(), wait.key.clone()));
     }
 
-    fn reach(&mut self, graph: Graph<'_>, owner: &Owner, edge: impl FnOnce() -> WaitEdge) {
-        if !graph.queues.waits(owner) || self.found_by.contains_key(owner) {
+    /// Has an owner followed that waits itself, unless it was reached before.
+    fn reach(&mut self, owner: &Owner, edge: impl FnOnce() -> WaitEdge) {
+        if self.found_by.contains_key(owner) {
             return;
         }
         self.found_by.insert_new(owner.clone(), edge());

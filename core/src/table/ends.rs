@@ -348,9 +348,7 @@ impl Transition<'_> {
     /// whether there were any.
     pub(super) fn end_withheld(&mut self) -> bool {
         let any_ended = self.table.end_withheld_on(self.key, usize::MAX);
-        if any_ended {
-            self.end_noted();
-        }
+        self.end_noted();
         any_ended
     }
 

@@ -237,8 +237,8 @@ impl<'t> Transition<'t> {
         let renewed = self.lock.renew(request, now, &mut self.step.effects);
         let token = self.lock.holder(owner).map(|holder| holder.token);
         if !renewed {
-            let names_another = request.token.is_some() && token.is_some();
-            self.table.metrics.tokens_refused += u64::from(names_another);
+            // A holder is refused only if it names another token.
+            self.table.metrics.tokens_refused += u64::from(token.is_some());
             return Ok(false);
         }
         let token = token.flatten();
