@@ -58,7 +58,13 @@ fn drain(queues: &mut WaitQueues, key: KeyRef<'_>) -> Vec<WaiterId> {
 
 /// Takes the keys whose look is due, in the order in which they come.
 fn drain_due(queues: &mut WaitQueues, now_ms: i64) -> Vec<KeyBuf> {
-    std::iter::from_fn(|| queues.take_due(now_ms)).collect()
+    let take = || {
+        let next = queues.next_due(now_ms).cloned();
+        let taken = queues.take_due(now_ms);
+        assert_eq!(taken, next, "what is seen is taken");
+        taken
+    };
+    std::iter::from_fn(take).collect()
 }
 
 fn bufs<const N: usize>(keys: [KeyRef<'_>; N]) -> [KeyBuf; N] {
