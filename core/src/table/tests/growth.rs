@@ -235,6 +235,22 @@ fn many_locks_that_were_touched_at_once_are_forgotten_bit_by_bit() {
 }
 
 #[test]
+fn of_many_locks_that_were_touched_at_once_those_that_were_read_since_are_kept() {
+    let mut server = many_shared();
+    let count = |server: &Server| server.table.remembered.keys().count();
+    let all = count(&server);
+    server.table.everything_touched(server.ms());
+    // Some are to be forgotten from now on.
+    server.do_one();
+    assert!(count(&server) < all);
+    for n in 0..all {
+        server.take(key(&nth(n)), ask("x").shared());
+    }
+    server.run();
+    assert_eq!(count(&server), all);
+}
+
+#[test]
 fn what_is_known_of_many_locks_of_sessions_is_given_back_bit_by_bit() {
     for is_swapped in [false, true] {
         let mut server = Server::new();
