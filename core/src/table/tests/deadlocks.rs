@@ -480,6 +480,29 @@ fn a_search_that_takes_long_goes_on_in_later_steps() {
     assert!(server.steps >= 1);
 }
 
+#[test]
+fn a_search_that_takes_long_passes_over_nobody_whose_token_others_have_too() {
+    let mut server = Server::new();
+    for n in 0..=SEARCH_A_STEP {
+        server.take(K, ask(&nth(n)).shared());
+    }
+    // Somebody else wrote one permit for all.
+    let lock = server.lock(K);
+    let permit = lock.holders()[0].permit().unwrap().to_text();
+    server.write(K, |value| {
+        for holder in lock.holders() {
+            value.set(&permit_field(&holder.owner), &permit);
+        }
+    });
+    server.take(M, ask("a"));
+    let last = nth(SEARCH_A_STEP);
+    server.wait(M, ask(&last));
+    let waiter = server.wait(K, ask("a"));
+    server.run();
+    let told = format!("'a' waits for 'k' held by '{last}', '{last}' waits for 'm' held by 'a'");
+    assert_eq!(cycle_of(&mut server, waiter), told);
+}
+
 /// Owners that wait for `k` and then for `l`, and one behind them that is waited for.
 fn a_long_queue() -> (Server, WaiterId) {
     let mut server = Server::new();
