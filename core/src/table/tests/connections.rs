@@ -436,6 +436,19 @@ fn on_demotion_nothing_is_on_its_way_or_planned_any_more() {
 }
 
 #[test]
+fn the_lease_that_was_renewed_last_is_kept_up() {
+    for (first_ms, then_ms) in [(300, 3000), (3000, 300)] {
+        let mut server = Server::new();
+        server.take(K, ask("a").session().lease(first_ms));
+        assert!(server.renew(K, "a", then_ms));
+        assert_eq!(server.table.wake_at_ms(), Some(START_MS + then_ms / 3));
+        server.pass(2 * then_ms);
+        let end_ms = server.lock(K).expires_at_ms();
+        assert_eq!(end_ms, Some(server.ms() + then_ms));
+    }
+}
+
+#[test]
 fn clients_to_close_are_taken_in_portions() {
     let mut server = Server::new();
     server.table.to_close = (0..5).map(ClientId).collect();
