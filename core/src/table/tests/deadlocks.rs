@@ -642,6 +642,20 @@ fn where_no_other_key_can_be_read_a_wait_is_refused_later() {
 }
 
 #[test]
+fn a_holder_that_has_let_others_in_meanwhile_is_not_waited_for() {
+    let mut server = a_holds_k_and_b_holds_l();
+    server.wait(L, ask("a").limit(2));
+    // Nobody has told of this yet.
+    let mut held = server.lock(L).holders()[0].clone();
+    held.limit = Limit::from_count(2).unwrap();
+    let permit = held.permit().unwrap().to_text();
+    let value = server.keys.get_mut(&L.into()).unwrap();
+    value.set(&permit_field(&owner("b")), permit);
+    server.wait(K, ask("b"));
+    assert_eq!(server.questions, 1);
+}
+
+#[test]
 fn holders_that_are_remembered_wrongly_have_nobody_refused() {
     let mut server = a_holds_k_and_b_holds_l();
     server.wait(L, ask("a"));
