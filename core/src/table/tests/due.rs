@@ -35,6 +35,8 @@ fn regular_looks_slow_down_with_the_number_of_locks() {
         let name = nth(n);
         server.take(key(&name), ask("a"));
         server.wait(key(&name), ask(&name));
+        // By then it may go unnoticed for too long that one was overwritten.
+        assert_eq!(server.table.follows_overwriting(), n >= 250);
     }
     assert_eq!(server.table.regular_recheck_ms(0), 2000);
     server.pass(2100);
