@@ -213,6 +213,27 @@ fn what_somebody_else_ended_is_not_put_back() {
 }
 
 #[test]
+fn clocks_and_ends_of_leases_are_followed_while_it_matters() {
+    let mut server = Server::new();
+    let follows = |server: &Server| {
+        [
+            server.table.follows_clock(),
+            server.table.follows_lease_ends(),
+        ]
+    };
+    server.take(K, ask("a"));
+    assert_eq!(follows(&server), [false; 2]);
+    let b = server.wait(K, ask("b"));
+    assert_eq!(follows(&server), [true; 2]);
+    server.leave(b);
+    assert_eq!(follows(&server), [false; 2]);
+    server.take(K, ask("a").session());
+    assert_eq!(follows(&server), [true; 2]);
+    server.release_as(K, "a", ReleaseExtent::All, None).unwrap();
+    assert_eq!(follows(&server), [false; 2]);
+}
+
+#[test]
 fn what_ends_at_this_moment_is_put_back_until_it_has() {
     let mut server = Server::new();
     server.take(K, ask("a"));

@@ -179,13 +179,18 @@ fn a_lock_that_moves_is_read_again_unless_it_is_a_crowd_that_nobody_touched() {
 }
 
 #[test]
-fn of_a_crowd_for_which_nobody_waits_it_is_not_counted_how_it_went() {
-    let mut server = very_crowded(crate::bounds::crowd() + 1);
-    server.keys.clear();
-    server.table.everything_touched(server.ms());
-    server.take(K, ask("x"));
-    let metrics = server.metrics();
-    assert_eq!((metrics.releases_deleted, metrics.releases_expired), (0, 0));
+fn of_a_lock_for_which_nobody_waits_it_is_not_counted_how_it_went() {
+    for count in [FEW + 1, crate::bounds::crowd() + 1] {
+        for lasts_ms in [0, LEASE_MS] {
+            let mut server = very_crowded(count);
+            server.sleep(lasts_ms);
+            server.keys.clear();
+            server.table.everything_touched(server.ms());
+            server.take(K, ask("x"));
+            let metrics = server.metrics();
+            assert_eq!((metrics.releases_deleted, metrics.releases_expired), (0, 0));
+        }
+    }
 }
 
 #[test]

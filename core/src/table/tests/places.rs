@@ -138,7 +138,8 @@ fn a_message_that_takes_long_counts_as_several() {
     for heard in [true, false] {
         let mut server = held();
         for n in 0..2 {
-            place_for(&mut server, &nth(n), 60_000);
+            let asks = ask(&nth(n)).place().by(7).session();
+            server.wait_for(K, asks, 60_000);
         }
         server.delete(K);
         let due = server.table.take_due(server.ms()).unwrap();
@@ -148,6 +149,7 @@ fn a_message_that_takes_long_counts_as_several() {
         let mut offers = 0;
         while let Progress::Offers(offer) = progress {
             offers += 1;
+            assert_eq!(offer.session(), Some(ClientId(7)));
             progress = server.table.offered(*offer, heard, UNHEARD_A_STEP);
         }
         let Progress::Done(done) = progress else {
