@@ -656,6 +656,25 @@ fn a_holder_that_has_let_others_in_meanwhile_is_not_waited_for() {
 }
 
 #[test]
+fn who_is_left_a_hold_by_a_lost_grant_is_waited_for() {
+    let mut server = a_holds_k_and_b_holds_l();
+    server.table.settings.may_grant = false;
+    server.wait(L, ask("b").by(2));
+    server.wait(L, ask("a"));
+    server.table.settings.may_grant = true;
+    server.table.grants_resume(server.ms());
+    server.tells = false;
+    server.run();
+    server.table.grant_told(ClientId(2), false);
+    assert_eq!(
+        (server.holds(L, "b"), server.table.ended.is_empty()),
+        (2, false)
+    );
+    let told = "'b' waits for 'k' held by 'a', 'a' waits for 'l' held by 'b'";
+    check_deadlock(&mut server, K, ask("b"), told);
+}
+
+#[test]
 fn holders_that_are_remembered_wrongly_have_nobody_refused() {
     let mut server = a_holds_k_and_b_holds_l();
     server.wait(L, ask("a"));
