@@ -269,7 +269,9 @@ impl Transition<'_> {
             && let Some(first) = self.first_admitted()
         {
             let (id, owner) = (first.id, first.request.owner.clone());
-            let is_offered = first.is_place() && self.table.settings.acks.is_none();
+            // Where its hold does not fit any more, it is told so and of no token.
+            let is_place = first.is_place() && holds_after_acquire(&first.request, 0).is_ok();
+            let is_offered = is_place && self.table.settings.acks.is_none();
             self.end_of(&owner);
             if self.asks == Some(id) && self.can_be_told() {
                 self.asks = None;

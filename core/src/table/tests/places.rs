@@ -745,6 +745,24 @@ fn a_place_for_a_hold_that_does_not_fit_is_refused_at_once() {
 }
 
 #[test]
+fn a_place_for_a_hold_that_does_not_fit_any_more_is_told_so_and_of_no_token() {
+    let mut server = Server::new();
+    server.take(K, ask("a"));
+    server.table.settings.may_grant = false;
+    let place = server.wait_for(K, ask("a").place().hold(2), 60_000);
+    let next = place_for(&mut server, "b", 60_000);
+    server.release(K, "a");
+    server.table.settings.may_grant = true;
+    server.table.grants_resume(server.ms());
+    server.run();
+    let error = LockError::HoldCount { wanted: 2, held: 0 };
+    let told = server.told();
+    assert!(told.contains(&(place, Answer::Refused(error))));
+    assert!(told.contains(&(next, Answer::Granted(server.token(K, "b")))));
+    assert_eq!((told.len(), server.offers), (2, 1));
+}
+
+#[test]
 fn a_session_that_is_claimed_with_a_shorter_lease_is_kept_up() {
     let mut server = held();
     server.wait_for(K, ask("a").place().by(7).session(), 60_000);
