@@ -391,7 +391,9 @@ impl LockTable {
             step.answers.push((waiter.addressee(), answer));
         }
         self.queues.recheck_by(key, now_ms);
-        self.remembered.drop_lock(key);
+        if !self.queues.contended(key) {
+            self.remembered.drop_lock(key);
+        }
         Done {
             result: Ok(()),
             step,

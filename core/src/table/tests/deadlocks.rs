@@ -455,6 +455,29 @@ fn a_holder_that_came_by_other_means_has_its_waits_checked() {
     }
 }
 
+#[test]
+fn who_comes_to_hold_what_was_no_lock_has_its_waits_checked_while_others_are_refused() {
+    let mut server = a_holds_k_and_b_holds_l();
+    let b = server.wait(K, ask("b"));
+    server.take(M, ask("m"));
+    for n in 0..GRANTS_A_STEP {
+        server.wait(M, ask(&nth(n)));
+    }
+    let a = server.wait(M, ask("a"));
+    server.overwrite(M);
+    assert!(server.do_one());
+    assert_eq!(server.refused().len(), GRANTS_A_STEP);
+    server.write(M, |value| {
+        *value = Value::default();
+        value.set(b"b", 1);
+        value.expires_at_ms = Some(START_MS + 9000);
+    });
+    server.run();
+    let told = "'b' waits for 'k' held by 'a', 'a' waits for 'm' held by 'b'";
+    assert_eq!(cycle_of(&mut server, b), told);
+    assert!(server.table.is_waiting(a));
+}
+
 /// A wait whose search takes more than one step. A great number of readers hold `k`,
 /// and this one, mostly the last of them, waits for 'a', which holds `m`.
 fn a_long_search(reader: usize) -> (Server, WaiterId, WaiterId) {
