@@ -116,10 +116,16 @@ impl<T> Shards<T> {
 
 /// When many entries have gone, so shall the memory that they took.
 fn give_back<T>(table: &mut HashTable<T>, hash_of: impl Fn(&T) -> u64) {
-    let (len, capacity) = (table.len(), table.capacity());
-    if len < capacity / 8 && capacity > ALWAYS_ROOM_FOR {
+    let (len, room) = (table.len(), room_in(table));
+    if len < room / 8 && room > ALWAYS_ROOM_FOR {
         table.shrink_to(ALWAYS_ROOM_FOR.max(2 * len), hash_of);
     }
+}
+
+/// For how many entries a table has memory. An entry that goes may leave its place unusable
+/// until the table is made anew, so its capacity may be far less.
+fn room_in<T>(table: &HashTable<T>) -> usize {
+    table.num_buckets() / 8 * 7
 }
 
 /// A table itself uses the lowest bits and the highest ones.

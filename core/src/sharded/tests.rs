@@ -12,10 +12,10 @@ fn filled(numbers: impl Iterator<Item = u32>) -> Table {
     table
 }
 
-fn largest_capacity(table: &Table) -> usize {
+fn largest_room(table: &Table) -> usize {
     let shards = [&table.entries.few].into_iter();
     let shards = shards.chain(&table.entries.many);
-    shards.map(HashTable::capacity).max().unwrap_or(0)
+    shards.map(room_in).max().unwrap_or(0)
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn no_step_moves_more_than_some_thousand_entries() {
         let table = filled(0..most);
         // A table that is full is made anew with twice the room.
         let bound = 2 * SPREAD_FROM.max(4 * most as usize / SHARDS);
-        assert!(largest_capacity(&table) <= bound, "of {most}");
+        assert!(largest_room(&table) <= bound, "of {most}");
     }
 }
 
@@ -68,7 +68,7 @@ fn the_memory_of_a_crowd_goes_with_the_crowd() {
     }
     assert_eq!(table.len(), 10);
     assert!(table.entries.many.is_empty());
-    assert!(largest_capacity(&table) <= 512);
+    assert!(largest_room(&table) <= 512);
     assert_eq!(table.iter().map(|(_, value)| value).sum::<u32>(), 90);
 }
 
@@ -89,25 +89,16 @@ fn each_entry_is_in_one_part_of_a_few_thousand_at_most() {
 fn memory_is_not_given_back_too_soon() {
     // A table for 57 entries has 128 places, of which it fills 112.
     let mut table = filled(0..57);
-    let mut capacities = vec![largest_capacity(&table)];
+    let mut rooms = vec![largest_room(&table)];
     for n in (0..57).rev() {
         table.remove(&n);
-        capacities.push(largest_capacity(&table));
+        rooms.push(largest_room(&table));
     }
     // By the number of entries that are left.
-    capacities.reverse();
-    // An entry that goes may leave its place unusable until the next cleaning up, so that
-    // what counts as room is up to 49 places less. Half the table would have room for 56.
-    assert!(
-        capacities[14..].iter().all(|&room| room > 56),
-        "{capacities:?}"
-    );
-    let enough = 16..=32;
-    let few = &capacities[..7];
-    assert!(
-        few.iter().all(|room| enough.contains(room)),
-        "{capacities:?}"
-    );
+    rooms.reverse();
+    let (few, many) = rooms.split_at(14);
+    assert!(many.iter().all(|&room| room == 112), "{rooms:?}");
+    assert!(few.iter().all(|&room| room == 28), "{rooms:?}");
 }
 
 #[test]
@@ -116,10 +107,10 @@ fn a_table_that_shrank_has_room_for_twice_its_entries() {
     let mut table = filled(0..1792);
     let mut shrunk = 0;
     for n in 0..1792 {
-        let before = largest_capacity(&table);
+        let before = largest_room(&table);
         table.remove(&n);
-        let (entries, room) = (table.len(), largest_capacity(&table));
-        if room < before / 2 {
+        let (entries, room) = (table.len(), largest_room(&table));
+        if room < before {
             shrunk += 1;
             assert!(room >= 2 * entries, "{entries} entries, room for {room}");
         }
