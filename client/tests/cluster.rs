@@ -62,6 +62,21 @@ async fn locks_live_on_the_nodes_of_their_slots_and_follow_them() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_stands_still_takes_no_locks_of_the_others() {
+    let (cluster, client) = start().await;
+    let key_of =
+        |range: std::ops::Range<u16>| format!("{{{}}}lock", tag(|it| range.contains(&it), 0));
+    let guard = client.lock(key_of(0..5461)).acquire().await.unwrap();
+    cluster.nodes[2].stop();
+    let silent = client.lock(key_of(10923..16384)).try_acquire().await;
+    assert_eq!(silent.unwrap_err().code(), "UNAVAILABLE");
+    let renewed = async { while guard.renew().await.is_err() {} };
+    soon("the others answer", renewed).await;
+    cluster.nodes[2].go_on();
+    guard.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_waits_is_told_when_the_connection_that_subscribes_was_killed() {
     let (cluster, client) = start().await;
     let key = format!("{{{}}}lock", tag(|slot| slot < 5461, 0));

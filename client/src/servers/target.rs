@@ -36,6 +36,12 @@ pub(crate) type Certificates = Option<crate::servers::server::Tls>;
 #[cfg(not(any(feature = "tls-rustls", feature = "tls-native-tls")))]
 pub(crate) type Certificates = Option<std::convert::Infallible>;
 
+/// To open a cluster's connection, the redis crate connects to the nodes that it was given,
+/// and then to those that they know, all at once. A node that stands still takes all the
+/// time of both, and must leave some of it for what the others are asked.
+#[cfg(feature = "cluster")]
+const CLUSTER_STAGES: u32 = 3;
+
 /// Where connections lead.
 pub(crate) enum Target {
     One(Box<ConnectionInfo>),
@@ -340,7 +346,7 @@ fn cluster(
     let builder = redis::cluster::ClusterClient::builder(nodes.to_vec())
         .response_timeout(Duration::from_secs(u64::from(u32::MAX)))
         .overall_response_timeout(None)
-        .connection_timeout(connect)
+        .connection_timeout(connect / CLUSTER_STAGES)
         .use_protocol(PROTOCOL)
         .tcp_settings(tcp_settings())
         .retries(3)
