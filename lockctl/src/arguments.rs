@@ -120,12 +120,11 @@ pub enum Command {
 
 /// Run a command under a lock
 ///
-/// The lock is renewed while the command runs. It is released when the command and its whole process group have
-/// ended. Signals are passed on to the process group.
+/// The lock is renewed while the command runs. It is released when the command and all that it started have ended, but
+/// for daemons that made a session of their own. Signals are passed on to the process group.
 ///
-/// If the lock is lost, the process group gets TERM and then KILL. If the lock can't be renewed, this happens early
-/// enough to be over before the lease is. What the command leaves running in its process group is ended in the same
-/// way.
+/// If the lock is lost, all of it gets TERM and then KILL. If the lock can't be renewed, this happens early enough to
+/// be over before the lease is. What the command leaves running is ended in the same way.
 ///
 /// lockctl can't kill what runs as another user, such as sudo. It says so, keeps the lock if it still has it, and
 /// waits.

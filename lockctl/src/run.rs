@@ -1,6 +1,6 @@
 //! `lockctl run`: a command under a lock.
 //!
-//! The command is the leader of a process group of its own, so that all it
+//! The command is the leader of a process group of its own, so that what it
 //! starts can be signalled together. While it runs, the client renews the
 //! lock. The group is ended before the lock can be another's: at once if the
 //! server says that the hold is over, and in good time before the end of the

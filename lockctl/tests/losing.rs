@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use redis_lock_testing::{Judge, Signal, TestServer, eventually, int};
 
-use support::Script;
+use support::{Script, lockctl};
 
 const LOST: Option<i32> = Some(76);
 
@@ -210,6 +210,23 @@ fn a_stopped_lockctl_that_goes_on_too_late_kills_the_command() {
     script.assert_nothing_runs();
     let renewed = server.client().int("LOCK.ACQUIRE lock rival HOLD 1");
     assert_eq!(renewed, token);
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_lost_lock_ends_what_runs_under_a_lockctl_in_a_lockctl() {
+    let server = TestServer::start();
+    let stubborn = "trap \"\" TERM; sleep 60 & echo $! > $DIR/pids; touch $DIR/ready; \
+        while :; do sleep 0.1; done";
+    let url = format!("redis://{}", server.addr());
+    let inner = format!("$LOCKCTL run --url {url} --lease 60s inner sh -c '{stubborn}'");
+    let mut outer = lockctl(&server);
+    outer.env("LOCKCTL", env!("CARGO_BIN_EXE_lockctl"));
+    let mut script = Script::start_by(outer, &["--lease", "3s"], &inner);
+    eventually("the script runs", || script.path("ready").exists());
+    server.client().int("DEL lock");
+    assert_eq!(script.end().0, LOST);
+    script.assert_nothing_runs();
 }
 
 /// Writes again and again, and starts nothing for it: a shell in the middle of `vfork`

@@ -214,6 +214,37 @@ fn what_the_command_leaves_behind_ends_before_the_release() {
     assert_eq!(server.client().int("EXISTS lock"), 0);
 }
 
+/// Makes a process group of its own, as an interactive shell does for each job.
+#[cfg(target_os = "linux")]
+const TIMEOUT: &str = "timeout 60 sh -c 'echo $$ > $DIR/pids; touch $DIR/ready; exec sleep 60'";
+
+#[test]
+#[cfg(target_os = "linux")]
+fn what_runs_in_a_process_group_of_its_own_ends_with_the_command() {
+    let server = TestServer::start();
+    let mut script = Script::start_and_await(&server, &[], &format!("{TIMEOUT}; true"));
+    script.signal(Signal::TERM);
+    assert_eq!(script.end().0, Some(128 + 15));
+    script.assert_nothing_runs();
+    assert_eq!(server.client().int("EXISTS lock"), 0);
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_daemon_goes_on_without_the_lock_whatever_it_has_left_in_the_group() {
+    let server = TestServer::start();
+    // It never looks after the child that ends in the group.
+    let daemon = "(sleep 0.01 & exec setsid sh -c 'echo $$ > $DIR/pids; exec sleep 60') &";
+    let script = format!("{daemon} until test -s $DIR/pids; do sleep 0.01; done; sleep 0.1");
+    let mut script = Script::start(&server, &[], &script);
+    let (code, told) = script.end();
+    assert_eq!((code, told.as_str()), (Some(0), ""));
+    assert_eq!(server.client().int("EXISTS lock"), 0);
+    let daemon = script.wrote("pids");
+    assert!(support::runs(&daemon));
+    signal(daemon.trim().parse().unwrap(), Signal::KILL).unwrap();
+}
+
 #[test]
 #[cfg(target_os = "linux")]
 fn a_command_does_not_survive_a_killed_lockctl() {

@@ -1,16 +1,22 @@
-//! The processes of a group that this one may not signal.
+//! What the command has started, in whatever process group it is.
+//!
+//! All of it descends from this process, which adopts those whose parent has ended. A
+//! daemon that makes a session of its own has left.
 
+use std::collections::HashMap;
 use std::fmt;
 
 use rustix::io::Errno;
-use rustix::process::{Pid, test_kill_process};
+use rustix::process::{Pid, getpid, getsid, test_kill_process};
 
 /// A process.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
     pub pid: i32,
     /// What it runs, as `ps` shows it.
     pub name: String,
+    /// Its process group.
+    pub group: i32,
 }
 
 impl fmt::Display for Process {
@@ -19,39 +25,84 @@ impl fmt::Display for Process {
     }
 }
 
-/// Those of a process group that this process may not signal, since they run as
-/// another user. None where the system does not list processes in `/proc`.
-pub fn out_of_reach(group: Pid) -> Vec<Process> {
-    let Ok(entries) = std::fs::read_dir("/proc") else {
-        return Vec::new();
-    };
-    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    let group = group.as_raw_nonzero().get();
-    let mut found: Vec<_> = pids
-        .filter_map(|pid: i32| {
-            let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
-            let name = member_name(&String::from_utf8_lossy(&stat), group)?;
-            is_out_of_reach(test_kill_process(Pid::from_raw(pid)?)).then_some(Process { pid, name })
-        })
-        .collect();
-    found.sort_by_key(|process| process.pid);
-    found
+/// A line of `/proc/PID/stat`.
+#[derive(Debug, PartialEq, Eq)]
+struct Stat {
+    process: Process,
+    parent: i32,
+    session: i32,
+    has_ended: bool,
+}
+
+/// The processes of this session that descend from this one and have not ended. None where
+/// the system does not list processes in `/proc`.
+pub fn living() -> Option<Vec<Process>> {
+    let own = getpid().as_raw_nonzero().get();
+    // Or it is that of another namespace.
+    let listed = std::fs::read_link("/proc/self").ok()?;
+    if listed.to_str() != Some(own.to_string().as_str()) {
+        return None;
+    }
+    let session = getsid(None).ok()?.as_raw_nonzero().get();
+    let entries = std::fs::read_dir("/proc").ok()?;
+    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
+    let stats = pids.filter_map(|pid| {
+        let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+        Stat::parse(&String::from_utf8_lossy(&stat))
+    });
+    Some(living_among(stats, own, session))
+}
+
+/// Those that may not be signalled, since they run as another user.
+pub fn out_of_reach(living: Vec<Process>) -> Vec<Process> {
+    let answer = |process: &Process| Some(test_kill_process(Pid::from_raw(process.pid)?));
+    let is_out = |process: &Process| answer(process).is_some_and(is_out_of_reach);
+    living.into_iter().filter(is_out).collect()
 }
 
 fn is_out_of_reach(answer: rustix::io::Result<()>) -> bool {
     answer == Err(Errno::PERM)
 }
 
-/// The name of a process, from its line in `/proc`, if it is of this group and
-/// has not ended yet.
-fn member_name(stat: &str, group: i32) -> Option<String> {
-    // The name may have any characters in it.
-    let (head, fields) = stat.rsplit_once(") ")?;
-    let (_, name) = head.split_once(" (")?;
-    let mut fields = fields.split(' ');
-    let (state, _parent, its_group) = (fields.next()?, fields.next()?, fields.next()?);
-    let is_member = its_group.parse() == Ok(group) && state != "Z";
-    is_member.then(|| name.to_owned())
+fn living_among(stats: impl Iterator<Item = Stat>, ancestor: i32, session: i32) -> Vec<Process> {
+    let mut children: HashMap<i32, Vec<Stat>> = HashMap::new();
+    for stat in stats {
+        children.entry(stat.parent).or_default().push(stat);
+    }
+    let (mut found, mut parents) = (Vec::new(), vec![ancestor]);
+    while let Some(parent) = parents.pop() {
+        for stat in children.remove(&parent).unwrap_or_default() {
+            parents.push(stat.process.pid);
+            if stat.session == session && !stat.has_ended {
+                found.push(stat.process);
+            }
+        }
+    }
+    found.sort_by_key(|process| process.pid);
+    found
+}
+
+impl Stat {
+    fn parse(line: &str) -> Option<Self> {
+        // The name may have any characters in it.
+        let (head, fields) = line.rsplit_once(") ")?;
+        let (pid, name) = head.split_once(" (")?;
+        let mut fields = fields.split(' ');
+        let state = fields.next()?;
+        let mut number = || fields.next()?.parse().ok();
+        let (parent, group, session) = (number()?, number()?, number()?);
+        let name = name.to_owned();
+        Some(Self {
+            process: Process {
+                pid: pid.parse().ok()?,
+                name,
+                group,
+            },
+            parent,
+            session,
+            has_ended: matches!(state, "Z" | "X"),
+        })
+    }
 }
 
 #[cfg(test)]
@@ -66,11 +117,24 @@ mod tests {
     }
 
     #[test]
-    fn members_are_told_by_their_group_whatever_their_name() {
-        let stat = "12 (a) R (b) S 1 34 34 0 -1";
-        assert_eq!(member_name(stat, 34).as_deref(), Some("a) R (b"));
-        assert_eq!(member_name(stat, 1), None);
-        assert_eq!(member_name("12 (a) Z 1 34 34 0 -1", 34), None);
-        assert_eq!(member_name("", 34), None);
+    fn those_of_a_session_that_descend_from_a_process_are_found() {
+        let lines = [
+            "10 (lockctl) S 1 10 5 0 -1",
+            "11 (a) R (b) S 10 11 5 0 -1",
+            "12 (timeout) S 11 12 5 0 -1",
+            "13 (ended) Z 11 11 5 0 -1",
+            // A daemon, and what it has started.
+            "14 (daemon) S 11 14 14 0 -1",
+            "15 (work) S 14 14 14 0 -1",
+            "16 (another) S 1 16 5 0 -1",
+            "",
+        ];
+        let stats = lines.iter().filter_map(|line| Stat::parse(line));
+        let found = living_among(stats, 10, 5);
+        let found: Vec<_> = found
+            .iter()
+            .map(|it| (it.name.as_str(), it.group))
+            .collect();
+        assert_eq!(found, [("a) R (b", 11), ("timeout", 12)]);
     }
 }

@@ -1,4 +1,4 @@
-//! A command, and all that it started and that stayed in its process group.
+//! A command, and all that it started and that stayed in its session.
 
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -7,18 +7,22 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::process::{
-    Pid, Signal, WaitOptions, WaitStatus, kill_process_group, test_kill_process_group, wait,
+    Pid, Signal, WaitOptions, WaitStatus, kill_process, kill_process_group,
+    test_kill_process_group, wait,
 };
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
-use super::members::{Process, out_of_reach};
+use super::members::{Process, living, out_of_reach};
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::signals::{self, is_to_end};
 
-/// How often to look whether the last process of the group has gone.
+/// How often to look whether the last process has gone, where that takes no time.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+/// To look at the processes takes at most a part in so many of the time.
+const PART_OF_TIME: u32 = 5;
 
 /// A process that was killed is gone after so long, unless it can't be killed
 /// or the system is stuck. Then that is told, after twice the time each time.
@@ -66,7 +70,7 @@ impl ProcessGroup {
         self.leader
     }
 
-    /// Sends a signal to all of it. Who has gone needs none.
+    /// Sends a signal to the group, as a terminal does. Who has gone needs none.
     pub fn signal(&self, signal: Signal) {
         let _ = kill_process_group(self.leader, signal);
         if is_to_end(signal) {
@@ -92,17 +96,31 @@ impl ProcessGroup {
         }
     }
 
-    /// Ends what is left of it: TERM, and KILL when the time is over. Without any time
-    /// KILL comes first, and what is stopped does not go on. Returns when all of it has
-    /// gone. What can't be ended is told, again and again.
+    /// The same, and to what was started in another group, as `timeout` does.
+    fn signal_all(&self, signal: Signal) {
+        self.signal(signal);
+        let leader = self.leader.as_raw_nonzero().get();
+        let others = living().unwrap_or_default();
+        let others = others.iter().filter(|other| other.group != leader);
+        for other in others.filter_map(|other| Pid::from_raw(other.pid)) {
+            let _ = kill_process(other, signal);
+            if is_to_end(signal) {
+                let _ = kill_process(other, Signal::CONT);
+            }
+        }
+    }
+
+    /// Ends what is left: TERM, and KILL when the time is over. Without any time KILL
+    /// comes first, and what is stopped does not go on. Returns when all of it has gone.
+    /// What can't be ended is told, again and again.
     pub async fn end(&self, grace: Duration, tell: impl Fn(&[Process])) {
         if self.is_gone() {
             return;
         }
         if grace.is_zero() {
-            self.signal(Signal::KILL);
+            self.signal_all(Signal::KILL);
         } else {
-            self.signal(Signal::TERM);
+            self.signal_all(Signal::TERM);
         }
         let unreached = self.out_of_reach();
         if !unreached.is_empty() {
@@ -111,12 +129,12 @@ impl ProcessGroup {
         if timeout(grace, self.gone()).await.is_ok() {
             return;
         }
-        self.signal(Signal::KILL);
+        self.signal_all(Signal::KILL);
         let mut patience = KILLED_WITHIN;
         while timeout(patience, self.gone()).await.is_err() {
             tell(&self.out_of_reach());
             // For those that have come since, or that can be killed by now.
-            self.signal(Signal::KILL);
+            self.signal_all(Signal::KILL);
             patience = TOLD_EVERY.min(patience * 2);
         }
     }
@@ -124,25 +142,36 @@ impl ProcessGroup {
     /// Those of its processes that this one may not signal. Where they are not
     /// to be seen, the group stands for them.
     pub fn out_of_reach(&self) -> Vec<Process> {
-        let mut found = out_of_reach(self.leader);
+        let mut found = out_of_reach(living().unwrap_or_default());
         if found.is_empty() && test_kill_process_group(self.leader) == Err(Errno::PERM) {
             found.push(Process {
                 pid: self.leader.as_raw_nonzero().get(),
                 name: "group".into(),
+                group: self.leader.as_raw_nonzero().get(),
             });
         }
         found
     }
 
     async fn gone(&self) {
-        while !self.is_gone() {
-            sleep(LOOK_EVERY).await;
+        loop {
+            let begun = Instant::now();
+            if self.is_gone() {
+                return;
+            }
+            sleep(LOOK_EVERY.max(begun.elapsed() * PART_OF_TIME)).await;
         }
     }
 
     fn is_gone(&self) -> bool {
         while reap().is_some() {}
-        means_gone(test_kill_process_group(self.leader))
+        let answer = test_kill_process_group(self.leader);
+        match living() {
+            // Another user's may be hidden. One that has ended is no reason to wait,
+            // though its parent may never see it.
+            Some(living) => living.is_empty() && answer != Err(Errno::PERM),
+            None => means_gone(answer),
+        }
     }
 }
 
@@ -185,10 +214,17 @@ fn adopt_orphans() {
 fn die_with_parent(command: &mut Command) {
     #[cfg(target_os = "linux")]
     {
-        use rustix::process::set_parent_process_death_signal;
-        let before_exec =
-            || set_parent_process_death_signal(Some(Signal::KILL)).map_err(io::Error::from);
-        // SAFETY: it makes one system call, and neither allocates nor locks.
+        use rustix::process::{getpid, getppid, set_parent_process_death_signal};
+        let parent = getpid();
+        let before_exec = move || {
+            set_parent_process_death_signal(Some(Signal::KILL))?;
+            // It may have been killed before.
+            match getppid() == Some(parent) {
+                true => Ok(()),
+                false => Err(io::Error::from(Errno::SRCH)),
+            }
+        };
+        // SAFETY: it makes two system calls, and neither allocates nor locks.
         #[allow(unsafe_code, reason = "there is no other way to set it")]
         unsafe {
             command.pre_exec(before_exec);
