@@ -35,7 +35,7 @@ use crate::commands::{self, text};
 use crate::error::Error;
 use crate::mutex::locked;
 use crate::servers::connection::{Connection, ConnectionName};
-use crate::servers::identities::{Identities, Identity};
+use crate::servers::identities::{Found, Identities, Identity};
 use crate::servers::places::Places;
 use crate::servers::target::Target;
 pub(crate) use addresses::Address;
@@ -194,7 +194,12 @@ impl Node {
     }
 
     fn open_connection(&self) -> Option<Arc<Connection>> {
-        locked(&self.shared).connection.clone()
+        let connection = locked(&self.shared).connection.clone()?;
+        if self.identity.as_ref().is_some_and(Identity::is_doubted) {
+            self.give_up(connection.serial());
+            return None;
+        }
+        Some(connection)
     }
 
     async fn open_shared(self: Arc<Self>, asked_at: Instant) -> Result<Arc<Connection>, Error> {
@@ -262,11 +267,14 @@ impl Node {
         };
         let mut lines = info.lines();
         let run_id = lines.find_map(|line| line.strip_prefix("run_id:"));
-        match run_id {
-            Some(run_id) if !identity.note(run_id) => Err(Error::Invalid(
+        match run_id.map(|run_id| identity.note(run_id)) {
+            None | Some(Found::Alone) => Ok(()),
+            Some(Found::Doubtful) => Err(Error::unavailable(
+                "another address of the Redlock has led to this server, and is asked again",
+            )),
+            Some(Found::Another) => Err(Error::Invalid(
                 "two addresses of a Redlock lead to the same server, which would count twice",
             )),
-            _ => Ok(()),
         }
     }
 
