@@ -339,7 +339,7 @@ async fn an_old_release_that_comes_late_spares_the_owners_new_hold() {
 
 #[tokio::test]
 async fn a_task_that_is_not_polled_keeps_nobody_from_its_turn() {
-    const LEASE: Duration = Duration::from_secs(2);
+    const LEASE: Duration = Duration::from_secs(1);
     let servers = five();
     let client = redlock(&servers).await;
     let lock = client.lock("lock").lease(LEASE);
@@ -351,7 +351,8 @@ async fn a_task_that_is_not_polled_keeps_nobody_from_its_turn() {
     }
     held.release().await.unwrap();
     for _ in 0..3 {
-        let next = soon("the next one's turn", lock.acquire()).await.unwrap();
+        // Each of the two misses its turn after two or three seconds, and lets a lease go by.
+        let next = timeout(3 * SOON, lock.acquire()).await.unwrap().unwrap();
         next.release().await.unwrap();
     }
     drop((asleep, behind));
