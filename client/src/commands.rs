@@ -95,6 +95,12 @@ pub(crate) fn server_info() -> Cmd {
     cmd
 }
 
+/// A field of what `INFO` answers.
+pub(crate) fn info_field<'i>(info: &'i str, name: &str) -> Option<&'i str> {
+    let mut lines = info.lines();
+    lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+}
+
 /// `SUBSCRIBE`, or `SSUBSCRIBE` in a cluster.
 pub(crate) fn subscribe(channel: &[u8], is_sharded: bool) -> Cmd {
     let mut cmd = redis::cmd(match is_sharded {

@@ -161,31 +161,26 @@ impl Connection {
         &self,
         within: Duration,
     ) -> Result<bool, Error> {
-        let hello = commands::hello();
-        let ask = async || {
-            let hello = self.ask_for_all(within, b"", &hello).await?;
-            let (server, version) = server_in(hello);
-            if server != "redis" || version != VALKEY_AS_REDIS {
-                return Ok(blocks_no_subscriber(&server, &version));
-            }
-            match self
-                .ask_for_all(within, b"", &commands::server_info())
-                .await
-            {
-                Ok(info) => {
-                    let info = text(info).unwrap_or_default();
-                    let version = info
-                        .lines()
-                        .find_map(|it| it.strip_prefix("valkey_version:"));
-                    Ok(version.is_some_and(|version| blocks_no_subscriber("valkey", version)))
-                }
-                // A connection more does no harm.
-                Err(error) if error.is_of_the_command() => Ok(true),
-                Err(error) => Err(error),
-            }
-        };
         let known = &self.subscriptions.forbid_blocking;
+        let ask = || self.ask_what_subscriptions_forbid(within);
         known.get_or_try_init(ask).await.copied()
+    }
+
+    async fn ask_what_subscriptions_forbid(&self, within: Duration) -> Result<bool, Error> {
+        let hello = self.ask_for_all(within, b"", &commands::hello()).await?;
+        let (server, version) = server_in(hello);
+        if server != "redis" || version != VALKEY_AS_REDIS {
+            return Ok(blocks_no_subscriber(&server, &version));
+        }
+        let info = commands::server_info();
+        let info = match self.ask_for_all(within, b"", &info).await {
+            Ok(info) => text(info).unwrap_or_default(),
+            // A connection more does no harm.
+            Err(error) if error.is_of_the_command() => return Ok(true),
+            Err(error) => return Err(error),
+        };
+        let version = commands::info_field(&info, "valkey_version");
+        Ok(version.is_some_and(|version| blocks_no_subscriber("valkey", version)))
     }
 
     /// Returns whether places can be had by this connection, once it is subscribed to

@@ -265,8 +265,7 @@ impl Node {
             Err(error) if error.is_of_the_command() => return Ok(()),
             Err(error) => return Err(error),
         };
-        let mut lines = info.lines();
-        let run_id = lines.find_map(|line| line.strip_prefix("run_id:"));
+        let run_id = commands::info_field(&info, "run_id");
         match run_id.map(|run_id| identity.note(run_id)) {
             None | Some(Found::Alone) => Ok(()),
             Some(Found::Doubtful) => Err(Error::unavailable(
@@ -304,9 +303,9 @@ impl Node {
     ) -> Result<(), Error> {
         let within = self.timeouts.response;
         match connection.ask_within(within, key, &name.kill()).await {
-            Ok(_) | Err(Error::NoModule) => Ok(()),
+            Ok(_) => Ok(()),
             // It is gone already, or the user may not kill.
-            Err(error) if matches!(error.code(), "ERR" | "NOPERM") => Ok(()),
+            Err(error) if error.is_of_the_command() => Ok(()),
             Err(error) => Err(error),
         }
     }
@@ -361,12 +360,14 @@ impl Node {
     async fn send(&self, connection: &Connection, key: &[u8], cmd: &Cmd) -> Result<Value, Error> {
         let within = self.timeouts.response;
         let answered = connection.ask_within(within, key, cmd).await;
-        if let Err(error) = &answered
-            && error.calls_for_new_connection()
-        {
+        answered.inspect_err(|error| self.give_up_by(connection, error))
+    }
+
+    /// Gives the connection up, if what it answered calls for a new one.
+    fn give_up_by(&self, connection: &Connection, error: &Error) {
+        if error.calls_for_new_connection() {
             self.give_up(connection.serial());
         }
-        answered
     }
 
     /// Sends a command to every primary, and returns all replies.

@@ -21,6 +21,16 @@ fn ended(token: FencingToken, by: EndedBy) -> Ended {
     }
 }
 
+/// What is on its way to this client, for no hold in particular.
+fn delivery_to(client: u64) -> Delivery {
+    Delivery {
+        recipient: ClientId(client).into(),
+        hold: None,
+        session: None,
+        bound_before: BoundBefore::Nothing,
+    }
+}
+
 /// Grants of one owner on one lock, numbered from 1.
 #[derive(Default)]
 struct Story {
@@ -40,10 +50,8 @@ impl Story {
         let before = self.holds;
         self.holds = hold.unwrap_or(before + 1);
         let delivery = Delivery {
-            recipient: ClientId(waiter).into(),
             hold: hold.map(|n| HoldNumber::new(n).unwrap()),
-            session: None,
-            bound_before: BoundBefore::Nothing,
+            ..delivery_to(waiter)
         };
         self.deliveries
             .send(self::hold(), token(), delivery, before, self.holds);
@@ -228,14 +236,10 @@ fn after_the_last_release_nothing_is_on_its_way() {
 fn a_new_token_ends_what_was_on_its_way_before() {
     let mut story = Story::default();
     story.grant(1, None);
-    let delivery = Delivery {
-        recipient: ClientId(2).into(),
-        hold: None,
-        session: None,
-        bound_before: BoundBefore::Nothing,
-    };
     let newer = FencingToken::new(8).unwrap();
-    story.deliveries.send(self::hold(), newer, delivery, 0, 1);
+    story
+        .deliveries
+        .send(self::hold(), newer, delivery_to(2), 0, 1);
     let older = ended(token(), EndedBy::Undelivered);
     assert_eq!(story.deliveries.end(&hold(), &older, 1), 1);
     assert_eq!(story.deliveries.lost(ClientId(1)), None);
@@ -321,13 +325,9 @@ fn all_that_a_session_leaves_to_a_numbered_hold_is_given_back_with_it() {
 fn what_is_on_its_way_stands_as_long_as_the_hold_that_it_speaks_for() {
     let mut story = Story::with_holds(1);
     story.grant(1, None);
-    let delivery = Delivery {
-        recipient: ClientId(2).into(),
-        hold: None,
-        session: None,
-        bound_before: BoundBefore::Nothing,
-    };
-    story.deliveries.send_renewal(hold(), token(), delivery, 2);
+    story
+        .deliveries
+        .send_renewal(hold(), token(), delivery_to(2), 2);
     let other = FencingToken::new(8).unwrap();
     let stand = |story: &Story, token, holds| {
         [1, 2].map(|client| {

@@ -84,7 +84,6 @@ impl Transition<'_> {
     /// Ends all that is over, unless many hold the lock.
     pub(super) fn end_all_of_few(&mut self) {
         self.end_withheld();
-        self.end_noted();
         while !self.has_many_holders() && self.end_more() {}
     }
 

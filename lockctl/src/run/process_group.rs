@@ -1,6 +1,7 @@
 //! A command, and all that it started and that stayed in its session.
 
 use std::io;
+use std::iter;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
@@ -72,10 +73,8 @@ impl ProcessGroup {
 
     /// Sends a signal to the group, as a terminal does. Who has gone needs none.
     pub fn signal(&self, signal: Signal) {
-        let _ = kill_process_group(self.leader, signal);
-        if is_to_end(signal) {
-            // Who is stopped hears nothing but KILL.
-            let _ = kill_process_group(self.leader, Signal::CONT);
+        for signal in as_heard(signal) {
+            let _ = kill_process_group(self.leader, signal);
         }
     }
 
@@ -103,9 +102,8 @@ impl ProcessGroup {
         let others = living().unwrap_or_default();
         let others = others.iter().filter(|other| other.group != leader);
         for other in others.filter_map(|other| Pid::from_raw(other.pid)) {
-            let _ = kill_process(other, signal);
-            if is_to_end(signal) {
-                let _ = kill_process(other, Signal::CONT);
+            for signal in as_heard(signal) {
+                let _ = kill_process(other, signal);
             }
         }
     }
@@ -173,6 +171,12 @@ impl ProcessGroup {
             None => means_gone(answer),
         }
     }
+}
+
+/// This signal, and what it takes for it to be heard: who is stopped hears nothing but KILL.
+fn as_heard(signal: Signal) -> impl Iterator<Item = Signal> {
+    let goes_on = is_to_end(signal).then_some(Signal::CONT);
+    iter::once(signal).chain(goes_on)
 }
 
 /// Whether nobody is left, by the answer to a signal. A process that may not be

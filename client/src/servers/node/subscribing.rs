@@ -160,15 +160,10 @@ impl Node {
         loop {
             let connection = self.connection().await?;
             let within = self.timeouts.response;
-            match connection.subscriptions_forbid_blocking(within).await {
-                Ok(false) => return Ok(connection),
-                Ok(true) => {}
-                Err(error) => {
-                    if error.calls_for_new_connection() {
-                        self.give_up(connection.serial());
-                    }
-                    return Err(self.explain(error));
-                }
+            let forbid = connection.subscriptions_forbid_blocking(within).await;
+            let forbid = forbid.inspect_err(|error| self.give_up_by(&connection, error));
+            if !forbid.map_err(|error| self.explain(error))? {
+                return Ok(connection);
             }
             if let Some(subscriber) = self.subscriber_beside(&connection).await? {
                 return Ok(subscriber);
