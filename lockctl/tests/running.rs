@@ -4,6 +4,7 @@
 mod support;
 
 use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
 
 use redis_lock_testing::{Signal, TestServer, eventually, int, signal};
 
@@ -226,6 +227,45 @@ fn what_runs_in_a_process_group_of_its_own_ends_with_the_command() {
     script.signal(Signal::TERM);
     assert_eq!(script.end().0, Some(128 + 15));
     script.assert_nothing_runs();
+    assert_eq!(server.client().int("EXISTS lock"), 0);
+}
+
+/// lockctl in a PID namespace where its session and its group have no number, as in a
+/// container that makes no session. None where the system allows no such namespace.
+#[cfg(target_os = "linux")]
+fn without_a_session(server: &TestServer) -> Option<Command> {
+    let unshare = ["--map-root-user", "--pid", "--fork", "--mount-proc"];
+    let tried = Command::new("unshare").args(unshare).arg("true").status();
+    if !tried.is_ok_and(|status| status.success()) {
+        eprintln!("not tested: no PID namespace may be made here");
+        return None;
+    }
+    let mut command = heedful("unshare");
+    command.args(unshare);
+    // The first process of a namespace takes all others with it when it ends.
+    command.args(["sh", "-c", "\"$0\" \"$@\"; exit $?"]);
+    command
+        .arg(env!("CARGO_BIN_EXE_lockctl"))
+        .env("REDIS_URL", format!("redis://{}", server.addr()));
+    Some(command)
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn what_the_command_leaves_behind_ends_where_no_session_has_a_number() {
+    let server = TestServer::start();
+    let Some(lockctl) = without_a_session(&server) else {
+        return;
+    };
+    let ends = "trap 'touch $DIR/ended; exit' TERM; touch $DIR/ready; while :; do sleep 0.01; done";
+    let script = format!(
+        "ENDS=\"{ends}\"; timeout 60 sh -c \"$ENDS\" & \
+        until test -e $DIR/ready; do sleep 0.01; done; exit 5"
+    );
+    let mut script = Script::start_by(lockctl, &[], &script);
+    let (code, told) = script.end();
+    assert_eq!(code, Some(5), "{told}");
+    assert!(script.path("ended").exists());
     assert_eq!(server.client().int("EXISTS lock"), 0);
 }
 

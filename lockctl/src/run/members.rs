@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::fmt;
 
 use rustix::io::Errno;
-use rustix::process::{Pid, getpid, getsid, test_kill_process};
+use rustix::process::{Pid, getpid, test_kill_process};
 
 /// A process.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,6 +30,7 @@ impl fmt::Display for Process {
 struct Stat {
     process: Process,
     parent: i32,
+    /// 0 where its leader is outside of the namespace, as in some containers.
     session: i32,
     has_ended: bool,
 }
@@ -43,14 +44,10 @@ pub fn living() -> Option<Vec<Process>> {
     if listed.to_str() != Some(own.to_string().as_str()) {
         return None;
     }
-    let session = getsid(None).ok()?.as_raw_nonzero().get();
+    let session = Stat::read(own)?.session;
     let entries = std::fs::read_dir("/proc").ok()?;
-    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
-    let stats = pids.filter_map(|pid| {
-        let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
-        Stat::parse(&String::from_utf8_lossy(&stat))
-    });
-    Some(living_among(stats, own, session))
+    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    Some(living_among(pids.filter_map(Stat::read), own, session))
 }
 
 /// Those that may not be signalled, since they run as another user.
@@ -83,6 +80,11 @@ fn living_among(stats: impl Iterator<Item = Stat>, ancestor: i32, session: i32) 
 }
 
 impl Stat {
+    fn read(pid: i32) -> Option<Self> {
+        let line = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+        Self::parse(&String::from_utf8_lossy(&line))
+    }
+
     fn parse(line: &str) -> Option<Self> {
         // The name may have any characters in it.
         let (head, fields) = line.rsplit_once(") ")?;

@@ -36,7 +36,7 @@ impl Terminal {
             && self
                 .tty
                 .as_ref()
-                .is_some_and(|tty| tcgetpgrp(tty) == Ok(getpgrp()) && pass(tty, group.id()));
+                .is_some_and(|tty| is_foreground(tty) && pass(tty, group.id()));
         self.lent |= lent;
         lent
     }
@@ -52,6 +52,12 @@ impl Terminal {
             self.lent = false;
         }
     }
+}
+
+/// Not where the foreground group is outside of the namespace. There this process's own
+/// group has no number, either, and could not become it again.
+fn is_foreground(tty: &File) -> bool {
+    tcgetpgrp(tty).is_ok_and(|foreground| foreground == getpgrp())
 }
 
 fn pass(tty: &File, group: Pid) -> bool {
