@@ -13,6 +13,7 @@ use redis_module_macros::{
 
 use crate::config;
 use crate::manager::{self, acks, clock_steps, gate, inspect};
+use crate::server::blocked;
 use crate::server::hooks::Hooks;
 use crate::server::keyspace;
 use crate::server::panics;
@@ -87,6 +88,7 @@ impl Hooks for LockHooks {
 
     fn turn_ends(&self, ctx: &Context) {
         acks::turn_ends(ctx);
+        blocked::wake_answered();
     }
 
     fn grant_told(&self, ctx: &Context, client: ClientId, heard: bool) {

@@ -32,6 +32,7 @@ use crate::server::overwriting;
 use crate::server::publish;
 use crate::server::stream;
 use crate::server::timer;
+use crate::server::turns;
 use redis_lock_core::cycle;
 use redis_lock_core::deliveries::Recipient;
 use redis_lock_core::error::LockError;
@@ -260,6 +261,7 @@ pub(crate) fn remembers_holds() -> bool {
 pub(crate) fn reset(ctx: &Context) {
     TABLE.locks().take();
     acks::reset();
+    turns::reset();
     gate::reset();
     telling::reset();
     RECEIVES.set(keyspace::is_replica(ctx));

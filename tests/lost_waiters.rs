@@ -275,6 +275,60 @@ fn one_that_quits_after_its_grant_keeps_the_lock_that_it_was_told_of() {
     assert_eq!(holder.call("LOCK.ACQUIRE k leaver HOLD 1"), token);
 }
 
+#[test]
+fn one_whose_user_is_deleted_in_the_turn_of_its_grant_is_skipped() {
+    const DELETION: &str = "ACL DELUSER leaver";
+    const RELEASE: &str = "LOCK.RELEASE k holder";
+    for commands in [[DELETION, RELEASE], [RELEASE, DELETION]] {
+        let server = TestServer::start();
+        let (mut holder, mut leaver) = (server.client(), server.client());
+        let (mut observer, mut next) = (server.client(), server.client());
+        holder.call("ACL SETUSER leaver on >secret ~* +@all");
+        leaver.call("AUTH leaver secret");
+        holder.call("LOCK.ACQUIRE k holder");
+        leaver.send_and_block(&mut observer, "LOCK.ACQUIRE k leaver LEASE 600000 BLOCK 0");
+        next.send_and_block(&mut observer, "LOCK.ACQUIRE k next BLOCK 0");
+        holder.send_bytes(
+            commands
+                .map(|command| format!("{command}\r\n"))
+                .concat()
+                .as_bytes(),
+        );
+        assert_eq!([holder.reply(), holder.reply()], [int(1), int(1)]);
+        assert!(leaver.try_reply().is_none());
+        assert!(matches!(next.reply(), Value::Int(_)));
+        assert_eq!(next.call("LOCK.RELEASE k next"), int(1));
+        assert_eq!(observer.call("EXISTS a b k"), int(0));
+    }
+}
+
+/// The server stands still for longer than the lease of a session, and than that of the
+/// lock for which the session's client waits.
+#[test]
+fn one_that_is_closed_for_its_session_in_the_turn_of_its_grant_is_skipped() {
+    for session_is_first in [true, false] {
+        let (bound, k) = if session_is_first {
+            ("a", "b")
+        } else {
+            ("b", "a")
+        };
+        let server = TestServer::start();
+        let (mut holder, mut leaver) = (server.client(), server.client());
+        let (mut observer, mut next) = (server.client(), server.client());
+        leaver.call(&format!("LOCK.ACQUIRE {bound} leaver LEASE 200 SESSION"));
+        holder.call(&format!("LOCK.ACQUIRE {k} holder LEASE 600000"));
+        let wait = format!("LOCK.ACQUIRE {k} leaver LEASE 600000 BLOCK 0");
+        leaver.send_and_block(&mut observer, &wait);
+        next.send_and_block(&mut observer, &format!("LOCK.ACQUIRE {k} next BLOCK 0"));
+        holder.send_bytes(format!("PEXPIRE {k} 300\r\nDEBUG SLEEP 1\r\n").as_bytes());
+        assert_eq!([holder.reply(), holder.reply()], [int(1), status("OK")]);
+        assert!(leaver.try_reply().is_none());
+        assert!(matches!(next.reply(), Value::Int(_)));
+        assert_eq!(next.call(&format!("LOCK.RELEASE {k} next")), int(1));
+        assert_eq!(observer.call("EXISTS a b k"), int(0));
+    }
+}
+
 /// The id of the leaver, which is the client that connected after the holder.
 fn leaver_id(holder: &mut Client) -> i64 {
     holder.int("CLIENT ID") + 1

@@ -29,8 +29,9 @@
 //! `UnblockClient`; on Redis 7.4 and later, just before the server sleeps. In
 //! both cases the reply is written to the socket after that, so an answer can
 //! still be lost if the client goes away, or is unblocked with an error, in the
-//! same turn of the event loop. The free callback runs last, exactly once, and
-//! finds that out.
+//! same turn of the event loop. The free callback runs last, exactly once, and finds
+//! that out, but for a client that the server is about to close: that is found by
+//! [`turns`].
 //!
 //! There is one case without a remedy: on Redis 7.0 a client that `CLIENT UNBLOCK
 //! ... ERROR` names in the very turn of its grant gets both replies, the token
@@ -49,8 +50,8 @@ use crate::server::api::api;
 use crate::server::clients;
 use crate::server::hooks::hooks;
 use crate::server::keyspace::LockKey;
-use crate::server::panics;
 use crate::server::reply::{Reply, refusal};
+use crate::server::{panics, turns};
 use redis_lock_core::queue::WaiterId;
 use redis_lock_core::request::ClientId;
 use redis_lock_core::table::{Answer, Leave};
@@ -102,9 +103,13 @@ pub(crate) fn may_block(ctx: &Context) -> bool {
 ///
 /// The caller has checked [`may_block`], and gives no two waiters the same id.
 pub(crate) fn block(key: LockKey<'_>, waiter: WaiterId, timeout_ms: i64) {
+    turns::follow(key.ctx());
+    let client = clients::running(key.ctx());
+    // It may go on in the turn in which it was told.
+    turns::told(key.ctx(), client);
     let ticket = Rc::new(Ticket {
         id: waiter,
-        client: clients::running(key.ctx()),
+        client,
         handle: Cell::new(ptr::null_mut()),
         state: RefCell::new(State::Waiting),
     });
@@ -159,7 +164,7 @@ fn waits_no_more(waiter: WaiterId) -> Option<Rc<Ticket>> {
 /// calls this after its own reply, because whoever gets a lock shall not wait
 /// until the one who gave it back has been told; and the first in line is woken
 /// last.
-pub(super) fn wake_answered() {
+pub(crate) fn wake_answered() {
     while let Some(ticket) = ANSWERED.with_borrow_mut(Vec::pop) {
         ticket.wake();
     }
@@ -290,6 +295,10 @@ unsafe extern "C" fn on_free(ctx: *mut raw::RedisModuleCtx, private_data: *mut c
             }
             _ => return,
         };
-        hooks().grant_told(&Context::new(ctx), ticket.client, heard);
+        let ctx = Context::new(ctx);
+        match heard {
+            true => turns::to_be_told(&ctx, ticket.client),
+            false => hooks().grant_told(&ctx, ticket.client, false),
+        }
     });
 }

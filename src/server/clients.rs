@@ -90,22 +90,38 @@ pub(crate) fn close(ctx: &Context, client: ClientId) {
 /// decided so, or the other end has closed the connection and the server has
 /// not read that far.
 pub(crate) fn is_closing(ctx: &Context, client: ClientId) -> bool {
+    with_line(ctx, client, |line| {
+        // `A` is "to be closed as soon as possible", `c` "after the reply".
+        let fd = field(line, b"fd=").and_then(|fd| std::str::from_utf8(fd).ok()?.parse().ok());
+        has_flag(line, b"Ac") || fd.is_some_and(other_end_closed)
+    })
+}
+
+/// Returns whether the server closes a client, or has just closed it, after it has written
+/// all replies to it.
+pub(super) fn closes_after_reply(ctx: &Context, client: ClientId) -> bool {
+    with_line(ctx, client, |line| has_flag(line, b"c"))
+}
+
+/// Asks for the client's line of `CLIENT LIST`. Of one who has none nothing holds.
+fn with_line(ctx: &Context, client: ClientId, ask: impl FnOnce(&[u8]) -> bool) -> bool {
     let id = client.0.to_string();
     let options = CallOptionsBuilder::new().build();
     let reply: CallResult<'_> = ctx.call_ext("CLIENT", &options, &["LIST", "ID", &id]);
-    let Ok(CallReply::String(line)) = &reply else {
-        return false;
-    };
-    let line = line.as_bytes();
-    let field = |name: &[u8]| {
-        let mut words = line.split(|&byte| byte == b' ');
-        words.find_map(|word| word.strip_prefix(name))
-    };
-    // `A` is "to be closed as soon as possible", `c` "after the reply".
-    let decided =
-        field(b"flags=").is_some_and(|flags| flags.iter().any(|flag| b"Ac".contains(flag)));
-    let fd = field(b"fd=").and_then(|fd| std::str::from_utf8(fd).ok()?.parse().ok());
-    decided || fd.is_some_and(other_end_closed)
+    match &reply {
+        Ok(CallReply::String(line)) => ask(line.as_bytes()),
+        _ => false,
+    }
+}
+
+fn field<'l>(line: &'l [u8], name: &[u8]) -> Option<&'l [u8]> {
+    let mut words = line.split(|&byte| byte == b' ');
+    words.find_map(|word| word.strip_prefix(name))
+}
+
+fn has_flag(line: &[u8], any_of: &[u8]) -> bool {
+    let flags = field(line, b"flags=");
+    flags.is_some_and(|flags| flags.iter().any(|flag| any_of.contains(flag)))
 }
 
 #[cfg(target_os = "linux")]

@@ -37,3 +37,4 @@ pub(crate) mod server_str;
 pub(crate) mod stream;
 pub(crate) mod subscriptions;
 pub(crate) mod timer;
+pub(crate) mod turns;

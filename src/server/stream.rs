@@ -1,4 +1,4 @@
-//! The replication stream, turn by turn of the event loop.
+//! The replication stream, and the replicas that receive it.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -8,7 +8,7 @@ use redis_module::{Context, raw};
 use crate::server::api::api;
 use crate::server::hooks::hooks;
 use crate::server::replicas::{self, Stream};
-use crate::server::{blocked, panics};
+use crate::server::{panics, turns};
 
 thread_local! {
     static FOLLOWED: Cell<bool> = const { Cell::new(false) };
@@ -48,18 +48,15 @@ pub(crate) fn reset() {
     ONLINE.set(None);
 }
 
-/// Subscribes to the end of each turn of the event loop, which costs each turn a call,
-/// and to replicas that come and go. Returns whether the server took both.
+/// Follows the turns of the event loop, and replicas that come and go. Returns whether the
+/// server takes both.
 fn follow(ctx: &Context) -> bool {
-    let event = |id| raw::RedisModuleEvent { id, dataver: 1 };
-    let replica_change = event(raw::REDISMODULE_EVENT_REPLICA_CHANGE);
-    let event_loop = event(raw::REDISMODULE_EVENT_EVENTLOOP);
-    // SAFETY: the context is alive, and the callbacks use no data.
-    unsafe {
-        let to_event = api().subscribe_to_server_event;
-        to_event(ctx.ctx, replica_change, Some(on_replica)) == 0
-            && to_event(ctx.ctx, event_loop, Some(on_turn)) == 0
-    }
+    let (id, dataver) = (raw::REDISMODULE_EVENT_REPLICA_CHANGE, 1);
+    let replica_change = raw::RedisModuleEvent { id, dataver };
+    // SAFETY: the context is alive, and the callback uses no data.
+    let answer =
+        unsafe { (api().subscribe_to_server_event)(ctx.ctx, replica_change, Some(on_replica)) };
+    answer == 0 && turns::follow(ctx)
 }
 
 unsafe extern "C" fn on_replica(
@@ -73,20 +70,4 @@ unsafe extern "C" fn on_replica(
     panics::catch("a replica that comes or goes", || {
         hooks().replicas_changed(&Context::new(ctx));
     });
-}
-
-unsafe extern "C" fn on_turn(
-    ctx: *mut raw::RedisModuleCtx,
-    _event: raw::RedisModuleEvent,
-    subevent: u64,
-    _data: *mut c_void,
-) {
-    let before_sleep = raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP;
-    if subevent != before_sleep || !hooks().awaits_replicas() {
-        return;
-    }
-    panics::catch("the end of a turn", || {
-        hooks().turn_ends(&Context::new(ctx));
-    });
-    blocked::wake_answered();
 }
