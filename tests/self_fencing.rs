@@ -158,6 +158,25 @@ fn a_primary_whose_replica_has_fallen_silent_renews_nothing() {
 }
 
 #[test]
+fn a_primary_whose_replica_has_fallen_silent_guards_nothing() {
+    let mut scene = Scene::set();
+    scene.hold_and_wait("held", LEASE);
+    let token = scene.observer.bulk("HGET held @fence");
+    let guarded = format!("LOCK.GUARD held {token} GET x");
+    eventually("it is guarded", || scene.observer.call(&guarded) == nil());
+    scene.replica.stop();
+    let replies = scene.pause_primary(&["INFO replication", &guarded], |_| {});
+    assert_eq!(own_count_in(replies[0].clone()), 1);
+    assert_refused(&replies[1]);
+    scene.replica.go_on();
+    eventually("it is guarded again", || {
+        scene.observer.call(&guarded) == nil()
+    });
+    assert_eq!(scene.observer.int("LOCK.RELEASE held holder"), 1);
+    scene.assert_granted();
+}
+
+#[test]
 fn acknowledgements_that_lay_in_the_socket_during_a_pause_are_no_new_ones() {
     let mut scene = Scene::set();
     scene.hold_and_wait("ended", "LEASE 1500");
@@ -188,6 +207,47 @@ fn after_a_pause_a_replica_that_stays_is_asked_and_grants_go_on() {
         )
     });
     scene.assert_granted();
+}
+
+/// So many that the server does not read what came after them before it has run them.
+const MANY: usize = 500;
+
+#[test]
+fn what_a_replica_that_left_in_a_pause_had_acknowledged_counts_for_no_command_after_it() {
+    let mut scene = Scene::set();
+    scene.hold_and_wait("held", LEASE);
+    // The observer took the lock, so it is this that is waited for.
+    assert_eq!(scene.observer.int("WAIT 1 0"), 1);
+    let mut client = scene.primary.client();
+    let leave_and_ask = |scene: &Scene| {
+        // It acknowledges once a second what it has.
+        std::thread::sleep(Duration::from_millis(1500));
+        let mut replica = scene.replica.client();
+        assert_eq!(replica.call("REPLICAOF NO ONE"), status("OK"));
+        let batch = "LOCK.ACQUIRE free holder\r\n".repeat(MANY);
+        client.send_bytes(batch.as_bytes());
+    };
+    scene.pause_primary(&[], leave_and_ask);
+    for _ in 0..MANY {
+        assert_refused(&client.reply());
+    }
+    scene.assert_nothing_is_granted();
+}
+
+#[test]
+fn after_a_pause_in_which_nothing_was_written_a_replica_that_stays_is_asked() {
+    let mut scene = Scene::set();
+    // The server would write to it by itself.
+    let pings = "CONFIG SET repl-ping-replica-period 3600";
+    assert_eq!(scene.observer.call(pings), status("OK"));
+    let replies = scene.pause_primary(&["LOCK.ACQUIRE free holder"], |_| {});
+    assert_refused(&replies[0]);
+    eventually("grants go on", || {
+        matches!(
+            scene.observer.call("LOCK.ACQUIRE free holder"),
+            Value::Int(_)
+        )
+    });
 }
 
 #[test]
