@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use redis::Value;
-use redis_lock_testing::{Client, Clock, eventually, int, nil, status, token};
+use redis_lock_testing::{Client, Clock, TestServer, eventually, int, nil, status, token};
 
 /// By so much the clock is set, in seconds. Leases are shorter.
 const STEP_S: i64 = 3600;
@@ -42,6 +42,40 @@ fn steps_of_the_wall_clock_are_counted_and_logged() {
         let told = format!("the wall clock was set {way} by ");
         assert!(server.log().contains(&told), "{}", server.log());
     }
+}
+
+/// A server whose clock is set from so many seconds ahead to so many, and that has not
+/// seen it: its own clockwork turns once a second.
+fn set_unseen(clock: &Clock, from_s: i64, to_s: i64) -> TestServer {
+    let server = clock.server_with(&["--hz", "1"]);
+    set_ahead(clock, &mut server.client(), from_s, 1);
+    clock.set_ahead(to_s);
+    server
+}
+
+#[test]
+fn a_lock_taken_after_a_step_that_nobody_has_seen_is_not_over_when_it_is() {
+    let clock = Clock::new();
+    let server = set_unseen(&clock, STEP_S, 0);
+    let (mut client, mut waiter) = (server.client(), server.client());
+    let holds = client.int("LOCK.ACQUIRE k holder LEASE 600000");
+    waiter.send("LOCK.ACQUIRE k waiter LEASE 600000 BLOCK 0");
+    server.await_blocked(1);
+    eventually("the step is seen", || client.info("lock_clock_steps") == 2);
+    clock.await_timers();
+    check_holds(&mut client, "k", "holder", holds);
+    assert_eq!(client.info("lock_waiters"), 1);
+}
+
+#[test]
+fn a_session_that_begins_after_a_step_that_nobody_has_seen_has_its_lease_and_no_more() {
+    let clock = Clock::new();
+    let server = set_unseen(&clock, -STEP_S, 0);
+    let mut client = server.client();
+    let holds = client.int("LOCK.ACQUIRE k holder SESSION LEASE 600000");
+    eventually("the step is seen", || client.info("lock_clock_steps") == 2);
+    clock.await_timers();
+    check_holds(&mut client, "k", "holder", holds);
 }
 
 #[test]

@@ -280,6 +280,18 @@ fn what_was_lost_otherwise_is_not_taken_from_its_next_holder() {
 }
 
 #[test]
+fn a_replica_that_may_be_written_to_begins_no_session() {
+    let server = TestServer::start();
+    let replica = server.replica(true);
+    let mut there = replica.client();
+    there.call("CONFIG SET replica-read-only no");
+    let error = there.error("LOCK.ACQUIRE k a SESSION");
+    assert!(error.starts_with("READONLY "), "{error}");
+    assert_eq!(there.info("lock_sessions"), 0);
+    assert_eq!(there.int("EXISTS k"), 0);
+}
+
+#[test]
 fn a_demoted_server_forgets_its_sessions_and_the_new_primary_lets_the_lease_end() {
     let server = TestServer::start();
     let replica = server.replica(true);
