@@ -23,6 +23,8 @@ use crate::servers::node::{Ask, Reply};
 pub(crate) enum Answer {
     /// It replies with a number.
     Says(i64),
+    /// It takes so long to do that.
+    SaysAfter(Duration, i64),
     /// It refuses, or can't be reached.
     Fails(Error),
     /// It is silent for so long, and then can't be reached.
@@ -121,21 +123,26 @@ impl Ask for Arc<FakeServer> {
         let sent_at = Moment::now();
         let answer = self.next.lock().unwrap().pop_front();
         Box::pin(async move {
-            match answer.unwrap_or(Answer::Says(1)) {
-                Answer::Says(number) => Ok(Reply {
-                    value: match is_info {
-                        true => info(number == 1),
-                        false => Value::Int(number),
-                    },
-                    sent_at,
-                    resent: false,
-                }),
-                Answer::Fails(error) => Err(error),
+            let number = match answer.unwrap_or(Answer::Says(1)) {
+                Answer::Says(number) => number,
+                Answer::SaysAfter(time, number) => {
+                    sleep(time).await;
+                    number
+                }
+                Answer::Fails(error) => return Err(error),
                 Answer::IsSilent(time) => {
                     sleep(time).await;
-                    Err(Error::timed_out())
+                    return Err(Error::timed_out());
                 }
-            }
+            };
+            Ok(Reply {
+                value: match is_info {
+                    true => info(number == 1),
+                    false => Value::Int(number),
+                },
+                sent_at,
+                resent: false,
+            })
         })
     }
 

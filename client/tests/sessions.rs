@@ -97,6 +97,18 @@ async fn it_ends_when_it_is_dropped_whatever_guards_there_are() {
 }
 
 #[tokio::test]
+async fn a_guard_that_goes_after_its_session_tells_that_the_session_ended_it() {
+    let server = TestServer::start();
+    let client = connect(&server).await;
+    let (session, guard) = hold(&client).await;
+    let lost = guard.lost();
+    soon("its end", session.close()).await;
+    let released = guard.release().await;
+    assert!(matches!(released, Err(Error::Lost(Lost::Disconnected))));
+    assert_eq!(soon("the loss", lost).await, Lost::Disconnected);
+}
+
+#[tokio::test]
 async fn it_has_ended_when_it_is_closed() {
     let server = TestServer::start();
     let client = connect(&server).await;

@@ -612,6 +612,48 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn no_renewal_cuts_the_lease_short_that_another_asked_for() {
+        let server = FakeServer::new();
+        let hold = server.hold(LEASE);
+        for lease in [LEASE * 2, LEASE / 10, LEASE] {
+            hold.renew(lease).await.unwrap();
+        }
+        let asked = server.asked();
+        assert_eq!(asked.len(), 3);
+        for (_, asked) in asked {
+            assert_eq!(asked, "LOCK.RENEW k o LEASE 60000 FENCE 7");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_renewal_is_sent_when_the_one_before_is_answered() {
+        const SLOW: Duration = Duration::from_secs(1);
+        let server = FakeServer::new();
+        let hold = server.hold(LEASE);
+        server.will([Answer::SaysAfter(SLOW, 1)]);
+        let (first, second) = tokio::join!(hold.renew(LEASE), hold.renew(LEASE));
+        first.and(second).unwrap();
+        let sent_at = server.asked().into_iter().map(|(at, _)| at);
+        let sent_at: Vec<Duration> = sent_at.collect();
+        assert_eq!(sent_at.len(), 2);
+        assert!(sent_at[1] - sent_at[0] >= SLOW, "{sent_at:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_release_is_tried_again_until_the_last_lease_that_was_asked_for_is_over() {
+        let server = FakeServer::new();
+        let hold = server.hold(LEASE);
+        sleep(LEASE / 2).await;
+        hold.renew(LEASE).await.unwrap();
+        sleep(LEASE * 3 / 4).await;
+        server.will((0..3).map(|_| Answer::Fails(Error::timed_out())));
+        let (settled, is_settled) = tokio::sync::oneshot::channel();
+        hold.begin_release(&Tasks::new(Handle::current()), || settled.send(()).unwrap());
+        is_settled.await.unwrap();
+        assert_eq!(server.count("LOCK.RELEASE"), 4);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_released_hold_is_forgotten() {
         let server = FakeServer::new();
         let (renewals, _disconnected) = start();
