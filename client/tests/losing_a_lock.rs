@@ -124,6 +124,37 @@ async fn giving_back_ends_it_for_those_who_watch() {
     assert_eq!(soon("the end", watching).await.unwrap(), Lost::Released);
 }
 
+#[tokio::test]
+async fn a_grant_that_is_told_after_its_lease_is_an_error_and_is_given_back() {
+    let server = TestServer::start();
+    let client = connect(&server).await;
+    let lease = Duration::from_millis(50);
+    let lock = client.lock("lock").lease(lease).renew(false);
+    server.stop();
+    let (taken, ()) = tokio::join!(lock.try_acquire(), async {
+        tokio::time::sleep(lease * 2).await;
+        server.go_on();
+    });
+    let error = taken.unwrap_err();
+    assert!(matches!(error, Error::Lost(Lost::Expired)), "{error:?}");
+    soon("it is given back", client.flush()).await;
+    eventually("it is free", || server.client().int("EXISTS lock") == 0).await;
+}
+
+#[tokio::test]
+async fn a_hold_that_its_owner_has_anew_elsewhere_is_found_lost_with_the_connection() {
+    let server = TestServer::start();
+    let client = connect(&server).await;
+    let lock = client.lock("lock").owner("alice").renew(false);
+    let guard = lock.acquire().await.unwrap();
+    let mut elsewhere = server.client();
+    elsewhere.call("DEL lock");
+    elsewhere.int("LOCK.ACQUIRE lock alice LEASE 600000");
+    elsewhere.int("CLIENT KILL USER default SKIPME yes");
+    assert_eq!(soon("the loss", guard.lost()).await, Lost::Refused);
+    assert_eq!(elsewhere.int("LOCK.RENEW lock alice"), 1);
+}
+
 #[test]
 fn a_guard_that_outlives_its_runtime_is_no_hold() {
     let server = TestServer::start();

@@ -217,6 +217,20 @@ async fn a_server_stopped_past_the_lease_does_not_keep_it_up_later() {
 }
 
 #[tokio::test]
+async fn it_ends_where_a_lock_of_it_can_not_be_given_back_within_its_lease() {
+    let server = TestServer::start();
+    let mut admin = server.client();
+    admin.call("ACL SETUSER locks on >secret ~* &* +@all -lock.release");
+    let client = LockClient::connect(format!("redis://locks:secret@{}", server.addr()));
+    let client = client.await.unwrap();
+    let session = client.session().await.unwrap();
+    let guard = session.lock("lock").lease(LEASE).acquire().await.unwrap();
+    assert_eq!(guard.release().await.unwrap_err().code(), "NOPERM");
+    assert_eq!(soon("its end", session.lost()).await, Lost::Expired);
+    eventually("it is free", || admin.int("EXISTS lock") == 0).await;
+}
+
+#[tokio::test]
 async fn it_outlasts_its_lease_many_times() {
     let server = TestServer::start();
     let client = connect(&server).await;

@@ -586,8 +586,8 @@ mod tests {
         let (renewals, _disconnected) = start();
         let hold = server.hold(LEASE);
         renewals.add(&hold, Renew::Always);
-        sleep(Duration::from_secs(5)).await;
         let lost = tokio::spawn(hold.lost());
+        sleep(Duration::from_secs(5)).await;
         suspend(LEASE);
         assert_eq!(hold.valid_for(), Err(Lost::Expired));
         let told = timeout(Duration::from_secs(1), lost).await;
@@ -609,6 +609,81 @@ mod tests {
         assert!(watchdog.holds.len() < 100, "{} holds", watchdog.holds.len());
         assert!(watchdog.due.len() <= watchdog.holds.len());
         assert!(watchdog.holds.contains_key(&Arc::as_ptr(&kept).addr()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn after_a_suspension_the_server_is_asked_at_once() {
+        let server = FakeServer::new();
+        let (renewals, _disconnected) = start();
+        let hold = server.hold(LEASE);
+        renewals.add(&hold, Renew::Always);
+        sleep(Duration::from_secs(1)).await;
+        suspend(LEASE / 10);
+        sleep(CLOCK_CHECK * 2).await;
+        assert_eq!(server.count("LOCK.RENEW"), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_guard_that_wants_no_renewals_takes_none_from_the_others_of_its_hold() {
+        let server = FakeServer::new();
+        let (renewals, _disconnected) = start();
+        let hold = server.hold(LEASE);
+        renewals.add(&hold, Renew::Always);
+        sleep(Duration::from_secs(1)).await;
+        renewals.add(&hold, Renew::Never);
+        sleep(LEASE * 3).await;
+        assert!(hold.valid_for().is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_short_lease_is_tried_again_often_enough() {
+        let server = FakeServer::new();
+        let (renewals, _disconnected) = start();
+        let hold = server.hold(Duration::from_millis(300));
+        renewals.add(&hold, Renew::Always);
+        server.will((0..3).map(|_| Answer::Fails(Error::timed_out())));
+        sleep(Duration::from_secs(1)).await;
+        assert!(hold.valid_for().is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_asked_before_a_connection_was_closed_is_asked_again() {
+        let server = FakeServer::new();
+        let (renewals, disconnected) = start();
+        let hold = server.hold(LEASE);
+        renewals.add(&hold, Renew::Always);
+        server.will([
+            Answer::SaysAfter(Duration::from_secs(2), 1),
+            Answer::Says(0),
+        ]);
+        sleep(LEASE / 3 + Duration::from_secs(1)).await;
+        assert_eq!(server.count("LOCK.RENEW"), 1);
+        disconnected.notify_one();
+        let lost = timeout(Duration::from_secs(2), hold.lost()).await;
+        assert_eq!(lost, Ok(Lost::Refused));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_hold_granted_just_before_a_connection_was_closed_is_asked_after() {
+        let server = FakeServer::new();
+        let (renewals, disconnected) = start();
+        let other = server.hold(LEASE);
+        renewals.add(&other, Renew::Never);
+        sleep(Duration::from_millis(1)).await;
+        let hold = server.hold(LEASE);
+        renewals.add(&hold, Renew::Never);
+        disconnected.notify_one();
+        sleep(Duration::from_millis(1)).await;
+        assert_eq!(server.count("LOCK.INFO"), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_renewal_that_is_not_answered_until_the_lease_is_over_tells_the_loss() {
+        let server = FakeServer::new();
+        let hold = server.hold(LEASE);
+        server.will([Answer::IsSilent(LEASE * 2)]);
+        let renewed = hold.renew(LEASE).await;
+        assert!(matches!(renewed, Err(Error::Lost(Lost::Expired))));
     }
 
     #[tokio::test(start_paused = true)]
