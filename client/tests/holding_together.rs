@@ -107,6 +107,20 @@ async fn a_reader_that_asks_to_write_is_refused_and_goes_on_reading() {
 }
 
 #[tokio::test]
+async fn what_is_refused_to_a_reader_prolongs_nothing() {
+    let server = TestServer::start();
+    let client = connect(&server).await;
+    let lease = Duration::from_secs(60);
+    let alice = client.lock("lock").owner("alice");
+    let reader = alice.clone().shared().lease(lease).renew(false);
+    let reading = reader.acquire().await.unwrap();
+    let error = alice.lease(lease * 100).acquire().await.unwrap_err();
+    assert!(matches!(error, Error::Upgrade { .. }), "{error:?}");
+    assert!(server.client().int("PTTL lock") <= 60_000);
+    assert!(reading.valid_for() < lease);
+}
+
+#[tokio::test]
 async fn a_writer_that_asks_to_read_goes_on_writing() {
     let server = TestServer::start();
     let client = connect(&server).await;

@@ -10,6 +10,29 @@ use tokio::task::JoinHandle;
 
 use support::{eventually, soon};
 
+#[tokio::test]
+async fn a_renewal_and_a_release_that_reach_a_demoted_primary_are_sent_to_the_new_one() {
+    let primary = TestServer::start();
+    let replica = primary.replica(true);
+    replica.await_link().unwrap();
+    let way = Proxy::to(primary.addr()).unwrap();
+    let url = format!("redis://{}", way.addr());
+    let client = LockClient::connect(url).await.unwrap();
+    let guard = client.lock("lock").acquire().await.unwrap();
+    primary.assert_same_data(&replica);
+    way.lead_to(replica.addr());
+    let mut observer = primary.client();
+    let swap = |observer: &mut Client, to: &TestServer| {
+        assert_eq!(to.client().call("REPLICAOF NO ONE"), status("OK"));
+        let follow = format!("REPLICAOF 127.0.0.1 {}", to.addr().port());
+        assert_eq!(observer.call(&follow), status("OK"));
+    };
+    swap(&mut observer, &replica);
+    guard.renew().await.unwrap();
+    guard.release().await.unwrap();
+    assert_eq!(replica.client().int("EXISTS lock"), 0);
+}
+
 /// A primary and its replica. The client reaches whichever of them is the primary by
 /// one address.
 struct Scene {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use redis_lock_client::{Error, LockClient, LockGuard, Lost, Session};
 use redis_lock_testing::{Fate, Judge, Proxy, TestServer};
 
-use support::{bound_client, calls, connect, eventually, soon, take};
+use support::{bound_client, calls, connect, eventually, soon, take, url};
 
 /// The server does it in 5 ms.
 const AT_ONCE: Duration = Duration::from_millis(100);
@@ -228,6 +228,62 @@ async fn it_ends_where_a_lock_of_it_can_not_be_given_back_within_its_lease() {
     assert_eq!(guard.release().await.unwrap_err().code(), "NOPERM");
     assert_eq!(soon("its end", session.lost()).await, Lost::Expired);
     eventually("it is free", || admin.int("EXISTS lock") == 0).await;
+}
+
+/// A client that is soon impatient, and whose sessions end after a silence of this lease.
+async fn impatient(server: &TestServer, lease: Duration) -> LockClient {
+    let builder = LockClient::builder().default_lease(lease);
+    let builder = builder.response_timeout(LEASE / 10);
+    builder.connect(url(server)).await.unwrap()
+}
+
+#[tokio::test]
+async fn without_holds_it_ends_when_nothing_is_answered_for_a_lease() {
+    let server = TestServer::start();
+    let session = impatient(&server, LEASE).await.session().await.unwrap();
+    server.stop();
+    // What one of these may have taken is given back for longer.
+    let lock = session.lock("lock").lease(LEASE * 100);
+    let asking = async {
+        while session.is_alive() {
+            lock.try_acquire().await.unwrap_err();
+        }
+    };
+    soon("its end", asking).await;
+    assert_eq!(session.lost().await, Lost::Expired);
+    server.go_on();
+}
+
+#[tokio::test]
+async fn a_silence_counts_from_the_last_answer() {
+    let server = TestServer::start();
+    // Far longer than a stop.
+    let lease = LEASE * 2;
+    let session = impatient(&server, lease).await.session().await.unwrap();
+    let begun = Instant::now();
+    while begun.elapsed() < lease * 3 / 2 {
+        server.stop();
+        session.lock("lock").try_acquire().await.unwrap_err();
+        server.go_on();
+        let answered = async {
+            while session.lock("lock").try_acquire().await.is_err() {
+                assert!(session.is_alive());
+            }
+        };
+        soon("an answer", answered).await;
+    }
+}
+
+#[tokio::test]
+async fn it_is_kept_up_even_if_its_lock_is_not_to_be_renewed() {
+    let server = TestServer::start();
+    let client = connect(&server).await;
+    let session = client.session().await.unwrap();
+    let lock = session.lock("lock").lease(LEASE).renew(false);
+    let guard = lock.acquire().await.unwrap();
+    let lost = tokio::time::timeout(LEASE * 3 / 2, guard.lost()).await;
+    assert!(lost.is_err(), "{lost:?}");
+    guard.release().await.unwrap();
 }
 
 #[tokio::test]
