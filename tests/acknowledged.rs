@@ -99,6 +99,32 @@ fn let_pass(server: &TestServer, seconds: &str) {
 }
 
 #[test]
+fn in_any_database_a_grant_is_told_when_it_is_acknowledged() {
+    let scene = Scene::new();
+    let mut client = scene.server.client();
+    assert_eq!(client.call("SELECT 3"), status("OK"));
+    let holds = token(&client.call(&format!("LOCK.ACQUIRE k a {LONG}")));
+    assert_eq!(
+        client.call(&format!("LOCK.RENEW k a FENCE {holds}")),
+        int(1)
+    );
+    assert_eq!(client.call("LOCK.RELEASE k a"), int(1));
+    scene.assert_over();
+}
+
+#[test]
+fn a_server_that_is_demoted_misses_no_replicas_any_more() {
+    let (server, primary) = (TestServer::start(), TestServer::start());
+    let mut observer = server.client();
+    configure(&mut observer, "min-replicas", 2);
+    let misses = |observer: &mut Client| observer.info("lock_replicas_missing");
+    eventually("it misses two", || misses(&mut observer) == 2);
+    let port = primary.addr().port();
+    observer.call(&format!("REPLICAOF 127.0.0.1 {port}"));
+    eventually("it misses none", || misses(&mut observer) == 0);
+}
+
+#[test]
 fn a_grant_is_told_after_a_replica_has_acknowledged_it() {
     let mut scene = Scene::new();
     let first = token(

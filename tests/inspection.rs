@@ -520,6 +520,40 @@ fn the_life_of_a_lock_can_be_listened_to() {
 }
 
 #[test]
+fn the_ends_of_crowds_are_heard_of_each_in_its_database() {
+    const CROWD: usize = 200;
+    let server = TestServer::start();
+    let (mut client, mut session) = (server.client(), server.client());
+    let id = session.int("CLIENT ID");
+    for db in [3, 5] {
+        assert_eq!(session.call(&format!("SELECT {db}")), status("OK"));
+        for n in 0..CROWD {
+            session.int(&format!("LOCK.ACQUIRE k n{n} {LONG} SHARED SESSION"));
+        }
+    }
+    client.call("CONFIG SET notify-keyspace-events Kd");
+    let mut listener = server.client();
+    listener.send("SUBSCRIBE __keyspace@3__:k __keyspace@5__:k");
+    let mut heard = || {
+        let Value::Array(words) = listener.reply() else {
+            panic!("no message");
+        };
+        words
+    };
+    for _ in 0..2 {
+        assert_eq!(heard()[0], text("subscribe"));
+    }
+    assert_eq!(client.int(&format!("CLIENT KILL ID {id}")), 1);
+    let mut heard_in = [0; 2];
+    for _ in 0..2 * CROWD {
+        let words = heard();
+        assert_eq!(words[2], text("lock.release"));
+        heard_in[usize::from(words[1] == text("__keyspace@5__:k"))] += 1;
+    }
+    assert_eq!(heard_in, [CROWD; 2]);
+}
+
+#[test]
 fn the_ends_of_a_crowd_are_heard_of_before_the_grant_that_follows() {
     const CROWD: usize = 1000;
     let server = TestServer::start();
