@@ -71,6 +71,28 @@ fn a_promoted_replica_gives_greater_tokens_than_any_that_it_received() {
 }
 
 #[test]
+fn who_has_handed_over_gives_greater_tokens_than_any_that_it_received_since() {
+    let server = TestServer::start();
+    let other = server.replica(true);
+    other.await_link().unwrap();
+    assert_eq!(server.client().call("FAILOVER"), status("OK"));
+    let is = |server: &TestServer, role: &str| {
+        let told = server.client().bulk("INFO replication");
+        told.contains(&format!("role:{role}"))
+    };
+    eventually("the other has taken over", || is(&other, "master"));
+    eventually("this one follows it", || is(&server, "slave"));
+    server.await_link().unwrap();
+    assert_eq!(other.info("sync_full"), 0, "it loads nothing");
+    let received = token_ahead(40);
+    store(&mut other.client(), "k", received);
+    other.assert_same_data(&server);
+    promote(&server);
+    let token = new_token(&server);
+    assert!(token > received, "{token} <= {received}");
+}
+
+#[test]
 fn what_a_replica_receives_far_ahead_of_its_clock_is_left_aside() {
     let primary = TestServer::start();
     let mut client = primary.client();

@@ -1,5 +1,7 @@
 //! Locks that end with the connection of their holder.
 
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
 use redis::Value;
@@ -277,6 +279,22 @@ fn what_was_lost_otherwise_is_not_taken_from_its_next_holder() {
         );
         observer.call("DEL k");
     }
+}
+
+#[test]
+fn whoever_sends_nothing_more_is_answered_as_the_holder_that_it_is() {
+    let server = TestServer::start();
+    let mut stream = TcpStream::connect(server.addr()).unwrap();
+    let commands = "LOCK.ACQUIRE k a SESSION\r\nLOCK.RENEW k a\r\nLOCK.RELEASE k a\r\n";
+    // It finds them together with the end.
+    server.stop();
+    stream.write_all(commands.as_bytes()).unwrap();
+    stream.shutdown(Shutdown::Write).unwrap();
+    server.go_on();
+    let mut replies = String::new();
+    stream.read_to_string(&mut replies).unwrap();
+    let replies: Vec<&str> = replies.lines().collect();
+    assert_eq!(replies[1..], [":1", ":1"], "{replies:?}");
 }
 
 #[test]
