@@ -241,6 +241,30 @@ fn keys_that_hold_something_else() {
 }
 
 #[test]
+fn a_hash_with_an_expiry_and_a_field_of_the_owners_name_is_a_lock_only_if_it_is_like_one() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    assert_eq!(client.int("HSET hash a 1 b 2"), 2);
+    // As Redisson and others write it: one owner, and no token.
+    assert_eq!(client.int("HSET lock a 1"), 1);
+    for key in ["hash", "lock"] {
+        assert_eq!(client.int(&format!("PEXPIRE {key} 600000")), 1);
+    }
+    for command in [
+        "LOCK.ACQUIRE hash a",
+        "LOCK.RENEW hash a",
+        "LOCK.RELEASE hash a",
+        "LOCK.RELEASE hash a ALL",
+    ] {
+        let error = client.error(command);
+        assert!(error.starts_with("NOTALOCK "), "{command}: {error}");
+    }
+    assert_eq!(client.int("HLEN hash"), 2);
+    assert_eq!(client.int("LOCK.RELEASE lock a"), 1);
+    assert_eq!(client.int("EXISTS lock"), 0);
+}
+
+#[test]
 fn keys_and_owners_of_any_bytes() {
     let server = TestServer::start();
     let replica = server.replica(false);

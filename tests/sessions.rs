@@ -5,7 +5,9 @@ use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
 use redis::Value;
-use redis_lock_testing::{Client, TestServer, eventually, int, need_files, nil, status, text};
+use redis_lock_testing::{
+    Client, TestServer, eventually, int, need_files, nil, status, text, token,
+};
 
 fn id(client: &mut Client) -> i64 {
     client.int("CLIENT ID")
@@ -279,6 +281,36 @@ fn what_was_lost_otherwise_is_not_taken_from_its_next_holder() {
         );
         observer.call("DEL k");
     }
+}
+
+#[test]
+fn the_locks_of_a_session_in_several_databases_are_handed_on_in_theirs() {
+    let server = TestServer::start();
+    let (mut observer, mut holder) = (server.client(), server.client());
+    let mut waiters = Vec::new();
+    for (db, owner) in [(3, "three"), (5, "five")] {
+        let mut waiter = server.client();
+        for client in [&mut holder, &mut waiter] {
+            assert_eq!(client.call(&format!("SELECT {db}")), status("OK"));
+        }
+        holder.int("LOCK.ACQUIRE k holder SESSION LEASE 600000");
+        waiter.send(&format!("LOCK.ACQUIRE k {owner} LEASE 600000 BLOCK 0"));
+        waiters.push((db, owner, waiter));
+    }
+    server.await_blocked(2);
+    let bound = id(&mut holder);
+    assert_eq!(observer.int(&format!("CLIENT KILL ID {bound}")), 1);
+    for (db, owner, mut waiter) in waiters {
+        let token = token(&waiter.reply());
+        let expected = [
+            ("@fence".into(), token.to_string()),
+            (owner.into(), "1".into()),
+        ];
+        observer.call(&format!("SELECT {db}"));
+        assert_eq!(observer.hash("k"), expected);
+    }
+    assert_eq!(observer.call("SELECT 0"), status("OK"));
+    assert_eq!(observer.int("EXISTS k"), 0);
 }
 
 #[test]
