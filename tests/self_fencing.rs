@@ -250,6 +250,58 @@ fn after_a_pause_in_which_nothing_was_written_a_replica_that_stays_is_asked() {
     });
 }
 
+/// So much time passes on the server, while nobody asks for a lock.
+fn let_pass(observer: &mut Client, seconds: &str) {
+    assert_eq!(observer.call(&format!("BLPOP none {seconds}")), nil());
+}
+
+#[test]
+fn a_server_at_which_nobody_has_asked_for_a_while_was_not_paused() {
+    let mut scene = Scene::set();
+    // A machine that stalls is a pause, too.
+    eventually("the first one after a while is granted", || {
+        let_pass(&mut scene.observer, "1");
+        let reply = scene.observer.call("LOCK.ACQUIRE k holder");
+        matches!(reply, Value::Int(_))
+    });
+}
+
+#[test]
+fn a_server_whose_clockwork_turns_slowly_was_not_paused() {
+    let mut scene = Scene::set();
+    let slow = "CONFIG SET hz 1 dynamic-hz no repl-ping-replica-period 3600";
+    assert_eq!(scene.observer.call(slow), status("OK"));
+    let mut written = || {
+        let info = scene.observer.bulk("INFO replication");
+        info_field(&info, "master_repl_offset").unwrap().to_owned()
+    };
+    // Where there was a pause, replicas are asked. A machine that stalls is one, too.
+    let mut observer = scene.primary.client();
+    eventually("no replica is asked for a while", || {
+        let before = written();
+        let_pass(&mut observer, "2.5");
+        written() == before
+    });
+}
+
+#[test]
+fn a_server_that_was_stopped_while_writes_are_paused_asks_after_that() {
+    let mut scene = Scene::set();
+    let pause = "CLIENT PAUSE 600000 WRITE";
+    assert_eq!(scene.observer.call(pause), status("OK"));
+    scene.pause_primary(&["PING"], |_| {});
+    let up_s = scene.observer.info("uptime_in_seconds");
+    eventually("its clockwork has turned", || {
+        scene.observer.info("uptime_in_seconds") >= up_s + 2
+    });
+    assert_eq!(scene.observer.call("CLIENT UNPAUSE"), status("OK"));
+    eventually("grants go on", || {
+        let reply = scene.observer.call("LOCK.ACQUIRE k holder");
+        matches!(reply, Value::Int(_))
+    });
+    scene.primary.assert_sound();
+}
+
 #[test]
 fn without_a_replica_left_a_lock_is_not_handed_on_at_the_end_of_its_lease() {
     let mut scene = Scene::set();
