@@ -278,3 +278,57 @@ impl Drop for Attempt {
         self.clean();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::runtime::Handle;
+
+    use super::*;
+    use crate::fake_server::FakeServer;
+    use crate::request::{Mode, Renew};
+
+    const GRANTED: Result<Option<u64>, Error> = Ok(Some(7));
+
+    /// What is asked of the server when an attempt ends early to which this was answered.
+    async fn left_by(answers: impl IntoIterator<Item = Result<Option<u64>, Error>>) -> Vec<String> {
+        let server = FakeServer::new();
+        let tasks = Tasks::new(Handle::current());
+        let request = Request {
+            key: b"k".to_vec(),
+            owner: None,
+            mode: Mode::Exclusive,
+            lease: Duration::from_secs(30),
+            renew: Renew::Always,
+            replicas: None,
+            pass_on: None,
+        };
+        let servers: Vec<Arc<dyn Ask>> = vec![Arc::new(Arc::clone(&server))];
+        let mut attempt = Attempt::new(&tasks, servers, &request, b"o".to_vec(), None);
+        for answer in answers {
+            attempt.sent();
+            let _ = attempt.answered(answer);
+        }
+        drop(attempt);
+        tasks.idle().await;
+        server.asked().into_iter().map(|(_, asked)| asked).collect()
+    }
+
+    fn refused() -> Result<Option<u64>, Error> {
+        Err(Error::from_line("NOPERM not you"))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_granted_is_released_and_nothing_where_nothing_was() {
+        assert_eq!(left_by([GRANTED]).await, ["LOCK.RELEASE k o FENCE 7 ALL"]);
+        assert!(left_by([Ok(None), refused()]).await.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_never_answered_is_released_whatever_is_answered_later() {
+        for later in [Ok(None), refused(), GRANTED] {
+            let left = left_by([Err(Error::timed_out()), later]).await;
+            // Which hold that is nobody knows.
+            assert_eq!(left, ["LOCK.RELEASE k o ALL"]);
+        }
+    }
+}
