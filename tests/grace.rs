@@ -212,6 +212,19 @@ fn a_promotion_begins_one_and_a_replica_has_none() {
 }
 
 #[test]
+fn a_server_that_starts_as_a_replica_has_none_before_its_promotion() {
+    let primary = TestServer::start();
+    let port = primary.addr().port().to_string();
+    let options = [&LONG[..], &["--replicaof", "127.0.0.1", &port]].concat();
+    let replica = TestServer::start_with(&options);
+    replica.await_link().unwrap();
+    let mut client = replica.client();
+    assert_eq!(left_ms(&mut client), 0);
+    assert_eq!(client.call("REPLICAOF NO ONE"), status("OK"));
+    assert!(left_ms(&mut client) > 0);
+}
+
+#[test]
 fn it_counts_from_the_end_of_loading() {
     let mut server = TestServer::start_with(&["--appendonly", "yes"]);
     let mut client = server.client();
@@ -220,6 +233,8 @@ fn it_counts_from_the_end_of_loading() {
     server.crash_and_restart();
     let mut client = server.client();
     assert_eq!(client.call("LOCK.ACQUIRE k owner"), nil());
+    let told = server.log().matches("grace period begins").count();
+    assert_eq!(told, 1, "{}", server.log());
     set_grace(&mut client, 0);
     assert_eq!(client.call("LOCK.ACQUIRE k owner"), int(fence));
     set_grace(&mut client, 600_000);
