@@ -103,6 +103,21 @@ async fn nothing_is_passed_on_once_the_time_is_over() {
 }
 
 #[tokio::test]
+async fn the_time_to_pass_a_grant_on_counts_from_the_grant() {
+    const WITHIN: Duration = Duration::from_millis(100);
+    let server = TestServer::start();
+    let builder = LockClient::builder().pass_on(1000, WITHIN);
+    let client = builder.connect(url(&server)).await.unwrap();
+    let held = take(&client, "lock").await;
+    let waiting = wait_in_line(&client.lock("lock"), 1).await.remove(0);
+    // It is the passing of time that is tested.
+    tokio::time::sleep(WITHIN * 2).await;
+    let token = held.token();
+    held.release().await.unwrap();
+    assert!(granted(waiting).await.token() > token);
+}
+
+#[tokio::test]
 async fn another_process_waits_for_two_grants_at_most() {
     const PASSED: u32 = 3;
     let server = TestServer::start();
