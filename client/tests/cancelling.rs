@@ -222,6 +222,28 @@ async fn a_grant_that_nobody_takes_goes_on_to_the_next() {
     }
 }
 
+/// The waits were dropped while the server could not be told, for longer than a lease.
+#[tokio::test]
+async fn a_place_that_could_not_be_given_up_at_once_is_given_up_later() {
+    let server = TestServer::start();
+    let mut observer = server.client();
+    let (client, other) = (connect(&server).await, connect(&server).await);
+    let guard = take(&other, "lock").await;
+    let lock = client.lock("lock").lease(Duration::from_millis(200));
+    let doomed: Vec<_> = (0..5).map(|_| tokio::spawn(lock.acquire())).collect();
+    eventually("they wait", || server.info("lock_waiters") == 5).await;
+    observer.call("CONFIG SET min-replicas-to-write 1");
+    for doomed in doomed {
+        doomed.abort();
+        drop(doomed.await);
+    }
+    support::soon("the end of their leases", client.flush()).await;
+    assert_eq!(server.info("lock_waiters"), 5);
+    observer.call("CONFIG SET min-replicas-to-write 0");
+    eventually("none waits", || server.info("lock_waiters") == 0).await;
+    guard.release().await.unwrap();
+}
+
 /// A wait now and then looks whether its grant was lost on the way. That look
 /// must not bring a lock that nobody waits for any more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

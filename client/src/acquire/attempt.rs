@@ -4,7 +4,7 @@
 //! through the same door: the connection that may still bring the hold is closed,
 //! and then one release gives up the place in the queue, or the hold.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -17,10 +17,10 @@ use crate::error::Error;
 use crate::holding::binding::{Binding, InUse};
 use crate::holding::hold::Vote;
 use crate::holding::owner::OwnerPermit;
-use crate::holding::release::{FirstOutcome, PendingRelease, settle_all};
+use crate::holding::release::{AbandonedPlace, FirstOutcome, PendingRelease, settle_all};
 use crate::request::Request;
 use crate::servers::connection::ConnectionName;
-use crate::servers::node::Ask;
+use crate::servers::node::{Ask, Node};
 use crate::servers::places::Place;
 use crate::servers::waiting::WaitingConnection;
 use crate::tasks::Tasks;
@@ -41,6 +41,8 @@ pub(crate) struct Attempt {
     in_doubt: bool,
     /// What it is told by while it is in line.
     pub(crate) place: Option<Place>,
+    /// The server that may keep that place, and until when.
+    pub(crate) place_kept: Option<(Weak<Node>, Moment)>,
     /// The hold that was granted.
     token: Option<u64>,
     /// The connection that waits.
@@ -82,6 +84,7 @@ impl Attempt {
             in_flight: false,
             in_doubt: false,
             place: None,
+            place_kept: None,
             token: None,
             connection: None,
             unanswered: None,
@@ -261,15 +264,33 @@ impl Attempt {
         let (outcomes, settle) = settle_all(pending, votes, self.session.clone());
         let (owner_permit, place) = (self.owner_permit.take(), self.place.take());
         let in_use = self.in_use.take();
+        let abandoned = self.abandoned();
         self.tasks.spawn(async move {
             // What others ask for it must not come after the release.
             if let Some(mut place) = place {
                 place.leave().await;
             }
-            settle.await;
+            let is_settled = settle.await;
             drop((owner_permit, in_use));
+            if let Some(place) = abandoned.filter(|_| !is_settled) {
+                // Nobody waits for it.
+                tokio::spawn(place.give_up());
+            }
         });
         outcomes
+    }
+
+    /// The place that is abandoned if it can't be given up while the lease lasts. That of
+    /// an owner with a name may be wanted again by then.
+    fn abandoned(&mut self) -> Option<AbandonedPlace> {
+        let kept = self.place_kept.take();
+        let (node, ends) = kept.filter(|_| self.request.owner.is_none())?;
+        Some(AbandonedPlace {
+            node,
+            key: self.request.key.clone(),
+            owner: self.owner.clone(),
+            ends,
+        })
     }
 }
 

@@ -8,12 +8,14 @@
 //! the reply.
 
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::OptionFuture;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::acquire::taking::{Answer, Granted, Taking};
+use crate::clock::Moment;
 use crate::error::Error;
 use crate::servers::node::Subscription;
 use crate::servers::places::{Place, Told};
@@ -43,8 +45,11 @@ impl Taking<'_> {
         // What it was granted may be on its way back, and must not meet the new request.
         place.answered().await;
         place.forget_what_was_told();
+        let place_ms = self.place_ms(deadline);
+        let ends = Moment::now() + Duration::from_millis(place_ms);
+        self.attempt.place_kept = Some((Arc::downgrade(self.node), ends));
         let channel = &subscription.channel;
-        match self.ask(Some((self.place_ms(deadline), channel))).await {
+        match self.ask(Some((place_ms, channel))).await {
             Ok(Answer::InLine) => {}
             // Not even a place was to be had.
             Ok(Answer::Busy) => return Ok(Answer::Over),

@@ -1,11 +1,14 @@
 //! Giving a hold back, again and again until that is done.
 
-use std::sync::Arc;
+use std::ops::RangeInclusive;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use redis::Cmd;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
+use tokio::time::sleep;
 
 use crate::backoff::Backoff;
 use crate::clock::Moment;
@@ -13,7 +16,7 @@ use crate::commands;
 use crate::error::Error;
 use crate::holding::binding::Binding;
 use crate::servers::connection::ConnectionName;
-use crate::servers::node::{Ask, Reply};
+use crate::servers::node::{Ask, Node, Reply};
 use crate::validity::Lost;
 
 /// Something to give back on one server.
@@ -37,7 +40,39 @@ pub(crate) struct PendingRelease {
 /// The first outcome on one server, once there is one.
 pub(crate) type FirstOutcome = oneshot::Receiver<Result<Reply, Error>>;
 
-/// Gives back everywhere. Returns the first outcomes, and the future that does it.
+/// How often to try to give up an abandoned place, in milliseconds: there may be many.
+const GIVEN_UP_EVERY_MS: RangeInclusive<u64> = 500..=2_000;
+
+/// A place in the queue that could not be given up. In its turn it would be granted the
+/// lock, for nobody, until nobody has claimed it.
+pub(crate) struct AbandonedPlace {
+    pub(crate) node: Weak<Node>,
+    pub(crate) key: Vec<u8>,
+    pub(crate) owner: Vec<u8>,
+    /// When the server keeps it no longer.
+    pub(crate) ends: Moment,
+}
+
+impl AbandonedPlace {
+    /// Gives it up, as long as the server may keep it and the client lives.
+    pub(crate) async fn give_up(self) {
+        let release = commands::release(&self.key, &self.owner, None);
+        while Moment::now() < self.ends {
+            let pause_ms = rand::random_range(GIVEN_UP_EVERY_MS);
+            sleep(Duration::from_millis(pause_ms)).await;
+            let Some(node) = self.node.upgrade() else {
+                return;
+            };
+            let answer = node.call(&self.key, &release).await;
+            if answer.is_ok_and(|reply| commands::found(&reply.value).is_ok()) {
+                return;
+            }
+        }
+    }
+}
+
+/// Gives back everywhere. Returns the first outcomes, and the future that does it and
+/// returns whether all servers have answered.
 ///
 /// It begins by ending what may still be granted, which must not come after the
 /// release. Where a server has not answered to the end, the session ends: else the
@@ -46,7 +81,10 @@ pub(crate) fn settle_all<V: Send + 'static>(
     pending: Vec<PendingRelease>,
     mut stragglers: JoinSet<V>,
     session: Option<Arc<Binding>>,
-) -> (Vec<FirstOutcome>, impl Future<Output = ()> + Send + 'static) {
+) -> (
+    Vec<FirstOutcome>,
+    impl Future<Output = bool> + Send + 'static,
+) {
     let (outcomes, settling): (Vec<_>, Vec<_>) = pending
         .into_iter()
         .map(|release| {
@@ -56,12 +94,13 @@ pub(crate) fn settle_all<V: Send + 'static>(
         .unzip();
     let settled = async move {
         stragglers.shutdown().await;
-        let settled = join_all(settling).await;
+        let is_settled = !join_all(settling).await.contains(&false);
         if let Some(session) = session
-            && settled.contains(&false)
+            && !is_settled
         {
             session.end(Lost::Expired);
         }
+        is_settled
     };
     (outcomes, settled)
 }
@@ -120,8 +159,6 @@ impl PendingRelease {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::fake_server::{Answer, FakeServer};
 
