@@ -244,9 +244,10 @@ impl Hold {
 
     /// As [`Hold::renew`], by the calling task.
     pub(crate) async fn renew_now(&self, lease: Duration) -> Result<(), Error> {
+        // Only when it is its turn it is known how long the lease is, and what is left.
+        let _permit = self.renewing.lock().await;
         let lease = lease.max(self.lease());
         self.in_time(async {
-            let _permit = self.renewing.lock().await;
             let sent_at = Moment::now();
             self.note_asked(sent_at + lease);
             if !self.ask_to_renew(whole_ms(lease)).await? {
@@ -497,4 +498,52 @@ impl Drop for Releasing {
 fn released(outcome: Result<Reply, Error>) -> Result<bool, Error> {
     let reply = outcome?;
     Ok(commands::found(&reply.value)? || reply.resent)
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::future::join_all;
+
+    use super::*;
+    use crate::fake_server::{Answer, FakeServer};
+
+    const SHORT: Duration = Duration::from_secs(3);
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// Renewals of the lease that the hold has, and what comes of them.
+    async fn renewed<const N: usize>(hold: &Arc<Hold>) -> [Result<(), Error>; N] {
+        let renewals = [(); N].map(|()| hold.renew(hold.lease()));
+        join_all(renewals).await.try_into().unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_renewal_that_waited_for_a_longer_one_does_not_shorten_the_lease() {
+        let server = FakeServer::new();
+        let hold = server.hold(SHORT);
+        server.will([
+            Answer::SaysAfter(SHORT / 10, 1),
+            Answer::SaysAfter(SHORT / 10, 1),
+        ]);
+        let longer = hold.renew(LONG);
+        let (longer, others) = join(longer, renewed(&hold)).await;
+        assert!(longer.is_ok() && matches!(others, [Ok(()), Ok(())]));
+        let asked = server.asked();
+        assert_eq!(asked.len(), 3);
+        for (_, renewal) in asked {
+            assert_eq!(renewal, "LOCK.RENEW k o LEASE 60000 FENCE 7");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_renewal_that_waited_for_another_has_the_time_that_this_one_gave() {
+        let server = FakeServer::new();
+        let hold = server.hold(SHORT);
+        sleep(SHORT * 3 / 10).await;
+        server.will([
+            Answer::SaysAfter(SHORT * 2 / 5, 1),
+            Answer::SaysAfter(SHORT * 2 / 5, 1),
+        ]);
+        assert!(matches!(renewed(&hold).await, [Ok(()), Ok(())]));
+        assert!(hold.valid_for().is_ok());
+    }
 }
