@@ -2,6 +2,7 @@
 //! asked and when.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -13,7 +14,8 @@ use tokio::time::{Instant, sleep};
 
 use crate::clock::Moment;
 use crate::error::Error;
-use crate::holding::hold::{Grant, Hold, ServerHold};
+use crate::holding::hold::{Grant, Hold};
+use crate::holding::server_hold::ServerHold;
 use crate::request::Mode;
 use crate::servers::connection::ConnectionName;
 use crate::servers::node::{Ask, Reply};
@@ -36,6 +38,7 @@ pub(crate) struct FakeServer {
     begun: Instant,
     next: Mutex<VecDeque<Answer>>,
     asked: Mutex<Vec<(Duration, String)>>,
+    may_linger: AtomicBool,
 }
 
 impl FakeServer {
@@ -44,12 +47,18 @@ impl FakeServer {
             begun: Instant::now(),
             next: Mutex::default(),
             asked: Mutex::default(),
+            may_linger: AtomicBool::new(false),
         })
     }
 
     /// What it does next, before it is as usual again.
     pub(crate) fn will(&self, answers: impl IntoIterator<Item = Answer>) {
         self.next.lock().unwrap().extend(answers);
+    }
+
+    /// From now on, what it did not answer may yet be carried out.
+    pub(crate) fn lets_linger(&self) {
+        self.may_linger.store(true, Ordering::SeqCst);
     }
 
     /// What it was asked, and when.
@@ -66,24 +75,24 @@ impl FakeServer {
 
     /// A hold on it with token 7, granted just now.
     pub(crate) fn hold(self: &Arc<Self>, lease: Duration) -> Arc<Hold> {
-        Arc::new(Hold::new(self.grant(lease), Handle::current()))
+        Self::hold_on(&[self], lease)
     }
 
-    fn grant(self: &Arc<Self>, lease: Duration) -> Grant {
-        Grant {
+    /// As [`FakeServer::hold`], on several.
+    pub(crate) fn hold_on(servers: &[&Arc<Self>], lease: Duration) -> Arc<Hold> {
+        let held = |server: &&Arc<Self>| ServerHold::new(Arc::new(Arc::clone(server)), Some(7));
+        let grant = Grant {
             key: b"k".to_vec(),
             owner: b"o".to_vec(),
             mode: Mode::Exclusive,
             lease,
-            server_holds: vec![ServerHold {
-                server: Arc::new(Arc::clone(self)),
-                token: Some(7),
-            }],
+            server_holds: servers.iter().map(held).collect(),
             sent_at: Moment::now(),
             session: None,
             in_use: None,
             stragglers: JoinSet::new(),
-        }
+        };
+        Arc::new(Hold::new(grant, Handle::current()))
     }
 
     fn note(&self, asked: String) {
@@ -144,6 +153,10 @@ impl Ask for Arc<FakeServer> {
                 resent: false,
             })
         })
+    }
+
+    fn may_linger(&self) -> bool {
+        self.may_linger.load(Ordering::SeqCst)
     }
 
     fn close<'a>(

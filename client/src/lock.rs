@@ -17,8 +17,8 @@ use crate::commands;
 use crate::error::Error;
 use crate::guard::{HoldHandle, LockGuard};
 use crate::holding::binding::Binding;
-use crate::holding::hold::ServerHold;
 use crate::holding::owner::Joined;
+use crate::holding::server_hold::ServerHold;
 use crate::inspect::LockInfo;
 use crate::request::{Mode, Renew, Replicas, Request, Wait};
 use crate::servers::node::by;
@@ -351,10 +351,7 @@ impl Lock {
                 let servers = (node, waits);
                 let taking = single::take(client, servers, &request, wait, session, owner_permit);
                 Box::pin(taking).await?.map(|(attempt, granted)| {
-                    let held = ServerHold {
-                        server: as_asked(node),
-                        token: Some(granted.token),
-                    };
+                    let held = ServerHold::new(as_asked(node), Some(granted.token));
                     (attempt, (vec![held], granted.sent_at))
                 })
             }

@@ -161,6 +161,41 @@ async fn a_command_that_arrives_after_it_was_given_up_takes_nothing() {
 }
 
 #[tokio::test]
+async fn a_renewal_that_arrives_late_leaves_no_more_than_is_relied_upon() {
+    let server = TestServer::start();
+    for (user, right) in [("all", "+@all"), ("no-kill", "-client|kill")] {
+        let acl = format!("ACL SETUSER {user} on >secret ~* &* +@all {right}");
+        server.client().call(&acl);
+        let proxy = Proxy::to(server.addr()).unwrap();
+        let client = LockClient::builder()
+            .response_timeout(RESPONSE)
+            .connect(format!("redis://{user}:secret@{}", proxy.addr()))
+            .await
+            .unwrap();
+        let lock = client.lock(user).owner("alice").renew(false);
+        let short = 10 * RESPONSE;
+        let first = lock.clone().lease(short).acquire().await.unwrap();
+        proxy.set(Fate::CommandsHeld);
+        let error = first.renew().await.unwrap_err();
+        assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+        // On another connection, while the renewal still lies in the proxy.
+        let longer = lock.lease(10 * short).acquire().await.unwrap();
+        proxy.set(Fate::Passes);
+        let left = || Duration::from_millis(server.client().int(&format!("PTTL {user}")) as u64);
+        if user == "all" {
+            assert!(
+                longer.valid_for() > short,
+                "the first connection was closed"
+            );
+        } else {
+            eventually("it arrives", || left() <= short).await;
+        }
+        let left = left();
+        assert!(longer.valid_for() <= left, "of {user}, {left:?} are left");
+    }
+}
+
+#[tokio::test]
 async fn a_holder_that_is_cut_off_is_told_and_then_gives_back() {
     let server = TestServer::start();
     let proxy = Proxy::to(server.addr()).unwrap();

@@ -20,8 +20,8 @@ use crate::acquire::handing_out::hand_out;
 use crate::acquire::single;
 use crate::backoff::Backoff;
 use crate::error::Error;
-use crate::holding::hold::ServerHold;
 use crate::holding::owner::{CohortName, Cohorts, Joined};
+use crate::holding::server_hold::ServerHold;
 use crate::request::{Request, Wait};
 use crate::servers::node::by;
 use crate::shared::{Servers, Shared, as_asked};
@@ -86,10 +86,7 @@ async fn take_once(
     let Some((attempt, granted)) = taken else {
         return Ok(None);
     };
-    let held = ServerHold {
-        server: as_asked(node),
-        token: Some(granted.token),
-    };
+    let held = ServerHold::new(as_asked(node), Some(granted.token));
     let granted = (vec![held], granted.sent_at);
     hand_out(client, request, None, attempt, granted).map(Some)
 }

@@ -8,8 +8,9 @@ use crate::acquire::attempt::Attempt;
 use crate::clock::Moment;
 use crate::commands;
 use crate::error::Error;
-use crate::holding::hold::{ServerHold, Vote};
+use crate::holding::hold::Vote;
 use crate::holding::owner::OwnerPermit;
+use crate::holding::server_hold::ServerHold;
 use crate::request::{Request, Wait};
 use crate::servers::node::{Node, by};
 use crate::shared::{Shared, as_asked};
@@ -134,9 +135,7 @@ async fn ask_all(
     if !is_held || !is_valid {
         return Ok(None);
     }
-    let server_holds = nodes.iter().zip(tokens).map(|(node, token)| ServerHold {
-        server: as_asked(node),
-        token,
-    });
+    let server_holds = nodes.iter().zip(tokens);
+    let server_holds = server_holds.map(|(node, token)| ServerHold::new(as_asked(node), token));
     Ok(Some((server_holds.collect(), sent_at)))
 }

@@ -309,6 +309,10 @@ impl Ask for Arc<Binding> {
         })
     }
 
+    fn may_linger(&self) -> bool {
+        self.node.may_linger()
+    }
+
     fn close<'a>(
         &'a self,
         key: &'a [u8],

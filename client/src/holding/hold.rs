@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::future::{join, select_all};
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use redis::{Cmd, Value};
+use redis::Value;
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, watch};
 use tokio::task::JoinSet;
@@ -17,11 +17,12 @@ use crate::commands;
 use crate::error::Error;
 use crate::holding::binding::{Binding, InUse};
 use crate::holding::release::{FirstOutcome, PendingRelease, settle_all};
+use crate::holding::server_hold::ServerHold;
 use crate::inspect::LockInfo;
 use crate::mutex::locked;
 use crate::process::Process;
 use crate::request::Mode;
-use crate::servers::node::{Ask, Reply};
+use crate::servers::node::Reply;
 use crate::tasks::Tasks;
 use crate::validity::{Lost, Validity, whole_ms};
 use crate::votes::Votes;
@@ -45,13 +46,6 @@ impl Vote {
                 Err(error) => error.leaves_doubt(),
             }
     }
-}
-
-/// A hold on one server, and its token there if that is known.
-#[derive(Clone)]
-pub(crate) struct ServerHold {
-    pub(crate) server: Arc<dyn Ask>,
-    pub(crate) token: Option<u64>,
 }
 
 /// What a hold is made of.
@@ -90,6 +84,8 @@ pub(crate) struct Hold {
     pub(crate) session: Option<Arc<Binding>>,
     server_holds: Vec<ServerHold>,
     lease_ms: AtomicU64,
+    /// For how long the last renewal was good.
+    good_for_ms: AtomicU64,
     validity: watch::Sender<Validity>,
     release: watch::Sender<Release>,
     /// When the lease ends that was last asked for, whether or not that was
@@ -116,6 +112,7 @@ impl Hold {
             session: grant.session,
             server_holds: grant.server_holds,
             lease_ms: AtomicU64::new(whole_ms(grant.lease)),
+            good_for_ms: AtomicU64::new(whole_ms(grant.lease)),
             validity: watch::Sender::new(Validity::new(grant.sent_at, grant.lease)),
             release: watch::Sender::new(Release::NotBegun),
             asked_until: Arc::new((grant.sent_at + grant.lease).into()),
@@ -150,6 +147,7 @@ impl Hold {
             session: self.session.clone(),
             server_holds: self.server_holds.clone(),
             lease_ms: AtomicU64::new(whole_ms(lease)),
+            good_for_ms: AtomicU64::new(whole_ms(self.good_for())),
             validity: watch::Sender::new(validity),
             release: watch::Sender::new(Release::NotBegun),
             asked_until: Arc::clone(&self.asked_until),
@@ -182,6 +180,12 @@ impl Hold {
 
     pub(crate) fn lease(&self) -> Duration {
         Duration::from_millis(self.lease_ms.load(Ordering::SeqCst))
+    }
+
+    /// For how long the last renewal was good: the lease, unless a shorter one may yet
+    /// take its place on the server.
+    pub(crate) fn good_for(&self) -> Duration {
+        Duration::from_millis(self.good_for_ms.load(Ordering::SeqCst))
     }
 
     /// Marks it as lost, if it is not yet.
@@ -250,11 +254,12 @@ impl Hold {
         self.in_time(async {
             let sent_at = Moment::now();
             self.note_asked(sent_at + lease);
-            if !self.ask_to_renew(whole_ms(lease)).await? {
+            let Some(good_for_ms) = self.ask_to_renew(whole_ms(lease)).await? else {
                 return Err(Error::Lost(Lost::Refused));
-            }
+            };
             self.lease_ms.fetch_max(whole_ms(lease), Ordering::SeqCst);
-            self.extend(sent_at, lease).map_err(Error::Lost)
+            self.good_for_ms.store(good_for_ms, Ordering::SeqCst);
+            self.extend(sent_at, self.good_for()).map_err(Error::Lost)
         })
         .await
     }
@@ -300,51 +305,57 @@ impl Hold {
         *locked(&self.asked_until)
     }
 
-    /// Renews on the server, or on all of them, and returns whether it is held
-    /// there.
-    async fn ask_to_renew(&self, lease_ms: u64) -> Result<bool, Error> {
-        let renewal = |token| commands::renew(&self.key, &self.owner, lease_ms, token);
-        self.ask_all(renewal, |_, reply| commands::found(&reply))
-            .await
+    /// Renews on the server, or on all of them. Returns for how many milliseconds that
+    /// is good, if it is held there.
+    async fn ask_to_renew(&self, lease_ms: u64) -> Result<Option<u64>, Error> {
+        if let Some(session) = &self.session {
+            let renewal = commands::renew(&self.key, &self.owner, lease_ms, Some(self.token));
+            let reply = session.ask_of_hold(&self.key, &renewal).await?;
+            return Ok(commands::found(&reply)?.then_some(lease_ms));
+        }
+        let good_for_ms = Arc::new(AtomicU64::new(lease_ms));
+        let renew = |held: &ServerHold| {
+            let good_for_ms = Arc::clone(&good_for_ms);
+            let renewal = held.renew(&self.key, &self.owner, lease_ms);
+            async move {
+                let good_for = renewal.await?;
+                good_for_ms.fetch_min(good_for.unwrap_or(lease_ms), Ordering::SeqCst);
+                Ok(good_for.is_some())
+            }
+        };
+        let is_held = self.ask_all(renew).await?;
+        Ok(is_held.then(|| good_for_ms.load(Ordering::SeqCst)))
     }
 
     async fn ask_whether_held(&self) -> Result<bool, Error> {
-        let (key, owner) = (self.key.clone(), self.owner.clone());
-        let is_held = move |token: Option<u64>, reply| {
-            let info = LockInfo::read(key.clone(), reply)?;
-            let mut holders = info.holders.iter();
-            Ok(holders
-                .any(|holder| holder.owner == owner && (token.is_none() || holder.token == token)))
+        let info = commands::info(&self.key);
+        if let Some(session) = &self.session {
+            let reply = session.ask_of_hold(&self.key, &info).await?;
+            return is_held(&self.key, &self.owner, Some(self.token), reply);
+        }
+        let ask = |held: &ServerHold| {
+            let (held, info) = (held.clone(), info.clone());
+            let (key, owner) = (self.key.clone(), self.owner.clone());
+            async move {
+                let reply = held.server.ask(&key, &info).await?;
+                is_held(&key, &owner, held.token, reply.value)
+            }
         };
-        self.ask_all(|_| commands::info(&self.key), is_held).await
+        self.ask_all(ask).await
     }
 
-    /// Asks where the hold is, with what its token is there.
-    async fn ask_all<R>(&self, cmd: impl Fn(Option<u64>) -> Cmd, read: R) -> Result<bool, Error>
+    /// Asks wherever the hold is, and returns what a majority says.
+    async fn ask_all<F>(&self, ask: impl Fn(&ServerHold) -> F) -> Result<bool, Error>
     where
-        R: Fn(Option<u64>, Value) -> Result<bool, Error> + Clone + Send + 'static,
+        F: Future<Output = Result<bool, Error>> + Send + 'static,
     {
-        if let Some(session) = &self.session {
-            let token = Some(self.token);
-            return read(token, session.ask_of_hold(&self.key, &cmd(token)).await?);
-        }
         if let [held] = self.server_holds.as_slice() {
-            let reply = held.server.ask(&self.key, &cmd(held.token)).await?;
-            return read(held.token, reply.value);
+            return ask(held).await;
         }
         // Each goes on by itself, so that a slow one is asked to the end, too.
-        let mut replies: FuturesUnordered<_> = self
-            .server_holds
-            .iter()
-            .map(|held| {
-                let (server, key) = (Arc::clone(&held.server), self.key.clone());
-                let (token, cmd, read) = (held.token, cmd(held.token), read.clone());
-                self.runtime.spawn(async move {
-                    let reply = server.ask(&key, &cmd).await?;
-                    read(token, reply.value)
-                })
-            })
-            .collect();
+        let held = self.server_holds.iter();
+        let mut replies: FuturesUnordered<_> =
+            held.map(|held| self.runtime.spawn(ask(held))).collect();
         let mut votes = Votes::new(self.server_holds.len());
         while let Some(reply) = replies.next().await {
             votes.count(reply.unwrap_or_else(|error| Err(Error::from_task(error))));
@@ -493,6 +504,13 @@ impl Drop for Releasing {
     }
 }
 
+/// Returns whether the owner has this hold, by the answer to `LOCK.INFO`.
+fn is_held(key: &[u8], owner: &[u8], token: Option<u64>, reply: Value) -> Result<bool, Error> {
+    let info = LockInfo::read(key.to_vec(), reply)?;
+    let mut holders = info.holders.iter();
+    Ok(holders.any(|holder| holder.owner == owner && (token.is_none() || holder.token == token)))
+}
+
 /// Returns whether a release found the hold. Where an earlier try may have ended
 /// it, not finding it is no surprise.
 fn released(outcome: Result<Reply, Error>) -> Result<bool, Error> {
@@ -545,5 +563,44 @@ mod tests {
         ]);
         assert!(matches!(renewed(&hold).await, [Ok(()), Ok(())]));
         assert!(hold.valid_for().is_ok());
+    }
+
+    /// A hold of the short lease, whose renewal is not answered before it is renewed for
+    /// a longer one.
+    async fn renewed_for_long(server: &Arc<FakeServer>) -> Arc<Hold> {
+        let hold = server.hold(SHORT);
+        server.will([Answer::IsSilent(SHORT / 10)]);
+        hold.renew(SHORT).await.unwrap_err();
+        hold.renew(LONG).await.unwrap();
+        hold
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_longer_lease_is_relied_upon_while_a_shorter_one_may_take_its_place() {
+        let server = FakeServer::new();
+        let hold = renewed_for_long(&server).await;
+        assert!(hold.valid_for().unwrap() > SHORT, "it can't");
+        server.lets_linger();
+        let hold = renewed_for_long(&server).await;
+        let left = hold.valid_for().unwrap();
+        assert!(left > SHORT / 2 && left < SHORT, "{left:?}");
+        assert_eq!(hold.lease(), LONG, "it is asked for");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_server_is_told_of_one_renewal_at_a_time_and_of_the_last_one_last() {
+        let servers = [(); 3].map(|()| FakeServer::new());
+        let hold = FakeServer::hold_on(&servers.each_ref(), SHORT);
+        let slow = &servers[0];
+        slow.will([Answer::SaysAfter(SHORT / 10, 1)]);
+        for lease in [SHORT, SHORT * 2, LONG] {
+            hold.renew(lease).await.unwrap();
+        }
+        assert!(hold.valid_for().unwrap() > SHORT, "a majority has answered");
+        assert_eq!(slow.asked().len(), 1);
+        sleep(SHORT / 5).await;
+        let asked: Vec<_> = slow.asked().into_iter().map(|(_, asked)| asked).collect();
+        let renewal = |lease_ms| format!("LOCK.RENEW k o LEASE {lease_ms} FENCE 7");
+        assert_eq!(asked, [renewal(3_000), renewal(60_000)]);
     }
 }

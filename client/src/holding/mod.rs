@@ -6,3 +6,4 @@ pub(crate) mod hold;
 pub(crate) mod owner;
 pub(crate) mod release;
 pub(crate) mod renewal;
+pub(crate) mod server_hold;

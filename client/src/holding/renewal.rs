@@ -355,8 +355,8 @@ impl Watchdog {
 /// When the next renewal is due: when a third of the time is over for which the
 /// last one was good.
 fn due(hold: &Hold) -> Instant {
-    let (lease, left) = (hold.lease(), hold.valid_for().unwrap_or_default());
-    let whole = lease.saturating_sub(margin(lease));
+    let (good_for, left) = (hold.good_for(), hold.valid_for().unwrap_or_default());
+    let whole = good_for.saturating_sub(margin(good_for));
     Instant::now() + left.saturating_sub(whole * 2 / 3)
 }
 
@@ -468,6 +468,22 @@ mod tests {
             let asked = server.count("LOCK.RENEW");
             assert!(asked >= 29, "{asked} renewals of {lease:?}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_hold_is_renewed_as_often_as_the_shortest_lease_needs_that_may_yet_count() {
+        let server = FakeServer::new();
+        server.lets_linger();
+        let (renewals, _disconnected) = start();
+        let hold = server.hold(LEASE);
+        server.will([Answer::IsSilent(Duration::from_secs(1))]);
+        hold.renew(LEASE).await.unwrap_err();
+        hold.renew(LEASE * 20).await.unwrap();
+        renewals.add(&hold, Renew::Always);
+        sleep(LEASE * 10).await;
+        assert!(hold.valid_for().is_ok());
+        let asked = server.count("LOCK.RENEW");
+        assert!((29..=34).contains(&asked), "{asked} renewals");
     }
 
     #[tokio::test(start_paused = true)]

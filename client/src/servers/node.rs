@@ -10,7 +10,7 @@
 //! begins by closing it from the server's side, so that a command that still
 //! lingers on the way can't take effect after what is sent later. A user who may
 //! not `CLIENT KILL` does without; then the lease bounds what a lingering command
-//! can do.
+//! can do, and a lingering renewal bounds what is believed of the lease.
 //!
 //! All connections are opened by tasks of the runtime in which the client was
 //! connected, because they end with the runtime that opened them.
@@ -20,7 +20,7 @@ mod subscribing;
 
 #[cfg(feature = "cluster")]
 use std::collections::HashMap;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex as SyncMutex};
 use std::time::Duration;
 
@@ -73,6 +73,10 @@ pub(crate) trait Ask: Send + Sync {
         self.ask(key, cmd)
     }
 
+    /// Whether what was sent and is answered no more may yet be carried out, though
+    /// another connection was opened since.
+    fn may_linger(&self) -> bool;
+
     /// Closes a connection of this client from the server's side.
     fn close<'a>(
         &'a self,
@@ -100,6 +104,8 @@ pub(crate) struct Node {
     places: Arc<Places>,
     channel: String,
     is_looked_after: AtomicBool,
+    /// Whether a connection was given up that could not be closed from the server's side.
+    is_left_open: AtomicBool,
     #[cfg(feature = "cluster")]
     slots: crate::servers::slots::Slots,
     #[cfg(feature = "cluster")]
@@ -137,6 +143,7 @@ impl Node {
             places: Arc::default(),
             channel: format!("redislock:{:032x}", rand::random::<u128>()),
             is_looked_after: AtomicBool::new(false),
+            is_left_open: AtomicBool::new(false),
             #[cfg(feature = "cluster")]
             slots: crate::servers::slots::Slots::default(),
             #[cfg(feature = "cluster")]
@@ -305,7 +312,10 @@ impl Node {
         match connection.ask_within(within, key, &name.kill()).await {
             Ok(_) => Ok(()),
             // It is gone already, or the user may not kill.
-            Err(error) if error.is_of_the_command() => Ok(()),
+            Err(error) if error.is_of_the_command() => {
+                self.is_left_open.store(true, Ordering::SeqCst);
+                Ok(())
+            }
             Err(error) => Err(error),
         }
     }
@@ -323,6 +333,9 @@ impl Node {
         }
         shared.was_given_up = true;
         shared.given_up = connection.name().cloned();
+        if shared.given_up.is_none() {
+            self.is_left_open.store(true, Ordering::SeqCst);
+        }
         connection.interrupt();
         self.look_up_again();
         true
@@ -354,6 +367,12 @@ impl Node {
                 return Err(self.explain(error));
             }
         }
+    }
+
+    /// Whether what was sent on a connection that was given up may yet be carried out.
+    /// Those of a cluster come and go by themselves.
+    fn may_linger(&self) -> bool {
+        self.target.is_cluster() || self.is_left_open.load(Ordering::SeqCst)
     }
 
     /// Sends a command once.
@@ -425,6 +444,10 @@ impl Ask for Arc<Node> {
 
     fn hand_off<'a>(&'a self, key: &'a [u8], cmd: &'a Cmd) -> BoxFuture<'a, Result<Reply, Error>> {
         Box::pin(self.release(key, cmd))
+    }
+
+    fn may_linger(&self) -> bool {
+        Node::may_linger(self)
     }
 
     fn close<'a>(
