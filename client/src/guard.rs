@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::holding::hold::Hold;
 use crate::holding::owner::SharedHold;
+use crate::holding::wishes::Wish;
 use crate::validity::Lost;
 
 /// The guard of a held lock.
@@ -28,14 +29,16 @@ use crate::validity::Lost;
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct LockGuard {
     shared: Arc<SharedHold>,
+    wish: Wish,
     has_left: bool,
 }
 
 impl LockGuard {
     /// The guard of a hold that counts it already.
-    pub(crate) fn new(shared: Arc<SharedHold>) -> Self {
+    pub(crate) fn new((shared, wish): (Arc<SharedHold>, Wish)) -> Self {
         Self {
             shared,
+            wish,
             has_left: false,
         }
     }
@@ -134,7 +137,7 @@ impl LockGuard {
     /// it is not known whether the lock is free yet.
     pub async fn release(mut self) -> Result<(), Error> {
         self.has_left = true;
-        let released = self.shared.leave();
+        let released = self.shared.leave(self.wish);
         drop(self);
         released.await
     }
@@ -153,7 +156,7 @@ impl LockGuard {
 impl Drop for LockGuard {
     fn drop(&mut self) {
         if !self.has_left {
-            drop(self.shared.leave());
+            drop(self.shared.leave(self.wish));
         }
     }
 }

@@ -95,8 +95,8 @@ impl Lock {
     }
 
     /// Renews at most so many times by itself, so that a task that hangs does
-    /// not keep the lock for ever. In a [session](crate::Session) it has no
-    /// effect.
+    /// not keep the lock for ever; and as long as another guard of its owner is
+    /// there that wants more. In a [session](crate::Session) it has no effect.
     pub fn max_renewals(mut self, renewals: u32) -> Self {
         self.max_renewals = Some(renewals);
         self
@@ -334,9 +334,9 @@ impl Lock {
             let Some(permit) = by(deadline, client.owners.lock(&id)).await else {
                 return Ok(None);
             };
-            let shared = Box::pin(re_enter(client, &request, session, wait, &permit)).await?;
-            if let Some(shared) = shared {
-                return Ok(Some(LockGuard::new(shared)));
+            let joined = Box::pin(re_enter(client, &request, session, wait, &permit)).await?;
+            if let Some(joined) = joined {
+                return Ok(joined.into_shared().map(LockGuard::new));
             }
             owner_permit = Some(permit);
         }

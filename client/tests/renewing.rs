@@ -66,6 +66,16 @@ async fn renewals_stop_at_their_number() {
 }
 
 #[tokio::test]
+async fn a_guard_that_has_gone_has_nothing_renewed() {
+    let server = TestServer::start();
+    let client = client_with_short_leases(&server).await;
+    let lock = client.lock("lock").owner("alice");
+    let hung = lock.clone().max_renewals(1).acquire().await.unwrap();
+    lock.acquire().await.unwrap().release().await.unwrap();
+    assert_eq!(soon("the end of it", hung.lost()).await, Lost::Expired);
+}
+
+#[tokio::test]
 async fn a_lease_that_was_given_is_not_renewed() {
     let server = TestServer::start();
     let client = client_with_short_leases(&server).await;

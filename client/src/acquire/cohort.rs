@@ -57,11 +57,11 @@ pub(crate) async fn take(
         }
         match by(deadline, position).await {
             Some(Some(offer)) => {
-                let joined = offer?;
+                let mut joined = offer?;
                 let hold = joined.hold();
                 // It may have taken a while until it was polled.
                 if let Some(hold) = hold.filter(|hold| hold.valid_for().is_ok()) {
-                    client.renewals.add(hold, request.renew);
+                    joined.wish = client.renewals.add(hold, request.renew);
                     return Ok(Some(joined));
                 }
             }

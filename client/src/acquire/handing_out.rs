@@ -49,10 +49,10 @@ pub(crate) fn hand_out(
     if let Some(mut owner) = handover.owner_permit {
         owner.set(&shared);
     }
-    let joined = Joined::new(shared);
+    let mut joined = Joined::new(shared);
     // An answer may take longer than the lease.
     hold.valid_for().map_err(Error::Lost)?;
-    client.renewals.add(&hold, request.renew);
+    joined.wish = client.renewals.add(&hold, request.renew);
     tracing::debug!(
         key = %String::from_utf8_lossy(&hold.key),
         owner = %String::from_utf8_lossy(&hold.owner),

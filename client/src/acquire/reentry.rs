@@ -6,7 +6,7 @@ use crate::backoff::Backoff;
 use crate::error::Error;
 use crate::holding::binding::Binding;
 use crate::holding::hold::Hold;
-use crate::holding::owner::{Joined, OwnerPermit, SharedHold};
+use crate::holding::owner::{Joined, OwnerPermit};
 use crate::request::{Request, Wait};
 use crate::shared::{Servers, Shared};
 
@@ -18,7 +18,7 @@ pub(crate) async fn re_enter(
     session: Option<&Arc<Binding>>,
     wait: Wait,
     owner_permit: &OwnerPermit,
-) -> Result<Option<Arc<SharedHold>>, Error> {
+) -> Result<Option<Joined>, Error> {
     let mut backoff = Backoff::default();
     loop {
         match (try_once(client, request, session, owner_permit).await, wait) {
@@ -39,9 +39,9 @@ async fn try_once(
     request: &Request,
     session: Option<&Arc<Binding>>,
     owner_permit: &OwnerPermit,
-) -> Result<Option<Arc<SharedHold>>, Error> {
+) -> Result<Option<Joined>, Error> {
     if let Some(shared) = owner_permit.join() {
-        let joined = Joined::new(Arc::clone(&shared));
+        let mut joined = Joined::new(Arc::clone(&shared));
         let hold = &shared.hold;
         let beyond = beyond(request, session, hold);
         let lease = match beyond {
@@ -51,8 +51,8 @@ async fn try_once(
         match (hold.renew(lease).await, beyond) {
             (Ok(()), Some(error)) => return Err(error),
             (Ok(()), None) => {
-                client.renewals.add(hold, request.renew);
-                return Ok(joined.into_shared());
+                joined.wish = client.renewals.add(hold, request.renew);
+                return Ok(Some(joined));
             }
             // It was lost: this is a new hold. What may be left of the old one has to
             // go first, or its guards would release the new one.

@@ -18,6 +18,7 @@ use crate::error::Error;
 use crate::holding::binding::{Binding, InUse};
 use crate::holding::release::{FirstOutcome, PendingRelease, settle_all};
 use crate::holding::server_hold::ServerHold;
+use crate::holding::wishes::Wishes;
 use crate::inspect::LockInfo;
 use crate::mutex::locked;
 use crate::process::Process;
@@ -93,6 +94,8 @@ pub(crate) struct Hold {
     asked_until: Arc<std::sync::Mutex<Moment>>,
     /// One renewal at a time, so that the last one sent is the last one carried out.
     renewing: Mutex<()>,
+    /// How often its guards want it renewed.
+    pub(crate) wishes: std::sync::Mutex<Wishes>,
     stragglers: std::sync::Mutex<JoinSet<Vote>>,
     /// Kept until it is released.
     _in_use: Option<InUse>,
@@ -117,6 +120,7 @@ impl Hold {
             release: watch::Sender::new(Release::NotBegun),
             asked_until: Arc::new((grant.sent_at + grant.lease).into()),
             renewing: Mutex::default(),
+            wishes: std::sync::Mutex::default(),
             stragglers: grant.stragglers.into(),
             _in_use: grant.in_use,
             runtime,
@@ -152,6 +156,7 @@ impl Hold {
             release: watch::Sender::new(Release::NotBegun),
             asked_until: Arc::clone(&self.asked_until),
             renewing: Mutex::default(),
+            wishes: std::sync::Mutex::default(),
             stragglers: std::mem::take(&mut *locked(&self.stragglers)).into(),
             // A session's hold is passed on to nobody.
             _in_use: None,

@@ -7,3 +7,4 @@ pub(crate) mod owner;
 pub(crate) mod release;
 pub(crate) mod renewal;
 pub(crate) mod server_hold;
+pub(crate) mod wishes;

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, Weak};
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::holding::hold::Hold;
+use crate::holding::wishes::Wish;
 use crate::keyed::{Content, KeyedMutex, Permit};
 use crate::lines::Lines;
 use crate::mutex::locked;
@@ -49,28 +50,36 @@ pub(crate) struct SharedHold {
 }
 
 /// A guard that nobody has yet. It leaves again if it comes to nothing.
-pub(crate) struct Joined(Option<Arc<SharedHold>>);
+pub(crate) struct Joined {
+    shared: Option<Arc<SharedHold>>,
+    /// How often it wants the hold renewed.
+    pub(crate) wish: Wish,
+}
 
 impl Joined {
     /// A guard that the hold counts already.
     pub(crate) fn new(shared: Arc<SharedHold>) -> Self {
-        Self(Some(shared))
+        Self {
+            shared: Some(shared),
+            wish: Wish::default(),
+        }
     }
 
     pub(crate) fn hold(&self) -> Option<&Arc<Hold>> {
-        self.0.as_ref().map(|shared| &shared.hold)
+        self.shared.as_ref().map(|shared| &shared.hold)
     }
 
     /// Somebody has it now.
-    pub(crate) fn into_shared(mut self) -> Option<Arc<SharedHold>> {
-        self.0.take()
+    pub(crate) fn into_shared(mut self) -> Option<(Arc<SharedHold>, Wish)> {
+        let shared = self.shared.take()?;
+        Some((shared, self.wish))
     }
 }
 
 impl Drop for Joined {
     fn drop(&mut self) {
-        if let Some(shared) = self.0.take() {
-            drop(shared.leave());
+        if let Some(shared) = self.shared.take() {
+            drop(shared.leave(self.wish));
         }
     }
 }
@@ -114,7 +123,11 @@ impl SharedHold {
     /// One guard less, whether or not somebody waits for the outcome. Only the
     /// last one asks the server; the others leave the hold to those that are
     /// left.
-    pub(crate) fn leave(&self) -> impl Future<Output = Result<(), Error>> + Send + 'static + use<> {
+    pub(crate) fn leave(
+        &self,
+        wish: Wish,
+    ) -> impl Future<Output = Result<(), Error>> + Send + 'static + use<> {
+        locked(&self.hold.wishes).remove(wish);
         let process = self.tasks.process().check();
         let is_this = process.is_ok();
         let valid = self.hold.valid_for().map(drop).map_err(Error::Lost);

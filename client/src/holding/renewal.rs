@@ -14,6 +14,7 @@ use tokio::time::{Instant, sleep_until};
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::holding::hold::Hold;
+use crate::holding::wishes::Wish;
 use crate::mutex::locked;
 use crate::request::Renew;
 use crate::validity::{Lost, margin};
@@ -48,7 +49,7 @@ struct New {
 
 #[derive(Default)]
 struct Queue {
-    holds: Vec<(Weak<Hold>, Renew)>,
+    holds: Vec<Weak<Hold>>,
     /// Whether the task looks here with every [`CLOCK_CHECK`].
     is_looked_at: bool,
     /// Whether the client is gone.
@@ -63,16 +64,19 @@ impl Renewals {
         Self { new }
     }
 
-    /// Looks after a hold until it is lost, and renews it so often.
+    /// Looks after a hold until it is lost, and renews it so often; as long as the guard
+    /// is there whose wish that is.
     ///
     /// Where that has time, the task is not woken for it: most holds are short.
-    pub(crate) fn add(&self, hold: &Arc<Hold>, renew: Renew) {
+    pub(crate) fn add(&self, hold: &Arc<Hold>, renew: Renew) -> Wish {
+        let wish = locked(&hold.wishes).add(renew);
         let has_time = due(hold) > Instant::now() + CLOCK_CHECK;
         let mut queue = locked(&self.new.queue);
-        queue.holds.push((Arc::downgrade(hold), renew));
+        queue.holds.push(Arc::downgrade(hold));
         if !(has_time && queue.is_looked_at && queue.holds.len() < NEW_MAX) {
             self.new.wake.notify_one();
         }
+        wish
     }
 }
 
@@ -96,8 +100,6 @@ impl Drop for Renewals {
 /// A hold that is looked after.
 struct Watched {
     hold: Weak<Hold>,
-    /// How many renewals are left.
-    left: Renew,
     /// When the next one is due.
     due: Option<Instant>,
     is_running: bool,
@@ -184,7 +186,7 @@ async fn checked(clock: (Instant, Moment)) -> (Instant, Moment) {
 }
 
 impl Watchdog {
-    fn add(&mut self, hold: Weak<Hold>, renew: Renew) {
+    fn add(&mut self, hold: Weak<Hold>) {
         if self.holds.len() >= self.sweep_at {
             self.sweep();
         }
@@ -195,14 +197,12 @@ impl Watchdog {
         let id = Arc::as_ptr(&present).addr();
         let watched = self.holds.entry(id).or_insert(Watched {
             hold,
-            left: Renew::Never,
             due: None,
             is_running: false,
             again: false,
             is_failing: false,
         });
-        watched.left = more(watched.left, renew);
-        if watched.left != Renew::Never && watched.due.is_none() && !watched.is_running {
+        if is_to_be_renewed(&present) && watched.due.is_none() && !watched.is_running {
             self.plan(id, due(&present));
         }
     }
@@ -216,8 +216,8 @@ impl Watchdog {
             }
             let holds = std::mem::take(&mut queue.holds);
             drop(queue);
-            for (hold, renew) in holds {
-                self.add(hold, renew);
+            for hold in holds {
+                self.add(hold);
             }
         }
     }
@@ -259,7 +259,7 @@ impl Watchdog {
             return;
         };
         watched.is_running = true;
-        let renewed = watched.left != Renew::Never;
+        let renewed = is_to_be_renewed(&hold);
         self.running.push(Box::pin(async move {
             let result = match renewed {
                 true => hold.renew_now(hold.lease()).await,
@@ -288,10 +288,10 @@ impl Watchdog {
             Ok(()) => {
                 watched.is_failing = false;
                 if outcome.renewed {
-                    watched.left = less(watched.left);
+                    locked(&hold.wishes).renewed();
                     tracing::trace!(token = hold.token, "a lease was renewed");
                 }
-                (watched.left != Renew::Never).then(|| due(&hold))
+                is_to_be_renewed(&hold).then(|| due(&hold))
             }
             Err(Error::Lost(why)) => {
                 if why != Lost::Released {
@@ -360,20 +360,8 @@ fn due(hold: &Hold) -> Instant {
     Instant::now() + left.saturating_sub(whole * 2 / 3)
 }
 
-fn more(one: Renew, other: Renew) -> Renew {
-    match (one, other) {
-        (Renew::Always, _) | (_, Renew::Always) => Renew::Always,
-        (Renew::AtMost(one), Renew::AtMost(other)) => Renew::AtMost(one.max(other)),
-        (Renew::Never, renew) | (renew, Renew::Never) => renew,
-    }
-}
-
-fn less(renew: Renew) -> Renew {
-    match renew {
-        Renew::AtMost(0 | 1) | Renew::Never => Renew::Never,
-        Renew::AtMost(left) => Renew::AtMost(left - 1),
-        Renew::Always => Renew::Always,
-    }
+fn is_to_be_renewed(hold: &Hold) -> bool {
+    locked(&hold.wishes).want_more()
 }
 
 #[cfg(test)]
@@ -419,6 +407,21 @@ mod tests {
         assert_eq!(server.count("LOCK.RENEW"), 2);
         let took = begun.elapsed();
         assert!(took > LEASE * 3 / 2 && took < LEASE * 2, "{took:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_is_renewed_beyond_that_while_another_guard_wants_it() {
+        let server = FakeServer::new();
+        let (renewals, _disconnected) = start();
+        let hold = server.hold(LEASE);
+        renewals.add(&hold, Renew::AtMost(1));
+        let wish = renewals.add(&hold, Renew::Always);
+        sleep(LEASE * 10).await;
+        let renewed = server.count("LOCK.RENEW");
+        assert!(renewed >= 29, "{renewed} renewals");
+        locked(&hold.wishes).remove(wish);
+        assert_eq!(hold.lost().await, Lost::Expired);
+        assert_eq!(server.count("LOCK.RENEW"), renewed);
     }
 
     #[tokio::test(start_paused = true)]
@@ -615,11 +618,12 @@ mod tests {
         let server = FakeServer::new();
         let mut watchdog = Watchdog::default();
         let kept = server.hold(LEASE);
-        watchdog.add(Arc::downgrade(&kept), Renew::Always);
+        watchdog.add(Arc::downgrade(&kept));
         for _ in 0..10_000 {
-            watchdog.add(Arc::downgrade(&server.hold(LEASE)), Renew::Always);
+            watchdog.add(Arc::downgrade(&server.hold(LEASE)));
             let gone = server.hold(LEASE);
-            watchdog.add(Arc::downgrade(&gone), Renew::Never);
+            locked(&gone.wishes).add(Renew::Always);
+            watchdog.add(Arc::downgrade(&gone));
             drop(gone);
         }
         assert!(watchdog.holds.len() < 100, "{} holds", watchdog.holds.len());
