@@ -100,6 +100,39 @@ async fn who_waits_is_told_when_the_connection_that_subscribes_was_killed() {
     }
 }
 
+/// A node alone, which nobody has told its address, and one that tells none.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_without_an_address_are_where_the_client_was_led() {
+    let node = Cluster::node();
+    let mut observer = node.client();
+    observer.call("CLUSTER ADDSLOTSRANGE 0 16383");
+    eventually("it serves", || {
+        observer.bulk("CLUSTER INFO").contains("cluster_state:ok")
+    })
+    .await;
+    let url = format!("redis-cluster://{}", node.addr());
+    for endpoint in ["ip", "unknown-endpoint"] {
+        observer.call(&format!(
+            "CONFIG SET cluster-preferred-endpoint-type {endpoint}"
+        ));
+        let client = LockClient::connect(&url).await.unwrap();
+        let session = client.session().await.unwrap();
+        for lock in [client.lock("lock"), session.lock("lock")] {
+            let guard = client.lock("lock").acquire().await.unwrap();
+            let waiting = tokio::spawn(lock.acquire());
+            eventually("it waits", || node.info("lock_waiters") == 1).await;
+            guard.release().await.unwrap();
+            let granted = soon("its turn", waiting).await.unwrap().unwrap();
+            granted.release().await.unwrap();
+        }
+        client.post_events().await.unwrap();
+        let mut events = client.events().await.unwrap();
+        let guard = client.lock("lock").acquire().await.unwrap();
+        guard.release().await.unwrap();
+        soon("an event", events.next()).await.unwrap();
+    }
+}
+
 /// A session follows the connection to the node of its lock, and no other.
 async fn a_session_ends_with_its_connection(cluster: &Cluster, client: &LockClient) {
     let key = format!("{{{}}}session", tag(|slot| slot > 10923, 0));

@@ -67,12 +67,13 @@ impl Slots {
         Some(range.2.clone())
     }
 
-    /// Reads the reply of `CLUSTER SLOTS`.
-    pub(crate) fn learn(&self, reply: Value) -> Result<(), Error> {
+    /// Reads the reply of `CLUSTER SLOTS` that a node on this host gave.
+    pub(crate) fn learn(&self, reply: Value, host: &str) -> Result<(), Error> {
         // From slot, to slot, and for each node host, port, and more.
         let ranges: Vec<Vec<Value>> =
             redis::from_redis_value(reply).map_err(|error| Error::Reply(error.to_string()))?;
-        let ranges = ranges.into_iter().filter_map(range).collect();
+        let ranges = ranges.into_iter().filter_map(|told| range(told, host));
+        let ranges = ranges.collect();
         let mut known = locked(&self.ranges);
         *known = Some((Instant::now(), ranges));
         Ok(())
@@ -84,33 +85,38 @@ impl Slots {
     }
 }
 
-/// Host and port of each node in the reply of `CLUSTER SLOTS`, replicas too.
-pub(crate) fn nodes(reply: Value) -> Result<BTreeSet<(String, u16)>, Error> {
+/// Host and port of each node in the reply of `CLUSTER SLOTS` that a node on this host
+/// gave, replicas too.
+pub(crate) fn nodes(reply: Value, host: &str) -> Result<BTreeSet<(String, u16)>, Error> {
     let ranges: Vec<Vec<Value>> =
         redis::from_redis_value(reply).map_err(|error| Error::Reply(error.to_string()))?;
     let nodes = ranges
         .into_iter()
         .flat_map(|range| range.into_iter().skip(2));
-    Ok(nodes.filter_map(node).collect())
+    Ok(nodes.filter_map(|told| node(told, host)).collect())
 }
 
-fn range(told: Vec<Value>) -> Option<Range> {
+fn range(told: Vec<Value>, host: &str) -> Option<Range> {
     let mut told = told.into_iter();
     let (from, to) = (number(told.next()?)?, number(told.next()?)?);
-    Some((from, to, node(told.next()?)?))
+    Some((from, to, node(told.next()?, host)?))
 }
 
-fn node(told: Value) -> Option<(String, u16)> {
+/// A node that names no host of its own is where the client was led.
+fn node(told: Value, answered: &str) -> Option<(String, u16)> {
     let Value::Array(told) = told else {
         return None;
     };
     let mut told = told.into_iter();
-    let Value::BulkString(host) = told.next()? else {
-        return None;
+    let host = match told.next()? {
+        Value::Nil => String::new(),
+        Value::BulkString(host) => String::from_utf8(host).ok()?,
+        _ => return None,
     };
-    let host = String::from_utf8(host)
-        .ok()
-        .filter(|host| !host.is_empty())?;
+    let host = match host.as_str() {
+        "" | "?" => answered.into(),
+        _ => host,
+    };
     Some((host, number(told.next()?)?))
 }
 
@@ -156,15 +162,33 @@ mod tests {
         let told = Value::Array(vec![
             range(0, 12181, node("a", 1)),
             range(12182, 12182, node("b", 2)),
-            range(12183, 16383, node("", 3)),
+            range(
+                12183,
+                16383,
+                Value::Array(vec![Value::Int(0), Value::Int(3)]),
+            ),
         ]);
         let slots = Slots::default();
         assert_eq!(slots.address_of(b"foo"), None);
-        slots.learn(told).unwrap();
+        slots.learn(told, "c").unwrap();
         assert_eq!(slots.address_of(b"foo"), Some(("b".into(), 2)));
         assert_eq!(slots.address_of(b"x{foo}y"), Some(("b".into(), 2)));
         assert_eq!(slots.address_of(b"123456789"), None, "it has no host");
         slots.forget();
         assert_eq!(slots.address_of(b"foo"), None);
+    }
+
+    #[test]
+    fn a_node_without_a_host_is_on_the_one_that_answered() {
+        let unknown = Value::Array(vec![Value::Nil, Value::Int(3)]);
+        for node in [node("", 3), node("?", 3), unknown] {
+            let range = Value::Array(vec![Value::Int(0), Value::Int(16383), node]);
+            let told = Value::Array(vec![range]);
+            let slots = Slots::default();
+            slots.learn(told.clone(), "c").unwrap();
+            assert_eq!(slots.address_of(b"foo"), Some(("c".into(), 3)));
+            let all: Vec<_> = nodes(told, "c").unwrap().into_iter().collect();
+            assert_eq!(all, [("c".into(), 3)]);
+        }
     }
 }

@@ -154,6 +154,19 @@ impl Target {
         }
     }
 
+    /// The host to which a client of a cluster was led: nodes that name none of their own
+    /// are all there.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn host(&self) -> &str {
+        match self {
+            Self::Cluster { node, .. } => match node.addr() {
+                ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => host,
+                _ => "",
+            },
+            _ => "",
+        }
+    }
+
     /// Returns whether keys are on several nodes.
     pub(crate) fn is_cluster(&self) -> bool {
         #[cfg(feature = "cluster")]

@@ -31,7 +31,7 @@ impl Node {
             return Ok(Address(Some(known)));
         }
         let slots = self.call(key, &commands::cluster_slots()).await?;
-        self.slots.learn(slots.value)?;
+        self.slots.learn(slots.value, self.target.host())?;
         match self.slots.address_of(key) {
             Some(found) => Ok(Address(Some(found))),
             None => Err(Error::unavailable(
@@ -67,7 +67,7 @@ impl Node {
         #[cfg(feature = "cluster")]
         {
             let nodes = self.call(b"", &commands::cluster_slots()).await?.value;
-            let nodes = crate::servers::slots::nodes(nodes)?.into_iter();
+            let nodes = crate::servers::slots::nodes(nodes, self.target.host())?.into_iter();
             Ok(nodes
                 .map(|(host, port)| (format!("{host}:{port}"), Address(Some((host, port)))))
                 .collect())
