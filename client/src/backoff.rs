@@ -9,22 +9,28 @@ use crate::clock::Moment;
 /// Random pauses, each twice as long on average as the one before.
 pub(crate) struct Backoff {
     longest: Duration,
+    /// What that grows to.
+    limit: Duration,
 }
 
 impl Default for Backoff {
     fn default() -> Self {
-        Self {
-            longest: Duration::from_millis(20),
-        }
+        Self::up_to(Duration::from_millis(500))
     }
 }
 
 impl Backoff {
-    const LONGEST: Duration = Duration::from_millis(500);
+    /// Pauses that grow to this.
+    pub(crate) fn up_to(limit: Duration) -> Self {
+        Self {
+            longest: Duration::from_millis(20).min(limit),
+            limit,
+        }
+    }
 
     fn next(&mut self) -> Duration {
         let pause = rand::random_range(self.longest / 4..=self.longest);
-        self.longest = (self.longest * 2).min(Self::LONGEST);
+        self.longest = (self.longest * 2).min(self.limit);
         pause
     }
 

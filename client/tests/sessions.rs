@@ -341,6 +341,29 @@ async fn who_waits_for_one_has_it_bound_to_the_sessions_connection() {
     other.release().await.unwrap();
 }
 
+/// The server has not seen the end of their connections.
+#[tokio::test]
+async fn sessions_that_ended_in_an_outage_end_on_the_server_after_it() {
+    let server = TestServer::start();
+    let proxy = Proxy::to(server.addr()).unwrap();
+    let builder = LockClient::builder().response_timeout(Duration::from_millis(100));
+    let client = builder.connect(format!("redis://{}", proxy.addr()));
+    let client = client.await.unwrap();
+    let (closed, dropped) = (client.session().await, client.session().await);
+    let (closed, dropped) = (closed.unwrap(), dropped.unwrap());
+    let _guard = closed.lock("lock").acquire().await.unwrap();
+    let _other = dropped.lock("other").acquire().await.unwrap();
+    assert_eq!(server.info("lock_sessions"), 2);
+    proxy.swallow_on(|| true);
+    proxy.set(Fate::Down);
+    drop(dropped);
+    soon("it is tried", closed.close()).await;
+    assert_eq!(server.info("lock_sessions"), 2);
+    proxy.set(Fate::Passes);
+    eventually("they end", || server.info("lock_sessions") == 0).await;
+    assert_eq!(server.client().int("EXISTS lock other"), 0);
+}
+
 #[tokio::test]
 async fn guards_of_one_owner_share_a_hold_of_their_session() {
     let server = TestServer::start();

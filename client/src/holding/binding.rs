@@ -18,8 +18,9 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use redis::{Cmd, Value};
-use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::sync::{OwnedSemaphorePermit, oneshot, watch};
 
+use crate::backoff::Backoff;
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::mutex::locked;
@@ -27,6 +28,9 @@ use crate::process::Process;
 use crate::servers::connection::{Connection, ConnectionName};
 use crate::servers::node::{Address, Ask, Node, Reply};
 use crate::validity::Lost;
+
+/// How long to wait at most until a server is asked again to close a connection.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// A session's connections, while it lives.
 pub(crate) struct Binding {
@@ -114,25 +118,44 @@ impl Binding {
 
     /// Ends it: all holds are lost, and then the connections close.
     pub(crate) fn end(self: &Arc<Self>, why: Lost) {
-        let names = self.end_here(why);
-        if names.is_empty() || !self.process.is_this() {
-            return;
-        }
-        // A process that was forked from this one would keep them open.
-        let node = Arc::clone(&self.node);
-        self.node.runtime().spawn(async move {
-            let _ = node.kill_everywhere(&names).await;
-        });
+        drop(self.end_everywhere(why));
     }
 
     /// Ends it, and waits until the servers have closed the connections or did
     /// not answer.
     pub(crate) async fn close(self: &Arc<Self>) {
-        let names = self.end_here(Lost::Disconnected);
-        if self.process.is_this() {
-            // The connections close anyway, if a little later.
-            let _ = self.node.kill_everywhere(&names).await;
+        // Nothing is sent.
+        let _ = self.end_everywhere(Lost::Disconnected).await;
+    }
+
+    /// Ends it here, and has the servers close the connections: a process that was
+    /// forked from this one would keep them open, and a server that has not seen their
+    /// end would keep up the holds. It is tried again until that is answered, as long
+    /// as the client is there. What is returned ends with the first try.
+    fn end_everywhere(&self, why: Lost) -> oneshot::Receiver<()> {
+        let names = self.end_here(why);
+        let (first, tried) = oneshot::channel();
+        if names.is_empty() || !self.process.is_this() {
+            return tried;
         }
+        let mut node = Arc::clone(&self.node);
+        self.node.runtime().spawn(async move {
+            let mut first = Some(first);
+            let mut backoff = Backoff::up_to(LONGEST_PAUSE);
+            while let Err(error) = node.kill_everywhere(&names).await {
+                if first.take().is_some() {
+                    tracing::debug!(%error, "a session is not ended on its servers yet");
+                }
+                let weak = Arc::downgrade(&node);
+                drop(node);
+                backoff.pause_before(None).await;
+                let Some(again) = weak.upgrade() else {
+                    return;
+                };
+                node = again;
+            }
+        });
+        tried
     }
 
     /// Returns what the servers call the connections.

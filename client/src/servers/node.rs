@@ -418,13 +418,16 @@ impl Node {
         self: &Arc<Self>,
         names: &[ConnectionName],
     ) -> Result<(), Error> {
+        let mut outcome = Ok(());
         for name in names {
             match self.call_everywhere(&name.kill()).await {
-                Ok(_) | Err(Error::Server { .. }) => {}
-                Err(error) => return Err(error),
+                Ok(_) => {}
+                // The user may not kill.
+                Err(error) if error.is_of_the_command() => {}
+                Err(error) => outcome = Err(error),
             }
         }
-        Ok(())
+        outcome
     }
 
     async fn close_one(self: &Arc<Self>, key: &[u8], name: &ConnectionName) -> Result<(), Error> {
