@@ -1,6 +1,5 @@
 //! Giving a hold back, again and again until that is done.
 
-use std::ops::RangeInclusive;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -8,7 +7,6 @@ use futures_util::future::join_all;
 use redis::Cmd;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
-use tokio::time::sleep;
 
 use crate::backoff::Backoff;
 use crate::clock::Moment;
@@ -40,8 +38,8 @@ pub(crate) struct PendingRelease {
 /// The first outcome on one server, once there is one.
 pub(crate) type FirstOutcome = oneshot::Receiver<Result<Reply, Error>>;
 
-/// How often to try to give up an abandoned place, in milliseconds: there may be many.
-const GIVEN_UP_EVERY_MS: RangeInclusive<u64> = 500..=2_000;
+/// How long to wait at most until an abandoned place is given up again: there may be many.
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// A place in the queue that could not be given up. In its turn it would be granted the
 /// lock, for nobody, until nobody has claimed it.
@@ -57,9 +55,8 @@ impl AbandonedPlace {
     /// Gives it up, as long as the server may keep it and the client lives.
     pub(crate) async fn give_up(self) {
         let release = commands::release(&self.key, &self.owner, None);
-        while Moment::now() < self.ends {
-            let pause_ms = rand::random_range(GIVEN_UP_EVERY_MS);
-            sleep(Duration::from_millis(pause_ms)).await;
+        let mut backoff = Backoff::up_to(LONGEST_PAUSE);
+        while backoff.pause_within(self.ends).await {
             let Some(node) = self.node.upgrade() else {
                 return;
             };
