@@ -419,6 +419,7 @@ impl Hold {
         };
         // No renewal may come after this.
         self.lose(Lost::Released);
+        self.server_holds.iter().for_each(ServerHold::renew_no_more);
         tasks.spawn(async move {
             releasing.carry_out().await;
             settled();
@@ -607,5 +608,22 @@ mod tests {
         let asked: Vec<_> = slow.asked().into_iter().map(|(_, asked)| asked).collect();
         let renewal = |lease_ms| format!("LOCK.RENEW k o LEASE {lease_ms} FENCE 7");
         assert_eq!(asked, [renewal(3_000), renewal(60_000)]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_renewal_that_waited_for_another_is_not_sent_after_the_release() {
+        let servers = [(); 3].map(|()| FakeServer::new());
+        let hold = FakeServer::hold_on(&servers.each_ref(), SHORT);
+        let slow = &servers[0];
+        slow.will([Answer::SaysAfter(SHORT / 10, 1)]);
+        for _ in 0..2 {
+            hold.renew(SHORT).await.unwrap();
+        }
+        hold.begin_release(&Tasks::new(Handle::current()), || {});
+        hold.released().await.unwrap();
+        sleep(SHORT).await;
+        let asked: Vec<_> = slow.asked().into_iter().map(|(_, asked)| asked).collect();
+        assert_eq!(asked.len(), 2, "{asked:?}");
+        assert_eq!(asked[1], "LOCK.RELEASE k o FENCE 7 ALL");
     }
 }

@@ -36,6 +36,11 @@ impl ServerHold {
         }
     }
 
+    /// Has no renewal be sent that still waits for the one before.
+    pub(crate) fn renew_no_more(&self) {
+        self.renewals.asked.fetch_add(1, Ordering::SeqCst);
+    }
+
     /// Renews once the renewal before is answered, unless a later one waits for that,
     /// too. Returns for how many milliseconds it is good at least, if it is held.
     pub(crate) fn renew(
