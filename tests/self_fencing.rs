@@ -269,7 +269,7 @@ fn a_server_at_which_nobody_has_asked_for_a_while_was_not_paused() {
 #[test]
 fn a_server_whose_clockwork_turns_slowly_was_not_paused() {
     let mut scene = Scene::set();
-    let slow = "CONFIG SET hz 1 dynamic-hz no repl-ping-replica-period 3600";
+    let slow = "CONFIG SET hz 1 repl-ping-replica-period 3600";
     assert_eq!(scene.observer.call(slow), status("OK"));
     let mut written = || {
         let info = scene.observer.bulk("INFO replication");
