@@ -198,15 +198,20 @@ fn where_all_holders_must_go_one_that_waits_is_enough() {
     assert!(queued, "nobody is in front of it any more");
 }
 
+/// A client that may do everything, and one of a user with these rights.
+fn with_rights(server: &TestServer, rights: &str) -> (Client, Client) {
+    let (mut admin, mut low) = (server.client(), server.client());
+    let rules = format!("ACL SETUSER low on nopass {rights}");
+    assert_eq!(admin.call(&rules), status("OK"));
+    assert_eq!(low.call("AUTH low x"), status("OK"));
+    (admin, low)
+}
+
 /// A user that may use some of the keys of a cycle.
 #[test]
 fn a_deadlock_names_no_key_that_its_user_may_not_read() {
     let server = TestServer::start();
-    let mut admin = server.client();
-    let rules = "ACL SETUSER low on nopass ~mine:* +lock.acquire";
-    assert_eq!(admin.call(rules), status("OK"));
-    let mut low = server.client();
-    assert_eq!(low.call("AUTH low x"), status("OK"));
+    let (mut admin, mut low) = with_rights(&server, "~mine:* +lock.acquire");
     // low's `me` waits for `known`, who waits for `hidden`, who waits for `me`.
     hold(&mut admin, "secret:b", "me", "");
     hold(&mut admin, "secret:a", "hidden", "");
@@ -235,11 +240,7 @@ fn a_deadlock_names_no_key_that_its_user_may_not_read() {
 #[test]
 fn a_deadlock_that_comes_while_a_user_waits_names_no_key_that_it_may_not_read() {
     let server = TestServer::start();
-    let mut admin = server.client();
-    let rules = "ACL SETUSER low on nopass ~mine:* +lock.acquire";
-    assert_eq!(admin.call(rules), status("OK"));
-    let mut low = server.client();
-    assert_eq!(low.call("AUTH low x"), status("OK"));
+    let (mut admin, mut low) = with_rights(&server, "~mine:* +lock.acquire");
     hold(&mut admin, "mine:1", "known", "");
     hold(&mut admin, "secret", "other", "");
     low.send("LOCK.ACQUIRE mine:1 me BLOCK 0");
@@ -259,11 +260,7 @@ fn a_deadlock_that_comes_while_a_user_waits_names_no_key_that_it_may_not_read() 
 #[test]
 fn a_deadlock_of_two_names_no_key_that_its_user_may_not_read() {
     let server = TestServer::start();
-    let mut admin = server.client();
-    let rules = "ACL SETUSER low on nopass ~mine:* %W~written +lock.acquire";
-    assert_eq!(admin.call(rules), status("OK"));
-    let mut low = server.client();
-    assert_eq!(low.call("AUTH low x"), status("OK"));
+    let (mut admin, mut low) = with_rights(&server, "~mine:* %W~written +lock.acquire");
     // A key that it may write to alone is not one that it may read.
     for key in ["secret:payroll", "written"] {
         hold(&mut admin, key, "victim", "");

@@ -80,6 +80,14 @@ impl Scene {
     }
 
     #[track_caller]
+    fn await_grant_of(&mut self, key: &str) {
+        eventually("grants go on", || {
+            let reply = self.observer.call(&format!("LOCK.ACQUIRE {key} holder"));
+            matches!(reply, Value::Int(_))
+        });
+    }
+
+    #[track_caller]
     fn assert_granted(mut self) {
         assert_all_granted(&mut self.observer, std::mem::take(&mut self.waiters));
         self.primary.assert_sound();
@@ -200,12 +208,7 @@ fn after_a_pause_a_replica_that_stays_is_asked_and_grants_go_on() {
     scene.hold_and_wait("ended", "LEASE 1500");
     let replies = scene.pause_primary(&["LOCK.ACQUIRE free holder"], |_| {});
     assert_refused(&replies[0]);
-    eventually("grants go on", || {
-        matches!(
-            scene.observer.call("LOCK.ACQUIRE free holder"),
-            Value::Int(_)
-        )
-    });
+    scene.await_grant_of("free");
     scene.assert_granted();
 }
 
@@ -242,12 +245,7 @@ fn after_a_pause_in_which_nothing_was_written_a_replica_that_stays_is_asked() {
     assert_eq!(scene.observer.call(pings), status("OK"));
     let replies = scene.pause_primary(&["LOCK.ACQUIRE free holder"], |_| {});
     assert_refused(&replies[0]);
-    eventually("grants go on", || {
-        matches!(
-            scene.observer.call("LOCK.ACQUIRE free holder"),
-            Value::Int(_)
-        )
-    });
+    scene.await_grant_of("free");
 }
 
 /// So much time passes on the server, while nobody asks for a lock.
@@ -295,10 +293,7 @@ fn a_server_that_was_stopped_while_writes_are_paused_asks_after_that() {
         scene.observer.info("uptime_in_seconds") >= up_s + 2
     });
     assert_eq!(scene.observer.call("CLIENT UNPAUSE"), status("OK"));
-    eventually("grants go on", || {
-        let reply = scene.observer.call("LOCK.ACQUIRE k holder");
-        matches!(reply, Value::Int(_))
-    });
+    scene.await_grant_of("k");
     scene.primary.assert_sound();
 }
 

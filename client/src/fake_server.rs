@@ -66,6 +66,11 @@ impl FakeServer {
         self.asked.lock().unwrap().clone()
     }
 
+    /// What it was asked, in order.
+    pub(crate) fn commands(&self) -> Vec<String> {
+        self.asked().into_iter().map(|(_, asked)| asked).collect()
+    }
+
     /// How often it was asked for this.
     pub(crate) fn count(&self, command: &str) -> usize {
         let asked = self.asked.lock().unwrap();

@@ -331,7 +331,7 @@ mod tests {
         }
         drop(attempt);
         tasks.idle().await;
-        server.asked().into_iter().map(|(_, asked)| asked).collect()
+        server.commands()
     }
 
     fn refused() -> Result<Option<u64>, Error> {

@@ -605,7 +605,7 @@ mod tests {
         assert!(hold.valid_for().unwrap() > SHORT, "a majority has answered");
         assert_eq!(slow.asked().len(), 1);
         sleep(SHORT / 5).await;
-        let asked: Vec<_> = slow.asked().into_iter().map(|(_, asked)| asked).collect();
+        let asked = slow.commands();
         let renewal = |lease_ms| format!("LOCK.RENEW k o LEASE {lease_ms} FENCE 7");
         assert_eq!(asked, [renewal(3_000), renewal(60_000)]);
     }
@@ -622,7 +622,7 @@ mod tests {
         hold.begin_release(&Tasks::new(Handle::current()), || {});
         hold.released().await.unwrap();
         sleep(SHORT).await;
-        let asked: Vec<_> = slow.asked().into_iter().map(|(_, asked)| asked).collect();
+        let asked = slow.commands();
         assert_eq!(asked.len(), 2, "{asked:?}");
         assert_eq!(asked[1], "LOCK.RELEASE k o FENCE 7 ALL");
     }

@@ -239,7 +239,7 @@ mod tests {
         let name = ConnectionName::parse("id=5 addr=a:1 laddr=b:2").unwrap();
         release.unanswered = Some(name);
         settled(release).await.0.unwrap();
-        let asked: Vec<_> = server.asked().into_iter().map(|(_, asked)| asked).collect();
+        let asked = server.commands();
         assert_eq!(asked, ["close 5", "LOCK.RELEASE k o ALL"]);
     }
 }
