@@ -85,7 +85,8 @@ impl FakeServer {
 
     /// As [`FakeServer::hold`], on several.
     pub(crate) fn hold_on(servers: &[&Arc<Self>], lease: Duration) -> Arc<Hold> {
-        let held = |server: &&Arc<Self>| ServerHold::new(Arc::new(Arc::clone(server)), Some(7));
+        let held =
+            |server: &&Arc<Self>| ServerHold::new(Arc::new(Arc::clone(server)), Some(7), None);
         let grant = Grant {
             key: b"k".to_vec(),
             owner: b"o".to_vec(),

@@ -18,11 +18,10 @@ use crate::error::Error;
 use crate::guard::{HoldHandle, LockGuard};
 use crate::holding::binding::Binding;
 use crate::holding::owner::Joined;
-use crate::holding::server_hold::ServerHold;
 use crate::inspect::LockInfo;
 use crate::request::{Mode, Renew, Replicas, Request, Wait};
 use crate::servers::node::by;
-use crate::shared::{ATTEMPT_SUFFIX_BYTES, Servers, Shared, as_asked};
+use crate::shared::{ATTEMPT_SUFFIX_BYTES, Servers, Shared};
 use crate::validity::whole_ms;
 
 /// The greatest token.
@@ -350,10 +349,7 @@ impl Lock {
             Servers::One { node, waits, .. } => {
                 let servers = (node, waits);
                 let taking = single::take(client, servers, &request, wait, session, owner_permit);
-                Box::pin(taking).await?.map(|(attempt, granted)| {
-                    let held = ServerHold::new(as_asked(node), Some(granted.token));
-                    (attempt, (vec![held], granted.sent_at))
-                })
+                Box::pin(taking).await?
             }
             Servers::Many(nodes) => {
                 let client = &self.client;

@@ -5,7 +5,7 @@ mod support;
 use std::time::{Duration, Instant};
 
 use redis_lock_client::{LockClient, Lost};
-use redis_lock_testing::{Cluster, slot, tag};
+use redis_lock_testing::{Cluster, Fate, Proxy, TestServer, slot, tag};
 
 use support::{eventually, soon};
 
@@ -100,9 +100,8 @@ async fn who_waits_is_told_when_the_connection_that_subscribes_was_killed() {
     }
 }
 
-/// A node alone, which nobody has told its address, and one that tells none.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nodes_without_an_address_are_where_the_client_was_led() {
+/// A cluster of one node.
+async fn one_node() -> TestServer {
     let node = Cluster::node();
     let mut observer = node.client();
     observer.call("CLUSTER ADDSLOTSRANGE 0 16383");
@@ -110,6 +109,40 @@ async fn nodes_without_an_address_are_where_the_client_was_led() {
         observer.bulk("CLUSTER INFO").contains("cluster_state:ok")
     })
     .await;
+    node
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_renewal_sent_again_within_the_cluster_leaves_no_more_than_is_relied_upon() {
+    let node = one_node().await;
+    let mut observer = node.client();
+    let proxy = Proxy::to(node.addr()).unwrap();
+    let port = proxy.addr().port();
+    observer.call(&format!("CONFIG SET cluster-announce-port {port}"));
+    let url = format!("redis-cluster://{}", proxy.addr());
+    let client = LockClient::connect(url).await.unwrap();
+    let lock = client.lock("lock").owner("alice").renew(false);
+    let short = Duration::from_secs(10);
+    let first = lock.clone().lease(short).acquire().await.unwrap();
+    proxy.set(Fate::CommandsHeld);
+    let renewal = tokio::spawn(async move { first.renew().await.map(|()| first) });
+    eventually("it is on the way", || proxy.seen("LOCK.RENEW") == 1).await;
+    proxy.hang_up();
+    let _first = soon("it is sent again", renewal).await.unwrap().unwrap();
+    let longer = lock.lease(10 * short).acquire().await.unwrap();
+    let mut left = || Duration::from_millis(observer.int("PTTL lock") as u64);
+    assert!(left() > short);
+    proxy.set(Fate::Passes);
+    eventually("the first one arrives", || left() <= short).await;
+    let left = left();
+    assert!(longer.valid_for() <= left, "{left:?} are left");
+}
+
+/// A node alone, which nobody has told its address, and one that tells none.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_without_an_address_are_where_the_client_was_led() {
+    let node = one_node().await;
+    let mut observer = node.client();
     let url = format!("redis-cluster://{}", node.addr());
     for endpoint in ["ip", "unknown-endpoint"] {
         observer.call(&format!(

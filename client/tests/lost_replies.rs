@@ -196,6 +196,36 @@ async fn a_renewal_that_arrives_late_leaves_no_more_than_is_relied_upon() {
 }
 
 #[tokio::test]
+async fn a_claim_that_arrives_late_leaves_no_more_than_is_relied_upon() {
+    let server = TestServer::start();
+    let mut observer = server.client();
+    observer.call("CONFIG SET lock.claim-timeout 600000");
+    observer.call("ACL SETUSER no-kill on >secret ~* &* +@all -client|kill");
+    let proxy = Proxy::to(server.addr()).unwrap();
+    let client = LockClient::builder()
+        .response_timeout(RESPONSE)
+        .connect(format!("redis://no-kill:secret@{}", proxy.addr()))
+        .await
+        .unwrap();
+    let rival = connect(&server).await;
+    let held = take(&rival, "lock").await;
+    let short = 10 * RESPONSE;
+    let lock = client.lock("lock").owner("alice").renew(false);
+    let waiting = tokio::spawn(lock.clone().lease(short).acquire());
+    eventually("it waits", || server.info("lock_waiters") == 1).await;
+    proxy.set(Fate::CommandsHeld);
+    held.release().await.unwrap();
+    // It is told on another connection, while its claim still lies in the proxy.
+    let _granted = soon("its grant", waiting).await.unwrap().unwrap();
+    let longer = lock.lease(10 * short).acquire().await.unwrap();
+    proxy.set(Fate::Passes);
+    let mut left = || Duration::from_millis(observer.int("PTTL lock") as u64);
+    eventually("the claim arrives", || left() <= short).await;
+    let left = left();
+    assert!(longer.valid_for() <= left, "{left:?} are left");
+}
+
+#[tokio::test]
 async fn a_holder_that_is_cut_off_is_told_and_then_gives_back() {
     let server = TestServer::start();
     let proxy = Proxy::to(server.addr()).unwrap();

@@ -178,6 +178,13 @@ impl Proxy {
         self.network.changed.notify_all();
     }
 
+    /// Closes all connections for their clients. What lies in the proxy may still arrive.
+    pub fn hang_up(&self) {
+        for link in &self.network.state().links {
+            let _ = link.client.shutdown(Shutdown::Both);
+        }
+    }
+
     /// How many commands of this name have come by. Each counts that comes in one
     /// piece.
     pub fn seen(&self, name: &str) -> usize {

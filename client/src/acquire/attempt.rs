@@ -49,6 +49,8 @@ pub(crate) struct Attempt {
     connection: Option<WaitingConnection>,
     /// A connection on which something will stay unanswered.
     unanswered: Option<ConnectionName>,
+    /// How many renewals may yet be carried out.
+    unanswered_renewals: usize,
     /// Unanswered acquires on several servers.
     pub(crate) votes: JoinSet<Vote>,
     /// The servers on which it leaves nothing, of several.
@@ -88,6 +90,7 @@ impl Attempt {
             token: None,
             connection: None,
             unanswered: None,
+            unanswered_renewals: 0,
             votes: JoinSet::new(),
             clean_servers: Vec::new(),
             session: None,
@@ -113,9 +116,20 @@ impl Attempt {
     }
 
     /// What starts the lease of the granted hold anew.
-    pub(crate) fn renewal(&self, token: u64) -> Cmd {
+    pub(crate) fn renewal(&mut self, token: u64) -> Cmd {
+        self.unanswered_renewals += 1;
         let key = &self.request.key;
         commands::renew(key, &self.owner, whole_ms(self.lease()), Some(token))
+    }
+
+    /// That was answered, and is not carried out again.
+    pub(crate) fn renewal_answered(&mut self) {
+        self.unanswered_renewals -= 1;
+    }
+
+    /// The lease, in milliseconds, of a renewal that may yet be carried out.
+    pub(crate) fn lingering_ms(&self) -> Option<u64> {
+        (self.unanswered_renewals > 0).then(|| whole_ms(self.lease()))
     }
 
     /// A command goes out that may bring the hold.

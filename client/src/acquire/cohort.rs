@@ -21,10 +21,9 @@ use crate::acquire::single;
 use crate::backoff::Backoff;
 use crate::error::Error;
 use crate::holding::owner::{CohortName, Cohorts, Joined};
-use crate::holding::server_hold::ServerHold;
 use crate::request::{Request, Wait};
 use crate::servers::node::by;
-use crate::shared::{Servers, Shared, as_asked};
+use crate::shared::{Servers, Shared};
 use crate::validity::whole_ms;
 
 /// A task that is not polled for so long when its turn has come misses it.
@@ -86,8 +85,6 @@ async fn take_once(
     let Some((attempt, granted)) = taken else {
         return Ok(None);
     };
-    let held = ServerHold::new(as_asked(node), Some(granted.token));
-    let granted = (vec![held], granted.sent_at);
     hand_out(client, request, None, attempt, granted).map(Some)
 }
 

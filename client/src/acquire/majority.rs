@@ -136,6 +136,7 @@ async fn ask_all(
         return Ok(None);
     }
     let server_holds = nodes.iter().zip(tokens);
-    let server_holds = server_holds.map(|(node, token)| ServerHold::new(as_asked(node), token));
+    let server_holds =
+        server_holds.map(|(node, token)| ServerHold::new(as_asked(node), token, None));
     Ok(Some((server_holds.collect(), sent_at)))
 }

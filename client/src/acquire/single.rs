@@ -14,6 +14,7 @@ use crate::commands;
 use crate::error::Error;
 use crate::holding::binding::Binding;
 use crate::holding::owner::OwnerPermit;
+use crate::holding::server_hold::ServerHold;
 use crate::request::{Replicas, Request, Wait};
 use crate::servers::node::{Ask, Node, by};
 use crate::servers::waiting::Waits;
@@ -31,7 +32,7 @@ pub(crate) async fn take(
     wait: Wait,
     session: Option<&Arc<Binding>>,
     owner_permit: Option<OwnerPermit>,
-) -> Result<Option<(Attempt, Granted)>, Error> {
+) -> Result<Option<(Attempt, (Vec<ServerHold>, Moment))>, Error> {
     let named = request.owner.clone();
     let owner = named.unwrap_or_else(|| client.new_owner());
     let server: Arc<dyn Ask> = match session {
@@ -55,7 +56,9 @@ pub(crate) async fn take(
         Ok(Answer::Granted(granted)) => {
             // What was asked for it must not come after it has released the lock.
             taking.attempt.leave_place().await;
-            Ok(Some((taking.attempt, granted)))
+            let lingering_ms = taking.attempt.lingering_ms();
+            let held = ServerHold::new(as_asked(node), Some(granted.token), lingering_ms);
+            Ok(Some((taking.attempt, (vec![held], granted.sent_at))))
         }
         Ok(_) => {
             // It may have a place until now.
@@ -180,13 +183,16 @@ impl Taking<'_> {
         Ok(Answer::Granted(Granted { sent_at, ..granted }))
     }
 
-    async fn renew_where_it_waits(&self, token: u64) -> Result<bool, Error> {
+    async fn renew_where_it_waits(&mut self, token: u64) -> Result<bool, Error> {
         let cmd = self.attempt.renewal(token);
         let within = self.node.timeouts().response;
         let Some(connection) = self.attempt.connection() else {
             return Err(Error::timed_out());
         };
-        let renewed = connection.ask_within(within, &self.request.key, &cmd);
-        commands::found(&renewed.await?)
+        let renewed = connection
+            .ask_within(within, &self.request.key, &cmd)
+            .await?;
+        self.attempt.renewal_answered();
+        commands::found(&renewed)
     }
 }

@@ -126,6 +126,9 @@ impl Taking<'_> {
     pub(crate) async fn claim(&mut self, token: u64) -> Result<Answer, Error> {
         let renewal = self.attempt.renewal(token);
         let reply = self.send(&renewal).await?;
+        if !reply.resent {
+            self.attempt.renewal_answered();
+        }
         if !commands::found(&reply.value)? {
             return Ok(Answer::Over);
         }

@@ -18,7 +18,6 @@ pub(crate) struct ServerHold {
 }
 
 /// Its renewals: a server sets the lease that it is told last, whatever it was before.
-#[derive(Default)]
 struct Renewals {
     /// How many there were.
     asked: AtomicU64,
@@ -28,11 +27,15 @@ struct Renewals {
 }
 
 impl ServerHold {
-    pub(crate) fn new(server: Arc<dyn Ask>, token: Option<u64>) -> Self {
+    /// A renewal of `lingering_ms` may still be carried out, if there is one.
+    pub(crate) fn new(server: Arc<dyn Ask>, token: Option<u64>, lingering_ms: Option<u64>) -> Self {
         Self {
             server,
             token,
-            renewals: Arc::default(),
+            renewals: Arc::new(Renewals {
+                asked: AtomicU64::new(0),
+                lingering: Mutex::new(lingering_ms),
+            }),
         }
     }
 

@@ -78,7 +78,7 @@ impl Interruptions {
 
     /// Returns whether there was one that nobody has waited for, or there can be
     /// none.
-    fn happened(&self) -> bool {
+    pub(crate) fn happened(&self) -> bool {
         self.0.has_changed().unwrap_or(true)
     }
 }
@@ -328,6 +328,13 @@ impl Connection {
     /// Tells when the connection is closed.
     pub(crate) fn interruptions(&self) -> Interruptions {
         self.interruptions.clone()
+    }
+
+    /// As [`Connection::interruptions`], but for those of before.
+    pub(crate) fn interruptions_from_now(&self) -> Interruptions {
+        let mut interruptions = self.interruptions();
+        interruptions.0.mark_unchanged();
+        interruptions
     }
 
     /// Returns whether it is known to be closed.

@@ -348,9 +348,12 @@ impl Node {
         let (mut resent, mut redirected) = (false, false);
         loop {
             let connection = self.connection().await?;
+            let interruptions = connection.interruptions_from_now();
             let sent_at = Moment::now();
             let error = match self.send(&connection, key, cmd).await {
                 Ok(value) => {
+                    // In a cluster, the redis crate sends it again by itself.
+                    let resent = resent || self.target.is_cluster() && interruptions.happened();
                     return Ok(Reply {
                         value,
                         sent_at,
