@@ -85,8 +85,7 @@ impl FakeServer {
 
     /// As [`FakeServer::hold`], on several.
     pub(crate) fn hold_on(servers: &[&Arc<Self>], lease: Duration) -> Arc<Hold> {
-        let held =
-            |server: &&Arc<Self>| ServerHold::new(Arc::new(Arc::clone(server)), Some(7), None);
+        let held = |server: &&Arc<Self>| ServerHold::new(Arc::new(Arc::clone(server)), Some(7));
         let grant = Grant {
             key: b"k".to_vec(),
             owner: b"o".to_vec(),
@@ -94,6 +93,7 @@ impl FakeServer {
             lease,
             server_holds: servers.iter().map(held).collect(),
             sent_at: Moment::now(),
+            good_for: lease,
             session: None,
             in_use: None,
             stragglers: JoinSet::new(),

@@ -146,6 +146,9 @@ impl LockGuard {
     /// whatever becomes of other guards of its owner. Nobody renews it any more
     /// once none of them is left. Returns the token.
     ///
+    /// An acquire by the same owner meets that hold. If it is dropped or fails before it is
+    /// answered, it gives the hold back.
+    ///
     /// A hold of a [session](crate::Session) ends with that all the same.
     pub fn forget(self) -> u64 {
         self.shared.forget();

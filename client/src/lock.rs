@@ -110,7 +110,9 @@ impl Lock {
     ///
     /// An owner's name belongs to one client. Two clients that use the same
     /// one don't exclude each other, and a client that was started anew takes
-    /// over what its predecessor held by that name. Where two wait for one lock by the
+    /// over what its predecessor held by that name. A renewal of the predecessor may still
+    /// be on the way then, and make the lease as short as it was: release such a hold, and
+    /// acquire the lock anew. Where two wait for one lock by the
     /// same name, one of them may hear of its turn only a minute later. With a
     /// [`Redlock`](crate::Redlock) two clients do exclude each other: there only
     /// the guards of one client share a hold, and the name is at most 960 bytes.

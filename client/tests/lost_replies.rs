@@ -226,6 +226,34 @@ async fn a_claim_that_arrives_late_leaves_no_more_than_is_relied_upon() {
 }
 
 #[tokio::test]
+async fn a_renewal_of_a_forgotten_guard_that_arrives_late_leaves_no_more_than_is_relied_upon() {
+    let server = TestServer::start();
+    let mut observer = server.client();
+    observer.call("ACL SETUSER no-kill on >secret ~* &* +@all -client|kill");
+    let proxy = Proxy::to(server.addr()).unwrap();
+    let client = LockClient::builder()
+        .response_timeout(RESPONSE)
+        .connect(format!("redis://no-kill:secret@{}", proxy.addr()))
+        .await
+        .unwrap();
+    let lock = client.lock("lock").owner("alice").renew(false);
+    let short = 10 * RESPONSE;
+    let first = lock.clone().lease(short).acquire().await.unwrap();
+    let token = first.token();
+    proxy.set(Fate::CommandsHeld);
+    first.renew().await.unwrap_err();
+    first.forget();
+    // The same hold, and another guard.
+    let longer = lock.lease(10 * short).acquire().await.unwrap();
+    assert_eq!(longer.token(), token);
+    proxy.set(Fate::Passes);
+    let mut left = || Duration::from_millis(observer.int("PTTL lock") as u64);
+    eventually("it arrives", || left() <= short).await;
+    let left = left();
+    assert!(longer.valid_for() <= left, "{left:?} are left");
+}
+
+#[tokio::test]
 async fn a_holder_that_is_cut_off_is_told_and_then_gives_back() {
     let server = TestServer::start();
     let proxy = Proxy::to(server.addr()).unwrap();

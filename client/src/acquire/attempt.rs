@@ -18,11 +18,13 @@ use crate::holding::binding::{Binding, InUse};
 use crate::holding::hold::Vote;
 use crate::holding::owner::OwnerPermit;
 use crate::holding::release::{AbandonedPlace, FirstOutcome, PendingRelease, settle_all};
+use crate::holding::server_hold::ServerHold;
 use crate::request::Request;
 use crate::servers::connection::ConnectionName;
 use crate::servers::node::{Ask, Node};
 use crate::servers::places::Place;
 use crate::servers::waiting::WaitingConnection;
+use crate::shared::as_asked;
 use crate::tasks::Tasks;
 use crate::validity::whole_ms;
 
@@ -127,9 +129,16 @@ impl Attempt {
         self.unanswered_renewals -= 1;
     }
 
-    /// The lease, in milliseconds, of a renewal that may yet be carried out.
-    pub(crate) fn lingering_ms(&self) -> Option<u64> {
-        (self.unanswered_renewals > 0).then(|| whole_ms(self.lease()))
+    /// The hold on the one server that granted it. What lingers of an earlier hold of the
+    /// same token is this one's.
+    pub(crate) async fn hold_at(&self, node: &Arc<Node>, token: u64) -> ServerHold {
+        let owner = self.owner_permit.as_ref();
+        let forgotten = owner.and_then(|owner| owner.forgotten()?.hold_of(token));
+        let held = forgotten.unwrap_or_else(|| ServerHold::new(as_asked(node), Some(token)));
+        if self.unanswered_renewals > 0 {
+            held.note_lingering(whole_ms(self.lease())).await;
+        }
+        held
     }
 
     /// A command goes out that may bring the hold.

@@ -1,6 +1,7 @@
 //! Makes of a grant a hold that is looked after.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::acquire::attempt::Attempt;
 use crate::clock::Moment;
@@ -13,13 +14,22 @@ use crate::request::Request;
 use crate::shared::Shared;
 use crate::validity::whole_ms;
 
+/// What the servers granted.
+pub(crate) struct Taken {
+    pub(crate) server_holds: Vec<ServerHold>,
+    /// When the command was sent from which the lease counts.
+    pub(crate) sent_at: Moment,
+    /// For how long it is good from then on, at least.
+    pub(crate) good_for: Duration,
+}
+
 /// Makes a hold of a grant, with one guard that nobody has yet.
 pub(crate) fn hand_out(
     client: &Shared,
     request: &Request,
     session: Option<&Arc<Binding>>,
     attempt: Attempt,
-    (server_holds, sent_at): (Vec<ServerHold>, Moment),
+    taken: Taken,
 ) -> Result<Joined, Error> {
     let owner = attempt.owner.clone();
     let handover = attempt.granted();
@@ -28,8 +38,9 @@ pub(crate) fn hand_out(
         owner,
         mode: request.mode,
         lease: request.lease,
-        server_holds,
-        sent_at,
+        server_holds: taken.server_holds,
+        sent_at: taken.sent_at,
+        good_for: taken.good_for,
         session: session.cloned(),
         in_use: handover.in_use,
         stragglers: handover.stragglers,
@@ -42,7 +53,7 @@ pub(crate) fn hand_out(
         cohorts: Arc::clone(&client.cohorts),
         cohort: (request.key.clone(), whole_ms(request.lease)),
         left: pass_on.at_most,
-        until: sent_at + pass_on.within,
+        until: taken.sent_at + pass_on.within,
     });
     let shared = SharedHold::new(Arc::clone(&hold), client.tasks.clone(), owner, passing);
     let shared = Arc::new(shared);

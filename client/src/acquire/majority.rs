@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tokio::time::{Instant, sleep};
 
 use crate::acquire::attempt::Attempt;
+use crate::acquire::handing_out::Taken;
 use crate::clock::Moment;
 use crate::commands;
 use crate::error::Error;
@@ -17,9 +18,6 @@ use crate::shared::{Shared, as_asked};
 use crate::validity::Validity;
 use crate::votes::Votes;
 
-/// What a grant holds on each server, and when it was asked for.
-type Granted = (Vec<ServerHold>, Moment);
-
 /// Takes a lock on a majority. A task does it, so that a caller that is not polled any
 /// more keeps nobody from the turns of others.
 pub(crate) async fn take(
@@ -28,7 +26,7 @@ pub(crate) async fn take(
     request: &Request,
     wait: Wait,
     owner_permit: Option<OwnerPermit>,
-) -> Result<Option<(Attempt, Granted)>, Error> {
+) -> Result<Option<(Attempt, Taken)>, Error> {
     let (this, nodes, request) = (Arc::clone(client), nodes.to_vec(), request.clone());
     let taking = async move { take_in_turn(&this, &nodes, &request, wait, owner_permit).await };
     client.tasks.run(taking).await
@@ -45,7 +43,7 @@ async fn take_in_turn(
     request: &Request,
     wait: Wait,
     mut owner_permit: Option<OwnerPermit>,
-) -> Result<Option<(Attempt, Granted)>, Error> {
+) -> Result<Option<(Attempt, Taken)>, Error> {
     let _permit = match wait {
         Wait::No => None,
         // One task of this client asks at a time, first come, first served.
@@ -84,7 +82,7 @@ async fn ask_all(
     nodes: &[Arc<Node>],
     request: &Request,
     attempt: &mut Attempt,
-) -> Result<Option<Granted>, Error> {
+) -> Result<Option<Taken>, Error> {
     let Some(first) = nodes.first() else {
         return Ok(None);
     };
@@ -136,7 +134,10 @@ async fn ask_all(
         return Ok(None);
     }
     let server_holds = nodes.iter().zip(tokens);
-    let server_holds =
-        server_holds.map(|(node, token)| ServerHold::new(as_asked(node), token, None));
-    Ok(Some((server_holds.collect(), sent_at)))
+    let server_holds = server_holds.map(|(node, token)| ServerHold::new(as_asked(node), token));
+    Ok(Some(Taken {
+        server_holds: server_holds.collect(),
+        sent_at,
+        good_for: request.lease,
+    }))
 }

@@ -69,6 +69,10 @@ async fn try_once(
             Err(error) => return Err(error),
         }
     }
+    if let Some(forgotten) = owner_permit.forgotten() {
+        // Its renewal may be on the way, and must not come after the new one's lease.
+        forgotten.end_renewals().await;
+    }
     Ok(None)
 }
 

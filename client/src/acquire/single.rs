@@ -7,6 +7,7 @@ use futures_util::future::OptionFuture;
 use tokio::time::{Instant, sleep_until};
 
 use crate::acquire::attempt::Attempt;
+use crate::acquire::handing_out::Taken;
 use crate::acquire::taking::{Answer, Granted, Outage, Taking};
 use crate::backoff::Backoff;
 use crate::clock::Moment;
@@ -14,7 +15,6 @@ use crate::commands;
 use crate::error::Error;
 use crate::holding::binding::Binding;
 use crate::holding::owner::OwnerPermit;
-use crate::holding::server_hold::ServerHold;
 use crate::request::{Replicas, Request, Wait};
 use crate::servers::node::{Ask, Node, by};
 use crate::servers::waiting::Waits;
@@ -32,7 +32,7 @@ pub(crate) async fn take(
     wait: Wait,
     session: Option<&Arc<Binding>>,
     owner_permit: Option<OwnerPermit>,
-) -> Result<Option<(Attempt, (Vec<ServerHold>, Moment))>, Error> {
+) -> Result<Option<(Attempt, Taken)>, Error> {
     let named = request.owner.clone();
     let owner = named.unwrap_or_else(|| client.new_owner());
     let server: Arc<dyn Ask> = match session {
@@ -56,9 +56,14 @@ pub(crate) async fn take(
         Ok(Answer::Granted(granted)) => {
             // What was asked for it must not come after it has released the lock.
             taking.attempt.leave_place().await;
-            let lingering_ms = taking.attempt.lingering_ms();
-            let held = ServerHold::new(as_asked(node), Some(granted.token), lingering_ms);
-            Ok(Some((taking.attempt, (vec![held], granted.sent_at))))
+            let held = taking.attempt.hold_at(node, granted.token).await;
+            let good_for_ms = held.good_for_ms(whole_ms(request.lease)).await;
+            let taken = Taken {
+                server_holds: vec![held],
+                sent_at: granted.sent_at,
+                good_for: Duration::from_millis(good_for_ms),
+            };
+            Ok(Some((taking.attempt, taken)))
         }
         Ok(_) => {
             // It may have a place until now.

@@ -1,10 +1,10 @@
 //! A hold: how long it is valid, its renewal, its release.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use futures_util::future::{join, select_all};
+use futures_util::future::{join, join_all, select_all};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::Value;
 use tokio::runtime::Handle;
@@ -58,6 +58,8 @@ pub(crate) struct Grant {
     pub(crate) server_holds: Vec<ServerHold>,
     /// When the command was sent from which the lease counts.
     pub(crate) sent_at: Moment,
+    /// For how long it is good from then on, at least.
+    pub(crate) good_for: Duration,
     /// The session that it is bound to.
     pub(crate) session: Option<Arc<Binding>>,
     pub(crate) in_use: Option<InUse>,
@@ -89,6 +91,8 @@ pub(crate) struct Hold {
     good_for_ms: AtomicU64,
     validity: watch::Sender<Validity>,
     release: watch::Sender<Release>,
+    /// Whether it is left to its lease.
+    is_forgotten: AtomicBool,
     /// When the lease ends that was last asked for, whether or not that was
     /// answered.
     asked_until: Arc<std::sync::Mutex<Moment>>,
@@ -115,9 +119,10 @@ impl Hold {
             session: grant.session,
             server_holds: grant.server_holds,
             lease_ms: AtomicU64::new(whole_ms(grant.lease)),
-            good_for_ms: AtomicU64::new(whole_ms(grant.lease)),
-            validity: watch::Sender::new(Validity::new(grant.sent_at, grant.lease)),
+            good_for_ms: AtomicU64::new(whole_ms(grant.good_for)),
+            validity: watch::Sender::new(Validity::new(grant.sent_at, grant.good_for)),
             release: watch::Sender::new(Release::NotBegun),
+            is_forgotten: AtomicBool::new(false),
             asked_until: Arc::new((grant.sent_at + grant.lease).into()),
             renewing: Mutex::default(),
             wishes: std::sync::Mutex::default(),
@@ -154,6 +159,7 @@ impl Hold {
             good_for_ms: AtomicU64::new(whole_ms(self.good_for())),
             validity: watch::Sender::new(validity),
             release: watch::Sender::new(Release::NotBegun),
+            is_forgotten: AtomicBool::new(false),
             asked_until: Arc::clone(&self.asked_until),
             renewing: Mutex::default(),
             wishes: std::sync::Mutex::default(),
@@ -306,7 +312,7 @@ impl Hold {
     }
 
     /// When the lease is over on the servers, whatever was answered.
-    fn lease_ends(&self) -> Moment {
+    pub(crate) fn lease_ends(&self) -> Moment {
         *locked(&self.asked_until)
     }
 
@@ -387,6 +393,28 @@ impl Hold {
             is_one_of_many: self.server_holds.len() > 1,
         });
         pending.collect()
+    }
+
+    /// Leaves it to its lease.
+    pub(crate) fn forget(&self) {
+        self.is_forgotten.store(true, Ordering::SeqCst);
+        self.lose(Lost::Released);
+    }
+
+    /// Returns whether it is left to its lease, and may still be there.
+    pub(crate) fn is_forgotten(&self) -> bool {
+        self.is_forgotten.load(Ordering::SeqCst) && Moment::now() < self.lease_ends()
+    }
+
+    /// Completes when no renewal is on the way, and has none be sent after that.
+    pub(crate) async fn end_renewals(&self) {
+        join_all(self.server_holds.iter().map(ServerHold::end_renewals)).await;
+    }
+
+    /// This hold on the server where it has this token.
+    pub(crate) fn hold_of(&self, token: u64) -> Option<ServerHold> {
+        let mut server_holds = self.server_holds.iter();
+        server_holds.find(|held| held.token == Some(token)).cloned()
     }
 
     /// Returns whether it is being given back.

@@ -3,6 +3,8 @@
 
 use std::sync::{Arc, Mutex, Weak};
 
+use tokio::time::sleep;
+
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::holding::hold::Hold;
@@ -141,8 +143,11 @@ impl SharedHold {
             self.begin_release();
             released = Some(self.hold.released());
         }
+        let is_forgotten = is_last && guards.is_forgotten;
         drop(guards);
-        if is_last {
+        if is_forgotten {
+            self.leave_to_lease();
+        } else if is_last {
             self.hold.lose(Lost::Released);
         }
         async move {
@@ -180,6 +185,20 @@ impl SharedHold {
         let noted = self.noted.clone();
         let settled = move || forget_if_idle(noted.as_ref());
         self.hold.begin_release(&self.tasks, settled);
+    }
+
+    /// Forgets the hold. The owner's next acquire may meet it until its lease is over.
+    fn leave_to_lease(&self) {
+        self.hold.forget();
+        let Some(noted) = self.noted.clone() else {
+            return;
+        };
+        let hold = Arc::clone(&self.hold);
+        self.tasks.runtime().spawn(async move {
+            sleep(Moment::now().until(hold.lease_ends())).await;
+            drop(hold);
+            forget_if_idle(Some(&noted));
+        });
     }
 
     /// Has the lock stay taken until its lease is over.
@@ -220,6 +239,11 @@ impl OwnerState {
         self.last.upgrade().filter(|last| last.is_releasing())
     }
 
+    /// The last hold, if it is left to its lease.
+    pub(crate) fn forgotten(&self) -> Option<Arc<Hold>> {
+        self.last.upgrade().filter(|last| last.is_forgotten())
+    }
+
     pub(crate) fn set(&mut self, shared: &Arc<SharedHold>) {
         self.shared = Arc::downgrade(shared);
         self.last = Arc::downgrade(&shared.hold);
@@ -228,6 +252,6 @@ impl OwnerState {
 
 impl Content for OwnerState {
     fn is_idle(&self) -> bool {
-        self.shared.strong_count() == 0 && self.releasing().is_none()
+        self.shared.strong_count() == 0 && self.releasing().or(self.forgotten()).is_none()
     }
 }

@@ -18,6 +18,7 @@ pub(crate) struct ServerHold {
 }
 
 /// Its renewals: a server sets the lease that it is told last, whatever it was before.
+#[derive(Default)]
 struct Renewals {
     /// How many there were.
     asked: AtomicU64,
@@ -27,16 +28,33 @@ struct Renewals {
 }
 
 impl ServerHold {
-    /// A renewal of `lingering_ms` may still be carried out, if there is one.
-    pub(crate) fn new(server: Arc<dyn Ask>, token: Option<u64>, lingering_ms: Option<u64>) -> Self {
+    pub(crate) fn new(server: Arc<dyn Ask>, token: Option<u64>) -> Self {
         Self {
             server,
             token,
-            renewals: Arc::new(Renewals {
-                asked: AtomicU64::new(0),
-                lingering: Mutex::new(lingering_ms),
-            }),
+            renewals: Arc::default(),
         }
+    }
+
+    /// A renewal for so many milliseconds may yet be carried out, which was sent before
+    /// there was the hold.
+    pub(crate) async fn note_lingering(&self, lease_ms: u64) {
+        let mut lingering = self.renewals.lingering.lock().await;
+        *lingering = Some(lingering.map_or(lease_ms, |before| before.min(lease_ms)));
+    }
+
+    /// For how many milliseconds a grant for so many is good at least.
+    pub(crate) async fn good_for_ms(&self, lease_ms: u64) -> u64 {
+        match *self.renewals.lingering.lock().await {
+            Some(lingering) if self.server.may_linger() => lingering.min(lease_ms),
+            _ => lease_ms,
+        }
+    }
+
+    /// Completes when no renewal is on the way, and has none be sent after that.
+    pub(crate) async fn end_renewals(&self) {
+        self.renew_no_more();
+        let _turn = self.renewals.lingering.lock().await;
     }
 
     /// Has no renewal be sent that still waits for the one before.
