@@ -74,7 +74,7 @@ impl<K: Clone + Eq + Hash, T: Content> KeyedMutex<K, T> {
     }
 
     #[cfg(test)]
-    fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.map.lock().unwrap().len()
     }
 }

@@ -255,3 +255,32 @@ impl Content for OwnerState {
         self.shared.strong_count() == 0 && self.releasing().or(self.forgotten()).is_none()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::runtime::Handle;
+
+    use super::*;
+    use crate::fake_server::FakeServer;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_owner_that_forgot_its_guard_is_remembered_until_the_lease_is_over() {
+        const LEASE: Duration = Duration::from_secs(30);
+        let hold = FakeServer::new().hold(LEASE);
+        let (owners, id) = (Owners::default(), (b"k".to_vec(), b"o".to_vec()));
+        let noted = Some((owners.clone(), id.clone()));
+        let shared = SharedHold::new(hold, Tasks::new(Handle::current()), noted, None);
+        let shared = Arc::new(shared);
+        owners.lock(&id).await.set(&shared);
+        shared.forget();
+        shared.leave(Wish::default()).await.unwrap();
+        drop(shared);
+        sleep(LEASE / 2).await;
+        let forgotten = owners.lock(&id).await.forgotten();
+        assert_eq!(forgotten.map(|hold| hold.token), Some(7));
+        sleep(LEASE).await;
+        assert_eq!(owners.len(), 0);
+    }
+}
