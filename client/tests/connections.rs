@@ -198,7 +198,9 @@ async fn sessions_are_bounded_and_the_next_is_told_so() {
     let error = client.session().await.unwrap_err();
     assert_eq!(error.code(), "INVALID", "{error:?}");
     assert!(error.to_string().contains("max_sessions"), "{error}");
-    sessions.pop().unwrap().close().await;
+    let last = sessions.pop().unwrap();
+    let _lock_of_it = last.lock("lock");
+    last.close().await;
     let session = client.session().await.unwrap();
     session.close().await;
 }

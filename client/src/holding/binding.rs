@@ -46,7 +46,8 @@ pub(crate) struct Binding {
     /// Why it ended, once it has.
     ended: watch::Sender<Option<Lost>>,
     process: Process,
-    _permit: OwnedSemaphorePermit,
+    /// That there is one session more, until it ends.
+    permit: Mutex<Option<OwnedSemaphorePermit>>,
 }
 
 /// The node that was asked for a lock, and by how many it is in use.
@@ -92,7 +93,7 @@ impl Binding {
             silence_max,
             ended: watch::Sender::new(None),
             process: Process::this(),
-            _permit: permit,
+            permit: Mutex::new(Some(permit)),
         });
         if !binding.node.is_cluster() {
             binding.connection(Address::default()).await?;
@@ -165,6 +166,7 @@ impl Binding {
             *ended = ended.or(Some(why));
             is_first
         });
+        *locked(&self.permit) = None;
         let connections = std::mem::take(&mut *locked(&self.connections));
         let names = connections.values().map(|connection| connection.name());
         names.flatten().cloned().collect()
