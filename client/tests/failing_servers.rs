@@ -2,6 +2,8 @@
 
 mod support;
 
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use redis_lock_client::{Error, LockClient, Lost};
@@ -53,6 +55,38 @@ async fn a_restart_is_waited_out() {
     assert!(granted.unwrap().token() > guard.token());
     assert!(guard.renew().await.is_err());
     assert!(guard.release().await.is_err());
+}
+
+/// On a socket all connections have the same addresses.
+#[tokio::test]
+async fn on_a_socket_no_connection_of_others_is_closed_after_a_restart() {
+    let path = std::env::temp_dir().join(format!("redislock-{}", std::process::id()));
+    let path = path.to_str().unwrap();
+    let mut server = TestServer::start_with(&["--unixsocket", path]);
+    let client = LockClient::connect(format!("unix://{path}")).await.unwrap();
+    let session = client.session().await.unwrap();
+    let lock = session.lock("lock").acquire().await.unwrap();
+    // Nothing of the client runs while this thread is blocked.
+    server.crash_and_restart();
+    let mut others: Vec<_> = (0..30)
+        .map(|_| UnixStream::connect(path).unwrap())
+        .collect();
+    for other in &mut others {
+        assert!(is_answered(other));
+    }
+    soon("the loss", lock.lost()).await;
+    take(&client, "lock").await.release().await.unwrap();
+    session.close().await;
+    assert!(others.iter_mut().all(is_answered));
+    std::fs::remove_file(path).unwrap();
+}
+
+fn is_answered(connection: &mut UnixStream) -> bool {
+    let mut reply = [0; 7];
+    let asked = connection.write_all(b"PING\r\n");
+    asked
+        .and_then(|()| connection.read_exact(&mut reply))
+        .is_ok()
 }
 
 #[tokio::test]

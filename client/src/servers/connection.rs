@@ -61,6 +61,8 @@ pub(crate) struct ConnectionName {
     client_addr: String,
     /// The server's own end.
     server_addr: String,
+    /// Which run of the server, where both ends have the same address: on a socket.
+    run_id: Option<String>,
 }
 
 /// Tells that a connection was closed; of a cluster, that one of its
@@ -356,7 +358,30 @@ impl Connection {
         let mut cmd = redis::cmd("CLIENT");
         cmd.arg("INFO");
         match self.ask_within(within, b"", &cmd).await {
-            Ok(reply) => Ok(text(reply).and_then(|info| ConnectionName::parse(&info))),
+            Ok(reply) => {
+                let name = text(reply).and_then(|info| ConnectionName::parse(&info));
+                match name {
+                    Some(name) if name.client_addr == name.server_addr => {
+                        let run_id = self.ask_run_id(within).await?;
+                        let run_id = run_id.map(Some);
+                        Ok(run_id.map(|run_id| ConnectionName { run_id, ..name }))
+                    }
+                    name => Ok(name),
+                }
+            }
+            Err(error) if error.is_of_the_command() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Which run of the server it is, if the user may know.
+    pub(crate) async fn ask_run_id(&self, within: Duration) -> Result<Option<String>, Error> {
+        let asked = self.ask_within(within, b"", &commands::server_info()).await;
+        match asked {
+            Ok(reply) => {
+                let info = text(reply).unwrap_or_default();
+                Ok(commands::info_field(&info, "run_id").map(str::to_owned))
+            }
             Err(error) if error.is_of_the_command() => Ok(None),
             Err(error) => Err(error),
         }
@@ -388,7 +413,14 @@ impl ConnectionName {
             id: field(line, "id")?.into(),
             client_addr: field(line, "addr")?.into(),
             server_addr: field(line, "laddr")?.into(),
+            run_id: None,
         })
+    }
+
+    /// Returns whether the server was not started anew between the two connections, as far
+    /// as that can be known.
+    pub(crate) fn is_of_the_same_run_as(&self, other: &Self) -> bool {
+        self.run_id == other.run_id
     }
 
     /// Returns whether another connection leads to the same server.
@@ -406,7 +438,9 @@ impl ConnectionName {
     /// Returns whether it is blocked, by the answer to that.
     pub(crate) fn is_blocked(&self, list: &str) -> bool {
         let mut lines = list.lines();
-        let line = lines.find(|line| Self::parse(line).as_ref() == Some(self));
+        let is_it =
+            |name: Self| (name.id, name.client_addr) == (self.id.clone(), self.client_addr.clone());
+        let line = lines.find(|line| Self::parse(line).is_some_and(is_it));
         line.and_then(|line| field(line, "flags"))
             .is_some_and(|flags| flags.contains('b'))
     }

@@ -31,7 +31,6 @@ use tokio::sync::{Mutex, Notify};
 use tokio::time::{Instant, timeout};
 
 use crate::clock::Moment;
-use crate::commands::{self, text};
 use crate::error::Error;
 use crate::mutex::locked;
 use crate::servers::connection::{Connection, ConnectionName};
@@ -265,15 +264,9 @@ impl Node {
         let Some(identity) = &self.identity else {
             return Ok(());
         };
-        let info = commands::server_info();
         let within = self.timeouts.response.max(self.timeouts.connect);
-        let info = match connection.ask_within(within, b"", &info).await {
-            Ok(reply) => text(reply).unwrap_or_default(),
-            Err(error) if error.is_of_the_command() => return Ok(()),
-            Err(error) => return Err(error),
-        };
-        let run_id = commands::info_field(&info, "run_id");
-        match run_id.map(|run_id| identity.note(run_id)) {
+        let run_id = connection.ask_run_id(within).await?;
+        match run_id.map(|run_id| identity.note(&run_id)) {
             None | Some(Found::Alone) => Ok(()),
             Some(Found::Doubtful) => Err(Error::unavailable(
                 "another address of the Redlock has led to this server, and is asked again",
@@ -308,6 +301,10 @@ impl Node {
         key: &[u8],
         name: &ConnectionName,
     ) -> Result<(), Error> {
+        let own = connection.name();
+        if own.is_some_and(|own| !own.is_of_the_same_run_as(name)) {
+            return Ok(());
+        }
         let within = self.timeouts.response;
         match connection.ask_within(within, key, &name.kill()).await {
             Ok(_) => Ok(()),
@@ -423,11 +420,14 @@ impl Node {
     ) -> Result<(), Error> {
         let mut outcome = Ok(());
         for name in names {
-            match self.call_everywhere(&name.kill()).await {
-                Ok(_) => {}
+            let killed = match self.is_cluster() {
+                true => self.call_everywhere(&name.kill()).await.map(drop),
+                false => self.close_one(b"", name).await,
+            };
+            match killed {
                 // The user may not kill.
                 Err(error) if error.is_of_the_command() => {}
-                Err(error) => outcome = Err(error),
+                killed => outcome = outcome.and(killed),
             }
         }
         outcome
