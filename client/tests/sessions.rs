@@ -456,3 +456,21 @@ async fn a_dropped_acquire_leaves_nothing_with_the_session() {
     let guard = session.lock("lock").acquire().await.unwrap();
     guard.release().await.unwrap();
 }
+
+/// An address that leads to another server from now on, as after a fail-over.
+#[tokio::test]
+async fn who_waits_in_a_session_is_told_by_the_server_of_the_session() {
+    let (before, now) = (TestServer::start(), TestServer::start());
+    let proxy = Proxy::to(before.addr()).unwrap();
+    let client = LockClient::connect(format!("redis://{}", proxy.addr()));
+    let client = client.await.unwrap();
+    take(&client, "lock").await.release().await.unwrap();
+    proxy.lead_to(now.addr());
+    let session = client.session().await.unwrap();
+    let held = take(&connect(&now).await, "lock").await;
+    let waiting = tokio::spawn(session.lock("lock").acquire());
+    eventually("it waits", || now.info("lock_waiters") == 1).await;
+    held.release().await.unwrap();
+    let granted = soon("the grant", waiting).await.unwrap().unwrap();
+    granted.release().await.unwrap();
+}

@@ -16,7 +16,7 @@ use crate::error::Error;
 use crate::holding::binding::Binding;
 use crate::holding::owner::OwnerPermit;
 use crate::request::{Replicas, Request, Wait};
-use crate::servers::node::{Ask, Node, by};
+use crate::servers::node::{Ask, Node, Subscription, by};
 use crate::servers::waiting::Waits;
 use crate::shared::{Shared, as_asked};
 use crate::validity::whole_ms;
@@ -127,7 +127,7 @@ impl Taking<'_> {
         if !is_first {
             self.waits.turn().await;
         }
-        let answer = match self.node.subscribe(&self.request.key).await? {
+        let answer = match self.subscribe().await? {
             Some(subscription) => self.stand_in_line(subscription, deadline).await?,
             None => {
                 self.attempt.leave_place().await;
@@ -138,6 +138,21 @@ impl Taking<'_> {
             Answer::Granted(granted) => self.replicate(granted, Wait::Until(deadline)).await,
             other => Ok(other),
         }
+    }
+
+    /// Subscribes where it will ask for its place.
+    async fn subscribe(&self) -> Result<Option<Subscription>, Error> {
+        let key = &self.request.key;
+        let subscription = self.node.subscribe(key).await?;
+        if let (Some(session), Some(subscription)) = (self.session, &subscription)
+            && session
+                .has_moved_on_from(key, &subscription.connection)
+                .await?
+        {
+            self.node.give_up_subscriber(&subscription.connection).await;
+            return Err(Error::unavailable("another server is the primary now"));
+        }
+        Ok(subscription)
     }
 
     /// Sees that replicas have a grant, if that was asked for.

@@ -242,6 +242,22 @@ impl Binding {
         }
     }
 
+    /// Returns whether this connection, which is older than the session's, leads to another
+    /// server.
+    pub(crate) async fn has_moved_on_from(
+        self: &Arc<Self>,
+        key: &[u8],
+        other: &Connection,
+    ) -> Result<bool, Error> {
+        let address = self.node.address(key).await?;
+        let own = self.connection(address).await?;
+        let is_elsewhere = match (own.name(), other.name()) {
+            (Some(own), Some(other)) => !own.has_same_server_as(other),
+            _ => false,
+        };
+        Ok(is_elsewhere && other.serial() < own.serial())
+    }
+
     /// Ends it, and returns the error that tells so.
     fn end_for(self: &Arc<Self>, why: Lost) -> Error {
         self.end(why);

@@ -28,7 +28,7 @@ const PING_EVERY: Duration = Duration::from_secs(2);
 /// What a wait is told by.
 pub(crate) struct Subscription {
     pub(crate) channel: Vec<u8>,
-    connection: Arc<Connection>,
+    pub(crate) connection: Arc<Connection>,
     interruptions: Interruptions,
 }
 
@@ -231,7 +231,8 @@ impl Node {
         opened
     }
 
-    async fn give_up_subscriber(&self, subscriber: &Connection) {
+    /// Has places be told by a new connection.
+    pub(crate) async fn give_up_subscriber(&self, subscriber: &Connection) {
         if self.is_cluster() {
             subscriber.interrupt();
             self.look_up_again();
