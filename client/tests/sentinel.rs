@@ -5,9 +5,9 @@ mod support;
 use std::time::{Duration, Instant};
 
 use redis_lock_client::LockClient;
-use redis_lock_testing::{Sentinels, TestServer};
+use redis_lock_testing::{Client, Sentinels, TestServer};
 
-use support::eventually;
+use support::{eventually, soon};
 
 /// How long a fail-over may take, the discovery of the death and elections
 /// without a winner included.
@@ -95,4 +95,36 @@ async fn who_waits_at_a_primary_that_hangs_waits_at_its_successor() {
     assert_eq!(successor.client().int("LOCK.RELEASE held stranger"), 1);
     let granted = tokio::time::timeout(FAILOVER, waiting).await.unwrap();
     assert!(granted.unwrap().unwrap().is_some());
+}
+
+/// A primary that its sentinels have replaced, and that does not know: it is cut off from
+/// them and from its replicas, and still reached by its clients.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_at_a_primary_that_is_cut_off_waits_at_its_successor() {
+    let group = Sentinels::start();
+    let (waiter, other) = (connect(&group).await, connect(&group).await);
+    let mut primary = group.primary.client();
+    primary.call("CONFIG SET lock.min-replicas 3");
+    let waiting = tokio::spawn(waiter.lock("lock").acquire());
+    eventually("it waits", || group.primary.info("lock_waiters") == 1).await;
+    let refused = other.lock("other").try_acquire().await.unwrap_err();
+    assert_eq!(refused.code(), "NOREPLICAS");
+
+    let successor = TestServer::start();
+    let port = successor.addr().port();
+    for addr in group.addrs() {
+        let mut sentinel = Client::try_connect(addr).unwrap();
+        sentinel.call("SENTINEL REMOVE locks");
+        sentinel.call(&format!("SENTINEL MONITOR locks 127.0.0.1 {port} 2"));
+    }
+    let granted = soon("the grant", waiting).await.unwrap().unwrap();
+    granted.release().await.unwrap();
+    let taken = async {
+        loop {
+            if let Ok(Some(taken)) = other.lock("other").try_acquire().await {
+                return taken;
+            }
+        }
+    };
+    drop(soon("it is not refused any more", taken).await);
 }

@@ -35,6 +35,8 @@ pub(crate) enum Wire {
 /// its reply.
 pub(crate) struct Connection {
     wire: Wire,
+    /// Where it was opened to; nothing of a cluster.
+    address: String,
     serial: u64,
     name: Option<ConnectionName>,
     interruptions: Interruptions,
@@ -137,12 +139,14 @@ impl Connection {
     /// A connection that was just opened.
     pub(crate) async fn new(
         wire: Wire,
+        address: String,
         (interrupt, interruptions): (Interrupt, Interruptions),
         within: Duration,
     ) -> Result<Arc<Self>, Error> {
         static SERIAL: AtomicU64 = AtomicU64::new(0);
         let mut connection = Self {
             wire,
+            address,
             serial: SERIAL.fetch_add(1, Ordering::Relaxed),
             name: None,
             interruptions,
@@ -342,6 +346,11 @@ impl Connection {
     /// Returns whether it is known to be closed.
     pub(crate) fn is_closed(&self) -> bool {
         matches!(self.wire, Wire::Node(_)) && self.interruptions.happened()
+    }
+
+    /// Where it was opened to.
+    pub(crate) fn address(&self) -> &str {
+        &self.address
     }
 
     /// What tells it from every other connection of this process.

@@ -44,6 +44,9 @@ pub(crate) use subscribing::Subscription;
 /// How long after a failure no other connection is tried.
 const FAILURE_STANDS: Duration = Duration::from_millis(50);
 
+/// How often sentinels are asked at most whether another server is the primary by now.
+const SEEK_EVERY: Duration = Duration::from_secs(5);
+
 /// How long things may take.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timeouts {
@@ -105,6 +108,8 @@ pub(crate) struct Node {
     is_looked_after: AtomicBool,
     /// Whether a connection was given up that could not be closed from the server's side.
     is_left_open: AtomicBool,
+    /// When sentinels were asked last whether another server is the primary.
+    sought_at: SyncMutex<Option<Instant>>,
     #[cfg(feature = "cluster")]
     slots: crate::servers::slots::Slots,
     #[cfg(feature = "cluster")]
@@ -143,6 +148,7 @@ impl Node {
             channel: format!("redislock:{:032x}", rand::random::<u128>()),
             is_looked_after: AtomicBool::new(false),
             is_left_open: AtomicBool::new(false),
+            sought_at: SyncMutex::default(),
             #[cfg(feature = "cluster")]
             slots: crate::servers::slots::Slots::default(),
             #[cfg(feature = "cluster")]
@@ -317,6 +323,31 @@ impl Node {
         }
     }
 
+    /// Finds out whether another server is the primary by now. One that is cut off from the
+    /// sentinels does not know.
+    fn seek_primary(self: &Arc<Self>) {
+        if !self.target.is_behind_sentinels() {
+            return;
+        }
+        {
+            let mut sought_at = locked(&self.sought_at);
+            if sought_at.is_some_and(|at| at.elapsed() < SEEK_EVERY) {
+                return;
+            }
+            *sought_at = Some(Instant::now());
+        }
+        let this = Arc::clone(self);
+        self.runtime.spawn(async move {
+            let connection = locked(&this.shared).connection.clone();
+            let primary = this.target.address(this.timeouts.connect).await;
+            if let (Some(connection), Ok(Some(primary))) = (connection, primary)
+                && connection.address() != primary
+            {
+                this.give_up(connection.serial());
+            }
+        });
+    }
+
     /// Has the next command open a new connection. Returns false if there is one
     /// already.
     fn give_up(&self, serial: u64) -> bool {
@@ -359,6 +390,9 @@ impl Node {
                 }
                 Err(error) => error,
             };
+            if error.code() == "NOREPLICAS" {
+                self.seek_primary();
+            }
             if error.is_closed() && !resent {
                 resent = true;
             } else if error.code() == "READONLY" && !redirected {

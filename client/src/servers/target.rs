@@ -118,7 +118,7 @@ impl Target {
                     .await
                     .map_err(|_| Error::timed_out())?
                     .map_err(Error::from_redis)?;
-                Connection::new(Wire::Cluster(opened), interrupt, within).await
+                Connection::new(Wire::Cluster(opened), String::new(), interrupt, within).await
             }
         }
     }
@@ -176,6 +176,15 @@ impl Target {
         false
     }
 
+    /// Returns whether it may come to lead to another server.
+    pub(crate) fn is_behind_sentinels(&self) -> bool {
+        #[cfg(feature = "sentinel")]
+        if let Self::Primary(_) = self {
+            return true;
+        }
+        false
+    }
+
     /// Has the next connection ask the sentinels again: the last one failed.
     pub(crate) fn look_up_again(&self) {
         #[cfg(feature = "sentinel")]
@@ -211,8 +220,7 @@ impl Target {
             Self::One(info) => Ok(Some(info.addr().to_string())),
             #[cfg(feature = "sentinel")]
             Self::Primary(primary) => {
-                primary.forget();
-                let info = primary.look_up(within).await?;
+                let info = primary.ask(within, |_| false).await?;
                 Ok(Some(info.addr().to_string()))
             }
             #[cfg(feature = "cluster")]
@@ -268,7 +276,13 @@ async fn open<E: Ear>(
         let client = redis::Client::open(info.clone()).map_err(Error::from_redis)?;
         let opened = client.get_multiplexed_async_connection_with_config(&config);
         let opened = opened.await.map_err(Error::from_redis)?;
-        Connection::new(Wire::Node(opened), interrupt, within).await
+        Connection::new(
+            Wire::Node(opened),
+            info.addr().to_string(),
+            interrupt,
+            within,
+        )
+        .await
     };
     let opened = timeout(within, opened).await;
     let opened = opened.unwrap_or_else(|_| Err(Error::timed_out()));
@@ -460,14 +474,23 @@ impl Primary {
     }
 
     async fn look_up(&self, within: Duration) -> Result<ConnectionInfo, Error> {
-        if let Some(known) = self.known() {
-            return Ok(known);
+        match self.known() {
+            Some(known) => Ok(known),
+            None => self.ask(within, |_| true).await,
         }
+    }
+
+    /// Asks the sentinels, unless what is known when it is their turn is enough.
+    async fn ask(
+        &self,
+        within: Duration,
+        is_enough: impl Fn(&ConnectionInfo) -> bool,
+    ) -> Result<ConnectionInfo, Error> {
         // Each of the sentinels may be silent.
         let within = within * self.sentinels_count.saturating_add(1);
         let looked_up = async {
             let mut sentinels = self.sentinels.lock().await;
-            if let Some(known) = self.known() {
+            if let Some(known) = self.known().filter(is_enough) {
                 return Ok(known);
             }
             let found = sentinels.async_get_client().await;

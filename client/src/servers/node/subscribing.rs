@@ -249,10 +249,11 @@ impl Node {
     }
 
     /// Finds out which connections by which places are told give no answer any more.
-    async fn ping(&self) {
+    async fn ping(self: &Arc<Self>) {
         if self.places.is_empty() {
             return;
         }
+        self.seek_primary();
         let ping = commands::ping();
         let pings = self
             .subscribers()
