@@ -376,12 +376,13 @@ impl Node {
         let (mut resent, mut redirected) = (false, false);
         loop {
             let connection = self.connection().await?;
-            let interruptions = connection.interruptions_from_now();
+            // In a cluster, the redis crate sends it again by itself.
+            let is_cluster = self.target.is_cluster();
+            let interruptions = is_cluster.then(|| connection.interruptions_from_now());
             let sent_at = Moment::now();
             let error = match self.send(&connection, key, cmd).await {
                 Ok(value) => {
-                    // In a cluster, the redis crate sends it again by itself.
-                    let resent = resent || self.target.is_cluster() && interruptions.happened();
+                    let resent = resent || interruptions.is_some_and(|it| it.happened());
                     return Ok(Reply {
                         value,
                         sent_at,
