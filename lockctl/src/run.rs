@@ -38,6 +38,10 @@ use terminal::Terminal;
 /// within this time, and on another one a lease at most.
 const SETTLED_WITHIN: Duration = Duration::from_secs(2);
 
+/// A command that wants the terminal and can't have it, in a group that is not stopped for
+/// it, asks again after so long.
+const WANTED_EVERY: Duration = Duration::from_millis(100);
+
 /// Runs a command under a lock. Returns how to end.
 pub async fn run(server: &WhichServer, json: bool, options: RunOptions) -> Result<Exit, Failure> {
     let report = Report::new(json, &options)?;
@@ -219,6 +223,8 @@ async fn supervise(
     let mut terminal = Terminal::open();
     loop {
         tokio::select! {
+            // Who was told to end is not stopped once more first.
+            biased;
             why = &mut lost => {
                 let left = match why {
                     Lost::Expired => guard.valid_for(),
@@ -251,11 +257,24 @@ async fn supervise(
                         }
                     };
                 }
-                Change::Stopped(stop) if terminal.lend(group, stop) => group.signal(Signal::CONT),
                 Change::Stopped(Signal::STOP) => {}
-                Change::Stopped(_) => {
-                    terminal.take_back();
-                    signals::stop_self();
+                Change::Stopped(Signal::TTIN | Signal::TTOU) if terminal.lend(group) => {
+                    group.signal(Signal::CONT);
+                }
+                Change::Stopped(stop) => {
+                    let is_for_terminal = stop != Signal::TSTP;
+                    let had_terminal = !is_for_terminal && terminal.take_back();
+                    if had_terminal {
+                        // Only the command has heard Ctrl-Z. The shell waits for all of its
+                        // job to stop: a script around lockctl, the rest of a pipeline.
+                        signals::stop_group(stop);
+                    } else {
+                        signals::stop_self(stop);
+                    }
+                    let wants_terminal = had_terminal || is_for_terminal;
+                    if wants_terminal && !terminal.lend(group) {
+                        sleep(WANTED_EVERY).await;
+                    }
                     // The lease may have ended meanwhile.
                     if guard.valid_for() > grace {
                         group.signal(Signal::CONT);

@@ -3,7 +3,7 @@
 
 use std::io;
 
-use rustix::process::{Signal, getpid, kill_process};
+use rustix::process::{Signal, getpid, kill_current_process_group, kill_process};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
@@ -57,7 +57,7 @@ impl Signals {
     pub async fn end_before_start(&mut self) -> Exit {
         loop {
             match self.next().await {
-                Signal::TSTP => stop_self(),
+                Signal::TSTP => stop_self(Signal::TSTP),
                 Signal::WINCH => {}
                 signal => return Exit::Signal(signal.as_raw()),
             }
@@ -73,10 +73,47 @@ pub fn is_to_end(signal: Signal) -> bool {
     )
 }
 
-/// Stops this process, as the terminal would have done. Returns when somebody
-/// continues it.
-pub fn stop_self() {
-    let _ = kill_process(getpid(), Signal::STOP);
+/// Stops this process by this signal, as the terminal would have done. Returns when somebody
+/// continues it; at once where it was told to ignore that, or where its group is orphaned:
+/// there nobody would continue it, so the system does not stop it. STOP would.
+pub fn stop_self(by: Signal) {
+    with_default(by, || {
+        let _ = kill_process(getpid(), by);
+    });
+}
+
+/// The same for all of this process's group.
+pub fn stop_group(by: Signal) {
+    with_default(by, || {
+        let _ = kill_current_process_group(by);
+    });
+}
+
+fn with_default(signal: Signal, act: impl FnOnce()) {
+    if is_ignored(signal) {
+        return act();
+    }
+    with(libc::SIG_DFL, signal, act);
+}
+
+/// Does this while a signal is ignored.
+pub fn ignoring<T>(signal: Signal, act: impl FnOnce() -> T) -> T {
+    with(libc::SIG_IGN, signal, act)
+}
+
+#[allow(unsafe_code, reason = "only libc tells and sets dispositions")]
+fn with<T>(disposition: libc::sighandler_t, signal: Signal, act: impl FnOnce() -> T) -> T {
+    // SAFETY: all zeros are a valid `sigaction`, no handler is set that could run at a bad
+    // time, and afterwards all is as before.
+    unsafe {
+        let mut meanwhile: libc::sigaction = std::mem::zeroed();
+        let mut before: libc::sigaction = std::mem::zeroed();
+        meanwhile.sa_sigaction = disposition;
+        libc::sigaction(signal.as_raw(), &raw const meanwhile, &raw mut before);
+        let done = act();
+        libc::sigaction(signal.as_raw(), &raw const before, std::ptr::null_mut());
+        done
+    }
 }
 
 #[allow(unsafe_code, reason = "only libc tells and sets dispositions")]
@@ -87,15 +124,6 @@ fn is_ignored(signal: Signal) -> bool {
         let mut present: libc::sigaction = std::mem::zeroed();
         libc::sigaction(signal.as_raw(), std::ptr::null(), &mut present) == 0
             && present.sa_sigaction == libc::SIG_IGN
-    }
-}
-
-/// Ignores a signal from now on.
-#[allow(unsafe_code, reason = "only libc tells and sets dispositions")]
-pub fn ignore(signal: Signal) {
-    // SAFETY: no handler is set that could run at a bad time.
-    unsafe {
-        libc::signal(signal.as_raw(), libc::SIG_IGN);
     }
 }
 

@@ -6,6 +6,7 @@ mod support;
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::process::Stdio;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -243,7 +244,10 @@ fn a_suspended_command_whose_lease_is_over_does_not_go_on() {
         "trap '' TERM;",
     ] {
         let command = format!("{at_its_end} {begins} {WRITING}");
-        let mut script = Script::start_and_await(&server, &["--lease", "2s"], &command);
+        // In a group that this process could continue: TSTP stops no other.
+        let mut lockctl = lockctl(&server);
+        lockctl.process_group(0);
+        let mut script = Script::start_by(lockctl, &["--lease", "2s"], &command);
         eventually("it writes", || !script.wrote("beats").is_empty());
         script.signal(Signal::TSTP);
         eventually("the lease is over", || client.int("EXISTS lock") == 0);

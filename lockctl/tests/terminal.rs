@@ -25,6 +25,8 @@ impl Terminal {
             .env("DIR", dir.path())
             .env("L", env!("CARGO_BIN_EXE_lockctl"))
             .env("REDIS_URL", format!("redis://{}", server.addr()))
+            // lockctl takes the other one from its command.
+            .env("URL", format!("redis://{}", server.addr()))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -37,8 +39,40 @@ impl Terminal {
     /// Waits until the command has written the file `ready`.
     #[track_caller]
     fn await_ready(&self) {
-        let ready = self.dir.path().join("ready");
-        eventually("the command runs", || ready.exists());
+        self.await_written("ready", "");
+    }
+
+    /// Waits until a file is there, with these words in it.
+    #[track_caller]
+    fn await_written(&self, name: &str, words: &str) {
+        let file = self.dir.path().join(name);
+        eventually(&format!("{name} has {words:?}"), || {
+            std::fs::read_to_string(&file).is_ok_and(|text| text.contains(words))
+        });
+    }
+
+    /// Suspends the process whose number is in the file `pid`, and waits until the shell says
+    /// that its job is stopped.
+    #[track_caller]
+    fn suspend(&mut self) {
+        let pid = self.read("pid");
+        self.press("\x1a");
+        // Until then it might read what is for the shell.
+        eventually("the command is stopped", || is_stopped(pid.trim()));
+        self.press("jobs > $DIR/jobs\n");
+        self.await_written("jobs", "Stopped");
+    }
+
+    /// Has that process go on.
+    #[track_caller]
+    fn resume(&mut self) {
+        let pid = self.read("pid");
+        self.press("rm $DIR/jobs; fg\n");
+        eventually("the command goes on", || !is_stopped(pid.trim()));
+    }
+
+    fn read(&self, name: &str) -> String {
+        std::fs::read_to_string(self.dir.path().join(name)).unwrap()
     }
 
     fn press(&mut self, keys: &str) {
@@ -62,6 +96,11 @@ impl Drop for Terminal {
         let _ = self.shell.kill();
         let _ = self.shell.wait();
     }
+}
+
+fn is_stopped(pid: &str) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    stat.contains(") T ")
 }
 
 #[track_caller]
@@ -125,6 +164,76 @@ fn a_suspended_command_goes_on_while_its_lease_lasts() {
     }
 }
 
+/// Reads two lines from the terminal.
+const READS: &str = "export READS='echo $$ > $DIR/pid; : > $DIR/ready; \
+    read line; echo $line > $DIR/first; read line; echo $line > $DIR/second'";
+
+#[test]
+fn ctrl_z_stops_all_of_the_job_though_the_command_has_the_terminal() {
+    let server = TestServer::start();
+    for job in [
+        "$L run lock -- sh -c \"$READS\"",
+        "sh -c '$L run lock -- sh -c \"$READS\"; true'",
+        "$L run lock -- sh -c \"$READS\" | cat",
+        "$L run lock -- sh -c 'stty echo; $L run --url $URL inner -- sh -c \"$READS\"; true'",
+        "$L run lock -- $L run --url $URL inner -- sh -c \"$READS\"",
+    ] {
+        let mut terminal = Terminal::run(&server, &format!("{READS}\n{job}\n"));
+        terminal.await_ready();
+        terminal.press("one\n");
+        terminal.await_written("first", "one");
+        // Twice, since what is to be lent again is lent for the second time.
+        for _ in 0..2 {
+            terminal.suspend();
+            terminal.resume();
+        }
+        terminal.press("two\n");
+        terminal.await_written("second", "two");
+        await_lock(&server, 0);
+        terminal.screen();
+    }
+}
+
+/// Reads nothing, and starts nothing where it may be stopped: a shell that is just forking
+/// may not be able to stop.
+const WAITS: &str = "export WAITS='trap \": > $DIR/continued\" CONT; echo $$ > $DIR/pid; \
+    : > $DIR/ready; until test -e $DIR/go; do :; done'";
+
+#[test]
+fn ctrl_z_suspends_what_runs_under_a_lockctl_in_a_lockctl() {
+    let server = TestServer::start();
+    let job = "$L run lock -- $L run --url $URL inner -- sh -c \"$WAITS\"";
+    let mut terminal = Terminal::run(&server, &format!("{WAITS}\n{job}\n"));
+    terminal.await_ready();
+    for _ in 0..2 {
+        terminal.suspend();
+        terminal.resume();
+    }
+    std::fs::write(terminal.dir.path().join("go"), "").unwrap();
+    await_lock(&server, 0);
+}
+
+#[test]
+fn ctrl_z_stops_no_job_that_nobody_could_continue() {
+    let server = TestServer::start();
+    // There is no shell any more.
+    let job = "exec $L run lock -- sh -c \"$READS\"";
+    let mut terminal = Terminal::run(&server, &format!("{READS}\n{job}\n"));
+    terminal.await_ready();
+    terminal.press("one\n");
+    terminal.await_written("first", "one");
+    terminal.press("\x1atwo\n");
+    terminal.await_written("second", "two");
+    await_lock(&server, 0);
+    let job = "exec $L run lock -- sh -c \"$WAITS\"";
+    let mut terminal = Terminal::run(&server, &format!("{WAITS}\n{job}\n"));
+    terminal.await_ready();
+    terminal.press("\x1a");
+    terminal.await_written("continued", "");
+    std::fs::write(terminal.dir.path().join("go"), "").unwrap();
+    await_lock(&server, 0);
+}
+
 /// The settings of the terminal at which a process runs.
 fn settings(pid: &str) -> String {
     let terminal = std::fs::read_link(format!("/proc/{pid}/fd/0")).unwrap();
@@ -145,10 +254,7 @@ fn top_gives_the_terminal_back_while_it_is_stopped() {
     signal(pid.parse().unwrap(), Signal::TSTP).unwrap();
     eventually("the terminal is as before", || !is_raw());
     // Before it has stopped, CONT would be lost on it.
-    eventually("it has stopped", || {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-        stat.contains(") T ")
-    });
+    eventually("it has stopped", || is_stopped(pid));
     signal(pid.parse().unwrap(), Signal::CONT).unwrap();
     eventually("top has it again", is_raw);
     signal(pid.parse().unwrap(), Signal::TERM).unwrap();

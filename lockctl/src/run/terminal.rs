@@ -3,7 +3,9 @@
 //! The command's process group is not the terminal's foreground group, so that
 //! Ctrl-C reaches lockctl and whatever script it runs in, as with any other
 //! program; lockctl forwards it. A command that reads from the terminal is
-//! stopped by that, and only then becomes the foreground group.
+//! stopped by that, and only then becomes the foreground group. Ctrl-Z reaches
+//! that group alone then, so lockctl takes the terminal back, stops its own
+//! group, and lends the terminal again when it goes on.
 
 use std::fs::File;
 
@@ -11,7 +13,7 @@ use rustix::process::{Pid, Signal, getpgrp};
 use rustix::termios::{tcgetpgrp, tcsetpgrp};
 
 use super::process_group::ProcessGroup;
-use crate::signals::ignore;
+use crate::signals::ignoring;
 
 /// The terminal, if there is one.
 pub struct Terminal {
@@ -28,29 +30,24 @@ impl Terminal {
         }
     }
 
-    /// Makes the group the foreground group, if it was stopped for want of that
-    /// and this process may decide it.
-    pub fn lend(&mut self, group: &ProcessGroup, stopped_by: Signal) -> bool {
-        let wants_it = matches!(stopped_by, Signal::TTIN | Signal::TTOU);
-        let lent = wants_it
-            && self
-                .tty
-                .as_ref()
-                .is_some_and(|tty| is_foreground(tty) && pass(tty, group.id()));
+    /// Makes the group the foreground group, if this process may decide it.
+    pub fn lend(&mut self, group: &ProcessGroup) -> bool {
+        let tty = self.tty.as_ref();
+        let lent = tty.is_some_and(|tty| is_foreground(tty) && pass(tty, group.id()));
         self.lent |= lent;
         lent
     }
 
-    /// Becomes the foreground group again.
-    pub fn take_back(&mut self) {
+    /// Becomes the foreground group again. Returns false where it was not lent.
+    pub fn take_back(&mut self) -> bool {
+        let was_lent = std::mem::take(&mut self.lent);
         if let Some(tty) = &self.tty
-            && self.lent
+            && was_lent
         {
-            // Or this process would be stopped for what it does next.
-            ignore(Signal::TTOU);
-            pass(tty, getpgrp());
-            self.lent = false;
+            // Or this process would be stopped for it.
+            ignoring(Signal::TTOU, || pass(tty, getpgrp()));
         }
+        was_lent
     }
 }
 

@@ -12,6 +12,7 @@ use ratatui::style::{Style, Stylize};
 use ratatui::text::{Line, Text};
 use ratatui::widgets::{Block, RenderDirection, Row, Sparkline, Table, TableState};
 use ratatui::{DefaultTerminal, Frame};
+use rustix::process::Signal;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::sampling::Sample;
@@ -101,7 +102,7 @@ impl Screen {
     /// somebody continues it.
     pub fn suspend(&mut self) -> io::Result<()> {
         ratatui::try_restore()?;
-        stop_self();
+        stop_self(Signal::TSTP);
         self.terminal = ratatui::try_init()?;
         Ok(())
     }
