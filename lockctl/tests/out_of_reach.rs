@@ -67,6 +67,34 @@ fn a_command_that_outlives_its_lock_is_told_and_waited_for() {
     script.assert_nothing_runs();
 }
 
+/// How often lockctl has gone to sleep so far.
+fn rests(script: &Script) -> u64 {
+    let path = format!("/proc/{}/status", script.lockctl());
+    let status = std::fs::read_to_string(path).unwrap();
+    let field = "voluntary_ctxt_switches:";
+    let mut rests = status.lines().filter_map(|line| line.strip_prefix(field));
+    rests.next().unwrap().trim().parse().unwrap()
+}
+
+#[test]
+fn what_can_not_be_ended_is_looked_after_in_growing_pauses() {
+    let server = TestServer::start();
+    let Some(mut script) = start(&server, &format!("exec {FOREIGN}")) else {
+        return;
+    };
+    server.client().int("DEL lock");
+    // From here to there two seconds pass, and four.
+    script.await_told(2, &["still runs"]);
+    let before = rests(&script);
+    script.await_told(4, &["still runs"]);
+    let rests = rests(&script) - before;
+    assert!(rests < 150, "it went to sleep {rests} times");
+    // Its end is noticed by itself.
+    let_go(&script);
+    let (code, told) = script.end();
+    assert_eq!(code, Some(76), "{told}");
+}
+
 #[test]
 fn a_lock_is_kept_while_what_the_command_left_can_not_be_ended() {
     let server = TestServer::start();

@@ -19,8 +19,12 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::signals::{self, is_to_end};
 
-/// How often to look whether the last process has gone, where that takes no time.
-const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// How soon to look again whether the last process has gone, where that takes no time.
+const LOOK_AFTER: Duration = Duration::from_millis(5);
+
+/// And how soon if no child has ended meanwhile: after twice the time each time, and after
+/// this at last.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// To look at the processes takes at most a part in so many of the time.
 const PART_OF_TIME: u32 = 5;
@@ -111,7 +115,7 @@ impl ProcessGroup {
     /// Ends what is left: TERM, and KILL when the time is over. Without any time KILL
     /// comes first, and what is stopped does not go on. Returns when all of it has gone.
     /// What can't be ended is told, again and again.
-    pub async fn end(&self, grace: Duration, tell: impl Fn(&[Process])) {
+    pub async fn end(&mut self, grace: Duration, tell: impl Fn(&[Process])) {
         if self.is_gone() {
             return;
         }
@@ -151,13 +155,18 @@ impl ProcessGroup {
         found
     }
 
-    async fn gone(&self) {
+    async fn gone(&mut self) {
+        let mut patience = LOOK_AFTER;
         loop {
             let begun = Instant::now();
             if self.is_gone() {
                 return;
             }
-            sleep(LOOK_EVERY.max(begun.elapsed() * PART_OF_TIME)).await;
+            sleep(LOOK_AFTER.max(begun.elapsed() * PART_OF_TIME)).await;
+            // The last one is a child of this process, once its parents have ended. Where the
+            // system has it adopted by another, nothing comes.
+            let _ = timeout(patience, self.child_signals.recv()).await;
+            patience = LOOK_EVERY.min(patience * 2);
         }
     }
 
