@@ -257,7 +257,10 @@ async fn supervise(
                         }
                     };
                 }
-                Change::Stopped(Signal::STOP) => {}
+                // Or Ctrl-C would reach only what is stopped.
+                Change::Stopped(Signal::STOP) => {
+                    terminal.take_back();
+                }
                 Change::Stopped(Signal::TTIN | Signal::TTOU) if terminal.lend(group) => {
                     group.signal(Signal::CONT);
                 }

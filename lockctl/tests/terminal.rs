@@ -103,6 +103,13 @@ fn is_stopped(pid: &str) -> bool {
     stat.contains(") T ")
 }
 
+/// The foreground group of the terminal at which a process runs.
+fn foreground(pid: &str) -> String {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let (_, fields) = stat.rsplit_once(") ").unwrap();
+    fields.split(' ').nth(5).unwrap().to_owned()
+}
+
 #[track_caller]
 fn await_lock(server: &TestServer, exists: i64) {
     let mut client = server.client();
@@ -210,6 +217,22 @@ fn ctrl_z_suspends_what_runs_under_a_lockctl_in_a_lockctl() {
         terminal.resume();
     }
     std::fs::write(terminal.dir.path().join("go"), "").unwrap();
+    await_lock(&server, 0);
+}
+
+#[test]
+fn ctrl_c_ends_a_command_that_has_the_terminal_and_stops_itself() {
+    let server = TestServer::start();
+    let command = "echo $$ > $DIR/pid; : > $DIR/ready; read line; kill -STOP $$";
+    let mut terminal = Terminal::run(&server, &format!("$L run lock -- sh -c '{command}'\n"));
+    terminal.await_ready();
+    let pid = terminal.read("pid");
+    terminal.press("go\n");
+    eventually("it is stopped", || is_stopped(pid.trim()));
+    eventually("the terminal is not its own", || {
+        foreground(pid.trim()) != pid.trim()
+    });
+    terminal.press("\x03");
     await_lock(&server, 0);
 }
 
