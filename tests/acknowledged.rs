@@ -88,6 +88,8 @@ fn await_all_acknowledged(observer: &mut Client) {
 fn assert_unsafe(client: &mut Client) {
     let error = client.reply_error();
     assert!(error.starts_with("NOREPLICAS "), "{error}");
+    // It can wait.
+    assert!(!error.contains("MULTI"), "{error}");
 }
 
 /// So much time passes on the server.
@@ -410,6 +412,7 @@ fn where_the_client_cannot_wait_nothing_is_granted_or_renewed() {
     let errors = replies.iter().take(3).map(|reply| format!("{reply:?}"));
     for error in errors {
         assert!(error.contains("NOREPLICAS"), "{error}");
+        assert!(error.contains("outside of MULTI and scripts"), "{error}");
     }
     assert_eq!(replies[3..], [nil(), int(0)]);
     for command in ["'LOCK.ACQUIRE','l','b'", "'LOCK.RENEW','k','a'"] {

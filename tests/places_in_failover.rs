@@ -147,7 +147,9 @@ fn a_replica_gives_no_places() {
     let place = "LOCK.ACQUIRE k a QUEUE 60000 ch";
     assert!(there.error(place).starts_with("READONLY "));
     there.call("CONFIG SET replica-read-only no");
-    assert!(there.error(place).starts_with("READONLY "));
+    let error = there.error(place);
+    assert!(error.starts_with("READONLY "), "{error}");
+    assert!(error.contains("leave BLOCK, QUEUE and SESSION out"), "{error}");
     assert_eq!(there.info("lock_places"), 0);
 }
 

@@ -27,7 +27,10 @@ pub enum Error {
         message: String,
     },
     /// The server does not know the lock commands.
-    #[error("the server has no lock module: load libredislock.so")]
+    #[error(
+        "the server has no lock module: load libredislock.so; \
+         or it is a sentinel: connect by redis-sentinel://host/NAME"
+    )]
     NoModule,
     /// The server at this address does not take locks itself: it is a replica,
     /// or a node of a cluster. The message says how to connect instead.
@@ -350,6 +353,8 @@ mod tests {
     fn a_server_without_the_module_is_told_by_name() {
         let error = told("ERR unknown command 'LOCK.ACQUIRE', with args beginning with: 'a' 'b' ");
         assert!(matches!(error, Error::NoModule), "{error:?}");
+        // A sentinel says the same.
+        assert!(error.to_string().contains("redis-sentinel://"), "{error}");
     }
 
     #[test]

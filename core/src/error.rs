@@ -61,8 +61,10 @@ pub enum LockError {
     /// `UNBLOCKED`: the server has become a replica.
     Unblocked,
     /// `NOREPLICAS`: too few replicas acknowledged it in time, or too few are
-    /// connected, or the client can't wait for them.
+    /// connected.
     NoReplicas,
+    /// `NOREPLICAS`: the client can't wait for them.
+    CannotAwaitReplicas,
 }
 
 impl LockError {
@@ -105,7 +107,7 @@ impl fmt::Display for LockError {
             }
             Self::ReadOnly => f.write_str(
                 "READONLY a replica hands no lock off and keeps up no lease; \
-                 ask the primary, or leave BLOCK and SESSION out",
+                 ask the primary, or leave BLOCK, QUEUE and SESSION out",
             ),
             Self::WritesPaused => f.write_str(
                 "READONLY this transaction has paused writes or made the server a replica, \
@@ -139,8 +141,12 @@ impl fmt::Display for LockError {
             ),
             Self::NoReplicas => f.write_str(
                 "NOREPLICAS not known to be safe: fewer than lock.min-replicas replicas have \
-                 acknowledged it; RELEASE, or send it again (an ACQUIRE with HOLD), outside of MULTI \
-                 and scripts",
+                 acknowledged it; RELEASE, or send it again (an ACQUIRE with HOLD)",
+            ),
+            Self::CannotAwaitReplicas => f.write_str(
+                "NOREPLICAS nothing was done: a client that can't block can't wait for \
+                 lock.min-replicas; send it outside of MULTI and scripts, on a connection that \
+                 has not subscribed",
             ),
         }
     }
@@ -168,6 +174,7 @@ mod tests {
             (LockError::ReadOnly, "READONLY"),
             (LockError::WritesPaused, "READONLY"),
             (LockError::NoReplicas, "NOREPLICAS"),
+            (LockError::CannotAwaitReplicas, "NOREPLICAS"),
             (LockError::TooFewReplicas, "NOREPLICAS"),
             (LockError::Deadlock { cycle: Vec::new() }, "DEADLOCK"),
         ];

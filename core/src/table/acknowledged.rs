@@ -32,6 +32,15 @@ impl Transition<'_> {
         acks.is_none_or(|acks| acks.client.is_some() && acks.connected >= acks.replicas)
     }
 
+    /// Why not.
+    pub(super) fn why_not_told(&self) -> LockError {
+        let acks = self.table.settings.acks;
+        match acks.is_some_and(|acks| acks.client.is_none() && acks.connected >= acks.replicas) {
+            true => LockError::CannotAwaitReplicas,
+            false => LockError::NoReplicas,
+        }
+    }
+
     /// The client of this request, if what is granted to it is withheld.
     pub(super) fn withholds(&self) -> Option<ClientId> {
         #[cfg(feature = "planted-faults")]

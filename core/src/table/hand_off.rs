@@ -48,7 +48,7 @@ impl Transition<'_> {
             // A holder never waits, so nothing else could be told to it later.
             let is_holder = self.lock.holder(&request.owner).is_some();
             return match is_holder || !waits && in_turn && self.lock.admits(request.limit) {
-                true => Err(LockError::NoReplicas),
+                true => Err(self.why_not_told()),
                 false => Ok(None),
             };
         }

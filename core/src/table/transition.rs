@@ -232,7 +232,7 @@ impl<'t> Transition<'t> {
         let is_told = self.can_be_told()
             && held.is_none_or(|held| self.withholds().is_none() || held.token.is_some());
         if !is_told && held.is_some() {
-            return Err(LockError::NoReplicas);
+            return Err(self.why_not_told());
         }
         let renewed = self.lock.renew(request, now, &mut self.step.effects);
         let token = self.lock.holder(owner).map(|holder| holder.token);

@@ -829,8 +829,9 @@ fn who_cannot_wait_for_replicas_is_refused_and_nothing_changes() {
         assert!(scene.server.effects.is_empty());
         result
     };
-    assert_eq!(refused(ask("b"), L), Err(LockError::NoReplicas));
-    assert_eq!(refused(ask("a"), K), Err(LockError::NoReplicas));
+    let cannot_wait = Err(LockError::CannotAwaitReplicas);
+    assert_eq!(refused(ask("b"), L), cannot_wait);
+    assert_eq!(refused(ask("a"), K), cannot_wait);
     assert_eq!(refused(ask("b"), K), Ok(Acquired::Busy));
 }
 
