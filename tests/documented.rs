@@ -68,7 +68,7 @@ fn blocks_of(document: &str) -> Vec<Block> {
 
 /// Where what a block shows is run: its document, its language, a word in it, and a test or
 /// a script. What is a picture, and no code, is told apart here, too.
-const RUN_BY: [(&str, &str, &str, &str); 40] = [
+const RUN_BY: [(&str, &str, &str, &str); 38] = [
     ("CONTRIBUTING.md", "sh", "make help", HERE),
     ("README.md", "text", "LOCK.ACQUIRE orders:42", HERE),
     ("README.md", "sh", "make run", HERE),
@@ -97,8 +97,6 @@ const RUN_BY: [(&str, &str, &str, &str); 40] = [
     ("docs/install.md", "sh", "skopeo copy", PACKAGES),
     ("docs/install.md", "dockerfile", "COPY", PACKAGES),
     ("docs/install.md", "sh", "sudo dpkg -r", PACKAGES),
-    ("docs/lockctl.md", "text", "lockctl run", LOCKCTL),
-    ("docs/lockctl.md", "text", "lockctl top ", JAM),
     ("docs/monitoring.md", "sh", "exporter", MONITORING),
     ("docs/monitoring.md", "sh", "promtool", MONITORING),
     ("docs/monitoring.md", "sh", "prometheus --", MONITORING),

@@ -42,6 +42,12 @@ const SETTLED_WITHIN: Duration = Duration::from_secs(2);
 /// it, asks again after so long.
 const WANTED_EVERY: Duration = Duration::from_millis(100);
 
+/// How long a look at a lock that was not granted may take.
+const LOOKED_WITHIN: Duration = Duration::from_secs(2);
+
+/// The counter of how many more replicas have to be online before anything is granted.
+const REPLICAS_MISSING: &str = "lock_replicas_missing";
+
 /// Runs a command under a lock. Returns how to end.
 pub async fn run(server: &WhichServer, json: bool, options: RunOptions) -> Result<Exit, Failure> {
     let report = Report::new(json, &options)?;
@@ -82,7 +88,10 @@ async fn take(
     let guard = match taken {
         Ok(Some(guard)) => guard,
         Ok(None) => {
-            report.tell(&Event::not_acquired(&options.name, waited));
+            if report.tells_routine() {
+                let why = why_not(client, options).await;
+                report.tell(&Event::not_acquired(&options.name, waited, why));
+            }
             return Ok(ControlFlow::Break(Exit::Code(options.conflict_exit_code)));
         }
         // This process was stopped or starved for so long that nothing was left
@@ -180,6 +189,32 @@ async fn acquire(client: &LockClient, options: &RunOptions) -> Result<Option<Loc
         _ if options.no_wait => lock.try_acquire().await,
         Some(wait) => lock.acquire_within(wait).await,
         None => lock.acquire().await.map(Some),
+    }
+}
+
+/// Why the lock was not granted, as far as the server tells it now.
+async fn why_not(client: &LockClient, options: &RunOptions) -> String {
+    let asked = async {
+        let lock = client.lock(options.name.as_bytes()).info().await?;
+        if let Some(left) = lock.grace {
+            let left = left.as_millis();
+            return Ok(format!("the server grants nothing for {left} ms yet"));
+        }
+        if !lock.holders.is_empty() {
+            return Ok("another holds it".into());
+        }
+        let missing = client.counters().await?.get(REPLICAS_MISSING);
+        Ok(match missing.filter(|missing| *missing > 0) {
+            Some(missing) => format!(
+                "nobody holds it, but too few replicas are online: {REPLICAS_MISSING} is {missing}"
+            ),
+            None => "nobody holds it now".into(),
+        })
+    };
+    match timeout(LOOKED_WITHIN, asked).await {
+        Ok(Ok(why)) => why,
+        Ok(Err::<_, Error>(error)) => format!("who holds it is not known: {error}"),
+        Err(_) => "who holds it is not known: the server does not answer".into(),
     }
 }
 

@@ -1,5 +1,5 @@
 //! What `lockctl ls`, `top` and `break` tell of a jam: 3 locks, 2 readers, 20
-//! waiters, and a deadlock refused. README.md and docs/lockctl.md have its picture.
+//! waiters, and a deadlock refused. README.md has its picture.
 
 mod support;
 

@@ -3,7 +3,7 @@
 
 mod support;
 
-use redis_lock_testing::{TestServer, status};
+use redis_lock_testing::{TestServer, eventually, status};
 
 use support::{Script, complained, lockctl, output, said};
 
@@ -38,6 +38,41 @@ fn a_grant_that_is_not_known_to_be_safe_runs_nothing() {
         assert_eq!(server.client().int("EXISTS lock"), 0, "{told}");
     }
     replica.go_on();
+}
+
+#[test]
+fn who_is_not_granted_a_lock_is_told_whether_another_holds_it() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    let told = |options: &[&str]| {
+        let mut command = lockctl(&server);
+        command.args(options).args(["--wait", "300ms"]);
+        let ended = output(command.args(["lock", "echo", "never"]));
+        assert_eq!(ended.status.code(), Some(75), "{options:?}");
+        assert_eq!(said(&ended), "");
+        complained(&ended)
+    };
+    let held = "another holds it";
+    client.int("LOCK.ACQUIRE lock a LEASE 600000");
+    assert!(told(&["run", "-v"]).contains(held));
+    client.int("DEL lock");
+    // Who waits for a free lock is granted nothing while no replica is connected.
+    assert_eq!(client.call("CONFIG SET lock.min-replicas 1"), status("OK"));
+    eventually("the server says why", || {
+        client.info("lock_replicas_missing") == 1
+    });
+    let missing = "nobody holds it, but too few replicas are online: lock_replicas_missing is 1";
+    for options in [&["run", "-v"][..], &["--json", "run"]] {
+        let told = told(options);
+        assert!(told.contains(missing) && !told.contains(held), "{told}");
+    }
+    assert_eq!(told(&["run"]), "");
+    client.call("CONFIG SET lock.min-replicas 0");
+    client.call("ACL SETUSER blind on nopass ~* &* +@all -lock.info");
+    client.int("LOCK.ACQUIRE lock a LEASE 600000");
+    let url = format!("redis://blind:x@{}", server.addr());
+    let told = told(&["--url", &url, "run", "-v"]);
+    assert!(told.contains("who holds it is not known: NOPERM"), "{told}");
 }
 
 #[test]
@@ -84,10 +119,12 @@ fn within_a_grace_period_a_lock_is_busy() {
     let server = TestServer::start_with(&["--lock.grace-period", "600000"]);
     for options in [&["--no-wait"][..], &["--wait", "100ms"]] {
         let mut command = lockctl(&server);
-        command.arg("run").args(options);
+        command.args(["run", "-v"]).args(options);
         let ended = output(command.args(["lock", "echo", "never"]));
         assert_eq!(ended.status.code(), Some(75), "{options:?}");
         assert_eq!(said(&ended), "");
+        let told = complained(&ended);
+        assert!(told.contains("the server grants nothing for 5"), "{told}");
     }
     let mut script = Script::start(&server, &[], "exit 4");
     server.await_waiters(1);

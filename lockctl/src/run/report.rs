@@ -32,6 +32,7 @@ pub enum Event {
         #[serde(flatten, serialize_with = "Name::as_key")]
         key: Name,
         waited_ms: u128,
+        why: String,
     },
     Interrupted {
         #[serde(flatten, serialize_with = "Name::as_key")]
@@ -83,10 +84,11 @@ impl Event {
         }
     }
 
-    pub fn not_acquired(key: &OsStr, waited: Duration) -> Self {
+    pub fn not_acquired(key: &OsStr, waited: Duration, why: String) -> Self {
         Self::NotAcquired {
             key: key.as_bytes().into(),
             waited_ms: waited.as_millis(),
+            why,
         }
     }
 
@@ -169,9 +171,11 @@ impl fmt::Display for Event {
                 f,
                 "{key} is taken by {owner} with token {token} after {waited_ms} ms"
             ),
-            Self::NotAcquired { key, waited_ms } => {
-                write!(f, "{key} is held by another, still after {waited_ms} ms")
-            }
+            Self::NotAcquired {
+                key,
+                waited_ms,
+                why,
+            } => write!(f, "{key} was not granted within {waited_ms} ms: {why}"),
             Self::Interrupted { key } => write!(f, "the wait for {key} was interrupted"),
             Self::Lost { key, why, .. } => {
                 write!(f, "{key} was lost before the command had ended: {why}")
@@ -230,11 +234,16 @@ impl Report {
         })
     }
 
+    /// Whether it tells more than trouble.
+    pub fn tells_routine(&self) -> bool {
+        self.json || self.verbose
+    }
+
     /// Tells what happened.
     pub fn tell(&self, event: &Event) {
         let told = match self.json {
             true => serde_json::to_string(event).unwrap_or_default(),
-            false if event.is_routine() && !self.verbose => return,
+            false if event.is_routine() && !self.tells_routine() => return,
             false => format!("lockctl: {event}"),
         };
         self.stderr.tell(told);
