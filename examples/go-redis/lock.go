@@ -51,7 +51,7 @@ func withLock(ctx context.Context, client *redis.Client, key string, block time.
 		// The lock is given back even if ctx has been cancelled.
 		err := client.Do(context.Background(), "LOCK.RELEASE", key, owner, "FENCE", token).Err()
 		if errors.Is(err, redis.Nil) {
-			log.Printf("%s: the lease was over before the work was", key)
+			log.Printf("%s: the lease ended before the work did", key)
 		}
 	}()
 	return work(token)

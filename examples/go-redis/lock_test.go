@@ -115,7 +115,7 @@ func TestALeaseThatIsOverBeforeTheWork(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if count := strings.Count(said.String(), "l: the lease was over before the work was\n"); count != 1 {
+	if count := strings.Count(said.String(), "l: the lease ended before the work did\n"); count != 1 {
 		t.Error("it said", said.String())
 	}
 }

@@ -28,7 +28,7 @@ export async function withLock(url, key, work, { leaseMs = LEASE_MS, blockMs = B
       return await work(token);
     } finally {
       const released = await redis.sendCommand(["LOCK.RELEASE", key, owner, "FENCE", `${token}`]);
-      if (released === null) console.error(`${key}: the lease was over before the work was`);
+      if (released === null) console.error(`${key}: the lease ended before the work did`);
     }
   } finally {
     redis.destroy();

@@ -51,7 +51,7 @@ test("a lease that is over before the work", async (t) => {
   await withLock(url, "l", () => redis.del("l"));
   await withLock(url, "l", () => {});
   assert.deepEqual(said.mock.calls.map((call) => call.arguments), [
-    ["l: the lease was over before the work was"],
+    ["l: the lease ended before the work did"],
   ]);
 });
 

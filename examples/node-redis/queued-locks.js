@@ -55,7 +55,7 @@ export class QueuedLocks {
       this.waiting.delete(owner);
       const released = await this.#call("LOCK.RELEASE", key, owner, ...fence);
       if (fence.length && released === null) {
-        console.error(`${key}: the lease was over before the work was`);
+        console.error(`${key}: the lease ended before the work did`);
       }
     }
   }

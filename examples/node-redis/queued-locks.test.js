@@ -63,7 +63,7 @@ test("a lease that is over before the work", async (t) => {
   await locks.withLock(KEY, () => redis.del(KEY));
   await takeTurn();
   assert.deepEqual(said.mock.calls.map((call) => call.arguments), [
-    [`${KEY}: the lease was over before the work was`],
+    [`${KEY}: the lease ended before the work did`],
   ]);
 });
 

@@ -32,7 +32,7 @@ async def lock(client, key, lease_ms=LEASE_MS, block_ms=BLOCK_MS):
         yield token
     finally:
         if await client.execute_command("LOCK.RELEASE", key, owner, "FENCE", token) is None:
-            print(f"{key}: the lease was over before the work was", file=sys.stderr)
+            print(f"{key}: the lease ended before the work did", file=sys.stderr)
 
 
 async def main():

@@ -82,7 +82,7 @@ class QueuedLocks:
             self.waiting.pop(owner, None)
             released = await self.client.execute_command("LOCK.RELEASE", key, owner, *fence)
             if fence and released is None:
-                print(f"{key}: the lease was over before the work was", file=sys.stderr)
+                print(f"{key}: the lease ended before the work did", file=sys.stderr)
 
     async def _acquire(self, key, owner, lease_ms, wait_ms):
         call = self.client.execute_command

@@ -52,7 +52,7 @@ class AsyncioLockTest(unittest.IsolatedAsyncioTestCase):
                 await self.client.delete("l")
             async with lock(self.client, "l"):
                 pass
-        self.assertEqual(said.getvalue(), "l: the lease was over before the work was\n")
+        self.assertEqual(said.getvalue(), "l: the lease ended before the work did\n")
 
     async def test_the_example_runs(self):
         example = await asyncio.create_subprocess_exec(

@@ -83,7 +83,7 @@ class QueuedLocksTest(unittest.IsolatedAsyncioTestCase):
             async with self.locks.lock(KEY):
                 await self.redis.delete(KEY)
             await self.take_turn()
-        self.assertEqual(said.getvalue(), f"{KEY}: the lease was over before the work was\n")
+        self.assertEqual(said.getvalue(), f"{KEY}: the lease ended before the work did\n")
 
     async def test_the_example_runs(self):
         example = await asyncio.create_subprocess_exec(

@@ -60,7 +60,7 @@ class LockTest(unittest.TestCase):
                 self.client.delete("l")
             with lock(self.client, "l"):
                 pass
-        self.assertEqual(said.getvalue(), "l: the lease was over before the work was\n")
+        self.assertEqual(said.getvalue(), "l: the lease ended before the work did\n")
 
     def test_the_example_runs(self):
         output = subprocess.check_output([sys.executable, "lock.py"], text=True)

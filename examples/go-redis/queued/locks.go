@@ -108,7 +108,7 @@ func (l *queuedLocks) withLock(ctx context.Context, key string, wait time.Durati
 	defer func() {
 		err := l.client.Do(context.Background(), release...).Err()
 		if held && errors.Is(err, redis.Nil) {
-			log.Printf("%s: the lease was over before the work was", key)
+			log.Printf("%s: the lease ended before the work did", key)
 		}
 	}()
 	token, err := l.acquire(ctx, key, owner, wait)

@@ -57,7 +57,7 @@ impl Drop for Held<'_> {
             .arg(("FENCE", self.token))
             .query(self.redis);
         if let Ok(None) = released {
-            eprintln!("{}: the lease was over before the work was", self.key);
+            eprintln!("{}: the lease ended before the work did", self.key);
         }
     }
 }

@@ -47,7 +47,7 @@ public final class Lock {
       work.accept(token);
     } finally {
       if (redis.sendCommand(RELEASE, key, owner, "FENCE", token.toString()) == null) {
-        System.err.println(key + ": the lease was over before the work was");
+        System.err.println(key + ": the lease ended before the work did");
       }
     }
   }

@@ -92,7 +92,7 @@ class LockTest {
     } finally {
       System.setErr(console);
     }
-    assertEquals("l: the lease was over before the work was", said.toString().strip());
+    assertEquals("l: the lease ended before the work did", said.toString().strip());
   }
 
   @Test

@@ -54,7 +54,7 @@ public final class Lock {
         Long released = call(redis, Command.RELEASE,
             words().addKey(key).add(owner).add("FENCE").add(token));
         if (released == null) {
-          System.err.println(key + ": the lease was over before the work was");
+          System.err.println(key + ": the lease ended before the work did");
         }
       }
     }

@@ -117,7 +117,7 @@ public final class QueuedLocks implements AutoCloseable {
         .handle((result, error) -> call(Command.RELEASE, release).thenCompose(released -> {
           boolean hasFence = release.count() > 2; // more than key and owner
           if (hasFence && released == null) {
-            System.err.println(key + ": the lease was over before the work was");
+            System.err.println(key + ": the lease ended before the work did");
           }
           return error == null ? completedFuture(result) : CompletableFuture.<T>failedFuture(error);
         }))

@@ -117,7 +117,7 @@ class QueuedLocksTest {
     } finally {
       System.setErr(console);
     }
-    assertEquals(KEY + ": the lease was over before the work was",
+    assertEquals(KEY + ": the lease ended before the work did",
         said.toString(StandardCharsets.UTF_8).strip());
   }
 
