@@ -149,7 +149,10 @@ fn a_replica_gives_no_places() {
     there.call("CONFIG SET replica-read-only no");
     let error = there.error(place);
     assert!(error.starts_with("READONLY "), "{error}");
-    assert!(error.contains("leave BLOCK, QUEUE and SESSION out"), "{error}");
+    assert!(
+        error.contains("leave BLOCK, QUEUE and SESSION out"),
+        "{error}"
+    );
     assert_eq!(there.info("lock_places"), 0);
 }
 

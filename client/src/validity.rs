@@ -25,7 +25,7 @@ impl fmt::Display for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Expired => "its lease ran out",
-            Self::Refused => "the server says that it is over",
+            Self::Refused => "the server says that the hold has ended",
             Self::Disconnected => "the connection of its session was closed",
             Self::Released => "it was released",
         })

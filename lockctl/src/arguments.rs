@@ -120,11 +120,11 @@ pub enum Command {
 
 /// Run a command under a lock
 ///
-/// The lock is renewed while the command runs. It is released when the command and all that it started have ended, but
-/// for daemons that made a session of their own. Signals are passed on to the process group.
+/// The lock is renewed while the command runs. It is released when the command and all that it started have ended,
+/// except daemons that made a session of their own. Signals are passed on to the process group.
 ///
 /// If the lock is lost, all of it gets TERM and then KILL. If the lock can't be renewed, this happens early enough to
-/// be over before the lease is. What the command leaves running is ended in the same way.
+/// end before the lease does. What the command leaves running is ended in the same way.
 ///
 /// lockctl can't kill what runs as another user, such as sudo. It says so, keeps the lock if it still has it, and
 /// waits.
@@ -215,10 +215,10 @@ pub struct TopOptions {
 
 /// Show what happens to locks, live
 ///
-/// Writes a line each time a lock is acquired, released, broken, or its lease is over while somebody waits or others
-/// hold it; in a cluster from all nodes. Owners are not told: ls shows them.
+/// Writes a line each time a lock is acquired, released, broken, or its lease ends while somebody waits or others
+/// hold it; in a cluster from all nodes. It does not show owners: ls does.
 ///
-/// The server tells this by keyspace notifications, which are off by default. If they are off, tail ends and shows the
+/// The server posts this by keyspace notifications, which are off by default. If they are off, tail ends and shows the
 /// command that sets them.
 #[derive(Args)]
 pub struct TailOptions {
@@ -242,7 +242,7 @@ pub struct Stuck {
 
 /// Take a lock from its holder, and pass it on
 ///
-/// The holder is not told. It finds out when it renews, or when its token is refused.
+/// The holder gets no message. It finds out when it renews, or when its token is refused.
 #[derive(Args)]
 #[command(after_long_help = BREAK_EXIT_CODES)]
 #[command(group = clap::ArgGroup::new("which").required(true))]

@@ -24,7 +24,7 @@ impl Command for Info {
     const DOC: CommandDoc = CommandDoc {
         name: c"lock.info",
         flags: c"readonly",
-        summary: c"Tells who holds a lock and who waits for it.",
+        summary: c"Shows who holds a lock and who waits for it.",
         complexity: c"O(N + H) where N is the number of clients waiting for the lock and H that of its holders.",
         since: c"0.1.0",
         min_args: 2,
