@@ -475,6 +475,7 @@ fn end_closing_beside(ctx: &Context, told: ClientId) {
 
 fn end_connection_if_closing(ctx: &Context, client: ClientId) {
     if clients::is_closing(ctx, client) {
+        turns::connection_will_end(ctx, client);
         note(ctx, |table, _| table.connection_ended(client, false));
     }
 }

@@ -636,3 +636,27 @@ fn the_append_only_file_holds_no_question_to_replicas() {
     assert!(!written.contains("GETACK") && !written.contains("PING"));
     server.assert_same_data(&replica);
 }
+
+/// A client is told of one when replicas have it, and goes on to the next in that turn.
+#[test]
+fn commands_that_come_in_one_write_are_told_one_after_another_and_end_with_the_session() {
+    let mut scene = Scene::new();
+    let mut client = scene.server.client();
+    let locks = (0..10).map(|nth| format!("LOCK.ACQUIRE k{nth} o{nth} {LONG} SESSION\r\n"));
+    client.send_bytes(locks.collect::<String>().as_bytes());
+    for nth in 0..10 {
+        assert_eq!(token(&client.reply()).signum(), 1, "lock {nth}");
+    }
+    let renewals = (0..10).map(|nth| format!("LOCK.RENEW k{nth} o{nth} {LONG}\r\n"));
+    client.send_bytes(renewals.collect::<String>().as_bytes());
+    for nth in 0..10 {
+        assert_eq!(client.reply(), int(1), "renewal {nth}");
+    }
+    client.send_bytes(b"LOCK.ACQUIRE k0 o0 SESSION\r\n".repeat(3).as_slice());
+    for _ in 0..3 {
+        assert_eq!(token(&client.reply()).signum(), 1);
+    }
+    assert_eq!(scene.observer.call("HGET k0 o0"), text("4"));
+    drop(client);
+    eventually("all have ended", || scene.observer.int("DBSIZE") == 0);
+}

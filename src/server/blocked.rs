@@ -104,12 +104,9 @@ pub(crate) fn may_block(ctx: &Context) -> bool {
 /// The caller has checked [`may_block`], and gives no two waiters the same id.
 pub(crate) fn block(key: LockKey<'_>, waiter: WaiterId, timeout_ms: i64) {
     turns::follow(key.ctx());
-    let client = clients::running(key.ctx());
-    // It may go on in the turn in which it was told.
-    turns::told(key.ctx(), client);
     let ticket = Rc::new(Ticket {
         id: waiter,
-        client,
+        client: clients::running(key.ctx()),
         handle: Cell::new(ptr::null_mut()),
         state: RefCell::new(State::Waiting),
     });

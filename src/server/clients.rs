@@ -90,27 +90,50 @@ pub(crate) fn close(ctx: &Context, client: ClientId) {
 /// decided so, or the other end has closed the connection and the server has
 /// not read that far.
 pub(crate) fn is_closing(ctx: &Context, client: ClientId) -> bool {
-    with_line(ctx, client, |line| {
+    let is_closing = with_line(ctx, client, |line| {
         // `A` is "to be closed as soon as possible", `c` "after the reply".
         let fd = field(line, b"fd=").and_then(|fd| std::str::from_utf8(fd).ok()?.parse().ok());
         has_flag(line, b"Ac") || fd.is_some_and(other_end_closed)
-    })
+    });
+    is_closing.unwrap_or(false)
 }
 
-/// Returns whether the server closes a client, or has just closed it, after it has written
-/// all replies to it.
-pub(super) fn closes_after_reply(ctx: &Context, client: ClientId) -> bool {
-    with_line(ctx, client, |line| has_flag(line, b"c"))
+/// What becomes of the replies to a client.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum ReplyFate {
+    /// They have all been written.
+    Written,
+    /// The same, or the server refused to add some, because it closes the client at once.
+    WrittenOrRefused,
+    /// They will be written, if the connection lasts.
+    ToBeWritten,
+    /// They will not be written, because the server closes the client at once.
+    Dropped,
 }
 
-/// Asks for the client's line of `CLIENT LIST`. Of one who has none nothing holds.
-fn with_line(ctx: &Context, client: ClientId, ask: impl FnOnce(&[u8]) -> bool) -> bool {
+/// What becomes of the replies to a client, as it is now.
+pub(super) fn fate_of_replies(ctx: &Context, client: ClientId) -> ReplyFate {
+    let fate = with_line(ctx, client, |line| {
+        let is_zero = |name: &[u8]| field(line, name) == Some(b"0");
+        let are_written = is_zero(b"obl=") && is_zero(b"oll=");
+        match (are_written, has_flag(line, b"A")) {
+            (true, false) => ReplyFate::Written,
+            (true, true) => ReplyFate::WrittenOrRefused,
+            (false, false) => ReplyFate::ToBeWritten,
+            (false, true) => ReplyFate::Dropped,
+        }
+    });
+    fate.unwrap_or(ReplyFate::Dropped)
+}
+
+/// Asks for the client's line of `CLIENT LIST`, if it has one.
+fn with_line<T>(ctx: &Context, client: ClientId, ask: impl FnOnce(&[u8]) -> T) -> Option<T> {
     let id = client.0.to_string();
     let options = CallOptionsBuilder::new().build();
     let reply: CallResult<'_> = ctx.call_ext("CLIENT", &options, &["LIST", "ID", &id]);
     match &reply {
-        Ok(CallReply::String(line)) => ask(line.as_bytes()),
-        _ => false,
+        Ok(CallReply::String(line)) => Some(ask(line.as_bytes())),
+        _ => None,
     }
 }
 

@@ -49,7 +49,8 @@ pub(crate) fn demand(ctx: &Context) -> Option<Demand> {
     (count > 0 && max_lag_s > 0).then_some(Demand { count, max_lag_s })
 }
 
-fn setting(ctx: &Context, name: &str) -> Option<i64> {
+/// A number that the server is configured with.
+pub(super) fn setting(ctx: &Context, name: &str) -> Option<i64> {
     let RedisValue::Array(reply) = ctx.call("CONFIG", &["GET", name]).ok()? else {
         return None;
     };
