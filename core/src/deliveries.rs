@@ -102,8 +102,6 @@ impl BoundBefore {
 pub struct Delivery {
     /// Who is to hear of it.
     pub recipient: Recipient,
-    /// The hold that it asked for, where it said so.
-    pub hold: Option<HoldNumber>,
     /// The lease to be kept up while its connection lives, if it asked for that.
     pub session: Option<Lease>,
     /// What the holds were bound to before.
@@ -276,13 +274,14 @@ impl Deliveries {
         hold: HoldId,
         token: FencingToken,
         delivery: Delivery,
+        told: Told,
         held_before: i64,
         holds: i64,
     ) {
         let under_way = self.under_way(hold, token, &delivery, held_before);
         under_way.added += holds - held_before;
         under_way.replies.push(Reply {
-            told: Told::by_grant(delivery.hold),
+            told,
             on_its_way: Some(delivery),
             renews: false,
         });
@@ -712,7 +711,6 @@ impl Deliveries {
                     form.client(delivery.and_then(|one| client(one.recipient)));
                     form.flag(delivery.is_some());
                     if let Some(delivery) = delivery {
-                        form.hold(delivery.hold);
                         form.number(delivery.session.map_or(0, Lease::ms));
                         form.flag(delivery.bound_before == BoundBefore::Ended);
                         form.client(delivery.bound_before.client());

@@ -25,7 +25,6 @@ fn ended(token: FencingToken, by: EndedBy) -> Ended {
 fn delivery_to(client: u64) -> Delivery {
     Delivery {
         recipient: ClientId(client).into(),
-        hold: None,
         session: None,
         bound_before: BoundBefore::Nothing,
     }
@@ -49,12 +48,10 @@ impl Story {
     fn grant(&mut self, waiter: u64, hold: Option<i64>) {
         let before = self.holds;
         self.holds = hold.unwrap_or(before + 1);
-        let delivery = Delivery {
-            hold: hold.map(|n| HoldNumber::new(n).unwrap()),
-            ..delivery_to(waiter)
-        };
+        let told = Told::by_grant(hold.map(|n| HoldNumber::new(n).unwrap()));
+        let delivery = delivery_to(waiter);
         self.deliveries
-            .send(self::hold(), token(), delivery, before, self.holds);
+            .send(self::hold(), token(), delivery, told, before, self.holds);
     }
 
     fn delivered(&mut self, waiter: u64) {
@@ -239,7 +236,7 @@ fn a_new_token_ends_what_was_on_its_way_before() {
     let newer = FencingToken::new(8).unwrap();
     story
         .deliveries
-        .send(self::hold(), newer, delivery_to(2), 0, 1);
+        .send(self::hold(), newer, delivery_to(2), Told::ONE_MORE, 0, 1);
     let older = ended(token(), EndedBy::Undelivered);
     assert_eq!(story.deliveries.end(&hold(), &older, 1), 1);
     assert_eq!(story.deliveries.lost(ClientId(1)), None);
@@ -277,11 +274,11 @@ fn the_newest_session_of_another_client_is_found() {
     for (waiter, session) in [(1, lease(10)), (2, lease(20)), (3, None)] {
         let delivery = Delivery {
             recipient: ClientId(waiter).into(),
-            hold: HoldNumber::new(1).ok(),
             session,
             bound_before: (waiter > 1).then_some(ClientId(waiter - 1)).into(),
         };
-        deliveries.send(self::hold(), token(), delivery, i64::from(waiter > 1), 1);
+        let told = Told::at_least(1);
+        deliveries.send(hold(), token(), delivery, told, i64::from(waiter > 1), 1);
     }
     let other = |client| deliveries.other_session(&hold(), token(), ClientId(client));
     assert_eq!(other(3), Some((ClientId(2), lease(20).unwrap())));
@@ -508,7 +505,6 @@ fn the_end_of_a_client_concerns_only_holds_that_were_bound_to_it() {
     for n in 1..=MANY {
         let delivery = Delivery {
             recipient: ClientId(n).into(),
-            hold: None,
             session: None,
             bound_before: Some(ClientId(MANY + n)).into(),
         };

@@ -79,11 +79,10 @@ impl Transition<'_> {
     ) {
         let delivery = Delivery {
             recipient: Recipient::from(&to),
-            hold: request.hold,
             session: None,
             bound_before: BoundBefore::Nothing,
         };
-        self.send(&request.owner, token, delivery, held_before);
+        self.send(request, token, delivery, held_before);
         let (lease, now_ms) = (request.lease, self.now.ms());
         let session = request.session.map(|client| SessionToBe {
             client,
@@ -117,7 +116,6 @@ impl Transition<'_> {
         let bound = self.table.sessions.binding_of(self.key, owner);
         let delivery = Delivery {
             recipient: client.into(),
-            hold: None,
             session: None,
             bound_before: bound.map(|binding| binding.client).into(),
         };

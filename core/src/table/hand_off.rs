@@ -133,17 +133,17 @@ impl Transition<'_> {
         Ok(Some((token, held_before)))
     }
 
-    /// Notes that a grant to this owner is on its way.
+    /// Notes that the grant of this request is on its way.
     pub(super) fn send(
         &mut self,
-        owner: &Owner,
+        request: &AcquireRequest,
         token: FencingToken,
         delivery: Delivery,
         held_before: i64,
     ) {
-        let (hold, holds) = (self.hold_of(owner), self.holds_of(owner));
-        let deliveries = &mut self.table.deliveries;
-        deliveries.send(hold, token, delivery, held_before, holds);
+        let (hold, holds) = (self.hold_of(&request.owner), self.holds_of(&request.owner));
+        let (deliveries, told) = (&mut self.table.deliveries, Told::by_grant(request.hold));
+        deliveries.send(hold, token, delivery, told, held_before, holds);
     }
 
     /// Takes the lock for who asks, after all who come first, or a position behind them.
@@ -448,11 +448,10 @@ impl Transition<'_> {
                     let bound = bound.filter(|binding| binding.token == token);
                     let delivery = Delivery {
                         recipient: waiter.client.into(),
-                        hold: request.hold,
                         session: request.session.map(|_| request.lease),
                         bound_before: bound.map(|binding| binding.client).into(),
                     };
-                    self.send(&request.owner, token, delivery, held_before);
+                    self.send(request, token, delivery, held_before);
                 }
                 Answer::Granted(token)
             }
