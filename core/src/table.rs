@@ -78,7 +78,7 @@ pub use acknowledged::ToTell;
 pub use connections::Leave;
 pub use due::{Due, NotNow, RECHECK_INTERVAL_MS, REFUSED_RETRY_MS, Work};
 pub use offers::Offer;
-use transition::Transition;
+use transition::{Suspended, Transition};
 pub use view::{ContendedView, HolderView, LockView, Totals, WaiterView};
 
 /// What an operator can set.
@@ -252,22 +252,6 @@ pub enum Progress<T> {
     Asks(Box<Question<T>>),
     /// A message has to be published.
     Offers(Box<Offer<T>>),
-}
-
-/// A step that is not done. Nobody may take a step with its lock until it is.
-#[derive(Debug)]
-struct Suspended {
-    key: KeyBuf,
-    now: Now,
-    lock: Lock,
-    changed: SmallVec<[Owner; 2]>,
-    is_read: bool,
-    are_holders_served: bool,
-    is_to_be_read: bool,
-    is_bound: bool,
-    withheld: usize,
-    unheard: usize,
-    step: Step,
 }
 
 /// A step that depends on other locks. [`LockTable::go_on`] takes it up again.
@@ -451,7 +435,7 @@ impl LockTable {
             certain.insert(key, lock);
         }
         let key = suspended.key.clone();
-        let mut transition = Transition::resume(self, key.as_ref(), suspended);
+        let mut transition: Transition<'_> = suspended.with(self, key.as_ref());
         let verdict = transition.check_again(search, cycle, &certain);
         transition.settle(verdict, certain, then)
     }

@@ -1,7 +1,7 @@
 //! Grants to places: whether anybody listens decides.
 
-use super::transition::Transition;
-use super::{Acquired, LockTable, Progress, Suspended, Unchecked};
+use super::transition::{Suspended, Transition};
+use super::{Acquired, LockTable, Progress, Unchecked};
 use crate::error::LockError;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
@@ -96,7 +96,7 @@ impl LockTable {
         let (key, id) = (key.as_ref(), offer.place.id);
         #[cfg(feature = "planted-faults")]
         let heard = heard || Fault::GrantUnheard.planted();
-        let mut transition = Transition::resume(self, key, offer.suspended);
+        let mut transition: Transition<'_> = offer.suspended.with(self, key);
         transition.step.offers += weight.saturating_sub(1);
         if heard {
             transition.serve_first(id, true);

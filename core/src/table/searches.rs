@@ -273,7 +273,7 @@ impl Transition<'_> {
     }
 
     pub(super) fn ask<T>(
-        mut self,
+        self,
         search: Search,
         cycle: Vec<WaitEdge>,
         certain: Certain,

@@ -4,11 +4,11 @@ use std::iter;
 
 use smallvec::SmallVec;
 
-use super::{Done, LockEvent, LockTable, LogLine, Progress, Step, Stored, Suspended};
+use super::{Done, LockEvent, LockTable, LogLine, Progress, Step, Stored};
 use crate::bounds::few;
 use crate::deliveries::Told;
 use crate::error::LockError;
-use crate::keys::KeyRef;
+use crate::keys::{KeyBuf, KeyRef};
 use crate::lock::{Lock, Now, Released};
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
@@ -20,10 +20,17 @@ use crate::token::FencingToken;
 /// So many slow waits are logged in one step, each with so many holders.
 const LOG_LINES_A_STEP: usize = 8;
 
-/// One change of one lock.
-pub(super) struct Transition<'t> {
-    pub(super) table: &'t mut LockTable,
-    pub(super) key: KeyRef<'t>,
+/// One change of one lock, while it is made.
+pub(super) type Transition<'t> = Change<&'t mut LockTable, KeyRef<'t>>;
+
+/// One that is to be taken up again. Nobody may take a step with its lock until it is.
+pub(super) type Suspended = Change<(), KeyBuf>;
+
+/// One change of one lock, with the table or without it.
+#[derive(Debug)]
+pub(super) struct Change<Table, Key> {
+    pub(super) table: Table,
+    pub(super) key: Key,
     pub(super) now: Now,
     pub(super) lock: Lock,
     /// Owners that have begun to hold the lock, or that hold it no more.
@@ -45,6 +52,29 @@ pub(super) struct Transition<'t> {
     pub(super) step: Step,
     #[cfg(feature = "planted-faults")]
     pub(super) noted_before: Option<Lock>,
+}
+
+impl<Table, Key> Change<Table, Key> {
+    /// The same change, with this table. The place of who asks is looked for anew.
+    pub(super) fn with<T, K>(self, table: T, key: K) -> Change<T, K> {
+        Change {
+            table,
+            key,
+            now: self.now,
+            lock: self.lock,
+            changed: self.changed,
+            is_read: self.is_read,
+            are_holders_served: self.are_holders_served,
+            is_to_be_read: self.is_to_be_read,
+            is_bound: self.is_bound,
+            withheld: self.withheld,
+            unheard: self.unheard,
+            asks: None,
+            step: self.step,
+            #[cfg(feature = "planted-faults")]
+            noted_before: None,
+        }
+    }
 }
 
 impl<'t> Transition<'t> {
@@ -106,42 +136,10 @@ impl<'t> Transition<'t> {
         transition
     }
 
-    /// Takes a step up again.
-    pub(super) fn resume(table: &'t mut LockTable, key: KeyRef<'t>, suspended: Suspended) -> Self {
-        Self {
-            table,
-            key,
-            now: suspended.now,
-            lock: suspended.lock,
-            changed: suspended.changed,
-            is_read: suspended.is_read,
-            are_holders_served: suspended.are_holders_served,
-            is_to_be_read: suspended.is_to_be_read,
-            is_bound: suspended.is_bound,
-            withheld: suspended.withheld,
-            unheard: suspended.unheard,
-            asks: None,
-            step: suspended.step,
-            #[cfg(feature = "planted-faults")]
-            noted_before: None,
-        }
-    }
-
     /// Leaves the step to be taken up again.
-    pub(super) fn suspend(&mut self) -> Suspended {
-        Suspended {
-            key: self.key.into(),
-            now: self.now,
-            lock: std::mem::take(&mut self.lock),
-            changed: std::mem::take(&mut self.changed),
-            is_read: self.is_read,
-            are_holders_served: self.are_holders_served,
-            is_to_be_read: self.is_to_be_read,
-            is_bound: self.is_bound,
-            withheld: self.withheld,
-            unheard: self.unheard,
-            step: std::mem::take(&mut self.step),
-        }
+    pub(super) fn suspend(self) -> Suspended {
+        let key = self.key.into();
+        self.with((), key)
     }
 
     /// Counts the holders that are gone since the last step, and sees to it that new
