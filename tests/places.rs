@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use redis::Value;
-use redis_lock_testing::scene::{configure, field, waiting};
+use redis_lock_testing::scene::{Held, configure, field, waiting};
 use redis_lock_testing::{
     Client, Subscriber, TestServer, Told, eventually, int, need_files, nil, status,
     stay_on_one_processor, text, token,
@@ -12,65 +12,18 @@ use redis_lock_testing::{
 
 const LONG: &str = "LEASE 600000";
 
-/// The lock `k`, which the owner `holder` holds, and who hears the channel `ch`.
-struct Scene {
-    server: TestServer,
-    holder: Client,
-    ears: Subscriber,
-}
-
-impl Scene {
-    fn held() -> Self {
-        Self::held_in("")
-    }
-
-    fn held_in(mode: &str) -> Self {
-        let server = TestServer::start();
-        let (mut holder, ears) = (server.client(), server.subscriber("ch"));
-        token(&holder.call(format!("LOCK.ACQUIRE k holder {LONG} {mode}").trim()));
-        Self {
-            server,
-            holder,
-            ears,
-        }
-    }
-
-    /// The owner has a place.
-    #[track_caller]
-    fn place(&mut self, owner: &str, options: &str) {
-        let command = format!("LOCK.ACQUIRE k {owner} {LONG} QUEUE 600000 ch {options}");
-        assert_eq!(self.ears.call(command.trim()), int(0), "{command}");
-    }
-
-    #[track_caller]
-    fn release(&mut self, owner: &str) {
-        let released = self.holder.call(&format!("LOCK.RELEASE k {owner}"));
-        assert_eq!(released, int(1), "{owner}");
-    }
-
-    #[track_caller]
-    fn assert_nothing_told(&mut self) {
-        assert_eq!(self.ears.told_so_far(), []);
-    }
-
-    #[track_caller]
-    fn holds(&mut self, owner: &str) -> Value {
-        self.holder.call(&format!("HGET k {owner}"))
-    }
-
-    /// The owners that wait, in order.
-    #[track_caller]
-    fn line(&mut self) -> Vec<String> {
-        let info = self.holder.call("LOCK.INFO k");
-        let Value::Array(waiters) = field(&info, "waiters") else {
-            panic!("{info:?}");
-        };
-        let owner = |waiter| match field(waiter, "owner") {
-            Value::BulkString(owner) => String::from_utf8_lossy(owner).into_owned(),
-            other => panic!("{other:?}"),
-        };
-        waiters.iter().map(owner).collect()
-    }
+/// The owners that wait, in order.
+#[track_caller]
+fn line(client: &mut Client) -> Vec<String> {
+    let info = client.call("LOCK.INFO k");
+    let Value::Array(waiters) = field(&info, "waiters") else {
+        panic!("{info:?}");
+    };
+    let owner = |waiter| match field(waiter, "owner") {
+        Value::BulkString(owner) => String::from_utf8_lossy(owner).into_owned(),
+        other => panic!("{other:?}"),
+    };
+    waiters.iter().map(owner).collect()
 }
 
 fn ended(owner: &str, result: &str) -> Told {
@@ -85,25 +38,25 @@ fn ended(owner: &str, result: &str) -> Told {
 
 #[test]
 fn a_place_is_told_of_its_grant_and_the_claim_makes_its_lease_a_full_one() {
-    let mut scene = Scene::held();
+    let mut scene = Held::start();
     scene.place("a", "");
-    scene.assert_nothing_told();
+    assert_eq!(scene.ears.told_so_far(), []);
     scene.release("holder");
     let fence = scene.ears.granted("a");
     let stored = [
         ("@fence".into(), fence.to_string()),
         ("a".into(), "1".into()),
     ];
-    assert_eq!(scene.holder.hash("k"), stored);
-    let left = scene.holder.int("PTTL k");
+    assert_eq!(scene.client.hash("k"), stored);
+    let left = scene.client.int("PTTL k");
     assert!((1..=2000).contains(&left), "{left}");
     let claim = format!("LOCK.RENEW k a {LONG} FENCE {fence}");
     assert_eq!(scene.ears.call(&claim), int(1));
-    assert!(scene.holder.int("PTTL k") > 500_000);
-    assert_eq!(scene.holder.info("lock_claims"), 1);
+    assert!(scene.client.int("PTTL k") > 500_000);
+    assert_eq!(scene.client.info("lock_claims"), 1);
     scene.release("a");
-    scene.assert_nothing_told();
-    assert_eq!(scene.holder.call("EXISTS k"), int(0));
+    assert_eq!(scene.ears.told_so_far(), []);
+    assert_eq!(scene.client.call("EXISTS k"), int(0));
 }
 
 #[test]
@@ -155,29 +108,29 @@ fn a_connection_of_resp2_hears_on_a_second_one() {
 
 #[test]
 fn blocked_clients_and_places_are_served_in_the_order_of_their_requests() {
-    let mut scene = Scene::held();
+    let mut scene = Held::start();
     let mut blocked = Vec::new();
     for i in 0..5 {
         let mut client = scene.server.client();
         let block = format!("LOCK.ACQUIRE k blocked{i} {LONG} BLOCK 0");
-        client.send_and_block(&mut scene.holder, &block);
+        client.send_and_block(&mut scene.client, &block);
         blocked.push(client);
         scene.place(&format!("place{i}"), "");
     }
-    assert_eq!(scene.holder.call("LOCK.ACQUIRE k newcomer"), nil());
+    assert_eq!(scene.client.call("LOCK.ACQUIRE k newcomer"), nil());
     let mut last = 0;
     scene.release("holder");
     for (i, client) in blocked.iter_mut().enumerate() {
         let fence = token(&client.reply());
         assert!(fence > last);
-        scene.assert_nothing_told();
+        assert_eq!(scene.ears.told_so_far(), []);
         scene.release(&format!("blocked{i}"));
         last = scene.ears.granted(&format!("place{i}"));
         assert!(last > fence);
-        scene.assert_nothing_told();
+        assert_eq!(scene.ears.told_so_far(), []);
         scene.release(&format!("place{i}"));
     }
-    assert_eq!(scene.holder.call("EXISTS k"), int(0));
+    assert_eq!(scene.client.call("EXISTS k"), int(0));
 }
 
 #[test]
@@ -230,7 +183,7 @@ fn ten_thousand_of_both_kinds_are_served_in_exactly_the_order_of_their_requests(
 /// the only one, or all on one. The names are as long as those of UUIDs.
 #[track_caller]
 fn check_memory_of_places(places: usize, locks: usize) {
-    let mut scene = Scene::held();
+    let mut scene = Held::start();
     scene.place("first", "");
     let key = |at: usize| format!("lock:{:027}", at % locks);
     let all = |command: &dyn Fn(usize) -> String, count: usize, client: &mut Subscriber| {
@@ -246,7 +199,7 @@ fn check_memory_of_places(places: usize, locks: usize) {
     };
     let hold = |at| format!("LOCK.ACQUIRE {} holder:{at:029} {LONG}", key(at));
     all(&hold, locks, &mut scene.ears);
-    let before = scene.holder.used_memory();
+    let before = scene.client.used_memory();
     let wait = |at| {
         format!(
             "LOCK.ACQUIRE {} waiter:{at:029} {LONG} QUEUE 600000 ch",
@@ -254,8 +207,8 @@ fn check_memory_of_places(places: usize, locks: usize) {
         )
     };
     all(&wait, places, &mut scene.ears);
-    assert_eq!(scene.holder.info("lock_places"), 1 + places as i64);
-    let cost = (scene.holder.used_memory() - before) / places as i64;
+    assert_eq!(scene.client.info("lock_places"), 1 + places as i64);
+    let cost = (scene.client.used_memory() - before) / places as i64;
     assert!(cost < 1000, "{cost} bytes");
 }
 
@@ -272,7 +225,7 @@ fn the_only_place_of_a_lock_costs_less_than_a_kilobyte() {
 
 #[test]
 fn readers_with_places_come_in_together_and_a_writer_after_them() {
-    let mut scene = Scene::held();
+    let mut scene = Held::start();
     for reader in ["r1", "r2", "r3"] {
         scene.place(reader, "SHARED");
     }
@@ -282,53 +235,53 @@ fn readers_with_places_come_in_together_and_a_writer_after_them() {
     for reader in ["r1", "r2", "r3"] {
         scene.ears.granted(reader);
     }
-    scene.assert_nothing_told();
+    assert_eq!(scene.ears.told_so_far(), []);
     for reader in ["r2", "r1", "r3"] {
-        scene.assert_nothing_told();
+        assert_eq!(scene.ears.told_so_far(), []);
         scene.release(reader);
     }
     scene.ears.granted("w");
-    scene.assert_nothing_told();
+    assert_eq!(scene.ears.told_so_far(), []);
     scene.release("w");
     scene.ears.granted("r4");
 }
 
 #[test]
 fn permits_go_to_places_as_they_come_free() {
-    let mut scene = Scene::held_in("LIMIT 2");
-    token(&scene.holder.call("LOCK.ACQUIRE k other LIMIT 2"));
+    let mut scene = Held::in_mode("LIMIT 2");
+    token(&scene.client.call("LOCK.ACQUIRE k other LIMIT 2"));
     for place in ["a", "b", "c"] {
         scene.place(place, "LIMIT 2");
     }
     scene.release("other");
     scene.ears.granted("a");
-    scene.assert_nothing_told();
+    assert_eq!(scene.ears.told_so_far(), []);
     scene.release("holder");
     scene.ears.granted("b");
     scene.release("a");
     scene.ears.granted("c");
-    assert_eq!(scene.holder.call("LOCK.ACQUIRE k d LIMIT 2"), nil());
+    assert_eq!(scene.client.call("LOCK.ACQUIRE k d LIMIT 2"), nil());
 }
 
 #[test]
 fn a_place_without_hold_is_for_the_first_hold() {
-    let mut scene = Scene::held();
+    let mut scene = Held::start();
     // The owner of the lock confirms what it has.
     let own = format!("LOCK.ACQUIRE k holder {LONG} QUEUE 60000 ch");
     let fence = token(&scene.ears.call(&own));
-    assert_eq!(scene.holds("holder"), text("1"));
+    assert_eq!(scene.client.call("HGET k holder"), text("1"));
     let second = format!("LOCK.ACQUIRE k holder {LONG} QUEUE 60000 ch HOLD 2");
     assert_eq!(scene.ears.call(&second), int(fence));
-    assert_eq!(scene.holds("holder"), text("2"));
+    assert_eq!(scene.client.call("HGET k holder"), text("2"));
     assert!(scene.ears.error(&own).starts_with("HOLDCOUNT "));
-    assert_eq!(scene.holder.info("lock_places"), 0);
-    scene.assert_nothing_told();
+    assert_eq!(scene.client.info("lock_places"), 0);
+    assert_eq!(scene.ears.told_so_far(), []);
 }
 
 #[test]
 fn a_grant_that_nobody_claims_ends_and_the_lock_passes_on() {
-    let mut scene = Scene::held();
-    configure(&mut scene.holder, "claim-timeout", "200");
+    let mut scene = Held::start();
+    configure(&mut scene.client, "claim-timeout", "200");
     scene.place("a", "");
     scene.place("b", "");
     scene.release("holder");
@@ -345,61 +298,61 @@ fn a_grant_that_nobody_claims_ends_and_the_lock_passes_on() {
             .call(&format!("LOCK.RENEW k b {LONG} FENCE {second}")),
         int(1)
     );
-    assert_eq!(scene.holder.info("lock_claims"), 1);
-    assert_eq!(scene.holder.info("lock_grants_unclaimed"), 1);
+    assert_eq!(scene.client.info("lock_claims"), 1);
+    assert_eq!(scene.client.info("lock_grants_unclaimed"), 1);
 }
 
 #[test]
 fn a_first_lease_is_no_longer_than_the_one_that_was_asked_for() {
-    let mut scene = Scene::held();
-    configure(&mut scene.holder, "claim-timeout", "600000");
+    let mut scene = Held::start();
+    configure(&mut scene.client, "claim-timeout", "600000");
     let place = "LOCK.ACQUIRE k a LEASE 5000 QUEUE 60000 ch";
     assert_eq!(scene.ears.call(place), int(0));
     scene.release("holder");
     scene.ears.granted("a");
-    assert!(scene.holder.int("PTTL k") <= 5000);
+    assert!(scene.client.int("PTTL k") <= 5000);
 }
 
 #[test]
 fn a_token_that_is_replied_needs_no_claim() {
-    let mut scene = Scene::held();
-    configure(&mut scene.holder, "claim-timeout", "100");
+    let mut scene = Held::start();
+    configure(&mut scene.client, "claim-timeout", "100");
     scene.place("a", "");
     scene.release("holder");
     let fence = scene.ears.granted("a");
     // As if the message had been lost.
     let again = format!("LOCK.ACQUIRE k a {LONG} QUEUE 600000 ch");
     assert_eq!(scene.ears.call(&again), int(fence));
-    assert_eq!(scene.holds("a"), text("1"));
-    assert!(scene.holder.int("PTTL k") > 500_000);
-    assert_eq!(scene.holder.info("lock_claims"), 1);
+    assert_eq!(scene.client.call("HGET k a"), text("1"));
+    assert!(scene.client.int("PTTL k") > 500_000);
+    assert_eq!(scene.client.info("lock_claims"), 1);
 }
 
 #[test]
 fn a_renewal_without_the_token_claims_too_and_one_with_another_does_not() {
-    let mut scene = Scene::held();
+    let mut scene = Held::start();
     scene.place("a", "");
     scene.release("holder");
     let fence = scene.ears.granted("a");
     let wrong = format!("LOCK.RENEW k a {LONG} FENCE {}", fence - 1);
     assert_eq!(scene.ears.call(&wrong), int(0));
-    assert_eq!(scene.holder.info("lock_claims"), 0);
-    assert!(scene.holder.int("PTTL k") <= 2000);
+    assert_eq!(scene.client.info("lock_claims"), 0);
+    assert!(scene.client.int("PTTL k") <= 2000);
     assert_eq!(scene.ears.call(&format!("LOCK.RENEW k a {LONG}")), int(1));
-    assert_eq!(scene.holder.info("lock_claims"), 1);
+    assert_eq!(scene.client.info("lock_claims"), 1);
 }
 
 #[test]
 fn the_same_request_again_keeps_the_place_and_takes_over_its_options() {
-    let mut scene = Scene::held();
+    let mut scene = Held::start();
     let mut other = scene.server.subscriber("other");
     scene.place("a", "");
     scene.place("b", "");
     let again = "LOCK.ACQUIRE k a LEASE 500 QUEUE 70000 other";
     assert_eq!(other.call(again), int(0));
-    assert_eq!(scene.line(), ["a", "b"]);
-    assert_eq!(scene.holder.info("lock_places"), 2);
-    let info = scene.holder.call("LOCK.INFO k");
+    assert_eq!(line(&mut scene.client), ["a", "b"]);
+    assert_eq!(scene.client.info("lock_places"), 2);
+    let info = scene.client.call("LOCK.INFO k");
     let Value::Array(waiters) = field(&info, "waiters") else {
         panic!("{info:?}");
     };
@@ -412,45 +365,45 @@ fn the_same_request_again_keeps_the_place_and_takes_over_its_options() {
     let told = other.told();
     assert_eq!((told.owner.as_str(), told.channel.as_str()), ("a", "other"));
     told.token();
-    assert!(scene.holder.int("PTTL k") <= 500);
+    assert!(scene.client.int("PTTL k") <= 500);
     scene.ears.granted("b");
 }
 
 #[test]
 fn a_shorter_time_and_a_longer_one_count_from_the_last_request() {
-    let mut scene = Scene::held();
+    let mut scene = Held::start();
     let again = |ms: u32| format!("LOCK.ACQUIRE k a {LONG} QUEUE {ms} ch");
     assert_eq!(scene.ears.call(&again(50)), int(0));
     assert_eq!(scene.ears.call(&again(600_000)), int(0));
     let mut sleeper = scene.server.client();
     assert_eq!(sleeper.call("BLPOP none 0.2"), nil());
-    scene.assert_nothing_told();
+    assert_eq!(scene.ears.told_so_far(), []);
     assert_eq!(scene.ears.call(&again(50)), int(0));
     assert_eq!(scene.ears.told(), ended("a", "0"));
 }
 
 #[test]
 fn the_same_request_in_another_mode_is_a_new_place_at_the_end() {
-    let mut scene = Scene::held();
+    let mut scene = Held::start();
     scene.place("a", "");
     scene.place("b", "");
     scene.place("a", "SHARED");
-    assert_eq!(scene.line(), ["b", "a"]);
-    scene.assert_nothing_told();
+    assert_eq!(line(&mut scene.client), ["b", "a"]);
+    assert_eq!(scene.ears.told_so_far(), []);
     scene.release("holder");
     scene.ears.granted("b");
     scene.release("b");
     scene.ears.granted("a");
-    let mode = field(&scene.holder.call("LOCK.INFO k"), "mode").clone();
+    let mode = field(&scene.client.call("LOCK.INFO k"), "mode").clone();
     assert_eq!(mode, text("shared"));
 }
 
 #[test]
 fn an_owner_that_comes_to_hold_the_lock_otherwise_gets_no_hold_more() {
-    let mut scene = Scene::held();
+    let mut scene = Held::start();
     let mut blocked = scene.server.client();
     blocked.send_and_block(
-        &mut scene.holder,
+        &mut scene.client,
         &format!("LOCK.ACQUIRE k a {LONG} BLOCK 0"),
     );
     scene.place("b", "");
@@ -458,37 +411,37 @@ fn an_owner_that_comes_to_hold_the_lock_otherwise_gets_no_hold_more() {
     scene.release("holder");
     let fence = token(&blocked.reply());
     assert_eq!(scene.ears.told_so_far(), [ended("a", &fence.to_string())]);
-    assert_eq!(scene.holds("a"), text("1"));
-    assert!(scene.holder.int("PTTL k") > 500_000, "it was replied");
-    assert_eq!(scene.line(), ["b"]);
+    assert_eq!(scene.client.call("HGET k a"), text("1"));
+    assert!(scene.client.int("PTTL k") > 500_000, "it was replied");
+    assert_eq!(line(&mut scene.client), ["b"]);
     scene.release("a");
     scene.ears.granted("b");
 }
 
 #[test]
 fn a_grant_to_a_place_is_claimed_where_a_blocked_client_of_its_owner_is_replied_it() {
-    let mut scene = Scene::held();
-    configure(&mut scene.holder, "claim-timeout", "100");
+    let mut scene = Held::start();
+    configure(&mut scene.client, "claim-timeout", "100");
     scene.place("a", "SESSION");
     let mut blocked = scene.server.client();
     let block = format!("LOCK.ACQUIRE k a {LONG} BLOCK 0");
-    blocked.send_and_block(&mut scene.holder, &block);
+    blocked.send_and_block(&mut scene.client, &block);
     scene.release("holder");
     let fence = scene.ears.granted("a");
     assert_eq!(blocked.reply(), int(fence));
     let mut sleeper = scene.server.client();
     assert_eq!(sleeper.call("BLPOP none 0.3"), nil());
-    assert_eq!(scene.holds("a"), text("2"));
-    assert_eq!(scene.holder.info("lock_claims"), 1);
-    assert_eq!(scene.holder.info("lock_grants_unclaimed"), 0);
-    assert_eq!(scene.holder.info("lock_sessions"), 1);
-    scene.assert_nothing_told();
+    assert_eq!(scene.client.call("HGET k a"), text("2"));
+    assert_eq!(scene.client.info("lock_claims"), 1);
+    assert_eq!(scene.client.info("lock_grants_unclaimed"), 0);
+    assert_eq!(scene.client.info("lock_sessions"), 1);
+    assert_eq!(scene.ears.told_so_far(), []);
 }
 
 #[test]
 fn an_unclaimed_permit_passes_on_and_the_claimed_ones_stay() {
-    let mut scene = Scene::held();
-    configure(&mut scene.holder, "claim-timeout", "300");
+    let mut scene = Held::start();
+    configure(&mut scene.client, "claim-timeout", "300");
     for place in ["a", "b", "c"] {
         scene.place(place, "LIMIT 2");
     }
@@ -500,15 +453,15 @@ fn an_unclaimed_permit_passes_on_and_the_claimed_ones_stay() {
     let claimed = scene.ears.call(&claim);
     let third = scene.ears.granted("c");
     assert!(first < second && second < third);
-    assert_eq!(scene.holds("a"), nil());
+    assert_eq!(scene.client.call("HGET k a"), nil());
     if claimed == int(1) {
-        assert_eq!(scene.holds("b"), text("1"));
+        assert_eq!(scene.client.call("HGET k b"), text("1"));
     }
 }
 
 #[test]
 fn a_hundred_readers_with_places_are_all_told() {
-    let mut scene = Scene::held();
+    let mut scene = Held::start();
     for i in 0..100 {
         scene.place(&format!("r{i}"), "SHARED");
     }
@@ -516,98 +469,98 @@ fn a_hundred_readers_with_places_are_all_told() {
     for i in 0..100 {
         scene.ears.granted(&format!("r{i}"));
     }
-    assert_eq!(scene.holder.call("HLEN k"), int(201));
+    assert_eq!(scene.client.call("HLEN k"), int(201));
 }
 
 #[test]
 fn an_owner_that_a_script_of_redissons_makes_the_holder_is_told_its_token() {
-    let mut scene = Scene::held();
+    let mut scene = Held::start();
     scene.place("a", "");
     scene.place("b", "");
     let script = "redis.call('DEL','k') redis.call('HSET','k','b',2) \
                   return redis.call('PEXPIRE','k',600000)";
-    let taken = scene.holder.words(&[b"EVAL", script.as_bytes(), b"0"]);
+    let taken = scene.client.words(&[b"EVAL", script.as_bytes(), b"0"]);
     assert_eq!(taken, int(1));
     let fence = scene.ears.granted("b");
     assert_eq!(
-        scene.holder.bulk("HGET k @fence"),
+        scene.client.bulk("HGET k @fence"),
         fence.to_string(),
         "a hold of Redisson's gets its token then"
     );
-    assert_eq!(scene.holds("b"), text("2"));
-    scene.assert_nothing_told();
-    assert_eq!(scene.line(), ["a"]);
+    assert_eq!(scene.client.call("HGET k b"), text("2"));
+    assert_eq!(scene.ears.told_so_far(), []);
+    assert_eq!(line(&mut scene.client), ["a"]);
 }
 
 #[test]
 fn a_release_without_a_token_gives_the_place_up() {
     for options in ["", "ALL"] {
-        let mut scene = Scene::held();
+        let mut scene = Held::start();
         scene.place("a", "");
         scene.place("b", "");
         let release = format!("LOCK.RELEASE k a {options}");
-        assert_eq!(scene.holder.call(release.trim()), nil(), "{options}");
+        assert_eq!(scene.client.call(release.trim()), nil(), "{options}");
         assert_eq!(scene.ears.told(), ended("a", "0"));
-        assert_eq!(scene.line(), ["b"]);
-        assert_eq!(scene.holds("holder"), text("1"));
+        assert_eq!(line(&mut scene.client), ["b"]);
+        assert_eq!(scene.client.call("HGET k holder"), text("1"));
     }
-    let mut scene = Scene::held();
+    let mut scene = Held::start();
     scene.place("a", "");
     // As ever for who holds nothing.
-    assert_eq!(scene.holder.call("LOCK.RELEASE k a HOLD 1"), int(1));
+    assert_eq!(scene.client.call("LOCK.RELEASE k a HOLD 1"), int(1));
     assert_eq!(scene.ears.told(), ended("a", "0"));
 }
 
 #[test]
 fn a_release_with_a_token_leaves_the_place() {
-    let mut scene = Scene::held();
+    let mut scene = Held::start();
     scene.place("a", "");
-    let fence = scene.holder.bulk("HGET k @fence");
+    let fence = scene.client.bulk("HGET k @fence");
     assert_eq!(
         scene
-            .holder
+            .client
             .call(&format!("LOCK.RELEASE k a FENCE {fence}")),
         nil()
     );
-    assert_eq!(scene.line(), ["a"]);
-    scene.assert_nothing_told();
+    assert_eq!(line(&mut scene.client), ["a"]);
+    assert_eq!(scene.ears.told_so_far(), []);
 }
 
 #[test]
 fn a_release_that_ends_in_an_error_leaves_the_place() {
-    let mut scene = Scene::held();
+    let mut scene = Held::start();
     scene.place("a", "");
-    let error = scene.holder.error("LOCK.RELEASE k a HOLD 2");
+    let error = scene.client.error("LOCK.RELEASE k a HOLD 2");
     assert!(error.starts_with("HOLDCOUNT "), "{error}");
-    assert_eq!(scene.line(), ["a"]);
-    scene.assert_nothing_told();
+    assert_eq!(line(&mut scene.client), ["a"]);
+    assert_eq!(scene.ears.told_so_far(), []);
 }
 
 #[test]
 fn whoever_has_no_place_gives_none_up() {
-    let mut scene = Scene::held();
+    let mut scene = Held::start();
     scene.place("a", "");
-    assert_eq!(scene.holder.call("LOCK.RELEASE k b"), nil());
-    scene.assert_nothing_told();
-    assert_eq!(scene.line(), ["a"]);
+    assert_eq!(scene.client.call("LOCK.RELEASE k b"), nil());
+    assert_eq!(scene.ears.told_so_far(), []);
+    assert_eq!(line(&mut scene.client), ["a"]);
 }
 
 #[test]
 fn a_place_whose_time_is_over_is_told_so_and_passed_over() {
-    let mut scene = Scene::held();
+    let mut scene = Held::start();
     let short = format!("LOCK.ACQUIRE k a {LONG} QUEUE 50 ch");
     assert_eq!(scene.ears.call(&short), int(0));
     scene.place("b", "");
     assert_eq!(scene.ears.told(), ended("a", "0"));
-    assert_eq!(scene.holder.info("lock_wait_timeouts"), 1);
-    assert_eq!(scene.line(), ["b"]);
+    assert_eq!(scene.client.info("lock_wait_timeouts"), 1);
+    assert_eq!(line(&mut scene.client), ["b"]);
     scene.release("holder");
     scene.ears.granted("b");
 }
 
 #[test]
 fn many_places_whose_time_is_over_at_once_are_all_told_so() {
-    let mut scene = Scene::held();
+    let mut scene = Held::start();
     for i in 0..1000 {
         let short = format!("LOCK.ACQUIRE k {i} QUEUE 500 ch");
         assert_eq!(scene.ears.call(&short), int(0));
@@ -615,52 +568,52 @@ fn many_places_whose_time_is_over_at_once_are_all_told_so() {
     for i in 0..1000 {
         assert_eq!(scene.ears.told(), ended(&i.to_string(), "0"));
     }
-    assert_eq!(scene.holder.info("lock_wait_timeouts"), 1000);
-    assert_eq!(scene.holder.info("lock_waiters"), 0);
+    assert_eq!(scene.client.info("lock_wait_timeouts"), 1000);
+    assert_eq!(scene.client.info("lock_waiters"), 0);
 }
 
 #[test]
 fn a_place_that_closes_a_cycle_is_refused_at_once() {
-    let mut scene = Scene::held();
-    token(&scene.holder.call(&format!("LOCK.ACQUIRE l a {LONG}")));
+    let mut scene = Held::start();
+    token(&scene.client.call(&format!("LOCK.ACQUIRE l a {LONG}")));
     scene.place("a", "");
     let place = "LOCK.ACQUIRE l holder QUEUE 60000 ch";
     let error = scene.ears.error(place);
     assert!(error.starts_with("DEADLOCK "), "{error}");
-    assert_eq!(waiting(&mut scene.holder, "l"), 0);
-    scene.assert_nothing_told();
-    assert_eq!(scene.line(), ["a"]);
+    assert_eq!(waiting(&mut scene.client, "l"), 0);
+    assert_eq!(scene.ears.told_so_far(), []);
+    assert_eq!(line(&mut scene.client), ["a"]);
 }
 
 #[test]
 fn a_place_that_comes_to_close_a_cycle_is_told_so() {
-    let mut scene = Scene::held();
+    let mut scene = Held::start();
     scene.place("a", "");
     let place = format!("LOCK.ACQUIRE l holder {LONG} QUEUE 60000 ch");
-    token(&scene.holder.call(&format!("LOCK.ACQUIRE l b {LONG}")));
+    token(&scene.client.call(&format!("LOCK.ACQUIRE l b {LONG}")));
     assert_eq!(scene.ears.call(&place), int(0));
     // Somebody gives `a` the lock for which `holder` waits.
     let script = "redis.call('DEL','l') redis.call('HSET','l','a',1) \
                   return redis.call('PEXPIRE','l',600000)";
-    scene.holder.words(&[b"EVAL", script.as_bytes(), b"0"]);
+    scene.client.words(&[b"EVAL", script.as_bytes(), b"0"]);
     let told = scene.ears.told();
     assert_eq!(told.owner, "a");
     assert!(told.result.starts_with("-DEADLOCK "), "{told:?}");
     let names = told.result.contains("'a'") && told.result.contains("'holder'");
     assert!(names, "{told:?}");
-    scene.assert_nothing_told();
-    assert_eq!(scene.holder.info("lock_deadlocks_refused"), 1);
-    assert_eq!(scene.holder.info("lock_places"), 1);
+    assert_eq!(scene.ears.told_so_far(), []);
+    assert_eq!(scene.client.info("lock_deadlocks_refused"), 1);
+    assert_eq!(scene.client.info("lock_places"), 1);
 }
 
 #[test]
 fn places_count_as_waiters_of_the_lock_and_as_places_of_the_server() {
-    let mut scene = Scene::held();
-    token(&scene.holder.call("LOCK.ACQUIRE l holder"));
-    configure(&mut scene.holder, "max-waiters", "2");
+    let mut scene = Held::start();
+    token(&scene.client.call("LOCK.ACQUIRE l holder"));
+    configure(&mut scene.client, "max-waiters", "2");
     scene.place("a", "");
     let mut blocked = scene.server.client();
-    blocked.send_and_block(&mut scene.holder, "LOCK.ACQUIRE k b BLOCK 0");
+    blocked.send_and_block(&mut scene.client, "LOCK.ACQUIRE k b BLOCK 0");
     for command in [
         "LOCK.ACQUIRE k c QUEUE 60000 ch",
         "LOCK.ACQUIRE k c BLOCK 0",
@@ -668,17 +621,17 @@ fn places_count_as_waiters_of_the_lock_and_as_places_of_the_server() {
         let error = scene.ears.error(command);
         assert!(error.starts_with("QUEUEFULL "), "{error}");
     }
-    configure(&mut scene.holder, "max-waiters", "100");
-    configure(&mut scene.holder, "max-places", "2");
+    configure(&mut scene.client, "max-waiters", "100");
+    configure(&mut scene.client, "max-places", "2");
     scene.place("c", "");
     let error = scene.ears.error("LOCK.ACQUIRE l d QUEUE 60000 ch");
     assert!(error.starts_with("QUEUEFULL "), "{error}");
     // Who has one keeps it, in any mode.
     scene.place("a", "");
     scene.place("a", "SHARED");
-    assert_eq!(scene.line(), ["b", "c", "a"]);
-    assert_eq!(scene.holder.info("lock_queues_full"), 3);
-    assert_eq!(scene.holder.call("LOCK.RELEASE k c"), nil());
+    assert_eq!(line(&mut scene.client), ["b", "c", "a"]);
+    assert_eq!(scene.client.info("lock_queues_full"), 3);
+    assert_eq!(scene.client.call("LOCK.RELEASE k c"), nil());
     let next = "LOCK.ACQUIRE l d QUEUE 60000 ch";
     assert_eq!(scene.ears.call(next), int(0));
 }
@@ -686,15 +639,15 @@ fn places_count_as_waiters_of_the_lock_and_as_places_of_the_server() {
 #[test]
 fn a_request_that_finds_the_queue_full_leaves_its_place() {
     for setting in ["max-places", "max-waiters"] {
-        let mut scene = Scene::held();
+        let mut scene = Held::start();
         for place in ["a", "b", "c"] {
             scene.place(place, "");
         }
-        configure(&mut scene.holder, setting, "1");
+        configure(&mut scene.client, setting, "1");
         let error = scene.ears.error("LOCK.ACQUIRE k a SHARED QUEUE 60000 ch");
         assert!(error.starts_with("QUEUEFULL "), "{error}");
-        assert_eq!(scene.line(), ["a", "b", "c"], "{setting}");
-        scene.assert_nothing_told();
+        assert_eq!(line(&mut scene.client), ["a", "b", "c"], "{setting}");
+        assert_eq!(scene.ears.told_so_far(), []);
     }
 }
 
@@ -707,19 +660,19 @@ fn who_waits_for_what_becomes_no_lock_is_told_so() {
             "-NOTALOCK ",
         ),
     ] {
-        let mut scene = Scene::held();
-        configure(&mut scene.holder, "recheck-interval", "500");
+        let mut scene = Held::start();
+        configure(&mut scene.client, "recheck-interval", "500");
         for place in ["a", "b"] {
             scene.place(place, "");
         }
-        scene.holder.call(make);
+        scene.client.call(make);
         for owner in ["a", "b"] {
             let told = scene.ears.told();
             assert_eq!(told.owner, owner);
             assert!(told.result.starts_with(code), "{told:?}");
         }
-        assert_eq!(scene.holder.info("lock_places"), 0);
-        assert_eq!(scene.holder.info("lock_waits_refused"), 2);
+        assert_eq!(scene.client.info("lock_places"), 0);
+        assert_eq!(scene.client.info("lock_waits_refused"), 2);
         let again = scene.ears.error("LOCK.ACQUIRE k a QUEUE 60000 ch");
         assert!(again.starts_with(&code[1..]), "{again}");
     }
@@ -740,15 +693,15 @@ fn a_lock_that_comes_free_by_other_hands_goes_to_its_first_place() {
         "PEXPIRE k 1",
         "LOCK.RENEW k holder LEASE 1",
     ] {
-        let mut scene = Scene::held();
+        let mut scene = Held::start();
         scene.place("a", "");
         scene.place("b", "");
-        scene.holder.call(free);
+        scene.client.call(free);
         let fence = scene.ears.granted("a");
-        assert_eq!(scene.holds("a"), text("1"), "{free}");
-        assert_eq!(scene.holder.bulk("HGET k @fence"), fence.to_string());
-        assert_eq!(scene.line(), ["b"], "{free}");
-        scene.assert_nothing_told();
+        assert_eq!(scene.client.call("HGET k a"), text("1"), "{free}");
+        assert_eq!(scene.client.bulk("HGET k @fence"), fence.to_string());
+        assert_eq!(line(&mut scene.client), ["b"], "{free}");
+        assert_eq!(scene.ears.told_so_far(), []);
         scene.release("a");
         scene.ears.granted("b");
         scene.server.assert_sound();
@@ -757,11 +710,11 @@ fn a_lock_that_comes_free_by_other_hands_goes_to_its_first_place() {
 
 #[test]
 fn places_are_shown_as_waiters_with_their_channel() {
-    let mut scene = Scene::held();
+    let mut scene = Held::start();
     let mut blocked = scene.server.client();
-    blocked.send_and_block(&mut scene.holder, "LOCK.ACQUIRE k b BLOCK 0");
+    blocked.send_and_block(&mut scene.client, "LOCK.ACQUIRE k b BLOCK 0");
     scene.place("a", "LIMIT 3");
-    let info = scene.holder.call("LOCK.INFO k");
+    let info = scene.client.call("LOCK.INFO k");
     assert_eq!(field(&info, "waiting"), &int(2));
     let Value::Array(waiters) = field(&info, "waiters") else {
         panic!("{info:?}");
@@ -786,7 +739,7 @@ fn places_are_shown_as_waiters_with_their_channel() {
     };
     assert!((1..=600_000).contains(left), "{left}");
     blocked.send_bytes(b"");
-    let Value::Array(list) = scene.holder.call("LOCK.LIST") else {
+    let Value::Array(list) = scene.client.call("LOCK.LIST") else {
         panic!("no list");
     };
     assert_eq!(field(&list[0], "key"), &text("k"));
@@ -795,21 +748,21 @@ fn places_are_shown_as_waiters_with_their_channel() {
 
 #[test]
 fn the_module_is_not_unloaded_while_there_are_places() {
-    let mut scene = Scene::held();
+    let mut scene = Held::start();
     scene.place("a", "");
-    let error = scene.holder.error("MODULE UNLOAD lock");
+    let error = scene.client.error("MODULE UNLOAD lock");
     assert!(error.starts_with("ERR "), "{error}");
-    assert_eq!(scene.holder.call("LOCK.RELEASE k a"), nil());
+    assert_eq!(scene.client.call("LOCK.RELEASE k a"), nil());
     assert_eq!(scene.ears.told(), ended("a", "0"));
     eventually("the module is unloaded", || {
-        scene.holder.call("MODULE UNLOAD lock") == status("OK")
+        scene.client.call("MODULE UNLOAD lock") == status("OK")
     });
     scene.server.assert_sound();
 }
 
 #[test]
 fn what_is_wrong_about_a_place_is_refused_and_nothing_changes() {
-    let mut scene = Scene::held();
+    let mut scene = Held::start();
     for (words, code) in [
         ("QUEUE 0 ch", "ERR QUEUE must"),
         ("QUEUE -1 ch", "ERR QUEUE must"),
@@ -831,15 +784,15 @@ fn what_is_wrong_about_a_place_is_refused_and_nothing_changes() {
         let error = scene.ears.error(&format!("LOCK.ACQUIRE k a {words}"));
         assert!(error.starts_with(code), "{words}: {error}");
     }
-    assert_eq!(scene.holder.info("lock_places"), 0);
+    assert_eq!(scene.client.info("lock_places"), 0);
     let day = "LOCK.ACQUIRE k a queue 86400000 ch lease 1 hold 1";
     assert_eq!(scene.ears.call(day), int(0));
-    assert_eq!(scene.line(), ["a"]);
+    assert_eq!(line(&mut scene.client), ["a"]);
 }
 
 #[test]
 fn a_channel_is_any_string_of_1024_bytes_at_most() {
-    let mut scene = Scene::held();
+    let mut scene = Held::start();
     let too_long = [b'c'; 1025];
     let long = &too_long[..1024];
     for channel in [&b""[..], b"\0\r\n\xff", long] {
@@ -860,11 +813,11 @@ fn a_channel_is_any_string_of_1024_bytes_at_most() {
         let fence = ears.told().token();
         assert_eq!(
             scene
-                .holder
+                .client
                 .call(&format!("LOCK.RELEASE k a FENCE {fence}")),
             int(1)
         );
-        token(&scene.holder.call(&format!("LOCK.ACQUIRE k holder {LONG}")));
+        token(&scene.client.call(&format!("LOCK.ACQUIRE k holder {LONG}")));
     }
     let mut client = Subscriber::at(scene.server.client());
     client.send_words(&[b"LOCK.ACQUIRE", b"k", b"a", b"QUEUE", b"60000", &too_long]);

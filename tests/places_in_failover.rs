@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use redis::Value;
-use redis_lock_testing::scene::waiting;
+use redis_lock_testing::scene::{await_replicas, waiting};
 use redis_lock_testing::{
     Client, Subscriber, TestServer, eventually, int, nil, status, text, token,
 };
@@ -23,9 +23,7 @@ impl Scene {
         let server = TestServer::start();
         let replica = server.replica(true);
         let mut client = server.client();
-        eventually("the replica is online", || {
-            client.bulk("INFO replication").contains("state=online")
-        });
+        await_replicas(&mut client, 1);
         token(&client.call(&format!("LOCK.ACQUIRE k holder {LONG}")));
         let ears = server.subscriber("ch");
         Self {

@@ -1,39 +1,19 @@
 //! Places in transactions, scripts and pipelines, where no client can block.
 
 use redis::Value;
-use redis_lock_testing::scene::{transaction, waiting};
-use redis_lock_testing::{Client, Subscriber, TestServer, Told, int, nil, status, text, token};
+use redis_lock_testing::scene::{Held, transaction, waiting};
+use redis_lock_testing::{Client, Told, int, nil, status, text, token};
 
 const LONG: &str = "LEASE 600000";
 
-struct Scene {
-    server: TestServer,
-    client: Client,
-    ears: Subscriber,
-}
-
-impl Scene {
-    fn held() -> Self {
-        let server = TestServer::start();
-        let (mut client, ears) = (server.client(), server.subscriber("ch"));
-        token(&client.call(&format!("LOCK.ACQUIRE k holder {LONG}")));
-        Self {
-            server,
-            client,
-            ears,
-        }
-    }
-
-    #[track_caller]
-    fn eval(&mut self, script: &str) -> Value {
-        self.client
-            .words(&[b"EVAL", script.as_bytes(), b"1", b"k", b"ch"])
-    }
+#[track_caller]
+fn eval(client: &mut Client, script: &str) -> Value {
+    client.words(&[b"EVAL", script.as_bytes(), b"1", b"k", b"ch"])
 }
 
 #[test]
 fn a_transaction_takes_places_and_what_it_frees_is_told() {
-    let mut scene = Scene::held();
+    let mut scene = Held::start();
     let replica = scene.server.replica(true);
     let replies = transaction(
         &mut scene.client,
@@ -60,24 +40,24 @@ fn a_transaction_takes_places_and_what_it_frees_is_told() {
 
 #[test]
 fn a_script_takes_a_place_and_what_it_frees_is_told() {
-    let mut scene = Scene::held();
+    let mut scene = Held::start();
     let place = "return redis.call('LOCK.ACQUIRE', KEYS[1], 'a', 'QUEUE', 60000, ARGV[1])";
-    assert_eq!(scene.eval(place), int(0));
+    assert_eq!(eval(&mut scene.client, place), int(0));
     let release = "return redis.call('LOCK.RELEASE', KEYS[1], 'holder')";
-    assert_eq!(scene.eval(release), int(1));
+    assert_eq!(eval(&mut scene.client, release), int(1));
     let fence = scene.ears.granted("a");
-    let confirmed = scene.eval(place);
+    let confirmed = eval(&mut scene.client, place);
     assert_eq!(confirmed, int(fence));
     let session = "return redis.pcall('LOCK.ACQUIRE', KEYS[1], 'b', 'QUEUE', 60000, 'ch', \
                    'SESSION')";
-    let error = scene.eval(session);
+    let error = eval(&mut scene.client, session);
     assert!(matches!(error, Value::ServerError(_)), "{error:?}");
     assert_eq!(waiting(&mut scene.client, "k"), 0);
 }
 
 #[test]
 fn a_place_that_a_script_took_outlives_the_connection_that_called_it() {
-    let mut scene = Scene::held();
+    let mut scene = Held::start();
     let place = "return redis.call('LOCK.ACQUIRE', KEYS[1], 'a', 'QUEUE', 60000, ARGV[1])";
     let mut caller = scene.server.client();
     let taken = caller.words(&[b"EVAL", place.as_bytes(), b"1", b"k", b"ch"]);
@@ -105,7 +85,7 @@ fn until_pong(client: &mut Client) -> Vec<Value> {
 /// even within the reply of `EXEC`. So only what comes in all is looked at.
 #[test]
 fn a_connection_that_hears_what_its_own_transaction_caused_hears_it_once() {
-    let mut scene = Scene::held();
+    let mut scene = Held::start();
     let place = format!("LOCK.ACQUIRE k a {LONG} QUEUE 60000 ch");
     assert_eq!(scene.ears.call(&place), int(0));
     for (command, reply) in [
@@ -136,7 +116,7 @@ fn a_connection_that_hears_what_its_own_transaction_caused_hears_it_once() {
 
 #[test]
 fn a_connection_hears_the_message_of_its_own_release_beside_the_reply() {
-    let mut scene = Scene::held();
+    let mut scene = Held::start();
     let place = format!("LOCK.ACQUIRE k a {LONG} QUEUE 60000 ch");
     assert_eq!(scene.ears.call(&place), int(0));
     assert_eq!(scene.ears.call("LOCK.RELEASE k holder"), int(1));
@@ -147,7 +127,7 @@ fn a_connection_hears_the_message_of_its_own_release_beside_the_reply() {
 
 #[test]
 fn a_pipeline_of_places_is_replied_in_order_on_one_connection() {
-    let mut scene = Scene::held();
+    let mut scene = Held::start();
     let owners: Vec<String> = (0..1000).map(|i| format!("owner{i}")).collect();
     let lines: Vec<Vec<&str>> = owners
         .iter()

@@ -2,64 +2,37 @@
 //! holds, which are kept up once they are claimed.
 
 use redis::Value;
-use redis_lock_testing::scene::{await_gone, configure, field, waiting};
-use redis_lock_testing::{
-    Client, Subscriber, TestServer, eventually, int, nil, status, text, token,
-};
+use redis_lock_testing::scene::{Held, await_gone, configure, field, waiting};
+use redis_lock_testing::{Client, eventually, int, nil, status, text, token};
 
 const LONG: &str = "LEASE 600000";
 const PLACE: &str = "LOCK.ACQUIRE k a LEASE 600000 QUEUE 600000 ch SESSION";
 
-struct Scene {
-    server: TestServer,
-    client: Client,
-    ears: Subscriber,
+/// `a` has a place, with the session of this client, and `b` the one behind it.
+#[track_caller]
+fn two_places() -> (Held, Client) {
+    let mut scene = Held::start();
+    let mut asks = scene.server.client();
+    assert_eq!(asks.call(PLACE), int(0));
+    scene.place("b", "");
+    (scene, asks)
 }
 
-impl Scene {
-    fn held() -> Self {
-        let server = TestServer::start();
-        let (mut client, ears) = (server.client(), server.subscriber("ch"));
-        token(&client.call(&format!("LOCK.ACQUIRE k holder {LONG}")));
-        Self {
-            server,
-            client,
-            ears,
-        }
-    }
+/// The connection to which the first holder is bound.
+#[track_caller]
+fn bound(client: &mut Client) -> Value {
+    let info = client.call("LOCK.INFO k");
+    let Value::Array(holders) = field(&info, "holders") else {
+        panic!("{info:?}");
+    };
+    field(&holders[0], "client").clone()
+}
 
-    /// `a` has a place, with the session of this client, and `b` the one behind it.
-    #[track_caller]
-    fn with_two_places() -> (Self, Client) {
-        let mut scene = Self::held();
-        let mut asks = scene.server.client();
-        assert_eq!(asks.call(PLACE), int(0));
-        let next = format!("LOCK.ACQUIRE k b {LONG} QUEUE 600000 ch");
-        assert_eq!(scene.ears.call(&next), int(0));
-        (scene, asks)
-    }
-
-    #[track_caller]
-    fn release(&mut self) {
-        assert_eq!(self.client.call("LOCK.RELEASE k holder"), int(1));
-    }
-
-    /// The connection to which the first holder is bound.
-    #[track_caller]
-    fn bound(&mut self) -> Value {
-        let info = self.client.call("LOCK.INFO k");
-        let Value::Array(holders) = field(&info, "holders") else {
-            panic!("{info:?}");
-        };
-        field(&holders[0], "client").clone()
-    }
-
-    #[track_caller]
-    fn end(&mut self, mut client: Client) {
-        let id = client.int("CLIENT ID");
-        drop(client);
-        await_gone(&mut self.client, id);
-    }
+#[track_caller]
+fn end(observer: &mut Client, mut client: Client) {
+    let id = client.int("CLIENT ID");
+    drop(client);
+    await_gone(observer, id);
 }
 
 /// So much time passes.
@@ -69,22 +42,22 @@ fn let_pass(client: &mut Client, seconds: &str) {
 
 #[test]
 fn a_place_ends_with_the_connection_that_asked_for_it() {
-    let mut scene = Scene::held();
+    let mut scene = Held::start();
     let mut asks = scene.server.client();
     assert_eq!(asks.call(PLACE), int(0));
-    scene.end(asks);
+    end(&mut scene.client, asks);
     let told = scene.ears.told();
     assert_eq!((told.owner.as_str(), told.result.as_str()), ("a", "0"));
     assert_eq!(waiting(&mut scene.client, "k"), 0);
     assert_eq!(scene.client.info("lock_places"), 0);
-    scene.release();
+    scene.release("holder");
     assert_eq!(scene.client.call("EXISTS k"), int(0));
 }
 
 #[test]
 fn a_connection_that_ends_in_the_turn_of_the_release_is_passed_over() {
     for kills_first in [true, false] {
-        let (mut scene, mut asks) = Scene::with_two_places();
+        let (mut scene, mut asks) = two_places();
         let kill = format!("CLIENT KILL ID {}", asks.int("CLIENT ID"));
         let release = "LOCK.RELEASE k holder".to_owned();
         let turn = match kills_first {
@@ -112,7 +85,7 @@ fn a_connection_that_ends_in_the_turn_of_the_release_is_passed_over() {
 /// The server has not read yet that the connection is closed.
 #[test]
 fn a_place_whose_connection_is_closed_is_told_of_no_grant() {
-    let (mut scene, asks) = Scene::with_two_places();
+    let (mut scene, asks) = two_places();
     scene.server.stop();
     scene.client.send("LOCK.RELEASE k holder");
     drop(asks);
@@ -124,7 +97,7 @@ fn a_place_whose_connection_is_closed_is_told_of_no_grant() {
 
 #[test]
 fn who_asks_plainly_is_not_bound_to_a_closed_connection_of_its_place() {
-    let (mut scene, asks) = Scene::with_two_places();
+    let (mut scene, asks) = two_places();
     scene.server.stop();
     scene.client.send("DEL k");
     scene.client.send(&format!("LOCK.ACQUIRE k a {LONG}"));
@@ -138,64 +111,64 @@ fn who_asks_plainly_is_not_bound_to_a_closed_connection_of_its_place() {
 
 #[test]
 fn a_place_without_a_session_outlives_its_connection() {
-    let mut scene = Scene::held();
+    let mut scene = Held::start();
     let mut asks = scene.server.client();
     let place = format!("LOCK.ACQUIRE k a {LONG} QUEUE 600000 ch");
     assert_eq!(asks.call(&place), int(0));
-    scene.end(asks);
+    end(&mut scene.client, asks);
     assert_eq!(waiting(&mut scene.client, "k"), 1);
-    scene.release();
+    scene.release("holder");
     scene.ears.granted("a");
-    assert_eq!(scene.bound(), nil());
+    assert_eq!(bound(&mut scene.client), nil());
 }
 
 #[test]
 fn the_connection_that_asked_last_counts() {
-    let mut scene = Scene::held();
+    let mut scene = Held::start();
     let (mut first, mut second) = (scene.server.client(), scene.server.client());
     assert_eq!(first.call(PLACE), int(0));
     assert_eq!(second.call(PLACE), int(0));
-    scene.end(first);
+    end(&mut scene.client, first);
     assert_eq!(waiting(&mut scene.client, "k"), 1);
     assert_eq!(scene.ears.told_so_far(), []);
-    scene.release();
+    scene.release("holder");
     scene.ears.granted("a");
     let id = second.int("CLIENT ID");
-    assert_eq!(scene.bound(), int(id));
-    scene.end(second);
+    assert_eq!(bound(&mut scene.client), int(id));
+    end(&mut scene.client, second);
     token(&scene.client.call("LOCK.ACQUIRE k b"));
 }
 
 #[test]
 fn a_request_without_session_unbinds_the_place() {
-    let mut scene = Scene::held();
+    let mut scene = Held::start();
     let mut asks = scene.server.client();
     assert_eq!(asks.call(PLACE), int(0));
     let plain = PLACE.strip_suffix(" SESSION").unwrap();
     assert_eq!(scene.ears.call(plain), int(0));
-    scene.end(asks);
+    end(&mut scene.client, asks);
     assert_eq!(waiting(&mut scene.client, "k"), 1);
-    scene.release();
+    scene.release("holder");
     scene.ears.granted("a");
-    assert_eq!(scene.bound(), nil());
+    assert_eq!(bound(&mut scene.client), nil());
 }
 
 #[test]
 fn a_hold_ends_with_its_connection_whether_or_not_it_was_claimed() {
     for claims in [false, true] {
-        let mut scene = Scene::held();
+        let mut scene = Held::start();
         configure(&mut scene.client, "claim-timeout", "600000");
         let mut asks = scene.server.client();
         assert_eq!(asks.call(PLACE), int(0));
         let next = format!("LOCK.ACQUIRE k b {LONG} QUEUE 600000 ch");
         assert_eq!(scene.ears.call(&next), int(0));
-        scene.release();
+        scene.release("holder");
         let fence = scene.ears.granted("a");
         if claims {
             let claim = format!("LOCK.RENEW k a {LONG} FENCE {fence}");
             assert_eq!(scene.ears.call(&claim), int(1));
         }
-        scene.end(asks);
+        end(&mut scene.client, asks);
         assert!(scene.ears.granted("b") > fence, "claimed: {claims}");
         assert_eq!(scene.client.call("HGET k a"), nil());
         assert_eq!(scene.client.info("lock_releases_session"), 1);
@@ -206,13 +179,13 @@ fn a_hold_ends_with_its_connection_whether_or_not_it_was_claimed() {
 
 #[test]
 fn an_unclaimed_hold_is_not_kept_up_and_its_connection_lives() {
-    let mut scene = Scene::held();
+    let mut scene = Held::start();
     configure(&mut scene.client, "claim-timeout", "200");
     let mut asks = scene.server.client();
     // The connection has a session on another lock, which is kept up.
     token(&asks.call("LOCK.ACQUIRE other a LEASE 1000 SESSION"));
     assert_eq!(asks.call(PLACE), int(0));
-    scene.release();
+    scene.release("holder");
     scene.ears.granted("a");
     eventually("the grant is over", || {
         scene.client.call("EXISTS k") == int(0)
@@ -231,41 +204,41 @@ fn an_unclaimed_hold_is_not_kept_up_and_its_connection_lives() {
 
 #[test]
 fn a_claimed_hold_is_kept_up_while_the_connection_lives() {
-    let mut scene = Scene::held();
+    let mut scene = Held::start();
     configure(&mut scene.client, "claim-timeout", "3000");
     let mut asks = scene.server.client();
     let place = "LOCK.ACQUIRE k a LEASE 1500 QUEUE 600000 ch SESSION";
     assert_eq!(asks.call(place), int(0));
-    scene.release();
+    scene.release("holder");
     let fence = scene.ears.granted("a");
     let claim = format!("LOCK.RENEW k a LEASE 1500 FENCE {fence}");
     assert_eq!(scene.ears.call(&claim), int(1));
     let_pass(&mut scene.client, "3");
     assert_eq!(scene.client.bulk("HGET k @fence"), fence.to_string());
     assert_eq!(scene.client.call("HGET k a"), text("1"));
-    scene.end(asks);
+    end(&mut scene.client, asks);
     assert_eq!(scene.client.call("LOCK.RENEW k a"), int(0));
 }
 
 #[test]
 fn a_hold_that_is_claimed_by_asking_again_is_kept_up_with_the_lease_asked_for() {
-    let mut scene = Scene::held();
+    let mut scene = Held::start();
     configure(&mut scene.client, "claim-timeout", "600000");
     let mut asks = scene.server.client();
     assert_eq!(asks.call(PLACE), int(0));
-    scene.release();
+    scene.release("holder");
     let fence = scene.ears.granted("a");
     assert_eq!(asks.call(PLACE), int(fence));
     assert_eq!(scene.client.info("lock_claims"), 1);
     let id = asks.int("CLIENT ID");
-    assert_eq!(scene.bound(), int(id));
-    scene.end(asks);
+    assert_eq!(bound(&mut scene.client), int(id));
+    end(&mut scene.client, asks);
     assert_eq!(scene.client.call("LOCK.RENEW k a"), int(0));
 }
 
 #[test]
 fn a_killed_connection_ends_many_places_at_once_and_the_others_stay_in_order() {
-    let mut scene = Scene::held();
+    let mut scene = Held::start();
     let mut asks = scene.server.client();
     for i in 0..1000 {
         let session = format!("LOCK.ACQUIRE k s{i} {LONG} QUEUE 600000 ch SESSION");
@@ -315,7 +288,7 @@ fn kill_and_ask(client: &mut Client, killed: i64, ask: &str) -> Value {
 
 #[test]
 fn a_place_of_a_killed_connection_closes_no_cycle() {
-    let mut scene = Scene::held();
+    let mut scene = Held::start();
     token(&scene.client.call(&format!("LOCK.ACQUIRE other a {LONG}")));
     let mut asks = scene.server.client();
     assert_eq!(asks.call(PLACE), int(0));
@@ -329,7 +302,7 @@ fn a_place_of_a_killed_connection_closes_no_cycle() {
 
 #[test]
 fn places_of_a_killed_connection_take_no_room() {
-    let mut scene = Scene::held();
+    let mut scene = Held::start();
     configure(&mut scene.client, "max-places", "200");
     let mut asks = scene.server.client();
     for i in 0..200 {
@@ -339,7 +312,7 @@ fn places_of_a_killed_connection_take_no_room() {
     let id = asks.int("CLIENT ID");
     let ask = format!("LOCK.ACQUIRE k b {LONG} QUEUE 600000 ch");
     assert_eq!(kill_and_ask(&mut scene.client, id, &ask), int(0));
-    scene.release();
+    scene.release("holder");
     eventually("the lock is the next one's", || {
         scene.client.call("HGET k b") == text("1")
     });
