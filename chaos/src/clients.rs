@@ -74,8 +74,8 @@ pub enum Flow {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wrap {
     Plain,
-    /// In `MULTI` and `EXEC`.
-    Transaction,
+    /// In `MULTI` and `EXEC`, maybe with the end of a connection after or before it.
+    Transaction(Option<i64>),
     /// By a script.
     Script,
 }
@@ -488,12 +488,12 @@ impl Client {
         words: &[String],
     ) -> Outcome {
         let wrap = match self.rng.random_range(0..20) {
-            0 if self.may_wrap_in_transaction() => Wrap::Transaction,
+            0 if self.may_wrap_in_transaction() => Wrap::Transaction(None),
             1 => Wrap::Script,
             _ => Wrap::Plain,
         };
         let connected = self.connected();
-        let asked = self.ask(connected, command, lock, request, words, wrap, None);
+        let asked = self.ask(connected, command, lock, request, words, wrap);
         let (outcome, connected) = self.hear(asked);
         self.connection = connected;
         outcome
@@ -520,22 +520,25 @@ impl Client {
         })
     }
 
-    /// Sends a command about a lock; in a transaction, maybe with the end of a
-    /// connection after or before it.
-    #[expect(clippy::too_many_arguments, reason = "they are what is sent")]
+    /// Sends a request for a lock.
+    fn ask_for(&mut self, connected: Connected, lock: &str, ask: Ask, wrap: Wrap) -> Asked {
+        let (request, words) = acquire_words(ask);
+        self.ask(connected, "LOCK.ACQUIRE", lock, request, &words, wrap)
+    }
+
+    /// Sends a command about a lock.
     fn ask(
         &mut self,
         connected: Connected,
         command: &str,
         lock: &str,
-        request: Request,
+        mut request: Request,
         words: &[String],
         wrap: Wrap,
-        kill: Option<i64>,
     ) -> Asked {
         let owner = self.owner();
         let (_, key) = database_and_key(lock);
-        let killed = kill.unwrap_or_default().to_string();
+        let id;
         let mut line = vec![command, key, &owner];
         line.extend(words.iter().map(String::as_str));
         let mut lines = vec![line];
@@ -545,9 +548,10 @@ impl Client {
                 let line = &mut lines[0];
                 line.splice(..2, ["EVAL", SCRIPT, "1", key, command]);
             }
-            Wrap::Transaction => {
-                if kill.is_some() {
-                    let kill = vec!["CLIENT", "KILL", "ID", &killed];
+            Wrap::Transaction(killed) => {
+                if let Some(killed) = killed {
+                    id = killed.to_string();
+                    let kill = vec!["CLIENT", "KILL", "ID", &id];
                     // Those that wait are killed after what wakes them.
                     let at = usize::from(matches!(request, Request::Release { .. }));
                     lines.insert(at, kill);
@@ -557,22 +561,15 @@ impl Client {
             }
         }
         // Nobody waits in a transaction or a script.
-        let request = match request {
-            Request::Acquire {
-                lease_ms,
-                mode,
-                session,
+        if wrap != Wrap::Plain
+            && let Request::Acquire {
+                block_ms,
                 claim_ms: None,
                 ..
-            } if wrap != Wrap::Plain => Request::Acquire {
-                lease_ms,
-                block_ms: None,
-                mode,
-                session,
-                claim_ms: None,
-            },
-            other => other,
-        };
+            } = &mut request
+        {
+            *block_ms = None;
+        }
         self.send(connected, lock, request, &lines)
     }
 

@@ -197,14 +197,14 @@ impl Client {
     fn ask_for_place(&mut self, lock: &str, ask: Ask) -> Result<Place, Outcome> {
         let wrap = match self.rng.random_range(0..10) {
             0 => Wrap::Script,
-            1 if self.may_wrap_in_transaction() => Wrap::Transaction,
+            1 if self.may_wrap_in_transaction() => Wrap::Transaction(None),
             _ => Wrap::Plain,
         };
         let connected = self.connected();
         let ears = self.ears.as_ref().ok_or(Outcome::Lost)?;
         let channel = ears.channel.clone();
         let (request, words) = place_words(ask, &channel);
-        let asked = self.ask(connected, "LOCK.ACQUIRE", lock, request, &words, wrap, None);
+        let asked = self.ask(connected, "LOCK.ACQUIRE", lock, request, &words, wrap);
         let (operation, sent) = (asked.operation, asked.sent);
         let connection = asked.connected.number;
         let (outcome, connected) = self.hear(asked);
@@ -382,7 +382,7 @@ impl Client {
                 self.journal
                     .ended(place.operation, clock::now(), Outcome::GivenUp);
                 let (command, wrap) = ("LOCK.ACQUIRE", Wrap::Plain);
-                let asked = self.ask(connected, command, &place.lock, request, &words, wrap, None);
+                let asked = self.ask(connected, command, &place.lock, request, &words, wrap);
                 (place.operation, place.sent) = (asked.operation, asked.sent);
                 (place.ask, place.request) = (ask, request);
                 asked

@@ -3,7 +3,7 @@
 
 use rand::RngExt;
 
-use super::{Ask, Client, Connected, Extent, LEASE_MS_MAX, Section, Wrap, acquire_words};
+use super::{Ask, Client, Connected, Extent, LEASE_MS_MAX, Section, Wrap};
 use crate::clock;
 use crate::history::{Mode, Outcome, Request};
 use crate::locks::Kind;
@@ -24,16 +24,7 @@ impl Client {
             session: true,
         };
         let session = self.connected();
-        let (request, words) = acquire_words(ask);
-        let asked = self.ask(
-            session,
-            "LOCK.ACQUIRE",
-            &lock,
-            request,
-            &words,
-            Wrap::Plain,
-            None,
-        );
+        let asked = self.ask_for(session, &lock, ask, Wrap::Plain);
         let (outcome, session) = self.hear(asked);
         self.connection = session;
         if matches!(outcome, Outcome::Granted(_))
@@ -53,45 +44,26 @@ impl Client {
     }
 
     fn ask_again(&mut self, lock: &str, ask: Ask, session: Connected, pooled: Connected) {
-        let (request, words) = acquire_words(ask);
-        let outcome = if self.rng.random_bool(0.3) {
-            // The server ends the connection before it reads the request.
-            let (number, id) = (session.number, session.id);
+        // Sometimes the server ends the connection before it reads the request.
+        let killed = self.rng.random_bool(0.3).then_some(session.id);
+        let (outcome, connected) = if killed.is_some() {
             let before = clock::now();
-            let closing = self.began(lock, Request::Close, number, before);
-            let asked = self.ask(
-                pooled,
-                "LOCK.ACQUIRE",
-                lock,
-                request,
-                &words,
-                Wrap::Transaction,
-                Some(id),
-            );
-            let (outcome, connected) = self.hear(asked);
-            let closed = match &outcome {
+            let closing = self.began(lock, Request::Close, session.number, before);
+            let asked = self.ask_for(pooled, lock, ask, Wrap::Transaction(killed));
+            let heard = self.hear(asked);
+            let (at, closed) = match &heard.0 {
                 Outcome::Granted(_) | Outcome::NotAvailable => (before, Outcome::Done),
                 _ => (clock::now(), Outcome::Lost),
             };
             drop(session);
-            self.journal.ended(closing, closed.0, closed.1);
-            self.connection = connected;
-            outcome
+            self.journal.ended(closing, at, closed);
+            heard
         } else {
             self.close(lock, session);
-            let asked = self.ask(
-                pooled,
-                "LOCK.ACQUIRE",
-                lock,
-                request,
-                &words,
-                Wrap::Plain,
-                None,
-            );
-            let (outcome, connected) = self.hear(asked);
-            self.connection = connected;
-            outcome
+            let asked = self.ask_for(pooled, lock, ask, Wrap::Plain);
+            self.hear(asked)
         };
+        self.connection = connected;
         if let Outcome::Granted(token) = outcome {
             self.hold_for_a_moment(Section::of(lock, ask, token));
         }

@@ -4,9 +4,7 @@
 
 use rand::RngExt;
 
-use super::{
-    Ask, Asked, CLAIM_TIMEOUT_MS, Client, Extent, Flow, Section, Wrap, acquire_words, release_words,
-};
+use super::{Ask, Asked, CLAIM_TIMEOUT_MS, Client, Extent, Flow, Section, Wrap, release_words};
 use crate::history::{Mode, Outcome};
 use crate::locks::in_database;
 
@@ -48,8 +46,8 @@ impl Client {
                 let (waiter, killed) = (self.owners, Some(dying.connected.id));
                 self.owners = holder;
                 let (request, words) = release_words(None, Extent::All);
-                let (command, wrap) = ("LOCK.RELEASE", Wrap::Transaction);
-                let asked = self.ask(own, command, &lock, request, &words, wrap, killed);
+                let wrap = Wrap::Transaction(killed);
+                let asked = self.ask(own, "LOCK.RELEASE", &lock, request, &words, wrap);
                 let (outcome, _) = self.hear(asked);
                 self.see_killed(dying, outcome == Outcome::Released);
                 self.owners = waiter;
@@ -88,9 +86,7 @@ impl Client {
             session: false,
             ..ask
         };
-        let (request, words) = acquire_words(ask);
-        let (command, wrap) = ("LOCK.ACQUIRE", Wrap::Plain);
-        let asked = self.ask(connected, command, lock, request, &words, wrap, None);
+        let asked = self.ask_for(connected, lock, ask, Wrap::Plain);
         self.sleep(20, 60);
         asked
     }

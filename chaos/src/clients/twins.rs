@@ -3,9 +3,7 @@
 
 use rand::RngExt;
 
-use super::{
-    Ask, Asked, Client, Extent, LEASE_MS_MAX, Section, Wrap, acquire_words, outcome, release_words,
-};
+use super::{Ask, Asked, Client, Extent, LEASE_MS_MAX, Section, Wrap, outcome, release_words};
 use redis_lock_testing::Wait;
 
 use crate::clock;
@@ -39,9 +37,7 @@ impl Client {
         let count = if self.rng.random_bool(0.3) { 1 } else { 2 };
         for _ in 0..count {
             let connected = self.connected();
-            let (request, words) = acquire_words(ask);
-            let wrap = Wrap::Plain;
-            twins.push(self.ask(connected, "LOCK.ACQUIRE", lock, request, &words, wrap, None));
+            twins.push(self.ask_for(connected, lock, ask, Wrap::Plain));
             self.sleep(2, 20);
         }
         let which = usize::from(count == 2 && self.rng.random_bool(0.8));
@@ -49,11 +45,11 @@ impl Client {
         self.owners = holder;
         let killed = self.rng.random_bool(0.5).then_some(dying.connected.id);
         let wrap = match killed {
-            Some(_) => Wrap::Transaction,
+            Some(_) => Wrap::Transaction(killed),
             None => Wrap::Plain,
         };
         let (request, words) = release_words(None, Extent::All);
-        let asked = self.ask(own, "LOCK.RELEASE", lock, request, &words, wrap, killed);
+        let asked = self.ask(own, "LOCK.RELEASE", lock, request, &words, wrap);
         if killed.is_none() {
             self.hang_up(dying);
             self.hear(asked);
