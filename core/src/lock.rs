@@ -213,14 +213,7 @@ impl Lock {
         if !self.holder(owner).is_some_and(is_over) {
             return false;
         }
-        self.holders.remove(owner);
-        if self.is_free() {
-            self.delete(effects);
-        } else {
-            effects.push(Effect::RemoveHolder {
-                owner: owner.clone(),
-            });
-        }
+        self.remove(owner, effects);
         true
     }
 
@@ -366,6 +359,7 @@ impl Lock {
         };
         if holds == 0 {
             self.remove(&request.owner, effects);
+            self.expire_with_the_last_lease(effects);
             return Ok(Released::LastHold);
         }
         self.leave(&request.owner, holds, effects);
@@ -379,6 +373,7 @@ impl Lock {
         };
         if holds == 0 {
             self.remove(owner, effects);
+            self.expire_with_the_last_lease(effects);
         } else if holds < holder.holds {
             let holder = Holder {
                 holds,
@@ -521,7 +516,6 @@ impl Lock {
             effects.push(Effect::RemoveHolder {
                 owner: owner.clone(),
             });
-            self.expire_with_the_last_lease(effects);
         }
     }
 

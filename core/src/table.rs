@@ -294,7 +294,7 @@ pub enum Acquired {
 
 /// A wait that is to be searched for deadlocks.
 #[derive(Clone, Debug)]
-struct Unchecked {
+pub struct Unchecked {
     id: WaiterId,
     /// What was begun.
     search: Option<Box<Search>>,

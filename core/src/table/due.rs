@@ -86,12 +86,8 @@ pub enum Work {
     /// The lease of holds that are bound to a connection is to be kept up.
     Keep(Owner, Binding),
     /// A wait is to be searched for deadlocks.
-    CheckWait(CheckWait),
+    CheckWait(Unchecked),
 }
-
-/// A wait that is to be searched for deadlocks.
-#[derive(Clone, Debug)]
-pub struct CheckWait(Unchecked);
 
 /// Why something that is due can't be done now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -259,7 +255,7 @@ impl LockTable {
             if let Some(key) = self.queues.key_of(unchecked.id) {
                 return Some(Due {
                     key: key.clone(),
-                    work: Work::CheckWait(CheckWait(unchecked)),
+                    work: Work::CheckWait(unchecked),
                 });
             }
         }
@@ -291,7 +287,7 @@ impl LockTable {
             (Ok(stored), Work::Keep(owner, binding)) => {
                 self.keep(key, &owner, binding, stored, now)
             }
-            (Ok(stored), Work::CheckWait(CheckWait(unchecked))) => {
+            (Ok(stored), Work::CheckWait(unchecked)) => {
                 let transition = Transition::begin(self, key, stored, None, now);
                 transition.check_wait(unchecked, ())
             }
@@ -416,7 +412,7 @@ impl LockTable {
                 self.not_kept(HoldId::new(key, &owner), binding, now_ms);
             }
             // Where the wait is looked at again, it may be redirected by then.
-            Work::CheckWait(CheckWait(unchecked)) if why == NotNow::Refused => {
+            Work::CheckWait(unchecked) if why == NotNow::Refused => {
                 self.unchecked.push_front(unchecked);
             }
             Work::Recheck | Work::CheckWait(_) => {}
