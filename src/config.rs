@@ -233,18 +233,18 @@ fn lease(setting: &AtomicI64) -> Lease {
     Lease::from_ms(setting.load(Ordering::Relaxed)).unwrap_or(Lease::LONGEST)
 }
 
-/// For so many milliseconds after a start or a promotion nothing is granted.
+/// How many milliseconds after a start or a promotion nothing is granted.
 pub(crate) fn grace_period_ms() -> i64 {
     GRACE_PERIOD_MS.load(Ordering::Relaxed)
 }
 
-/// So many replicas have to acknowledge a grant or a renewal before it is told.
+/// How many replicas have to acknowledge a grant or a renewal before it is told.
 #[inline]
 pub(crate) fn min_replicas() -> usize {
     usize::try_from(MIN_REPLICAS.load(Ordering::Relaxed)).unwrap_or(0)
 }
 
-/// Within so many milliseconds they have to.
+/// How many milliseconds they have for that.
 pub(crate) fn replicas_timeout_ms() -> i64 {
     REPLICAS_TIMEOUT_MS.load(Ordering::Relaxed)
 }
@@ -259,12 +259,12 @@ pub(crate) fn max_places() -> usize {
     usize::try_from(MAX_PLACES.load(Ordering::Relaxed)).unwrap_or(usize::MAX)
 }
 
-/// So many milliseconds lasts a grant to a place at most that nobody claims.
+/// How many milliseconds a grant to a place lasts at most if nobody claims it.
 pub(crate) fn claim_timeout_ms() -> i64 {
     CLAIM_TIMEOUT_MS.load(Ordering::Relaxed)
 }
 
-/// A wait of at least so many milliseconds is logged. None if no wait is.
+/// After how many milliseconds a wait is logged. None if no wait is.
 pub(crate) fn log_slow_wait_ms() -> Option<i64> {
     Some(LOG_SLOW_WAIT_MS.load(Ordering::Relaxed)).filter(|&ms| ms > 0)
 }

@@ -301,7 +301,7 @@ pub(crate) fn key_expired(ctx: &Context, key: KeyRef<'_>) {
     note(ctx, |table, now_ms| table.key_expired(key, now_ms));
 }
 
-/// The server's cron runs, so many times a second.
+/// The server's cron runs, `hz` times a second.
 pub(crate) fn on_cron(ctx: &Context, hz: i32) {
     clock_steps::look(ctx);
     acks::on_cron(ctx);

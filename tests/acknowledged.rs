@@ -1,4 +1,4 @@
-//! `lock.min-replicas`: nothing is told before so many replicas have acknowledged it.
+//! `lock.min-replicas`: nothing is told before this many replicas have acknowledged it.
 
 use redis::Value;
 use redis_lock_testing::scene::{await_replicas, await_waiting, configure, transaction, waiting};
@@ -92,7 +92,7 @@ fn assert_unsafe(client: &mut Client) {
     assert!(!error.contains("MULTI"), "{error}");
 }
 
-/// So much time passes on the server.
+/// This much time passes on the server.
 fn let_pass(server: &TestServer, seconds: &str) {
     assert_eq!(
         server.client().call(&format!("BLPOP none {seconds}")),

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use redis::Value;
 use redis_lock_testing::{Client, Clock, TestServer, eventually, int, nil, status, token};
 
-/// By so much the clock is set, in seconds. Leases are shorter.
+/// How much the clock is set by, in seconds. Leases are shorter.
 const STEP_S: i64 = 3600;
 
 /// Sets the clock ahead of the right time by so much, as the step of this number.
@@ -44,8 +44,8 @@ fn steps_of_the_wall_clock_are_counted_and_logged() {
     }
 }
 
-/// A server whose clock is set from so many seconds ahead to so many, and that has not
-/// seen it: its own clockwork turns once a second.
+/// A server whose clock is set from one number of seconds ahead to another, and that has
+/// not seen it: its own clockwork turns once a second.
 fn set_unseen(clock: &Clock, from_s: i64, to_s: i64) -> TestServer {
     let server = clock.server_with(&["--hz", "1"]);
     set_ahead(clock, &mut server.client(), from_s, 1);
@@ -199,8 +199,8 @@ fn all_who_share_a_lock_keep_it_over_a_step() {
     token(&waiter.reply());
 }
 
-/// A lease that has begun before a step of the clock, from so many seconds ahead to so
-/// many, ends in its time.
+/// A lease that has begun before a step of the clock, from one number of seconds ahead to
+/// another, ends in its time.
 fn a_lease_ends_in_its_time_over_a_step(from_s: i64, to_s: i64) {
     const LEASE: Duration = Duration::from_secs(2);
     let clock = Clock::new();

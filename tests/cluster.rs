@@ -91,7 +91,7 @@ impl Move {
         eventually("the lease is over", || self.keys_on(0) == 0);
     }
 
-    /// So many keys are on the node that the slot leaves, and on the one that it comes to.
+    /// This many keys are on the node that the slot leaves, and on the one that it comes to.
     #[track_caller]
     fn assert_keys(&self, counts: [i64; 2]) {
         assert_eq!([self.keys_on(0), self.keys_on(1)], counts);
@@ -514,7 +514,7 @@ impl Follower {
     }
 }
 
-/// So many slots are moved, the lowest ones.
+/// How many slots are moved, the lowest ones.
 const SLOTS: usize = 12;
 
 #[test]

@@ -26,7 +26,7 @@ impl Move {
             return None;
         }
         let moving = Self(MovingSlot::start());
-        // So long the old node may wait for the new one to take over.
+        // How long the old node may wait for the new one to take over.
         moving.configure(0, "cluster-manual-failover-timeout 120000");
         Some(moving)
     }

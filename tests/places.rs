@@ -179,7 +179,7 @@ fn ten_thousand_of_both_kinds_are_served_in_exactly_the_order_of_their_requests(
     server.assert_sound();
 }
 
-/// What one more place takes on average: so many as this, on so many locks that each is
+/// What one more place takes on average: as many as this, on as many locks, so that each is
 /// the only one, or all on one. The names are as long as those of UUIDs.
 #[track_caller]
 fn check_memory_of_places(places: usize, locks: usize) {

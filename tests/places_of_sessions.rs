@@ -35,7 +35,7 @@ fn end(observer: &mut Client, mut client: Client) {
     await_gone(observer, id);
 }
 
-/// So much time passes.
+/// This much time passes.
 fn let_pass(client: &mut Client, seconds: &str) {
     assert_eq!(client.call(&format!("BLPOP none {seconds}")), nil());
 }

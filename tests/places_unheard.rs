@@ -23,7 +23,7 @@ fn nothing_is_granted_or_written_where_nobody_hears() {
     let server = TestServer::start_with(&["--repl-ping-replica-period", "3600"]);
     let replica = server.replica(false);
     let mut client = server.client();
-    // So much of the stream takes a release that nobody waits for.
+    // How much of the stream a release takes that nobody waits for.
     hold(&mut client, "a");
     let start = client.info("master_repl_offset");
     assert_eq!(client.call("LOCK.RELEASE a holder"), int(1));

@@ -8,7 +8,7 @@ use redis_lock_testing::{Client, Clock, TestServer, eventually, status};
 
 const LEASE: &str = "LEASE 600000";
 
-/// A token of a clock that is so many seconds ahead.
+/// A token of a clock that is this many seconds ahead.
 fn token_ahead(seconds: i64) -> i64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     i64::try_from(now.as_micros()).unwrap() + seconds * 1_000_000

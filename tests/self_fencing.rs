@@ -212,7 +212,7 @@ fn after_a_pause_a_replica_that_stays_is_asked_and_grants_go_on() {
     scene.assert_granted();
 }
 
-/// So many that the server does not read what came after them before it has run them.
+/// Enough that the server does not read what came after them before it has run them.
 const MANY: usize = 500;
 
 #[test]
@@ -248,7 +248,7 @@ fn after_a_pause_in_which_nothing_was_written_a_replica_that_stays_is_asked() {
     scene.await_grant_of("free");
 }
 
-/// So much time passes on the server, while nobody asks for a lock.
+/// This much time passes on the server, while nobody asks for a lock.
 fn let_pass(observer: &mut Client, seconds: &str) {
     assert_eq!(observer.call(&format!("BLPOP none {seconds}")), nil());
 }

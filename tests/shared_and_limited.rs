@@ -10,7 +10,7 @@ const LONG: &str = "LEASE 600000";
 /// a key within the one in which it expires (`activeExpireCycleTryExpire`).
 const WHOLE_MS: Duration = Duration::from_millis(1);
 
-/// So many clients, each of which has sent its own of these commands.
+/// This many clients, each of which has sent its own of these commands.
 fn clients(server: &TestServer, count: usize, command: impl Fn(usize) -> String) -> Vec<Client> {
     (0..count)
         .map(|n| {

@@ -59,7 +59,7 @@ impl Scene {
         format!("CLIENT KILL ID {}", self.ids[nth])
     }
 
-    /// The owner has so many holds, and the other one still waits.
+    /// The owner has this many holds, and the other one still waits.
     #[track_caller]
     fn assert_held(&mut self, holds: i64, what: &str) {
         let holds = text(holds.to_string());
@@ -76,7 +76,7 @@ impl Scene {
     }
 
     /// Releases the lock and kills some of those who wait, by their bits. The
-    /// others hear of a grant that left the owner so many holds.
+    /// others hear of a grant that left the owner this many holds.
     #[track_caller]
     fn check(mut self, killed: usize, holds: i64, what: &str) {
         let is_killed = |nth: &usize| killed & (1 << nth) != 0;

@@ -16,7 +16,7 @@ impl Measurement {
     }
 
     /// Adds the median and the 99th percentile of latencies in nanoseconds, in
-    /// a unit of so many nanoseconds.
+    /// a unit of this many nanoseconds.
     pub fn quantiles(
         &mut self,
         p50: &'static str,

@@ -27,9 +27,9 @@ pub enum Workload {
     Pipelined,
     /// One lock that goes round among clients that queue for it.
     HandOff { waiters: usize },
-    /// One lock that all clients fight for, and hold so long.
+    /// One lock that all clients fight for, and hold this long.
     Contended { clients: usize, section: Duration },
-    /// Tasks or threads of one process, each wanting one of so many locks.
+    /// Tasks or threads of one process, each wanting one of this many locks.
     OneProcess { tasks: usize, locks: usize },
     /// Many locks, of which few are wanted often.
     Zipf { clients: usize, locks: usize },
@@ -70,7 +70,7 @@ impl Pace {
     };
 }
 
-/// Beyond so many, clients that poll keep the server busy with nothing else.
+/// Beyond this many, clients that poll keep the server busy with nothing else.
 pub const MOST_POLLING_WAITERS: usize = 100;
 
 /// Whether a kind of protocol can do this.

@@ -47,7 +47,7 @@ pub enum Mode {
     Exclusive,
     /// With any number.
     Shared,
-    /// So many may hold it together.
+    /// How many may hold it together.
     Limited(usize),
 }
 

@@ -47,7 +47,7 @@ pub fn database_and_key(lock: &str) -> (i64, &str) {
 }
 
 impl Locks {
-    /// So many exclusive ones, and some of the other kinds.
+    /// This many exclusive ones, and some of the other kinds.
     pub fn new(exclusive: usize) -> Self {
         let counts = [exclusive.max(1), 2, 2];
         let kinds = Kind::ALL.into_iter().zip(counts);

@@ -152,7 +152,7 @@ impl Scene {
         is_withheld
     }
 
-    /// From now on a grant that is told by a message lasts so long unclaimed.
+    /// From now on a grant that is told by a message lasts this long unclaimed.
     pub fn set_claim_timeout(&mut self, ms: u64) {
         self.claim_ms = ms;
         self.configure(&format!("lock.claim-timeout {ms}"));
@@ -305,7 +305,7 @@ impl Party {
         self.answer()
     }
 
-    /// Asks for a place in the queue for so long. There has to be one.
+    /// Asks for a place in the queue for this long. There has to be one.
     pub fn queue(&mut self, lock: &str, options: &str, wait_ms: u64) {
         let request = place(options, wait_ms, self.claim_ms);
         let operation = self.begin(lock, request);

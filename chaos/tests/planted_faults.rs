@@ -9,7 +9,7 @@ use redis_lock_chaos::history::{Breach, Outcome, Promise};
 use redis_lock_chaos::scene::{Party, Scene};
 use redis_lock_testing::{Setup, binary, eventually};
 
-/// A fault that takes each fiftieth chance takes one of so many.
+/// A fault that takes each fiftieth chance takes one of this many.
 const ROUNDS: usize = 55;
 
 /// A scene is played again if the machine stood still just then.

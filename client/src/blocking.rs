@@ -471,7 +471,7 @@ impl LockGuard {
         self.guard.valid_for()
     }
 
-    /// Waits until the hold can no longer be relied upon, at most so long. None
+    /// Waits until the hold can no longer be relied upon, at most for this long. None
     /// if it still can then, or if this process was forked from the client's.
     pub fn wait_lost(&self, at_most: Duration) -> Option<Lost> {
         let lost = self.guard.lost();

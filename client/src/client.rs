@@ -34,7 +34,7 @@ const CONNECT: Duration = Duration::from_secs(2);
 /// More than the second for which a server withholds a reply that replicas have to
 /// acknowledge, so that its own word comes first.
 const RESPONSE: Duration = Duration::from_millis(1500);
-/// Each server of a Redlock is asked for so long.
+/// How long each server of a Redlock is asked.
 const REDLOCK_RESPONSE: Duration = Duration::from_millis(50);
 const TIMEOUT_MIN: Duration = Duration::from_millis(1);
 const TIMEOUT_MAX: Duration = Duration::from_secs(3600);
@@ -99,7 +99,7 @@ impl ClientBuilder {
     /// Where the server has `lock.min-replicas`, its `lock.replicas-timeout` should be
     /// shorter by what an answer takes. Else an answer that comes too late costs the
     /// connection and all that is under way on it. Only a connection that gives no
-    /// answers at all for so long is given up.
+    /// answers at all for that long is given up.
     #[must_use]
     pub fn response_timeout(mut self, timeout: Duration) -> Self {
         self.response_timeout = Some(timeout.clamp(TIMEOUT_MIN, TIMEOUT_MAX));
@@ -128,9 +128,9 @@ impl ClientBuilder {
         self
     }
 
-    /// Lets tasks of this client pass a lock on among themselves, without the server: so
-    /// often at most, and for so long (up to one hour) after the server granted it. Then
-    /// it goes back to the server's queue. Not done if not set.
+    /// Lets tasks of this client pass a lock on among themselves, without the server: at
+    /// most `at_most` times, and only `within` this time (up to one hour) after the server
+    /// granted it. Then it goes back to the server's queue. Not done if not set.
     ///
     /// It is for many tasks that want few locks: such a section costs no round trip, and
     /// all that wait for a lock cost the server one place. The field calls it lock
@@ -362,7 +362,7 @@ impl LockClient {
         Ok(Session::new(Arc::clone(&self.shared), binding))
     }
 
-    /// At most so many of the locks for which somebody waits, and that this user
+    /// At most `count` of the locks for which somebody waits, and that this user
     /// may read, longest wait first; of a cluster, of all its primaries. With a
     /// [key prefix](ClientBuilder::key_prefix), only those that begin with it.
     ///

@@ -137,7 +137,7 @@ pub(crate) fn ping() -> Cmd {
     redis::cmd("PING")
 }
 
-/// `WAIT` until so many replicas have what this connection wrote.
+/// `WAIT` until this many replicas have what this connection wrote.
 pub(crate) fn wait_for_replicas(replicas: usize, timeout_ms: u64) -> Cmd {
     let mut cmd = redis::cmd("WAIT");
     cmd.arg(replicas).arg(timeout_ms);

@@ -25,11 +25,11 @@ use crate::servers::node::{Ask, Reply};
 pub(crate) enum Answer {
     /// It replies with a number.
     Says(i64),
-    /// It takes so long to do that.
+    /// It takes this long to do that.
     SaysAfter(Duration, i64),
     /// It refuses, or can't be reached.
     Fails(Error),
-    /// It is silent for so long, and then can't be reached.
+    /// It is silent for this long, and then can't be reached.
     IsSilent(Duration),
 }
 

@@ -135,7 +135,7 @@ impl<K: Clone + Eq + Hash, T> Lines<K, T> {
         }
     }
 
-    /// Takes back what nobody has taken for so long.
+    /// Takes back what nobody has taken for this long.
     pub(crate) fn take_back(&self, after: Duration) -> Vec<T> {
         let mut state = locked(&self.state);
         let missed = |(_, since): &mut (T, Instant)| since.elapsed() >= after;

@@ -93,7 +93,7 @@ impl Lock {
         self
     }
 
-    /// Renews at most so many times by itself, so that a task that hangs does
+    /// Renews at most this many times by itself, so that a task that hangs does
     /// not keep the lock for ever; and as long as another guard of its owner is
     /// there that wants more. In a [session](crate::Session) it has no effect.
     pub fn max_renewals(mut self, renewals: u32) -> Self {
@@ -133,7 +133,7 @@ impl Lock {
         self
     }
 
-    /// Holds the lock together with at most `limit` - 1 others: one of so many
+    /// Holds the lock together with at most `limit` - 1 others: one of `limit`
     /// permits (1 to 2^53 - 1), each with a lease and a token of its own. Where several ask with
     /// different limits, the least of the holders' and of the newcomer's counts.
     /// Of this and [`Lock::shared`] the last one called counts.
@@ -145,7 +145,7 @@ impl Lock {
         self
     }
 
-    /// Holds the lock only once so many replicas have it, too; else releases
+    /// Holds the lock only once this many replicas have it, too; else releases
     /// it and fails with [`Error::NotReplicated`]. It makes it unlikely that a
     /// fail-over forgets the lock. `timeout` is for the replicas alone, and at
     /// most the lease; zero counts as a millisecond. It costs a connection while
@@ -199,7 +199,7 @@ impl Lock {
         }
     }
 
-    /// As [`Lock::acquire`], waiting at most so long: none if the wait was over
+    /// As [`Lock::acquire`], waiting at most this long: none if the wait was over
     /// before. Zero is [`Lock::try_acquire`]. The server may take as long as the
     /// [response time-out](crate::ClientBuilder::response_timeout) in addition.
     ///

@@ -22,7 +22,7 @@ pub enum Mode {
     Exclusive,
     /// Any number of owners that share it.
     Shared,
-    /// At most so many owners: each has one of so many permits.
+    /// At most this many owners: each has one of as many permits.
     Limited(u64),
 }
 
@@ -75,7 +75,7 @@ pub(crate) enum Wait {
 }
 
 impl Wait {
-    /// At most so long from now. Ten years and more are without end.
+    /// At most this long from now. Ten years and more are without end.
     pub(crate) fn within(time: Duration) -> Self {
         match time {
             Duration::ZERO => Self::No,

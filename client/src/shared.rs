@@ -15,7 +15,7 @@ use crate::servers::node::{Ask, Node};
 use crate::servers::waiting::Waits;
 use crate::tasks::Tasks;
 
-/// So many bytes at most are added to an owner's name for one attempt.
+/// How many bytes are added to an owner's name for one attempt, at most.
 pub(crate) const ATTEMPT_SUFFIX_BYTES: usize = 64;
 
 /// What all clones of a client share.

@@ -25,7 +25,7 @@ const CANCELLATIONS: u64 = 5000;
 /// How long they may take.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// Polls a future so many times at most, or for so long.
+/// Polls a future at most this many times, or for this long.
 async fn impatient<T>(rng: &mut StdRng, future: impl Future<Output = T>) -> Option<T> {
     if rng.random() {
         let mut future = pin!(future);

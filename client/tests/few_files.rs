@@ -14,13 +14,13 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 /// Where the server is, for a process that is to be the crowd.
 const CROWD_OF: &str = "REDISLOCK_CROWD_OF";
 
-/// So many files may the crowd's process have open.
+/// How many files the crowd's process may have open.
 const FILES: u64 = 256;
 
-/// So many tasks are a crowd.
+/// How many tasks are a crowd.
 const CROWD: usize = 10_000;
 
-/// So many locks the crowd shares.
+/// How many locks the crowd shares.
 const LOCKS: usize = 1000;
 
 /// How long it may take to serve all of the crowd.

@@ -20,7 +20,7 @@ type Asleep = Pin<Box<dyn Future<Output = Result<LockGuard, Error>> + Send>>;
 /// How many tasks wait for one lock.
 const TASKS: usize = 20;
 
-/// Has a client wait so often for the lock, in this order.
+/// Has a client wait this often for the lock, in this order.
 async fn wait_for(server: &TestServer, client: &LockClient, times: usize) -> Vec<Waiting> {
     let before = server.info("lock_waiters");
     let mut waiting = Vec::new();

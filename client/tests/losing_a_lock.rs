@@ -13,7 +13,7 @@ use support::{connect, eventually, soon, take, url};
 
 const LEASE: Duration = Duration::from_secs(2);
 
-/// So many releases at once.
+/// How many releases come at once.
 const AT_ONCE: usize = 2000;
 
 #[tokio::test]

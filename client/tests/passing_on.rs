@@ -15,13 +15,13 @@ use support::{Waiting, connect, eventually, queue, soon, take, url};
 /// Longer than any test.
 const LONG: Duration = Duration::from_secs(600);
 
-/// A client whose tasks pass a hold on so often.
+/// A client whose tasks pass a hold on this often.
 async fn connect_passing(server: &TestServer, at_most: u32) -> LockClient {
     let builder = LockClient::builder().pass_on(at_most, LONG);
     builder.connect(url(server)).await.unwrap()
 }
 
-/// Has so many tasks wait, in this order.
+/// Has this many tasks wait, in this order.
 async fn wait_in_line(lock: &Lock, tasks: usize) -> Vec<Waiting> {
     let mut waiting = Vec::new();
     for _ in 0..tasks {

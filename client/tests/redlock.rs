@@ -45,7 +45,7 @@ fn held_on(servers: &[TestServer]) -> usize {
     usize::try_from(held.sum::<i64>()).unwrap()
 }
 
-/// Takes, renews and gives back with so many servers killed.
+/// Takes, renews and gives back with this many servers killed.
 async fn works_with_killed(killed: usize) {
     let mut servers = five();
     let (one, other) = (redlock(&servers).await, redlock(&servers).await);

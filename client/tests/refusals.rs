@@ -65,7 +65,7 @@ async fn whatever_a_release_is_answered_it_is_sent_again() {
     assert!(kept.is_empty(), "never freed after {kept:?}");
 }
 
-/// Whoever runs a script for so many milliseconds keeps the server busy.
+/// Whoever runs a script for this many milliseconds keeps the server busy.
 const SOON_BUSY: [&str; 2] = ["--busy-reply-threshold", "50"];
 
 /// Has the server run a script until that is killed.

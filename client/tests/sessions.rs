@@ -14,7 +14,7 @@ const AT_ONCE: Duration = Duration::from_millis(100);
 
 const LEASE: Duration = Duration::from_secs(2);
 
-/// So many locks of one session.
+/// How many locks one session has.
 const MANY: i64 = 100;
 
 /// Takes the lock with a new session.

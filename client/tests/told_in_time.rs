@@ -30,7 +30,7 @@ fn wall_clock_ms() -> i64 {
     i64::try_from(now.as_millis()).unwrap()
 }
 
-/// Stops a server so many times for longer than a lease that was renewed until
+/// Stops a server this many times for longer than a lease that was renewed until
 /// then. Says how many ms before its end on the server each loss was told, if
 /// the machine had time for it.
 #[tokio::main(flavor = "current_thread")]
@@ -69,7 +69,7 @@ fn a_server_stopped_past_the_lease_is_told_before_its_end() {
     let control = Control::start();
     let begun = Instant::now();
     let (mut margins, mut not_judged) = (Vec::new(), 0);
-    // A machine that has no time for so long shows nothing either way.
+    // A machine that has no time for that long shows nothing either way.
     while margins.len() < ENOUGH && begun.elapsed() < PATIENCE {
         let each = || stop_again_and_again(&control);
         std::thread::scope(|scope| {

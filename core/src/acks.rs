@@ -42,11 +42,11 @@ use crate::token::FencingToken;
 /// What has to acknowledge a reply before it is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Acknowledgement {
-    /// So many replicas.
+    /// How many replicas have to.
     pub replicas: usize,
-    /// So many are connected.
+    /// How many replicas are connected.
     pub connected: usize,
-    /// Within so many milliseconds.
+    /// How long they have, in milliseconds.
     pub timeout_ms: i64,
     /// The client that asks, if it can wait for them.
     pub client: Option<ClientId>,
@@ -125,7 +125,7 @@ pub(crate) struct Acknowledged {
     pub is_more: bool,
 }
 
-/// To count so many leases takes as much time as to tell one reply.
+/// How many leases are counted in the time that it takes to tell one reply.
 const LEASES_WEIGH_ONE: usize = 8;
 
 /// All that waits for replicas.
@@ -242,7 +242,7 @@ impl Acks {
         Some(withheld)
     }
 
-    /// The wall clock was set forward by so much. Replicas have as long as before; waits
+    /// The wall clock was set forward by this much. Replicas have as long as before; waits
     /// end by that clock, as all waits do.
     pub(crate) fn clock_stepped(&mut self, step_ms: i64, time_outs: &mut TimeOuts) {
         for (&id, (_, withheld)) in &mut self.replies {
@@ -269,8 +269,8 @@ impl Acks {
         any
     }
 
-    /// Takes what waits for nothing beyond this offset, and not more than so many replies,
-    /// or as much else as that.
+    /// Takes what waits for nothing beyond this offset: at most `at_most` replies, or as
+    /// much else as that.
     pub(crate) fn acknowledged(&mut self, offset: i64, at_most: usize) -> Acknowledged {
         let mut acknowledged = Acknowledged::default();
         while let Some(first) = self.pending.first_entry()
@@ -377,7 +377,7 @@ impl Acks {
     }
 }
 
-/// The offset that so many replicas have acknowledged, if as many are connected. All
+/// The offset that this many replicas have acknowledged, if as many are connected. All
 /// is acknowledged where none is needed.
 pub(crate) fn reached_by(replicas: usize, mut acknowledged: Vec<i64>) -> Option<i64> {
     let Some(last) = replicas.checked_sub(1) else {

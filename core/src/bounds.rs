@@ -5,38 +5,38 @@
 #[cfg(test)]
 use std::cell::Cell;
 
-/// So many holders of a lock are searched one by one.
+/// How many holders of a lock are searched one by one.
 pub(crate) const FEW: usize = 8;
 
-/// The holders of a lock of more than so many are looked for in the lock itself, and
-/// not noted one by one.
+/// A lock of more holders than this is a crowd: they are looked for in the lock itself,
+/// and not noted one by one.
 const CROWD: usize = 512;
 
-/// So many waiters are granted the lock in one step.
+/// How many waiters are granted the lock in one step.
 pub const GRANTS_A_STEP: usize = 32;
 
-/// So many places whose grants nobody hears of are given up in one step.
+/// How many places whose grants nobody hears of are given up in one step.
 pub const UNHEARD_A_STEP: usize = 256;
 
-/// So many places that are over are passed over in one step, on the way to who waits
+/// How many places that are over are passed over in one step, on the way to who waits
 /// behind them.
 pub const PASSED_A_STEP: usize = 4096;
 
-/// Among so many places that are over, one is looked for that takes room in a queue.
+/// How many places that are over are looked at for one that takes room in a queue.
 pub(crate) const OVER_LOOKED_AT: usize = 1024;
 
-/// So many leases that are over are ended in one step, beside that of the owner in
+/// How many leases that are over are ended in one step, beside that of the owner in
 /// question.
 pub const ENDS_A_STEP: usize = 64;
 
-/// Where so many of many holders are left at most, all others that are over end as one.
+/// How many of many holders may be left for all others, which are over, to end as one.
 pub const LEFT_AT_ONCE: usize = 1024;
 
 /// How much one wake of the table's caller does, in locks that are looked at and waiters
 /// that are answered, before other clients have their turn.
 pub const WORK_A_WAKE: usize = 64;
 
-/// So far one step searches for deadlocks.
+/// How far one step searches for deadlocks.
 pub(crate) const SEARCH_A_STEP: usize = 500;
 
 /// A cycle of more waits is not reported: to look at all of their locks at once would hold

@@ -49,7 +49,7 @@ impl Claims {
         until_ms.is_some()
     }
 
-    /// The wall clock was set by so much, and the leases move with it.
+    /// The wall clock was set by this much, and the leases move with it.
     pub(crate) fn clock_stepped(&mut self, by_ms: i64) {
         for until_ms in self.until_ms.values_mut() {
             *until_ms = until_ms.saturating_add(by_ms);

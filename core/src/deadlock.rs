@@ -41,7 +41,7 @@ use crate::sessions::{HoldId, Sessions};
 use crate::sharded::Sharded;
 use crate::token::FencingToken;
 
-/// In so many queues an owner is looked for. One that stands in more is taken to be
+/// In how many queues an owner is looked for. One that stands in more is taken to be
 /// waited for.
 const QUEUES_LOOKED_AT: usize = 8;
 

@@ -108,8 +108,8 @@ pub struct Delivery {
     pub bound_before: BoundBefore,
 }
 
-/// What a reply says of the owner's holds: so many more than replies spoke for
-/// before, and so many at least.
+/// What a reply says of the owner's holds: how many more there are than replies spoke
+/// for before, and how many there are at least.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Told {
     more: i64,

@@ -15,7 +15,7 @@ pub struct Grace {
 }
 
 impl Grace {
-    /// One that begins now and is so long.
+    /// One that begins now and lasts this long.
     pub const fn begin(now_ms: i64, length_ms: i64) -> Self {
         Self {
             began_ms: now_ms,

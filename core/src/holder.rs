@@ -33,7 +33,7 @@ impl Holder {
         })
     }
 
-    /// The same, with a lease that ends so much later, because the wall clock was set.
+    /// The same, with a lease that ends this much later, because the wall clock was set.
     pub(crate) fn moved(&self, by_ms: i64) -> Self {
         // No key may expire before 1970.
         let moved_ms = |end_ms: i64| end_ms.saturating_add(by_ms).max(1);

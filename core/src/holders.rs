@@ -174,8 +174,8 @@ impl Holders {
         self.index = None;
     }
 
-    /// Gives back the memory of so many holders, in no order. Whoever does so needs none
-    /// of them any more.
+    /// Gives back the memory of at most `at_most` holders, in no order. Whoever does so
+    /// needs none of them any more.
     pub(crate) fn give_back(&mut self, at_most: usize) {
         if let Some(index) = &mut self.index {
             for _ in 0..at_most {

@@ -110,7 +110,7 @@ pub struct Lock {
     pub(crate) last_token: Option<FencingToken>,
     /// The expiry of the key.
     pub(crate) expires_at_ms: Option<i64>,
-    /// The key holds so many permits of owners that somebody removed.
+    /// How many permits the key holds of owners that somebody removed.
     pub(crate) leftovers: usize,
 }
 
@@ -366,7 +366,7 @@ impl Lock {
         Ok(Released::StillHeld)
     }
 
-    /// Leaves an owner so many of its holds, because the others are over.
+    /// Leaves an owner `holds` of its holds, because the others are over.
     pub fn leave(&mut self, owner: &Owner, holds: i64, effects: &mut Effects) {
         let Some(holder) = self.holder(owner) else {
             return;
@@ -495,7 +495,7 @@ impl Lock {
     }
 
     /// Puts the holders of before back into a lock that was deleted, with leases that end
-    /// so much later, if these are not over.
+    /// that much later, if these are not over.
     pub(crate) fn put_back(&mut self, before: &Self, by_ms: i64, now: Now, effects: &mut Effects) {
         let lasts = |holder: &Holder| holder.lease_end_ms.is_some_and(|end_ms| end_ms >= now.ms());
         let moved = before.holders.iter().map(|holder| holder.moved(by_ms));

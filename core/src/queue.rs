@@ -289,7 +289,7 @@ impl WaitQueues {
                 || waiter.request.session.is_some_and(has_ended))
     }
 
-    /// Passes over waiters in front that are over, at most so many. Returns how many there
+    /// Passes over at most `at_most` waiters in front that are over. Returns how many there
     /// were, and the one behind them.
     pub fn pass_over(
         &mut self,

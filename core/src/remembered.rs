@@ -220,7 +220,7 @@ impl Remembered {
         !self.discarded.is_empty()
     }
 
-    /// Gives back the memory of so many holders that were discarded.
+    /// Gives back the memory of at most `at_most` holders that were discarded.
     pub(crate) fn give_back(&mut self, at_most: usize) {
         if let Some(holders) = self.discarded.last_mut() {
             holders.give_back(at_most);
@@ -260,7 +260,7 @@ impl Remembered {
         self.unswept > 0 || !self.unkept.is_empty()
     }
 
-    /// Forgets some of them, of about so many holders. It looks at a small part of all
+    /// Forgets some of them, of about `at_most` holders. It looks at a small part of all
     /// locks at most.
     pub(crate) fn sweep(&mut self, at_most: usize, is_kept: impl Fn(KeyRef<'_>) -> bool) {
         if self.unkept.is_empty() && self.unswept > 0 {

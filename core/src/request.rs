@@ -168,7 +168,7 @@ impl Limit {
         }
     }
 
-    /// Whether one more may join so many holders.
+    /// Whether one more may join this many holders.
     pub fn has_room_beside(self, holders: usize) -> bool {
         u64::try_from(holders).is_ok_and(|holders| holders < self.0.get())
     }

@@ -44,11 +44,11 @@ use lock_ids::{LockId, LockIds};
 /// come late without harm.
 const RENEWALS_A_LEASE: i64 = 3;
 
-/// Among the locks of connections that have ended, so many are looked at for one that was
-/// not left behind.
+/// How many locks of connections that have ended are looked at for one that was not left
+/// behind.
 const LEFT_LOOKED_AT: usize = 64;
 
-/// So many bindings that were left behind are told from others where they are counted.
+/// How many bindings that were left behind are told from others where they are counted.
 const LEFT_COUNTED: usize = 1024;
 
 /// An owner's holds on a lock.
@@ -451,7 +451,7 @@ impl Sessions {
         }
     }
 
-    /// Moves the ends of leases, because the wall clock was set by so much, and has them
+    /// Moves the ends of leases, because the wall clock was set by this much, and has them
     /// renewed at once where they would end early. Returns the locks.
     pub fn clock_stepped(&mut self, by_ms: i64, now_ms: i64) -> BTreeSet<KeyBuf> {
         self.renewals.clear();

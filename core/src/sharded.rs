@@ -10,13 +10,13 @@ use std::hash::{BuildHasher, Hash};
 
 use hashbrown::{DefaultHashBuilder, Equivalent, HashTable};
 
-/// Into so many tables many entries are spread. A power of two.
+/// Into how many tables many entries are spread. A power of two.
 const SHARDS: usize = 256;
 
 /// As many entries as these are spread. It takes a step for each of them.
 const SPREAD_FROM: usize = 2048;
 
-/// A table of so few entries is never worth the time to make it anew.
+/// A table of this few entries is never worth the time to make it anew.
 const ALWAYS_ROOM_FOR: usize = 16;
 
 /// Entries that are found by their hashes, which whoever asks knows. When a crowd has

@@ -56,7 +56,7 @@ impl Stepped {
             && self.bound.values().all(Bound::is_empty)
     }
 
-    /// The clock was set by so much since this lock was looked at.
+    /// The clock was set by this much since this lock was looked at.
     pub(crate) fn note(&mut self, key: KeyBuf, by_ms: i64) {
         let all_ms = self.by_key.entry(key).or_default();
         *all_ms = all_ms.saturating_add(by_ms);

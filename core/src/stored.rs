@@ -37,10 +37,10 @@ pub const PERMIT_PREFIX: &[u8] = b"@permit:";
 /// is no lock and need not be read.
 pub const FIELDS_WITHOUT_TOKEN_MAX: usize = 1;
 
-/// A lock is read with room for so many holders.
+/// For how many holders a lock is read with room at once.
 const ROOM_AT_ONCE: usize = 16_384;
 
-/// Three numbers and two spaces are at most so long.
+/// How long three numbers and two spaces are at most.
 const PERMIT_TEXT_MAX: usize = 62;
 
 impl Permit {
@@ -152,8 +152,8 @@ impl Reader {
         }
     }
 
-    /// A reader of so many fields, asked by this owner. It may turn out that they are no lock's, so not all
-    /// of them get room at once.
+    /// A reader of this many fields, asked by this owner. It may turn out that they are no
+    /// lock's, so not all of them get room at once.
     pub fn of(fields: usize, asker: Option<&Owner>) -> Self {
         let mut reader = asker.map_or_else(Self::default, Self::asked_by);
         let holders = (fields / 2).min(ROOM_AT_ONCE);
@@ -273,7 +273,7 @@ pub fn parse_integer(text: &[u8]) -> Option<i64> {
         [b'1'..=b'9', ..] => {}
         _ => return None,
     }
-    // So many are in 64 bits, whatever they are.
+    // Any 19 digits fit into 64 bits.
     if digits.len() > 19 {
         return None;
     }

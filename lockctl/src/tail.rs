@@ -26,7 +26,7 @@ struct Told<'heard> {
     server: &'heard str,
 }
 
-/// Tells what happens until it is ended, or so many events have been told.
+/// Tells what happens until it is ended, or as many events have been told as was asked for.
 pub async fn tail(
     server: &WhichServer,
     json: bool,

@@ -27,7 +27,7 @@ use redis_lock_core::queue::WaiterId;
 use redis_lock_core::request::ClientId;
 use redis_lock_core::table::LockTable;
 
-/// So many replies are told at the end of one turn of the event loop.
+/// How many replies are told at the end of one turn of the event loop.
 const TOLD_A_TURN: usize = 64;
 
 thread_local! {
@@ -95,8 +95,8 @@ pub(crate) fn awaits_replicas() -> bool {
     TABLE.with_borrow(LockTable::awaits_replicas)
 }
 
-/// So many replicas have to acknowledge from now on: those who wait may be granted what
-/// they wait for.
+/// Another number of replicas has to acknowledge from now on: those who wait may be
+/// granted what they wait for.
 pub(crate) fn requirement_set(ctx: &Context) {
     note(ctx, LockTable::grants_resume);
 }
@@ -110,7 +110,7 @@ pub(crate) fn replicas_changed(ctx: &Context) {
 
 /// Tells what is acknowledged, and asks the replicas for the rest.
 pub(crate) fn turn_ends(ctx: &Context) {
-    // So few acknowledge nothing, and to look costs each turn a call.
+    // Too few acknowledge nothing, and to look costs each turn a call.
     if stream::replicas_online(ctx) < config::min_replicas() {
         return;
     }

@@ -14,10 +14,10 @@ thread_local! {
     static STEPS: Cell<ClockSteps> = const { Cell::new(ClockSteps::new()) };
 }
 
-/// The wall clock counts if it was read within so many microseconds of the other one.
+/// Within how many microseconds of the other clock the wall clock has to be read to count.
 const TOGETHER_US: i64 = 1000;
 
-/// So often the clocks are read until that is so.
+/// How often the clocks are read, at most, until that is so.
 const TRIES: usize = 10;
 
 /// Begins anew: steps are seen from now on, also before the server's first cron.

@@ -25,22 +25,22 @@ use redis_lock_core::table::{
     Work,
 };
 
-/// So many writes cost as much as one look at a lock.
+/// How many writes cost as much as one look at a lock.
 const WRITES_WEIGH_ONE: usize = 4;
 
-/// So many grants of which nobody hears cost as much as one look.
+/// How many grants of which nobody hears cost as much as one look.
 const OFFERS_WEIGH_ONE: usize = 4;
 
-/// So many places a replica gives up in one wake.
+/// How many places a replica gives up in one wake.
 const PLACES_A_WAKE: usize = 256;
 
-/// So many ends of waits are taken before anybody is told.
+/// How many ends of waits are taken before anybody is told.
 const ENDS_AT_ONCE: usize = 8;
 
-/// So many places that are over cost as much to pass over as one look.
+/// How many places that are over cost as much to pass over as one look.
 const PASSED_WEIGH_ONE: usize = PASSED_A_STEP / WORK_A_WAKE;
 
-/// A part of a search for deadlocks costs as much as so many looks.
+/// As how many looks one part of a search for deadlocks costs.
 const SEARCH_WEIGHS: usize = 32;
 
 /// The time has come: close the connections whose sessions are over unnoticed, and do
@@ -96,7 +96,7 @@ fn end_waits(ctx: &Context, now_ms: i64, is_replica: bool) {
     });
 }
 
-/// Tells of ends as they are taken, at most of so many, and of fewer where a message takes
+/// Tells of at most `at_most` ends as they are taken, and of fewer where a message takes
 /// long.
 fn tell_in_parts(
     ctx: &Context,

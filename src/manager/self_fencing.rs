@@ -19,14 +19,14 @@ use crate::server::{clock, keyspace, timer};
 #[cfg(feature = "planted-faults")]
 use redis_lock_core::planted::Fault;
 
-/// A server that has not run for so long was paused. One whose cron runs less often by
+/// A server that has not run for this long was paused. One whose cron runs less often by
 /// its settings (`hz`) may take twice its time.
 const PAUSE_MS: i64 = 500;
 
 /// How often replicas are asked again for an acknowledgement.
 const ASK_AGAIN_MS: i64 = 100;
 
-/// What is acknowledged has to be of more than so many bytes.
+/// Beyond which offset of the stream an acknowledgement counts.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Beyond {
     /// Any will do.
@@ -84,7 +84,7 @@ pub(super) fn has_enough_replicas(ctx: &Context) -> bool {
     }
 }
 
-/// The server's cron runs, so many times a second.
+/// The server's cron runs, `hz` times a second.
 pub(super) fn on_cron(ctx: &Context, hz: i32) {
     let Some(mut state) = STATE.get() else {
         return;

@@ -15,7 +15,7 @@ use crate::server::notifications;
 use redis_lock_core::keys::KeyBuf;
 use redis_lock_core::table::LockEvent;
 
-/// So many are sent in one turn.
+/// How many are sent in one turn.
 const A_TURN: usize = 128;
 
 /// Equal notifications in a row that wait.

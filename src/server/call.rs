@@ -106,8 +106,8 @@ pub(crate) fn is_of_this_module(name: &[u8]) -> bool {
 }
 
 /// Tells the server which arguments are keys, and what is done to them: the first, which
-/// is read, and those of the command that begins after so many arguments. A node of a
-/// cluster asks for them before it runs the command.
+/// is read, and those of the command that begins after `before_command` arguments. A node
+/// of a cluster asks for them before it runs the command.
 ///
 /// # Safety
 /// The context must be that of such a question.
@@ -131,7 +131,7 @@ pub(super) unsafe fn name_keys(
     }
     let mut command = inner(command);
     let (mut count, mut flags) = (0, ptr::null_mut());
-    // SAFETY: the strings live through the call. The server returns so many positions,
+    // SAFETY: the strings live through the call. The server returns `count` positions,
     // and flags, or a null, and both lists are ours to free.
     unsafe {
         let length = c_int::try_from(command.len()).unwrap_or(0);

@@ -51,7 +51,7 @@ unsafe extern "C" fn invoke<C: Command>(
         // SAFETY: the context is that of the running command.
         return unsafe { (api().wrong_arity)(ctx) };
     }
-    // SAFETY: the server passes so many arguments, the command's name first, which live
+    // SAFETY: the server passes this many arguments, the command's name first, which live
     // as long as the call. A `ServerStr` is a pointer to one.
     let args = unsafe {
         let count = usize::try_from(argc - 1).unwrap_or(0);

@@ -74,7 +74,7 @@ pub(crate) trait Hooks: Sync {
     /// A client that was answered with a grant has been told so, or never will be.
     fn grant_told(&self, ctx: &Context, client: ClientId, heard: bool);
 
-    /// The server's cron runs, so many times a second.
+    /// The server's cron runs, this many times a second.
     fn on_cron(&self, ctx: &Context, hz: i32);
 
     /// The time has come that the floor above asked for with `timer::wake_by`.

@@ -26,8 +26,8 @@ pub(super) struct KernelTimer {
 pub(super) type Due = fn();
 
 impl KernelTimer {
-    /// Returns none if the process may not open any more files, or not so many
-    /// that the server could watch this one.
+    /// Returns none if the process may not open any more files, or not enough for the
+    /// server to watch this one.
     pub(super) fn new(due: Due) -> Option<Self> {
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
         let fd = timerfd_create(TimerfdClockId::Realtime, flags).ok()?;

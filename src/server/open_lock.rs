@@ -169,7 +169,7 @@ impl<'c> OpenLock<'c> {
                 false => held.by(owner, self.expires_at_ms()),
             };
         }
-        // So few are read as soon as one is looked for.
+        // Two fields or fewer are read as soon as one is looked for.
         if fields > FIELDS_OF_ONE_HOLDER && !self.has_token() {
             return Err(LockError::NotALock);
         }

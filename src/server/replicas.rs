@@ -36,9 +36,9 @@ pub(crate) struct Stream {
 /// A replica, as the server knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Replica {
-    /// So many bytes of the stream it has acknowledged.
+    /// How many bytes of the stream it has acknowledged.
     pub(crate) acknowledged: i64,
-    /// So many seconds ago it acknowledged anything.
+    /// How many seconds ago it acknowledged anything.
     pub(crate) lag_s: i64,
 }
 
@@ -61,7 +61,7 @@ pub(super) fn setting(ctx: &Context, name: &str) -> Option<i64> {
 }
 
 impl Stream {
-    /// Counts the good replicas: those whose last acknowledgement is at most so many
+    /// Counts the good replicas: those whose last acknowledgement is at most `max_lag_s`
     /// seconds old, and is of more than `beyond` bytes of the stream if that is given.
     pub(crate) fn good(&self, max_lag_s: i64, beyond: Option<i64>) -> usize {
         let is_good = |replica: &&Replica| {

@@ -8,7 +8,7 @@ use redis_module::{RedisString, raw};
 
 use crate::server::api::api;
 
-/// So many arguments of a command are read, or passed on, without allocating memory.
+/// How many arguments of a command are read, or passed on, without allocating memory.
 pub(crate) const ARGS_INLINE: usize = 16;
 
 /// A string of the server that lives for `'c`: the pointer that the module API takes.

@@ -63,7 +63,7 @@ pub fn stay_on_one_processor() {
     stay_on(processors().unwrap()[0]).unwrap();
 }
 
-/// Checks that this process may open so many files.
+/// Checks that this process may open this many files.
 #[track_caller]
 pub fn need_files(count: u64) {
     let most = getrlimit(Resource::Nofile).maximum;

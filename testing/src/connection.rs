@@ -164,7 +164,7 @@ impl Connection {
         }
     }
 
-    /// Waits for the last of so many replies as long as `patient` says, and no
+    /// Waits for the last of `replies` replies as long as `patient` says, and no
     /// longer for the others when the first has come.
     pub fn wait_for(&mut self, replies: usize, patient: impl FnMut() -> bool) -> Wait {
         let mut last = self.wait(patient);

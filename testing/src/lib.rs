@@ -69,7 +69,7 @@ impl From<Error> for String {
     }
 }
 
-/// Asks `ready` again and again, for so long, whether it says yes.
+/// Asks `ready` again and again, for at most this long, whether it says yes.
 pub fn comes_true(patience: Duration, mut ready: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + patience;
     while !ready() {

@@ -32,7 +32,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 pub enum Fate {
     /// It arrives.
     Passes,
-    /// It arrives so much later, each way.
+    /// It arrives this much later, each way.
     Delayed(Duration),
     /// It arrives when this is over, even if its sender has closed meanwhile.
     KeptBack,
@@ -47,10 +47,10 @@ pub enum Fate {
     /// Commands are swallowed, and all that follows on their connection. Nobody
     /// is told.
     CommandsSwallowed,
-    /// Of replies to lock commands so many percent are swallowed and their
+    /// Of replies to lock commands this many percent are swallowed and their
     /// connection is closed.
     RepliesLost(u32),
-    /// Of replies to lock commands so many percent are swallowed, and all that
+    /// Of replies to lock commands this many percent are swallowed, and all that
     /// follows on their connection. Nobody is told.
     RepliesSwallowed(u32),
     /// The server answers commands that have this word with this error, and does
@@ -423,7 +423,7 @@ impl Network {
         }
     }
 
-    /// These replies, where each message of a channel comes so many times. One that is
+    /// These replies, where each message of a channel comes this many times. One that is
     /// not all there comes as it is.
     fn repeat_messages(&self, mut piece: &[u8], times: usize) -> Vec<u8> {
         let mut sent = Vec::new();

@@ -53,7 +53,7 @@ const WARM_UP: usize = 100;
 const TURNS: usize = 500;
 const STARTS: usize = 3;
 
-/// So many commands go in one write, in so many turns.
+/// How many commands go in one write, and how often.
 const A_WRITE: usize = 500;
 const WRITES: usize = 20;
 

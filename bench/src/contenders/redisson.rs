@@ -32,7 +32,7 @@ enum Kind {
 
 /// Clients with a `RedissonClient` each soon fill a JVM with threads.
 const MOST_APART: usize = 101;
-/// So many threads still start and end within moments.
+/// How many threads still start and end within moments.
 const MOST_TOGETHER: usize = 1001;
 
 impl Kind {

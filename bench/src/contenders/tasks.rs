@@ -16,7 +16,7 @@ use crate::workloads::{Pace, Workload};
 
 /// How long all have to come back to their wait after a hand-off.
 const SETTLE: Duration = Duration::from_millis(5);
-/// At the beginning, one of them comes at least so often until all are there.
+/// How often one of them comes, at least, at the beginning, until all are there.
 const QUEUEING: Duration = Duration::from_millis(50);
 /// No hand-off takes longer.
 const STUCK_AFTER: Duration = Duration::from_secs(40);

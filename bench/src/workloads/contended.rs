@@ -136,7 +136,7 @@ fn fight(
             }
             Some(counted) if now >= counted.start + pace.measure => {
                 let cpu = server.cpu_time()? - counted.cpu;
-                // Who still waits has waited so long at least.
+                // Who still waits has waited this long at least.
                 for since in waits_since.iter().flatten() {
                     counted.waits.record((now - *since).as_nanos() as u64)?;
                 }

@@ -15,7 +15,7 @@ use crate::swarm::{Happened, Swarm};
 
 const LOCK: &str = "lock:hand-off";
 
-/// Hands one lock on, with so many waiters in the queue at every release.
+/// Hands one lock on, with this many waiters in the queue at every release.
 pub fn run(
     protocol: &Protocol,
     server: &Server,

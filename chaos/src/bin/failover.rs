@@ -26,7 +26,7 @@ use redis_lock_chaos::report::counts;
 /// How many breaches of each promise are told.
 const SHOWN: usize = 2;
 
-/// So many grants show that the locks are at work.
+/// How many grants show that the locks are at work.
 const AT_WORK: usize = 20;
 
 /// How long it may take until they are, beside the grace period.

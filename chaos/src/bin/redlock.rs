@@ -31,7 +31,7 @@ const END_TIMEOUT: Duration = Duration::from_secs(120);
 /// How many breaches are shown in full.
 const SHOWN: usize = 3;
 
-/// What happened so long before a breach is shown with it.
+/// How long before a breach what happened is shown with it.
 const SHOWN_BEFORE: Nanos = 5000 * MS;
 
 /// Runs Redlocks on servers of which a minority is hurt, and checks that no lock
@@ -86,7 +86,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Runs a campaign on so many servers. Says whether no lock had two holders.
+/// Runs a campaign on this many servers. Returns whether no lock had two holders.
 fn run(
     arguments: &Arguments,
     servers: usize,

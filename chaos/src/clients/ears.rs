@@ -129,7 +129,7 @@ impl Client {
 }
 
 impl Connected {
-    /// Waits for the last of so many replies. What is heard before them is noted.
+    /// Waits for the last of `replies` replies. What is heard before them is noted.
     pub(super) fn wait_for(
         &mut self,
         replies: usize,

@@ -13,7 +13,7 @@ const BEFORE: Nanos = 500 * MS;
 /// How long after the last one it ends.
 const AFTER: Nanos = 200 * MS;
 
-/// Events are told from so much earlier on.
+/// How much earlier the events begin that are told.
 const EVENTS_BEFORE: Nanos = 5000 * MS;
 
 /// A point in time, in seconds since the start of the campaign.

@@ -87,7 +87,7 @@ fn closed_before_grant<'o>(
     })
 }
 
-/// Whether the answer says that the owner does not hold the lock, or not so often.
+/// Whether the answer says that the owner does not hold the lock, or not that often.
 fn denies(history: &History, tenancy: &Tenancy<'_>, operation: &Operation) -> bool {
     match &operation.outcome {
         Outcome::NotHeld | Outcome::NotAvailable => true,

@@ -278,7 +278,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// The guard said at `now` or later that it can be relied upon for so long.
+    /// The guard said at `now` or later that it can be relied upon for this long.
     pub fn valid_for(&mut self, now: Nanos, left: Nanos) {
         // What was said once stands until the loss is told.
         self.belief.until = self.belief.until.max(now + left);

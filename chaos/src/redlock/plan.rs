@@ -70,7 +70,7 @@ impl Event {
 /// What a plan may do.
 #[derive(Clone, Copy)]
 pub struct Rules {
-    /// So many servers may be hurt at a time.
+    /// How many servers may be hurt at a time.
     pub most: usize,
     /// Whether a killed server starts again while holds rest on its votes, which
     /// is not fair.
@@ -78,7 +78,7 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// Fair rules, by which a majority of so many servers is always well.
+    /// Fair rules, by which a majority of this many servers is always well.
     pub const fn fair(servers: usize) -> Self {
         Self {
             most: (servers - 1) / 2,
@@ -100,7 +100,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Starts so many servers.
+    /// Starts this many servers.
     pub fn start(
         rng: StdRng,
         setup: Setup,
@@ -143,7 +143,7 @@ impl Plan {
         Ok(urls)
     }
 
-    /// Hurts and heals for so long, or until somebody says that it is enough.
+    /// Hurts and heals for this long, or until somebody says that it is enough.
     pub fn run(
         &mut self,
         duration: Duration,

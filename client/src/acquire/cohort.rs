@@ -2,8 +2,8 @@
 //!
 //! They stand in one line here, and one task of the client stands in the server's queue
 //! for all of them, for as long as any of them waits. So each grant of the server goes to
-//! the first in line, and whoever releases it passes the same hold on to the next: so
-//! often, and for so long after the grant, as the client allows. Then the hold goes back
+//! the first in line, and whoever releases it passes the same hold on to the next: as
+//! often, and for as long after the grant, as the client allows. Then the hold goes back
 //! to the server, in whose queue the next place of the client stands behind all that came
 //! before it.
 //!
@@ -26,7 +26,7 @@ use crate::servers::node::by;
 use crate::shared::{Servers, Shared};
 use crate::validity::whole_ms;
 
-/// A task that is not polled for so long when its turn has come misses it.
+/// A task that is not polled for this long when its turn has come misses it.
 const MISSED_AFTER: Duration = Duration::from_secs(2);
 
 /// How often to look for such tasks.

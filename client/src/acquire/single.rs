@@ -21,7 +21,7 @@ use crate::servers::waiting::Waits;
 use crate::shared::{Shared, as_asked};
 use crate::validity::whole_ms;
 
-/// A wait that lasted so long was no failure, so the next pause is short again.
+/// A wait that lasted this long was no failure, so the next pause is short again.
 const LASTED: Duration = Duration::from_secs(1);
 
 /// Takes a lock. What was granted is the attempt's until a guard has it.

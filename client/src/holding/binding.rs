@@ -78,7 +78,7 @@ impl Drop for InUse {
 
 impl Binding {
     /// Opens the connection; in a cluster, those that are needed, when they are.
-    /// One that gives no answer for so long is the end of it.
+    /// One that gives no answer for this long is the end of it.
     pub(crate) async fn open(
         node: Arc<Node>,
         permit: OwnedSemaphorePermit,

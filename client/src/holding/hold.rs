@@ -246,7 +246,7 @@ impl Hold {
         self.validity.send_modify(|_| {});
     }
 
-    /// Renews the lease where the hold is; from now on for so long, if that is
+    /// Renews the lease where the hold is; from now on for this long, if that is
     /// longer. What one guard asked for is never cut short by another. A task
     /// does it, so that it gets done even if the caller is not polled any more.
     pub(crate) async fn renew(self: &Arc<Self>, lease: Duration) -> Result<(), Error> {

@@ -29,10 +29,10 @@ const SOONEST_RETRY: Duration = Duration::from_millis(10);
 /// How often to look whether the machine was suspended: timers don't tell.
 const CLOCK_CHECK: Duration = Duration::from_millis(500);
 
-/// Clocks that differ by so much were not read at the same time.
+/// Clocks that differ by this much were not read at the same time.
 const SUSPENSION: Duration = Duration::from_millis(100);
 
-/// So many new holds wait for the task at most. Most are gone by then.
+/// How many new holds wait for the task at most. Most are gone by then.
 const NEW_MAX: usize = 64;
 
 /// The way to the task. It ends with the client.
@@ -64,8 +64,8 @@ impl Renewals {
         Self { new }
     }
 
-    /// Looks after a hold until it is lost, and renews it so often; as long as the guard
-    /// is there whose wish that is.
+    /// Looks after a hold until it is lost, and renews it as often as its guard wishes, as
+    /// long as that is there.
     ///
     /// Where that has time, the task is not woken for it: most holds are short.
     pub(crate) fn add(&self, hold: &Arc<Hold>, renew: Renew) -> Wish {
@@ -124,7 +124,7 @@ struct Watchdog {
     holds: HashMap<usize, Watched>,
     due: BTreeSet<(Instant, usize)>,
     running: FuturesUnordered<BoxFuture<'static, Outcome>>,
-    /// Beyond so many, those that are gone are forgotten.
+    /// Beyond this many, those that are gone are forgotten.
     sweep_at: usize,
 }
 

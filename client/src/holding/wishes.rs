@@ -12,7 +12,7 @@ pub(crate) struct Wishes {
     wishes: BTreeMap<Wish, usize>,
 }
 
-/// A guard's: that it is renewed until it was so often.
+/// A guard's wish: that the hold is renewed until it was renewed this often in all.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Wish(u64);
 

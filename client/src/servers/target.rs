@@ -24,7 +24,7 @@ const QUEUED_COMMANDS: usize = 1 << 20;
 /// With it the redis crate tells at once when a connection closes.
 const PROTOCOL: ProtocolVersion = ProtocolVersion::RESP3;
 
-/// A connection that is silent for so long is probed, and closed if nobody is
+/// A connection that is silent for this long is probed, and closed if nobody is
 /// there. It is how a wait hears that the server's machine is gone.
 const KEEPALIVE: Duration = Duration::from_secs(15);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);

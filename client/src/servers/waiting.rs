@@ -81,7 +81,7 @@ impl Drop for Reserved<'_> {
 }
 
 impl Waits {
-    /// At most so many block a connection to this server.
+    /// How many may block a connection to this server at a time.
     pub(crate) fn new(node: Arc<Node>, max: usize) -> Self {
         let max = max.min(Semaphore::MAX_PERMITS);
         Self {

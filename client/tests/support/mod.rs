@@ -35,7 +35,7 @@ pub async fn take(client: &LockClient, key: &str) -> LockGuard {
 /// An acquire that waits.
 pub type Waiting = JoinHandle<Result<LockGuard, Error>>;
 
-/// Has an acquire wait on the server, behind so many others.
+/// Has an acquire wait on the server, behind this many others.
 pub async fn queue(server: &TestServer, lock: &Lock, behind: i64) -> Waiting {
     let waiting = tokio::spawn(lock.acquire());
     eventually("it waits", || server.info("lock_waiters") == behind + 1).await;

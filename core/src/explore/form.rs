@@ -35,7 +35,7 @@ pub(crate) fn orders_of(all: &[usize]) -> Vec<Vec<usize>> {
     all.iter().copied().flat_map(first_is).collect()
 }
 
-/// So many times a connection can be made anew.
+/// How many times a connection can be made anew.
 pub(crate) const GENERATIONS: u64 = 1000;
 
 /// Tokens and waiters of a state, in order.
@@ -179,7 +179,7 @@ impl<'n> Form<'n> {
         }
     }
 
-    /// The offsets that come next are of this stream, of which so much at most is on its
+    /// The offsets that come next are of this stream, of which at most this much is on its
     /// way to each replica, and which each has acknowledged so far.
     pub(crate) fn stream(
         &mut self,

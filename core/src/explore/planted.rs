@@ -25,7 +25,7 @@ const OUTSIDE: [&str; 8] = [
 /// So far each scope is searched for a fault.
 const DEPTH: usize = 8;
 
-/// A level of a scope that ends beyond so many states is the last.
+/// A level of a scope that ends beyond this many states is the last.
 const STATES: usize = 20_000;
 
 /// The shortest trace of all scopes.

@@ -124,10 +124,10 @@ type Fingerprints = HashSet<u64, BuildHasherDefault<AsItIs>>;
 
 const SHARDS: usize = 64;
 
-/// So many states are taken at once.
+/// How many states are taken at once.
 const CHUNK: usize = 64;
 
-/// Searches a scope to this depth, on so many threads, each of which has to be
+/// Searches a scope to this depth, on `threads` threads, each of which has to be
 /// prepared. A search of more than `at_most` states ends with a level.
 pub(super) fn search<W: World>(
     scope: W::Scope,

@@ -59,7 +59,7 @@ pub(super) struct Known {
     pub(super) told: Option<FencingToken>,
     /// A grant that stands, and until when.
     pub(super) promise: Option<(FencingToken, i64)>,
-    /// So many holds it was told of.
+    /// How many holds it was told of.
     pub(super) holds: i64,
     /// The connection that the holds of a token are bound to.
     pub(super) bound_to: Option<(ClientId, FencingToken)>,

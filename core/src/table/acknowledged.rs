@@ -185,8 +185,8 @@ impl LockTable {
         self.acks.offset_known(offset)
     }
 
-    /// The connected replicas have acknowledged these offsets, and so many replicas are
-    /// needed. Returns at most so many replies that may be told now.
+    /// The connected replicas have acknowledged these offsets, and `replicas` of them are
+    /// needed. Returns at most `at_most` replies that may be told now.
     pub fn acknowledged(&mut self, replicas: usize, offsets: Vec<i64>, at_most: usize) -> ToTell {
         let Some(offset) = reached_by(replicas, offsets) else {
             return ToTell::default();

@@ -26,8 +26,8 @@ impl LockTable {
         self.anybody_waits() || !self.stepped.is_empty()
     }
 
-    /// The wall clock was set forward by so much, or backward if that is negative. The
-    /// leases that are known end so much later or earlier by it. It takes a look at each
+    /// The wall clock was set forward by this much, or backward if that is negative. The
+    /// leases that are known end as much later or earlier by it. It takes a look at each
     /// lock that is remembered, and a few moves for each binding.
     pub fn clock_stepped(&mut self, by_ms: i64, now_ms: i64) {
         // How long replicas may take does not depend on the wall clock.

@@ -152,8 +152,8 @@ impl LockTable {
         }
     }
 
-    /// Takes so many of the bindings that were left behind. A connection is closed if
-    /// nobody had noticed that the last lease of its holds was over.
+    /// Takes at most `at_most` of the bindings that were left behind. A connection is closed
+    /// if nobody had noticed that the last lease of its holds was over.
     pub(super) fn take_left(&mut self, at_most: usize) {
         for _ in 0..at_most {
             let Some((binding, left_ms)) = self.sessions.take_left() else {
@@ -235,8 +235,8 @@ impl LockTable {
         any_ended && self.end_all_withheld(self.deliveries.places_of(hold).collect())
     }
 
-    /// Ends such grants of this lock, among so many that are on their way. Returns whether
-    /// there were any.
+    /// Ends such grants of this lock, among the first `at_most` that are on their way.
+    /// Returns whether there were any.
     pub fn end_withheld_on(&mut self, key: KeyRef<'_>, at_most: usize) -> bool {
         let places = || self.deliveries.places_on(key).take(at_most);
         self.acks.any_ended() && self.end_all_withheld(places().collect())

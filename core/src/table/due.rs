@@ -14,44 +14,44 @@ use crate::sessions::{Binding, HoldId};
 /// How soon to try again while the server must not write.
 pub const REFUSED_RETRY_MS: i64 = 10;
 
-/// A connection is closed so long before the lease of one of its holds is over that could
-/// not be kept up, or that nobody has acknowledged.
+/// How long before the end of a lease its connection is closed, where the lease could not
+/// be kept up, or nobody has acknowledged it.
 pub(super) const CLOSED_BEFORE_MS: i64 = 2 * REFUSED_RETRY_MS;
 
-/// So many connections are closed in a millisecond, at the least.
+/// How many connections are closed in a millisecond, at the least.
 const CLOSED_A_MS: usize = 20;
 
-/// So many bound holds are looked at in a millisecond, at the least.
+/// How many bound holds are looked at in a millisecond, at the least.
 const LOOKED_AT_A_MS: usize = 200;
 
 /// How soon to look again at a key that another node of the cluster serves. The
 /// server does not tell when a slot stays or comes back.
 const SLOT_RETRY_MS: i64 = 500;
 
-/// So many bindings to connections that have ended are looked through for one that
+/// How many bindings to connections that have ended are looked through for one that
 /// nobody else keeps up.
 const ENDED_BINDINGS_AT_ONCE: usize = 16;
 
-/// So many bindings that were left behind are cleared away at once.
+/// How many bindings that were left behind are cleared away at once.
 const CLEARED_AT_ONCE: usize = 32;
 
-/// So many times as much where nothing else is due.
+/// How many times as many where nothing else is due.
 const CLEARED_FOR_NOTHING_DUE: usize = 8;
 
-/// The memory of so many holders is given back in as much time as one binding takes.
+/// The memory of how many holders is given back in the time that one binding takes.
 const HOLDERS_WEIGH_ONE: usize = 8;
 
 /// How often a contended lock is looked at for no other reason, if nothing else is set.
 pub const RECHECK_INTERVAL_MS: i64 = 500;
 
-/// So long may it go unnoticed that a contended lock was overwritten.
+/// How long it may go unnoticed that a contended lock was overwritten.
 const UNNOTICED_MS: i64 = RECHECK_INTERVAL_MS;
 
-/// At most so many locks a second are looked at for no other reason than that it has
+/// How many locks a second are looked at, at most, for no other reason than that it has
 /// been a while.
 const REGULAR_RECHECKS_A_SECOND: usize = 500;
 
-/// Regular rechecks are due at multiples of so many milliseconds since 1970.
+/// Regular rechecks are due at multiples of this, in milliseconds since 1970.
 const REGULAR_RECHECKS_TOGETHER_MS: i64 = 50;
 
 /// A lock that is due, and why.
@@ -122,7 +122,7 @@ impl LockTable {
             .min()
     }
 
-    /// Takes clients whose connections have to be closed, at most so many.
+    /// Takes at most `at_most` clients whose connections have to be closed.
     pub fn take_clients_to_close(&mut self, at_most: usize) -> Vec<ClientId> {
         let count = at_most.min(self.to_close.len());
         let taken = self.to_close.drain(..count).collect();
@@ -420,8 +420,8 @@ impl LockTable {
         self.queues.recheck_by(key, again_ms);
     }
 
-    /// The server refuses every write. Does for the sessions that are due what can be
-    /// done without, at most for so many, and clears away what is in their way. Returns
+    /// The server refuses every write. Does what can be done without for at most `at_most`
+    /// of the sessions that are due, and clears away what is in their way. Returns
     /// when to go on, if anything is left to be done or to be tried again.
     pub fn put_off_everything(&mut self, now_ms: i64, at_most: usize) -> Option<i64> {
         for _ in 0..at_most {
@@ -449,8 +449,8 @@ impl LockTable {
     }
 
     /// This server has become a replica, which keeps up no lease, and the new primary
-    /// knows of no connection here. So whoever holds by one is told by its end: at
-    /// most so many of them now, and the others with the next calls, which forget as
+    /// knows of no connection here. So whoever holds by one is told by its end:
+    /// at most `at_most` of them now, and the others with the next calls, which forget as
     /// many holds. What is on its way to clients, unclaimed or noted as over goes as a
     /// whole.
     pub fn forget_connections(&mut self, at_most: usize) {

@@ -159,7 +159,7 @@ impl Transition<'_> {
         over
     }
 
-    /// Whether so many of many holders are not over that they alone keep out who is next
+    /// Whether enough of many holders are not over to keep out, by themselves, who is next
     /// in line, and so everybody behind.
     fn are_enough_left(&mut self, newcomers: Limit) -> bool {
         if !self.has_many_holders() || !self.may_be_over() {

@@ -89,7 +89,7 @@ impl Transition<'_> {
 
 impl LockTable {
     /// Goes on with a step whose message was published. If nobody heard it, nothing is
-    /// granted, and the place is gone. It took as long as so many messages do, at least
+    /// granted, and the place is gone. It took as long as `weight` messages do, at least
     /// one.
     pub fn offered<T>(&mut self, offer: Offer<T>, heard: bool, weight: usize) -> Progress<T> {
         let key = offer.suspended.key.clone();

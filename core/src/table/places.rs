@@ -182,8 +182,8 @@ impl Transition<'_> {
 
 impl LockTable {
     /// Ends the waits whose time is over, gives up what replicas have not acknowledged in
-    /// time, and ends the places of connections that have ended: at most so many of
-    /// each. Returns who is told what. Nothing has to be written for it now.
+    /// time, and ends the places of connections that have ended: at most `at_most`
+    /// of each. Returns who is told what. Nothing has to be written for it now.
     pub fn give_up(&mut self, now_ms: i64, at_most: usize) -> Vec<(Addressee, Answer)> {
         let mut answers = Vec::new();
         for _ in 0..at_most {
@@ -216,7 +216,7 @@ impl LockTable {
         answers
     }
 
-    /// Removes places that this server can't serve any more: at most so many, and those
+    /// Removes places that this server can't serve any more: at most `at_most`, and those
     /// to which a grant is withheld. Their owners are told why.
     pub fn forget_places(&mut self, why: &LockError, at_most: usize) -> Vec<(Addressee, Answer)> {
         let mut answers = Vec::new();
@@ -234,7 +234,7 @@ impl LockTable {
         answers
     }
 
-    /// The first places for this lock, at most so many.
+    /// The first places for this lock, at most `at_most`.
     pub fn places_of(&self, key: KeyRef<'_>, at_most: usize) -> Vec<Place> {
         let addressees = self.queues.waiters(key).map(Waiter::addressee);
         let places = addressees.filter_map(|addressee| match addressee {

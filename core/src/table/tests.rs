@@ -477,7 +477,7 @@ impl Server {
         }
     }
 
-    /// As [`Server::wait`], for so long at most.
+    /// As [`Server::wait`], for this long at most.
     #[track_caller]
     fn wait_for(&mut self, key: KeyRef<'_>, ask: Ask, timeout_ms: i64) -> WaiterId {
         let until_ms = Some(self.ms() + timeout_ms);

@@ -17,7 +17,7 @@ use crate::request::{Owner, ReleaseRequest, RenewRequest};
 use crate::sessions::HoldId;
 use crate::token::FencingToken;
 
-/// So many slow waits are logged in one step, each with so many holders.
+/// How many slow waits are logged in one step, and how many holders with each.
 const LOG_LINES_A_STEP: usize = 8;
 
 /// One change of one lock, while it is made.

@@ -26,14 +26,14 @@ const LOOK_AFTER: Duration = Duration::from_millis(5);
 /// this at last.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// To look at the processes takes at most a part in so many of the time.
+/// To look at the processes takes at most one part in this many of the time.
 const PART_OF_TIME: u32 = 5;
 
-/// A process that was killed is gone after so long, unless it can't be killed
-/// or the system is stuck. Then that is told, after twice the time each time.
+/// How soon a process that was killed is gone, unless it can't be killed or the system is
+/// stuck. Then that is told, after twice the time each time.
 const KILLED_WITHIN: Duration = Duration::from_secs(1);
 
-/// And at least so often.
+/// And at least this often.
 const TOLD_EVERY: Duration = Duration::from_secs(600);
 
 /// What happened to the command.

@@ -8,13 +8,13 @@ use std::sync::mpsc::{self, Sender, SyncSender};
 use std::thread;
 use std::time::Duration;
 
-/// So many lines wait to be written. What comes on top is not told.
+/// How many lines wait to be written. What comes on top is not told.
 const LINES_MAX: usize = 1024;
 
-/// So long each line is waited for, so that it comes before what the command says next.
+/// How long each line is waited for, so that it comes before what the command says next.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// And so long the last ones, when lockctl ends.
+/// How long the last ones are waited for, when lockctl ends.
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// A line, and whom to tell that it is written. None of them is the last word.

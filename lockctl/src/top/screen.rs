@@ -25,7 +25,7 @@ use crate::view::{LockView, grace, seconds};
 const HISTORY: usize = 1000;
 const GRAPH_ROWS: u16 = 5;
 const PAGE: u16 = 10;
-/// So many stuck locks have their commands shown.
+/// How many stuck locks have their commands shown.
 const STUCK_ROWS: usize = 5;
 
 /// What is shown. The terminal is as before when it is dropped.

@@ -130,7 +130,7 @@ impl Script {
         signal(self.lockctl.id(), what).unwrap();
     }
 
-    /// Waits until lockctl has told so many lines with all these words.
+    /// Waits until lockctl has told this many lines with all these words.
     #[track_caller]
     pub fn await_told(&self, lines: usize, words: &[&str]) {
         let fits = |line: &&str| words.iter().all(|word| line.contains(word));

@@ -161,7 +161,7 @@ impl Client {
     }
 
     /// Waits until the server's memory is back to what it was, and at most 128 KB more: a
-    /// test has so many things come and go that this would be few bytes of each.
+    /// test has enough things come and go for this to be a few bytes of each.
     /// The server keeps the reply buffers of blocked clients in a pool, which it
     /// empties by fifty every tenth of a second: 10,000 waiters take forty seconds. Some of
     /// them, of 40 KB each, stay.

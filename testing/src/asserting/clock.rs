@@ -66,7 +66,7 @@ impl Clock {
         TestServer::launch(setup)
     }
 
-    /// Sets the clock so many seconds ahead of the right time.
+    /// Sets the clock this many seconds ahead of the right time.
     pub fn set_ahead(&self, seconds: i64) {
         self.write(AHEAD_US, seconds * 1_000_000);
         self.is_set();

@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use crate::{processors, stay_on};
 
-/// A sleeper sleeps for so long.
+/// How long a sleeper sleeps.
 const TICK: Duration = Duration::from_millis(1);
 
 /// Judgements that a scene needs.
 const JUDGEMENTS: usize = 3;
 
-/// How long a judge tries to get them. A machine that has no time for so long shows
+/// How long a judge tries to get them. A machine that has no time for that long shows
 /// nothing either way.
 const PATIENCE: Duration = Duration::from_secs(60);
 

@@ -102,7 +102,7 @@ pub fn settle(server: &TestServer) {
     });
 }
 
-/// Waits until so many wait for a lock.
+/// Waits until this many wait for a lock.
 #[track_caller]
 pub fn await_waiting(observer: &mut Client, key: &str, count: i64) {
     eventually(&format!("{count} wait for {key}"), || {
@@ -141,7 +141,7 @@ pub fn assert_all_granted(observer: &mut Client, waiters: Vec<(&str, Client)>) {
     }
 }
 
-/// Waits until so many replicas are in step.
+/// Waits until this many replicas are in step.
 ///
 /// # Panics
 /// If they never are.

@@ -141,8 +141,8 @@ impl TestServer {
         self.version_in("valkey_version")
     }
 
-    /// So many connections a client has beside the one that all its commands share: where
-    /// the server blocks none that has subscribed, one that hears.
+    /// How many connections a client has beside the one that all its commands share: one
+    /// that hears, where the server blocks none that has subscribed.
     pub fn subscribers(&self) -> i64 {
         i64::from(self.valkey_version() >= Some((8, 1)))
     }
@@ -166,7 +166,7 @@ impl TestServer {
         self.client().info(field)
     }
 
-    /// Waits until exactly so many clients are blocked.
+    /// Waits until exactly this many clients are blocked.
     #[track_caller]
     pub fn await_blocked(&self, count: i64) {
         let mut client = self.client();
@@ -175,7 +175,7 @@ impl TestServer {
         });
     }
 
-    /// Waits until exactly so many wait for locks, by places or blocked.
+    /// Waits until exactly this many wait for locks, by places or blocked.
     #[track_caller]
     pub fn await_waiters(&self, count: i64) {
         let mut client = self.client();

@@ -8,13 +8,13 @@ use redis_lock_chaos::history::Nanos;
 use redis_lock_interop::{Redisson, Scene, listeners, versions};
 use redis_lock_testing::{Control, eventually, int};
 
-/// So many hand-offs let the JVM compile what they need.
+/// How many hand-offs let the JVM compile what they need.
 const WARM_UP: usize = 2000;
 
-/// So many are measured in a round.
+/// How many are measured in a round.
 const MEASURED: usize = 1000;
 
-/// The median of so many rounds counts.
+/// How many rounds there are. Their median counts.
 const ROUNDS: usize = 5;
 
 /// Hands a lock on, again and again. 99 of 100 hand-offs have to take no longer

@@ -22,7 +22,7 @@ const REDISSON_THREADS: usize = 8;
 
 const LEASE_MS: u64 = 10_000;
 
-/// A client pauses from nothing to twice so long between two holds.
+/// A client pauses from nothing to twice this long between two holds.
 const THINK_MS: u64 = 40;
 
 /// How far the server's clock may stray from the clients' within a lease.

@@ -14,7 +14,7 @@ use crate::{LONG_LEASE, Options, Pinger, reset_stats, row, run_all, start, usec_
 const ROUNDS: usize = 15;
 const A_ROUND: usize = 100;
 
-/// A place is kept for so long.
+/// How long a place is kept.
 const A_DAY_MS: &str = "86400000";
 
 /// The commands that make the n-th of what there is much of.
@@ -246,18 +246,18 @@ struct Event {
     happens: Happens,
     /// Whether those who are granted a lock claim it.
     claims: bool,
-    /// The field of `INFO lock` that is so much when all is over.
+    /// The field of `INFO lock` that has this value when all is over.
     over: (&'static str, &'static str),
 }
 
 enum Happens {
     Command(&'static str),
     ConnectionCloses,
-    /// What `make` says lasts so long, and is over then.
+    /// What `make` says lasts this long, and is over then.
     TimeIsOver,
 }
 
-/// Everything whose time is over at once is over so long after the last was made.
+/// How long after the last was made everything is over whose time is over at once.
 const SHORT_MS: &str = "20000";
 
 const EVENTS: [Event; 10] = [

@@ -88,7 +88,7 @@ pub const LIBRARIES: [Library; 9] = [
         "etcd `concurrency.Mutex`",
         Kind::Etcd,
         Language::Go,
-        // So often etcd brings watches that begin at a known revision up to date.
+        // This often etcd brings watches that begin at a known revision up to date.
         100,
     ),
     library(

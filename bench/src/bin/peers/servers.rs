@@ -125,7 +125,7 @@ pub fn on_processor(processor: usize, command: &Command) -> Command {
 }
 
 impl Server {
-    /// Starts one that lets in so many clients, and waits until it answers.
+    /// Starts one that lets in this many clients, and waits until it answers.
     pub fn start(
         kind: Kind,
         setting: Setting,

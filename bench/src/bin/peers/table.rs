@@ -25,7 +25,7 @@ pub enum Cell {
     AfterKill,
     /// KiB of the server for a waiter.
     Memory,
-    /// Sections a second on so many locks, for each number of contenders.
+    /// Sections a second on this many locks, for each number of contenders.
     Sections(usize),
 }
 

@@ -7,7 +7,7 @@ pub(super) struct Scope {
     /// By how many ticks the clock of each node is ahead.
     pub(super) clocks: &'static [i64],
     pub(super) owners: usize,
-    /// So many promotions there are.
+    /// How many promotions there are.
     pub(super) promotions: u8,
     /// The leases that are asked for, in ticks.
     pub(super) leases: &'static [i64],
@@ -19,7 +19,7 @@ pub(super) struct Scope {
     pub(super) place: i64,
     /// At times nobody hears what is published.
     pub(super) goes_deaf: bool,
-    /// So many writes can be on their way to a replica. One that is further behind
+    /// How many writes can be on their way to a replica. One that is further behind
     /// gets the whole data set, or nothing. 0: a write is everywhere at once.
     pub(super) lag: usize,
     /// Whether replicas restart, and have lost their data.
@@ -34,11 +34,11 @@ pub(super) struct Scope {
     pub(super) tells_by_old_acks: bool,
     pub(super) self_fencing: Option<SelfFencing>,
     pub(super) expected: Expected,
-    /// So far it is followed.
+    /// How far it is followed.
     pub(super) depth: usize,
 }
 
-/// No search goes so far.
+/// No search goes this far.
 const TO_THE_END: usize = 1000;
 
 /// A primary that fences itself, and a grace period. In ticks.
@@ -47,10 +47,10 @@ pub(super) struct SelfFencing {
     /// `min-replicas-to-write`: of the first primary, and of one that was promoted.
     pub(super) min_replicas_to_write: [usize; 2],
     pub(super) max_lag: i64,
-    /// So late an acknowledgement can be heard of.
+    /// How late an acknowledgement can be heard of.
     pub(super) ack_delay: i64,
     pub(super) grace: i64,
-    /// For so long after its promotion a primary renews nothing.
+    /// How long after its promotion a primary renews nothing.
     pub(super) no_renewal: i64,
     /// What the module hands on by itself is fenced too.
     pub(super) binds_hand_offs: bool,
@@ -63,7 +63,7 @@ pub(super) struct SelfFencing {
 pub(super) enum Expected {
     /// Owners exclude each other, and tokens rise over fail-overs as well.
     Holds,
-    /// Exclusion breaks, after so many steps at the soonest.
+    /// Exclusion breaks, after this many steps at the soonest.
     Breaks(usize),
 }
 

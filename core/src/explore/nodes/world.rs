@@ -25,7 +25,7 @@ use crate::token::FencingToken;
 pub(super) use cast::Action;
 use cast::{Cast, Order, owner_name};
 
-/// At most so many nodes there are.
+/// How many nodes there are at most.
 const NODES: usize = 3;
 
 /// The one key.

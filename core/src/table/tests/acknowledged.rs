@@ -343,7 +343,8 @@ fn a_place_that_has_ended_is_told_so_though_replicas_took_too_long() {
     assert_eq!(scene.server.metrics().replies_unacknowledged, 0);
 }
 
-/// So many share a lock by places of one session, and one by itself. They were not told.
+/// `count` owners share a lock by places of one session, and one by itself. They were not
+/// told.
 fn shared_by_a_session(count: usize) -> Scene {
     let mut scene = Scene::new();
     scene.held_by(L, ask("a").by(2).now());

@@ -1,10 +1,10 @@
 use super::*;
 
-/// By so much the clock is set. Leases are shorter.
+/// How much the clock is set by. Leases are shorter.
 const STEP_MS: i64 = 3_600_000;
 
 impl Server {
-    /// The wall clock is set by so much, and the table is told.
+    /// The wall clock is set by this much, and the table is told.
     pub(super) fn set_clock(&mut self, by_ms: i64) {
         self.now_us += by_ms * 1000;
         self.table.clock_stepped(by_ms, self.ms());

@@ -511,7 +511,7 @@ fn holds_of_many_clients_that_ended_are_found_by_their_lock() {
     }
 }
 
-/// A lock that so many share by one connection, beside others, the last of them with
+/// A lock that `holders` share by one connection, beside others, the last of them with
 /// requests in the queue that did not fit into the step in which it was granted the lock.
 fn served_in_part(holders: usize, others: &[&str]) -> (Server, Vec<WaiterId>) {
     let mut server = Server::new();

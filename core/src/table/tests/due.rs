@@ -369,8 +369,8 @@ fn only_so_many_slow_waits_are_logged_in_one_step() {
     assert_eq!(server.log.len(), crowd);
 }
 
-/// As the module does: a wake at a time that the table names, so many holds at most, and
-/// then as many closings. A wake takes a millisecond here.
+/// As the module does: a wake at a time that the table names, for a bounded number of
+/// holds, and then as many closings. A wake takes a millisecond here.
 #[test]
 fn a_crowd_of_sessions_is_closed_in_time_where_writes_are_refused() {
     const HOLDS: usize = 5000;

@@ -89,7 +89,7 @@ enum Step {
 enum Waits {
     No,
     Blocked,
-    /// In a place, for so long, that is told on this channel.
+    /// In a place, for this long, that is told on this channel.
     Place {
         ms: i64,
         channel: u8,

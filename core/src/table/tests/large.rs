@@ -110,7 +110,7 @@ fn a_large_lock_is_forgotten_when_it_is_free_or_small() {
     server.check_nothing_is_left();
 }
 
-/// A lock of so many holders that it is remembered as a whole.
+/// A lock of enough holders that it is remembered as a whole.
 fn very_crowded(count: usize) -> Server {
     let mut server = Server::new();
     for n in 0..count {

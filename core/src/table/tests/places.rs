@@ -11,7 +11,7 @@ fn held() -> Server {
     server
 }
 
-/// Has a place for so long at most.
+/// Has a place for this long at most.
 #[track_caller]
 fn place_for(server: &mut Server, name: &str, ms: i64) -> WaiterId {
     server.wait_for(K, ask(name).place(), ms)
