@@ -119,7 +119,7 @@ pub(crate) fn acquire(
         check_channel(key, place.channel)?;
     }
     let may_grant = gate::check_replicas(ctx)?;
-    let (open, stored) = look_for(key, Some(&request.owner), Part::Whole)?;
+    let (open, stored) = open_for_command(key, Some(&request.owner), Part::Whole)?;
     let now = match may_wait || request.session.is_some() {
         true => clock_steps::now_looked(ctx),
         false => clock_steps::now(ctx),
@@ -187,7 +187,7 @@ pub(crate) fn release(key: LockKey<'_>, request: &ReleaseRequest) -> Result<Rele
         true => Part::OfAsker,
         false => Part::OfAskerWithoutLeaseEnd,
     };
-    let (open, stored) = look_for(key, Some(&request.owner), part)?;
+    let (open, stored) = open_for_command(key, Some(&request.owner), part)?;
     let now = clock_steps::now(key.ctx());
     let progress = step(key.ctx(), |table| {
         table.release(key.as_ref(), stored, request, now)
@@ -198,7 +198,7 @@ pub(crate) fn release(key: LockKey<'_>, request: &ReleaseRequest) -> Result<Rele
 /// Takes the lock from whoever holds it, if this is its newest token, and hands it
 /// off. Returns whether anybody held it.
 pub(crate) fn break_lock(key: LockKey<'_>, token: Option<FencingToken>) -> Result<bool, LockError> {
-    let (open, stored) = look_for(key, None, Part::Whole)?;
+    let (open, stored) = open_for_command(key, None, Part::Whole)?;
     let now = clock_steps::now(key.ctx());
     let progress = step(key.ctx(), |table| {
         table.break_lock(key.as_ref(), stored, token, now)
@@ -210,7 +210,7 @@ pub(crate) fn break_lock(key: LockKey<'_>, token: Option<FencingToken>) -> Resul
 /// lock, with the token it named; nothing where the client is told later.
 pub(crate) fn renew(key: LockKey<'_>, request: &RenewRequest) -> Result<Option<bool>, LockError> {
     let may_grant = gate::check_replicas(key.ctx())?;
-    let (open, stored) = look_for(key, Some(&request.owner), Part::OfAsker)?;
+    let (open, stored) = open_for_command(key, Some(&request.owner), Part::OfAsker)?;
     let now = clock_steps::now(key.ctx());
     let client = acks::client_to_tell(key.ctx());
     let progress = step_by(key.ctx(), may_grant, |table| {
@@ -226,7 +226,7 @@ pub(crate) fn guard(key: LockKey<'_>, token: FencingToken) -> Result<(), LockErr
         |stored: &Stored| TABLE.with_borrow(|table| table.owner_with(key.as_ref(), stored, token));
     let may_grant = gate::check_replicas(key.ctx())?;
     let remembered = owner_with(&Stored::AsExpected);
-    let (open, stored) = look_for(key, remembered.as_ref(), Part::Whole)?;
+    let (open, stored) = open_for_command(key, remembered.as_ref(), Part::Whole)?;
     if let Stored::Read(_) = stored
         && let Some(owner) = owner_with(&stored)
     {
@@ -387,10 +387,10 @@ fn note<R>(ctx: &Context, what: impl FnOnce(&mut LockTable, i64) -> R) -> R {
     result
 }
 
-/// Opens and reads a lock for a command. `asker` is the owner in question, if there
+/// Opens and reads a lock. `asker` is the owner in question, if there
 /// is one.
 #[inline]
-fn look_for<'c>(
+fn open_for_command<'c>(
     key: LockKey<'c>,
     asker: Option<&Owner>,
     part: Part,
@@ -399,7 +399,7 @@ fn look_for<'c>(
         end_if_closing(key, asker, || Some(clients::running(key.ctx())));
     }
     let open = OpenLock::open(key);
-    let stored = look_at(&open, key.as_ref(), asker, part)
+    let stored = read_lock(&open, key.as_ref(), asker, part)
         .inspect_err(|_| TABLE.with_borrow_mut(|table| table.forget_lock(key.as_ref())))?;
     if let Stored::Read(lock) = &stored
         && lock.is_free()
@@ -412,7 +412,7 @@ fn look_for<'c>(
 
 /// Reads a lock, unless it is what is remembered of it.
 #[inline]
-fn look_at(
+fn read_lock(
     open: &OpenLock<'_>,
     key: KeyRef<'_>,
     asker: Option<&Owner>,
@@ -550,7 +550,7 @@ fn do_all<T>(
                 apply(key, open, now, step);
                 return (result, step.withheld);
             }
-            Progress::Asks(question) => progress = look_further(key, *question),
+            Progress::Asks(question) => progress = read_others(key, *question),
             Progress::Offers(offer) => progress = publish_offer(key.ctx(), *offer),
         }
     }
@@ -568,12 +568,12 @@ fn publish_offer<T>(ctx: &Context, offer: Offer<T>) -> Progress<T> {
 }
 
 /// Looks at the other locks on which a step depends.
-fn look_further<T>(key: LockKey<'_>, question: Question<T>) -> Progress<T> {
+fn read_others<T>(key: LockKey<'_>, question: Question<T>) -> Progress<T> {
     let look = |other: KeyRef<'_>| {
         key.with_other(other, |key| {
             let open = OpenLock::open_to_read(key);
             // What is no lock is held by nobody.
-            look_at(&open, other, None, Part::Whole).unwrap_or(Stored::Read(Lock::default()))
+            read_lock(&open, other, None, Part::Whole).unwrap_or(Stored::Read(Lock::default()))
         })
     };
     let looked_at = question.asked().iter().map(|key| look(key.as_ref()));

@@ -9,7 +9,7 @@ use std::cell::Cell;
 use redis_module::Context;
 
 use super::{
-    TABLE, arm_timer, clock_steps, end_connection_if_closing, end_if_closing, look_at, note,
+    TABLE, arm_timer, clock_steps, end_connection_if_closing, end_if_closing, note, read_lock,
 };
 use crate::config;
 use crate::server::blocked;
@@ -162,7 +162,7 @@ fn tell(ctx: &Context, id: WaiterId, key: &KeyBuf) {
         }
         let open = OpenLock::open_to_read(named);
         let owner = told.as_ref().map(|(_, owner)| owner);
-        look_at(&open, key, owner, Part::Whole)
+        read_lock(&open, key, owner, Part::Whole)
     });
     let now = clock_steps::now(ctx);
     let told = TABLE.with_borrow_mut(|table| table.tell(id, stored, now));

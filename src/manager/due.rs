@@ -3,7 +3,7 @@
 use redis_module::Context;
 
 use super::{
-    TABLE, arm_timer, carry_out, clock_steps, gate, look_at, look_further, publish_offer,
+    TABLE, arm_timer, carry_out, clock_steps, gate, publish_offer, read_lock, read_others,
     self_fencing, step, tell, telling,
 };
 use crate::config;
@@ -174,7 +174,7 @@ fn give_up_unheard(ctx: &Context, key: KeyRef<'_>, now_ms: i64) {
 
 fn do_to(key: LockKey<'_>, due: Due) -> usize {
     let open = OpenLock::open(key);
-    let stored = look_at(&open, key.as_ref(), due.owner(), Part::OfAsker);
+    let stored = read_lock(&open, key.as_ref(), due.owner(), Part::OfAsker);
     let now = clock_steps::now(key.ctx());
     let is_search = matches!(due.work, Work::CheckWait(_));
     let mut progress = step(key.ctx(), |table| {
@@ -187,7 +187,7 @@ fn do_to(key: LockKey<'_>, due: Due) -> usize {
             Progress::Done(ref done) => break weigh(&done.step, is_search) + looked_further,
             Progress::Asks(question) => {
                 looked_further = SEARCH_WEIGHS;
-                look_further(key, *question)
+                read_others(key, *question)
             }
             Progress::Offers(offer) => publish_offer(key.ctx(), *offer),
         };

@@ -3,7 +3,7 @@
 
 use redis_module::Context;
 
-use super::{TABLE, look_at};
+use super::{TABLE, read_lock};
 use crate::server::acl::User;
 use crate::server::clock;
 use crate::server::keyspace::{self, LockKey};
@@ -16,7 +16,7 @@ use redis_lock_core::table::{ContendedView, LockView, Totals};
 /// Shows a lock.
 pub(crate) fn lock(key: LockKey<'_>) -> Result<LockView, LockError> {
     let open = OpenLock::open_to_read(key);
-    let stored = look_at(&open, key.as_ref(), None, Part::Whole)?;
+    let stored = read_lock(&open, key.as_ref(), None, Part::Whole)?;
     let now = clock::now();
     Ok(TABLE.with_borrow_mut(|table| {
         table.end_withheld_on(key.as_ref(), usize::MAX);
