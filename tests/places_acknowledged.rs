@@ -169,9 +169,7 @@ fn what_is_not_acknowledged_in_time_is_given_back_and_the_lock_goes_on() {
     assert_eq!(waiting(&mut scene.client, "k"), 0);
     assert_eq!(scene.client.info("lock_replies_unacknowledged"), 1);
     scene.replica.go_on();
-    let told = scene.ears.told();
-    assert_eq!(told.owner, "b");
-    told.token();
+    scene.ears.granted("b");
     scene.assert_over();
 }
 
@@ -216,9 +214,7 @@ fn what_nobody_hears_when_it_is_told_is_given_back_and_the_next_is_asked() {
         scene.client.call("PUBSUB NUMSUB gone") == Value::Array(vec![text("gone"), int(0)])
     });
     scene.replica.go_on();
-    let told = scene.ears.told();
-    assert_eq!(told.owner, "b");
-    told.token();
+    scene.ears.granted("b");
     assert_eq!(scene.client.call("HGET k a"), nil());
     scene.assert_over();
 }
@@ -240,9 +236,7 @@ fn while_too_few_replicas_are_connected_nobody_is_granted_and_all_wait_on() {
     assert_eq!(scene.ears.told_so_far(), []);
     let port = scene.server.addr().port();
     there.call(&format!("REPLICAOF 127.0.0.1 {port}"));
-    let told = scene.ears.told();
-    assert_eq!(told.owner, "a");
-    told.token();
+    scene.ears.granted("a");
     assert_eq!(waiting(&mut scene.client, "k"), 1);
     scene.assert_over();
 }
@@ -284,9 +278,7 @@ fn a_transaction_takes_a_place_and_it_is_told_when_it_is_safe() {
     );
     assert_eq!(replies[..2], [int(0), int(1)]);
     assert!(format!("{:?}", replies[2]).contains("NOREPLICAS"));
-    let told = scene.ears.told();
-    assert_eq!(told.owner, "a");
-    told.token();
+    scene.ears.granted("a");
     scene.assert_over();
 }
 
@@ -305,9 +297,7 @@ fn a_place_of_a_session_whose_connection_ends_while_it_is_withheld_ends_and_is_t
     assert_eq!((told.owner.as_str(), told.result.as_str()), ("a", "0"));
     scene.await_holds("b", &text("1"));
     scene.replica.go_on();
-    let told = scene.ears.told();
-    assert_eq!(told.owner, "b");
-    told.token();
+    scene.ears.granted("b");
     scene.assert_over();
 }
 

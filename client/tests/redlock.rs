@@ -4,7 +4,7 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use redis_lock_client::{Error, LockClient, Lost, Redlock};
+use redis_lock_client::{Error, LockClient, LockGuard, Lost, Redlock};
 use redis_lock_testing::{Fate, Proxy, SOON, TestServer};
 use tokio::runtime::Handle;
 use tokio::time::timeout;
@@ -37,6 +37,12 @@ async fn hasty_redlock(servers: &[TestServer]) -> Redlock {
         .unwrap()
 }
 
+/// Holds the lock for long, and does not renew it by itself.
+async fn held(client: &Redlock) -> LockGuard {
+    let lock = client.lock("lock").lease(LEASE).renew(false);
+    lock.acquire().await.unwrap()
+}
+
 /// How many of these servers have the lock.
 fn held_on(servers: &[TestServer]) -> usize {
     let held = servers
@@ -54,13 +60,7 @@ async fn works_with_killed(killed: usize) {
     }
     let alive = &servers[killed..];
     for _ in 0..3 {
-        let guard = one
-            .lock("lock")
-            .lease(LEASE)
-            .renew(false)
-            .acquire()
-            .await
-            .unwrap();
+        let guard = held(&one).await;
         assert!(guard.valid_for() > LEASE * 9 / 10);
         eventually("all that live have it", || held_on(alive) == 5 - killed).await;
         assert!(other.lock("lock").try_acquire().await.unwrap().is_none());
@@ -181,13 +181,7 @@ async fn a_stopped_server_neither_delays_nor_keeps_the_lock() {
 async fn a_server_wiped_within_the_lease_does_not_let_another_in() {
     let servers = five();
     let (one, other) = (redlock(&servers).await, redlock(&servers).await);
-    let guard = one
-        .lock("lock")
-        .lease(LEASE)
-        .renew(false)
-        .acquire()
-        .await
-        .unwrap();
+    let guard = held(&one).await;
     eventually("all have it", || held_on(&servers) == 5).await;
     servers[0].client().call("FLUSHALL");
     servers[1].client().call("FLUSHALL");
