@@ -2,9 +2,7 @@
 
 use redis::Value;
 use redis_lock_testing::scene::{await_replicas, await_waiting, configure, transaction, waiting};
-use redis_lock_testing::{Client, TestServer, eventually, int, nil, status, text, token};
-
-const LONG: &str = "LEASE 600000";
+use redis_lock_testing::{Client, LONG, TestServer, eventually, int, nil, status, text, token};
 
 /// A server, one replica that has to acknowledge, and one who looks on.
 struct Scene {

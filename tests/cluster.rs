@@ -8,11 +8,9 @@ use std::time::{Duration, Instant};
 use redis::Value;
 use redis_lock_testing::scene::{await_waiting, holders, transaction};
 use redis_lock_testing::{
-    Client, Cluster, MovingSlot, TestServer, eventually, int, nil, redis_cli, slot, status, tag,
-    text, token,
+    Client, Cluster, LONG, MovingSlot, TestServer, eventually, int, nil, redis_cli, slot, status,
+    tag, text, token,
 };
-
-const LONG: &str = "LEASE 600000";
 
 /// A slot that is moved step by step.
 struct Move(MovingSlot);

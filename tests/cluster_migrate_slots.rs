@@ -3,9 +3,7 @@
 
 use std::ops::Deref;
 
-use redis_lock_testing::{Client, MovingSlot, TestServer, eventually, int, status, token};
-
-const LONG: &str = "LEASE 600000";
+use redis_lock_testing::{Client, LONG, MovingSlot, TestServer, eventually, int, status, token};
 
 /// A slot that is moved at once.
 struct Move(MovingSlot);

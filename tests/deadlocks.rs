@@ -2,9 +2,7 @@
 
 use redis::Value;
 use redis_lock_testing::scene::await_waiting;
-use redis_lock_testing::{Client, TestServer, eventually, int, nil, status};
-
-const LONG: &str = "LEASE 600000";
+use redis_lock_testing::{Client, LONG, TestServer, eventually, int, nil, status};
 
 fn hold(client: &mut Client, key: &str, owner: &str, mode: &str) {
     let command = format!("LOCK.ACQUIRE {key} {owner} {LONG} {mode}");

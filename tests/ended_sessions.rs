@@ -7,10 +7,9 @@ use redis_lock_testing::scene::{
     await_gone, await_waiting, field, holders, settle, transaction, waiting,
 };
 use redis_lock_testing::{
-    Client, TestServer, eventually, int, module, nil, status, stay_on_one_processor, text, token,
+    Client, LONG, TestServer, eventually, int, module, nil, status, stay_on_one_processor, text,
+    token,
 };
-
-const LEASE: &str = "LEASE 600000";
 
 /// A lock that a session holds, and somebody who waits for it.
 struct Scene {
@@ -25,7 +24,7 @@ struct Scene {
 impl Scene {
     fn set() -> Self {
         let mut scene = Self::uncontended();
-        let command = format!("LOCK.ACQUIRE k next {LEASE} BLOCK 0");
+        let command = format!("LOCK.ACQUIRE k next {LONG} BLOCK 0");
         scene.next.send(&command);
         await_waiting(&mut scene.observer, "k", 1);
         scene
@@ -38,7 +37,7 @@ impl Scene {
             observer: server.client(),
             next: server.client(),
             id: session.int("CLIENT ID"),
-            first: session.int(&format!("LOCK.ACQUIRE k owner {LEASE} SESSION")),
+            first: session.int(&format!("LOCK.ACQUIRE k owner {LONG} SESSION")),
             session,
             server,
         }
@@ -75,7 +74,7 @@ const ASKS: [&str; 4] = ["", "HOLD 1", "SESSION", "HOLD 1 SESSION"];
 fn its_owner_does_not_pass_those_who_wait() {
     for options in ASKS {
         let mut scene = Scene::set();
-        let ask = format!("LOCK.ACQUIRE k owner {LEASE} {options}");
+        let ask = format!("LOCK.ACQUIRE k owner {LONG} {options}");
         assert_eq!(scene.end_and(ask.trim()), nil(), "{options}");
         scene.assert_next_holds();
     }
@@ -85,7 +84,7 @@ fn its_owner_does_not_pass_those_who_wait() {
 fn its_owner_gets_a_new_hold_that_lasts() {
     for options in ASKS {
         let mut scene = Scene::uncontended();
-        let ask = format!("LOCK.ACQUIRE k owner {LEASE} {options}");
+        let ask = format!("LOCK.ACQUIRE k owner {LONG} {options}");
         let granted = token(&scene.end_and(ask.trim()));
         assert!(granted > scene.first, "{options}: the hold that has ended");
         settle(&scene.server);
@@ -100,7 +99,7 @@ fn its_owner_gets_a_new_hold_that_lasts() {
 #[test]
 fn another_owner_gets_the_lock_at_once() {
     let mut scene = Scene::uncontended();
-    let granted = token(&scene.end_and(&format!("LOCK.ACQUIRE k another {LEASE}")));
+    let granted = token(&scene.end_and(&format!("LOCK.ACQUIRE k another {LONG}")));
     assert!(granted > scene.first);
     settle(&scene.server);
     assert_eq!(scene.observer.call("HGET k another"), text("1"));
@@ -163,9 +162,9 @@ fn end_a_crowd(left: Option<&str>, command: &str) -> (TestServer, Value) {
     let id = session.int("CLIENT ID");
     for n in 0..CROWD {
         if let Some(left) = left.filter(|_| n == CROWD / 2) {
-            client.int(&format!("LOCK.ACQUIRE k {left} {LEASE} SHARED"));
+            client.int(&format!("LOCK.ACQUIRE k {left} {LONG} SHARED"));
         }
-        session.send(&format!("LOCK.ACQUIRE k n{n} {LEASE} SHARED SESSION"));
+        session.send(&format!("LOCK.ACQUIRE k n{n} {LONG} SHARED SESSION"));
         token(&session.reply());
     }
     let replies = transaction(&mut client, &[&format!("CLIENT KILL ID {id}"), command]);
@@ -188,7 +187,7 @@ fn assert_left(server: &TestServer, left: &[&str]) {
 
 #[test]
 fn a_crowd_of_readers_ends_with_its_connection() {
-    let (server, granted) = end_a_crowd(None, &format!("LOCK.ACQUIRE k x {LEASE}"));
+    let (server, granted) = end_a_crowd(None, &format!("LOCK.ACQUIRE k x {LONG}"));
     token(&granted);
     assert_left(&server, &["x"]);
     let (server, broken) = end_a_crowd(None, "LOCK.BREAK k");
@@ -202,7 +201,7 @@ fn a_crowd_of_readers_ends_with_its_connection() {
 
 #[test]
 fn who_is_left_of_a_crowd_holds_the_lock() {
-    let ask = format!("LOCK.ACQUIRE k x {LEASE}");
+    let ask = format!("LOCK.ACQUIRE k x {LONG}");
     let (server, granted) = end_a_crowd(Some("z"), &ask);
     assert_eq!(granted, nil());
     assert_left(&server, &["z"]);
@@ -220,8 +219,8 @@ fn a_reader_among_readers_ends_alone() {
     let server = TestServer::start();
     let (mut client, mut session) = (server.client(), server.client());
     let id = session.int("CLIENT ID");
-    session.int(&format!("LOCK.ACQUIRE k reader {LEASE} SHARED SESSION"));
-    client.int(&format!("LOCK.ACQUIRE k other {LEASE} SHARED"));
+    session.int(&format!("LOCK.ACQUIRE k reader {LONG} SHARED SESSION"));
+    client.int(&format!("LOCK.ACQUIRE k other {LONG} SHARED"));
     let kill = format!("CLIENT KILL ID {id}");
     let renew = "LOCK.RENEW k reader LEASE 600000";
     let other = "LOCK.RENEW k other LEASE 600000";
@@ -245,7 +244,7 @@ fn its_owner_asks_again_after_a_pause_of_the_server() {
     await_gone(&mut scene.observer, scene.id);
     let mut again = scene.server.client();
     again.call("PING");
-    again.send(&format!("LOCK.ACQUIRE k owner {LEASE} HOLD 1"));
+    again.send(&format!("LOCK.ACQUIRE k owner {LONG} HOLD 1"));
     scene.observer.call("PING");
     assert_eq!(scene.observer.call("CLIENT UNPAUSE"), status("OK"));
     let reply = again.reply();
@@ -285,8 +284,8 @@ fn check_rounds(quit: bool, busy: &[Busy]) {
         ][round % 4];
         let mut session = server.client();
         let id = session.int("CLIENT ID");
-        let first = session.int(&format!("LOCK.ACQUIRE k owner {LEASE} SESSION"));
-        next.send(&format!("LOCK.ACQUIRE k next {LEASE} BLOCK 0"));
+        let first = session.int(&format!("LOCK.ACQUIRE k owner {LONG} SESSION"));
+        next.send(&format!("LOCK.ACQUIRE k next {LONG} BLOCK 0"));
         await_waiting(&mut observer, "k", 1);
         let busy = busy[round / 4 % busy.len()];
         match busy {
@@ -368,7 +367,7 @@ fn a_lost_hold_does_not_unbind_the_next_one_of_its_owner() {
     let id = second.int("CLIENT ID");
     second.send("LOCK.ACQUIRE k owner SESSION LEASE 2000 BLOCK 0");
     await_waiting(&mut observer, "k", 1);
-    next.send(&format!("LOCK.ACQUIRE k next {LEASE} BLOCK 0"));
+    next.send(&format!("LOCK.ACQUIRE k next {LONG} BLOCK 0"));
     await_waiting(&mut observer, "k", 2);
     // A third of the session's lease is 2000 ms, so both are due at its end.
     eventually("the other's lease nears its end", || {
@@ -413,7 +412,7 @@ fn sessions_end_also_after_a_demotion_and_a_load_of_the_module() {
     assert_eq!(admin.call("REPLICAOF NO ONE"), status("OK"));
     let mut holder = server.client();
     let id = holder.int("CLIENT ID");
-    holder.int(&format!("LOCK.ACQUIRE k owner SESSION {LEASE}"));
+    holder.int(&format!("LOCK.ACQUIRE k owner SESSION {LONG}"));
     drop(holder);
     await_gone(&mut admin, id);
     settle(&server);
@@ -447,7 +446,7 @@ fn check_moved(command: &str, db: i64, key: &str) {
     assert_eq!(observer.info("lock_sessions"), 1);
     let mut next = server.client();
     next.call(&format!("SELECT {db}"));
-    next.send(&format!("LOCK.ACQUIRE {key} next {LEASE} BLOCK 0"));
+    next.send(&format!("LOCK.ACQUIRE {key} next {LONG} BLOCK 0"));
     await_waiting(&mut observer, key, 1);
     drop(session);
     assert!(token(&next.reply()) > first);
@@ -499,8 +498,8 @@ fn a_lock_that_moved_ends_with_its_connection() {
 fn a_session_renamed_over_a_lock_keeps_its_waiter_waiting() {
     let mut scene = Scene::uncontended();
     let observer = &mut scene.observer;
-    observer.int(&format!("LOCK.ACQUIRE other somebody {LEASE}"));
-    let command = format!("LOCK.ACQUIRE other next {LEASE} BLOCK 0");
+    observer.int(&format!("LOCK.ACQUIRE other somebody {LONG}"));
+    let command = format!("LOCK.ACQUIRE other next {LONG} BLOCK 0");
     scene.next.send(&command);
     await_waiting(observer, "other", 1);
     assert_eq!(observer.call("RENAME k other"), status("OK"));
@@ -520,8 +519,8 @@ fn two_sessions_on_one_lock_both_go_with_it() {
     let mut observer = server.client();
     let (mut one, mut two) = (server.client(), server.client());
     let ids = [one.int("CLIENT ID"), two.int("CLIENT ID")];
-    one.int(&format!("LOCK.ACQUIRE k one {LEASE} SHARED SESSION"));
-    two.int(&format!("LOCK.ACQUIRE k two {LEASE} SHARED SESSION"));
+    one.int(&format!("LOCK.ACQUIRE k one {LONG} SHARED SESSION"));
+    two.int(&format!("LOCK.ACQUIRE k two {LONG} SHARED SESSION"));
     let turn = ["RENAME k moved", &format!("CLIENT KILL ID {}", ids[0])];
     let replies = transaction(&mut observer, &turn);
     assert_eq!(replies, [status("OK"), int(1)]);
@@ -552,9 +551,9 @@ fn a_session_whose_lease_ended_unnoticed_is_closed() {
 fn a_renewal_of_another_hold_does_not_touch_the_session() {
     let server = TestServer::start();
     let (mut session, mut observer) = (server.client(), server.client());
-    session.int(&format!("LOCK.ACQUIRE k owner {LEASE} SESSION"));
+    session.int(&format!("LOCK.ACQUIRE k owner {LONG} SESSION"));
     assert_eq!(observer.call("DEL k"), int(1));
-    session.int(&format!("LOCK.ACQUIRE k owner {LEASE}"));
+    session.int(&format!("LOCK.ACQUIRE k owner {LONG}"));
     assert_eq!(session.call("LOCK.RENEW k owner LEASE 1"), int(1));
     eventually("the lease is over", || observer.int("EXISTS k") == 0);
     settle(&server);
@@ -567,7 +566,7 @@ fn a_longer_lease_of_another_connection_lasts_while_nothing_is_kept_up() {
     let (mut session, mut other) = (server.client(), server.client());
     let mut observer = server.client();
     session.int("LOCK.ACQUIRE k owner LEASE 300 SESSION");
-    other.int(&format!("LOCK.ACQUIRE k owner {LEASE}"));
+    other.int(&format!("LOCK.ACQUIRE k owner {LONG}"));
     let refuse = "CONFIG SET min-replicas-to-write";
     assert_eq!(observer.call(&format!("{refuse} 1")), status("OK"));
     assert_eq!(observer.call("DEBUG SLEEP 0.4"), status("OK"));
@@ -586,15 +585,15 @@ fn granted_beside_a_session_that_closes(ask: &str) -> (TestServer, Client, i64) 
         let server = TestServer::start();
         let mut observer = server.client();
         let mut holder = server.client();
-        token(&holder.call(&format!("LOCK.ACQUIRE k holder {LEASE}")));
+        token(&holder.call(&format!("LOCK.ACQUIRE k holder {LONG}")));
         let mut other = server.client();
-        other.send(format!("LOCK.ACQUIRE k owner {LEASE} BLOCK 0 {ask}").trim_end());
+        other.send(format!("LOCK.ACQUIRE k owner {LONG} BLOCK 0 {ask}").trim_end());
         await_waiting(&mut observer, "k", 1);
         let mut session = server.client();
-        session.send(&format!("LOCK.ACQUIRE k owner {LEASE} BLOCK 0 SESSION"));
+        session.send(&format!("LOCK.ACQUIRE k owner {LONG} BLOCK 0 SESSION"));
         await_waiting(&mut observer, "k", 2);
         let mut next = server.client();
-        next.send(&format!("LOCK.ACQUIRE k next {LEASE} BLOCK 0"));
+        next.send(&format!("LOCK.ACQUIRE k next {LONG} BLOCK 0"));
         await_waiting(&mut observer, "k", 3);
         // The file shows that the turn has begun in which the lock comes free.
         holder.send("SAVE");

@@ -5,10 +5,8 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 use redis_lock_testing::{
-    Client, NO_REGULAR_LOOKS, TestServer, eventually, int, module, nil, status, text, token,
+    Client, LONG, NO_REGULAR_LOOKS, TestServer, eventually, int, module, nil, status, text, token,
 };
-
-const LONG: &str = "LEASE 600000";
 
 /// A replica that its primary, too, knows to be in step.
 fn replica_of(primary: &TestServer) -> TestServer {

@@ -6,11 +6,9 @@ use std::time::Duration;
 
 use redis::Value;
 use redis_lock_testing::{
-    Client, Clock, Fate, Proxy, Signal, TestServer, eventually, int, nil, signal, status, text,
-    token,
+    Client, Clock, Fate, LONG, Proxy, Signal, TestServer, eventually, int, nil, signal, status,
+    text, token,
 };
-
-const LONG: &str = "LEASE 600000";
 
 #[test]
 fn a_dead_holder_is_replaced_when_its_lease_ends() {

@@ -4,9 +4,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use redis::Value;
 use redis_lock_testing::scene::await_waiting;
-use redis_lock_testing::{Client, TestServer, int, status};
+use redis_lock_testing::{Client, LONG, TestServer, int, status};
 
-const LEASE: &str = "LEASE 600000";
 const GREATEST: i64 = (1 << 53) - 1;
 const AHEAD: i64 = 9_007_199_254_000_000;
 
@@ -22,7 +21,7 @@ fn assert_of_the_clock(token: i64, what: &str) {
 #[track_caller]
 fn check_others(client: &mut Client, what: &str) {
     for (key, options) in [("new", ""), ("shared", " SHARED"), ("pool", " LIMIT 3")] {
-        let command = format!("LOCK.ACQUIRE {key} alice {LEASE}{options}");
+        let command = format!("LOCK.ACQUIRE {key} alice {LONG}{options}");
         match client.call(&command) {
             Value::Int(token) => assert_of_the_clock(token, what),
             other => panic!("{what}: {command}: {other:?}"),
@@ -64,12 +63,12 @@ fn a_token_far_ahead_rises_in_its_own_lock_alone() {
     let server = TestServer::start();
     let (mut client, mut waiter) = (server.client(), server.client());
     client.int(&format!("HSET evil @fence {AHEAD}"));
-    let command = format!("LOCK.ACQUIRE evil x {LEASE}");
+    let command = format!("LOCK.ACQUIRE evil x {LONG}");
     assert_eq!(client.call(&command), int(AHEAD + 1));
     check_others(&mut client, "granted");
     assert_eq!(client.call(&command), int(AHEAD + 1));
     check_others(&mut client, "entered again");
-    waiter.send(&format!("LOCK.ACQUIRE evil y {LEASE} BLOCK 0"));
+    waiter.send(&format!("LOCK.ACQUIRE evil y {LONG} BLOCK 0"));
     await_waiting(&mut client, "evil", 1);
     assert_eq!(client.call("LOCK.RELEASE evil x ALL"), int(1));
     assert_eq!(waiter.reply(), int(AHEAD + 2));
@@ -85,13 +84,13 @@ fn a_lock_written_by_somebody_else_keeps_its_token_to_itself() {
     let mut client = server.client();
     client.int(&format!("HSET evil x 1 @fence {AHEAD}"));
     assert_eq!(client.int("PEXPIRE evil 600000"), 1);
-    let command = format!("LOCK.ACQUIRE evil x {LEASE}");
+    let command = format!("LOCK.ACQUIRE evil x {LONG}");
     assert_eq!(client.call(&command), int(AHEAD));
     check_others(&mut client, "entered again");
     // A reader beside a reader has a token of its own in the same lock.
     client.int(&format!("HSET readers @fence {AHEAD}"));
     for (n, token) in [(1, AHEAD + 1), (2, AHEAD + 2)] {
-        let command = format!("LOCK.ACQUIRE readers r{n} {LEASE} SHARED");
+        let command = format!("LOCK.ACQUIRE readers r{n} {LONG} SHARED");
         assert_eq!(client.call(&command), int(token));
     }
     check_others(&mut client, "shared");
@@ -103,7 +102,7 @@ fn a_promoted_replica_leaves_aside_what_is_far_ahead() {
     let mut client = server.client();
     client.int(&format!("HSET evil @fence {AHEAD}"));
     let replica = server.replica(true);
-    let command = format!("LOCK.ACQUIRE evil x {LEASE}");
+    let command = format!("LOCK.ACQUIRE evil x {LONG}");
     assert_eq!(client.call(&command), int(AHEAD + 1));
     check_others(&mut client, "on the primary");
     server.assert_same_data(&replica);

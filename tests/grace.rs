@@ -4,15 +4,13 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 use redis_lock_testing::scene::{await_waiting, field, transaction};
-use redis_lock_testing::{Client, Clock, TestServer, eventually, int, nil, status, token};
-
-const LEASE: &str = "LEASE 600000";
+use redis_lock_testing::{Client, Clock, LONG, TestServer, eventually, int, nil, status, token};
 
 /// A grace period that a test ends itself.
-const LONG: [&str; 2] = ["--lock.grace-period", "600000"];
+const LONG_GRACE: [&str; 2] = ["--lock.grace-period", "600000"];
 
 fn in_grace() -> TestServer {
-    TestServer::start_with(&LONG)
+    TestServer::start_with(&LONG_GRACE)
 }
 
 fn set_grace(client: &mut Client, ms: i64) {
@@ -48,11 +46,11 @@ fn in_the_grace_period_no_acquire_is_answered_with_a_token() {
         "", " SHARED", " LIMIT 3", " SESSION", " HOLD 1", " HOLD 2", " BLOCK 1",
     ] {
         for key in ["free", "held"] {
-            let command = format!("LOCK.ACQUIRE {key} owner {LEASE}{options}");
+            let command = format!("LOCK.ACQUIRE {key} owner {LONG}{options}");
             assert_eq!(client.call(&command), nil(), "{command}");
         }
     }
-    let acquire = format!("LOCK.ACQUIRE free owner {LEASE} BLOCK 0");
+    let acquire = format!("LOCK.ACQUIRE free owner {LONG} BLOCK 0");
     assert_eq!(transaction(&mut client, &[&acquire]), [nil()]);
     let script = "return redis.call('LOCK.ACQUIRE', KEYS[1], 'owner')";
     let words: [&[u8]; 4] = [b"EVAL", script.as_bytes(), b"1", b"free"];
@@ -91,7 +89,7 @@ fn wait_in_line(server: &TestServer, client: &mut Client, keys: &[&'static str])
         store(client, key, "holder");
         for (place, owner) in [(1, "first"), (2, "second")] {
             let mut waiter = server.client();
-            waiter.send(&format!("LOCK.ACQUIRE {key} {owner} {LEASE} BLOCK 0"));
+            waiter.send(&format!("LOCK.ACQUIRE {key} {owner} {LONG} BLOCK 0"));
             await_waiting(client, key, place);
             line.push(waiter);
         }
@@ -148,7 +146,7 @@ fn it_ends_by_itself_and_not_before() {
     let (mut client, mut waiter) = (server.client(), server.client());
     let start = Instant::now();
     let left = left_ms(&mut client);
-    token(&waiter.call(&format!("LOCK.ACQUIRE k owner {LEASE} BLOCK 0")));
+    token(&waiter.call(&format!("LOCK.ACQUIRE k owner {LONG} BLOCK 0")));
     let waited = i64::try_from(start.elapsed().as_millis()).unwrap();
     assert!(waited + 1 >= left, "granted after {waited} ms of {left}");
     assert_eq!(left_ms(&mut client), 0);
@@ -184,7 +182,7 @@ fn a_promotion_begins_one_and_a_replica_has_none() {
     set_grace(&mut new, 600_000);
     assert_eq!(left_ms(&mut new), 0);
     set_grace(&mut old, 0);
-    let fence = old.int(&format!("LOCK.ACQUIRE k owner {LEASE}"));
+    let fence = old.int(&format!("LOCK.ACQUIRE k owner {LONG}"));
     primary.assert_same_data(&replica);
     // In one turn.
     new.send_bytes(b"REPLICAOF NO ONE\r\nLOCK.ACQUIRE k owner\r\nLOCK.ACQUIRE free owner\r\n");
@@ -215,7 +213,7 @@ fn a_promotion_begins_one_and_a_replica_has_none() {
 fn a_server_that_starts_as_a_replica_has_none_before_its_promotion() {
     let primary = TestServer::start();
     let port = primary.addr().port().to_string();
-    let options = [&LONG[..], &["--replicaof", "127.0.0.1", &port]].concat();
+    let options = [&LONG_GRACE[..], &["--replicaof", "127.0.0.1", &port]].concat();
     let replica = TestServer::start_with(&options);
     replica.await_link().unwrap();
     let mut client = replica.client();
@@ -228,8 +226,8 @@ fn a_server_that_starts_as_a_replica_has_none_before_its_promotion() {
 fn it_counts_from_the_end_of_loading() {
     let mut server = TestServer::start_with(&["--appendonly", "yes"]);
     let mut client = server.client();
-    let fence = client.int(&format!("LOCK.ACQUIRE k owner {LEASE}"));
-    server.setup.options.extend(LONG.map(String::from));
+    let fence = client.int(&format!("LOCK.ACQUIRE k owner {LONG}"));
+    server.setup.options.extend(LONG_GRACE.map(String::from));
     server.crash_and_restart();
     let mut client = server.client();
     assert_eq!(client.call("LOCK.ACQUIRE k owner"), nil());

@@ -3,9 +3,8 @@
 
 use redis::Value;
 use redis_lock_testing::scene::{await_waiting, transaction};
-use redis_lock_testing::{Client, TestServer, eventually, int, nil, status, text, token};
+use redis_lock_testing::{Client, LONG, TestServer, eventually, int, nil, status, text, token};
 
-const LONG: &str = "LEASE 600000";
 const NOTHELD: &str = "NOTHELD nobody holds the lock with this token now, and nothing was done; \
                        stop the work, and acquire the lock again before you start it anew";
 

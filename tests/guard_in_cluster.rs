@@ -2,9 +2,7 @@
 
 use redis::Value;
 use redis_lock_testing::scene::transaction;
-use redis_lock_testing::{Client, Cluster, int, slot, status, tag, text};
-
-const LONG: &str = "LEASE 600000";
+use redis_lock_testing::{Client, Cluster, LONG, int, slot, status, tag, text};
 
 /// It must fail with this text, and leave all keys as they were.
 #[track_caller]

@@ -2,9 +2,7 @@
 
 use redis::Value;
 use redis_lock_testing::scene::{await_waiting, settle};
-use redis_lock_testing::{Client, TestServer, eventually, int, nil, status, text};
-
-const LONG: &str = "LEASE 600000";
+use redis_lock_testing::{Client, LONG, TestServer, eventually, int, nil, status, text};
 
 /// The value of a field in a flat list of names and values.
 #[track_caller]

@@ -6,11 +6,9 @@ use std::time::{Duration, Instant};
 use redis::Value;
 use redis_lock_testing::scene::{Held, configure, field, waiting};
 use redis_lock_testing::{
-    Client, Subscriber, TestServer, Told, eventually, int, need_files, nil, status,
+    Client, LONG, Subscriber, TestServer, Told, eventually, int, need_files, nil, status,
     stay_on_one_processor, text, token,
 };
-
-const LONG: &str = "LEASE 600000";
 
 /// The owners that wait, in order.
 #[track_caller]

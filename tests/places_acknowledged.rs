@@ -4,10 +4,8 @@
 use redis::Value;
 use redis_lock_testing::scene::{await_replicas, configure, transaction, waiting};
 use redis_lock_testing::{
-    Client, Subscriber, TestServer, Told, eventually, int, nil, status, text, token,
+    Client, LONG, Subscriber, TestServer, Told, eventually, int, nil, status, text, token,
 };
-
-const LONG: &str = "LEASE 600000";
 
 /// A server whose one replica has to acknowledge, and the lock `k`, which `holder` holds.
 struct Scene {

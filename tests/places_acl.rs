@@ -2,9 +2,8 @@
 
 use redis::Value;
 use redis_lock_testing::scene::{await_gone, transaction, waiting};
-use redis_lock_testing::{Client, TestServer, int, nil, status, token};
+use redis_lock_testing::{Client, LONG, TestServer, int, nil, status, token};
 
-const LONG: &str = "LEASE 600000";
 const PLACE: &str = "LOCK.ACQUIRE k a LEASE 600000 QUEUE 600000 ch";
 
 /// A connection of a user with these rights, made or changed now.

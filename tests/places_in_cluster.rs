@@ -2,9 +2,9 @@
 
 use redis::PushKind;
 use redis_lock_testing::scene::waiting;
-use redis_lock_testing::{Cluster, Subscriber, eventually, int, slot, status, tag, text, token};
-
-const LONG: &str = "LEASE 600000";
+use redis_lock_testing::{
+    Cluster, LONG, Subscriber, eventually, int, slot, status, tag, text, token,
+};
 
 /// A slot of node 0, with a lock that is held, and who hears a channel of that slot.
 struct Scene {

@@ -5,10 +5,8 @@ use std::time::{Duration, Instant};
 use redis::Value;
 use redis_lock_testing::scene::{await_replicas, waiting};
 use redis_lock_testing::{
-    Client, Subscriber, TestServer, eventually, int, nil, status, text, token,
+    Client, LONG, Subscriber, TestServer, eventually, int, nil, status, text, token,
 };
-
-const LONG: &str = "LEASE 600000";
 
 /// A server, its replica, and the lock `k`, which `holder` holds.
 struct Scene {

@@ -2,9 +2,7 @@
 
 use redis::Value;
 use redis_lock_testing::scene::{Held, transaction, waiting};
-use redis_lock_testing::{Client, Told, int, nil, status, text, token};
-
-const LONG: &str = "LEASE 600000";
+use redis_lock_testing::{Client, LONG, Told, int, nil, status, text, token};
 
 #[track_caller]
 fn eval(client: &mut Client, script: &str) -> Value {

@@ -3,9 +3,8 @@
 
 use redis::Value;
 use redis_lock_testing::scene::{Held, await_gone, configure, field, waiting};
-use redis_lock_testing::{Client, eventually, int, nil, status, text, token};
+use redis_lock_testing::{Client, LONG, eventually, int, nil, status, text, token};
 
-const LONG: &str = "LEASE 600000";
 const PLACE: &str = "LOCK.ACQUIRE k a LEASE 600000 QUEUE 600000 ch SESSION";
 
 /// `a` has a place, with the session of this client, and `b` the one behind it.

@@ -3,9 +3,7 @@
 
 use redis::{PushKind, Value};
 use redis_lock_testing::scene::{field, transaction, waiting};
-use redis_lock_testing::{Client, Subscriber, TestServer, Told, int, status, text, token};
-
-const LONG: &str = "LEASE 600000";
+use redis_lock_testing::{Client, LONG, Subscriber, TestServer, Told, int, status, text, token};
 
 #[track_caller]
 fn place(client: &mut Client, key: &str, owner: &str, channel: &str) {

@@ -4,9 +4,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use redis::Value;
-use redis_lock_testing::{Client, Clock, TestServer, eventually, status};
-
-const LEASE: &str = "LEASE 600000";
+use redis_lock_testing::{Client, Clock, LONG, TestServer, eventually, status};
 
 /// A token of a clock that is this many seconds ahead.
 fn token_ahead(seconds: i64) -> i64 {
@@ -25,7 +23,7 @@ fn store(client: &mut Client, key: &str, token: i64) {
 fn new_token(server: &TestServer) -> i64 {
     let mut client = server.client();
     let key = client.info("total_commands_processed");
-    client.int(&format!("LOCK.ACQUIRE new{key} owner {LEASE}"))
+    client.int(&format!("LOCK.ACQUIRE new{key} owner {LONG}"))
 }
 
 fn promote(replica: &TestServer) {
@@ -114,7 +112,7 @@ fn a_replica_whose_clock_is_behind_goes_on_where_its_primary_was() {
     let replica = clock.server_with(&["--replicaof", "127.0.0.1", &port]);
     replica.await_link().unwrap();
     let mut client = primary.client();
-    let last = client.int(&format!("LOCK.ACQUIRE k owner {LEASE}"));
+    let last = client.int(&format!("LOCK.ACQUIRE k owner {LONG}"));
     eventually("the replica is in step", || {
         replica.info("slave_repl_offset") == client.info("master_repl_offset")
     });

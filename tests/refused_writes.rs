@@ -4,9 +4,7 @@ use redis::Value;
 use redis_lock_testing::scene::{
     assert_all_granted, assert_none_granted, await_gone, await_waiting, transaction,
 };
-use redis_lock_testing::{Client, TestServer, eventually, int, nil, status, token};
-
-const LEASE: &str = "LEASE 600000";
+use redis_lock_testing::{Client, LONG, TestServer, eventually, int, nil, status, token};
 
 /// Locks that come free while the server refuses writes, one because its lease
 /// ends, one because its session closes. Somebody waits for each.
@@ -20,13 +18,13 @@ struct Scene {
 impl Scene {
     fn set(server: TestServer) -> Self {
         let mut observer = server.client();
-        observer.int(&format!("LOCK.ACQUIRE ended holder {LEASE}"));
+        observer.int(&format!("LOCK.ACQUIRE ended holder {LONG}"));
         let mut session = server.client();
-        session.int(&format!("LOCK.ACQUIRE closed holder {LEASE} SESSION"));
+        session.int(&format!("LOCK.ACQUIRE closed holder {LONG} SESSION"));
         let mut waiters = Vec::new();
         for key in ["ended", "closed"] {
             let mut waiter = server.client();
-            waiter.send(&format!("LOCK.ACQUIRE {key} waiter {LEASE} BLOCK 0"));
+            waiter.send(&format!("LOCK.ACQUIRE {key} waiter {LONG} BLOCK 0"));
             await_waiting(&mut observer, key, 1);
             waiters.push((key, waiter));
         }
@@ -44,7 +42,7 @@ impl Scene {
         let id = kept.int("CLIENT ID");
         kept.int("LOCK.ACQUIRE kept holder LEASE 1500 SESSION");
         let mut waiter = self.server.client();
-        waiter.send(&format!("LOCK.ACQUIRE kept waiter {LEASE} BLOCK 0"));
+        waiter.send(&format!("LOCK.ACQUIRE kept waiter {LONG} BLOCK 0"));
         await_waiting(&mut self.observer, "kept", 1);
         self.waiters.push(("kept", waiter));
         (kept, id)
@@ -213,7 +211,7 @@ fn a_writable_replica_has_neither_waiters_nor_sessions() {
         // Free or held.
         for key in ["free", "held"] {
             if key == "held" {
-                token(&client.call(&format!("LOCK.ACQUIRE held holder {LEASE}")));
+                token(&client.call(&format!("LOCK.ACQUIRE held holder {LONG}")));
             }
             let command = format!("LOCK.ACQUIRE {key} another LEASE 1000 {options}");
             client.send(&command);
@@ -228,13 +226,13 @@ fn a_writable_replica_has_neither_waiters_nor_sessions() {
     assert_eq!(client.info("blocked_clients"), 0);
     assert_eq!(client.info("lock_sessions"), 0);
     // Without them it is as on a primary.
-    let first = client.int(&format!("LOCK.ACQUIRE k a {LEASE}"));
-    assert_eq!(client.int(&format!("LOCK.ACQUIRE k a {LEASE}")), first);
+    let first = client.int(&format!("LOCK.ACQUIRE k a {LONG}"));
+    assert_eq!(client.int(&format!("LOCK.ACQUIRE k a {LONG}")), first);
     assert_eq!(client.call("LOCK.ACQUIRE k b"), nil());
     assert_eq!(client.call("LOCK.RENEW k a LEASE 600000"), int(1));
     assert_eq!(client.call("LOCK.RELEASE k a"), int(0));
     assert_eq!(client.call("LOCK.RELEASE k a"), int(1));
-    assert!(client.int(&format!("LOCK.ACQUIRE k b {LEASE}")) > first);
+    assert!(client.int(&format!("LOCK.ACQUIRE k b {LONG}")) > first);
 }
 
 /// What hides a lock that is over from the commands of the same transaction, without
@@ -275,10 +273,10 @@ fn check_hidden(command: &str, waits: bool) {
     for hiding in HIDING {
         let server = TestServer::start();
         let mut client = server.client();
-        let before = client.int(&format!("LOCK.ACQUIRE k a {LEASE}"));
+        let before = client.int(&format!("LOCK.ACQUIRE k a {LONG}"));
         let mut waiter = server.client();
         if waits {
-            waiter.send(&format!("LOCK.ACQUIRE k b {LEASE} BLOCK 0"));
+            waiter.send(&format!("LOCK.ACQUIRE k b {LONG} BLOCK 0"));
             await_waiting(&mut client, "k", 1);
         }
         let command = command.replace("{before}", &before.to_string());
@@ -290,7 +288,7 @@ fn check_hidden(command: &str, waits: bool) {
         if waits && hiding[0].starts_with("CLIENT") {
             assert!(token(&waiter.reply()) > before, "{command}");
         }
-        let renew = format!("LOCK.RENEW k a {LEASE} FENCE {before}");
+        let renew = format!("LOCK.RENEW k a {LONG} FENCE {before}");
         assert_eq!(client.call(&renew), int(0), "{command} after {hiding:?}");
     }
 }
@@ -317,7 +315,7 @@ fn a_transaction_that_has_paused_writes_hands_no_lock_off_that_is_over() {
 fn a_transaction_that_has_paused_writes_may_release_what_is_held() {
     let server = TestServer::start();
     let mut client = server.client();
-    client.int(&format!("LOCK.ACQUIRE k a {LEASE}"));
+    client.int(&format!("LOCK.ACQUIRE k a {LONG}"));
     let [hides, shows] = HIDING[0];
     let replies = transaction(&mut client, &[hides, "LOCK.RELEASE k a", shows]);
     assert_eq!(replies[1], int(1));

@@ -8,10 +8,8 @@ use std::time::Duration;
 
 use redis::Value;
 use redis_lock_testing::scene::{assert_all_granted, assert_none_granted, waiting};
-use redis_lock_testing::{Client, TestServer, eventually, info_field, int, nil};
+use redis_lock_testing::{Client, LONG, TestServer, eventually, info_field, int, nil};
 use redis_lock_testing::{reply_text, status};
-
-const LEASE: &str = "LEASE 600000";
 
 /// A primary that demands one replica, and that replica.
 struct Scene {
@@ -47,7 +45,7 @@ impl Scene {
         eventually("it is held", || {
             matches!(self.observer.call(&hold), Value::Int(_))
         });
-        let wait = format!("LOCK.ACQUIRE {key} waiter {LEASE} BLOCK 0");
+        let wait = format!("LOCK.ACQUIRE {key} waiter {LONG} BLOCK 0");
         let mut waiter = self.primary.client();
         waiter.send(&wait);
         eventually("somebody waits", || {
@@ -117,7 +115,7 @@ fn assert_refused(reply: &Value) {
 fn a_primary_whose_replica_has_fallen_silent_hands_nothing_on_whatever_its_own_count() {
     let mut scene = Scene::set();
     for key in ["released", "deleted", "broken", "ended"] {
-        let lease = if key == "ended" { "LEASE 1500" } else { LEASE };
+        let lease = if key == "ended" { "LEASE 1500" } else { LONG };
         scene.hold_and_wait(key, lease);
     }
     scene.replica.stop();
@@ -143,7 +141,7 @@ fn a_primary_whose_replica_has_fallen_silent_hands_nothing_on_whatever_its_own_c
 #[test]
 fn a_primary_whose_replica_has_fallen_silent_renews_nothing() {
     let mut scene = Scene::set();
-    scene.hold_and_wait("held", LEASE);
+    scene.hold_and_wait("held", LONG);
     let ends = scene.observer.int("PEXPIRETIME held");
     scene.replica.stop();
     let turn = [
@@ -168,7 +166,7 @@ fn a_primary_whose_replica_has_fallen_silent_renews_nothing() {
 #[test]
 fn a_primary_whose_replica_has_fallen_silent_guards_nothing() {
     let mut scene = Scene::set();
-    scene.hold_and_wait("held", LEASE);
+    scene.hold_and_wait("held", LONG);
     let token = scene.observer.bulk("HGET held @fence");
     let guarded = format!("LOCK.GUARD held {token} GET x");
     eventually("it is guarded", || scene.observer.call(&guarded) == nil());
@@ -218,7 +216,7 @@ const MANY: usize = 500;
 #[test]
 fn what_a_replica_that_left_in_a_pause_had_acknowledged_counts_for_no_command_after_it() {
     let mut scene = Scene::set();
-    scene.hold_and_wait("held", LEASE);
+    scene.hold_and_wait("held", LONG);
     // The observer took the lock, so it is this that is waited for.
     assert_eq!(scene.observer.int("WAIT 1 0"), 1);
     let mut client = scene.primary.client();
@@ -319,7 +317,7 @@ fn a_holder_is_confirmed_or_refused_at_the_moment_when_its_replica_falls_silent(
     let mut scene = Scene::set();
     // It takes a while to read them, between the beginning of a command and its answer.
     let holders: Vec<String> = (0..400)
-        .map(|n| format!("LOCK.ACQUIRE k holder{n} {LEASE} LIMIT 400 HOLD 1"))
+        .map(|n| format!("LOCK.ACQUIRE k holder{n} {LONG} LIMIT 400 HOLD 1"))
         .collect();
     for take in &holders {
         eventually("it is held", || {

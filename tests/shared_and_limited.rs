@@ -2,9 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use redis_lock_testing::{Client, TestServer, eventually, int, nil, text, token};
-
-const LONG: &str = "LEASE 600000";
+use redis_lock_testing::{Client, LONG, TestServer, eventually, int, nil, text, token};
 
 /// Leases begin and end with a whole millisecond. Redis 7.4 and later may delete
 /// a key within the one in which it expires (`activeExpireCycleTryExpire`).

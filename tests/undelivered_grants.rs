@@ -2,9 +2,7 @@
 
 use redis::Value;
 use redis_lock_testing::scene::{await_gone, await_waiting, settle, transaction, waiting};
-use redis_lock_testing::{Client, TestServer, int, nil, status, text, token};
-
-const LEASE: &str = "LEASE 600000";
+use redis_lock_testing::{Client, LONG, TestServer, int, nil, status, text, token};
 
 /// A lock that somebody holds, requests of one owner in its queue, and another
 /// owner behind them.
@@ -28,16 +26,16 @@ impl Scene {
             server,
         };
         let observer = &mut scene.observer;
-        observer.int(&format!("LOCK.ACQUIRE k before {LEASE}"));
+        observer.int(&format!("LOCK.ACQUIRE k before {LONG}"));
         for (count, options) in (1..).zip(options) {
             let mut client = scene.server.client();
             scene.ids.push(client.int("CLIENT ID"));
-            let command = format!("LOCK.ACQUIRE k owner {LEASE} BLOCK 0 {options}");
+            let command = format!("LOCK.ACQUIRE k owner {LONG} BLOCK 0 {options}");
             client.send(command.trim());
             scene.requests.push(client);
             await_waiting(observer, "k", count);
         }
-        let command = format!("LOCK.ACQUIRE k next {LEASE} BLOCK 0");
+        let command = format!("LOCK.ACQUIRE k next {LONG} BLOCK 0");
         scene.next.send(&command);
         let count = i64::try_from(options.len()).unwrap();
         await_waiting(observer, "k", count + 1);
@@ -117,14 +115,14 @@ fn one_who_resends_and_one_who_closes_its_socket_then() {
     let (mut observer, mut sleeper) = (server.client(), server.client());
     let (mut holder, mut next) = (server.client(), server.client());
     for round in 0..100 {
-        holder.int(&format!("LOCK.ACQUIRE k before {LEASE}"));
+        holder.int(&format!("LOCK.ACQUIRE k before {LONG}"));
         let (mut stays, mut leaves) = (server.client(), server.client());
         let id = leaves.int("CLIENT ID");
         for (count, client) in [(1, &mut stays), (2, &mut leaves)] {
-            client.send(&format!("LOCK.ACQUIRE k owner {LEASE} HOLD 1 BLOCK 0"));
+            client.send(&format!("LOCK.ACQUIRE k owner {LONG} HOLD 1 BLOCK 0"));
             await_waiting(&mut observer, "k", count);
         }
-        next.send(&format!("LOCK.ACQUIRE k next {LEASE} BLOCK 0"));
+        next.send(&format!("LOCK.ACQUIRE k next {LONG} BLOCK 0"));
         await_waiting(&mut observer, "k", 3);
         // While the server sleeps both arrive, so that one turn reads both.
         if round % 2 == 0 {
@@ -184,14 +182,14 @@ fn a_hold_that_a_place_of_its_owner_was_told_of_stands() {
     for options in ["HOLD 1", "", "SESSION", "HOLD 1 SESSION"] {
         let mut scene = Scene::set(&[options]);
         let mut ears = scene.server.subscriber("ch");
-        let place = format!("LOCK.ACQUIRE k owner {LEASE} QUEUE 600000 ch");
+        let place = format!("LOCK.ACQUIRE k owner {LONG} QUEUE 600000 ch");
         assert_eq!(ears.call(&place), int(0));
         let kill = scene.kill(0);
         scene.release_and(&[&kill]);
         let fence = ears.granted("owner");
         let held = scene.observer.call("HGET k owner");
         assert_eq!(held, text("1"), "{options}: told, then taken");
-        let claim = format!("LOCK.RENEW k owner {LEASE} FENCE {fence}");
+        let claim = format!("LOCK.RENEW k owner {LONG} FENCE {fence}");
         assert_eq!(ears.call(&claim), int(1), "{options}");
         scene.assert_held(1, options);
     }
@@ -204,18 +202,18 @@ fn a_place_keeps_its_hold_though_a_session_of_its_owner_is_unheard() {
         let server = TestServer::start();
         let (mut observer, mut next) = (server.client(), server.client());
         let (mut blocked, mut ears) = (server.client(), server.subscriber("ch"));
-        observer.int(&format!("LOCK.ACQUIRE k before {LEASE}"));
-        let place = format!("LOCK.ACQUIRE k owner {LEASE} QUEUE 600000 ch");
+        observer.int(&format!("LOCK.ACQUIRE k before {LONG}"));
+        let place = format!("LOCK.ACQUIRE k owner {LONG} QUEUE 600000 ch");
         assert_eq!(ears.call(&place), int(0));
         let kill = format!("CLIENT KILL ID {}", blocked.int("CLIENT ID"));
-        blocked.send(&format!("LOCK.ACQUIRE k owner {LEASE} BLOCK 0 {options}"));
+        blocked.send(&format!("LOCK.ACQUIRE k owner {LONG} BLOCK 0 {options}"));
         await_waiting(&mut observer, "k", 2);
-        next.send(&format!("LOCK.ACQUIRE k next {LEASE} BLOCK 0"));
+        next.send(&format!("LOCK.ACQUIRE k next {LONG} BLOCK 0"));
         await_waiting(&mut observer, "k", 3);
         transaction(&mut observer, &["LOCK.RELEASE k before", &kill]);
         settle(&server);
         let fence = ears.granted("owner");
-        let claim = format!("LOCK.RENEW k owner {LEASE} FENCE {fence}");
+        let claim = format!("LOCK.RENEW k owner {LONG} FENCE {fence}");
         assert_eq!(ears.call(&claim), int(1), "{options}");
         assert_eq!(observer.call("HGET k owner"), text("1"), "{options}");
         assert_eq!(waiting(&mut observer, "k"), 1, "{options}");
@@ -269,17 +267,17 @@ fn what_others_confirm_keeps_no_hold_that_nobody_heard_of() {
 fn what_a_reader_confirms_keeps_no_other_that_never_heard() {
     let server = TestServer::start();
     let mut client = server.client();
-    client.int(&format!("LOCK.ACQUIRE k writer {LEASE}"));
+    client.int(&format!("LOCK.ACQUIRE k writer {LONG}"));
     let (mut lives, mut dies) = (server.client(), server.client());
     let id = dies.int("CLIENT ID");
     for (count, (client_of, name)) in [(&mut lives, "lives"), (&mut dies, "dies")]
         .into_iter()
         .enumerate()
     {
-        client_of.send(&format!("LOCK.ACQUIRE k {name} {LEASE} SHARED BLOCK 0"));
+        client_of.send(&format!("LOCK.ACQUIRE k {name} {LONG} SHARED BLOCK 0"));
         await_waiting(&mut client, "k", i64::try_from(count).unwrap() + 1);
     }
-    let confirm = format!("LOCK.ACQUIRE k lives {LEASE} SHARED HOLD 1");
+    let confirm = format!("LOCK.ACQUIRE k lives {LONG} SHARED HOLD 1");
     let kill = format!("CLIENT KILL ID {id}");
     let replies = transaction(&mut client, &["LOCK.RELEASE k writer", &confirm, &kill]);
     settle(&server);
@@ -296,11 +294,11 @@ fn one_told_in_a_long_script_keeps_the_lock_though_it_goes() {
     let server = TestServer::start_with(&["--busy-reply-threshold", "20"]);
     let (mut observer, mut runner) = (server.client(), server.client());
     let (mut leaves, mut next) = (server.client(), server.client());
-    observer.int(&format!("LOCK.ACQUIRE k before {LEASE}"));
+    observer.int(&format!("LOCK.ACQUIRE k before {LONG}"));
     let id = leaves.int("CLIENT ID");
-    leaves.send(&format!("LOCK.ACQUIRE k leaves {LEASE} BLOCK 0"));
+    leaves.send(&format!("LOCK.ACQUIRE k leaves {LONG} BLOCK 0"));
     await_waiting(&mut observer, "k", 1);
-    next.send(&format!("LOCK.ACQUIRE k next {LEASE} BLOCK 0"));
+    next.send(&format!("LOCK.ACQUIRE k next {LONG} BLOCK 0"));
     await_waiting(&mut observer, "k", 2);
     let script = b"local released = redis.call('LOCK.RELEASE', KEYS[1], 'before')
         local function now()
@@ -343,9 +341,9 @@ fn a_grant_that_was_moved_with_its_lock_is_taken_back_there() {
     for (moved, there) in [("RENAME k l", "l"), ("MOVE k 1", "k")] {
         let server = TestServer::start();
         let (mut observer, mut waiter) = (server.client(), server.client());
-        observer.int(&format!("LOCK.ACQUIRE k before {LEASE}"));
+        observer.int(&format!("LOCK.ACQUIRE k before {LONG}"));
         let id = waiter.int("CLIENT ID");
-        waiter.send(&format!("LOCK.ACQUIRE k owner {LEASE} BLOCK 0"));
+        waiter.send(&format!("LOCK.ACQUIRE k owner {LONG} BLOCK 0"));
         await_waiting(&mut observer, "k", 1);
         let kill = format!("CLIENT KILL ID {id}");
         transaction(&mut observer, &["LOCK.RELEASE k before", moved, &kill]);
@@ -362,11 +360,11 @@ fn a_grant_on_its_way_to_an_overwritten_lock_is_forgotten() {
     let server = TestServer::start();
     let (mut observer, mut first, mut second) = (server.client(), server.client(), server.client());
     for key in ["a", "b"] {
-        observer.int(&format!("LOCK.ACQUIRE {key} before {LEASE}"));
+        observer.int(&format!("LOCK.ACQUIRE {key} before {LONG}"));
     }
     let id = first.int("CLIENT ID");
     for (client, key) in [(&mut first, "a"), (&mut second, "b")] {
-        client.send(&format!("LOCK.ACQUIRE {key} owner {LEASE} BLOCK 0"));
+        client.send(&format!("LOCK.ACQUIRE {key} owner {LONG} BLOCK 0"));
         await_waiting(&mut observer, key, 1);
     }
     let kill = format!("CLIENT KILL ID {id}");

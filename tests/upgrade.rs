@@ -5,10 +5,8 @@ use std::fs;
 use std::path::Path;
 
 use redis_lock_testing::{
-    Client, Subscriber, TestServer, eventually, int, module, status, text, token,
+    Client, LONG, Subscriber, TestServer, eventually, int, module, status, text, token,
 };
-
-const LONG: &str = "LEASE 600000";
 
 /// Ends a server in good order, and starts it with the new server and the new module.
 #[track_caller]

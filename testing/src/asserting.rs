@@ -26,6 +26,9 @@ pub use tls::{Authority, Certificate, TlsProxy, TlsServer};
 
 use crate::{SOON, comes_true, processors, stay_on};
 
+/// A lease that outlasts every test.
+pub const LONG: &str = "LEASE 600000";
+
 /// The server's binary: `REDISLOCK_SERVER`, or `redis-server` from the path.
 pub fn binary() -> String {
     std::env::var("REDISLOCK_SERVER").unwrap_or_else(|_| "redis-server".into())

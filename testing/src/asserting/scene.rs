@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 
-use super::{Client, Subscriber, TestServer, eventually, int, nil, status, text, token};
+use super::{Client, LONG, Subscriber, TestServer, eventually, int, nil, status, text, token};
 
 /// The lock `k`, which the owner `holder` holds, and who hears the channel `ch`.
 pub struct Held {
@@ -30,7 +30,7 @@ impl Held {
     pub fn in_mode(mode: &str) -> Self {
         let server = TestServer::start();
         let (mut client, ears) = (server.client(), server.subscriber("ch"));
-        token(&client.call(format!("LOCK.ACQUIRE k holder LEASE 600000 {mode}").trim()));
+        token(&client.call(format!("LOCK.ACQUIRE k holder {LONG} {mode}").trim()));
         Self {
             server,
             client,
@@ -44,7 +44,7 @@ impl Held {
     /// If it has none.
     #[track_caller]
     pub fn place(&mut self, owner: &str, options: &str) {
-        let command = format!("LOCK.ACQUIRE k {owner} LEASE 600000 QUEUE 600000 ch {options}");
+        let command = format!("LOCK.ACQUIRE k {owner} {LONG} QUEUE 600000 ch {options}");
         assert_eq!(self.ears.call(command.trim()), int(0), "{command}");
     }
 
