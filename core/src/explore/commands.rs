@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use super::invariants::{self, Seen};
+use super::invariants::{self, Seen, holds};
 use super::scope::{Ask, Extent, LEASE_MS, Named, PLACE_MS};
 use super::search::Broken;
 use super::world::{Checked, Doing, PlaceKept, World};
@@ -60,7 +60,9 @@ impl World {
             Ok(Acquired::Queued(id)) => {
                 let id = *id;
                 if ask.place {
-                    invariants::who_asks_again_keeps_its_place(self, at, kept, id)?;
+                    holds!(invariants::who_asks_again_keeps_its_place(
+                        self, at, kept, id
+                    ))?;
                     self.places[key][self.cast.owner_of[at]] = Some(self.place(id, at, ask));
                 } else {
                     self.connections[at].doing = Doing::Waits { key, id, ask };
@@ -184,7 +186,7 @@ impl World {
             }
             _ => {}
         }
-        invariants::releases_need_a_hold(&held, &request, &result)?;
+        holds!(invariants::releases_need_a_hold(&held, &request, &result))?;
         let gives_up = seen.gives_up;
         self.apply(done.step, &mut seen)?;
         if gives_up && self.places[key][number].is_some() {
@@ -227,7 +229,7 @@ impl World {
         let done = self.carry_out(progress, &mut seen)?;
         let renewed = done.result == Ok(true);
         self.say(|_| i32::from(renewed).to_string());
-        invariants::renewals_need_a_hold(&held, &request, renewed)?;
+        holds!(invariants::renewals_need_a_hold(&held, &request, renewed))?;
         if let Some(token) = held.filter(|_| renewed).and_then(|held| held.token) {
             let known = &mut self.known[key][number];
             known.told = Some(token);

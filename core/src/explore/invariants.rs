@@ -24,7 +24,16 @@ pub(super) use steps::{
     releases_need_a_hold, renewals_need_a_hold, who_is_closed_has_lost_a_session,
 };
 
-type Checked = Result<(), Broken>;
+/// What shows that an invariant does not hold, if it does not.
+type Checked = Result<(), String>;
+
+/// Checks an invariant, whose name is that of its function.
+macro_rules! holds {
+    ($file:ident::$name:ident($($arg:expr),*)) => {
+        $file::$name($($arg),*).map_err(|shown_by| Broken::new(stringify!($name), shown_by))
+    };
+}
+pub(super) use holds;
 
 /// What one step of the table was seen to do.
 #[derive(Debug)]
@@ -91,37 +100,41 @@ impl Seen {
 }
 
 /// Checks what a step did.
-pub(super) fn check_step(world: &mut World, seen: &Seen) -> Checked {
-    steps::tokens_rise(world, seen)?;
-    steps::a_lease_begins_at_its_grant(world, seen)?;
-    steps::grants_come_in_the_order_of_requests(world, seen)?;
-    steps::no_newcomer_passes_the_queue(world, seen)?;
-    steps::a_released_hold_is_bound_no_more(world, seen)?;
-    places::nothing_is_granted_unheard(world, seen)?;
-    places::a_place_is_for_the_first_hold(world, seen)?;
-    deadlocks::only_a_deadlock_is_refused(world, seen)
+pub(super) fn check_step(world: &mut World, seen: &Seen) -> Result<(), Broken> {
+    holds!(steps::tokens_rise(world, seen))?;
+    holds!(steps::a_lease_begins_at_its_grant(world, seen))?;
+    holds!(steps::grants_come_in_the_order_of_requests(world, seen))?;
+    holds!(steps::no_newcomer_passes_the_queue(world, seen))?;
+    holds!(steps::a_released_hold_is_bound_no_more(world, seen))?;
+    holds!(places::nothing_is_granted_unheard(world, seen))?;
+    holds!(places::a_place_is_for_the_first_hold(world, seen))?;
+    holds!(deadlocks::only_a_deadlock_is_refused(world, seen))
 }
 
 /// Checks a state.
-pub(super) fn check(world: &World) -> Checked {
+pub(super) fn check(world: &World) -> Result<(), Broken> {
     for key in 0..world.cast.keys.len() {
         let lock = world.data.read(key);
         if let Ok(lock) = &lock {
-            states::holders_are_within_their_limits(world, key, lock)?;
-            states::no_hold_is_without_an_end(world, key, lock)?;
-            places::an_unclaimed_grant_ends_soon(world, key, lock)?;
-            states::what_is_remembered_is_stored(world, key, lock)?;
+            holds!(states::holders_are_within_their_limits(world, key, lock))?;
+            holds!(states::no_hold_is_without_an_end(world, key, lock))?;
+            holds!(places::an_unclaimed_grant_ends_soon(world, key, lock))?;
+            holds!(states::what_is_remembered_is_stored(world, key, lock))?;
         }
         let holders = world.holders(key);
-        states::a_grant_stands(world, key, &holders)?;
-        states::a_hold_ends_with_its_connection(world, key, &holders)?;
-        states::a_hold_that_nobody_knows_of_is_over(world, key, &holders)?;
-        states::a_session_is_kept_up(world, key, &holders)?;
-        states::who_waits_stands_in_the_queue(world, key)?;
-        places::the_end_of_a_place_is_planned(world, key)?;
-        states::a_look_is_planned(world, key, &holders)?;
+        holds!(states::a_grant_stands(world, key, &holders))?;
+        holds!(states::a_hold_ends_with_its_connection(
+            world, key, &holders
+        ))?;
+        holds!(states::a_hold_that_nobody_knows_of_is_over(
+            world, key, &holders
+        ))?;
+        holds!(states::a_session_is_kept_up(world, key, &holders))?;
+        holds!(states::who_waits_stands_in_the_queue(world, key))?;
+        holds!(places::the_end_of_a_place_is_planned(world, key))?;
+        holds!(states::a_look_is_planned(world, key, &holders))?;
     }
-    states::nothing_is_remembered_without_need(world)?;
-    states::what_is_kept_twice_agrees(world)?;
-    deadlocks::no_deadlock_stays(world)
+    holds!(states::nothing_is_remembered_without_need(world))?;
+    holds!(states::what_is_kept_twice_agrees(world))?;
+    holds!(deadlocks::no_deadlock_stays(world))
 }

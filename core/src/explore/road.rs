@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use super::invariants::{self, Seen};
+use super::invariants::{self, Seen, holds};
 use super::keyspace::{Value, Write};
 use super::scope::{CLAIM_MS, LEASE_MS};
 use super::search::Broken;
@@ -32,7 +32,7 @@ impl World {
                 && lock.last_token() == expected.last_token
                 && (asker.is_none() || holder == expected.holder)
             {
-                invariants::what_is_expected_is_stored(self, key, &lock)?;
+                holds!(invariants::what_is_expected_is_stored(self, key, &lock))?;
                 self.changed[key] = Changed::Nothing;
                 return Ok(Ok(Stored::AsExpected));
             }
@@ -94,7 +94,9 @@ impl World {
     pub(super) fn publish<T>(&mut self, offer: Offer<T>, seen: &mut Seen) -> Checked<Progress<T>> {
         let (id, token) = (offer.place().id, offer.token());
         let (key, owner, place) = self.whose_place(id)?;
-        invariants::a_place_that_is_over_is_granted_nothing(self, &place)?;
+        holds!(invariants::a_place_that_is_over_is_granted_nothing(
+            self, &place
+        ))?;
         self.places[key][owner] = None;
         let heard = !self.deaf[owner];
         self.say(|w| {
@@ -138,7 +140,9 @@ impl World {
         });
         match answer {
             Answer::Granted(token) => {
-                invariants::a_place_that_is_over_is_granted_nothing(self, &place)?;
+                holds!(invariants::a_place_that_is_over_is_granted_nothing(
+                    self, &place
+                ))?;
                 let session = place.session.map(|client| (client, *token));
                 let known = &mut self.known[key][owner];
                 known.bound_to = session.or(known.bound_to);
@@ -148,7 +152,7 @@ impl World {
                 }
             }
             Answer::NotGranted if !gives_up => {
-                invariants::only_a_place_that_is_over_ends(self, &place)?;
+                holds!(invariants::only_a_place_that_is_over_ends(self, &place))?;
             }
             _ => {}
         }
@@ -268,7 +272,7 @@ impl World {
     pub(super) fn close_clients(&mut self) -> Checked<()> {
         for client in self.table.take_clients_to_close(WORK_A_WAKE) {
             let at = self.connection_of(client);
-            invariants::who_is_closed_has_lost_a_session(self, client)?;
+            holds!(invariants::who_is_closed_has_lost_a_session(self, client))?;
             if let Some(at) = at {
                 self.say(|w| format!("the connection of {} is closed", w.cast.client_name(at)));
                 self.disconnect(at);

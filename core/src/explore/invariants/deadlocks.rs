@@ -7,7 +7,6 @@ use crate::cycle::WaitEdge;
 use crate::error::LockError;
 use crate::explore::keyspace::Value;
 use crate::explore::scope::Ask;
-use crate::explore::search::Broken;
 use crate::explore::world::{Changed, Doing, World};
 use crate::request::{Limit, Owner};
 use crate::table::Answer;
@@ -130,9 +129,9 @@ pub(super) fn only_a_deadlock_is_refused(world: &World, seen: &Seen) -> Checked 
             .first()
             .is_some_and(|edge| edge.waiter == *world.owner(at));
         if !(begins && is_closed && cycle.iter().all(is_edge)) {
-            return Err(Broken::new(
-                "only_a_deadlock_is_refused",
-                format!("{} was refused for {cycle:?}", world.cast.client_name(at)),
+            return Err(format!(
+                "{} was refused for {cycle:?}",
+                world.cast.client_name(at)
             ));
         }
     }
@@ -166,9 +165,6 @@ pub(super) fn no_deadlock_stays(world: &World) -> Checked {
     let edges = Edges::of(world, None);
     match (0..world.cast.owners.len()).find(|&owner| edges.leads_back(owner)) {
         None => Ok(()),
-        Some(owner) => Err(Broken::new(
-            "no_deadlock_stays",
-            format!("{} waits for itself", world.cast.owner_name(owner)),
-        )),
+        Some(owner) => Err(format!("{} waits for itself", world.cast.owner_name(owner))),
     }
 }

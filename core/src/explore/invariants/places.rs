@@ -1,7 +1,6 @@
 //! What must hold of places in the queue.
 
 use super::{Checked, Seen};
-use crate::explore::search::Broken;
 use crate::explore::world::{PlaceKept, World};
 use crate::lock::Lock;
 use crate::queue::WaiterId;
@@ -14,10 +13,7 @@ pub(in crate::explore) fn a_place_that_is_over_is_granted_nothing(
     if !world.is_over(place) {
         return Ok(());
     }
-    Err(Broken::new(
-        "a_place_that_is_over_is_granted_nothing",
-        "its time, or its session's connection, has ended".to_owned(),
-    ))
+    Err("its time, or its session's connection, has ended".to_owned())
 }
 
 pub(in crate::explore) fn only_a_place_that_is_over_ends(
@@ -27,10 +23,7 @@ pub(in crate::explore) fn only_a_place_that_is_over_ends(
     if world.is_over(place) {
         return Ok(());
     }
-    Err(Broken::new(
-        "only_a_place_that_is_over_ends",
-        "nobody gave it up".to_owned(),
-    ))
+    Err("nobody gave it up".to_owned())
 }
 
 pub(in crate::explore) fn who_asks_again_keeps_its_place(
@@ -42,10 +35,7 @@ pub(in crate::explore) fn who_asks_again_keeps_its_place(
     if kept.is_none_or(|kept| kept == queued) {
         return Ok(());
     }
-    Err(Broken::new(
-        "who_asks_again_keeps_its_place",
-        format!("{} has another", world.cast.client_name(at)),
-    ))
+    Err(format!("{} has another", world.cast.client_name(at)))
 }
 
 /// Whoever is to be told, also where others hold the lock.
@@ -60,12 +50,9 @@ pub(super) fn the_end_of_a_place_is_planned(world: &World, key: usize) -> Checke
     if !world.places_for(key).any(|place| is_late(&place)) {
         return Ok(());
     }
-    Err(Broken::new(
-        "the_end_of_a_place_is_planned",
-        format!(
-            "the timer is not set for a place of {}",
-            world.cast.key_name(key)
-        ),
+    Err(format!(
+        "the timer is not set for a place of {}",
+        world.cast.key_name(key)
     ))
 }
 
@@ -76,13 +63,10 @@ pub(super) fn an_unclaimed_grant_ends_soon(world: &World, key: usize, lock: &Loc
         };
         let holder = lock.holder(owner).filter(|one| one.token == Some(token));
         if holder.is_some_and(|one| one.lease_end_ms.is_none_or(|end_ms| end_ms > until_ms)) {
-            return Err(Broken::new(
-                "an_unclaimed_grant_ends_soon",
-                format!(
-                    "{} has not claimed {}, and its lease goes on",
-                    world.cast.owner_name(number),
-                    world.cast.key_name(key)
-                ),
+            return Err(format!(
+                "{} has not claimed {}, and its lease goes on",
+                world.cast.owner_name(number),
+                world.cast.key_name(key)
             ));
         }
     }
@@ -100,13 +84,10 @@ pub(super) fn nothing_is_granted_unheard(world: &World, seen: &Seen) -> Checked 
     };
     for &number in &seen.unheard {
         if lock.holder(&world.cast.owners[number]).is_some() && !is_told(number) {
-            return Err(Broken::new(
-                "nothing_is_granted_unheard",
-                format!(
-                    "{} holds {}, and nobody heard of it",
-                    world.cast.owner_name(number),
-                    world.cast.key_name(seen.key)
-                ),
+            return Err(format!(
+                "{} holds {}, and nobody heard of it",
+                world.cast.owner_name(number),
+                world.cast.key_name(seen.key)
             ));
         }
     }
@@ -132,13 +113,10 @@ pub(super) fn a_place_is_for_the_first_hold(world: &World, seen: &Seen) -> Check
         let expected = before.map_or(1, |one| one.holds);
         let holds = lock.holder(owner).map_or(expected, |one| one.holds);
         if holds > expected {
-            return Err(Broken::new(
-                "a_place_is_for_the_first_hold",
-                format!(
-                    "{} has {holds} holds of {} instead of {expected}",
-                    world.cast.owner_name(number),
-                    world.cast.key_name(seen.key)
-                ),
+            return Err(format!(
+                "{} has {holds} holds of {} instead of {expected}",
+                world.cast.owner_name(number),
+                world.cast.key_name(seen.key)
             ));
         }
     }

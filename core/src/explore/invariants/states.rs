@@ -2,7 +2,6 @@
 
 use super::Checked;
 use crate::explore::scope::RECHECK_MS;
-use crate::explore::search::Broken;
 use crate::explore::world::{Changed, Doing, World};
 use crate::lock::Lock;
 use crate::queue::WaiterId;
@@ -15,13 +14,10 @@ pub(super) fn holders_are_within_their_limits(world: &World, key: usize, lock: &
     for holder in lock.holders() {
         let limit = holder.limit.count_or_zero();
         if limit > 0 && count > limit {
-            return Err(Broken::new(
-                "holders_are_within_their_limits",
-                format!(
-                    "{count} hold {}, and {:?} allows {limit}",
-                    world.cast.key_name(key),
-                    holder.owner
-                ),
+            return Err(format!(
+                "{count} hold {}, and {:?} allows {limit}",
+                world.cast.key_name(key),
+                holder.owner
             ));
         }
     }
@@ -37,13 +33,10 @@ pub(super) fn no_hold_is_without_an_end(world: &World, key: usize, lock: &Lock) 
     if is_right {
         return Ok(());
     }
-    Err(Broken::new(
-        "no_hold_is_without_an_end",
-        format!(
-            "the last lease of {} ends at {last_ms:?}, and the key expires at {:?}",
-            world.cast.key_name(key),
-            lock.expires_at_ms()
-        ),
+    Err(format!(
+        "the last lease of {} ends at {last_ms:?}, and the key expires at {:?}",
+        world.cast.key_name(key),
+        lock.expires_at_ms()
     ))
 }
 
@@ -55,7 +48,7 @@ pub(super) fn what_is_remembered_is_stored(world: &World, key: usize, lock: &Loc
     if world.changed[key] != Changed::Nothing {
         return Ok(());
     }
-    is_same("what_is_remembered_is_stored", world, key, remembered, lock)
+    is_same(world, key, remembered, lock)
 }
 
 /// What need not be read again is what would be read.
@@ -69,16 +62,10 @@ pub(in crate::explore) fn what_is_expected_is_stored(
     }
     let remembered = world.table.remembered(world.cast.key(key));
     let remembered = remembered.cloned().unwrap_or_default();
-    is_same("what_is_expected_is_stored", world, key, &remembered, lock)
+    is_same(world, key, &remembered, lock)
 }
 
-fn is_same(
-    invariant: &'static str,
-    world: &World,
-    key: usize,
-    remembered: &Lock,
-    stored: &Lock,
-) -> Checked {
+fn is_same(world: &World, key: usize, remembered: &Lock, stored: &Lock) -> Checked {
     let same_holders = remembered.holders().len() == stored.holders().len()
         && remembered
             .holders()
@@ -91,14 +78,11 @@ fn is_same(
     if same_holders && same_rest {
         return Ok(());
     }
-    Err(Broken::new(
-        invariant,
-        format!(
-            "{} is remembered to be held by {}, and is stored as held by {}",
-            world.cast.key_name(key),
-            world.sketch(remembered),
-            world.sketch(stored)
-        ),
+    Err(format!(
+        "{} is remembered to be held by {}, and is stored as held by {}",
+        world.cast.key_name(key),
+        world.sketch(remembered),
+        world.sketch(stored)
     ))
 }
 
@@ -115,19 +99,16 @@ pub(super) fn a_grant_stands(world: &World, key: usize, holders: &[HolderView]) 
         let alone = world.cast.scope.connections[number] == 1;
         let has_holds = held.is_some_and(|held| !alone || held.holds >= known.holds);
         if !stands || !has_holds {
-            return Err(Broken::new(
-                "a_grant_stands",
-                format!(
-                    "{} was granted {} and may rely on {} hold(s), and has {}",
-                    world.cast.owner_name(number),
-                    world.cast.key_name(key),
-                    known.holds.max(1),
-                    held.map_or("none".into(), |held| format!(
-                        "{}, by {} token",
-                        held.holds,
-                        if stands { "that" } else { "another" }
-                    )),
-                ),
+            return Err(format!(
+                "{} was granted {} and may rely on {} hold(s), and has {}",
+                world.cast.owner_name(number),
+                world.cast.key_name(key),
+                known.holds.max(1),
+                held.map_or("none".into(), |held| format!(
+                    "{}, by {} token",
+                    held.holds,
+                    if stands { "that" } else { "another" }
+                )),
             ));
         }
     }
@@ -146,13 +127,10 @@ pub(super) fn a_hold_ends_with_its_connection(
         };
         let held = holders.iter().find(|one| one.owner == *owner);
         if held.is_some_and(|held| held.token == Some(over)) {
-            return Err(Broken::new(
-                "a_hold_ends_with_its_connection",
-                format!(
-                    "the connection of {} has ended, and it still holds {}",
-                    world.cast.owner_name(number),
-                    world.cast.key_name(key)
-                ),
+            return Err(format!(
+                "the connection of {} has ended, and it still holds {}",
+                world.cast.owner_name(number),
+                world.cast.key_name(key)
             ));
         }
     }
@@ -174,13 +152,10 @@ pub(super) fn a_hold_that_nobody_knows_of_is_over(
                 && matches!(one.doing, Doing::ToHear { token: its, .. } if its == token)
         });
         if !is_told && !to_hear {
-            return Err(Broken::new(
-                "a_hold_that_nobody_knows_of_is_over",
-                format!(
-                    "{} holds {}, and was never told so",
-                    world.cast.owner_name(number),
-                    world.cast.key_name(key)
-                ),
+            return Err(format!(
+                "{} holds {}, and was never told so",
+                world.cast.owner_name(number),
+                world.cast.key_name(key)
             ));
         }
     }
@@ -200,21 +175,18 @@ pub(super) fn a_session_is_kept_up(world: &World, key: usize, holders: &[HolderV
         // Who keeps up what was bound to a connection that has ended is seen next.
         let is_settled = !world.table.has_ended(world.cast.key(key));
         if holder.client != expected && (is_settled || holder.client.is_some()) {
-            return Err(Broken::new(
-                "a_session_is_kept_up",
-                format!(
-                    "the holds of {} on {} are bound to {:?} instead of {expected:?}",
-                    world.cast.owner_name(number),
-                    world.cast.key_name(key),
-                    holder.client,
-                ),
+            return Err(format!(
+                "the holds of {} on {} are bound to {:?} instead of {expected:?}",
+                world.cast.owner_name(number),
+                world.cast.key_name(key),
+                holder.client,
             ));
         }
         let is_alive = |client| world.connection_of(client).is_some();
         if !holder.client.is_none_or(is_alive) {
-            return Err(Broken::new(
-                "a_session_is_kept_up",
-                format!("holds are bound to {:?}, which has ended", holder.client),
+            return Err(format!(
+                "holds are bound to {:?}, which has ended",
+                holder.client
             ));
         }
     }
@@ -256,14 +228,11 @@ pub(super) fn who_waits_stands_in_the_queue(world: &World, key: usize) -> Checke
         let names = all.iter().map(name);
         names.collect::<Vec<_>>().join(", ")
     };
-    Err(Broken::new(
-        "who_waits_stands_in_the_queue",
-        format!(
-            "for {} wait: {}; and in the queue stand: {}",
-            world.cast.key_name(key),
-            names(&expected),
-            names(&waiters)
-        ),
+    Err(format!(
+        "for {} wait: {}; and in the queue stand: {}",
+        world.cast.key_name(key),
+        names(&expected),
+        names(&waiters)
     ))
 }
 
@@ -275,13 +244,10 @@ pub(super) fn a_look_is_planned(world: &World, key: usize, holders: &[HolderView
         return Ok(());
     };
     let broken = |why: String| {
-        Err(Broken::new(
-            "a_look_is_planned",
-            format!(
-                "{} is the first to wait for {}; {why}",
-                world.cast.client_name(first),
-                world.cast.key_name(key)
-            ),
+        Err(format!(
+            "{} is the first to wait for {}; {why}",
+            world.cast.client_name(first),
+            world.cast.key_name(key)
         ))
     };
     let Some(at_ms) = world.table.recheck_at_ms(world.cast.key(key)) else {
@@ -325,12 +291,7 @@ pub(super) fn a_look_is_planned(world: &World, key: usize, holders: &[HolderView
 }
 
 pub(super) fn nothing_is_remembered_without_need(world: &World) -> Checked {
-    let broken = |what: &str| {
-        Err(Broken::new(
-            "nothing_is_remembered_without_need",
-            what.to_owned(),
-        ))
-    };
+    let broken = |what: &str| Err(what.to_owned());
     let [no_deliveries, no_ended, no_sessions] = world.table.counts();
     let doing = || world.connections.iter().map(|one| one.doing);
     let nobody_hears = !doing().any(|doing| matches!(doing, Doing::ToHear { .. }));
@@ -356,8 +317,5 @@ pub(super) fn what_is_kept_twice_agrees(world: &World) -> Checked {
     if world.table.agree(&world.cast.owners) {
         return Ok(());
     }
-    Err(Broken::new(
-        "what_is_kept_twice_agrees",
-        format!("{:?}", world.table),
-    ))
+    Err(format!("{:?}", world.table))
 }

@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 use super::{Checked, Seen};
 use crate::error::LockError;
 use crate::explore::scope::{Ask, CLAIM_MS, LEASE_MS};
-use crate::explore::search::Broken;
 use crate::explore::world::World;
 use crate::lock::Released;
 use crate::queue::WaiterId;
@@ -40,18 +39,15 @@ pub(super) fn tokens_rise(world: &mut World, seen: &Seen) -> Checked {
             None => world.greatest.is_none_or(|greatest| greatest < token),
         };
         if !is_right {
-            return Err(Broken::new(
-                "tokens_rise",
-                format!(
-                    "{} was granted {} by a token that is {}",
-                    world.cast.client_name(at),
-                    world.cast.key_name(seen.key),
-                    if is_new {
-                        "no greater than one before"
-                    } else {
-                        "not that of its holds"
-                    }
-                ),
+            return Err(format!(
+                "{} was granted {} by a token that is {}",
+                world.cast.client_name(at),
+                world.cast.key_name(seen.key),
+                if is_new {
+                    "no greater than one before"
+                } else {
+                    "not that of its holds"
+                }
             ));
         }
         tokens[number] = Some(token);
@@ -73,13 +69,10 @@ pub(super) fn a_lease_begins_at_its_grant(world: &World, seen: &Seen) -> Checked
         let lease_ms = if ask.place { CLAIM_MS } else { LEASE_MS };
         let until_ms = world.now_ms + lease_ms;
         if holder.lease_end_ms.is_some_and(|end_ms| end_ms < until_ms) {
-            return Err(Broken::new(
-                "a_lease_begins_at_its_grant",
-                format!(
-                    "the lease of {} ends {} ms too early",
-                    world.cast.client_name(*at),
-                    until_ms - holder.lease_end_ms.unwrap_or(0)
-                ),
+            return Err(format!(
+                "the lease of {} ends {} ms too early",
+                world.cast.client_name(*at),
+                until_ms - holder.lease_end_ms.unwrap_or(0)
             ));
         }
     }
@@ -103,13 +96,10 @@ pub(super) fn grants_come_in_the_order_of_requests(world: &World, seen: &Seen) -
             Some(other) != seen.queued && passed != *at
         };
         if last > Some(*id) || passed.is_some_and(is_passed) {
-            return Err(Broken::new(
-                "grants_come_in_the_order_of_requests",
-                format!(
-                    "{} was handed {} before one that asked for it earlier",
-                    world.cast.client_name(*at),
-                    world.cast.key_name(seen.key)
-                ),
+            return Err(format!(
+                "{} was handed {} before one that asked for it earlier",
+                world.cast.client_name(*at),
+                world.cast.key_name(seen.key)
             ));
         }
         last = Some(*id);
@@ -135,13 +125,10 @@ pub(super) fn no_newcomer_passes_the_queue(world: &World, seen: &Seen) -> Checke
     if held || handed || waiting.iter().all(|&(id, ..)| is_behind(id)) {
         return Ok(());
     }
-    Err(Broken::new(
-        "no_newcomer_passes_the_queue",
-        format!(
-            "{} was granted {} at once, and others wait for it",
-            world.cast.client_name(at),
-            world.cast.key_name(seen.key)
-        ),
+    Err(format!(
+        "{} was granted {} at once, and others wait for it",
+        world.cast.client_name(at),
+        world.cast.key_name(seen.key)
     ))
 }
 
@@ -158,13 +145,10 @@ pub(super) fn a_released_hold_is_bound_no_more(world: &World, seen: &Seen) -> Ch
             .bound_client(world.cast.key(seen.key), owner)
             .is_some();
         if concerns && is_bound && lock.holder(owner).is_none() {
-            return Err(Broken::new(
-                "a_released_hold_is_bound_no_more",
-                format!(
-                    "{} holds {} no more, and is bound to a connection",
-                    world.cast.owner_name(number),
-                    world.cast.key_name(seen.key)
-                ),
+            return Err(format!(
+                "{} holds {} no more, and is bound to a connection",
+                world.cast.owner_name(number),
+                world.cast.key_name(seen.key)
             ));
         }
     }
@@ -197,9 +181,8 @@ pub(in crate::explore) fn releases_need_a_hold(
     if is_right {
         return Ok(());
     }
-    Err(Broken::new(
-        "releases_need_a_hold",
-        format!("a release of an owner with {holds} hold(s) was answered by {result:?}"),
+    Err(format!(
+        "a release of an owner with {holds} hold(s) was answered by {result:?}"
     ))
 }
 
@@ -212,10 +195,7 @@ pub(in crate::explore) fn renewals_need_a_hold(
     if held.as_ref().filter(has_token).is_some() == renewed {
         return Ok(());
     }
-    Err(Broken::new(
-        "renewals_need_a_hold",
-        format!("a renewal was answered by {}", i32::from(renewed)),
-    ))
+    Err(format!("a renewal was answered by {}", i32::from(renewed)))
 }
 
 /// The server closes no connection that has not lost a session's hold.
@@ -234,11 +214,8 @@ pub(in crate::explore) fn who_is_closed_has_lost_a_session(
     if was_bound {
         return Ok(());
     }
-    Err(Broken::new(
-        "who_is_closed_has_lost_a_session",
-        format!(
-            "{} is closed, and holds nothing by its connection",
-            world.cast.client_name(at)
-        ),
+    Err(format!(
+        "{} is closed, and holds nothing by its connection",
+        world.cast.client_name(at)
     ))
 }
