@@ -706,6 +706,22 @@ impl Server {
     }
 }
 
+/// `a` holds the lock, and `b` waits for it.
+fn contended() -> (Server, WaiterId) {
+    let mut server = Server::new();
+    server.take(K, ask("a"));
+    let b = server.wait(K, ask("b"));
+    (server, b)
+}
+
+/// The same, and `a` has released it: the grant to `b` is on its way.
+fn on_its_way() -> Server {
+    let (mut server, _) = contended();
+    server.tells = false;
+    server.release(K, "a");
+    server
+}
+
 fn name_of_holder(holder: &Holder) -> String {
     String::from_utf8_lossy(holder.owner.as_bytes()).into_owned()
 }

@@ -141,9 +141,7 @@ fn what_is_over_by_any_clock_is_handed_on_at_once() {
 
 #[test]
 fn a_lease_is_no_longer_for_a_step_backward() {
-    let mut server = Server::new();
-    server.take(K, ask("a"));
-    let b = server.wait(K, ask("b"));
+    let (mut server, b) = contended();
     server.set_clock(-STEP_MS);
     server.pass(LEASE_MS);
     assert_eq!(server.granted(), []);
@@ -153,9 +151,7 @@ fn a_lease_is_no_longer_for_a_step_backward() {
 
 #[test]
 fn steps_that_cancel_each_other_change_nothing() {
-    let mut server = Server::new();
-    server.take(K, ask("a"));
-    let b = server.wait(K, ask("b"));
+    let (mut server, b) = contended();
     server.set_clock(STEP_MS);
     server.set_clock(-STEP_MS);
     server.pass(LEASE_MS);
@@ -166,9 +162,7 @@ fn steps_that_cancel_each_other_change_nothing() {
 
 #[test]
 fn a_lease_that_began_after_the_step_is_not_moved() {
-    let mut server = Server::new();
-    server.take(K, ask("a"));
-    server.wait(K, ask("b"));
+    let (mut server, _) = contended();
     server.now_us += 5_000_000;
     let end_ms = server.ms() + LEASE_MS;
     server.write(K, |value| value.expires_at_ms = Some(end_ms));
@@ -198,9 +192,7 @@ fn what_somebody_else_ended_is_not_put_back() {
         },
     ];
     for end in ends {
-        let mut server = Server::new();
-        server.take(K, ask("a"));
-        let b = server.wait(K, ask("b"));
+        let (mut server, b) = contended();
         server.now_us += STEP_MS * 1000;
         if server.keys.contains_key(&K.into()) {
             end(&mut server);
@@ -235,9 +227,7 @@ fn clocks_and_ends_of_leases_are_followed_while_it_matters() {
 
 #[test]
 fn what_ends_at_this_moment_is_put_back_until_it_has() {
-    let mut server = Server::new();
-    server.take(K, ask("a"));
-    let b = server.wait(K, ask("b"));
+    let (mut server, b) = contended();
     server.sleep(LEASE_MS);
     server.set_clock_late(STEP_MS);
     server.run();
@@ -248,9 +238,7 @@ fn what_ends_at_this_moment_is_put_back_until_it_has() {
 
 #[test]
 fn who_came_in_between_by_other_means_keeps_it() {
-    let mut server = Server::new();
-    server.take(K, ask("a"));
-    let b = server.wait(K, ask("b"));
+    let (mut server, b) = contended();
     server.now_us += STEP_MS * 1000;
     server.expire();
     let end_ms = server.ms() + LEASE_MS;
@@ -287,9 +275,7 @@ fn a_hold_of_redissons_is_put_back_as_it_was() {
 #[test]
 fn it_is_put_back_though_nobody_waits_any_more() {
     for set_clock in WAYS {
-        let mut server = Server::new();
-        server.take(K, ask("a"));
-        let b = server.wait(K, ask("b"));
+        let (mut server, b) = contended();
         set_clock(&mut server, STEP_MS);
         server.leave(b);
         server.table.key_touched(L, server.ms());
@@ -445,9 +431,7 @@ fn a_session_that_ends_and_waits_in_one_step_ends() {
 
 #[test]
 fn what_can_not_be_written_now_is_put_back_later() {
-    let mut server = Server::new();
-    server.take(K, ask("a"));
-    server.wait(K, ask("b"));
+    let (mut server, _) = contended();
     server.set_clock_late(STEP_MS);
     let due = server.table.take_due(server.ms()).unwrap();
     server.table.put_off(due, NotNow::Refused, server.ms());
@@ -459,9 +443,7 @@ fn what_can_not_be_written_now_is_put_back_later() {
 
 #[test]
 fn what_another_node_serves_is_forgotten() {
-    let mut server = Server::new();
-    server.take(K, ask("a"));
-    let b = server.wait(K, ask("b"));
+    let (mut server, b) = contended();
     server.set_clock_late(STEP_MS);
     server.leave(b);
     let due = server.table.take_due(server.ms()).unwrap();
@@ -473,9 +455,7 @@ fn what_another_node_serves_is_forgotten() {
 
 #[test]
 fn a_replica_puts_nothing_back() {
-    let mut server = Server::new();
-    server.take(K, ask("a"));
-    let b = server.wait(K, ask("b"));
+    let (mut server, b) = contended();
     server.set_clock_late(STEP_MS);
     server.leave(b);
     server.table.forget_connections(9);

@@ -208,11 +208,7 @@ fn a_grant_that_nobody_heard_of_is_taken_back() {
 
 #[test]
 fn a_grant_that_is_given_back_before_it_is_heard_of_leaves_nothing() {
-    let mut server = Server::new();
-    server.take(K, ask("a"));
-    server.wait(K, ask("b"));
-    server.tells = false;
-    server.release(K, "a");
+    let mut server = on_its_way();
     assert!(server.table.remembers_holds());
     server.release(K, "b");
     server.check_nothing_is_left();
@@ -220,11 +216,7 @@ fn a_grant_that_is_given_back_before_it_is_heard_of_leaves_nothing() {
 
 #[test]
 fn a_grant_is_taken_back_from_no_later_one() {
-    let mut server = Server::new();
-    server.take(K, ask("a"));
-    server.wait(K, ask("b"));
-    server.tells = false;
-    server.release(K, "a");
+    let mut server = on_its_way();
     // Somebody deletes the key, and the owner takes the lock anew.
     server.delete(K);
     server.table.grant_told(client("b"), false);

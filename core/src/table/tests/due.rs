@@ -99,9 +99,7 @@ fn a_key_that_became_something_else_has_all_refused() {
 
 #[test]
 fn a_lock_in_its_place_again_has_nobody_refused() {
-    let mut server = Server::new();
-    server.take(K, ask("a"));
-    let b = server.wait(K, ask("b"));
+    let (mut server, b) = contended();
     server.overwrite(K);
     server.delete(K);
     server.run();
@@ -159,9 +157,7 @@ fn the_next_lock_is_seen_before_it_is_taken() {
 
 #[test]
 fn a_look_that_is_refused_comes_again_soon() {
-    let mut server = Server::new();
-    server.take(K, ask("a"));
-    let b = server.wait(K, ask("b"));
+    let (mut server, b) = contended();
     server.delete(K);
     let due = server.table.take_due(server.ms()).unwrap();
     server.table.put_off(due, NotNow::Refused, server.ms());
@@ -204,9 +200,7 @@ fn what_has_ended_is_tried_again_where_writes_are_refused() {
 
 #[test]
 fn as_long_as_anybody_waits_it_is_tried_again_whether_writes_are_refused() {
-    let mut server = Server::new();
-    server.take(K, ask("a"));
-    let b = server.wait(K, ask("b"));
+    let (mut server, b) = contended();
     let again_ms = server.table.put_off_everything(server.ms(), 64);
     assert_eq!(again_ms, Some(server.ms() + REFUSED_RETRY_MS));
     server.leave(b);
@@ -215,9 +209,7 @@ fn as_long_as_anybody_waits_it_is_tried_again_whether_writes_are_refused() {
 
 #[test]
 fn a_lease_is_moved_with_the_clock_where_writes_were_refused() {
-    let mut server = Server::new();
-    server.take(K, ask("a"));
-    let b = server.wait(K, ask("b"));
+    let (mut server, b) = contended();
     server.table.clock_stepped(1000, server.ms());
     server.leave(b);
     let again_ms = server.table.put_off_everything(server.ms(), 64);
@@ -296,9 +288,7 @@ fn what_is_left_of_a_crowd_is_cleared_away_where_writes_are_refused() {
 
 #[test]
 fn a_check_comes_again_unless_its_key_is_served_elsewhere() {
-    let mut server = Server::new();
-    server.take(K, ask("a"));
-    server.wait(K, ask("b"));
+    let (mut server, _) = contended();
     for (why, checks) in [(NotNow::Refused, 1), (NotNow::NotServedHere, 0)] {
         server.table.unchecked.clear();
         server.table.check_waits_of(&owner("b"));
@@ -311,9 +301,7 @@ fn a_check_comes_again_unless_its_key_is_served_elsewhere() {
 
 #[test]
 fn who_waits_no_more_is_not_checked() {
-    let mut server = Server::new();
-    server.take(K, ask("a"));
-    let b = server.wait(K, ask("b"));
+    let (mut server, b) = contended();
     server.table.check_waits_of(&owner("b"));
     server.leave(b);
     assert!(server.table.take_due(server.ms()).is_none());

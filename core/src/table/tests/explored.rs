@@ -9,9 +9,7 @@ fn end(server: &mut Server, client: u64) {
 
 #[test]
 fn nothing_is_left_of_a_lock_whose_only_waiter_left() {
-    let mut server = Server::new();
-    server.take(K, ask("a"));
-    let waiter = server.wait(K, ask("b"));
+    let (mut server, waiter) = contended();
     let now_ms = server.ms();
     server.table.waiter_left(waiter, Leave::TimeUp, now_ms);
     assert!(!server.table.follows_keys());

@@ -68,11 +68,7 @@ fn a_hold_whose_session_has_ended_does_not_guard() {
 
 #[test]
 fn a_grant_that_nobody_heard_of_does_not_guard() {
-    let mut server = Server::new();
-    server.take(K, ask("a"));
-    server.wait(K, ask("b"));
-    server.tells = false;
-    server.release(K, "a");
+    let mut server = on_its_way();
     let token = server.token(K, "b");
     server.table.grant_told(ask("b").client, false);
     assert!(!server.guard(K, token));
@@ -81,11 +77,7 @@ fn a_grant_that_nobody_heard_of_does_not_guard() {
 
 #[test]
 fn a_guarded_command_speaks_for_a_hold_as_a_renewal_does() {
-    let mut server = Server::new();
-    server.take(K, ask("a"));
-    server.wait(K, ask("b"));
-    server.tells = false;
-    server.release(K, "a");
+    let mut server = on_its_way();
     let token = server.token(K, "b");
     assert!(server.guard(K, token));
     server.table.grant_told(ask("b").client, false);

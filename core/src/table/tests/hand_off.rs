@@ -79,9 +79,7 @@ fn who_leaves_the_middle_of_the_line_has_nobody_look() {
 
 #[test]
 fn an_owner_with_two_requests_gets_both_with_one_grant() {
-    let mut server = Server::new();
-    server.take(K, ask("a"));
-    let first = server.wait(K, ask("b"));
+    let (mut server, first) = contended();
     let between = server.wait(K, ask("c"));
     let second = server.wait(K, ask("b").by(2));
     server.release(K, "a");
@@ -165,9 +163,7 @@ fn the_lease_of_who_asks_is_ended_before_all_others() {
 
 #[test]
 fn the_lease_of_a_waiter_begins_with_its_grant() {
-    let mut server = Server::new();
-    server.take(K, ask("a"));
-    server.wait(K, ask("b"));
+    let (mut server, _) = contended();
     server.sleep(5000);
     server.release(K, "a");
     let expiry_ms = server.value(K).expires_at_ms;
@@ -202,9 +198,7 @@ fn reentry_is_delayed_by_nobody_who_waits() {
 
 #[test]
 fn a_hold_that_does_not_fit_when_its_turn_comes_is_refused() {
-    let mut server = Server::new();
-    server.take(K, ask("a"));
-    let first = server.wait(K, ask("b"));
+    let (mut server, first) = contended();
     // Until then it may come to fit.
     let resent = server.wait(K, ask("b").by(2).hold(1));
     let again = server.wait(K, ask("b").by(3));
@@ -263,9 +257,7 @@ fn a_full_queue_takes_nobody_more() {
 
 #[test]
 fn a_holder_that_came_by_other_means_is_served_in_the_queue() {
-    let mut server = Server::new();
-    server.take(K, ask("a"));
-    server.wait(K, ask("b"));
+    let (mut server, _) = contended();
     let mine = server.wait(K, ask("c"));
     // Another client of the same owner takes the lock without the module.
     server.write(K, |value| {

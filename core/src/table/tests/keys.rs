@@ -3,9 +3,7 @@ use crate::holders::FEW;
 
 #[test]
 fn a_deleted_key_is_handed_on() {
-    let mut server = Server::new();
-    server.take(K, ask("a"));
-    let b = server.wait(K, ask("b"));
+    let (mut server, b) = contended();
     server.delete(K);
     server.run();
     assert_eq!(server.granted(), [b]);
@@ -148,11 +146,7 @@ fn what_has_ended_follows_its_lock_to_another_key() {
 
 #[test]
 fn a_grant_on_its_way_follows_its_lock_to_another_key() {
-    let mut server = Server::new();
-    server.take(K, ask("a"));
-    server.wait(K, ask("b"));
-    server.tells = false;
-    server.release(K, "a");
+    let mut server = on_its_way();
     server.rename(K, L);
     server.table.grant_told(ask("b").client, false);
     server.run();
@@ -161,9 +155,7 @@ fn a_grant_on_its_way_follows_its_lock_to_another_key() {
 
 #[test]
 fn who_waits_stays_with_the_key() {
-    let mut server = Server::new();
-    server.take(K, ask("a"));
-    let b = server.wait(K, ask("b"));
+    let (mut server, b) = contended();
     server.rename(K, L);
     server.run();
     assert_eq!(server.granted(), [b]);
