@@ -311,7 +311,7 @@ impl Client {
         }
     }
 
-    /// What happens while the lock is held. Says whether all of it went as it
+    /// What happens while the lock is held. Returns whether all of it went as it
     /// should.
     fn work(&mut self, section: &mut Section, may_have_queued: bool) -> bool {
         // A grant that may have been queued can't be dated; its renewal can.
@@ -396,7 +396,7 @@ impl Client {
         self.acquire(&section.lock, ask) == Outcome::Error("UPGRADE".into())
     }
 
-    /// Gives the lock back: in time, too late, or never. Says whether the owner
+    /// Gives the lock back: in time, too late, or never. Returns whether the owner
     /// can be sure to hold nothing.
     fn leave(&mut self, section: &Section) -> bool {
         match self.rng.random_range(0..40) {

@@ -109,7 +109,7 @@ fn run_client(port: u16, number: usize, seed: u64, locks: Arc<Locks>) {
     .run();
 }
 
-/// Runs a campaign. Says whether all promises were kept.
+/// Runs a campaign. Returns whether all promises were kept.
 fn run_campaign(arguments: &Arguments, seed: u64) -> Result<bool, String> {
     let campaign = &arguments.campaign;
     println!("seed {seed}, {} s, {campaign}", campaign.duration);
@@ -325,7 +325,7 @@ fn kind_of(request: Request) -> &'static str {
     }
 }
 
-/// Judges a history that was written before. Says whether all promises were kept.
+/// Judges a history that was written before. Returns whether all promises were kept.
 fn judge(path: &Path, tolerance_ms: u64) -> Result<bool, String> {
     let said = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
     let lines = BufReader::new(File::open(path).map_err(|error| said(&error))?).lines();

@@ -125,7 +125,7 @@ impl Scene {
     }
 
     /// Waits until the server is seen to have this party's request in a queue.
-    /// Says whether it comes to that, and is not answered first.
+    /// Returns whether it comes to that, and is not answered first.
     pub fn sees_queued(&self, party: &Party) -> bool {
         let Some((operation, _)) = party.asked else {
             return false;

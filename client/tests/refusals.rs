@@ -157,7 +157,7 @@ async fn a_password_that_is_taken_back_does_not_keep_the_lock() {
     assert_given_back(&server, &client).await;
 }
 
-/// Has the server save its data. Says whether it could.
+/// Has the server save its data. Returns whether it could.
 async fn save(admin: &mut Client) -> bool {
     eventually("it begins to save", || {
         !matches!(admin.call("BGSAVE"), Value::ServerError(_))

@@ -102,7 +102,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs a campaign. Says whether there was a breach; where one of exclusion was expected,
+/// Runs a campaign. Returns whether there was a breach; where one of exclusion was expected,
 /// whether that was found.
 fn run(arguments: &Arguments, seed: u64) -> Result<bool, String> {
     let protection = arguments.protection();

@@ -47,7 +47,7 @@ impl Ears {
 
 impl Client {
     /// Opens a connection whose channel is heard, on the same connection with RESP3 and
-    /// on a second one with RESP2. Says whether that succeeds.
+    /// on a second one with RESP2. Returns whether that succeeds.
     pub(super) fn open_ears(&mut self, in_resp3: bool) -> bool {
         let port = self.port();
         let mut first = self.connected();

@@ -265,7 +265,7 @@ impl Client {
         None
     }
 
-    /// Asks for the same hold again. Says whether the client still has it.
+    /// Asks for the same hold again. Returns whether the client still has it.
     fn confirm(&mut self, hold: &mut Hold) -> bool {
         let (lock, ask) = (hold.lock.clone(), hold.ask);
         self.repeat(hold, false, |client, hold| {
@@ -273,7 +273,7 @@ impl Client {
         })
     }
 
-    /// Renews a hold. Says whether the client still has it. `at_once` if its
+    /// Renews a hold. Returns whether the client still has it. `at_once` if its
     /// client can't tell how old it is.
     fn renew(&mut self, hold: &mut Hold, at_once: bool) -> bool {
         let lock = hold.lock.clone();

@@ -81,7 +81,7 @@ pub(super) fn prefers(sentinel: &Server, port: &str) -> bool {
     replicas.any(|fields| has(&fields, "port", port) && has(&fields, "slave-priority", "1"))
 }
 
-/// Orders it to promote a replica. Says whether it will.
+/// Orders it to promote a replica. Returns whether it will.
 pub(super) fn order_promotion(sentinel: &Server) -> bool {
     ask(sentinel.addr(), &["SENTINEL", "FAILOVER", "locks"]) == Some(Value::Okay)
 }
