@@ -36,29 +36,6 @@ impl Move {
         (moving, holder, fence)
     }
 
-    fn set(&self, node: usize, state: &str) {
-        let command = format!("CLUSTER SETSLOT {} {state}", self.slot);
-        assert_eq!(self.cluster.client(node).call(&command), status("OK"));
-    }
-
-    fn begin(&self) {
-        self.set(1, &format!("IMPORTING {}", self.cluster.ids[0]));
-        self.set(0, &format!("MIGRATING {}", self.cluster.ids[1]));
-    }
-
-    fn migrate(&self, key: &str) {
-        let target = self.cluster.nodes[1].addr();
-        let command = format!("MIGRATE 127.0.0.1 {} {key} 0 5000", target.port());
-        assert_eq!(self.cluster.client(0).call(&command), status("OK"));
-    }
-
-    fn finish(&self) {
-        let state = format!("NODE {}", self.cluster.ids[1]);
-        for node in [1, 0, 2] {
-            self.set(node, &state);
-        }
-    }
-
     /// Clients that wait on node 0.
     fn waiters(&self, count: usize, options: &str) -> Vec<Client> {
         let before = self.cluster.nodes[0].info("blocked_clients");
@@ -93,12 +70,6 @@ impl Move {
     #[track_caller]
     fn assert_keys(&self, counts: [i64; 2]) {
         assert_eq!([self.keys_on(0), self.keys_on(1)], counts);
-    }
-
-    fn assert_sound(&self) {
-        for node in &self.cluster.nodes {
-            node.assert_sound();
-        }
     }
 }
 
@@ -146,7 +117,7 @@ fn waiters_in_a_slot_that_moves_are_redirected_and_the_lock_is_held_on_the_new_n
         int(1)
     );
     assert!(token(&waiter.reply()) > fence);
-    moving.assert_sound();
+    moving.cluster.assert_sound();
 }
 
 #[test]
@@ -162,7 +133,7 @@ fn a_lease_that_ends_after_the_slot_moved_is_handed_on_by_the_new_node_alone() {
     waiter.send(&format!("LOCK.ACQUIRE {key} waiter0 {LONG} BLOCK 0"));
     assert!(token(&waiter.reply()) > fence);
     moving.assert_keys([0, 1]);
-    moving.assert_sound();
+    moving.cluster.assert_sound();
 }
 
 #[test]
@@ -182,7 +153,7 @@ fn a_lease_that_ends_while_the_slot_moves_is_handed_on_by_nobody_until_it_has_mo
     moving.finish();
     moving.assert_moved(&mut line);
     moving.assert_keys([0, 1]);
-    moving.assert_sound();
+    moving.cluster.assert_sound();
 }
 
 #[test]
@@ -309,7 +280,7 @@ fn scripts_transactions_and_keys_of_two_slots_answer_as_the_server_does() {
     let reply = client.words(&[b"EVAL", script, b"1", key.as_bytes(), foreign.as_bytes()]);
     assert!(matches!(reply, Value::ServerError(_)), "{reply:?}");
     assert_eq!(client.call("DBSIZE"), int(0));
-    moving.assert_sound();
+    moving.cluster.assert_sound();
 }
 
 #[test]
@@ -367,7 +338,7 @@ fn cluster_failover_unblocks_the_waiters_and_the_replica_hands_the_lock_on() {
         let reply = cluster.client(0).call(&format!("LOCK.RENEW {key} holder"));
         matches!(reply, Value::ServerError(error) if error.code() == "MOVED")
     });
-    moving.assert_sound();
+    moving.cluster.assert_sound();
     replica.assert_sound();
 }
 

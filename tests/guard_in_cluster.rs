@@ -2,7 +2,7 @@
 
 use redis::Value;
 use redis_lock_testing::scene::transaction;
-use redis_lock_testing::{Client, Cluster, LONG, int, slot, status, tag, text};
+use redis_lock_testing::{Client, Cluster, LONG, MovingSlot, int, slot, status, tag, text};
 
 /// It must fail with this text, and leave all keys as they were.
 #[track_caller]
@@ -106,22 +106,15 @@ fn in_a_cluster_guards_within_guards_take_no_more_stack_than_one() {
 
 #[test]
 fn while_a_slot_moves_the_server_asks_for_patience_as_for_any_command_of_two_keys() {
-    let cluster = Cluster::start();
-    let mut client = cluster.client(0);
-    let [here, ..] = names();
-    let token = client.int(&format!("LOCK.ACQUIRE {{{here}}}k a {LONG}"));
-    client.call(&format!("SET {{{here}}}x 1"));
-    let set_slot = |node: usize, state: String| {
-        let command = format!("CLUSTER SETSLOT {} {state}", slot(&here));
-        assert_eq!(cluster.client(node).call(&command), status("OK"));
-    };
-    set_slot(1, format!("IMPORTING {}", cluster.ids[0]));
-    set_slot(0, format!("MIGRATING {}", cluster.ids[1]));
-    let port = cluster.nodes[1].addr().port();
-    let migrate = format!("MIGRATE 127.0.0.1 {port} {{{here}}}x 0 5000");
-    assert_eq!(client.call(&migrate), status("OK"));
+    let moving = MovingSlot::start();
+    let (key, guarded) = (&moving.key, moving.key.replace("lock", "guarded"));
+    let mut client = moving.cluster.client(0);
+    let token = client.int(&format!("LOCK.ACQUIRE {key} a {LONG}"));
+    client.call(&format!("SET {guarded} 1"));
+    moving.begin();
+    moving.migrate(&guarded);
     // The lock is here still, and the key it guards is not.
-    let error = client.error(&format!("LOCK.GUARD {{{here}}}k {token} SET {{{here}}}x 2"));
+    let error = client.error(&format!("LOCK.GUARD {key} {token} SET {guarded} 2"));
     assert!(error.starts_with("TRYAGAIN "), "{error}");
-    assert_eq!(client.int(&format!("EXISTS {{{here}}}k")), 1);
+    assert_eq!(client.int(&format!("EXISTS {key}")), 1);
 }

@@ -1,4 +1,4 @@
-use super::{Client, TestServer};
+use super::{Client, TestServer, status};
 use crate::cluster::{self, slot, tag};
 
 /// Three primaries with the module, a third of the slots each.
@@ -35,6 +35,12 @@ impl Cluster {
     /// A connection to a node.
     pub fn client(&self, node: usize) -> Client {
         self.nodes[node].client()
+    }
+
+    /// Checks that no node has crashed.
+    #[track_caller]
+    pub fn assert_sound(&self) {
+        self.nodes.iter().for_each(TestServer::assert_sound);
     }
 
     /// Moves the lowest slots of one node to another, as an operator would.
@@ -78,5 +84,41 @@ impl MovingSlot {
     pub fn keys_on(&self, node: usize) -> i64 {
         let count = format!("CLUSTER COUNTKEYSINSLOT {}", self.slot);
         self.cluster.client(node).int(&count)
+    }
+    /// Tells a node of the slot's state, as `CLUSTER SETSLOT` has it.
+    ///
+    /// # Panics
+    /// If the node refuses that.
+    #[track_caller]
+    pub fn set(&self, node: usize, state: &str) {
+        let command = format!("CLUSTER SETSLOT {} {state}", self.slot);
+        assert_eq!(self.cluster.client(node).call(&command), status("OK"));
+    }
+
+    /// Begins the move: new keys go to node 1.
+    #[track_caller]
+    pub fn begin(&self) {
+        self.set(1, &format!("IMPORTING {}", self.cluster.ids[0]));
+        self.set(0, &format!("MIGRATING {}", self.cluster.ids[1]));
+    }
+
+    /// Moves one key.
+    ///
+    /// # Panics
+    /// If that fails.
+    #[track_caller]
+    pub fn migrate(&self, key: &str) {
+        let port = self.cluster.nodes[1].addr().port();
+        let command = format!("MIGRATE 127.0.0.1 {port} {key} 0 5000");
+        assert_eq!(self.cluster.client(0).call(&command), status("OK"));
+    }
+
+    /// Node 1 serves the slot from now on.
+    #[track_caller]
+    pub fn finish(&self) {
+        let state = format!("NODE {}", self.cluster.ids[1]);
+        for node in [1, 0, 2] {
+            self.set(node, &state);
+        }
     }
 }
