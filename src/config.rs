@@ -1,6 +1,7 @@
 //! The module's settings: `CONFIG SET lock.default-lease 60000`, the same line
 //! in `redis.conf`, or `loadmodule libredislock.so default-lease 60000`.
 
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -18,25 +19,42 @@ use redis_lock_core::table;
 pub(crate) const MODULE_NAME: &str = "lock";
 
 /// A setting that can be changed while the server runs.
+#[derive(Clone, Copy)]
 enum Setting {
     /// A whole number.
-    Number {
-        name: &'static str,
-        value: &'static AtomicI64,
-        default: i64,
-        min: i64,
-        max: i64,
-        /// Whether `CONFIG GET lock.*` leaves it out.
-        hidden: bool,
-    },
-    /// `yes` or `no`.
-    Switch {
-        name: &'static str,
-        value: &'static Switch,
-        default: bool,
-    },
+    Number(&'static Number),
+    /// `lock.deadlock-detection`
+    DeadlockDetection,
     /// `lock.redisson-notify`
-    RedissonNotify(&'static Mutex<RedissonNotify>),
+    RedissonNotify,
+}
+
+/// A whole number that can be set.
+struct Number {
+    name: &'static str,
+    value: AtomicI64,
+    /// The value may outlive the module when it is unloaded, so the default of the next
+    /// load can't be taken from it.
+    default: i64,
+    range: RangeInclusive<i64>,
+    /// Whether `CONFIG GET lock.*` leaves it out.
+    is_hidden: bool,
+}
+
+impl Number {
+    const fn new(name: &'static str, default: i64, range: RangeInclusive<i64>) -> Self {
+        Self {
+            name,
+            value: AtomicI64::new(default),
+            default,
+            range,
+            is_hidden: false,
+        }
+    }
+
+    fn get(&self) -> i64 {
+        self.value.load(Ordering::Relaxed)
+    }
 }
 
 /// A switch in the form that the server's settings take.
@@ -104,118 +122,40 @@ impl EnumConfigurationValue for RedissonNotify {
     }
 }
 
-// The variables may outlive the module when it is unloaded, so the defaults of the
-// next load can't be taken from them.
-const DEFAULT_LEASE_MS_DEFAULT: i64 = 30_000;
-const MAX_WAITERS_DEFAULT: i64 = 65_536;
-const LOG_SLOW_WAIT_MS_DEFAULT: i64 = 0;
-const DEADLOCK_DETECTION_DEFAULT: bool = true;
-const MIN_REPLICAS_DEFAULT: i64 = 0;
-const CLAIM_TIMEOUT_MS_DEFAULT: i64 = 2000;
-const MAX_PLACES_DEFAULT: i64 = 1_000_000;
-const REPLICAS_TIMEOUT_MS_DEFAULT: i64 = 1000;
-const GRACE_PERIOD_MS_DEFAULT: i64 = 0;
-static DEFAULT_LEASE_MS: AtomicI64 = AtomicI64::new(DEFAULT_LEASE_MS_DEFAULT);
-static MAX_WAITERS: AtomicI64 = AtomicI64::new(MAX_WAITERS_DEFAULT);
-static LOG_SLOW_WAIT_MS: AtomicI64 = AtomicI64::new(LOG_SLOW_WAIT_MS_DEFAULT);
-static RECHECK_INTERVAL_MS: AtomicI64 = AtomicI64::new(table::RECHECK_INTERVAL_MS);
-static GRACE_PERIOD_MS: AtomicI64 = AtomicI64::new(GRACE_PERIOD_MS_DEFAULT);
-static MAX_LEASE_MS: AtomicI64 = AtomicI64::new(LEASE_MS_MAX);
-static CLAIM_TIMEOUT_MS: AtomicI64 = AtomicI64::new(CLAIM_TIMEOUT_MS_DEFAULT);
-static MAX_PLACES: AtomicI64 = AtomicI64::new(MAX_PLACES_DEFAULT);
-static MIN_REPLICAS: AtomicI64 = AtomicI64::new(MIN_REPLICAS_DEFAULT);
-static REPLICAS_TIMEOUT_MS: AtomicI64 = AtomicI64::new(REPLICAS_TIMEOUT_MS_DEFAULT);
-static DEADLOCK_DETECTION: Switch = Switch(AtomicBool::new(DEADLOCK_DETECTION_DEFAULT));
+const MS: RangeInclusive<i64> = 1..=LEASE_MS_MAX;
+const MS_OR_OFF: RangeInclusive<i64> = 0..=LEASE_MS_MAX;
+const COUNT: RangeInclusive<i64> = 1..=1_000_000_000;
+
+static DEFAULT_LEASE_MS: Number = Number::new("default-lease", 30_000, MS);
+static MAX_WAITERS: Number = Number::new("max-waiters", 65_536, COUNT);
+static MAX_PLACES: Number = Number::new("max-places", 1_000_000, COUNT);
+static CLAIM_TIMEOUT_MS: Number = Number::new("claim-timeout", 2000, MS);
+static LOG_SLOW_WAIT_MS: Number = Number::new("log-slow-wait", 0, MS_OR_OFF);
+static GRACE_PERIOD_MS: Number = Number::new("grace-period", 0, MS_OR_OFF);
+static MAX_LEASE_MS: Number = Number::new("max-lease", LEASE_MS_MAX, MS);
+static MIN_REPLICAS: Number = Number::new("min-replicas", 0, 0..=1_000_000);
+static REPLICAS_TIMEOUT_MS: Number = Number::new("replicas-timeout", 1000, MS);
+/// For tests alone.
+static RECHECK_INTERVAL_MS: Number = Number {
+    is_hidden: true,
+    ..Number::new("recheck-interval", table::RECHECK_INTERVAL_MS, MS)
+};
+static DEADLOCK_DETECTION: Switch = Switch(AtomicBool::new(true));
 static REDISSON_NOTIFY: Mutex<RedissonNotify> = Mutex::new(RedissonNotify::No);
 
 const SETTINGS: [Setting; 12] = [
-    Setting::Number {
-        name: "default-lease",
-        value: &DEFAULT_LEASE_MS,
-        default: DEFAULT_LEASE_MS_DEFAULT,
-        min: 1,
-        max: LEASE_MS_MAX,
-        hidden: false,
-    },
-    Setting::Number {
-        name: "max-waiters",
-        value: &MAX_WAITERS,
-        default: MAX_WAITERS_DEFAULT,
-        min: 1,
-        max: 1_000_000_000,
-        hidden: false,
-    },
-    Setting::Number {
-        name: "max-places",
-        value: &MAX_PLACES,
-        default: MAX_PLACES_DEFAULT,
-        min: 1,
-        max: 1_000_000_000,
-        hidden: false,
-    },
-    Setting::Number {
-        name: "claim-timeout",
-        value: &CLAIM_TIMEOUT_MS,
-        default: CLAIM_TIMEOUT_MS_DEFAULT,
-        min: 1,
-        max: LEASE_MS_MAX,
-        hidden: false,
-    },
-    Setting::Number {
-        name: "log-slow-wait",
-        value: &LOG_SLOW_WAIT_MS,
-        default: LOG_SLOW_WAIT_MS_DEFAULT,
-        min: 0,
-        max: LEASE_MS_MAX,
-        hidden: false,
-    },
-    Setting::Number {
-        name: "grace-period",
-        value: &GRACE_PERIOD_MS,
-        default: GRACE_PERIOD_MS_DEFAULT,
-        min: 0,
-        max: LEASE_MS_MAX,
-        hidden: false,
-    },
-    Setting::Number {
-        name: "max-lease",
-        value: &MAX_LEASE_MS,
-        default: LEASE_MS_MAX,
-        min: 1,
-        max: LEASE_MS_MAX,
-        hidden: false,
-    },
-    Setting::Number {
-        name: "min-replicas",
-        value: &MIN_REPLICAS,
-        default: MIN_REPLICAS_DEFAULT,
-        min: 0,
-        max: 1_000_000,
-        hidden: false,
-    },
-    Setting::Number {
-        name: "replicas-timeout",
-        value: &REPLICAS_TIMEOUT_MS,
-        default: REPLICAS_TIMEOUT_MS_DEFAULT,
-        min: 1,
-        max: LEASE_MS_MAX,
-        hidden: false,
-    },
-    // For tests alone.
-    Setting::Number {
-        name: "recheck-interval",
-        value: &RECHECK_INTERVAL_MS,
-        default: table::RECHECK_INTERVAL_MS,
-        min: 1,
-        max: LEASE_MS_MAX,
-        hidden: true,
-    },
-    Setting::Switch {
-        name: "deadlock-detection",
-        value: &DEADLOCK_DETECTION,
-        default: DEADLOCK_DETECTION_DEFAULT,
-    },
-    Setting::RedissonNotify(&REDISSON_NOTIFY),
+    Setting::Number(&DEFAULT_LEASE_MS),
+    Setting::Number(&MAX_WAITERS),
+    Setting::Number(&MAX_PLACES),
+    Setting::Number(&CLAIM_TIMEOUT_MS),
+    Setting::Number(&LOG_SLOW_WAIT_MS),
+    Setting::Number(&GRACE_PERIOD_MS),
+    Setting::Number(&MAX_LEASE_MS),
+    Setting::Number(&MIN_REPLICAS),
+    Setting::Number(&REPLICAS_TIMEOUT_MS),
+    Setting::Number(&RECHECK_INTERVAL_MS),
+    Setting::DeadlockDetection,
+    Setting::RedissonNotify,
 ];
 
 /// The lease of a command that names none.
@@ -229,50 +169,50 @@ pub(crate) fn max_lease() -> Lease {
     lease(&MAX_LEASE_MS)
 }
 
-fn lease(setting: &AtomicI64) -> Lease {
-    Lease::from_ms(setting.load(Ordering::Relaxed)).unwrap_or(Lease::LONGEST)
+fn lease(setting: &Number) -> Lease {
+    Lease::from_ms(setting.get()).unwrap_or(Lease::LONGEST)
 }
 
 /// How many milliseconds after a start or a promotion nothing is granted.
 pub(crate) fn grace_period_ms() -> i64 {
-    GRACE_PERIOD_MS.load(Ordering::Relaxed)
+    GRACE_PERIOD_MS.get()
 }
 
 /// How many replicas have to acknowledge a grant or a renewal before it is told.
 #[inline]
 pub(crate) fn min_replicas() -> usize {
-    usize::try_from(MIN_REPLICAS.load(Ordering::Relaxed)).unwrap_or(0)
+    usize::try_from(MIN_REPLICAS.get()).unwrap_or(0)
 }
 
 /// How many milliseconds they have for that.
 pub(crate) fn replicas_timeout_ms() -> i64 {
-    REPLICAS_TIMEOUT_MS.load(Ordering::Relaxed)
+    REPLICAS_TIMEOUT_MS.get()
 }
 
 /// How many clients may wait for one lock.
 pub(crate) fn max_waiters() -> usize {
-    usize::try_from(MAX_WAITERS.load(Ordering::Relaxed)).unwrap_or(usize::MAX)
+    usize::try_from(MAX_WAITERS.get()).unwrap_or(usize::MAX)
 }
 
 /// How many places there may be in all queues.
 pub(crate) fn max_places() -> usize {
-    usize::try_from(MAX_PLACES.load(Ordering::Relaxed)).unwrap_or(usize::MAX)
+    usize::try_from(MAX_PLACES.get()).unwrap_or(usize::MAX)
 }
 
 /// How many milliseconds a grant to a place lasts at most if nobody claims it.
 pub(crate) fn claim_timeout_ms() -> i64 {
-    CLAIM_TIMEOUT_MS.load(Ordering::Relaxed)
+    CLAIM_TIMEOUT_MS.get()
 }
 
 /// After how many milliseconds a wait is logged. None if no wait is.
 pub(crate) fn log_slow_wait_ms() -> Option<i64> {
-    Some(LOG_SLOW_WAIT_MS.load(Ordering::Relaxed)).filter(|&ms| ms > 0)
+    Some(LOG_SLOW_WAIT_MS.get()).filter(|&ms| ms > 0)
 }
 
 /// The time in milliseconds after which a contended key is rechecked at the latest.
 /// It is the net under every change of which the server sends no event.
 pub(crate) fn recheck_interval_ms() -> i64 {
-    RECHECK_INTERVAL_MS.load(Ordering::Relaxed)
+    RECHECK_INTERVAL_MS.get()
 }
 
 /// Returns whether a wait that closes a cycle of owners is refused.
@@ -314,59 +254,48 @@ pub(crate) fn register(ctx: &Context, args: &[RedisString]) -> Result<(), String
 impl Setting {
     const fn name(&self) -> &'static str {
         match self {
-            Self::Number { name, .. } | Self::Switch { name, .. } => name,
-            Self::RedissonNotify(_) => "redisson-notify",
+            Self::Number(number) => number.name,
+            Self::DeadlockDetection => "deadlock-detection",
+            Self::RedissonNotify => "redisson-notify",
         }
     }
 
     /// Registers the setting with the given default, or its own. The error says
     /// what the default must be.
     fn register(&self, ctx: &Context, given: Option<&[u8]>) -> Result<(), String> {
-        match *self {
-            Self::Number {
-                name,
-                value,
-                default,
-                min,
-                max,
-                hidden,
-            } => {
+        let (name, flags) = (self.name(), ConfigurationFlags::DEFAULT);
+        match self {
+            Self::Number(number) => {
+                let (min, max) = (*number.range.start(), *number.range.end());
                 let default = match given {
-                    None => default,
+                    None => number.default,
                     Some(text) => parse_integer(text)
-                        .filter(|number| (min..=max).contains(number))
+                        .filter(|given| number.range.contains(given))
                         .ok_or_else(|| format!("a number from {min} to {max}"))?,
                 };
-                let flags = if hidden {
-                    ConfigurationFlags::HIDDEN
-                } else {
-                    ConfigurationFlags::DEFAULT
+                let flags = match number.is_hidden {
+                    true => ConfigurationFlags::HIDDEN,
+                    false => flags,
                 };
+                let value = &number.value;
                 register_i64_configuration(ctx, name, value, default, min, max, flags, None);
             }
-            Self::Switch {
-                name,
-                value,
-                default,
-            } => {
+            Self::DeadlockDetection => {
                 let default = match given.map(<[u8]>::to_ascii_lowercase).as_deref() {
-                    None => default,
-                    Some(b"yes") => true,
+                    None | Some(b"yes") => true,
                     Some(b"no") => false,
                     Some(_) => return Err("'yes' or 'no'".into()),
                 };
-                let flags = ConfigurationFlags::DEFAULT;
-                register_bool_configuration(ctx, name, value, default, flags, None);
+                register_bool_configuration(ctx, name, &DEADLOCK_DETECTION, default, flags, None);
             }
-            Self::RedissonNotify(value) => {
+            Self::RedissonNotify => {
                 let default = match given {
                     None => RedissonNotify::No,
                     Some(text) => {
                         RedissonNotify::named(text).ok_or("'no', 'publish' or 'spublish'")?
                     }
                 };
-                let flags = ConfigurationFlags::DEFAULT;
-                register_enum_configuration(ctx, self.name(), value, default, flags, None);
+                register_enum_configuration(ctx, name, &REDISSON_NOTIFY, default, flags, None);
             }
         }
         Ok(())
