@@ -19,90 +19,37 @@ use crate::server::keyspace;
 use crate::server::panics;
 use crate::server::replicas;
 use redis_lock_core::grace;
-use redis_lock_core::keys::KeyRef;
 use redis_lock_core::metrics::Metrics;
-use redis_lock_core::queue::WaiterId;
-use redis_lock_core::request::ClientId;
-use redis_lock_core::table::{Answer, Leave, Totals};
+use redis_lock_core::table::Totals;
 
-/// Hears what happens to keys, connections and waiters. Mostly it does not matter which event
-/// it was: if somebody waits for the key, the table looks at it and sees.
-pub(crate) struct LockHooks;
-
-impl Hooks for LockHooks {
-    fn awake(&self) -> bool {
-        manager::is_awake()
-    }
-
-    fn receives(&self) -> bool {
-        manager::receives()
-    }
-
-    fn key_received(&self, ctx: &Context, key: KeyRef<'_>) {
-        manager::key_received(ctx, key);
-    }
-
-    fn key_touched(&self, ctx: &Context, key: KeyRef<'_>) {
-        manager::key_touched(ctx, key);
-    }
-
-    fn key_expired(&self, ctx: &Context, key: KeyRef<'_>) {
-        manager::key_expired(ctx, key);
-    }
-
-    fn key_leaves(&self, ctx: &Context, key: KeyRef<'_>) {
-        manager::key_leaves(ctx, key);
-    }
-
-    fn key_arrives(&self, ctx: &Context, key: KeyRef<'_>) {
-        manager::key_arrives(ctx, key);
-    }
-
-    /// It tells of no single key.
-    fn flushed(&self, ctx: &Context, db: Option<i32>) {
-        match db {
-            Some(db) => manager::database_touched(ctx, db),
-            None => manager::everything_touched(ctx),
-        }
-    }
-
-    fn databases_swapped(&self, ctx: &Context, one: i32, other: i32) {
-        manager::databases_swapped(ctx, one, other);
-    }
-
-    fn connection_ended(&self, ctx: &Context, client: ClientId) {
-        manager::connection_ended(ctx, client);
-    }
-
-    fn waiter_left(&self, ctx: &Context, waiter: WaiterId, leave: Leave) -> Option<Answer> {
-        manager::waiter_left(ctx, waiter, leave)
-    }
-
-    fn awaits_replicas(&self) -> bool {
-        acks::awaits_replicas()
-    }
-
-    fn replicas_changed(&self, ctx: &Context) {
-        acks::replicas_changed(ctx);
-    }
-
-    fn turn_ends(&self, ctx: &Context) {
+/// Who hears what happens to keys, connections and waiters. Mostly it does not matter which
+/// event it was: if somebody waits for the key, the table looks at it and sees.
+pub(crate) static HOOKS: Hooks = Hooks {
+    awake: manager::is_awake,
+    receives: manager::receives,
+    key_received: manager::key_received,
+    key_touched: manager::key_touched,
+    key_expired: manager::key_expired,
+    key_leaves: manager::key_leaves,
+    key_arrives: manager::key_arrives,
+    // It tells of no single key.
+    flushed: |ctx, db| match db {
+        Some(db) => manager::database_touched(ctx, db),
+        None => manager::everything_touched(ctx),
+    },
+    databases_swapped: manager::databases_swapped,
+    connection_ended: manager::connection_ended,
+    waiter_left: manager::waiter_left,
+    awaits_replicas: acks::awaits_replicas,
+    replicas_changed: acks::replicas_changed,
+    turn_ends: |ctx| {
         acks::turn_ends(ctx);
         blocked::wake_answered();
-    }
-
-    fn grant_told(&self, ctx: &Context, client: ClientId, heard: bool) {
-        manager::grant_told(ctx, client, heard);
-    }
-
-    fn on_cron(&self, ctx: &Context, hz: i32) {
-        manager::on_cron(ctx, hz);
-    }
-
-    fn on_wake(&self, ctx: &Context) {
-        manager::on_wake(ctx);
-    }
-}
+    },
+    grant_told: manager::grant_told,
+    on_cron: manager::on_cron,
+    on_wake: manager::on_wake,
+};
 
 /// A replica that takes over has heard of changes as its primary's commands, or has
 /// loaded a data set without hearing of any.

@@ -75,7 +75,7 @@ fn plant_fault(ctx: &Context) {
 fn init(ctx: &Context, args: &[RedisString]) -> Status {
     #[cfg(feature = "planted-faults")]
     plant_fault(ctx);
-    hooks::register(&events::LockHooks);
+    hooks::register(&events::HOOKS);
     let registered = api::load(ctx)
         .and_then(|()| registration::check_server())
         .map(|()| registration::set_options(ctx))

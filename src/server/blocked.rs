@@ -180,7 +180,7 @@ impl Ticket {
     fn leave(&self, ctx: &Context, leave: Leave) -> Answer {
         self.state.replace(State::Left);
         waits_no_more(self.id);
-        let told = hooks().waiter_left(ctx, self.id, leave);
+        let told = (hooks().waiter_left)(ctx, self.id, leave);
         told.unwrap_or(Answer::NotGranted)
     }
 
@@ -295,7 +295,7 @@ unsafe extern "C" fn on_free(ctx: *mut raw::RedisModuleCtx, private_data: *mut c
         let ctx = Context::new(ctx);
         match heard {
             true => turns::to_be_told(&ctx, ticket.client),
-            false => hooks().grant_told(&ctx, ticket.client, false),
+            false => (hooks().grant_told)(&ctx, ticket.client, false),
         }
     });
 }

@@ -1,6 +1,6 @@
 //! What this floor tells the one above, registered once while the module loads.
 //!
-//! The floor above implements [`Hooks`], so that this one need not know it.
+//! The floor above fills in [`Hooks`], so that this one need not know it.
 
 use std::process::abort;
 use std::sync::OnceLock;
@@ -12,7 +12,7 @@ use redis_lock_core::queue::WaiterId;
 use redis_lock_core::request::ClientId;
 use redis_lock_core::table::{Answer, Leave};
 
-/// Receives what happens.
+/// The functions that receive what happens.
 ///
 /// # Which of them may write
 /// - [`Hooks::on_wake`] runs in a timer of the server, and alone may write to the
@@ -22,78 +22,79 @@ use redis_lock_core::table::{Answer, Leave};
 ///   on a key goes to the replicas before the command that caused it, so they would come
 ///   to differ; the end of a connection, a flush and a swap allow no writes. They note
 ///   what happened, and ask for a wake-up.
-pub(crate) trait Hooks: Sync {
+pub(crate) struct Hooks {
     /// Returns whether an event on a key can be of interest now. It is asked at
     /// every write to the server, so it must be cheap.
-    fn awake(&self) -> bool;
+    pub(crate) awake: fn() -> bool,
 
     /// Returns whether the data is that of another server, or of this one before it
     /// was started. Asked as often.
-    fn receives(&self) -> bool;
+    pub(crate) receives: fn() -> bool,
 
     /// This key has been received, or some of its fields.
-    fn key_received(&self, ctx: &Context, key: KeyRef<'_>);
+    pub(crate) key_received: fn(&Context, KeyRef<'_>),
 
     /// Something happened to this key.
-    fn key_touched(&self, ctx: &Context, key: KeyRef<'_>);
+    pub(crate) key_touched: fn(&Context, KeyRef<'_>),
 
     /// The server has expired this key.
-    fn key_expired(&self, ctx: &Context, key: KeyRef<'_>);
+    pub(crate) key_expired: fn(&Context, KeyRef<'_>),
 
     /// A key is about to get another name, or to move to another database.
     /// [`Hooks::key_arrives`] follows.
-    fn key_leaves(&self, ctx: &Context, key: KeyRef<'_>);
+    pub(crate) key_leaves: fn(&Context, KeyRef<'_>),
 
     /// The key that left is now this one.
-    fn key_arrives(&self, ctx: &Context, key: KeyRef<'_>);
+    pub(crate) key_arrives: fn(&Context, KeyRef<'_>),
 
     /// A database was flushed, or all of them.
-    fn flushed(&self, ctx: &Context, db: Option<i32>);
+    pub(crate) flushed: fn(&Context, Option<i32>),
 
     /// Two databases changed places.
-    fn databases_swapped(&self, ctx: &Context, one: i32, other: i32);
+    pub(crate) databases_swapped: fn(&Context, i32, i32),
 
     /// The connection of this client has ended.
-    fn connection_ended(&self, ctx: &Context, client: ClientId);
+    pub(crate) connection_ended: fn(&Context, ClientId),
 
     /// A waiter that nobody has answered does not wait any more. Returns what it is to
     /// be told, if it is anything but that it was not granted the lock.
-    fn waiter_left(&self, ctx: &Context, waiter: WaiterId, leave: Leave) -> Option<Answer>;
+    pub(crate) waiter_left: fn(&Context, WaiterId, Leave) -> Option<Answer>,
 
     /// Returns whether anything waits for replicas. It is asked in each turn of the
     /// event loop.
-    fn awaits_replicas(&self) -> bool;
+    pub(crate) awaits_replicas: fn() -> bool,
 
     /// A replica has come or gone.
-    fn replicas_changed(&self, ctx: &Context);
+    pub(crate) replicas_changed: fn(&Context),
 
     /// A turn of the event loop ends, and something waits for replicas. What is
     /// propagated now is sent with what was written in this turn.
-    fn turn_ends(&self, ctx: &Context);
+    pub(crate) turn_ends: fn(&Context),
 
-    /// A client that was answered with a grant has been told so, or never will be.
-    fn grant_told(&self, ctx: &Context, client: ClientId, heard: bool);
+    /// A client that was answered with a grant has been told so, if this is true, or never
+    /// will be.
+    pub(crate) grant_told: fn(&Context, ClientId, bool),
 
     /// The server's cron runs, this many times a second.
-    fn on_cron(&self, ctx: &Context, hz: i32);
+    pub(crate) on_cron: fn(&Context, i32),
 
     /// The time has come that the floor above asked for with `timer::wake_by`.
-    fn on_wake(&self, ctx: &Context);
+    pub(crate) on_wake: fn(&Context),
 }
 
-static HOOKS: OnceLock<&'static dyn Hooks> = OnceLock::new();
+static HOOKS: OnceLock<&'static Hooks> = OnceLock::new();
 
 /// Registers the hooks. It comes before anything that could call one of them. A
 /// module that is loaded again has the same ones.
-pub(crate) fn register(hooks: &'static dyn Hooks) {
+pub(crate) fn register(hooks: &'static Hooks) {
     HOOKS.get_or_init(|| hooks);
 }
 
 /// The registered hooks.
 #[inline]
-pub(super) fn hooks() -> &'static dyn Hooks {
+pub(super) fn hooks() -> &'static Hooks {
     match HOOKS.get() {
-        Some(hooks) => *hooks,
+        Some(hooks) => hooks,
         None => not_registered(),
     }
 }

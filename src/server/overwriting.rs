@@ -99,6 +99,6 @@ unsafe extern "C" fn on_overwritten(
             ((api().get_db_id_from_module_key)(info.key), name)
         };
         let name = RedisString::string_as_slice(name);
-        hooks().key_touched(&Context::new(ctx), KeyRef { db, name });
+        (hooks().key_touched)(&Context::new(ctx), KeyRef { db, name });
     });
 }

@@ -68,6 +68,6 @@ unsafe extern "C" fn on_replica(
     // One that leaves may still be in the list.
     ONLINE.set(None);
     panics::catch("a replica that comes or goes", || {
-        hooks().replicas_changed(&Context::new(ctx));
+        (hooks().replicas_changed)(&Context::new(ctx));
     });
 }

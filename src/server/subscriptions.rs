@@ -74,7 +74,7 @@ unsafe extern "C" fn on_connection(
             let (ctx, client) = (Context::new(ctx), ClientId(client.id));
             // First what it has been told, which may outlast it.
             turns::connection_ends(&ctx, client);
-            hooks().connection_ended(&ctx, client);
+            (hooks().connection_ended)(&ctx, client);
         }
     });
 }
@@ -88,7 +88,7 @@ unsafe extern "C" fn on_cron(
     panics::catch("the server's cron", || {
         // SAFETY: for this event, the data is how often it comes.
         if let Some(cron) = unsafe { data.cast::<raw::RedisModuleCronLoopInfo>().as_ref() } {
-            hooks().on_cron(&Context::new(ctx), cron.hz);
+            (hooks().on_cron)(&Context::new(ctx), cron.hz);
         }
     });
 }
@@ -102,7 +102,7 @@ unsafe extern "C" fn on_swap(
     panics::catch("a swap event", || {
         // SAFETY: for this event, the data are the numbers of the databases.
         if let Some(swap) = unsafe { data.cast::<raw::RedisModuleSwapDbInfo>().as_ref() } {
-            hooks().databases_swapped(&Context::new(ctx), swap.dbnum_first, swap.dbnum_second);
+            (hooks().databases_swapped)(&Context::new(ctx), swap.dbnum_first, swap.dbnum_second);
         }
     });
 }
@@ -120,7 +120,7 @@ unsafe extern "C" fn on_flush(
         // SAFETY: for this event, the data says which database was flushed.
         if let Some(flush) = unsafe { data.cast::<raw::RedisModuleFlushInfo>().as_ref() } {
             let db = (flush.dbnum >= 0).then_some(flush.dbnum);
-            hooks().flushed(&Context::new(ctx), db);
+            (hooks().flushed)(&Context::new(ctx), db);
         }
     });
 }
@@ -133,7 +133,7 @@ pub(super) unsafe extern "C" fn on_key_event(
 ) -> c_int {
     panics::catch("a key event", || {
         let hooks = hooks();
-        let (awake, receives) = (hooks.awake(), hooks.receives());
+        let (awake, receives) = ((hooks.awake)(), (hooks.receives)());
         if !(awake || receives) {
             return;
         }
@@ -148,16 +148,16 @@ pub(super) unsafe extern "C" fn on_key_event(
             name: RedisString::string_as_slice(name),
         };
         if receives && matches!(event, b"hset" | b"restore" | b"loaded") {
-            hooks.key_received(&ctx, key);
+            (hooks.key_received)(&ctx, key);
         }
         if !awake || event == b"loaded" {
             return;
         }
         match event {
-            b"rename_from" | b"move_from" => hooks.key_leaves(&ctx, key),
-            b"rename_to" | b"move_to" => hooks.key_arrives(&ctx, key),
-            b"expired" => hooks.key_expired(&ctx, key),
-            _ => hooks.key_touched(&ctx, key),
+            b"rename_from" | b"move_from" => (hooks.key_leaves)(&ctx, key),
+            b"rename_to" | b"move_to" => (hooks.key_arrives)(&ctx, key),
+            b"expired" => (hooks.key_expired)(&ctx, key),
+            _ => (hooks.key_touched)(&ctx, key),
         }
     });
     if PUTS_BACK.get() {

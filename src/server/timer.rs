@@ -137,7 +137,7 @@ impl Drop for Precise {
 
 unsafe extern "C" fn on_timer(ctx: *mut raw::RedisModuleCtx, _data: *mut c_void) {
     WAKE_TIMER.with(|timer| timer.armed.set(None));
-    panics::catch("a timer", || hooks().on_wake(&Context::new(ctx)));
+    panics::catch("a timer", || (hooks().on_wake)(&Context::new(ctx)));
     blocked::wake_answered();
 }
 

@@ -81,7 +81,7 @@ pub(super) fn to_be_told(ctx: &Context, client: ClientId) {
         let answered = Answered::now(ctx);
         TO_BE_TOLD.with_borrow_mut(|clients| clients.insert(client, answered));
     } else {
-        hooks().grant_told(ctx, client, true);
+        (hooks().grant_told)(ctx, client, true);
     }
 }
 
@@ -91,7 +91,7 @@ pub(super) fn goes_on(ctx: &Context) {
     if TO_BE_TOLD.with_borrow(|clients| !clients.is_empty()) {
         let client = clients::running(ctx);
         if take(client).is_some() {
-            hooks().grant_told(ctx, client, true);
+            (hooks().grant_told)(ctx, client, true);
         }
     }
 }
@@ -122,7 +122,7 @@ fn is_written(ctx: &Context, fate: ReplyFate, answered: Answered) -> bool {
 fn tell(ctx: &Context, client: ClientId, has_heard: impl FnOnce(ReplyFate, Answered) -> bool) {
     if let Some(answered) = take(client) {
         let fate = clients::fate_of_replies(ctx, client);
-        hooks().grant_told(ctx, client, has_heard(fate, answered));
+        (hooks().grant_told)(ctx, client, has_heard(fate, answered));
     }
 }
 
@@ -137,16 +137,16 @@ unsafe extern "C" fn on_turn(
     _data: *mut c_void,
 ) {
     if subevent == raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP {
-        if hooks().awaits_replicas() {
+        if (hooks().awaits_replicas)() {
             panics::catch("the end of a turn", || {
-                hooks().turn_ends(&Context::new(ctx));
+                (hooks().turn_ends)(&Context::new(ctx));
             });
         }
     } else if TO_BE_TOLD.with_borrow(|clients| !clients.is_empty()) {
         panics::catch("the beginning of a turn", || {
             let ctx = Context::new(ctx);
             while let Some((client, _)) = TO_BE_TOLD.with_borrow_mut(BTreeMap::pop_first) {
-                hooks().grant_told(&ctx, client, true);
+                (hooks().grant_told)(&ctx, client, true);
             }
         });
     }
