@@ -140,7 +140,7 @@ pub(crate) fn acquire(
     let client = acks::client_to_tell(ctx);
     let is_exclusive = request.limit == Limit::EXCLUSIVE;
     let progress = step_by(ctx, may_grant, |table| {
-        acks::asks(table, client);
+        acks::tell_later(table, client);
         table.settings.reads_other_keys = !may_wait || !keyspace::in_cluster(ctx);
         table.acquire(key.as_ref(), stored, request, wait, now)
     });
@@ -214,7 +214,7 @@ pub(crate) fn renew(key: LockKey<'_>, request: &RenewRequest) -> Result<Option<b
     let now = clock_steps::now(key.ctx());
     let client = acks::client_to_tell(key.ctx());
     let progress = step_by(key.ctx(), may_grant, |table| {
-        acks::asks(table, client);
+        acks::tell_later(table, client);
         table.renew(key.as_ref(), stored, request, now)
     });
     carry_out_or_withhold(key, open, now, progress)

@@ -61,9 +61,9 @@ pub(super) fn client_to_tell(ctx: &Context) -> Option<ClientId> {
     (are_on() && blocked::may_block(ctx)).then(|| clients::running(ctx))
 }
 
-/// This client sends the request that comes next, if replies have to be acknowledged.
+/// What comes of the next request is told to this client, once it is acknowledged.
 #[inline]
-pub(super) fn asks(table: &mut LockTable, client: Option<ClientId>) {
+pub(super) fn tell_later(table: &mut LockTable, client: Option<ClientId>) {
     if let Some(acks) = &mut table.settings.acks {
         acks.client = client;
     }

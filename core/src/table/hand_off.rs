@@ -273,8 +273,8 @@ impl Transition<'_> {
             let is_place = first.is_place() && holds_after_acquire(&first.request, 0).is_ok();
             let is_offered = is_place && self.table.settings.acks.is_none();
             self.end_of(&owner);
-            if self.asks == Some(id) && self.can_be_told() {
-                self.asks = None;
+            if self.own_place == Some(id) && self.can_be_told() {
+                self.own_place = None;
                 if let Some(place) = self.table.remove_waiter(self.key, id) {
                     return HandedOff::ToWhoAsks(Box::new(place));
                 }

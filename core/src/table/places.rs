@@ -37,7 +37,7 @@ impl Transition<'_> {
         if !is_kept {
             return;
         }
-        self.asks = Some(id);
+        self.own_place = Some(id);
         let Some(wait) = wait.filter(|wait| wait.is_for_place()) else {
             return;
         };

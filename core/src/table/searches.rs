@@ -38,7 +38,7 @@ impl Transition<'_> {
         wait: Wait,
         acquired: fn(Acquired) -> T,
     ) -> Progress<T> {
-        if let Some(id) = self.asks
+        if let Some(id) = self.own_place
             && wait.is_for_place()
         {
             return self.done(Ok(acquired(Acquired::Queued(id))));

@@ -47,8 +47,8 @@ pub(super) struct Change<Table, Key> {
     pub(super) withheld: usize,
     /// How many places were given up because nobody heard of their grant.
     pub(super) unheard: usize,
-    /// The place of who asks.
-    pub(super) asks: Option<WaiterId>,
+    /// The place that whoever asks has in the queue.
+    pub(super) own_place: Option<WaiterId>,
     pub(super) step: Step,
     #[cfg(feature = "planted-faults")]
     pub(super) noted_before: Option<Lock>,
@@ -69,7 +69,7 @@ impl<Table, Key> Change<Table, Key> {
             is_bound: self.is_bound,
             withheld: self.withheld,
             unheard: self.unheard,
-            asks: None,
+            own_place: None,
             step: self.step,
             #[cfg(feature = "planted-faults")]
             noted_before: None,
@@ -114,7 +114,7 @@ impl<'t> Transition<'t> {
             is_bound: before.is_some(),
             withheld: 0,
             unheard: 0,
-            asks: None,
+            own_place: None,
             step: Step::default(),
             #[cfg(feature = "planted-faults")]
             noted_before: before.as_ref().map(|(lock, _)| lock.clone()),
