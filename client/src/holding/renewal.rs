@@ -381,12 +381,21 @@ mod tests {
         (renewals, disconnected)
     }
 
+    /// A hold that is looked after, as long as the last of these is there.
+    fn watched(
+        lease: Duration,
+        renew: Renew,
+    ) -> (Arc<FakeServer>, Arc<Hold>, (Renewals, Arc<Notify>)) {
+        let server = FakeServer::new();
+        let hold = server.hold(lease);
+        let (renewals, disconnected) = start();
+        renewals.add(&hold, renew);
+        (server, hold, (renewals, disconnected))
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_hold_is_renewed_every_third_of_its_lease() {
-        let server = FakeServer::new();
-        let (renewals, _disconnected) = start();
-        let hold = server.hold(LEASE);
-        renewals.add(&hold, Renew::Always);
+        let (server, hold, _renewals) = watched(LEASE, Renew::Always);
         sleep(LEASE * 10).await;
         assert!(hold.valid_for().is_ok());
         let asked = server.asked();
@@ -398,10 +407,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn it_is_renewed_as_often_as_asked_and_then_ends() {
-        let server = FakeServer::new();
-        let (renewals, _disconnected) = start();
-        let hold = server.hold(LEASE);
-        renewals.add(&hold, Renew::AtMost(2));
+        let (server, hold, _renewals) = watched(LEASE, Renew::AtMost(2));
         let begun = Instant::now();
         assert_eq!(hold.lost().await, Lost::Expired);
         assert_eq!(server.count("LOCK.RENEW"), 2);
@@ -411,10 +417,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn it_is_renewed_beyond_that_while_another_guard_wants_it() {
-        let server = FakeServer::new();
-        let (renewals, _disconnected) = start();
-        let hold = server.hold(LEASE);
-        renewals.add(&hold, Renew::AtMost(1));
+        let (server, hold, (renewals, _disconnected)) = watched(LEASE, Renew::AtMost(1));
         let wish = renewals.add(&hold, Renew::Always);
         sleep(LEASE * 10).await;
         let renewed = server.count("LOCK.RENEW");
@@ -426,10 +429,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_hold_that_outlives_its_client_is_renewed() {
-        let server = FakeServer::new();
-        let (renewals, _disconnected) = start();
-        let hold = server.hold(LEASE);
-        renewals.add(&hold, Renew::Always);
+        let (_, hold, (renewals, _disconnected)) = watched(LEASE, Renew::Always);
         drop(renewals);
         sleep(LEASE * 10).await;
         assert!(hold.valid_for().is_ok());
@@ -491,10 +491,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_server_that_fails_is_not_asked_without_a_pause() {
-        let server = FakeServer::new();
-        let (renewals, disconnected) = start();
-        let hold = server.hold(LEASE);
-        renewals.add(&hold, Renew::Always);
+        let (server, _hold, (_renewals, disconnected)) = watched(LEASE, Renew::Always);
         server.will((0..100_000).map(|_| Answer::Fails(Error::timed_out())));
         let begun = Instant::now();
         while begun.elapsed() < Duration::from_secs(10) {
@@ -508,10 +505,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_shortest_leases_are_renewed_with_pauses() {
         for lease_ms in [5, 20, 40] {
-            let server = FakeServer::new();
-            let (renewals, _disconnected) = start();
-            let hold = server.hold(Duration::from_millis(lease_ms));
-            renewals.add(&hold, Renew::Always);
+            let (server, hold, _renewals) = watched(Duration::from_millis(lease_ms), Renew::Always);
             sleep(Duration::from_millis(lease_ms * 100)).await;
             assert!(hold.valid_for().is_ok(), "of {lease_ms} ms");
             let asked = server.count("LOCK.RENEW");
@@ -521,10 +515,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_failed_renewal_is_tried_again_until_the_lease_is_over() {
-        let server = FakeServer::new();
-        let (renewals, _disconnected) = start();
-        let hold = server.hold(LEASE);
-        renewals.add(&hold, Renew::Always);
+        let (server, hold, _renewals) = watched(LEASE, Renew::Always);
         server.will((0..50).map(|_| Answer::Fails(Error::timed_out())));
         sleep(LEASE * 2).await;
         assert!(hold.valid_for().is_ok(), "it came back in time");
@@ -536,10 +527,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_the_server_refuses_is_lost_at_once() {
-        let server = FakeServer::new();
-        let (renewals, _disconnected) = start();
-        let hold = server.hold(LEASE);
-        renewals.add(&hold, Renew::Always);
+        let (server, hold, _renewals) = watched(LEASE, Renew::Always);
         server.will([Answer::Says(0)]);
         assert_eq!(hold.lost().await, Lost::Refused);
         sleep(LEASE).await;
@@ -566,10 +554,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_hold_that_is_not_renewed_is_not_prolonged_by_that() {
-        let server = FakeServer::new();
-        let (renewals, disconnected) = start();
-        let hold = server.hold(LEASE);
-        renewals.add(&hold, Renew::Never);
+        let (server, hold, (_renewals, disconnected)) = watched(LEASE, Renew::Never);
         let begun = Instant::now();
         for _ in 0..20 {
             sleep(Duration::from_secs(1)).await;
@@ -584,10 +569,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_user_who_may_not_look_is_not_asked_to_again() {
-        let server = FakeServer::new();
-        let (renewals, disconnected) = start();
-        let hold = server.hold(LEASE);
-        renewals.add(&hold, Renew::Never);
+        let (server, hold, (_renewals, disconnected)) = watched(LEASE, Renew::Never);
         let refused = Error::Server {
             code: "NOPERM".into(),
             message: "no".into(),
@@ -601,10 +583,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_suspended_machine_does_not_believe_in_its_lock() {
-        let server = FakeServer::new();
-        let (renewals, _disconnected) = start();
-        let hold = server.hold(LEASE);
-        renewals.add(&hold, Renew::Always);
+        let (_, hold, _renewals) = watched(LEASE, Renew::Always);
         let lost = tokio::spawn(hold.lost());
         sleep(Duration::from_secs(5)).await;
         suspend(LEASE);
@@ -633,10 +612,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn after_a_suspension_the_server_is_asked_at_once() {
-        let server = FakeServer::new();
-        let (renewals, _disconnected) = start();
-        let hold = server.hold(LEASE);
-        renewals.add(&hold, Renew::Always);
+        let (server, _hold, _renewals) = watched(LEASE, Renew::Always);
         sleep(Duration::from_secs(1)).await;
         suspend(LEASE / 10);
         sleep(CLOCK_CHECK * 2).await;
@@ -645,10 +621,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_guard_that_wants_no_renewals_takes_none_from_the_others_of_its_hold() {
-        let server = FakeServer::new();
-        let (renewals, _disconnected) = start();
-        let hold = server.hold(LEASE);
-        renewals.add(&hold, Renew::Always);
+        let (_, hold, (renewals, _disconnected)) = watched(LEASE, Renew::Always);
         sleep(Duration::from_secs(1)).await;
         renewals.add(&hold, Renew::Never);
         sleep(LEASE * 3).await;
@@ -657,10 +630,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_short_lease_is_tried_again_often_enough() {
-        let server = FakeServer::new();
-        let (renewals, _disconnected) = start();
-        let hold = server.hold(Duration::from_millis(300));
-        renewals.add(&hold, Renew::Always);
+        let (server, hold, _renewals) = watched(Duration::from_millis(300), Renew::Always);
         server.will((0..3).map(|_| Answer::Fails(Error::timed_out())));
         sleep(Duration::from_secs(1)).await;
         assert!(hold.valid_for().is_ok());
@@ -668,10 +638,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_was_asked_before_a_connection_was_closed_is_asked_again() {
-        let server = FakeServer::new();
-        let (renewals, disconnected) = start();
-        let hold = server.hold(LEASE);
-        renewals.add(&hold, Renew::Always);
+        let (server, hold, (_renewals, disconnected)) = watched(LEASE, Renew::Always);
         server.will([
             Answer::SaysAfter(Duration::from_secs(2), 1),
             Answer::Says(0),
@@ -750,10 +717,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_released_hold_is_forgotten() {
-        let server = FakeServer::new();
-        let (renewals, _disconnected) = start();
-        let hold = server.hold(LEASE);
-        renewals.add(&hold, Renew::Always);
+        let (server, hold, _renewals) = watched(LEASE, Renew::Always);
         hold.begin_release(&Tasks::new(Handle::current()), || {});
         hold.released().await.unwrap();
         assert_eq!(hold.lost().await, Lost::Released);
