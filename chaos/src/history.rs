@@ -441,6 +441,9 @@ struct Tenancy<'o> {
     possible: Vec<PossibleHold<'o>>,
 }
 
+/// How far the clocks of server and clients may be apart, where all are of one machine.
+pub const TOLERANCE: Nanos = 2 * MS;
+
 /// Looks for broken promises. `tolerance` is how far the server's clock may
 /// stray from the clients' within a lease.
 pub fn check(history: &History, tolerance: Nanos) -> Vec<Breach> {

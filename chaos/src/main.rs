@@ -21,7 +21,7 @@ use rand::{RngExt, SeedableRng};
 use redis_lock_chaos::campaign::{self, Campaign, PROGRESS_EVERY};
 use redis_lock_chaos::clients::{Client, FaultsEnd, Flow, Route};
 use redis_lock_chaos::faults::Faults;
-use redis_lock_chaos::history::{Breach, History, MS, Mode, Nanos, Outcome, Promise, Request};
+use redis_lock_chaos::history::{Breach, History, Mode, Outcome, Promise, Request, TOLERANCE};
 use redis_lock_chaos::journal::Journal;
 use redis_lock_chaos::locks::Locks;
 use redis_lock_chaos::report::counts;
@@ -49,9 +49,6 @@ struct Arguments {
     /// How many locks they share that are exclusive; there are a few others
     #[arg(long, default_value_t = 4)]
     locks: usize,
-    /// How far the server's clock may stray from ours within a lease, in milliseconds
-    #[arg(long, default_value_t = 2)]
-    tolerance: u64,
     /// End at the first breach of this promise
     #[arg(long, value_name = "PROMISE")]
     until_breach_of: Option<Promise>,
@@ -81,7 +78,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let kept = match &arguments.judge {
-        Some(path) => judge(path, arguments.tolerance),
+        Some(path) => judge(path),
         None => run_campaign(&arguments, seed),
     };
     match kept {
@@ -136,8 +133,7 @@ fn run_campaign(arguments: &Arguments, seed: u64) -> Result<bool, String> {
         Some(promise) => {
             let searched = AtomicBool::new(false);
             thread::scope(|scope| {
-                let found =
-                    scope.spawn(|| search(&journal, arguments.tolerance * MS, promise, &searched));
+                let found = scope.spawn(|| search(&journal, promise, &searched));
                 let survived =
                     inject_faults(&mut faults, duration, &journal, || found.is_finished());
                 searched.store(true, Ordering::SeqCst);
@@ -151,7 +147,7 @@ fn run_campaign(arguments: &Arguments, seed: u64) -> Result<bool, String> {
         .and_then(|()| await_end(&threads))
         .and_then(|()| faults.examine());
     let history = journal.history();
-    let breaches = by_promise(history::check(&history, arguments.tolerance * MS));
+    let breaches = by_promise(history::check(&history, TOLERANCE));
     show(&breaches);
     if let Err(error) = &survived {
         println!("breach of survival: {error}");
@@ -229,12 +225,12 @@ fn start_observer(
 
 /// Looks for a breach every now and then, until there is one or somebody says
 /// that it is enough.
-fn search(journal: &Journal, tolerance: Nanos, promise: Promise, enough: &AtomicBool) {
+fn search(journal: &Journal, promise: Promise, enough: &AtomicBool) {
     let mut looked = Instant::now();
     while !enough.load(Ordering::SeqCst) {
         thread::sleep(Duration::from_millis(50));
         if looked.elapsed() >= SEARCH_EVERY {
-            let breaches = history::check_so_far(&journal.history(), tolerance);
+            let breaches = history::check_so_far(&journal.history(), TOLERANCE);
             if breaches.iter().any(|breach| breach.promise == promise) {
                 return;
             }
@@ -326,7 +322,7 @@ fn kind_of(request: Request) -> &'static str {
 }
 
 /// Judges a history that was written before. Returns whether all promises were kept.
-fn judge(path: &Path, tolerance_ms: u64) -> Result<bool, String> {
+fn judge(path: &Path) -> Result<bool, String> {
     let said = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
     let lines = BufReader::new(File::open(path).map_err(|error| said(&error))?).lines();
     let mut history = History::default();
@@ -340,7 +336,7 @@ fn judge(path: &Path, tolerance_ms: u64) -> Result<bool, String> {
             }
         }
     }
-    let breaches = by_promise(history::check(&history, tolerance_ms * MS));
+    let breaches = by_promise(history::check(&history, TOLERANCE));
     show(&breaches);
     println!("{}", totals(&history, &BTreeMap::new(), &breaches, true));
     Ok(breaches.is_empty())

@@ -13,12 +13,9 @@ use redis_lock_testing::{
 
 use crate::clients::{CLAIM_TIMEOUT_MS, FaultsEnd, outcome, outcome_of_place};
 use crate::fsync::Fsync;
-use crate::history::{self, Breach, MS, Mode, Operation, Outcome, Request};
+use crate::history::{self, Breach, Mode, Operation, Outcome, Request, TOLERANCE};
 use crate::journal::Journal;
 use crate::{clock, observer};
-
-/// How far the clocks of server and clients may be apart.
-const TOLERANCE: u64 = 2 * MS;
 
 /// A server with its replica, and what happens there.
 pub struct Scene {

@@ -11,11 +11,9 @@ use std::path::Path;
 use std::process::Command;
 
 use redis_lock_chaos::history::{
-    self, Effect, History, Interference, MS, Mode, Nanos, Operation, Outcome, Promise, Request,
+    self, Effect, History, Interference, MS, Mode, Operation, Outcome, Promise, Request, TOLERANCE,
 };
 use redis_lock_testing::{binary, module};
-
-const TOLERANCE: Nanos = 2 * MS;
 
 /// A client has one connection to each of two primaries.
 #[derive(Clone, Copy)]

@@ -20,7 +20,7 @@ use redis_lock_chaos::failover::faults::{self, Faults};
 use redis_lock_chaos::failover::fleet::{Fleet, Topology};
 use redis_lock_chaos::failover::protection::{Mode, Protection};
 use redis_lock_chaos::failover::story;
-use redis_lock_chaos::history::{self, Breach, MS, Nanos, Promise};
+use redis_lock_chaos::history::{self, Breach, Promise, TOLERANCE};
 use redis_lock_chaos::report::counts;
 
 /// How many breaches of each promise are told.
@@ -69,9 +69,6 @@ struct Arguments {
     /// How many locks they share
     #[arg(long, default_value_t = 4)]
     locks: usize,
-    /// How far a server's clock may stray from ours within a lease, in milliseconds
-    #[arg(long, default_value_t = 2)]
-    tolerance: u64,
 }
 
 impl Arguments {
@@ -145,7 +142,7 @@ fn run(arguments: &Arguments, seed: u64) -> Result<bool, String> {
                 .unwrap_or_else(|_| Err("a client panicked".into()))
         })
         .collect();
-    let breaches = judge(&shared, arguments);
+    let breaches = judge(&shared);
     let history = shared.journal.history();
     let mut broken: BTreeMap<String, usize> = BTreeMap::new();
     for breach in &breaches {
@@ -185,9 +182,8 @@ fn is_found(breaches: &[Breach], arguments: &Arguments) -> bool {
 }
 
 /// What is wrong with what the clients saw so far.
-fn judge(shared: &Shared, arguments: &Arguments) -> Vec<Breach> {
-    let tolerance: Nanos = arguments.tolerance * MS;
-    let mut breaches = history::check_so_far(&shared.journal.history(), tolerance);
+fn judge(shared: &Shared) -> Vec<Breach> {
+    let mut breaches = history::check_so_far(&shared.journal.history(), TOLERANCE);
     breaches.sort_by_key(|breach| {
         let begun = breach.shown.iter().map(|one| one.sent).max();
         (breach.promise != Promise::Exclusion, begun)
@@ -221,7 +217,7 @@ fn hurt(arguments: &Arguments, faults: &mut Faults, shared: &Shared) -> Result<(
                 faults.counts.values().sum::<usize>()
             );
         }
-        if is_found(&judge(shared, arguments), arguments) {
+        if is_found(&judge(shared), arguments) {
             break;
         }
     }

@@ -1,7 +1,5 @@
 use super::*;
 
-const TOLERANCE: Nanos = 2 * MS;
-
 /// One operation of `owner` on lock `l`, sent and answered at these milliseconds.
 fn operation(owner: &str, sent_ms: u64, answered_ms: u64, request: Request) -> Operation {
     Operation {
