@@ -87,19 +87,9 @@ fn an_unfinished_option_is_a_syntax_error() {
 }
 
 #[test]
-fn a_value_must_be_an_integer_as_redis_writes_it() {
+fn a_value_must_be_an_integer() {
     for name in ["FENCE", "HOLD"] {
-        for word in [
-            "",
-            " 1",
-            "1 ",
-            "+1",
-            "01",
-            "-0",
-            "1e3",
-            "x",
-            "9223372036854775808",
-        ] {
+        for word in ["", "+1", "x", "9223372036854775808"] {
             check_refused(&[name, word], Usage::NotAnInteger);
         }
     }
