@@ -1,7 +1,9 @@
 //! `lock.min-replicas`: nothing is told before this many replicas have acknowledged it.
 
 use redis::Value;
-use redis_lock_testing::scene::{await_replicas, await_waiting, configure, transaction, waiting};
+use redis_lock_testing::scene::{
+    await_replicas, await_role, await_waiting, configure, transaction, waiting,
+};
 use redis_lock_testing::{Client, LONG, TestServer, eventually, int, nil, status, text, token};
 
 /// A server, one replica that has to acknowledge, and one who looks on.
@@ -365,9 +367,7 @@ fn a_planned_fail_over_brings_nobody_down_while_a_grant_is_withheld() {
     }
     assert!(waiter.reply_error().starts_with("UNBLOCKED "));
     let mut new = scene.replica.client();
-    eventually("the replica is the primary", || {
-        new.bulk("INFO replication").contains("role:master")
-    });
+    await_role(&mut new, "master");
     assert_eq!(
         new.call("HGET k a"),
         text("1"),

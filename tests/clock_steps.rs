@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use redis::Value;
+use redis_lock_testing::scene::{await_replicas, configure};
 use redis_lock_testing::{Client, Clock, TestServer, eventually, int, nil, status, token};
 
 /// How much the clock is set by, in seconds. Leases are shorter.
@@ -332,11 +333,10 @@ fn replicas_have_as_long_to_acknowledge_as_without_a_step() {
     let server = clock.server_with(&["--repl-timeout", "100000"]);
     let replica = server.replica(true);
     let mut observer = server.client();
-    observer.call("SET new 1");
-    assert_eq!(observer.int("WAIT 1 0"), 1);
-    observer.call("CONFIG SET lock.min-replicas 1");
+    await_replicas(&mut observer, 1);
+    configure(&mut observer, "min-replicas", 1);
     for (ahead_s, timeout_ms) in [(3600, 1_800_000), (0, 1000)] {
-        observer.call(&format!("CONFIG SET lock.replicas-timeout {timeout_ms}"));
+        configure(&mut observer, "replicas-timeout", timeout_ms);
         let steps = observer.info("lock_clock_steps");
         replica.stop();
         let mut client = server.client();

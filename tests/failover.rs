@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use redis::Value;
+use redis_lock_testing::scene::{await_replicas, await_role};
 use redis_lock_testing::{
     Client, LONG, NO_REGULAR_LOOKS, TestServer, eventually, int, module, nil, status, text, token,
 };
@@ -11,10 +12,7 @@ use redis_lock_testing::{
 /// A replica that its primary, too, knows to be in step.
 fn replica_of(primary: &TestServer) -> TestServer {
     let replica = primary.replica(true);
-    let mut client = primary.client();
-    eventually("the replica is online", || {
-        client.bulk("INFO replication").contains("state=online")
-    });
+    await_replicas(&mut primary.client(), 1);
     replica
 }
 
@@ -38,15 +36,6 @@ fn follow(server: &TestServer, primary: &TestServer) {
         client.call(&format!("REPLICAOF 127.0.0.1 {port}")),
         status("OK")
     );
-}
-
-fn await_role(server: &TestServer, role: &str) {
-    let mut client = server.client();
-    eventually(&format!("its role is {role}"), || {
-        client
-            .bulk("INFO replication")
-            .contains(&format!("role:{role}"))
-    });
 }
 
 fn await_link(replica: &TestServer) {
@@ -164,7 +153,7 @@ fn a_promoted_replica_keeps_the_locks_and_hands_them_on() {
 
     let mut holder = replica.client();
     assert_eq!(holder.call("REPLICAOF NO ONE"), status("OK"));
-    await_role(&replica, "master");
+    await_role(&mut replica.client(), "master");
     let mut line = waiters(&replica, "short", 1);
     line.extend(waiters(&replica, "released", 1));
     assert_eq!(holder.hash("kept"), stored);
@@ -225,8 +214,8 @@ fn failover_unblocks_the_waiters_and_keeps_the_locks() {
     for waiter in &mut line {
         assert!(waiter.reply_error().starts_with("UNBLOCKED "));
     }
-    await_role(&primary, "slave");
-    await_role(&replica, "master");
+    await_role(&mut primary.client(), "slave");
+    await_role(&mut replica.client(), "master");
     let mut holder = replica.client();
     assert_eq!(holder.call("LOCK.ACQUIRE long other"), nil());
     assert_eq!(

@@ -2,7 +2,7 @@
 //! hears it then.
 
 use redis::Value;
-use redis_lock_testing::scene::{await_replicas, configure, transaction, waiting};
+use redis_lock_testing::scene::{await_replicas, await_role, configure, transaction, waiting};
 use redis_lock_testing::{
     Client, LONG, Subscriber, TestServer, Told, eventually, int, nil, status, text, token,
 };
@@ -343,10 +343,7 @@ fn a_planned_fail_over_brings_nobody_down_while_the_grant_of_a_place_is_withheld
     assert_eq!(told.owner, "a");
     let is_either = told.result.parse::<i64>().is_ok() || told.result.starts_with("-UNBLOCKED ");
     assert!(is_either, "{told:?}");
-    let mut there = scene.replica.client();
-    eventually("the replica is the primary", || {
-        there.bulk("INFO replication").contains("role:master")
-    });
+    await_role(&mut scene.replica.client(), "master");
     scene.server.assert_sound();
     scene.replica.assert_sound();
 }

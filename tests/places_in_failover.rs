@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use redis::Value;
-use redis_lock_testing::scene::{await_replicas, waiting};
+use redis_lock_testing::scene::{await_replicas, await_role, waiting};
 use redis_lock_testing::{
     Client, LONG, Subscriber, TestServer, eventually, int, nil, status, text, token,
 };
@@ -49,12 +49,6 @@ impl Scene {
         self.server.assert_sound();
         self.replica.assert_sound();
     }
-}
-
-#[track_caller]
-fn await_role(client: &mut Client, role: &str) {
-    let role = format!("role:{role}");
-    eventually(&role, || client.bulk("INFO replication").contains(&role));
 }
 
 #[test]

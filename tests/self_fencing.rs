@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use redis::Value;
-use redis_lock_testing::scene::{assert_all_granted, assert_none_granted, waiting};
+use redis_lock_testing::scene::{assert_all_granted, assert_none_granted, await_replicas, waiting};
 use redis_lock_testing::{Client, LONG, TestServer, eventually, info_field, int, nil};
 use redis_lock_testing::{reply_text, status};
 
@@ -24,9 +24,7 @@ impl Scene {
         let primary = TestServer::start();
         let replica = primary.replica(true);
         let mut observer = primary.client();
-        eventually("the replica is good", || {
-            observer.bulk("INFO replication").contains("state=online")
-        });
+        await_replicas(&mut observer, 1);
         let demand = "CONFIG SET min-replicas-to-write 1 min-replicas-max-lag 1";
         assert_eq!(observer.call(demand), status("OK"));
         eventually("the server counts it", || own_count(&mut observer) == 1);

@@ -4,9 +4,8 @@
 use std::fs;
 use std::path::Path;
 
-use redis_lock_testing::{
-    Client, LONG, Subscriber, TestServer, eventually, int, module, status, text, token,
-};
+use redis_lock_testing::scene::{await_replicas, await_role};
+use redis_lock_testing::{Client, LONG, Subscriber, TestServer, int, module, status, text, token};
 
 /// Ends a server in good order, and starts it with the new server and the new module.
 #[track_caller]
@@ -26,18 +25,6 @@ fn upgrade(node: &mut TestServer, module: &Path, primary: &TestServer) {
     node.await_link().unwrap();
     let modules = format!("{:?}", node.client().call("MODULE LIST"));
     assert!(modules.contains("newer.so"), "{modules}");
-}
-
-fn await_in_step(primary: &TestServer) {
-    let mut client = primary.client();
-    eventually("the replica is online", || {
-        client.bulk("INFO replication").contains("state=online")
-    });
-}
-
-fn await_role(node: &TestServer, role: &str) {
-    let (mut client, role) = (node.client(), format!("role:{role}"));
-    eventually(&role, || client.bulk("INFO replication").contains(&role));
 }
 
 /// Clients that wait for `k`: one blocked, one with a place, and again one blocked.
@@ -73,7 +60,7 @@ fn locks_stay_and_who_waits_asks_again_while_each_node_is_upgraded() {
     fs::copy(module(), &newer).unwrap();
     let mut old = TestServer::start();
     let mut new = old.replica(true);
-    await_in_step(&old);
+    await_replicas(&mut old.client(), 1);
     let (mut holder, mut session) = (old.client(), old.client());
     let fence = holder.int(&format!("LOCK.ACQUIRE k holder {LONG}"));
     session.int(&format!("LOCK.ACQUIRE kept session {LONG} SESSION"));
@@ -81,7 +68,7 @@ fn locks_stay_and_who_waits_asks_again_while_each_node_is_upgraded() {
 
     // The replica goes first. Nobody who waits notices.
     upgrade(&mut new, &newer, &old);
-    await_in_step(&old);
+    await_replicas(&mut old.client(), 1);
     assert_eq!(old.info("lock_waiters"), 3);
     assert_eq!(holder.call(&format!("LOCK.RENEW k holder {LONG}")), int(1));
     old.assert_same_data(&new);
@@ -94,8 +81,8 @@ fn locks_stay_and_who_waits_asks_again_while_each_node_is_upgraded() {
     assert_eq!(told.owner, "place");
     assert!(told.result.starts_with("-UNBLOCKED "), "{told:?}");
     assert_eq!(session.try_reply(), None);
-    await_role(&new, "master");
-    await_role(&old, "slave");
+    await_role(&mut new.client(), "master");
+    await_role(&mut old.client(), "slave");
 
     // Holds are what they were, and who asks again waits on.
     let mut holder = new.client();
@@ -106,7 +93,7 @@ fn locks_stay_and_who_waits_asks_again_while_each_node_is_upgraded() {
 
     // Then the old primary. Nobody notices this either.
     upgrade(&mut old, &newer, &new);
-    await_in_step(&new);
+    await_replicas(&mut new.client(), 1);
     assert_eq!(new.info("lock_waiters"), 3);
     assert_eq!(holder.call("LOCK.RELEASE k holder"), int(1));
     let first = token(&line.first.reply());

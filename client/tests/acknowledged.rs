@@ -6,6 +6,7 @@ mod support;
 use std::time::{Duration, Instant};
 
 use redis_lock_client::{Error, LockGuard, Lost};
+use redis_lock_testing::scene::{await_replicas, configure};
 use redis_lock_testing::{Client, TestServer, nil, status, text};
 
 use support::{calls, connect, eventually, soon, take};
@@ -22,30 +23,20 @@ impl Scene {
         let server = TestServer::start();
         let replica = server.replica(true);
         let mut observer = server.client();
-        // The first acknowledgement of a new replica may take it a second.
-        observer.call("SET new 1");
-        assert_eq!(observer.int("WAIT 1 0"), 1);
-        observer.call("DEL new");
-        let mut scene = Self {
+        await_replicas(&mut observer, 1);
+        configure(&mut observer, "min-replicas", 1);
+        Self {
             server,
             replica,
             observer,
-        };
-        scene.set("min-replicas", 1);
-        scene
+        }
     }
 
     /// A reply that no replica acknowledges is withheld for so long.
     fn with_timeout(ms: i64) -> Self {
         let mut scene = Self::new();
-        scene.set("replicas-timeout", ms);
+        configure(&mut scene.observer, "replicas-timeout", ms);
         scene
-    }
-
-    #[track_caller]
-    fn set(&mut self, setting: &str, number: i64) {
-        let set = format!("CONFIG SET lock.{setting} {number}");
-        assert_eq!(self.observer.call(&set), status("OK"));
     }
 
     #[track_caller]
@@ -127,7 +118,7 @@ async fn a_grant_that_stands_all_the_same_is_given_back() {
     eventually("it is withheld", || scene.withheld() == 1).await;
     // The server takes no hold back that another reply waits to tell of, as a
     // fail-over may not.
-    scene.set("replicas-timeout", 600_000);
+    configure(&mut scene.observer, "replicas-timeout", 600_000);
     let mut other = scene.server.client();
     other.send("LOCK.ACQUIRE lock alice LEASE 600000 HOLD 1");
     let error = soon("an answer", taking).await.unwrap().unwrap_err();
@@ -316,7 +307,7 @@ async fn a_grant_that_no_replica_acknowledges_leaves_a_session_as_it_was() {
 async fn a_server_that_may_not_write_is_waited_for() {
     let mut scene = Scene::new();
     let client = connect(&scene.server).await;
-    scene.set("min-replicas", 0);
+    configure(&mut scene.observer, "min-replicas", 0);
     let demand = "CONFIG SET min-replicas-to-write 2";
     assert_eq!(scene.observer.call(demand), status("OK"));
     let error = client.lock("lock").try_acquire().await.unwrap_err();

@@ -5,6 +5,7 @@ mod support;
 
 use redis::Value;
 use redis_lock_client::{Error, LockClient, LockGuard};
+use redis_lock_testing::scene::{await_replicas, configure};
 use redis_lock_testing::{Client, Fate, Proxy, TestServer, int, status, text};
 use tokio::task::JoinHandle;
 
@@ -54,11 +55,9 @@ impl Scene {
         let replica = TestServer::start_with(&["--replicaof", "127.0.0.1", &port]);
         replica.await_link().unwrap();
         let mut observer = primary.client();
-        // The first acknowledgement of a new replica may take it a second.
-        observer.call("SET new 1");
-        assert_eq!(observer.int("WAIT 1 0"), 1);
-        let set = "CONFIG SET lock.min-replicas 1 lock.replicas-timeout 600000";
-        assert_eq!(observer.call(set), status("OK"));
+        await_replicas(&mut observer, 1);
+        configure(&mut observer, "min-replicas", 1);
+        configure(&mut observer, "replicas-timeout", 600_000);
         let way = Proxy::to(primary.addr()).unwrap();
         let url = format!("redis://{}", way.addr());
         Self {

@@ -3,6 +3,7 @@
 
 mod support;
 
+use redis_lock_testing::scene::{await_replicas, configure};
 use redis_lock_testing::{TestServer, eventually, status};
 
 use support::{Script, complained, lockctl, output, said};
@@ -13,12 +14,9 @@ fn acknowledged() -> (TestServer, TestServer) {
     let server = TestServer::start();
     let replica = server.replica(true);
     let mut client = server.client();
-    // The first acknowledgement of a new replica may take it a second.
-    client.call("SET new 1");
-    assert_eq!(client.int("WAIT 1 0"), 1);
-    client.call("DEL new");
-    let set = "CONFIG SET lock.min-replicas 1 lock.replicas-timeout 50";
-    assert_eq!(client.call(set), status("OK"));
+    await_replicas(&mut client, 1);
+    configure(&mut client, "min-replicas", 1);
+    configure(&mut client, "replicas-timeout", 50);
     (server, replica)
 }
 

@@ -159,6 +159,16 @@ pub fn await_replicas(observer: &mut Client, count: usize) {
     observer.call("DEL new");
 }
 
+/// Waits until the server is a `master`, or a `slave`.
+///
+/// # Panics
+/// If it never is.
+#[track_caller]
+pub fn await_role(client: &mut Client, role: &str) {
+    let role = format!("role:{role}");
+    eventually(&role, || client.bulk("INFO replication").contains(&role));
+}
+
 /// `CONFIG SET lock.<setting>`
 ///
 /// # Panics
