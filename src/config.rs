@@ -9,7 +9,7 @@ use redis_module::configuration::{
     ConfigurationContext, ConfigurationFlags, ConfigurationValue, EnumConfigurationValue,
     register_bool_configuration, register_enum_configuration, register_i64_configuration,
 };
-use redis_module::{Context, RedisError, RedisString};
+use redis_module::{Context, RedisError, RedisString, RedisValue};
 
 use redis_lock_core::request::{LEASE_MS_MAX, Lease};
 use redis_lock_core::stored::parse_integer;
@@ -225,6 +225,17 @@ pub(crate) fn redisson_notify() -> RedissonNotify {
     *REDISSON_NOTIFY
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A setting of the server's own.
+pub(crate) fn of_server(ctx: &Context, name: &str) -> Option<String> {
+    let RedisValue::Array(reply) = ctx.call("CONFIG", &["GET", name]).ok()? else {
+        return None;
+    };
+    match reply.into_iter().nth(1)? {
+        RedisValue::SimpleString(value) => Some(value),
+        _ => None,
+    }
 }
 
 /// Registers the settings. The arguments of `loadmodule`, pairs of a name and

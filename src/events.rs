@@ -5,7 +5,7 @@
 //! Architecture invariant: nothing here decides or writes; it tells the manager.
 
 use redis_module::server_events::{LoadingSubevent, ServerRole};
-use redis_module::{Context, InfoContext, RedisResult, RedisValue};
+use redis_module::{Context, InfoContext, RedisResult};
 use redis_module_macros::{
     config_changed_event_handler, info_command_handler, loading_event_handler,
     role_changed_event_handler,
@@ -181,14 +181,9 @@ fn on_setting_changed(ctx: &Context, names: &[&str]) {
 /// A lock is a key with an expiry, and every policy but `noeviction` may evict
 /// such a key: its holder would lose it without a sign.
 pub(crate) fn warn_if_locks_may_be_evicted(ctx: &Context) {
-    let Ok(RedisValue::Array(reply)) = ctx.call("CONFIG", &["GET", "maxmemory-policy"]) else {
-        return;
-    };
-    let policy = match reply.get(1) {
-        Some(RedisValue::SimpleString(policy)) => policy.as_str(),
-        _ => return,
-    };
-    if policy != "noeviction" {
+    if let Some(policy) = config::of_server(ctx, "maxmemory-policy")
+        && policy != "noeviction"
+    {
         ctx.log_warning(&format!(
             "maxmemory-policy is '{policy}': the server may evict locks that are held. \
              Set 'maxmemory-policy noeviction' on a server that keeps locks."

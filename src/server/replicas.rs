@@ -11,8 +11,9 @@
 //! turns are followed only where replies are withheld, because that costs each turn a
 //! call.
 
-use redis_module::{CallOptionsBuilder, CallReply, CallResult, Context, RedisValue};
+use redis_module::{CallOptionsBuilder, CallReply, CallResult, Context};
 
+use crate::config;
 use crate::server::api::api;
 
 /// What the server demands of its replicas before it writes.
@@ -44,20 +45,10 @@ pub(crate) struct Replica {
 
 /// What the server demands, if it demands anything.
 pub(crate) fn demand(ctx: &Context) -> Option<Demand> {
-    let count = usize::try_from(setting(ctx, "min-replicas-to-write")?).ok()?;
-    let max_lag_s = setting(ctx, "min-replicas-max-lag")?;
+    let count = config::of_server(ctx, "min-replicas-to-write")?;
+    let max_lag_s = config::of_server(ctx, "min-replicas-max-lag")?;
+    let (count, max_lag_s) = (count.parse().ok()?, max_lag_s.parse().ok()?);
     (count > 0 && max_lag_s > 0).then_some(Demand { count, max_lag_s })
-}
-
-/// A number that the server is configured with.
-pub(super) fn setting(ctx: &Context, name: &str) -> Option<i64> {
-    let RedisValue::Array(reply) = ctx.call("CONFIG", &["GET", name]).ok()? else {
-        return None;
-    };
-    match reply.get(1)? {
-        RedisValue::SimpleString(text) => text.parse().ok(),
-        _ => None,
-    }
 }
 
 impl Stream {

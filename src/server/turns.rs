@@ -16,10 +16,11 @@ use std::ffi::c_void;
 
 use redis_module::{Context, raw};
 
+use crate::config;
 use crate::server::api::api;
 use crate::server::clients::{self, ReplyFate};
 use crate::server::hooks::hooks;
-use crate::server::{clock, keyspace, panics, replicas};
+use crate::server::{clock, keyspace, panics};
 use redis_lock_core::request::ClientId;
 
 thread_local! {
@@ -49,9 +50,8 @@ impl Answered {
     fn may_be_written(self, ctx: &Context) -> bool {
         let passed_ms = (clock::since_boot_us() - self.at_us) / 1000 + 1;
         let is_long = |threshold_ms| passed_ms >= threshold_ms;
-        self.during_script
-            || keyspace::script_runs(ctx)
-            || replicas::setting(ctx, "busy-reply-threshold").is_none_or(is_long)
+        let threshold = || config::of_server(ctx, "busy-reply-threshold")?.parse().ok();
+        self.during_script || keyspace::script_runs(ctx) || threshold().is_none_or(is_long)
     }
 }
 
