@@ -486,11 +486,6 @@ impl WaitQueues {
         }
     }
 
-    /// Whether a look is planned at any of these keys.
-    pub fn any_planned(&self, is_meant: impl FnMut(KeyRef<'_>) -> bool) -> bool {
-        self.rechecks.any(is_meant)
-    }
-
     /// Has every contended key looked at again at `at_ms` or earlier.
     pub fn recheck_all_by(&mut self, at_ms: i64) {
         if self.rechecks.len() < self.by_key.len() {

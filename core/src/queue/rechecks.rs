@@ -2,11 +2,13 @@
 //!
 //! To plan a look and to take the next one takes logarithmic time. To have all locks
 //! looked at takes constant time, or a short step for each where others of such looks are
-//! left. To find that none of some locks has a plan takes a step for each plan.
+//! left.
 
 use std::collections::BTreeSet;
 
-use crate::keys::{KeyBuf, KeyRef};
+use crate::keys::KeyBuf;
+#[cfg(test)]
+use crate::keys::KeyRef;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
 
@@ -64,12 +66,6 @@ impl Rechecks {
             false => self.overdue_at_ms.min(at_ms),
         };
         self.overdue.append(&mut self.planned);
-    }
-
-    /// Whether a look is planned at any of these locks.
-    pub(super) fn any(&self, mut is_meant: impl FnMut(KeyRef<'_>) -> bool) -> bool {
-        let mut all = self.planned.iter().chain(&self.overdue);
-        all.any(|(_, key)| is_meant(key.as_ref()))
     }
 
     fn next_overdue_ms(&self) -> Option<i64> {

@@ -58,10 +58,11 @@ impl LockTable {
 
     /// Any key of these databases, or of all, may have changed.
     fn touch_all(&mut self, databases: Option<&[i32]>, now_ms: i64) {
-        let is_meant = |key: KeyRef<'_>| databases.is_none_or(|some| some.contains(&key.db));
         self.stepped.all_touched(databases);
         self.remembered.touch_all(databases);
-        if self.queues.any_planned(is_meant) {
+        let is_contended = |db: &i32| self.queues.contended_keys(*db).next().is_some();
+        let any_waits = !self.queues.is_empty();
+        if databases.map_or(any_waits, |some| some.iter().any(is_contended)) {
             self.queues.recheck_all_by(now_ms);
         }
     }
