@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep};
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::holding::hold::{Grant, Hold};
-use crate::holding::server_hold::ServerHold;
+use crate::holding::server_hold::{ServerHold, Trace};
 use crate::request::Mode;
 use crate::servers::connection::ConnectionName;
 use crate::servers::node::{Ask, Reply};
@@ -85,7 +85,9 @@ impl FakeServer {
 
     /// As [`FakeServer::hold`], on several.
     pub(crate) fn hold_on(servers: &[&Arc<Self>], lease: Duration) -> Arc<Hold> {
-        let held = |server: &&Arc<Self>| ServerHold::new(Arc::new(Arc::clone(server)), Some(7));
+        let held = |server: &&Arc<Self>| {
+            ServerHold::new(Arc::new(Arc::clone(server)), Some(7), Trace::left())
+        };
         let grant = Grant {
             key: b"k".to_vec(),
             owner: b"o".to_vec(),

@@ -18,7 +18,7 @@ use crate::holding::binding::{Binding, InUse};
 use crate::holding::hold::Vote;
 use crate::holding::owner::OwnerPermit;
 use crate::holding::release::{AbandonedPlace, FirstOutcome, PendingRelease, settle_all};
-use crate::holding::server_hold::ServerHold;
+use crate::holding::server_hold::{ServerHold, Trace};
 use crate::request::Request;
 use crate::servers::connection::ConnectionName;
 use crate::servers::node::{Ask, Node};
@@ -55,8 +55,8 @@ pub(crate) struct Attempt {
     unanswered_renewals: usize,
     /// Unanswered acquires on several servers.
     pub(crate) votes: JoinSet<Vote>,
-    /// The servers on which it leaves nothing, of several.
-    clean_servers: Vec<usize>,
+    /// What it leaves on each server.
+    traces: Vec<Trace>,
     /// The session to which the hold is to be bound.
     session: Option<Arc<Binding>>,
     in_use: Option<InUse>,
@@ -81,6 +81,7 @@ impl Attempt {
     ) -> Self {
         Self {
             tasks: tasks.clone(),
+            traces: servers.iter().map(|_| Trace::left()).collect(),
             servers,
             owner,
             request: request.clone(),
@@ -94,7 +95,6 @@ impl Attempt {
             unanswered: None,
             unanswered_renewals: 0,
             votes: JoinSet::new(),
-            clean_servers: Vec::new(),
             session: None,
             in_use: None,
         }
@@ -134,7 +134,8 @@ impl Attempt {
     pub(crate) async fn hold_at(&self, node: &Arc<Node>, token: u64) -> ServerHold {
         let owner = self.owner_permit.as_ref();
         let forgotten = owner.and_then(|owner| owner.forgotten()?.hold_of(token));
-        let held = forgotten.unwrap_or_else(|| ServerHold::new(as_asked(node), Some(token)));
+        let held = forgotten
+            .unwrap_or_else(|| ServerHold::new(as_asked(node), Some(token), Trace::left()));
         if self.unanswered_renewals > 0 {
             held.note_lingering(whole_ms(self.lease())).await;
         }
@@ -160,10 +161,15 @@ impl Attempt {
         answer
     }
 
+    /// What it leaves on this server.
+    pub(crate) fn trace(&self, nth: usize) -> Trace {
+        self.traces.get(nth).cloned().unwrap_or_else(Trace::left)
+    }
+
     /// Notes the answer of one of several servers.
     pub(crate) fn voted(&mut self, vote: &Vote) {
         if !vote.leaves_something() {
-            self.clean_servers.push(vote.nth);
+            self.trace(vote.nth).set(false);
         }
     }
 
@@ -268,15 +274,12 @@ impl Attempt {
         }
         let mut pending = Vec::new();
         for (nth, server) in self.servers.iter().enumerate() {
-            // One that is down would be asked again and again until the lease is over.
-            if self.clean_servers.contains(&nth) {
-                continue;
-            }
             pending.push(PendingRelease {
                 server: Arc::clone(server),
                 key: self.request.key.clone(),
                 owner: self.owner.clone(),
                 token,
+                trace: self.trace(nth),
                 unanswered: self.unanswered.take(),
                 lease_ends: Moment::now() + self.lease(),
                 is_handed_off: token.is_some(),

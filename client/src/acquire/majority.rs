@@ -92,18 +92,19 @@ async fn ask_all(
     attempt.sent();
     for (nth, node) in nodes.iter().enumerate() {
         let (node, key, cmd) = (Arc::clone(node), request.key.clone(), cmd.clone());
+        let trace = attempt.trace(nth);
+        trace.set(false);
         let runtime = node.runtime().clone();
         let vote = async move {
-            let connected = node.connection().await;
-            let was_sent = connected.is_ok();
-            let reply = match connected {
-                Ok(_) => node.call(&key, &cmd).await,
-                Err(error) => Err(error),
+            let asked = async {
+                node.connection().await?;
+                trace.set(true);
+                node.call(&key, &cmd).await
             };
+            let answer = asked.await;
             Vote {
                 nth,
-                answer: reply.and_then(|reply| commands::token(&reply.value)),
-                was_sent,
+                answer: answer.and_then(|reply| commands::token(&reply.value)),
             }
         };
         attempt.votes.spawn_on(vote, &runtime);
@@ -133,8 +134,9 @@ async fn ask_all(
     if !is_held || !is_valid {
         return Ok(None);
     }
-    let server_holds = nodes.iter().zip(tokens);
-    let server_holds = server_holds.map(|(node, token)| ServerHold::new(as_asked(node), token));
+    let server_holds = nodes.iter().zip(tokens).enumerate();
+    let server_holds = server_holds
+        .map(|(nth, (node, token))| ServerHold::new(as_asked(node), token, attempt.trace(nth)));
     Ok(Some(Taken {
         server_holds: server_holds.collect(),
         sent_at,

@@ -34,18 +34,15 @@ pub(crate) struct Vote {
     pub(crate) nth: usize,
     /// Its token, if it granted the lock.
     pub(crate) answer: Result<Option<u64>, Error>,
-    /// Whether it was sent to the server at all.
-    pub(crate) was_sent: bool,
 }
 
 impl Vote {
     /// Whether there may be something to give back.
     pub(crate) fn leaves_something(&self) -> bool {
-        self.was_sent
-            && match &self.answer {
-                Ok(token) => token.is_some(),
-                Err(error) => error.leaves_doubt(),
-            }
+        match &self.answer {
+            Ok(token) => token.is_some(),
+            Err(error) => error.leaves_doubt(),
+        }
     }
 }
 
@@ -386,6 +383,7 @@ impl Hold {
             key: self.key.clone(),
             owner: self.owner.clone(),
             token: held.token,
+            trace: held.trace.clone(),
             unanswered: None,
             lease_ends,
             // Of those who share it the last one hands it on, whoever that is.

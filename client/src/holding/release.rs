@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use redis::Cmd;
+use redis::{Cmd, Value};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
@@ -13,6 +13,7 @@ use crate::clock::Moment;
 use crate::commands;
 use crate::error::Error;
 use crate::holding::binding::Binding;
+use crate::holding::server_hold::Trace;
 use crate::servers::connection::ConnectionName;
 use crate::servers::node::{Ask, Node, Reply};
 use crate::validity::Lost;
@@ -24,6 +25,8 @@ pub(crate) struct PendingRelease {
     pub(crate) owner: Vec<u8>,
     /// Of which hold, if that is known. Without it, of whatever the owner has.
     pub(crate) token: Option<u64>,
+    /// Where nothing was left there is nothing to do.
+    pub(crate) trace: Trace,
     /// A connection that may still bring the hold, to be closed before.
     pub(crate) unanswered: Option<ConnectionName>,
     /// When the lease will have done it.
@@ -108,6 +111,14 @@ impl PendingRelease {
     /// Returns whether the server has answered.
     pub(crate) async fn settle(self, first: oneshot::Sender<Result<Reply, Error>>) -> bool {
         let release = commands::release(&self.key, &self.owner, self.token);
+        if !self.trace.may_be() {
+            let _ = first.send(Ok(Reply {
+                value: Value::Nil,
+                sent_at: Moment::now(),
+                resent: false,
+            }));
+            return true;
+        }
         let mut first = Some(first);
         let mut backoff = Backoff::default();
         loop {
@@ -172,6 +183,7 @@ mod tests {
             key: b"k".to_vec(),
             owner: b"o".to_vec(),
             token: Some(7),
+            trace: Trace::left(),
             unanswered: None,
             lease_ends: Moment::now() + lease,
             is_handed_off: true,

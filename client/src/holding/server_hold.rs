@@ -1,7 +1,7 @@
 //! A hold on one server, and the order of its renewals there.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use tokio::sync::Mutex;
 
@@ -14,7 +14,29 @@ use crate::servers::node::Ask;
 pub(crate) struct ServerHold {
     pub(crate) server: Arc<dyn Ask>,
     pub(crate) token: Option<u64>,
+    pub(crate) trace: Trace,
     renewals: Arc<Renewals>,
+}
+
+/// Whether an acquire may have left anything on a server.
+#[derive(Clone, Default)]
+pub(crate) struct Trace(Arc<AtomicBool>);
+
+impl Trace {
+    /// It may.
+    pub(crate) fn left() -> Self {
+        Self(Arc::new(true.into()))
+    }
+
+    /// Notes whether it may.
+    pub(crate) fn set(&self, may_be: bool) {
+        self.0.store(may_be, Ordering::SeqCst);
+    }
+
+    /// Returns whether it may.
+    pub(crate) fn may_be(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
 }
 
 /// Its renewals: a server sets the lease that it is told last, whatever it was before.
@@ -28,10 +50,11 @@ struct Renewals {
 }
 
 impl ServerHold {
-    pub(crate) fn new(server: Arc<dyn Ask>, token: Option<u64>) -> Self {
+    pub(crate) fn new(server: Arc<dyn Ask>, token: Option<u64>, trace: Trace) -> Self {
         Self {
             server,
             token,
+            trace,
             renewals: Arc::default(),
         }
     }
