@@ -5,7 +5,8 @@ mod support;
 use std::time::{Duration, Instant};
 
 use redis_lock_client::{LockClient, Lost};
-use redis_lock_testing::{Cluster, Fate, Proxy, TestServer, slot, tag};
+use redis_lock_testing::{Cluster, Fate, Proxy, TestServer, slot, status, tag};
+use tokio::task::JoinSet;
 
 use support::{eventually, soon};
 
@@ -74,6 +75,63 @@ async fn a_node_that_stands_still_takes_no_locks_of_the_others() {
     soon("the others answer", renewed).await;
     cluster.nodes[2].go_on();
     guard.release().await.unwrap();
+}
+
+/// A key of this node, by its number.
+fn key_of(node: usize) -> String {
+    let range = [0..5461, 5461..10923, 10923..16384][node].clone();
+    format!("{{{}}}lock", tag(|slot| range.contains(&slot), 0))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_stands_still_and_is_asked_a_lot_ends_no_hold_on_the_others() {
+    const TASKS: usize = 60;
+    let (cluster, client) = start().await;
+    let lease = Duration::from_secs(3);
+    let held = client.lock(key_of(0)).lease(lease).acquire().await.unwrap();
+    cluster.nodes[2].stop();
+    let begun = Instant::now();
+    let asked = (0..TASKS).map(|nth| {
+        let lock = client.lock(format!("{}{nth}", key_of(2)));
+        async move {
+            while begun.elapsed() < 3 * lease {
+                lock.try_acquire().await.unwrap_err();
+            }
+        }
+    });
+    asked.collect::<JoinSet<_>>().join_all().await;
+    held.renew().await.unwrap();
+    cluster.nodes[2].go_on();
+    held.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_stands_still_is_left_for_its_successor() {
+    let (cluster, client) = start().await;
+    let key = key_of(2);
+    client
+        .lock(&key)
+        .acquire()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    cluster.nodes[2].stop();
+    let id = cluster.client(1).bulk("CLUSTER MYID");
+    for node in [0, 1] {
+        let moved = format!("CLUSTER SETSLOT {} NODE {id}", slot(&key));
+        assert_eq!(cluster.client(node).call(&moved), status("OK"));
+    }
+    let taken = soon("the lock", async {
+        loop {
+            if let Ok(Some(taken)) = client.lock(&key).try_acquire().await {
+                return taken;
+            }
+        }
+    });
+    assert_eq!(taken.await.key(), key.as_bytes());
+    cluster.nodes[2].go_on();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -21,6 +21,10 @@ use crate::error::Error;
 use crate::mutex::locked;
 use crate::servers::ear::Ear;
 
+/// How many nodes of a cluster are asked for what any of them knows.
+#[cfg(feature = "cluster")]
+const ANY_TRIES: u32 = 3;
+
 /// What a connection talks to.
 #[derive(Clone)]
 pub(crate) enum Wire {
@@ -302,6 +306,33 @@ impl Connection {
             self.interrupt();
         }
         answered
+    }
+
+    /// Asks any node of a cluster. One that gives no answer leaves time for another.
+    #[cfg(feature = "cluster")]
+    pub(crate) async fn ask_any(&self, within: Duration, cmd: &Cmd) -> Result<Value, Error> {
+        use redis::cluster_routing::{RoutingInfo, SingleNodeRoutingInfo};
+        let Wire::Cluster(connection) = &self.wire else {
+            return self.ask_within(within, b"", cmd).await;
+        };
+        let mut answer = Err(Error::timed_out());
+        for _ in 0..ANY_TRIES {
+            let mut connection = connection.clone();
+            let node = RoutingInfo::SingleNode(SingleNodeRoutingInfo::Random);
+            let asked = connection.route_command(cmd.clone(), node);
+            match timeout(within / ANY_TRIES, asked).await {
+                Ok(answered) => {
+                    answer = answered
+                        .and_then(Value::extract_error)
+                        .map_err(Error::from_redis);
+                    if answer.is_ok() {
+                        break;
+                    }
+                }
+                Err(_) => answer = Err(Error::timed_out()),
+            }
+        }
+        answer
     }
 
     /// Sends a command to every primary that there is, and returns all replies.

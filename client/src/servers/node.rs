@@ -44,7 +44,8 @@ pub(crate) use subscribing::Subscription;
 /// How long after a failure no other connection is tried.
 const FAILURE_STANDS: Duration = Duration::from_millis(50);
 
-/// How often sentinels are asked at most whether another server is the primary by now.
+/// How often it is asked at most whether another server is the primary by now: sentinels, or
+/// other nodes of a cluster.
 const SEEK_EVERY: Duration = Duration::from_secs(5);
 
 /// How long things may take.
@@ -108,7 +109,7 @@ pub(crate) struct Node {
     is_looked_after: AtomicBool,
     /// Whether a connection was given up that could not be closed from the server's side.
     is_left_open: AtomicBool,
-    /// When sentinels were asked last whether another server is the primary.
+    /// When it was asked last whether another server is the primary.
     sought_at: SyncMutex<Option<Instant>>,
     #[cfg(feature = "cluster")]
     slots: crate::servers::slots::Slots,
@@ -329,12 +330,8 @@ impl Node {
         if !self.target.is_behind_sentinels() {
             return;
         }
-        {
-            let mut sought_at = locked(&self.sought_at);
-            if sought_at.is_some_and(|at| at.elapsed() < SEEK_EVERY) {
-                return;
-            }
-            *sought_at = Some(Instant::now());
+        if !begins(&self.sought_at, SEEK_EVERY) {
+            return;
         }
         let this = Arc::clone(self);
         self.runtime.spawn(async move {
@@ -411,17 +408,48 @@ impl Node {
     }
 
     /// Sends a command once.
-    async fn send(&self, connection: &Connection, key: &[u8], cmd: &Cmd) -> Result<Value, Error> {
+    async fn send(
+        self: &Arc<Self>,
+        connection: &Arc<Connection>,
+        key: &[u8],
+        cmd: &Cmd,
+    ) -> Result<Value, Error> {
         let within = self.timeouts.response;
         let answered = connection.ask_within(within, key, cmd).await;
-        answered.inspect_err(|error| self.give_up_by(connection, error))
+        answered.inspect_err(|error| self.give_up_by(connection, key, error))
     }
 
     /// Gives the connection up, if what it answered calls for a new one.
-    fn give_up_by(&self, connection: &Connection, error: &Error) {
+    fn give_up_by(self: &Arc<Self>, connection: &Arc<Connection>, key: &[u8], error: &Error) {
+        #[cfg(feature = "cluster")]
+        if self.is_cluster() && matches!(error, Error::Unavailable { closed: false, .. }) {
+            self.seek_successor(connection, key);
+            return;
+        }
+        let _ = key;
         if error.calls_for_new_connection() {
             self.give_up(connection.serial());
         }
+    }
+
+    /// A node of a cluster gives no answer. While none takes its place, the connection is
+    /// kept: a new one is of no use before the redis crate has waited for that node, for
+    /// whatever node it is asked.
+    #[cfg(feature = "cluster")]
+    fn seek_successor(self: &Arc<Self>, connection: &Arc<Connection>, key: &[u8]) {
+        if !begins(&self.sought_at, SEEK_EVERY) {
+            return;
+        }
+        let (this, connection, key) = (Arc::clone(self), Arc::clone(connection), key.to_vec());
+        self.runtime.spawn(async move {
+            let learned = this.learn_slots(&connection).await;
+            let address = learned.and_then(|()| this.known_address(&key));
+            if let Ok(address) = address
+                && this.open(address).await.is_ok()
+            {
+                this.give_up(connection.serial());
+            }
+        });
     }
 
     /// Sends a command to every primary, and returns all replies.
@@ -432,7 +460,7 @@ impl Node {
             let asked = connection.ask_everywhere(self.timeouts.response, cmd).await;
             match asked {
                 Err(error) if error.calls_for_new_connection() => {
-                    self.give_up(connection.serial());
+                    self.give_up_by(&connection, b"", &error);
                     if tried || !error.is_closed() {
                         return Err(error);
                     }
@@ -471,10 +499,7 @@ impl Node {
     async fn close_one(self: &Arc<Self>, key: &[u8], name: &ConnectionName) -> Result<(), Error> {
         let connection = self.connection().await?;
         let killed = self.kill(&connection, key, name).await;
-        if killed.is_err() {
-            self.give_up(connection.serial());
-        }
-        killed
+        killed.inspect_err(|error| self.give_up_by(&connection, key, error))
     }
 }
 
@@ -498,6 +523,17 @@ impl Ask for Arc<Node> {
     ) -> BoxFuture<'a, Result<(), Error>> {
         Box::pin(self.close_one(key, name))
     }
+}
+
+/// Returns whether something was done so long ago that it may be done again, which counts
+/// from now then.
+fn begins(last: &SyncMutex<Option<Instant>>, every: Duration) -> bool {
+    let mut last = locked(last);
+    let may_be = last.is_none_or(|at| at.elapsed() >= every);
+    if may_be {
+        *last = Some(Instant::now());
+    }
+    may_be
 }
 
 /// Waits for something, at most until `deadline`. None if that comes first.

@@ -30,8 +30,22 @@ impl Node {
         if let Some(known) = self.slots.address_of(key) {
             return Ok(Address(Some(known)));
         }
-        let slots = self.call(key, &commands::cluster_slots()).await?;
-        self.slots.learn(slots.value, self.target.host())?;
+        let connection = self.connection().await?;
+        let learned = self.learn_slots(&connection).await;
+        learned.inspect_err(|error| self.give_up_by(&connection, key, error))?;
+        self.known_address(key)
+    }
+
+    #[cfg(feature = "cluster")]
+    pub(super) async fn learn_slots(&self, connection: &Connection) -> Result<(), Error> {
+        let (within, cmd) = (self.timeouts.response, commands::cluster_slots());
+        let slots = connection.ask_any(within, &cmd).await;
+        let slots = slots.map_err(|error| self.explain(error))?;
+        self.slots.learn(slots, self.target.host())
+    }
+
+    #[cfg(feature = "cluster")]
+    pub(super) fn known_address(&self, key: &[u8]) -> Result<Address, Error> {
         match self.slots.address_of(key) {
             Some(found) => Ok(Address(Some(found))),
             None => Err(Error::unavailable(

@@ -161,7 +161,7 @@ impl Node {
             let connection = self.connection().await?;
             let within = self.timeouts.response;
             let forbid = connection.subscriptions_forbid_blocking(within).await;
-            let forbid = forbid.inspect_err(|error| self.give_up_by(&connection, error));
+            let forbid = forbid.inspect_err(|error| self.give_up_by(&connection, b"", error));
             if !forbid.map_err(|error| self.explain(error))? {
                 return Ok(connection);
             }
