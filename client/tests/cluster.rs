@@ -99,7 +99,14 @@ async fn a_node_that_stands_still_and_is_asked_a_lot_ends_no_hold_on_the_others(
             }
         }
     });
-    asked.collect::<JoinSet<_>>().join_all().await;
+    let asked = asked.collect::<JoinSet<_>>();
+    // Their ends are told to all nodes.
+    while begun.elapsed() < 3 * lease {
+        let session = client.session().await.unwrap();
+        drop(session.lock(key_of(1)).try_acquire().await.unwrap());
+        session.close().await;
+    }
+    asked.join_all().await;
     held.renew().await.unwrap();
     cluster.nodes[2].go_on();
     held.release().await.unwrap();

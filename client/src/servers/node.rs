@@ -422,7 +422,7 @@ impl Node {
     /// Gives the connection up, if what it answered calls for a new one.
     fn give_up_by(self: &Arc<Self>, connection: &Arc<Connection>, key: &[u8], error: &Error) {
         #[cfg(feature = "cluster")]
-        if self.is_cluster() && matches!(error, Error::Unavailable { closed: false, .. }) {
+        if self.may_be_of_one_node(error) {
             self.seek_successor(connection, key);
             return;
         }
@@ -430,6 +430,11 @@ impl Node {
         if error.calls_for_new_connection() {
             self.give_up(connection.serial());
         }
+    }
+
+    /// Returns whether it may be that one node of a cluster alone gives no answer.
+    fn may_be_of_one_node(&self, error: &Error) -> bool {
+        self.is_cluster() && matches!(error, Error::Unavailable { closed: false, .. })
     }
 
     /// A node of a cluster gives no answer. While none takes its place, the connection is
@@ -459,8 +464,10 @@ impl Node {
             let connection = self.connection().await?;
             let asked = connection.ask_everywhere(self.timeouts.response, cmd).await;
             match asked {
-                Err(error) if error.calls_for_new_connection() => {
-                    self.give_up_by(&connection, b"", &error);
+                Err(error)
+                    if error.calls_for_new_connection() && !self.may_be_of_one_node(&error) =>
+                {
+                    self.give_up(connection.serial());
                     if tried || !error.is_closed() {
                         return Err(error);
                     }
