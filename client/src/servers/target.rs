@@ -220,7 +220,7 @@ impl Target {
             Self::One(info) => Ok(Some(info.addr().to_string())),
             #[cfg(feature = "sentinel")]
             Self::Primary(primary) => {
-                let info = primary.ask(within, |_| false).await?;
+                let info = primary.ask(within, false).await?;
                 Ok(Some(info.addr().to_string()))
             }
             #[cfg(feature = "cluster")]
@@ -476,21 +476,18 @@ impl Primary {
     async fn look_up(&self, within: Duration) -> Result<ConnectionInfo, Error> {
         match self.known() {
             Some(known) => Ok(known),
-            None => self.ask(within, |_| true).await,
+            None => self.ask(within, true).await,
         }
     }
 
-    /// Asks the sentinels, unless what is known when it is their turn is enough.
-    async fn ask(
-        &self,
-        within: Duration,
-        is_enough: impl Fn(&ConnectionInfo) -> bool,
-    ) -> Result<ConnectionInfo, Error> {
+    /// Asks the sentinels, unless it is enough that something is known when it is their
+    /// turn.
+    async fn ask(&self, within: Duration, is_enough: bool) -> Result<ConnectionInfo, Error> {
         // Each of the sentinels may be silent.
         let within = within * self.sentinels_count.saturating_add(1);
         let looked_up = async {
             let mut sentinels = self.sentinels.lock().await;
-            if let Some(known) = self.known().filter(is_enough) {
+            if let Some(known) = self.known().filter(|_| is_enough) {
                 return Ok(known);
             }
             let found = sentinels.async_get_client().await;
