@@ -119,24 +119,16 @@ pub(crate) fn acquire(
         check_channel(key, place.channel)?;
     }
     let may_grant = gate::check_replicas(ctx)?;
+    if let Some(waiter) = wait_behind(key, &request, patience, may_grant) {
+        block_if_patient(key, waiter, patience);
+        return Ok(Some(Acquired::Queued(waiter)));
+    }
     let (open, stored) = open_for_command(key, Some(&request.owner), Part::Whole)?;
     let now = match may_wait || request.session.is_some() {
         true => clock_steps::now_looked(ctx),
         false => clock_steps::now(ctx),
     };
-    let (until_ms, channel) = match patience {
-        Patience::None => (None, None),
-        Patience::Block(timeout) => (timeout.end_ms(now.ms()), None),
-        Patience::Queue(place) => {
-            let channel = TABLE.with_borrow_mut(|table| table.channel(place.channel));
-            (Some(now.ms().saturating_add(place.ms)), Some(channel))
-        }
-    };
-    let wait = may_wait.then(|| Wait {
-        client: clients::running(ctx),
-        until_ms,
-        channel,
-    });
+    let wait = wait(ctx, patience, now);
     let client = acks::client_to_tell(ctx);
     let is_exclusive = request.limit == Limit::EXCLUSIVE;
     let progress = step_by(ctx, may_grant, |table| {
@@ -145,19 +137,77 @@ pub(crate) fn acquire(
         table.acquire(key.as_ref(), stored, request, wait, now)
     });
     let acquired = carry_out_or_withhold(key, open, now, progress);
-    let may_matter = !is_exclusive || matches!(acquired, Ok(Some(Acquired::Queued(_))));
-    if may_matter && TABLE.with_borrow(LockTable::follows_overwriting) {
+    let queued = match acquired {
+        Ok(Some(Acquired::Queued(waiter))) => Some(waiter),
+        _ => None,
+    };
+    if !is_exclusive || queued.is_some() {
+        follow_overwriting(ctx);
+    }
+    if let Some(waiter) = queued {
+        block_if_patient(key, waiter, patience);
+    }
+    acquired
+}
+
+/// Puts a request behind those that wait, where nothing else can come of it. The lock is
+/// not looked at for that.
+fn wait_behind(
+    key: LockKey<'_>,
+    request: &AcquireRequest,
+    patience: Patience<'_>,
+    may_grant: bool,
+) -> Option<WaiterId> {
+    if !TABLE.with_borrow(LockTable::anybody_waits) {
+        return None;
+    }
+    let ctx = key.ctx();
+    let now = clock_steps::now_looked(ctx);
+    let wait = wait(ctx, patience, now)?;
+    let waiter = step_by(ctx, may_grant, |table| {
+        table.wait_behind(key.as_ref(), request, &wait, now)
+    })?;
+    follow_overwriting(ctx);
+    if let Some(until_ms) = wait.until_ms
+        && (wait.is_for_place() || acks::are_on())
+    {
+        timer::wake_by(ctx, until_ms, now.ms());
+    }
+    Some(waiter)
+}
+
+fn wait(ctx: &Context, patience: Patience<'_>, now: Now) -> Option<Wait> {
+    let (until_ms, channel) = match patience {
+        Patience::None => return None,
+        Patience::Block(timeout) => (timeout.end_ms(now.ms()), None),
+        Patience::Queue(place) => {
+            let channel = TABLE.with_borrow_mut(|table| table.channel(place.channel));
+            (Some(now.ms().saturating_add(place.ms)), Some(channel))
+        }
+    };
+    Some(Wait {
+        client: clients::running(ctx),
+        until_ms,
+        channel,
+    })
+}
+
+fn follow_overwriting(ctx: &Context) {
+    if TABLE.with_borrow(LockTable::follows_overwriting) {
         overwriting::follow(ctx);
     }
-    if let (Ok(Some(Acquired::Queued(waiter))), Patience::Block(timeout)) = (&acquired, patience) {
+}
+
+/// Blocks the client of a request that waits, unless it has a place.
+fn block_if_patient(key: LockKey<'_>, waiter: WaiterId, patience: Patience<'_>) {
+    if let Patience::Block(timeout) = patience {
         // The core ends the wait where it must not end that for replicas.
         let timeout_ms = match acks::are_on() {
             true => 0,
             false => timeout.ms_or_zero(),
         };
-        blocked::block(key, *waiter, timeout_ms);
+        blocked::block(key, waiter, timeout_ms);
     }
-    acquired
 }
 
 /// Fails unless the client may publish to this channel, and in a cluster the key's slot

@@ -8,7 +8,8 @@
 //! Architecture invariant: what is remembered grants nothing by itself, but puts back
 //! what a step of the wall clock has ended too early. A lock is used from here only
 //! where the server has told of no change since, and where the hash has the same number
-//! of fields, expiry and newest token, and the same fields of the owner in question.
+//! of fields, expiry and newest token, and the same fields of the owner in question. To
+//! have a request wait behind others, the former is enough.
 //!
 //! To take a lock, to put it back and to note a holder takes constant time, or
 //! logarithmic time in the number of keys that one owner holds. To put a lock here the
@@ -107,9 +108,14 @@ impl Remembered {
         if !self.any_large {
             return None;
         }
+        let lock = self.fresh(key)?;
+        (lock.holders().len() > few()).then_some(lock)
+    }
+
+    /// The same, if the server has told of no change since.
+    pub(crate) fn fresh(&self, key: KeyRef<'_>) -> Option<&Lock> {
         let seen = self.by_key.get(&key)?;
-        let is_large = seen.lock.holders().len() > few();
-        (is_large && !self.was_touched(key, seen)).then_some(&seen.lock)
+        (!self.was_touched(key, seen)).then_some(&seen.lock)
     }
 
     fn was_touched(&self, key: KeyRef<'_>, seen: &Seen) -> bool {

@@ -36,6 +36,7 @@
 //! granted; [`LockTable::grants_resume`] ends such a time.
 
 mod acknowledged;
+mod behind;
 mod clock_steps;
 mod connections;
 mod due;

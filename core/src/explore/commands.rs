@@ -26,10 +26,6 @@ impl World {
             let (client, key) = (w.cast.client_name(at), w.cast.key_name(key));
             format!("{client} acquires {key}{ask}")
         });
-        let Some(stored) = self.read_for_command(key, Some(&owner))? else {
-            return Ok(());
-        };
-        let mut seen = self.seen(key, Some(at));
         let client = self.client(at);
         let request = AcquireRequest {
             owner,
@@ -47,10 +43,19 @@ impl World {
             until_ms,
             channel,
         });
+        let (cast, now) = (Rc::clone(&self.cast), self.now());
+        if let Some(wait) = &wait
+            && let Some(id) = self.table.wait_behind(cast.key(key), &request, wait, now)
+        {
+            return self.waits_behind(at, key, ask, id);
+        }
+        let Some(stored) = self.read_for_command(key, Some(&request.owner))? else {
+            return Ok(());
+        };
+        let mut seen = self.seen(key, Some(at));
         let own = self.ask_again(at, key, ask);
         let kept = own.filter(|_| ask.place);
         seen.kept = own;
-        let (cast, now) = (Rc::clone(&self.cast), self.now());
         self.table.settings.reads_other_keys = self.scope().reads_other_keys;
         let progress = self
             .table
@@ -63,12 +68,9 @@ impl World {
                     holds!(invariants::who_asks_again_keeps_its_place(
                         self, at, kept, id
                     ))?;
-                    self.places[key][self.cast.owner_of[at]] = Some(self.place(id, at, ask));
-                } else {
-                    self.connections[at].doing = Doing::Waits { key, id, ask };
                 }
+                self.queued(at, key, ask, id);
                 seen.queued = kept.is_none().then_some(id);
-                self.say(|_| "queued".to_owned());
             }
             Ok(Acquired::Granted(token)) => {
                 seen.granted = Some(*token);
@@ -99,6 +101,23 @@ impl World {
             }
         }
         invariants::check_step(self, &seen)
+    }
+
+    /// The lock was not looked at.
+    fn waits_behind(&mut self, at: usize, key: usize, ask: Ask, id: WaiterId) -> Checked<()> {
+        let mut seen = self.seen(key, Some(at));
+        self.queued(at, key, ask, id);
+        seen.queued = Some(id);
+        invariants::check_step(self, &seen)
+    }
+
+    fn queued(&mut self, at: usize, key: usize, ask: Ask, id: WaiterId) {
+        if ask.place {
+            self.places[key][self.cast.owner_of[at]] = Some(self.place(id, at, ask));
+        } else {
+            self.connections[at].doing = Doing::Waits { key, id, ask };
+        }
+        self.say(|_| "queued".to_owned());
     }
 
     pub(super) fn place(&self, id: WaiterId, at: usize, ask: Ask) -> PlaceKept {

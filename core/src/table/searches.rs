@@ -66,12 +66,9 @@ impl Transition<'_> {
         request: AcquireRequest,
         wait: Wait,
     ) -> Result<WaiterId, LockError> {
-        let (now_us, settings) = (self.now.us, &self.table.settings);
+        let settings = &self.table.settings;
         let (max, max_places) = (settings.max_waiters, settings.max_places);
         let is_place = wait.is_for_place();
-        let until_ms = wait
-            .until_ms
-            .filter(|_| is_place || settings.acks.is_some());
         let mut left_another = false;
         let other = is_place.then(|| self.table.queues.place_of(self.key, &request.owner));
         let other = other.flatten().map(|place| place.id);
@@ -97,11 +94,7 @@ impl Transition<'_> {
                 left_another = taken.is_some();
             }
         }
-        let queues = &mut self.table.queues;
-        let id = queues.push(self.key, request, wait, now_us, max);
-        if let (Ok(id), Some(until_ms)) = (&id, until_ms) {
-            self.table.time_outs.insert(*id, until_ms);
-        }
+        let id = self.table.put_in_queue(self.key, request, wait, self.now);
         if left_another {
             // Nobody but itself may have been in its way.
             self.table.queues.recheck_by(self.key, self.now.ms());

@@ -436,14 +436,20 @@ impl Server {
         ask: Ask,
         until_ms: Option<i64>,
     ) -> Result<Acquired, LockError> {
-        let stored = self.look_for(key, Some(&ask.request.owner))?;
         let wait = ask.is_patient.then_some(Wait {
             client: ask.client,
             until_ms,
             channel: ask.channel,
         });
-        self.asks_by(ask.client);
         let now = self.now();
+        if let Some(wait) = &wait
+            && let Some(id) = self.table.wait_behind(key, &ask.request, wait, now)
+        {
+            self.clients.insert(id, ask.client);
+            return Ok(Acquired::Queued(id));
+        }
+        let stored = self.look_for(key, Some(&ask.request.owner))?;
+        self.asks_by(ask.client);
         let progress = self.table.acquire(key, stored, ask.request, wait, now);
         let acquired = self.carry_out(key, progress)?;
         if let Acquired::Queued(id) = acquired {
