@@ -215,7 +215,7 @@ fn block_if_patient(key: LockKey<'_>, waiter: WaiterId, patience: Patience<'_>) 
 fn check_channel(key: LockKey<'_>, channel: &[u8]) -> Result<(), LockError> {
     let ctx = key.ctx();
     if keyspace::in_cluster(ctx) && !keyspace::is_in_slot_of(key, channel) {
-        return Err(LockError::CrossSlot);
+        return Err(LockError::ChannelCrossesSlots);
     }
     match User::running(ctx).may_publish(channel) {
         true => Ok(()),

@@ -57,7 +57,11 @@ pub enum LockError {
         max_places: usize,
     },
     /// `CROSSSLOT`: the channel of a place is not in the lock's slot.
-    CrossSlot,
+    ChannelCrossesSlots,
+    /// `CROSSSLOT`: a key of a guarded command is not in the lock's slot.
+    GuardedKeyCrossesSlots,
+    /// `TRYAGAIN`: the slot moves, and a key of a guarded command is not here.
+    SlotMoves,
     /// `UNBLOCKED`: the server has become a replica.
     Unblocked,
     /// `NOREPLICAS`: too few replicas acknowledged it in time, or too few are
@@ -130,10 +134,18 @@ impl fmt::Display for LockError {
                 "QUEUEFULL there are {max_places} places in queues already; \
                  try again later or raise lock.max-places"
             ),
-            Self::CrossSlot => f.write_str(
+            Self::ChannelCrossesSlots => f.write_str(
                 "CROSSSLOT the channel must hash to the slot of the key; \
                  put the same {hash tag} into both",
             ),
+            // The server's own words.
+            Self::GuardedKeyCrossesSlots => {
+                f.write_str("CROSSSLOT Keys in request don't hash to the same slot")
+            }
+            // The server's own words.
+            Self::SlotMoves => {
+                f.write_str("TRYAGAIN Multiple keys request during rehashing of slot")
+            }
             // The server's own words.
             Self::Unblocked => f.write_str(
                 "UNBLOCKED force unblock from blocking operation, \
@@ -176,6 +188,9 @@ mod tests {
             (LockError::NoReplicas, "NOREPLICAS"),
             (LockError::CannotAwaitReplicas, "NOREPLICAS"),
             (LockError::TooFewReplicas, "NOREPLICAS"),
+            (LockError::ChannelCrossesSlots, "CROSSSLOT"),
+            (LockError::GuardedKeyCrossesSlots, "CROSSSLOT"),
+            (LockError::SlotMoves, "TRYAGAIN"),
             (LockError::Deadlock { cycle: Vec::new() }, "DEADLOCK"),
         ];
         for (error, code) in cases {

@@ -3,8 +3,6 @@
 //! Runs the command only if `token` is that of a present hold of the lock, as one step
 //! with that check, and replies what the command replies.
 
-use std::ffi::c_int;
-
 use redis_module::Context;
 
 use crate::commands::args::{Args, bytes_of};
@@ -24,7 +22,7 @@ pub(super) struct Guard;
 impl Command for Guard {
     const DOC: CommandDoc = CommandDoc {
         name: c"lock.guard",
-        flags: c"write getkeys-api",
+        flags: c"write",
         summary: c"Runs a command only if a lock is held with this token.",
         complexity:
             c"That of the command, and O(log H) where H is the number of the lock's holders.",
@@ -40,8 +38,6 @@ impl Command for Guard {
         ],
     };
 
-    const BEFORE_COMMAND: Option<c_int> = Some(2);
-
     fn run(ctx: &Context, args: &[ServerStr<'_>]) -> Result<Reply, LockError> {
         let [key, token, command @ ..] = args else {
             return Err(Usage::Syntax.into());
@@ -55,11 +51,18 @@ impl Command for Guard {
         if is_named(b"WAIT") || is_named(b"WAITAOF") {
             return Err(Usage::WaitGuarded.into());
         }
-        manager::guard(LockKey::new(ctx, *key), token)?;
+        let key = LockKey::new(ctx, *key);
+        // The server knows of the lock's key alone: it asks a module for the keys of a
+        // command on other threads, too, where no module may be called.
+        let has_keys = call::check_slots(key, command)?;
+        manager::guard(key, token)?;
         if call::is_error_misdirected(ctx, command) {
             return Err(LockError::WrongType);
         }
         let reply = call::run(ctx, command).ok_or(Usage::Internal)?;
+        if has_keys && reply.is_of_a_key_elsewhere() {
+            return Err(LockError::SlotMoves);
+        }
         Ok(Reply::Passed(reply))
     }
 }

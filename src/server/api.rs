@@ -169,10 +169,6 @@ api! {
         get_server_version = RedisModule_GetServerVersion: fn() -> c_int;
         hash_get = RedisModule_HashGet: fn(*mut RedisModuleKey, c_int, ...) -> c_int;
         hash_set = RedisModule_HashSet: fn(*mut RedisModuleKey, c_int, ...) -> c_int;
-        is_keys_position_request = RedisModule_IsKeysPositionRequest:
-            fn(*mut RedisModuleCtx) -> c_int;
-        key_at_pos_with_flags = RedisModule_KeyAtPosWithFlags:
-            fn(*mut RedisModuleCtx, c_int, c_int);
         key_type = RedisModule_KeyType: fn(*mut RedisModuleKey) -> c_int;
         load_configs = RedisModule_LoadConfigs: fn(*mut RedisModuleCtx) -> c_int;
         notify_keyspace_event = RedisModule_NotifyKeyspaceEvent:

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use crate::server::acl::User;
 use crate::server::api::api;
-use crate::server::keyspace::LockKey;
+use crate::server::keyspace::{self, LockKey};
 use crate::server::open_lock::OpenLock;
 use crate::server::registration;
 use crate::server::server_str::{ARGS_INLINE, ServerStr};
@@ -21,6 +21,10 @@ const AS_THE_CLIENT: &CStr = c"v!0SCME";
 
 /// What Redis 7.0 says to a user without the right, between its code and its reason.
 const REFUSED_TO_USER: &str = "acl verification failed, ";
+
+/// What the server says to a module of a key that this node does not serve. Of one in a
+/// script it says that the script attempted it.
+const KEY_ELSEWHERE: &str = "Attempted to access a non local key";
 
 /// The reply of another command.
 #[derive(Debug)]
@@ -71,9 +75,8 @@ impl CallReply {
         unsafe { (api().reply_with_call_reply)(ctx.ctx, self.0.as_ptr()) == 0 }
     }
 
-    /// The error as a command has it that the client sent itself, where the server has
-    /// another one for a module: that of a user without the right.
-    pub(super) fn refusal(&self) -> Option<LockError> {
+    /// The text of the error, if it is one.
+    fn error(&self) -> Option<&str> {
         let (mut length, reply) = (0, self.0.as_ptr());
         // SAFETY: the reply is alive, and its text as long as it.
         let text = unsafe {
@@ -83,7 +86,19 @@ impl CallReply {
             let start = (api().call_reply_string_ptr)(reply, &raw mut length);
             std::slice::from_raw_parts(start.cast::<u8>(), length)
         };
-        let (_code, words) = std::str::from_utf8(text).ok()?.split_once(' ')?;
+        std::str::from_utf8(text).ok()
+    }
+
+    /// Whether the server has refused the command, because this node does not serve a key.
+    pub(crate) fn is_of_a_key_elsewhere(&self) -> bool {
+        self.error()
+            .is_some_and(|error| error.contains(KEY_ELSEWHERE))
+    }
+
+    /// The error as a command has it that the client sent itself, where the server has
+    /// another one for a module: that of a user without the right.
+    pub(super) fn refusal(&self) -> Option<LockError> {
+        let (_code, words) = self.error()?.split_once(' ')?;
         let reason = words.strip_prefix(REFUSED_TO_USER)?.trim_end_matches('.');
         Some(LockError::NoPermission {
             reason: reason.to_owned(),
@@ -105,54 +120,45 @@ pub(crate) fn is_of_this_module(name: &[u8]) -> bool {
     first.is_some_and(|first| first.eq_ignore_ascii_case(PREFIX))
 }
 
-/// Tells the server which arguments are keys, and what is done to them: the first, which
-/// is read, and those of the command that begins after `before_command` arguments. A node
-/// of a cluster asks for them before it runs the command.
-///
-/// # Safety
-/// The context must be that of such a question.
-pub(super) unsafe fn name_keys(
-    ctx: *mut raw::RedisModuleCtx,
-    args: &[ServerStr<'_>],
-    before_command: c_int,
-) {
-    let is_read = (raw::REDISMODULE_CMD_KEY_RO | raw::REDISMODULE_CMD_KEY_ACCESS) as c_int;
-    // SAFETY: as the caller says.
-    unsafe { (api().key_at_pos_with_flags)(ctx, 1, is_read) };
-    let command = usize::try_from(before_command).ok();
-    let command = command.and_then(|at| args.get(at..)).unwrap_or_default();
-    // To ask for the keys of a guarded command in a guarded command, and so on, would
-    // take a stack without end.
-    if command
-        .first()
-        .is_none_or(|name| is_of_this_module(name.bytes()))
-    {
-        return;
+/// Fails where a key of this command is not in the slot of the lock, in a cluster. Returns
+/// whether it has any there.
+pub(crate) fn check_slots(lock: LockKey<'_>, command: &[ServerStr<'_>]) -> Result<bool, LockError> {
+    if !keyspace::in_cluster(lock.ctx()) {
+        return Ok(false);
     }
+    let positions = positions_of_keys(lock.ctx(), command);
+    let mut keys = positions.iter().filter_map(|at| command.get(*at));
+    match keys.all(|key| keyspace::is_in_slot_of(lock, key.bytes())) {
+        true => Ok(!positions.is_empty()),
+        false => Err(LockError::GuardedKeyCrossesSlots),
+    }
+}
+
+/// Which words of a command are keys.
+fn positions_of_keys(ctx: &Context, command: &[ServerStr<'_>]) -> Vec<usize> {
     let mut command = inner(command);
-    let (mut count, mut flags) = (0, ptr::null_mut());
-    // SAFETY: the strings live through the call. The server returns `count` positions,
-    // and flags, or a null, and both lists are ours to free.
+    let length = c_int::try_from(command.len()).unwrap_or(0);
+    let mut count = 0;
+    // SAFETY: the context is that of a running command, and the strings live through the
+    // call. The server returns `count` positions, or a null, and the list is ours to free.
     unsafe {
-        let length = c_int::try_from(command.len()).unwrap_or(0);
         let keys = (api().get_command_keys_with_flags)(
-            ctx,
+            ctx.ctx,
             command.as_mut_ptr(),
             length,
             &raw mut count,
-            &raw mut flags,
+            ptr::null_mut(),
         );
         if keys.is_null() {
-            return;
+            return Vec::new();
         }
-        let count = usize::try_from(count).unwrap_or(0);
-        let positions = std::slice::from_raw_parts(keys, count);
-        let all_flags = std::slice::from_raw_parts(flags, count);
-        for (position, flags) in positions.iter().zip(all_flags) {
-            (api().key_at_pos_with_flags)(ctx, 1 + before_command + position, *flags);
-        }
+        let positions = std::slice::from_raw_parts(keys, usize::try_from(count).unwrap_or(0));
+        let positions = positions.iter();
+        let positions = positions
+            .filter_map(|at| usize::try_from(*at).ok())
+            .collect();
         (api().free)(keys.cast::<c_void>());
-        (api().free)(flags.cast::<c_void>());
+        positions
     }
 }
 

@@ -9,7 +9,7 @@ use crate::server::api::api;
 use crate::server::registration::{self, CommandDoc};
 use crate::server::reply::{Reply, refusal};
 use crate::server::server_str::ServerStr;
-use crate::server::{blocked, call, panics, turns};
+use crate::server::{blocked, panics, turns};
 use redis_lock_core::error::LockError;
 use redis_lock_core::usage::Usage;
 
@@ -17,10 +17,6 @@ use redis_lock_core::usage::Usage;
 pub(crate) trait Command {
     /// The name, flags and documentation of the command.
     const DOC: CommandDoc;
-
-    /// After how many arguments another command begins, if this one runs one. Its flags
-    /// then have `getkeys-api`.
-    const BEFORE_COMMAND: Option<c_int> = None;
 
     /// Runs the command. `args` are those after its name; with the name, they are
     /// at least [`CommandDoc::min_args`].
@@ -37,7 +33,7 @@ pub(crate) fn register<C: Command>(ctx: &Context) -> Result<(), String> {
     if status != 0 {
         return Err(format!("the server refuses the command {:?}", C::DOC.name));
     }
-    registration::describe(ctx, &C::DOC, C::BEFORE_COMMAND.is_some())
+    registration::describe(ctx, &C::DOC)
 }
 
 /// Runs the command. One that panics answers with an error.
@@ -57,15 +53,6 @@ unsafe extern "C" fn invoke<C: Command>(
         let count = usize::try_from(argc - 1).unwrap_or(0);
         std::slice::from_raw_parts(argv.add(1).cast::<ServerStr<'_>>(), count)
     };
-    if let Some(before_command) = C::BEFORE_COMMAND {
-        // SAFETY: the context is alive, and that of the question, if there is one.
-        unsafe {
-            if (api().is_keys_position_request)(ctx) != 0 {
-                panics::catch("keys", || call::name_keys(ctx, args, before_command));
-                return 0;
-            }
-        }
-    }
     let name = const {
         match C::DOC.name.to_str() {
             Ok(name) => name,

@@ -174,8 +174,7 @@ static INFO_VERSION: raw::RedisModuleCommandInfoVersion = raw::RedisModuleComman
 };
 
 /// Gives the server the command's documentation. Fails if the server refuses it.
-/// `has_more_keys` says that the server has to ask for those beside the first.
-pub(crate) fn describe(ctx: &Context, doc: &CommandDoc, has_more_keys: bool) -> Result<(), String> {
+pub(crate) fn describe(ctx: &Context, doc: &CommandDoc) -> Result<(), String> {
     let mut keep_alive = Vec::new();
     let args = arg_list(doc.args, true, &mut keep_alive);
     let (access, change) = match doc.key_change {
@@ -187,10 +186,6 @@ pub(crate) fn describe(ctx: &Context, doc: &CommandDoc, has_more_keys: bool) -> 
     // and end the list of key specifications.
     let mut key_specs: [raw::RedisModuleCommandKeySpec; 2] = unsafe { zeroed() };
     key_specs[0].flags = u64::from(access | raw::REDISMODULE_CMD_KEY_ACCESS | change);
-    if has_more_keys {
-        // Else Redis 8.6 asks for no more.
-        key_specs[0].flags |= u64::from(raw::REDISMODULE_CMD_KEY_INCOMPLETE);
-    }
     key_specs[0].begin_search_type =
         raw::RedisModuleKeySpecBeginSearchType_REDISMODULE_KSPEC_BS_INDEX;
     key_specs[0].bs.index.pos = 1;

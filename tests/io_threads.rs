@@ -1,0 +1,56 @@
+//! Commands that the server reads on several threads.
+
+use redis_lock_testing::{Client, LONG, TestServer, int, pack, status};
+
+const ROUNDS: usize = 20;
+const A_WRITE: usize = 200;
+
+fn ask(clients: &mut [Client], commands: &[u8]) {
+    for client in clients {
+        client.send_bytes(commands);
+    }
+}
+
+/// Where the server would ask the module for a command's keys, it would do so on the
+/// thread that reads the command, also for clients that have not logged in.
+#[test]
+fn guarded_commands_may_be_read_on_other_threads_while_the_server_writes() {
+    let options = ["--io-threads", "4", "--appendonly", "yes"];
+    let server = TestServer::start_with(&options);
+    let mut observer = server.client();
+    let token = observer.int(&format!("LOCK.ACQUIRE k a {LONG}"));
+    let mut writers: Vec<Client> = (0..8).map(|_| server.client()).collect();
+    let mut strangers: Vec<Client> = (0..8).map(|_| server.client()).collect();
+    for writer in &mut writers {
+        // It is logged in from its first command on.
+        assert_eq!(writer.call("PING"), status("PONG"));
+    }
+    observer.call("CONFIG SET requirepass secret");
+    for stranger in &mut strangers {
+        assert_eq!(stranger.call("RESET"), status("RESET"));
+    }
+    let guarded = pack(&["LOCK.GUARD", "k", &token.to_string(), "INCR", "n"]);
+    let guarded = guarded.repeat(A_WRITE);
+    let plain = [
+        pack(&["HSET", "h", "a", "b"]),
+        pack(&["PEXPIRE", "h", "60000"]),
+    ]
+    .concat();
+    let commands = [guarded.clone(), plain.repeat(A_WRITE)].concat();
+    for round in 0..ROUNDS {
+        ask(&mut writers, &commands);
+        ask(&mut strangers, &guarded);
+        for writer in &mut writers {
+            let replies: Vec<_> = (0..3 * A_WRITE).map(|_| writer.reply()).collect();
+            assert_eq!(replies.last(), Some(&int(1)), "round {round}");
+        }
+        for stranger in &mut strangers {
+            for _ in 0..A_WRITE {
+                let error = stranger.reply_error();
+                assert!(error.starts_with("NOAUTH "), "{error}");
+            }
+        }
+    }
+    let increments = i64::try_from(ROUNDS * writers.len() * A_WRITE).unwrap();
+    assert_eq!(observer.bulk("GET n"), increments.to_string());
+}
