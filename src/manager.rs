@@ -710,7 +710,7 @@ fn log(key: LockKey<'_>, line: &LogLine) {
                 .map(|(owner, client)| {
                     let owner = owner.as_bytes().escape_ascii();
                     match client {
-                        Some(client) => format!("'{owner}' (client {})", describe(*client)),
+                        Some(client) => format!("'{owner}' (client {})", describe(ctx, *client)),
                         None => format!("'{owner}'"),
                     }
                 })
@@ -722,7 +722,7 @@ fn log(key: LockKey<'_>, line: &LogLine) {
                 "slow wait: '{}' (client {}) has waited {waited_ms} ms for '{name}' in database \
                  {}, held by {}",
                 owner.as_bytes().escape_ascii(),
-                describe(*client),
+                describe(ctx, *client),
                 key.as_ref().db,
                 held_by.join(", "),
             ));
@@ -731,7 +731,7 @@ fn log(key: LockKey<'_>, line: &LogLine) {
 }
 
 /// A client, as the log names it.
-fn describe(client: ClientId) -> String {
-    let address = clients::address(client).unwrap_or_default();
+fn describe(ctx: &Context, client: ClientId) -> String {
+    let address = clients::address(ctx, client).unwrap_or_default();
     format!("id={} addr={address}", client.0)
 }

@@ -153,3 +153,22 @@ fn a_pipeline_of_places_is_replied_in_order_on_one_connection() {
     assert_eq!(scene.ears.told_so_far(), []);
     assert_eq!(scene.client.call("LOCK.RELEASE k owner999"), nil());
 }
+
+/// A script has no connection, and its client no address.
+#[test]
+fn a_place_that_a_script_asked_for_and_another_script_finds_slow_is_logged() {
+    let mut scene = Held::start();
+    scene.client.call("CONFIG SET lock.log-slow-wait 20");
+    let place = |owner: &str| {
+        format!("return redis.call('LOCK.ACQUIRE', KEYS[1], '{owner}', 'QUEUE', 60000, ARGV[1])")
+    };
+    assert_eq!(eval(&mut scene.client, &place("a")), int(0));
+    // One turn of the event loop: nothing looks at the lock in between.
+    let other = place("b");
+    let eval = format!("EVAL \"{other}\" 1 k ch");
+    let bytes = format!("DEBUG SLEEP 0.05\r\n{eval}\r\n");
+    scene.client.send_bytes(bytes.as_bytes());
+    assert_eq!(scene.client.reply(), status("OK"));
+    assert_eq!(scene.client.reply(), int(0));
+    assert!(scene.server.log().contains("slow wait: 'a' (client id="));
+}

@@ -36,12 +36,15 @@ impl Command for Info {
         let [key] = args else {
             return Err(Usage::Syntax.into());
         };
-        inspect::lock(LockKey::new(ctx, *key)).map(reply)
+        let lock = inspect::lock(LockKey::new(ctx, *key))?;
+        Ok(reply(ctx, lock))
     }
 }
 
-fn reply(lock: LockView) -> Reply {
+fn reply(ctx: &Context, lock: LockView) -> Reply {
     let mode = lock.limit.map(mode_name);
+    let waiting = lock.waiters.len();
+    let waiters = lock.waiters.into_iter();
     Reply::Map(vec![
         ("state", Reply::text(mode.map_or("free", |_| "held"))),
         ("mode", mode.map_or(Reply::Null, Reply::text)),
@@ -55,10 +58,10 @@ fn reply(lock: LockView) -> Reply {
             "holders",
             Reply::List(lock.holders.into_iter().map(holder).collect()),
         ),
-        ("waiting", Reply::integer(lock.waiters.len())),
+        ("waiting", Reply::integer(waiting)),
         (
             "waiters",
-            Reply::List(lock.waiters.into_iter().map(waiter).collect()),
+            Reply::List(waiters.map(|one| waiter(ctx, one)).collect()),
         ),
         ("grace", Reply::Integer(gate::grace_left_ms())),
     ])
@@ -79,8 +82,8 @@ fn holder(holder: HolderView) -> Reply {
     ])
 }
 
-fn waiter(waiter: WaiterView) -> Reply {
-    let address = |client| Reply::text(clients::address(client).unwrap_or_default());
+fn waiter(ctx: &Context, waiter: WaiterView) -> Reply {
+    let address = |client| Reply::text(clients::address(ctx, client).unwrap_or_default());
     let number = |client: ClientId| Reply::integer(client.0);
     Reply::Map(vec![
         ("owner", Reply::text(waiter.owner.as_bytes())),

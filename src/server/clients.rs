@@ -59,7 +59,11 @@ pub(crate) fn is_connected(client: ClientId) -> bool {
 }
 
 /// The address of a connected client, written as in `CLIENT LIST`.
-pub(crate) fn address(client: ClientId) -> Option<String> {
+pub(crate) fn address(ctx: &Context, client: ClientId) -> Option<String> {
+    // Valkey 9.1 reads the connection of whoever runs a command, and a script has none.
+    if let UserName::None = name_of_user(ctx, client) {
+        return None;
+    }
     // SAFETY: a plain C struct, for which all zeros are a value; the server
     // fills the layout of the version that it is told, and ends the address
     // with a zero.
