@@ -49,7 +49,8 @@ impl Answered {
     /// Whether a command has taken so long since then that the answer may be written.
     fn may_be_written(self, ctx: &Context) -> bool {
         let passed_ms = (clock::since_boot_us() - self.at_us) / 1000 + 1;
-        let is_long = |threshold_ms| passed_ms >= threshold_ms;
+        // With 0 or less no command is ever long to the server.
+        let is_long = |threshold_ms| threshold_ms > 0 && passed_ms >= threshold_ms;
         let threshold = || config::of_server(ctx, "busy-reply-threshold")?.parse().ok();
         self.during_script || keyspace::script_runs(ctx) || threshold().is_none_or(is_long)
     }
