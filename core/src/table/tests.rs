@@ -10,6 +10,7 @@ use crate::request::{HoldNumber, Lease, Limit, ReleaseExtent};
 use crate::stored::{PERMIT_PREFIX, Reader, TOKEN_FIELD};
 
 mod acknowledged;
+mod behind;
 mod clock_steps;
 mod connections;
 mod deadlocks;
@@ -443,10 +444,15 @@ impl Server {
         });
         let now = self.now();
         if let Some(wait) = &wait
+            && !self.reads_all
             && let Some(id) = self.table.wait_behind(key, &ask.request, wait, now)
         {
+            self.unread += 1;
             self.clients.insert(id, ask.client);
-            return Ok(Acquired::Queued(id));
+            let (result, step) = (Ok(Acquired::Queued(id)), Step::default());
+            let queued = self.do_step(key, Done { result, step });
+            self.expire();
+            return queued;
         }
         let stored = self.look_for(key, Some(&ask.request.owner))?;
         self.asks_by(ask.client);
