@@ -2,6 +2,7 @@ package example;
 
 import static java.util.concurrent.CompletableFuture.completedFuture;
 import static java.util.concurrent.CompletableFuture.failedFuture;
+import static java.util.concurrent.CompletableFuture.supplyAsync;
 
 import io.lettuce.core.RedisClient;
 import io.lettuce.core.RedisException;
@@ -43,6 +44,8 @@ public final class QueuedLocks implements AutoCloseable {
   static final int LEASE_MS = 60_000; // longer than the work takes
   static final int WAIT_MS = 30_000; // how long to wait for the lock
   static final int ASK_AGAIN_MS = 10_000; // a message may be lost
+  private static final Executor SOON =
+      CompletableFuture.delayedExecutor(10, TimeUnit.MILLISECONDS);
 
   final String channel = "locks:" + UUID.randomUUID();
   /** The owner of each place, and its result. */
@@ -160,12 +163,14 @@ public final class QueuedLocks implements AutoCloseable {
 
   /**
    * When a connection breaks, Lettuce sends what was under way again, but for the first command,
-   * which it may fail. Each command here may be sent again.
+   * which it may fail. Each command here may be sent again, but not at
+   * once, because on the broken connection it would fail at once, too.
    */
   private CompletableFuture<Long> call(Command command, CommandArgs<String, String> words) {
     return redis.async().dispatch(command, new IntegerOutput<>(StringCodec.UTF8), words)
-        .toCompletableFuture().exceptionallyCompose(error ->
-            error instanceof IOException ? call(command, words) : failedFuture(error));
+        .toCompletableFuture().exceptionallyCompose(error -> error instanceof IOException
+            ? supplyAsync(() -> call(command, words), SOON).thenCompose(again -> again)
+            : failedFuture(error));
   }
 
   public static void main(String[] arguments) {
