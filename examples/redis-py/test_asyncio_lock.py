@@ -46,6 +46,23 @@ class AsyncioLockTest(unittest.IsolatedAsyncioTestCase):
                 async with lock(self.client, "l", block_ms=50):
                     self.fail("two hold the lock")
 
+    async def test_a_broken_connection(self):
+        async with lock(self.client, "l"):
+            await self.client.client_kill_filter(_type="normal", skipme=False)
+        self.assertFalse(await self.client.exists("l"))
+
+    async def test_more_waiters_than_connections(self):
+        async def wait():
+            async with lock(self.client, "l"):
+                pass
+
+        async with lock(self.client, "l"):
+            waiters = [asyncio.create_task(wait()) for _ in range(120)]
+            while sum(waiter.done() for waiter in waiters) < 21:
+                await asyncio.sleep(0.001)
+        results = await asyncio.gather(*waiters, return_exceptions=True)
+        self.assertEqual(results.count(None), 99)
+
     async def test_a_lease_that_is_over_before_the_work(self):
         with redirect_stderr(io.StringIO()) as said:
             async with lock(self.client, "l"):

@@ -10,6 +10,7 @@ import unittest
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr
 
+import redis
 from lock import connect, lock
 
 
@@ -53,6 +54,26 @@ class LockTest(unittest.TestCase):
             with self.assertRaises(TimeoutError):
                 with lock(self.client, "l", block_ms=50):
                     self.fail("two hold the lock")
+
+    def test_a_broken_connection(self):
+        with lock(self.client, "l"):
+            self.client.client_kill_filter(_type="normal", skipme=False)
+        self.assertFalse(self.client.exists("l"))
+
+    def test_more_waiters_than_connections(self):
+        def wait():
+            try:
+                with lock(self.client, "l"):
+                    return 1
+            except redis.ConnectionError:  # There is no connection for it.
+                return 0
+
+        with ThreadPoolExecutor(120) as threads:
+            with lock(self.client, "l"):
+                waiters = [threads.submit(wait) for _ in range(120)]
+                while sum(waiter.done() for waiter in waiters) < 21:
+                    time.sleep(0.001)
+            self.assertEqual(sum(waiter.result() for waiter in waiters), 99)
 
     def test_a_lease_that_is_over_before_the_work(self):
         with redirect_stderr(io.StringIO()) as said:
