@@ -2,6 +2,7 @@ package example;
 
 import java.net.URI;
 import java.nio.charset.StandardCharsets;
+import java.time.Duration;
 import java.util.UUID;
 import java.util.concurrent.TimeoutException;
 import java.util.function.LongConsumer;
@@ -9,6 +10,9 @@ import redis.clients.jedis.ConnectionPoolConfig;
 import redis.clients.jedis.DefaultJedisClientConfig;
 import redis.clients.jedis.RedisClient;
 import redis.clients.jedis.commands.ProtocolCommand;
+import redis.clients.jedis.executors.RetryableCommandExecutor;
+import redis.clients.jedis.providers.PooledConnectionProvider;
+import redis.clients.jedis.util.JedisURIHelper;
 
 /** A lock around a piece of work, with Jedis. */
 public final class Lock {
@@ -29,24 +33,30 @@ public final class Lock {
     // sendCommand is 2 s.
     DefaultJedisClientConfig config = DefaultJedisClientConfig.builder(uri)
         .blockingSocketTimeoutMillis(BLOCK_MS + 10_000).build();
-    return RedisClient.builder().clientConfig(config).fromURI(uri).poolConfig(pool).build();
+    PooledConnectionProvider connections =
+        new PooledConnectionProvider(JedisURIHelper.getHostAndPort(uri), config, pool);
+    // Each command here may be sent again when its connection breaks. More than
+    // 8 times, because all 8 idle connections of the pool may have.
+    return RedisClient.builder().connectionProvider(connections).commandExecutor(
+        new RetryableCommandExecutor(connections, 12, Duration.ofSeconds(10))).build();
   }
 
   /** Holds the lock {@code key} while {@code work}, which is given the fencing token, runs. */
   static void withLock(RedisClient redis, String key, int blockMs, LongConsumer work)
       throws TimeoutException {
     String owner = UUID.randomUUID().toString();
-    // With HOLD 1 it does no harm to send the command again when its
-    // connection breaks.
-    Long token = (Long) redis.sendBlockingCommand(ACQUIRE, key, owner,
-        "LEASE", "" + LEASE_MS, "BLOCK", "" + blockMs, "HOLD", "1");
-    if (token == null) {
-      throw new TimeoutException(key + " is busy");
-    }
+    Long token = null;
     try {
+      // With HOLD 1 it does no harm to send the command again.
+      token = (Long) redis.sendBlockingCommand(ACQUIRE, key, owner,
+          "LEASE", "" + LEASE_MS, "BLOCK", "" + blockMs, "HOLD", "1");
+      if (token == null) {
+        throw new TimeoutException(key + " is busy");
+      }
       work.accept(token);
     } finally {
-      if (redis.sendCommand(RELEASE, key, owner, "FENCE", token.toString()) == null) {
+      // Without FENCE it gives back a hold whose token did not arrive, too.
+      if (redis.sendCommand(RELEASE, key, owner) == null && token != null) {
         System.err.println(key + ": the lease ended before the work did");
       }
     }

@@ -19,6 +19,7 @@ import java.util.concurrent.TimeoutException;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
+import redis.clients.jedis.Protocol;
 import redis.clients.jedis.RedisClient;
 
 /** Against the server that REDIS_URL names. */
@@ -79,6 +80,13 @@ class LockTest {
     Lock.withLock(redis, "l", Lock.BLOCK_MS, token ->
         assertThrows(TimeoutException.class, () ->
             Lock.withLock(redis, "l", 50, second -> fail("two hold the lock"))));
+  }
+
+  @Test
+  void aBrokenConnection() throws Exception {
+    Lock.withLock(redis, "l", Lock.BLOCK_MS, token ->
+        redis.sendCommand(Protocol.Command.CLIENT, "KILL", "TYPE", "normal", "SKIPME", "no"));
+    assertFalse(redis.exists("l"));
   }
 
   @Test
