@@ -13,21 +13,22 @@ export async function withLock(url, key, work, { leaseMs = LEASE_MS, blockMs = B
   // If there is a time-out for commands, it must exceed BLOCK.
   const redis = new Redis(url, { commandTimeout: blockMs + 10_000 });
   const owner = randomUUID();
+  let token = null;
   try {
     // With HOLD 1 it does no harm that ioredis sends a command again when its
     // connection breaks.
-    const token = await redis.call(
+    token = await redis.call(
       "LOCK.ACQUIRE", key, owner, "LEASE", leaseMs, "BLOCK", blockMs, "HOLD", 1,
     );
     if (token === null) throw new Error(`${key} is busy`);
-    try {
-      return await work(token);
-    } finally {
-      const released = await redis.call("LOCK.RELEASE", key, owner, "FENCE", token);
-      if (released === null) console.error(`${key}: the lease ended before the work did`);
-    }
+    return await work(token);
   } finally {
-    redis.disconnect();
+    // Without FENCE it gives back a hold whose token did not arrive, too.
+    const released = await redis.call("LOCK.RELEASE", key, owner)
+      .finally(() => redis.disconnect());
+    if (token !== null && released === null) {
+      console.error(`${key}: the lease ended before the work did`);
+    }
   }
 }
 

@@ -16,22 +16,23 @@ export async function withLock(url, key, work, { leaseMs = LEASE_MS, blockMs = B
   const redis = createClient({ url, socket: { socketTimeout } });
   redis.on("error", (error) => console.error(error));
   const owner = randomUUID();
+  let token = null;
   await redis.connect();
   try {
     // With HOLD 1 it does no harm to send the command again when its
     // connection breaks.
-    const token = await redis.sendCommand([
+    token = await redis.sendCommand([
       "LOCK.ACQUIRE", key, owner, "LEASE", `${leaseMs}`, "BLOCK", `${blockMs}`, "HOLD", "1",
     ]);
     if (token === null) throw new Error(`${key} is busy`);
-    try {
-      return await work(token);
-    } finally {
-      const released = await redis.sendCommand(["LOCK.RELEASE", key, owner, "FENCE", `${token}`]);
-      if (released === null) console.error(`${key}: the lease ended before the work did`);
-    }
+    return await work(token);
   } finally {
-    redis.destroy();
+    // Without FENCE it gives back a hold whose token did not arrive, too.
+    const released = await redis.sendCommand(["LOCK.RELEASE", key, owner])
+      .finally(() => redis.destroy());
+    if (token !== null && released === null) {
+      console.error(`${key}: the lease ended before the work did`);
+    }
   }
 }
 
