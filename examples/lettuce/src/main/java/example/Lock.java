@@ -1,16 +1,19 @@
 package example;
 
 import io.lettuce.core.RedisClient;
+import io.lettuce.core.RedisException;
 import io.lettuce.core.RedisURI;
 import io.lettuce.core.api.StatefulRedisConnection;
 import io.lettuce.core.codec.StringCodec;
 import io.lettuce.core.output.IntegerOutput;
 import io.lettuce.core.protocol.CommandArgs;
 import io.lettuce.core.protocol.ProtocolKeyword;
+import java.io.IOException;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.UUID;
 import java.util.concurrent.TimeoutException;
+import java.util.concurrent.locks.LockSupport;
 import java.util.function.LongConsumer;
 
 /** A lock around a piece of work, with Lettuce. */
@@ -41,19 +44,19 @@ public final class Lock {
     String owner = UUID.randomUUID().toString();
     // A connection of its own, because nothing else gets through while it waits.
     try (StatefulRedisConnection<String, String> redis = client.connect()) {
-      // With HOLD 1 it does no harm that Lettuce sends a command again when
-      // its connection breaks.
-      Long token = call(redis, Command.ACQUIRE, words().addKey(key).add(owner)
-          .add("LEASE").add(LEASE_MS).add("BLOCK").add(blockMs).add("HOLD").add(1));
-      if (token == null) {
-        throw new TimeoutException(key + " is busy");
-      }
+      Long token = null;
       try {
+        // With HOLD 1 it does no harm to send the command again.
+        token = call(redis, Command.ACQUIRE, words().addKey(key).add(owner)
+            .add("LEASE").add(LEASE_MS).add("BLOCK").add(blockMs).add("HOLD").add(1));
+        if (token == null) {
+          throw new TimeoutException(key + " is busy");
+        }
         work.accept(token);
       } finally {
-        Long released = call(redis, Command.RELEASE,
-            words().addKey(key).add(owner).add("FENCE").add(token));
-        if (released == null) {
+        // Without FENCE it gives back a hold whose token did not arrive, too.
+        Long released = call(redis, Command.RELEASE, words().addKey(key).add(owner));
+        if (token != null && released == null) {
           System.err.println(key + ": the lease ended before the work did");
         }
       }
@@ -64,9 +67,22 @@ public final class Lock {
     return new CommandArgs<>(StringCodec.UTF8);
   }
 
+  /**
+   * When a connection breaks, Lettuce sends what was under way again, but for the first command,
+   * which it may fail. Each command here may be sent again.
+   */
   private static Long call(StatefulRedisConnection<String, String> redis, Command command,
       CommandArgs<String, String> words) {
-    return redis.sync().dispatch(command, new IntegerOutput<>(StringCodec.UTF8), words);
+    while (true) {
+      try {
+        return redis.sync().dispatch(command, new IntegerOutput<>(StringCodec.UTF8), words);
+      } catch (RedisException error) {
+        if (!(error.getCause() instanceof IOException)) {
+          throw error;
+        }
+        LockSupport.parkNanos(10_000_000); // until Lettuce knows that it is broken
+      }
+    }
   }
 
   public static void main(String[] arguments) throws TimeoutException {
