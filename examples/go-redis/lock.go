@@ -28,6 +28,7 @@ func connect(url string) (*redis.Client, error) {
 	}
 	// The read time-out must exceed BLOCK. The default is 3 s.
 	options.ReadTimeout = block + 10*time.Second
+	options.ContextTimeoutEnabled = true // a deadline of ctx ends the wait
 	return redis.NewClient(options), nil
 }
 
@@ -44,17 +45,36 @@ func withLock(ctx context.Context, client *redis.Client, key string, block time.
 		"LEASE", lease.Milliseconds(), "BLOCK", block.Milliseconds(), "HOLD", 1).Int64()
 	if errors.Is(err, redis.Nil) {
 		return errBusy
-	} else if err != nil {
-		return err
 	}
 	defer func() {
-		// The lock is given back even if ctx has been cancelled.
-		err := client.Do(context.Background(), "LOCK.RELEASE", key, owner, "FENCE", token).Err()
+		err := release(client, key, owner)
 		if errors.Is(err, redis.Nil) {
-			log.Printf("%s: the lease ended before the work did", key)
+			if token > 0 {
+				log.Printf("%s: the lease ended before the work did", key)
+			}
+		} else if err != nil {
+			log.Printf("%s stays locked until the lease ends: %v", key, err)
 		}
 	}()
+	if err != nil {
+		return err
+	} else if ctx.Err() != nil {
+		return ctx.Err()
+	}
 	return work(token)
+}
+
+// release gives the lock back, even if the caller's context has been cancelled. Without FENCE
+// it gives back a hold whose token did not arrive, too.
+func release(client *redis.Client, key, owner string) (err error) {
+	for try := 0; try < 5; try++ {
+		time.Sleep(time.Duration(try) * time.Second)
+		err = client.Do(context.Background(), "LOCK.RELEASE", key, owner).Err()
+		if err == nil || errors.Is(err, redis.Nil) {
+			break
+		}
+	}
+	return err
 }
 
 func main() {

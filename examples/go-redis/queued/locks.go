@@ -102,21 +102,36 @@ func netstrings(message string) (parts []string) {
 // withLock holds the lock while work, which is given the fencing token, runs.
 func (l *queuedLocks) withLock(ctx context.Context, key string, wait time.Duration, work func(token int64) error) error {
 	owner := randomName()
-	release := []interface{}{"LOCK.RELEASE", key, owner}
-	// Without FENCE it gives the place up, and a hold as well; even if ctx has been cancelled.
-	held := false
+	token, err := l.acquire(ctx, key, owner, wait)
 	defer func() {
-		err := l.client.Do(context.Background(), release...).Err()
-		if held && errors.Is(err, redis.Nil) {
-			log.Printf("%s: the lease ended before the work did", key)
+		err := l.release(key, owner)
+		if errors.Is(err, redis.Nil) {
+			if token > 0 {
+				log.Printf("%s: the lease ended before the work did", key)
+			}
+		} else if err != nil {
+			log.Printf("%s stays locked until the lease ends: %v", key, err)
 		}
 	}()
-	token, err := l.acquire(ctx, key, owner, wait)
 	if err != nil {
 		return err
+	} else if ctx.Err() != nil {
+		return ctx.Err()
 	}
-	held, release = true, append(release, "FENCE", token)
 	return work(token)
+}
+
+// release gives the lock back, even if the caller's context has been cancelled. Without FENCE
+// it gives the place up, and a hold as well.
+func (l *queuedLocks) release(key, owner string) (err error) {
+	for try := 0; try < 5; try++ {
+		time.Sleep(time.Duration(try) * time.Second)
+		err = l.client.Do(context.Background(), "LOCK.RELEASE", key, owner).Err()
+		if err == nil || errors.Is(err, redis.Nil) {
+			break
+		}
+	}
+	return err
 }
 
 func (l *queuedLocks) acquire(ctx context.Context, key, owner string, wait time.Duration) (int64, error) {
