@@ -87,7 +87,9 @@ export class QueuedLocks {
       try {
         return await this.redis.sendCommand(words.map(String));
       } catch (error) {
-        if (error instanceof ErrorReply || !this.redis.isOpen) throw error;
+        const starts = error instanceof ErrorReply && error.message.startsWith("LOADING");
+        if (!starts && (error instanceof ErrorReply || !this.redis.isOpen)) throw error;
+        await new Promise((resolve) => setTimeout(resolve, 10));
       }
     }
   }

@@ -2,6 +2,7 @@ package example;
 
 import io.lettuce.core.RedisClient;
 import io.lettuce.core.RedisException;
+import io.lettuce.core.RedisLoadingException;
 import io.lettuce.core.RedisURI;
 import io.lettuce.core.api.StatefulRedisConnection;
 import io.lettuce.core.codec.StringCodec;
@@ -77,10 +78,10 @@ public final class Lock {
       try {
         return redis.sync().dispatch(command, new IntegerOutput<>(StringCodec.UTF8), words);
       } catch (RedisException error) {
-        if (!(error.getCause() instanceof IOException)) {
+        if (!(error.getCause() instanceof IOException || error instanceof RedisLoadingException)) {
           throw error;
         }
-        LockSupport.parkNanos(10_000_000); // until Lettuce knows that it is broken
+        LockSupport.parkNanos(10_000_000); // Lettuce connects anew, or the server starts.
       }
     }
   }

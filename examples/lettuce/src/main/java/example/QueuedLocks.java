@@ -6,6 +6,7 @@ import static java.util.concurrent.CompletableFuture.supplyAsync;
 
 import io.lettuce.core.RedisClient;
 import io.lettuce.core.RedisException;
+import io.lettuce.core.RedisLoadingException;
 import io.lettuce.core.RedisURI;
 import io.lettuce.core.codec.StringCodec;
 import io.lettuce.core.output.IntegerOutput;
@@ -168,9 +169,10 @@ public final class QueuedLocks implements AutoCloseable {
    */
   private CompletableFuture<Long> call(Command command, CommandArgs<String, String> words) {
     return redis.async().dispatch(command, new IntegerOutput<>(StringCodec.UTF8), words)
-        .toCompletableFuture().exceptionallyCompose(error -> error instanceof IOException
-            ? supplyAsync(() -> call(command, words), SOON).thenCompose(again -> again)
-            : failedFuture(error));
+        .toCompletableFuture().exceptionallyCompose(error ->
+            error instanceof IOException || error instanceof RedisLoadingException
+                ? supplyAsync(() -> call(command, words), SOON).thenCompose(again -> again)
+                : failedFuture(error));
   }
 
   public static void main(String[] arguments) {
