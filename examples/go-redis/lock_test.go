@@ -102,6 +102,33 @@ func TestAWaitThatIsOver(t *testing.T) {
 	}
 }
 
+func TestAContextThatIsOver(t *testing.T) {
+	client := emptyServer(t)
+	err := withLock(ctx, client, "l", block, func(int64) error {
+		ctx, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+		defer cancel()
+		return withLock(ctx, client, "l", block, func(int64) error {
+			t.Error("two hold the lock")
+			return nil
+		})
+	})
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Error("expected the end of the context, not", err)
+	}
+	cancelled, cancel := context.WithCancel(ctx)
+	cancel()
+	err = withLock(cancelled, client, "l", block, func(int64) error {
+		t.Error("it works with a dead context")
+		return nil
+	})
+	if !errors.Is(err, context.Canceled) {
+		t.Error("expected the end of the context, not", err)
+	}
+	if client.Exists(ctx, "l").Val() != 0 {
+		t.Error("the lock is not given back")
+	}
+}
+
 func TestALeaseThatIsOverBeforeTheWork(t *testing.T) {
 	client := emptyServer(t)
 	var said bytes.Buffer
