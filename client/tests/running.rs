@@ -2,8 +2,10 @@
 
 mod support;
 
+use std::future::poll_fn;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use redis_lock_client::{Error, LockClient, Lost};
@@ -56,6 +58,42 @@ async fn it_is_stopped_when_the_lock_is_lost() {
     let error = soon("its end", running).await.unwrap_err();
     assert!(matches!(error, Error::Lost(Lost::Refused)), "{error:?}");
     assert!(stopped.load(Ordering::SeqCst));
+}
+
+/// Lets `run` look after the lock, and goes on at once: no timer comes between.
+async fn go_on() {
+    let mut is_first = true;
+    poll_fn(|cx| match std::mem::take(&mut is_first) {
+        true => {
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        }
+        false => Poll::Ready(()),
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn it_goes_no_further_after_it_has_stood_still_for_longer_than_the_lease() {
+    let server = TestServer::start();
+    let client = connect(&server).await;
+    let lease = Duration::from_millis(200);
+    let steps = Arc::new(AtomicUsize::new(0));
+    let (lock, done) = (client.lock("lock").lease(lease), Arc::clone(&steps));
+    // A task that runs again before the runtime looks at its timers.
+    let running = tokio::spawn(async move {
+        lock.run(|_| async move {
+            std::thread::sleep(lease * 2);
+            for _ in 0..1000 {
+                go_on().await;
+                done.fetch_add(1, Ordering::SeqCst);
+            }
+        })
+        .await
+    });
+    let error = soon("its end", running).await.unwrap().unwrap_err();
+    assert!(matches!(error, Error::Lost(Lost::Expired)), "{error:?}");
+    assert_eq!(steps.load(Ordering::SeqCst), 0);
 }
 
 #[tokio::test]

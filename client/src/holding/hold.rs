@@ -1,7 +1,10 @@
 //! A hold: how long it is valid, its renewal, its release.
 
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::future::{join, join_all, select_all};
@@ -206,9 +209,11 @@ impl Hold {
         });
     }
 
-    /// Completes when the hold can no longer be relied upon.
+    /// Completes when the hold can no longer be relied upon. With each poll it looks at
+    /// the clock: a runtime that has stood still runs its tasks before its timers.
     pub(crate) fn lost(&self) -> impl Future<Output = Lost> + Send + 'static + use<> {
-        let mut validity = self.validity.subscribe();
+        let present = self.validity.subscribe();
+        let mut validity = present.clone();
         let session = self.session.as_ref().map(|session| session.end_of());
         let lost = async move {
             loop {
@@ -225,7 +230,7 @@ impl Hold {
                 }
             }
         };
-        async move {
+        let told = async move {
             match session {
                 None => lost.await,
                 Some(session) => tokio::select! {
@@ -234,6 +239,17 @@ impl Hold {
                     why = session => why,
                 },
             }
+        };
+        async move {
+            let mut told = pin!(told);
+            poll_fn(|cx| {
+                let left = present.borrow().left(Moment::now());
+                match left {
+                    Ok(_) => told.as_mut().poll(cx),
+                    Err(lost) => Poll::Ready(lost),
+                }
+            })
+            .await
         }
     }
 
@@ -552,13 +568,25 @@ fn released(outcome: Result<Reply, Error>) -> Result<bool, Error> {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
     use futures_util::future::join_all;
 
     use super::*;
+    use crate::clock::suspend;
     use crate::fake_server::{Answer, FakeServer};
 
     const SHORT: Duration = Duration::from_secs(3);
     const LONG: Duration = Duration::from_secs(60);
+
+    /// Whoever asks whether it is lost is told, even before any timer has noticed.
+    #[tokio::test(start_paused = true)]
+    async fn the_end_of_the_lease_shows_when_it_is_looked_for() {
+        let hold = FakeServer::new().hold(SHORT);
+        let mut lost = pin!(hold.lost());
+        assert_eq!(lost.as_mut().now_or_never(), None);
+        suspend(SHORT);
+        assert_eq!(lost.now_or_never(), Some(Lost::Expired));
+    }
 
     /// Renewals of the lease that the hold has, and what comes of them.
     async fn renewed<const N: usize>(hold: &Arc<Hold>) -> [Result<(), Error>; N] {
