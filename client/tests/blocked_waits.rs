@@ -157,6 +157,22 @@ async fn a_free_lock_is_had_while_all_connections_wait_for_others() {
 }
 
 #[tokio::test]
+async fn a_wait_gets_in_line_however_long_it_takes_to_open_its_connection() {
+    let server = TestServer::start();
+    let proxy = Proxy::to(server.addr()).unwrap();
+    let user = "ACL SETUSER blocking on >secret ~* resetchannels +@all";
+    server.client().call(user);
+    let url = format!("redis://blocking:secret@{}", proxy.addr());
+    let client = LockClient::connect(url).await.unwrap();
+    let mut holder = server.client();
+    holder.int("LOCK.ACQUIRE lock holder LEASE 600000");
+    proxy.set(Fate::Delayed(Duration::from_millis(300)));
+    let waiting = queue(&server, &client.lock("lock"), 0).await;
+    assert_eq!(holder.int("LOCK.RELEASE lock holder"), 1);
+    assert!(soon("its turn", waiting).await.unwrap().is_ok());
+}
+
+#[tokio::test]
 async fn a_wait_whose_connection_falls_silent_is_begun_anew() {
     let server = TestServer::start();
     let proxy = Proxy::to(server.addr()).unwrap();

@@ -37,10 +37,16 @@ impl Taking<'_> {
             sleep(Duration::from_millis(rand::random_range(ASK_MS))).await;
             self.waits.turn_to_ask().await;
         };
+        let permit = tokio::select! {
+            biased;
+            permit = self.waits.permit_to_block() => permit?,
+            () = its_turn => return Ok(Answer::Over),
+            Some(()) = OptionFuture::from(deadline.map(sleep_until)) => return Ok(Answer::Busy),
+        };
+        // However long that takes: who gave it up to ask would never be in line.
         let connection = tokio::select! {
             biased;
-            opened = self.waits.to_block(&self.request.key) => opened?,
-            () = its_turn => return Ok(Answer::Over),
+            opened = self.waits.open(&self.request.key, permit) => opened?,
             Some(()) = OptionFuture::from(deadline.map(sleep_until)) => return Ok(Answer::Busy),
         };
         self.attempt.wait_on(connection);

@@ -103,20 +103,24 @@ impl Waits {
         self.asks.next().await;
     }
 
-    /// A connection to the server of this key that may wait for its lock.
-    pub(crate) async fn to_block(&self, key: &[u8]) -> Result<WaitingConnection, Error> {
-        self.open(key, &self.blocked).await
+    /// A permit for a connection that may wait for a lock.
+    pub(crate) async fn permit_to_block(&self) -> Result<OwnedSemaphorePermit, Error> {
+        permit(&self.blocked).await
     }
 
     /// A connection that may wait for replicas. A hold must not wait for the waits of
     /// others to end.
     pub(crate) async fn to_confirm(&self, key: &[u8]) -> Result<WaitingConnection, Error> {
-        self.open(key, &self.confirming).await
+        let permit = permit(&self.confirming).await?;
+        self.open(key, permit).await
     }
 
-    async fn open(&self, key: &[u8], permits: &Arc<Semaphore>) -> Result<WaitingConnection, Error> {
-        let permit = Arc::clone(permits).acquire_owned().await;
-        let permit = permit.map_err(|_| Error::Stopped)?;
+    /// A connection to the server of this key that may wait.
+    pub(crate) async fn open(
+        &self,
+        key: &[u8],
+        permit: OwnedSemaphorePermit,
+    ) -> Result<WaitingConnection, Error> {
         let address = self.node.address(key).await?;
         Ok(WaitingConnection {
             connection: self.node.open(address).await?,
@@ -124,6 +128,11 @@ impl Waits {
             _permit: permit,
         })
     }
+}
+
+async fn permit(permits: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, Error> {
+    let permit = Arc::clone(permits).acquire_owned().await;
+    permit.map_err(|_| Error::Stopped)
 }
 
 /// A connection that may block. It closes when this is dropped.
