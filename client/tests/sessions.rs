@@ -255,6 +255,58 @@ async fn without_holds_it_ends_when_nothing_is_answered_for_a_lease() {
 }
 
 #[tokio::test]
+async fn with_a_hold_of_a_longer_lease_it_outlasts_a_silence_of_the_clients() {
+    let server = TestServer::start();
+    let session = impatient(&server, LEASE).await.session().await.unwrap();
+    let lock = |key| session.lock(key).lease(LEASE * 100);
+    let guard = lock("lock").acquire().await.unwrap();
+    server.stop();
+    let begun = Instant::now();
+    while begun.elapsed() < LEASE * 3 / 2 {
+        guard.renew().await.unwrap_err();
+        lock("other").try_acquire().await.unwrap_err();
+    }
+    assert!(session.is_alive());
+    server.go_on();
+    soon("a renewal", async { while guard.renew().await.is_err() {} }).await;
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn the_shortest_lease_of_its_locks_ends_it_in_a_silence() {
+    let server = TestServer::start();
+    let session = impatient(&server, LEASE * 100).await.session().await;
+    let session = session.unwrap();
+    let long = session.lock("long").acquire().await.unwrap();
+    let lock = session.lock("short").lease(LEASE);
+    let short = lock.acquire().await.unwrap();
+    server.stop();
+    assert_eq!(soon("its end", session.lost()).await, Lost::Expired);
+    assert_eq!(short.valid_for(), Duration::ZERO);
+    assert_eq!(long.valid_for(), Duration::ZERO);
+    server.go_on();
+}
+
+#[tokio::test]
+async fn a_hold_that_has_ended_does_not_keep_it_up_in_a_silence() {
+    let server = TestServer::start();
+    let session = impatient(&server, LEASE).await.session().await.unwrap();
+    let lock = session.lock("lock").lease(LEASE * 100);
+    let guard = lock.acquire().await.unwrap();
+    assert_eq!(server.client().int("LOCK.BREAK lock"), 1);
+    guard.renew().await.unwrap_err();
+    server.stop();
+    let asking = async {
+        while session.is_alive() {
+            lock.try_acquire().await.unwrap_err();
+        }
+    };
+    soon("its end", asking).await;
+    assert_eq!(session.lost().await, Lost::Expired);
+    server.go_on();
+}
+
+#[tokio::test]
 async fn a_silence_counts_from_the_last_answer() {
     let server = TestServer::start();
     // Far longer than a stop.

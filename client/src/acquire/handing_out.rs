@@ -46,6 +46,9 @@ pub(crate) fn hand_out(
         stragglers: handover.stragglers,
     };
     let hold = Arc::new(Hold::new(grant, client.tasks.runtime().clone()));
+    if let Some(session) = session {
+        session.bind(&hold);
+    }
     let id = request.owner.clone();
     let id = id.map(|owner| (request.key.clone(), owner));
     let owner = id.map(|id| (client.owners.clone(), id));

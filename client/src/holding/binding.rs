@@ -23,6 +23,7 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot, watch};
 use crate::backoff::Backoff;
 use crate::clock::Moment;
 use crate::error::Error;
+use crate::holding::hold::Hold;
 use crate::mutex::locked;
 use crate::process::Process;
 use crate::servers::connection::{Connection, ConnectionName};
@@ -41,13 +42,22 @@ pub(crate) struct Binding {
     opening: tokio::sync::Mutex<()>,
     /// Which of them give no answer, since when.
     silent: Mutex<HashMap<Address, Moment>>,
-    /// How long one may be silent.
+    /// How long one may be silent while there are no holds.
     silence_max: Duration,
+    holds: Mutex<Holds>,
     /// Why it ended, once it has.
     ended: watch::Sender<Option<Lost>>,
     process: Process,
     /// That there is one session more, until it ends.
     permit: Mutex<Option<OwnedSemaphorePermit>>,
+}
+
+/// What is bound to a session.
+#[derive(Default)]
+struct Holds {
+    all: Vec<Weak<Hold>>,
+    /// Beyond this many, those that are gone are forgotten.
+    sweep_at: usize,
 }
 
 /// The node that was asked for a lock, and by how many it is in use.
@@ -78,7 +88,7 @@ impl Drop for InUse {
 
 impl Binding {
     /// Opens the connection; in a cluster, those that are needed, when they are.
-    /// One that gives no answer for this long is the end of it.
+    /// Without holds, one that gives no answer for this long is the end of it.
     pub(crate) async fn open(
         node: Arc<Node>,
         permit: OwnedSemaphorePermit,
@@ -91,6 +101,7 @@ impl Binding {
             opening: tokio::sync::Mutex::default(),
             silent: Mutex::default(),
             silence_max,
+            holds: Mutex::default(),
             ended: watch::Sender::new(None),
             process: Process::this(),
             permit: Mutex::new(Some(permit)),
@@ -185,6 +196,22 @@ impl Binding {
         })
     }
 
+    /// A hold is bound to it. As long as there is one, a silent connection shows by that.
+    pub(crate) fn bind(&self, hold: &Arc<Hold>) {
+        let mut holds = locked(&self.holds);
+        if holds.all.len() >= holds.sweep_at {
+            holds.all.retain(|hold| hold.strong_count() > 0);
+            holds.sweep_at = holds.all.len() * 2 + 64;
+        }
+        holds.all.push(Arc::downgrade(hold));
+    }
+
+    fn has_holds(&self) -> bool {
+        let holds = locked(&self.holds);
+        let mut present = holds.all.iter().filter_map(Weak::upgrade);
+        present.any(|hold| hold.valid_for().is_ok())
+    }
+
     /// Sends a command that does not wait, over the session's connection to the
     /// server of this key.
     ///
@@ -273,7 +300,7 @@ impl Binding {
             return false;
         };
         let since = *silent.entry(address).or_insert(sent_at);
-        since.until(Moment::now()) >= self.silence_max
+        since.until(Moment::now()) >= self.silence_max && !self.has_holds()
     }
 
     async fn connection(self: &Arc<Self>, address: Address) -> Result<Arc<Connection>, Error> {
