@@ -6,12 +6,15 @@ mod support;
 use std::time::{Duration, Instant};
 
 use redis_lock_client::LockClient;
-use redis_lock_testing::{Client, Fate, Proxy, TestServer, status};
+use redis_lock_testing::{Client, Fate, Judge, Proxy, TestServer, status};
 use tokio::task::JoinHandle;
 
 use support::{calls, connect, eventually, queue, soon, take, url};
 
 const LEASE: Duration = Duration::from_secs(60);
+
+/// A pause is longer.
+const AT_ONCE: Duration = Duration::from_millis(100);
 
 /// How many wait for one lock.
 const MANY: usize = 100;
@@ -73,6 +76,32 @@ async fn a_grant_that_was_waited_for_has_all_of_its_lease() {
         let left: u128 = redis::from_redis_value(left).unwrap();
         assert!(left > guard.valid_for().as_millis(), "{left} ms");
         guard.release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_grant_is_heard_in_the_pause_before_it_is_asked_again() {
+    let server = TestServer::start();
+    let proxy = Proxy::to(server.addr()).unwrap();
+    let client = LockClient::connect(format!("redis://{}", proxy.addr()));
+    let client = client.await.unwrap();
+    let mut holder = server.client();
+    let mut judge = Judge::new("from a release to the next holder", AT_ONCE);
+    while judge.wants_more() {
+        holder.int("LOCK.ACQUIRE lock holder LEASE 600000");
+        let waiting = queue(&server, &client.lock("lock"), 0).await;
+        let waiting = tokio::spawn(async move { (waiting.await.unwrap(), Instant::now()) });
+        let refused = proxy.refused();
+        proxy.set(Fate::Refuses("LOCK.ACQUIRE", "NOREPLICAS for now"));
+        holder.int("CLIENT KILL TYPE pubsub");
+        // Pauses are longest then.
+        eventually("it has asked often", || proxy.refused() > refused + 6).await;
+        proxy.set(Fate::Passes);
+        let begun = Instant::now();
+        assert_eq!(holder.int("LOCK.RELEASE lock holder"), 1);
+        let (granted, at) = soon("its turn", waiting).await.unwrap();
+        judge.judge(begun, at);
+        granted.unwrap().release().await.unwrap();
     }
 }
 

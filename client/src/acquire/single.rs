@@ -1,5 +1,6 @@
 //! Taking a lock on one server.
 
+use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ use crate::holding::binding::Binding;
 use crate::holding::owner::OwnerPermit;
 use crate::request::{Replicas, Request, Wait};
 use crate::servers::node::{Ask, Node, Subscription, by};
+use crate::servers::places::{Place, Told};
 use crate::servers::waiting::Waits;
 use crate::shared::{Shared, as_asked};
 use crate::validity::whole_ms;
@@ -101,7 +103,7 @@ impl Taking<'_> {
             }
             match answer {
                 Ok(Answer::Over) => {
-                    if !backoff.pause_before(deadline).await {
+                    if !self.pause(&mut backoff, deadline).await {
                         // A wait is not over before its time.
                         OptionFuture::from(deadline.map(sleep_until)).await;
                         return Ok(Answer::Over);
@@ -113,12 +115,28 @@ impl Taking<'_> {
                         let key = String::from_utf8_lossy(&self.request.key);
                         tracing::warn!(%key, %error, "{}", now.begins());
                     }
-                    if !backoff.pause_before(deadline).await {
+                    if !self.pause(&mut backoff, deadline).await {
                         return Err(error);
                     }
                 }
                 decided => return decided,
             }
+        }
+    }
+
+    /// As [`Backoff::pause_before`], or until a grant is told, which is to be claimed soon.
+    async fn pause(&mut self, backoff: &mut Backoff, deadline: Option<Instant>) -> bool {
+        let granted = async {
+            let place = self.attempt.place.as_mut();
+            match OptionFuture::from(place.map(Place::told)).await {
+                Some(Told::Granted(_) | Told::Replied(..)) => {}
+                Some(Told::Gone | Told::Refused(_)) | None => pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = granted => true,
+            goes_on = backoff.pause_before(deadline) => goes_on,
         }
     }
 
