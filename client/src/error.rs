@@ -155,9 +155,9 @@ impl Error {
     }
 
     /// A stable word for programs: the first word of the server's error where
-    /// the server refused, else one of `NOMODULE`, `WRONGSERVER`, `UNAVAILABLE`,
-    /// `ADDRESS`, `LOST`, `NOTREPLICATED`, `NOMAJORITY`, `INVALID`, `REPLY`,
-    /// `NOEVENTS`, `STOPPED`, `FORKED`.
+    /// the server refused (`ERR` if there is none), else one of `NOMODULE`,
+    /// `WRONGSERVER`, `UNAVAILABLE`, `ADDRESS`, `LOST`, `NOTREPLICATED`,
+    /// `NOMAJORITY`, `INVALID`, `REPLY`, `NOEVENTS`, `STOPPED`, `FORKED`.
     pub fn code(&self) -> &str {
         match self {
             Self::Server { code, .. } => code,
@@ -256,6 +256,7 @@ impl Error {
             "ERR" if message.starts_with("unknown command") => Self::NoModule,
             "DEADLOCK" => Self::Deadlock { cycle: message },
             "UPGRADE" => Self::Upgrade { message },
+            "" => Self::of_server("ERR", message),
             _ => Self::Server {
                 code: code.to_string(),
                 message,
@@ -336,6 +337,13 @@ mod tests {
         }
         assert_eq!(told("DEADLOCK a -> b").code(), "DEADLOCK");
         assert_eq!(told("UPGRADE held shared").code(), "UPGRADE");
+    }
+
+    #[test]
+    fn an_error_without_a_word_has_a_code_too() {
+        for line in ["", " some words"] {
+            assert_eq!(told(line).code(), "ERR", "{line:?}");
+        }
     }
 
     #[test]
