@@ -11,6 +11,7 @@ mod members;
 mod process_group;
 mod report;
 mod stderr;
+mod suspension;
 mod terminal;
 
 use std::ffi::{OsStr, OsString};
@@ -32,6 +33,7 @@ use crate::which_server::{REDIS_URL, WhichServer};
 use members::Process;
 use process_group::{Change, ProcessGroup};
 use report::{Event, Report};
+use suspension::Suspension;
 use terminal::Terminal;
 
 /// A wait that ended without the lock leaves nothing on a server that answers
@@ -256,6 +258,7 @@ async fn supervise(
     // Something to spare, for a busy machine on which KILL takes its time.
     let mut lost = pin!(lost(guard, grace + grace / 4));
     let mut terminal = Terminal::open();
+    let mut suspension: Option<Suspension> = None;
     loop {
         tokio::select! {
             // Who was told to end is not stopped once more first.
@@ -273,6 +276,9 @@ async fn supervise(
             signal = signals.next() => {
                 group.signal(signal);
                 if signals::is_to_end(signal) {
+                    if let Some(called_off) = suspension.take() {
+                        called_off.undo();
+                    }
                     let left = group.out_of_reach();
                     if !left.is_empty() {
                         unended(false)(&left);
@@ -300,25 +306,25 @@ async fn supervise(
                     group.signal(Signal::CONT);
                 }
                 Change::Stopped(stop) => {
-                    let is_for_terminal = stop != Signal::TSTP;
-                    let had_terminal = !is_for_terminal && terminal.take_back();
-                    if had_terminal {
-                        // Only the command has heard Ctrl-Z. The shell waits for all of its
-                        // job to stop: a script around lockctl, the rest of a pipeline.
-                        signals::stop_group(stop);
-                    } else {
-                        signals::stop_self(stop);
-                    }
-                    let wants_terminal = had_terminal || is_for_terminal;
-                    if wants_terminal && !terminal.lend(group) {
-                        sleep(WANTED_EVERY).await;
-                    }
-                    // The lease may have ended meanwhile.
-                    if guard.valid_for() > grace {
-                        group.signal(Signal::CONT);
-                    }
+                    let had_terminal = stop == Signal::TSTP && terminal.take_back();
+                    suspension
+                        .get_or_insert_with(|| Suspension::new(group, stop, had_terminal));
                 }
             },
+            suspended = suspension::halted(&mut suspension) => {
+                suspended.stop_self();
+                let misses_terminal = suspended.wants_terminal() && !terminal.lend(group);
+                // The lease may have ended meanwhile.
+                if guard.valid_for() > grace {
+                    suspended.undo();
+                }
+                if misses_terminal {
+                    sleep(WANTED_EVERY).await;
+                }
+                if guard.valid_for() > grace {
+                    group.signal(Signal::CONT);
+                }
+            }
         }
     }
 }

@@ -5,6 +5,7 @@ mod support;
 
 use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use redis_lock_testing::{Signal, TestServer, eventually, signal};
 use tempfile::TempDir;
@@ -255,6 +256,27 @@ fn ctrl_z_stops_no_job_that_nobody_could_continue() {
     terminal.await_written("continued", "");
     std::fs::write(terminal.dir.path().join("go"), "").unwrap();
     await_lock(&server, 0);
+}
+
+#[test]
+fn no_part_of_a_command_goes_on_that_is_stopped_for_the_terminal() {
+    let server = TestServer::start();
+    let writes = "while :; do echo >> $DIR/beats; done";
+    let command = "timeout 60 sh -c \"$WRITES\" & \
+        until test -e $DIR/beats; do sleep 0.01; done; read line < /dev/tty";
+    let job = format!("$L run lock --lease 2s -- sh -c '{command}' & : > $DIR/ready");
+    let mut terminal = Terminal::run(&server, &format!("export WRITES='{writes}'\n{job}\n"));
+    terminal.await_ready();
+    terminal.await_written("beats", "");
+    // Nobody renews it.
+    await_lock(&server, 0);
+    let before = terminal.read("beats").len();
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(terminal.read("beats").len(), before);
+    terminal.press("fg\n");
+    terminal.press("echo it is $?\n");
+    let screen = terminal.screen();
+    assert!(screen.contains("it is 76"), "{screen}");
 }
 
 /// The settings of the terminal at which a process runs.

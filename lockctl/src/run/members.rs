@@ -17,6 +17,27 @@ pub struct Process {
     pub name: String,
     /// Its process group.
     pub group: i32,
+    pub state: State,
+}
+
+/// The state of a process, as the letter that `ps` shows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct State(pub char);
+
+impl State {
+    /// By a signal, or by who traces it.
+    pub fn is_stopped(&self) -> bool {
+        matches!(self.0, 'T' | 't')
+    }
+
+    /// In the middle of a system call that no signal ends.
+    pub fn is_in_call(&self) -> bool {
+        self.0 == 'D'
+    }
+
+    fn has_ended(&self) -> bool {
+        matches!(self.0, 'Z' | 'X')
+    }
 }
 
 impl fmt::Display for Process {
@@ -32,7 +53,6 @@ struct Stat {
     parent: i32,
     /// 0 where its leader is outside of the namespace, as in some containers.
     session: i32,
-    has_ended: bool,
 }
 
 /// The processes of this session that descend from this one and have not ended. None where
@@ -70,7 +90,7 @@ fn living_among(stats: impl Iterator<Item = Stat>, ancestor: i32, session: i32) 
     while let Some(parent) = parents.pop() {
         for stat in children.remove(&parent).unwrap_or_default() {
             parents.push(stat.process.pid);
-            if stat.session == session && !stat.has_ended {
+            if stat.session == session && !stat.process.state.has_ended() {
                 found.push(stat.process);
             }
         }
@@ -90,7 +110,7 @@ impl Stat {
         let (head, fields) = line.rsplit_once(") ")?;
         let (pid, name) = head.split_once(" (")?;
         let mut fields = fields.split(' ');
-        let state = fields.next()?;
+        let state = State(fields.next()?.chars().next()?);
         let mut number = || fields.next()?.parse().ok();
         let (parent, group, session) = (number()?, number()?, number()?);
         let name = name.to_owned();
@@ -99,10 +119,10 @@ impl Stat {
                 pid: pid.parse().ok()?,
                 name,
                 group,
+                state,
             },
             parent,
             session,
-            has_ended: matches!(state, "Z" | "X"),
         })
     }
 }

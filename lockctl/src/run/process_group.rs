@@ -14,7 +14,7 @@ use rustix::process::{
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::members::{Process, living, out_of_reach};
+use super::members::{Process, State, living, out_of_reach};
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::signals::{self, is_to_end};
@@ -150,6 +150,7 @@ impl ProcessGroup {
                 pid: self.leader.as_raw_nonzero().get(),
                 name: "group".into(),
                 group: self.leader.as_raw_nonzero().get(),
+                state: State('?'),
             });
         }
         found
