@@ -231,9 +231,10 @@ fn what_runs_in_a_process_group_of_its_own_ends_with_the_command() {
 }
 
 /// lockctl in a PID namespace where its session and its group have no number, as in a
-/// container that makes no session. None where the system allows no such namespace.
+/// container that makes no session. The first process there is a shell that runs this script
+/// with it. None where the system allows no such namespace.
 #[cfg(target_os = "linux")]
-fn without_a_session(server: &TestServer) -> Option<Command> {
+fn without_a_session(server: &TestServer, script: &str) -> Option<Command> {
     let unshare = ["--map-root-user", "--pid", "--fork", "--mount-proc"];
     let tried = Command::new("unshare").args(unshare).arg("true").status();
     if !tried.is_ok_and(|status| status.success()) {
@@ -242,8 +243,7 @@ fn without_a_session(server: &TestServer) -> Option<Command> {
     }
     let mut command = heedful("unshare");
     command.args(unshare);
-    // The first process of a namespace takes all others with it when it ends.
-    command.args(["sh", "-c", "\"$0\" \"$@\"; exit $?"]);
+    command.args(["sh", "-c", script]);
     command
         .arg(env!("CARGO_BIN_EXE_lockctl"))
         .env("REDIS_URL", format!("redis://{}", server.addr()));
@@ -254,7 +254,8 @@ fn without_a_session(server: &TestServer) -> Option<Command> {
 #[cfg(target_os = "linux")]
 fn what_the_command_leaves_behind_ends_where_no_session_has_a_number() {
     let server = TestServer::start();
-    let Some(lockctl) = without_a_session(&server) else {
+    // The first process of a namespace takes all others with it when it ends.
+    let Some(lockctl) = without_a_session(&server, "\"$0\" \"$@\"; exit $?") else {
         return;
     };
     let ends = "trap 'touch $DIR/ended; exit' TERM; touch $DIR/ready; while :; do sleep 0.01; done";
@@ -267,6 +268,45 @@ fn what_the_command_leaves_behind_ends_where_no_session_has_a_number() {
     assert_eq!(code, Some(5), "{told}");
     assert!(script.path("ended").exists());
     assert_eq!(server.client().int("EXISTS lock"), 0);
+}
+
+/// A deaf process in a group of its own, and the command ends. While lockctl waits for it, a
+/// stranger gets the number of the command, and makes a session and a group of that number.
+#[cfg(target_os = "linux")]
+const RECYCLED: &str = r#"
+    "$0" "$@" bash -c 'set -m; (trap "" TERM; : > $DIR/deaf; exec sleep 60) &
+        until test -e $DIR/deaf; do :; done; echo $$ > $DIR/leader' &
+    lockctl=$!
+    until test -s $DIR/leader; do :; done
+    read leader < $DIR/leader
+    while test -e /proc/$leader; do :; done
+    echo $((leader - 1)) > /proc/sys/kernel/ns_last_pid
+    setsid sh -c ': > $DIR/ready; exec sleep 60' &
+    stranger=$!
+    until test -e $DIR/ready; do :; done
+    test $stranger = $leader && : > $DIR/recycled
+    wait $lockctl
+    code=$?
+    kill -0 $stranger && : > $DIR/unharmed
+    exit $code
+"#;
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_stranger_that_gets_the_number_of_the_command_is_left_alone() {
+    let server = TestServer::start();
+    let Some(mut lockctl) = without_a_session(&server, RECYCLED) else {
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let options = ["run", "lock", "--lease", "6s", "--kill-after", "2s", "--"];
+    let ended = output(lockctl.args(options).env("DIR", dir.path()));
+    assert_eq!(ended.status.code(), Some(0), "{ended:?}");
+    if !dir.path().join("recycled").exists() {
+        eprintln!("not tested: the number could not be had again");
+        return;
+    }
+    assert!(dir.path().join("unharmed").exists(), "{ended:?}");
 }
 
 #[test]

@@ -47,6 +47,11 @@ pub enum Change {
 /// A process group whose leader is the command.
 pub struct ProcessGroup {
     leader: Pid,
+    /// Whether the end of the leader was seen. From then on its number is that of the group
+    /// only as long as somebody is left in it, and then comes round to a stranger.
+    has_ended: bool,
+    /// Whether nobody was left in it after that.
+    is_forgotten: bool,
     /// What comes when a child has changed.
     child_signals: tokio::signal::unix::Signal,
 }
@@ -66,6 +71,8 @@ impl ProcessGroup {
         })?;
         Ok(Self {
             leader: Pid::from_child(&child),
+            has_ended: false,
+            is_forgotten: false,
             child_signals,
         })
     }
@@ -86,7 +93,7 @@ impl ProcessGroup {
     /// called again.
     pub async fn change(&mut self) -> Change {
         loop {
-            while let Some((child, status)) = reap() {
+            while let Some((child, status)) = self.reap() {
                 if child != self.leader {
                     // An orphan of the command.
                     continue;
@@ -99,9 +106,36 @@ impl ProcessGroup {
         }
     }
 
-    /// The same, and to what was started in another group, as `timeout` does.
+    /// The next child that has ended or stopped, if there is one.
+    fn reap(&mut self) -> Option<(Pid, WaitStatus)> {
+        let options = WaitOptions::NOHANG | WaitOptions::UNTRACED;
+        let (child, status) = rustix::io::retry_on_intr(|| wait(options)).ok()??;
+        self.has_ended |= child == self.leader && !status.stopped();
+        Some((child, status))
+    }
+
+    /// Whether the number is still that of the group.
+    fn has_number(&self) -> bool {
+        let is_in = |process: &Process| process.group == self.leader.as_raw_nonzero().get();
+        let is_someone_in = || living().map(|living| living.iter().any(is_in));
+        !self.has_ended || is_someone_in().unwrap_or(!self.is_forgotten)
+    }
+
+    /// The answer to a signal to the group.
+    fn test(&mut self) -> rustix::io::Result<()> {
+        if self.is_forgotten {
+            return Err(Errno::SRCH);
+        }
+        let answer = test_kill_process_group(self.leader);
+        self.is_forgotten = self.has_ended && means_gone(answer);
+        answer
+    }
+
+    /// Sends a signal to the group, and to what was started in another one, as `timeout` does.
     fn signal_all(&self, signal: Signal) {
-        self.signal(signal);
+        if self.has_number() {
+            self.signal(signal);
+        }
         let leader = self.leader.as_raw_nonzero().get();
         let others = living().unwrap_or_default();
         let others = others.iter().filter(|other| other.group != leader);
@@ -143,9 +177,9 @@ impl ProcessGroup {
 
     /// Those of its processes that this one may not signal. Where they are not
     /// to be seen, the group stands for them.
-    pub fn out_of_reach(&self) -> Vec<Process> {
+    pub fn out_of_reach(&mut self) -> Vec<Process> {
         let mut found = out_of_reach(living().unwrap_or_default());
-        if found.is_empty() && test_kill_process_group(self.leader) == Err(Errno::PERM) {
+        if found.is_empty() && self.test() == Err(Errno::PERM) {
             found.push(Process {
                 pid: self.leader.as_raw_nonzero().get(),
                 name: "group".into(),
@@ -171,9 +205,9 @@ impl ProcessGroup {
         }
     }
 
-    fn is_gone(&self) -> bool {
-        while reap().is_some() {}
-        let answer = test_kill_process_group(self.leader);
+    fn is_gone(&mut self) -> bool {
+        while self.reap().is_some() {}
+        let answer = self.test();
         match living() {
             // Another user's may be hidden. One that has ended is no reason to wait,
             // though its parent may never see it.
@@ -208,12 +242,6 @@ impl Change {
         let signal = Signal::from_named_raw(status.stopping_signal()?)?;
         Some(Self::Stopped(signal))
     }
-}
-
-/// The next child that has ended or stopped, if there is one.
-fn reap() -> Option<(Pid, WaitStatus)> {
-    let options = WaitOptions::NOHANG | WaitOptions::UNTRACED;
-    rustix::io::retry_on_intr(|| wait(options)).ok().flatten()
 }
 
 /// Makes this process the parent of those whose parent has ended, so that they
