@@ -43,8 +43,8 @@ fn main() -> ExitCode {
         Ok(arguments) => arguments,
         // Help and version go to stdout and are no failures.
         Err(error) if !error.use_stderr() => {
-            let _ = error.print();
-            return Exit::SUCCESS.leave();
+            let printed = error.print().map(|()| Exit::SUCCESS);
+            return end(printed.map_err(Failure::from), false);
         }
         Err(error) => {
             if std::env::args_os().any(|word| word == "--json") {
@@ -58,7 +58,11 @@ fn main() -> ExitCode {
         }
     };
     let json = arguments.json;
-    let exit = execute(arguments).unwrap_or_else(|failure| {
+    end(execute(arguments), json)
+}
+
+fn end(ended: Result<Exit, Failure>, json: bool) -> ExitCode {
+    let exit = ended.unwrap_or_else(|failure| {
         let exit = failure.exit();
         if exit != Exit::SUCCESS {
             failure.print(json);

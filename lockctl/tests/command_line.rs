@@ -181,3 +181,15 @@ fn two_ways_to_name_the_server_are_one_too_many() {
     assert_eq!(ended.status.code(), Some(125));
     assert!(complained(&ended).contains("--url-file"), "{ended:?}");
 }
+
+#[test]
+#[cfg(target_os = "linux")]
+fn help_that_can_not_be_written_is_a_failure() {
+    let server = TestServer::start();
+    for words in [&["--help"][..], &["run", "--help"], &["--version"]] {
+        let full = std::fs::File::create("/dev/full").unwrap();
+        let mut lockctl = lockctl(&server);
+        let ended = lockctl.args(words).stdout(full).status().unwrap();
+        assert_eq!(ended.code(), Some(125), "{words:?}");
+    }
+}
