@@ -156,16 +156,21 @@ async fn a_free_lock_is_had_while_all_connections_wait_for_others() {
     assert!(guard.is_ok());
 }
 
-#[tokio::test]
-async fn a_wait_gets_in_line_however_long_it_takes_to_open_its_connection() {
+/// A client behind a proxy that may only wait on blocked connections, and who holds `lock`.
+async fn behind_a_proxy() -> (TestServer, Proxy, LockClient, Client) {
     let server = TestServer::start();
     let proxy = Proxy::to(server.addr()).unwrap();
-    let user = "ACL SETUSER blocking on >secret ~* resetchannels +@all";
-    server.client().call(user);
+    let mut holder = server.client();
+    holder.call("ACL SETUSER blocking on >secret ~* resetchannels +@all");
     let url = format!("redis://blocking:secret@{}", proxy.addr());
     let client = LockClient::connect(url).await.unwrap();
-    let mut holder = server.client();
     holder.int("LOCK.ACQUIRE lock holder LEASE 600000");
+    (server, proxy, client, holder)
+}
+
+#[tokio::test]
+async fn a_wait_gets_in_line_however_long_it_takes_to_open_its_connection() {
+    let (server, proxy, client, mut holder) = behind_a_proxy().await;
     proxy.set(Fate::Delayed(Duration::from_millis(300)));
     let waiting = queue(&server, &client.lock("lock"), 0).await;
     assert_eq!(holder.int("LOCK.RELEASE lock holder"), 1);
@@ -174,14 +179,7 @@ async fn a_wait_gets_in_line_however_long_it_takes_to_open_its_connection() {
 
 #[tokio::test]
 async fn a_wait_whose_connection_falls_silent_is_begun_anew() {
-    let server = TestServer::start();
-    let proxy = Proxy::to(server.addr()).unwrap();
-    let user = "ACL SETUSER blocking on >secret ~* resetchannels +@all";
-    server.client().call(user);
-    let url = format!("redis://blocking:secret@{}", proxy.addr());
-    let client = LockClient::connect(url).await.unwrap();
-    let mut holder = server.client();
-    holder.int("LOCK.ACQUIRE lock holder LEASE 600000");
+    let (server, proxy, client, mut holder) = behind_a_proxy().await;
     let waiting = queue(&server, &client.lock("lock").owner("alice"), 0).await;
     proxy.set(Fate::RepliesSwallowed(100));
     assert_eq!(holder.int("LOCK.RELEASE lock holder"), 1);
