@@ -47,7 +47,7 @@ pub(crate) fn hand_out(
     };
     let hold = Arc::new(Hold::new(grant, client.tasks.runtime().clone()));
     if let Some(session) = session {
-        session.bind(&hold);
+        session.bind(hold.validity());
     }
     let id = request.owner.clone();
     let id = id.map(|owner| (request.key.clone(), owner));

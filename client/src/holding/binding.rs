@@ -23,12 +23,11 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot, watch};
 use crate::backoff::Backoff;
 use crate::clock::Moment;
 use crate::error::Error;
-use crate::holding::hold::Hold;
 use crate::mutex::locked;
 use crate::process::Process;
 use crate::servers::connection::{Connection, ConnectionName};
 use crate::servers::node::{Address, Ask, Node, Reply};
-use crate::validity::Lost;
+use crate::validity::{Lost, Validity};
 
 /// How long to wait at most until a server is asked again to close a connection.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
@@ -55,7 +54,7 @@ pub(crate) struct Binding {
 /// What is bound to a session.
 #[derive(Default)]
 struct Holds {
-    all: Vec<Weak<Hold>>,
+    all: Vec<watch::Receiver<Validity>>,
     /// Beyond this many, those that are gone are forgotten.
     sweep_at: usize,
 }
@@ -196,20 +195,22 @@ impl Binding {
         })
     }
 
-    /// A hold is bound to it. As long as there is one, a silent connection shows by that.
-    pub(crate) fn bind(&self, hold: &Arc<Hold>) {
+    /// A hold is bound to it, which is valid for as long as this says. As long as there is
+    /// one, a silent connection shows by that.
+    pub(crate) fn bind(&self, validity: watch::Receiver<Validity>) {
         let mut holds = locked(&self.holds);
         if holds.all.len() >= holds.sweep_at {
-            holds.all.retain(|hold| hold.strong_count() > 0);
+            // It is closed when the hold is gone.
+            holds.all.retain(|hold| hold.has_changed().is_ok());
             holds.sweep_at = holds.all.len() * 2 + 64;
         }
-        holds.all.push(Arc::downgrade(hold));
+        holds.all.push(validity);
     }
 
     fn has_holds(&self) -> bool {
-        let holds = locked(&self.holds);
-        let mut present = holds.all.iter().filter_map(Weak::upgrade);
-        present.any(|hold| hold.valid_for().is_ok())
+        let (holds, now) = (locked(&self.holds), Moment::now());
+        let mut present = holds.all.iter().filter(|hold| hold.has_changed().is_ok());
+        present.any(|hold| hold.borrow().left(now).is_ok())
     }
 
     /// Sends a command that does not wait, over the session's connection to the
