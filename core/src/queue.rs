@@ -356,12 +356,12 @@ impl WaitQueues {
         self.queue(key).map(Queue::next)
     }
 
-    /// The first waiter, if nobody is to be served before it, a look at the lock is planned,
-    /// and fewer than `max_waiters` wait.
-    pub(crate) fn first_at_rest(&self, key: KeyRef<'_>, max_waiters: usize) -> Option<&Waiter> {
+    /// The first waiter, if nobody is to be served before it, and a look at the lock is
+    /// planned.
+    pub(crate) fn first_at_rest(&self, key: KeyRef<'_>) -> Option<&Waiter> {
         let queue = self.queue(key)?;
         let is_at_rest = queue.reentering.is_none() && queue.recheck_at_ms.is_some();
-        (is_at_rest && queue.len() < max_waiters).then(|| queue.next())
+        is_at_rest.then(|| queue.next())
     }
 
     /// The first request of this owner in the key's queue.

@@ -112,7 +112,7 @@ impl Remembered {
         (lock.holders().len() > few()).then_some(lock)
     }
 
-    /// The same, if the server has told of no change since.
+    /// The lock as it was left by the last step, if the server has told of no change since.
     pub(crate) fn fresh(&self, key: KeyRef<'_>) -> Option<&Lock> {
         let seen = self.by_key.get(&key)?;
         (!self.was_touched(key, seen)).then_some(&seen.lock)

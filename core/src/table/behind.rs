@@ -30,6 +30,7 @@ impl LockTable {
         if !can_only_wait {
             return None;
         }
+        // A full queue refuses it, and a look may end what is over there.
         let id = self.put_in_queue(key, request.clone(), wait.clone(), now);
         id.ok()
     }
@@ -43,7 +44,7 @@ impl LockTable {
         if may_be_over || is_logged || !self.stepped.is_empty() {
             return false;
         }
-        let Some(first) = self.queues.first_at_rest(key, self.settings.max_waiters) else {
+        let Some(first) = self.queues.first_at_rest(key) else {
             return false;
         };
         let Some(lock) = self.remembered.fresh(key) else {
