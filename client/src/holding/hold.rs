@@ -176,12 +176,12 @@ impl Hold {
         self.process.check()
     }
 
-    /// How long it can be relied upon from now, if it can.
     /// For how long it is valid, as that changes. It is closed when the hold is gone.
     pub(crate) fn validity(&self) -> watch::Receiver<Validity> {
         self.validity.subscribe()
     }
 
+    /// How long it can be relied upon from now, if it can.
     pub(crate) fn valid_for(&self) -> Result<Duration, Lost> {
         let left = self.validity.borrow().left(Moment::now());
         match (left, self.session_ended()) {
