@@ -31,6 +31,7 @@ fn ended(owner: &str, result: &str) -> Told {
         key: b"k".to_vec(),
         owner: owner.into(),
         result: result.into(),
+        lease_ms: 0,
     }
 }
 
@@ -40,7 +41,9 @@ fn a_place_is_told_of_its_grant_and_the_claim_makes_its_lease_a_full_one() {
     scene.place("a", "");
     assert_eq!(scene.ears.told_so_far(), []);
     scene.release("holder");
-    let fence = scene.ears.granted("a");
+    let told = scene.ears.told();
+    let fence = told.token();
+    assert_eq!((told.owner.as_str(), told.lease_ms), ("a", 2000));
     let stored = [
         ("@fence".into(), fence.to_string()),
         ("a".into(), "1".into()),
@@ -82,6 +85,23 @@ fn a_message_names_the_database_and_any_bytes_of_the_key() {
     assert_eq!((told.db, told.owner.as_str()), (3, "1:b,"));
     assert_eq!(told.key, key);
     told.token();
+}
+
+#[test]
+fn a_message_is_five_netstrings() {
+    let mut scene = Held::start();
+    scene.place("a", "");
+    scene.place("bob", "");
+    assert_eq!(scene.ears.call("LOCK.RELEASE k bob"), nil());
+    scene.release("holder");
+    let fence = scene.client.bulk("HGET k @fence");
+    for message in [
+        "1:0,1:k,3:bob,1:0,1:0,".to_owned(),
+        format!("1:0,1:k,1:a,{}:{fence},4:2000,", fence.len()),
+    ] {
+        let (_, data) = scene.ears.pushed();
+        assert_eq!(data, [text("ch"), text(&message)]);
+    }
 }
 
 #[test]
@@ -307,8 +327,35 @@ fn a_first_lease_is_no_longer_than_the_one_that_was_asked_for() {
     let place = "LOCK.ACQUIRE k a LEASE 5000 QUEUE 60000 ch";
     assert_eq!(scene.ears.call(place), int(0));
     scene.release("holder");
-    scene.ears.granted("a");
+    assert_eq!(scene.ears.told().lease_ms, 5000);
     assert!(scene.client.int("PTTL k") <= 5000);
+}
+
+#[test]
+fn a_message_tells_the_lease_of_now_and_not_that_of_the_request() {
+    let mut scene = Held::start();
+    let place = "LOCK.ACQUIRE k a LEASE 5000 QUEUE 60000 ch";
+    assert_eq!(scene.ears.call(place), int(0));
+    for (setting, ms) in [("claim-timeout", "4000"), ("max-lease", "3000")] {
+        configure(&mut scene.client, setting, ms);
+    }
+    scene.release("holder");
+    assert_eq!(scene.ears.told().lease_ms, 3000);
+    assert!(scene.client.int("PTTL k") <= 3000);
+}
+
+#[test]
+fn a_place_in_whose_stead_its_owner_is_granted_the_lock_is_told_the_lease_of_the_reply() {
+    let mut scene = Held::start();
+    scene.place("a", "");
+    // In one turn: the owner asks before its place is served.
+    scene
+        .client
+        .send_bytes(b"DEL k\r\nLOCK.ACQUIRE k a LEASE 7000\r\n");
+    assert_eq!(scene.client.reply(), int(1));
+    let fence = token(&scene.client.reply());
+    let told = scene.ears.told();
+    assert_eq!((told.token(), told.lease_ms), (fence, 7000));
 }
 
 #[test]
@@ -408,7 +455,11 @@ fn an_owner_that_comes_to_hold_the_lock_otherwise_gets_no_hold_more() {
     scene.place("a", "");
     scene.release("holder");
     let fence = token(&blocked.reply());
-    assert_eq!(scene.ears.told_so_far(), [ended("a", &fence.to_string())]);
+    let told = Told {
+        lease_ms: 2000,
+        ..ended("a", &fence.to_string())
+    };
+    assert_eq!(scene.ears.told_so_far(), [told]);
     assert_eq!(scene.client.call("HGET k a"), text("1"));
     assert!(scene.client.int("PTTL k") > 500_000, "it was replied");
     assert_eq!(line(&mut scene.client), ["b"]);

@@ -132,7 +132,8 @@ fn a_place_in_whose_stead_its_owner_is_granted_the_lock_is_told_no_sooner_than_t
     assert_eq!(scene.ears.told_so_far(), []);
     scene.replica.go_on();
     let fence = token(&scene.client.reply());
-    assert_eq!(scene.ears.granted("a"), fence);
+    let told = scene.ears.told();
+    assert_eq!((told.token(), told.lease_ms), (fence, 600_000));
     scene.await_holds("a", &text("1"));
     scene.assert_over();
 }
@@ -144,7 +145,9 @@ fn the_first_lease_is_longer_by_what_the_replicas_may_take() {
     configure(&mut scene.client, "replicas-timeout", 30_000);
     scene.place("a");
     scene.release();
-    scene.ears.told().token();
+    let told = scene.ears.told();
+    told.token();
+    assert_eq!(told.lease_ms, 50_000);
     let left = scene.client.int("PTTL k");
     assert!((20_001..=50_000).contains(&left), "{left}");
     scene.assert_over();

@@ -51,10 +51,11 @@ impl Subject {
     }
 }
 
-/// What a message tells of a place in the queue: the last of its netstrings.
+/// What a message tells of a place in the queue: the fourth of its five netstrings.
 pub fn told(message: &str) -> &str {
-    let last = message.trim_end_matches(',').rsplit(':').next();
-    last.unwrap_or_default()
+    let result = message.trim_end_matches(',').rsplit(',').nth(1);
+    let text = result.and_then(|result| result.rsplit(':').next());
+    text.unwrap_or_default()
 }
 
 /// The server's name and version, of its `INFO server`.

@@ -118,8 +118,13 @@ pub enum Outcome {
     Deadlock(Vec<Link>),
     /// An acquire was granted, with this token.
     Granted(i64),
-    /// A message told of the grant of a place, with this token. It is to be claimed.
-    Told(i64),
+    /// A message told of the grant of a place. It is to be claimed.
+    Told {
+        /// The token.
+        token: i64,
+        /// How long its first lease is, in milliseconds.
+        lease_ms: u64,
+    },
     /// An acquire was granted by a library that knows no tokens.
     GrantedWithoutToken,
     /// An acquire was answered null.
@@ -140,7 +145,7 @@ impl Outcome {
     /// The token of a grant.
     pub fn token(&self) -> Option<i64> {
         match *self {
-            Self::Granted(token) | Self::Told(token) => Some(token),
+            Self::Granted(token) | Self::Told { token, .. } => Some(token),
             _ => None,
         }
     }
@@ -349,7 +354,7 @@ impl Operation {
 
     /// Whether a message told of its grant.
     fn is_told(&self) -> bool {
-        matches!(self.outcome, Outcome::Told(_))
+        matches!(self.outcome, Outcome::Told { .. })
     }
 
     fn token(&self) -> Option<i64> {
@@ -363,14 +368,15 @@ impl Operation {
     /// The lease in milliseconds with which its grant began. Who has a place is not
     /// granted the lock otherwise than by a message.
     fn first_lease_ms(&self) -> Option<u64> {
+        if let Outcome::Told { lease_ms, .. } = self.outcome {
+            return Some(lease_ms);
+        }
         match self.request {
             Request::Acquire {
                 lease_ms,
                 claim_ms: Some(claim_ms),
                 ..
-            } if self.is_told() || self.unknown() && self.queued.is_some() => {
-                Some(lease_ms.min(claim_ms))
-            }
+            } if self.unknown() && self.queued.is_some() => Some(lease_ms.min(claim_ms)),
             Request::Acquire { lease_ms, .. } => Some(lease_ms),
             _ => None,
         }

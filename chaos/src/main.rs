@@ -275,10 +275,10 @@ fn totals(
     let mut errors: BTreeMap<&str, usize> = BTreeMap::new();
     for operation in &history.operations {
         queued += usize::from(operation.queued.is_some());
-        told += usize::from(matches!(operation.outcome, Outcome::Told(_)));
+        told += usize::from(matches!(operation.outcome, Outcome::Told { .. }));
         closed += usize::from(operation.request == Request::Close);
         match &operation.outcome {
-            Outcome::Granted(_) | Outcome::Told(_) => {
+            Outcome::Granted(_) | Outcome::Told { .. } => {
                 *grants.entry(kind_of(operation.request)).or_default() += 1
             }
             Outcome::Deadlock(_) => deadlocks += 1,

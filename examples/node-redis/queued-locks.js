@@ -8,10 +8,10 @@ const LEASE_MS = 60_000; // longer than the work takes
 const WAIT_MS = 30_000; // how long to wait for the lock
 const ASK_AGAIN_MS = 10_000; // a message may be lost
 
-/** The parts of a message: database, key, owner, result. */
+/** The parts of a message: database, key, owner, result, first lease in ms. */
 function netstrings(message) {
   const parts = [];
-  for (let part = 0; part < 4; part++) {
+  for (let part = 0; part < 5; part++) {
     const start = message.indexOf(":") + 1;
     const end = start + parseInt(message, 10);
     parts.push(message.toString("utf8", start, end));

@@ -42,7 +42,7 @@ test("a token that is not its own", async () => {
   const turn = locks.withLock(KEY, () => assert(!held));
   await places(1);
   const [[owner, told]] = locks.waiting;
-  const message = `1:0,${Buffer.byteLength(KEY)}:${KEY},${owner.length}:${owner},1:1,`;
+  const message = `1:0,${Buffer.byteLength(KEY)}:${KEY},${owner.length}:${owner},1:1,4:2000,`;
   await redis.publish(locks.channel, message);
   while (locks.waiting.get(owner) === told) await places(1);
   held = false;

@@ -17,7 +17,7 @@ ASK_AGAIN_MS = 10_000  # a message may be lost
 
 
 def netstrings(message):
-    """The parts of a message: database, key, owner, result."""
+    """The parts of a message: database, key, owner, result, first lease in ms."""
     while message:
         length, _, message = message.partition(b":")
         yield message[: int(length)]
@@ -56,7 +56,7 @@ class QueuedLocks:
             try:
                 async for message in self.messages.listen():
                     if message["type"] == "message":
-                        _, _, owner, result = netstrings(message["data"])
+                        _, _, owner, result, _ = netstrings(message["data"])
                         self._tell(owner.decode(), result)
                     else:  # Subscribed anew: what was told meanwhile is lost.
                         for owner in self.waiting:

@@ -61,7 +61,7 @@ class QueuedLocksTest(unittest.IsolatedAsyncioTestCase):
         turn = asyncio.create_task(self.take_turn())
         (owner,) = await self.places(1)
         told = self.locks.waiting[owner]
-        message = f"1:0,{len(KEY.encode())}:{KEY},{len(owner)}:{owner},1:1,"
+        message = f"1:0,{len(KEY.encode())}:{KEY},{len(owner)}:{owner},1:1,4:2000,"
         await self.redis.publish(self.locks.channel, message)
         while self.locks.waiting[owner] is told:
             await asyncio.sleep(0.001)

@@ -17,13 +17,14 @@ use redis_lock_core::table::Answer;
 /// The message that Redisson's unlock script publishes.
 const UNLOCKED: &[u8] = b"0";
 
-/// Publishes what has become of a place: four netstrings, the number of the database, the
-/// key, the owner and the result. Returns whether anybody heard it on this node.
+/// Publishes what has become of a place: five netstrings, the number of the database, the
+/// key, the owner, the result, and how long the first lease of a grant is. Returns whether
+/// anybody heard it on this node.
 ///
 /// In a cluster it is a sharded message. Replicas don't get it: their data may be behind
 /// what it tells.
 pub(crate) fn end_of_place(ctx: &Context, place: &Place, answer: &Answer) -> bool {
-    let (mut db, mut token) = (itoa::Buffer::new(), itoa::Buffer::new());
+    let [mut db, mut token, mut lease_ms] = [itoa::Buffer::new(); 3];
     let refusal;
     let result = match answer {
         Answer::Granted(granted) => token.format(granted.get()),
@@ -36,12 +37,17 @@ pub(crate) fn end_of_place(ctx: &Context, place: &Place, answer: &Answer) -> boo
             &refusal
         }
     };
+    let first_lease_ms = match answer {
+        Answer::Granted(_) => place.first_lease.ms(),
+        _ => 0,
+    };
     let key = place.key.as_ref();
     let parts = [
         db.format(key.db).as_bytes(),
         key.name,
         place.owner.as_bytes(),
         result.as_bytes(),
+        lease_ms.format(first_lease_ms).as_bytes(),
     ];
     let channel = server_str::make(&place.channel);
     let message = server_str::make(&netstrings(parts));
@@ -81,7 +87,7 @@ pub(crate) fn is_listened_to(ctx: &Context, place: &Place) -> bool {
 }
 
 /// Each part with its length in front of it.
-fn netstrings(parts: [&[u8]; 4]) -> SmallVec<[u8; 256]> {
+fn netstrings(parts: [&[u8]; 5]) -> SmallVec<[u8; 256]> {
     let mut all = SmallVec::new();
     for part in parts {
         all.extend_from_slice(itoa::Buffer::new().format(part.len()).as_bytes());
@@ -120,8 +126,8 @@ mod tests {
 
     #[test]
     fn each_part_of_a_message_says_how_long_it_is() {
-        let parts = [&b"0"[..], b"a:b,", b"", b"-X y"];
-        assert_eq!(netstrings(parts)[..], b"1:0,4:a:b,,0:,4:-X y,"[..]);
+        let parts = [&b"0"[..], b"a:b,", b"", b"-X y", b"0"];
+        assert_eq!(netstrings(parts)[..], b"1:0,4:a:b,,0:,4:-X y,1:0,"[..]);
     }
 
     #[test]

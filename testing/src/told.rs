@@ -15,6 +15,8 @@ pub struct Told {
     pub owner: String,
     /// A token, `0`, or `-CODE text`.
     pub result: String,
+    /// How long the first lease of the grant is, in milliseconds; 0 where there is none.
+    pub lease_ms: i64,
 }
 
 impl Told {
@@ -45,13 +47,14 @@ impl Told {
         }
     }
 
-    /// Reads a message of four netstrings.
+    /// Reads a message of five netstrings.
     pub fn parse(channel: &[u8], message: &[u8]) -> Option<Self> {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let (db, rest) = netstring(message)?;
         let (key, rest) = netstring(rest)?;
         let (owner, rest) = netstring(rest)?;
         let (result, rest) = netstring(rest)?;
+        let (lease_ms, rest) = netstring(rest)?;
         rest.is_empty().then_some(())?;
         Some(Self {
             channel: text(channel),
@@ -59,6 +62,7 @@ impl Told {
             key: key.to_vec(),
             owner: text(owner),
             result: text(result),
+            lease_ms: text(lease_ms).parse().ok()?,
         })
     }
 }

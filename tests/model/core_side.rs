@@ -709,12 +709,17 @@ impl CoreSide {
             }
             Answer::Renewed(_) => panic!("a place renews nothing"),
         };
+        let lease_ms = match answer {
+            Answer::Granted(_) => place.first_lease.ms(),
+            _ => 0,
+        };
         self.messages.push(Told {
             channel: channel.into(),
             db: i64::try_from(at.db).unwrap(),
             key: at.key.into(),
             owner: owner.into(),
             result,
+            lease_ms,
         });
         true
     }

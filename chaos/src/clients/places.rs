@@ -313,7 +313,7 @@ impl Client {
             return self.journal.ended(place.operation, clock::now(), outcome);
         }
         self.journal.ended(place.operation, at, outcome.clone());
-        if let Outcome::Told(token) = outcome
+        if let Outcome::Told { token, .. } = outcome
             && !place.is_given_up
         {
             self.hold(&place.lock, place.ask, token, true);

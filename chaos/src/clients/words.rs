@@ -104,10 +104,10 @@ pub fn outcome_of_place(told: &Told) -> Outcome {
                 Outcome::Error(code.to_owned())
             }
         },
-        None => match told.result.parse() {
-            Ok(0) => Outcome::NotAvailable,
-            Ok(token) => Outcome::Told(token),
-            Err(_) => Outcome::Error(format!("{told:?}")),
+        None => match (told.result.parse(), u64::try_from(told.lease_ms)) {
+            (Ok(0), Ok(0)) => Outcome::NotAvailable,
+            (Ok(token @ 1..), Ok(lease_ms @ 1..)) => Outcome::Told { token, lease_ms },
+            _ => Outcome::Error(format!("{told:?}")),
         },
     }
 }

@@ -88,7 +88,7 @@ impl Shared {
         for operation in self.journal.history().operations {
             let kind = match operation.outcome {
                 Outcome::Granted(_) => "granted".to_owned(),
-                Outcome::Told(_) => "told".to_owned(),
+                Outcome::Told { .. } => "told".to_owned(),
                 Outcome::Error(code) => code,
                 other => format!("{other:?}").to_lowercase(),
             };
@@ -242,9 +242,9 @@ impl Client {
         for _ in 0..RESENT_MAX {
             let (sent, outcome) = self.acquire(lock, ask, None);
             match outcome {
-                Outcome::Granted(token) | Outcome::Told(token) => {
+                Outcome::Granted(token) | Outcome::Told { token, .. } => {
                     let lease_ms = match outcome {
-                        Outcome::Told(_) => ask.lease_ms.min(self.shared.protection.claim_ms()),
+                        Outcome::Told { lease_ms, .. } => lease_ms,
                         _ => ask.lease_ms,
                     };
                     return Some(Hold {

@@ -56,7 +56,7 @@ pub fn tell(
         let of_breach = owners.contains(one.owner.as_str());
         let matters = match one.outcome {
             // The others confirm it.
-            Outcome::Granted(token) | Outcome::Told(token) => {
+            Outcome::Granted(token) | Outcome::Told { token, .. } => {
                 told.insert((token, shared.node_of(one)))
             }
             Outcome::Released => true,

@@ -967,8 +967,13 @@ fn place(owner: &str, sent_ms: u64, answered_ms: u64, outcome: Outcome) -> Opera
     }
 }
 
+fn grant_told(token: i64) -> Outcome {
+    let lease_ms = 400;
+    Outcome::Told { token, lease_ms }
+}
+
 fn told(owner: &str, sent_ms: u64, answered_ms: u64, token: i64) -> Operation {
-    place(owner, sent_ms, answered_ms, Outcome::Told(token))
+    place(owner, sent_ms, answered_ms, grant_told(token))
 }
 
 #[test]
@@ -1074,7 +1079,7 @@ fn a_place_that_was_bound_to_a_connection_ends_with_it() {
         lock: "another".into(),
         ..granted("other", sent_ms, 100, 10, 1)
     };
-    let told = place(Outcome::Told(2));
+    let told = place(grant_told(2));
     // It may have been granted before.
     assert_good([before(40), told.clone(), close.clone()]);
     assert_breach([before(60), told, close.clone()], Promise::Possession);

@@ -21,7 +21,7 @@ pub(super) fn certain_wait(history: &History, operation: &Operation) -> Option<(
         .map(|one| one.from)
         .min();
     match operation.outcome {
-        Outcome::Granted(_) | Outcome::Told(_) | Outcome::Silent => {
+        Outcome::Granted(_) | Outcome::Told { .. } | Outcome::Silent => {
             Some((start, answered.min(timed_out)))
         }
         Outcome::NotAvailable if timed_out <= answered => {

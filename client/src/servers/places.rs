@@ -321,12 +321,14 @@ impl Drop for AskedFor {
     }
 }
 
-/// Reads a message: the number of the database, the key, the owner and the result.
+/// Reads a message: the number of the database, the key, the owner, the result, and the first
+/// lease, which nothing here relies on: a grant is claimed before it counts.
 fn read(message: &[u8]) -> Option<(&[u8], &[u8], Told)> {
     let (_database, rest) = netstring(message)?;
     let (key, rest) = netstring(rest)?;
     let (owner, rest) = netstring(rest)?;
-    let (result, _) = netstring(rest)?;
+    let (result, rest) = netstring(rest)?;
+    let (_first_lease, _) = netstring(rest)?;
     let result = String::from_utf8_lossy(result);
     let told = match result.strip_prefix('-') {
         Some(refusal) => Told::Refused(Error::from_line(refusal)),
@@ -355,7 +357,7 @@ mod tests {
 
     fn message(key: &[u8], owner: &[u8], result: &str) -> Vec<u8> {
         let mut message = Vec::new();
-        for text in [b"0", key, owner, result.as_bytes()] {
+        for text in [b"0", key, owner, result.as_bytes(), b"2000"] {
             message.extend(format!("{}:", text.len()).into_bytes());
             message.extend(text);
             message.push(b',');
@@ -542,11 +544,12 @@ mod tests {
         for wrong in [
             &b"hello"[..],
             b"",
-            b"1:0,1:k,1:o,1:x,",
-            b"1:0,1:k,1:o;1:7,",
-            b"1:0,1:k,99999999999999999999:o,1:7,",
-            b"-1:0,1:k,1:o,1:7,",
-            b"1:0,1:k,1:o,2:-7",
+            b"1:0,1:k,1:o,1:x,1:9,",
+            b"1:0,1:k,1:o;1:7,1:9,",
+            b"1:0,1:k,99999999999999999999:o,1:7,1:9,",
+            b"-1:0,1:k,1:o,1:7,1:9,",
+            b"1:0,1:k,1:o,1:7,",
+            b"1:0,1:k,1:o,1:7,1:9",
         ] {
             places.tell(wrong);
         }

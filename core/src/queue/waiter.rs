@@ -5,9 +5,7 @@ use std::rc::Rc;
 use crate::keys::KeyBuf;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
-#[cfg(feature = "planted-faults")]
-use crate::request::Lease;
-use crate::request::{AcquireRequest, ClientId, Limit, Owner};
+use crate::request::{AcquireRequest, ClientId, Lease, Limit, Owner};
 
 /// The channel on which the end of a place is published. Cheap to clone.
 pub type Channel = Rc<[u8]>;
@@ -73,6 +71,7 @@ impl Waiter {
                 owner: self.request.owner.clone(),
                 channel: Rc::clone(channel),
                 client: self.client,
+                first_lease: self.request.lease,
             })),
         }
     }
@@ -136,4 +135,6 @@ pub struct Place {
     pub channel: Channel,
     /// The client that asked last.
     pub client: ClientId,
+    /// The lease with which a grant begins that a message tells of.
+    pub first_lease: Lease,
 }

@@ -190,7 +190,7 @@ impl Transition<'_> {
                     return self.done(granted);
                 };
                 if !wait.is_some_and(|wait| wait.is_for_place()) {
-                    self.tell_with_reply(&place, &request, token);
+                    self.tell_with_reply(*place, &request, token);
                 }
                 self.serve_requests_of(&request.owner);
                 self.bind_last(&request, session, token);
@@ -398,11 +398,11 @@ impl Transition<'_> {
         let max_lease = self.table.settings.max_lease;
         waiter.request.lease = waiter.request.lease.min(max_lease);
         #[cfg(feature = "planted-faults")]
-        let waiter = waiter.with_lease_from_enqueue(self.now.ms());
-        let request = match waiter.is_place() {
-            true => &self.as_unclaimed(&waiter.request),
-            false => &waiter.request,
-        };
+        let mut waiter = waiter.with_lease_from_enqueue(self.now.ms());
+        if waiter.is_place() {
+            waiter.request = self.as_unclaimed(&waiter.request);
+        }
+        let request = &waiter.request;
         let is_withheld = self.withholds_hand_offs();
         let bound = self.table.sessions.binding_of(self.key, &request.owner);
         let answer = match self.grant(request, true, is_withheld) {

@@ -21,7 +21,7 @@ pub struct Offer<T> {
 }
 
 impl<T> Offer<T> {
-    /// The place. The message names its lock, its owner and the token.
+    /// The place. The message names its lock, its owner, its first lease and the token.
     pub fn place(&self) -> &Place {
         &self.place
     }
@@ -64,8 +64,9 @@ impl Transition<'_> {
     ) -> Progress<T> {
         let waiter = self.table.queues.waiter(self.key, id);
         match waiter.map(|waiter| (waiter.addressee(), waiter.request.session)) {
-            Some((Addressee::Place(place), session)) => {
+            Some((Addressee::Place(mut place), session)) => {
                 self.step.offers += 1;
+                place.first_lease = self.first_lease(place.first_lease);
                 Progress::Offers(Box::new(Offer {
                     suspended: self.suspend(),
                     place,

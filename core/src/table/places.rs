@@ -48,14 +48,15 @@ impl Transition<'_> {
         }
     }
 
-    /// A place is told that its owner was granted the lock by this request, no sooner than
-    /// the reply is.
+    /// A place is told that its owner was granted the lock by this request, and with its
+    /// lease, no sooner than the reply is.
     pub(super) fn tell_with_reply(
         &mut self,
-        place: &Waiter,
+        mut place: Waiter,
         request: &AcquireRequest,
         token: FencingToken,
     ) {
+        place.request.lease = request.lease;
         let to = place.addressee();
         if self.step.withheld.is_none() {
             self.step.answers.push((to, Answer::Granted(token)));
@@ -154,20 +155,25 @@ impl Transition<'_> {
     /// A place asks for its owner's first hold, and a grant to it that is not claimed
     /// ends soon. An owner that holds the lock by now gets no further hold.
     pub(super) fn as_unclaimed(&self, request: &AcquireRequest) -> AcquireRequest {
-        let settings = &self.table.settings;
-        let acks_ms = settings.acks.map_or(0, |acks| acks.timeout_ms);
-        let claim_ms = settings.claim_timeout_ms.saturating_add(acks_ms);
-        let first_lease = Lease::from_ms(claim_ms).unwrap_or(Lease::LONGEST);
         let holds = self
             .lock
             .holder(&request.owner)
             .map(|holder: &Holder| holder.holds);
         let held = holds.and_then(|holds| HoldNumber::new(holds).ok());
         AcquireRequest {
-            lease: request.lease.min(first_lease),
+            lease: self.first_lease(request.lease),
             hold: held.or(request.hold),
             ..request.clone()
         }
+    }
+
+    /// The lease of a grant to a place that asked for this one, until it is claimed.
+    pub(super) fn first_lease(&self, asked: Lease) -> Lease {
+        let settings = &self.table.settings;
+        let acks_ms = settings.acks.map_or(0, |acks| acks.timeout_ms);
+        let claim_ms = settings.claim_timeout_ms.saturating_add(acks_ms);
+        let unclaimed = Lease::from_ms(claim_ms).unwrap_or(Lease::LONGEST);
+        asked.min(settings.max_lease).min(unclaimed)
     }
 
     /// Somebody is told of this grant, or names it: if it was unclaimed, it is claimed.

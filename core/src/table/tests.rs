@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::*;
 use crate::lock::Effect;
 use crate::metrics::Metrics;
+use crate::queue::Place;
 use crate::request::{HoldNumber, Lease, Limit, ReleaseExtent};
 use crate::stored::{PERMIT_PREFIX, Reader, TOKEN_FIELD};
 
@@ -262,6 +263,8 @@ struct Server {
     unheard: Vec<(WaiterId, FencingToken)>,
     /// How many grants were offered.
     offers: usize,
+    /// The places to which the last step granted the lock, as the messages name them.
+    granted_places: Vec<Place>,
     /// Each lock is read, even if it is remembered.
     reads_all: bool,
 }
@@ -288,6 +291,7 @@ impl Server {
             listens: true,
             deaf: BTreeSet::new(),
             unheard: Vec::new(),
+            granted_places: Vec::new(),
             offers: 0,
             reads_all: false,
         }
@@ -371,6 +375,7 @@ impl Server {
     }
 
     fn carry_out<T>(&mut self, key: KeyRef<'_>, mut progress: Progress<T>) -> Result<T, LockError> {
+        self.granted_places.clear();
         loop {
             match progress {
                 Progress::Done(done) => return self.do_step(key, done),
@@ -379,7 +384,10 @@ impl Server {
                     let heard = self.listens && !self.deaf.contains(&offer.place().channel);
                     self.clients.remove(&id).unwrap();
                     match heard {
-                        true => self.answers.push((id, Answer::Granted(token))),
+                        true => {
+                            self.answers.push((id, Answer::Granted(token)));
+                            self.granted_places.push(offer.place().clone());
+                        }
                         false => self.unheard.push((id, token)),
                     }
                     self.offers += 1;
@@ -409,6 +417,12 @@ impl Server {
         if value.fields.is_empty() && !value.is_other {
             self.keys.remove(&key.into());
         }
+        for (addressee, answer) in &step.answers {
+            if let (Addressee::Place(place), Answer::Granted(_)) = (addressee, answer) {
+                self.granted_places.push(Place::clone(place));
+            }
+        }
+        self.check_first_leases(key);
         self.effects = step.effects;
         self.freed = step.freed;
         self.withheld = step.withheld;
@@ -425,6 +439,18 @@ impl Server {
             self.answers.push((id, answer));
         }
         result
+    }
+
+    /// No message tells of a first lease that is longer than the lease that is stored.
+    fn check_first_leases(&self, key: KeyRef<'_>) {
+        for place in &self.granted_places {
+            let lock = self.lock(key);
+            let stored_ms = lock.holder(&place.owner).map(|holder| holder.lease_end_ms);
+            let told_ms = place.first_lease.end_ms(self.ms());
+            let lasts =
+                stored_ms.is_some_and(|end_ms| end_ms.is_none_or(|end_ms| end_ms >= told_ms));
+            assert!(lasts, "{place:?}: {stored_ms:?} is before {told_ms}");
+        }
     }
 
     fn acquire(&mut self, key: KeyRef<'_>, ask: Ask) -> Result<Acquired, LockError> {
@@ -671,6 +697,15 @@ impl Server {
     /// What waiters were told since this was asked last.
     fn told(&mut self) -> Vec<(WaiterId, Answer)> {
         std::mem::take(&mut self.answers)
+    }
+
+    /// The first lease of which the message of the last step tells.
+    #[track_caller]
+    fn first_lease_ms(&self) -> i64 {
+        let [place] = &self.granted_places[..] else {
+            panic!("{:?}", self.granted_places);
+        };
+        place.first_lease.ms()
     }
 
     /// Who was granted its request since this was asked last.

@@ -68,7 +68,7 @@ func (l *queuedLocks) listen() {
 		l.mutex.Lock()
 		switch message := message.(type) {
 		case *redis.Message:
-			if parts := netstrings(message.Payload); len(parts) == 4 {
+			if parts := netstrings(message.Payload); len(parts) == 5 {
 				tell(l.waiting[parts[2]], parts[3])
 			}
 		case *redis.Subscription: // Subscribed anew: what was told meanwhile is lost.
@@ -87,7 +87,7 @@ func tell(told chan string, result string) {
 	}
 }
 
-// netstrings returns the parts of a message: database, key, owner, result.
+// netstrings returns the parts of a message: database, key, owner, result, first lease in ms.
 func netstrings(message string) (parts []string) {
 	for {
 		length, rest, _ := strings.Cut(message, ":")

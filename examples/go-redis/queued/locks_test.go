@@ -99,7 +99,7 @@ func TestATokenThatIsNotItsOwn(t *testing.T) {
 	tokens := takeTurns(t, client, locks, 1)
 	owner, told := waiter(locks)
 	client.Publish(ctx, locks.channel,
-		fmt.Sprintf("1:0,%d:%s,%d:%s,1:1,", len(key), key, len(owner), owner))
+		fmt.Sprintf("1:0,%d:%s,%d:%s,1:1,4:2000,", len(key), key, len(owner), owner))
 	for _, now := waiter(locks); now == told; _, now = waiter(locks) {
 		time.Sleep(time.Millisecond)
 	}

@@ -10,11 +10,11 @@ impl Told {
     /// Reads a message.
     ///
     /// # Panics
-    /// If it is not four netstrings.
+    /// If it is not five netstrings.
     #[track_caller]
     pub fn read(channel: &[u8], message: &[u8]) -> Self {
         Self::parse(channel, message)
-            .unwrap_or_else(|| panic!("{message:?} is not of four netstrings"))
+            .unwrap_or_else(|| panic!("{message:?} is not of five netstrings"))
     }
 
     /// The token of a grant.

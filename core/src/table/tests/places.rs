@@ -79,6 +79,28 @@ fn the_first_lease_of_a_place_is_no_longer_than_it_asked_for() {
     server.release(K, "x");
     let lock = server.lock(K);
     assert_eq!(lock.holders()[0].lease_end_ms, Some(server.ms() + 500));
+    assert_eq!(server.first_lease_ms(), 500);
+}
+
+#[test]
+fn a_message_tells_the_lease_with_which_a_grant_begins() {
+    let mut server = held();
+    server.wait_for(K, ask("a").place().lease(60_000), 60_000);
+    server.wait_for(K, ask("b").place().lease(60_000), 60_000);
+    server.release(K, "x");
+    assert_eq!(server.first_lease_ms(), CLAIM_MS);
+    server.table.settings.max_lease = Lease::from_ms(700).unwrap();
+    server.release(K, "a");
+    assert_eq!(server.first_lease_ms(), 700);
+}
+
+#[test]
+fn a_place_whose_owner_is_replied_its_grant_is_told_the_lease_of_the_reply() {
+    let mut server = held();
+    server.wait_for(K, ask("a").place().lease(500), 60_000);
+    server.sleep(LEASE_MS + 1);
+    server.take(K, ask("a").now().lease(7000));
+    assert_eq!(server.first_lease_ms(), 7000);
 }
 
 #[test]

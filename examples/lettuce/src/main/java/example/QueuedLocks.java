@@ -89,7 +89,7 @@ public final class QueuedLocks implements AutoCloseable {
     }
   }
 
-  /** The parts of a message: database, key, owner, result. */
+  /** The parts of a message: database, key, owner, result, first lease in ms. */
   private static List<String> netstrings(String message) {
     ByteBuffer bytes = StandardCharsets.UTF_8.encode(message);
     List<String> parts = new ArrayList<>();

@@ -88,7 +88,7 @@ class QueuedLocksTest {
     String owner = locks.waiting.keySet().iterator().next();
     CompletableFuture<String> told = locks.waiting.get(owner);
     redis.publish(locks.channel, "1:0," + KEY.getBytes(StandardCharsets.UTF_8).length + ":" + KEY
-        + "," + owner.length() + ":" + owner + ",1:1,");
+        + "," + owner.length() + ":" + owner + ",1:1,4:2000,");
     while (locks.waiting.get(owner) == told) {
       Thread.onSpinWait();
     }
