@@ -221,6 +221,10 @@ lint: build-deps ## Check format, lints and documentation
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --document-private-items --locked
 
+.PHONY: size
+size: ## Count the lines of each part, beside its budget
+	@scripts/size
+
 .PHONY: minimal-versions
 minimal-versions: build-deps ## Check the client and lockctl with the oldest Rust and crates that they allow
 	@command -v rustup >/dev/null || { echo "This needs rustup: https://rustup.rs" >&2; exit 1; }
