@@ -158,7 +158,7 @@ chaos-redlock: deps build ## Hurt a minority of a Redlock's servers for DURATION
 		--server $(SERVER) --module $(MODULE) $(if $(SEED),--seed $(SEED)) $(CHAOS)
 
 .PHONY: chaos-failover
-chaos-failover: deps build ## Take locks through fail-overs for DURATION seconds, as SEED and CHAOS say
+chaos-failover: deps build ## Take locks through fail-overs for DURATION seconds, with lock.min-replicas if CHAOS names no mode
 	cargo run --locked --package redis-lock-chaos --bin failover -- --duration $(DURATION) \
 		--server $(SERVER) --module $(MODULE) $(if $(SEED),--seed $(SEED)) $(CHAOS)
 

@@ -248,7 +248,8 @@ fn assert_campaign_finds(module: &Path, fault: &str, arguments: &[&str]) {
 
 #[test]
 fn without_faults_there_is_nothing_to_find() {
-    assert_sound(&["--without-faults", "--duration", "3"]);
+    let no_faults = ["--mode", "plain", "--without-faults", "--duration", "3"];
+    assert_sound(&no_faults);
 }
 
 /// One fault: a replica that lags is promoted.
@@ -256,7 +257,7 @@ const ONE_PROMOTION: [&str; 4] = ["--duration", "1", "--only", "late replica pro
 
 #[test]
 fn acknowledged_holds_outlive_a_promotion() {
-    assert_sound(&[&ONE_PROMOTION[..], &["--mode", "min-replicas"]].concat());
+    assert_sound(&ONE_PROMOTION);
 }
 
 #[test]
@@ -277,12 +278,13 @@ fn a_campaign_finds_what_an_unprotected_fail_over_loses() {
     let under_sentinel = kinds.map(|kinds| ("sentinel", kinds));
     let in_cluster = ("cluster", &["late replica promoted"][..]);
     for (topology, kinds) in under_sentinel.into_iter().chain([in_cluster]) {
-        let arguments = [&["--topology", topology, "--only"][..], kinds].concat();
+        let unprotected = ["--mode", "plain", "--topology", topology, "--only"];
+        let arguments = [&unprotected[..], kinds].concat();
         assert_campaign_finds(&module(), "none", &arguments);
     }
 }
 
-const LATE_REPLICA: [&str; 4] = ["--mode", "min-replicas", "--only", "late replica promoted"];
+const LATE_REPLICA: [&str; 2] = ["--only", "late replica promoted"];
 
 #[test]
 #[ignore = "make planted"]
@@ -297,8 +299,7 @@ fn a_campaign_finds_grants_that_wait_for_no_replica() {
 #[test]
 #[ignore = "make planted"]
 fn a_campaign_finds_hand_offs_that_wait_for_no_replica() {
-    let any_fault = ["--mode", "min-replicas"];
-    assert_campaign_finds(planted::module(), "hand-off-not-covered", &any_fault);
+    assert_campaign_finds(planted::module(), "hand-off-not-covered", &[]);
 }
 
 #[test]

@@ -42,7 +42,7 @@ struct Arguments {
     #[arg(long, value_enum, default_value_t = Topology::Sentinel)]
     topology: Topology,
     /// How the servers protect holds
-    #[arg(long, value_enum, default_value_t = Mode::Plain)]
+    #[arg(long, value_enum, default_value_t = Mode::MinReplicas)]
     mode: Mode,
     /// Succeed if two owners held one lock, and only then; end at that
     #[arg(long)]
