@@ -153,7 +153,7 @@ impl fmt::Display for LockError {
             ),
             Self::NoReplicas => f.write_str(
                 "NOREPLICAS not known to be safe: fewer than lock.min-replicas replicas have \
-                 acknowledged it; RELEASE, or send it again (an ACQUIRE with HOLD)",
+                 acknowledged it; RELEASE with its HOLD, or send it again (an ACQUIRE with HOLD)",
             ),
             Self::CannotAwaitReplicas => f.write_str(
                 "NOREPLICAS nothing was done: a client that can't block can't wait for \
