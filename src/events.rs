@@ -12,7 +12,7 @@ use redis_module_macros::{
 };
 
 use crate::config;
-use crate::manager::{self, acks, clock_steps, gate, inspect};
+use crate::manager::{self, acks, gate, inspect};
 use crate::server::blocked;
 use crate::server::hooks::Hooks;
 use crate::server::keyspace;
@@ -29,7 +29,6 @@ pub(crate) static HOOKS: Hooks = Hooks {
     receives: manager::receives,
     key_received: manager::key_received,
     key_touched: manager::key_touched,
-    key_expired: manager::key_expired,
     key_leaves: manager::key_leaves,
     key_arrives: manager::key_arrives,
     // It tells of no single key.
@@ -83,21 +82,18 @@ fn on_info(ctx: &InfoContext, for_crash_report: bool) -> RedisResult<()> {
         return Ok(());
     }
     let mut fields = inspect::totals(info_fields);
-    let steps = clock_steps::seen();
     fields.extend([
         ("grace_ms".to_owned(), unsigned(gate::grace_left_ms())),
         (
             "replicas_missing".to_owned(),
             unsigned(acks::replicas_missing()),
         ),
-        ("clock_steps".to_owned(), steps.count()),
     ]);
     // A section without a name of its own has that of the module.
     let mut section = ctx.builder().add_section("");
     for (name, number) in fields {
         section = section.field(&name, number.to_string())?;
     }
-    section = section.field("clock_step_ms_last", steps.last_ms().to_string())?;
     section.build_section()?.build_info()?;
     Ok(())
 }

@@ -10,7 +10,6 @@
 //! that is being opened.
 
 pub(crate) mod acks;
-pub(crate) mod clock_steps;
 mod due;
 pub(crate) mod gate;
 pub(crate) mod inspect;
@@ -53,6 +52,9 @@ thread_local! {
     /// Whether the data is that of another server, or of this one before it was
     /// started: it is a replica, or it loads.
     static RECEIVES: Cell<bool> = const { Cell::new(false) };
+
+    /// The wall clock when the server's cron ran last.
+    static LAST_CRON_MS: Cell<i64> = const { Cell::new(0) };
 
     static LOCKS: &'static RefCell<LockTable> = Box::leak(Box::default());
 }
@@ -124,10 +126,7 @@ pub(crate) fn acquire(
         return Ok(Some(Acquired::Queued(waiter)));
     }
     let (open, stored) = open_for_command(key, Some(&request.owner), Part::Whole)?;
-    let now = match may_wait || request.session.is_some() {
-        true => clock_steps::now_looked(ctx),
-        false => clock_steps::now(ctx),
-    };
+    let now = clock::now();
     let wait = wait(ctx, patience, now);
     let client = acks::client_to_tell(ctx);
     let is_exclusive = request.limit == Limit::EXCLUSIVE;
@@ -162,27 +161,23 @@ fn wait_behind(
         return None;
     }
     let ctx = key.ctx();
-    let now = clock_steps::now_looked(ctx);
+    let now = clock::now();
     let wait = wait(ctx, patience, now)?;
     let waiter = step_by(ctx, may_grant, |table| {
         table.wait_behind(key.as_ref(), request, &wait, now)
     })?;
     follow_overwriting(ctx);
-    if let Some(until_ms) = wait.until_ms
-        && (wait.is_for_place() || acks::are_on())
-    {
-        timer::wake_by(ctx, until_ms, now.ms());
-    }
+    arm_timer(ctx, now);
     Some(waiter)
 }
 
 fn wait(ctx: &Context, patience: Patience<'_>, now: Now) -> Option<Wait> {
     let (until_ms, channel) = match patience {
         Patience::None => return None,
-        Patience::Block(timeout) => (timeout.end_ms(now.ms()), None),
+        Patience::Block(timeout) => (timeout.end_ms(now.steady_ms), None),
         Patience::Queue(place) => {
             let channel = TABLE.with_borrow_mut(|table| table.channel(place.channel));
-            (Some(now.ms().saturating_add(place.ms)), Some(channel))
+            (Some(now.steady_ms.saturating_add(place.ms)), Some(channel))
         }
     };
     Some(Wait {
@@ -232,13 +227,13 @@ const CHANNEL_REFUSED: &str =
 /// Gives holds back; with the last one, hands the lock off.
 pub(crate) fn release(key: LockKey<'_>, request: &ReleaseRequest) -> Result<Released, LockError> {
     // When a lease ends matters only to those who wait, while it lasts.
-    let part = match TABLE.with_borrow(LockTable::follows_lease_ends) {
+    let part = match TABLE.with_borrow(LockTable::anybody_waits) {
         true if request.ends_a_single_hold() => Part::OfAskerUnlessSingleHold,
         true => Part::OfAsker,
         false => Part::OfAskerWithoutLeaseEnd,
     };
     let (open, stored) = open_for_command(key, Some(&request.owner), part)?;
-    let now = clock_steps::now(key.ctx());
+    let now = clock::now();
     let progress = step(key.ctx(), |table| {
         table.release(key.as_ref(), stored, request, now)
     });
@@ -249,7 +244,7 @@ pub(crate) fn release(key: LockKey<'_>, request: &ReleaseRequest) -> Result<Rele
 /// off. Returns whether anybody held it.
 pub(crate) fn break_lock(key: LockKey<'_>, token: Option<FencingToken>) -> Result<bool, LockError> {
     let (open, stored) = open_for_command(key, None, Part::Whole)?;
-    let now = clock_steps::now(key.ctx());
+    let now = clock::now();
     let progress = step(key.ctx(), |table| {
         table.break_lock(key.as_ref(), stored, token, now)
     });
@@ -261,7 +256,7 @@ pub(crate) fn break_lock(key: LockKey<'_>, token: Option<FencingToken>) -> Resul
 pub(crate) fn renew(key: LockKey<'_>, request: &RenewRequest) -> Result<Option<bool>, LockError> {
     let may_grant = gate::check_replicas(key.ctx())?;
     let (open, stored) = open_for_command(key, Some(&request.owner), Part::OfAsker)?;
-    let now = clock_steps::now(key.ctx());
+    let now = clock::now();
     let client = acks::client_to_tell(key.ctx());
     let progress = step_by(key.ctx(), may_grant, |table| {
         acks::tell_later(table, client);
@@ -282,7 +277,7 @@ pub(crate) fn guard(key: LockKey<'_>, token: FencingToken) -> Result<(), LockErr
     {
         end_if_closing(key, &owner, || Some(clients::running(key.ctx())));
     }
-    let now = clock_steps::now(key.ctx());
+    let now = clock::now();
     let progress = step_by(key.ctx(), may_grant, |table| {
         table.guard(key.as_ref(), stored, token, now)
     });
@@ -315,7 +310,6 @@ pub(crate) fn reset(ctx: &Context) {
     gate::reset();
     telling::reset();
     RECEIVES.set(keyspace::is_replica(ctx));
-    clock_steps::reset(ctx);
 }
 
 /// Whether what happens to keys comes from another server, or from a file.
@@ -346,14 +340,14 @@ pub(crate) fn key_touched(ctx: &Context, key: KeyRef<'_>) {
     note(ctx, |table, now_ms| table.key_touched(key, now_ms));
 }
 
-/// The server has expired this key. Otherwise as [`key_touched`].
-pub(crate) fn key_expired(ctx: &Context, key: KeyRef<'_>) {
-    note(ctx, |table, now_ms| table.key_expired(key, now_ms));
-}
-
 /// The server's cron runs, `hz` times a second.
 pub(crate) fn on_cron(ctx: &Context, hz: i32) {
-    clock_steps::look(ctx);
+    let now = clock::now();
+    // What is planned by a wall clock that was set back comes too late.
+    match LAST_CRON_MS.replace(now.ms()) > now.ms() {
+        true => everything_touched(ctx),
+        false => arm_timer(ctx, now),
+    }
     acks::on_cron(ctx);
     self_fencing::on_cron(ctx, hz);
 }
@@ -410,9 +404,6 @@ pub(crate) fn grant_told(ctx: &Context, client: ClientId, heard: bool) {
 /// A client does not wait any more. Returns what it is to be told, if it is anything but
 /// that it was not granted the lock.
 pub(crate) fn waiter_left(ctx: &Context, waiter: WaiterId, leave: Leave) -> Option<Answer> {
-    // A step of the clock may have ended the wait, and with the last one all that is
-    // known of the lock is forgotten.
-    clock_steps::now(ctx);
     note(ctx, |table, now_ms| {
         table.waiter_left(waiter, leave, now_ms)
     })
@@ -430,10 +421,10 @@ fn rest_later(ctx: &Context, now_ms: i64) {
 }
 
 fn note<R>(ctx: &Context, what: impl FnOnce(&mut LockTable, i64) -> R) -> R {
-    let now_ms = clock::now().ms();
-    let result = TABLE.with_borrow_mut(|table| what(table, now_ms));
-    arm_timer(ctx, now_ms);
-    rest_later(ctx, now_ms);
+    let now = clock::now();
+    let result = TABLE.with_borrow_mut(|table| what(table, now.ms()));
+    arm_timer(ctx, now);
+    rest_later(ctx, now.ms());
     result
 }
 
@@ -648,7 +639,7 @@ fn apply(key: LockKey<'_>, mut open: OpenLock<'_>, now: Now, step: &mut Step) {
     for line in &step.log {
         log(key, line);
     }
-    arm_timer(key.ctx(), now.ms());
+    arm_timer(key.ctx(), now);
     if !step.answers.is_empty() {
         for (addressee, answer) in step.answers.drain(..) {
             if let Answer::Granted(_) = answer {
@@ -680,10 +671,11 @@ fn tell(ctx: &Context, addressee: Addressee, answer: Answer) {
 }
 
 /// Sets the timer for whatever is to be done next.
-fn arm_timer(ctx: &Context, now_ms: i64) {
+fn arm_timer(ctx: &Context, now: Now) {
+    let now_ms = now.ms();
     let due_ms = match telling::any_waits() {
         true => Some(now_ms),
-        false => TABLE.with_borrow(LockTable::wake_at_ms),
+        false => TABLE.with_borrow(|table| table.wake_at_ms(now)),
     };
     let at_ms = due_ms.into_iter().chain(gate::wake_at_ms(now_ms)).min();
     if let Some(at_ms) = at_ms {

@@ -36,7 +36,6 @@ use crate::queue::session_places::SessionPlaces;
 use crate::queue::{Addressee, WaiterId};
 use crate::request::{ClientId, Lease};
 use crate::sessions::HoldId;
-use crate::time_outs::TimeOuts;
 use crate::token::FencingToken;
 
 /// What has to acknowledge a reply before it is told.
@@ -68,7 +67,7 @@ pub(crate) struct Withheld {
     pub tells: Tells,
     /// What is to be kept up once it is told, if it asks for that.
     pub session: Option<SessionToBe>,
-    /// When it is given up, in milliseconds since 1970.
+    /// When it is given up, by the steady clock.
     pub until_ms: i64,
 }
 
@@ -240,16 +239,6 @@ impl Acks {
             self.of_sessions.remove(client, id);
         }
         Some(withheld)
-    }
-
-    /// The wall clock was set forward by this much. Replicas have as long as before; waits
-    /// end by that clock, as all waits do.
-    pub(crate) fn clock_stepped(&mut self, step_ms: i64, time_outs: &mut TimeOuts) {
-        for (&id, (_, withheld)) in &mut self.replies {
-            time_outs.remove(id, withheld.until_ms);
-            withheld.until_ms = withheld.until_ms.saturating_add(step_ms);
-            time_outs.insert(id, withheld.until_ms);
-        }
     }
 
     /// All that was written up to now ends at this offset. Returns whether anything

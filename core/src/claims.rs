@@ -49,15 +49,6 @@ impl Claims {
         until_ms.is_some()
     }
 
-    /// The wall clock was set by this much, and the leases move with it.
-    pub(crate) fn clock_stepped(&mut self, by_ms: i64) {
-        for until_ms in self.until_ms.values_mut() {
-            *until_ms = until_ms.saturating_add(by_ms);
-        }
-        let ends = self.until_ms.iter();
-        self.ends = ends.map(|(&token, &until_ms)| (until_ms, token)).collect();
-    }
-
     /// When a first lease ends next.
     pub(crate) fn next_end_ms(&self) -> Option<i64> {
         self.ends.first().map(|&(at_ms, _)| at_ms)

@@ -33,16 +33,6 @@ impl Holder {
         })
     }
 
-    /// The same, with a lease that ends this much later, because the wall clock was set.
-    pub(crate) fn moved(&self, by_ms: i64) -> Self {
-        // No key may expire before 1970.
-        let moved_ms = |end_ms: i64| end_ms.saturating_add(by_ms).max(1);
-        Self {
-            lease_end_ms: self.lease_end_ms.map(moved_ms),
-            ..self.clone()
-        }
-    }
-
     /// Whether it shares the lock, and its lease was over before this time.
     pub(crate) fn is_overdue(&self, now_ms: i64) -> bool {
         #[cfg(feature = "planted-faults")]

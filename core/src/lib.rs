@@ -22,7 +22,6 @@
 pub mod acks;
 mod bounds;
 mod claims;
-pub mod clock_steps;
 pub mod cycle;
 pub mod deadlock;
 pub mod deliveries;
@@ -43,7 +42,6 @@ mod remembered;
 pub mod request;
 pub mod sessions;
 mod sharded;
-mod stepped;
 pub mod stored;
 pub mod table;
 mod time_outs;

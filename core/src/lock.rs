@@ -33,11 +33,16 @@ use crate::request::{
 use crate::token::{FencingToken, TokenClock};
 use crate::usage::Usage;
 
-/// The wall clock at the moment of a transition.
+/// The moment of a transition, by two clocks.
+///
+/// Leases end by the wall clock, as every key does. Waits end by the steady clock, which
+/// nobody sets.
 #[derive(Clone, Copy, Debug)]
 pub struct Now {
-    /// Microseconds since 1970.
+    /// The wall clock: microseconds since 1970.
     pub us: i64,
+    /// The steady clock: milliseconds since any moment.
+    pub steady_ms: i64,
 }
 
 impl Now {
@@ -471,41 +476,6 @@ impl Lock {
         let holders = std::mem::take(&mut self.holders);
         self.delete(effects);
         holders
-    }
-
-    /// Moves the ends of these leases, because the wall clock was set.
-    pub(crate) fn move_leases(
-        &mut self,
-        is_meant: impl Fn(&Holder) -> bool,
-        by_ms: i64,
-        effects: &mut Effects,
-    ) {
-        let meant = self.holders.iter().filter(|holder| is_meant(holder));
-        let moved: SmallVec<[Holder; 1]> = meant.map(|holder| holder.moved(by_ms)).collect();
-        if moved.is_empty() {
-            return;
-        }
-        for holder in moved {
-            if holder.limit != Limit::EXCLUSIVE {
-                effects.push(holder.written(None));
-            }
-            self.replace(holder);
-        }
-        self.expire_with_the_last_lease(effects);
-    }
-
-    /// Puts the holders of before back into a lock that was deleted, with leases that end
-    /// that much later, if these are not over.
-    pub(crate) fn put_back(&mut self, before: &Self, by_ms: i64, now: Now, effects: &mut Effects) {
-        let lasts = |holder: &Holder| holder.lease_end_ms.is_some_and(|end_ms| end_ms >= now.ms());
-        let moved = before.holders.iter().map(|holder| holder.moved(by_ms));
-        for holder in moved.filter(lasts) {
-            let new_token = before.last_token.filter(|_| self.is_free());
-            effects.push(holder.written(new_token));
-            self.last_token = before.last_token;
-            self.holders.push(holder);
-        }
-        self.expire_with_the_last_lease(effects);
     }
 
     fn remove(&mut self, owner: &Owner, effects: &mut Effects) {

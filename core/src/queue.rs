@@ -304,9 +304,7 @@ impl WaitQueues {
         if !self.is_over(next, now_ms) {
             return (0, self.first(key));
         }
-        // Where the clock was set back, some may not be over any more.
-        let before = queue.passed().filter(|&(_, at_ms)| at_ms <= now_ms);
-        let mut passed = before.map_or(next.id, |(id, _)| id.max(next.id));
+        let mut passed = queue.passed().map_or(next.id, |id| id.max(next.id));
         let (mut count, mut living) = (0, None);
         for waiter in queue.behind_of(passed) {
             if count == at_most {
@@ -320,7 +318,7 @@ impl WaitQueues {
             count += 1;
         }
         if let Some(queue) = self.queue_mut(key) {
-            queue.note_passed(passed, now_ms);
+            queue.note_passed(passed);
         }
         (count, living.and_then(|id| self.waiter(key, id)))
     }

@@ -5,9 +5,8 @@
 //! be counted. Locks with many holders are remembered, because reading them from the
 //! hash again for each command would cost as much as they have holders.
 //!
-//! Architecture invariant: what is remembered grants nothing by itself, but puts back
-//! what a step of the wall clock has ended too early. A lock is used from here only
-//! where the server has told of no change since, and where the hash has the same number
+//! Architecture invariant: what is remembered grants nothing by itself. A lock is used
+//! from here only where the server has told of no change since, and where the hash has the same number
 //! of fields, expiry and newest token, and the same fields of the owner in question. To
 //! have a request wait behind others, the former is enough.
 //!
@@ -290,6 +289,7 @@ impl Remembered {
     }
 
     /// The keys of all of them.
+    #[cfg(test)]
     pub(crate) fn keys(&self) -> impl Iterator<Item = &KeyBuf> {
         self.by_key.keys()
     }

@@ -451,24 +451,6 @@ impl Sessions {
         }
     }
 
-    /// Moves the ends of leases, because the wall clock was set by this much, and has them
-    /// renewed at once where they would end early. Returns the locks.
-    pub fn clock_stepped(&mut self, by_ms: i64, now_ms: i64) -> BTreeSet<KeyBuf> {
-        self.renewals.clear();
-        for (bound, binding) in &mut self.bindings {
-            binding.kept_until_ms = binding.kept_until_ms.saturating_add(by_ms);
-            binding.renew_at_ms = match by_ms {
-                0.. if binding.is_claimed => now_ms,
-                _ => binding.renew_at_ms.saturating_add(by_ms),
-            };
-            self.renewals.insert((binding.renew_at_ms, bound.clone()));
-        }
-        for (_, left_ms) in &mut self.left {
-            *left_ms = left_ms.saturating_add(by_ms);
-        }
-        self.locks.keys().collect()
-    }
-
     /// The key, if holds on this lock are bound, perhaps to a connection that has ended.
     pub fn bound_key(&self, key: KeyRef<'_>) -> Option<KeyBuf> {
         self.locks.key(self.locks.at(key)?)

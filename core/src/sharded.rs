@@ -41,6 +41,7 @@ impl<T> Default for Shards<T> {
 }
 
 impl<T> Shards<T> {
+    #[cfg(test)]
     fn iter(&self) -> impl Iterator<Item = &T> {
         [&self.few].into_iter().chain(&self.many).flatten()
     }
@@ -161,6 +162,7 @@ impl<K, V> Sharded<K, V> {
     }
 
     /// All entries, in no order.
+    #[cfg(test)]
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
         self.entries.iter().map(|(key, value)| (key, value))
     }
@@ -189,6 +191,7 @@ impl<K, V> Sharded<K, V> {
     }
 
     /// The keys of all entries.
+    #[cfg(test)]
     pub(crate) fn keys(&self) -> impl Iterator<Item = &K> {
         self.iter().map(|(key, _)| key)
     }

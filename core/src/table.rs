@@ -12,9 +12,7 @@
 //!
 //! # Invariants
 //! - What is remembered never says that somebody holds a lock; the stored hash alone
-//!   does, but where the server has just expired it too early, because the wall clock
-//!   was set, and nobody has touched the key since. It may say that a stored hold is
-//!   over; if that is lost, in a restart or a fail-over, the hold lasts until its lease
+//!   does. It may say that a stored hold is over; if that is lost, in a restart or a fail-over, the hold lasts until its lease
 //!   ends, and no two owners ever hold one lock.
 //! - Where a lock has room for who waits for it first, a recheck is planned.
 //! - No step takes more than [`GRANTS_A_STEP`] grants, [`ENDS_A_STEP`] lease ends and
@@ -37,7 +35,6 @@
 
 mod acknowledged;
 mod behind;
-mod clock_steps;
 mod connections;
 mod due;
 mod ends;
@@ -70,7 +67,6 @@ use crate::queue::{Addressee, Channel, Wait, WaitQueues, WaiterId};
 use crate::remembered::Remembered;
 use crate::request::{AcquireRequest, ClientId, Lease, Owner, ReleaseRequest, RenewRequest};
 use crate::sessions::Sessions;
-use crate::stepped::Stepped;
 use crate::time_outs::TimeOuts;
 use crate::token::{FencingToken, TokenClock};
 use crate::unchecked::UncheckedOwners;
@@ -336,8 +332,6 @@ pub struct LockTable {
     /// Holds that ended as one, by their tokens, and when. How long they lasted is still to
     /// be counted.
     unmeasured: Vec<(i64, Vec<FencingToken>)>,
-    /// Locks whose leases the wall clock has left behind, or overtaken.
-    stepped: Stepped,
     /// Waits that may close a cycle.
     unchecked: VecDeque<Unchecked>,
     /// Owners of many waits of which each may close a cycle.
@@ -547,7 +541,6 @@ impl LockTable {
         self.anybody_waits()
             || self.remembers_holds()
             || !self.remembered.is_empty()
-            || !self.stepped.is_empty()
             || self.leaving.is_some()
     }
 

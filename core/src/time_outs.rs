@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use crate::explore::form::Form;
 use crate::queue::{Waiter, WaiterId};
 
-/// The ends of waits, in milliseconds since 1970.
+/// The ends of waits, in milliseconds of the steady clock.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TimeOuts(BTreeSet<(i64, WaiterId)>);
 

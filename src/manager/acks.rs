@@ -9,7 +9,7 @@ use std::cell::Cell;
 use redis_module::Context;
 
 use super::{
-    TABLE, arm_timer, clock_steps, end_connection_if_closing, end_if_closing, note, read_lock,
+    TABLE, arm_timer, end_connection_if_closing, end_if_closing, note, read_lock,
 };
 use crate::config;
 use crate::server::blocked;
@@ -164,10 +164,10 @@ fn tell(ctx: &Context, id: WaiterId, key: &KeyBuf) {
         let owner = told.as_ref().map(|(_, owner)| owner);
         read_lock(&open, key, owner, Part::Whole)
     });
-    let now = clock_steps::now(ctx);
+    let now = clock::now();
     let told = TABLE.with_borrow_mut(|table| table.tell(id, stored, now));
     if let Some((addressee, answer)) = told {
         super::tell(ctx, addressee, answer);
     }
-    arm_timer(ctx, now.ms());
+    arm_timer(ctx, now);
 }

@@ -3,7 +3,7 @@
 use redis_module::Context;
 
 use super::{
-    TABLE, arm_timer, carry_out, clock_steps, gate, publish_offer, read_lock, read_others,
+    TABLE, arm_timer, carry_out, gate, publish_offer, read_lock, read_others,
     self_fencing, step, tell, telling,
 };
 use crate::config;
@@ -17,6 +17,7 @@ use crate::server::publish;
 use crate::server::timer;
 use redis_lock_core::error::LockError;
 use redis_lock_core::keys::KeyRef;
+use redis_lock_core::lock::Now;
 #[cfg(feature = "planted-faults")]
 use redis_lock_core::planted::Fault;
 use redis_lock_core::queue::Addressee;
@@ -47,12 +48,13 @@ const SEARCH_WEIGHS: usize = 32;
 /// what is due. What does not fit into one wake waits until other clients have had
 /// their turn.
 pub(crate) fn on_wake(ctx: &Context) {
-    let now_ms = clock_steps::look(ctx).ms();
+    let now = clock::now();
+    let now_ms = now.ms();
     if !TABLE.with_borrow(LockTable::follows_overwriting) {
         overwriting::unfollow(ctx);
     }
     let is_replica = keyspace::is_replica(ctx);
-    end_waits(ctx, now_ms, is_replica);
+    end_waits(ctx, now, is_replica);
     if is_replica {
         TABLE.with_borrow_mut(|table| table.forget_connections(WORK_A_WAKE));
     }
@@ -81,18 +83,18 @@ pub(crate) fn on_wake(ctx: &Context) {
         }
     }
     close_clients(ctx);
-    arm_timer(ctx, clock::now().ms());
+    arm_timer(ctx, clock::now());
 }
 
 /// Ends what ends without a write. A replica keeps no places, as it blocks no clients.
-fn end_waits(ctx: &Context, now_ms: i64, is_replica: bool) {
+fn end_waits(ctx: &Context, now: Now, is_replica: bool) {
     if is_replica {
         tell_in_parts(ctx, PLACES_A_WAKE, |table, at_most| {
             table.forget_places(&LockError::Unblocked, at_most)
         });
     }
     tell_in_parts(ctx, WORK_A_WAKE, |table, at_most| {
-        table.give_up(now_ms, at_most)
+        table.give_up(now, at_most)
     });
 }
 
@@ -175,7 +177,7 @@ fn give_up_unheard(ctx: &Context, key: KeyRef<'_>, now_ms: i64) {
 fn do_to(key: LockKey<'_>, due: Due) -> usize {
     let open = OpenLock::open(key);
     let stored = read_lock(&open, key.as_ref(), due.owner(), Part::OfAsker);
-    let now = clock_steps::now(key.ctx());
+    let now = clock::now();
     let is_search = matches!(due.work, Work::CheckWait(_));
     let mut progress = step(key.ctx(), |table| {
         table.settings.reads_other_keys = true;

@@ -83,7 +83,7 @@ pub(super) fn wake_at_ms(now_ms: i64) -> Option<i64> {
 /// What the server demands of its replicas may have changed.
 pub(crate) fn demand_set(ctx: &Context) {
     self_fencing::begin(ctx);
-    arm_timer(ctx, clock::now().ms());
+    arm_timer(ctx, clock::now());
 }
 
 /// This server has just started. A replica has no grace period before its promotion.
@@ -117,7 +117,7 @@ fn begin_grace(ctx: &Context, what: &str) {
             "grace period begins with {what}: no lock is granted for {length_ms} ms"
         ));
     }
-    arm_timer(ctx, clock::now().ms());
+    arm_timer(ctx, clock::now());
 }
 
 /// `lock.grace-period` was set.
@@ -131,7 +131,7 @@ pub(crate) fn grace_period_set(ctx: &Context) {
     if left_ms > 0 {
         ctx.log_notice(&format!("grace period: {left_ms} ms are left"));
     }
-    arm_timer(ctx, clock::now().ms());
+    arm_timer(ctx, clock::now());
 }
 
 /// Lets those who wait be looked at, if the gate has opened.

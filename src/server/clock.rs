@@ -17,6 +17,7 @@ pub(crate) fn now() -> Now {
         .map_or(0, |since_1970| since_1970.as_micros());
     Now {
         us: i64::try_from(us).unwrap_or(i64::MAX),
+        steady_ms: since_boot_ms(),
     }
 }
 

@@ -37,9 +37,6 @@ pub(crate) struct Hooks {
     /// Something happened to this key.
     pub(crate) key_touched: fn(&Context, KeyRef<'_>),
 
-    /// The server has expired this key.
-    pub(crate) key_expired: fn(&Context, KeyRef<'_>),
-
     /// A key is about to get another name, or to move to another database.
     /// [`Hooks::key_arrives`] follows.
     pub(crate) key_leaves: fn(&Context, KeyRef<'_>),

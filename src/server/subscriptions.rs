@@ -156,7 +156,6 @@ pub(super) unsafe extern "C" fn on_key_event(
         match event {
             b"rename_from" | b"move_from" => (hooks.key_leaves)(&ctx, key),
             b"rename_to" | b"move_to" => (hooks.key_arrives)(&ctx, key),
-            b"expired" => (hooks.key_expired)(&ctx, key),
             _ => (hooks.key_touched)(&ctx, key),
         }
     });

@@ -147,6 +147,7 @@ impl CoreSide {
     fn now(&self) -> Now {
         Now {
             us: self.keyspace.now_ms * 1000,
+            steady_ms: self.keyspace.now_ms,
         }
     }
 
@@ -725,7 +726,7 @@ impl CoreSide {
     }
 
     fn arm_timer(&mut self) {
-        let Some(at_ms) = self.table.wake_at_ms() else {
+        let Some(at_ms) = self.table.wake_at_ms(self.now()) else {
             return;
         };
         let at_ms = at_ms.max(self.keyspace.now_ms);
@@ -847,7 +848,7 @@ impl CoreSide {
 
     fn on_wake(&mut self) {
         let now_ms = self.keyspace.now_ms;
-        for (addressee, answer) in self.table.give_up(now_ms, WORK_A_WAKE) {
+        for (addressee, answer) in self.table.give_up(self.now(), WORK_A_WAKE) {
             self.tell(addressee, answer);
         }
         self.close_clients();

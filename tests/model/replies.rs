@@ -196,8 +196,6 @@ pub fn counters_of(totals: &Totals, metrics: &Metrics) -> Counters {
         ),
         ("grace_ms".into(), 0),
         ("replicas_missing".into(), 0),
-        // Its clock has stopped.
-        ("clock_steps".into(), 1),
     ];
     for (what, times) in [("wait", &metrics.waits), ("hold", &metrics.holds)] {
         let summary = times.summary();
@@ -214,11 +212,10 @@ pub fn counters_of(totals: &Totals, metrics: &Metrics) -> Counters {
         .collect()
 }
 
-/// What `INFO lock` shows, but for how far the clock stepped as it stopped.
+/// What `INFO lock` shows.
 pub fn counters(client: &mut Client) -> Counters {
     let info = client.bulk("INFO lock");
     let fields = info.lines().filter_map(|line| line.split_once(':'));
-    let fields = fields.filter(|(name, _)| *name != "lock_clock_step_ms_last");
     let numbers = fields.map(|(name, number)| (name.into(), number.trim().parse().unwrap()));
     numbers.collect()
 }

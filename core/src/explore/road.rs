@@ -263,7 +263,7 @@ impl World {
     }
 
     pub(super) fn end_waits(&mut self) -> Checked<()> {
-        for (addressee, answer) in self.table.give_up(self.now_ms, WORK_A_WAKE) {
+        for (addressee, answer) in self.table.give_up(self.now(), WORK_A_WAKE) {
             self.tell_place(addressee.id(), &answer, false)?;
         }
         Ok(())

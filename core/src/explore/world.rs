@@ -166,6 +166,7 @@ impl World {
         // Each step takes a moment, so that no two have the same time.
         Now {
             us: self.now_ms * 1000 + self.steps * 10,
+            steady_ms: self.now_ms,
         }
     }
 
@@ -291,7 +292,7 @@ impl World {
         if self.retry_at_ms.is_some() {
             return self.retry_at_ms;
         }
-        self.table.wake_at_ms()
+        self.table.wake_at_ms(self.now())
     }
 
     pub(super) fn is_wake_due(&self) -> bool {

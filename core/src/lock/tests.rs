@@ -14,6 +14,7 @@ mod sharing;
 
 const NOW: Now = Now {
     us: 1_700_000_000_000_999,
+    steady_ms: NOW_MS,
 };
 const NOW_MS: i64 = 1_700_000_000_000;
 

@@ -33,8 +33,8 @@ struct Rest {
     waiting_elsewhere: BTreeSet<WaiterId>,
     /// The last waiter that was found to wait for long.
     slow: Option<WaiterId>,
-    /// All up to this one were over at this time.
-    passed: Option<(WaiterId, i64)>,
+    /// All up to this one are over.
+    passed: Option<WaiterId>,
 }
 
 impl Rest {
@@ -143,14 +143,14 @@ impl Queue {
         self.rest.as_mut()?.behind.get_mut(&id)
     }
 
-    /// All up to which one were over at which time.
-    pub(super) fn passed(&self) -> Option<(WaiterId, i64)> {
+    /// All up to this one are over.
+    pub(super) fn passed(&self) -> Option<WaiterId> {
         self.rest.as_ref()?.passed
     }
 
-    pub(super) fn note_passed(&mut self, id: WaiterId, now_ms: i64) {
+    pub(super) fn note_passed(&mut self, id: WaiterId) {
         if let Some(rest) = &mut self.rest {
-            rest.passed = Some((id, now_ms));
+            rest.passed = Some(id);
         }
     }
 

@@ -15,7 +15,7 @@ pub type Channel = Rc<[u8]>;
 pub struct Wait {
     /// The client.
     pub client: ClientId,
-    /// When it gives up, in milliseconds since 1970, if ever.
+    /// When it gives up by the steady clock, in milliseconds, if ever.
     pub until_ms: Option<i64>,
     /// Where it would have a place, without being blocked.
     pub channel: Option<Channel>,
@@ -45,7 +45,7 @@ pub struct Waiter {
     pub since_us: i64,
     /// The client that waits, or that asked last for this place.
     pub client: ClientId,
-    /// When it gives up, in milliseconds since 1970, if ever.
+    /// When it gives up by the steady clock, in milliseconds, if ever.
     pub until_ms: Option<i64>,
     /// Where its end is published, if it is a place.
     pub channel: Option<Channel>,

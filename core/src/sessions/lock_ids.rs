@@ -57,11 +57,6 @@ impl LockIds {
         id
     }
 
-    /// The keys of all locks, but for those that have been left behind.
-    pub(super) fn keys(&self) -> impl Iterator<Item = KeyBuf> {
-        self.keys.keys().filter_map(|&id| self.key(id))
-    }
-
     /// The ids of all locks.
     #[cfg(test)]
     pub(super) fn all(&self) -> BTreeSet<LockId> {

@@ -94,7 +94,7 @@ impl Transition<'_> {
 
     fn withhold(&mut self, to: Addressee, tells: Tells, session: Option<SessionToBe>) {
         let timeout_ms = self.table.settings.acks.map_or(0, |acks| acks.timeout_ms);
-        let until_ms = self.now.ms().saturating_add(timeout_ms);
+        let until_ms = self.now.steady_ms.saturating_add(timeout_ms);
         self.table.time_outs.insert(to.id(), until_ms);
         let withheld = Withheld {
             to,
@@ -238,10 +238,6 @@ impl LockTable {
         let withheld = self.take_withheld(id)?;
         let (Tells::Grant(token) | Tells::Renewal(token)) = withheld.tells;
         let stored = stored.map(|stored| self.remember_if_large(withheld.key.as_ref(), stored));
-        let read = match &stored {
-            Ok(Stored::Read(lock)) if withheld.session.is_some() => Some(lock.clone()),
-            _ => None,
-        };
         let hold = self.deliveries.hold_of(withheld.recipient()).cloned();
         let hold = hold.filter(|hold| hold.key == withheld.key);
         let held = hold.and_then(|hold| {
@@ -252,10 +248,7 @@ impl LockTable {
         let stands = held.is_some();
         match held {
             None => self.grant_told(withheld.recipient(), false),
-            Some(held) => {
-                self.bind_told(&withheld, &held, token, now);
-                self.note_if_bound(withheld.key.as_ref(), read);
-            }
+            Some(held) => self.bind_told(&withheld, &held, token, now),
         }
         let answer = match withheld.tells {
             Tells::Grant(token) if stands => Answer::Granted(token),
@@ -269,7 +262,7 @@ impl LockTable {
     /// them may be told next. A lock that is kept is looked at soon.
     fn remember_if_large(&mut self, key: KeyRef<'_>, stored: Stored) -> Stored {
         match stored {
-            Stored::Read(lock) if lock.holders().len() > few() && !self.is_kept(key) => {
+            Stored::Read(lock) if lock.holders().len() > few() && !self.queues.contended(key) => {
                 self.remembered.drop_lock(key);
                 self.remembered.put(key, None, lock, &[]);
                 Stored::AsExpected

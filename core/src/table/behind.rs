@@ -41,7 +41,7 @@ impl LockTable {
             self.sessions.any_ended() || self.acks.any_ended() || !self.ended.is_empty();
         // A look plans when this wait is to be logged.
         let is_logged = self.settings.log_slow_wait_ms.is_some();
-        if may_be_over || is_logged || !self.stepped.is_empty() {
+        if may_be_over || is_logged {
             return false;
         }
         let Some(first) = self.queues.first_at_rest(key) else {
@@ -53,7 +53,7 @@ impl LockTable {
         let lasts = lock
             .next_lease_end_ms()
             .is_some_and(|end_ms| now.ms() <= end_ms);
-        lasts && !lock.admits(first.request.limit) && !self.queues.is_over(first, now.ms())
+        lasts && !lock.admits(first.request.limit) && !self.queues.is_over(first, now.steady_ms)
     }
 
     fn has_room_for(&self, wait: &Wait) -> bool {

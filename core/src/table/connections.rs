@@ -34,11 +34,10 @@ impl LockTable {
 
     /// What is remembered of this key is not relied upon any more.
     fn doubt(&mut self, key: KeyRef<'_>) {
-        self.stepped.touched(key);
         if self.remembered.is_empty() {
             return;
         }
-        if self.is_kept(key) {
+        if self.queues.contended(key) {
             self.remembered.touch(key);
         } else {
             self.remembered.drop_lock(key);
@@ -58,7 +57,6 @@ impl LockTable {
 
     /// Any key of these databases, or of all, may have changed.
     fn touch_all(&mut self, databases: Option<&[i32]>, now_ms: i64) {
-        self.stepped.all_touched(databases);
         self.remembered.touch_all(databases);
         let is_contended = |db: &i32| self.queues.contended_keys(*db).next().is_some();
         let any_waits = !self.queues.is_empty();
@@ -381,9 +379,9 @@ impl LockTable {
         let key = self.queues.key_of(id).cloned();
         let told = self.end_wait(id, leave, now_ms)?;
         if let Some(key) = key
-            && !self.is_kept(key.as_ref())
+            && !self.queues.contended(key.as_ref())
         {
-            self.forget_uncontended(key.as_ref());
+            self.remembered.drop_if_few(key.as_ref());
         }
         Some(told)
     }
@@ -494,12 +492,8 @@ impl LockTable {
         self.unchecked.extend(unchecked);
     }
 
-    /// Nobody can or need write what has ended of this key, or move its leases.
+    /// Nobody can or need write what has ended of this key.
     pub(super) fn forget_ended(&mut self, key: KeyRef<'_>) {
-        let left = self.stepped.take(key);
-        if left.by_ms.is_some() && !self.queues.contended(key) {
-            self.remembered.drop_lock(key);
-        }
         for ended in self.ended.take(key) {
             let hold = HoldId::new(key, &ended.owner);
             self.deliveries.end(&hold, &ended, 0);

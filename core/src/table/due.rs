@@ -1,6 +1,5 @@
 //! What the table does without being asked: it ends what is over because of what
-//! became of a client, moves leases with the clock, keeps up those of sessions, looks at
-//! contended locks when they are due, and searches for deadlocks.
+//! became of a client, keeps up the leases of sessions, looks at contended locks when they are due, and searches for deadlocks.
 
 use super::transition::Transition;
 use super::{Answer, Done, LockTable, Progress, Step, Stored, Unchecked, give_back};
@@ -99,13 +98,12 @@ pub enum NotNow {
 }
 
 impl LockTable {
-    /// When there is something to do next, in milliseconds since 1970, if ever. What
-    /// is overdue has a time that is over.
-    pub fn wake_at_ms(&self) -> Option<i64> {
+    /// When there is something to do next by the wall clock, in milliseconds since 1970,
+    /// if ever. What is overdue has a time that is over.
+    pub fn wake_at_ms(&self, now: Now) -> Option<i64> {
         let is_overdue =
             !(self.ended.is_empty() && self.unchecked.is_empty() && self.to_close.is_empty())
                 || self.sessions.any_ended()
-                || self.stepped.next_key().is_some()
                 || self.queues.next_ended_place().is_some()
                 || !self.untold.is_empty()
                 || self.acks.any_ended()
@@ -114,10 +112,12 @@ impl LockTable {
             return Some(0);
         }
         let rechecks = self.queues.next_recheck_ms();
+        let time_outs = self.time_outs.next_ms();
+        let time_outs = time_outs.map(|at_ms| at_ms - now.steady_ms + now.ms());
         rechecks
             .into_iter()
             .chain(self.sessions.next_renewal_ms())
-            .chain(self.time_outs.next_ms())
+            .chain(time_outs)
             .chain(self.claims.next_end_ms())
             .min()
     }
@@ -143,7 +143,6 @@ impl LockTable {
         let ended_session = || Some(self.sessions.next_ended()?.key);
         let ended = self.ended.next_key().cloned().or_else(ended_session);
         ended
-            .or_else(|| self.stepped.next_key().cloned())
             .or_else(renewal)
             .or_else(|| self.queues.next_due(now_ms).cloned())
             .or_else(|| wait().cloned())
@@ -169,10 +168,7 @@ impl LockTable {
         for _ in 0..KINDS {
             self.turn = (self.turn + 1) % KINDS;
             let due = match self.turn {
-                0 => {
-                    let ended = self.next_ended();
-                    ended.or_else(|| self.next_stepped()).map(Due::recheck)
-                }
+                0 => self.next_ended().map(Due::recheck),
                 1 => self.take_renewal(now_ms),
                 2 => self.queues.take_due(now_ms).map(Due::recheck),
                 _ => self.take_unchecked(),
@@ -189,7 +185,6 @@ impl LockTable {
         self.sessions.any_left()
             || self.remembered.any_discarded()
             || self.remembered.is_to_be_swept()
-            || self.stepped.any_discarded()
             || !self.unmeasured.is_empty()
             || !self.searched.is_empty()
     }
@@ -199,10 +194,9 @@ impl LockTable {
         self.take_left(CLEARED_AT_ONCE);
         self.remembered
             .give_back(CLEARED_AT_ONCE * HOLDERS_WEIGH_ONE);
-        let (queues, stepped) = (&self.queues, &self.stepped);
-        let is_kept = |key: KeyRef<'_>| queues.contended(key) || stepped.is_noted(key);
+        let queues = &self.queues;
+        let is_kept = |key: KeyRef<'_>| queues.contended(key);
         self.remembered.sweep(CLEARED_AT_ONCE, is_kept);
-        self.stepped.give_back();
         self.measure(CLEARED_AT_ONCE * HOLDERS_WEIGH_ONE);
         self.searched.pop_if(|search| !search.give_back());
     }
@@ -227,11 +221,6 @@ impl LockTable {
             self.end_binding(&hold);
         }
         self.ended.next_key().cloned()
-    }
-
-    /// A lock whose leases are to be moved with the clock.
-    fn next_stepped(&self) -> Option<KeyBuf> {
-        self.stepped.next_key().cloned()
     }
 
     fn take_renewal(&mut self, now_ms: i64) -> Option<Due> {
@@ -332,7 +321,6 @@ impl LockTable {
                 true => sessions.set_lease(key, owner, token, lease, now.ms()),
                 false => sessions.kept(&HoldId::new(key, owner), now.ms()),
             }
-            transition.is_bound = true;
             transition.count_when_acknowledged(owner, bound);
         } else {
             // Before the hand-off, which may bind the owner's next holds.
@@ -441,7 +429,6 @@ impl LockTable {
             || self.anybody_waits()
             || !self.ended.is_empty()
             || !self.sessions.is_empty()
-            || self.stepped.next_key().is_some()
             || self.time_outs.next_ms().is_some()
             || !self.untold.is_empty()
             || self.acks.any_ended();
@@ -471,9 +458,6 @@ impl LockTable {
         self.acks = Default::default();
         self.claims = Default::default();
         self.ended = Default::default();
-        while let Some(key) = self.stepped.next_key().cloned() {
-            self.forget_ended(key.as_ref());
-        }
         self.unchecked = Default::default();
         self.unchecked_owners = Default::default();
     }

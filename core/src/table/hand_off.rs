@@ -117,7 +117,6 @@ impl Transition<'_> {
             });
             if !is_withheld {
                 sessions.bind(self.key, owner, client, token, lease, now_ms);
-                self.is_bound = true;
             } else if old.is_some_and(|old| old.token != token) {
                 sessions.unbind(self.key, owner);
             }
@@ -313,7 +312,7 @@ impl Transition<'_> {
         }
         let at_most = PASSED_A_STEP.saturating_sub(self.step.passed);
         let queues = &mut self.table.queues;
-        let (passed, first) = queues.pass_over(self.key, self.now.ms(), at_most);
+        let (passed, first) = queues.pass_over(self.key, self.now.steady_ms, at_most);
         self.step.passed += passed;
         first
     }
@@ -341,7 +340,7 @@ impl Transition<'_> {
         }
         while !self.has_done_enough()
             && let Some(first) = self.table.queues.first(self.key)
-            && self.table.queues.is_over(first, self.now.ms())
+            && self.table.queues.is_over(first, self.now.steady_ms)
         {
             self.end_place(first.id);
         }
@@ -382,7 +381,7 @@ impl Transition<'_> {
                 return;
             }
             let waiter = self.table.queues.waiter(self.key, id);
-            if waiter.is_some_and(|waiter| self.table.queues.is_over(waiter, self.now.ms())) {
+            if waiter.is_some_and(|waiter| self.table.queues.is_over(waiter, self.now.steady_ms)) {
                 self.end_place(id);
             } else if let Some(waiter) = self.table.remove_waiter(self.key, id) {
                 self.serve(waiter, false);

@@ -6,6 +6,7 @@ use crate::bounds::{OVER_LOOKED_AT, ends_a_step};
 use crate::error::LockError;
 use crate::holder::Holder;
 use crate::keys::{KeyBuf, KeyRef};
+use crate::lock::Now;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
 use crate::queue::{Addressee, Place, Wait, Waiter, WaiterId};
@@ -22,7 +23,7 @@ impl Transition<'_> {
             return;
         };
         let id = place.id;
-        if self.table.queues.is_over(place, now_ms) {
+        if self.table.queues.is_over(place, self.now.steady_ms) {
             match wait.is_some_and(Wait::is_for_place) {
                 // It is told of the new one.
                 true => drop(self.table.take_out(key, id, now_ms)),
@@ -85,7 +86,7 @@ impl Transition<'_> {
     /// A place is gone without a grant, here or in another queue.
     pub(super) fn end_place(&mut self, id: WaiterId) {
         let now_ms = self.now.ms();
-        let time_is_up = |until_ms: i64| until_ms <= now_ms;
+        let time_is_up = |until_ms: i64| until_ms <= self.now.steady_ms;
         let key = self.table.queues.key_of(id).cloned();
         let key = key.as_ref().map_or(self.key, KeyBuf::as_ref);
         let place = self.table.queues.waiter(key, id);
@@ -126,7 +127,7 @@ impl Transition<'_> {
 
     /// Such a place that is over and has not been removed.
     fn place_over(&self, is_meant: impl Fn(&Waiter) -> bool) -> Option<WaiterId> {
-        let (queues, now_ms) = (&self.table.queues, self.now.ms());
+        let (queues, now_ms) = (&self.table.queues, self.now.steady_ms);
         let late = self.table.time_outs.over(now_ms).take(OVER_LOOKED_AT);
         let ended = queues.ended_places().take(OVER_LOOKED_AT);
         let mut over = late.chain(ended).filter_map(|id| {
@@ -190,13 +191,13 @@ impl LockTable {
     /// Ends the waits whose time is over, gives up what replicas have not acknowledged in
     /// time, and ends the places of connections that have ended: at most `at_most`
     /// of each. Returns who is told what. Nothing has to be written for it now.
-    pub fn give_up(&mut self, now_ms: i64, at_most: usize) -> Vec<(Addressee, Answer)> {
+    pub fn give_up(&mut self, now: Now, at_most: usize) -> Vec<(Addressee, Answer)> {
         let mut answers = Vec::new();
         for _ in 0..at_most {
-            let Some(id) = self.time_outs.take(now_ms) else {
+            let Some(id) = self.time_outs.take(now.steady_ms) else {
                 break;
             };
-            answers.extend(self.leave(id, Leave::TimeUp, now_ms));
+            answers.extend(self.leave(id, Leave::TimeUp, now.ms()));
         }
         for _ in 0..at_most {
             let Some(id) = self.acks.next_ended() else {
@@ -211,10 +212,10 @@ impl LockTable {
             let Some(id) = self.queues.next_ended_place() else {
                 break;
             };
-            answers.extend(self.leave(id, Leave::Gone, now_ms));
+            answers.extend(self.leave(id, Leave::Gone, now.ms()));
         }
         for _ in 0..at_most {
-            if !self.claims.take_end(now_ms) {
+            if !self.claims.take_end(now.ms()) {
                 break;
             }
             self.metrics.grants_unclaimed += 1;
@@ -262,8 +263,8 @@ impl LockTable {
         why: &LockError,
     ) -> Option<(Addressee, Answer)> {
         let place = self.remove_waiter(key, id)?;
-        if !self.is_kept(key) {
-            self.forget_uncontended(key);
+        if !self.queues.contended(key) {
+            self.remembered.drop_if_few(key);
         }
         self.metrics.waits_refused += 1;
         Some((place.addressee(), Answer::Refused(why.clone())))

@@ -230,7 +230,7 @@ impl Transition<'_> {
             let hold = HoldId::new(edge.key.as_ref(), &edge.blocker);
             any_withheld |= self.table.end_withheld_of(&hold);
         }
-        let (queues, now_ms) = (&self.table.queues, self.now.ms());
+        let (queues, now_ms) = (&self.table.queues, self.now.steady_ms);
         let first_if_over = |key: KeyRef<'_>, owner: &Owner| {
             let id = queues.first_id_of(key, owner)?;
             let first = queues.waiter(key, id)?;

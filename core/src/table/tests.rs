@@ -12,7 +12,6 @@ use crate::stored::{PERMIT_PREFIX, Reader, TOKEN_FIELD};
 
 mod acknowledged;
 mod behind;
-mod clock_steps;
 mod connections;
 mod deadlocks;
 mod due;
@@ -234,6 +233,8 @@ struct Server {
     /// Before this no key expires.
     first_expiry_ms: i64,
     now_us: i64,
+    /// How far the wall clock is ahead of the steady one.
+    ahead_ms: i64,
     /// What waiters were told that nobody asked about yet.
     answers: Vec<(WaiterId, Answer)>,
     clients: BTreeMap<WaiterId, ClientId>,
@@ -276,6 +277,7 @@ impl Server {
             keys: BTreeMap::new(),
             first_expiry_ms: i64::MIN,
             now_us: START_MS * 1000,
+            ahead_ms: 0,
             answers: Vec::new(),
             clients: BTreeMap::new(),
             events: Vec::new(),
@@ -298,7 +300,10 @@ impl Server {
     }
 
     fn now(&self) -> Now {
-        Now { us: self.now_us }
+        Now {
+            us: self.now_us,
+            steady_ms: self.now_us / 1000 - self.ahead_ms,
+        }
     }
 
     fn ms(&self) -> i64 {
@@ -368,7 +373,7 @@ impl Server {
         let over: Vec<KeyBuf> = over.map(|(key, _)| key.clone()).collect();
         for key in over {
             self.keys.remove(&key);
-            self.table.key_expired(key.as_ref(), now_ms);
+            self.table.key_touched(key.as_ref(), now_ms);
         }
         let ends = self.keys.values().filter_map(|value| value.expires_at_ms);
         self.first_expiry_ms = ends.min().unwrap_or(i64::MAX);
@@ -474,6 +479,7 @@ impl Server {
             && let Some(id) = self.table.wait_behind(key, &ask.request, wait, now)
         {
             self.unread += 1;
+            self.granted_places.clear();
             self.clients.insert(id, ask.client);
             let (result, step) = (Ok(Acquired::Queued(id)), Step::default());
             let queued = self.do_step(key, Done { result, step });
@@ -518,7 +524,7 @@ impl Server {
     /// As [`Server::wait`], for this long at most.
     #[track_caller]
     fn wait_for(&mut self, key: KeyRef<'_>, ask: Ask, timeout_ms: i64) -> WaiterId {
-        let until_ms = Some(self.ms() + timeout_ms);
+        let until_ms = Some(self.now().steady_ms + timeout_ms);
         match self.acquire_until(key, ask, until_ms) {
             Ok(Acquired::Queued(id)) => id,
             other => panic!("{other:?}"),
@@ -592,8 +598,8 @@ impl Server {
 
     /// Ends what ends without anything to be written.
     fn give_up(&mut self) -> Vec<(WaiterId, Answer)> {
-        let now_ms = self.ms();
-        let told = self.table.give_up(now_ms, usize::MAX).into_iter();
+        let now = self.now();
+        let told = self.table.give_up(now, usize::MAX).into_iter();
         told.map(|(addressee, answer)| {
             self.clients.remove(&addressee.id());
             (addressee.id(), answer)
@@ -677,7 +683,7 @@ impl Server {
             let ended = self.give_up();
             self.answers.extend(ended);
             self.run();
-            let wake_ms = self.table.wake_at_ms().unwrap_or(i64::MAX);
+            let wake_ms = self.table.wake_at_ms(self.now()).unwrap_or(i64::MAX);
             if wake_ms.saturating_mul(1000) >= end_us || !self.table.to_close.is_empty() {
                 break;
             }
@@ -692,6 +698,13 @@ impl Server {
     /// Time passes, and nobody does anything.
     fn sleep(&mut self, ms: i64) {
         self.now_us += ms * 1000;
+    }
+
+    /// The wall clock is set, and the server's cron runs.
+    fn set_clock(&mut self, by_ms: i64) {
+        self.now_us += by_ms * 1000;
+        self.ahead_ms += by_ms;
+        self.table.everything_touched(self.ms());
     }
 
     /// What waiters were told since this was asked last.
@@ -742,7 +755,7 @@ impl Server {
         assert!(table.time_outs.is_empty() && table.claims.is_empty());
         assert!(table.untold.is_empty());
         assert!(!table.follows_keys());
-        assert_eq!(table.wake_at_ms(), None);
+        assert_eq!(table.wake_at_ms(self.now()), None);
         let counts = table.totals(self.now()).counts;
         let all = [
             counts.waiters,

@@ -41,8 +41,6 @@ pub(super) struct Change<Table, Key> {
     pub(super) are_holders_served: bool,
     /// The next step has to read the lock as well.
     pub(super) is_to_be_read: bool,
-    /// Holds of it may be bound to a connection.
-    pub(super) is_bound: bool,
     /// How many waiters were granted the lock that this step answers nothing.
     pub(super) withheld: usize,
     /// How many places were given up because nobody heard of their grant.
@@ -66,7 +64,6 @@ impl<Table, Key> Change<Table, Key> {
             is_read: self.is_read,
             are_holders_served: self.are_holders_served,
             is_to_be_read: self.is_to_be_read,
-            is_bound: self.is_bound,
             withheld: self.withheld,
             unheard: self.unheard,
             own_place: None,
@@ -111,7 +108,6 @@ impl<'t> Transition<'t> {
             is_read: false,
             are_holders_served: false,
             is_to_be_read: false,
-            is_bound: before.is_some(),
             withheld: 0,
             unheard: 0,
             own_place: None,
@@ -122,12 +118,10 @@ impl<'t> Transition<'t> {
         match stored {
             Stored::AsExpected => {
                 transition.lock = before.map(|(lock, _)| lock).unwrap_or_default();
-                transition.follow_clock(None);
             }
             Stored::Read(lock) => {
                 transition.lock = lock;
                 transition.is_read = true;
-                transition.follow_clock(before.as_ref().map(|(lock, _)| lock));
                 if let Some((before, was_touched)) = before {
                     transition.compare(before, was_touched);
                 }
@@ -316,9 +310,6 @@ impl<'t> Transition<'t> {
             let holders = self.lock.holders().iter().map(|holder| &holder.owner);
             let unchanged = holders.filter(|holder| !changed.contains(holder));
             remembered.forget(self.key, unchanged.chain(changed));
-        }
-        if self.is_bound {
-            self.note_bound();
         }
         Done {
             result,

@@ -96,7 +96,7 @@ impl LockTable {
         };
         let ttl_ms = match lock == Lock::default() {
             true => -2,
-            false => remaining_ms(lock.expires_at_ms(), now),
+            false => remaining_ms(lock.expires_at_ms(), now.ms()),
         };
         self.end_in_view(key, &mut lock, now);
         let holders = lock.holders().iter().map(|holder| {
@@ -106,21 +106,21 @@ impl LockTable {
                 owner: holder.owner.clone(),
                 holds: holder.holds,
                 token: holder.token,
-                ttl_ms: remaining_ms(holder.lease_end_ms, now),
+                ttl_ms: remaining_ms(holder.lease_end_ms, now.ms()),
                 client: binding.map(|binding| binding.client),
             }
         });
         let mut holders: Vec<HolderView> = holders.collect();
         holders.sort_by_key(|holder| holder.token);
         let waiters = self.queues.waiters(key);
-        let waiters = waiters.filter(|waiter| !self.queues.is_over(waiter, now.ms()));
+        let waiters = waiters.filter(|waiter| !self.queues.is_over(waiter, now.steady_ms));
         let waiters = waiters.map(|waiter| WaiterView {
             owner: waiter.request.owner.clone(),
             limit: waiter.request.limit,
             client: (!waiter.is_place()).then_some(waiter.client),
             channel: waiter.channel.clone(),
             waited_ms: waited_ms(waiter.since_us, now),
-            left_ms: remaining_ms(waiter.until_ms, now),
+            left_ms: remaining_ms(waiter.until_ms, now.steady_ms),
         });
         LockView {
             limit: lock.strictest_limit(),
@@ -219,7 +219,6 @@ impl LockTable {
         self.sessions.take_down(form);
         self.deliveries.take_down(form);
         self.ended.take_down(form);
-        self.stepped.take_down(form);
         self.time_outs.take_down(form);
         self.claims.take_down(form);
         self.acks.take_down(form);
@@ -290,6 +289,6 @@ fn waited_ms(since_us: i64, now: Now) -> i64 {
     (now.us - since_us).max(0) / 1000
 }
 
-fn remaining_ms(end_ms: Option<i64>, now: Now) -> i64 {
-    end_ms.map_or(-1, |end_ms| (end_ms - now.ms()).max(0))
+fn remaining_ms(end_ms: Option<i64>, now_ms: i64) -> i64 {
+    end_ms.map_or(-1, |end_ms| (end_ms - now_ms).max(0))
 }

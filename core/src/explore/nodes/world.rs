@@ -158,6 +158,7 @@ impl World {
         // Each step takes a moment, so that no two have the same time.
         Now {
             us: ms * 1000 + self.steps,
+            steady_ms: ms,
         }
     }
 

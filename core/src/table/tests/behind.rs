@@ -40,7 +40,7 @@ fn behind_others_no_look_is_needed_and_the_order_is_that_of_the_requests() {
 #[test]
 fn a_look_is_taken_where_anything_else_may_come_of_a_request() {
     type Case = (&'static str, fn(&mut Server), Ask);
-    let cases: [Case; 9] = [
+    let cases: [Case; 8] = [
         (
             "the key was touched",
             |server| {
@@ -96,14 +96,6 @@ fn a_look_is_taken_where_anything_else_may_come_of_a_request() {
                 let hold = HoldId::new(L, &owner("x"));
                 let token = FencingToken::new(7).unwrap();
                 server.table.ended.push(hold, token, EndedBy::Session);
-            },
-            ask("c"),
-        ),
-        (
-            "the clock was set",
-            |server| {
-                let now_ms = server.ms();
-                server.table.clock_stepped(10, now_ms);
             },
             ask("c"),
         ),

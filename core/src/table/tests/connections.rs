@@ -16,7 +16,7 @@ fn a_session_ends_with_its_connection_before_the_next_command() {
     let old = server.take(K, ask("a").session());
     server.take(K, ask("a").session());
     end(&mut server, client("a"));
-    assert_eq!(server.table.wake_at_ms(), Some(0));
+    assert_eq!(server.table.wake_at_ms(server.now()), Some(0));
     assert_eq!(server.holders(K), ["a"], "nothing is written yet");
     let new = server.take(K, ask("b").now());
     assert!(new > old);
@@ -289,7 +289,7 @@ fn a_hold_that_a_lost_grant_was_first_to_bind_stays_as_it_was() {
 fn the_lease_of_a_session_is_kept_up() {
     let mut server = Server::new();
     server.take(K, ask("a").session().lease(300));
-    assert_eq!(server.table.wake_at_ms(), Some(START_MS + 100));
+    assert_eq!(server.table.wake_at_ms(server.now()), Some(START_MS + 100));
     server.pass(10_000);
     assert_eq!(server.holders(K), ["a"]);
     assert!((100..=110).contains(&server.steps), "{}", server.steps);
@@ -337,7 +337,7 @@ fn a_session_that_is_not_kept_up_is_closed_in_time() {
     server.take(K, ask("a").session().lease(300));
     let mut tries = 0;
     let closed = loop {
-        let wake_ms = server.table.wake_at_ms().unwrap();
+        let wake_ms = server.table.wake_at_ms(server.now()).unwrap();
         server.now_us = server.now_us.max(wake_ms * 1000);
         let closed = server.table.take_clients_to_close(64);
         if !closed.is_empty() {
@@ -366,7 +366,7 @@ fn a_session_on_a_key_served_elsewhere_is_closed_in_time() {
     let mut server = Server::new();
     server.take(K, ask("a").session().lease(300));
     for _ in 0..100 {
-        let wake_ms = server.table.wake_at_ms().unwrap();
+        let wake_ms = server.table.wake_at_ms(server.now()).unwrap();
         server.now_us = server.now_us.max(wake_ms * 1000);
         if let Some(due) = server.table.take_due(server.ms()) {
             server
@@ -433,7 +433,7 @@ fn the_lease_that_was_renewed_last_is_kept_up() {
         let mut server = Server::new();
         server.take(K, ask("a").session().lease(first_ms));
         assert!(server.renew(K, "a", then_ms));
-        assert_eq!(server.table.wake_at_ms(), Some(START_MS + then_ms / 3));
+        assert_eq!(server.table.wake_at_ms(server.now()), Some(START_MS + then_ms / 3));
         server.pass(2 * then_ms);
         let end_ms = server.lock(K).expires_at_ms();
         assert_eq!(end_ms, Some(server.ms() + then_ms));
@@ -444,10 +444,10 @@ fn the_lease_that_was_renewed_last_is_kept_up() {
 fn clients_to_close_are_taken_in_portions() {
     let mut server = Server::new();
     server.table.to_close = (0..5).map(ClientId).collect();
-    assert_eq!(server.table.wake_at_ms(), Some(0));
+    assert_eq!(server.table.wake_at_ms(server.now()), Some(0));
     let sizes = [2, 2, 2].map(|most| server.table.take_clients_to_close(most).len());
     assert_eq!(sizes, [2, 2, 1]);
-    assert_eq!(server.table.wake_at_ms(), None);
+    assert_eq!(server.table.wake_at_ms(server.now()), None);
 }
 
 #[test]
@@ -558,7 +558,7 @@ fn many_holds_of_one_lock_end_in_portions() {
     let last = nth(crowd - 1);
     assert!(!server.renew(K, &last, 1000));
     assert!(server.holders(K).len() >= crowd - ENDS_A_STEP);
-    assert_eq!(server.table.wake_at_ms(), Some(0));
+    assert_eq!(server.table.wake_at_ms(server.now()), Some(0));
     server.run();
     assert_eq!(server.holders(K), ["z"]);
     server.release(K, "z");

@@ -439,10 +439,8 @@ fn a_holder_that_came_by_other_means_has_its_waits_checked() {
         value.set(b"b", 1);
         value.expires_at_ms = Some(START_MS + 9000);
         if is_told {
-            // In between the key was something else, which somebody has seen, and the
-            // clock was set.
+            // In between the key was something else, which somebody has seen.
             server.overwrite(M);
-            server.table.clock_stepped(1, server.ms());
             assert_eq!(server.acquire(M, ask("y")), Err(LockError::WrongType));
             server.write(M, |written| *written = value);
         } else {
@@ -488,7 +486,7 @@ fn a_long_search(reader: usize) -> (Server, WaiterId, WaiterId) {
     server.take(M, ask("a"));
     let reader = server.wait(M, ask(&nth(reader)));
     let waiter = server.wait(K, ask("a"));
-    assert_eq!(server.table.wake_at_ms(), Some(0));
+    assert_eq!(server.table.wake_at_ms(server.now()), Some(0));
     (server, reader, waiter)
 }
 

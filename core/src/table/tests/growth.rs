@@ -140,7 +140,7 @@ fn a_crowd_that_is_over_is_cleared_away_bit_by_bit() {
             server.delete(K);
         }
         assert!(server.table.remembered.any_discarded());
-        assert_eq!(server.table.wake_at_ms(), Some(0));
+        assert_eq!(server.table.wake_at_ms(server.now()), Some(0));
         // Nothing of it is in the way of what comes next.
         server.take(K, ask("x").session());
         assert_eq!(server.holders(K), ["x"]);
@@ -214,7 +214,7 @@ fn many_locks_that_were_touched_at_once_are_forgotten_bit_by_bit() {
     assert_eq!(before, CROWD / 10);
     server.table.databases_swapped(0, 1, server.ms());
     assert_eq!(count(&server), before, "some were forgotten at once");
-    assert_eq!(server.table.wake_at_ms(), Some(0));
+    assert_eq!(server.table.wake_at_ms(server.now()), Some(0));
     assert!((0..before).all(|n| !server.table.is_untouched(key(&nth(n)))));
     // Who is looked at meanwhile, or waited for, is known as ever.
     server.take(key(&nth(0)), ask("x").shared());
@@ -248,30 +248,6 @@ fn of_many_locks_that_were_touched_at_once_those_that_were_read_since_are_kept()
     }
     server.run();
     assert_eq!(count(&server), all);
-}
-
-#[test]
-fn what_is_known_of_many_locks_of_sessions_is_given_back_bit_by_bit() {
-    for is_swapped in [false, true] {
-        let mut server = Server::new();
-        for n in 0..CROWD {
-            server.take(key(&nth(n)), ask("a").session());
-        }
-        assert_eq!(server.table.stepped.bound_keys().count(), CROWD);
-        if is_swapped {
-            server.table.databases_swapped(0, 1, server.ms());
-        } else {
-            server.table.everything_touched(server.ms());
-        }
-        assert_eq!(server.table.stepped.bound_keys().count(), 0);
-        assert!(server.table.stepped.any_discarded());
-        assert_eq!(server.table.wake_at_ms(), Some(0));
-        // What is known from then on is known as ever.
-        server.take(K, ask("b").session());
-        server.run();
-        assert_eq!(server.table.stepped.bound_keys().count(), 1);
-        assert!(!server.table.stepped.any_discarded());
-    }
 }
 
 #[test]
@@ -615,7 +591,7 @@ fn many_contended_keys_leave_nothing_behind() {
         server.leave(id);
     }
     server.run();
-    assert_eq!(server.table.wake_at_ms(), None);
+    assert_eq!(server.table.wake_at_ms(server.now()), None);
     // Who held locks that nobody waits for any more is forgotten with the next step.
     for n in 0..CROWD {
         server.release(key(&nth(n)), "a");
@@ -714,6 +690,7 @@ fn a_cycle_of_too_many_is_left_to_the_ends_of_leases() {
 fn what_a_crowd_had_to_be_told_leaves_no_memory_behind() {
     let mut server = Server::new();
     let ids = || (0..CROWD as u64).map(WaiterId);
+    let now = server.now();
     let table = &mut server.table;
     table.to_close.extend((0..CROWD as u64).map(ClientId));
     let untold = ids().map(|id| (Addressee::Blocked(id, ClientId(0)), Answer::NotGranted));
@@ -723,7 +700,7 @@ fn what_a_crowd_had_to_be_told_leaves_no_memory_behind() {
     let mut told = 0;
     while !table.to_close.is_empty() || !table.untold.is_empty() {
         told += table.take_clients_to_close(WORK_A_WAKE).len();
-        told += table.give_up(START_MS, WORK_A_WAKE).len();
+        told += table.give_up(now, WORK_A_WAKE).len();
     }
     assert_eq!(told, 2 * CROWD);
     assert!(table.take_due(START_MS).is_none());

@@ -61,7 +61,7 @@ fn a_reader_behind_a_writer_that_left_is_let_in() {
     let writer = server.wait(K, ask("w"));
     let reader = server.wait(K, ask("b").shared());
     server.leave(writer);
-    assert_eq!(server.table.wake_at_ms(), Some(server.ms()));
+    assert_eq!(server.table.wake_at_ms(server.now()), Some(server.ms()));
     server.run();
     assert_eq!(server.granted(), [reader]);
     assert_eq!(server.metrics().waits_abandoned, 1);
@@ -72,9 +72,9 @@ fn who_leaves_the_middle_of_the_line_has_nobody_look() {
     let mut server = Server::new();
     server.take(K, ask("a"));
     let [_, c] = ["b", "c"].map(|name| server.wait(K, ask(name)));
-    let planned = server.table.wake_at_ms();
+    let planned = server.table.wake_at_ms(server.now());
     server.leave(c);
-    assert_eq!(server.table.wake_at_ms(), planned);
+    assert_eq!(server.table.wake_at_ms(server.now()), planned);
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn many_grants_come_in_portions_with_others_in_between() {
         .collect();
     server.release(K, "w");
     assert_eq!(server.granted(), readers[..GRANTS_A_STEP]);
-    assert_eq!(server.table.wake_at_ms(), Some(server.ms()));
+    assert_eq!(server.table.wake_at_ms(server.now()), Some(server.ms()));
     // Nobody passes those that have not had their turn.
     let late = server.wait(K, ask("x"));
     assert_eq!(server.granted(), readers[GRANTS_A_STEP..2 * GRANTS_A_STEP]);
@@ -139,7 +139,7 @@ fn leases_that_are_over_end_in_portions() {
     assert!(server.do_one());
     assert_eq!(server.holders(K).len(), crowd + 1 - ENDS_A_STEP);
     // What is left is over as well, and a step that is due sees to it at once.
-    assert_eq!(server.table.wake_at_ms(), Some(START_MS + 11));
+    assert_eq!(server.table.wake_at_ms(server.now()), Some(START_MS + 11));
     server.run();
     assert_eq!(server.holders(K), ["z"]);
     assert_eq!(server.metrics().releases_expired, crowd as u64);

@@ -63,7 +63,6 @@ enum Step {
     /// The wall clock is set.
     Clock {
         by_ms: i64,
-        is_late: bool,
     },
     Due,
     Delete {
@@ -148,8 +147,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         6 => (any(), prop::bool::weighted(0.8))
             .prop_map(|(client, heard)| Step::Tell { client, heard }),
         4 => prop_oneof![0..3_i64, 0..1500_i64].prop_map(|ms| Step::Time { ms }),
-        2 => (prop_oneof![-3000..3000_i64, -9..9_i64], prop::bool::ANY)
-            .prop_map(|(by_ms, is_late)| Step::Clock { by_ms, is_late }),
+        2 => prop_oneof![-3000..3000_i64, -9..9_i64].prop_map(|by_ms| Step::Clock { by_ms }),
         4 => Just(Step::Due),
         1 => key().prop_map(|key| Step::Delete { key }),
         1 => (who(), key()).prop_map(|(who, key)| Step::RemoveOwner { who, key }),
@@ -217,7 +215,7 @@ impl History {
 
     /// Whether a place is over.
     fn is_over(&self, place: &Queued) -> bool {
-        let is_time_up = place.until_ms.is_some_and(|ms| ms <= self.server.ms());
+        let is_time_up = place.until_ms.is_some_and(|ms| ms <= self.server.now().steady_ms);
         let is_connected = |client| self.connected.contains(&client);
         is_time_up || place.is_place() && !place.session.is_none_or(is_connected)
     }
@@ -323,7 +321,7 @@ impl History {
                 {
                     ask = ask.place();
                     ask.channel = Some(channel(number));
-                    until_ms = Some(server.ms() + ms);
+                    until_ms = Some(server.now().steady_ms + ms);
                 }
                 ask.client = client;
                 ask.is_patient = !matches!(waits, Waits::No);
@@ -355,7 +353,7 @@ impl History {
                 ask.request.limit = place.limit;
                 ask.request.session = session.then_some(client);
                 let asked = Queued {
-                    until_ms: Some(server.ms() + ms),
+                    until_ms: Some(server.now().steady_ms + ms),
                     session: ask.request.session,
                     ..place
                 };
@@ -419,7 +417,7 @@ impl History {
                 }
             }
             Step::Time { ms } => server.sleep(ms),
-            Step::Clock { by_ms, is_late } => self.set_clock(by_ms, is_late)?,
+            Step::Clock { by_ms } => self.server.set_clock(by_ms),
             Step::Due => server.run(),
             Step::Delete { key } => server.delete(KEYS[key]),
             Step::RemoveOwner { who, key } => server.write(KEYS[key], |value| {
@@ -453,44 +451,6 @@ impl History {
                     let moved: Vec<_> = moved.map(|(who, _)| (*who, 1)).collect();
                     self.by_redisson.extend(moved);
                 }
-            }
-        }
-        Ok(())
-    }
-
-    /// The wall clock is set. Where the lock is known, leases run as if it was not.
-    fn set_clock(&mut self, by_ms: i64, is_late: bool) -> Result<(), TestCaseError> {
-        for end_ms in self.first_ends_ms.values_mut() {
-            // Where the lock is known, its leases move with the clock.
-            *end_ms = end_ms.saturating_add(by_ms.max(0));
-        }
-        let server = &mut self.server;
-        server.run();
-        let (before, before_ms) = (KEYS.map(|key| server.lock(key)), server.ms());
-        let known = KEYS.map(|key| {
-            let bound = server.table.stepped.bound_keys();
-            server.table.queues.contended(key) || bound.into_iter().any(|one| one.as_ref() == key)
-        });
-        match is_late {
-            true => server.set_clock_late(by_ms),
-            false => server.set_clock(by_ms),
-        }
-        server.run();
-        let left_ms = |held: &Holder, now_ms| held.lease_end_ms.map(|end_ms| end_ms - now_ms);
-        for ((key, before), _) in KEYS.into_iter().zip(before).zip(known).filter(|one| one.1) {
-            let after = server.lock(key);
-            let lasts = |holder: &&Holder| holder.lease_end_ms >= Some(before_ms);
-            for held in before.holders().iter().filter(lasts) {
-                let still = after.holder(&held.owner);
-                prop_assert!(still.is_some(), "{:?} lost {:?}", held, key);
-                let still = still.unwrap();
-                prop_assert_eq!((still.token, still.holds), (held.token, held.holds));
-                let left_ms = [left_ms(still, server.ms()), left_ms(held, before_ms)];
-                // A session may have been renewed at once.
-                let is_bound = server.table.sessions.binding_of(key, &held.owner);
-                prop_assert!(
-                    left_ms[0] == left_ms[1] || is_bound.is_some() && left_ms[0] > left_ms[1]
-                );
             }
         }
         Ok(())
@@ -584,7 +544,7 @@ impl History {
             }
             // Where somebody could have the lock, a look is planned in time.
             if self.server.table.queues.contended(key) {
-                let wake_ms = self.server.table.wake_at_ms();
+                let wake_ms = self.server.table.wake_at_ms(self.server.now());
                 let soon_ms = self.server.ms() + 500;
                 prop_assert!(wake_ms.is_some_and(|at_ms| at_ms <= soon_ms));
             }
@@ -593,7 +553,8 @@ impl History {
         prop_assert!(table.agree(&OWNERS.map(owner)));
         for place in self.queued.iter().filter(|one| one.is_place()) {
             let end_ms = place.until_ms.filter(|_| !self.is_over(place));
-            let wake_ms = table.wake_at_ms();
+            let wake_ms = table.wake_at_ms(self.server.now());
+            let end_ms = end_ms.map(|end_ms| end_ms + self.server.ahead_ms);
             let by_ms = end_ms.unwrap_or(self.server.ms());
             prop_assert!(wake_ms.is_some_and(|wake_ms| wake_ms <= by_ms));
         }
@@ -602,10 +563,6 @@ impl History {
 
     fn play(&mut self, steps: &[Step]) -> Result<(), TestCaseError> {
         for step in steps {
-            if matches!(step, Step::Clock { .. }) {
-                // What is due is done by the clock as it was.
-                self.play(&[Step::Due])?;
-            }
             let before: Vec<_> = self
                 .server
                 .clients
@@ -625,9 +582,9 @@ impl History {
                 self.server.leave(queued.id);
             }
         }
-        // The clock may have been set back meanwhile.
         while let Some(end_ms) = self.server.table.time_outs.next_ms() {
-            self.server.sleep((end_ms - self.server.ms()).max(0));
+            let now_ms = self.server.now().steady_ms;
+            self.server.sleep((end_ms - now_ms).max(0));
             self.server.give_up();
         }
         for client in std::mem::take(&mut self.on_their_way) {
@@ -640,7 +597,7 @@ impl History {
             self.server.delete(key);
         }
         self.server.run();
-        // A step of the clock may have moved the time in which a grant can be claimed.
+        // The clock may have been set back meanwhile.
         while let Some(end_ms) = self.server.table.claims.next_end_ms() {
             self.server.sleep((end_ms - self.server.ms()).max(0));
             self.server.give_up();

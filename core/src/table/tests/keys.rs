@@ -75,7 +75,7 @@ fn a_key_for_which_nobody_waits_is_not_looked_at() {
     server.take(K, ask("a"));
     server.table.key_touched(K, server.ms());
     server.table.everything_touched(server.ms());
-    assert_eq!(server.table.wake_at_ms(), None);
+    assert_eq!(server.table.wake_at_ms(server.now()), None);
 }
 
 #[test]

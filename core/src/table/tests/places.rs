@@ -147,7 +147,7 @@ fn places_of_which_nobody_hears_are_given_up_in_portions() {
     server.listens = false;
     server.release(K, "x");
     assert_eq!(server.offers, UNHEARD_A_STEP);
-    assert_eq!(server.table.wake_at_ms(), Some(server.ms()));
+    assert_eq!(server.table.wake_at_ms(server.now()), Some(server.ms()));
     assert!(server.do_one());
     assert_eq!(server.offers, 2 * UNHEARD_A_STEP);
     server.run();
@@ -356,7 +356,7 @@ fn a_place_ends_with_its_time() {
     let mut server = held();
     let a = place_for(&mut server, "a", 1000);
     let b = place_for(&mut server, "b", 60_000);
-    assert_eq!(server.table.wake_at_ms(), Some(server.ms() + 500));
+    assert_eq!(server.table.wake_at_ms(server.now()), Some(server.ms() + 500));
     server.sleep(1000);
     // It is over before anybody looks.
     assert_eq!(order(&server), ["b"]);
@@ -391,7 +391,7 @@ fn places_of_a_session_end_with_its_connection() {
     assert_eq!(ends_with, [Some(ClientId(7)), None, None]);
     let now_ms = server.ms();
     server.table.connection_ended(ClientId(7), true);
-    assert_eq!(server.table.wake_at_ms(), Some(0));
+    assert_eq!(server.table.wake_at_ms(server.now()), Some(0));
     assert_eq!(order(&server), ["b"]);
     server.release(K, "x");
     assert!(server.told().contains(&(a, Answer::NotGranted)));
@@ -869,4 +869,19 @@ fn a_place_that_ends_by_the_error_of_who_asks_is_told_so() {
     let error = server.acquire(K, ask("a").now()).unwrap_err();
     assert_eq!(server.told(), [(place, Answer::Refused(error))]);
     assert_eq!(server.table.places(), 0);
+}
+
+#[test]
+fn a_place_lasts_as_long_whatever_the_wall_clock_shows() {
+    for by_ms in [-3_600_000, 3_600_000] {
+        let mut server = Server::new();
+        server.take(K, ask("a").lease(9 * 3_600_000));
+        let b = server.wait_for(K, ask("b").place(), 1000);
+        server.sleep(500);
+        server.set_clock(by_ms);
+        server.pass(499);
+        assert_eq!(server.told(), []);
+        server.pass(1);
+        assert_eq!(server.told(), [(b, Answer::NotGranted)]);
+    }
 }

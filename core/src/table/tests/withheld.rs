@@ -36,7 +36,7 @@ fn who_waits_is_served_in_order_when_grants_resume() {
     assert_eq!(server.granted(), []);
     server.table.settings.may_grant = true;
     server.table.grants_resume(server.ms());
-    assert_eq!(server.table.wake_at_ms(), Some(server.ms()));
+    assert_eq!(server.table.wake_at_ms(server.now()), Some(server.ms()));
     server.run();
     assert_eq!(server.granted(), [b, c]);
 }

@@ -277,8 +277,8 @@ impl World {
 
     pub(super) fn wake(&mut self, node: usize) -> Checked<()> {
         self.say(|w| format!("the timer of {} wakes", w.node_name(node)));
-        let (now_ms, before) = (self.now(node).ms(), self.stored(node));
-        let over = self.nodes[node].table.give_up(now_ms, WORK_A_WAKE);
+        let (now, before) = (self.now(node), self.stored(node));
+        let over = self.nodes[node].table.give_up(now, WORK_A_WAKE);
         for (addressee, answer) in over {
             self.answer(node, &addressee, &answer, &before)?;
         }

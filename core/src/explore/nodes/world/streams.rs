@@ -15,7 +15,7 @@ impl World {
             Role::Primary => {
                 let self_fencing = self.scope().self_fencing;
                 let is_bound = self_fencing.is_none_or(|one| one.binds_hand_offs);
-                let is_due = node.table.wake_at_ms();
+                let is_due = node.table.wake_at_ms(self.now(at));
                 let is_due = is_due.is_some_and(|at_ms| at_ms <= self.now(at).ms());
                 if is_due && (self.may_write(at) || !is_bound) {
                     actions.push(Action::Wake(number));
