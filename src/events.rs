@@ -29,8 +29,6 @@ pub(crate) static HOOKS: Hooks = Hooks {
     receives: manager::receives,
     key_received: manager::key_received,
     key_touched: manager::key_touched,
-    key_leaves: manager::key_leaves,
-    key_arrives: manager::key_arrives,
     // It tells of no single key.
     flushed: |ctx, db| match db {
         Some(db) => manager::database_touched(ctx, db),

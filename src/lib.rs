@@ -48,7 +48,7 @@ mod server;
 
 use redis_module::{Context, RedisString, Status, redis_module};
 
-use crate::server::{acl, api, hooks, overwriting, registration, subscriptions, timer};
+use crate::server::{acl, api, hooks, registration, subscriptions, timer};
 
 /// Allocations count as the server's memory. The unit tests run without a server.
 #[cfg(not(test))]
@@ -90,7 +90,6 @@ fn init(ctx: &Context, args: &[RedisString]) -> Status {
     }
     // The memory of an earlier load may still be there.
     manager::reset(ctx);
-    overwriting::reset();
     events::warn_if_locks_may_be_evicted(ctx);
     events::warn_if_grace_falls_short(ctx);
     timer::start(ctx);

@@ -27,7 +27,6 @@ use crate::server::clients;
 use crate::server::clock;
 use crate::server::keyspace::{self, LockKey};
 use crate::server::open_lock::{OpenLock, Part};
-use crate::server::overwriting;
 use crate::server::publish;
 use crate::server::stream;
 use crate::server::timer;
@@ -39,7 +38,7 @@ use redis_lock_core::keys::KeyRef;
 use redis_lock_core::lock::{Lock, Now, Released};
 use redis_lock_core::queue::{Addressee, Wait, WaiterId};
 use redis_lock_core::request::{
-    AcquireRequest, ClientId, Limit, Owner, ReleaseRequest, RenewRequest, Timeout,
+    AcquireRequest, ClientId, Owner, ReleaseRequest, RenewRequest, Timeout,
 };
 use redis_lock_core::table::{
     Acquired, Answer, Done, Leave, LockTable, LogLine, Offer, Progress, Question, Step, Stored,
@@ -129,7 +128,6 @@ pub(crate) fn acquire(
     let now = clock::now();
     let wait = wait(ctx, patience, now);
     let client = acks::client_to_tell(ctx);
-    let is_exclusive = request.limit == Limit::EXCLUSIVE;
     let progress = step_by(ctx, may_grant, |table| {
         acks::tell_later(table, client);
         table.settings.reads_other_keys = !may_wait || !keyspace::in_cluster(ctx);
@@ -140,9 +138,6 @@ pub(crate) fn acquire(
         Ok(Some(Acquired::Queued(waiter))) => Some(waiter),
         _ => None,
     };
-    if !is_exclusive || queued.is_some() {
-        follow_overwriting(ctx);
-    }
     if let Some(waiter) = queued {
         block_if_patient(key, waiter, patience);
     }
@@ -166,7 +161,6 @@ fn wait_behind(
     let waiter = step_by(ctx, may_grant, |table| {
         table.wait_behind(key.as_ref(), request, &wait, now)
     })?;
-    follow_overwriting(ctx);
     arm_timer(ctx, now);
     Some(waiter)
 }
@@ -185,12 +179,6 @@ fn wait(ctx: &Context, patience: Patience<'_>, now: Now) -> Option<Wait> {
         until_ms,
         channel,
     })
-}
-
-fn follow_overwriting(ctx: &Context) {
-    if TABLE.with_borrow(LockTable::follows_overwriting) {
-        overwriting::follow(ctx);
-    }
 }
 
 /// Blocks the client of a request that waits, unless it has a place.
@@ -370,16 +358,6 @@ pub(crate) fn database_touched(ctx: &Context, db: i32) {
     note(ctx, |table, now_ms| table.database_touched(db, now_ms));
 }
 
-/// A key has left this place; [`key_arrives`], which comes next, says where it is.
-pub(crate) fn key_leaves(ctx: &Context, key: KeyRef<'_>) {
-    note(ctx, |table, now_ms| table.key_leaves(key, now_ms));
-}
-
-/// What belongs to the holds of the key that has left belongs to this one now.
-pub(crate) fn key_arrives(ctx: &Context, key: KeyRef<'_>) {
-    note(ctx, |table, now_ms| table.key_arrives(key, now_ms));
-}
-
 /// Two databases changed places.
 pub(crate) fn databases_swapped(ctx: &Context, one: i32, other: i32) {
     note(ctx, |table, now_ms| {
@@ -409,22 +387,10 @@ pub(crate) fn waiter_left(ctx: &Context, waiter: WaiterId, leave: Leave) -> Opti
     })
 }
 
-/// How long it takes until the server need not tell of keys that are overwritten, once
-/// they do not matter. They may soon again.
-const RESTS_AFTER_MS: i64 = 1000;
-
-/// Has the timer stop the server telling of keys that are overwritten.
-fn rest_later(ctx: &Context, now_ms: i64) {
-    if overwriting::is_followed() && !TABLE.with_borrow(LockTable::follows_overwriting) {
-        timer::wake_by(ctx, now_ms + RESTS_AFTER_MS, now_ms);
-    }
-}
-
 fn note<R>(ctx: &Context, what: impl FnOnce(&mut LockTable, i64) -> R) -> R {
     let now = clock::now();
     let result = TABLE.with_borrow_mut(|table| what(table, now.ms()));
     arm_timer(ctx, now);
-    rest_later(ctx, now.ms());
     result
 }
 
@@ -650,7 +616,6 @@ fn apply(key: LockKey<'_>, mut open: OpenLock<'_>, now: Now, step: &mut Step) {
             }
             tell(key.ctx(), addressee, answer);
         }
-        rest_later(key.ctx(), now.ms());
     }
 }
 

@@ -420,82 +420,37 @@ fn sessions_end_also_after_a_demotion_and_a_load_of_the_module() {
     assert_eq!(admin.info("lock_sessions"), 0);
 }
 
-/// Moves the lock of a session elsewhere. The session must go with it.
-#[track_caller]
-fn check_moved(command: &str, db: i64, key: &str) {
-    let server = TestServer::start();
-    let (mut session, mut observer) = (server.client(), server.client());
-    let id = session.int("CLIENT ID");
-    let first = session.int("LOCK.ACQUIRE k owner SESSION LEASE 1500");
-    let moved = observer.call(command);
-    assert!(moved == status("OK") || moved == int(1), "{moved:?}");
-    assert_eq!(observer.call(&format!("SELECT {db}")), status("OK"));
-    let end = observer.int(&format!("PEXPIRETIME {key}"));
-    eventually("the lease is kept up where the lock is now", || {
-        let now = observer.int(&format!("PEXPIRETIME {key}"));
-        assert!(now > 0, "{command}: the lease has ended");
-        now > end + 1500
-    });
-    let fence = observer.call(&format!("HGET {key} @fence"));
-    assert_eq!(fence, text(first.to_string()));
-    let info = observer.call(&format!("LOCK.INFO {key}"));
-    let Value::Array(shown) = field(&info, "holders") else {
-        panic!("no holders: {info:?}");
-    };
-    assert_eq!(field(&shown[0], "client"), &int(id));
-    assert_eq!(observer.info("lock_sessions"), 1);
-    let mut next = server.client();
-    next.call(&format!("SELECT {db}"));
-    next.send(&format!("LOCK.ACQUIRE {key} next {LONG} BLOCK 0"));
-    await_waiting(&mut observer, key, 1);
-    drop(session);
-    assert!(token(&next.reply()) > first);
-    assert_eq!(observer.info("lock_sessions"), 0);
-}
-
+/// Of a session's lock that was moved elsewhere, nothing follows it there.
 #[test]
-fn a_session_goes_with_its_lock_through_swapdb() {
-    check_moved("SWAPDB 0 1", 1, "k");
-}
-
-#[test]
-fn a_session_goes_with_its_lock_through_rename() {
-    check_moved("RENAME k moved", 0, "moved");
-}
-
-#[test]
-fn a_session_goes_with_its_lock_through_renamenx() {
-    check_moved("RENAMENX k moved", 0, "moved");
-}
-
-#[test]
-fn a_session_goes_with_its_lock_through_move() {
-    check_moved("MOVE k 1", 1, "k");
-}
-
-/// A long lease, so that nothing but the end of the connection ends the hold.
-#[test]
-fn a_lock_that_moved_ends_with_its_connection() {
+fn a_lock_that_moved_is_a_plain_hold_where_it_is() {
     for (command, db, key) in [
         ("SWAPDB 0 1", 1, "k"),
         ("RENAME k moved", 0, "moved"),
         ("RENAMENX k moved", 0, "moved"),
         ("MOVE k 1", 1, "k"),
     ] {
-        let mut scene = Scene::uncontended();
-        let moved = scene.observer.call(command);
+        let server = TestServer::start();
+        let (mut session, mut observer) = (server.client(), server.client());
+        let id = session.int("CLIENT ID");
+        session.int("LOCK.ACQUIRE k owner SESSION LEASE 1500");
+        let moved = observer.call(command);
         assert!(moved == status("OK") || moved == int(1), "{moved:?}");
-        drop(scene.session);
-        await_gone(&mut scene.observer, scene.id);
-        scene.observer.call(&format!("SELECT {db}"));
-        settle(&scene.server);
-        assert_eq!(scene.observer.int(&format!("EXISTS {key}")), 0, "{command}");
-        assert_eq!(scene.observer.info("lock_sessions"), 0, "{command}");
+        assert_eq!(observer.call(&format!("SELECT {db}")), status("OK"));
+        let end = observer.int(&format!("PEXPIRETIME {key}"));
+        eventually("nothing is bound", || observer.info("lock_sessions") == 0);
+        let now = observer.int(&format!("PEXPIRETIME {key}"));
+        assert!(now == end || now == -2, "{command}: {now}");
+        drop(session);
+        await_gone(&mut observer, id);
+        let mut next = server.client();
+        next.call(&format!("SELECT {db}"));
+        next.send(&format!("LOCK.ACQUIRE {key} next {LONG} BLOCK 0"));
+        token(&next.reply());
     }
 }
 
 #[test]
-fn a_session_renamed_over_a_lock_keeps_its_waiter_waiting() {
+fn a_session_renamed_over_a_lock_keeps_its_waiter_waiting_for_what_is_left_of_its_lease() {
     let mut scene = Scene::uncontended();
     let observer = &mut scene.observer;
     observer.int(&format!("LOCK.ACQUIRE other somebody {LONG}"));
@@ -503,34 +458,13 @@ fn a_session_renamed_over_a_lock_keeps_its_waiter_waiting() {
     scene.next.send(&command);
     await_waiting(observer, "other", 1);
     assert_eq!(observer.call("RENAME k other"), status("OK"));
-    settle(&scene.server);
-    assert_eq!(waiting(observer, "other"), 1);
-    assert_eq!(observer.call("HGET other owner"), text("1"));
     drop(scene.session);
     await_gone(observer, scene.id);
     settle(&scene.server);
-    assert_eq!(observer.call("HGET other owner"), nil());
+    assert_eq!(waiting(observer, "other"), 1);
+    assert_eq!(observer.call("HGET other owner"), text("1"));
+    assert_eq!(observer.call("LOCK.BREAK other"), int(1));
     assert!(token(&scene.next.reply()) > scene.first);
-}
-
-#[test]
-fn two_sessions_on_one_lock_both_go_with_it() {
-    let server = TestServer::start();
-    let mut observer = server.client();
-    let (mut one, mut two) = (server.client(), server.client());
-    let ids = [one.int("CLIENT ID"), two.int("CLIENT ID")];
-    one.int(&format!("LOCK.ACQUIRE k one {LONG} SHARED SESSION"));
-    two.int(&format!("LOCK.ACQUIRE k two {LONG} SHARED SESSION"));
-    let turn = ["RENAME k moved", &format!("CLIENT KILL ID {}", ids[0])];
-    let replies = transaction(&mut observer, &turn);
-    assert_eq!(replies, [status("OK"), int(1)]);
-    settle(&server);
-    assert_eq!(observer.call("HGET moved one"), nil());
-    assert_eq!(observer.call("HGET moved two"), text("1"));
-    drop(two);
-    await_gone(&mut observer, ids[1]);
-    settle(&server);
-    assert_eq!(observer.int("EXISTS moved"), 0);
 }
 
 #[test]

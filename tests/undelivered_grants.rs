@@ -336,51 +336,6 @@ fn what_the_owner_does_in_between_counts_in_its_order() {
     }
 }
 
-#[test]
-fn a_grant_that_was_moved_with_its_lock_is_taken_back_there() {
-    for (moved, there) in [("RENAME k l", "l"), ("MOVE k 1", "k")] {
-        let server = TestServer::start();
-        let (mut observer, mut waiter) = (server.client(), server.client());
-        observer.int(&format!("LOCK.ACQUIRE k before {LONG}"));
-        let id = waiter.int("CLIENT ID");
-        waiter.send(&format!("LOCK.ACQUIRE k owner {LONG} BLOCK 0"));
-        await_waiting(&mut observer, "k", 1);
-        let kill = format!("CLIENT KILL ID {id}");
-        transaction(&mut observer, &["LOCK.RELEASE k before", moved, &kill]);
-        settle(&server);
-        if moved.starts_with("MOVE") {
-            observer.call("SELECT 1");
-        }
-        assert_eq!(observer.int(&format!("EXISTS {there}")), 0, "{moved}");
-    }
-}
-
-#[test]
-fn a_grant_on_its_way_to_an_overwritten_lock_is_forgotten() {
-    let server = TestServer::start();
-    let (mut observer, mut first, mut second) = (server.client(), server.client(), server.client());
-    for key in ["a", "b"] {
-        observer.int(&format!("LOCK.ACQUIRE {key} before {LONG}"));
-    }
-    let id = first.int("CLIENT ID");
-    for (client, key) in [(&mut first, "a"), (&mut second, "b")] {
-        client.send(&format!("LOCK.ACQUIRE {key} owner {LONG} BLOCK 0"));
-        await_waiting(&mut observer, key, 1);
-    }
-    let kill = format!("CLIENT KILL ID {id}");
-    transaction(
-        &mut observer,
-        &[
-            "LOCK.RELEASE a before",
-            "LOCK.RELEASE b before",
-            "RENAME a b",
-            &kill,
-        ],
-    );
-    settle(&server);
-    assert_eq!(observer.int("EXISTS a b"), 0);
-}
-
 /// Redis 7.0 sends both replies to a client that is unblocked in the turn of its
 /// grant, so there the session is that client's.
 #[test]

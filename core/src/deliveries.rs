@@ -39,7 +39,7 @@ use smallvec::SmallVec;
 use crate::ended::{Ended, EndedBy};
 #[cfg(test)]
 use crate::explore::form::Form;
-use crate::keys::{KeyBuf, KeyRef};
+use crate::keys::KeyRef;
 use crate::queue::{Addressee, WaiterId};
 use crate::request::{ClientId, HoldNumber, Lease, Owner, ReleaseExtent};
 use crate::sessions::HoldId;
@@ -612,30 +612,6 @@ impl Deliveries {
         left
     }
 
-    /// Forgets what is on its way to holders of this lock.
-    pub fn forget_lock(&mut self, key: KeyRef<'_>) {
-        for hold in self.holds_on(key) {
-            self.forget(&hold);
-        }
-    }
-
-    /// Lets what is on its way follow a lock to another key.
-    pub fn follow(&mut self, from: KeyRef<'_>, to: KeyRef<'_>) {
-        for hold in self.holds_on(from) {
-            self.rename(&hold, to.into());
-        }
-    }
-
-    /// Lets what is on its way follow the locks of two databases that changed
-    /// places.
-    pub fn swap_databases(&mut self, one: i32, other: i32) {
-        let by_hold = std::mem::take(&mut self.by_hold);
-        for (HoldId { key, owner }, under_way) in by_hold {
-            let key = key.swapped(one, other);
-            self.insert(HoldId { key, owner }, under_way);
-        }
-    }
-
     fn holds_on(&self, key: KeyRef<'_>) -> Vec<HoldId> {
         if self.by_hold.is_empty() {
             return Vec::new();
@@ -643,23 +619,6 @@ impl Deliveries {
         self.on(key).map(|(hold, _)| hold.clone()).collect()
     }
 
-    fn rename(&mut self, hold: &HoldId, key: KeyBuf) {
-        if let Some(under_way) = self.by_hold.remove(hold) {
-            let owner = hold.owner.clone();
-            self.insert(HoldId { key, owner }, under_way);
-        }
-    }
-
-    fn insert(&mut self, hold: HoldId, under_way: UnderWay) {
-        for delivery in under_way.deliveries() {
-            let before = delivery.bound_before.client();
-            self.note(delivery.recipient, hold.clone(), before);
-        }
-        self.by_hold.insert(hold, under_way);
-    }
-
-    /// Where it is noted what is on its way to this recipient. It is not found
-    /// a second time.
     fn find(
         &mut self,
         recipient: Recipient,

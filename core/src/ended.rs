@@ -6,8 +6,7 @@
 //! ended of it from here first.
 //!
 //! To note, to find and to take what has ended of one lock takes logarithmic time, and
-//! a step for each of its holds. Two databases that change places have all of it
-//! inserted anew.
+//! a step for each of its holds.
 
 use std::collections::BTreeMap;
 
@@ -81,22 +80,6 @@ impl EndedHolds {
         self.by_key.remove(&key.into()).unwrap_or_default()
     }
 
-    /// Lets what has ended follow its lock to another key.
-    pub fn follow(&mut self, from: KeyRef<'_>, to: KeyRef<'_>) {
-        let ended = self.take(from);
-        if !ended.is_empty() {
-            self.by_key.insert(to.into(), ended);
-        }
-    }
-
-    /// Lets what has ended follow the locks of two databases that changed places.
-    pub fn swap_databases(&mut self, one: i32, other: i32) {
-        let by_key = std::mem::take(&mut self.by_key).into_iter();
-        self.by_key = by_key
-            .map(|(key, ended)| (key.swapped(one, other), ended))
-            .collect();
-    }
-
     /// A lock of which something has ended.
     pub fn next_key(&self) -> Option<&KeyBuf> {
         self.by_key.keys().next()
@@ -145,17 +128,6 @@ mod tests {
         assert_eq!(holds.take(KEY).len(), 2);
         assert!(holds.is_empty() && holds.next_key().is_none());
         assert!(holds.take(KEY).is_empty());
-    }
-
-    #[test]
-    fn what_ended_follows_its_lock() {
-        let [there, swapped] = [3, 4].map(|db| KeyRef { db, name: b"l" });
-        let mut holds = EndedHolds::default();
-        holds.push(hold("a"), FencingToken::new(7).unwrap(), EndedBy::Session);
-        holds.follow(KEY, there);
-        assert!(holds.of(KEY).is_empty() && holds.of(there).len() == 1);
-        holds.swap_databases(4, 3);
-        assert!(holds.of(there).is_empty() && holds.of(swapped).len() == 1);
     }
 
     #[test]

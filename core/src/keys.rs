@@ -61,25 +61,6 @@ impl KeyBuf {
     pub(crate) fn db(&self) -> i32 {
         self.as_ref().db
     }
-
-    /// The key under which the same lock is found once two databases have
-    /// changed places.
-    pub(crate) fn swapped(&self, one: i32, other: i32) -> Self {
-        self.in_db(match self.db() {
-            db if db == one => other,
-            db if db == other => one,
-            db => db,
-        })
-    }
-
-    /// The key of the same name in this database.
-    pub(crate) fn in_db(&self, db: i32) -> Self {
-        let key = self.as_ref();
-        match key.db == db {
-            true => self.clone(),
-            false => KeyRef { db, ..key }.into(),
-        }
-    }
 }
 
 impl Debug for KeyBuf {

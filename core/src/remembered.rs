@@ -180,17 +180,6 @@ impl Remembered {
         self.by_key.insert_new(key, Box::new(seen));
     }
 
-    /// Takes a crowd that is here away, if it need not be read again.
-    pub(crate) fn take_crowd(&mut self, key: KeyRef<'_>) -> Option<Lock> {
-        let seen = self.by_key.get(&key)?;
-        if !seen.is_crowd || self.was_touched(key, seen) {
-            return None;
-        }
-        self.crowds.remove(&key);
-        let (_, seen) = self.by_key.remove_entry(&key)?;
-        Some(seen.lock)
-    }
-
     /// Forgets a lock that was taken, with those who held it at any time since it
     /// was first put here.
     pub(crate) fn forget<'o>(&mut self, key: KeyRef<'_>, owners: impl Iterator<Item = &'o Owner>) {
@@ -300,19 +289,9 @@ impl Remembered {
         Some(self.was_touched(key, seen))
     }
 
-    /// Whether there is any crowd.
-    pub(crate) fn any_crowd(&self) -> bool {
-        !self.crowds.is_empty()
-    }
-
     /// Whether this lock is one, as it was before the step that has taken it.
     pub(crate) fn is_crowd(&self, key: KeyRef<'_>) -> bool {
         self.crowds.contains(&key)
-    }
-
-    /// The crowds.
-    pub(crate) fn crowds(&self) -> impl Iterator<Item = &KeyBuf> {
-        self.crowds.iter()
     }
 
     /// Whether this owner holds any of these locks. One that a step has taken is not

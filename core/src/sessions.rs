@@ -3,8 +3,8 @@
 //! Such a hold is bound to a client. Its lease is renewed again and again while
 //! the client is connected, and it ends when the client is gone. What is stored
 //! is a lock like any other: a binding is lost with the server's process, and its
-//! hold then ends with its lease. A binding follows its lock to another name or
-//! another database.
+//! hold then ends with its lease. A binding stays with the name of its lock: under another
+//! one that is a plain hold.
 //!
 //! Whoever holds by a connection believes in its hold while the connection lives.
 //! So where a lease could not be kept up, the connection has to be closed.
@@ -459,20 +459,6 @@ impl Sessions {
     /// A client to which something is bound.
     pub fn any_client(&self) -> Option<ClientId> {
         self.by_client.keys().next().copied()
-    }
-
-    /// Lets the bindings of one lock follow it to another key. The lock that was there
-    /// before has been overwritten.
-    pub fn follow(&mut self, from: KeyRef<'_>, to: KeyRef<'_>, now_ms: i64) {
-        if from != to {
-            self.leave(to, now_ms);
-            self.locks.move_to(from, to);
-        }
-    }
-
-    /// Lets the bindings follow the locks of two databases that changed places.
-    pub fn swap_databases(&mut self, one: i32, other: i32) {
-        self.locks.swap_databases(one, other);
     }
 
     /// Leaves behind all that is bound of this lock, because it is over.

@@ -297,13 +297,6 @@ pub struct Unchecked {
     search: Option<Box<Search>>,
 }
 
-/// A key that has just left its place, and the crowd that holds its lock, if one does.
-#[derive(Clone, Debug)]
-struct Leaving {
-    key: KeyBuf,
-    crowd: Option<Lock>,
-}
-
 /// All that is remembered of the locks of a server.
 #[derive(Clone, Debug, Default)]
 pub struct LockTable {
@@ -338,8 +331,6 @@ pub struct LockTable {
     unchecked_owners: UncheckedOwners,
     /// Searches that are over, until their memory is given back.
     searched: Vec<Search>,
-    /// A key that has just left its place.
-    leaving: Option<Leaving>,
     /// Clients whose sessions are over unnoticed: their connections have to be
     /// closed.
     to_close: VecDeque<ClientId>,
@@ -538,10 +529,7 @@ impl LockTable {
 
     /// Whether it matters what happens to keys.
     pub fn follows_keys(&self) -> bool {
-        self.anybody_waits()
-            || self.remembers_holds()
-            || !self.remembered.is_empty()
-            || self.leaving.is_some()
+        self.anybody_waits() || self.remembers_holds() || !self.remembered.is_empty()
     }
 
     /// What has happened so far.

@@ -11,7 +11,6 @@ use crate::server::clients;
 use crate::server::clock;
 use crate::server::keyspace::{self, LockKey, WriteAnswer};
 use crate::server::open_lock::{OpenLock, Part};
-use crate::server::overwriting;
 use crate::server::panics;
 use crate::server::publish;
 use crate::server::timer;
@@ -50,9 +49,6 @@ const SEARCH_WEIGHS: usize = 32;
 pub(crate) fn on_wake(ctx: &Context) {
     let now = clock::now();
     let now_ms = now.ms();
-    if !TABLE.with_borrow(LockTable::follows_overwriting) {
-        overwriting::unfollow(ctx);
-    }
     let is_replica = keyspace::is_replica(ctx);
     end_waits(ctx, now, is_replica);
     if is_replica {

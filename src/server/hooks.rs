@@ -37,13 +37,6 @@ pub(crate) struct Hooks {
     /// Something happened to this key.
     pub(crate) key_touched: fn(&Context, KeyRef<'_>),
 
-    /// A key is about to get another name, or to move to another database.
-    /// [`Hooks::key_arrives`] follows.
-    pub(crate) key_leaves: fn(&Context, KeyRef<'_>),
-
-    /// The key that left is now this one.
-    pub(crate) key_arrives: fn(&Context, KeyRef<'_>),
-
     /// A database was flushed, or all of them.
     pub(crate) flushed: fn(&Context, Option<i32>),
 

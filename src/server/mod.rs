@@ -27,7 +27,6 @@ mod kernel_timer;
 pub(crate) mod keyspace;
 pub(crate) mod notifications;
 pub(crate) mod open_lock;
-pub(crate) mod overwriting;
 pub(crate) mod panics;
 pub(crate) mod publish;
 pub(crate) mod registration;

@@ -16,8 +16,8 @@ use redis_lock_core::request::ClientId;
 /// What can free a lock: commands on keys of any type (`DEL`, `RENAME`,
 /// `EXPIRE`), commands on hashes, expiry and eviction. Overwriting a lock with a
 /// string or a list is not among them, because each subscription to such a
-/// class slows all of its commands down: `overwriting` follows those while that
-/// matters. And what is loaded, for its tokens.
+/// class slows all of its commands down: the next look finds that. And what is loaded,
+/// for its tokens.
 const KINDS: u32 = raw::REDISMODULE_NOTIFY_GENERIC as u32
     | raw::REDISMODULE_NOTIFY_LOADED as u32
     | raw::REDISMODULE_NOTIFY_HASH as u32
@@ -125,7 +125,7 @@ unsafe extern "C" fn on_flush(
     });
 }
 
-pub(super) unsafe extern "C" fn on_key_event(
+unsafe extern "C" fn on_key_event(
     ctx: *mut raw::RedisModuleCtx,
     _kind: c_int,
     event: *const c_char,
@@ -153,11 +153,7 @@ pub(super) unsafe extern "C" fn on_key_event(
         if !awake || event == b"loaded" {
             return;
         }
-        match event {
-            b"rename_from" | b"move_from" => (hooks.key_leaves)(&ctx, key),
-            b"rename_to" | b"move_to" => (hooks.key_arrives)(&ctx, key),
-            _ => (hooks.key_touched)(&ctx, key),
-        }
+        (hooks.key_touched)(&ctx, key);
     });
     if PUTS_BACK.get() {
         // SAFETY: as above.

@@ -770,12 +770,6 @@ impl CoreSide {
                 }
                 Event::Swapped => self.note(|table, now_ms| table.databases_swapped(0, 1, now_ms)),
                 _ if !self.table.follows_keys() => {}
-                Event::Leaves(at) => {
-                    self.note(|table, now_ms| table.key_leaves(key_of(at), now_ms));
-                }
-                Event::Arrives(at) => {
-                    self.note(|table, now_ms| table.key_arrives(key_of(at), now_ms));
-                }
                 Event::Touched(at) => {
                     self.note(|table, now_ms| table.key_touched(key_of(at), now_ms));
                 }

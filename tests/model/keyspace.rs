@@ -18,8 +18,6 @@ pub struct DbKey {
 #[derive(Clone, Copy, Debug)]
 pub enum Event {
     Touched(DbKey),
-    Leaves(DbKey),
-    Arrives(DbKey),
     /// All of one database, or of all.
     Flushed(Option<usize>),
     Swapped,
@@ -300,7 +298,7 @@ impl Keyspace {
         if let Some(stored) = self.remove(from) {
             self.put(to, stored);
             self.events
-                .extend([Event::Leaves(from), Event::Arrives(to)]);
+                .extend([Event::Touched(from), Event::Touched(to)]);
         }
     }
 

@@ -247,27 +247,6 @@ fn a_new_token_ends_what_was_on_its_way_before() {
 }
 
 #[test]
-fn what_is_on_its_way_follows_its_lock() {
-    let to = KeyRef { db: 3, name: b"l" };
-    let moved = HoldId {
-        key: to.into(),
-        ..hold()
-    };
-    let mut story = Story::default();
-    story.grant(1, None);
-    story.deliveries.follow(KeyRef { db: 0, name: b"k" }, to);
-    let session = ended(token(), EndedBy::Session);
-    assert_eq!(story.deliveries.left(&hold(), &session, 1), 0);
-    assert_eq!(story.deliveries.left(&moved, &session, 1), 1);
-    story.deliveries.swap_databases(3, 0);
-    let swapped = HoldId {
-        key: KeyRef { db: 0, name: b"l" }.into(),
-        ..hold()
-    };
-    assert_eq!(story.deliveries.lost(ClientId(1)), Some((swapped, token())));
-}
-
-#[test]
 fn the_newest_session_of_another_client_is_found() {
     let mut deliveries = Deliveries::default();
     let lease = |ms| Some(Lease::from_ms(ms).unwrap());
@@ -340,16 +319,6 @@ fn what_is_on_its_way_stands_as_long_as_the_hold_that_it_speaks_for() {
     let session = ended(token(), EndedBy::Session);
     assert_eq!(story.deliveries.end(&hold(), &session, 2), 1);
     assert_eq!(stand(&story, token(), 1), [true, false]);
-}
-
-#[test]
-fn a_lock_that_is_overwritten_leaves_nothing_on_its_way() {
-    let mut story = Story::default();
-    story.grant(1, None);
-    story.deliveries.forget_lock(KeyRef { db: 1, name: b"k" });
-    assert_eq!(story.deliveries.by_recipient.len(), 1);
-    story.deliveries.forget_lock(KeyRef { db: 0, name: b"k" });
-    story.is_over();
 }
 
 #[test]

@@ -60,23 +60,11 @@ impl World {
         self.write(Write::Rename(from));
         let cast = Rc::clone(&self.cast);
         if self.table.follows_keys() {
-            self.table.key_leaves(cast.key(from), self.now_ms);
-            self.table.key_arrives(cast.key(to), self.now_ms);
+            self.table.key_touched(cast.key(from), self.now_ms);
+            self.table.key_touched(cast.key(to), self.now_ms);
         }
         self.changed = self.changed.map(|changed| changed.max(Changed::Told));
-        self.known[to] = self.known[from];
-        self.known[from] = Default::default();
-        for known in &mut self.known[to] {
-            known.promise = None;
-        }
-        for connection in &mut self.connections {
-            // What was on its way to a holder of the other lock leads nowhere.
-            if let Doing::ToHear { key, .. } = &mut connection.doing
-                && *key == from
-            {
-                *key = to;
-            }
-        }
+        self.know_anew();
     }
 
     pub(super) fn swap(&mut self) {
@@ -86,13 +74,21 @@ impl World {
             self.table.databases_swapped(0, 1, self.now_ms);
         }
         self.changed = self.changed.map(|changed| changed.max(Changed::Told));
-        self.known.reverse();
-        for known in self.known.iter_mut().flatten() {
-            known.promise = None;
-        }
-        for connection in &mut self.connections {
-            if let Doing::ToHear { key, .. } = &mut connection.doing {
-                *key = 1 - *key;
+        self.know_anew();
+    }
+
+    /// Locks have moved: they are plain holds where they are now, of which their owners
+    /// know. One that comes back may be a session again.
+    fn know_anew(&mut self) {
+        for key in 0..self.cast.keys.len() {
+            let lock = self.data.read(key).unwrap_or_default();
+            for (owner, known) in self.cast.owners.iter().zip(&mut self.known[key]) {
+                let holder = lock.holder(owner);
+                known.told = holder.and_then(|holder| holder.token);
+                known.promise = None;
+                known.over = None;
+                known.unclaimed = None;
+                known.holds = 0;
             }
         }
     }

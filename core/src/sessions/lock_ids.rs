@@ -1,4 +1,4 @@
-//! What locks are called wherever they move.
+//! What locks are called.
 
 use std::collections::BTreeMap;
 #[cfg(test)]
@@ -24,10 +24,8 @@ impl LockId {
 /// them takes logarithmic time.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LockIds {
-    /// The keys, with their databases as these were at first.
     keys: BTreeMap<LockId, KeyBuf>,
     by_key: Sharded<KeyBuf, LockId>,
-    databases: Databases,
     next_id: u64,
 }
 
@@ -37,13 +35,12 @@ impl LockIds {
         if self.keys.is_empty() {
             return None;
         }
-        self.by_key.get(&self.databases.at_first(key)).copied()
+        self.by_key.get(&key).copied()
     }
 
     /// The key of a lock, unless it has been left behind.
     pub(super) fn key(&self, id: LockId) -> Option<KeyBuf> {
-        let key = self.keys.get(&id)?;
-        Some(key.in_db(self.databases.now(key.db())))
+        self.keys.get(&id).cloned()
     }
 
     /// The id of the lock at this key, a new one if it has none.
@@ -76,89 +73,11 @@ impl LockIds {
             return;
         };
         self.by_key.remove(&key);
-        if self.keys.is_empty() {
-            self.databases = Databases::default();
-        }
-    }
-
-    /// The lock is at another key now, and there is no other.
-    pub(super) fn move_to(&mut self, from: KeyRef<'_>, to: KeyRef<'_>) {
-        if let Some(id) = self.take(from) {
-            self.put(id, to);
-        }
-    }
-
-    /// Two databases have changed places.
-    pub(super) fn swap_databases(&mut self, one: i32, other: i32) {
-        if !self.keys.is_empty() {
-            self.databases.swap(one, other);
-        }
     }
 
     fn put(&mut self, id: LockId, key: KeyRef<'_>) {
-        let key = KeyBuf::from(self.databases.at_first(key));
+        let key = KeyBuf::from(key);
         self.by_key.insert_new(key.clone(), id);
         self.keys.insert(id, key);
-    }
-}
-
-/// Where databases are that have changed places.
-#[derive(Clone, Debug, Default)]
-struct Databases {
-    /// The number that each has now, by the one that it had at first.
-    now: BTreeMap<i32, i32>,
-    at_first: BTreeMap<i32, i32>,
-}
-
-impl Databases {
-    fn now(&self, at_first: i32) -> i32 {
-        self.now.get(&at_first).copied().unwrap_or(at_first)
-    }
-
-    fn at_first<'k>(&self, key: KeyRef<'k>) -> KeyRef<'k> {
-        let db = self.at_first.get(&key.db).copied().unwrap_or(key.db);
-        KeyRef { db, ..key }
-    }
-
-    fn swap(&mut self, one: i32, other: i32) {
-        let at_first = |db| self.at_first.get(&db).copied().unwrap_or(db);
-        let moves = [(at_first(one), other), (at_first(other), one)];
-        for (at_first, now) in moves {
-            self.now.insert(at_first, now);
-            self.at_first.insert(now, at_first);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const fn key(db: i32) -> KeyRef<'static> {
-        KeyRef { db, name: b"k" }
-    }
-
-    #[test]
-    fn a_lock_keeps_its_id_wherever_it_moves() {
-        let mut ids = LockIds::default();
-        let [one, other] = [0, 1].map(|db| ids.at_or_new(key(db)));
-        assert_ne!(one, other);
-        let swaps = [(0, 1), (1, 2), (2, 2), (0, 2), (1, 0)];
-        let places = [[1, 0], [2, 0], [2, 0], [0, 2], [1, 2]];
-        for ((a, b), [at, other_at]) in swaps.into_iter().zip(places) {
-            ids.swap_databases(a, b);
-            for (id, db) in [(one, at), (other, other_at)] {
-                assert_eq!(ids.key(id), Some(key(db).into()));
-                assert_eq!(ids.at(key(db)), Some(id));
-                assert_eq!(ids.at_or_new(key(db)), id);
-            }
-            assert_eq!((0..4).filter_map(|db| ids.at(key(db))).count(), 2);
-        }
-        ids.move_to(key(1), key(3));
-        assert_eq!((ids.at(key(1)), ids.at(key(3))), (None, Some(one)));
-        assert_eq!(ids.take(key(3)), Some(one));
-        assert!(ids.key(one).is_none() && ids.key(other).is_some());
-        // What comes next is another lock.
-        assert!(![one, other].contains(&ids.at_or_new(key(3))));
     }
 }

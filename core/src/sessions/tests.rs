@@ -241,14 +241,6 @@ mod against_a_model {
             client: u64,
         },
         TakeDue,
-        Follow {
-            from: usize,
-            to: usize,
-        },
-        Swap {
-            one: i32,
-            other: i32,
-        },
         Leave {
             key: usize,
         },
@@ -271,8 +263,6 @@ mod against_a_model {
             2 => hold().prop_map(|(key, who)| Step::Unbind { key, who }),
             1 => client().prop_map(|client| Step::TakeClient { client }),
             6 => Just(Step::TakeDue),
-            2 => (0..KEYS.len(), 0..KEYS.len()).prop_map(|(from, to)| Step::Follow { from, to }),
-            1 => (0..3, 0..3).prop_map(|(one, other)| Step::Swap { one, other }),
             1 => (0..KEYS.len()).prop_map(|key| Step::Leave { key }),
             2 => Just(Step::TakeLeft),
             4 => (-10..40_i64).prop_map(|by_ms| Step::Clock { by_ms }),
@@ -401,24 +391,6 @@ mod against_a_model {
                             None => {}
                         }
                     }
-                    Step::Follow { from, to } => {
-                        let (from, to) = (KEYS[from], KEYS[to]);
-                        sessions.follow(from, to, now_ms);
-                        if from != to {
-                            model.leave(to);
-                            for bound in &mut model.bindings {
-                                if bound.hold.key.as_ref() == from {
-                                    bound.hold.key = to.into();
-                                }
-                            }
-                        }
-                    }
-                    Step::Swap { one, other } => {
-                        sessions.swap_databases(one, other);
-                        for bound in &mut model.bindings {
-                            bound.hold.key = bound.hold.key.swapped(one, other);
-                        }
-                    }
                     Step::Leave { key } => {
                         sessions.leave(KEYS[key], now_ms);
                         model.leave(KEYS[key]);
@@ -445,53 +417,6 @@ mod against_a_model {
             check_nothing_is_left(&mut sessions);
         }
     }
-}
-
-#[test]
-fn bindings_follow_their_lock_to_another_key() {
-    let mut sessions = Sessions::default();
-    bind(&mut sessions, KEY, "a", (1, 7, 300), 0);
-    bind(&mut sessions, KEY, "b", (2, 8, 300), 0);
-    bind(&mut sessions, key(0, b"kk"), "a", (3, 9, 300), 0);
-    // What was there before is overwritten.
-    bind(&mut sessions, OTHER, "b", (4, 6, 300), 0);
-    sessions.follow(KEY, OTHER, 5);
-    assert_eq!(sessions.len(), 3);
-    assert_eq!(clear(&mut sessions), [((4, 6, 300), 5)]);
-    // Where it was, others come and go.
-    bind(&mut sessions, KEY, "a", (5, 10, 300), 0);
-    sessions.unbind(KEY, &owner("a"));
-    sessions.follow(OTHER, OTHER, 5);
-    assert_eq!(
-        take_client(&mut sessions, 1),
-        [(at(OTHER, "a"), (1, 7, 300))]
-    );
-    assert_eq!(
-        take_client(&mut sessions, 2),
-        [(at(OTHER, "b"), (2, 8, 300))]
-    );
-    assert_eq!(take_client(&mut sessions, 4), []);
-    let untouched = at(key(0, b"kk"), "a");
-    assert_eq!(drain_due(&mut sessions, 100), [(untouched, (3, 9, 300))]);
-    take_client(&mut sessions, 3);
-    check_nothing_is_left(&mut sessions);
-}
-
-#[test]
-fn bindings_follow_their_locks_when_databases_change_places() {
-    let mut sessions = Sessions::default();
-    let third = key(2, b"k");
-    for (key, name) in [(KEY, "a"), (OTHER, "b"), (third, "c")] {
-        bind(&mut sessions, key, name, (1, 7, 300), 0);
-    }
-    sessions.swap_databases(1, 0);
-    let moved = [
-        (at(OTHER, "a"), (1, 7, 300)),
-        (at(KEY, "b"), (1, 7, 300)),
-        (at(third, "c"), (1, 7, 300)),
-    ];
-    assert_eq!(take_client(&mut sessions, 1), moved);
-    check_nothing_is_left(&mut sessions);
 }
 
 #[test]

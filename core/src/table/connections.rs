@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use super::{Answer, Leaving, LockTable, Unchecked};
+use super::{Answer, LockTable, Unchecked};
 use crate::acks::Withheld;
 use crate::bounds::{ends_a_step, few};
 use crate::deliveries::Recipient;
@@ -10,7 +10,7 @@ use crate::ended::EndedBy;
 use crate::error::LockError;
 use crate::holder::Holder;
 use crate::keys::{KeyBuf, KeyRef};
-use crate::lock::{Lock, Now};
+use crate::lock::Now;
 use crate::queue::{Addressee, Waiter, WaiterId};
 use crate::request::{ClientId, Lease, Owner};
 use crate::sessions::{Binding, HoldId};
@@ -71,73 +71,9 @@ impl LockTable {
         self.tokens.received(token, now.us);
     }
 
-    /// A key has left this place; [`LockTable::key_arrives`], which comes next, says
-    /// where it is.
-    pub fn key_leaves(&mut self, key: KeyRef<'_>, now_ms: i64) {
-        let crowd = match self.queues.contended(key) {
-            true => None,
-            false => self.remembered.take_crowd(key),
-        };
-        let leaving = key.into();
-        self.leaving = Some(Leaving {
-            key: leaving,
-            crowd,
-        });
-        self.key_touched(key, now_ms);
-    }
-
-    /// What belongs to the holds of the key that has left belongs to this one now.
-    pub fn key_arrives(&mut self, key: KeyRef<'_>, now_ms: i64) {
-        self.key_touched(key, now_ms);
-        let Some(Leaving { key: from, crowd }) = self.leaving.take() else {
-            return;
-        };
-        let from = from.as_ref();
-        // The lock that was there before has been overwritten.
-        self.deliveries.forget_lock(key);
-        self.ended.take(key);
-        self.sessions.follow(from, key, now_ms);
-        self.deliveries.follow(from, key);
-        self.ended.follow(from, key);
-        self.take_left(ends_a_step());
-        self.settle(key, crowd);
-    }
-
-    /// A crowd holds this lock now, as is known from where it was.
-    fn settle(&mut self, key: KeyRef<'_>, crowd: Option<Lock>) {
-        if let Some(lock) = crowd
-            && !self.queues.contended(key)
-        {
-            // What was there before may not be forgotten yet.
-            self.remembered.drop_lock(key);
-            self.remembered.put(key, None, lock, &[]);
-        }
-    }
-
-    /// What belongs to the holds in two databases has changed places as they have. It
-    /// takes a few moves in maps for each hold of the server that has just ended.
+    /// Two databases have changed places. Their locks are plain holds where they are now.
     pub fn databases_swapped(&mut self, one: i32, other: i32, now_ms: i64) {
-        self.sessions.swap_databases(one, other);
-        self.deliveries.swap_databases(one, other);
-        self.ended.swap_databases(one, other);
-        let is_meant = |key: KeyRef<'_>| key.db == one || key.db == other;
-        let crowds = self.remembered.crowds().cloned();
-        let crowds: Vec<KeyBuf> = crowds
-            .filter(|key| is_meant(key.as_ref()) && !self.queues.contended(key.as_ref()))
-            .collect();
-        let crowds: Vec<_> = crowds
-            .into_iter()
-            .map(|key| {
-                (
-                    key.swapped(one, other),
-                    self.remembered.take_crowd(key.as_ref()),
-                )
-            })
-            .collect();
         self.touch_all(Some(&[one, other]), now_ms);
-        for (key, crowd) in crowds {
-            self.settle(key.as_ref(), crowd);
-        }
     }
 
     /// Forgets what binds these holders of a lock, because all of its holds are over.

@@ -43,12 +43,9 @@ const HOLDERS_WEIGH_ONE: usize = 8;
 /// How often a contended lock is looked at for no other reason, if nothing else is set.
 pub const RECHECK_INTERVAL_MS: i64 = 500;
 
-/// How long it may go unnoticed that a contended lock was overwritten.
-const UNNOTICED_MS: i64 = RECHECK_INTERVAL_MS;
-
 /// How many locks a second are looked at, at most, for no other reason than that it has
 /// been a while.
-const REGULAR_RECHECKS_A_SECOND: usize = 500;
+const REGULAR_RECHECKS_A_SECOND: usize = 20_000;
 
 /// Regular rechecks are due at multiples of this, in milliseconds since 1970.
 const REGULAR_RECHECKS_TOGETHER_MS: i64 = 50;
@@ -468,14 +465,6 @@ impl LockTable {
         let all_once_ms = contended.saturating_mul(1000) / REGULAR_RECHECKS_A_SECOND;
         let all_once_ms = i64::try_from(all_once_ms).unwrap_or(i64::MAX);
         self.settings.recheck_interval_ms.max(all_once_ms)
-    }
-
-    /// Whether the server has to tell of each key that is overwritten, as by `SET`:
-    /// because the regular looks come late, or because much is remembered of a lock.
-    /// It makes others' writes slower.
-    pub fn follows_overwriting(&self) -> bool {
-        let by_looks = !self.anybody_waits() || self.regular_interval_ms() <= UNNOTICED_MS;
-        !by_looks || self.remembered.any_crowd()
     }
 
     /// When a contended lock is looked at for no other reason.

@@ -644,8 +644,8 @@ impl Server {
         let value = self.keys.remove(&from.into()).unwrap();
         self.keys.insert(to.into(), value);
         let now_ms = self.ms();
-        self.table.key_leaves(from, now_ms);
-        self.table.key_arrives(to, now_ms);
+        self.table.key_touched(from, now_ms);
+        self.table.key_touched(to, now_ms);
     }
 
     fn do_due(&mut self, due: Due) {

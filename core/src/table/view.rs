@@ -235,7 +235,6 @@ impl LockTable {
         for (addressee, _) in &self.untold {
             form.waiter(Some(addressee.id()));
         }
-        form.flag(self.leaving.is_some());
         form.count(self.to_close.len());
         for client in &self.to_close {
             form.client(Some(*client));

@@ -173,7 +173,8 @@ pub(super) fn a_session_is_kept_up(world: &World, key: usize, holders: &[HolderV
             .filter(|&(_, token)| holder.token == Some(token));
         let expected = expected.map(|(client, _)| client);
         // Who keeps up what was bound to a connection that has ended is seen next.
-        let is_settled = !world.table.has_ended(world.cast.key(key));
+        let has_moved = world.cast.scope.renames || world.cast.scope.swaps;
+        let is_settled = !has_moved && !world.table.has_ended(world.cast.key(key));
         if holder.client != expected && (is_settled || holder.client.is_some()) {
             return Err(format!(
                 "the holds of {} on {} are bound to {:?} instead of {expected:?}",

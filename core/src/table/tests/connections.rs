@@ -433,7 +433,10 @@ fn the_lease_that_was_renewed_last_is_kept_up() {
         let mut server = Server::new();
         server.take(K, ask("a").session().lease(first_ms));
         assert!(server.renew(K, "a", then_ms));
-        assert_eq!(server.table.wake_at_ms(server.now()), Some(START_MS + then_ms / 3));
+        assert_eq!(
+            server.table.wake_at_ms(server.now()),
+            Some(START_MS + then_ms / 3)
+        );
         server.pass(2 * then_ms);
         let end_ms = server.lock(K).expires_at_ms();
         assert_eq!(end_ms, Some(server.ms() + then_ms));

@@ -251,23 +251,6 @@ fn of_many_locks_that_were_touched_at_once_those_that_were_read_since_are_kept()
 }
 
 #[test]
-fn many_sessions_follow_their_lock_at_once() {
-    let mut server = crowded();
-    server.rename(K, L);
-    server.table.databases_swapped(0, 1, server.ms());
-    let there = in_db(1, "l");
-    let value = server.keys.remove(&L.into()).unwrap();
-    server.keys.insert(there.into(), value);
-    for n in [0, 17, CROWD - 1] {
-        let client = ask(&nth(n)).client;
-        let bound = |key| server.table.bound_client(key, &owner(&nth(n)));
-        assert_eq!([K, L, there].map(bound), [None, None, Some(client)]);
-    }
-    server.pass(2 * LEASE_MS);
-    assert_eq!(server.holders(there).len(), CROWD, "all were kept up");
-}
-
-#[test]
 fn a_lock_whose_holders_have_all_ended_is_overwritten_at_once() {
     let mut server = Server::new();
     for n in 0..CROWD {

@@ -215,7 +215,9 @@ impl History {
 
     /// Whether a place is over.
     fn is_over(&self, place: &Queued) -> bool {
-        let is_time_up = place.until_ms.is_some_and(|ms| ms <= self.server.now().steady_ms);
+        let is_time_up = place
+            .until_ms
+            .is_some_and(|ms| ms <= self.server.now().steady_ms);
         let is_connected = |client| self.connected.contains(&client);
         is_time_up || place.is_place() && !place.session.is_none_or(is_connected)
     }

@@ -40,10 +40,6 @@ fn keys_are_followed_while_it_matters_what_happens_to_them() {
     server.table.connection_ended(ask("a").client, false);
     server.run();
     assert!(!server.table.follows_keys());
-    server.table.key_leaves(K, server.ms());
-    assert!(server.table.follows_keys());
-    server.table.key_arrives(L, server.ms());
-    assert!(!server.table.follows_keys());
     for n in 0..=FEW {
         server.take(K, ask(&nth(n)).shared());
     }
@@ -94,92 +90,12 @@ fn when_anything_may_have_changed_every_queue_is_looked_at() {
 }
 
 #[test]
-fn a_session_follows_its_lock_to_another_key() {
-    let mut server = Server::new();
-    server.take(K, ask("a").session().lease(300));
-    server.take(L, ask("b").session());
-    server.rename(K, L);
-    assert!(server.table.ended.is_empty());
-    server.pass(1000);
-    assert_eq!(server.holders(L), ["a"]);
-    // What was bound to the lock that was there before ends nothing now.
-    server.table.connection_ended(ask("b").client, false);
-    server.run();
-    assert_eq!(server.holders(L), ["a"]);
-    server.table.connection_ended(ask("a").client, false);
-    server.run();
-    assert_eq!(server.holders(L), [""; 0]);
-    server.check_nothing_is_left();
-}
-
-#[test]
-fn a_session_whose_lock_is_overwritten_is_closed_if_its_lease_had_ended_unnoticed() {
-    for (asleep_ms, is_over) in [(200, false), (1000, true)] {
-        let mut server = Server::new();
-        server.take(K, ask("a").session().lease(300));
-        server.take(L, ask("b").session());
-        server.sleep(asleep_ms);
-        server.rename(L, K);
-        server.run();
-        let closed = server.table.take_clients_to_close(8);
-        assert_eq!(closed == [ask("a").client], is_over, "{closed:?}");
-        assert_eq!(server.table.totals(server.now()).sessions, 1);
-    }
-}
-
-#[test]
-fn what_has_ended_follows_its_lock_to_another_key() {
-    for is_taken_first in [false, true] {
-        let mut server = Server::new();
-        server.take(K, ask("a").session());
-        server.table.connection_ended(ask("a").client, false);
-        if is_taken_first {
-            let hold = crate::sessions::HoldId::new(K, &owner("a"));
-            server.table.end_binding(&hold);
-        }
-        let there = in_db(3, "k");
-        server.rename(K, there);
-        server.take(there, ask("b").now());
-        assert_eq!(server.holders(there), ["b"]);
-    }
-}
-
-#[test]
-fn a_grant_on_its_way_follows_its_lock_to_another_key() {
-    let mut server = on_its_way();
-    server.rename(K, L);
-    server.table.grant_told(ask("b").client, false);
-    server.run();
-    assert_eq!(server.holders(L), [""; 0]);
-}
-
-#[test]
 fn who_waits_stays_with_the_key() {
     let (mut server, b) = contended();
     server.rename(K, L);
     server.run();
     assert_eq!(server.granted(), [b]);
     assert_eq!(server.holders(L), ["a"]);
-}
-
-#[test]
-fn sessions_follow_databases_that_change_places() {
-    let mut server = Server::new();
-    let [here, there] = [in_db(0, "k"), in_db(1, "k")];
-    server.take(here, ask("a").session());
-    server.take(there, ask("b").session());
-    server.take(there, ask("b").session());
-    server.table.connection_ended(ask("b").client, false);
-    let [a, b] = [here, there].map(|key| server.keys.remove(&key.into()).unwrap());
-    server.keys.insert(there.into(), a);
-    server.keys.insert(here.into(), b);
-    server.table.databases_swapped(0, 1, server.ms());
-    server.run();
-    assert_eq!(server.holders(here), [""; 0]);
-    assert_eq!(server.holders(there), ["a"]);
-    server.table.connection_ended(ask("a").client, false);
-    server.run();
-    server.check_nothing_is_left();
 }
 
 #[test]
@@ -195,4 +111,45 @@ fn keys_matter_while_anything_is_remembered() {
     server.release(K, "a");
     server.take(K, ask("a").session());
     assert!(server.table.follows_keys() && server.table.remembers_holds());
+}
+
+#[test]
+fn a_session_whose_lock_is_renamed_is_a_plain_hold_there() {
+    let mut server = Server::new();
+    server.take(K, ask("a").session().lease(300));
+    server.rename(K, L);
+    server.sleep(100);
+    server.run();
+    // It is known to have gone, and kept up nowhere.
+    assert_eq!(server.table.totals(server.now()).sessions, 0);
+    server.table.connection_ended(ask("a").client, false);
+    server.run();
+    assert_eq!(server.holders(L), ["a"]);
+    server.pass(300);
+    assert_eq!(server.holders(L), [""; 0]);
+    server.check_nothing_is_left();
+}
+
+#[test]
+fn a_session_whose_lock_comes_back_before_anybody_looks_is_one_again() {
+    let mut server = Server::new();
+    server.take(K, ask("a").session().lease(300));
+    server.rename(K, L);
+    server.rename(L, K);
+    server.pass(1000);
+    assert_eq!(server.holders(K), ["a"]);
+    server.table.connection_ended(ask("a").client, false);
+    server.run();
+    assert_eq!(server.holders(K), [""; 0]);
+}
+
+#[test]
+fn what_is_over_at_the_name_of_before_ends_nothing_of_who_holds_it_now() {
+    let mut server = Server::new();
+    server.take(K, ask("a").session());
+    server.rename(K, L);
+    server.take(K, ask("a").by(2));
+    server.table.connection_ended(ask("a").client, false);
+    server.run();
+    assert_eq!([K, L].map(|key| server.holders(key)), [["a"], ["a"]]);
 }

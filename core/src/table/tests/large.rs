@@ -120,65 +120,6 @@ fn very_crowded(count: usize) -> Server {
 }
 
 #[test]
-fn a_crowd_is_known_by_its_lock_and_those_of_fewer_one_by_one() {
-    let crowd = crate::bounds::crowd();
-    let holds = |server: &Server, n: usize| server.table.remembered.is_holder(&owner(&nth(n)));
-    let mut server = very_crowded(crowd);
-    assert!(!server.table.follows_overwriting());
-    server.take(K, ask(&nth(crowd)).shared());
-    assert!(server.table.follows_overwriting());
-    assert!(holds(&server, 0) && holds(&server, crowd) && !holds(&server, crowd + 1));
-    for n in 0..=crowd / 2 {
-        server.release(K, &nth(n));
-        assert!(!holds(&server, n) && holds(&server, crowd));
-    }
-    assert!(!server.table.follows_overwriting());
-    let owners: Vec<Owner> = (0..=crowd).map(|n| owner(&nth(n))).collect();
-    assert!(server.table.agree(&owners));
-    for n in crowd / 2 + 1..=crowd {
-        server.release(K, &nth(n));
-    }
-    server.check_nothing_is_left();
-}
-
-#[test]
-fn a_crowd_is_known_wherever_it_is_moved() {
-    let mut server = very_crowded(crate::bounds::crowd() + 1);
-    server.rename(K, L);
-    let unread = server.unread;
-    assert!(server.renew(L, &nth(3), 1000));
-    assert_eq!(server.unread, unread + 1);
-    assert!(server.table.remembered(K).is_none());
-    server.table.databases_swapped(0, 1, server.ms());
-    assert!(server.table.expected(L, None).is_none());
-    assert!(server.table.expected(in_db(1, "l"), None).is_some());
-    server.table.databases_swapped(0, 1, server.ms());
-    server.table.databases_swapped(1, 0, server.ms());
-    server.table.database_touched(0, server.ms());
-    assert!(server.table.expected(in_db(1, "l"), None).is_some());
-    server.table.database_touched(1, server.ms());
-    assert!(server.table.expected(in_db(1, "l"), None).is_none());
-    server.run();
-    assert!(!server.table.follows_overwriting());
-}
-
-#[test]
-fn a_lock_that_moves_is_read_again_unless_it_is_a_crowd_that_nobody_touched() {
-    let crowd = crate::bounds::crowd();
-    for (count, is_touched) in [(FEW + 1, false), (crowd + 1, true)] {
-        let mut server = very_crowded(count);
-        if is_touched {
-            server.table.everything_touched(server.ms());
-        }
-        server.rename(K, L);
-        let is_untouched = [K, L].map(|key| server.table.is_untouched(key));
-        assert_eq!(is_untouched, [false; 2]);
-        let owners: Vec<Owner> = (0..count).map(|n| owner(&nth(n))).collect();
-        assert!(server.table.agree(&owners));
-    }
-}
-
-#[test]
 fn of_a_lock_for_which_nobody_waits_it_is_not_counted_how_it_went() {
     for count in [FEW + 1, crate::bounds::crowd() + 1] {
         for lasts_ms in [0, LEASE_MS] {
@@ -191,34 +132,6 @@ fn of_a_lock_for_which_nobody_waits_it_is_not_counted_how_it_went() {
             assert_eq!((metrics.releases_deleted, metrics.releases_expired), (0, 0));
         }
     }
-}
-
-#[test]
-fn a_crowd_that_comes_by_a_swap_is_all_that_is_remembered_of_its_key() {
-    let crowd = crate::bounds::crowd() + 1;
-    let mut server = very_crowded(crowd);
-    let there = in_db(1, "k");
-    for n in crowd..=crowd + FEW {
-        server.take(there, ask(&nth(n)).shared());
-    }
-    server.table.databases_swapped(0, 1, server.ms());
-    let holds = |n: usize| server.table.remembered.is_holder(&owner(&nth(n)));
-    assert_eq!([0, crowd].map(holds), [true, false]);
-    assert!(server.table.expected(there, None).is_some());
-    let owners: Vec<Owner> = (0..=crowd + FEW).map(|n| owner(&nth(n))).collect();
-    assert!(server.table.agree(&owners));
-}
-
-#[test]
-fn a_crowd_that_moves_to_where_somebody_waits_is_looked_at() {
-    let mut server = very_crowded(crate::bounds::crowd() + 1);
-    server.take(L, ask("a"));
-    let w = server.wait(L, ask("w"));
-    server.rename(K, L);
-    assert!(server.table.expected(L, None).is_none());
-    server.run();
-    assert!(server.table.is_waiting(w));
-    assert!(server.table.expected(L, None).is_some());
 }
 
 #[test]

@@ -356,7 +356,10 @@ fn a_place_ends_with_its_time() {
     let mut server = held();
     let a = place_for(&mut server, "a", 1000);
     let b = place_for(&mut server, "b", 60_000);
-    assert_eq!(server.table.wake_at_ms(server.now()), Some(server.ms() + 500));
+    assert_eq!(
+        server.table.wake_at_ms(server.now()),
+        Some(server.ms() + 500)
+    );
     server.sleep(1000);
     // It is over before anybody looks.
     assert_eq!(order(&server), ["b"]);
