@@ -128,6 +128,7 @@ const COUNT: RangeInclusive<i64> = 1..=1_000_000_000;
 
 static DEFAULT_LEASE_MS: Number = Number::new("default-lease", 30_000, MS);
 static MAX_WAITERS: Number = Number::new("max-waiters", 65_536, COUNT);
+static MAX_HOLDERS: Number = Number::new("max-holders", 1024, 1..=65_536);
 static MAX_PLACES: Number = Number::new("max-places", 1_000_000, COUNT);
 static CLAIM_TIMEOUT_MS: Number = Number::new("claim-timeout", 2000, MS);
 static LOG_SLOW_WAIT_MS: Number = Number::new("log-slow-wait", 0, MS_OR_OFF);
@@ -143,9 +144,10 @@ static RECHECK_INTERVAL_MS: Number = Number {
 static DEADLOCK_DETECTION: Switch = Switch(AtomicBool::new(true));
 static REDISSON_NOTIFY: Mutex<RedissonNotify> = Mutex::new(RedissonNotify::No);
 
-const SETTINGS: [Setting; 12] = [
+const SETTINGS: [Setting; 13] = [
     Setting::Number(&DEFAULT_LEASE_MS),
     Setting::Number(&MAX_WAITERS),
+    Setting::Number(&MAX_HOLDERS),
     Setting::Number(&MAX_PLACES),
     Setting::Number(&CLAIM_TIMEOUT_MS),
     Setting::Number(&LOG_SLOW_WAIT_MS),
@@ -192,6 +194,11 @@ pub(crate) fn replicas_timeout_ms() -> i64 {
 /// How many clients may wait for one lock.
 pub(crate) fn max_waiters() -> usize {
     usize::try_from(MAX_WAITERS.get()).unwrap_or(usize::MAX)
+}
+
+/// How many may hold one lock together.
+pub(crate) fn max_holders() -> usize {
+    usize::try_from(MAX_HOLDERS.get()).unwrap_or(usize::MAX)
 }
 
 /// How many places there may be in all queues.

@@ -41,7 +41,7 @@ use redis_lock_core::request::{
     AcquireRequest, ClientId, Owner, ReleaseRequest, RenewRequest, Timeout,
 };
 use redis_lock_core::table::{
-    Acquired, Answer, Done, Leave, LockTable, LogLine, Offer, Progress, Question, Step, Stored,
+    Acquired, Answer, Done, Leave, LockTable, LogLine, Offer, Progress, Question, Step,
 };
 use redis_lock_core::token::FencingToken;
 
@@ -120,10 +120,6 @@ pub(crate) fn acquire(
         check_channel(key, place.channel)?;
     }
     let may_grant = gate::check_replicas(ctx)?;
-    if let Some(waiter) = wait_behind(key, &request, patience, may_grant) {
-        block_if_patient(key, waiter, patience);
-        return Ok(Some(Acquired::Queued(waiter)));
-    }
     let (open, stored) = open_for_command(key, Some(&request.owner), Part::Whole)?;
     let now = clock::now();
     let wait = wait(ctx, patience, now);
@@ -142,27 +138,6 @@ pub(crate) fn acquire(
         block_if_patient(key, waiter, patience);
     }
     acquired
-}
-
-/// Puts a request behind those that wait, where nothing else can come of it. The lock is
-/// not looked at for that.
-fn wait_behind(
-    key: LockKey<'_>,
-    request: &AcquireRequest,
-    patience: Patience<'_>,
-    may_grant: bool,
-) -> Option<WaiterId> {
-    if !TABLE.with_borrow(LockTable::anybody_waits) {
-        return None;
-    }
-    let ctx = key.ctx();
-    let now = clock::now();
-    let wait = wait(ctx, patience, now)?;
-    let waiter = step_by(ctx, may_grant, |table| {
-        table.wait_behind(key.as_ref(), request, &wait, now)
-    })?;
-    arm_timer(ctx, now);
-    Some(waiter)
 }
 
 fn wait(ctx: &Context, patience: Patience<'_>, now: Now) -> Option<Wait> {
@@ -255,15 +230,10 @@ pub(crate) fn renew(key: LockKey<'_>, request: &RenewRequest) -> Result<Option<b
 
 /// Fails unless the lock is held with this token.
 pub(crate) fn guard(key: LockKey<'_>, token: FencingToken) -> Result<(), LockError> {
-    let owner_with =
-        |stored: &Stored| TABLE.with_borrow(|table| table.owner_with(key.as_ref(), stored, token));
     let may_grant = gate::check_replicas(key.ctx())?;
-    let remembered = owner_with(&Stored::AsExpected);
-    let (open, stored) = open_for_command(key, remembered.as_ref(), Part::Whole)?;
-    if let Stored::Read(_) = stored
-        && let Some(owner) = owner_with(&stored)
-    {
-        end_if_closing(key, &owner, || Some(clients::running(key.ctx())));
+    let (open, stored) = open_for_command(key, None, Part::Whole)?;
+    if let Some(held) = stored.hold_with(token) {
+        end_if_closing(key, &held.owner, || Some(clients::running(key.ctx())));
     }
     let now = clock::now();
     let progress = step_by(key.ctx(), may_grant, |table| {
@@ -401,48 +371,32 @@ fn open_for_command<'c>(
     key: LockKey<'c>,
     asker: Option<&Owner>,
     part: Part,
-) -> Result<(OpenLock<'c>, Stored), LockError> {
+) -> Result<(OpenLock<'c>, Lock), LockError> {
     if let Some(asker) = asker {
         end_if_closing(key, asker, || Some(clients::running(key.ctx())));
     }
     let open = OpenLock::open(key);
     let stored = read_lock(&open, key.as_ref(), asker, part)
         .inspect_err(|_| TABLE.with_borrow_mut(|table| table.forget_lock(key.as_ref())))?;
-    if let Stored::Read(lock) = &stored
-        && lock.is_free()
-        && keyspace::hides_expired(key.ctx())
-    {
+    if stored.is_free() && keyspace::hides_expired(key.ctx()) {
         return Err(LockError::WritesPaused);
     }
     Ok((open, stored))
 }
 
-/// Reads a lock, unless it is what is remembered of it.
+/// Reads a lock.
 #[inline]
 fn read_lock(
     open: &OpenLock<'_>,
     key: KeyRef<'_>,
     asker: Option<&Owner>,
     part: Part,
-) -> Result<Stored, LockError> {
-    let expected = TABLE.with_borrow(|table| table.expected(key, asker));
-    let is_as_expected = expected.is_some_and(|expected| open.is_as(&expected, asker))
-        // The server may have told of a change meanwhile.
-        && TABLE.with_borrow(|table| table.is_untouched(key));
-    match is_as_expected {
-        true => Ok(Stored::AsExpected),
-        false => {
-            let likely = match part {
-                Part::Whole => TABLE.with_borrow(|table| table.sole_holder(key)),
-                _ => None,
-            };
-            Ok(Stored::Read(open.read_part(
-                asker,
-                likely.as_ref(),
-                part,
-            )?))
-        }
-    }
+) -> Result<Lock, LockError> {
+    let likely = match part {
+        Part::Whole => TABLE.with_borrow(|table| table.sole_holder(key)),
+        _ => None,
+    };
+    open.read_part(asker, likely.as_ref(), part)
 }
 
 /// Ends the owner's holds and its place if they are bound to another connection that is
@@ -505,6 +459,7 @@ fn step_by<R>(ctx: &Context, may_grant: bool, ask: impl FnOnce(&mut LockTable) -
         settings.max_lease = config::max_lease();
         settings.deadlock_detection = config::deadlock_detection();
         settings.max_waiters = config::max_waiters();
+        settings.max_holders = config::max_holders();
         settings.max_places = config::max_places();
         settings.claim_timeout_ms = config::claim_timeout_ms();
         settings.recheck_interval_ms = config::recheck_interval_ms();
@@ -580,7 +535,7 @@ fn read_others<T>(key: LockKey<'_>, question: Question<T>) -> Progress<T> {
         key.with_other(other, |key| {
             let open = OpenLock::open_to_read(key);
             // What is no lock is held by nobody.
-            read_lock(&open, other, None, Part::Whole).unwrap_or(Stored::Read(Lock::default()))
+            read_lock(&open, other, None, Part::Whole).unwrap_or_default()
         })
     };
     let looked_at = question.asked().iter().map(|key| look(key.as_ref()));

@@ -30,6 +30,7 @@ fn who_waits_is_served_after_a_step_backward() {
     let clock = Clock::new();
     let server = clock.server();
     let (mut client, mut waiter) = (server.client(), server.client());
+    client.call("CONFIG SET lock.recheck-interval 500");
     clock.set_ahead(STEP_S);
     client.int("LOCK.ACQUIRE k holder LEASE 600000");
     waiter.send("LOCK.ACQUIRE k waiter LEASE 600000 BLOCK 0");

@@ -89,32 +89,6 @@ fn waiters_that_come_and_go_leave_no_memory_behind() {
 
 const WAITERS: usize = 10_000;
 
-/// A server that has seen ten thousand clients wait already. They leave traces
-/// in it whatever they do, and those of clients that know nothing of locks are
-/// not of interest.
-/// Nobody waits for it, and nothing else is done to it.
-#[test]
-fn a_large_lock_that_is_overwritten_leaves_no_memory_behind() {
-    const HOLDERS: usize = 5000;
-    let server = start();
-    let mut client = server.client();
-    let mut overwritten = || {
-        let acquire = |n| format!("LOCK.ACQUIRE k owner{n} LEASE 600000 SHARED\r\n");
-        let all: String = (0..HOLDERS).map(acquire).collect();
-        client.send_bytes(all.as_bytes());
-        for _ in 0..HOLDERS {
-            assert!(matches!(client.reply(), Value::Int(_)));
-        }
-        client.call("SET k v");
-    };
-    let mut observer = server.client();
-    overwritten();
-    observer.call("DEL k");
-    let before = observer.used_memory();
-    overwritten();
-    observer.assert_memory_back(before);
-}
-
 fn used_to_crowds() -> TestServer {
     need_files(10_500);
     let server = start();

@@ -1,9 +1,8 @@
 //! What replicas and the AOF get: core commands, one unit a transition.
 
-use std::collections::BTreeMap;
 
 use redis::Value;
-use redis_lock_testing::scene::{await_replicas, transaction};
+use redis_lock_testing::scene::await_replicas;
 use redis_lock_testing::{Client, TestServer, eventually, int};
 
 /// A connection that the server takes for a replica.
@@ -84,37 +83,6 @@ fn unit(commands: &[String]) -> Vec<String> {
     unit.extend_from_slice(commands);
     unit.push("EXEC".into());
     unit
-}
-
-#[test]
-fn a_crowd_of_readers_that_has_ended_goes_as_one() {
-    let server = TestServer::start();
-    let (mut client, mut session) = (server.client(), server.client());
-    let id = session.int("CLIENT ID");
-    for n in 0..300 {
-        session.int(&format!("LOCK.ACQUIRE k n{n} LEASE 600000 SHARED SESSION"));
-    }
-    client.int("LOCK.ACQUIRE k left LEASE 600000 SHARED");
-    let mut stream = Stream::of(&server);
-    let kill = format!("CLIENT KILL ID {id}");
-    transaction(&mut client, &[&kill, "LOCK.ACQUIRE k x LIMIT 2"]);
-    let end = client.int("PEXPIRETIME k");
-    let fields: BTreeMap<String, String> = client.hash("k").into_iter().collect();
-    let permit = |owner: &str| fields[&format!("@permit:{owner}")].clone();
-    let token = permit("left").split(' ').nth(1).unwrap().to_owned();
-    stream.assert_next(&unit(&[
-        "DEL k".into(),
-        format!(
-            "HSET k left 1 @permit:left {} @fence {token}",
-            permit("left")
-        ),
-        format!("PEXPIREAT k {end}"),
-        format!(
-            "HSET k x 1 @permit:x {} @fence {}",
-            permit("x"),
-            fields["@fence"]
-        ),
-    ]));
 }
 
 #[test]

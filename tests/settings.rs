@@ -11,6 +11,7 @@ fn settings_have_defaults_and_can_be_changed_within_their_range() {
     for (name, default, too_small, too_large) in [
         ("lock.default-lease", "30000", "0", "315360000001"),
         ("lock.max-waiters", "65536", "0", "1000000001"),
+        ("lock.max-holders", "1024", "0", "65537"),
         ("lock.max-places", "1000000", "0", "1000000001"),
         ("lock.claim-timeout", "2000", "0", "315360000001"),
         ("lock.recheck-interval", "500", "0", "315360000001"),

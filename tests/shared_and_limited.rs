@@ -430,3 +430,28 @@ fn the_servers_renewal_keeps_a_permit_after_a_foreign_expiry() {
         assert_eq!(client.call("HGET k @fence"), text(token.to_string()));
     }
 }
+
+#[test]
+fn a_lock_has_no_more_holders_than_it_may() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    client.call("CONFIG SET lock.max-holders 2");
+    let refused = client.error("LOCK.ACQUIRE k a LIMIT 3");
+    assert_eq!(
+        refused,
+        "ERR LIMIT is greater than lock.max-holders; ask for less"
+    );
+    token(&client.call("LOCK.ACQUIRE k a SHARED LEASE 600000"));
+    token(&client.call("LOCK.ACQUIRE k b SHARED LEASE 600000"));
+    assert_eq!(client.call("LOCK.ACQUIRE k c SHARED"), nil());
+    let mut waiter = server.client();
+    waiter.send("LOCK.ACQUIRE k c SHARED LEASE 600000 BLOCK 0");
+    server.await_blocked(1);
+    // Who holds it stays, and nobody comes in while there are as many as may be.
+    client.call("CONFIG SET lock.max-holders 1");
+    assert_eq!(client.call("LOCK.RENEW k b"), int(1));
+    assert_eq!(client.call("LOCK.RELEASE k a"), int(1));
+    assert_eq!(server.info("blocked_clients"), 1);
+    assert_eq!(client.call("LOCK.RELEASE k b"), int(1));
+    token(&waiter.reply());
+}

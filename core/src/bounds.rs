@@ -8,10 +8,6 @@ use std::cell::Cell;
 /// How many holders of a lock are searched one by one.
 pub(crate) const FEW: usize = 8;
 
-/// A lock of more holders than this is a crowd: they are looked for in the lock itself,
-/// and not noted one by one.
-const CROWD: usize = 512;
-
 /// How many waiters are granted the lock in one step.
 pub const GRANTS_A_STEP: usize = 32;
 
@@ -25,12 +21,8 @@ pub const PASSED_A_STEP: usize = 4096;
 /// How many places that are over are looked at for one that takes room in a queue.
 pub(crate) const OVER_LOOKED_AT: usize = 1024;
 
-/// How many leases that are over are ended in one step, beside that of the owner in
-/// question.
+/// How many places that are over are ended in one step to make room for one more.
 pub const ENDS_A_STEP: usize = 64;
-
-/// How many of many holders may be left for all others, which are over, to end as one.
-pub const LEFT_AT_ONCE: usize = 1024;
 
 /// How much one wake of the table's caller does, in locks that are looked at and waiters
 /// that are answered, before other clients have their turn.
@@ -71,12 +63,6 @@ pub(crate) fn few() -> usize {
     bound(FEW)
 }
 
-/// [`CROWD`], for now.
-#[inline]
-pub(crate) fn crowd() -> usize {
-    bound(CROWD)
-}
-
 /// [`GRANTS_A_STEP`], for now.
 #[inline]
 pub(crate) fn grants_a_step() -> usize {
@@ -87,12 +73,6 @@ pub(crate) fn grants_a_step() -> usize {
 #[inline]
 pub(crate) fn ends_a_step() -> usize {
     bound(ENDS_A_STEP)
-}
-
-/// [`LEFT_AT_ONCE`], for now.
-#[inline]
-pub(crate) fn left_at_once() -> usize {
-    bound(LEFT_AT_ONCE)
 }
 
 /// [`UNHEARD_A_STEP`], for now.

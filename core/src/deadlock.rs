@@ -12,9 +12,7 @@
 //! holder must be gone before it can end.
 //!
 //! # What the search costs
-//! Nobody waits for an owner that holds no contended lock and is the last in every
-//! other queue in which it stands, so its wait closes no cycle, which takes a look
-//! into a map and a few into these queues. Else the search
+//! It
 //! follows holders that wait themselves, and those in front in a queue that wait for
 //! another lock as well; for most, whoever is in front waits for nothing but the
 //! holders, which are followed anyhow. A search that would take long stops, and goes
@@ -27,23 +25,12 @@ use hashbrown::HashMap;
 
 use crate::bounds::CYCLE_AT_MOST;
 use crate::cycle::WaitEdge;
-use crate::deliveries::Deliveries;
-use crate::ended::{Ended, EndedHolds};
 #[cfg(test)]
 use crate::explore::form::Form;
-use crate::holder::Holder;
 use crate::keys::{KeyBuf, KeyRef};
 use crate::lock::Lock;
 use crate::queue::{WaitQueues, WaiterId};
-use crate::remembered::Remembered;
 use crate::request::{Limit, Owner};
-use crate::sessions::{HoldId, Sessions};
-use crate::sharded::Sharded;
-use crate::token::FencingToken;
-
-/// In how many queues an owner is looked for. One that stands in more is taken to be
-/// waited for.
-const QUEUES_LOOKED_AT: usize = 8;
 
 /// A wait that may close a cycle.
 #[derive(Clone, Debug)]
@@ -58,23 +45,16 @@ pub(crate) struct WaitFor {
     pub(crate) position: Option<WaiterId>,
 }
 
-/// Locks that were looked at just now: as they were read, or nothing where they are
-/// what is remembered of them. Others may have changed.
-pub(crate) type Certain = HashMap<KeyBuf, Option<Lock>>;
+/// Locks that were looked at just now, without what is over. Others may have changed.
+pub(crate) type Certain = HashMap<KeyBuf, Lock>;
 
 /// Who waits for whom.
 #[derive(Clone, Copy)]
 pub(crate) struct Graph<'g> {
     pub(crate) queues: &'g WaitQueues,
-    pub(crate) remembered: &'g Remembered,
     pub(crate) certain: &'g Certain,
     /// The lock of the step that asks.
     pub(crate) here: (KeyRef<'g>, &'g Lock),
-    /// What shows which of many holders are over and still in their locks.
-    pub(crate) sessions: &'g Sessions,
-    pub(crate) deliveries: &'g Deliveries,
-    pub(crate) ended: &'g EndedHolds,
-    pub(crate) now_ms: i64,
 }
 
 impl<'g> Graph<'g> {
@@ -82,53 +62,18 @@ impl<'g> Graph<'g> {
         if key.as_ref() == self.here.0 {
             return Some(self.here.1);
         }
-        let certain = self.certain.get(key).and_then(Option::as_ref);
-        certain.or_else(|| self.remembered.lock(key.as_ref()))
+        let certain = self.certain.get(key);
+        certain.or_else(|| self.queues.seen(key.as_ref()))
     }
 
-    /// Whether this owner holds the lock by what is not over, as far as is known.
+    /// Whether this owner holds the lock, as far as is known.
     fn is_held_by(self, key: &KeyBuf, owner: &Owner) -> bool {
         let held = self.lock(key).and_then(|lock| lock.holder(owner));
-        held.is_some_and(|held| !self.is_over(key, held))
-    }
-
-    fn is_over(self, key: &KeyBuf, held: &Holder) -> bool {
-        self.is_certain(key) && self.is_over_in(key.as_ref(), held)
-    }
-
-    /// Whether all holds of this holder of a lock are over, and are still stored.
-    pub(crate) fn is_over_in(self, key: KeyRef<'_>, held: &Holder) -> bool {
-        let has_ended = || {
-            let hold = HoldId::new(key, &held.owner);
-            let bound = self.sessions.ended_binding(&hold);
-            let bound = bound.filter(|bound| held.token == Some(bound.token));
-            bound.is_some_and(|bound| self.deliveries.promised(&hold, bound.token) == 0)
-        };
-        let is_noted = |ended: &Ended| {
-            let is_it = ended.owner == held.owner && Some(ended.token) == held.token;
-            let hold = || HoldId::new(key, &held.owner);
-            is_it && self.deliveries.left(&hold(), ended, held.holds) == 0
-        };
-        held.is_overdue(self.now_ms)
-            || self.sessions.any_ended() && has_ended()
-            || self.ended.of(key).iter().any(is_noted)
+        held.is_some()
     }
 
     pub(crate) fn is_certain(self, key: &KeyBuf) -> bool {
         key.as_ref() == self.here.0 || self.certain.contains_key(key)
-    }
-
-    /// Whether anybody can wait for this owner, other than by the request that is
-    /// about to be queued, or that has this position.
-    pub(crate) fn may_be_waited_for(self, wait: &WaitFor) -> bool {
-        let others = self.queues.waits_of(&wait.owner);
-        // Who waits for it here waits for all that it would wait for here, too.
-        let mut others = others.filter(|key| **key != wait.key);
-        let is_waited_for = |key: &KeyBuf| self.queues.is_anyone_behind(key.as_ref(), &wait.owner);
-        self.remembered.is_holder(&wait.owner)
-            || self.here.1.holder(&wait.owner).is_some()
-            || others.by_ref().take(QUEUES_LOOKED_AT).any(is_waited_for)
-            || others.next().is_some()
     }
 
     /// Whether this wait can end only when every holder is gone.
@@ -208,16 +153,14 @@ pub(crate) struct Search {
     wait: WaitFor,
     is_begun: bool,
     /// How each owner was reached first.
-    found_by: Sharded<Owner, WaitEdge>,
+    found_by: HashMap<Owner, WaitEdge>,
     to_follow: VecDeque<Owner>,
     /// Whose waits are being followed, and the last of them.
     following: Option<(Owner, Option<KeyBuf>)>,
     /// A wait that was followed in part.
     rest: Option<(Owner, KeyBuf)>,
-    /// Up to which token the holders of a lock of many have been searched.
-    held_up_to: HashMap<KeyBuf, FencingToken>,
     /// Up to whom each queue has been searched.
-    searched: Sharded<KeyBuf, Option<WaiterId>>,
+    searched: HashMap<KeyBuf, Option<WaiterId>>,
 }
 
 impl Search {
@@ -225,24 +168,17 @@ impl Search {
         Self {
             wait,
             is_begun: false,
-            found_by: Sharded::default(),
+            found_by: HashMap::new(),
             to_follow: VecDeque::new(),
             following: None,
             rest: None,
-            held_up_to: HashMap::new(),
-            searched: Sharded::default(),
+            searched: HashMap::new(),
         }
     }
 
     /// The same search from its beginning.
     pub(crate) fn anew(self) -> Self {
         Self::new(self.wait)
-    }
-
-    /// Gives back some of the memory of a search that is over. Returns whether it was
-    /// much.
-    pub(crate) fn give_back(&mut self) -> bool {
-        self.searched.give_back() || self.found_by.give_back()
     }
 
     /// Whether anything has been found that is worth to be kept.
@@ -257,7 +193,7 @@ impl Search {
             let first = graph
                 .queues
                 .first_id_of(self.wait.key.as_ref(), &self.wait.owner);
-            if first != self.wait.position || !graph.may_be_waited_for(&self.wait) {
+            if first != self.wait.position {
                 return Found::NoCycle;
             }
             let wait = self.wait.clone();
@@ -293,12 +229,6 @@ impl Search {
         Some((owner.clone(), next))
     }
 
-    /// How much it keeps of what it has seen.
-    #[cfg(test)]
-    pub(crate) fn kept(&self) -> usize {
-        self.found_by.len() + self.to_follow.len()
-    }
-
     /// Writes down what decides what will happen.
     #[cfg(test)]
     pub(crate) fn take_down(&self, form: &mut Form<'_>) {
@@ -331,7 +261,6 @@ impl Search {
             }
         }
         for key in form.keys() {
-            form.token(self.held_up_to.get(key).copied());
             let searched = self.searched.get(key);
             form.flag(searched.is_some());
             form.waiter(searched.copied().flatten());
@@ -376,29 +305,10 @@ impl Search {
             if graph.is_held_by(&wait.key, &self.wait.owner) {
                 return Some(edge(&self.wait.owner, true));
             }
-            let lock = graph.lock(&wait.key);
-            let up_to = self.held_up_to.remove(&wait.key);
-            let by_token = lock.and_then(|lock| lock.holders.by_token_after(up_to));
-            let has_order = by_token.is_some();
-            let all = lock.filter(|_| !has_order).map_or(&[][..], Lock::holders);
-            let mut holders = by_token.into_iter().flatten().chain(all).peekable();
-            while let Some(holder) = holders.next() {
-                step(steps_left);
-                if graph.queues.waits(&holder.owner) && !graph.is_over(&wait.key, holder) {
+            for holder in graph.lock(&wait.key).map_or(&[][..], Lock::holders) {
+                if graph.queues.waits(&holder.owner) {
+                    step(steps_left);
                     self.reach(&holder.owner, || edge(&holder.owner, true));
-                }
-                // Only somebody else writes one token twice.
-                let next = holders.peek().map(|next| next.token);
-                if let Some(token) = holder.token
-                    && *steps_left == 0
-                    && has_order
-                    && next.is_some_and(|next| next > holder.token)
-                {
-                    // The others are searched in the next step. Whoever takes the lock
-                    // meanwhile has a greater token.
-                    self.held_up_to.insert(wait.key.clone(), token);
-                    self.search_rest(wait);
-                    return None;
                 }
             }
         }
@@ -421,12 +331,12 @@ impl Search {
                 if *steps_left == 0 {
                     // The rest of the queue is searched in the next step.
                     self.search_rest(wait);
-                    self.searched.put(wait.key.clone(), Some(id));
+                    self.searched.insert(wait.key.clone(), Some(id));
                     return None;
                 }
             }
         }
-        self.searched.put(wait.key.clone(), last);
+        self.searched.insert(wait.key.clone(), last);
         None
     }
 
@@ -440,7 +350,7 @@ impl Search {
         if self.found_by.contains_key(owner) {
             return;
         }
-        self.found_by.insert_new(owner.clone(), edge());
+        self.found_by.insert(owner.clone(), edge());
         self.to_follow.push_back(owner.clone());
     }
 

@@ -31,14 +31,12 @@ pub mod error;
 mod explore;
 pub mod grace;
 pub mod holder;
-pub mod holders;
 pub mod keys;
 pub mod lock;
 pub mod metrics;
 #[cfg(feature = "planted-faults")]
 pub mod planted;
 pub mod queue;
-mod remembered;
 pub mod request;
 pub mod sessions;
 mod sharded;

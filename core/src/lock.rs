@@ -18,13 +18,12 @@
 //! The expiry of the key ends an exclusive lease, and the server alone decides
 //! when that is: a key that is still there is a held lock, whatever `now` says.
 //! Where several hold a lock, the key lives as long as the last of them, so each
-//! lease but that one is ended here, by [`Lock::end_lease`].
+//! lease but that one is ended here, by [`Lock::end_leases`].
 
 use smallvec::SmallVec;
 
 use crate::error::LockError;
 use crate::holder::{Holder, Permit};
-use crate::holders::Holders;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
 use crate::request::{
@@ -105,6 +104,9 @@ impl Holder {
     }
 }
 
+/// Who holds a lock. Mostly there is one.
+pub(crate) type Holders = SmallVec<[Holder; 1]>;
+
 /// The working copy of a stored lock.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lock {
@@ -134,7 +136,7 @@ impl Lock {
     /// A lock that is held by one alone.
     pub(crate) fn held_by(holder: Holder) -> Self {
         Self {
-            holders: [holder].into_iter().collect(),
+            holders: Holders::from_buf([holder]),
             ..Self::default()
         }
     }
@@ -161,33 +163,39 @@ impl Lock {
 
     /// The hold of this owner.
     pub fn holder(&self, owner: &Owner) -> Option<&Holder> {
-        self.holders.get(owner)
+        self.holders.iter().find(|holder| holder.owner == *owner)
     }
 
     /// The hold with this token.
     pub fn hold_with(&self, token: FencingToken) -> Option<&Holder> {
-        self.holders.with_token(token)
+        self.holders
+            .iter()
+            .find(|holder| holder.token == Some(token))
     }
 
     /// When the last of its holders' leases ends.
     pub(crate) fn last_lease_end_ms(&self) -> Option<i64> {
-        self.holders.last_lease_end_ms()
+        self.lease_ends().max()
+    }
+
+    fn lease_ends(&self) -> impl Iterator<Item = i64> {
+        self.holders.iter().filter_map(|holder| holder.lease_end_ms)
     }
 
     /// When somebody's lease ends next.
     pub fn next_lease_end_ms(&self) -> Option<i64> {
-        let first = self.holders.first_lease_end_ms().into_iter();
-        first.chain(self.expires_at_ms).min()
+        self.lease_ends().chain(self.expires_at_ms).min()
     }
 
     /// How many may hold it together now, if anybody holds it.
     pub(crate) fn strictest_limit(&self) -> Option<Limit> {
-        self.holders.strictest_limit()
+        self.holders.iter().map(|holder| holder.limit).min()
     }
 
     /// Whether its holders are each alone in their own view, if there are any.
     pub(crate) fn is_exclusive(&self) -> bool {
-        self.holders.are_all_exclusive()
+        let mut holders = self.holders.iter();
+        holders.all(|holder| holder.limit == Limit::EXCLUSIVE)
     }
 
     /// Whether an owner that has no hold yet could have one.
@@ -196,19 +204,28 @@ impl Lock {
         if limit != Limit::EXCLUSIVE && Fault::LimitIgnored.planted() {
             return true;
         }
-        let strictest = self
-            .holders
-            .strictest_limit()
-            .map_or(limit, |strictest| strictest.min(limit));
+        let strictest = self.strictest_limit();
+        let strictest = strictest.map_or(limit, |strictest| strictest.min(limit));
         strictest.has_room_beside(self.holders.len())
     }
 
-    /// Ends a lease that is over, of a lock that several may hold. Returns whose it
-    /// was.
-    pub fn end_lease(&mut self, now: Now, effects: &mut Effects) -> Option<Owner> {
-        let owner = self.holders.overdue(now.ms())?.owner.clone();
-        self.end_lease_of(&owner, now, effects);
-        Some(owner)
+    /// Ends the leases that are over, of a lock that several may hold. Returns whose they
+    /// were.
+    pub fn end_leases(&mut self, now: Now, effects: &mut Effects) -> SmallVec<[Owner; 1]> {
+        let is_over = |holder: &Holder| holder.is_overdue(now.ms());
+        let over = self.holders.iter().filter(|holder| is_over(holder));
+        let over: SmallVec<[Owner; 1]> = over.map(|holder| holder.owner.clone()).collect();
+        if over.is_empty() {
+            return over;
+        }
+        self.holders.retain(|holder| !is_over(holder));
+        if self.is_free() {
+            self.delete(effects);
+        } else {
+            let removed = over.iter().cloned();
+            effects.extend(removed.map(|owner| Effect::RemoveHolder { owner }));
+        }
+        over
     }
 
     /// Ends this owner's lease, if it shares the lock and its lease is over. Returns
@@ -459,18 +476,6 @@ impl Lock {
         Some(self.take_all(effects))
     }
 
-    /// Leaves the lock to these of its holders alone. Returns all who held it.
-    pub(crate) fn leave_to(&mut self, left: Vec<Holder>, effects: &mut Effects) -> Holders {
-        let before = self.take_all(effects);
-        for holder in left {
-            let new_token = self.last_token.filter(|_| self.is_free());
-            effects.push(holder.written(new_token));
-            self.holders.push(holder);
-        }
-        self.expire_with_the_last_lease(effects);
-        before
-    }
-
     /// Takes the lock from all who hold it. Returns who did.
     fn take_all(&mut self, effects: &mut Effects) -> Holders {
         let holders = std::mem::take(&mut self.holders);
@@ -479,7 +484,7 @@ impl Lock {
     }
 
     fn remove(&mut self, owner: &Owner, effects: &mut Effects) {
-        self.holders.remove(owner);
+        self.holders.retain(|holder| holder.owner != *owner);
         if self.is_free() {
             self.delete(effects);
         } else {
@@ -507,8 +512,10 @@ impl Lock {
     }
 
     fn replace(&mut self, holder: Holder) {
-        let owner = holder.owner.clone();
-        self.holders.update(&owner, |old| *old = holder);
+        let mut holders = self.holders.iter_mut();
+        if let Some(old) = holders.find(|old| old.owner == holder.owner) {
+            *old = holder;
+        }
     }
 
     fn key_ends_before(&self, at_ms: i64) -> bool {
@@ -516,7 +523,7 @@ impl Lock {
     }
 
     fn expire_with_the_last_lease(&mut self, effects: &mut Effects) {
-        if let Some(at_ms) = self.holders.last_lease_end_ms()
+        if let Some(at_ms) = self.last_lease_end_ms()
             && self.expires_at_ms != Some(at_ms)
         {
             effects.push(Effect::ExpireAt { at_ms });

@@ -49,6 +49,7 @@ use crate::error::LockError;
 #[cfg(test)]
 use crate::explore::form::Form;
 use crate::keys::{KeyBuf, KeyRef};
+use crate::lock::Lock;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
 #[cfg(test)]
@@ -354,12 +355,22 @@ impl WaitQueues {
         self.queue(key).map(Queue::next)
     }
 
-    /// The first waiter, if nobody is to be served before it, and a look at the lock is
-    /// planned.
-    pub(crate) fn first_at_rest(&self, key: KeyRef<'_>) -> Option<&Waiter> {
-        let queue = self.queue(key)?;
-        let is_at_rest = queue.reentering.is_none() && queue.recheck_at_ms.is_some();
-        is_at_rest.then(|| queue.next())
+    /// The lock as the last step has left it, if anybody waits for it.
+    pub fn seen(&self, key: KeyRef<'_>) -> Option<&Lock> {
+        self.queue(key).map(|queue| &queue.seen)
+    }
+
+    /// Takes that for a step, which notes the lock anew.
+    pub fn take_seen(&mut self, key: KeyRef<'_>) -> Option<Lock> {
+        let queue = self.queue_mut(key)?;
+        Some(std::mem::take(&mut queue.seen))
+    }
+
+    /// A step leaves the lock so.
+    pub fn note_seen(&mut self, key: KeyRef<'_>, lock: Lock) {
+        if let Some(queue) = self.queue_mut(key) {
+            queue.seen = lock;
+        }
     }
 
     /// The first request of this owner in the key's queue.
@@ -591,6 +602,7 @@ impl WaitQueues {
                 form.owner(owner);
             }
             form.time(self.recheck_at_ms(key.as_ref()));
+            form.lock(&queue.seen);
         }
     }
 

@@ -173,23 +173,6 @@ impl<K, V> Sharded<K, V> {
         entries.map(|(key, value)| (&*key, value))
     }
 
-    /// Into how many parts the entries are spread.
-    pub(crate) fn parts(&self) -> usize {
-        self.entries.many.len().max(1)
-    }
-
-    /// The entries of one part. Each stays in its own while there are many.
-    pub(crate) fn part(&self, at: usize) -> impl Iterator<Item = (&K, &V)> {
-        let part = self.entries.many.get(at).unwrap_or(&self.entries.few);
-        part.iter().map(|(key, value)| (key, value))
-    }
-
-    /// Gives back the memory of some of many entries, in no order. Whoever does so needs
-    /// none of them any more. Returns whether there were many.
-    pub(crate) fn give_back(&mut self) -> bool {
-        self.entries.many.pop().is_some()
-    }
-
     /// The keys of all entries.
     #[cfg(test)]
     pub(crate) fn keys(&self) -> impl Iterator<Item = &K> {
@@ -241,14 +224,6 @@ impl<K: Eq + Hash, V> Sharded<K, V> {
         let hasher = &self.hasher;
         let hash_of = |(key, _): &(K, V)| hasher.hash_one(key);
         &mut self.entries.insert((key, value), hash_of).1
-    }
-
-    /// Puts a value under a key, in place of the one that may be there.
-    pub(crate) fn put(&mut self, key: K, value: V) {
-        match self.get_mut(&key) {
-            Some(known) => *known = value,
-            None => drop(self.insert_new(key, value)),
-        }
     }
 
     /// Takes an entry out. Returns its value.

@@ -22,7 +22,6 @@ use smallvec::SmallVec;
 use crate::bounds::few;
 use crate::error::LockError;
 use crate::holder::{Holder, Permit};
-use crate::holders::Holders;
 use crate::lock::Lock;
 use crate::request::{Limit, Owner};
 use crate::token::FencingToken;
@@ -253,7 +252,7 @@ impl Reader {
             });
         }
         Ok(Lock {
-            holders: Holders::from(holders),
+            holders,
             last_token: self.last_token,
             expires_at_ms,
             leftovers,

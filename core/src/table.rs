@@ -15,12 +15,8 @@
 //!   does. It may say that a stored hold is over; if that is lost, in a restart or a fail-over, the hold lasts until its lease
 //!   ends, and no two owners ever hold one lock.
 //! - Where a lock has room for who waits for it first, a recheck is planned.
-//! - No step takes more than [`GRANTS_A_STEP`] grants, [`ENDS_A_STEP`] lease ends and
-//!   as many ends of sessions. What is left is planned for now, so that others have
-//!   their turn in between. Whoever asks, and whoever is served, is ended before all
-//!   others: nobody is told of a hold that is over. More is ended where it would keep
-//!   somebody out: of many holders all that are over as one, by a look that takes one
-//!   short step for each (`ends`).
+//! - No step takes more than [`GRANTS_A_STEP`] grants. What is left is planned for now, so
+//!   that others have their turn in between.
 //!
 //! # Two kinds of waiters
 //! A blocked client is answered. A place in the queue is told by a message, and whether
@@ -34,7 +30,6 @@
 //! granted; [`LockTable::grants_resume`] ends such a time.
 
 mod acknowledged;
-mod behind;
 mod connections;
 mod due;
 mod ends;
@@ -59,12 +54,10 @@ use crate::deadlock::{Certain, Search};
 use crate::deliveries::Deliveries;
 use crate::ended::EndedHolds;
 use crate::error::LockError;
-use crate::holder::Holder;
 use crate::keys::{KeyBuf, KeyRef};
 use crate::lock::{Effects, Lock, Now, Released};
 use crate::metrics::Metrics;
 use crate::queue::{Addressee, Channel, Wait, WaitQueues, WaiterId};
-use crate::remembered::Remembered;
 use crate::request::{AcquireRequest, ClientId, Lease, Owner, ReleaseRequest, RenewRequest};
 use crate::sessions::Sessions;
 use crate::time_outs::TimeOuts;
@@ -94,6 +87,8 @@ pub struct Settings {
     pub max_lease: Lease,
     /// How many may wait for one lock.
     pub max_waiters: usize,
+    /// How many may hold one lock together.
+    pub max_holders: usize,
     /// How many places there may be in all queues.
     pub max_places: usize,
     /// How long a grant to a place lasts at most that nobody claims, in milliseconds.
@@ -113,42 +108,12 @@ impl Default for Settings {
             acks: None,
             max_lease: Lease::LONGEST,
             max_waiters: usize::MAX,
+            max_holders: usize::MAX,
             max_places: usize::MAX,
             claim_timeout_ms: 2000,
             recheck_interval_ms: RECHECK_INTERVAL_MS,
             log_slow_wait_ms: None,
         }
-    }
-}
-
-/// What is stored of a lock.
-#[derive(Clone, Debug)]
-pub enum Stored {
-    /// This was read.
-    Read(Lock),
-    /// What [`LockTable::expected`] expects is there.
-    AsExpected,
-}
-
-/// What shows that a lock of many holders is still what is remembered of it.
-#[derive(Debug)]
-pub struct Expected {
-    /// How many hold it. Each has two fields, and there is one of the newest token.
-    pub holders: usize,
-    /// When its key expires, in milliseconds since 1970.
-    pub expires_at_ms: Option<i64>,
-    /// The newest token.
-    pub last_token: Option<FencingToken>,
-    /// How many fields there are beside: permits of owners that somebody removed.
-    pub leftovers: usize,
-    /// What the owner in question holds.
-    pub holder: Option<Holder>,
-}
-
-impl Expected {
-    /// How many fields the hash has.
-    pub fn fields(&self) -> usize {
-        2 * self.holders + usize::from(self.last_token.is_some()) + self.leftovers
     }
 }
 
@@ -303,7 +268,6 @@ pub struct LockTable {
     /// What an operator has set.
     pub settings: Settings,
     queues: WaitQueues,
-    remembered: Remembered,
     tokens: TokenClock,
     metrics: Metrics,
     sessions: Sessions,
@@ -320,17 +284,10 @@ pub struct LockTable {
     claims: Claims,
     /// Holds that are over because of what became of a client.
     ended: EndedHolds,
-    /// Who held a lock of many and was not over, at the last look at all of them.
-    one_left: Option<FencingToken>,
-    /// Holds that ended as one, by their tokens, and when. How long they lasted is still to
-    /// be counted.
-    unmeasured: Vec<(i64, Vec<FencingToken>)>,
     /// Waits that may close a cycle.
     unchecked: VecDeque<Unchecked>,
     /// Owners of many waits of which each may close a cycle.
     unchecked_owners: UncheckedOwners,
-    /// Searches that are over, until their memory is given back.
-    searched: Vec<Search>,
     /// Clients whose sessions are over unnoticed: their connections have to be
     /// closed.
     to_close: VecDeque<ClientId>,
@@ -346,33 +303,9 @@ fn give_back<T>(gone: &mut VecDeque<T>) {
 }
 
 impl LockTable {
-    /// What shows that this lock need not be read, if it is remembered. `asker` is
-    /// the owner in question, if there is one.
-    pub fn expected(&self, key: KeyRef<'_>, asker: Option<&Owner>) -> Option<Expected> {
-        if self.remembered.is_empty() {
-            return None;
-        }
-        let lock = self.remembered.untouched(key)?;
-        Some(Expected {
-            holders: lock.holders().len(),
-            expires_at_ms: lock.expires_at_ms(),
-            last_token: lock.last_token(),
-            leftovers: lock.leftovers,
-            holder: asker.and_then(|asker| lock.holder(asker)).cloned(),
-        })
-    }
-
-    /// Whether this lock is remembered, and the server has told of no change since.
-    pub fn is_untouched(&self, key: KeyRef<'_>) -> bool {
-        self.remembered.untouched(key).is_some()
-    }
-
-    /// Who held this lock alone when it was looked at last, if it is remembered.
+    /// Who held this lock alone when it was looked at last, if anybody waits for it.
     pub fn sole_holder(&self, key: KeyRef<'_>) -> Option<Owner> {
-        if self.remembered.is_empty() {
-            return None;
-        }
-        match self.remembered.lock(key)?.holders() {
+        match self.queues.seen(key)?.holders() {
             [holder] => Some(holder.owner.clone()),
             _ => None,
         }
@@ -382,21 +315,18 @@ impl LockTable {
     /// left to be ended.
     pub fn forget_lock(&mut self, key: KeyRef<'_>) {
         self.forget_ended(key);
-        if !self.queues.contended(key) {
-            self.remembered.drop_lock(key);
-        }
     }
 
     /// Takes the lock, one hold more of it, or a position in its queue.
     pub fn acquire(
         &mut self,
         key: KeyRef<'_>,
-        stored: Stored,
+        stored: Lock,
         request: AcquireRequest,
         wait: Option<Wait>,
         now: Now,
     ) -> Progress<Acquired> {
-        let transition = Transition::begin(self, key, stored, Some(&request.owner), now);
+        let transition = Transition::begin(self, key, stored, now);
         transition.acquire(request, wait, |acquired| acquired)
     }
 
@@ -407,7 +337,7 @@ impl LockTable {
 
     /// Goes on with a step whose locks have been looked at, in the order in which it
     /// asked for them. What is no lock counts as a free one.
-    pub fn go_on<T>(&mut self, question: Question<T>, looked_at: Vec<Stored>) -> Progress<T> {
+    pub fn go_on<T>(&mut self, question: Question<T>, looked_at: Vec<Lock>) -> Progress<T> {
         let Question {
             suspended,
             search,
@@ -430,19 +360,15 @@ impl LockTable {
     pub fn release(
         &mut self,
         key: KeyRef<'_>,
-        stored: Stored,
+        stored: Lock,
         request: &ReleaseRequest,
         now: Now,
     ) -> Progress<Released> {
-        let mut transition = Transition::begin(self, key, stored, Some(&request.owner), now);
+        let mut transition = Transition::begin(self, key, stored, now);
         let holds = transition.lock.holder(&request.owner).is_some();
         let released = transition.release(request);
         if !holds && released.is_ok() {
             transition.give_place_up(request);
-        }
-        // Nobody would free a lock of which nothing is left but what is over.
-        while transition.is_all_overdue() && (transition.end_all_as_one() || transition.end_more())
-        {
         }
         transition.hand_off_and_finish(released)
     }
@@ -452,13 +378,11 @@ impl LockTable {
     pub fn break_lock(
         &mut self,
         key: KeyRef<'_>,
-        stored: Stored,
+        stored: Lock,
         token: Option<FencingToken>,
         now: Now,
     ) -> Progress<bool> {
-        let mut transition = Transition::open(self, key, stored, now);
-        // Nobody is made to give back what is over.
-        transition.end_all_of_few();
+        let mut transition = Transition::begin(self, key, stored, now);
         let broken = transition.break_holds(token);
         transition.hand_off_and_finish(Ok(broken))
     }
@@ -468,43 +392,24 @@ impl LockTable {
     pub fn renew(
         &mut self,
         key: KeyRef<'_>,
-        stored: Stored,
+        stored: Lock,
         request: &RenewRequest,
         now: Now,
     ) -> Progress<bool> {
-        let mut transition = Transition::begin(self, key, stored, Some(&request.owner), now);
+        let mut transition = Transition::begin(self, key, stored, now);
         let renewed = transition.renew(request);
         transition.hand_off_and_finish(renewed)
-    }
-
-    /// Who holds the lock with this token, as it is stored. That may be over.
-    pub fn owner_with(
-        &self,
-        key: KeyRef<'_>,
-        stored: &Stored,
-        token: FencingToken,
-    ) -> Option<Owner> {
-        let holder = self.seen(key, stored)?.hold_with(token)?;
-        Some(holder.owner.clone())
-    }
-
-    fn seen<'l>(&'l self, key: KeyRef<'_>, stored: &'l Stored) -> Option<&'l Lock> {
-        match stored {
-            Stored::Read(lock) => Some(lock),
-            Stored::AsExpected => self.remembered.untouched(key),
-        }
     }
 
     /// Returns whether the lock is held with this token.
     pub fn guard(
         &mut self,
         key: KeyRef<'_>,
-        stored: Stored,
+        stored: Lock,
         token: FencingToken,
         now: Now,
     ) -> Progress<bool> {
-        let owner = self.owner_with(key, &stored, token);
-        let mut transition = Transition::begin(self, key, stored, owner.as_ref(), now);
+        let mut transition = Transition::begin(self, key, stored, now);
         let is_held = transition.guard(token);
         transition.hand_off_and_finish(Ok(is_held))
     }
@@ -529,7 +434,7 @@ impl LockTable {
 
     /// Whether it matters what happens to keys.
     pub fn follows_keys(&self) -> bool {
-        self.anybody_waits() || self.remembers_holds() || !self.remembered.is_empty()
+        self.anybody_waits() || self.remembers_holds()
     }
 
     /// What has happened so far.

@@ -15,6 +15,8 @@ pub enum Usage {
     HoldOutOfRange,
     /// `LIMIT` outside of its range.
     LimitOutOfRange,
+    /// `LIMIT` above `lock.max-holders`.
+    LimitTooGreat,
     /// `COUNT` below 1.
     CountOutOfRange,
     /// `SESSION` from a client without a connection, such as a script.
@@ -57,6 +59,7 @@ impl Usage {
             Self::LeaseTooLong => "LEASE is longer than lock.max-lease; ask for a shorter one",
             Self::HoldOutOfRange => "HOLD must be 1 or greater",
             Self::LimitOutOfRange => "LIMIT must be between 1 and 9007199254740991",
+            Self::LimitTooGreat => "LIMIT is greater than lock.max-holders; ask for less",
             Self::CountOutOfRange => "COUNT must be 1 or greater",
             Self::NoSession => {
                 "SESSION needs a client's own connection; scripts and modules have none"

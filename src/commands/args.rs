@@ -109,7 +109,11 @@ impl<'a> Args<'a> {
 
     /// `LIMIT n`
     pub(super) fn limit(&mut self, into: &mut Option<Limit>) -> Result<bool, Usage> {
-        self.number("LIMIT", into, Usage::NotAnInteger, Limit::from_count)
+        self.number("LIMIT", into, Usage::NotAnInteger, |count| {
+            let limit = Limit::from_count(count)?;
+            let is_possible = usize::try_from(count).is_ok_and(|n| n <= config::max_holders());
+            is_possible.then_some(limit).ok_or(Usage::LimitTooGreat)
+        })
     }
 
     /// `COUNT n`

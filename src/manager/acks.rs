@@ -8,9 +8,7 @@ use std::cell::Cell;
 
 use redis_module::Context;
 
-use super::{
-    TABLE, arm_timer, end_connection_if_closing, end_if_closing, note, read_lock,
-};
+use super::{TABLE, arm_timer, end_connection_if_closing, end_if_closing, note, read_lock};
 use crate::config;
 use crate::server::blocked;
 use crate::server::clients;

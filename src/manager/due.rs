@@ -3,8 +3,8 @@
 use redis_module::Context;
 
 use super::{
-    TABLE, arm_timer, carry_out, gate, publish_offer, read_lock, read_others,
-    self_fencing, step, tell, telling,
+    TABLE, arm_timer, carry_out, gate, publish_offer, read_lock, read_others, self_fencing, step,
+    tell, telling,
 };
 use crate::config;
 use crate::server::clients;

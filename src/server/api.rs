@@ -163,8 +163,6 @@ api! {
             fn(*mut RedisModuleString) -> *mut RedisModuleUser;
         get_db_id_from_module_key = RedisModule_GetDbIdFromModuleKey:
             fn(*mut RedisModuleKey) -> c_int;
-        get_key_name_from_module_key = RedisModule_GetKeyNameFromModuleKey:
-            fn(*mut RedisModuleKey) -> *const RedisModuleString;
         get_selected_db = RedisModule_GetSelectedDb: fn(*mut RedisModuleCtx) -> c_int;
         get_server_version = RedisModule_GetServerVersion: fn() -> c_int;
         hash_get = RedisModule_HashGet: fn(*mut RedisModuleKey, c_int, ...) -> c_int;

@@ -12,13 +12,11 @@ use crate::server::dump;
 use crate::server::keyspace::LockKey;
 use crate::server::server_str::{self, ServerStr, StaticStr};
 use redis_lock_core::error::LockError;
-use redis_lock_core::holder::{Holder, Permit};
 use redis_lock_core::lock::{Effect, Lock};
 #[cfg(feature = "planted-faults")]
 use redis_lock_core::planted::Fault;
 use redis_lock_core::request::Owner;
 use redis_lock_core::stored::{HeldAlone, PERMIT_PREFIX, Reader, TOKEN_FIELD, parse_integer};
-use redis_lock_core::table::Expected;
 use redis_lock_core::token::FencingToken;
 
 /// An open key.
@@ -70,42 +68,6 @@ impl<'c> OpenLock<'c> {
             handle,
             _main_thread_only: PhantomData,
         }
-    }
-
-    /// Returns whether a lock of many holders is stored as it is remembered. What it
-    /// costs does not depend on how many there are.
-    pub(crate) fn is_as(&self, expected: &Expected, asker: Option<&Owner>) -> bool {
-        // SAFETY: `handle` is open, or null for no such key, which the call accepts.
-        let kind = unsafe { (api().key_type)(self.handle) };
-        if kind != raw::REDISMODULE_KEYTYPE_HASH as c_int {
-            return false;
-        }
-        // SAFETY: `handle` is open on a key that exists.
-        let fields = unsafe { (api().value_length)(self.handle) };
-        if fields != expected.fields() || self.expires_at_ms() != expected.expires_at_ms {
-            return false;
-        }
-        let is_text = |name: ServerStr<'_>, text: Option<&str>| {
-            self.field(name).as_ref().map(RedisString::as_slice) == text.map(str::as_bytes)
-        };
-        let is_number = |name: ServerStr<'_>, number: Option<i64>| {
-            let mut digits = itoa::Buffer::new();
-            is_text(name, number.map(|number| digits.format(number)))
-        };
-        let holder = expected.holder.as_ref();
-        let last_token = expected.last_token.map(FencingToken::get);
-        is_number(FENCE.with(StaticStr::get), last_token)
-            && asker.is_none_or(|asker| {
-                let mut names = Args::new();
-                names.push_owner(asker, self.key);
-                names.push(&permit_field(asker.as_bytes()));
-                let [name, permit_name] = names.all.as_slice() else {
-                    return false;
-                };
-                let permit = holder.and_then(Holder::permit).map(Permit::to_text);
-                is_number(*name, holder.map(|holder| holder.holds))
-                    && is_text(*permit_name, permit.as_deref())
-            })
     }
 
     fn field(&self, name: ServerStr<'_>) -> Option<RedisString> {

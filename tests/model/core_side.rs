@@ -17,8 +17,7 @@ use redis_lock_core::request::{
 };
 use redis_lock_core::stored::{PERMIT_PREFIX, Reader, TOKEN_FIELD};
 use redis_lock_core::table::{
-    Acquired, Answer, Done, Due, Leave, LockTable, LockView, Offer, Progress, Stored as Known,
-    WORK_A_WAKE,
+    Acquired, Answer, Done, Due, Leave, LockTable, LockView, Offer, Progress, WORK_A_WAKE,
 };
 use redis_lock_core::token::FencingToken;
 use redis_lock_core::usage::Usage;
@@ -293,7 +292,7 @@ impl CoreSide {
 
     fn view(&self, at: DbKey) -> LockView {
         let lock = self.lock(at).unwrap_or_default();
-        self.table.view(key_of(at), Known::Read(lock), self.now())
+        self.table.view(key_of(at), lock, self.now())
     }
 
     /// The places for this lock, each as it is asked for.
@@ -538,7 +537,7 @@ impl CoreSide {
 
     fn info(&mut self, at: DbKey) -> Result<Value, LockError> {
         let lock = self.look(at)?;
-        let view = self.table.view(key_of(at), Known::Read(lock), self.now());
+        let view = self.table.view(key_of(at), lock, self.now());
         Ok(replies::info(&view, &self.peers))
     }
 
@@ -574,10 +573,10 @@ impl CoreSide {
         lock
     }
 
-    fn look_for(&mut self, at: DbKey) -> Result<Known, LockError> {
+    fn look_for(&mut self, at: DbKey) -> Result<Lock, LockError> {
         let lock = self.look(at);
         let lock = lock.inspect_err(|_| self.table.forget_lock(key_of(at)))?;
-        Ok(Known::Read(lock))
+        Ok(lock)
     }
 
     fn carry_out<T>(&mut self, at: DbKey, mut progress: Progress<T>) -> Result<T, LockError> {
@@ -595,7 +594,7 @@ impl CoreSide {
                     let asked: Vec<DbKey> = question.asked().iter().map(db_key).collect();
                     let looked_at = asked.into_iter();
                     let looked_at = looked_at
-                        .map(|other| Known::Read(self.look(other).unwrap_or_default()))
+                        .map(|other| self.look(other).unwrap_or_default())
                         .collect();
                     progress = self.table.go_on(*question, looked_at);
                 }
@@ -863,7 +862,7 @@ impl CoreSide {
 
     fn do_due(&mut self, due: Due) -> usize {
         let at = db_key(&due.key);
-        let known = self.look(at).map(Known::Read);
+        let known = self.look(at);
         let now = self.now();
         let progress = self.table.do_due(due, known, now);
         let answered = match &progress {

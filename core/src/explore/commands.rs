@@ -44,12 +44,7 @@ impl World {
             channel,
         });
         let (cast, now) = (Rc::clone(&self.cast), self.now());
-        if let Some(wait) = &wait
-            && let Some(id) = self.table.wait_behind(cast.key(key), &request, wait, now)
-        {
-            return self.waits_behind(at, key, ask, id);
-        }
-        let Some(stored) = self.read_for_command(key, Some(&request.owner))? else {
+        let Some(stored) = self.read_for_command(key) else {
             return Ok(());
         };
         let mut seen = self.seen(key, Some(at));
@@ -103,14 +98,6 @@ impl World {
         invariants::check_step(self, &seen)
     }
 
-    /// The lock was not looked at.
-    fn waits_behind(&mut self, at: usize, key: usize, ask: Ask, id: WaiterId) -> Checked<()> {
-        let mut seen = self.seen(key, Some(at));
-        self.queued(at, key, ask, id);
-        seen.queued = Some(id);
-        invariants::check_step(self, &seen)
-    }
-
     fn queued(&mut self, at: usize, key: usize, ask: Ask, id: WaiterId) {
         if ask.place {
             self.places[key][self.cast.owner_of[at]] = Some(self.place(id, at, ask));
@@ -158,7 +145,7 @@ impl World {
             let (client, key) = (w.cast.client_name(at), w.cast.key_name(key));
             format!("{client} releases {key}{what}")
         });
-        let Some(stored) = self.read_for_command(key, Some(&owner))? else {
+        let Some(stored) = self.read_for_command(key) else {
             return Ok(());
         };
         let mut seen = self.seen(key, Some(at));
@@ -229,7 +216,7 @@ impl World {
             let (client, key) = (w.cast.client_name(at), w.cast.key_name(key));
             format!("{client} renews {key} for {lease_ms} ms")
         });
-        let Some(stored) = self.read_for_command(key, Some(&owner))? else {
+        let Some(stored) = self.read_for_command(key) else {
             return Ok(());
         };
         let mut seen = self.seen(key, Some(at));
@@ -262,7 +249,7 @@ impl World {
 
     pub(super) fn break_lock(&mut self, key: usize) -> Checked<()> {
         self.say(|w| format!("BREAK {}", w.cast.key_name(key)));
-        let Some(stored) = self.read_for_command(key, None)? else {
+        let Some(stored) = self.read_for_command(key) else {
             return Ok(());
         };
         let mut seen = self.seen(key, None);

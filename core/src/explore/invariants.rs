@@ -19,7 +19,6 @@ pub(super) use places::{
     a_place_that_is_over_is_granted_nothing, only_a_place_that_is_over_ends,
     who_asks_again_keeps_its_place,
 };
-pub(super) use states::what_is_expected_is_stored;
 pub(super) use steps::{
     releases_need_a_hold, renewals_need_a_hold, who_is_closed_has_lost_a_session,
 };

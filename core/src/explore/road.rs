@@ -3,60 +3,35 @@
 use std::rc::Rc;
 
 use super::invariants::{self, Seen, holds};
-use super::keyspace::{Value, Write};
+use super::keyspace::Write;
 use super::scope::{CLAIM_MS, LEASE_MS};
 use super::search::Broken;
 use super::world::{Changed, Checked, Doing, PlaceKept, World};
 use crate::error::LockError;
 use crate::lock::Lock;
 use crate::queue::{Addressee, WaiterId};
-use crate::request::Owner;
-use crate::table::{Answer, Done, Offer, Progress, Step, Stored, WORK_A_WAKE};
+use crate::table::{Answer, Done, Offer, Progress, Step, WORK_A_WAKE};
 
 impl World {
     /// Opens and reads a lock as the module does.
-    pub(super) fn read(
-        &mut self,
-        key: usize,
-        asker: Option<&Owner>,
-    ) -> Checked<Result<Stored, LockError>> {
+    pub(super) fn read(&mut self, key: usize) -> Result<Lock, LockError> {
         self.notice_expiry(key);
-        let expected = self.table.expected(self.cast.key(key), asker);
-        if let Some(expected) = expected
-            && let Some(Value::Hash(hash)) = self.data.value(key)
-        {
-            let lock = hash.read().unwrap_or_default();
-            let holder = asker.and_then(|asker| lock.holder(asker)).cloned();
-            if hash.fields() == expected.fields()
-                && hash.expires_at_ms == expected.expires_at_ms
-                && lock.last_token() == expected.last_token
-                && (asker.is_none() || holder == expected.holder)
-            {
-                holds!(invariants::what_is_expected_is_stored(self, key, &lock))?;
-                self.changed[key] = Changed::Nothing;
-                return Ok(Ok(Stored::AsExpected));
-            }
-        }
         let lock = self.data.read(key);
         if lock.is_ok() {
             self.changed[key] = Changed::Nothing;
         }
-        Ok(lock.map(Stored::Read))
+        lock
     }
 
     /// The same for a command, which is refused where there is no lock.
-    pub(super) fn read_for_command(
-        &mut self,
-        key: usize,
-        asker: Option<&Owner>,
-    ) -> Checked<Option<Stored>> {
-        let read = self.read(key, asker)?;
+    pub(super) fn read_for_command(&mut self, key: usize) -> Option<Lock> {
+        let read = self.read(key);
         if read.is_err() {
             self.say(|_| "-WRONGTYPE".to_owned());
             let cast = Rc::clone(&self.cast);
             self.table.forget_lock(cast.key(key));
         }
-        Ok(read.ok())
+        read.ok()
     }
 
     /// Answers what a step asks, and takes it to its end.
@@ -81,9 +56,9 @@ impl World {
                 // A look does not count as one that ends what is over.
                 self.notice_expiry(at);
                 let changed = self.changed[at];
-                let stored = self.read(at, None)?;
+                let stored = self.read(at);
                 self.changed[at] = changed;
-                looked_at.push(stored.unwrap_or(Stored::Read(Lock::default())));
+                looked_at.push(stored.unwrap_or_default());
             }
             seen.questions += 1;
             progress = self.table.go_on(*question, looked_at);
@@ -238,7 +213,7 @@ impl World {
             left -= 1;
             let at = self.cast.keys.iter().position(|one| *one == due.key);
             let key = at.expect("a key of the cast");
-            let stored = self.read(key, due.owner())?;
+            let stored = self.read(key);
             let mut seen = self.seen(key, None);
             let now = self.now();
             self.table.settings.reads_other_keys = true;

@@ -13,7 +13,7 @@ use crate::error::LockError;
 use crate::lock::{Lock, Now};
 use crate::queue::WaiterId;
 use crate::request::{ClientId, Owner};
-use crate::table::{HolderView, LockTable, Settings, Stored};
+use crate::table::{HolderView, LockTable, Settings};
 use crate::token::FencingToken;
 
 /// What a connection is doing.
@@ -194,9 +194,7 @@ impl World {
             return Vec::new();
         }
         let lock = self.data.read(key).unwrap_or_default();
-        let view = self
-            .table
-            .view(self.cast.key(key), Stored::Read(lock), self.now());
+        let view = self.table.view(self.cast.key(key), lock, self.now());
         view.holders
     }
 

@@ -6,6 +6,7 @@ use std::ops::Bound;
 
 use super::waiter::{Waiter, WaiterId};
 use crate::bounds::few;
+use crate::lock::Lock;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
 use crate::request::Owner;
@@ -20,6 +21,8 @@ pub(super) struct Queue {
     /// served in the same step.
     pub(super) reentering: Option<Owner>,
     pub(super) recheck_at_ms: Option<i64>,
+    /// The lock as the last step has left it.
+    pub(super) seen: Lock,
 }
 
 /// What few queues have, and much of the memory that a queue takes.
@@ -44,12 +47,13 @@ impl Rest {
 }
 
 impl Queue {
-    pub(super) const fn of(first: Waiter) -> Self {
+    pub(super) fn of(first: Waiter) -> Self {
         Self {
             first,
             rest: None,
             reentering: None,
             recheck_at_ms: None,
+            seen: Lock::default(),
         }
     }
 

@@ -51,13 +51,6 @@ fn take_client(sessions: &mut Sessions, client: u64) -> Vec<(HoldId, Told)> {
     std::iter::from_fn(next).collect()
 }
 
-/// Takes all that was left behind.
-fn clear(sessions: &mut Sessions) -> Vec<(Told, i64)> {
-    let left = std::iter::from_fn(|| sessions.take_left());
-    left.map(|(binding, left_ms)| (told(&binding), left_ms))
-        .collect()
-}
-
 /// Takes all renewals that are due now, in the order in which they come.
 fn drain_due(sessions: &mut Sessions, now_ms: i64) -> Vec<(HoldId, Told)> {
     let due = std::iter::from_fn(|| sessions.take_due(now_ms));
@@ -75,7 +68,7 @@ fn check_nothing_is_left(sessions: &mut Sessions) {
     assert_eq!(sessions.next_renewal_ms(), None);
     assert_eq!(sessions.take_due(i64::MAX), None);
     assert!(sessions.by_client.is_empty() && sessions.ended.is_empty());
-    assert!(!sessions.any_left() && sessions.agree());
+    assert!(sessions.agree());
 }
 
 #[test]
@@ -241,10 +234,6 @@ mod against_a_model {
             client: u64,
         },
         TakeDue,
-        Leave {
-            key: usize,
-        },
-        TakeLeft,
         /// Time passes, or the clock is set back.
         Clock {
             by_ms: i64,
@@ -263,8 +252,6 @@ mod against_a_model {
             2 => hold().prop_map(|(key, who)| Step::Unbind { key, who }),
             1 => client().prop_map(|client| Step::TakeClient { client }),
             6 => Just(Step::TakeDue),
-            1 => (0..KEYS.len()).prop_map(|key| Step::Leave { key }),
-            2 => Just(Step::TakeLeft),
             4 => (-10..40_i64).prop_map(|by_ms| Step::Clock { by_ms }),
         ];
         prop::collection::vec(step, 1..120)
@@ -280,8 +267,6 @@ mod against_a_model {
     #[derive(Default)]
     struct Model {
         bindings: Vec<BoundHold>,
-        /// How many were left behind.
-        left: usize,
     }
 
     impl Model {
@@ -316,11 +301,6 @@ mod against_a_model {
             let bound = self.unbind(hold)?;
             self.bind(bound.hold.clone(), bound.to, now_ms);
             (bound.renew_at_ms == first_ms && first_ms <= now_ms).then_some((bound.hold, bound.to))
-        }
-
-        fn leave(&mut self, key: KeyRef<'_>) {
-            let here = |bound: &mut BoundHold| bound.hold.key.as_ref() == key;
-            self.left += self.bindings.extract_if(.., here).count();
         }
     }
 
@@ -364,14 +344,6 @@ mod against_a_model {
                     }
                     Step::TakeClient { client } => {
                         let gone = in_order(take_client(&mut sessions, client));
-                        let mut later = Vec::new();
-                        if sessions.has_ended(ClientId(client)) {
-                            // What was left behind is before the others.
-                            prop_assert_eq!(clear(&mut sessions).len(), model.left);
-                            model.left = 0;
-                            later = take_client(&mut sessions, client);
-                        }
-                        let gone = in_order([gone, later].concat());
                         prop_assert_eq!(gone, model.take_client(client));
                     }
                     Step::TakeDue => {
@@ -384,32 +356,20 @@ mod against_a_model {
                                 let renewed = model.renew(&due.0, now_ms);
                                 prop_assert_eq!(Some(due), renewed);
                             }
-                            None if !sessions.any_left() => {
+                            None => {
                                 let next_ms = model.next_renewal_ms();
                                 prop_assert!(next_ms.is_none_or(|at_ms| at_ms > now_ms));
                             }
-                            None => {}
                         }
-                    }
-                    Step::Leave { key } => {
-                        sessions.leave(KEYS[key], now_ms);
-                        model.leave(KEYS[key]);
-                    }
-                    Step::TakeLeft => {
-                        let left = sessions.take_left();
-                        prop_assert_eq!(left.is_some(), model.left > 0);
-                        model.left = model.left.saturating_sub(1);
                     }
                     Step::Clock { by_ms } => now_ms += by_ms,
                 }
                 prop_assert_eq!(sessions.len(), model.bindings.len());
-                let is_empty = model.bindings.is_empty() && model.left == 0;
-                prop_assert_eq!(sessions.is_empty(), is_empty);
+                prop_assert_eq!(sessions.is_empty(), model.bindings.is_empty());
                 let [next, expected] = [sessions.next_renewal_ms(), model.next_renewal_ms()];
-                prop_assert!(next == expected || model.left > 0 && next <= expected.or(next));
+                prop_assert_eq!(next, expected);
                 prop_assert!(sessions.agree());
             }
-            prop_assert_eq!(clear(&mut sessions).len(), model.left);
             for client in 1..4 {
                 let gone = in_order(take_client(&mut sessions, client));
                 prop_assert_eq!(gone, model.take_client(client));
@@ -417,37 +377,6 @@ mod against_a_model {
             check_nothing_is_left(&mut sessions);
         }
     }
-}
-
-#[test]
-fn what_is_left_behind_binds_nothing_and_is_taken_bit_by_bit() {
-    let mut sessions = Sessions::default();
-    for name in ["a", "b", "c"] {
-        bind(&mut sessions, KEY, name, (1, 7, 300), 0);
-    }
-    bind(&mut sessions, OTHER, "a", (2, 8, 600), 0);
-    sessions.leave(KEY, 50);
-    assert!(sessions.any_left() && sessions.len() == 1);
-    assert_eq!(sessions.binding_of(KEY, &owner("a")), None);
-    // The same holds may be bound anew meanwhile.
-    bind(&mut sessions, KEY, "a", (1, 9, 300), 60);
-    assert_eq!(sessions.len(), 2);
-    // What comes next is in nobody's way for long.
-    assert_eq!(sessions.take_due(160), None);
-    assert_eq!(clear(&mut sessions), [((1, 7, 300), 50); 3]);
-    assert!(!sessions.any_left());
-    let due = drain_due(&mut sessions, 160);
-    assert_eq!(due, [(at(KEY, "a"), (1, 9, 300))]);
-    for name in ["a", "b"] {
-        bind(&mut sessions, KEY, name, (1, 9, 300), 60);
-    }
-    sessions.end_client(ClientId(1));
-    sessions.leave(KEY, 70);
-    assert_eq!((sessions.next_ended(), sessions.len()), (None, 1));
-    assert_eq!(clear(&mut sessions).len(), 2);
-    assert!(!sessions.any_ended());
-    take_client(&mut sessions, 2);
-    check_nothing_is_left(&mut sessions);
 }
 
 #[test]

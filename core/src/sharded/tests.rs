@@ -73,19 +73,6 @@ fn the_memory_of_a_crowd_goes_with_the_crowd() {
 }
 
 #[test]
-fn each_entry_is_in_one_part_of_a_few_thousand_at_most() {
-    for most in [0, 10, 100_000] {
-        let table = filled(0..most);
-        let parts = (0..table.parts()).map(|at| table.part(at));
-        let parts: Vec<Vec<u32>> = parts.map(|part| part.map(|(n, _)| *n).collect()).collect();
-        assert!(parts.iter().all(|part| part.len() <= SPREAD_FROM));
-        let mut all = parts.concat();
-        all.sort();
-        assert!(all.into_iter().eq(0..most));
-    }
-}
-
-#[test]
 fn memory_is_not_given_back_too_soon() {
     // A table for 57 entries has 128 places, of which it fills 112.
     let mut table = filled(0..57);

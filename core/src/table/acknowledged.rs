@@ -2,13 +2,12 @@
 
 use super::due::CLOSED_BEFORE_MS;
 use super::transition::Transition;
-use super::{Answer, LockTable, Settings, Stored};
+use super::{Answer, LockTable, Settings};
 use crate::acks::{SessionToBe, Tells, UncountedLease, Withheld, reached_by};
-use crate::bounds::few;
 use crate::deliveries::{BoundBefore, Delivery, Recipient};
 use crate::error::LockError;
 use crate::holder::Holder;
-use crate::keys::{KeyBuf, KeyRef};
+use crate::keys::KeyBuf;
 use crate::lock::{Lock, Now};
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
@@ -228,7 +227,7 @@ impl LockTable {
     pub fn tell(
         &mut self,
         id: WaiterId,
-        stored: Result<Stored, LockError>,
+        stored: Result<Lock, LockError>,
         now: Now,
     ) -> Option<(Addressee, Answer)> {
         let hold = self.told_hold(id).cloned();
@@ -237,12 +236,11 @@ impl LockTable {
         }
         let withheld = self.take_withheld(id)?;
         let (Tells::Grant(token) | Tells::Renewal(token)) = withheld.tells;
-        let stored = stored.map(|stored| self.remember_if_large(withheld.key.as_ref(), stored));
         let hold = self.deliveries.hold_of(withheld.recipient()).cloned();
         let hold = hold.filter(|hold| hold.key == withheld.key);
         let held = hold.and_then(|hold| {
             let stored = stored.ok()?;
-            let held = self.seen(hold.key.as_ref(), &stored)?.holder(&hold.owner)?;
+            let held = stored.holder(&hold.owner)?;
             self.standing(&withheld, &hold, token, held.clone(), now)
         });
         let stands = held.is_some();
@@ -256,19 +254,6 @@ impl LockTable {
             Tells::Renewal(_) => Answer::Renewed(stands),
         };
         Some((withheld.to, answer))
-    }
-
-    /// Remembers a lock of many holders as it was read, as a step does that reads it: each of
-    /// them may be told next. A lock that is kept is looked at soon.
-    fn remember_if_large(&mut self, key: KeyRef<'_>, stored: Stored) -> Stored {
-        match stored {
-            Stored::Read(lock) if lock.holders().len() > few() && !self.queues.contended(key) => {
-                self.remembered.drop_lock(key);
-                self.remembered.put(key, None, lock, &[]);
-                Stored::AsExpected
-            }
-            stored => stored,
-        }
     }
 
     /// What is told of at last, if it still stands.

@@ -4,11 +4,10 @@ use smallvec::SmallVec;
 
 use super::{Answer, LockTable, Unchecked};
 use crate::acks::Withheld;
-use crate::bounds::{ends_a_step, few};
+use crate::bounds::few;
 use crate::deliveries::Recipient;
 use crate::ended::EndedBy;
 use crate::error::LockError;
-use crate::holder::Holder;
 use crate::keys::{KeyBuf, KeyRef};
 use crate::lock::Now;
 use crate::queue::{Addressee, Waiter, WaiterId};
@@ -28,24 +27,10 @@ pub enum Leave {
 impl LockTable {
     /// Somebody did something to this key.
     pub fn key_touched(&mut self, key: KeyRef<'_>, now_ms: i64) {
-        self.doubt(key);
         self.queues.recheck_by(key, now_ms);
     }
 
-    /// What is remembered of this key is not relied upon any more.
-    fn doubt(&mut self, key: KeyRef<'_>) {
-        if self.remembered.is_empty() {
-            return;
-        }
-        if self.queues.contended(key) {
-            self.remembered.touch(key);
-        } else {
-            self.remembered.drop_lock(key);
-        }
-    }
-
-    /// Any key may have changed. As [`LockTable::key_touched`], for all of them. What is
-    /// remembered is not looked at for that.
+    /// Any key may have changed. As [`LockTable::key_touched`], for all of them.
     pub fn everything_touched(&mut self, now_ms: i64) {
         self.touch_all(None, now_ms);
     }
@@ -57,7 +42,6 @@ impl LockTable {
 
     /// Any key of these databases, or of all, may have changed.
     fn touch_all(&mut self, databases: Option<&[i32]>, now_ms: i64) {
-        self.remembered.touch_all(databases);
         let is_contended = |db: &i32| self.queues.contended_keys(*db).next().is_some();
         let any_waits = !self.queues.is_empty();
         if databases.map_or(any_waits, |some| some.iter().any(is_contended)) {
@@ -74,31 +58,6 @@ impl LockTable {
     /// Two databases have changed places. Their locks are plain holds where they are now.
     pub fn databases_swapped(&mut self, one: i32, other: i32, now_ms: i64) {
         self.touch_all(Some(&[one, other]), now_ms);
-    }
-
-    /// Forgets what binds these holders of a lock, because all of its holds are over.
-    pub(super) fn unbind_all(&mut self, key: KeyRef<'_>, holders: &[Holder], now_ms: i64) {
-        if holders.len() > ends_a_step() {
-            self.sessions.leave(key, now_ms);
-        } else {
-            for holder in holders {
-                self.sessions.unbind(key, &holder.owner);
-            }
-        }
-    }
-
-    /// Takes at most `at_most` of the bindings that were left behind. A connection is closed
-    /// if nobody had noticed that the last lease of its holds was over.
-    pub(super) fn take_left(&mut self, at_most: usize) {
-        for _ in 0..at_most {
-            let Some((binding, left_ms)) = self.sessions.take_left() else {
-                break;
-            };
-            let is_over = binding.is_claimed && binding.kept_until_ms <= left_ms;
-            if is_over && !self.sessions.has_ended(binding.client) {
-                self.to_close.push_back(binding.client);
-            }
-        }
     }
 
     /// The connection to which an owner's holds on a lock are bound.
@@ -170,11 +129,9 @@ impl LockTable {
         any_ended && self.end_all_withheld(self.deliveries.places_of(hold).collect())
     }
 
-    /// Ends such grants of this lock, among the first `at_most` that are on their way.
-    /// Returns whether there were any.
-    pub fn end_withheld_on(&mut self, key: KeyRef<'_>, at_most: usize) -> bool {
-        let places = || self.deliveries.places_on(key).take(at_most);
-        self.acks.any_ended() && self.end_all_withheld(places().collect())
+    /// Ends such grants of this lock.
+    pub fn end_withheld_on(&mut self, key: KeyRef<'_>) -> bool {
+        self.acks.any_ended() && self.end_all_withheld(self.deliveries.places_on(key).collect())
     }
 
     fn end_all_withheld(&mut self, mut places: SmallVec<[WaiterId; 1]>) -> bool {
@@ -312,14 +269,7 @@ impl LockTable {
         leave: Leave,
         now_ms: i64,
     ) -> Option<(Addressee, Answer)> {
-        let key = self.queues.key_of(id).cloned();
-        let told = self.end_wait(id, leave, now_ms)?;
-        if let Some(key) = key
-            && !self.queues.contended(key.as_ref())
-        {
-            self.remembered.drop_if_few(key.as_ref());
-        }
-        Some(told)
+        self.end_wait(id, leave, now_ms)
     }
 
     /// As [`LockTable::leave`], also where a step has the lock.

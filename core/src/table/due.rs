@@ -2,7 +2,7 @@
 //! became of a client, keeps up the leases of sessions, looks at contended locks when they are due, and searches for deadlocks.
 
 use super::transition::Transition;
-use super::{Answer, Done, LockTable, Progress, Step, Stored, Unchecked, give_back};
+use super::{Answer, Done, LockTable, Progress, Step, Unchecked, give_back};
 use crate::bounds::grants_a_step;
 use crate::error::LockError;
 use crate::keys::{KeyBuf, KeyRef};
@@ -30,15 +30,6 @@ const SLOT_RETRY_MS: i64 = 500;
 /// How many bindings to connections that have ended are looked through for one that
 /// nobody else keeps up.
 const ENDED_BINDINGS_AT_ONCE: usize = 16;
-
-/// How many bindings that were left behind are cleared away at once.
-const CLEARED_AT_ONCE: usize = 32;
-
-/// How many times as many where nothing else is due.
-const CLEARED_FOR_NOTHING_DUE: usize = 8;
-
-/// The memory of how many holders is given back in the time that one binding takes.
-const HOLDERS_WEIGH_ONE: usize = 8;
 
 /// How often a contended lock is looked at for no other reason, if nothing else is set.
 pub const RECHECK_INTERVAL_MS: i64 = 500;
@@ -103,8 +94,7 @@ impl LockTable {
                 || self.sessions.any_ended()
                 || self.queues.next_ended_place().is_some()
                 || !self.untold.is_empty()
-                || self.acks.any_ended()
-                || self.is_to_be_cleared();
+                || self.acks.any_ended();
         if is_overdue || !self.unchecked_owners.is_empty() {
             return Some(0);
         }
@@ -148,19 +138,6 @@ impl LockTable {
     /// Takes something that is due, of each kind in turn. It is done by
     /// [`LockTable::do_due`], or put off by [`LockTable::put_off`].
     pub fn take_due(&mut self, now_ms: i64) -> Option<Due> {
-        let due = self.take_one_due(now_ms);
-        // Not before: what `next_due` has not seen is not taken.
-        self.clear_away();
-        if due.is_none() {
-            // Renewals may be due behind it.
-            for _ in 1..CLEARED_FOR_NOTHING_DUE {
-                self.clear_away();
-            }
-        }
-        due
-    }
-
-    fn take_one_due(&mut self, now_ms: i64) -> Option<Due> {
         const KINDS: usize = 4;
         for _ in 0..KINDS {
             self.turn = (self.turn + 1) % KINDS;
@@ -175,37 +152,6 @@ impl LockTable {
             }
         }
         None
-    }
-
-    /// Whether anything that is over and forgotten has not been cleared away.
-    pub(super) fn is_to_be_cleared(&self) -> bool {
-        self.sessions.any_left()
-            || self.remembered.any_discarded()
-            || self.remembered.is_to_be_swept()
-            || !self.unmeasured.is_empty()
-            || !self.searched.is_empty()
-    }
-
-    /// Clears away some of it.
-    fn clear_away(&mut self) {
-        self.take_left(CLEARED_AT_ONCE);
-        self.remembered
-            .give_back(CLEARED_AT_ONCE * HOLDERS_WEIGH_ONE);
-        let queues = &self.queues;
-        let is_kept = |key: KeyRef<'_>| queues.contended(key);
-        self.remembered.sweep(CLEARED_AT_ONCE, is_kept);
-        self.measure(CLEARED_AT_ONCE * HOLDERS_WEIGH_ONE);
-        self.searched.pop_if(|search| !search.give_back());
-    }
-
-    /// Counts how long holds lasted that ended as one.
-    fn measure(&mut self, at_most: usize) {
-        if let Some((ended_us, tokens)) = self.unmeasured.last_mut() {
-            for token in tokens.drain(tokens.len().saturating_sub(at_most)..) {
-                self.metrics.holds.add(*ended_us - token.get());
-            }
-        }
-        self.unmeasured.pop_if(|(_, tokens)| tokens.is_empty());
     }
 
     /// A lock of which something has ended.
@@ -258,23 +204,18 @@ impl LockTable {
     }
 
     /// Does what is due.
-    pub fn do_due(
-        &mut self,
-        due: Due,
-        stored: Result<Stored, LockError>,
-        now: Now,
-    ) -> Progress<()> {
+    pub fn do_due(&mut self, due: Due, stored: Result<Lock, LockError>, now: Now) -> Progress<()> {
         let key = due.key.as_ref();
         match (stored, due.work) {
             (Ok(stored), Work::Recheck) => {
-                let transition = Transition::begin(self, key, stored, None, now);
+                let transition = Transition::begin(self, key, stored, now);
                 transition.hand_off_and_finish(Ok(()))
             }
             (Ok(stored), Work::Keep(owner, binding)) => {
                 self.keep(key, &owner, binding, stored, now)
             }
             (Ok(stored), Work::CheckWait(unchecked)) => {
-                let transition = Transition::begin(self, key, stored, None, now);
+                let transition = Transition::begin(self, key, stored, now);
                 transition.check_wait(unchecked, ())
             }
             (Err(_), Work::Keep(owner, binding)) => {
@@ -296,10 +237,10 @@ impl LockTable {
         key: KeyRef<'_>,
         owner: &Owner,
         binding: Binding,
-        stored: Stored,
+        stored: Lock,
         now: Now,
     ) -> Progress<()> {
-        let mut transition = Transition::begin(self, key, stored, Some(owner), now);
+        let mut transition = Transition::begin(self, key, stored, now);
         if !binding.is_claimed {
             // Its first lease is over.
             transition.table.sessions.unbind(key, owner);
@@ -372,9 +313,6 @@ impl LockTable {
             step.answers.push((waiter.addressee(), answer));
         }
         self.queues.recheck_by(key, now_ms);
-        if !self.queues.contended(key) {
-            self.remembered.drop_lock(key);
-        }
         Done {
             result: Ok(()),
             step,
@@ -406,14 +344,11 @@ impl LockTable {
     }
 
     /// The server refuses every write. Does what can be done without for at most `at_most`
-    /// of the sessions that are due, and clears away what is in their way. Returns
-    /// when to go on, if anything is left to be done or to be tried again.
+    /// of the sessions that are due. Returns when to go on, if anything is left to be done or to be tried again.
     pub fn put_off_everything(&mut self, now_ms: i64, at_most: usize) -> Option<i64> {
         for _ in 0..at_most {
-            self.clear_away();
             match self.sessions.take_due(now_ms) {
                 Some((hold, binding)) => self.not_kept(hold, binding, now_ms),
-                None if self.is_to_be_cleared() => {}
                 None => break,
             }
         }
@@ -422,8 +357,7 @@ impl LockTable {
             // No session may be believed in for longer than it is kept up.
             return Some(now_ms);
         }
-        let is_anything_left = self.is_to_be_cleared()
-            || self.anybody_waits()
+        let is_anything_left = self.anybody_waits()
             || !self.ended.is_empty()
             || !self.sessions.is_empty()
             || self.time_outs.next_ms().is_some()
@@ -478,23 +412,21 @@ impl LockTable {
         at_ms - at_ms % REGULAR_RECHECKS_TOGETHER_MS
     }
 
-    /// What is certain of another lock, unless it is what is remembered of it. If it
-    /// is news, the lock is looked at soon.
-    pub(super) fn certain(&mut self, key: KeyRef<'_>, stored: Stored, now: Now) -> Option<Lock> {
-        let Stored::Read(lock) = stored else {
-            return None;
+    /// What is certain of another lock, without what is over. If that is news, the lock is
+    /// looked at soon.
+    pub(super) fn certain(&mut self, key: KeyRef<'_>, mut lock: Lock, now: Now) -> Lock {
+        let is_same = |seen: &Lock| {
+            let owners = |lock: &Lock| {
+                let owners = lock.holders().iter().map(|holder| holder.owner.clone());
+                owners.collect::<Vec<_>>()
+            };
+            owners(seen) == owners(&lock)
         };
-        let is_same = self.remembered.lock(key).is_some_and(|remembered| {
-            let owner_of = |lock: &Lock, at: usize| Some(lock.holders().get(at)?.owner.clone());
-            let count = remembered.holders().len();
-            let mut all = 0..count;
-            count == lock.holders().len()
-                && all.all(|at| owner_of(remembered, at) == owner_of(&lock, at))
-        });
-        if !is_same {
+        if !self.queues.seen(key).is_some_and(is_same) {
             self.queues.recheck_by(key, now.ms());
         }
-        Some(lock)
+        self.end_in_view(key, &mut lock, now);
+        lock
     }
 
     /// Whether this waiter is in a queue.

@@ -2,7 +2,6 @@
 
 use smallvec::SmallVec;
 
-use super::ends::KeptOut;
 use super::offers::After;
 use super::transition::Transition;
 use super::{Acquired, Answer, LockEvent, Progress};
@@ -47,7 +46,7 @@ impl Transition<'_> {
         if !self.can_be_told() {
             // A holder never waits, so nothing else could be told to it later.
             let is_holder = self.lock.holder(&request.owner).is_some();
-            return match is_holder || !waits && in_turn && self.lock.admits(request.limit) {
+            return match is_holder || !waits && in_turn && self.admits(request.limit) {
                 true => Err(self.why_not_told()),
                 false => Ok(None),
             };
@@ -78,9 +77,10 @@ impl Transition<'_> {
         Ok(Some(token))
     }
 
-    /// Whether what a newcomer is told depends on who holds the lock.
-    fn depends_on_holders(&self, waits: bool) -> bool {
-        self.table.settings.may_grant && (!waits || self.can_be_told())
+    /// Whether one holder more could have the lock.
+    pub(super) fn admits(&self, limit: Limit) -> bool {
+        let has_room = self.lock.holders().len() < self.table.settings.max_holders;
+        has_room && self.lock.admits(limit)
     }
 
     /// Returns with the token how many holds the owner had before. What is withheld is
@@ -92,6 +92,7 @@ impl Transition<'_> {
         is_withheld: bool,
     ) -> Result<Option<(FencingToken, i64)>, LockError> {
         let held_before = self.holds_of(&request.owner);
+        let in_turn = in_turn && self.admits(request.limit);
         let (tokens, effects) = (&mut self.table.tokens, &mut self.step.effects);
         let granted = self
             .lock
@@ -101,7 +102,6 @@ impl Transition<'_> {
         };
         if held_before == 0 {
             self.step.events.push(LockEvent::Acquired);
-            self.changed.push(request.owner.clone());
         }
         let (owner, lease, now_ms) = (&request.owner, request.lease, self.now.ms());
         let bound = self.binding_to_count(owner);
@@ -153,7 +153,6 @@ impl Transition<'_> {
         acquired: fn(Acquired) -> T,
     ) -> Progress<T> {
         let waits = wait.is_some();
-        let mut kept_out = KeptOut::default();
         let session = request.session;
         self.note_own_place(&request, wait.as_ref());
         loop {
@@ -194,13 +193,6 @@ impl Transition<'_> {
                 self.serve_requests_of(&request.owner);
                 self.bind_last(&request, session, token);
                 return self.hand_off_and_finish(granted);
-            }
-            // What is over keeps nobody out, however much of it there is.
-            if (waits || in_turn)
-                && self.depends_on_holders(waits)
-                && self.end_what_keeps_out(request.limit, &mut kept_out)
-            {
-                continue;
             }
             let Some(wait) = wait else {
                 return self.done(Ok(acquired(Acquired::Busy)));
@@ -253,17 +245,18 @@ impl Transition<'_> {
             return HandedOff::All;
         }
         let reentering = reentering.cloned();
+        let mut are_served = true;
         for owner in reentering.into_iter().chain(self.unserved_holders()) {
             if self.has_done_enough() {
                 // The next step looks for the others again.
-                self.is_to_be_read = true;
+                are_served = false;
                 break;
             }
             self.serve_requests_of(&owner);
         }
         // A step comes here again after each offer, and all whom it has served have had
         // their requests served with it.
-        self.are_holders_served |= !self.is_to_be_read;
+        self.are_holders_served |= are_served;
         while !self.has_done_enough()
             && let Some(first) = self.first_admitted()
         {
@@ -320,14 +313,14 @@ impl Transition<'_> {
     /// The first in line, if the lock has room for it.
     fn first_admitted(&mut self) -> Option<&Waiter> {
         // Where it has none for a reader, it has none for anybody.
-        if !self.lock.admits(Limit::SHARED) {
+        if !self.admits(Limit::SHARED) {
             return None;
         }
         let first = self.first_in_line()?;
         let (id, limit) = (first.id, first.request.limit);
         #[cfg(feature = "planted-faults")]
         let limit = Fault::NewcomersLimitIgnored.instead(limit, || Limit::SHARED);
-        let is_admitted = self.lock.admits(limit);
+        let is_admitted = self.admits(limit);
         is_admitted.then(|| self.table.queues.waiter(self.key, id))?
     }
 
@@ -357,7 +350,7 @@ impl Transition<'_> {
     /// but the lock may have been taken by other means.
     pub(super) fn unserved_holders(&self) -> SmallVec<[Owner; 1]> {
         let holders = self.lock.holders();
-        if !self.is_read || self.are_holders_served {
+        if self.are_holders_served {
             return SmallVec::new();
         }
         if holders.len() <= few() || holders.len() <= self.table.queues.length(self.key) {

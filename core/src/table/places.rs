@@ -150,7 +150,7 @@ impl Transition<'_> {
         let table = &self.table;
         let is_possible = table.settings.acks.is_some() && table.settings.grants();
         let first = || table.queues.first(self.key);
-        is_possible && first().is_some_and(|first| self.lock.admits(first.request.limit))
+        is_possible && first().is_some_and(|first| self.admits(first.request.limit))
     }
 
     /// A place asks for its owner's first hold, and a grant to it that is not claimed
@@ -263,9 +263,6 @@ impl LockTable {
         why: &LockError,
     ) -> Option<(Addressee, Answer)> {
         let place = self.remove_waiter(key, id)?;
-        if !self.queues.contended(key) {
-            self.remembered.drop_if_few(key);
-        }
         self.metrics.waits_refused += 1;
         Some((place.addressee(), Answer::Refused(why.clone())))
     }

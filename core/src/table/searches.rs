@@ -43,13 +43,6 @@ impl Transition<'_> {
         {
             return self.done(Ok(acquired(Acquired::Queued(id))));
         }
-        let owner = &request.owner;
-        let holds = self.lock.holder(owner).is_some() || self.table.remembered.is_holder(owner);
-        if !holds && !self.table.queues.waits(owner) {
-            // Nobody can wait for it, so its wait closes no cycle.
-            let id = self.push(request, wait);
-            return self.done(id.map(|id| acquired(Acquired::Queued(id))));
-        }
         let search = Search::new(WaitFor {
             owner: request.owner.clone(),
             key: self.key.into(),
@@ -94,7 +87,13 @@ impl Transition<'_> {
                 left_another = taken.is_some();
             }
         }
-        let id = self.table.put_in_queue(self.key, request, wait, self.now);
+        let ends_here = is_place || self.table.settings.acks.is_some();
+        let until_ms = wait.until_ms.filter(|_| ends_here);
+        let queues = &mut self.table.queues;
+        let id = queues.push(self.key, request, wait, self.now.us, max);
+        if let (Ok(id), Some(until_ms)) = (&id, until_ms) {
+            self.table.time_outs.insert(*id, until_ms);
+        }
         if left_another {
             // Nobody but itself may have been in its way.
             self.table.queues.recheck_by(self.key, self.now.ms());
@@ -198,12 +197,7 @@ impl Transition<'_> {
         let mut steps_left = search_a_step();
         let cycle = loop {
             match search.run(self.graph(certain), &mut steps_left) {
-                Found::NoCycle => {
-                    if search.give_back() {
-                        self.table.searched.push(search);
-                    }
-                    return Verdict::Free;
-                }
+                Found::NoCycle => return Verdict::Free,
                 Found::Unfinished => return Verdict::Unfinished(search),
                 // Nobody waits by a place that is over.
                 Found::Cycle(cycle) if self.end_places_in(&cycle) => search = search.anew(),
@@ -255,13 +249,8 @@ impl Transition<'_> {
     pub(super) fn graph<'g>(&'g self, certain: &'g Certain) -> Graph<'g> {
         Graph {
             queues: &self.table.queues,
-            remembered: &self.table.remembered,
             certain,
             here: (self.key, &self.lock),
-            sessions: &self.table.sessions,
-            deliveries: &self.table.deliveries,
-            ended: &self.table.ended,
-            now_ms: self.now.ms(),
         }
     }
 

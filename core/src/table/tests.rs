@@ -1,6 +1,7 @@
 //! The table as a server drives it, with a keyspace to which effects are applied and
 //! from which locks are read.
 
+use crate::holder::Holder;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
@@ -11,17 +12,15 @@ use crate::request::{HoldNumber, Lease, Limit, ReleaseExtent};
 use crate::stored::{PERMIT_PREFIX, Reader, TOKEN_FIELD};
 
 mod acknowledged;
-mod behind;
 mod connections;
 mod deadlocks;
 mod due;
 mod explored;
-mod growth;
 mod guarded;
 mod hand_off;
 mod histories;
 mod keys;
-mod large;
+mod many;
 mod places;
 mod views;
 mod withheld;
@@ -198,27 +197,6 @@ impl Value {
         }
         reader.finish(self.expires_at_ms)
     }
-
-    /// Whether this is, as far as it can be told without reading it, what is expected.
-    fn is_as(&self, expected: &Expected, asker: Option<&Owner>) -> bool {
-        let token = self.fields.get(TOKEN_FIELD);
-        let same_token = token.cloned()
-            == expected
-                .last_token
-                .map(|token| token.get().to_string().into_bytes());
-        let same_holder = asker.is_none_or(|asker| {
-            let holder = expected.holder.as_ref();
-            let holds = holder.map(|holder| holder.holds.to_string().into_bytes());
-            let permit = holder.and_then(Holder::permit);
-            let permit = permit.map(|permit| permit.to_text().into_bytes());
-            self.fields.get(asker.as_bytes()).cloned() == holds
-                && self.fields.get(&permit_field(asker)).cloned() == permit
-        });
-        self.fields.len() == expected.fields()
-            && self.expires_at_ms == expected.expires_at_ms
-            && same_token
-            && same_holder
-    }
 }
 
 fn permit_field(owner: &Owner) -> Vec<u8> {
@@ -252,8 +230,6 @@ struct Server {
     steps: usize,
     /// How often other keys were looked at.
     questions: usize,
-    /// How often a lock was not read, because it was as expected.
-    unread: usize,
     /// Clients hear of their grants at once.
     tells: bool,
     /// Somebody listens to what is published.
@@ -266,8 +242,6 @@ struct Server {
     offers: usize,
     /// The places to which the last step granted the lock, as the messages name them.
     granted_places: Vec<Place>,
-    /// Each lock is read, even if it is remembered.
-    reads_all: bool,
 }
 
 impl Server {
@@ -288,14 +262,12 @@ impl Server {
             stream_goes_on: false,
             steps: 0,
             questions: 0,
-            unread: 0,
             tells: true,
             listens: true,
             deaf: BTreeSet::new(),
             unheard: Vec::new(),
             granted_places: Vec::new(),
             offers: 0,
-            reads_all: false,
         }
     }
 
@@ -340,22 +312,16 @@ impl Server {
         names
     }
 
-    fn look(&mut self, key: KeyRef<'_>, asker: Option<&Owner>) -> Result<Stored, LockError> {
+    fn look(&self, key: KeyRef<'_>) -> Result<Lock, LockError> {
         let stored = self.keys.get(&key.into());
         let nothing = Value::default();
         let value = stored.unwrap_or(&nothing);
-        let expected = self.table.expected(key, asker);
-        let expected = expected.filter(|_| !self.reads_all);
-        if expected.is_some_and(|expected| value.is_as(&expected, asker)) {
-            self.unread += 1;
-            return Ok(Stored::AsExpected);
-        }
-        value.read().map(Stored::Read)
+        value.read()
     }
 
-    fn look_for(&mut self, key: KeyRef<'_>, asker: Option<&Owner>) -> Result<Stored, LockError> {
+    fn look_for(&mut self, key: KeyRef<'_>) -> Result<Lock, LockError> {
         self.expire();
-        let stored = self.look(key, asker);
+        let stored = self.look(key);
         if stored.is_err() {
             self.table.forget_lock(key);
         }
@@ -403,10 +369,10 @@ impl Server {
                     assert!(self.questions < 1_000_000, "an endless talk");
                     let asked = question.asked().to_vec();
                     let looks = asked.iter().map(|key| {
-                        let looked = self.look(key.as_ref(), None);
-                        looked.unwrap_or_else(|_| Stored::Read(Lock::default()))
+                        let looked = self.look(key.as_ref());
+                        looked.unwrap_or_default()
                     });
-                    let looks: Vec<Stored> = looks.collect();
+                    let looks: Vec<Lock> = looks.collect();
                     progress = self.table.go_on(*question, looks);
                 }
             }
@@ -474,19 +440,7 @@ impl Server {
             channel: ask.channel,
         });
         let now = self.now();
-        if let Some(wait) = &wait
-            && !self.reads_all
-            && let Some(id) = self.table.wait_behind(key, &ask.request, wait, now)
-        {
-            self.unread += 1;
-            self.granted_places.clear();
-            self.clients.insert(id, ask.client);
-            let (result, step) = (Ok(Acquired::Queued(id)), Step::default());
-            let queued = self.do_step(key, Done { result, step });
-            self.expire();
-            return queued;
-        }
-        let stored = self.look_for(key, Some(&ask.request.owner))?;
+        let stored = self.look_for(key)?;
         self.asks_by(ask.client);
         let progress = self.table.acquire(key, stored, ask.request, wait, now);
         let acquired = self.carry_out(key, progress)?;
@@ -543,7 +497,7 @@ impl Server {
             token,
             extent,
         };
-        let stored = self.look_for(key, Some(&request.owner))?;
+        let stored = self.look_for(key)?;
         let now = self.now();
         let progress = self.table.release(key, stored, &request, now);
         self.carry_out(key, progress)
@@ -575,22 +529,21 @@ impl Server {
             lease: lease(lease_ms),
             token,
         };
-        let stored = self.look_for(key, Some(&request.owner)).unwrap();
+        let stored = self.look_for(key).unwrap();
         let now = self.now();
         let progress = self.table.renew(key, stored, &request, now);
         self.carry_out(key, progress).unwrap()
     }
 
     fn break_lock(&mut self, key: KeyRef<'_>, token: Option<FencingToken>) -> bool {
-        let stored = self.look_for(key, None).unwrap();
+        let stored = self.look_for(key).unwrap();
         let now = self.now();
         let progress = self.table.break_lock(key, stored, token, now);
         self.carry_out(key, progress).unwrap()
     }
 
     fn guard(&mut self, key: KeyRef<'_>, token: FencingToken) -> bool {
-        let asker = self.table.owner_with(key, &Stored::AsExpected, token);
-        let stored = self.look_for(key, asker.as_ref()).unwrap();
+        let stored = self.look_for(key).unwrap();
         let now = self.now();
         let progress = self.table.guard(key, stored, token, now);
         self.carry_out(key, progress).unwrap()
@@ -651,8 +604,7 @@ impl Server {
     fn do_due(&mut self, due: Due) {
         self.steps += 1;
         let key = due.key.clone();
-        let asker = due.owner().cloned();
-        let stored = self.look(key.as_ref(), asker.as_ref());
+        let stored = self.look(key.as_ref());
         let now = self.now();
         let progress = self.table.do_due(due, stored, now);
         self.carry_out(key.as_ref(), progress).unwrap();
@@ -671,7 +623,7 @@ impl Server {
     /// Does all that is due now.
     fn run(&mut self) {
         let before = self.steps;
-        while self.do_one() || self.table.is_to_be_cleared() {
+        while self.do_one() {
             assert!(self.steps - before < 100_000, "an endless round");
         }
     }
@@ -749,7 +701,6 @@ impl Server {
     fn check_nothing_is_left(&self) {
         let table = &self.table;
         assert!(!table.anybody_waits() && !table.remembers_holds());
-        assert!(table.remembered.is_empty(), "{:?}", table.remembered);
         assert!(table.unchecked.is_empty() && table.to_close.is_empty());
         assert!(table.unchecked_owners.is_empty());
         assert!(table.time_outs.is_empty() && table.claims.is_empty());

@@ -1,13 +1,11 @@
 //! One change of one lock, from what was read to what is to be done.
 
-use std::iter;
+use hashbrown::HashSet;
 
-use smallvec::SmallVec;
-
-use super::{Done, LockEvent, LockTable, LogLine, Progress, Step, Stored};
-use crate::bounds::few;
+use super::{Done, LockTable, LogLine, Progress, Step};
 use crate::deliveries::Told;
 use crate::error::LockError;
+use crate::holder::Holder;
 use crate::keys::{KeyBuf, KeyRef};
 use crate::lock::{Lock, Now, Released};
 #[cfg(feature = "planted-faults")]
@@ -33,14 +31,8 @@ pub(super) struct Change<Table, Key> {
     pub(super) key: Key,
     pub(super) now: Now,
     pub(super) lock: Lock,
-    /// Owners that have begun to hold the lock, or that hold it no more.
-    pub(super) changed: SmallVec<[Owner; 2]>,
-    /// The lock was read, and so may have holders of which nothing was known.
-    pub(super) is_read: bool,
     /// The requests of the holders that it was read with have been served.
     pub(super) are_holders_served: bool,
-    /// The next step has to read the lock as well.
-    pub(super) is_to_be_read: bool,
     /// How many waiters were granted the lock that this step answers nothing.
     pub(super) withheld: usize,
     /// How many places were given up because nobody heard of their grant.
@@ -60,10 +52,7 @@ impl<Table, Key> Change<Table, Key> {
             key,
             now: self.now,
             lock: self.lock,
-            changed: self.changed,
-            is_read: self.is_read,
             are_holders_served: self.are_holders_served,
-            is_to_be_read: self.is_to_be_read,
             withheld: self.withheld,
             unheard: self.unheard,
             own_place: None,
@@ -75,58 +64,27 @@ impl<Table, Key> Change<Table, Key> {
 }
 
 impl<'t> Transition<'t> {
-    /// Ends what is over. `asker` is the owner in question, if there is one.
+    /// Ends what is over.
     #[inline]
-    pub(super) fn begin(
-        table: &'t mut LockTable,
-        key: KeyRef<'t>,
-        stored: Stored,
-        asker: Option<&Owner>,
-        now: Now,
-    ) -> Self {
-        let mut transition = Self::open(table, key, stored, now);
-        transition.end_first(asker);
-        transition
-    }
-
-    /// What is over is still to be ended. Each command comes here, and a call would move all
-    /// of the result.
-    #[inline(always)]
-    pub(super) fn open(
-        table: &'t mut LockTable,
-        key: KeyRef<'t>,
-        stored: Stored,
-        now: Now,
-    ) -> Self {
-        let before = table.remembered.take(key);
+    pub(super) fn begin(table: &'t mut LockTable, key: KeyRef<'t>, stored: Lock, now: Now) -> Self {
+        let before = table.queues.take_seen(key);
         let mut transition = Self {
             table,
             key,
             now,
-            lock: Lock::default(),
-            changed: SmallVec::new(),
-            is_read: false,
+            lock: stored,
             are_holders_served: false,
-            is_to_be_read: false,
             withheld: 0,
             unheard: 0,
             own_place: None,
             step: Step::default(),
             #[cfg(feature = "planted-faults")]
-            noted_before: before.as_ref().map(|(lock, _)| lock.clone()),
+            noted_before: before.clone(),
         };
-        match stored {
-            Stored::AsExpected => {
-                transition.lock = before.map(|(lock, _)| lock).unwrap_or_default();
-            }
-            Stored::Read(lock) => {
-                transition.lock = lock;
-                transition.is_read = true;
-                if let Some((before, was_touched)) = before {
-                    transition.compare(before, was_touched);
-                }
-            }
+        if let Some(before) = before {
+            transition.compare(&before);
         }
+        transition.end_what_is_over();
         transition
     }
 
@@ -137,64 +95,31 @@ impl<'t> Transition<'t> {
     }
 
     /// Counts the holders that are gone since the last step, and sees to it that new
-    /// ones that wait themselves are searched for deadlocks. Where somebody else wrote
-    /// to the key, a holder of before may be one anew.
-    fn compare(&mut self, before: Lock, was_touched: bool) {
-        let is_crowd = self.table.remembered.is_crowd(self.key);
-        if is_crowd {
-            self.count_gone(&before);
-        } else {
-            self.note_gone(&before);
-        }
-        let new: SmallVec<[Owner; 2]> = self
-            .lock
-            .holders()
-            .iter()
-            .filter(|holder| was_touched || before.holder(&holder.owner).is_none())
-            .map(|holder| holder.owner.clone())
-            .collect();
-        for owner in &new {
-            self.table.check_waits_of(owner);
-        }
-        self.changed.extend(new);
-        if is_crowd {
-            self.table.remembered.discard(before.holders);
-        }
-    }
-
-    fn note_gone(&mut self, before: &Lock) {
-        for gone in before.holders() {
-            if self.lock.holder(&gone.owner).is_some() {
-                continue;
-            }
-            let is_contended = self.table.queues.contended(self.key);
-            if is_contended && gone.ends_by(self.now.ms()) {
-                self.count_expired(gone.owner.clone());
-            } else {
-                self.changed.push(gone.owner.clone());
-                self.table.metrics.releases_deleted += u64::from(is_contended);
-            }
-        }
-    }
-
-    /// The same of a crowd, of which nothing is noted but the lock: who has stayed is looked
-    /// at, and who is gone is not.
-    fn count_gone(&mut self, before: &Lock) {
-        if !self.table.queues.contended(self.key) {
+    /// ones that wait themselves are searched for deadlocks.
+    fn compare(&mut self, before: &Lock) {
+        let owners = |lock: &Lock| {
+            let owners = lock.holders().iter().map(|holder| holder.owner.clone());
+            owners.collect::<HashSet<Owner>>()
+        };
+        let is_same = |(one, other): (&Holder, &Holder)| one.owner == other.owner;
+        let both = before.holders().iter().zip(self.lock.holders());
+        if before.holders().len() == self.lock.holders().len() && both.map(is_same).all(|it| it) {
             return;
         }
-        let now_ms = self.now.ms();
-        let (mut gone, mut over) = (before.holders.len(), before.holders.count_ended_by(now_ms));
-        for holder in self.lock.holders() {
-            if let Some(stayed) = before.holder(&holder.owner) {
-                gone -= 1;
-                over -= usize::from(stayed.ends_by(now_ms));
+        let (was, is) = (owners(before), owners(&self.lock));
+        for gone in before.holders() {
+            if is.contains(&gone.owner) {
+                continue;
+            }
+            if gone.ends_by(self.now.ms()) {
+                self.count_expired();
+            } else {
+                self.table.metrics.releases_deleted += 1;
             }
         }
-        self.table.metrics.releases_expired += over as u64;
-        self.table.metrics.releases_deleted += (gone - over) as u64;
-        let expired = iter::repeat_n(LockEvent::Expired, over);
-        self.step.events.extend(expired);
+        for new in is.difference(&was) {
+            self.table.check_waits_of(new);
+        }
     }
 
     pub(super) fn release(&mut self, request: &ReleaseRequest) -> Result<Released, LockError> {
@@ -285,31 +210,18 @@ impl<'t> Transition<'t> {
     pub(super) fn finish<T>(mut self, result: Result<T, LockError>) -> Done<T> {
         self.step.freed &= self.lock.is_free();
         self.step.stream_goes_on &= self.step.effects.is_empty();
-        let contended = self.table.queues.key_buf(self.key).cloned();
-        if contended.is_some() {
+        if self.table.queues.contended(self.key) {
             self.plan_recheck();
-        }
-        let remembered = &mut self.table.remembered;
-        let is_large = self.lock.holders().len() > few();
-        #[cfg(feature = "planted-faults")]
-        if let Some(before) = self
-            .noted_before
-            .take()
-            .filter(|_| Fault::NotesKept.planted())
-        {
-            self.lock = before;
-        }
-        if contended.is_some() || is_large {
-            let lock = std::mem::take(&mut self.lock);
-            remembered.put(self.key, contended, lock, &self.changed);
-            if self.is_to_be_read {
-                remembered.touch(self.key);
+            #[cfg(feature = "planted-faults")]
+            if let Some(before) = self
+                .noted_before
+                .take()
+                .filter(|_| Fault::NotesKept.planted())
+            {
+                self.lock = before;
             }
-        } else if !remembered.is_empty() {
-            let changed = &self.changed;
-            let holders = self.lock.holders().iter().map(|holder| &holder.owner);
-            let unchanged = holders.filter(|holder| !changed.contains(holder));
-            remembered.forget(self.key, unchanged.chain(changed));
+            let lock = std::mem::take(&mut self.lock);
+            self.table.queues.note_seen(self.key, lock);
         }
         Done {
             result,

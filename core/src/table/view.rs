@@ -1,11 +1,9 @@
 //! What an operator sees of the locks. Nothing here changes anything, so it works on
 //! a replica too, as far as the data shows.
 
-use hashbrown::HashSet;
-
+use super::LockTable;
 #[cfg(test)]
 use super::Unchecked;
-use super::{LockTable, Stored};
 #[cfg(test)]
 use crate::explore::form::Form;
 use crate::keys::{KeyBuf, KeyRef};
@@ -78,8 +76,7 @@ pub struct ContendedView {
 pub struct Totals {
     /// Waiters and contended keys.
     pub counts: Counts,
-    /// Holds that are bound to a connection. Those of a crowd that are over may be counted
-    /// for a moment.
+    /// Holds that are bound to a connection.
     pub sessions: usize,
     /// Replies that wait for replicas.
     pub withheld: usize,
@@ -89,11 +86,7 @@ pub struct Totals {
 
 impl LockTable {
     /// Shows a lock.
-    pub fn view(&self, key: KeyRef<'_>, stored: Stored, now: Now) -> LockView {
-        let mut lock = match stored {
-            Stored::Read(lock) => lock,
-            Stored::AsExpected => self.remembered.lock(key).cloned().unwrap_or_default(),
-        };
+    pub fn view(&self, key: KeyRef<'_>, mut lock: Lock, now: Now) -> LockView {
         let ttl_ms = match lock == Lock::default() {
             true => -2,
             false => remaining_ms(lock.expires_at_ms(), now.ms()),
@@ -151,15 +144,11 @@ impl LockTable {
     /// Who held a lock when it was looked at last, and still does if nothing but time
     /// has passed.
     pub fn noted_holders(&self, key: KeyRef<'_>, now: Now) -> Vec<Owner> {
-        let lock = self.remembered.lock(key).cloned().unwrap_or_default();
-        let bound = self.bound_to_ended(key, &lock);
-        let bound = bound.iter().map(|(hold, _)| &hold.owner);
-        let ended = self.ended.of(key).iter().map(|ended| &ended.owner);
-        let ended: HashSet<&Owner> = ended.chain(bound).collect();
+        let mut lock = self.queues.seen(key).cloned().unwrap_or_default();
+        self.end_in_view(key, &mut lock, now);
         let holders = lock.holders().iter();
         holders
             .filter(|holder| holder.lease_end_ms.is_none_or(|end_ms| end_ms > now.ms()))
-            .filter(|holder| !ended.contains(&holder.owner))
             .map(|holder| holder.owner.clone())
             .collect()
     }
@@ -178,7 +167,7 @@ impl LockTable {
     /// Leaves out of a copy what is over and is still stored.
     pub(super) fn end_in_view(&self, key: KeyRef<'_>, lock: &mut Lock, now: Now) {
         let unwritten = &mut Effects::new();
-        while lock.end_lease(now, unwritten).is_some() {}
+        lock.end_leases(now, unwritten);
         for ended in self.ended.of(key) {
             let hold = HoldId::new(key, &ended.owner);
             let held = lock.holder(&ended.owner);
@@ -199,8 +188,11 @@ impl LockTable {
     /// The holds of a lock that are bound to connections which have ended, each with
     /// its token.
     fn bound_to_ended(&self, key: KeyRef<'_>, lock: &Lock) -> Vec<(HoldId, FencingToken)> {
-        let holders = lock.holders().iter().map(|holder| &holder.owner);
-        let holds = self.sessions.ended_on(key, holders, usize::MAX).into_iter();
+        if !self.sessions.any_ended() {
+            return Vec::new();
+        }
+        let holders = lock.holders().iter();
+        let holds = holders.map(|holder| HoldId::new(key, &holder.owner));
         let with_token = holds.filter_map(|hold| {
             let token = self.sessions.ended_binding(&hold)?.token;
             Some((hold, token))
@@ -214,7 +206,6 @@ impl LockTable {
     /// Writes down what decides what will happen.
     pub(crate) fn take_down(&self, form: &mut Form<'_>) {
         self.queues.take_down(form);
-        self.remembered.take_down(form);
         self.tokens.take_down(form);
         self.sessions.take_down(form);
         self.deliveries.take_down(form);
@@ -241,17 +232,14 @@ impl LockTable {
         }
     }
 
-    /// Whether all that is kept twice is the same, for these owners.
-    pub(crate) fn agree(&self, owners: &[Owner]) -> bool {
-        self.queues.agree()
-            && self.remembered.agree(owners)
-            && self.sessions.agree()
-            && self.acks.agree()
+    /// Whether all that is kept twice is the same.
+    pub(crate) fn agree(&self) -> bool {
+        self.queues.agree() && self.sessions.agree() && self.acks.agree()
     }
 
     /// The lock as it was left by the last step, if it is remembered.
     pub(crate) fn remembered(&self, key: KeyRef<'_>) -> Option<&Lock> {
-        self.remembered.lock(key)
+        self.queues.seen(key)
     }
 
     /// When a lock is looked at next because somebody waits for it.

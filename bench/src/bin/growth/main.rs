@@ -87,7 +87,9 @@ fn main() -> Result<()> {
 fn start(options: &Options) -> Result<Server> {
     let clients = (options.count + 1_000).to_string();
     let mut setup = options.subject.with_module()?;
-    setup.module_args = ["max-waiters", "1000000"].map(String::from).into();
+    setup.module_args = ["max-waiters", "1000000", "max-holders", "65536"]
+        .map(String::from)
+        .into();
     Server::start(setup.options(&["--maxclients", &clients, "--save", ""]))
 }
 

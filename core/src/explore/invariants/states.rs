@@ -6,7 +6,7 @@ use crate::explore::world::{Changed, Doing, World};
 use crate::lock::Lock;
 use crate::queue::WaiterId;
 use crate::request::{ClientId, Limit};
-use crate::table::{HolderView, Stored};
+use crate::table::HolderView;
 
 /// Of all holders, and so of the newest too.
 pub(super) fn holders_are_within_their_limits(world: &World, key: usize, lock: &Lock) -> Checked {
@@ -49,20 +49,6 @@ pub(super) fn what_is_remembered_is_stored(world: &World, key: usize, lock: &Loc
         return Ok(());
     }
     is_same(world, key, remembered, lock)
-}
-
-/// What need not be read again is what would be read.
-pub(in crate::explore) fn what_is_expected_is_stored(
-    world: &World,
-    key: usize,
-    lock: &Lock,
-) -> Checked {
-    if world.changed[key] == Changed::Untold {
-        return Ok(());
-    }
-    let remembered = world.table.remembered(world.cast.key(key));
-    let remembered = remembered.cloned().unwrap_or_default();
-    is_same(world, key, &remembered, lock)
 }
 
 fn is_same(world: &World, key: usize, remembered: &Lock, stored: &Lock) -> Checked {
@@ -197,11 +183,9 @@ pub(super) fn a_session_is_kept_up(world: &World, key: usize, holders: &[HolderV
 /// And nobody else does.
 pub(super) fn who_waits_stands_in_the_queue(world: &World, key: usize) -> Checked {
     let waiting = world.waiting(key);
-    let view = world.table.view(
-        world.cast.key(key),
-        Stored::Read(Lock::default()),
-        world.now(),
-    );
+    let view = world
+        .table
+        .view(world.cast.key(key), Lock::default(), world.now());
     let over = world.places_for(key).filter(|place| world.is_over(place));
     let over: Vec<WaiterId> = over.map(|place| place.id).collect();
     let waiters = view.waiters.iter();
@@ -306,8 +290,7 @@ pub(super) fn nothing_is_remembered_without_need(world: &World) -> Checked {
         let name = world.cast.key(key);
         let remembered = world.table.remembered(name);
         let is_contended = !world.waiting(key).is_empty();
-        let is_large = remembered.is_some_and(|lock| lock.holders().len() > crate::bounds::few());
-        if remembered.is_some() && !is_contended && !is_large {
+        if remembered.is_some() && !is_contended {
             return broken("a lock is remembered for which nobody waits");
         }
     }
@@ -315,7 +298,7 @@ pub(super) fn nothing_is_remembered_without_need(world: &World) -> Checked {
 }
 
 pub(super) fn what_is_kept_twice_agrees(world: &World) -> Checked {
-    if world.table.agree(&world.cast.owners) {
+    if world.table.agree() {
         return Ok(());
     }
     Err(format!("{:?}", world.table))

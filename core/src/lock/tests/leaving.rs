@@ -55,25 +55,3 @@ fn a_permit_that_is_over_leaves_the_others() {
     check_leave(&lock, "a", 1, &[writes(&a, None)], &one_left);
     check_leave(&lock, "a", 0, &[removes("a"), expires(END)], &held_by([b]));
 }
-
-#[test]
-fn a_lock_that_is_left_to_some_is_written_anew_with_them_alone() {
-    let [a, b, c] = [("a", 7, END), ("b", 8, END + 5), ("c", 9, END + 9)]
-        .map(|(name, token, end)| permitted(name, token, end, Limit::SHARED));
-    let left = Lock {
-        last_token: c.token,
-        ..held_by([a.clone(), b.clone()])
-    };
-    check(
-        &held_by([a.clone(), b.clone(), c]),
-        |lock, written| lock.leave_to(vec![a.clone(), b.clone()], written).len(),
-        3,
-        &[
-            Effect::Delete,
-            writes(&a, Some(9)),
-            writes(&b, None),
-            expires(END + 5),
-        ],
-        &left,
-    );
-}

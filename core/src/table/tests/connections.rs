@@ -491,9 +491,7 @@ fn holds_of_many_clients_that_ended_are_found_by_their_lock() {
             end(&mut server, ClientId(n));
         }
         let left = holders.saturating_sub(ended as usize);
-        let seen = server
-            .table
-            .view(K, Stored::Read(server.lock(K)), server.now());
+        let seen = server.table.view(K, server.lock(K), server.now());
         assert_eq!(seen.holders.len(), left);
         assert_eq!(
             server.table.totals(server.now()).sessions,
@@ -545,26 +543,4 @@ fn nobody_is_told_of_a_hold_that_has_ended_already() {
         assert_eq!(server.holds(K, "z"), left.len() as i64);
         assert_eq!(server.holders(K), [others, &["z"]].concat());
     }
-}
-
-#[test]
-fn many_holds_of_one_lock_end_in_portions() {
-    let mut server = Server::new();
-    let crowd = 3 * ENDS_A_STEP;
-    for n in 0..crowd {
-        server.take(K, ask(&nth(n)).shared().session().by(1));
-    }
-    server.take(K, ask("z").shared());
-    let writer = server.wait(K, ask("w"));
-    end(&mut server, ClientId(1));
-    // Whoever asks is the first of whom it is seen.
-    let last = nth(crowd - 1);
-    assert!(!server.renew(K, &last, 1000));
-    assert!(server.holders(K).len() >= crowd - ENDS_A_STEP);
-    assert_eq!(server.table.wake_at_ms(server.now()), Some(0));
-    server.run();
-    assert_eq!(server.holders(K), ["z"]);
-    server.release(K, "z");
-    assert_eq!(server.granted(), [writer]);
-    assert_eq!(server.metrics().releases_session, crowd as u64);
 }

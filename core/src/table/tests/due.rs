@@ -214,39 +214,6 @@ fn as_long_as_anybody_waits_it_is_tried_again_whether_writes_are_refused() {
 }
 
 #[test]
-fn sessions_are_closed_in_time_where_writes_are_refused_behind_a_crowd_that_was_left() {
-    let mut server = Server::new();
-    for n in 0..2000 {
-        server.take(K, ask(&nth(n)).shared().session().lease(300));
-    }
-    server.take(L, ask("a").session().lease(300));
-    server.break_lock(K, None);
-    server.sleep(290);
-    // It may be the last that is left, and is more than nothing.
-    assert!(server.table.put_off_everything(server.ms(), 1).is_some());
-    assert!(server.table.put_off_everything(server.ms(), 64).is_some());
-    assert_eq!(server.table.take_clients_to_close(64), [ask("a").client]);
-}
-
-#[test]
-fn a_crowd_that_was_left_is_cleared_away_while_there_is_always_something_due() {
-    let mut server = Server::new();
-    for n in 0..2000 {
-        server.take(K, ask(&nth(n)).shared().session());
-    }
-    server.take(L, ask("a"));
-    server.wait(L, ask("b"));
-    server.break_lock(K, None);
-    let sessions = |server: &Server| server.table.totals(server.now()).sessions;
-    for _ in 0..10 {
-        let before = sessions(&server);
-        server.table.key_touched(L, server.ms());
-        assert!(server.do_one());
-        assert!(sessions(&server) < before);
-    }
-}
-
-#[test]
 fn sessions_are_kept_up_in_time_behind_a_crowd_that_was_left() {
     let mut server = Server::new();
     for n in 0..2000 {
@@ -266,19 +233,6 @@ fn sessions_are_kept_up_in_time_behind_a_crowd_that_was_left() {
         server.lock(L).next_lease_end_ms(),
         Some(server.ms() + LEASE_MS)
     );
-}
-
-#[test]
-fn what_is_left_of_a_crowd_is_cleared_away_where_writes_are_refused() {
-    let mut server = Server::new();
-    for n in 0..1000 {
-        server.take(K, ask(&nth(n)).shared());
-    }
-    server.break_lock(K, None);
-    assert!(server.table.remembered.any_discarded());
-    assert!(server.table.put_off_everything(server.ms(), 1).is_some());
-    assert_eq!(server.table.put_off_everything(server.ms(), 64), None);
-    assert!(!server.table.is_to_be_cleared());
 }
 
 #[test]

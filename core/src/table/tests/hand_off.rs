@@ -127,41 +127,6 @@ fn many_requests_of_one_owner_come_in_portions_too() {
 }
 
 #[test]
-fn leases_that_are_over_end_in_portions() {
-    let mut server = Server::new();
-    let crowd = ENDS_A_STEP + 20;
-    for n in 0..crowd {
-        server.take(K, ask(&nth(n)).shared().lease(10));
-    }
-    server.take(K, ask("z").shared());
-    let writer = server.wait(K, ask("w"));
-    server.sleep(20);
-    assert!(server.do_one());
-    assert_eq!(server.holders(K).len(), crowd + 1 - ENDS_A_STEP);
-    // What is left is over as well, and a step that is due sees to it at once.
-    assert_eq!(server.table.wake_at_ms(server.now()), Some(START_MS + 11));
-    server.run();
-    assert_eq!(server.holders(K), ["z"]);
-    assert_eq!(server.metrics().releases_expired, crowd as u64);
-    server.release(K, "z");
-    assert_eq!(server.granted(), [writer]);
-}
-
-#[test]
-fn the_lease_of_who_asks_is_ended_before_all_others() {
-    let mut server = Server::new();
-    for n in 0..2 * ENDS_A_STEP {
-        server.take(K, ask(&nth(n)).shared().lease(10));
-    }
-    server.take(K, ask("z").shared());
-    server.sleep(20);
-    let last = nth(2 * ENDS_A_STEP - 1);
-    assert!(!server.renew(K, &last, 1000));
-    assert_eq!(server.holds(K, &last), 0);
-    assert_eq!(server.holders(K).len(), ENDS_A_STEP + 1);
-}
-
-#[test]
 fn the_lease_of_a_waiter_begins_with_its_grant() {
     let (mut server, _) = contended();
     server.sleep(5000);

@@ -1,5 +1,4 @@
 use super::*;
-use crate::holders::FEW;
 
 #[test]
 fn a_deleted_key_is_handed_on() {
@@ -40,10 +39,6 @@ fn keys_are_followed_while_it_matters_what_happens_to_them() {
     server.table.connection_ended(ask("a").client, false);
     server.run();
     assert!(!server.table.follows_keys());
-    for n in 0..=FEW {
-        server.take(K, ask(&nth(n)).shared());
-    }
-    assert!(server.table.follows_keys());
 }
 
 #[test]

@@ -1,5 +1,5 @@
 use super::*;
-use crate::holders::FEW;
+use crate::bounds::FEW;
 use crate::token::TOKEN_MAX;
 
 const CLAIM_MS: i64 = 2000;
@@ -18,9 +18,7 @@ fn place_for(server: &mut Server, name: &str, ms: i64) -> WaiterId {
 }
 
 fn order(server: &Server) -> Vec<String> {
-    let view = server
-        .table
-        .view(K, Stored::Read(Lock::default()), server.now());
+    let view = server.table.view(K, Lock::default(), server.now());
     let names = view.waiters.iter();
     names
         .map(|one| String::from_utf8_lossy(one.owner.as_bytes()).into_owned())
@@ -166,7 +164,7 @@ fn a_message_that_takes_long_counts_as_several() {
         server.delete(K);
         let due = server.table.take_due(server.ms()).unwrap();
         let now = server.now();
-        let stored = Ok(Stored::Read(Lock::default()));
+        let stored = Ok(Lock::default());
         let mut progress = server.table.do_due(due, stored, now);
         let mut offers = 0;
         while let Progress::Offers(offer) = progress {
@@ -205,9 +203,7 @@ fn who_asks_again_takes_over_what_it_asks_for_now() {
     server.wait_for(K, again, 60_000);
     let place = server.table.queues.place_of(K, &owner("a")).unwrap();
     assert_eq!(place.client, ClientId(7));
-    let view = server
-        .table
-        .view(K, Stored::Read(Lock::default()), server.now());
+    let view = server.table.view(K, Lock::default(), server.now());
     let [waiter] = &view.waiters[..] else {
         panic!("{:?}", view.waiters);
     };
@@ -687,7 +683,6 @@ fn places_that_can_not_be_served_any_more_are_told_why() {
     assert_eq!(server.metrics().waits_refused, 3);
     assert!(b < c);
     // A replica remembers nothing, and looks at no key.
-    assert!(server.table.remembered.is_empty());
     assert!(!server.table.follows_keys());
 }
 

@@ -9,9 +9,7 @@ fn a_view_leaves_out_what_is_over_and_changes_nothing() {
     server.wait(K, ask("w"));
     server.table.connection_ended(ask("b").client, false);
     server.sleep(20);
-    let view = server
-        .table
-        .view(K, Stored::Read(server.lock(K)), server.now());
+    let view = server.table.view(K, server.lock(K), server.now());
     let [holder] = &view.holders[..] else {
         panic!("{view:?}");
     };
@@ -43,9 +41,7 @@ fn an_heir_is_seen_to_keep_its_holds() {
     server.release(K, "x");
     server.take(K, ask("a").session().by(1).hold(1));
     server.table.connection_ended(ClientId(1), false);
-    let view = server
-        .table
-        .view(K, Stored::Read(server.lock(K)), server.now());
+    let view = server.table.view(K, server.lock(K), server.now());
     assert_eq!(view.holders.len(), 1);
     assert_eq!(view.holders[0].holds, 1);
 }
@@ -53,15 +49,11 @@ fn an_heir_is_seen_to_keep_its_holds() {
 #[test]
 fn no_key_and_no_expiry_are_told_apart() {
     let mut server = Server::new();
-    let view = server
-        .table
-        .view(K, Stored::Read(server.lock(K)), server.now());
+    let view = server.table.view(K, server.lock(K), server.now());
     assert_eq!((view.ttl_ms, view.limit), (-2, None));
     server.take(K, ask("a"));
     server.write(K, |value| value.expires_at_ms = None);
-    let view = server
-        .table
-        .view(K, Stored::Read(server.lock(K)), server.now());
+    let view = server.table.view(K, server.lock(K), server.now());
     assert_eq!((view.ttl_ms, view.holders[0].ttl_ms), (-1, -1));
 }
 

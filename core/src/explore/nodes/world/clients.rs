@@ -9,7 +9,7 @@ use crate::queue::{Wait, WaiterId};
 use crate::request::{
     AcquireRequest, HoldNumber, Lease, Limit, ReleaseExtent, ReleaseRequest, RenewRequest,
 };
-use crate::table::{Acquired, Done, Leave, Step};
+use crate::table::{Acquired, Leave};
 use crate::token::FencingToken;
 
 impl World {
@@ -143,19 +143,8 @@ impl World {
         let may_grant = !self.is_in_grace(node);
         let table = self.table(node, Some(at));
         table.settings.may_grant = may_grant || reenters;
-        let behind = wait
-            .as_ref()
-            .and_then(|wait| table.wait_behind(KEY, &request, wait, now));
-        let done = match behind {
-            Some(id) => Done {
-                result: Ok(Acquired::Queued(id)),
-                step: Step::default(),
-            },
-            None => {
-                let progress = table.acquire(KEY, stored, request, wait, now);
-                self.carry_out(node, progress)?
-            }
-        };
+        let progress = table.acquire(KEY, stored, request, wait, now);
+        let done = self.carry_out(node, progress)?;
         self.nodes[node].table.settings.may_grant = may_grant;
         let acquired = done.result.expect("no owner is at fault");
         let withheld = done.step.withheld;

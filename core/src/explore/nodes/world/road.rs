@@ -7,7 +7,7 @@ use crate::deliveries::Recipient;
 use crate::explore::keyspace::Write;
 use crate::lock::Lock;
 use crate::queue::{Addressee, WaiterId};
-use crate::table::{Answer, Done, LockTable, Progress, Step, Stored, WORK_A_WAKE};
+use crate::table::{Answer, Done, LockTable, Progress, Step, WORK_A_WAKE};
 
 impl World {
     pub(super) fn write(&mut self, node: usize, write: &Write) {
@@ -47,9 +47,9 @@ impl World {
         }
     }
 
-    pub(super) fn read(&mut self, node: usize) -> Stored {
+    pub(super) fn read(&mut self, node: usize) -> Lock {
         self.notice_expiry(node);
-        Stored::Read(self.stored(node))
+        self.stored(node)
     }
 
     /// Writes what is to be written, and answers.

@@ -169,8 +169,8 @@ impl World {
             }
             Step::Break(key) => server.break_lock(KEYS[key], None).to_string(),
             Step::View(key) => {
-                let (now, stored) = (server.now(), Stored::Read(server.lock(KEYS[key])));
-                server.table.end_withheld_on(KEYS[key], usize::MAX);
+                let (now, stored) = (server.now(), server.lock(KEYS[key]));
+                server.table.end_withheld_on(KEYS[key]);
                 format!("{:?}", server.table.view(KEYS[key], stored, now).holders)
             }
             Step::End(client) => {
@@ -233,7 +233,7 @@ fn what_is_ended_later_is_over_as_soon() {
             let [lazy, eager] = &mut worlds;
             ended.set(ended.get() + usize::from(lazy.scene.server.table.acks.any_ended()));
             prop_assert_eq!(lazy.take(step), eager.take(step), "at {:?}", step);
-            prop_assert!(lazy.scene.server.table.agree(&OWNERS.map(owner)));
+            prop_assert!(lazy.scene.server.table.agree());
         }
         for world in &mut worlds {
             for client in 1..6 {

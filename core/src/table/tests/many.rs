@@ -1,0 +1,101 @@
+//! Locks of many holders.
+
+use super::*;
+
+#[test]
+fn beyond_the_most_holders_readers_wait_until_one_leaves() {
+    let mut server = Server::new();
+    server.table.settings.max_holders = 2;
+    server.take(K, ask("a").shared());
+    server.take(K, ask("b").shared());
+    assert_eq!(
+        server.acquire(K, ask("c").shared().now()),
+        Ok(Acquired::Busy)
+    );
+    let c = server.wait(K, ask("c").shared());
+    // Nobody passes it, and who holds the lock re-enters it.
+    let d = server.wait(K, ask("d").shared());
+    server.take(K, ask("a").shared());
+    server.release(K, "b");
+    assert_eq!(server.granted(), [c]);
+    server.release(K, "c");
+    assert_eq!(server.granted(), [d]);
+    assert_eq!(server.holders(K), ["a", "d"]);
+}
+
+#[test]
+fn who_holds_a_lock_keeps_it_when_the_most_holders_are_fewer() {
+    let mut server = Server::new();
+    for name in ["a", "b", "c"] {
+        server.take(K, ask(name).shared());
+    }
+    server.table.settings.max_holders = 1;
+    assert!(server.renew(K, "a", LEASE_MS));
+    let d = server.wait(K, ask("d").limit(3));
+    server.release(K, "a");
+    server.release(K, "b");
+    assert_eq!(server.granted(), []);
+    assert_eq!(server.holders(K), ["c"]);
+    server.release(K, "c");
+    assert_eq!(server.granted(), [d]);
+}
+
+#[test]
+fn who_waits_for_room_is_let_in_when_there_may_be_more() {
+    let mut server = Server::new();
+    server.table.settings.max_holders = 1;
+    server.take(K, ask("a").shared());
+    let b = server.wait(K, ask("b").shared());
+    server.table.settings.max_holders = 2;
+    server.pass(RECHECK_INTERVAL_MS);
+    assert_eq!(server.granted(), [b]);
+}
+
+#[test]
+fn a_reader_that_waits_for_room_closes_no_cycle() {
+    let mut server = Server::new();
+    server.table.settings.max_holders = 2;
+    server.take(K, ask("a").shared());
+    server.take(K, ask("b").shared());
+    server.take(L, ask("c"));
+    server.wait(L, ask("a"));
+    // The other one may leave.
+    server.wait(K, ask("c").shared());
+}
+
+#[test]
+fn all_that_is_over_of_many_holders_ends_with_the_next_step() {
+    const MANY: usize = 200;
+    for by_session in [false, true] {
+        let mut server = Server::new();
+        for n in 0..MANY {
+            let ask = ask(&nth(n)).by(1).shared();
+            server.take(K, if by_session { ask.session() } else { ask });
+        }
+        match by_session {
+            true => server.table.connection_ended(ClientId(1), false),
+            false => server.sleep(LEASE_MS + 1),
+        }
+        server.take(K, ask("x").by(2));
+        assert_eq!(server.holders(K), ["x"]);
+        let metrics = server.metrics();
+        let ended = metrics.releases_session + metrics.releases_expired;
+        assert!(ended == MANY as u64 || ended == 0, "{ended}");
+        server.release(K, "x");
+        server.run();
+        server.check_nothing_is_left();
+    }
+}
+
+#[test]
+fn a_break_takes_a_lock_from_all_of_many_holders() {
+    let mut server = Server::new();
+    for n in 0..200 {
+        server.take(K, ask(&nth(n)).shared().session());
+    }
+    let w = server.wait(K, ask("w"));
+    assert!(server.break_lock(K, None));
+    assert_eq!(server.granted(), [w]);
+    assert_eq!(server.metrics().releases_broken, 200);
+    assert_eq!(server.table.totals(server.now()).sessions, 0);
+}
