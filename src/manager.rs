@@ -52,8 +52,8 @@ thread_local! {
     /// started: it is a replica, or it loads.
     static RECEIVES: Cell<bool> = const { Cell::new(false) };
 
-    /// The wall clock when the server's cron ran last.
-    static LAST_CRON_MS: Cell<i64> = const { Cell::new(0) };
+    /// The latest that the wall clock has shown since the server's cron ran last.
+    static LATEST_MS: Cell<i64> = const { Cell::new(0) };
 
     static LOCKS: &'static RefCell<LockTable> = Box::leak(Box::default());
 }
@@ -302,7 +302,7 @@ pub(crate) fn key_touched(ctx: &Context, key: KeyRef<'_>) {
 pub(crate) fn on_cron(ctx: &Context, hz: i32) {
     let now = clock::now();
     // What is planned by a wall clock that was set back comes too late.
-    match LAST_CRON_MS.replace(now.ms()) > now.ms() {
+    match LATEST_MS.replace(now.ms()) > now.ms() {
         true => everything_touched(ctx),
         false => arm_timer(ctx, now),
     }
@@ -593,6 +593,7 @@ fn tell(ctx: &Context, addressee: Addressee, answer: Answer) {
 /// Sets the timer for whatever is to be done next.
 fn arm_timer(ctx: &Context, now: Now) {
     let now_ms = now.ms();
+    LATEST_MS.set(LATEST_MS.get().max(now_ms));
     let due_ms = match telling::any_waits() {
         true => Some(now_ms),
         false => TABLE.with_borrow(|table| table.wake_at_ms(now)),

@@ -216,7 +216,6 @@ impl Keyspace {
                         expires_at_ms,
                     },
                 );
-                self.touched(at(key));
                 return Expect::OK;
             }
             Command::Rename(from, to) => {

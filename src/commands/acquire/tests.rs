@@ -97,7 +97,10 @@ fn limits_have_bounds() {
     for word in ["0", "-1", "9007199254740992", "9223372036854775807"] {
         check_refused(&["LIMIT", word], Usage::LimitOutOfRange);
     }
-    for count in [1, 2, TOKEN_MAX] {
+    for count in [1025, TOKEN_MAX] {
+        check_refused(&["LIMIT", &count.to_string()], Usage::LimitTooGreat);
+    }
+    for count in [1, 2, 1024] {
         check(&["LIMIT", &count.to_string()], asks_as(limit(count)));
     }
 }
