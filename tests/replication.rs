@@ -1,6 +1,5 @@
 //! What replicas and the AOF get: core commands, one unit a transition.
 
-
 use redis::Value;
 use redis_lock_testing::scene::await_replicas;
 use redis_lock_testing::{Client, TestServer, eventually, int};

@@ -28,12 +28,8 @@ pub const ENDS_A_STEP: usize = 64;
 /// that are answered, before other clients have their turn.
 pub const WORK_A_WAKE: usize = 64;
 
-/// How far one step searches for deadlocks.
-pub(crate) const SEARCH_A_STEP: usize = 500;
-
-/// A cycle of more waits is not reported: to look at all of their locks at once would hold
-/// the others up. The ends of leases dissolve it.
-pub(crate) const CYCLE_AT_MOST: usize = 1024;
+/// Through how many waits a cycle is looked for when a wait begins.
+pub(crate) const WAITS_LOOKED_AT: usize = 1000;
 
 #[cfg(test)]
 thread_local! {
@@ -79,10 +75,4 @@ pub(crate) fn ends_a_step() -> usize {
 #[inline]
 pub(crate) fn unheard_a_step() -> usize {
     bound(UNHEARD_A_STEP)
-}
-
-/// [`SEARCH_A_STEP`], for now.
-#[inline]
-pub(crate) fn search_a_step() -> usize {
-    bound(SEARCH_A_STEP)
 }

@@ -44,5 +44,4 @@ pub mod stored;
 pub mod table;
 mod time_outs;
 pub mod token;
-mod unchecked;
 pub mod usage;

@@ -60,9 +60,6 @@ pub enum Fault {
     NotesKept,
     /// A waiter is let in by the limits of the holders, without its own.
     NewcomersLimitIgnored,
-    /// An owner's second request in a queue is not searched for deadlocks when the
-    /// first one leaves.
-    NextRequestNotChecked,
     /// A grant is told before replicas have acknowledged it.
     AcknowledgementNotAwaited,
     /// A reply waits for the offset of the turn before.
@@ -88,7 +85,7 @@ pub enum Fault {
 }
 
 /// The faults by their names.
-pub const FAULTS: [(&str, Fault); 36] = [
+pub const FAULTS: [(&str, Fault); 35] = [
     ("expiry-ignored", Fault::ExpiryIgnored),
     ("owner-not-checked", Fault::OwnerNotChecked),
     ("token-reused", Fault::TokenReused),
@@ -113,7 +110,6 @@ pub const FAULTS: [(&str, Fault); 36] = [
     ("waiter-kept", Fault::WaiterKept),
     ("notes-kept", Fault::NotesKept),
     ("newcomers-limit-ignored", Fault::NewcomersLimitIgnored),
-    ("next-request-not-checked", Fault::NextRequestNotChecked),
     (
         "acknowledgement-not-awaited",
         Fault::AcknowledgementNotAwaited,

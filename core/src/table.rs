@@ -45,12 +45,10 @@ use std::collections::VecDeque;
 use smallvec::SmallVec;
 
 use crate::acks::{Acknowledgement, Acks};
-#[cfg(test)]
-use crate::bounds::SEARCH_A_STEP;
 pub use crate::bounds::{ENDS_A_STEP, GRANTS_A_STEP, PASSED_A_STEP, UNHEARD_A_STEP, WORK_A_WAKE};
 use crate::claims::Claims;
 use crate::cycle::WaitEdge;
-use crate::deadlock::{Certain, Search};
+use crate::deadlock::Certain;
 use crate::deliveries::Deliveries;
 use crate::ended::EndedHolds;
 use crate::error::LockError;
@@ -62,7 +60,6 @@ use crate::request::{AcquireRequest, ClientId, Lease, Owner, ReleaseRequest, Ren
 use crate::sessions::Sessions;
 use crate::time_outs::TimeOuts;
 use crate::token::{FencingToken, TokenClock};
-use crate::unchecked::UncheckedOwners;
 
 pub use acknowledged::ToTell;
 pub use connections::Leave;
@@ -220,8 +217,6 @@ pub enum Progress<T> {
 #[derive(Debug)]
 pub struct Question<T> {
     suspended: Suspended,
-    search: Search,
-    cycle: Vec<WaitEdge>,
     certain: Certain,
     asked: Vec<KeyBuf>,
     then: Then<T>,
@@ -254,14 +249,6 @@ pub enum Acquired {
     Busy,
 }
 
-/// A wait that is to be searched for deadlocks.
-#[derive(Clone, Debug)]
-pub struct Unchecked {
-    id: WaiterId,
-    /// What was begun.
-    search: Option<Box<Search>>,
-}
-
 /// All that is remembered of the locks of a server.
 #[derive(Clone, Debug, Default)]
 pub struct LockTable {
@@ -285,9 +272,7 @@ pub struct LockTable {
     /// Holds that are over because of what became of a client.
     ended: EndedHolds,
     /// Waits that may close a cycle.
-    unchecked: VecDeque<Unchecked>,
-    /// Owners of many waits of which each may close a cycle.
-    unchecked_owners: UncheckedOwners,
+    unchecked: VecDeque<WaiterId>,
     /// Clients whose sessions are over unnoticed: their connections have to be
     /// closed.
     to_close: VecDeque<ClientId>,
@@ -340,8 +325,6 @@ impl LockTable {
     pub fn go_on<T>(&mut self, question: Question<T>, looked_at: Vec<Lock>) -> Progress<T> {
         let Question {
             suspended,
-            search,
-            cycle,
             mut certain,
             asked,
             then,
@@ -351,9 +334,8 @@ impl LockTable {
             certain.insert(key, lock);
         }
         let key = suspended.key.clone();
-        let mut transition: Transition<'_> = suspended.with(self, key.as_ref());
-        let verdict = transition.check_again(search, cycle, &certain);
-        transition.settle(verdict, certain, then)
+        let transition: Transition<'_> = suspended.with(self, key.as_ref());
+        transition.decide(certain, then)
     }
 
     /// Gives holds back; with the last one, hands the lock off.

@@ -2,13 +2,12 @@
 
 use smallvec::SmallVec;
 
-use super::{Answer, LockTable, Unchecked};
+use super::{Answer, LockTable};
 use crate::acks::Withheld;
-use crate::bounds::few;
 use crate::deliveries::Recipient;
 use crate::ended::EndedBy;
 use crate::error::LockError;
-use crate::keys::{KeyBuf, KeyRef};
+use crate::keys::KeyRef;
 use crate::lock::Now;
 use crate::queue::{Addressee, Waiter, WaiterId};
 use crate::request::{ClientId, Lease, Owner};
@@ -336,46 +335,7 @@ impl LockTable {
         if was_first {
             self.queues.recheck_by(key, now_ms);
         }
-        self.check_next_of(key, &waiter.request.owner);
         Some(waiter)
-    }
-
-    /// This owner's first request in the queue has gone. Its next one waits for those
-    /// between them now.
-    pub(super) fn check_next_of(&mut self, key: KeyRef<'_>, owner: &Owner) {
-        #[cfg(feature = "planted-faults")]
-        if crate::planted::Fault::NextRequestNotChecked.planted() {
-            return;
-        }
-        if let Some(id) = self.queues.first_id_of(key, owner) {
-            self.unchecked.push_back(Unchecked { id, search: None });
-        }
-    }
-
-    /// This owner holds a lock of which others did not know.
-    pub(super) fn check_waits_of(&mut self, owner: &Owner) {
-        self.check_waits(owner, |_| true);
-    }
-
-    /// This owner is handed this lock, and may wait for others.
-    pub(super) fn check_waits_beside(&mut self, key: KeyRef<'_>, owner: &Owner) {
-        self.check_waits(owner, |other| other != key);
-    }
-
-    fn check_waits(&mut self, owner: &Owner, is_meant: impl Fn(KeyRef<'_>) -> bool) {
-        if !self.settings.deadlock_detection {
-            return;
-        }
-        if self.queues.waits_of(owner).nth(few()).is_some() {
-            // They are taken one by one, and those of each owner once.
-            self.unchecked_owners.note(owner);
-            return;
-        }
-        let keys = self.queues.waits_of(owner).map(KeyBuf::as_ref);
-        let keys = keys.filter(|key| is_meant(*key));
-        let ids = keys.filter_map(|key| self.queues.first_id_of(key, owner));
-        let unchecked = ids.map(|id| Unchecked { id, search: None });
-        self.unchecked.extend(unchecked);
     }
 
     /// Nobody can or need write what has ended of this key.

@@ -2,11 +2,12 @@
 //! became of a client, keeps up the leases of sessions, looks at contended locks when they are due, and searches for deadlocks.
 
 use super::transition::Transition;
-use super::{Answer, Done, LockTable, Progress, Step, Unchecked, give_back};
+use super::{Answer, Done, LockTable, Progress, Step, give_back};
 use crate::bounds::grants_a_step;
 use crate::error::LockError;
 use crate::keys::{KeyBuf, KeyRef};
 use crate::lock::{Lock, Now};
+use crate::queue::WaiterId;
 use crate::request::{ClientId, Lease, Owner};
 use crate::sessions::{Binding, HoldId};
 
@@ -73,7 +74,7 @@ pub enum Work {
     /// The lease of holds that are bound to a connection is to be kept up.
     Keep(Owner, Binding),
     /// A wait is to be searched for deadlocks.
-    CheckWait(Unchecked),
+    CheckWait(WaiterId),
 }
 
 /// Why something that is due can't be done now.
@@ -95,7 +96,7 @@ impl LockTable {
                 || self.queues.next_ended_place().is_some()
                 || !self.untold.is_empty()
                 || self.acks.any_ended();
-        if is_overdue || !self.unchecked_owners.is_empty() {
+        if is_overdue {
             return Some(0);
         }
         let rechecks = self.queues.next_recheck_ms();
@@ -120,13 +121,7 @@ impl LockTable {
     /// The lock that is due next, if one is. Nothing changes.
     pub fn next_due(&self, now_ms: i64) -> Option<KeyBuf> {
         let renewal = || Some(self.sessions.next_due(now_ms)?.key);
-        let wait = || {
-            let first = self.unchecked.front();
-            let of_owner = || self.queues.waits_of(self.unchecked_owners.next()?).next();
-            first
-                .and_then(|first| self.queues.key_of(first.id))
-                .or_else(of_owner)
-        };
+        let wait = || self.queues.key_of(*self.unchecked.front()?);
         let ended_session = || Some(self.sessions.next_ended()?.key);
         let ended = self.ended.next_key().cloned().or_else(ended_session);
         ended
@@ -179,28 +174,15 @@ impl LockTable {
     }
 
     fn take_unchecked(&mut self) -> Option<Due> {
-        loop {
-            let unchecked = self.unchecked.pop_front();
+        while let Some(id) = self.unchecked.pop_front() {
             give_back(&mut self.unchecked);
-            let unchecked = unchecked.or_else(|| self.take_unchecked_of_owner())?;
             // Who waits no more need not be checked.
-            if let Some(key) = self.queues.key_of(unchecked.id) {
-                return Some(Due {
-                    key: key.clone(),
-                    work: Work::CheckWait(unchecked),
-                });
+            if let Some(key) = self.queues.key_of(id).cloned() {
+                let work = Work::CheckWait(id);
+                return Some(Due { key, work });
             }
         }
-    }
-
-    /// The next wait of an owner of many.
-    fn take_unchecked_of_owner(&mut self) -> Option<Unchecked> {
-        loop {
-            let (owner, key) = self.unchecked_owners.take(&self.queues)?;
-            if let Some(id) = self.queues.first_id_of(key.as_ref(), &owner) {
-                return Some(Unchecked { id, search: None });
-            }
-        }
+        None
     }
 
     /// Does what is due.
@@ -214,9 +196,9 @@ impl LockTable {
             (Ok(stored), Work::Keep(owner, binding)) => {
                 self.keep(key, &owner, binding, stored, now)
             }
-            (Ok(stored), Work::CheckWait(unchecked)) => {
+            (Ok(stored), Work::CheckWait(id)) => {
                 let transition = Transition::begin(self, key, stored, now);
-                transition.check_wait(unchecked, ())
+                transition.check_wait(id, ())
             }
             (Err(_), Work::Keep(owner, binding)) => {
                 // It is no lock at the moment, and may be one again.
@@ -335,8 +317,8 @@ impl LockTable {
                 self.not_kept(HoldId::new(key, &owner), binding, now_ms);
             }
             // Where the wait is looked at again, it may be redirected by then.
-            Work::CheckWait(unchecked) if why == NotNow::Refused => {
-                self.unchecked.push_front(unchecked);
+            Work::CheckWait(id) if why == NotNow::Refused => {
+                self.unchecked.push_front(id);
             }
             Work::Recheck | Work::CheckWait(_) => {}
         }
@@ -390,7 +372,6 @@ impl LockTable {
         self.claims = Default::default();
         self.ended = Default::default();
         self.unchecked = Default::default();
-        self.unchecked_owners = Default::default();
     }
 
     /// How long it takes until each contended lock is looked at for no other reason.
@@ -425,13 +406,14 @@ impl LockTable {
         if !self.queues.seen(key).is_some_and(is_same) {
             self.queues.recheck_by(key, now.ms());
         }
+        self.end_withheld_on(key);
         self.end_in_view(key, &mut lock, now);
         lock
     }
 
     /// Whether this waiter is in a queue.
     #[cfg(test)]
-    pub(crate) fn is_waiting(&self, id: crate::queue::WaiterId) -> bool {
+    pub(crate) fn is_waiting(&self, id: WaiterId) -> bool {
         self.queues.key_of(id).is_some()
     }
 }

@@ -403,10 +403,6 @@ impl Transition<'_> {
                 metrics.grants_after_wait += 1;
                 metrics.hand_offs += u64::from(held_before == 0);
                 metrics.waits.add(self.now.us - waiter.since_us);
-                if held_before == 0 {
-                    // A search that has begun may have passed here before.
-                    self.table.check_waits_beside(self.key, &request.owner);
-                }
                 if !waiter.is_place() && self.table.claims.is_open(token) {
                     // It is claimed as soon as this one is told.
                     self.table
@@ -451,7 +447,6 @@ impl Transition<'_> {
             Ok(None) => Answer::NotGranted,
             Err(error) => {
                 self.table.metrics.waits_refused += 1;
-                self.table.check_next_of(self.key, &request.owner);
                 Answer::Refused(error)
             }
         };

@@ -1,7 +1,7 @@
 //! Grants to places: whether anybody listens decides.
 
 use super::transition::{Suspended, Transition};
-use super::{Acquired, LockTable, Progress, Unchecked};
+use super::{Acquired, LockTable, Progress};
 use crate::error::LockError;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
@@ -45,7 +45,7 @@ pub(super) enum After<T> {
     /// A request for the lock.
     Acquire(AcquireRequest, Option<Wait>, fn(Acquired) -> T),
     /// A search for deadlocks.
-    CheckWait(Unchecked, T),
+    CheckWait(WaiterId, T),
 }
 
 impl Transition<'_> {
@@ -83,7 +83,7 @@ impl Transition<'_> {
         match after {
             After::Finish(result) => self.hand_off_and_finish(result),
             After::Acquire(request, wait, acquired) => self.acquire(request, wait, acquired),
-            After::CheckWait(unchecked, result) => self.check_wait(unchecked, result),
+            After::CheckWait(id, result) => self.check_wait(id, result),
         }
     }
 }

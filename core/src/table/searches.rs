@@ -1,39 +1,23 @@
-//! Waits that may close a cycle are searched for deadlocks before they are queued, and
-//! again when something has changed for them.
-
-use std::iter;
+//! A wait is looked at for deadlocks before it is queued, or soon after, where other keys
+//! can't be read at once.
 
 use super::hand_off::HandedOff;
 use super::offers::After;
 use super::transition::Transition;
-use super::{Acquired, Answer, LogLine, Progress, Question, Then, Unchecked};
-use crate::bounds::search_a_step;
+use super::{Acquired, Answer, LogLine, Progress, Question, Then};
 use crate::cycle::WaitEdge;
-use crate::deadlock::{Certain, Found, Graph, Search, WaitFor};
+use crate::deadlock::{Certain, Graph, WaitFor};
 use crate::error::LockError;
-use crate::keys::KeyRef;
+use crate::keys::KeyBuf;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
 use crate::queue::{Wait, WaiterId};
-use crate::request::{AcquireRequest, Owner};
-use crate::sessions::HoldId;
-
-/// What a search for deadlocks says of a wait.
-pub(super) enum Verdict {
-    /// It closes no cycle.
-    Free,
-    /// It closes this one.
-    Deadlock(Vec<WaitEdge>),
-    /// It closes this one, if some locks are still what is remembered of them.
-    Perhaps(Search, Vec<WaitEdge>),
-    /// The search has begun, and takes long.
-    Unfinished(Search),
-}
+use crate::request::AcquireRequest;
 
 impl Transition<'_> {
     /// Puts a request at the end of the queue, unless its wait could never end.
     pub(super) fn enqueue<T>(
-        mut self,
+        self,
         request: AcquireRequest,
         wait: Wait,
         acquired: fn(Acquired) -> T,
@@ -43,15 +27,7 @@ impl Transition<'_> {
         {
             return self.done(Ok(acquired(Acquired::Queued(id))));
         }
-        let search = Search::new(WaitFor {
-            owner: request.owner.clone(),
-            key: self.key.into(),
-            limit: request.limit,
-            position: None,
-        });
-        let certain = Certain::new();
-        let verdict = self.search(search, &certain);
-        self.settle(verdict, certain, Then::Enqueue(request, wait, acquired))
+        self.decide(Certain::new(), Then::Enqueue(request, wait, acquired))
     }
 
     pub(super) fn push(
@@ -102,181 +78,89 @@ impl Transition<'_> {
         id
     }
 
-    /// Searches on for a deadlock, for a wait that stands in the queue already.
-    pub(super) fn check_wait<T>(mut self, unchecked: Unchecked, result: T) -> Progress<T> {
+    /// Looks for a deadlock, for a wait that stands in the queue already.
+    pub(super) fn check_wait<T>(mut self, id: WaiterId, result: T) -> Progress<T> {
         // Who can have the lock now waits for nobody.
         match self.hand_off() {
             HandedOff::Offers(waiter, token) => {
-                self.offer(waiter, token, After::CheckWait(unchecked, result))
+                self.offer(waiter, token, After::CheckWait(id, result))
             }
-            HandedOff::All | HandedOff::ToWhoAsks(_) => self.search_for(unchecked, result),
+            HandedOff::All | HandedOff::ToWhoAsks(_) => {
+                self.decide(Certain::new(), Then::Stay(id, result))
+            }
         }
     }
 
-    fn search_for<T>(mut self, unchecked: Unchecked, result: T) -> Progress<T> {
-        let Some(waiter) = self.table.queues.waiter(self.key, unchecked.id) else {
-            return self.done(Ok(result));
-        };
-        let wait = WaitFor {
-            owner: waiter.request.owner.clone(),
-            key: self.key.into(),
-            limit: waiter.request.limit,
-            position: Some(unchecked.id),
-        };
-        let search = unchecked
-            .search
-            .map_or_else(|| Search::new(wait), |begun| *begun);
-        let certain = Certain::new();
-        let verdict = self.search(search, &certain);
-        self.settle(verdict, certain, Then::Stay(unchecked.id, result))
-    }
-
-    /// Checks a cycle that was found before other locks were looked at. If it is none
-    /// any more, searches from the beginning.
-    pub(super) fn check_again(
-        &mut self,
-        search: Search,
-        cycle: Vec<WaitEdge>,
-        certain: &Certain,
-    ) -> Verdict {
-        if search.still_closes(self.graph(certain), &cycle) {
-            Verdict::Deadlock(cycle)
-        } else {
-            self.search(search.anew(), certain)
-        }
-    }
-
-    /// Goes by what the search finds.
-    pub(super) fn settle<T>(
-        mut self,
-        verdict: Verdict,
-        certain: Certain,
-        then: Then<T>,
-    ) -> Progress<T> {
+    /// Refuses a wait that closes a cycle, or lets it begin.
+    pub(super) fn decide<T>(mut self, certain: Certain, then: Then<T>) -> Progress<T> {
+        let cycle = self.cycle(&certain, &then).unwrap_or_default();
+        let graph = self.graph(&certain);
+        // Who holds the other locks is known from the last look at them, and may not be
+        // true any more.
+        let keys = cycle.iter().map(|edge| &edge.key);
+        let mut asked: Vec<KeyBuf> = keys.filter(|key| !graph.is_certain(key)).cloned().collect();
+        asked.sort();
+        asked.dedup();
         let is_queued = matches!(then, Then::Stay(..));
-        let begun = match verdict {
-            Verdict::Free => None,
-            Verdict::Deadlock(cycle) => return self.refuse(cycle, then),
-            Verdict::Perhaps(search, cycle) => {
-                if is_queued || self.table.settings.reads_other_keys {
-                    return self.ask(search, cycle, certain, then);
-                }
-                Some(search.anew())
-            }
-            Verdict::Unfinished(search) => Some(search),
-        };
-        let (id, result) = match then {
-            Then::Stay(id, result) => (Ok(id), Ok(result)),
+        let is_certain = asked.is_empty();
+        if !cycle.is_empty() && is_certain {
+            return self.refuse(cycle, then);
+        }
+        if !is_certain && (is_queued || self.table.settings.reads_other_keys) {
+            return Progress::Asks(Box::new(Question {
+                suspended: self.suspend(),
+                certain,
+                asked,
+                then,
+            }));
+        }
+        match then {
+            Then::Stay(_, result) => self.done(Ok(result)),
             Then::Enqueue(request, wait, acquired) => {
                 let id = self.push(request, wait);
-                (id.clone(), id.map(|id| acquired(Acquired::Queued(id))))
+                if let (Ok(id), false) = (&id, is_certain) {
+                    self.table.unchecked.push_back(*id);
+                }
+                self.done(id.map(|id| acquired(Acquired::Queued(id))))
             }
-        };
-        match (id, begun) {
-            (Ok(id), Some(search)) if is_queued && search.is_begun() => {
-                let search = Some(Box::new(search));
-                self.table.unchecked.push_front(Unchecked { id, search });
-            }
-            (Ok(id), Some(_)) => {
-                let search = None;
-                self.table.unchecked.push_back(Unchecked { id, search });
-            }
-            _ => {}
         }
-        self.done(result)
     }
 
-    pub(super) fn search(&mut self, mut search: Search, certain: &Certain) -> Verdict {
+    /// The cycle that a wait closes, if a look shows one.
+    fn cycle<T>(&self, certain: &Certain, then: &Then<T>) -> Option<Vec<WaitEdge>> {
         if self.table.queues.is_empty() || !self.table.settings.deadlock_detection {
-            return Verdict::Free;
+            return None;
         }
         #[cfg(feature = "planted-faults")]
         if Fault::DeadlockMissed.planted() {
-            return Verdict::Free;
+            return None;
         }
-        let mut steps_left = search_a_step();
-        let cycle = loop {
-            match search.run(self.graph(certain), &mut steps_left) {
-                Found::NoCycle => return Verdict::Free,
-                Found::Unfinished => return Verdict::Unfinished(search),
-                // Nobody waits by a place that is over.
-                Found::Cycle(cycle) if self.end_places_in(&cycle) => search = search.anew(),
-                Found::Cycle(cycle) => break cycle,
+        let (request, position) = match then {
+            Then::Enqueue(request, ..) => (request, None),
+            Then::Stay(id, _) => {
+                let waiter = self.table.queues.waiter(self.key, *id)?;
+                (&waiter.request, Some(*id))
             }
         };
-        let graph = self.graph(certain);
-        if !search.still_closes(graph, &cycle) {
-            // It was begun in another step, and much has happened since.
-            return Verdict::Unfinished(search.anew());
-        }
-        // Who holds the other locks is known from the last look at them, and may not be
-        // true any more.
-        match cycle.iter().all(|edge| graph.is_certain(&edge.key)) {
-            true => Verdict::Deadlock(cycle),
-            false => Verdict::Perhaps(search, cycle),
-        }
-    }
-
-    /// Ends the places in this cycle that are over. Returns whether there were any.
-    fn end_places_in(&mut self, cycle: &[WaitEdge]) -> bool {
-        let mut any_withheld = false;
-        for edge in cycle.iter().filter(|edge| edge.held) {
-            let hold = HoldId::new(edge.key.as_ref(), &edge.blocker);
-            any_withheld |= self.table.end_withheld_of(&hold);
-        }
-        let (queues, now_ms) = (&self.table.queues, self.now.steady_ms);
-        let first_if_over = |key: KeyRef<'_>, owner: &Owner| {
-            let id = queues.first_id_of(key, owner)?;
-            let first = queues.waiter(key, id)?;
-            queues.is_over(first, now_ms).then_some(id)
+        let wait = WaitFor {
+            owner: request.owner.clone(),
+            key: self.key.into(),
+            limit: request.limit,
+            position,
         };
-        let mut over: Vec<_> = cycle
-            .iter()
-            .flat_map(|edge| {
-                let blocker = (!edge.held).then_some(&edge.blocker);
-                let owners = iter::once(&edge.waiter).chain(blocker);
-                owners.filter_map(|owner| first_if_over(edge.key.as_ref(), owner))
-            })
-            .collect();
-        over.sort();
-        over.dedup();
-        for id in &over {
-            self.end_place(*id);
-        }
-        any_withheld || !over.is_empty()
+        self.graph(certain).cycle_of(&wait)
     }
 
-    pub(super) fn graph<'g>(&'g self, certain: &'g Certain) -> Graph<'g> {
+    fn graph<'g>(&'g self, certain: &'g Certain) -> Graph<'g> {
         Graph {
             queues: &self.table.queues,
             certain,
             here: (self.key, &self.lock),
+            steady_ms: self.now.steady_ms,
         }
     }
 
-    pub(super) fn ask<T>(
-        self,
-        search: Search,
-        cycle: Vec<WaitEdge>,
-        certain: Certain,
-        then: Then<T>,
-    ) -> Progress<T> {
-        let keys = cycle.iter().map(|edge| &edge.key);
-        let graph = self.graph(&certain);
-        let mut asked: Vec<_> = keys.filter(|key| !graph.is_certain(key)).cloned().collect();
-        asked.sort();
-        asked.dedup();
-        Progress::Asks(Box::new(Question {
-            suspended: self.suspend(),
-            search,
-            cycle,
-            certain,
-            asked,
-            then,
-        }))
-    }
-
-    pub(super) fn refuse<T>(mut self, cycle: Vec<WaitEdge>, then: Then<T>) -> Progress<T> {
+    fn refuse<T>(mut self, cycle: Vec<WaitEdge>, then: Then<T>) -> Progress<T> {
         self.table.metrics.deadlocks_refused += 1;
         self.step.log.push(LogLine::DeadlockRefused(cycle.clone()));
         let error = LockError::Deadlock { cycle };
@@ -284,7 +168,6 @@ impl Transition<'_> {
             Then::Enqueue(..) => self.done(Err(error)),
             Then::Stay(id, result) => {
                 if let Some(waiter) = self.table.remove_waiter(self.key, id) {
-                    self.table.check_next_of(self.key, &waiter.request.owner);
                     let answer = Answer::Refused(error);
                     self.step.answers.push((waiter.addressee(), answer));
                 }

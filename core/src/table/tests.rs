@@ -702,7 +702,6 @@ impl Server {
         let table = &self.table;
         assert!(!table.anybody_waits() && !table.remembers_holds());
         assert!(table.unchecked.is_empty() && table.to_close.is_empty());
-        assert!(table.unchecked_owners.is_empty());
         assert!(table.time_outs.is_empty() && table.claims.is_empty());
         assert!(table.untold.is_empty());
         assert!(!table.follows_keys());

@@ -94,31 +94,27 @@ impl<'t> Transition<'t> {
         self.with((), key)
     }
 
-    /// Counts the holders that are gone since the last step, and sees to it that new
-    /// ones that wait themselves are searched for deadlocks.
+    /// Counts the holders that are gone since the last step.
     fn compare(&mut self, before: &Lock) {
-        let owners = |lock: &Lock| {
-            let owners = lock.holders().iter().map(|holder| holder.owner.clone());
-            owners.collect::<HashSet<Owner>>()
-        };
         let is_same = |(one, other): (&Holder, &Holder)| one.owner == other.owner;
         let both = before.holders().iter().zip(self.lock.holders());
-        if before.holders().len() == self.lock.holders().len() && both.map(is_same).all(|it| it) {
+        if before.holders().len() <= self.lock.holders().len() && both.map(is_same).all(|it| it) {
             return;
         }
-        let (was, is) = (owners(before), owners(&self.lock));
+        let owners = self
+            .lock
+            .holders()
+            .iter()
+            .map(|holder| holder.owner.clone());
+        let owners: HashSet<Owner> = owners.collect();
         for gone in before.holders() {
-            if is.contains(&gone.owner) {
+            if owners.contains(&gone.owner) {
                 continue;
             }
-            if gone.ends_by(self.now.ms()) {
-                self.count_expired();
-            } else {
-                self.table.metrics.releases_deleted += 1;
+            match gone.ends_by(self.now.ms()) {
+                true => self.count_expired(),
+                false => self.table.metrics.releases_deleted += 1,
             }
-        }
-        for new in is.difference(&was) {
-            self.table.check_waits_of(new);
         }
     }
 

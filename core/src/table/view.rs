@@ -3,8 +3,6 @@
 
 use super::LockTable;
 #[cfg(test)]
-use super::Unchecked;
-#[cfg(test)]
 use crate::explore::form::Form;
 use crate::keys::{KeyBuf, KeyRef};
 use crate::lock::{Effects, Lock, Now};
@@ -213,14 +211,9 @@ impl LockTable {
         self.time_outs.take_down(form);
         self.claims.take_down(form);
         self.acks.take_down(form);
-        self.unchecked_owners.take_down(form);
         form.count(self.unchecked.len());
-        for Unchecked { id, search } in &self.unchecked {
+        for id in &self.unchecked {
             form.waiter(Some(*id));
-            form.flag(search.is_some());
-            if let Some(search) = search {
-                search.take_down(form);
-            }
         }
         form.count(self.untold.len());
         for (addressee, _) in &self.untold {

@@ -116,10 +116,10 @@ fn every_kind_of_work_has_its_turn() {
     server.take(L, ask("a").session().by(9));
     server.table.connection_ended(ClientId(9), false);
     server.take(M, ask("m"));
-    server.wait(M, ask("x"));
+    let x = server.wait(M, ask("x"));
     server.sleep(10);
     server.table.key_touched(M, server.ms());
-    server.table.check_waits_of(&owner("x"));
+    server.table.unchecked.push_back(x);
     let mut kinds = Vec::new();
     for _ in 0..4 {
         let due = server.table.take_due(server.ms()).unwrap();
@@ -151,8 +151,8 @@ fn the_next_lock_is_seen_before_it_is_taken() {
     assert_eq!(next(&server), Some(L.into()));
     server.run();
     server.take(M, ask("m"));
-    server.wait(M, ask("x"));
-    server.table.check_waits_of(&owner("x"));
+    let x = server.wait(M, ask("x"));
+    server.table.unchecked.push_back(x);
     assert_eq!(next(&server), Some(M.into()));
     server.run();
     assert_eq!(next(&server), None);
@@ -237,10 +237,10 @@ fn sessions_are_kept_up_in_time_behind_a_crowd_that_was_left() {
 
 #[test]
 fn a_check_comes_again_unless_its_key_is_served_elsewhere() {
-    let (mut server, _) = contended();
+    let (mut server, b) = contended();
     for (why, checks) in [(NotNow::Refused, 1), (NotNow::NotServedHere, 0)] {
         server.table.unchecked.clear();
-        server.table.check_waits_of(&owner("b"));
+        server.table.unchecked.push_back(b);
         let due = server.table.take_due(server.ms()).unwrap();
         assert!(matches!(due.work, Work::CheckWait(_)));
         server.table.put_off(due, why, server.ms());
@@ -251,7 +251,7 @@ fn a_check_comes_again_unless_its_key_is_served_elsewhere() {
 #[test]
 fn who_waits_no_more_is_not_checked() {
     let (mut server, b) = contended();
-    server.table.check_waits_of(&owner("b"));
+    server.table.unchecked.push_back(b);
     server.leave(b);
     assert!(server.table.take_due(server.ms()).is_none());
 }
