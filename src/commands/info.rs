@@ -25,7 +25,7 @@ impl Command for Info {
         name: c"lock.info",
         flags: c"readonly",
         summary: c"Shows who holds a lock and who waits for it.",
-        complexity: c"O(N + H) where N is the number of clients waiting for the lock and H that of its holders.",
+        complexity: c"O(N + H) where N is the number of clients waiting for the lock and H that of its holders. At most 1,024 of each are shown.",
         since: c"0.1.0",
         min_args: 2,
         key_change: Some(KeyChange::None),
@@ -43,7 +43,6 @@ impl Command for Info {
 
 fn reply(ctx: &Context, lock: LockView) -> Reply {
     let mode = lock.limit.map(mode_name);
-    let waiting = lock.waiters.len();
     let waiters = lock.waiters.into_iter();
     Reply::Map(vec![
         ("state", Reply::text(mode.map_or("free", |_| "held"))),
@@ -58,7 +57,8 @@ fn reply(ctx: &Context, lock: LockView) -> Reply {
             "holders",
             Reply::List(lock.holders.into_iter().map(holder).collect()),
         ),
-        ("waiting", Reply::integer(waiting)),
+        ("holding", Reply::integer(lock.holding)),
+        ("waiting", Reply::integer(lock.waiting)),
         (
             "waiters",
             Reply::List(waiters.map(|one| waiter(ctx, one)).collect()),

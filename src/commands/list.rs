@@ -14,6 +14,9 @@ use crate::server::server_str::ServerStr;
 use redis_lock_core::error::LockError;
 use redis_lock_core::usage::Usage;
 
+/// How many locks are listed where no `COUNT` is named.
+const COUNT_DEFAULT: usize = 1000;
+
 /// `LOCK.LIST`
 pub(super) struct List;
 
@@ -31,7 +34,7 @@ impl Command for List {
 
     fn run(ctx: &Context, args: &[ServerStr<'_>]) -> Result<Reply, LockError> {
         let count = parse(Args::new(&bytes_of(args)))?;
-        let locks = inspect::contended(ctx, count.unwrap_or(usize::MAX));
+        let locks = inspect::contended(ctx, count.unwrap_or(COUNT_DEFAULT));
         let replies = locks.into_iter().map(|(lock, holders)| {
             let owners = holders.iter().map(|owner| Reply::text(owner.as_bytes()));
             Reply::Map(vec![

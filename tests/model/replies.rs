@@ -122,7 +122,8 @@ pub fn info(lock: &LockView, peers: &[Peer]) -> Value {
         ("fence", token(lock.token)),
         ("ttl", Value::Int(lock.ttl_ms)),
         ("holders", Value::Array(holders.collect())),
-        ("waiting", number(lock.waiters.len())),
+        ("holding", number(lock.holding)),
+        ("waiting", number(lock.waiting)),
         ("waiters", Value::Array(waiters.collect())),
         ("grace", Value::Int(0)),
     ])

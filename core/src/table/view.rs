@@ -11,6 +11,9 @@ use crate::request::{ClientId, Limit, Owner};
 use crate::sessions::HoldId;
 use crate::token::FencingToken;
 
+/// How many holders and how many waiters of a lock are shown.
+pub const SHOWN_OF_A_LOCK: usize = 1024;
+
 /// A lock, its holders and its queue.
 #[derive(Debug)]
 pub struct LockView {
@@ -20,9 +23,13 @@ pub struct LockView {
     pub token: Option<FencingToken>,
     /// As `PTTL`: milliseconds, -1 for no expiry, -2 for no key.
     pub ttl_ms: i64,
-    /// Who holds it, in the order of their tokens.
+    /// How many hold it.
+    pub holding: usize,
+    /// Who they are, in the order of their tokens, as far as they are shown.
     pub holders: Vec<HolderView>,
-    /// Who waits for it, in order.
+    /// How many wait for it.
+    pub waiting: usize,
+    /// Who they are, in order, as far as they are shown.
     pub waiters: Vec<WaiterView>,
 }
 
@@ -103,9 +110,13 @@ impl LockTable {
         });
         let mut holders: Vec<HolderView> = holders.collect();
         holders.sort_by_key(|holder| holder.token);
-        let waiters = self.queues.waiters(key);
-        let waiters = waiters.filter(|waiter| !self.queues.is_over(waiter, now.steady_ms));
-        let waiters = waiters.map(|waiter| WaiterView {
+        let holding = holders.len();
+        holders.truncate(SHOWN_OF_A_LOCK);
+        let waiters = || {
+            let all = self.queues.waiters(key);
+            all.filter(|waiter| !self.queues.is_over(waiter, now.steady_ms))
+        };
+        let shown = waiters().take(SHOWN_OF_A_LOCK).map(|waiter| WaiterView {
             owner: waiter.request.owner.clone(),
             limit: waiter.request.limit,
             client: (!waiter.is_place()).then_some(waiter.client),
@@ -117,8 +128,10 @@ impl LockTable {
             limit: lock.strictest_limit(),
             token: lock.last_token(),
             ttl_ms,
+            holding,
             holders,
-            waiters: waiters.collect(),
+            waiting: waiters().count(),
+            waiters: shown.collect(),
         }
     }
 

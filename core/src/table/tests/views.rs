@@ -1,4 +1,5 @@
 use super::*;
+use crate::table::view::SHOWN_OF_A_LOCK;
 
 #[test]
 fn a_view_leaves_out_what_is_over_and_changes_nothing() {
@@ -78,4 +79,21 @@ fn contended_locks_are_listed_longest_wait_first() {
         (totals.counts.waiters, totals.counts.contended_keys),
         (4, 3)
     );
+}
+
+#[test]
+fn of_many_holders_and_waiters_the_first_are_shown_and_all_are_counted() {
+    let mut server = Server::new();
+    for n in 0..SHOWN_OF_A_LOCK + 2 {
+        server.take(K, ask(&nth(n)).shared());
+    }
+    for n in 0..SHOWN_OF_A_LOCK + 3 {
+        server.wait(K, ask(&format!("w{n}")));
+    }
+    let view = server.table.view(K, server.lock(K), server.now());
+    let shown = [view.holders.len(), view.waiters.len()];
+    assert_eq!(shown, [SHOWN_OF_A_LOCK; 2]);
+    assert_eq!(view.holding, SHOWN_OF_A_LOCK + 2);
+    assert_eq!(view.waiting, SHOWN_OF_A_LOCK + 3);
+    assert_eq!(view.waiters[0].owner, owner("w0"));
 }
