@@ -155,56 +155,54 @@ impl Transition<'_> {
         let waits = wait.is_some();
         let session = request.session;
         self.note_own_place(&request, wait.as_ref());
-        loop {
-            // The lock may have come free a moment ago. Whoever queued comes first.
-            let handed_off = self.hand_off();
-            if let HandedOff::Offers(waiter, token) = handed_off {
-                let after = After::Acquire(request, wait, acquired);
-                return self.offer(waiter, token, after);
-            }
-            let own_place = match handed_off {
-                HandedOff::ToWhoAsks(place) => Some(place),
-                _ => None,
-            };
-            if let Some(place) = &own_place {
-                // The place may have asked for a session.
-                request.session = request.session.or(place.request.session);
-            }
-            let is_its_place = own_place.is_some();
-            let in_turn = is_its_place || self.is_next_in_line();
-            let granted = match self.try_grant(&request, waits, in_turn) {
-                Ok(granted) => granted,
-                Err(error) => {
-                    if let Some(place) = own_place {
-                        let answer = Answer::Refused(error.clone());
-                        self.step.answers.push((place.addressee(), answer));
-                    }
-                    return self.done(Err(error));
+        // The lock may have come free a moment ago. Whoever queued comes first.
+        let handed_off = self.hand_off();
+        if let HandedOff::Offers(waiter, token) = handed_off {
+            let after = After::Acquire(request, wait, acquired);
+            return self.offer(waiter, token, after);
+        }
+        let own_place = match handed_off {
+            HandedOff::ToWhoAsks(place) => Some(place),
+            _ => None,
+        };
+        if let Some(place) = &own_place {
+            // The place may have asked for a session.
+            request.session = request.session.or(place.request.session);
+        }
+        let is_its_place = own_place.is_some();
+        let in_turn = is_its_place || self.is_next_in_line();
+        let granted = match self.try_grant(&request, waits, in_turn) {
+            Ok(granted) => granted,
+            Err(error) => {
+                if let Some(place) = own_place {
+                    let answer = Answer::Refused(error.clone());
+                    self.step.answers.push((place.addressee(), answer));
                 }
-            };
-            if let Some(token) = granted {
-                let granted = Ok(acquired(Acquired::Granted(token)));
-                let Some(place) = own_place else {
-                    return self.done(granted);
-                };
-                if !wait.is_some_and(|wait| wait.is_for_place()) {
-                    self.tell_with_reply(*place, &request, token);
-                }
-                self.serve_requests_of(&request.owner);
-                self.bind_last(&request, session, token);
-                return self.hand_off_and_finish(granted);
-            }
-            let Some(wait) = wait else {
-                return self.done(Ok(acquired(Acquired::Busy)));
-            };
-            // A place is for a first hold, also where nothing is granted yet.
-            if wait.is_for_place()
-                && let Err(error) = holds_after_acquire(&request, self.holds_of(&request.owner))
-            {
                 return self.done(Err(error));
             }
-            return self.enqueue(request, wait, acquired);
+        };
+        if let Some(token) = granted {
+            let granted = Ok(acquired(Acquired::Granted(token)));
+            let Some(place) = own_place else {
+                return self.done(granted);
+            };
+            if !wait.is_some_and(|wait| wait.is_for_place()) {
+                self.tell_with_reply(*place, &request, token);
+            }
+            self.serve_requests_of(&request.owner);
+            self.bind_last(&request, session, token);
+            return self.hand_off_and_finish(granted);
         }
+        let Some(wait) = wait else {
+            return self.done(Ok(acquired(Acquired::Busy)));
+        };
+        // A place is for a first hold, also where nothing is granted yet.
+        if wait.is_for_place()
+            && let Err(error) = holds_after_acquire(&request, self.holds_of(&request.owner))
+        {
+            return self.done(Err(error));
+        }
+        self.enqueue(request, wait, acquired)
     }
 
     /// Requests of its owner that waited were served after this one, which came last.

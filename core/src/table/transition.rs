@@ -97,8 +97,8 @@ impl<'t> Transition<'t> {
     /// Counts the holders that are gone since the last step.
     fn compare(&mut self, before: &Lock) {
         let is_same = |(one, other): (&Holder, &Holder)| one.owner == other.owner;
-        let both = before.holders().iter().zip(self.lock.holders());
-        if before.holders().len() <= self.lock.holders().len() && both.map(is_same).all(|it| it) {
+        let mut both = before.holders().iter().zip(self.lock.holders());
+        if before.holders().len() <= self.lock.holders().len() && both.all(is_same) {
             return;
         }
         let owners = self
