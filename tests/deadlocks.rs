@@ -236,26 +236,6 @@ fn a_deadlock_names_no_key_that_its_user_may_not_read() {
 }
 
 #[test]
-fn a_deadlock_that_comes_while_a_user_waits_names_no_key_that_it_may_not_read() {
-    let server = TestServer::start();
-    let (mut admin, mut low) = with_rights(&server, "~mine:* +lock.acquire");
-    hold(&mut admin, "mine:1", "known", "");
-    hold(&mut admin, "secret", "other", "");
-    low.send("LOCK.ACQUIRE mine:1 me BLOCK 0");
-    server.await_blocked(1);
-    let _known = wait(&server, "secret", "known", "");
-    let script = "redis.call('DEL', 'secret') redis.call('HSET', 'secret', 'me', 1) \
-                  return redis.call('PEXPIRE', 'secret', 600000)";
-    admin.words(&[b"EVAL", script.as_bytes(), b"0"]);
-    let error = low.reply_error();
-    assert!(error.starts_with("DEADLOCK "), "{error}");
-    assert!(
-        error.contains("mine:1") && !error.contains("secret"),
-        "{error}"
-    );
-}
-
-#[test]
 fn a_deadlock_of_two_names_no_key_that_its_user_may_not_read() {
     let server = TestServer::start();
     let (mut admin, mut low) = with_rights(&server, "~mine:* %W~written +lock.acquire");
