@@ -635,27 +635,6 @@ fn a_place_that_closes_a_cycle_is_refused_at_once() {
 }
 
 #[test]
-fn a_place_that_comes_to_close_a_cycle_is_told_so() {
-    let mut scene = Held::start();
-    scene.place("a", "");
-    let place = format!("LOCK.ACQUIRE l holder {LONG} QUEUE 60000 ch");
-    token(&scene.client.call(&format!("LOCK.ACQUIRE l b {LONG}")));
-    assert_eq!(scene.ears.call(&place), int(0));
-    // Somebody gives `a` the lock for which `holder` waits.
-    let script = "redis.call('DEL','l') redis.call('HSET','l','a',1) \
-                  return redis.call('PEXPIRE','l',600000)";
-    scene.client.words(&[b"EVAL", script.as_bytes(), b"0"]);
-    let told = scene.ears.told();
-    assert_eq!(told.owner, "a");
-    assert!(told.result.starts_with("-DEADLOCK "), "{told:?}");
-    let names = told.result.contains("'a'") && told.result.contains("'holder'");
-    assert!(names, "{told:?}");
-    assert_eq!(scene.ears.told_so_far(), []);
-    assert_eq!(scene.client.info("lock_deadlocks_refused"), 1);
-    assert_eq!(scene.client.info("lock_places"), 1);
-}
-
-#[test]
 fn places_count_as_waiters_of_the_lock_and_as_places_of_the_server() {
     let mut scene = Held::start();
     token(&scene.client.call("LOCK.ACQUIRE l holder"));
