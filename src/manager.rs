@@ -377,7 +377,7 @@ fn open_for_command<'c>(
     }
     let open = OpenLock::open(key);
     let stored = read_lock(&open, key.as_ref(), asker, part)
-        .inspect_err(|_| TABLE.with_borrow_mut(|table| table.forget_lock(key.as_ref())))?;
+        .inspect_err(|_| TABLE.with_borrow_mut(|table| table.forget_ended(key.as_ref())))?;
     if stored.is_free() && keyspace::hides_expired(key.ctx()) {
         return Err(LockError::WritesPaused);
     }

@@ -3,7 +3,7 @@
 //! An owner that waits for a lock waits for everybody who holds it, and for
 //! everybody who queued for it before. A new wait is a deadlock if one of those
 //! waits, directly or through others, for the one who would wait. It is looked for once,
-//! when the wait begins, and through at most [`WAITS_LOOKED_AT`] waits.
+//! when the wait begins, and through a thousand waits at most.
 //!
 //! Whoever wants one of several permits waits for none of their holders in
 //! particular: any of them may give one back. So a wait counts only if every

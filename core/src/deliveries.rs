@@ -408,15 +408,6 @@ impl Deliveries {
         }
     }
 
-    /// Notes that all holds of these owners on this lock are over.
-    pub fn all_ended(&mut self, key: KeyRef<'_>, is_over: impl Fn(&Owner) -> bool) {
-        for hold in self.holds_on(key) {
-            if is_over(&hold.owner) {
-                self.forget(&hold);
-            }
-        }
-    }
-
     /// The newest grant of these holds that is on its way to another client than
     /// this one, and is to be bound to its connection.
     pub fn other_session(
@@ -532,11 +523,6 @@ impl Deliveries {
         }
     }
 
-    /// Whether anything is on its way to an owner about this lock.
-    pub fn any_on(&self, key: KeyRef<'_>) -> bool {
-        !self.is_empty() && self.on(key).next().is_some()
-    }
-
     /// What is on its way about this lock.
     fn on(&self, key: KeyRef<'_>) -> impl Iterator<Item = (&HoldId, &UnderWay)> {
         let first = HoldId {
@@ -610,13 +596,6 @@ impl Deliveries {
             }
         }
         left
-    }
-
-    fn holds_on(&self, key: KeyRef<'_>) -> Vec<HoldId> {
-        if self.by_hold.is_empty() {
-            return Vec::new();
-        }
-        self.on(key).map(|(hold, _)| hold.clone()).collect()
     }
 
     fn find(

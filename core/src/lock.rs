@@ -228,17 +228,6 @@ impl Lock {
         over
     }
 
-    /// Ends this owner's lease, if it shares the lock and its lease is over. Returns
-    /// whether it was.
-    pub fn end_lease_of(&mut self, owner: &Owner, now: Now, effects: &mut Effects) -> bool {
-        let is_over = |holder: &Holder| holder.is_overdue(now.ms());
-        if !self.holder(owner).is_some_and(is_over) {
-            return false;
-        }
-        self.remove(owner, effects);
-        true
-    }
-
     /// Grants the lock, or one hold more of it, if that is possible now.
     /// `in_turn` says whether nobody waits in front of a newcomer.
     pub fn acquire(

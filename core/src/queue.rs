@@ -382,13 +382,6 @@ impl WaitQueues {
         self.waits.requests(owner, key, || self.key_buf(key))
     }
 
-    /// Whether anybody stands behind this owner's first request in the key's queue.
-    pub fn is_anyone_behind(&self, key: KeyRef<'_>, owner: &Owner) -> bool {
-        let first = self.first_id_of(key, owner);
-        let is_before_last = |first| self.queue(key).is_some_and(|queue| first < queue.last().id);
-        first.is_some_and(is_before_last)
-    }
-
     /// The waiter of this id, if it still waits.
     pub fn waiter(&self, key: KeyRef<'_>, id: WaiterId) -> Option<&Waiter> {
         self.queue(key)?.waiter(id)
@@ -444,11 +437,6 @@ impl WaitQueues {
     /// The keys for which this owner waits.
     pub fn waits_of(&self, owner: &Owner) -> impl Iterator<Item = &KeyBuf> {
         self.waits.keys(owner)
-    }
-
-    /// The next key after this one for which this owner waits.
-    pub fn next_wait_of(&self, owner: &Owner, after: Option<&KeyBuf>) -> Option<&KeyBuf> {
-        self.waits.next(owner, after)
     }
 
     /// Whether this owner waits for anything.

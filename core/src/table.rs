@@ -296,12 +296,6 @@ impl LockTable {
         }
     }
 
-    /// Forgets what is remembered of this key, which is no lock at the moment: nothing is
-    /// left to be ended.
-    pub fn forget_lock(&mut self, key: KeyRef<'_>) {
-        self.forget_ended(key);
-    }
-
     /// Takes the lock, one hold more of it, or a position in its queue.
     pub fn acquire(
         &mut self,

@@ -1,6 +1,6 @@
 //! Keyspace notifications, in order and not too many at a time.
 //!
-//! Where a crowd of holders ends as one, a notification tells of each, and each may be
+//! Where many holders end at once, a notification tells of each, and each may be
 //! published on two channels. Those that don't fit into one turn wait here, and so do all
 //! that come after them: nobody hears of a grant before the ends that made room for it.
 

@@ -575,7 +575,7 @@ impl CoreSide {
 
     fn look_for(&mut self, at: DbKey) -> Result<Lock, LockError> {
         let lock = self.look(at);
-        let lock = lock.inspect_err(|_| self.table.forget_lock(key_of(at)))?;
+        let lock = lock.inspect_err(|_| self.table.forget_ended(key_of(at)))?;
         Ok(lock)
     }
 

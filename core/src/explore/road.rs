@@ -29,7 +29,7 @@ impl World {
         if read.is_err() {
             self.say(|_| "-WRONGTYPE".to_owned());
             let cast = Rc::clone(&self.cast);
-            self.table.forget_lock(cast.key(key));
+            self.table.forget_ended(cast.key(key));
         }
         read.ok()
     }

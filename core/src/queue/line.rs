@@ -90,7 +90,8 @@ impl Queue {
         rest.flat_map(move |rest| rest.behind.range(later).map(|(_, waiter)| waiter))
     }
 
-    pub(super) fn last(&self) -> &Waiter {
+    #[cfg(feature = "planted-faults")]
+    fn last(&self) -> &Waiter {
         self.behind().next_back().unwrap_or(&self.first)
     }
 

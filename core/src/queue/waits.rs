@@ -4,7 +4,6 @@
 //! time in the number of these and in that of its requests there.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Bound;
 
 use super::{Waiter, WaiterId};
 use crate::keys::{KeyBuf, KeyRef};
@@ -125,18 +124,6 @@ impl Waits {
             Some(Locks::Many(many)) => (None, Some(many.keys())),
         };
         one.into_iter().chain(many.into_iter().flatten())
-    }
-
-    /// The lock for which this owner waits that comes after this one, or the first.
-    pub(super) fn next(&self, owner: &Owner, after: Option<&KeyBuf>) -> Option<&KeyBuf> {
-        match self.0.get(owner)? {
-            Locks::One(only, _) => after.is_none_or(|after| only > after).then_some(only),
-            Locks::Many(many) => {
-                let after = after.map_or(Bound::Unbounded, Bound::Excluded);
-                let mut later = many.range((after, Bound::Unbounded));
-                later.next().map(|(key, _)| key)
-            }
-        }
     }
 
     #[cfg(test)]

@@ -338,8 +338,8 @@ impl LockTable {
         Some(waiter)
     }
 
-    /// Nobody can or need write what has ended of this key.
-    pub(super) fn forget_ended(&mut self, key: KeyRef<'_>) {
+    /// Nobody can or need write what has ended of this key, which is no lock at the moment.
+    pub fn forget_ended(&mut self, key: KeyRef<'_>) {
         for ended in self.ended.take(key) {
             let hold = HoldId::new(key, &ended.owner);
             self.deliveries.end(&hold, &ended, 0);

@@ -202,12 +202,12 @@ impl LockTable {
             }
             (Err(_), Work::Keep(owner, binding)) => {
                 // It is no lock at the moment, and may be one again.
-                self.forget_lock(key);
+                self.forget_ended(key);
                 self.not_kept(HoldId::new(key, &owner), binding, now.ms());
                 nothing()
             }
             (Err(error), Work::Recheck | Work::CheckWait(_)) => {
-                self.forget_lock(key);
+                self.forget_ended(key);
                 Progress::Done(self.refuse_all(key, &error, now.ms()))
             }
         }

@@ -323,7 +323,7 @@ impl Server {
         self.expire();
         let stored = self.look(key);
         if stored.is_err() {
-            self.table.forget_lock(key);
+            self.table.forget_ended(key);
         }
         stored
     }
