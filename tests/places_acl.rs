@@ -2,7 +2,9 @@
 
 use redis::Value;
 use redis_lock_testing::scene::{await_gone, transaction, waiting};
-use redis_lock_testing::{Client, LONG, TestServer, int, nil, status, token};
+use redis_lock_testing::{
+    Client, Cluster, LONG, Subscriber, TestServer, eventually, int, nil, status, token,
+};
 
 const PLACE: &str = "LOCK.ACQUIRE k a LEASE 600000 QUEUE 600000 ch";
 
@@ -113,23 +115,27 @@ fn a_place_outlives_its_user() {
     server.assert_sound();
 }
 
-/// `a` has a place for `k`, which `holder` has, who waits for `secret`. Somebody gives
-/// `secret` to `a`. Returns what `a` is told.
+/// A cluster, where other keys are looked at in the next turn. `holder` has `{t}k` and waits
+/// for `{t}secret`, which `a` has, who asks for a place for `{t}k` with these rights. Returns
+/// what `a` is told.
 #[track_caller]
-fn refused(server: &TestServer, admin: &mut Client, mut asks: Client, leaves: bool) -> String {
-    let mut ears = server.subscriber("ch");
-    token(&admin.call(&format!("LOCK.ACQUIRE secret b {LONG}")));
-    assert_eq!(asks.call(PLACE), int(0));
-    let id = asks.int("CLIENT ID");
-    let _kept = (!leaves).then_some(asks);
-    if leaves {
-        await_gone(admin, id);
-    }
-    let other = format!("LOCK.ACQUIRE secret holder {LONG} QUEUE 600000 nobody");
+fn refused(rights: &str) -> String {
+    let server = Cluster::node();
+    let mut admin = server.client();
+    let all = "CLUSTER ADDSLOTSRANGE 0 16383";
+    assert_eq!(admin.call(all), status("OK"));
+    eventually("the node serves all slots", || {
+        admin.bulk("CLUSTER INFO").contains("cluster_state:ok")
+    });
+    let mut ears = Subscriber::at(server.client());
+    ears.subscribe("SSUBSCRIBE {t}ch");
+    token(&admin.call(&format!("LOCK.ACQUIRE {{t}}k holder {LONG}")));
+    token(&admin.call(&format!("LOCK.ACQUIRE {{t}}secret a {LONG}")));
+    let other = format!("LOCK.ACQUIRE {{t}}secret holder {LONG} QUEUE 600000 {{t}}nobody");
     assert_eq!(admin.call(&other), int(0));
-    let script = "redis.call('DEL','secret') redis.call('HSET','secret','a',1) \
-                  return redis.call('PEXPIRE','secret',600000)";
-    admin.words(&[b"EVAL", script.as_bytes(), b"0"]);
+    let mut asks = user(&server, rights);
+    let place = format!("LOCK.ACQUIRE {{t}}k a {LONG} QUEUE 600000 {{t}}ch");
+    assert_eq!(asks.call(&place), int(0));
     let told = ears.told();
     assert_eq!(told.owner, "a");
     assert!(told.result.starts_with("-DEADLOCK "), "{told:?}");
@@ -138,26 +144,20 @@ fn refused(server: &TestServer, admin: &mut Client, mut asks: Client, leaves: bo
 
 #[test]
 fn a_deadlock_that_is_told_names_no_key_that_the_user_may_not_read() {
-    let (server, mut admin) = held();
-    let asks = user(&server, "~k resetchannels &ch");
-    let text = refused(&server, &mut admin, asks, false);
-    assert!(text.contains("'k'") && !text.contains("secret"), "{text}");
+    let text = refused("~{t}k resetchannels &{t}ch");
+    assert!(
+        text.contains("'{t}k'") && !text.contains("secret"),
+        "{text}"
+    );
 }
 
 #[test]
 fn a_deadlock_that_is_told_names_all_keys_to_who_may_read_them() {
-    let (server, mut admin) = held();
-    let asks = user(&server, "~* resetchannels &ch");
-    let text = refused(&server, &mut admin, asks, false);
-    assert!(text.contains("'k'") && text.contains("'secret'"), "{text}");
-}
-
-#[test]
-fn a_deadlock_that_is_told_when_the_client_is_gone_names_no_key() {
-    let (server, mut admin) = held();
-    let asks = user(&server, "~* resetchannels &ch");
-    let text = refused(&server, &mut admin, asks, true);
-    assert!(!text.contains("secret"), "{text}");
+    let text = refused("~* resetchannels &{t}ch");
+    assert!(
+        text.contains("'{t}k'") && text.contains("'{t}secret'"),
+        "{text}"
+    );
 }
 
 #[test]
