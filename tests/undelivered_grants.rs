@@ -372,3 +372,27 @@ fn who_was_told_of_a_session_has_it_though_a_later_one_is_gone() {
     settle(&scene.server);
     scene.assert_passed_on("the first has gone");
 }
+
+#[test]
+fn who_reads_a_grant_and_closes_at_once_was_told() {
+    let server = TestServer::start();
+    let mut observer = server.client();
+    for nth in 0..30 {
+        let (mut holder, mut waiter) = (server.client(), server.client());
+        holder.int(&format!("LOCK.ACQUIRE k{nth} holder {LONG}"));
+        waiter.send(&format!("LOCK.ACQUIRE k{nth} waiter {LONG} BLOCK 0"));
+        await_waiting(&mut observer, &format!("k{nth}"), 1);
+        // What is released at the end of a pause is answered in a busy turn.
+        observer.call("CLIENT PAUSE 60 WRITE");
+        holder.send(&format!("LOCK.RELEASE k{nth} holder"));
+        let mut others: Vec<_> = (0..20).map(|_| server.client()).collect();
+        for other in &mut others {
+            (0..20).for_each(|key| other.send(&format!("SET x{key} {}", "y".repeat(2000))));
+        }
+        assert!(matches!(waiter.reply(), Value::Int(_)));
+        drop(waiter);
+        settle(&server);
+        let stored = observer.call(&format!("HGET k{nth} waiter"));
+        assert_eq!(stored, text("1"), "it was taken back");
+    }
+}

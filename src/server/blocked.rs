@@ -184,15 +184,6 @@ impl Ticket {
         told.unwrap_or(Answer::NotGranted)
     }
 
-    /// Returns whether the reply to this client, which was told and which the
-    /// server calls disconnected, has not reached its buffer. Since Redis 7.2
-    /// replies wait elsewhere until after the free callback. Redis 7.0 writes
-    /// them to the buffer at once, and calls a client disconnected also if it
-    /// timed out in the turn in which it was told, and lives.
-    fn reply_was_lost(&self) -> bool {
-        !replies_are_sent_early() || !clients::is_connected(self.client)
-    }
-
     fn reply(&self, ctx: &Context, answer: &Answer) {
         match answer {
             Answer::Granted(token) => Reply::Integer(token.get()).send(ctx),
@@ -203,6 +194,11 @@ impl Ticket {
             }
         }
     }
+}
+
+/// Returns whether a hold or a longer lease is told by it.
+fn is_grant(answer: &Answer) -> bool {
+    matches!(answer, Answer::Granted(_) | Answer::Renewed(true))
 }
 
 /// The ticket of the blocked client that a callback is about.
@@ -249,7 +245,15 @@ unsafe extern "C" fn on_timeout(
             }
             State::Answered(answer) => {
                 ticket.reply(&ctx, &answer);
-                ticket.state.replace(State::Told(answer));
+                if replies_are_sent_early() && clients::is_connected(ticket.client) {
+                    // It is in the client's buffer. The client may have read it and be
+                    // gone before `on_free` runs.
+                    if is_grant(&answer) {
+                        turns::to_be_told(&ctx, ticket.client);
+                    }
+                } else {
+                    ticket.state.replace(State::Told(answer));
+                }
             }
             told_or_left => {
                 ticket.state.replace(told_or_left);
@@ -286,10 +290,8 @@ unsafe extern "C" fn on_free(ctx: *mut raw::RedisModuleCtx, private_data: *mut c
         // SAFETY: the context is alive.
         let client_gone = unsafe { (api().blocked_client_disconnected)(ctx) != 0 };
         let heard = match *ticket.state.borrow() {
-            State::Answered(Answer::Granted(_) | Answer::Renewed(true)) => false,
-            State::Told(Answer::Granted(_) | Answer::Renewed(true)) => {
-                !(client_gone && ticket.reply_was_lost())
-            }
+            State::Answered(ref answer) if is_grant(answer) => false,
+            State::Told(ref answer) if is_grant(answer) => !client_gone,
             _ => return,
         };
         let ctx = Context::new(ctx);
