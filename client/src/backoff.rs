@@ -4,8 +4,6 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use crate::clock::Moment;
-
 /// Random pauses, each twice as long on average as the one before.
 pub(crate) struct Backoff {
     longest: Duration,
@@ -28,7 +26,8 @@ impl Backoff {
         }
     }
 
-    fn next(&mut self) -> Duration {
+    /// The next pause.
+    pub(crate) fn pause(&mut self) -> Duration {
         let pause = rand::random_range(self.longest / 4..=self.longest);
         self.longest = (self.longest * 2).min(self.limit);
         pause
@@ -36,18 +35,8 @@ impl Backoff {
 
     /// Pauses. Returns false at once where that would take past the deadline.
     pub(crate) async fn pause_before(&mut self, deadline: Option<Instant>) -> bool {
-        let pause = self.next();
+        let pause = self.pause();
         if deadline.is_some_and(|deadline| Instant::now() + pause >= deadline) {
-            return false;
-        }
-        sleep(pause).await;
-        true
-    }
-
-    /// As [`Backoff::pause_before`], by the clock of leases.
-    pub(crate) async fn pause_within(&mut self, end: Moment) -> bool {
-        let pause = self.next();
-        if Moment::now() + pause >= end {
             return false;
         }
         sleep(pause).await;

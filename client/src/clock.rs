@@ -17,6 +17,12 @@ impl Moment {
         Self(since_start())
     }
 
+    /// A moment that a test names.
+    #[cfg(test)]
+    pub(crate) fn at(time: Duration) -> Self {
+        Self(time)
+    }
+
     /// The time from `self` to `later`, zero if that is over.
     pub(crate) fn until(self, later: Self) -> Duration {
         later.0.saturating_sub(self.0)
@@ -31,7 +37,7 @@ impl Add<Duration> for Moment {
     }
 }
 
-#[cfg(all(not(test), any(target_os = "linux", target_os = "android")))]
+#[cfg(any(target_os = "linux", target_os = "android"))]
 fn since_start() -> Duration {
     use rustix::time::{ClockId, clock_gettime};
     let time = clock_gettime(ClockId::Boottime);
@@ -40,7 +46,7 @@ fn since_start() -> Duration {
     Duration::new(seconds, nanos)
 }
 
-#[cfg(all(not(test), not(any(target_os = "linux", target_os = "android"))))]
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
 fn since_start() -> Duration {
     use std::sync::LazyLock;
     use std::time::Instant;
@@ -48,30 +54,34 @@ fn since_start() -> Duration {
     START.elapsed()
 }
 
+/// How much shorter a lease counts here than on the server: one percent for clocks that
+/// run apart, and ten milliseconds for the time it takes to notice. A lease so short that
+/// this would eat it up keeps half.
+fn margin(lease: Duration) -> Duration {
+    (lease / 100 + Duration::from_millis(10)).min(lease / 2)
+}
+
+/// Until when a lease is relied upon that the server counts from no earlier than when
+/// its command was sent.
+pub(crate) fn valid_until(sent_at: Moment, lease: Duration) -> Moment {
+    sent_at + (lease - margin(lease))
+}
+
+/// Whole milliseconds, as the server counts.
+pub(crate) fn whole_ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
 #[cfg(test)]
-use test_clock::since_start;
-#[cfg(test)]
-pub(crate) use test_clock::suspend;
+mod tests {
+    use super::*;
 
-/// Tokio's clock, which a test can pause, and suspensions on top.
-#[cfg(test)]
-mod test_clock {
-    use std::cell::Cell;
-    use std::time::Duration;
-
-    use tokio::time::Instant;
-
-    thread_local! {
-        static START: Instant = Instant::now();
-        static SUSPENDED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
-    }
-
-    pub(super) fn since_start() -> Duration {
-        START.with(|start| start.elapsed()) + SUSPENDED.get() + Duration::from_secs(1000)
-    }
-
-    /// Lets time pass that timers don't notice.
-    pub(crate) fn suspend(time: Duration) {
-        SUSPENDED.set(SUSPENDED.get() + time);
+    #[test]
+    fn a_lease_counts_from_sending_and_leaves_a_margin() {
+        let sent_at = Moment::now();
+        for (lease_ms, valid_us) in [(30_000, 29_690_000), (100, 89_000), (20, 10_000), (1, 500)] {
+            let until = valid_until(sent_at, Duration::from_millis(lease_ms));
+            assert_eq!(sent_at.until(until), Duration::from_micros(valid_us));
+        }
     }
 }

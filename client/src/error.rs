@@ -1,27 +1,50 @@
 //! What can go wrong, and whether trying again can help.
 
-use redis::{ErrorKind, RedisError};
-use tokio::task::JoinError;
+use std::fmt;
 
-use crate::validity::Lost;
+use redis::{ErrorKind, RedisError, Value};
+
+/// Why a hold can no longer be relied upon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Lost {
+    /// No renewal succeeded in time. The lock may be another's by now.
+    Expired,
+    /// The server says that the hold is over: broken, deleted, or another's.
+    Refused,
+    /// The connection of the hold's [session](crate::Session) is closed, and the hold
+    /// ended with it.
+    Disconnected,
+    /// It was released, or its guard was dropped or forgotten.
+    Released,
+}
+
+impl fmt::Display for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Expired => "its lease ran out",
+            Self::Refused => "the server says that the hold has ended",
+            Self::Disconnected => "the connection of its session was closed",
+            Self::Released => "it was released",
+        })
+    }
+}
 
 /// What can go wrong.
 ///
-/// That another owner has the lock is no error: [`try_acquire`] and
-/// [`acquire_within`] return `None` then.
+/// That another owner has the lock is no error: [`try_acquire`] and [`acquire_within`]
+/// return `None` then.
 ///
 /// [`try_acquire`]: crate::Lock::try_acquire
 /// [`acquire_within`]: crate::Lock::acquire_within
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The server refused. It has changed nothing, unless the code is `NOREPLICAS`, or
-    /// `UNBLOCKED` where replicas are awaited: then a hold or a renewal is not known to
-    /// be safe. The client gives such a hold back, and relies on no such renewal.
+    /// The server refused, and has changed nothing.
     #[error("{code} {message}")]
     #[non_exhaustive]
     Server {
-        /// The first word of the server's error, such as `NOTALOCK` or `NOPERM`.
+        /// The first word of the server's error, such as `OOM` or `LOADING`.
         code: String,
         /// The rest of it.
         message: String,
@@ -32,32 +55,40 @@ pub enum Error {
          or it is a sentinel: connect by redis-sentinel://host/NAME"
     )]
     NoModule,
-    /// The server at this address does not take locks itself: it is a replica,
-    /// or a node of a cluster. The message says how to connect instead.
-    #[error("{message}")]
-    #[non_exhaustive]
-    WrongServer {
-        /// What to do.
-        message: String,
-    },
-    /// Waiting would close a cycle of owners that wait for each other, so it
-    /// would never end. Release what this owner holds, so that the others can go
-    /// on, and begin anew.
-    #[error("DEADLOCK {cycle}")]
-    #[non_exhaustive]
-    Deadlock {
-        /// Who waits for which lock held by whom, in the server's words:
-        /// `'b' waits for 'k1' held by 'a', 'a' waits for 'k2' held by 'b'`.
-        cycle: String,
-    },
-    /// The owner has the lock in a shared or limited mode and asked for a
-    /// stricter one, for which it could only wait in vain. Release it first.
-    #[error("UPGRADE {message}")]
-    #[non_exhaustive]
-    Upgrade {
-        /// The server's words.
-        message: String,
-    },
+    /// The server at this address does not take locks itself: it is a replica, or a node
+    /// of a cluster. The message says how to connect instead.
+    #[error("{0}")]
+    WrongServer(&'static str),
+    /// Waiting would close a cycle of owners that wait for each other, told in the
+    /// server's words. Release what this owner holds, and begin anew.
+    #[error("DEADLOCK {0}")]
+    Deadlock(String),
+    /// The job has the lock in a shared or limited mode and asked for a stricter one.
+    /// Release it first.
+    #[error("UPGRADE {0}")]
+    Upgrade(String),
+    /// A later request of the same owner took this one over.
+    #[error("SUPERSEDED {0}")]
+    Superseded(String),
+    /// Too many wait already, for the lock or at the server.
+    #[error("QUEUEFULL {0}")]
+    QueueFull(String),
+    /// The key holds something else than a lock.
+    #[error("{0}")]
+    NotALock(String),
+    /// The server counts the holds of this job otherwise: somebody else uses its name.
+    #[error("HOLDCOUNT {0}")]
+    HoldCount(String),
+    /// Too few replicas acknowledged in time, so the grant or renewal is not known to be
+    /// safe. The client gives such a grant back, and relies on no such renewal.
+    #[error("NOREPLICAS {0}")]
+    NoReplicas(String),
+    /// A guarded command came after the hold had ended. Nothing was done.
+    #[error("NOTHELD {0}")]
+    NotHeld(String),
+    /// The user may not do this.
+    #[error("NOPERM {0}")]
+    NoPermission(String),
     /// No answer: the connection failed, or the time for an answer ran out.
     #[error("no answer from the server: {message}")]
     #[non_exhaustive]
@@ -66,8 +97,10 @@ pub enum Error {
         message: String,
         /// Whether the connection was closed, rather than silent.
         closed: bool,
-        /// Whether the same can be expected the next time, as with a
-        /// certificate that is not trusted.
+        /// Whether the command may have reached the server.
+        sent: bool,
+        /// Whether the same can be expected the next time, as with a certificate that
+        /// is not trusted.
         permanent: bool,
     },
     /// The address is invalid, or this build can't connect to it.
@@ -76,62 +109,61 @@ pub enum Error {
     /// The hold is over, so what it protected may have been another's for a while.
     #[error("the hold is lost: {0}")]
     Lost(Lost),
-    /// Fewer replicas than asked for had the lock in time. It was released.
-    #[error("{reached} of {wanted} replicas have the lock")]
-    #[non_exhaustive]
-    NotReplicated {
-        /// How many replicas were asked for.
-        wanted: usize,
-        /// How many confirmed.
-        reached: usize,
-    },
-    /// Too many servers of a Redlock gave no answer or an error.
-    #[error("{failed} of {servers} servers failed, the last one: {last}")]
-    #[non_exhaustive]
-    NoMajority {
-        /// How many servers there are.
-        servers: usize,
-        /// How many of them failed.
-        failed: usize,
-        /// What the last of them said.
-        last: Box<Error>,
-    },
-    /// The request is impossible: a lease out of its range, an empty owner.
+    /// The request is impossible: a lease out of its range, an empty name.
     #[error("{0}")]
     Invalid(&'static str),
     /// The server's reply is not that of a lock command.
     #[error("not the reply of a lock command: {0}")]
     Reply(String),
-    /// The server posts no events of locks: its `notify-keyspace-events` lacks `E` or
-    /// `d`. [`LockClient::post_events`](crate::LockClient::post_events) sets it.
-    #[error(
-        "{server} posts no events of locks. Type there: CONFIG SET notify-keyspace-events {wanted}"
-    )]
-    #[non_exhaustive]
-    NoEvents {
-        /// Which server.
-        server: String,
-        /// What the setting should be.
-        wanted: String,
-    },
-    /// The runtime in which the client was connected has ended. Its tasks do
-    /// the work, so connect in a runtime that lives as long as the client.
+    /// The runtime in which the client was connected has ended. Connect in a runtime
+    /// that lives as long as the client.
     #[error("the runtime in which the client was connected has ended")]
     Stopped,
-    /// This process was forked after the client was connected. The connections
-    /// belong to the parent: connect anew after the fork.
+    /// This process was forked after the client was connected. The connections belong
+    /// to the parent: connect anew after the fork.
     #[error("the client was connected before a fork: connect anew in this process")]
     Forked,
 }
 
 impl Error {
     /// Returns whether it may succeed if it is tried again: the same call, or after
-    /// [`Error::Deadlock`] the whole work, once the owner has released all that it
-    /// holds.
+    /// [`Error::Deadlock`] the whole work.
     ///
-    /// An acquire that waits makes good by itself what a fail-over or a lost
-    /// connection brings, until its wait is over.
+    /// An acquire that waits makes good by itself what a fail-over or a lost connection
+    /// brings, until its wait is over.
     pub fn is_retryable(&self) -> bool {
+        self.may_pass() || matches!(self, Self::Deadlock(_))
+    }
+
+    /// A stable word for programs: the first word of the server's error where the server
+    /// refused, else one of `NOMODULE`, `WRONGSERVER`, `UNAVAILABLE`, `ADDRESS`, `LOST`,
+    /// `INVALID`, `REPLY`, `STOPPED`, `FORKED`.
+    pub fn code(&self) -> &str {
+        match self {
+            Self::Server { code, .. } => code,
+            Self::NoModule => "NOMODULE",
+            Self::WrongServer(_) => "WRONGSERVER",
+            Self::Deadlock(_) => "DEADLOCK",
+            Self::Upgrade(_) => "UPGRADE",
+            Self::Superseded(_) => "SUPERSEDED",
+            Self::QueueFull(_) => "QUEUEFULL",
+            Self::NotALock(message) => message.split(' ').next().unwrap_or_default(),
+            Self::HoldCount(_) => "HOLDCOUNT",
+            Self::NoReplicas(_) => "NOREPLICAS",
+            Self::NotHeld(_) => "NOTHELD",
+            Self::NoPermission(_) => "NOPERM",
+            Self::Unavailable { .. } => "UNAVAILABLE",
+            Self::Address(_) => "ADDRESS",
+            Self::Lost(_) => "LOST",
+            Self::Invalid(_) => "INVALID",
+            Self::Reply(_) => "REPLY",
+            Self::Stopped => "STOPPED",
+            Self::Forked => "FORKED",
+        }
+    }
+
+    /// Returns whether an acquire goes on waiting: a fail-over may be on its way.
+    pub(crate) fn may_pass(&self) -> bool {
         match self {
             Self::Server { code, .. } => matches!(
                 code.as_str(),
@@ -144,76 +176,22 @@ impl Error {
                     | "BUSY"
                     | "READONLY"
                     | "MASTERDOWN"
-                    | "NOREPLICAS"
-                    | "QUEUEFULL"
             ),
+            Self::NoReplicas(_) | Self::QueueFull(_) => true,
             Self::Unavailable { permanent, .. } => !permanent,
-            Self::NotReplicated { .. } | Self::Deadlock { .. } => true,
-            Self::NoMajority { last, .. } => last.is_retryable(),
             _ => false,
         }
-    }
-
-    /// A stable word for programs: the first word of the server's error where
-    /// the server refused (`ERR` if there is none), else one of `NOMODULE`,
-    /// `WRONGSERVER`, `UNAVAILABLE`, `ADDRESS`, `LOST`, `NOTREPLICATED`,
-    /// `NOMAJORITY`, `INVALID`, `REPLY`, `NOEVENTS`, `STOPPED`, `FORKED`.
-    pub fn code(&self) -> &str {
-        match self {
-            Self::Server { code, .. } => code,
-            Self::NoModule => "NOMODULE",
-            Self::WrongServer { .. } => "WRONGSERVER",
-            Self::Deadlock { .. } => "DEADLOCK",
-            Self::Upgrade { .. } => "UPGRADE",
-            Self::Unavailable { .. } => "UNAVAILABLE",
-            Self::Address(_) => "ADDRESS",
-            Self::Lost(_) => "LOST",
-            Self::NotReplicated { .. } => "NOTREPLICATED",
-            Self::NoMajority { .. } => "NOMAJORITY",
-            Self::Invalid(_) => "INVALID",
-            Self::Reply(_) => "REPLY",
-            Self::NoEvents { .. } => "NOEVENTS",
-            Self::Stopped => "STOPPED",
-            Self::Forked => "FORKED",
-        }
-    }
-
-    /// Returns whether an acquire goes on waiting: a fail-over may be on its way.
-    pub(crate) fn may_pass(&self) -> bool {
-        self.is_retryable() && !matches!(self, Self::NotReplicated { .. } | Self::Deadlock { .. })
     }
 
     /// Returns whether the command may have been carried out all the same.
     pub(crate) fn leaves_doubt(&self) -> bool {
         match self {
-            // The module gives the grant back, or a fail-over kept it. A server that is
-            // demoted unblocks also whom it did not tell of a grant.
-            Self::Server { code, .. } => matches!(code.as_str(), "NOREPLICAS" | "UNBLOCKED"),
-            Self::Unavailable { .. } | Self::Reply(_) | Self::Stopped | Self::Lost(_) => true,
+            // A server that is demoted unblocks also whom it did not tell of a grant.
+            Self::Server { code, .. } => code == "UNBLOCKED",
+            Self::Unavailable { sent, .. } => *sent,
+            Self::NoReplicas(_) | Self::Reply(_) | Self::Stopped | Self::Lost(_) => true,
             _ => false,
         }
-    }
-
-    /// Returns whether a new connection may lead to a server that does better.
-    pub(crate) fn calls_for_new_connection(&self) -> bool {
-        match self {
-            Self::Server { code, .. } => {
-                matches!(code.as_str(), "READONLY" | "MASTERDOWN" | "UNBLOCKED")
-            }
-            Self::Unavailable { .. } | Self::Reply(_) | Self::WrongServer { .. } => true,
-            _ => false,
-        }
-    }
-
-    /// Returns whether it is what a module says that knows no places.
-    pub(crate) fn is_syntax_error(&self) -> bool {
-        matches!(self, Self::Server { code, message }
-            if code == "ERR" && message.starts_with("syntax error"))
-    }
-
-    /// Returns whether the user may not send this command, or the server has none such.
-    pub(crate) fn is_of_the_command(&self) -> bool {
-        matches!(self.code(), "NOPERM" | "ERR" | "NOMODULE")
     }
 
     /// Returns whether the connection was closed.
@@ -222,15 +200,29 @@ impl Error {
     }
 
     pub(crate) fn timed_out() -> Self {
-        Self::unavailable("no answer in time")
-    }
-
-    pub(crate) fn unavailable(why: &str) -> Self {
         Self::Unavailable {
-            message: why.into(),
+            message: "no answer in time".into(),
             closed: false,
+            sent: true,
             permanent: false,
         }
+    }
+
+    pub(crate) fn closed() -> Self {
+        Self::Unavailable {
+            message: "the connection was closed".into(),
+            closed: true,
+            sent: true,
+            permanent: false,
+        }
+    }
+
+    /// Of what failed before the command was sent.
+    pub(crate) fn unsent(mut self) -> Self {
+        if let Self::Unavailable { sent, .. } = &mut self {
+            *sent = false;
+        }
+        self
     }
 
     /// Names the server that could not be reached.
@@ -241,7 +233,7 @@ impl Error {
         self
     }
 
-    pub(crate) fn unexpected(reply: &redis::Value) -> Self {
+    pub(crate) fn unexpected(reply: &Value) -> Self {
         Self::Reply(format!("{reply:?}"))
     }
 
@@ -254,8 +246,15 @@ impl Error {
     fn of_server(code: &str, message: String) -> Self {
         match code {
             "ERR" if message.starts_with("unknown command") => Self::NoModule,
-            "DEADLOCK" => Self::Deadlock { cycle: message },
-            "UPGRADE" => Self::Upgrade { message },
+            "DEADLOCK" => Self::Deadlock(message),
+            "UPGRADE" => Self::Upgrade(message),
+            "SUPERSEDED" => Self::Superseded(message),
+            "QUEUEFULL" => Self::QueueFull(message),
+            "NOTALOCK" | "WRONGTYPE" => Self::NotALock(format!("{code} {message}")),
+            "HOLDCOUNT" => Self::HoldCount(message),
+            "NOREPLICAS" => Self::NoReplicas(message),
+            "NOTHELD" => Self::NotHeld(message),
+            "NOPERM" => Self::NoPermission(message),
             "" => Self::of_server("ERR", message),
             _ => Self::Server {
                 code: code.to_string(),
@@ -263,42 +262,39 @@ impl Error {
             },
         }
     }
+}
 
-    /// What the redis crate told.
-    pub(crate) fn from_redis(error: RedisError) -> Self {
+impl From<RedisError> for Error {
+    fn from(error: RedisError) -> Self {
         if let Some(code) = error.code() {
-            let message = error.detail().unwrap_or_default().to_string();
-            return Self::of_server(code, message);
+            return Self::of_server(code, error.detail().unwrap_or_default().to_string());
         }
         match error.kind() {
             ErrorKind::InvalidClientConfig => Self::Address(error.to_string()),
-            ErrorKind::AuthenticationFailed => Self::Server {
-                code: "WRONGPASS".into(),
-                message: error.to_string(),
-            },
+            ErrorKind::AuthenticationFailed => Self::of_server("WRONGPASS", error.to_string()),
             ErrorKind::UnexpectedReturnType | ErrorKind::Parse => Self::Reply(error.to_string()),
             _ => Self::Unavailable {
                 message: error.to_string(),
                 closed: error.is_connection_dropped(),
+                sent: true,
                 permanent: is_distrust(&error),
             },
         }
     }
+}
 
-    /// A task that ended before its time. A panic goes on in whoever waited
-    /// for the task.
-    pub(crate) fn from_task(error: JoinError) -> Self {
-        match error.try_into_panic() {
-            Ok(panic) => std::panic::resume_unwind(panic),
-            Err(_) => Self::Stopped,
-        }
+/// So that whatever can't fail to name servers fits [`LockClient::connect`].
+///
+/// [`LockClient::connect`]: crate::LockClient::connect
+impl From<std::convert::Infallible> for Error {
+    fn from(never: std::convert::Infallible) -> Self {
+        match never {}
     }
 }
 
 /// Returns whether one end does not accept the other's certificate or ways, which does
-/// not change by trying again. A connection that ends during the handshake does.
+/// not change by trying again. What a TLS library found is told by its words alone.
 fn is_distrust(error: &RedisError) -> bool {
-    // What a TLS library found is told by its words alone.
     let told = error.to_string().to_lowercase();
     ["certificate", "handshakefailure", "handshake failure"]
         .iter()
@@ -307,61 +303,38 @@ fn is_distrust(error: &RedisError) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use redis::{ServerError, Value};
-
     use super::*;
-
-    /// The error that a line of the server becomes.
-    fn told(line: &str) -> Error {
-        let reply = redis::parse_redis_value(format!("-{line}\r\n").as_bytes()).unwrap();
-        let Value::ServerError(error) = reply else {
-            panic!("{reply:?} is no error");
-        };
-        let error: ServerError = error;
-        Error::from_redis(RedisError::from(error))
-    }
 
     #[test]
     fn the_servers_code_is_kept() {
         for code in [
             "NOTALOCK",
+            "WRONGTYPE",
             "HOLDCOUNT",
             "QUEUEFULL",
             "READONLY",
             "MOVED",
             "ERR",
+            "DEADLOCK",
+            "UPGRADE",
+            "SUPERSEDED",
+            "NOREPLICAS",
+            "NOTHELD",
+            "NOPERM",
         ] {
-            let error = told(&format!("{code} some words"));
+            let error = Error::from_line(&format!("{code} some words"));
             assert_eq!(error.code(), code, "{error:?}");
             assert_eq!(error.to_string(), format!("{code} some words"));
         }
-        assert_eq!(told("DEADLOCK a -> b").code(), "DEADLOCK");
-        assert_eq!(told("UPGRADE held shared").code(), "UPGRADE");
-    }
-
-    #[test]
-    fn an_error_without_a_word_has_a_code_too() {
         for line in ["", " some words"] {
-            assert_eq!(told(line).code(), "ERR", "{line:?}");
+            assert_eq!(Error::from_line(line).code(), "ERR", "{line:?}");
         }
-    }
-
-    #[test]
-    fn only_whoever_began_the_work_retries_a_deadlock() {
-        let deadlock = told("DEADLOCK 'a' waits for 'k' held by 'b'");
-        assert!(deadlock.is_retryable() && !deadlock.may_pass());
-        assert!(matches!(deadlock,
-            Error::Deadlock { cycle } if cycle == "'a' waits for 'k' held by 'b'"));
-        let upgrade = told("UPGRADE held shared");
-        assert!(!upgrade.is_retryable());
-        assert!(matches!(upgrade, Error::Upgrade { .. }));
     }
 
     #[test]
     fn a_server_without_the_module_is_told_by_name() {
-        let error = told("ERR unknown command 'LOCK.ACQUIRE', with args beginning with: 'a' 'b' ");
+        let error = Error::from_line("ERR unknown command 'LOCK.ACQUIRE', with args");
         assert!(matches!(error, Error::NoModule), "{error:?}");
-        // A sentinel says the same.
         assert!(error.to_string().contains("redis-sentinel://"), "{error}");
     }
 
@@ -375,7 +348,7 @@ mod tests {
             "READONLY x",
             "QUEUEFULL x",
         ] {
-            assert!(told(line).is_retryable(), "{line}");
+            assert!(Error::from_line(line).is_retryable(), "{line}");
         }
         for line in [
             "ERR syntax error",
@@ -383,28 +356,24 @@ mod tests {
             "NOTALOCK x",
             "NOPERM x",
             "OOM x",
+            "SUPERSEDED x",
         ] {
-            assert!(!told(line).is_retryable(), "{line}");
+            assert!(!Error::from_line(line).is_retryable(), "{line}");
         }
         assert!(Error::timed_out().is_retryable());
         assert!(!Error::Lost(Lost::Expired).is_retryable());
+        let deadlock = Error::from_line("DEADLOCK x");
+        assert!(deadlock.is_retryable() && !deadlock.may_pass());
     }
 
     #[test]
     fn only_what_may_have_been_carried_out_leaves_doubt() {
         assert!(Error::timed_out().leaves_doubt());
-        assert!(told("NOREPLICAS x").leaves_doubt());
-        assert!(told("UNBLOCKED x").leaves_doubt());
-        for line in ["NOPERM x", "BUSY x", "DEADLOCK x", "OOM x"] {
-            assert!(!told(line).leaves_doubt(), "{line}");
+        for line in ["NOREPLICAS x", "UNBLOCKED x"] {
+            assert!(Error::from_line(line).leaves_doubt(), "{line}");
         }
-    }
-
-    #[tokio::test]
-    #[should_panic(expected = "the panic of the task")]
-    async fn a_panic_is_not_turned_into_an_error() {
-        let ended = tokio::spawn(async { panic!("the panic of the task") }).await;
-        let error: Result<(), Error> = ended.map_err(Error::from_task);
-        drop(error);
+        for line in ["NOPERM x", "BUSY x", "DEADLOCK x", "OOM x"] {
+            assert!(!Error::from_line(line).leaves_doubt(), "{line}");
+        }
     }
 }

@@ -7,50 +7,38 @@
 pub mod blocking;
 mod client;
 mod guard;
+mod job;
 mod lock;
 mod session;
-// how a lock is taken,
+// how a lock is taken and kept,
 mod acquire;
-// what all clones of a client share,
+mod hold;
 mod shared;
-// what there is of a lock that is held,
-mod holding;
 // the servers and the connections to them,
+mod bond;
+mod connection;
+mod link;
+mod register;
+mod router;
 mod servers;
+mod slots;
 // and what knows nothing of all that.
 mod backoff;
 mod clock;
-mod commands;
+mod command;
 mod error;
-#[cfg(test)]
-mod fake_server;
-mod inspect;
-mod keyed;
-mod lines;
-mod mutex;
-mod process;
-mod request;
-mod tasks;
-mod validity;
-mod votes;
+mod info;
+mod message;
 
-/// The crate that makes the connections, for an application's own
-/// [`redis::Client`].
+/// The crate that makes the connections, for an application's own [`redis::Client`].
 pub use redis;
 
-pub use client::{ClientBuilder, LockClient, Redlock};
-pub use error::Error;
-pub use guard::{HoldHandle, LockGuard};
-pub use inspect::{ContendedLock, Counters, Holder, LockInfo, Waiter};
+pub use client::{ClientBuilder, LockClient};
+pub use command::Mode;
+pub use error::{Error, Lost};
+pub use guard::LockGuard;
+pub use info::{Holder, LockInfo, Waiter};
+pub use job::Job;
 pub use lock::Lock;
-pub use request::Mode;
-pub use servers::events::{Events, Heard, LockEvent};
-pub use servers::server::Server;
-#[cfg(any(feature = "tls-rustls", feature = "tls-native-tls"))]
-#[cfg_attr(
-    docsrs,
-    doc(cfg(any(feature = "tls-rustls", feature = "tls-native-tls")))
-)]
-pub use servers::server::Tls;
+pub use servers::Servers;
 pub use session::Session;
-pub use validity::Lost;

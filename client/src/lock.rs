@@ -1,31 +1,20 @@
 //! A lock, and how to take it.
 
 use std::fmt;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
-use tracing::Instrument;
+use tokio::time::timeout_at;
 
-use crate::acquire::cohort;
-use crate::acquire::handing_out::hand_out;
-use crate::acquire::reentry::re_enter;
-use crate::acquire::{majority, single};
+use crate::acquire::{Attempt, Request, Wait};
 use crate::backoff::Backoff;
-use crate::commands;
-use crate::error::Error;
-use crate::guard::{HoldHandle, LockGuard};
-use crate::holding::binding::Binding;
-use crate::holding::owner::Joined;
-use crate::inspect::LockInfo;
-use crate::request::{Mode, Renew, Replicas, Request, Wait};
-use crate::servers::node::by;
-use crate::shared::{ATTEMPT_SUFFIX_BYTES, Servers, Shared};
-use crate::validity::whole_ms;
-
-/// The greatest token.
-const TOKEN_MAX: u64 = (1 << 53) - 1;
+use crate::command::{self, Mode, NUMBER_MAX, unique_owner};
+use crate::error::{Error, Lost};
+use crate::guard::LockGuard;
+use crate::hold::{Hold, JobState};
+use crate::info::LockInfo;
+use crate::shared::{Road, Shared};
 
 /// A lock, and how to take it. It can be used any number of times.
 ///
@@ -37,175 +26,108 @@ const TOKEN_MAX: u64 = (1 << 53) - 1;
 /// # Ok(())
 /// # }
 /// ```
+///
+/// Each acquire is an owner of its own: whoever holds the lock and acquires it again waits
+/// for himself. [`Job`](crate::Job) is for work that takes a lock twice.
 #[derive(Clone)]
 #[must_use = "a lock is taken by `acquire`, `acquire_within`, `try_acquire` or `run`"]
 pub struct Lock {
-    client: Arc<Shared>,
+    shared: Arc<Shared>,
     key: Vec<u8>,
-    owner: Option<Vec<u8>>,
-    lease: Option<Duration>,
-    is_renewed: bool,
-    max_renewals: Option<u32>,
+    lease: Duration,
+    renewals: Option<u32>,
     mode: Mode,
-    replicas: Option<Replicas>,
-    session: Option<Arc<Binding>>,
+    road: Road,
+    job: Option<Arc<JobState>>,
 }
 
 impl Lock {
-    pub(crate) fn new(client: Arc<Shared>, key: &[u8]) -> Self {
-        let key = [&client.key_prefix, key].concat();
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        key: &[u8],
+        road: Road,
+        job: Option<Arc<JobState>>,
+    ) -> Self {
         Self {
-            client,
-            key,
-            owner: None,
-            lease: None,
-            is_renewed: true,
-            max_renewals: None,
+            key: [&shared.key_prefix, key].concat(),
+            lease: shared.default_lease,
+            renewals: None,
             mode: Mode::Exclusive,
-            replicas: None,
-            session: None,
+            shared,
+            road,
+            job,
         }
     }
 
-    /// Has its holds bound to a session.
-    pub(crate) fn within(mut self, session: Arc<Binding>) -> Self {
-        self.session = Some(session);
-        self
-    }
-
-    /// The lease: how long the lock stays taken if this process dies. Whole
-    /// milliseconds, at least one, at most ten years. Without it, that of the
-    /// client: 30 seconds if not changed.
-    ///
-    /// A task renews it every third of it for as long as a guard is there;
-    /// [`Lock::renew`] and [`Lock::max_renewals`] change that.
+    /// The lease: how long the lock stays taken if this process dies. Whole milliseconds,
+    /// 1 to ten years. Without it, that of the client.
     pub fn lease(mut self, lease: Duration) -> Self {
-        self.lease = Some(lease);
+        self.lease = lease;
         self
     }
 
-    /// Whether the lease is renewed by itself. If not, the hold ends one lease
-    /// after it was granted or after the last [`LockGuard::renew`]. A hold in a
-    /// [session](crate::Session) is always renewed, and so is one that another
-    /// guard of its owner wants renewed.
+    /// Whether the lease is renewed by itself, every third of it. If not, the hold ends
+    /// one lease after it was granted or last renewed by [`LockGuard::renew`].
     pub fn renew(mut self, renew: bool) -> Self {
-        self.is_renewed = renew;
+        self.renewals = (!renew).then_some(0);
         self
     }
 
-    /// Renews at most this many times by itself, so that a task that hangs does
-    /// not keep the lock for ever; and as long as another guard of its owner is
-    /// there that wants more. In a [session](crate::Session) it has no effect.
+    /// Renews at most this many times by itself, so that work that hangs does not keep
+    /// the lock for ever. In a [session](crate::Session) the server goes on.
     pub fn max_renewals(mut self, renewals: u32) -> Self {
-        self.max_renewals = Some(renewals);
+        self.renewals = Some(renewals);
         self
     }
 
-    /// Takes the lock for this owner: 1 to 1024 bytes that don't begin with
-    /// `@`. Guards of one owner share one hold, which ends with the last of
-    /// them. Without it, every guard excludes every other.
-    ///
-    /// Only among owners with a name are deadlocks found ([`Error::Deadlock`]): any
-    /// other guard is an owner of its own, which has one lock and waits for none.
-    ///
-    /// An owner's name belongs to one client. Two clients that use the same
-    /// one don't exclude each other, and a client that was started anew takes
-    /// over what its predecessor held by that name. A renewal of the predecessor may still
-    /// be on the way then, and make the lease as short as it was: release such a hold, and
-    /// acquire the lock anew. Where two wait for one lock by the
-    /// same name, one of them may hear of its turn only a minute later. With a
-    /// [`Redlock`](crate::Redlock) two clients do exclude each other: there only
-    /// the guards of one client share a hold, and the name is at most 960 bytes.
-    pub fn owner(mut self, owner: impl AsRef<[u8]>) -> Self {
-        self.owner = Some(owner.as_ref().to_vec());
-        self
-    }
-
-    /// Holds the lock together with any number of others that share it, as
-    /// readers do; a writer asks without this. First come, first served, so a
-    /// stream of readers does not keep a writer out.
-    ///
-    /// Guards of one owner share its hold in the mode in which it was taken. A
-    /// looser mode is granted as the stricter one that it has; for a stricter
-    /// one it gets [`Error::Upgrade`].
+    /// Holds the lock together with all others that share it, as readers do; a writer
+    /// asks without this. First come, first served, so a stream of readers does not keep
+    /// a writer out.
     pub fn shared(mut self) -> Self {
         self.mode = Mode::Shared;
         self
     }
 
-    /// Holds the lock together with at most `limit` - 1 others: one of `limit`
-    /// permits (1 to 2^53 - 1), each with a lease and a token of its own. Where several ask with
+    /// Holds the lock together with at most `limit` - 1 others: one of `limit` permits (1
+    /// to 2^53 - 1), each with a lease and a token of its own. Where several ask with
     /// different limits, the least of the holders' and of the newcomer's counts.
-    /// Of this and [`Lock::shared`] the last one called counts.
-    ///
-    /// A [`Redlock`](crate::Redlock) has no permits: each of its majorities would
-    /// count for itself.
     pub fn limit(mut self, limit: u64) -> Self {
         self.mode = Mode::Limited(limit);
         self
     }
 
-    /// Holds the lock only once this many replicas have it, too; else releases
-    /// it and fails with [`Error::NotReplicated`]. It makes it unlikely that a
-    /// fail-over forgets the lock. `timeout` is for the replicas alone, and at
-    /// most the lease; zero counts as a millisecond. It costs a connection while
-    /// the lock is taken.
-    ///
-    /// This is for servers without the setting `lock.min-replicas`, which sees to it for
-    /// every grant and every renewal of all clients, and tells of no hold before.
-    pub fn replicas(mut self, replicas: usize, timeout: Duration) -> Self {
-        self.replicas = Some(Replicas {
-            wanted: replicas,
-            within: timeout,
-        });
-        self
-    }
-
     /// Takes the lock, waiting for it without end if another owner has it.
     ///
-    /// Waits are served first come, first served, as the server gets to know of them. A
-    /// lost connection on the way is made good and costs no place; so is a fail-over,
-    /// after which all stand in line anew. A grant that too few replicas have
-    /// acknowledged (`NOREPLICAS`) is asked for again. Within a server's grace period
-    /// every lock is as one that another owner has.
+    /// First come, first served. A lost connection on the way is made good and costs no
+    /// place; so is a fail-over, after which all stand in line anew. What passes (too few
+    /// replicas, a server that is loading, slots that move) is waited for, and told to
+    /// [`on_failure`](crate::ClientBuilder::on_failure).
     ///
-    /// If the future is dropped, neither a place in the queue nor a hold is
-    /// left on the server: what may have been granted meanwhile is released in
-    /// the background. A future that is kept but not polled keeps its place until its
-    /// turn comes, and misses that: then the lock passes to the next one, that of a
-    /// [`Redlock`](crate::Redlock) when the lease is over. A lock that was free is granted at
-    /// once and missed as well: it stays taken until the lease is over, that of a
-    /// [session](crate::Session) until the future is dropped or the session ends. Later
-    /// acquires of this lock by the same [owner's name](Lock::owner) wait until it is polled
-    /// or dropped.
+    /// If the future is dropped, neither a place in the queue nor a hold is left at the
+    /// server. A future that is kept but not polled misses its turn: the lock passes to
+    /// the next one soon after.
+    ///
+    /// It does not re-enter: see [`Job`](crate::Job).
     ///
     /// # Errors
-    /// What the server refused; [`Error::Deadlock`] where the wait would never
-    /// end; [`Error::Lost`] where the lease was so short that it was over when
-    /// the answer came.
+    /// What the server refused; [`Error::Deadlock`] where the wait would never end;
+    /// [`Error::Lost`] where the lease was so short that it was over when the answer came.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime, as all acquires do when they are polled.
     pub fn acquire(
         &self,
     ) -> impl Future<Output = Result<LockGuard, Error>> + Send + 'static + use<> {
-        let this = self.clone();
-        async move {
-            let mut backoff = Backoff::default();
-            loop {
-                if let Some(guard) = this.clone().take(Wait::Until(None)).await? {
-                    return Ok(guard);
-                }
-                // Only `CLIENT UNBLOCK` ends such a wait without the lock.
-                backoff.pause_before(None).await;
-            }
-        }
+        let taking = self.clone().take(Wait::Until(None));
+        async { taking.await?.ok_or_else(Error::timed_out) }
     }
 
-    /// As [`Lock::acquire`], waiting at most this long: none if the wait was over
-    /// before. Zero is [`Lock::try_acquire`]. The server may take as long as the
+    /// As [`Lock::acquire`], waiting at most this long: none if the wait was over before.
+    /// Zero is [`Lock::try_acquire`]. A server that does not answer may take the
     /// [response time-out](crate::ClientBuilder::response_timeout) in addition.
     ///
     /// # Errors
-    /// As [`Lock::acquire`], or the last failure if no answer was to be had
-    /// within the wait.
+    /// As [`Lock::acquire`], or the last failure if no answer was to be had.
     pub fn acquire_within(
         &self,
         wait: Duration,
@@ -215,11 +137,6 @@ impl Lock {
 
     /// Takes the lock if it is free and nobody waits for it; else returns none.
     ///
-    /// The acquires of an owner with a name come one after another. While another
-    /// one of the same owner waits for this lock, this returns none after the
-    /// response time-out. Where the server does not answer, it takes the connect and
-    /// the response time-out.
-    ///
     /// # Errors
     /// What the server refused, or that it does not answer.
     pub fn try_acquire(
@@ -228,38 +145,37 @@ impl Lock {
         self.clone().take(Wait::No)
     }
 
-    /// Takes the lock as [`Lock::acquire`] does, does the work, and releases the
-    /// lock. If the lock is lost, the work is dropped where it stands.
+    /// Takes the lock as [`Lock::acquire`] does, does the work, and releases the lock. If
+    /// the lock is lost, the work is dropped where it stands.
     ///
     /// ```no_run
     /// # async fn write(token: u64) -> u64 { token }
     /// # async fn example(client: redis_lock_client::LockClient) -> Result<(), redis_lock_client::Error> {
     /// let lock = client.lock("orders:42");
-    /// let written = lock.run(|hold| async move { write(hold.token()).await }).await?;
+    /// let written = lock.run(|guard| async move { write(guard.token()).await }).await?;
     /// # Ok(())
     /// # }
     /// ```
     ///
     /// # Errors
-    /// As [`Lock::acquire`]; and [`Error::Lost`] if the lock was lost before the
-    /// work was done. That the release failed is only a warning: the lock ends
-    /// with its lease.
+    /// As [`Lock::acquire`]; and [`Error::Lost`] if the lock was lost before the work was
+    /// done. That the release failed is told to
+    /// [`on_failure`](crate::ClientBuilder::on_failure) alone: the lease ends it.
     pub async fn run<T, F, W>(&self, work: F) -> Result<T, Error>
     where
-        F: FnOnce(HoldHandle) -> W,
+        F: FnOnce(Arc<LockGuard>) -> W,
         W: Future<Output = T>,
     {
-        let guard = self.acquire().await?;
+        let guard = Arc::new(self.acquire().await?);
         let done = {
-            let lost = guard.lost();
-            let work = pin!(work(guard.handle()));
+            let work = pin!(work(Arc::clone(&guard)));
             tokio::select! {
                 biased;
-                why = lost => return Err(Error::Lost(why)),
+                why = guard.lost() => return Err(Error::Lost(why)),
                 done = work => done,
             }
         };
-        match guard.release().await {
+        match guard.end().await {
             Err(Error::Lost(why)) => Err(Error::Lost(why)),
             Ok(()) | Err(_) => Ok(done),
         }
@@ -270,24 +186,24 @@ impl Lock {
     /// # Errors
     /// What the server refused, or that it does not answer.
     pub async fn info(&self) -> Result<LockInfo, Error> {
-        let reply = self.call(&commands::info(&self.key)).await?;
-        LockInfo::read(self.key.clone(), reply)
+        let answer = self
+            .shared
+            .ask(&self.key, &command::info(&self.key))
+            .await?;
+        LockInfo::read(self.key.clone(), answer.value)
     }
 
-    /// Takes the lock from its holders, if this is its newest token, and passes
-    /// it on. Returns whether there was such a hold.
-    ///
-    /// A holder is not told, other than by its next renewal or by its token.
+    /// Takes the lock from its holders, if this is its newest token, and passes it on.
+    /// Returns whether there was such a hold. A holder hears of it by its next renewal.
     ///
     /// # Errors
-    /// What the server refused, or that it does not answer.
+    /// What the server refused, or that it does not answer: then it may have been done.
     pub async fn break_lock(&self, token: u64) -> Result<bool, Error> {
-        if !(1..=TOKEN_MAX).contains(&token) {
+        match token {
+            1..=NUMBER_MAX => self.break_by(Some(token)).await,
             // No hold has such a token.
-            return Ok(false);
+            _ => Ok(false),
         }
-        let cmd = commands::break_lock(&self.key, Some(token));
-        commands::found(&self.call(&cmd).await?)
     }
 
     /// As [`Lock::break_lock`], whatever the newest token is.
@@ -295,110 +211,119 @@ impl Lock {
     /// # Errors
     /// As [`Lock::break_lock`].
     pub async fn break_any(&self) -> Result<bool, Error> {
-        let cmd = commands::break_lock(&self.key, None);
-        commands::found(&self.call(&cmd).await?)
+        self.break_by(None).await
     }
 
-    async fn call(&self, cmd: &redis::Cmd) -> Result<redis::Value, Error> {
-        self.client.check_process()?;
-        let node = self.client.node()?;
-        Ok(node.call(&self.key, cmd).await?.value)
+    async fn break_by(&self, token: Option<u64>) -> Result<bool, Error> {
+        let command = command::break_lock(&self.key, token);
+        command::is_one(&self.shared.ask(&self.key, &command).await?.value)
     }
 
-    /// Boxed, so that the compiler does not carry its depth into every future
-    /// that awaits it.
-    fn take(self, wait: Wait) -> BoxFuture<'static, Result<Option<LockGuard>, Error>> {
-        let key = String::from_utf8_lossy(&self.key).into_owned();
-        let span = tracing::debug_span!("acquire", key);
-        let taken = async move {
-            let response = self.response_timeout();
-            let give_up_at = match wait {
-                Wait::Until(Some(deadline)) => Some(deadline + response),
-                Wait::No | Wait::Until(None) => None,
+    /// Boxed, so that its size is not part of every future that awaits it.
+    fn take(
+        self,
+        wait: Wait,
+    ) -> Pin<Box<dyn Future<Output = Result<Option<LockGuard>, Error>> + Send>> {
+        Box::pin(async move {
+            self.shared.check_process()?;
+            let hold = match self.job.clone() {
+                None => self.take_as(unique_owner(), wait).await?,
+                Some(job) => self.take_for(&job, wait).await?,
             };
-            // What it leaves behind is given back in the background.
-            let taken = by(give_up_at, self.take_now(wait)).await;
-            taken.unwrap_or_else(|| Err(Error::timed_out()))
-        };
-        Box::pin(taken.instrument(span))
+            Ok(hold.map(LockGuard::new))
+        })
     }
 
-    /// Each way is boxed: a future is moved now and then, with room for all its ways.
-    async fn take_now(&self, wait: Wait) -> Result<Option<LockGuard>, Error> {
-        let (client, session) = (&*self.client, self.session.as_ref());
-        let request = self.request()?;
-        let mut owner_permit = None;
-        if let Some(owner) = &request.owner {
-            // The acquires of one owner come one after another.
-            let id = (request.key.clone(), owner.clone());
-            let deadline = wait.deadline_or(self.response_timeout());
-            let Some(permit) = by(deadline, client.owners.lock(&id)).await else {
-                return Ok(None);
-            };
-            let joined = Box::pin(re_enter(client, &request, session, wait, &permit)).await?;
-            if let Some(joined) = joined {
-                return Ok(joined.into_shared().map(LockGuard::new));
-            }
-            owner_permit = Some(permit);
-        }
-        let taken = match &client.servers {
-            Servers::One { .. } if request.pass_on.is_some() => {
-                return Ok(cohort::take(&self.client, &request, wait)
-                    .await?
-                    .and_then(Joined::into_shared)
-                    .map(LockGuard::new));
-            }
-            Servers::One { node, waits, .. } => {
-                let servers = (node, waits);
-                let taking = single::take(client, servers, &request, wait, session, owner_permit);
-                Box::pin(taking).await?
-            }
-            Servers::Many(nodes) => {
-                let client = &self.client;
-                Box::pin(majority::take(client, nodes, &request, wait, owner_permit)).await?
-            }
-        };
-        let Some((attempt, granted)) = taken else {
-            return Ok(None);
-        };
-        let joined = hand_out(client, &request, session, attempt, granted)?;
-        Ok(joined.into_shared().map(LockGuard::new))
-    }
-
-    /// What is asked of the servers, if they take it.
-    fn request(&self) -> Result<Request, Error> {
-        self.client.check_process()?;
-        let lease = self.lease.unwrap_or(self.client.default_lease);
-        let mut request = Request {
+    fn request(&self, owner: Vec<u8>, nth: u64, is_first: bool) -> Result<Request, Error> {
+        let request = Request {
             key: self.key.clone(),
-            owner: self.owner.clone(),
+            owner,
             mode: self.mode,
-            lease: Duration::from_millis(whole_ms(lease)),
-            renew: match (self.max_renewals, self.is_renewed) {
-                _ if self.session.is_some() => Renew::Always,
-                (_, false) | (Some(0), _) => Renew::Never,
-                (Some(renewals), true) => Renew::AtMost(renewals),
-                (None, true) => Renew::Always,
-            },
-            replicas: self.replicas,
-            pass_on: None,
+            lease: self.lease,
+            nth,
+            is_first,
+            road: self.road.clone(),
         };
-        if request.is_like_any_other() && self.session.is_none() {
-            request.pass_on = self.client.pass_on;
-        }
-        match self.client.servers {
-            Servers::One { .. } => request.check()?,
-            Servers::Many(_) => request.check_for_many(ATTEMPT_SUFFIX_BYTES)?,
-        }
+        request.check()?;
         Ok(request)
     }
 
-    fn response_timeout(&self) -> Duration {
-        match &self.client.servers {
-            Servers::One { node, .. } => node.timeouts().response,
-            Servers::Many(nodes) => {
-                let responses = nodes.iter().map(|node| node.timeouts().response);
-                responses.max().unwrap_or_default()
+    async fn take_as(&self, owner: Vec<u8>, wait: Wait) -> Result<Option<Arc<Hold>>, Error> {
+        let mut attempt = Attempt::new(&self.shared, self.request(owner, 1, true)?, None);
+        let Some(grant) = attempt.take(wait).await? else {
+            return Ok(None);
+        };
+        let hold = Hold::start(&self.shared, &attempt, grant, self.renewals, None);
+        self.told(hold).map(Some)
+    }
+
+    /// Takes it for a job: another hold of the one that the job has, or its first.
+    async fn take_for(&self, job: &Arc<JobState>, wait: Wait) -> Result<Option<Arc<Hold>>, Error> {
+        let turn = match wait {
+            Wait::Until(Some(deadline)) => match timeout_at(deadline, job.turn(&self.key)).await {
+                Ok(turn) => turn,
+                Err(_) => return Ok(None),
+            },
+            Wait::No | Wait::Until(None) => job.turn(&self.key).await,
+        };
+        let (held, is_first) = job.look_up(&self.key);
+        let nth = held.as_ref().map_or(1, |hold| hold.guards() + 1);
+        let request = self.request(job.owner.clone(), nth, is_first)?;
+        if let Some(hold) = &held {
+            hold.ask_for(self.lease);
+        }
+        let mut attempt = Attempt::new(&self.shared, request, Some(turn));
+        let mut taken = attempt.take(wait).await;
+        // In a grace period nothing is granted, and the hold stands all the same.
+        let mut backoff = Backoff::default();
+        while let (Some(hold), Ok(None)) = (&held, &taken) {
+            match (hold.renew().await, wait) {
+                (Ok(_), Wait::Until(deadline)) if backoff.pause_before(deadline).await => {}
+                (Ok(_), _) => return Ok(None),
+                (Err(Error::Lost(_)), _) => break,
+                (Err(error), _) => return Err(error),
+            }
+            taken = attempt.take(wait).await;
+        }
+        let Some(hold) = held else {
+            let Some(grant) = taken? else {
+                return Ok(None);
+            };
+            let job = Arc::clone(job);
+            let hold = Hold::start(
+                &self.shared,
+                &attempt,
+                grant,
+                self.renewals,
+                Some(Arc::clone(&job)),
+            );
+            job.note(&self.key, &hold);
+            return self.told(hold).map(Some);
+        };
+        match taken {
+            Ok(Some(grant)) if grant.token == hold.token => {
+                hold.re_enter(grant.since, self.lease)
+                    .map_err(Error::Lost)?;
+                Ok(Some(hold))
+            }
+            // The server has ended the hold without a word, and somebody may have had it.
+            Ok(_) | Err(Error::HoldCount(_)) => {
+                attempt.doubt();
+                Err(Error::Lost(
+                    hold.end(Lost::Refused).unwrap_or(Lost::Refused),
+                ))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Hands a hold out, unless it is over already.
+    fn told(&self, hold: Arc<Hold>) -> Result<Arc<Hold>, Error> {
+        match hold.left() {
+            Ok(_) => Ok(hold),
+            Err(why) => {
+                hold.end(why);
+                Err(Error::Lost(why))
             }
         }
     }
@@ -408,11 +333,8 @@ impl fmt::Debug for Lock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lock")
             .field("key", &String::from_utf8_lossy(&self.key))
-            .field("owner", &self.owner.as_deref().map(String::from_utf8_lossy))
             .field("lease", &self.lease)
-            .field("renew", &self.is_renewed)
             .field("mode", &self.mode)
-            .field("session", &self.session.is_some())
             .finish_non_exhaustive()
     }
 }

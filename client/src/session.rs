@@ -3,76 +3,60 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::holding::binding::Binding;
+use crate::bond::Bond;
+use crate::error::{Error, Lost};
 use crate::lock::Lock;
-use crate::shared::Shared;
-use crate::validity::Lost;
+use crate::shared::{Road, Shared};
 
-/// A connection, and any number of locks that end with it.
+/// Locks that end at once when this process does: the server ties them to a connection of
+/// the session's own, and keeps their leases up while it lives.
 ///
-/// The server ends them the moment that the connection closes: when this process
-/// ends, even by `kill -9`, or when somebody or something closes the connection.
-/// Until then the server keeps their leases renewed. A lease bounds how long a
-/// lock stays taken where the server can't see the end: after its own crash, or
-/// while the network swallows everything. Where the server can't keep up a lease,
-/// because it may not write or too few replicas acknowledge it, it closes the
-/// connection before that lease is over.
-///
-/// [`LockGuard::lost`] completes when the connection is closed, and when it gave
-/// no sign of life for a lease: it is asked every third of one. So the shortest
-/// lease of its locks decides how long a session survives a silent network; and
-/// with one hold that ran out, the whole session ends. While it has no holds, it
-/// ends when nothing that it asks is answered for a lease of the client.
-///
-/// In a cluster the session has a connection to each node whose locks it takes. The
-/// end of one of them ends the session, and so does a slot of its locks that moves
-/// to another node: such a lock stays taken until its guard is dropped or its lease
-/// is over.
-///
-/// When the session is dropped, its connection closes and its locks end,
-/// whatever guards there are.
-///
-/// [`LockGuard::lost`]: crate::LockGuard::lost
+/// A session is for locks whose holder may die, so that the next one need not wait for
+/// the end of a lease. When its connection is closed, by whoever it is, all its holds are
+/// lost, which [`lost`](Self::lost) and each guard's `lost` tell: a session never connects
+/// again by itself. Dropping it closes it.
 #[must_use = "the session's locks end when it is dropped"]
 pub struct Session {
-    client: Arc<Shared>,
-    binding: Arc<Binding>,
+    shared: Arc<Shared>,
+    bond: Arc<Bond>,
 }
 
 impl Session {
-    pub(crate) fn new(client: Arc<Shared>, binding: Arc<Binding>) -> Self {
-        Self { client, binding }
+    pub(crate) async fn open(shared: Arc<Shared>) -> Result<Self, Error> {
+        shared.check_process()?;
+        let bond = Bond::open(&shared.router, shared.default_lease).await?;
+        Ok(Self { shared, bond })
     }
 
-    /// A lock whose holds end with this session.
-    ///
-    /// All guards of an owner with a name share one hold, so it can't be had
-    /// here while that owner holds the lock elsewhere.
+    /// A lock of this session.
     pub fn lock(&self, key: impl AsRef<[u8]>) -> Lock {
-        Lock::new(Arc::clone(&self.client), key.as_ref()).within(Arc::clone(&self.binding))
+        let road = Road::Session(Arc::clone(&self.bond));
+        Lock::new(Arc::clone(&self.shared), key.as_ref(), road, None)
     }
 
-    /// Returns whether the connection is there, as far as this machine has heard.
+    /// Returns whether its connection lives, as far as is known.
     pub fn is_alive(&self) -> bool {
-        self.binding.ended().is_none()
+        !self.bond.closed.is_closed() && self.shared.check_process().is_ok()
     }
 
-    /// Completes when the session has ended. It can't be used again: begin a new
-    /// one.
+    /// Completes when the session has ended.
     pub fn lost(&self) -> impl Future<Output = Lost> + Send + 'static + use<> {
-        self.binding.end_of()
+        let closed = self.bond.closed.clone();
+        async move {
+            closed.closed().await;
+            Lost::Disconnected
+        }
     }
 
-    /// Ends the session and all its locks, and waits until the server has closed
-    /// the connection or did not answer.
+    /// Ends the session, and with it all its holds.
     pub async fn close(self) {
-        self.binding.close().await;
+        self.bond.close();
     }
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.binding.end(Lost::Disconnected);
+        self.bond.closed.close();
     }
 }
 

@@ -1,123 +1,202 @@
 //! What all clones of a client share.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use tokio::sync::Semaphore;
+use redis::Cmd;
+use tokio::sync::{mpsc, watch};
 
+use crate::backoff::Backoff;
+use crate::bond::Bond;
+use crate::clock::Moment;
+use crate::command;
 use crate::error::Error;
-use crate::holding::owner::{Cohorts, Owners};
-use crate::holding::renewal::Renewals;
-use crate::keyed::KeyedMutex;
-use crate::request::PassOn;
-use crate::servers::node::{Ask, Node};
-use crate::servers::waiting::Waits;
-use crate::tasks::Tasks;
+use crate::register::Orphan;
+use crate::router::{Answer, Router};
 
-/// How many bytes are added to an owner's name for one attempt, at most.
-pub(crate) const ATTEMPT_SUFFIX_BYTES: usize = 64;
+/// How long pauses grow while what lingers is given back.
+const SETTLE_PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// What all clones of a client share.
+/// Whom failures are told of that no caller is told of.
+pub(crate) type OnFailure = Arc<dyn Fn(&Error) + Send + Sync>;
+
 pub(crate) struct Shared {
-    pub(crate) servers: Servers,
+    pub(crate) router: Arc<Router>,
     pub(crate) default_lease: Duration,
     pub(crate) key_prefix: Vec<u8>,
-    /// Unique to this client.
-    name: String,
-    owners_made: AtomicU64,
-    /// Which of this client's tasks wait for which lock of a Redlock.
-    pub(crate) queues: KeyedMutex<Vec<u8>, ()>,
-    /// The holds of owners with a name, by lock and owner.
-    pub(crate) owners: Owners,
-    /// Whether and how its tasks pass holds on, and which of them wait for that.
-    pub(crate) pass_on: Option<PassOn>,
-    pub(crate) cohorts: Arc<Cohorts>,
-    pub(crate) renewals: Renewals,
-    pub(crate) tasks: Tasks,
+    pub(crate) on_failure: Option<OnFailure>,
+    /// The process that connected. A fork has the connections in common with it.
+    process: u32,
+    /// How many things are still to be given back.
+    settling: watch::Sender<usize>,
 }
 
-/// What locks are asked of.
-pub(crate) enum Servers {
-    /// One server, or what is asked as one.
-    One {
-        node: Arc<Node>,
-        waits: Arc<Waits>,
-        /// How many sessions there may be.
-        sessions: Arc<Semaphore>,
-    },
-    /// The majority of several.
-    Many(Vec<Arc<Node>>),
+/// By which connections a lock is asked for.
+#[derive(Clone)]
+pub(crate) enum Road {
+    Client,
+    Session(Arc<Bond>),
 }
 
 impl Shared {
     pub(crate) fn new(
-        servers: Servers,
+        router: Arc<Router>,
+        orphans: mpsc::UnboundedReceiver<Orphan>,
         default_lease: Duration,
         key_prefix: Vec<u8>,
-        pass_on: Option<PassOn>,
-        renewals: Renewals,
-        tasks: Tasks,
+        on_failure: Option<OnFailure>,
     ) -> Arc<Self> {
-        Arc::new(Self {
-            servers,
+        let shared = Arc::new(Self {
+            router,
             default_lease,
             key_prefix,
-            name: format!("{:032x}", rand::random::<u128>()),
-            owners_made: AtomicU64::new(0),
-            queues: KeyedMutex::default(),
-            owners: Owners::default(),
-            pass_on,
-            cohorts: Arc::default(),
-            renewals,
-            tasks,
-        })
+            on_failure,
+            process: std::process::id(),
+            settling: watch::Sender::new(0),
+        });
+        let releasing = release_orphans(Arc::downgrade(&shared), orphans);
+        shared.router.runtime.spawn(releasing);
+        shared
     }
 
-    /// Returns an error in a process that was forked from the client's.
+    /// Refuses to work in a forked process.
     pub(crate) fn check_process(&self) -> Result<(), Error> {
-        self.tasks.process().check()
+        match self.process == std::process::id() {
+            true => Ok(()),
+            false => Err(Error::Forked),
+        }
     }
 
-    /// Waits until all that was given back is given back, or its lease is over.
+    pub(crate) fn report(&self, error: &Error) {
+        if let Some(on_failure) = &self.on_failure {
+            // What is done in the background goes on if it panics.
+            let _ = catch_unwind(AssertUnwindSafe(|| on_failure(error)));
+        }
+    }
+
+    pub(crate) async fn ask(&self, key: &[u8], command: &Cmd) -> Result<Answer, Error> {
+        self.check_process()?;
+        // Boxed, so that it is not part of the type of every future that awaits it.
+        Box::pin(self.router.ask(key, command, None)).await
+    }
+
+    /// Runs something in the background that [`Shared::flush`] waits for.
+    pub(crate) fn settle(self: &Arc<Self>, work: impl Future<Output = ()> + Send + 'static) {
+        if self.check_process().is_ok() {
+            self.settling.send_modify(|settling| *settling += 1);
+            let settled = Settled(Arc::clone(self));
+            self.router.runtime.spawn(async move {
+                let _settled = settled;
+                work.await;
+            });
+        }
+    }
+
     pub(crate) async fn flush(&self) {
-        if self.tasks.process().is_this() {
-            self.cohorts.settled().await;
-        }
-        self.tasks.idle().await;
+        let mut settling = self.settling.subscribe();
+        let _ = settling.wait_for(|settling| *settling == 0).await;
     }
 
-    /// An owner that nobody else is.
-    pub(crate) fn new_owner(&self) -> Vec<u8> {
-        self.suffix().into_bytes()
-    }
-
-    /// The owner of one attempt on several servers, so that nothing that lingers
-    /// of another one can touch its hold.
-    pub(crate) fn owner_of_attempt(&self, name: Option<&[u8]>) -> Vec<u8> {
-        match name {
-            None => self.new_owner(),
-            Some(name) => [name, b":", self.suffix().as_bytes()].concat(),
-        }
-    }
-
-    fn suffix(&self) -> String {
-        let serial = self.owners_made.fetch_add(1, Ordering::Relaxed);
-        format!("{}:{serial}", self.name)
-    }
-
-    /// The server, of a client that has one.
-    pub(crate) fn node(&self) -> Result<&Arc<Node>, Error> {
-        match &self.servers {
-            Servers::One { node, .. } => Ok(node),
-            Servers::Many(_) => Err(Error::Invalid(
-                "the servers of a Redlock are independent: ask each of them",
-            )),
+    /// Sends a release again and again until it is answered, or what it ends is over
+    /// anyway. It goes the way of what it is to end, so as not to overtake it.
+    pub(crate) async fn release(
+        self: &Arc<Self>,
+        road: &Road,
+        key: &[u8],
+        release: &Cmd,
+        until: Moment,
+    ) -> Result<Answer, Error> {
+        let mut backoff = Backoff::up_to(SETTLE_PAUSE_MAX);
+        loop {
+            self.check_process()?;
+            let released = match road.is_over() {
+                true => Road::Client.ask(self, key, release, None).await,
+                false => road.ask(self, key, release, None).await,
+            };
+            match released {
+                Ok(answer) => return Ok(answer),
+                // There is no such hold.
+                Err(error @ (Error::Stopped | Error::HoldCount(_))) => return Err(error),
+                Err(error) => {
+                    self.report(&error);
+                    if Moment::now() >= until {
+                        // In a session the server would keep it up for ever.
+                        road.end();
+                        return Err(error);
+                    }
+                }
+            }
+            backoff.pause_before(None).await;
         }
     }
 }
 
-/// A server as holds see it.
-pub(crate) fn as_asked(node: &Arc<Node>) -> Arc<dyn Ask> {
-    Arc::new(Arc::clone(node))
+struct Settled(Arc<Shared>);
+
+impl Drop for Settled {
+    fn drop(&mut self) {
+        self.0.settling.send_modify(|settling| *settling -= 1);
+    }
+}
+
+impl Road {
+    /// Sends a command, after listening to the channel if there is one.
+    pub(crate) async fn ask(
+        &self,
+        shared: &Shared,
+        key: &[u8],
+        command: &Cmd,
+        channel: Option<&[u8]>,
+    ) -> Result<Answer, Error> {
+        match self {
+            Self::Client => shared.router.ask(key, command, channel).await,
+            Self::Session(bond) => {
+                let link = match channel {
+                    Some(channel) => {
+                        let listening = shared.router.listen(key, channel).await;
+                        Some(listening.map_err(Error::unsent)?)
+                    }
+                    None => None,
+                };
+                bond.ask(&shared.router, key, command, link).await
+            }
+        }
+    }
+
+    /// Returns whether its connections are closed for good.
+    pub(crate) fn is_over(&self) -> bool {
+        matches!(self, Self::Session(bond) if bond.closed.is_closed())
+    }
+
+    /// Ends a session.
+    pub(crate) fn end(&self) {
+        if let Self::Session(bond) = self {
+            bond.closed.close();
+        }
+    }
+
+    /// Waits until they are closed.
+    pub(crate) async fn over(&self) {
+        match self {
+            Self::Client => std::future::pending().await,
+            Self::Session(bond) => bond.closed.closed().await,
+        }
+    }
+}
+
+/// Gives back what was granted to waits that had ended.
+async fn release_orphans(shared: Weak<Shared>, mut orphans: mpsc::UnboundedReceiver<Orphan>) {
+    while let Some(Orphan { name, token }) = orphans.recv().await {
+        let Some(shared) = shared.upgrade() else {
+            return;
+        };
+        let working = Arc::clone(&shared);
+        shared.settle(async move {
+            let (key, owner) = name;
+            let release = command::release(&key, &owner, Some(token), None);
+            let until = Moment::now() + working.default_lease;
+            let _ = working.release(&Road::Client, &key, &release, until).await;
+        });
+    }
 }

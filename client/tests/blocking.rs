@@ -2,64 +2,79 @@
 
 #![cfg(feature = "blocking")]
 
-use std::sync::mpsc;
+#[path = "support/alone.rs"]
+mod alone;
+
+use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use redis_lock_client::blocking::{LockClient, Redlock};
-use redis_lock_client::{Error, Lost};
-use redis_lock_testing::{SOON, TestServer};
+use redis_lock_client::blocking::LockClient;
+use redis_lock_client::{Error, LockClient as AsyncClient, Lost};
+use redis_lock_testing::{SOON, TestServer, eventually};
 
 fn connect(server: &TestServer) -> LockClient {
     LockClient::connect(format!("redis://{}", server.addr())).unwrap()
+}
+
+fn await_free(server: &TestServer) {
+    let mut observer = server.client();
+    eventually("the lock is free", || observer.int("EXISTS lock") == 0);
 }
 
 #[test]
 fn threads_exclude_each_other_and_wait_for_each_other() {
     let server = TestServer::start();
     let client = connect(&server);
-    let counter = std::sync::Mutex::new(0);
+    let counter = Mutex::new(0);
     thread::scope(|scope| {
-        for _ in 0..8 {
-            scope.spawn(|| {
+        for nth in 0..8 {
+            let (client, counter) = (client.clone(), &counter);
+            scope.spawn(move || {
                 for _ in 0..25 {
-                    let guard = client.lock("lock").acquire().unwrap();
-                    *counter.try_lock().expect("two at a time") += 1;
-                    guard.release().unwrap();
+                    let count = || *counter.try_lock().expect("two at a time") += 1;
+                    match nth % 2 {
+                        0 => client.lock("lock").run(|_| count()).unwrap(),
+                        _ => {
+                            let guard = client.lock("lock").acquire().unwrap();
+                            count();
+                            guard.release().unwrap();
+                        }
+                    }
                 }
             });
         }
     });
     assert_eq!(*counter.lock().unwrap(), 200);
+    assert_eq!(server.client().int("EXISTS lock"), 0);
 }
 
 #[test]
-fn a_wait_ends_with_none() {
+fn a_wait_ends_with_none_and_a_loss_is_told() {
     let server = TestServer::start();
-    let client = connect(&server);
-    let guard = client.lock("lock").try_acquire().unwrap().unwrap();
-    let begun = Instant::now();
-    let wait = Duration::from_millis(200);
-    assert!(client.lock("lock").acquire_within(wait).unwrap().is_none());
-    assert!(begun.elapsed() >= wait);
-    assert!(guard.wait_lost(Duration::ZERO).is_none());
-    guard.release().unwrap();
-}
-
-#[test]
-fn a_loss_is_told_to_threads_too() {
-    let server = TestServer::start();
-    let client = connect(&server);
-    let lock = client
+    let builder = AsyncClient::builder().default_lease(Duration::from_secs(2));
+    let url = format!("redis://{}", server.addr());
+    let client = LockClient::connect_with(builder, url).unwrap();
+    let guard = client
         .lock("lock")
-        .lease(Duration::from_secs(2))
-        .renew(false);
-    let guard = lock.acquire().unwrap();
-    let (tell, told) = mpsc::channel();
-    guard.on_lost(move |why| tell.send(why).unwrap());
-    assert_eq!(guard.wait_lost(SOON), Some(Lost::Expired));
-    assert_eq!(told.recv_timeout(SOON), Ok(Lost::Expired));
+        .with(|lock| lock.renew(false))
+        .try_acquire()
+        .unwrap();
+    let guard = guard.unwrap();
+    assert_eq!(guard.key(), b"lock");
+    let (begun, wait) = (Instant::now(), Duration::from_millis(200));
+    assert!(client.lock("lock").acquire_within(wait).unwrap().is_none());
+    assert!(begun.elapsed() >= wait && client.lock("lock").try_acquire().unwrap().is_none());
+    guard.renew().unwrap();
+    assert!(guard.valid_for() > Duration::ZERO);
+    eventually("it is lost", || guard.valid_for() == Duration::ZERO);
     assert!(matches!(guard.release(), Err(Error::Lost(Lost::Expired))));
+    let permit = client.lock("pool").with(|lock| lock.limit(2).lease(SOON));
+    let permits = [permit.acquire().unwrap(), permit.acquire().unwrap()];
+    assert!(permits[0].token() < permits[1].token());
+    assert!(permit.try_acquire().unwrap().is_none());
+    let reader = client.lock("read").with(|lock| lock.shared());
+    let _readers = (reader.acquire().unwrap(), reader.acquire().unwrap());
 }
 
 #[test]
@@ -74,47 +89,21 @@ fn what_is_dropped_last_is_given_back_before_the_end() {
 }
 
 #[test]
-fn threads_hold_together_and_have_sessions_too() {
+fn a_program_that_ends_in_spawn_blocking_gives_back() {
     let server = TestServer::start();
-    let client = connect(&server);
-    let reader = client.lock("lock").shared();
-    let one = reader.acquire().unwrap();
-    let session = client.session().unwrap();
-    let two = session.lock("lock").shared().acquire().unwrap();
-    assert!(client.lock("lock").try_acquire().unwrap().is_none());
-    assert!(
-        client
-            .lock("lock")
-            .limit(2)
-            .try_acquire()
-            .unwrap()
-            .is_none()
-    );
-    assert_eq!(server.info("lock_sessions"), 1);
-    drop(one);
-    server.client().call("CLIENT KILL TYPE normal");
-    assert_eq!(two.wait_lost(SOON), Some(Lost::Disconnected));
-    drop(two);
-    client.flush();
-    let permit = client.lock("lock").limit(2);
-    let _first = permit.acquire().unwrap();
-    let _second = permit.acquire().unwrap();
-    assert!(permit.try_acquire().unwrap().is_none());
+    let url = format!("redis://{}", server.addr());
+    alone::run("a_guard_is_dropped_last", &url, &[]);
+    await_free(&server);
 }
 
-#[test]
-fn a_redlock_blocks_as_well() {
-    let servers: Vec<_> = (0..3).map(|_| TestServer::start()).collect();
-    let urls = servers
-        .iter()
-        .map(|server| format!("redis://{}", server.addr()));
-    // The machine that tests may be busy with others.
-    let builder = redis_lock_client::LockClient::builder();
-    let patient = builder.response_timeout(Duration::from_secs(2));
-    let client = Redlock::connect_with(patient, urls).unwrap();
-    let guard = client.lock("lock").acquire().unwrap();
-    assert!(client.lock("lock").try_acquire().unwrap().is_none());
-    guard.release().unwrap();
-    client.flush();
-    assert!(client.lock("lock").acquire().is_ok());
+#[tokio::test]
+#[ignore = "needs a process of its own"]
+async fn a_guard_is_dropped_last() {
+    let last = tokio::task::spawn_blocking(|| {
+        let client = LockClient::connect(alone::told()).unwrap();
+        let guard = client.lock("lock").try_acquire().unwrap().unwrap();
+        drop(client);
+        drop(guard);
+    });
+    last.await.unwrap();
 }

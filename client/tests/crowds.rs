@@ -1,80 +1,157 @@
-//! Many tasks on one lock.
+//! Many holds, many waits, few connections and files, and nothing sent while they wait.
 
 mod support;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
-use redis_lock_testing::TestServer;
+use redis_lock_client::LockClient;
+use redis_lock_testing::{Client, SOON, TestServer, spawn};
+use rustix::process::{Resource, Rlimit, setrlimit};
+use tokio::task::JoinSet;
 
-use support::connect;
+use support::{all_calls, calls, connect, start, take, take_away, url, waiters, within};
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_tasks_each_get_it_with_one_connection() {
-    let server = TestServer::start();
-    let client = connect(&server).await;
-    let done = Arc::new(AtomicBool::new(false));
-    let most = Arc::new(AtomicI64::new(0));
-    let watching = {
-        let (mut observer, done, most) = (server.client(), Arc::clone(&done), Arc::clone(&most));
-        std::thread::spawn(move || {
-            while !done.load(Ordering::SeqCst) {
-                most.fetch_max(observer.info("connected_clients"), Ordering::SeqCst);
-                std::thread::sleep(Duration::from_millis(2));
-            }
-        })
-    };
-    let inside = Arc::new(AtomicUsize::new(0));
-    let mut tasks = tokio::task::JoinSet::new();
-    for _ in 0..1000 {
-        let (lock, inside) = (client.lock("lock"), Arc::clone(&inside));
-        tasks.spawn(async move {
-            let guard = lock.acquire().await.unwrap();
-            assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two at a time");
-            tokio::task::yield_now().await;
-            inside.fetch_sub(1, Ordering::SeqCst);
-            let token = guard.token();
-            guard.release().await.unwrap();
-            token
-        });
+const CROWD: usize = 10_000;
+
+/// How long it may take to serve all of a crowd.
+const CROWD_TIME: Duration = Duration::from_secs(120);
+
+/// Where the server is, for a process that is to be the crowd.
+const CROWD_OF: &str = "REDISLOCK_CROWD_OF";
+
+/// How many files the crowd's process may have open.
+const FILES: u64 = 64;
+
+/// How often a client may ask whether its connection still answers.
+const PING_EVERY: Duration = Duration::from_secs(2);
+
+#[test]
+fn ten_thousand_holds_and_ten_thousand_waits_need_few_files() {
+    if let Ok(url) = std::env::var(CROWD_OF) {
+        return be_the_crowd(&url);
     }
-    let mut tokens: Vec<_> = tasks.join_all().await;
-    done.store(true, Ordering::SeqCst);
-    watching.join().unwrap();
-    tokens.sort_unstable();
-    tokens.dedup();
-    assert_eq!(tokens.len(), 1000);
-    let most = most.load(Ordering::SeqCst);
-    eprintln!("at most {most} connections");
-    // One is the watcher's.
-    assert!(most <= 2 + server.subscribers(), "{most} connections");
+    let server = TestServer::start();
+    let mut observer = server.client();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    let this = "ten_thousand_holds_and_ten_thousand_waits_need_few_files";
+    command.args(["--exact", this, "--nocapture"]);
+    command.env(CROWD_OF, url(&server));
+    let few = Rlimit {
+        current: Some(FILES),
+        maximum: Some(FILES),
+    };
+    // SAFETY: it makes one system call, and neither allocates nor locks.
+    unsafe {
+        command.pre_exec(move || setrlimit(Resource::Nofile, few).map_err(std::io::Error::from));
+    }
+    let before = observer.info("connected_clients");
+    let mut crowd = spawn(command).unwrap();
+    let mut most = 0;
+    let ended = loop {
+        most = observer.info("connected_clients").max(most);
+        match crowd.try_wait().unwrap() {
+            Some(ended) => break ended,
+            None => std::thread::sleep(Duration::from_millis(5)),
+        }
+    };
+    assert!(ended.success());
+    assert!(
+        most <= before + 2 + server.subscribers(),
+        "{most} connections"
+    );
+    assert_eq!(observer.int("DBSIZE"), 0, "locks stay behind");
+}
+
+/// Holds very many locks, and waits for as many, each held by another task.
+#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
+async fn be_the_crowd(url: &str) {
+    // Some holds are renewed meanwhile.
+    let builder = LockClient::builder().default_lease(Duration::from_secs(20));
+    let builder = builder.response_timeout(SOON);
+    let client = builder.connect(url).await.unwrap();
+    let acquires = (0..CROWD).map(|nth| client.lock(format!("lock{nth}")).acquire());
+    let holds: JoinSet<_> = acquires.collect();
+    let holds = within(CROWD_TIME, "all hold", holds.join_all()).await;
+    let holds: Vec<_> = holds.into_iter().map(Result::unwrap).collect();
+    let acquires = (0..CROWD).map(|nth| client.lock(format!("lock{nth}")).acquire());
+    let mut waits: JoinSet<_> = acquires.collect();
+    let last = client.lock(format!("lock{}", CROWD - 1));
+    within(CROWD_TIME, "all wait", async {
+        while last.info().await.unwrap().waiting == 0 {
+            assert!(waits.try_join_next().is_none());
+        }
+    })
+    .await;
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    std::fs::File::open("/dev/null").expect("files are left for the rest");
+    assert!(holds.iter().all(|guard| !guard.valid_for().is_zero()));
+    drop(holds);
+    let taken = within(CROWD_TIME, "all have had their turns", waits.join_all()).await;
+    assert_eq!(taken.into_iter().filter(Result::is_ok).count(), CROWD);
+    within(CROWD_TIME, "all is given back", client.flush()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tasks_get_it_in_the_order_in_which_they_asked() {
+async fn who_waits_in_vain_sends_nothing_but_a_ping_for_all() {
+    const WAITERS: i64 = 500;
     let server = TestServer::start();
-    let client = connect(&server).await;
-    let holder = support::take(&client, "lock").await;
-    // The first one of a client that waits has it subscribe.
-    let first = client.lock("lock").acquire_within(Duration::from_millis(1));
-    assert!(first.await.unwrap().is_none());
     let mut observer = server.client();
-    let order = Arc::new(std::sync::Mutex::new(Vec::new()));
-    let mut tasks = Vec::new();
-    for nth in 0..50 {
-        let acquire = client.lock("lock").acquire();
-        let order = Arc::clone(&order);
-        tasks.push(tokio::spawn(async move {
-            let guard = acquire.await.unwrap();
-            order.lock().unwrap().push(nth);
-            guard.release().await.unwrap();
-        }));
-        support::eventually("it waits", || observer.info("lock_waiters") == nth + 1).await;
+    let client = connect(&server).await;
+    let mut waits = JoinSet::new();
+    for nth in 0..WAITERS {
+        take_away(&mut observer, &format!("lock{nth}"));
+        waits.spawn(client.lock(format!("lock{nth}")).acquire());
     }
-    holder.release().await.unwrap();
-    for task in tasks {
-        support::soon("every task's turn", task).await.unwrap();
+    waiters(&server, WAITERS).await;
+    let pings = |observer: &mut Client| calls(observer, "ping");
+    let (begun, before) = (Instant::now(), all_calls(&mut observer));
+    let pings_before = pings(&mut observer);
+    while begun.elapsed() < 3 * PING_EVERY {
+        let pings = pings(&mut observer) - pings_before;
+        let sent = all_calls(&mut observer) - before;
+        // One may have been sent between the two questions.
+        assert!(sent <= pings + 1, "{sent} commands, of which {pings} pings");
+        tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    assert_eq!(*order.lock().unwrap(), (0..50).collect::<Vec<_>>());
+    // One connection sends commands, and one hears.
+    let due = 2.0 * begun.elapsed().div_duration_f64(PING_EVERY);
+    let pings = pings(&mut observer) - pings_before;
+    assert!(pings as f64 <= due + 2.0, "{pings} pings, {due} are due");
+    waits.shutdown().await;
+    client.flush().await;
+    assert_eq!(server.info("lock_waiters"), 0);
+}
+
+/// A task that polls many futures, and some of them not for a while, holds nobody else up.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn renewals_are_sent_past_many_acquires_that_nobody_polls() {
+    const LEASE: Duration = Duration::from_secs(1);
+    let (server, client) = start().await;
+    let session = client.session().await.unwrap();
+    let held = session.lock("held").lease(LEASE).acquire().await.unwrap();
+    let renewed = client.lock("renewed").lease(LEASE).acquire().await.unwrap();
+    let locks = (0..400).map(|n| match n % 2 {
+        0 => session.lock(format!("{n}")),
+        _ => client.lock(format!("{n}")),
+    });
+    let mut all: Vec<_> = locks.map(|lock| Box::pin(lock.acquire())).collect();
+    for acquire in &mut all {
+        let _ = support::poll_once(acquire).await;
+    }
+    tokio::time::sleep(3 * LEASE).await;
+    for guard in [&held, &renewed] {
+        assert!(!guard.valid_for().is_zero(), "{guard:?}");
+    }
+    let other = tokio::spawn(client.lock("of another").acquire());
+    support::granted(other).await.release().await.unwrap();
+    drop((held, renewed, all, session));
+    soon_free(&server, &client).await;
+}
+
+async fn soon_free(server: &TestServer, client: &LockClient) {
+    support::soon("all is done", client.flush()).await;
+    support::eventually("all is free", || server.client().int("DBSIZE") == 0).await;
+    take(client, "lock").await.release().await.unwrap();
 }

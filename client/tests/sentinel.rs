@@ -2,99 +2,70 @@
 
 mod support;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use redis_lock_client::LockClient;
-use redis_lock_testing::{Client, Sentinels, TestServer};
+use redis_lock_testing::{Client, Sentinels, TestServer, int};
 
-use support::{eventually, soon};
+use support::{give_back, granted, queue, soon, take_away, within};
 
 /// How long a fail-over may take, the discovery of the death and elections
 /// without a winner included.
 const FAILOVER: Duration = Duration::from_secs(60);
 
-async fn connect(group: &Sentinels) -> LockClient {
-    let sentinels = group.addrs().map(|addr| addr.to_string()).join(",");
-    let url = format!("redis-sentinel://{sentinels}/locks");
-    LockClient::connect(url).await.unwrap()
+fn url(addrs: impl IntoIterator<Item = std::net::SocketAddr>) -> String {
+    let addrs = addrs.into_iter().map(|addr| addr.to_string());
+    let addrs = addrs.collect::<Vec<_>>().join(",");
+    format!("redis-sentinel://{addrs}/locks")
 }
 
+/// The replica at which somebody waits.
+async fn successor(group: &Sentinels) -> &TestServer {
+    // Sentinels close all connections of a server that they reconfigure.
+    let waits = |server: &&TestServer| server.client().try_info("lock_waiters") == Some(1);
+    within(FAILOVER, "somebody waits at a successor", async {
+        loop {
+            match group.replicas.iter().find(waits) {
+                Some(successor) => break successor,
+                None => tokio::time::sleep(Duration::from_millis(50)).await,
+            }
+        }
+    })
+    .await
+}
+
+/// It dies, or hangs while its connections stay open.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_fail_over_is_waited_out_and_what_replicas_have_is_kept() {
-    // By this thread: with it the servers end.
-    let mut group = Sentinels::start();
-    let client = connect(&group).await;
-    // A lock that the replicas have, renewed by the client.
-    let safe = client.lock("safe").replicas(2, Duration::from_secs(5));
-    let safe = safe.acquire().await.unwrap();
-    // A lock that a stranger has and replicas too; somebody waits for it.
-    let mut stranger = group.primary.client();
-    let held = stranger.int("LOCK.ACQUIRE held stranger LEASE 600000");
-    assert_eq!(stranger.call("WAIT 2 5000"), redis_lock_testing::int(2));
-    let waiting = tokio::spawn(client.lock("held").acquire_within(FAILOVER));
-    eventually("it waits", || group.primary.info("lock_waiters") == 1).await;
+    for hangs in [false, true] {
+        // By this thread: with it the servers end.
+        let mut group = Sentinels::start();
+        let client = LockClient::connect(url(group.addrs())).await.unwrap();
+        let safe = client.lock("safe").lease(2 * FAILOVER);
+        let safe = safe.acquire().await.unwrap();
+        let mut stranger = group.primary.client();
+        take_away(&mut stranger, "held");
+        assert_eq!(stranger.call("WAIT 2 5000"), int(2));
+        let waiting = queue(&group.primary, &client.lock("held"), 0).await;
 
-    let died = Instant::now();
-    let old = group.primary.addr();
-    group.primary.crash();
-    // Asked at once, answered when there is a primary again.
-    let fresh = client
-        .lock("fresh")
-        .acquire_within(FAILOVER)
-        .await
-        .unwrap()
-        .unwrap();
-    eprintln!("a grant after {:?}", died.elapsed());
-    assert!(fresh.token() > u64::try_from(held).unwrap());
-    assert!(fresh.token() > safe.token());
-    safe.renew().await.unwrap();
-    let rival = client.lock("safe").try_acquire().await.unwrap();
-    assert!(rival.is_none(), "the lock was forgotten");
-
-    let sentinel = group.addrs()[0];
-    let new = Sentinels::primary(sentinel)
-        .filter(|addr| *addr != old)
-        .unwrap();
-    let primary = group
-        .replicas
-        .iter()
-        .find(|replica| replica.addr() == new)
-        .unwrap();
-    eventually("it waits there again", || {
-        primary.client().try_info("lock_waiters") == Some(1)
-    })
-    .await;
-    assert_eq!(primary.client().int("LOCK.RELEASE held stranger"), 1);
-    let granted = tokio::time::timeout(FAILOVER, waiting).await.unwrap();
-    assert!(granted.unwrap().unwrap().is_some());
-    safe.release().await.unwrap();
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_at_a_primary_that_hangs_waits_at_its_successor() {
-    let group = Sentinels::start();
-    let client = connect(&group).await;
-    let mut stranger = group.primary.client();
-    stranger.int("LOCK.ACQUIRE held stranger LEASE 600000");
-    assert_eq!(stranger.call("WAIT 2 5000"), redis_lock_testing::int(2));
-    let waiting = tokio::spawn(client.lock("held").acquire_within(FAILOVER));
-    eventually("it waits", || group.primary.info("lock_waiters") == 1).await;
-
-    // Its connections stay open, and nothing comes.
-    group.primary.stop();
-    let deadline = Instant::now() + FAILOVER;
-    let successor = loop {
-        assert!(Instant::now() < deadline, "nobody waits at a successor");
-        // Sentinels close all connections of a server that they reconfigure.
-        let waits = |server: &&TestServer| server.client().try_info("lock_waiters") == Some(1);
-        match group.replicas.iter().find(waits) {
-            Some(successor) => break successor,
-            None => tokio::time::sleep(Duration::from_millis(50)).await,
+        match hangs {
+            true => group.primary.stop(),
+            false => group.primary.crash(),
         }
-    };
-    assert_eq!(successor.client().int("LOCK.RELEASE held stranger"), 1);
-    let granted = tokio::time::timeout(FAILOVER, waiting).await.unwrap();
-    assert!(granted.unwrap().unwrap().is_some());
+        // Asked at once, answered when there is a primary again.
+        let fresh = client.lock("fresh").acquire_within(FAILOVER).await;
+        let fresh = fresh.unwrap().unwrap();
+        assert!(fresh.token() > safe.token());
+        let primary = successor(&group).await;
+        safe.renew().await.unwrap();
+        let rival = client.lock("safe").try_acquire().await.unwrap();
+        assert!(rival.is_none(), "the lock was forgotten");
+        give_back(&mut primary.client(), "held");
+        granted(waiting).await.release().await.unwrap();
+        safe.release().await.unwrap();
+        fresh.release().await.unwrap();
+        support::assert_nothing_left(primary, &client).await;
+    }
 }
 
 /// A primary that its sentinels have replaced, and that does not know: it is cut off from
@@ -102,11 +73,11 @@ async fn who_waits_at_a_primary_that_hangs_waits_at_its_successor() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_waits_at_a_primary_that_is_cut_off_waits_at_its_successor() {
     let group = Sentinels::start();
-    let (waiter, other) = (connect(&group).await, connect(&group).await);
+    let waiter = LockClient::connect(url(group.addrs())).await.unwrap();
+    let other = LockClient::connect(url(group.addrs())).await.unwrap();
     let mut primary = group.primary.client();
     primary.call("CONFIG SET lock.min-replicas 3");
-    let waiting = tokio::spawn(waiter.lock("lock").acquire());
-    eventually("it waits", || group.primary.info("lock_waiters") == 1).await;
+    let waiting = queue(&group.primary, &waiter.lock("lock"), 0).await;
     let refused = other.lock("other").try_acquire().await.unwrap_err();
     assert_eq!(refused.code(), "NOREPLICAS");
 
@@ -117,8 +88,7 @@ async fn who_waits_at_a_primary_that_is_cut_off_waits_at_its_successor() {
         sentinel.call("SENTINEL REMOVE locks");
         sentinel.call(&format!("SENTINEL MONITOR locks 127.0.0.1 {port} 2"));
     }
-    let granted = soon("the grant", waiting).await.unwrap().unwrap();
-    granted.release().await.unwrap();
+    granted(waiting).await.release().await.unwrap();
     let taken = async {
         loop {
             if let Ok(Some(taken)) = other.lock("other").try_acquire().await {

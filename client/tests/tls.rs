@@ -9,7 +9,8 @@
 #[path = "support/alone.rs"]
 mod alone;
 
-use redis_lock_client::{ClientBuilder, Error, LockClient, Tls};
+use redis_lock_client::redis::{ClientTlsConfig, TlsCertificates};
+use redis_lock_client::{ClientBuilder, Error, LockClient, Servers};
 use redis_lock_testing::{
     Authority, Certificate, Cluster, SOON, Sentinels, TlsProxy, TlsServer, eventually, tag,
 };
@@ -25,42 +26,31 @@ fn patient() -> ClientBuilder {
         .response_timeout(SOON)
 }
 
-/// Runs a test that trusts this authority with a server that shows this certificate.
+/// Runs a test in a process in which the system trusts this authority.
 #[track_caller]
-fn run_trusting(authority: &Authority, certificate: &Certificate, test: &str) {
-    let server = TlsServer::start(certificate);
-    let url = format!("rediss://{}", server.addr());
+fn run_trusting(authority: &Authority, url: &str, test: &str) {
     let trusted = authority.file();
     let trusted = ("SSL_CERT_FILE", trusted.to_str().unwrap());
-    alone::run(test, &url, &[trusted]);
+    alone::run(test, url, &[trusted]);
 }
 
 #[test]
-fn a_certificate_of_a_trusted_authority_is_accepted() {
-    let authority = Authority::new();
-    let certificate = authority.certificate(HERE);
-    run_trusting(&authority, &certificate, "locks_are_taken_and_waited_for");
-}
-
-#[test]
-fn a_certificate_of_an_unknown_authority_is_refused() {
+fn a_server_is_talked_to_by_a_certificate_that_is_trusted_and_no_other() {
     let (authority, stranger) = (Authority::new(), Authority::new());
-    let certificate = stranger.certificate(HERE);
-    run_trusting(&authority, &certificate, "the_certificate_is_refused");
-}
-
-#[test]
-fn a_certificate_with_another_name_is_refused() {
-    let authority = Authority::new();
-    let certificate = authority.certificate("elsewhere.example");
-    run_trusting(&authority, &certificate, "the_certificate_is_refused");
-}
-
-#[test]
-fn a_certificate_that_has_expired_is_refused() {
-    let authority = Authority::new();
-    let certificate = authority.expired_certificate(HERE);
-    run_trusting(&authority, &certificate, "the_certificate_is_refused");
+    let refused = "the_certificate_is_refused";
+    for (certificate, test) in [
+        (
+            authority.certificate(HERE),
+            "locks_are_taken_and_waited_for",
+        ),
+        (stranger.certificate(HERE), refused),
+        (authority.certificate("elsewhere.example"), refused),
+        (authority.expired_certificate(HERE), refused),
+    ] {
+        let server = TlsServer::start(&certificate);
+        let url = format!("rediss://{}", server.addr());
+        run_trusting(&authority, &url, test);
+    }
 }
 
 #[test]
@@ -86,13 +76,8 @@ fn a_cluster_is_talked_to_by_its_certificates() {
         })
     });
     let url = format!("rediss-cluster://{}", ways[0].addr());
-    let trusted = authority.file();
-    let trusted = ("SSL_CERT_FILE", trusted.to_str().unwrap());
-    alone::run("locks_of_each_node_are_waited_for", &url, &[trusted]);
-    let stranger = Authority::new();
-    let strange = stranger.file();
-    let strange = ("SSL_CERT_FILE", strange.to_str().unwrap());
-    alone::run("the_certificate_is_refused", &url, &[strange]);
+    run_trusting(&authority, &url, "locks_are_taken_and_waited_for");
+    run_trusting(&Authority::new(), &url, "the_certificate_is_refused");
 }
 
 #[test]
@@ -108,31 +93,44 @@ fn sentinels_and_their_primary_are_talked_to_by_certificates() {
     let ways = group.addrs().map(|addr| TlsProxy::to(addr, &certificate));
     let sentinels = ways.each_ref().map(|way| way.addr().to_string());
     let url = format!("rediss-sentinel://{}/locks", sentinels.join(","));
-    let trusted = authority.file();
-    let trusted = ("SSL_CERT_FILE", trusted.to_str().unwrap());
-    alone::run("locks_are_taken_and_waited_for", &url, &[trusted]);
-    let stranger = Authority::new();
-    let strange = stranger.file();
-    let strange = ("SSL_CERT_FILE", strange.to_str().unwrap());
-    alone::run("the_certificate_is_refused", &url, &[strange]);
+    run_trusting(&authority, &url, "locks_are_taken_and_waited_for");
+    run_trusting(&Authority::new(), &url, "the_certificate_is_refused");
 }
 
 #[tokio::test]
 #[ignore = "needs a process of its own"]
-async fn locks_of_each_node_are_waited_for() {
+async fn locks_are_taken_and_waited_for() {
     let client = patient().connect(alone::told()).await.unwrap();
+    // In a cluster on each node.
     for slots in [0..5461, 5461..10923, 10923..16384] {
         let lock = client.lock(format!("{{{}}}lock", tag(|slot| slots.contains(&slot), 0)));
         let guard = lock.acquire().await.unwrap();
         let waiting = tokio::spawn(lock.acquire_within(SOON));
-        let is_waiting = async || lock.info().await.unwrap().waiting == 1;
-        while !is_waiting().await {
+        while lock.info().await.unwrap().waiting == 0 {
             tokio::task::yield_now().await;
         }
+        guard.renew().await.unwrap();
         guard.release().await.unwrap();
         let next = waiting.await.unwrap().unwrap().unwrap();
         next.release().await.unwrap();
     }
+    let session = client.session().await.unwrap();
+    let guard = session.lock("lock").acquire().await.unwrap();
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+#[ignore = "needs a process of its own"]
+async fn the_certificate_is_refused() {
+    assert_distrust(&patient().connect(alone::told()).await.unwrap_err());
+}
+
+#[track_caller]
+fn assert_distrust(error: &Error) {
+    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+    assert!(!error.is_retryable(), "{error:?}");
+    let told = error.to_string().to_lowercase();
+    assert!(told.contains("certificate"), "{told}");
 }
 
 #[tokio::test]
@@ -149,24 +147,35 @@ async fn a_server_that_ends_a_handshake_may_do_better_later() {
     assert!(error.is_retryable(), "{error:?}");
 }
 
-/// What certificates of its own lead a client to.
-async fn connect(server: &TlsServer, tls: Tls) -> Result<LockClient, Error> {
+/// A lock by a client that trusts this authority, and shows this certificate.
+async fn lock(
+    server: &TlsServer,
+    authority: &Authority,
+    shown: Option<Certificate>,
+) -> Result<(), Error> {
+    let client_tls = shown.map(|shown| ClientTlsConfig {
+        client_cert: shown.pem.into_bytes(),
+        client_key: shown.key_pem.into_bytes(),
+    });
+    let certificates = TlsCertificates {
+        client_tls,
+        root_cert: Some(authority.pem().into()),
+    };
     let url = format!("rediss://{}", server.addr());
-    patient().tls(tls).connect(url).await
+    let servers = Servers::with_certificates(&url, certificates)?;
+    let client = patient().connect(servers).await?;
+    client.lock("lock").acquire().await?.release().await
 }
 
 #[tokio::test]
-async fn an_authority_of_the_clients_own_is_trusted() {
+async fn an_authority_of_the_clients_own_is_trusted_and_no_other() {
     let (authority, stranger) = (Authority::new(), Authority::new());
     let server = TlsServer::start(&authority.certificate(HERE));
-    let tls = Tls::new().ca_pem(authority.pem());
-    let client = connect(&server, tls).await.unwrap();
-    let guard = client.lock("lock").acquire().await.unwrap();
-    guard.release().await.unwrap();
-    let tls = Tls::new().ca_pem(stranger.pem());
-    assert_distrust(&connect(&server, tls).await.unwrap_err());
+    lock(&server, &authority, None).await.unwrap();
+    assert_distrust(&lock(&server, &stranger, None).await.unwrap_err());
     // None of the system's has signed it.
-    assert_distrust(&connect(&server, Tls::new()).await.unwrap_err());
+    let url = format!("rediss://{}", server.addr());
+    assert_distrust(&patient().connect(url).await.unwrap_err());
 }
 
 #[tokio::test]
@@ -174,60 +183,10 @@ async fn a_client_shows_its_certificate_where_one_is_asked_for() {
     let (authority, clients) = (Authority::new(), Authority::new());
     let certificate = authority.certificate(HERE);
     let server = TlsServer::start_for_clients_of(&certificate, &clients);
-    let trusting = || Tls::new().ca_pem(authority.pem());
-    let shown = clients.certificate("client");
-    let tls = trusting().client_certificate(shown.pem, shown.key_pem);
-    let client = connect(&server, tls).await.unwrap();
-    let guard = client.lock("lock").acquire().await.unwrap();
-    guard.release().await.unwrap();
-    assert!(connect(&server, trusting()).await.is_err());
+    let own = clients.certificate("client");
+    lock(&server, &authority, Some(own)).await.unwrap();
     let of_another = authority.certificate("client");
-    let tls = trusting().client_certificate(of_another.pem, of_another.key_pem);
-    assert!(connect(&server, tls).await.is_err());
-}
-
-#[tokio::test]
-#[ignore = "needs a process of its own"]
-async fn locks_are_taken_and_waited_for() {
-    let client = patient().connect(alone::told()).await.unwrap();
-    let lock = client.lock("lock");
-    let guard = lock.acquire().await.unwrap();
-    let waiting = tokio::spawn(lock.acquire_within(SOON));
-    guard.renew().await.unwrap();
-    guard.release().await.unwrap();
-    let next = waiting.await.unwrap().unwrap().unwrap();
-    next.release().await.unwrap();
-}
-
-/// The system's own library has no way not to trust what the system trusts.
-#[cfg(feature = "tls-rustls")]
-#[test]
-fn with_an_authority_of_its_own_a_client_trusts_no_other() {
-    let authority = Authority::new();
-    let certificate = authority.certificate(HERE);
-    run_trusting(&authority, &certificate, "only_a_stranger_is_trusted");
-}
-
-#[cfg(feature = "tls-rustls")]
-#[tokio::test]
-#[ignore = "needs a process of its own"]
-async fn only_a_stranger_is_trusted() {
-    patient().connect(alone::told()).await.unwrap();
-    let stranger = Authority::new();
-    let tls = Tls::new().ca_pem(stranger.pem());
-    let connected = patient().tls(tls).connect(alone::told()).await;
-    assert_distrust(&connected.unwrap_err());
-}
-
-#[tokio::test]
-#[ignore = "needs a process of its own"]
-async fn the_certificate_is_refused() {
-    assert_distrust(&patient().connect(alone::told()).await.unwrap_err());
-}
-
-fn assert_distrust(error: &Error) {
-    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
-    assert!(!error.is_retryable(), "{error:?}");
-    let told = error.to_string().to_lowercase();
-    assert!(told.contains("certificate"), "{told}");
+    for wrong in [None, Some(of_another)] {
+        assert!(lock(&server, &authority, wrong).await.is_err());
+    }
 }

@@ -1,25 +1,23 @@
-//! A build with both TLS libraries, which has no certificates of the system.
+//! A build with both TLS libraries.
 
 #![cfg(all(feature = "tls-rustls", feature = "tls-native-tls"))]
 
-use redis_lock_client::{LockClient, Tls};
+use redis_lock_client::redis::TlsCertificates;
+use redis_lock_client::{LockClient, Servers};
 use redis_lock_testing::{Authority, SOON, TlsServer};
 
 #[tokio::test]
-async fn whom_to_trust_has_to_be_said() {
+async fn whom_to_trust_can_be_said() {
     let authority = Authority::new();
     let server = TlsServer::start(&authority.certificate("127.0.0.1"));
-    let patient = || {
-        LockClient::builder()
-            .connect_timeout(SOON)
-            .response_timeout(SOON)
+    let certificates = TlsCertificates {
+        client_tls: None,
+        root_cert: Some(authority.pem().into()),
     };
     let url = format!("rediss://{}", server.addr());
-    let error = patient().connect(&url).await.unwrap_err();
-    assert_eq!(error.code(), "ADDRESS", "{error:?}");
-    assert!(error.to_string().contains("tls-native-tls"), "{error}");
-    let tls = Tls::new().ca_pem(authority.pem());
-    let client = patient().tls(tls).connect(&url).await.unwrap();
-    let guard = client.lock("lock").acquire().await.unwrap();
+    let servers = Servers::with_certificates(&url, certificates).unwrap();
+    let builder = LockClient::builder().connect_timeout(SOON);
+    let client = builder.response_timeout(SOON).connect(servers).await;
+    let guard = client.unwrap().lock("lock").acquire().await.unwrap();
     guard.release().await.unwrap();
 }

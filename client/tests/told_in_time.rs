@@ -2,21 +2,19 @@
 
 mod support;
 
+use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use redis_lock_client::{Error, LockClient, Lost};
-use redis_lock_testing::{Control, TestServer};
+use redis_lock_client::{LockClient, LockGuard, Lost, Session};
+use redis_lock_testing::{Control, Fate, Proxy, TestServer};
 
-use support::{take, url};
+use support::{soon, way};
 
-const LEASE: Duration = Duration::from_secs(1);
+const LEASES_MS: [u64; 3] = [300, 1000, 3000];
 
-const THREADS: usize = 10;
-
-/// Runs of a thread, again and again until enough of them could be judged.
-const RUNS: usize = 10;
-
-const ENOUGH: usize = 50;
+/// How often each combination is tried, and how many of all must be judged.
+const RUNS: usize = 3;
+const ENOUGH: usize = 36;
 
 /// How long that may take.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -25,64 +23,102 @@ const PATIENCE: Duration = Duration::from_secs(300);
 /// anything in time.
 const LATE: Duration = Duration::from_millis(5);
 
+#[derive(Clone, Copy, Debug)]
+enum Fault {
+    Stopped,
+    Killed,
+    CutOff,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Plain,
+    Shared,
+    Job,
+    Session,
+}
+
 fn wall_clock_ms() -> i64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     i64::try_from(now.as_millis()).unwrap()
 }
 
-/// Stops a server this many times for longer than a lease that was renewed until
-/// then. Says how many ms before its end on the server each loss was told, if
-/// the machine had time for it.
+async fn hold(client: &LockClient, kind: Kind) -> (Session, LockGuard) {
+    let session = client.session().await.unwrap();
+    let lock = match kind {
+        Kind::Plain => client.lock("lock"),
+        Kind::Shared => client.lock("lock").shared(),
+        Kind::Job => client.job().lock("lock"),
+        Kind::Session => session.lock("lock"),
+    };
+    (session, lock.acquire().await.unwrap())
+}
+
+/// How many ms before its end on the server the loss was told of a hold that was renewed
+/// until then, if the machine had time for it.
 #[tokio::main(flavor = "current_thread")]
-async fn stop_again_and_again(control: &Control) -> Vec<Option<i64>> {
-    let server = TestServer::start();
-    let builder = LockClient::builder().default_lease(LEASE);
-    let client = builder.connect(url(&server)).await.unwrap();
+async fn margin(control: &Control, lease: Duration, fault: Fault, kind: Kind) -> Option<i64> {
+    let mut server = TestServer::start();
+    let proxy = Proxy::to(server.addr()).unwrap();
+    let builder = LockClient::builder().default_lease(lease);
+    let client = builder.connect(way(&proxy)).await.unwrap();
     let mut observer = server.client();
-    let mut margins = Vec::new();
-    for run in 0..RUNS {
-        let key = format!("lock{run}");
-        let guard = take(&client, &key).await;
-        let mut valid_for = guard.valid_for();
-        // Until it is renewed: then the next renewal is far enough away.
-        while guard.valid_for() <= valid_for {
-            valid_for = guard.valid_for();
-            tokio::time::sleep(LEASE / 100).await;
+    let (_session, guard) = hold(&client, kind).await;
+    // Until it is renewed: then the next renewal is far enough away.
+    let mut valid_for = guard.valid_for();
+    while guard.valid_for() <= valid_for {
+        valid_for = guard.valid_for();
+        if valid_for.is_zero() {
+            // The machine had no time to renew it.
+            return None;
         }
-        let ends_at = observer.int(&format!("PEXPIRETIME {key}"));
-        server.stop();
-        let ends_here = Instant::now() + guard.valid_for();
-        let why = guard.lost().await;
-        let (told_at, told_here) = (wall_clock_ms(), Instant::now());
-        assert_eq!((why, guard.valid_for()), (Lost::Expired, Duration::ZERO));
-        let had_time = control.stalled(ends_here, told_here) < LATE;
-        margins.push(had_time.then_some(ends_at - told_at));
-        server.go_on();
-        let error = guard.release().await.unwrap_err();
-        assert!(matches!(error, Error::Lost(Lost::Expired)), "{error:?}");
+        tokio::time::sleep(lease / 100).await;
     }
-    margins
+    let ends_at = observer.int("PEXPIRETIME lock");
+    match fault {
+        Fault::Stopped => server.stop(),
+        Fault::Killed => server.crash(),
+        Fault::CutOff => proxy.set(Fate::Swallowed),
+    }
+    let ends_here = Instant::now() + guard.valid_for();
+    let why = soon("the loss", guard.lost()).await;
+    let (told_at, told_here) = (wall_clock_ms(), Instant::now());
+    assert_eq!(guard.valid_for(), Duration::ZERO);
+    let by_its_end = matches!((kind, fault), (Kind::Session, Fault::Killed));
+    assert!(
+        why == Lost::Expired || by_its_end,
+        "{why:?}: {fault:?}, {kind:?}"
+    );
+    let had_time = control.stalled(ends_here, told_here) < LATE;
+    had_time.then_some(ends_at - told_at)
 }
 
 #[test]
-fn a_server_stopped_past_the_lease_is_told_before_its_end() {
+fn whatever_fails_a_loss_is_told_before_the_end_of_the_lease() {
     let control = Control::start();
     let begun = Instant::now();
-    let (mut margins, mut not_judged) = (Vec::new(), 0);
+    let mut judged = Vec::new();
     // A machine that has no time for that long shows nothing either way.
-    while margins.len() < ENOUGH && begun.elapsed() < PATIENCE {
-        let each = || stop_again_and_again(&control);
-        std::thread::scope(|scope| {
-            let runs = [(); THREADS].map(|()| scope.spawn(each));
-            let told: Vec<_> = runs.map(|runs| runs.join().unwrap()).concat();
-            not_judged += told.iter().filter(|margin| margin.is_none()).count();
-            margins.extend(told.into_iter().flatten());
+    while judged.len() < ENOUGH && begun.elapsed() < PATIENCE {
+        thread::scope(|scope| {
+            let mut runs = Vec::new();
+            for lease in LEASES_MS.map(Duration::from_millis) {
+                for fault in [Fault::Stopped, Fault::Killed, Fault::CutOff] {
+                    for kind in [Kind::Plain, Kind::Shared, Kind::Job, Kind::Session] {
+                        let control = &control;
+                        let run = move || [(); RUNS].map(|()| margin(control, lease, fault, kind));
+                        runs.push((scope.spawn(run), (lease, fault, kind)));
+                    }
+                }
+            }
+            for (run, scene) in runs {
+                for margin in run.join().unwrap().into_iter().flatten() {
+                    judged.push((margin, scene));
+                }
+            }
         });
     }
-    margins.sort_unstable();
-    eprintln!("{not_judged} not judged; told so many ms before the end: {margins:?}");
-    assert!(
-        margins.first().is_none_or(|&first| first >= 0),
-        "{margins:?}"
-    );
+    judged.sort_unstable_by_key(|(margin, _)| *margin);
+    let first = judged.first();
+    assert!(first.is_none_or(|(first, _)| *first >= 0), "{first:?}");
 }

@@ -1,0 +1,422 @@
+//! How a lock is taken: asked for, waited for, claimed; and what is given back when that
+//! ends without it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::Value;
+use tokio::sync::OwnedMutexGuard;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+
+use crate::backoff::Backoff;
+use crate::clock::{Moment, valid_until, whole_ms};
+use crate::command::{self, LEASE_MS_MAX, Mode, NUMBER_MAX, PLACE_MAX, token_in};
+use crate::connection::Closed;
+use crate::error::{Error, Lost};
+use crate::message::Told;
+use crate::register::Entry;
+use crate::router::Answer;
+use crate::shared::{Road, Shared};
+
+/// How often a place is asked for again while nothing is heard of it.
+const ASK_AGAIN: Duration = Duration::from_secs(30);
+
+/// How long to wait for a lock.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Wait {
+    /// Not at all.
+    No,
+    /// Until then, or without end.
+    Until(Option<Instant>),
+}
+
+impl Wait {
+    /// At most this long from now. Ten years and more are without end.
+    pub(crate) fn within(time: Duration) -> Self {
+        match time {
+            Duration::ZERO => Self::No,
+            time if whole_ms(time) >= LEASE_MS_MAX => Self::Until(None),
+            time => Self::Until(Some(Instant::now() + time)),
+        }
+    }
+}
+
+/// What is asked for.
+pub(crate) struct Request {
+    pub(crate) key: Vec<u8>,
+    pub(crate) owner: Vec<u8>,
+    pub(crate) mode: Mode,
+    pub(crate) lease: Duration,
+    /// Which hold of the owner it is to be.
+    pub(crate) nth: u64,
+    /// Whether this owner never asked for this lock before. Then whatever is granted was
+    /// granted after it was asked for.
+    pub(crate) is_first: bool,
+    pub(crate) road: Road,
+}
+
+impl Request {
+    /// Returns an error if no server would take it.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        if !(1..=LEASE_MS_MAX).contains(&whole_ms(self.lease)) {
+            return Err(Error::Invalid("a lease is 1 millisecond to 10 years"));
+        }
+        match self.mode {
+            Mode::Limited(limit) if !(1..=NUMBER_MAX).contains(&limit) => {
+                Err(Error::Invalid("a limit is 1 to 2^53 - 1"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn acquire(&self) -> redis::Cmd {
+        let command = command::acquire(&self.key, &self.owner, self.lease, self.mode, self.nth);
+        match self.road {
+            Road::Client => command,
+            Road::Session(_) => command::tied(command),
+        }
+    }
+}
+
+/// A hold that the server told of.
+pub(crate) struct Grant {
+    pub(crate) token: u64,
+    /// No later than the grant.
+    pub(crate) since: Moment,
+    /// What is relied upon from then on: the request's lease, or the short first one of a
+    /// place, which is still to be claimed.
+    pub(crate) lease: Duration,
+    /// Where the messages of its wait arrive.
+    pub(crate) entry: Option<Entry>,
+}
+
+/// Returns whether work may begin on a grant that was told late, before it is renewed: a
+/// quarter of its lease has to be left, counted from when it was first asked for. A name that asked
+/// before may be told of an earlier grant.
+fn may_begin(is_first: bool, first_sent_at: Moment, lease: Duration, now: Moment) -> bool {
+    is_first && now.until(valid_until(first_sent_at, lease)) >= lease / 4
+}
+
+/// One attempt to take a lock. Dropped in doubt, it gives back whatever came of it.
+pub(crate) struct Attempt {
+    shared: Arc<Shared>,
+    pub(crate) request: Arc<Request>,
+    /// What ends a connection that is blocked for it.
+    kill: Option<redis::Cmd>,
+    /// The turn of a job, which what is given back keeps.
+    turn: Option<[OwnedMutexGuard<()>; 2]>,
+    /// Whether the server may have a place or a hold for it.
+    is_in_doubt: bool,
+}
+
+impl Attempt {
+    pub(crate) fn new(
+        shared: &Arc<Shared>,
+        request: Request,
+        turn: Option<[OwnedMutexGuard<()>; 2]>,
+    ) -> Self {
+        Self {
+            shared: Arc::clone(shared),
+            request: Arc::new(request),
+            kill: None,
+            turn,
+            is_in_doubt: false,
+        }
+    }
+
+    /// Has whatever the server has for it given back.
+    pub(crate) fn doubt(&mut self) {
+        self.is_in_doubt = true;
+    }
+
+    pub(crate) async fn take(&mut self, wait: Wait) -> Result<Option<Grant>, Error> {
+        let timeouts = self.shared.router.timeouts;
+        let taken = match wait {
+            Wait::No => {
+                let within = timeouts.connect + timeouts.response;
+                timeout(within, self.try_once()).await
+            }
+            // Only a place waits, and it is for the first hold.
+            Wait::Until(deadline) if self.request.nth > 1 => Ok(self.try_until(deadline).await),
+            Wait::Until(None) => Ok(self.queue(None).await),
+            Wait::Until(Some(deadline)) => {
+                timeout_at(deadline + timeouts.response, self.queue(Some(deadline))).await
+            }
+        };
+        let taken = taken.unwrap_or_else(|_| Err(Error::timed_out()))?;
+        self.is_in_doubt = false;
+        Ok(taken)
+    }
+
+    /// Sends it, and notes what that leaves behind.
+    async fn ask(&mut self, command: &redis::Cmd, channel: Option<&[u8]>) -> Result<Answer, Error> {
+        let request = &self.request;
+        if request.road.is_over() {
+            return Err(Error::Lost(Lost::Disconnected));
+        }
+        let was_in_doubt = std::mem::replace(&mut self.is_in_doubt, true);
+        let answer = request
+            .road
+            .ask(&self.shared, &request.key, command, channel)
+            .await;
+        if let Err(error) = &answer {
+            self.is_in_doubt = was_in_doubt || error.leaves_doubt();
+        }
+        answer
+    }
+
+    async fn try_once(&mut self) -> Result<Option<Grant>, Error> {
+        let answer = self.ask(&self.request.acquire(), None).await?;
+        Ok(token_in(&answer.value)?.map(|token| self.grant(token, answer.sent_at, None)))
+    }
+
+    /// Tries until the deadline, through what passes.
+    async fn try_until(&mut self, deadline: Option<Instant>) -> Result<Option<Grant>, Error> {
+        let mut backoff = Backoff::default();
+        loop {
+            match self.try_once().await {
+                Err(error)
+                    if error.may_pass() && self.pause(&error, &mut backoff, deadline).await => {}
+                tried => return tried,
+            }
+        }
+    }
+
+    /// Waits by a place in the queue.
+    async fn queue(&mut self, deadline: Option<Instant>) -> Result<Option<Grant>, Error> {
+        let request = Arc::clone(&self.request);
+        let entry = self
+            .shared
+            .router
+            .register
+            .enter(&request.key, &request.owner);
+        let channel = self.shared.router.channel_for(&request.key);
+        let (mut backoff, first_sent_at) = (Backoff::default(), Moment::now());
+        // Of the last request, if it had no answer.
+        let mut failure = None;
+        loop {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
+                return match failure {
+                    Some(error) => Err(error),
+                    None => self.give_up().await,
+                };
+            }
+            let command = command::queue(request.acquire(), left, &channel);
+            let mut asked_by = 0;
+            let (by, told) = match self.ask(&command, Some(&channel)).await {
+                Ok(answer) => {
+                    failure = None;
+                    asked_by = answer.link.as_ref().map_or(0, |link| link.serial);
+                    match token_in(&answer.value)? {
+                        Some(0) => {}
+                        Some(token) => {
+                            return Ok(Some(self.grant(token, answer.sent_at, Some(entry))));
+                        }
+                        None => return Err(Error::unexpected(&Value::Nil)),
+                    }
+                    let until = deadline.unwrap_or_else(|| Instant::now() + ASK_AGAIN);
+                    let until = until.min(Instant::now() + ASK_AGAIN);
+                    let link = answer.link.as_ref();
+                    let closed = link.map(|link| link.closed.clone()).unwrap_or_default();
+                    tokio::select! {
+                        biased;
+                        told = entry.told() => told,
+                        () = request.road.over() => return Err(Error::Lost(Lost::Disconnected)),
+                        () = closed.closed() => continue,
+                        () = sleep(until.saturating_duration_since(Instant::now())) => continue,
+                    }
+                }
+                Err(Error::NoPermission(_)) => return self.block(deadline).await,
+                Err(error) if error.may_pass() => tokio::select! {
+                    biased;
+                    // Of a place that an earlier request has.
+                    told = entry.told() => told,
+                    goes_on = self.pause(&error, &mut backoff, deadline) => {
+                        if !goes_on {
+                            return Err(error);
+                        }
+                        failure = Some(error);
+                        continue;
+                    }
+                },
+                Err(error) => return Err(error),
+            };
+            let passing = match told {
+                Told::Granted { token, first_lease } => {
+                    let lease = first_lease.min(request.lease);
+                    // Other nodes of a shard pass on what their primary may have taken back.
+                    let is_sure = request.is_first && asked_by == by;
+                    if may_begin(is_sure, first_sent_at, lease, Moment::now()) {
+                        let grant = self.grant(token, first_sent_at, Some(entry));
+                        return Ok(Some(Grant { lease, ..grant }));
+                    }
+                    match self.claim(token).await {
+                        Ok(Some(since)) => return Ok(Some(self.grant(token, since, Some(entry)))),
+                        Ok(None) => continue,
+                        Err(error) => error,
+                    }
+                }
+                // Its time is over, or the server has forgotten it. That is no failure.
+                Told::Gone => {
+                    backoff.pause_before(deadline).await;
+                    continue;
+                }
+                Told::Refused(error) => {
+                    self.is_in_doubt = error.leaves_doubt();
+                    error
+                }
+            };
+            if !passing.may_pass() {
+                return Err(passing);
+            }
+            self.pause(&passing, &mut backoff, deadline).await;
+        }
+    }
+
+    /// Waits by blocking a connection of its own, for users who may not subscribe.
+    async fn block(&mut self, deadline: Option<Instant>) -> Result<Option<Grant>, Error> {
+        let (shared, request) = (Arc::clone(&self.shared), Arc::clone(&self.request));
+        let mut backoff = Backoff::default();
+        loop {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
+                return self.give_up().await;
+            }
+            let command = command::block(request.acquire(), left);
+            let kill = &mut self.kill;
+            let asked = async {
+                let address = shared.router.address_of(&request.key).await?;
+                let connection = shared.router.open(&address, &Closed::default()).await?;
+                *kill = connection.name(shared.router.timeouts.response).await;
+                let sent_at = Moment::now();
+                let reply = connection.ask_patiently(&command).await;
+                if let Err(error) = &reply {
+                    shared.router.learn(&request.key, error, connection.host());
+                }
+                Ok::<_, Error>((token_in(&reply?)?, sent_at, connection))
+            };
+            let asked = async {
+                tokio::select! {
+                    biased;
+                    () = request.road.over() => Err(Error::Lost(Lost::Disconnected)),
+                    asked = asked => asked,
+                }
+            };
+            let was_in_doubt = std::mem::replace(&mut self.is_in_doubt, true);
+            let passing = match asked.await {
+                Ok((None, ..)) => continue,
+                // Tied to the session's own connection before this one closes.
+                Ok((Some(_), _, _tied)) if matches!(request.road, Road::Session(_)) => {
+                    match self.try_once().await {
+                        Ok(None) => continue,
+                        Ok(grant) => return Ok(grant),
+                        Err(error) => error,
+                    }
+                }
+                Ok((Some(token), since, _)) => {
+                    if may_begin(true, since, request.lease, Moment::now()) {
+                        return Ok(Some(self.grant(token, since, None)));
+                    }
+                    match self.claim(token).await {
+                        Ok(Some(since)) => return Ok(Some(self.grant(token, since, None))),
+                        Ok(None) => continue,
+                        Err(error) => error,
+                    }
+                }
+                Err(error) => {
+                    self.is_in_doubt = was_in_doubt || error.leaves_doubt();
+                    error
+                }
+            };
+            if !passing.may_pass() || !self.pause(&passing, &mut backoff, deadline).await {
+                return Err(passing);
+            }
+        }
+    }
+
+    /// Makes the short first lease of a queued grant a full one. Returns when that began,
+    /// or none if it came too late.
+    async fn claim(&self, token: u64) -> Result<Option<Moment>, Error> {
+        let request = &self.request;
+        let renew = command::renew(&request.key, &request.owner, request.lease, token);
+        let answer = request
+            .road
+            .ask(&self.shared, &request.key, &renew, None)
+            .await?;
+        Ok(command::is_one(&answer.value)?.then_some(answer.sent_at))
+    }
+
+    /// Ends a wait whose time is over, so that nothing of it is left.
+    async fn give_up(&mut self) -> Result<Option<Grant>, Error> {
+        if self.is_in_doubt {
+            let release = self.release();
+            let within = self.shared.router.timeouts.response;
+            let request = &self.request;
+            let asked = request.road.ask(&self.shared, &request.key, &release, None);
+            if matches!(timeout(within, asked).await, Ok(Ok(_))) {
+                self.is_in_doubt = false;
+            } else {
+                self.settle();
+            }
+        }
+        Ok(None)
+    }
+
+    /// A pause after what passes. Returns false where the deadline would be over then.
+    async fn pause(
+        &self,
+        passing: &Error,
+        backoff: &mut Backoff,
+        deadline: Option<Instant>,
+    ) -> bool {
+        self.shared.report(passing);
+        backoff.pause_before(deadline).await
+    }
+
+    fn grant(&self, token: u64, since: Moment, entry: Option<Entry>) -> Grant {
+        Grant {
+            token,
+            since,
+            lease: self.request.lease,
+            entry: entry.map(|entry| entry.granted(token)),
+        }
+    }
+
+    /// What ends its place, and its hold.
+    fn release(&self) -> redis::Cmd {
+        let nth = self.turn.is_some().then_some(self.request.nth);
+        command::release(&self.request.key, &self.request.owner, None, nth)
+    }
+
+    /// Gives back what the server may have for it, in the background.
+    fn settle(&mut self) {
+        self.is_in_doubt = false;
+        let release = self.release();
+        let (shared, request) = (Arc::clone(&self.shared), Arc::clone(&self.request));
+        let (turn, kill) = (self.turn.take(), self.kill.take());
+        self.shared.settle(async move {
+            let _turn = turn;
+            if let Some(kill) = kill {
+                let _ = shared.ask(&request.key, &kill).await;
+            }
+            // A place may outlive the lease.
+            let until = Moment::now() + request.lease.max(PLACE_MAX);
+            let _ = shared
+                .release(&request.road, &request.key, &release, until)
+                .await;
+        });
+    }
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        if self.is_in_doubt {
+            self.settle();
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "tests/claims.rs"]
+mod claims;

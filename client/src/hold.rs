@@ -1,0 +1,464 @@
+//! What there is of a lock that is held: how long it can be relied upon, and a task that
+//! keeps it up.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use tokio::sync::{OwnedMutexGuard, oneshot, watch};
+use tokio::time::{sleep, timeout};
+
+use crate::acquire::{Attempt, Grant, Request};
+use crate::backoff::Backoff;
+use crate::clock::{Moment, valid_until};
+use crate::command;
+use crate::error::{Error, Lost};
+use crate::link::Link;
+use crate::register::Entry;
+use crate::shared::Shared;
+
+/// How soon a short first lease is claimed. Work that is done sooner spares the claim.
+const CLAIM_AFTER: Duration = Duration::from_millis(20);
+
+/// The longest sleep: timers stand still while a machine is suspended, leases do not.
+const SLEEP_MAX: Duration = Duration::from_secs(1);
+
+/// A hold of the server's, and what is known of it.
+pub(crate) struct Hold {
+    shared: Arc<Shared>,
+    pub(crate) request: Arc<Request>,
+    pub(crate) token: u64,
+    job: Option<Arc<JobState>>,
+    state: Mutex<State>,
+    /// Why it is over, once it is.
+    lost: watch::Sender<Option<Lost>>,
+    _entry: Option<Entry>,
+}
+
+type Turn = Arc<tokio::sync::Mutex<()>>;
+
+/// What all clones of a job share.
+pub(crate) struct JobState {
+    pub(crate) owner: Vec<u8>,
+    /// Who asks for a lock now.
+    turn: Turn,
+    /// Who asks for each lock now, or releases it: a release does not wait for the job's
+    /// wait for another lock.
+    turns: Mutex<HashMap<Vec<u8>, Turn>>,
+    /// How many releases are under way. What the job asks for next comes after them.
+    releases: watch::Sender<usize>,
+    /// Every lock that was asked for, and the hold that came of it.
+    locks: Mutex<HashMap<Vec<u8>, Weak<Hold>>>,
+}
+
+struct State {
+    valid_until: Moment,
+    /// What the next renewal asks for.
+    lease: Duration,
+    /// How many guards there are: one, or in a job as many as the server counts.
+    guards: u64,
+    /// By what it was last asked for.
+    link: Option<Weak<Link>>,
+}
+
+impl Hold {
+    /// The hold of a grant, which is kept up from now on, by at most so many renewals.
+    pub(crate) fn start(
+        shared: &Arc<Shared>,
+        attempt: &Attempt,
+        grant: Grant,
+        renewals: Option<u32>,
+        job: Option<Arc<JobState>>,
+    ) -> Arc<Self> {
+        let request = Arc::clone(&attempt.request);
+        let hold = Arc::new(Self {
+            shared: Arc::clone(shared),
+            token: grant.token,
+            job,
+            state: Mutex::new(State {
+                valid_until: valid_until(grant.since, grant.lease),
+                lease: request.lease,
+                guards: 1,
+                link: shared.router.known_link(&request.key),
+            }),
+            lost: watch::Sender::new(None),
+            _entry: grant.entry,
+            request,
+        });
+        let keeping = keep(
+            Unkept(Arc::clone(&hold)),
+            grant.since,
+            grant.lease,
+            renewals,
+        );
+        shared.router.runtime.spawn(keeping);
+        hold
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How long it can be relied upon, or why it can't.
+    pub(crate) fn left(&self) -> Result<Duration, Lost> {
+        if let Some(lost) = *self.lost.borrow() {
+            return Err(lost);
+        }
+        if self.request.road.is_over() {
+            return Err(Lost::Disconnected);
+        }
+        let left = Moment::now().until(self.state().valid_until);
+        match left.is_zero() {
+            true => Err(Lost::Expired),
+            false => Ok(left),
+        }
+    }
+
+    pub(crate) fn check_process(&self) -> Result<(), Error> {
+        self.shared.check_process()
+    }
+
+    pub(crate) fn lost(&self) -> impl Future<Output = Lost> + Send + 'static + use<> {
+        let mut lost = self.lost.subscribe();
+        async move {
+            // It is told before its sender goes.
+            let lost = lost.wait_for(Option::is_some).await;
+            lost.ok().and_then(|lost| *lost).unwrap_or(Lost::Expired)
+        }
+    }
+
+    /// Notes that it is over. Returns why it was over before, if it was.
+    pub(crate) fn end(&self, why: Lost) -> Option<Lost> {
+        let why = self.left().err().unwrap_or(why);
+        let mut before = None;
+        self.lost.send_if_modified(|lost| {
+            before = *lost;
+            *lost = lost.or(Some(why));
+            before.is_none()
+        });
+        match before {
+            None if why == Lost::Released => None,
+            None if matches!(why, Lost::Expired | Lost::Disconnected) => {
+                self.give_back();
+                Some(why)
+            }
+            before => before.or(Some(why)),
+        }
+    }
+
+    /// Ends what the server may still have of a hold that is lost here: a renewal that
+    /// got no answer may come late.
+    fn give_back(&self) {
+        let (shared, request, token) = (
+            Arc::clone(&self.shared),
+            Arc::clone(&self.request),
+            self.token,
+        );
+        let job = self.job.clone();
+        self.shared.settle(async move {
+            let _turn = match &job {
+                Some(job) => Some(job.turn_to_release(&request.key).await),
+                None => None,
+            };
+            // The job may have been given the same hold again meanwhile.
+            if job.is_none_or(|job| !job.has(&request.key, token)) {
+                let release = command::release(&request.key, &request.owner, Some(token), None);
+                let until = Moment::now() + request.lease;
+                let _ = shared
+                    .release(&request.road, &request.key, &release, until)
+                    .await;
+            }
+        });
+    }
+
+    /// Counts a lease anew from a command that was sent then and answered now.
+    fn extend(&self, sent_at: Moment, lease: Duration) -> Result<(), Lost> {
+        self.left()?;
+        let mut state = self.state();
+        state.valid_until = state.valid_until.max(valid_until(sent_at, lease));
+        Ok(())
+    }
+
+    /// Has renewals ask for no less than this from now on: one that comes after an acquire
+    /// would cut off what that was given. To be called before it is sent.
+    pub(crate) fn ask_for(&self, lease: Duration) {
+        let mut state = self.state();
+        state.lease = state.lease.max(lease);
+    }
+
+    /// Another guard of the same job, whose acquire was sent then.
+    pub(crate) fn re_enter(&self, sent_at: Moment, lease: Duration) -> Result<(), Lost> {
+        self.extend(sent_at, lease)?;
+        self.state().guards += 1;
+        Ok(())
+    }
+
+    pub(crate) fn guards(&self) -> u64 {
+        self.state().guards
+    }
+
+    /// Returns, once for each link, whether that has ended by which it was asked for. The
+    /// server may have forgotten it then.
+    fn has_lost_link(&self) -> bool {
+        let mut state = self.state();
+        let is_closed = |link: &Weak<Link>| link.upgrade().is_none_or(|it| it.closed.is_closed());
+        state.link.take_if(|link| is_closed(link)).is_some()
+    }
+
+    /// Renews it. Returns when the renewal was sent.
+    pub(crate) async fn renew(&self) -> Result<Moment, Error> {
+        loop {
+            let (sent_at, lease) = self.renew_once().await?;
+            // A longer one that was asked for meanwhile may have been cut off.
+            if lease >= self.state().lease {
+                return Ok(sent_at);
+            }
+        }
+    }
+
+    async fn renew_once(&self) -> Result<(Moment, Duration), Error> {
+        self.check_process()?;
+        self.left().map_err(Error::Lost)?;
+        let (request, lease) = (&self.request, self.state().lease);
+        let renew = command::renew(&request.key, &request.owner, lease, self.token);
+        let asked = request
+            .road
+            .ask(&self.shared, &request.key, &renew, None)
+            .await;
+        let answer = match asked {
+            Err(Error::Lost(why)) => {
+                self.end(why);
+                return Err(Error::Lost(why));
+            }
+            asked => asked?,
+        };
+        if !command::is_one(&answer.value)? {
+            self.end(Lost::Refused);
+            return Err(Error::Lost(self.left().err().unwrap_or(Lost::Refused)));
+        }
+        self.extend(answer.sent_at, lease).map_err(Error::Lost)?;
+        let mut state = self.state();
+        if let Some(link) = &answer.link {
+            state.link = Some(Arc::downgrade(link));
+        }
+        if lease < state.lease {
+            state.valid_until = valid_until(answer.sent_at, lease);
+        }
+        Ok((answer.sent_at, lease))
+    }
+
+    /// Runs a command at the server under the condition that it is still held there.
+    pub(crate) async fn guarded(&self, command: &redis::Cmd) -> Result<redis::Value, Error> {
+        let guard = command::guard(&self.request.key, self.token, command);
+        Ok(self.shared.ask(&self.request.key, &guard).await?.value)
+    }
+
+    /// Ends one guard. What it takes goes on in the background, until it is answered or
+    /// the lease is over; the first failure is told at once.
+    pub(crate) fn leave(self: &Arc<Self>) -> oneshot::Receiver<Result<(), Error>> {
+        let (tell, told) = oneshot::channel();
+        let this = Arc::clone(self);
+        match &self.job {
+            None => match self.end(Lost::Released) {
+                Some(why) => _ = tell.send(Err(Error::Lost(why))),
+                None => self
+                    .shared
+                    .settle(async move { this.release(None, tell).await }),
+            },
+            Some(job) => {
+                // Taken at once if it is free, so that what the job asks for next comes
+                // after.
+                let releasing = Releasing::of(job);
+                let turn = job.turn_of(&self.request.key).try_lock_owned().ok();
+                let job = Arc::clone(job);
+                self.shared.settle(async move {
+                    let _releasing = releasing;
+                    let _turn = match turn {
+                        Some(turn) => turn,
+                        None => job.turn_to_release(&this.request.key).await,
+                    };
+                    match this.leave_one() {
+                        // With `HOLD 1` one that somebody else has ended would look released.
+                        Ok(nth) => this.release((nth > 1).then_some(nth), tell).await,
+                        Err(why) => _ = tell.send(Err(Error::Lost(why))),
+                    }
+                });
+            }
+        }
+        told
+    }
+
+    /// One guard less of a job. Returns which of its holds that ends.
+    fn leave_one(&self) -> Result<u64, Lost> {
+        let nth = {
+            let mut state = self.state();
+            state.guards -= 1;
+            state.guards + 1
+        };
+        match nth {
+            1 => self.end(Lost::Released).map_or(Ok(nth), Err),
+            _ => self.left().map(|_| nth),
+        }
+    }
+
+    async fn release(&self, nth: Option<u64>, tell: oneshot::Sender<Result<(), Error>>) {
+        let (shared, request) = (&self.shared, &self.request);
+        let release = command::release(&request.key, &request.owner, Some(self.token), nth);
+        let until = Moment::now() + self.state().lease;
+        let told = match request.road.ask(shared, &request.key, &release, None).await {
+            // What was sent before may have ended it.
+            Ok(answer) if answer.value == redis::Value::Nil && !answer.is_resent => {
+                Err(Error::Lost(Lost::Refused))
+            }
+            Ok(_) => Ok(()),
+            Err(error) => Err(error),
+        };
+        let goes_on = matches!(&told, Err(error) if !matches!(error, Error::Lost(_)));
+        if let Err(Err(error)) = tell.send(told) {
+            // Of a dropped guard nobody hears.
+            shared.report(&error);
+        }
+        if goes_on {
+            let _ = shared
+                .release(&request.road, &request.key, &release, until)
+                .await;
+        }
+    }
+}
+
+/// A release of a job that is under way.
+struct Releasing(Arc<JobState>);
+
+impl Releasing {
+    fn of(job: &Arc<JobState>) -> Self {
+        job.releases.send_modify(|releases| *releases += 1);
+        Self(Arc::clone(job))
+    }
+}
+
+impl Drop for Releasing {
+    fn drop(&mut self) {
+        self.0.releases.send_modify(|releases| *releases -= 1);
+    }
+}
+
+/// A hold that nobody keeps up any more when this is dropped: its task has ended, or the
+/// runtime of the client has.
+struct Unkept(Arc<Hold>);
+
+impl Drop for Unkept {
+    fn drop(&mut self) {
+        self.0.end(Lost::Expired);
+    }
+}
+
+/// Keeps a hold up until it is over.
+async fn keep(hold: Unkept, since: Moment, lease: Duration, mut renewals: Option<u32>) {
+    let hold = &hold.0;
+    let mut lost = std::pin::pin!(hold.lost());
+    let mut is_claimed = lease == hold.request.lease;
+    let mut backoff = Backoff::default();
+    let mut renew_at = match is_claimed {
+        true => Some(since + lease / 3).filter(|_| renewals != Some(0)),
+        false => Some(Moment::now() + CLAIM_AFTER.min(hold.left().unwrap_or_default() / 4)),
+    };
+    loop {
+        let left = match hold.left() {
+            Ok(left) => left,
+            Err(why) => {
+                hold.end(why);
+                if why == Lost::Expired && renew_at.is_some() {
+                    // The server may keep it up for as long as a session's connection is open.
+                    hold.request.road.end();
+                }
+                return;
+            }
+        };
+        let now = Moment::now();
+        if renewals != Some(0) && hold.has_lost_link() {
+            renew_at = Some(now);
+        }
+        let due = renew_at.map_or(left, |renew_at| now.until(renew_at));
+        if !due.is_zero() {
+            tokio::select! {
+                biased;
+                _ = &mut lost => return,
+                () = hold.request.road.over() => {}
+                () = sleep(due.min(left).min(SLEEP_MAX)) => {}
+            }
+            continue;
+        }
+        let renewed = tokio::select! {
+            biased;
+            _ = &mut lost => return,
+            renewed = timeout(left, hold.renew()) => renewed,
+        };
+        match renewed.unwrap_or_else(|_| Err(Error::timed_out())) {
+            Ok(sent_at) => {
+                backoff = Backoff::default();
+                if std::mem::replace(&mut is_claimed, true) {
+                    renewals = renewals.map(|renewals| renewals.saturating_sub(1));
+                }
+                let next = sent_at + hold.state().lease / 3;
+                renew_at = Some(next).filter(|_| renewals != Some(0));
+            }
+            Err(Error::Lost(_)) => {}
+            Err(error) => {
+                hold.shared.report(&error);
+                renew_at = Some(Moment::now() + backoff.pause().min(left / 8));
+            }
+        }
+    }
+}
+
+impl JobState {
+    pub(crate) fn of(owner: Vec<u8>) -> Self {
+        Self {
+            owner,
+            turn: Arc::default(),
+            turns: Mutex::default(),
+            releases: watch::Sender::new(0),
+            locks: Mutex::default(),
+        }
+    }
+
+    fn locks(&self) -> MutexGuard<'_, HashMap<Vec<u8>, Weak<Hold>>> {
+        self.locks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn turn_of(&self, key: &[u8]) -> Turn {
+        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(turns.entry(key.to_vec()).or_default())
+    }
+
+    /// Waits until the job asks for no other lock, and does not release this one.
+    pub(crate) async fn turn(&self, key: &[u8]) -> [OwnedMutexGuard<()>; 2] {
+        let turn = Arc::clone(&self.turn).lock_owned().await;
+        let mut releases = self.releases.subscribe();
+        let _ = releases.wait_for(|releases| *releases == 0).await;
+        [turn, self.turn_of(key).lock_owned().await]
+    }
+
+    /// Waits until the job asks for this lock no more.
+    async fn turn_to_release(&self, key: &[u8]) -> OwnedMutexGuard<()> {
+        self.turn_of(key).lock_owned().await
+    }
+
+    /// The hold of a lock that still stands, and whether the lock was never asked for.
+    pub(crate) fn look_up(&self, key: &[u8]) -> (Option<Arc<Hold>>, bool) {
+        let mut locks = self.locks();
+        let is_first = !locks.contains_key(key);
+        let hold = locks.entry(key.to_vec()).or_default().upgrade();
+        (hold.filter(|hold| hold.left().is_ok()), is_first)
+    }
+
+    pub(crate) fn note(&self, key: &[u8], hold: &Arc<Hold>) {
+        self.locks().insert(key.to_vec(), Arc::downgrade(hold));
+    }
+
+    /// Returns whether it has a hold with this token that still stands.
+    pub(crate) fn has(&self, key: &[u8], token: u64) -> bool {
+        let hold = self.locks().get(key).and_then(Weak::upgrade);
+        hold.is_some_and(|hold| hold.token == token && hold.left().is_ok())
+    }
+}

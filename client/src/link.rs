@@ -1,0 +1,134 @@
+//! What leads to one node: a connection for commands, and one for the messages of places.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use redis::{Cmd, ConnectionInfo, Value};
+use tokio::sync::OnceCell;
+use tokio::time::sleep;
+
+use crate::connection::{Closed, Connection};
+use crate::error::Error;
+use crate::register::Register;
+
+/// How often a link is probed while somebody relies on hearing by it.
+const PROBE: Duration = Duration::from_secs(2);
+
+/// How long things may take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Timeouts {
+    pub(crate) connect: Duration,
+    pub(crate) response: Duration,
+}
+
+/// The two connections to a node. They are two because newer servers block no subscribed
+/// connection, and a subscription that the server ends by itself (its slot has moved)
+/// would be taken for the reply of a command. Both end together.
+pub(crate) struct Link {
+    /// What its messages are told by.
+    pub(crate) serial: u64,
+    pub(crate) commands: Connection,
+    messages: Connection,
+    pub(crate) closed: Closed,
+    timeouts: Timeouts,
+    is_sharded: bool,
+    /// What is listened to.
+    channels: Mutex<HashMap<Vec<u8>, Arc<OnceCell<()>>>>,
+    /// How the server is told to end this link's connections.
+    pub(crate) kills: Vec<Cmd>,
+}
+
+impl Link {
+    /// Opens both connections; then ends those of the link that this one replaces, so
+    /// that nothing that was sent by it is carried out later.
+    pub(crate) async fn open(
+        info: &ConnectionInfo,
+        timeouts: Timeouts,
+        is_sharded: bool,
+        register: &Arc<Register>,
+        replaced: &[Cmd],
+    ) -> Result<Arc<Self>, Error> {
+        static SERIAL: AtomicU64 = AtomicU64::new(1);
+        let (serial, closed) = (SERIAL.fetch_add(1, Ordering::Relaxed), Closed::default());
+        let (commands, messages) = tokio::try_join!(
+            Connection::open(info, timeouts.connect, None, &closed),
+            Connection::open(info, timeouts.connect, Some((register, serial)), &closed),
+        )?;
+        for kill in replaced {
+            // A user who may not do so relies on the server to notice.
+            let _ = commands.ask(kill, timeouts.response).await;
+        }
+        let names = tokio::join!(
+            commands.name(timeouts.response),
+            messages.name(timeouts.response)
+        );
+        if closed.is_closed() {
+            return Err(Error::closed().at(&info.addr().to_string()));
+        }
+        let link = Arc::new(Self {
+            serial,
+            commands,
+            messages,
+            closed,
+            timeouts,
+            is_sharded,
+            channels: Mutex::default(),
+            kills: names.0.into_iter().chain(names.1).collect(),
+        });
+        tokio::spawn(probe(Arc::downgrade(&link), Arc::clone(register)));
+        Ok(link)
+    }
+
+    pub(crate) async fn ask(&self, command: &Cmd) -> Result<Value, Error> {
+        self.commands.ask(command, self.timeouts.response).await
+    }
+
+    fn channel(&self, channel: &[u8]) -> Arc<OnceCell<()>> {
+        let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(channels.entry(channel.to_vec()).or_default())
+    }
+
+    pub(crate) fn listens_to(&self, channel: &[u8]) -> bool {
+        self.channel(channel).initialized()
+    }
+
+    /// Listens to a channel, from now on.
+    pub(crate) async fn listen(&self, channel: &[u8]) -> Result<(), Error> {
+        let listening = self.channel(channel);
+        let listen = async || {
+            let mut subscribe = redis::cmd(match self.is_sharded {
+                true => "SSUBSCRIBE",
+                false => "SUBSCRIBE",
+            });
+            subscribe.arg(channel);
+            match self.messages.ask(&subscribe, self.timeouts.response).await {
+                Ok(Value::Push { .. }) => Ok(()),
+                Ok(other) => Err(Error::unexpected(&other)),
+                Err(error) => Err(error),
+            }
+        };
+        listening.get_or_try_init(listen).await.copied()
+    }
+}
+
+/// A server that has gone without a word is heard of by its silence.
+async fn probe(link: Weak<Link>, register: Arc<Register>) {
+    let ping = redis::cmd("PING");
+    loop {
+        sleep(PROBE).await;
+        let Some(link) = link.upgrade() else { return };
+        if link.closed.is_closed() {
+            return;
+        }
+        if !register.is_empty() {
+            let within = link.timeouts.response;
+            // An answer of any kind will do; silence closes the connection.
+            let _ = tokio::join!(
+                link.commands.ask(&ping, within),
+                link.messages.ask(&ping, within)
+            );
+        }
+    }
+}
