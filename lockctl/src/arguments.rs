@@ -11,16 +11,16 @@ use crate::exit::NOT_ACQUIRED;
 
 const ENVIRONMENT: &str = "\
 Environment:
-  REDIS_URL   the server, if neither --url nor --url-file is given. The command
-              of `lockctl run` does not get it then: it may hold a password";
+  LOCKCTL_URL  the server, if neither --url nor --url-file is given
+  REDIS_URL    the server, if LOCKCTL_URL is not set either";
 
 const COMMAND_ENVIRONMENT: &str = "\
 Environment of the command:
   LOCK_KEY    the lock's key
   LOCK_TOKEN  its fencing token
   LOCK_OWNER  the name under which lockctl holds it
-  REDIS_URL   is removed if lockctl took its server from it: it may hold a
-              password";
+  LOCKCTL_URL and REDIS_URL stay as they are. The command must not know the
+              password that is in them? Then use --url-file instead";
 
 const RUN_EXIT_CODES: &str = "\
 Exit codes:
@@ -40,6 +40,12 @@ Exit codes:
     1  it was free, or has another token by now
   125  lockctl failed: wrong usage, no answer from the server";
 
+const DOCTOR_EXIT_CODES: &str = "\
+Exit codes:
+    0  nothing is wrong
+    1  something is wrong
+  125  lockctl failed: wrong usage, no answer from the server";
+
 const RUN_USAGE: &str = "\
 lockctl run [OPTIONS] NAME COMMAND [ARGUMENT]...
        lockctl run [OPTIONS] NAME -c LINE";
@@ -50,7 +56,7 @@ lockctl run [OPTIONS] NAME COMMAND [ARGUMENT]...
 #[derive(Parser)]
 #[command(version, after_long_help = ENVIRONMENT)]
 pub struct Arguments {
-    /// Write JSON: ls, top, tail and break to stdout, run and failures to stderr, one line each
+    /// Write JSON, one line each: to stdout, and of run and failures to stderr
     #[arg(long, global = true)]
     pub json: bool,
     #[command(flatten)]
@@ -65,7 +71,9 @@ pub struct Arguments {
 pub struct ServerOptions {
     #[arg(
         help = "The server: redis://[user:password@]host[:port][/database], rediss://... for TLS, \
-                or unix:///path. The default is $REDIS_URL, or else redis://127.0.0.1:6379",
+                unix:///path, redis-sentinel://host,host/NAME for the primary NAME of sentinels, \
+                redis-cluster://host,host for a cluster. The default is $LOCKCTL_URL, $REDIS_URL, \
+                or else redis://127.0.0.1:6379",
         short,
         long,
         global = true
@@ -74,20 +82,6 @@ pub struct ServerOptions {
     /// Read the URL from the first line of FILE. Only the owner of the file may have access to it
     #[arg(long, global = true, value_name = "FILE")]
     pub url_file: Option<PathBuf>,
-    #[arg(
-        help = "The URL names sentinels, redis://[user:password@]host1[:26379],host2[/database], \
-                which call the primary NAME",
-        long,
-        global = true,
-        value_name = "NAME"
-    )]
-    pub sentinel: Option<String>,
-    #[arg(
-        help = "The URL names nodes of a cluster, redis://[user:password@]host1[:6379],host2",
-        long,
-        global = true
-    )]
-    pub cluster: bool,
     /// Trust the certificate authorities in FILE (PEM), and no others. Needs a URL with rediss://
     #[arg(long, global = true, value_name = "FILE")]
     pub cacert: Option<PathBuf>,
@@ -106,6 +100,7 @@ pub enum Command {
     Top(TopOptions),
     Tail(TailOptions),
     Break(BreakOptions),
+    Doctor(DoctorOptions),
     /// Write a shell's completions to stdout
     Completions {
         /// Which shell
@@ -128,6 +123,8 @@ pub enum Command {
 ///
 /// lockctl can't kill what runs as another user, such as sudo. It says so, keeps the lock if it still has it, and
 /// waits.
+///
+/// If the server does not answer at the end, lockctl ends all the same after 4 seconds. The lock ends with its lease.
 #[derive(Args)]
 #[command(
     override_usage = RUN_USAGE,
@@ -196,15 +193,15 @@ pub struct LsOptions {
 
 /// Show who holds and who waits, live
 ///
-/// Shows what ls shows, again and again, with grants and releases per second and the longest wait over time. Press q
-/// to end it. With --json it writes a line each time and needs no terminal.
+/// Shows what ls shows, again and again, with grants and releases per second, as far as it fits the terminal. Ctrl-C
+/// ends it. With --json it writes a line each time and needs no terminal.
 #[derive(Args)]
 pub struct TopOptions {
     /// Show at most N locks
     #[arg(short = 'n', long, value_name = "N", default_value_t = 100)]
     pub count: u32,
     /// The time between two looks, 100ms at least
-    #[arg(short, long, value_name = "TIME", value_parser = interval, default_value = "1s")]
+    #[arg(short, long, value_name = "TIME", value_parser = time, default_value = "1s")]
     pub interval: Duration,
     /// End after N looks
     #[arg(short = 't', long, value_name = "N")]
@@ -216,7 +213,7 @@ pub struct TopOptions {
 /// Show what happens to locks, live
 ///
 /// Writes a line each time a lock is acquired, released, broken, or its lease ends while somebody waits or others
-/// hold it; in a cluster from all nodes. It does not show owners: ls does.
+/// hold it; in a cluster from all primaries. It does not show owners: ls does.
 ///
 /// The server posts this by keyspace notifications, which are off by default. If they are off, tail ends and shows the
 /// command that sets them.
@@ -257,6 +254,19 @@ pub struct BreakOptions {
     pub force: bool,
 }
 
+/// Look whether the servers are set up well for locks
+///
+/// Tells of each node whether it has the module, and the same version; which settings lose locks, or don't belong
+/// together; and what each user may do with locks. It changes nothing. It wants the rights role, module|list, config|get,
+/// acl|list and acl|dryrun, and says what it could not see.
+#[derive(Args)]
+#[command(after_long_help = DOCTOR_EXIT_CODES)]
+pub struct DoctorOptions {
+    /// Tell of users what they may do with this lock. The default is a lock for which they have rights
+    #[arg(short = 'n', long, value_name = "NAME")]
+    pub name: Option<OsString>,
+}
+
 /// A time with its unit, or a number of seconds as flock(1) takes it.
 fn time(text: &str) -> Result<Duration, String> {
     let time = match text.parse() {
@@ -272,14 +282,6 @@ fn lease(text: &str) -> Result<Duration, String> {
     match time(text)? {
         lease if lease < SHORTEST => Err("a lease is 300ms at least".into()),
         lease => Ok(lease),
-    }
-}
-
-fn interval(text: &str) -> Result<Duration, String> {
-    const SHORTEST: Duration = Duration::from_millis(100);
-    match time(text)? {
-        interval if interval < SHORTEST => Err("an interval is 100ms at least".into()),
-        interval => Ok(interval),
     }
 }
 

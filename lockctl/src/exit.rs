@@ -17,8 +17,8 @@ pub enum Exit {
 
 impl Exit {
     pub const SUCCESS: Self = Self::Code(0);
-    /// `break` found nothing to break.
-    pub const NOT_BROKEN: Self = Self::Code(1);
+    /// `break` found nothing to break, or `doctor` something wrong.
+    pub const FOUND: Self = Self::Code(1);
     /// The lock was lost.
     pub const LOST: Self = Self::Code(76);
     /// lockctl itself failed.

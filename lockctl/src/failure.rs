@@ -1,8 +1,11 @@
 //! What can go wrong.
 
+use std::fmt::Display;
 use std::io::{self, Write};
+use std::path::Path;
 
 use redis_lock_client::Error;
+use redis_lock_client::redis::RedisError;
 use serde_json::json;
 
 use crate::exit::Exit;
@@ -13,20 +16,24 @@ pub enum Failure {
     /// What the client said.
     #[error("{0}")]
     Lock(#[from] Error),
+    /// The server posts no events.
+    #[error(
+        "{server} does not post what happens to locks. Type there: \
+         CONFIG SET notify-keyspace-events {wanted}"
+    )]
+    NoEvents {
+        server: String,
+        /// What the setting should be.
+        wanted: String,
+    },
     /// The command did not start.
     #[error("{command}: {error}")]
-    Command {
-        /// Its name.
-        command: String,
-        /// What the system said.
-        error: io::Error,
-    },
+    Command { command: String, error: io::Error },
     /// A file that the command line names.
     #[error("{path}: {why}")]
     File {
         /// `URLFILE` or `CERTIFICATE`.
         code: &'static str,
-        /// Its path.
         path: String,
         /// What is wrong with it.
         why: String,
@@ -42,13 +49,22 @@ pub enum Failure {
     Usage(&'static str),
 }
 
-impl From<serde_json::Error> for Failure {
-    fn from(error: serde_json::Error) -> Self {
-        Self::System(error.into())
+impl From<RedisError> for Failure {
+    fn from(error: RedisError) -> Self {
+        Self::Lock(error.into())
     }
 }
 
 impl Failure {
+    /// Something is wrong with a file.
+    pub fn file(code: &'static str, path: &Path, why: &impl Display) -> Self {
+        Self::File {
+            code,
+            path: path.display().to_string(),
+            why: why.to_string(),
+        }
+    }
+
     /// What the process ends with.
     pub fn exit(&self) -> Exit {
         match self {
@@ -66,6 +82,7 @@ impl Failure {
     pub fn code(&self) -> &str {
         match self {
             Self::Lock(error) => error.code(),
+            Self::NoEvents { .. } => "NOEVENTS",
             Self::Command { .. } => "COMMAND",
             Self::File { code, .. } => code,
             Self::System(_) => "SYSTEM",

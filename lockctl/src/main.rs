@@ -3,13 +3,10 @@
 //! ```text
 //! arguments.rs    the command line
 //! run.rs, run/    lockctl run: the command, its signals, the terminal
-//! ls.rs           lockctl ls
-//! top.rs, top/    lockctl top: samples, and the screen that shows them
-//! tail.rs         lockctl tail
-//! break_lock.rs   lockctl break
+//! ls.rs, top.rs, tail.rs, break_lock.rs, doctor.rs    the other subcommands
 //! view.rs         what follows from the state of locks
 //! name.rs         keys and owners as text
-//! which_server.rs  the URL, and where it comes from
+//! server.rs       the URL, where it comes from, and what all primaries are asked
 //! signals.rs      what somebody sends to lockctl
 //! manual.rs       completions and man pages
 //! exit.rs         exit codes              failure.rs   what can go wrong
@@ -17,17 +14,18 @@
 
 mod arguments;
 mod break_lock;
+mod doctor;
 mod exit;
 mod failure;
 mod ls;
 mod manual;
 mod name;
 mod run;
+mod server;
 mod signals;
 mod tail;
 mod top;
 mod view;
-mod which_server;
 
 use std::process::ExitCode;
 
@@ -36,7 +34,7 @@ use clap::Parser;
 use crate::arguments::{Arguments, Command};
 use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::which_server::WhichServer;
+use crate::server::Server;
 
 fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
@@ -83,13 +81,14 @@ fn execute(arguments: Arguments) -> Result<Exit, Failure> {
         .enable_all()
         .build()?;
     runtime.block_on(async {
-        let server = || WhichServer::read(&server);
+        let server = || Server::read(&server);
         match command {
             Command::Run(options) => run::run(&server()?, json, options).await,
             Command::Ls(options) => ls::ls(&server()?, json, &options).await,
             Command::Top(options) => top::top(&server()?, json, &options).await,
             Command::Tail(options) => tail::tail(&server()?, json, &options).await,
             Command::Break(options) => break_lock::break_lock(&server()?, json, &options).await,
+            Command::Doctor(options) => doctor::doctor(&server()?, json, &options).await,
             Command::Completions { shell } => manual::completions(shell),
             Command::Man { directory } => manual::man_pages(&directory),
         }

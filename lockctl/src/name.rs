@@ -5,32 +5,13 @@ use std::fmt;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use serde::Serializer;
-use serde::ser::SerializeMap;
-
-/// A key or an owner.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Name(Vec<u8>);
-
-impl From<&[u8]> for Name {
-    fn from(bytes: &[u8]) -> Self {
-        Self(bytes.into())
-    }
-}
-
-impl From<Vec<u8>> for Name {
-    fn from(bytes: Vec<u8>) -> Self {
-        Self(bytes)
-    }
-}
+use serde_json::{Map, Value};
 
 /// For eyes: text as it is, other bytes as `\xff`.
-impl fmt::Display for Name {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match std::str::from_utf8(&self.0) {
-            Ok(text) if text.chars().all(shows_itself) => f.write_str(text),
-            _ => write!(f, "{}", self.0.escape_ascii()),
-        }
+pub fn shown(name: &[u8]) -> String {
+    match std::str::from_utf8(name) {
+        Ok(text) if text.chars().all(shows_itself) => text.into(),
+        _ => name.escape_ascii().to_string(),
     }
 }
 
@@ -43,142 +24,137 @@ fn shows_itself(c: char) -> bool {
     !c.is_control() && !is_invisible
 }
 
-impl Name {
-    /// For a program: the text, or where the bytes are none, as for eyes.
-    fn text(&self) -> String {
-        match std::str::from_utf8(&self.0) {
-            Ok(text) => text.into(),
-            Err(_) => self.to_string(),
+/// As a POSIX shell takes it: quoted where it has to be. Control characters
+/// and bytes that are no text need `$'...'`, which all but the plainest
+/// shells know.
+fn shell_word(name: &[u8]) -> String {
+    let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_./:@%+,".contains(byte);
+    match std::str::from_utf8(name) {
+        Ok(text) if !text.is_empty() && name.iter().all(is_plain) => text.into(),
+        Ok(text) if text.chars().all(shows_itself) => {
+            format!("'{}'", text.replace('\'', r"'\''"))
         }
-    }
-
-    fn is_text(&self) -> bool {
-        std::str::from_utf8(&self.0).is_ok()
-    }
-
-    fn base64(&self) -> String {
-        STANDARD.encode(&self.0)
-    }
-
-    /// The field `key`, and `key_base64` where the bytes are no text.
-    pub fn as_key<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        self.as_fields(["key", "key_base64"], to)
-    }
-
-    /// The field `owner`, and `owner_base64` where the bytes are no text.
-    pub fn as_owner<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        self.as_fields(["owner", "owner_base64"], to)
-    }
-
-    fn as_fields<S: Serializer>(&self, fields: [&str; 2], to: S) -> Result<S::Ok, S::Error> {
-        let mut map = to.serialize_map(None)?;
-        map.serialize_entry(fields[0], &self.text())?;
-        if !self.is_text() {
-            map.serialize_entry(fields[1], &self.base64())?;
-        }
-        map.end()
-    }
-
-    /// As a POSIX shell takes it: quoted where it has to be. Control characters
-    /// and bytes that are no text need `$'...'`, which all but the plainest
-    /// shells know.
-    pub fn shell_word(&self) -> String {
-        let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_./:@%+,".contains(byte);
-        match std::str::from_utf8(&self.0) {
-            Ok(text) if !text.is_empty() && self.0.iter().all(is_plain) => text.into(),
-            Ok(text) if text.chars().all(shows_itself) => {
-                format!("'{}'", text.replace('\'', r"'\''"))
-            }
-            _ => {
-                let mut quoted = String::from("$'");
-                for &byte in &self.0 {
-                    match byte {
-                        b'\'' | b'\\' => quoted.extend(['\\', byte.into()]),
-                        b' '..=b'~' => quoted.push(byte.into()),
-                        _ => quoted.push_str(&format!("\\{byte:03o}")),
-                    }
+        _ => {
+            let mut quoted = String::from("$'");
+            for &byte in name {
+                match byte {
+                    b'\'' | b'\\' => quoted.extend(['\\', byte.into()]),
+                    b' '..=b'~' => quoted.push(byte.into()),
+                    _ => quoted.push_str(&format!("\\{byte:03o}")),
                 }
-                quoted + "'"
             }
+            quoted + "'"
+        }
+    }
+}
+
+/// The command that breaks this lock if its newest token is this one. There is
+/// none for a key with a zero byte, which no command line can hold.
+pub fn break_command(key: &[u8], token: u64) -> Option<String> {
+    if key.contains(&0) {
+        return None;
+    }
+    let word = shell_word(key);
+    Some(match word.starts_with('-') {
+        true => format!("lockctl break --fence {token} -- {word}"),
+        false => format!("lockctl break {word} --fence {token}"),
+    })
+}
+
+/// An object of JSON, field by field.
+#[derive(Default)]
+pub struct Object(Map<String, Value>);
+
+impl Object {
+    /// Adds a field.
+    pub fn set(mut self, field: &str, value: impl Into<Value>) -> Self {
+        self.0.insert(field.into(), value.into());
+        self
+    }
+
+    /// Adds the fields of another.
+    pub fn and(mut self, other: Self) -> Self {
+        self.0.extend(other.0);
+        self
+    }
+
+    /// Adds a name, and `.._base64` where its bytes are no text.
+    pub fn name(self, field: &str, name: &[u8]) -> Self {
+        let this = self.set(field, text(name));
+        match std::str::from_utf8(name) {
+            Ok(_) => this,
+            Err(_) => this.set(&format!("{field}_base64"), STANDARD.encode(name)),
         }
     }
 
-    /// The command that breaks this lock if its newest token is this one. There is
-    /// none for a key with a zero byte, which no command line can hold.
-    pub fn break_command(&self, token: u64) -> Option<String> {
-        if self.0.contains(&0) {
-            return None;
+    /// Adds a list of names, and `.._base64` with all of them again where one is no text.
+    pub fn names(self, field: &str, names: &[&[u8]]) -> Self {
+        let all = |shown: fn(&&[u8]) -> String| names.iter().map(shown).collect::<Vec<_>>();
+        let this = self.set(field, all(|name| text(name)));
+        match names.iter().all(|name| std::str::from_utf8(name).is_ok()) {
+            true => this,
+            false => this.set(
+                &format!("{field}_base64"),
+                all(|name| STANDARD.encode(name)),
+            ),
         }
-        let word = self.shell_word();
-        Some(match word.starts_with('-') {
-            true => format!("lockctl break --fence {token} -- {word}"),
-            false => format!("lockctl break {word} --fence {token}"),
-        })
     }
 }
 
-/// The field `blocked_by`, and `blocked_by_base64` with all of them again where
-/// one is no text.
-pub fn as_blocked_by<S: Serializer>(names: &[Name], to: S) -> Result<S::Ok, S::Error> {
-    as_lists(["blocked_by", "blocked_by_base64"], names, to)
-}
-
-/// The field `waits_for`, and `waits_for_base64` in the same way.
-pub fn as_waits_for<S: Serializer>(names: &[Name], to: S) -> Result<S::Ok, S::Error> {
-    as_lists(["waits_for", "waits_for_base64"], names, to)
-}
-
-fn as_lists<S: Serializer>(fields: [&str; 2], names: &[Name], to: S) -> Result<S::Ok, S::Error> {
-    let all = |shown: fn(&Name) -> String| names.iter().map(shown).collect::<Vec<_>>();
-    let mut map = to.serialize_map(None)?;
-    map.serialize_entry(fields[0], &all(Name::text))?;
-    if !names.iter().all(Name::is_text) {
-        map.serialize_entry(fields[1], &all(Name::base64))?;
+impl From<Object> for Value {
+    fn from(object: Object) -> Self {
+        Self::Object(object.0)
     }
-    map.end()
+}
+
+impl fmt::Display for Object {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&serde_json::to_string(&self.0).map_err(|_| fmt::Error)?)
+    }
+}
+
+/// For a program: the text, or where the bytes are none, as for eyes.
+fn text(name: &[u8]) -> String {
+    std::str::from_utf8(name).map_or_else(|_| shown(name), Into::into)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn name(bytes: &[u8]) -> Name {
-        bytes.into()
-    }
-
     #[test]
     fn words_are_quoted_as_a_shell_reads_them() {
-        assert_eq!(name(b"orders:42").shell_word(), "orders:42");
-        assert_eq!(name(b"").shell_word(), "''");
-        assert_eq!(name(b"two words").shell_word(), "'two words'");
-        assert_eq!(name(b"it's").shell_word(), r"'it'\''s'");
-        assert_eq!(name(b"a'\\\n\xff1").shell_word(), r"$'a\'\\\012\3771'");
+        assert_eq!(shell_word(b"orders:42"), "orders:42");
+        assert_eq!(shell_word(b""), "''");
+        assert_eq!(shell_word(b"two words"), "'two words'");
+        assert_eq!(shell_word(b"it's"), r"'it'\''s'");
+        assert_eq!(shell_word(b"a'\\\n\xff1"), r"$'a\'\\\012\3771'");
     }
 
     #[test]
     fn nothing_invisible_is_shown_as_it_is() {
-        let turned = "\u{202e}rtl";
-        assert_eq!(name(turned.as_bytes()).to_string(), r"\xe2\x80\xaertl");
-        assert!(name(turned.as_bytes()).shell_word().starts_with("$'"));
-        assert_eq!(name("größe".as_bytes()).to_string(), "größe");
+        let turned = "\u{202e}rtl".as_bytes();
+        assert_eq!(shown(turned), r"\xe2\x80\xaertl");
+        assert!(shell_word(turned).starts_with("$'"));
+        assert_eq!(shown("größe".as_bytes()), "größe");
+        assert_eq!(shown(b"\xff\x1b"), r"\xff\x1b");
     }
 
     #[test]
     fn a_key_that_looks_like_an_option_is_none() {
-        assert_eq!(
-            name(b"-f").break_command(7).unwrap(),
-            "lockctl break --fence 7 -- -f"
-        );
-        assert_eq!(name(b"a\0b").break_command(7), None);
-        assert_eq!(
-            name(b"f").break_command(7).unwrap(),
-            "lockctl break f --fence 7"
-        );
+        let command = |key, token| break_command(key, token).unwrap();
+        assert_eq!(command(b"-f", 7), "lockctl break --fence 7 -- -f");
+        assert_eq!(command(b"f", 7), "lockctl break f --fence 7");
+        assert_eq!(break_command(b"a\0b", 7), None);
     }
 
     #[test]
-    fn text_is_shown_as_it_is_and_other_bytes_are_escaped() {
-        assert_eq!(name("größe".as_bytes()).to_string(), "größe");
-        assert_eq!(name(b"\xff\x1b").to_string(), r"\xff\x1b");
+    fn names_that_are_no_text_have_a_field_more() {
+        let object = Object::default().name("key", b"\xff").name("owner", b"a");
+        let object = object.names("both", &[b"a", b"\xff"]);
+        assert_eq!(
+            object.to_string(),
+            r#"{"key":"\\xff","key_base64":"/w==","owner":"a","both":["a","\\xff"],"both_base64":["YQ==","/w=="]}"#
+        );
     }
 }

@@ -6,12 +6,10 @@
 //! server says that the hold is over, and in good time before the end of the
 //! lease if it can't be renewed.
 
-mod log;
 mod members;
 mod process_group;
 mod report;
 mod stderr;
-mod suspension;
 mod terminal;
 
 use std::ffi::{OsStr, OsString};
@@ -21,122 +19,205 @@ use std::pin::pin;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use redis_lock_client::redis::cmd;
 use redis_lock_client::{Error, LockClient, LockGuard, Lost};
 use rustix::process::Signal;
+use tokio::sync::mpsc::{self, Receiver};
 use tokio::time::{sleep, timeout};
 
 use crate::arguments::RunOptions;
 use crate::exit::Exit;
 use crate::failure::Failure;
+use crate::server::Server;
 use crate::signals::{self, Signals};
-use crate::which_server::{REDIS_URL, WhichServer};
-use members::Process;
+use crate::top::counter;
+use members::out_of_reach;
 use process_group::{Change, ProcessGroup};
-use report::{Event, Report};
-use suspension::Suspension;
+use report::Report;
 use terminal::Terminal;
 
-/// A wait that ended without the lock leaves nothing on a server that answers
-/// within this time, and on another one a lease at most.
+/// How long lockctl waits at its end for an answer, and then for nothing to be left at the
+/// server. What is left ends with its lease.
 const SETTLED_WITHIN: Duration = Duration::from_secs(2);
 
-/// A command that wants the terminal and can't have it, in a group that is not stopped for
-/// it, asks again after so long.
+/// How soon a command that wants the terminal gets it, if it can be had. While lockctl is in
+/// the background it can't.
 const WANTED_EVERY: Duration = Duration::from_millis(100);
-
-/// How long a look at a lock that was not granted may take.
-const LOOKED_WITHIN: Duration = Duration::from_secs(2);
 
 /// The counter of how many more replicas have to be online before anything is granted.
 const REPLICAS_MISSING: &str = "lock_replicas_missing";
 
+/// What a command under a lock is seen by.
+struct Watch {
+    signals: Signals,
+    /// What the client could not do, and tries again.
+    failures: Receiver<Error>,
+    report: Report,
+}
+
 /// Runs a command under a lock. Returns how to end.
-pub async fn run(server: &WhichServer, json: bool, options: RunOptions) -> Result<Exit, Failure> {
-    let report = Report::new(json, &options)?;
-    let mut signals = Signals::listen()?;
+pub async fn run(server: &Server, json: bool, options: RunOptions) -> Result<Exit, Failure> {
     let grace = grace(&options)?;
-    // The wait for the lock is the wait for the server, too.
-    let client = server.client().default_lease(options.lease);
-    let client = client.connect_lazy(&server.url)?;
-    let command = command(&options, server)?;
-    let guard = match take(&client, &options, &mut signals, &report).await {
-        Ok(ControlFlow::Continue(guard)) => guard,
-        not_taken => {
-            let _ = timeout(SETTLED_WITHIN, client.flush()).await;
-            return not_taken.map(|why| why.break_value().unwrap_or(Exit::FAILED));
-        }
+    let command = command(&options)?;
+    let (sender, failures) = mpsc::channel(16);
+    let mut watch = Watch {
+        signals: Signals::listen()?,
+        failures,
+        report: Report::new(json, &options)?,
     };
-    let ended = under_lock(guard, &options, command, grace, &mut signals, &report).await;
-    settle(&client, &mut signals).await;
+    // The wait for the lock is the wait for the server, too.
+    let client = LockClient::builder()
+        .default_lease(options.lease)
+        .on_failure(move |error| drop(sender.try_send(error.clone())))
+        .connect_lazy(server.servers.clone())?;
+    let ended = match take(server, &client, &options, &mut watch).await {
+        Ok(ControlFlow::Continue(guard)) => {
+            under_lock(guard, &options, command, grace, &mut watch).await
+        }
+        Ok(ControlFlow::Break(exit)) => Ok(exit),
+        Err(failure) => Err(failure),
+    };
+    let _ = timeout(SETTLED_WITHIN, client.flush()).await;
     ended
 }
 
 /// Takes the lock, or returns how to end without it.
 async fn take(
+    server: &Server,
     client: &LockClient,
     options: &RunOptions,
-    signals: &mut Signals,
-    report: &Report,
+    watch: &mut Watch,
 ) -> Result<ControlFlow<Exit, LockGuard>, Failure> {
     let asked_at = Instant::now();
-    let taken = tokio::select! {
-        taken = acquire(client, options) => taken,
-        exit = signals.end_before_start() => {
-            report.tell(&Event::interrupted(&options.name));
-            return Ok(ControlFlow::Break(exit));
-        }
-    };
-    let waited = asked_at.elapsed();
-    let guard = match taken {
-        Ok(Some(guard)) => guard,
-        Ok(None) => {
-            if report.tells_routine() {
-                let why = why_not(client, options).await;
-                report.tell(&Event::not_acquired(&options.name, waited, why));
+    let mut taken = pin!(acquire(client, options));
+    let taken = loop {
+        tokio::select! {
+            taken = &mut taken => break taken?,
+            exit = watch.signals.end_before_start() => {
+                watch.report.interrupted();
+                return Ok(ControlFlow::Break(exit));
             }
-            return Ok(ControlFlow::Break(Exit::Code(options.conflict_exit_code)));
+            Some(error) = watch.failures.recv() => watch.report.waiting_on(&error),
         }
-        // This process was stopped or starved for so long that nothing was left
-        // of the lease when it heard of the grant.
-        Err(Error::Lost(why)) => {
-            report.tell(&Event::lost(options.name.as_bytes(), why));
-            return Ok(ControlFlow::Break(Exit::LOST));
-        }
-        Err(error) => return Err(error.into()),
     };
-    report.tell(&Event::acquired(&guard, waited));
-    Ok(ControlFlow::Continue(guard))
+    let (waited, report) = (asked_at.elapsed(), &watch.report);
+    if let Some(guard) = taken {
+        report.acquired(&guard, waited);
+        return Ok(ControlFlow::Continue(guard));
+    }
+    if report.tells_routine() {
+        let why = match timeout(SETTLED_WITHIN, why_not(server, client, options)).await {
+            Ok(Ok(why)) => why,
+            Ok(Err(failure)) => format!("who holds it is not known: {failure}"),
+            Err(_) => "who holds it is not known: the server does not answer".into(),
+        };
+        report.not_acquired(waited, &why);
+    }
+    Ok(ControlFlow::Break(Exit::Code(options.conflict_exit_code)))
 }
 
+/// Waits for the lock as long as asked.
+async fn acquire(client: &LockClient, options: &RunOptions) -> Result<Option<LockGuard>, Error> {
+    let begun = Instant::now();
+    let wait = options.wait.or(options.no_wait.then_some(Duration::ZERO));
+    let left = || wait.map(|wait| wait.saturating_sub(begun.elapsed()));
+    loop {
+        let job = client.job().named(owner())?;
+        let lock = job.lock(options.name.as_bytes());
+        let lock = match options.limit {
+            Some(limit) => lock.limit(limit.into()),
+            None if options.shared => lock.shared(),
+            None => lock,
+        };
+        let taken = async {
+            let guard = match left() {
+                Some(left) => lock.acquire_within(left).await?,
+                None => Some(lock.acquire().await?),
+            };
+            // After a wait the first lease is short, and a renewal makes it a full one.
+            if let Some(guard) = &guard
+                && guard.valid_for() < options.lease / 2
+            {
+                guard.renew().await?;
+            }
+            Ok::<_, Error>(guard)
+        };
+        match taken.await {
+            // This process, or the renewal, was late.
+            Err(error)
+                if left() != Some(Duration::ZERO)
+                    && (error.is_retryable() || matches!(error, Error::Lost(_))) => {}
+            taken => return taken,
+        }
+    }
+}
+
+/// Why the lock was not granted, as far as the server tells it now.
+async fn why_not(
+    server: &Server,
+    client: &LockClient,
+    options: &RunOptions,
+) -> Result<String, Failure> {
+    let lock = client.lock(options.name.as_bytes()).info().await?;
+    if let Some(left) = lock.grace {
+        let left = left.as_millis();
+        return Ok(format!("the server grants nothing for {left} ms yet"));
+    }
+    if !lock.holders.is_empty() {
+        return Ok("another holds it".into());
+    }
+    let infos: Vec<String> = server.ask(cmd("INFO").arg("lock")).await?;
+    let missing = infos
+        .iter()
+        .filter_map(|info| counter(info, REPLICAS_MISSING));
+    Ok(match missing.max().filter(|missing| *missing > 0) {
+        Some(missing) => format!(
+            "nobody holds it, but too few replicas are online: {REPLICAS_MISSING} is {missing}"
+        ),
+        None => "nobody holds it now".into(),
+    })
+}
+
+/// Tells who it is: host and process. The client adds what tells it from another process
+/// that had or will have the same number.
+fn owner() -> String {
+    let system = rustix::system::uname();
+    let host = system.nodename().to_string_lossy();
+    // No owner begins with @.
+    format!("{}:{}", host.trim_start_matches('@'), std::process::id())
+}
+
+/// Runs the command. Returns how to end.
 async fn under_lock(
     guard: LockGuard,
     options: &RunOptions,
     mut command: Command,
     grace: Duration,
-    signals: &mut Signals,
-    report: &Report,
+    watch: &mut Watch,
 ) -> Result<Exit, Failure> {
     command
         .env("LOCK_KEY", &options.name)
         .env("LOCK_OWNER", OsStr::from_bytes(guard.owner()))
         .env("LOCK_TOKEN", guard.token().to_string());
+    if let Some(group) = terminal::outermost() {
+        command.env(terminal::GROUP, group.to_string());
+    }
     let mut group = match ProcessGroup::spawn(&mut command) {
         Ok(group) => group,
         Err(failure) => {
-            release(guard, failure.exit(), report).await;
+            give_back(guard, failure.exit(), None, &watch.report).await;
             return Err(failure);
         }
     };
-    let outcome = supervise(&mut group, &guard, signals, grace, report).await;
-    Ok(match outcome {
-        Outcome::Ended(exit) if options.keep => keep(guard, exit, options, report).await,
-        Outcome::Ended(exit) => release(guard, exit, report).await,
-        Outcome::Lost => Exit::LOST,
+    let keep = options.keep.then_some(options.lease);
+    Ok(match supervise(&mut group, &guard, grace, watch).await {
+        Some(exit) => give_back(guard, exit, keep, &watch.report).await,
+        None => Exit::LOST,
     })
 }
 
-/// The command as it is typed, without the password of the server.
-fn command(options: &RunOptions, server: &WhichServer) -> Result<Command, Failure> {
+/// The command as it is typed.
+fn command(options: &RunOptions) -> Result<Command, Failure> {
     let words: Vec<OsString> = match &options.line {
         Some(line) => {
             let shell = std::env::var_os("SHELL").filter(|shell| !shell.is_empty());
@@ -154,19 +235,7 @@ fn command(options: &RunOptions, server: &WhichServer) -> Result<Command, Failur
     };
     let mut command = Command::new(program);
     command.args(arguments);
-    if server.is_from_environment {
-        command.env_remove(REDIS_URL);
-    }
     Ok(command)
-}
-
-/// Waits until nothing is left on the server, unless somebody is in a hurry:
-/// what gets no answer is tried again until the lease is over.
-async fn settle(client: &LockClient, signals: &mut Signals) {
-    tokio::select! {
-        () = client.flush() => {}
-        _ = signals.end_before_start() => {}
-    }
 }
 
 /// The time from TERM to KILL.
@@ -180,121 +249,57 @@ fn grace(options: &RunOptions) -> Result<Duration, Failure> {
     }
 }
 
-async fn acquire(client: &LockClient, options: &RunOptions) -> Result<Option<LockGuard>, Error> {
-    let lock = client.lock(options.name.as_bytes()).owner(owner());
-    let lock = match options.limit {
-        Some(limit) => lock.limit(limit.into()),
-        None if options.shared => lock.shared(),
-        None => lock,
-    };
-    match options.wait {
-        _ if options.no_wait => lock.try_acquire().await,
-        Some(wait) => lock.acquire_within(wait).await,
-        None => lock.acquire().await.map(Some),
-    }
-}
-
-/// Why the lock was not granted, as far as the server tells it now.
-async fn why_not(client: &LockClient, options: &RunOptions) -> String {
-    let asked = async {
-        let lock = client.lock(options.name.as_bytes()).info().await?;
-        if let Some(left) = lock.grace {
-            let left = left.as_millis();
-            return Ok(format!("the server grants nothing for {left} ms yet"));
-        }
-        if !lock.holders.is_empty() {
-            return Ok("another holds it".into());
-        }
-        let missing = client.counters().await?.get(REPLICAS_MISSING);
-        Ok(match missing.filter(|missing| *missing > 0) {
-            Some(missing) => format!(
-                "nobody holds it, but too few replicas are online: {REPLICAS_MISSING} is {missing}"
-            ),
-            None => "nobody holds it now".into(),
-        })
-    };
-    match timeout(LOOKED_WITHIN, asked).await {
-        Ok(Ok(why)) => why,
-        Ok(Err::<_, Error>(error)) => format!("who holds it is not known: {error}"),
-        Err(_) => "who holds it is not known: the server does not answer".into(),
-    }
-}
-
-/// Unique, and tells who it is: host, process, and what tells it from another
-/// process that had or will have the same number.
-fn owner() -> String {
-    let system = rustix::system::uname();
-    let host = system.nodename().to_string_lossy();
-    // The server takes no owner that begins with @, and none over 1024 bytes.
-    let host = host.trim_start_matches('@');
-    format!(
-        "{host}:{}:{:08x}",
-        std::process::id(),
-        rand::random::<u32>()
-    )
-}
-
-/// How a command ended.
-enum Outcome {
-    /// By itself, like this.
-    Ended(Exit),
-    /// Without the lock.
-    Lost,
-}
-
-/// Waits for the command's end, and ends it if the lock is lost. No process of
-/// the group is left after that: one that can't be ended keeps the lock, or if
-/// that is lost, this process from its own end.
+/// Waits for the command's end, and ends it if the lock is lost. Returns how it ended; none
+/// if the lock was lost. No process of the group is left after that: one that can't be ended
+/// keeps the lock, or if that is lost, this process from its own end.
 async fn supervise(
     group: &mut ProcessGroup,
     guard: &LockGuard,
-    signals: &mut Signals,
     grace: Duration,
-    report: &Report,
-) -> Outcome {
-    let unended = |is_lost: bool| {
-        move |left: &[Process]| report.tell(&Event::unended(guard.key(), left, is_lost))
-    };
+    watch: &mut Watch,
+) -> Option<Exit> {
+    let report = &mut watch.report;
     // Something to spare, for a busy machine on which KILL takes its time.
     let mut lost = pin!(lost(guard, grace + grace / 4));
     let mut terminal = Terminal::open();
-    let mut suspension: Option<Suspension> = None;
+    let mut wants_terminal = false;
     loop {
         tokio::select! {
-            // Who was told to end is not stopped once more first.
+            // A lock that is lost comes first.
             biased;
             why = &mut lost => {
                 let left = match why {
                     Lost::Expired => guard.valid_for(),
                     _ => grace,
                 };
-                report.tell(&Event::lost(guard.key(), why));
-                group.end(left.min(grace), unended(true)).await;
+                report.lost(why);
+                group.end(left.min(grace), |left| report.unended(left, true)).await;
                 terminal.take_back();
-                return Outcome::Lost;
+                return None;
             }
-            signal = signals.next() => {
-                group.signal(signal);
+            Some(error) = watch.failures.recv() => report.not_renewed(guard, &error),
+            signal = watch.signals.next() => {
+                if signal != Signal::TSTP {
+                    group.signal(signal);
+                }
                 if signals::is_to_end(signal) {
-                    if let Some(called_off) = suspension.take() {
-                        called_off.undo();
-                    }
-                    let left = group.out_of_reach();
+                    let left = out_of_reach();
                     if !left.is_empty() {
-                        unended(false)(&left);
+                        report.unended(&left, false);
                     }
                 }
             }
             change = group.change() => match change {
                 Change::Ended(exit) => {
                     terminal.take_back();
-                    let ended = group.end(grace, unended(false));
+                    let ended = group.end(grace, |left| report.unended(left, false));
                     return tokio::select! {
-                        () = ended => Outcome::Ended(exit),
+                        () = ended => Some(exit),
                         why = &mut lost => {
-                            report.tell(&Event::lost(guard.key(), why));
-                            group.end(Duration::ZERO, unended(true)).await;
-                            Outcome::Lost
+                            report.lost(why);
+                            let ended = group.end(Duration::ZERO, |left| report.unended(left, true));
+                            ended.await;
+                            None
                         }
                     };
                 }
@@ -302,26 +307,13 @@ async fn supervise(
                 Change::Stopped(Signal::STOP) => {
                     terminal.take_back();
                 }
-                Change::Stopped(Signal::TTIN | Signal::TTOU) if terminal.lend(group) => {
-                    group.signal(Signal::CONT);
-                }
-                Change::Stopped(stop) => {
-                    let had_terminal = stop == Signal::TSTP && terminal.take_back();
-                    suspension
-                        .get_or_insert_with(|| Suspension::new(group, stop, had_terminal));
-                }
+                // Nobody would renew the lock of a command that is suspended.
+                Change::Stopped(Signal::TSTP) => group.signal(Signal::CONT),
+                Change::Stopped(_) => wants_terminal = true,
             },
-            suspended = suspension::halted(&mut suspension) => {
-                suspended.stop_self();
-                let misses_terminal = suspended.wants_terminal() && !terminal.lend(group);
-                // The lease may have ended meanwhile.
-                if guard.valid_for() > grace {
-                    suspended.undo();
-                }
-                if misses_terminal {
-                    sleep(WANTED_EVERY).await;
-                }
-                if guard.valid_for() > grace {
+            () = sleep(WANTED_EVERY), if wants_terminal => {
+                if terminal.lend(group) {
+                    wants_terminal = false;
                     group.signal(Signal::CONT);
                 }
             }
@@ -345,44 +337,30 @@ async fn lost(guard: &LockGuard, reserve: Duration) -> Lost {
     }
 }
 
-/// Gives the lock back after the command has ended.
-async fn release(guard: LockGuard, exit: Exit, report: &Report) -> Exit {
-    let key = guard.key().to_vec();
-    let released = guard.release().await;
-    conclude(&key, exit, released, report, Event::released(&key, exit))
-}
-
-/// Leaves the lock to its lease after the command has ended.
-async fn keep(guard: LockGuard, exit: Exit, options: &RunOptions, report: &Report) -> Exit {
-    let key = guard.key().to_vec();
-    let renewed = guard.renew().await;
-    guard.forget();
-    let kept = Event::kept(&key, exit, options.lease);
-    conclude(&key, exit, renewed, report, kept)
-}
-
-/// How to end, if the lock was held until now.
-fn conclude(
-    key: &[u8],
-    exit: Exit,
-    held: Result<(), Error>,
-    report: &Report,
-    as_planned: Event,
-) -> Exit {
-    match held {
-        Ok(()) => {
-            report.tell(&as_planned);
-            exit
+/// Gives the lock back after the command has ended, or leaves it to a last lease. Returns
+/// how to end.
+async fn give_back(guard: LockGuard, exit: Exit, keep: Option<Duration>, report: &Report) -> Exit {
+    let given_back = async {
+        match keep {
+            None => guard.release().await,
+            Some(_) => {
+                let renewed = guard.renew().await;
+                guard.forget();
+                renewed
+            }
         }
+    };
+    match (timeout(SETTLED_WITHIN, given_back).await, keep) {
+        (Ok(Ok(())), None) => report.released(exit),
+        (Ok(Ok(())), Some(lease)) => report.kept(exit, lease),
         // Nobody had noticed yet, but the command ran without the lock for a while.
-        Err(Error::Lost(why)) => {
-            report.tell(&Event::lost(key, why));
-            Exit::LOST
+        (Ok(Err(Error::Lost(why))), _) => {
+            report.lost(why);
+            return Exit::LOST;
         }
         // The command is not to blame.
-        Err(error) => {
-            report.tell(&Event::unreleased(key, exit, &error));
-            exit
-        }
+        (Ok(Err(error)), _) => report.unreleased(exit, error.code(), &error),
+        (Err(_), _) => report.unreleased(exit, "UNAVAILABLE", &"no answer in time"),
     }
+    exit
 }

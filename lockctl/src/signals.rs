@@ -1,16 +1,14 @@
-//! The signals that somebody sends to lockctl. `lockctl run` forwards them to
-//! its command; `lockctl top` gives the terminal back before they end it.
+//! The signals that somebody sends to lockctl, which `lockctl run` forwards to its command.
 
 use std::io;
 
-use rustix::process::{Signal, getpid, kill_current_process_group, kill_process};
+use rustix::process::{Signal, getpid, kill_process};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::exit::Exit;
 
-/// What a user or an operator sends to a program, by hand
-/// or by the terminal. `WINCH` comes when the terminal's size changes.
+/// What a user or an operator sends to a program, by hand or by the terminal.
 const HEARD: [Signal; 8] = [
     Signal::HUP,
     Signal::INT,
@@ -57,7 +55,10 @@ impl Signals {
     pub async fn end_before_start(&mut self) -> Exit {
         loop {
             match self.next().await {
-                Signal::TSTP => stop_self(Signal::TSTP),
+                // As the terminal would have stopped it.
+                Signal::TSTP => with(libc::SIG_DFL, Signal::TSTP, || {
+                    let _ = kill_process(getpid(), Signal::TSTP);
+                }),
                 Signal::WINCH => {}
                 signal => return Exit::Signal(signal.as_raw()),
             }
@@ -71,29 +72,6 @@ pub fn is_to_end(signal: Signal) -> bool {
         signal,
         Signal::HUP | Signal::INT | Signal::QUIT | Signal::TERM
     )
-}
-
-/// Stops this process by this signal, as the terminal would have done. Returns when somebody
-/// continues it; at once where it was told to ignore that, or where its group is orphaned:
-/// there nobody would continue it, so the system does not stop it. STOP would.
-pub fn stop_self(by: Signal) {
-    with_default(by, || {
-        let _ = kill_process(getpid(), by);
-    });
-}
-
-/// The same for all of this process's group.
-pub fn stop_group(by: Signal) {
-    with_default(by, || {
-        let _ = kill_current_process_group(by);
-    });
-}
-
-fn with_default(signal: Signal, act: impl FnOnce()) {
-    if is_ignored(signal) {
-        return act();
-    }
-    with(libc::SIG_DFL, signal, act);
 }
 
 /// Does this while a signal is ignored.
@@ -124,18 +102,5 @@ fn is_ignored(signal: Signal) -> bool {
         let mut present: libc::sigaction = std::mem::zeroed();
         libc::sigaction(signal.as_raw(), std::ptr::null(), &mut present) == 0
             && present.sa_sigaction == libc::SIG_IGN
-    }
-}
-
-/// Lets a signal come, of which this process may have been started deaf. It is for this
-/// thread and those that it starts.
-#[allow(unsafe_code, reason = "only libc changes which signals are blocked")]
-pub fn unblock(signal: Signal) {
-    // SAFETY: all zeros are a valid set, and the calls only read and change that one.
-    unsafe {
-        let mut signals: libc::sigset_t = std::mem::zeroed();
-        libc::sigemptyset(&raw mut signals);
-        libc::sigaddset(&raw mut signals, signal.as_raw());
-        libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const signals, std::ptr::null_mut());
     }
 }

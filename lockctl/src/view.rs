@@ -1,132 +1,314 @@
 //! What follows from the state of locks: who is blocked by whom, and how to
-//! break what is stuck.
+//! break what is stuck. As JSON and as a table.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
-use futures_util::stream::{self, Stream, StreamExt, TryStreamExt};
+use futures_util::stream::{self, Stream, StreamExt};
+use redis_lock_client::redis::{RedisError, Value, cmd, from_redis_value};
 use redis_lock_client::{Error, Holder, LockClient, LockInfo, Mode, Waiter};
-use serde::Serialize;
+use serde_json::Value as Json;
 
 use crate::failure::Failure;
-use crate::name::{Name, as_blocked_by, as_waits_for};
+use crate::name::{Object, break_command, shown};
+use crate::server::Server;
 
 /// How many locks are asked after at a time.
 const AT_A_TIME: usize = 64;
 
-/// A lock.
-#[derive(Debug, Serialize)]
+/// How many names a cell of the table has at most.
+const NAMES_SHOWN: usize = 3;
+
+/// The columns. `LEFT` is what is left of a holder's lease, and of the time
+/// that a waiter will wait.
+const HEADER: [&str; 8] = [
+    "LOCK",
+    "OWNER",
+    "IS",
+    "MODE",
+    "WAITED",
+    "LEFT",
+    "TOKEN",
+    "BLOCKED BY",
+];
+
+/// A lock, and what follows from its state.
 pub struct LockView {
-    #[serde(flatten, serialize_with = "Name::as_key")]
-    pub key: Name,
-    /// `held` or `free`.
-    pub state: &'static str,
-    /// `exclusive`, `shared` or `limited`; none where it is free.
-    pub mode: Option<&'static str>,
-    /// How many may hold it together, where that is limited.
-    pub limit: Option<u64>,
-    /// The newest token.
-    pub token: Option<u64>,
-    /// Until the last hold ends.
-    pub ttl_ms: Option<u64>,
-    pub holders: Vec<HolderView>,
-    /// The holders that keep the first in line out. The others wait behind it.
-    #[serde(flatten, serialize_with = "as_blocked_by")]
-    pub blocked_by: Vec<Name>,
-    /// How many wait.
-    pub waiting: u64,
-    /// Who waits, in the order of their turns.
-    pub waiters: Vec<WaiterView>,
-    /// How long its server will grant nothing yet.
-    pub grace_ms: Option<u64>,
+    pub lock: LockInfo,
+    /// The owners that keep the first in line out. The others in line wait behind it.
+    blocked_by: Vec<Vec<u8>>,
+    /// For each owner that waits for other locks, as far as they are shown: these locks.
+    waits_for: HashMap<Vec<u8>, BTreeSet<Vec<u8>>>,
     /// The command that breaks the lock if it is stuck, and does nothing to
     /// who has it by the time it is typed.
-    pub safe_break: Option<String>,
-}
-
-/// Who has a lock.
-#[derive(Debug, Serialize)]
-pub struct HolderView {
-    #[serde(flatten, serialize_with = "Name::as_owner")]
-    pub owner: Name,
-    pub holds: u64,
-    pub token: Option<u64>,
-    pub ttl_ms: Option<u64>,
-    /// The connection to which the hold is bound.
-    pub client: Option<u64>,
-    /// The locks for which this owner waits itself, as far as they are shown.
-    #[serde(flatten, serialize_with = "as_waits_for")]
-    pub waits_for: Vec<Name>,
-}
-
-/// Who waits for a lock.
-#[derive(Debug, Serialize)]
-pub struct WaiterView {
-    #[serde(flatten, serialize_with = "Name::as_owner")]
-    pub owner: Name,
-    pub mode: &'static str,
-    pub limit: Option<u64>,
-    /// Its connection, where it keeps one busy.
-    pub client: Option<u64>,
-    pub addr: Option<String>,
-    /// The channel on which it is told, where it has a place.
-    pub channel: Option<String>,
-    pub waited_ms: u64,
-    /// How much longer it waits; none for a wait without end.
-    pub timeout_ms: Option<u64>,
+    safe_break: Option<String>,
 }
 
 impl LockView {
     /// The longest time that anybody has waited.
     pub fn longest_wait(&self) -> Option<Duration> {
-        let waited = self.waiters.iter().map(|waiter| waiter.waited_ms).max();
-        waited.map(Duration::from_millis)
+        self.lock.waiters.iter().map(|waiter| waiter.waited).max()
     }
 
-    fn of(info: LockInfo) -> Self {
-        let is_held = info.is_held();
-        let (mode, limit) = info.mode.map(mode_and_limit).unzip();
-        let mut lock = Self {
-            key: info.key.into(),
-            state: if is_held { "held" } else { "free" },
-            mode,
-            limit: limit.flatten(),
-            token: info.token,
-            ttl_ms: info.ttl.map(ms),
-            holders: info.holders.into_iter().map(HolderView::of).collect(),
-            blocked_by: Vec::new(),
-            waiting: info.waiting,
-            waiters: info.waiters.into_iter().map(WaiterView::of).collect(),
-            grace_ms: info.grace.map(ms),
-            safe_break: None,
-        };
-        lock.blocked_by = lock.blockers();
-        lock
+    /// The locks for which a holder waits itself.
+    fn waits_for(&self, holder: &Holder) -> Vec<&[u8]> {
+        let keys = self.waits_for.get(&holder.owner).into_iter().flatten();
+        keys.map(Vec::as_slice).collect()
     }
 
-    /// The holders that keep the first in line out.
-    fn blockers(&self) -> Vec<Name> {
-        let Some(first) = self.waiters.first() else {
-            return Vec::new();
-        };
-        let limits = [first.limit, self.limit].into_iter().flatten();
-        if limits
-            .min()
-            .is_none_or(|limit| (self.holders.len() as u64) < limit)
-        {
-            return Vec::new();
+    /// What `--json` tells of it.
+    pub fn json(&self) -> Json {
+        let lock = &self.lock;
+        let (mode, limit) = lock.mode.map(mode_and_limit).unzip();
+        let blocked_by: Vec<_> = self.blocked_by.iter().map(Vec::as_slice).collect();
+        let holders = lock.holders.iter().map(|holder| {
+            Object::default()
+                .name("owner", &holder.owner)
+                .set("holds", holder.holds)
+                .set("token", holder.token)
+                .set("ttl_ms", holder.ttl.map(ms))
+                .set("client", holder.client)
+                .names("waits_for", &self.waits_for(holder))
+                .into()
+        });
+        let waiters = lock.waiters.iter().map(|waiter| {
+            let (mode, limit) = mode_and_limit(waiter.mode);
+            let channel = waiter.channel.as_deref().map(String::from_utf8_lossy);
+            Object::default()
+                .name("owner", &waiter.owner)
+                .set("mode", mode)
+                .set("limit", limit)
+                .set("client", waiter.client)
+                .set("addr", waiter.addr.clone())
+                .set("channel", channel)
+                .set("waited_ms", ms(waiter.waited))
+                .set("timeout_ms", waiter.timeout.map(ms))
+                .into()
+        });
+        Object::default()
+            .name("key", &lock.key)
+            .set("state", lock.mode.map_or("free", |_| "held"))
+            .set("mode", mode)
+            .set("limit", limit.flatten())
+            .set("token", lock.token)
+            .set("ttl_ms", lock.ttl.map(ms))
+            .set("holders", holders.collect::<Vec<Json>>())
+            .names("blocked_by", &blocked_by)
+            .set("waiting", lock.waiting)
+            .set("waiters", waiters.collect::<Vec<Json>>())
+            .set("grace_ms", lock.grace.map(ms))
+            .set("safe_break", self.safe_break.clone())
+            .into()
+    }
+
+    /// A row for each holder and waiter.
+    fn rows(&self) -> Vec<[String; 8]> {
+        let holders = self.lock.holders.iter();
+        let waiters = (1..).zip(&self.lock.waiters);
+        let waiters = waiters.map(|(turn, waiter)| self.waiter_row(turn, waiter));
+        let mut rows: Vec<_> = holders.map(|holder| self.holder_row(holder)).collect();
+        rows.extend(waiters);
+        if rows.is_empty() {
+            let mut row = HEADER.map(|_| String::new());
+            row[0] = shown(&self.lock.key);
+            row[2] = "free".into();
+            rows.push(row);
         }
-        let owners = self.holders.iter().map(|holder| &holder.owner);
-        owners
-            .filter(|owner| **owner != first.owner)
-            .cloned()
-            .collect()
+        rows
+    }
+
+    fn holder_row(&self, holder: &Holder) -> [String; 8] {
+        let waits_for: Vec<_> = self.waits_for(holder).into_iter().map(shown).collect();
+        [
+            shown(&self.lock.key),
+            shown(&holder.owner),
+            match holder.holds {
+                1 => "holder".into(),
+                holds => format!("holder x{holds}"),
+            },
+            self.lock.mode.map_or_else(String::new, mode_shown),
+            String::new(),
+            holder.ttl.map_or_else(String::new, seconds),
+            holder.token.map_or_else(String::new, |it| it.to_string()),
+            match waits_for.is_empty() {
+                true => String::new(),
+                false => format!("waits for {}", some(&waits_for)),
+            },
+        ]
+    }
+
+    fn waiter_row(&self, turn: usize, waiter: &Waiter) -> [String; 8] {
+        [
+            shown(&self.lock.key),
+            shown(&waiter.owner),
+            format!("waiter {turn}"),
+            mode_shown(waiter.mode),
+            seconds(waiter.waited),
+            waiter.timeout.map_or_else(|| "forever".into(), seconds),
+            String::new(),
+            match turn {
+                1 => self.blockers(),
+                _ => format!("waiter {}", turn - 1),
+            },
+        ]
+    }
+
+    /// Who blocks the first in line, and what those wait for themselves.
+    fn blockers(&self) -> String {
+        let holders = self.lock.holders.iter();
+        let blocking = holders.filter(|holder| self.blocked_by.contains(&holder.owner));
+        let blocking = blocking.map(|holder| {
+            let owner = shown(&holder.owner);
+            let waits_for: Vec<_> = self.waits_for(holder).into_iter().map(shown).collect();
+            match waits_for.is_empty() {
+                true => owner,
+                false => format!("{owner} (waits for {})", some(&waits_for)),
+            }
+        });
+        some(&blocking.collect::<Vec<_>>())
     }
 }
 
+/// A table of these locks, and the commands that break what is stuck.
+pub fn table(locks: &[LockView]) -> Vec<String> {
+    let mut rows = vec![HEADER.map(String::from)];
+    rows.extend(locks.iter().flat_map(LockView::rows));
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
+    let widths: [usize; 8] = std::array::from_fn(|column| width(column).unwrap_or_default());
+    let line = |row: &[String; 8]| {
+        let cells = row.iter().zip(widths);
+        let padded: Vec<_> = cells
+            .map(|(cell, width)| format!("{cell:width$}"))
+            .collect();
+        padded.join("  ").trim_end().to_owned()
+    };
+    let mut lines: Vec<_> = rows.iter().map(line).collect();
+    if let Some(left) = locks.iter().filter_map(|view| view.lock.grace).max() {
+        let left = seconds(left);
+        lines.push(format!(
+            "\nGrace period: nothing is granted for {left} yet."
+        ));
+    }
+    let mut stuck = locks
+        .iter()
+        .filter_map(|lock| lock.safe_break.as_ref())
+        .peekable();
+    if stuck.peek().is_some() {
+        let title = "\nStuck. This passes a lock on if its holder is still the same:";
+        lines.push(title.into());
+        lines.extend(stuck.map(|command| format!("  {command}")));
+    }
+    lines
+}
+
+/// The contended locks, longest wait first.
+pub async fn contended(
+    server: &Server,
+    client: &LockClient,
+    count: u32,
+    stuck_after: Duration,
+) -> Result<Vec<LockView>, Failure> {
+    let mut list = cmd("LOCK.LIST");
+    list.arg("COUNT").arg(count);
+    let listed: Vec<Vec<HashMap<String, Value>>> = server.ask(&list).await?;
+    let mut keys: Vec<(u64, Vec<u8>)> = Vec::new();
+    for mut lock in listed.into_iter().flatten() {
+        let mut field = |name| lock.remove(name).unwrap_or(Value::Nil);
+        let waited = from_redis_value(field("waited")).map_err(RedisError::from)?;
+        keys.push((
+            waited,
+            from_redis_value(field("key")).map_err(RedisError::from)?,
+        ));
+    }
+    keys.sort_by_key(|(waited, _)| Reverse(*waited));
+    keys.truncate(count as usize);
+    let mut locks = Vec::new();
+    let mut looked_at = look(client, keys.into_iter().map(|(_, key)| key));
+    while let Some(lock) = looked_at.next().await {
+        match lock {
+            // Others are free by now, or their waiters have been served.
+            Ok(lock) if lock.waiters.is_empty() => {}
+            Ok(lock) => locks.push(lock),
+            // It has become something that is no lock since it was listed.
+            Err(error) if matches!(error.code(), "NOTALOCK" | "WRONGTYPE") => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let mut views = views(locks, stuck_after);
+    views.sort_by_key(|lock| Reverse(lock.longest_wait()));
+    Ok(views)
+}
+
+/// These locks in their order, contended or not. Some are asked after at a time, so that
+/// many locks take few round trips.
+pub fn look(
+    client: &LockClient,
+    keys: impl Iterator<Item = Vec<u8>>,
+) -> impl Stream<Item = Result<LockInfo, Error>> {
+    let look = |key| {
+        let lock = client.lock(key);
+        async move { lock.info().await }
+    };
+    stream::iter(keys.map(look)).buffered(AT_A_TIME)
+}
+
+/// What follows from these locks.
+pub fn views(locks: Vec<LockInfo>, stuck_after: Duration) -> Vec<LockView> {
+    let mut waits: HashMap<Vec<u8>, BTreeSet<Vec<u8>>> = HashMap::new();
+    for lock in &locks {
+        for waiter in &lock.waiters {
+            let keys = waits.entry(waiter.owner.clone()).or_default();
+            keys.insert(lock.key.clone());
+        }
+    }
+    let view = |lock: LockInfo| {
+        let owners: Vec<_> = lock.holders.iter().map(|it| it.owner.clone()).collect();
+        let waits_for = |owner: &Vec<u8>| Some((owner.clone(), waits.get(owner)?.clone()));
+        let waits_for = owners.iter().filter_map(waits_for).collect();
+        let first = lock.waiters.first();
+        let first = first.map(|first| (&first.owner, mode_and_limit(first.mode).1));
+        LockView {
+            blocked_by: blockers(
+                first,
+                lock.mode.and_then(|mode| mode_and_limit(mode).1),
+                owners,
+            ),
+            waits_for,
+            safe_break: safe_break(&lock, stuck_after),
+            lock,
+        }
+    };
+    locks.into_iter().map(view).collect()
+}
+
+/// The holders that keep the first in line out.
+fn blockers(
+    first: Option<(&Vec<u8>, Option<u64>)>,
+    held_limit: Option<u64>,
+    mut holders: Vec<Vec<u8>>,
+) -> Vec<Vec<u8>> {
+    let Some((first, its_limit)) = first else {
+        return Vec::new();
+    };
+    let limit = [its_limit, held_limit].into_iter().flatten().min();
+    if limit.is_none_or(|limit| (holders.len() as u64) < limit) {
+        return Vec::new();
+    }
+    holders.retain(|owner| owner != first);
+    holders
+}
+
+/// A hold without a token was not taken by the module, and can't be told from
+/// a later one of the same kind.
+fn safe_break(lock: &LockInfo, stuck_after: Duration) -> Option<String> {
+    let longest = lock.waiters.iter().map(|waiter| waiter.waited).max()?;
+    let is_stuck = longest >= stuck_after && !lock.holders.is_empty();
+    break_command(&lock.key, lock.token.filter(|_| is_stuck)?)
+}
+
 /// The limit of a shared lock is none.
-const fn mode_and_limit(mode: Mode) -> (&'static str, Option<u64>) {
+fn mode_and_limit(mode: Mode) -> (&'static str, Option<u64>) {
     match mode {
         Mode::Exclusive => ("exclusive", Some(1)),
         Mode::Shared => ("shared", None),
@@ -134,216 +316,49 @@ const fn mode_and_limit(mode: Mode) -> (&'static str, Option<u64>) {
     }
 }
 
-impl HolderView {
-    fn of(holder: Holder) -> Self {
-        Self {
-            owner: holder.owner.into(),
-            holds: holder.holds,
-            token: holder.token,
-            ttl_ms: holder.ttl.map(ms),
-            client: holder.client,
-            waits_for: Vec::new(),
-        }
+fn mode_shown(mode: Mode) -> String {
+    match mode {
+        Mode::Limited(limit) => format!("limit {limit}"),
+        mode => mode_and_limit(mode).0.into(),
     }
 }
 
-impl WaiterView {
-    fn of(waiter: Waiter) -> Self {
-        let (mode, limit) = mode_and_limit(waiter.mode);
-        Self {
-            owner: waiter.owner.into(),
-            mode,
-            limit,
-            client: waiter.client,
-            addr: waiter.addr,
-            channel: waiter
-                .channel
-                .map(|channel| String::from_utf8_lossy(&channel).into_owned()),
-            waited_ms: ms(waiter.waited),
-            timeout_ms: waiter.timeout.map(ms),
-        }
+/// The first of these, and how many more there are.
+fn some(names: &[String]) -> String {
+    match names.len().saturating_sub(NAMES_SHOWN) {
+        0 => names.join(", "),
+        more => format!("{} and {more} more", names[..NAMES_SHOWN].join(", ")),
     }
-}
-
-/// That nothing is granted yet, if any of these locks is on such a server.
-pub fn grace(locks: &[LockView]) -> Option<String> {
-    let left_ms = locks.iter().filter_map(|lock| lock.grace_ms).max()?;
-    let left = seconds(left_ms);
-    Some(format!("Grace period: nothing is granted for {left} yet."))
 }
 
 /// A time as people read it: tenths of seconds while they matter.
-pub fn seconds(ms: u64) -> String {
-    match ms {
-        0..60_000 => format!("{}.{}s", ms / 1000, ms % 1000 / 100),
-        _ => humantime::format_duration(Duration::from_secs(ms / 1000)).to_string(),
+pub fn seconds(time: Duration) -> String {
+    match time.as_millis() {
+        ms @ 0..60_000 => format!("{}.{}s", ms / 1000, ms % 1000 / 100),
+        _ => humantime::format_duration(Duration::from_secs(time.as_secs())).to_string(),
     }
 }
 
-fn ms(time: Duration) -> u64 {
+/// A time as programs read it.
+pub fn ms(time: Duration) -> u64 {
     time.as_millis().try_into().unwrap_or(u64::MAX)
-}
-
-/// The contended locks, longest wait first.
-pub async fn contended(
-    client: &LockClient,
-    count: u32,
-    stuck_after: Duration,
-) -> Result<Vec<LockView>, Failure> {
-    let mut locks = Vec::new();
-    let listed = client.list(count.into()).await?;
-    let mut views = views(client, listed.into_iter().map(|lock| lock.key));
-    while let Some(view) = views.next().await {
-        match view {
-            Ok(lock) => locks.push(lock),
-            // It has become something that is no lock since it was listed.
-            Err(error) if matches!(error.code(), "NOTALOCK" | "WRONGTYPE") => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    // Others are free by now, or their waiters have been served.
-    locks.retain(|lock| !lock.waiters.is_empty());
-    locks.sort_by_key(|lock| Reverse(lock.longest_wait()));
-    tell_what_follows(&mut locks, stuck_after);
-    Ok(locks)
-}
-
-/// These locks, contended or not.
-pub async fn named(
-    client: &LockClient,
-    keys: impl Iterator<Item = Vec<u8>>,
-    stuck_after: Duration,
-) -> Result<Vec<LockView>, Failure> {
-    let mut locks: Vec<_> = views(client, keys).try_collect().await?;
-    tell_what_follows(&mut locks, stuck_after);
-    Ok(locks)
-}
-
-/// These locks in their order. Some are asked after at a time, so that many locks take
-/// few round trips.
-fn views(
-    client: &LockClient,
-    keys: impl Iterator<Item = Vec<u8>>,
-) -> impl Stream<Item = Result<LockView, Error>> {
-    let view = |key| {
-        let lock = client.lock(key);
-        async move { lock.info().await.map(LockView::of) }
-    };
-    stream::iter(keys.map(view)).buffered(AT_A_TIME)
-}
-
-fn tell_what_follows(locks: &mut [LockView], stuck_after: Duration) {
-    tell_who_waits_elsewhere(locks);
-    for lock in locks {
-        lock.safe_break = safe_break(lock, stuck_after);
-    }
-}
-
-/// Fills in for each holder for which of these locks it waits.
-fn tell_who_waits_elsewhere(locks: &mut [LockView]) {
-    let mut waits: HashMap<Name, BTreeSet<Name>> = HashMap::new();
-    for lock in &*locks {
-        for waiter in &lock.waiters {
-            let keys = waits.entry(waiter.owner.clone()).or_default();
-            keys.insert(lock.key.clone());
-        }
-    }
-    for holder in locks.iter_mut().flat_map(|lock| &mut lock.holders) {
-        if let Some(keys) = waits.get(&holder.owner) {
-            holder.waits_for = keys.iter().cloned().collect();
-        }
-    }
-}
-
-/// A hold without a token was not taken by the module, and can't be told from
-/// a later one of the same kind.
-fn safe_break(lock: &LockView, stuck_after: Duration) -> Option<String> {
-    let is_stuck = lock.longest_wait()? >= stuck_after && !lock.holders.is_empty();
-    let token = lock.token.filter(|_| is_stuck)?;
-    lock.key.break_command(token)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn holder(owner: &str) -> HolderView {
-        HolderView {
-            owner: owner.as_bytes().into(),
-            holds: 1,
-            token: Some(42),
-            ttl_ms: Some(1000),
-            client: None,
-            waits_for: Vec::new(),
-        }
-    }
-
-    fn waiter(owner: &str, mode: Mode) -> WaiterView {
-        let (mode, limit) = mode_and_limit(mode);
-        WaiterView {
-            owner: owner.as_bytes().into(),
-            mode,
-            limit,
-            client: Some(7),
-            addr: None,
-            channel: None,
-            waited_ms: 20_000,
-            timeout_ms: None,
-        }
-    }
-
-    fn lock(limit: Option<u64>, holders: &[&str], waiter: Option<WaiterView>) -> LockView {
-        LockView {
-            key: (&b"a b"[..]).into(),
-            state: "held",
-            mode: None,
-            limit,
-            token: Some(42),
-            ttl_ms: Some(1000),
-            holders: holders.iter().map(|owner| holder(owner)).collect(),
-            blocked_by: Vec::new(),
-            waiting: 1,
-            waiters: waiter.into_iter().collect(),
-            grace_ms: None,
-            safe_break: None,
-        }
-    }
-
-    #[test]
-    fn a_lock_is_stuck_when_somebody_has_waited_so_long() {
-        let lock = lock(Some(1), &["alice"], Some(waiter("bob", Mode::Exclusive)));
-        assert_eq!(lock.longest_wait(), Some(Duration::from_secs(20)));
-        let safe = safe_break(&lock, Duration::from_secs(10)).unwrap();
-        assert_eq!(safe, "lockctl break 'a b' --fence 42");
-        assert_eq!(safe_break(&lock, Duration::from_secs(30)), None);
-    }
-
     #[test]
     fn the_first_in_line_is_blocked_by_the_holders() {
-        let blockers = |limit, waiter| lock(limit, &["alice", "bob"], Some(waiter)).blockers();
-        let both = [Name::from(&b"alice"[..]), Name::from(&b"bob"[..])];
-        let writer = || waiter("carol", Mode::Exclusive);
-        let reader = || waiter("carol", Mode::Shared);
-        let one_of = |limit| waiter("carol", Mode::Limited(limit));
-        assert_eq!(blockers(None, writer()), both);
-        assert_eq!(blockers(Some(2), reader()), both);
-        assert_eq!(blockers(None, one_of(2)), both);
+        let [alice, bob, carol] = ["alice", "bob", "carol"].map(|name| name.as_bytes().to_vec());
+        let both = vec![alice.clone(), bob.clone()];
+        let of = |first, its_limit, held| blockers(Some((first, its_limit)), held, both.clone());
+        assert_eq!(of(&carol, Some(1), None), both);
+        assert_eq!(of(&carol, None, Some(2)), both);
+        assert_eq!(of(&carol, Some(2), None), both);
         // These are let in at once, unless the server lets nobody in.
-        assert_eq!(blockers(None, reader()), []);
-        assert_eq!(blockers(Some(3), one_of(3)), []);
-        let own = blockers(None, waiter("bob", Mode::Exclusive));
-        assert_eq!(own, both[..1]);
-    }
-
-    #[test]
-    fn a_holder_that_waits_elsewhere_is_told() {
-        let bob = waiter("bob", Mode::Exclusive);
-        let mut locks = [
-            lock(Some(1), &["alice"], Some(bob)),
-            lock(Some(1), &["bob"], None),
-        ];
-        tell_who_waits_elsewhere(&mut locks);
-        assert!(locks[0].holders[0].waits_for.is_empty());
-        assert_eq!(locks[1].holders[0].waits_for[0].to_string(), "a b");
+        assert!(of(&carol, None, None).is_empty());
+        assert!(of(&carol, Some(3), Some(3)).is_empty());
+        assert_eq!(of(&bob, Some(1), None), [alice]);
     }
 }

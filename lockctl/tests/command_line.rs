@@ -96,11 +96,9 @@ fn url_with_password(server: &TestServer) -> String {
 }
 
 #[test]
-fn the_command_is_not_told_the_password() {
+fn the_command_is_not_told_the_password_in_a_file() {
     let server = TestServer::start();
     let url = url_with_password(&server);
-    let mut by_environment = lockctl(&server);
-    by_environment.env("REDIS_URL", &url);
     let mut by_option = lockctl(&server);
     by_option.env_remove("REDIS_URL").args(["--url", &url]);
     let dir = tempfile::tempdir().unwrap();
@@ -109,13 +107,35 @@ fn the_command_is_not_told_the_password() {
     by_file
         .arg("--url-file")
         .arg(file(&dir, "url", &url, 0o600));
-    for mut lockctl in [by_environment, by_option, by_file] {
+    for mut lockctl in [by_option, by_file] {
         let ended = output(lockctl.args(["run", "lock", "env"]));
         let told = said(&ended);
         assert!(told.contains("LOCK_TOKEN="), "{ended:?}");
         assert!(!told.contains("sesame"), "{told}");
         assert!(!told.contains("REDIS_URL"), "{told}");
     }
+}
+
+#[test]
+fn the_urls_in_the_environment_stay_for_the_command() {
+    let server = TestServer::start();
+    let url = format!("redis://{}", server.addr());
+    let inner = "$LOCKCTL run inner printenv LOCK_KEY REDIS_URL LOCKCTL_URL";
+    let ran = |redis_url: &str, lockctl_url: &str| {
+        let mut command = lockctl(&server);
+        command
+            .env("LOCKCTL", env!("CARGO_BIN_EXE_lockctl"))
+            .env("REDIS_URL", redis_url)
+            .env("LOCKCTL_URL", lockctl_url)
+            .args(["run", "outer", "sh", "-c", inner]);
+        said(&output(&mut command))
+    };
+    // The command is an application of another server's.
+    let own = "redis://its-own";
+    assert_eq!(ran(own, &url), format!("inner\n{own}\n{url}\n"));
+    let mut without = lockctl(&server);
+    without.args(["run", "lock", "printenv", "REDIS_URL"]);
+    assert_eq!(said(&output(&mut without)), format!("{url}\n"));
 }
 
 #[test]

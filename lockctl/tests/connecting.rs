@@ -28,38 +28,29 @@ fn hosts(addrs: &[SocketAddr]) -> String {
     addrs.join(",")
 }
 
-/// Two ways to say it: by an option, and by the URL alone.
-fn both_ways(hosts: &str, options: &[&str], url: String) -> [Vec<String>; 2] {
-    let mut by_option = vec!["--url".to_owned(), format!("redis://{hosts}")];
-    by_option.extend(options.iter().map(ToString::to_string));
-    [by_option, vec!["--url".to_owned(), url]]
-}
-
 #[test]
 fn all_subcommands_find_the_primary_behind_sentinels() {
     let sentinels = Sentinels::start();
     let hosts = hosts(&sentinels.addrs());
-    let url = format!("redis-sentinel://{hosts}/locks");
-    for place in both_ways(&hosts, &["--sentinel", "locks"], url) {
-        let mut client = sentinels.primary.client();
-        let ran = lockctl(&place, &["run", "lock", "printenv", "LOCK_TOKEN"]);
-        assert!(ran.status.success(), "{ran:?}");
-        let before: i64 = said(&ran).trim().parse().unwrap();
-        let token = client.int("LOCK.ACQUIRE lock alice");
-        assert!(token > before);
-        let mut waiter = sentinels.primary.client();
-        waiter.send("LOCK.ACQUIRE lock bob BLOCK 0");
-        scene::await_waiting(&mut client, "lock", 1);
-        let listed = json(&lockctl(&place, &["ls", "--json"]));
-        assert_eq!(listed[0]["holders"][0]["token"], token);
-        let top = json(&lockctl(&place, &["top", "--json", "--times", "1"]));
-        assert_eq!(top["waiting"], 1);
-        let fence = token.to_string();
-        let broken = lockctl(&place, &["break", "lock", "--fence", &fence, "--json"]);
-        assert_eq!(json(&broken)["broken"], true);
-        assert!(redis_lock_testing::token(&waiter.reply()) > token);
-        client.int("DEL lock");
-    }
+    let place = ["--url".into(), format!("redis-sentinel://{hosts}/locks")];
+    let mut client = sentinels.primary.client();
+    let ran = lockctl(&place, &["run", "lock", "printenv", "LOCK_TOKEN"]);
+    assert!(ran.status.success(), "{ran:?}");
+    let before: i64 = said(&ran).trim().parse().unwrap();
+    let token = client.int("LOCK.ACQUIRE lock alice");
+    assert!(token > before);
+    let mut waiter = sentinels.primary.client();
+    waiter.send("LOCK.ACQUIRE lock bob BLOCK 0");
+    scene::await_waiting(&mut client, "lock", 1);
+    let listed = json(&lockctl(&place, &["ls", "--json"]));
+    assert_eq!(listed[0]["holders"][0]["token"], token);
+    let top = json(&lockctl(&place, &["top", "--json", "--times", "1"]));
+    assert_eq!(top["waiting"], 1);
+    let fence = token.to_string();
+    let broken = lockctl(&place, &["break", "lock", "--fence", &fence, "--json"]);
+    assert_eq!(json(&broken)["broken"], true);
+    assert!(redis_lock_testing::token(&waiter.reply()) > token);
+    client.int("DEL lock");
     let replica = format!("redis://{}", sentinels.replicas[0].addr());
     let refused = lockctl(&["--url".into(), replica], &["--json", "run", "l", "true"]);
     assert_eq!(refused.status.code(), Some(125));
@@ -74,39 +65,37 @@ fn all_subcommands_see_the_whole_cluster() {
     let keys: Vec<_> = (0..3)
         .map(|node: usize| tag(|slot| usize::from(slot) * 3 / 16384 == node, 0))
         .collect();
-    let url = format!("redis-cluster://{}", cluster.nodes[1].addr());
     let hosts = hosts(&[cluster.nodes[0].addr(), cluster.nodes[1].addr()]);
-    for place in both_ways(&hosts, &["--cluster"], url) {
-        let mut waiters = Vec::new();
-        for (node, key) in keys.iter().enumerate() {
-            let ran = lockctl(&place, &["run", key, "printenv", "LOCK_KEY"]);
-            assert_eq!(said(&ran).trim(), key, "{ran:?}");
-            let mut client = cluster.client(node);
-            client.int(&format!("LOCK.ACQUIRE {key} alice"));
-            let mut waiter = cluster.client(node);
-            waiter.send(&format!("LOCK.ACQUIRE {key} bob BLOCK 0"));
-            scene::await_waiting(&mut client, key, 1);
-            waiters.push(waiter);
-        }
-        let listed = json(&lockctl(&place, &["ls", "--json"]));
-        let listed = listed.as_array().unwrap().iter();
-        let mut listed: Vec<_> = listed.map(|lock| lock["key"].as_str().unwrap()).collect();
-        listed.sort_by_key(|key| slot(key));
-        assert_eq!(listed, keys);
-        let times = ["top", "--json", "--times", "2", "--interval", "100ms"];
-        let top = lockctl(&place, &times);
-        for sample in said(&top).lines() {
-            let sample: Json = serde_json::from_str(sample).unwrap();
-            assert_eq!(sample["waiting"], 3, "{sample}");
-        }
-        for (key, waiter) in keys.iter().zip(&mut waiters) {
-            let broken = lockctl(&place, &["break", key, "--force", "--json"]);
-            assert_eq!(json(&broken)["broken"], true);
-            redis_lock_testing::token(&waiter.reply());
-        }
-        for (node, key) in keys.iter().enumerate() {
-            cluster.client(node).int(&format!("DEL {key}"));
-        }
+    let place = ["--url".into(), format!("redis-cluster://{hosts}")];
+    let mut waiters = Vec::new();
+    for (node, key) in keys.iter().enumerate() {
+        let ran = lockctl(&place, &["run", key, "printenv", "LOCK_KEY"]);
+        assert_eq!(said(&ran).trim(), key, "{ran:?}");
+        let mut client = cluster.client(node);
+        client.int(&format!("LOCK.ACQUIRE {key} alice"));
+        let mut waiter = cluster.client(node);
+        waiter.send(&format!("LOCK.ACQUIRE {key} bob BLOCK 0"));
+        scene::await_waiting(&mut client, key, 1);
+        waiters.push(waiter);
+    }
+    let listed = json(&lockctl(&place, &["ls", "--json"]));
+    let listed = listed.as_array().unwrap().iter();
+    let mut listed: Vec<_> = listed.map(|lock| lock["key"].as_str().unwrap()).collect();
+    listed.sort_by_key(|key| slot(key));
+    assert_eq!(listed, keys);
+    let times = ["top", "--json", "--times", "2", "--interval", "100ms"];
+    let top = lockctl(&place, &times);
+    for sample in said(&top).lines() {
+        let sample: Json = serde_json::from_str(sample).unwrap();
+        assert_eq!(sample["waiting"], 3, "{sample}");
+    }
+    for (key, waiter) in keys.iter().zip(&mut waiters) {
+        let broken = lockctl(&place, &["break", key, "--force", "--json"]);
+        assert_eq!(json(&broken)["broken"], true);
+        redis_lock_testing::token(&waiter.reply());
+    }
+    for (node, key) in keys.iter().enumerate() {
+        cluster.client(node).int(&format!("DEL {key}"));
     }
     let alone = format!("redis://{}", cluster.nodes[0].addr());
     let refused = lockctl(

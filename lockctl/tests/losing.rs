@@ -6,7 +6,6 @@ mod support;
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
 use std::process::Stdio;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -197,6 +196,24 @@ fn a_server_killed_at_the_end_leaves_the_command_its_exit_code() {
 }
 
 #[test]
+fn a_server_out_of_reach_does_not_keep_lockctl_from_its_end() {
+    let server = TestServer::start();
+    let script = "touch $DIR/ready; until test -e $DIR/go; do sleep 0.01; done; exit 3";
+    for options in [&["--lease", "600s"][..], &["--lease", "600s", "--keep"]] {
+        let mut script = Script::start_and_await(&server, options, script);
+        server.stop();
+        let ended_at = Instant::now();
+        std::fs::write(script.path("go"), "").unwrap();
+        let (code, told) = script.end();
+        assert_eq!(code, Some(3), "{told}");
+        assert!(told.contains("could not be released"), "{told}");
+        assert!(ended_at.elapsed() < Duration::from_secs(6), "{told}");
+        server.go_on();
+        server.client().int("DEL lock");
+    }
+}
+
+#[test]
 fn a_stopped_lockctl_that_goes_on_too_late_kills_the_command() {
     let server = TestServer::start();
     let options = ["--lease", "2s"];
@@ -219,8 +236,7 @@ fn a_lost_lock_ends_what_runs_under_a_lockctl_in_a_lockctl() {
     let server = TestServer::start();
     let stubborn = "trap \"\" TERM; sleep 60 & echo $! > $DIR/pids; touch $DIR/ready; \
         while :; do sleep 0.1; done";
-    let url = format!("redis://{}", server.addr());
-    let inner = format!("$LOCKCTL run --url {url} --lease 60s inner sh -c '{stubborn}'");
+    let inner = format!("$LOCKCTL run --lease 60s inner sh -c '{stubborn}'");
     let mut outer = lockctl(&server);
     outer.env("LOCKCTL", env!("CARGO_BIN_EXE_lockctl"));
     let mut script = Script::start_by(outer, &["--lease", "3s"], &inner);
@@ -228,111 +244,4 @@ fn a_lost_lock_ends_what_runs_under_a_lockctl_in_a_lockctl() {
     server.client().int("DEL lock");
     assert_eq!(script.end().0, LOST);
     script.assert_nothing_runs();
-}
-
-/// Writes again and again, and starts nothing for it: a shell in the middle of `vfork`
-/// can't be suspended as long as its child is.
-const WRITING: &str = "while test -d $DIR; do echo >> $DIR/beats; done";
-
-#[test]
-fn a_suspended_command_whose_lease_is_over_does_not_go_on() {
-    let server = TestServer::start();
-    let mut client = server.client();
-    let begins = "echo $$ > $DIR/pids; touch $DIR/ready;";
-    for at_its_end in [
-        "trap 'echo TERM >> $DIR/beats; exit 1' TERM;",
-        "trap '' TERM;",
-    ] {
-        let command = format!("{at_its_end} {begins} {WRITING}");
-        // In a group that this process could continue: TSTP stops no other.
-        let mut lockctl = lockctl(&server);
-        lockctl.process_group(0);
-        let mut script = Script::start_by(lockctl, &["--lease", "2s"], &command);
-        eventually("it writes", || !script.wrote("beats").is_empty());
-        script.signal(Signal::TSTP);
-        eventually("the lease is over", || client.int("EXISTS lock") == 0);
-        let before = script.wrote("beats");
-        script.signal(Signal::CONT);
-        let (code, told) = script.end();
-        assert_eq!(code, LOST, "{told}");
-        assert_eq!(script.wrote("beats"), before);
-        script.assert_nothing_runs();
-    }
-}
-
-/// Commands with a part that does not hear Ctrl-Z: it is deaf to that, or in a group of its
-/// own. It writes, as `$WRITES` says.
-#[cfg(target_os = "linux")]
-const NOT_HEARING: [&str; 3] = [
-    "(trap '' TSTP; eval \"$WRITES\") & wait",
-    "timeout 60 sh -c \"$WRITES\"; exit 1",
-    "exec bash -c 'set -m; sh -c \"$WRITES\" & wait'",
-];
-
-#[cfg(target_os = "linux")]
-fn is_stopped(pid: &str) -> bool {
-    let status = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
-    status.is_ok_and(|status| status.contains(") T "))
-}
-
-/// Runs a command of which a part writes, in a group that this process could continue: TSTP
-/// stops no other.
-#[cfg(target_os = "linux")]
-fn start_writing(server: &TestServer, lease: &str, command: &str) -> Script {
-    let mut lockctl = lockctl(server);
-    lockctl.process_group(0).env("WRITES", WRITING);
-    let command = format!("echo $$ > $DIR/pids; {command}");
-    let script = Script::start_by(lockctl, &["--lease", lease], &command);
-    eventually("it writes", || !script.wrote("beats").is_empty());
-    script
-}
-
-/// Whether it writes within a time that is long enough for that.
-#[cfg(target_os = "linux")]
-fn writes(script: &Script) -> bool {
-    let before = script.wrote("beats");
-    std::thread::sleep(Duration::from_millis(300));
-    script.wrote("beats") != before
-}
-
-#[test]
-#[cfg(target_os = "linux")]
-fn no_part_of_a_suspended_command_goes_on_without_the_lock() {
-    let server = TestServer::start();
-    let mut client = server.client();
-    for command in NOT_HEARING {
-        let mut script = start_writing(&server, "2s", command);
-        script.signal(Signal::TSTP);
-        eventually("the lease is over", || client.int("EXISTS lock") == 0);
-        let before = script.wrote("beats").len();
-        assert!(!writes(&script), "{command}");
-        script.signal(Signal::CONT);
-        let (code, told) = script.end();
-        assert_eq!(code, LOST, "{command}: {told}");
-        assert_eq!(script.wrote("beats").len(), before, "{command}");
-        script.assert_nothing_runs();
-    }
-}
-
-#[test]
-#[cfg(target_os = "linux")]
-fn all_parts_of_a_suspended_command_go_on_with_it() {
-    let server = TestServer::start();
-    for command in NOT_HEARING {
-        let mut script = start_writing(&server, "60s", command);
-        for _ in 0..2 {
-            script.signal(Signal::TSTP);
-            eventually("all is stopped", || {
-                is_stopped(&script.lockctl().to_string())
-            });
-            assert!(!writes(&script), "{command}");
-            script.signal(Signal::CONT);
-            eventually("it writes again", || writes(&script));
-        }
-        // Its own shell takes no part for stopped.
-        assert!(support::runs(&script.wrote("pids")), "{command}");
-        script.signal(Signal::TERM);
-        assert_eq!(script.end().0, Some(128 + 15), "{command}");
-        script.assert_nothing_runs();
-    }
 }

@@ -59,7 +59,7 @@ fn a_command_that_outlives_its_lock_is_told_and_waited_for() {
     };
     let pid = script.wrote("pids");
     server.client().int("DEL lock");
-    script.await_told(3, &["lock is lost", "still runs", pid.trim()]);
+    script.await_told(3, &["lock: lost, but", "still runs", pid.trim()]);
     assert!(support::runs(&pid));
     let_go(&script);
     let (code, told) = script.end();
@@ -103,7 +103,7 @@ fn a_lock_is_kept_while_what_the_command_left_can_not_be_ended() {
         return;
     };
     let pid = script.wrote("pids");
-    script.await_told(2, &["still runs", "lock stays taken", pid.trim()]);
+    script.await_told(2, &["still runs", "the lock stays taken", pid.trim()]);
     await_renewal(&server);
     let_go(&script);
     let (code, told) = script.end();
@@ -120,7 +120,7 @@ fn a_command_that_can_not_be_ended_keeps_its_lock() {
     };
     let pid = script.wrote("pids");
     script.signal(Signal::TERM);
-    script.await_told(1, &["still runs", "lock stays taken", pid.trim()]);
+    script.await_told(1, &["still runs", "the lock stays taken", pid.trim()]);
     await_renewal(&server);
     let_go(&script);
     let (code, told) = script.end();

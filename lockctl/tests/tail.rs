@@ -155,11 +155,12 @@ fn a_user_who_may_not_see_the_setting_hears_what_is_posted() {
 }
 
 #[test]
-fn in_a_cluster_all_nodes_are_heard() {
+fn in_a_cluster_all_primaries_are_heard() {
     let cluster = Cluster::start();
     let mut anywhere = support::heedful(env!("CARGO_BIN_EXE_lockctl"));
-    anywhere.env("REDIS_URL", format!("redis://{}", cluster.nodes[0].addr()));
-    let mut tail = Tail::start(anywhere, &["--cluster", "--notify"]);
+    let url = format!("redis-cluster://{}", cluster.nodes[0].addr());
+    anywhere.env("REDIS_URL", url);
+    let mut tail = Tail::start(anywhere, &["--notify"]);
     for (nth, node) in cluster.nodes.iter().enumerate() {
         let third = 16384 / 3 * nth;
         let key = tag(|slot| (third..third + 5000).contains(&usize::from(slot)), 0);
@@ -178,8 +179,8 @@ fn behind_sentinels_whichever_is_the_primary_is_heard() {
         node.client().call("CONFIG SET notify-keyspace-events Ed");
     }
     let mut by_name = support::heedful(env!("CARGO_BIN_EXE_lockctl"));
-    by_name.env("REDIS_URL", format!("redis://{addrs}"));
-    let mut tail = Tail::start(by_name, &["--sentinel", "locks"]);
+    by_name.env("REDIS_URL", format!("redis-sentinel://{addrs}/locks"));
+    let mut tail = Tail::start(by_name, &[]);
     sentinels.primary.client().int("LOCK.ACQUIRE k a");
     tail.assert_told("k", &["acquired"]);
     let old = sentinels.primary.addr().to_string();

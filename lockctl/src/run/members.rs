@@ -5,39 +5,24 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::io;
 
 use rustix::io::Errno;
 use rustix::process::{Pid, getpid, test_kill_process};
 
-/// A process.
+/// A process, by its line of `/proc/PID/stat`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
     pub pid: i32,
     /// What it runs, as `ps` shows it.
-    pub name: String,
+    name: String,
+    /// The letter that `ps` shows.
+    state: char,
+    parent: i32,
     /// Its process group.
     pub group: i32,
-    pub state: State,
-}
-
-/// The state of a process, as the letter that `ps` shows.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct State(pub char);
-
-impl State {
-    /// By a signal, or by who traces it.
-    pub fn is_stopped(&self) -> bool {
-        matches!(self.0, 'T' | 't')
-    }
-
-    /// In the middle of a system call that no signal ends.
-    pub fn is_in_call(&self) -> bool {
-        self.0 == 'D'
-    }
-
-    fn has_ended(&self) -> bool {
-        matches!(self.0, 'Z' | 'X')
-    }
+    /// 0 where its leader is outside of the namespace, as in some containers.
+    session: i32,
 }
 
 impl fmt::Display for Process {
@@ -46,52 +31,43 @@ impl fmt::Display for Process {
     }
 }
 
-/// A line of `/proc/PID/stat`.
-#[derive(Debug, PartialEq, Eq)]
-struct Stat {
-    process: Process,
-    parent: i32,
-    /// 0 where its leader is outside of the namespace, as in some containers.
-    session: i32,
+/// The processes of this session that descend from this one and have not ended.
+pub fn living() -> io::Result<Vec<Process>> {
+    let own = getpid().as_raw_nonzero().get();
+    let listed = std::fs::read_link("/proc/self")?;
+    let process = Process::read(own).filter(|_| listed.to_str() == Some(&own.to_string()));
+    let other = || io::Error::other("it is not that of this PID namespace");
+    let session = process.ok_or_else(other)?.session;
+    let entries = std::fs::read_dir("/proc")?;
+    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    Ok(living_among(pids.filter_map(Process::read), own, session))
 }
 
-/// The processes of this session that descend from this one and have not ended. None where
-/// the system does not list processes in `/proc`.
-pub fn living() -> Option<Vec<Process>> {
-    let own = getpid().as_raw_nonzero().get();
-    // Or it is that of another namespace.
-    let listed = std::fs::read_link("/proc/self").ok()?;
-    if listed.to_str() != Some(own.to_string().as_str()) {
-        return None;
-    }
-    let session = Stat::read(own)?.session;
-    let entries = std::fs::read_dir("/proc").ok()?;
-    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    Some(living_among(pids.filter_map(Stat::read), own, session))
+/// The process group of this one, if it has a number in this namespace.
+pub fn own_group() -> Option<Pid> {
+    let own = Process::read(getpid().as_raw_nonzero().get())?;
+    Pid::from_raw(own.group)
 }
 
 /// Those that may not be signalled, since they run as another user.
-pub fn out_of_reach(living: Vec<Process>) -> Vec<Process> {
+pub fn out_of_reach() -> Vec<Process> {
     let answer = |process: &Process| Some(test_kill_process(Pid::from_raw(process.pid)?));
-    let is_out = |process: &Process| answer(process).is_some_and(is_out_of_reach);
+    let is_out = |process: &Process| answer(process) == Some(Err(Errno::PERM));
+    let living = living().unwrap_or_default();
     living.into_iter().filter(is_out).collect()
 }
 
-fn is_out_of_reach(answer: rustix::io::Result<()>) -> bool {
-    answer == Err(Errno::PERM)
-}
-
-fn living_among(stats: impl Iterator<Item = Stat>, ancestor: i32, session: i32) -> Vec<Process> {
-    let mut children: HashMap<i32, Vec<Stat>> = HashMap::new();
-    for stat in stats {
-        children.entry(stat.parent).or_default().push(stat);
+fn living_among(all: impl Iterator<Item = Process>, ancestor: i32, session: i32) -> Vec<Process> {
+    let mut children: HashMap<i32, Vec<Process>> = HashMap::new();
+    for process in all {
+        children.entry(process.parent).or_default().push(process);
     }
     let (mut found, mut parents) = (Vec::new(), vec![ancestor]);
     while let Some(parent) = parents.pop() {
-        for stat in children.remove(&parent).unwrap_or_default() {
-            parents.push(stat.process.pid);
-            if stat.session == session && !stat.process.state.has_ended() {
-                found.push(stat.process);
+        for process in children.remove(&parent).unwrap_or_default() {
+            parents.push(process.pid);
+            if process.session == session && !matches!(process.state, 'Z' | 'X') {
+                found.push(process);
             }
         }
     }
@@ -99,7 +75,7 @@ fn living_among(stats: impl Iterator<Item = Stat>, ancestor: i32, session: i32) 
     found
 }
 
-impl Stat {
+impl Process {
     fn read(pid: i32) -> Option<Self> {
         let line = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
         Self::parse(&String::from_utf8_lossy(&line))
@@ -110,19 +86,15 @@ impl Stat {
         let (head, fields) = line.rsplit_once(") ")?;
         let (pid, name) = head.split_once(" (")?;
         let mut fields = fields.split(' ');
-        let state = State(fields.next()?.chars().next()?);
+        let state = fields.next()?.chars().next()?;
         let mut number = || fields.next()?.parse().ok();
-        let (parent, group, session) = (number()?, number()?, number()?);
-        let name = name.to_owned();
         Some(Self {
-            process: Process {
-                pid: pid.parse().ok()?,
-                name,
-                group,
-                state,
-            },
-            parent,
-            session,
+            pid: pid.parse().ok()?,
+            name: name.into(),
+            state,
+            parent: number()?,
+            group: number()?,
+            session: number()?,
         })
     }
 }
@@ -130,13 +102,6 @@ impl Stat {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_a_refusal_means_out_of_reach() {
-        assert!(is_out_of_reach(Err(Errno::PERM)));
-        assert!(!is_out_of_reach(Err(Errno::SRCH)));
-        assert!(!is_out_of_reach(Ok(())));
-    }
 
     #[test]
     fn those_of_a_session_that_descend_from_a_process_are_found() {
@@ -151,7 +116,7 @@ mod tests {
             "16 (another) S 1 16 5 0 -1",
             "",
         ];
-        let stats = lines.iter().filter_map(|line| Stat::parse(line));
+        let stats = lines.iter().filter_map(|line| Process::parse(line));
         let found = living_among(stats, 10, 5);
         let found: Vec<_> = found
             .iter()

@@ -3,38 +3,33 @@
 use std::io;
 use std::iter;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::process::{
-    Pid, Signal, WaitOptions, WaitStatus, kill_process, kill_process_group,
-    test_kill_process_group, wait,
+    Pid, Signal, WaitOptions, WaitStatus, getpid, getppid, kill_process, kill_process_group,
+    set_child_subreaper, set_parent_process_death_signal, test_kill_process_group, wait,
 };
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 
-use super::members::{Process, State, living, out_of_reach};
+use super::members::{Process, living, out_of_reach};
 use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::signals::{self, is_to_end};
+use crate::signals::is_to_end;
 
-/// How soon to look again whether the last process has gone, where that takes no time.
+/// How soon to look again whether the last process has gone: after twice the time each time
+/// that no child has ended meanwhile.
 const LOOK_AFTER: Duration = Duration::from_millis(5);
 
-/// And how soon if no child has ended meanwhile: after twice the time each time, and after
-/// this at last.
+/// And after this at last.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-
-/// To look at the processes takes at most one part in this many of the time.
-const PART_OF_TIME: u32 = 5;
 
 /// How soon a process that was killed is gone, unless it can't be killed or the system is
 /// stuck. Then that is told, after twice the time each time.
 const KILLED_WITHIN: Duration = Duration::from_secs(1);
-
-/// And at least this often.
-const TOLD_EVERY: Duration = Duration::from_secs(600);
 
 /// What happened to the command.
 pub enum Change {
@@ -59,10 +54,12 @@ pub struct ProcessGroup {
 impl ProcessGroup {
     /// Starts the command.
     pub fn spawn(command: &mut Command) -> Result<Self, Failure> {
-        adopt_orphans();
+        // Where it can't be seen what the command has started, that can't be ended.
+        living().map_err(|error| Failure::file("SYSTEM", Path::new("/proc"), &error))?;
+        // Those whose parent has ended go when they have ended, even where the first process
+        // does not see to it, as in many containers.
+        set_child_subreaper(Some(getpid())).map_err(io::Error::from)?;
         let child_signals = signal(SignalKind::child())?;
-        // Whoever started this process may have blocked it.
-        signals::unblock(Signal::CHILD);
         command.process_group(0);
         die_with_parent(command);
         let child = command.spawn().map_err(|error| Failure::Command {
@@ -102,7 +99,8 @@ impl ProcessGroup {
                     return change;
                 }
             }
-            self.child_signals.recv().await;
+            // Whoever started this process may have blocked the signal.
+            let _ = timeout(LOOK_EVERY, self.child_signals.recv()).await;
         }
     }
 
@@ -114,31 +112,25 @@ impl ProcessGroup {
         Some((child, status))
     }
 
-    /// Whether the number is still that of the group.
-    fn has_number(&self) -> bool {
-        let is_in = |process: &Process| process.group == self.leader.as_raw_nonzero().get();
-        let is_someone_in = || living().map(|living| living.iter().any(is_in));
-        !self.has_ended || is_someone_in().unwrap_or(!self.is_forgotten)
-    }
-
-    /// The answer to a signal to the group.
+    /// The answer to a signal to the group. It has gone for good once nobody was left in it
+    /// after the end of its leader.
     fn test(&mut self) -> rustix::io::Result<()> {
         if self.is_forgotten {
             return Err(Errno::SRCH);
         }
         let answer = test_kill_process_group(self.leader);
-        self.is_forgotten = self.has_ended && means_gone(answer);
+        self.is_forgotten = self.has_ended && answer == Err(Errno::SRCH);
         answer
     }
 
     /// Sends a signal to the group, and to what was started in another one, as `timeout` does.
     fn signal_all(&self, signal: Signal) {
-        if self.has_number() {
+        let living = living().unwrap_or_default();
+        let is_in = |process: &&Process| process.group == self.leader.as_raw_nonzero().get();
+        if !self.has_ended || living.iter().any(|process| is_in(&process)) {
             self.signal(signal);
         }
-        let leader = self.leader.as_raw_nonzero().get();
-        let others = living().unwrap_or_default();
-        let others = others.iter().filter(|other| other.group != leader);
+        let others = living.iter().filter(|process| !is_in(process));
         for other in others.filter_map(|other| Pid::from_raw(other.pid)) {
             for signal in as_heard(signal) {
                 let _ = kill_process(other, signal);
@@ -153,12 +145,11 @@ impl ProcessGroup {
         if self.is_gone() {
             return;
         }
-        if grace.is_zero() {
-            self.signal_all(Signal::KILL);
-        } else {
-            self.signal_all(Signal::TERM);
-        }
-        let unreached = self.out_of_reach();
+        self.signal_all(match grace.is_zero() {
+            true => Signal::KILL,
+            false => Signal::TERM,
+        });
+        let unreached = out_of_reach();
         if !unreached.is_empty() {
             tell(&unreached);
         }
@@ -168,36 +159,17 @@ impl ProcessGroup {
         self.signal_all(Signal::KILL);
         let mut patience = KILLED_WITHIN;
         while timeout(patience, self.gone()).await.is_err() {
-            tell(&self.out_of_reach());
+            tell(&out_of_reach());
             // For those that have come since, or that can be killed by now.
             self.signal_all(Signal::KILL);
-            patience = TOLD_EVERY.min(patience * 2);
+            patience *= 2;
         }
-    }
-
-    /// Those of its processes that this one may not signal. Where they are not
-    /// to be seen, the group stands for them.
-    pub fn out_of_reach(&mut self) -> Vec<Process> {
-        let mut found = out_of_reach(living().unwrap_or_default());
-        if found.is_empty() && self.test() == Err(Errno::PERM) {
-            found.push(Process {
-                pid: self.leader.as_raw_nonzero().get(),
-                name: "group".into(),
-                group: self.leader.as_raw_nonzero().get(),
-                state: State('?'),
-            });
-        }
-        found
     }
 
     async fn gone(&mut self) {
         let mut patience = LOOK_AFTER;
-        loop {
-            let begun = Instant::now();
-            if self.is_gone() {
-                return;
-            }
-            sleep(LOOK_AFTER.max(begun.elapsed() * PART_OF_TIME)).await;
+        while !self.is_gone() {
+            sleep(LOOK_AFTER).await;
             // The last one is a child of this process, once its parents have ended. Where the
             // system has it adopted by another, nothing comes.
             let _ = timeout(patience, self.child_signals.recv()).await;
@@ -208,12 +180,9 @@ impl ProcessGroup {
     fn is_gone(&mut self) -> bool {
         while self.reap().is_some() {}
         let answer = self.test();
-        match living() {
-            // Another user's may be hidden. One that has ended is no reason to wait,
-            // though its parent may never see it.
-            Some(living) => living.is_empty() && answer != Err(Errno::PERM),
-            None => means_gone(answer),
-        }
+        // Another user's may be hidden. One that has ended is no reason to wait, though its
+        // parent may never see it.
+        living().is_ok_and(|living| living.is_empty()) && answer != Err(Errno::PERM)
     }
 }
 
@@ -223,18 +192,11 @@ fn as_heard(signal: Signal) -> impl Iterator<Item = Signal> {
     iter::once(signal).chain(goes_on)
 }
 
-/// Whether nobody is left, by the answer to a signal. A process that may not be
-/// signalled is there all the same.
-fn means_gone(answer: rustix::io::Result<()>) -> bool {
-    answer == Err(Errno::SRCH)
-}
-
 impl Change {
     fn read(status: WaitStatus) -> Option<Self> {
         if let Some(code) = status.exit_status() {
-            return Some(Self::Ended(
-                u8::try_from(code).map_or(Exit::FAILED, Exit::Code),
-            ));
+            let exit = u8::try_from(code).map_or(Exit::FAILED, Exit::Code);
+            return Some(Self::Ended(exit));
         }
         if let Some(signal) = status.terminating_signal() {
             return Some(Self::Ended(Exit::Signal(signal)));
@@ -244,46 +206,20 @@ impl Change {
     }
 }
 
-/// Makes this process the parent of those whose parent has ended, so that they
-/// go when they have ended even where the first process does not see to it, as
-/// in many containers.
-fn adopt_orphans() {
-    #[cfg(target_os = "linux")]
-    let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
-}
-
 /// Has the command killed if this process is, since then nobody renews its lock.
 fn die_with_parent(command: &mut Command) {
-    #[cfg(target_os = "linux")]
-    {
-        use rustix::process::{getpid, getppid, set_parent_process_death_signal};
-        let parent = getpid();
-        let before_exec = move || {
-            set_parent_process_death_signal(Some(Signal::KILL))?;
-            // It may have been killed before.
-            match getppid() == Some(parent) {
-                true => Ok(()),
-                false => Err(io::Error::from(Errno::SRCH)),
-            }
-        };
-        // SAFETY: it makes two system calls, and neither allocates nor locks.
-        #[allow(unsafe_code, reason = "there is no other way to set it")]
-        unsafe {
-            command.pre_exec(before_exec);
+    let parent = getpid();
+    let before_exec = move || {
+        set_parent_process_death_signal(Some(Signal::KILL))?;
+        // It may have been killed before.
+        match getppid() == Some(parent) {
+            true => Ok(()),
+            false => Err(io::Error::from(Errno::SRCH)),
         }
-    }
-    #[cfg(not(target_os = "linux"))]
-    let _ = command;
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_process_that_may_not_be_signalled_has_not_gone() {
-        assert!(means_gone(Err(Errno::SRCH)));
-        assert!(!means_gone(Err(Errno::PERM)));
-        assert!(!means_gone(Ok(())));
+    };
+    // SAFETY: it makes two system calls, and neither allocates nor locks.
+    #[allow(unsafe_code, reason = "there is no other way to set it")]
+    unsafe {
+        command.pre_exec(before_exec);
     }
 }

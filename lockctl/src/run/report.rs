@@ -1,236 +1,49 @@
 //! What `lockctl run` tells on stderr. Stdout is the command's.
 
-use std::ffi::OsStr;
-use std::fmt;
+use std::fmt::Display;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redis_lock_client::{Error, LockGuard, Lost};
-use serde::Serialize;
 
-use super::log::Log;
 use super::members::Process;
 use super::stderr::Stderr;
 use crate::arguments::RunOptions;
 use crate::exit::Exit;
-use crate::name::Name;
+use crate::name::{Object, shown};
+use crate::view::ms;
 
-/// What happened.
-#[derive(Serialize)]
-#[serde(tag = "event", rename_all = "snake_case")]
-pub enum Event {
-    Acquired {
-        #[serde(flatten, serialize_with = "Name::as_key")]
-        key: Name,
-        #[serde(flatten, serialize_with = "Name::as_owner")]
-        owner: Name,
-        token: u64,
-        waited_ms: u128,
-    },
-    NotAcquired {
-        #[serde(flatten, serialize_with = "Name::as_key")]
-        key: Name,
-        waited_ms: u128,
-        why: String,
-    },
-    Interrupted {
-        #[serde(flatten, serialize_with = "Name::as_key")]
-        key: Name,
-    },
-    Lost {
-        #[serde(flatten, serialize_with = "Name::as_key")]
-        key: Name,
-        code: &'static str,
-        why: String,
-    },
-    /// What can't be ended still runs.
-    Unended {
-        #[serde(flatten, serialize_with = "Name::as_key")]
-        key: Name,
-        pids: Vec<i32>,
-        /// Whether it runs without the lock.
-        lost: bool,
-        #[serde(skip)]
-        processes: String,
-    },
-    Released {
-        #[serde(flatten, serialize_with = "Name::as_key")]
-        key: Name,
-        exit_code: u8,
-    },
-    Kept {
-        #[serde(flatten, serialize_with = "Name::as_key")]
-        key: Name,
-        exit_code: u8,
-        lease_ms: u128,
-    },
-    Unreleased {
-        #[serde(flatten, serialize_with = "Name::as_key")]
-        key: Name,
-        exit_code: u8,
-        code: String,
-        why: String,
-    },
-}
+/// How often a failure is told that goes on.
+const TOLD_EVERY: Duration = Duration::from_secs(60);
 
-impl Event {
-    pub fn acquired(guard: &LockGuard, waited: Duration) -> Self {
-        Self::Acquired {
-            key: guard.key().into(),
-            owner: guard.owner().into(),
-            token: guard.token(),
-            waited_ms: waited.as_millis(),
-        }
-    }
+/// Of these events the exit code tells enough, as with flock(1).
+const ROUTINE: [&str; 5] = [
+    "acquired",
+    "not_acquired",
+    "interrupted",
+    "released",
+    "kept",
+];
 
-    pub fn not_acquired(key: &OsStr, waited: Duration, why: String) -> Self {
-        Self::NotAcquired {
-            key: key.as_bytes().into(),
-            waited_ms: waited.as_millis(),
-            why,
-        }
-    }
-
-    pub fn interrupted(key: &OsStr) -> Self {
-        Self::Interrupted {
-            key: key.as_bytes().into(),
-        }
-    }
-
-    pub fn lost(key: &[u8], why: Lost) -> Self {
-        Self::Lost {
-            key: key.into(),
-            code: match why {
-                Lost::Expired => "EXPIRED",
-                Lost::Refused => "REFUSED",
-                Lost::Disconnected => "DISCONNECTED",
-                Lost::Released => "RELEASED",
-                _ => "LOST",
-            },
-            why: why.to_string(),
-        }
-    }
-
-    pub fn unended(key: &[u8], processes: &[Process], lost: bool) -> Self {
-        let names: Vec<_> = processes.iter().map(Process::to_string).collect();
-        Self::Unended {
-            key: key.into(),
-            pids: processes.iter().map(|process| process.pid).collect(),
-            lost,
-            processes: match &names[..] {
-                [] => "a process that can't be ended".into(),
-                [name] => format!("process {name}, which this user may not end,"),
-                names => format!("{}, which this user may not end,", names.join(", ")),
-            },
-        }
-    }
-
-    pub fn released(key: &[u8], exit: Exit) -> Self {
-        Self::Released {
-            key: key.into(),
-            exit_code: exit.code(),
-        }
-    }
-
-    pub fn kept(key: &[u8], exit: Exit, lease: Duration) -> Self {
-        Self::Kept {
-            key: key.into(),
-            exit_code: exit.code(),
-            lease_ms: lease.as_millis(),
-        }
-    }
-
-    pub fn unreleased(key: &[u8], exit: Exit, error: &Error) -> Self {
-        Self::Unreleased {
-            key: key.into(),
-            exit_code: exit.code(),
-            code: error.code().into(),
-            why: error.to_string(),
-        }
-    }
-
-    /// Whether the exit code tells enough, as with flock(1).
-    fn is_routine(&self) -> bool {
-        !matches!(
-            self,
-            Self::Lost { .. } | Self::Unended { .. } | Self::Unreleased { .. }
-        )
-    }
-}
-
-impl fmt::Display for Event {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Acquired {
-                key,
-                owner,
-                token,
-                waited_ms,
-            } => write!(
-                f,
-                "{key} is taken by {owner} with token {token} after {waited_ms} ms"
-            ),
-            Self::NotAcquired {
-                key,
-                waited_ms,
-                why,
-            } => write!(f, "{key} was not granted within {waited_ms} ms: {why}"),
-            Self::Interrupted { key } => write!(f, "the wait for {key} was interrupted"),
-            Self::Lost { key, why, .. } => {
-                write!(f, "{key} was lost before the command had ended: {why}")
-            }
-            Self::Unended {
-                key,
-                lost,
-                processes,
-                ..
-            } => match lost {
-                true => write!(
-                    f,
-                    "{key} is lost, but {processes} still runs: another may hold the lock. \
-                     Waiting for its end"
-                ),
-                false => write!(f, "{processes} still runs: {key} stays taken until it ends"),
-            },
-            Self::Released { key, exit_code } => {
-                write!(f, "{key} is released; the command exited with {exit_code}")
-            }
-            Self::Kept {
-                key,
-                exit_code,
-                lease_ms,
-            } => write!(
-                f,
-                "{key} stays taken for {lease_ms} ms; the command exited with {exit_code}"
-            ),
-            Self::Unreleased { key, why, .. } => {
-                write!(
-                    f,
-                    "{key} could not be released yet: {why}. It ends with its lease"
-                )
-            }
-        }
-    }
-}
-
-/// How to tell it.
+/// Tells what happens to a lock.
 pub struct Report {
     json: bool,
     verbose: bool,
+    key: Vec<u8>,
     stderr: Stderr,
+    /// The code of the failure that was told last.
+    told: Option<(String, Instant)>,
 }
 
 impl Report {
-    /// From now on what the client says is told as well.
     pub fn new(json: bool, options: &RunOptions) -> io::Result<Self> {
-        let (verbose, stderr) = (options.verbose, Stderr::open()?);
-        let key = options.name.as_bytes().into();
-        Log::listen(json, verbose, key, stderr.clone());
         Ok(Self {
             json,
-            verbose,
-            stderr,
+            verbose: options.verbose,
+            key: options.name.as_bytes().into(),
+            stderr: Stderr::open()?,
+            told: None,
         })
     }
 
@@ -239,19 +52,114 @@ impl Report {
         self.json || self.verbose
     }
 
-    /// Tells what happened.
-    pub fn tell(&self, event: &Event) {
-        let told = match self.json {
-            true => serde_json::to_string(event).unwrap_or_default(),
-            false if event.is_routine() && !self.tells_routine() => return,
-            false => format!("lockctl: {event}"),
+    pub fn acquired(&self, guard: &LockGuard, waited: Duration) {
+        let (owner, token, waited) = (guard.owner(), guard.token(), ms(waited));
+        let fields = Object::default().name("owner", owner).set("token", token);
+        let by = format!("taken by {} with token {token}", shown(owner));
+        let text = format!("{by} after {waited} ms");
+        self.tell("acquired", &text, fields.set("waited_ms", waited));
+    }
+
+    pub fn not_acquired(&self, waited: Duration, why: &str) {
+        let waited = ms(waited);
+        let text = format!("not granted within {waited} ms: {why}");
+        let fields = Object::default().set("waited_ms", waited).set("why", why);
+        self.tell("not_acquired", &text, fields);
+    }
+
+    pub fn interrupted(&self) {
+        let text = "the wait was interrupted";
+        self.tell("interrupted", text, Object::default());
+    }
+
+    /// The server grants nothing now, or is not there, and the wait goes on.
+    pub fn waiting_on(&mut self, error: &Error) {
+        let (event, when) = match error {
+            Error::Unavailable { .. } => ("server_gone", "without the server"),
+            _ => ("server_refuses", "while the server refuses"),
         };
-        self.stderr.tell(told);
+        self.failed(event, &format!("waiting on {when}: {error}"), error);
+    }
+
+    pub fn not_renewed(&mut self, guard: &LockGuard, error: &Error) {
+        let left = ms(guard.valid_for());
+        let text = format!("not renewed: {error}, left {left} ms");
+        self.failed("not_renewed", &text, error);
+    }
+
+    fn failed(&mut self, event: &str, text: &str, error: &Error) {
+        if let Some((code, at)) = &self.told
+            && code == error.code()
+            && at.elapsed() < TOLD_EVERY
+        {
+            return;
+        }
+        self.told = Some((error.code().into(), Instant::now()));
+        self.tell(event, text, why(error.code(), error));
+    }
+
+    pub fn lost(&self, lost: Lost) {
+        let code = match lost {
+            Lost::Expired => "EXPIRED",
+            Lost::Refused => "REFUSED",
+            Lost::Disconnected => "DISCONNECTED",
+            Lost::Released => "RELEASED",
+            _ => "LOST",
+        };
+        let text = format!("lost before the command had ended: {lost}");
+        self.tell("lost", &text, why(code, &lost));
+    }
+
+    /// What can't be ended still runs, `lost` without the lock.
+    pub fn unended(&self, processes: &[Process], lost: bool) {
+        let names: Vec<_> = processes.iter().map(Process::to_string).collect();
+        let names = match &names[..] {
+            [] => "a process that can't be ended".into(),
+            names => format!("process {}, which this user may not end,", names.join(", ")),
+        };
+        let text = match lost {
+            true => format!("lost, but {names} still runs: another may hold the lock"),
+            false => format!("{names} still runs: the lock stays taken until it ends"),
+        };
+        let pids: Vec<_> = processes.iter().map(|process| process.pid).collect();
+        let fields = Object::default().set("pids", pids).set("lost", lost);
+        self.tell("unended", &text, fields);
+    }
+
+    pub fn released(&self, exit: Exit) {
+        let code = exit.code();
+        let text = format!("released; the command exited with {code}");
+        let fields = Object::default().set("exit_code", code);
+        self.tell("released", &text, fields);
+    }
+
+    pub fn kept(&self, exit: Exit, lease: Duration) {
+        let (code, lease) = (exit.code(), ms(lease));
+        let text = format!("stays taken for {lease} ms; the command exited with {code}");
+        let fields = Object::default().set("exit_code", code);
+        self.tell("kept", &text, fields.set("lease_ms", lease));
+    }
+
+    /// The lock could not be given back, or not in time.
+    pub fn unreleased(&self, exit: Exit, code: &str, error: &impl Display) {
+        let text = format!("could not be released: {error}. It ends with its lease");
+        let fields = why(code, error).set("exit_code", exit.code());
+        self.tell("unreleased", &text, fields);
+    }
+
+    fn tell(&self, event: &str, text: &str, fields: Object) {
+        if self.json {
+            let object = Object::default().set("event", event).name("key", &self.key);
+            self.stderr.tell(object.and(fields).to_string());
+        } else if self.verbose || !ROUTINE.contains(&event) {
+            self.stderr
+                .tell(format!("lockctl: {}: {text}", shown(&self.key)));
+        }
     }
 }
 
-impl Drop for Report {
-    fn drop(&mut self) {
-        self.stderr.finish();
-    }
+fn why(code: &str, why: &impl Display) -> Object {
+    Object::default()
+        .set("code", code)
+        .set("why", why.to_string())
 }

@@ -3,22 +3,31 @@
 //! The command's process group is not the terminal's foreground group, so that
 //! Ctrl-C reaches lockctl and whatever script it runs in, as with any other
 //! program; lockctl forwards it. A command that reads from the terminal is
-//! stopped by that, and only then becomes the foreground group. Ctrl-Z reaches
-//! that group alone then, so lockctl takes the terminal back, stops its own
-//! group, and lends the terminal again when it goes on.
+//! stopped by that, and only then becomes the foreground group.
 
 use std::fs::File;
 
-use rustix::process::{Pid, Signal, getpgrp};
+use rustix::process::{Pid, Signal};
 use rustix::termios::{tcgetpgrp, tcsetpgrp};
 
+use super::members::own_group;
 use super::process_group::ProcessGroup;
 use crate::signals::ignoring;
+
+/// Names the group of the outermost lockctl, which has the terminal for those under it.
+pub const GROUP: &str = "LOCKCTL_GROUP";
+
+/// The group of the outermost lockctl.
+pub fn outermost() -> Option<Pid> {
+    let outer = std::env::var(GROUP).ok().and_then(|text| text.parse().ok());
+    outer.and_then(Pid::from_raw).or_else(own_group)
+}
 
 /// The terminal, if there is one.
 pub struct Terminal {
     tty: Option<File>,
-    lent: bool,
+    /// By which group.
+    lent: Option<Pid>,
 }
 
 impl Terminal {
@@ -26,37 +35,32 @@ impl Terminal {
     pub fn open() -> Self {
         Self {
             tty: File::options().read(true).write(true).open("/dev/tty").ok(),
-            lent: false,
+            lent: None,
         }
     }
 
-    /// Makes the group the foreground group, if this process may decide it.
+    /// Makes the group the foreground group, if lockctl may decide it: not where the
+    /// foreground group is a stranger, or outside of the namespace.
     pub fn lend(&mut self, group: &ProcessGroup) -> bool {
-        let tty = self.tty.as_ref();
-        let lent = tty.is_some_and(|tty| is_foreground(tty) && pass(tty, group.id()));
-        self.lent |= lent;
-        lent
+        let Some(tty) = &self.tty else {
+            return false;
+        };
+        let foreground = tcgetpgrp(tty).ok();
+        let own = foreground.filter(|it| [own_group(), outermost()].contains(&Some(*it)));
+        let lent = own.filter(|_| pass(tty, group.id()));
+        self.lent = self.lent.or(lent);
+        lent.is_some()
     }
 
-    /// Becomes the foreground group again. Returns false where it was not lent.
-    pub fn take_back(&mut self) -> bool {
-        let was_lent = std::mem::take(&mut self.lent);
-        if let Some(tty) = &self.tty
-            && was_lent
-        {
-            // Or this process would be stopped for it.
-            ignoring(Signal::TTOU, || pass(tty, getpgrp()));
+    /// Takes it back, if it was lent.
+    pub fn take_back(&mut self) {
+        if let (Some(tty), Some(group)) = (&self.tty, self.lent.take()) {
+            pass(tty, group);
         }
-        was_lent
     }
-}
-
-/// Not where the foreground group is outside of the namespace. There this process's own
-/// group has no number, either, and could not become it again.
-fn is_foreground(tty: &File) -> bool {
-    tcgetpgrp(tty).is_ok_and(|foreground| foreground == getpgrp())
 }
 
 fn pass(tty: &File, group: Pid) -> bool {
-    tcsetpgrp(tty, group).is_ok()
+    // Or this process would be stopped for it, where it is in the background.
+    ignoring(Signal::TTOU, || tcsetpgrp(tty, group).is_ok())
 }
