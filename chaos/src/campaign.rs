@@ -15,7 +15,7 @@ pub const PROGRESS_EVERY: Duration = Duration::from_secs(5);
 #[derive(clap::Args)]
 pub struct Campaign {
     /// How long the faults go on, in seconds
-    #[arg(long, default_value_t = 300)]
+    #[arg(long, visible_alias = "seconds", default_value_t = 300)]
     pub duration: u64,
     /// The server's binary
     #[arg(long, default_value = "redis-server")]

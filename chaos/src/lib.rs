@@ -15,4 +15,5 @@ pub mod locks;
 pub mod observer;
 pub mod redlock;
 pub mod report;
+pub mod rust_client;
 pub mod scene;

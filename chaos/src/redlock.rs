@@ -6,7 +6,7 @@
 //! Whoever gets a guard believes to have the lock from when `acquire` returned
 //! until it calls `release`, or `lost` completes, or what `valid_for` said is
 //! over. All beliefs are dated by one clock in one process. Two beliefs in one
-//! lock must never overlap, unless both share it or are of one owner. A belief
+//! lock must never overlap. A belief
 //! begins when the answer was there and ends before the release is called, so
 //! each is dated shorter than it was. Nothing else is excused: late messages,
 //! slow servers and broken connections are the client's to cope with.

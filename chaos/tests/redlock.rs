@@ -10,7 +10,7 @@ use redis_lock_chaos::clock;
 use redis_lock_chaos::redlock::beliefs::{self, Claim, Held, Journal};
 use redis_lock_chaos::redlock::plan::{Plan, Rules};
 use redis_lock_chaos::redlock::workers::{Client, look};
-use redis_lock_client::LockGuard;
+use redis_lock_redlock::LockGuard;
 use redis_lock_testing::{Fate, Setup, binary, module};
 
 fn campaign(arguments: &[&str]) -> Output {
@@ -89,9 +89,7 @@ impl Scene {
         loop {
             let claim = Claim {
                 key: "lock".into(),
-                owner: None,
                 task: (client, 1),
-                shared: false,
                 lease_ms: 60_000,
                 renewed: false,
             };
@@ -99,7 +97,7 @@ impl Scene {
             let lock = self.clients[client - 1].lock(&claim);
             // A busy machine may answer too late.
             if let Ok(Some(guard)) = lock.acquire_within(Duration::from_secs(1)).await {
-                let mut held = asked.granted(guard.token());
+                let mut held = asked.granted();
                 look(&mut held, || guard.valid_for());
                 return (guard, held);
             }

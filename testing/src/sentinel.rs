@@ -1,6 +1,6 @@
 //! Sentinels: servers that watch a primary named `locks`.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -12,16 +12,23 @@ use crate::{Connection, Error, Result, Server, Setup, comes_true};
 const DISCOVERY: Duration = Duration::from_secs(20);
 
 /// Starts three sentinels that watch this primary with its two replicas, and
-/// waits until each knows all of them.
-pub fn watch(binary: impl Into<PathBuf>, primary: SocketAddr) -> Result<[Server; 3]> {
+/// waits until each knows all of them. Their own connections come from `source`.
+pub fn watch(
+    binary: impl Into<PathBuf>,
+    primary: SocketAddr,
+    source: IpAddr,
+) -> Result<[Server; 3]> {
     let settings = format!(
-        "sentinel monitor locks {} {} 2\n\
+        "sentinel announce-ip 127.0.0.1\n\
+         sentinel monitor locks {} {} 2\n\
          sentinel down-after-milliseconds locks 1000\n\
          sentinel failover-timeout locks 5000\n",
         primary.ip(),
         primary.port()
     );
-    let mut setup = Setup::of(binary).options(&["--sentinel"]);
+    let source = source.to_string();
+    let options = ["--sentinel", "--bind-source-addr", &source];
+    let mut setup = Setup::of(binary).options(&options);
     setup.config = Some(settings);
     let start = || Server::start(setup.clone());
     let sentinels = [start()?, start()?, start()?];

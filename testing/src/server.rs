@@ -146,6 +146,8 @@ impl Server {
             .envs(setup.environment.iter().cloned())
             .args(["--port", &self.port.to_string()])
             .args(["--bind", "127.0.0.1", "--save", ""])
+            // Sentinels come from another address of this machine.
+            .args(["--protected-mode", "no"])
             .args(["--repl-diskless-sync-delay", "0", "--dir"])
             .arg(&self.dir)
             .args(&setup.options)

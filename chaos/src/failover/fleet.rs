@@ -249,6 +249,27 @@ impl Fleet {
         }
     }
 
+    /// The URL for a client that finds the primary by itself.
+    pub fn url(&self) -> String {
+        let (scheme, name, addrs): (_, _, Vec<_>) = match &self.witnesses {
+            Witnesses::Sentinels(sentinels) => {
+                let addrs = sentinels.iter().map(Server::addr);
+                ("redis-sentinel", "/locks", addrs.collect())
+            }
+            Witnesses::Voters(_) => {
+                let addrs = self.in_cluster().map(|node| node.peers.addr());
+                ("redis-cluster", "", addrs.collect())
+            }
+        };
+        let addrs: Vec<String> = addrs.iter().map(ToString::to_string).collect();
+        format!("{scheme}://{}{name}", addrs.join(","))
+    }
+
+    /// What happens from now on between a node and such clients.
+    pub fn hurt_clients(&self, node: usize, fate: Fate) {
+        self.nodes[node].peers.set_from(local(0).ip(), fate);
+    }
+
     /// The primary that all witnesses agree on, with both replicas in step.
     fn well(&self) -> Option<usize> {
         let primary = self.guide().agreed()?;
@@ -294,7 +315,7 @@ impl Fleet {
 
     /// Cuts a node off from the witnesses, but not from its replicas.
     pub fn cut_off_from_witnesses(&self, node: usize, fate: Fate) {
-        self.nodes[node].peers.set_from(local(0).ip(), fate);
+        self.nodes[node].peers.set_from(sentinels::SOURCE, fate);
         self.cut_off_bus(node, fate);
     }
 

@@ -10,12 +10,13 @@ use std::time::Duration;
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use redis_lock_client::{Error, HoldHandle, Lock, LockClient, LockGuard, Redlock};
+use redis_lock_redlock::redis_lock_client::LockClient;
+use redis_lock_redlock::{Error, Lock, LockGuard, Redlock};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::clock;
 use crate::history::Nanos;
-use crate::redlock::beliefs::{Asked, Claim, Held, Journal};
+use crate::redlock::beliefs::{Claim, Held, Journal};
 
 /// No lease is longer.
 pub const LEASE_MS_MAX: u64 = 2000;
@@ -32,17 +33,6 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// How long each client may take to connect, and for each lock when all servers
 /// are well.
 const LAST_WAIT: Duration = Duration::from_secs(60);
-
-/// Who the tasks of a client ask for locks as.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Owners {
-    /// As owners without a name, each of whom is another.
-    Unnamed,
-    /// As owners with names that the tasks of one client share.
-    Named,
-    /// As the one or the other.
-    Mixed,
-}
 
 /// What came of all that was asked for, by kind.
 #[derive(Default)]
@@ -67,14 +57,10 @@ impl Tally {
 pub struct Shared {
     /// Where they write down what they believe.
     pub journal: Arc<Journal>,
-    /// How often who got what.
-    pub grants: Tally,
-    /// How often who got nothing.
-    pub refusals: Tally,
+    /// How often a lock was had, and how often not.
+    pub answers: Tally,
     /// The locks.
     pub keys: Vec<String>,
-    /// As whom they ask.
-    pub owners: Owners,
     /// Whether to come to an end.
     pub enough: AtomicBool,
 }
@@ -97,12 +83,9 @@ impl Client {
     pub async fn connect(number: usize, urls: &[String]) -> Result<Self, String> {
         let deadline = Instant::now() + LAST_WAIT;
         loop {
-            let connected = LockClient::builder()
-                .response_timeout(RESPONSE)
-                .connect_timeout(CONNECT)
-                .connect_redlock(urls.iter().map(String::as_str))
-                .await;
-            match connected {
+            let client = LockClient::builder().connect_timeout(CONNECT);
+            let urls = urls.iter().map(String::as_str);
+            match Redlock::connect_with(client, RESPONSE, urls).await {
                 Ok(redlock) => return Ok(Self { redlock, number }),
                 // A busy machine may answer too late.
                 Err(error) if Instant::now() > deadline => return Err(error.to_string()),
@@ -114,15 +97,8 @@ impl Client {
     /// What to take, as claimed.
     pub fn lock(&self, claim: &Claim) -> Lock {
         let lease = Duration::from_millis(claim.lease_ms);
-        let mut lock = self.redlock.lock(&claim.key);
-        lock = lock.lease(lease).renew(claim.renewed);
-        if let Some(owner) = &claim.owner {
-            lock = lock.owner(owner);
-        }
-        if claim.shared {
-            lock = lock.shared();
-        }
-        lock
+        let lock = self.redlock.lock(&claim.key);
+        lock.lease(lease).renew(claim.renewed)
     }
 
     /// Takes each lock once, now that all servers are well.
@@ -175,12 +151,6 @@ impl Worker {
     }
 
     fn ask(&mut self) -> Ask {
-        let named = match self.shared.owners {
-            Owners::Unnamed => false,
-            Owners::Named => true,
-            Owners::Mixed => self.rng.random_bool(0.5),
-        };
-        let name = ["ann", "bob"][self.rng.random_range(0..2)];
         let renewed = self.rng.random_bool(0.4);
         let lease_ms = match self.rng.random_range(0..4) {
             0 => self.rng.random_range(100..=500),
@@ -195,9 +165,7 @@ impl Worker {
         Ask {
             claim: Claim {
                 key: self.shared.keys[key].clone(),
-                owner: named.then(|| format!("{name} of client {}", self.client.number)),
                 task: (self.client.number, self.number),
-                shared: self.rng.random_bool(0.15),
                 lease_ms,
                 renewed,
             },
@@ -208,14 +176,7 @@ impl Worker {
     /// Takes a lock, keeps it for a while, and gives it back in some way.
     async fn round(&mut self) {
         let ask = self.ask();
-        if self.rng.random_bool(0.1) {
-            return self.run_with(&ask).await;
-        }
         if let Some((guard, held)) = self.acquire(&ask).await {
-            let re_enters = ask.claim.owner.is_some() && self.rng.random_bool(0.2);
-            if re_enters && let Some((inner, inner_held)) = self.acquire(&ask).await {
-                self.keep(&ask, inner, inner_held).await;
-            }
             self.keep(&ask, guard, held).await;
         }
     }
@@ -224,11 +185,11 @@ impl Worker {
         let asked = self.shared.journal.ask(ask.claim.clone());
         let answer = if self.rng.random_bool(0.15) {
             let patience = Duration::from_micros(self.rng.random_range(0..=60_000));
-            let acquire = self.client.lock(&ask.claim).acquire();
-            match timeout(patience, acquire).await {
+            let lock = self.client.lock(&ask.claim);
+            match timeout(patience, lock.acquire()).await {
                 Ok(answer) => answer.map(Some),
                 Err(_) => {
-                    self.shared.refusals.add("dropped");
+                    self.shared.answers.add("dropped");
                     return None;
                 }
             }
@@ -238,56 +199,19 @@ impl Worker {
         };
         match answer {
             Ok(Some(guard)) => {
-                let mut held = self.granted(ask, asked, guard.token());
+                self.shared.answers.add("granted");
+                let mut held = asked.granted();
                 look(&mut held, || guard.valid_for());
                 Some((guard, held))
             }
             Ok(None) => {
-                self.shared.refusals.add("taken");
+                self.shared.answers.add("taken");
                 None
             }
             Err(error) => {
-                self.shared.refusals.add(kind_of(&error));
+                self.shared.answers.add(kind_of(&error));
                 None
             }
-        }
-    }
-
-    fn granted(&self, ask: &Ask, asked: Asked, token: u64) -> Held {
-        let claim = &ask.claim;
-        self.shared.grants.add(format_args!(
-            "{}{}",
-            if claim.shared { "shared" } else { "exclusive" },
-            if claim.owner.is_some() {
-                " by name"
-            } else {
-                ""
-            }
-        ));
-        asked.granted(token)
-    }
-
-    /// Takes a lock for some work, which is stopped when the lock is lost or the
-    /// whole is given up.
-    async fn run_with(&mut self, ask: &Ask) {
-        let asked = self.shared.journal.ask(ask.claim.clone());
-        let time = self.any_time(ask);
-        let patience = ask.wait + self.ms(0, 1000);
-        let lock = self.client.lock(&ask.claim);
-        let work = async |handle: HoldHandle| {
-            let mut held = Work(Some(self.granted(ask, asked, handle.token())));
-            let until = Instant::now() + time;
-            while Instant::now() < until {
-                if let Some(held) = &mut held.0 {
-                    look(held, || handle.valid_for());
-                }
-                sleep(LOOK_EVERY).await;
-            }
-        };
-        match timeout(patience, lock.run(work)).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => self.shared.refusals.add(kind_of(&error)),
-            Err(_) => self.shared.refusals.add("given up"),
         }
     }
 
@@ -328,11 +252,7 @@ impl Worker {
         }
         look(&mut held, || guard.valid_for());
         match self.rng.random_range(0..20) {
-            0 => {
-                held.forget();
-                guard.forget();
-            }
-            1..5 => {
+            0..5 => {
                 held.end("dropped");
                 drop(guard);
             }
@@ -342,18 +262,6 @@ impl Worker {
                 // Whatever comes of it goes on in the background.
                 let _ = guard.release().await;
             }
-        }
-    }
-}
-
-/// Work under a lock. It relies upon the lock until it is dropped, which is
-/// before the lock is given back.
-struct Work(Option<Held>);
-
-impl Drop for Work {
-    fn drop(&mut self) {
-        if let Some(held) = self.0.take() {
-            held.end("the end of the work");
         }
     }
 }

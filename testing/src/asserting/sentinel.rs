@@ -31,7 +31,9 @@ impl Sentinels {
             let info = primary.client().bulk("INFO replication");
             info.matches("state=online").count() == 2
         });
-        let sentinels = sentinel::watch(binary(), known(primary.addr()));
+        // A server takes none of another source where none has a password.
+        let source = primary.addr().ip();
+        let sentinels = sentinel::watch(binary(), known(primary.addr()), source);
         Self {
             sentinels: sentinels.unwrap_or_else(|error| panic!("{error}")),
             primary,

@@ -1,12 +1,15 @@
 //! Three sentinels as witnesses.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 
 use redis::Value;
 use redis_lock_testing::{Server, sentinel};
 
 use super::{DOWN_AFTER_MS, NODES, ask, texts};
+
+/// Where their own connections come from, so that clients can be told from them.
+pub(super) const SOURCE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 9));
 
 /// How long a sentinel may take to promote a replica.
 const FAILOVER_TIMEOUT_MS: u64 = 3000;
@@ -23,7 +26,7 @@ const EAGER: [(&str, u64); 5] = [
 
 /// Starts them, to watch the primary at this address.
 pub(super) fn start(binary: &Path, primary: SocketAddr) -> Result<Vec<Server>, String> {
-    let sentinels = sentinel::watch(binary, primary)?;
+    let sentinels = sentinel::watch(binary, primary, SOURCE)?;
     for sentinel in &sentinels {
         let mut connection = sentinel.connect()?;
         let settings = [
