@@ -49,7 +49,7 @@ pub fn all(
         .iter()
         .map(|protocol| Box::new(protocol) as Box<dyn Contender>)
         .collect();
-    contenders.extend(client::ALL.map(|client| Box::new(client) as _));
+    contenders.push(Box::new(client::RustClient));
     contenders.push(Box::new(rslock::Rslock));
     let mut missing = Vec::new();
     if redisson::NAMES.into_iter().any(is_wanted) && work.iter().copied().any(redisson::fits) {

@@ -1,7 +1,5 @@
 //! This project's Rust client: guards that are renewed and that notice a loss.
 
-use std::time::Duration;
-
 use anyhow::Result;
 use redis_lock_client::{LockClient, LockGuard};
 
@@ -14,43 +12,18 @@ use crate::workloads::{Pace, Workload};
 /// Each has a connection of its own.
 const MOST_WAITERS: usize = 1000;
 
-/// How often a hold is passed on at most, and for how long.
-const PASSED: (u32, Duration) = (100, Duration::from_millis(10));
-
-/// All ways to use it.
-pub const ALL: [RustClient; 2] = [
-    RustClient { passes_on: false },
-    RustClient { passes_on: true },
-];
-
-pub struct RustClient {
-    /// Whether tasks of a process pass a lock on among themselves.
-    passes_on: bool,
-}
+pub struct RustClient;
 
 impl Contender for RustClient {
     fn name(&self) -> &'static str {
-        match self.passes_on {
-            false => "redis-lock-client",
-            true => "redis-lock-client-passing",
-        }
+        "redis-lock-client"
     }
 
     fn title(&self) -> &'static str {
-        match self.passes_on {
-            false => "Rust client of this module",
-            true => "the same with `pass_on`",
-        }
+        "Rust client of this module"
     }
 
     fn settings(&self) -> Option<String> {
-        if self.passes_on {
-            let (at_most, within) = PASSED;
-            return Some(format!(
-                "`pass_on`: a hold is passed on {at_most} times at most, and for {} ms after its grant",
-                within.as_millis()
-            ));
-        }
         Some("redis-lock-client as it comes: a lease of 30 s that is renewed; every client with connections of its own, as in a process of its own, but for \"one process\"; all in one thread".into())
     }
 
@@ -60,7 +33,6 @@ impl Contender for RustClient {
 
     fn fits(&self, work: Workload) -> bool {
         match work {
-            _ if self.passes_on => matches!(work, Workload::OneProcess { .. }),
             Workload::Uncontended { .. }
             | Workload::Contended { .. }
             | Workload::OneProcess { .. } => true,
@@ -72,12 +44,7 @@ impl Contender for RustClient {
     fn run(&mut self, work: Workload, pace: Pace, server: &Server) -> Result<Measurement> {
         let url = format!("redis://{}", server.addr());
         tasks::run(work, pace, server, async || {
-            let mut builder = LockClient::builder();
-            if self.passes_on {
-                let (at_most, within) = PASSED;
-                builder = builder.pass_on(at_most, within);
-            }
-            Ok(builder.connect(url.as_str()).await?)
+            Ok(LockClient::connect(url.as_str()).await?)
         })
     }
 }
