@@ -37,7 +37,7 @@ help: ## Show this list
 	@echo "  SERVER=$(SERVER)   server of 'make run' and 'make test'"
 	@echo "  DURATION=$(DURATION)          seconds of 'make fuzz' and of the 'make chaos' campaigns"
 	@echo "  SEED=$(SEED)                what the campaigns do; random if not given"
-	@echo "  CHAOS=                more options of 'make chaos-redlock' and 'make chaos-failover', or --help"
+	@echo "  CHAOS=                more options of 'make chaos-client', 'chaos-redlock' and 'chaos-failover', or --help"
 	@echo "  EXCEPT=               a server that 'make test-servers' leaves out"
 	@echo "  OUT=$(OUT)         where 'make bench' and 'make growth' put reports and charts"
 	@echo "  BENCH=                more options of the benchmark, such as --only hand-off-1, or --help"
@@ -157,6 +157,14 @@ chaos-redlock: deps build ## Hurt a minority of a Redlock's servers for DURATION
 	cargo run --locked --package redis-lock-chaos --bin redlock -- --duration $(DURATION) \
 		--server $(SERVER) --module $(MODULE) $(if $(SEED),--seed $(SEED)) $(CHAOS)
 
+.PHONY: chaos-client
+chaos-client: deps build ## Hurt the Rust client's connections and servers for DURATION seconds each, as SEED and CHAOS say
+	@for topology in one sentinel cluster; do for mode in plain session; do \
+		cargo run --locked --package redis-lock-chaos --bin client -- --duration $(DURATION) \
+			--server $(SERVER) --module $(MODULE) --topology $$topology --mode $$mode \
+			$(if $(SEED),--seed $(SEED)) $(CHAOS) || exit; \
+	done; done
+
 .PHONY: chaos-failover
 chaos-failover: deps build ## Take locks through fail-overs for DURATION seconds, with lock.min-replicas if CHAOS names no mode
 	cargo run --locked --package redis-lock-chaos --bin failover -- --duration $(DURATION) \
@@ -204,6 +212,14 @@ interop: deps build ## Test with Redisson and with other clients; mixed load for
 		--ignored --test-threads=1 --show-output
 	examples/run-tests
 
+.PHONY: test-packages
+test-packages: test-python ## Test the packages for other languages
+
+.PHONY: test-python
+test-python: deps build ## Check, test and build the package for Python
+	@scripts/install-missing python
+	packages/python/test
+
 .PHONY: check-docs
 check-docs: deps build ## Run what the documents show in other languages, and all else that they show
 	@scripts/install-missing docs
@@ -211,7 +227,7 @@ check-docs: deps build ## Run what the documents show in other languages, and al
 	cargo test --locked --package redis-lock-module --test documented --test documents --test rights
 	cargo test --locked --package lockctl --test documented
 	cargo test --locked --package redis-lock-client --test documented
-	cargo test --locked --package redis-lock-client --features tls-rustls --doc
+	cargo test --locked --package redis-lock-client --package redis-lock-redlock --doc
 
 .PHONY: lint
 lint: build-deps ## Check format, lints and documentation
@@ -226,9 +242,14 @@ size: ## Count the lines of each part, beside its budget
 	@scripts/size
 
 .PHONY: minimal-versions
-minimal-versions: build-deps ## Check the client and lockctl with the oldest Rust and crates that they allow
+minimal-versions: build-deps ## Check the client, Redlock and lockctl with the oldest Rust and crates that they allow
 	@command -v rustup >/dev/null || { echo "This needs rustup: https://rustup.rs" >&2; exit 1; }
 	scripts/minimal-versions
+
+.PHONY: publishable
+publishable: build-deps ## Try to publish the crates that others use, and publish nothing
+	cargo publish --dry-run --locked --package redis-lock-client --package redis-lock-redlock \
+		--package lockctl
 
 .PHONY: lockctl
 lockctl: build-deps ## Build target/release/lockctl

@@ -89,7 +89,7 @@ fn floors_of_client() -> Floors {
             floors.last_mut().unwrap().push(module.replace(';', ""));
         }
     }
-    assert!(floors.len() > 5 && floors.iter().all(|floor| !floor.is_empty()));
+    assert!(floors.len() > 3 && floors.iter().all(|floor| !floor.is_empty()));
     floors
 }
 
@@ -122,7 +122,7 @@ fn check_floors(under: &str, floors: &Floors) {
 fn no_files_import_each_other_in_a_circle() {
     for under in ["src", "core/src", "client/src", "lockctl/src"] {
         let mut left = imports(under);
-        assert!(left.len() > 20);
+        assert!(left.len() > 15);
         // Who imports nothing that is left, or is imported by nobody left, is in no
         // circle.
         loop {
@@ -142,13 +142,13 @@ fn no_files_import_each_other_in_a_circle() {
 }
 
 /// A file that has files of its own counts as one with them.
-const WITH_THEIR_OWN: [&str; 5] = ["manager", "table", "queue", "sessions", "servers::node"];
+const WITH_THEIR_OWN: [&str; 4] = ["manager", "table", "queue", "sessions"];
 
 /// The modules of a crate, each with those that it imports, but for tests. A module also
 /// imports those that it declares.
 fn imports(under: &str) -> BTreeMap<String, BTreeSet<String>> {
     let mut sources = sources(under);
-    let of_tests = ["tests", "explore", "fake_server.rs"];
+    let of_tests = ["tests", "explore"];
     let is_tests = |path: &Path| {
         path.iter()
             .any(|part| of_tests.iter().any(|one| part == *one))

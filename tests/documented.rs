@@ -68,7 +68,7 @@ fn blocks_of(document: &str) -> Vec<Block> {
 
 /// Where what a block shows is run: its document, its language, a word in it, and a test or
 /// a script. What is a picture, and no code, is told apart here, too.
-const RUN_BY: [(&str, &str, &str, &str); 38] = [
+const RUN_BY: [(&str, &str, &str, &str); 44] = [
     ("CONTRIBUTING.md", "sh", "make help", HERE),
     ("README.md", "text", "LOCK.ACQUIRE orders:42", HERE),
     ("README.md", "sh", "make run", HERE),
@@ -101,18 +101,25 @@ const RUN_BY: [(&str, &str, &str, &str); 38] = [
     ("docs/monitoring.md", "sh", "promtool", MONITORING),
     ("docs/monitoring.md", "sh", "prometheus --", MONITORING),
     ("docs/operations.md", "text", "ACL", "tests/rights.rs"),
+    ("docs/packages.md", "python", "", PYTHON),
     ("docs/waiting.md", "session", "", "tests/documents.rs"),
     ("lockctl/README.md", "sh", "lockctl run", LOCKCTL),
     ("lockctl/README.md", "sh", "install -m", LOCKCTL),
     ("lockctl/README.md", "text", "lockctl run", LOCKCTL),
     ("lockctl/README.md", "text", "lockctl top ", JAM),
     ("lockctl/README.md", "text", "lockctl tail", LOCKCTL),
+    ("lockctl/README.md", "text", "lockctl doctor", "a list"),
+    ("packages/python/README.md", "sh", "pip install", "packages/python/test"),
+    ("packages/python/README.md", "python", "", PYTHON),
+    ("redlock/README.md", "rust,no_run", "", "redlock/src/lib.rs"),
+    ("redlock/README.md", "toml", "", "a list"),
 ];
 const HERE: &str = "tests/documented.rs";
 const CHECK: &str = "scripts/check-docs";
 const LOCKCTL: &str = "lockctl/tests/documented.rs";
 const JAM: &str = "lockctl/tests/jam.rs";
 const MONITORING: &str = "tests/monitoring.rs";
+const PYTHON: &str = "packages/python/tests/test_documented.py";
 const PACKAGES: &str = "scripts/test-packages";
 
 #[test]
