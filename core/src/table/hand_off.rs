@@ -79,8 +79,11 @@ impl Transition<'_> {
 
     /// Whether one holder more could have the lock.
     pub(super) fn admits(&self, limit: Limit) -> bool {
-        let has_room = self.lock.holders().len() < self.table.settings.max_holders;
-        has_room && self.lock.admits(limit)
+        self.has_room() && self.lock.admits(limit)
+    }
+
+    fn has_room(&self) -> bool {
+        self.lock.holders().len() < self.table.settings.max_holders
     }
 
     /// Returns with the token how many holds the owner had before. What is withheld is
@@ -92,7 +95,7 @@ impl Transition<'_> {
         is_withheld: bool,
     ) -> Result<Option<(FencingToken, i64)>, LockError> {
         let held_before = self.holds_of(&request.owner);
-        let in_turn = in_turn && self.admits(request.limit);
+        let in_turn = in_turn && self.has_room();
         let (tokens, effects) = (&mut self.table.tokens, &mut self.step.effects);
         let granted = self
             .lock
