@@ -163,7 +163,8 @@ impl Lock {
 
     /// The hold of this owner.
     pub fn holder(&self, owner: &Owner) -> Option<&Holder> {
-        self.holders.iter().find(|holder| holder.owner == *owner)
+        let mut from_last = self.holders.iter().rev();
+        from_last.find(|holder| holder.owner == *owner)
     }
 
     /// The hold with this token.
@@ -473,7 +474,11 @@ impl Lock {
     }
 
     fn remove(&mut self, owner: &Owner, effects: &mut Effects) {
-        self.holders.retain(|holder| holder.owner != *owner);
+        // Many that end at once are ended from the last one on.
+        let is_it = |holder: &Holder| holder.owner == *owner;
+        if let Some(at) = self.holders.iter().rposition(is_it) {
+            self.holders.remove(at);
+        }
         if self.is_free() {
             self.delete(effects);
         } else {

@@ -21,7 +21,7 @@ impl Transition<'_> {
             over.iter().for_each(|_| self.count_expired());
         }
         if self.table.sessions.any_ended() {
-            let holders = self.lock.holders().iter();
+            let holders = self.lock.holders().iter().rev();
             let holds: Vec<HoldId> = holders.map(|one| self.hold_of(&one.owner)).collect();
             for hold in &holds {
                 self.table.end_binding(hold);
