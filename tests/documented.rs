@@ -109,7 +109,12 @@ const RUN_BY: [(&str, &str, &str, &str); 44] = [
     ("lockctl/README.md", "text", "lockctl top ", JAM),
     ("lockctl/README.md", "text", "lockctl tail", LOCKCTL),
     ("lockctl/README.md", "text", "lockctl doctor", "a list"),
-    ("packages/python/README.md", "sh", "pip install", "packages/python/test"),
+    (
+        "packages/python/README.md",
+        "sh",
+        "pip install",
+        "packages/python/test",
+    ),
     ("packages/python/README.md", "python", "", PYTHON),
     ("redlock/README.md", "rust,no_run", "", "redlock/src/lib.rs"),
     ("redlock/README.md", "toml", "", "a list"),

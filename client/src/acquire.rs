@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use redis::Value;
 use tokio::sync::OwnedMutexGuard;
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use crate::backoff::Backoff;
 use crate::clock::{Moment, valid_until, whole_ms};
@@ -105,8 +105,9 @@ pub(crate) struct Attempt {
     kill: Option<redis::Cmd>,
     /// The turn of a job, which what is given back keeps.
     turn: Option<[OwnedMutexGuard<()>; 2]>,
-    /// Whether the server may have a place or a hold for it.
+    /// Whether the server may have a place or a hold for it, and for how long.
     is_in_doubt: bool,
+    lasts: Duration,
 }
 
 impl Attempt {
@@ -117,6 +118,7 @@ impl Attempt {
     ) -> Self {
         Self {
             shared: Arc::clone(shared),
+            lasts: request.lease,
             request: Arc::new(request),
             kill: None,
             turn,
@@ -124,7 +126,7 @@ impl Attempt {
         }
     }
 
-    /// Has whatever the server has for it given back.
+    /// Has what the server has for it given back.
     pub(crate) fn doubt(&mut self) {
         self.is_in_doubt = true;
     }
@@ -185,12 +187,10 @@ impl Attempt {
     /// Waits by a place in the queue.
     async fn queue(&mut self, deadline: Option<Instant>) -> Result<Option<Grant>, Error> {
         let request = Arc::clone(&self.request);
-        let entry = self
-            .shared
-            .router
-            .register
-            .enter(&request.key, &request.owner);
-        let channel = self.shared.router.channel_for(&request.key);
+        self.lasts = request.lease.max(PLACE_MAX);
+        let router = &self.shared.router;
+        let entry = router.register.enter(&request.key, &request.owner);
+        let channel = router.channel_for(&request.key);
         let (mut backoff, first_sent_at) = (Backoff::default(), Moment::now());
         // Of the last request, if it had no answer.
         let mut failure = None;
@@ -215,8 +215,8 @@ impl Attempt {
                         }
                         None => return Err(Error::unexpected(&Value::Nil)),
                     }
-                    let until = deadline.unwrap_or_else(|| Instant::now() + ASK_AGAIN);
-                    let until = until.min(Instant::now() + ASK_AGAIN);
+                    let again_at = Instant::now() + ASK_AGAIN;
+                    let until = deadline.unwrap_or(again_at).min(again_at);
                     let link = answer.link.as_ref();
                     let closed = link.map(|link| link.closed.clone()).unwrap_or_default();
                     tokio::select! {
@@ -224,7 +224,7 @@ impl Attempt {
                         told = entry.told() => told,
                         () = request.road.over() => return Err(Error::Lost(Lost::Disconnected)),
                         () = closed.closed() => continue,
-                        () = sleep(until.saturating_duration_since(Instant::now())) => continue,
+                        () = sleep_until(until) => continue,
                     }
                 }
                 Err(Error::NoPermission(_)) => return self.block(deadline).await,
@@ -394,14 +394,13 @@ impl Attempt {
         self.is_in_doubt = false;
         let release = self.release();
         let (shared, request) = (Arc::clone(&self.shared), Arc::clone(&self.request));
-        let (turn, kill) = (self.turn.take(), self.kill.take());
+        let (turn, kill, lasts) = (self.turn.take(), self.kill.take(), self.lasts);
         self.shared.settle(async move {
             let _turn = turn;
             if let Some(kill) = kill {
                 let _ = shared.ask(&request.key, &kill).await;
             }
-            // A place may outlive the lease.
-            let until = Moment::now() + request.lease.max(PLACE_MAX);
+            let until = Moment::now() + lasts;
             let _ = shared
                 .release(&request.road, &request.key, &release, until)
                 .await;

@@ -184,7 +184,8 @@ impl LockClient {
     }
 
     /// Waits until all that was begun in the background is done: the releases of dropped
-    /// guards, what dropped waits leave. Each ends with its lease at the latest.
+    /// guards, what dropped waits leave. Each ends with its lease
+    /// at the latest, or with its place: after some minutes.
     pub async fn flush(&self) {
         self.shared.flush().await;
     }

@@ -133,6 +133,9 @@ async fn a_message_that_is_not_true_gives_nobody_the_lock() {
 #[tokio::test]
 async fn what_is_refused_later_is_told() {
     let (server, client) = start().await;
+    // No event tells of a key that is overwritten.
+    let look_often = "CONFIG SET lock.recheck-interval 100";
+    server.client().call(look_often);
     for (command, code) in [
         ("SET lock text", "WRONGTYPE"),
         ("HSET lock b c", "NOTALOCK"),
