@@ -1,7 +1,7 @@
 //! The connections of a session, which end together.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use redis::Cmd;
@@ -11,6 +11,7 @@ use crate::clock::Moment;
 use crate::connection::{Closed, Connection};
 use crate::error::{Error, Lost};
 use crate::link::Link;
+use crate::mutex::locked;
 use crate::router::{Answer, Router};
 use crate::slots::Address;
 
@@ -56,9 +57,7 @@ impl Bond {
     }
 
     fn connections(&self) -> MutexGuard<'_, HashMap<Address, Arc<Connection>>> {
-        self.connections
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        locked(&self.connections)
     }
 
     fn open_connection(&self, address: &Address) -> Result<Option<Arc<Connection>>, Error> {

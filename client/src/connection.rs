@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::error::Error;
+use crate::mutex::locked;
 use crate::register::Register;
 
 /// How many commands may wait to be sent. Each takes room only while it waits. With few,
@@ -113,7 +114,7 @@ impl Connection {
             reply = wire.send_packed_command(command) => reply,
             () = self.closed.closed() => return Err(Error::closed()),
         };
-        *self.heard_at.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        *locked(&self.heard_at) = Instant::now();
         Ok(reply.and_then(Value::extract_error)?)
     }
 
@@ -127,7 +128,7 @@ impl Connection {
             if let Ok(reply) = timeout_at(silent_since + within, &mut reply).await {
                 return reply;
             }
-            let heard_at = *self.heard_at.lock().unwrap_or_else(PoisonError::into_inner);
+            let heard_at = *locked(&self.heard_at);
             if heard_at <= silent_since {
                 self.closed.close();
                 return Err(Error::timed_out().at(&self.addr.to_string()));

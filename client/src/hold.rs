@@ -2,7 +2,7 @@
 //! keeps it up.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use tokio::sync::{OwnedMutexGuard, oneshot, watch};
@@ -14,6 +14,7 @@ use crate::clock::{Moment, valid_until};
 use crate::command;
 use crate::error::{Error, Lost};
 use crate::link::Link;
+use crate::mutex::locked;
 use crate::register::Entry;
 use crate::shared::Shared;
 
@@ -96,7 +97,7 @@ impl Hold {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 
     /// How long it can be relied upon, or why it can't.
@@ -423,11 +424,11 @@ impl JobState {
     }
 
     fn locks(&self) -> MutexGuard<'_, HashMap<Vec<u8>, Weak<Hold>>> {
-        self.locks.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.locks)
     }
 
     fn turn_of(&self, key: &[u8]) -> Turn {
-        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut turns = locked(&self.turns);
         Arc::clone(turns.entry(key.to_vec()).or_default())
     }
 

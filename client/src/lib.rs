@@ -29,6 +29,7 @@ mod command;
 mod error;
 mod info;
 mod message;
+mod mutex;
 
 /// The crate that makes the connections, for an application's own [`redis::Client`].
 pub use redis;

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use redis::{Cmd, ConnectionInfo, Value};
@@ -11,6 +11,7 @@ use tokio::time::sleep;
 
 use crate::connection::{Closed, Connection};
 use crate::error::Error;
+use crate::mutex::locked;
 use crate::register::Register;
 
 /// How often a link is probed while somebody relies on hearing by it.
@@ -86,7 +87,7 @@ impl Link {
     }
 
     fn channel(&self, channel: &[u8]) -> Arc<OnceCell<()>> {
-        let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut channels = locked(&self.channels);
         Arc::clone(channels.entry(channel.to_vec()).or_default())
     }
 

@@ -2,11 +2,12 @@
 //! came of one.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use tokio::sync::{Notify, mpsc};
 
 use crate::message::{Message, Told};
+use crate::mutex::locked;
 
 /// Key and owner.
 type Name = (Vec<u8>, Vec<u8>);
@@ -49,7 +50,7 @@ impl Register {
     }
 
     fn ears(&self) -> MutexGuard<'_, HashMap<Name, Arc<Ear>>> {
-        self.ears.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.ears)
     }
 
     pub(crate) fn enter(self: &Arc<Self>, key: &[u8], owner: &[u8]) -> Entry {
@@ -85,7 +86,7 @@ impl Register {
 impl Ear {
     /// A late end of an earlier place does not hide a grant.
     fn hear(&self, link: u64, now: Told) {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut told = locked(&self.told);
         if matches!(now, Told::Granted { .. }) || !matches!(*told, Some((_, Told::Granted { .. })))
         {
             *told = Some((link, now));
@@ -94,10 +95,7 @@ impl Ear {
     }
 
     fn take(&self) -> Option<(u64, Told)> {
-        self.told
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
+        locked(&self.told).take()
     }
 }
 

@@ -1,7 +1,7 @@
 //! Which link leads to a key, and what to do where a node says that another one has it.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use redis::{Cmd, ConnectionInfo, Value};
@@ -15,6 +15,7 @@ use crate::command::is_repeatable;
 use crate::connection::{Closed, Connection};
 use crate::error::Error;
 use crate::link::{Link, Timeouts};
+use crate::mutex::locked;
 use crate::register::Register;
 use crate::servers::{Servers, beside};
 use crate::slots::{self, Address, Map, Tags, slot_of};
@@ -62,10 +63,6 @@ pub(crate) struct Answer {
     pub(crate) link: Option<Arc<Link>>,
     /// Whether it was sent before, and may have been carried out then.
     pub(crate) is_resent: bool,
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Router {

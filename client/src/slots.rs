@@ -1,7 +1,7 @@
 //! Which node of a cluster has a key, as `CLUSTER SLOTS` tells it.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use crc16::{State, XMODEM};
@@ -9,6 +9,7 @@ use redis::Value;
 
 use crate::connection::Connection;
 use crate::error::Error;
+use crate::mutex::locked;
 
 /// How many slots a cluster has.
 const SLOTS: u16 = 16384;
@@ -34,7 +35,7 @@ impl Tags {
     /// A tag that is in the same slot as this key. Keys of one slot have the same.
     pub(crate) fn tag_for(&self, key: &[u8]) -> String {
         let slot = slot_of(key);
-        let mut tags = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tags = locked(&self.0);
         let found = || {
             let mut tags = (0_u64..).map(|tag| tag.to_string());
             tags.find(|tag| slot_of(tag.as_bytes()) == slot)
