@@ -12,14 +12,11 @@ use crate::connection::{Closed, Connection};
 use crate::error::{Error, Lost};
 use crate::link::Link;
 use crate::mutex::locked;
-use crate::router::{Answer, Router};
+use crate::router::{Answer, REDIRECTIONS_MAX, Router};
 use crate::slots::Address;
 
 /// How often a session's connections are probed.
 const PROBE: Duration = Duration::from_secs(2);
-
-/// How many times a command follows its key to other nodes.
-const REDIRECTIONS_MAX: u32 = 8;
 
 /// The connections of a session: one, or in a cluster one to each node that has locks of
 /// it. They end together.

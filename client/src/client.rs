@@ -7,9 +7,9 @@ use std::time::Duration;
 use redis::Value;
 
 use crate::command::unique_owner;
+use crate::connection::Timeouts;
 use crate::error::Error;
 use crate::job::Job;
-use crate::link::Timeouts;
 use crate::lock::Lock;
 use crate::register::Register;
 use crate::router::Router;

@@ -20,6 +20,13 @@ use crate::register::Register;
 /// futures that nobody polls for a while could keep the others from sending anything.
 const QUEUED_COMMANDS: usize = 1 << 20;
 
+/// How long things may take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Timeouts {
+    pub(crate) connect: Duration,
+    pub(crate) response: Duration,
+}
+
 /// The end of a connection, or of several that end together: seen by all its clones.
 #[derive(Clone, Default)]
 pub(crate) struct Closed(watch::Sender<bool>);

@@ -9,20 +9,13 @@ use redis::{Cmd, ConnectionInfo, Value};
 use tokio::sync::OnceCell;
 use tokio::time::sleep;
 
-use crate::connection::{Closed, Connection};
+use crate::connection::{Closed, Connection, Timeouts};
 use crate::error::Error;
 use crate::mutex::locked;
 use crate::register::Register;
 
 /// How often a link is probed while somebody relies on hearing by it.
 const PROBE: Duration = Duration::from_secs(2);
-
-/// How long things may take.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Timeouts {
-    pub(crate) connect: Duration,
-    pub(crate) response: Duration,
-}
 
 /// The two connections to a node. They are two because newer servers block no subscribed
 /// connection, and a subscription that the server ends by itself (its slot has moved)

@@ -12,9 +12,9 @@ use tokio::time::{Instant, sleep};
 use crate::backoff::Backoff;
 use crate::clock::Moment;
 use crate::command::is_repeatable;
-use crate::connection::{Closed, Connection};
+use crate::connection::{Closed, Connection, Timeouts};
 use crate::error::Error;
-use crate::link::{Link, Timeouts};
+use crate::link::Link;
 use crate::mutex::locked;
 use crate::register::Register;
 use crate::servers::{Servers, beside};
@@ -26,8 +26,8 @@ const LOOK_UP: Duration = Duration::from_secs(10);
 /// How soon the map of a cluster may be asked for again.
 const MAP_AGE_MIN: Duration = Duration::from_millis(100);
 
-/// How many times a command follows to other nodes.
-const REDIRECTIONS_MAX: u32 = 8;
+/// How many times a command follows its key to other nodes.
+pub(crate) const REDIRECTIONS_MAX: u32 = 8;
 
 /// The links of a client, opened when they are needed.
 pub(crate) struct Router {
@@ -225,9 +225,11 @@ impl Router {
         if let Some(address) = locked(&self.map).as_ref().and_then(|map| map.of(key)) {
             return Ok(address);
         }
-        let map = self.ask_for_map().await?;
-        map.of(key)
-            .ok_or_else(|| Error::from_line("CLUSTERDOWN no node has this slot"))
+        self.ask_for_map().await?;
+        let map = locked(&self.map);
+        map.as_ref()
+            .and_then(|map| map.of(key))
+            .ok_or_else(|| Error::from_line("CLUSTERDOWN no node tells which one has this key"))
     }
 
     /// Learns from `MOVED` where one key's slot is now. Returns false where it tells no
@@ -242,39 +244,22 @@ impl Router {
         true
     }
 
-    /// Asks the nodes one after another for the map, for all who want it meanwhile.
-    async fn ask_for_map(self: &Arc<Self>) -> Result<Map, Error> {
+    /// Asks for the map, for all who want it meanwhile, unless it was just asked for.
+    async fn ask_for_map(self: &Arc<Self>) -> Result<(), Error> {
         let this = Arc::clone(self);
         self.spawned(async move {
             let mut asked_at = this.asked_at.lock().await;
-            let known = locked(&this.map).clone();
             if asked_at.is_some_and(|asked_at| asked_at.elapsed() < MAP_AGE_MIN) {
-                let unknown = "CLUSTERDOWN no node tells which one has this key";
-                return known.ok_or_else(|| Error::from_line(unknown));
+                return Ok(());
             }
-            let nodes = known.into_iter().flat_map(|map| map.primaries());
-            let nodes = nodes.filter_map(|(host, port)| {
-                Some(beside(this.servers.seeds().first()?, &host, port))
-            });
-            let mut failure = Error::timed_out();
-            for node in nodes.chain(this.servers.seeds().to_vec()) {
-                let asked = async {
-                    let closed = Closed::default();
-                    let node =
-                        Connection::open(&node, this.timeouts.connect, None, &closed).await?;
-                    slots::ask(&node, this.timeouts.response).await
-                };
-                match asked.await {
-                    Ok(map) => {
-                        *locked(&this.map) = Some(map.clone());
-                        *asked_at = Some(Instant::now());
-                        return Ok(map);
-                    }
-                    Err(error) => failure = error,
-                }
-            }
+            let seeds = this.servers.seeds();
+            let known = locked(&this.map).as_ref().map(Map::primaries);
+            let known = known.into_iter().flatten();
+            let known = known.filter_map(|(host, port)| Some(beside(seeds.first()?, &host, port)));
+            let asked = slots::ask(known.chain(seeds.to_vec()), this.timeouts).await;
             *asked_at = Some(Instant::now());
-            Err(failure)
+            *locked(&this.map) = Some(asked?);
+            Ok(())
         })
         .await
     }

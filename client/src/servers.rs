@@ -12,7 +12,7 @@ use redis::{Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, Protocol
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
-use crate::connection::{Closed, Connection};
+use crate::connection::Timeouts;
 use crate::error::Error;
 use crate::slots;
 
@@ -158,22 +158,14 @@ impl Servers {
             }
             Kind::Cluster(seeds) => seeds,
         };
-        let mut failure = Error::timed_out();
-        for seed in seeds {
-            let asked = async {
-                let node = Connection::open(seed, within, None, &Closed::default()).await?;
-                slots::ask(&node, within).await
-            };
-            match asked.await {
-                Ok(map) => {
-                    let nodes = map.primaries().into_iter();
-                    let nodes = nodes.map(|(host, port)| Client::open(beside(seed, &host, port)));
-                    return Ok(nodes.collect::<Result<_, _>>()?);
-                }
-                Err(error) => failure = error,
-            }
-        }
-        Err(failure)
+        let timeouts = Timeouts {
+            connect: within,
+            response: within,
+        };
+        let map = slots::ask(seeds.iter().cloned(), timeouts).await?;
+        let nodes = map.primaries().into_iter();
+        let nodes = nodes.filter_map(|(host, port)| Some(beside(seeds.first()?, &host, port)));
+        Ok(nodes.map(Client::open).collect::<Result<_, _>>()?)
     }
 
     /// The one server, or the one that the sentinels name now.

@@ -2,12 +2,11 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Mutex;
-use std::time::Duration;
 
 use crc16::{State, XMODEM};
-use redis::Value;
+use redis::{ConnectionInfo, Value};
 
-use crate::connection::Connection;
+use crate::connection::{Closed, Connection, Timeouts};
 use crate::error::Error;
 use crate::mutex::locked;
 
@@ -84,11 +83,26 @@ impl Map {
     }
 }
 
-/// Asks a node.
-pub(crate) async fn ask(node: &Connection, within: Duration) -> Result<Map, Error> {
+/// Asks these nodes one after another, until one answers.
+pub(crate) async fn ask(
+    nodes: impl IntoIterator<Item = ConnectionInfo>,
+    timeouts: Timeouts,
+) -> Result<Map, Error> {
     let mut ask = redis::cmd("CLUSTER");
     ask.arg("SLOTS");
-    Map::read(node.ask(&ask, within).await?, node.host())
+    let mut failure = Error::timed_out();
+    for node in nodes {
+        let asked = async {
+            let closed = Closed::default();
+            let node = Connection::open(&node, timeouts.connect, None, &closed).await?;
+            Map::read(node.ask(&ask, timeouts.response).await?, node.host())
+        };
+        match asked.await {
+            Ok(map) => return Ok(map),
+            Err(error) => failure = error,
+        }
+    }
+    Err(failure)
 }
 
 /// A node that names no host of its own is where the client was led.
