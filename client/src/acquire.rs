@@ -247,12 +247,11 @@ impl Attempt {
                     let lease = first_lease.min(request.lease);
                     // Other nodes of a shard pass on what their primary may have taken back.
                     let is_sure = request.is_first && asked_by == by;
-                    if may_begin(is_sure, first_sent_at, lease, Moment::now()) {
-                        let grant = self.grant(token, first_sent_at, Some(entry));
-                        return Ok(Some(Grant { lease, ..grant }));
-                    }
-                    match self.claim(token).await {
-                        Ok(Some(since)) => return Ok(Some(self.grant(token, since, Some(entry)))),
+                    match self.begin(token, first_sent_at, lease, is_sure).await {
+                        Ok(Some(grant)) => {
+                            let entry = Some(entry);
+                            return Ok(Some(Grant { entry, ..grant }));
+                        }
                         Ok(None) => continue,
                         Err(error) => error,
                     }
@@ -315,12 +314,9 @@ impl Attempt {
                     }
                 }
                 Ok((Some(token), since, _)) => {
-                    if may_begin(true, since, request.lease, Moment::now()) {
-                        return Ok(Some(self.grant(token, since, None)));
-                    }
-                    match self.claim(token).await {
-                        Ok(Some(since)) => return Ok(Some(self.grant(token, since, None))),
+                    match self.begin(token, since, request.lease, true).await {
                         Ok(None) => continue,
+                        Ok(grant) => return Ok(grant),
                         Err(error) => error,
                     }
                 }
@@ -335,16 +331,25 @@ impl Attempt {
         }
     }
 
-    /// Makes the short first lease of a queued grant a full one. Returns when that began,
-    /// or none if it came too late.
-    async fn claim(&self, token: u64) -> Result<Option<Moment>, Error> {
+    /// A grant that was told late: with this lease if work may begin at once, else with a
+    /// full one, once it is renewed. None if it is over.
+    async fn begin(
+        &self,
+        token: u64,
+        since: Moment,
+        lease: Duration,
+        is_sure: bool,
+    ) -> Result<Option<Grant>, Error> {
+        if may_begin(is_sure, since, lease, Moment::now()) {
+            let grant = self.grant(token, since, None);
+            return Ok(Some(Grant { lease, ..grant }));
+        }
         let request = &self.request;
         let renew = command::renew(&request.key, &request.owner, request.lease, token);
-        let answer = request
-            .road
-            .ask(&self.shared, &request.key, &renew, None)
-            .await?;
-        Ok(command::is_one(&answer.value)?.then_some(answer.sent_at))
+        let asked = request.road.ask(&self.shared, &request.key, &renew, None);
+        let answer = asked.await?;
+        let is_held = command::is_one(&answer.value)?;
+        Ok(is_held.then(|| self.grant(token, answer.sent_at, None)))
     }
 
     /// Ends a wait whose time is over, so that nothing of it is left.

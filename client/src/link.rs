@@ -79,18 +79,17 @@ impl Link {
         self.commands.ask(command, self.timeouts.response).await
     }
 
-    fn channel(&self, channel: &[u8]) -> Arc<OnceCell<()>> {
-        let mut channels = locked(&self.channels);
-        Arc::clone(channels.entry(channel.to_vec()).or_default())
-    }
-
     pub(crate) fn listens_to(&self, channel: &[u8]) -> bool {
-        self.channel(channel).initialized()
+        let channels = locked(&self.channels);
+        channels.get(channel).is_some_and(|it| it.initialized())
     }
 
     /// Listens to a channel, from now on.
     pub(crate) async fn listen(&self, channel: &[u8]) -> Result<(), Error> {
-        let listening = self.channel(channel);
+        let listening = {
+            let mut channels = locked(&self.channels);
+            Arc::clone(channels.entry(channel.to_vec()).or_default())
+        };
         let listen = async || {
             let mut subscribe = redis::cmd(match self.is_sharded {
                 true => "SSUBSCRIBE",

@@ -289,14 +289,8 @@ impl Lock {
             let Some(grant) = taken? else {
                 return Ok(None);
             };
-            let job = Arc::clone(job);
-            let hold = Hold::start(
-                &self.shared,
-                &attempt,
-                grant,
-                self.renewals,
-                Some(Arc::clone(&job)),
-            );
+            let of = Some(Arc::clone(job));
+            let hold = Hold::start(&self.shared, &attempt, grant, self.renewals, of);
             job.note(&self.key, &hold);
             return self.told(hold).map(Some);
         };
