@@ -187,10 +187,12 @@ impl Look<'_> {
             }
         }
         if let Some(last) = last {
-            let newcomer = graph.wait_of(self.newcomer, &wait.key);
-            let newcomer = newcomer.and_then(|newcomer| newcomer.position);
-            if wait.owner != *self.newcomer && newcomer.is_some_and(|id| id <= last) {
-                return Some(edge(self.newcomer, false));
+            if wait.owner != *self.newcomer {
+                let newcomer = graph.wait_of(self.newcomer, &wait.key);
+                let newcomer = newcomer.and_then(|newcomer| newcomer.position);
+                if newcomer.is_some_and(|id| id <= last) {
+                    return Some(edge(self.newcomer, false));
+                }
             }
             let from = before
                 .flatten()
@@ -205,7 +207,10 @@ impl Look<'_> {
                 }
             }
         }
-        self.searched.insert(wait.key.clone(), last);
+        // Where nobody is left to follow the look ends here.
+        if !self.to_follow.is_empty() {
+            self.searched.insert(wait.key.clone(), last);
+        }
         None
     }
 
