@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufRead, BufReader, BufWriter, Write};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use redis_lock_chaos::faults::Faults;
 use redis_lock_chaos::history::{Breach, History, Mode, Outcome, Promise, Request, TOLERANCE};
 use redis_lock_chaos::journal::Journal;
 use redis_lock_chaos::locks::Locks;
-use redis_lock_chaos::report::counts;
+use redis_lock_chaos::report::{counts, write_history};
 use redis_lock_chaos::{clock, history, observer};
 
 /// How often a campaign that ends at a breach looks for one.
@@ -346,20 +346,4 @@ fn show(breaches: &BTreeMap<Promise, Vec<Breach>>) {
     for breach in breaches.values().flat_map(|found| found.iter().take(SHOWN)) {
         println!("breach of {}: {}", breach.promise, breach.evidence);
     }
-}
-
-fn write_history(history: &History, path: &Path) -> Result<(), String> {
-    let write = || -> std::io::Result<()> {
-        let mut file = BufWriter::new(File::create(path)?);
-        for operation in &history.operations {
-            serde_json::to_writer(&mut file, operation)?;
-            file.write_all(b"\n")?;
-        }
-        for interference in &history.interferences {
-            serde_json::to_writer(&mut file, interference)?;
-            file.write_all(b"\n")?;
-        }
-        file.flush()
-    };
-    write().map_err(|error| format!("{}: {error}", path.display()))
 }

@@ -3,7 +3,6 @@
 //! is fair.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -17,7 +16,7 @@ use rand::{RngExt, SeedableRng};
 use redis_lock_chaos::campaign::{self, Campaign, PROGRESS_EVERY};
 use redis_lock_chaos::history::{self, Breach, Outcome, TOLERANCE};
 use redis_lock_chaos::journal::Journal;
-use redis_lock_chaos::report::counts;
+use redis_lock_chaos::report::{counts, write_history};
 use redis_lock_chaos::rust_client::scenes;
 use redis_lock_chaos::rust_client::servers::{PROCESSES, Servers, Topology};
 use redis_lock_chaos::rust_client::workers::{self, Kind, Planted};
@@ -219,8 +218,7 @@ fn run_processes(
     let breaches = history::check(&history, TOLERANCE);
     show(&breaches);
     if !breaches.is_empty() {
-        let file = File::create(dir.join("history.json")).map_err(|error| error.to_string())?;
-        serde_json::to_writer(file, &history).map_err(|error| error.to_string())?;
+        write_history(&history, &dir.join("history.jsonl"))?;
     }
     let mut outcomes: BTreeMap<String, usize> = BTreeMap::new();
     // What shows that a section relies upon its lock is none of them.
