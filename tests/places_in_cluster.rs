@@ -149,3 +149,27 @@ fn a_move_that_is_given_up_serves_the_places_where_they_are() {
     assert_eq!(held, text("1"));
     assert_eq!(waiting(&mut client, &scene.moving.key), 0);
 }
+
+#[test]
+fn a_place_in_a_slot_that_has_moved_makes_no_deadlock() {
+    let mut scene = Scene::held();
+    scene.place("a");
+    scene.place("b");
+    scene.moving.begin();
+    scene.moving.migrate(&scene.moving.key);
+    // "a" and "b" have the lock elsewhere, one after the other, before the old node has
+    // looked at their places again.
+    let slot_that_stays = tag(|slot| slot < 5000, 1);
+    let (key, channel) = (
+        format!("lock:{{{slot_that_stays}}}"),
+        format!("places:{{{slot_that_stays}}}"),
+    );
+    let mut ears = Subscriber::at(scene.moving.cluster.client(0));
+    ears.subscribe(&format!("SSUBSCRIBE {channel}"));
+    token(&ears.call(&format!("LOCK.ACQUIRE {key} b {LONG}")));
+    let wait = format!("LOCK.ACQUIRE {key} a {LONG} QUEUE 600000 {channel}");
+    assert_eq!(ears.call(&wait), int(0));
+    assert_eq!(ears.call(&format!("LOCK.RELEASE {key} b")), int(1));
+    let told = ears.told();
+    assert_eq!((told.owner.as_str(), told.token() > 0), ("a", true));
+}

@@ -10,10 +10,8 @@ pub struct WaitEdge {
     pub waiter: Owner,
     /// For which lock.
     pub key: KeyBuf,
-    /// Who holds it, or queued for it before.
+    /// Who holds it.
     pub blocker: Owner,
-    /// Whether the blocker holds the lock.
-    pub held: bool,
 }
 
 /// Says who waits for what in words. Of keys that the reader may not read it
@@ -25,10 +23,9 @@ pub fn spell(cycle: &[WaitEdge], may_read: impl Fn(KeyRef<'_>) -> bool) -> Strin
         let key = edge.key.as_ref();
         if may_read(key) {
             spelled.push(format!(
-                "'{}' waits for '{}' {} '{}'",
+                "'{}' waits for '{}' held by '{}'",
                 edge.waiter.as_bytes().escape_ascii(),
                 key.shown(),
-                if edge.held { "held by" } else { "behind" },
                 edge.blocker.as_bytes().escape_ascii(),
             ));
         } else if spelled.last().is_none_or(|last| last != HIDDEN) {

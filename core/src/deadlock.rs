@@ -1,21 +1,20 @@
 //! Finds waits that could never end: cycles of owners that wait for each other.
 //!
-//! An owner that waits for a lock waits for everybody who holds it, and for
-//! everybody who queued for it before. A new wait is a deadlock if one of those
-//! waits, directly or through others, for the one who would wait. It is looked for once,
-//! when the wait begins, and through a thousand waits at most.
+//! An owner that waits for a lock waits for everybody who holds it. A new wait is a deadlock
+//! if one of those waits, directly or through others, for the one who would wait. The look
+//! is made once, when the wait begins, and follows a thousand waits at most.
+//!
+//! Whoever stands in front in a queue adds nothing: an owner stands for one thread of work,
+//! so it waits for this lock alone, and thus for the same holders. An owner that waits for
+//! two locks at once, such as a place whose slot has moved away, is no link of a cycle.
 //!
 //! Whoever wants one of several permits waits for none of their holders in
 //! particular: any of them may give one back. So a wait counts only if every
 //! holder must be gone before it can end.
-//!
-//! The look follows holders that wait themselves, and those in front in a queue that wait
-//! for another lock as well; for most, whoever is in front waits for nothing but the
-//! holders, which are followed anyhow.
 
 use std::collections::VecDeque;
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
 use crate::bounds::WAITS_LOOKED_AT;
 use crate::cycle::WaitEdge;
@@ -64,33 +63,12 @@ impl<'g> Graph<'g> {
     }
 
     /// Whether this wait can end only when every holder is gone.
-    fn every_holder_must_go(self, wait: &WaitFor) -> bool {
-        let key = wait.key.as_ref();
+    fn every_holder_must_go(self, wait: &WaitFor, lock: &Lock) -> bool {
         wait.limit == Limit::EXCLUSIVE
+            || lock.is_exclusive()
             || self
                 .queues
-                .last_exclusive_before(key, wait.position)
-                .is_some()
-            || self.lock(&wait.key).is_none_or(Lock::is_exclusive)
-    }
-
-    /// Whether its owner holds the lock already: it is served as soon as anybody is,
-    /// and so waits for nobody.
-    fn is_of_a_holder(self, wait: &WaitFor) -> bool {
-        let lock = self.lock(&wait.key);
-        lock.is_some_and(|lock| lock.holder(&wait.owner).is_some())
-    }
-
-    /// The last in front with whom this wait can't be let in together.
-    fn last_in_front(self, wait: &WaitFor) -> Option<WaiterId> {
-        let key = wait.key.as_ref();
-        match wait.position {
-            position if wait.limit != Limit::EXCLUSIVE => {
-                self.queues.last_exclusive_before(key, position)
-            }
-            Some(WaiterId(position)) => position.checked_sub(1).map(WaiterId),
-            None => Some(WaiterId(u64::MAX)),
-        }
+                .has_exclusive_before(wait.key.as_ref(), wait.position)
     }
 
     /// The first request of an owner for this key, unless it is over.
@@ -121,17 +99,15 @@ impl<'g> Graph<'g> {
             newcomer: &wait.owner,
             found_by: HashMap::new(),
             to_follow: VecDeque::new(),
-            searched: HashMap::new(),
-            waits_left: WAITS_LOOKED_AT,
+            followed: HashSet::new(),
         };
         if let Some(last) = look.follow(wait) {
             return Some(look.way_to(last));
         }
+        let mut waits_left = WAITS_LOOKED_AT - 1;
         while let Some(owner) = look.to_follow.pop_front() {
             for key in self.queues.waits_of(&owner) {
-                if look.waits_left == 0 {
-                    return None;
-                }
+                waits_left = waits_left.checked_sub(1)?;
                 if let Some(wait) = self.wait_of(&owner, key)
                     && let Some(last) = look.follow(&wait)
                 {
@@ -150,77 +126,41 @@ struct Look<'g> {
     /// How each owner was reached first.
     found_by: HashMap<Owner, WaitEdge>,
     to_follow: VecDeque<Owner>,
-    /// Up to whom each queue has been searched.
-    searched: HashMap<KeyBuf, Option<WaiterId>>,
-    waits_left: usize,
+    /// The locks whose holders have been reached.
+    followed: HashSet<KeyBuf>,
 }
 
 impl Look<'_> {
-    /// Follows one wait. Returns the edge that leads back to the newcomer, if
-    /// there is one.
+    /// Follows one wait to those who hold its lock. Returns the edge that leads back to the
+    /// newcomer, if there is one.
     fn follow(&mut self, wait: &WaitFor) -> Option<WaitEdge> {
         let graph = self.graph;
-        self.waits_left = self.waits_left.saturating_sub(1);
-        if graph.is_of_a_holder(wait) {
-            return None;
-        }
-        let before = self.searched.get(&wait.key).copied();
-        let last = graph.last_in_front(wait);
-        if before.is_some_and(|searched| searched >= last) || !graph.every_holder_must_go(wait) {
-            return None;
-        }
-        let edge = |blocker: &Owner, held| WaitEdge {
+        let lock = graph.lock(&wait.key)?;
+        let blockers = || lock.holders().iter().map(|holder| &holder.owner);
+        let edge = |blocker: &Owner| WaitEdge {
             waiter: wait.owner.clone(),
             key: wait.key.clone(),
             blocker: blocker.clone(),
-            held,
         };
-        if before.is_none() {
-            let holders = graph.lock(&wait.key).map_or(&[][..], Lock::holders);
-            if holders.iter().any(|holder| holder.owner == *self.newcomer) {
-                return Some(edge(self.newcomer, true));
-            }
-            for holder in holders {
-                if graph.queues.waits(&holder.owner) {
-                    self.reach(&holder.owner, || edge(&holder.owner, true));
-                }
+        // Who holds the lock already is served as soon as anybody is.
+        if self.followed.contains(&wait.key)
+            || !blockers().any(|owner| owner == self.newcomer || graph.queues.waits(owner))
+            || lock.holder(&wait.owner).is_some()
+            || !graph.every_holder_must_go(wait, lock)
+        {
+            return None;
+        }
+        if lock.holder(self.newcomer).is_some() {
+            return Some(edge(self.newcomer));
+        }
+        for owner in blockers().filter(|owner| graph.queues.waits(owner)) {
+            if !self.found_by.contains_key(owner) {
+                self.found_by.insert(owner.clone(), edge(owner));
+                self.to_follow.push_back(owner.clone());
             }
         }
-        if let Some(last) = last {
-            if wait.owner != *self.newcomer {
-                let newcomer = graph.wait_of(self.newcomer, &wait.key);
-                let newcomer = newcomer.and_then(|newcomer| newcomer.position);
-                if newcomer.is_some_and(|id| id <= last) {
-                    return Some(edge(self.newcomer, false));
-                }
-            }
-            let from = before
-                .flatten()
-                .map_or(WaiterId(0), |WaiterId(id)| WaiterId(id + 1));
-            let in_front = graph
-                .queues
-                .waiting_elsewhere(wait.key.as_ref(), from..=last);
-            for (id, owner) in in_front.take(self.waits_left) {
-                let waiter = graph.queues.waiter(wait.key.as_ref(), id);
-                if waiter.is_some_and(|one| !graph.queues.is_over(one, graph.steady_ms)) {
-                    self.reach(owner, || edge(owner, false));
-                }
-            }
-        }
-        // Where nobody is left to follow the look ends here.
-        if !self.to_follow.is_empty() {
-            self.searched.insert(wait.key.clone(), last);
-        }
+        self.followed.insert(wait.key.clone());
         None
-    }
-
-    /// Has an owner followed that waits itself, unless it was reached before.
-    fn reach(&mut self, owner: &Owner, edge: impl FnOnce() -> WaitEdge) {
-        if self.found_by.contains_key(owner) {
-            return;
-        }
-        self.found_by.insert(owner.clone(), edge());
-        self.to_follow.push_back(owner.clone());
     }
 
     /// The way from the newcomer to this edge, which leads back to it.

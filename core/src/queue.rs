@@ -40,9 +40,6 @@ mod waiter;
 mod waits;
 
 use std::collections::{BTreeMap, BTreeSet};
-#[cfg(test)]
-use std::ops::Bound;
-use std::ops::RangeBounds;
 use std::rc::Rc;
 
 use crate::error::LockError;
@@ -59,7 +56,7 @@ use crate::sharded::Sharded;
 use line::Queue;
 use rechecks::Rechecks;
 use session_places::SessionPlaces;
-use waits::{Begun, Left, Requests, Waits};
+use waits::Waits;
 
 pub use waiter::{Addressee, Channel, Place, Wait, Waiter, WaiterId};
 
@@ -162,25 +159,14 @@ impl WaitQueues {
                 self.session_places.insert(session, id);
             }
         }
-        let begun = self.waits.insert(&waiter);
-        let queue = match known {
-            Some(queue) => {
-                queue.push(waiter);
-                queue
-            }
+        self.waits.insert(&waiter);
+        match known {
+            Some(queue) => queue.push(waiter),
             None => {
                 self.firsts.insert((key.db(), id));
                 let queue = Box::new(Queue::of(waiter));
-                self.by_key.insert_new(key.clone(), queue)
+                self.by_key.insert_new(key.clone(), queue);
             }
-        };
-        if let Begun::Second(..) | Begun::OneMore = begun {
-            queue.waits_elsewhere(id);
-        }
-        if let Begun::Second(other, first) = begun
-            && let Some(queue) = self.queue_mut(other.as_ref())
-        {
-            queue.waits_elsewhere(first);
         }
         self.by_id.insert(id, key);
         Ok(id)
@@ -198,26 +184,18 @@ impl WaitQueues {
         #[cfg(feature = "planted-faults")]
         self.forget_second(key, id);
         let queue = self.by_key.get_mut(&key)?;
-        let (waiter, left) = match queue.remove(id) {
-            Some(waiter) => {
-                let left = self.waits.remove(&waiter);
-                if queue.waits_here_alone(id)
-                    && let Left::Here(next) = left
-                {
-                    queue.waits_elsewhere(next);
-                }
-                (waiter, left)
-            }
+        let waiter = match queue.remove(id) {
+            Some(waiter) => waiter,
             None if queue.first.id == id => {
                 let (key, queue) = self.by_key.remove_entry(&key)?;
                 if let Some(at_ms) = queue.recheck_at_ms {
                     self.rechecks.forget(key, at_ms);
                 }
-                let left = self.waits.remove(&queue.first);
-                (queue.first, left)
+                queue.first
             }
             None => return None,
         };
+        self.waits.remove(&waiter);
         self.by_id.remove(&id);
         if self.firsts.remove(&(key.db, id))
             && let Some(next) = self.first(key)
@@ -227,11 +205,6 @@ impl WaitQueues {
         if waiter.is_place() {
             self.places -= 1;
             self.forget_session_of(&waiter);
-        }
-        if let Left::Elsewhere(last, first) = left
-            && let Some(queue) = self.queue_mut(last.as_ref())
-        {
-            queue.waits_here_alone(first);
         }
         Some(waiter)
     }
@@ -255,7 +228,7 @@ impl WaitQueues {
         if self.places == 0 {
             return None;
         }
-        let id = self.requests(key, owner)?.place()?;
+        let id = self.first_of(key, owner, false)?;
         self.waiter(key, id)
     }
 
@@ -375,11 +348,12 @@ impl WaitQueues {
 
     /// The first request of this owner in the key's queue.
     pub fn first_id_of(&self, key: KeyRef<'_>, owner: &Owner) -> Option<WaiterId> {
-        self.requests(key, owner)?.first()
+        let firsts = [false, true].map(|blocks| self.first_of(key, owner, blocks));
+        firsts.into_iter().flatten().min()
     }
 
-    fn requests(&self, key: KeyRef<'_>, owner: &Owner) -> Option<&Requests> {
-        self.waits.requests(owner, key, || self.key_buf(key))
+    fn first_of(&self, key: KeyRef<'_>, owner: &Owner, blocks: bool) -> Option<WaiterId> {
+        self.waits.first(owner, blocks, key, || self.key_buf(key))
     }
 
     /// The waiter of this id, if it still waits.
@@ -387,28 +361,11 @@ impl WaitQueues {
         self.queue(key)?.waiter(id)
     }
 
-    /// The last request for the lock all alone before this one, or of all.
-    pub fn last_exclusive_before(
-        &self,
-        key: KeyRef<'_>,
-        position: Option<WaiterId>,
-    ) -> Option<WaiterId> {
-        self.queue(key)?.last_exclusive_before(position)
-    }
-
-    /// The owners in this part of the queue that wait for other keys as well, each
-    /// with its first request here.
-    pub fn waiting_elsewhere(
-        &self,
-        key: KeyRef<'_>,
-        part: impl RangeBounds<WaiterId>,
-    ) -> impl Iterator<Item = (WaiterId, &Owner)> {
-        let queue = self.queue(key);
-        let part = (part.start_bound().cloned(), part.end_bound().cloned());
-        queue.into_iter().flat_map(move |queue| {
-            let ids = queue.waiting_elsewhere(part);
-            ids.filter_map(|id| Some((id, &queue.waiter(id)?.request.owner)))
-        })
+    /// Whether somebody before this one, or anybody, asks for the lock all alone, as far as
+    /// a look shows.
+    pub fn has_exclusive_before(&self, key: KeyRef<'_>, position: Option<WaiterId>) -> bool {
+        self.queue(key)
+            .is_some_and(|queue| queue.has_exclusive_before(position))
     }
 
     /// If anybody waits, whose requests are to be served before the others, because it has
@@ -581,9 +538,6 @@ impl WaitQueues {
                 );
                 #[cfg(feature = "planted-faults")]
                 form.time(Some(waiter.since_us / 1000));
-                let mut itself = queue
-                    .waiting_elsewhere((Bound::Included(waiter.id), Bound::Included(waiter.id)));
-                form.flag(itself.next().is_some());
             }
             form.flag(queue.reentering.is_some());
             if let Some(owner) = &queue.reentering {
@@ -615,17 +569,7 @@ impl WaitQueues {
                 let all = || queue.waiters();
                 let is_in_order = all().map(|waiter| waiter.id).is_sorted();
                 let are_here = all().all(|waiter| waiter.key == *key);
-                let waiting_elsewhere = all().filter(|waiter| {
-                    let owner = &waiter.request.owner;
-                    self.first_id_of(key.as_ref(), owner) == Some(waiter.id)
-                        && self.waits_of(owner).count() > 1
-                });
-                is_in_order
-                    && are_here
-                    && queue.agrees()
-                    && waiting_elsewhere
-                        .map(|waiter| waiter.id)
-                        .eq(queue.waiting_elsewhere((Bound::Unbounded, Bound::Unbounded)))
+                is_in_order && are_here
             })
     }
 

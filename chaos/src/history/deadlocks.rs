@@ -18,10 +18,8 @@ pub struct Link {
     pub waiter: String,
     /// For which lock.
     pub lock: String,
-    /// Who holds it, or queued for it before.
+    /// Who holds it.
     pub blocker: String,
-    /// Whether the blocker holds the lock.
-    pub held: bool,
 }
 
 impl Link {
@@ -32,18 +30,13 @@ impl Link {
 
     fn parse(text: &str) -> Option<Self> {
         let words: Vec<&str> = text.split('\'').collect();
-        let &["", waiter, " waits for ", lock, how, blocker, ""] = words.as_slice() else {
+        let &["", waiter, " waits for ", lock, " held by ", blocker, ""] = words.as_slice() else {
             return None;
         };
         Some(Self {
             waiter: waiter.to_owned(),
             lock: lock.to_owned(),
             blocker: blocker.to_owned(),
-            held: match how {
-                " held by " => true,
-                " behind " => false,
-                _ => return None,
-            },
         })
     }
 }
@@ -77,12 +70,7 @@ pub(super) fn check_refusals(
         for (index, link) in links.iter().enumerate() {
             // The first link is the wait that was refused.
             let waits = index == 0 || may_wait(tenancies, &link.lock, &link.waiter, refused);
-            let blocks = if link.held {
-                may_hold(tenancies, link, refused)
-            } else {
-                may_wait(tenancies, &link.lock, &link.blocker, refused)
-            };
-            if !waits || !blocks {
+            if !waits || !may_hold(tenancies, link, refused) {
                 breaches.push(Breach::new(
                     Promise::Deadlock,
                     &format!("a refusal names a wait that was none: {link:?}"),

@@ -346,9 +346,8 @@ impl World {
             let key = self.cast.keys.iter().position(|one| *one == edge.key);
             let name = |owner: &Owner| self.cast.owner_name(self.owner_number(owner));
             let (waiter, blocker) = (name(&edge.waiter), name(&edge.blocker));
-            let how = if edge.held { "held by" } else { "behind" };
             let key = key.map_or("?", |key| self.cast.key_name(key));
-            format!("{waiter} waits for {key} {how} {blocker}")
+            format!("{waiter} waits for {key} held by {blocker}")
         });
         format!("-{code}: {}", edges.collect::<Vec<_>>().join(", "))
     }

@@ -1,11 +1,11 @@
 //! The queue of one lock.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::iter;
 use std::ops::Bound;
 
 use super::waiter::{Waiter, WaiterId};
-use crate::bounds::few;
+use crate::bounds::WAITS_LOOKED_AT;
 use crate::lock::Lock;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
@@ -29,11 +29,6 @@ pub(super) struct Queue {
 #[derive(Clone, Debug, Default)]
 struct Rest {
     behind: BTreeMap<WaiterId, Waiter>,
-    /// Those that ask for the lock all alone. There while more than a few wait, and a
-    /// while longer.
-    exclusive: Option<BTreeSet<WaiterId>>,
-    /// Of each owner that waits for other keys as well, its first request.
-    waiting_elsewhere: BTreeSet<WaiterId>,
     /// The last waiter that was found to wait for long.
     slow: Option<WaiterId>,
     /// All up to this one are over.
@@ -42,7 +37,7 @@ struct Rest {
 
 impl Rest {
     fn is_needless(&self) -> bool {
-        self.behind.is_empty() && self.waiting_elsewhere.is_empty() && self.slow.is_none()
+        self.behind.is_empty() && self.slow.is_none()
     }
 }
 
@@ -104,22 +99,7 @@ impl Queue {
     }
 
     pub(super) fn push(&mut self, waiter: Waiter) {
-        let rest = self.rest_mut();
-        if let Some(exclusive) = &mut rest.exclusive
-            && waiter.is_exclusive()
-        {
-            exclusive.insert(waiter.id);
-        }
-        rest.behind.insert(waiter.id, waiter);
-        if rest.exclusive.is_none() && rest.behind.len() >= few() {
-            let exclusive = self.exclusive_waiters().collect();
-            self.rest_mut().exclusive = Some(exclusive);
-        }
-    }
-
-    fn exclusive_waiters(&self) -> impl DoubleEndedIterator<Item = WaiterId> {
-        let exclusive = self.waiters().filter(|waiter| waiter.is_exclusive());
-        exclusive.map(|waiter| waiter.id)
+        self.rest_mut().behind.insert(waiter.id, waiter);
     }
 
     /// Removes a waiter, unless it is the only one.
@@ -131,12 +111,6 @@ impl Queue {
         } else {
             rest.behind.remove(&id)?
         };
-        if let Some(exclusive) = &mut rest.exclusive {
-            exclusive.remove(&id);
-            if rest.behind.len() < few() / 2 {
-                rest.exclusive = None;
-            }
-        }
         self.give_rest_back();
         Some(waiter)
     }
@@ -159,28 +133,6 @@ impl Queue {
         }
     }
 
-    /// The first requests in this part of owners that wait for other keys as well.
-    pub(super) fn waiting_elsewhere(
-        &self,
-        part: (Bound<WaiterId>, Bound<WaiterId>),
-    ) -> impl Iterator<Item = WaiterId> {
-        let rest = self.rest.iter();
-        rest.flat_map(move |rest| rest.waiting_elsewhere.range(part).copied())
-    }
-
-    /// The owner of this request, its first one, waits for other keys as well.
-    pub(super) fn waits_elsewhere(&mut self, first: WaiterId) {
-        self.rest_mut().waiting_elsewhere.insert(first);
-    }
-
-    /// It does not, or this one is not the first any more. Returns whether it was.
-    pub(super) fn waits_here_alone(&mut self, first: WaiterId) -> bool {
-        let rest = self.rest.as_mut();
-        let was_here = rest.is_some_and(|rest| rest.waiting_elsewhere.remove(&first));
-        self.give_rest_back();
-        was_here
-    }
-
     /// This waiter, and all before it, have been found to wait for long.
     pub(super) fn note_slow(&mut self, id: WaiterId) {
         self.rest_mut().slow = Some(id);
@@ -196,23 +148,11 @@ impl Queue {
         }
     }
 
-    /// The last request for the lock all alone before this one, or of all.
-    pub(super) fn last_exclusive_before(&self, position: Option<WaiterId>) -> Option<WaiterId> {
-        let is_before = |id: &WaiterId| position.is_none_or(|position| *id < position);
-        let exclusive = self.rest.as_ref().and_then(|rest| rest.exclusive.as_ref());
-        match (exclusive, position) {
-            (None, _) => self.exclusive_waiters().rev().find(is_before),
-            (Some(exclusive), None) => exclusive.last().copied(),
-            (Some(exclusive), Some(position)) => exclusive.range(..position).next_back().copied(),
-        }
-    }
-}
-
-#[cfg(test)]
-impl Queue {
-    /// Whether what is kept twice is the same.
-    pub(super) fn agrees(&self) -> bool {
-        let known = self.rest.as_ref().and_then(|rest| rest.exclusive.as_ref());
-        known.is_none_or(|known| known.iter().copied().eq(self.exclusive_waiters()))
+    /// Whether somebody before this one, or anybody, asks for the lock all alone, as far as
+    /// a look shows.
+    pub(super) fn has_exclusive_before(&self, position: Option<WaiterId>) -> bool {
+        let is_before = |one: &&Waiter| position.is_none_or(|position| one.id < position);
+        let looked_at = self.waiters().take(WAITS_LOOKED_AT);
+        looked_at.take_while(is_before).any(Waiter::is_exclusive)
     }
 }

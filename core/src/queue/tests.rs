@@ -102,13 +102,6 @@ fn the_first_is_seen_before_it_is_taken() {
     assert!(queues.first(KEY).is_none());
 }
 
-/// The owners that wait elsewhere, each with its first request here.
-fn elsewhere(queues: &WaitQueues, key: KeyRef<'_>) -> Vec<WaiterId> {
-    let all = WaiterId(0)..=WaiterId(u64::MAX);
-    let found = queues.waiting_elsewhere(key, all);
-    found.map(|(id, _)| id).collect()
-}
-
 fn waits_of(queues: &WaitQueues, name: &str) -> Vec<KeyBuf> {
     queues.waits_of(&owner(name)).cloned().collect()
 }
@@ -120,33 +113,23 @@ fn it_is_known_for_which_keys_an_owner_waits() {
     let again = wait(&mut queues, KEY, "a");
     let b = wait(&mut queues, KEY, "b");
     assert_eq!(waits_of(&queues, "a"), bufs([KEY]));
-    assert_eq!(elsewhere(&queues, KEY), []);
-
     let in_one = wait(&mut queues, key(1, b"k"), "a");
     assert_eq!(waits_of(&queues, "a"), bufs([KEY, key(1, b"k")]));
     assert_eq!(waits_of(&queues, "b"), bufs([KEY]));
     assert_eq!(waits_of(&queues, "c"), []);
     assert!(queues.waits(&owner("b")) && !queues.waits(&owner("c")));
-    assert_eq!(elsewhere(&queues, KEY), [first]);
-    assert_eq!(elsewhere(&queues, key(1, b"k")), [in_one]);
+    assert_eq!(queues.first_id_of(KEY, &owner("a")), Some(first));
 
     // It waits for a key until the last of its requests there is gone.
     queues.remove(KEY, first).unwrap();
-    assert_eq!(elsewhere(&queues, KEY), [again]);
+    assert_eq!(queues.first_id_of(KEY, &owner("a")), Some(again));
+    assert_eq!(waits_of(&queues, "a"), bufs([KEY, key(1, b"k")]));
     queues.remove(KEY, again).unwrap();
     assert_eq!(waits_of(&queues, "a"), bufs([key(1, b"k")]));
-    assert_eq!(elsewhere(&queues, key(1, b"k")), []);
-
-    // Of three keys each knows of the others until one alone is left.
-    let [second, third] = [KEY, OTHER].map(|key| wait(&mut queues, key, "a"));
-    assert_eq!(elsewhere(&queues, KEY), [second]);
-    assert_eq!(elsewhere(&queues, OTHER), [third]);
     queues.remove(key(1, b"k"), in_one).unwrap();
-    assert_eq!(elsewhere(&queues, KEY), [second]);
-    queues.remove(OTHER, third).unwrap();
-    assert_eq!(elsewhere(&queues, KEY), []);
-    assert_eq!(queues.owners(KEY).count(), 2);
-    assert_eq!(drain(&mut queues, KEY), [b, second]);
+    assert!(!queues.waits(&owner("a")));
+    assert_eq!(queues.owners(KEY).count(), 1);
+    assert_eq!(drain(&mut queues, KEY), [b]);
 }
 
 #[test]
@@ -531,18 +514,18 @@ fn it_is_known_where_the_lock_is_wanted_all_alone() {
     });
     assert_eq!(queues.first_exclusive(KEY), Some(alone));
     assert_eq!(queues.first_exclusive(OTHER), None);
-    for (position, last) in [
-        (Some(before), None),
-        (Some(alone), None),
-        (Some(after), Some(alone)),
-        (None, Some(alone)),
+    for (position, is_kept_apart) in [
+        (Some(before), false),
+        (Some(alone), false),
+        (Some(after), true),
+        (None, true),
     ] {
-        assert_eq!(queues.last_exclusive_before(KEY, position), last);
-        assert_eq!(queues.last_exclusive_before(OTHER, position), None);
+        assert_eq!(queues.has_exclusive_before(KEY, position), is_kept_apart);
+        assert!(!queues.has_exclusive_before(OTHER, position));
     }
     queues.remove(KEY, alone);
     assert_eq!(queues.first_exclusive(KEY), None);
-    assert_eq!(queues.last_exclusive_before(KEY, None), None);
+    assert!(!queues.has_exclusive_before(KEY, None));
 }
 
 /// The queues against lists that are searched from end to end.
@@ -803,8 +786,7 @@ mod against_a_model {
                     prop_assert!(waits.iter().all(|key| keys.contains(key)));
                     for (index, &key) in KEYS.iter().enumerate() {
                         let first = queues.first_id_of(key, &owner);
-                        let noted = first.is_some_and(|id| elsewhere(&queues, key).contains(&id));
-                        prop_assert_eq!(noted, keys.len() > 1 && model.waits(who, index));
+                        prop_assert_eq!(first.is_some(), model.waits(who, index));
                     }
                 }
             }

@@ -1,9 +1,9 @@
 //! For which locks each owner waits, and with which requests.
 //!
-//! To find an owner takes constant time, and anything about one of its locks logarithmic
-//! time in the number of these and in that of its requests there.
+//! To find an owner takes constant time, and anything about one of its requests logarithmic
+//! time in the number of these.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use super::{Waiter, WaiterId};
 use crate::keys::{KeyBuf, KeyRef};
@@ -12,102 +12,24 @@ use crate::sharded::Sharded;
 
 /// What each owner waits for. Who waits for nothing takes no room.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Waits(Sharded<Owner, Locks>);
+pub(super) struct Waits(Sharded<Owner, Requests>);
 
-/// The locks for which one owner waits, mostly a single one.
+/// A request: its lock, whether it blocks its client, and its name.
+type Request = (KeyBuf, bool, WaiterId);
+
+/// The requests of one owner, mostly a single one.
 #[derive(Clone, Debug)]
 #[expect(
     clippy::box_collection,
     reason = "else each would take the memory of many"
 )]
-enum Locks {
-    One(KeyBuf, Requests),
-    Many(Box<BTreeMap<KeyBuf, Requests>>),
+enum Requests {
+    One(Request),
+    Many(Box<BTreeSet<Request>>),
 }
 
-/// The requests of one owner in one queue, mostly a single one.
-#[derive(Clone, Debug)]
-#[expect(clippy::box_collection, reason = "as above")]
-pub(super) enum Requests {
-    One(Kind, WaiterId),
-    Many(Box<BTreeSet<(Kind, WaiterId)>>),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Kind {
-    Place,
-    Blocked,
-}
-
-/// What a wait that has begun stands beside.
-pub(super) enum Begun {
-    /// The owner waits for no other lock, or has waited for this one already.
-    Alike,
-    /// The owner waits for several locks now. This one was the only one before, with the
-    /// first request for it.
-    Second(KeyBuf, WaiterId),
-    /// The owner has waited for several others.
-    OneMore,
-}
-
-/// What an owner waits for when one of its waits has ended.
-pub(super) enum Left {
-    /// For the same lock, with this request first.
-    Here(WaiterId),
-    /// For this lock alone, with this request first. It waited for two before.
-    Elsewhere(KeyBuf, WaiterId),
-    /// For nothing, or for several others.
-    Other,
-}
-
-impl Kind {
-    fn of(waiter: &Waiter) -> Self {
-        match waiter.is_place() {
-            true => Self::Place,
-            false => Self::Blocked,
-        }
-    }
-}
-
-impl Requests {
-    pub(super) fn place(&self) -> Option<WaiterId> {
-        self.first_of(Kind::Place)
-    }
-
-    fn first_of(&self, kind: Kind) -> Option<WaiterId> {
-        let (first, id) = match self {
-            Self::One(only, id) => (*only, *id),
-            Self::Many(all) => *all.range((kind, WaiterId(0))..).next()?,
-        };
-        (first == kind).then_some(id)
-    }
-
-    pub(super) fn first(&self) -> Option<WaiterId> {
-        let firsts = [Kind::Place, Kind::Blocked].map(|kind| self.first_of(kind));
-        firsts.into_iter().flatten().min()
-    }
-
-    fn insert(&mut self, kind: Kind, id: WaiterId) {
-        match self {
-            Self::One(other, before) => {
-                let both = [(*other, *before), (kind, id)];
-                *self = Self::Many(Box::new(both.into()));
-            }
-            Self::Many(all) => drop(all.insert((kind, id))),
-        }
-    }
-
-    /// Returns whether any is left.
-    fn remove(&mut self, kind: Kind, id: WaiterId) -> bool {
-        let Self::Many(all) = self else {
-            return false;
-        };
-        all.remove(&(kind, id));
-        if let (1, Some(&(kind, id))) = (all.len(), all.first()) {
-            *self = Self::One(kind, id);
-        }
-        true
-    }
+fn request_of(waiter: &Waiter) -> Request {
+    (waiter.key.clone(), !waiter.is_place(), waiter.id)
 }
 
 impl Waits {
@@ -116,132 +38,94 @@ impl Waits {
         self.0.contains_key(owner)
     }
 
-    /// The locks for which this owner waits.
-    pub(super) fn keys(&self, owner: &Owner) -> impl Iterator<Item = &KeyBuf> {
+    fn requests(&self, owner: &Owner) -> impl Iterator<Item = &Request> {
         let (one, many) = match self.0.get(owner) {
             None => (None, None),
-            Some(Locks::One(key, _)) => (Some(key), None),
-            Some(Locks::Many(many)) => (None, Some(many.keys())),
+            Some(Requests::One(only)) => (Some(only), None),
+            Some(Requests::Many(many)) => (None, Some(many.iter())),
         };
         one.into_iter().chain(many.into_iter().flatten())
     }
 
-    #[cfg(test)]
-    pub(super) fn len(&self) -> usize {
-        self.0.len()
+    /// The locks for which this owner waits, in order.
+    pub(super) fn keys(&self, owner: &Owner) -> impl Iterator<Item = &KeyBuf> {
+        let mut last = None;
+        let keys = self.requests(owner).map(|(key, ..)| key);
+        keys.filter(move |key| last.replace(*key) != Some(*key))
     }
 
-    /// The requests of this owner for this lock. `named` is asked for the key as it is in
-    /// memory.
-    pub(super) fn requests<'k>(
+    /// The first request of this owner for this lock that blocks its client, or does not.
+    /// `named` is asked for the key as it is in memory.
+    pub(super) fn first<'k>(
         &self,
         owner: &Owner,
+        blocks: bool,
         key: KeyRef<'_>,
         named: impl FnOnce() -> Option<&'k KeyBuf>,
-    ) -> Option<&Requests> {
-        match self.0.get(owner)? {
-            Locks::One(only, requests) => (only.as_ref() == key).then_some(requests),
-            Locks::Many(many) => many.get(named()?),
-        }
+    ) -> Option<WaiterId> {
+        let (of, does_block, id) = match self.0.get(owner)? {
+            Requests::One(only) => only,
+            Requests::Many(many) => {
+                let first = (named()?.clone(), blocks, WaiterId(0));
+                many.range(first..).next()?
+            }
+        };
+        (*does_block == blocks && of.as_ref() == key).then_some(*id)
     }
 
     /// A wait begins.
-    pub(super) fn insert(&mut self, waiter: &Waiter) -> Begun {
-        let (kind, id) = (Kind::of(waiter), waiter.id);
-        let requests = Requests::One(kind, id);
-        let owner = &waiter.request.owner;
-        let Some(locks) = self.0.get_mut(owner) else {
-            let only = Locks::One(waiter.key.clone(), requests);
-            self.0.insert_new(owner.clone(), only);
-            return Begun::Alike;
-        };
-        match locks {
-            Locks::One(only, requests) if *only == waiter.key => {
-                requests.insert(kind, id);
-                Begun::Alike
+    pub(super) fn insert(&mut self, waiter: &Waiter) {
+        let request = request_of(waiter);
+        match self.0.get_mut(&waiter.request.owner) {
+            None => {
+                let owner = waiter.request.owner.clone();
+                self.0.insert_new(owner, Requests::One(request));
             }
-            Locks::One(only, before) => {
-                let (only, before) = (only.clone(), before.clone());
-                let first = before.first();
-                let both = [(only.clone(), before), (waiter.key.clone(), requests)];
-                *locks = Locks::Many(Box::new(both.into()));
-                first.map_or(Begun::OneMore, |first| Begun::Second(only, first))
+            Some(Requests::Many(many)) => _ = many.insert(request),
+            Some(requests @ Requests::One(_)) => {
+                let many = Requests::Many(Box::new(BTreeSet::from([request])));
+                let before = std::mem::replace(requests, many);
+                if let (Requests::One(only), Requests::Many(many)) = (before, requests) {
+                    many.insert(only);
+                }
             }
-            Locks::Many(many) => match many.get_mut(&waiter.key) {
-                Some(requests) => {
-                    requests.insert(kind, id);
-                    Begun::Alike
-                }
-                None => {
-                    many.insert(waiter.key.clone(), requests);
-                    Begun::OneMore
-                }
-            },
         }
     }
 
     /// A wait has ended.
-    pub(super) fn remove(&mut self, waiter: &Waiter) -> Left {
-        let (kind, id, key) = (Kind::of(waiter), waiter.id, &waiter.key);
+    pub(super) fn remove(&mut self, waiter: &Waiter) {
         let owner = &waiter.request.owner;
-        let Some(locks) = self.0.get_mut(owner) else {
-            return Left::Other;
+        let Some(requests) = self.0.get_mut(owner) else {
+            return;
         };
-        let requests = match locks {
-            Locks::One(_, requests) => Some(requests),
-            Locks::Many(many) => many.get_mut(key),
-        };
-        if let Some(requests) = requests
-            && requests.remove(kind, id)
-        {
-            return requests.first().map_or(Left::Other, Left::Here);
-        }
-        let Locks::Many(many) = locks else {
+        let Requests::Many(many) = requests else {
             self.0.remove(owner);
-            return Left::Other;
+            return;
         };
-        many.remove(key);
-        if many.len() > 1 {
-            return Left::Other;
+        many.remove(&request_of(waiter));
+        if let 1 = many.len()
+            && let Some(last) = many.pop_first()
+        {
+            *requests = Requests::One(last);
         }
-        let Some((last, requests)) = many.pop_first() else {
-            return Left::Other;
-        };
-        let first = requests.first();
-        *locks = Locks::One(last.clone(), requests);
-        first.map_or(Left::Other, |first| Left::Elsewhere(last, first))
     }
 }
 
 #[cfg(test)]
 impl Waits {
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// Whether these are exactly the waits of these waiters.
     pub(super) fn agree<'w>(&self, waiters: impl Iterator<Item = &'w Waiter>) -> bool {
-        let mut anew = BTreeSet::new();
-        anew.extend(waiters.map(|waiter| {
-            let owner = waiter.request.owner.clone();
-            (owner, waiter.key.clone(), Kind::of(waiter), waiter.id)
-        }));
-        let mut known = BTreeSet::new();
-        for (owner, locks) in self.0.iter() {
-            let (one, many) = match locks {
-                Locks::One(key, requests) => (Some((key, requests)), None),
-                Locks::Many(many) => (None, Some(many)),
-            };
-            for (key, requests) in one
-                .into_iter()
-                .chain(many.into_iter().flat_map(|many| many.iter()))
-            {
-                let all = match requests {
-                    Requests::One(kind, id) => BTreeSet::from([(*kind, *id)]),
-                    Requests::Many(all) => (**all).clone(),
-                };
-                known.extend(
-                    all.into_iter()
-                        .map(|(kind, id)| (owner.clone(), key.clone(), kind, id)),
-                );
-            }
-        }
-        known == anew
+        let named = |waiter: &Waiter| (waiter.request.owner.clone(), request_of(waiter));
+        let anew: BTreeSet<_> = waiters.map(named).collect();
+        let owners = self.0.keys();
+        let known = owners.flat_map(|owner| {
+            let requests = self.requests(owner);
+            requests.map(|request| (owner.clone(), request.clone()))
+        });
+        known.collect::<BTreeSet<_>>() == anew
     }
 }
