@@ -4,10 +4,11 @@
 //! end, a key that somebody else deleted, a client that was gone before it heard of
 //! its grant. What is to be done is decided by the [`LockTable`] alone.
 //!
-//! Architecture invariant: the table is never borrowed where the server may call
-//! back: while a key is opened, read or written, a command called, a client closed,
-//! woken or told. It calls back, for example, with the `expired` event of the key
-//! that is being opened.
+//! Architecture invariant: the table is not borrowed where the server may call back:
+//! while a key is opened, read or written, a command called, a client closed, woken or
+//! told. There is one exception: while a step is taken, it may have another key read, or
+//! a message published ([`Asked`]). What the server tells of keys meanwhile waits in an
+//! inbox for the end of the step.
 
 pub(crate) mod acks;
 mod due;
@@ -34,14 +35,14 @@ use crate::server::turns;
 use redis_lock_core::cycle;
 use redis_lock_core::deliveries::Recipient;
 use redis_lock_core::error::LockError;
-use redis_lock_core::keys::KeyRef;
+use redis_lock_core::keys::{KeyBuf, KeyRef};
 use redis_lock_core::lock::{Lock, Now, Released};
-use redis_lock_core::queue::{Addressee, Wait, WaiterId};
+use redis_lock_core::queue::{Addressee, Place, Wait, WaiterId};
 use redis_lock_core::request::{
     AcquireRequest, ClientId, Owner, ReleaseRequest, RenewRequest, Timeout,
 };
 use redis_lock_core::table::{
-    Acquired, Answer, Done, Leave, LockTable, LogLine, Offer, Progress, Question, Step,
+    Acquired, Answer, Done, Leave, LockTable, LogLine, Said, Step, World,
 };
 use redis_lock_core::token::FencingToken;
 
@@ -56,6 +57,9 @@ thread_local! {
     static LATEST_MS: Cell<i64> = const { Cell::new(0) };
 
     static LOCKS: &'static RefCell<LockTable> = Box::leak(Box::default());
+
+    /// Keys that were touched while a step was taken.
+    static INBOX: RefCell<Vec<KeyBuf>> = const { RefCell::new(Vec::new()) };
 }
 
 /// The lock table of this process.
@@ -124,12 +128,12 @@ pub(crate) fn acquire(
     let now = clock::now();
     let wait = wait(ctx, patience, now);
     let client = acks::client_to_tell(ctx);
-    let progress = step_by(ctx, may_grant, |table| {
+    let done = step_by(key, may_grant, |table, asked| {
         acks::tell_later(table, client);
         table.settings.reads_other_keys = !may_wait || !keyspace::in_cluster(ctx);
-        table.acquire(key.as_ref(), stored, request, wait, now)
+        table.acquire(key.as_ref(), stored, request, wait, now, asked)
     });
-    let acquired = carry_out_or_withhold(key, open, now, progress);
+    let acquired = carry_out_or_withhold(key, open, now, done);
     let queued = match acquired {
         Ok(Some(Acquired::Queued(waiter))) => Some(waiter),
         _ => None,
@@ -197,10 +201,10 @@ pub(crate) fn release(key: LockKey<'_>, request: &ReleaseRequest) -> Result<Rele
     };
     let (open, stored) = open_for_command(key, Some(&request.owner), part)?;
     let now = clock::now();
-    let progress = step(key.ctx(), |table| {
-        table.release(key.as_ref(), stored, request, now)
+    let done = step(key, |table, asked| {
+        table.release(key.as_ref(), stored, request, now, asked)
     });
-    carry_out(key, open, now, progress)
+    carry_out(key, open, now, done)
 }
 
 /// Takes the lock from whoever holds it, if this is its newest token, and hands it
@@ -208,10 +212,10 @@ pub(crate) fn release(key: LockKey<'_>, request: &ReleaseRequest) -> Result<Rele
 pub(crate) fn break_lock(key: LockKey<'_>, token: Option<FencingToken>) -> Result<bool, LockError> {
     let (open, stored) = open_for_command(key, None, Part::Whole)?;
     let now = clock::now();
-    let progress = step(key.ctx(), |table| {
-        table.break_lock(key.as_ref(), stored, token, now)
+    let done = step(key, |table, asked| {
+        table.break_lock(key.as_ref(), stored, token, now, asked)
     });
-    carry_out(key, open, now, progress)
+    carry_out(key, open, now, done)
 }
 
 /// Lets the lease end at now + lease exactly. Returns whether the owner holds the
@@ -221,11 +225,11 @@ pub(crate) fn renew(key: LockKey<'_>, request: &RenewRequest) -> Result<Option<b
     let (open, stored) = open_for_command(key, Some(&request.owner), Part::OfAsker)?;
     let now = clock::now();
     let client = acks::client_to_tell(key.ctx());
-    let progress = step_by(key.ctx(), may_grant, |table| {
+    let done = step_by(key, may_grant, |table, asked| {
         acks::tell_later(table, client);
-        table.renew(key.as_ref(), stored, request, now)
+        table.renew(key.as_ref(), stored, request, now, asked)
     });
-    carry_out_or_withhold(key, open, now, progress)
+    carry_out_or_withhold(key, open, now, done)
 }
 
 /// Fails unless the lock is held with this token.
@@ -236,10 +240,10 @@ pub(crate) fn guard(key: LockKey<'_>, token: FencingToken) -> Result<(), LockErr
         end_if_closing(key, &held.owner, || Some(clients::running(key.ctx())));
     }
     let now = clock::now();
-    let progress = step_by(key.ctx(), may_grant, |table| {
-        table.guard(key.as_ref(), stored, token, now)
+    let done = step_by(key, may_grant, |table, asked| {
+        table.guard(key.as_ref(), stored, token, now, asked)
     });
-    match carry_out(key, open, now, progress)? {
+    match carry_out(key, open, now, done)? {
         true => Ok(()),
         false => Err(LockError::NotHeld),
     }
@@ -247,7 +251,9 @@ pub(crate) fn guard(key: LockKey<'_>, token: FencingToken) -> Result<(), LockErr
 
 /// Whether it matters what happens to keys and connections.
 pub(crate) fn is_awake() -> bool {
-    TABLE.with_borrow(LockTable::follows_keys)
+    let table = TABLE.locks().try_borrow();
+    // Who takes a step has it in hand.
+    table.map_or(true, |table| table.follows_keys())
 }
 
 /// Whether anybody has a place in a queue.
@@ -295,6 +301,9 @@ pub(crate) fn key_received(ctx: &Context, key: KeyRef<'_>) {
 /// Somebody did something to this key. It may be called where writing is not
 /// allowed, so it only sees to it that the key is looked at very soon.
 pub(crate) fn key_touched(ctx: &Context, key: KeyRef<'_>) {
+    if TABLE.locks().try_borrow_mut().is_err() {
+        return INBOX.with_borrow_mut(|inbox| inbox.push(key.into()));
+    }
     note(ctx, |table, now_ms| table.key_touched(key, now_ms));
 }
 
@@ -443,15 +452,23 @@ fn end_connection_if_closing(ctx: &Context, client: ClientId) {
 
 /// Asks the table what is to be done, by the settings as they are now.
 #[inline]
-fn step<R>(ctx: &Context, ask: impl FnOnce(&mut LockTable) -> R) -> R {
-    step_by(ctx, gate::is_open(ctx), ask)
+fn step<R>(
+    key: LockKey<'_>,
+    ask: impl FnOnce(&mut LockTable, &mut Asked<'_>) -> Done<R>,
+) -> Done<R> {
+    step_by(key, gate::is_open(key.ctx()), ask)
 }
 
 /// As [`step`], for a command that knows whether anything may be granted.
 #[inline]
-fn step_by<R>(ctx: &Context, may_grant: bool, ask: impl FnOnce(&mut LockTable) -> R) -> R {
+fn step_by<R>(
+    key: LockKey<'_>,
+    may_grant: bool,
+    ask: impl FnOnce(&mut LockTable, &mut Asked<'_>) -> Done<R>,
+) -> Done<R> {
     // Before the table is borrowed, because it may ask the server.
-    let acks = acks::needed(ctx);
+    let acks = acks::needed(key.ctx());
+    let mut asked = Asked { key, reads: 0 };
     TABLE.with_borrow_mut(|table| {
         let settings = &mut table.settings;
         settings.may_grant = may_grant;
@@ -464,8 +481,41 @@ fn step_by<R>(ctx: &Context, may_grant: bool, ask: impl FnOnce(&mut LockTable) -
         settings.claim_timeout_ms = config::claim_timeout_ms();
         settings.recheck_interval_ms = config::recheck_interval_ms();
         settings.log_slow_wait_ms = config::log_slow_wait_ms();
-        ask(table)
+        let done = ask(table, &mut asked);
+        if asked.reads > 0 {
+            let now_ms = clock::now().ms();
+            for key in INBOX.take() {
+                table.key_touched(key.as_ref(), now_ms);
+            }
+        }
+        done
     })
+}
+
+/// What a step asks of the server while it is taken.
+struct Asked<'c> {
+    key: LockKey<'c>,
+    /// How many other keys were read.
+    reads: usize,
+}
+
+impl World for Asked<'_> {
+    fn say(&mut self, place: &Place, session: Option<ClientId>, token: FencingToken) -> Said {
+        let ctx = self.key.ctx();
+        let ends = session.is_some_and(|client| clients::is_closing(ctx, client));
+        Said {
+            heard: !ends && publish::end_of_place(ctx, place, &Answer::Granted(token)),
+            weight: publish::weight(),
+        }
+    }
+
+    fn read(&mut self, other: KeyRef<'_>) -> Lock {
+        self.reads += 1;
+        self.key.with_other(other, |key| {
+            // What is no lock is held by nobody.
+            OpenLock::open_to_read(key).read(None).unwrap_or_default()
+        })
+    }
 }
 
 /// Does what is to be done.
@@ -474,9 +524,10 @@ fn carry_out<T>(
     key: LockKey<'_>,
     open: OpenLock<'_>,
     now: Now,
-    progress: Progress<T>,
+    mut done: Done<T>,
 ) -> Result<T, LockError> {
-    do_all(key, open, now, progress).0
+    apply(key, open, now, &mut done.step);
+    done.result
 }
 
 /// As [`carry_out`]. Blocks the client, and returns nothing, where what came of its
@@ -486,61 +537,17 @@ fn carry_out_or_withhold<T>(
     key: LockKey<'_>,
     open: OpenLock<'_>,
     now: Now,
-    progress: Progress<T>,
+    done: Done<T>,
 ) -> Result<Option<T>, LockError> {
-    match do_all(key, open, now, progress) {
-        (result, None) => result.map(Some),
-        (_, Some(id)) => {
+    let withheld = done.step.withheld;
+    let result = carry_out(key, open, now, done);
+    match withheld {
+        None => result.map(Some),
+        Some(id) => {
             blocked::block(key, id, 0);
             Ok(None)
         }
     }
-}
-
-fn do_all<T>(
-    key: LockKey<'_>,
-    open: OpenLock<'_>,
-    now: Now,
-    mut progress: Progress<T>,
-) -> (Result<T, LockError>, Option<WaiterId>) {
-    loop {
-        match progress {
-            Progress::Done(Done {
-                result,
-                ref mut step,
-            }) => {
-                apply(key, open, now, step);
-                return (result, step.withheld);
-            }
-            Progress::Asks(question) => progress = read_others(key, *question),
-            Progress::Offers(offer) => progress = publish_offer(key.ctx(), *offer),
-        }
-    }
-}
-
-/// Tells a place of its grant, if anybody listens.
-fn publish_offer<T>(ctx: &Context, offer: Offer<T>) -> Progress<T> {
-    let granted = Answer::Granted(offer.token());
-    let ends = offer
-        .session()
-        .is_some_and(|client| clients::is_closing(ctx, client));
-    let heard = !ends && publish::end_of_place(ctx, offer.place(), &granted);
-    let weight = publish::weight();
-    TABLE.with_borrow_mut(|table| table.offered(offer, heard, weight))
-}
-
-/// Looks at the other locks on which a step depends.
-fn read_others<T>(key: LockKey<'_>, question: Question<T>) -> Progress<T> {
-    let look = |other: KeyRef<'_>| {
-        key.with_other(other, |key| {
-            let open = OpenLock::open_to_read(key);
-            // What is no lock is held by nobody.
-            read_lock(&open, other, None, Part::Whole).unwrap_or_default()
-        })
-    };
-    let looked_at = question.asked().iter().map(|key| look(key.as_ref()));
-    let looked_at = looked_at.collect();
-    TABLE.with_borrow_mut(|table| table.go_on(question, looked_at))
 }
 
 fn apply(key: LockKey<'_>, mut open: OpenLock<'_>, now: Now, step: &mut Step) {

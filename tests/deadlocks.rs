@@ -2,7 +2,7 @@
 
 use redis::Value;
 use redis_lock_testing::scene::await_waiting;
-use redis_lock_testing::{Client, LONG, TestServer, eventually, int, nil, status};
+use redis_lock_testing::{Client, LONG, TestServer, eventually, int, nil, pack, status};
 
 fn hold(client: &mut Client, key: &str, owner: &str, mode: &str) {
     let command = format!("LOCK.ACQUIRE {key} {owner} {LONG} {mode}");
@@ -292,6 +292,25 @@ fn where_there_is_no_cycle_there_is_no_alarm() {
     client.send("DEL k2");
     client.send("LOCK.ACQUIRE k1 b BLOCK 0");
     assert_eq!(client.reply(), int(1));
+    assert!(matches!(a.reply(), Value::Int(_)));
+    assert_eq!(a.call("LOCK.RELEASE k1 a"), int(1));
+    assert!(matches!(client.reply(), Value::Int(_)));
+}
+
+#[test]
+fn a_lease_that_is_found_to_be_over_closes_no_cycle_and_is_handed_on() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    hold(&mut client, "k1", "a", "");
+    client.int("LOCK.ACQUIRE k2 b LEASE 100");
+    let mut a = wait(&server, "k2", "a", "");
+    // No timer runs between the two, so the look itself finds that the lease is over.
+    let both = [
+        pack(&["DEBUG", "SLEEP", "0.2"]),
+        pack(&["LOCK.ACQUIRE", "k1", "b", "BLOCK", "0"]),
+    ];
+    client.send_bytes(&both.concat());
+    assert_eq!(client.reply(), status("OK"));
     assert!(matches!(a.reply(), Value::Int(_)));
     assert_eq!(a.call("LOCK.RELEASE k1 a"), int(1));
     assert!(matches!(client.reply(), Value::Int(_)));

@@ -24,12 +24,12 @@ use crate::queue::{WaitQueues, WaiterId};
 use crate::request::{Limit, Owner};
 
 /// A wait that may close a cycle.
-#[derive(Clone, Debug)]
-pub(crate) struct WaitFor {
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WaitFor<'w> {
     /// Who would wait.
-    pub(crate) owner: Owner,
+    pub(crate) owner: &'w Owner,
     /// For which lock.
-    pub(crate) key: KeyBuf,
+    pub(crate) key: KeyRef<'w>,
     /// With how many others it would hold the lock.
     pub(crate) limit: Limit,
     /// Its position in the queue, if it waits already; else it would be the last.
@@ -50,12 +50,11 @@ pub(crate) struct Graph<'g> {
 }
 
 impl<'g> Graph<'g> {
-    fn lock(self, key: &KeyBuf) -> Option<&'g Lock> {
-        if key.as_ref() == self.here.0 {
+    fn lock(self, key: KeyRef<'_>) -> Option<&'g Lock> {
+        if key == self.here.0 {
             return Some(self.here.1);
         }
-        let certain = self.certain.get(key);
-        certain.or_else(|| self.queues.seen(key.as_ref()))
+        self.certain.get(&key).or_else(|| self.queues.seen(key))
     }
 
     pub(crate) fn is_certain(self, key: &KeyBuf) -> bool {
@@ -63,24 +62,23 @@ impl<'g> Graph<'g> {
     }
 
     /// Whether this wait can end only when every holder is gone.
-    fn every_holder_must_go(self, wait: &WaitFor, lock: &Lock) -> bool {
+    fn every_holder_must_go(self, wait: WaitFor<'_>, lock: &Lock) -> bool {
         wait.limit == Limit::EXCLUSIVE
             || lock.is_exclusive()
-            || self
-                .queues
-                .has_exclusive_before(wait.key.as_ref(), wait.position)
+            || self.queues.has_exclusive_before(wait.key, wait.position)
     }
 
     /// The first request of an owner for this key, unless it is over.
-    fn wait_of(self, owner: &Owner, key: &KeyBuf) -> Option<WaitFor> {
-        let id = self.queues.first_id_of(key.as_ref(), owner)?;
-        let waiter = self.queues.waiter(key.as_ref(), id)?;
+    fn wait_of<'w>(self, owner: &'w Owner, key: &'w KeyBuf) -> Option<WaitFor<'w>> {
+        let key = key.as_ref();
+        let id = self.queues.first_id_of(key, owner)?;
+        let waiter = self.queues.waiter(key, id)?;
         if self.queues.is_over(waiter, self.steady_ms) {
             return None;
         }
         Some(WaitFor {
-            owner: owner.clone(),
-            key: key.clone(),
+            owner,
+            key,
             limit: waiter.request.limit,
             position: Some(id),
         })
@@ -88,20 +86,23 @@ impl<'g> Graph<'g> {
 
     /// The cycle that this wait closes, if a look shows one. Its first edge is the wait
     /// itself.
-    pub(crate) fn cycle_of(self, wait: &WaitFor) -> Option<Vec<WaitEdge>> {
-        // One that waits there already will get both with one grant.
-        let first = self.queues.first_id_of(wait.key.as_ref(), &wait.owner);
-        if first != wait.position {
-            return None;
-        }
+    pub(crate) fn cycle_of(self, wait: WaitFor<'_>) -> Option<Vec<WaitEdge>> {
         let mut look = Look {
             graph: self,
-            newcomer: &wait.owner,
+            newcomer: wait.owner,
             found_by: HashMap::new(),
             to_follow: VecDeque::new(),
             followed: HashSet::new(),
         };
-        if let Some(last) = look.follow(wait) {
+        let last = look.follow(wait);
+        if last.is_none() && look.to_follow.is_empty() {
+            return None;
+        }
+        // One that waits there already will get both with one grant.
+        if self.queues.first_id_of(wait.key, wait.owner) != wait.position {
+            return None;
+        }
+        if let Some(last) = last {
             return Some(look.way_to(last));
         }
         let mut waits_left = WAITS_LOOKED_AT - 1;
@@ -109,7 +110,7 @@ impl<'g> Graph<'g> {
             for key in self.queues.waits_of(&owner) {
                 waits_left = waits_left.checked_sub(1)?;
                 if let Some(wait) = self.wait_of(&owner, key)
-                    && let Some(last) = look.follow(&wait)
+                    && let Some(last) = look.follow(wait)
                 {
                     return Some(look.way_to(last));
                 }
@@ -133,19 +134,19 @@ struct Look<'g> {
 impl Look<'_> {
     /// Follows one wait to those who hold its lock. Returns the edge that leads back to the
     /// newcomer, if there is one.
-    fn follow(&mut self, wait: &WaitFor) -> Option<WaitEdge> {
+    fn follow(&mut self, wait: WaitFor<'_>) -> Option<WaitEdge> {
         let graph = self.graph;
-        let lock = graph.lock(&wait.key)?;
+        let lock = graph.lock(wait.key)?;
         let blockers = || lock.holders().iter().map(|holder| &holder.owner);
         let edge = |blocker: &Owner| WaitEdge {
             waiter: wait.owner.clone(),
-            key: wait.key.clone(),
+            key: wait.key.into(),
             blocker: blocker.clone(),
         };
         // Who holds the lock already is served as soon as anybody is.
         if self.followed.contains(&wait.key)
             || !blockers().any(|owner| owner == self.newcomer || graph.queues.waits(owner))
-            || lock.holder(&wait.owner).is_some()
+            || lock.holder(wait.owner).is_some()
             || !graph.every_holder_must_go(wait, lock)
         {
             return None;
@@ -159,7 +160,7 @@ impl Look<'_> {
                 self.to_follow.push_back(owner.clone());
             }
         }
-        self.followed.insert(wait.key.clone());
+        self.followed.insert(wait.key.into());
         None
     }
 

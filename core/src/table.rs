@@ -20,9 +20,8 @@
 //!
 //! # Two kinds of waiters
 //! A blocked client is answered. A place in the queue is told by a message, and whether
-//! anybody listens decides whether it is granted anything. So a step stops where a place
-//! is about to be granted a lock ([`Progress::Offers`]): its caller publishes the message
-//! and says whether anybody heard it.
+//! anybody listens decides whether it is granted anything. So a step has the message published
+//! by its caller's [`World`], which says whether anybody heard it.
 //!
 //! # Grants that wait
 //! A grant that must not be told yet is withheld ([`acks`](crate::acks)): its client
@@ -34,11 +33,10 @@ mod connections;
 mod due;
 mod ends;
 mod hand_off;
-mod offers;
 mod places;
-mod searches;
 mod transition;
 mod view;
+mod waits;
 
 use std::collections::VecDeque;
 
@@ -48,14 +46,13 @@ use crate::acks::{Acknowledgement, Acks};
 pub use crate::bounds::{ENDS_A_STEP, GRANTS_A_STEP, PASSED_A_STEP, UNHEARD_A_STEP, WORK_A_WAKE};
 use crate::claims::Claims;
 use crate::cycle::WaitEdge;
-use crate::deadlock::Certain;
 use crate::deliveries::Deliveries;
 use crate::ended::EndedHolds;
 use crate::error::LockError;
-use crate::keys::{KeyBuf, KeyRef};
+use crate::keys::KeyRef;
 use crate::lock::{Effects, Lock, Now, Released};
 use crate::metrics::Metrics;
-use crate::queue::{Addressee, Channel, Wait, WaitQueues, WaiterId};
+use crate::queue::{Addressee, Channel, Place, Wait, WaitQueues, WaiterId};
 use crate::request::{AcquireRequest, ClientId, Lease, Owner, ReleaseRequest, RenewRequest};
 use crate::sessions::Sessions;
 use crate::time_outs::TimeOuts;
@@ -64,8 +61,7 @@ use crate::token::{FencingToken, TokenClock};
 pub use acknowledged::ToTell;
 pub use connections::Leave;
 pub use due::{Due, NotNow, RECHECK_INTERVAL_MS, REFUSED_RETRY_MS, Work};
-pub use offers::Offer;
-use transition::{Suspended, Transition};
+use transition::Transition;
 pub use view::{ContendedView, HolderView, LockView, Totals, WaiterView};
 
 /// What an operator can set.
@@ -198,44 +194,23 @@ pub struct Done<T> {
     pub step: Step,
 }
 
-/// A step that is done, or one that depends on other locks.
-#[derive(Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "nearly every command is done, and a box would cost it more than the move"
-)]
-pub enum Progress<T> {
-    /// It is done.
-    Done(Done<T>),
-    /// The other locks have to be looked at.
-    Asks(Box<Question<T>>),
-    /// A message has to be published.
-    Offers(Box<Offer<T>>),
+/// What a step asks of its caller while it is taken. Neither may come back to the table.
+pub trait World {
+    /// Publishes that a place is granted its lock with this token. The place ends with the
+    /// connection of `session`, if it is of one.
+    fn say(&mut self, place: &Place, session: Option<ClientId>, token: FencingToken) -> Said;
+
+    /// Reads another lock. What is no lock counts as a free one.
+    fn read(&mut self, key: KeyRef<'_>) -> Lock;
 }
 
-/// A step that depends on other locks. [`LockTable::go_on`] takes it up again.
-#[derive(Debug)]
-pub struct Question<T> {
-    suspended: Suspended,
-    certain: Certain,
-    asked: Vec<KeyBuf>,
-    then: Then<T>,
-}
-
-impl<T> Question<T> {
-    /// The locks that have to be looked at, in this order.
-    pub fn asked(&self) -> &[KeyBuf] {
-        &self.asked
-    }
-}
-
-/// What a search for deadlocks is good for.
-#[derive(Debug)]
-enum Then<T> {
-    /// To be queued.
-    Enqueue(AcquireRequest, Wait, fn(Acquired) -> T),
-    /// To wait on.
-    Stay(WaiterId, T),
+/// What became of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Said {
+    /// Whether anybody heard it.
+    pub heard: bool,
+    /// As how many messages it counts, by the time that it took; at least one.
+    pub weight: usize,
 }
 
 /// What came of a request for a lock.
@@ -304,32 +279,16 @@ impl LockTable {
         request: AcquireRequest,
         wait: Option<Wait>,
         now: Now,
-    ) -> Progress<Acquired> {
-        let transition = Transition::begin(self, key, stored, now);
-        transition.acquire(request, wait, |acquired| acquired)
+        world: &mut dyn World,
+    ) -> Done<Acquired> {
+        let mut transition = Transition::begin(self, key, stored, now, world);
+        let acquired = transition.acquire(request, wait);
+        transition.finish(acquired)
     }
 
     /// This channel, shared with whoever named it last.
     pub fn channel(&mut self, name: &[u8]) -> Channel {
         self.queues.channel(name)
-    }
-
-    /// Goes on with a step whose locks have been looked at, in the order in which it
-    /// asked for them. What is no lock counts as a free one.
-    pub fn go_on<T>(&mut self, question: Question<T>, looked_at: Vec<Lock>) -> Progress<T> {
-        let Question {
-            suspended,
-            mut certain,
-            asked,
-            then,
-        } = question;
-        for (key, stored) in asked.into_iter().zip(looked_at) {
-            let lock = self.certain(key.as_ref(), stored, suspended.now);
-            certain.insert(key, lock);
-        }
-        let key = suspended.key.clone();
-        let transition: Transition<'_> = suspended.with(self, key.as_ref());
-        transition.decide(certain, then)
     }
 
     /// Gives holds back; with the last one, hands the lock off.
@@ -339,8 +298,9 @@ impl LockTable {
         stored: Lock,
         request: &ReleaseRequest,
         now: Now,
-    ) -> Progress<Released> {
-        let mut transition = Transition::begin(self, key, stored, now);
+        world: &mut dyn World,
+    ) -> Done<Released> {
+        let mut transition = Transition::begin(self, key, stored, now, world);
         let holds = transition.lock.holder(&request.owner).is_some();
         let released = transition.release(request);
         if !holds && released.is_ok() {
@@ -357,8 +317,9 @@ impl LockTable {
         stored: Lock,
         token: Option<FencingToken>,
         now: Now,
-    ) -> Progress<bool> {
-        let mut transition = Transition::begin(self, key, stored, now);
+        world: &mut dyn World,
+    ) -> Done<bool> {
+        let mut transition = Transition::begin(self, key, stored, now, world);
         let broken = transition.break_holds(token);
         transition.hand_off_and_finish(Ok(broken))
     }
@@ -371,8 +332,9 @@ impl LockTable {
         stored: Lock,
         request: &RenewRequest,
         now: Now,
-    ) -> Progress<bool> {
-        let mut transition = Transition::begin(self, key, stored, now);
+        world: &mut dyn World,
+    ) -> Done<bool> {
+        let mut transition = Transition::begin(self, key, stored, now, world);
         let renewed = transition.renew(request);
         transition.hand_off_and_finish(renewed)
     }
@@ -384,8 +346,9 @@ impl LockTable {
         stored: Lock,
         token: FencingToken,
         now: Now,
-    ) -> Progress<bool> {
-        let mut transition = Transition::begin(self, key, stored, now);
+        world: &mut dyn World,
+    ) -> Done<bool> {
+        let mut transition = Transition::begin(self, key, stored, now, world);
         let is_held = transition.guard(token);
         transition.hand_off_and_finish(Ok(is_held))
     }

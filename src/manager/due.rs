@@ -2,10 +2,7 @@
 
 use redis_module::Context;
 
-use super::{
-    TABLE, arm_timer, carry_out, gate, publish_offer, read_lock, read_others, self_fencing, step,
-    tell, telling,
-};
+use super::{TABLE, arm_timer, carry_out, gate, read_lock, self_fencing, step, tell, telling};
 use crate::config;
 use crate::server::clients;
 use crate::server::clock;
@@ -21,8 +18,7 @@ use redis_lock_core::lock::Now;
 use redis_lock_core::planted::Fault;
 use redis_lock_core::queue::Addressee;
 use redis_lock_core::table::{
-    Answer, Due, LockTable, NotNow, PASSED_A_STEP, Progress, REFUSED_RETRY_MS, Step, WORK_A_WAKE,
-    Work,
+    Answer, Due, LockTable, NotNow, PASSED_A_STEP, REFUSED_RETRY_MS, Step, WORK_A_WAKE, Work,
 };
 
 /// How many writes cost as much as one look at a lock.
@@ -175,23 +171,16 @@ fn do_to(key: LockKey<'_>, due: Due) -> usize {
     let stored = read_lock(&open, key.as_ref(), due.owner(), Part::OfAsker);
     let now = clock::now();
     let is_search = matches!(due.work, Work::CheckWait(_));
-    let mut progress = step(key.ctx(), |table| {
-        table.settings.reads_other_keys = true;
-        table.do_due(due, stored, now)
-    });
     let mut looked_further = 0;
-    let work = loop {
-        progress = match progress {
-            Progress::Done(ref done) => break weigh(&done.step, is_search) + looked_further,
-            Progress::Asks(question) => {
-                looked_further = SEARCH_WEIGHS;
-                read_others(key, *question)
-            }
-            Progress::Offers(offer) => publish_offer(key.ctx(), *offer),
-        };
-    };
+    let done = step(key, |table, asked| {
+        table.settings.reads_other_keys = true;
+        let done = table.do_due(due, stored, now, asked);
+        looked_further = if asked.reads > 0 { SEARCH_WEIGHS } else { 0 };
+        done
+    });
+    let work = weigh(&done.step, is_search) + looked_further;
     // There is nobody to whom an error could be told.
-    let _ = carry_out(key, open, now, progress);
+    let _ = carry_out(key, open, now, done);
     work
 }
 

@@ -17,7 +17,7 @@ use redis_lock_core::request::{
 };
 use redis_lock_core::stored::{PERMIT_PREFIX, Reader, TOKEN_FIELD};
 use redis_lock_core::table::{
-    Acquired, Answer, Done, Due, Leave, LockTable, LockView, Offer, Progress, WORK_A_WAKE,
+    Acquired, Answer, Done, Due, Leave, LockTable, LockView, Said, WORK_A_WAKE, World,
 };
 use redis_lock_core::token::FencingToken;
 use redis_lock_core::usage::Usage;
@@ -444,10 +444,11 @@ impl CoreSide {
             }),
         };
         let known = self.look_for(at)?;
-        let now = self.now();
         let until_ms = wait.as_ref().and_then(|wait| wait.until_ms);
-        let progress = self.table.acquire(key_of(at), known, request, wait, now);
-        match self.carry_out(at, progress)? {
+        let acquired = self.step(at, |table, now, world| {
+            table.acquire(key_of(at), known, request, wait, now, world)
+        });
+        match acquired? {
             Acquired::Granted(token) => Ok(Value::Int(token.get())),
             Acquired::Busy => Ok(Value::Nil),
             Acquired::Queued(_) if matches!(patience, Patience::Queue(_)) => {
@@ -487,9 +488,10 @@ impl CoreSide {
             },
         };
         let known = self.look_for(at)?;
-        let now = self.now();
-        let progress = self.table.release(key_of(at), known, &request, now);
-        Ok(match self.carry_out(at, progress)? {
+        let released = self.step(at, |table, now, world| {
+            table.release(key_of(at), known, &request, now, world)
+        });
+        Ok(match released? {
             Released::LastHold => Value::Int(1),
             Released::StillHeld => Value::Int(0),
             Released::NotHeld => Value::Nil,
@@ -499,9 +501,10 @@ impl CoreSide {
     fn guard(&mut self, at: DbKey, token: i64) -> Result<Value, LockError> {
         let token = FencingToken::new(token)?;
         let known = self.look_for(at)?;
-        let now = self.now();
-        let progress = self.table.guard(key_of(at), known, token, now);
-        match self.carry_out(at, progress)? {
+        let is_held = self.step(at, |table, now, world| {
+            table.guard(key_of(at), known, token, now, world)
+        });
+        match is_held? {
             true => Ok(Value::Int(1)),
             false => Err(LockError::NotHeld),
         }
@@ -520,19 +523,19 @@ impl CoreSide {
             token: fence.map(FencingToken::new).transpose()?,
         };
         let known = self.look_for(at)?;
-        let now = self.now();
-        let progress = self.table.renew(key_of(at), known, &request, now);
-        let renewed = self.carry_out(at, progress)?;
-        Ok(Value::Int(renewed.into()))
+        let renewed = self.step(at, |table, now, world| {
+            table.renew(key_of(at), known, &request, now, world)
+        });
+        Ok(Value::Int(renewed?.into()))
     }
 
     fn break_lock(&mut self, at: DbKey, fence: Option<i64>) -> Result<Value, LockError> {
         let token = fence.map(FencingToken::new).transpose()?;
         let known = self.look_for(at)?;
-        let now = self.now();
-        let progress = self.table.break_lock(key_of(at), known, token, now);
-        let broken = self.carry_out(at, progress)?;
-        Ok(Value::Int(broken.into()))
+        let broken = self.step(at, |table, now, world| {
+            table.break_lock(key_of(at), known, token, now, world)
+        });
+        Ok(Value::Int(broken?.into()))
     }
 
     fn info(&mut self, at: DbKey) -> Result<Value, LockError> {
@@ -562,6 +565,20 @@ impl CoreSide {
     }
 }
 
+impl World for CoreSide {
+    fn say(&mut self, place: &Place, _session: Option<ClientId>, token: FencingToken) -> Said {
+        let heard = self.publish(place, &Answer::Granted(token));
+        Said { heard, weight: 1 }
+    }
+
+    fn read(&mut self, key: KeyRef<'_>) -> Lock {
+        let stored = self.keyspace.get(db_key(&key.into()));
+        stored
+            .map_or(Ok(Lock::default()), |stored| read(stored))
+            .unwrap_or_default()
+    }
+}
+
 // The road: read, step, apply, arm the timer, answer.
 impl CoreSide {
     fn look(&mut self, at: DbKey) -> Result<Lock, LockError> {
@@ -579,28 +596,32 @@ impl CoreSide {
         Ok(lock)
     }
 
-    fn carry_out<T>(&mut self, at: DbKey, mut progress: Progress<T>) -> Result<T, LockError> {
-        loop {
-            match progress {
-                Progress::Done(Done { result, step }) => {
-                    self.apply(at, &step.effects);
-                    self.arm_timer();
-                    for (addressee, answer) in step.answers {
-                        self.tell(addressee, answer);
-                    }
-                    return result;
-                }
-                Progress::Asks(question) => {
-                    let asked: Vec<DbKey> = question.asked().iter().map(db_key).collect();
-                    let looked_at = asked.into_iter();
-                    let looked_at = looked_at
-                        .map(|other| self.look(other).unwrap_or_default())
-                        .collect();
-                    progress = self.table.go_on(*question, looked_at);
-                }
-                Progress::Offers(offer) => progress = self.publish_offer(*offer),
-            }
+    /// Takes a step, and does what it says.
+    fn step<T>(
+        &mut self,
+        at: DbKey,
+        step: impl FnOnce(&mut LockTable, Now, &mut dyn World) -> Done<T>,
+    ) -> Result<T, LockError> {
+        self.step_and_count(at, step).0
+    }
+
+    /// As [`CoreSide::step`]. Returns how many were answered, too.
+    fn step_and_count<T>(
+        &mut self,
+        at: DbKey,
+        step: impl FnOnce(&mut LockTable, Now, &mut dyn World) -> Done<T>,
+    ) -> (Result<T, LockError>, usize) {
+        let (mut table, now) = (std::mem::take(&mut self.table), self.now());
+        let Done { result, step } = step(&mut table, now, self);
+        self.table = table;
+        self.hear_of_keys();
+        self.apply(at, &step.effects);
+        self.arm_timer();
+        let answered = step.answers.len();
+        for (addressee, answer) in step.answers {
+            self.tell(addressee, answer);
         }
+        (result, answered)
     }
 
     fn apply(&mut self, at: DbKey, effects: &[Effect]) {
@@ -674,12 +695,6 @@ impl CoreSide {
                 }
             }
         }
-    }
-
-    fn publish_offer<T>(&mut self, offer: Offer<T>) -> Progress<T> {
-        let granted = Answer::Granted(offer.token());
-        let heard = self.publish(offer.place(), &granted);
-        self.table.offered(offer, heard, 1)
     }
 
     /// Publishes the end of a place. Returns whether anybody listens.
@@ -863,13 +878,8 @@ impl CoreSide {
     fn do_due(&mut self, due: Due) -> usize {
         let at = db_key(&due.key);
         let known = self.look(at);
-        let now = self.now();
-        let progress = self.table.do_due(due, known, now);
-        let answered = match &progress {
-            Progress::Done(done) => done.step.answers.len(),
-            Progress::Asks(_) | Progress::Offers(_) => 1,
-        };
-        let _ = self.carry_out(at, progress);
+        let (_, answered) =
+            self.step_and_count(at, |table, now, world| table.do_due(due, known, now, world));
         1 + answered
     }
 

@@ -43,7 +43,7 @@ impl World {
             until_ms,
             channel,
         });
-        let (cast, now) = (Rc::clone(&self.cast), self.now());
+        let cast = Rc::clone(&self.cast);
         let Some(stored) = self.read_for_command(key) else {
             return Ok(());
         };
@@ -52,10 +52,9 @@ impl World {
         let kept = own.filter(|_| ask.place);
         seen.kept = own;
         self.table.settings.reads_other_keys = self.scope().reads_other_keys;
-        let progress = self
-            .table
-            .acquire(cast.key(key), stored, request, wait, now);
-        let done = self.carry_out(progress, &mut seen)?;
+        let done = self.step(&mut seen, |table, now, world| {
+            table.acquire(cast.key(key), stored, request, wait, now, world)
+        })?;
         match &done.result {
             Ok(Acquired::Queued(id)) => {
                 let id = *id;
@@ -164,9 +163,10 @@ impl World {
             extent,
         };
         seen.gives_up = request.token.is_none() && held.is_none();
-        let (cast, now) = (Rc::clone(&self.cast), self.now());
-        let progress = self.table.release(cast.key(key), stored, &request, now);
-        let done = self.carry_out(progress, &mut seen)?;
+        let cast = Rc::clone(&self.cast);
+        let done = self.step(&mut seen, |table, now, world| {
+            table.release(cast.key(key), stored, &request, now, world)
+        })?;
         let result = done.result.clone();
         self.say(|w| match &result {
             Ok(Released::LastHold) => "1".to_owned(),
@@ -231,8 +231,9 @@ impl World {
             },
         };
         let (cast, now) = (Rc::clone(&self.cast), self.now());
-        let progress = self.table.renew(cast.key(key), stored, &request, now);
-        let done = self.carry_out(progress, &mut seen)?;
+        let done = self.step(&mut seen, |table, now, world| {
+            table.renew(cast.key(key), stored, &request, now, world)
+        })?;
         let renewed = done.result == Ok(true);
         self.say(|_| i32::from(renewed).to_string());
         holds!(invariants::renewals_need_a_hold(&held, &request, renewed))?;
@@ -253,9 +254,10 @@ impl World {
             return Ok(());
         };
         let mut seen = self.seen(key, None);
-        let (cast, now) = (Rc::clone(&self.cast), self.now());
-        let progress = self.table.break_lock(cast.key(key), stored, None, now);
-        let done = self.carry_out(progress, &mut seen)?;
+        let cast = Rc::clone(&self.cast);
+        let done = self.step(&mut seen, |table, now, world| {
+            table.break_lock(cast.key(key), stored, None, now, world)
+        })?;
         let broken = done.result == Ok(true);
         self.say(|_| i32::from(broken).to_string());
         if broken {

@@ -8,9 +8,48 @@ use super::scope::{CLAIM_MS, LEASE_MS};
 use super::search::Broken;
 use super::world::{Changed, Checked, Doing, PlaceKept, World};
 use crate::error::LockError;
-use crate::lock::Lock;
-use crate::queue::{Addressee, WaiterId};
-use crate::table::{Answer, Done, Offer, Progress, Step, WORK_A_WAKE};
+use crate::keys::KeyRef;
+use crate::lock::{Lock, Now};
+use crate::queue::{Addressee, Place, WaiterId};
+use crate::request::ClientId;
+use crate::table::{self, Answer, Done, LockTable, Said, Step, WORK_A_WAKE};
+use crate::token::FencingToken;
+
+/// Answers what a step asks.
+struct Asked<'a> {
+    world: &'a mut World,
+    seen: &'a mut Seen,
+    /// Keys that expired when they were read. The table hears of them after its step.
+    touched: Vec<usize>,
+    broken: Option<Broken>,
+}
+
+impl table::World for Asked<'_> {
+    fn say(&mut self, place: &Place, _session: Option<ClientId>, token: FencingToken) -> Said {
+        let heard = self.world.publish(place.id, token, self.seen);
+        let heard = heard.unwrap_or_else(|broken| {
+            self.broken.get_or_insert(broken);
+            false
+        });
+        Said { heard, weight: 1 }
+    }
+
+    fn read(&mut self, key: KeyRef<'_>) -> Lock {
+        let world = &mut *self.world;
+        let at = world.cast.keys.iter().position(|one| one.as_ref() == key);
+        let at = at.expect("a key of the cast");
+        if world.data.is_expired(at, world.now_ms) {
+            self.touched.push(at);
+        }
+        // A look does not count as one that ends what is over.
+        world.notice_expiry(at);
+        let changed = world.changed[at];
+        let stored = world.read(at);
+        world.changed[at] = changed;
+        self.seen.questions += 1;
+        stored.unwrap_or_default()
+    }
+}
 
 impl World {
     /// Opens and reads a lock as the module does.
@@ -34,40 +73,32 @@ impl World {
         read.ok()
     }
 
-    /// Answers what a step asks, and takes it to its end.
-    pub(super) fn carry_out<T>(
+    /// Takes a step.
+    pub(super) fn step<T>(
         &mut self,
-        mut progress: Progress<T>,
         seen: &mut Seen,
+        step: impl FnOnce(&mut LockTable, Now, &mut dyn table::World) -> Done<T>,
     ) -> Checked<Done<T>> {
-        loop {
-            let question = match progress {
-                Progress::Done(done) => return Ok(done),
-                Progress::Asks(question) => question,
-                Progress::Offers(offer) => {
-                    progress = self.publish(*offer, seen)?;
-                    continue;
-                }
-            };
-            let mut looked_at = Vec::new();
-            for asked in question.asked().to_vec() {
-                let at = self.cast.keys.iter().position(|one| *one == asked);
-                let at = at.expect("a key of the cast");
-                // A look does not count as one that ends what is over.
-                self.notice_expiry(at);
-                let changed = self.changed[at];
-                let stored = self.read(at);
-                self.changed[at] = changed;
-                looked_at.push(stored.unwrap_or_default());
-            }
-            seen.questions += 1;
-            progress = self.table.go_on(*question, looked_at);
+        let (mut table, now) = (std::mem::take(&mut self.table), self.now());
+        let mut asked = Asked {
+            world: self,
+            seen,
+            touched: Vec::new(),
+            broken: None,
+        };
+        let done = step(&mut table, now, &mut asked);
+        let Asked {
+            touched, broken, ..
+        } = asked;
+        self.table = table;
+        for key in touched {
+            self.touch(key);
         }
+        broken.map_or(Ok(done), Err)
     }
 
-    /// Publishes what is offered to a place.
-    pub(super) fn publish<T>(&mut self, offer: Offer<T>, seen: &mut Seen) -> Checked<Progress<T>> {
-        let (id, token) = (offer.place().id, offer.token());
+    /// Publishes the grant of a place. Returns whether anybody hears it.
+    fn publish(&mut self, id: WaiterId, token: FencingToken, seen: &mut Seen) -> Checked<bool> {
         let (key, owner, place) = self.whose_place(id)?;
         holds!(invariants::a_place_that_is_over_is_granted_nothing(
             self, &place
@@ -97,7 +128,7 @@ impl World {
         } else {
             seen.unheard.push(owner);
         }
-        Ok(self.table.offered(offer, heard, 1))
+        Ok(heard)
     }
 
     /// A place ends, or its owner holds the lock by other means.
@@ -215,10 +246,10 @@ impl World {
             let key = at.expect("a key of the cast");
             let stored = self.read(key);
             let mut seen = self.seen(key, None);
-            let now = self.now();
             self.table.settings.reads_other_keys = true;
-            let progress = self.table.do_due(due, stored, now);
-            let done = self.carry_out(progress, &mut seen)?;
+            let done = self.step(&mut seen, |table, now, world| {
+                table.do_due(due, stored, now, world)
+            })?;
             self.apply(done.step, &mut seen)?;
             invariants::check_step(self, &seen)?;
         }

@@ -2,7 +2,7 @@
 //! became of a client, keeps up the leases of sessions, looks at contended locks when they are due, and searches for deadlocks.
 
 use super::transition::Transition;
-use super::{Answer, Done, LockTable, Progress, Step, give_back};
+use super::{Answer, Done, LockTable, Step, World, give_back};
 use crate::bounds::grants_a_step;
 use crate::error::LockError;
 use crate::keys::{KeyBuf, KeyRef};
@@ -84,6 +84,38 @@ pub enum NotNow {
     Refused,
     /// Another node of the cluster serves the key, or is about to.
     NotServedHere,
+}
+
+impl Transition<'_> {
+    /// Keeps up the lease of holds that are bound to a connection.
+    fn keep(&mut self, owner: &Owner, binding: Binding) {
+        let (key, now) = (self.key, self.now);
+        if !binding.is_claimed {
+            // Its first lease is over.
+            self.table.sessions.unbind(key, owner);
+            return;
+        }
+        let effects = &mut self.step.effects;
+        let token = binding.token;
+        // It may have been set since the last renewal.
+        let lease = binding.lease.min(self.table.settings.max_lease);
+        let kept = self.lock.keep(owner, token, lease, now, effects);
+        let bound = self.binding_to_count(owner);
+        let sessions = &mut self.table.sessions;
+        if kept {
+            match lease < binding.lease {
+                true => sessions.set_lease(key, owner, token, lease, now.ms()),
+                false => sessions.kept(&HoldId::new(key, owner), now.ms()),
+            }
+            self.count_when_acknowledged(owner, bound);
+        } else {
+            // Before the hand-off, which may bind the owner's next holds.
+            sessions.unbind(key, owner);
+            if binding.kept_until_ms <= now.ms() {
+                self.table.to_close.push_back(binding.client);
+            }
+        }
+    }
 }
 
 impl LockTable {
@@ -186,70 +218,43 @@ impl LockTable {
     }
 
     /// Does what is due.
-    pub fn do_due(&mut self, due: Due, stored: Result<Lock, LockError>, now: Now) -> Progress<()> {
+    pub fn do_due(
+        &mut self,
+        due: Due,
+        stored: Result<Lock, LockError>,
+        now: Now,
+        world: &mut dyn World,
+    ) -> Done<()> {
         let key = due.key.as_ref();
         match (stored, due.work) {
             (Ok(stored), Work::Recheck) => {
-                let transition = Transition::begin(self, key, stored, now);
+                let transition = Transition::begin(self, key, stored, now, world);
                 transition.hand_off_and_finish(Ok(()))
             }
             (Ok(stored), Work::Keep(owner, binding)) => {
-                self.keep(key, &owner, binding, stored, now)
+                let mut transition = Transition::begin(self, key, stored, now, world);
+                transition.keep(&owner, binding);
+                transition.hand_off_and_finish(Ok(()))
             }
             (Ok(stored), Work::CheckWait(id)) => {
-                let transition = Transition::begin(self, key, stored, now);
-                transition.check_wait(id, ())
+                let mut transition = Transition::begin(self, key, stored, now, world);
+                transition.check_wait(id);
+                transition.finish(Ok(()))
             }
             (Err(_), Work::Keep(owner, binding)) => {
                 // It is no lock at the moment, and may be one again.
                 self.forget_ended(key);
                 self.not_kept(HoldId::new(key, &owner), binding, now.ms());
-                nothing()
+                Done {
+                    result: Ok(()),
+                    step: Step::default(),
+                }
             }
             (Err(error), Work::Recheck | Work::CheckWait(_)) => {
                 self.forget_ended(key);
-                Progress::Done(self.refuse_all(key, &error, now.ms()))
+                self.refuse_all(key, &error, now.ms())
             }
         }
-    }
-
-    /// Keeps up the lease of holds that are bound to a connection.
-    fn keep(
-        &mut self,
-        key: KeyRef<'_>,
-        owner: &Owner,
-        binding: Binding,
-        stored: Lock,
-        now: Now,
-    ) -> Progress<()> {
-        let mut transition = Transition::begin(self, key, stored, now);
-        if !binding.is_claimed {
-            // Its first lease is over.
-            transition.table.sessions.unbind(key, owner);
-            return transition.hand_off_and_finish(Ok(()));
-        }
-        let effects = &mut transition.step.effects;
-        let token = binding.token;
-        // It may have been set since the last renewal.
-        let max_lease = transition.table.settings.max_lease;
-        let lease = binding.lease.min(max_lease);
-        let kept = transition.lock.keep(owner, token, lease, now, effects);
-        let bound = transition.binding_to_count(owner);
-        let sessions = &mut transition.table.sessions;
-        if kept {
-            match lease < binding.lease {
-                true => sessions.set_lease(key, owner, token, lease, now.ms()),
-                false => sessions.kept(&HoldId::new(key, owner), now.ms()),
-            }
-            transition.count_when_acknowledged(owner, bound);
-        } else {
-            // Before the hand-off, which may bind the owner's next holds.
-            sessions.unbind(key, owner);
-            if binding.kept_until_ms <= now.ms() {
-                transition.table.to_close.push_back(binding.client);
-            }
-        }
-        transition.hand_off_and_finish(Ok(()))
     }
 
     /// How long before the end of a lease that could not be kept up its connection is
@@ -416,11 +421,4 @@ impl LockTable {
     pub(crate) fn is_waiting(&self, id: WaiterId) -> bool {
         self.queues.key_of(id).is_some()
     }
-}
-
-fn nothing() -> Progress<()> {
-    Progress::Done(Done {
-        result: Ok(()),
-        step: Step::default(),
-    })
 }

@@ -2,9 +2,8 @@
 
 use smallvec::SmallVec;
 
-use super::offers::After;
 use super::transition::Transition;
-use super::{Acquired, Answer, LockEvent, Progress};
+use super::{Acquired, Answer, Done, LockEvent, Said};
 use crate::bounds::{PASSED_A_STEP, few, grants_a_step, unheard_a_step};
 use crate::deliveries::{Delivery, Told};
 use crate::error::LockError;
@@ -15,17 +14,6 @@ use crate::queue::{Addressee, Wait, Waiter, WaiterId};
 use crate::request::{AcquireRequest, ClientId, Limit, Owner};
 use crate::sessions::HoldId;
 use crate::token::FencingToken;
-
-/// How far a hand-off has come.
-#[must_use]
-pub(super) enum HandedOff {
-    /// All who may have the lock now have it, or are planned for.
-    All,
-    /// The lock is to go to this place, with this token, if anybody listens.
-    Offers(WaiterId, FencingToken),
-    /// The place of who asks came first, and has been taken from the queue.
-    ToWhoAsks(Box<Waiter>),
-}
 
 impl Transition<'_> {
     /// Grants the lock to a newcomer, or one hold more of it to a holder, if that
@@ -149,25 +137,16 @@ impl Transition<'_> {
     }
 
     /// Takes the lock for who asks, after all who come first, or a position behind them.
-    pub(super) fn acquire<T>(
-        mut self,
+    pub(super) fn acquire(
+        &mut self,
         mut request: AcquireRequest,
         wait: Option<Wait>,
-        acquired: fn(Acquired) -> T,
-    ) -> Progress<T> {
+    ) -> Result<Acquired, LockError> {
         let waits = wait.is_some();
         let session = request.session;
         self.note_own_place(&request, wait.as_ref());
         // The lock may have come free a moment ago. Whoever queued comes first.
-        let handed_off = self.hand_off();
-        if let HandedOff::Offers(waiter, token) = handed_off {
-            let after = After::Acquire(request, wait, acquired);
-            return self.offer(waiter, token, after);
-        }
-        let own_place = match handed_off {
-            HandedOff::ToWhoAsks(place) => Some(place),
-            _ => None,
-        };
+        let own_place = self.hand_off();
         if let Some(place) = &own_place {
             // The place may have asked for a session.
             request.session = request.session.or(place.request.session);
@@ -181,31 +160,28 @@ impl Transition<'_> {
                     let answer = Answer::Refused(error.clone());
                     self.step.answers.push((place.addressee(), answer));
                 }
-                return self.done(Err(error));
+                return Err(error);
             }
         };
         if let Some(token) = granted {
-            let granted = Ok(acquired(Acquired::Granted(token)));
-            let Some(place) = own_place else {
-                return self.done(granted);
-            };
-            if !wait.is_some_and(|wait| wait.is_for_place()) {
-                self.tell_with_reply(*place, &request, token);
+            if let Some(place) = own_place {
+                if !wait.is_some_and(|wait| wait.is_for_place()) {
+                    self.tell_with_reply(place, &request, token);
+                }
+                self.serve_requests_of(&request.owner);
+                self.bind_last(&request, session, token);
+                self.hand_off();
             }
-            self.serve_requests_of(&request.owner);
-            self.bind_last(&request, session, token);
-            return self.hand_off_and_finish(granted);
+            return Ok(Acquired::Granted(token));
         }
         let Some(wait) = wait else {
-            return self.done(Ok(acquired(Acquired::Busy)));
+            return Ok(Acquired::Busy);
         };
         // A place is for a first hold, also where nothing is granted yet.
-        if wait.is_for_place()
-            && let Err(error) = holds_after_acquire(&request, self.holds_of(&request.owner))
-        {
-            return self.done(Err(error));
+        if wait.is_for_place() {
+            holds_after_acquire(&request, self.holds_of(&request.owner))?;
         }
-        self.enqueue(request, wait, acquired)
+        self.enqueue(request, wait).map(Acquired::Queued)
     }
 
     /// Requests of its owner that waited were served after this one, which came last.
@@ -225,25 +201,22 @@ impl Transition<'_> {
     }
 
     /// Hands the lock off, and is done with this.
-    pub(super) fn hand_off_and_finish<T>(mut self, result: Result<T, LockError>) -> Progress<T> {
-        match self.hand_off() {
-            HandedOff::Offers(waiter, token) => self.offer(waiter, token, After::Finish(result)),
-            HandedOff::All | HandedOff::ToWhoAsks(_) => self.done(result),
-        }
+    pub(super) fn hand_off_and_finish<T>(mut self, result: Result<T, LockError>) -> Done<T> {
+        self.hand_off();
+        self.finish(result)
     }
 
     /// Serves everyone in the queue who may have the lock as it is now: whoever
-    /// asked as one of its holders, and as many from the front as it admits.
-    pub(super) fn hand_off(&mut self) -> HandedOff {
-        let Some(reentering) = self.table.queues.reentering(self.key) else {
-            return HandedOff::All;
-        };
+    /// asked as one of its holders, and as many from the front as it admits. Returns the
+    /// place of who asks, taken from the queue, if it comes first.
+    pub(super) fn hand_off(&mut self) -> Option<Waiter> {
+        let reentering = self.table.queues.reentering(self.key)?;
         if !self.table.settings.grants() {
-            return HandedOff::All;
+            return None;
         }
         #[cfg(feature = "planted-faults")]
         if Fault::HandOffSkipped.planted() {
-            return HandedOff::All;
+            return None;
         }
         let reentering = reentering.cloned();
         let mut are_served = true;
@@ -255,8 +228,7 @@ impl Transition<'_> {
             }
             self.serve_requests_of(&owner);
         }
-        // A step comes here again after each offer, and all whom it has served have had
-        // their requests served with it.
+        // All whom this step grants the lock have their requests served with it.
         self.are_holders_served |= are_served;
         while !self.has_done_enough()
             && let Some(first) = self.first_admitted()
@@ -264,19 +236,18 @@ impl Transition<'_> {
             let (id, owner) = (first.id, first.request.owner.clone());
             // Where its hold does not fit any more, it is told so and of no token.
             let is_place = first.is_place() && holds_after_acquire(&first.request, 0).is_ok();
-            let is_offered = is_place && self.table.settings.acks.is_none();
+            let is_said_first = is_place && self.table.settings.acks.is_none();
             self.end_of(&owner);
             if self.own_place == Some(id) && self.can_be_told() {
                 self.own_place = None;
-                if let Some(place) = self.table.remove_waiter(self.key, id) {
-                    return HandedOff::ToWhoAsks(Box::new(place));
-                }
+                return self.table.remove_waiter(self.key, id);
             }
-            if is_offered
+            if is_said_first
                 && self.lock.holder(&owner).is_none()
                 && let Some(token) = self.next_token()
             {
-                return HandedOff::Offers(id, token);
+                self.say_and_serve(id, token);
+                continue;
             }
             self.serve_first(id, false);
             #[cfg(feature = "planted-faults")]
@@ -285,7 +256,35 @@ impl Transition<'_> {
             }
         }
         self.end_places_in_front();
-        HandedOff::All
+        None
+    }
+
+    /// The token of the next grant.
+    fn next_token(&self) -> Option<FencingToken> {
+        let mut tokens = self.table.tokens.clone();
+        tokens.next(self.now.us, self.lock.last_token()).ok()
+    }
+
+    /// Has a place told that it is granted the lock. If nobody hears that, nothing is
+    /// granted, and the place is gone.
+    fn say_and_serve(&mut self, id: WaiterId, token: FencingToken) {
+        let waiter = self.table.queues.waiter(self.key, id);
+        let Some((Addressee::Place(mut place), session)) =
+            waiter.map(|waiter| (waiter.addressee(), waiter.request.session))
+        else {
+            return;
+        };
+        place.first_lease = self.first_lease(place.first_lease);
+        let Said { heard, weight } = self.world.say(&place, session, token);
+        self.step.offers += weight;
+        #[cfg(feature = "planted-faults")]
+        let heard = heard || Fault::GrantUnheard.planted();
+        if heard {
+            self.serve_first(id, true);
+        } else {
+            self.unheard += weight - 1;
+            self.place_unheard(id);
+        }
     }
 
     /// Serves the first in line, and other requests of its owner. It may have been told

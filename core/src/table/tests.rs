@@ -5,6 +5,7 @@ use crate::holder::Holder;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
+use crate::keys::KeyBuf;
 use crate::lock::Effect;
 use crate::metrics::Metrics;
 use crate::queue::Place;
@@ -238,10 +239,34 @@ struct Server {
     deaf: BTreeSet<Channel>,
     /// Places of whose grants nobody heard.
     unheard: Vec<(WaiterId, FencingToken)>,
-    /// How many grants were offered.
+    /// How many grants were said.
     offers: usize,
+    /// As how many messages each counts.
+    weight: usize,
     /// The places to which the last step granted the lock, as the messages name them.
     granted_places: Vec<Place>,
+}
+
+impl World for Server {
+    fn say(&mut self, place: &Place, _session: Option<ClientId>, token: FencingToken) -> Said {
+        let heard = self.listens && !self.deaf.contains(&place.channel);
+        self.clients.remove(&place.id).unwrap();
+        match heard {
+            true => {
+                self.answers.push((place.id, Answer::Granted(token)));
+                self.granted_places.push(place.clone());
+            }
+            false => self.unheard.push((place.id, token)),
+        }
+        self.offers += 1;
+        let weight = self.weight;
+        Said { heard, weight }
+    }
+
+    fn read(&mut self, key: KeyRef<'_>) -> Lock {
+        self.questions += 1;
+        self.look(key).unwrap_or_default()
+    }
 }
 
 impl Server {
@@ -268,6 +293,7 @@ impl Server {
             unheard: Vec::new(),
             granted_places: Vec::new(),
             offers: 0,
+            weight: 1,
         }
     }
 
@@ -345,38 +371,17 @@ impl Server {
         self.first_expiry_ms = ends.min().unwrap_or(i64::MAX);
     }
 
-    fn carry_out<T>(&mut self, key: KeyRef<'_>, mut progress: Progress<T>) -> Result<T, LockError> {
+    /// Takes a step with this lock, and does what it says.
+    fn step<T>(
+        &mut self,
+        key: KeyRef<'_>,
+        step: impl FnOnce(&mut LockTable, Now, &mut dyn World) -> Done<T>,
+    ) -> Result<T, LockError> {
         self.granted_places.clear();
-        loop {
-            match progress {
-                Progress::Done(done) => return self.do_step(key, done),
-                Progress::Offers(offer) => {
-                    let (id, token) = (offer.place().id, offer.token());
-                    let heard = self.listens && !self.deaf.contains(&offer.place().channel);
-                    self.clients.remove(&id).unwrap();
-                    match heard {
-                        true => {
-                            self.answers.push((id, Answer::Granted(token)));
-                            self.granted_places.push(offer.place().clone());
-                        }
-                        false => self.unheard.push((id, token)),
-                    }
-                    self.offers += 1;
-                    progress = self.table.offered(*offer, heard, 1);
-                }
-                Progress::Asks(question) => {
-                    self.questions += 1;
-                    assert!(self.questions < 1_000_000, "an endless talk");
-                    let asked = question.asked().to_vec();
-                    let looks = asked.iter().map(|key| {
-                        let looked = self.look(key.as_ref());
-                        looked.unwrap_or_default()
-                    });
-                    let looks: Vec<Lock> = looks.collect();
-                    progress = self.table.go_on(*question, looks);
-                }
-            }
-        }
+        let (mut table, now) = (std::mem::take(&mut self.table), self.now());
+        let done = step(&mut table, now, self);
+        self.table = table;
+        self.do_step(key, done)
     }
 
     fn do_step<T>(&mut self, key: KeyRef<'_>, done: Done<T>) -> Result<T, LockError> {
@@ -439,11 +444,11 @@ impl Server {
             until_ms,
             channel: ask.channel,
         });
-        let now = self.now();
         let stored = self.look_for(key)?;
         self.asks_by(ask.client);
-        let progress = self.table.acquire(key, stored, ask.request, wait, now);
-        let acquired = self.carry_out(key, progress)?;
+        let acquired = self.step(key, |table, now, world| {
+            table.acquire(key, stored, ask.request, wait, now, world)
+        })?;
         if let Acquired::Queued(id) = acquired {
             self.clients.insert(id, ask.client);
         }
@@ -498,9 +503,9 @@ impl Server {
             extent,
         };
         let stored = self.look_for(key)?;
-        let now = self.now();
-        let progress = self.table.release(key, stored, &request, now);
-        self.carry_out(key, progress)
+        self.step(key, |table, now, world| {
+            table.release(key, stored, &request, now, world)
+        })
     }
 
     /// Gives one hold back.
@@ -529,24 +534,30 @@ impl Server {
             lease: lease(lease_ms),
             token,
         };
-        let stored = self.look_for(key).unwrap();
-        let now = self.now();
-        let progress = self.table.renew(key, stored, &request, now);
-        self.carry_out(key, progress).unwrap()
+        self.try_renew(key, &request).unwrap()
+    }
+
+    fn try_renew(&mut self, key: KeyRef<'_>, request: &RenewRequest) -> Result<bool, LockError> {
+        let stored = self.look_for(key)?;
+        self.step(key, |table, now, world| {
+            table.renew(key, stored, request, now, world)
+        })
     }
 
     fn break_lock(&mut self, key: KeyRef<'_>, token: Option<FencingToken>) -> bool {
         let stored = self.look_for(key).unwrap();
-        let now = self.now();
-        let progress = self.table.break_lock(key, stored, token, now);
-        self.carry_out(key, progress).unwrap()
+        let broken = self.step(key, |table, now, world| {
+            table.break_lock(key, stored, token, now, world)
+        });
+        broken.unwrap()
     }
 
     fn guard(&mut self, key: KeyRef<'_>, token: FencingToken) -> bool {
         let stored = self.look_for(key).unwrap();
-        let now = self.now();
-        let progress = self.table.guard(key, stored, token, now);
-        self.carry_out(key, progress).unwrap()
+        let is_held = self.step(key, |table, now, world| {
+            table.guard(key, stored, token, now, world)
+        });
+        is_held.unwrap()
     }
 
     /// Ends what ends without anything to be written.
@@ -605,9 +616,10 @@ impl Server {
         self.steps += 1;
         let key = due.key.clone();
         let stored = self.look(key.as_ref());
-        let now = self.now();
-        let progress = self.table.do_due(due, stored, now);
-        self.carry_out(key.as_ref(), progress).unwrap();
+        let done = self.step(key.as_ref(), |table, now, world| {
+            table.do_due(due, stored, now, world)
+        });
+        done.unwrap();
     }
 
     /// Does what is due now, one thing. Returns whether anything was.

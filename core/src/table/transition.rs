@@ -2,11 +2,11 @@
 
 use hashbrown::HashSet;
 
-use super::{Done, LockTable, LogLine, Progress, Step};
+use super::{Done, LockTable, LogLine, Step, World};
 use crate::deliveries::Told;
 use crate::error::LockError;
 use crate::holder::Holder;
-use crate::keys::{KeyBuf, KeyRef};
+use crate::keys::KeyRef;
 use crate::lock::{Lock, Now, Released};
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
@@ -19,17 +19,11 @@ use crate::token::FencingToken;
 const LOG_LINES_A_STEP: usize = 8;
 
 /// One change of one lock, while it is made.
-pub(super) type Transition<'t> = Change<&'t mut LockTable, KeyRef<'t>>;
-
-/// One that is to be taken up again. Nobody may take a step with its lock until it is.
-pub(super) type Suspended = Change<(), KeyBuf>;
-
-/// One change of one lock, with the table or without it.
-#[derive(Debug)]
-pub(super) struct Change<Table, Key> {
-    pub(super) table: Table,
-    pub(super) key: Key,
+pub(super) struct Transition<'t> {
+    pub(super) table: &'t mut LockTable,
+    pub(super) key: KeyRef<'t>,
     pub(super) now: Now,
+    pub(super) world: &'t mut dyn World,
     pub(super) lock: Lock,
     /// The requests of the holders that it was read with have been served.
     pub(super) are_holders_served: bool,
@@ -44,34 +38,22 @@ pub(super) struct Change<Table, Key> {
     pub(super) noted_before: Option<Lock>,
 }
 
-impl<Table, Key> Change<Table, Key> {
-    /// The same change, with this table. The place of who asks is looked for anew.
-    pub(super) fn with<T, K>(self, table: T, key: K) -> Change<T, K> {
-        Change {
-            table,
-            key,
-            now: self.now,
-            lock: self.lock,
-            are_holders_served: self.are_holders_served,
-            withheld: self.withheld,
-            unheard: self.unheard,
-            own_place: None,
-            step: self.step,
-            #[cfg(feature = "planted-faults")]
-            noted_before: None,
-        }
-    }
-}
-
 impl<'t> Transition<'t> {
     /// Ends what is over.
     #[inline]
-    pub(super) fn begin(table: &'t mut LockTable, key: KeyRef<'t>, stored: Lock, now: Now) -> Self {
+    pub(super) fn begin(
+        table: &'t mut LockTable,
+        key: KeyRef<'t>,
+        stored: Lock,
+        now: Now,
+        world: &'t mut dyn World,
+    ) -> Self {
         let before = table.queues.take_seen(key);
         let mut transition = Self {
             table,
             key,
             now,
+            world,
             lock: stored,
             are_holders_served: false,
             withheld: 0,
@@ -86,12 +68,6 @@ impl<'t> Transition<'t> {
         }
         transition.end_what_is_over();
         transition
-    }
-
-    /// Leaves the step to be taken up again.
-    pub(super) fn suspend(self) -> Suspended {
-        let key = self.key.into();
-        self.with((), key)
     }
 
     /// Counts the holders that are gone since the last step.
@@ -194,11 +170,6 @@ impl<'t> Transition<'t> {
 
     pub(super) fn hold_of(&self, owner: &Owner) -> HoldId {
         HoldId::new(self.key, owner)
-    }
-
-    #[inline]
-    pub(super) fn done<T>(self, result: Result<T, LockError>) -> Progress<T> {
-        Progress::Done(self.finish(result))
     }
 
     /// Plans the next look at this lock, and remembers what has to be.

@@ -768,13 +768,10 @@ fn who_cannot_wait_for_replicas_is_refused_and_nothing_changes() {
     let mut refused = |ask: Ask, key| {
         scene.server.effects = Effects::new();
         let stored = scene.server.look_for(key).unwrap();
-        let now = scene.server.now();
         scene.server.table.settings.acks.as_mut().unwrap().client = None;
-        let done = scene
-            .server
-            .table
-            .acquire(key, stored, ask.request, None, now);
-        let result = scene.server.carry_out(key, done);
+        let result = scene.server.step(key, |table, now, world| {
+            table.acquire(key, stored, ask.request, None, now, world)
+        });
         assert!(scene.server.effects.is_empty());
         result
     };
@@ -828,13 +825,8 @@ fn check_renews_nothing(scene: &mut Scene) {
         lease: lease(2 * LEASE_MS),
         token: None,
     };
-    let stored = scene.server.look_for(K).unwrap();
-    let now = scene.server.now();
-    let progress = scene.server.table.renew(K, stored, &request, now);
-    assert_eq!(
-        scene.server.carry_out(K, progress),
-        Err(LockError::NoReplicas)
-    );
+    let renewed = scene.server.try_renew(K, &request);
+    assert_eq!(renewed, Err(LockError::NoReplicas));
     assert_eq!(scene.server.lock(K), before);
 }
 

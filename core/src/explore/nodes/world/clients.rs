@@ -141,10 +141,10 @@ impl World {
             channel: queue.then(|| b"channel"[..].into()),
         });
         let may_grant = !self.is_in_grace(node);
-        let table = self.table(node, Some(at));
-        table.settings.may_grant = may_grant || reenters;
-        let progress = table.acquire(KEY, stored, request, wait, now);
-        let done = self.carry_out(node, progress)?;
+        let done = self.step(node, Some(at), |table, now, world| {
+            table.settings.may_grant = may_grant || reenters;
+            table.acquire(KEY, stored, request, wait, now, world)
+        })?;
         self.nodes[node].table.settings.may_grant = may_grant;
         let acquired = done.result.expect("no owner is at fault");
         let withheld = done.step.withheld;
@@ -223,9 +223,9 @@ impl World {
             lease: Lease::from_ms(lease).unwrap(),
             token,
         };
-        let now = self.now(node);
-        let progress = self.table(node, Some(at)).renew(KEY, stored, &request, now);
-        let done = self.carry_out(node, progress)?;
+        let done = self.step(node, Some(at), |table, now, world| {
+            table.renew(KEY, stored, &request, now, world)
+        })?;
         let renewed = done.result == Ok(true);
         let withheld = done.step.withheld;
         self.apply(node, done.step)?;
@@ -252,11 +252,9 @@ impl World {
             token: None,
             extent: ReleaseExtent::All,
         };
-        let now = self.now(node);
-        let progress = self
-            .table(node, Some(at))
-            .release(KEY, stored, &request, now);
-        let done = self.carry_out(node, progress)?;
+        let done = self.step(node, Some(at), |table, now, world| {
+            table.release(KEY, stored, &request, now, world)
+        })?;
         self.apply(node, done.step)?;
         let released = done.result.expect("a release is no fault");
         self.say(|w| {

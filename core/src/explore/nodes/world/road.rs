@@ -5,9 +5,35 @@ use super::{Checked, Doing, KEY, Node, PlaceKept, Role, World};
 use crate::acks::Acknowledgement;
 use crate::deliveries::Recipient;
 use crate::explore::keyspace::Write;
-use crate::lock::Lock;
-use crate::queue::{Addressee, WaiterId};
-use crate::table::{Answer, Done, LockTable, Progress, Step, WORK_A_WAKE};
+use crate::explore::search::Broken;
+use crate::keys::KeyRef;
+use crate::lock::{Lock, Now};
+use crate::queue::{Addressee, Place, WaiterId};
+use crate::request::ClientId;
+use crate::table::{self, Answer, Done, LockTable, Said, Step, WORK_A_WAKE};
+use crate::token::FencingToken;
+
+/// Answers what a step asks.
+struct Asked<'a> {
+    world: &'a mut World,
+    node: usize,
+    broken: Option<Broken>,
+}
+
+impl table::World for Asked<'_> {
+    fn say(&mut self, place: &Place, _session: Option<ClientId>, token: FencingToken) -> Said {
+        let heard = self.world.publish(self.node, place.id, token);
+        let heard = heard.unwrap_or_else(|broken| {
+            self.broken.get_or_insert(broken);
+            false
+        });
+        Said { heard, weight: 1 }
+    }
+
+    fn read(&mut self, key: KeyRef<'_>) -> Lock {
+        panic!("asked for {key:?}");
+    }
+}
 
 impl World {
     pub(super) fn write(&mut self, node: usize, write: &Write) {
@@ -163,31 +189,38 @@ impl World {
         found.expect("only who has a place is told its end")
     }
 
-    /// Publishes what is offered to places, and takes the step to its end. There are no
-    /// other locks to be looked at.
-    pub(super) fn carry_out<T>(
+    /// Takes a step. This client can be told of it later.
+    pub(super) fn step<T>(
         &mut self,
         node: usize,
-        mut progress: Progress<T>,
+        client: Option<usize>,
+        step: impl FnOnce(&mut LockTable, Now, &mut dyn table::World) -> Done<T>,
     ) -> Checked<Done<T>> {
-        loop {
-            let offer = match progress {
-                Progress::Done(done) => return Ok(done),
-                Progress::Asks(question) => panic!("asked for {:?}", question.asked()),
-                Progress::Offers(offer) => offer,
-            };
-            let (id, token) = (offer.place().id, offer.token());
-            let (at, place) = self.take_place(node, id);
-            let heard = self.hears(&place);
-            if heard {
-                let before = self.stored(node);
-                self.issue(node, at, &before, token)?;
-                self.believe(at, token, self.until(place.lease));
-            } else {
-                self.say(|_| format!("{} does not hear of its grant", owner_name(at)));
-            }
-            progress = self.nodes[node].table.offered(*offer, heard, 1);
+        let now = self.now(node);
+        let mut table = std::mem::take(self.table(node, client));
+        let mut asked = Asked {
+            world: self,
+            node,
+            broken: None,
+        };
+        let done = step(&mut table, now, &mut asked);
+        let broken = asked.broken;
+        self.nodes[node].table = table;
+        broken.map_or(Ok(done), Err)
+    }
+
+    /// Publishes the grant of a place. Returns whether anybody hears it.
+    fn publish(&mut self, node: usize, id: WaiterId, token: FencingToken) -> Checked<bool> {
+        let (at, place) = self.take_place(node, id);
+        let heard = self.hears(&place);
+        if heard {
+            let before = self.stored(node);
+            self.issue(node, at, &before, token)?;
+            self.believe(at, token, self.until(place.lease));
+        } else {
+            self.say(|_| format!("{} does not hear of its grant", owner_name(at)));
         }
+        Ok(heard)
     }
 
     /// The client that waits by this name, and the lease that it asked for.
@@ -288,8 +321,10 @@ impl World {
                 break;
             };
             let stored = self.read(node);
-            let progress = self.table(node, None).do_due(due, Ok(stored), now);
-            let step = self.carry_out(node, progress)?.step;
+            let done = self.step(node, None, |table, now, world| {
+                table.do_due(due, Ok(stored), now, world)
+            })?;
+            let step = done.step;
             self.apply(node, step)?;
         }
         self.nodes[node].table.begin_turns_anew();
