@@ -236,9 +236,6 @@ pub(crate) fn renew(key: LockKey<'_>, request: &RenewRequest) -> Result<Option<b
 pub(crate) fn guard(key: LockKey<'_>, token: FencingToken) -> Result<(), LockError> {
     let may_grant = gate::check_replicas(key.ctx())?;
     let (open, stored) = open_for_command(key, None, Part::Whole)?;
-    if let Some(held) = stored.hold_with(token) {
-        end_if_closing(key, &held.owner, || Some(clients::running(key.ctx())));
-    }
     let now = clock::now();
     let done = step_by(key, may_grant, |table, asked| {
         table.guard(key.as_ref(), stored, token, now, asked)
@@ -347,10 +344,7 @@ pub(crate) fn databases_swapped(ctx: &Context, one: i32, other: i32) {
 /// A connection has ended, and with it all holds that were bound to it. Nothing may
 /// be written now, so they are ended by whoever sees their locks next.
 pub(crate) fn connection_ended(ctx: &Context, client: ClientId) {
-    // A script that is too slow has the server serve connections in between: the
-    // reply was sent before the end was read.
-    let heard = blocked::replies_are_sent_early() && keyspace::script_runs(ctx);
-    note(ctx, |table, _| table.connection_ended(client, heard));
+    note(ctx, |table, _| table.connection_ended(client));
 }
 
 /// A client has heard of the grant that was on its way to it, or never will.
@@ -381,9 +375,6 @@ fn open_for_command<'c>(
     asker: Option<&Owner>,
     part: Part,
 ) -> Result<(OpenLock<'c>, Lock), LockError> {
-    if let Some(asker) = asker {
-        end_if_closing(key, asker, || Some(clients::running(key.ctx())));
-    }
     let open = OpenLock::open(key);
     let stored = read_lock(&open, key.as_ref(), asker, part)
         .inspect_err(|_| TABLE.with_borrow_mut(|table| table.forget_ended(key.as_ref())))?;
@@ -406,48 +397,6 @@ fn read_lock(
         _ => None,
     };
     open.read_part(asker, likely.as_ref(), part)
-}
-
-/// Ends the owner's holds and its place if they are bound to another connection that is
-/// about to end: nobody shall be told of a hold that ends with it. This client is to be
-/// told, if it is one.
-#[inline]
-fn end_if_closing(key: LockKey<'_>, owner: &Owner, told: impl Fn() -> Option<ClientId>) {
-    if TABLE.with_borrow(LockTable::binds_connections) {
-        end_those_closing(key, owner, told);
-    }
-}
-
-#[inline(never)]
-fn end_those_closing(key: LockKey<'_>, owner: &Owner, told: impl Fn() -> Option<ClientId>) {
-    let bound = TABLE.with_borrow(|table| {
-        let key = key.as_ref();
-        [
-            table.bound_client(key, owner),
-            table.place_client(key, owner),
-        ]
-    });
-    for client in bound.into_iter().flatten() {
-        if told() != Some(client) {
-            end_connection_if_closing(key.ctx(), client);
-        }
-    }
-}
-
-/// As [`end_if_closing`], for a blocked client that is about to be told. As long as it is
-/// not, it keeps what it is to be told of.
-fn end_closing_beside(ctx: &Context, told: ClientId) {
-    let beside = TABLE.with_borrow(|table| table.bound_beside(told));
-    if let Some(client) = beside {
-        end_connection_if_closing(ctx, client);
-    }
-}
-
-fn end_connection_if_closing(ctx: &Context, client: ClientId) {
-    if clients::is_closing(ctx, client) {
-        turns::connection_will_end(ctx, client);
-        note(ctx, |table, _| table.connection_ended(client, false));
-    }
 }
 
 /// Asks the table what is to be done, by the settings as they are now.
@@ -500,11 +449,13 @@ struct Asked<'c> {
 }
 
 impl World for Asked<'_> {
-    fn say(&mut self, place: &Place, session: Option<ClientId>, token: FencingToken) -> Said {
-        let ctx = self.key.ctx();
-        let ends = session.is_some_and(|client| clients::is_closing(ctx, client));
+    fn asker(&self) -> Option<ClientId> {
+        Some(clients::running(self.key.ctx()))
+    }
+
+    fn say(&mut self, place: &Place, token: FencingToken) -> Said {
         Said {
-            heard: !ends && publish::end_of_place(ctx, place, &Answer::Granted(token)),
+            heard: publish::end_of_place(self.key.ctx(), place, &Answer::Granted(token)),
             weight: publish::weight(),
         }
     }
@@ -568,16 +519,8 @@ fn apply(key: LockKey<'_>, mut open: OpenLock<'_>, now: Now, step: &mut Step) {
         log(key, line);
     }
     arm_timer(key.ctx(), now);
-    if !step.answers.is_empty() {
-        for (addressee, answer) in step.answers.drain(..) {
-            if let Answer::Granted(_) = answer {
-                match &addressee {
-                    Addressee::Blocked(_, client) => end_closing_beside(key.ctx(), *client),
-                    Addressee::Place(place) => end_if_closing(key, &place.owner, || None),
-                }
-            }
-            tell(key.ctx(), addressee, answer);
-        }
+    for (addressee, answer) in step.answers.drain(..) {
+        tell(key.ctx(), addressee, answer);
     }
 }
 

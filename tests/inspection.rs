@@ -423,32 +423,6 @@ fn the_counters_tell_what_happened() {
 /// Pipelined commands run in one turn of the server's event loop, before the
 /// waiter that the first one grants the lock can be told.
 #[test]
-fn a_grant_that_nobody_heard_of_counts_as_undelivered_and_not_as_a_release() {
-    let server = TestServer::start();
-    let mut client = server.client();
-    client.int("LOCK.ACQUIRE k a");
-    let mut gone = server.client();
-    let id = gone.int("CLIENT ID");
-    gone.send_and_block(&mut client, "LOCK.ACQUIRE k b BLOCK 0");
-    let mut next = wait(&server, "LOCK.ACQUIRE k c BLOCK 0");
-    client.send_bytes(format!("LOCK.RELEASE k a\r\nCLIENT KILL ID {id}\r\n").as_bytes());
-    assert_eq!(client.reply(), int(1));
-    assert_eq!(client.reply(), int(1));
-    assert!(matches!(next.reply(), Value::Int(_)));
-    for (name, count) in [
-        ("grants_after_wait", 2),
-        ("hand_offs", 2),
-        ("grants_undelivered", 1),
-        ("waits_abandoned", 0),
-        ("releases", 1),
-        ("releases_session", 0),
-        ("waiters", 0),
-    ] {
-        assert_eq!(client.info(&format!("lock_{name}")), count, "{name}");
-    }
-}
-
-#[test]
 fn a_slow_wait_and_a_refused_deadlock_are_logged_once() {
     let server = TestServer::start();
     let mut client = server.client();

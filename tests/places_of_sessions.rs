@@ -81,21 +81,9 @@ fn a_connection_that_ends_in_the_turn_of_the_release_is_passed_over() {
     }
 }
 
-/// The server has not read yet that the connection is closed.
+/// The server reads that the connection of the place is closed after that.
 #[test]
-fn a_place_whose_connection_is_closed_is_told_of_no_grant() {
-    let (mut scene, asks) = two_places();
-    scene.server.stop();
-    scene.client.send("LOCK.RELEASE k holder");
-    drop(asks);
-    scene.server.go_on();
-    assert_eq!(scene.client.reply(), int(1));
-    scene.ears.granted("b");
-    assert_eq!(scene.client.call("HGET k b"), text("1"));
-}
-
-#[test]
-fn who_asks_plainly_is_not_bound_to_a_closed_connection_of_its_place() {
+fn who_is_told_by_another_connection_than_that_of_its_place_keeps_the_lock() {
     let (mut scene, asks) = two_places();
     scene.server.stop();
     scene.client.send("DEL k");
@@ -103,9 +91,12 @@ fn who_asks_plainly_is_not_bound_to_a_closed_connection_of_its_place() {
     drop(asks);
     scene.server.go_on();
     assert_eq!(scene.client.reply(), int(1));
-    // Its place is over, so that the other one comes first.
-    assert_eq!(scene.client.reply(), nil());
-    assert_eq!(scene.client.call("HGET k b"), text("1"));
+    let fence = token(&scene.client.reply());
+    assert_eq!(scene.ears.granted("a"), fence);
+    eventually("its session is over", || bound(&mut scene.client) == nil());
+    assert_eq!(scene.client.bulk("HGET k @fence"), fence.to_string());
+    assert_eq!(scene.client.call("LOCK.RELEASE k a"), int(1));
+    assert!(scene.ears.granted("b") > fence);
 }
 
 #[test]
@@ -153,8 +144,8 @@ fn a_request_without_session_unbinds_the_place() {
 }
 
 #[test]
-fn a_hold_ends_with_its_connection_whether_or_not_it_was_claimed() {
-    for claims in [false, true] {
+fn a_hold_ends_with_its_connection_unless_it_was_claimed_by_another() {
+    for claimed_by in ["nobody", "its own", "another"] {
         let mut scene = Held::start();
         configure(&mut scene.client, "claim-timeout", "600000");
         let mut asks = scene.server.client();
@@ -163,16 +154,22 @@ fn a_hold_ends_with_its_connection_whether_or_not_it_was_claimed() {
         assert_eq!(scene.ears.call(&next), int(0));
         scene.release("holder");
         let fence = scene.ears.granted("a");
-        if claims {
-            let claim = format!("LOCK.RENEW k a {LONG} FENCE {fence}");
-            assert_eq!(scene.ears.call(&claim), int(1));
+        let claim = format!("LOCK.RENEW k a {LONG} FENCE {fence}");
+        match claimed_by {
+            "its own" => assert_eq!(asks.call(&claim), int(1)),
+            "another" => assert_eq!(scene.ears.call(&claim), int(1)),
+            _ => {}
         }
         end(&mut scene.client, asks);
-        assert!(scene.ears.granted("b") > fence, "claimed: {claims}");
+        if claimed_by == "another" {
+            assert_eq!(scene.client.call("HGET k a"), text("1"));
+            scene.release("a");
+        }
+        assert!(scene.ears.granted("b") > fence, "{claimed_by}");
         assert_eq!(scene.client.call("HGET k a"), nil());
-        assert_eq!(scene.client.info("lock_releases_session"), 1);
-        let late = format!("LOCK.RENEW k a {LONG} FENCE {fence}");
-        assert_eq!(scene.ears.call(&late), int(0));
+        let by_session = i64::from(claimed_by != "another");
+        assert_eq!(scene.client.info("lock_releases_session"), by_session);
+        assert_eq!(scene.ears.call(&claim), int(0));
     }
 }
 
@@ -211,7 +208,7 @@ fn a_claimed_hold_is_kept_up_while_the_connection_lives() {
     scene.release("holder");
     let fence = scene.ears.granted("a");
     let claim = format!("LOCK.RENEW k a LEASE 1500 FENCE {fence}");
-    assert_eq!(scene.ears.call(&claim), int(1));
+    assert_eq!(asks.call(&claim), int(1));
     let_pass(&mut scene.client, "3");
     assert_eq!(scene.client.bulk("HGET k @fence"), fence.to_string());
     assert_eq!(scene.client.call("HGET k a"), text("1"));

@@ -72,41 +72,6 @@ impl Scene {
         assert_eq!(self.observer.call("HGET k next"), text("1"), "{what}");
         token(&self.next.reply());
     }
-
-    /// Releases the lock and kills some of those who wait, by their bits. The
-    /// others hear of a grant that left the owner this many holds.
-    #[track_caller]
-    fn check(mut self, killed: usize, holds: i64, what: &str) {
-        let is_killed = |nth: &usize| killed & (1 << nth) != 0;
-        let (gone, alive): (Vec<usize>, Vec<usize>) = (0..self.ids.len()).partition(is_killed);
-        let kills: Vec<String> = gone.iter().map(|&nth| self.kill(nth)).collect();
-        let kills: Vec<&str> = kills.iter().map(String::as_str).collect();
-        self.release_and(&kills);
-        if holds == 0 {
-            self.assert_passed_on(what);
-            return;
-        }
-        self.assert_held(holds, what);
-        let stored = self.observer.call("HGET k @fence");
-        for nth in alive {
-            let told = token(&self.requests[nth].reply());
-            assert_eq!(stored, text(told.to_string()), "{what}");
-        }
-    }
-}
-
-/// A resent request is served by the same grant. The hold stands as long as
-/// one of those who were to hear of it lives.
-#[test]
-fn a_hold_ends_only_when_all_who_were_to_hear_of_it_have_gone() {
-    for count in [2, 3] {
-        let all = (1 << count) - 1;
-        for killed in 1..=all {
-            let what = format!("{killed:b} of {all:b} killed");
-            let scene = Scene::set(&vec!["HOLD 1"; count]);
-            scene.check(killed, i64::from(killed != all), &what);
-        }
-    }
 }
 
 #[test]
@@ -145,21 +110,6 @@ fn one_who_resends_and_one_who_closes_its_socket_then() {
     }
 }
 
-#[test]
-fn each_request_takes_back_just_what_it_added() {
-    for (requests, held) in [
-        // How many holds are left if the first, the second or both have gone.
-        (["", ""], [1, 1, 0]),
-        (["", "HOLD 1"], [1, 1, 0]),
-        (["HOLD 1", ""], [1, 1, 0]),
-    ] {
-        for (killed, holds) in (1..).zip(held) {
-            let what = format!("{requests:?}, {killed:b} killed");
-            Scene::set(&requests).check(killed, holds, &what);
-        }
-    }
-}
-
 /// Another connection of the owner hears of the hold before its own is gone.
 #[test]
 fn a_hold_that_another_connection_was_told_of_stands() {
@@ -195,31 +145,6 @@ fn a_hold_that_a_place_of_its_owner_was_told_of_stands() {
     }
 }
 
-/// The place comes first, and a session that nobody hears of takes nothing with it.
-#[test]
-fn a_place_keeps_its_hold_though_a_session_of_its_owner_is_unheard() {
-    for options in ["HOLD 1 SESSION", "SESSION"] {
-        let server = TestServer::start();
-        let (mut observer, mut next) = (server.client(), server.client());
-        let (mut blocked, mut ears) = (server.client(), server.subscriber("ch"));
-        observer.int(&format!("LOCK.ACQUIRE k before {LONG}"));
-        let place = format!("LOCK.ACQUIRE k owner {LONG} QUEUE 600000 ch");
-        assert_eq!(ears.call(&place), int(0));
-        let kill = format!("CLIENT KILL ID {}", blocked.int("CLIENT ID"));
-        blocked.send(&format!("LOCK.ACQUIRE k owner {LONG} BLOCK 0 {options}"));
-        await_waiting(&mut observer, "k", 2);
-        next.send(&format!("LOCK.ACQUIRE k next {LONG} BLOCK 0"));
-        await_waiting(&mut observer, "k", 3);
-        transaction(&mut observer, &["LOCK.RELEASE k before", &kill]);
-        settle(&server);
-        let fence = ears.granted("owner");
-        let claim = format!("LOCK.RENEW k owner {LONG} FENCE {fence}");
-        assert_eq!(ears.call(&claim), int(1), "{options}");
-        assert_eq!(observer.call("HGET k owner"), text("1"), "{options}");
-        assert_eq!(waiting(&mut observer, "k"), 1, "{options}");
-    }
-}
-
 /// The waiter is gone before another connection of its owner asks. Whichever
 /// comes first, what the owner is told is so.
 #[test]
@@ -244,47 +169,6 @@ fn who_asks_after_the_waiter_has_gone_keeps_what_it_is_told_of() {
             }
         }
     }
-}
-
-#[test]
-fn what_others_confirm_keeps_no_hold_that_nobody_heard_of() {
-    for command in [
-        "LOCK.ACQUIRE other somebody LEASE 600000 HOLD 1",
-        "LOCK.RENEW other somebody",
-        "LOCK.ACQUIRE other owner LEASE 600000 HOLD 1",
-    ] {
-        let mut scene = Scene::set(&["HOLD 1"]);
-        let owner = command.split(' ').nth(2).unwrap();
-        scene.observer.int(&format!("LOCK.ACQUIRE other {owner}"));
-        let kill = scene.kill(0);
-        let replies = scene.release_and(&[command, &kill]);
-        assert!(matches!(replies[0], Value::Int(1..)), "{replies:?}");
-        scene.assert_passed_on(command);
-    }
-}
-
-#[test]
-fn what_a_reader_confirms_keeps_no_other_that_never_heard() {
-    let server = TestServer::start();
-    let mut client = server.client();
-    client.int(&format!("LOCK.ACQUIRE k writer {LONG}"));
-    let (mut lives, mut dies) = (server.client(), server.client());
-    let id = dies.int("CLIENT ID");
-    for (count, (client_of, name)) in [(&mut lives, "lives"), (&mut dies, "dies")]
-        .into_iter()
-        .enumerate()
-    {
-        client_of.send(&format!("LOCK.ACQUIRE k {name} {LONG} SHARED BLOCK 0"));
-        await_waiting(&mut client, "k", i64::try_from(count).unwrap() + 1);
-    }
-    let confirm = format!("LOCK.ACQUIRE k lives {LONG} SHARED HOLD 1");
-    let kill = format!("CLIENT KILL ID {id}");
-    let replies = transaction(&mut client, &["LOCK.RELEASE k writer", &confirm, &kill]);
-    settle(&server);
-    assert_eq!(replies[0], int(1));
-    assert_eq!(lives.reply(), replies[1]);
-    assert_eq!(client.call("HGET k dies"), nil());
-    assert_eq!(client.call("HGET k lives"), text("1"));
 }
 
 /// While a script takes long the server answers others. One that hears of its
@@ -317,23 +201,6 @@ fn one_told_in_a_long_script_keeps_the_lock_though_it_goes() {
     assert_eq!(observer.call("HGET k leaves"), text("1"));
     assert_eq!(observer.call("HGET k @fence"), text(told.to_string()));
     assert_eq!(waiting(&mut observer, "k"), 1);
-}
-
-#[test]
-fn what_the_owner_does_in_between_counts_in_its_order() {
-    for (options, meanwhile, killed, holds) in [
-        // A nested hold on top of the one that the first hears of.
-        (&["HOLD 1", "HOLD 1"][..], "LOCK.ACQUIRE k owner", 1, 2),
-        // A renewal tells of the first hold, not of the second.
-        (&["", ""], "LOCK.RENEW k owner", 1, 1),
-        // Of three holds one is given back and one is nobody's.
-        (&["", "", ""], "LOCK.RELEASE k owner", 2, 1),
-    ] {
-        let mut scene = Scene::set(options);
-        let kill = scene.kill(killed);
-        scene.release_and(&[meanwhile, &kill]);
-        scene.assert_held(holds, meanwhile);
-    }
 }
 
 /// Redis 7.0 sends both replies to a client that is unblocked in the turn of its

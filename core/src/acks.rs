@@ -79,6 +79,8 @@ pub(crate) struct SessionToBe {
     pub lease: Lease,
     /// When the one ends that is told of, in milliseconds since 1970.
     pub end_ms: i64,
+    /// Whether the owner held the lock before.
+    pub(crate) were_held: bool,
 }
 
 impl Withheld {
@@ -132,8 +134,6 @@ const LEASES_WEIGH_ONE: usize = 8;
 pub struct Acks {
     /// Each with its serial in `pending`.
     replies: BTreeMap<WaiterId, (u64, Withheld)>,
-    /// Those to clients.
-    of_clients: BTreeSet<(ClientId, WaiterId)>,
     /// Those to places that end with a connection.
     of_sessions: SessionPlaces,
     /// In the order in which it was written, by serial numbers.
@@ -159,9 +159,7 @@ impl Acks {
     pub(crate) fn withhold(&mut self, withheld: Withheld) {
         let id = withheld.to.id();
         let serial = self.push(Waits::Reply(id));
-        if !withheld.to.is_place() {
-            self.of_clients.insert((withheld.to.client(), id));
-        } else if let Some(client) = withheld.session_of_place() {
+        if let Some(client) = withheld.session_of_place() {
             let has_ended = self.of_sessions.has_ended(client);
             self.of_sessions.insert(client, id);
             if has_ended {
@@ -189,12 +187,6 @@ impl Acks {
         for serial in self.leases.remove(hold).unwrap_or_default() {
             self.pending.remove(&serial);
         }
-    }
-
-    /// Whether a reply to this client is withheld.
-    pub(crate) fn withholds_from(&self, client: ClientId) -> bool {
-        let mut from_first = self.of_clients.range((client, WaiterId(0))..);
-        from_first.next().is_some_and(|(of, _)| *of == client)
     }
 
     /// A connection has ended, and with it the places of its session.
@@ -234,7 +226,6 @@ impl Acks {
     pub(crate) fn take(&mut self, id: WaiterId) -> Option<Withheld> {
         let (serial, withheld) = self.replies.remove(&id)?;
         self.pending.remove(&serial);
-        self.of_clients.remove(&(withheld.to.client(), id));
         if let Some(client) = withheld.session_of_place() {
             self.of_sessions.remove(client, id);
         }
@@ -311,22 +302,16 @@ impl Acks {
 
     fn agree_on_ends(&self) -> bool {
         let replies = self.replies.iter();
-        let (to_places, to_clients): (Vec<_>, Vec<_>) = replies
-            .map(|(id, (_, reply))| (*id, reply))
-            .partition(|(_, reply)| reply.to.is_place());
-        let to_clients = to_clients
-            .iter()
-            .map(|(id, reply)| (reply.to.client(), *id));
-        let with_session = to_places.iter();
         let with_session =
-            with_session.filter_map(|(id, reply)| Some((reply.session_of_place()?, *id)));
-        self.of_clients == to_clients.collect() && self.of_sessions.agree(with_session)
+            replies.filter_map(|(id, (_, reply))| Some((reply.session_of_place()?, *id)));
+        self.of_sessions.agree(with_session)
     }
 
     /// How many replies end with the connection of this client.
     pub(crate) fn ending_with(&self, client: ClientId) -> usize {
-        let to_client = usize::from(self.withholds_from(client));
-        to_client + self.of_sessions.count_of(client)
+        let mut replies = self.replies.values().map(|(_, reply)| &reply.to);
+        let to_client = replies.any(|to| !to.is_place() && to.client() == client);
+        usize::from(to_client) + self.of_sessions.count_of(client)
     }
 
     /// How much stands in line.

@@ -21,18 +21,12 @@
 //! - The message to a place tells of one hold, once its owner holds the lock. While it is
 //!   withheld until replicas have acknowledged the grant, it is on its way.
 //!
-//! The end of a session takes the holds that are bound to it. Those stay that a grant
-//! tells of which was on its way at that time, even if its client reads it before the end
-//! is written. A renewal that was on its way keeps none.
-//!
 //! # What it costs
 //! Everything about one reply takes logarithmic time, and a step for each other reply
-//! to the same owner on the same lock. The end of a connection takes as long as that for
-//! each reply about holds that were bound to it before, and logarithmic time where there
-//! are none. Two databases that change places have all replies inserted anew.
+//! to the same owner on the same lock.
 
+use std::collections::BTreeMap;
 use std::collections::btree_map::{Entry, OccupiedEntry};
-use std::collections::{BTreeMap, BTreeSet};
 
 use smallvec::SmallVec;
 
@@ -41,7 +35,7 @@ use crate::ended::{Ended, EndedBy};
 use crate::explore::form::Form;
 use crate::keys::KeyRef;
 use crate::queue::{Addressee, WaiterId};
-use crate::request::{ClientId, HoldNumber, Lease, Owner, ReleaseExtent};
+use crate::request::{ClientId, HoldNumber, Owner, ReleaseExtent};
 use crate::sessions::HoldId;
 use crate::token::FencingToken;
 
@@ -69,43 +63,13 @@ impl From<&Addressee> for Recipient {
     }
 }
 
-/// What an owner's holds were bound to before a grant that is on its way.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum BoundBefore {
-    /// No connection, or there was no hold.
-    #[default]
-    Nothing,
-    /// The connection of this client.
-    Client(ClientId),
-    /// A connection that has ended meanwhile.
-    Ended,
-}
-
-impl From<Option<ClientId>> for BoundBefore {
-    fn from(client: Option<ClientId>) -> Self {
-        client.map_or(Self::Nothing, Self::Client)
-    }
-}
-
-impl BoundBefore {
-    /// The client, if its connection lives.
-    pub fn client(self) -> Option<ClientId> {
-        match self {
-            Self::Client(client) => Some(client),
-            Self::Nothing | Self::Ended => None,
-        }
-    }
-}
-
 /// A grant or a renewal on its way.
 #[derive(Clone, Debug)]
 pub struct Delivery {
     /// Who is to hear of it.
     pub recipient: Recipient,
-    /// The lease to be kept up while its connection lives, if it asked for that.
-    pub session: Option<Lease>,
-    /// What the holds were bound to before.
-    pub bound_before: BoundBefore,
+    /// Whether it is what ties the holds to the connection of its client.
+    pub ties: bool,
 }
 
 /// What a reply says of the owner's holds: how many more there are than replies spoke
@@ -163,14 +127,6 @@ const NONE_BEFORE: i64 = i64::MIN / 2;
 struct Reply {
     told: Told,
     on_its_way: Option<Delivery>,
-    /// It tells of a lease alone, and keeps no hold from ending with its session.
-    renews: bool,
-}
-
-impl Reply {
-    fn promises(&self) -> bool {
-        self.on_its_way.is_some() && !self.renews
-    }
 }
 
 /// What is on its way to one owner about one lock.
@@ -185,9 +141,6 @@ struct UnderWay {
     added: i64,
     /// Whether a grant was lost whose holds have not been given back yet.
     lost: bool,
-    /// Whether a session has ended that took the other holds, and they have not been
-    /// given back yet.
-    session_over: bool,
 }
 
 impl UnderWay {
@@ -198,7 +151,6 @@ impl UnderWay {
             replies: SmallVec::new_const(),
             added: 0,
             lost: false,
-            session_over: false,
         }
     }
 
@@ -216,7 +168,7 @@ impl UnderWay {
     }
 
     fn is_over(&self) -> bool {
-        !self.lost && !self.session_over && self.deliveries().next().is_none()
+        !self.lost && self.deliveries().next().is_none()
     }
 
     /// How many holds are spoken for by all that the owner was and will be told.
@@ -225,30 +177,15 @@ impl UnderWay {
         replies.fold(self.known, |holds, reply| reply.told.after(holds))
     }
 
-    /// How many the grants that are on their way speak for by themselves.
-    fn promised(&self) -> i64 {
-        let promises = self.replies.iter().filter(|one| one.promises());
-        promises.fold(0, |holds, reply| reply.told.after(holds))
-    }
-
     fn tell(&mut self, told: Told) {
         match self.replies.last_mut() {
             Some(last) if last.on_its_way.is_none() => last.told = last.told.and(told),
             _ => self.replies.push(Reply {
                 told,
                 on_its_way: None,
-                renews: false,
             }),
         }
     }
-}
-
-/// What somebody is to hear of.
-#[derive(Clone, Debug)]
-struct Way {
-    hold: HoldId,
-    /// The client that the holds were bound to before.
-    bound_before: Option<ClientId>,
 }
 
 /// All that is on its way to clients of a server.
@@ -256,9 +193,7 @@ struct Way {
 pub struct Deliveries {
     by_hold: BTreeMap<HoldId, UnderWay>,
     /// A client is answered before its next command, and a place is in one queue.
-    by_recipient: BTreeMap<Recipient, Way>,
-    /// Who is to hear of holds that were bound to these clients before.
-    by_bound_before: BTreeSet<(ClientId, Recipient)>,
+    by_recipient: BTreeMap<Recipient, HoldId>,
 }
 
 impl Deliveries {
@@ -283,7 +218,6 @@ impl Deliveries {
         under_way.replies.push(Reply {
             told,
             on_its_way: Some(delivery),
-            renews: false,
         });
     }
 
@@ -299,7 +233,6 @@ impl Deliveries {
         under_way.replies.push(Reply {
             told: Told::at_least(1),
             on_its_way: Some(delivery),
-            renews: true,
         });
     }
 
@@ -310,8 +243,7 @@ impl Deliveries {
         delivery: &Delivery,
         held_before: i64,
     ) -> &mut UnderWay {
-        let before = delivery.bound_before.client();
-        self.note(delivery.recipient, hold.clone(), before);
+        self.by_recipient.insert(delivery.recipient, hold.clone());
         let new = UnderWay::new(token, held_before);
         let under_way = self.by_hold.entry(hold).or_insert(new);
         if under_way.token != token {
@@ -321,18 +253,22 @@ impl Deliveries {
         under_way
     }
 
-    /// Notes that what is on its way to this client is bound to its connection, and what
-    /// it was bound to before.
-    pub fn bind(&mut self, client: ClientId, lease: Lease, bound_before: BoundBefore) {
+    /// Notes that what is on its way to this client ties the holds to its connection.
+    pub fn tie(&mut self, client: ClientId) {
         let recipient = Recipient::Client(client);
-        let Some(hold) = self.hold_of(recipient).cloned() else {
-            return;
-        };
-        for delivery in self.deliveries_to(&hold, recipient) {
-            delivery.session = Some(lease);
-            delivery.bound_before = bound_before;
+        if let Some(hold) = self.hold_of(recipient).cloned() {
+            for delivery in self.deliveries_to(&hold, recipient) {
+                delivery.ties = true;
+            }
         }
-        self.note(recipient, hold, bound_before.client());
+    }
+
+    /// The holds that what is on its way to this client ties to its connection.
+    pub fn tied_by(&self, client: ClientId) -> Option<HoldId> {
+        let hold = self.hold_of(client)?;
+        let mut deliveries = self.by_hold.get(hold)?.deliveries();
+        let is_it = |one: &Delivery| one.recipient == Recipient::Client(client) && one.ties;
+        deliveries.any(is_it).then(|| hold.clone())
     }
 
     /// What is on its way to this recipient about these holds.
@@ -345,26 +281,6 @@ impl Deliveries {
         let replies = under_way.flat_map(|one| &mut one.replies);
         let deliveries = replies.filter_map(|reply| reply.on_its_way.as_mut());
         deliveries.filter(move |one| one.recipient == recipient)
-    }
-
-    /// Notes who is to hear of which holds, and what they were bound to before.
-    fn note(&mut self, recipient: Recipient, hold: HoldId, bound_before: Option<ClientId>) {
-        let way = Way { hold, bound_before };
-        let last = self.by_recipient.insert(recipient, way);
-        if let Some(client) = last.and_then(|last| last.bound_before) {
-            self.by_bound_before.remove(&(client, recipient));
-        }
-        if let Some(client) = bound_before {
-            self.by_bound_before.insert((client, recipient));
-        }
-    }
-
-    fn take_note(&mut self, recipient: Recipient) -> Option<HoldId> {
-        let Way { hold, bound_before } = self.by_recipient.remove(&recipient)?;
-        if let Some(client) = bound_before {
-            self.by_bound_before.remove(&(client, recipient));
-        }
-        Some(hold)
     }
 
     /// Whether what is on its way to this client is still true of an owner that has so
@@ -408,76 +324,9 @@ impl Deliveries {
         }
     }
 
-    /// The newest grant of these holds that is on its way to another client than
-    /// this one, and is to be bound to its connection.
-    pub fn other_session(
-        &self,
-        hold: &HoldId,
-        token: FencingToken,
-        client: ClientId,
-    ) -> Option<(ClientId, Lease)> {
-        let under_way = self.by_hold.get(hold)?;
-        let others = under_way.deliveries().rev();
-        others
-            .filter(|_| under_way.token == token)
-            .find_map(|one| match one.recipient {
-                Recipient::Client(other) if other != client => Some((other, one.session?)),
-                _ => None,
-            })
-    }
-
-    /// Whether the grant that is on its way to this client bound its holds.
-    pub fn binds(&self, client: ClientId) -> bool {
-        let hold = self.hold_of(client);
-        let delivery = hold.and_then(|hold| self.delivery_to(hold, client));
-        delivery.is_some_and(|one| one.session.is_some())
-    }
-
-    /// The client that these holds were bound to before the grant that is on its way
-    /// to this one.
-    pub fn bound_before(&self, hold: &HoldId, client: ClientId) -> Option<ClientId> {
-        self.delivery_to(hold, client)?.bound_before.client()
-    }
-
-    /// Whether it is the grant on its way to this client that binds these holds, and
-    /// nothing bound them before.
-    pub fn binds_first(&self, hold: &HoldId, client: ClientId) -> bool {
-        let delivery = self.delivery_to(hold, client);
-        delivery
-            .is_some_and(|one| one.session.is_some() && one.bound_before == BoundBefore::Nothing)
-    }
-
-    /// What is on its way to this client about these holds.
-    fn delivery_to(&self, hold: &HoldId, client: ClientId) -> Option<&Delivery> {
-        let mut deliveries = self.by_hold.get(hold)?.deliveries();
-        deliveries.find(|one| one.recipient == Recipient::Client(client))
-    }
-
-    /// A client's connection has ended: nothing is bound to it any more.
-    pub fn client_gone(&mut self, client: ClientId) {
-        for recipient in self.bound_before_to(client) {
-            let Some(hold) = self.take_note(recipient) else {
-                continue;
-            };
-            for delivery in self.deliveries_to(&hold, recipient) {
-                delivery.bound_before = BoundBefore::Ended;
-            }
-            self.note(recipient, hold, None);
-        }
-    }
-
-    /// Who is to hear of holds that were bound to this client before.
-    fn bound_before_to(&self, client: ClientId) -> Vec<Recipient> {
-        let first = (client, Recipient::Client(ClientId(0)));
-        let from_first = self.by_bound_before.range(first..);
-        let its = from_first.take_while(|(before, _)| *before == client);
-        its.map(|(_, recipient)| *recipient).collect()
-    }
-
     /// The holds that somebody is to hear of.
     pub fn hold_of(&self, recipient: impl Into<Recipient>) -> Option<&HoldId> {
-        let way = self.by_recipient.get(&recipient.into())?;
-        Some(&way.hold)
+        self.by_recipient.get(&recipient.into())
     }
 
     /// The token of what is on its way to the owner of these holds.
@@ -511,18 +360,6 @@ impl Deliveries {
         (!known).then(|| (found.key().clone(), token))
     }
 
-    /// Notes that the session has ended that these holds were bound to. It leaves those
-    /// that grants on their way speak for.
-    pub fn session_ended(&mut self, hold: &HoldId, token: FencingToken) {
-        if let Some(under_way) = self.by_hold.get_mut(hold)
-            && under_way.token == token
-        {
-            under_way.replies.retain(|reply| reply.promises());
-            under_way.known = 0;
-            under_way.session_over = true;
-        }
-    }
-
     /// What is on its way about this lock.
     fn on(&self, key: KeyRef<'_>) -> impl Iterator<Item = (&HoldId, &UnderWay)> {
         let first = HoldId {
@@ -544,55 +381,33 @@ impl Deliveries {
         under_way.into_iter().flat_map(UnderWay::places)
     }
 
-    /// How many holds of this token are left when a session ends, because grants on
-    /// their way speak for them.
-    pub fn promised(&self, hold: &HoldId, token: FencingToken) -> i64 {
-        let under_way = self.by_hold.get(hold);
-        let under_way = under_way.filter(|under_way| under_way.token == token);
-        under_way.map_or(0, UnderWay::promised)
-    }
-
     /// How many of its `holds` are left to an owner of whose holds some have
     /// ended.
     pub fn left(&self, hold: &HoldId, ended: &Ended, holds: i64) -> i64 {
         let under_way = self.by_hold.get(hold);
         let under_way = under_way.filter(|under_way| under_way.token == ended.token);
-        match (under_way, ended.by) {
-            (Some(under_way), EndedBy::Session) if under_way.session_over => {
-                under_way.spoken_for().min(holds)
-            }
-            (Some(under_way), EndedBy::Session) => under_way.promised().min(holds),
-            (Some(under_way), EndedBy::Undelivered) => {
+        match (ended.by, under_way) {
+            (EndedBy::Session, _) => 0,
+            (EndedBy::Undelivered, None) => holds,
+            (EndedBy::Undelivered, Some(under_way)) => {
                 let surplus = holds - under_way.spoken_for();
                 holds - surplus.clamp(0, under_way.added)
             }
-            (None, EndedBy::Session) => 0,
-            (None, EndedBy::Undelivered) => holds,
         }
     }
 
     /// As [`Deliveries::left`], for a caller that ends the others now.
     pub fn end(&mut self, hold: &HoldId, ended: &Ended, holds: i64) -> i64 {
-        let is_noted = self.by_hold.get(hold).is_some_and(|one| one.session_over);
-        if ended.by == EndedBy::Session && !is_noted {
-            self.session_ended(hold, ended.token);
-        }
         let left = self.left(hold, ended, holds);
         if let Some(under_way) = self.by_hold.get_mut(hold)
             && under_way.token == ended.token
         {
-            match ended.by {
-                EndedBy::Session => {
-                    under_way.session_over = false;
-                    under_way.added = left;
-                }
-                EndedBy::Undelivered => {
-                    under_way.added -= holds - left;
-                    under_way.lost = false;
-                }
-            }
+            under_way.added -= holds - left;
+            under_way.lost &= ended.by == EndedBy::Session;
             if under_way.is_over() {
                 self.by_hold.remove(hold);
+            } else if ended.by == EndedBy::Session {
+                self.forget(hold);
             }
         }
         left
@@ -602,7 +417,7 @@ impl Deliveries {
         &mut self,
         recipient: Recipient,
     ) -> Option<(OccupiedEntry<'_, HoldId, UnderWay>, usize)> {
-        let hold = self.take_note(recipient)?;
+        let hold = self.by_recipient.remove(&recipient)?;
         let Entry::Occupied(found) = self.by_hold.entry(hold) else {
             return None;
         };
@@ -615,7 +430,7 @@ impl Deliveries {
     fn forget(&mut self, hold: &HoldId) {
         if let Some(under_way) = self.by_hold.remove(hold) {
             for delivery in under_way.deliveries() {
-                self.take_note(delivery.recipient);
+                self.by_recipient.remove(&delivery.recipient);
             }
         }
     }
@@ -635,12 +450,10 @@ impl Deliveries {
                 form.number(under_way.known);
                 form.number(under_way.added);
                 form.flag(under_way.lost);
-                form.flag(under_way.session_over);
                 form.count(under_way.replies.len());
                 for reply in &under_way.replies {
                     form.number(reply.told.more);
                     form.number(reply.told.least);
-                    form.flag(reply.renews);
                     let delivery = reply.on_its_way.as_ref();
                     let client = |recipient| match recipient {
                         Recipient::Client(client) => Some(client),
@@ -649,9 +462,7 @@ impl Deliveries {
                     form.client(delivery.and_then(|one| client(one.recipient)));
                     form.flag(delivery.is_some());
                     if let Some(delivery) = delivery {
-                        form.number(delivery.session.map_or(0, Lease::ms));
-                        form.flag(delivery.bound_before == BoundBefore::Ended);
-                        form.client(delivery.bound_before.client());
+                        form.flag(delivery.ties);
                     }
                 }
             }

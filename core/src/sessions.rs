@@ -1,7 +1,9 @@
 //! Holds that last as long as a connection.
 //!
-//! Such a hold is bound to a client. Its lease is renewed again and again while
-//! the client is connected, and it ends when the client is gone. What is stored
+//! Such a hold is bound to the connections on which its owner asked for it with
+//! `SESSION`. Its lease is renewed again and again while one of them lives, and it ends
+//! with the last one, unless its owner was told of it elsewhere: then it is a plain hold
+//! for the rest of its lease. What is stored
 //! is a lock like any other: a binding is lost with the server's process, and its
 //! hold then ends with its lease. A binding stays with the name of its lock: under another
 //! one that is a plain hold.
@@ -15,6 +17,8 @@
 //! and each is taken from there when somebody sees its lock, or when its turn comes.
 
 use std::collections::{BTreeMap, BTreeSet};
+
+use smallvec::SmallVec;
 
 #[cfg(test)]
 use crate::explore::form::Form;
@@ -47,11 +51,13 @@ impl HoldId {
     }
 }
 
-/// What binds holds to a client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What binds holds to connections.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Binding {
-    /// The client.
-    pub client: ClientId,
+    /// The clients whose connections they are, the one that asked last at the end.
+    pub clients: SmallVec<[ClientId; 1]>,
+    /// Whether the owner was told of the holds on another connection, too.
+    pub told_elsewhere: bool,
     /// The token of the holds.
     pub token: FencingToken,
     /// How long they shall last at least, from any moment on.
@@ -80,20 +86,14 @@ impl Sessions {
         self.bindings.is_empty()
     }
 
-    /// How many bindings to living connections there are.
+    /// How many holds are bound, also to connections that have ended a moment ago.
     pub fn len(&self) -> usize {
-        let ended: usize = self.ended.values().map(BTreeSet::len).sum();
-        self.bindings.len() - ended
+        self.bindings.len()
     }
 
     /// How many connections there are to which anything is bound.
     pub fn clients(&self) -> usize {
         self.by_client.len()
-    }
-
-    /// How many bindings there are, also to connections that have ended.
-    pub fn bindings(&self) -> usize {
-        self.bindings.len()
     }
 
     fn hold(&self, key: KeyRef<'_>, owner: &Owner) -> Option<HoldId> {
@@ -102,8 +102,14 @@ impl Sessions {
 
     /// What binds an owner's holds on a lock to a living connection.
     pub fn binding_of(&self, key: KeyRef<'_>, owner: &Owner) -> Option<Binding> {
-        let binding = self.bindings.get(&self.hold(key, owner)?).copied();
-        binding.filter(|binding| !self.has_ended(binding.client))
+        let binding = self.bindings.get(&self.hold(key, owner)?)?;
+        self.newest_of(binding).map(|_| binding.clone())
+    }
+
+    /// The living connection on which the owner asked last.
+    pub fn newest_of(&self, binding: &Binding) -> Option<ClientId> {
+        let mut newest = binding.clients.iter().rev();
+        newest.find(|client| !self.has_ended(**client)).copied()
     }
 
     /// Whether this client's connection has ended, and something is bound to it yet.
@@ -132,55 +138,104 @@ impl Sessions {
         self.ended.values().flatten().next().cloned()
     }
 
-    /// What binds these holds to a connection that has ended.
-    pub fn ended_binding(&self, hold: &HoldId) -> Option<Binding> {
-        let binding = self.bindings.get(hold).copied();
-        binding.filter(|binding| self.has_ended(binding.client))
+    /// The token of these holds, if they are over because their connections have ended.
+    pub fn token_ended(&self, hold: &HoldId) -> Option<FencingToken> {
+        let binding = self.bindings.get(hold)?;
+        let is_over = !binding.told_elsewhere && self.newest_of(binding).is_none();
+        is_over.then_some(binding.token)
     }
 
-    /// Takes what binds these holds to a connection that has ended.
+    /// Unties these holds from connections that have ended. Returns what bound them, if
+    /// none is left.
     pub fn take_ended(&mut self, hold: &HoldId) -> Option<Binding> {
         if self.ended.is_empty() {
             return None;
         }
-        self.ended_binding(hold)?;
-        self.remove(hold)
+        let binding = self.bindings.get(hold)?;
+        let mut living = binding.clients.clone();
+        living.retain(|client| !self.has_ended(*client));
+        if living.len() == binding.clients.len() {
+            return None;
+        }
+        let binding = self.remove(hold)?;
+        if living.is_empty() {
+            return Some(binding);
+        }
+        let clients = living;
+        self.insert(hold.clone(), Binding { clients, ..binding });
+        None
     }
 
-    /// Binds holds to a client, and to no other any more. Re-entry does not
-    /// shorten the lease that is kept up.
+    /// Binds holds to one connection more. Re-entry does not shorten the lease that is kept
+    /// up. `was_plain` says whether they were held before, and bound to none: then their
+    /// owner was told of them elsewhere. Returns whether this connection was none of theirs.
     pub fn bind(
         &mut self,
-        key: KeyRef<'_>,
-        owner: &Owner,
+        hold: HoldId,
         client: ClientId,
         token: FencingToken,
         lease: Lease,
         now_ms: i64,
-    ) {
-        let bound = HoldId::new(key, owner);
-        let kept_until_ms = lease.end_ms(now_ms);
-        let old = self.remove(&bound);
-        let binding = match old.filter(|old| old.token == token) {
+        was_plain: bool,
+    ) -> bool {
+        let mut kept_until_ms = lease.end_ms(now_ms);
+        self.take_ended(&hold);
+        let old = self.remove(&hold).filter(|old| old.token == token);
+        if let Some(old) = &old {
+            kept_until_ms = kept_until_ms.max(old.kept_until_ms);
+        }
+        let mut binding = match old {
             // The longer lease is kept up as was planned: re-entry by a shorter
             // one did not prolong it.
-            Some(old) if old.is_claimed && old.lease > lease => Binding {
-                client,
-                kept_until_ms: old.kept_until_ms.max(kept_until_ms),
-                is_claimed: true,
-                ..old
-            },
+            Some(old) if old.is_claimed && old.lease > lease => old,
             old => Binding {
-                client,
+                told_elsewhere: old.as_ref().map_or(was_plain, |old| old.told_elsewhere),
+                clients: old.map(|old| old.clients).unwrap_or_default(),
                 token,
                 lease,
-                kept_until_ms: old
-                    .map_or(kept_until_ms, |old| old.kept_until_ms.max(kept_until_ms)),
+                kept_until_ms,
                 is_claimed: true,
                 renew_at_ms: renew_at_ms(lease, now_ms),
             },
         };
-        self.insert(bound, binding);
+        binding.kept_until_ms = kept_until_ms;
+        let others = binding.clients.len();
+        binding.clients.retain(|other| *other != client);
+        let is_new = binding.clients.len() == others;
+        binding.clients.push(client);
+        self.insert(hold, binding);
+        is_new
+    }
+
+    /// Unties holds from a connection that was not told of them. Returns their token, if
+    /// they are over with it.
+    pub fn untie(&mut self, hold: &HoldId, client: ClientId) -> Option<FencingToken> {
+        let binding = self.bindings.get_mut(hold)?;
+        if *binding.clients == [client] {
+            let binding = self.remove(hold)?;
+            return (!binding.told_elsewhere).then_some(binding.token);
+        }
+        binding.clients.retain(|other| *other != client);
+        self.forget_client(hold, client);
+        None
+    }
+
+    /// Notes that an owner was told of its holds by this client, without asking that they
+    /// be bound to its connection.
+    pub fn told_by(
+        &mut self,
+        key: KeyRef<'_>,
+        owner: &Owner,
+        token: Option<FencingToken>,
+        client: Option<ClientId>,
+    ) {
+        if let Some(bound) = self.hold(key, owner)
+            && let Some(binding) = self.bindings.get_mut(&bound)
+            && Some(binding.token) == token
+        {
+            let is_one = client.is_some_and(|client| binding.clients.contains(&client));
+            binding.told_elsewhere |= !is_one;
+        }
     }
 
     /// Notes that a grant lets bound holds last until then at least.
@@ -191,16 +246,6 @@ impl Sessions {
         {
             binding.kept_until_ms = binding.kept_until_ms.max(at_ms);
         }
-    }
-
-    /// Binds holds, whose binding has just been taken, to another client.
-    pub fn rebind(&mut self, hold: HoldId, binding: Binding, client: ClientId, lease: Lease) {
-        let binding = Binding {
-            client,
-            lease,
-            ..binding
-        };
-        self.insert(hold, binding);
     }
 
     /// Keeps up another lease from now on, if the holds of this token are bound.
@@ -215,12 +260,8 @@ impl Sessions {
         let Some(bound) = self.hold(key, owner) else {
             return;
         };
-        let ended = &self.ended;
-        let binding = self
-            .bindings
-            .get_mut(&bound)
-            .filter(|binding| binding.token == token && !ended.contains_key(&binding.client));
-        if let Some(binding) = binding {
+        let binding = self.bindings.get_mut(&bound);
+        if let Some(binding) = binding.filter(|binding| binding.token == token) {
             binding.lease = lease;
             binding.kept_until_ms = lease.end_ms(now_ms);
             binding.is_claimed = true;
@@ -309,36 +350,44 @@ impl Sessions {
 
     /// Takes holds whose renewal is due at `now_ms`, and plans the one after it.
     /// Whoever finds that they are over unbinds them, and whoever finds that their
-    /// connection has ended takes them from there.
-    pub fn take_due(&mut self, now_ms: i64) -> Option<(HoldId, Binding)> {
+    /// connections have ended takes them from there.
+    pub fn take_due(&mut self, now_ms: i64) -> Option<HoldId> {
         let hold = self.next_due(now_ms)?;
-        let binding = self.bindings.get(&hold).copied()?;
-        self.renew_bound_by(hold.clone(), renew_at_ms(binding.lease, now_ms));
-        Some((hold, binding))
+        let lease = self.bindings.get(&hold)?.lease;
+        self.renew_bound_by(hold.clone(), renew_at_ms(lease, now_ms));
+        Some(hold)
     }
 
     fn insert(&mut self, hold: HoldId, binding: Binding) {
-        let of_client = match self.ended.get_mut(&binding.client) {
-            Some(ended) => ended,
-            None => self.by_client.entry(binding.client).or_default(),
-        };
-        of_client.insert(hold.clone());
+        for client in &binding.clients {
+            let of_client = match self.ended.get_mut(client) {
+                Some(ended) => ended,
+                None => self.by_client.entry(*client).or_default(),
+            };
+            of_client.insert(hold.clone());
+        }
         self.renewals.insert((binding.renew_at_ms, hold.clone()));
         self.bindings.insert(hold, binding);
     }
 
     fn remove(&mut self, hold: &HoldId) -> Option<Binding> {
         let (hold, binding) = self.bindings.remove_entry(hold)?;
-        for by_client in [&mut self.by_client, &mut self.ended] {
-            if let Some(of_client) = by_client.get_mut(&binding.client) {
-                of_client.remove(&hold);
-                if of_client.is_empty() {
-                    by_client.remove(&binding.client);
-                }
-            }
+        for client in &binding.clients {
+            self.forget_client(&hold, *client);
         }
         self.renewals.remove(&(binding.renew_at_ms, hold));
         Some(binding)
+    }
+
+    fn forget_client(&mut self, hold: &HoldId, client: ClientId) {
+        for by_client in [&mut self.by_client, &mut self.ended] {
+            if let Some(of_client) = by_client.get_mut(&client) {
+                of_client.remove(hold);
+                if of_client.is_empty() {
+                    by_client.remove(&client);
+                }
+            }
+        }
     }
 }
 
@@ -350,9 +399,14 @@ impl Sessions {
             for owner in form.owners() {
                 let bound = self.hold(key.as_ref(), owner);
                 let binding = bound.and_then(|bound| self.bindings.get(&bound));
-                form.client(binding.map(|one| one.client));
+                form.flag(binding.is_some());
                 if let Some(binding) = binding {
-                    form.flag(self.has_ended(binding.client));
+                    for client in &binding.clients {
+                        form.client(Some(*client));
+                        form.flag(self.has_ended(*client));
+                    }
+                    form.client(None);
+                    form.flag(binding.told_elsewhere);
                     form.token(Some(binding.token));
                     form.number(binding.lease.ms());
                     form.flag(binding.is_claimed);
@@ -378,11 +432,15 @@ impl Sessions {
         let all = || self.by_client.iter().chain(&self.ended);
         let by_client: usize = all().map(|(_, holds)| holds.len()).sum();
         let is_by_client = |(hold, binding): (&HoldId, &Binding)| {
-            let mut of_client = all().filter(|(client, _)| **client == binding.client);
-            of_client.any(|(_, holds)| holds.contains(hold))
+            binding.clients.iter().all(|client| {
+                let mut of_client = all().filter(|(one, _)| *one == client);
+                of_client.any(|(_, holds)| holds.contains(hold))
+            })
         };
+        let ties: usize = bindings().map(|(_, binding)| binding.clients.len()).sum();
         renewals == self.renewals
-            && by_client == self.bindings.len()
+            && by_client == ties
+            && bindings().all(|(_, binding)| !binding.clients.is_empty())
             && bindings().all(is_by_client)
     }
 }

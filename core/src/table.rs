@@ -196,9 +196,11 @@ pub struct Done<T> {
 
 /// What a step asks of its caller while it is taken. Neither may come back to the table.
 pub trait World {
-    /// Publishes that a place is granted its lock with this token. The place ends with the
-    /// connection of `session`, if it is of one.
-    fn say(&mut self, place: &Place, session: Option<ClientId>, token: FencingToken) -> Said;
+    /// The client that asks, if one does.
+    fn asker(&self) -> Option<ClientId>;
+
+    /// Publishes that a place is granted its lock with this token.
+    fn say(&mut self, place: &Place, token: FencingToken) -> Said;
 
     /// Reads another lock. What is no lock counts as a free one.
     fn read(&mut self, key: KeyRef<'_>) -> Lock;

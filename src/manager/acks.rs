@@ -8,7 +8,7 @@ use std::cell::Cell;
 
 use redis_module::Context;
 
-use super::{TABLE, arm_timer, end_connection_if_closing, end_if_closing, note, read_lock};
+use super::{TABLE, arm_timer, note, read_lock};
 use crate::config;
 use crate::server::blocked;
 use crate::server::clients;
@@ -19,7 +19,6 @@ use crate::server::replicas;
 use crate::server::stream;
 use crate::server::timer;
 use redis_lock_core::acks::Acknowledgement;
-use redis_lock_core::deliveries::Recipient;
 use redis_lock_core::keys::KeyBuf;
 use redis_lock_core::queue::WaiterId;
 use redis_lock_core::request::ClientId;
@@ -140,27 +139,12 @@ pub(crate) fn turn_ends(ctx: &Context) {
 }
 
 fn tell(ctx: &Context, id: WaiterId, key: &KeyBuf) {
-    let (told, session) = TABLE.with_borrow(|table| {
-        let told = table.told_by(id);
-        let told = told.map(|(recipient, owner)| (recipient, owner.clone()));
-        (told, table.session_told_by(id))
-    });
-    let client = match told {
-        Some((Recipient::Client(client), _)) => Some(client),
-        _ => None,
-    };
-    if let Some(session) = session.filter(|session| client != Some(*session)) {
-        end_connection_if_closing(ctx, session);
-    }
+    let owner = TABLE.with_borrow(|table| table.told_by(id).cloned());
     let key = key.as_ref();
     keyspace::select_db(ctx, key.db);
     let stored = keyspace::with_named(ctx, key.name, |named| {
-        if let Some((_, owner)) = &told {
-            end_if_closing(named, owner, || client);
-        }
         let open = OpenLock::open_to_read(named);
-        let owner = told.as_ref().map(|(_, owner)| owner);
-        read_lock(&open, key, owner, Part::Whole)
+        read_lock(&open, key, owner.as_ref(), Part::Whole)
     });
     let now = clock::now();
     let told = TABLE.with_borrow_mut(|table| table.tell(id, stored, now));

@@ -13,9 +13,9 @@
 //! us. So each waiter has a [`Ticket`] whose state says which it was:
 //!
 //! ```text
-//! Waiting --answer()--> Answered --time-out callback--> Told
-//!    |                     |                              |
-//!    |                     +-- client lost --> not delivered (at the free callback)
+//! Waiting --answer()--> Answered --time-out callback--> told
+//!    |                     |
+//!    |                     +-- client lost --> not told (at the free callback)
 //!    +-- time-out callback, disconnect callback --> Left
 //! ```
 //!
@@ -26,12 +26,9 @@
 //! ticket for it, and holds exactly those that can still be answered.
 //!
 //! On Redis 7.0, 7.2 and Valkey the time-out callback runs inside
-//! `UnblockClient`; on Redis 7.4 and later, just before the server sleeps. In
-//! both cases the reply is written to the socket after that, so an answer can
-//! still be lost if the client goes away, or is unblocked with an error, in the
-//! same turn of the event loop. The free callback runs last, exactly once, and finds
-//! that out, but for a client that the server is about to close: that is found by
-//! [`turns`].
+//! `UnblockClient`; on Redis 7.4 and later, just before the server sleeps. What it has put
+//! into the client's output buffer counts as told, whatever becomes of the client then. The
+//! free callback runs last, exactly once, and finds out who was not told.
 //!
 //! There is one case without a remedy: on Redis 7.0 a client that `CLIENT UNBLOCK
 //! ... ERROR` names in the very turn of its grant gets both replies, the token
@@ -50,8 +47,8 @@ use crate::server::api::api;
 use crate::server::clients;
 use crate::server::hooks::hooks;
 use crate::server::keyspace::LockKey;
+use crate::server::panics;
 use crate::server::reply::{Reply, refusal};
-use crate::server::{panics, turns};
 use redis_lock_core::queue::WaiterId;
 use redis_lock_core::request::ClientId;
 use redis_lock_core::table::{Answer, Leave};
@@ -59,7 +56,6 @@ use redis_lock_core::table::{Answer, Leave};
 enum State {
     Waiting,
     Answered(Answer),
-    Told(Answer),
     Left,
 }
 
@@ -80,14 +76,6 @@ thread_local! {
     static ANSWERED: RefCell<Vec<Rc<Ticket>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Returns whether a reply to a blocked client is in its buffer, and so may be
-/// sent, as soon as it is written. That is so before Redis 7.2.
-pub(crate) fn replies_are_sent_early() -> bool {
-    // SAFETY: the function takes no arguments.
-    let version = unsafe { (api().get_server_version)() };
-    version < 0x0007_0200
-}
-
 /// Returns whether the client that runs this command can be blocked. In a
 /// transaction or a script it can't.
 pub(crate) fn may_block(ctx: &Context) -> bool {
@@ -103,7 +91,6 @@ pub(crate) fn may_block(ctx: &Context) -> bool {
 ///
 /// The caller has checked [`may_block`], and gives no two waiters the same id.
 pub(crate) fn block(key: LockKey<'_>, waiter: WaiterId, timeout_ms: i64) {
-    turns::follow(key.ctx());
     let ticket = Rc::new(Ticket {
         id: waiter,
         client: clients::running(key.ctx()),
@@ -245,19 +232,11 @@ unsafe extern "C" fn on_timeout(
             }
             State::Answered(answer) => {
                 ticket.reply(&ctx, &answer);
-                if replies_are_sent_early() && clients::is_connected(ticket.client) {
-                    // It is in the client's buffer. The client may have read it and be
-                    // gone before `on_free` runs.
-                    if is_grant(&answer) {
-                        turns::to_be_told(&ctx, ticket.client);
-                    }
-                } else {
-                    ticket.state.replace(State::Told(answer));
+                if is_grant(&answer) {
+                    (hooks().grant_told)(&ctx, ticket.client, true);
                 }
             }
-            told_or_left => {
-                ticket.state.replace(told_or_left);
-            }
+            State::Left => {}
         }
     });
     raw::REDISMODULE_OK as c_int
@@ -287,17 +266,8 @@ unsafe extern "C" fn on_free(ctx: *mut raw::RedisModuleCtx, private_data: *mut c
         // for it.
         let ticket = unsafe { Rc::from_raw(private_data.cast_const().cast::<Ticket>()) };
         ticket.handle.set(ptr::null_mut());
-        // SAFETY: the context is alive.
-        let client_gone = unsafe { (api().blocked_client_disconnected)(ctx) != 0 };
-        let heard = match *ticket.state.borrow() {
-            State::Answered(ref answer) if is_grant(answer) => false,
-            State::Told(ref answer) if is_grant(answer) => !client_gone,
-            _ => return,
-        };
-        let ctx = Context::new(ctx);
-        match heard {
-            true => turns::to_be_told(&ctx, ticket.client),
-            false => (hooks().grant_told)(&ctx, ticket.client, false),
+        if matches!(&*ticket.state.borrow(), State::Answered(answer) if is_grant(answer)) {
+            (hooks().grant_told)(&Context::new(ctx), ticket.client, false);
         }
     });
 }

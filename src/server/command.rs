@@ -9,7 +9,7 @@ use crate::server::api::api;
 use crate::server::registration::{self, CommandDoc};
 use crate::server::reply::{Reply, refusal};
 use crate::server::server_str::ServerStr;
-use crate::server::{blocked, panics, turns};
+use crate::server::{blocked, panics};
 use redis_lock_core::error::LockError;
 use redis_lock_core::usage::Usage;
 
@@ -59,7 +59,6 @@ unsafe extern "C" fn invoke<C: Command>(
             Err(_) => "a command",
         }
     };
-    turns::goes_on(&context);
     let result = panics::catch(name, || C::run(&context, args))
         .unwrap_or_else(|| Err(Usage::Internal.into()));
     match result {

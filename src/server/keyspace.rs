@@ -173,11 +173,6 @@ pub(crate) fn any_slot_is_readable(ctx: &Context) -> bool {
         || !flags.intersects(ContextFlags::MULTI | ContextFlags::LUA)
 }
 
-/// Returns whether a script or a function runs.
-pub(crate) fn script_runs(ctx: &Context) -> bool {
-    ctx.get_flags().contains(ContextFlags::LUA)
-}
-
 /// Returns whether a write outside of a client's command must wait: this server is
 /// a replica, or it has promised its replicas silence (`CLIENT PAUSE`,
 /// `FAILOVER`), during which such a write would bring it down.

@@ -8,8 +8,8 @@ use redis_module::{Context, RedisString, raw};
 use crate::server::api::api;
 use crate::server::hooks::hooks;
 use crate::server::keyspace::{select_db, selected_db};
+use crate::server::panics;
 use crate::server::registration;
-use crate::server::{panics, turns};
 use redis_lock_core::keys::KeyRef;
 use redis_lock_core::request::ClientId;
 
@@ -71,10 +71,7 @@ unsafe extern "C" fn on_connection(
         // SAFETY: for this event, the data is the client's information, or
         // nothing in a server that does not know.
         if let Some(client) = unsafe { data.cast::<raw::RedisModuleClientInfo>().as_ref() } {
-            let (ctx, client) = (Context::new(ctx), ClientId(client.id));
-            // First what it has been told, which may outlast it.
-            turns::connection_ends(&ctx, client);
-            (hooks().connection_ended)(&ctx, client);
+            (hooks().connection_ended)(&Context::new(ctx), ClientId(client.id));
         }
     });
 }

@@ -116,10 +116,20 @@ pub struct CoreSide {
     /// When the timer wakes the module.
     armed_ms: Option<i64>,
     armed_by_wake: bool,
+    /// Who sends this command.
+    asker: Option<ClientId>,
+    /// Whether the server has the reply to a blocked client in its buffer when the command
+    /// that wakes it is over, rather than at the end of the turn.
+    replies_at_once: bool,
 }
 
 impl CoreSide {
-    pub fn new(now_ms: i64, peers: Vec<Peer>, recheck_interval_ms: i64) -> Self {
+    pub fn new(
+        now_ms: i64,
+        peers: Vec<Peer>,
+        recheck_interval_ms: i64,
+        replies_at_once: bool,
+    ) -> Self {
         let mut table = LockTable::default();
         table.settings.recheck_interval_ms = recheck_interval_ms;
         table.settings.claim_timeout_ms = CLAIM_TIMEOUT_MS;
@@ -138,6 +148,8 @@ impl CoreSide {
             messages: Vec::new(),
             grants: Vec::new(),
             askers: BTreeMap::new(),
+            asker: None,
+            replies_at_once,
             armed_ms: None,
             armed_by_wake: false,
         }
@@ -345,6 +357,10 @@ impl CoreSide {
     /// Runs a command.
     pub fn run(&mut self, db: usize, command: &Command, sender: Sender) -> Expect {
         let at = |key| DbKey { db, key };
+        self.asker = match sender {
+            Sender::Client(client) | Sender::Transaction(client) => Some(self.peers[client].id),
+            Sender::Script => None,
+        };
         let reply = match *command {
             Command::Acquire {
                 key,
@@ -566,7 +582,11 @@ impl CoreSide {
 }
 
 impl World for CoreSide {
-    fn say(&mut self, place: &Place, _session: Option<ClientId>, token: FencingToken) -> Said {
+    fn asker(&self) -> Option<ClientId> {
+        self.asker
+    }
+
+    fn say(&mut self, place: &Place, token: FencingToken) -> Said {
         let heard = self.publish(place, &Answer::Granted(token));
         Said { heard, weight: 1 }
     }
@@ -760,7 +780,10 @@ impl CoreSide {
             if matches!(answer, Answer::Granted(_)) {
                 let client = self.peers[waiter.client].id;
                 let heard = true;
-                self.woken.push(Woken { client, heard });
+                match self.replies_at_once {
+                    true => self.note(|table, _| table.grant_told(client, heard)),
+                    false => self.woken.push(Woken { client, heard }),
+                }
             }
         }
     }
@@ -795,7 +818,7 @@ impl CoreSide {
     pub fn disconnects(&mut self, client: usize) {
         let id = self.peers[client].id;
         self.peers[client].is_connected = false;
-        self.note(|table, _| table.connection_ended(id, false));
+        self.note(|table, _| table.connection_ended(id));
         self.leaves(client, Leave::Gone);
         self.replies.retain(|(to, _)| *to != client);
         for woken in &mut self.woken {

@@ -25,8 +25,7 @@ fn ended(token: FencingToken, by: EndedBy) -> Ended {
 fn delivery_to(client: u64) -> Delivery {
     Delivery {
         recipient: ClientId(client).into(),
-        session: None,
-        bound_before: BoundBefore::Nothing,
+        ties: false,
     }
 }
 
@@ -76,7 +75,6 @@ impl Story {
     #[track_caller]
     fn is_over(&self) {
         assert!(self.deliveries.by_hold.is_empty() && self.deliveries.by_recipient.is_empty());
-        assert!(self.deliveries.by_bound_before.is_empty());
     }
 }
 
@@ -247,53 +245,24 @@ fn a_new_token_ends_what_was_on_its_way_before() {
 }
 
 #[test]
-fn the_newest_session_of_another_client_is_found() {
-    let mut deliveries = Deliveries::default();
-    let lease = |ms| Some(Lease::from_ms(ms).unwrap());
-    for (waiter, session) in [(1, lease(10)), (2, lease(20)), (3, None)] {
-        let delivery = Delivery {
-            recipient: ClientId(waiter).into(),
-            session,
-            bound_before: (waiter > 1).then_some(ClientId(waiter - 1)).into(),
-        };
-        let told = Told::at_least(1);
-        deliveries.send(hold(), token(), delivery, told, i64::from(waiter > 1), 1);
-    }
-    let other = |client| deliveries.other_session(&hold(), token(), ClientId(client));
-    assert_eq!(other(3), Some((ClientId(2), lease(20).unwrap())));
-    assert_eq!(other(2), Some((ClientId(1), lease(10).unwrap())));
-    assert_eq!(
-        deliveries.bound_before(&hold(), ClientId(2)),
-        Some(ClientId(1))
-    );
-    assert_eq!(deliveries.bound_before(&hold(), ClientId(1)), None);
-    assert_eq!(deliveries.hold_of(ClientId(1)), Some(&hold()));
-    let older = FencingToken::new(6).unwrap();
-    assert_eq!(deliveries.other_session(&hold(), older, ClientId(3)), None);
-}
-
-#[test]
-fn a_session_ends_all_but_what_others_will_hear_of() {
-    let session = ended(token(), EndedBy::Session);
-    let mut story = Story::with_holds(1);
-    assert_eq!(story.deliveries.end(&hold(), &session, 1), 0);
+fn it_is_known_which_grant_ties_a_hold_to_its_connection() {
+    let mut story = Story::default();
     story.grant(1, None);
-    assert_eq!(story.deliveries.end(&hold(), &session, 2), 1);
-    story.holds = 1;
-    // Nobody speaks for it if that one goes too.
-    story.lost(1);
-    story.gives_back(1);
+    assert_eq!(story.deliveries.tied_by(ClientId(1)), None);
+    story.deliveries.tie(ClientId(1));
+    assert_eq!(story.deliveries.tied_by(ClientId(1)), Some(hold()));
+    story.delivered(1);
+    assert_eq!(story.deliveries.tied_by(ClientId(1)), None);
     story.is_over();
 }
 
 #[test]
-fn all_that_a_session_leaves_to_a_numbered_hold_is_given_back_with_it() {
+fn a_session_that_is_over_leaves_nothing_on_its_way() {
     let session = ended(token(), EndedBy::Session);
     let mut story = Story::with_holds(1);
-    story.grant(1, Some(2));
-    assert_eq!(story.deliveries.end(&hold(), &session, 2), 2);
-    story.lost(1);
-    story.gives_back(2);
+    assert_eq!(story.deliveries.end(&hold(), &session, 1), 0);
+    story.grant(1, None);
+    assert_eq!(story.deliveries.end(&hold(), &session, 2), 0);
     story.is_over();
 }
 
@@ -315,10 +284,9 @@ fn what_is_on_its_way_stands_as_long_as_the_hold_that_it_speaks_for() {
     assert_eq!(stand(&story, token(), 2), [true, true]);
     assert_eq!(stand(&story, token(), 1), [false, false]);
     assert_eq!(stand(&story, other, 2), [false, false]);
-    // A renewal keeps no hold from ending with its session.
     let session = ended(token(), EndedBy::Session);
-    assert_eq!(story.deliveries.end(&hold(), &session, 2), 1);
-    assert_eq!(stand(&story, token(), 1), [true, false]);
+    assert_eq!(story.deliveries.end(&hold(), &session, 2), 0);
+    assert_eq!(stand(&story, token(), 2), [false, false]);
 }
 
 #[test]
@@ -424,22 +392,6 @@ fn a_numbered_release_unsays_what_was_said_before() {
 }
 
 #[test]
-fn a_session_leaves_one_hold_for_each_grant_on_its_way() {
-    let session = ended(token(), EndedBy::Session);
-    for on_their_way in 0..=2 {
-        let mut story = Story::with_holds(1);
-        for waiter in 1..=3 {
-            story.grant(waiter, None);
-        }
-        for waiter in on_their_way + 1..=3 {
-            story.lost(waiter);
-        }
-        let left = i64::try_from(on_their_way).unwrap();
-        assert_eq!(story.deliveries.end(&hold(), &session, 4), left);
-    }
-}
-
-#[test]
 fn holds_that_no_grant_added_are_never_given_back() {
     let mut story = Story::with_holds(2);
     story.grant(1, None);
@@ -461,41 +413,4 @@ fn many_replies_in_a_row_take_no_more_room() {
         story.deliveries.told(hold, Told::ONE_MORE);
     }
     assert_eq!(story.deliveries.by_hold[&hold()].replies.len(), 2);
-}
-
-#[test]
-fn the_end_of_a_client_concerns_only_holds_that_were_bound_to_it() {
-    const MANY: u64 = 10_000;
-    let hold_of = |n: u64| HoldId {
-        owner: Owner::new(format!("{n}").as_bytes()).unwrap(),
-        ..hold()
-    };
-    let mut deliveries = Deliveries::default();
-    for n in 1..=MANY {
-        let delivery = Delivery {
-            recipient: ClientId(n).into(),
-            session: None,
-            bound_before: Some(ClientId(MANY + n)).into(),
-        };
-        deliveries.send_renewal(hold_of(n), token(), delivery, 1);
-    }
-    deliveries.bind(
-        ClientId(1),
-        Lease::LONGEST,
-        BoundBefore::Client(ClientId(MANY + 2)),
-    );
-    let of = |deliveries: &Deliveries, client| deliveries.bound_before_to(ClientId(client));
-    assert_eq!(of(&deliveries, 1), []);
-    assert_eq!(of(&deliveries, MANY + 1), []);
-    let both = [1, 2].map(|n| Recipient::Client(ClientId(n)));
-    assert_eq!(of(&deliveries, MANY + 2), both);
-    deliveries.client_gone(ClientId(MANY + 2));
-    assert_eq!(of(&deliveries, MANY + 2), []);
-    let before = |n| deliveries.bound_before(&hold_of(n), ClientId(n));
-    assert_eq!([1, 2].map(before), [None; 2]);
-    assert_eq!(before(3), Some(ClientId(MANY + 3)));
-    for n in 1..=MANY {
-        deliveries.delivered(ClientId(n));
-    }
-    assert!(deliveries.by_recipient.is_empty() && deliveries.by_bound_before.is_empty());
 }

@@ -1,11 +1,8 @@
 //! Clients that hear of their grants, leave, or are lost.
 
-use super::scope::Ask;
 use super::world::{Doing, World};
-use crate::deliveries::BoundBefore;
 use crate::request::ClientId;
 use crate::table::Leave;
-use crate::token::FencingToken;
 
 impl World {
     pub(super) fn leave(&mut self, at: usize, leave: Leave) {
@@ -46,37 +43,24 @@ impl World {
                 let client = w.cast.client_name(at);
                 format!("{client} is sent away before it hears of its grant")
             });
-            self.lose_grant(at, false);
+            self.lose_grant(at);
             self.table.grant_told(self.client(at), false);
             self.connections[at].doing = Doing::Nothing;
         }
     }
 
     /// Nobody will hear of the grant that was on its way to this connection.
-    pub(super) fn lose_grant(&mut self, at: usize, is_end: bool) {
+    fn lose_grant(&mut self, at: usize) {
         let Doing::ToHear {
-            key,
-            token,
-            bound_before,
-            ..
+            key, token, ties, ..
         } = self.connections[at].doing
         else {
             return;
         };
-        let owner = self.cast.owner_of[at];
+        let (owner, client) = (self.cast.owner_of[at], self.client(at));
         let others = self.others_to_hear(at, key, token);
-        let client = self.client(at);
-        let heir = self.heir(&others, token);
-        let before = bound_before.client();
-        let before = before.filter(|&client| self.connection_of(client).is_some());
-        let was_unbound = bound_before == BoundBefore::Nothing;
-        let known = &mut self.known[key][owner];
-        if known.bound_to == Some((client, token)) {
-            known.bound_to = heir.or(before.map(|client| (client, token)));
-            if known.bound_to.is_none() && is_end && others.is_empty() && !was_unbound {
-                known.over = Some(token);
-                known.promise = None;
-            }
+        if ties {
+            self.untie(key, owner, client);
         }
         let known = &mut self.known[key][owner];
         if others.is_empty() && known.told != Some(token) {
@@ -84,58 +68,34 @@ impl World {
         }
     }
 
-    /// The other client of the same owner that is to hear of the same hold, and asked
-    /// that it be bound to it. No owner has more than two connections.
-    pub(super) fn heir(
-        &self,
-        others: &[(usize, Ask)],
-        token: FencingToken,
-    ) -> Option<(ClientId, FencingToken)> {
-        let (other, _) = others.iter().find(|(_, ask)| ask.session)?;
-        Some((self.client(*other), token))
+    /// This connection keeps up no hold of this owner any more.
+    fn untie(&mut self, key: usize, owner: usize, client: ClientId) {
+        let token = self.holds(key, owner).and_then(|held| held.token);
+        let known = &mut self.known[key][owner];
+        let over = known.untie(client);
+        if over.is_some() && over == token {
+            known.told = None;
+            known.holds = 0;
+            known.promise = None;
+            known.over = over;
+        }
     }
 
     pub(super) fn disconnect(&mut self, at: usize) {
         let client = self.client(at);
-        self.lose_grant(at, true);
+        self.lose_grant(at);
         for key in 0..self.cast.keys.len() {
             for owner in 0..self.cast.owners.len() {
-                let known = self.known[key][owner];
-                let Some((_, bound)) = known.bound_to.filter(|&(its, _)| its == client) else {
-                    continue;
-                };
-                let token = self.holds(key, owner).and_then(|held| held.token);
-                if token != Some(bound) {
-                    self.known[key][owner].bound_to = None;
-                    continue;
-                }
-                let others = self.others_to_hear(at, key, bound);
-                let heir = self.heir(&others, bound);
-                let is_promised = !others.is_empty();
-                let known = &mut self.known[key][owner];
-                known.bound_to = heir;
-                known.told = None;
-                known.holds = 0;
-                if !is_promised {
-                    known.promise = None;
-                    known.over = token;
-                }
+                self.untie(key, owner, client);
             }
         }
-        self.table.connection_ended(client, false);
+        self.table.connection_ended(client);
         match self.connections[at].doing {
             Doing::Waits { id, .. } => {
                 self.table.waiter_left(id, Leave::Gone, self.now_ms);
             }
             Doing::ToHear { .. } => self.table.grant_told(client, false),
             Doing::Nothing => {}
-        }
-        for connection in &mut self.connections {
-            if let Doing::ToHear { bound_before, .. } = &mut connection.doing
-                && *bound_before == BoundBefore::Client(client)
-            {
-                *bound_before = BoundBefore::Ended;
-            }
         }
         self.connections[at].generation += 1;
         self.connections[at].doing = Doing::Nothing;

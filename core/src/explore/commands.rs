@@ -51,6 +51,10 @@ impl World {
         let own = self.ask_again(at, key, ask);
         let kept = own.filter(|_| ask.place);
         seen.kept = own;
+        let number = self.cast.owner_of[at];
+        let of_place = self.places[key][number].filter(|_| own.is_some());
+        let of_place = of_place.and_then(|place| place.session);
+        let held_before = self.holds(key, number).and_then(|held| held.token);
         self.table.settings.reads_other_keys = self.scope().reads_other_keys;
         let done = self.step(&mut seen, |table, now, world| {
             table.acquire(cast.key(key), stored, request, wait, now, world)
@@ -90,8 +94,12 @@ impl World {
             known.rely_until(token, now_ms + LEASE_MS);
             known.tell(token, ask);
             known.unclaimed = None;
-            if ask.session {
-                known.bound_to = Some((client, token));
+            let was_held = held_before == Some(token);
+            for tied in of_place.into_iter().chain(ask.session.then_some(client)) {
+                known.tie(tied, token, was_held);
+            }
+            if !ask.session {
+                known.told_by(client, token);
             }
         }
         invariants::check_step(self, &seen)
@@ -167,7 +175,7 @@ impl World {
         let done = self.step(&mut seen, |table, now, world| {
             table.release(cast.key(key), stored, &request, now, world)
         })?;
-        let result = done.result.clone();
+        let (result, client) = (done.result.clone(), self.client(at));
         self.say(|w| match &result {
             Ok(Released::LastHold) => "1".to_owned(),
             Ok(Released::StillHeld) => "0".to_owned(),
@@ -180,11 +188,14 @@ impl World {
                 known.promise = None;
                 // A place of its own may have been granted the lock since.
                 let released = held.as_ref().and_then(|held| held.token);
-                known.bound_to = known.bound_to.filter(|&(_, its)| released != Some(its));
+                known.tied = known.tied.filter(|tied| released != Some(tied.token));
                 seen.released = held.is_some();
             }
             Ok(Released::StillHeld) => {
                 known.told = held.as_ref().and_then(|held| held.token);
+                if let Some(token) = known.told {
+                    known.told_by(client, token);
+                }
                 known.holds = match extent {
                     ReleaseExtent::Hold(hold) => hold.count_without(),
                     _ => (known.holds - 1).max(1),
@@ -238,8 +249,10 @@ impl World {
         self.say(|_| i32::from(renewed).to_string());
         holds!(invariants::renewals_need_a_hold(&held, &request, renewed))?;
         if let Some(token) = held.filter(|_| renewed).and_then(|held| held.token) {
+            let client = self.client(at);
             let known = &mut self.known[key][number];
             known.told = Some(token);
+            known.told_by(client, token);
             known.promise = Some((token, now.ms() + lease_ms));
             known.holds = known.holds.max(1);
             known.unclaimed = None;
@@ -267,7 +280,7 @@ impl World {
                 known.promise = None;
                 // A session that was lost before may be told of by its end.
                 let before = seen.token_before(owner);
-                known.bound_to = known.bound_to.filter(|&(_, token)| before != Some(token));
+                known.tied = known.tied.filter(|tied| before != Some(tied.token));
             }
         }
         self.apply(done.step, &mut seen)?;

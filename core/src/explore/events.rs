@@ -120,7 +120,7 @@ impl World {
             for owner in 0..self.cast.owners.len() {
                 let holder = lock.holder(&self.cast.owners[owner]);
                 let known = &mut self.known[key][owner];
-                known.bound_to = None;
+                known.tied = None;
                 known.over = None;
                 known.unclaimed = None;
                 known.holds = 0;

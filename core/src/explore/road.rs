@@ -25,7 +25,11 @@ struct Asked<'a> {
 }
 
 impl table::World for Asked<'_> {
-    fn say(&mut self, place: &Place, _session: Option<ClientId>, token: FencingToken) -> Said {
+    fn asker(&self) -> Option<ClientId> {
+        self.seen.asker.map(|at| self.world.client(at))
+    }
+
+    fn say(&mut self, place: &Place, token: FencingToken) -> Said {
         let heard = self.world.publish(place.id, token, self.seen);
         let heard = heard.unwrap_or_else(|broken| {
             self.broken.get_or_insert(broken);
@@ -119,10 +123,9 @@ impl World {
             known.rely_until(token, until_ms);
             known.tell(token, place.ask);
             known.unclaimed = Some((token, until_ms));
-            known.bound_to = place
-                .session
-                .map(|client| (client, token))
-                .or(known.bound_to);
+            if let Some(client) = place.session {
+                known.tie(client, token, false);
+            }
             let answer = Answer::Granted(token);
             seen.answers.push((id, place.at, place.ask, answer));
         } else {
@@ -149,9 +152,12 @@ impl World {
                 holds!(invariants::a_place_that_is_over_is_granted_nothing(
                     self, &place
                 ))?;
-                let session = place.session.map(|client| (client, *token));
+                let asked_by = self.client(place.at);
                 let known = &mut self.known[key][owner];
-                known.bound_to = session.or(known.bound_to);
+                match place.session {
+                    Some(client) => _ = known.tie(client, *token, true),
+                    None => known.told_by(asked_by, *token),
+                }
                 // The message names a hold that there is, and adds none.
                 if known.told.replace(*token) != Some(*token) {
                     known.holds = 0;
@@ -196,20 +202,22 @@ impl World {
                         format!("{client} is handed {key}, token {}", w.short(token))
                     });
                     let owner = self.cast.owner_of[at];
+                    let client = self.client(at);
+                    let held_before = seen.token_before(&self.cast.owners[owner]);
                     let known = &mut self.known[key][owner];
-                    let bound_before = known.bound_to.filter(|&(_, its)| its == token);
-                    let bound_before = bound_before.map(|(client, _)| client).into();
+                    let was_held = held_before == Some(token)
+                        || known.promise.is_some_and(|(its, _)| its == token);
                     known.rely_until(token, self.now_ms + LEASE_MS);
                     known.unclaimed = known.unclaimed.filter(|&(its, _)| its != token);
-                    let client = self.client(at);
-                    if ask.session {
-                        self.known[key][owner].bound_to = Some((client, token));
+                    let ties = ask.session && known.tie(client, token, was_held);
+                    if !ask.session {
+                        known.told_by(client, token);
                     }
                     self.connections[at].doing = Doing::ToHear {
                         key,
                         token,
                         ask,
-                        bound_before,
+                        ties,
                     };
                 }
                 Answer::Refused(error) => {

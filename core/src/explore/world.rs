@@ -8,7 +8,6 @@ use super::form::{Form, GENERATIONS, Names};
 use super::keyspace::{Keyspace, Write};
 use super::scope::{Ask, BEGIN_MS, CLAIM_MS, RECHECK_MS, Scope};
 use super::search::Broken;
-use crate::deliveries::BoundBefore;
 use crate::error::LockError;
 use crate::lock::{Lock, Now};
 use crate::queue::WaiterId;
@@ -31,7 +30,8 @@ pub(super) enum Doing {
         key: usize,
         token: FencingToken,
         ask: Ask,
-        bound_before: BoundBefore,
+        /// Whether it is what ties the hold to this connection.
+        ties: bool,
     },
 }
 
@@ -61,15 +61,78 @@ pub(super) struct Known {
     pub(super) promise: Option<(FencingToken, i64)>,
     /// How many holds it was told of.
     pub(super) holds: i64,
-    /// The connection that the holds of a token are bound to.
-    pub(super) bound_to: Option<(ClientId, FencingToken)>,
+    /// The connections that the holds of a token are bound to.
+    pub(super) tied: Option<Tied>,
     /// Holds that ended with their connection.
     pub(super) over: Option<FencingToken>,
     /// A grant to a place that is not claimed, and when it ends at the latest.
     pub(super) unclaimed: Option<(FencingToken, i64)>,
 }
 
+/// What binds holds to connections. No owner has more than two.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tied {
+    pub(super) token: FencingToken,
+    older: Option<ClientId>,
+    pub(super) newest: ClientId,
+    told_elsewhere: bool,
+}
+
+impl Tied {
+    pub(super) fn has(&self, client: ClientId) -> bool {
+        self.newest == client || self.older == Some(client)
+    }
+
+    fn without(self, client: ClientId) -> Option<Self> {
+        let newest = match self.newest == client {
+            true => self.older?,
+            false => self.newest,
+        };
+        let older = self
+            .older
+            .filter(|&older| older != client && older != newest);
+        Some(Self {
+            older,
+            newest,
+            ..self
+        })
+    }
+}
+
 impl Known {
+    /// The owner asked by this connection, with `SESSION`, and is told of a hold, which it
+    /// had before, or not. Returns whether that ties it to one connection more.
+    pub(super) fn tie(&mut self, client: ClientId, token: FencingToken, was_held: bool) -> bool {
+        let before = self.tied.filter(|tied| tied.token == token);
+        let was_tied = before.is_some_and(|tied| tied.has(client));
+        self.tied = Some(Tied {
+            token,
+            older: before
+                .and_then(|tied| tied.without(client))
+                .map(|tied| tied.newest),
+            newest: client,
+            told_elsewhere: before.map_or(was_held, |tied| tied.told_elsewhere),
+        });
+        !was_tied
+    }
+
+    /// It is told of a hold by this connection, without `SESSION`.
+    pub(super) fn told_by(&mut self, client: ClientId, token: FencingToken) {
+        if let Some(tied) = &mut self.tied
+            && tied.token == token
+        {
+            tied.told_elsewhere |= !tied.has(client);
+        }
+    }
+
+    /// A connection is none of those to which the holds are bound. Returns their token, if
+    /// they are over with it.
+    pub(super) fn untie(&mut self, client: ClientId) -> Option<FencingToken> {
+        let tied = self.tied.filter(|tied| tied.has(client))?;
+        self.tied = tied.without(client);
+        (self.tied.is_none() && !tied.told_elsewhere).then_some(tied.token)
+    }
+
     /// The owner may rely on a grant until then at least.
     pub(super) fn rely_until(&mut self, token: FencingToken, until_ms: i64) {
         let before = self.promise.filter(|&(promised, _)| promised == token);
@@ -450,14 +513,13 @@ impl World {
                     key,
                     token,
                     ask,
-                    bound_before,
+                    ties,
                 } => {
                     form.number(2);
                     form.key(self.cast.key(key));
                     form.token(Some(token));
                     ask.take_down(form);
-                    form.flag(bound_before == BoundBefore::Ended);
-                    form.client(bound_before.client());
+                    form.flag(ties);
                 }
             }
         }
@@ -480,8 +542,12 @@ impl World {
                 form.token(known.promise.map(|(token, _)| token));
                 form.time(known.promise.map(|(_, until_ms)| until_ms));
                 form.number(known.holds);
-                form.client(known.bound_to.map(|(client, _)| client));
-                form.token(known.bound_to.map(|(_, token)| token));
+                form.token(known.tied.map(|tied| tied.token));
+                if let Some(tied) = known.tied {
+                    form.client(tied.older);
+                    form.client(Some(tied.newest));
+                    form.flag(tied.told_elsewhere);
+                }
                 form.token(known.over);
                 form.token(known.unclaimed.map(|(token, _)| token));
                 form.time(known.unclaimed.map(|(_, until_ms)| until_ms));

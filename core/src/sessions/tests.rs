@@ -25,13 +25,14 @@ fn lease(ms: i64) -> Lease {
 type Told = (u64, i64, i64);
 
 fn told(binding: &Binding) -> Told {
-    (binding.client.0, binding.token.get(), binding.lease.ms())
+    let newest = binding.clients.last().unwrap();
+    (newest.0, binding.token.get(), binding.lease.ms())
 }
 
 fn bind(sessions: &mut Sessions, key: KeyRef<'_>, name: &str, to: Told, now_ms: i64) {
     let (client, token, lease_ms) = to;
     let (client, token, lease) = (ClientId(client), self::token(token), lease(lease_ms));
-    sessions.bind(key, &owner(name), client, token, lease, now_ms);
+    sessions.bind(at(key, name), client, token, lease, now_ms, false);
 }
 
 /// Sets the lease of whatever holds are bound.
@@ -43,18 +44,22 @@ fn set_lease(sessions: &mut Sessions, key: KeyRef<'_>, name: &str, lease_ms: i64
 
 fn take_client(sessions: &mut Sessions, client: u64) -> Vec<(HoldId, Told)> {
     sessions.end_client(ClientId(client));
-    let next = || {
-        let hold = sessions.next_ended()?;
-        let binding = sessions.take_ended(&hold)?;
-        Some((hold, told(&binding)))
-    };
-    std::iter::from_fn(next).collect()
+    let mut taken = Vec::new();
+    while let Some(hold) = sessions.next_ended() {
+        let binding = sessions.take_ended(&hold);
+        taken.extend(binding.map(|binding| (hold, told(&binding))));
+    }
+    taken
 }
 
 /// Takes all renewals that are due now, in the order in which they come.
 fn drain_due(sessions: &mut Sessions, now_ms: i64) -> Vec<(HoldId, Told)> {
-    let due = std::iter::from_fn(|| sessions.take_due(now_ms));
-    due.map(|(hold, binding)| (hold, told(&binding))).collect()
+    let due = std::iter::from_fn(|| {
+        let hold = sessions.take_due(now_ms)?;
+        let binding = sessions.binding_of(hold.key.as_ref(), &hold.owner)?;
+        Some((hold, told(&binding)))
+    });
+    due.collect()
 }
 
 fn at(key: KeyRef<'_>, name: &str) -> HoldId {
@@ -111,15 +116,51 @@ fn it_is_known_who_is_bound_to_what() {
 }
 
 #[test]
-fn a_binding_moves_to_the_connection_that_asked_last() {
+fn a_binding_lasts_while_one_of_its_connections_lives() {
     let mut sessions = Sessions::default();
-    bind(&mut sessions, KEY, "a", (1, 7, 300), 0);
-    bind(&mut sessions, KEY, "a", (2, 7, 300), 0);
+    for client in [1, 2, 1] {
+        bind(&mut sessions, KEY, "a", (client, 7, 300), 0);
+    }
     assert_eq!(sessions.len(), 1);
     assert_eq!(take_client(&mut sessions, 1), []);
-    let moved = [(at(KEY, "a"), (2, 7, 300))];
-    assert_eq!(take_client(&mut sessions, 2), moved);
+    let bound = sessions.binding_of(KEY, &owner("a")).unwrap();
+    assert_eq!(told(&bound), (2, 7, 300));
+    assert_eq!(take_client(&mut sessions, 2), [(at(KEY, "a"), (2, 7, 300))]);
     check_nothing_is_left(&mut sessions);
+}
+
+#[test]
+fn of_two_connections_the_one_that_lives_is_shown() {
+    let mut sessions = Sessions::default();
+    for client in [1, 2] {
+        bind(&mut sessions, KEY, "a", (client, 7, 300), 0);
+    }
+    sessions.end_client(ClientId(2));
+    let bound = sessions.binding_of(KEY, &owner("a")).unwrap();
+    assert_eq!(sessions.newest_of(&bound), Some(ClientId(1)));
+    assert_eq!(sessions.token_ended(&at(KEY, "a")), None);
+    sessions.untie(&at(KEY, "a"), ClientId(1));
+    assert_eq!(sessions.token_ended(&at(KEY, "a")), Some(token(7)));
+    assert_eq!(sessions.binding_of(KEY, &owner("a")), None);
+}
+
+#[test]
+fn who_was_told_elsewhere_outlives_its_connections() {
+    let tell = |sessions: &mut Sessions, client, told| {
+        let (owner, token) = (owner("a"), Some(token(told)));
+        sessions.told_by(KEY, &owner, token, Some(ClientId(client)));
+    };
+    for (told, client, is_over) in [(7, 1, true), (8, 2, true), (7, 2, false)] {
+        let mut sessions = Sessions::default();
+        tell(&mut sessions, client, told);
+        bind(&mut sessions, KEY, "a", (1, 7, 300), 0);
+        tell(&mut sessions, client, told);
+        sessions.end_client(ClientId(1));
+        assert_eq!(sessions.token_ended(&at(KEY, "a")).is_some(), is_over);
+        let binding = sessions.take_ended(&at(KEY, "a")).unwrap();
+        assert_eq!(binding.told_elsewhere, !is_over);
+        check_nothing_is_left(&mut sessions);
+    }
 }
 
 #[test]
@@ -260,8 +301,18 @@ mod against_a_model {
     #[derive(Clone, Debug)]
     struct BoundHold {
         hold: HoldId,
-        to: Told,
+        /// The one that asked last at the end.
+        clients: Vec<u64>,
+        token: i64,
+        lease_ms: i64,
         renew_at_ms: i64,
+    }
+
+    impl BoundHold {
+        fn told(&self) -> (HoldId, Told) {
+            let newest = *self.clients.last().unwrap();
+            (self.hold.clone(), (newest, self.token, self.lease_ms))
+        }
     }
 
     #[derive(Default)]
@@ -275,19 +326,44 @@ mod against_a_model {
             Some(self.bindings.remove(found))
         }
 
-        fn bind(&mut self, hold: HoldId, to: Told, now_ms: i64) {
-            let (_, _, lease_ms) = to;
+        fn bind(&mut self, hold: HoldId, (client, token, lease_ms): Told, now_ms: i64) {
+            let old = self.unbind(&hold).filter(|old| old.token == token);
+            let mut clients = old.as_ref().map_or(Vec::new(), |old| old.clients.clone());
+            clients.retain(|other| *other != client);
+            clients.push(client);
             let renew_at_ms = now_ms + (lease_ms / 3).max(1);
-            self.bindings.push(BoundHold {
+            let new = BoundHold {
                 hold,
-                to,
+                clients: clients.clone(),
+                token,
+                lease_ms,
                 renew_at_ms,
+            };
+            // A shorter lease changes no plan.
+            self.bindings.push(match old {
+                Some(old) if old.lease_ms > lease_ms => BoundHold { clients, ..old },
+                _ => new,
             });
         }
 
+        fn set_lease(&mut self, hold: &HoldId, lease_ms: i64, now_ms: i64) {
+            if let Some(bound) = self.bindings.iter_mut().find(|one| one.hold == *hold) {
+                bound.lease_ms = lease_ms;
+                bound.renew_at_ms = now_ms + (lease_ms / 3).max(1);
+            }
+        }
+
         fn take_client(&mut self, client: u64) -> Vec<(HoldId, Told)> {
-            let gone = self.bindings.extract_if(.., |bound| bound.to.0 == client);
-            in_order(gone.map(|bound| (bound.hold, bound.to)).collect())
+            let mut gone = Vec::new();
+            self.bindings.retain_mut(|bound| {
+                let told = bound.told();
+                bound.clients.retain(|one| *one != client);
+                if bound.clients.is_empty() {
+                    gone.push(told);
+                }
+                !bound.clients.is_empty()
+            });
+            in_order(gone)
         }
 
         fn next_renewal_ms(&self) -> Option<i64> {
@@ -298,9 +374,9 @@ mod against_a_model {
         /// first, in whatever order.
         fn renew(&mut self, hold: &HoldId, now_ms: i64) -> Option<(HoldId, Told)> {
             let first_ms = self.next_renewal_ms()?;
-            let bound = self.unbind(hold)?;
-            self.bind(bound.hold.clone(), bound.to, now_ms);
-            (bound.renew_at_ms == first_ms && first_ms <= now_ms).then_some((bound.hold, bound.to))
+            let bound = self.bindings.iter().find(|one| one.hold == *hold)?.clone();
+            self.set_lease(hold, bound.lease_ms, now_ms);
+            (bound.renew_at_ms == first_ms && first_ms <= now_ms).then(|| bound.told())
         }
     }
 
@@ -320,23 +396,11 @@ mod against_a_model {
                     Step::Binding { key, who, to: (client, token, lease_ms) } => {
                         bind(&mut sessions, KEYS[key], OWNERS[who], (client, token, lease_ms), now_ms);
                         let hold = at(KEYS[key], OWNERS[who]);
-                        match model.unbind(&hold) {
-                            // A shorter lease changes no plan.
-                            Some(BoundHold { to: (_, old, old_ms), renew_at_ms, .. })
-                                if old == token && old_ms > lease_ms =>
-                            {
-                                let to = (client, token, old_ms);
-                                model.bindings.push(BoundHold { hold, to, renew_at_ms });
-                            }
-                            _ => model.bind(hold, (client, token, lease_ms), now_ms),
-                        }
+                        model.bind(hold, (client, token, lease_ms), now_ms);
                     }
                     Step::SetLease { key, who, lease_ms } => {
                         set_lease(&mut sessions, KEYS[key], OWNERS[who], lease_ms, now_ms);
-                        if let Some(bound) = model.unbind(&at(KEYS[key], OWNERS[who])) {
-                            let (client, token, _) = bound.to;
-                            model.bind(bound.hold, (client, token, lease_ms), now_ms);
-                        }
+                        model.set_lease(&at(KEYS[key], OWNERS[who]), lease_ms, now_ms);
                     }
                     Step::Unbind { key, who } => {
                         sessions.unbind(KEYS[key], &owner(OWNERS[who]));
@@ -349,10 +413,11 @@ mod against_a_model {
                     Step::TakeDue => {
                         let next = sessions.next_due(now_ms);
                         let due = sessions.take_due(now_ms);
-                        prop_assert_eq!(due.as_ref().map(|(hold, _)| hold), next.as_ref());
+                        prop_assert_eq!(due.as_ref(), next.as_ref());
                         match due {
-                            Some((hold, binding)) => {
-                                let due = (hold, told(&binding));
+                            Some(hold) => {
+                                let binding = sessions.binding_of(hold.key.as_ref(), &hold.owner);
+                                let due = (hold, told(&binding.unwrap()));
                                 let renewed = model.renew(&due.0, now_ms);
                                 prop_assert_eq!(Some(due), renewed);
                             }
@@ -444,19 +509,4 @@ fn reentry_by_the_same_lease_is_renewed_as_if_it_were_new() {
     bind(&mut sessions, KEY, "a", (1, 7, 300), 0);
     bind(&mut sessions, KEY, "a", (1, 7, 300), 50);
     assert_eq!(sessions.next_renewal_ms(), Some(150));
-}
-
-#[test]
-fn holds_may_be_bound_to_another_client_by_another_lease() {
-    let mut sessions = Sessions::default();
-    bind(&mut sessions, KEY, "a", (1, 7, 300), 0);
-    sessions.end_client(ClientId(1));
-    let binding = sessions.take_ended(&at(KEY, "a")).unwrap();
-    sessions.rebind(at(KEY, "a"), binding, ClientId(2), lease(60));
-    assert_eq!(take_client(&mut sessions, 1), []);
-    let rebound = sessions.binding_of(KEY, &owner("a")).unwrap();
-    assert_eq!(told(&rebound), (2, 7, 60));
-    // Neither their end nor the next renewal is another.
-    assert_eq!(rebound.kept_until_ms, 300);
-    assert_eq!(sessions.next_renewal_ms(), Some(100));
 }

@@ -4,7 +4,7 @@ use super::due::CLOSED_BEFORE_MS;
 use super::transition::Transition;
 use super::{Answer, LockTable, Settings};
 use crate::acks::{SessionToBe, Tells, UncountedLease, Withheld, reached_by};
-use crate::deliveries::{BoundBefore, Delivery, Recipient};
+use crate::deliveries::{Delivery, Recipient};
 use crate::error::LockError;
 use crate::holder::Holder;
 use crate::keys::KeyBuf;
@@ -78,8 +78,7 @@ impl Transition<'_> {
     ) {
         let delivery = Delivery {
             recipient: Recipient::from(&to),
-            session: None,
-            bound_before: BoundBefore::Nothing,
+            ties: false,
         };
         self.send(request, token, delivery, held_before);
         let (lease, now_ms) = (request.lease, self.now.ms());
@@ -87,6 +86,7 @@ impl Transition<'_> {
             client,
             lease,
             end_ms: lease.end_ms(now_ms),
+            were_held: held_before > 0,
         });
         self.withhold(to, Tells::Grant(token), session);
     }
@@ -112,11 +112,9 @@ impl Transition<'_> {
         owner: &Owner,
         token: FencingToken,
     ) {
-        let bound = self.table.sessions.binding_of(self.key, owner);
         let delivery = Delivery {
             recipient: client.into(),
-            session: None,
-            bound_before: bound.map(|binding| binding.client).into(),
+            ties: false,
         };
         let (hold, holds) = (self.hold_of(owner), self.holds_of(owner));
         let deliveries = &mut self.table.deliveries;
@@ -204,22 +202,15 @@ impl LockTable {
         }
     }
 
-    /// The owner, and the client, to whom a withheld reply speaks.
-    pub fn told_by(&self, id: WaiterId) -> Option<(Recipient, &Owner)> {
-        let recipient = self.acks.reply(id)?.recipient();
-        Some((recipient, &self.told_hold(id)?.owner))
+    /// The owner of whose holds a withheld reply tells.
+    pub fn told_by(&self, id: WaiterId) -> Option<&Owner> {
+        Some(&self.told_hold(id)?.owner)
     }
 
     /// The holds of which a withheld reply tells.
     fn told_hold(&self, id: WaiterId) -> Option<&HoldId> {
         let withheld = self.acks.reply(id)?;
         self.deliveries.hold_of(withheld.recipient())
-    }
-
-    /// The connection with which what is told by this reply will end.
-    pub fn session_told_by(&self, id: WaiterId) -> Option<ClientId> {
-        let withheld = self.acks.reply(id)?;
-        Some(withheld.session?.client)
     }
 
     /// What the client of a reply that was withheld is told at last: what it was to be,
@@ -277,32 +268,39 @@ impl LockTable {
     /// Binds holds to the connection that is told of them now, if it asked for that. They
     /// last as long as the lease that is acknowledged.
     fn bind_told(&mut self, withheld: &Withheld, held: &Holder, token: FencingToken, now: Now) {
-        let Some(session) = withheld.session else {
-            return;
-        };
-        let SessionToBe {
-            client,
-            lease,
-            end_ms,
-        } = session;
-        let owner = &held.owner;
-        let hold = HoldId::new(withheld.key.as_ref(), owner);
-        let before = self.sessions.binding_of(withheld.key.as_ref(), owner);
-        let before = before.filter(|before| before.token == token);
-        let sessions = &mut self.sessions;
-        sessions.bind(withheld.key.as_ref(), owner, client, token, lease, now.ms());
-        let counted_ms = before.map_or(end_ms, |before| before.kept_until_ms.max(end_ms));
-        let stored_ms = held.lease_end_ms.unwrap_or(i64::MAX);
-        sessions.count_until(&hold, counted_ms.min(stored_ms));
-        if self.claims.is_open(token) {
-            self.sessions.leave_unclaimed(withheld.key.as_ref(), owner);
+        let (key, owner) = (withheld.key.as_ref(), &held.owner);
+        let hold = HoldId::new(key, owner);
+        if let Some(session) = withheld.session {
+            let SessionToBe {
+                client,
+                lease,
+                end_ms,
+                were_held,
+            } = session;
+            let before = self.sessions.binding_of(key, owner);
+            let before = before.filter(|before| before.token == token);
+            let sessions = &mut self.sessions;
+            let ties = sessions.bind(hold.clone(), client, token, lease, now.ms(), were_held);
+            let counted_ms = before.map_or(end_ms, |before| before.kept_until_ms.max(end_ms));
+            let stored_ms = held.lease_end_ms.unwrap_or(i64::MAX);
+            sessions.count_until(&hold, counted_ms.min(stored_ms));
+            if self.claims.is_open(token) {
+                self.sessions.leave_unclaimed(key, owner);
+            }
+            if withheld.to.is_place() {
+                return;
+            }
+            if ties {
+                self.deliveries.tie(client);
+            }
         }
-        if withheld.to.is_place() {
-            return;
+        if !withheld.to.is_place() {
+            let client = Some(withheld.to.client());
+            self.sessions.told_by(key, owner, Some(token), client);
         }
-        let before = before.map(|before| before.client);
-        self.deliveries.bind(client, lease, before.into());
-        self.look_before_it_ends(&hold, now.ms());
+        if withheld.session.is_some() {
+            self.look_before_it_ends(&hold, now.ms());
+        }
     }
 
     /// Plans a look at holds before the last lease that counts is over. Where it is about
@@ -313,7 +311,7 @@ impl LockTable {
         // A lease may be shorter than that.
         let last_ms = bound.kept_until_ms - CLOSED_BEFORE_MS.min(bound.lease.ms() / 3);
         if last_ms <= now_ms {
-            self.to_close.push_back(bound.client);
+            self.to_close.extend(bound.clients);
         } else if last_ms < bound.renew_at_ms {
             self.sessions.renew_by(hold, last_ms);
         }

@@ -10,8 +10,8 @@ use crate::error::LockError;
 use crate::keys::KeyRef;
 use crate::lock::Now;
 use crate::queue::{Addressee, Waiter, WaiterId};
-use crate::request::{ClientId, Lease, Owner};
-use crate::sessions::{Binding, HoldId};
+use crate::request::{ClientId, Owner};
+use crate::sessions::HoldId;
 use crate::token::FencingToken;
 
 /// Why a client does not wait any more.
@@ -59,58 +59,19 @@ impl LockTable {
         self.touch_all(Some(&[one, other]), now_ms);
     }
 
-    /// The connection to which an owner's holds on a lock are bound.
+    /// The newest of the connections to which an owner's holds on a lock are bound.
     pub fn bound_client(&self, key: KeyRef<'_>, owner: &Owner) -> Option<ClientId> {
-        Some(self.sessions.binding_of(key, owner)?.client)
+        let binding = self.sessions.binding_of(key, owner)?;
+        self.sessions.newest_of(&binding)
     }
 
-    /// Whether anything may end with a connection.
-    pub fn binds_connections(&self) -> bool {
-        !self.sessions.is_empty() || self.places() > 0
-    }
-
-    /// The connection with which an owner's place in the queue of a lock ends.
-    pub fn place_client(&self, key: KeyRef<'_>, owner: &Owner) -> Option<ClientId> {
-        self.queues.place_of(key, owner)?.request.session
-    }
-
-    /// Another client than this one, to which the holds are bound of which this one is to
-    /// hear.
-    pub fn bound_beside(&self, client: ClientId) -> Option<ClientId> {
-        if self.sessions.is_empty() {
-            return None;
-        }
-        let hold = self.deliveries.hold_of(client)?;
-        let bound = self.bound_client(hold.key.as_ref(), &hold.owner);
-        bound.filter(|bound| *bound != client)
-    }
-
-    /// A connection has ended, and with it all holds that were bound to it. `heard`
-    /// says whether a grant that was on its way had been sent before. What was stored
+    /// A connection has ended, and with it all holds that were bound to it. What was stored
     /// is ended by whoever sees the lock next.
-    pub fn connection_ended(&mut self, client: ClientId, heard: bool) {
-        let heard = heard && !self.acks.withholds_from(client);
+    pub fn connection_ended(&mut self, client: ClientId) {
         self.queues.connection_ended(client);
         self.acks.connection_ended(client);
-        self.deliveries.client_gone(client);
-        self.end_before_told(client);
         self.sessions.end_client(client);
-        // Only here is it known what these holds were bound to before.
-        let bound = self.deliveries.hold_of(client).cloned().and_then(|hold| {
-            let binding = self.sessions.take_ended(&hold)?;
-            let heir = self.heir(&hold, binding, client);
-            let was_unbound = self.deliveries.binds_first(&hold, client);
-            Some((hold, binding, heir, was_unbound))
-        });
-        if heard {
-            self.deliveries.delivered(client);
-        } else {
-            self.grant_lost(client);
-        }
-        if let Some((hold, binding, heir, was_unbound)) = bound {
-            let ends = heard || heir.is_none() && !was_unbound;
-            self.pass_on(hold, binding, heir, ends);
-        }
+        self.grant_lost(client);
     }
 
     /// A place that has ended with its connection does not hear of the grant that is
@@ -141,41 +102,14 @@ impl LockTable {
         !places.is_empty()
     }
 
-    /// Ends what binds these holds to a connection that has ended, if that is so.
+    /// Unties these holds from connections that have ended. With the last one they are over,
+    /// unless their owner was told of them elsewhere.
     pub(super) fn end_binding(&mut self, hold: &HoldId) {
-        if let Some(binding) = self.sessions.take_ended(hold) {
-            let heir = self.heir(hold, binding, binding.client);
-            self.pass_on(hold.clone(), binding, heir, true);
-        }
-    }
-
-    /// Ends what binds the holds of which this client is to hear to a connection that
-    /// has ended: the grant that is on its way may say who keeps them up.
-    fn end_before_told(&mut self, recipient: impl Into<Recipient>) {
-        if self.sessions.any_ended()
-            && let Some(hold) = self.deliveries.hold_of(recipient).cloned()
+        if let Some(binding) = self.sessions.take_ended(hold)
+            && !binding.told_elsewhere
         {
-            self.end_binding(&hold);
-        }
-    }
-
-    /// Binds holds to who keeps them up from now on. Where they end with the connection,
-    /// only those are left that somebody is still to hear of. A client that was not told
-    /// of them yet leaves them as they were before.
-    fn pass_on(
-        &mut self,
-        hold: HoldId,
-        binding: Binding,
-        heir: Option<(ClientId, Lease)>,
-        ends: bool,
-    ) {
-        if ends {
-            self.deliveries.session_ended(&hold, binding.token);
             self.ended
                 .push(hold.clone(), binding.token, EndedBy::Session);
-        }
-        if let Some((heir, lease)) = heir {
-            self.sessions.rebind(hold, binding, heir, lease);
         }
     }
 
@@ -183,7 +117,6 @@ impl LockTable {
     /// will.
     pub fn grant_told(&mut self, recipient: impl Into<Recipient>, heard: bool) {
         let recipient = recipient.into();
-        self.end_before_told(recipient);
         if heard {
             if let Recipient::Client(_) = recipient {
                 self.claim_told(recipient);
@@ -191,10 +124,16 @@ impl LockTable {
             self.deliveries.delivered(recipient);
             return;
         }
-        if let Recipient::Client(client) = recipient {
-            self.unbind_unheard(client);
-        }
+        let tied = match recipient {
+            Recipient::Client(client) => self.deliveries.tied_by(client).zip(Some(client)),
+            Recipient::Place(_) => None,
+        };
         self.grant_lost(recipient);
+        if let Some((hold, client)) = tied
+            && let Some(token) = self.sessions.untie(&hold, client)
+        {
+            self.ended.push(hold, token, EndedBy::Session);
+        }
     }
 
     /// Who was told by a reply has claimed what its owner got by a place.
@@ -218,39 +157,6 @@ impl LockTable {
     fn grant_lost(&mut self, recipient: impl Into<Recipient>) {
         if let Some((hold, token)) = self.deliveries.lost(recipient) {
             self.ended.push(hold, token, EndedBy::Undelivered);
-        }
-    }
-
-    /// Who keeps up holds that are bound to a client which will not hear of them: one
-    /// that is still to hear of the same holds, or the one they were bound to before.
-    pub(super) fn heir(
-        &self,
-        hold: &HoldId,
-        binding: Binding,
-        client: ClientId,
-    ) -> Option<(ClientId, Lease)> {
-        let other = self.deliveries.other_session(hold, binding.token, client);
-        other.or_else(|| {
-            let before = self.deliveries.bound_before(hold, client)?;
-            Some((before, binding.lease))
-        })
-    }
-
-    /// Unbinds what a client will not hear of, and lives on.
-    fn unbind_unheard(&mut self, client: ClientId) {
-        let Some(hold) = self.deliveries.hold_of(client).cloned() else {
-            return;
-        };
-        let (key, owner) = (hold.key.as_ref(), &hold.owner);
-        let Some(binding) = self.sessions.binding_of(key, owner) else {
-            return;
-        };
-        if binding.client == client && self.deliveries.binds(client) {
-            let heir = self.heir(&hold, binding, client);
-            self.sessions.unbind(key, owner);
-            if let Some((heir, lease)) = heir {
-                self.sessions.rebind(hold, binding, heir, lease);
-            }
         }
     }
 

@@ -112,7 +112,7 @@ impl Transition<'_> {
             // Before the hand-off, which may bind the owner's next holds.
             sessions.unbind(key, owner);
             if binding.kept_until_ms <= now.ms() {
-                self.table.to_close.push_back(binding.client);
+                self.table.to_close.extend(binding.clients);
             }
         }
     }
@@ -194,14 +194,13 @@ impl LockTable {
     }
 
     fn take_renewal(&mut self, now_ms: i64) -> Option<Due> {
-        let (hold, binding) = self.sessions.take_due(now_ms)?;
-        if self.sessions.has_ended(binding.client) {
-            self.end_binding(&hold);
-            return Some(Due::recheck(hold.key));
-        }
+        let hold = self.sessions.take_due(now_ms)?;
+        self.end_binding(&hold);
+        let binding = self.sessions.binding_of(hold.key.as_ref(), &hold.owner);
+        let work = binding.map(|binding| Work::Keep(hold.owner, binding));
         Some(Due {
             key: hold.key,
-            work: Work::Keep(hold.owner, binding),
+            work: work.unwrap_or(Work::Recheck),
         })
     }
 
@@ -241,10 +240,10 @@ impl LockTable {
                 transition.check_wait(id);
                 transition.finish(Ok(()))
             }
-            (Err(_), Work::Keep(owner, binding)) => {
+            (Err(_), Work::Keep(owner, _)) => {
                 // It is no lock at the moment, and may be one again.
                 self.forget_ended(key);
-                self.not_kept(HoldId::new(key, &owner), binding, now.ms());
+                self.not_kept(HoldId::new(key, &owner), now.ms());
                 Done {
                     result: Ok(()),
                     step: Step::default(),
@@ -260,7 +259,7 @@ impl LockTable {
     /// How long before the end of a lease that could not be kept up its connection is
     /// closed. That of others may have to be closed at the same time.
     fn closed_before_ms(&self, lease: Lease) -> i64 {
-        let (clients, holds) = (self.sessions.clients(), self.sessions.bindings());
+        let (clients, holds) = (self.sessions.clients(), self.sessions.len());
         let crowd_ms = clients / CLOSED_A_MS + holds / LOOKED_AT_A_MS;
         let crowd_ms = i64::try_from(crowd_ms).unwrap_or(i64::MAX);
         CLOSED_BEFORE_MS + crowd_ms.min(lease.ms() / 2)
@@ -268,20 +267,20 @@ impl LockTable {
 
     /// A session's lease could not be kept up. It is tried again, sooner and sooner;
     /// before the lease is over, its connection is closed.
-    fn not_kept(&mut self, hold: HoldId, binding: Binding, now_ms: i64) {
-        if self.sessions.has_ended(binding.client) {
-            self.end_binding(&hold);
-            return;
-        }
+    fn not_kept(&mut self, hold: HoldId, now_ms: i64) {
+        self.end_binding(&hold);
+        let binding = self.sessions.binding_of(hold.key.as_ref(), &hold.owner);
+        let Some(binding) = binding else { return };
         if !binding.is_claimed {
             self.sessions.unbind(hold.key.as_ref(), &hold.owner);
             return;
         }
         let left_ms = binding.kept_until_ms - now_ms - self.closed_before_ms(binding.lease);
         if left_ms <= 0 {
-            if self.to_close.back() != Some(&binding.client) {
-                self.to_close.push_back(binding.client);
-            }
+            let clients = binding.clients.into_iter();
+            let last = self.to_close.back().copied();
+            self.to_close
+                .extend(clients.filter(|client| last != Some(*client)));
         } else {
             let again_ms = now_ms + left_ms.min(REFUSED_RETRY_MS).max(left_ms / 2);
             self.sessions.renew_by(&hold, again_ms);
@@ -318,8 +317,8 @@ impl LockTable {
             self.forget_ended(key);
         }
         match due.work {
-            Work::Keep(owner, binding) => {
-                self.not_kept(HoldId::new(key, &owner), binding, now_ms);
+            Work::Keep(owner, _) => {
+                self.not_kept(HoldId::new(key, &owner), now_ms);
             }
             // Where the wait is looked at again, it may be redirected by then.
             Work::CheckWait(id) if why == NotNow::Refused => {
@@ -335,7 +334,7 @@ impl LockTable {
     pub fn put_off_everything(&mut self, now_ms: i64, at_most: usize) -> Option<i64> {
         for _ in 0..at_most {
             match self.sessions.take_due(now_ms) {
-                Some((hold, binding)) => self.not_kept(hold, binding, now_ms),
+                Some(hold) => self.not_kept(hold, now_ms),
                 None => break,
             }
         }

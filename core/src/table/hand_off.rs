@@ -11,7 +11,7 @@ use crate::lock::holds_after_acquire;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
 use crate::queue::{Addressee, Wait, Waiter, WaiterId};
-use crate::request::{AcquireRequest, ClientId, Limit, Owner};
+use crate::request::{AcquireRequest, Limit, Owner};
 use crate::sessions::HoldId;
 use crate::token::FencingToken;
 
@@ -59,6 +59,9 @@ impl Transition<'_> {
         }
         // A confirmation may write nothing, and its client may `WAIT` for replicas.
         self.step.stream_goes_on = true;
+        if request.session.is_none() {
+            self.told(&request.owner);
+        }
         let (key, deliveries) = (self.key, &mut self.table.deliveries);
         let told = Told::by_grant(request.hold);
         deliveries.told(|| HoldId::new(key, &request.owner), told);
@@ -99,21 +102,20 @@ impl Transition<'_> {
         let sessions = &mut self.table.sessions;
         if let Some(client) = request.session {
             let old = sessions.binding_of(self.key, owner);
+            let is_other = old.as_ref().is_some_and(|old| old.token != token);
             // A lease of it ended before anybody noticed.
-            let unnoticed = old.filter(|old| {
-                old.is_claimed
-                    && old.client != client
-                    && old.token != token
-                    && old.kept_until_ms <= now_ms
-            });
-            if !is_withheld {
-                sessions.bind(self.key, owner, client, token, lease, now_ms);
-            } else if old.is_some_and(|old| old.token != token) {
+            let unnoticed =
+                old.filter(|old| is_other && old.is_claimed && old.kept_until_ms <= now_ms);
+            let clients = unnoticed.into_iter().flat_map(|old| old.clients);
+            let clients = clients.filter(|other| *other != client);
+            self.table.to_close.extend(clients);
+            if is_other {
                 sessions.unbind(self.key, owner);
             }
-            self.table
-                .to_close
-                .extend(unnoticed.map(|binding| binding.client));
+            if !is_withheld {
+                let hold = HoldId::new(self.key, owner);
+                sessions.bind(hold, client, token, lease, now_ms, held_before > 0);
+            }
         }
         if request.session.is_none() || is_withheld {
             let sessions = &mut self.table.sessions;
@@ -143,13 +145,12 @@ impl Transition<'_> {
         wait: Option<Wait>,
     ) -> Result<Acquired, LockError> {
         let waits = wait.is_some();
-        let session = request.session;
         self.note_own_place(&request, wait.as_ref());
         // The lock may have come free a moment ago. Whoever queued comes first.
         let own_place = self.hand_off();
-        if let Some(place) = &own_place {
-            // The place may have asked for a session.
-            request.session = request.session.or(place.request.session);
+        let of_place = own_place.as_ref().and_then(|place| place.request.session);
+        if self.withholds().is_some() {
+            request.session = request.session.or(of_place);
         }
         let is_its_place = own_place.is_some();
         let in_turn = is_its_place || self.is_next_in_line();
@@ -169,7 +170,17 @@ impl Transition<'_> {
                     self.tell_with_reply(place, &request, token);
                 }
                 self.serve_requests_of(&request.owner);
-                self.bind_last(&request, session, token);
+                if of_place.is_some() && self.step.withheld.is_none() {
+                    // The place asked for a session.
+                    for client in of_place.into_iter().chain(request.session) {
+                        let (hold, lease) = (self.hold_of(&request.owner), request.lease);
+                        let (sessions, now_ms) = (&mut self.table.sessions, self.now.ms());
+                        sessions.bind(hold, client, token, lease, now_ms, false);
+                    }
+                    if request.session.is_none() {
+                        self.told(&request.owner);
+                    }
+                }
                 self.hand_off();
             }
             return Ok(Acquired::Granted(token));
@@ -182,22 +193,6 @@ impl Transition<'_> {
             holds_after_acquire(&request, self.holds_of(&request.owner))?;
         }
         self.enqueue(request, wait).map(Acquired::Queued)
-    }
-
-    /// Requests of its owner that waited were served after this one, which came last.
-    fn bind_last(
-        &mut self,
-        request: &AcquireRequest,
-        session: Option<ClientId>,
-        token: FencingToken,
-    ) {
-        if let Some(client) = session
-            && self.step.withheld.is_none()
-        {
-            let (owner, lease, now_ms) = (&request.owner, request.lease, self.now.ms());
-            let sessions = &mut self.table.sessions;
-            sessions.bind(self.key, owner, client, token, lease, now_ms);
-        }
     }
 
     /// Hands the lock off, and is done with this.
@@ -269,13 +264,11 @@ impl Transition<'_> {
     /// granted, and the place is gone.
     fn say_and_serve(&mut self, id: WaiterId, token: FencingToken) {
         let waiter = self.table.queues.waiter(self.key, id);
-        let Some((Addressee::Place(mut place), session)) =
-            waiter.map(|waiter| (waiter.addressee(), waiter.request.session))
-        else {
+        let Some(Addressee::Place(mut place)) = waiter.map(Waiter::addressee) else {
             return;
         };
         place.first_lease = self.first_lease(place.first_lease);
-        let Said { heard, weight } = self.world.say(&place, session, token);
+        let Said { heard, weight } = self.world.say(&place, token);
         self.step.offers += weight;
         #[cfg(feature = "planted-faults")]
         let heard = heard || Fault::GrantUnheard.planted();
@@ -418,6 +411,10 @@ impl Transition<'_> {
                         .sessions
                         .leave_unclaimed(self.key, &request.owner);
                 }
+                if request.session.is_none() && !is_withheld {
+                    let (sessions, told) = (&mut self.table.sessions, Some(waiter.client));
+                    sessions.told_by(self.key, &request.owner, Some(token), told);
+                }
                 if is_told {
                     self.withheld += 1;
                     return;
@@ -433,11 +430,12 @@ impl Transition<'_> {
                     let (key, owner) = (self.key, &request.owner);
                     self.table.deliveries.told(|| HoldId::new(key, owner), told);
                 } else {
-                    let bound = bound.filter(|binding| binding.token == token);
+                    let was_tied = bound.is_some_and(|bound| {
+                        bound.token == token && bound.clients.contains(&waiter.client)
+                    });
                     let delivery = Delivery {
                         recipient: waiter.client.into(),
-                        session: request.session.map(|_| request.lease),
-                        bound_before: bound.map(|binding| binding.client).into(),
+                        ties: request.session.is_some() && !was_tied,
                     };
                     self.send(request, token, delivery, held_before);
                 }

@@ -239,6 +239,8 @@ struct Server {
     deaf: BTreeSet<Channel>,
     /// Places of whose grants nobody heard.
     unheard: Vec<(WaiterId, FencingToken)>,
+    /// Who asks now.
+    asker: Option<ClientId>,
     /// How many grants were said.
     offers: usize,
     /// As how many messages each counts.
@@ -248,7 +250,11 @@ struct Server {
 }
 
 impl World for Server {
-    fn say(&mut self, place: &Place, _session: Option<ClientId>, token: FencingToken) -> Said {
+    fn asker(&self) -> Option<ClientId> {
+        self.asker
+    }
+
+    fn say(&mut self, place: &Place, token: FencingToken) -> Said {
         let heard = self.listens && !self.deaf.contains(&place.channel);
         self.clients.remove(&place.id).unwrap();
         match heard {
@@ -292,6 +298,7 @@ impl Server {
             deaf: BTreeSet::new(),
             unheard: Vec::new(),
             granted_places: Vec::new(),
+            asker: None,
             offers: 0,
             weight: 1,
         }
@@ -457,6 +464,7 @@ impl Server {
 
     /// This client sends the next request, and can wait for replicas.
     fn asks_by(&mut self, client: ClientId) {
+        self.asker = Some(client);
         if let Some(acks) = &mut self.table.settings.acks {
             acks.client = Some(client);
         }
@@ -503,6 +511,7 @@ impl Server {
             extent,
         };
         let stored = self.look_for(key)?;
+        self.asker = Some(ask(name).client);
         self.step(key, |table, now, world| {
             table.release(key, stored, &request, now, world)
         })
@@ -534,6 +543,7 @@ impl Server {
             lease: lease(lease_ms),
             token,
         };
+        self.asker = Some(ask(name).client);
         self.try_renew(key, &request).unwrap()
     }
 

@@ -101,6 +101,7 @@ impl<'t> Transition<'t> {
             match released {
                 Ok(Released::LastHold) => self.count_release(&held, None),
                 Ok(Released::StillHeld) => {
+                    self.told(&request.owner);
                     let left = self.holds_of(&request.owner);
                     let (key, deliveries) = (self.key, &mut self.table.deliveries);
                     let told = Told::by_release(request.extent);
@@ -145,11 +146,21 @@ impl<'t> Transition<'t> {
             _ => {
                 // As a confirmation does.
                 self.step.stream_goes_on = true;
+                self.told(owner);
                 let (key, deliveries) = (self.key, &mut self.table.deliveries);
                 deliveries.told(|| HoldId::new(key, owner), Told::at_least(1));
             }
         }
         Ok(true)
+    }
+
+    /// Who asks is told of this owner's holds, without `SESSION`.
+    pub(super) fn told(&mut self, owner: &Owner) {
+        if !self.table.sessions.is_empty() {
+            let token = self.lock.holder(owner).and_then(|holder| holder.token);
+            let (sessions, asker) = (&mut self.table.sessions, self.world.asker());
+            sessions.told_by(self.key, owner, token, asker);
+        }
     }
 
     /// Returns whether the lock is held with this token.
@@ -238,8 +249,8 @@ impl<'t> Transition<'t> {
                 others: holders.len() - named.len(),
                 holders: named
                     .map(|holder| {
-                        let binding = self.table.sessions.binding_of(self.key, &holder.owner);
-                        (holder.owner.clone(), binding.map(|binding| binding.client))
+                        let client = self.table.bound_client(self.key, &holder.owner);
+                        (holder.owner.clone(), client)
                     })
                     .collect(),
             };

@@ -105,7 +105,7 @@ impl LockTable {
                 holds: holder.holds,
                 token: holder.token,
                 ttl_ms: remaining_ms(holder.lease_end_ms, now.ms()),
-                client: binding.map(|binding| binding.client),
+                client: binding.and_then(|binding| self.sessions.newest_of(&binding)),
             }
         });
         let mut holders: Vec<HolderView> = holders.collect();
@@ -189,9 +189,8 @@ impl LockTable {
         }
         for (hold, token) in self.bound_to_ended(key, lock) {
             let held = lock.holder(&hold.owner);
-            if let Some(held) = held.filter(|held| held.token == Some(token)) {
-                let left = self.deliveries.promised(&hold, token).min(held.holds);
-                lock.leave(&hold.owner, left, unwritten);
+            if held.is_some_and(|held| held.token == Some(token)) {
+                lock.leave(&hold.owner, 0, unwritten);
             }
         }
     }
@@ -205,7 +204,7 @@ impl LockTable {
         let holders = lock.holders().iter();
         let holds = holders.map(|holder| HoldId::new(key, &holder.owner));
         let with_token = holds.filter_map(|hold| {
-            let token = self.sessions.ended_binding(&hold)?.token;
+            let token = self.sessions.token_ended(&hold)?;
             Some((hold, token))
         });
         with_token.collect()

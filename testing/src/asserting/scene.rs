@@ -90,15 +90,10 @@ pub fn await_gone(observer: &mut Client, id: i64) {
 #[track_caller]
 pub fn settle(server: &TestServer) {
     let (mut client, mut gone) = (server.client(), server.client());
-    client.int("LOCK.ACQUIRE settled before LEASE 600000");
-    let id = gone.int("CLIENT ID");
-    gone.send("LOCK.ACQUIRE settled gone LEASE 600000 BLOCK 0");
-    await_waiting(&mut client, "settled", 1);
-    let turn = format!("LOCK.RELEASE settled before\r\nCLIENT KILL ID {id}\r\n");
-    client.send_bytes(turn.as_bytes());
-    assert_eq!([client.reply(), client.reply()], [int(1), int(1)]);
-    eventually("the grant is taken back", || {
-        client.call("HGET settled gone") == nil()
+    gone.int("LOCK.ACQUIRE settled gone LEASE 600000 SESSION");
+    drop(gone);
+    eventually("a session is over", || {
+        client.call("EXISTS settled") == int(0)
     });
 }
 

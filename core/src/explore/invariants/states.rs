@@ -148,16 +148,14 @@ pub(super) fn a_hold_that_nobody_knows_of_is_over(
     Ok(())
 }
 
-/// Holds are bound to the connection that asked for it last, and to no other.
+/// Holds are bound to the connections that asked for it, of which the newest is shown.
 pub(super) fn a_session_is_kept_up(world: &World, key: usize, holders: &[HolderView]) -> Checked {
     for holder in holders {
         let number = world.owner_number(&holder.owner);
         let known = world.known[key][number];
         // A binding to holds that are over is not one to these.
-        let expected = known
-            .bound_to
-            .filter(|&(_, token)| holder.token == Some(token));
-        let expected = expected.map(|(client, _)| client);
+        let expected = known.tied.filter(|tied| holder.token == Some(tied.token));
+        let expected = expected.map(|tied| tied.newest);
         // Who keeps up what was bound to a connection that has ended is seen next.
         let has_moved = world.cast.scope.renames || world.cast.scope.swaps;
         let is_settled = !has_moved && !world.table.has_ended(world.cast.key(key));

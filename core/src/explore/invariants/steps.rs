@@ -210,7 +210,7 @@ pub(in crate::explore) fn who_is_closed_has_lost_a_session(
         .known
         .iter()
         .flatten()
-        .any(|known| known.bound_to.is_some_and(|(its, _)| its == client));
+        .any(|known| known.tied.is_some_and(|tied| tied.has(client)));
     if was_bound {
         return Ok(());
     }

@@ -75,19 +75,13 @@ impl Scene {
         let mut told = Vec::new();
         for (id, key) in ready.replies {
             self.server.expire();
-            let to = self.server.table.told_by(id);
-            let to = to.map(|(client, owner)| (client, owner.clone()));
             let stored = self.server.look(key.as_ref());
-            let client = to.map(|(client, _)| client);
             let now = self.server.now();
             let Some((addressee, answer)) = self.server.table.tell(id, stored, now) else {
                 continue;
             };
             if matches!(answer, Answer::Granted(_) | Answer::Renewed(true)) {
-                let recipient = match addressee {
-                    Addressee::Blocked(..) => client.unwrap(),
-                    Addressee::Place(place) => Recipient::Place(place.id),
-                };
+                let recipient = Recipient::from(&addressee);
                 self.server.table.grant_told(recipient, true);
             }
             told.push((id, answer));
@@ -173,7 +167,7 @@ fn whoever_sees_the_lock_ends_what_is_withheld_from_places_that_have_ended() {
     scene.server.wait(K, ask("b"));
     scene.server.release(K, "x");
     assert_eq!(scene.server.holders(K).len(), 8 + 1);
-    scene.server.table.connection_ended(ClientId(7), false);
+    scene.server.table.connection_ended(ClientId(7));
     scene.server.asks_by(ClientId(2));
     assert!(!scene.server.renew(K, "y", LEASE_MS));
     assert_eq!(scene.server.holders(K), ["b"]);
@@ -205,7 +199,7 @@ fn a_place_that_ends_with_its_session_while_it_is_withheld_is_told_so() {
     });
     scene.server.release(K, "x");
     assert_eq!(scene.server.holders(K), ["a"]);
-    scene.server.table.connection_ended(ClientId(7), false);
+    scene.server.table.connection_ended(ClientId(7));
     assert_eq!(scene.server.table.wake_at_ms(scene.server.now()), Some(0));
     let told = places.map(|id| (id, Answer::NotGranted));
     assert_eq!(scene.give_up(), told);
@@ -236,7 +230,7 @@ fn a_place_that_was_told_is_bound_for_all_of_its_first_lease() {
 fn what_is_still_to_be_told_is_told_where_writes_are_refused() {
     let mut scene = withheld_from_a_session(1);
     let key = key("n00000");
-    scene.server.table.connection_ended(ClientId(7), false);
+    scene.server.table.connection_ended(ClientId(7));
     let (reply, token) = scene.take(key, ask("b").now());
     let is_anything_left = |scene: &mut Scene| {
         let now_ms = scene.server.ms();
@@ -258,7 +252,7 @@ fn what_is_still_to_be_told_is_told_where_writes_are_refused() {
 fn many_places_that_end_while_they_are_withheld_are_told_bit_by_bit() {
     const MANY: usize = 100;
     let mut scene = withheld_from_a_session(MANY);
-    scene.server.table.connection_ended(ClientId(7), false);
+    scene.server.table.connection_ended(ClientId(7));
     let now = scene.server.now();
     let mut give_up = || scene.server.table.give_up(now, MANY / 2).len();
     assert_eq!([give_up(), give_up(), give_up()], [MANY / 2, MANY / 2, 0]);
@@ -285,7 +279,7 @@ fn withheld_from_a_session(count: usize) -> Scene {
 fn the_end_of_a_connection_moves_none_of_many_places_that_are_withheld() {
     const MANY: usize = 10_000;
     let mut scene = withheld_from_a_session(MANY);
-    scene.server.table.connection_ended(ClientId(7), false);
+    scene.server.table.connection_ended(ClientId(7));
     let table = &scene.server.table;
     assert!(table.ended.is_empty() && table.untold.is_empty());
     assert_eq!(table.totals(scene.server.now()).withheld, 0);
@@ -314,7 +308,7 @@ fn the_end_of_a_connection_moves_none_of_many_places_that_are_withheld() {
 fn a_place_that_has_ended_is_not_told_of_its_grant_by_replicas() {
     let mut scene = withheld_from_a_session(2);
     let offset = scene.end_turn();
-    scene.server.table.connection_ended(ClientId(7), false);
+    scene.server.table.connection_ended(ClientId(7));
     let ready = scene.server.table.acknowledged(1, vec![offset], usize::MAX);
     assert_eq!(ready.replies.len(), 2);
     for (id, key) in ready.replies {
@@ -333,7 +327,7 @@ fn a_place_that_has_ended_is_not_told_of_its_grant_by_replicas() {
 fn a_place_that_has_ended_is_told_so_though_replicas_took_too_long() {
     let mut scene = withheld_from_a_session(2);
     scene.server.sleep(TIMEOUT_MS);
-    scene.server.table.connection_ended(ClientId(7), false);
+    scene.server.table.connection_ended(ClientId(7));
     let told = scene.give_up();
     assert_eq!(told.len(), 2);
     assert!(told.iter().all(|(_, answer)| *answer == Answer::NotGranted));
@@ -362,9 +356,9 @@ fn a_crowd_of_places_that_have_ended_keeps_nobody_out() {
         for is_one_left in [false, true] {
             let mut scene = shared_by_a_session(2 * ENDS_A_STEP + 1);
             if !is_one_left {
-                scene.server.table.connection_ended(ClientId(8), false);
+                scene.server.table.connection_ended(ClientId(8));
             }
-            scene.server.table.connection_ended(ClientId(7), false);
+            scene.server.table.connection_ended(ClientId(7));
             if breaks {
                 assert_eq!(scene.server.break_lock(K, None), is_one_left);
             } else {
@@ -381,7 +375,7 @@ fn places_that_have_ended_make_no_cycle() {
         let mut scene = shared_by_a_session(2 * ENDS_A_STEP + 1);
         scene.server.wait(K, ask("a").by(3));
         if has_ended {
-            scene.server.table.connection_ended(ClientId(7), false);
+            scene.server.table.connection_ended(ClientId(7));
         }
         let last = nth(2 * ENDS_A_STEP);
         let waits = scene.server.acquire(L, ask(&last).by(4));
@@ -418,9 +412,9 @@ fn the_end_of_a_connection_concerns_only_what_is_withheld_from_it() {
     };
     let counts = [1, 2, MANY, MANY + 1].map(|client| concerned(&scene, client));
     assert_eq!(counts, [0, 1, 1, 0]);
-    scene.server.table.connection_ended(ClientId(1), false);
+    scene.server.table.connection_ended(ClientId(1));
     assert_eq!(scene.give_up(), []);
-    scene.server.table.connection_ended(ClientId(MANY), false);
+    scene.server.table.connection_ended(ClientId(MANY));
     assert_eq!(scene.give_up().len(), 1);
     assert_eq!(scene.settle().len() as u64, MANY);
     let left = (0..2 * MANY).find(|client| concerned(&scene, *client) > 0);
@@ -721,7 +715,7 @@ fn a_hold_of_a_later_token_does_not_stand_for_an_earlier_one() {
 fn a_client_that_goes_gives_back_what_was_withheld() {
     let mut scene = Scene::new();
     let id = scene.take(K, ask("a").by(1).now()).0;
-    scene.server.table.connection_ended(ClientId(1), true);
+    scene.server.table.connection_ended(ClientId(1));
     let now_ms = scene.server.ms();
     scene.server.table.waiter_left(id, Leave::Gone, now_ms);
     scene.server.run();
@@ -852,18 +846,6 @@ fn a_hold_without_a_token_is_not_renewed_where_its_renewal_would_be_withheld() {
 }
 
 #[test]
-fn what_a_reply_binds_is_known_before_it_is_told() {
-    for binds in [true, false] {
-        let mut scene = Scene::new();
-        let asks = ask("a").now();
-        let asks = if binds { asks.session() } else { asks };
-        let id = scene.take(K, asks).0;
-        let client = binds.then_some(ask("a").client);
-        assert_eq!(scene.server.table.session_told_by(id), client);
-    }
-}
-
-#[test]
 fn a_session_is_kept_up_by_leases_that_are_acknowledged() {
     let mut scene = Scene::new();
     scene.held_by(K, ask("a").session().now());
@@ -907,7 +889,7 @@ fn a_renewal_does_not_keep_a_hold_from_ending_with_its_session() {
     let mut scene = Scene::new();
     scene.held_by(K, ask("a").session().now());
     let id = scene.renew(K, "a", 2, LEASE_MS);
-    scene.server.table.connection_ended(ask("a").client, false);
+    scene.server.table.connection_ended(ask("a").client);
     scene.server.run();
     assert_eq!(scene.server.holders(K), [""; 0]);
     assert_eq!(scene.settle(), [(id, Answer::Renewed(false))]);
@@ -955,10 +937,10 @@ fn a_session_stays_with_who_was_told_of_it() {
         scene.server.table.bound_client(K, &owner("a")),
         Some(client)
     );
-    scene.server.table.connection_ended(ClientId(7), false);
+    scene.server.table.connection_ended(ClientId(7));
     scene.server.run();
     assert_eq!(scene.server.holds(K, "a"), 1);
-    scene.server.table.connection_ended(client, false);
+    scene.server.table.connection_ended(client);
     scene.server.run();
     scene.check_nothing_is_left();
 }
@@ -966,7 +948,7 @@ fn a_session_stays_with_who_was_told_of_it() {
 #[test]
 fn a_session_stays_with_who_was_told_of_it_when_another_goes() {
     let (mut scene, client, [_, third]) = asked_again_by_two(9 * LEASE_MS);
-    scene.server.table.connection_ended(ClientId(7), false);
+    scene.server.table.connection_ended(ClientId(7));
     scene.server.sleep(TIMEOUT_MS);
     assert!(scene.give_up().contains(&unsafe_to_say(third)));
     scene.server.run();
@@ -983,26 +965,25 @@ fn a_session_passes_on_when_the_next_one_is_told() {
     assert_eq!(told, [second, third]);
     let bound = scene.server.table.bound_client(K, &owner("a"));
     assert_eq!(bound, Some(ClientId(8)));
-    scene.server.table.connection_ended(client, false);
+    scene.server.table.connection_ended(client);
     scene.server.run();
     assert_eq!(scene.server.holds(K, "a"), 1);
-    scene.server.table.connection_ended(ClientId(8), false);
+    scene.server.table.connection_ended(ClientId(8));
+    scene.server.run();
+    assert_eq!(scene.server.holds(K, "a"), 1);
+    scene.server.table.connection_ended(ClientId(7));
     scene.server.run();
     scene.check_nothing_is_left();
 }
 
 #[test]
-fn nothing_stays_when_a_session_ends_and_its_next_one_is_not_told() {
+fn a_session_that_ends_before_the_next_one_is_told_is_over() {
     let (mut scene, client, [second, third]) = asked_again_by_two(9 * LEASE_MS);
-    scene.server.table.connection_ended(client, false);
+    scene.server.table.connection_ended(client);
     scene.server.run();
-    assert_eq!(scene.server.holds(K, "a"), 1, "others may be told of it");
-    scene.server.sleep(TIMEOUT_MS);
-    assert_eq!(
-        scene.give_up(),
-        [unsafe_to_say(second), unsafe_to_say(third)]
-    );
-    scene.server.run();
+    assert_eq!(scene.server.holds(K, "a"), 0);
+    let told = [second, third].map(|id| (id, Answer::NotGranted));
+    assert_eq!(scene.settle(), told);
     scene.check_nothing_is_left();
 }
 

@@ -55,7 +55,7 @@ fn two_that_wait_for_each_other() {
 fn end_place(server: &mut Server, by_time: bool) {
     match by_time {
         true => server.sleep(1001),
-        false => server.table.connection_ended(ClientId(7), true),
+        false => server.table.connection_ended(ClientId(7)),
     }
 }
 
@@ -368,7 +368,7 @@ fn a_session_that_ended_makes_no_cycle() {
     server.take(K, ask("a"));
     server.take(L, ask("b").session());
     server.wait(L, ask("a"));
-    server.table.connection_ended(ask("b").client, false);
+    server.table.connection_ended(ask("b").client);
     server.wait(K, ask("b").by(2));
 }
 
@@ -413,7 +413,7 @@ fn what_is_over_of_other_large_locks_makes_no_cycle() {
                 true
             }
             1 => {
-                server.table.connection_ended(ask("b").client, false);
+                server.table.connection_ended(ask("b").client);
                 true
             }
             heard => {

@@ -114,7 +114,7 @@ fn every_kind_of_work_has_its_turn() {
     let mut server = Server::new();
     server.take(K, ask("a").session().lease(30));
     server.take(L, ask("a").session().by(9));
-    server.table.connection_ended(ClientId(9), false);
+    server.table.connection_ended(ClientId(9));
     server.take(M, ask("m"));
     let x = server.wait(M, ask("x"));
     server.sleep(10);
@@ -142,7 +142,7 @@ fn the_next_lock_is_seen_before_it_is_taken() {
     let next = |server: &Server| server.table.next_due(server.ms());
     assert_eq!(next(&server), None);
     server.take(K, ask("a").session());
-    server.table.connection_ended(ask("a").client, false);
+    server.table.connection_ended(ask("a").client);
     assert_eq!(next(&server), Some(K.into()));
     server.run();
     assert_eq!(next(&server), None);
@@ -177,7 +177,7 @@ fn a_look_at_a_key_served_elsewhere_comes_again_later() {
     let mut server = Server::new();
     server.take(K, ask("a").session());
     server.wait(K, ask("b"));
-    server.table.connection_ended(ask("a").client, false);
+    server.table.connection_ended(ask("a").client);
     let due = server.table.take_due(server.ms()).unwrap();
     server
         .table
@@ -195,7 +195,7 @@ fn a_look_at_a_key_served_elsewhere_comes_again_later() {
 fn what_has_ended_is_tried_again_where_writes_are_refused() {
     let mut server = Server::new();
     server.take(K, ask("a").session());
-    server.table.connection_ended(ask("a").client, false);
+    server.table.connection_ended(ask("a").client);
     let due = server.table.take_due(server.ms()).unwrap();
     server.table.put_off(due, NotNow::Refused, server.ms());
     assert!(server.table.put_off_everything(server.ms(), 64).is_some());
@@ -323,7 +323,7 @@ fn a_crowd_of_sessions_is_closed_in_time_where_writes_are_refused() {
     while closed.len() < 2 {
         let again_ms = server.table.put_off_everything(server.ms(), 64).unwrap();
         for client in server.table.take_clients_to_close(64) {
-            server.table.connection_ended(client, false);
+            server.table.connection_ended(client);
             closed.push((client, server.ms()));
         }
         server.now_us = (again_ms.max(server.ms()) + 1) * 1000;

@@ -4,7 +4,7 @@ use super::*;
 use crate::table::connections::Leave;
 
 fn end(server: &mut Server, client: u64) {
-    server.table.connection_ended(ClientId(client), false);
+    server.table.connection_ended(ClientId(client));
 }
 
 #[test]
@@ -23,7 +23,7 @@ fn granted_twice(waits: Ask) -> Server {
     server.take(K, ask("a").session());
     server.wait(K, waits.by(1));
     let other = ask("a").client;
-    server.table.connection_ended(other, false);
+    server.table.connection_ended(other);
     server.take(K, ask("b").session().by(2));
     assert_eq!(server.holds(K, "b"), 2);
     server
@@ -35,7 +35,7 @@ fn a_hold_that_is_heard_of_after_the_end_of_a_session_stays() {
     end(&mut server, 2);
     server.table.grant_told(ClientId(1), true);
     server.run();
-    assert_eq!(server.holds(K, "b"), 1);
+    assert_eq!(server.holds(K, "b"), 2);
 }
 
 #[test]
@@ -92,8 +92,11 @@ fn a_reply_to_a_blocked_client_claims_what_its_owner_got_by_a_place() {
     server.pass(3 * LEASE_MS);
     assert_eq!(server.holds(K, "b"), 1);
     assert_eq!(server.metrics().claims, 1);
+    // The reply was to another connection.
     end(&mut server, 7);
     server.run();
+    assert_eq!(server.holds(K, "b"), 1);
+    server.pass(LEASE_MS);
     assert_eq!(server.holds(K, "b"), 0);
 }
 

@@ -58,7 +58,7 @@ fn a_hold_whose_session_has_ended_does_not_guard() {
         .map(|n| server.take(K, ask(&nth(n)).shared().session().by(7)))
         .collect();
     let next = server.wait(K, ask("b"));
-    server.table.connection_ended(ClientId(7), false);
+    server.table.connection_ended(ClientId(7));
     for &token in tokens.iter().rev() {
         assert!(!server.guard(K, token));
     }

@@ -393,7 +393,7 @@ impl History {
                         server.leave(id);
                         self.queued.retain(|queued| queued.id != id);
                     }
-                    server.table.connection_ended(client, false);
+                    server.table.connection_ended(client);
                     let mut owners = KEYS.iter().flat_map(|key| OWNERS.map(|name| (*key, name)));
                     let bound = owners.any(|(key, name)| {
                         server.table.bound_client(key, &owner(name)) == Some(client)
@@ -586,7 +586,7 @@ impl History {
             self.server.table.grant_told(client, true);
         }
         for client in std::mem::take(&mut self.connected) {
-            self.server.table.connection_ended(client, true);
+            self.server.table.connection_ended(client);
         }
         for key in KEYS {
             self.server.delete(key);

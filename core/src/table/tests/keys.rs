@@ -36,7 +36,7 @@ fn keys_are_followed_while_it_matters_what_happens_to_them() {
     server.release(K, "b");
     server.take(K, ask("a").session());
     assert!(server.table.follows_keys());
-    server.table.connection_ended(ask("a").client, false);
+    server.table.connection_ended(ask("a").client);
     server.run();
     assert!(!server.table.follows_keys());
 }
@@ -117,7 +117,7 @@ fn a_session_whose_lock_is_renamed_is_a_plain_hold_there() {
     server.run();
     // It is known to have gone, and kept up nowhere.
     assert_eq!(server.table.totals(server.now()).sessions, 0);
-    server.table.connection_ended(ask("a").client, false);
+    server.table.connection_ended(ask("a").client);
     server.run();
     assert_eq!(server.holders(L), ["a"]);
     server.pass(300);
@@ -133,7 +133,7 @@ fn a_session_whose_lock_comes_back_before_anybody_looks_is_one_again() {
     server.rename(L, K);
     server.pass(1000);
     assert_eq!(server.holders(K), ["a"]);
-    server.table.connection_ended(ask("a").client, false);
+    server.table.connection_ended(ask("a").client);
     server.run();
     assert_eq!(server.holders(K), [""; 0]);
 }
@@ -144,7 +144,7 @@ fn what_is_over_at_the_name_of_before_ends_nothing_of_who_holds_it_now() {
     server.take(K, ask("a").session());
     server.rename(K, L);
     server.take(K, ask("a").by(2));
-    server.table.connection_ended(ask("a").client, false);
+    server.table.connection_ended(ask("a").client);
     server.run();
     assert_eq!([K, L].map(|key| server.holders(key)), [["a"], ["a"]]);
 }

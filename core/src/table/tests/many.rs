@@ -73,7 +73,7 @@ fn all_that_is_over_of_many_holders_ends_with_the_next_step() {
             server.take(K, if by_session { ask.session() } else { ask });
         }
         match by_session {
-            true => server.table.connection_ended(ClientId(1), false),
+            true => server.table.connection_ended(ClientId(1)),
             false => server.sleep(LEASE_MS + 1),
         }
         server.take(K, ask("x").by(2));

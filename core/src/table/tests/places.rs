@@ -48,7 +48,7 @@ fn a_place_is_told_its_token_and_has_a_short_lease_until_it_is_claimed() {
 #[test]
 fn nothing_is_left_to_be_claimed_of_a_crowd_that_has_ended() {
     let ends: [fn(&mut Server); 2] = [
-        |server| server.table.connection_ended(ClientId(7), true),
+        |server| server.table.connection_ended(ClientId(7)),
         |server| assert!(server.break_lock(K, None)),
     ];
     for end in ends {
@@ -64,7 +64,7 @@ fn nothing_is_left_to_be_claimed_of_a_crowd_that_has_ended() {
         server.take(K, ask("y").now());
         server.release(K, "y");
         assert!(server.table.claims.is_empty());
-        server.table.connection_ended(ClientId(7), true);
+        server.table.connection_ended(ClientId(7));
         server.run();
         server.check_nothing_is_left();
     }
@@ -199,7 +199,7 @@ fn who_asks_again_takes_over_what_it_asks_for_now() {
     };
     assert_eq!(waiter.channel.as_deref(), Some(&b"another"[..]));
     assert_eq!((waiter.client, waiter.left_ms), (None, 60_000));
-    server.table.connection_ended(ClientId(7), true);
+    server.table.connection_ended(ClientId(7));
     assert!(order(&server).is_empty());
 }
 
@@ -286,7 +286,7 @@ fn a_place_that_is_over_is_not_granted_with_another_request_of_its_owner() {
     let mut server = held();
     let blocked = server.wait(K, ask("a").by(1));
     let place = server.wait_for(K, ask("a").place().by(7).session(), 60_000);
-    server.table.connection_ended(ClientId(7), true);
+    server.table.connection_ended(ClientId(7));
     server.release(K, "x");
     let token = server.token(K, "a");
     let expected = [
@@ -372,14 +372,10 @@ fn a_place_whose_time_is_up_is_told_so_while_others_hold_the_lock() {
 #[test]
 fn places_of_a_session_end_with_its_connection() {
     let mut server = held();
-    assert!(!server.table.binds_connections());
     let a = server.wait_for(K, ask("a").place().by(7).session(), 60_000);
-    assert!(server.table.binds_connections());
     let b = server.wait_for(K, ask("b").place().by(7), 60_000);
-    let ends_with = ["a", "b", "c"].map(|name| server.table.place_client(K, &owner(name)));
-    assert_eq!(ends_with, [Some(ClientId(7)), None, None]);
     let now_ms = server.ms();
-    server.table.connection_ended(ClientId(7), true);
+    server.table.connection_ended(ClientId(7));
     assert_eq!(server.table.wake_at_ms(server.now()), Some(0));
     assert_eq!(order(&server), ["b"]);
     server.release(K, "x");
@@ -387,7 +383,7 @@ fn places_of_a_session_end_with_its_connection() {
     assert_eq!(server.holders(K), ["b"]);
     // Also where nobody looks at the lock.
     let a = server.wait_for(K, ask("a").place().by(8).session(), 60_000);
-    server.table.connection_ended(ClientId(8), true);
+    server.table.connection_ended(ClientId(8));
     assert_eq!(server.give_up(), [(a, Answer::NotGranted)]);
     assert!(now_ms == server.ms() && a > b);
     server.release(K, "b");
@@ -411,22 +407,32 @@ fn a_place_whose_owner_comes_to_hold_the_lock_adds_no_hold() {
 
 #[test]
 fn a_session_is_kept_up_once_it_is_claimed() {
-    let mut server = held();
-    server.wait_for(K, ask("a").place().by(7).session(), 60_000);
-    server.release(K, "x");
-    let token = server.token(K, "a");
-    server.pass(CLAIM_MS / 2);
-    assert_eq!(
-        server.lock(K).holders()[0].lease_end_ms,
-        Some(server.ms() + CLAIM_MS / 2)
-    );
-    assert!(server.renew_as(K, "a", LEASE_MS, Some(token)));
-    server.pass(3 * LEASE_MS);
-    assert_eq!(server.holds(K, "a"), 1);
-    server.table.connection_ended(ClientId(7), true);
-    server.run();
-    assert_eq!(server.holders(K), [""; 0]);
-    server.check_nothing_is_left();
+    // A claim over another connection makes the hold outlive that of the place.
+    for (claimed_by, outlives) in [(7, false), (8, true)] {
+        let mut server = held();
+        server.wait_for(K, ask("a").place().by(7).session(), 60_000);
+        server.release(K, "x");
+        let token = server.token(K, "a");
+        server.pass(CLAIM_MS / 2);
+        assert_eq!(
+            server.lock(K).holders()[0].lease_end_ms,
+            Some(server.ms() + CLAIM_MS / 2)
+        );
+        let claim = RenewRequest {
+            owner: owner("a"),
+            lease: lease(LEASE_MS),
+            token: Some(token),
+        };
+        server.asker = Some(ClientId(claimed_by));
+        assert_eq!(server.try_renew(K, &claim), Ok(true));
+        server.pass(3 * LEASE_MS);
+        assert_eq!(server.holds(K, "a"), 1);
+        server.table.connection_ended(ClientId(7));
+        server.run();
+        assert_eq!(server.holds(K, "a"), i64::from(outlives));
+        server.pass(LEASE_MS);
+        server.check_nothing_is_left();
+    }
 }
 
 #[test]
@@ -451,7 +457,7 @@ fn an_unclaimed_session_ends_with_its_connection() {
     let b = place_for(&mut server, "b", 60_000);
     server.release(K, "x");
     server.told();
-    server.table.connection_ended(ClientId(7), true);
+    server.table.connection_ended(ClientId(7));
     server.run();
     assert_eq!(server.granted(), [b]);
 }
@@ -485,7 +491,7 @@ fn most_are_over(by_time: bool) -> (Server, Vec<WaiterId>) {
     }
     match by_time {
         true => server.sleep(1001),
-        false => server.table.connection_ended(ClientId(7), true),
+        false => server.table.connection_ended(ClientId(7)),
     }
     (server, over)
 }
@@ -549,7 +555,7 @@ fn many_are_over(by_time: bool) -> (Server, [WaiterId; 3]) {
     let last = server.wait(K, ask("c"));
     match by_time {
         true => server.sleep(1001),
-        false => server.table.connection_ended(ClientId(7), true),
+        false => server.table.connection_ended(ClientId(7)),
     }
     (server, [blocked, place, last])
 }
@@ -593,7 +599,7 @@ fn who_waits_behind_a_crowd_of_places_that_are_over_is_found_bit_by_bit() {
     }
     let a = server.wait(K, ask("a"));
     let b = server.wait(K, ask("b"));
-    server.table.connection_ended(ClientId(7), true);
+    server.table.connection_ended(ClientId(7));
     server.release(K, "x");
     assert_eq!(granted_of_all(&mut server), []);
     assert!(server.do_one());
@@ -612,7 +618,7 @@ fn no_newcomer_passes_who_waits_behind_a_crowd_of_places_that_are_over() {
         server.wait_for(K, ask(&nth(n)).place().by(7).session(), 60_000);
     }
     let a = server.wait(K, ask("a"));
-    server.table.connection_ended(ClientId(7), true);
+    server.table.connection_ended(ClientId(7));
     server.delete(K);
     assert_eq!(server.acquire(K, ask("y").now()), Ok(Acquired::Busy));
     server.run();
@@ -628,7 +634,7 @@ fn a_reader_is_let_in_past_a_writer_whose_place_is_over() {
         let reader = server.wait(K, ask("r").shared());
         match by_time {
             true => server.sleep(1001),
-            false => server.table.connection_ended(ClientId(7), true),
+            false => server.table.connection_ended(ClientId(7)),
         }
         server.renew(K, "x", LEASE_MS);
         assert_eq!(granted_of_all(&mut server), [reader]);
@@ -796,7 +802,7 @@ fn a_reply_that_nobody_heard_claims_nothing() {
         server.release(K, "x");
         server.told();
         if !heard {
-            server.table.connection_ended(ClientId(8), false);
+            server.table.connection_ended(ClientId(8));
         }
         server.table.grant_told(ClientId(8), heard);
         server.tells = true;

@@ -8,7 +8,7 @@ fn a_view_leaves_out_what_is_over_and_changes_nothing() {
     server.take(K, ask("b").shared().session());
     server.take(K, ask("c").shared().session());
     server.wait(K, ask("w"));
-    server.table.connection_ended(ask("b").client, false);
+    server.table.connection_ended(ask("b").client);
     server.sleep(20);
     let view = server.table.view(K, server.lock(K), server.now());
     let [holder] = &view.holders[..] else {
@@ -41,7 +41,7 @@ fn an_heir_is_seen_to_keep_its_holds() {
     server.tells = false;
     server.release(K, "x");
     server.take(K, ask("a").session().by(1).hold(1));
-    server.table.connection_ended(ClientId(1), false);
+    server.table.connection_ended(ClientId(1));
     let view = server.table.view(K, server.lock(K), server.now());
     assert_eq!(view.holders.len(), 1);
     assert_eq!(view.holders[0].holds, 1);

@@ -17,11 +17,16 @@ use crate::token::FencingToken;
 struct Asked<'a> {
     world: &'a mut World,
     node: usize,
+    client: Option<usize>,
     broken: Option<Broken>,
 }
 
 impl table::World for Asked<'_> {
-    fn say(&mut self, place: &Place, _session: Option<ClientId>, token: FencingToken) -> Said {
+    fn asker(&self) -> Option<ClientId> {
+        self.client.map(client_id)
+    }
+
+    fn say(&mut self, place: &Place, token: FencingToken) -> Said {
         let heard = self.world.publish(self.node, place.id, token);
         let heard = heard.unwrap_or_else(|broken| {
             self.broken.get_or_insert(broken);
@@ -201,6 +206,7 @@ impl World {
         let mut asked = Asked {
             world: self,
             node,
+            client,
             broken: None,
         };
         let done = step(&mut table, now, &mut asked);

@@ -177,7 +177,7 @@ impl World {
                 let life = &mut self.lives[client as usize];
                 let ended = client + 10 * *life;
                 *life += 1;
-                server.table.connection_ended(ClientId(ended), false);
+                server.table.connection_ended(ClientId(ended));
                 if let Some(id) = self.busy.remove(&ended) {
                     let now_ms = server.ms();
                     server.table.waiter_left(id, Leave::Gone, now_ms);
