@@ -2,7 +2,7 @@
 //! then as the server would run it in a script.
 
 use redis::Value;
-use redis_lock_testing::scene::{await_waiting, transaction};
+use redis_lock_testing::scene::transaction;
 use redis_lock_testing::{Client, LONG, TestServer, eventually, int, nil, status, text, token};
 
 const NOTHELD: &str = "NOTHELD nobody holds the lock with this token now, and nothing was done; \
@@ -187,57 +187,6 @@ fn a_session_that_has_ended_writes_no_more() {
     };
     assert_eq!(error.code(), "NOTHELD");
     assert_eq!(client.int("EXISTS k"), 0);
-}
-
-/// The server runs the commands of a connection that it reads before it reads that
-/// another one has closed.
-#[test]
-fn a_session_whose_end_the_server_has_not_read_writes_no_more() {
-    let server = TestServer::start();
-    let mut client = server.client();
-    for _ in 0..20 {
-        let mut session = server.client();
-        let token = session.int(&format!("LOCK.ACQUIRE k a {LONG} SESSION"));
-        server.stop();
-        client.send(&format!("LOCK.GUARD k {token} SET x 1"));
-        drop(session);
-        server.go_on();
-        assert_eq!(client.reply_error(), NOTHELD);
-    }
-}
-
-#[test]
-fn a_grant_that_is_taken_back_writes_nothing() {
-    let (server, mut client, _) = held();
-    let mut next = server.client();
-    let id = next.int("CLIENT ID");
-    next.send(&format!("LOCK.ACQUIRE k b {LONG} BLOCK 0"));
-    await_waiting(&mut client, "k", 1);
-    // In one turn the lock is handed to it, it is gone, and its token is used.
-    let script: &[&[u8]] = &[
-        b"EVAL",
-        b"redis.call('LOCK.RELEASE', 'k', 'a') return redis.call('HGET', 'k', '@fence')",
-        b"1",
-        b"k",
-    ];
-    client.call("MULTI");
-    client.words(script);
-    client.call(&format!("CLIENT KILL ID {id}"));
-    let guard: &[&[u8]] = &[
-        b"EVAL",
-        b"return redis.call('LOCK.GUARD', 'k', redis.call('HGET', 'k', '@fence'), 'SET', 'x', '1')",
-        b"1",
-        b"k",
-    ];
-    client.words(guard);
-    let Value::Array(replies) = client.call("EXEC") else {
-        panic!("no replies");
-    };
-    let Value::ServerError(error) = &replies[2] else {
-        panic!("nobody heard of the grant: {replies:?}");
-    };
-    assert_eq!(error.code(), "NOTHELD");
-    assert_eq!(client.int("EXISTS x k"), 0);
 }
 
 #[test]
