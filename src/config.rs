@@ -74,6 +74,8 @@ impl ConfigurationValue<bool> for Switch {
 /// How Redisson's waiters hear of a lock that came free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RedissonNotify {
+    /// Where a client of this node listens.
+    Auto,
     /// Not at all.
     No,
     /// With `PUBLISH`.
@@ -83,7 +85,8 @@ pub(crate) enum RedissonNotify {
 }
 
 impl RedissonNotify {
-    const ALL: [(&'static str, Self); 3] = [
+    const ALL: [(&'static str, Self); 4] = [
+        ("auto", Self::Auto),
         ("no", Self::No),
         ("publish", Self::Publish),
         ("spublish", Self::Spublish),
@@ -142,7 +145,7 @@ static RECHECK_INTERVAL_MS: Number = Number {
     ..Number::new("recheck-interval", table::RECHECK_INTERVAL_MS, MS)
 };
 static DEADLOCK_DETECTION: Switch = Switch(AtomicBool::new(true));
-static REDISSON_NOTIFY: Mutex<RedissonNotify> = Mutex::new(RedissonNotify::No);
+static REDISSON_NOTIFY: Mutex<RedissonNotify> = Mutex::new(RedissonNotify::Auto);
 
 const SETTINGS: [Setting; 13] = [
     Setting::Number(&DEFAULT_LEASE_MS),
@@ -308,10 +311,9 @@ impl Setting {
             }
             Self::RedissonNotify => {
                 let default = match given {
-                    None => RedissonNotify::No,
-                    Some(text) => {
-                        RedissonNotify::named(text).ok_or("'no', 'publish' or 'spublish'")?
-                    }
+                    None => RedissonNotify::Auto,
+                    Some(text) => RedissonNotify::named(text)
+                        .ok_or("'auto', 'no', 'publish' or 'spublish'")?,
                 };
                 register_enum_configuration(ctx, name, &REDISSON_NOTIFY, default, flags, None);
             }

@@ -14,6 +14,7 @@ pub(crate) mod acks;
 mod due;
 pub(crate) mod gate;
 pub(crate) mod inspect;
+mod redisson;
 mod self_fencing;
 mod telling;
 
@@ -21,7 +22,7 @@ use std::cell::{Cell, RefCell};
 
 use redis_module::Context;
 
-use crate::config::{self, RedissonNotify};
+use crate::config;
 use crate::server::acl::User;
 use crate::server::blocked;
 use crate::server::clients;
@@ -270,6 +271,7 @@ pub(crate) fn reset(ctx: &Context) {
     turns::reset();
     gate::reset();
     telling::reset();
+    redisson::reset();
     RECEIVES.set(keyspace::is_replica(ctx));
 }
 
@@ -313,6 +315,7 @@ pub(crate) fn on_cron(ctx: &Context, hz: i32) {
         false => arm_timer(ctx, now),
     }
     acks::on_cron(ctx);
+    redisson::tell_noted(ctx, now.steady_ms);
     self_fencing::on_cron(ctx, hz);
 }
 
@@ -508,11 +511,7 @@ fn apply(key: LockKey<'_>, mut open: OpenLock<'_>, now: Now, step: &mut Step) {
         stream::go_on(key.ctx());
     }
     if step.freed {
-        match config::redisson_notify() {
-            RedissonNotify::No => {}
-            RedissonNotify::Publish => publish::release_to_redisson(key, "PUBLISH"),
-            RedissonNotify::Spublish => publish::release_to_redisson(key, "SPUBLISH"),
-        }
+        redisson::tell(key, now.steady_ms);
     }
     telling::tell(key, &step.events);
     for line in &step.log {

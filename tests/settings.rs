@@ -63,7 +63,7 @@ fn a_wrong_module_argument_keeps_the_server_from_starting_and_the_log_says_why()
         ),
         (
             ["redisson-notify", "loudly"],
-            "needs 'no', 'publish' or 'spublish'",
+            "needs 'auto', 'no', 'publish' or 'spublish'",
         ),
         (["colour", "red"], "unknown module argument 'colour'"),
     ] {
@@ -190,7 +190,7 @@ fn a_module_that_is_loaded_again_has_its_defaults() {
     let defaults = [
         ("lock.default-lease", "30000", "1234"),
         ("lock.deadlock-detection", "yes", "no"),
-        ("lock.redisson-notify", "no", "publish"),
+        ("lock.redisson-notify", "auto", "publish"),
     ];
     for (name, _, other) in defaults {
         assert_eq!(

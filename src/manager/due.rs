@@ -160,7 +160,7 @@ fn do_due(ctx: &Context, due: Due) -> Option<usize> {
 fn give_up_unheard(ctx: &Context, key: KeyRef<'_>, now_ms: i64) {
     let places = TABLE.with_borrow(|table| table.places_of(key, WORK_A_WAKE));
     for place in places {
-        if !publish::is_listened_to(ctx, &place) {
+        if !publish::is_listened_to(ctx, &place.channel) {
             TABLE.with_borrow_mut(|table| table.leave_place(&place, now_ms));
         }
     }

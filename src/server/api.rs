@@ -110,6 +110,8 @@ api! {
         ) -> *mut RedisModuleBlockedClient;
         call = RedisModule_Call:
             fn(*mut RedisModuleCtx, *const c_char, *const c_char, ...) -> *mut RedisModuleCallReply;
+        call_reply_proto = RedisModule_CallReplyProto:
+            fn(*mut RedisModuleCallReply, *mut usize) -> *const c_char;
         call_reply_string_ptr = RedisModule_CallReplyStringPtr:
             fn(*mut RedisModuleCallReply, *mut usize) -> *const c_char;
         call_reply_type = RedisModule_CallReplyType: fn(*mut RedisModuleCallReply) -> c_int;

@@ -2,20 +2,17 @@
 
 use std::cell::Cell;
 
-use redis_module::{CallOptionsBuilder, CallResult, Context, RedisValue};
+use redis_module::{CallOptionsBuilder, CallReply, CallResult, Context, RedisString};
 use smallvec::SmallVec;
 
 use crate::server::acl::User;
 use crate::server::api::api;
 use crate::server::clock;
-use crate::server::keyspace::{self, LockKey};
+use crate::server::keyspace;
 use crate::server::reply::refusal_text;
-use crate::server::server_str;
+use crate::server::server_str::{self, ServerStr, StaticStr};
 use redis_lock_core::queue::Place;
 use redis_lock_core::table::Answer;
-
-/// The message that Redisson's unlock script publishes.
-const UNLOCKED: &[u8] = b"0";
 
 /// Publishes what has become of a place: five netstrings, the number of the database, the
 /// key, the owner, the result, and how long the first lease of a grant is. Returns whether
@@ -51,18 +48,27 @@ pub(crate) fn end_of_place(ctx: &Context, place: &Place, answer: &Answer) -> boo
     ];
     let channel = server_str::make(&place.channel);
     let message = server_str::make(&netstrings(parts));
-    let publish = match keyspace::in_cluster(ctx) {
-        true => api().publish_message_shard,
-        false => api().publish_message,
-    };
     let begun_us = clock::since_boot_us();
-    // SAFETY: the context is alive, and the strings live through the call.
-    let heard = unsafe { publish(ctx.ctx, channel.inner, message.inner) > 0 };
+    let heard = publish(ctx, &channel, ServerStr::from(&message));
     TOOK_US.set(clock::since_boot_us().saturating_sub(begun_us));
     heard
 }
 
+/// Publishes a message, in a cluster a sharded one. Returns whether anybody heard it on
+/// this node.
+fn publish(ctx: &Context, channel: &RedisString, message: ServerStr<'_>) -> bool {
+    let publish = match keyspace::in_cluster(ctx) {
+        true => api().publish_message_shard,
+        false => api().publish_message,
+    };
+    // SAFETY: the context is alive, and the strings live through the call.
+    unsafe { publish(ctx.ctx, channel.inner, message.inner()) > 0 }
+}
+
 thread_local! {
+    /// The message that Redisson's unlock script publishes.
+    static UNLOCKED: StaticStr = StaticStr::new(b"0");
+
     /// How long the last message took.
     static TOOK_US: Cell<i64> = const { Cell::new(0) };
 }
@@ -78,11 +84,23 @@ pub(crate) fn weight() -> usize {
         .max(1)
 }
 
-/// Whether anybody on this node of a cluster listens to the channel of this place.
-pub(crate) fn is_listened_to(ctx: &Context, place: &Place) -> bool {
-    match ctx.call("PUBSUB", &[&b"SHARDNUMSUB"[..], &place.channel]) {
-        Ok(RedisValue::Array(counts)) => !matches!(counts[..], [_, RedisValue::Integer(0)]),
-        _ => true,
+/// Whether anybody on this node of a cluster listens to this channel.
+pub(crate) fn is_listened_to(ctx: &Context, channel: &[u8]) -> bool {
+    let (channel, mut length) = (server_str::make(channel), 0);
+    // SAFETY: the format announces a string of C and one of the server, which live through
+    // the call. The reply is as long as the server says, and freed once.
+    unsafe {
+        let (command, what) = (c"PUBSUB".as_ptr(), c"SHARDNUMSUB".as_ptr());
+        let reply = (api().call)(ctx.ctx, command, c"cs".as_ptr(), what, channel.inner);
+        if reply.is_null() {
+            return true;
+        }
+        // To have the server take it apart takes longer.
+        let start = (api().call_reply_proto)(reply, &raw mut length);
+        let counted = std::slice::from_raw_parts(start.cast::<u8>(), length);
+        let is_listened_to = !counted.ends_with(b":0\r\n");
+        (api().free_call_reply)(reply);
+        is_listened_to
     }
 }
 
@@ -98,26 +116,54 @@ fn netstrings(parts: [&[u8]; 5]) -> SmallVec<[u8; 256]> {
     all
 }
 
-/// Publishes, by `PUBLISH` or `SPUBLISH`, what Redisson's `RLock` publishes
-/// when it is unlocked. Subscribers of replicas get it as well.
-pub(crate) fn release_to_redisson(key: LockKey<'_>, command: &str) {
+/// Publishes by `PUBLISH` or `SPUBLISH` what Redisson's `RLock` publishes when it is
+/// unlocked. Subscribers of replicas get it as well.
+pub(crate) fn release_to_all(ctx: &Context, key: &[u8], command: &str) {
     let options = CallOptionsBuilder::new().replicate().build();
-    let channel = redisson_channel(key.name().bytes());
+    let (channel, message) = (redisson_channel(key), UNLOCKED.with(StaticStr::get));
     // A waiter that hears nothing tries again when the lease would have ended, so
     // an error needs no handling.
-    let _: CallResult<'_> = key
-        .ctx()
-        .call_ext(command, &options, &[channel.as_slice(), UNLOCKED]);
+    let _: CallResult<'_> = ctx.call_ext(command, &options, &[&channel, message.bytes()]);
+}
+
+/// The same, where a client of this node listens. Returns whether one does.
+pub(crate) fn release_to_listeners(ctx: &Context, key: &[u8]) -> bool {
+    let channel = redisson_channel(key);
+    // A sharded message goes to all replicas of this node, whoever listens.
+    if keyspace::in_cluster(ctx) && !is_listened_to(ctx, &channel) {
+        return false;
+    }
+    let message = UNLOCKED.with(StaticStr::get);
+    publish(ctx, &server_str::make(&channel), message)
+}
+
+/// Whether anybody on this node listens to anything to which a release could be published,
+/// as far as the server tells.
+pub(crate) fn anybody_listens(ctx: &Context) -> bool {
+    let counts: &[&str] = match keyspace::in_cluster(ctx) {
+        true => &["pubsubshard_channels:0\r"],
+        false => &["pubsub_channels:0\r", "pubsub_patterns:0\r"],
+    };
+    let options = CallOptionsBuilder::new().build();
+    let reply: CallResult<'_> = ctx.call_ext("INFO", &options, &["stats"]);
+    let Ok(CallReply::String(info)) = &reply else {
+        return true;
+    };
+    let info = String::from_utf8_lossy(info.as_bytes());
+    !counts.iter().all(|none| info.contains(none))
 }
 
 /// Redisson puts braces around the key, for its slot, unless it has one already.
-fn redisson_channel(key: &[u8]) -> Vec<u8> {
-    const PREFIX: &[u8] = b"redisson_lock__channel:";
-    if key.contains(&b'{') {
-        [PREFIX, key].concat()
-    } else {
-        [PREFIX, b"{", key, b"}"].concat()
+fn redisson_channel(key: &[u8]) -> SmallVec<[u8; 128]> {
+    const PREFIX: &[u8] = b"redisson_lock__channel:{";
+    let has_brace = key.contains(&b'{');
+    let mut channel = SmallVec::from_slice(PREFIX);
+    channel.truncate(PREFIX.len() - usize::from(has_brace));
+    channel.extend_from_slice(key);
+    if !has_brace {
+        channel.push(b'}');
     }
+    channel
 }
 
 #[cfg(test)]
@@ -132,7 +178,10 @@ mod tests {
 
     #[test]
     fn the_channel_has_braces_once() {
-        assert_eq!(redisson_channel(b"k"), b"redisson_lock__channel:{k}");
-        assert_eq!(redisson_channel(b"{a}b"), b"redisson_lock__channel:{a}b");
+        assert_eq!(redisson_channel(b"k")[..], *b"redisson_lock__channel:{k}");
+        assert_eq!(
+            redisson_channel(b"{a}b")[..],
+            *b"redisson_lock__channel:{a}b"
+        );
     }
 }

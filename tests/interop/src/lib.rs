@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use redis::Value;
 use redis_lock_chaos::history::Nanos;
-use redis_lock_testing::{Client, SOON, TestServer, eventually, status};
+use redis_lock_testing::{Client, SOON, TestServer, eventually};
 
 /// The versions of Redisson that `make interop` builds a process for: the
 /// newest, and the last of those before that many still run.
@@ -45,9 +45,7 @@ impl Scene {
     pub fn set_with_watchdog(version: &str, watchdog_ms: u64) -> Self {
         println!("Redisson {version}");
         let server = TestServer::start();
-        let mut observer = server.client();
-        let notify = observer.call("CONFIG SET lock.redisson-notify publish");
-        assert_eq!(notify, status("OK"));
+        let observer = server.client();
         Self {
             native: server.client(),
             observer,

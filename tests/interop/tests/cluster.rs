@@ -2,7 +2,7 @@
 
 use redis::Value;
 use redis_lock_interop::{Redisson, Topology, versions};
-use redis_lock_testing::{Cluster, int, status};
+use redis_lock_testing::{Cluster, int};
 
 const WATCHDOG_MS: u64 = 30_000;
 
@@ -10,10 +10,6 @@ const WATCHDOG_MS: u64 = 30_000;
 #[ignore = "needs Redisson: make interop"]
 fn each_side_is_woken_by_the_other_in_a_cluster() {
     let cluster = Cluster::start();
-    for node in 0..3 {
-        let notify = "CONFIG SET lock.redisson-notify spublish";
-        assert_eq!(cluster.client(node).call(notify), status("OK"));
-    }
     // Both are in slot 7629, of the second node. One has braces of its own.
     for (version, lock) in versions().zip(["k", "{k}orders"]) {
         println!("Redisson {version}");

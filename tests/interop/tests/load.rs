@@ -39,8 +39,6 @@ fn seconds() -> u64 {
 fn both_sides_exclude_each_other_and_nobody_starves() {
     let server = TestServer::start();
     let mut observer = server.client();
-    let notify = observer.call("CONFIG SET lock.redisson-notify publish");
-    assert_eq!(notify, status("OK"));
     assert_eq!(observer.call("SET counter 0"), status("OK"));
     let dir = tempfile::tempdir().unwrap();
     let seed: u64 = rand::rng().random_range(0..1_000_000_000);

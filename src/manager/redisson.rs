@@ -1,0 +1,91 @@
+//! Redisson's waiters hear of a lock that came free and that no waiter here takes over.
+//!
+//! # What it costs by default
+//! To ask whether anybody listens to the channel of a lock takes a twentieth of what it
+//! takes to acquire and release the lock, and an eighth in a cluster. So nobody is asked
+//! for at each release where nobody has listened lately: then the locks that came free
+//! within [`QUIET_MS`] of the last question are noted, and asked for together when the
+//! server's cron runs, most often by one look whether anybody listens to anything.
+
+use std::cell::{Cell, RefCell};
+
+use redis_module::Context;
+use smallvec::SmallVec;
+
+use crate::config::{self, RedissonNotify};
+use crate::server::keyspace::LockKey;
+use crate::server::publish;
+
+/// For how long nobody is asked for where nobody listens. The cron comes as often.
+const QUIET_MS: i64 = 100;
+
+/// Who has listened this lately may do so again.
+const LATELY_MS: i64 = 60_000;
+
+/// How many locks are noted.
+const NOTED: usize = 1000;
+
+type Name = SmallVec<[u8; 64]>;
+
+thread_local! {
+    /// Until when locks that come free are only noted, by the steady clock.
+    static QUIET_UNTIL_MS: Cell<i64> = const { Cell::new(i64::MIN) };
+
+    /// When anybody listened last.
+    static HEARD_AT_MS: Cell<i64> = const { Cell::new(i64::MIN) };
+
+    static FREED: RefCell<Vec<Name>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Begins anew, as a module that has just been loaded.
+pub(super) fn reset() {
+    QUIET_UNTIL_MS.set(i64::MIN);
+    HEARD_AT_MS.set(i64::MIN);
+    FREED.take();
+}
+
+/// A lock came free.
+pub(super) fn tell(key: LockKey<'_>, now_ms: i64) {
+    let (ctx, name) = (key.ctx(), key.as_ref().name);
+    match config::redisson_notify() {
+        RedissonNotify::No => {}
+        RedissonNotify::Publish => publish::release_to_all(ctx, name, "PUBLISH"),
+        RedissonNotify::Spublish => publish::release_to_all(ctx, name, "SPUBLISH"),
+        RedissonNotify::Auto if now_ms >= QUIET_UNTIL_MS.get() => tell_now(ctx, name, now_ms),
+        RedissonNotify::Auto => {
+            if note(name) >= NOTED {
+                tell_noted(ctx, now_ms);
+            }
+        }
+    }
+}
+
+fn tell_now(ctx: &Context, name: &[u8], now_ms: i64) {
+    if publish::release_to_listeners(ctx, name) {
+        HEARD_AT_MS.set(now_ms);
+    }
+    let is_quiet = now_ms.saturating_sub(HEARD_AT_MS.get()) > LATELY_MS;
+    QUIET_UNTIL_MS.set(if is_quiet {
+        now_ms + QUIET_MS
+    } else {
+        i64::MIN
+    });
+}
+
+/// Notes a lock, and returns how many are.
+fn note(name: &[u8]) -> usize {
+    FREED.with_borrow_mut(|freed| {
+        if freed.last().is_none_or(|last| last[..] != *name) {
+            freed.push(name.into());
+        }
+        freed.len()
+    })
+}
+
+/// Asks for all that are noted.
+pub(super) fn tell_noted(ctx: &Context, now_ms: i64) {
+    let freed = FREED.take();
+    if !freed.is_empty() && publish::anybody_listens(ctx) {
+        freed.iter().for_each(|name| tell_now(ctx, name, now_ms));
+    }
+}
