@@ -263,6 +263,21 @@ fn a_renewal_is_withheld_and_a_release_is_not() {
 }
 
 #[test]
+fn a_renewal_of_a_hold_that_redisson_took_is_withheld_too() {
+    let mut scene = Scene::new();
+    scene.observer.call("HSET k redisson 1");
+    scene.observer.call("PEXPIRE k 60000");
+    scene.replica.stop();
+    let mut client = scene.withheld(&format!("LOCK.RENEW k redisson {LONG}"));
+    scene.replica.go_on();
+    assert_eq!(client.reply(), int(1));
+    let fence = scene.observer.bulk("HGET k @fence");
+    let renew = format!("LOCK.RENEW k redisson FENCE {fence}");
+    assert_eq!(client.call(&renew), int(1));
+    scene.assert_over();
+}
+
+#[test]
 fn a_client_that_goes_gives_back_what_was_withheld() {
     let mut scene = Scene::new();
     scene.replica.stop();

@@ -292,7 +292,6 @@ impl Lock {
         tokens: &mut TokenClock,
         effects: &mut Effects,
     ) -> Result<Option<FencingToken>, LockError> {
-        let last_token = self.last_token;
         let Some(mut holder) = self.holder(&request.owner).cloned() else {
             return Ok(None);
         };
@@ -300,13 +299,7 @@ impl Lock {
             return Err(LockError::Upgrade);
         }
         let holds = holds_after_acquire(request, holder.holds)?;
-        let (token, new_token) = match holder.token {
-            Some(token) => (token, None),
-            None => {
-                let token = tokens.next(now.us, last_token)?;
-                (token, Some(token))
-            }
-        };
+        let new_token = self.give_token(&mut holder, now, tokens)?;
         // Re-entry never shortens what an outer section relies on.
         let lease_end_ms = request.lease.end_ms(now.ms());
         let is_later = holder.lease_end_ms.is_some_and(|end| end < lease_end_ms);
@@ -317,17 +310,31 @@ impl Lock {
             || new_token.is_some()
             || is_later && holder.limit != Limit::EXCLUSIVE;
         holder.holds = holds;
-        holder.token = Some(token);
         if in_its_fields {
             effects.push(holder.written(new_token));
         }
+        let token = holder.token;
         self.replace(holder);
-        self.last_token = new_token.or(last_token);
         // Somebody else may have let the key end before the lease does.
         if is_later || self.key_ends_before(lease_end_ms) {
             self.expire_with_the_last_lease(effects);
         }
-        Ok(Some(token))
+        Ok(token)
+    }
+
+    /// Gives a hold of Redisson's the token that it lacks. Returns it.
+    fn give_token(
+        &mut self,
+        holder: &mut Holder,
+        now: Now,
+        tokens: &mut TokenClock,
+    ) -> Result<Option<FencingToken>, LockError> {
+        if holder.token.is_some() {
+            return Ok(None);
+        }
+        self.last_token = Some(tokens.next(now.us, self.last_token)?);
+        holder.token = self.last_token;
+        Ok(self.last_token)
     }
 
     /// Gives holds back.
@@ -396,30 +403,40 @@ impl Lock {
         }
     }
 
-    /// Lets the lease end at now + lease exactly. Returns whether the owner holds
-    /// the lock, with the token it named.
-    pub fn renew(&mut self, request: &RenewRequest, now: Now, effects: &mut Effects) -> bool {
+    /// Lets the lease end at now + lease exactly. Returns the token of the hold, if the
+    /// owner holds the lock with the token it named.
+    pub fn renew(
+        &mut self,
+        request: &RenewRequest,
+        now: Now,
+        tokens: &mut TokenClock,
+        effects: &mut Effects,
+    ) -> Result<Option<FencingToken>, LockError> {
         #[cfg(feature = "planted-faults")]
         self.renew_late(request, now, effects);
-        let Some(holder) = self
-            .holder(&request.owner)
-            .filter(|holder| holder.has_token(request.token))
-        else {
-            return false;
+        let held = self.holder(&request.owner);
+        let Some(mut holder) = held.filter(|held| held.has_token(request.token)).cloned() else {
+            return Ok(None);
         };
-        let lease_end_ms = Some(request.lease.end_ms(now.ms()));
-        if holder.lease_end_ms != lease_end_ms {
-            let holder = Holder {
-                lease_end_ms,
-                ..holder.clone()
-            };
-            if holder.limit != Limit::EXCLUSIVE {
-                effects.push(holder.written(None));
-            }
-            self.replace(holder);
+        let new_token = self.give_token(&mut holder, now, tokens)?;
+        let token = holder.token;
+        self.move_lease_end(holder, new_token, request.lease.end_ms(now.ms()), effects);
+        Ok(token)
+    }
+
+    fn move_lease_end(
+        &mut self,
+        mut holder: Holder,
+        new_token: Option<FencingToken>,
+        end_ms: i64,
+        effects: &mut Effects,
+    ) {
+        let is_moved = holder.lease_end_ms.replace(end_ms) != Some(end_ms);
+        if new_token.is_some() || is_moved && holder.limit != Limit::EXCLUSIVE {
+            effects.push(holder.written(new_token));
         }
+        self.replace(holder);
         self.expire_with_the_last_lease(effects);
-        true
     }
 
     /// Lets the lease last for `lease` from now on at least. Returns whether the
@@ -438,15 +455,10 @@ impl Lock {
         if holder.token != Some(token) {
             return false;
         }
-        let lasts = |end| end >= lease.end_ms(now.ms());
-        if !holder.lease_end_ms.is_none_or(lasts) {
-            let request = RenewRequest {
-                owner: owner.clone(),
-                lease,
-                token: Some(token),
-            };
-            self.renew(&request, now, effects);
-        } else if self.key_ends_before(lease.end_ms(now.ms())) {
+        let end_ms = lease.end_ms(now.ms());
+        if holder.lease_end_ms.is_some_and(|end| end < end_ms) {
+            self.move_lease_end(holder.clone(), None, end_ms, effects);
+        } else if self.key_ends_before(end_ms) {
             self.expire_with_the_last_lease(effects);
         }
         true

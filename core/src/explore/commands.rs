@@ -7,7 +7,7 @@ use super::scope::{Ask, Extent, LEASE_MS, Named, PLACE_MS};
 use super::search::Broken;
 use super::world::{Checked, Doing, PlaceKept, World};
 use crate::error::LockError;
-use crate::lock::Released;
+use crate::lock::{Effect, Released};
 use crate::queue::{Wait, WaiterId};
 use crate::request::{
     AcquireRequest, HoldNumber, Lease, ReleaseExtent, ReleaseRequest, RenewRequest,
@@ -248,7 +248,15 @@ impl World {
         let renewed = done.result == Ok(true);
         self.say(|_| i32::from(renewed).to_string());
         holds!(invariants::renewals_need_a_hold(&held, &request, renewed))?;
-        if let Some(token) = held.filter(|_| renewed).and_then(|held| held.token) {
+        // A hold of Redisson's gets its token now.
+        let given = done.step.effects.iter().find_map(|effect| match effect {
+            Effect::SetHolder { new_token, .. } => *new_token,
+            _ => None,
+        });
+        if let Some(token) = held
+            .filter(|_| renewed)
+            .and_then(|held| held.token.or(given))
+        {
             let client = self.client(at);
             let known = &mut self.known[key][number];
             known.told = Some(token);

@@ -260,14 +260,14 @@ fn check_release_in_vain(
 fn check_renew(
     before: &Lock,
     request: &RenewRequest,
-    renewed: bool,
+    token: Option<i64>,
     effects: &[Effect],
     after: &Lock,
 ) {
     check(
         before,
-        |lock, written| lock.renew(request, NOW, written),
-        renewed,
+        |lock, written| lock.renew(request, NOW, &mut TokenClock::default(), written),
+        Ok(token.map(self::token)),
         effects,
         after,
     );

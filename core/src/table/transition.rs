@@ -117,33 +117,25 @@ impl<'t> Transition<'t> {
     pub(super) fn renew(&mut self, request: &RenewRequest) -> Result<bool, LockError> {
         let (now, owner) = (self.now, &request.owner);
         let held = self.lock.holder(owner);
-        let held = held.filter(|held| held.has_token(request.token));
-        // A hold of Redisson's has no token by which it could be known again.
-        let is_told = self.can_be_told()
-            && held.is_none_or(|held| self.withholds().is_none() || held.token.is_some());
-        if !is_told && held.is_some() {
+        let is_it = |held: &Holder| held.has_token(request.token);
+        if held.is_some_and(is_it) && !self.can_be_told() {
             return Err(self.why_not_told());
         }
-        let renewed = self.lock.renew(request, now, &mut self.step.effects);
-        let token = self.lock.holder(owner).map(|holder| holder.token);
-        if !renewed {
+        let (tokens, effects) = (&mut self.table.tokens, &mut self.step.effects);
+        let Some(token) = self.lock.renew(request, now, tokens, effects)? else {
             // A holder is refused only if it names another token.
-            self.table.metrics.tokens_refused += u64::from(token.is_some());
+            let is_holder = self.lock.holder(owner).is_some();
+            self.table.metrics.tokens_refused += u64::from(is_holder);
             return Ok(false);
-        }
-        let token = token.flatten();
-        if let Some(token) = token {
-            self.claim(owner, token);
-        }
+        };
+        self.claim(owner, token);
         let bound = self.binding_to_count(owner);
-        if let Some(token) = token {
-            let (sessions, lease) = (&mut self.table.sessions, request.lease);
-            sessions.set_lease(self.key, owner, token, lease, now.ms());
-        }
+        let (sessions, lease) = (&mut self.table.sessions, request.lease);
+        sessions.set_lease(self.key, owner, token, lease, now.ms());
         self.count_when_acknowledged(owner, bound);
-        match (self.withholds_renewals(), token) {
-            (Some(client), Some(token)) => self.withhold_renewal(client, owner, token),
-            _ => {
+        match self.withholds_renewals() {
+            Some(client) => self.withhold_renewal(client, owner, token),
+            None => {
                 // As a confirmation does.
                 self.step.stream_goes_on = true;
                 self.told(owner);

@@ -7,7 +7,7 @@ fn a_renewed_lease_ends_exactly_then_even_if_that_is_earlier() {
             check_renew(
                 &held("a", 2, Some(7), end),
                 &renew("a", LEASE_MS, token),
-                true,
+                Some(7),
                 &[expires(END)],
                 &held("a", 2, Some(7), Some(END)),
             );
@@ -16,14 +16,16 @@ fn a_renewed_lease_ends_exactly_then_even_if_that_is_earlier() {
 }
 
 #[test]
-fn a_hold_of_redisson_is_renewed_without_getting_a_token() {
-    check_renew(
-        &held("a", 2, None, Some(END - 1)),
-        &renew("a", LEASE_MS, None),
-        true,
-        &[expires(END)],
-        &held("a", 2, None, Some(END)),
-    );
+fn a_hold_of_redisson_gets_its_token_on_renewal() {
+    for (end, moves) in [(END - 1, &[expires(END)][..]), (END, &[])] {
+        check_renew(
+            &held("a", 2, None, Some(end)),
+            &renew("a", LEASE_MS, None),
+            Some(NEW),
+            &[&[sets("a", 2, Some(NEW))], moves].concat(),
+            &held("a", 2, Some(NEW), Some(END)),
+        );
+    }
 }
 
 #[test]
@@ -37,6 +39,6 @@ fn who_does_not_hold_the_lock_with_this_token_renews_nothing() {
         (held("a", 1, Some(7), Some(END - 1)), Some(8)),
         (held("a", 1, None, Some(END - 1)), Some(7)),
     ] {
-        check_renew(&lock, &renew("a", LEASE_MS, token), false, &[], &lock);
+        check_renew(&lock, &renew("a", LEASE_MS, token), None, &[], &lock);
     }
 }

@@ -583,7 +583,7 @@ mod renewing {
             check_renew(
                 &held_by([a.clone(), b.clone()]),
                 &renew("a", LEASE_MS, token),
-                true,
+                Some(7),
                 &[writes(&until(END, &a), None)],
                 &held_by([until(END, &a), b.clone()]),
             );
@@ -592,26 +592,26 @@ mod renewing {
         check_renew(
             &held_by([a.clone(), b.clone()]),
             &renew("b", LEASE_MS, None),
-            true,
+            Some(8),
             &[writes(&until(END, &b), None), expires(LATER)],
             &held_by([a.clone(), until(END, &b)]),
         );
         check_renew(
             &held_by([a.clone(), until(END, &b)]),
             &renew("b", LEASE_MS + 9, None),
-            true,
+            Some(8),
             &[writes(&until(END + 9, &b), None), expires(END + 9)],
             &held_by([a.clone(), until(END + 9, &b)]),
         );
         let lock = held_by([until(END, &a), b]);
-        check_renew(&lock, &renew("a", LEASE_MS, None), true, &[], &lock);
+        check_renew(&lock, &renew("a", LEASE_MS, None), Some(7), &[], &lock);
     }
 
     #[test]
     fn who_does_not_hold_the_lock_with_this_token_renews_nothing() {
         let lock = held_by(a_and_b());
         for (name, token) in [("a", Some(8)), ("b", Some(7)), ("c", None), ("c", Some(7))] {
-            check_renew(&lock, &renew(name, LEASE_MS, token), false, &[], &lock);
+            check_renew(&lock, &renew(name, LEASE_MS, token), None, &[], &lock);
         }
     }
 }

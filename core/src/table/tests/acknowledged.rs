@@ -833,16 +833,17 @@ fn with_too_few_replicas_nothing_is_renewed() {
 }
 
 #[test]
-fn a_hold_without_a_token_is_not_renewed_where_its_renewal_would_be_withheld() {
+fn a_hold_without_a_token_gets_it_by_a_renewal_and_can_be_told_of() {
     let mut scene = Scene::new();
     scene.server.write(K, |value| {
         value.set(b"a", 1);
         value.expires_at_ms = Some(START_MS + LEASE_MS);
     });
-    scene.server.asks_by(ClientId(1));
-    check_renews_nothing(&mut scene);
-    scene.server.table.settings.acks = None;
-    assert!(scene.server.renew(K, "a", 2 * LEASE_MS));
+    let id = scene.renew(K, "a", 1, 2 * LEASE_MS);
+    assert!(scene.server.lock(K).last_token().is_some());
+    assert_eq!(scene.settle(), [(id, Answer::Renewed(true))]);
+    scene.server.release(K, "a");
+    scene.check_nothing_is_left();
 }
 
 #[test]

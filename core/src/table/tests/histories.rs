@@ -167,7 +167,8 @@ struct History {
     /// Clients that have been granted the lock and do not know it yet.
     on_their_way: Vec<ClientId>,
     /// Who took which lock by Redisson's script. Such a hold gets its token with the
-    /// first request of its owner that is served, also where that asks for no other.
+    /// first request of its owner that is served, also where that asks for no other, or
+    /// when it is renewed.
     by_redisson: Vec<(usize, usize)>,
     queued: Vec<Queued>,
     newest: Option<FencingToken>,
