@@ -1,11 +1,11 @@
 //! Redisson's waiters hear of a lock that came free and that no waiter here takes over.
 //!
 //! # What it costs by default
-//! To ask whether anybody listens to the channel of a lock takes a twentieth of what it
-//! takes to acquire and release the lock, and an eighth in a cluster. So nobody is asked
-//! for at each release where nobody has listened lately: then the locks that came free
-//! within [`QUIET_MS`] of the last question are noted, and asked for together when the
-//! server's cron runs, most often by one look whether anybody listens to anything.
+//! To ask whether anybody listens to the channel of a lock takes 4 of 100 instructions of
+//! its acquire and release, and 13 in a cluster. So where nobody has listened lately, that
+//! is not asked at each release: locks that come free within [`QUIET_MS`] of the last
+//! question are noted. When the server's cron runs it looks whether anybody listens to
+//! anything, and only then are they asked for, one by one.
 
 use std::cell::{Cell, RefCell};
 
@@ -22,7 +22,7 @@ const QUIET_MS: i64 = 100;
 /// Who has listened this lately may do so again.
 const LATELY_MS: i64 = 60_000;
 
-/// How many locks are noted.
+/// Before more locks than this are noted, those that are have their turn.
 const NOTED: usize = 1000;
 
 type Name = SmallVec<[u8; 64]>;
@@ -65,10 +65,9 @@ fn tell_now(ctx: &Context, name: &[u8], now_ms: i64) {
         HEARD_AT_MS.set(now_ms);
     }
     let is_quiet = now_ms.saturating_sub(HEARD_AT_MS.get()) > LATELY_MS;
-    QUIET_UNTIL_MS.set(if is_quiet {
-        now_ms + QUIET_MS
-    } else {
-        i64::MIN
+    QUIET_UNTIL_MS.set(match is_quiet {
+        true => now_ms + QUIET_MS,
+        false => i64::MIN,
     });
 }
 
