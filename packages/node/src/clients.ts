@@ -1,0 +1,135 @@
+// What this package needs of ioredis (or iovalkey, which is as it) and of node-redis, said in one way.
+import { codeOf, NativeLockError } from "./errors.js";
+import { type Argument, slotOf, within } from "./wire.js";
+
+type Anything = any;
+
+/** `Redis`, also of Sentinel, or `Cluster` of ioredis 5 or later, or of iovalkey. */
+export interface IoredisClient {
+  readonly status: string;
+  call(...args: Anything[]): Anything;
+  duplicate(...args: Anything[]): Anything;
+}
+
+/** What `createClient`, `createCluster` or `createSentinel` of node-redis 5 or later returns. */
+export interface NodeRedisClient {
+  readonly isOpen: boolean;
+  sendCommand(...args: Anything[]): Anything;
+}
+
+export type Client = IoredisClient | NodeRedisClient;
+
+/** The application's client. */
+export interface Server {
+  readonly isCluster: boolean;
+  /** Whether the application has closed its client. */
+  isEnded(): boolean;
+  ask(key: Argument, args: Argument[]): Promise<unknown>;
+  /** The name of the server that this key is at; nothing where there is one alone or where it isn't known. */
+  nodeOf(key: Argument): string;
+  /** Opens a connection of its own to that server. Once it is closed it is not opened again. */
+  open(key: Argument, closed: () => void, hear?: (message: Buffer) => void): Promise<Connection>;
+}
+
+export interface Connection {
+  ask(args: Argument[]): Promise<unknown>;
+  subscribe(channel: string): Promise<unknown>;
+  close(): void;
+}
+
+const CONNECT_WITHIN_MS = 5000;
+const unknownServer = (): Error => new NativeLockError("the server of this key is not known yet");
+
+export function serverOf(client: Client): Server {
+  if ("isOpen" in client && "sendCommand" in client) return nodeRedis(client);
+  if ("call" in client && "duplicate" in client) return ioredis(client);
+  throw new TypeError("locks are for clients of ioredis, iovalkey and node-redis");
+}
+
+/** Connects in bounded time, and closes what does not. */
+async function connected(own: Anything, connection: Connection): Promise<Connection> {
+  try {
+    await within(own.connect(), CONNECT_WITHIN_MS);
+    return connection;
+  } catch (error) {
+    connection.close();
+    throw error;
+  }
+}
+
+function ioredis(client: Anything): Server {
+  const isCluster: boolean = client.isCluster === true;
+  const nodeOf = (key: Argument): string => (isCluster ? (client.slots[slotOf(key)]?.[0] ?? "") : "");
+  const primaryOf = (key: Argument): Anything => {
+    const name = nodeOf(key);
+    return client.nodes("master").find(({ options }: Anything) => `${options.host}:${options.port}` === name);
+  };
+  return {
+    isCluster,
+    nodeOf,
+    isEnded: () => client.status === "end",
+    async ask(key, args) {
+      // The cluster does not know where the key stands in such a command, and would ask any node first.
+      const node = isCluster ? primaryOf(key) : undefined;
+      if (node === undefined) return client.call(...args);
+      try {
+        return await node.call(...args);
+      } catch (error) {
+        if (!["MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN"].includes(codeOf(error))) throw error;
+        return client.call(...args);
+      }
+    },
+    async open(key, closed, hear) {
+      const node = isCluster ? primaryOf(key) : client;
+      if (node === undefined) throw unknownServer();
+      const own = node.duplicate({
+        ...{ lazyConnect: true, retryStrategy: null, sentinelRetryStrategy: null, autoResubscribe: false },
+        ...{ enableReadyCheck: false, readOnly: false, keyPrefix: "" },
+        // It may be silent for long.
+        ...{ commandTimeout: undefined, socketTimeout: undefined, blockingTimeout: undefined },
+      });
+      const close = (): void => own.disconnect();
+      // Or it is an error of the connection, or an unsubscription that nobody asked for: a slot has moved away.
+      own.on("error", close).on("moved", close).once("close", closed);
+      if (hear !== undefined) {
+        for (const event of ["messageBuffer", "smessageBuffer"]) own.on(event, (_: Buffer, it: Buffer) => hear(it));
+        own.once("connect", () => own.stream.unref());
+      }
+      const subscribe = (channel: string) => (isCluster ? own.ssubscribe(channel) : own.subscribe(channel));
+      return connected(own, { ask: ([name, ...args]) => own.call(name, ...args), subscribe, close });
+    },
+  };
+}
+
+function nodeRedis(client: Anything): Server {
+  const isCluster = typeof client.nodeClient === "function";
+  const isSentinel = typeof client.getSentinelNode === "function";
+  const primaryOf = (key: Argument): Anything => client.slots[slotOf(key)]?.master;
+  // So that replies are as they come, whatever the application makes of its own.
+  const plain = { typeMapping: {} };
+  return {
+    isCluster,
+    nodeOf: (key) => (isCluster ? (primaryOf(key)?.address ?? "") : ""),
+    isEnded: () => !client.isOpen,
+    async ask(key, args) {
+      if (isCluster) return client.sendCommand(key, false, args, plain);
+      return isSentinel ? client.sendCommand(false, args, plain) : client.sendCommand(args, plain);
+    },
+    async open(key, closed, hear) {
+      if (isCluster && primaryOf(key) === undefined) throw unknownServer();
+      let node = isCluster ? await client.nodeClient(primaryOf(key)) : client;
+      // Sentinel's client says in no other way which is the one of the present primary.
+      if (isSentinel) node = await client._execute(false, async (primary: Anything) => primary);
+      const own = node.duplicate({
+        socket: { ...node.options?.socket, reconnectStrategy: false, socketTimeout: undefined },
+        ...{ pingInterval: undefined, disableOfflineQueue: false, readonly: false, commandOptions: {} },
+        ...{ clientSideCache: undefined, maintNotifications: "disabled" },
+      });
+      const close = (): void => (own.isOpen ? own.destroy() : closed());
+      own.on("error", close).on("end", close).on("sharded-channel-moved", close);
+      if (hear !== undefined) own.unref();
+      const subscribe = (channel: string) => own[isCluster ? "sSubscribe" : "subscribe"](channel, hear, true);
+      return connected(own, { ask: (args) => own.sendCommand(args), subscribe, close });
+    },
+  };
+}

@@ -1,0 +1,148 @@
+// A lock that is held, kept up and given back.
+import type { Core } from "./core.js";
+import { LockLost, translated } from "./errors.js";
+import { type Grant, RELEASE_WITHIN_MS } from "./waiting.js";
+import { now, pauses, type Request, shown, validUntil, within } from "./wire.js";
+
+const CLAIM_AFTER_MS = 20; // When a short first lease is claimed. Work that is done sooner spares that.
+
+/** A lock that is held. */
+export class Hold implements AsyncDisposable {
+  readonly key: string | Buffer;
+  readonly owner: string;
+  /** Rises with every new holder: hand it to what you write to. */
+  readonly token: number;
+  /** Aborts with `LockLost` when the lock is lost; the one that `using` hands on, also with the signal it was given. */
+  readonly signal: AbortSignal;
+  private readonly controller = new AbortController();
+  private readonly grantedAt = now();
+  private leaseMs: number;
+  private validUntil: number;
+  private renewAt: number;
+  private timer: NodeJS.Timeout | undefined;
+  private isOver = false;
+  private isKeeping = false;
+  private renewing: Promise<unknown> = Promise.resolve();
+  private pauses = pauses();
+
+  /** @internal */
+  constructor(private readonly core: Core, private readonly request: Request, grant: Grant, outer?: AbortSignal) {
+    this.key = request.key;
+    this.owner = request.owner;
+    this.token = grant.token;
+    this.signal = outer ? AbortSignal.any([this.controller.signal, outer]) : this.controller.signal;
+    this.leaseMs = request.leaseMs;
+    this.validUntil = validUntil(grant.since, grant.leaseMs);
+    const claimAt = this.grantedAt + Math.min(CLAIM_AFTER_MS, (this.validUntil - this.grantedAt) / 4);
+    this.renewAt = grant.leaseMs < request.leaseMs ? claimAt : this.nextRenewal(grant.since);
+    this.schedule();
+  }
+
+  /** How many milliseconds the hold can be relied upon, if no renewal succeeds. */
+  validFor(): number {
+    return this.look() ? 0 : this.validUntil - now();
+  }
+
+  /** Why it was lost, if it was. */
+  get loss(): LockLost | undefined {
+    this.look();
+    return this.controller.signal.reason;
+  }
+
+  private nextRenewal(sent: number): number {
+    return this.request.isRenewed ? sent + this.leaseMs / 3 : Infinity;
+  }
+
+  private schedule(): void {
+    clearTimeout(this.timer);
+    const at = this.isKeeping ? this.validUntil : Math.min(this.validUntil, this.renewAt);
+    const ms = Math.min(Math.ceil(at - now()), 0x7fffffff);
+    if (!this.isOver) this.timer = setTimeout(() => this.tick(), ms).unref();
+  }
+
+  private tick(): void {
+    if (!this.look() && !this.isKeeping && now() >= this.renewAt) {
+      this.isKeeping = true;
+      const kept = this.renew().catch((error) => this.tryAgain(error));
+      this.core.inBackground(kept.finally(() => (this.isKeeping = false)).then(() => this.schedule()));
+    }
+    this.schedule();
+  }
+
+  private tryAgain(error: unknown): void {
+    if (this.isOver) return;
+    this.core.report(error, `${shown(this.key)} is not renewed yet`);
+    this.renewAt = now() + Math.min(this.pauses.next().value, this.validFor() / 8);
+  }
+
+  /** Returns whether it is over, and tells so if that is new. */
+  private look(): boolean {
+    if (!this.isOver && now() >= this.validUntil) this.lose("its lease was not renewed in time");
+    return this.isOver;
+  }
+
+  private end(): void {
+    this.isOver = true;
+    clearTimeout(this.timer);
+    this.core.waits.delete(this.owner);
+  }
+
+  private lose(why: string): void {
+    this.end();
+    const loss = new LockLost(`the lock ${shown(this.key)} is lost: ${why}`);
+    this.controller.abort(loss);
+    this.core.report(loss);
+    // A renewal that got no answer may come late.
+    const release = this.request.release(this.token);
+    this.core.inBackground(this.renewing.then(() => this.core.insist(this.key, release, this.leaseMs)));
+  }
+
+  /** Renews it now; a lease that is given here is kept up from now on. Rejects with `LockLost`. */
+  renew(lease?: number): Promise<void> {
+    const renewing = this.renewing.then(() => this.renewOnce(lease ?? this.leaseMs));
+    this.renewing = renewing.catch(() => {});
+    return renewing;
+  }
+
+  private async renewOnce(leaseMs: number): Promise<void> {
+    const sent = now();
+    if (!this.look()) {
+      this.leaseMs = leaseMs;
+      // Until it is answered the shorter of the two leases is relied upon.
+      this.validUntil = Math.min(this.validUntil, validUntil(sent, leaseMs));
+      this.schedule();
+      const asking = this.core.server.ask(this.key, this.request.renewal(this.token, leaseMs));
+      const reply = await within(asking, this.validUntil - sent).catch((error) => {
+        if (!this.look()) throw translated(error);
+      });
+      if (Number(reply) === 0 && !this.isOver) this.lose("the server does not know this hold any more");
+    }
+    if (this.look()) throw this.loss ?? new LockLost(`the lock ${shown(this.key)} was released`);
+    this.validUntil = validUntil(sent, leaseMs);
+    this.renewAt = this.nextRenewal(sent);
+    this.pauses = pauses();
+    this.schedule();
+  }
+
+  /** Ends it. Resolves, and never rejects, with false where it was over or that is not known soon: then it goes on. */
+  async release(): Promise<boolean> {
+    if (this.look()) return false;
+    this.end();
+    const restMs = this.request.atLeastMs - (now() - this.grantedAt);
+    const args = restMs > 0 ? this.request.renewal(this.token, restMs) : this.request.release(this.token);
+    const releasing = this.core.insist(this.key, args, this.leaseMs);
+    this.core.inBackground(releasing);
+    try {
+      const reply = Number(await within(releasing, RELEASE_WITHIN_MS));
+      if (reply === 0) this.core.report(new LockLost(`the lock ${shown(this.key)} was over before its work`));
+      return reply === 1;
+    } catch (error) {
+      this.core.report(error, `${shown(this.key)} is not given back yet`);
+      return false;
+    }
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.release();
+  }
+}

@@ -1,0 +1,95 @@
+// What is sent to the server and told by it, and the clock by which leases are counted.
+import { randomUUID } from "node:crypto";
+import { NativeLockError } from "./errors.js";
+
+export type Argument = string | Buffer;
+
+/** Milliseconds of a clock that nobody sets. */
+export const now = (): number => performance.now();
+
+/** Until when a lease is relied upon whose command was sent then: less for clocks that run apart and for timers. */
+export function validUntil(sent: number, leaseMs: number): number {
+  return sent + leaseMs - Math.min(leaseMs / 100 + 10, leaseMs / 2);
+}
+
+/** The same promise, but it fails where it takes longer. */
+export function within<T>(promise: Promise<T>, ms: number): Promise<T> {
+  if (ms > 0x7fffffff) return promise;
+  return new Promise((resolve, reject) => {
+    const late = setTimeout(() => reject(new NativeLockError("the server does not answer in time")), ms);
+    promise.then(resolve, reject).finally(() => clearTimeout(late));
+  });
+}
+
+/** How long to wait before what failed is tried again: ever longer, never in step. */
+export function* pauses(): Generator<number, never> {
+  for (let pauseMs = 20; ; pauseMs = Math.min(pauseMs * 2, 1000)) yield pauseMs * (0.5 + Math.random() / 2);
+}
+
+const wholeMs = (ms: number): string => String(Math.max(1, Math.floor(ms)));
+
+/** What is asked for, by an owner who never asked before: so a grant comes after the request was sent. */
+export class Request {
+  readonly owner: string = randomUUID();
+
+  constructor(
+    readonly key: Argument,
+    readonly leaseMs: number,
+    readonly waitMs: number,
+    readonly mode: string[],
+    readonly atLeastMs: number,
+    readonly isRenewed: boolean,
+  ) {}
+
+  /** With HOLD 1 it does no harm that it is sent again. */
+  acquire(how: string, ms: number, ...channel: string[]): Argument[] {
+    const waiting = how === "" ? [] : [how, ms === Infinity ? "0" : wholeMs(ms), ...channel];
+    const lease = ["LEASE", wholeMs(this.leaseMs), "HOLD", "1"];
+    return ["LOCK.ACQUIRE", this.key, this.owner, ...lease, ...waiting, ...this.mode];
+  }
+
+  renewal(token: number, leaseMs: number): Argument[] {
+    return ["LOCK.RENEW", this.key, this.owner, "LEASE", wholeMs(leaseMs), "FENCE", String(token)];
+  }
+
+  /** Without a token it gives up a place, and a hold that was not told of. */
+  release(token?: number): Argument[] {
+    return ["LOCK.RELEASE", this.key, this.owner, ...(token === undefined ? [] : ["FENCE", String(token)])];
+  }
+}
+
+export const shown = (key: Argument): string => (typeof key === "string" ? key : key.toString("latin1"));
+
+/** The parts of a message of netstrings: database, key, owner, result, first lease in ms. */
+export function netstrings(message: Buffer): Buffer[] {
+  const parts = [];
+  for (let at = 0, end = 0; at < message.length; at = end + 1) {
+    const colon = message.indexOf(":", at);
+    end = colon + 1 + Number(message.toString("latin1", at, colon));
+    if (colon <= at || !(end > colon)) return [];
+    parts.push(message.subarray(colon + 1, end));
+  }
+  return parts;
+}
+
+/** The slot of a cluster that a key belongs to: CRC16 of the key, or of what stands in its first braces. */
+export function slotOf(key: Argument): number {
+  const bytes = Buffer.from(key as string);
+  const start = bytes.indexOf("{") + 1;
+  const end = bytes.indexOf("}", start);
+  let crc = 0;
+  for (const byte of start > 0 && end > start ? bytes.subarray(start, end) : bytes) {
+    crc ^= byte << 8;
+    for (let bit = 0; bit < 8; bit++) crc = crc & 0x8000 ? (crc << 1) ^ 0x1021 : crc << 1;
+  }
+  return (crc & 0xffff) % 16384;
+}
+
+const tags: string[] = [];
+let words = 0;
+
+/** A word that hashes to this slot. */
+export function tagOf(slot: number): string {
+  for (; tags[slot] === undefined; words++) tags[slotOf(String(words))] ??= String(words);
+  return tags[slot];
+}
