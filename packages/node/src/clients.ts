@@ -88,14 +88,22 @@ function ioredis(client: Anything): Server {
         // It may be silent for long.
         ...{ commandTimeout: undefined, socketTimeout: undefined, blockingTimeout: undefined },
       });
-      const close = (): void => own.disconnect();
+      let isClosed = false;
+      const close = (): void => {
+        if (!isClosed) own.disconnect();
+        isClosed = true;
+      };
       // Or it is an error of the connection, or an unsubscription that nobody asked for: a slot has moved away.
       own.on("error", close).on("moved", close).once("close", closed);
       if (hear !== undefined) {
         for (const event of ["messageBuffer", "smessageBuffer"]) own.on(event, (_: Buffer, it: Buffer) => hear(it));
         own.once("connect", () => own.stream.unref());
       }
-      const subscribe = (channel: string) => (isCluster ? own.ssubscribe(channel) : own.subscribe(channel));
+      // In ioredis 5 a subscription that is refused because the slot has moved would not end by itself.
+      const lost = new Promise((_, reject) => own.once("close", () => reject(new NativeLockError("disconnected"))));
+      lost.catch(() => {});
+      const subscribe = (channel: string): Promise<unknown> =>
+        Promise.race([isCluster ? own.ssubscribe(channel) : own.subscribe(channel), lost]);
       return connected(own, { ask: ([name, ...args]) => own.call(name, ...args), subscribe, close });
     },
   };

@@ -14,6 +14,8 @@ export class Hold implements AsyncDisposable {
   readonly token: number;
   /** Aborts with `LockLost` when the lock is lost; the one that `using` hands on, also with the signal it was given. */
   readonly signal: AbortSignal;
+  /** Why it was lost, if it was. */
+  loss: LockLost | undefined;
   private readonly controller = new AbortController();
   private readonly grantedAt = now();
   private leaseMs: number;
@@ -26,11 +28,18 @@ export class Hold implements AsyncDisposable {
   private pauses = pauses();
 
   /** @internal */
-  constructor(private readonly core: Core, private readonly request: Request, grant: Grant, outer?: AbortSignal) {
+  constructor(
+    private readonly core: Core,
+    private readonly request: Request,
+    grant: Grant,
+    private readonly outer?: AbortSignal,
+  ) {
     this.key = request.key;
     this.owner = request.owner;
     this.token = grant.token;
-    this.signal = outer ? AbortSignal.any([this.controller.signal, outer]) : this.controller.signal;
+    this.signal = this.controller.signal;
+    outer?.addEventListener("abort", this.abort);
+    if (outer?.aborted) this.abort();
     this.leaseMs = request.leaseMs;
     this.validUntil = validUntil(grant.since, grant.leaseMs);
     const claimAt = this.grantedAt + Math.min(CLAIM_AFTER_MS, (this.validUntil - this.grantedAt) / 4);
@@ -43,11 +52,7 @@ export class Hold implements AsyncDisposable {
     return this.look() ? 0 : this.validUntil - now();
   }
 
-  /** Why it was lost, if it was. */
-  get loss(): LockLost | undefined {
-    this.look();
-    return this.controller.signal.reason;
-  }
+  private readonly abort = (): void => this.controller.abort(this.outer?.reason);
 
   private nextRenewal(sent: number): number {
     return this.request.isRenewed ? sent + this.leaseMs / 3 : Infinity;
@@ -84,14 +89,15 @@ export class Hold implements AsyncDisposable {
   private end(): void {
     this.isOver = true;
     clearTimeout(this.timer);
+    this.outer?.removeEventListener("abort", this.abort);
     this.core.waits.delete(this.owner);
   }
 
   private lose(why: string): void {
     this.end();
-    const loss = new LockLost(`the lock ${shown(this.key)} is lost: ${why}`);
-    this.controller.abort(loss);
-    this.core.report(loss);
+    this.loss = new LockLost(`the lock ${shown(this.key)} is lost: ${why}`);
+    this.controller.abort(this.loss);
+    this.core.report(this.loss);
     // A renewal that got no answer may come late.
     const release = this.request.release(this.token);
     this.core.inBackground(this.renewing.then(() => this.core.insist(this.key, release, this.leaseMs)));

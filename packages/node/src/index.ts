@@ -58,7 +58,7 @@ export class Locks implements AsyncDisposable {
     const [options, work] = rest.length === 1 ? [{}, rest[0]] : rest;
     await using hold = await this.had(key, options, options.signal);
     const result = await work(hold);
-    if (hold.loss !== undefined) throw hold.loss;
+    if (hold.validFor() === 0 && hold.loss !== undefined) throw hold.loss;
     return result;
   }
 

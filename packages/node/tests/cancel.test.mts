@@ -1,0 +1,78 @@
+// What is cancelled ends at once, and leaves nothing.
+import assert from "node:assert/strict";
+import { createServer, request } from "node:http";
+import type { AddressInfo } from "node:net";
+import { test } from "node:test";
+import { setTimeout as sleep } from "node:timers/promises";
+import { createLocks } from "redis-native-lock";
+import { libraries, Proxy, Server, until } from "./servers.mjs";
+
+for (const [name, make] of Object.entries(libraries)) {
+  test(`cancelled in each phase, with ${name}`, { timeout: 60_000 }, async () => {
+    await using server = await Server.start();
+    using proxy = await Proxy.before(server);
+    // On a slow network a cancel finds commands on their way.
+    proxy.delayMs = 4;
+    using made = await make(proxy.port);
+    const { client } = made;
+    const locks = createLocks(client);
+    assert.throws(() => AbortSignal.abort().throwIfAborted());
+    await assert.rejects(locks.acquire("l", { signal: AbortSignal.abort() }), { name: "AbortError" });
+    for (let ms = 0; ms < 60; ms++) {
+      // The first comes at once to the lock, the second waits for it; each is cancelled a little later than before.
+      const controllers = [new AbortController(), new AbortController()];
+      const begun = performance.now();
+      const sections = controllers.map(({ signal }) => locks.using("l", { signal }, () => sleep(10)));
+      const outcomes = Promise.allSettled(sections);
+      for (const controller of controllers) {
+        await sleep(ms / 2);
+        controller.abort();
+      }
+      await outcomes;
+      assert.ok(performance.now() - begun < ms + 1500, "none waits for what it gives back");
+    }
+    await locks.using("l", { wait: 5000 }, () => {});
+    await locks.close();
+    assert.ok(await server.isFree("l"));
+    assert.equal(await server.places(), 0);
+    await until(async () => (await server.subscribers()) === 0);
+  });
+
+  test(`500 requests that are hung up under a lock per customer, with ${name}`, { timeout: 120_000 }, async () => {
+    await using server = await Server.start();
+    const before = await server.count("connected_clients");
+    using made = await make(server.port);
+    const { client } = made;
+    const locks = createLocks(client);
+    let served = 0;
+    const web = createServer((order, reply) => {
+      const controller = new AbortController();
+      reply.once("close", () => controller.abort());
+      const work = async (): Promise<void> => {
+        await sleep(10);
+        served++;
+        reply.end("done");
+      };
+      locks.using(`customer:${order.url}`, { wait: 20_000, signal: controller.signal }, work).catch(() => reply.destroy());
+    });
+    await new Promise<void>((resolve) => web.listen(0, resolve));
+    const { port } = web.address() as AddressInfo;
+    const ask = (customer: number, patienceMs = 20_000): Promise<string> =>
+      new Promise((resolve) => {
+        const asking = request({ port, path: `/${customer}`, agent: false }, (reply) => {
+          reply.on("data", (data) => resolve(String(data))).on("error", () => resolve(""));
+        });
+        setTimeout(() => asking.destroy(), patienceMs).unref();
+        asking.on("error", () => resolve("")).on("close", () => resolve("")).end();
+      });
+    for (let round = 0; round < 10; round++) {
+      await Promise.all(Array.from({ length: 50 }, (_, at) => ask(at % 5, (round + at) % 120)));
+    }
+    assert.ok(served > 0 && served < 500, `${served} were served, some hung up`);
+    for (let customer = 0; customer < 5; customer++) assert.equal(await ask(customer), "done");
+    await until(async () => (await server.places()) === 0 && (await server.redis.dbsize()) === 0);
+    assert.equal((await server.count("connected_clients")) - before, 2, "the client's connection, and the subscription");
+    web.close();
+    await locks.close();
+  });
+}
