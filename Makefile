@@ -213,12 +213,17 @@ interop: deps build ## Test with Redisson and with other clients; mixed load for
 	examples/run-tests
 
 .PHONY: test-packages
-test-packages: test-python ## Test the packages for other languages
+test-packages: test-python test-node ## Test the packages for other languages
 
 .PHONY: test-python
 test-python: deps build ## Check, test and build the package for Python
 	@scripts/install-missing python
 	packages/python/test
+
+.PHONY: test-node
+test-node: deps build ## Check, test and build the package for Node
+	@scripts/install-missing node
+	packages/node/test
 
 .PHONY: check-docs
 check-docs: deps build ## Run what the documents show in other languages, and all else that they show
