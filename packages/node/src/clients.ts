@@ -5,18 +5,9 @@ import { type Argument, slotOf, within } from "./wire.js";
 type Anything = any;
 
 /** `Redis`, also of Sentinel, or `Cluster` of ioredis 5 or later, or of iovalkey. */
-export interface IoredisClient {
-  readonly status: string;
-  call(...args: Anything[]): Anything;
-  duplicate(...args: Anything[]): Anything;
-}
-
+export type IoredisClient = { readonly status: string; call(...args: Anything[]): Anything };
 /** What `createClient`, `createCluster` or `createSentinel` of node-redis 5 or later returns. */
-export interface NodeRedisClient {
-  readonly isOpen: boolean;
-  sendCommand(...args: Anything[]): Anything;
-}
-
+export type NodeRedisClient = { readonly isOpen: boolean; sendCommand(...args: Anything[]): Anything };
 export type Client = IoredisClient | NodeRedisClient;
 
 /** The application's client. */
@@ -41,18 +32,33 @@ const CONNECT_WITHIN_MS = 5000;
 const unknownServer = (): Error => new NativeLockError("the server of this key is not known yet");
 
 export function serverOf(client: Client): Server {
-  if ("isOpen" in client && "sendCommand" in client) return nodeRedis(client);
-  if ("call" in client && "duplicate" in client) return ioredis(client);
+  if ("sendCommand" in client && "isOpen" in client) return nodeRedis(client);
+  if ("call" in client) return ioredis(client);
   throw new TypeError("locks are for clients of ioredis, iovalkey and node-redis");
 }
 
-/** Connects in bounded time, and closes what does not. */
-async function connected(own: Anything, connection: Connection): Promise<Connection> {
+/** A connection that is a client of the library, of which an error or such an event is the end. */
+async function connected(own: Anything, ask: Connection["ask"], subscribe: Connection["subscribe"], closed: () => void) {
+  let fail = (): void => {};
+  const failed = new Promise((_, reject) => (fail = () => reject(new NativeLockError("the connection is closed"))));
+  let isClosed = false;
+  const close = (): void => {
+    if (!isClosed) {
+      isClosed = true;
+      if (own.status !== undefined) own.disconnect();
+      else if (own.isOpen) own.destroy();
+      fail();
+      closed();
+    }
+  };
+  // An error is one of the connection; the others come where a slot has moved away.
+  for (const event of ["error", "end", "moved", "sharded-channel-moved"]) own.on(event, close);
   try {
-    await within(own.connect(), CONNECT_WITHIN_MS);
-    return connection;
+    await within(Promise.race([own.connect(), failed]), CONNECT_WITHIN_MS);
+    // In ioredis 5 a subscription that is refused because the slot has moved does not end by itself.
+    return { ask, subscribe: (channel: string) => Promise.race([subscribe(channel), failed]), close };
   } catch (error) {
-    connection.close();
+    close();
     throw error;
   }
 }
@@ -88,23 +94,12 @@ function ioredis(client: Anything): Server {
         // It may be silent for long.
         ...{ commandTimeout: undefined, socketTimeout: undefined, blockingTimeout: undefined },
       });
-      let isClosed = false;
-      const close = (): void => {
-        if (!isClosed) own.disconnect();
-        isClosed = true;
-      };
-      // Or it is an error of the connection, or an unsubscription that nobody asked for: a slot has moved away.
-      own.on("error", close).on("moved", close).once("close", closed);
       if (hear !== undefined) {
         for (const event of ["messageBuffer", "smessageBuffer"]) own.on(event, (_: Buffer, it: Buffer) => hear(it));
         own.once("connect", () => own.stream.unref());
       }
-      // In ioredis 5 a subscription that is refused because the slot has moved would not end by itself.
-      const lost = new Promise((_, reject) => own.once("close", () => reject(new NativeLockError("disconnected"))));
-      lost.catch(() => {});
-      const subscribe = (channel: string): Promise<unknown> =>
-        Promise.race([isCluster ? own.ssubscribe(channel) : own.subscribe(channel), lost]);
-      return connected(own, { ask: ([name, ...args]) => own.call(name, ...args), subscribe, close });
+      const subscribe = (channel: string) => (isCluster ? own.ssubscribe(channel) : own.subscribe(channel));
+      return connected(own, (args) => own.call(...args), subscribe, closed);
     },
   };
 }
@@ -133,11 +128,9 @@ function nodeRedis(client: Anything): Server {
         ...{ pingInterval: undefined, disableOfflineQueue: false, readonly: false, commandOptions: {} },
         ...{ clientSideCache: undefined, maintNotifications: "disabled" },
       });
-      const close = (): void => (own.isOpen ? own.destroy() : closed());
-      own.on("error", close).on("end", close).on("sharded-channel-moved", close);
       if (hear !== undefined) own.unref();
       const subscribe = (channel: string) => own[isCluster ? "sSubscribe" : "subscribe"](channel, hear, true);
-      return connected(own, { ask: (args) => own.sendCommand(args), subscribe, close });
+      return connected(own, (args) => own.sendCommand(args), subscribe, closed);
     },
   };
 }

@@ -44,13 +44,12 @@ export class Core {
   }
 
   hears(key: Argument): boolean {
-    return this.ears.get(this.server.nodeOf(key))?.heard.has(this.channelFor(key)) ?? false;
+    return this.ears.get(this.server.nodeOf(key))?.hears(this.channelFor(key)) ?? false;
   }
 
   earFor(key: Argument): { ear: Ear; channel: string } {
     const node = this.server.nodeOf(key);
-    const forget = (): unknown => this.ears.get(node) === ear && this.ears.delete(node);
-    const ear: Ear = this.ears.get(node) ?? new Ear(this, forget);
+    const ear = this.ears.get(node) ?? new Ear(this);
     this.ears.set(node, ear);
     return { ear, channel: this.channelFor(key) };
   }

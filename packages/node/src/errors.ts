@@ -2,32 +2,23 @@
 
 /** The base of this package's errors. What else the server refuses is the client library's own error. */
 export class NativeLockError extends Error {
-  override name = "NativeLockError";
+  constructor(message: string, options?: ErrorOptions) {
+    super(message, options);
+    this.name = new.target.name;
+  }
 }
 /** The lock was not to be had in time. */
-export class LockBusy extends NativeLockError {
-  override name = "LockBusy";
-}
+export class LockBusy extends NativeLockError {}
 /** The hold is over before its work: not renewed in time, broken, or deleted. */
-export class LockLost extends NativeLockError {
-  override name = "LockLost";
-}
+export class LockLost extends NativeLockError {}
 /** Waiting would close a cycle of owners that wait for each other; the text names it. */
-export class Deadlock extends NativeLockError {
-  override name = "Deadlock";
-}
+export class Deadlock extends NativeLockError {}
 /** Too few replicas have acknowledged it (NOREPLICAS): not known to be safe. */
-export class NotSafe extends NativeLockError {
-  override name = "NotSafe";
-}
+export class NotSafe extends NativeLockError {}
 /** Two waited for one lock under one owner's name: a mistake, never to be sent again. */
-export class Superseded extends NativeLockError {
-  override name = "Superseded";
-}
+export class Superseded extends NativeLockError {}
 /** The server has no lock module, or one that is too old. */
-export class NoModule extends NativeLockError {
-  override name = "NoModule";
-}
+export class NoModule extends NativeLockError {}
 
 const BY_CODE = new Map([["DEADLOCK", Deadlock], ["NOREPLICAS", NotSafe], ["SUPERSEDED", Superseded]]);
 const PASSING = ["", "UNBLOCKED", "MOVED", "ASK", "READONLY", "LOADING", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS"];

@@ -8,19 +8,19 @@ const CLAIM_AFTER_MS = 20; // When a short first lease is claimed. Work that is 
 
 /** A lock that is held. */
 export class Hold implements AsyncDisposable {
-  readonly key: string | Buffer;
-  readonly owner: string;
+  readonly key: string | Buffer = this.request.key;
+  readonly owner: string = this.request.owner;
   /** Rises with every new holder: hand it to what you write to. */
-  readonly token: number;
+  readonly token: number = this.grant.token;
+  private readonly controller = new AbortController();
   /** Aborts with `LockLost` when the lock is lost; the one that `using` hands on, also with the signal it was given. */
-  readonly signal: AbortSignal;
+  readonly signal: AbortSignal = this.controller.signal;
   /** Why it was lost, if it was. */
   loss: LockLost | undefined;
-  private readonly controller = new AbortController();
   private readonly grantedAt = now();
-  private leaseMs: number;
-  private validUntil: number;
-  private renewAt: number;
+  private leaseMs = this.request.leaseMs;
+  private validUntil = validUntil(this.grant.since, this.grant.leaseMs);
+  private renewAt = this.nextRenewal(this.grant.since);
   private timer: NodeJS.Timeout | undefined;
   private isOver = false;
   private isKeeping = false;
@@ -31,19 +31,13 @@ export class Hold implements AsyncDisposable {
   constructor(
     private readonly core: Core,
     private readonly request: Request,
-    grant: Grant,
+    private readonly grant: Grant,
     private readonly outer?: AbortSignal,
   ) {
-    this.key = request.key;
-    this.owner = request.owner;
-    this.token = grant.token;
-    this.signal = this.controller.signal;
     outer?.addEventListener("abort", this.abort);
     if (outer?.aborted) this.abort();
-    this.leaseMs = request.leaseMs;
-    this.validUntil = validUntil(grant.since, grant.leaseMs);
-    const claimAt = this.grantedAt + Math.min(CLAIM_AFTER_MS, (this.validUntil - this.grantedAt) / 4);
-    this.renewAt = grant.leaseMs < request.leaseMs ? claimAt : this.nextRenewal(grant.since);
+    const claimAt = this.grantedAt + Math.min(CLAIM_AFTER_MS, this.validFor() / 4);
+    if (grant.leaseMs < request.leaseMs) this.renewAt = claimAt;
     this.schedule();
   }
 

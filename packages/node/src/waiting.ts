@@ -2,7 +2,7 @@
 import { setTimeout as sleep } from "node:timers/promises";
 import type { Connection } from "./clients.js";
 import type { Core } from "./core.js";
-import { codeOf, isRefusal, mayPass, NativeLockError, translated } from "./errors.js";
+import { codeOf, isRefusal, mayPass, NativeLockError, NotSafe, translated } from "./errors.js";
 import { type Argument, netstrings, now, pauses, type Request, validUntil, within } from "./wire.js";
 
 const PLACE_MAX_MS = 300_000; // A place is asked for so long, again and again.
@@ -12,44 +12,48 @@ const REPLY_WITHIN_MS = 5000; // How long who does not wait for the lock waits f
 const REPLY_MIN_MS = 50; // And who waits for less than this.
 export const RELEASE_WITHIN_MS = 500; // How long anybody waits for what is given back, which then goes on.
 
-/** The subscription to one server, which all waits there share. Once it is closed, who waits needs another. */
+/** The subscription to one server, which all waits there share. Where it breaks, who waits asks for it anew. */
 export class Ear {
-  readonly heard = new Set<string>();
-  private readonly channels = new Map<string, Promise<unknown>>();
   private connection: Promise<Connection> | undefined;
+  private readonly channels = new Map<string, Promise<unknown>>();
   private pinging: NodeJS.Timeout | undefined;
 
-  constructor(private readonly core: Core, private readonly closed: () => unknown) {}
+  constructor(private readonly core: Core) {}
+
+  hears(channel: string): boolean {
+    return this.channels.has(channel);
+  }
 
   /** Resolves once the server publishes to us. */
   async subscribe(key: Argument, channel: string): Promise<void> {
-    this.connection ??= this.open(key);
-    const connection = await this.connection;
+    const connection = await (this.connection ??= this.open(key));
     if (!this.channels.has(channel)) {
-      const subscribing = connection.subscribe(channel).then(() => this.heard.add(channel));
-      this.channels.set(channel, subscribing);
+      this.channels.set(channel, connection.subscribe(channel));
       // One that is refused is asked for again by the next.
-      subscribing.catch(() => this.channels.delete(channel));
+      this.channels.get(channel)?.catch(() => this.channels.delete(channel));
     }
     await this.channels.get(channel);
   }
 
   private async open(key: Argument): Promise<Connection> {
-    const hear = (message: Buffer): void => this.core.hear(netstrings(message));
-    const connection = await this.core.server.open(key, this.end, hear).catch((error) => {
+    try {
+      const hear = (message: Buffer): void => this.core.hear(netstrings(message));
+      const connection = await this.core.server.open(key, () => this.end(), hear);
+      const ping = (): unknown => within(connection.ask(["PING"]), SILENCE_MS).catch(() => connection.close());
+      this.pinging = setInterval(ping, SILENCE_MS).unref();
+      return connection;
+    } catch (error) {
       this.end();
       throw error;
-    });
-    const ping = (): unknown => within(connection.ask(["PING"]), SILENCE_MS).catch(() => connection.close());
-    this.pinging = setInterval(ping, SILENCE_MS).unref();
-    return connection;
+    }
   }
 
-  private end = (): void => {
+  private end(): void {
     clearInterval(this.pinging);
-    this.closed();
+    this.connection = undefined;
+    this.channels.clear();
     for (const wait of this.core.waits.values()) if (wait.ear === this) wait.wake();
-  };
+  }
 
   close(): void {
     this.connection?.then((connection) => connection.close(), () => {});
@@ -130,7 +134,7 @@ export class Attempt {
         failure = translated(error);
         if (!mayPass(failure) || this.core.server.isEnded()) throw failure;
         // It may be at a server that is no primary any more. By a command the client learns where the key is now.
-        this.ear?.close();
+        if (!(failure instanceof NotSafe)) this.ear?.close();
         step = this.maySubscribe ? this.try : this.block;
       }
       if (this.isOver || this.leftMs() <= 0) {
@@ -212,23 +216,24 @@ export class Attempt {
   /** Waits by blocking a connection of its own, for users who may not subscribe. */
   private async block(): Promise<Grant | null> {
     const { core, request } = this;
-    const connection = await this.inTime(core.server.open(request.key, () => {}));
-    this.blocked = connection;
+    const opening = core.server.open(request.key, () => {});
     try {
+      this.blocked = await this.inTime(opening);
       if (this.isOver) return null;
       this.isInDoubt = true;
-      const asking = connection.ask(request.acquire("BLOCK", this.leftMs()));
+      const asking = this.blocked.ask(request.acquire("BLOCK", this.leftMs()));
       const token = Number(await within(asking, this.leftMs() + REPLY_WITHIN_MS));
       return token > 0 ? await this.claim(token, request.leaseMs) : null;
     } finally {
       this.blocked = undefined;
-      connection.close();
+      opening.then((connection) => connection.close(), () => {});
     }
   }
 
   private async giveUp(): Promise<void> {
     this.core.waits.delete(this.request.owner);
     if (!this.isInDoubt) return;
+    this.isInDoubt = false;
     await this.underWay.catch(() => {});
     await this.core.insist(this.request.key, this.request.release(), Math.max(this.request.leaseMs, PLACE_MAX_MS));
   }
