@@ -74,16 +74,14 @@ function ioredis(client: Anything): Server {
     isCluster,
     nodeOf,
     isEnded: () => client.status === "end",
-    async ask(key, args) {
+    ask(key, args) {
       // The cluster does not know where the key stands in such a command, and would ask any node first.
       const node = isCluster ? primaryOf(key) : undefined;
       if (node === undefined) return client.call(...args);
-      try {
-        return await node.call(...args);
-      } catch (error) {
+      return node.call(...args).catch((error: unknown) => {
         if (!["MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN"].includes(codeOf(error))) throw error;
         return client.call(...args);
-      }
+      });
     },
     async open(key, closed, hear) {
       const node = isCluster ? primaryOf(key) : client;
@@ -114,7 +112,7 @@ function nodeRedis(client: Anything): Server {
     isCluster,
     nodeOf: (key) => (isCluster ? (primaryOf(key)?.address ?? "") : ""),
     isEnded: () => !client.isOpen,
-    async ask(key, args) {
+    ask(key, args) {
       if (isCluster) return client.sendCommand(key, false, args, plain);
       return isSentinel ? client.sendCommand(false, args, plain) : client.sendCommand(args, plain);
     },

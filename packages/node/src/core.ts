@@ -26,8 +26,10 @@ export class Core {
 
   /** Asks once for the module's version, where that is allowed and it has one. */
   checkVersion(key: Argument): Promise<void> {
-    this.checking ??= this.server.isCluster ? Promise.resolve() : this.askVersion(key);
-    this.checking.catch(() => (this.checking = undefined));
+    if (this.checking === undefined) {
+      this.checking = this.server.isCluster ? Promise.resolve() : this.askVersion(key);
+      this.checking.catch(() => (this.checking = undefined));
+    }
     return this.checking;
   }
 

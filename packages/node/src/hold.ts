@@ -12,11 +12,9 @@ export class Hold implements AsyncDisposable {
   readonly owner: string = this.request.owner;
   /** Rises with every new holder: hand it to what you write to. */
   readonly token: number = this.grant.token;
-  private readonly controller = new AbortController();
-  /** Aborts with `LockLost` when the lock is lost; the one that `using` hands on, also with the signal it was given. */
-  readonly signal: AbortSignal = this.controller.signal;
   /** Why it was lost, if it was. */
   loss: LockLost | undefined;
+  private controller: AbortController | undefined;
   private readonly grantedAt = now();
   private leaseMs = this.request.leaseMs;
   private validUntil = validUntil(this.grant.since, this.grant.leaseMs);
@@ -34,8 +32,6 @@ export class Hold implements AsyncDisposable {
     private readonly grant: Grant,
     private readonly outer?: AbortSignal,
   ) {
-    outer?.addEventListener("abort", this.abort);
-    if (outer?.aborted) this.abort();
     const claimAt = this.grantedAt + Math.min(CLAIM_AFTER_MS, this.validFor() / 4);
     if (grant.leaseMs < request.leaseMs) this.renewAt = claimAt;
     this.schedule();
@@ -46,7 +42,18 @@ export class Hold implements AsyncDisposable {
     return this.look() ? 0 : this.validUntil - now();
   }
 
-  private readonly abort = (): void => this.controller.abort(this.outer?.reason);
+  /** Aborts with `LockLost` when the lock is lost; the one that `using` hands on, also with the signal it was given. */
+  get signal(): AbortSignal {
+    // Made where it is asked for: it costs more than all else here.
+    if (this.controller === undefined) {
+      this.controller = new AbortController();
+      if (!this.isOver) this.outer?.addEventListener("abort", this.abort);
+      if (this.loss !== undefined || this.outer?.aborted) this.abort();
+    }
+    return this.controller.signal;
+  }
+
+  private readonly abort = (): void => this.controller?.abort(this.loss ?? this.outer?.reason);
 
   private nextRenewal(sent: number): number {
     return this.request.isRenewed ? sent + this.leaseMs / 3 : Infinity;
@@ -90,7 +97,7 @@ export class Hold implements AsyncDisposable {
   private lose(why: string): void {
     this.end();
     this.loss = new LockLost(`the lock ${shown(this.key)} is lost: ${why}`);
-    this.controller.abort(this.loss);
+    this.abort();
     this.core.report(this.loss);
     // A renewal that got no answer may come late.
     const release = this.request.release(this.token);
@@ -131,12 +138,12 @@ export class Hold implements AsyncDisposable {
     const restMs = this.request.atLeastMs - (now() - this.grantedAt);
     const args = restMs > 0 ? this.request.renewal(this.token, restMs) : this.request.release(this.token);
     const releasing = this.core.insist(this.key, args, this.leaseMs);
-    this.core.inBackground(releasing);
     try {
       const reply = Number(await within(releasing, RELEASE_WITHIN_MS));
       if (reply === 0) this.core.report(new LockLost(`the lock ${shown(this.key)} was over before its work`));
       return reply === 1;
     } catch (error) {
+      this.core.inBackground(releasing);
       this.core.report(error, `${shown(this.key)} is not given back yet`);
       return false;
     }

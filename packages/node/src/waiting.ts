@@ -89,16 +89,26 @@ export class Attempt {
   /** Resolves with null where it was not to be had in time. If the signal aborts, it rejects at once. */
   take(signal?: AbortSignal): Promise<Grant | null> {
     return new Promise((resolve, reject) => {
+      const end = (): void => signal?.removeEventListener("abort", abort);
+      const work = this.work().then(
+        (grant) => {
+          end();
+          // It may be granted in the moment in which it is cancelled.
+          return this.isOver ? this.giveUp() : resolve(grant);
+        },
+        (error) => {
+          end();
+          reject(error);
+        },
+      );
       const abort = (): void => {
         this.isOver = true;
         this.wake();
         this.blocked?.close();
+        this.core.inBackground(work);
         reject(signal?.reason);
       };
       signal?.addEventListener("abort", abort);
-      const work = this.work().finally(() => signal?.removeEventListener("abort", abort));
-      // It may be granted in the moment in which it is cancelled.
-      this.core.inBackground(work.then((grant) => (this.isOver ? this.giveUp() : resolve(grant)), reject));
     });
   }
 
@@ -149,7 +159,7 @@ export class Attempt {
     return this.firstSent + this.request.waitMs - now();
   }
 
-  private async inTime<T>(promise: Promise<T>): Promise<T> {
+  private inTime<T>(promise: Promise<T>): Promise<T> {
     return within(promise, this.request.waitMs === 0 ? REPLY_WITHIN_MS : Math.max(this.leftMs(), REPLY_MIN_MS));
   }
 

@@ -17,7 +17,8 @@ export function within<T>(promise: Promise<T>, ms: number): Promise<T> {
   if (ms > 0x7fffffff) return promise;
   return new Promise((resolve, reject) => {
     const late = setTimeout(() => reject(new NativeLockError("the server does not answer in time")), ms);
-    promise.then(resolve, reject).finally(() => clearTimeout(late));
+    const inTime = <V>(settle: (value: V) => void) => (value: V) => (clearTimeout(late), settle(value));
+    promise.then(inTime(resolve), inTime(reject));
   });
 }
 

@@ -54,13 +54,13 @@ for (const [name, made] of [
   });
 
   test(`${name}: using acquires, extends and releases, and is exclusive`, { timeout: 60_000 }, async () => {
-    await using locks = createLocks(redis, { lease: 300 });
+    await using locks = createLocks(redis, { lease: 1500 });
     let isTaken = false;
     const turn = (): Promise<string> =>
       locks.using("{redlock}x", async ({ owner, signal }) => {
         assert.equal(isTaken, false);
         isTaken = true;
-        await sleep(400);
+        await sleep(1600);
         assert.equal(signal.aborted, false);
         assert.equal(await redis.hget("{redlock}x", owner), "1");
         isTaken = false;
