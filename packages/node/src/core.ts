@@ -45,10 +45,6 @@ export class Core {
     return this.server.isCluster ? `${this.channel}{${tagOf(slotOf(key))}}` : this.channel;
   }
 
-  hears(key: Argument): boolean {
-    return this.ears.get(this.server.nodeOf(key))?.hears(this.channelFor(key)) ?? false;
-  }
-
   earFor(key: Argument): { ear: Ear; channel: string } {
     const node = this.server.nodeOf(key);
     const ear = this.ears.get(node) ?? new Ear(this);

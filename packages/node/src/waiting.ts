@@ -61,11 +61,7 @@ export class Ear {
 }
 
 /** A hold that the server told of: granted no earlier than `since`, and `leaseMs` is relied upon from then on. */
-export interface Grant {
-  readonly token: number;
-  readonly since: number;
-  readonly leaseMs: number;
-}
+export type Grant = { readonly token: number; readonly since: number; readonly leaseMs: number };
 
 /** One attempt to take a lock. */
 export class Attempt {
@@ -89,26 +85,18 @@ export class Attempt {
   /** Resolves with null where it was not to be had in time. If the signal aborts, it rejects at once. */
   take(signal?: AbortSignal): Promise<Grant | null> {
     return new Promise((resolve, reject) => {
-      const end = (): void => signal?.removeEventListener("abort", abort);
-      const work = this.work().then(
-        (grant) => {
-          end();
-          // It may be granted in the moment in which it is cancelled.
-          return this.isOver ? this.giveUp() : resolve(grant);
-        },
-        (error) => {
-          end();
-          reject(error);
-        },
-      );
+      // It may be granted in the moment in which it is cancelled.
+      const work = this.work().then((grant) => (this.isOver ? this.giveUp() : resolve(grant)), reject);
+      if (signal === undefined) return;
       const abort = (): void => {
         this.isOver = true;
         this.wake();
         this.blocked?.close();
         this.core.inBackground(work);
-        reject(signal?.reason);
+        reject(signal.reason);
       };
-      signal?.addEventListener("abort", abort);
+      signal.addEventListener("abort", abort);
+      work.then(() => signal.removeEventListener("abort", abort));
     });
   }
 
@@ -133,7 +121,8 @@ export class Attempt {
   private async untilTold(): Promise<Grant | null> {
     const pause = pauses();
     // Who does not wait needs no subscription.
-    let step = this.leftMs() > 0 && this.core.hears(this.request.key) ? this.queue : this.try;
+    const { ear, channel } = this.core.earFor(this.request.key);
+    let step = this.leftMs() > 0 && ear.hears(channel) ? this.queue : this.try;
     for (;;) {
       let failure: unknown = null;
       try {

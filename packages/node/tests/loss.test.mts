@@ -16,9 +16,10 @@ for (const [name, make] of Object.entries(libraries)) {
     const { client } = made;
     await using locks = createLocks(client, { lease: 1500 });
     const hold = await locks.acquire("l");
-    for (let renewals = 0, last = hold.validFor(); renewals < 4; last = hold.validFor()) {
-      if (hold.validFor() > last) renewals++;
+    for (let renewals = 0; renewals < 4; ) {
+      const before = hold.validFor();
       await sleep(20);
+      if (hold.validFor() > before) renewals++;
       assert.ok(!hold.signal.aborted);
     }
     assert.equal((await server.lock("l")).fence, hold.token);
