@@ -110,6 +110,13 @@ const RUN_BY: [(&str, &str, &str, &str); 44] = [
     ("lockctl/README.md", "text", "lockctl tail", LOCKCTL),
     ("lockctl/README.md", "text", "lockctl doctor", "a list"),
     (
+        "packages/node/README.md",
+        "sh",
+        "npm install",
+        "packages/node/test",
+    ),
+    ("packages/node/README.md", "js", "", NODE),
+    (
         "packages/python/README.md",
         "sh",
         "pip install",
@@ -124,6 +131,7 @@ const CHECK: &str = "scripts/check-docs";
 const LOCKCTL: &str = "lockctl/tests/documented.rs";
 const JAM: &str = "lockctl/tests/jam.rs";
 const MONITORING: &str = "tests/monitoring.rs";
+const NODE: &str = "packages/node/tests/documented.test.mts";
 const PYTHON: &str = "packages/python/tests/test_documented.py";
 const PACKAGES: &str = "scripts/test-packages";
 

@@ -42,7 +42,7 @@ async function connected({ kind, urls, service, user, password, ca_file: caFile 
     client.on("error", noise);
     return [client, () => client.disconnect()];
   }
-  const tls = { ...(urls[0].startsWith("rediss:") && { tls: true, ca }), socketTimeout: 5000 };
+  const tls = { ...(urls[0].startsWith("rediss:") && { tls: true, ca }), socketTimeout: 5000, reconnectStrategy: 500 };
   const options = { ...login, pingInterval: 2000 };
   let client;
   if (kind === "cluster") {
