@@ -78,7 +78,8 @@ export class Hold implements AsyncDisposable {
   private tryAgain(error: unknown): void {
     if (this.isOver) return;
     this.core.report(error, `${shown(this.key)} is not renewed yet`);
-    this.renewAt = now() + Math.min(this.pauses.next().value, this.validFor() / 8);
+    const pauseMs = Math.min(this.pauses.next().value, this.validFor() / 8);
+    this.renewAt = this.core.server.isEnded() ? Infinity : now() + pauseMs;
   }
 
   /** Returns whether it is over, and tells so if that is new. */

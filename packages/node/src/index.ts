@@ -1,4 +1,5 @@
 // Locks that a Redis or Valkey server hands out itself, for ioredis, iovalkey and node-redis.
+import { setMaxListeners } from "node:events";
 import { type Client, serverOf } from "./clients.js";
 import { Core } from "./core.js";
 import { LockBusy } from "./errors.js";
@@ -46,7 +47,6 @@ export function createLocks(client: Client, options: LocksOptions = {}): Locks {
 export class Locks implements AsyncDisposable {
   private readonly core: Core;
 
-  /** @internal */
   constructor(client: Client, private readonly options: LocksOptions) {
     this.core = new Core(serverOf(client), options.onError ?? ((error) => process.emitWarning(error)));
   }
@@ -96,6 +96,8 @@ export class Locks implements AsyncDisposable {
       throw new RangeError("a lock is shared, or has a limit of 1 to 2^53 - 1");
     }
     signal?.throwIfAborted();
+    // One may end any number of waits.
+    if (signal !== undefined) setMaxListeners(0, signal);
     const whole = typeof key === "string" ? prefix + key : Buffer.concat([Buffer.from(prefix), key]);
     const mode = shared ? ["SHARED"] : limit === undefined ? [] : ["LIMIT", String(limit)];
     const request = new Request(whole, lease, wait, mode, atLeast, renew);
