@@ -2,7 +2,7 @@
 import type { Core } from "./core.js";
 import { LockLost, translated } from "./errors.js";
 import { type Grant, RELEASE_WITHIN_MS } from "./waiting.js";
-import { now, pauses, type Request, shown, validUntil, within } from "./wire.js";
+import { checkedLease, now, pauses, type Request, shown, validUntil, within } from "./wire.js";
 
 const CLAIM_AFTER_MS = 20; // When a short first lease is claimed. Work that is done sooner spares that.
 
@@ -107,7 +107,7 @@ export class Hold implements AsyncDisposable {
 
   /** Renews it now; a lease that is given here is kept up from now on. Rejects with `LockLost`. */
   renew(lease?: number): Promise<void> {
-    const renewing = this.renewing.then(() => this.renewOnce(lease ?? this.leaseMs));
+    const renewing = this.renewing.then(() => this.renewOnce(checkedLease(lease ?? this.leaseMs)));
     this.renewing = renewing.catch(() => {});
     return renewing;
   }
@@ -115,7 +115,6 @@ export class Hold implements AsyncDisposable {
   private async renewOnce(leaseMs: number): Promise<void> {
     const sent = now();
     if (!this.look()) {
-      this.leaseMs = leaseMs;
       // Until it is answered the shorter of the two leases is relied upon.
       this.validUntil = Math.min(this.validUntil, validUntil(sent, leaseMs));
       this.schedule();
@@ -126,6 +125,7 @@ export class Hold implements AsyncDisposable {
       if (Number(reply) === 0 && !this.isOver) this.lose("the server does not know this hold any more");
     }
     if (this.look()) throw this.loss ?? new LockLost(`the lock ${shown(this.key)} was released`);
+    this.leaseMs = leaseMs;
     this.validUntil = validUntil(sent, leaseMs);
     this.renewAt = this.nextRenewal(sent);
     this.pauses = pauses();

@@ -5,7 +5,7 @@ import { Core } from "./core.js";
 import { LockBusy } from "./errors.js";
 import { Hold } from "./hold.js";
 import { Attempt } from "./waiting.js";
-import { Request, shown } from "./wire.js";
+import { checkedLease, Request, shown } from "./wire.js";
 
 export { Deadlock, LockBusy, LockLost, NativeLockError, NoModule, NotSafe, Superseded } from "./errors.js";
 export type { Client, Hold };
@@ -91,7 +91,6 @@ export class Locks implements AsyncDisposable {
     const { prefix = "", lease: usualLease = 30_000 } = this.options;
     const { wait = Infinity, lease = usualLease, atLeast = 0, renew = true, shared, limit, signal } = options;
     if (!(wait >= 0 && atLeast >= 0)) throw new RangeError("a time is at least 0 milliseconds");
-    if (!(lease >= 1 && lease <= 315_360_000_000)) throw new RangeError("a lease is a millisecond to ten years");
     if (limit !== undefined && (shared || !Number.isSafeInteger(limit) || limit < 1)) {
       throw new RangeError("a lock is shared, or has a limit of 1 to 2^53 - 1");
     }
@@ -100,7 +99,7 @@ export class Locks implements AsyncDisposable {
     if (signal !== undefined) setMaxListeners(0, signal);
     const whole = typeof key === "string" ? prefix + key : Buffer.concat([Buffer.from(prefix), key]);
     const mode = shared ? ["SHARED"] : limit === undefined ? [] : ["LIMIT", String(limit)];
-    const request = new Request(whole, lease, wait, mode, atLeast, renew);
+    const request = new Request(whole, checkedLease(lease), wait, mode, atLeast, renew);
     const grant = await new Attempt(this.core, request).take(signal);
     return grant === null ? null : new Hold(this.core, request, grant, outer);
   }

@@ -9,7 +9,7 @@ const PLACE_MAX_MS = 300_000; // A place is asked for so long, again and again.
 const ASK_AGAIN_MS = 10_000; // How often a place is asked for again while nothing is heard: a message may be lost.
 const SILENCE_MS = 10_000; // How often the server is asked whether the subscription still stands.
 const REPLY_WITHIN_MS = 5000; // How long who does not wait for the lock waits for the answer.
-const REPLY_MIN_MS = 50; // And who waits for less than this.
+const REPLY_MIN_MS = 500; // And who waits for less than this.
 export const RELEASE_WITHIN_MS = 500; // How long anybody waits for what is given back, which then goes on.
 
 /** The subscription to one server, which all waits there share. Where it breaks, who waits asks for it anew. */

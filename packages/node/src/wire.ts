@@ -12,6 +12,11 @@ export function validUntil(sent: number, leaseMs: number): number {
   return sent + leaseMs - Math.min(leaseMs / 100 + 10, leaseMs / 2);
 }
 
+export function checkedLease(leaseMs: number): number {
+  if (leaseMs >= 1 && leaseMs <= 315_360_000_000) return leaseMs;
+  throw new RangeError("a lease is a millisecond to ten years");
+}
+
 /** The same promise, but it fails where it takes longer. */
 export function within<T>(promise: Promise<T>, ms: number): Promise<T> {
   if (ms > 0x7fffffff) return promise;

@@ -27,7 +27,8 @@ for (const [name, make] of Object.entries(libraries)) {
     assert.ok(hold.validFor() > 19_000 && (await server.redis.pttl("l")) > 19_000);
     await Promise.all([hold.renew(5000), hold.renew(2000), hold.renew(10_000)]);
     assert.ok(hold.validFor() > 9000 && !hold.signal.aborted);
-    assert.ok(await hold.release());
+    await assert.rejects(hold.renew(NaN), RangeError);
+    assert.ok(hold.validFor() > 8000 && (await hold.release()));
     await assert.rejects(hold.renew(), LockLost);
   });
 

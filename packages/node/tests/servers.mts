@@ -150,6 +150,7 @@ export const libraries: Record<string, Make> = {
 export const allLibraries: Record<string, Make> = {
   ...libraries,
   "ioredis with RESP2 and numbers as strings": ofIoredis(Redis, { protocol: 2, stringNumbers: true, keyPrefix: "app:" }),
+  "ioredis with automatic pipelines": ofIoredis(Redis, { enableAutoPipelining: true, commandTimeout: 5000 }),
   "ioredis 5": ofIoredis(Redis5),
   iovalkey: ofIoredis(Valkey),
   "node-redis with RESP2": ofNodeRedis(createClient, { RESP: 2, commandOptions: { typeMapping: { 58: String } } }),
