@@ -6,7 +6,7 @@ type Anything = any;
 
 /** `Redis`, also of Sentinel, or `Cluster` of ioredis 5 or later, or of iovalkey. */
 export type IoredisClient = { readonly status: string; call(...args: Anything[]): Anything };
-/** What `createClient`, `createCluster` or `createSentinel` of node-redis 5 or later returns. */
+/** What `createClient`, `createClientPool`, `createCluster` or `createSentinel` of node-redis 5 or later returns. */
 export type NodeRedisClient = { readonly isOpen: boolean; sendCommand(...args: Anything[]): Anything };
 export type Client = IoredisClient | NodeRedisClient;
 
@@ -105,6 +105,7 @@ function ioredis(client: Anything): Server {
 function nodeRedis(client: Anything): Server {
   const isCluster = typeof client.nodeClient === "function";
   const isSentinel = typeof client.getSentinelNode === "function";
+  const isPool = typeof client.totalClients === "number";
   const primaryOf = (key: Argument): Anything => client.slots[slotOf(key)]?.master;
   // So that replies are as they come, whatever the application makes of its own.
   const plain = { typeMapping: {} };
@@ -121,6 +122,7 @@ function nodeRedis(client: Anything): Server {
       let node = isCluster ? await client.nodeClient(primaryOf(key)) : client;
       // Sentinel's client says in no other way which is the one of the present primary.
       if (isSentinel) node = await client._execute(false, async (primary: Anything) => primary);
+      if (isPool) node = await client.execute(async (one: Anything) => one);
       const own = node.duplicate({
         socket: { ...node.options?.socket, reconnectStrategy: false, socketTimeout: undefined },
         ...{ pingInterval: undefined, disableOfflineQueue: false, readonly: false, commandOptions: {} },

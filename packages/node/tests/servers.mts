@@ -7,7 +7,7 @@ import { setTimeout as sleep } from "node:timers/promises";
 import { Cluster, Redis } from "ioredis";
 import { Redis as Redis5, Cluster as Cluster5 } from "ioredis-5";
 import { Redis as Valkey } from "iovalkey";
-import { createClient, createCluster } from "redis";
+import { createClient, createClientPool, createCluster } from "redis";
 import { createClient as createClient5, createCluster as createCluster5 } from "redis-5";
 import type { Client } from "redis-native-lock";
 
@@ -155,6 +155,11 @@ export const allLibraries: Record<string, Make> = {
   iovalkey: ofIoredis(Valkey),
   "node-redis with RESP2": ofNodeRedis(createClient, { RESP: 2, commandOptions: { typeMapping: { 58: String } } }),
   "node-redis 5": ofNodeRedis(createClient5),
+  async "node-redis' pool"(port) {
+    const client = createClientPool({ socket: { port } }).on("error", ignore);
+    await client.connect();
+    return { client, [Symbol.dispose]: () => client.destroy() };
+  },
 };
 
 function clusterOfIoredis(Kind: typeof Cluster | typeof Cluster5): Make {
