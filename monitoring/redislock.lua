@@ -7,7 +7,7 @@ local function tell(name, value)
   values[#values + 1] = name
   values[#values + 1] = value
 end
-for name, value in redis.call('INFO', 'lock'):gmatch('(lock_[%w_]+):(-?%d+)') do
+for name, value in redis.call('INFO', 'lock'):gmatch('(lock_[%w_]+):(-?%d+)\r') do
   tell(name, value)
 end
 -- The server has no line for an error that has not happened yet, and a rise needs a zero.

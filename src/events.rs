@@ -89,6 +89,7 @@ fn on_info(ctx: &InfoContext, for_crash_report: bool) -> RedisResult<()> {
     ]);
     // A section without a name of its own has that of the module.
     let mut section = ctx.builder().add_section("");
+    section = section.field("version", env!("CARGO_PKG_VERSION"))?;
     for (name, number) in fields {
         section = section.field(&name, number.to_string())?;
     }

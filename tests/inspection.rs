@@ -634,7 +634,7 @@ fn a_wait_that_ends_with_an_error_is_counted() {
 }
 
 #[test]
-fn the_list_of_modules_shows_the_version() {
+fn the_list_of_modules_and_info_show_the_version() {
     let server = TestServer::start();
     let Value::Array(modules) = server.client().call("MODULE LIST") else {
         panic!("no list");
@@ -645,4 +645,7 @@ fn the_list_of_modules_shows_the_version() {
     let is_shown =
         |module: &Value| matches!(module, Value::Array(fields) if fields.starts_with(&shown));
     assert!(modules.iter().any(is_shown), "{modules:?}");
+    let info = server.client().bulk("INFO lock");
+    let line = concat!("lock_version:", env!("CARGO_PKG_VERSION"), "\r\n");
+    assert!(info.contains(line), "{info}");
 }

@@ -91,10 +91,12 @@ impl World {
             let owner = self.cast.owner_of[at];
             let now_ms = self.now_ms;
             let known = &mut self.known[key][owner];
+            // Another connection of the owner may have been handed it by this step.
+            let was_held =
+                held_before == Some(token) || known.promise.is_some_and(|(its, _)| its == token);
             known.rely_until(token, now_ms + LEASE_MS);
             known.tell(token, ask);
             known.unclaimed = None;
-            let was_held = held_before == Some(token);
             for tied in of_place.into_iter().chain(ask.session.then_some(client)) {
                 known.tie(tied, token, was_held);
             }
