@@ -213,7 +213,7 @@ interop: deps build ## Test with Redisson and with other clients; mixed load for
 	examples/run-tests
 
 .PHONY: test-packages
-test-packages: test-python test-node ## Test the packages for other languages
+test-packages: test-python test-node test-go ## Test the packages for other languages
 
 .PHONY: test-python
 test-python: deps build ## Check, test and build the package for Python
@@ -224,6 +224,11 @@ test-python: deps build ## Check, test and build the package for Python
 test-node: deps build ## Check, test and build the package for Node
 	@scripts/install-missing node
 	packages/node/test
+
+.PHONY: test-go
+test-go: deps build ## Check, test and build the package for Go
+	@scripts/install-missing go
+	packages/go/test
 
 .PHONY: check-docs
 check-docs: deps build ## Run what the documents show in other languages, and all else that they show

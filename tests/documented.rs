@@ -68,7 +68,7 @@ fn blocks_of(document: &str) -> Vec<Block> {
 
 /// Where what a block shows is run: its document, its language, a word in it, and a test or
 /// a script. What is a picture, and no code, is told apart here, too.
-const RUN_BY: [(&str, &str, &str, &str); 44] = [
+const RUN_BY: [(&str, &str, &str, &str); 48] = [
     ("CONTRIBUTING.md", "sh", "make help", HERE),
     ("README.md", "text", "LOCK.ACQUIRE orders:42", HERE),
     ("README.md", "sh", "make run", HERE),
@@ -109,6 +109,8 @@ const RUN_BY: [(&str, &str, &str, &str); 44] = [
     ("lockctl/README.md", "text", "lockctl top ", JAM),
     ("lockctl/README.md", "text", "lockctl tail", LOCKCTL),
     ("lockctl/README.md", "text", "lockctl doctor", "a list"),
+    ("packages/go/README.md", "sh", "go mod edit", "packages/go/test"),
+    ("packages/go/README.md", "go", "", GO),
     (
         "packages/node/README.md",
         "sh",
@@ -132,6 +134,7 @@ const LOCKCTL: &str = "lockctl/tests/documented.rs";
 const JAM: &str = "lockctl/tests/jam.rs";
 const MONITORING: &str = "tests/monitoring.rs";
 const NODE: &str = "packages/node/tests/documented.test.mts";
+const GO: &str = "packages/go/example_test.go";
 const PYTHON: &str = "packages/python/tests/test_documented.py";
 const PACKAGES: &str = "scripts/test-packages";
 

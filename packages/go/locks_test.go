@@ -1,0 +1,285 @@
+package redisnativelock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+func TestOneAtATimeInManyProcesses(t *testing.T) {
+	s := newServer(t)
+	var inside, count int
+	var work sync.WaitGroup
+	one, two := s.locks(), s.locks()
+	for range 8 {
+		for _, locks := range []*Locks{one, two} {
+			work.Add(1)
+			go func() {
+				defer work.Done()
+				for range 25 {
+					// What the race detector would find, too.
+					err := locks.Mutex("counter").Do(ctx, func(h *Hold) error {
+						if inside++; inside != 1 || h.ValidFor() <= 0 {
+							t.Errorf("%d are inside, for %v", inside, h.ValidFor())
+						}
+						count++
+						inside--
+						return nil
+					})
+					if err != nil {
+						t.Error(err)
+					}
+				}
+			}()
+		}
+	}
+	work.Wait()
+	if count != 400 {
+		t.Fatalf("%d", count)
+	}
+	s.nothingIsLeft(one, "counter")
+	s.nothingIsLeft(two, "counter")
+	if channels := s.PubSubChannels(ctx, "redislock:*").Val(); len(channels) != 2 {
+		t.Fatalf("not one subscription each: %v", channels)
+	}
+	one.client.Close()
+	until(t, "no subscription outlives its client", func() bool { return len(s.PubSubChannels(ctx, "*").Val()) == 1 })
+}
+
+func TestFirstComeFirstServed(t *testing.T) {
+	s := newServer(t)
+	locks := s.locks()
+	first := must[*Hold](t)(locks.Mutex("l").Lock(ctx))
+	var waits []*waiting
+	for range 8 {
+		waits = append(waits, wait(locks.Mutex("l"), ctx))
+		until(t, "it waits", func() bool { return s.places() == len(waits) })
+	}
+	token := first.Token()
+	mustBe(t, first.Release(), nil)
+	for _, w := range waits {
+		h := w.get(t)
+		if h.Token() <= token || h.Owner() == first.Owner() {
+			t.Fatalf("%d after %d", h.Token(), token)
+		}
+		token = h.Token()
+		mustBe(t, h.Release(), nil)
+		mustBe(t, h.Release(), nil) // once is enough
+	}
+	s.nothingIsLeft(locks, "l")
+}
+
+func TestHowLongItWaits(t *testing.T) {
+	s := newServer(t)
+	locks := s.locks()
+	h := must[*Hold](t)(locks.Mutex("l").TryLock(ctx))
+	begun := time.Now()
+	for _, wait := range []time.Duration{0, time.Millisecond} {
+		_, err := locks.Mutex("l", Wait(wait)).Lock(ctx)
+		mustBe(t, err, ErrBusy)
+	}
+	_, err := locks.Mutex("l").TryLock(ctx)
+	mustBe(t, err, ErrBusy)
+	if took := time.Since(begun); took > 2*time.Second {
+		t.Fatal(took)
+	}
+	begun = time.Now()
+	_, err = locks.Mutex("l", Wait(300*time.Millisecond)).Lock(ctx)
+	mustBe(t, err, ErrBusy)
+	if took := time.Since(begun); took < 300*time.Millisecond || errors.Is(err, context.DeadlineExceeded) {
+		t.Fatal(took, err)
+	}
+	short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+	defer cancel()
+	_, err = locks.Mutex("l").Lock(short)
+	mustBe(t, err, ErrBusy)
+	mustBe(t, err, context.DeadlineExceeded)
+	until(t, "their places are given up", func() bool { return s.places() == 0 })
+	mustBe(t, h.Release(), nil)
+	h = must[*Hold](t)(locks.Mutex("l", Wait(time.Millisecond)).Lock(ctx))
+	mustBe(t, h.Release(), nil)
+	s.nothingIsLeft(locks, "l")
+}
+
+func TestReadersPermitsKeysAndOnce(t *testing.T) {
+	s := newServer(t)
+	locks := s.locks(Prefix("app:"), Lease(20*time.Second))
+	readers, permits := locks.Mutex("r", Shared()), locks.Mutex("s", Limit(2))
+	for _, m := range []*Mutex{readers, readers, permits, permits} {
+		must[*Hold](t)(m.TryLock(ctx))
+	}
+	_, err := permits.TryLock(ctx)
+	mustBe(t, err, ErrBusy)
+	_, err = locks.Mutex("r").TryLock(ctx)
+	mustBe(t, err, ErrBusy)
+	h := must[*Hold](t)(locks.Mutex("\xff\r\n").TryLock(ctx))
+	if ttl := s.PTTL(ctx, "app:\xff\r\n").Val(); h.Key() != "app:\xff\r\n" || ttl > 20*time.Second || ttl < 15*time.Second {
+		t.Fatal(ttl)
+	}
+	once := locks.Mutex("cron", AtLeast(5*time.Second))
+	mustBe(t, once.Do(ctx, func(*Hold) error { return nil }), nil)
+	if ttl := s.PTTL(ctx, "app:cron").Val(); ttl < 3*time.Second || ttl > 5*time.Second {
+		t.Fatal(ttl)
+	}
+	_, err = once.TryLock(ctx)
+	mustBe(t, err, ErrBusy)
+	if _, err = locks.Mutex("l", Lease(0)).TryLock(ctx); code(err) != "ERR" {
+		t.Fatal(err)
+	}
+}
+
+func TestAHoldIsKeptUp(t *testing.T) {
+	s := newServer(t)
+	h := must[*Hold](t)(s.locks().Mutex("l", Lease(300*time.Millisecond)).Lock(ctx))
+	for range 5 {
+		before := h.validFrom()
+		until(t, "it is renewed", func() bool { return h.validFrom() > before })
+	}
+	if s.lock("l")["fence"] != h.Token() || h.Context().Err() != nil {
+		t.Fatal("it is another")
+	}
+	mustBe(t, h.Renew(ctx, 20*time.Second), nil)
+	if valid, ttl := h.ValidFor(), s.PTTL(ctx, "l").Val(); valid > ttl || valid < 15*time.Second || ttl > 20*time.Second {
+		t.Fatal(valid, ttl)
+	}
+	mustBe(t, h.Release(), nil)
+	if err := h.Renew(ctx, 0); err == nil || h.ValidFor() != 0 || h.Context().Err() == nil {
+		t.Fatal("it was released")
+	}
+}
+
+// validFrom is until when it is relied upon.
+func (h *Hold) validFrom() time.Duration {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.validUntil
+}
+
+func TestWorkBeginsBeforeTheClaim(t *testing.T) {
+	s := newServer(t)
+	locks := s.locks()
+	first := must[*Hold](t)(locks.Mutex("l").Lock(ctx))
+	w := wait(locks.Mutex("l"), ctx)
+	until(t, "it waits", func() bool { return s.places() == 1 })
+	mustBe(t, first.Release(), nil)
+	h := w.get(t)
+	if valid := h.ValidFor(); valid > 2*time.Second {
+		t.Fatalf("%v before the claim", valid)
+	}
+	until(t, "it is claimed", func() bool { return h.ValidFor() > 20*time.Second })
+	s.ConfigSet(ctx, "lock.claim-timeout", "300")
+	w = wait(locks.Mutex("l"), ctx)
+	until(t, "it waits", func() bool { return s.places() == 1 })
+	begun := now()
+	until(t, "it waits long", func() bool { return now()-begun > 300*time.Millisecond })
+	mustBe(t, h.Release(), nil)
+	if valid := w.get(t).ValidFor(); valid < 15*time.Second {
+		t.Fatalf("who waited long claims first: %v", valid)
+	}
+}
+
+func TestALocker(t *testing.T) {
+	s := newServer(t)
+	locks := s.locks()
+	locker := locks.Mutex("l").Locker()
+	condition, ready := sync.NewCond(locker), false
+	go func() {
+		locker.Lock()
+		defer locker.Unlock()
+		ready = true
+		condition.Broadcast()
+	}()
+	locker.Lock()
+	for !ready {
+		condition.Wait()
+	}
+	locker.Unlock()
+	s.nothingIsLeft(locks, "l")
+	defer func() {
+		if recover() == nil {
+			t.Fatal("unlocked once too often")
+		}
+	}()
+	locker.Unlock()
+}
+
+func TestWhatTheServerRefuses(t *testing.T) {
+	s := newServer(t)
+	locks := s.locks()
+	s.HSet(ctx, "data", "field", "value")
+	if _, err := locks.Mutex("data").Lock(ctx); code(err) != "NOTALOCK" {
+		t.Fatal(err)
+	}
+	s.ConfigSet(ctx, "lock.min-replicas", "1")
+	_, err := locks.Mutex("l").TryLock(ctx)
+	mustBe(t, err, ErrNotSafe)
+	s.ConfigSet(ctx, "lock.min-replicas", "0")
+	s.nothingIsLeft(locks, "l")
+	// As the module tells it to a place.
+	must[*Hold](t)(locks.Mutex("l").Lock(ctx))
+	for text, want := range map[string]error{"DEADLOCK a": ErrDeadlock, "SUPERSEDED by b": ErrSuperseded} {
+		w := wait(locks.Mutex("l"), ctx)
+		until(t, "it waits", func() bool { return s.places() == 1 })
+		owner := s.lock("l")["waiters"].([]any)[0].(map[any]any)["owner"].(string)
+		s.Publish(ctx, locks.channel, netstrings("0", "l", owner, "-"+text, "0"))
+		<-w.done
+		mustBe(t, w.err, want)
+		s.Do(ctx, "LOCK.RELEASE", "l", owner)
+	}
+}
+
+func netstrings(parts ...string) (message string) {
+	for _, part := range parts {
+		message += fmt.Sprintf("%d:%s,", len(part), part)
+	}
+	return message
+}
+
+func TestAServerWithoutTheModule(t *testing.T) {
+	s := newServerWithout(t)
+	_, err := s.locks().Mutex("l").Lock(ctx)
+	mustBe(t, err, ErrNoModule)
+	defer func() {
+		if recover() == nil {
+			t.Fatal("locks on a Ring exclude nobody")
+		}
+	}()
+	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"one": s.addr()}})
+	defer ring.Close()
+	New(ring)
+}
+
+func TestWordsOfTheWire(t *testing.T) {
+	m, ok := parsed(netstrings("0", "k:,", "o", "42", "2000"))
+	if want := (message{"k:,", "o", 42, 2 * time.Second, nil}); !ok || m != want {
+		t.Fatal(m)
+	}
+	if m, ok = parsed(netstrings("0", "k", "o", "-DEADLOCK no", "0")); !ok || code(m.err) != "DEADLOCK" {
+		t.Fatal(m)
+	}
+	for _, wrong := range []string{"", "nonsense", "1:0,1:k,1:o,1:0,", "9:0,", "-1:0,", netstrings("0", "k", "o", "0", "x")} {
+		if _, ok = parsed(wrong); ok {
+			t.Fatal(wrong)
+		}
+	}
+	if slotOf("123456789") != 12739 || slotOf("{user}x") != slotOf("user") || slotOf("{}user") == slotOf("user") {
+		t.Fatal("slots")
+	}
+	for slot, tag := range tags() {
+		if slotOf("redislock:{"+tag+"}") != slot {
+			t.Fatal(slot)
+		}
+	}
+	if validUntil(5*time.Second, 30*time.Second) != 34690*time.Millisecond || validUntil(0, 20) != 10 {
+		t.Fatal("leases")
+	}
+	if tries := []int{0, 5, 1000}; slices.ContainsFunc(tries, func(n int) bool { return pauseAfter(n) > 2*time.Second }) {
+		t.Fatal("pauses")
+	}
+}

@@ -1,0 +1,199 @@
+package redisnativelock
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+func TestALossIsToldBeforeTheLeaseEnds(t *testing.T) {
+	s := newServer(t)
+	locks := s.locks(Lease(time.Second))
+	begun := now()
+	var told time.Duration
+	err := locks.Mutex("l").Do(ctx, func(h *Hold) error {
+		s.signal(syscall.SIGSTOP)
+		<-h.Context().Done()
+		told = now() - begun
+		mustBe(t, context.Cause(h.Context()), ErrLost)
+		if h.ValidFor() != 0 {
+			t.Error("it is relied upon")
+		}
+		mustBe(t, h.Renew(ctx, 0), ErrLost)
+		mustBe(t, h.Release(), ErrLost)
+		return h.Context().Err()
+	})
+	mustBe(t, err, ErrLost)
+	if told > time.Second+300*time.Millisecond {
+		t.Fatalf("told after %v: this machine may be slow", told)
+	}
+	s.signal(syscall.SIGCONT)
+	s.nothingIsLeft(locks, "l")
+}
+
+func TestALockThatSomebodyBreaks(t *testing.T) {
+	s := newServer(t)
+	locks := s.locks(Lease(300 * time.Millisecond))
+	broken := func(h *Hold) {
+		s.Do(ctx, "LOCK.BREAK", "l")
+		<-h.Context().Done()
+	}
+	mustBe(t, locks.Mutex("l").Do(ctx, func(h *Hold) error { broken(h); return nil }), ErrLost)
+	mine := errors.New("mine")
+	if err := locks.Mutex("l").Do(ctx, func(h *Hold) error { broken(h); return mine }); err != mine {
+		t.Fatal(err)
+	}
+	// Before a renewal could tell.
+	h := must[*Hold](t)(locks.Mutex("l", Lease(time.Minute)).Lock(ctx))
+	s.Del(ctx, "l")
+	mustBe(t, h.Release(), ErrLost)
+	s.nothingIsLeft(locks, "l")
+}
+
+func TestTheMachineIsSuspended(t *testing.T) {
+	locks := newServer(t).locks()
+	var asleep atomic.Int64
+	locks.now = func() time.Duration { return now() + time.Duration(asleep.Load()) }
+	h := must[*Hold](t)(locks.Mutex("l").Lock(ctx))
+	asleep.Store(int64(40 * time.Second))
+	begun := time.Now()
+	<-h.Context().Done()
+	if took := time.Since(begun); took > 3*time.Second || h.ValidFor() != 0 {
+		t.Fatalf("noticed after %v", took)
+	}
+	h = must[*Hold](t)(locks.Mutex("l").Lock(ctx))
+	asleep.Store(int64(80 * time.Second))
+	if h.ValidFor() != 0 {
+		t.Fatal("whoever asks is told at once")
+	}
+}
+
+func TestTheServerIsGoneAtTheEndOfASection(t *testing.T) {
+	t.Parallel()
+	s := newServer(t)
+	locks := s.locks()
+	begun, result := time.Now(), 0
+	err := locks.Mutex("l").Do(ctx, func(*Hold) error {
+		s.signal(syscall.SIGSTOP)
+		begun, result = time.Now(), 42
+		return nil
+	})
+	if took := time.Since(begun); err != nil || result != 42 || took > time.Second {
+		t.Fatal(err, result, took)
+	}
+	time.Sleep(5*time.Second - time.Since(begun)) // so long it is gone
+	s.signal(syscall.SIGCONT)
+	s.nothingIsLeft(locks, "l")
+	mine := errors.New("mine")
+	err = locks.Mutex("l").Do(ctx, func(*Hold) error {
+		s.kill()
+		begun = time.Now()
+		return mine
+	})
+	if took := time.Since(begun); err != mine || took > time.Second {
+		t.Fatal(err, took)
+	}
+}
+
+func TestRenewedThoughAReplyVanishes(t *testing.T) {
+	t.Parallel()
+	s := newServer(t)
+	p := newProxy(s)
+	h := must[*Hold](t)(p.locks(t, Lease(6*time.Second)).Mutex("l").Lock(ctx))
+	p.swallows.Store(":1\r\n")
+	until(t, "a renewal has no answer", func() bool { return p.swallowed.Load() > 0 })
+	// The connection stays, silent. It is left for another.
+	p.swallows.Store("")
+	before := h.validFrom()
+	until(t, "it is renewed", func() bool { return h.validFrom() > before })
+	mustBe(t, h.Context().Err(), nil)
+	// A shorter lease is relied upon from the moment that it is asked for.
+	mustBe(t, h.Renew(ctx, time.Hour), nil)
+	p.swallows.Store(":1\r\n")
+	short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
+	defer cancel()
+	mustBe(t, h.Renew(short, time.Minute), context.DeadlineExceeded)
+	if valid := h.ValidFor(); valid > time.Minute || valid == 0 {
+		t.Fatal(valid)
+	}
+	// And a longer one that follows, as that one may yet come. What the server refuses changes nothing.
+	p.swallows.Store("")
+	mustBe(t, h.Renew(ctx, time.Hour), nil)
+	s.ConfigSet(ctx, "lock.max-lease", "7200000")
+	if err := h.Renew(ctx, 3*time.Hour); code(err) != "ERR" || h.lease != time.Hour {
+		t.Fatal(err, h.lease)
+	}
+	if valid := h.ValidFor(); valid > time.Minute || valid == 0 {
+		t.Fatal(valid)
+	}
+}
+
+// What the tests of bsm/redislock and redsync check, as far as a lock that is queued for and renewed has it.
+func TestTheCasesOfOthers(t *testing.T) {
+	s := newServer(t)
+	locks := s.locks(Lease(time.Hour))
+	m := locks.Mutex("l")
+	near := func(want time.Duration) {
+		t.Helper()
+		if ttl := s.PTTL(ctx, "l").Val(); ttl > want || ttl < want-20*time.Second {
+			t.Fatal(ttl)
+		}
+	}
+	h := must[*Hold](t)(m.TryLock(ctx))
+	near(time.Hour)
+	_, err := m.TryLock(ctx)
+	mustBe(t, err, ErrBusy)
+	mustBe(t, h.Renew(ctx, time.Minute), nil)
+	near(time.Minute)
+	mustBe(t, h.Release(), nil)
+	// One of a hundred at once.
+	results := make(chan error)
+	for range 100 {
+		go func() {
+			_, err := m.TryLock(ctx)
+			results <- err
+		}()
+	}
+	had := 0
+	for range 100 {
+		if err := <-results; err == nil {
+			had++
+		} else {
+			mustBe(t, err, ErrBusy)
+		}
+	}
+	if had != 1 {
+		t.Fatalf("%d have it", had)
+	}
+	s.Del(ctx, "l")
+	// Had as soon as the lease of another is over; not had before.
+	s.Do(ctx, "LOCK.ACQUIRE", "l", "another", "LEASE", 200)
+	_, err = locks.Mutex("l", Wait(10*time.Millisecond)).Lock(ctx)
+	mustBe(t, err, ErrBusy)
+	h = must[*Hold](t)(locks.Mutex("l", Wait(20*time.Second)).Lock(ctx))
+	// Renewed or released when it is over, or when another has the key.
+	s.Del(ctx, "l")
+	next := must[*Hold](t)(m.TryLock(ctx))
+	mustBe(t, h.Renew(ctx, 0), ErrLost)
+	mustBe(t, h.Release(), ErrLost)
+	if next.ValidFor() == 0 || s.lock("l")["fence"] != next.Token() {
+		t.Fatal("another's lock was touched")
+	}
+	s.Set(ctx, "l", "ABCD", 0)
+	mustBe(t, next.Release(), ErrLost)
+	if s.Get(ctx, "l").Val() != "ABCD" {
+		t.Fatal("another's key was touched")
+	}
+	if _, err = m.TryLock(ctx); code(err) != "WRONGTYPE" {
+		t.Fatal(err)
+	}
+	var answer redis.Error
+	if !errors.As(err, &answer) {
+		t.Fatal("the server's own error is to be had")
+	}
+}

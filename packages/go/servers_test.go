@@ -1,0 +1,298 @@
+package redisnativelock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+var ctx = context.Background()
+
+func TestMain(m *testing.M) {
+	slog.SetDefault(slog.New(slog.NewTextHandler(io.Discard, nil)))
+	redis.SetLogger(silent{})
+	// The one of the examples.
+	s := launch(withModule())
+	os.Setenv("REDIS_URL", "redis://"+s.addr())
+	code := m.Run()
+	s.kill()
+	os.Exit(code)
+}
+
+type silent struct{}
+
+func (silent) Printf(context.Context, string, ...any) {}
+
+func fromEnvironment(name, otherwise string) string {
+	if value := os.Getenv(name); value != "" {
+		return value
+	}
+	return otherwise
+}
+
+// A server with the lock module, started here.
+type server struct {
+	*redis.Client
+	t       testing.TB
+	port    int
+	command []string
+	process *exec.Cmd
+	ended   chan struct{}
+}
+
+func withModule(options ...string) []string {
+	module, err := filepath.Abs(fromEnvironment("REDISLOCK_MODULE", "../../target/release/libredislock.so"))
+	if err != nil {
+		panic(err)
+	}
+	return append(options, "--loadmodule", module)
+}
+
+func newServer(t testing.TB, options ...string) *server {
+	return newServerWithout(t, withModule(options...)...)
+}
+
+func newServerWithout(t testing.TB, options ...string) *server {
+	s := launch(append(options, "--dir", t.TempDir()))
+	s.t = t
+	t.Cleanup(s.kill)
+	return s
+}
+
+func launch(options []string) *server {
+	for range 10 {
+		s := &server{port: 20000 + rand.IntN(12000)}
+		s.command = append([]string{"--port", fmt.Sprint(s.port), "--bind", "127.0.0.1", "--save", ""}, options...)
+		if s.start() {
+			return s
+		}
+		s.kill()
+	}
+	panic("no server starts")
+}
+
+// start returns false if it ends at once, or there is another at its port.
+func (s *server) start() bool {
+	s.process = exec.Command(fromEnvironment("REDISLOCK_SERVER", "redis-server"), s.command...)
+	ended := make(chan struct{})
+	if err := s.process.Start(); err != nil {
+		panic(err)
+	}
+	s.ended, s.Client = ended, redis.NewClient(&redis.Options{Addr: s.addr(), MaxRetries: -1})
+	go func() {
+		_ = s.process.Wait()
+		close(ended)
+	}()
+	for {
+		conn, err := net.Dial("tcp", s.addr())
+		if err == nil {
+			conn.Close()
+			info := s.Info(ctx, "server").Val()
+			return strings.Contains(info, fmt.Sprintf("process_id:%d\r", s.process.Process.Pid))
+		}
+		select {
+		case <-ended:
+			return false
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+func (s *server) addr() string { return fmt.Sprintf("127.0.0.1:%d", s.port) }
+
+func (s *server) signal(signal syscall.Signal) { _ = s.process.Process.Signal(signal) }
+
+func (s *server) kill() {
+	s.signal(syscall.SIGKILL)
+	<-s.ended
+	_ = s.Close()
+}
+
+// locks are those of a client of its own.
+func (s *server) locks(options ...Option) *Locks { return New(s.newClient("app"), options...) }
+
+func (s *server) newClient(name string) *redis.Client {
+	client := redis.NewClient(&redis.Options{Addr: s.addr(), ClientName: name, PoolSize: 30})
+	s.t.Cleanup(func() { client.Close() })
+	return client
+}
+
+func (s *server) count(section, field string) (number int) {
+	info, err := s.Info(ctx, section).Result()
+	if err == nil {
+		_, rest, _ := strings.Cut(info, field+":")
+		_, _ = fmt.Sscan(rest, &number)
+	}
+	return number
+}
+
+func (s *server) places() int { return s.count("lock", "lock_places") }
+
+func (s *server) lock(key string) map[any]any {
+	info, err := s.Do(ctx, "LOCK.INFO", key).Result()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return info.(map[any]any)
+}
+
+func (s *server) isFree(key string) bool {
+	info := s.lock(key)
+	return info["holding"] == int64(0) && info["waiting"] == int64(0)
+}
+
+// nothingIsLeft waits until there is no hold, no place, no blocked client, and nobody to whom messages are for.
+func (s *server) nothingIsLeft(locks *Locks, keys ...string) {
+	s.t.Helper()
+	for _, key := range keys {
+		until(s.t, "free", func() bool { return s.isFree(key) })
+	}
+	until(s.t, "no place", func() bool { return s.places() == 0 })
+	until(s.t, "none blocked", func() bool { return s.count("clients", "blocked_clients") == 0 })
+	locks.mu.Lock()
+	defer locks.mu.Unlock()
+	if len(locks.waits) != 0 {
+		s.t.Fatalf("%d are left", len(locks.waits))
+	}
+}
+
+func until(t testing.TB, what string, is func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); !is(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("it never came to this: %s", what)
+		}
+	}
+}
+
+func must[T any](t testing.TB) func(T, error) T {
+	return func(value T, err error) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return value
+	}
+}
+
+func mustBe(t testing.TB, err, want error) {
+	t.Helper()
+	if !errors.Is(err, want) {
+		t.Fatalf("%v is not %v", err, want)
+	}
+}
+
+// A waiting is what Lock returns, some day.
+type waiting struct {
+	done chan struct{}
+	hold *Hold
+	err  error
+}
+
+func wait(m *Mutex, ctx context.Context) *waiting {
+	w := &waiting{done: make(chan struct{})}
+	go func() {
+		defer close(w.done)
+		w.hold, w.err = m.Lock(ctx)
+	}()
+	return w
+}
+
+func (w *waiting) get(t testing.TB) *Hold {
+	t.Helper()
+	select {
+	case <-w.done:
+	case <-time.After(30 * time.Second):
+		t.Fatal("it waits and waits")
+	}
+	if w.err != nil {
+		t.Fatal(w.err)
+	}
+	return w.hold
+}
+
+// A proxy stands between a client and its server: it cuts connections, delays, or swallows what has a word.
+type proxy struct {
+	net.Listener
+	target    string
+	delay     atomic.Int64
+	swallows  atomic.Value
+	swallowed atomic.Int64
+	mu        sync.Mutex
+	open      []net.Conn
+}
+
+func newProxy(s *server) *proxy {
+	listener := must[net.Listener](s.t)(net.Listen("tcp", "127.0.0.1:0"))
+	p := &proxy{Listener: listener, target: s.addr()}
+	p.swallows.Store("")
+	s.t.Cleanup(func() { p.Close(); p.cut() })
+	go func() {
+		for {
+			client, err := p.Accept()
+			if err != nil {
+				return
+			}
+			server, err := net.Dial("tcp", p.target)
+			if err != nil {
+				client.Close()
+				continue
+			}
+			p.mu.Lock()
+			p.open = append(p.open, client, server)
+			p.mu.Unlock()
+			go p.carry(client, server, false)
+			go p.carry(server, client, true)
+		}
+	}()
+	return p
+}
+
+func (p *proxy) carry(from, to net.Conn, isAnswer bool) {
+	defer from.Close()
+	defer to.Close()
+	buffer := make([]byte, 65536)
+	for {
+		n, err := from.Read(buffer)
+		if err != nil {
+			return
+		}
+		time.Sleep(time.Duration(p.delay.Load()))
+		word := p.swallows.Load().(string)
+		if isAnswer && word != "" && strings.Contains(string(buffer[:n]), word) {
+			p.swallowed.Add(1)
+		} else if _, err := to.Write(buffer[:n]); err != nil {
+			return
+		}
+	}
+}
+
+func (p *proxy) cut() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, conn := range p.open {
+		conn.Close()
+	}
+	p.open = nil
+}
+
+func (p *proxy) locks(t testing.TB, options ...Option) *Locks {
+	client := redis.NewClient(&redis.Options{Addr: p.Addr().String(), ClientName: "app", PoolSize: 30})
+	t.Cleanup(func() { client.Close() })
+	return New(client, options...)
+}
