@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import importlib
 import inspect
 import os
 import random
@@ -13,11 +14,15 @@ import subprocess
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import redis
+import redis.asyncio
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+
+import redis_native_lock
+import redis_native_lock.asyncio
 
 MODULE = os.environ.get("REDISLOCK_MODULE", "target/release/libredislock.so")
 BINARY = os.environ.get("REDISLOCK_SERVER") or shutil.which("redis-server") or "redis-server"
@@ -28,7 +33,16 @@ def pytest_pyfunc_call(pyfuncitem):
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
-    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**arguments), 60))
+
+    async def run():
+        # Enough threads for all that block.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(64))
+        await asyncio.wait_for(pyfuncitem.obj(**arguments), 60)
+        if "locks" in arguments:
+            await arguments["world"].close(arguments["locks"])
+            await soon(lambda: not arguments["locks"].holds)
+
+    asyncio.run(run())
     return True
 
 
@@ -41,9 +55,9 @@ def until(what, timeout=20.0):
     return result
 
 
-async def soon(what, timeout=20.0):
+async def soon(what, within=20.0):
     """The same in asyncio."""
-    end = time.monotonic() + timeout
+    end = time.monotonic() + within
     while not (result := what()):
         assert time.monotonic() < end, f"it never came to {inspect.getsource(what).strip()}"
         await asyncio.sleep(0.002)
@@ -64,7 +78,7 @@ class Server:
         log = open(f"{self.dir}/log", "a")
         base = [binary, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", self.dir]
         self.process = subprocess.Popen([*base, *self.options], stdout=log, stderr=log)
-        self.redis = redis.Redis(port=self.port, socket_timeout=10, retry=Retry(NoBackoff(), 0))
+        self.redis = redis.Redis(port=self.port, socket_timeout=10, retry=Retry(NoBackoff(), 1))
         for _ in range(400):
             if self.process.poll() is not None:
                 return False
@@ -83,6 +97,9 @@ class Server:
         info = self.lock(key)
         return not info["holders"] and not info["waiters"]
 
+    def places(self):
+        return self.redis.info("lock")["lock_places"]
+
     def stop(self):
         self.process.send_signal(signal.SIGSTOP)
 
@@ -97,6 +114,69 @@ class Server:
         self.redis.close()
         self.kill()
         shutil.rmtree(self.dir, ignore_errors=True)
+
+
+class World:
+    """Locks in threads, or in asyncio, called alike by tests that are coroutines."""
+
+    def __init__(self, name):
+        self.name, self.is_asyncio = name, name == "asyncio"
+        self.module = redis_native_lock.asyncio if self.is_asyncio else redis_native_lock
+        self.native_lock = self.module.NativeLock
+
+    def client(self, port, library="redis", cluster=False, **options):
+        name = {"redis": "Redis", "valkey": "Valkey"}[library] + ("Cluster" if cluster else "")
+        library = importlib.import_module(f"{library}.asyncio" if self.is_asyncio else library)
+        return getattr(library, name)(host="127.0.0.1", port=port, **options)
+
+    def locks(self, port=None, lease=30.0, prefix="", client=None, **options):
+        return self.module.Locks(client or self.client(port, **options), lease, prefix)
+
+    async def call(self, method, *args, **options):
+        if self.is_asyncio:
+            return await method(*args, **options)
+        return await asyncio.to_thread(method, *args, **options)
+
+    async def close(self, locks):
+        await self.call(locks.aclose if self.is_asyncio else locks.close)
+
+    @contextlib.asynccontextmanager
+    async def held(self, lock):
+        hold = await self.call(lock.acquire)
+        yield hold
+        await self.call(hold.release)
+
+    async def section(self, lock, *steps):
+        """Does what is to be done with the hold in a `with`; a number is slept."""
+        if self.is_asyncio:
+            async with lock as hold:
+                for step in steps:
+                    result = asyncio.sleep(step) if isinstance(step, float | int) else step(hold)
+                    await result if inspect.isawaitable(result) else None
+            return
+
+        def work():
+            with lock as hold:
+                for step in steps:
+                    time.sleep(step) if isinstance(step, float | int) else step(hold)
+
+        await asyncio.to_thread(work)
+
+    def lost(self, hold):
+        return asyncio.sleep(20) if self.is_asyncio else hold.lost.wait(20)
+
+    def fail(self, hold):
+        raise KeyError("mine")
+
+
+@pytest.fixture(params=["threads", "asyncio"])
+def world(request):
+    return World(request.param)
+
+
+@pytest.fixture
+def locks(server, world):
+    return world.locks(server.port)
 
 
 @pytest.fixture(scope="session")
@@ -123,10 +203,10 @@ def frail():
 
 
 class Proxy:
-    """Stands between a client and its server: it cuts connections, delays, or swallows what has a word."""
+    """Stands between a client and its server: it cuts connections, and delays."""
 
     def __init__(self, port):
-        self.target, self.delay, self.swallows, self.swallowed = port, 0.0, None, 0
+        self.target, self.delay = port, 0.0
         self.pairs = []
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
@@ -153,16 +233,12 @@ class Proxy:
                 left = max(0, ahead[0][0] - time.monotonic()) if ahead else None
                 for one in select.select([client, server], [], [], left)[0]:
                     data = one.recv(65536)
-                    if self.swallows and one is server and self.swallows in data:
-                        self.swallowed += 1
-                        data = None
                     ahead.append((time.monotonic() + self.delay, server if one is client else client, data))
                 while ahead and ahead[0][0] <= time.monotonic():
                     _, to, data = ahead.pop(0)
                     if data == b"":
                         raise OSError
-                    if data:
-                        to.sendall(data)
+                    to.sendall(data)
         client.close()
         server.close()
 
@@ -183,18 +259,3 @@ def proxy(server):
     proxy = Proxy(server.port)
     yield proxy
     proxy.end()
-
-
-@pytest.fixture(scope="session")
-def cluster():
-    """Three primaries."""
-    ports = iter(range(random.randint(20000, 30000), 32000))
-    nodes = [Server("--cluster-enabled", "yes", ports=ports) for _ in range(3)]
-    addresses = [f"127.0.0.1:{node.port}" for node in nodes]
-    create = ["redis-cli", "--cluster", "create", *addresses, "--cluster-yes"]
-    subprocess.run(create, check=True, stdout=subprocess.DEVNULL)
-    for node in nodes:
-        until(lambda node=node: node.redis.cluster("info")["cluster_state"] == "ok")
-    yield nodes
-    for node in nodes:
-        node.end()

@@ -7,6 +7,9 @@ import redis.lock
 from redis_native_lock import NativeLock
 from redis_native_lock.asyncio import NativeLock as AsyncNativeLock
 
+# Theirs is looked up when the first of ours is made.
+NativeLock(redis.Redis(), "name")
+AsyncNativeLock(redis.asyncio.Redis(), "name")
 redis.lock.Lock = NativeLock
 redis.asyncio.lock.Lock = AsyncNativeLock
 

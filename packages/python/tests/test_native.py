@@ -1,85 +1,86 @@
 """`NativeLock` in the hook of redis-py, and redis-py's own tests of its lock with it."""
 
+import asyncio
+import importlib
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 import redis
-import valkey
-from conftest import until
-
-from redis_native_lock import NativeLock
+from conftest import soon
 
 
-@pytest.mark.parametrize("library", [redis, valkey])
-def test_the_hook_of_the_client(server, library):
-    client = (redis.Redis if library is redis else valkey.Valkey)(port=server.port)
+@pytest.mark.parametrize("library", ["redis", "valkey"])
+async def test_the_hook_of_the_client(server, world, library):
+    client, errors = world.client(server.port, library), importlib.import_module(f"{library}.exceptions")
 
     def lock(**options):
-        return client.lock("l", lock_class=NativeLock, **options)
+        return client.lock("l", **{"lock_class": world.native_lock, "thread_local": False, "timeout": 5, **options})
 
-    with lock(timeout=5) as first:
-        assert first.locked() and first.owned() and server.redis.hexists("l", first.local.token)
-        other = lock(blocking_timeout=0.1)
-        assert not other.acquire() and not other.acquire(blocking=False) and not other.owned()
-        assert first.extend(5) and 9000 < server.redis.pttl("l") <= 10000
-        assert first.extend(7, replace_ttl=True) and server.redis.pttl("l") <= 7000
-        assert first.reacquire() and server.redis.pttl("l") <= 5000
-        with pytest.raises(library.exceptions.LockError), lock(blocking=False):
-            pass
-    assert not first.locked() and first.local.token is None
-    for call in (first.release, first.reacquire, lambda: first.extend(1)):
-        with pytest.raises(library.exceptions.LockError):
-            call()
-    # Another thread has no part in it, unless it is told to.
-    mine, shared = lock(timeout=5), lock(timeout=5, thread_local=False)
-    mine.acquire()
-    seen = []
-    thread = threading.Thread(target=lambda: seen.append(mine.owned()))
-    thread.start()
-    thread.join()
-    assert seen == [False] and mine.owned()
-    mine.release()
-    assert shared.acquire(token="t") and shared.local.token == b"t"
+    async def is_so(method, *args, **options):
+        return bool(await world.call(method, *args, **options))
+
+    async def refused(error, method, *args):
+        with pytest.raises(error):
+            await world.call(method, *args)
+
+    first, other = lock(), lock(timeout=None, blocking_timeout=0.1)
+    assert await is_so(first.acquire) and await is_so(first.locked) and await is_so(first.owned)
+    assert server.redis.hexists("l", first.local.token)
+    assert not await is_so(other.acquire) and not await is_so(other.acquire, blocking=False)
+    assert not await is_so(other.owned)
+    assert await is_so(first.extend, 5) and 9000 < server.redis.pttl("l") <= 10000
+    assert await is_so(first.extend, 7, replace_ttl=True) and server.redis.pttl("l") <= 7000
+    assert await is_so(first.reacquire) and server.redis.pttl("l") <= 5000
+    with pytest.raises(errors.LockError):
+        await world.section(other)
+    await world.call(first.release)
+    assert not await is_so(first.locked) and first.local.token is None
+    for method, *args in ((first.release,), (first.reacquire,), (first.extend, 1)):
+        await refused(errors.LockError, method, *args)
+    assert await is_so(first.acquire, token="t") and first.local.token == b"t"
     server.redis.delete("l")
-    with pytest.raises(library.exceptions.LockNotOwnedError):
-        shared.release()
-    with pytest.raises(ZeroDivisionError), lock(timeout=5):
+    await refused(errors.LockNotOwnedError, first.release)
+    with pytest.raises(KeyError, match="mine"):
+        await world.section(lock(), lambda _: server.redis.delete("l"), world.fail)
+    # Without a time-out it is renewed until it is released.
+    assert await is_so(other.acquire)
+    await world.call(other.local.hold.renew, 0.3)
+    before = other.local.hold._valid_until
+    await soon(lambda: other.local.hold._valid_until > before)
+    await refused(errors.LockError, other.extend, 1)
+    await world.call(other.release)
+    # Another thread has no part in it, unless it is told to.
+    mine = lock(thread_local=True)
+    if not world.is_asyncio:
+        assert await is_so(mine.acquire) and not mine.owned()
         server.redis.delete("l")
-        raise ZeroDivisionError
-
-
-def test_without_a_timeout_it_is_renewed(server):
-    client = redis.Redis(port=server.port)
-    lock = client.lock("l", lock_class=NativeLock)
-    lock.acquire()
-    hold = lock.local.hold
-    hold.renew(0.3)
-    before = hold._valid_until
-    until(lambda: hold._valid_until > before)
-    with pytest.raises(redis.exceptions.LockError):
-        lock.extend(1)
-    lock.release()
+    # It waits for those who still use theirs.
+    theirs = client.lock("l", timeout=20, thread_local=False)
+    await world.call(theirs.acquire)
+    waiting = asyncio.create_task(world.call(lock(sleep=0.01).acquire))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await world.call(theirs.release)
+    assert await waiting
 
 
 def test_redis_pys_own_tests(server):
     theirs = os.environ.get("REDIS_PY")
     if not theirs:
         pytest.skip("REDIS_PY does not name an unpacked source of redis-py")
+    assert redis.__version__ in theirs
     command = [sys.executable, "-m", "pytest", "-q", "-p", "judge", "-p", "no:cacheprovider"]
     command += ["tests/test_lock.py", "tests/test_asyncio/test_lock.py"]
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    url = f"redis://127.0.0.1:{server.port}/9"
     run = subprocess.run(
-        [*command, f"--redis-url={url}"],
+        [*command, f"--redis-url=redis://127.0.0.1:{server.port}/9"],
         cwd=theirs,
         env={**os.environ, "PYTHONPATH": path},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
-    print(run.stdout)
     assert run.returncode == 0 and " passed" in run.stdout, run.stdout

@@ -57,7 +57,7 @@ async def test_500_requests_hung_up(server, proxy, delay):
         writer.write(b"GET /%d HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % customer)
         try:
             return await asyncio.wait_for(reader.read(), patience)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             return b""
         finally:
             writer.close()
@@ -71,7 +71,7 @@ async def test_500_requests_hung_up(server, proxy, delay):
         assert b"done" in await ask(customer, 20), answers
 
     await soon(lambda: server.redis.info("lock")["lock_places"] == 0 and not server.redis.keys("customer:*"))
-    assert not locks.waits
+    assert not locks.holds
     # All of the pool's are free again, and there is one more for the subscription.
     pool = client.connection_pool
     await soon(lambda: not pool._in_use_connections)

@@ -1,432 +1,434 @@
-"""How a lock is taken, kept up and given back, in both worlds.
+"""How a lock is taken, kept up and given back: what is sent next, what a reply or a message means, when a lease ends.
 
-All of it is written as coroutines over a `World`. In asyncio they run as such; in the world of threads nothing that
-they await ever suspends, so that a single step runs each to its end.
+All of it is written as coroutines over a `World`, which does what they decide. In asyncio they run as such; in the
+world of threads nothing that they await ever suspends, so that a single step runs each to its end.
 """
 
 import contextlib
 import dataclasses
+import inspect
 import logging
 import random
 import re
 from collections.abc import Callable, Coroutine
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
-from . import _wire
-from ._errors import LockBusy, LockLost, NoModule, is_permission, is_refusal, library_of, may_pass, translated
-from ._wire import Request, Told, milliseconds, now, valid_until
+from ._errors import NO_PERMISSION, LockBusy, LockLost, NoModule, library_of, meaning, translated
+from ._wire import Told, milliseconds, new_name, now, own_options, tag_of, told, valid_until
 
 log = logging.getLogger("redis_native_lock")
 
 LEAST_VERSION = (0, 2, 0)
 PLACE_MAX = 300.0  # A place is asked for so long, again and again.
 ASK_AGAIN = 10.0  # How often a place is asked for again while nothing is heard: a message may be lost.
-SILENCE = 10.0  # After so long the server is asked whether the subscription still stands.
 REPLY_WITHIN = 5.0
 RELEASE_WITHIN = 0.5  # How long the end of a section waits for its release, which then goes on in the background.
 CLAIM_AFTER = 0.02  # When a short first lease is claimed. Work that is done sooner spares that.
-SLEEP_MAX = 1.0  # Timers stand still while a machine is suspended, leases do not.
-SILENT = object()
+PAUSE = 0.02  # Before what failed is tried again: ever longer, never in step.
+PAUSE_MAX = 1.0  # Timers stand still while a machine is suspended, leases do not: they are looked at so often.
+ENDLESS = float("inf")
+
+
+class Renewer:
+    """Looks at the holds when one of them is to be renewed, or over."""
+
+    def __init__(self, wake: Callable[[], None]):
+        self._wake, self._next = wake, ENDLESS
+        self.holds: set[BaseHold] = set()
+
+    def watch(self, hold: "BaseHold") -> None:
+        self.holds.add(hold)
+        if hold.due_at < self._next:
+            self._next = hold.due_at
+            self._wake()
+
+    def look(self) -> float:
+        """Returns in how many seconds to look again."""
+        for hold in list(self.holds):
+            if hold.due_at <= now():
+                hold.look()
+        due = [hold.due_at for hold in list(self.holds)]
+        # Without holds it stays as it is for a while: else each short section would wake it.
+        if due or self._next <= now():
+            self._next = min(due, default=ENDLESS)
+        return ENDLESS if self._next == ENDLESS else min(max(self._next - now(), 0.0), PAUSE_MAX)
 
 
 class World:
     """Threads, or asyncio, with the application's client."""
 
+    event: Callable[[], Any]
+    mutex: Callable[[], Any]
+    renewer: Renewer
+
     def __init__(self, client: Any):
         self.client, self.library = client, library_of(client)
         self.is_cluster = hasattr(client, "get_node_from_key")
 
-    event: Callable[[], Any]
-    mutex: Callable[[], Any]
-
-    async def wait(self, event: Any, timeout: float | None) -> Any: ...  # Or for what `spawn` returned.
+    def pool(self, key: bytes) -> Any: ...  # Where the client has connections to the server of a key.
+    async def command(self, args: tuple[Any, ...], within: float) -> Any: ...  # Or raises ConnectionError.
+    async def wait(self, event: Any, within: float) -> Any: ...
+    async def shielded(self, work: Coroutine[Any, Any, Any]) -> Any: ...  # A cancel does not end it.
     def spawn(self, work: Coroutine[Any, Any, Any]) -> Any: ...
-    def later(self, delay: float, do: Callable[[], Any]) -> None: ...
-    async def ask(self, args: tuple[Any, ...], timeout: float, asker: "Attempt | None" = None) -> Any: ...
-    async def ask_soon(self, args: tuple[Any, ...], timeout: float) -> Any: ...  # Surely returns in time.
-    async def node(self, key: bytes) -> Any: ...
-    async def open(self, key: bytes) -> Any: ...  # A connection of its own: send, read (SILENT), shut, close.
+
+    # A connection of its own, made as the client makes its own.
+    async def open(self, key: bytes) -> Any:
+        pool = self.pool(key)
+        connection = pool.connection_class(**own_options(pool.connection_kwargs))
+        await _settled(connection.connect())
+        # It would connect again by itself, and nobody would listen there.
+        connection.connect = connection.connect_check_health = _refuse
+        return connection
+
+    async def send(self, connection: Any, *args: Any) -> None:
+        try:
+            await _settled(connection.send_command(*args, check_health=False))
+        except Exception as error:
+            raise ConnectionError(f"not sent: {error}") from error
+
+    async def read(self, connection: Any, within: float = ENDLESS) -> Any: ...
+    def close(self, connection: Any) -> None: ...
+
+    async def ask(self, args: tuple[Any, ...], within: float) -> Any:
+        try:
+            return await self.command(args, within)
+        except Exception as error:
+            raise translated(error) from error.__cause__
 
     async def sleep(self, seconds: float) -> None:
         await self.wait(self.event(), seconds)
 
-    async def insist(self, args: tuple[Any, ...], until: float) -> None:
-        """Sends what gives a lock back until it is answered, or until then."""
-        pauses = _pauses()
-        while True:
-            try:
-                await self.ask(args, REPLY_WITHIN)
-                return
-            except Exception as error:
-                if not may_pass(error) or now() >= until:
-                    log.warning("%s is left to its lease, not given back: %s", _shown(args[1]), error)
-                    return
-            await self.sleep(next(pauses))
+    async def give_back(self, args: tuple[Any, ...], until: float, pause: float = PAUSE) -> bool | None:
+        """Sends what gives a lock back, in the background if that is not answered soon. Returns whether there was
+        something to give back, or none if that is not known."""
+        try:
+            return bool(await self.ask(args, RELEASE_WITHIN + 4 * (pause - PAUSE)) == 1)
+        except Exception as error:
+            is_to_go_on = meaning(error).may_pass and now() < until
+            log.warning("%r is not given back%s: %s", args[1], " yet" if is_to_go_on else "", error)
+            if is_to_go_on:
+                self.spawn(self._give_back_later(args, until, pause))
+            return False if meaning(error).is_refusal else None
+
+    async def _give_back_later(self, args: tuple[Any, ...], until: float, pause: float) -> None:
+        await self.sleep(pause * random.uniform(0.5, 1))
+        await self.give_back(args, until, min(pause * 2, PAUSE_MAX))
 
 
-def _pauses() -> Any:
-    """How long to wait before what failed is tried again: ever longer, never in step."""
-    pause = 0.02
-    while True:
-        yield pause * random.uniform(0.5, 1)
-        pause = min(pause * 2, 1.0)
+def _refuse(**_: Any) -> None:
+    raise ConnectionError("the connection has ended")
 
 
-def _shown(key: bytes) -> str:
-    return key.decode("utf-8", "backslashreplace")
+async def _settled(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
 
 
 class Ear:
-    """The subscription to one server, which all waits there share. It ends with its connection; whoever waits then
-    asks for it anew."""
+    """The subscription to one server, which all waits there share. It ends with its connection; who waits then asks
+    for another."""
 
-    def __init__(self, locks: "Core[Any, Any]"):
-        self._locks, self._world, self._mutex = locks, locks.world, locks.world.mutex()
-        self._verb = "SSUBSCRIBE" if self._world.is_cluster else "SUBSCRIBE"
-        # Each with an event that is set once it is known whether the server publishes to us.
-        self._channels: dict[bytes, tuple[Any, list[Exception]]] = {}
-        self.connection: Any = None
-        self._is_listening = False
+    def __init__(self, locks: "BaseLocks[Any, Any]", node: str):
+        self._locks, self._world, self._mutex, self._node = locks, locks.world, locks.world.mutex(), node
+        # Each with an event that is set once the server has said that it publishes to us.
+        self._channels: dict[bytes, Any] = {}
+        self._connection: Any = None
+        self._error: Exception | None = None
 
-    def hears(self, channel: bytes) -> bool:
-        return channel in self._channels and bool(self._channels[channel][0].is_set())
-
-    async def subscribe(self, key: bytes, channel: bytes, timeout: float) -> None:
+    async def subscribe(self, key: bytes, channel: bytes, within: float) -> None:
+        """Returns when the server has said, from now on if it has said so before, that it publishes to us."""
         async with self._mutex:
-            if channel not in self._channels:
-                self._channels[channel] = (self._world.event(), [])
-                if not self._is_listening:
-                    self._is_listening = True
-                    self._world.spawn(self._listen(key))
-                elif self.connection is not None:
-                    await self.connection.send(self._verb, channel)
-            known, errors = self._channels[channel]
-        if not await self._world.wait(known, timeout):
+            is_first, known = not self._channels, self._channels.setdefault(channel, self._world.event())
+            if is_first:
+                self._world.spawn(self._listen(key))
+            elif self._connection is not None and self._error is None:
+                known.clear()
+                await self._send(channel)
+        if self._error is None and not await self._world.wait(known, within):
             raise ConnectionError("the subscription is not answered in time")
-        if errors:
-            raise errors[0] if is_permission(errors[0]) else ConnectionError(f"not subscribed: {errors[0]}")
+        if self._error is not None:
+            raise self._error
+
+    async def _send(self, channel: bytes) -> None:
+        await self._world.send(self._connection, "SSUBSCRIBE" if self._world.is_cluster else "SUBSCRIBE", channel)
 
     async def _listen(self, key: bytes) -> None:
         error: Exception = ConnectionError("the subscription has ended")
-        connection = None
         try:
             connection = await self._world.open(key)
             async with self._mutex:
-                self.connection = connection
+                self._connection = connection
                 for channel in self._channels:
-                    await connection.send(self._verb, channel)
-            is_asked = False
+                    await self._send(channel)
             while True:
-                message = await connection.read(SILENCE)
-                if message is not SILENT:
-                    self._take(message)
-                elif is_asked:
-                    raise ConnectionError("the server is silent")
+                kind, channel, data = await self._world.read(connection)
+                if kind in (b"message", b"smessage"):
+                    self._locks.hear(told(data))
+                elif kind in (b"unsubscribe", b"sunsubscribe"):
+                    raise ConnectionError("the server has ended the subscription")
                 else:
-                    async with self._mutex:
-                        await connection.send("PING")
-                is_asked = message is SILENT
+                    self._channels[channel].set()
+                    self._locks.heard_of[channel] = self
         except Exception as failure:
-            error = failure
+            error = failure if meaning(failure) is NO_PERMISSION else ConnectionError(f"not subscribed: {failure}")
         finally:
-            if connection is not None:
-                connection.close()
-            channels, self._channels = self._channels, {}
-            self.connection, self._is_listening = None, False
-            for known, errors in channels.values():
-                errors.append(error)
+            self._error = error
+            self._locks.forget(self, self._node)
+            self.close()
+            for known in list(self._channels.values()):
                 known.set()
-            for wait in list(self._locks.waits.values()):
-                if wait.ear is self:
-                    wait.event.set()
 
-    def _take(self, message: Any) -> None:
-        if not isinstance(message, list) or len(message) != 3:
-            return
-        kind, channel, data = message
-        if kind in (b"subscribe", b"ssubscribe") and channel in self._channels:
-            self._channels[channel][0].set()
-        elif kind in (b"unsubscribe", b"sunsubscribe"):
-            raise ConnectionError("the server has ended the subscription")
-        elif kind in (b"message", b"smessage"):
-            told = _wire.told(data)
-            if told is not None:
-                self._locks.hear(told)
+    def close(self) -> None:
+        if self._connection is not None:
+            self._world.close(self._connection)
 
 
-class Grant(NamedTuple):
-    """A hold that the server told of: granted no earlier than `since`, and `lease` is relied upon from then on."""
+class BaseHold:
+    """A lock from its first request to its release. Every one has an owner's name of its own."""
 
-    token: int
-    since: float
-    lease: float
+    token = 0
+    lost: Any  # An event: it is set when the hold can't be relied upon any more.
+    told: Told | None = None  # The end of its place, which the subscription has heard.
+    heard: Any  # An event: something was heard, or nothing will be any more.
+    ear: Ear | None = None
+    due_at = ENDLESS
+    _may_subscribe, _was_silent, _is_over = True, False, False
+    _is_in_doubt = False  # Whether the server may have a place or a hold for it.
+    _on_loss: Callable[[], None] | None = None
 
+    def __init__(self, lock: "BaseLock[Any]", wait: float | None, owner: bytes | None, is_new: bool):
+        self._lock, self._locks, self._world = lock, lock.locks, lock.locks.world
+        # A name that never asked before: then a grant came after the request was sent.
+        self._is_first, self._name = is_new, owner or new_name()
+        self.key, self.owner = lock.key, self._name.decode("utf-8", "surrogateescape")
+        self._lease, self._asked_at, self._is_patient = lock.lease, now(), wait is None or wait > 0
+        self._wait_until = ENDLESS if wait is None else self._asked_at + wait
+        self.lost = self._world.event()
+        # One command after the other, even where nobody waits for a reply any more.
+        self._mutex = self._world.mutex()
 
-class Attempt:
-    """One attempt to take a lock."""
+    def _acquiring(self, *how: Any) -> tuple[Any, ...]:
+        # With HOLD 1 it does no harm to send it again.
+        lease = ("LEASE", milliseconds(self._lock.lease), "HOLD", 1)
+        return ("LOCK.ACQUIRE", self.key, self._name, *lease, *how, *self._lock.mode)
 
-    def __init__(self, locks: "Core[Any, Any]", request: Request, wait: float | None):
-        self._locks, self._world, self._request = locks, locks.world, request
-        self._is_patient = wait is None or wait > 0
-        self._first_sent = now()
-        self._deadline = float("inf") if wait is None else self._first_sent + wait
-        # Where its messages arrive: from the subscription to its server, each sets the event.
-        self.told: Told | None = None
-        self.ear: Ear | None = None
-        self._heard_by: Any = None
-        self.event = locks.world.event()
-        locks.waits[request.owner] = self
-        # Whether the server may have a place or a hold for it.
-        self._is_in_doubt = False
-        self._may_subscribe = True
-        # Is set when a command ends that is under way, though nobody waits for its reply any more.
-        self.under_way: Any = None
+    def _renewing(self, token: int, lease: float) -> tuple[Any, ...]:
+        return ("LOCK.RENEW", self.key, self._name, "LEASE", milliseconds(lease), "FENCE", token)
 
-    async def take(self) -> Grant | None:
-        grant = None
+    def _releasing(self) -> tuple[Any, ...]:
+        # Without FENCE it gives up a place, too, and a hold that was not told of.
+        return ("LOCK.RELEASE", self.key, self._name, *(("FENCE", self.token) if self.token else ()))
+
+    async def take(self) -> None:
+        self._locks.holds[self.key, self._name] = self
         try:
-            grant = await self._take()
-        finally:
-            if grant is None:
-                self._locks.waits.pop(self._request.owner, None)
-                given_up = self._world.spawn(self._give_up()) if self._is_in_doubt else None
-        if grant is None and given_up is not None:
-            await self._world.wait(given_up, RELEASE_WITHIN)
-        return grant
+            await self._take()
+            if not self.token:
+                raise LockBusy(f"the lock {self.key!r} is busy")
+        except BaseException:
+            self._end()
+            if self._is_in_doubt:
+                self._world.spawn(self._give_up())
+            raise
+
+    async def _give_up(self) -> None:
+        async with self._mutex:
+            await self._world.give_back(self._releasing(), now() + max(self._lease, PLACE_MAX))
 
     def _left(self) -> float:
-        return self._deadline - now()
+        return self._wait_until - now()
 
-    async def _take(self) -> Grant | None:
-        pauses = _pauses()
-        # Who does not wait needs no subscription.
-        step = self._queue if self._is_patient and self._locks.hears(self._request.key) else self._try
+    async def _take(self) -> None:
+        # Who does not have to wait needs no subscription.
+        is_heard = self._is_patient and self._locks.channel(self.key) in self._locks.heard_of
+        step, pause = self._queue if is_heard else self._try, PAUSE
         while True:
-            error = None
             try:
-                grant = await step()
-                if grant is not None or not self._is_patient:
-                    return grant
+                await step()
+                if self.token or not self._is_patient:
+                    return
                 step = self._queue if self._may_subscribe else self._block
-            except Exception as raised:
-                error = translated(raised)
-                if not self._is_patient or not may_pass(error):
-                    raise error from raised.__cause__
-                log.warning("%s is asked for again: %s", _shown(self._request.key), error)
-                if self._heard_by is not None:
+            except Exception as error:
+                if not self._is_patient or not meaning(error).may_pass:
+                    raise
+                log.warning("%r is asked for again: %s", self.key, error)
+                if self.ear is not None:
                     # It may be at a server that is no primary any more.
-                    self._heard_by.shut()
+                    self.ear.close()
                 # By a command the client learns where the key is now.
                 step = self._try if self._may_subscribe else self._block
-                await self._world.sleep(min(next(pauses), self._left()))
+                await self._world.sleep(min(pause * random.uniform(0.5, 1), self._left()))
+                pause = min(pause * 2, PAUSE_MAX)
+                if self._left() <= 0:
+                    raise
             if self._left() <= 0:
-                if error is not None:
-                    raise error
-                return None
-
-    def _within(self) -> float:
-        return min(REPLY_WITHIN, max(self._left(), 0.05)) if self._is_patient else REPLY_WITHIN
+                return
 
     async def _ask(self, args: tuple[Any, ...]) -> Any:
         was_in_doubt, self._is_in_doubt = self._is_in_doubt, True
         try:
-            reply = await self._world.ask(args, self._within(), self)
+            reply = await self._world.shielded(self._send(args))
         except Exception as error:
-            self._is_in_doubt = was_in_doubt or not is_refusal(error)
+            self._is_in_doubt = was_in_doubt or not meaning(error).is_refusal
             raise
         self._is_in_doubt = was_in_doubt or reply is not None
         return reply
 
-    async def _try(self) -> Grant | None:
-        sent = now()
-        token = await self._ask(self._request.acquire())
-        return None if token is None else Grant(token, sent, self._request.lease)
+    async def _send(self, args: tuple[Any, ...]) -> Any:
+        async with self._mutex:
+            return await self._world.ask(args, self._within())
 
-    async def _queue(self) -> Grant | None:
-        """Waits by a place in the queue. Returns none if it is to be asked for again."""
-        request = self._request
-        ear, channel = await self._locks.ear(request.key)
-        try:
-            self.told, self.ear = None, ear
-            self.event.clear()
-            await ear.subscribe(request.key, channel, self._within())
-            self._heard_by = ear.connection
-            sent = now()
-            token = await self._ask(request.acquire("QUEUE", milliseconds(min(PLACE_MAX, self._left())), channel))
-        except Exception as error:
-            if is_permission(error):
-                self._may_subscribe = False
-                return None
-            raise
+    def _within(self) -> float:
+        return min(REPLY_WITHIN, max(self._left(), 0.05)) if self._is_patient else REPLY_WITHIN
+
+    async def _try(self, *how: Any) -> None:
+        sent = now()
+        token = await self._ask(self._acquiring(*how))
         if token:
-            return Grant(token, sent, request.lease)
-        await self._world.wait(self.event, min(ASK_AGAIN, self._left()))
-        told = self.told
-        if told is not None and told.error:
-            error = self._world.library.ResponseError(told.error)
-            # A refusal leaves nothing, and what there is then is another's of this name.
-            self._is_in_doubt = not is_refusal(error)
-            raise error
-        if told is None or not told.token:
+            self._begin(token, sent, self._lease)
+
+    async def _queue(self) -> None:
+        """Waits by a place in the queue. If that ends without a grant it is to be asked for again."""
+        channel = self._locks.channel(self.key)
+        self.told, self.ear = None, self._locks.heard_of.get(channel) or self._locks.ear(self.key)
+        self.heard = self._world.event()
+        try:
+            # After a silence, too: whether the server still answers there.
+            if self._was_silent or self._locks.heard_of.get(channel) is not self.ear:
+                await self.ear.subscribe(self.key, channel, self._within())
+            await self._try("QUEUE", milliseconds(min(PLACE_MAX, self._left())), channel)
+        except Exception as error:
+            if meaning(error) is not NO_PERMISSION:
+                raise
+            self._may_subscribe = False
+            return
+        if self.token:
+            return
+        self._was_silent = not await self._world.wait(self.heard, min(ASK_AGAIN, self._left()))
+        end: Told | None = self.told
+        if end is not None and end.error:
+            refusal = translated(self._world.library.ResponseError(end.error))
+            # What there is then is another's of this name.
+            self._is_in_doubt = not meaning(refusal).is_refusal
+            raise refusal
+        if end is not None and end.token:
+            await self._claim(end.token, min(end.lease, self._lease))
+        else:
             # Its time is over, or the server has forgotten it, or nothing was heard.
-            await self._world.sleep(0.01)
-            return None
-        return await self._claim(told.token, min(told.lease, request.lease))
+            await self._world.sleep(min(PAUSE, self._left()))
 
-    async def _claim(self, token: int, lease: float) -> Grant | None:
-        request = self._request
-        # In a cluster other nodes of a shard pass on what their primary may have taken back: there it claims first.
-        is_sure = request.is_first and not self._world.is_cluster
-        if is_sure and valid_until(self._first_sent, lease) - now() >= lease / 4:
-            return Grant(token, self._first_sent, lease)
-        sent = now()
-        is_claimed = await self._ask(request.renewal(token, request.lease)) == 1
-        return Grant(token, sent, request.lease) if is_claimed else None
-
-    async def _block(self) -> Grant | None:
+    async def _block(self) -> None:
         """Waits by blocking a connection of its own, for users who may not subscribe."""
-        left = self._left()
-        connection = await self._world.open(self._request.key)
+        left, connection = self._left(), await self._world.open(self.key)
         try:
             self._is_in_doubt = True
-            is_endless = left == float("inf")
-            await connection.send(*self._request.acquire("BLOCK", 0 if is_endless else milliseconds(left)))
-            token = await connection.read(None if is_endless else left + REPLY_WITHIN)
+            block_ms = 0 if left == ENDLESS else milliseconds(left)
+            await self._world.send(connection, *self._acquiring("BLOCK", block_ms))
+            token = await self._world.read(connection, left + REPLY_WITHIN)
         except Exception as error:
-            self._is_in_doubt = not is_refusal(error)
-            raise
+            self._is_in_doubt = not meaning(error).is_refusal
+            raise translated(error) from error.__cause__
         finally:
-            connection.close()
-        if token is SILENT:
-            raise ConnectionError("no answer in time")
-        return None if token is None else await self._claim(token, self._request.lease)
+            self._world.close(connection)
+        if token:
+            await self._claim(token, self._lease)
 
-    async def _give_up(self) -> None:
-        if self.under_way is not None:
-            await self._world.wait(self.under_way, REPLY_WITHIN)
-        await self._world.insist(self._request.release(), now() + max(self._request.lease, PLACE_MAX))
+    async def _claim(self, token: int, lease: float) -> None:
+        # In a cluster other nodes of a shard pass on what their primary may have taken back: there it claims first.
+        is_sure = self._is_first and not self._world.is_cluster
+        if is_sure and valid_until(self._asked_at, lease) - now() >= lease / 4:
+            self._begin(token, self._asked_at, lease)
+            return
+        sent = now()
+        if await self._ask(self._renewing(token, self._lease)) == 1:
+            self._begin(token, sent, self._lease)
 
-
-class BaseHold:
-    """A lock that is held."""
-
-    def __init__(self, locks: "Core[Any, Any]", request: Request, grant: Grant):
-        self.key: bytes = request.key
-        self.owner: str = request.owner.decode("utf-8", "surrogateescape")
-        self.token: int = grant.token
-        # Is set when the hold can't be relied upon any more.
-        self.lost: Any = locks.world.event()
-        self._locks, self._world, self._request = locks, locks.world, request
-        self._lease = request.lease
-        self._granted_at = now()
-        self._valid_until = valid_until(grant.since, grant.lease)
-        self._is_over = self._is_renewing = False
-        # Whether the release has ended it, once that is known.
-        self._was_released: bool | None = None
-        self._why = ""
-        self._mutex, self._pauses, self._timer = locks.world.mutex(), _pauses(), 0
-        self._on_loss: Callable[[], None] | None = None
-        self._renew_at = self._next_renewal(grant.since)
-        if grant.lease < request.lease:
-            self._renew_at = self._granted_at + min(CLAIM_AFTER, self.valid_for() / 4)
-        self._schedule()
+    def _begin(self, token: int, since: float, lease: float) -> None:
+        """It is held: granted no earlier than `since`, and this lease is relied upon from then on."""
+        self.token, self._granted_at, self._valid_until = token, now(), valid_until(since, lease)
+        is_short = lease < self._lease
+        self._plan(self._granted_at + min(CLAIM_AFTER, self.valid_for() / 4) if is_short else self._third(since))
 
     def valid_for(self) -> float:
         """How many seconds the hold can be relied upon, if no renewal succeeds."""
         return 0.0 if self._is_over else max(0.0, self._valid_until - now())
 
-    def _next_renewal(self, since: float) -> float:
-        return since + self._lease / 3 if self._request.renew else float("inf")
+    def _third(self, since: float) -> float:
+        return since + self._lease / 3 if self._lock.renew else ENDLESS
 
-    def _schedule(self) -> None:
-        self._timer += 1
-        timer = self._timer
-        at = self._valid_until if self._is_renewing else min(self._valid_until, self._renew_at)
-        self._world.later(min(max(at - now(), 0.0), SLEEP_MAX), lambda: self._tick(timer))
+    def _plan(self, renew_at: float) -> None:
+        self._renew_at, self.due_at = renew_at, min(renew_at, self._valid_until)
+        self._world.renewer.watch(self)
 
-    def _tick(self, timer: int) -> None:
-        if timer != self._timer or self._look():
-            return
-        if now() >= self._renew_at and not self._is_renewing:
-            self._is_renewing = True
-            self._world.spawn(self._keep())
-        self._schedule()
-
-    def _look(self) -> bool:
-        """Returns whether it is over, and tells so if that is new."""
+    def look(self) -> bool:
+        """Returns whether it is over, and tells so if that is new. Renews it if it is time for that."""
         if not self._is_over and now() >= self._valid_until:
-            self._end("its lease was not renewed in time")
+            self._lose()
+        elif not self._is_over and now() >= self._renew_at:
+            self._plan(ENDLESS)
+            self._world.spawn(self._keep())
         return self._is_over
-
-    def _end(self, why: str) -> None:
-        self._is_over, self._why = True, why
-        self._locks.waits.pop(self._request.owner, None)
-        self.lost.set()
-        log.warning("%s", self._loss())
-        if self._on_loss is not None:
-            self._on_loss()
-        # A renewal that got no answer may come late.
-        self._world.spawn(self._locks.give_back(self._request, self.token))
-
-    def _loss(self) -> LockLost:
-        return LockLost(f"the lock {_shown(self.key)} is lost: {self._why or 'it was released'}")
 
     async def _keep(self) -> None:
         try:
-            await self._renew(None)
+            await self._renew_now(None)
         except Exception as error:
             if not self._is_over:
-                log.warning("%s is not renewed: %s", _shown(self.key), error)
-                self._renew_at = now() + min(next(self._pauses), self.valid_for() / 8)
-        finally:
-            self._is_renewing = False
-            if not self._is_over:
-                self._schedule()
+                log.warning("%r is not renewed: %s", self.key, error)
+                self._plan(now() + min(PAUSE_MAX, self.valid_for() / 8) * random.uniform(0.5, 1))
 
-    async def _renew(self, lease: float | None) -> None:
+    async def _renew(self, lease: float | None = None) -> None:
+        """Renews it now; a lease that is given here is kept up from now on. Raises `LockLost`."""
+        await self._world.shielded(self._renew_now(lease))
+
+    async def _renew_now(self, lease: float | None) -> None:
         async with self._mutex:
-            if self._look():
-                raise self._loss()
+            if self.look():
+                raise self.loss()
             self._lease = lease = self._lease if lease is None else _checked(lease)
             sent = now()
             # Until it is answered the shorter of the two leases is relied upon.
             self._valid_until = min(self._valid_until, valid_until(sent, lease))
-            try:
-                reply = await self._world.ask(self._request.renewal(self.token, lease), max(self.valid_for(), 0.05))
-            except Exception as error:
-                raise translated(error) from error
-            if reply != 1 and not self._is_over:
-                self._end("the server does not know this hold any more")
-            if self._look():
-                raise self._loss()
-            self._valid_until, self._renew_at = valid_until(sent, lease), self._next_renewal(sent)
-            self._pauses = _pauses()
-            self._schedule()
+            within = max(0.05, min(REPLY_WITHIN, self.valid_for() / 2))
+            if await self._world.ask(self._renewing(self.token, lease), within) != 1 and not self._is_over:
+                self._lose()
+            if self.look():
+                raise self.loss()
+            self._valid_until = valid_until(sent, lease)
+            self._plan(self._third(sent))
 
-    async def _release(self) -> bool:
-        """Ends the hold. Returns whether this is known to have ended it; what fails is logged and goes on in the
-        background."""
-        if self._look():
-            return False
+    def _end(self) -> None:
         self._is_over = True
-        self._locks.waits.pop(self._request.owner, None)
-        rest = self._request.at_least - (now() - self._granted_at)
-        args = self._request.renewal(self.token, rest) if rest > 0 else self._request.release("FENCE", self.token)
-        is_answered = False
-        try:
-            reply = await self._world.ask_soon(args, RELEASE_WITHIN)
-            is_answered = True
-        except Exception as error:
-            log.warning("%s is not given back yet: %s", _shown(self.key), error)
-            is_answered = not may_pass(error)
-            reply = None
-        finally:
-            if not is_answered:
-                self._world.spawn(self._world.insist(args, now() + self._lease))
-        self._was_released = reply == 1 if is_answered else None
-        if is_answered and reply != 1:
-            log.warning("%s was over before its work", _shown(self.key))
-        return bool(reply == 1)
+        self._world.renewer.holds.discard(self)
+        self._locks.holds.pop((self.key, self._name), None)
+
+    def _lose(self) -> None:
+        self._end()
+        self.lost.set()
+        log.warning("%s", self.loss())
+        if self._on_loss is not None:
+            self._on_loss()
+        # A renewal that got no answer may come late.
+        self._world.spawn(self._world.give_back(self._releasing(), now() + self._lease))
+
+    def loss(self) -> LockLost:
+        return LockLost(f"the lock {self.key!r} is lost: it was not renewed in time, or is not this holder's any more")
+
+    async def _release(self) -> bool | None:
+        """Ends it. Returns whether this has ended it: false if it was over before, none if that is not answered soon;
+        then it goes on in the background."""
+        ended: bool | None = await self._world.shielded(self._release_now())
+        return ended
+
+    async def _release_now(self) -> bool | None:
+        if self.look():
+            return False
+        self._end()
+        rest = self._lock.at_least - (now() - self._granted_at)
+        args = self._renewing(self.token, rest) if rest > 0 else self._releasing()
+        had = await self._world.give_back(args, now() + self._lease)
+        if had is False:
+            log.warning("%r was over before its work", self.key)
+        return had
 
 
 def _checked(lease: float) -> float:
@@ -439,17 +441,29 @@ H = TypeVar("H", bound=BaseHold)
 L = TypeVar("L", bound="BaseLock[Any]")
 
 
+@dataclasses.dataclass(eq=False)
 class BaseLock(Generic[H]):
-    """A lock that can be acquired, again and again."""
+    """A lock that can be acquired, again and again, by many threads or tasks."""
 
-    def __init__(self, locks: "Core[Any, H]", request: Request, wait: float | None):
-        self._locks, self._request, self._wait = locks, request, wait
-        # By thread or task: one lock may be shared by many.
-        self._entered: list[tuple[Any, H]] = []
+    locks: "BaseLocks[Any, H]"
+    key: bytes
+    lease: float
+    mode: tuple[Any, ...]
+    wait: float | None
+    at_least: float
+    renew: bool
+    _entered: list[tuple[Any, H]] = dataclasses.field(default_factory=list, init=False)  # By thread or task.
 
-    async def _acquire(self, wait: float | None = None, owner: bytes | None = None) -> H:
-        wait = self._wait if wait is None else wait
-        return await self._locks._acquire(self._request, wait, owner)
+    async def _acquire(self, wait: float | None = None) -> H:
+        """Waits at most so many seconds, or as long as `lock` was told. Raises `LockBusy`."""
+        return await self.acquire_as(None, wait)
+
+    async def acquire_as(self, owner: bytes | None, wait: float | None, is_new: bool = True) -> H:
+        if not self.locks.is_checked:
+            await self.locks.check_version()
+        hold = self.locks.hold_type(self, self.wait if wait is None else wait, owner, is_new)
+        await hold.take()
+        return hold
 
     async def _enter(self, by: Any) -> H:
         hold = await self._acquire()
@@ -462,21 +476,25 @@ class BaseLock(Generic[H]):
         return entry[1]
 
 
-class Core(Generic[L, H]):
+class BaseLocks(Generic[L, H]):
     """What `Locks` has in both worlds."""
 
-    _lock: type[L]
-    _hold: type[H]
+    lock_type: type[L]
+    hold_type: type[H]
 
     def __init__(self, world: World, lease: float, prefix: str | bytes):
-        self.world, self._lease, self._is_checked = world, _checked(lease), False
+        self.world, self._lease, self.is_checked = world, _checked(lease), False
         self._prefix = prefix.encode() if isinstance(prefix, str) else prefix
-        self._reset()
+        self.reset()
 
-    def _reset(self) -> None:
-        self.waits: dict[bytes, Attempt] = {}
-        self._ears: dict[str, Ear] = {}
-        self._channel = b"redislock:" + _wire.new_owner()
+    def reset(self) -> None:
+        """After a fork, too: waits and subscriptions are the parent's."""
+        self._channel = b"redislock:" + new_name()
+        # By key and owner, from the first request to the end.
+        self.holds: dict[tuple[bytes, bytes], BaseHold] = {}
+        # By server; and by the channels of which the server has said that it publishes to us.
+        self.ears: dict[str, Ear] = {}
+        self.heard_of: dict[bytes, Ear] = {}
 
     def lock(
         self,
@@ -495,57 +513,51 @@ class Core(Generic[L, H]):
             raise ValueError("a lock is shared, or has a limit of 1 to 2^53 - 1")
         mode: tuple[Any, ...] = ("SHARED",) if shared else () if limit is None else ("LIMIT", limit)
         whole = self._prefix + (key.encode() if isinstance(key, str) else key)
-        request = Request(whole, self._lease if lease is None else _checked(lease), mode, at_least, renew)
-        return self._lock(self, request, wait)
+        return self.lock_type(
+            self, whole, self._lease if lease is None else _checked(lease), mode, wait, at_least, renew
+        )
 
-    async def _acquire(self, request: Request, wait: float | None, owner: bytes | None) -> H:
-        if not self._is_checked:
-            await self._check_version()
-        request = dataclasses.replace(request, owner=owner or _wire.new_owner(), is_first=owner is None)
-        grant = await Attempt(self, request, wait).take()
-        if grant is None:
-            raise LockBusy(f"the lock {_shown(request.key)} is busy")
-        return self._hold(self, request, grant)
-
-    async def _check_version(self) -> None:
+    async def check_version(self) -> None:
         """Asks for the module's version, where that is allowed and it has one."""
-        self._is_checked, info = True, ""
+        self.is_checked, info = True, ""
         with contextlib.suppress(Exception):
             # Whatever it is, the acquire will say.
             info = "" if self.world.is_cluster else str(await self.world.ask(("INFO", "lock"), REPLY_WITHIN))
         found = re.search(r"lock_version\W+([\d.]+)", info)
         if found and tuple(map(int, found[1].split("."))) < LEAST_VERSION:
-            self._is_checked = False
+            self.is_checked = False
             raise NoModule(f"the server's lock module is {found[1]}: load {'.'.join(map(str, LEAST_VERSION))} or later")
 
-    def _channel_for(self, key: bytes) -> bytes:
-        tag = b"{" + _wire.tag_of(_wire.slot_of(key)) + b"}" if self.world.is_cluster else b""
-        return self._channel + tag
+    def channel(self, key: bytes) -> bytes:
+        """Where the ends of its places are told: in a cluster a channel in the slot of the key."""
+        if not self.world.is_cluster:
+            return self._channel
+        return b"%b{%b}" % (self._channel, tag_of(self.world.client.keyslot(key)))
 
-    def hears(self, key: bytes) -> bool:
-        channel = self._channel_for(key)
-        return any(ear.hears(channel) for ear in list(self._ears.values()))
+    def ear(self, key: bytes) -> Ear:
+        node = str(self.world.client.get_node_from_key(key).name) if self.world.is_cluster else ""
+        return self.ears.get(node) or self.ears.setdefault(node, Ear(self, node))
 
-    async def ear(self, key: bytes) -> tuple[Ear, bytes]:
-        node = await self.world.node(key)
-        ear = self._ears.get(node) or self._ears.setdefault(node, Ear(self))
-        return ear, self._channel_for(key)
+    def forget(self, ear: Ear, node: str) -> None:
+        self.ears.pop(node, None)
+        for channel in [channel for channel, other in list(self.heard_of.items()) if other is ear]:
+            self.heard_of.pop(channel, None)
+        for hold in list(self.holds.values()):
+            if hold.ear is ear:
+                hold.heard.set()
 
-    def hear(self, told: Told) -> None:
-        wait = self.waits.get(told.owner)
-        if wait is not None:
+    def hear(self, end: Told) -> None:
+        hold = self.holds.get((end.key, end.owner))
+        if hold is not None:
             # A late end of an earlier place does not hide a grant.
-            if told.token or wait.told is None:
-                wait.told = told
-            wait.event.set()
-        elif told.token:
+            if end.token or hold.told is None:
+                hold.told = end
+            hold.heard.set()
+        elif end.token:
             # Nobody waits for it any more.
-            self.world.spawn(self.give_back(Request(told.key, told.lease, owner=told.owner), told.token))
-
-    async def give_back(self, request: Request, token: int) -> None:
-        await self.world.insist(request.release("FENCE", token), now() + request.lease)
+            release = ("LOCK.RELEASE", end.key, end.owner, "FENCE", end.token)
+            self.world.spawn(self.world.give_back(release, now() + end.lease))
 
     def _close_ears(self) -> None:
-        for ear in list(self._ears.values()):
-            if ear.connection is not None:
-                ear.connection.shut()
+        for ear in list(self.ears.values()):
+            ear.close()

@@ -1,7 +1,7 @@
 """What can go wrong, and what the words of the server and of the client library mean."""
 
 import importlib
-from typing import Any
+from typing import Any, NamedTuple
 
 NO_MODULE = (
     "the server does not know LOCK.ACQUIRE: load the lock module there "
@@ -37,43 +37,46 @@ class NoModule(NativeLockError):
     """The server has no lock module, or one that is too old."""
 
 
-_BY_CODE = {"DEADLOCK": Deadlock, "NOREPLICAS": NotSafe, "SUPERSEDED": Superseded}
-# The names of classes are the same in redis-py and in valkey-py.
-_PASSING = {"ConnectionError", "TimeoutError", "OSError", "ReadOnlyError", "AskError", "TryAgainError"}
-_PASSING |= {"ClusterError", "RedisClusterException", "ValkeyClusterException", "NotSafe"}
-_PASSING |= {"UNBLOCKED", "MOVED", "ASK", "READONLY", "LOADING", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS"}
-_LASTING = {"AuthenticationError", "AuthorizationError", "AuthenticationWrongNumberOfArgsError"}
+class Meaning(NamedTuple):
+    is_refusal: bool  # The server has answered, and changed nothing.
+    may_pass: bool  # The same request may succeed later.
+    error: type[NativeLockError] | None = None
 
 
-def _words(error: BaseException) -> set[str]:
-    """The names of its classes, and the server's code."""
-    return {code(error), *(cls.__name__ for cls in type(error).__mro__)}
+NO_PERMISSION, UNKNOWN = Meaning(True, False), Meaning(False, False)
+# By the first word of the text, which the server's code is, or that of an unknown command; or by the name of a class,
+# which is the same in redis-py and in valkey-py. The first row that has one of them counts.
+_TABLE: list[tuple[str, Meaning]] = [
+    ("unknown LOCK.ACQUIRE LOCK.RENEW LOCK.RELEASE NoModule", Meaning(True, False, NoModule)),
+    ("DEADLOCK Deadlock", Meaning(True, False, Deadlock)),
+    ("SUPERSEDED Superseded", Meaning(True, False, Superseded)),
+    ("NOREPLICAS NotSafe", Meaning(False, True, NotSafe)),
+    ("NOPERM NoPermissionError", NO_PERMISSION),
+    ("AuthenticationError AuthorizationError AuthenticationWrongNumberOfArgsError", Meaning(True, False)),
+    ("UNBLOCKED MOVED ASK READONLY LOADING CLUSTERDOWN TRYAGAIN", Meaning(True, True)),
+    ("ReadOnlyError AskError TryAgainError ClusterDownError BusyLoadingError", Meaning(True, True)),
+    ("ResponseError", Meaning(True, False)),
+    ("ConnectionError TimeoutError OSError", Meaning(False, True)),
+    ("ClusterError RedisClusterException ValkeyClusterException", Meaning(False, True)),
+]
+_MEANINGS = [(set(words.split()), meaning) for words, meaning in _TABLE]
+
+
+def meaning(error: BaseException) -> Meaning:
+    names = {code(error), *(cls.__name__ for cls in type(error).__mro__)}
+    return next((meaning for words, meaning in _MEANINGS if words & names), UNKNOWN)
 
 
 def code(error: BaseException) -> str:
     return str(error).partition(" ")[0]
 
 
-def is_refusal(error: BaseException) -> bool:
-    """Whether the server answered: then the command has changed nothing."""
-    return "ResponseError" in _words(error) and code(error) != "NOREPLICAS"
-
-
-def is_permission(error: BaseException) -> bool:
-    return bool(_words(error) & {"NoPermissionError", "NOPERM"})
-
-
-def may_pass(error: BaseException) -> bool:
-    """Whether the same request may succeed later."""
-    return bool(_words(error) & _PASSING) and not _words(error) & _LASTING
-
-
 def translated(error: Exception) -> Exception:
     """This package's error for one of the client library's, if it has one."""
-    if "unknown command" in str(error).lower() or "exist in Redis commands" in str(error):
-        return NoModule(NO_MODULE)
-    ours = _BY_CODE.get(code(error))
-    return error if ours is None or isinstance(error, NativeLockError) else ours(str(error))
+    ours = meaning(error).error
+    if ours is None or isinstance(error, NativeLockError):
+        return error
+    return ours(NO_MODULE if ours is NoModule else str(error))
 
 
 def library_of(client: Any) -> Any:

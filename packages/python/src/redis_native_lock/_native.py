@@ -1,127 +1,99 @@
-"""What `client.lock(name, lock_class=NativeLock)` of redis-py and valkey-py needs: what their `Lock` takes and does."""
+"""What `client.lock(name, lock_class=NativeLock)` of redis-py and valkey-py needs: a `Lock` of theirs, on ours."""
 
+import functools
+import importlib
+import inspect
 import logging
-import threading
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
 
-from ._errors import LockBusy, NativeLockError, code, is_refusal
+from ._core import ENDLESS, REPLY_WITHIN, BaseHold
+from ._errors import LockBusy, NativeLockError, code, library_of, meaning
 from ._wire import now
 
 log = logging.getLogger("redis_native_lock")
 
 
-class AsyncNativeLock:
-    """Without a `timeout` it is renewed until it is released; `sleep` matters only where the key is still a string
-    of their own lock."""
+@functools.cache
+def lock_class(module: str, wrap: Callable[[Any], Any]) -> Any:
+    """The `Lock` of this module of theirs, with the methods below, each made one of its world by `wrap`."""
+    theirs = importlib.import_module(module).Lock
+    methods = {name: wrap(method) for name, method in vars(_Native).items() if not name.startswith("__")}
+    methods["__exit__"] = methods["__aexit__"] = methods.pop("exit")
 
-    def __init__(
-        self,
-        locks: Any,
-        redis: Any,
-        name: str | bytes,
-        timeout: float | None = None,
-        sleep: float = 0.1,
-        blocking: bool = True,
-        blocking_timeout: float | None = None,
-        thread_local: bool = True,
-        raise_on_release_error: bool = True,
-    ):
-        self.redis, self.name, self.timeout, self.sleep = redis, name, timeout, sleep
-        self.blocking, self.blocking_timeout, self.thread_local = blocking, blocking_timeout, thread_local
-        self.raise_on_release_error = raise_on_release_error
-        self.local: Any = threading.local() if thread_local else SimpleNamespace()
-        self.local.token = self.local.hold = None
-        # One for each client, for its subscription.
-        shared = redis.__dict__.get("_native_locks") or redis.__dict__.setdefault("_native_locks", locks(redis))
-        self._world = shared.world
-        self._lock = shared.lock(name, lease=timeout or None, renew=not timeout)
+    signature = inspect.signature(theirs.acquire)
 
-    def _error(self, text: str, is_lost: bool = False) -> Exception:
-        library = self._world.library
-        error: Any = (library.LockNotOwnedError if is_lost else library.LockError)(text)
-        error.lock_name = self.name
-        return error  # type: ignore[no-any-return]
+    def acquire(self: Any, *args: Any, **options: Any) -> Any:
+        said = signature.bind(self, *args, **options).arguments
+        said = {name: value for name, value in said.items() if value is not None}
+        wait = said.get("blocking_timeout", self.blocking_timeout) if said.get("blocking", self.blocking) else 0
+        self.local.until, self.local.is_new = ENDLESS if wait is None else now() + wait, "token" not in said
+        return theirs.acquire(self, *args, **options)
 
-    async def acquire(
-        self,
-        sleep: float | None = None,
-        blocking: bool | None = None,
-        blocking_timeout: float | None = None,
-        token: str | bytes | None = None,
-    ) -> bool:
-        owner = token.encode() if isinstance(token, str) else token
-        pause = self.sleep if sleep is None else sleep
-        wait = self.blocking_timeout if blocking_timeout is None else blocking_timeout
-        if not (self.blocking if blocking is None else blocking):
-            wait = 0
-        end = float("inf") if wait is None else now() + wait
-        while True:
-            try:
-                hold = await self._lock._acquire(None if wait is None else max(0.0, end - now()), owner)
-            except LockBusy:
-                return False
-            except self._world.library.ResponseError as error:
-                if code(error) != "WRONGTYPE":
-                    raise
-                if end - now() <= pause:
-                    return False
-                await self._world.sleep(pause)
-            else:
-                self.local.hold, self.local.token = hold, hold.owner.encode("utf-8", "surrogateescape")
-                return True
+    return type("NativeLock", (theirs,), {**methods, "acquire": acquire, "register_scripts": lambda self: None})
 
-    def _held(self, what: str, needs_timeout: bool = False) -> Any:
-        hold = getattr(self.local, "hold", None)
-        if hold is None:
-            raise self._error(f"Cannot {what} an unlocked lock")
-        if needs_timeout and self.timeout is None:
-            raise self._error(f"Cannot {what} a lock with no timeout")
-        return hold
 
-    async def release(self) -> None:
-        hold = self._held("release")
-        self.local.hold = self.local.token = None
-        await hold._release()
-        if hold._was_released is False or hold.lost.is_set():
-            raise self._error("Cannot release a lock that's no longer owned", is_lost=True)
+def native_lock(submodule: str, locks_type: Any, wrap: Any, client: Any, *args: Any, **options: Any) -> Any:
+    library = library_of(client).__name__.partition(".")[0]
+    lock = lock_class(f"{library}.{submodule}", wrap)(client, *args, **options)
+    # One for each client, for its subscription.
+    locks = client.__dict__.get("_native_locks") or client.__dict__.setdefault("_native_locks", locks_type(client))
+    # Without a time-out it is renewed until it is released.
+    lock.native = locks.lock(lock.name, lease=lock.timeout or None, renew=not lock.timeout)
+    return lock
 
-    async def _renew(self, what: str, time: float, is_more: bool) -> bool:
-        hold = self._held(what, needs_timeout=True)
+
+def _not_owned(lock: Any, what: str) -> Any:
+    return lock.native.locks.world.library.LockNotOwnedError(f"Cannot {what} a lock that's no longer owned", lock.name)
+
+
+class _Native:
+    async def do_acquire(self: Any, token: bytes) -> bool:
         try:
-            rest = await self._world.ask(("PTTL", hold.key), 5) if is_more else 0
-            await hold._renew(time + max(0, rest) / 1000)
+            self.local.hold = await self.native.acquire_as(token, max(0.0, self.local.until - now()), self.local.is_new)
+        except LockBusy:
+            return False
+        except self.native.locks.world.library.ResponseError as error:
+            # The key may still be a string of their own lock: then theirs sleeps, and asks again.
+            if code(error) != "WRONGTYPE":
+                raise
+            return False
+        return True
+
+    async def do_release(self: Any, expected_token: bytes) -> None:
+        if await BaseHold._release(self.local.hold) is False:
+            raise _not_owned(self, "release")
+
+    async def do_extend(self: Any, additional_time: float, replace_ttl: bool) -> bool:
+        try:
+            rest = 0 if replace_ttl else await self.native.locks.world.ask(("PTTL", self.name), REPLY_WITHIN)
+            await BaseHold._renew(self.local.hold, additional_time + max(0, rest) / 1000)
         except Exception as error:
-            if isinstance(error, NativeLockError) or is_refusal(error):
-                raise self._error(f"Cannot {what} a lock that's no longer owned", is_lost=True) from error
+            if isinstance(error, NativeLockError) or meaning(error).is_refusal:
+                raise _not_owned(self, "extend") from error
             raise
         return True
 
-    async def extend(self, additional_time: float, replace_ttl: bool = False) -> bool:
-        return await self._renew("extend", additional_time, not replace_ttl)
+    async def do_reacquire(self: Any) -> Any:
+        return await _Native.do_extend(self, self.timeout, True)
 
-    async def reacquire(self) -> bool:
-        return await self._renew("reacquire", self.timeout or 0, False)
+    async def locked(self: Any) -> bool:
+        return bool(await self.native.locks.world.ask(("EXISTS", self.name), REPLY_WITHIN))
 
-    async def locked(self) -> bool:
-        return bool(await self._world.ask(("EXISTS", self.name), 5))
-
-    async def owned(self) -> bool:
-        hold = getattr(self.local, "hold", None)
+    async def owned(self: Any) -> bool:
+        token, ask = getattr(self.local, "token", None), self.native.locks.world.ask
         try:
-            return hold is not None and bool(await self._world.ask(("HEXISTS", self.name, self.local.token), 5))
-        except self._world.library.ResponseError:
+            return token is not None and bool(await ask(("HEXISTS", self.name, token), REPLY_WITHIN))
+        except self.native.locks.world.library.ResponseError:
             return False
 
-    async def __aenter__(self) -> "AsyncNativeLock":
-        if not await self.acquire():
-            raise self._error("Unable to acquire lock within the time specified")
-        return self
-
-    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    async def exit(self: Any, kind: object, error: BaseException | None, trace: object) -> None:
+        token, self.local.token = getattr(self.local, "token", None), None
         try:
-            await self.release()
-        except self._world.library.LockError as failed:
-            if error is None and self.raise_on_release_error:
+            if token is None:
+                raise self.native.locks.world.library.LockError("Cannot release an unlocked lock", self.name)
+            await _Native.do_release(self, token)
+        except self.native.locks.world.library.LockError as failed:
+            if error is None and getattr(self, "raise_on_release_error", True):
                 raise
             log.warning("%s", failed)

@@ -1,9 +1,8 @@
-"""What is sent to the server and told by it, and the clock by which leases are counted."""
+"""What is told by the server, and the clock by which leases are counted."""
 
 import binascii
+import os
 import time
-import uuid
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 # This clock goes on while the machine is suspended, as leases do.
@@ -24,34 +23,9 @@ def milliseconds(seconds: float) -> int:
     return max(1, int(seconds * 1000))
 
 
-@dataclass(frozen=True)
-class Request:
-    """What is asked for."""
-
-    key: bytes
-    lease: float
-    mode: tuple[Any, ...] = ()
-    at_least: float = 0.0
-    renew: bool = True
-    owner: bytes = b""
-    # Whether this owner's name never asked before: then a grant came after the request was sent.
-    is_first: bool = True
-
-    def acquire(self, *how: Any) -> tuple[Any, ...]:
-        # With HOLD 1 it does no harm to send it again.
-        lease = ("LEASE", milliseconds(self.lease), "HOLD", 1)
-        return ("LOCK.ACQUIRE", self.key, self.owner, *lease, *how, *self.mode)
-
-    def renewal(self, token: int, lease: float) -> tuple[Any, ...]:
-        return ("LOCK.RENEW", self.key, self.owner, "LEASE", milliseconds(lease), "FENCE", token)
-
-    def release(self, *fence: Any) -> tuple[Any, ...]:
-        """Without FENCE and a token it gives up a place, and a hold that was not told of."""
-        return ("LOCK.RELEASE", self.key, self.owner, *fence)
-
-
-def new_owner() -> bytes:
-    return str(uuid.uuid4()).encode()
+def new_name() -> bytes:
+    """As unique as a UUID."""
+    return os.urandom(16).hex().encode()
 
 
 class Told(NamedTuple):
@@ -64,38 +38,27 @@ class Told(NamedTuple):
     error: str
 
 
-def told(message: bytes) -> Told | None:
+def told(message: bytes) -> Told:
     """A message of five netstrings: database, key, owner, result, first lease in ms."""
     parts = []
     while message:
         length, _, rest = message.partition(b":")
-        if not length.isdigit():
-            return None
         parts.append(rest[: int(length)])
         message = rest[int(length) + 1 :]
-    if len(parts) != 5:
-        return None
     _, key, owner, result, lease = parts
     if result.startswith(b"-"):
         return Told(key, owner, 0, 0, result[1:].decode("utf-8", "replace"))
     return Told(key, owner, int(result), int(lease) / 1000, "")
 
 
-def slot_of(key: bytes) -> int:
-    start = key.find(b"{")
-    end = key.find(b"}", start + 1)
-    tag = key[start + 1 : end] if start >= 0 and end > start + 1 else key
-    return binascii.crc_hqx(tag, 0) % 16384
-
-
 _tags: dict[int, bytes] = {}
 
 
 def tag_of(slot: int) -> bytes:
-    """A word that hashes to this slot."""
+    """A word that hashes to this slot of a cluster."""
     word = len(_tags)
     while slot not in _tags:
-        _tags.setdefault(slot_of(b"%d" % word), b"%d" % word)
+        _tags.setdefault(binascii.crc_hqx(b"%d" % word, 0) % 16384, b"%d" % word)
         word += 1
     return _tags[slot]
 

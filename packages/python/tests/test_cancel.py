@@ -1,0 +1,152 @@
+"""Who is cancelled, interrupted, killed or forked leaves nothing behind."""
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from contextlib import aclosing
+
+import anyio
+import anyio.lowlevel
+import pytest
+import redis
+import redis.asyncio
+from conftest import soon, until
+
+import redis_native_lock
+from redis_native_lock import LockBusy, LockLost
+from redis_native_lock.asyncio import Locks
+
+
+def locks_of(server, **options):
+    return aclosing(Locks(redis.asyncio.Redis(port=server.port, **options)))
+
+
+async def nothing_left(server, locks):
+    await soon(lambda: server.is_free("l") and server.places() == 0 and not locks.holds)
+
+
+async def test_cancelled_in_each_phase(server, proxy):
+    """On a slow network, where a cancel finds commands on their way."""
+    proxy.delay = 0.01
+    rng = random.Random(7)
+    async with locks_of(proxy, max_connections=40) as locks:
+
+        async def section():
+            async with locks.lock("l"):
+                await asyncio.sleep(0.005)
+
+        for _ in range(15):
+            tasks = [asyncio.create_task(section()) for _ in range(8)]
+            for task in tasks:
+                await asyncio.sleep(rng.random() * 0.03)
+                task.cancel()
+            # At once: none waits for what it gives back.
+            begun = time.monotonic()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            assert time.monotonic() - begun < 1.5
+        await nothing_left(server, locks)
+        async with locks.lock("l", wait=5):
+            pass
+
+
+async def test_scopes_of_anyio(server):
+    async with locks_of(server) as locks:
+        async with locks.lock("l"):
+            with anyio.move_on_after(0.1) as scope:
+                async with locks.lock("l"):
+                    raise AssertionError("two hold it")
+            assert scope.cancelled_caught
+        with anyio.move_on_after(0.1) as scope:
+            async with locks.lock("l"):
+                await anyio.sleep_forever()
+        assert scope.cancelled_caught
+        await nothing_left(server, locks)
+        with pytest.raises(LockLost):
+            with anyio.fail_after(20):
+                async with locks.lock("l", lease=0.3):
+                    async with anyio.create_task_group() as group:
+                        group.start_soon(anyio.sleep_forever)
+                        server.redis.delete("l")
+        await anyio.lowlevel.checkpoint()  # nothing of the cancellation is left
+
+
+async def test_cancelled_in_the_moment_of_a_loss(server):
+    async with locks_of(server) as locks:
+
+        async def work():
+            async with locks.lock("l") as hold:
+                hold._lose()
+                asyncio.current_task().cancel()
+                await asyncio.sleep(30)
+
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.create_task(work())
+        with pytest.raises(LockLost):
+            async with locks.lock("l") as hold:
+                hold._lose()
+        await asyncio.sleep(0)
+
+
+PROGRAM = """
+import time, redis, redis_native_lock as native
+client = redis.Redis(port={port})
+locks = native.Locks(client, lease=1)
+"""
+
+
+def program(server, text):
+    command = [sys.executable, "-c", PROGRAM.format(port=server.port) + text]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def test_the_holders_process_is_killed(server):
+    locks = redis_native_lock.Locks(redis.Redis(port=server.port))
+    holder = program(server, "locks.lock('l').acquire(); print('held', flush=True); input()")
+    assert holder.stdout.readline() == b"held\n"
+    with pytest.raises(LockBusy):
+        locks.lock("l", wait=1.5).acquire()  # it is renewed
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    begun = time.monotonic()
+    with locks.lock("l", wait=10):
+        assert time.monotonic() - begun < 1.5
+    locks.close()
+
+
+def test_interrupted_while_it_waits(server):
+    text = """
+try:
+    locks.lock("l").acquire()
+except KeyboardInterrupt:
+    locks.lock("other").acquire().release()
+    while client.info("lock")["lock_places"]: time.sleep(0.01)
+    print("nothing left")
+"""
+    with redis_native_lock.Locks(redis.Redis(port=server.port)).lock("l"):
+        waiter = program(server, text)
+        until(lambda: server.places() == 1)
+        waiter.send_signal(signal.SIGINT)
+        assert waiter.communicate(timeout=20)[0] == b"nothing left\n"
+
+
+def test_a_fork(server):
+    locks = redis_native_lock.Locks(redis.Redis(port=server.port))
+    with locks.lock("l"):
+        with pytest.raises(LockBusy):
+            locks.lock("l", wait=0.05).acquire()  # so that there are threads and a subscription
+        child = os.fork()
+        if child == 0:
+            try:
+                with locks.lock("l", wait=10, lease=0.3) as hold:
+                    before = hold._valid_until
+                    until(lambda: hold._valid_until > before)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        until(lambda: server.places() == 1)
+    assert os.waitpid(child, 0)[1] == 0
+    locks.close()

@@ -1,0 +1,144 @@
+"""What is sent next, and what comes of it: scenes without a server, by a clock that stands still."""
+
+import pytest
+import redis
+from redis.crc import key_slot
+from redis.exceptions import NoPermissionError, ResponseError
+
+import redis_native_lock._core as core
+from redis_native_lock import Deadlock, LockBusy, LockLost, Locks, NotSafe, Superseded
+from redis_native_lock._threads import Mutex, run
+from redis_native_lock._wire import tag_of, told, valid_until
+
+NO_ANSWER, GONE, NOPERM = ConnectionError("no answer"), ResponseError("NOREPLICAS 0"), NoPermissionError("no")
+
+
+class Script(core.World):
+    """Answers what is sent as its lines say: the word that is sent, the answer, and how long that takes."""
+
+    class event:
+        is_set = set = lambda self: False
+
+    mutex, renewer = Mutex, core.Renewer(lambda: None)
+
+    def __init__(self, lines):
+        super().__init__(redis.Redis())
+        self.lines, self.time = list(lines), 1000.0
+
+    def next(self, args):
+        word, answer, *takes = self.lines.pop(0)
+        assert word in args, (word, args)
+        self.time += sum(takes)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def command(self, args, within):
+        return self.next(args)
+
+    async def wait(self, event, within):
+        if event is self.hold.heard:
+            message = self.next(["hear"])
+            if message is not None:
+                self.locks.hear(told(b"1:0,1:k,1:o,%d:%b,4:2000," % (len(message), message)))
+            return message is not None
+        self.time += max(0, within)
+
+    async def shielded(self, work):
+        return await work
+
+    def spawn(self, work):
+        run(work)
+
+    async def open(self, key):
+        return self
+
+    async def send(self, connection, *args):
+        self.answer = self.next(args)
+
+    async def read(self, connection, within=core.ENDLESS):
+        return self.answer
+
+    def close(self, connection):
+        pass
+
+    async def subscribe(self, key, channel, within):
+        self.next(["subscribe"])
+
+
+QUEUED, ASKED_AGAIN = ("QUEUE", 0), ("subscribe", None)
+SCENES = {
+    "it is free": (0, [("LOCK.ACQUIRE", 7)], 7),
+    "it is busy, and there is nothing to give back": (0, [("LOCK.ACQUIRE", None)], LockBusy),
+    "no answer: it may be held": (0, [("LOCK.ACQUIRE", NO_ANSWER), ("LOCK.RELEASE", 1)], ConnectionError),
+    "a refusal leaves nothing": (9, [("QUEUE", ResponseError("NOTALOCK"))], ResponseError),
+    "a place, and work before its claim": (9, [QUEUED, ("hear", b"7", 0.1)], 7),
+    "it waited too long for that": (9, [QUEUED, ("hear", b"7", 1.9), ("LOCK.RENEW", 1)], 7),
+    "it is claimed too late": (9, [QUEUED, ("hear", b"7", 2.5), ("LOCK.RENEW", 0), ("QUEUE", 8)], 8),
+    "the time is over": (9, [QUEUED, ("hear", None, 9), ("LOCK.RELEASE", 0)], LockBusy),
+    "nothing is heard": (30, [QUEUED, ("hear", None, 10), ASKED_AGAIN, ("QUEUE", 7)], 7),
+    "the place is gone": (9, [QUEUED, ("hear", b"0"), ("QUEUE", 7)], 7),
+    "a cycle": (9, [QUEUED, ("hear", b"-DEADLOCK a waits for b")], Deadlock),
+    "what is there is another's now": (9, [QUEUED, ("hear", b"-SUPERSEDED x")], Superseded),
+    "too few replicas, at last": (0.01, [("QUEUE", GONE), ("LOCK.RELEASE", 0)], NotSafe),
+    "too few replicas, for a moment": (9, [QUEUED, ("hear", b"-NOREPLICAS x"), ("LOCK.ACQUIRE", 7)], 7),
+    "it may not subscribe": (9, [("QUEUE", NOPERM), ("BLOCK", 7)], 7),
+    "it may not do that either": (9, [("QUEUE", NOPERM), ("BLOCK", NOPERM)], redis.RedisError),
+    "a cut": (9, [("QUEUE", NO_ANSWER), ("LOCK.ACQUIRE", None), ("QUEUE", 7)], 7),
+}  # fmt: skip
+
+
+def hold_of(lines, monkeypatch, wait):
+    world, locks = Script(lines), Locks(redis.Redis())
+    locks.world, world.locks, locks.is_checked = world, locks, True
+    # It is subscribed already.
+    locks.heard_of[locks._channel] = locks.ears[""] = world.ear = core.Ear(locks, "")
+    monkeypatch.setattr(world.ear, "subscribe", world.subscribe)
+    monkeypatch.setattr(core, "now", lambda: world.time)
+    world.hold = core.BaseHold(locks.lock("k", lease=30), wait, b"o", True)
+    return world, world.hold
+
+
+@pytest.mark.parametrize("wait, lines, outcome", SCENES.values(), ids=SCENES)
+def test_a_scene_of_acquiring(monkeypatch, wait, lines, outcome):
+    world, hold = hold_of(lines, monkeypatch, wait)
+    if isinstance(outcome, int):
+        run(hold.take())
+        assert hold.token == outcome and hold.valid_for() > 0
+    else:
+        with pytest.raises(outcome):
+            run(hold.take())
+        assert not world.locks.holds
+    assert not world.lines
+
+
+@pytest.mark.parametrize(
+    "lines, is_lost",
+    [
+        ([("LOCK.RENEW", 1)], False),
+        ([("LOCK.RENEW", NO_ANSWER, 5), ("LOCK.RENEW", 1)], False),
+        ([("LOCK.RENEW", 0), ("LOCK.RELEASE", None)], True),
+        ([("LOCK.RENEW", NO_ANSWER, 30), ("LOCK.RELEASE", 1)], True),
+    ],
+)
+def test_a_scene_of_renewing(monkeypatch, lines, is_lost):
+    world, hold = hold_of([("LOCK.ACQUIRE", 7), *lines], monkeypatch, 0)
+    told_at = []
+    hold.lost.set = lambda: told_at.append(world.time)
+    run(hold.take())
+    while world.lines:
+        world.time = max(world.time, hold.due_at)
+        hold.look()
+    assert bool(told_at) is hold._is_over is is_lost
+    if is_lost:
+        with pytest.raises(LockLost):
+            run(hold._renew())
+    else:
+        assert hold.valid_for() > 29
+
+
+def test_words_of_the_wire():
+    assert told(b"1:0,3:k:,,1:o,2:42,4:2000,") == (b"k:,", b"o", 42, 2.0, "")
+    assert told(b"1:0,1:k,1:o,12:-DEADLOCK no,1:0,").error == "DEADLOCK no"
+    assert valid_until(5, 30) == 34.69 and valid_until(5, 0.02) == 5.01
+    assert all(key_slot(tag_of(slot)) == slot for slot in range(0, 16384, 97))
