@@ -213,7 +213,7 @@ interop: deps build ## Test with Redisson and with other clients; mixed load for
 	examples/run-tests
 
 .PHONY: test-packages
-test-packages: test-python test-node test-go ## Test the packages for other languages
+test-packages: test-python test-node test-go test-java ## Test the packages for other languages
 
 .PHONY: test-python
 test-python: deps build ## Check, test and build the package for Python
@@ -229,6 +229,11 @@ test-node: deps build ## Check, test and build the package for Node
 test-go: deps build ## Check, test and build the package for Go
 	@scripts/install-missing go
 	packages/go/test
+
+.PHONY: test-java
+test-java: deps build ## Test and build the package for Java
+	@scripts/install-missing java
+	packages/java/test
 
 .PHONY: check-docs
 check-docs: deps build ## Run what the documents show in other languages, and all else that they show

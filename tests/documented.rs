@@ -68,7 +68,7 @@ fn blocks_of(document: &str) -> Vec<Block> {
 
 /// Where what a block shows is run: its document, its language, a word in it, and a test or
 /// a script. What is a picture, and no code, is told apart here, too.
-const RUN_BY: [(&str, &str, &str, &str); 48] = [
+const RUN_BY: [(&str, &str, &str, &str); 51] = [
     ("CONTRIBUTING.md", "sh", "make help", HERE),
     ("README.md", "text", "LOCK.ACQUIRE orders:42", HERE),
     ("README.md", "sh", "make run", HERE),
@@ -97,6 +97,7 @@ const RUN_BY: [(&str, &str, &str, &str); 48] = [
     ("docs/install.md", "sh", "skopeo copy", PACKAGES),
     ("docs/install.md", "dockerfile", "COPY", PACKAGES),
     ("docs/install.md", "sh", "sudo dpkg -r", PACKAGES),
+    ("docs/migrating/shedlock.md", "java", "", JAVA),
     ("docs/monitoring.md", "sh", "exporter", MONITORING),
     ("docs/monitoring.md", "sh", "promtool", MONITORING),
     ("docs/monitoring.md", "sh", "prometheus --", MONITORING),
@@ -118,6 +119,8 @@ const RUN_BY: [(&str, &str, &str, &str); 48] = [
         "packages/node/test",
     ),
     ("packages/node/README.md", "js", "", NODE),
+    ("packages/java/README.md", "java", "", JAVA),
+    ("packages/java/README.md", "xml", "", "packages/java/test"),
     (
         "packages/python/README.md",
         "sh",
@@ -135,6 +138,7 @@ const JAM: &str = "lockctl/tests/jam.rs";
 const MONITORING: &str = "tests/monitoring.rs";
 const NODE: &str = "packages/node/tests/documented.test.mts";
 const GO: &str = "packages/go/example_test.go";
+const JAVA: &str = "packages/java/tests/src/test/java/redisnativelock/DocumentedTest.java";
 const PYTHON: &str = "packages/python/tests/test_documented.py";
 const PACKAGES: &str = "scripts/test-packages";
 

@@ -1,0 +1,184 @@
+package redisnativelock;
+
+import java.nio.ByteBuffer;
+import java.time.Duration;
+import java.util.*;
+import java.util.concurrent.*;
+import java.util.function.Function;
+import java.util.function.Supplier;
+import java.util.regex.Matcher;
+import java.util.regex.Pattern;
+import java.util.stream.IntStream;
+import redisnativelock.spi.RedisAccess;
+
+/** Locks on one server, behind Sentinel, or in a cluster. One for a process is enough; it is safe for all threads. */
+public final class Locks implements AutoCloseable {
+  private static final Duration LONGEST = Duration.ofDays(3650);
+  private static final long SUSPICIOUS = 1_000 * Wire.MILLISECOND;
+  private static final int[] LEAST_VERSION = {0, 2, 0};
+  private static final Pattern VERSION = Pattern.compile("lock_version\\W+(\\d+)\\.(\\d+)\\.(\\d+)");
+  /** In a cluster: a word for each slot that hashes to it. */
+  private static final Map<Integer, String> TAGS = new ConcurrentHashMap<>();
+
+  final RedisAccess access;
+  final Map<String, Attempt> waits = new ConcurrentHashMap<>();
+  /** What this thread has entered, by key. */
+  final ThreadLocal<Map<ByteBuffer, NativeLock.Section>> sections = ThreadLocal.withInitial(HashMap::new);
+  private final Duration lease;
+  private final byte[] prefix;
+  private final Map<Object, Ear> ears = new ConcurrentHashMap<>();
+  private final String channel = "redislock:" + UUID.randomUUID();
+  private volatile boolean isChecked;
+
+  private Locks(RedisAccess access, Duration lease, String prefix) {
+    this.access = access;
+    this.lease = lease;
+    this.prefix = Wire.bytes(prefix);
+    checked(lease);
+  }
+
+  /** Locks with a lease of 30 seconds. */
+  public static Locks create(RedisAccess access) {
+    return create(access, Duration.ofSeconds(30), "");
+  }
+
+  /** Locks with this lease, which is how long one stays taken if its process dies, and a prefix before each key. */
+  public static Locks create(RedisAccess access, Duration lease, String prefix) {
+    return new Locks(access, lease, prefix);
+  }
+
+  /** The lock of this name, which is held by one at a time if nothing else is said. */
+  public NativeLock lock(String key) {
+    return lock(Wire.bytes(key));
+  }
+
+  /** The lock of a name that may be any bytes. */
+  public NativeLock lock(byte[] key) {
+    byte[] whole = ByteBuffer.allocate(prefix.length + key.length).put(prefix).put(key).array();
+    return new NativeLock(this, whole, 1, lease, Duration.ZERO);
+  }
+
+  /** Ends the subscriptions. What is held stays held and renewed. */
+  @Override
+  public void close() {
+    ears.values().forEach(ear -> ear.end(null));
+  }
+
+  static long checked(Duration lease) {
+    if (lease.toMillis() < 1 || lease.compareTo(LONGEST) > 0) {
+      throw new IllegalArgumentException("a lease is a thousandth of a second to ten years");
+    }
+    return lease.toNanos();
+  }
+
+  /** What an error means, without what futures put around it. */
+  Throwable meaning(Throwable error) {
+    boolean isWrapped = error instanceof CompletionException || error instanceof ExecutionException;
+    return isWrapped && error.getCause() != null ? meaning(error.getCause())
+        : error instanceof TimeoutException ? new java.io.IOException("no answer in time", error) : access.meaning(error);
+  }
+
+  /** Returns null where the lock was not had in time. */
+  Hold acquire(Request request, long wait, boolean isInterruptible, Thread thread) throws InterruptedException {
+    if (!isChecked && access.slot(request.key()) < 0) {
+      checkVersion();
+    }
+    Attempt.Grant grant = new Attempt(this, request, wait, isInterruptible).take();
+    return grant == null ? null : new Hold(this, request, grant, thread);
+  }
+
+  /** Asks for the module's version, where that is allowed and it tells it. */
+  private void checkVersion() {
+    try {
+      Object info = Background.join(access.send(Wire.command("INFO", "lock")), Attempt.RELEASE_WITHIN);
+      Matcher found = VERSION.matcher(info instanceof byte[] text ? new String(text) : "");
+      if (found.find()) {
+        int[] version = IntStream.rangeClosed(1, 3).map(part -> Integer.parseInt(found.group(part))).toArray();
+        if (Arrays.compare(version, LEAST_VERSION) < 0) {
+          throw new NoModuleException("the server's lock module is too old: " + found.group(), null);
+        }
+      }
+      isChecked = true;
+    } catch (ExecutionException | TimeoutException theAcquireWillSay) {
+      isChecked = meaning(theAcquireWillSay) instanceof redisnativelock.spi.ServerError;
+    }
+  }
+
+  /** Sends a command, and leaves its connection if there is no answer for so long. */
+  CompletableFuture<Object> send(byte[][] command, long within) {
+    CompletableFuture<Object> reply = access.send(command);
+    if (reply.isDone()) {
+      return reply;
+    }
+    CompletableFuture<Object> bounded = reply.copy().orTimeout(within, TimeUnit.NANOSECONDS);
+    bounded.whenComplete((done, error) -> {
+      if (error instanceof TimeoutException && within >= SUSPICIOUS) {
+        access.suspect();
+      }
+    });
+    return bounded;
+  }
+
+  /** Sends what gives a lock back until it is answered, or until then. What fails is logged. */
+  CompletableFuture<Object> insist(String name, Supplier<byte[][]> command, long until, int failures) {
+    return send(command.get(), Attempt.REPLY_WITHIN).handle((reply, failure) -> {
+      if (failure == null) {
+        return CompletableFuture.completedFuture(reply);
+      }
+      Throwable error = meaning(failure);
+      if (!Attempt.mayPass(error) || System.nanoTime() - until >= 0) {
+        Background.warn(name + " is left to its lease, not given back", error);
+        return CompletableFuture.failedFuture(error);
+      }
+      return new CompletableFuture<>().completeOnTimeout(null, Background.pause(failures), TimeUnit.NANOSECONDS)
+          .thenCompose(paused -> insist(name, command, until, failures + 1));
+    }).thenCompose(Function.identity());
+  }
+
+  /** One channel for this process; in a cluster one for each slot. */
+  byte[] channel(byte[] key) {
+    int slot = access.slot(key);
+    return Wire.bytes(slot < 0 ? channel : channel + "{" + TAGS.computeIfAbsent(slot, this::tag) + "}");
+  }
+
+  private String tag(int slot) {
+    return IntStream.iterate(0, word -> word + 1).mapToObj(String::valueOf)
+        .filter(word -> access.slot(Wire.bytes(word)) == slot).findFirst().orElseThrow();
+  }
+
+  /** Where this process hears of the waits for a key already, or null. */
+  Ear listening(byte[] key) {
+    byte[] name = channel(key);
+    return ears.values().stream().filter(ear -> ear.hears(name)).findFirst().orElse(null);
+  }
+
+  Ear ear(byte[] key, Object node) {
+    Ear fresh = new Ear(this);
+    Ear known = ears.putIfAbsent(node, fresh);
+    if (known == null) {
+      fresh.open(key);
+    }
+    Ear before = listening(key);
+    if (before != null && before != known) {
+      // The key is served by another node now.
+      before.end(null);
+    }
+    return known == null ? fresh : known;
+  }
+
+  void forget(Ear ended) {
+    ears.values().remove(ended);
+    waits.values().forEach(attempt -> attempt.wake(ended));
+  }
+
+  void hear(Wire.Told told) {
+    Attempt attempt = waits.get(told.owner());
+    if (attempt != null) {
+      attempt.hear(told);
+    } else if (told.token() > 0) {
+      // Nobody waits for it any more.
+      Request request = new Request(told.owner(), told.key(), told.owner(), 1, told.lease(), false, 0);
+      insist("a late grant", () -> request.release(told.token()), System.nanoTime() + told.lease(), 0);
+    }
+  }
+}

@@ -1,0 +1,47 @@
+package redisnativelock.spi;
+
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.Executor;
+import java.util.concurrent.Executors;
+import java.util.function.Consumer;
+
+/** The client library, as the locks use it. No method blocks; futures may fail with whatever the library throws. */
+public interface RedisAccess {
+  /** Threads for what blocks. */
+  Executor THREADS = Executors.newCachedThreadPool(work -> {
+    Thread thread = new Thread(work, "redis-native-lock");
+    thread.setDaemon(true);
+    return thread;
+  });
+
+  /**
+   * What an error means: a {@link ServerError} where the server has answered, an {@link java.io.IOException} where
+   * nobody knows whether it got the command. The latter is tried again; any other exception ends the call.
+   */
+  Throwable meaning(Throwable error);
+
+  /** The slot of a key in a cluster; else -1. */
+  int slot(byte[] key);
+
+  /** Sends a command to the primary that serves its second word. The reply is null, a {@code Long} or {@code byte[]}. */
+  CompletableFuture<Object> send(byte[]... command);
+
+  /** Is called when a command was not answered in time. The connection it went over is not to be used again. */
+  default void suspect() {}
+
+  /** Something that is equal for all keys that one server serves: their waits share one subscription. */
+  CompletableFuture<?> node(byte[] key);
+
+  /** Opens a connection of its own to the primary that serves the key. {@code ended} is called when it is gone. */
+  CompletableFuture<Link> open(byte[] key, Consumer<byte[]> messages, Consumer<Throwable> ended);
+
+  /** A connection for messages, or for a command that blocks. Once it has ended it is not mended. */
+  interface Link {
+    /** Subscribes, in a cluster to a sharded channel. Where the server ends a subscription, the connection ends. */
+    CompletableFuture<?> subscribe(byte[] channel);
+
+    CompletableFuture<Object> send(byte[]... command);
+
+    void close();
+  }
+}

@@ -1,0 +1,225 @@
+package redisnativelock.lettuce;
+
+import io.lettuce.core.*;
+import io.lettuce.core.api.StatefulConnection;
+import io.lettuce.core.api.StatefulRedisConnection;
+import io.lettuce.core.api.async.BaseRedisAsyncCommands;
+import io.lettuce.core.cluster.RedisClusterClient;
+import io.lettuce.core.cluster.SlotHash;
+import io.lettuce.core.cluster.api.StatefulRedisClusterConnection;
+import io.lettuce.core.cluster.models.partitions.RedisClusterNode;
+import io.lettuce.core.codec.ByteArrayCodec;
+import io.lettuce.core.output.CommandOutput;
+import io.lettuce.core.protocol.CommandArgs;
+import io.lettuce.core.protocol.ProtocolKeyword;
+import io.lettuce.core.pubsub.RedisPubSubAdapter;
+import io.lettuce.core.pubsub.StatefulRedisPubSubConnection;
+import java.io.IOException;
+import java.nio.ByteBuffer;
+import java.util.concurrent.CompletableFuture;
+import java.util.function.Consumer;
+import redisnativelock.spi.RedisAccess;
+import redisnativelock.spi.ServerError;
+
+/**
+ * Locks by Lettuce: one server, Sentinel (a URI that names it), or a cluster. It opens a connection for commands, and one
+ * for each server where somebody waits.
+ */
+public final class LettuceAccess implements RedisAccess, AutoCloseable {
+  private static final ByteArrayCodec CODEC = ByteArrayCodec.INSTANCE;
+
+  /** For connections of our own. */
+  private final RedisClient client;
+  private final RedisURI uri;
+  private final RedisClusterClient cluster;
+  private CompletableFuture<? extends StatefulConnection<byte[], byte[]>> connected;
+  private boolean isClosed;
+
+  private LettuceAccess(RedisClient client, RedisURI uri, RedisClusterClient cluster) {
+    this.client = client;
+    this.uri = uri;
+    this.cluster = cluster;
+    connected = connect();
+  }
+
+  /** One server, or Sentinel, as the URI says. */
+  public static LettuceAccess of(RedisClient client, RedisURI uri) {
+    return new LettuceAccess(client, uri, null);
+  }
+
+  /** A cluster. */
+  public static LettuceAccess of(RedisClusterClient cluster) {
+    RedisClient nodes = RedisClient.create(cluster.getResources());
+    nodes.setOptions(cluster.getOptions());
+    return new LettuceAccess(nodes, null, cluster);
+  }
+
+  /** Closes the connection for commands. The client stays open. */
+  @Override
+  public synchronized void close() {
+    isClosed = true;
+    connected.thenAccept(StatefulConnection::close);
+    if (cluster != null) {
+      client.shutdownAsync();
+    }
+  }
+
+  @Override
+  public Throwable meaning(Throwable error) {
+    for (Throwable cause = error; cause != null; cause = cause.getCause()) {
+      if (cause instanceof RedisCommandExecutionException) {
+        return new ServerError(cause.getMessage(), error);
+      }
+    }
+    return error instanceof RedisException ? new IOException(error.getMessage(), error) : error;
+  }
+
+  @Override
+  public int slot(byte[] key) {
+    return cluster == null ? -1 : SlotHash.getSlot(key);
+  }
+
+  private record Keyword(String word) implements ProtocolKeyword {
+    @Override
+    public byte[] getBytes() {
+      return word.getBytes();
+    }
+  }
+
+  /** An integer, bytes, or nothing. */
+  private static final class Reply extends CommandOutput<byte[], byte[], Object> {
+    Reply() {
+      super(CODEC, null);
+    }
+
+    @Override
+    public void set(long integer) {
+      output = integer;
+    }
+
+    @Override
+    public void set(ByteBuffer bytes) {
+      output = bytes == null ? null : CODEC.decodeValue(bytes);
+    }
+  }
+
+  private CompletableFuture<? extends StatefulConnection<byte[], byte[]>> connect() {
+    return cluster == null ? CompletableFuture.completedFuture(uri).thenCompose(to -> client.connectAsync(CODEC, to))
+        : CompletableFuture.supplyAsync(cluster::getPartitions, THREADS).thenCompose(map -> cluster.connectAsync(CODEC));
+  }
+
+  private synchronized CompletableFuture<? extends StatefulConnection<byte[], byte[]>> connected() {
+    if (connected.isCompletedExceptionally()) {
+      connected = connect();
+    }
+    return isClosed ? CompletableFuture.failedFuture(new IllegalStateException("it is closed")) : connected;
+  }
+
+  /** Replies come in the order of their commands: where one is missing, the next would be taken for it. */
+  @Override
+  public synchronized void suspect() {
+    if (connected.isDone() && !isClosed) {
+      connected.thenAccept(StatefulConnection::closeAsync);
+      connected = connect();
+    }
+  }
+
+  private static CompletableFuture<Object> send(BaseRedisAsyncCommands<byte[], byte[]> to, byte[][] command) {
+    CommandArgs<byte[], byte[]> args = new CommandArgs<>(CODEC);
+    for (int at = 1; at < command.length; at++) {
+      // The first one is the key.
+      args = at == 1 ? args.addKey(command[at]) : args.add(command[at]);
+    }
+    return to.dispatch(new Keyword(new String(command[0])), new Reply(), args).toCompletableFuture();
+  }
+
+  @Override
+  public CompletableFuture<Object> send(byte[]... command) {
+    return connected().thenCompose(open -> send(commands(open), command));
+  }
+
+  private static BaseRedisAsyncCommands<byte[], byte[]> commands(StatefulConnection<byte[], byte[]> open) {
+    return open instanceof StatefulRedisConnection<byte[], byte[]> one ? one.async()
+        : ((StatefulRedisClusterConnection<byte[], byte[]>) open).async();
+  }
+
+  private RedisURI uri(byte[] key) {
+    if (cluster == null) {
+      return uri;
+    }
+    RedisClusterNode node = cluster.getPartitions().getPartitionBySlot(slot(key));
+    if (node == null) {
+      throw new RedisException("no node of the cluster has slot " + slot(key));
+    }
+    return node.getUri();
+  }
+
+  @Override
+  public CompletableFuture<String> node(byte[] key) {
+    return connected().thenApply(open -> uri(key).toString());
+  }
+
+  @Override
+  public CompletableFuture<Link> open(byte[] key, Consumer<byte[]> messages, Consumer<Throwable> ended) {
+    return connected().thenCompose(open -> client.connectPubSubAsync(CODEC, uri(key)))
+        .thenApply(own -> new OwnConnection(own, messages, ended));
+  }
+
+  /** A connection for messages. Lettuce would mend it by itself; here it ends once it is broken. */
+  private final class OwnConnection extends RedisPubSubAdapter<byte[], byte[]>
+      implements Link, RedisConnectionStateListener {
+    private final StatefulRedisPubSubConnection<byte[], byte[]> own;
+    private final Consumer<byte[]> messages;
+    private final Consumer<Throwable> ended;
+
+    OwnConnection(StatefulRedisPubSubConnection<byte[], byte[]> own, Consumer<byte[]> messages,
+        Consumer<Throwable> ended) {
+      this.own = own;
+      this.messages = messages;
+      this.ended = ended;
+      own.addListener((io.lettuce.core.pubsub.RedisPubSubListener<byte[], byte[]>) this);
+      own.addListener((RedisConnectionStateListener) this);
+    }
+
+    @Override
+    public CompletableFuture<?> subscribe(byte[] channel) {
+      var answer = cluster == null ? own.async().subscribe(channel) : own.async().ssubscribe(channel);
+      return answer.toCompletableFuture().whenComplete((done, error) -> {
+        if (error != null && cluster != null) {
+          // The slot may have moved.
+          cluster.refreshPartitionsAsync();
+        }
+      });
+    }
+
+    @Override
+    public CompletableFuture<Object> send(byte[]... command) {
+      return LettuceAccess.send(own.async(), command);
+    }
+
+    @Override
+    public void close() {
+      own.closeAsync();
+    }
+
+    @Override
+    public void message(byte[] channel, byte[] data) {
+      messages.accept(data);
+    }
+
+    @Override
+    public void smessage(byte[] channel, byte[] data) {
+      messages.accept(data);
+    }
+
+    @Override
+    public void sunsubscribed(byte[] channel, long count) {
+      ended.accept(new IOException("the server has ended the subscription"));
+    }
+
+    @Override
+    public void onRedisDisconnected(RedisChannelHandler<?, ?> gone) {
+      ended.accept(new IOException("the connection is gone"));
+    }
+  }
+}

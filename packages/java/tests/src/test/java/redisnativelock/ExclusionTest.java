@@ -1,0 +1,218 @@
+package redisnativelock;
+
+import static org.junit.jupiter.api.Assertions.*;
+import static redisnativelock.Server.until;
+
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.concurrent.TimeUnit;
+import org.junit.jupiter.api.AfterAll;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.EnumSource;
+
+/** Who gets in, and who does not. */
+class ExclusionTest {
+  private static final Server SERVER = new Server();
+  private int counter;
+
+  @AfterEach
+  void clean() {
+    Library.closeAll();
+    SERVER.call("FLUSHALL");
+  }
+
+  @AfterAll
+  static void end() {
+    SERVER.close();
+  }
+
+  @ParameterizedTest
+  @EnumSource
+  void threadsOfTwoProcessesAreInsideOneAtATime(Library library) throws Exception {
+    List<Threads<Void>> threads = new ArrayList<>();
+    for (int number = 0; number < 8; number++) {
+      Locks locks = number % 4 > 0 ? library.locks(SERVER.port) : Library.JEDIS.locks(SERVER.port);
+      threads.add(Threads.begin(() -> {
+        for (int round = 0; round < 25; round++) {
+          NativeLock lock = locks.lock("l");
+          lock.lock();
+          int seen = counter;
+          Thread.yield();
+          counter = seen + 1;
+          lock.unlock();
+        }
+        return null;
+      }));
+    }
+    for (Threads<Void> thread : threads) {
+      thread.end();
+    }
+    assertEquals(200, counter);
+    assertTrue(SERVER.isFree("l"));
+    assertEquals(0, SERVER.places());
+  }
+
+  @ParameterizedTest
+  @EnumSource
+  void whoComesFirstIsServedFirst(Library library) throws Exception {
+    Locks locks = library.locks(SERVER.port);
+    NativeLock lock = locks.lock("l");
+    List<Integer> order = new ArrayList<>();
+    List<Threads<Void>> threads = new ArrayList<>();
+    lock.lock();
+    for (int number = 0; number < 8; number++) {
+      int own = number;
+      threads.add(Threads.begin(() -> {
+        lock.lock();
+        order.add(own);
+        lock.unlock();
+        return null;
+      }));
+      until(() -> SERVER.places() == own + 1);
+    }
+    lock.unlock();
+    for (Threads<Void> thread : threads) {
+      thread.end();
+    }
+    assertEquals(List.of(0, 1, 2, 3, 4, 5, 6, 7), order);
+    until(() -> locks.waits.isEmpty());
+  }
+
+  @ParameterizedTest
+  @EnumSource
+  void tryLockWaitsAsLongAsItIsTold(Library library) throws Exception {
+    NativeLock lock = library.locks(SERVER.port).lock("l");
+    long first = lock.lockAndGetToken();
+    Threads.begin(() -> {
+      assertFalse(lock.tryLock());
+      assertFalse(lock.tryLock(0, TimeUnit.SECONDS));
+      assertFalse(lock.tryLock(1, TimeUnit.MILLISECONDS));
+      assertFalse(lock.tryLock(1, 500, TimeUnit.MILLISECONDS));
+      assertEquals(List.of(), SERVER.lock("l").get("waiters"));
+      long begun = System.nanoTime();
+      assertFalse(lock.tryLock(300, TimeUnit.MILLISECONDS));
+      long waited = System.nanoTime() - begun;
+      assertTrue(waited >= 290_000_000 && waited < 3_000_000_000L, "it waited " + waited);
+      assertTrue(lock.acquire(Duration.ZERO).isEmpty());
+      return null;
+    }).end();
+    assertEquals(0L, SERVER.lock("l").get("waiting"));
+    Threads<Long> waiting = Threads.begin(() -> {
+      assertTrue(lock.tryLock(20, 20, TimeUnit.SECONDS));
+      return lock.hold().token();
+    });
+    until(() -> SERVER.places() == 1);
+    lock.unlock();
+    assertTrue(waiting.end() > first);
+  }
+
+  @Test
+  void aThreadEntersAgainWithoutAskingTheServer() throws Exception {
+    Locks locks = Library.JEDIS.locks(SERVER.port);
+    NativeLock lock = locks.lock("l");
+    assertThrows(IllegalMonitorStateException.class, lock::unlock);
+    assertThrows(IllegalMonitorStateException.class, lock::hold);
+    lock.lock();
+    long asked = SERVER.info("lock", "lock_grants_immediate");
+    assertTrue(locks.lock("l").tryLock());
+    assertTrue(lock.tryLock(1, 1, TimeUnit.SECONDS));
+    lock.lockInterruptibly();
+    assertEquals(asked, SERVER.info("lock", "lock_grants_immediate"));
+    assertEquals(0, SERVER.info("lock", "lock_reentries"));
+    assertEquals(4, lock.getHoldCount());
+    Threads.begin(() -> {
+      assertFalse(lock.isHeldByCurrentThread());
+      assertThrows(IllegalMonitorStateException.class, lock::unlock);
+      assertTrue(lock.isLocked());
+      return null;
+    }).end();
+    for (int left = 4; left > 0; left--) {
+      assertTrue(lock.isHeldByCurrentThread() && lock.isLocked());
+      lock.unlock();
+    }
+    assertFalse(lock.isHeldByCurrentThread() || lock.isLocked());
+    lock.lock();
+    String second = lock.hold().owner();
+    assertTrue(lock.hold().release());
+    assertFalse(lock.isHeldByCurrentThread(), "a release of the hold itself counts");
+    lock.lock();
+    assertFalse(second.equals(lock.hold().owner()), "each outermost lock() is an owner of its own");
+    lock.unlock();
+  }
+
+  @Test
+  void namesOfRedissonsLockMeanWhatTheyMeanThere() throws Exception {
+    NativeLock lock = Library.LETTUCE.locks(SERVER.port).lock("l");
+    assertEquals(-2, lock.remainTimeToLive());
+    assertFalse(lock.forceUnlock());
+    lock.lock(20, TimeUnit.SECONDS);
+    assertTrue(lock.remainTimeToLive() > 19_000 && lock.remainTimeToLive() <= 20_000);
+    assertEquals(1, lock.getHoldCount());
+    Threads.begin(() -> lock.forceUnlock()).end();
+    assertFalse(lock.isLocked());
+    lock.unlock();
+    assertTrue(lock.tryLock(0, -1, TimeUnit.SECONDS));
+    assertTrue(lock.remainTimeToLive() > 29_000, "-1 is no lease");
+    lock.unlock();
+    assertEquals("l", lock.getName());
+    assertThrows(UnsupportedOperationException.class, lock::newCondition);
+  }
+
+  @Test
+  void readersPermitsAndNamesOfAnyBytes() throws Exception {
+    Locks locks = Library.LETTUCE.locks(SERVER.port);
+    NativeLock shared = locks.lock("r").shared();
+    Hold reader = shared.acquire(Duration.ZERO).orElseThrow();
+    shared.lock();
+    assertEquals("shared", SERVER.lock("r").get("mode"));
+    assertTrue(locks.lock("r").acquire(Duration.ZERO).isEmpty());
+    assertThrows(IllegalMonitorStateException.class, () -> locks.lock("r").tryLock());
+    shared.unlock();
+    assertTrue(reader.release());
+    NativeLock writer = locks.lock("r");
+    writer.lock();
+    shared.lock();
+    assertEquals("exclusive", SERVER.lock("r").get("mode"));
+    shared.unlock();
+    writer.unlock();
+    NativeLock permits = locks.lock("s").limit(2);
+    Hold one = permits.acquire(Duration.ZERO).orElseThrow();
+    Hold two = permits.acquire(Duration.ZERO).orElseThrow();
+    assertTrue(permits.acquire(Duration.ZERO).isEmpty());
+    assertTrue(one.release() && two.release());
+    byte[] odd = {(byte) 0xff, '\r', '\n', 0};
+    Locks prefixed = Locks.create(Library.JEDIS.access(SERVER.port, null), Duration.ofSeconds(30), "app:");
+    prefixed.lock(odd).lock();
+    assertTrue(prefixed.lock(odd).isHeldByCurrentThread() && prefixed.lock(odd).isLocked());
+    prefixed.lock(odd).unlock();
+    prefixed.lock("x").lock();
+    assertEquals("held", SERVER.lock("app:x").get("state"));
+    prefixed.lock("x").unlock();
+    assertThrows(IllegalArgumentException.class, () -> permits.limit(0));
+    assertThrows(IllegalArgumentException.class, () -> permits.lock(0, TimeUnit.SECONDS));
+  }
+
+  @Test
+  void workUnderALock() throws Exception {
+    NativeLock lock = Library.JEDIS.locks(SERVER.port).lock("l");
+    assertEquals(42, lock.<Integer, Exception>call(hold -> {
+      assertTrue(hold.token() > 0 && hold.validFor().toMillis() > 20_000);
+      assertEquals(hold.key(), "l");
+      assertFalse(Threads.begin(lock::tryLock).end());
+      return 42;
+    }));
+    assertTrue(SERVER.isFree("l"));
+    assertThrows(ArithmeticException.class, () -> lock.call(hold -> {
+      throw new ArithmeticException();
+    }));
+    assertTrue(SERVER.isFree("l"));
+    NativeLock once = lock.atLeast(Duration.ofSeconds(5));
+    assertTrue(once.tryLock());
+    once.unlock();
+    assertTrue(lock.remainTimeToLive() > 4_000 && lock.remainTimeToLive() <= 5_000);
+    assertFalse(once.tryLock());
+  }
+}

@@ -1,0 +1,88 @@
+package redisnativelock;
+
+import io.lettuce.core.RedisClient;
+import io.lettuce.core.RedisURI;
+import io.lettuce.core.cluster.RedisClusterClient;
+import java.time.Duration;
+import java.util.ArrayDeque;
+import java.util.Deque;
+import java.util.Set;
+import redis.clients.jedis.DefaultJedisClientConfig;
+import redis.clients.jedis.HostAndPort;
+import redis.clients.jedis.JedisCluster;
+import redis.clients.jedis.JedisPooled;
+import redis.clients.jedis.JedisSentineled;
+import redisnativelock.jedis.JedisAccess;
+import redisnativelock.lettuce.LettuceAccess;
+import redisnativelock.spi.RedisAccess;
+
+/** The client libraries. What is opened here is closed by {@link #closeAll}. */
+enum Library {
+  JEDIS,
+  LETTUCE;
+
+  private static final Deque<AutoCloseable> OPENED = new ArrayDeque<>();
+
+  private static <T extends AutoCloseable> T opened(T resource) {
+    OPENED.push(resource);
+    return resource;
+  }
+
+  static void closeAll() {
+    while (!OPENED.isEmpty()) {
+      try {
+        OPENED.pop().close();
+      } catch (Exception alreadyGone) {
+        // Its server may be gone.
+      }
+    }
+  }
+
+  static Locks locks(RedisAccess access, Duration lease) {
+    return opened(Locks.create(access, lease, ""));
+  }
+
+  Locks locks(int port) {
+    return locks(access(port, null), Duration.ofSeconds(30));
+  }
+
+  Locks locks(int port, Duration lease) {
+    return locks(access(port, null), lease);
+  }
+
+  RedisAccess access(int port, String user) {
+    DefaultJedisClientConfig config = DefaultJedisClientConfig.builder().user(user).password(user).build();
+    if (this == JEDIS) {
+      HostAndPort address = new HostAndPort("127.0.0.1", port);
+      return JedisAccess.of(opened(new JedisPooled(address, config)), address, config);
+    }
+    RedisURI.Builder uri = RedisURI.builder().withHost("127.0.0.1").withPort(port);
+    return lettuce(user == null ? uri.build() : uri.withAuthentication(user, user).build());
+  }
+
+  private static RedisAccess lettuce(RedisURI uri) {
+    RedisClient client = RedisClient.create();
+    OPENED.push(client::shutdown);
+    return opened(LettuceAccess.of(client, uri));
+  }
+
+  RedisAccess cluster(int port) {
+    DefaultJedisClientConfig config = DefaultJedisClientConfig.builder().build();
+    if (this == JEDIS) {
+      return JedisAccess.cluster(opened(new JedisCluster(Set.of(new HostAndPort("127.0.0.1", port)), config)), config);
+    }
+    RedisClusterClient client = RedisClusterClient.create(RedisURI.create("127.0.0.1", port));
+    OPENED.push(client::shutdown);
+    return opened(LettuceAccess.of(client));
+  }
+
+  RedisAccess sentinel(int port) {
+    DefaultJedisClientConfig config = DefaultJedisClientConfig.builder().build();
+    if (this == JEDIS) {
+      JedisSentineled jedis =
+          opened(new JedisSentineled("main", config, Set.of(new HostAndPort("127.0.0.1", port)), config));
+      return JedisAccess.of(jedis, jedis::getCurrentMaster, config);
+    }
+    return lettuce(RedisURI.builder().withSentinelMasterId("main").withSentinel("127.0.0.1", port).build());
+  }
+}

@@ -1,0 +1,91 @@
+package redisnativelock;
+
+import static org.junit.jupiter.api.Assertions.*;
+import static redisnativelock.Server.until;
+
+import java.util.ArrayList;
+import java.util.List;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.locks.Lock;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.EnumSource;
+import org.redisson.Redisson;
+import org.redisson.api.RLock;
+import org.redisson.api.RedissonClient;
+import org.redisson.config.Config;
+
+/** Real Redisson beside it, on the same lock. */
+class RedissonTest {
+  private final Server server = new Server();
+  private final RedissonClient redisson = Redisson.create(config());
+  private int counter;
+
+  private Config config() {
+    Config config = new Config();
+    config.useSingleServer().setAddress("redis://127.0.0.1:" + server.port);
+    return config;
+  }
+
+  @BeforeEach
+  void wakeThem() {
+    server.call("CONFIG", "SET", "lock.redisson-notify", "publish");
+  }
+
+  @AfterEach
+  void end() {
+    redisson.shutdown();
+    Library.closeAll();
+    server.close();
+  }
+
+  @ParameterizedTest
+  @EnumSource
+  void eachKeepsTheOtherOut(Library library) throws Exception {
+    NativeLock lock = library.locks(server.port).lock("l");
+    RLock theirs = redisson.getLock("l");
+    lock.lock();
+    assertFalse(theirs.tryLock());
+    assertTrue(theirs.isLocked());
+    Threads<Boolean> waiting = Threads.begin(() -> {
+      boolean isHad = theirs.tryLock(10, TimeUnit.SECONDS);
+      theirs.unlock();
+      return isHad;
+    });
+    until(() -> server.text("CLIENT", "LIST").contains(" sub=1 "));
+    lock.unlock();
+    assertTrue(waiting.end());
+    theirs.lock();
+    assertTrue(lock.isLocked());
+    assertFalse(lock.tryLock());
+    Threads<Boolean> ours = Threads.begin(() -> lock.tryLock(10, TimeUnit.SECONDS));
+    until(() -> server.places() == 1);
+    theirs.unlock();
+    assertTrue(ours.end());
+  }
+
+  @ParameterizedTest
+  @EnumSource
+  void theyCountTogether(Library library) throws Exception {
+    Locks locks = library.locks(server.port);
+    List<Threads<Void>> threads = new ArrayList<>();
+    for (int number = 0; number < 8; number++) {
+      Lock lock = number % 2 == 0 ? locks.lock("l") : redisson.getLock("l");
+      threads.add(Threads.begin(() -> {
+        for (int round = 0; round < 40; round++) {
+          lock.lock();
+          int seen = counter;
+          Thread.yield();
+          counter = seen + 1;
+          lock.unlock();
+        }
+        return null;
+      }));
+    }
+    for (Threads<Void> thread : threads) {
+      thread.end();
+    }
+    assertEquals(320, counter);
+  }
+}

@@ -1,0 +1,41 @@
+package redisnativelock;
+
+import java.util.concurrent.Callable;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.Future;
+import java.util.concurrent.TimeUnit;
+
+/** A thread with a result. */
+final class Threads<T> {
+  final CompletableFuture<T> result = new CompletableFuture<>();
+  final Thread thread;
+
+  private Threads(Callable<T> work) {
+    thread = new Thread(() -> {
+      try {
+        result.complete(work.call());
+      } catch (Throwable error) {
+        result.completeExceptionally(error);
+      }
+    });
+  }
+
+  static <T> Threads<T> begin(Callable<T> work) {
+    Threads<T> begun = new Threads<>(work);
+    begun.thread.start();
+    return begun;
+  }
+
+  T end() throws Exception {
+    return end(result);
+  }
+
+  static <T> T end(Future<T> result) throws Exception {
+    return result.get(60, TimeUnit.SECONDS);
+  }
+
+  /** The error with which it ends. */
+  Throwable failure() throws Exception {
+    return result.handle((value, error) -> error).get(60, TimeUnit.SECONDS);
+  }
+}

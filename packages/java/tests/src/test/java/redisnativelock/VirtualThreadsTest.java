@@ -1,0 +1,53 @@
+package redisnativelock;
+
+import static org.junit.jupiter.api.Assertions.*;
+import static redisnativelock.Server.until;
+
+import java.util.ArrayList;
+import java.util.List;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.Future;
+import org.junit.jupiter.api.condition.EnabledForJreRange;
+import org.junit.jupiter.api.condition.JRE;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.EnumSource;
+
+/** A thousand virtual threads wait, and hold up no thread of the machine. */
+@EnabledForJreRange(min = JRE.JAVA_21)
+class VirtualThreadsTest extends WithServer {
+  private int counter;
+
+  @ParameterizedTest
+  @EnumSource
+  void aThousandWaitForOneLock(Library library) throws Exception {
+    NativeLock lock = library.locks(server.port).lock("l");
+    // By name, for this is built for Java 17 too.
+    ExecutorService threads = (ExecutorService) Executors.class.getMethod("newVirtualThreadPerTaskExecutor").invoke(null);
+    lock.lock();
+    List<Future<?>> all = new ArrayList<>();
+    for (int number = 0; number < 1000; number++) {
+      all.add(threads.submit(() -> {
+        lock.lock();
+        counter++;
+        lock.unlock();
+      }));
+    }
+    until(() -> server.places() == 1000);
+    Future<?> interrupted = threads.submit(() -> {
+      lock.lockInterruptibly();
+      return null;
+    });
+    until(() -> server.places() == 1001);
+    interrupted.cancel(true);
+    until(() -> server.places() == 1000);
+    assertTrue(server.connections() < 20);
+    lock.unlock();
+    for (Future<?> one : all) {
+      Threads.end(one);
+    }
+    assertEquals(1000, counter);
+    assertTrue(server.isFree("l"));
+    threads.shutdown();
+  }
+}
