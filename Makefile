@@ -11,6 +11,7 @@ PREFIX ?= /usr/local
 DURATION ?= 300
 SEED ?=
 CHAOS ?=
+CONFORMANCE ?=
 EXCEPT ?=
 OUT ?= target/bench
 BENCH ?=
@@ -38,6 +39,7 @@ help: ## Show this list
 	@echo "  DURATION=$(DURATION)          seconds of 'make fuzz' and of the 'make chaos' campaigns"
 	@echo "  SEED=$(SEED)                what the campaigns do; random if not given"
 	@echo "  CHAOS=                more options of 'make chaos-client', 'chaos-redlock' and 'chaos-failover', or --help"
+	@echo "  CONFORMANCE=          options of 'make conformance', such as --only sentinel, or --help"
 	@echo "  EXCEPT=               a server that 'make test-servers' leaves out"
 	@echo "  OUT=$(OUT)         where 'make bench' and 'make growth' put reports and charts"
 	@echo "  BENCH=                more options of the benchmark, such as --only hand-off-1, or --help"
@@ -213,7 +215,7 @@ interop: deps build ## Test with Redisson and with other clients; mixed load for
 	examples/run-tests
 
 .PHONY: test-packages
-test-packages: test-python test-node test-go test-java ## Test the packages for other languages
+test-packages: test-python test-node test-go test-java conformance ## Test the packages for other languages
 
 .PHONY: test-python
 test-python: deps build ## Check, test and build the package for Python
@@ -234,6 +236,12 @@ test-go: deps build ## Check, test and build the package for Go
 test-java: deps build ## Test and build the package for Java
 	@scripts/install-missing java
 	packages/java/test
+
+.PHONY: conformance
+conformance: deps build ## Play the same scenarios with the clients of all languages; all of them: into docs/packages.md
+	@for folder in packages/*/conformance; do scripts/install-missing $$(basename $${folder%/*}) || exit; done
+	cargo build --locked --package redis-lock-conformance --features tls
+	$(CARGO_TARGET_DIR)/debug/redis-lock-conformance $(or $(CONFORMANCE),--write docs/packages.md)
 
 .PHONY: check-docs
 check-docs: deps build ## Run what the documents show in other languages, and all else that they show

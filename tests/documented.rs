@@ -110,7 +110,12 @@ const RUN_BY: [(&str, &str, &str, &str); 51] = [
     ("lockctl/README.md", "text", "lockctl top ", JAM),
     ("lockctl/README.md", "text", "lockctl tail", LOCKCTL),
     ("lockctl/README.md", "text", "lockctl doctor", "a list"),
-    ("packages/go/README.md", "sh", "go mod edit", "packages/go/test"),
+    (
+        "packages/go/README.md",
+        "sh",
+        "go mod edit",
+        "packages/go/test",
+    ),
     ("packages/go/README.md", "go", "", GO),
     (
         "packages/node/README.md",

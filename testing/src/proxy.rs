@@ -53,6 +53,9 @@ pub enum Fate {
     /// Of replies to lock commands this many percent are swallowed, and all that
     /// follows on their connection. Nobody is told.
     RepliesSwallowed(u32),
+    /// Replies to lock commands arrive when this is over. What follows on their connection
+    /// overtakes them.
+    RepliesKeptBack,
     /// The server answers commands that have this word with this error, and does
     /// nothing else.
     Refuses(&'static str, &'static str),
@@ -185,6 +188,13 @@ impl Proxy {
         }
     }
 
+    /// Tells the clients that nothing more will come, and still takes what they send.
+    pub fn half_close(&self) {
+        for link in &self.network.state().links {
+            let _ = link.client.shutdown(Shutdown::Write);
+        }
+    }
+
     /// How many commands of this name have come by. Each counts that comes in one
     /// piece.
     pub fn seen(&self, name: &str) -> usize {
@@ -192,7 +202,7 @@ impl Proxy {
         state.seen.get(name.as_bytes()).copied().unwrap_or_default()
     }
 
-    /// How many replies were lost.
+    /// How many replies were lost or kept back.
     pub fn lost(&self) -> u64 {
         self.network.lost.load(Ordering::SeqCst)
     }
@@ -359,7 +369,7 @@ impl Network {
     }
 
     /// Delivers what arrives, and then that it has come to an end.
-    fn deliver(&self, link: &Link, mut way: Way, pieces: Pieces) {
+    fn deliver(self: &Arc<Self>, link: &Arc<Link>, mut way: Way, pieces: Pieces) {
         let mut to = if way.upwards {
             &link.server
         } else {
@@ -392,7 +402,12 @@ impl Network {
     }
 
     /// What is to be sent instead of this piece, if anything.
-    fn passes(&self, link: &Link, way: &mut Way, piece: Vec<u8>) -> Option<Vec<u8>> {
+    fn passes(
+        self: &Arc<Self>,
+        link: &Arc<Link>,
+        way: &mut Way,
+        piece: Vec<u8>,
+    ) -> Option<Vec<u8>> {
         let state = self.once_let_go(link, way);
         if way.is_silent || link.swallows.load(Ordering::SeqCst) {
             return None;
@@ -402,6 +417,18 @@ impl Network {
             Fate::CommandsSwallowed if way.upwards => {
                 self.swallowed.fetch_add(1, Ordering::SeqCst);
                 way.is_silent = true;
+                None
+            }
+            Fate::RepliesKeptBack if way.is_reply_of_a_lock(&piece) => {
+                self.lost.fetch_add(1, Ordering::SeqCst);
+                let (network, link) = (Arc::clone(self), Arc::clone(link));
+                thread::spawn(move || {
+                    let is_kept = |state: &mut State| {
+                        state.fate_from(link.source) == Fate::RepliesKeptBack && !link.is_closed()
+                    };
+                    drop(network.changed.wait_while(network.state(), is_kept));
+                    let _ = (&link.client).write_all(&piece);
+                });
                 None
             }
             Fate::Refuses(word, error) if way.upwards => {
@@ -470,10 +497,14 @@ impl Network {
 
 impl Way {
     /// Throws the dice for a reply to a lock command.
-    fn loses(&mut self, percent: u32, reply: &[u8]) -> bool {
-        // Those are numbers and nulls.
-        let is_of_a_lock = matches!(reply[0], b':' | b'_') && reply.len() < 24;
-        !self.upwards && is_of_a_lock && self.dice.random_range(0..100) < percent
+    fn loses(&mut self, percent: u32, piece: &[u8]) -> bool {
+        self.is_reply_of_a_lock(piece) && self.dice.random_range(0..100) < percent
+    }
+
+    /// Those are numbers and nulls.
+    fn is_reply_of_a_lock(&self, piece: &[u8]) -> bool {
+        let is_one = matches!(piece[0], b':' | b'_') || piece.starts_with(b"$-1");
+        !self.upwards && is_one && piece.len() < 24
     }
 }
 
@@ -616,6 +647,23 @@ mod tests {
             assert_eq!(read_all(&mut client), arrived.concat());
             assert_eq!(proxy.lost(), if times == 0 { 2 } else { 0 });
         }
+    }
+
+    #[test]
+    fn what_follows_a_reply_that_is_kept_back_overtakes_it() {
+        let (proxy, server) = proxy();
+        let (mut client, mut accepted) = connection(&proxy, &server);
+        proxy.set(Fate::RepliesKeptBack);
+        accepted.write_all(b":1\r\n").unwrap();
+        while proxy.lost() == 0 {
+            thread::yield_now();
+        }
+        accepted.write_all(b"+OK\r\n").unwrap();
+        client.read_exact(&mut [0; 5]).unwrap();
+        proxy.set(Fate::Passes);
+        let mut late = [0; 4];
+        client.read_exact(&mut late).unwrap();
+        assert_eq!(&late, b":1\r\n");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use super::{TestServer, eventually};
 
 const SOURCE: &str = include_str!("clock/settable.c");
 
-/// The wall clock of those servers that are started with it.
+/// The wall clock of those processes that are started with it.
 pub struct Clock {
     folder: TempDir,
     setting: std::fs::File,
@@ -58,12 +58,19 @@ impl Clock {
 
     /// The same, with these options, as on its command line.
     pub fn server_with(&self, options: &[&str]) -> TestServer {
-        let path = |name| self.folder.path().join(name).to_str().unwrap().to_owned();
-        let setup = TestServer::setup()
-            .options(options)
-            .environment("LD_PRELOAD", &path("settable.so"))
-            .environment("SETTABLE_CLOCK", &path("setting"));
+        let mut setup = TestServer::setup().options(options);
+        setup.environment.extend(self.environment());
         TestServer::launch(setup)
+    }
+
+    /// What has a process go by this clock.
+    pub fn environment(&self) -> [(String, String); 2] {
+        let path = |name| self.folder.path().join(name).to_str().unwrap().to_owned();
+        let variable = |name: &str, file| (name.to_owned(), path(file));
+        [
+            variable("LD_PRELOAD", "settable.so"),
+            variable("SETTABLE_CLOCK", "setting"),
+        ]
     }
 
     /// Sets the clock this many seconds ahead of the right time.
