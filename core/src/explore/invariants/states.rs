@@ -156,10 +156,12 @@ pub(super) fn a_session_is_kept_up(world: &World, key: usize, holders: &[HolderV
         // A binding to holds that are over is not one to these.
         let expected = known.tied.filter(|tied| holder.token == Some(tied.token));
         let expected = expected.map(|tied| tied.newest);
-        // Who keeps up what was bound to a connection that has ended is seen next.
+        // A lock that was moved and comes back may be a session again.
         let has_moved = world.cast.scope.renames || world.cast.scope.swaps;
-        let is_settled = !has_moved && !world.table.has_ended(world.cast.key(key));
-        if holder.client != expected && (is_settled || holder.client.is_some()) {
+        // Who keeps up what was bound to a connection that has ended is seen next.
+        let is_settled = !world.table.has_ended(world.cast.key(key));
+        let differs = holder.client != expected && (is_settled || holder.client.is_some());
+        if differs && !has_moved {
             return Err(format!(
                 "the holds of {} on {} are bound to {:?} instead of {expected:?}",
                 world.cast.owner_name(number),
