@@ -52,7 +52,7 @@ pub fn of(
             let cell = match found.next().map(|(.., outcome)| outcome) {
                 Some(Outcome::Passed) => "yes",
                 Some(Outcome::Failed(_)) => "**no**",
-                Some(Outcome::Unsupported(_)) => "not offered",
+                Some(Outcome::Unsupported(_)) => "–",
                 None => "not tried",
             };
             let _ = write!(table, " {cell} |");
