@@ -104,12 +104,6 @@ fn a_waiter_that_is_rarely_forgotten_is_found() {
 
 #[test]
 #[ignore = "random, for `make planted`"]
-fn a_grant_to_a_client_that_is_gone_is_found() {
-    assert_caught("grant-to-the-dead", "liveness");
-}
-
-#[test]
-#[ignore = "random, for `make planted`"]
 fn a_lease_that_begins_too_early_is_found() {
     assert_caught("lease-from-enqueue", "exclusion");
 }

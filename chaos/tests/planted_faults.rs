@@ -209,18 +209,6 @@ fn a_waiter_that_is_rarely_forgotten_is_a_breach_of_liveness() {
 }
 
 #[test]
-fn a_grant_to_a_client_that_is_gone_is_a_breach_of_liveness() {
-    assert_caught("grant-to-the-dead", &["liveness"], |stage| {
-        let [mut a, mut b, mut c] = parties(stage, ["a", "b", "c"]);
-        a.acquire("l", "LEASE 5000");
-        queue(stage, &mut b, "l", "LEASE 5000 BLOCK 2500");
-        queue(stage, &mut c, "l", "LEASE 5000 BLOCK 2500");
-        a.release_and_kill("l", b);
-        c.answer();
-    });
-}
-
-#[test]
 fn a_lease_that_begins_too_early_is_a_breach_of_exclusion() {
     assert_caught("lease-from-enqueue", &["exclusion"], |stage| {
         let [mut a, mut b, mut c, mut d] = parties(stage, ["a", "b", "c", "d"]);

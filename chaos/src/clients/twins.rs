@@ -54,8 +54,8 @@ impl Client {
             self.hang_up(dying);
             self.hear(asked);
         } else {
-            let (outcome, _) = self.hear(asked);
-            self.see_killed(dying, outcome == Outcome::Released);
+            self.hear(asked);
+            self.see_killed(dying);
         }
         self.owners = twin;
         for staying in twins {
@@ -71,8 +71,8 @@ impl Client {
     }
 
     /// Hears the last of a connection that was ended in the turn in which its
-    /// request was granted, if it was: so it was not, as nobody could be told.
-    pub(super) fn see_killed(&mut self, asked: Asked, surely: bool) {
+    /// request was granted, if it was.
+    pub(super) fn see_killed(&mut self, asked: Asked) {
         let Asked {
             mut connected,
             operation,
@@ -84,7 +84,6 @@ impl Client {
         self.journal.waits_no_more(connected.id);
         let outcome = match wait {
             Wait::Replied(value) => outcome(request, value, self.database),
-            Wait::Closed if surely => Outcome::Error("KILLED".into()),
             Wait::Closed => Outcome::Lost,
             Wait::GivenUp => Outcome::GivenUp,
         };

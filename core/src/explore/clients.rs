@@ -73,7 +73,11 @@ impl World {
         let token = self.holds(key, owner).and_then(|held| held.token);
         let known = &mut self.known[key][owner];
         let over = known.untie(client);
-        if over.is_some() && over == token {
+        // A lock that was moved, and came back, may be a session again, or not.
+        let has_moved = self.cast.scope.renames || self.cast.scope.swaps;
+        if over.is_some() && over == token && has_moved {
+            known.promise = None;
+        } else if over.is_some() && over == token {
             known.told = None;
             known.holds = 0;
             known.promise = None;

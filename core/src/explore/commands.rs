@@ -54,7 +54,6 @@ impl World {
         let number = self.cast.owner_of[at];
         let of_place = self.places[key][number].filter(|_| own.is_some());
         let of_place = of_place.and_then(|place| place.session);
-        let held_before = self.holds(key, number).and_then(|held| held.token);
         self.table.settings.reads_other_keys = self.scope().reads_other_keys;
         let done = self.step(&mut seen, |table, now, world| {
             table.acquire(cast.key(key), stored, request, wait, now, world)
@@ -90,10 +89,10 @@ impl World {
             self.say(|w| format!("token {}", w.short(token)));
             let owner = self.cast.owner_of[at];
             let now_ms = self.now_ms;
+            let was_held = seen.had(&self.cast.owners[owner], token);
             let known = &mut self.known[key][owner];
             // Another connection of the owner may have been handed it by this step.
-            let was_held =
-                held_before == Some(token) || known.promise.is_some_and(|(its, _)| its == token);
+            let was_held = was_held || known.promise.is_some_and(|(its, _)| its == token);
             known.rely_until(token, now_ms + LEASE_MS);
             known.tell(token, ask);
             known.unclaimed = None;
@@ -287,9 +286,12 @@ impl World {
             seen.released = true;
             for (number, owner) in self.cast.owners.iter().enumerate() {
                 let known = &mut self.known[key][number];
-                known.promise = None;
-                // A session that was lost before may be told of by its end.
+                // A session that was lost before may be told of by its end, and a place may
+                // have been told of its grant.
                 let before = seen.token_before(owner);
+                known.promise = known
+                    .promise
+                    .filter(|&(its, _)| before.is_some_and(|it| it < its));
                 known.tied = known.tied.filter(|tied| before != Some(tied.token));
             }
         }

@@ -85,7 +85,6 @@ impl World {
             for (owner, known) in self.cast.owners.iter().zip(&mut self.known[key]) {
                 let holder = lock.holder(owner);
                 known.told = holder.and_then(|holder| holder.token);
-                known.tied = known.tied.filter(|tied| known.told == Some(tied.token));
                 known.promise = None;
                 known.over = None;
                 known.unclaimed = None;

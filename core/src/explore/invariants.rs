@@ -91,6 +91,12 @@ impl Seen {
         before?.token
     }
 
+    /// Whether this owner had this hold before, also where it got its token only now.
+    pub(super) fn had(&self, owner: &Owner, token: FencingToken) -> bool {
+        let mut before = self.before.iter();
+        before.any(|one| one.owner == *owner && one.token.is_none_or(|its| its == token))
+    }
+
     /// Whether the step ended this owner's holds, because somebody asked for that.
     fn is_released_by(&self, world: &World, owner: usize) -> bool {
         let asker = self.asker.map(|at| world.cast.owner_of[at]);

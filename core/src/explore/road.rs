@@ -139,7 +139,7 @@ impl World {
         &mut self,
         id: WaiterId,
         answer: &Answer,
-        gives_up: bool,
+        seen: Option<&Seen>,
     ) -> Checked<PlaceKept> {
         let (key, owner, place) = self.whose_place(id)?;
         self.places[key][owner] = None;
@@ -153,9 +153,11 @@ impl World {
                     self, &place
                 ))?;
                 let asked_by = self.client(place.at);
+                let was_held = seen.is_some_and(|seen| seen.had(&self.cast.owners[owner], *token));
                 let known = &mut self.known[key][owner];
+                let was_held = was_held || known.promise.is_some_and(|(its, _)| its == *token);
                 match place.session {
-                    Some(client) => _ = known.tie(client, *token, true),
+                    Some(client) => _ = known.tie(client, *token, was_held),
                     None => known.told_by(asked_by, *token),
                 }
                 // The message names a hold that there is, and adds none.
@@ -163,7 +165,7 @@ impl World {
                     known.holds = 0;
                 }
             }
-            Answer::NotGranted if !gives_up => {
+            Answer::NotGranted if !seen.is_some_and(|seen| seen.gives_up) => {
                 holds!(invariants::only_a_place_that_is_over_ends(self, &place))?;
             }
             _ => {}
@@ -179,7 +181,7 @@ impl World {
         for (addressee, answer) in step.answers {
             let id = addressee.id();
             if let Addressee::Place(_) = addressee {
-                let place = self.tell_place(id, &answer, seen.gives_up)?;
+                let place = self.tell_place(id, &answer, Some(seen))?;
                 seen.answers.push((id, place.at, place.ask, answer));
                 continue;
             }
@@ -203,10 +205,9 @@ impl World {
                     });
                     let owner = self.cast.owner_of[at];
                     let client = self.client(at);
-                    let held_before = seen.token_before(&self.cast.owners[owner]);
+                    let was_held = seen.had(&self.cast.owners[owner], token);
                     let known = &mut self.known[key][owner];
-                    let was_held = held_before == Some(token)
-                        || known.promise.is_some_and(|(its, _)| its == token);
+                    let was_held = was_held || known.promise.is_some_and(|(its, _)| its == token);
                     known.rely_until(token, self.now_ms + LEASE_MS);
                     known.unclaimed = known.unclaimed.filter(|&(its, _)| its != token);
                     let ties = ask.session && known.tie(client, token, was_held);
@@ -278,7 +279,7 @@ impl World {
 
     pub(super) fn end_waits(&mut self) -> Checked<()> {
         for (addressee, answer) in self.table.give_up(self.now(), WORK_A_WAKE) {
-            self.tell_place(addressee.id(), &answer, false)?;
+            self.tell_place(addressee.id(), &answer, None)?;
         }
         Ok(())
     }

@@ -169,7 +169,6 @@ impl Transition<'_> {
                 if !wait.is_some_and(|wait| wait.is_for_place()) {
                     self.tell_with_reply(place, &request, token);
                 }
-                self.serve_requests_of(&request.owner);
                 if of_place.is_some() && self.step.withheld.is_none() {
                     // The place asked for a session.
                     for client in of_place.into_iter().chain(request.session) {
@@ -181,6 +180,7 @@ impl Transition<'_> {
                         self.told(&request.owner);
                     }
                 }
+                self.serve_requests_of(&request.owner);
                 self.hand_off();
             }
             return Ok(Acquired::Granted(token));
