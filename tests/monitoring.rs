@@ -137,6 +137,7 @@ fn told(metrics: &str) -> Vec<(&str, &str)> {
 fn numbers(info: &str) -> Vec<(&str, &str)> {
     info.lines()
         .filter_map(|line| line.trim().split_once(':'))
+        .filter(|(_, number)| number.parse::<i64>().is_ok())
         .collect()
 }
 

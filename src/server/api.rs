@@ -108,6 +108,8 @@ api! {
             c_int,
             *mut c_void,
         ) -> *mut RedisModuleBlockedClient;
+        blocked_client_disconnected = RedisModule_BlockedClientDisconnected:
+            fn(*mut RedisModuleCtx) -> c_int;
         call = RedisModule_Call:
             fn(*mut RedisModuleCtx, *const c_char, *const c_char, ...) -> *mut RedisModuleCallReply;
         call_reply_proto = RedisModule_CallReplyProto:

@@ -26,9 +26,10 @@
 //! ticket for it, and holds exactly those that can still be answered.
 //!
 //! On Redis 7.0, 7.2 and Valkey the time-out callback runs inside
-//! `UnblockClient`; on Redis 7.4 and later, just before the server sleeps. What it has put
-//! into the client's output buffer counts as told, whatever becomes of the client then. The
-//! free callback runs last, exactly once, and finds out who was not told.
+//! `UnblockClient`; on Redis 7.4 and later, just before the server sleeps. What is in the
+//! client's output buffer counts as told, whatever becomes of the client then: before Redis
+//! 7.2 at once, and later when the free callback runs, exactly once, since until then an
+//! error may come in the place of the reply (`CLIENT UNBLOCK ... ERROR`).
 //!
 //! There is one case without a remedy: on Redis 7.0 a client that `CLIENT UNBLOCK
 //! ... ERROR` names in the very turn of its grant gets both replies, the token
@@ -56,6 +57,7 @@ use redis_lock_core::table::{Answer, Leave};
 enum State {
     Waiting,
     Answered(Answer),
+    Told(Answer),
     Left,
 }
 
@@ -74,6 +76,13 @@ thread_local! {
 
     /// The clients that were answered and are still to be woken.
     static ANSWERED: RefCell<Vec<Rc<Ticket>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Returns whether a reply to a blocked client is in its buffer as soon as it is written.
+fn replies_are_sent_early() -> bool {
+    // SAFETY: the function takes no arguments.
+    let version = unsafe { (api().get_server_version)() };
+    version < 0x0007_0200
 }
 
 /// Returns whether the client that runs this command can be blocked. In a
@@ -232,11 +241,15 @@ unsafe extern "C" fn on_timeout(
             }
             State::Answered(answer) => {
                 ticket.reply(&ctx, &answer);
-                if is_grant(&answer) {
-                    (hooks().grant_told)(&ctx, ticket.client, true);
+                match replies_are_sent_early() {
+                    true if is_grant(&answer) => {
+                        (hooks().grant_told)(&ctx, ticket.client, true);
+                    }
+                    true => {}
+                    false => drop(ticket.state.replace(State::Told(answer))),
                 }
             }
-            State::Left => {}
+            told_or_left => drop(ticket.state.replace(told_or_left)),
         }
     });
     raw::REDISMODULE_OK as c_int
@@ -266,8 +279,13 @@ unsafe extern "C" fn on_free(ctx: *mut raw::RedisModuleCtx, private_data: *mut c
         // for it.
         let ticket = unsafe { Rc::from_raw(private_data.cast_const().cast::<Ticket>()) };
         ticket.handle.set(ptr::null_mut());
-        if matches!(&*ticket.state.borrow(), State::Answered(answer) if is_grant(answer)) {
-            (hooks().grant_told)(&Context::new(ctx), ticket.client, false);
-        }
+        // SAFETY: the context is alive.
+        let client_gone = unsafe { (api().blocked_client_disconnected)(ctx) != 0 };
+        let heard = match &*ticket.state.borrow() {
+            State::Answered(answer) if is_grant(answer) => false,
+            State::Told(answer) if is_grant(answer) => !client_gone,
+            _ => return,
+        };
+        (hooks().grant_told)(&Context::new(ctx), ticket.client, heard);
     });
 }

@@ -134,7 +134,7 @@ impl Run {
         let now = SystemTime::UNIX_EPOCH.elapsed().unwrap();
         let now_ms = i64::try_from(now.as_millis()).unwrap();
         let start_ms = (now_ms / STEP_MS + 2) * STEP_MS;
-        let replies_at_once = server.valkey_version().is_some() || server.version() < (7, 4);
+        let replies_at_once = server.version() < (7, 2);
         let mut run = Self {
             seed,
             step: 0,

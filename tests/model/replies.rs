@@ -217,7 +217,8 @@ pub fn counters_of(totals: &Totals, metrics: &Metrics) -> Counters {
 pub fn counters(client: &mut Client) -> Counters {
     let info = client.bulk("INFO lock");
     let fields = info.lines().filter_map(|line| line.split_once(':'));
-    let numbers = fields.map(|(name, number)| (name.into(), number.trim().parse().unwrap()));
+    let numbers =
+        fields.filter_map(|(name, number)| Some((name.into(), number.trim().parse().ok()?)));
     numbers.collect()
 }
 
