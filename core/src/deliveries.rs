@@ -403,10 +403,8 @@ impl Deliveries {
             && under_way.token == ended.token
         {
             under_way.added -= holds - left;
-            under_way.lost &= ended.by == EndedBy::Session;
-            if under_way.is_over() {
-                self.by_hold.remove(hold);
-            } else if ended.by == EndedBy::Session {
+            under_way.lost = false;
+            if ended.by == EndedBy::Session || under_way.is_over() {
                 self.forget(hold);
             }
         }
