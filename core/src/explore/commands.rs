@@ -89,10 +89,8 @@ impl World {
             self.say(|w| format!("token {}", w.short(token)));
             let owner = self.cast.owner_of[at];
             let now_ms = self.now_ms;
-            let was_held = seen.had(&self.cast.owners[owner], token);
+            let was_held = seen.had(self, owner, token);
             let known = &mut self.known[key][owner];
-            // Another connection of the owner may have been handed it by this step.
-            let was_held = was_held || known.promise.is_some_and(|(its, _)| its == token);
             known.rely_until(token, now_ms + LEASE_MS);
             known.tell(token, ask);
             known.unclaimed = None;

@@ -91,10 +91,14 @@ impl Seen {
         before?.token
     }
 
-    /// Whether this owner had this hold before, also where it got its token only now.
-    pub(super) fn had(&self, owner: &Owner, token: FencingToken) -> bool {
+    /// Whether this owner had this hold before, also where it got its token only now, or
+    /// another of its connections was handed it by this step.
+    pub(super) fn had(&self, world: &World, owner: usize, token: FencingToken) -> bool {
+        let known = &world.known[self.key][owner];
+        let owner = &world.cast.owners[owner];
         let mut before = self.before.iter();
         before.any(|one| one.owner == *owner && one.token.is_none_or(|its| its == token))
+            || known.promise.is_some_and(|(its, _)| its == token)
     }
 
     /// Whether the step ended this owner's holds, because somebody asked for that.

@@ -153,9 +153,8 @@ impl World {
                     self, &place
                 ))?;
                 let asked_by = self.client(place.at);
-                let was_held = seen.is_some_and(|seen| seen.had(&self.cast.owners[owner], *token));
+                let was_held = seen.is_some_and(|seen| seen.had(self, owner, *token));
                 let known = &mut self.known[key][owner];
-                let was_held = was_held || known.promise.is_some_and(|(its, _)| its == *token);
                 match place.session {
                     Some(client) => _ = known.tie(client, *token, was_held),
                     None => known.told_by(asked_by, *token),
@@ -205,9 +204,8 @@ impl World {
                     });
                     let owner = self.cast.owner_of[at];
                     let client = self.client(at);
-                    let was_held = seen.had(&self.cast.owners[owner], token);
+                    let was_held = seen.had(self, owner, token);
                     let known = &mut self.known[key][owner];
-                    let was_held = was_held || known.promise.is_some_and(|(its, _)| its == token);
                     known.rely_until(token, self.now_ms + LEASE_MS);
                     known.unclaimed = known.unclaimed.filter(|&(its, _)| its != token);
                     let ties = ask.session && known.tie(client, token, was_held);
