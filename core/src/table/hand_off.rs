@@ -275,7 +275,7 @@ impl Transition<'_> {
         if heard {
             self.serve_first(id, true);
         } else {
-            self.unheard += weight - 1;
+            self.unheard += weight;
             self.place_unheard(id);
         }
     }

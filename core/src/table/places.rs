@@ -139,7 +139,6 @@ impl Transition<'_> {
 
     /// Nobody listens to the channel of this place.
     pub(super) fn place_unheard(&mut self, id: WaiterId) {
-        self.unheard += 1;
         self.table.metrics.places_unheard += 1;
         self.table.take_out(self.key, id, self.now.ms());
     }

@@ -29,7 +29,7 @@ pub(super) struct Transition<'t> {
     pub(super) are_holders_served: bool,
     /// How many waiters were granted the lock that this step answers nothing.
     pub(super) withheld: usize,
-    /// How many places were given up because nobody heard of their grant.
+    /// As how many messages the grants count that nobody heard of.
     pub(super) unheard: usize,
     /// The place that whoever asks has in the queue.
     pub(super) own_place: Option<WaiterId>,
