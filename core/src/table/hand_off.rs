@@ -11,7 +11,7 @@ use crate::lock::holds_after_acquire;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
 use crate::queue::{Addressee, Wait, Waiter, WaiterId};
-use crate::request::{AcquireRequest, Limit, Owner};
+use crate::request::{AcquireRequest, ClientId, Limit, Owner};
 use crate::sessions::HoldId;
 use crate::token::FencingToken;
 
@@ -169,16 +169,10 @@ impl Transition<'_> {
                 if !wait.is_some_and(|wait| wait.is_for_place()) {
                     self.tell_with_reply(place, &request, token);
                 }
-                if of_place.is_some() && self.step.withheld.is_none() {
-                    // The place asked for a session.
-                    for client in of_place.into_iter().chain(request.session) {
-                        let (hold, lease) = (self.hold_of(&request.owner), request.lease);
-                        let (sessions, now_ms) = (&mut self.table.sessions, self.now.ms());
-                        sessions.bind(hold, client, token, lease, now_ms, false);
-                    }
-                    if request.session.is_none() {
-                        self.told(&request.owner);
-                    }
+                if let Some(of_place) = of_place
+                    && self.step.withheld.is_none()
+                {
+                    self.tie_place(of_place, &request, token);
                 }
                 self.serve_requests_of(&request.owner);
                 self.hand_off();
@@ -193,6 +187,19 @@ impl Transition<'_> {
             holds_after_acquire(&request, self.holds_of(&request.owner))?;
         }
         self.enqueue(request, wait).map(Acquired::Queued)
+    }
+
+    /// Ties the holds of a request that its place has been granted to the session that the
+    /// place asked for.
+    fn tie_place(&mut self, of_place: ClientId, request: &AcquireRequest, token: FencingToken) {
+        for client in [of_place].into_iter().chain(request.session) {
+            let (hold, lease) = (self.hold_of(&request.owner), request.lease);
+            let (sessions, now_ms) = (&mut self.table.sessions, self.now.ms());
+            sessions.bind(hold, client, token, lease, now_ms, false);
+        }
+        if request.session.is_none() {
+            self.told(&request.owner);
+        }
     }
 
     /// Hands the lock off, and is done with this.
