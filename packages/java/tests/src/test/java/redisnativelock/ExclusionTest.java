@@ -7,6 +7,8 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.locks.Lock;
+import java.util.function.Supplier;
 import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.Test;
@@ -16,7 +18,6 @@ import org.junit.jupiter.params.provider.EnumSource;
 /** Who gets in, and who does not. */
 class ExclusionTest {
   private static final Server SERVER = new Server();
-  private int counter;
 
   @AfterEach
   void clean() {
@@ -32,25 +33,12 @@ class ExclusionTest {
   @ParameterizedTest
   @EnumSource
   void threadsOfTwoProcessesAreInsideOneAtATime(Library library) throws Exception {
-    List<Threads<Void>> threads = new ArrayList<>();
+    List<Supplier<Lock>> taken = new ArrayList<>();
     for (int number = 0; number < 8; number++) {
       Locks locks = number % 4 > 0 ? library.locks(SERVER.port) : Library.JEDIS.locks(SERVER.port);
-      threads.add(Threads.begin(() -> {
-        for (int round = 0; round < 25; round++) {
-          NativeLock lock = locks.lock("l");
-          lock.lock();
-          int seen = counter;
-          Thread.yield();
-          counter = seen + 1;
-          lock.unlock();
-        }
-        return null;
-      }));
+      taken.add(() -> locks.lock("l"));
     }
-    for (Threads<Void> thread : threads) {
-      thread.end();
-    }
-    assertEquals(200, counter);
+    assertEquals(200, Counting.upTo(25, taken));
     assertTrue(SERVER.isFree("l"));
     assertEquals(0, SERVER.places());
   }

@@ -7,6 +7,7 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.Lock;
+import java.util.function.Supplier;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -20,7 +21,6 @@ import org.redisson.config.Config;
 class RedissonTest {
   private final Server server = new Server();
   private final RedissonClient redisson = Redisson.create(config());
-  private int counter;
 
   private Config config() {
     Config config = new Config();
@@ -69,23 +69,11 @@ class RedissonTest {
   @EnumSource
   void theyCountTogether(Library library) throws Exception {
     Locks locks = library.locks(server.port);
-    List<Threads<Void>> threads = new ArrayList<>();
+    List<Supplier<Lock>> taken = new ArrayList<>();
     for (int number = 0; number < 8; number++) {
       Lock lock = number % 2 == 0 ? locks.lock("l") : redisson.getLock("l");
-      threads.add(Threads.begin(() -> {
-        for (int round = 0; round < 40; round++) {
-          lock.lock();
-          int seen = counter;
-          Thread.yield();
-          counter = seen + 1;
-          lock.unlock();
-        }
-        return null;
-      }));
+      taken.add(() -> lock);
     }
-    for (Threads<Void> thread : threads) {
-      thread.end();
-    }
-    assertEquals(320, counter);
+    assertEquals(320, Counting.upTo(40, taken));
   }
 }
