@@ -12,9 +12,12 @@ import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.concurrent.atomic.AtomicLongArray;
+import java.util.function.BooleanSupplier;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.EnumSource;
+import redis.clients.jedis.Jedis;
+import redis.clients.jedis.exceptions.JedisException;
 
 /** More servers than one: a cluster, and Sentinel. */
 class ClusterTest {
@@ -158,14 +161,14 @@ class ClusterTest {
     Process sentinel = new ProcessBuilder(Server.BINARY, conf.toString(), "--sentinel")
         .redirectOutput(ProcessBuilder.Redirect.DISCARD).start();
     try {
-      until(() -> knowsTheReplica(port));
+      until(() -> isAnswered(() -> knowsTheReplica(port)));
       Locks locks = Library.locks(library.sentinel(port), Duration.ofSeconds(30));
       primary.call("LOCK.ACQUIRE", "l", "somebody", "LEASE", "600000");
       primary.call("WAIT", "1", "5000");
       Threads<Boolean> waiting = Threads.begin(() -> locks.lock("l").tryLock(60, TimeUnit.SECONDS));
       until(() -> primary.places() == 1);
       primary.kill();
-      until(() -> replica.places() == 1);
+      until(() -> isAnswered(() -> replica.places() == 1));
       replica.call("LOCK.BREAK", "l");
       assertTrue(waiting.end());
     } finally {
@@ -174,9 +177,16 @@ class ClusterTest {
   }
 
   private static boolean knowsTheReplica(int port) {
-    try (redis.clients.jedis.Jedis jedis = new redis.clients.jedis.Jedis("127.0.0.1", port)) {
+    try (Jedis jedis = new Jedis("127.0.0.1", port)) {
       return !jedis.sentinelReplicas("main").isEmpty();
-    } catch (redis.clients.jedis.exceptions.JedisException notYet) {
+    }
+  }
+
+  /** Sentinel listens a moment after it starts, and closes the connections of the server that it promotes. */
+  private static boolean isAnswered(BooleanSupplier question) {
+    try {
+      return question.getAsBoolean();
+    } catch (JedisException notYet) {
       return false;
     }
   }
