@@ -43,6 +43,7 @@ pub(crate) static HOOKS: Hooks = Hooks {
         acks::turn_ends(ctx);
         blocked::wake_answered();
     },
+    grant_said: manager::grant_said,
     grant_told: manager::grant_told,
     on_cron: manager::on_cron,
     on_wake: manager::on_wake,
@@ -126,6 +127,7 @@ fn info_fields(totals: &Totals, metrics: &Metrics) -> Vec<(String, u64)> {
         ("releases_session", metrics.releases_session),
         ("releases_broken", metrics.releases_broken),
         ("releases_deleted", metrics.releases_deleted),
+        ("superseded", metrics.superseded),
         ("deadlocks_refused", metrics.deadlocks_refused),
         ("tokens_refused", metrics.tokens_refused),
         ("queues_full", metrics.queues_full),

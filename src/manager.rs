@@ -34,7 +34,6 @@ use crate::server::stream;
 use crate::server::timer;
 use crate::server::turns;
 use redis_lock_core::cycle;
-use redis_lock_core::deliveries::Recipient;
 use redis_lock_core::error::LockError;
 use redis_lock_core::keys::{KeyBuf, KeyRef};
 use redis_lock_core::lock::{Lock, Now, Released};
@@ -350,9 +349,16 @@ pub(crate) fn connection_ended(ctx: &Context, client: ClientId) {
     note(ctx, |table, _| table.connection_ended(client));
 }
 
-/// A client has heard of the grant that was on its way to it, or never will.
-pub(crate) fn grant_told(ctx: &Context, client: ClientId, heard: bool) {
-    note(ctx, |table, _| table.grant_told(client, heard));
+/// A grant is in the output buffer of its client.
+pub(crate) fn grant_said(waiter: WaiterId) {
+    TABLE.with_borrow_mut(|table| table.grant_said(waiter));
+}
+
+/// Somebody has heard of the grant that was on its way to it, or never will.
+pub(crate) fn grant_told(ctx: &Context, waiter: WaiterId, heard: bool) {
+    note(ctx, |table, now_ms| {
+        table.grant_told(waiter, heard, now_ms);
+    });
 }
 
 /// A client does not wait any more. Returns what it is to be told, if it is anything but
@@ -531,9 +537,7 @@ fn tell(ctx: &Context, addressee: Addressee, answer: Answer) {
             let heard = publish::end_of_place(ctx, &place, &answer);
             if let Answer::Granted(_) = answer {
                 // Where replicas had to acknowledge it, it was granted before.
-                note(ctx, |table, _| {
-                    table.grant_told(Recipient::Place(place.id), heard);
-                });
+                grant_told(ctx, place.id, heard);
             }
         }
     }

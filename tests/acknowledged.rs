@@ -213,32 +213,14 @@ fn nothing_that_was_acknowledged_before_confirms_a_hold() {
 }
 
 #[test]
-fn replies_of_one_owner_are_withheld_together() {
+fn a_grant_and_a_renewal_are_withheld_together() {
     let mut scene = Scene::new();
     scene.replica.stop();
-    let mut plain = scene.withheld(&format!("LOCK.ACQUIRE k a {LONG}"));
-    let mut second = scene.withheld(&format!("LOCK.ACQUIRE k a {LONG}"));
-    let mut confirmed = scene.withheld(&format!("LOCK.ACQUIRE k a {LONG} HOLD 2"));
+    let mut granted = scene.withheld(&format!("LOCK.ACQUIRE k a {LONG}"));
     let mut renewal = scene.withheld("LOCK.RENEW k a LEASE 700000");
     scene.replica.go_on();
-    let granted = token(&plain.reply());
-    assert_eq!(token(&second.reply()), granted);
-    assert_eq!(token(&confirmed.reply()), granted);
+    token(&granted.reply());
     assert_eq!(renewal.reply(), int(1));
-    assert_eq!(scene.holds("a"), text("2"));
-    scene.assert_over();
-}
-
-#[test]
-fn a_hold_that_another_reply_waits_to_tell_of_is_not_taken_back() {
-    let mut scene = Scene::with_timeout(300);
-    scene.replica.stop();
-    let mut first = scene.withheld(&format!("LOCK.ACQUIRE k a {LONG} HOLD 1"));
-    configure(&mut scene.observer, "replicas-timeout", 600_000);
-    let mut second = scene.withheld(&format!("LOCK.ACQUIRE k a {LONG} HOLD 1"));
-    assert_unsafe(&mut first);
-    scene.replica.go_on();
-    token(&second.reply());
     assert_eq!(scene.holds("a"), text("1"));
     scene.assert_over();
 }

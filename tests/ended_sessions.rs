@@ -1,7 +1,5 @@
 //! Sessions that have ended, and what the next command sees of their locks.
 
-use std::time::{Duration, Instant};
-
 use redis::Value;
 use redis_lock_testing::scene::{
     await_gone, await_waiting, field, holders, settle, transaction, waiting,
@@ -509,51 +507,4 @@ fn a_longer_lease_of_another_connection_lasts_while_nothing_is_kept_up() {
     settle(&server);
     assert_eq!(session.call("PING"), status("PONG"));
     assert_eq!(observer.call("HGET k owner"), text("2"));
-}
-
-/// Two requests of one owner are granted in one turn, and the connection of one, which
-/// is a session, closes in that turn. Returns what the other was told, and the server.
-fn granted_beside_a_session_that_closes(ask: &str) -> (TestServer, Client, i64) {
-    const BUSY_MS: u64 = 500;
-    loop {
-        let server = TestServer::start();
-        let mut observer = server.client();
-        let mut holder = server.client();
-        token(&holder.call(&format!("LOCK.ACQUIRE k holder {LONG}")));
-        let mut other = server.client();
-        other.send(format!("LOCK.ACQUIRE k owner {LONG} BLOCK 0 {ask}").trim_end());
-        await_waiting(&mut observer, "k", 1);
-        let mut session = server.client();
-        session.send(&format!("LOCK.ACQUIRE k owner {LONG} BLOCK 0 SESSION"));
-        await_waiting(&mut observer, "k", 2);
-        let mut next = server.client();
-        next.send(&format!("LOCK.ACQUIRE k next {LONG} BLOCK 0"));
-        await_waiting(&mut observer, "k", 3);
-        // The file shows that the turn has begun in which the lock comes free.
-        holder.send("SAVE");
-        holder.send(&format!("DEBUG SLEEP {}", BUSY_MS as f64 / 1000.0));
-        holder.send("LOCK.RELEASE k holder");
-        let file = server.dir().join("dump.rdb");
-        eventually("the turn has begun", || file.exists());
-        let since = Instant::now();
-        drop(session);
-        if since.elapsed() > Duration::from_millis(BUSY_MS / 2) {
-            // It may have closed too late. That is another story.
-            continue;
-        }
-        let told = token(&other.reply());
-        settle(&server);
-        assert_eq!(waiting(&mut observer, "k"), 1, "{ask}: told, then taken");
-        return (server, other, told);
-    }
-}
-
-#[test]
-fn who_is_told_beside_it_keeps_the_lock() {
-    for ask in ASKS {
-        let (server, _other, told) = granted_beside_a_session_that_closes(ask);
-        let mut observer = server.client();
-        assert_eq!(observer.call("HGET k @fence"), text(told.to_string()));
-        assert_eq!(observer.call("HEXISTS k owner"), int(1));
-    }
 }

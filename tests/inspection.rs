@@ -408,6 +408,7 @@ fn the_counters_tell_what_happened() {
         ("releases_deleted", 1),
         ("releases_expired", 1),
         ("releases_broken", 0),
+        ("superseded", 0),
         ("deadlocks_refused", 0),
         ("wait_count", 3),
         ("hold_count", 2),

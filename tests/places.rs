@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use redis::Value;
-use redis_lock_testing::scene::{Held, configure, field, waiting};
+use redis_lock_testing::scene::{Held, configure, field, transaction, waiting};
 use redis_lock_testing::{
     Client, LONG, Subscriber, TestServer, Told, eventually, int, need_files, nil, status,
     stay_on_one_processor, text, token,
@@ -345,20 +345,6 @@ fn a_message_tells_the_lease_of_now_and_not_that_of_the_request() {
 }
 
 #[test]
-fn a_place_in_whose_stead_its_owner_is_granted_the_lock_is_told_the_lease_of_the_reply() {
-    let mut scene = Held::start();
-    scene.place("a", "");
-    // In one turn: the owner asks before its place is served.
-    scene
-        .client
-        .send_bytes(b"DEL k\r\nLOCK.ACQUIRE k a LEASE 7000\r\n");
-    assert_eq!(scene.client.reply(), int(1));
-    let fence = token(&scene.client.reply());
-    let told = scene.ears.told();
-    assert_eq!((told.token(), told.lease_ms), (fence, 7000));
-}
-
-#[test]
 fn a_token_that_is_replied_needs_no_claim() {
     let mut scene = Held::start();
     configure(&mut scene.client, "claim-timeout", "100");
@@ -388,6 +374,41 @@ fn a_renewal_without_the_token_claims_too_and_one_with_another_does_not() {
 }
 
 #[test]
+fn a_grant_to_a_place_is_claimed_by_any_reply_of_its_token() {
+    let mut scene = Held::start();
+    configure(&mut scene.client, "claim-timeout", "100");
+    scene.place("a", "SESSION");
+    scene.release("holder");
+    let fence = scene.ears.granted("a");
+    let again = format!("LOCK.ACQUIRE k a {LONG} HOLD 1");
+    assert_eq!(scene.client.call(&again), int(fence));
+    let mut sleeper = scene.server.client();
+    assert_eq!(sleeper.call("BLPOP none 0.3"), nil());
+    assert_eq!(scene.client.call("HGET k a"), text("1"));
+    assert_eq!(scene.client.info("lock_claims"), 1);
+    assert_eq!(scene.client.info("lock_grants_unclaimed"), 0);
+    assert_eq!(scene.client.info("lock_sessions"), 1);
+}
+
+#[test]
+fn an_owner_that_comes_to_hold_the_lock_otherwise_gets_no_hold_more() {
+    let mut scene = Held::start();
+    scene.place("b", "");
+    scene.place("a", "");
+    // As Redisson's script takes it.
+    let takes = ["DEL k", "HSET k a 1", "PEXPIRE k 600000"];
+    transaction(&mut scene.client, &takes);
+    let told = scene.ears.told();
+    assert_eq!((told.owner.as_str(), told.lease_ms), ("a", 2000));
+    assert_eq!(scene.client.bulk("HGET k @fence"), told.result);
+    assert_eq!(scene.client.call("HGET k a"), text("1"));
+    assert!(scene.client.int("PTTL k") > 500_000, "nothing is shortened");
+    assert_eq!(line(&mut scene.client), ["b"]);
+    scene.release("a");
+    scene.ears.granted("b");
+}
+
+#[test]
 fn the_same_request_again_keeps_the_place_and_takes_over_its_options() {
     let mut scene = Held::start();
     let mut other = scene.server.subscriber("other");
@@ -395,6 +416,8 @@ fn the_same_request_again_keeps_the_place_and_takes_over_its_options() {
     scene.place("b", "");
     let again = "LOCK.ACQUIRE k a LEASE 500 QUEUE 70000 other";
     assert_eq!(other.call(again), int(0));
+    let told = scene.ears.told();
+    assert!(told.result.starts_with("-SUPERSEDED "), "{told:?}");
     assert_eq!(line(&mut scene.client), ["a", "b"]);
     assert_eq!(scene.client.info("lock_places"), 2);
     let info = scene.client.call("LOCK.INFO k");
@@ -441,50 +464,6 @@ fn the_same_request_in_another_mode_is_a_new_place_at_the_end() {
     scene.ears.granted("a");
     let mode = field(&scene.client.call("LOCK.INFO k"), "mode").clone();
     assert_eq!(mode, text("shared"));
-}
-
-#[test]
-fn an_owner_that_comes_to_hold_the_lock_otherwise_gets_no_hold_more() {
-    let mut scene = Held::start();
-    let mut blocked = scene.server.client();
-    blocked.send_and_block(
-        &mut scene.client,
-        &format!("LOCK.ACQUIRE k a {LONG} BLOCK 0"),
-    );
-    scene.place("b", "");
-    scene.place("a", "");
-    scene.release("holder");
-    let fence = token(&blocked.reply());
-    let told = Told {
-        lease_ms: 2000,
-        ..ended("a", &fence.to_string())
-    };
-    assert_eq!(scene.ears.told_so_far(), [told]);
-    assert_eq!(scene.client.call("HGET k a"), text("1"));
-    assert!(scene.client.int("PTTL k") > 500_000, "it was replied");
-    assert_eq!(line(&mut scene.client), ["b"]);
-    scene.release("a");
-    scene.ears.granted("b");
-}
-
-#[test]
-fn a_grant_to_a_place_is_claimed_where_a_blocked_client_of_its_owner_is_replied_it() {
-    let mut scene = Held::start();
-    configure(&mut scene.client, "claim-timeout", "100");
-    scene.place("a", "SESSION");
-    let mut blocked = scene.server.client();
-    let block = format!("LOCK.ACQUIRE k a {LONG} BLOCK 0");
-    blocked.send_and_block(&mut scene.client, &block);
-    scene.release("holder");
-    let fence = scene.ears.granted("a");
-    assert_eq!(blocked.reply(), int(fence));
-    let mut sleeper = scene.server.client();
-    assert_eq!(sleeper.call("BLPOP none 0.3"), nil());
-    assert_eq!(scene.client.call("HGET k a"), text("2"));
-    assert_eq!(scene.client.info("lock_claims"), 1);
-    assert_eq!(scene.client.info("lock_grants_unclaimed"), 0);
-    assert_eq!(scene.client.info("lock_sessions"), 1);
-    assert_eq!(scene.ears.told_so_far(), []);
 }
 
 #[test]

@@ -116,26 +116,42 @@ fn a_place_is_told_of_its_grant_after_a_replica_has_acknowledged_it() {
     scene.assert_over();
 }
 
+/// Whether it waits yet, or was granted the lock and is not told.
 #[test]
-fn a_place_in_whose_stead_its_owner_is_granted_the_lock_is_told_no_sooner_than_the_reply() {
-    let mut scene = Scene::new();
-    scene.place("a");
-    scene.replica.stop();
-    // In one turn: the owner asks before its place is served.
-    let turn = format!("DEL k\r\nLOCK.ACQUIRE k a {LONG}\r\n");
-    scene.client.send_bytes(turn.as_bytes());
-    assert_eq!(scene.client.reply(), int(1));
-    let mut observer = scene.server.client();
-    eventually("the reply and the message are withheld", || {
-        observer.info("lock_replies_withheld") == 2
-    });
-    assert_eq!(scene.ears.told_so_far(), []);
-    scene.replica.go_on();
-    let fence = token(&scene.client.reply());
-    let told = scene.ears.told();
-    assert_eq!((told.token(), told.lease_ms), (fence, 600_000));
-    scene.await_holds("a", &text("1"));
-    scene.assert_over();
+fn a_place_is_taken_over_by_a_later_request_of_its_owner() {
+    for (then, is_told) in [
+        ("QUEUE 600000 ch", false),
+        ("QUEUE 600000 other", true),
+        ("", true),
+    ] {
+        for is_granted in [false, true] {
+            let mut scene = if is_granted {
+                Scene::withheld()
+            } else {
+                Scene::new()
+            };
+            let mut asks = scene.server.client();
+            let again = format!("LOCK.ACQUIRE k a {LONG} {then}");
+            if !is_granted {
+                scene.place("a");
+                scene.replica.stop();
+                assert_eq!(scene.client.call("DEL k"), int(1));
+                scene.await_withheld(1);
+            }
+            asks.send_and_block(&mut scene.client, again.trim_end());
+            if is_told {
+                let told = scene.ears.told();
+                assert!(told.result.starts_with("-SUPERSEDED "), "{told:?}");
+            }
+            scene.await_withheld(1);
+            scene.replica.go_on();
+            token(&asks.reply());
+            assert_eq!(scene.ears.told_so_far(), []);
+            assert_eq!(scene.client.call("HGET k a"), text("1"));
+            assert!(scene.client.int("PTTL k") > 500_000, "it was replied");
+            scene.assert_over();
+        }
+    }
 }
 
 #[test]
@@ -238,19 +254,6 @@ fn while_too_few_replicas_are_connected_nobody_is_granted_and_all_wait_on() {
     there.call(&format!("REPLICAOF 127.0.0.1 {port}"));
     scene.ears.granted("a");
     assert_eq!(waiting(&mut scene.client, "k"), 1);
-    scene.assert_over();
-}
-
-#[test]
-fn a_place_whose_reply_is_withheld_confirms_its_hold() {
-    let mut scene = Scene::withheld();
-    let mut asks = scene.server.client();
-    asks.send(&format!("LOCK.ACQUIRE k a {LONG} QUEUE 600000 ch"));
-    scene.await_withheld(2);
-    scene.replica.go_on();
-    let told = scene.ears.told();
-    assert_eq!(asks.reply(), int(told.token()));
-    assert_eq!(scene.client.call("HGET k a"), text("1"));
     scene.assert_over();
 }
 

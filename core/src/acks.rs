@@ -1,11 +1,11 @@
-//! Replies that are withheld until replicas have acknowledged what they tell of.
+//! What waits for replicas: replies and messages that are withheld
+//! ([`outbox`](crate::outbox)) until enough of them have acknowledged all that was written
+//! up to what they tell of, and leases of sessions.
 //!
 //! A grant or a renewal is written at once; other commands see it, and its lease runs.
-//! Only the client hears of it later: when enough replicas have acknowledged all that
-//! was written up to it. Then it is told, if that is still true. If they take too long,
-//! it is told that its hold is not known to be safe, and what the request added is
-//! given back, as what was lost on its way to a client is
-//! ([`deliveries`](crate::deliveries)).
+//! Only the client hears of it later, if that is still true. If the replicas take too long,
+//! it is told that its hold is not known to be safe, and what the request added is given
+//! back.
 //!
 //! # One offset a turn
 //! Replicas acknowledge offsets of the replication stream. All that was withheld since
@@ -20,21 +20,16 @@
 //!
 //! # What it costs
 //! Nothing while nothing is withheld. Each reply takes logarithmic time, and a step more
-//! when its offset becomes known and when that is reached. The end of a connection takes
-//! logarithmic time: the places of its session are set aside as a whole, and each is taken
-//! from there when somebody sees its hold, or when its turn comes.
+//! when its offset becomes known and when that is reached.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::deliveries::Recipient;
 #[cfg(test)]
 use crate::explore::form::Form;
-use crate::keys::KeyBuf;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
-use crate::queue::session_places::SessionPlaces;
-use crate::queue::{Addressee, WaiterId};
-use crate::request::{ClientId, Lease};
+use crate::queue::WaiterId;
+use crate::request::ClientId;
 use crate::sessions::HoldId;
 use crate::token::FencingToken;
 
@@ -49,51 +44,6 @@ pub struct Acknowledgement {
     pub timeout_ms: i64,
     /// The client that asks, if it can wait for them.
     pub client: Option<ClientId>,
-}
-
-/// What a withheld reply tells, with the token of the holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Tells {
-    Grant(FencingToken),
-    Renewal(FencingToken),
-}
-
-/// A reply, or a message to a place, that is not told yet.
-#[derive(Clone, Debug)]
-pub(crate) struct Withheld {
-    pub to: Addressee,
-    /// The lock that the client named.
-    pub key: KeyBuf,
-    pub tells: Tells,
-    /// What is to be kept up once it is told, if it asks for that.
-    pub session: Option<SessionToBe>,
-    /// When it is given up, by the steady clock.
-    pub until_ms: i64,
-}
-
-/// Holds that are bound to a connection once their client is told of them.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct SessionToBe {
-    pub client: ClientId,
-    /// The lease to be kept up.
-    pub lease: Lease,
-    /// When the one ends that is told of, in milliseconds since 1970.
-    pub end_ms: i64,
-    /// Whether the owner held the lock before.
-    pub(crate) were_held: bool,
-}
-
-impl Withheld {
-    /// To whom it is on its way.
-    pub(crate) fn recipient(&self) -> Recipient {
-        Recipient::from(&self.to)
-    }
-
-    /// The client with whose connection the place ends, if it is one and has a session.
-    fn session_of_place(&self) -> Option<ClientId> {
-        let session = self.session.filter(|_| self.to.is_place())?;
-        Some(session.client)
-    }
 }
 
 /// A lease that keeps up holds of a session as soon as it is acknowledged.
@@ -132,10 +82,6 @@ const LEASES_WEIGH_ONE: usize = 8;
 /// All that waits for replicas.
 #[derive(Clone, Debug, Default)]
 pub struct Acks {
-    /// Each with its serial in `pending`.
-    replies: BTreeMap<WaiterId, (u64, Withheld)>,
-    /// Those to places that end with a connection.
-    of_sessions: SessionPlaces,
     /// In the order in which it was written, by serial numbers.
     pending: BTreeMap<u64, Pending>,
     /// The serials of the leases among it, by their holds.
@@ -151,22 +97,14 @@ impl Acks {
         self.pending.is_empty()
     }
 
-    /// How many replies are withheld.
-    pub fn len(&self) -> usize {
-        self.replies.len() - self.of_sessions.count_ended()
+    /// Has this reply wait. Returns its serial number.
+    pub(crate) fn withhold(&mut self, id: WaiterId) -> u64 {
+        self.push(Waits::Reply(id))
     }
 
-    pub(crate) fn withhold(&mut self, withheld: Withheld) {
-        let id = withheld.to.id();
-        let serial = self.push(Waits::Reply(id));
-        if let Some(client) = withheld.session_of_place() {
-            let has_ended = self.of_sessions.has_ended(client);
-            self.of_sessions.insert(client, id);
-            if has_ended {
-                self.of_sessions.connection_ended(client);
-            }
-        }
-        self.replies.insert(id, (serial, withheld));
+    /// A reply waits no more.
+    pub(crate) fn forget(&mut self, serial: u64) {
+        self.pending.remove(&serial);
     }
 
     pub(crate) fn count_later(&mut self, lease: UncountedLease) {
@@ -187,49 +125,6 @@ impl Acks {
         for serial in self.leases.remove(hold).unwrap_or_default() {
             self.pending.remove(&serial);
         }
-    }
-
-    /// A connection has ended, and with it the places of its session.
-    pub(crate) fn connection_ended(&mut self, client: ClientId) {
-        self.of_sessions.connection_ended(client);
-    }
-
-    /// Whether any messages to places are withheld that have ended with a connection.
-    pub(crate) fn any_ended(&self) -> bool {
-        self.of_sessions.any_ended()
-    }
-
-    /// Whether this is one of them.
-    pub(crate) fn has_ended(&self, id: WaiterId) -> bool {
-        let withheld = self.reply(id).filter(|_| self.any_ended());
-        let session = withheld.and_then(Withheld::session_of_place);
-        session.is_some_and(|session| self.of_sessions.has_ended(session))
-    }
-
-    /// One of them.
-    pub(crate) fn next_ended(&self) -> Option<WaiterId> {
-        self.of_sessions.ended().next()
-    }
-
-    /// The messages to places that are withheld.
-    pub(crate) fn places(&self) -> Vec<WaiterId> {
-        let replies = self.replies.iter();
-        let places = replies.filter(|(_, (_, one))| one.to.is_place());
-        places.map(|(id, _)| *id).collect()
-    }
-
-    pub(crate) fn reply(&self, id: WaiterId) -> Option<&Withheld> {
-        self.replies.get(&id).map(|(_, withheld)| withheld)
-    }
-
-    /// Takes a reply, which is told now or never.
-    pub(crate) fn take(&mut self, id: WaiterId) -> Option<Withheld> {
-        let (serial, withheld) = self.replies.remove(&id)?;
-        self.pending.remove(&serial);
-        if let Some(client) = withheld.session_of_place() {
-            self.of_sessions.remove(client, id);
-        }
-        Some(withheld)
     }
 
     /// All that was written up to now ends at this offset. Returns whether anything
@@ -297,21 +192,6 @@ impl Acks {
             by_hold.flat_map(|(hold, serials)| serials.iter().map(move |one| (hold, *one)));
         leases.collect::<BTreeSet<_>>() == by_hold.collect()
             && self.leases.values().all(|serials| !serials.is_empty())
-            && self.agree_on_ends()
-    }
-
-    fn agree_on_ends(&self) -> bool {
-        let replies = self.replies.iter();
-        let with_session =
-            replies.filter_map(|(id, (_, reply))| Some((reply.session_of_place()?, *id)));
-        self.of_sessions.agree(with_session)
-    }
-
-    /// How many replies end with the connection of this client.
-    pub(crate) fn ending_with(&self, client: ClientId) -> usize {
-        let mut replies = self.replies.values().map(|(_, reply)| &reply.to);
-        let to_client = replies.any(|to| !to.is_place() && to.client() == client);
-        usize::from(to_client) + self.of_sessions.count_of(client)
     }
 
     /// How much stands in line.
@@ -321,21 +201,6 @@ impl Acks {
 
     /// Writes down what decides what will happen.
     pub(crate) fn take_down(&self, form: &mut Form<'_>) {
-        for (&id, (_, reply)) in &self.replies {
-            form.waiter(Some(id));
-            form.client(Some(reply.to.client()));
-            form.key(reply.key.as_ref());
-            let (renews, token) = match reply.tells {
-                Tells::Grant(token) => (false, token),
-                Tells::Renewal(token) => (true, token),
-            };
-            form.flag(renews);
-            form.token(Some(token));
-            form.time(reply.session.map(|session| session.end_ms));
-            form.client(reply.session.map(|session| session.client));
-            form.flag(reply.to.is_place());
-            form.flag(self.has_ended(id));
-        }
         for pending in self.pending.values() {
             match &pending.waits {
                 Waits::Reply(id) => form.waiter(Some(*id)),

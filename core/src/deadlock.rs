@@ -65,14 +65,15 @@ impl<'g> Graph<'g> {
     fn every_holder_must_go(self, wait: WaitFor<'_>, lock: &Lock) -> bool {
         wait.limit == Limit::EXCLUSIVE
             || lock.is_exclusive()
-            || self.queues.has_exclusive_before(wait.key, wait.position)
+            || self
+                .queues
+                .has_exclusive_before(wait.key, wait.owner, wait.position)
     }
 
-    /// The first request of an owner for this key, unless it is over.
+    /// The wait of an owner for this key, unless it is over.
     fn wait_of<'w>(self, owner: &'w Owner, key: &'w KeyBuf) -> Option<WaitFor<'w>> {
         let key = key.as_ref();
-        let id = self.queues.first_id_of(key, owner)?;
-        let waiter = self.queues.waiter(key, id)?;
+        let waiter = self.queues.waiter_of(key, owner)?;
         if self.queues.is_over(waiter, self.steady_ms) {
             return None;
         }
@@ -80,7 +81,7 @@ impl<'g> Graph<'g> {
             owner,
             key,
             limit: waiter.request.limit,
-            position: Some(id),
+            position: Some(waiter.id),
         })
     }
 
@@ -94,15 +95,7 @@ impl<'g> Graph<'g> {
             to_follow: VecDeque::new(),
             followed: HashSet::new(),
         };
-        let last = look.follow(wait);
-        if last.is_none() && look.to_follow.is_empty() {
-            return None;
-        }
-        // One that waits there already will get both with one grant.
-        if self.queues.first_id_of(wait.key, wait.owner) != wait.position {
-            return None;
-        }
-        if let Some(last) = last {
+        if let Some(last) = look.follow(wait) {
             return Some(look.way_to(last));
         }
         let mut waits_left = WAITS_LOOKED_AT - 1;

@@ -24,9 +24,9 @@ use crate::token::FencingToken;
 /// Why holds are over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndedBy {
-    /// The connection that they were bound to has ended: all are over.
+    /// The connections that they were bound to have ended.
     Session,
-    /// Nobody heard of their grant: those are over that nobody else was told of.
+    /// Nobody heard of their grant.
     Undelivered,
 }
 
@@ -37,7 +37,9 @@ pub struct Ended {
     pub owner: Owner,
     /// Their token.
     pub token: FencingToken,
-    /// Why they are over.
+    /// How many are left to the owner, if it has more.
+    pub left: i64,
+    /// Why the others are over.
     pub by: EndedBy,
 }
 
@@ -53,15 +55,20 @@ impl EndedHolds {
         self.by_key.is_empty()
     }
 
-    /// Notes that these holds are over.
-    pub fn push(&mut self, hold: HoldId, token: FencingToken, by: EndedBy) {
+    /// Notes that these holds are over, but for `left` of them.
+    pub fn push(&mut self, hold: HoldId, token: FencingToken, left: i64, by: EndedBy) {
         #[cfg(feature = "planted-faults")]
         if by == EndedBy::Undelivered && Fault::GrantToTheDead.planted() {
             return;
         }
         let HoldId { key, owner } = hold;
         let ended = self.by_key.entry(key).or_default();
-        ended.push(Ended { owner, token, by });
+        ended.push(Ended {
+            owner,
+            token,
+            left,
+            by,
+        });
     }
 
     /// What has ended of this lock, in the order in which it did.
@@ -72,7 +79,8 @@ impl EndedHolds {
         self.by_key.get(&key.into()).map_or(&[], |ended| ended)
     }
 
-    /// Takes what has ended of this lock. The caller removes it from the data.
+    /// Takes what has ended of this lock. The caller removes it from the data, unless nobody
+    /// can.
     pub fn take(&mut self, key: KeyRef<'_>) -> SmallVec<[Ended; 1]> {
         if self.is_empty() {
             return SmallVec::new();
@@ -96,6 +104,7 @@ impl EndedHolds {
             for ended in ended {
                 form.owner(&ended.owner);
                 form.token(Some(ended.token));
+                form.number(ended.left);
                 form.flag(ended.by == EndedBy::Session);
             }
         }
@@ -120,8 +129,8 @@ mod tests {
         let token = FencingToken::new(7).unwrap();
         let mut holds = EndedHolds::default();
         assert!(holds.is_empty() && holds.of(KEY).is_empty());
-        holds.push(hold("b"), token, EndedBy::Session);
-        holds.push(hold("a"), token, EndedBy::Undelivered);
+        holds.push(hold("b"), token, 0, EndedBy::Session);
+        holds.push(hold("a"), token, 1, EndedBy::Undelivered);
         let owners: Vec<_> = holds.of(KEY).iter().map(|ended| &ended.owner).collect();
         assert_eq!(owners, [&hold("b").owner, &hold("a").owner]);
         assert_eq!(holds.next_key(), Some(&KEY.into()));
@@ -133,7 +142,12 @@ mod tests {
     #[test]
     fn each_lock_has_its_own() {
         let mut holds = EndedHolds::default();
-        holds.push(hold("a"), FencingToken::new(7).unwrap(), EndedBy::Session);
+        holds.push(
+            hold("a"),
+            FencingToken::new(7).unwrap(),
+            0,
+            EndedBy::Session,
+        );
         let other = KeyRef { db: 1, name: b"k" };
         assert!(holds.of(other).is_empty() && holds.take(other).is_empty());
         assert_eq!(holds.of(KEY).len(), 1);

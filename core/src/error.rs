@@ -56,6 +56,8 @@ pub enum LockError {
         /// The limit.
         max_places: usize,
     },
+    /// `SUPERSEDED`: a later request of the same owner took this one over.
+    Superseded,
     /// `CROSSSLOT`: the channel of a place is not in the lock's slot.
     ChannelCrossesSlots,
     /// `CROSSSLOT`: a key of a guarded command is not in the lock's slot.
@@ -134,6 +136,10 @@ impl fmt::Display for LockError {
                 "QUEUEFULL there are {max_places} places in queues already; \
                  try again later or raise lock.max-places"
             ),
+            Self::Superseded => f.write_str(
+                "SUPERSEDED another request of this owner came after this one; \
+                 do not send it again: who else waits needs an owner of its own",
+            ),
             Self::ChannelCrossesSlots => f.write_str(
                 "CROSSSLOT the channel must hash to the slot of the key; \
                  put the same {hash tag} into both",
@@ -188,6 +194,7 @@ mod tests {
             (LockError::NoReplicas, "NOREPLICAS"),
             (LockError::CannotAwaitReplicas, "NOREPLICAS"),
             (LockError::TooFewReplicas, "NOREPLICAS"),
+            (LockError::Superseded, "SUPERSEDED"),
             (LockError::ChannelCrossesSlots, "CROSSSLOT"),
             (LockError::GuardedKeyCrossesSlots, "CROSSSLOT"),
             (LockError::SlotMoves, "TRYAGAIN"),

@@ -24,7 +24,6 @@ mod bounds;
 mod claims;
 pub mod cycle;
 pub mod deadlock;
-pub mod deliveries;
 pub mod ended;
 pub mod error;
 #[cfg(test)]
@@ -34,6 +33,7 @@ pub mod holder;
 pub mod keys;
 pub mod lock;
 pub mod metrics;
+mod outbox;
 #[cfg(feature = "planted-faults")]
 pub mod planted;
 pub mod queue;

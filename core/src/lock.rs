@@ -229,11 +229,13 @@ impl Lock {
         over
     }
 
-    /// Grants the lock, or one hold more of it, if that is possible now.
-    /// `in_turn` says whether nobody waits in front of a newcomer.
+    /// Grants the lock, or one hold more of it, if that is possible now. `before` is how many
+    /// of its holds the owner has been told of, if not of all. `in_turn` says whether nobody
+    /// waits in front of a newcomer.
     pub fn acquire(
         &mut self,
         request: &AcquireRequest,
+        before: Option<i64>,
         in_turn: bool,
         now: Now,
         tokens: &mut TokenClock,
@@ -242,7 +244,7 @@ impl Lock {
         #[cfg(feature = "planted-faults")]
         self.ignore_expiry(&request.owner, effects);
         if self.holder(&request.owner).is_some() {
-            return self.reenter(request, now, tokens, effects);
+            return self.reenter(request, before, now, tokens, effects);
         }
         // This owner has no hold, and waiting would not give it one that fits,
         // so the mistake is told at once.
@@ -288,6 +290,7 @@ impl Lock {
     fn reenter(
         &mut self,
         request: &AcquireRequest,
+        before: Option<i64>,
         now: Now,
         tokens: &mut TokenClock,
         effects: &mut Effects,
@@ -298,7 +301,7 @@ impl Lock {
         if request.limit < holder.limit {
             return Err(LockError::Upgrade);
         }
-        let holds = holds_after_acquire(request, holder.holds)?;
+        let holds = holds_after_acquire(request, before.unwrap_or(holder.holds))?;
         let new_token = self.give_token(&mut holder, now, tokens)?;
         // Re-entry never shortens what an outer section relies on.
         let lease_end_ms = request.lease.end_ms(now.ms());
@@ -566,7 +569,14 @@ impl Lock {
                 session: None,
             };
             // Without a token that the stored one allows there is no fault.
-            let _ = self.acquire(&request, true, now, &mut TokenClock::default(), effects);
+            let _ = self.acquire(
+                &request,
+                None,
+                true,
+                now,
+                &mut TokenClock::default(),
+                effects,
+            );
         }
     }
 }

@@ -31,6 +31,8 @@ pub struct Metrics {
     /// Waits that ended with an error: the key had become something else, or
     /// the request did not fit when its turn came.
     pub waits_refused: u64,
+    /// Requests that were taken over by a later one of their owner.
+    pub superseded: u64,
     /// Owners that gave their last hold back.
     pub releases: u64,
     /// Owners whose lease was found to be over: one of several holders, or the

@@ -82,10 +82,20 @@ pub enum Fault {
     PlaceOutlived,
     /// A session is kept up though nobody has claimed its grant.
     UnclaimedKept,
+    /// What a later request took over is still served.
+    EarlierServed,
+    /// A session moves to the connection that asked last.
+    TieMoved,
+    /// Of a grant that is not told one hold stays.
+    GivenBackTooLittle,
+    /// With a grant that is not told all holds go.
+    GivenBackTooMuch,
+    /// Who asks again passes those in front of it.
+    FrontPassed,
 }
 
 /// The faults by their names.
-pub const FAULTS: [(&str, Fault); 35] = [
+pub const FAULTS: [(&str, Fault); 40] = [
     ("expiry-ignored", Fault::ExpiryIgnored),
     ("owner-not-checked", Fault::OwnerNotChecked),
     ("token-reused", Fault::TokenReused),
@@ -124,6 +134,11 @@ pub const FAULTS: [(&str, Fault); 35] = [
     ("grant-unheard", Fault::GrantUnheard),
     ("place-outlived", Fault::PlaceOutlived),
     ("unclaimed-kept", Fault::UnclaimedKept),
+    ("earlier-served", Fault::EarlierServed),
+    ("tie-moved", Fault::TieMoved),
+    ("given-back-too-little", Fault::GivenBackTooLittle),
+    ("given-back-too-much", Fault::GivenBackTooMuch),
+    ("front-passed", Fault::FrontPassed),
 ];
 
 // The server has one thread that matters, and each test has its own.

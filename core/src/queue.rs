@@ -7,10 +7,13 @@
 //! already), or it is *removed* because its client timed out, was unblocked or
 //! went away. Whoever takes it answers it; whoever removes it need not.
 //!
+//! An owner stands for one thread of work, so it waits for a lock once: a later request
+//! of it takes the earlier one over, with its position if the mode is the same.
+//!
 //! `LOCK.ACQUIRE ... QUEUE` puts one into the same queue whose client does not block:
 //! it has a *place*. What becomes of it is published on a channel. A place belongs to
-//! its owner, who has at most one for each lock, and outlives the connection that asked
-//! for it, unless that asked for a session. Nobody but the table ends it: it is over
+//! its owner, and outlives the connection that asked for it, unless that asked for a
+//! session. Nobody but the table ends it: it is over
 //! when its time is, or its session's connection, whether or not it has been removed.
 //!
 //! # Fairness
@@ -153,13 +156,8 @@ impl WaitQueues {
             until_ms: wait.until_ms,
             channel: wait.channel,
         };
-        if waiter.is_place() {
-            self.places += 1;
-            if let Some(session) = waiter.request.session {
-                self.session_places.insert(session, id);
-            }
-        }
         self.waits.insert(&waiter);
+        let place = waiter.is_place().then_some(waiter.request.session);
         match known {
             Some(queue) => queue.push(waiter),
             None => {
@@ -167,6 +165,9 @@ impl WaitQueues {
                 let queue = Box::new(Queue::of(waiter));
                 self.by_key.insert_new(key.clone(), queue);
             }
+        }
+        if let Some(session) = place {
+            self.count_place(id, session);
         }
         self.by_id.insert(id, key);
         Ok(id)
@@ -202,17 +203,8 @@ impl WaitQueues {
         {
             self.firsts.insert((key.db, next.id));
         }
-        if waiter.is_place() {
-            self.places -= 1;
-            self.forget_session_of(&waiter);
-        }
+        self.uncount_place(&waiter);
         Some(waiter)
-    }
-
-    fn forget_session_of(&mut self, place: &Waiter) {
-        if let Some(session) = place.request.session {
-            self.session_places.remove(session, place.id);
-        }
     }
 
     /// This channel, shared with whoever named it last.
@@ -223,35 +215,50 @@ impl WaitQueues {
         channel
     }
 
-    /// The owner's place in the key's queue.
-    pub fn place_of(&self, key: KeyRef<'_>, owner: &Owner) -> Option<&Waiter> {
-        if self.places == 0 {
-            return None;
-        }
-        let id = self.first_of(key, owner, false)?;
-        self.waiter(key, id)
+    /// What the owner waits with for this key.
+    pub fn waiter_of(&self, key: KeyRef<'_>, owner: &Owner) -> Option<&Waiter> {
+        self.waiter(key, self.waits.id(owner, key, || self.key_buf(key))?)
     }
 
-    /// The owner has asked again for its place, which it keeps.
-    pub fn ask_again(
+    /// Another request of the same owner takes this waiter's position over. Returns the
+    /// waiter as it was.
+    pub fn take_over(
         &mut self,
         key: KeyRef<'_>,
         id: WaiterId,
-        request: &AcquireRequest,
-        wait: &Wait,
-    ) {
-        let Some(place) = self.queue_mut(key).and_then(|queue| queue.waiter_mut(id)) else {
-            return;
+        request: AcquireRequest,
+        wait: Wait,
+    ) -> Option<Waiter> {
+        let waiter = self.queue_mut(key)?.waiter_mut(id)?;
+        let place = wait.is_for_place().then_some(request.session);
+        let later = Waiter {
+            request,
+            client: wait.client,
+            until_ms: wait.until_ms,
+            channel: wait.channel,
+            ..waiter.clone()
         };
-        let before = place.clone();
-        place.request.lease = request.lease;
-        place.request.session = request.session;
-        place.client = wait.client;
-        place.until_ms = wait.until_ms;
-        place.channel.clone_from(&wait.channel);
-        self.forget_session_of(&before);
-        if let Some(session) = request.session {
+        let earlier = std::mem::replace(waiter, later);
+        self.uncount_place(&earlier);
+        if let Some(session) = place {
+            self.count_place(id, session);
+        }
+        Some(earlier)
+    }
+
+    fn count_place(&mut self, id: WaiterId, session: Option<ClientId>) {
+        self.places += 1;
+        if let Some(session) = session {
             self.session_places.insert(session, id);
+        }
+    }
+
+    fn uncount_place(&mut self, waiter: &Waiter) {
+        if waiter.is_place() {
+            self.places -= 1;
+            if let Some(session) = waiter.request.session {
+                self.session_places.remove(session, waiter.id);
+            }
         }
     }
 
@@ -346,39 +353,21 @@ impl WaitQueues {
         }
     }
 
-    /// The first request of this owner in the key's queue.
-    pub fn first_id_of(&self, key: KeyRef<'_>, owner: &Owner) -> Option<WaiterId> {
-        let firsts = [false, true].map(|blocks| self.first_of(key, owner, blocks));
-        firsts.into_iter().flatten().min()
-    }
-
-    fn first_of(&self, key: KeyRef<'_>, owner: &Owner, blocks: bool) -> Option<WaiterId> {
-        self.waits.first(owner, blocks, key, || self.key_buf(key))
-    }
-
     /// The waiter of this id, if it still waits.
     pub fn waiter(&self, key: KeyRef<'_>, id: WaiterId) -> Option<&Waiter> {
         self.queue(key)?.waiter(id)
     }
 
-    /// Whether somebody before this one, or anybody, asks for the lock all alone, as far as
-    /// a look shows.
-    pub fn has_exclusive_before(&self, key: KeyRef<'_>, position: Option<WaiterId>) -> bool {
+    /// Whether another owner before this one, or anyone, asks for the lock all alone, as far
+    /// as a look shows.
+    pub fn has_exclusive_before(
+        &self,
+        key: KeyRef<'_>,
+        owner: &Owner,
+        position: Option<WaiterId>,
+    ) -> bool {
         self.queue(key)
-            .is_some_and(|queue| queue.has_exclusive_before(position))
-    }
-
-    /// If anybody waits, whose requests are to be served before the others, because it has
-    /// the lock.
-    pub fn reentering(&self, key: KeyRef<'_>) -> Option<Option<&Owner>> {
-        Some(self.queue(key)?.reentering.as_ref())
-    }
-
-    /// Notes whose requests are to be served before the others, if anybody waits.
-    pub fn set_reentering(&mut self, key: KeyRef<'_>, owner: Option<Owner>) {
-        if let Some(queue) = self.queue_mut(key) {
-            queue.reentering = owner;
-        }
+            .is_some_and(|queue| queue.has_exclusive_before(owner, position))
     }
 
     /// The key for which a waiter waits, if it still does.
@@ -386,7 +375,7 @@ impl WaitQueues {
         self.by_id.get(&id)
     }
 
-    /// The owners that wait for this key, each at least once.
+    /// The owners that wait for this key.
     pub fn owners(&self, key: KeyRef<'_>) -> impl Iterator<Item = &Owner> {
         self.waiters(key).map(|waiter| &waiter.request.owner)
     }
@@ -508,9 +497,9 @@ impl WaitQueues {
         first.map(|waiter| waiter.id)
     }
 
-    /// Takes the first waiter of this owner.
-    pub(crate) fn take_first_of(&mut self, key: KeyRef<'_>, owner: &Owner) -> Option<Waiter> {
-        self.remove(key, self.first_id_of(key, owner)?)
+    /// Takes the waiter of this owner.
+    pub(crate) fn take_of(&mut self, key: KeyRef<'_>, owner: &Owner) -> Option<Waiter> {
+        self.remove(key, self.waiter_of(key, owner)?.id)
     }
 
     /// Writes down what decides what will happen.
@@ -538,10 +527,6 @@ impl WaitQueues {
                 );
                 #[cfg(feature = "planted-faults")]
                 form.time(Some(waiter.since_us / 1000));
-            }
-            form.flag(queue.reentering.is_some());
-            if let Some(owner) = &queue.reentering {
-                form.owner(owner);
             }
             form.time(self.recheck_at_ms(key.as_ref()));
             form.lock(&queue.seen);

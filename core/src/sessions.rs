@@ -166,19 +166,19 @@ impl Sessions {
         None
     }
 
-    /// Binds holds to one connection more. Re-entry does not shorten the lease that is kept
-    /// up. `was_plain` says whether they were held before, and bound to none: then their
-    /// owner was told of them elsewhere. Returns whether this connection was none of theirs.
+    /// Binds holds to one connection more. Their lease ends at `end_ms`. Re-entry does not
+    /// shorten the lease that is kept up. `was_plain` says whether they were held before, and
+    /// bound to none: then their owner was told of them elsewhere.
     pub fn bind(
         &mut self,
         hold: HoldId,
         client: ClientId,
         token: FencingToken,
         lease: Lease,
-        now_ms: i64,
+        end_ms: i64,
         was_plain: bool,
-    ) -> bool {
-        let mut kept_until_ms = lease.end_ms(now_ms);
+    ) {
+        let mut kept_until_ms = end_ms;
         self.take_ended(&hold);
         let old = self.remove(&hold).filter(|old| old.token == token);
         if let Some(old) = &old {
@@ -195,29 +195,17 @@ impl Sessions {
                 lease,
                 kept_until_ms,
                 is_claimed: true,
-                renew_at_ms: renew_at_ms(lease, now_ms),
+                renew_at_ms: renew_at_ms(lease, end_ms.saturating_sub(lease.ms())),
             },
         };
         binding.kept_until_ms = kept_until_ms;
-        let others = binding.clients.len();
         binding.clients.retain(|other| *other != client);
-        let is_new = binding.clients.len() == others;
+        #[cfg(feature = "planted-faults")]
+        if Fault::TieMoved.planted() {
+            binding.clients.clear();
+        }
         binding.clients.push(client);
         self.insert(hold, binding);
-        is_new
-    }
-
-    /// Unties holds from a connection that was not told of them. Returns their token, if
-    /// they are over with it.
-    pub fn untie(&mut self, hold: &HoldId, client: ClientId) -> Option<FencingToken> {
-        let binding = self.bindings.get_mut(hold)?;
-        if *binding.clients == [client] {
-            let binding = self.remove(hold)?;
-            return (!binding.told_elsewhere).then_some(binding.token);
-        }
-        binding.clients.retain(|other| *other != client);
-        self.forget_client(hold, client);
-        None
     }
 
     /// Notes that an owner was told of its holds by this client, without asking that they

@@ -46,12 +46,12 @@ use crate::acks::{Acknowledgement, Acks};
 pub use crate::bounds::{ENDS_A_STEP, GRANTS_A_STEP, PASSED_A_STEP, UNHEARD_A_STEP, WORK_A_WAKE};
 use crate::claims::Claims;
 use crate::cycle::WaitEdge;
-use crate::deliveries::Deliveries;
 use crate::ended::EndedHolds;
 use crate::error::LockError;
 use crate::keys::KeyRef;
 use crate::lock::{Effects, Lock, Now, Released};
 use crate::metrics::Metrics;
+use crate::outbox::Outbox;
 use crate::queue::{Addressee, Channel, Place, Wait, WaitQueues, WaiterId};
 use crate::request::{AcquireRequest, ClientId, Lease, Owner, ReleaseRequest, RenewRequest};
 use crate::sessions::Sessions;
@@ -235,9 +235,9 @@ pub struct LockTable {
     tokens: TokenClock,
     metrics: Metrics,
     sessions: Sessions,
-    /// Grants whose clients have not heard of them yet.
-    deliveries: Deliveries,
-    /// Replies that replicas have to acknowledge first.
+    /// What is written and not yet told.
+    outbox: Outbox,
+    /// What replicas have to acknowledge first.
     acks: Acks,
     /// Waits that end here.
     time_outs: TimeOuts,
@@ -306,7 +306,7 @@ impl LockTable {
         let holds = transition.lock.holder(&request.owner).is_some();
         let released = transition.release(request);
         if !holds && released.is_ok() {
-            transition.give_place_up(request);
+            transition.give_up(request);
         }
         transition.hand_off_and_finish(released)
     }
@@ -370,7 +370,7 @@ impl LockTable {
     /// Whether anything is remembered of holds: sessions, grants on their way, what
     /// has ended.
     pub fn remembers_holds(&self) -> bool {
-        !(self.sessions.is_empty() && self.deliveries.is_empty() && self.ended.is_empty())
+        !(self.sessions.is_empty() && self.outbox.is_empty() && self.ended.is_empty())
     }
 
     /// Whether it matters what happens to keys.

@@ -19,7 +19,7 @@ pub(crate) fn lock(key: LockKey<'_>) -> Result<LockView, LockError> {
     let stored = read_lock(&open, key.as_ref(), None, Part::Whole)?;
     let now = clock::now();
     Ok(TABLE.with_borrow_mut(|table| {
-        table.end_withheld_on(key.as_ref());
+        table.end_untold_on(key.as_ref());
         table.view(key.as_ref(), stored, now)
     }))
 }
@@ -41,7 +41,7 @@ pub(crate) fn contended(ctx: &Context, count: usize) -> Vec<(ContendedView, Vec<
             keyspace::with_named(ctx, key.name, |key| OpenLock::open_to_read(key).read(None))
         });
         let holders = TABLE.with_borrow_mut(|table| {
-            table.end_withheld_on(key);
+            table.end_untold_on(key);
             match stored {
                 // What is no lock is held by nobody.
                 Some(stored) => table.holders(key, stored.unwrap_or_default(), now),

@@ -13,7 +13,7 @@
 //! us. So each waiter has a [`Ticket`] whose state says which it was:
 //!
 //! ```text
-//! Waiting --answer()--> Answered --time-out callback--> told
+//! Waiting --answer()--> Answered --time-out callback--> Said or Left
 //!    |                     |
 //!    |                     +-- client lost --> not told (at the free callback)
 //!    +-- time-out callback, disconnect callback --> Left
@@ -22,8 +22,9 @@
 //! A client whose reply is withheld until replicas have acknowledged it waits in the
 //! same way, whether it waited for the lock before or not; the core knows which it is.
 //!
-//! The floor above knows a waiter by its [`WaiterId`] alone. [`WAITING`] finds the
-//! ticket for it, and holds exactly those that can still be answered.
+//! The floor above knows a waiter by its [`WaiterId`] alone. [`TICKETS`] finds the
+//! ticket for it, and holds exactly those that are not told yet: until then an answer can
+//! take the place of another, when a later request of the same owner takes a grant over.
 //!
 //! On Redis 7.0, 7.2 and Valkey the time-out callback runs inside
 //! `UnblockClient`; on Redis 7.4 and later, just before the server sleeps. What is in the
@@ -57,7 +58,8 @@ use redis_lock_core::table::{Answer, Leave};
 enum State {
     Waiting,
     Answered(Answer),
-    Told(Answer),
+    /// A grant is in the output buffer of its client.
+    Said,
     Left,
 }
 
@@ -71,8 +73,8 @@ struct Ticket {
 }
 
 thread_local! {
-    /// The clients that wait for an answer.
-    static WAITING: RefCell<BTreeMap<WaiterId, Rc<Ticket>>> = const { RefCell::new(BTreeMap::new()) };
+    /// The clients that wait for an answer, or to be told it.
+    static TICKETS: RefCell<BTreeMap<WaiterId, Rc<Ticket>>> = const { RefCell::new(BTreeMap::new()) };
 
     /// The clients that were answered and are still to be woken.
     static ANSWERED: RefCell<Vec<Rc<Ticket>>> = const { RefCell::new(Vec::new()) };
@@ -133,21 +135,18 @@ pub(crate) fn block(key: LockKey<'_>, waiter: WaiterId, timeout_ms: i64) {
         (api().set_disconnect_callback)(handle, Some(on_disconnect));
         ticket.handle.set(handle);
     }
-    WAITING.with_borrow_mut(|waiting| waiting.insert(waiter, ticket));
+    TICKETS.with_borrow_mut(|tickets| tickets.insert(waiter, ticket));
 }
 
-/// Answers a waiter, if it still waits. [`wake_answered`] wakes it at the end of
-/// the command or timer that runs.
+/// Answers a waiter that nobody has told anything yet. [`wake_answered`] wakes it at the end
+/// of the command or timer that runs.
 pub(crate) fn answer(waiter: WaiterId, answer: Answer) {
-    let Some(ticket) = waits_no_more(waiter) else {
-        return;
-    };
-    ticket.state.replace(State::Answered(answer));
-    ANSWERED.with_borrow_mut(|answered| answered.push(ticket));
-}
-
-fn waits_no_more(waiter: WaiterId) -> Option<Rc<Ticket>> {
-    WAITING.with_borrow_mut(|waiting| waiting.remove(&waiter))
+    let ticket = TICKETS.with_borrow(|tickets| tickets.get(&waiter).cloned());
+    if let Some(ticket) = ticket
+        && let State::Waiting = ticket.state.replace(State::Answered(answer))
+    {
+        ANSWERED.with_borrow_mut(|answered| answered.push(ticket));
+    }
 }
 
 /// Wakes the clients that were answered. The timeout callbacks may run before
@@ -173,9 +172,22 @@ impl Ticket {
         unsafe { (api().unblock_client)(handle, ptr::null_mut()) };
     }
 
+    /// Takes what it is to be told. Nobody can answer it any more.
+    fn take_state(&self) -> State {
+        TICKETS.with_borrow_mut(|tickets| {
+            // A later request may have its position, and so its name.
+            if tickets
+                .get(&self.id)
+                .is_some_and(|one| ptr::eq(&**one, self))
+            {
+                tickets.remove(&self.id);
+            }
+        });
+        self.state.replace(State::Left)
+    }
+
     fn leave(&self, ctx: &Context, leave: Leave) -> Answer {
-        self.state.replace(State::Left);
-        waits_no_more(self.id);
+        self.take_state();
         let told = (hooks().waiter_left)(ctx, self.id, leave);
         told.unwrap_or(Answer::NotGranted)
     }
@@ -233,23 +245,21 @@ unsafe extern "C" fn on_timeout(
             return;
         };
         let ctx = Context::new(ctx);
-        let state = ticket.state.replace(State::Left);
-        match state {
+        match ticket.take_state() {
             State::Waiting => {
                 let told = ticket.leave(&ctx, Leave::TimeUp);
                 ticket.reply(&ctx, &told);
             }
             State::Answered(answer) => {
                 ticket.reply(&ctx, &answer);
-                match replies_are_sent_early() {
-                    true if is_grant(&answer) => {
-                        (hooks().grant_told)(&ctx, ticket.client, true);
-                    }
-                    true => {}
-                    false => drop(ticket.state.replace(State::Told(answer))),
+                if is_grant(&answer) && replies_are_sent_early() {
+                    (hooks().grant_told)(&ctx, ticket.id, true);
+                } else if is_grant(&answer) {
+                    (hooks().grant_said)(ticket.id);
+                    ticket.state.replace(State::Said);
                 }
             }
-            told_or_left => drop(ticket.state.replace(told_or_left)),
+            said_or_left => drop(ticket.state.replace(said_or_left)),
         }
     });
     raw::REDISMODULE_OK as c_int
@@ -281,11 +291,11 @@ unsafe extern "C" fn on_free(ctx: *mut raw::RedisModuleCtx, private_data: *mut c
         ticket.handle.set(ptr::null_mut());
         // SAFETY: the context is alive.
         let client_gone = unsafe { (api().blocked_client_disconnected)(ctx) != 0 };
-        let heard = match &*ticket.state.borrow() {
-            State::Answered(answer) if is_grant(answer) => false,
-            State::Told(answer) if is_grant(answer) => !client_gone,
+        let heard = match ticket.take_state() {
+            State::Answered(answer) if is_grant(&answer) => false,
+            State::Said => !client_gone,
             _ => return,
         };
-        (hooks().grant_told)(&Context::new(ctx), ticket.client, heard);
+        (hooks().grant_told)(&Context::new(ctx), ticket.id, heard);
     });
 }

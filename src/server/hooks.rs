@@ -61,9 +61,12 @@ pub(crate) struct Hooks {
     /// propagated now is sent with what was written in this turn.
     pub(crate) turn_ends: fn(&Context),
 
-    /// A client that was answered with a grant has been told so, if this is true, or never
+    /// A grant is in the output buffer of its client, and an error may yet take its place.
+    pub(crate) grant_said: fn(WaiterId),
+
+    /// A waiter that was answered with a grant has been told so, if this is true, or never
     /// will be.
-    pub(crate) grant_told: fn(&Context, ClientId, bool),
+    pub(crate) grant_told: fn(&Context, WaiterId, bool),
 
     /// The server's cron runs, this many times a second.
     pub(crate) on_cron: fn(&Context, i32),

@@ -6,7 +6,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use redis::Value;
-use redis_lock_core::deliveries::Recipient;
 use redis_lock_core::error::LockError;
 use redis_lock_core::keys::{KeyBuf, KeyRef};
 use redis_lock_core::lock::{Effect, Lock, Now, Released};
@@ -63,8 +62,21 @@ pub struct Waiter {
 /// A client that was answered, and whom the server frees at the end of its turn.
 #[derive(Clone, Copy, Debug)]
 struct Woken {
-    client: ClientId,
+    id: WaiterId,
+    to: usize,
     heard: bool,
+}
+
+/// What happens when a blocked client is woken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waking {
+    /// It is told at once, before Redis 7.2.
+    TellsAtOnce,
+    /// Its reply is in its output buffer, where an error may yet take its place: Redis 7.2,
+    /// and Valkey.
+    FillsTheBuffer,
+    /// It is told before the server sleeps: Redis 7.4 and later.
+    TellsLate,
 }
 
 /// Somebody who holds a lock, as the run draws from.
@@ -118,18 +130,11 @@ pub struct CoreSide {
     armed_by_wake: bool,
     /// Who sends this command.
     asker: Option<ClientId>,
-    /// Whether the server has the reply to a blocked client in its buffer when the command
-    /// that wakes it is over, rather than at the end of the turn.
-    replies_at_once: bool,
+    waking: Waking,
 }
 
 impl CoreSide {
-    pub fn new(
-        now_ms: i64,
-        peers: Vec<Peer>,
-        recheck_interval_ms: i64,
-        replies_at_once: bool,
-    ) -> Self {
+    pub fn new(now_ms: i64, peers: Vec<Peer>, recheck_interval_ms: i64, waking: Waking) -> Self {
         let mut table = LockTable::default();
         table.settings.recheck_interval_ms = recheck_interval_ms;
         table.settings.claim_timeout_ms = CLAIM_TIMEOUT_MS;
@@ -149,7 +154,7 @@ impl CoreSide {
             grants: Vec::new(),
             askers: BTreeMap::new(),
             asker: None,
-            replies_at_once,
+            waking,
             armed_ms: None,
             armed_by_wake: false,
         }
@@ -705,16 +710,26 @@ impl CoreSide {
             Addressee::Blocked(id, _) => {
                 if let Some(waiter) = self.waiting.remove(&id) {
                     self.answered.push((id, waiter, answer));
+                } else if let Answer::Refused(error) = answer {
+                    self.tell_instead(id, &error);
                 }
             }
             Addressee::Place(place) => {
                 let heard = self.publish(&place, &answer);
                 if let Answer::Granted(_) = answer {
-                    let recipient = Recipient::Place(place.id);
-                    self.note(|table, _| table.grant_told(recipient, heard));
+                    self.note(|table, now_ms| table.grant_told(place.id, heard, now_ms));
                 }
             }
         }
+    }
+
+    /// A later request has what this waiter was to be told of in this turn.
+    fn tell_instead(&mut self, id: WaiterId, error: &LockError) {
+        let at = self.woken.iter().position(|woken| woken.id == id);
+        let woken = self.woken.remove(at.expect("a grant that is not told"));
+        let is_its = |(to, _): &&mut (usize, Expect)| *to == woken.to;
+        let reply = self.replies.iter_mut().rfind(is_its);
+        reply.expect("its reply").1 = Expect::error(error);
     }
 
     /// Publishes the end of a place. Returns whether anybody listens.
@@ -770,21 +785,29 @@ impl CoreSide {
     }
 
     fn wake_answered(&mut self) {
-        for (_, waiter, answer) in std::mem::take(&mut self.answered).into_iter().rev() {
+        for (id, waiter, answer) in std::mem::take(&mut self.answered).into_iter().rev() {
             let reply = match &answer {
                 Answer::Granted(token) => Expect::Reply(Value::Int(token.get())),
                 Answer::Refused(error) => Expect::error(error),
-                other => panic!("{other:?} although nothing is withheld"),
+                Answer::NotGranted => Expect::Reply(Value::Nil),
+                Answer::Renewed(_) => panic!("{answer:?} although nothing is withheld"),
             };
             self.replies.push((waiter.client, reply));
-            if matches!(answer, Answer::Granted(_)) {
-                let client = self.peers[waiter.client].id;
-                let heard = true;
-                match self.replies_at_once {
-                    true => self.note(|table, _| table.grant_told(client, heard)),
-                    false => self.woken.push(Woken { client, heard }),
-                }
+            if !matches!(answer, Answer::Granted(_)) {
+                continue;
             }
+            if self.waking == Waking::TellsAtOnce {
+                self.note(|table, now_ms| table.grant_told(id, true, now_ms));
+                continue;
+            }
+            if self.waking == Waking::FillsTheBuffer {
+                self.table.grant_said(id);
+            }
+            self.woken.push(Woken {
+                id,
+                to: waiter.client,
+                heard: true,
+            });
         }
     }
 }
@@ -822,7 +845,7 @@ impl CoreSide {
         self.leaves(client, Leave::Gone);
         self.replies.retain(|(to, _)| *to != client);
         for woken in &mut self.woken {
-            woken.heard &= woken.client != id;
+            woken.heard &= woken.to != client;
         }
     }
 
@@ -853,13 +876,19 @@ impl CoreSide {
         }
     }
 
+    /// Whether the timer wakes in this turn.
+    pub fn is_due(&self) -> bool {
+        let now_ms = self.keyspace.now_ms;
+        self.armed_ms.is_some_and(|at_ms| at_ms <= now_ms)
+    }
+
     /// Does what the server does before it sleeps, until there is nothing left.
     /// Returns how often the timer woke, each with how that came about.
     pub fn do_all_that_is_due(&mut self) -> Vec<Wake> {
         let mut wakes = Vec::new();
         loop {
             let now_ms = self.keyspace.now_ms;
-            if self.armed_ms.is_some_and(|at_ms| at_ms <= now_ms) {
+            if self.is_due() {
                 wakes.push(match self.armed_by_wake {
                     true => Wake::Later,
                     false => Wake::SameTurn,
@@ -871,8 +900,8 @@ impl CoreSide {
             } else if self.woken.is_empty() {
                 return wakes;
             }
-            for Woken { client, heard } in std::mem::take(&mut self.woken) {
-                self.note(|table, _| table.grant_told(client, heard));
+            for Woken { id, heard, .. } in std::mem::take(&mut self.woken) {
+                self.note(|table, now_ms| table.grant_told(id, heard, now_ms));
             }
         }
     }

@@ -187,6 +187,7 @@ pub fn counters_of(totals: &Totals, metrics: &Metrics) -> Counters {
         ("releases_session".into(), metrics.releases_session),
         ("releases_broken".into(), metrics.releases_broken),
         ("releases_deleted".into(), metrics.releases_deleted),
+        ("superseded".into(), metrics.superseded),
         ("deadlocks_refused".into(), metrics.deadlocks_refused),
         ("tokens_refused".into(), metrics.tokens_refused),
         ("queues_full".into(), metrics.queues_full),

@@ -23,16 +23,27 @@ impl World {
 
     pub(super) fn hear(&mut self, at: usize) {
         let Doing::ToHear {
-            key, token, ask, ..
+            key,
+            token,
+            ask,
+            was_held,
         } = self.connections[at].doing
         else {
             return;
         };
         self.say(|w| format!("{} hears of its grant", w.cast.client_name(at)));
-        self.table.grant_told(self.client(at), true);
+        let client = self.client(at);
+        self.table.client_told(client, true);
         let owner = self.cast.owner_of[at];
-        if self.is_stored(key, owner, token) {
-            self.known[key][owner].tell(token, ask);
+        let is_stored = self.is_stored(key, owner, token);
+        let known = &mut self.known[key][owner];
+        if is_stored {
+            known.tell(token, ask);
+        }
+        match ask.session {
+            // Who is told of a session that is over already has its connection closed.
+            true => known.tie(client, token, was_held),
+            false => known.told_by(client, token),
         }
         self.connections[at].doing = Doing::Nothing;
     }
@@ -44,26 +55,18 @@ impl World {
                 format!("{client} is sent away before it hears of its grant")
             });
             self.lose_grant(at);
-            self.table.grant_told(self.client(at), false);
+            self.table.client_told(self.client(at), false);
             self.connections[at].doing = Doing::Nothing;
         }
     }
 
     /// Nobody will hear of the grant that was on its way to this connection.
     fn lose_grant(&mut self, at: usize) {
-        let Doing::ToHear {
-            key, token, ties, ..
-        } = self.connections[at].doing
-        else {
+        let Doing::ToHear { key, token, .. } = self.connections[at].doing else {
             return;
         };
-        let (owner, client) = (self.cast.owner_of[at], self.client(at));
-        let others = self.others_to_hear(at, key, token);
-        if ties {
-            self.untie(key, owner, client);
-        }
-        let known = &mut self.known[key][owner];
-        if others.is_empty() && known.told != Some(token) {
+        let known = &mut self.known[key][self.cast.owner_of[at]];
+        if known.told != Some(token) {
             known.promise = known.promise.filter(|&(promised, _)| promised != token);
         }
     }
@@ -98,7 +101,7 @@ impl World {
             Doing::Waits { id, .. } => {
                 self.table.waiter_left(id, Leave::Gone, self.now_ms);
             }
-            Doing::ToHear { .. } => self.table.grant_told(client, false),
+            Doing::ToHear { .. } => self.table.client_told(client, false),
             Doing::Nothing => {}
         }
         self.connections[at].generation += 1;

@@ -48,60 +48,69 @@ impl World {
             return Ok(());
         };
         let mut seen = self.seen(key, Some(at));
-        let own = self.ask_again(at, key, ask);
-        let kept = own.filter(|_| ask.place);
-        seen.kept = own;
         let number = self.cast.owner_of[at];
-        let of_place = self.places[key][number].filter(|_| own.is_some());
-        let of_place = of_place.and_then(|place| place.session);
+        let own = self.own(key, number, ask);
+        seen.kept = own;
         self.table.settings.reads_other_keys = self.scope().reads_other_keys;
         let done = self.step(&mut seen, |table, now, world| {
             table.acquire(cast.key(key), stored, request, wait, now, world)
         })?;
-        match &done.result {
-            Ok(Acquired::Queued(id)) => {
-                let id = *id;
-                if ask.place {
-                    holds!(invariants::who_asks_again_keeps_its_place(
-                        self, at, kept, id
-                    ))?;
-                }
-                self.queued(at, key, ask, id);
-                seen.queued = kept.is_none().then_some(id);
-            }
-            Ok(Acquired::Granted(token)) => {
-                seen.granted = Some(*token);
-            }
-            Ok(Acquired::Busy) => self.say(|_| "null".to_owned()),
-            Err(error) => {
-                self.say(|w| w.code(error));
-                if let LockError::Deadlock { cycle } = error {
-                    seen.refused = Some((at, ask, cycle.clone()));
-                }
-            }
+        if let Ok(Acquired::Granted(token)) = done.result {
+            seen.granted = Some(token);
+            seen.was_held = match self.is_untold(key, number, token) {
+                true => self.known[key][number].told == Some(token),
+                false => seen.had(self, number, token),
+            };
         }
         // Whoever was handed the lock came before.
         self.apply(done.step, &mut seen)?;
-        if let Some(token) = seen.granted {
-            if own.is_some() {
-                self.places[key][self.cast.owner_of[at]] = None;
+        match done.result {
+            Ok(Acquired::Queued(id)) => {
+                holds!(invariants::who_asks_again_keeps_its_position(
+                    self, at, own, id
+                ))?;
+                self.queued(at, key, ask, id);
+                seen.queued = own.is_none().then_some(id);
             }
-            self.say(|w| format!("token {}", w.short(token)));
-            let owner = self.cast.owner_of[at];
-            let now_ms = self.now_ms;
-            let was_held = seen.had(self, owner, token);
-            let known = &mut self.known[key][owner];
-            known.rely_until(token, now_ms + LEASE_MS);
-            known.tell(token, ask);
-            known.unclaimed = None;
-            for tied in of_place.into_iter().chain(ask.session.then_some(client)) {
-                known.tie(tied, token, was_held);
+            Ok(Acquired::Granted(token)) => {
+                // The later one alone is told of, on the channel of its place.
+                self.places[key][number] = None;
+                self.say(|w| format!("token {}", w.short(token)));
+                let (now_ms, was_held) = (self.now_ms, seen.was_held);
+                let known = &mut self.known[key][number];
+                known.rely_until(token, now_ms + LEASE_MS);
+                known.tell(token, ask);
+                known.unclaimed = None;
+                match ask.session {
+                    true => known.tie(client, token, was_held),
+                    false => known.told_by(client, token),
+                }
             }
-            if !ask.session {
-                known.told_by(client, token);
+            Ok(Acquired::Busy) => self.say(|_| "null".to_owned()),
+            Err(error) => {
+                self.say(|w| w.code(&error));
+                if let LockError::Deadlock { cycle } = error {
+                    seen.refused = Some((at, ask, cycle));
+                }
             }
         }
         invariants::check_step(self, &seen)
+    }
+
+    /// The waiter of this owner whose position its next request takes over.
+    fn own(&mut self, key: usize, owner: usize, ask: Ask) -> Option<WaiterId> {
+        let (id, earlier) = self.waiter_of(key, owner)?;
+        if earlier.place
+            && let Some(place) = self.places[key][owner]
+            && self.is_over(&place)
+        {
+            // The others are told of its end.
+            if ask.place {
+                self.places[key][owner] = None;
+            }
+            return None;
+        }
+        (earlier.limit == ask.limit).then_some(id)
     }
 
     fn queued(&mut self, at: usize, key: usize, ask: Ask, id: WaiterId) {
@@ -121,27 +130,6 @@ impl World {
             until_ms: self.now_ms + PLACE_MS,
             session: ask.session.then(|| self.client(at)),
         }
-    }
-
-    /// An owner asks for a lock. Returns its place, if that is granted to what it asks
-    /// now, or kept.
-    pub(super) fn ask_again(&mut self, at: usize, key: usize, ask: Ask) -> Option<WaiterId> {
-        let owner = self.cast.owner_of[at];
-        let place = self.places[key][owner]?;
-        if self.is_over(&place) {
-            // The others are told of its end.
-            if ask.place {
-                self.places[key][owner] = None;
-            }
-            return None;
-        }
-        if place.ask.limit != ask.limit || ask.hold > 1 {
-            return None;
-        }
-        if ask.place {
-            self.places[key][owner] = Some(self.place(place.id, at, ask));
-        }
-        Some(place.id)
     }
 
     pub(super) fn release(&mut self, at: usize, key: usize, what: Extent) -> Checked<()> {
@@ -205,10 +193,10 @@ impl World {
         holds!(invariants::releases_need_a_hold(&held, &request, &result))?;
         let gives_up = seen.gives_up;
         self.apply(done.step, &mut seen)?;
-        if gives_up && self.places[key][number].is_some() {
+        if gives_up && self.waiter_of(key, number).is_some() {
             return Err(Broken::new(
-                "a_release_gives_a_place_up",
-                format!("{} has its place yet", self.cast.owner_name(number)),
+                "a_release_gives_a_wait_up",
+                format!("{} waits yet", self.cast.owner_name(number)),
             ));
         }
         invariants::check_step(self, &seen)

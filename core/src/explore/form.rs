@@ -111,10 +111,6 @@ impl<'n> Form<'n> {
         &self.names.owners
     }
 
-    pub(crate) fn connections(&self) -> &'n [u64] {
-        &self.names.connections
-    }
-
     pub(crate) fn number(&mut self, number: i64) {
         let mixed = u128::from(self.hash ^ number.cast_unsigned()) * 0x5851_f42d_4c95_7f2d;
         let (low, high) = (mixed as u64, (mixed >> 64) as u64);

@@ -17,7 +17,7 @@ use deadlocks::Edges;
 
 pub(super) use places::{
     a_place_that_is_over_is_granted_nothing, only_a_place_that_is_over_ends,
-    who_asks_again_keeps_its_place,
+    who_asks_again_keeps_its_position,
 };
 pub(super) use steps::{
     releases_need_a_hold, renewals_need_a_hold, who_is_closed_has_lost_a_session,
@@ -51,12 +51,14 @@ pub(super) struct Seen {
     /// An owner gave its last hold back, or all were taken.
     pub(super) released: bool,
     pub(super) questions: usize,
-    /// The place of who asked, if it had one already.
+    /// The waiter of who asked whose position its request takes over.
     pub(super) kept: Option<WaiterId>,
     /// Whose grants nobody heard of.
     pub(super) unheard: Vec<usize>,
     /// An owner that holds nothing released the lock.
     pub(super) gives_up: bool,
+    /// Who was granted the lock at once was told before that it holds it.
+    pub(super) was_held: bool,
 }
 
 impl Seen {
@@ -75,6 +77,7 @@ impl Seen {
             kept: None,
             unheard: Vec::new(),
             gives_up: false,
+            was_held: false,
         }
     }
 }

@@ -154,9 +154,14 @@ impl World {
                 ))?;
                 let asked_by = self.client(place.at);
                 let was_held = seen.is_some_and(|seen| seen.had(self, owner, *token));
+                let heard = !self.deaf[owner];
+                self.table.grant_told(id, heard, self.now_ms);
+                if !heard {
+                    return Ok(place);
+                }
                 let known = &mut self.known[key][owner];
                 match place.session {
-                    Some(client) => _ = known.tie(client, *token, was_held),
+                    Some(client) => known.tie(client, *token, was_held),
                     None => known.told_by(asked_by, *token),
                 }
                 // The message names a hold that there is, and adds none.
@@ -184,16 +189,21 @@ impl World {
                 seen.answers.push((id, place.at, place.ask, answer));
                 continue;
             }
-            let waiting =
-                (0..self.connections.len()).find_map(|at| match self.connections[at].doing {
-                    Doing::Waits { key, id: its, ask } if its == id => Some((at, key, ask)),
-                    _ => None,
-                });
-            let Some((at, key, ask)) = waiting else {
-                return Err(Broken::new(
-                    "only_who_waits_is_answered",
-                    "the table answered a waiter that does not wait".to_owned(),
-                ));
+            let at = self.connection_of(addressee.client());
+            let doing = at.map(|at| (at, self.connections[at].doing));
+            let (at, key, ask) = match (doing, &answer) {
+                (Some((at, Doing::Waits { key, id: its, ask })), _) if its == id => (at, key, ask),
+                // A grant that is not told yet is taken over.
+                (
+                    Some((at, Doing::ToHear { key, ask, .. })),
+                    Answer::Refused(LockError::Superseded),
+                ) => (at, key, ask),
+                _ => {
+                    return Err(Broken::new(
+                        "only_who_waits_is_answered",
+                        "the table answered a waiter that does not wait".to_owned(),
+                    ));
+                }
             };
             seen.answers.push((id, at, ask, answer.clone()));
             match answer {
@@ -203,24 +213,22 @@ impl World {
                         format!("{client} is handed {key}, token {}", w.short(token))
                     });
                     let owner = self.cast.owner_of[at];
-                    let client = self.client(at);
                     let was_held = seen.had(self, owner, token);
                     let known = &mut self.known[key][owner];
                     known.rely_until(token, self.now_ms + LEASE_MS);
-                    known.unclaimed = known.unclaimed.filter(|&(its, _)| its != token);
-                    let ties = ask.session && known.tie(client, token, was_held);
-                    if !ask.session {
-                        known.told_by(client, token);
-                    }
                     self.connections[at].doing = Doing::ToHear {
                         key,
                         token,
                         ask,
-                        ties,
+                        was_held,
                     };
                 }
                 Answer::Refused(error) => {
                     self.say(|w| format!("{} is told {}", w.cast.client_name(at), w.code(&error)));
+                    self.connections[at].doing = Doing::Nothing;
+                }
+                Answer::NotGranted if seen.gives_up => {
+                    self.say(|w| format!("{} has given up", w.cast.client_name(at)));
                     self.connections[at].doing = Doing::Nothing;
                 }
                 Answer::NotGranted | Answer::Renewed(_) => {

@@ -30,8 +30,8 @@ pub(super) enum Doing {
         key: usize,
         token: FencingToken,
         ask: Ask,
-        /// Whether it is what ties the hold to this connection.
-        ties: bool,
+        /// Whether its owner held the lock before.
+        was_held: bool,
     },
 }
 
@@ -101,10 +101,9 @@ impl Tied {
 
 impl Known {
     /// The owner asked by this connection, with `SESSION`, and is told of a hold, which it
-    /// had before, or not. Returns whether that ties it to one connection more.
-    pub(super) fn tie(&mut self, client: ClientId, token: FencingToken, was_held: bool) -> bool {
+    /// had before, or not.
+    pub(super) fn tie(&mut self, client: ClientId, token: FencingToken, was_held: bool) {
         let before = self.tied.filter(|tied| tied.token == token);
-        let was_tied = before.is_some_and(|tied| tied.has(client));
         self.tied = Some(Tied {
             token,
             older: before
@@ -113,7 +112,6 @@ impl Known {
             newest: client,
             told_elsewhere: before.map_or(was_held, |tied| tied.told_elsewhere),
         });
-        !was_tied
     }
 
     /// It is told of a hold by this connection, without `SESSION`.
@@ -326,26 +324,21 @@ impl World {
         holder.is_some_and(|holder| holder.token == Some(token))
     }
 
-    /// The other connections of the same owner that are to hear of the same hold.
-    pub(super) fn others_to_hear(
-        &self,
-        at: usize,
-        key: usize,
-        token: FencingToken,
-    ) -> Vec<(usize, Ask)> {
-        let owner = self.cast.owner_of[at];
-        let all = self.connections.iter().enumerate();
-        all.filter(|&(other, _)| other != at && self.cast.owner_of[other] == owner)
-            .filter_map(|(other, one)| match one.doing {
-                Doing::ToHear {
-                    key: its_key,
-                    token: its_token,
-                    ask,
-                    ..
-                } if its_key == key && its_token == token => Some((other, ask)),
-                _ => None,
-            })
-            .collect()
+    /// The request with which this owner waits for this key, if any does.
+    pub(super) fn waiter_of(&self, key: usize, owner: usize) -> Option<(WaiterId, Ask)> {
+        let waiting = self.waiting(key).into_iter();
+        let mut of_owner = waiting.filter(|&(_, at, _)| self.cast.owner_of[at] == owner);
+        of_owner.next().map(|(id, _, ask)| (id, ask))
+    }
+
+    /// Whether a grant with this token is on its way to the owner, which it was not told of.
+    pub(super) fn is_untold(&self, key: usize, owner: usize, token: FencingToken) -> bool {
+        let mut all = self.connections.iter().enumerate();
+        all.any(|(at, one)| {
+            let to_hear = matches!(one.doing, Doing::ToHear { key: its_key, token: its, .. }
+                if its_key == key && its == token);
+            to_hear && self.cast.owner_of[at] == owner
+        })
     }
 
     /// When the module's timer is due.
@@ -513,13 +506,13 @@ impl World {
                     key,
                     token,
                     ask,
-                    ties,
+                    was_held,
                 } => {
                     form.number(2);
                     form.key(self.cast.key(key));
                     form.token(Some(token));
                     ask.take_down(form);
-                    form.flag(ties);
+                    form.flag(was_held);
                 }
             }
         }

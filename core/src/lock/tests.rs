@@ -213,7 +213,7 @@ fn check_acquire(
     let mut tokens = TokenClock::default();
     check(
         before,
-        |lock, written| lock.acquire(request, true, NOW, &mut tokens, written),
+        |lock, written| lock.acquire(request, None, true, NOW, &mut tokens, written),
         reply,
         effects,
         after,

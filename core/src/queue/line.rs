@@ -17,9 +17,6 @@ pub(super) struct Queue {
     pub(super) first: Waiter,
     /// None where there is nothing to say of others.
     rest: Option<Box<Rest>>,
-    /// Who was granted the lock, and may have other requests here that were not
-    /// served in the same step.
-    pub(super) reentering: Option<Owner>,
     pub(super) recheck_at_ms: Option<i64>,
     /// The lock as the last step has left it.
     pub(super) seen: Lock,
@@ -46,7 +43,6 @@ impl Queue {
         Self {
             first,
             rest: None,
-            reentering: None,
             recheck_at_ms: None,
             seen: Lock::default(),
         }
@@ -148,11 +144,12 @@ impl Queue {
         }
     }
 
-    /// Whether somebody before this one, or anybody, asks for the lock all alone, as far as
-    /// a look shows.
-    pub(super) fn has_exclusive_before(&self, position: Option<WaiterId>) -> bool {
+    /// Whether another owner before this one, or anyone, asks for the lock all alone, as far
+    /// as a look shows.
+    pub(super) fn has_exclusive_before(&self, owner: &Owner, position: Option<WaiterId>) -> bool {
         let is_before = |one: &&Waiter| position.is_none_or(|position| one.id < position);
-        let looked_at = self.waiters().take(WAITS_LOOKED_AT);
-        looked_at.take_while(is_before).any(Waiter::is_exclusive)
+        let before = self.waiters().take(WAITS_LOOKED_AT).take_while(is_before);
+        let mut others = before.filter(|one| one.request.owner != *owner);
+        others.any(Waiter::is_exclusive)
     }
 }

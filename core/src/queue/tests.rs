@@ -86,7 +86,7 @@ fn check_nothing_is_left(queues: &mut WaitQueues) {
 #[test]
 fn first_come_first_served() {
     let mut queues = WaitQueues::default();
-    let line = wait_in_line(&mut queues, KEY, ["b", "a", "c", "a"]);
+    let line = wait_in_line(&mut queues, KEY, ["b", "a", "c", "d"]);
     assert_eq!(drain(&mut queues, KEY), line);
 }
 
@@ -106,11 +106,15 @@ fn waits_of(queues: &WaitQueues, name: &str) -> Vec<KeyBuf> {
     queues.waits_of(&owner(name)).cloned().collect()
 }
 
+fn id_for(queues: &WaitQueues, key: KeyRef<'_>, name: &str) -> Option<WaiterId> {
+    let waiter = queues.waiter_of(key, &owner(name));
+    waiter.map(|waiter| waiter.id)
+}
+
 #[test]
 fn it_is_known_for_which_keys_an_owner_waits() {
     let mut queues = WaitQueues::default();
-    let first = wait(&mut queues, KEY, "a");
-    let again = wait(&mut queues, KEY, "a");
+    let in_zero = wait(&mut queues, KEY, "a");
     let b = wait(&mut queues, KEY, "b");
     assert_eq!(waits_of(&queues, "a"), bufs([KEY]));
     let in_one = wait(&mut queues, key(1, b"k"), "a");
@@ -118,13 +122,12 @@ fn it_is_known_for_which_keys_an_owner_waits() {
     assert_eq!(waits_of(&queues, "b"), bufs([KEY]));
     assert_eq!(waits_of(&queues, "c"), []);
     assert!(queues.waits(&owner("b")) && !queues.waits(&owner("c")));
-    assert_eq!(queues.first_id_of(KEY, &owner("a")), Some(first));
+    assert_eq!(id_for(&queues, KEY, "a"), Some(in_zero));
+    assert_eq!(id_for(&queues, key(1, b"k"), "a"), Some(in_one));
+    assert_eq!(id_for(&queues, OTHER, "a"), None);
 
-    // It waits for a key until the last of its requests there is gone.
-    queues.remove(KEY, first).unwrap();
-    assert_eq!(queues.first_id_of(KEY, &owner("a")), Some(again));
-    assert_eq!(waits_of(&queues, "a"), bufs([KEY, key(1, b"k")]));
-    queues.remove(KEY, again).unwrap();
+    queues.remove(KEY, in_zero).unwrap();
+    assert_eq!(id_for(&queues, KEY, "a"), None);
     assert_eq!(waits_of(&queues, "a"), bufs([key(1, b"k")]));
     queues.remove(key(1, b"k"), in_one).unwrap();
     assert!(!queues.waits(&owner("a")));
@@ -133,18 +136,33 @@ fn it_is_known_for_which_keys_an_owner_waits() {
 }
 
 #[test]
-fn whose_requests_are_to_be_served_first_is_kept_with_the_line() {
+fn a_later_request_has_the_position_of_the_one_that_it_takes_over() {
     let mut queues = WaitQueues::default();
-    queues.set_reentering(KEY, Some(owner("a")));
-    assert_eq!(queues.reentering(KEY), None);
-    wait(&mut queues, KEY, "a");
-    assert_eq!(queues.reentering(KEY), Some(None));
-    queues.set_reentering(KEY, Some(owner("a")));
-    assert_eq!(queues.reentering(KEY), Some(Some(&owner("a"))));
-    assert_eq!(queues.reentering(OTHER), None);
-    queues.take_first(KEY).unwrap();
-    wait(&mut queues, KEY, "a");
-    assert_eq!(queues.reentering(KEY), Some(None));
+    let line = wait_in_line(&mut queues, KEY, ["a", "b", "c"]);
+    let place = Wait {
+        client: ClientId(8),
+        until_ms: Some(10),
+        channel: Some(b"channel"[..].into()),
+    };
+    let later = AcquireRequest {
+        session: Some(ClientId(8)),
+        ..request("b")
+    };
+    let earlier = queues.take_over(KEY, line[1], later.clone(), place.clone());
+    assert_eq!(
+        earlier.map(|one| (one.id, one.client)),
+        Some((line[1], WAIT.client))
+    );
+    assert!(queues.agree() && queues.counts().places == 1);
+    let waiter = queues.waiter_of(KEY, &owner("b")).unwrap();
+    assert_eq!(waiter.request, later);
+    assert_eq!(
+        (waiter.client, waiter.until_ms),
+        (place.client, place.until_ms)
+    );
+    let earlier = queues.take_over(KEY, line[1], request("b"), WAIT).unwrap();
+    assert!(earlier.is_place() && queues.agree() && queues.counts().places == 0);
+    assert_eq!(drain(&mut queues, KEY), line);
 }
 
 #[test]
@@ -183,30 +201,14 @@ fn a_waiter_leaves_only_once_and_only_its_own_line() {
 }
 
 #[test]
-fn the_first_request_of_an_owner_is_taken_from_anywhere_in_the_line() {
+fn the_waiter_of_an_owner_is_taken_from_anywhere_in_the_line() {
     let mut queues = WaitQueues::default();
-    let [a1, b1, a2, b2, b3] = wait_in_line(&mut queues, KEY, ["a", "b", "a", "b", "b"]);
-    let mut take_b = || id_of(queues.take_first_of(KEY, &owner("b")));
-    assert_eq!(take_b(), Some(b1));
-    assert_eq!(take_b(), Some(b2));
-    assert_eq!(take_b(), Some(b3));
-    assert_eq!(take_b(), None);
-    assert_eq!(drain(&mut queues, KEY), [a1, a2]);
-}
-
-#[test]
-fn the_first_request_of_an_owner_is_one_that_still_waits() {
-    let mut queues = WaitQueues::default();
-    let [_, a2, a3] = wait_in_line(&mut queues, KEY, ["a", "a", "a"]);
-    queues.take_first(KEY).unwrap();
-    queues.remove(KEY, a2).unwrap();
-    let elsewhere = wait(&mut queues, OTHER, "c");
-    assert!(queues.take_first_of(KEY, &owner("c")).is_none());
-    assert_eq!(
-        id_of(queues.take_first_of(KEY, &owner("a"))),
-        Some(a3),
-        "the two before it are gone"
-    );
+    let [a, b, c] = wait_in_line(&mut queues, KEY, ["a", "b", "c"]);
+    let elsewhere = wait(&mut queues, OTHER, "d");
+    assert_eq!(id_of(queues.take_of(KEY, &owner("b"))), Some(b));
+    assert!(queues.take_of(KEY, &owner("b")).is_none());
+    assert!(queues.take_of(KEY, &owner("d")).is_none());
+    assert_eq!(drain(&mut queues, KEY), [a, c]);
     assert_eq!(drain(&mut queues, OTHER), [elsewhere]);
 }
 
@@ -214,17 +216,17 @@ fn the_first_request_of_an_owner_is_one_that_still_waits() {
 fn a_full_line_takes_nobody_until_somebody_leaves() {
     let mut queues = WaitQueues::default();
     let full = Err(LockError::QueueFull { max_waiters: 2 });
-    let push = |queues: &mut WaitQueues, key| queues.push(key, request("a"), WAIT, 0, 2);
-    let first = push(&mut queues, KEY).unwrap();
-    let second = push(&mut queues, KEY).unwrap();
-    assert_eq!(push(&mut queues, KEY), full);
+    let push = |queues: &mut WaitQueues, key, name| queues.push(key, request(name), WAIT, 0, 2);
+    let first = push(&mut queues, KEY, "a").unwrap();
+    let second = push(&mut queues, KEY, "b").unwrap();
+    assert_eq!(push(&mut queues, KEY, "c"), full);
     assert!(
-        push(&mut queues, OTHER).is_ok(),
+        push(&mut queues, OTHER, "a").is_ok(),
         "each line has its own limit"
     );
     queues.remove(KEY, first).unwrap();
-    let third = push(&mut queues, KEY).unwrap();
-    assert_eq!(push(&mut queues, KEY), full);
+    let third = push(&mut queues, KEY, "c").unwrap();
+    assert_eq!(push(&mut queues, KEY, "a"), full);
     assert_eq!(drain(&mut queues, KEY), [second, third]);
 }
 
@@ -234,7 +236,7 @@ fn nothing_is_left_of_who_finds_the_line_full() {
     wait(&mut queues, KEY, "a");
     let refused = queues.push(KEY, request("b"), WAIT, 0, 1);
     assert_eq!(refused, Err(LockError::QueueFull { max_waiters: 1 }));
-    assert!(queues.take_first_of(KEY, &owner("b")).is_none());
+    assert!(queues.take_of(KEY, &owner("b")).is_none());
     assert!(!queues.waits(&owner("b")));
 }
 
@@ -244,7 +246,7 @@ fn nothing_is_left_of_a_line_in_which_nobody_waits() {
     let ways: [Leave; 3] = [
         |queues, id| queues.remove(KEY, id),
         |queues, _| queues.take_first(KEY),
-        |queues, _| queues.take_first_of(KEY, &owner("a")),
+        |queues, _| queues.take_of(KEY, &owner("a")),
     ];
     for leave in ways {
         let mut queues = WaitQueues::default();
@@ -293,7 +295,7 @@ fn each_line_has_its_own_length() {
     let mut queues = WaitQueues::default();
     let lengths = |queues: &WaitQueues| [KEY, OTHER].map(|key| queues.length(key));
     assert_eq!(lengths(&queues), [0, 0]);
-    let [first, _, _] = wait_in_line(&mut queues, KEY, ["a", "b", "a"]);
+    let [first, _, _] = wait_in_line(&mut queues, KEY, ["a", "b", "c"]);
     wait(&mut queues, OTHER, "a");
     assert_eq!(lengths(&queues), [3, 1]);
     queues.remove(KEY, first).unwrap();
@@ -365,9 +367,9 @@ fn who_stands_behind_another_is_not_gone_through_to_find_contended_keys() {
 fn the_longest_wait_is_that_of_the_first_in_some_line() {
     let mut queues = WaitQueues::default();
     assert_eq!(queues.longest_since_us(), None);
-    for (key, since_us, longest) in [(KEY, 20, 20), (OTHER, 30, 20), (KEY, 40, 20)] {
-        wait_since(&mut queues, key, "a", since_us);
-        assert_eq!(queues.longest_since_us(), Some(longest));
+    for (key, name, since_us) in [(KEY, "a", 20), (OTHER, "a", 30), (KEY, "b", 40)] {
+        wait_since(&mut queues, key, name, since_us);
+        assert_eq!(queues.longest_since_us(), Some(20));
     }
     for (over, longest) in [(KEY, Some(30)), (OTHER, None)] {
         drain(&mut queues, over);
@@ -479,7 +481,7 @@ fn databases_do_not_share_their_keys() {
     let in_one = wait(&mut queues, one, "a");
     queues.recheck_by(zero, 10);
     queues.recheck_by(one, 5);
-    assert_eq!(id_of(queues.take_first_of(one, &owner("a"))), Some(in_one));
+    assert_eq!(id_of(queues.take_of(one, &owner("a"))), Some(in_one));
     assert!(!queues.contended(one));
     assert_eq!(queues.next_recheck_ms(), Some(10));
     assert_eq!(drain(&mut queues, zero), [in_zero]);
@@ -503,11 +505,15 @@ fn a_key_whose_look_is_due_is_seen_before_it_is_taken() {
 #[test]
 fn it_is_known_where_the_lock_is_wanted_all_alone() {
     let mut queues = WaitQueues::default();
-    let limits = [Limit::SHARED, Limit::EXCLUSIVE, Limit::SHARED];
-    let [before, alone, after] = limits.map(|limit| {
+    let asks = [
+        ("a", Limit::SHARED),
+        ("b", Limit::EXCLUSIVE),
+        ("c", Limit::SHARED),
+    ];
+    let [before, alone, after] = asks.map(|(name, limit)| {
         let request = AcquireRequest {
             limit,
-            ..request("a")
+            ..request(name)
         };
         let pushed = queues.push(KEY, request, WAIT, 0, MANY);
         pushed.unwrap()
@@ -520,12 +526,19 @@ fn it_is_known_where_the_lock_is_wanted_all_alone() {
         (Some(after), true),
         (None, true),
     ] {
-        assert_eq!(queues.has_exclusive_before(KEY, position), is_kept_apart);
-        assert!(!queues.has_exclusive_before(OTHER, position));
+        assert_eq!(
+            queues.has_exclusive_before(KEY, &owner("z"), position),
+            is_kept_apart
+        );
+        assert!(!queues.has_exclusive_before(OTHER, &owner("z"), position));
     }
+    assert!(
+        !queues.has_exclusive_before(KEY, &owner("b"), None),
+        "but for itself"
+    );
     queues.remove(KEY, alone);
     assert_eq!(queues.first_exclusive(KEY), None);
-    assert!(!queues.has_exclusive_before(KEY, None));
+    assert!(!queues.has_exclusive_before(KEY, &owner("z"), None));
 }
 
 /// The queues against lists that are searched from end to end.
@@ -556,7 +569,7 @@ mod against_a_model {
         TakeFirst {
             key: usize,
         },
-        TakeFirstOf {
+        TakeOf {
             key: usize,
             who: usize,
         },
@@ -581,7 +594,7 @@ mod against_a_model {
             3 => (key(), any::<prop::sample::Index>())
                 .prop_map(|(key, pushed)| Step::Remove { key, pushed }),
             2 => key().prop_map(|key| Step::TakeFirst { key }),
-            2 => (key(), who()).prop_map(|(key, who)| Step::TakeFirstOf { key, who }),
+            2 => (key(), who()).prop_map(|(key, who)| Step::TakeOf { key, who }),
             4 => (key(), time()).prop_map(|(key, at_ms)| Step::LookBy { key, at_ms }),
             1 => time().prop_map(|at_ms| Step::LookAtAllBy { at_ms }),
             2 => time().prop_map(|now_ms| Step::TakeDue { now_ms }),
@@ -716,6 +729,8 @@ mod against_a_model {
             let mut ids: Vec<WaiterId> = Vec::new();
             for step in steps {
                 match step {
+                    // An owner waits for a key once.
+                    Step::Push { key, who } if model.waits(who, key) => {}
                     Step::Push { key, who } => {
                         let room = model.length(key) < MAX_WAITERS;
                         let request = request(OWNERS[who]);
@@ -743,8 +758,8 @@ mod against_a_model {
                         let expected = model.take(|w| w.key == key);
                         prop_assert_eq!(taken, expected.map(|nth| ids[nth]));
                     }
-                    Step::TakeFirstOf { key, who } => {
-                        let taken = id_of(queues.take_first_of(KEYS[key], &owner(OWNERS[who])));
+                    Step::TakeOf { key, who } => {
+                        let taken = id_of(queues.take_of(KEYS[key], &owner(OWNERS[who])));
                         let expected = model.take(|w| (w.key, w.who) == (key, who));
                         prop_assert_eq!(taken, expected.map(|nth| ids[nth]));
                     }
@@ -771,7 +786,7 @@ mod against_a_model {
                     let expected = model.first(|w| w.key == index).map(|w| ids[w.nth]);
                     prop_assert_eq!(first, expected);
                     let line = model.line(index);
-                    let places = line.iter().map(|owner| queues.first_id_of(key, owner));
+                    let places = line.iter().map(|owner| Some(queues.waiter_of(key, owner)?.id));
                     prop_assert!(places.clone().all(|place| place.is_some()));
                     prop_assert!(places.is_sorted());
                 }
@@ -785,8 +800,8 @@ mod against_a_model {
                     prop_assert_eq!(waits.len(), keys.len(), "each key once");
                     prop_assert!(waits.iter().all(|key| keys.contains(key)));
                     for (index, &key) in KEYS.iter().enumerate() {
-                        let first = queues.first_id_of(key, &owner);
-                        prop_assert_eq!(first.is_some(), model.waits(who, index));
+                        let waits = queues.waiter_of(key, &owner).is_some();
+                        prop_assert_eq!(waits, model.waits(who, index));
                     }
                 }
             }

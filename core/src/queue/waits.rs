@@ -1,8 +1,10 @@
-//! For which locks each owner waits, and with which requests.
+//! For which locks each owner waits.
 //!
-//! To find an owner takes constant time, and anything about one of its requests logarithmic
+//! To find an owner takes constant time, and anything about one of its waits logarithmic
 //! time in the number of these.
 
+use std::collections::BTreeMap;
+#[cfg(test)]
 use std::collections::BTreeSet;
 
 use super::{Waiter, WaiterId};
@@ -12,24 +14,17 @@ use crate::sharded::Sharded;
 
 /// What each owner waits for. Who waits for nothing takes no room.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Waits(Sharded<Owner, Requests>);
+pub(super) struct Waits(Sharded<Owner, OfOwner>);
 
-/// A request: its lock, whether it blocks its client, and its name.
-type Request = (KeyBuf, bool, WaiterId);
-
-/// The requests of one owner, mostly a single one.
+/// The waits of one owner, mostly a single one.
 #[derive(Clone, Debug)]
 #[expect(
     clippy::box_collection,
     reason = "else each would take the memory of many"
 )]
-enum Requests {
-    One(Request),
-    Many(Box<BTreeSet<Request>>),
-}
-
-fn request_of(waiter: &Waiter) -> Request {
-    (waiter.key.clone(), !waiter.is_place(), waiter.id)
+enum OfOwner {
+    One(KeyBuf, WaiterId),
+    Many(Box<BTreeMap<KeyBuf, WaiterId>>),
 }
 
 impl Waits {
@@ -38,55 +33,48 @@ impl Waits {
         self.0.contains_key(owner)
     }
 
-    fn requests(&self, owner: &Owner) -> impl Iterator<Item = &Request> {
+    fn all(&self, owner: &Owner) -> impl Iterator<Item = (&KeyBuf, &WaiterId)> {
         let (one, many) = match self.0.get(owner) {
             None => (None, None),
-            Some(Requests::One(only)) => (Some(only), None),
-            Some(Requests::Many(many)) => (None, Some(many.iter())),
+            Some(OfOwner::One(key, id)) => (Some((key, id)), None),
+            Some(OfOwner::Many(many)) => (None, Some(many.iter())),
         };
         one.into_iter().chain(many.into_iter().flatten())
     }
 
     /// The locks for which this owner waits, in order.
     pub(super) fn keys(&self, owner: &Owner) -> impl Iterator<Item = &KeyBuf> {
-        let mut last = None;
-        let keys = self.requests(owner).map(|(key, ..)| key);
-        keys.filter(move |key| last.replace(*key) != Some(*key))
+        self.all(owner).map(|(key, _)| key)
     }
 
-    /// The first request of this owner for this lock that blocks its client, or does not.
-    /// `named` is asked for the key as it is in memory.
-    pub(super) fn first<'k>(
+    /// With what this owner waits for this lock. `named` is asked for the key as it is in
+    /// memory.
+    pub(super) fn id<'k>(
         &self,
         owner: &Owner,
-        blocks: bool,
         key: KeyRef<'_>,
         named: impl FnOnce() -> Option<&'k KeyBuf>,
     ) -> Option<WaiterId> {
-        let (of, does_block, id) = match self.0.get(owner)? {
-            Requests::One(only) => only,
-            Requests::Many(many) => {
-                let first = (named()?.clone(), blocks, WaiterId(0));
-                many.range(first..).next()?
-            }
-        };
-        (*does_block == blocks && of.as_ref() == key).then_some(*id)
+        match self.0.get(owner)? {
+            OfOwner::One(of, id) => (of.as_ref() == key).then_some(*id),
+            OfOwner::Many(many) => many.get(named()?).copied(),
+        }
     }
 
     /// A wait begins.
     pub(super) fn insert(&mut self, waiter: &Waiter) {
-        let request = request_of(waiter);
+        let (key, id) = (waiter.key.clone(), waiter.id);
         match self.0.get_mut(&waiter.request.owner) {
             None => {
                 let owner = waiter.request.owner.clone();
-                self.0.insert_new(owner, Requests::One(request));
+                self.0.insert_new(owner, OfOwner::One(key, id));
             }
-            Some(Requests::Many(many)) => _ = many.insert(request),
-            Some(requests @ Requests::One(_)) => {
-                let many = Requests::Many(Box::new(BTreeSet::from([request])));
-                let before = std::mem::replace(requests, many);
-                if let (Requests::One(only), Requests::Many(many)) = (before, requests) {
-                    many.insert(only);
+            Some(OfOwner::Many(many)) => _ = many.insert(key, id),
+            Some(of_owner) => {
+                let many = OfOwner::Many(Box::new(BTreeMap::from([(key, id)])));
+                let before = std::mem::replace(of_owner, many);
+                if let (OfOwner::One(key, id), OfOwner::Many(many)) = (before, of_owner) {
+                    many.insert(key, id);
                 }
             }
         }
@@ -95,18 +83,18 @@ impl Waits {
     /// A wait has ended.
     pub(super) fn remove(&mut self, waiter: &Waiter) {
         let owner = &waiter.request.owner;
-        let Some(requests) = self.0.get_mut(owner) else {
+        let Some(of_owner) = self.0.get_mut(owner) else {
             return;
         };
-        let Requests::Many(many) = requests else {
+        let OfOwner::Many(many) = of_owner else {
             self.0.remove(owner);
             return;
         };
-        many.remove(&request_of(waiter));
+        many.remove(&waiter.key);
         if let 1 = many.len()
-            && let Some(last) = many.pop_first()
+            && let Some((key, id)) = many.pop_first()
         {
-            *requests = Requests::One(last);
+            *of_owner = OfOwner::One(key, id);
         }
     }
 }
@@ -119,12 +107,12 @@ impl Waits {
 
     /// Whether these are exactly the waits of these waiters.
     pub(super) fn agree<'w>(&self, waiters: impl Iterator<Item = &'w Waiter>) -> bool {
-        let named = |waiter: &Waiter| (waiter.request.owner.clone(), request_of(waiter));
+        let named = |waiter: &Waiter| (waiter.request.owner.clone(), waiter.key.clone(), waiter.id);
         let anew: BTreeSet<_> = waiters.map(named).collect();
         let owners = self.0.keys();
         let known = owners.flat_map(|owner| {
-            let requests = self.requests(owner);
-            requests.map(|request| (owner.clone(), request.clone()))
+            let all = self.all(owner);
+            all.map(|(key, id)| (owner.clone(), key.clone(), *id))
         });
         known.collect::<BTreeSet<_>>() == anew
     }

@@ -3,16 +3,15 @@
 use super::due::CLOSED_BEFORE_MS;
 use super::transition::Transition;
 use super::{Answer, LockTable, Settings};
-use crate::acks::{SessionToBe, Tells, UncountedLease, Withheld, reached_by};
-use crate::deliveries::{Delivery, Recipient};
+use crate::acks::{UncountedLease, reached_by};
 use crate::error::LockError;
-use crate::holder::Holder;
 use crate::keys::KeyBuf;
 use crate::lock::{Lock, Now};
+use crate::outbox::{Out, Tells};
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
 use crate::queue::{Addressee, WaiterId};
-use crate::request::{AcquireRequest, ClientId, Owner};
+use crate::request::{ClientId, Owner};
 use crate::sessions::{Binding, HoldId};
 use crate::token::FencingToken;
 
@@ -67,42 +66,13 @@ impl Transition<'_> {
         self.table.settings.acks.is_some()
     }
 
-    /// Withholds the reply to a request that was granted. Until it is told, nothing of
-    /// it is bound to its connection.
-    pub(super) fn withhold_grant(
-        &mut self,
-        to: Addressee,
-        request: &AcquireRequest,
-        token: FencingToken,
-        held_before: i64,
-    ) {
-        let delivery = Delivery {
-            recipient: Recipient::from(&to),
-            ties: false,
-        };
-        self.send(request, token, delivery, held_before);
-        let (lease, now_ms) = (request.lease, self.now.ms());
-        let session = request.session.map(|client| SessionToBe {
-            client,
-            lease,
-            end_ms: lease.end_ms(now_ms),
-            were_held: held_before > 0,
-        });
-        self.withhold(to, Tells::Grant(token), session);
-    }
-
-    fn withhold(&mut self, to: Addressee, tells: Tells, session: Option<SessionToBe>) {
+    /// Withholds a reply until replicas have acknowledged what it tells of.
+    pub(super) fn withhold(&mut self, mut out: Out) {
         let timeout_ms = self.table.settings.acks.map_or(0, |acks| acks.timeout_ms);
-        let until_ms = self.now.steady_ms.saturating_add(timeout_ms);
-        self.table.time_outs.insert(to.id(), until_ms);
-        let withheld = Withheld {
-            to,
-            key: self.key.into(),
-            tells,
-            session,
-            until_ms,
-        };
-        self.table.acks.withhold(withheld);
+        let (id, until_ms) = (out.to.id(), self.now.steady_ms.saturating_add(timeout_ms));
+        self.table.time_outs.insert(id, until_ms);
+        out.withheld = Some((until_ms, self.table.acks.withhold(id)));
+        self.table.outbox.send(out);
         self.step.stream_goes_on = true;
     }
 
@@ -112,16 +82,16 @@ impl Transition<'_> {
         owner: &Owner,
         token: FencingToken,
     ) {
-        let delivery = Delivery {
-            recipient: client.into(),
-            ties: false,
-        };
-        let (hold, holds) = (self.hold_of(owner), self.holds_of(owner));
-        let deliveries = &mut self.table.deliveries;
-        deliveries.send_renewal(hold, token, delivery, holds);
         let id = self.table.queues.new_id();
-        let to = Addressee::Blocked(id, client);
-        self.withhold(to, Tells::Renewal(token), None);
+        self.withhold(Out {
+            to: Addressee::Blocked(id, client),
+            hold: self.hold_of(owner),
+            token,
+            tells: Tells::Renewal,
+            session: None,
+            is_said: false,
+            withheld: None,
+        });
         self.step.withheld = Some(id);
     }
 
@@ -195,7 +165,7 @@ impl LockTable {
             self.sessions.last_until(key, owner, token, until_ms);
         }
         let replies = acknowledged.replies.into_iter();
-        let with_key = |id| Some((id, self.acks.reply(id)?.key.clone()));
+        let with_key = |id| Some((id, self.outbox.get(id)?.hold.key.clone()));
         ToTell {
             replies: replies.filter_map(with_key).collect(),
             is_more: acknowledged.is_more,
@@ -204,13 +174,7 @@ impl LockTable {
 
     /// The owner of whose holds a withheld reply tells.
     pub fn told_by(&self, id: WaiterId) -> Option<&Owner> {
-        Some(&self.told_hold(id)?.owner)
-    }
-
-    /// The holds of which a withheld reply tells.
-    fn told_hold(&self, id: WaiterId) -> Option<&HoldId> {
-        let withheld = self.acks.reply(id)?;
-        self.deliveries.hold_of(withheld.recipient())
+        Some(&self.outbox.get(id)?.hold.owner)
     }
 
     /// What the client of a reply that was withheld is told at last: what it was to be,
@@ -221,91 +185,42 @@ impl LockTable {
         stored: Result<Lock, LockError>,
         now: Now,
     ) -> Option<(Addressee, Answer)> {
-        let hold = self.told_hold(id).cloned();
-        if let Some(hold) = hold {
-            self.end_withheld_of(&hold);
+        if self.outbox.has_ended(id) {
+            self.end_untold(id);
         }
-        let withheld = self.take_withheld(id)?;
-        let (Tells::Grant(token) | Tells::Renewal(token)) = withheld.tells;
-        let hold = self.deliveries.hold_of(withheld.recipient()).cloned();
-        let hold = hold.filter(|hold| hold.key == withheld.key);
-        let held = hold.and_then(|hold| {
-            let stored = stored.ok()?;
-            let held = stored.holder(&hold.owner)?;
-            self.standing(&withheld, &hold, token, held.clone(), now)
+        let out = self.outbox.get(id)?;
+        let held = stored.ok().and_then(|stored| {
+            // The others, of which there may be many, don't matter.
+            let mut lock = Lock::held_by(stored.holder(&out.hold.owner)?.clone());
+            self.end_in_view(out.hold.key.as_ref(), &mut lock, now);
+            let held = lock.holder(&out.hold.owner)?;
+            out.stands(held.token, held.holds).then(|| held.clone())
         });
-        let stands = held.is_some();
-        match held {
-            None => self.grant_told(withheld.recipient(), false),
-            Some(held) => self.bind_told(&withheld, &held, token, now),
-        }
-        let answer = match withheld.tells {
-            Tells::Grant(token) if stands => Answer::Granted(token),
-            Tells::Grant(_) => Answer::NotGranted,
-            Tells::Renewal(_) => Answer::Renewed(stands),
+        let is_grant = out.tells != Tells::Renewal;
+        let Some(held) = held else {
+            let answer = match is_grant {
+                true => Answer::NotGranted,
+                false => Answer::Renewed(false),
+            };
+            return Some((self.lose(id)?.to, answer));
         };
-        Some((withheld.to, answer))
-    }
-
-    /// What is told of at last, if it still stands.
-    fn standing(
-        &self,
-        withheld: &Withheld,
-        hold: &HoldId,
-        token: FencingToken,
-        held: Holder,
-        now: Now,
-    ) -> Option<Holder> {
-        // The others, of which there may be many, don't matter.
-        let mut lock = Lock::held_by(held);
-        self.end_in_view(hold.key.as_ref(), &mut lock, now);
-        let held = lock.holder(&hold.owner)?;
-        let (recipient, holds) = (withheld.recipient(), held.holds);
-        let stands = held.token == Some(token) && self.deliveries.stands(recipient, token, holds);
-        stands.then(|| held.clone())
-    }
-
-    /// Binds holds to the connection that is told of them now, if it asked for that. They
-    /// last as long as the lease that is acknowledged.
-    fn bind_told(&mut self, withheld: &Withheld, held: &Holder, token: FencingToken, now: Now) {
-        let (key, owner) = (withheld.key.as_ref(), &held.owner);
-        let hold = HoldId::new(key, owner);
-        if let Some(session) = withheld.session {
-            let SessionToBe {
-                client,
-                lease,
-                end_ms,
-                were_held,
-            } = session;
-            let before = self.sessions.binding_of(key, owner);
-            let before = before.filter(|before| before.token == token);
-            let sessions = &mut self.sessions;
-            let ties = sessions.bind(hold.clone(), client, token, lease, now.ms(), were_held);
-            let counted_ms = before.map_or(end_ms, |before| before.kept_until_ms.max(end_ms));
-            let stored_ms = held.lease_end_ms.unwrap_or(i64::MAX);
-            sessions.count_until(&hold, counted_ms.min(stored_ms));
-            if self.claims.is_open(token) {
-                self.sessions.leave_unclaimed(key, owner);
-            }
-            if withheld.to.is_place() {
-                return;
-            }
-            if ties {
-                self.deliveries.tie(client);
-            }
+        let mut out = self.take_out_of_box(id)?;
+        let (to, token) = (out.to.clone(), out.token);
+        if !is_grant {
+            self.told(out, now.ms());
+            return Some((to, Answer::Renewed(true)));
         }
-        if !withheld.to.is_place() {
-            let client = Some(withheld.to.client());
-            self.sessions.told_by(key, owner, Some(token), client);
+        out.withheld = None;
+        if let (Some(session), Some(end_ms)) = (&mut out.session, held.lease_end_ms) {
+            session.end_ms = session.end_ms.min(end_ms);
         }
-        if withheld.session.is_some() {
-            self.look_before_it_ends(&hold, now.ms());
-        }
+        self.outbox.send(out);
+        Some((to, Answer::Granted(token)))
     }
 
     /// Plans a look at holds before the last lease that counts is over. Where it is about
     /// to be, their connection is closed.
-    fn look_before_it_ends(&mut self, hold: &HoldId, now_ms: i64) {
+    pub(super) fn look_before_it_ends(&mut self, hold: &HoldId, now_ms: i64) {
         let bound = self.sessions.binding_of(hold.key.as_ref(), &hold.owner);
         let Some(bound) = bound else { return };
         // A lease may be shorter than that.

@@ -1,15 +1,14 @@
 //! What the server tells of connections and keys.
 
-use smallvec::SmallVec;
-
 use super::{Answer, LockTable};
-use crate::acks::Withheld;
-use crate::deliveries::Recipient;
 use crate::ended::EndedBy;
 use crate::error::LockError;
 use crate::keys::KeyRef;
 use crate::lock::Now;
-use crate::queue::{Addressee, Waiter, WaiterId};
+use crate::outbox::{Out, SessionToBe, Tells};
+#[cfg(feature = "planted-faults")]
+use crate::planted::Fault;
+use crate::queue::{Addressee, Wait, Waiter, WaiterId};
 use crate::request::{ClientId, Owner};
 use crate::sessions::HoldId;
 use crate::token::FencingToken;
@@ -69,37 +68,38 @@ impl LockTable {
     /// is ended by whoever sees the lock next.
     pub fn connection_ended(&mut self, client: ClientId) {
         self.queues.connection_ended(client);
-        self.acks.connection_ended(client);
+        self.outbox.connection_ended(client);
         self.sessions.end_client(client);
-        self.grant_lost(client);
-    }
-
-    /// A place that has ended with its connection does not hear of the grant that is
-    /// withheld from it. It is told so later.
-    pub(super) fn end_withheld(&mut self, id: WaiterId) {
-        if let Some(withheld) = self.forget_withheld(id) {
-            let told = (withheld.to, Answer::NotGranted);
-            self.untold.push_back(told);
+        if let Some(id) = self.outbox.of_client(client)
+            && let Some(out) = self.lose(id)
+        {
+            self.metrics.replies_unacknowledged += u64::from(out.withheld.is_some());
         }
     }
 
-    /// Ends such grants of these holds.
-    pub(super) fn end_withheld_of(&mut self, hold: &HoldId) -> bool {
-        let any_ended = self.acks.any_ended();
-        any_ended && self.end_all_withheld(self.deliveries.places_of(hold).collect())
-    }
-
-    /// Ends such grants of this lock.
-    pub fn end_withheld_on(&mut self, key: KeyRef<'_>) -> bool {
-        self.acks.any_ended() && self.end_all_withheld(self.deliveries.places_on(key).collect())
-    }
-
-    fn end_all_withheld(&mut self, mut places: SmallVec<[WaiterId; 1]>) -> bool {
-        places.retain(|id| self.acks.has_ended(*id));
-        for id in &places {
-            self.end_withheld(*id);
+    /// A place that has ended with its connection does not hear of its grant. It is told so
+    /// later.
+    pub(super) fn end_untold(&mut self, id: WaiterId) {
+        if let Some(out) = self.lose(id) {
+            self.untold.push_back((out.to, Answer::NotGranted));
         }
-        !places.is_empty()
+    }
+
+    /// Ends such a grant of these holds.
+    pub(super) fn end_untold_of(&mut self, hold: &HoldId) {
+        let id = self.outbox.grant_of(hold).map(|out| out.to.id());
+        if let Some(id) = id.filter(|id| self.outbox.has_ended(*id)) {
+            self.end_untold(id);
+        }
+    }
+
+    /// Ends such grants of this lock. Returns whether there were any.
+    pub fn end_untold_on(&mut self, key: KeyRef<'_>) -> bool {
+        let ended = self.outbox.ended_on(key);
+        for id in &ended {
+            self.end_untold(*id);
+        }
+        !ended.is_empty()
     }
 
     /// Unties these holds from connections that have ended. With the last one they are over,
@@ -108,55 +108,89 @@ impl LockTable {
         if let Some(binding) = self.sessions.take_ended(hold)
             && !binding.told_elsewhere
         {
-            self.ended
-                .push(hold.clone(), binding.token, EndedBy::Session);
+            let by = EndedBy::Session;
+            self.ended.push(hold.clone(), binding.token, 0, by);
+        }
+    }
+
+    /// A grant is in the output buffer of its client, and an error may yet take its place.
+    pub fn grant_said(&mut self, id: WaiterId) {
+        if let Some(out) = self.outbox.get_mut(id) {
+            out.is_said = true;
         }
     }
 
     /// Somebody has heard of the grant that was on its way to it, if one was, or never
     /// will.
-    pub fn grant_told(&mut self, recipient: impl Into<Recipient>, heard: bool) {
-        let recipient = recipient.into();
-        if heard {
-            if let Recipient::Client(_) = recipient {
-                self.claim_told(recipient);
-            }
-            self.deliveries.delivered(recipient);
-            return;
-        }
-        let tied = match recipient {
-            Recipient::Client(client) => self.deliveries.tied_by(client).zip(Some(client)),
-            Recipient::Place(_) => None,
-        };
-        self.grant_lost(recipient);
-        if let Some((hold, client)) = tied
-            && let Some(token) = self.sessions.untie(&hold, client)
-        {
-            self.ended.push(hold, token, EndedBy::Session);
+    pub fn grant_told(&mut self, id: WaiterId, heard: bool, now_ms: i64) {
+        if !heard {
+            self.lose(id);
+        } else if let Some(out) = self.take_out_of_box(id) {
+            self.told(out, now_ms);
         }
     }
 
-    /// Who was told by a reply has claimed what its owner got by a place.
-    fn claim_told(&mut self, recipient: Recipient) {
-        if self.claims.is_empty() {
-            return;
-        }
-        let hold = self.deliveries.hold_of(recipient).cloned();
-        let token = hold
-            .as_ref()
-            .and_then(|hold| self.deliveries.token_of(hold));
-        if let (Some(hold), Some(token)) = (hold, token)
-            && self.claims.close(token)
-        {
+    /// Binds holds to the connection that is told of them now, if it asked for that. They
+    /// last as long as their lease, which counts from when it was granted.
+    pub(super) fn told(&mut self, out: Out, now_ms: i64) {
+        let (hold, token, is_place) = (out.hold, out.token, out.to.is_place());
+        let (key, owner) = (hold.key.as_ref(), &hold.owner);
+        if !is_place && self.claims.close(token) {
             self.metrics.claims += 1;
-            // It is kept up at once.
-            self.sessions.claim(hold.key.as_ref(), &hold.owner, 0);
+            self.sessions.claim(key, owner, now_ms);
+        }
+        let Some(session) = out.session else {
+            let client = Some(out.to.client());
+            return self.sessions.told_by(key, owner, Some(token), client);
+        };
+        let were_held = matches!(out.tells, Tells::Grant { before: 1.., .. });
+        let SessionToBe {
+            client,
+            lease,
+            end_ms,
+        } = session;
+        let sessions = &mut self.sessions;
+        sessions.bind(hold.clone(), client, token, lease, end_ms, were_held);
+        if self.claims.is_open(token) {
+            sessions.leave_unclaimed(key, owner);
+        } else if self.settings.acks.is_some() {
+            self.look_before_it_ends(&hold, now_ms);
         }
     }
 
-    fn grant_lost(&mut self, recipient: impl Into<Recipient>) {
-        if let Some((hold, token)) = self.deliveries.lost(recipient) {
-            self.ended.push(hold, token, EndedBy::Undelivered);
+    /// Nobody will hear of this grant. Its owner is left with as many holds as it had before.
+    pub(super) fn lose(&mut self, id: WaiterId) -> Option<Out> {
+        let out = self.take_out_of_box(id)?;
+        if let Tells::Grant { before, .. } = out.tells {
+            #[cfg(feature = "planted-faults")]
+            let before = Fault::GivenBackTooLittle.instead(before, || before + 1);
+            #[cfg(feature = "planted-faults")]
+            let before = Fault::GivenBackTooMuch.instead(before, || 0);
+            let by = EndedBy::Undelivered;
+            self.ended.push(out.hold.clone(), out.token, before, by);
+        }
+        Some(out)
+    }
+
+    /// Takes what is told now, or never.
+    pub(super) fn take_out_of_box(&mut self, id: WaiterId) -> Option<Out> {
+        let out = self.outbox.take(id)?;
+        self.withhold_no_more(&out);
+        Some(out)
+    }
+
+    fn withhold_no_more(&mut self, out: &Out) {
+        if let Some((until_ms, serial)) = out.withheld {
+            self.time_outs.remove(out.to.id(), until_ms);
+            self.acks.forget(serial);
+        }
+    }
+
+    /// Has a wait end here, unless the server ends it.
+    pub(super) fn end_here(&mut self, id: WaiterId, wait: &Wait) {
+        let ends_here = wait.is_for_place() || self.settings.acks.is_some();
+        if let Some(until_ms) = wait.until_ms.filter(|_| ends_here) {
+            self.time_outs.insert(id, until_ms);
         }
     }
 
@@ -174,50 +208,26 @@ impl LockTable {
         leave: Leave,
         now_ms: i64,
     ) -> Option<(Addressee, Answer)> {
-        self.end_wait(id, leave, now_ms)
-    }
-
-    /// As [`LockTable::leave`], also where a step has the lock.
-    pub(super) fn end_wait(
-        &mut self,
-        id: WaiterId,
-        leave: Leave,
-        now_ms: i64,
-    ) -> Option<(Addressee, Answer)> {
-        let has_ended = self.acks.has_ended(id);
-        if let Some(withheld) = self.forget_withheld(id) {
+        let has_ended = self.outbox.has_ended(id);
+        if let Some(out) = self.lose(id) {
             self.metrics.replies_unacknowledged += u64::from(!has_ended);
             let answer = match has_ended {
                 true => Answer::NotGranted,
                 false => Answer::Refused(LockError::NoReplicas),
             };
-            return Some((withheld.to, answer));
+            return Some((out.to, answer));
         }
+        #[cfg(feature = "planted-faults")]
+        if leave == Leave::TimeUp && Fault::WaiterKept.planted() {
+            return None;
+        }
+        let key = self.queues.key_of(id)?.clone();
         match leave {
             Leave::TimeUp => self.metrics.wait_timeouts += 1,
             Leave::Gone => self.metrics.waits_abandoned += 1,
         }
-        #[cfg(feature = "planted-faults")]
-        if leave == Leave::TimeUp && crate::planted::Fault::WaiterKept.planted() {
-            return None;
-        }
-        let key = self.queues.key_of(id)?.clone();
         let waiter = self.take_out(key.as_ref(), id, now_ms)?;
         Some((waiter.addressee(), Answer::NotGranted))
-    }
-
-    /// What was withheld is never told.
-    fn forget_withheld(&mut self, id: WaiterId) -> Option<Withheld> {
-        let withheld = self.take_withheld(id)?;
-        self.grant_told(withheld.recipient(), false);
-        Some(withheld)
-    }
-
-    /// Takes a reply that was withheld, which is told now or never.
-    pub(super) fn take_withheld(&mut self, id: WaiterId) -> Option<Withheld> {
-        let withheld = self.acks.take(id)?;
-        self.time_outs.remove(id, withheld.until_ms);
-        Some(withheld)
     }
 
     /// Takes a waiter from its queue, and its time-out with it.
@@ -246,9 +256,6 @@ impl LockTable {
 
     /// Nobody can or need write what has ended of this key, which is no lock at the moment.
     pub fn forget_ended(&mut self, key: KeyRef<'_>) {
-        for ended in self.ended.take(key) {
-            let hold = HoldId::new(key, &ended.owner);
-            self.deliveries.end(&hold, &ended, 0);
-        }
+        self.ended.take(key);
     }
 }

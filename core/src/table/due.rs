@@ -127,7 +127,7 @@ impl LockTable {
                 || self.sessions.any_ended()
                 || self.queues.next_ended_place().is_some()
                 || !self.untold.is_empty()
-                || self.acks.any_ended();
+                || self.outbox.any_ended();
         if is_overdue {
             return Some(0);
         }
@@ -348,7 +348,7 @@ impl LockTable {
             || !self.sessions.is_empty()
             || self.time_outs.next_ms().is_some()
             || !self.untold.is_empty()
-            || self.acks.any_ended();
+            || self.outbox.any_ended();
         is_anything_left.then(|| now_ms.saturating_add(REFUSED_RETRY_MS))
     }
 
@@ -371,7 +371,7 @@ impl LockTable {
             };
             self.sessions.take_ended(&hold);
         }
-        self.deliveries = Default::default();
+        self.outbox = Default::default();
         self.acks = Default::default();
         self.claims = Default::default();
         self.ended = Default::default();
@@ -410,7 +410,7 @@ impl LockTable {
         if !self.queues.seen(key).is_some_and(is_same) {
             self.queues.recheck_by(key, now.ms());
         }
-        self.end_withheld_on(key);
+        self.end_untold_on(key);
         self.end_in_view(key, &mut lock, now);
         lock
     }

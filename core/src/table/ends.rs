@@ -15,7 +15,7 @@ impl Transition<'_> {
     /// Ends all that is over of this lock.
     #[inline]
     pub(super) fn end_what_is_over(&mut self) {
-        self.table.end_withheld_on(self.key);
+        self.table.end_untold_on(self.key);
         if !self.lock.is_exclusive() {
             let over = self.lock.end_leases(self.now, &mut self.step.effects);
             over.iter().for_each(|_| self.count_expired());
@@ -31,7 +31,7 @@ impl Transition<'_> {
     }
 
     /// Ends what is noted as over.
-    fn end_noted(&mut self) {
+    pub(super) fn end_noted(&mut self) {
         if self.table.ended.is_empty() {
             return;
         }
@@ -62,33 +62,37 @@ impl Transition<'_> {
                 self.table.claims.close(token);
             }
             self.table.sessions.unbind(self.key, &holder.owner);
-            self.forget_deliveries(&holder.owner);
         }
         true
     }
 
-    /// Whether nobody waits in front of a newcomer.
-    pub(super) fn is_next_in_line(&mut self) -> bool {
+    /// Whether nobody else waits in front of a newcomer.
+    pub(super) fn is_next_in_line(&mut self, newcomer: &Owner) -> bool {
+        let is_alone = self.table.queues.length(self.key) == 1;
         let first = self.first_in_line();
-        first.is_none() && self.step.passed < PASSED_A_STEP
+        let is_first = match first {
+            Some(first) => is_alone && first.request.owner == *newcomer,
+            None => true,
+        };
+        is_first && self.step.passed < PASSED_A_STEP
     }
 
     /// Ends this owner's holds, if they are over since this step has begun: nobody is told
     /// of a hold that is over.
     pub(super) fn end_of(&mut self, owner: &Owner) {
-        let (any_withheld, any_bound) =
-            (self.table.acks.any_ended(), self.table.sessions.any_ended());
-        if !any_withheld && !any_bound {
-            return;
+        let (any_untold, any_bound) = (
+            self.table.outbox.any_ended(),
+            self.table.sessions.any_ended(),
+        );
+        if any_untold || any_bound {
+            let hold = self.hold_of(owner);
+            self.table.end_untold_of(&hold);
+            self.table.end_binding(&hold);
+            self.end_noted();
         }
-        let hold = self.hold_of(owner);
-        self.table.end_withheld_of(&hold);
-        self.table.end_binding(&hold);
-        self.end_noted();
     }
 
     pub(super) fn end(&mut self, ended: &Ended) {
-        let hold = self.hold_of(&ended.owner);
         let held = self.lock.holder(&ended.owner).cloned();
         let held = held.filter(|held| {
             let is_it = held.token == Some(ended.token);
@@ -97,16 +101,10 @@ impl Transition<'_> {
                 is_it || ended.by == EndedBy::Undelivered && Fault::TokenNotCompared.planted();
             is_it
         });
-        let holds = held.as_ref().map_or(0, |held| held.holds);
-        let left = self.table.deliveries.end(&hold, ended, holds);
-        #[cfg(feature = "planted-faults")]
-        let left = match &held {
-            Some(held) if held.token != Some(ended.token) => held.holds - 1,
-            _ => left,
-        };
         let Some(held) = held else {
             return;
         };
+        let left = ended.left.min(held.holds);
         self.lock.leave(&ended.owner, left, &mut self.step.effects);
         if left == 0 {
             self.count_release(&held, Some(ended.by));
@@ -136,11 +134,5 @@ impl Transition<'_> {
             metrics.holds.add(self.now.us - token.get());
             self.table.claims.close(token);
         }
-        self.forget_deliveries(&held.owner);
-    }
-
-    pub(super) fn forget_deliveries(&mut self, owner: &Owner) {
-        let (key, deliveries) = (self.key, &mut self.table.deliveries);
-        deliveries.ended(|| HoldId::new(key, owner));
     }
 }

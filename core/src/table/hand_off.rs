@@ -5,15 +5,24 @@ use smallvec::SmallVec;
 use super::transition::Transition;
 use super::{Acquired, Answer, Done, LockEvent, Said};
 use crate::bounds::{PASSED_A_STEP, few, grants_a_step, unheard_a_step};
-use crate::deliveries::{Delivery, Told};
 use crate::error::LockError;
 use crate::lock::holds_after_acquire;
+use crate::outbox::{Out, SessionToBe, Tells};
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
 use crate::queue::{Addressee, Wait, Waiter, WaiterId};
-use crate::request::{AcquireRequest, ClientId, Limit, Owner};
-use crate::sessions::HoldId;
+use crate::request::{AcquireRequest, HoldNumber, Limit, Owner};
 use crate::token::FencingToken;
+
+/// A grant of this step.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Grant {
+    pub(super) token: FencingToken,
+    /// How many holds the owner had before, as far as it was told of them.
+    before: i64,
+    /// Whether it held the lock before, told or not.
+    was_held: bool,
+}
 
 impl Transition<'_> {
     /// Grants the lock to a newcomer, or one hold more of it to a holder, if that
@@ -21,7 +30,7 @@ impl Transition<'_> {
     pub(super) fn try_grant(
         &mut self,
         request: &AcquireRequest,
-        waits: bool,
+        wait: Option<&Wait>,
         in_turn: bool,
     ) -> Result<Option<FencingToken>, LockError> {
         let may_grant = self.table.settings.may_grant;
@@ -34,38 +43,88 @@ impl Transition<'_> {
         if !self.can_be_told() {
             // A holder never waits, so nothing else could be told to it later.
             let is_holder = self.lock.holder(&request.owner).is_some();
-            return match is_holder || !waits && in_turn && self.admits(request.limit) {
+            return match is_holder || wait.is_none() && in_turn && self.admits(request.limit) {
                 true => Err(self.why_not_told()),
                 false => Ok(None),
             };
         }
-        let withheld_from = self.withholds();
-        let Some((token, held_before)) = self.grant(request, in_turn, withheld_from.is_some())?
-        else {
+        let earlier = self.untold_grant(&request.owner);
+        let before = earlier.map(|(_, before)| before);
+        let Some(grant) = self.grant(request, in_turn, before)? else {
             return Ok(None);
         };
-        if held_before == 0 {
-            self.table.metrics.grants_immediate += 1;
-        } else {
+        if let Some((id, _)) = earlier
+            && let Some(out) = self.table.take_out_of_box(id)
+        {
+            self.supersede(out.to, wait);
+        }
+        let token = grant.token;
+        if grant.was_held {
             self.table.metrics.reentries += 1;
             self.claim(&request.owner, token);
+        } else {
+            self.table.metrics.grants_immediate += 1;
         }
-        if let Some(client) = withheld_from {
+        if let Some(client) = self.withholds() {
             let id = self.table.queues.new_id();
-            let to = Addressee::Blocked(id, client);
-            self.withhold_grant(to, request, token, held_before);
+            let out = self.out(Addressee::Blocked(id, client), request, grant);
+            self.withhold(out);
             self.step.withheld = Some(id);
             return Ok(Some(token));
         }
         // A confirmation may write nothing, and its client may `WAIT` for replicas.
         self.step.stream_goes_on = true;
-        if request.session.is_none() {
-            self.told(&request.owner);
+        match request.session {
+            Some(client) => {
+                let (hold, lease) = (self.hold_of(&request.owner), request.lease);
+                let (sessions, end_ms) = (&mut self.table.sessions, lease.end_ms(self.now.ms()));
+                sessions.bind(hold, client, token, lease, end_ms, grant.before > 0);
+            }
+            None => self.told(&request.owner),
         }
-        let (key, deliveries) = (self.key, &mut self.table.deliveries);
-        let told = Told::by_grant(request.hold);
-        deliveries.told(|| HoldId::new(key, &request.owner), told);
         Ok(Some(token))
+    }
+
+    /// The grant of an owner that is not told yet, and how many holds it had before. What is
+    /// in an output buffer is told by now.
+    pub(super) fn untold_grant(&mut self, owner: &Owner) -> Option<(WaiterId, i64)> {
+        if self.table.outbox.is_empty() {
+            return None;
+        }
+        let out = self.table.outbox.grant_of(&self.hold_of(owner))?;
+        let id = out.to.id();
+        if out.is_said {
+            self.table.grant_told(id, true, self.now.ms());
+            return None;
+        }
+        let Tells::Grant { before, .. } = out.tells else {
+            return None;
+        };
+        let token = self.lock.holder(owner).and_then(|holder| holder.token);
+        // Another token is over, and its holds with it.
+        let is_over = token != Some(out.token);
+        Some((
+            id,
+            if is_over {
+                self.holds_of(owner)
+            } else {
+                before
+            },
+        ))
+    }
+
+    /// A later request takes over what this one waits for, or was to be told. A place is told
+    /// so, unless the later one is told on the same channel.
+    pub(super) fn supersede(&mut self, to: Addressee, later: Option<&Wait>) {
+        let channel = later.and_then(|wait| wait.channel.as_ref());
+        if let Addressee::Place(place) = &to
+            && Some(&place.channel) == channel
+        {
+            return;
+        }
+        self.table.metrics.superseded += 1;
+        let answer = Answer::Refused(LockError::Superseded);
+        self.step.answers.push((to, answer));
     }
 
     /// Whether one holder more could have the lock.
@@ -77,104 +136,97 @@ impl Transition<'_> {
         self.lock.holders().len() < self.table.settings.max_holders
     }
 
-    /// Returns with the token how many holds the owner had before. What is withheld is
-    /// bound to a connection when it is told.
-    pub(super) fn grant(
+    /// Grants the lock, or one hold more of it, if that is possible. `before` is how many
+    /// holds its owner has been told of, if it has others.
+    fn grant(
         &mut self,
         request: &AcquireRequest,
         in_turn: bool,
-        is_withheld: bool,
-    ) -> Result<Option<(FencingToken, i64)>, LockError> {
-        let held_before = self.holds_of(&request.owner);
+        before: Option<i64>,
+    ) -> Result<Option<Grant>, LockError> {
+        let held = self.holds_of(&request.owner);
         let in_turn = in_turn && self.has_room();
         let (tokens, effects) = (&mut self.table.tokens, &mut self.step.effects);
         let granted = self
             .lock
-            .acquire(request, in_turn, self.now, tokens, effects)?;
+            .acquire(request, before, in_turn, self.now, tokens, effects)?;
         let Some(token) = granted else {
             return Ok(None);
         };
-        if held_before == 0 {
+        if held == 0 {
             self.step.events.push(LockEvent::Acquired);
         }
-        let (owner, lease, now_ms) = (&request.owner, request.lease, self.now.ms());
+        let (owner, now_ms) = (&request.owner, self.now.ms());
         let bound = self.binding_to_count(owner);
         let sessions = &mut self.table.sessions;
-        if let Some(client) = request.session {
-            let old = sessions.binding_of(self.key, owner);
-            let is_other = old.as_ref().is_some_and(|old| old.token != token);
-            // A lease of it ended before anybody noticed.
-            let unnoticed =
-                old.filter(|old| is_other && old.is_claimed && old.kept_until_ms <= now_ms);
-            let clients = unnoticed.into_iter().flat_map(|old| old.clients);
-            let clients = clients.filter(|other| *other != client);
-            self.table.to_close.extend(clients);
-            if is_other {
-                sessions.unbind(self.key, owner);
+        if let Some(client) = request.session
+            && let Some(old) = sessions.binding_of(self.key, owner)
+            && old.token != token
+        {
+            if old.is_claimed && old.kept_until_ms <= now_ms {
+                // Its lease ended before anybody noticed.
+                let clients = old.clients.into_iter().filter(|other| *other != client);
+                self.table.to_close.extend(clients);
             }
-            if !is_withheld {
-                let hold = HoldId::new(self.key, owner);
-                sessions.bind(hold, client, token, lease, now_ms, held_before > 0);
-            }
+            sessions.unbind(self.key, owner);
         }
-        if request.session.is_none() || is_withheld {
-            let sessions = &mut self.table.sessions;
-            sessions.last_until(self.key, owner, token, lease.end_ms(now_ms));
-        }
+        sessions.last_until(self.key, owner, token, request.lease.end_ms(now_ms));
         self.count_when_acknowledged(owner, bound);
-        Ok(Some((token, held_before)))
+        Ok(Some(Grant {
+            token,
+            before: before.unwrap_or(held),
+            was_held: held > 0,
+        }))
     }
 
-    /// Notes that the grant of this request is on its way.
-    pub(super) fn send(
-        &mut self,
-        request: &AcquireRequest,
-        token: FencingToken,
-        delivery: Delivery,
-        held_before: i64,
-    ) {
-        let (hold, holds) = (self.hold_of(&request.owner), self.holds_of(&request.owner));
-        let (deliveries, told) = (&mut self.table.deliveries, Told::by_grant(request.hold));
-        deliveries.send(hold, token, delivery, told, held_before, holds);
+    /// What is to be told of a grant.
+    fn out(&self, to: Addressee, request: &AcquireRequest, grant: Grant) -> Out {
+        let lease = request.lease;
+        Out {
+            to,
+            hold: self.hold_of(&request.owner),
+            token: grant.token,
+            tells: Tells::Grant {
+                holds: self.holds_of(&request.owner),
+                before: grant.before,
+            },
+            session: request.session.map(|client| SessionToBe {
+                client,
+                lease,
+                end_ms: lease.end_ms(self.now.ms()),
+            }),
+            is_said: false,
+            withheld: None,
+        }
     }
 
     /// Takes the lock for who asks, after all who come first, or a position behind them.
     pub(super) fn acquire(
         &mut self,
-        mut request: AcquireRequest,
+        request: AcquireRequest,
         wait: Option<Wait>,
     ) -> Result<Acquired, LockError> {
-        let waits = wait.is_some();
-        self.note_own_place(&request, wait.as_ref());
+        self.find_earlier(&request, wait.as_ref());
         // The lock may have come free a moment ago. Whoever queued comes first.
-        let own_place = self.hand_off();
-        let of_place = own_place.as_ref().and_then(|place| place.request.session);
-        if self.withholds().is_some() {
-            request.session = request.session.or(of_place);
-        }
-        let is_its_place = own_place.is_some();
-        let in_turn = is_its_place || self.is_next_in_line();
-        let granted = match self.try_grant(&request, waits, in_turn) {
-            Ok(granted) => granted,
-            Err(error) => {
-                if let Some(place) = own_place {
-                    let answer = Answer::Refused(error.clone());
-                    self.step.answers.push((place.addressee(), answer));
-                }
-                return Err(error);
-            }
-        };
+        let is_its_turn = self.hand_off();
+        let in_turn = is_its_turn || self.is_next_in_line(&request.owner);
+        #[cfg(feature = "planted-faults")]
+        let in_turn = in_turn || self.earlier.is_some() && Fault::FrontPassed.planted();
+        let granted = self.try_grant(&request, wait.as_ref(), in_turn);
+        let granted = granted.inspect_err(|_| {
+            // An earlier request of this owner stays as it is, and it may be its turn.
+            self.earlier = None;
+            self.hand_off();
+        })?;
         if let Some(token) = granted {
-            if let Some(place) = own_place {
-                if !wait.is_some_and(|wait| wait.is_for_place()) {
-                    self.tell_with_reply(place, &request, token);
-                }
-                if let Some(of_place) = of_place
-                    && self.step.withheld.is_none()
-                {
-                    self.tie_place(of_place, &request, token);
-                }
-                self.serve_requests_of(&request.owner);
+            let earlier = self.table.queues.waiter_of(self.key, &request.owner);
+            #[cfg(feature = "planted-faults")]
+            let earlier = earlier.filter(|_| !Fault::EarlierServed.planted());
+            if let Some(id) = earlier.map(|earlier| earlier.id)
+                && let Some(earlier) = self.table.remove_waiter(self.key, id)
+            {
+                self.supersede(earlier.addressee(), wait.as_ref());
+                self.earlier = None;
                 self.hand_off();
             }
             return Ok(Acquired::Granted(token));
@@ -189,49 +241,30 @@ impl Transition<'_> {
         self.enqueue(request, wait).map(Acquired::Queued)
     }
 
-    /// Ties the holds of a request that its place has been granted to the session that the
-    /// place asked for.
-    fn tie_place(&mut self, of_place: ClientId, request: &AcquireRequest, token: FencingToken) {
-        for client in [of_place].into_iter().chain(request.session) {
-            let (hold, lease) = (self.hold_of(&request.owner), request.lease);
-            let (sessions, now_ms) = (&mut self.table.sessions, self.now.ms());
-            sessions.bind(hold, client, token, lease, now_ms, false);
-        }
-        if request.session.is_none() {
-            self.told(&request.owner);
-        }
-    }
-
     /// Hands the lock off, and is done with this.
     pub(super) fn hand_off_and_finish<T>(mut self, result: Result<T, LockError>) -> Done<T> {
         self.hand_off();
         self.finish(result)
     }
 
-    /// Serves everyone in the queue who may have the lock as it is now: whoever
-    /// asked as one of its holders, and as many from the front as it admits. Returns the
-    /// place of who asks, taken from the queue, if it comes first.
-    pub(super) fn hand_off(&mut self) -> Option<Waiter> {
-        let reentering = self.table.queues.reentering(self.key)?;
-        if !self.table.settings.grants() {
-            return None;
+    /// Serves everyone in the queue who may have the lock as it is now: whoever holds it
+    /// already, and as many from the front as it admits. Returns whether the one comes first
+    /// whose position who asks takes over.
+    pub(super) fn hand_off(&mut self) -> bool {
+        if !self.table.queues.contended(self.key) || !self.table.settings.grants() {
+            return false;
         }
         #[cfg(feature = "planted-faults")]
         if Fault::HandOffSkipped.planted() {
-            return None;
+            return false;
         }
-        let reentering = reentering.cloned();
-        let mut are_served = true;
-        for owner in reentering.into_iter().chain(self.unserved_holders()) {
+        for owner in self.waiting_holders() {
+            // The next step looks for the others again.
             if self.has_done_enough() {
-                // The next step looks for the others again.
-                are_served = false;
                 break;
             }
-            self.serve_requests_of(&owner);
+            self.serve_holder(&owner);
         }
-        // All whom this step grants the lock have their requests served with it.
-        self.are_holders_served |= are_served;
         while !self.has_done_enough()
             && let Some(first) = self.first_admitted()
         {
@@ -240,9 +273,14 @@ impl Transition<'_> {
             let is_place = first.is_place() && holds_after_acquire(&first.request, 0).is_ok();
             let is_said_first = is_place && self.table.settings.acks.is_none();
             self.end_of(&owner);
-            if self.own_place == Some(id) && self.can_be_told() {
-                self.own_place = None;
-                return self.table.remove_waiter(self.key, id);
+            if let Some((earlier, is_same)) = self.earlier
+                && earlier == id
+            {
+                let is_decided_first = is_same || self.lock.holder(&owner).is_some();
+                if is_decided_first && self.can_be_told() {
+                    return is_same;
+                }
+                self.earlier = None;
             }
             if is_said_first
                 && self.lock.holder(&owner).is_none()
@@ -258,7 +296,7 @@ impl Transition<'_> {
             }
         }
         self.end_places_in_front();
-        None
+        false
     }
 
     /// The token of the next grant.
@@ -287,13 +325,10 @@ impl Transition<'_> {
         }
     }
 
-    /// Serves the first in line, and other requests of its owner. It may have been told
-    /// already.
-    pub(super) fn serve_first(&mut self, id: WaiterId, is_told: bool) {
+    /// Serves the first in line. It may have been told already.
+    fn serve_first(&mut self, id: WaiterId, is_told: bool) {
         if let Some(waiter) = self.table.remove_waiter(self.key, id) {
-            let owner = waiter.request.owner.clone();
             self.serve(waiter, is_told);
-            self.serve_requests_of(&owner);
         }
     }
 
@@ -335,7 +370,7 @@ impl Transition<'_> {
             && let Some(first) = self.table.queues.first(self.key)
             && self.table.queues.is_over(first, self.now.steady_ms)
         {
-            self.end_place(first.id);
+            self.end_wait(first.id);
         }
     }
 
@@ -346,42 +381,35 @@ impl Transition<'_> {
             || self.step.passed >= PASSED_A_STEP
     }
 
-    /// Holders that may have requests in the queue. A step of this table leaves none,
-    /// but the lock may have been taken by other means.
-    pub(super) fn unserved_holders(&self) -> SmallVec<[Owner; 1]> {
+    /// Holders that may wait as well. A step of this table leaves none, but the lock may have
+    /// been taken by other means, and a holder that asks again may have to wait.
+    fn waiting_holders(&self) -> SmallVec<[Owner; 1]> {
         let holders = self.lock.holders();
-        if self.are_holders_served {
-            return SmallVec::new();
-        }
         if holders.len() <= few() || holders.len() <= self.table.queues.length(self.key) {
-            return holders.iter().map(|holder| holder.owner.clone()).collect();
+            let owners = holders.iter().map(|holder| &holder.owner);
+            let waits = |owner: &&Owner| self.table.queues.waits(owner);
+            return owners.filter(waits).cloned().collect();
         }
         let waiting = self.table.queues.owners(self.key);
         let is_holder = |owner: &&Owner| self.lock.holder(owner).is_some();
         waiting.filter(is_holder).cloned().collect()
     }
 
-    /// Serves the waiting requests of an owner that may hold the lock.
-    pub(super) fn serve_requests_of(&mut self, owner: &Owner) {
+    /// Serves the waiting request of an owner that may hold the lock.
+    fn serve_holder(&mut self, owner: &Owner) {
         self.end_of(owner);
-        // The queue is asked first: it knows its owners, the lock looks for them.
-        while let Some(id) = self.table.queues.first_id_of(self.key, owner)
-            && self.lock.holder(owner).is_some()
-        {
-            if self.has_done_enough() {
-                let owner = Some(owner.clone());
-                self.table.queues.set_reentering(self.key, owner);
-                return;
-            }
-            let waiter = self.table.queues.waiter(self.key, id);
-            if waiter.is_some_and(|waiter| self.table.queues.is_over(waiter, self.now.steady_ms)) {
-                self.end_place(id);
-            } else if let Some(waiter) = self.table.remove_waiter(self.key, id) {
-                self.serve(waiter, false);
-            }
+        let Some(waiter) = self.table.queues.waiter_of(self.key, owner) else {
+            return;
+        };
+        let id = waiter.id;
+        let is_askers = self.earlier.is_some_and(|(earlier, _)| earlier == id);
+        if is_askers || self.lock.holder(owner).is_none() {
+            return;
         }
-        if self.table.queues.reentering(self.key) == Some(Some(owner)) {
-            self.table.queues.set_reentering(self.key, None);
+        if self.table.queues.is_over(waiter, self.now.steady_ms) {
+            self.end_wait(id);
+        } else if let Some(waiter) = self.table.remove_waiter(self.key, id) {
+            self.serve(waiter, false);
         }
     }
 
@@ -391,61 +419,40 @@ impl Transition<'_> {
         waiter.request.lease = waiter.request.lease.min(max_lease);
         #[cfg(feature = "planted-faults")]
         let mut waiter = waiter.with_lease_from_enqueue(self.now.ms());
-        if waiter.is_place() {
-            waiter.request = self.as_unclaimed(&waiter.request);
+        let is_place = waiter.is_place();
+        let held = self.holds_of(&waiter.request.owner);
+        if held > 0 && (is_place || waiter.request.hold.is_none()) {
+            // Its owner has come to hold the lock otherwise, and nothing is added.
+            waiter.request.hold = HoldNumber::new(held).ok();
+        }
+        if is_place {
+            waiter.request.lease = self.first_lease(waiter.request.lease);
         }
         let request = &waiter.request;
-        let is_withheld = self.withholds_hand_offs();
-        let bound = self.table.sessions.binding_of(self.key, &request.owner);
-        let answer = match self.grant(request, true, is_withheld) {
-            Ok(Some((token, held_before))) => {
-                let metrics = &mut self.table.metrics;
+        let answer = match self.grant(request, true, None) {
+            Ok(Some(grant)) => {
+                let (token, metrics) = (grant.token, &mut self.table.metrics);
                 metrics.grants_after_wait += 1;
-                metrics.hand_offs += u64::from(held_before == 0);
+                metrics.hand_offs += u64::from(!grant.was_held);
                 metrics.waits.add(self.now.us - waiter.since_us);
-                if !waiter.is_place() && self.table.claims.is_open(token) {
-                    // It is claimed as soon as this one is told.
-                    self.table
-                        .sessions
-                        .leave_unclaimed(self.key, &request.owner);
-                }
-                if waiter.is_place() && held_before == 0 {
+                if is_place && !grant.was_held {
                     // It can be claimed until the server takes it for over.
                     let until_ms = request.lease.end_ms(self.now.ms());
                     let over_ms = until_ms.saturating_add(1);
                     self.table.claims.open(token, over_ms);
-                    self.table
-                        .sessions
-                        .leave_unclaimed(self.key, &request.owner);
                 }
-                if request.session.is_none() && !is_withheld {
-                    let (sessions, told) = (&mut self.table.sessions, Some(waiter.client));
-                    sessions.told_by(self.key, &request.owner, Some(token), told);
-                }
+                let out = self.out(waiter.addressee(), request, grant);
                 if is_told {
                     self.withheld += 1;
+                    self.table.told(out, self.now.ms());
                     return;
                 }
-                if is_withheld {
-                    self.withhold_grant(waiter.addressee(), request, token, held_before);
+                if self.withholds_hand_offs() {
                     self.withheld += 1;
+                    self.withhold(out);
                     return;
                 }
-                if waiter.is_place() {
-                    // It speaks for a hold that another reply may fail to tell of.
-                    let told = Told::at_least(1);
-                    let (key, owner) = (self.key, &request.owner);
-                    self.table.deliveries.told(|| HoldId::new(key, owner), told);
-                } else {
-                    let was_tied = bound.is_some_and(|bound| {
-                        bound.token == token && bound.clients.contains(&waiter.client)
-                    });
-                    let delivery = Delivery {
-                        recipient: waiter.client.into(),
-                        ties: request.session.is_some() && !was_tied,
-                    };
-                    self.send(request, token, delivery, held_before);
-                }
+                self.table.outbox.send(out);
                 Answer::Granted(token)
             }
             // Nothing keeps it from a grant but a planted fault.

@@ -4,116 +4,76 @@ use super::transition::Transition;
 use super::{Answer, Leave, LockTable, give_back};
 use crate::bounds::{OVER_LOOKED_AT, ends_a_step};
 use crate::error::LockError;
-use crate::holder::Holder;
 use crate::keys::{KeyBuf, KeyRef};
 use crate::lock::Now;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
 use crate::queue::{Addressee, Place, Wait, Waiter, WaiterId};
-use crate::request::{AcquireRequest, HoldNumber, Lease, Owner, ReleaseRequest};
+use crate::request::{AcquireRequest, Lease, Owner, ReleaseRequest};
 use crate::token::FencingToken;
 
 impl Transition<'_> {
-    /// Looks for the place of who asks for the lock: if its turn has come, the request is
-    /// granted in its stead. Who asks for a place again keeps the one it has, unless it
-    /// asks in another mode.
-    pub(super) fn note_own_place(&mut self, request: &AcquireRequest, wait: Option<&Wait>) {
+    /// Looks for an earlier request of who asks that waits. It comes no sooner than this one,
+    /// which has its position if it asks for the same mode.
+    pub(super) fn find_earlier(&mut self, request: &AcquireRequest, wait: Option<&Wait>) {
         let (key, now_ms) = (self.key, self.now.ms());
-        let Some(place) = self.table.queues.place_of(key, &request.owner) else {
+        let Some(earlier) = self.table.queues.waiter_of(key, &request.owner) else {
             return;
         };
-        let id = place.id;
-        if self.table.queues.is_over(place, self.now.steady_ms) {
-            match wait.is_some_and(Wait::is_for_place) {
-                // It is told of the new one.
+        let id = earlier.id;
+        if self.table.queues.is_over(earlier, self.now.steady_ms) {
+            // On its own channel the later one alone is told of.
+            match wait.is_some_and(|wait| wait.channel == earlier.channel) {
                 true => drop(self.table.take_out(key, id, now_ms)),
-                false => self.end_place(id),
+                false => self.end_wait(id),
             }
             return;
         }
-        let is_first_hold = request.hold.is_none_or(|hold| hold == HoldNumber::FIRST);
-        let is_kept = place.request.limit == request.limit && is_first_hold;
+        let is_same = earlier.request.limit == request.limit;
         #[cfg(feature = "planted-faults")]
-        let is_kept = is_kept && !Fault::PlaceNotKept.planted();
-        if !is_kept {
-            return;
-        }
-        self.own_place = Some(id);
-        let Some(wait) = wait.filter(|wait| wait.is_for_place()) else {
-            return;
-        };
-        self.table.time_outs.forget(place);
-        self.table.queues.ask_again(key, id, request, wait);
-        if let Some(until_ms) = wait.until_ms {
-            self.table.time_outs.insert(id, until_ms);
-        }
+        let is_same = is_same && !Fault::PlaceNotKept.planted();
+        self.earlier = Some((id, is_same));
     }
 
-    /// A place is told that its owner was granted the lock by this request, and with its
-    /// lease, no sooner than the reply is.
-    pub(super) fn tell_with_reply(
-        &mut self,
-        mut place: Waiter,
-        request: &AcquireRequest,
-        token: FencingToken,
-    ) {
-        place.request.lease = request.lease;
-        let to = place.addressee();
-        if self.step.withheld.is_none() {
-            self.step.answers.push((to, Answer::Granted(token)));
-            return;
-        }
-        let confirms = AcquireRequest {
-            hold: Some(HoldNumber::FIRST),
-            session: None,
-            ..request.clone()
-        };
-        let held = self.holds_of(&request.owner);
-        self.withhold_grant(to, &confirms, token, held);
-    }
-
-    /// An owner that holds nothing gives its place up with a release.
-    pub(super) fn give_place_up(&mut self, request: &ReleaseRequest) {
+    /// An owner that holds nothing gives up its wait with a release.
+    pub(super) fn give_up(&mut self, request: &ReleaseRequest) {
         if request.token.is_some() {
             return;
         }
-        let place = self.table.queues.place_of(self.key, &request.owner);
-        if let Some(id) = place.map(|place| place.id) {
-            self.end_place(id);
+        let waiter = self.table.queues.waiter_of(self.key, &request.owner);
+        if let Some(id) = waiter.map(|waiter| waiter.id) {
+            self.end_wait(id);
         }
     }
 
-    /// A place is gone without a grant, here or in another queue.
-    pub(super) fn end_place(&mut self, id: WaiterId) {
+    /// A wait ends without a grant, here or in another queue.
+    pub(super) fn end_wait(&mut self, id: WaiterId) {
         let now_ms = self.now.ms();
         let time_is_up = |until_ms: i64| until_ms <= self.now.steady_ms;
         let key = self.table.queues.key_of(id).cloned();
         let key = key.as_ref().map_or(self.key, KeyBuf::as_ref);
-        let place = self.table.queues.waiter(key, id);
-        let leave = match place
-            .and_then(|place| place.until_ms)
+        let waiter = self.table.queues.waiter(key, id);
+        let leave = match waiter
+            .and_then(|waiter| waiter.until_ms)
             .is_some_and(time_is_up)
         {
             true => Leave::TimeUp,
             false => Leave::Gone,
         };
-        let told = match key == self.key {
-            true => self.table.end_wait(id, leave, now_ms),
-            false => self.table.leave(id, leave, now_ms),
-        };
+        let told = self.table.leave(id, leave, now_ms);
         self.step.answers.extend(told);
     }
 
-    /// Where there is no room for one more, ends places that are over. A place of the same
-    /// owner goes before, if it has one.
-    pub(super) fn make_room(&mut self, is_place: bool, leaves: usize) {
+    /// Where there is no room for one more, ends places that are over. `leaves` leave before,
+    /// `leaves_places` of them places.
+    pub(super) fn make_room(&mut self, is_place: bool, leaves: usize, leaves_places: usize) {
         let (key, settings) = (self.key, &self.table.settings);
         let (max, max_places) = (settings.max_waiters, settings.max_places);
         for _ in 0..ends_a_step() {
             let queues = &self.table.queues;
             let over = if queues.length(key) - leaves >= max {
                 self.place_over(|place| place.key.as_ref() == key)
-            } else if is_place && queues.counts().places - leaves >= max_places {
+            } else if is_place && queues.counts().places - leaves_places >= max_places {
                 self.place_over(|_| true)
             } else {
                 return;
@@ -121,7 +81,7 @@ impl Transition<'_> {
             let Some(over) = over else {
                 return;
             };
-            self.end_place(over);
+            self.end_wait(over);
         }
     }
 
@@ -150,21 +110,6 @@ impl Transition<'_> {
         let is_possible = table.settings.acks.is_some() && table.settings.grants();
         let first = || table.queues.first(self.key);
         is_possible && first().is_some_and(|first| self.admits(first.request.limit))
-    }
-
-    /// A place asks for its owner's first hold, and a grant to it that is not claimed
-    /// ends soon. An owner that holds the lock by now gets no further hold.
-    pub(super) fn as_unclaimed(&self, request: &AcquireRequest) -> AcquireRequest {
-        let holds = self
-            .lock
-            .holder(&request.owner)
-            .map(|holder: &Holder| holder.holds);
-        let held = holds.and_then(|holds| HoldNumber::new(holds).ok());
-        AcquireRequest {
-            lease: self.first_lease(request.lease),
-            hold: held.or(request.hold),
-            ..request.clone()
-        }
     }
 
     /// The lease of a grant to a place that asked for this one, until it is claimed.
@@ -199,10 +144,10 @@ impl LockTable {
             answers.extend(self.leave(id, Leave::TimeUp, now.ms()));
         }
         for _ in 0..at_most {
-            let Some(id) = self.acks.next_ended() else {
+            let Some(id) = self.outbox.next_ended() else {
                 break;
             };
-            self.end_withheld(id);
+            self.end_untold(id);
         }
         let untold = at_most.min(self.untold.len());
         answers.extend(self.untold.drain(..untold));
@@ -226,9 +171,9 @@ impl LockTable {
     /// to which a grant is withheld. Their owners are told why.
     pub fn forget_places(&mut self, why: &LockError, at_most: usize) -> Vec<(Addressee, Answer)> {
         let mut answers = Vec::new();
-        for id in self.acks.places() {
-            if let Some(withheld) = self.take_withheld(id) {
-                answers.push((withheld.to, Answer::Refused(why.clone())));
+        for id in self.outbox.places() {
+            if let Some(out) = self.take_out_of_box(id) {
+                answers.push((out.to, Answer::Refused(why.clone())));
             }
         }
         while answers.len() < at_most

@@ -23,6 +23,7 @@ mod histories;
 mod keys;
 mod many;
 mod places;
+mod superseded;
 mod views;
 mod withheld;
 
@@ -414,10 +415,15 @@ impl Server {
         self.log.extend(step.log);
         for (addressee, answer) in step.answers {
             let id = addressee.id();
-            let client = self.clients.remove(&id).unwrap();
-            let is_blocked = !addressee.is_place();
-            if self.tells && is_blocked && matches!(answer, Answer::Granted(_)) {
-                self.table.grant_told(client, true);
+            // A grant that is not told yet may be taken over.
+            let client = self.clients.remove(&id);
+            assert!(client.is_some() || answer == Answer::Refused(LockError::Superseded));
+            let is_granted = matches!(answer, Answer::Granted(_));
+            if let (Addressee::Place(place), true) = (&addressee, is_granted) {
+                let heard = !self.deaf.contains(&place.channel);
+                self.table.grant_told(id, heard, self.ms());
+            } else if self.tells && is_granted {
+                self.table.grant_told(id, true, self.ms());
             }
             self.answers.push((id, answer));
         }

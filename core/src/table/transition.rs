@@ -3,7 +3,6 @@
 use hashbrown::HashSet;
 
 use super::{Done, LockTable, LogLine, Step, World};
-use crate::deliveries::Told;
 use crate::error::LockError;
 use crate::holder::Holder;
 use crate::keys::KeyRef;
@@ -25,14 +24,12 @@ pub(super) struct Transition<'t> {
     pub(super) now: Now,
     pub(super) world: &'t mut dyn World,
     pub(super) lock: Lock,
-    /// The requests of the holders that it was read with have been served.
-    pub(super) are_holders_served: bool,
     /// How many waiters were granted the lock that this step answers nothing.
     pub(super) withheld: usize,
     /// As how many messages the grants count that nobody heard of.
     pub(super) unheard: usize,
-    /// The place that whoever asks has in the queue.
-    pub(super) own_place: Option<WaiterId>,
+    /// What whoever asks waits with already, and whether this request has its position.
+    pub(super) earlier: Option<(WaiterId, bool)>,
     pub(super) step: Step,
     #[cfg(feature = "planted-faults")]
     pub(super) noted_before: Option<Lock>,
@@ -55,10 +52,9 @@ impl<'t> Transition<'t> {
             now,
             world,
             lock: stored,
-            are_holders_served: false,
             withheld: 0,
             unheard: 0,
-            own_place: None,
+            earlier: None,
             step: Step::default(),
             #[cfg(feature = "planted-faults")]
             noted_before: before.clone(),
@@ -102,10 +98,7 @@ impl<'t> Transition<'t> {
                 Ok(Released::LastHold) => self.count_release(&held, None),
                 Ok(Released::StillHeld) => {
                     self.told(&request.owner);
-                    let left = self.holds_of(&request.owner);
-                    let (key, deliveries) = (self.key, &mut self.table.deliveries);
-                    let told = Told::by_release(request.extent);
-                    deliveries.released(|| HoldId::new(key, &request.owner), told, left);
+                    self.answered(&request.owner);
                 }
                 Ok(Released::NotHeld) => self.table.metrics.tokens_refused += 1,
                 Err(_) => {}
@@ -139,8 +132,7 @@ impl<'t> Transition<'t> {
                 // As a confirmation does.
                 self.step.stream_goes_on = true;
                 self.told(owner);
-                let (key, deliveries) = (self.key, &mut self.table.deliveries);
-                deliveries.told(|| HoldId::new(key, owner), Told::at_least(1));
+                self.answered(owner);
             }
         }
         Ok(true)
@@ -155,16 +147,18 @@ impl<'t> Transition<'t> {
         }
     }
 
+    /// Who asks is told that this owner has the holds that it has. It keeps them, whatever
+    /// becomes of a grant that is not told yet.
+    fn answered(&mut self, owner: &Owner) {
+        let (key, left) = (self.key, self.holds_of(owner));
+        self.table.outbox.answered(|| HoldId::new(key, owner), left);
+    }
+
     /// Returns whether the lock is held with this token.
     pub(super) fn guard(&mut self, token: FencingToken) -> bool {
-        let Some(held) = self.lock.hold_with(token) else {
-            self.table.metrics.tokens_refused += 1;
-            return false;
-        };
-        // Whoever names the token has been told of it.
-        let (key, deliveries) = (self.key, &mut self.table.deliveries);
-        deliveries.told(|| HoldId::new(key, &held.owner), Told::at_least(1));
-        true
+        let is_held = self.lock.hold_with(token).is_some();
+        self.table.metrics.tokens_refused += u64::from(!is_held);
+        is_held
     }
 
     pub(super) fn holds_of(&self, owner: &Owner) -> i64 {

@@ -170,7 +170,7 @@ impl LockTable {
         Totals {
             counts: self.queues.counts(),
             sessions: self.sessions.len(),
-            withheld: self.acks.len(),
+            withheld: self.outbox.len(),
             longest_wait_ms: longest.map_or(0, |since_us| waited_ms(since_us, now)),
         }
     }
@@ -180,10 +180,9 @@ impl LockTable {
         let unwritten = &mut Effects::new();
         lock.end_leases(now, unwritten);
         for ended in self.ended.of(key) {
-            let hold = HoldId::new(key, &ended.owner);
             let held = lock.holder(&ended.owner);
             if let Some(held) = held.filter(|held| held.token == Some(ended.token)) {
-                let left = self.deliveries.left(&hold, ended, held.holds);
+                let left = ended.left.min(held.holds);
                 lock.leave(&ended.owner, left, unwritten);
             }
         }
@@ -218,7 +217,7 @@ impl LockTable {
         self.queues.take_down(form);
         self.tokens.take_down(form);
         self.sessions.take_down(form);
-        self.deliveries.take_down(form);
+        self.outbox.take_down(form);
         self.ended.take_down(form);
         self.time_outs.take_down(form);
         self.claims.take_down(form);
@@ -239,7 +238,7 @@ impl LockTable {
 
     /// Whether all that is kept twice is the same.
     pub(crate) fn agree(&self) -> bool {
-        self.queues.agree() && self.sessions.agree() && self.acks.agree()
+        self.queues.agree() && self.sessions.agree() && self.acks.agree() && self.outbox.agree()
     }
 
     /// The lock as it was left by the last step, if it is remembered.
@@ -257,20 +256,26 @@ impl LockTable {
         self.turn = 0;
     }
 
+    /// As [`LockTable::grant_told`], for what this client is to be told, if anything.
+    pub(crate) fn client_told(&mut self, client: ClientId, heard: bool) {
+        if let Some(id) = self.outbox.of_client(client) {
+            self.grant_told(id, heard, 0);
+        }
+    }
+
     /// Whether something has ended of this lock that is still stored.
     pub(crate) fn has_ended(&self, key: KeyRef<'_>) -> bool {
-        let is_withheld = |id| self.acks.has_ended(id);
         !self.ended.of(key).is_empty()
             || self.sessions.any_ended_on(key)
-            || self.deliveries.places_on(key).any(is_withheld)
+            || !self.outbox.ended_on(key).is_empty()
     }
 
     /// What is remembered without need: grants on their way, what has ended, and
     /// bindings, in this order.
     pub(crate) fn counts(&self) -> [bool; 3] {
-        let (deliveries, ended) = (&self.deliveries, &self.ended);
+        let (outbox, ended) = (&self.outbox, &self.ended);
         [
-            deliveries.is_empty(),
+            outbox.is_empty(),
             ended.is_empty() && !self.sessions.any_ended(),
             self.sessions.is_empty(),
         ]

@@ -9,20 +9,24 @@ use crate::error::LockError;
 use crate::keys::KeyBuf;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
-use crate::queue::{Wait, WaiterId};
-use crate::request::AcquireRequest;
+use crate::queue::{Wait, Waiter, WaiterId};
+use crate::request::{AcquireRequest, HoldNumber};
 
 impl Transition<'_> {
-    /// Puts a request at the end of the queue, unless its wait could never end.
+    /// Puts a request at the end of the queue, unless its wait could never end; or where an
+    /// earlier one of its owner stands, if that asks for the same mode.
     pub(super) fn enqueue(
         &mut self,
-        request: AcquireRequest,
+        mut request: AcquireRequest,
         wait: Wait,
     ) -> Result<WaiterId, LockError> {
-        if let Some(id) = self.own_place
-            && wait.is_for_place()
-        {
-            return Ok(id);
+        let untold = self.untold_grant(&request.owner);
+        let held = untold.map_or(self.holds_of(&request.owner), |(_, before)| before);
+        if held > 0 && request.hold.is_none() {
+            request.hold = HoldNumber::new(held + 1).ok();
+        }
+        if let Some((id, true)) = self.earlier {
+            return self.take_over(id, request, wait);
         }
         let reads = self.table.settings.reads_other_keys;
         let is_certain = self.look_for_cycle(&request, None, reads)?;
@@ -33,52 +37,81 @@ impl Transition<'_> {
         Ok(id)
     }
 
-    pub(super) fn push(
+    /// Takes over the position of an earlier request.
+    fn take_over(
         &mut self,
+        id: WaiterId,
         request: AcquireRequest,
         wait: Wait,
     ) -> Result<WaiterId, LockError> {
-        let settings = &self.table.settings;
-        let (max, max_places) = (settings.max_waiters, settings.max_places);
-        let is_place = wait.is_for_place();
-        let mut left_another = false;
-        let other = is_place.then(|| self.table.queues.place_of(self.key, &request.owner));
-        let other = other.flatten().map(|place| place.id);
-        let left = usize::from(other.is_some());
-        self.make_room(is_place, left);
-        if is_place {
-            // A refusal leaves the other place.
-            let queues = &self.table.queues;
-            let full = if queues.counts().places - left >= max_places {
-                Some(LockError::PlacesFull { max_places })
-            } else if left > 0 && queues.length(self.key) - left >= max {
-                Some(LockError::QueueFull { max_waiters: max })
-            } else {
-                None
-            };
-            if let Some(full) = full {
-                self.table.metrics.queues_full += 1;
-                return Err(full);
-            }
-            if let Some(other) = other {
-                // The owner is about to have a new place.
-                let taken = self.table.take_out(self.key, other, self.now.ms());
-                left_another = taken.is_some();
-            }
+        let queues = &self.table.queues;
+        let was_place = queues.waiter(self.key, id).is_some_and(Waiter::is_place);
+        if wait.is_for_place() && !was_place {
+            self.make_room(true, 1, 0);
+            self.check_room(true, 1, 0)?;
         }
-        let ends_here = is_place || self.table.settings.acks.is_some();
-        let until_ms = wait.until_ms.filter(|_| ends_here);
+        let later = wait.clone();
+        if let Some(earlier) = self.table.queues.take_over(self.key, id, request, wait) {
+            self.table.time_outs.forget(&earlier);
+            self.supersede(earlier.addressee(), Some(&later));
+        }
+        self.table.end_here(id, &later);
+        Ok(id)
+    }
+
+    fn push(&mut self, request: AcquireRequest, wait: Wait) -> Result<WaiterId, LockError> {
+        let earlier = self.table.queues.waiter_of(self.key, &request.owner);
+        let earlier = earlier.map(|earlier| (earlier.id, earlier.is_place()));
+        let (leaves, is_place) = (usize::from(earlier.is_some()), wait.is_for_place());
+        let leaves_place = usize::from(earlier.is_some_and(|(_, is_place)| is_place));
+        self.make_room(is_place, leaves, leaves_place);
+        // A refusal leaves the earlier one.
+        self.check_room(is_place, leaves, leaves_place)?;
+        let now_ms = self.now.ms();
+        if let Some((id, _)) = earlier
+            && let Some(earlier) = self.table.take_out(self.key, id, now_ms)
+        {
+            self.supersede(earlier.addressee(), Some(&wait));
+        }
+        if let Some((id, _)) = self.untold_grant(&request.owner) {
+            // It is not granted what it asks for now, in a grace period.
+            if let Some(out) = self.table.lose(id) {
+                self.supersede(out.to, Some(&wait));
+            }
+            self.end_noted();
+        }
+        let later = wait.clone();
+        let max = self.table.settings.max_waiters;
         let queues = &mut self.table.queues;
-        let id = queues.push(self.key, request, wait, self.now.us, max);
-        if let (Ok(id), Some(until_ms)) = (&id, until_ms) {
-            self.table.time_outs.insert(*id, until_ms);
-        }
-        if left_another {
+        let id = queues.push(self.key, request, wait, self.now.us, max)?;
+        self.table.end_here(id, &later);
+        if leaves > 0 {
             // Nobody but itself may have been in its way.
-            self.table.queues.recheck_by(self.key, self.now.ms());
+            self.table.queues.recheck_by(self.key, now_ms);
         }
-        self.table.metrics.queues_full += u64::from(id.is_err());
-        id
+        Ok(id)
+    }
+
+    /// Fails where there is no room for one more, when `leaves` have left, `leaves_places` of
+    /// them places.
+    fn check_room(
+        &mut self,
+        is_place: bool,
+        leaves: usize,
+        leaves_places: usize,
+    ) -> Result<(), LockError> {
+        let settings = &self.table.settings;
+        let (max_waiters, max_places) = (settings.max_waiters, settings.max_places);
+        let queues = &self.table.queues;
+        let full = if is_place && queues.counts().places - leaves_places >= max_places {
+            LockError::PlacesFull { max_places }
+        } else if queues.length(self.key) - leaves >= max_waiters {
+            LockError::QueueFull { max_waiters }
+        } else {
+            return Ok(());
+        };
+        self.table.metrics.queues_full += 1;
+        Err(full)
     }
 
     /// Looks for a deadlock, for a wait that stands in the queue already.

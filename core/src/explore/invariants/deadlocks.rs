@@ -32,6 +32,7 @@ impl Edges {
             if let Some((owner, its_key, ask)) = newcomer
                 && its_key == key
             {
+                queue.retain(|&(earlier, _)| earlier != owner);
                 queue.push((owner, ask.limit));
             }
             if queue.is_empty() {

@@ -26,7 +26,7 @@ pub(in crate::explore) fn only_a_place_that_is_over_ends(
     Err("nobody gave it up".to_owned())
 }
 
-pub(in crate::explore) fn who_asks_again_keeps_its_place(
+pub(in crate::explore) fn who_asks_again_keeps_its_position(
     world: &World,
     at: usize,
     kept: Option<WaiterId>,

@@ -179,7 +179,7 @@ fn a_refused_grant_uses_up_no_token() {
     let mut tokens = TokenClock::default();
     let mut effects = Effects::new();
     let request = acquire("a", LEASE_MS, Some(2));
-    let refused = free(None).acquire(&request, true, NOW, &mut tokens, &mut effects);
+    let refused = free(None).acquire(&request, None, true, NOW, &mut tokens, &mut effects);
     assert_eq!(refused, hold_count(2, 0));
     assert_eq!(tokens.next(0, None), Ok(token(1)));
 }

@@ -128,6 +128,7 @@ fn a_release_and_the_grant_that_follows_are_one_write() {
     let request = acquire("b", LEASE_MS, None);
     let acquired = lock.acquire(
         &request,
+        None,
         true,
         NOW,
         &mut TokenClock::default(),

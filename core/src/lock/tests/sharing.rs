@@ -78,7 +78,7 @@ mod admitting {
                 let (mut lock, mut effects) = (lock.clone(), Effects::new());
                 let request = acquire_as(limit, "new");
                 let tokens = &mut TokenClock::default();
-                let acquired = lock.acquire(&request, true, NOW, tokens, &mut effects);
+                let acquired = lock.acquire(&request, None, true, NOW, tokens, &mut effects);
                 let expected = if admitted { granted(NEW) } else { Ok(None) };
                 assert_eq!(acquired, expected, "{case}");
                 assert_eq!(effects.is_empty(), !admitted, "{case}");
@@ -185,7 +185,7 @@ mod admitting {
                 &lock,
                 |lock, written| {
                     let request = acquire_as(SHARED, "new");
-                    lock.acquire(&request, false, NOW, &mut tokens, written)
+                    lock.acquire(&request, None, false, NOW, &mut tokens, written)
                 },
                 Ok(None),
                 &[],
@@ -202,7 +202,7 @@ mod admitting {
             &held_by([a.clone(), b.clone()]),
             |lock, written| {
                 let (request, tokens) = (acquire_as(SHARED, "a"), &mut TokenClock::default());
-                lock.acquire(&request, false, NOW, tokens, written)
+                lock.acquire(&request, None, false, NOW, tokens, written)
             },
             granted(7),
             &[writes(&twice(&a), None)],
@@ -212,7 +212,7 @@ mod admitting {
             &held("a", 1, Some(7), Some(LATER)),
             |lock, written| {
                 let (request, tokens) = (acquire_as(EXCLUSIVE, "a"), &mut TokenClock::default());
-                lock.acquire(&request, false, NOW, tokens, written)
+                lock.acquire(&request, None, false, NOW, tokens, written)
             },
             granted(7),
             &[sets("a", 2, None)],

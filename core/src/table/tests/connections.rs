@@ -121,72 +121,6 @@ fn what_was_released_or_broken_is_bound_to_nobody() {
 }
 
 #[test]
-fn a_newer_grant_on_its_way_inherits_the_binding() {
-    let mut server = Server::new();
-    server.take(K, ask("x"));
-    let [_, second] = [1, 2].map(|id| server.wait(K, ask("a").session().by(id)));
-    server.tells = false;
-    server.release(K, "x");
-    assert_eq!(server.told().len(), 2);
-    server.table.grant_told(ClientId(1), true);
-    // Both were granted; the last one has the binding, and goes unheard.
-    assert_eq!(server.table.bound_client(K, &owner("a")), Some(ClientId(2)));
-    end(&mut server, ClientId(2));
-    server.run();
-    assert!(!server.table.is_waiting(second));
-    assert_eq!(server.holds(K, "a"), 1, "what the first was told of stays");
-    assert_eq!(server.table.bound_client(K, &owner("a")), Some(ClientId(1)));
-    end(&mut server, ClientId(1));
-    server.run();
-    assert_eq!(server.holders(K), [""; 0]);
-    server.check_nothing_is_left();
-}
-
-/// Two sessions of one owner were granted the same hold, and the first was told of it.
-fn told_one_of_two() -> Server {
-    let mut server = Server::new();
-    server.take(K, ask("x"));
-    for id in [1, 2] {
-        server.wait(K, ask("a").session().by(id).hold(1));
-    }
-    server.tells = false;
-    server.release(K, "x");
-    server.table.grant_told(ClientId(1), true);
-    server
-}
-
-#[test]
-fn an_heir_is_told_after_the_connection_before_it_ended() {
-    let mut server = told_one_of_two();
-    // The binding goes back and forth, as the clients come and go.
-    server.take(K, ask("a").session().by(1).hold(1));
-    end(&mut server, ClientId(1));
-    server.table.grant_told(ClientId(2), true);
-    server.run();
-    assert_eq!(server.holds(K, "a"), 1);
-    assert_eq!(server.table.bound_client(K, &owner("a")), Some(ClientId(2)));
-    end(&mut server, ClientId(2));
-    server.run();
-    assert_eq!(server.holds(K, "a"), 0);
-    server.check_nothing_is_left();
-}
-
-#[test]
-fn two_connections_that_end_in_a_row_leave_no_heir() {
-    for is_run_between in [false, true] {
-        let mut server = told_one_of_two();
-        end(&mut server, ClientId(1));
-        if is_run_between {
-            server.run();
-        }
-        end(&mut server, ClientId(2));
-        server.run();
-        assert_eq!(server.holders(K), [""; 0]);
-        server.check_nothing_is_left();
-    }
-}
-
-#[test]
 fn a_grant_that_nobody_heard_of_is_taken_back() {
     let mut server = Server::new();
     server.take(K, ask("a"));
@@ -194,11 +128,11 @@ fn a_grant_that_nobody_heard_of_is_taken_back() {
     server.tells = false;
     server.release(K, "a");
     server.told();
-    server.table.grant_told(client("b"), false);
+    server.table.client_told(client("b"), false);
     server.run();
     assert_eq!(server.granted(), [c]);
     assert_eq!(server.metrics().grants_undelivered, 1);
-    server.table.grant_told(client("c"), true);
+    server.table.client_told(client("c"), true);
     server.release(K, "c");
     server.check_nothing_is_left();
 }
@@ -208,6 +142,7 @@ fn a_grant_that_is_given_back_before_it_is_heard_of_leaves_nothing() {
     let mut server = on_its_way();
     assert!(server.table.remembers_holds());
     server.release(K, "b");
+    server.table.client_told(client("b"), true);
     server.check_nothing_is_left();
 }
 
@@ -216,7 +151,7 @@ fn a_grant_is_taken_back_from_no_later_one() {
     let mut server = on_its_way();
     // Somebody deletes the key, and the owner takes the lock anew.
     server.delete(K);
-    server.table.grant_told(client("b"), false);
+    server.table.client_told(client("b"), false);
     server.keys.insert(K.into(), {
         let mut value = Value::default();
         value.set(b"b", 1);
@@ -230,39 +165,6 @@ fn a_grant_is_taken_back_from_no_later_one() {
 }
 
 #[test]
-fn a_hold_before_the_lost_grant_stays_with_its_connection() {
-    let mut server = Server::new();
-    server.take(K, ask("a").session());
-    server.wait(K, ask("x"));
-    // The owner comes to hold the lock again by a request in the queue.
-    server.tells = false;
-    server
-        .table
-        .queues
-        .push(
-            K,
-            ask("a").session().by(2).request,
-            Wait {
-                client: ClientId(2),
-                until_ms: None,
-                channel: None,
-            },
-            server.now_us,
-            usize::MAX,
-        )
-        .map(|id| server.clients.insert(id, ClientId(2)))
-        .unwrap();
-    server.table.key_touched(K, server.ms());
-    server.run();
-    assert_eq!(server.holds(K, "a"), 2);
-    server.table.grant_told(ClientId(2), false);
-    server.run();
-    assert_eq!(server.holds(K, "a"), 1);
-    let bound = server.table.bound_client(K, &owner("a"));
-    assert_eq!(bound, Some(client("a")));
-}
-
-#[test]
 fn a_hold_that_a_lost_grant_was_first_to_bind_stays_as_it_was() {
     let mut server = Server::new();
     server.take(K, ask("a"));
@@ -273,10 +175,7 @@ fn a_hold_that_a_lost_grant_was_first_to_bind_stays_as_it_was() {
     server.tells = false;
     server.run();
     let bound = |server: &Server| server.table.bound_client(K, &owner("a"));
-    assert_eq!(
-        (server.holds(K, "a"), bound(&server)),
-        (2, Some(ClientId(2)))
-    );
+    assert_eq!((server.holds(K, "a"), bound(&server)), (2, None));
     end(&mut server, ClientId(2));
     server.run();
     assert_eq!((server.holds(K, "a"), bound(&server)), (1, None));
@@ -414,7 +313,7 @@ fn on_demotion_nothing_is_on_its_way_or_planned_any_more() {
     for key in [K, L] {
         server.release(key, "x");
     }
-    server.table.grant_told(client("a"), false);
+    server.table.client_told(client("a"), false);
     let table = &mut server.table;
     table.unchecked.push_back(b);
     assert!(table.remembers_holds() && !table.ended.is_empty());
@@ -494,46 +393,5 @@ fn holds_of_many_clients_that_ended_are_found_by_their_lock() {
         assert_eq!(server.holders(K).len(), holders);
         server.take(K, ask("z").shared());
         assert_eq!(server.holders(K).len(), left + 1);
-    }
-}
-
-/// A lock that `holders` share by one connection, beside others, the last of them with
-/// requests in the queue that did not fit into the step in which it was granted the lock.
-fn served_in_part(holders: usize, others: &[&str]) -> (Server, Vec<WaiterId>) {
-    let mut server = Server::new();
-    for n in 0..holders {
-        server.take(K, ask(&nth(n)).shared().session().by(1));
-    }
-    for name in others {
-        server.take(K, ask(name).shared());
-    }
-    let writer = server.wait(K, ask("w"));
-    let first = server.wait(K, ask("z").shared().session().by(1));
-    let others =
-        (0..GRANTS_A_STEP as u64 + 2).map(|n| server.wait(K, ask("z").shared().by(100 + n)));
-    let requests = std::iter::once(first).chain(others.collect::<Vec<_>>());
-    let requests: Vec<_> = requests.collect();
-    server.leave(writer);
-    assert!(server.do_one());
-    assert_eq!(server.granted(), requests[..GRANTS_A_STEP]);
-    (server, requests[GRANTS_A_STEP..].to_vec())
-}
-
-#[test]
-fn who_was_told_elsewhere_keeps_its_hold_when_the_others_of_a_session_end() {
-    for others in [&[][..], &["y"]] {
-        let (mut server, left) = served_in_part(2 * ENDS_A_STEP, others);
-        let old = server.token(K, "z");
-        end(&mut server, ClientId(1));
-        server.run();
-        let told = server.told();
-        let ids: Vec<_> = told.iter().map(|(id, _)| *id).collect();
-        assert_eq!(ids, left);
-        for (_, answer) in told {
-            assert_eq!(answer, Answer::Granted(old));
-        }
-        let asked = GRANTS_A_STEP + left.len();
-        assert_eq!(server.holds(K, "z"), asked as i64);
-        assert_eq!(server.holders(K), [others, &["z"]].concat());
     }
 }

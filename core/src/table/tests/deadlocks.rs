@@ -339,7 +339,7 @@ fn who_is_left_a_hold_by_a_lost_grant_is_waited_for() {
     server.table.grants_resume(server.ms());
     server.tells = false;
     server.run();
-    server.table.grant_told(ClientId(2), false);
+    server.table.client_told(ClientId(2), false);
     assert_eq!(
         (server.holds(L, "b"), server.table.ended.is_empty()),
         (2, false)
@@ -417,7 +417,7 @@ fn what_is_over_of_other_large_locks_makes_no_cycle() {
                 true
             }
             heard => {
-                server.table.grant_told(ask("b").client, heard == 3);
+                server.table.client_told(ask("b").client, heard == 3);
                 heard == 2
             }
         };
@@ -534,9 +534,7 @@ mod against_brute_force {
             let (line, lock) = (line(server, key), server.lock(key));
             for (at, (owner, limit)) in line.iter().enumerate() {
                 let in_front = &line[..at];
-                if in_front.iter().any(|(before, _)| before == owner) {
-                    continue;
-                }
+                assert!(in_front.iter().all(|(before, _)| before != owner));
                 assert!(lock.holder(owner).is_none(), "a holder waits for nobody");
                 let who = bit(owner).trailing_zeros() as usize;
                 graph[who] |= blockers(&lock, *limit, in_front);
@@ -546,10 +544,14 @@ mod against_brute_force {
     }
 
     fn closes_a_cycle(server: &Server, who: usize, key: KeyRef<'_>, limit: Limit) -> bool {
-        let line = line(server, key);
-        let name = owner(OWNERS[who]);
+        let (mut line, name) = (line(server, key), owner(OWNERS[who]));
+        if line.contains(&(name.clone(), limit)) {
+            // It has the position of the request that it takes over.
+            return false;
+        }
+        line.retain(|(other, _)| *other != name);
         let first = blockers(&server.lock(key), limit, &line);
-        line.iter().all(|(other, _)| *other != name) && leads_to(&graph(server), first, who)
+        leads_to(&graph(server), first, who)
     }
 
     /// Whether one of these waits for this one, directly or through others.
@@ -637,7 +639,7 @@ mod against_brute_force {
         if let Err(error) = result {
             panic!("{error}");
         }
-        assert!(refused > u64::from(cases), "the graphs are too loose");
+        assert!(refused > u64::from(cases) / 2, "the graphs are too loose");
     }
 }
 

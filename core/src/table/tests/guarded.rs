@@ -70,19 +70,9 @@ fn a_hold_whose_session_has_ended_does_not_guard() {
 fn a_grant_that_nobody_heard_of_does_not_guard() {
     let mut server = on_its_way();
     let token = server.token(K, "b");
-    server.table.grant_told(ask("b").client, false);
+    server.table.client_told(ask("b").client, false);
     assert!(!server.guard(K, token));
     assert_eq!(server.holders(K), [""; 0]);
-}
-
-#[test]
-fn a_guarded_command_speaks_for_a_hold_as_a_renewal_does() {
-    let mut server = on_its_way();
-    let token = server.token(K, "b");
-    assert!(server.guard(K, token));
-    server.table.grant_told(ask("b").client, false);
-    server.run();
-    assert_eq!(server.holds(K, "b"), 1);
 }
 
 #[test]

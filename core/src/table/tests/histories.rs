@@ -222,79 +222,51 @@ impl History {
         is_time_up || place.is_place() && !place.session.is_none_or(is_connected)
     }
 
-    /// The owner asks for a lock. Returns its place, if that is granted to what it asks
-    /// now, or kept.
-    fn ask_for_place(&mut self, asked: &Queued, ask: &Ask) -> Option<WaiterId> {
-        let is_its = |one: &Queued| one.is_place() && (one.key, one.who) == (asked.key, asked.who);
-        let at = self.queued.iter().position(is_its)?;
-        let id = self.queued[at].id;
-        if self.is_over(&self.queued[at]) {
-            // The others are told of its end.
-            if asked.is_place() {
-                self.queued.remove(at);
-                self.server.clients.remove(&id);
-            }
-            return None;
-        }
-        let is_first = ask
-            .request
-            .hold
-            .is_none_or(|hold| hold == HoldNumber::FIRST);
-        if self.queued[at].limit != asked.limit || !is_first {
-            return None;
-        }
-        if asked.is_place() {
-            self.queued[at] = Queued {
-                id,
-                ..asked.clone()
-            };
-        }
-        Some(id)
-    }
-
     fn acquire(&mut self, asked: Queued, ask: Ask) -> Result<(), TestCaseError> {
-        let Queued { key, who, .. } = asked;
-        let is_place = asked.is_place();
-        let own = self.ask_for_place(&asked, &ask);
-        let kept = own.filter(|_| is_place);
+        let Queued {
+            key, who, limit, ..
+        } = asked;
+        let is_its = |one: &Queued| (one.key, one.who) == (key, who);
+        let earlier = self.queued.iter().find(|one| is_its(one));
+        let own = earlier.filter(|one| one.limit == limit && !self.is_over(one));
+        let own = own.map(|one| one.id);
         let server = &mut self.server;
         let held_before = server
             .value(KEYS[key])
             .fields
             .contains_key(OWNERS[who].as_bytes());
-        let is_in_front = |one: &&Queued| one.key == key && own.is_none_or(|own| one.id < own);
+        let is_in_front =
+            |one: &&Queued| one.key == key && one.who != who && own.is_none_or(|own| one.id < own);
         let in_front = self.queued.iter().filter(is_in_front).count();
         let answered = server.answers.len() + server.unheard.len();
-        match server.acquire_until(KEYS[key], ask, asked.until_ms) {
-            Ok(Acquired::Queued(id)) => {
-                prop_assert!(kept.is_none_or(|kept| kept == id), "its place was not kept");
-                let is_its_other =
-                    |one: &Queued| one.is_place() && (one.key, one.who) == (key, who) && is_place;
-                // What was offered to it before is looked at by the check.
-                let is_offered = |id| server.unheard.iter().any(|(unheard, _)| *unheard == id);
-                self.queued
-                    .retain(|one| !is_its_other(one) || is_offered(one.id));
-                self.queued.push(Queued { id, ..asked });
-                self.queued.sort_by_key(|one| one.id);
-            }
-            Ok(Acquired::Granted(token)) => {
-                let is_new = self.newest.is_none_or(|newest| token > newest);
-                let served = server.answers.len() + server.unheard.len() - answered;
-                prop_assert!(
-                    held_before
-                        || is_new && served >= in_front
-                        || server
-                            .answers
-                            .iter()
-                            .any(|(_, answer)| { *answer == Answer::Granted(token) }),
-                    "a newcomer passed the queue"
-                );
-                prop_assert_eq!(server.token(KEYS[key], OWNERS[who]), token);
-                let is_told = |id| server.answers.iter().any(|(told, _)| *told == id);
-                self.queued
-                    .retain(|one| Some(one.id) != own || is_told(one.id));
-            }
-            Ok(Acquired::Busy) | Err(_) => {}
+        let acquired = server.acquire_until(KEYS[key], ask, asked.until_ms);
+        let superseded = Answer::Refused(LockError::Superseded);
+        let is_superseded = |(_, answer): &(WaiterId, Answer)| *answer == superseded;
+        let told = server.answers.extract_if(.., |told| is_superseded(told));
+        let told: Vec<WaiterId> = told.map(|(id, _)| id).collect();
+        prop_assert!(told.len() <= 1 && (told.is_empty() || acquired.is_ok()));
+        if let Ok(Acquired::Granted(token)) = acquired {
+            let is_new = self.newest.is_none_or(|newest| token > newest);
+            let served = server.answers.len() + server.unheard.len() - answered;
+            let granted = Answer::Granted(token);
+            let has_its_token = server.answers.iter().any(|(_, answer)| *answer == granted);
+            prop_assert!(
+                held_before || is_new && served >= in_front || has_its_token,
+                "a newcomer passed the queue"
+            );
+            prop_assert_eq!(server.token(KEYS[key], OWNERS[who]), token);
+        }
+        if let Ok(Acquired::Granted(_) | Acquired::Queued(_)) = acquired {
+            // What else it waited with is over. Others of it are looked at by the check.
+            let is_told = |id| server.answers.iter().any(|(told, _)| *told == id);
+            let is_offered = |id| server.unheard.iter().any(|(unheard, _)| *unheard == id);
+            self.queued
+                .retain(|one| !is_its(one) || is_told(one.id) || is_offered(one.id));
+        }
+        if let Ok(Acquired::Queued(id)) = acquired {
+            prop_assert!(own.is_none_or(|own| own == id), "its position was not kept");
+            self.queued.push(Queued { id, ..asked });
+            self.queued.sort_by_key(|one| one.id);
         }
         Ok(())
     }
@@ -415,7 +387,7 @@ impl History {
                 if !self.on_their_way.is_empty() {
                     let at = client.index(self.on_their_way.len());
                     let client = self.on_their_way.remove(at);
-                    server.table.grant_told(client, heard);
+                    server.table.client_told(client, heard);
                 }
             }
             Step::Time { ms } => server.sleep(ms),
@@ -584,7 +556,7 @@ impl History {
             self.server.give_up();
         }
         for client in std::mem::take(&mut self.on_their_way) {
-            self.server.table.grant_told(client, true);
+            self.server.table.client_told(client, true);
         }
         for client in std::mem::take(&mut self.connected) {
             self.server.table.connection_ended(client);

@@ -31,7 +31,7 @@ fn keys_are_followed_while_it_matters_what_happens_to_them() {
     server.tells = false;
     server.release(K, "a");
     assert!(server.table.follows_keys());
-    server.table.grant_told(ask("b").client, true);
+    server.table.client_told(ask("b").client, true);
     assert!(!server.table.follows_keys());
     server.release(K, "b");
     server.take(K, ask("a").session());

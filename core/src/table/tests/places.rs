@@ -1,5 +1,4 @@
 use super::*;
-use crate::bounds::FEW;
 use crate::token::TOKEN_MAX;
 
 const CLAIM_MS: i64 = 2000;
@@ -93,15 +92,6 @@ fn a_message_tells_the_lease_with_which_a_grant_begins() {
 }
 
 #[test]
-fn a_place_whose_owner_is_replied_its_grant_is_told_the_lease_of_the_reply() {
-    let mut server = held();
-    server.wait_for(K, ask("a").place().lease(500), 60_000);
-    server.sleep(LEASE_MS + 1);
-    server.take(K, ask("a").now().lease(7000));
-    assert_eq!(server.first_lease_ms(), 7000);
-}
-
-#[test]
 fn an_unclaimed_grant_ends_and_the_next_is_asked() {
     let mut server = held();
     place_for(&mut server, "a", 60_000);
@@ -191,7 +181,7 @@ fn who_asks_again_takes_over_what_it_asks_for_now() {
     let mut again = ask("a").place().by(7).session();
     again.channel = Some((*b"another").into());
     server.wait_for(K, again, 60_000);
-    let place = server.table.queues.place_of(K, &owner("a")).unwrap();
+    let place = server.table.queues.waiter_of(K, &owner("a")).unwrap();
     assert_eq!(place.client, ClientId(7));
     let view = server.table.view(K, Lock::default(), server.now());
     let [waiter] = &view.waiters[..] else {
@@ -234,71 +224,6 @@ fn who_asks_again_when_it_is_its_turn_is_replied_its_token() {
     server.take(K, ask("c").place().shared());
     assert_eq!(server.granted(), [b]);
     assert_eq!(server.holders(K), ["b", "c"]);
-}
-
-#[test]
-fn who_asks_again_when_it_is_its_turn_has_its_other_requests_served() {
-    for others in [1, FEW + 1] {
-        let mut server = Server::new();
-        for n in 0..others {
-            server.take(K, ask(&nth(n)).shared());
-        }
-        let writer = server.wait(K, ask("w"));
-        let limit = i64::try_from(others).unwrap() + 1;
-        server.wait(K, ask("a").place().limit(limit));
-        let blocked = server.wait(K, ask("a").by(7).limit(limit));
-        server.leave(writer);
-        let token = server.take(K, ask("a").place().limit(limit));
-        let expected = [(blocked, Answer::Granted(token))];
-        assert_eq!(server.told(), expected, "{others}");
-        assert_eq!(server.holds(K, "a"), 2);
-    }
-}
-
-#[test]
-fn who_asks_again_when_it_is_its_turn_has_the_session_of_that_request() {
-    let mut server = held();
-    server.wait(K, ask("a").place().by(6).session());
-    server.wait(K, ask("a").by(7).session());
-    server.delete(K);
-    server.take(K, ask("a").place().by(8).session());
-    assert_eq!(server.holds(K, "a"), 2);
-    // Both connections have it, and the one that is told later is the newest.
-    let bound = |server: &Server| server.table.bound_client(K, &owner("a"));
-    assert_eq!(bound(&server), Some(ClientId(7)));
-    server.table.connection_ended(ClientId(7));
-    assert_eq!(bound(&server), Some(ClientId(8)));
-}
-
-#[test]
-fn who_has_a_place_and_takes_the_lock_otherwise_adds_no_hold() {
-    let mut server = held();
-    let a = place_for(&mut server, "a", 60_000);
-    server.delete(K);
-    let token = server.take(K, ask("a").now());
-    assert_eq!(server.told(), [(a, Answer::Granted(token))]);
-    assert_eq!((server.holds(K, "a"), server.offers), (1, 0));
-    let lock = server.lock(K);
-    assert_eq!(lock.holders()[0].lease_end_ms, Some(server.ms() + LEASE_MS));
-    server.release(K, "a");
-    server.check_nothing_is_left();
-}
-
-#[test]
-fn a_place_that_is_over_is_not_granted_with_another_request_of_its_owner() {
-    let mut server = held();
-    let blocked = server.wait(K, ask("a").by(1));
-    let place = server.wait_for(K, ask("a").place().by(7).session(), 60_000);
-    server.table.connection_ended(ClientId(7));
-    server.release(K, "x");
-    let token = server.token(K, "a");
-    let expected = [
-        (blocked, Answer::Granted(token)),
-        (place, Answer::NotGranted),
-    ];
-    assert_eq!(server.told(), expected);
-    server.release(K, "a");
-    server.check_nothing_is_left();
 }
 
 #[test]
@@ -390,21 +315,6 @@ fn places_of_a_session_end_with_its_connection() {
     assert_eq!(server.give_up(), [(a, Answer::NotGranted)]);
     assert!(now_ms == server.ms() && a > b);
     server.release(K, "b");
-    server.check_nothing_is_left();
-}
-
-#[test]
-fn a_place_whose_owner_comes_to_hold_the_lock_adds_no_hold() {
-    let mut server = held();
-    let blocked = server.wait(K, ask("a").by(1));
-    let place = server.wait_for(K, ask("a").place().by(2), 60_000);
-    server.release(K, "x");
-    let token = server.token(K, "a");
-    let granted = Answer::Granted(token);
-    let expected = [(blocked, granted.clone()), (place, granted)];
-    assert_eq!(server.told(), expected);
-    assert_eq!((server.holds(K, "a"), server.offers), (1, 0));
-    server.release(K, "a");
     server.check_nothing_is_left();
 }
 
@@ -792,28 +702,6 @@ fn a_session_that_is_claimed_with_a_shorter_lease_is_kept_up() {
     assert_eq!(server.holds(K, "a"), 1);
     let client = server.table.bound_client(K, &owner("a"));
     assert_eq!(client, Some(ClientId(7)));
-}
-
-#[test]
-fn a_reply_that_nobody_heard_claims_nothing() {
-    for heard in [true, false] {
-        let mut server = held();
-        server.wait_for(K, ask("a").place().by(7).session().lease(1000), 60_000);
-        server.wait(K, ask("a").by(8).hold(1).session().lease(1000));
-        let next = server.wait(K, ask("next"));
-        server.tells = false;
-        server.release(K, "x");
-        server.told();
-        if !heard {
-            server.table.connection_ended(ClientId(8));
-        }
-        server.table.grant_told(ClientId(8), heard);
-        server.tells = true;
-        server.pass(10_000);
-        assert_eq!(server.metrics().claims, u64::from(heard));
-        let expected = if heard { vec![] } else { vec![next] };
-        assert_eq!(server.granted(), expected, "heard: {heard}");
-    }
 }
 
 #[test]

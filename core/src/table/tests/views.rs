@@ -33,21 +33,6 @@ fn a_view_leaves_out_what_is_over_and_changes_nothing() {
 }
 
 #[test]
-fn an_heir_is_seen_to_keep_its_holds() {
-    let mut server = Server::new();
-    server.take(K, ask("x"));
-    server.wait(K, ask("a").session().by(1).hold(1));
-    server.wait(K, ask("a").session().by(2).hold(1));
-    server.tells = false;
-    server.release(K, "x");
-    server.take(K, ask("a").session().by(1).hold(1));
-    server.table.connection_ended(ClientId(1));
-    let view = server.table.view(K, server.lock(K), server.now());
-    assert_eq!(view.holders.len(), 1);
-    assert_eq!(view.holders[0].holds, 1);
-}
-
-#[test]
 fn no_key_and_no_expiry_are_told_apart() {
     let mut server = Server::new();
     let view = server.table.view(K, server.lock(K), server.now());

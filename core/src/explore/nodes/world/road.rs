@@ -3,7 +3,6 @@
 use super::cast::{client_id, owner_name};
 use super::{Checked, Doing, KEY, Node, PlaceKept, Role, World};
 use crate::acks::Acknowledgement;
-use crate::deliveries::Recipient;
 use crate::explore::keyspace::Write;
 use crate::explore::search::Broken;
 use crate::keys::KeyRef;
@@ -144,7 +143,7 @@ impl World {
         if let Answer::Granted(token) = *answer {
             self.issue(node, at, before, token)?;
             self.believe(at, token, self.until(lease));
-            self.nodes[node].table.grant_told(client_id(at), true);
+            self.nodes[node].table.client_told(client_id(at), true);
         }
         Ok(())
     }
@@ -174,8 +173,7 @@ impl World {
             true => self.believe(at, token, until),
             false => self.say(|_| format!("{} does not hear of its grant", owner_name(at))),
         }
-        let table = &mut self.nodes[node].table;
-        table.grant_told(Recipient::Place(id), heard);
+        self.nodes[node].table.grant_told(id, heard, 0);
         Ok(())
     }
 
@@ -290,7 +288,7 @@ impl World {
         match token {
             Some(token) => {
                 self.believe(at, token, until);
-                self.nodes[node].table.grant_told(client_id(at), true);
+                self.nodes[node].table.client_told(client_id(at), true);
             }
             None => {
                 self.clients[at].belief = None;

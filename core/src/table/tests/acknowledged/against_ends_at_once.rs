@@ -100,7 +100,7 @@ impl World {
                 if let (Some((client, _)), Answer::Granted(_)) =
                     (self.busy.iter().find(|(_, waits)| *waits == id), answer)
                 {
-                    self.scene.server.table.grant_told(ClientId(*client), true);
+                    self.scene.server.table.client_told(ClientId(*client), true);
                 }
             }
             self.note(answers);
@@ -138,6 +138,13 @@ impl World {
                 }
                 let until_ms = is_place.then(|| self.scene.server.ms() + 20_000);
                 let result = self.scene.server.acquire_until(KEYS[key], asks, until_ms);
+                let superseded = Answer::Refused(LockError::Superseded);
+                let answers = &mut self.scene.server.answers;
+                let taken_over = answers.extract_if(.., |(_, answer)| *answer == superseded);
+                for (id, answer) in taken_over {
+                    self.busy.retain(|_, waits| *waits != id);
+                    self.told.push((id, answer));
+                }
                 match result {
                     Ok(Acquired::Granted(_)) => {
                         let id = self.scene.server.withheld.unwrap();
@@ -170,7 +177,7 @@ impl World {
             Step::Break(key) => server.break_lock(KEYS[key], None).to_string(),
             Step::View(key) => {
                 let (now, stored) = (server.now(), server.lock(KEYS[key]));
-                server.table.end_withheld_on(KEYS[key]);
+                server.table.end_untold_on(KEYS[key]);
                 format!("{:?}", server.table.view(KEYS[key], stored, now).holders)
             }
             Step::End(client) => {
@@ -184,9 +191,9 @@ impl World {
                     server.clients.remove(&id);
                 }
                 while self.is_eager
-                    && let Some(id) = server.table.acks.next_ended()
+                    && let Some(id) = server.table.outbox.next_ended()
                 {
-                    server.table.end_withheld(id);
+                    server.table.end_untold(id);
                 }
                 String::new()
             }
@@ -231,7 +238,7 @@ fn what_is_ended_later_is_over_as_soon() {
         let mut worlds = [false, true].map(World::new);
         for step in steps.iter().chain([&Step::Settle, &Step::Run]) {
             let [lazy, eager] = &mut worlds;
-            ended.set(ended.get() + usize::from(lazy.scene.server.table.acks.any_ended()));
+            ended.set(ended.get() + usize::from(lazy.scene.server.table.outbox.any_ended()));
             prop_assert_eq!(lazy.take(step), eager.take(step), "at {:?}", step);
             prop_assert!(lazy.scene.server.table.agree());
         }

@@ -1,0 +1,271 @@
+//! What is written and not yet told: grants to those who waited, and replies that are
+//! withheld until replicas have acknowledged them ([`acks`](crate::acks)).
+//!
+//! A waiter is granted the lock when it comes free, and hears of it a moment later.
+//! Meanwhile its client may go away, nobody may listen, or replicas may take too long.
+//! Then nobody knows of the hold, and it is given back.
+//!
+//! # One rule
+//! An owner has at most one grant here for each lock: a later request of it takes the
+//! earlier one over. A grant asks for a count of holds, and knows how many the owner had
+//! before. It is told if the owner still has its token, and as many holds. Where it is
+//! lost, the owner is left with as many as before, if that is less than what it has. A
+//! release or a renewal that is answered meanwhile sets how many it had before to what it
+//! left. A renewal asks for no count, so nothing is given back where its reply is lost.
+//!
+//! # What it costs
+//! Everything about one reply takes logarithmic time, and so does the end of a connection:
+//! the grants to places of its session are set aside as a whole, and each is taken from
+//! there when somebody sees its lock, or when its turn comes.
+
+use std::collections::BTreeMap;
+
+use smallvec::SmallVec;
+
+#[cfg(test)]
+use crate::explore::form::Form;
+use crate::keys::KeyRef;
+use crate::queue::session_places::SessionPlaces;
+use crate::queue::{Addressee, WaiterId};
+use crate::request::{ClientId, Lease, Owner};
+use crate::sessions::HoldId;
+use crate::token::FencingToken;
+
+/// What a reply tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tells {
+    /// A grant: how many holds the owner has by it, and how many it had before.
+    Grant { holds: i64, before: i64 },
+    /// A renewal.
+    Renewal,
+}
+
+/// Holds that are bound to a connection once their client is told of them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SessionToBe {
+    pub(crate) client: ClientId,
+    /// The lease to be kept up.
+    pub(crate) lease: Lease,
+    /// When the one ends that is told of, in milliseconds since 1970.
+    pub(crate) end_ms: i64,
+}
+
+/// A reply, or a message to a place, that is not told yet.
+#[derive(Clone, Debug)]
+pub(crate) struct Out {
+    pub(crate) to: Addressee,
+    pub(crate) hold: HoldId,
+    pub(crate) token: FencingToken,
+    pub(crate) tells: Tells,
+    /// What is to be kept up once it is told, if it asks for that.
+    pub(crate) session: Option<SessionToBe>,
+    /// It is in the output buffer of its client. An error may still take its place.
+    pub(crate) is_said: bool,
+    /// When it is given up by the steady clock, and its serial number in the line for
+    /// replicas, while it is withheld.
+    pub(crate) withheld: Option<(i64, u64)>,
+}
+
+impl Out {
+    fn client(&self) -> Option<ClientId> {
+        (!self.to.is_place()).then(|| self.to.client())
+    }
+
+    /// The client with whose connection it ends, if it is to a place with a session.
+    fn session_of_place(&self) -> Option<ClientId> {
+        let session = self.session.filter(|_| self.to.is_place())?;
+        Some(session.client)
+    }
+
+    fn is_grant(&self) -> bool {
+        self.tells != Tells::Renewal
+    }
+
+    /// Whether it is still true of an owner that has so many holds of this token.
+    pub(crate) fn stands(&self, token: Option<FencingToken>, held: i64) -> bool {
+        let is_enough = match self.tells {
+            Tells::Grant { holds, .. } => holds <= held,
+            Tells::Renewal => true,
+        };
+        token == Some(self.token) && is_enough
+    }
+}
+
+/// All that is written and not yet told.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Outbox {
+    by_id: BTreeMap<WaiterId, Out>,
+    grants: BTreeMap<HoldId, WaiterId>,
+    /// A client is answered before its next command.
+    by_client: BTreeMap<ClientId, WaiterId>,
+    of_sessions: SessionPlaces,
+}
+
+impl Outbox {
+    /// Whether all is told.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.by_id.is_empty()
+    }
+
+    /// How many are to be told.
+    pub(crate) fn len(&self) -> usize {
+        self.by_id.len() - self.of_sessions.count_ended()
+    }
+
+    /// Has this told later.
+    pub(crate) fn send(&mut self, out: Out) {
+        let id = out.to.id();
+        if out.is_grant() {
+            self.grants.insert(out.hold.clone(), id);
+        }
+        if let Some(client) = out.client() {
+            self.by_client.insert(client, id);
+        }
+        if let Some(client) = out.session_of_place() {
+            let has_ended = self.of_sessions.has_ended(client);
+            self.of_sessions.insert(client, id);
+            if has_ended {
+                self.of_sessions.connection_ended(client);
+            }
+        }
+        self.by_id.insert(id, out);
+    }
+
+    /// Takes what is told now, or never.
+    pub(crate) fn take(&mut self, id: WaiterId) -> Option<Out> {
+        let out = self.by_id.remove(&id)?;
+        if self.grants.get(&out.hold) == Some(&id) {
+            self.grants.remove(&out.hold);
+        }
+        if let Some(client) = out.client() {
+            self.by_client.remove(&client);
+        }
+        if let Some(client) = out.session_of_place() {
+            self.of_sessions.remove(client, id);
+        }
+        Some(out)
+    }
+
+    pub(crate) fn get(&self, id: WaiterId) -> Option<&Out> {
+        self.by_id.get(&id)
+    }
+
+    pub(crate) fn get_mut(&mut self, id: WaiterId) -> Option<&mut Out> {
+        self.by_id.get_mut(&id)
+    }
+
+    /// The grant of these holds that is not told yet.
+    pub(crate) fn grant_of(&self, hold: &HoldId) -> Option<&Out> {
+        self.get(*self.grants.get(hold)?)
+    }
+
+    /// What this client is to be told.
+    pub(crate) fn of_client(&self, client: ClientId) -> Option<WaiterId> {
+        self.by_client.get(&client).copied()
+    }
+
+    /// An owner is told that it has so many holds after a release or a renewal.
+    pub(crate) fn answered(&mut self, hold: impl FnOnce() -> HoldId, left: i64) {
+        if self.grants.is_empty() {
+            return;
+        }
+        let id = self.grants.get(&hold());
+        let out = id.and_then(|id| self.by_id.get_mut(id));
+        if let Some(Tells::Grant { before, .. }) = out.map(|out| &mut out.tells) {
+            *before = left;
+        }
+    }
+
+    /// The messages to places.
+    pub(crate) fn places(&self) -> Vec<WaiterId> {
+        let all = self.by_id.iter();
+        let places = all.filter(|(_, out)| out.to.is_place());
+        places.map(|(id, _)| *id).collect()
+    }
+
+    /// A connection has ended, and with it the places of its session.
+    pub(crate) fn connection_ended(&mut self, client: ClientId) {
+        self.of_sessions.connection_ended(client);
+    }
+
+    /// Whether there are messages to places that have ended with a connection.
+    pub(crate) fn any_ended(&self) -> bool {
+        self.of_sessions.any_ended()
+    }
+
+    /// Whether this is one of them.
+    pub(crate) fn has_ended(&self, id: WaiterId) -> bool {
+        let out = self.get(id).filter(|_| self.any_ended());
+        let session = out.and_then(Out::session_of_place);
+        session.is_some_and(|session| self.of_sessions.has_ended(session))
+    }
+
+    /// One of them.
+    pub(crate) fn next_ended(&self) -> Option<WaiterId> {
+        self.of_sessions.ended().next()
+    }
+
+    /// Those of this lock.
+    pub(crate) fn ended_on(&self, key: KeyRef<'_>) -> SmallVec<[WaiterId; 1]> {
+        if !self.any_ended() {
+            return SmallVec::new();
+        }
+        let first = HoldId {
+            key: key.into(),
+            owner: Owner::least(),
+        };
+        let from_first = self.grants.range(first.clone()..);
+        let of_key = from_first.take_while(|(hold, _)| hold.key == first.key);
+        let ids = of_key.map(|(_, id)| *id);
+        ids.filter(|id| self.has_ended(*id)).collect()
+    }
+}
+
+#[cfg(test)]
+impl Outbox {
+    /// Whether all that is kept twice is the same.
+    pub(crate) fn agree(&self) -> bool {
+        let all = || self.by_id.iter();
+        let with_session = all().filter_map(|(id, out)| Some((out.session_of_place()?, *id)));
+        let grants = all().filter(|(_, out)| out.is_grant());
+        let clients = all().filter_map(|(id, out)| Some((out.client()?, *id)));
+        self.of_sessions.agree(with_session)
+            && grants.count() == self.grants.len()
+            && self.grants.iter().all(|(hold, id)| {
+                let out = self.get(*id);
+                out.is_some_and(|out| out.is_grant() && out.hold == *hold)
+            })
+            && clients.collect::<BTreeMap<_, _>>() == self.by_client
+    }
+
+    /// How many of them end with the connection of this client.
+    pub(crate) fn ending_with(&self, client: ClientId) -> usize {
+        usize::from(self.of_client(client).is_some()) + self.of_sessions.count_of(client)
+    }
+
+    /// Writes down what decides what will happen.
+    pub(crate) fn take_down(&self, form: &mut Form<'_>) {
+        form.count(self.by_id.len());
+        for (&id, out) in &self.by_id {
+            form.waiter(Some(id));
+            form.client(Some(out.to.client()));
+            form.flag(out.to.is_place());
+            form.key(out.hold.key.as_ref());
+            form.owner(&out.hold.owner);
+            form.token(Some(out.token));
+            if let Tells::Grant { holds, before } = out.tells {
+                form.number(holds);
+                form.number(before);
+            }
+            form.flag(out.is_grant());
+            form.client(out.session.map(|session| session.client));
+            form.time(out.session.map(|session| session.end_ms));
+            form.flag(out.is_said);
+            form.flag(out.withheld.is_some());
+            form.flag(self.has_ended(id));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
