@@ -13,7 +13,6 @@ SEED ?=
 CHAOS ?=
 CONFORMANCE ?=
 EXCEPT ?=
-OUT ?= target/bench
 BENCH ?=
 MACHINES ?= x86_64 aarch64
 
@@ -41,8 +40,7 @@ help: ## Show this list
 	@echo "  CHAOS=                more options of 'make chaos-client', 'chaos-redlock' and 'chaos-failover', or --help"
 	@echo "  CONFORMANCE=          options of 'make conformance', such as --only sentinel, or --help"
 	@echo "  EXCEPT=               a server that 'make test-servers' leaves out"
-	@echo "  OUT=$(OUT)         where 'make bench' and 'make growth' put reports and charts"
-	@echo "  BENCH=                more options of the benchmark, such as --only hand-off-1, or --help"
+	@echo "  BENCH=                more options of the benchmark, such as --only blpop, or --help"
 	@echo "  MACHINES=$(MACHINES)  machines of 'make dist'"
 	@echo "  PREFIX=$(PREFIX)    where 'make install' puts the module and lockctl"
 
@@ -178,28 +176,24 @@ planted: deps build ## Show that the fault campaigns find faults that are plante
 		--test redlock -- --ignored --nocapture
 
 .PHONY: growth
-growth: deps build ## Show what it costs when holders, waiters and locks become many; a chart into OUT
-	cargo run --locked --release --package redis-lock-bench --bin growth -- --out $(OUT) $(BENCH)
+growth: deps build ## Show what it costs when holders, waiters and locks become many
+	cargo run --locked --release --package redis-lock-bench -- growth $(BENCH)
 
 .PHONY: bench
-bench: deps build ## Measure against peers and floors on SERVER, into OUT: some minutes
+bench: deps build ## Measure beside SET, BLPOP and Redisson on SERVER, into docs/performance.md
 	@scripts/install-missing redisson
-	cargo run --locked --release --package redis-lock-bench --bin redis-lock-bench -- --out $(OUT) $(BENCH)
-
-.PHONY: bench-full
-bench-full: override BENCH += --full
-bench-full: bench ## The same at length, with every scenario
+	cargo run --locked --release --package redis-lock-bench -- main $(BENCH)
 
 .PHONY: bench-peers
 bench-peers: deps build ## Measure beside etcd, ZooKeeper, PostgreSQL and other libraries, into docs/performance.md
 	@scripts/install-missing peers
-	cargo run --locked --release --package redis-lock-bench --bin peers -- $(BENCH)
+	cargo run --locked --release --package redis-lock-bench -- peers $(BENCH)
 
 .PHONY: bench-instructions
 bench-instructions: deps build ## Count instructions beside floors, into docs/bench/instructions.md; BENCH=--check compares
 	-@scripts/install-missing valgrind
 	cargo build --release --locked --package redis-lock-floor
-	cargo run --locked --package redis-lock-bench --bin instructions -- $(BENCH)
+	cargo run --locked --package redis-lock-bench -- instructions $(BENCH)
 
 .PHONY: interop
 interop: DURATION := 20

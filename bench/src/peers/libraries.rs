@@ -2,10 +2,12 @@
 
 use std::process::Command;
 
+use crate::driver::{java, run, source, target};
 use anyhow::Result;
-use subject::driver::{java, run, source, target};
 
-use crate::servers::Kind;
+use super::servers::Kind::{
+    self, Etcd, PostgreSql, Redis, RedisWithModule, Replicated, ReplicatedWithModule, ZooKeeper,
+};
 
 /// A lock library and what it locks with.
 pub struct Library {
@@ -18,6 +20,7 @@ pub struct Library {
     /// How long a waiter may be deaf: it sleeps before it looks again, or is not yet
     /// among those who are told; 5 for one that is told at once.
     pub looks_after_ms: u64,
+    pub does: Does,
 }
 
 #[derive(Clone, Copy)]
@@ -29,9 +32,20 @@ enum Language {
     JavaScript,
 }
 
+use Language::{Go, Java, JavaScript, Python, Rust};
+
+/// What there is to measure.
+#[derive(Clone, Copy, PartialEq, PartialOrd)]
+pub enum Does {
+    /// Nobody can wait for a lock.
+    Pairs,
+    /// A hold has no lease, and ends with no connection.
+    Waits,
+    All,
+}
+
 const fn library(
-    name: &'static str,
-    title: &'static str,
+    (name, title): (&'static str, &'static str),
     server: Kind,
     language: Language,
     looks_after_ms: u64,
@@ -42,69 +56,73 @@ const fn library(
         server,
         language,
         looks_after_ms,
+        does: Does::All,
     }
 }
 
-/// All of them, ours first.
-pub const LIBRARIES: [Library; 9] = [
+const COMMANDS: (&str, &str) = ("commands", "**this module**, bare commands");
+const ACKNOWLEDGED: (&str, &str) = ("acknowledged", "**this module**, `lock.min-replicas 1`");
+const CLIENT: (&str, &str) = ("redis-lock-client", "**this module**, Rust client");
+const SHARED: (&str, &str) = (
+    "redis-lock-shared",
+    "**this module**, one Rust client for all",
+);
+const SESSION: (&str, &str) = (
+    "redis-lock-session",
+    "**this module**, Rust client, `SESSION`",
+);
+const THREADS: (&str, &str) = ("lock", "Redisson 4.7 `RLock`, one client for all");
+const CURATOR: (&str, &str) = ("curator", "ZooKeeper, Curator 5.9 `InterProcessMutex`");
+const POSTGRES: (&str, &str) = ("postgresql", "PostgreSQL `pg_advisory_lock`, pgx 5.4");
+const REDISSON: Library = library(("watchdog", "Redisson 4.7 `RLock`"), Redis, Java, 5);
+
+/// This module beside plain commands, and beside Redisson.
+pub const MAIN: [Library; 9] = [
+    library(COMMANDS, RedisWithModule, Rust, 5),
+    Library {
+        does: Does::Waits,
+        ..library(("blpop", "`LPUSH` and `BLPOP`"), Redis, Rust, 5)
+    },
+    Library {
+        does: Does::Pairs,
+        ..library(("set-del", "`SET NX PX` and `DEL`"), Redis, Rust, 5)
+    },
+    Library {
+        does: Does::Pairs,
+        ..library(ACKNOWLEDGED, ReplicatedWithModule, Rust, 5)
+    },
+    Library {
+        does: Does::Pairs,
+        ..library(
+            ("set-wait", "`SET NX PX`, `WAIT 1` and `DEL`"),
+            Replicated,
+            Rust,
+            5,
+        )
+    },
+    library(CLIENT, RedisWithModule, Rust, 5),
+    REDISSON,
+    library(SHARED, RedisWithModule, Rust, 5),
+    library(THREADS, Redis, Java, 5),
+];
+
+/// Whole libraries, ours first. etcd brings watches that begin at a known revision up to date
+/// each 100 ms.
+pub const PEERS: [Library; 9] = [
+    library(CLIENT, RedisWithModule, Rust, 5),
+    library(SESSION, RedisWithModule, Rust, 5),
+    REDISSON,
+    library(("rslock", "rslock 0.10"), Redis, Rust, 200),
+    library(("redis-py", "redis-py `Lock`"), Redis, Python, 100),
     library(
-        "redis-lock-client",
-        "**this module**, Rust client",
-        Kind::RedisWithModule,
-        Language::Rust,
-        5,
-    ),
-    library(
-        "redis-lock-session",
-        "**this module**, Rust client, `SESSION`",
-        Kind::RedisWithModule,
-        Language::Rust,
-        5,
-    ),
-    library(
-        "watchdog",
-        "Redisson 4.7 `RLock`",
-        Kind::Redis,
-        Language::Java,
-        5,
-    ),
-    library("rslock", "rslock 0.10", Kind::Redis, Language::Rust, 200),
-    library(
-        "redis-py",
-        "redis-py `Lock`",
-        Kind::Redis,
-        Language::Python,
-        100,
-    ),
-    library(
-        "redlock",
-        "node-redlock 4.2, one server",
-        Kind::Redis,
-        Language::JavaScript,
+        ("redlock", "node-redlock 4.2, one server"),
+        Redis,
+        JavaScript,
         300,
     ),
-    library(
-        "etcd",
-        "etcd `concurrency.Mutex`",
-        Kind::Etcd,
-        Language::Go,
-        // This often etcd brings watches that begin at a known revision up to date.
-        100,
-    ),
-    library(
-        "curator",
-        "ZooKeeper, Curator 5.9 `InterProcessMutex`",
-        Kind::ZooKeeper,
-        Language::Java,
-        5,
-    ),
-    library(
-        "postgresql",
-        "PostgreSQL `pg_advisory_lock`, pgx 5.4",
-        Kind::PostgreSql,
-        Language::Go,
-        5,
-    ),
+    library(("etcd", "etcd `concurrency.Mutex`"), Etcd, Go, 100),
+    library(CURATOR, ZooKeeper, Java, 5),
+    library(POSTGRES, PostgreSql, Go, 5),
 ];
 
 impl Library {
@@ -113,7 +131,7 @@ impl Library {
         match self.language {
             Language::Rust => {
                 let mut command = Command::new(std::env::current_exe()?);
-                command.arg("--drive");
+                command.arg("drive");
                 Ok(command)
             }
             Language::Java => java(),

@@ -6,51 +6,146 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use crate::driver::{Answer, Counts};
+use anyhow::{Context, Result, bail, ensure};
 use rand::RngExt;
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Value};
 use redis_lock_client::{LockClient, LockGuard, Session};
 use rslock::LockManager;
-use subject::driver::{Answer, Counts};
 use tokio::runtime::Builder;
 use tokio::sync::Notify;
 use tokio::time::{sleep, sleep_until};
 
-/// A client of a library, with connections of its own.
+/// A client of a library, or of plain commands.
 #[derive(Clone)]
 enum Client {
     Lease(LockClient),
     Session(Arc<Session>),
     Rslock(LockManager, Duration),
+    Plain(Plain),
 }
 
 /// A hold.
 enum Held {
     Ours(LockGuard),
     Rslock(rslock::LockGuard),
+    Plain(Plain, usize),
+}
+
+/// Commands in the place of a library. `{k}` is the lock, `{o}` its owner.
+#[derive(Clone)]
+struct Plain {
+    connection: MultiplexedConnection,
+    owner: String,
+    lease_ms: String,
+    /// Whether a replica has to have it.
+    waits: bool,
+    /// What makes a lock that is not there yet.
+    once: &'static str,
+    take: &'static str,
+    give: &'static str,
+}
+
+const RELEASE: &str = "LOCK.RELEASE {k} {o}";
+
+impl Plain {
+    async fn connect(kind: &str, url: &str, lease: Duration, n: usize) -> Result<Self> {
+        let [once, take, give] = match kind {
+            "commands" | "acknowledged" => ["", "LOCK.ACQUIRE {k} {o} LEASE {ms} BLOCK 0", RELEASE],
+            "blpop" => ["LPUSH {k} 1", "BLPOP {k} 0", "LPUSH {k} 1"],
+            "set-del" | "set-wait" => ["", "SET {k} {o} NX PX {ms}", "DEL {k}"],
+            _ => bail!("there is no {kind} here"),
+        };
+        // Who waits may wait for long.
+        let patient = AsyncConnectionConfig::new().set_response_timeout(None);
+        let connecting = redis::Client::open(url)?;
+        let connecting = connecting.get_multiplexed_async_connection_with_config(&patient);
+        Ok(Self {
+            connection: connecting.await?,
+            owner: format!("3b8a7e52-1d0c-4f6e-9a27-{n:012x}:{}", std::process::id()),
+            lease_ms: lease.as_millis().to_string(),
+            waits: kind == "set-wait",
+            once,
+            take,
+            give,
+        })
+    }
+
+    fn command(&self, line: &str, lock: usize) -> redis::Cmd {
+        let mut command = redis::Cmd::new();
+        for word in line.split(' ') {
+            match word {
+                "{k}" => command.arg(format!("lock:{lock}")),
+                "{o}" => command.arg(&self.owner),
+                "{ms}" => command.arg(&self.lease_ms),
+                word => command.arg(word),
+            };
+        }
+        command
+    }
+
+    async fn call(&mut self, line: &str, lock: usize) -> Result<Value> {
+        let command = self.command(line, lock);
+        Ok(command.query_async(&mut self.connection).await?)
+    }
+
+    /// Makes locks that are not there yet.
+    async fn make(&mut self, locks: usize) -> Result<()> {
+        for lock in 0..locks {
+            let made = format!("SET made:{lock} 1 NX");
+            if !self.once.is_empty() && self.call(&made, lock).await? == Value::Okay {
+                self.call(self.once, lock).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn take(&mut self, lock: usize) -> Result<()> {
+        let taken = if self.waits {
+            // Both in one write.
+            let mut both = redis::pipe();
+            both.add_command(self.command(self.take, lock));
+            both.cmd("WAIT").arg(1).arg(0).ignore();
+            both.query_async(&mut self.connection).await?
+        } else {
+            self.call(self.take, lock).await?
+        };
+        ensure!(
+            taken != Value::Nil,
+            "the lock is held, and nobody can wait for it"
+        );
+        Ok(())
+    }
 }
 
 impl Client {
-    async fn connect(kind: &str, port: u16, lease: Duration) -> Result<Self> {
+    /// The `n`-th client.
+    async fn connect(kind: &str, port: u16, lease: Duration, n: usize) -> Result<Self> {
         let url = format!("redis://127.0.0.1:{port}");
         let ours = LockClient::builder().default_lease(lease);
         Ok(match kind {
-            "redis-lock-client" => Self::Lease(ours.connect(&url).await?),
+            "redis-lock-client" | "redis-lock-shared" => Self::Lease(ours.connect(&url).await?),
             "redis-lock-session" => {
                 let client = ours.connect(&url).await?;
                 Self::Session(Arc::new(client.session().await?))
             }
             "rslock" => Self::Rslock(LockManager::new(vec![url]), lease),
-            _ => bail!("there is no {kind} here"),
+            _ => Self::Plain(Plain::connect(kind, &url, lease, n).await?),
         })
     }
 
-    async fn take(&self, lock: usize) -> Result<Held> {
+    async fn take(&mut self, lock: usize) -> Result<Held> {
         let name = format!("lock:{lock}");
         Ok(match self {
             Self::Lease(client) => Held::Ours(client.lock(&name).acquire().await?),
             Self::Session(session) => Held::Ours(session.lock(&name).acquire().await?),
             Self::Rslock(manager, lease) => {
                 Held::Rslock(manager.acquire(name.as_bytes(), *lease).await?)
+            }
+            Self::Plain(plain) => {
+                plain.take(lock).await?;
+                Held::Plain(plain.clone(), lock)
             }
         })
     }
@@ -61,6 +156,9 @@ impl Held {
         match self {
             Self::Ours(guard) => guard.release().await?,
             Self::Rslock(guard) => guard.release().await,
+            Self::Plain(mut plain, lock) => {
+                plain.call(plain.give, lock).await?;
+            }
         }
         Ok(())
     }
@@ -109,9 +207,16 @@ async fn answer(line: &str) -> Result<()> {
         settle: Duration::from_millis(settle),
     };
     let mut all = Vec::new();
-    for _ in 0..clients.parse()? {
+    for n in 0..clients.parse()? {
         let lease = Duration::from_millis(lease);
-        all.push(Client::connect(kind, port.parse()?, lease).await?);
+        let one_for_all = (*kind == "redis-lock-shared").then(|| all.first().cloned());
+        all.push(match one_for_all.flatten() {
+            Some(shared) => shared,
+            None => Client::connect(kind, port.parse()?, lease, n).await?,
+        });
+    }
+    if let Some(Client::Plain(plain)) = all.first_mut() {
+        plain.make(question.locks).await?;
     }
     match *what {
         "hold" => hold(all).await,
@@ -125,7 +230,7 @@ async fn sections(question: &Question, clients: Vec<Client>) -> Result<()> {
     let end = begin + question.measure;
     let own = question.what == "uncontended";
     let mut tasks = Vec::new();
-    for (n, client) in clients.into_iter().enumerate() {
+    for (n, mut client) in clients.into_iter().enumerate() {
         let locks = question.locks;
         tasks.push(tokio::spawn(async move {
             let (mut share, mut latencies) = (0, Vec::new());
@@ -178,7 +283,7 @@ async fn hand_off(question: &Question, clients: Vec<Client>) -> Result<()> {
     let passed = Arc::new(Mutex::new((None::<Instant>, Vec::<u64>::new())));
     let over = Arc::new(AtomicBool::new(false));
     let mut tasks = Vec::new();
-    for (n, client) in clients.into_iter().take(2).enumerate() {
+    for (n, mut client) in clients.into_iter().take(2).enumerate() {
         let (come_back, passed, over) = (come_back.clone(), passed.clone(), over.clone());
         let settle = question.settle;
         tasks.push(tokio::spawn(async move {
@@ -227,7 +332,7 @@ async fn hand_off(question: &Question, clients: Vec<Client>) -> Result<()> {
 async fn hold(clients: Vec<Client>) -> Result<()> {
     say(&Answer::Begin)?;
     let mut tasks = Vec::new();
-    for client in clients {
+    for mut client in clients {
         tasks.push(tokio::spawn(async move {
             let guard = client.take(0).await?;
             say(&Answer::Held)?;

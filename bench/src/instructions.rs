@@ -8,25 +8,22 @@
 //! Counted is everything but the server's clockwork (`serverCron`): the turns of the
 //! event loop, the commands, the replies, what goes to the AOF and to replicas.
 
-#![forbid(unsafe_code)]
-
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::process::{Command, ExitCode};
+use std::process::Command;
 
-use clap::Parser;
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
 use redis::Value;
-use redis_lock_testing::{
-    Connection, Error, Result, SOON, Server, Setup, comes_true, info_field, pack, reply_text,
-};
-use subject::{Subject, told, version};
+use redis_lock_testing::{Connection, SOON, Server, Setup, Told, comes_true, info_field, pack};
 
-/// Counts the instructions of locks and of what takes their place.
-#[derive(Parser)]
-struct Options {
+use crate::Subject;
+
+#[derive(Args)]
+pub struct Options {
     #[command(flatten)]
     subject: Subject,
     /// The table of an earlier run
@@ -153,12 +150,10 @@ impl Row {
 
 impl Options {
     fn floor(&self) -> Result<PathBuf> {
-        self.floor.canonicalize().map_err(|_| {
-            let floor = self.floor.display();
-            Error::new(format!(
-                "there is no {floor}: `cargo build --release --package redis-lock-floor` makes it"
-            ))
-        })
+        let floor = self.floor.display();
+        let how = "`cargo build --release --package redis-lock-floor` makes it";
+        let why = || format!("there is no {floor}: {how}");
+        self.floor.canonicalize().with_context(why)
     }
 }
 
@@ -172,15 +167,8 @@ fn rows() -> Vec<Row> {
         commands(&others.collect::<Vec<_>>(), &pair(" SHARED"))
     };
     let set_del = [format!("SET k {OWNER} NX PX {LEASE}"), "DEL k".into()];
-    let redisson_lock = format!("EVALSHA {} 1 k {LEASE} {OWNER}", sha(LOCK));
-    let redisson = [
-        redisson_lock.clone(),
-        format!(
-            "EVALSHA {} 3 k redisson_lock__channel:{{k}} {LATCH} 0 {LEASE} {OWNER} PUBLISH 20000",
-            sha(UNLOCK)
-        ),
-        format!("DEL {LATCH}"),
-    ];
+    let redisson = redisson_pair("k", OWNER, LEASE);
+    let redisson_lock = redisson[0].clone();
     let redisson_renew = format!("EVALSHA {} 1 k {LEASE} {OWNER}", sha(RENEW));
     let row = |name, ours, floor_name, floor, target| Row {
         name,
@@ -309,6 +297,13 @@ fn rows() -> Vec<Row> {
             None,
         ),
         row(
+            "`SET NX PX` + `DEL` of others, beside the loaded module",
+            commands(&[], &set_del),
+            SET_DEL,
+            commands(&[], &set_del),
+            None,
+        ),
+        row(
             "shared pair beside 1 holder",
             shared(1),
             SET_DEL,
@@ -325,11 +320,24 @@ fn rows() -> Vec<Row> {
     ]
 }
 
-const LOCK: &str = include_str!("../protocols/redisson_lock.lua");
-const UNLOCK: &str = include_str!("../protocols/redisson_unlock.lua");
+/// What Redisson 4 sends: two scripts, and the removal of the latch in which an unlock leaves
+/// its answer for a while.
+pub const LOCK: &str = include_str!("redisson/lock.lua");
+pub const UNLOCK: &str = include_str!("redisson/unlock.lua");
 const RENEW: &str = "if (redis.call('hexists', KEYS[1], ARGV[2]) == 1) then \
     redis.call('pexpire', KEYS[1], ARGV[1]); return 1; end; return 0;";
-const LATCH: &str = "redisson_unlock_latch:{k}:1d0c4f6e9a2700000000000000000000";
+
+/// How it takes a lock, and gives it back.
+pub fn redisson_pair(lock: &str, owner: &str, lease: &str) -> [String; 3] {
+    let latch = format!("redisson_unlock_latch:{{{lock}}}:1d0c4f6e9a2700000000000000000000");
+    let (take, give) = (sha(LOCK), sha(UNLOCK));
+    let channel = format!("redisson_lock__channel:{{{lock}}}");
+    [
+        format!("EVALSHA {take} 1 {lock} {lease} {owner}"),
+        format!("EVALSHA {give} 3 {lock} {channel} {latch} 0 {lease} {owner} PUBLISH 20000"),
+        format!("DEL {latch}"),
+    ]
+}
 
 fn sha(script: &str) -> String {
     redis::Script::new(script).get_hash().into()
@@ -378,7 +386,7 @@ impl Counted {
             // It is connected some time before the stream begins.
             let is_fed = || matches!(observer.call(&["EXISTS", "fed"]), Ok(Value::Int(1)));
             if !comes_true(SOON, is_fed) {
-                return Err(Error::new("the replica is not fed"));
+                bail!("the replica is not fed");
             }
         }
         Ok(Self {
@@ -398,8 +406,7 @@ impl Counted {
         let text = fs::read_to_string(&profile)?;
         let total = text.lines().find_map(|line| line.strip_prefix("totals: "));
         let total = total.and_then(|total| total.parse().ok());
-        let total = total.ok_or_else(|| Error::new("the profile has no total"))?;
-        Ok((total, profile))
+        Ok((total.context("the profile has no total")?, profile))
     }
 
     /// The instructions of one turn of the script, and the profile of all.
@@ -435,7 +442,7 @@ impl Counted {
         let pid = self.server.pid().unwrap_or_default();
         let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
         let sleeps = info_field(&status, "voluntary_ctxt_switches")?;
-        sleeps.trim().parse().map_err(Error::new)
+        Ok(sleeps.trim().parse()?)
     }
 
     /// The `n`-th turn.
@@ -454,7 +461,7 @@ impl Counted {
                 });
                 clients[0].send_bytes(&commands.collect::<Vec<_>>())?;
                 for _ in 0..A_WRITE {
-                    clients[0].reply()?.extract_error().map_err(Error::new)?;
+                    clients[0].reply()?.extract_error()?;
                 }
             }
             Script::HandOff(_, lines) => {
@@ -464,13 +471,10 @@ impl Counted {
                 let sleeps = self.sleeps()?;
                 clients[waiter].send(&words(&lines[waiter][0], n))?;
                 if !comes_true(SOON, || self.sleeps().is_ok_and(|now| now > sleeps)) {
-                    return Err(Error::new("the server never rests"));
+                    bail!("the server never rests");
                 }
                 clients[holder].call_ok(&words(&lines[holder][1], n))?;
-                clients[waiter]
-                    .reply()?
-                    .extract_error()
-                    .map_err(Error::new)?;
+                clients[waiter].reply()?.extract_error()?;
             }
             Script::Told(_, lines) => {
                 let [commands, messages] = clients;
@@ -478,11 +482,10 @@ impl Counted {
                     for line in lines {
                         commands.call_ok(&words(line, n))?;
                     }
-                    let message = messages.reply()?;
-                    let text = message.as_sequence().and_then(|parts| parts.last());
-                    let text = text.cloned().and_then(reply_text);
-                    let text = text.ok_or_else(|| Error::new("there is no message"))?;
-                    commands.call_ok(&words(&last.replace(TOKEN, told(&text)), n))?;
+                    // The floor's tells no token, and needs none.
+                    let told = Told::of(&messages.reply()?);
+                    let token = told.map(|told| told.result).unwrap_or_default();
+                    commands.call_ok(&words(&last.replace(TOKEN, &token), n))?;
                 }
             }
         }
@@ -602,7 +605,7 @@ fn measure(options: &Options, conditions: &str, known: &BTreeMap<&str, f64>) -> 
             grouped(floor)
         );
         println!("{line}");
-        writeln!(table, "{line}").map_err(Error::new)?;
+        writeln!(table, "{line}")?;
     }
     Ok(table)
 }
@@ -610,8 +613,9 @@ fn measure(options: &Options, conditions: &str, known: &BTreeMap<&str, f64>) -> 
 /// What the figures depend on besides this project: other programs count otherwise.
 fn conditions(options: &Options, valgrind: &str) -> Result<String> {
     let info = options.subject.info()?;
-    let (server, build) = (version(&info)?, info_field(&info, "redis_build_id")?);
-    let rustc = said_by("rustc").ok_or_else(|| Error::new("there is no rustc"))?;
+    let server = options.subject.version()?;
+    let build = info_field(&info, "redis_build_id")?;
+    let rustc = said_by("rustc").context("there is no rustc")?;
     let architecture = std::env::consts::ARCH;
     Ok(format!(
         "Counted on {server} (build {build}), {valgrind}, {rustc}, {architecture}."
@@ -637,25 +641,22 @@ fn check(known: &BTreeMap<&str, f64>, measured: &str) -> Result<()> {
             None => Some(format!("{name} is not in the table")),
         })
         .collect();
-    match worse.is_empty() {
-        true => Ok(()),
-        false => Err(Error::new(worse.join("\n"))),
-    }
+    ensure!(worse.is_empty(), worse.join("\n"));
+    Ok(())
 }
 
-fn main() -> Result<ExitCode> {
-    let options = Options::parse();
+pub fn run(options: &Options) -> Result<()> {
     let Some(valgrind) = said_by("valgrind") else {
         eprintln!("SKIPPED: no instructions were counted, because there is no valgrind");
-        return Ok(ExitCode::SUCCESS);
+        return Ok(());
     };
-    let conditions = conditions(&options, &valgrind)?;
+    let conditions = conditions(options, &valgrind)?;
     if !options.check {
-        let measured = measure(&options, &conditions, &BTreeMap::new())?;
+        let measured = measure(options, &conditions, &BTreeMap::new())?;
         if options.only.is_none() {
             fs::write(&options.table, measured)?;
         }
-        return Ok(ExitCode::SUCCESS);
+        return Ok(());
     }
     let table = fs::read_to_string(&options.table)?;
     if !table.contains(&conditions) {
@@ -663,11 +664,11 @@ fn main() -> Result<ExitCode> {
             "SKIPPED: no instructions were compared, because the table is of other programs. \
              Here: {conditions}"
         );
-        return Ok(ExitCode::SUCCESS);
+        return Ok(());
     }
     let known = ratios(&table);
-    check(&known, &measure(&options, &conditions, &known)?)?;
-    Ok(ExitCode::SUCCESS)
+    check(&known, &measure(options, &conditions, &known)?)?;
+    Ok(())
 }
 
 #[cfg(test)]

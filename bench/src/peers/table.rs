@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Error, Result};
 
-use crate::Options;
-use crate::libraries::LIBRARIES;
+use super::Options;
 
-const BEGIN: &str = "<!-- make bench-peers writes from here -->";
+/// Where the table of a target of `make` begins, and where any ends.
+fn begin(target: &str) -> String {
+    format!("<!-- make {target} writes from here -->")
+}
 const END: &str = "<!-- to here -->";
 
 /// What is measured.
@@ -33,15 +35,17 @@ pub enum Cell {
 pub struct Row {
     title: &'static str,
     setting: &'static str,
+    version: String,
     cells: BTreeMap<Cell, Vec<Option<f64>>>,
     reasons: Vec<String>,
 }
 
 impl Row {
-    pub fn new(title: &'static str, setting: &'static str) -> Self {
+    pub fn new(title: &'static str, setting: &'static str, version: String) -> Self {
         Self {
             title,
             setting,
+            version,
             cells: BTreeMap::new(),
             reasons: Vec::new(),
         }
@@ -145,16 +149,8 @@ pub fn write(options: &Options, rows: &[Row], took: Duration, apart: bool) -> Re
             text += &format!("Not measured: {}, {}: {reason}\n\n", row.title, row.setting);
         }
     }
-    let mut versions: Vec<String> = Vec::new();
-    for library in &LIBRARIES {
-        let measured = rows.iter().any(|row| row.title == library.title);
-        if measured {
-            let version = library.server.version(&options.subject)?;
-            if !versions.contains(&version) {
-                versions.push(version);
-            }
-        }
-    }
+    let mut versions: Vec<&str> = rows.iter().map(|row| row.version.as_str()).collect();
+    versions.dedup();
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let load = load.split(' ').nth(2).unwrap_or("unknown");
     text += &format!(
@@ -175,24 +171,25 @@ pub fn write(options: &Options, rows: &[Row], took: Duration, apart: bool) -> Re
 }
 
 /// What a document has before the table, the table, and what is behind it.
-fn parts(document: &Path) -> Result<[String; 3]> {
+fn parts(document: &Path, target: &str) -> Result<[String; 3]> {
     let name = document.display();
     let text = std::fs::read_to_string(document).with_context(|| format!("no {name}"))?;
-    let (head, rest) = text.split_once(BEGIN).context("no mark of the begin")?;
+    let begins = text.split_once(&begin(target));
+    let (head, rest) = begins.context("no mark of the begin")?;
     let (table, tail) = rest.split_once(END).context("no mark of the end")?;
     Ok([head, table, tail].map(String::from))
 }
 
-/// Puts the table between the marks of a document.
-pub fn put(document: &Path, text: &str) -> Result<()> {
-    let [head, _, tail] = parts(document)?;
-    let text = format!("{head}{BEGIN}\n\n{text}\n{END}{tail}");
+/// Puts the table between its marks of a document.
+pub fn put(document: &Path, target: &str, text: &str) -> Result<()> {
+    let [head, _, tail] = parts(document, target)?;
+    let text = format!("{head}{}\n\n{text}\n{END}{tail}", begin(target));
     Ok(std::fs::write(document, text)?)
 }
 
 /// The table that a document has.
-pub fn written(document: &Path) -> Result<String> {
-    let [_, table, _] = parts(document)?;
+pub fn written(document: &Path, target: &str) -> Result<String> {
+    let [_, table, _] = parts(document, target)?;
     Ok(table.trim_start().into())
 }
 
@@ -204,16 +201,19 @@ mod tests {
     fn a_table_takes_the_place_of_the_one_before_and_of_nothing_else() {
         let folder = tempfile::tempdir().unwrap();
         let document = folder.path().join("document.md");
-        std::fs::write(&document, format!("a\n{BEGIN}\nold\n{END}\nb\n")).unwrap();
-        put(&document, "new\n").unwrap();
-        put(&document, "newer\n").unwrap();
+        let [one, other] = ["one", "other"].map(begin);
+        let text = format!("a\n{other}\nstays\n{END}\n{one}\nold\n{END}\nb\n");
+        std::fs::write(&document, text).unwrap();
+        put(&document, "one", "new\n").unwrap();
+        put(&document, "one", "newer\n").unwrap();
         let text = std::fs::read_to_string(&document).unwrap();
-        assert_eq!(text, format!("a\n{BEGIN}\n\nnewer\n\n{END}\nb\n"));
+        let expected = format!("a\n{other}\nstays\n{END}\n{one}\n\nnewer\n\n{END}\nb\n");
+        assert_eq!(text, expected);
     }
 
     #[test]
     fn quantiles_are_those_of_the_sorted_latencies() {
-        let mut row = Row::new("", "");
+        let mut row = Row::new("", "", String::new());
         row.quantiles(
             Cell::Pair,
             &(1..=100).rev().map(|n| n * 1_000).collect::<Vec<_>>(),

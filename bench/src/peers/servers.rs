@@ -5,12 +5,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use crate::driver::run;
+use crate::{Subject, cpu_time};
 use anyhow::{Context, Result, ensure};
-use nix::time::clock_getcpuclockid;
-use nix::unistd::{Pid, Uid};
+use nix::unistd::Uid;
 use redis_lock_testing::{self as testing, Setup, Signal, comes_true, signal, spawn};
-use subject::Subject;
-use subject::driver::run;
 use tempfile::TempDir;
 
 /// How long a server may take to start.
@@ -21,6 +20,9 @@ const START_TIMEOUT: Duration = Duration::from_secs(40);
 pub enum Kind {
     Redis,
     RedisWithModule,
+    /// With a replica; a module waits for it.
+    Replicated,
+    ReplicatedWithModule,
     Etcd,
     ZooKeeper,
     PostgreSql,
@@ -41,6 +43,8 @@ impl Kind {
                 "durable: `appendfsync always`"
             }
             (Self::Redis | Self::RedisWithModule, Setting::Fast) => "fast: no AOF",
+            (Self::Replicated | Self::ReplicatedWithModule, Setting::Durable) => return None,
+            (Self::Replicated | Self::ReplicatedWithModule, Setting::Fast) => "no AOF, a replica",
             (Self::Etcd, Setting::Durable) => "durable: as it comes",
             (Self::Etcd, Setting::Fast) => "fast: `--unsafe-no-fsync`",
             (Self::ZooKeeper, Setting::Durable) => "durable: `forceSync=yes`",
@@ -57,7 +61,6 @@ impl Kind {
             Ok(String::from_utf8(output.stdout)?)
         };
         match self {
-            Self::Redis | Self::RedisWithModule => Ok(subject::version(&subject.info()?)?),
             Self::Etcd => {
                 let said = words(Command::new("etcd").arg("--version"))?;
                 let version = said.lines().next().unwrap_or_default();
@@ -81,6 +84,7 @@ impl Kind {
                 let version = said.split_whitespace().nth(2).unwrap_or_default();
                 Ok(format!("PostgreSQL {version}"))
             }
+            _ => subject.version(),
         }
     }
 }
@@ -104,6 +108,7 @@ fn postgresql(program: &str) -> Result<PathBuf> {
 pub struct Server {
     process: Process,
     pub port: u16,
+    _replica: Option<testing::Server>,
     _dir: TempDir,
 }
 
@@ -136,27 +141,35 @@ impl Server {
         let (dir, port) = (TempDir::new()?, free_port()?);
         let durable = setting == Setting::Durable;
         let command = match kind {
-            Kind::Redis | Kind::RedisWithModule => {
+            Kind::Etcd => etcd(dir.path(), port, durable)?,
+            Kind::ZooKeeper => zookeeper(dir.path(), port, durable)?,
+            Kind::PostgreSql => postgres(dir.path(), port, clients)?,
+            _ => {
                 let mut setup = match kind {
-                    Kind::Redis => Setup::of(subject.server()),
+                    Kind::Redis | Kind::Replicated => Setup::of(subject.server()),
                     _ => subject.with_module()?,
                 };
+                if kind == Kind::ReplicatedWithModule {
+                    setup.module_args = ["min-replicas", "1"].map(String::from).into();
+                }
                 let most = (3 * clients + 100).to_string();
                 setup = setup.options(&["--maxclients", &most, "--save", ""]);
                 if durable {
                     setup = setup.options(&["--appendonly", "yes", "--appendfsync", "always"]);
                 }
+                // A replica is another machine's work: not on the server's processor.
+                let replica = setup.clone();
                 setup.processor = Some(processor);
                 let server = testing::Server::start(setup)?;
+                let replicated = [Kind::Replicated, Kind::ReplicatedWithModule].contains(&kind);
+                let replica = replicated.then(|| server.replica(replica)).transpose()?;
                 return Ok(Self {
                     port: server.addr().port(),
                     process: Process::Redis(Box::new(server)),
+                    _replica: replica,
                     _dir: dir,
                 });
             }
-            Kind::Etcd => etcd(dir.path(), port, durable)?,
-            Kind::ZooKeeper => zookeeper(dir.path(), port, durable)?,
-            Kind::PostgreSql => postgres(dir.path(), port, clients)?,
         };
         let mut command = on_processor(processor, &command);
         command.stdin(Stdio::null()).stdout(Stdio::null());
@@ -165,6 +178,7 @@ impl Server {
         let server = Self {
             process: Process::Other(spawn(command)?),
             port,
+            _replica: None,
             _dir: dir,
         };
         let answers = comes_true(START_TIMEOUT, || match kind {
@@ -197,10 +211,7 @@ impl Server {
     pub fn cpu_time(&self) -> Result<Duration> {
         let mut all = Duration::ZERO;
         for pid in self.processes()? {
-            let clock = clock_getcpuclockid(Pid::from_raw(pid.cast_signed()));
-            all += clock
-                .and_then(|clock| clock.now())
-                .map_or(Duration::ZERO, Duration::from);
+            all += cpu_time(pid).unwrap_or_default();
         }
         Ok(all)
     }

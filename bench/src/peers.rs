@@ -1,15 +1,13 @@
-//! Measures this module beside its peers, each with a real library and a real server, in
-//! one run, and writes the table of `docs/performance.md`.
+//! Measures this module beside plain commands and its peers, each with a real server, in one
+//! run, and writes a table of `docs/performance.md`.
 //!
 //! ```text
 //! libraries   who takes part, and their drivers   servers   what they lock with
 //! table       what is written                     rust_driver   the driver of Rust libraries
 //! ```
 
-#![forbid(unsafe_code)]
-
 mod libraries;
-mod rust_driver;
+pub mod rust_driver;
 mod servers;
 mod table;
 
@@ -19,12 +17,14 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use clap::Parser;
+use clap::Args;
 use redis_lock_testing::{processors, raise_file_limit};
-use subject::Subject;
-use subject::driver::{Counts, Driver, Question};
 
-use libraries::{LIBRARIES, Library};
+use crate::Subject;
+use crate::driver::{Counts, Driver, Question};
+
+use libraries::{Does, Library};
+pub use libraries::{MAIN, PEERS};
 use servers::{Server, Setting, on_processor};
 use table::{Cell, Row};
 
@@ -34,9 +34,8 @@ const LONG_LEASE: Duration = Duration::from_secs(30);
 /// No cell is measured for longer, whatever the machine does.
 const LONGEST: Duration = Duration::from_secs(15);
 
-/// Measures this module beside its peers.
-#[derive(Parser)]
-struct Options {
+#[derive(Args)]
+pub struct Options {
     #[command(flatten)]
     subject: Subject,
     /// The document whose table is written
@@ -60,28 +59,24 @@ struct Options {
     /// The lease of a holder that is killed, or how long its session outlives it, in seconds
     #[arg(long, default_value_t = 5.0)]
     lease: f64,
-    /// Answers what a run asks of a Rust library
-    #[arg(long, hide = true)]
-    drive: bool,
 }
 
-fn main() -> Result<()> {
-    let options = Options::parse();
-    if options.drive {
-        return rust_driver::drive();
-    }
+/// Measures these libraries into the table that this target of `make` writes.
+pub fn run(options: &Options, target: &str, libraries: &[Library]) -> Result<()> {
     raise_file_limit()?;
     for name in &options.only {
-        let is_known = LIBRARIES.iter().any(|library| library.name == name);
+        let is_known = libraries.iter().any(|library| library.name == name);
         ensure!(is_known, "there is no library {name}");
     }
-    // One processor for the clients, one for the server.
+    // A processor for the clients, and one for the server. On one processor they hand over by
+    // a switch of tasks, on two by waking a sleeping one; left to the kernel it is now the
+    // one, now the other.
     let allowed = processors()?;
     let clients = *allowed.first().context("no processor to run on")?;
     let server = *allowed.get(1).unwrap_or(&clients);
     let began = Instant::now();
     let mut rows = Vec::new();
-    for library in &LIBRARIES {
+    for library in libraries {
         let wanted = options.only.is_empty() || options.only.iter().any(|n| n == library.name);
         for setting in [Setting::Durable, Setting::Fast] {
             let Some(described) = library.server.describe(setting).filter(|_| wanted) else {
@@ -89,19 +84,19 @@ fn main() -> Result<()> {
             };
             eprintln!("{:?} {}, {described}", began.elapsed(), library.title);
             let bench = Bench {
-                options: &options,
+                options,
                 library,
                 setting,
                 clients,
                 server,
             };
-            rows.push(bench.row(described));
+            rows.push(bench.row(described)?);
             // A run that is broken off leaves what it has measured.
-            let text = table::write(&options, &rows, began.elapsed(), clients != server)?;
-            table::put(&options.document, &text)?;
+            let text = table::write(options, &rows, began.elapsed(), clients != server)?;
+            table::put(&options.document, target, &text)?;
         }
     }
-    print!("{}", table::written(&options.document)?);
+    print!("{}", table::written(&options.document, target)?);
     Ok(())
 }
 
@@ -116,18 +111,24 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     /// Measures all that there is of it.
-    fn row(&self, setting: &'static str) -> Row {
-        let mut row = Row::new(self.library.title, setting);
+    fn row(&self, setting: &'static str) -> Result<Row> {
+        let version = self.library.server.version(&self.options.subject)?;
+        let mut row = Row::new(self.library.title, setting, version);
+        let does = self.library.does;
         match self.library.driver() {
             Ok(driver) => {
                 let driver = on_processor(self.clients, &driver);
-                row.add(Cell::Memory, self.memory(&driver));
-                row.add(Cell::AfterKill, self.after_kill(&driver));
+                if does >= Does::Waits {
+                    row.add(Cell::Memory, self.memory(&driver));
+                }
+                if does == Does::All {
+                    row.add(Cell::AfterKill, self.after_kill(&driver));
+                }
                 self.figures(&driver, &mut row);
             }
             Err(error) => row.reason(error),
         }
-        row
+        Ok(row)
     }
 
     fn start(&self, clients: usize) -> Result<Server> {
@@ -218,6 +219,9 @@ impl Bench<'_> {
                 row.add(Cell::Cpu, Ok(cpu.as_secs_f64() * 1e6 / pairs));
             }
             Err(error) => row.reason(error),
+        }
+        if self.library.does == Does::Pairs {
+            return;
         }
         question.measure = Duration::from_secs_f64(5.0 * options.seconds);
         (question.what, question.clients) = ("hand-off", 2);
