@@ -37,7 +37,7 @@ help: ## Show this list
 	@echo "  SERVER=$(SERVER)   server of 'make run' and 'make test'"
 	@echo "  DURATION=$(DURATION)          seconds of 'make fuzz' and of the 'make chaos' campaigns"
 	@echo "  SEED=$(SEED)                what the campaigns do; random if not given"
-	@echo "  CHAOS=                more options of 'make chaos-client', 'chaos-redlock' and 'chaos-failover', or --help"
+	@echo "  CHAOS=                more options of 'make chaos' and the other campaigns, or --help"
 	@echo "  CONFORMANCE=          options of 'make conformance', such as --only sentinel, or --help"
 	@echo "  EXCEPT=               a server that 'make test-servers' leaves out"
 	@echo "  BENCH=                more options of the benchmark, such as --only blpop, or --help"
@@ -147,33 +147,31 @@ mutants: build-deps ## Change the core in hundreds of small ways: the unit tests
 	ulimit -v 4194304 && PROPTEST_CASES=32 PROPTEST_DISABLE_FAILURE_PERSISTENCE=1 \
 		PROPTEST_MAX_SHRINK_ITERS=0 cargo mutants --package redis-lock-core
 
+RUN_CHAOS = cargo run --locked --package redis-lock-chaos -- --duration $(DURATION) \
+	--server $(SERVER) --module $(MODULE) $(if $(SEED),--seed $(SEED))
+
 .PHONY: chaos
 chaos: deps build ## Run the fault campaign for DURATION seconds, as SEED says
-	cargo run --locked --package redis-lock-chaos -- --duration $(DURATION) \
-		--server $(SERVER) --module $(MODULE) $(if $(SEED),--seed $(SEED))
+	$(RUN_CHAOS) $(CHAOS)
 
 .PHONY: chaos-redlock
-chaos-redlock: deps build ## Hurt a minority of a Redlock's servers for DURATION seconds, as SEED says
-	cargo run --locked --package redis-lock-chaos --bin redlock -- --duration $(DURATION) \
-		--server $(SERVER) --module $(MODULE) $(if $(SEED),--seed $(SEED)) $(CHAOS)
+chaos-redlock: deps build ## Hurt a minority of a Redlock's 3, then 5 servers for DURATION seconds each, as SEED says
+	@for servers in 3 5; do $(RUN_CHAOS) --client redlock --locks 6 --servers $$servers $(CHAOS) || exit; done
 
 .PHONY: chaos-client
 chaos-client: deps build ## Hurt the Rust client's connections and servers for DURATION seconds each, as SEED and CHAOS say
-	@for topology in one sentinel cluster; do for mode in plain session; do \
-		cargo run --locked --package redis-lock-chaos --bin client -- --duration $(DURATION) \
-			--server $(SERVER) --module $(MODULE) --topology $$topology --mode $$mode \
-			$(if $(SEED),--seed $(SEED)) $(CHAOS) || exit; \
+	@for topology in one sentinel cluster; do for client in library session; do \
+		$(RUN_CHAOS) --client $$client --topology $$topology $(CHAOS) || exit; \
 	done; done
 
 .PHONY: chaos-failover
 chaos-failover: deps build ## Take locks through fail-overs for DURATION seconds, with lock.min-replicas if CHAOS names no mode
-	cargo run --locked --package redis-lock-chaos --bin failover -- --duration $(DURATION) \
-		--server $(SERVER) --module $(MODULE) $(if $(SEED),--seed $(SEED)) $(CHAOS)
+	$(RUN_CHAOS) --topology sentinel $(CHAOS)
 
 .PHONY: planted
 planted: deps build ## Show that the fault campaigns find faults that are planted
-	cargo test --locked --package redis-lock-chaos --test planted_campaigns --test failover \
-		--test redlock -- --ignored --nocapture
+	cargo test --locked --package redis-lock-chaos --test planted_campaigns --test campaigns \
+		-- --ignored --nocapture
 
 .PHONY: growth
 growth: deps build ## Show what it costs when holders, waiters and locks become many

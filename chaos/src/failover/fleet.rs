@@ -10,6 +10,7 @@ use redis_lock_testing::{
     Connection, Fate, Proxy, Server, Setup, cluster as any_cluster, local, reply_text, sentinel,
 };
 
+use crate::campaign::Topology;
 use crate::failover::protection::Protection;
 
 mod cluster;
@@ -31,15 +32,6 @@ const HEALING: Duration = Duration::from_secs(60);
 const ANSWER: Duration = Duration::from_secs(5);
 
 const LOOK_EVERY: Duration = Duration::from_millis(40);
-
-/// Who sees to it that there is a primary.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Topology {
-    /// Three sentinels.
-    Sentinel,
-    /// A cluster, in which two other primaries vote.
-    Cluster,
-}
 
 /// A server and the ways to it.
 pub struct Node {
@@ -83,8 +75,8 @@ impl Guide {
     pub fn primary(&self, witness: usize) -> Option<usize> {
         let witness = self.witnesses[witness];
         let known = match self.topology {
-            Topology::Sentinel => sentinel::primary(witness)?,
             Topology::Cluster => local(cluster::primary_port(witness)?),
+            _ => sentinel::primary(witness)?,
         };
         self.nodes.iter().position(|(addr, _)| *addr == known)
     }
@@ -174,8 +166,8 @@ impl Topology {
     /// What the names of all locks begin with.
     pub fn prefix(self) -> String {
         match self {
-            Self::Sentinel => String::new(),
             Self::Cluster => cluster::prefix(),
+            Self::One | Self::Sentinel => String::new(),
         }
     }
 }
@@ -206,7 +198,7 @@ impl Fleet {
         let start = |number| Node::start(&setup, dir, number);
         let nodes: Vec<Node> = (1..=NODES).map(start).collect::<Result<_, _>>()?;
         let witnesses = match topology {
-            Topology::Sentinel => {
+            Topology::One | Topology::Sentinel => {
                 let primary = nodes[0].peers.addr();
                 let [host, port] = [primary.ip().to_string(), primary.port().to_string()];
                 for node in &nodes[1..] {

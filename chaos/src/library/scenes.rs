@@ -10,8 +10,8 @@ use redis_lock_client::LockClient;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::rust_client::servers::Servers;
-use crate::rust_client::workers::connect;
+use crate::library::servers::Servers;
+use crate::library::workers::connect;
 
 /// How many tasks give acquires up at the same time.
 const TASKS: usize = 64;
@@ -32,7 +32,7 @@ fn patience(count: usize) -> Duration {
 /// Gives so many acquires up, each at some moment, while others get the lock: at the
 /// servers nothing may be left. Returns how many were granted before.
 pub async fn cancels(servers: &Servers, count: usize, seed: u64) -> Result<usize, String> {
-    let client = connect(&servers.url(0)).await?;
+    let client = connect(&servers.urls(0)[0]).await?;
     let (asked, granted) = (Arc::default(), Arc::new(AtomicUsize::new(0)));
     let mut tasks = JoinSet::new();
     for task in 0..TASKS {
@@ -61,7 +61,7 @@ pub async fn cancels(servers: &Servers, count: usize, seed: u64) -> Result<usize
 /// Holds so many locks, and waits for each: when they are given back, all are granted.
 /// Returns how long the last one took.
 pub async fn crowd(servers: &Servers, count: usize) -> Result<Duration, String> {
-    let client = connect(&servers.url(0)).await?;
+    let client = connect(&servers.urls(0)[0]).await?;
     let key = |n| format!("{}crowd-{n}", servers.prefix);
     let mut holds = Vec::new();
     for n in 0..count {

@@ -1,8 +1,8 @@
 //! Which servers are hurt, how and when. [`super`] says why it is sound.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,11 +13,13 @@ use redis_lock_testing::{Fate, Proxy, Server, Setup};
 use crate::clock;
 use crate::fsync::Fsync;
 use crate::history::{MS, Nanos};
-use crate::redlock::beliefs::{self, Journal};
-use crate::redlock::workers::LEASE_MS_MAX;
+use crate::library::workers::LEASE_MS_MAX;
 
 /// How often the plan looks whether something is due.
 const LOOK_EVERY: Duration = Duration::from_millis(3);
+
+/// How long a step may take.
+const STEP: Duration = Duration::from_secs(1);
 
 /// A killed server may start this much later than the longest lease, in any case.
 const SLACK_MS: u64 = 100;
@@ -41,32 +43,6 @@ struct Wound {
     is_killed: bool,
 }
 
-/// Something that happened to a server.
-#[derive(Clone, Debug)]
-pub struct Event {
-    /// Which server, counted from 1.
-    pub server: usize,
-    /// What.
-    pub kind: &'static str,
-    /// When it began.
-    pub from: Nanos,
-    /// When it was over.
-    pub until: Nanos,
-}
-
-impl Event {
-    /// This one, with times from `start`.
-    pub fn told(&self, start: Nanos) -> String {
-        format!(
-            "server {}: {} from {} to {}",
-            self.server,
-            self.kind,
-            beliefs::at(self.from, start),
-            beliefs::at(self.until, start)
-        )
-    }
-}
-
 /// What a plan may do.
 #[derive(Clone, Copy)]
 pub struct Rules {
@@ -77,13 +53,35 @@ pub struct Rules {
     pub restart_at_once: bool,
 }
 
-impl Rules {
-    /// Fair rules, by which a majority of this many servers is always well.
-    pub const fn fair(servers: usize) -> Self {
-        Self {
-            most: (servers - 1) / 2,
-            restart_at_once: false,
-        }
+/// When each acquire was called that is under way, or whose hold is.
+#[derive(Default)]
+pub struct Open(Mutex<BTreeSet<(Nanos, usize)>>);
+
+impl Open {
+    fn lock(&self) -> MutexGuard<'_, BTreeSet<(Nanos, usize)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An acquire of this task is about to be called. It and its hold are over when this is
+    /// dropped.
+    pub fn enter(self: &Arc<Self>, task: usize) -> Entered {
+        let entry = (clock::now(), task);
+        self.lock().insert(entry);
+        Entered(Arc::clone(self), entry)
+    }
+
+    /// Whether all that began before this time is over.
+    fn is_over(&self, time: Nanos) -> bool {
+        self.lock().first().is_none_or(|(begun, _)| *begun > time)
+    }
+}
+
+/// An acquire that was called, or its hold.
+pub struct Entered(Arc<Open>, (Nanos, usize));
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        self.0.lock().remove(&self.1);
     }
 }
 
@@ -91,12 +89,11 @@ impl Rules {
 pub struct Plan {
     rng: StdRng,
     setup: Setup,
-    journal: Arc<Journal>,
+    /// What is asked of them.
+    pub open: Arc<Open>,
     nodes: Vec<Node>,
     rules: Rules,
     next: Instant,
-    /// What has happened.
-    pub events: Vec<Event>,
 }
 
 impl Plan {
@@ -106,7 +103,6 @@ impl Plan {
         setup: Setup,
         dir: &Path,
         servers: usize,
-        journal: Arc<Journal>,
         rules: Rules,
     ) -> Result<Self, String> {
         let setup = Fsync::No.of(&setup);
@@ -124,11 +120,10 @@ impl Plan {
         Ok(Self {
             rng,
             setup,
-            journal,
+            open: Arc::default(),
             nodes,
             rules,
             next: Instant::now(),
-            events: Vec::new(),
         })
     }
 
@@ -143,43 +138,39 @@ impl Plan {
         Ok(urls)
     }
 
-    /// Hurts and heals for this long, or until somebody says that it is enough.
-    pub fn run(
-        &mut self,
-        duration: Duration,
-        mut enough: impl FnMut(&Self) -> bool,
-    ) -> Result<(), String> {
-        let end = Instant::now() + duration;
-        while Instant::now() < end && !enough(self) {
-            self.heal_those_due()?;
+    /// Hurts servers until one of them has been healed. Returns what it suffered, if it
+    /// does not take too long.
+    pub fn step(&mut self) -> Result<Option<(&'static str, Nanos)>, String> {
+        let end = Instant::now() + STEP;
+        while Instant::now() < end {
+            if let Some(index) = (0..self.nodes.len()).find(|&index| self.is_due(index)) {
+                let healed = self.heal(index)?;
+                self.pause();
+                return Ok(healed);
+            }
             self.hurt_one_more()?;
             thread::sleep(LOOK_EVERY);
         }
-        Ok(())
+        Ok(None)
     }
 
     /// Heals all.
     pub fn end(&mut self) -> Result<(), String> {
-        for node in &mut self.nodes {
-            if let Some(wound) = &mut node.wound {
-                wound.heals_at = Instant::now();
+        for index in 0..self.nodes.len() {
+            while self.nodes[index].wound.is_some() && !self.is_due(index) {
+                thread::sleep(LOOK_EVERY);
             }
+            self.heal(index)?;
         }
-        while self.nodes.iter().any(|node| node.wound.is_some()) {
-            self.heal_those_due()?;
-            thread::sleep(LOOK_EVERY);
-        }
-        let mut nodes = self.nodes.iter_mut();
-        Ok(nodes.try_for_each(|node| node.server.examine())?)
+        Ok(self
+            .nodes
+            .iter_mut()
+            .try_for_each(|node| node.server.examine())?)
     }
 
-    /// How often each kind of fault was there.
-    pub fn counts(&self) -> BTreeMap<&'static str, usize> {
-        let mut counts = BTreeMap::new();
-        for event in &self.events {
-            *counts.entry(event.kind).or_default() += 1;
-        }
-        counts
+    /// The servers.
+    pub fn servers(&self) -> impl Iterator<Item = &Server> {
+        self.nodes.iter().map(|node| &node.server)
     }
 
     fn hurt_one_more(&mut self) -> Result<(), String> {
@@ -279,33 +270,23 @@ impl Plan {
         }
     }
 
-    fn heal_those_due(&mut self) -> Result<(), String> {
-        for index in 0..self.nodes.len() {
-            if self.nodes[index]
-                .wound
-                .as_ref()
-                .is_some_and(|wound| self.is_due(wound))
-            {
-                self.heal(index)?;
-                self.pause();
-            }
-        }
-        Ok(())
-    }
-
-    fn is_due(&self, wound: &Wound) -> bool {
+    fn is_due(&self, index: usize) -> bool {
+        let Some(wound) = &self.nodes[index].wound else {
+            return false;
+        };
+        let is_over = Instant::now() >= wound.heals_at;
         if !wound.is_killed {
-            return Instant::now() >= wound.heals_at;
+            return is_over;
         }
         let late_enough = wound.since + (LEASE_MS_MAX + SLACK_MS) * MS;
         self.rules.restart_at_once
             || clock::now() >= late_enough
-            || (Instant::now() >= wound.heals_at && self.journal.is_over(wound.since))
+            || (is_over && self.open.is_over(wound.since))
     }
 
-    fn heal(&mut self, index: usize) -> Result<(), String> {
+    fn heal(&mut self, index: usize) -> Result<Option<(&'static str, Nanos)>, String> {
         let Some(wound) = self.nodes[index].wound.take() else {
-            return Ok(());
+            return Ok(None);
         };
         if wound.is_killed {
             self.start_empty(index)?;
@@ -316,13 +297,7 @@ impl Plan {
             server.go_on()?;
             self.set_all(index, Fate::Passes);
         }
-        self.events.push(Event {
-            server: index + 1,
-            kind: wound.kind,
-            from: wound.since,
-            until: clock::now(),
-        });
-        Ok(())
+        Ok(Some((wound.kind, wound.since)))
     }
 }
 
@@ -342,5 +317,23 @@ impl Node {
             self.ways.iter().for_each(|way| way.lead_to(addr));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_may_start_once_all_from_before_is_over() {
+        let open = Arc::new(Open::default());
+        let held = open.enter(1);
+        let killed_at = clock::now();
+        assert!(!open.is_over(killed_at));
+        let later = open.enter(2);
+        drop(held);
+        assert!(open.is_over(killed_at), "the other began later");
+        drop(later);
+        assert!(open.is_over(clock::now()));
     }
 }
