@@ -6,9 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use redis::Value;
-use redis_lock_testing::{
-    Connection, Fate, Proxy, Server, Setup, cluster as any_cluster, local, reply_text, sentinel,
-};
+use redis_lock_testing::{Connection, Fate, Proxy, Server, Setup, local, reply_text, sentinel};
 
 use crate::campaign::Topology;
 use crate::failover::protection::Protection;
@@ -193,7 +191,7 @@ impl Fleet {
             setup = setup.options(&[&format!("--{name}"), &value]);
         }
         if topology == Topology::Cluster {
-            setup = any_cluster::node(setup).options(&cluster::SETTINGS);
+            setup = setup.in_a_cluster().options(&cluster::SETTINGS);
         }
         let start = |number| Node::start(&setup, dir, number);
         let nodes: Vec<Node> = (1..=NODES).map(start).collect::<Result<_, _>>()?;
