@@ -13,7 +13,6 @@ SEED ?=
 CHAOS ?=
 CONFORMANCE ?=
 EXCEPT ?=
-OUT ?= target/bench
 BENCH ?=
 MACHINES ?= x86_64 aarch64
 
@@ -38,11 +37,10 @@ help: ## Show this list
 	@echo "  SERVER=$(SERVER)   server of 'make run' and 'make test'"
 	@echo "  DURATION=$(DURATION)          seconds of 'make fuzz' and of the 'make chaos' campaigns"
 	@echo "  SEED=$(SEED)                what the campaigns do; random if not given"
-	@echo "  CHAOS=                more options of 'make chaos-client', 'chaos-redlock' and 'chaos-failover', or --help"
+	@echo "  CHAOS=                more options of 'make chaos' and the other campaigns, or --help"
 	@echo "  CONFORMANCE=          options of 'make conformance', such as --only sentinel, or --help"
 	@echo "  EXCEPT=               a server that 'make test-servers' leaves out"
-	@echo "  OUT=$(OUT)         where 'make bench' and 'make growth' put reports and charts"
-	@echo "  BENCH=                more options of the benchmark, such as --only hand-off-1, or --help"
+	@echo "  BENCH=                more options of the benchmark, such as --only blpop, or --help"
 	@echo "  MACHINES=$(MACHINES)  machines of 'make dist'"
 	@echo "  PREFIX=$(PREFIX)    where 'make install' puts the module and lockctl"
 
@@ -149,57 +147,51 @@ mutants: build-deps ## Change the core in hundreds of small ways: the unit tests
 	ulimit -v 4194304 && PROPTEST_CASES=32 PROPTEST_DISABLE_FAILURE_PERSISTENCE=1 \
 		PROPTEST_MAX_SHRINK_ITERS=0 cargo mutants --package redis-lock-core
 
+RUN_CHAOS = cargo run --locked --package redis-lock-chaos -- --duration $(DURATION) \
+	--server $(SERVER) --module $(MODULE) $(if $(SEED),--seed $(SEED))
+
 .PHONY: chaos
 chaos: deps build ## Run the fault campaign for DURATION seconds, as SEED says
-	cargo run --locked --package redis-lock-chaos -- --duration $(DURATION) \
-		--server $(SERVER) --module $(MODULE) $(if $(SEED),--seed $(SEED))
+	$(RUN_CHAOS) $(CHAOS)
 
 .PHONY: chaos-redlock
-chaos-redlock: deps build ## Hurt a minority of a Redlock's servers for DURATION seconds, as SEED says
-	cargo run --locked --package redis-lock-chaos --bin redlock -- --duration $(DURATION) \
-		--server $(SERVER) --module $(MODULE) $(if $(SEED),--seed $(SEED)) $(CHAOS)
+chaos-redlock: deps build ## Hurt a minority of a Redlock's 3, then 5 servers for DURATION seconds each, as SEED says
+	@for servers in 3 5; do $(RUN_CHAOS) --client redlock --locks 6 --servers $$servers $(CHAOS) || exit; done
 
 .PHONY: chaos-client
 chaos-client: deps build ## Hurt the Rust client's connections and servers for DURATION seconds each, as SEED and CHAOS say
-	@for topology in one sentinel cluster; do for mode in plain session; do \
-		cargo run --locked --package redis-lock-chaos --bin client -- --duration $(DURATION) \
-			--server $(SERVER) --module $(MODULE) --topology $$topology --mode $$mode \
-			$(if $(SEED),--seed $(SEED)) $(CHAOS) || exit; \
+	@for topology in one sentinel cluster; do for client in library session; do \
+		$(RUN_CHAOS) --client $$client --topology $$topology $(CHAOS) || exit; \
 	done; done
 
 .PHONY: chaos-failover
 chaos-failover: deps build ## Take locks through fail-overs for DURATION seconds, with lock.min-replicas if CHAOS names no mode
-	cargo run --locked --package redis-lock-chaos --bin failover -- --duration $(DURATION) \
-		--server $(SERVER) --module $(MODULE) $(if $(SEED),--seed $(SEED)) $(CHAOS)
+	$(RUN_CHAOS) --topology sentinel $(CHAOS)
 
 .PHONY: planted
 planted: deps build ## Show that the fault campaigns find faults that are planted
-	cargo test --locked --package redis-lock-chaos --test planted_campaigns --test failover \
-		--test redlock -- --ignored --nocapture
+	cargo test --locked --package redis-lock-chaos --test planted_campaigns --test campaigns \
+		-- --ignored --nocapture
 
 .PHONY: growth
-growth: deps build ## Show what it costs when holders, waiters and locks become many; a chart into OUT
-	cargo run --locked --release --package redis-lock-bench --bin growth -- --out $(OUT) $(BENCH)
+growth: deps build ## Show what it costs when holders, waiters and locks become many
+	cargo run --locked --release --package redis-lock-bench -- growth $(BENCH)
 
 .PHONY: bench
-bench: deps build ## Measure against peers and floors on SERVER, into OUT: some minutes
+bench: deps build ## Measure beside SET, BLPOP and Redisson on SERVER, into docs/performance.md
 	@scripts/install-missing redisson
-	cargo run --locked --release --package redis-lock-bench --bin redis-lock-bench -- --out $(OUT) $(BENCH)
-
-.PHONY: bench-full
-bench-full: override BENCH += --full
-bench-full: bench ## The same at length, with every scenario
+	cargo run --locked --release --package redis-lock-bench -- main $(BENCH)
 
 .PHONY: bench-peers
 bench-peers: deps build ## Measure beside etcd, ZooKeeper, PostgreSQL and other libraries, into docs/performance.md
 	@scripts/install-missing peers
-	cargo run --locked --release --package redis-lock-bench --bin peers -- $(BENCH)
+	cargo run --locked --release --package redis-lock-bench -- peers $(BENCH)
 
 .PHONY: bench-instructions
 bench-instructions: deps build ## Count instructions beside floors, into docs/bench/instructions.md; BENCH=--check compares
 	-@scripts/install-missing valgrind
 	cargo build --release --locked --package redis-lock-floor
-	cargo run --locked --package redis-lock-bench --bin instructions -- $(BENCH)
+	cargo run --locked --package redis-lock-bench -- instructions $(BENCH)
 
 .PHONY: interop
 interop: DURATION := 20

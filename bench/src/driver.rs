@@ -203,7 +203,6 @@ pub fn source(language: &str) -> PathBuf {
 /// Where a language's driver is built.
 pub fn target(language: &str) -> Result<PathBuf> {
     let binary = std::env::current_exe()?;
-    // A test's binary is one folder deeper.
     let folder = binary.ancestors().nth(2).context("no target folder")?;
     Ok(folder.join("drivers").join(language))
 }

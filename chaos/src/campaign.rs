@@ -1,15 +1,34 @@
-//! What all campaigns are told on the command line.
+//! What all campaigns have in common: their arguments, their course, and what they tell.
 
+use std::collections::BTreeMap;
 use std::fmt::{self, Display};
-use std::path::PathBuf;
-use std::time::Duration;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rand::RngExt;
 use redis_lock_testing::Setup;
 use tempfile::TempDir;
 
+use crate::history::{Breach, History, Promise};
+
 /// How often a campaign tells how far it is.
-pub const PROGRESS_EVERY: Duration = Duration::from_secs(5);
+const PROGRESS_EVERY: Duration = Duration::from_secs(5);
+
+/// How many breaches of each promise are shown in full.
+const SHOWN: usize = 3;
+
+/// Where the locks are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Topology {
+    /// On one server.
+    One,
+    /// On a primary that sentinels name.
+    Sentinel,
+    /// In a cluster, in which two other primaries vote.
+    Cluster,
+}
 
 /// The arguments of any campaign.
 #[derive(clap::Args)]
@@ -56,4 +75,92 @@ pub fn directory() -> Result<TempDir, String> {
     let mut builder = tempfile::Builder::new();
     let dir = builder.prefix("redis-lock-chaos-").tempdir();
     dir.map_err(|error| error.to_string())
+}
+
+/// How often, and whether there is something that ends the campaign.
+pub type Search<'s> = (Duration, &'s dyn Fn() -> bool);
+
+/// Hurts something again and again, for this long or until the search finds something.
+pub fn hurt_for(
+    duration: Duration,
+    mut hurt: impl FnMut() -> Result<(), String>,
+    search: Option<Search<'_>>,
+    tell: impl Fn() -> String,
+) -> Result<(), String> {
+    let started = Instant::now();
+    let (mut told, mut searched, mut times) = (started, started, 0);
+    while started.elapsed() < duration {
+        hurt()?;
+        times += 1;
+        if told.elapsed() >= PROGRESS_EVERY {
+            told = Instant::now();
+            let seconds = started.elapsed().as_secs();
+            println!("{seconds:4} s: {}, {times} faults", tell());
+        }
+        if let Some((every, found)) = search
+            && searched.elapsed() >= every
+        {
+            if found() {
+                break;
+            }
+            searched = Instant::now();
+        }
+    }
+    Ok(())
+}
+
+/// How often there was each kind of something.
+pub type Tally = BTreeMap<String, usize>;
+
+/// Each kind with its number, and the sum before them.
+pub fn counts(kinds: &BTreeMap<impl AsRef<str>, usize>) -> String {
+    let mut line = kinds.values().sum::<usize>().to_string();
+    for (index, (kind, count)) in kinds.iter().enumerate() {
+        let separator = if index == 0 { " (" } else { ", " };
+        line.push_str(&format!("{separator}{} {count}", kind.as_ref()));
+    }
+    if !kinds.is_empty() {
+        line.push(')');
+    }
+    line
+}
+
+/// Shows some breaches of each promise, as `tell` tells them. Returns how many there are.
+pub fn show_as(breaches: &[Breach], tell: impl Fn(&Breach) -> String) -> Tally {
+    let mut broken: BTreeMap<Promise, usize> = BTreeMap::new();
+    for breach in breaches {
+        let count = broken.entry(breach.promise).or_default();
+        *count += 1;
+        if *count <= SHOWN {
+            println!("{}", tell(breach));
+        }
+    }
+    let named = broken.iter();
+    named
+        .map(|(promise, count)| (promise.to_string(), *count))
+        .collect()
+}
+
+/// As [`show_as`], with the evidence alone.
+pub fn show(breaches: &[Breach]) -> Tally {
+    show_as(breaches, |one| {
+        format!("breach of {}: {}", one.promise, one.evidence)
+    })
+}
+
+/// Writes a history, a line each, as `--judge` reads it.
+pub fn write_history(history: &History, path: &Path) -> Result<(), String> {
+    let write = || -> std::io::Result<()> {
+        let mut file = BufWriter::new(File::create(path)?);
+        for operation in &history.operations {
+            serde_json::to_writer(&mut file, operation)?;
+            file.write_all(b"\n")?;
+        }
+        for interference in &history.interferences {
+            serde_json::to_writer(&mut file, interference)?;
+            file.write_all(b"\n")?;
+        }
+        file.flush()
+    };
+    write().map_err(|error| format!("{}: {error}", path.display()))
 }

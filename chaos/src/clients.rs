@@ -18,10 +18,8 @@ use crate::locks::{Kind, Locks, database_and_key, in_database};
 mod ears;
 mod pairs;
 mod places;
-mod pooled;
 mod quiet;
 mod sessions;
-mod twins;
 mod words;
 
 use ears::Ears;
@@ -59,17 +57,6 @@ pub enum Route {
     Proxied(u16),
 }
 
-/// Ways of working that a campaign may leave out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Flow {
-    /// An owner whose session ended asks again on another connection.
-    Pooled,
-    /// One owner waits on two connections.
-    Twins,
-    /// Owners wait by places in the queue.
-    Places,
-}
-
 /// How a command is sent.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wrap {
@@ -94,7 +81,6 @@ pub struct Client {
     locks: Arc<Locks>,
     journal: Arc<Journal>,
     faults_end: Arc<FaultsEnd>,
-    without: Vec<Flow>,
     database: i64,
     connection: Option<Connected>,
     ears: Option<Ears>,
@@ -165,7 +151,6 @@ impl Client {
         locks: Arc<Locks>,
         journal: Arc<Journal>,
         faults_end: Arc<FaultsEnd>,
-        without: Vec<Flow>,
     ) -> Self {
         Self {
             id,
@@ -174,7 +159,6 @@ impl Client {
             locks,
             journal,
             faults_end,
-            without,
             database: i64::from(id % 5 == 4),
             connection: None,
             ears: None,
@@ -187,12 +171,10 @@ impl Client {
     pub fn run(mut self) {
         while !self.faults_over() {
             match self.rng.random_range(0..100) {
-                0..12 if !self.without.contains(&Flow::Places) => self.place_round(),
-                0..58 => self.round(),
-                58..68 => self.session_round(),
-                68..76 if self.can(Flow::Pooled) => self.pooled_round(),
-                76..84 if self.can(Flow::Twins) => self.twins_round(),
-                84..92 if matches!(self.route, Route::Direct(_)) => self.quiet_round(),
+                0..16 => self.place_round(),
+                16..68 => self.round(),
+                68..80 => self.session_round(),
+                80..90 if self.is_direct() => self.quiet_round(),
                 _ => self.pair_round(),
             }
             self.sleep(0, 20);
@@ -202,10 +184,9 @@ impl Client {
         }
     }
 
-    /// Whether this flow is wanted, and its events are in the order in which this
-    /// client makes them.
-    fn can(&self, flow: Flow) -> bool {
-        !self.without.contains(&flow) && matches!(self.route, Route::Direct(_))
+    /// Whether events are in the order in which this client makes them.
+    fn is_direct(&self) -> bool {
+        matches!(self.route, Route::Direct(_))
     }
 
     fn faults_over(&self) -> bool {
@@ -434,7 +415,7 @@ impl Client {
         self.owners += 1;
         let key = self.locks.any_at_all(&mut self.rng);
         let lock = in_database(self.database, &key);
-        if !self.without.contains(&Flow::Places) && self.rng.random_bool(0.3) {
+        if self.rng.random_bool(0.3) {
             return self.last_place_round(&lock);
         }
         let ask = Ask {
@@ -503,7 +484,7 @@ impl Client {
     /// a message may come among them.
     fn may_wrap_in_transaction(&self) -> bool {
         let hears = self.connection.as_ref().is_some_and(|one| one.hears);
-        matches!(self.route, Route::Direct(_)) && !hears
+        self.is_direct() && !hears
     }
 
     fn began(&self, lock: &str, request: Request, connection: usize, sent: Nanos) -> usize {
@@ -653,14 +634,6 @@ impl Client {
             _ => true,
         };
         (outcome, usable.then_some(connected))
-    }
-
-    /// Ends the connection of a request without waiting for the answer.
-    fn hang_up(&mut self, asked: Asked) {
-        self.journal.waits_no_more(asked.connected.id);
-        drop(asked.connected);
-        self.journal
-            .ended(asked.operation, clock::now(), Outcome::Lost);
     }
 
     /// How long to wait for an answer, and what it means if none comes.

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use rand::RngExt;
 use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
 use redis::Value;
 use redis_lock_testing::{
     Connection, Fate, Proxy, Server, Setup, Signal, local, reply_text, signal, spawn,
@@ -32,65 +33,89 @@ mod keys;
 const REPLY_TIMEOUT: Duration = Duration::from_secs(20);
 const FAILOVER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The kinds of faults, each as often as it stands here.
-const FAULTS: [(&str, Fault); 54] = [
-    ("server crash", Faults::crash),
-    ("server crash", Faults::crash),
-    ("server stop", Faults::stop_server),
-    ("server stop", Faults::stop_server),
-    ("fail-over", Faults::fail_over),
-    ("fail-over", Faults::fail_over),
-    ("promotion", Faults::promote),
-    ("client crash", Faults::crash_client),
-    ("client stop", Faults::stop_client),
-    ("client stop", Faults::stop_client),
-    ("stall", Faults::stall),
-    ("stall", Faults::stall),
-    ("stall end", Faults::end_stalls),
-    ("stall end", Faults::end_stalls),
-    ("stall end", Faults::end_stalls),
-    ("kill", Faults::kill_connection),
-    ("kill", Faults::kill_connection),
-    ("kill", Faults::kill_connection),
-    ("kill", Faults::kill_connection),
-    ("subscriber kill", Faults::kill_subscriber),
-    ("subscriber kill", Faults::kill_subscriber),
-    ("messages lost", Faults::lose_messages),
-    ("messages lost", Faults::lose_messages),
-    ("messages doubled", Faults::double_messages),
-    ("delay", Faults::delay),
-    ("unblock", Faults::unblock),
-    ("unblock", Faults::unblock),
-    ("unblock", Faults::unblock),
-    ("unblock error", Faults::unblock_with_error),
-    ("unblock error", Faults::unblock_with_error),
-    ("unblock error", Faults::unblock_with_error),
-    ("pause", Faults::pause),
-    ("pause", Faults::pause),
-    ("del", Faults::del),
-    ("del", Faults::del),
-    ("unlink", Faults::unlink),
-    ("pexpire", Faults::pexpire),
-    ("pexpire", Faults::pexpire),
-    ("set", Faults::set),
-    ("rename", Faults::rename),
-    ("rename", Faults::rename),
-    ("flushall", Faults::flushall),
-    ("persist", Faults::persist),
-    ("persist", Faults::persist),
-    ("kill in multi", Faults::kill_in_multi),
-    ("kill in multi", Faults::kill_in_multi),
-    ("hdel", Faults::hdel),
-    ("hdel", Faults::hdel),
-    ("restore", Faults::restore),
-    ("copy", Faults::copy),
-    ("move", Faults::move_away),
-    ("swapdb", Faults::swap_databases),
-    ("oom", Faults::out_of_memory),
-    ("oom", Faults::out_of_memory),
-];
+type Action = fn(&mut Faults) -> Result<bool, String>;
 
-type Fault = fn(&mut Faults) -> Result<bool, String>;
+#[derive(Clone, Copy)]
+enum Fault {
+    Do(Action),
+    /// Commands of a stranger, which have these effects: `{k}` is a lock, `{ms}` a short time.
+    Say(&'static [Effect], &'static [&'static str]),
+}
+
+use Fault::{Do, Say};
+
+/// The kinds of faults, and how often each comes. Without an expiry a lock whose holder is
+/// gone stays held, so what is persisted gets a new one.
+const FAULTS: [(u32, &str, Fault); 30] = [
+    (2, "server crash", Do(Faults::crash)),
+    (2, "server stop", Do(Faults::stop_server)),
+    (2, "fail-over", Do(Faults::fail_over)),
+    (1, "promotion", Do(Faults::promote)),
+    (1, "client crash", Do(Faults::crash_client)),
+    (2, "client stop", Do(Faults::stop_client)),
+    (2, "stall", Do(Faults::stall)),
+    (3, "stall end", Do(Faults::end_stalls)),
+    (4, "kill", Do(|it| it.kill(uses_locks))),
+    (
+        2,
+        "subscriber kill",
+        Do(|it| it.kill(|line| line.contains(" sub=1 "))),
+    ),
+    (
+        2,
+        "messages lost",
+        Do(|it| it.let_pass_as(Fate::MessagesLost)),
+    ),
+    (
+        2,
+        "messages doubled",
+        Do(|it| it.let_pass_as(Fate::MessagesDoubled)),
+    ),
+    (1, "delay", Do(Faults::delay)),
+    (3, "unblock", Do(|it| it.unblock_with("TIMEOUT"))),
+    (3, "unblock error", Do(|it| it.unblock_with("ERROR"))),
+    (2, "pause", Do(Faults::pause)),
+    (2, "del", Say(&[Effect::EndsHolds], &["DEL {k}"])),
+    (1, "unlink", Say(&[Effect::EndsHolds], &["UNLINK {k}"])),
+    (
+        2,
+        "pexpire",
+        Say(&[Effect::ChangesLeases], &["PEXPIRE {k} {ms}"]),
+    ),
+    (
+        1,
+        "set",
+        Say(&[Effect::EndsHolds], &["SET {k} 1", "DEL {k}"]),
+    ),
+    (
+        2,
+        "rename",
+        Say(&[Effect::EndsHolds], &["RENAME {k} elsewhere"]),
+    ),
+    (1, "flushall", Say(&[Effect::EndsHolds], &["FLUSHALL"])),
+    (
+        2,
+        "persist",
+        Say(
+            &[Effect::ChangesLeases],
+            &["PERSIST {k}", "PEXPIRE {k} 100"],
+        ),
+    ),
+    (2, "kill in multi", Do(Faults::kill_in_multi)),
+    (2, "hdel", Do(Faults::hdel)),
+    (1, "restore", Do(Faults::restore)),
+    (1, "copy", Do(Faults::copy)),
+    (1, "move", Do(Faults::move_away)),
+    (
+        1,
+        "swapdb",
+        Say(
+            &[Effect::EndsHolds, Effect::BringsBack],
+            &["SWAPDB 0 1", "SWAPDB 0 1"],
+        ),
+    ),
+    (2, "oom", Do(Faults::out_of_memory)),
+];
 
 /// Everything that can be harmed.
 pub struct Faults {
@@ -152,8 +177,13 @@ impl Faults {
 
     /// Injects one fault. An error says that a server is broken.
     pub fn inject(&mut self) -> Result<(), String> {
-        let (name, fault) = FAULTS[self.rng.random_range(0..FAULTS.len())];
-        if fault(self)? {
+        let chosen = FAULTS.choose_weighted(&mut self.rng, |(weight, ..)| *weight);
+        let &(_, name, fault) = chosen.map_err(|error| error.to_string())?;
+        let is_done = match fault {
+            Do(action) => action(self)?,
+            Say(effects, lines) => self.run_commands(name, effects, lines)?,
+        };
+        if is_done {
             *self.counts.entry(name).or_default() += 1;
         }
         self.examine()
@@ -194,27 +224,11 @@ impl Faults {
         ids.get(index).map(ToString::to_string)
     }
 
-    fn kill_connection(&mut self) -> Result<bool, String> {
-        self.kill(uses_locks)
-    }
-
-    fn kill_subscriber(&mut self) -> Result<bool, String> {
-        self.kill(|line| line.contains(" sub=1 "))
-    }
-
     fn kill(&mut self, suits: impl Fn(&str) -> bool) -> Result<bool, String> {
         let Some(id) = self.any_connection(suits) else {
             return Ok(false);
         };
         Ok(self.call(&["CLIENT", "KILL", "ID", &id]) == Some(Value::Int(1)))
-    }
-
-    fn unblock(&mut self) -> Result<bool, String> {
-        self.unblock_with("TIMEOUT")
-    }
-
-    fn unblock_with_error(&mut self) -> Result<bool, String> {
-        self.unblock_with("ERROR")
     }
 
     fn unblock_with(&mut self, how: &str) -> Result<bool, String> {
@@ -257,14 +271,6 @@ impl Faults {
         let share = self.rng.random_range(0.2..=1.0);
         self.proxy.swallow_on(|| self.rng.random_bool(share));
         Ok(true)
-    }
-
-    fn lose_messages(&mut self) -> Result<bool, String> {
-        self.let_pass_as(Fate::MessagesLost)
-    }
-
-    fn double_messages(&mut self) -> Result<bool, String> {
-        self.let_pass_as(Fate::MessagesDoubled)
     }
 
     fn let_pass_as(&mut self, fate: Fate) -> Result<bool, String> {

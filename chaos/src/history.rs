@@ -300,9 +300,10 @@ impl fmt::Display for Operation {
         let ms = |at: Nanos| format!("{}.{:06}", at / MS, at % MS);
         write!(
             f,
-            "{} ms: client {} as {} on {}: {:?}",
+            "{} ms: client {}, connection {}, as {} on {}: {:?}",
             ms(self.sent),
             self.client,
+            self.connection,
             self.owner,
             self.lock,
             self.request

@@ -6,14 +6,13 @@
 pub mod campaign;
 pub mod clients;
 pub mod clock;
+pub mod commands;
 pub mod failover;
 pub mod faults;
 pub mod fsync;
 pub mod history;
 pub mod journal;
+pub mod library;
 pub mod locks;
 pub mod observer;
-pub mod redlock;
-pub mod report;
-pub mod rust_client;
 pub mod scene;

@@ -5,7 +5,7 @@ mod clock;
 mod cluster;
 mod judge;
 pub mod scene;
-mod sentinel;
+pub mod sentinel;
 mod server;
 mod subscriber;
 mod tls;
@@ -17,7 +17,7 @@ use rustix::process::{Resource, getrlimit};
 
 pub use client::{Arrivals, Client, int, nil, status, text, token};
 pub use clock::Clock;
-pub use cluster::{Cluster, MovingSlot};
+pub use cluster::{Cluster, MovingSlot, redis_cli, slot, tag};
 pub use judge::{Control, Judge};
 pub use sentinel::Sentinels;
 pub use server::{NO_REGULAR_LOOKS, TestServer};

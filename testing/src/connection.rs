@@ -10,7 +10,6 @@ use redis::{Parser, Value};
 use crate::{Error, Result, SOON};
 
 const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
-const REST_OF_REPLY_TIMEOUT: Duration = SOON;
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// A port of this machine.
@@ -170,7 +169,8 @@ impl Connection {
         let mut last = self.wait(patient);
         for _ in 1..replies {
             if matches!(last, Wait::Replied(_)) {
-                last = self.read();
+                let next = self.reply_within(SOON);
+                last = next.map_or(Wait::Closed, Wait::Replied);
             }
         }
         last
@@ -178,24 +178,10 @@ impl Connection {
 
     /// Whether a reply is there, or the connection closed.
     pub fn has_reply(&self) -> bool {
-        !matches!(self.has_more(), Ok(false))
-    }
-
-    fn has_more(&self) -> Result<bool> {
-        self.stream.set_read_timeout(Some(LOOK_EVERY))?;
-        match self.stream.peek(&mut [0]) {
-            Ok(0) => Err(Error::new("the connection is closed")),
-            Ok(_) => Ok(true),
-            Err(error) => match error.kind() {
-                ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted => Ok(false),
-                _ => Err(error.into()),
-            },
-        }
-    }
-
-    fn read(&mut self) -> Wait {
-        let reply = self.reply_within(REST_OF_REPLY_TIMEOUT);
-        reply.map_or(Wait::Closed, Wait::Replied)
+        use ErrorKind::{Interrupted, TimedOut, WouldBlock};
+        let looked = self.stream.set_read_timeout(Some(LOOK_EVERY));
+        let peeked = looked.and_then(|()| self.stream.peek(&mut [0]));
+        !peeked.is_err_and(|error| matches!(error.kind(), WouldBlock | TimedOut | Interrupted))
     }
 
     fn reply_within(&mut self, timeout: Duration) -> Result<Value> {

@@ -4,20 +4,17 @@
 //! ```text
 //! process      child processes that end with this one, and signals
 //! server       a server on a free port: start, crash, stop, restart, replica, log
-//! sentinel     servers that watch a primary       cluster   servers that share the slots
 //! connection   commands out, raw replies in       proxy     a network that misbehaves when told to
 //! told         what messages say of places in queues
-//! asserting    the same for tests: what fails there panics
+//! asserting    the same for tests, with sentinels, clusters and TLS: what fails there panics
 //! ```
 //!
 //! All but `asserting` returns a [`Result`] and never panics.
 
 mod asserting;
-pub mod cluster;
 mod connection;
 mod process;
 mod proxy;
-pub mod sentinel;
 mod server;
 mod told;
 
@@ -25,7 +22,6 @@ use std::fmt::{self, Display};
 use std::time::{Duration, Instant};
 
 pub use asserting::*;
-pub use cluster::{redis_cli, slot, tag};
 pub use connection::{Connection, Wait, info_field, local, pack, reply_text};
 pub use process::{Signal, end_with_us, processors, raise_file_limit, signal, spawn, stay_on};
 pub use proxy::{Fate, Proxy};

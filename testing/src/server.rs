@@ -71,6 +71,13 @@ impl Setup {
         self
     }
 
+    /// As a node that is in no cluster yet.
+    pub fn in_a_cluster(self) -> Self {
+        let mut setup = self.options(&["--cluster-node-timeout", "10000"]);
+        setup.in_cluster = true;
+        setup
+    }
+
     /// In this directory, which stays.
     pub fn in_dir(mut self, dir: impl Into<PathBuf>) -> Self {
         self.dir = Some(dir.into());

@@ -3,7 +3,7 @@
 
 use rand::RngExt;
 
-use super::{Ask, Client, Extent, Flow, LEASE_MS_MAX};
+use super::{Ask, Client, Extent, LEASE_MS_MAX};
 use crate::history::{Mode, Outcome};
 use crate::locks::{Kind, in_database};
 
@@ -20,7 +20,7 @@ impl Client {
             hold: None,
             session: false,
         };
-        let by_place = self.can(Flow::Places) && self.rng.random_bool(0.4);
+        let by_place = self.is_direct() && self.rng.random_bool(0.4);
         let usual = by_place.then(|| self.connection.take());
         let in_resp3 = self.rng.random_bool(0.5);
         let by_place = by_place && self.open_ears(in_resp3);

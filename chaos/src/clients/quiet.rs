@@ -4,8 +4,11 @@
 
 use rand::RngExt;
 
-use super::{Ask, Asked, CLAIM_TIMEOUT_MS, Client, Extent, Flow, Section, Wrap, release_words};
-use crate::history::{Mode, Outcome};
+use redis_lock_testing::Wait;
+
+use super::{Ask, Asked, CLAIM_TIMEOUT_MS, Client, Extent, Section, Wrap, outcome, release_words};
+use crate::clock;
+use crate::history::{MS, Mode, Outcome};
 use crate::locks::in_database;
 
 /// How a hold ends.
@@ -53,7 +56,7 @@ impl Client {
                 self.owners = waiter;
                 self.hear_quietly(&lock, staying);
             } else if held {
-                let has_idle = self.can(Flow::Places) && self.rng.random_bool(0.7);
+                let has_idle = self.rng.random_bool(0.7);
                 let is_heard = end != End::Session || self.rng.random_bool(0.4);
                 let mut idle = has_idle.then(|| self.idle_place(&lock, is_heard)).flatten();
                 let staying = self.quiet_waiter(&lock, ask);
@@ -75,6 +78,26 @@ impl Client {
         }
         self.owners += 1;
         self.connection = usual;
+    }
+
+    /// Hears the last of a connection that was ended in the turn in which its
+    /// request was granted, if it was.
+    fn see_killed(&mut self, asked: Asked) {
+        let Asked {
+            mut connected,
+            operation,
+            request,
+            ..
+        } = asked;
+        let deadline = clock::now() + 500 * MS;
+        let wait = connected.connection.wait(|| clock::now() < deadline);
+        self.journal.waits_no_more(connected.id);
+        let outcome = match wait {
+            Wait::Replied(value) => outcome(request, value, self.database),
+            Wait::Closed => Outcome::Lost,
+            Wait::GivenUp => Outcome::GivenUp,
+        };
+        self.journal.ended(operation, clock::now(), outcome);
     }
 
     /// Another owner waits for some time.

@@ -1,9 +1,9 @@
 //! Clients that follow the primary, count their leases themselves, and write
 //! down what they see. [`super`] says what they keep to.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -53,7 +53,6 @@ pub struct Shared {
     pub over: AtomicBool,
     /// How often a lock was granted.
     pub grants: AtomicUsize,
-    connections: Mutex<HashMap<(usize, usize), usize>>,
 }
 
 impl Shared {
@@ -67,19 +66,7 @@ impl Shared {
             locks,
             over: AtomicBool::new(false),
             grants: AtomicUsize::new(0),
-            connections: Mutex::default(),
         }
-    }
-
-    fn connections(&self) -> MutexGuard<'_, HashMap<(usize, usize), usize>> {
-        let connections = self.connections.lock();
-        connections.unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Which node an operation was sent to.
-    pub fn node_of(&self, operation: &Operation) -> Option<usize> {
-        let connection = (operation.client, operation.connection);
-        self.connections().get(&connection).copied()
     }
 
     /// What came of all operations, by kind.
@@ -512,7 +499,7 @@ impl Client {
             return None;
         }
         self.connections += 1;
-        let number = self.connections;
+        let number = 10 * self.connections + node + 1;
         let channel = format!("{}client{}-{number}", self.shared.prefix, self.id);
         let subscribe = match self.shared.prefix.is_empty() {
             true => "SUBSCRIBE",
@@ -528,7 +515,6 @@ impl Client {
         if !matches!(heard, Value::Push { .. }) {
             return None;
         }
-        self.shared.connections().insert((self.id, number), node);
         Some(Connected {
             connection,
             number,

@@ -6,10 +6,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use redis::Value;
-use redis_lock_testing::{
-    Connection, Fate, Proxy, Server, Setup, cluster as any_cluster, local, reply_text, sentinel,
-};
+use redis_lock_testing::{Connection, Fate, Proxy, Server, Setup, local, reply_text, sentinel};
 
+use crate::campaign::Topology;
 use crate::failover::protection::Protection;
 
 mod cluster;
@@ -31,15 +30,6 @@ const HEALING: Duration = Duration::from_secs(60);
 const ANSWER: Duration = Duration::from_secs(5);
 
 const LOOK_EVERY: Duration = Duration::from_millis(40);
-
-/// Who sees to it that there is a primary.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Topology {
-    /// Three sentinels.
-    Sentinel,
-    /// A cluster, in which two other primaries vote.
-    Cluster,
-}
 
 /// A server and the ways to it.
 pub struct Node {
@@ -83,8 +73,8 @@ impl Guide {
     pub fn primary(&self, witness: usize) -> Option<usize> {
         let witness = self.witnesses[witness];
         let known = match self.topology {
-            Topology::Sentinel => sentinel::primary(witness)?,
             Topology::Cluster => local(cluster::primary_port(witness)?),
+            _ => sentinel::primary(witness)?,
         };
         self.nodes.iter().position(|(addr, _)| *addr == known)
     }
@@ -174,8 +164,8 @@ impl Topology {
     /// What the names of all locks begin with.
     pub fn prefix(self) -> String {
         match self {
-            Self::Sentinel => String::new(),
             Self::Cluster => cluster::prefix(),
+            Self::One | Self::Sentinel => String::new(),
         }
     }
 }
@@ -201,12 +191,12 @@ impl Fleet {
             setup = setup.options(&[&format!("--{name}"), &value]);
         }
         if topology == Topology::Cluster {
-            setup = any_cluster::node(setup).options(&cluster::SETTINGS);
+            setup = setup.in_a_cluster().options(&cluster::SETTINGS);
         }
         let start = |number| Node::start(&setup, dir, number);
         let nodes: Vec<Node> = (1..=NODES).map(start).collect::<Result<_, _>>()?;
         let witnesses = match topology {
-            Topology::Sentinel => {
+            Topology::One | Topology::Sentinel => {
                 let primary = nodes[0].peers.addr();
                 let [host, port] = [primary.ip().to_string(), primary.port().to_string()];
                 for node in &nodes[1..] {

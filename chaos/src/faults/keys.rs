@@ -14,21 +14,27 @@ use crate::history::Effect;
 use crate::locks::{database_and_key, in_database};
 
 impl Faults {
-    /// Runs commands that may end the holds of one lock, or of all, with a pause
-    /// between them.
-    fn interfere(
+    /// Runs these commands on one lock, or on none in particular, with a pause between them.
+    pub(super) fn run_commands(
         &mut self,
         what: &'static str,
-        lock: Option<&str>,
-        commands: &[&[&str]],
+        effects: &[Effect],
+        lines: &[&str],
     ) -> Result<bool, String> {
-        let effects = [Effect::EndsHolds];
-        self.interfere_with(what, &effects, lock, |faults| {
-            for (index, words) in commands.iter().enumerate() {
+        let lock = lines.concat().contains("{k}").then(|| self.any_lock());
+        let key = lock.as_deref().map_or("", |lock| database_and_key(lock).1);
+        let ms = self.rng.random_range(1..=50).to_string();
+        self.interfere_with(what, effects, lock.as_deref(), |faults| {
+            for (index, line) in lines.iter().enumerate() {
                 if index > 0 {
                     faults.pause_for(50);
                 }
-                faults.call(words)?;
+                let words = line.split(' ').map(|word| match word {
+                    "{k}" => key,
+                    "{ms}" => &ms,
+                    word => word,
+                });
+                faults.call(&words.collect::<Vec<_>>())?;
             }
             Some(true)
         })
@@ -63,57 +69,6 @@ impl Faults {
         let key = self.locks.any_at_all(&mut self.rng);
         let database = i64::from(self.rng.random_bool(0.25));
         in_database(database, &key)
-    }
-
-    pub(super) fn del(&mut self) -> Result<bool, String> {
-        let lock = self.any_lock();
-        let (_, key) = database_and_key(&lock);
-        self.interfere("del", Some(&lock), &[&["DEL", key]])
-    }
-
-    pub(super) fn unlink(&mut self) -> Result<bool, String> {
-        let lock = self.any_lock();
-        let (_, key) = database_and_key(&lock);
-        self.interfere("unlink", Some(&lock), &[&["UNLINK", key]])
-    }
-
-    pub(super) fn pexpire(&mut self) -> Result<bool, String> {
-        let lock = self.any_lock();
-        let (_, key) = database_and_key(&lock);
-        let ms = self.rng.random_range(1..=50).to_string();
-        let effects = [Effect::ChangesLeases];
-        self.interfere_with("pexpire", &effects, Some(&lock), |faults| {
-            Some(faults.call(&["PEXPIRE", key, &ms])? == Value::Int(1))
-        })
-    }
-
-    pub(super) fn set(&mut self) -> Result<bool, String> {
-        let lock = self.any_lock();
-        let (_, key) = database_and_key(&lock);
-        self.interfere("set", Some(&lock), &[&["SET", key, "1"], &["DEL", key]])
-    }
-
-    pub(super) fn rename(&mut self) -> Result<bool, String> {
-        let lock = self.any_lock();
-        let (_, key) = database_and_key(&lock);
-        self.interfere("rename", Some(&lock), &[&["RENAME", key, "elsewhere"]])
-    }
-
-    pub(super) fn flushall(&mut self) -> Result<bool, String> {
-        self.interfere("flushall", None, &[&["FLUSHALL"]])
-    }
-
-    /// Without an expiry a lock whose holder is gone stays held, so it gets a
-    /// new one.
-    pub(super) fn persist(&mut self) -> Result<bool, String> {
-        let lock = self.any_lock();
-        let (_, key) = database_and_key(&lock);
-        let effects = [Effect::ChangesLeases];
-        self.interfere_with("persist", &effects, Some(&lock), |faults| {
-            faults.call(&["PERSIST", key])?;
-            faults.pause_for(50);
-            Some(faults.call(&["PEXPIRE", key, "100"])? == Value::Int(1))
-        })
     }
 
     /// Removes one owner from a lock.
@@ -186,17 +141,6 @@ impl Faults {
         let effect = Effect::BringsBack;
         journal.interfered("move", effect, Some(&there), from, clock::now());
         moved
-    }
-
-    /// All locks change their databases, and change back.
-    pub(super) fn swap_databases(&mut self) -> Result<bool, String> {
-        let effects = [Effect::EndsHolds, Effect::BringsBack];
-        self.interfere_with("swapdb", &effects, None, |faults| {
-            faults.call(&["SWAPDB", "0", "1"])?;
-            faults.pause_for(50);
-            faults.call(&["SWAPDB", "0", "1"])?;
-            Some(true)
-        })
     }
 
     /// No lock can be taken, and all can be given back.

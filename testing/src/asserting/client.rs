@@ -32,9 +32,6 @@ pub fn text(text: impl AsRef<[u8]>) -> Value {
 }
 
 /// The fencing token in a reply, which must be one.
-///
-/// # Panics
-/// If it is none.
 #[track_caller]
 pub fn token(reply: &Value) -> i64 {
     match reply {

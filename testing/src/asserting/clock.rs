@@ -26,9 +26,6 @@ const LENGTH: usize = 32;
 
 impl Clock {
     /// A clock that shows the right time. It is a library in C, which is built here.
-    ///
-    /// # Panics
-    /// If it can't be built.
     #[expect(clippy::new_without_default, reason = "it takes a compiler")]
     pub fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,53 @@
-use super::{Client, TestServer, status};
-use crate::cluster::{self, slot, tag};
+//! Servers that share the slots of a cluster.
+
+use std::net::SocketAddr;
+use std::process::{Command, Stdio};
+
+use crc::{CRC_16_XMODEM, Crc};
+
+use super::{Client, TestServer, eventually_within, status};
+use crate::{Connection, Result, SOON, reply_text};
+
+/// The slot of a key, by its tag if it has one.
+pub fn slot(key: &str) -> u16 {
+    let tag = key
+        .split_once('{')
+        .and_then(|(_, rest)| rest.split_once('}'))
+        .map_or(key, |(tag, _)| tag);
+    Crc::<u16>::new(&CRC_16_XMODEM).checksum(tag.as_bytes()) % 16384
+}
+
+/// A tag whose slot satisfies `wanted`, different for each `nth`.
+pub fn tag(wanted: impl Fn(u16) -> bool, nth: usize) -> String {
+    (0..u32::MAX)
+        .map(|n| n.to_string())
+        .filter(|tag| wanted(slot(tag)))
+        .nth(nth)
+        .unwrap_or_default()
+}
+
+/// Runs `redis-cli` to its end, for a minute at most: it may wait for the nodes
+/// of a cluster without end. Returns whether it succeeded, and what it wrote.
+pub fn redis_cli(args: &[&str]) -> Result<(bool, String)> {
+    let output = Command::new("timeout")
+        .args(["60", "redis-cli"])
+        .args(args)
+        .stdin(Stdio::null())
+        .output()?;
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8_lossy(&said).into_owned();
+    Ok((output.status.success(), said))
+}
+
+fn cluster_command(args: &[&str]) -> (bool, String) {
+    redis_cli(&[&["--cluster"], args, &["--cluster-yes"]].concat()).unwrap()
+}
+
+/// What a node answers to a question about its cluster.
+fn ask(node: SocketAddr, what: &str) -> Option<String> {
+    let reply = Connection::open(node).and_then(|mut node| node.call(&["CLUSTER", what]));
+    reply.ok().and_then(reply_text)
+}
 
 /// Three primaries with the module, a third of the slots each.
 pub struct Cluster {
@@ -14,22 +62,37 @@ impl Cluster {
     #[track_caller]
     pub fn start() -> Self {
         let nodes: Vec<_> = (0..3).map(|_| Self::node()).collect();
-        let addrs: Vec<_> = nodes.iter().map(|node| node.addr()).collect();
-        let ids = cluster::create(&addrs).unwrap_or_else(|error| panic!("{error}"));
-        Self { nodes, ids }
+        let addrs: Vec<String> = nodes.iter().map(|node| node.addr().to_string()).collect();
+        let mut args = vec!["create"];
+        args.extend(addrs.iter().map(String::as_str));
+        let (is_created, said) = cluster_command(&args);
+        assert!(is_created, "no cluster: {said}");
+        let mut cluster = Self {
+            nodes,
+            ids: Vec::new(),
+        };
+        cluster.await_agreement();
+        let ids = cluster.nodes.iter().map(|node| ask(node.addr(), "MYID"));
+        cluster.ids = ids.map(Option::unwrap).collect();
+        cluster
     }
 
     /// A node that is in no cluster yet.
     #[track_caller]
     pub fn node() -> TestServer {
-        TestServer::launch(cluster::node(TestServer::setup()))
+        TestServer::launch(TestServer::setup().in_a_cluster())
     }
 
     /// Waits until every node says that all is well.
     #[track_caller]
     pub fn await_agreement(&self) {
-        let addrs: Vec<_> = self.nodes.iter().map(|node| node.addr()).collect();
-        cluster::await_agreement(&addrs).unwrap_or_else(|error| panic!("{error}"));
+        let known = format!("cluster_known_nodes:{}", self.nodes.len());
+        let first = self.nodes[0].addr().to_string();
+        eventually_within(4 * SOON, "the nodes agree on the slots", || {
+            let well = |info: String| info.contains("cluster_state:ok") && info.contains(&known);
+            let mut infos = self.nodes.iter().map(|node| ask(node.addr(), "INFO"));
+            infos.all(|info| info.is_some_and(well)) && cluster_command(&["check", &first]).0
+        });
     }
 
     /// A connection to a node.
@@ -46,9 +109,18 @@ impl Cluster {
     /// Moves the lowest slots of one node to another, as an operator would.
     #[track_caller]
     pub fn reshard(&self, from: usize, to: usize, slots: usize) {
-        let (node, ids) = (self.nodes[0].addr(), &self.ids);
-        cluster::reshard(node, &ids[from], &ids[to], slots)
-            .unwrap_or_else(|error| panic!("{error}"));
+        let (node, slots) = (self.nodes[0].addr().to_string(), slots.to_string());
+        let (from, to) = (self.ids[from].as_str(), self.ids[to].as_str());
+        let which = [
+            "--cluster-from",
+            from,
+            "--cluster-to",
+            to,
+            "--cluster-slots",
+            &slots,
+        ];
+        let (is_moved, said) = cluster_command(&[&["reshard", &node][..], &which].concat());
+        assert!(is_moved, "no reshard: {said}");
     }
 }
 
@@ -86,9 +158,6 @@ impl MovingSlot {
         self.cluster.client(node).int(&count)
     }
     /// Tells a node of the slot's state, as `CLUSTER SETSLOT` has it.
-    ///
-    /// # Panics
-    /// If the node refuses that.
     #[track_caller]
     pub fn set(&self, node: usize, state: &str) {
         let command = format!("CLUSTER SETSLOT {} {state}", self.slot);
@@ -103,9 +172,6 @@ impl MovingSlot {
     }
 
     /// Moves one key.
-    ///
-    /// # Panics
-    /// If that fails.
     #[track_caller]
     pub fn migrate(&self, key: &str) {
         let port = self.cluster.nodes[1].addr().port();

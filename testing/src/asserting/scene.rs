@@ -39,9 +39,6 @@ impl Held {
     }
 
     /// The owner has a place.
-    ///
-    /// # Panics
-    /// If it has none.
     #[track_caller]
     pub fn place(&mut self, owner: &str, options: &str) {
         let command = format!("LOCK.ACQUIRE k {owner} {LONG} QUEUE 600000 ch {options}");
@@ -49,9 +46,6 @@ impl Held {
     }
 
     /// The owner gives its last hold back.
-    ///
-    /// # Panics
-    /// If it has not one hold.
     #[track_caller]
     pub fn release(&mut self, owner: &str) {
         let released = self.client.call(&format!("LOCK.RELEASE k {owner}"));
@@ -60,9 +54,6 @@ impl Held {
 }
 
 /// Sends commands as one transaction, and returns their replies.
-///
-/// # Panics
-/// If the server does not execute it.
 #[track_caller]
 pub fn transaction(client: &mut Client, commands: &[&str]) -> Vec<Value> {
     assert_eq!(client.call("MULTI"), status("OK"));
@@ -107,9 +98,6 @@ pub fn await_waiting(observer: &mut Client, key: &str, count: i64) {
 
 /// Nobody is handed any of these locks, for longer than the module leaves a contended
 /// lock alone. Each stands with the client of its owner `waiter`, who waits for it.
-///
-/// # Panics
-/// If somebody is.
 #[track_caller]
 pub fn assert_none_granted(observer: &mut Client, waiters: &[(&str, Client)]) {
     // It is the absence of an event that is observed.
@@ -124,9 +112,6 @@ pub fn assert_none_granted(observer: &mut Client, waiters: &[(&str, Client)]) {
 }
 
 /// Each of these waiters is told the token of its lock.
-///
-/// # Panics
-/// If one is told anything else, or nothing.
 #[track_caller]
 pub fn assert_all_granted(observer: &mut Client, waiters: Vec<(&str, Client)>) {
     for (key, mut waiter) in waiters {
@@ -137,9 +122,6 @@ pub fn assert_all_granted(observer: &mut Client, waiters: Vec<(&str, Client)>) {
 }
 
 /// Waits until this many replicas are in step.
-///
-/// # Panics
-/// If they never are.
 #[track_caller]
 pub fn await_replicas(observer: &mut Client, count: usize) {
     eventually(&format!("{count} replicas are online"), || {
@@ -155,9 +137,6 @@ pub fn await_replicas(observer: &mut Client, count: usize) {
 }
 
 /// Waits until the server is a `master`, or a `slave`.
-///
-/// # Panics
-/// If it never is.
 #[track_caller]
 pub fn await_role(client: &mut Client, role: &str) {
     let role = format!("role:{role}");
@@ -165,9 +144,6 @@ pub fn await_role(client: &mut Client, role: &str) {
 }
 
 /// `CONFIG SET lock.<setting>`
-///
-/// # Panics
-/// If the server refuses it.
 #[track_caller]
 pub fn configure(client: &mut Client, setting: &str, value: impl Display) {
     let set = client.call(&format!("CONFIG SET lock.{setting} {value}"));
@@ -175,9 +151,6 @@ pub fn configure(client: &mut Client, setting: &str, value: impl Display) {
 }
 
 /// How many wait for a lock.
-///
-/// # Panics
-/// If the server does not tell.
 #[track_caller]
 pub fn waiting(observer: &mut Client, key: &str) -> i64 {
     let info = observer.call(&format!("LOCK.INFO {key}"));
@@ -207,9 +180,6 @@ pub fn holders(shown: &Value) -> Vec<String> {
 }
 
 /// The value of a field in a flat list of names and values.
-///
-/// # Panics
-/// If it is not there.
 #[track_caller]
 pub fn field<'r>(map: &'r Value, name: &str) -> &'r Value {
     let Value::Array(words) = map else {

@@ -8,9 +8,6 @@ use crate::Told;
 
 impl Told {
     /// Reads a message.
-    ///
-    /// # Panics
-    /// If it is not five netstrings.
     #[track_caller]
     pub fn read(channel: &[u8], message: &[u8]) -> Self {
         Self::parse(channel, message)
@@ -18,9 +15,6 @@ impl Told {
     }
 
     /// The token of a grant.
-    ///
-    /// # Panics
-    /// If it tells of none.
     #[track_caller]
     pub fn token(&self) -> i64 {
         match self.result.parse() {

@@ -26,7 +26,7 @@ const EAGER: [(&str, u64); 5] = [
 
 /// Starts them, to watch the primary at this address.
 pub(super) fn start(binary: &Path, primary: SocketAddr) -> Result<Vec<Server>, String> {
-    let sentinels = sentinel::watch(binary, primary, SOURCE)?;
+    let sentinels = sentinel::watch(binary, primary, SOURCE);
     for sentinel in &sentinels {
         let mut connection = sentinel.connect()?;
         let settings = [

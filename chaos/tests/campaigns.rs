@@ -1,0 +1,155 @@
+//! Short campaigns of each kind find nothing, and find what is done wrong on purpose.
+
+use std::process::Command;
+use std::time::Duration;
+
+use redis_lock_client::LockClient;
+use redis_lock_redlock::Redlock;
+use redis_lock_testing::{Server, Setup, binary, module};
+
+/// Whether a campaign comes out as it should, and what it says.
+fn campaign(arguments: &str) -> (bool, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_redis-lock-chaos"));
+    command.arg("--server").arg(binary());
+    command.arg("--module").arg(module());
+    // What a fault is called has spaces in it.
+    let only = arguments.split_once(" --only ");
+    let (arguments, only) = only.map_or((arguments, None), |(head, only)| (head, Some(only)));
+    command.args(arguments.split_whitespace());
+    if let Some(only) = only {
+        command.args(["--only", only]);
+    }
+    let output = command.output().unwrap();
+    let report = [output.stdout, output.stderr].concat();
+    let report = String::from_utf8_lossy(&report).into_owned();
+    println!("{}", report.lines().last().unwrap_or_default());
+    (output.status.success(), report)
+}
+
+#[track_caller]
+fn assert_sound(arguments: &str) {
+    let (succeeds, report) = campaign(arguments);
+    assert!(succeeds && report.contains("breaches: 0"), "{report}");
+}
+
+/// Two owners in one lock are found.
+#[track_caller]
+fn assert_found(arguments: &str) {
+    let (succeeds, report) = campaign(arguments);
+    let is_found = report.contains("breach of exclusion: 2 owners");
+    assert!(!succeeds && is_found, "{report}");
+}
+
+#[test]
+fn bare_commands_on_one_server_keep_all_promises() {
+    assert_sound("--duration 15 --seed 1");
+}
+
+#[test]
+fn leases_on_one_server_exclude_each_other() {
+    assert_sound("--client library --seconds 6 --seed 1");
+}
+
+#[test]
+fn sessions_on_one_server_exclude_each_other() {
+    assert_sound("--client session --seconds 6 --seed 2");
+}
+
+#[test]
+fn leases_outlive_the_primaries_of_a_cluster() {
+    assert_sound("--client library --seconds 10 --seed 3 --topology cluster");
+}
+
+#[test]
+fn sessions_outlive_primaries_behind_sentinels() {
+    assert_sound("--client session --seconds 10 --seed 4 --topology sentinel");
+}
+
+#[test]
+fn acquires_that_are_given_up_and_crowds_leave_nothing() {
+    let arguments = "--client library --seconds 0 --cancels 5000 --crowd 500 --seed 5";
+    let (succeeds, report) = campaign(arguments);
+    assert!(succeeds, "{report}");
+    assert!(report.contains("5000 acquires given up"), "{report}");
+    assert!(report.contains("500 holds and waits"), "{report}");
+}
+
+#[test]
+fn work_that_goes_on_after_a_release_is_found() {
+    assert_found("--client library --seconds 60 --seed 6 --planted releases-too-early");
+}
+
+#[test]
+fn work_that_goes_on_after_a_loss_is_found() {
+    assert_found("--client library --seconds 60 --seed 6 --planted ignores-loss");
+}
+
+#[test]
+fn three_servers_let_nobody_in_besides_a_holder() {
+    assert_sound("--client redlock --duration 8 --seed 1 --servers 3");
+}
+
+#[test]
+fn five_servers_let_nobody_in_besides_a_holder() {
+    assert_sound("--client redlock --duration 8 --seed 2 --servers 5");
+}
+
+#[test]
+#[ignore = "make planted"]
+fn votes_that_are_forgotten_at_once_are_found() {
+    assert_found("--client redlock --duration 120 --seed 1 --servers 3 --restart-at-once");
+}
+
+/// What the campaign against Redlock would show, and without luck.
+#[tokio::test]
+async fn a_vote_forgotten_within_a_hold_lets_a_second_holder_in() {
+    let start = || Server::start(Setup::of(binary()).module(module())).unwrap();
+    let mut servers = [start(), start(), start()];
+    let urls = servers
+        .each_ref()
+        .map(|server| format!("redis://{}", server.addr()));
+    let connect = async || {
+        let (client, response) = (LockClient::builder(), Duration::from_secs(1));
+        Redlock::connect_with(client, response, urls.iter().map(String::as_str)).await
+    };
+    let (first, second) = (connect().await.unwrap(), connect().await.unwrap());
+    let take = async |redlock: &Redlock| {
+        let lock = redlock.lock("lock").lease(Duration::from_secs(60));
+        loop {
+            // A busy machine may answer too late.
+            if let Ok(Some(guard)) = lock.acquire_within(Duration::from_secs(1)).await {
+                return guard;
+            }
+        }
+    };
+    // The hold rests on two of them.
+    servers[2].crash();
+    let held = take(&first).await;
+    servers[2].restart().unwrap();
+    let refused = second.lock("lock").try_acquire().await;
+    assert!(!matches!(refused, Ok(Some(_))));
+    servers[0].crash();
+    servers[0].restart().unwrap();
+    let _also_held = take(&second).await;
+    assert!(!held.valid_for().is_zero(), "the first hold is over");
+}
+
+/// One fault: a replica that lags is promoted.
+const ONE_PROMOTION: &str = "--duration 1 --seed 1 --only late replica promoted";
+
+#[test]
+fn without_faults_there_is_nothing_to_find() {
+    let nothing = "--without-faults --duration 3 --seed 1";
+    assert_sound(&format!("--topology sentinel --mode plain {nothing}"));
+}
+
+#[test]
+fn acknowledged_holds_outlive_a_promotion() {
+    assert_sound(&format!("--topology sentinel {ONE_PROMOTION}"));
+}
+
+#[test]
+fn a_grace_period_keeps_two_owners_apart_over_a_promotion() {
+    let mode = "--topology sentinel --mode grace --lease-max 700";
+    assert_sound(&format!("{mode} {ONE_PROMOTION}"));
+}
