@@ -103,7 +103,7 @@ def test_a_fork(server):
         child = os.fork()
         if child == 0:
             try:
-                with locks.lock("l", wait=10, lease=0.3) as hold:
+                with locks.lock("l", wait=10, lease=3) as hold:
                     before = hold._valid_until
                     until(lambda: hold._valid_until > before)
                 os._exit(0)

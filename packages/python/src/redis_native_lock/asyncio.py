@@ -118,13 +118,9 @@ class Lock(BaseLock[Hold]):
 
 
 class Locks(BaseLocks[Lock, Hold]):
-    """Locks on the server of this client. A lease is in seconds; a prefix is put before each key."""
-
-    lock_type, hold_type = Lock, Hold
+    __doc__ = BaseLocks.__doc__
+    world_type, lock_type, hold_type = Tasks, Lock, Hold
     world: Tasks
-
-    def __init__(self, client: Any, lease: float = 30.0, prefix: str | bytes = ""):
-        super().__init__(Tasks(client), lease, prefix)
 
     async def aclose(self) -> None:
         """Ends the subscription, and waits some seconds for what goes on in the background."""
