@@ -301,7 +301,7 @@ dist: build-deps ## Build packages into target/dist, for the MACHINES
 .PHONY: test-dist
 test-dist: ## Install, upgrade and remove the packages of 'make dist' in an empty Debian, and load them
 	@scripts/install-missing test-dist
-	scripts/test-packages
+	scripts/test-dist
 
 .PHONY: build-deps
 build-deps:

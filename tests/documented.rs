@@ -147,7 +147,7 @@ const NODE: &str = "packages/node/tests/documented.test.mts";
 const GO: &str = "packages/go/example_test.go";
 const JAVA: &str = "packages/java/tests/src/test/java/redisnativelock/DocumentedTest.java";
 const PYTHON: &str = "packages/python/tests/test_documented.py";
-const PACKAGES: &str = "scripts/test-packages";
+const PACKAGES: &str = "scripts/test-dist";
 
 #[test]
 fn each_block_of_code_in_a_document_is_run_by_something() {
