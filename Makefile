@@ -233,7 +233,7 @@ test-java: deps build ## Test and build the package for Java
 conformance: deps build ## Play the same scenarios with the clients of all languages; all of them: into docs/packages.md
 	@for folder in packages/*/conformance; do scripts/install-missing $$(basename $${folder%/*}) || exit; done
 	cargo build --locked --package redis-lock-conformance --features tls
-	$(CARGO_TARGET_DIR)/debug/redis-lock-conformance $(or $(CONFORMANCE),--write docs/packages.md)
+	$(CARGO_TARGET_DIR)/debug/redis-lock-conformance $(or $(CONFORMANCE),--all-variants --write docs/packages.md)
 
 .PHONY: check-docs
 check-docs: deps build ## Run what the documents show in other languages, and all else that they show
@@ -293,7 +293,7 @@ dist: build-deps ## Build packages into target/dist, for the MACHINES
 .PHONY: test-dist
 test-dist: ## Install, upgrade and remove the packages of 'make dist' in an empty Debian, and load them
 	@scripts/install-missing test-dist
-	scripts/test-packages
+	scripts/test-dist
 
 .PHONY: build-deps
 build-deps:

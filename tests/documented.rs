@@ -68,12 +68,14 @@ fn blocks_of(document: &str) -> Vec<Block> {
 
 /// Where what a block shows is run: its document, its language, a word in it, and a test or
 /// a script. What is a picture, and no code, is told apart here, too.
-const RUN_BY: [(&str, &str, &str, &str); 51] = [
+const RUN_BY: [(&str, &str, &str, &str); 53] = [
     ("CONTRIBUTING.md", "sh", "make help", HERE),
     ("README.md", "text", "LOCK.ACQUIRE orders:42", HERE),
     ("README.md", "sh", "make run", HERE),
     ("README.md", "python", "import redis", CHECK),
     ("README.md", "js", "ioredis", CHECK),
+    ("README.md", "go", "", GO),
+    ("README.md", "java", "", JAVA),
     ("README.md", "rust", "ship(", "client/tests/documented.rs"),
     ("README.md", "sh", "sudo dpkg -i", PACKAGES),
     ("RELEASE.md", "sh", "make lint", HERE),
@@ -145,7 +147,7 @@ const NODE: &str = "packages/node/tests/documented.test.mts";
 const GO: &str = "packages/go/example_test.go";
 const JAVA: &str = "packages/java/tests/src/test/java/redisnativelock/DocumentedTest.java";
 const PYTHON: &str = "packages/python/tests/test_documented.py";
-const PACKAGES: &str = "scripts/test-packages";
+const PACKAGES: &str = "scripts/test-dist";
 
 #[test]
 fn each_block_of_code_in_a_document_is_run_by_something() {

@@ -52,29 +52,6 @@ func TestOneAtATimeInManyProcesses(t *testing.T) {
 	until(t, "no subscription outlives its client", func() bool { return len(s.PubSubChannels(ctx, "*").Val()) == 1 })
 }
 
-func TestFirstComeFirstServed(t *testing.T) {
-	s := newServer(t)
-	locks := s.locks()
-	first := must[*Hold](t)(locks.Mutex("l").Lock(ctx))
-	var waits []*waiting
-	for range 8 {
-		waits = append(waits, wait(locks.Mutex("l"), ctx))
-		until(t, "it waits", func() bool { return s.places() == len(waits) })
-	}
-	token := first.Token()
-	mustBe(t, first.Release(), nil)
-	for _, w := range waits {
-		h := w.get(t)
-		if h.Token() <= token || h.Owner() == first.Owner() {
-			t.Fatalf("%d after %d", h.Token(), token)
-		}
-		token = h.Token()
-		mustBe(t, h.Release(), nil)
-		mustBe(t, h.Release(), nil) // once is enough
-	}
-	s.nothingIsLeft(locks, "l")
-}
-
 func TestHowLongItWaits(t *testing.T) {
 	s := newServer(t)
 	locks := s.locks()
@@ -107,81 +84,49 @@ func TestHowLongItWaits(t *testing.T) {
 	s.nothingIsLeft(locks, "l")
 }
 
-func TestReadersPermitsKeysAndOnce(t *testing.T) {
+func TestOptions(t *testing.T) {
 	s := newServer(t)
 	locks := s.locks(Prefix("app:"), Lease(20*time.Second))
-	readers, permits := locks.Mutex("r", Shared()), locks.Mutex("s", Limit(2))
-	for _, m := range []*Mutex{readers, readers, permits, permits} {
-		must[*Hold](t)(m.TryLock(ctx))
-	}
-	_, err := permits.TryLock(ctx)
-	mustBe(t, err, ErrBusy)
-	_, err = locks.Mutex("r").TryLock(ctx)
-	mustBe(t, err, ErrBusy)
 	h := must[*Hold](t)(locks.Mutex("\xff\r\n").TryLock(ctx))
 	if ttl := s.PTTL(ctx, "app:\xff\r\n").Val(); h.Key() != "app:\xff\r\n" || ttl > 20*time.Second || ttl < 15*time.Second {
 		t.Fatal(ttl)
 	}
-	once := locks.Mutex("cron", AtLeast(5*time.Second))
-	mustBe(t, once.Do(ctx, func(*Hold) error { return nil }), nil)
-	if ttl := s.PTTL(ctx, "app:cron").Val(); ttl < 3*time.Second || ttl > 5*time.Second {
-		t.Fatal(ttl)
-	}
-	_, err = once.TryLock(ctx)
-	mustBe(t, err, ErrBusy)
-	if _, err = locks.Mutex("l", Lease(0)).TryLock(ctx); code(err) != "ERR" {
-		t.Fatal(err)
-	}
-}
-
-func TestAHoldIsKeptUp(t *testing.T) {
-	s := newServer(t)
-	h := must[*Hold](t)(s.locks().Mutex("l", Lease(300*time.Millisecond)).Lock(ctx))
-	for range 5 {
-		before := h.validFrom()
-		until(t, "it is renewed", func() bool { return h.validFrom() > before })
-	}
-	if s.lock("l")["fence"] != h.Token() || h.Context().Err() != nil {
-		t.Fatal("it is another")
-	}
-	mustBe(t, h.Renew(ctx, 20*time.Second), nil)
-	if valid, ttl := h.ValidFor(), s.PTTL(ctx, "l").Val(); valid > ttl || valid < 15*time.Second || ttl > 20*time.Second {
-		t.Fatal(valid, ttl)
-	}
 	mustBe(t, h.Release(), nil)
+	mustBe(t, h.Release(), nil) // once is enough
 	if err := h.Renew(ctx, 0); err == nil || h.ValidFor() != 0 || h.Context().Err() == nil {
 		t.Fatal("it was released")
 	}
+	if _, err := locks.Mutex("l", Lease(0)).TryLock(ctx); code(err) != "ERR" {
+		t.Fatal(err)
+	}
+	s.HSet(ctx, "app:data", "field", "value")
+	if _, err := locks.Mutex("data").Lock(ctx); code(err) != "NOTALOCK" {
+		t.Fatal(err)
+	}
+	over, cancel := context.WithCancel(ctx)
+	cancel()
+	_, err := locks.Mutex("free").Lock(over)
+	mustBe(t, err, context.Canceled)
+	s.nothingIsLeft(locks, "app:l", "app:free")
 }
 
-// validFrom is until when it is relied upon.
-func (h *Hold) validFrom() time.Duration {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.validUntil
-}
-
-func TestWorkBeginsBeforeTheClaim(t *testing.T) {
+func TestMessagesForNobody(t *testing.T) {
 	s := newServer(t)
 	locks := s.locks()
-	first := must[*Hold](t)(locks.Mutex("l").Lock(ctx))
-	w := wait(locks.Mutex("l"), ctx)
-	until(t, "it waits", func() bool { return s.places() == 1 })
-	mustBe(t, first.Release(), nil)
-	h := w.get(t)
-	if valid := h.ValidFor(); valid > 2*time.Second {
-		t.Fatalf("%v before the claim", valid)
+	h := must[*Hold](t)(locks.Mutex("l").Lock(ctx))
+	_, err := locks.Mutex("l", Wait(50*time.Millisecond)).Lock(ctx) // so that it has subscribed
+	mustBe(t, err, ErrBusy)
+	// What comes doubled or late, or is no message, changes nothing.
+	again, gone := netstrings("0", "l", h.Owner(), "42", "2000"), netstrings("0", "l", h.Owner(), "0", "0")
+	for _, message := range []string{again, gone, "what?"} {
+		s.Publish(ctx, locks.channel, message)
 	}
-	until(t, "it is claimed", func() bool { return h.ValidFor() > 20*time.Second })
-	s.ConfigSet(ctx, "lock.claim-timeout", "300")
-	w = wait(locks.Mutex("l"), ctx)
-	until(t, "it waits", func() bool { return s.places() == 1 })
-	begun := now()
-	until(t, "it waits long", func() bool { return now()-begun > 300*time.Millisecond })
+	mustBe(t, h.Renew(ctx, 0), nil)
 	mustBe(t, h.Release(), nil)
-	if valid := w.get(t).ValidFor(); valid < 15*time.Second {
-		t.Fatalf("who waited long claims first: %v", valid)
-	}
+	// A grant that nobody waits for is given back.
+	token := must[int64](t)(s.Do(ctx, "LOCK.ACQUIRE", "l", "x", "LEASE", 60000).Int64())
+	s.Publish(ctx, locks.channel, netstrings("0", "l", "x", fmt.Sprint(token), "2000"))
+	s.nothingIsLeft(locks, "l")
 }
 
 func TestALocker(t *testing.T) {
@@ -207,31 +152,6 @@ func TestALocker(t *testing.T) {
 		}
 	}()
 	locker.Unlock()
-}
-
-func TestWhatTheServerRefuses(t *testing.T) {
-	s := newServer(t)
-	locks := s.locks()
-	s.HSet(ctx, "data", "field", "value")
-	if _, err := locks.Mutex("data").Lock(ctx); code(err) != "NOTALOCK" {
-		t.Fatal(err)
-	}
-	s.ConfigSet(ctx, "lock.min-replicas", "1")
-	_, err := locks.Mutex("l").TryLock(ctx)
-	mustBe(t, err, ErrNotSafe)
-	s.ConfigSet(ctx, "lock.min-replicas", "0")
-	s.nothingIsLeft(locks, "l")
-	// As the module tells it to a place.
-	must[*Hold](t)(locks.Mutex("l").Lock(ctx))
-	for text, want := range map[string]error{"DEADLOCK a": ErrDeadlock, "SUPERSEDED by b": ErrSuperseded} {
-		w := wait(locks.Mutex("l"), ctx)
-		until(t, "it waits", func() bool { return s.places() == 1 })
-		owner := s.lock("l")["waiters"].([]any)[0].(map[any]any)["owner"].(string)
-		s.Publish(ctx, locks.channel, netstrings("0", "l", owner, "-"+text, "0"))
-		<-w.done
-		mustBe(t, w.err, want)
-		s.Do(ctx, "LOCK.RELEASE", "l", owner)
-	}
 }
 
 func netstrings(parts ...string) (message string) {

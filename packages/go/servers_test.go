@@ -12,8 +12,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -195,104 +193,4 @@ func mustBe(t testing.TB, err, want error) {
 	if !errors.Is(err, want) {
 		t.Fatalf("%v is not %v", err, want)
 	}
-}
-
-// A waiting is what Lock returns, some day.
-type waiting struct {
-	done chan struct{}
-	hold *Hold
-	err  error
-}
-
-func wait(m *Mutex, ctx context.Context) *waiting {
-	w := &waiting{done: make(chan struct{})}
-	go func() {
-		defer close(w.done)
-		w.hold, w.err = m.Lock(ctx)
-	}()
-	return w
-}
-
-func (w *waiting) get(t testing.TB) *Hold {
-	t.Helper()
-	select {
-	case <-w.done:
-	case <-time.After(30 * time.Second):
-		t.Fatal("it waits and waits")
-	}
-	if w.err != nil {
-		t.Fatal(w.err)
-	}
-	return w.hold
-}
-
-// A proxy stands between a client and its server: it cuts connections, delays, or swallows what has a word.
-type proxy struct {
-	net.Listener
-	target    string
-	delay     atomic.Int64
-	swallows  atomic.Value
-	swallowed atomic.Int64
-	mu        sync.Mutex
-	open      []net.Conn
-}
-
-func newProxy(s *server) *proxy {
-	listener := must[net.Listener](s.t)(net.Listen("tcp", "127.0.0.1:0"))
-	p := &proxy{Listener: listener, target: s.addr()}
-	p.swallows.Store("")
-	s.t.Cleanup(func() { p.Close(); p.cut() })
-	go func() {
-		for {
-			client, err := p.Accept()
-			if err != nil {
-				return
-			}
-			server, err := net.Dial("tcp", p.target)
-			if err != nil {
-				client.Close()
-				continue
-			}
-			p.mu.Lock()
-			p.open = append(p.open, client, server)
-			p.mu.Unlock()
-			go p.carry(client, server, false)
-			go p.carry(server, client, true)
-		}
-	}()
-	return p
-}
-
-func (p *proxy) carry(from, to net.Conn, isAnswer bool) {
-	defer from.Close()
-	defer to.Close()
-	buffer := make([]byte, 65536)
-	for {
-		n, err := from.Read(buffer)
-		if err != nil {
-			return
-		}
-		time.Sleep(time.Duration(p.delay.Load()))
-		word := p.swallows.Load().(string)
-		if isAnswer && word != "" && strings.Contains(string(buffer[:n]), word) {
-			p.swallowed.Add(1)
-		} else if _, err := to.Write(buffer[:n]); err != nil {
-			return
-		}
-	}
-}
-
-func (p *proxy) cut() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, conn := range p.open {
-		conn.Close()
-	}
-	p.open = nil
-}
-
-func (p *proxy) locks(t testing.TB, options ...Option) *Locks {
-	client := redis.NewClient(&redis.Options{Addr: p.Addr().String(), ClientName: "app", PoolSize: 30})
-	t.Cleanup(func() { client.Close() })
-	return New(client, options...)
 }

@@ -3,13 +3,12 @@ import { readFileSync } from "node:fs";
 import { readFile, writeFile } from "node:fs/promises";
 import { createInterface } from "node:readline";
 import { setImmediate as turn } from "node:timers/promises";
-import { Cluster, Redis } from "ioredis";
-import { createClient, createCluster, createSentinel } from "redis";
 import { createLocks, LockLost, NativeLockError } from "redis-native-lock";
 
 class WorkFailed extends Error {}
 
 const variant = process.argv[2];
+const { Cluster, Redis, createClient, createCluster, createSentinel } = await import(variant.replace("node-", ""));
 const clients = new Map();
 const asked = new Map();
 
@@ -31,7 +30,7 @@ async function connected({ kind, urls, service, user, password, ca_file: caFile 
   const ca = caFile && readFileSync(caFile);
   const login = { ...(user && { username: user }), ...(password && { password }) };
   const noise = (error) => process.stderr.write(`${error}\n`);
-  if (variant === "ioredis") {
+  if (variant.startsWith("ioredis")) {
     const tls = urls[0].startsWith("rediss:") ? { tls: { ca } } : {};
     // As README.md says to set it.
     const options = { ...login, ...tls, socketTimeout: 5000 };

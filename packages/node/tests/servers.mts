@@ -1,7 +1,7 @@
-// Servers with the lock module, started here, clients of every library, and a proxy that hurts connections.
+// Servers with the lock module, started here, and clients of every library.
 import { type ChildProcess, execFileSync, spawn } from "node:child_process";
-import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
-import { createServer, connect, type AddressInfo, type Socket } from "node:net";
+import { mkdtempSync, rmSync } from "node:fs";
+import { createServer, type AddressInfo } from "node:net";
 import { tmpdir } from "node:os";
 import { setTimeout as sleep } from "node:timers/promises";
 import { Cluster, Redis } from "ioredis";
@@ -42,7 +42,7 @@ export class Server implements AsyncDisposable {
   private constructor(private readonly options: string[]) {}
 
   static async start(...options: string[]): Promise<Server> {
-    const server = new Server([...options, ...(options.includes("--sentinel") ? [] : ["--loadmodule", MODULE])]);
+    const server = new Server([...options, "--loadmodule", MODULE]);
     for (let attempt = 0; attempt < 10; attempt++) {
       server.port = await freePort();
       if (await server.startAgain()) return server;
@@ -50,19 +50,9 @@ export class Server implements AsyncDisposable {
     throw new Error(`the server does not start: ${server.log}`);
   }
 
-  static async bare(): Promise<Server> {
-    const server = new Server([]);
-    server.port = await freePort();
-    await server.startAgain();
-    return server;
-  }
-
   async startAgain(): Promise<boolean> {
     const at = ["--port", String(this.port), "--bind", "127.0.0.1", "--dir", this.dir];
-    // The options of a file come after the file.
-    const args = [...this.options.filter((one) => one.endsWith(".conf")), ...at];
-    const rest = this.options.filter((one) => !one.endsWith(".conf"));
-    const child = spawn(BINARY, [...args, ...(rest.includes("--sentinel") ? [] : ["--save", ""]), ...rest]);
+    const child = spawn(BINARY, [...at, "--save", "", ...this.options]);
     this.process = child;
     child.stdout.on("data", (data) => (this.log = String(data)));
     this.redis = new Redis({ port: this.port, retryStrategy: () => 20, connectTimeout: 1000 }).on("error", () => {});
@@ -97,14 +87,6 @@ export class Server implements AsyncDisposable {
     return own.length + ((await this.redis.call("PUBSUB", "SHARDCHANNELS", "redislock:*")) as unknown[]).length;
   }
 
-  stop(): void {
-    this.process.kill("SIGSTOP");
-  }
-
-  goOn(): void {
-    this.process.kill("SIGCONT");
-  }
-
   async kill(): Promise<void> {
     this.redis.disconnect();
     if (this.process.exitCode === null && this.process.signalCode === null) {
@@ -125,18 +107,18 @@ export interface Made extends Disposable {
 }
 
 const ignore = (): void => {};
-type Make = (port: number, more?: { username?: string; password?: string }) => Promise<Made>;
+type Make = (port: number) => Promise<Made>;
 
 function ofIoredis(Kind: typeof Redis | typeof Redis5 | typeof Valkey, options: object = {}): Make {
-  return async (port, more) => {
-    const client = new (Kind as typeof Redis)({ port, ...options, ...more }).on("error", ignore);
+  return async (port) => {
+    const client = new (Kind as typeof Redis)({ port, ...options }).on("error", ignore);
     return { client, [Symbol.dispose]: () => void (client.disconnect()) };
   };
 }
 
 function ofNodeRedis(create: typeof createClient | typeof createClient5, options: object = {}): Make {
-  return async (port, more) => {
-    const client = (create as typeof createClient)({ socket: { port }, ...options, ...more }).on("error", ignore);
+  return async (port) => {
+    const client = (create as typeof createClient)({ socket: { port }, ...options }).on("error", ignore);
     await client.connect();
     return { client, [Symbol.dispose]: () => void (client.isOpen && client.destroy()) };
   };
@@ -191,57 +173,4 @@ export async function startCluster(): Promise<Server[]> {
   execFileSync("redis-cli", ["--cluster", "create", ...addresses, "--cluster-yes"]);
   for (const node of nodes) await until(async () => (await node.redis.cluster("INFO")).includes("cluster_state:ok"));
   return nodes;
-}
-
-export async function startSentinel(primary: Server): Promise<Server> {
-  const file = `${primary.dir}/sentinel.conf`;
-  const terms = ["down-after-milliseconds main 500", "failover-timeout main 3000"];
-  const monitor = `sentinel monitor main 127.0.0.1 ${primary.port} 1\n`;
-  writeFileSync(file, monitor + terms.map((line) => `sentinel ${line}\n`).join(""));
-  return Server.start(file, "--sentinel");
-}
-
-/** Stands between a client and its server: it delays, cuts connections, or swallows what has a word. */
-export class Proxy implements Disposable {
-  delayMs = 0;
-  swallows = "";
-  swallowed = 0;
-  readonly pairs = new Set<[Socket, Socket]>();
-  port = 0;
-  private readonly listener = createServer((client) => this.join(client));
-
-  static async before(server: Server): Promise<Proxy> {
-    const proxy = new Proxy(server.port);
-    await new Promise<void>((resolve) => proxy.listener.listen(0, "127.0.0.1", resolve));
-    proxy.port = (proxy.listener.address() as AddressInfo).port;
-    return proxy;
-  }
-
-  private constructor(private readonly target: number) {}
-
-  private join(client: Socket): void {
-    const server = connect(this.target, "127.0.0.1");
-    const pair: [Socket, Socket] = [client.setNoDelay(), server.setNoDelay()];
-    this.pairs.add(pair);
-    for (const [from, to] of [pair, [server, client] as const]) {
-      from.on("data", (data) => {
-        if (this.swallows !== "" && from === server && data.includes(this.swallows)) this.swallowed++;
-        else if (this.delayMs > 0) setTimeout(() => to.writable && to.write(data), this.delayMs);
-        else to.write(data);
-      });
-      from.on("error", ignore).on("close", () => {
-        this.pairs.delete(pair);
-        to.destroy();
-      });
-    }
-  }
-
-  cut(): void {
-    for (const pair of this.pairs) for (const one of pair) one.destroy();
-  }
-
-  [Symbol.dispose](): void {
-    this.listener.close();
-    this.cut();
-  }
 }

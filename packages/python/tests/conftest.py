@@ -1,4 +1,4 @@
-"""Servers with the lock module, started here, and a proxy that hurts connections."""
+"""Servers with the lock module, started here, and a proxy that delays."""
 
 import asyncio
 import contextlib
@@ -8,7 +8,6 @@ import os
 import random
 import select
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -100,12 +99,6 @@ class Server:
     def places(self):
         return self.redis.info("lock")["lock_places"]
 
-    def stop(self):
-        self.process.send_signal(signal.SIGSTOP)
-
-    def go_on(self):
-        self.process.send_signal(signal.SIGCONT)
-
     def kill(self):
         self.process.kill()
         self.process.wait()
@@ -162,9 +155,6 @@ class World:
 
         await asyncio.to_thread(work)
 
-    def lost(self, hold):
-        return asyncio.sleep(20) if self.is_asyncio else hold.lost.wait(20)
-
     def fail(self, hold):
         raise KeyError("mine")
 
@@ -193,21 +183,11 @@ def server(shared_server):
     return shared_server
 
 
-@pytest.fixture
-def frail():
-    """A server that a test may stop and kill."""
-    server = Server()
-    yield server
-    server.go_on()
-    server.end()
-
-
 class Proxy:
-    """Stands between a client and its server: it cuts connections, and delays."""
+    """Stands between a client and its server, and delays."""
 
     def __init__(self, port):
         self.target, self.delay = port, 0.0
-        self.pairs = []
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -223,7 +203,6 @@ class Proxy:
                     continue
                 for one in (client, server):
                     one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self.pairs.append((client, server))
                 threading.Thread(target=self._carry, args=(client, server), daemon=True).start()
 
     def _carry(self, client, server):
@@ -242,16 +221,8 @@ class Proxy:
         client.close()
         server.close()
 
-    def cut(self):
-        pairs, self.pairs = self.pairs, []
-        for pair in pairs:
-            for one in pair:
-                with contextlib.suppress(OSError):
-                    one.shutdown(socket.SHUT_RDWR)
-
     def end(self):
         self.listener.close()
-        self.cut()
 
 
 @pytest.fixture

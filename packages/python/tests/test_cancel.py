@@ -2,11 +2,9 @@
 
 import asyncio
 import os
-import random
 import signal
 import subprocess
 import sys
-import time
 from contextlib import aclosing
 
 import anyio
@@ -27,30 +25,6 @@ def locks_of(server, **options):
 
 async def nothing_left(server, locks):
     await soon(lambda: server.is_free("l") and server.places() == 0 and not locks.holds)
-
-
-async def test_cancelled_in_each_phase(server, proxy):
-    """On a slow network, where a cancel finds commands on their way."""
-    proxy.delay = 0.01
-    rng = random.Random(7)
-    async with locks_of(proxy, max_connections=40) as locks:
-
-        async def section():
-            async with locks.lock("l"):
-                await asyncio.sleep(0.005)
-
-        for _ in range(15):
-            tasks = [asyncio.create_task(section()) for _ in range(8)]
-            for task in tasks:
-                await asyncio.sleep(rng.random() * 0.03)
-                task.cancel()
-            # At once: none waits for what it gives back.
-            begun = time.monotonic()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            assert time.monotonic() - begun < 1.5
-        await nothing_left(server, locks)
-        async with locks.lock("l", wait=5):
-            pass
 
 
 async def test_scopes_of_anyio(server):
@@ -91,8 +65,10 @@ async def test_cancelled_in_the_moment_of_a_loss(server):
         await asyncio.sleep(0)
 
 
+# A shell has what it starts in the background ignore SIGINT, and so what that starts.
 PROGRAM = """
-import time, redis, redis_native_lock as native
+import signal, time, redis, redis_native_lock as native
+signal.signal(signal.SIGINT, signal.default_int_handler)
 client = redis.Redis(port={port})
 locks = native.Locks(client, lease=1)
 """
@@ -101,20 +77,6 @@ locks = native.Locks(client, lease=1)
 def program(server, text):
     command = [sys.executable, "-c", PROGRAM.format(port=server.port) + text]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-
-
-def test_the_holders_process_is_killed(server):
-    locks = redis_native_lock.Locks(redis.Redis(port=server.port))
-    holder = program(server, "locks.lock('l').acquire(); print('held', flush=True); input()")
-    assert holder.stdout.readline() == b"held\n"
-    with pytest.raises(LockBusy):
-        locks.lock("l", wait=1.5).acquire()  # it is renewed
-    holder.send_signal(signal.SIGKILL)
-    holder.wait()
-    begun = time.monotonic()
-    with locks.lock("l", wait=10):
-        assert time.monotonic() - begun < 1.5
-    locks.close()
 
 
 def test_interrupted_while_it_waits(server):
@@ -141,7 +103,7 @@ def test_a_fork(server):
         child = os.fork()
         if child == 0:
             try:
-                with locks.lock("l", wait=10, lease=0.3) as hold:
+                with locks.lock("l", wait=10, lease=3) as hold:
                     before = hold._valid_until
                     until(lambda: hold._valid_until > before)
                 os._exit(0)

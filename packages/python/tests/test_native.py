@@ -47,7 +47,7 @@ async def test_the_hook_of_the_client(server, world, library):
         await world.section(lock(), lambda _: server.redis.delete("l"), world.fail)
     # Without a time-out it is renewed until it is released.
     assert await is_so(other.acquire)
-    await world.call(other.local.hold.renew, 0.3)
+    await world.call(other.local.hold.renew, 3)
     before = other.local.hold._valid_until
     await soon(lambda: other.local.hold._valid_until > before)
     await refused(errors.LockError, other.extend, 1)

@@ -5,12 +5,11 @@
 
 import functools
 import threading
-from typing import Any
 
 from ._core import BaseHold, BaseLock, BaseLocks
 from ._errors import Deadlock, LockBusy, LockLost, NativeLockError, NoModule, NotSafe, Superseded
 from ._native import native_lock
-from ._threads import Threads, blocking, everything, run
+from ._threads import Threads, blocking, run
 
 __version__ = "0.1.0"
 
@@ -34,13 +33,8 @@ class Lock(BaseLock[Hold]):
 
 
 class Locks(BaseLocks[Lock, Hold]):
-    """Locks on the server of this client. A lease is in seconds; a prefix is put before each key."""
-
-    lock_type, hold_type = Lock, Hold
-
-    def __init__(self, client: Any, lease: float = 30.0, prefix: str | bytes = ""):
-        super().__init__(Threads(client), lease, prefix)
-        everything.add(self)
+    __doc__ = BaseLocks.__doc__
+    world_type, lock_type, hold_type = Threads, Lock, Hold
 
     def close(self) -> None:
         """Ends the subscription."""

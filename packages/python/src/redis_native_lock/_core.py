@@ -10,6 +10,7 @@ import inspect
 import logging
 import random
 import re
+import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
@@ -477,14 +478,17 @@ class BaseLock(Generic[H]):
 
 
 class BaseLocks(Generic[L, H]):
-    """What `Locks` has in both worlds."""
+    """Locks on the server of this client. A lease is in seconds; a prefix is put before each key."""
 
+    world_type: type[World]
     lock_type: type[L]
     hold_type: type[H]
+    alive: "weakref.WeakSet[BaseLocks[Any, Any]]" = weakref.WeakSet()
 
-    def __init__(self, world: World, lease: float, prefix: str | bytes):
-        self.world, self._lease, self.is_checked = world, _checked(lease), False
+    def __init__(self, client: Any, lease: float = 30.0, prefix: str | bytes = ""):
+        self.world, self._lease, self.is_checked = self.world_type(client), _checked(lease), False
         self._prefix = prefix.encode() if isinstance(prefix, str) else prefix
+        self.alive.add(self)
         self.reset()
 
     def reset(self) -> None:

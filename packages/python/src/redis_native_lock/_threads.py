@@ -5,11 +5,10 @@ import functools
 import os
 import select
 import threading
-import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar, cast
 
-from ._core import ENDLESS, RELEASE_WITHIN, Renewer, World
+from ._core import ENDLESS, RELEASE_WITHIN, BaseLocks, Renewer, World
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -153,13 +152,10 @@ def _connection_of(pool: Any) -> Any:
         return pool.get_connection("_")
 
 
-# What a fork has to begin anew: it has no threads but its own.
-everything: "weakref.WeakSet[Any]" = weakref.WeakSet()
-
-
 def _begin_anew() -> None:
+    """After a fork there are no threads but its own."""
     Threads.renewer.__init__()  # type: ignore[misc]
-    for locks in everything:
+    for locks in BaseLocks.alive:
         locks.reset()
 
 

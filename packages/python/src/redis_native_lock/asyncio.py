@@ -1,6 +1,7 @@
 """Locks for redis-py's and valkey-py's clients of asyncio: `Locks(client)`."""
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import Coroutine
 from typing import Any
@@ -18,8 +19,7 @@ class Tasks(World):
         self.renewer = Renewer(lambda: self._look_after(0))
         self._timer: asyncio.Handle | None = None
         self._initializing = asyncio.Lock()
-        # A task that nobody refers to would be collected.
-        self.tasks: set[asyncio.Task[Any] | None] = set()
+        self.tasks: set[asyncio.Task[Any]] = set()
 
     def _look_after(self, seconds: float) -> None:
         if self._timer is not None:
@@ -31,12 +31,15 @@ class Tasks(World):
     def pool(self, key: bytes) -> Any:
         return self.client.get_node_from_key(key) if self.is_cluster else self.client.connection_pool
 
-    async def command(self, args: tuple[Any, ...], within: float) -> Any:
+    async def _in_time(self, work: Any, within: float) -> Any:
         try:
             async with asyncio.timeout(within):
-                return await (self._redirected(args) if self.is_cluster else self._command(args))
+                return await work
         except TimeoutError:
             raise ConnectionError("no answer in time") from None
+
+    async def command(self, args: tuple[Any, ...], within: float) -> Any:
+        return await self._in_time(self._redirected(args) if self.is_cluster else self._command(args), within)
 
     async def _command(self, args: tuple[Any, ...]) -> Any:
         pool = self.client.connection_pool
@@ -61,40 +64,24 @@ class Tasks(World):
             # So redis-py fails where others have just closed the connection.
             raise ConnectionError(f"the client has failed: {error}") from error
 
+    async def read(self, connection: Any, within: float = ENDLESS) -> Any:
+        return await self._in_time(connection.read_response(disable_decoding=True), within)
+
     async def wait(self, event: Any, within: float) -> bool:
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within):
-                return bool(await event.wait())
-        except TimeoutError:
-            return False
+                await event.wait()
+        return bool(event.is_set())
 
     async def shielded(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return await self.spawn(work)
+        return await asyncio.shield(self.spawn(work))
 
-    def spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Future[Any]":
-        # What `asyncio.shield` does takes two turns of the loop more.
-        result = asyncio.get_running_loop().create_future()
-        self.tasks.add(asyncio.create_task(self._carry(work, result)))
-        return result
-
-    async def _carry(self, work: Coroutine[Any, Any, Any], result: "asyncio.Future[Any]") -> None:
-        try:
-            value = await work
-            if not result.done():
-                result.set_result(value)
-        except Exception as error:
-            if not result.done():
-                result.set_exception(error)
-        finally:
-            result.cancel()
-            self.tasks.discard(asyncio.current_task())
-
-    async def read(self, connection: Any, within: float = ENDLESS) -> Any:
-        try:
-            async with asyncio.timeout(None if within == ENDLESS else within):
-                return await connection.read_response(disable_decoding=True)
-        except TimeoutError:
-            raise ConnectionError("no answer in time") from None
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+        task = asyncio.create_task(work)
+        # A task that nobody refers to would be collected.
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
 
     def close(self, connection: Any) -> None:
         self.spawn(connection.disconnect(nowait=True))
@@ -131,20 +118,15 @@ class Lock(BaseLock[Hold]):
 
 
 class Locks(BaseLocks[Lock, Hold]):
-    """Locks on the server of this client. A lease is in seconds; a prefix is put before each key."""
-
-    lock_type, hold_type = Lock, Hold
+    __doc__ = BaseLocks.__doc__
+    world_type, lock_type, hold_type = Tasks, Lock, Hold
     world: Tasks
-
-    def __init__(self, client: Any, lease: float = 30.0, prefix: str | bytes = ""):
-        super().__init__(Tasks(client), lease, prefix)
 
     async def aclose(self) -> None:
         """Ends the subscription, and waits some seconds for what goes on in the background."""
         self._close_ears()
-        tasks = [task for task in self.world.tasks if task is not None]
-        if tasks:
-            await asyncio.wait(tasks, timeout=REPLY_WITHIN)
+        if self.world.tasks:
+            await asyncio.wait(self.world.tasks, timeout=REPLY_WITHIN)
 
 
 # For the hook of redis-py and valkey-py: `client.lock(name, lock_class=NativeLock)`.

@@ -29,7 +29,6 @@ final class Attempt {
   private final long wait;
   private final boolean isInterruptible;
   private final long firstSent = System.nanoTime();
-  private boolean wasInterrupted;
   private boolean maySubscribe = true;
   /** Whether the server may have a place or a hold for it. */
   private boolean isInDoubt;
@@ -64,9 +63,6 @@ final class Attempt {
     } finally {
       if (grant == null) {
         giveUp(isCut);
-      }
-      if (wasInterrupted) {
-        Thread.currentThread().interrupt();
       }
     }
   }
@@ -109,26 +105,18 @@ final class Attempt {
   }
 
   private <T> T await(CompletableFuture<T> future, long nanos) throws ServerError, IOException, InterruptedException {
-    long begun = System.nanoTime();
-    while (true) {
-      try {
-        return future.get(nanos - (System.nanoTime() - begun), TimeUnit.NANOSECONDS);
-      } catch (InterruptedException interrupt) {
-        if (isInterruptible) {
-          throw interrupt;
-        }
-        wasInterrupted = true;
-      } catch (TimeoutException late) {
-        throw new IOException("no answer in time", late);
-      } catch (ExecutionException failure) {
-        Throwable error = locks.meaning(failure);
-        if (error instanceof ServerError refusal) {
-          throw new ServerError(refusal.getMessage(), refusal);
-        } else if (error instanceof IOException) {
-          throw new IOException(error.getMessage(), error);
-        }
-        throw NativeLockException.of(request.name(), error);
+    try {
+      return isInterruptible ? future.get(nanos, TimeUnit.NANOSECONDS) : Background.join(future, nanos);
+    } catch (TimeoutException late) {
+      throw new IOException("no answer in time", late);
+    } catch (ExecutionException failure) {
+      Throwable error = locks.meaning(failure);
+      if (error instanceof ServerError refusal) {
+        throw new ServerError(refusal.getMessage(), refusal);
+      } else if (error instanceof IOException) {
+        throw new IOException(error.getMessage(), error);
       }
+      throw NativeLockException.of(request.name(), error);
     }
   }
 

@@ -22,12 +22,12 @@ final class Background {
 
   /** Waits for it, though the thread be interrupted: that is told to it afterwards. */
   static <T> T join(CompletableFuture<T> future, long nanos) throws ExecutionException, TimeoutException {
-    long end = System.nanoTime() + nanos;
+    long begun = System.nanoTime();
     boolean wasInterrupted = false;
     try {
       while (true) {
         try {
-          return future.get(end - System.nanoTime(), TimeUnit.NANOSECONDS);
+          return future.get(nanos - (System.nanoTime() - begun), TimeUnit.NANOSECONDS);
         } catch (InterruptedException later) {
           wasInterrupted = true;
         }

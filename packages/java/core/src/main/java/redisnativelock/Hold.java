@@ -12,7 +12,9 @@ public final class Hold {
   private static final long NEVER = Long.MAX_VALUE / 4;
 
   private final Locks locks;
-  private final Request request;
+  final Request request;
+  /** How often its thread has entered. */
+  int depth;
   private final long token;
   /** The thread whose hold this is, or null. */
   private final Thread thread;

@@ -22,8 +22,8 @@ public final class Locks implements AutoCloseable {
 
   final RedisAccess access;
   final Map<String, Attempt> waits = new ConcurrentHashMap<>();
-  /** What this thread has entered, by key. */
-  final ThreadLocal<Map<ByteBuffer, NativeLock.Section>> sections = ThreadLocal.withInitial(HashMap::new);
+  /** What this thread has entered, by key: its outermost holds. */
+  final ThreadLocal<Map<ByteBuffer, Hold>> entered = ThreadLocal.withInitial(HashMap::new);
   private final Duration lease;
   private final byte[] prefix;
   private final Map<Object, Ear> ears = new ConcurrentHashMap<>();

@@ -4,7 +4,6 @@ import static java.nio.charset.StandardCharsets.UTF_8;
 
 import java.nio.ByteBuffer;
 import java.time.Duration;
-import java.util.Map;
 import java.util.Optional;
 import java.util.UUID;
 import java.util.concurrent.ExecutionException;
@@ -21,20 +20,6 @@ import java.util.concurrent.locks.Lock;
  * given back. An object is no more than a name, and safe for all threads.
  */
 public final class NativeLock implements Lock {
-  /** A thread's outermost hold, and how often it has entered. */
-  static final class Section {
-    private final Hold hold;
-    private final boolean isRenewed;
-    private final int limit;
-    private int depth = 1;
-
-    private Section(Hold hold, boolean isRenewed, int limit) {
-      this.hold = hold;
-      this.isRenewed = isRenewed;
-      this.limit = limit;
-    }
-  }
-
   /** Work under a lock. */
   @FunctionalInterface
   public interface Work<T, E extends Exception> {
@@ -91,22 +76,21 @@ public final class NativeLock implements Lock {
 
   /** This thread enters, and waits for that if need be. Returns null where the lock was not had in time. */
   private Hold enter(long wait, Duration ownLease, boolean isInterruptible) throws InterruptedException {
-    Map<ByteBuffer, Section> sections = locks.sections.get();
-    Section section = sections.get(ByteBuffer.wrap(key));
-    boolean isHeld = section != null && section.hold.isHeld();
-    if (section != null && section.isRenewed && section.hold.isLost()) {
-      throw section.hold.loss();
-    } else if (!isHeld) {
-      Hold hold = acquire(wait, ownLease, isInterruptible, Thread.currentThread());
+    Hold hold = locks.entered.get().get(ByteBuffer.wrap(key));
+    if (hold != null && hold.request.isRenewed() && hold.isLost()) {
+      throw hold.loss();
+    } else if (hold == null || !hold.isHeld()) {
+      hold = acquire(wait, ownLease, isInterruptible, Thread.currentThread());
       if (hold != null) {
-        sections.put(ByteBuffer.wrap(key), new Section(hold, ownLease == null, limit));
+        locks.entered.get().put(ByteBuffer.wrap(key), hold);
       }
-      return hold;
-    } else if (limit < section.limit) {
+    } else if (limit < hold.request.limit()) {
       throw new IllegalMonitorStateException("this thread shares " + name + ": it would wait for itself");
     }
-    section.depth++;
-    return section.hold;
+    if (hold != null) {
+      hold.depth++;
+    }
+    return hold;
   }
 
   private Hold enterUninterruptibly(long wait, Duration ownLease) {
@@ -171,20 +155,12 @@ public final class NativeLock implements Lock {
    */
   @Override
   public void unlock() {
-    Section section = section();
-    section.depth--;
-    if (section.depth == 0) {
-      locks.sections.get().remove(ByteBuffer.wrap(key));
-      section.hold.release();
+    Hold hold = hold();
+    hold.depth--;
+    if (hold.depth == 0) {
+      locks.entered.get().remove(ByteBuffer.wrap(key));
+      hold.release();
     }
-  }
-
-  private Section section() {
-    Section section = locks.sections.get().get(ByteBuffer.wrap(key));
-    if (section == null) {
-      throw new IllegalMonitorStateException("this thread does not hold " + name);
-    }
-    return section;
   }
 
   /**
@@ -193,7 +169,11 @@ public final class NativeLock implements Lock {
    * @throws IllegalMonitorStateException if this thread has not locked it
    */
   public Hold hold() {
-    return section().hold;
+    Hold hold = locks.entered.get().get(ByteBuffer.wrap(key));
+    if (hold == null) {
+      throw new IllegalMonitorStateException("this thread does not hold " + name);
+    }
+    return hold;
   }
 
   /** A hold that is no thread's, and is given back by {@link Hold#release()}. Each call takes another one. */
@@ -249,8 +229,8 @@ public final class NativeLock implements Lock {
 
   /** How often this thread has entered. */
   public int getHoldCount() {
-    Section section = locks.sections.get().get(ByteBuffer.wrap(key));
-    return section == null || !section.hold.isHeld() ? 0 : section.depth;
+    Hold hold = locks.entered.get().get(ByteBuffer.wrap(key));
+    return hold == null || !hold.isHeld() ? 0 : hold.depth;
   }
 
   private long ask(String command) {

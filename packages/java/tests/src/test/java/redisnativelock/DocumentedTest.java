@@ -14,17 +14,15 @@ import java.util.regex.MatchResult;
 import java.util.regex.Pattern;
 import javax.tools.ToolProvider;
 import net.javacrumbs.shedlock.core.LockProvider;
-import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.Test;
 import redis.clients.jedis.DefaultJedisClientConfig;
 import redis.clients.jedis.JedisPooled;
 
-/** What README.md shows, and docs/migrating/shedlock.md, is compiled and run as it stands there. */
-public class DocumentedTest {
+/** What README.md and that of the whole project show, and docs/migrating/shedlock.md, is compiled and run as it stands there. */
+public class DocumentedTest extends WithServer {
   private static final Path PACKAGE = Path.of("").toAbsolutePath().getParent();
   private static final Pattern BLOCK = Pattern.compile("^```java\n(.*?)^```", Pattern.MULTILINE | Pattern.DOTALL);
   private static final List<Object> DONE = new ArrayList<>();
-  private final Server server = new Server();
 
   /** What the blocks call. */
   public static class Application {
@@ -41,11 +39,6 @@ public class DocumentedTest {
       DONE.add("lead");
       throw new IllegalStateException("enough");
     }
-  }
-
-  @AfterEach
-  void end() {
-    server.close();
   }
 
   private static List<String> blocks(Path document) throws Exception {
@@ -81,6 +74,9 @@ public class DocumentedTest {
       }
     }
     assertTrue(DONE.containsAll(List.of("42", "report", "lead")), DONE::toString);
+    String front = blocks(PACKAGE.resolve("../../README.md")).get(0);
+    compiled("public static void run() throws Exception {" + made.substring(0, made.indexOf("Locks ")) + front + "}")
+        .getMethod("run").invoke(null);
     assertTrue((Long) server.call("PTTL", "nightly") > 40_000);
     assertTrue(server.isFree("customer:42") && server.isFree("leader"));
   }

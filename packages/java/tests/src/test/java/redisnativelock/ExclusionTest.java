@@ -4,82 +4,25 @@ import static org.junit.jupiter.api.Assertions.*;
 import static redisnativelock.Server.until;
 
 import java.time.Duration;
-import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.TimeUnit;
-import java.util.concurrent.locks.Lock;
-import java.util.function.Supplier;
-import org.junit.jupiter.api.AfterAll;
-import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.EnumSource;
 
 /** Who gets in, and who does not. */
-class ExclusionTest {
-  private static final Server SERVER = new Server();
-
-  @AfterEach
-  void clean() {
-    Library.closeAll();
-    SERVER.call("FLUSHALL");
-  }
-
-  @AfterAll
-  static void end() {
-    SERVER.close();
-  }
-
-  @ParameterizedTest
-  @EnumSource
-  void threadsOfTwoProcessesAreInsideOneAtATime(Library library) throws Exception {
-    List<Supplier<Lock>> taken = new ArrayList<>();
-    for (int number = 0; number < 8; number++) {
-      Locks locks = number % 4 > 0 ? library.locks(SERVER.port) : Library.JEDIS.locks(SERVER.port);
-      taken.add(() -> locks.lock("l"));
-    }
-    assertEquals(200, Counting.upTo(25, taken));
-    assertTrue(SERVER.isFree("l"));
-    assertEquals(0, SERVER.places());
-  }
-
-  @ParameterizedTest
-  @EnumSource
-  void whoComesFirstIsServedFirst(Library library) throws Exception {
-    Locks locks = library.locks(SERVER.port);
-    NativeLock lock = locks.lock("l");
-    List<Integer> order = new ArrayList<>();
-    List<Threads<Void>> threads = new ArrayList<>();
-    lock.lock();
-    for (int number = 0; number < 8; number++) {
-      int own = number;
-      threads.add(Threads.begin(() -> {
-        lock.lock();
-        order.add(own);
-        lock.unlock();
-        return null;
-      }));
-      until(() -> SERVER.places() == own + 1);
-    }
-    lock.unlock();
-    for (Threads<Void> thread : threads) {
-      thread.end();
-    }
-    assertEquals(List.of(0, 1, 2, 3, 4, 5, 6, 7), order);
-    until(() -> locks.waits.isEmpty());
-  }
-
+class ExclusionTest extends WithServer {
   @ParameterizedTest
   @EnumSource
   void tryLockWaitsAsLongAsItIsTold(Library library) throws Exception {
-    NativeLock lock = library.locks(SERVER.port).lock("l");
+    NativeLock lock = library.locks(server.port).lock("l");
     long first = lock.lockAndGetToken();
     Threads.begin(() -> {
       assertFalse(lock.tryLock());
       assertFalse(lock.tryLock(0, TimeUnit.SECONDS));
       assertFalse(lock.tryLock(1, TimeUnit.MILLISECONDS));
       assertFalse(lock.tryLock(1, 500, TimeUnit.MILLISECONDS));
-      assertEquals(List.of(), SERVER.lock("l").get("waiters"));
+      assertEquals(List.of(), server.lock("l").get("waiters"));
       long begun = System.nanoTime();
       assertFalse(lock.tryLock(300, TimeUnit.MILLISECONDS));
       long waited = System.nanoTime() - begun;
@@ -87,29 +30,29 @@ class ExclusionTest {
       assertTrue(lock.acquire(Duration.ZERO).isEmpty());
       return null;
     }).end();
-    assertEquals(0L, SERVER.lock("l").get("waiting"));
+    assertEquals(0L, server.lock("l").get("waiting"));
     Threads<Long> waiting = Threads.begin(() -> {
       assertTrue(lock.tryLock(20, 20, TimeUnit.SECONDS));
       return lock.hold().token();
     });
-    until(() -> SERVER.places() == 1);
+    until(() -> server.places() == 1);
     lock.unlock();
     assertTrue(waiting.end() > first);
   }
 
   @Test
   void aThreadEntersAgainWithoutAskingTheServer() throws Exception {
-    Locks locks = Library.JEDIS.locks(SERVER.port);
+    Locks locks = Library.JEDIS.locks(server.port);
     NativeLock lock = locks.lock("l");
     assertThrows(IllegalMonitorStateException.class, lock::unlock);
     assertThrows(IllegalMonitorStateException.class, lock::hold);
     lock.lock();
-    long asked = SERVER.info("lock", "lock_grants_immediate");
+    long asked = server.info("lock", "lock_grants_immediate");
     assertTrue(locks.lock("l").tryLock());
     assertTrue(lock.tryLock(1, 1, TimeUnit.SECONDS));
     lock.lockInterruptibly();
-    assertEquals(asked, SERVER.info("lock", "lock_grants_immediate"));
-    assertEquals(0, SERVER.info("lock", "lock_reentries"));
+    assertEquals(asked, server.info("lock", "lock_grants_immediate"));
+    assertEquals(0, server.info("lock", "lock_reentries"));
     assertEquals(4, lock.getHoldCount());
     Threads.begin(() -> {
       assertFalse(lock.isHeldByCurrentThread());
@@ -133,7 +76,7 @@ class ExclusionTest {
 
   @Test
   void namesOfRedissonsLockMeanWhatTheyMeanThere() throws Exception {
-    NativeLock lock = Library.LETTUCE.locks(SERVER.port).lock("l");
+    NativeLock lock = Library.LETTUCE.locks(server.port).lock("l");
     assertEquals(-2, lock.remainTimeToLive());
     assertFalse(lock.forceUnlock());
     lock.lock(20, TimeUnit.SECONDS);
@@ -151,11 +94,11 @@ class ExclusionTest {
 
   @Test
   void readersPermitsAndNamesOfAnyBytes() throws Exception {
-    Locks locks = Library.LETTUCE.locks(SERVER.port);
+    Locks locks = Library.LETTUCE.locks(server.port);
     NativeLock shared = locks.lock("r").shared();
     Hold reader = shared.acquire(Duration.ZERO).orElseThrow();
     shared.lock();
-    assertEquals("shared", SERVER.lock("r").get("mode"));
+    assertEquals("shared", server.lock("r").get("mode"));
     assertTrue(locks.lock("r").acquire(Duration.ZERO).isEmpty());
     assertThrows(IllegalMonitorStateException.class, () -> locks.lock("r").tryLock());
     shared.unlock();
@@ -163,7 +106,7 @@ class ExclusionTest {
     NativeLock writer = locks.lock("r");
     writer.lock();
     shared.lock();
-    assertEquals("exclusive", SERVER.lock("r").get("mode"));
+    assertEquals("exclusive", server.lock("r").get("mode"));
     shared.unlock();
     writer.unlock();
     NativeLock permits = locks.lock("s").limit(2);
@@ -172,12 +115,12 @@ class ExclusionTest {
     assertTrue(permits.acquire(Duration.ZERO).isEmpty());
     assertTrue(one.release() && two.release());
     byte[] odd = {(byte) 0xff, '\r', '\n', 0};
-    Locks prefixed = Locks.create(Library.JEDIS.access(SERVER.port, null), Duration.ofSeconds(30), "app:");
+    Locks prefixed = Locks.create(Library.JEDIS.access(server.port), Duration.ofSeconds(30), "app:");
     prefixed.lock(odd).lock();
     assertTrue(prefixed.lock(odd).isHeldByCurrentThread() && prefixed.lock(odd).isLocked());
     prefixed.lock(odd).unlock();
     prefixed.lock("x").lock();
-    assertEquals("held", SERVER.lock("app:x").get("state"));
+    assertEquals("held", server.lock("app:x").get("state"));
     prefixed.lock("x").unlock();
     assertThrows(IllegalArgumentException.class, () -> permits.limit(0));
     assertThrows(IllegalArgumentException.class, () -> permits.lock(0, TimeUnit.SECONDS));
@@ -185,22 +128,39 @@ class ExclusionTest {
 
   @Test
   void workUnderALock() throws Exception {
-    NativeLock lock = Library.JEDIS.locks(SERVER.port).lock("l");
+    NativeLock lock = Library.JEDIS.locks(server.port).lock("l");
     assertEquals(42, lock.<Integer, Exception>call(hold -> {
       assertTrue(hold.token() > 0 && hold.validFor().toMillis() > 20_000);
       assertEquals(hold.key(), "l");
       assertFalse(Threads.begin(lock::tryLock).end());
       return 42;
     }));
-    assertTrue(SERVER.isFree("l"));
+    assertTrue(server.isFree("l"));
     assertThrows(ArithmeticException.class, () -> lock.call(hold -> {
       throw new ArithmeticException();
     }));
-    assertTrue(SERVER.isFree("l"));
+    assertTrue(server.isFree("l"));
     NativeLock once = lock.atLeast(Duration.ofSeconds(5));
     assertTrue(once.tryLock());
     once.unlock();
     assertTrue(lock.remainTimeToLive() > 4_000 && lock.remainTimeToLive() <= 5_000);
     assertFalse(once.tryLock());
+  }
+
+  @ParameterizedTest
+  @EnumSource
+  void anInterruptBeforeAnythingIsSent(Library library) {
+    NativeLock lock = library.locks(server.port).lock("l");
+    Thread.currentThread().interrupt();
+    assertThrows(InterruptedException.class, lock::lockInterruptibly);
+    Thread.currentThread().interrupt();
+    assertThrows(InterruptedException.class, () -> lock.tryLock(1, TimeUnit.SECONDS));
+    assertTrue(server.isFree("l"));
+    Thread.currentThread().interrupt();
+    lock.lock();
+    assertTrue(Thread.interrupted(), "lock() can't be interrupted, and tells of it afterwards");
+    Thread.currentThread().interrupt();
+    lock.unlock();
+    assertTrue(Thread.interrupted() && server.isFree("l"));
   }
 }

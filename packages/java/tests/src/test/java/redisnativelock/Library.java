@@ -11,7 +11,6 @@ import redis.clients.jedis.DefaultJedisClientConfig;
 import redis.clients.jedis.HostAndPort;
 import redis.clients.jedis.JedisCluster;
 import redis.clients.jedis.JedisPooled;
-import redis.clients.jedis.JedisSentineled;
 import redisnativelock.jedis.JedisAccess;
 import redisnativelock.lettuce.LettuceAccess;
 import redisnativelock.spi.RedisAccess;
@@ -43,27 +42,22 @@ enum Library {
   }
 
   Locks locks(int port) {
-    return locks(access(port, null), Duration.ofSeconds(30));
+    return locks(access(port), Duration.ofSeconds(30));
   }
 
   Locks locks(int port, Duration lease) {
-    return locks(access(port, null), lease);
+    return locks(access(port), lease);
   }
 
-  RedisAccess access(int port, String user) {
-    DefaultJedisClientConfig config = DefaultJedisClientConfig.builder().user(user).password(user).build();
+  RedisAccess access(int port) {
+    DefaultJedisClientConfig config = DefaultJedisClientConfig.builder().build();
     if (this == JEDIS) {
       HostAndPort address = new HostAndPort("127.0.0.1", port);
       return JedisAccess.of(opened(new JedisPooled(address, config)), address, config);
     }
-    RedisURI.Builder uri = RedisURI.builder().withHost("127.0.0.1").withPort(port);
-    return lettuce(user == null ? uri.build() : uri.withAuthentication(user, user).build());
-  }
-
-  private static RedisAccess lettuce(RedisURI uri) {
     RedisClient client = RedisClient.create();
     OPENED.push(client::shutdown);
-    return opened(LettuceAccess.of(client, uri));
+    return opened(LettuceAccess.of(client, RedisURI.create("127.0.0.1", port)));
   }
 
   RedisAccess cluster(int port) {
@@ -74,15 +68,5 @@ enum Library {
     RedisClusterClient client = RedisClusterClient.create(RedisURI.create("127.0.0.1", port));
     OPENED.push(client::shutdown);
     return opened(LettuceAccess.of(client));
-  }
-
-  RedisAccess sentinel(int port) {
-    DefaultJedisClientConfig config = DefaultJedisClientConfig.builder().build();
-    if (this == JEDIS) {
-      JedisSentineled jedis =
-          opened(new JedisSentineled("main", config, Set.of(new HostAndPort("127.0.0.1", port)), config));
-      return JedisAccess.of(jedis, jedis::getCurrentMaster, config);
-    }
-    return lettuce(RedisURI.builder().withSentinelMasterId("main").withSentinel("127.0.0.1", port).build());
   }
 }

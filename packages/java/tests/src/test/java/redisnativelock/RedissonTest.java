@@ -18,8 +18,7 @@ import org.redisson.api.RedissonClient;
 import org.redisson.config.Config;
 
 /** Real Redisson beside it, on the same lock. */
-class RedissonTest {
-  private final Server server = new Server();
+class RedissonTest extends WithServer {
   private final RedissonClient redisson = Redisson.create(config());
 
   private Config config() {
@@ -34,10 +33,8 @@ class RedissonTest {
   }
 
   @AfterEach
-  void end() {
+  void shutDown() {
     redisson.shutdown();
-    Library.closeAll();
-    server.close();
   }
 
   @ParameterizedTest

@@ -155,14 +155,6 @@ public final class Server implements AutoCloseable {
     process.destroyForcibly().onExit().join();
   }
 
-  void restart() {
-    try {
-      process = start(command, port);
-    } catch (IOException error) {
-      throw new UncheckedIOException(error);
-    }
-  }
-
   @Override
   public void close() {
     goOn();

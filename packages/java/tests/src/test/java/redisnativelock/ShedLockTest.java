@@ -72,7 +72,7 @@ class ShedLockTest extends WithServer {
 
   @Test
   void aLockIsExtended() {
-    SimpleLock first = lock("name", Duration.ofSeconds(1), Duration.ZERO).orElseThrow();
+    SimpleLock first = lock("name", Duration.ofSeconds(60), Duration.ZERO).orElseThrow();
     SimpleLock second = first.extend(Duration.ofSeconds(10), Duration.ZERO).orElseThrow();
     assertTrue((Long) server.call("PTTL", "name") > 9_000);
     assertThrows(IllegalStateException.class, () -> first.extend(Duration.ofSeconds(10), Duration.ZERO));

@@ -20,7 +20,7 @@ class SpringTest extends WithServer {
 
   private NativeLockRegistry registry(long leaseMs, String prefix) {
     return new NativeLockRegistry(
-        Locks.create(Library.LETTUCE.access(server.port, null), Duration.ofMillis(leaseMs), prefix));
+        Locks.create(Library.LETTUCE.access(server.port), Duration.ofMillis(leaseMs), prefix));
   }
 
   @Test
@@ -49,9 +49,9 @@ class SpringTest extends WithServer {
     for (int round = 0; round < 3; round++) {
       DistributedLock lock = shortly.obtain("foo");
       if (round == 0) {
-        lock.lock(Duration.ofMillis(500));
+        lock.lock(Duration.ofSeconds(5));
       } else {
-        assertTrue(lock.tryLock(Duration.ofMillis(100), Duration.ofMillis(500)));
+        assertTrue(lock.tryLock(Duration.ofMillis(100), Duration.ofSeconds(5)));
       }
       Thread.sleep(200);
       assertFalse(server.isFree("foo"));
@@ -74,9 +74,9 @@ class SpringTest extends WithServer {
 
   @Test
   void aLockIsRenewedByItself() throws Exception {
-    Lock lock = registry(300, "").obtain("foo");
+    Lock lock = registry(1_000, "").obtain("foo");
     assertTrue(lock.tryLock());
-    Thread.sleep(600);
+    Thread.sleep(1_500);
     lock.unlock();
   }
 

@@ -58,7 +58,8 @@ public final class LettuceAccess implements RedisAccess, AutoCloseable {
   @Override
   public synchronized void close() {
     isClosed = true;
-    connected.thenAccept(StatefulConnection::close);
+    // To wait for it here could be for ever: the thread that closes it may be about to send.
+    connected.thenAccept(StatefulConnection::closeAsync);
     if (cluster != null) {
       client.shutdownAsync();
     }

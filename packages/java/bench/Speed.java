@@ -1,5 +1,3 @@
-package redisnativelock;
-
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
@@ -14,7 +12,10 @@ import org.redisson.Redisson;
 import org.redisson.api.RedissonClient;
 import org.redisson.config.Config;
 import redis.clients.jedis.DefaultJedisClientConfig;
+import redis.clients.jedis.HostAndPort;
 import redis.clients.jedis.JedisPooled;
+import redisnativelock.Locks;
+import redisnativelock.Server;
 import redisnativelock.jedis.JedisAccess;
 import redisnativelock.lettuce.LettuceAccess;
 
@@ -27,12 +28,13 @@ public final class Speed {
     Config config = new Config();
     RedisClient lettuce = RedisClient.create();
     try (Server server = new Server()) {
+      HostAndPort address = new HostAndPort("127.0.0.1", server.port);
       config.useSingleServer().setAddress("redis://127.0.0.1:" + server.port);
       RedissonClient redisson = Redisson.create(config);
       DefaultJedisClientConfig plain = DefaultJedisClientConfig.builder().build();
       LettuceAccess access = LettuceAccess.of(lettuce, RedisURI.create("127.0.0.1", server.port));
-      try (JedisPooled jedis = new JedisPooled(server.address, plain)) {
-        Locks byJedis = Locks.create(JedisAccess.of(jedis, server.address, plain));
+      try (JedisPooled jedis = new JedisPooled(address, plain)) {
+        Locks byJedis = Locks.create(JedisAccess.of(jedis, address, plain));
         Locks byLettuce = Locks.create(access);
         System.out.printf("%-10s%20s%20s%28s%n", "", "pair p50 us", "hand-off p50 us", "sections/s, 64 threads");
         for (int round = 0; round < 2; round++) {
