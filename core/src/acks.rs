@@ -1,6 +1,5 @@
-//! What waits for replicas: replies and messages that are withheld
-//! ([`outbox`](crate::outbox)) until enough of them have acknowledged all that was written
-//! up to what they tell of, and leases of sessions.
+//! What waits for replicas: replies and messages that are withheld (`outbox.rs`) until enough
+//! replicas have acknowledged what they tell of, and leases of sessions.
 //!
 //! A grant or a renewal is written at once; other commands see it, and its lease runs.
 //! Only the client hears of it later, if that is still true. If the replicas take too long,
