@@ -50,8 +50,6 @@ pub enum Fault {
     OneReaderOnly,
     /// Holds that were given back stay bound to their connection.
     BindingKept,
-    /// A grant that nobody heard of is taken back from whoever holds the lock now.
-    TokenNotCompared,
     /// A lease ends a millisecond too early.
     LeaseEndsEarly,
     /// A waiter stays in the queue when its time is up.
@@ -95,7 +93,7 @@ pub enum Fault {
 }
 
 /// The faults by their names.
-pub const FAULTS: [(&str, Fault); 40] = [
+pub const FAULTS: [(&str, Fault); 39] = [
     ("expiry-ignored", Fault::ExpiryIgnored),
     ("owner-not-checked", Fault::OwnerNotChecked),
     ("token-reused", Fault::TokenReused),
@@ -115,7 +113,6 @@ pub const FAULTS: [(&str, Fault); 40] = [
     ("recheck-not-planned", Fault::RecheckNotPlanned),
     ("one-reader-only", Fault::OneReaderOnly),
     ("binding-kept", Fault::BindingKept),
-    ("token-not-compared", Fault::TokenNotCompared),
     ("lease-ends-early", Fault::LeaseEndsEarly),
     ("waiter-kept", Fault::WaiterKept),
     ("notes-kept", Fault::NotesKept),

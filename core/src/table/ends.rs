@@ -93,15 +93,8 @@ impl Transition<'_> {
     }
 
     pub(super) fn end(&mut self, ended: &Ended) {
-        let held = self.lock.holder(&ended.owner).cloned();
-        let held = held.filter(|held| {
-            let is_it = held.token == Some(ended.token);
-            #[cfg(feature = "planted-faults")]
-            let is_it =
-                is_it || ended.by == EndedBy::Undelivered && Fault::TokenNotCompared.planted();
-            is_it
-        });
-        let Some(held) = held else {
+        let held = self.lock.holder(&ended.owner);
+        let Some(held) = held.filter(|held| held.token == Some(ended.token)).cloned() else {
             return;
         };
         let left = ended.left.min(held.holds);

@@ -101,16 +101,12 @@ impl Transition<'_> {
             return None;
         };
         let token = self.lock.holder(owner).and_then(|holder| holder.token);
-        // Another token is over, and its holds with it.
-        let is_over = token != Some(out.token);
-        Some((
-            id,
-            if is_over {
-                self.holds_of(owner)
-            } else {
-                before
-            },
-        ))
+        // Where another token is stored, or none, that hold is over.
+        let before = match token == Some(out.token) {
+            true => before,
+            false => self.holds_of(owner),
+        };
+        Some((id, before))
     }
 
     /// A later request takes over what this one waits for, or was to be told. A place is told
