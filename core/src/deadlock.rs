@@ -12,9 +12,7 @@
 //! particular: any of them may give one back. So a wait counts only if every
 //! holder must be gone before it can end.
 
-use std::collections::VecDeque;
-
-use hashbrown::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::bounds::WAITS_LOOKED_AT;
 use crate::cycle::WaitEdge;
@@ -37,7 +35,7 @@ pub(crate) struct WaitFor<'w> {
 }
 
 /// Locks that were looked at just now, without what is over. Others may have changed.
-pub(crate) type Certain = HashMap<KeyBuf, Lock>;
+pub(crate) type Certain = BTreeMap<KeyBuf, Lock>;
 
 /// Who waits for whom.
 #[derive(Clone, Copy)]
@@ -54,7 +52,9 @@ impl<'g> Graph<'g> {
         if key == self.here.0 {
             return Some(self.here.1);
         }
-        self.certain.get(&key).or_else(|| self.queues.seen(key))
+        self.certain
+            .get(key.to_bytes().as_slice())
+            .or_else(|| self.queues.seen(key))
     }
 
     pub(crate) fn is_certain(self, key: &KeyBuf) -> bool {
@@ -91,9 +91,9 @@ impl<'g> Graph<'g> {
         let mut look = Look {
             graph: self,
             newcomer: wait.owner,
-            found_by: HashMap::new(),
+            found_by: BTreeMap::new(),
             to_follow: VecDeque::new(),
-            followed: HashSet::new(),
+            followed: BTreeSet::new(),
         };
         if let Some(last) = look.follow(wait) {
             return Some(look.way_to(last));
@@ -118,10 +118,10 @@ struct Look<'g> {
     graph: Graph<'g>,
     newcomer: &'g Owner,
     /// How each owner was reached first.
-    found_by: HashMap<Owner, WaitEdge>,
+    found_by: BTreeMap<Owner, WaitEdge>,
     to_follow: VecDeque<Owner>,
     /// The locks whose holders have been reached.
-    followed: HashSet<KeyBuf>,
+    followed: BTreeSet<KeyBuf>,
 }
 
 impl Look<'_> {
@@ -137,7 +137,7 @@ impl Look<'_> {
             blocker: blocker.clone(),
         };
         // Who holds the lock already is served as soon as anybody is.
-        if self.followed.contains(&wait.key)
+        if self.followed.contains(wait.key.to_bytes().as_slice())
             || !blockers().any(|owner| owner == self.newcomer || graph.queues.waits(owner))
             || lock.holder(wait.owner).is_some()
             || !graph.every_holder_must_go(wait, lock)

@@ -76,7 +76,9 @@ impl EndedHolds {
         if self.is_empty() {
             return &[];
         }
-        self.by_key.get(&key.into()).map_or(&[], |ended| ended)
+        self.by_key
+            .get(key.to_bytes().as_slice())
+            .map_or(&[], |ended| ended)
     }
 
     /// Takes what has ended of this lock. The caller removes it from the data, unless nobody
@@ -85,7 +87,9 @@ impl EndedHolds {
         if self.is_empty() {
             return SmallVec::new();
         }
-        self.by_key.remove(&key.into()).unwrap_or_default()
+        self.by_key
+            .remove(key.to_bytes().as_slice())
+            .unwrap_or_default()
     }
 
     /// A lock of which something has ended.

@@ -1,11 +1,10 @@
 //! The keys of locks.
 
+use std::borrow::Borrow;
 use std::cmp::Ordering;
 use std::fmt::{self, Debug, Formatter};
-use std::hash::{Hash, Hasher};
 use std::rc::Rc;
 
-use hashbrown::Equivalent;
 use smallvec::SmallVec;
 
 /// A key, by the number of its database and its name.
@@ -21,22 +20,19 @@ pub struct KeyRef<'k> {
 const SHOWN_BYTES: usize = 256;
 
 impl KeyRef<'_> {
+    /// As a [`KeyBuf`] has it, to look one up without its memory.
+    pub(crate) fn to_bytes(self) -> SmallVec<[u8; 128]> {
+        let mut both = SmallVec::from_slice(&(self.db ^ i32::MIN).to_be_bytes());
+        both.extend_from_slice(self.name);
+        both
+    }
+
     /// The name as text, for people. It takes no longer for a long one.
     pub fn shown(self) -> String {
         match self.name.get(..SHOWN_BYTES) {
             Some(begin) if self.name.len() > SHOWN_BYTES => format!("{}...", begin.escape_ascii()),
             _ => self.name.escape_ascii().to_string(),
         }
-    }
-}
-
-// Each look-up comes here, and a call would cost a third of it.
-#[expect(clippy::inline_always, reason = "measured")]
-impl Hash for KeyRef<'_> {
-    #[inline(always)]
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.db.hash(state);
-        self.name.hash(state);
     }
 }
 
@@ -69,12 +65,6 @@ impl Debug for KeyBuf {
     }
 }
 
-impl Hash for KeyBuf {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.as_ref().hash(state);
-    }
-}
-
 impl Ord for KeyBuf {
     fn cmp(&self, other: &Self) -> Ordering {
         // Much that is kept in order is of the same lock, and shares its name.
@@ -91,18 +81,15 @@ impl PartialOrd for KeyBuf {
     }
 }
 
-/// Both have the same hash.
-impl Equivalent<KeyBuf> for KeyRef<'_> {
-    fn equivalent(&self, key: &KeyBuf) -> bool {
-        *self == key.as_ref()
+impl Borrow<[u8]> for KeyBuf {
+    fn borrow(&self) -> &[u8] {
+        &self.0
     }
 }
 
 impl From<KeyRef<'_>> for KeyBuf {
     fn from(key: KeyRef<'_>) -> Self {
-        let mut both = SmallVec::<[u8; 128]>::from_slice(&(key.db ^ i32::MIN).to_be_bytes());
-        both.extend_from_slice(key.name);
-        Self(both.as_slice().into())
+        Self(key.to_bytes().as_slice().into())
     }
 }
 

@@ -39,7 +39,6 @@ pub mod planted;
 pub mod queue;
 pub mod request;
 pub mod sessions;
-mod sharded;
 pub mod stored;
 pub mod table;
 mod time_outs;

@@ -42,6 +42,7 @@ pub(crate) mod session_places;
 mod waiter;
 mod waits;
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
@@ -55,7 +56,6 @@ use crate::planted::Fault;
 #[cfg(test)]
 use crate::request::Limit;
 use crate::request::{AcquireRequest, ClientId, Owner};
-use crate::sharded::Sharded;
 use line::Queue;
 use rechecks::Rechecks;
 use session_places::SessionPlaces;
@@ -79,7 +79,7 @@ pub struct Counts {
 /// All queues of a server. A key has one exactly while somebody waits for it.
 #[derive(Clone, Debug, Default)]
 pub struct WaitQueues {
-    by_key: Sharded<KeyBuf, Box<Queue>>,
+    by_key: BTreeMap<KeyBuf, Box<Queue>>,
     /// Everybody who waits, and so in the order in which they began.
     by_id: BTreeMap<WaiterId, KeyBuf>,
     /// Who is first in line for each key, by the number of its database.
@@ -96,11 +96,13 @@ pub struct WaitQueues {
 
 impl WaitQueues {
     fn queue(&self, key: KeyRef<'_>) -> Option<&Queue> {
-        self.by_key.get(&key).map(Box::as_ref)
+        self.by_key.get(key.to_bytes().as_slice()).map(Box::as_ref)
     }
 
     fn queue_mut(&mut self, key: KeyRef<'_>) -> Option<&mut Queue> {
-        self.by_key.get_mut(&key).map(Box::as_mut)
+        self.by_key
+            .get_mut(key.to_bytes().as_slice())
+            .map(Box::as_mut)
     }
 
     /// Counts what is remembered.
@@ -118,11 +120,6 @@ impl WaitQueues {
         self.by_key.is_empty()
     }
 
-    /// The key of a queue, as it is remembered.
-    pub(crate) fn key_buf(&self, key: KeyRef<'_>) -> Option<&KeyBuf> {
-        Some(self.by_key.get_key_value(&key)?.0)
-    }
-
     /// Whether anybody waits for this key.
     pub fn contended(&self, key: KeyRef<'_>) -> bool {
         self.queue(key).is_some()
@@ -137,16 +134,13 @@ impl WaitQueues {
         since_us: i64,
         max_waiters: usize,
     ) -> Result<WaiterId, LockError> {
-        let known = self.by_key.get_key_value_mut(&key);
-        let (key, known) = match known {
-            Some((_, queue)) if queue.len() >= max_waiters => {
-                return Err(LockError::QueueFull { max_waiters });
-            }
-            Some((key, queue)) => (key.clone(), Some(queue)),
-            None => (key.into(), None),
-        };
-        let id = WaiterId(self.next_id);
-        self.next_id += 1;
+        let known = self.queue(key);
+        if known.is_some_and(|queue| queue.len() >= max_waiters) {
+            return Err(LockError::QueueFull { max_waiters });
+        }
+        let known = known.map(|queue| queue.first.key.clone());
+        let key = known.unwrap_or_else(|| key.into());
+        let id = self.new_id();
         let waiter = Waiter {
             id,
             key: key.clone(),
@@ -158,12 +152,11 @@ impl WaitQueues {
         };
         self.waits.insert(&waiter);
         let place = waiter.is_place().then_some(waiter.request.session);
-        match known {
-            Some(queue) => queue.push(waiter),
-            None => {
+        match self.by_key.entry(key.clone()) {
+            Entry::Occupied(queue) => queue.into_mut().push(waiter),
+            Entry::Vacant(place) => {
                 self.firsts.insert((key.db(), id));
-                let queue = Box::new(Queue::of(waiter));
-                self.by_key.insert_new(key.clone(), queue);
+                place.insert(Box::new(Queue::of(waiter)));
             }
         }
         if let Some(session) = place {
@@ -184,11 +177,12 @@ impl WaitQueues {
     pub fn remove(&mut self, key: KeyRef<'_>, id: WaiterId) -> Option<Waiter> {
         #[cfg(feature = "planted-faults")]
         self.forget_second(key, id);
-        let queue = self.by_key.get_mut(&key)?;
+        let bytes = key.to_bytes();
+        let queue = self.by_key.get_mut(bytes.as_slice())?;
         let waiter = match queue.remove(id) {
             Some(waiter) => waiter,
             None if queue.first.id == id => {
-                let (key, queue) = self.by_key.remove_entry(&key)?;
+                let (key, queue) = self.by_key.remove_entry(bytes.as_slice())?;
                 if let Some(at_ms) = queue.recheck_at_ms {
                     self.rechecks.forget(key, at_ms);
                 }
@@ -217,7 +211,7 @@ impl WaitQueues {
 
     /// What the owner waits with for this key.
     pub fn waiter_of(&self, key: KeyRef<'_>, owner: &Owner) -> Option<&Waiter> {
-        self.waiter(key, self.waits.id(owner, key, || self.key_buf(key))?)
+        self.waiter(key, self.waits.id(owner, key)?)
     }
 
     /// Another request of the same owner takes this waiter's position over. Returns the
@@ -431,8 +425,10 @@ impl WaitQueues {
 
     /// Has the key looked at again at `at_ms` or earlier, if anybody waits for it.
     pub fn recheck_by(&mut self, key: KeyRef<'_>, at_ms: i64) {
-        if let Some((key, queue)) = self.by_key.get_key_value_mut(&key) {
-            let at_ms = self.rechecks.plan(key, queue.recheck_at_ms, at_ms);
+        if let Some(queue) = self.by_key.get_mut(key.to_bytes().as_slice()) {
+            let at_ms = self
+                .rechecks
+                .plan(&queue.first.key, queue.recheck_at_ms, at_ms);
             queue.recheck_at_ms = Some(at_ms);
         }
     }
@@ -440,7 +436,7 @@ impl WaitQueues {
     /// Has every contended key looked at again at `at_ms` or earlier.
     pub fn recheck_all_by(&mut self, at_ms: i64) {
         if self.rechecks.len() < self.by_key.len() {
-            for (key, queue) in self.by_key.iter_mut() {
+            for (key, queue) in &mut self.by_key {
                 if queue.recheck_at_ms.is_none() {
                     queue.recheck_at_ms = Some(self.rechecks.plan(key, None, at_ms));
                 }

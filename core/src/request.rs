@@ -1,7 +1,6 @@
 //! What a client asks for, in types that can only hold what is allowed.
 
 use std::fmt;
-use std::hash::{Hash, Hasher};
 use std::num::NonZeroU64;
 use std::rc::Rc;
 
@@ -26,12 +25,6 @@ impl PartialEq for Owner {
     fn eq(&self, other: &Self) -> bool {
         // Within a step most names are one and the same.
         Rc::ptr_eq(&self.0, &other.0) || self.0 == other.0
-    }
-}
-
-impl Hash for Owner {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.0.hash(state);
     }
 }
 

@@ -16,7 +16,8 @@
 //!
 //! The limit is 0 for a shared hold; the end is in milliseconds since 1970.
 
-use hashbrown::HashMap;
+use std::collections::BTreeMap;
+
 use smallvec::SmallVec;
 
 use crate::bounds::few;
@@ -210,13 +211,13 @@ impl Reader {
         let mut leftovers = self.permits.len();
         let alone = self.counts.len() == 1;
         let is_many = self.permits.len() > few();
-        let by_owner: HashMap<&Owner, &Permit> = match is_many {
+        let by_owner: BTreeMap<&Owner, &Permit> = match is_many {
             true => self
                 .permits
                 .iter()
                 .map(|(owner, permit)| (owner, permit))
                 .collect(),
-            false => HashMap::new(),
+            false => BTreeMap::new(),
         };
         let permit_of = |owner: &Owner| match is_many {
             true => by_owner.get(owner).copied(),

@@ -25,7 +25,7 @@ use crate::explore::form::Form;
 use crate::planted::Fault;
 use crate::usage::Usage;
 #[cfg(feature = "planted-faults")]
-use hashbrown::HashMap;
+use std::collections::HashMap;
 
 /// The greatest token, 2^53 - 1: the last integer that every client can hold
 /// exactly, since JavaScript and Lua keep numbers as doubles.

@@ -1,7 +1,6 @@
 //! For which locks each owner waits.
 //!
-//! To find an owner takes constant time, and anything about one of its waits logarithmic
-//! time in the number of these.
+//! Everything takes logarithmic time.
 
 use std::collections::BTreeMap;
 #[cfg(test)]
@@ -10,11 +9,10 @@ use std::collections::BTreeSet;
 use super::{Waiter, WaiterId};
 use crate::keys::{KeyBuf, KeyRef};
 use crate::request::Owner;
-use crate::sharded::Sharded;
 
 /// What each owner waits for. Who waits for nothing takes no room.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Waits(Sharded<Owner, OfOwner>);
+pub(super) struct Waits(BTreeMap<Owner, OfOwner>);
 
 /// The waits of one owner, mostly a single one.
 #[derive(Clone, Debug)]
@@ -47,17 +45,11 @@ impl Waits {
         self.all(owner).map(|(key, _)| key)
     }
 
-    /// With what this owner waits for this lock. `named` is asked for the key as it is in
-    /// memory.
-    pub(super) fn id<'k>(
-        &self,
-        owner: &Owner,
-        key: KeyRef<'_>,
-        named: impl FnOnce() -> Option<&'k KeyBuf>,
-    ) -> Option<WaiterId> {
+    /// With what this owner waits for this lock.
+    pub(super) fn id(&self, owner: &Owner, key: KeyRef<'_>) -> Option<WaiterId> {
         match self.0.get(owner)? {
             OfOwner::One(of, id) => (of.as_ref() == key).then_some(*id),
-            OfOwner::Many(many) => many.get(named()?).copied(),
+            OfOwner::Many(many) => many.get(key.to_bytes().as_slice()).copied(),
         }
     }
 
@@ -67,7 +59,7 @@ impl Waits {
         match self.0.get_mut(&waiter.request.owner) {
             None => {
                 let owner = waiter.request.owner.clone();
-                self.0.insert_new(owner, OfOwner::One(key, id));
+                self.0.insert(owner, OfOwner::One(key, id));
             }
             Some(OfOwner::Many(many)) => _ = many.insert(key, id),
             Some(of_owner) => {

@@ -393,7 +393,7 @@ mod round_trips {
             prop::collection::vec(any::<u8>(), 1..9),
         ];
         let owner = name.prop_filter_map("reserved", |name| Owner::new(&name).ok());
-        prop::collection::hash_set(owner, count).prop_map(|owners| owners.into_iter().collect())
+        prop::collection::btree_set(owner, count).prop_map(|owners| owners.into_iter().collect())
     }
 
     fn token() -> impl Strategy<Value = FencingToken> {

@@ -321,7 +321,10 @@ impl Server {
     }
 
     fn value(&self, key: KeyRef<'_>) -> Value {
-        self.keys.get(&key.into()).cloned().unwrap_or_default()
+        self.keys
+            .get(&KeyBuf::from(key))
+            .cloned()
+            .unwrap_or_default()
     }
 
     /// The lock as it is stored.
@@ -347,7 +350,7 @@ impl Server {
     }
 
     fn look(&self, key: KeyRef<'_>) -> Result<Lock, LockError> {
-        let stored = self.keys.get(&key.into());
+        let stored = self.keys.get(&KeyBuf::from(key));
         let nothing = Value::default();
         let value = stored.unwrap_or(&nothing);
         value.read()
@@ -399,7 +402,7 @@ impl Server {
         let end_ms = value.expires_at_ms.unwrap_or(i64::MAX);
         self.first_expiry_ms = self.first_expiry_ms.min(end_ms);
         if value.fields.is_empty() && !value.is_other {
-            self.keys.remove(&key.into());
+            self.keys.remove(&KeyBuf::from(key));
         }
         for (addressee, answer) in &step.answers {
             if let (Addressee::Place(place), Answer::Granted(_)) = (addressee, answer) {
@@ -600,7 +603,7 @@ impl Server {
         let end_ms = value.expires_at_ms.unwrap_or(i64::MAX);
         self.first_expiry_ms = self.first_expiry_ms.min(end_ms);
         if value.fields.is_empty() && !value.is_other {
-            self.keys.remove(&key.into());
+            self.keys.remove(&KeyBuf::from(key));
         }
         let now_ms = self.ms();
         self.table.key_touched(key, now_ms);
@@ -621,7 +624,7 @@ impl Server {
     }
 
     fn rename(&mut self, from: KeyRef<'_>, to: KeyRef<'_>) {
-        let value = self.keys.remove(&from.into()).unwrap();
+        let value = self.keys.remove(&KeyBuf::from(from)).unwrap();
         self.keys.insert(to.into(), value);
         let now_ms = self.ms();
         self.table.key_touched(from, now_ms);

@@ -1,6 +1,6 @@
 //! One change of one lock, from what was read to what is to be done.
 
-use hashbrown::HashSet;
+use std::collections::BTreeSet;
 
 use super::{Done, LockTable, LogLine, Step, World};
 use crate::error::LockError;
@@ -78,7 +78,7 @@ impl<'t> Transition<'t> {
             .holders()
             .iter()
             .map(|holder| holder.owner.clone());
-        let owners: HashSet<Owner> = owners.collect();
+        let owners: BTreeSet<Owner> = owners.collect();
         for gone in before.holders() {
             if owners.contains(&gone.owner) {
                 continue;

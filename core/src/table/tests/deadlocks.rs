@@ -323,7 +323,7 @@ fn a_holder_that_has_let_others_in_meanwhile_is_not_waited_for() {
     let mut held = server.lock(L).holders()[0].clone();
     held.limit = Limit::from_count(2).unwrap();
     let permit = held.permit().unwrap().to_text();
-    let value = server.keys.get_mut(&L.into()).unwrap();
+    let value = server.keys.get_mut(&KeyBuf::from(L)).unwrap();
     value.set(&permit_field(&owner("b")), permit);
     server.wait(K, ask("b"));
     assert_eq!(server.questions, 1);
@@ -353,7 +353,7 @@ fn holders_that_are_remembered_wrongly_have_nobody_refused() {
     let mut server = a_holds_k_and_b_holds_l();
     server.wait(L, ask("a"));
     // Nobody has told of this yet.
-    let value = server.keys.get_mut(&L.into()).unwrap();
+    let value = server.keys.get_mut(&KeyBuf::from(L)).unwrap();
     value.fields.remove(b"b".as_slice());
     value.set(b"x", 1);
     server.wait(K, ask("b"));

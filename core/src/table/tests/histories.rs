@@ -400,7 +400,7 @@ impl History {
             Step::Redisson { who, key } => {
                 server.expire();
                 let end_ms = server.ms() + 1000;
-                if !server.keys.contains_key(&KEYS[key].into()) {
+                if !server.keys.contains_key(&KeyBuf::from(KEYS[key])) {
                     server.write(KEYS[key], |value| {
                         value.set(OWNERS[who].as_bytes(), 1);
                         value.expires_at_ms = Some(end_ms);
@@ -419,7 +419,7 @@ impl History {
             }
             Step::Rename => {
                 server.expire();
-                if server.keys.contains_key(&K.into()) {
+                if server.keys.contains_key(&KeyBuf::from(K)) {
                     server.rename(K, L);
                     let moved = self.by_redisson.iter().filter(|(_, key)| *key == 0);
                     let moved: Vec<_> = moved.map(|(who, _)| (*who, 1)).collect();
