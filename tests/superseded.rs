@@ -278,3 +278,25 @@ fn a_later_request_that_is_not_acknowledged_gives_back_what_it_took_over() {
     settle(&server);
     assert_eq!(observer.call("EXISTS k"), int(0));
 }
+
+/// Whether the release ends the hold, or its lease has ended it.
+#[test]
+fn a_release_answers_a_grant_that_is_withheld() {
+    let server = TestServer::start();
+    let replica = server.replica(true);
+    let (mut observer, mut asks) = (server.client(), server.client());
+    await_replicas(&mut observer, 1);
+    configure(&mut observer, "min-replicas", 1);
+    configure(&mut observer, "replicas-timeout", 600_000);
+    replica.stop();
+    for (lease, reply) in [("600000", int(1)), ("1", nil())] {
+        let acquire = format!("LOCK.ACQUIRE k a LEASE {lease}");
+        asks.send_and_block(&mut observer, &acquire);
+        if lease == "1" {
+            eventually("its lease is over", || observer.int("EXISTS k") == 0);
+        }
+        assert_eq!(observer.call("LOCK.RELEASE k a"), reply);
+        assert_eq!(asks.reply(), nil());
+    }
+    replica.go_on();
+}

@@ -10,8 +10,9 @@
 //! earlier one over. A grant asks for a count of holds, and knows how many the owner had
 //! before. It is told if the owner still has its token, and as many holds. Where it is
 //! lost, the owner is left with as many as before, if that is less than what it has. A
-//! release or a renewal that is answered meanwhile sets how many it had before to what it
-//! left. A renewal asks for no count, so nothing is given back where its reply is lost.
+//! release that is answered meanwhile sets how many it had before to what it left, and a
+//! renewal to as many as it renewed at least. A renewal asks for no count, so nothing is
+//! given back where its reply is lost.
 //!
 //! # What it costs
 //! Everything about one reply takes logarithmic time, and so does the end of a connection:
@@ -19,6 +20,8 @@
 //! there when somebody sees its lock, or when its turn comes.
 
 use std::collections::BTreeMap;
+#[cfg(test)]
+use std::collections::BTreeSet;
 
 use smallvec::SmallVec;
 
@@ -36,8 +39,8 @@ use crate::token::FencingToken;
 pub(crate) enum Tells {
     /// A grant: how many holds the owner has by it, and how many it had before.
     Grant { holds: i64, before: i64 },
-    /// A renewal.
-    Renewal,
+    /// A renewal of so many holds.
+    Renewal { holds: i64 },
 }
 
 /// Holds that are bound to a connection once their client is told of them.
@@ -78,14 +81,14 @@ impl Out {
     }
 
     fn is_grant(&self) -> bool {
-        self.tells != Tells::Renewal
+        matches!(self.tells, Tells::Grant { .. })
     }
 
     /// Whether it is still true of an owner that has so many holds of this token.
     pub(crate) fn stands(&self, token: Option<FencingToken>, held: i64) -> bool {
         let is_enough = match self.tells {
             Tells::Grant { holds, .. } => holds <= held,
-            Tells::Renewal => true,
+            Tells::Renewal { .. } => true,
         };
         token == Some(self.token) && is_enough
     }
@@ -95,7 +98,8 @@ impl Out {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Outbox {
     by_id: BTreeMap<WaiterId, Out>,
-    grants: BTreeMap<HoldId, WaiterId>,
+    /// At most one grant, and any renewals.
+    by_hold: BTreeMap<HoldId, SmallVec<[WaiterId; 1]>>,
     /// A client is answered before its next command.
     by_client: BTreeMap<ClientId, WaiterId>,
     of_sessions: SessionPlaces,
@@ -115,9 +119,7 @@ impl Outbox {
     /// Has this told later.
     pub(crate) fn send(&mut self, out: Out) {
         let id = out.to.id();
-        if out.is_grant() {
-            self.grants.insert(out.hold.clone(), id);
-        }
+        self.by_hold.entry(out.hold.clone()).or_default().push(id);
         if let Some(client) = out.client() {
             self.by_client.insert(client, id);
         }
@@ -134,8 +136,11 @@ impl Outbox {
     /// Takes what is told now, or never.
     pub(crate) fn take(&mut self, id: WaiterId) -> Option<Out> {
         let out = self.by_id.remove(&id)?;
-        if self.grants.get(&out.hold) == Some(&id) {
-            self.grants.remove(&out.hold);
+        if let Some(of_hold) = self.by_hold.get_mut(&out.hold) {
+            of_hold.retain(|other| *other != id);
+            if of_hold.is_empty() {
+                self.by_hold.remove(&out.hold);
+            }
         }
         if let Some(client) = out.client() {
             self.by_client.remove(&client);
@@ -156,7 +161,8 @@ impl Outbox {
 
     /// The grant of these holds that is not told yet.
     pub(crate) fn grant_of(&self, hold: &HoldId) -> Option<&Out> {
-        self.get(*self.grants.get(hold)?)
+        let mut of_hold = self.by_hold.get(hold)?.iter();
+        of_hold.find_map(|id| self.get(*id).filter(|out| out.is_grant()))
     }
 
     /// What this client is to be told.
@@ -164,15 +170,31 @@ impl Outbox {
         self.by_client.get(&client).copied()
     }
 
-    /// An owner is told that it has so many holds after a release or a renewal.
-    pub(crate) fn answered(&mut self, hold: impl FnOnce() -> HoldId, left: i64) {
-        if self.grants.is_empty() {
+    /// An owner is told that a release has left it so many holds.
+    pub(crate) fn released(&mut self, hold: impl FnOnce() -> HoldId, left: i64) {
+        self.change(hold, |tells| match tells {
+            Tells::Grant { before, .. } => *before = left,
+            Tells::Renewal { holds } => *holds = left.min(*holds),
+        });
+    }
+
+    /// An owner is told of a renewal of so many holds.
+    pub(crate) fn renewed(&mut self, hold: impl FnOnce() -> HoldId, holds: i64) {
+        self.change(hold, |tells| {
+            if let Tells::Grant { before, .. } = tells {
+                *before = holds.max(*before);
+            }
+        });
+    }
+
+    fn change(&mut self, hold: impl FnOnce() -> HoldId, change: impl Fn(&mut Tells)) {
+        if self.is_empty() {
             return;
         }
-        let id = self.grants.get(&hold());
-        let out = id.and_then(|id| self.by_id.get_mut(id));
-        if let Some(Tells::Grant { before, .. }) = out.map(|out| &mut out.tells) {
-            *before = left;
+        for id in self.by_hold.get(&hold()).into_iter().flatten() {
+            if let Some(out) = self.by_id.get_mut(id) {
+                change(&mut out.tells);
+            }
         }
     }
 
@@ -214,9 +236,9 @@ impl Outbox {
             key: key.into(),
             owner: Owner::least(),
         };
-        let from_first = self.grants.range(first.clone()..);
+        let from_first = self.by_hold.range(first.clone()..);
         let of_key = from_first.take_while(|(hold, _)| hold.key == first.key);
-        let ids = of_key.map(|(_, id)| *id);
+        let ids = of_key.flat_map(|(_, ids)| ids).copied();
         ids.filter(|id| self.has_ended(*id)).collect()
     }
 }
@@ -227,14 +249,17 @@ impl Outbox {
     pub(crate) fn agree(&self) -> bool {
         let all = || self.by_id.iter();
         let with_session = all().filter_map(|(id, out)| Some((out.session_of_place()?, *id)));
-        let grants = all().filter(|(_, out)| out.is_grant());
+        let named = all().map(|(id, out)| (out.hold.clone(), *id));
+        let by_hold = self.by_hold.iter();
+        let by_hold = by_hold.flat_map(|(hold, ids)| ids.iter().map(|id| (hold.clone(), *id)));
+        let grants = |ids: &SmallVec<[WaiterId; 1]>| {
+            let outs = ids.iter().filter_map(|id| self.get(*id));
+            outs.filter(|out| out.is_grant()).count()
+        };
         let clients = all().filter_map(|(id, out)| Some((out.client()?, *id)));
         self.of_sessions.agree(with_session)
-            && grants.count() == self.grants.len()
-            && self.grants.iter().all(|(hold, id)| {
-                let out = self.get(*id);
-                out.is_some_and(|out| out.is_grant() && out.hold == *hold)
-            })
+            && named.collect::<BTreeSet<_>>() == by_hold.collect()
+            && self.by_hold.values().all(|ids| grants(ids) <= 1)
             && clients.collect::<BTreeMap<_, _>>() == self.by_client
     }
 
@@ -253,10 +278,10 @@ impl Outbox {
             form.key(out.hold.key.as_ref());
             form.owner(&out.hold.owner);
             form.token(Some(out.token));
-            if let Tells::Grant { holds, before } = out.tells {
-                form.number(holds);
-                form.number(before);
-            }
+            match out.tells {
+                Tells::Grant { holds, before } => [holds, before].map(|count| form.number(count)),
+                Tells::Renewal { holds } => [holds, 0].map(|count| form.number(count)),
+            };
             form.flag(out.is_grant());
             form.client(out.session.map(|session| session.client));
             form.time(out.session.map(|session| session.end_ms));

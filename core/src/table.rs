@@ -303,10 +303,10 @@ impl LockTable {
         world: &mut dyn World,
     ) -> Done<Released> {
         let mut transition = Transition::begin(self, key, stored, now, world);
-        let holds = transition.lock.holder(&request.owner).is_some();
+        let held = transition.lock.holder(&request.owner).is_some();
         let released = transition.release(request);
-        if !holds && released.is_ok() {
-            transition.give_up(request);
+        if released.is_ok() && transition.lock.holder(&request.owner).is_none() {
+            transition.give_up(request, held);
         }
         transition.hand_off_and_finish(released)
     }

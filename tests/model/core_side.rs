@@ -710,8 +710,8 @@ impl CoreSide {
             Addressee::Blocked(id, _) => {
                 if let Some(waiter) = self.waiting.remove(&id) {
                     self.answered.push((id, waiter, answer));
-                } else if let Answer::Refused(error) = answer {
-                    self.tell_instead(id, &error);
+                } else {
+                    self.tell_instead(id, &answer);
                 }
             }
             Addressee::Place(place) => {
@@ -723,13 +723,17 @@ impl CoreSide {
         }
     }
 
-    /// A later request has what this waiter was to be told of in this turn.
-    fn tell_instead(&mut self, id: WaiterId, error: &LockError) {
+    /// A later request has what this waiter was to be told of in this turn, or a release
+    /// has ended it.
+    fn tell_instead(&mut self, id: WaiterId, answer: &Answer) {
         let at = self.woken.iter().position(|woken| woken.id == id);
         let woken = self.woken.remove(at.expect("a grant that is not told"));
         let is_its = |(to, _): &&mut (usize, Expect)| *to == woken.to;
         let reply = self.replies.iter_mut().rfind(is_its);
-        reply.expect("its reply").1 = Expect::error(error);
+        reply.expect("its reply").1 = match answer {
+            Answer::Refused(error) => Expect::error(error),
+            _ => Expect::Reply(Value::Nil),
+        };
     }
 
     /// Publishes the end of a place. Returns whether anybody listens.

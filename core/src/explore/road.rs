@@ -196,7 +196,7 @@ impl World {
                 // A grant that is not told yet is taken over.
                 (
                     Some((at, Doing::ToHear { key, ask, .. })),
-                    Answer::Refused(LockError::Superseded),
+                    Answer::Refused(LockError::Superseded) | Answer::NotGranted,
                 ) => (at, key, ask),
                 _ => {
                     return Err(Broken::new(
@@ -227,7 +227,7 @@ impl World {
                     self.say(|w| format!("{} is told {}", w.cast.client_name(at), w.code(&error)));
                     self.connections[at].doing = Doing::Nothing;
                 }
-                Answer::NotGranted if seen.gives_up => {
+                Answer::NotGranted if seen.gives_up || seen.released => {
                     self.say(|w| format!("{} has given up", w.cast.client_name(at)));
                     self.connections[at].doing = Doing::Nothing;
                 }

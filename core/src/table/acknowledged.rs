@@ -87,7 +87,9 @@ impl Transition<'_> {
             to: Addressee::Blocked(id, client),
             hold: self.hold_of(owner),
             token,
-            tells: Tells::Renewal,
+            tells: Tells::Renewal {
+                holds: self.holds_of(owner),
+            },
             session: None,
             is_said: false,
             withheld: None,
@@ -196,17 +198,18 @@ impl LockTable {
             let held = lock.holder(&out.hold.owner)?;
             out.stands(held.token, held.holds).then(|| held.clone())
         });
-        let is_grant = out.tells != Tells::Renewal;
+        let tells = out.tells;
         let Some(held) = held else {
-            let answer = match is_grant {
-                true => Answer::NotGranted,
-                false => Answer::Renewed(false),
+            let answer = match tells {
+                Tells::Grant { .. } => Answer::NotGranted,
+                Tells::Renewal { .. } => Answer::Renewed(false),
             };
             return Some((self.lose(id)?.to, answer));
         };
         let mut out = self.take_out_of_box(id)?;
         let (to, token) = (out.to.clone(), out.token);
-        if !is_grant {
+        if let Tells::Renewal { holds } = tells {
+            self.outbox.renewed(|| out.hold.clone(), holds);
             self.told(out, now.ms());
             return Some((to, Answer::Renewed(true)));
         }

@@ -35,13 +35,19 @@ impl Transition<'_> {
         self.earlier = Some((id, is_same));
     }
 
-    /// An owner that holds nothing gives up its wait with a release.
-    pub(super) fn give_up(&mut self, request: &ReleaseRequest) {
-        if request.token.is_some() {
+    /// An owner that holds nothing after a release hears of no grant, and if it held nothing
+    /// before it gives up its wait.
+    pub(super) fn give_up(&mut self, request: &ReleaseRequest, held: bool) {
+        if request.token.is_some() && !held {
             return;
         }
+        if let Some((id, _)) = self.untold_grant(&request.owner)
+            && let Some(out) = self.table.take_out_of_box(id)
+        {
+            self.step.answers.push((out.to, Answer::NotGranted));
+        }
         let waiter = self.table.queues.waiter_of(self.key, &request.owner);
-        if let Some(id) = waiter.map(|waiter| waiter.id) {
+        if let Some(id) = waiter.map(|waiter| waiter.id).filter(|_| !held) {
             self.end_wait(id);
         }
     }

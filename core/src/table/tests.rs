@@ -420,7 +420,8 @@ impl Server {
             let id = addressee.id();
             // A grant that is not told yet may be taken over.
             let client = self.clients.remove(&id);
-            assert!(client.is_some() || answer == Answer::Refused(LockError::Superseded));
+            let superseded = Answer::Refused(LockError::Superseded);
+            assert!(client.is_some() || [superseded, Answer::NotGranted].contains(&answer));
             let is_granted = matches!(answer, Answer::Granted(_));
             if let (Addressee::Place(place), true) = (&addressee, is_granted) {
                 let heard = !self.deaf.contains(&place.channel);

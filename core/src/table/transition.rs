@@ -98,7 +98,9 @@ impl<'t> Transition<'t> {
                 Ok(Released::LastHold) => self.count_release(&held, None),
                 Ok(Released::StillHeld) => {
                     self.told(&request.owner);
-                    self.answered(&request.owner);
+                    let (key, left) = (self.key, self.holds_of(&request.owner));
+                    let outbox = &mut self.table.outbox;
+                    outbox.released(|| HoldId::new(key, &request.owner), left);
                 }
                 Ok(Released::NotHeld) => self.table.metrics.tokens_refused += 1,
                 Err(_) => {}
@@ -132,7 +134,9 @@ impl<'t> Transition<'t> {
                 // As a confirmation does.
                 self.step.stream_goes_on = true;
                 self.told(owner);
-                self.answered(owner);
+                let (key, holds) = (self.key, self.holds_of(owner));
+                let outbox = &mut self.table.outbox;
+                outbox.renewed(|| HoldId::new(key, owner), holds);
             }
         }
         Ok(true)
@@ -145,13 +149,6 @@ impl<'t> Transition<'t> {
             let (sessions, asker) = (&mut self.table.sessions, self.world.asker());
             sessions.told_by(self.key, owner, token, asker);
         }
-    }
-
-    /// Who asks is told that this owner has the holds that it has. It keeps them, whatever
-    /// becomes of a grant that is not told yet.
-    fn answered(&mut self, owner: &Owner) {
-        let (key, left) = (self.key, self.holds_of(owner));
-        self.table.outbox.answered(|| HoldId::new(key, owner), left);
     }
 
     /// Returns whether the lock is held with this token.

@@ -535,6 +535,67 @@ fn a_waiter_that_is_handed_what_its_owner_has_has_the_stream_go_on() {
 }
 
 #[test]
+fn a_renewal_that_is_told_keeps_what_a_lost_grant_was_to_tell_of() {
+    for is_taken_over in [false, true] {
+        let mut scene = Scene::new();
+        let (mut grant, _) = scene.take(K, ask("a").by(1).now());
+        let renewal = scene.renew(K, "a", 2, LEASE_MS);
+        let offset = scene.end_turn();
+        if is_taken_over {
+            grant = scene.take(K, ask("a").by(3).now()).0;
+        }
+        let ready = scene.server.table.acknowledged(1, vec![offset], usize::MAX);
+        let mut told = Vec::new();
+        for (id, key) in ready.replies {
+            let (stored, now) = (scene.server.look(key.as_ref()), scene.server.now());
+            let answer = scene.server.table.tell(id, stored, now);
+            told.extend(answer.map(|(_, answer)| (id, answer)));
+        }
+        assert_eq!(told.last(), Some(&(renewal, Answer::Renewed(true))));
+        // Its client is gone by now.
+        scene
+            .server
+            .table
+            .waiter_left(grant, Leave::Gone, scene.server.ms());
+        scene.server.run();
+        assert_eq!(scene.server.holds(K, "a"), 1, "taken over: {is_taken_over}");
+    }
+}
+
+#[test]
+fn a_release_after_a_renewal_that_is_not_told_yet_counts_for_it() {
+    let mut scene = Scene::new();
+    scene.held_by(K, ask("a").by(1).now());
+    scene.take(K, ask("a").by(1).now());
+    let renewal = scene.renew(K, "a", 2, LEASE_MS);
+    scene.server.release(K, "a");
+    let (again, _) = scene.take(K, ask("a").by(1).now());
+    assert_eq!(scene.server.holds(K, "a"), 2);
+    scene.server.told();
+    let told = scene.settle();
+    assert!(told.contains(&(renewal, Answer::Renewed(true))), "{told:?}");
+    assert!(told.iter().any(|(id, _)| *id == again));
+}
+
+#[test]
+fn a_release_answers_a_grant_that_is_not_told_yet() {
+    for lease_ms in [10, LEASE_MS] {
+        let mut scene = Scene::new();
+        let (id, _) = scene.take(K, ask("a").by(1).lease(lease_ms).now());
+        scene.server.sleep(20);
+        let released = scene.server.release_as(K, "a", ReleaseExtent::One, None);
+        let expected = match lease_ms {
+            10 => Released::NotHeld,
+            _ => Released::LastHold,
+        };
+        assert_eq!(released, Ok(expected));
+        assert_eq!(scene.server.told(), [(id, Answer::NotGranted)]);
+        assert_eq!(scene.settle(), []);
+        scene.check_nothing_is_left();
+    }
+}
+
+#[test]
 fn what_is_handed_to_a_waiter_is_withheld_too() {
     let mut scene = Scene::new();
     scene.held_by(K, ask("a").now());
@@ -618,7 +679,9 @@ fn what_has_ended_meanwhile_is_not_told() {
             (grant, Answer::NotGranted),
             (renewal, Answer::Renewed(false)),
         ];
-        assert_eq!(scene.settle(), nothing, "end {nth}");
+        let mut told = scene.server.told();
+        told.extend(scene.settle());
+        assert_eq!(told, nothing, "end {nth}");
     }
 }
 

@@ -346,6 +346,10 @@ impl History {
             Step::Release { who, key, extent } => {
                 self.releases = Some((key, who));
                 let _ = server.release_as(KEYS[key], OWNERS[who], extent, None);
+                // Whose grant was not told yet is told that it has none.
+                let waits = |id| self.queued.iter().any(|one| one.id == id);
+                let answers = &mut server.answers;
+                answers.retain(|(id, answer)| *answer != Answer::NotGranted || waits(*id));
             }
             Step::Renew { who, key, lease_ms } => {
                 server.renew(KEYS[key], OWNERS[who], lease_ms);
