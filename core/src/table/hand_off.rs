@@ -215,14 +215,13 @@ impl Transition<'_> {
             self.hand_off();
         })?;
         if let Some(token) = granted {
-            let earlier = self.table.queues.waiter_of(self.key, &request.owner);
+            let earlier = self.earlier.take();
             #[cfg(feature = "planted-faults")]
             let earlier = earlier.filter(|_| !Fault::EarlierServed.planted());
-            if let Some(id) = earlier.map(|earlier| earlier.id)
+            if let Some((id, _)) = earlier
                 && let Some(earlier) = self.table.remove_waiter(self.key, id)
             {
                 self.supersede(earlier.addressee(), wait.as_ref());
-                self.earlier = None;
                 self.hand_off();
             }
             return Ok(Acquired::Granted(token));

@@ -60,7 +60,8 @@ impl Transition<'_> {
     }
 
     fn push(&mut self, request: AcquireRequest, wait: Wait) -> Result<WaiterId, LockError> {
-        let earlier = self.table.queues.waiter_of(self.key, &request.owner);
+        let earlier = self.earlier.map(|(id, _)| id);
+        let earlier = earlier.and_then(|id| self.table.queues.waiter(self.key, id));
         let earlier = earlier.map(|earlier| (earlier.id, earlier.is_place()));
         let (leaves, is_place) = (usize::from(earlier.is_some()), wait.is_for_place());
         let leaves_place = usize::from(earlier.is_some_and(|(_, is_place)| is_place));
