@@ -95,11 +95,20 @@ pub struct WaitQueues {
 }
 
 impl WaitQueues {
+    #[inline]
     fn queue(&self, key: KeyRef<'_>) -> Option<&Queue> {
+        // Mostly nobody waits for anything.
+        if self.is_empty() {
+            return None;
+        }
         self.by_key.get(key.to_bytes().as_slice()).map(Box::as_ref)
     }
 
+    #[inline]
     fn queue_mut(&mut self, key: KeyRef<'_>) -> Option<&mut Queue> {
+        if self.is_empty() {
+            return None;
+        }
         self.by_key
             .get_mut(key.to_bytes().as_slice())
             .map(Box::as_mut)
