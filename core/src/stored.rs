@@ -16,7 +16,7 @@
 //!
 //! The limit is 0 for a shared hold; the end is in milliseconds since 1970.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 
 use smallvec::SmallVec;
 
@@ -211,16 +211,16 @@ impl Reader {
         let mut leftovers = self.permits.len();
         let alone = self.counts.len() == 1;
         let is_many = self.permits.len() > few();
-        let by_owner: BTreeMap<&Owner, &Permit> = match is_many {
+        let by_owner: HashMap<&[u8], &Permit> = match is_many {
             true => self
                 .permits
                 .iter()
-                .map(|(owner, permit)| (owner, permit))
+                .map(|(owner, permit)| (owner.as_bytes(), permit))
                 .collect(),
-            false => BTreeMap::new(),
+            false => HashMap::new(),
         };
         let permit_of = |owner: &Owner| match is_many {
-            true => by_owner.get(owner).copied(),
+            true => by_owner.get(owner.as_bytes()).copied(),
             false => {
                 let mut permits = self.permits.iter();
                 permits
