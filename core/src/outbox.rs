@@ -291,6 +291,3 @@ impl Outbox {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

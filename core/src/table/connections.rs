@@ -135,9 +135,8 @@ impl LockTable {
     pub(super) fn told(&mut self, out: Out, now_ms: i64) {
         let (hold, token, is_place) = (out.hold, out.token, out.to.is_place());
         let (key, owner) = (hold.key.as_ref(), &hold.owner);
-        if !is_place && self.claims.close(token) {
-            self.metrics.claims += 1;
-            self.sessions.claim(key, owner, now_ms);
+        if !is_place {
+            self.claim(key, owner, token, now_ms);
         }
         let Some(session) = out.session else {
             let client = Some(out.to.client());
@@ -175,15 +174,11 @@ impl LockTable {
     /// Takes what is told now, or never.
     pub(super) fn take_out_of_box(&mut self, id: WaiterId) -> Option<Out> {
         let out = self.outbox.take(id)?;
-        self.withhold_no_more(&out);
-        Some(out)
-    }
-
-    fn withhold_no_more(&mut self, out: &Out) {
         if let Some((until_ms, serial)) = out.withheld {
-            self.time_outs.remove(out.to.id(), until_ms);
+            self.time_outs.remove(id, until_ms);
             self.acks.forget(serial);
         }
+        Some(out)
     }
 
     /// Has a wait end here, unless the server ends it.

@@ -46,8 +46,11 @@ impl Transition<'_> {
         {
             self.step.answers.push((out.to, Answer::NotGranted));
         }
+        if held {
+            return;
+        }
         let waiter = self.table.queues.waiter_of(self.key, &request.owner);
-        if let Some(id) = waiter.map(|waiter| waiter.id).filter(|_| !held) {
+        if let Some(id) = waiter.map(|waiter| waiter.id) {
             self.end_wait(id);
         }
     }
@@ -127,17 +130,27 @@ impl Transition<'_> {
         asked.min(settings.max_lease).min(unclaimed)
     }
 
-    /// Somebody is told of this grant, or names it: if it was unclaimed, it is claimed.
+    /// As [`LockTable::claim`], for this lock.
     pub(super) fn claim(&mut self, owner: &Owner, token: FencingToken) {
-        let table = &mut *self.table;
-        if !table.claims.is_empty() && table.claims.close(token) {
-            table.metrics.claims += 1;
-            table.sessions.claim(self.key, owner, self.now.ms());
-        }
+        self.table.claim(self.key, owner, token, self.now.ms());
     }
 }
 
 impl LockTable {
+    /// Somebody is told of this grant, or names it: if it was unclaimed, it is claimed.
+    pub(super) fn claim(
+        &mut self,
+        key: KeyRef<'_>,
+        owner: &Owner,
+        token: FencingToken,
+        now_ms: i64,
+    ) {
+        if !self.claims.is_empty() && self.claims.close(token) {
+            self.metrics.claims += 1;
+            self.sessions.claim(key, owner, now_ms);
+        }
+    }
+
     /// Ends the waits whose time is over, gives up what replicas have not acknowledged in
     /// time, and ends the places of connections that have ended: at most `at_most`
     /// of each. Returns who is told what. Nothing has to be written for it now.
