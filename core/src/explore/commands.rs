@@ -55,9 +55,11 @@ impl World {
         let done = self.step(&mut seen, |table, now, world| {
             table.acquire(cast.key(key), stored, request, wait, now, world)
         })?;
+        // Whether it was told before that it holds the lock.
+        let mut was_held = false;
         if let Ok(Acquired::Granted(token)) = done.result {
             seen.granted = Some(token);
-            seen.was_held = match self.is_untold(key, number, token) {
+            was_held = match self.is_untold(key, number, token) {
                 true => self.known[key][number].told == Some(token),
                 false => seen.had(self, number, token),
             };
@@ -76,7 +78,7 @@ impl World {
                 // The later one alone is told of, on the channel of its place.
                 self.places[key][number] = None;
                 self.say(|w| format!("token {}", w.short(token)));
-                let (now_ms, was_held) = (self.now_ms, seen.was_held);
+                let now_ms = self.now_ms;
                 let known = &mut self.known[key][number];
                 known.rely_until(token, now_ms + LEASE_MS);
                 known.tell(token, ask);

@@ -57,8 +57,6 @@ pub(super) struct Seen {
     pub(super) unheard: Vec<usize>,
     /// An owner that holds nothing released the lock.
     pub(super) gives_up: bool,
-    /// Who was granted the lock at once was told before that it holds it.
-    pub(super) was_held: bool,
 }
 
 impl Seen {
@@ -77,7 +75,6 @@ impl Seen {
             kept: None,
             unheard: Vec::new(),
             gives_up: false,
-            was_held: false,
         }
     }
 }
