@@ -252,9 +252,12 @@ unsafe extern "C" fn on_timeout(
             }
             State::Answered(answer) => {
                 ticket.reply(&ctx, &answer);
-                if is_grant(&answer) && replies_are_sent_early() {
+                if !is_grant(&answer) {
+                    return;
+                }
+                if replies_are_sent_early() {
                     (hooks().grant_told)(&ctx, ticket.id, true);
-                } else if is_grant(&answer) {
+                } else {
                     (hooks().grant_said)(ticket.id);
                     ticket.state.replace(State::Said);
                 }
