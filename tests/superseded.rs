@@ -49,6 +49,12 @@ impl Scene {
         assert_eq!(self.observer.info("lock_superseded"), 1);
     }
 
+    /// The owner asks again, by another client.
+    fn ask_again(&mut self, options: &str) {
+        self.later
+            .send(&format!("LOCK.ACQUIRE k a {LONG} {options}"));
+    }
+
     fn release(&mut self) {
         assert_eq!(self.observer.call("LOCK.RELEASE k holder"), int(1));
     }
@@ -67,8 +73,7 @@ impl Scene {
 #[test]
 fn a_later_wait_has_the_position_and_the_earlier_one_is_told() {
     let mut scene = Scene::new();
-    let again = format!("LOCK.ACQUIRE k a {LONG} BLOCK 0");
-    scene.later.send(&again);
+    scene.ask_again("BLOCK 0");
     scene.assert_superseded();
     assert_eq!(waiting(&mut scene.observer, "k"), 2);
     scene.release();
@@ -79,8 +84,7 @@ fn a_later_wait_has_the_position_and_the_earlier_one_is_told() {
 #[test]
 fn a_later_wait_in_another_mode_goes_to_the_end() {
     let mut scene = Scene::new();
-    let again = format!("LOCK.ACQUIRE k a {LONG} BLOCK 0 SHARED");
-    scene.later.send(&again);
+    scene.ask_again("BLOCK 0 SHARED");
     scene.assert_superseded();
     scene.release();
     token(&scene.behind.reply());
@@ -147,8 +151,7 @@ fn what_was_granted_in_the_same_turn_is_told_once_or_counts_twice() {
 fn the_end_of_an_earlier_client_takes_nothing_from_the_later_one() {
     for options in ["", " SESSION"] {
         let mut scene = Scene::new();
-        let again = format!("LOCK.ACQUIRE k a {LONG} BLOCK 0{options}");
-        scene.later.send(&again);
+        scene.ask_again(&format!("BLOCK 0{options}"));
         scene.assert_superseded();
         scene.release();
         token(&scene.later.reply());
