@@ -192,8 +192,8 @@ impl Attempt {
         let entry = router.register.enter(&request.key, &request.owner);
         let channel = router.channel_for(&request.key);
         let (mut backoff, first_sent_at) = (Backoff::default(), Moment::now());
-        // Of the last request, if it had no answer.
-        let mut failure = None;
+        // Of the last request, if it had no answer. None was sent so far.
+        let mut failure = Some(Error::timed_out());
         loop {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             if left == Some(Duration::ZERO) {

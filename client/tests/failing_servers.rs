@@ -73,6 +73,16 @@ async fn a_wait_at_a_server_that_hangs_ends_soon_after_its_time() {
 }
 
 #[tokio::test]
+async fn a_wait_that_is_over_before_anybody_was_asked_is_not_told_as_refused() {
+    let mut server = TestServer::start();
+    let client = connect(&server).await;
+    server.crash();
+    let taken = client.lock("lock").acquire_within(Duration::from_nanos(1));
+    let error = taken.await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+}
+
+#[tokio::test]
 async fn a_hold_that_a_restart_forgot_is_told_as_lost_soon() {
     let mut judge = Judge::new("from a rival's grant until the loss is told", LOOKED_AFTER);
     while judge.wants_more() {
