@@ -434,6 +434,32 @@ fn a_session_is_kept_up_while_its_leases_are_acknowledged() {
 }
 
 #[test]
+fn a_session_that_ends_while_its_owner_asks_elsewhere_is_over_if_that_is_not_told() {
+    for is_told in [true, false] {
+        let mut scene = Scene::new();
+        let mut session = scene.server.client();
+        let held = token(&session.call("LOCK.ACQUIRE k a LEASE 600000 SESSION"));
+        scene.replica.stop();
+        let mut elsewhere = scene.withheld("LOCK.ACQUIRE k a HOLD 1 LEASE 600000");
+        drop(session);
+        eventually("the session is over", || {
+            scene.observer.info("lock_sessions") == 0
+        });
+        assert_eq!(scene.holds("a"), text("1"));
+        if is_told {
+            scene.replica.go_on();
+            assert_eq!(token(&elsewhere.reply()), held);
+            assert_eq!(elsewhere.call("LOCK.RELEASE k a"), int(1));
+        } else {
+            drop(elsewhere);
+            scene.await_holds("a", &nil());
+            scene.replica.go_on();
+        }
+        scene.assert_over();
+    }
+}
+
+#[test]
 fn a_grant_behind_the_leases_of_a_crowd_of_sessions_is_told_when_it_is_acknowledged() {
     const CROWD: usize = 4000;
     let mut scene = Scene::with_timeout(2000);

@@ -23,6 +23,8 @@
 //! - A key that has expired stays until it is opened, or the server finds it.
 //! - A client that was granted the lock after a wait hears of it later in the same turn, or
 //!   never. Where the timer may be late, such a turn may take any time.
+//! - Where replies wait for replicas, these acknowledge all that was written, or nothing
+//!   in time.
 //! - A waiter's time may be up at any moment, as by `CLIENT UNBLOCK`.
 //! - A replica has the same writes, or all but the last, and takes over with a table
 //!   that knows nothing.

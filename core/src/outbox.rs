@@ -11,7 +11,8 @@
 //! before. It is told if the owner still has its token, and as many holds. Where it is
 //! lost, the owner is left with as many as before, if that is less than what it has. A
 //! release that is answered meanwhile sets how many it had before to what it left, and a
-//! renewal to as many as it renewed at least. A renewal asks for no count, so nothing is
+//! renewal to as many as it renewed at least. Where the session ends by which the owner
+//! had them, it had none. A renewal asks for no count, so nothing is
 //! given back where its reply is lost.
 //!
 //! # What it costs
@@ -78,6 +79,13 @@ impl Out {
     fn session_of_place(&self) -> Option<ClientId> {
         let session = self.session.filter(|_| self.to.is_place())?;
         Some(session.client)
+    }
+
+    /// Its owner is left with so many holds if it is lost.
+    pub(crate) fn has_before(&mut self, count: i64) {
+        if let Tells::Grant { before, .. } = &mut self.tells {
+            *before = count;
+        }
     }
 
     fn is_grant(&self) -> bool {

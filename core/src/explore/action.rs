@@ -46,6 +46,8 @@ pub(super) enum Action {
     Hear(u8),
     /// A client was sent away before it heard of its grant.
     Miss(u8),
+    /// Replicas acknowledge all that was written.
+    Acknowledge,
     /// Who listens to the messages to this owner's places goes away, or comes back.
     Listen(u8),
     /// A replica takes over. It may lack the last write.
@@ -103,7 +105,7 @@ impl World {
                         }
                     }
                 }
-                Doing::Waits { .. } => {
+                Doing::Waits { .. } | Doing::Withheld { .. } => {
                     if scope.leaves {
                         actions.push(Action::TimeUp(at));
                     }
@@ -149,6 +151,9 @@ impl World {
         if scope.goes_deaf {
             let owners = options(self.cast.owners.len());
             actions.extend(owners.map(Action::Listen));
+        }
+        if self.table.awaits_replicas() {
+            actions.push(Action::Acknowledge);
         }
         if scope.swaps {
             actions.push(Action::Swap);
@@ -230,6 +235,7 @@ impl World {
             }
             Action::Hear(at) => self.hear(at.into()),
             Action::Miss(at) => self.miss(at.into()),
+            Action::Acknowledge => self.acknowledge()?,
             Action::Listen(owner) => {
                 let owner = usize::from(owner);
                 let is_deaf = &mut self.deaf[owner];

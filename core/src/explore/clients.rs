@@ -6,7 +6,8 @@ use crate::table::Leave;
 
 impl World {
     pub(super) fn leave(&mut self, at: usize, leave: Leave) {
-        let Doing::Waits { id, .. } = self.connections[at].doing else {
+        let (Doing::Waits { id, .. } | Doing::Withheld { id, .. }) = self.connections[at].doing
+        else {
             return;
         };
         self.say(|w| {
@@ -17,7 +18,12 @@ impl World {
             format!("{} {how}", w.cast.client_name(at))
         });
         let told = self.table.waiter_left(id, leave, self.now_ms);
-        assert_eq!(told, None, "nothing is withheld here");
+        let is_withheld = matches!(self.connections[at].doing, Doing::Withheld { .. });
+        assert_eq!(
+            told.is_some(),
+            is_withheld,
+            "only what is withheld is given up"
+        );
         self.connections[at].doing = Doing::Nothing;
     }
 
@@ -37,6 +43,8 @@ impl World {
         let owner = self.cast.owner_of[at];
         let is_stored = self.is_stored(key, owner, token);
         let known = &mut self.known[key][owner];
+        // A renewal may have been told meanwhile.
+        let was_held = was_held || known.told == Some(token);
         if is_stored {
             known.tell(token, ask);
         }
@@ -61,7 +69,7 @@ impl World {
     }
 
     /// Nobody will hear of the grant that was on its way to this connection.
-    fn lose_grant(&mut self, at: usize) {
+    pub(super) fn lose_grant(&mut self, at: usize) {
         let Doing::ToHear { key, token, .. } = self.connections[at].doing else {
             return;
         };
@@ -75,36 +83,46 @@ impl World {
     fn untie(&mut self, key: usize, owner: usize, client: ClientId) {
         let token = self.holds(key, owner).and_then(|held| held.token);
         let known = &mut self.known[key][owner];
-        let over = known.untie(client);
+        let Some(over) = known.untie(client).filter(|over| Some(*over) == token) else {
+            return;
+        };
+        let mut others = self.connections.iter_mut().map(|one| &mut one.doing);
+        let to_tell = others.find_map(|doing| doing.grant_of(key, over).is_some().then_some(doing));
         // A lock that was moved, and came back, may be a session again, or not.
         let has_moved = self.cast.scope.renames || self.cast.scope.swaps;
-        if over.is_some() && over == token && has_moved {
+        if has_moved && to_tell.is_none() {
             known.promise = None;
-        } else if over.is_some() && over == token {
-            known.told = None;
-            known.holds = 0;
+            return;
+        }
+        known.told = None;
+        known.holds = 0;
+        // Who is about to be told of the hold keeps it.
+        if !matches!(to_tell, Some(Doing::ToHear { .. })) {
             known.promise = None;
-            known.over = over;
+        }
+        match to_tell.and_then(|doing| doing.grant_of(key, over)) {
+            Some(was_held) => *was_held = false,
+            None => known.over = Some(over),
         }
     }
 
     pub(super) fn disconnect(&mut self, at: usize) {
         let client = self.client(at);
         self.lose_grant(at);
+        let doing = std::mem::replace(&mut self.connections[at].doing, Doing::Nothing);
         for key in 0..self.cast.keys.len() {
             for owner in 0..self.cast.owners.len() {
                 self.untie(key, owner, client);
             }
         }
         self.table.connection_ended(client);
-        match self.connections[at].doing {
-            Doing::Waits { id, .. } => {
+        match doing {
+            Doing::Waits { id, .. } | Doing::Withheld { id, .. } => {
                 self.table.waiter_left(id, Leave::Gone, self.now_ms);
             }
             Doing::ToHear { .. } => self.table.client_told(client, false),
             Doing::Nothing => {}
         }
         self.connections[at].generation += 1;
-        self.connections[at].doing = Doing::Nothing;
     }
 }

@@ -64,6 +64,7 @@ impl World {
                 false => seen.had(self, number, token),
             };
         }
+        let withheld = done.step.withheld;
         // Whoever was handed the lock came before.
         self.apply(done.step, &mut seen)?;
         match done.result {
@@ -78,9 +79,19 @@ impl World {
                 // The later one alone is told of, on the channel of its place.
                 self.places[key][number] = None;
                 self.say(|w| format!("token {}", w.short(token)));
-                let now_ms = self.now_ms;
+                let until_ms = self.now_ms + LEASE_MS;
+                if let Some(id) = withheld {
+                    self.connections[at].doing = Doing::Withheld {
+                        key,
+                        id,
+                        token,
+                        grant: Some((ask, was_held)),
+                        until_ms,
+                    };
+                    return invariants::check_step(self, &seen);
+                }
                 let known = &mut self.known[key][number];
-                known.rely_until(token, now_ms + LEASE_MS);
+                known.rely_until(token, until_ms);
                 known.tell(token, ask);
                 known.unclaimed = None;
                 match ask.session {
@@ -246,16 +257,41 @@ impl World {
             .filter(|_| renewed)
             .and_then(|held| held.token.or(given))
         {
-            let client = self.client(at);
-            let known = &mut self.known[key][number];
-            known.told = Some(token);
-            known.told_by(client, token);
-            known.promise = Some((token, now.ms() + lease_ms));
-            known.holds = known.holds.max(1);
-            known.unclaimed = None;
+            let (client, until_ms) = (self.client(at), now.ms() + lease_ms);
+            self.may_shorten(key, number, until_ms);
+            match done.step.withheld {
+                None => self.known[key][number].renewed(client, token, until_ms),
+                Some(id) => {
+                    self.connections[at].doing = Doing::Withheld {
+                        key,
+                        id,
+                        token,
+                        grant: None,
+                        until_ms,
+                    };
+                }
+            }
         }
         self.apply(done.step, &mut seen)?;
         invariants::check_step(self, &seen)
+    }
+
+    /// From sending a renewal on, its owner relies on the shorter of the two leases.
+    fn may_shorten(&mut self, key: usize, owner: usize, by_ms: i64) {
+        if let Some((_, until_ms)) = &mut self.known[key][owner].promise {
+            *until_ms = by_ms.min(*until_ms);
+        }
+        for (one, &its_owner) in self.connections.iter_mut().zip(&self.cast.owner_of) {
+            if let Doing::Withheld {
+                key: its_key,
+                until_ms,
+                ..
+            } = &mut one.doing
+                && (*its_key, its_owner) == (key, owner)
+            {
+                *until_ms = by_ms.min(*until_ms);
+            }
+        }
     }
 
     pub(super) fn break_lock(&mut self, key: usize) -> Checked<()> {

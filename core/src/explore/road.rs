@@ -4,9 +4,10 @@ use std::rc::Rc;
 
 use super::invariants::{self, Seen, holds};
 use super::keyspace::Write;
-use super::scope::{CLAIM_MS, LEASE_MS};
+use super::scope::{ACKS_MS, CLAIM_MS, LEASE_MS};
 use super::search::Broken;
-use super::world::{Changed, Checked, Doing, PlaceKept, World};
+use super::world::{Changed, Checked, Connection, Doing, PlaceKept, World};
+use crate::acks::Acknowledgement;
 use crate::error::LockError;
 use crate::keys::KeyRef;
 use crate::lock::{Lock, Now};
@@ -84,6 +85,12 @@ impl World {
         step: impl FnOnce(&mut LockTable, Now, &mut dyn table::World) -> Done<T>,
     ) -> Checked<Done<T>> {
         let (mut table, now) = (std::mem::take(&mut self.table), self.now());
+        table.settings.acks = self.scope().acks.then(|| Acknowledgement {
+            replicas: 1,
+            connected: 1,
+            timeout_ms: ACKS_MS,
+            client: seen.asker.map(|at| self.client(at)),
+        });
         let mut asked = Asked {
             world: self,
             seen,
@@ -195,7 +202,15 @@ impl World {
                 (Some((at, Doing::Waits { key, id: its, ask })), _) if its == id => (at, key, ask),
                 // A grant that is not told yet is taken over.
                 (
-                    Some((at, Doing::ToHear { key, ask, .. })),
+                    Some((
+                        at,
+                        Doing::ToHear { key, ask, .. }
+                        | Doing::Withheld {
+                            key,
+                            grant: Some((ask, _)),
+                            ..
+                        },
+                    )),
                     Answer::Refused(LockError::Superseded) | Answer::NotGranted,
                 ) => (at, key, ask),
                 _ => {
@@ -224,6 +239,7 @@ impl World {
                     };
                 }
                 Answer::Refused(error) => {
+                    self.lose_grant(at);
                     self.say(|w| format!("{} is told {}", w.cast.client_name(at), w.code(&error)));
                     self.connections[at].doing = Doing::Nothing;
                 }
@@ -239,11 +255,95 @@ impl World {
                 }
             }
         }
+        self.withhold_hand_offs(seen);
         // Places were told before the others.
         seen.answers.sort_by_key(|(.., answer)| match answer {
             Answer::Granted(token) => Some(*token),
             _ => None,
         });
+        Ok(())
+    }
+
+    /// Who waited was granted the lock, and is told once replicas have acknowledged it.
+    fn withhold_hand_offs(&mut self, seen: &mut Seen) {
+        for at in 0..self.connections.len() {
+            let Doing::Waits { key, id, ask } = self.connections[at].doing else {
+                continue;
+            };
+            if self.table.told_by(id).is_none() {
+                continue;
+            }
+            let owner = self.cast.owner_of[at];
+            let lock = self.data.read(key).unwrap_or_default();
+            let holder = lock.holder(&self.cast.owners[owner]);
+            let token = holder.and_then(|holder| holder.token);
+            let token = token.expect("it was just granted");
+            self.say(|w| {
+                let (client, key) = (w.cast.client_name(at), w.cast.key_name(key));
+                format!("{client} is to be told of {key}, token {}", w.short(token))
+            });
+            seen.answers.push((id, at, ask, Answer::Granted(token)));
+            self.connections[at].doing = Doing::Withheld {
+                key,
+                id,
+                token,
+                grant: Some((ask, seen.had(self, owner, token))),
+                until_ms: self.now_ms + LEASE_MS,
+            };
+        }
+    }
+
+    /// The connection whose reply is withheld by this name.
+    fn withheld(&self, id: WaiterId) -> Checked<usize> {
+        let mut all = self.connections.iter();
+        let is_it =
+            |one: &Connection| matches!(one.doing, Doing::Withheld { id: its, .. } if its == id);
+        all.position(is_it).ok_or_else(|| {
+            let shown_by = "the table told of a reply that was not withheld".to_owned();
+            Broken::new("only_what_was_withheld_is_told_later", shown_by)
+        })
+    }
+
+    /// Replicas acknowledge all that was written, and what waits for that is told.
+    pub(super) fn acknowledge(&mut self) -> Checked<()> {
+        self.say(|_| "a replica acknowledges all".to_owned());
+        let offset = 0;
+        self.table.offset_known(offset);
+        let ready = self.table.acknowledged(1, vec![offset], usize::MAX);
+        for (id, _) in ready.replies {
+            let at = self.withheld(id)?;
+            let Doing::Withheld {
+                key,
+                token,
+                grant,
+                until_ms,
+                ..
+            } = self.connections[at].doing
+            else {
+                continue;
+            };
+            let (stored, now) = (self.read(key), self.now());
+            let answer = self.table.tell(id, stored, now).map(|(_, answer)| answer);
+            self.say(|w| format!("{} is told {answer:?}", w.cast.client_name(at)));
+            let client = self.client(at);
+            let known = &mut self.known[key][self.cast.owner_of[at]];
+            self.connections[at].doing = match (answer, grant) {
+                (Some(Answer::Granted(token)), Some((ask, was_held))) => {
+                    known.rely_until(token, until_ms);
+                    Doing::ToHear {
+                        key,
+                        token,
+                        ask,
+                        was_held,
+                    }
+                }
+                (Some(Answer::Renewed(true)), None) => {
+                    known.renewed(client, token, until_ms);
+                    Doing::Nothing
+                }
+                _ => Doing::Nothing,
+            };
+        }
         Ok(())
     }
 
@@ -285,7 +385,13 @@ impl World {
 
     pub(super) fn end_waits(&mut self) -> Checked<()> {
         for (addressee, answer) in self.table.give_up(self.now(), WORK_A_WAKE) {
-            self.tell_place(addressee.id(), &answer, None)?;
+            if let Addressee::Place(_) = addressee {
+                self.tell_place(addressee.id(), &answer, None)?;
+                continue;
+            }
+            let at = self.withheld(addressee.id())?;
+            self.say(|w| format!("{} is told {answer:?}", w.cast.client_name(at)));
+            self.connections[at].doing = Doing::Nothing;
         }
         Ok(())
     }

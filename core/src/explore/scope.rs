@@ -18,6 +18,9 @@ pub(super) const PLACE_MS: i64 = 2000;
 /// How long a grant to a place lasts that nobody claims, in milliseconds.
 pub(super) const CLAIM_MS: i64 = 1000;
 
+/// How long replicas have to acknowledge what is told, in milliseconds.
+pub(super) const ACKS_MS: i64 = 500;
+
 /// How often a contended lock is looked at for no other reason, in milliseconds.
 pub(super) const RECHECK_MS: i64 = 5000;
 
@@ -158,6 +161,8 @@ pub(super) struct Scope {
     /// Whoever listens to the messages to an owner's places comes and goes.
     pub(super) goes_deaf: bool,
     pub(super) fails_over: bool,
+    /// What is told has to be acknowledged by a replica.
+    pub(super) acks: bool,
     /// The server refuses writes now and then.
     pub(super) refuses_writes: bool,
     /// The timer may be late.
@@ -190,6 +195,7 @@ const NONE: Scope = Scope {
     disconnects: false,
     goes_deaf: false,
     fails_over: false,
+    acks: false,
     refuses_writes: false,
     is_late: false,
     exact_ends: false,
@@ -305,6 +311,19 @@ pub(super) const SCOPES: &[Scope] = &[
         sends_away: true,
         disconnects: true,
         depths: [4, 9],
+        ..NONE
+    },
+    Scope {
+        name: "acknowledged, two connections",
+        connections: &[2, 1],
+        asks: &[Ask::WAIT, Ask::TRY.hold(2), Ask::WAIT.session()],
+        releases: &[Extent::One],
+        renewals: &[(LEASE_MS / 3, None)],
+        leaves: true,
+        sends_away: true,
+        disconnects: true,
+        acks: true,
+        depths: [6, 11],
         ..NONE
     },
     Scope {

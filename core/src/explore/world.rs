@@ -33,6 +33,38 @@ pub(super) enum Doing {
         /// Whether its owner held the lock before.
         was_held: bool,
     },
+    /// Its reply waits for replicas.
+    Withheld {
+        key: usize,
+        id: WaiterId,
+        token: FencingToken,
+        /// What it was granted. A renewal was asked for if nothing was.
+        grant: Option<(Ask, bool)>,
+        /// When the lease ends of which the reply tells.
+        until_ms: i64,
+    },
+}
+
+impl Doing {
+    /// Whether the owner held the lock before, if it is about to be told of a grant with
+    /// this token.
+    pub(super) fn grant_of(&mut self, of_key: usize, of_token: FencingToken) -> Option<&mut bool> {
+        match self {
+            Self::ToHear {
+                key,
+                token,
+                was_held,
+                ..
+            }
+            | Self::Withheld {
+                key,
+                token,
+                grant: Some((_, was_held)),
+                ..
+            } if (*key, *token) == (of_key, of_token) => Some(was_held),
+            _ => None,
+        }
+    }
 }
 
 /// A place in a queue, as its owner asked for it last.
@@ -121,6 +153,15 @@ impl Known {
         {
             tied.told_elsewhere |= !tied.has(client);
         }
+    }
+
+    /// It is told of a renewal, which may have shortened its lease.
+    pub(super) fn renewed(&mut self, client: ClientId, token: FencingToken, until_ms: i64) {
+        self.rely_until(token, until_ms);
+        self.told = Some(token);
+        self.told_by(client, token);
+        self.holds = self.holds.max(1);
+        self.unclaimed = None;
     }
 
     /// A connection is none of those to which the holds are bound. Returns their token, if
@@ -335,7 +376,9 @@ impl World {
     pub(super) fn is_untold(&self, key: usize, owner: usize, token: FencingToken) -> bool {
         let mut all = self.connections.iter().enumerate();
         all.any(|(at, one)| {
-            let to_hear = matches!(one.doing, Doing::ToHear { key: its_key, token: its, .. }
+            let to_hear = matches!(one.doing,
+                Doing::ToHear { key: its_key, token: its, .. }
+                | Doing::Withheld { key: its_key, token: its, grant: Some(_), .. }
                 if its_key == key && its == token);
             to_hear && self.cast.owner_of[at] == owner
         })
@@ -513,6 +556,24 @@ impl World {
                     form.token(Some(token));
                     ask.take_down(form);
                     form.flag(was_held);
+                }
+                Doing::Withheld {
+                    key,
+                    id,
+                    token,
+                    grant,
+                    until_ms,
+                } => {
+                    form.number(3);
+                    form.key(self.cast.key(key));
+                    form.waiter(Some(id));
+                    form.token(Some(token));
+                    if let Some((ask, was_held)) = grant {
+                        ask.take_down(form);
+                        form.flag(was_held);
+                    }
+                    form.flag(grant.is_some());
+                    form.time(Some(until_ms));
                 }
             }
         }

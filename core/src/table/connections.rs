@@ -103,14 +103,28 @@ impl LockTable {
     }
 
     /// Unties these holds from connections that have ended. With the last one they are over,
-    /// unless their owner was told of them elsewhere.
+    /// unless their owner was told of them elsewhere. If it is about to be told, they are over
+    /// in case that is lost.
     pub(super) fn end_binding(&mut self, hold: &HoldId) {
-        if let Some(binding) = self.sessions.take_ended(hold)
-            && !binding.told_elsewhere
-        {
-            let by = EndedBy::Session;
-            self.ended.push(hold.clone(), binding.token, 0, by);
+        let binding = self.sessions.take_ended(hold);
+        let Some(binding) = binding.filter(|binding| !binding.told_elsewhere) else {
+            return;
+        };
+        let to_tell = self.grant_under_way(hold, binding.token);
+        match to_tell.and_then(|id| self.outbox.get_mut(id)) {
+            Some(out) => out.has_before(0),
+            None => {
+                let by = EndedBy::Session;
+                self.ended.push(hold.clone(), binding.token, 0, by);
+            }
         }
+    }
+
+    /// The grant of these holds that their owner is about to be told of.
+    pub(super) fn grant_under_way(&self, hold: &HoldId, token: FencingToken) -> Option<WaiterId> {
+        let out = self.outbox.grant_of(hold)?;
+        let id = out.to.id();
+        (out.token == token && !self.outbox.has_ended(id)).then_some(id)
     }
 
     /// A grant is in the output buffer of its client, and an error may yet take its place.
@@ -123,6 +137,10 @@ impl LockTable {
     /// Somebody has heard of the grant that was on its way to it, if one was, or never
     /// will.
     pub fn grant_told(&mut self, id: WaiterId, heard: bool, now_ms: i64) {
+        let hold = self.outbox.get(id).map(|out| out.hold.clone());
+        if let Some(hold) = hold.filter(|_| self.sessions.any_ended()) {
+            self.end_binding(&hold);
+        }
         if !heard {
             self.lose(id);
         } else if let Some(out) = self.take_out_of_box(id) {

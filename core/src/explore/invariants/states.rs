@@ -135,7 +135,9 @@ pub(super) fn a_hold_that_nobody_knows_of_is_over(
         let is_told = world.known[key][number].told == Some(token);
         let to_hear = world.connections.iter().enumerate().any(|(at, one)| {
             world.cast.owner_of[at] == number
-                && matches!(one.doing, Doing::ToHear { token: its, .. } if its == token)
+                && matches!(one.doing,
+                    Doing::ToHear { token: its, .. } | Doing::Withheld { token: its, .. }
+                    if its == token)
         });
         if !is_told && !to_hear {
             return Err(format!(
@@ -279,7 +281,8 @@ pub(super) fn nothing_is_remembered_without_need(world: &World) -> Checked {
     let broken = |what: &str| Err(what.to_owned());
     let [no_deliveries, no_ended, no_sessions] = world.table.counts();
     let doing = || world.connections.iter().map(|one| one.doing);
-    let nobody_hears = !doing().any(|doing| matches!(doing, Doing::ToHear { .. }));
+    let nobody_hears =
+        !doing().any(|doing| matches!(doing, Doing::ToHear { .. } | Doing::Withheld { .. }));
     if nobody_hears && no_ended && !no_deliveries {
         return broken("nobody is to hear of a grant, and one is on its way");
     }

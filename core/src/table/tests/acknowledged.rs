@@ -957,14 +957,25 @@ fn a_session_passes_on_when_the_next_one_is_told() {
 }
 
 #[test]
-fn a_session_that_ends_before_the_next_one_is_told_is_over() {
-    let (mut scene, client, third) = asked_again_by_two(9 * LEASE_MS);
-    scene.server.table.connection_ended(client);
-    scene.server.run();
-    assert_eq!(scene.server.holds(K, "a"), 0);
-    assert_eq!(scene.settle(), [(third, Answer::NotGranted)]);
-    scene.server.run();
-    scene.check_nothing_is_left();
+fn a_session_that_ends_is_over_unless_the_next_one_is_told() {
+    for is_told in [true, false] {
+        let (mut scene, client, third) = asked_again_by_two(9 * LEASE_MS);
+        scene.server.table.connection_ended(client);
+        scene.server.run();
+        assert_eq!(scene.server.holds(K, "a"), 1);
+        if is_told {
+            let told: Vec<WaiterId> = scene.settle().into_iter().map(|(id, _)| id).collect();
+            assert_eq!(told, [third]);
+            let bound = scene.server.table.bound_client(K, &owner("a"));
+            assert_eq!(bound, Some(ClientId(8)));
+            scene.server.table.connection_ended(ClientId(8));
+        } else {
+            scene.server.sleep(TIMEOUT_MS);
+            assert_eq!(scene.give_up(), [unsafe_to_say(third)]);
+        }
+        scene.server.run();
+        scene.check_nothing_is_left();
+    }
 }
 
 #[test]
