@@ -46,6 +46,8 @@ pub(super) enum Action {
     Hear(u8),
     /// A client was sent away before it heard of its grant.
     Miss(u8),
+    /// Nothing may be granted from now on, or again.
+    MayGrant,
     /// Replicas acknowledge all that was written.
     Acknowledge,
     /// Who listens to the messages to this owner's places goes away, or comes back.
@@ -152,6 +154,9 @@ impl World {
             let owners = options(self.cast.owners.len());
             actions.extend(owners.map(Action::Listen));
         }
+        if scope.pauses_grants {
+            actions.push(Action::MayGrant);
+        }
         if self.table.awaits_replicas() {
             actions.push(Action::Acknowledge);
         }
@@ -235,6 +240,14 @@ impl World {
             }
             Action::Hear(at) => self.hear(at.into()),
             Action::Miss(at) => self.miss(at.into()),
+            Action::MayGrant => {
+                let may_grant = &mut self.table.settings.may_grant;
+                *may_grant = !*may_grant;
+                if *may_grant {
+                    self.table.grants_resume(self.now_ms);
+                }
+                self.say(|w| format!("grants are possible: {}", w.table.settings.may_grant));
+            }
             Action::Acknowledge => self.acknowledge()?,
             Action::Listen(owner) => {
                 let owner = usize::from(owner);

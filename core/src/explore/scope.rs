@@ -161,6 +161,8 @@ pub(super) struct Scope {
     /// Whoever listens to the messages to an owner's places comes and goes.
     pub(super) goes_deaf: bool,
     pub(super) fails_over: bool,
+    /// At times nothing may be granted, as in a grace period.
+    pub(super) pauses_grants: bool,
     /// What is told has to be acknowledged by a replica.
     pub(super) acks: bool,
     /// The server refuses writes now and then.
@@ -195,6 +197,7 @@ const NONE: Scope = Scope {
     disconnects: false,
     goes_deaf: false,
     fails_over: false,
+    pauses_grants: false,
     acks: false,
     refuses_writes: false,
     is_late: false,
@@ -324,6 +327,19 @@ pub(super) const SCOPES: &[Scope] = &[
         disconnects: true,
         acks: true,
         depths: [6, 11],
+        ..NONE
+    },
+    Scope {
+        name: "paused grants, two connections",
+        connections: &[2, 1],
+        asks: &[Ask::WAIT, Ask::WAIT.hold(2), Ask::WAIT.session()],
+        releases: &[Extent::One, Extent::Hold(1)],
+        renewals: &[(LEASE_MS / 3, None)],
+        leaves: true,
+        sends_away: true,
+        disconnects: true,
+        pauses_grants: true,
+        depths: [5, 10],
         ..NONE
     },
     Scope {

@@ -535,6 +535,7 @@ impl World {
             form.flag(self.last_write.is_empty());
         }
         form.token(self.greatest);
+        form.flag(self.table.settings.may_grant);
         form.time(self.retry_at_ms);
         for &at in &order.connections {
             match self.connections[at].doing {

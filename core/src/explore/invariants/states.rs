@@ -251,6 +251,7 @@ pub(super) fn a_look_is_planned(world: &World, key: usize, holders: &[HolderView
         return broken(format!("the next look is in {in_ms} ms"));
     }
     if in_ms <= 0
+        || !world.table.settings.may_grant
         || world.changed[key] == Changed::Untold
         || world.table.has_ended(world.cast.key(key))
     {
