@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redis_lock_client::LockClient;
 use redis_lock_redlock::Redlock;
-use redis_lock_testing::{Server, Setup, binary, module};
+use redis_lock_testing::{Server, Setup, binary, eventually, module};
 
 /// Whether a campaign comes out as it should, and what it says.
 fn campaign(arguments: &str) -> (bool, String) {
@@ -108,29 +108,29 @@ async fn a_vote_forgotten_within_a_hold_lets_a_second_holder_in() {
     let urls = servers
         .each_ref()
         .map(|server| format!("redis://{}", server.addr()));
+    // Longer than a busy machine takes to answer.
+    let response = Duration::from_secs(30);
     let connect = async || {
-        let (client, response) = (LockClient::builder(), Duration::from_secs(1));
-        Redlock::connect_with(client, response, urls.iter().map(String::as_str)).await
+        let urls = urls.iter().map(String::as_str);
+        Redlock::connect_with(LockClient::builder(), response, urls).await
     };
     let (first, second) = (connect().await.unwrap(), connect().await.unwrap());
-    let take = async |redlock: &Redlock| {
-        let lock = redlock.lock("lock").lease(Duration::from_secs(60));
-        loop {
-            // A busy machine may answer too late.
-            if let Ok(Some(guard)) = lock.acquire_within(Duration::from_secs(1)).await {
-                return guard;
-            }
-        }
-    };
-    // The hold rests on two of them.
-    servers[2].crash();
-    let held = take(&first).await;
-    servers[2].restart().unwrap();
-    let refused = second.lock("lock").try_acquire().await;
+    let [first, second] = [&first, &second].map(|one| one.lock("lock").lease(2 * response));
+    // The hold rests on two of them: on the third one another has the lock for a while.
+    let mut third = servers[2].connect().unwrap();
+    third.call_ok(&["LOCK.ACQUIRE", "lock", "another"]).unwrap();
+    let held = first.try_acquire().await.unwrap().expect("two votes");
+    let refused = second.try_acquire().await;
     assert!(!matches!(refused, Ok(Some(_))));
+    eventually("the third one has answered all", || {
+        let asked = third.info_section("commandstats").unwrap();
+        asked.contains("cmdstat_lock.acquire:calls=3,")
+    });
+    third.call_ok(&["LOCK.BREAK", "lock"]).unwrap();
     servers[0].crash();
     servers[0].restart().unwrap();
-    let _also_held = take(&second).await;
+    let also_held = second.acquire_within(2 * response).await.unwrap();
+    let _also_held = also_held.expect("two other votes");
     assert!(!held.valid_for().is_zero(), "the first hold is over");
 }
 
