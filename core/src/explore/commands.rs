@@ -90,6 +90,7 @@ impl World {
                     };
                     return invariants::check_step(self, &seen);
                 }
+                self.is_told_at_once()?;
                 let known = &mut self.known[key][number];
                 known.rely_until(token, until_ms);
                 known.tell(token, ask);
@@ -260,7 +261,10 @@ impl World {
             let (client, until_ms) = (self.client(at), now.ms() + lease_ms);
             self.may_shorten(key, number, until_ms);
             match done.step.withheld {
-                None => self.known[key][number].renewed(client, token, until_ms),
+                None => {
+                    self.is_told_at_once()?;
+                    self.known[key][number].renewed(client, token, until_ms);
+                }
                 Some(id) => {
                     self.connections[at].doing = Doing::Withheld {
                         key,

@@ -9,14 +9,10 @@ use crate::bounds;
 use crate::planted::{FAULTS, plant};
 
 /// Faults that are planted outside of the core, where effects are replicated and grants
-/// are allowed, and those of acknowledgements and grace periods, of which there are none
-/// here.
-const OUTSIDE: [&str; 8] = [
+/// are allowed, and those of offsets and grace periods, of which there are none here.
+const OUTSIDE: [&str; 5] = [
     "expiry-not-propagated",
-    "acknowledgement-not-awaited",
     "offset-too-early",
-    "hand-off-not-covered",
-    "renewal-not-covered",
     "grace-ignored",
     "reentry-in-grace",
     "not-fenced",

@@ -223,6 +223,7 @@ impl World {
             seen.answers.push((id, at, ask, answer.clone()));
             match answer {
                 Answer::Granted(token) => {
+                    self.is_told_at_once()?;
                     self.say(|w| {
                         let (client, key) = (w.cast.client_name(at), w.cast.key_name(key));
                         format!("{client} is handed {key}, token {}", w.short(token))
@@ -290,6 +291,14 @@ impl World {
                 grant: Some((ask, seen.had(self, owner, token))),
                 until_ms: self.now_ms + LEASE_MS,
             };
+        }
+    }
+
+    /// Where replicas have to acknowledge what is told, nothing is.
+    pub(super) fn is_told_at_once(&self) -> Checked<()> {
+        match self.scope().acks {
+            true => Err(Broken::new("what_is_told_is_acknowledged", String::new())),
+            false => Ok(()),
         }
     }
 
