@@ -42,9 +42,10 @@ impl World {
         self.table.client_told(client, true);
         let owner = self.cast.owner_of[at];
         let is_stored = self.is_stored(key, owner, token);
+        let has_moved = self.has_moved();
         let known = &mut self.known[key][owner];
         // A renewal may have been told meanwhile.
-        let was_held = was_held || known.told == Some(token);
+        let was_held = was_held || !has_moved && known.told == Some(token);
         if is_stored {
             known.tell(token, ask);
         }
@@ -79,17 +80,22 @@ impl World {
         }
     }
 
+    /// Whether locks are moved. One that comes back may be a session again, or not, and its
+    /// owner is taken to know of it.
+    fn has_moved(&self) -> bool {
+        self.cast.scope.renames || self.cast.scope.swaps
+    }
+
     /// This connection keeps up no hold of this owner any more.
     fn untie(&mut self, key: usize, owner: usize, client: ClientId) {
         let token = self.holds(key, owner).and_then(|held| held.token);
+        let has_moved = self.has_moved();
         let known = &mut self.known[key][owner];
         let Some(over) = known.untie(client).filter(|over| Some(*over) == token) else {
             return;
         };
         let mut others = self.connections.iter_mut().map(|one| &mut one.doing);
         let to_tell = others.find_map(|doing| doing.grant_of(key, over).is_some().then_some(doing));
-        // A lock that was moved, and came back, may be a session again, or not.
-        let has_moved = self.cast.scope.renames || self.cast.scope.swaps;
         if has_moved && to_tell.is_none() {
             known.promise = None;
             return;
