@@ -137,8 +137,10 @@ impl LockTable {
     /// Somebody has heard of the grant that was on its way to it, if one was, or never
     /// will.
     pub fn grant_told(&mut self, id: WaiterId, heard: bool, now_ms: i64) {
-        let hold = self.outbox.get(id).map(|out| out.hold.clone());
-        if let Some(hold) = hold.filter(|_| self.sessions.any_ended()) {
+        if self.sessions.any_ended()
+            && let Some(out) = self.outbox.get(id)
+        {
+            let hold = out.hold.clone();
             self.end_binding(&hold);
         }
         if !heard {
