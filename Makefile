@@ -131,6 +131,11 @@ explore: build-deps ## Try all that can happen to the core, in every order, for 
 	cargo test --locked --package redis-lock-core --lib --release --features planted-faults \
 		explore::planted -- --nocapture
 
+.PHONY: spec
+spec: ## Check the specification: what holds, and what breaks without each of its conditions
+	@scripts/install-missing node
+	spec/check
+
 .PHONY: miri
 miri: build-deps ## Run unit tests of the core in Miri, which sees what its crates do with memory
 	@command -v rustup >/dev/null || { echo "This needs rustup: https://rustup.rs" >&2; exit 1; }
