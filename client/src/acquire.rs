@@ -192,21 +192,20 @@ impl Attempt {
         let entry = router.register.enter(&request.key, &request.owner);
         let channel = router.channel_for(&request.key);
         let (mut backoff, first_sent_at) = (Backoff::default(), Moment::now());
-        // Of the last request, if it had no answer. None was sent so far.
-        let mut failure = Some(Error::timed_out());
+        // How the last request went. One is sent, also where the time is over by then.
+        let mut asked = None;
         loop {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            if left == Some(Duration::ZERO) {
-                return match failure {
-                    Some(error) => Err(error),
-                    None => self.give_up().await,
-                };
+            match asked {
+                Some(Err(error)) if left == Some(Duration::ZERO) => return Err(error),
+                Some(Ok(())) if left == Some(Duration::ZERO) => return self.give_up().await,
+                _ => {}
             }
             let command = command::queue(request.acquire(), left, &channel);
             let mut asked_by = 0;
             let (by, told) = match self.ask(&command, Some(&channel)).await {
                 Ok(answer) => {
-                    failure = None;
+                    asked = Some(Ok(()));
                     asked_by = answer.link.as_ref().map_or(0, |link| link.serial);
                     match token_in(&answer.value)? {
                         Some(0) => {}
@@ -236,7 +235,7 @@ impl Attempt {
                         if !goes_on {
                             return Err(error);
                         }
-                        failure = Some(error);
+                        asked = Some(Err(error));
                         continue;
                     }
                 },
