@@ -24,7 +24,7 @@ impl Command for Break {
         name: c"lock.break",
         flags: c"write",
         summary: c"Takes a lock from whoever holds it and hands it off.",
-        complexity: c"O(H) where H is the number of the lock's holders, most of it in parts and in another thread, as UNLINK, and O(log N) for each of up to 32 clients that are let in at once, where N is the number of clients waiting for the lock.",
+        complexity: c"O(H) where H is the number of the lock's holders, and O(log N) for each of up to 32 clients that are let in at once, where N is the number of clients waiting for the lock.",
         since: c"0.1.0",
         min_args: 2,
         key_change: Some(KeyChange::Delete),

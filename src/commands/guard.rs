@@ -24,8 +24,7 @@ impl Command for Guard {
         name: c"lock.guard",
         flags: c"write",
         summary: c"Runs a command only if a lock is held with this token.",
-        complexity:
-            c"That of the command, and O(log H) where H is the number of the lock's holders.",
+        complexity: c"That of the command, and O(H) where H is the number of the lock's holders.",
         since: c"0.2.0",
         min_args: 4,
         // What the command does to its own keys is checked as that of any command.

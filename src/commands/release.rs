@@ -24,7 +24,7 @@ impl Command for Release {
         name: c"lock.release",
         flags: c"write fast",
         summary: c"Gives one hold of a lock back, and with the last one hands the lock off.",
-        complexity: c"O(log N + log H) where N is the number of clients waiting for the lock and H that of its holders, for each of up to 32 clients that are let in at once. Others follow in parts.",
+        complexity: c"O(log N + H) where N is the number of clients waiting for the lock and H that of its holders, for each of up to 32 clients that are let in at once. Others follow in parts.",
         since: c"0.1.0",
         min_args: 3,
         key_change: Some(KeyChange::Delete),

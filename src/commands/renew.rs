@@ -24,7 +24,7 @@ impl Command for Renew {
         name: c"lock.renew",
         flags: c"write blocking fast",
         summary: c"Sets the end of a lock's lease, if the owner holds the lock.",
-        complexity: c"O(log H) where H is the number of the lock's holders.",
+        complexity: c"O(H) where H is the number of the lock's holders.",
         since: c"0.1.0",
         min_args: 3,
         key_change: Some(KeyChange::Update),
