@@ -123,7 +123,7 @@ async fn two_killed_servers_of_five_do_not_matter() {
 async fn with_three_killed_servers_of_five_nothing_is_held() {
     let mut servers = servers(5);
     let client = redlock(&servers).await;
-    let lock = client.lock("held").lease(LEASE).renew(false);
+    let lock = client.lock("held").lease(LEASE * 100).renew(false);
     let held = lock.acquire().await.unwrap();
     for server in &mut servers[..3] {
         server.crash();
