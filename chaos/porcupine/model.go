@@ -90,6 +90,9 @@ func (s state) step(in input) (bool, state) {
 		if !isNew || !mayLack && !isReentry || !s.admits(in, in.limit) {
 			return false, s
 		}
+		if !isReentry {
+			own.most = 0
+		}
 		s.highest = max(s.highest, in.token)
 		s.holds[in.owner] = hold{in.token, in.limit, own.most + 1, safe}
 	case renewed, stillHeld:
