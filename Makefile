@@ -171,7 +171,8 @@ chaos-failover: deps build ## Take locks through fail-overs for DURATION seconds
 HISTORY = $(or $(TMPDIR),/tmp)/redislock-history-$$$$.jsonl
 
 .PHONY: check-foreign
-check-foreign: deps build ## Have Porcupine judge campaigns of DURATION seconds each; or only that of CHAOS
+check-foreign: DURATION := 20
+check-foreign: deps build ## Have Porcupine judge campaigns of all kinds, DURATION seconds each (20), or only CHAOS
 	@scripts/install-missing go
 	@history=$(HISTORY); trap "rm -f $$history" EXIT; \
 	for mode in $(if $(CHAOS),'$(CHAOS)','' '--topology sentinel' '--topology sentinel --mode grace' \
