@@ -46,6 +46,9 @@ pub struct Campaign {
     /// random if not given
     #[arg(long)]
     seed: Option<u64>,
+    /// Write the history to this file, a JSON object a line
+    #[arg(long, value_name = "FILE")]
+    pub history: Option<PathBuf>,
 }
 
 impl Campaign {

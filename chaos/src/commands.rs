@@ -96,11 +96,8 @@ pub fn run(
     }
     let totals = totals(&history, &faults.counts, broken, survived.is_ok());
     println!("{totals}; seed {seed}");
-    let kept = breaches.is_empty() && survived.is_ok();
-    if !kept {
-        write_history(&history, &dir.join("history.jsonl"))?;
-    }
-    Ok(kept)
+    write_history(&history, &dir.join("history.jsonl"))?;
+    Ok(breaches.is_empty() && survived.is_ok())
 }
 
 /// Waits until the clients have taken their last locks.

@@ -87,7 +87,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use redis_lock_testing::Setup;
 
-use crate::campaign::{Topology, counts, hurt_for, show_as};
+use crate::campaign::{Topology, counts, hurt_for, show_as, write_history};
 use crate::clock;
 use crate::history::{self, Breach, MS, Nanos, Promise, TOLERANCE};
 
@@ -214,6 +214,7 @@ pub fn run(
         counts(&faults.counts),
         counts(&broken),
     );
+    write_history(&history, &dir.join("history.jsonl"))?;
     hurt.and(ended)?;
     Ok(is_found(&breaches, options) == options.expect_breach)
 }

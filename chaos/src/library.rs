@@ -196,8 +196,8 @@ pub fn run(
         counts(&servers.counts),
         breaches.len(),
     );
+    write_history(&history, &dir.join("history.jsonl"))?;
     if !breaches.is_empty() {
-        write_history(&history, &dir.join("history.jsonl"))?;
         return Ok(false);
     }
     hurt.and(healed).and(ended)?;

@@ -130,6 +130,10 @@ fn run(arguments: &Arguments, seed: u64) -> Result<bool, String> {
         (Who::Session, _) => by_library(Kind::Session),
         (Who::Redlock, _) => by_library(Kind::Redlock),
     };
+    if let (Ok(_), Some(path)) = (&kept, &campaign.history) {
+        let copied = std::fs::copy(dir.path().join("history.jsonl"), path);
+        copied.map_err(|error| format!("{}: {error}", path.display()))?;
+    }
     if !matches!(kept, Ok(true)) {
         println!("logs and history are in {}", dir.keep().display());
     }
