@@ -81,13 +81,6 @@ impl Out {
         Some(session.client)
     }
 
-    /// Its owner is left with so many holds if it is lost.
-    pub(crate) fn has_before(&mut self, count: i64) {
-        if let Tells::Grant { before, .. } = &mut self.tells {
-            *before = count;
-        }
-    }
-
     fn is_grant(&self) -> bool {
         matches!(self.tells, Tells::Grant { .. })
     }
@@ -171,6 +164,25 @@ impl Outbox {
     pub(crate) fn grant_of(&self, hold: &HoldId) -> Option<&Out> {
         let mut of_hold = self.by_hold.get(hold)?.iter();
         of_hold.find_map(|id| self.get(*id).filter(|out| out.is_grant()))
+    }
+
+    /// The grant with this token by which an owner is about to be told of these holds.
+    pub(crate) fn to_tell(&self, hold: &HoldId, token: FencingToken) -> Option<WaiterId> {
+        let out = self.grant_of(hold).filter(|out| out.token == token)?;
+        let id = out.to.id();
+        (!self.has_ended(id)).then_some(id)
+    }
+
+    /// The session has ended by which an owner had these holds. Returns whether it is about
+    /// to be told of them: if that is lost, it had none before.
+    pub(crate) fn session_ended(&mut self, hold: &HoldId, token: FencingToken) -> bool {
+        let id = self.to_tell(hold, token);
+        let out = id.and_then(|id| self.get_mut(id));
+        let Some(Tells::Grant { before, .. }) = out.map(|out| &mut out.tells) else {
+            return false;
+        };
+        *before = 0;
+        true
     }
 
     /// What this client is to be told.

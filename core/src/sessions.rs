@@ -179,7 +179,9 @@ impl Sessions {
         was_plain: bool,
     ) {
         let mut kept_until_ms = end_ms;
-        self.take_ended(&hold);
+        let ended = self.take_ended(&hold);
+        let ended = ended.filter(|ended| ended.token == token);
+        let was_plain = ended.map_or(was_plain, |ended| ended.told_elsewhere);
         let old = self.remove(&hold).filter(|old| old.token == token);
         if let Some(old) = &old {
             kept_until_ms = kept_until_ms.max(old.kept_until_ms);

@@ -110,21 +110,10 @@ impl LockTable {
         let Some(binding) = binding.filter(|binding| !binding.told_elsewhere) else {
             return;
         };
-        let to_tell = self.grant_under_way(hold, binding.token);
-        match to_tell.and_then(|id| self.outbox.get_mut(id)) {
-            Some(out) => out.has_before(0),
-            None => {
-                let by = EndedBy::Session;
-                self.ended.push(hold.clone(), binding.token, 0, by);
-            }
+        if !self.outbox.session_ended(hold, binding.token) {
+            let by = EndedBy::Session;
+            self.ended.push(hold.clone(), binding.token, 0, by);
         }
-    }
-
-    /// The grant of these holds that their owner is about to be told of.
-    pub(super) fn grant_under_way(&self, hold: &HoldId, token: FencingToken) -> Option<WaiterId> {
-        let out = self.outbox.grant_of(hold)?;
-        let id = out.to.id();
-        (out.token == token && !self.outbox.has_ended(id)).then_some(id)
     }
 
     /// A grant is in the output buffer of its client, and an error may yet take its place.
@@ -137,12 +126,6 @@ impl LockTable {
     /// Somebody has heard of the grant that was on its way to it, if one was, or never
     /// will.
     pub fn grant_told(&mut self, id: WaiterId, heard: bool, now_ms: i64) {
-        if self.sessions.any_ended()
-            && let Some(out) = self.outbox.get(id)
-        {
-            let hold = out.hold.clone();
-            self.end_binding(&hold);
-        }
         if !heard {
             self.lose(id);
         } else if let Some(out) = self.take_out_of_box(id) {

@@ -204,7 +204,7 @@ impl LockTable {
         let holds = holders.map(|holder| HoldId::new(key, &holder.owner));
         let with_token = holds.filter_map(|hold| {
             let token = self.sessions.token_ended(&hold)?;
-            let is_over = self.grant_under_way(&hold, token).is_none();
+            let is_over = self.outbox.to_tell(&hold, token).is_none();
             is_over.then_some((hold, token))
         });
         with_token.collect()
