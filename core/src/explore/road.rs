@@ -275,9 +275,7 @@ impl World {
                 continue;
             }
             let owner = self.cast.owner_of[at];
-            let lock = self.data.read(key).unwrap_or_default();
-            let holder = lock.holder(&self.cast.owners[owner]);
-            let token = holder.and_then(|holder| holder.token);
+            let token = self.holds(key, owner).and_then(|held| held.token);
             let token = token.expect("it was just granted");
             self.say(|w| {
                 let (client, key) = (w.cast.client_name(at), w.cast.key_name(key));

@@ -376,11 +376,8 @@ impl World {
     pub(super) fn is_untold(&self, key: usize, owner: usize, token: FencingToken) -> bool {
         let mut all = self.connections.iter().enumerate();
         all.any(|(at, one)| {
-            let to_hear = matches!(one.doing,
-                Doing::ToHear { key: its_key, token: its, .. }
-                | Doing::Withheld { key: its_key, token: its, grant: Some(_), .. }
-                if its_key == key && its == token);
-            to_hear && self.cast.owner_of[at] == owner
+            let mut doing = one.doing;
+            doing.grant_of(key, token).is_some() && self.cast.owner_of[at] == owner
         })
     }
 

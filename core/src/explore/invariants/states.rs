@@ -133,13 +133,7 @@ pub(super) fn a_hold_that_nobody_knows_of_is_over(
         let Some(token) = holder.token else { continue };
         let number = world.owner_number(&holder.owner);
         let is_told = world.known[key][number].told == Some(token);
-        let to_hear = world.connections.iter().enumerate().any(|(at, one)| {
-            world.cast.owner_of[at] == number
-                && matches!(one.doing,
-                    Doing::ToHear { token: its, .. } | Doing::Withheld { token: its, .. }
-                    if its == token)
-        });
-        if !is_told && !to_hear {
+        if !is_told && !world.is_untold(key, number, token) {
             return Err(format!(
                 "{} holds {}, and was never told so",
                 world.cast.owner_name(number),
