@@ -196,10 +196,11 @@ impl Attempt {
         let mut asked = None;
         loop {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            match asked {
-                Some(Err(error)) if left == Some(Duration::ZERO) => return Err(error),
-                Some(Ok(())) if left == Some(Duration::ZERO) => return self.give_up().await,
-                _ => {}
+            if left == Some(Duration::ZERO)
+                && let Some(asked) = asked
+            {
+                asked?;
+                return self.give_up().await;
             }
             let command = command::queue(request.acquire(), left, &channel);
             let mut asked_by = 0;
