@@ -173,13 +173,11 @@ chaos-client: deps build ## Hurt the Rust client's connections and servers for D
 chaos-failover: deps build ## Take locks through fail-overs for DURATION seconds, with lock.min-replicas if CHAOS names no mode
 	$(RUN_CHAOS) --topology sentinel $(CHAOS)
 
-HISTORY = $(or $(TMPDIR),/tmp)/redislock-history-$$$$.jsonl
-
 .PHONY: check-foreign
 check-foreign: DURATION := 20
 check-foreign: deps build ## Have Porcupine judge campaigns of all kinds, DURATION seconds each (20), or only CHAOS
 	@scripts/install-missing go
-	@history=$(HISTORY); trap "rm -f $$history" EXIT; \
+	@history=$$(mktemp); trap "rm -f $$history" EXIT; \
 	for mode in $(if $(CHAOS),'$(CHAOS)','' '--topology sentinel' '--topology sentinel --mode grace' \
 		'--topology cluster' '--client library' '--client session' '--client redlock'); do \
 		$(RUN_CHAOS) $$mode --history $$history && \
