@@ -29,12 +29,7 @@ pub(crate) static HOOKS: Hooks = Hooks {
     receives: manager::receives,
     key_received: manager::key_received,
     key_touched: manager::key_touched,
-    // It tells of no single key.
-    flushed: |ctx, db| match db {
-        Some(db) => manager::database_touched(ctx, db),
-        None => manager::everything_touched(ctx),
-    },
-    databases_swapped: manager::databases_swapped,
+    everything_touched: manager::everything_touched,
     connection_ended: manager::connection_ended,
     waiter_left: manager::waiter_left,
     awaits_replicas: acks::awaits_replicas,

@@ -320,7 +320,7 @@ pub(crate) fn on_cron(ctx: &Context, hz: i32) {
 
 /// Any key may have changed. As [`key_touched`], for all of them.
 pub(crate) fn everything_touched(ctx: &Context) {
-    note(ctx, LockTable::everything_touched);
+    note(ctx, |table, _| table.everything_touched());
 }
 
 /// Any key may have changed. A replica looks at no lock, but has to tell those whom it
@@ -329,18 +329,6 @@ pub(crate) fn role_changed(ctx: &Context) {
     everything_touched(ctx);
     let now_ms = clock::now().ms();
     timer::wake_by(ctx, now_ms, now_ms);
-}
-
-/// Any key of this database may have changed.
-pub(crate) fn database_touched(ctx: &Context, db: i32) {
-    note(ctx, |table, now_ms| table.database_touched(db, now_ms));
-}
-
-/// Two databases changed places.
-pub(crate) fn databases_swapped(ctx: &Context, one: i32, other: i32) {
-    note(ctx, |table, now_ms| {
-        table.databases_swapped(one, other, now_ms);
-    });
 }
 
 /// A connection has ended, and with it all holds that were bound to it. Nothing may

@@ -14,14 +14,7 @@ pub const GRANTS_A_STEP: usize = 32;
 /// How many places whose grants nobody hears of are given up in one step.
 pub const UNHEARD_A_STEP: usize = 256;
 
-/// How many places that are over are passed over in one step, on the way to who waits
-/// behind them.
-pub const PASSED_A_STEP: usize = 4096;
-
-/// How many places that are over are looked at for one that takes room in a queue.
-pub(crate) const OVER_LOOKED_AT: usize = 1024;
-
-/// How many places that are over are ended in one step to make room for one more.
+/// How many waits that are over are ended in one step to make room for one more.
 pub const ENDS_A_STEP: usize = 64;
 
 /// How much one wake of the table's caller does, in locks that are looked at and waiters

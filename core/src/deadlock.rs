@@ -19,7 +19,7 @@ use crate::cycle::WaitEdge;
 use crate::keys::{KeyBuf, KeyRef};
 use crate::lock::Lock;
 use crate::queue::{WaitQueues, WaiterId};
-use crate::request::{Limit, Owner};
+use crate::request::{ClientId, Limit, Owner};
 
 /// A wait that may close a cycle.
 #[derive(Clone, Copy, Debug)]
@@ -45,6 +45,8 @@ pub(crate) struct Graph<'g> {
     /// The lock of the step that asks.
     pub(crate) here: (KeyRef<'g>, &'g Lock),
     pub(crate) steady_ms: i64,
+    /// Clients whose connections have ended.
+    pub(crate) ended: &'g BTreeSet<ClientId>,
 }
 
 impl<'g> Graph<'g> {
@@ -74,7 +76,7 @@ impl<'g> Graph<'g> {
     fn wait_of<'w>(self, owner: &'w Owner, key: &'w KeyBuf) -> Option<WaitFor<'w>> {
         let key = key.as_ref();
         let waiter = self.queues.waiter_of(key, owner)?;
-        if self.queues.is_over(waiter, self.steady_ms) {
+        if waiter.is_over(self.steady_ms, self.ended) {
             return None;
         }
         Some(WaitFor {

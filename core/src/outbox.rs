@@ -16,22 +16,16 @@
 //! given back where its reply is lost.
 //!
 //! # What it costs
-//! Everything about one reply takes logarithmic time, and so does the end of a connection:
-//! the grants to places of its session are set aside as a whole, and each is taken from
-//! there when somebody sees its lock, or when its turn comes.
+//! Everything about one reply takes logarithmic time.
 
-use std::collections::BTreeMap;
-#[cfg(test)]
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use smallvec::SmallVec;
 
 #[cfg(test)]
 use crate::explore::form::Form;
-use crate::keys::KeyRef;
-use crate::queue::session_places::SessionPlaces;
 use crate::queue::{Addressee, WaiterId};
-use crate::request::{ClientId, Lease, Owner};
+use crate::request::{ClientId, Lease};
 use crate::sessions::HoldId;
 use crate::token::FencingToken;
 
@@ -42,6 +36,8 @@ pub(crate) enum Tells {
     Grant { holds: i64, before: i64 },
     /// A renewal of so many holds.
     Renewal { holds: i64 },
+    /// Nothing: that a session is kept up counts from its acknowledgement on, until then.
+    Lease { until_ms: i64 },
 }
 
 /// Holds that are bound to a connection once their client is told of them.
@@ -71,14 +67,21 @@ pub(crate) struct Out {
 }
 
 impl Out {
-    fn client(&self) -> Option<ClientId> {
-        (!self.to.is_place()).then(|| self.to.client())
+    /// The client with whose connection it ends. A place outlives it without a session.
+    pub(crate) fn ends_with(&self) -> Option<ClientId> {
+        match (self.tells, self.to.is_place()) {
+            (Tells::Lease { .. }, _) => None,
+            (_, true) => self.session.map(|session| session.client),
+            (_, false) => Some(self.to.client()),
+        }
     }
 
-    /// The client with whose connection it ends, if it is to a place with a session.
-    fn session_of_place(&self) -> Option<ClientId> {
-        let session = self.session.filter(|_| self.to.is_place())?;
-        Some(session.client)
+    /// Until when a lease lasts, if it is one.
+    pub(crate) fn lease_until_ms(&self) -> Option<i64> {
+        match self.tells {
+            Tells::Lease { until_ms } => Some(until_ms),
+            Tells::Grant { .. } | Tells::Renewal { .. } => None,
+        }
     }
 
     fn is_grant(&self) -> bool {
@@ -89,7 +92,7 @@ impl Out {
     pub(crate) fn stands(&self, token: Option<FencingToken>, held: i64) -> bool {
         let is_enough = match self.tells {
             Tells::Grant { holds, .. } => holds <= held,
-            Tells::Renewal { .. } => true,
+            Tells::Renewal { .. } | Tells::Lease { .. } => true,
         };
         token == Some(self.token) && is_enough
     }
@@ -99,11 +102,12 @@ impl Out {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Outbox {
     by_id: BTreeMap<WaiterId, Out>,
-    /// At most one grant, and any renewals.
+    /// At most one grant, and any renewals and leases.
     by_hold: BTreeMap<HoldId, SmallVec<[WaiterId; 1]>>,
-    /// A client is answered before its next command.
-    by_client: BTreeMap<ClientId, WaiterId>,
-    of_sessions: SessionPlaces,
+    /// What ends with each connection.
+    by_client: BTreeSet<(ClientId, WaiterId)>,
+    /// How many leases are among them.
+    leases: usize,
 }
 
 impl Outbox {
@@ -113,23 +117,17 @@ impl Outbox {
     }
 
     /// How many are to be told.
-    pub(crate) fn len(&self) -> usize {
-        self.by_id.len() - self.of_sessions.count_ended()
+    pub(crate) fn replies(&self) -> usize {
+        self.by_id.len() - self.leases
     }
 
     /// Has this told later.
     pub(crate) fn send(&mut self, out: Out) {
         let id = out.to.id();
+        self.leases += usize::from(out.lease_until_ms().is_some());
         self.by_hold.entry(out.hold.clone()).or_default().push(id);
-        if let Some(client) = out.client() {
-            self.by_client.insert(client, id);
-        }
-        if let Some(client) = out.session_of_place() {
-            let has_ended = self.of_sessions.has_ended(client);
-            self.of_sessions.insert(client, id);
-            if has_ended {
-                self.of_sessions.connection_ended(client);
-            }
+        if let Some(client) = out.ends_with() {
+            self.by_client.insert((client, id));
         }
         self.by_id.insert(id, out);
     }
@@ -137,17 +135,15 @@ impl Outbox {
     /// Takes what is told now, or never.
     pub(crate) fn take(&mut self, id: WaiterId) -> Option<Out> {
         let out = self.by_id.remove(&id)?;
+        self.leases -= usize::from(out.lease_until_ms().is_some());
         if let Some(of_hold) = self.by_hold.get_mut(&out.hold) {
             of_hold.retain(|other| *other != id);
             if of_hold.is_empty() {
                 self.by_hold.remove(&out.hold);
             }
         }
-        if let Some(client) = out.client() {
-            self.by_client.remove(&client);
-        }
-        if let Some(client) = out.session_of_place() {
-            self.of_sessions.remove(client, id);
+        if let Some(client) = out.ends_with() {
+            self.by_client.remove(&(client, id));
         }
         Some(out)
     }
@@ -166,17 +162,11 @@ impl Outbox {
         of_hold.find_map(|id| self.get(*id).filter(|out| out.is_grant()))
     }
 
-    /// The grant with this token by which an owner is about to be told of these holds.
-    pub(crate) fn to_tell(&self, hold: &HoldId, token: FencingToken) -> Option<WaiterId> {
-        let out = self.grant_of(hold).filter(|out| out.token == token)?;
-        let id = out.to.id();
-        (!self.has_ended(id)).then_some(id)
-    }
-
     /// The session has ended by which an owner had these holds. Returns whether it is about
     /// to be told of them: if that is lost, it had none before.
     pub(crate) fn session_ended(&mut self, hold: &HoldId, token: FencingToken) -> bool {
-        let id = self.to_tell(hold, token);
+        let out = self.grant_of(hold).filter(|out| out.token == token);
+        let id = out.map(|out| out.to.id());
         let out = id.and_then(|id| self.get_mut(id));
         let Some(Tells::Grant { before, .. }) = out.map(|out| &mut out.tells) else {
             return false;
@@ -185,9 +175,19 @@ impl Outbox {
         true
     }
 
-    /// What this client is to be told.
-    pub(crate) fn of_client(&self, client: ClientId) -> Option<WaiterId> {
-        self.by_client.get(&client).copied()
+    /// A lease of these holds that is not acknowledged.
+    pub(crate) fn lease_of(&self, hold: &HoldId) -> Option<WaiterId> {
+        let mut of_hold = self.by_hold.get(hold)?.iter().copied();
+        of_hold.find(|id| {
+            self.get(*id)
+                .is_some_and(|out| out.lease_until_ms().is_some())
+        })
+    }
+
+    /// Something that ends with this client's connection.
+    pub(crate) fn any_of(&self, client: ClientId) -> Option<WaiterId> {
+        let all = (client, WaiterId(0))..=(client, WaiterId(u64::MAX));
+        self.by_client.range(all).next().map(|(_, id)| *id)
     }
 
     /// An owner is told that a release has left it so many holds.
@@ -195,6 +195,7 @@ impl Outbox {
         self.change(hold, |tells| match tells {
             Tells::Grant { before, .. } => *before = left,
             Tells::Renewal { holds } => *holds = left.min(*holds),
+            Tells::Lease { .. } => {}
         });
     }
 
@@ -224,43 +225,6 @@ impl Outbox {
         let places = all.filter(|(_, out)| out.to.is_place());
         places.map(|(id, _)| *id).collect()
     }
-
-    /// A connection has ended, and with it the places of its session.
-    pub(crate) fn connection_ended(&mut self, client: ClientId) {
-        self.of_sessions.connection_ended(client);
-    }
-
-    /// Whether there are messages to places that have ended with a connection.
-    pub(crate) fn any_ended(&self) -> bool {
-        self.of_sessions.any_ended()
-    }
-
-    /// Whether this is one of them.
-    pub(crate) fn has_ended(&self, id: WaiterId) -> bool {
-        let out = self.get(id).filter(|_| self.any_ended());
-        let session = out.and_then(Out::session_of_place);
-        session.is_some_and(|session| self.of_sessions.has_ended(session))
-    }
-
-    /// One of them.
-    pub(crate) fn next_ended(&self) -> Option<WaiterId> {
-        self.of_sessions.ended().next()
-    }
-
-    /// Those of this lock.
-    pub(crate) fn ended_on(&self, key: KeyRef<'_>) -> SmallVec<[WaiterId; 1]> {
-        if !self.any_ended() {
-            return SmallVec::new();
-        }
-        let first = HoldId {
-            key: key.into(),
-            owner: Owner::least(),
-        };
-        let from_first = self.by_hold.range(first.clone()..);
-        let of_key = from_first.take_while(|(hold, _)| hold.key == first.key);
-        let ids = of_key.flat_map(|(_, ids)| ids).copied();
-        ids.filter(|id| self.has_ended(*id)).collect()
-    }
 }
 
 #[cfg(test)]
@@ -268,7 +232,6 @@ impl Outbox {
     /// Whether all that is kept twice is the same.
     pub(crate) fn agree(&self) -> bool {
         let all = || self.by_id.iter();
-        let with_session = all().filter_map(|(id, out)| Some((out.session_of_place()?, *id)));
         let named = all().map(|(id, out)| (out.hold.clone(), *id));
         let by_hold = self.by_hold.iter();
         let by_hold = by_hold.flat_map(|(hold, ids)| ids.iter().map(|id| (hold.clone(), *id)));
@@ -276,16 +239,10 @@ impl Outbox {
             let outs = ids.iter().filter_map(|id| self.get(*id));
             outs.filter(|out| out.is_grant()).count()
         };
-        let clients = all().filter_map(|(id, out)| Some((out.client()?, *id)));
-        self.of_sessions.agree(with_session)
-            && named.collect::<BTreeSet<_>>() == by_hold.collect()
+        let by_client = all().filter_map(|(id, out)| Some((out.ends_with()?, *id)));
+        named.collect::<BTreeSet<_>>() == by_hold.collect()
             && self.by_hold.values().all(|ids| grants(ids) <= 1)
-            && clients.collect::<BTreeMap<_, _>>() == self.by_client
-    }
-
-    /// How many of them end with the connection of this client.
-    pub(crate) fn ending_with(&self, client: ClientId) -> usize {
-        usize::from(self.of_client(client).is_some()) + self.of_sessions.count_of(client)
+            && by_client.collect::<BTreeSet<_>>() == self.by_client
     }
 
     /// Writes down what decides what will happen.
@@ -301,13 +258,14 @@ impl Outbox {
             match out.tells {
                 Tells::Grant { holds, before } => [holds, before].map(|count| form.number(count)),
                 Tells::Renewal { holds } => [holds, 0].map(|count| form.number(count)),
+                Tells::Lease { .. } => [1, 1].map(|count| form.number(count)),
             };
+            form.time(out.lease_until_ms());
             form.flag(out.is_grant());
             form.client(out.session.map(|session| session.client));
             form.time(out.session.map(|session| session.end_ms));
             form.flag(out.is_said);
             form.flag(out.withheld.is_some());
-            form.flag(self.has_ended(id));
         }
     }
 }

@@ -13,8 +13,8 @@
 //! `LOCK.ACQUIRE ... QUEUE` puts one into the same queue whose client does not block:
 //! it has a *place*. What becomes of it is published on a channel. A place belongs to
 //! its owner, and outlives the connection that asked for it, unless that asked for a
-//! session. Nobody but the table ends it: it is over
-//! when its time is, or its session's connection, whether or not it has been removed.
+//! session. Nobody but the table ends it: it is over when its time is, or its session's
+//! connection, whether or not it has been removed.
 //!
 //! # Fairness
 //! First come, first served, for each lock by itself. A newcomer never passes a
@@ -33,17 +33,17 @@
 //! # What it costs
 //! Everything about one waiter or one key takes logarithmic time, however many wait.
 //! A queue, its indices and its planned look go with its last waiter, and the memory
-//! of a crowd with the crowd. To have all keys looked at again takes constant time, or a
-//! short step for each where one of them has no plan, or others of such looks are left.
+//! of a crowd with the crowd. To have all keys looked at again takes constant time.
 
 mod line;
-mod rechecks;
-pub(crate) mod session_places;
 mod waiter;
 mod waits;
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+#[cfg(test)]
+use std::ops::RangeBounds;
 use std::rc::Rc;
 
 use crate::error::LockError;
@@ -57,9 +57,7 @@ use crate::planted::Fault;
 use crate::request::Limit;
 use crate::request::{AcquireRequest, ClientId, Owner};
 use line::Queue;
-use rechecks::Rechecks;
-use session_places::SessionPlaces;
-use waits::Waits;
+use waits::WaitsByOwner;
 
 pub use waiter::{Addressee, Channel, Place, Wait, Waiter, WaiterId};
 
@@ -84,12 +82,15 @@ pub struct WaitQueues {
     by_id: BTreeMap<WaiterId, KeyBuf>,
     /// Who is first in line for each key, by the number of its database.
     firsts: BTreeSet<(i32, WaiterId)>,
-    rechecks: Rechecks,
-    waits: Waits,
+    /// Looks that are planned, at most one for each key. Its queue knows for when.
+    rechecks: BTreeSet<(i64, KeyBuf)>,
+    /// Behind which key a round goes on in which all keys are looked at.
+    round: Option<Bound<KeyBuf>>,
+    waits: WaitsByOwner,
     next_id: u64,
     places: usize,
-    /// The places that end with a connection.
-    session_places: SessionPlaces,
+    /// The places that end with each connection.
+    of_sessions: BTreeSet<(ClientId, WaiterId)>,
     /// The last channel that was named. Mostly it is named again.
     last_channel: Option<Channel>,
 }
@@ -193,7 +194,7 @@ impl WaitQueues {
             None if queue.first.id == id => {
                 let (key, queue) = self.by_key.remove_entry(bytes.as_slice())?;
                 if let Some(at_ms) = queue.recheck_at_ms {
-                    self.rechecks.forget(key, at_ms);
+                    self.rechecks.remove(&(at_ms, key));
                 }
                 queue.first
             }
@@ -201,6 +202,7 @@ impl WaitQueues {
         };
         self.waits.remove(&waiter);
         self.by_id.remove(&id);
+        self.round.take_if(|_| self.by_key.is_empty());
         if self.firsts.remove(&(key.db, id))
             && let Some(next) = self.first(key)
         {
@@ -252,7 +254,7 @@ impl WaitQueues {
     fn count_place(&mut self, id: WaiterId, session: Option<ClientId>) {
         self.places += 1;
         if let Some(session) = session {
-            self.session_places.insert(session, id);
+            self.of_sessions.insert((session, id));
         }
     }
 
@@ -260,66 +262,15 @@ impl WaitQueues {
         if waiter.is_place() {
             self.places -= 1;
             if let Some(session) = waiter.request.session {
-                self.session_places.remove(session, waiter.id);
+                self.of_sessions.remove(&(session, waiter.id));
             }
         }
     }
 
-    /// Whether this waiter must not be granted anything any more.
-    pub fn is_over(&self, waiter: &Waiter, now_ms: i64) -> bool {
-        let has_ended = |client| self.session_places.has_ended(client);
-        waiter.is_place()
-            && (waiter.until_ms.is_some_and(|until_ms| until_ms <= now_ms)
-                || waiter.request.session.is_some_and(has_ended))
-    }
-
-    /// Passes over at most `at_most` waiters in front that are over. Returns how many there
-    /// were, and the one behind them.
-    pub fn pass_over(
-        &mut self,
-        key: KeyRef<'_>,
-        now_ms: i64,
-        at_most: usize,
-    ) -> (usize, Option<&Waiter>) {
-        let Some(queue) = self.queue(key) else {
-            return (0, None);
-        };
-        let next = queue.next();
-        if !self.is_over(next, now_ms) {
-            return (0, self.first(key));
-        }
-        let mut passed = queue.passed().map_or(next.id, |id| id.max(next.id));
-        let (mut count, mut living) = (0, None);
-        for waiter in queue.behind_of(passed) {
-            if count == at_most {
-                break;
-            }
-            if !self.is_over(waiter, now_ms) {
-                living = Some(waiter.id);
-                break;
-            }
-            passed = waiter.id;
-            count += 1;
-        }
-        if let Some(queue) = self.queue_mut(key) {
-            queue.note_passed(passed);
-        }
-        (count, living.and_then(|id| self.waiter(key, id)))
-    }
-
-    /// A connection has ended, and with it the places of its sessions.
-    pub fn connection_ended(&mut self, client: ClientId) {
-        self.session_places.connection_ended(client);
-    }
-
-    /// A place of a connection that has ended.
-    pub fn next_ended_place(&self) -> Option<WaiterId> {
-        self.ended_places().next()
-    }
-
-    /// The places of connections that have ended.
-    pub fn ended_places(&self) -> impl Iterator<Item = WaiterId> {
-        self.session_places.ended()
+    /// A place that ends with this client's connection.
+    pub fn any_of(&self, client: ClientId) -> Option<WaiterId> {
+        let all = (client, WaiterId(0))..=(client, WaiterId(u64::MAX));
+        self.of_sessions.range(all).next().map(|(_, id)| *id)
     }
 
     /// A place. It is for a replica, where nobody is blocked: a step goes by for each
@@ -434,39 +385,62 @@ impl WaitQueues {
 
     /// Has the key looked at again at `at_ms` or earlier, if anybody waits for it.
     pub fn recheck_by(&mut self, key: KeyRef<'_>, at_ms: i64) {
-        if let Some(queue) = self.by_key.get_mut(key.to_bytes().as_slice()) {
-            let at_ms = self
-                .rechecks
-                .plan(&queue.first.key, queue.recheck_at_ms, at_ms);
+        #[cfg(feature = "planted-faults")]
+        let at_ms = Fault::LooksLate.instead(at_ms, || at_ms + 500);
+        let Some(queue) = self.by_key.get_mut(key.to_bytes().as_slice()) else {
+            return;
+        };
+        let before_ms = queue.recheck_at_ms;
+        if before_ms.is_none_or(|before_ms| at_ms < before_ms) {
+            let mut look = (at_ms, queue.first.key.clone());
             queue.recheck_at_ms = Some(at_ms);
-        }
-    }
-
-    /// Has every contended key looked at again at `at_ms` or earlier.
-    pub fn recheck_all_by(&mut self, at_ms: i64) {
-        if self.rechecks.len() < self.by_key.len() {
-            for (key, queue) in &mut self.by_key {
-                if queue.recheck_at_ms.is_none() {
-                    queue.recheck_at_ms = Some(self.rechecks.plan(key, None, at_ms));
-                }
+            self.rechecks.insert(look.clone());
+            if let Some(before_ms) = before_ms {
+                look.0 = before_ms;
+                self.rechecks.remove(&look);
             }
         }
-        self.rechecks.all_by(at_ms);
     }
 
-    /// When the next look is due.
+    /// Has every key looked at that somebody waits for.
+    pub fn recheck_all(&mut self) {
+        self.round = (!self.is_empty()).then_some(Bound::Unbounded);
+    }
+
+    /// Whether a round is under way in which all keys are looked at.
+    pub fn is_in_round(&self) -> bool {
+        self.round.is_some()
+    }
+
+    /// The next key of that round.
+    pub fn next_of_round(&self) -> Option<&KeyBuf> {
+        let behind = (self.round.as_ref()?.as_ref(), Bound::Unbounded);
+        let (key, _) = self.by_key.range::<KeyBuf, _>(behind).next()?;
+        Some(key)
+    }
+
+    /// Takes it.
+    pub fn take_next_of_round(&mut self) -> Option<KeyBuf> {
+        let next = self.next_of_round().cloned();
+        self.round = next.clone().map(Bound::Excluded);
+        next
+    }
+
+    /// When the next planned look is due.
     pub fn next_recheck_ms(&self) -> Option<i64> {
-        self.rechecks.next_ms()
+        self.rechecks.first().map(|&(at_ms, _)| at_ms)
     }
 
     /// A key whose look is due at `now_ms`.
     pub fn next_due(&self, now_ms: i64) -> Option<&KeyBuf> {
-        self.rechecks.next_due(now_ms)
+        let (at_ms, key) = self.rechecks.first()?;
+        (*at_ms <= now_ms).then_some(key)
     }
 
     /// Takes a key whose look is due at `now_ms`. Whoever rechecks plans the next one.
     pub fn take_due(&mut self, now_ms: i64) -> Option<KeyBuf> {
-        let key = self.rechecks.take_due(now_ms)?;
+        self.next_due(now_ms)?;
+        let (_, key) = self.rechecks.pop_first()?;
         if let Some(queue) = self.queue_mut(key.as_ref()) {
             queue.recheck_at_ms = None;
         }
@@ -524,12 +498,6 @@ impl WaitQueues {
                 form.client(request.session);
                 form.client(Some(waiter.client));
                 form.flag(waiter.is_place());
-                form.flag(
-                    waiter
-                        .request
-                        .session
-                        .is_some_and(|session| self.session_places.has_ended(session)),
-                );
                 #[cfg(feature = "planted-faults")]
                 form.time(Some(waiter.since_us / 1000));
             }
@@ -548,7 +516,7 @@ impl WaitQueues {
         let firsts: BTreeSet<_> = queues()
             .map(|(key, queue)| (key.db(), queue.first.id))
             .collect();
-        self.rechecks.agree(&rechecks)
+        self.rechecks == rechecks
             && waiters().count() == self.by_id.len()
             && firsts == self.firsts
             && waiters().filter(|waiter| waiter.is_place()).count() == self.places
@@ -569,13 +537,20 @@ impl WaitQueues {
             .flat_map(|(_, queue)| queue.waiters())
             .filter(|one| one.is_place());
         let with_session = places.filter_map(|one| Some((one.request.session?, one.id)));
-        self.session_places.agree(with_session)
+        self.of_sessions == with_session.collect()
     }
 
     /// When a contended lock is looked at next.
     pub(crate) fn recheck_at_ms(&self, key: KeyRef<'_>) -> Option<i64> {
-        let planned_ms = self.queue(key)?.recheck_at_ms?;
-        Some(self.rechecks.at_ms(key, planned_ms))
+        let queue = self.queue(key)?;
+        let is_ahead = self.round.as_ref().is_some_and(|round| {
+            let behind = (round.as_ref(), Bound::Unbounded);
+            RangeBounds::<KeyBuf>::contains(&behind, &queue.first.key)
+        });
+        match is_ahead {
+            true => Some(0),
+            false => queue.recheck_at_ms,
+        }
     }
 }
 

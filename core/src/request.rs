@@ -39,11 +39,6 @@ impl Owner {
         }
     }
 
-    /// Comes before every name in order, and is none.
-    pub(crate) fn least() -> Self {
-        Self(Rc::from([]))
-    }
-
     /// The name as it was given.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0

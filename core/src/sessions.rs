@@ -12,9 +12,7 @@
 //! So where a lease could not be kept up, the connection has to be closed.
 //!
 //! # What it costs
-//! Everything about one hold takes logarithmic time, and so does the end of a
-//! connection, however much was bound to it: its bindings are set aside as a whole,
-//! and each is taken from there when somebody sees its lock, or when its turn comes.
+//! Everything about one hold takes logarithmic time.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -75,8 +73,6 @@ pub struct Binding {
 pub struct Sessions {
     bindings: BTreeMap<HoldId, Binding>,
     by_client: BTreeMap<ClientId, BTreeSet<HoldId>>,
-    /// The same of clients whose connections have ended.
-    ended: BTreeMap<ClientId, BTreeSet<HoldId>>,
     renewals: BTreeSet<(i64, HoldId)>,
 }
 
@@ -86,7 +82,7 @@ impl Sessions {
         self.bindings.is_empty()
     }
 
-    /// How many holds are bound, also to connections that have ended a moment ago.
+    /// How many holds are bound.
     pub fn len(&self) -> usize {
         self.bindings.len()
     }
@@ -100,60 +96,26 @@ impl Sessions {
         (!self.is_empty()).then(|| HoldId::new(key, owner))
     }
 
-    /// What binds an owner's holds on a lock to a living connection.
+    /// What binds an owner's holds on a lock.
     pub fn binding_of(&self, key: KeyRef<'_>, owner: &Owner) -> Option<Binding> {
-        let binding = self.bindings.get(&self.hold(key, owner)?)?;
-        self.newest_of(binding).map(|_| binding.clone())
+        self.bindings.get(&self.hold(key, owner)?).cloned()
     }
 
-    /// The living connection on which the owner asked last.
-    pub fn newest_of(&self, binding: &Binding) -> Option<ClientId> {
-        let mut newest = binding.clients.iter().rev();
-        newest.find(|client| !self.has_ended(**client)).copied()
-    }
-
-    /// Whether this client's connection has ended, and something is bound to it yet.
-    pub fn has_ended(&self, client: ClientId) -> bool {
-        self.ended.contains_key(&client)
-    }
-
-    /// Sets aside what is bound to a client, because its connection has ended.
-    pub fn end_client(&mut self, client: ClientId) {
+    /// Some holds that are bound to this client.
+    pub fn any_of(&self, client: ClientId) -> Option<&HoldId> {
         #[cfg(feature = "planted-faults")]
         if Fault::SessionOutlived.planted() {
-            return;
-        }
-        if let Some(mut holds) = self.by_client.remove(&client) {
-            self.ended.entry(client).or_default().append(&mut holds);
-        }
-    }
-
-    /// Whether holds are bound to a connection which has ended.
-    pub fn any_ended(&self) -> bool {
-        !self.ended.is_empty()
-    }
-
-    /// Some holds that are bound to a connection which has ended.
-    pub fn next_ended(&self) -> Option<HoldId> {
-        self.ended.values().flatten().next().cloned()
-    }
-
-    /// The token of these holds, if they are over because their connections have ended.
-    pub fn token_ended(&self, hold: &HoldId) -> Option<FencingToken> {
-        let binding = self.bindings.get(hold)?;
-        let is_over = !binding.told_elsewhere && self.newest_of(binding).is_none();
-        is_over.then_some(binding.token)
-    }
-
-    /// Unties these holds from connections that have ended. Returns what bound them, if
-    /// none is left.
-    pub fn take_ended(&mut self, hold: &HoldId) -> Option<Binding> {
-        if self.ended.is_empty() {
             return None;
         }
+        self.by_client.get(&client)?.first()
+    }
+
+    /// Unties these holds from connections that have ended. Returns what bound them, if none
+    /// is left.
+    pub fn untie(&mut self, hold: &HoldId, ended: &BTreeSet<ClientId>) -> Option<Binding> {
         let binding = self.bindings.get(hold)?;
         let mut living = binding.clients.clone();
-        living.retain(|client| !self.has_ended(*client));
+        living.retain(|client| !ended.contains(client));
         if living.len() == binding.clients.len() {
             return None;
         }
@@ -179,9 +141,6 @@ impl Sessions {
         was_plain: bool,
     ) {
         let mut kept_until_ms = end_ms;
-        let ended = self.take_ended(&hold);
-        let ended = ended.filter(|ended| ended.token == token);
-        let was_plain = ended.map_or(was_plain, |ended| ended.told_elsewhere);
         let old = self.remove(&hold).filter(|old| old.token == token);
         if let Some(old) = &old {
             kept_until_ms = kept_until_ms.max(old.kept_until_ms);
@@ -322,9 +281,10 @@ impl Sessions {
         }
     }
 
-    /// A client to which something is bound.
-    pub fn any_client(&self) -> Option<ClientId> {
-        self.by_client.keys().next().copied()
+    /// Forgets some holds that are bound. Returns the clients to which they were.
+    pub fn forget_any(&mut self) -> Option<SmallVec<[ClientId; 1]>> {
+        let hold = self.by_client.values().next()?.first()?.clone();
+        Some(self.remove(&hold)?.clients)
     }
 
     /// When the next renewal is due.
@@ -350,10 +310,7 @@ impl Sessions {
 
     fn insert(&mut self, hold: HoldId, binding: Binding) {
         for client in &binding.clients {
-            let of_client = match self.ended.get_mut(client) {
-                Some(ended) => ended,
-                None => self.by_client.entry(*client).or_default(),
-            };
+            let of_client = self.by_client.entry(*client).or_default();
             of_client.insert(hold.clone());
         }
         self.renewals.insert((binding.renew_at_ms, hold.clone()));
@@ -363,21 +320,15 @@ impl Sessions {
     fn remove(&mut self, hold: &HoldId) -> Option<Binding> {
         let (hold, binding) = self.bindings.remove_entry(hold)?;
         for client in &binding.clients {
-            self.forget_client(&hold, *client);
-        }
-        self.renewals.remove(&(binding.renew_at_ms, hold));
-        Some(binding)
-    }
-
-    fn forget_client(&mut self, hold: &HoldId, client: ClientId) {
-        for by_client in [&mut self.by_client, &mut self.ended] {
-            if let Some(of_client) = by_client.get_mut(&client) {
-                of_client.remove(hold);
+            if let Some(of_client) = self.by_client.get_mut(client) {
+                of_client.remove(&hold);
                 if of_client.is_empty() {
-                    by_client.remove(&client);
+                    self.by_client.remove(client);
                 }
             }
         }
+        self.renewals.remove(&(binding.renew_at_ms, hold));
+        Some(binding)
     }
 }
 
@@ -393,7 +344,6 @@ impl Sessions {
                 if let Some(binding) = binding {
                     for client in &binding.clients {
                         form.client(Some(*client));
-                        form.flag(self.has_ended(*client));
                     }
                     form.client(None);
                     form.flag(binding.told_elsewhere);
@@ -407,31 +357,23 @@ impl Sessions {
         }
     }
 
-    /// Whether holds on this lock are bound to a connection that has ended.
-    pub(crate) fn any_ended_on(&self, key: KeyRef<'_>) -> bool {
-        let mut ended = self.ended.values().flatten();
-        ended.any(|hold| hold.key.as_ref() == key)
-    }
-
     /// Whether all that is kept twice is the same.
     pub(crate) fn agree(&self) -> bool {
         let bindings = || self.bindings.iter();
         let renewals: BTreeSet<_> = bindings()
             .map(|(hold, binding)| (binding.renew_at_ms, hold.clone()))
             .collect();
-        let all = || self.by_client.iter().chain(&self.ended);
-        let by_client: usize = all().map(|(_, holds)| holds.len()).sum();
-        let is_by_client = |(hold, binding): (&HoldId, &Binding)| {
-            binding.clients.iter().all(|client| {
-                let mut of_client = all().filter(|(one, _)| *one == client);
-                of_client.any(|(_, holds)| holds.contains(hold))
-            })
-        };
-        let ties: usize = bindings().map(|(_, binding)| binding.clients.len()).sum();
+        let by_client = self.by_client.iter();
+        let by_client: BTreeSet<_> = by_client
+            .flat_map(|(client, holds)| holds.iter().map(move |hold| (*client, hold)))
+            .collect();
+        let ties: BTreeSet<_> = bindings()
+            .flat_map(|(hold, binding)| binding.clients.iter().map(move |client| (*client, hold)))
+            .collect();
         renewals == self.renewals
             && by_client == ties
+            && self.by_client.values().all(|holds| !holds.is_empty())
             && bindings().all(|(_, binding)| !binding.clients.is_empty())
-            && bindings().all(is_by_client)
     }
 }
 

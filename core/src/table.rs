@@ -26,7 +26,7 @@
 //! # Grants that wait
 //! A grant that must not be told yet is withheld ([`acks`](crate::acks)): its client
 //! waits by a name of its own. While [`Settings::may_grant`] says no, nothing new is
-//! granted; [`LockTable::grants_resume`] ends such a time.
+//! granted; [`LockTable::everything_touched`] ends such a time.
 
 mod acknowledged;
 mod connections;
@@ -38,12 +38,12 @@ mod transition;
 mod view;
 mod waits;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use smallvec::SmallVec;
 
 use crate::acks::{Acknowledgement, Acks};
-pub use crate::bounds::{ENDS_A_STEP, GRANTS_A_STEP, PASSED_A_STEP, UNHEARD_A_STEP, WORK_A_WAKE};
+pub use crate::bounds::{ENDS_A_STEP, GRANTS_A_STEP, UNHEARD_A_STEP, WORK_A_WAKE};
 use crate::claims::Claims;
 use crate::cycle::WaitEdge;
 use crate::ended::EndedHolds;
@@ -167,8 +167,6 @@ pub struct Step {
     /// How many messages were published to places that were to be granted the lock, whether
     /// or not anybody heard of it. One that took long counts as several.
     pub offers: usize,
-    /// How many places that are over were passed over.
-    pub passed: usize,
     /// What subscribers are told.
     pub events: SmallVec<[LockEvent; 2]>,
     /// What is logged.
@@ -241,6 +239,8 @@ pub struct LockTable {
     acks: Acks,
     /// Waits that end here.
     time_outs: TimeOuts,
+    /// Clients whose connections have ended, and with them something that is still here.
+    gone: BTreeSet<ClientId>,
     /// Places whose grants were withheld until their connections ended. They are still to
     /// be told so.
     untold: VecDeque<(Addressee, Answer)>,
@@ -285,6 +285,10 @@ impl LockTable {
     ) -> Done<Acquired> {
         let mut transition = Transition::begin(self, key, stored, now, world);
         let acquired = transition.acquire(request, wait);
+        if acquired.is_err() {
+            let replaced = std::mem::take(&mut transition.replaced);
+            transition.step.answers.extend(replaced);
+        }
         transition.finish(acquired)
     }
 
@@ -353,13 +357,6 @@ impl LockTable {
         let mut transition = Transition::begin(self, key, stored, now, world);
         let is_held = transition.guard(token);
         transition.hand_off_and_finish(Ok(is_held))
-    }
-
-    /// Grants are possible again: all who wait are looked at, holders that asked again
-    /// among them. It takes as long as [`LockTable::everything_touched`].
-    pub fn grants_resume(&mut self, now_ms: i64) {
-        // What is read again is searched for them.
-        self.everything_touched(now_ms);
     }
 
     /// Whether anybody waits for any lock.

@@ -38,12 +38,6 @@ impl TimeOuts {
         self.0.first().map(|&(at_ms, _)| at_ms)
     }
 
-    /// The waits whose time is over.
-    pub(crate) fn over(&self, now_ms: i64) -> impl Iterator<Item = WaiterId> {
-        let over = self.0.range(..=(now_ms, WaiterId(u64::MAX)));
-        over.map(|&(_, id)| id)
-    }
-
     /// Takes a wait whose time is over.
     pub(crate) fn take(&mut self, now_ms: i64) -> Option<WaiterId> {
         let &(at_ms, id) = self.0.first()?;

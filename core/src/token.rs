@@ -40,10 +40,6 @@ const RECEIVED_AHEAD_MAX_US: i64 = 60_000_000;
 pub struct FencingToken(NonZeroU64);
 
 impl FencingToken {
-    /// The least token.
-    #[cfg(test)]
-    pub(crate) const LEAST: Self = Self(NonZeroU64::MIN);
-
     /// A token from a client or from a stored field.
     pub fn new(token: i64) -> Result<Self, Usage> {
         let token = (1..=TOKEN_MAX).contains(&token).then_some(token);

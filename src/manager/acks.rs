@@ -8,7 +8,7 @@ use std::cell::Cell;
 
 use redis_module::Context;
 
-use super::{TABLE, arm_timer, note, read_lock};
+use super::{TABLE, arm_timer, read_lock};
 use crate::config;
 use crate::server::blocked;
 use crate::server::clients;
@@ -95,7 +95,7 @@ pub(crate) fn awaits_replicas() -> bool {
 /// Another number of replicas has to acknowledge from now on: those who wait may be
 /// granted what they wait for.
 pub(crate) fn requirement_set(ctx: &Context) {
-    note(ctx, LockTable::grants_resume);
+    super::everything_touched(ctx);
 }
 
 /// A replica has come or gone: as [`requirement_set`], if replies are withheld.

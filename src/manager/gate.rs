@@ -135,7 +135,7 @@ pub(crate) fn grace_period_set(ctx: &Context) {
 }
 
 /// Lets those who wait be looked at, if the gate has opened.
-pub(super) fn look(ctx: &Context, now_ms: i64) {
+pub(super) fn look(ctx: &Context) {
     let mut has_opened = false;
     if GRACE.get().is_some() && grace_left_ms() == 0 {
         GRACE.set(None);
@@ -147,6 +147,6 @@ pub(super) fn look(ctx: &Context, now_ms: i64) {
         has_opened = true;
     }
     if has_opened {
-        TABLE.with_borrow_mut(|table| table.grants_resume(now_ms));
+        TABLE.with_borrow_mut(LockTable::everything_touched);
     }
 }

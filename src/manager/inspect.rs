@@ -19,7 +19,7 @@ pub(crate) fn lock(key: LockKey<'_>) -> Result<LockView, LockError> {
     let stored = read_lock(&open, key.as_ref(), None, Part::Whole)?;
     let now = clock::now();
     Ok(TABLE.with_borrow_mut(|table| {
-        table.end_untold_on(key.as_ref());
+        table.end_gone_on(key.as_ref(), &stored);
         table.view(key.as_ref(), stored, now)
     }))
 }
@@ -41,12 +41,10 @@ pub(crate) fn contended(ctx: &Context, count: usize) -> Vec<(ContendedView, Vec<
             keyspace::with_named(ctx, key.name, |key| OpenLock::open_to_read(key).read(None))
         });
         let holders = TABLE.with_borrow_mut(|table| {
-            table.end_untold_on(key);
-            match stored {
-                // What is no lock is held by nobody.
-                Some(stored) => table.holders(key, stored.unwrap_or_default(), now),
-                None => table.noted_holders(key, now),
-            }
+            // What is no lock is held by nobody.
+            let lock = stored.map_or_else(|| table.noted(key, now), Result::unwrap_or_default);
+            table.end_gone_on(key, &lock);
+            table.holders(key, lock, now)
         });
         (lock, holders)
     });

@@ -37,11 +37,8 @@ pub(crate) struct Hooks {
     /// Something happened to this key.
     pub(crate) key_touched: fn(&Context, KeyRef<'_>),
 
-    /// A database was flushed, or all of them.
-    pub(crate) flushed: fn(&Context, Option<i32>),
-
-    /// Two databases changed places.
-    pub(crate) databases_swapped: fn(&Context, i32, i32),
+    /// Any key may have changed: databases were flushed, or changed places.
+    pub(crate) everything_touched: fn(&Context),
 
     /// The connection of this client has ended.
     pub(crate) connection_ended: fn(&Context, ClientId),

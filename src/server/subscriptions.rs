@@ -90,17 +90,15 @@ unsafe extern "C" fn on_cron(
     });
 }
 
+/// Databases have changed places.
 unsafe extern "C" fn on_swap(
     ctx: *mut raw::RedisModuleCtx,
     _event: raw::RedisModuleEvent,
     _subevent: u64,
-    data: *mut c_void,
+    _data: *mut c_void,
 ) {
     panics::catch("a swap event", || {
-        // SAFETY: for this event, the data are the numbers of the databases.
-        if let Some(swap) = unsafe { data.cast::<raw::RedisModuleSwapDbInfo>().as_ref() } {
-            (hooks().databases_swapped)(&Context::new(ctx), swap.dbnum_first, swap.dbnum_second);
-        }
+        (hooks().everything_touched)(&Context::new(ctx));
     });
 }
 
@@ -108,18 +106,13 @@ unsafe extern "C" fn on_flush(
     ctx: *mut raw::RedisModuleCtx,
     _event: raw::RedisModuleEvent,
     subevent: u64,
-    data: *mut c_void,
+    _data: *mut c_void,
 ) {
-    if subevent != raw::REDISMODULE_SUBEVENT_FLUSHDB_END {
-        return;
+    if subevent == raw::REDISMODULE_SUBEVENT_FLUSHDB_END {
+        panics::catch("a flush event", || {
+            (hooks().everything_touched)(&Context::new(ctx));
+        });
     }
-    panics::catch("a flush event", || {
-        // SAFETY: for this event, the data says which database was flushed.
-        if let Some(flush) = unsafe { data.cast::<raw::RedisModuleFlushInfo>().as_ref() } {
-            let db = (flush.dbnum >= 0).then_some(flush.dbnum);
-            (hooks().flushed)(&Context::new(ctx), db);
-        }
-    });
 }
 
 unsafe extern "C" fn on_key_event(

@@ -244,7 +244,7 @@ impl World {
                 let may_grant = &mut self.table.settings.may_grant;
                 *may_grant = !*may_grant;
                 if *may_grant {
-                    self.table.grants_resume(self.now_ms);
+                    self.table.everything_touched();
                 }
                 self.say(|w| format!("grants are possible: {}", w.table.settings.may_grant));
             }

@@ -296,8 +296,9 @@ impl World {
             return Vec::new();
         }
         let lock = self.data.read(key).unwrap_or_default();
-        let view = self.table.view(self.cast.key(key), lock, self.now());
-        view.holders
+        let mut table = self.table.clone();
+        table.end_gone_on(self.cast.key(key), &lock);
+        table.view(self.cast.key(key), lock, self.now()).holders
     }
 
     pub(super) fn holds(&self, key: usize, owner: usize) -> Option<HolderView> {

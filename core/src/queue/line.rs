@@ -28,8 +28,6 @@ struct Rest {
     behind: BTreeMap<WaiterId, Waiter>,
     /// The last waiter that was found to wait for long.
     slow: Option<WaiterId>,
-    /// All up to this one are over.
-    passed: Option<WaiterId>,
 }
 
 impl Rest {
@@ -116,17 +114,6 @@ impl Queue {
             return Some(&mut self.first);
         }
         self.rest.as_mut()?.behind.get_mut(&id)
-    }
-
-    /// All up to this one are over.
-    pub(super) fn passed(&self) -> Option<WaiterId> {
-        self.rest.as_ref()?.passed
-    }
-
-    pub(super) fn note_passed(&mut self, id: WaiterId) {
-        if let Some(rest) = &mut self.rest {
-            rest.passed = Some(id);
-        }
     }
 
     /// This waiter, and all before it, have been found to wait for long.

@@ -419,7 +419,7 @@ fn a_look_is_never_moved_to_a_later_time() {
 fn nobody_looks_at_a_key_for_which_nobody_waits() {
     let mut queues = WaitQueues::default();
     queues.recheck_by(KEY, 5);
-    queues.recheck_all_by(5);
+    queues.recheck_all();
     check_nothing_is_left(&mut queues);
 }
 
@@ -458,18 +458,24 @@ fn after_a_look_the_next_one_may_be_later() {
 }
 
 #[test]
-fn a_look_at_all_moves_no_look_to_a_later_time() {
+fn a_round_looks_at_each_key_once_and_leaves_its_plan() {
     let mut queues = WaitQueues::default();
-    let [early, late, unplanned] = [key(0, b"early"), key(1, b"late"), key(2, b"unplanned")];
-    for key in [early, late, unplanned] {
+    let keys = [key(0, b"a"), key(0, b"b"), key(1, b"a")];
+    for key in keys {
         wait(&mut queues, key, "a");
     }
-    queues.recheck_by(early, 10);
-    queues.recheck_by(late, 30);
-    queues.recheck_all_by(20);
-    assert_eq!(drain_due(&mut queues, 19), bufs([early]));
-    assert_eq!(drain_due(&mut queues, 20), bufs([unplanned, late]));
-    assert_eq!(queues.next_recheck_ms(), None);
+    queues.recheck_by(keys[2], 10);
+    queues.recheck_all();
+    assert_eq!(queues.take_next_of_round(), Some(keys[0].into()));
+    wait(&mut queues, key(0, b"0"), "a");
+    wait(&mut queues, key(0, b"c"), "a");
+    queues.remove(keys[1], queues.first(keys[1]).unwrap().id);
+    assert_eq!(queues.take_next_of_round(), Some(key(0, b"c").into()));
+    assert_eq!(queues.take_next_of_round(), Some(keys[2].into()));
+    assert!(queues.is_in_round());
+    assert_eq!(queues.take_next_of_round(), None);
+    assert!(!queues.is_in_round());
+    assert_eq!(queues.next_recheck_ms(), Some(10));
 }
 
 #[test]
@@ -577,9 +583,6 @@ mod against_a_model {
             key: usize,
             at_ms: i64,
         },
-        LookAtAllBy {
-            at_ms: i64,
-        },
         TakeDue {
             now_ms: i64,
         },
@@ -596,7 +599,6 @@ mod against_a_model {
             2 => key().prop_map(|key| Step::TakeFirst { key }),
             2 => (key(), who()).prop_map(|(key, who)| Step::TakeOf { key, who }),
             4 => (key(), time()).prop_map(|(key, at_ms)| Step::LookBy { key, at_ms }),
-            1 => time().prop_map(|at_ms| Step::LookAtAllBy { at_ms }),
             2 => time().prop_map(|now_ms| Step::TakeDue { now_ms }),
         ];
         prop::collection::vec(step, 1..120)
@@ -614,17 +616,8 @@ mod against_a_model {
     struct Model {
         /// Sorted in the order in which they are served.
         waiting: Vec<Waiting>,
-        rechecks: Vec<Look>,
-        /// When those are due at the latest that were planned before a look at all.
-        all_by_ms: i64,
-    }
-
-    #[derive(Clone, Copy)]
-    struct Look {
-        planned_ms: i64,
-        key: usize,
-        /// It was planned before a look at all.
-        is_overdue: bool,
+        /// When each key is looked at.
+        rechecks: Vec<(i64, usize)>,
     }
 
     impl Model {
@@ -636,7 +629,7 @@ mod against_a_model {
             let taken = self.first(wanted)?;
             self.waiting.retain(|waiting| *waiting != taken);
             if self.length(taken.key) == 0 {
-                self.rechecks.retain(|look| look.key != taken.key);
+                self.rechecks.retain(|(_, key)| *key != taken.key);
             }
             Some(taken.nth)
         }
@@ -671,50 +664,20 @@ mod against_a_model {
             if self.length(key) == 0 {
                 return;
             }
-            let look = self.rechecks.iter().copied().find(|look| look.key == key);
-            if look.is_none_or(|look| self.due_ms(&look) > at_ms) {
-                self.rechecks.retain(|look| look.key != key);
-                self.rechecks.push(Look {
-                    planned_ms: at_ms,
-                    key,
-                    is_overdue: false,
-                });
+            let look = self.rechecks.iter().find(|(_, one)| *one == key);
+            if look.is_none_or(|(planned_ms, _)| *planned_ms > at_ms) {
+                self.rechecks.retain(|(_, one)| *one != key);
+                self.rechecks.push((at_ms, key));
             }
         }
 
-        fn recheck_all_by(&mut self, at_ms: i64) {
-            let planned: Vec<usize> = self.rechecks.iter().map(|look| look.key).collect();
-            let unplanned = (0..KEYS.len()).filter(|key| !planned.contains(key));
-            unplanned.for_each(|key| self.recheck_by(key, at_ms));
-            let is_any_left = self.rechecks.iter().any(|look| look.is_overdue);
-            self.all_by_ms = if is_any_left {
-                self.all_by_ms.min(at_ms)
-            } else {
-                at_ms
-            };
-            self.rechecks
-                .iter_mut()
-                .for_each(|look| look.is_overdue = true);
-        }
-
-        fn due_ms(&self, look: &Look) -> i64 {
-            match look.is_overdue {
-                true => look.planned_ms.min(self.all_by_ms),
-                false => look.planned_ms,
-            }
-        }
-
-        /// Keys that are due at the same time come in the order in which they were
-        /// planned, or in that of database and name.
+        /// Keys that are due at the same time come in the order of database and name.
         fn take_due(&mut self, now_ms: i64) -> Option<usize> {
-            let next = self.rechecks.iter().copied().min_by_key(|look| {
-                let key = KEYS[look.key];
-                let order = (!look.is_overdue, look.planned_ms, key.db, key.name);
-                (self.due_ms(look), order)
-            })?;
-            (self.due_ms(&next) <= now_ms).then(|| {
-                self.rechecks.retain(|look| look.key != next.key);
-                next.key
+            let order = |&(at_ms, key): &(i64, usize)| (at_ms, KEYS[key].db, KEYS[key].name);
+            let (at_ms, next) = self.rechecks.iter().copied().min_by_key(order)?;
+            (at_ms <= now_ms).then(|| {
+                self.rechecks.retain(|(_, key)| *key != next);
+                next
             })
         }
     }
@@ -767,10 +730,6 @@ mod against_a_model {
                         queues.recheck_by(KEYS[key], at_ms);
                         model.recheck_by(key, at_ms);
                     }
-                    Step::LookAtAllBy { at_ms } => {
-                        queues.recheck_all_by(at_ms);
-                        model.recheck_all_by(at_ms);
-                    }
                     Step::TakeDue { now_ms } => {
                         let due = model.take_due(now_ms).map(|key| KEYS[key].into());
                         prop_assert_eq!(queues.take_due(now_ms), due);
@@ -778,7 +737,7 @@ mod against_a_model {
                 }
                 prop_assert!(queues.agree());
                 prop_assert_eq!(queues.is_empty(), model.waiting.is_empty());
-                let next_recheck_ms = model.rechecks.iter().map(|look| model.due_ms(look)).min();
+                let next_recheck_ms = model.rechecks.iter().map(|(at_ms, _)| *at_ms).min();
                 prop_assert_eq!(queues.next_recheck_ms(), next_recheck_ms);
                 for (index, &key) in KEYS.iter().enumerate() {
                     prop_assert_eq!(queues.contended(key), model.length(index) > 0);

@@ -1,5 +1,6 @@
 //! Who waits, for what, and to whom the end of that is told.
 
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use crate::keys::KeyBuf;
@@ -55,6 +56,15 @@ impl Waiter {
     /// Whether its client does not block.
     pub fn is_place(&self) -> bool {
         self.channel.is_some()
+    }
+
+    /// Whether it must not be granted anything any more, with what connections that have
+    /// ended. The server ends the wait of a client that is blocked.
+    pub fn is_over(&self, steady_ms: i64, ended: &BTreeSet<ClientId>) -> bool {
+        let is_late = |until_ms: i64| until_ms <= steady_ms;
+        let has_ended = |client: ClientId| ended.contains(&client);
+        self.is_place()
+            && (self.until_ms.is_some_and(is_late) || self.request.session.is_some_and(has_ended))
     }
 
     pub(super) fn is_exclusive(&self) -> bool {

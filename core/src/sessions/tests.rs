@@ -50,10 +50,10 @@ fn set_lease(sessions: &mut Sessions, key: KeyRef<'_>, name: &str, lease_ms: i64
 }
 
 fn take_client(sessions: &mut Sessions, client: u64) -> Vec<(HoldId, Told)> {
-    sessions.end_client(ClientId(client));
+    let gone = BTreeSet::from([ClientId(client)]);
     let mut taken = Vec::new();
-    while let Some(hold) = sessions.next_ended() {
-        let binding = sessions.take_ended(&hold);
+    while let Some(hold) = sessions.any_of(ClientId(client)).cloned() {
+        let binding = sessions.untie(&hold, &gone);
         taken.extend(binding.map(|binding| (hold, told(&binding))));
     }
     taken
@@ -79,7 +79,7 @@ fn check_nothing_is_left(sessions: &mut Sessions) {
     assert_eq!(sessions.len(), 0);
     assert_eq!(sessions.next_renewal_ms(), None);
     assert_eq!(sessions.take_due(i64::MAX), None);
-    assert!(sessions.by_client.is_empty() && sessions.ended.is_empty());
+    assert!(sessions.by_client.is_empty());
     assert!(sessions.agree());
 }
 
@@ -142,12 +142,10 @@ fn of_two_connections_the_one_that_lives_is_shown() {
     for client in [1, 2] {
         bind(&mut sessions, KEY, "a", (client, 7, 300), 0);
     }
-    sessions.end_client(ClientId(2));
+    assert_eq!(take_client(&mut sessions, 2), []);
     let bound = sessions.binding_of(KEY, &owner("a")).unwrap();
-    assert_eq!(sessions.newest_of(&bound), Some(ClientId(1)));
-    assert_eq!(sessions.token_ended(&at(KEY, "a")), None);
-    sessions.end_client(ClientId(1));
-    assert_eq!(sessions.token_ended(&at(KEY, "a")), Some(token(7)));
+    assert_eq!(told(&bound), (1, 7, 300));
+    assert_eq!(take_client(&mut sessions, 1), [(at(KEY, "a"), (1, 7, 300))]);
     assert_eq!(sessions.binding_of(KEY, &owner("a")), None);
 }
 
@@ -162,9 +160,8 @@ fn who_was_told_elsewhere_outlives_its_connections() {
         tell(&mut sessions, client, told);
         bind(&mut sessions, KEY, "a", (1, 7, 300), 0);
         tell(&mut sessions, client, told);
-        sessions.end_client(ClientId(1));
-        assert_eq!(sessions.token_ended(&at(KEY, "a")).is_some(), is_over);
-        let binding = sessions.take_ended(&at(KEY, "a")).unwrap();
+        let gone = BTreeSet::from([ClientId(1)]);
+        let binding = sessions.untie(&at(KEY, "a"), &gone).unwrap();
         assert_eq!(binding.told_elsewhere, !is_over);
         check_nothing_is_left(&mut sessions);
     }
@@ -504,9 +501,8 @@ fn a_renewal_that_was_not_possible_is_tried_again_when_it_is_planned() {
     assert_eq!(sessions.next_renewal_ms(), Some(110));
     assert_eq!(sessions.next_due(109), None);
     assert_eq!(sessions.next_due(110), Some(at(KEY, "a")));
-    assert_eq!(sessions.any_client(), Some(ClientId(1)));
-    take_client(&mut sessions, 1);
-    assert_eq!(sessions.any_client(), None);
+    assert_eq!(sessions.forget_any().as_deref(), Some(&[ClientId(1)][..]));
+    assert_eq!(sessions.forget_any(), None);
     check_nothing_is_left(&mut sessions);
 }
 

@@ -3,7 +3,7 @@
 use super::due::CLOSED_BEFORE_MS;
 use super::transition::Transition;
 use super::{Answer, LockTable, Settings};
-use crate::acks::{UncountedLease, reached_by};
+use crate::acks::reached_by;
 use crate::error::LockError;
 use crate::keys::KeyBuf;
 use crate::lock::{Lock, Now};
@@ -70,7 +70,9 @@ impl Transition<'_> {
     pub(super) fn withhold(&mut self, mut out: Out) {
         let timeout_ms = self.table.settings.acks.map_or(0, |acks| acks.timeout_ms);
         let (id, until_ms) = (out.to.id(), self.now.steady_ms.saturating_add(timeout_ms));
-        self.table.time_outs.insert(id, until_ms);
+        if out.lease_until_ms().is_none() {
+            self.table.time_outs.insert(id, until_ms);
+        }
         out.withheld = Some((until_ms, self.table.acks.withhold(id)));
         self.table.outbox.send(out);
         self.step.stream_goes_on = true;
@@ -117,19 +119,28 @@ impl Transition<'_> {
         let Some(bound) = bound.filter(|bound| bound.token == before.token) else {
             return;
         };
-        if bound.lease < before.lease {
-            table.acks.forget_leases(&hold);
+        while bound.lease < before.lease
+            && let Some(id) = table.outbox.lease_of(&hold)
+        {
+            table.take_out_of_box(id);
         }
         if bound.kept_until_ms > before.kept_until_ms {
             table.sessions.count_until(&hold, before.kept_until_ms);
-            table.acks.count_later(UncountedLease {
+            let id = table.queues.new_id();
+            let client = bound.clients.last().copied().unwrap_or(ClientId(0));
+            self.withhold(Out {
+                to: Addressee::Blocked(id, client),
                 hold: hold.clone(),
                 token: bound.token,
-                until_ms: bound.kept_until_ms,
+                tells: Tells::Lease {
+                    until_ms: bound.kept_until_ms,
+                },
+                session: None,
+                is_said: false,
+                withheld: None,
             });
-            self.step.stream_goes_on = true;
         }
-        table.look_before_it_ends(&hold, self.now.ms());
+        self.table.look_before_it_ends(&hold, self.now.ms());
     }
 }
 
@@ -160,18 +171,27 @@ impl LockTable {
         let Some(offset) = reached_by(replicas, offsets) else {
             return ToTell::default();
         };
-        let acknowledged = self.acks.acknowledged(offset, at_most);
-        for lease in acknowledged.leases {
-            let (key, owner) = (lease.hold.key.as_ref(), &lease.hold.owner);
-            let (token, until_ms) = (lease.token, lease.until_ms);
-            self.sessions.last_until(key, owner, token, until_ms);
+        let mut replies = Vec::new();
+        for _ in 0..at_most {
+            let Some(id) = self.acks.take_acknowledged(offset) else {
+                let is_more = false;
+                return ToTell { replies, is_more };
+            };
+            let Some(out) = self.outbox.get(id) else {
+                continue;
+            };
+            let hold = out.hold.clone();
+            match (out.token, out.lease_until_ms()) {
+                (_, None) => replies.push((id, hold.key)),
+                (token, Some(until_ms)) => {
+                    let key = hold.key.as_ref();
+                    self.sessions.last_until(key, &hold.owner, token, until_ms);
+                    self.outbox.take(id);
+                }
+            }
         }
-        let replies = acknowledged.replies.into_iter();
-        let with_key = |id| Some((id, self.outbox.get(id)?.hold.key.clone()));
-        ToTell {
-            replies: replies.filter_map(with_key).collect(),
-            is_more: acknowledged.is_more,
-        }
+        let is_more = true;
+        ToTell { replies, is_more }
     }
 
     /// The owner of whose holds a withheld reply tells.
@@ -187,9 +207,8 @@ impl LockTable {
         stored: Result<Lock, LockError>,
         now: Now,
     ) -> Option<(Addressee, Answer)> {
-        if self.outbox.has_ended(id) {
-            self.end_untold(id);
-        }
+        let hold = self.outbox.get(id)?.hold.clone();
+        self.end_gone(&hold);
         let out = self.outbox.get(id)?;
         let held = stored.ok().and_then(|stored| {
             // The others, of which there may be many, don't matter.
@@ -202,7 +221,7 @@ impl LockTable {
         let Some(held) = held else {
             let answer = match tells {
                 Tells::Grant { .. } => Answer::NotGranted,
-                Tells::Renewal { .. } => Answer::Renewed(false),
+                Tells::Renewal { .. } | Tells::Lease { .. } => Answer::Renewed(false),
             };
             return Some((self.lose(id)?.to, answer));
         };

@@ -1,10 +1,12 @@
 //! What the server tells of connections and keys.
 
+use super::due::OVERDUE_MS;
 use super::{Answer, LockTable};
+use crate::bounds::ends_a_step;
 use crate::ended::EndedBy;
 use crate::error::LockError;
 use crate::keys::KeyRef;
-use crate::lock::Now;
+use crate::lock::{Lock, Now};
 use crate::outbox::{Out, SessionToBe, Tells};
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
@@ -29,22 +31,8 @@ impl LockTable {
     }
 
     /// Any key may have changed. As [`LockTable::key_touched`], for all of them.
-    pub fn everything_touched(&mut self, now_ms: i64) {
-        self.touch_all(None, now_ms);
-    }
-
-    /// Any key of this database may have changed.
-    pub fn database_touched(&mut self, db: i32, now_ms: i64) {
-        self.touch_all(Some(&[db]), now_ms);
-    }
-
-    /// Any key of these databases, or of all, may have changed.
-    fn touch_all(&mut self, databases: Option<&[i32]>, now_ms: i64) {
-        let is_contended = |db: &i32| self.queues.contended_keys(*db).next().is_some();
-        let any_waits = !self.queues.is_empty();
-        if databases.map_or(any_waits, |some| some.iter().any(is_contended)) {
-            self.queues.recheck_all_by(now_ms);
-        }
+    pub fn everything_touched(&mut self) {
+        self.queues.recheck_all();
     }
 
     /// This token came with the data of another server, or of this one before it was
@@ -53,67 +41,87 @@ impl LockTable {
         self.tokens.received(token, now.us);
     }
 
-    /// Two databases have changed places. Their locks are plain holds where they are now.
-    pub fn databases_swapped(&mut self, one: i32, other: i32, now_ms: i64) {
-        self.touch_all(Some(&[one, other]), now_ms);
-    }
-
     /// The newest of the connections to which an owner's holds on a lock are bound.
     pub fn bound_client(&self, key: KeyRef<'_>, owner: &Owner) -> Option<ClientId> {
         let binding = self.sessions.binding_of(key, owner)?;
-        self.sessions.newest_of(&binding)
+        binding.clients.last().copied()
     }
 
-    /// A connection has ended, and with it all holds that were bound to it. What was stored
-    /// is ended by whoever sees the lock next.
+    /// A connection has ended, and with it the places and the holds of its session, and what
+    /// its client was to be told. Whoever sees a lock ends what is over of it first.
     pub fn connection_ended(&mut self, client: ClientId) {
-        self.queues.connection_ended(client);
-        self.outbox.connection_ended(client);
-        self.sessions.end_client(client);
-        if let Some(id) = self.outbox.of_client(client)
-            && let Some(out) = self.lose(id)
-        {
-            self.metrics.replies_unacknowledged += u64::from(out.withheld.is_some());
-        }
+        self.gone.insert(client);
+        let told = self.end_of_gone(ends_a_step(), OVERDUE_MS);
+        self.untold.extend(told);
     }
 
-    /// A place that has ended with its connection does not hear of its grant. It is told so
-    /// later.
-    pub(super) fn end_untold(&mut self, id: WaiterId) {
-        if let Some(out) = self.lose(id) {
-            self.untold.push_back((out.to, Answer::NotGranted));
-        }
-    }
-
-    /// Ends such a grant of these holds.
-    pub(super) fn end_untold_of(&mut self, hold: &HoldId) {
-        let id = self.outbox.grant_of(hold).map(|out| out.to.id());
-        if let Some(id) = id.filter(|id| self.outbox.has_ended(*id)) {
-            self.end_untold(id);
-        }
-    }
-
-    /// Ends such grants of this lock. Returns whether there were any.
-    pub fn end_untold_on(&mut self, key: KeyRef<'_>) -> bool {
-        let ended = self.outbox.ended_on(key);
-        for id in &ended {
-            self.end_untold(*id);
-        }
-        !ended.is_empty()
-    }
-
-    /// Unties these holds from connections that have ended. With the last one they are over,
-    /// unless their owner was told of them elsewhere. If it is about to be told, they are over
-    /// in case that is lost.
-    pub(super) fn end_binding(&mut self, hold: &HoldId) {
-        let binding = self.sessions.take_ended(hold);
-        let Some(binding) = binding.filter(|binding| !binding.told_elsewhere) else {
+    /// Ends what is over of these holds with connections that have ended.
+    pub(super) fn end_gone(&mut self, hold: &HoldId) {
+        if self.gone.is_empty() {
             return;
-        };
-        if !self.outbox.session_ended(hold, binding.token) {
+        }
+        let out = self.outbox.grant_of(hold);
+        if let Some(id) = out.filter(|out| self.is_gone(out)).map(|out| out.to.id()) {
+            self.lose_gone(id);
+        }
+        let untied = self.sessions.untie(hold, &self.gone);
+        if let Some(binding) = untied.filter(|binding| !binding.told_elsewhere)
+            // Who is about to be told of its holds has them, unless that is lost.
+            && !self.outbox.session_ended(hold, binding.token)
+        {
             let by = EndedBy::Session;
             self.ended.push(hold.clone(), binding.token, 0, by);
         }
+    }
+
+    /// The same of all who hold this lock.
+    pub fn end_gone_on(&mut self, key: KeyRef<'_>, lock: &Lock) {
+        if !self.gone.is_empty() {
+            for holder in lock.holders().iter().rev() {
+                self.end_gone(&HoldId::new(key, &holder.owner));
+            }
+        }
+    }
+
+    pub(super) fn is_gone(&self, out: &Out) -> bool {
+        let client = out.ends_with();
+        client.is_some_and(|client| self.gone.contains(&client))
+    }
+
+    /// This grant ends with a connection that has ended. A place is told so later.
+    fn lose_gone(&mut self, id: WaiterId) {
+        let Some(out) = self.lose(id) else { return };
+        match out.to.is_place() {
+            true => self.untold.push_back((out.to, Answer::NotGranted)),
+            false => self.metrics.replies_unacknowledged += u64::from(out.withheld.is_some()),
+        }
+    }
+
+    /// Ends at most `at_most` things of connections that have ended. Returns who is told what.
+    pub(super) fn end_of_gone(&mut self, at_most: usize, now_ms: i64) -> Vec<(Addressee, Answer)> {
+        let mut answers = Vec::new();
+        let mut left = at_most;
+        while left > 0
+            && let Some(&client) = self.gone.first()
+        {
+            if let Some(id) = self.outbox.any_of(client) {
+                self.lose_gone(id);
+            } else if let Some(id) = self.queues.any_of(client) {
+                answers.extend(self.leave(id, Leave::Gone, now_ms));
+            } else if let Some(hold) = self.sessions.any_of(client).cloned() {
+                self.end_gone(&hold);
+            } else {
+                self.gone.remove(&client);
+                continue;
+            }
+            left -= 1;
+        }
+        answers
+    }
+
+    /// Whether this waiter must not be granted anything any more.
+    pub(super) fn is_over(&self, waiter: &Waiter, steady_ms: i64) -> bool {
+        waiter.is_over(steady_ms, &self.gone)
     }
 
     /// A grant is in the output buffer of its client, and an error may yet take its place.
@@ -126,6 +134,9 @@ impl LockTable {
     /// Somebody has heard of the grant that was on its way to it, if one was, or never
     /// will.
     pub fn grant_told(&mut self, id: WaiterId, heard: bool, now_ms: i64) {
+        if let Some(hold) = self.outbox.get(id).map(|out| out.hold.clone()) {
+            self.end_gone(&hold);
+        }
         if !heard {
             self.lose(id);
         } else if let Some(out) = self.take_out_of_box(id) {
@@ -206,14 +217,9 @@ impl LockTable {
         leave: Leave,
         now_ms: i64,
     ) -> Option<(Addressee, Answer)> {
-        let has_ended = self.outbox.has_ended(id);
         if let Some(out) = self.lose(id) {
-            self.metrics.replies_unacknowledged += u64::from(!has_ended);
-            let answer = match has_ended {
-                true => Answer::NotGranted,
-                false => Answer::Refused(LockError::NoReplicas),
-            };
-            return Some((out.to, answer));
+            self.metrics.replies_unacknowledged += 1;
+            return Some((out.to, Answer::Refused(LockError::NoReplicas)));
         }
         #[cfg(feature = "planted-faults")]
         if leave == Leave::TimeUp && Fault::WaiterKept.planted() {

@@ -28,9 +28,8 @@ const LOOKED_AT_A_MS: usize = 200;
 /// server does not tell when a slot stays or comes back.
 const SLOT_RETRY_MS: i64 = 500;
 
-/// How many bindings to connections that have ended are looked through for one that
-/// nobody else keeps up.
-const ENDED_BINDINGS_AT_ONCE: usize = 16;
+/// The time of what is overdue, in milliseconds since 1970.
+pub(super) const OVERDUE_MS: i64 = 0;
 
 /// How often a contended lock is looked at for no other reason, if nothing else is set.
 pub const RECHECK_INTERVAL_MS: i64 = 500;
@@ -122,14 +121,14 @@ impl LockTable {
     /// When there is something to do next by the wall clock, in milliseconds since 1970,
     /// if ever. What is overdue has a time that is over.
     pub fn wake_at_ms(&self, now: Now) -> Option<i64> {
-        let is_overdue =
-            !(self.ended.is_empty() && self.unchecked.is_empty() && self.to_close.is_empty())
-                || self.sessions.any_ended()
-                || self.queues.next_ended_place().is_some()
-                || !self.untold.is_empty()
-                || self.outbox.any_ended();
-        if is_overdue {
-            return Some(0);
+        let is_settled = self.ended.is_empty()
+            && self.unchecked.is_empty()
+            && self.to_close.is_empty()
+            && self.untold.is_empty()
+            && self.gone.is_empty()
+            && !self.queues.is_in_round();
+        if !is_settled {
+            return Some(OVERDUE_MS);
         }
         let rechecks = self.queues.next_recheck_ms();
         let time_outs = self.time_outs.next_ms();
@@ -154,24 +153,25 @@ impl LockTable {
     pub fn next_due(&self, now_ms: i64) -> Option<KeyBuf> {
         let renewal = || Some(self.sessions.next_due(now_ms)?.key);
         let wait = || self.queues.key_of(*self.unchecked.front()?);
-        let ended_session = || Some(self.sessions.next_ended()?.key);
-        let ended = self.ended.next_key().cloned().or_else(ended_session);
+        let ended = self.ended.next_key().cloned();
         ended
             .or_else(renewal)
             .or_else(|| self.queues.next_due(now_ms).cloned())
+            .or_else(|| self.queues.next_of_round().cloned())
             .or_else(|| wait().cloned())
     }
 
     /// Takes something that is due, of each kind in turn. It is done by
     /// [`LockTable::do_due`], or put off by [`LockTable::put_off`].
     pub fn take_due(&mut self, now_ms: i64) -> Option<Due> {
-        const KINDS: usize = 4;
+        const KINDS: usize = 5;
         for _ in 0..KINDS {
             self.turn = (self.turn + 1) % KINDS;
             let due = match self.turn {
-                0 => self.next_ended().map(Due::recheck),
+                0 => self.ended.next_key().cloned().map(Due::recheck),
                 1 => self.take_renewal(now_ms),
                 2 => self.queues.take_due(now_ms).map(Due::recheck),
+                3 => self.queues.take_next_of_round().map(Due::recheck),
                 _ => self.take_unchecked(),
             };
             if due.is_some() {
@@ -181,21 +181,9 @@ impl LockTable {
         None
     }
 
-    /// A lock of which something has ended.
-    fn next_ended(&mut self) -> Option<KeyBuf> {
-        for _ in 0..ENDED_BINDINGS_AT_ONCE {
-            if !self.ended.is_empty() {
-                break;
-            }
-            let hold = self.sessions.next_ended()?;
-            self.end_binding(&hold);
-        }
-        self.ended.next_key().cloned()
-    }
-
     fn take_renewal(&mut self, now_ms: i64) -> Option<Due> {
         let hold = self.sessions.take_due(now_ms)?;
-        self.end_binding(&hold);
+        self.end_gone(&hold);
         let binding = self.sessions.binding_of(hold.key.as_ref(), &hold.owner);
         let work = binding.map(|binding| Work::Keep(hold.owner, binding));
         Some(Due {
@@ -268,7 +256,7 @@ impl LockTable {
     /// A session's lease could not be kept up. It is tried again, sooner and sooner;
     /// before the lease is over, its connection is closed.
     fn not_kept(&mut self, hold: HoldId, now_ms: i64) {
-        self.end_binding(&hold);
+        self.end_gone(&hold);
         let binding = self.sessions.binding_of(hold.key.as_ref(), &hold.owner);
         let Some(binding) = binding else { return };
         if !binding.is_claimed {
@@ -348,28 +336,22 @@ impl LockTable {
             || !self.sessions.is_empty()
             || self.time_outs.next_ms().is_some()
             || !self.untold.is_empty()
-            || self.outbox.any_ended();
+            || !self.gone.is_empty();
         is_anything_left.then(|| now_ms.saturating_add(REFUSED_RETRY_MS))
     }
 
     /// This server has become a replica, which keeps up no lease, and the new primary
-    /// knows of no connection here. So whoever holds by one is told by its end:
-    /// at most `at_most` of them now, and the others with the next calls, which forget as
-    /// many holds. What is on its way to clients, unclaimed or noted as over goes as a
-    /// whole.
+    /// knows of no connection here. So whoever holds by one is told by its end: for at most
+    /// `at_most` holds now, and for the others with the next calls. What is on its way to
+    /// clients, unclaimed or noted as over goes as a whole.
     pub fn forget_connections(&mut self, at_most: usize) {
         for _ in 0..at_most {
-            let Some(client) = self.sessions.any_client() else {
+            let Some(clients) = self.sessions.forget_any() else {
                 break;
             };
-            self.sessions.end_client(client);
-            self.to_close.push_back(client);
-        }
-        for _ in 0..at_most {
-            let Some(hold) = self.sessions.next_ended() else {
-                break;
-            };
-            self.sessions.take_ended(&hold);
+            let last = self.to_close.back().copied();
+            let others = clients.into_iter().filter(|client| last != Some(*client));
+            self.to_close.extend(others);
         }
         self.outbox = Default::default();
         self.acks = Default::default();
@@ -410,7 +392,7 @@ impl LockTable {
         if !self.queues.seen(key).is_some_and(is_same) {
             self.queues.recheck_by(key, now.ms());
         }
-        self.end_untold_on(key);
+        self.end_gone_on(key, &lock);
         self.end_in_view(key, &mut lock, now);
         lock
     }

@@ -2,30 +2,21 @@
 
 use super::LockEvent;
 use super::transition::Transition;
-use crate::bounds::PASSED_A_STEP;
 use crate::ended::{Ended, EndedBy};
 use crate::holder::Holder;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
 use crate::request::Owner;
-use crate::sessions::HoldId;
 use crate::token::FencingToken;
 
 impl Transition<'_> {
     /// Ends all that is over of this lock.
     #[inline]
     pub(super) fn end_what_is_over(&mut self) {
-        self.table.end_untold_on(self.key);
+        self.table.end_gone_on(self.key, &self.lock);
         if !self.lock.is_exclusive() {
             let over = self.lock.end_leases(self.now, &mut self.step.effects);
             over.iter().for_each(|_| self.count_expired());
-        }
-        if self.table.sessions.any_ended() {
-            let holders = self.lock.holders().iter().rev();
-            let holds: Vec<HoldId> = holders.map(|one| self.hold_of(&one.owner)).collect();
-            for hold in &holds {
-                self.table.end_binding(hold);
-            }
         }
         self.end_noted();
     }
@@ -74,22 +65,7 @@ impl Transition<'_> {
             Some(first) => is_alone && first.request.owner == *newcomer,
             None => true,
         };
-        is_first && self.step.passed < PASSED_A_STEP
-    }
-
-    /// Ends this owner's holds, if they are over since this step has begun: nobody is told
-    /// of a hold that is over.
-    pub(super) fn end_of(&mut self, owner: &Owner) {
-        let (any_untold, any_bound) = (
-            self.table.outbox.any_ended(),
-            self.table.sessions.any_ended(),
-        );
-        if any_untold || any_bound {
-            let hold = self.hold_of(owner);
-            self.table.end_untold_of(&hold);
-            self.table.end_binding(&hold);
-            self.end_noted();
-        }
+        is_first && !self.has_done_enough()
     }
 
     pub(super) fn end(&mut self, ended: &Ended) {

@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use super::transition::Transition;
 use super::{Acquired, Answer, Done, LockEvent, Said};
-use crate::bounds::{PASSED_A_STEP, few, grants_a_step, unheard_a_step};
+use crate::bounds::{few, grants_a_step, unheard_a_step};
 use crate::error::LockError;
 use crate::lock::holds_after_acquire;
 use crate::outbox::{Out, SessionToBe, Tells};
@@ -267,7 +267,6 @@ impl Transition<'_> {
             // Where its hold does not fit any more, it is told so and of no token.
             let is_place = first.is_place() && holds_after_acquire(&first.request, 0).is_ok();
             let is_said_first = is_place && self.table.settings.acks.is_none();
-            self.end_of(&owner);
             if let Some((earlier, is_same)) = self.earlier
                 && earlier == id
             {
@@ -327,17 +326,10 @@ impl Transition<'_> {
         }
     }
 
-    /// The first in line. Places that are over are passed over, as far as there is time.
+    /// The first in line.
     pub(super) fn first_in_line(&mut self) -> Option<&Waiter> {
-        #[cfg(feature = "planted-faults")]
-        if Fault::PlaceOutlived.planted() {
-            return self.table.queues.first(self.key);
-        }
-        let at_most = PASSED_A_STEP.saturating_sub(self.step.passed);
-        let queues = &mut self.table.queues;
-        let (passed, first) = queues.pass_over(self.key, self.now.steady_ms, at_most);
-        self.step.passed += passed;
-        first
+        self.end_places_in_front();
+        self.table.queues.first(self.key)
     }
 
     /// The first in line, if the lock has room for it.
@@ -350,12 +342,11 @@ impl Transition<'_> {
         let (id, limit) = (first.id, first.request.limit);
         #[cfg(feature = "planted-faults")]
         let limit = Fault::NewcomersLimitIgnored.instead(limit, || Limit::SHARED);
-        let is_admitted = self.admits(limit);
+        let is_admitted = !self.has_done_enough() && self.admits(limit);
         is_admitted.then(|| self.table.queues.waiter(self.key, id))?
     }
 
-    /// Ends places in front that are over, as far as there is time for it. Nobody waits
-    /// for them.
+    /// Ends places in front that are over, as far as there is time for it.
     fn end_places_in_front(&mut self) {
         #[cfg(feature = "planted-faults")]
         if Fault::PlaceOutlived.planted() || Fault::WaiterKept.planted() {
@@ -363,7 +354,7 @@ impl Transition<'_> {
         }
         while !self.has_done_enough()
             && let Some(first) = self.table.queues.first(self.key)
-            && self.table.queues.is_over(first, self.now.steady_ms)
+            && self.table.is_over(first, self.now.steady_ms)
         {
             self.end_wait(first.id);
         }
@@ -373,7 +364,6 @@ impl Transition<'_> {
     pub(super) fn has_done_enough(&self) -> bool {
         self.step.answers.len() + self.withheld >= grants_a_step()
             || self.unheard >= unheard_a_step()
-            || self.step.passed >= PASSED_A_STEP
     }
 
     /// Holders that may wait as well. A step of this table leaves none, but the lock may have
@@ -392,7 +382,6 @@ impl Transition<'_> {
 
     /// Serves the waiting request of an owner that may hold the lock.
     fn serve_holder(&mut self, owner: &Owner) {
-        self.end_of(owner);
         let Some(waiter) = self.table.queues.waiter_of(self.key, owner) else {
             return;
         };
@@ -401,7 +390,7 @@ impl Transition<'_> {
         if is_askers || self.lock.holder(owner).is_none() {
             return;
         }
-        if self.table.queues.is_over(waiter, self.now.steady_ms) {
+        if self.table.is_over(waiter, self.now.steady_ms) {
             self.end_wait(id);
         } else if let Some(waiter) = self.table.remove_waiter(self.key, id) {
             self.serve(waiter, false);

@@ -2,13 +2,12 @@
 
 use super::transition::Transition;
 use super::{Answer, Leave, LockTable, give_back};
-use crate::bounds::{OVER_LOOKED_AT, ends_a_step};
 use crate::error::LockError;
-use crate::keys::{KeyBuf, KeyRef};
+use crate::keys::KeyRef;
 use crate::lock::Now;
 #[cfg(feature = "planted-faults")]
 use crate::planted::Fault;
-use crate::queue::{Addressee, Place, Wait, Waiter, WaiterId};
+use crate::queue::{Addressee, Channel, Place, Wait, Waiter, WaiterId};
 use crate::request::{AcquireRequest, Lease, Owner, ReleaseRequest};
 use crate::token::FencingToken;
 
@@ -17,14 +16,19 @@ impl Transition<'_> {
     /// which has its position if it asks for the same mode.
     pub(super) fn find_earlier(&mut self, request: &AcquireRequest, wait: Option<&Wait>) {
         let (key, now_ms) = (self.key, self.now.ms());
+        let channel = wait.and_then(|wait| wait.channel.as_ref());
+        self.tell_of_places_of(&request.owner, channel);
         let Some(earlier) = self.table.queues.waiter_of(key, &request.owner) else {
             return;
         };
         let id = earlier.id;
-        if self.table.queues.is_over(earlier, self.now.steady_ms) {
-            // On its own channel the later one alone is told of.
-            match wait.is_some_and(|wait| wait.channel == earlier.channel) {
-                true => drop(self.table.take_out(key, id, now_ms)),
+        if self.table.is_over(earlier, self.now.steady_ms) {
+            match channel == earlier.channel.as_ref() {
+                true => {
+                    let ended = self.table.take_out(key, id, now_ms);
+                    let told = ended.map(|ended| (ended.addressee(), Answer::NotGranted));
+                    self.replaced.extend(told);
+                }
                 false => self.end_wait(id),
             }
             return;
@@ -35,12 +39,35 @@ impl Transition<'_> {
         self.earlier = Some((id, is_same));
     }
 
+    /// Tells an owner that places of it are gone, before what comes of its later request. On
+    /// the channel of that the later one alone is told of, unless it is refused.
+    fn tell_of_places_of(&mut self, owner: &Owner, channel: Option<&Channel>) {
+        if self.table.untold.is_empty() {
+            return;
+        }
+        let untold = std::mem::take(&mut self.table.untold).into_iter();
+        for (to, answer) in untold {
+            match &to {
+                Addressee::Place(place)
+                    if place.key.as_ref() == self.key && place.owner == *owner =>
+                {
+                    match Some(&place.channel) == channel {
+                        true => self.replaced.push((to, answer)),
+                        false => self.step.answers.push((to, answer)),
+                    }
+                }
+                _ => self.table.untold.push_back((to, answer)),
+            }
+        }
+    }
+
     /// An owner that holds nothing after a release hears of no grant, and if it held nothing
     /// before it gives up its wait.
     pub(super) fn give_up(&mut self, request: &ReleaseRequest, held: bool) {
         if request.token.is_some() && !held {
             return;
         }
+        self.tell_of_places_of(&request.owner, None);
         if let Some((id, _)) = self.untold_grant(&request.owner)
             && let Some(out) = self.table.take_out_of_box(id)
         {
@@ -55,55 +82,19 @@ impl Transition<'_> {
         }
     }
 
-    /// A wait ends without a grant, here or in another queue.
+    /// A wait ends without a grant.
     pub(super) fn end_wait(&mut self, id: WaiterId) {
-        let now_ms = self.now.ms();
-        let time_is_up = |until_ms: i64| until_ms <= self.now.steady_ms;
-        let key = self.table.queues.key_of(id).cloned();
-        let key = key.as_ref().map_or(self.key, KeyBuf::as_ref);
-        let waiter = self.table.queues.waiter(key, id);
-        let leave = match waiter
-            .and_then(|waiter| waiter.until_ms)
-            .is_some_and(time_is_up)
-        {
+        let until_ms = self
+            .table
+            .queues
+            .waiter(self.key, id)
+            .and_then(|waiter| waiter.until_ms);
+        let leave = match until_ms.is_some_and(|until_ms| until_ms <= self.now.steady_ms) {
             true => Leave::TimeUp,
             false => Leave::Gone,
         };
-        let told = self.table.leave(id, leave, now_ms);
+        let told = self.table.leave(id, leave, self.now.ms());
         self.step.answers.extend(told);
-    }
-
-    /// Where there is no room for one more, ends places that are over. `leaves` leave before,
-    /// `leaves_places` of them places.
-    pub(super) fn make_room(&mut self, is_place: bool, leaves: usize, leaves_places: usize) {
-        let (key, settings) = (self.key, &self.table.settings);
-        let (max, max_places) = (settings.max_waiters, settings.max_places);
-        for _ in 0..ends_a_step() {
-            let queues = &self.table.queues;
-            let over = if queues.length(key) - leaves >= max {
-                self.place_over(|place| place.key.as_ref() == key)
-            } else if is_place && queues.counts().places - leaves_places >= max_places {
-                self.place_over(|_| true)
-            } else {
-                return;
-            };
-            let Some(over) = over else {
-                return;
-            };
-            self.end_wait(over);
-        }
-    }
-
-    /// Such a place that is over and has not been removed.
-    fn place_over(&self, is_meant: impl Fn(&Waiter) -> bool) -> Option<WaiterId> {
-        let (queues, now_ms) = (&self.table.queues, self.now.steady_ms);
-        let late = self.table.time_outs.over(now_ms).take(OVER_LOOKED_AT);
-        let ended = queues.ended_places().take(OVER_LOOKED_AT);
-        let mut over = late.chain(ended).filter_map(|id| {
-            let place = queues.waiter(queues.key_of(id)?.as_ref(), id)?;
-            queues.is_over(place, now_ms).then_some(place)
-        });
-        over.find(|place| is_meant(place)).map(|place| place.id)
     }
 
     /// Nobody listens to the channel of this place.
@@ -151,32 +142,20 @@ impl LockTable {
         }
     }
 
-    /// Ends the waits whose time is over, gives up what replicas have not acknowledged in
-    /// time, and ends the places of connections that have ended: at most `at_most`
-    /// of each. Returns who is told what. Nothing has to be written for it now.
+    /// Ends what ended with connections, the waits whose time is over, and what replicas have
+    /// not acknowledged in time: at most `at_most` of each. Returns who is told what. Nothing
+    /// has to be written for it now.
     pub fn give_up(&mut self, now: Now, at_most: usize) -> Vec<(Addressee, Answer)> {
-        let mut answers = Vec::new();
+        let mut answers = self.end_of_gone(at_most, now.ms());
         for _ in 0..at_most {
             let Some(id) = self.time_outs.take(now.steady_ms) else {
                 break;
             };
             answers.extend(self.leave(id, Leave::TimeUp, now.ms()));
         }
-        for _ in 0..at_most {
-            let Some(id) = self.outbox.next_ended() else {
-                break;
-            };
-            self.end_untold(id);
-        }
         let untold = at_most.min(self.untold.len());
         answers.extend(self.untold.drain(..untold));
         give_back(&mut self.untold);
-        for _ in 0..at_most {
-            let Some(id) = self.queues.next_ended_place() else {
-                break;
-            };
-            answers.extend(self.leave(id, Leave::Gone, now.ms()));
-        }
         for _ in 0..at_most {
             if !self.claims.take_end(now.ms()) {
                 break;

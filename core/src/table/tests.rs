@@ -688,7 +688,7 @@ impl Server {
     fn set_clock(&mut self, by_ms: i64) {
         self.now_us += by_ms * 1000;
         self.ahead_ms += by_ms;
-        self.table.everything_touched(self.ms());
+        self.table.everything_touched();
     }
 
     /// What waiters were told since this was asked last.

@@ -1,5 +1,5 @@
-//! What an operator sees of the locks. Nothing here changes anything, so it works on
-//! a replica too, as far as the data shows.
+//! What an operator sees of the locks, once [`LockTable::end_gone_on`] has seen them. Nothing
+//! here changes anything, so it works on a replica too, as far as the data shows.
 
 use super::LockTable;
 #[cfg(test)]
@@ -8,7 +8,6 @@ use crate::keys::{KeyBuf, KeyRef};
 use crate::lock::{Effects, Lock, Now};
 use crate::queue::{Channel, Counts};
 use crate::request::{ClientId, Limit, Owner};
-use crate::sessions::HoldId;
 use crate::token::FencingToken;
 
 /// How many holders and how many waiters of a lock are shown.
@@ -105,7 +104,7 @@ impl LockTable {
                 holds: holder.holds,
                 token: holder.token,
                 ttl_ms: remaining_ms(holder.lease_end_ms, now.ms()),
-                client: binding.and_then(|binding| self.sessions.newest_of(&binding)),
+                client: binding.and_then(|binding| binding.clients.last().copied()),
             }
         });
         let mut holders: Vec<HolderView> = holders.collect();
@@ -114,7 +113,7 @@ impl LockTable {
         holders.truncate(SHOWN_OF_A_LOCK);
         let waiters = || {
             let all = self.queues.waiters(key);
-            all.filter(|waiter| !self.queues.is_over(waiter, now.steady_ms))
+            all.filter(|waiter| !self.is_over(waiter, now.steady_ms))
         };
         let shown = waiters().take(SHOWN_OF_A_LOCK).map(|waiter| WaiterView {
             owner: waiter.request.owner.clone(),
@@ -152,16 +151,11 @@ impl LockTable {
         holders.map(|holder| holder.owner.clone()).collect()
     }
 
-    /// Who held a lock when it was looked at last, and still does if nothing but time
-    /// has passed.
-    pub fn noted_holders(&self, key: KeyRef<'_>, now: Now) -> Vec<Owner> {
+    /// A lock as it was when it was looked at last, without the leases that are over.
+    pub fn noted(&self, key: KeyRef<'_>, now: Now) -> Lock {
         let mut lock = self.queues.seen(key).cloned().unwrap_or_default();
-        self.end_in_view(key, &mut lock, now);
-        let holders = lock.holders().iter();
-        holders
-            .filter(|holder| holder.lease_end_ms.is_none_or(|end_ms| end_ms > now.ms()))
-            .map(|holder| holder.owner.clone())
-            .collect()
+        lock.holders.retain(|holder| !holder.ends_by(now.ms()));
+        lock
     }
 
     /// How much there is.
@@ -170,7 +164,7 @@ impl LockTable {
         Totals {
             counts: self.queues.counts(),
             sessions: self.sessions.len(),
-            withheld: self.outbox.len(),
+            withheld: self.outbox.replies(),
             longest_wait_ms: longest.map_or(0, |since_us| waited_ms(since_us, now)),
         }
     }
@@ -186,28 +180,6 @@ impl LockTable {
                 lock.leave(&ended.owner, left, unwritten);
             }
         }
-        for (hold, token) in self.bound_to_ended(key, lock) {
-            let held = lock.holder(&hold.owner);
-            if held.is_some_and(|held| held.token == Some(token)) {
-                lock.leave(&hold.owner, 0, unwritten);
-            }
-        }
-    }
-
-    /// The holds of a lock that are bound to connections which have ended, each with
-    /// its token.
-    fn bound_to_ended(&self, key: KeyRef<'_>, lock: &Lock) -> Vec<(HoldId, FencingToken)> {
-        if !self.sessions.any_ended() {
-            return Vec::new();
-        }
-        let holders = lock.holders().iter();
-        let holds = holders.map(|holder| HoldId::new(key, &holder.owner));
-        let with_token = holds.filter_map(|hold| {
-            let token = self.sessions.token_ended(&hold)?;
-            let is_over = self.outbox.to_tell(&hold, token).is_none();
-            is_over.then_some((hold, token))
-        });
-        with_token.collect()
     }
 }
 
@@ -223,6 +195,10 @@ impl LockTable {
         self.time_outs.take_down(form);
         self.claims.take_down(form);
         self.acks.take_down(form);
+        form.count(self.gone.len());
+        for client in &self.gone {
+            form.client(Some(*client));
+        }
         form.count(self.unchecked.len());
         for id in &self.unchecked {
             form.waiter(Some(*id));
@@ -239,7 +215,12 @@ impl LockTable {
 
     /// Whether all that is kept twice is the same.
     pub(crate) fn agree(&self) -> bool {
-        self.queues.agree() && self.sessions.agree() && self.acks.agree() && self.outbox.agree()
+        let out = |id| self.outbox.get(id);
+        let is_withheld = |id| out(id).is_some_and(|out| out.withheld.is_some());
+        self.queues.agree()
+            && self.sessions.agree()
+            && self.acks.agree(is_withheld)
+            && self.outbox.agree()
     }
 
     /// The lock as it was left by the last step, if it is remembered.
@@ -259,16 +240,14 @@ impl LockTable {
 
     /// As [`LockTable::grant_told`], for what this client is to be told, if anything.
     pub(crate) fn client_told(&mut self, client: ClientId, heard: bool) {
-        if let Some(id) = self.outbox.of_client(client) {
+        if let Some(id) = self.outbox.any_of(client) {
             self.grant_told(id, heard, 0);
         }
     }
 
     /// Whether something has ended of this lock that is still stored.
     pub(crate) fn has_ended(&self, key: KeyRef<'_>) -> bool {
-        !self.ended.of(key).is_empty()
-            || self.sessions.any_ended_on(key)
-            || !self.outbox.ended_on(key).is_empty()
+        !self.ended.of(key).is_empty() || !self.gone.is_empty()
     }
 
     /// What is remembered without need: grants on their way, what has ended, and
@@ -276,8 +255,8 @@ impl LockTable {
     pub(crate) fn counts(&self) -> [bool; 3] {
         let (outbox, ended) = (&self.outbox, &self.ended);
         [
-            outbox.is_empty(),
-            ended.is_empty() && !self.sessions.any_ended(),
+            outbox.replies() == 0,
+            ended.is_empty() && self.gone.is_empty(),
             self.sessions.is_empty(),
         ]
     }

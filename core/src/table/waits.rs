@@ -3,6 +3,7 @@
 
 use super::transition::Transition;
 use super::{Answer, LogLine};
+use crate::bounds::ends_a_step;
 use crate::cycle::WaitEdge;
 use crate::deadlock::{Certain, Graph, WaitFor};
 use crate::error::LockError;
@@ -47,7 +48,6 @@ impl Transition<'_> {
         let queues = &self.table.queues;
         let was_place = queues.waiter(self.key, id).is_some_and(Waiter::is_place);
         if wait.is_for_place() && !was_place {
-            self.make_room(true, 1, 0);
             self.check_room(true, 1, 0)?;
         }
         let later = wait.clone();
@@ -65,7 +65,6 @@ impl Transition<'_> {
         let earlier = earlier.map(|earlier| (earlier.id, earlier.is_place()));
         let (leaves, is_place) = (usize::from(earlier.is_some()), wait.is_for_place());
         let leaves_place = usize::from(earlier.is_some_and(|(_, is_place)| is_place));
-        self.make_room(is_place, leaves, leaves_place);
         // A refusal leaves the earlier one.
         self.check_room(is_place, leaves, leaves_place)?;
         let now_ms = self.now.ms();
@@ -94,25 +93,34 @@ impl Transition<'_> {
     }
 
     /// Fails where there is no room for one more, when `leaves` have left, `leaves_places` of
-    /// them places.
+    /// them places. Waits whose time is over make room.
     fn check_room(
         &mut self,
         is_place: bool,
         leaves: usize,
         leaves_places: usize,
     ) -> Result<(), LockError> {
-        let settings = &self.table.settings;
-        let (max_waiters, max_places) = (settings.max_waiters, settings.max_places);
-        let queues = &self.table.queues;
-        let full = if is_place && queues.counts().places - leaves_places >= max_places {
-            LockError::PlacesFull { max_places }
-        } else if queues.length(self.key) - leaves >= max_waiters {
-            LockError::QueueFull { max_waiters }
-        } else {
+        let full = self.room_lacks(is_place, leaves, leaves_places);
+        if full.is_none() {
+            return Ok(());
+        }
+        let ended = self.table.give_up(self.now, ends_a_step());
+        self.step.answers.extend(ended);
+        let Some(full) = self.room_lacks(is_place, leaves, leaves_places) else {
             return Ok(());
         };
         self.table.metrics.queues_full += 1;
         Err(full)
+    }
+
+    fn room_lacks(&self, is_place: bool, leaves: usize, leaves_places: usize) -> Option<LockError> {
+        let (settings, queues) = (&self.table.settings, &self.table.queues);
+        let (max_waiters, max_places) = (settings.max_waiters, settings.max_places);
+        if is_place && queues.counts().places.saturating_sub(leaves_places) >= max_places {
+            return Some(LockError::PlacesFull { max_places });
+        }
+        let waiters = queues.length(self.key).saturating_sub(leaves);
+        (waiters >= max_waiters).then_some(LockError::QueueFull { max_waiters })
     }
 
     /// Looks for a deadlock, for a wait that stands in the queue already.
@@ -189,6 +197,7 @@ impl Transition<'_> {
             certain,
             here: (self.key, &self.lock),
             steady_ms: self.now.steady_ms,
+            ended: &self.table.gone,
         }
     }
 }

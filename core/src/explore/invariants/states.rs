@@ -195,7 +195,8 @@ pub(super) fn who_waits_stands_in_the_queue(world: &World, key: usize) -> Checke
             (world.cast.owner_of[at], client)
         })
         .collect();
-    if waiters == expected && waiting.iter().all(|&(id, ..)| world.table.is_waiting(id)) {
+    let living = world.still_waiting(key);
+    if waiters == expected && living.iter().all(|one| world.table.is_waiting(one.0)) {
         return Ok(());
     }
     let name = |&(owner, client): &(usize, Option<ClientId>)| match client {
@@ -220,7 +221,7 @@ pub(super) fn who_waits_stands_in_the_queue(world: &World, key: usize) -> Checke
 /// No waiter is left behind: where there is room for the first, or will be, something
 /// is planned.
 pub(super) fn a_look_is_planned(world: &World, key: usize, holders: &[HolderView]) -> Checked {
-    let waiting = world.waiting(key);
+    let waiting = world.still_waiting(key);
     let Some(&(_, first, ask)) = waiting.first() else {
         return Ok(());
     };

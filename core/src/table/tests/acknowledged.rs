@@ -3,8 +3,6 @@
 use super::*;
 use crate::acks::Acknowledgement;
 
-mod against_ends_at_once;
-
 const TIMEOUT_MS: i64 = 1000;
 
 /// A server whose replies one replica has to acknowledge.
@@ -166,7 +164,7 @@ fn a_place_for_a_hold_that_does_not_fit_any_more_is_refused() {
     let place = scene.server.wait_for(K, asks, 60_000);
     scene.server.release(K, "a");
     scene.server.table.settings.may_grant = true;
-    scene.server.table.grants_resume(scene.server.ms());
+    scene.server.table.everything_touched();
     scene.server.run();
     let error = LockError::HoldCount { wanted: 2, held: 0 };
     assert_eq!(scene.server.refused(), [(place, error)]);
@@ -260,46 +258,12 @@ fn withheld_from_a_session(count: usize) -> Scene {
 }
 
 #[test]
-fn the_end_of_a_connection_moves_none_of_many_places_that_are_withheld() {
-    const MANY: usize = 10_000;
-    let mut scene = withheld_from_a_session(MANY);
-    scene.server.table.connection_ended(ClientId(7));
-    let table = &scene.server.table;
-    assert!(table.ended.is_empty() && table.untold.is_empty());
-    assert_eq!(table.totals(scene.server.now()).withheld, 0);
-    // Wherever somebody looks first, the grant is over.
-    for n in [MANY - 1, 17, MANY / 2] {
-        scene.server.take(key(&nth(n)), ask("b").now());
-        assert_eq!(scene.server.holders(key(&nth(n))), ["b"]);
-        assert!(scene.server.table.ended.is_empty());
-    }
-    let mut told = 0;
-    while scene.server.table.wake_at_ms(scene.server.now()) == Some(0) {
-        let given_up = scene.server.table.give_up(scene.server.now(), WORK_A_WAKE);
-        assert!(given_up.len() <= WORK_A_WAKE);
-        told += given_up.len();
-        for _ in 0..WORK_A_WAKE {
-            scene.server.do_one();
-        }
-    }
-    assert_eq!((told, scene.server.steps), (MANY, MANY - 3));
-    assert_eq!(scene.server.metrics().grants_undelivered, MANY as u64);
-    assert_eq!(scene.settle().len(), 3);
-    assert_eq!(scene.server.keys.len(), 3);
-}
-
-#[test]
 fn a_place_that_has_ended_is_not_told_of_its_grant_by_replicas() {
     let mut scene = withheld_from_a_session(2);
     let offset = scene.end_turn();
     scene.server.table.connection_ended(ClientId(7));
     let ready = scene.server.table.acknowledged(1, vec![offset], usize::MAX);
-    assert_eq!(ready.replies.len(), 2);
-    for (id, key) in ready.replies {
-        let stored = scene.server.lock(key.as_ref());
-        let now = scene.server.now();
-        assert_eq!(scene.server.table.tell(id, Ok(stored), now), None);
-    }
+    assert_eq!(ready.replies, []);
     let told = scene.give_up();
     assert_eq!(told.len(), 2);
     assert!(told.iter().all(|(_, answer)| *answer == Answer::NotGranted));
@@ -392,16 +356,16 @@ fn the_end_of_a_connection_concerns_only_what_is_withheld_from_it() {
     scene.take(K, ask("b").by(2).now());
     let concerned = |scene: &Scene, client| {
         let outbox = &scene.server.table.outbox;
-        outbox.ending_with(ClientId(client))
+        outbox.any_of(ClientId(client)).is_some()
     };
     let counts = [1, 2, MANY, MANY + 1].map(|client| concerned(&scene, client));
-    assert_eq!(counts, [0, 1, 1, 0]);
+    assert_eq!(counts, [false, true, true, false]);
     scene.server.table.connection_ended(ClientId(1));
     assert_eq!(scene.give_up(), []);
     scene.server.table.connection_ended(ClientId(MANY));
     assert_eq!(scene.give_up().len(), 1);
     assert_eq!(scene.settle().len() as u64, MANY);
-    let left = (0..2 * MANY).find(|client| concerned(&scene, *client) > 0);
+    let left = (0..2 * MANY).find(|client| concerned(&scene, *client));
     assert_eq!(left, None);
 }
 
@@ -528,7 +492,7 @@ fn a_waiter_that_is_handed_what_its_owner_has_has_the_stream_go_on() {
     scene.server.table.settings.may_grant = false;
     let waiter = scene.server.wait(K, ask("a").hold(1));
     scene.server.table.settings.may_grant = true;
-    scene.server.table.grants_resume(scene.server.ms());
+    scene.server.table.everything_touched();
     scene.server.run();
     assert!(scene.server.effects.is_empty() && scene.server.stream_goes_on);
     assert!(matches!(scene.settle()[..], [(id, Answer::Granted(_))] if id == waiter));
@@ -797,7 +761,7 @@ fn with_too_few_replicas_who_waits_waits_on() {
     scene.server.run();
     assert!(scene.server.holders(K).is_empty() && scene.server.holders(L).is_empty());
     scene.connected(1);
-    scene.server.table.grants_resume(scene.server.ms());
+    scene.server.table.everything_touched();
     scene.server.run();
     let mut told: Vec<WaiterId> = scene.settle().into_iter().map(|(id, _)| id).collect();
     told.sort();

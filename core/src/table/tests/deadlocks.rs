@@ -336,7 +336,7 @@ fn who_is_left_a_hold_by_a_lost_grant_is_waited_for() {
     server.wait(L, ask("b").by(2));
     server.wait(L, ask("a"));
     server.table.settings.may_grant = true;
-    server.table.grants_resume(server.ms());
+    server.table.everything_touched();
     server.tells = false;
     server.run();
     server.table.client_told(ClientId(2), false);

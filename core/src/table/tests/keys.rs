@@ -65,7 +65,7 @@ fn a_key_for_which_nobody_waits_is_not_looked_at() {
     let mut server = Server::new();
     server.take(K, ask("a"));
     server.table.key_touched(K, server.ms());
-    server.table.everything_touched(server.ms());
+    server.table.everything_touched();
     assert_eq!(server.table.wake_at_ms(server.now()), None);
 }
 
@@ -77,7 +77,7 @@ fn when_anything_may_have_changed_every_queue_is_looked_at() {
     }
     let waiters = [K, L].map(|key| server.wait(key, ask("b")));
     server.keys.clear();
-    server.table.everything_touched(server.ms());
+    server.table.everything_touched();
     server.run();
     let mut granted = server.granted();
     granted.sort();

@@ -83,6 +83,7 @@ fn all_that_is_over_of_many_holders_ends_with_the_next_step() {
         assert!(ended == MANY as u64 || ended == 0, "{ended}");
         server.release(K, "x");
         server.run();
+        server.give_up();
         server.check_nothing_is_left();
     }
 }

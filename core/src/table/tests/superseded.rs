@@ -233,7 +233,7 @@ fn what_was_told_after_a_release_or_a_renewal_stays() {
         server.table.settings.may_grant = false;
         server.wait(K, ask("a").by(2));
         server.table.settings.may_grant = true;
-        server.table.grants_resume(server.ms());
+        server.table.everything_touched();
         server.tells = false;
         server.run();
         assert_eq!(server.holds(K, "a"), 2);
@@ -266,7 +266,7 @@ fn a_hold_that_does_not_fit_when_its_turn_comes_is_refused() {
         let waits = server.wait(K, asks);
         server.table.settings.may_grant = true;
         server.write(K, |value| value.set(b"a", holds));
-        server.table.grants_resume(server.ms());
+        server.table.everything_touched();
         server.run();
         assert_eq!(server.told(), [(waits, Answer::Refused(refused))]);
         assert_eq!(server.metrics().waits_refused, 1);

@@ -10,7 +10,9 @@ fn a_view_leaves_out_what_is_over_and_changes_nothing() {
     server.wait(K, ask("w"));
     server.table.connection_ended(ask("b").client);
     server.sleep(20);
-    let view = server.table.view(K, server.lock(K), server.now());
+    let lock = server.lock(K);
+    server.table.end_gone_on(K, &lock);
+    let view = server.table.view(K, lock, server.now());
     let [holder] = &view.holders[..] else {
         panic!("{view:?}");
     };
@@ -28,7 +30,9 @@ fn a_view_leaves_out_what_is_over_and_changes_nothing() {
         server.table.holders(K, server.lock(K), server.now()),
         [owner("c")]
     );
-    assert_eq!(server.table.noted_holders(K, server.now()), [owner("c")]);
+    let noted = server.table.noted(K, server.now());
+    let holders = server.table.holders(K, noted, server.now());
+    assert_eq!(holders, [owner("c")]);
     assert_eq!(server.holders(K), ["a", "b", "c"]);
 }
 

@@ -26,7 +26,7 @@ fn who_waits_is_served_in_order_when_grants_resume() {
     let again = server.wait(K, ask("a").by(1));
     let [b, c] = ["b", "c"].map(|name| server.wait(K, ask(name).shared()));
     server.table.settings.may_grant = true;
-    server.table.grants_resume(server.ms());
+    server.table.everything_touched();
     server.run();
     assert_eq!(server.granted(), [again]);
     server.table.settings.may_grant = false;
@@ -35,8 +35,8 @@ fn who_waits_is_served_in_order_when_grants_resume() {
     server.run();
     assert_eq!(server.granted(), []);
     server.table.settings.may_grant = true;
-    server.table.grants_resume(server.ms());
-    assert_eq!(server.table.wake_at_ms(server.now()), Some(server.ms()));
+    server.table.everything_touched();
+    assert_eq!(server.table.wake_at_ms(server.now()), Some(0));
     server.run();
     assert_eq!(server.granted(), [b, c]);
 }
@@ -56,7 +56,7 @@ fn an_owner_that_asks_again_for_what_it_holds_waits_for_nobody() {
     server.run();
     assert_eq!(server.told(), []);
     server.table.settings.may_grant = true;
-    server.table.grants_resume(server.ms());
+    server.table.everything_touched();
     server.run();
     assert_eq!(server.granted(), [again]);
     let released = server.release_as(K, "a", ReleaseExtent::All, None);
@@ -96,7 +96,7 @@ fn holders_that_asked_again_are_all_served_where_a_deadlock_is_refused_meanwhile
     }
     server.wait(L, ask(&nth(1)).by(2));
     server.table.settings.may_grant = true;
-    server.table.grants_resume(server.ms());
+    server.table.everything_touched();
     let refused = server.acquire(K, ask("x"));
     assert!(
         matches!(refused, Err(LockError::Deadlock { .. })),

@@ -149,7 +149,7 @@ impl World {
         self.leave_primary(at);
         self.promotions_left -= 1;
         let last = self.nodes.iter().map(|node| node.epoch).max();
-        let (ticks, now_ms) = (self.ticks, self.now(at).ms());
+        let ticks = self.ticks;
         let grace = self.scope().self_fencing.map_or(0, |one| one.grace);
         let node = &mut self.nodes[at];
         node.role = Role::Primary;
@@ -158,19 +158,18 @@ impl World {
         node.promoted_at = Some(ticks);
         node.offset = 0;
         node.peers = Default::default();
-        node.table.everything_touched(now_ms);
+        node.table.everything_touched();
         self.set_grace(at);
         Ok(())
     }
 
     pub(super) fn set_grace(&mut self, node: usize) {
         let may_grant = !self.is_in_grace(node);
-        let now_ms = self.now(node).ms();
         let table = &mut self.nodes[node].table;
         let resumes = may_grant && !table.settings.may_grant;
         table.settings.may_grant = may_grant;
         if resumes {
-            table.grants_resume(now_ms);
+            table.everything_touched();
             self.say(|w| format!("the grace period of {} is over", w.node_name(node)));
         }
     }
