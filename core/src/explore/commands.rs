@@ -4,9 +4,10 @@ use std::rc::Rc;
 
 use super::invariants::{self, Seen, holds};
 use super::scope::{Ask, Extent, LEASE_MS, Named, PLACE_MS};
-use super::search::Broken;
-use super::world::{Checked, Doing, PlaceKept, World};
+use super::search::{Broken, Checked, World as _};
+use super::world::{Doing, PlaceKept, World};
 use crate::error::LockError;
+use crate::explore::cast::{key_name, owner_name};
 use crate::lock::{Effect, Released};
 use crate::queue::{Wait, WaiterId};
 use crate::request::{
@@ -20,10 +21,10 @@ impl World {
         Seen::before(self, key, asker)
     }
 
-    pub(super) fn acquire(&mut self, at: usize, key: usize, ask: Ask) -> Checked<()> {
+    pub(super) fn acquire(&mut self, at: usize, key: usize, ask: Ask) -> Checked {
         let owner = self.owner(at).clone();
         self.say(|w| {
-            let (client, key) = (w.cast.client_name(at), w.cast.key_name(key));
+            let (client, key) = (w.cast.client_name(at), key_name(key));
             format!("{client} acquires {key}{ask}")
         });
         let client = self.client(at);
@@ -131,7 +132,7 @@ impl World {
         if ask.place {
             self.places[key][self.cast.owner_of[at]] = Some(self.place(id, at, ask));
         } else {
-            self.connections[at].doing = Doing::Waits { key, id, ask };
+            self.connections[at].doing = Doing::Waiting { key, id, ask };
         }
         self.say(|_| "queued".to_owned());
     }
@@ -146,11 +147,11 @@ impl World {
         }
     }
 
-    pub(super) fn release(&mut self, at: usize, key: usize, what: Extent) -> Checked<()> {
+    pub(super) fn release(&mut self, at: usize, key: usize, what: Extent) -> Checked {
         let owner = self.owner(at).clone();
         let number = self.cast.owner_of[at];
         self.say(|w| {
-            let (client, key) = (w.cast.client_name(at), w.cast.key_name(key));
+            let (client, key) = (w.cast.client_name(at), key_name(key));
             format!("{client} releases {key}{what}")
         });
         let Some(stored) = self.read_for_command(key) else {
@@ -210,7 +211,7 @@ impl World {
         if gives_up && self.waiter_of(key, number).is_some() {
             return Err(Broken::new(
                 "a_release_gives_a_wait_up",
-                format!("{} waits yet", self.cast.owner_name(number)),
+                format!("{} waits yet", owner_name(number)),
             ));
         }
         invariants::check_step(self, &seen)
@@ -221,11 +222,11 @@ impl World {
         at: usize,
         key: usize,
         (lease_ms, named): (i64, Option<Named>),
-    ) -> Checked<()> {
+    ) -> Checked {
         let owner = self.owner(at).clone();
         let number = self.cast.owner_of[at];
         self.say(|w| {
-            let (client, key) = (w.cast.client_name(at), w.cast.key_name(key));
+            let (client, key) = (w.cast.client_name(at), key_name(key));
             format!("{client} renews {key} for {lease_ms} ms")
         });
         let Some(stored) = self.read_for_command(key) else {
@@ -298,8 +299,8 @@ impl World {
         }
     }
 
-    pub(super) fn break_lock(&mut self, key: usize) -> Checked<()> {
-        self.say(|w| format!("BREAK {}", w.cast.key_name(key)));
+    pub(super) fn break_lock(&mut self, key: usize) -> Checked {
+        self.say(|_| format!("BREAK {}", key_name(key)));
         let Some(stored) = self.read_for_command(key) else {
             return Ok(());
         };

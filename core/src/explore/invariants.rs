@@ -26,6 +26,10 @@ pub(super) use steps::{
 /// What shows that an invariant does not hold, if it does not.
 type Checked = Result<(), String>;
 
+fn ensure(is_right: bool, shown_by: impl FnOnce() -> String) -> Checked {
+    is_right.then_some(()).ok_or_else(shown_by)
+}
+
 /// Checks an invariant, whose name is that of its function.
 macro_rules! holds {
     ($file:ident::$name:ident($($arg:expr),*)) => {
@@ -77,9 +81,7 @@ impl Seen {
             gives_up: false,
         }
     }
-}
 
-impl Seen {
     /// Whether this owner held the lock before.
     fn held_before(&self, owner: &Owner) -> bool {
         self.before.iter().any(|one| one.owner == *owner)
@@ -125,8 +127,8 @@ pub(super) fn check(world: &World) -> Result<(), Broken> {
     for key in 0..world.cast.keys.len() {
         let lock = world.data.read(key);
         if let Ok(lock) = &lock {
-            holds!(states::holders_are_within_their_limits(world, key, lock))?;
-            holds!(states::no_hold_is_without_an_end(world, key, lock))?;
+            holds!(states::holders_are_within_their_limits(key, lock))?;
+            holds!(states::no_hold_is_without_an_end(key, lock))?;
             holds!(places::an_unclaimed_grant_ends_soon(world, key, lock))?;
             holds!(states::what_is_remembered_is_stored(world, key, lock))?;
         }
