@@ -231,10 +231,7 @@ impl History {
         let own = earlier.filter(|one| one.limit == limit && !self.is_over(one));
         let own = own.map(|one| one.id);
         let server = &mut self.server;
-        let held_before = server
-            .value(KEYS[key])
-            .fields
-            .contains_key(OWNERS[who].as_bytes());
+        let held_before = server.value(KEYS[key]).has(OWNERS[who].as_bytes());
         let is_in_front =
             |one: &&Queued| one.key == key && one.who != who && own.is_none_or(|own| one.id < own);
         let in_front = self.queued.iter().filter(is_in_front).count();
@@ -398,23 +395,21 @@ impl History {
             Step::Clock { by_ms } => self.server.set_clock(by_ms),
             Step::Due => server.run(),
             Step::Delete { key } => server.delete(KEYS[key]),
-            Step::RemoveOwner { who, key } => server.write(KEYS[key], |value| {
-                value.fields.remove(OWNERS[who].as_bytes());
-            }),
+            Step::RemoveOwner { who, key } => {
+                server.write(KEYS[key], |value| value.remove(OWNERS[who].as_bytes()));
+            }
             Step::Redisson { who, key } => {
                 server.expire();
                 let end_ms = server.ms() + 1000;
                 if !server.keys.contains_key(&KeyBuf::from(KEYS[key])) {
-                    server.write(KEYS[key], |value| {
-                        value.set(OWNERS[who].as_bytes(), 1);
-                        value.expires_at_ms = Some(end_ms);
-                    });
+                    let taken = Value::by_redisson(&owner(OWNERS[who]), end_ms);
+                    server.put(KEYS[key], taken);
                     self.by_redisson.push((who, key));
                 }
             }
             Step::Persist { key } => {
                 // A count with neither an expiry nor a token is no lock.
-                if server.value(KEYS[key]).fields.contains_key(TOKEN_FIELD) {
+                if server.value(KEYS[key]).has(TOKEN_FIELD) {
                     server.write(KEYS[key], |value| value.expires_at_ms = None);
                     self.first_ends_ms
                         .values_mut()

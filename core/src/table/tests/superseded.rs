@@ -74,18 +74,6 @@ fn who_waits_again_in_another_mode_goes_to_the_end() {
 }
 
 #[test]
-fn who_leaves_the_front_for_another_mode_lets_the_others_in() {
-    let mut server = Server::new();
-    server.take(K, ask("x").shared());
-    let first = server.wait(K, ask("a"));
-    let behind = server.wait(K, ask("b").shared());
-    let again = server.wait(K, ask("a").by(2).shared());
-    assert_eq!(server.told(), [superseded(first)]);
-    server.run();
-    assert_eq!(server.granted(), [behind, again]);
-}
-
-#[test]
 fn what_is_answered_at_once_without_a_token_leaves_the_earlier_one() {
     let (mut server, first, _) = waited_for(ask("a").by(1));
     server.table.settings.max_places = 0;
@@ -195,7 +183,7 @@ fn the_session_is_that_of_the_request_that_is_told() {
         let (mut server, ..) = on_its_way_to(first);
         server.take(K, later.now());
         for ends in [1, 2] {
-            server.table.connection_ended(ClientId(ends));
+            server.disconnect(ends);
             server.run();
             let stays = client.is_none_or(|client| client > ends);
             assert_eq!(server.holds(K, "a"), i64::from(stays), "{client:?}");
@@ -230,10 +218,9 @@ fn what_was_told_after_a_release_or_a_renewal_stays() {
     let second_on_its_way = || {
         let mut server = Server::new();
         server.take(K, ask("a").by(1));
-        server.table.settings.may_grant = false;
+        server.pause_grants();
         server.wait(K, ask("a").by(2));
-        server.table.settings.may_grant = true;
-        server.table.grants_resume(server.ms());
+        server.resume_grants();
         server.tells = false;
         server.run();
         assert_eq!(server.holds(K, "a"), 2);
@@ -262,7 +249,7 @@ fn a_hold_that_does_not_fit_when_its_turn_comes_is_refused() {
     ] {
         let mut server = Server::new();
         server.take(K, ask("a"));
-        server.table.settings.may_grant = false;
+        server.pause_grants();
         let waits = server.wait(K, asks);
         server.table.settings.may_grant = true;
         server.write(K, |value| value.set(b"a", holds));
@@ -276,7 +263,7 @@ fn a_hold_that_does_not_fit_when_its_turn_comes_is_refused() {
 #[test]
 fn what_was_granted_and_not_told_is_given_back_where_the_later_one_has_to_wait() {
     let (mut server, first, _) = on_its_way_to(ask("a").by(1));
-    server.table.settings.may_grant = false;
+    server.pause_grants();
     let again = server.wait(K, ask("a").by(2));
     assert_eq!(server.told(), [superseded(first)]);
     assert_eq!(server.holders(K), [""; 0]);
@@ -293,7 +280,7 @@ fn a_place_that_is_over_is_taken_over_by_nobody() {
     let asks = ask("a").place().by(7).session();
     for (later, is_told) in [(ask("a").by(1), true), (ask("a").by(1).place(), false)] {
         let (mut server, first, behind) = waited_for(asks.clone());
-        server.table.connection_ended(ClientId(7));
+        server.disconnect(7);
         let again = server.wait_for(K, later, 60_000);
         let expected = match is_told {
             true => vec![(first, Answer::NotGranted)],

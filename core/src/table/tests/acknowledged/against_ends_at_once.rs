@@ -58,7 +58,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 struct World {
-    scene: Scene,
+    server: Server,
     is_eager: bool,
     /// A connection that has ended comes back as another one.
     lives: [u64; 6],
@@ -70,7 +70,7 @@ struct World {
 impl World {
     fn new(is_eager: bool) -> Self {
         Self {
-            scene: Scene::new(),
+            server: Server::replicated(),
             is_eager,
             lives: [0; 6],
             busy: BTreeMap::new(),
@@ -85,22 +85,22 @@ impl World {
     fn note(&mut self, told: Vec<(WaiterId, Answer)>) {
         for (id, _) in &told {
             self.busy.retain(|_, waits| waits != id);
-            self.scene.server.clients.remove(id);
+            self.server.clients.remove(id);
         }
         self.told.extend(told);
     }
 
     fn run(&mut self) {
         for _ in 0..9 {
-            let given_up = self.scene.give_up();
+            let given_up = self.server.give_up();
             self.note(given_up);
-            self.scene.server.run();
-            let answers = self.scene.server.told();
+            self.server.run();
+            let answers = self.server.told();
             for (id, answer) in &answers {
                 if let (Some((client, _)), Answer::Granted(_)) =
                     (self.busy.iter().find(|(_, waits)| *waits == id), answer)
                 {
-                    self.scene.server.table.client_told(ClientId(*client), true);
+                    self.server.table.client_told(ClientId(*client), true);
                 }
             }
             self.note(answers);
@@ -108,7 +108,7 @@ impl World {
     }
 
     fn take(&mut self, step: &Step) -> String {
-        let server = &mut self.scene.server;
+        let server = &mut self.server;
         match *step {
             Step::Acquire {
                 who,
@@ -136,10 +136,10 @@ impl World {
                     Some(true) => asks = asks.place(),
                     Some(false) => {}
                 }
-                let until_ms = is_place.then(|| self.scene.server.ms() + 20_000);
-                let result = self.scene.server.acquire_until(KEYS[key], asks, until_ms);
+                let until_ms = is_place.then(|| self.server.ms() + 20_000);
+                let result = self.server.acquire_until(KEYS[key], asks, until_ms);
                 let superseded = Answer::Refused(LockError::Superseded);
-                let answers = &mut self.scene.server.answers;
+                let answers = &mut self.server.answers;
                 let taken_over = answers.extract_if(.., |(_, answer)| *answer == superseded);
                 for (id, answer) in taken_over {
                     self.busy.retain(|_, waits| *waits != id);
@@ -147,7 +147,7 @@ impl World {
                 }
                 match result {
                     Ok(Acquired::Granted(_)) => {
-                        let id = self.scene.server.withheld.unwrap();
+                        let id = self.server.withheld.unwrap();
                         self.busy.insert(client, id);
                     }
                     Ok(Acquired::Queued(id)) if !is_place => {
@@ -184,7 +184,7 @@ impl World {
                 let life = &mut self.lives[client as usize];
                 let ended = client + 10 * *life;
                 *life += 1;
-                server.table.connection_ended(ClientId(ended));
+                server.disconnect(ended);
                 if let Some(id) = self.busy.remove(&ended) {
                     let now_ms = server.ms();
                     server.table.waiter_left(id, Leave::Gone, now_ms);
@@ -202,9 +202,9 @@ impl World {
                 String::new()
             }
             Step::Settle => {
-                let mut told = self.scene.settle();
+                let mut told = self.server.settle();
                 for _ in 0..3 {
-                    told.extend(self.scene.settle());
+                    told.extend(self.server.settle());
                 }
                 self.note(told);
                 String::new()
@@ -218,8 +218,8 @@ impl World {
 
     fn seen(&mut self) -> String {
         self.told.sort_by_key(|(id, _)| *id);
-        let holders = KEYS.map(|key| self.scene.server.holders(key));
-        let metrics = self.scene.server.metrics();
+        let holders = KEYS.map(|key| self.server.holders(key));
+        let metrics = self.server.metrics();
         format!("{:?} {holders:?} {}", self.told, metrics.releases)
     }
 }
@@ -238,9 +238,9 @@ fn what_is_ended_later_is_over_as_soon() {
         let mut worlds = [false, true].map(World::new);
         for step in steps.iter().chain([&Step::Settle, &Step::Run]) {
             let [lazy, eager] = &mut worlds;
-            ended.set(ended.get() + usize::from(lazy.scene.server.table.outbox.any_ended()));
+            ended.set(ended.get() + usize::from(lazy.server.table.outbox.any_ended()));
             prop_assert_eq!(lazy.take(step), eager.take(step), "at {:?}", step);
-            prop_assert!(lazy.scene.server.table.agree());
+            prop_assert!(lazy.server.table.agree());
         }
         for world in &mut worlds {
             for client in 1..6 {
