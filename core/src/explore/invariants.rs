@@ -39,7 +39,7 @@ macro_rules! holds {
 pub(super) use holds;
 
 /// What one step of the table was seen to do.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Seen {
     pub(super) key: usize,
     /// The connection that asked, if any did.
@@ -70,15 +70,7 @@ impl Seen {
             asker,
             before: world.holders(key),
             edges_before: Edges::of(world, None),
-            answers: Vec::new(),
-            granted: None,
-            queued: None,
-            refused: None,
-            released: false,
-            questions: 0,
-            kept: None,
-            unheard: Vec::new(),
-            gives_up: false,
+            ..Self::default()
         }
     }
 

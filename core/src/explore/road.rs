@@ -370,7 +370,7 @@ impl World {
             let at = self.cast.keys.iter().position(|one| *one == due.key);
             let key = at.expect("a key of the cast");
             let stored = self.read(key);
-            let mut seen = self.seen(key, None);
+            let mut seen = Seen::before(self, key, None);
             self.table.settings.reads_other_keys = true;
             let done = self.step(&mut seen, |table, now, world| {
                 table.do_due(due, stored, now, world)
