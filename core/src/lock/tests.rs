@@ -29,11 +29,11 @@ const LEASE_MS: i64 = 1000;
 /// When a lease that begins at `NOW` is over.
 const END: i64 = NOW_MS + LEASE_MS;
 
-fn owner(name: &str) -> Owner {
+pub(crate) fn owner(name: &str) -> Owner {
     Owner::new(name.as_bytes()).unwrap()
 }
 
-fn token(token: i64) -> FencingToken {
+pub(crate) fn token(token: i64) -> FencingToken {
     FencingToken::new(token).unwrap()
 }
 
@@ -182,7 +182,7 @@ fn renew(name: &str, lease_ms: i64, token: Option<i64>) -> RenewRequest {
     }
 }
 
-fn hold_number(n: i64) -> HoldNumber {
+pub(crate) fn hold_number(n: i64) -> HoldNumber {
     HoldNumber::new(n).unwrap()
 }
 

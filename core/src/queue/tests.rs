@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::bounds;
+use crate::lock::tests::owner;
 use crate::request::{Lease, Limit};
 
 const KEY: KeyRef<'static> = KEYS[0];
@@ -26,10 +27,6 @@ const WAIT: Wait = Wait {
 
 const fn key(db: i32, name: &[u8]) -> KeyRef<'_> {
     KeyRef { db, name }
-}
-
-fn owner(name: &str) -> Owner {
-    Owner::new(name.as_bytes()).unwrap()
 }
 
 fn request(name: &str) -> AcquireRequest {
@@ -96,31 +93,14 @@ enum Step {
         who: usize,
         asks: Asks,
     },
-    Remove {
-        key: usize,
-        pushed: prop::sample::Index,
-    },
-    TakeFirst {
-        key: usize,
-    },
-    TakeOf {
-        key: usize,
-        who: usize,
-    },
+    Remove(usize, prop::sample::Index),
+    TakeFirst(usize),
+    TakeOf(usize, usize),
     /// The next one is found to have waited for long.
-    NoteSlow {
-        key: usize,
-    },
-    LookBy {
-        key: usize,
-        at_ms: i64,
-    },
-    LookAtAllBy {
-        at_ms: i64,
-    },
-    TakeDue {
-        now_ms: i64,
-    },
+    NoteSlow(usize),
+    LookBy(usize, i64),
+    LookAtAllBy(i64),
+    TakeDue(i64),
 }
 
 /// What is asked for, and by whom.
@@ -146,13 +126,13 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         8 => (key(), who(), asks).prop_map(|(key, who, asks)| Step::Wait { key, who, asks }),
         3 => (key(), any::<prop::sample::Index>())
-            .prop_map(|(key, pushed)| Step::Remove { key, pushed }),
-        2 => key().prop_map(|key| Step::TakeFirst { key }),
-        2 => (key(), who()).prop_map(|(key, who)| Step::TakeOf { key, who }),
-        2 => key().prop_map(|key| Step::NoteSlow { key }),
-        4 => (key(), time()).prop_map(|(key, at_ms)| Step::LookBy { key, at_ms }),
-        1 => time().prop_map(|at_ms| Step::LookAtAllBy { at_ms }),
-        2 => time().prop_map(|now_ms| Step::TakeDue { now_ms }),
+            .prop_map(|(key, pushed)| Step::Remove(key, pushed)),
+        2 => key().prop_map(Step::TakeFirst),
+        2 => (key(), who()).prop_map(|(key, who)| Step::TakeOf(key, who)),
+        2 => key().prop_map(Step::NoteSlow),
+        4 => (key(), time()).prop_map(|(key, at_ms)| Step::LookBy(key, at_ms)),
+        1 => time().prop_map(Step::LookAtAllBy),
+        2 => time().prop_map(Step::TakeDue),
     ];
     prop::collection::vec(step, 1..120)
 }
@@ -335,40 +315,40 @@ impl Model {
                 ids.push(later.id);
                 self.waiting.push(later);
             }
-            Step::Remove { .. } if ids.is_empty() => {}
-            Step::Remove { key, pushed } => {
+            Step::Remove(..) if ids.is_empty() => {}
+            Step::Remove(key, pushed) => {
                 let id = *pushed.get(ids);
                 let mut line = self.line(key).into_iter();
                 let expected = line.find(|waiting| waiting.id == id);
                 prop_assert!(is_same(queues.remove(KEYS[key], id).as_ref(), expected));
                 self.take(expected);
             }
-            Step::TakeFirst { key } => {
+            Step::TakeFirst(key) => {
                 let expected = self.line(key).first().copied();
                 prop_assert!(is_same(queues.take_first(KEYS[key]).as_ref(), expected));
                 self.take(expected);
             }
-            Step::TakeOf { key, who } => {
+            Step::TakeOf(key, who) => {
                 let taken = queues.take_of(KEYS[key], &owner(OWNERS[who]));
                 let expected = self.of(key, who);
                 prop_assert!(is_same(taken.as_ref(), expected));
                 self.take(expected);
             }
-            Step::NoteSlow { key } => {
+            Step::NoteSlow(key) => {
                 if let Some(next) = self.next_not_slow(key) {
                     self.slow[key] = Some(next);
                     queues.note_slow(KEYS[key], next);
                 }
             }
-            Step::LookBy { key, at_ms } => {
+            Step::LookBy(key, at_ms) => {
                 queues.recheck_by(KEYS[key], at_ms);
                 self.recheck_by(key, at_ms);
             }
-            Step::LookAtAllBy { at_ms } => {
+            Step::LookAtAllBy(at_ms) => {
                 queues.recheck_all_by(at_ms);
                 self.recheck_all_by(at_ms);
             }
-            Step::TakeDue { now_ms } => {
+            Step::TakeDue(now_ms) => {
                 let due = self.take_due(now_ms).map(|key| KEYS[key].into());
                 prop_assert_eq!(queues.next_due(now_ms), due.as_ref());
                 prop_assert_eq!(queues.take_due(now_ms), due);

@@ -1,19 +1,12 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::lock::tests::{owner, token};
 
 const KEY: KeyRef<'static> = key(0, b"k");
 
 const fn key(db: i32, name: &[u8]) -> KeyRef<'_> {
     KeyRef { db, name }
-}
-
-fn owner(name: &str) -> Owner {
-    Owner::new(name.as_bytes()).unwrap()
-}
-
-fn token(token: i64) -> FencingToken {
-    FencingToken::new(token).unwrap()
 }
 
 fn lease(ms: i64) -> Lease {
@@ -123,28 +116,13 @@ mod against_a_model {
 
     #[derive(Clone, Debug)]
     enum Step {
-        Binding {
-            key: usize,
-            who: usize,
-            to: Told,
-        },
-        SetLease {
-            key: usize,
-            who: usize,
-            lease_ms: i64,
-        },
-        Unbind {
-            key: usize,
-            who: usize,
-        },
-        TakeClient {
-            client: u64,
-        },
+        Binding(usize, usize, Told),
+        SetLease(usize, usize, i64),
+        Unbind(usize, usize),
+        TakeClient(u64),
         TakeDue,
         /// Time passes, or the clock is set back.
-        Clock {
-            by_ms: i64,
-        },
+        Clock(i64),
     }
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -153,13 +131,13 @@ mod against_a_model {
         let lease_ms = || 1..100_i64;
         let step = prop_oneof![
             8 => (hold(), (client(), 1..4_i64, lease_ms()))
-                .prop_map(|((key, who), to)| Step::Binding { key, who, to }),
+                .prop_map(|((key, who), to)| Step::Binding(key, who, to)),
             2 => (hold(), lease_ms())
-                .prop_map(|((key, who), lease_ms)| Step::SetLease { key, who, lease_ms }),
-            2 => hold().prop_map(|(key, who)| Step::Unbind { key, who }),
-            1 => client().prop_map(|client| Step::TakeClient { client }),
+                .prop_map(|((key, who), lease_ms)| Step::SetLease(key, who, lease_ms)),
+            2 => hold().prop_map(|(key, who)| Step::Unbind(key, who)),
+            1 => client().prop_map(Step::TakeClient),
             6 => Just(Step::TakeDue),
-            4 => (-10..40_i64).prop_map(|by_ms| Step::Clock { by_ms }),
+            4 => (-10..40_i64).prop_map(Step::Clock),
         ];
         prop::collection::vec(step, 1..120)
     }
@@ -260,20 +238,20 @@ mod against_a_model {
             let mut now_ms = 1000;
             for step in steps {
                 match step {
-                    Step::Binding { key, who, to: (client, token, lease_ms) } => {
+                    Step::Binding(key, who, (client, token, lease_ms)) => {
                         bind(&mut sessions, KEYS[key], OWNERS[who], (client, token, lease_ms), now_ms);
                         let hold = at(KEYS[key], OWNERS[who]);
                         model.bind(hold, (client, token, lease_ms), now_ms);
                     }
-                    Step::SetLease { key, who, lease_ms } => {
+                    Step::SetLease(key, who, lease_ms) => {
                         set_lease(&mut sessions, KEYS[key], OWNERS[who], lease_ms, now_ms);
                         model.set_lease(&at(KEYS[key], OWNERS[who]), lease_ms, now_ms);
                     }
-                    Step::Unbind { key, who } => {
+                    Step::Unbind(key, who) => {
                         sessions.unbind(KEYS[key], &owner(OWNERS[who]));
                         model.unbind(&at(KEYS[key], OWNERS[who]));
                     }
-                    Step::TakeClient { client } => {
+                    Step::TakeClient(client) => {
                         let gone = in_order(take_client(&mut sessions, client));
                         prop_assert_eq!(gone, model.take_client(client));
                     }
@@ -294,7 +272,7 @@ mod against_a_model {
                             }
                         }
                     }
-                    Step::Clock { by_ms } => now_ms += by_ms,
+                    Step::Clock(by_ms) => now_ms += by_ms,
                 }
                 prop_assert_eq!(sessions.len(), model.bindings.len());
                 prop_assert_eq!(sessions.is_empty(), model.bindings.is_empty());

@@ -7,9 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::*;
 use crate::explore::keyspace::{Value, permit_field};
 use crate::keys::KeyBuf;
+use crate::lock::tests::{hold_number, owner};
 use crate::metrics::Metrics;
 use crate::queue::Place;
-use crate::request::{HoldNumber, Lease, Limit, ReleaseExtent};
+use crate::request::{Lease, Limit, ReleaseExtent};
 use crate::stored::TOKEN_FIELD;
 
 mod acknowledged;
@@ -49,16 +50,8 @@ const fn in_db(db: i32, name: &str) -> KeyRef<'_> {
     }
 }
 
-fn owner(name: &str) -> Owner {
-    Owner::new(name.as_bytes()).unwrap()
-}
-
 fn lease(ms: i64) -> Lease {
     Lease::from_ms(ms).unwrap()
-}
-
-fn hold_number(n: i64) -> HoldNumber {
-    HoldNumber::new(n).unwrap()
 }
 
 /// A request, the connection that it comes from, and how long it would wait.

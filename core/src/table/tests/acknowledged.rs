@@ -677,6 +677,23 @@ fn a_hold_of_a_later_token_does_not_stand_for_an_earlier_one() {
 }
 
 #[test]
+fn a_later_request_has_what_replicas_have_not_acknowledged() {
+    let mut server = Server::replicated();
+    let (first, token) = server.take_withheld(K, ask("a").by(1).now());
+    let (second, same) = server.take_withheld(K, ask("a").by(2).now());
+    let superseded = Answer::Refused(LockError::Superseded);
+    assert_eq!((server.told(), same), (vec![(first, superseded)], token));
+    assert_eq!(server.holds(K, "a"), 1);
+    // Neither was told of any hold.
+    let now_ms = server.ms();
+    let left = server.table.waiter_left(second, Leave::TimeUp, now_ms);
+    assert_eq!(left, Some(Answer::Refused(LockError::NoReplicas)));
+    server.run();
+    assert_eq!(server.holders(K), [""; 0]);
+    assert!(!server.table.awaits_replicas());
+}
+
+#[test]
 fn an_unblocked_client_is_told_that_it_is_not_safe() {
     let mut server = Server::replicated();
     let id = server.take_withheld(K, ask("a").now()).0;
@@ -759,9 +776,11 @@ fn with_too_few_replicas_who_waits_waits_on() {
     assert_eq!(told, [waiter, patient]);
 }
 
-/// A renewal by `a` ends in an error, and changes nothing.
-#[track_caller]
-fn check_renews_nothing(server: &mut Server) {
+#[test]
+fn with_too_few_replicas_nothing_is_renewed() {
+    let mut server = Server::replicated();
+    server.held_by(K, ask("a").now());
+    server.connected(0);
     let before = server.lock(K);
     let request = RenewRequest {
         owner: owner("a"),
@@ -771,14 +790,6 @@ fn check_renews_nothing(server: &mut Server) {
     let renewed = server.try_renew(K, &request);
     assert_eq!(renewed, Err(LockError::NoReplicas));
     assert_eq!(server.lock(K), before);
-}
-
-#[test]
-fn with_too_few_replicas_nothing_is_renewed() {
-    let mut server = Server::replicated();
-    server.held_by(K, ask("a").now());
-    server.connected(0);
-    check_renews_nothing(&mut server);
 }
 
 #[test]
@@ -870,30 +881,24 @@ fn a_session_stays_with_who_was_told_of_it() {
 }
 
 #[test]
-fn a_session_passes_on_when_the_next_one_is_told() {
-    let (mut server, client, third) = asked_again_by_two(9 * LEASE_MS);
-    server.settles_grants([third]);
-    let bound = server.table.bound_client(K, &owner("a"));
-    assert_eq!(bound, Some(ClientId(8)));
-    server.table.connection_ended(client);
-    server.run();
-    assert_eq!(server.holds(K, "a"), 1);
-    server.disconnect(8);
-    server.run();
-    server.check_nothing_is_left();
-}
-
-#[test]
-fn a_session_that_ends_is_over_unless_the_next_one_is_told() {
-    for is_told in [true, false] {
+fn a_session_passes_on_when_the_next_one_is_told_and_else_is_over() {
+    for (ends_before, is_told) in [(false, true), (true, true), (true, false)] {
         let (mut server, client, third) = asked_again_by_two(9 * LEASE_MS);
-        server.table.connection_ended(client);
-        server.run();
-        assert_eq!(server.holds(K, "a"), 1);
+        let end_first = |server: &mut Server| {
+            server.table.connection_ended(client);
+            server.run();
+            assert_eq!(server.holds(K, "a"), 1);
+        };
+        if ends_before {
+            end_first(&mut server);
+        }
         if is_told {
             server.settles_grants([third]);
             let bound = server.table.bound_client(K, &owner("a"));
             assert_eq!(bound, Some(ClientId(8)));
+            if !ends_before {
+                end_first(&mut server);
+            }
             server.disconnect(8);
         } else {
             server.sleep(TIMEOUT_MS);

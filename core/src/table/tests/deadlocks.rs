@@ -360,18 +360,10 @@ mod against_brute_force {
 
     #[derive(Clone, Debug)]
     enum Step {
-        Acquire {
-            who: usize,
-            key: usize,
-            limit: Limit,
-        },
-        Release {
-            who: usize,
-            key: usize,
-            extent: ReleaseExtent,
-        },
+        Acquire(usize, usize, Limit),
+        Release(usize, usize, ReleaseExtent),
         /// Its time is up, or its client is gone.
-        Leave { waiter: prop::sample::Index },
+        Leave(prop::sample::Index),
     }
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -385,10 +377,10 @@ mod against_brute_force {
         let extent = prop_oneof![Just(ReleaseExtent::One), Just(ReleaseExtent::All)];
         let step = prop_oneof![
             8 => (who(), key(), limit)
-                .prop_map(|(who, key, limit)| Step::Acquire { who, key, limit }),
+                .prop_map(|(who, key, limit)| Step::Acquire(who, key, limit)),
             3 => (who(), key(), extent)
-                .prop_map(|(who, key, extent)| Step::Release { who, key, extent }),
-            1 => any::<prop::sample::Index>().prop_map(|waiter| Step::Leave { waiter }),
+                .prop_map(|(who, key, extent)| Step::Release(who, key, extent)),
+            1 => any::<prop::sample::Index>().prop_map(Step::Leave),
         ];
         prop::collection::vec(step, 1..60)
     }
@@ -498,7 +490,7 @@ mod against_brute_force {
             let mut client = 0;
             for step in &steps {
                 match *step {
-                    Step::Acquire { who, key, limit } => {
+                    Step::Acquire(who, key, limit) => {
                         client += 1;
                         let mut ask = ask(OWNERS[who]).by(client);
                         ask.request.limit = limit;
@@ -517,11 +509,11 @@ mod against_brute_force {
                             _ => {}
                         }
                     }
-                    Step::Release { who, key, extent } => {
+                    Step::Release(who, key, extent) => {
                         let released = server.release_as(KEYS[key], OWNERS[who], extent, None);
                         released.unwrap();
                     }
-                    Step::Leave { waiter } => {
+                    Step::Leave(waiter) => {
                         let waiting: Vec<WaiterId> = server.clients.keys().copied().collect();
                         if !waiting.is_empty() {
                             server.leave(*waiter.get(&waiting));

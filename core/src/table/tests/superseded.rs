@@ -1,7 +1,6 @@
 //! One request at a time: a later one of the same owner takes the earlier one over.
 
 use super::*;
-use crate::acks::Acknowledgement;
 
 fn superseded(id: WaiterId) -> (WaiterId, Answer) {
     (id, Answer::Refused(LockError::Superseded))
@@ -292,33 +291,4 @@ fn a_place_that_is_over_is_taken_over_by_nobody() {
         server.release(K, "b");
         assert_eq!(server.granted(), [again]);
     }
-}
-
-#[test]
-fn a_later_request_has_what_replicas_have_not_acknowledged() {
-    let mut server = Server::new();
-    server.table.settings.acks = Some(Acknowledgement {
-        replicas: 1,
-        connected: 1,
-        timeout_ms: 1000,
-        client: None,
-    });
-    let take = |server: &mut Server, asks: Ask| {
-        if let Some(acks) = &mut server.table.settings.acks {
-            acks.client = Some(asks.client);
-        }
-        let token = server.take(K, asks);
-        (server.withheld.unwrap(), token)
-    };
-    let (first, token) = take(&mut server, ask("a").by(1).now());
-    let (second, same) = take(&mut server, ask("a").by(2).now());
-    assert_eq!((server.told(), same), (vec![superseded(first)], token));
-    assert_eq!(server.holds(K, "a"), 1);
-    // Neither was told of any hold.
-    let unsafe_to_say = Answer::Refused(LockError::NoReplicas);
-    let left = server.table.waiter_left(second, Leave::TimeUp, server.ms());
-    assert_eq!(left, Some(unsafe_to_say));
-    server.run();
-    assert_eq!(server.holders(K), [""; 0]);
-    assert!(!server.table.awaits_replicas());
 }
