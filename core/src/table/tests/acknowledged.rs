@@ -881,7 +881,7 @@ fn a_session_stays_with_who_was_told_of_it() {
 }
 
 #[test]
-fn a_session_passes_on_when_the_next_one_is_told_and_else_is_over() {
+fn a_session_that_ends_is_over_unless_the_next_one_is_told() {
     for (ends_before, is_told) in [(false, true), (true, true), (true, false)] {
         let (mut server, client, third) = asked_again_by_two(9 * LEASE_MS);
         let end_first = |server: &mut Server| {

@@ -663,3 +663,12 @@ fn a_connection_that_did_not_claim_its_grant_is_not_closed_by_the_next_one() {
     assert!(server.table.to_close.is_empty());
     assert_eq!(server.table.bound_client(K, &owner("b")), Some(ClientId(8)));
 }
+
+#[test]
+fn who_only_waited_behind_its_own_place_does_not_wait() {
+    let mut server = Server::new();
+    server.take(K, ask("a").shared());
+    server.wait_for(K, ask("b").place(), 60_000);
+    server.take(K, ask("b").place().shared());
+    assert_eq!((server.told(), server.holds(K, "b")), (vec![], 1));
+}
