@@ -41,7 +41,7 @@ mod commands;
 mod events;
 pub(crate) mod form;
 mod invariants;
-mod keyspace;
+pub(crate) mod keyspace;
 mod nodes;
 #[cfg(feature = "planted-faults")]
 mod planted;

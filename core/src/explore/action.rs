@@ -1,10 +1,13 @@
 //! What can happen, and that it does.
 
-use super::cast::Cast;
-use super::keyspace::{Value, Write};
-use super::scope::{LEASE_MS, Scope};
-use super::world::{Checked, Connection, Doing, World};
+use super::cast::{Cast, Order};
+use super::form::Form;
+use super::keyspace::Write;
+use super::scope::{Event, LEASE_MS, Scope};
+use super::search::Checked;
+use super::world::{Connection, Doing, World};
 use super::{invariants, search};
+use crate::explore::cast::{key_name, owner_name};
 use crate::table::Leave;
 
 /// Something that a client, the server or time may do.
@@ -61,33 +64,27 @@ impl search::World for World {
     type Action = Action;
 
     fn new(scope: Scope) -> Self {
-        Self::new(&Cast::new(scope))
+        Self::begin(scope)
+    }
+
+    fn cast(&self) -> &Cast<Scope> {
+        &self.cast
+    }
+
+    fn now_ms(&self) -> i64 {
+        self.now_ms
+    }
+
+    fn generations(&self) -> Vec<u64> {
+        let connections = self.connections.iter();
+        connections.map(|one| one.generation).collect()
+    }
+
+    fn said(&mut self) -> &mut Option<String> {
+        &mut self.said
     }
 
     fn actions(&self, actions: &mut Vec<Action>) {
-        self.actions(actions);
-    }
-
-    fn act(&mut self, action: Action) -> Checked<()> {
-        self.act(action)
-    }
-
-    fn fingerprint(&self) -> u64 {
-        self.fingerprint()
-    }
-
-    fn listen(&mut self) {
-        self.said = Some(String::new());
-    }
-
-    fn said(&mut self) -> String {
-        self.said.as_mut().map(std::mem::take).unwrap_or_default()
-    }
-}
-
-impl World {
-    /// All that can happen now.
-    pub(super) fn actions(&self, actions: &mut Vec<Action>) {
         actions.clear();
         let scope = self.scope();
         let keys = 0..self.cast.keys.len() as u8;
@@ -107,65 +104,65 @@ impl World {
                         }
                     }
                 }
-                Doing::Waits { .. } | Doing::Withheld { .. } => {
-                    if scope.leaves {
+                Doing::Waiting { .. } | Doing::Withheld { .. } => {
+                    if scope.has(Event::Leave) {
                         actions.push(Action::TimeUp(at));
                     }
-                    if scope.sends_away {
+                    if scope.has(Event::SendAway) {
                         actions.push(Action::SendAway(at));
                     }
                 }
                 Doing::ToHear { .. } => {
                     actions.push(Action::Hear(at));
-                    if scope.sends_away {
+                    if scope.has(Event::SendAway) {
                         actions.push(Action::Miss(at));
                     }
                 }
             }
-            if scope.disconnects {
+            if scope.has(Event::Disconnect) {
                 actions.push(Action::Disconnect(at));
             }
         }
         for key in keys.clone() {
             let at = usize::from(key);
-            if scope.breaks {
+            if scope.has(Event::Break) {
                 actions.push(Action::Break(key));
             }
-            let is_there = self.data.value(at).is_some();
+            let is_there = self.data.value(at).is_there();
             if is_there && self.data.is_expired(at, self.now_ms) {
                 actions.push(Action::Expire(key));
             }
-            if scope.deletes && is_there {
+            if scope.has(Event::Delete) && is_there {
                 actions.push(Action::Delete(key));
             }
-            if scope.overwrites && self.data.value(at) != Some(&Value::Text) {
+            if scope.has(Event::Overwrite) && !self.data.value(at).is_other {
                 actions.push(Action::Overwrite(key));
             }
-            if scope.renames && is_there {
+            if scope.has(Event::Rename) && is_there {
                 actions.push(Action::Rename(key));
             }
-            if scope.redisson && !is_there {
+            if scope.has(Event::Redisson) && !is_there {
                 for owner in options(self.cast.owners.len()) {
                     actions.push(Action::Redisson(owner, key));
                 }
             }
         }
-        if scope.goes_deaf {
+        if scope.has(Event::GoDeaf) {
             let owners = options(self.cast.owners.len());
             actions.extend(owners.map(Action::Listen));
         }
-        if scope.pauses_grants {
+        if scope.has(Event::Pause) {
             actions.push(Action::MayGrant);
         }
         if self.table.awaits_replicas() {
             actions.push(Action::Acknowledge);
         }
-        if scope.swaps {
+        if scope.has(Event::Swap) {
             actions.push(Action::Swap);
         }
         if self.is_wake_due() {
             actions.push(Action::Wake);
-            if scope.refuses_writes {
+            if scope.has(Event::Refuse) {
                 actions.push(Action::WakeRefused);
             }
         }
@@ -175,7 +172,7 @@ impl World {
         if (scope.is_late || is_turn_over) && self.next_time().is_some() {
             actions.push(Action::Pass);
         }
-        if scope.fails_over {
+        if scope.has(Event::FailOver) {
             actions.push(Action::FailOver(false));
             if !self.last_write.is_empty() {
                 actions.push(Action::FailOver(true));
@@ -183,8 +180,7 @@ impl World {
         }
     }
 
-    /// Does it.
-    pub(super) fn act(&mut self, action: Action) -> Checked<()> {
+    fn act(&mut self, action: Action) -> Checked {
         self.steps += 1;
         match action {
             Action::Acquire(at, key, ask) => {
@@ -202,13 +198,13 @@ impl World {
             Action::Break(key) => self.break_lock(key.into())?,
             Action::Delete(key) => {
                 let key = usize::from(key);
-                self.say(|w| format!("DEL {}", w.cast.key_name(key)));
+                self.say(|_| format!("DEL {}", key_name(key)));
                 self.write(Write::Delete(key));
                 self.change(key, true);
             }
             Action::Overwrite(key) => {
                 let key = usize::from(key);
-                self.say(|w| format!("SET {} text, untold", w.cast.key_name(key)));
+                self.say(|_| format!("SET {} text, untold", key_name(key)));
                 self.write(Write::Overwrite(key));
                 self.change(key, false);
             }
@@ -217,8 +213,8 @@ impl World {
             Action::Swap => self.swap(),
             Action::Redisson(owner, key) => {
                 let (owner, key) = (usize::from(owner), usize::from(key));
-                self.say(|w| {
-                    let (owner, key) = (w.cast.owner_name(owner), w.cast.key_name(key));
+                self.say(|_| {
+                    let (owner, key) = (owner_name(owner), key_name(key));
                     format!("Redisson takes {key} for {owner}")
                 });
                 let name = self.cast.owners[owner].clone();
@@ -258,11 +254,93 @@ impl World {
                 } else {
                     "somebody listens"
                 };
-                self.say(|w| format!("{listens} for {}", w.cast.owner_name(owner)));
+                self.say(|_| format!("{listens} for {}", owner_name(owner)));
             }
             Action::FailOver(lacks) => self.fail_over(lacks),
         }
         self.forget_what_has_gone();
         invariants::check(self)
+    }
+    fn take_down(&self, order: &Order, form: &mut Form<'_>) {
+        self.table.take_down(form);
+        self.data.take_down(&self.cast.keys, form);
+        if self.scope().has(Event::FailOver) {
+            self.copy.take_down(&self.cast.keys, form);
+            form.flag(self.last_write.is_empty());
+        }
+        form.token(self.greatest);
+        form.flag(self.table.settings.may_grant);
+        form.time(self.retry_at_ms);
+        for &at in &order.connections {
+            match self.connections[at].doing {
+                Doing::Nothing => form.number(0),
+                Doing::Waiting { key, id, ask } => {
+                    form.number(1);
+                    form.key(self.cast.key(key));
+                    form.waiter(Some(id));
+                    ask.take_down(form);
+                }
+                Doing::ToHear {
+                    key,
+                    token,
+                    ask,
+                    was_held,
+                } => {
+                    form.number(2);
+                    form.key(self.cast.key(key));
+                    form.token(Some(token));
+                    ask.take_down(form);
+                    form.flag(was_held);
+                }
+                Doing::Withheld {
+                    key,
+                    id,
+                    token,
+                    grant,
+                    until_ms,
+                } => {
+                    form.number(3);
+                    form.key(self.cast.key(key));
+                    form.waiter(Some(id));
+                    form.token(Some(token));
+                    if let Some((ask, was_held)) = grant {
+                        ask.take_down(form);
+                        form.flag(was_held);
+                    }
+                    form.flag(grant.is_some());
+                    form.time(Some(until_ms));
+                }
+            }
+        }
+        for &owner in &order.owners {
+            form.flag(self.deaf[owner]);
+        }
+        for &key in &order.keys {
+            form.number(self.changed[key] as i64);
+            for &owner in &order.owners {
+                let place = self.places[key][owner];
+                form.waiter(place.map(|place| place.id));
+                if let Some(place) = place {
+                    form.client(Some(self.client(place.at)));
+                    place.ask.take_down(form);
+                    form.time(Some(place.until_ms));
+                    form.client(place.session);
+                }
+                let known = self.known[key][owner];
+                form.token(known.told);
+                form.token(known.promise.map(|(token, _)| token));
+                form.time(known.promise.map(|(_, until_ms)| until_ms));
+                form.number(known.holds);
+                form.token(known.tied.map(|tied| tied.token));
+                if let Some(tied) = known.tied {
+                    form.client(tied.older);
+                    form.client(Some(tied.newest));
+                    form.flag(tied.told_elsewhere);
+                }
+                form.token(known.over);
+                form.token(known.unclaimed.map(|(token, _)| token));
+                form.time(known.unclaimed.map(|(_, until_ms)| until_ms));
+            }
+        }
     }
 }

@@ -2,15 +2,16 @@
 
 use std::rc::Rc;
 
-use super::form::orders_of;
-use super::scope::Scope;
+use super::form::{Names, orders_of};
 use crate::keys::{KeyBuf, KeyRef};
 use crate::request::Owner;
 
+const OWNERS: [&str; 3] = ["a", "b", "c"];
+
 /// Who is there.
 #[derive(Debug)]
-pub(super) struct Cast {
-    pub(super) scope: Scope,
+pub(super) struct Cast<S> {
+    pub(super) scope: S,
     pub(super) owners: Vec<Owner>,
     pub(super) keys: Vec<KeyBuf>,
     /// Whose each connection is.
@@ -21,18 +22,20 @@ pub(super) struct Cast {
 /// One way to order the names.
 #[derive(Debug)]
 pub(super) struct Order {
+    pub(super) names: Names,
     pub(super) owners: Vec<usize>,
     pub(super) keys: Vec<usize>,
     pub(super) connections: Vec<usize>,
+    pub(super) nodes: Vec<usize>,
 }
 
-impl Cast {
-    pub(super) fn new(scope: Scope) -> Rc<Self> {
-        let names = ["a", "b", "c"];
-        let owners = names.iter().take(scope.connections.len());
+impl<S> Cast<S> {
+    /// So many connections of each owner, keys, and nodes with these clocks.
+    pub(super) fn new(scope: S, connections: &[usize], keys: i32, clocks: &[i64]) -> Rc<Self> {
+        let owners = OWNERS.iter().take(connections.len());
         let owners = owners.map(|name| Owner::new(name.as_bytes()).unwrap());
-        let keys = (0..scope.keys).map(|db| KeyRef { db, name: b"k" }.into());
-        let connections = scope.connections.iter().enumerate();
+        let keys = (0..keys).map(|db| KeyRef { db, name: b"k" }.into());
+        let connections = connections.iter().enumerate();
         let owner_of = connections.flat_map(|(owner, &count)| std::iter::repeat_n(owner, count));
         let mut cast = Self {
             scope,
@@ -41,36 +44,38 @@ impl Cast {
             owner_of: owner_of.collect(),
             orders: Vec::new(),
         };
-        let all_keys = orders_of(&(0..cast.keys.len()).collect::<Vec<_>>());
-        for owners in orders_of(&(0..cast.owners.len()).collect::<Vec<_>>()) {
-            let is_alike = |(&to, count): (&usize, &usize)| scope.connections[to] == *count;
-            if !owners.iter().zip(scope.connections).all(is_alike) {
+        for nodes in orders_of(clocks.len()) {
+            if !nodes.iter().map(|&at| &clocks[at]).eq(clocks) {
                 continue;
             }
-            let mut connections: Vec<Vec<usize>> = vec![Vec::new()];
-            for owner in &owners {
-                let of_owner: Vec<usize> = (0..cast.owner_of.len())
-                    .filter(|&at| cast.owner_of[at] == *owner)
-                    .collect();
-                connections = connections
-                    .iter()
-                    .flat_map(|before| {
-                        let all = orders_of(&of_owner).into_iter();
-                        all.map(|of_owner| [before.clone(), of_owner].concat())
-                    })
-                    .collect();
-            }
-            for connections in connections {
-                for keys in &all_keys {
-                    cast.orders.push(Order {
-                        owners: owners.clone(),
-                        keys: keys.clone(),
-                        connections: connections.clone(),
-                    });
+            for connections in orders_of(cast.owner_of.len()) {
+                for keys in orders_of(cast.keys.len()) {
+                    let order = cast.order(connections.clone(), keys, nodes.clone());
+                    cast.orders.extend(order);
                 }
             }
         }
         Rc::new(cast)
+    }
+
+    /// This order, if the connections of each owner stay together.
+    fn order(&self, connections: Vec<usize>, keys: Vec<usize>, nodes: Vec<usize>) -> Option<Order> {
+        let mut owners: Vec<usize> = connections.iter().map(|&at| self.owner_of[at]).collect();
+        owners.dedup();
+        let mut pairs = connections.iter().zip(&self.owner_of);
+        pairs
+            .all(|(&at, &owner)| owners.get(owner) == Some(&self.owner_of[at]))
+            .then(|| Order {
+                names: Names {
+                    owners: owners.iter().map(|&at| self.owners[at].clone()).collect(),
+                    keys: keys.iter().map(|&at| self.keys[at].clone()).collect(),
+                    connections: connections.clone(),
+                },
+                owners,
+                keys,
+                connections,
+                nodes,
+            })
     }
 
     pub(super) fn key(&self, key: usize) -> KeyRef<'_> {
@@ -80,19 +85,18 @@ impl Cast {
     /// What a trace calls this connection: its owner, and which of its connections.
     pub(super) fn client_name(&self, at: usize) -> String {
         let owner = self.owner_of[at];
-        let before = self.owner_of.iter().take(at);
-        let number = before.filter(|&&one| one == owner).count() + 1;
-        match self.scope.connections[owner] {
-            1 => self.owner_name(owner).to_owned(),
-            _ => format!("{}{number}", self.owner_name(owner)),
+        let of_owner = |upto: &[usize]| upto.iter().filter(|&&one| one == owner).count();
+        match of_owner(&self.owner_of) {
+            1 => OWNERS[owner].to_owned(),
+            _ => format!("{}{}", OWNERS[owner], of_owner(&self.owner_of[..=at])),
         }
     }
+}
 
-    pub(super) fn owner_name(&self, owner: usize) -> &str {
-        ["a", "b", "c"][owner]
-    }
+pub(super) fn owner_name(owner: usize) -> &'static str {
+    OWNERS[owner]
+}
 
-    pub(super) fn key_name(&self, key: usize) -> &str {
-        ["k", "l"][key]
-    }
+pub(super) fn key_name(key: usize) -> &'static str {
+    ["k", "l"][key]
 }

@@ -1,12 +1,13 @@
 //! Clients that hear of their grants, leave, or are lost.
 
+use super::search::World as _;
 use super::world::{Doing, World};
 use crate::request::ClientId;
 use crate::table::Leave;
 
 impl World {
     pub(super) fn leave(&mut self, at: usize, leave: Leave) {
-        let (Doing::Waits { id, .. } | Doing::Withheld { id, .. }) = self.connections[at].doing
+        let (Doing::Waiting { id, .. } | Doing::Withheld { id, .. }) = self.connections[at].doing
         else {
             return;
         };
@@ -42,7 +43,7 @@ impl World {
         self.table.client_told(client, true);
         let owner = self.cast.owner_of[at];
         let is_stored = self.is_stored(key, owner, token);
-        let has_moved = self.has_moved();
+        let has_moved = self.scope().moves();
         let known = &mut self.known[key][owner];
         // A renewal may have been told meanwhile.
         let was_held = was_held || !has_moved && known.told == Some(token);
@@ -80,16 +81,10 @@ impl World {
         }
     }
 
-    /// Whether locks are moved. One that comes back may be a session again, or not, and its
-    /// owner is taken to know of it.
-    fn has_moved(&self) -> bool {
-        self.cast.scope.renames || self.cast.scope.swaps
-    }
-
     /// This connection keeps up no hold of this owner any more.
     fn untie(&mut self, key: usize, owner: usize, client: ClientId) {
         let token = self.holds(key, owner).and_then(|held| held.token);
-        let has_moved = self.has_moved();
+        let has_moved = self.scope().moves();
         let known = &mut self.known[key][owner];
         let Some(over) = known.untie(client).filter(|over| Some(*over) == token) else {
             return;
@@ -123,7 +118,7 @@ impl World {
         }
         self.table.connection_ended(client);
         match doing {
-            Doing::Waits { id, .. } | Doing::Withheld { id, .. } => {
+            Doing::Waiting { id, .. } | Doing::Withheld { id, .. } => {
                 self.table.waiter_left(id, Leave::Gone, self.now_ms);
             }
             Doing::ToHear { .. } => self.table.client_told(client, false),

@@ -4,10 +4,11 @@ use std::rc::Rc;
 
 use super::invariants::{self, Seen, holds};
 use super::scope::{Ask, Extent, LEASE_MS, Named, PLACE_MS};
-use super::search::Broken;
-use super::world::{Checked, Doing, PlaceKept, World};
+use super::search::{Broken, Checked, World as _};
+use super::world::{Doing, PlaceKept, World};
 use crate::error::LockError;
-use crate::lock::{Effect, Released};
+use crate::explore::cast::{key_name, owner_name};
+use crate::lock::{Effect, Lock, Released};
 use crate::queue::{Wait, WaiterId};
 use crate::request::{
     AcquireRequest, HoldNumber, Lease, ReleaseExtent, ReleaseRequest, RenewRequest,
@@ -16,16 +17,20 @@ use crate::table::Acquired;
 use crate::token::FencingToken;
 
 impl World {
-    pub(super) fn seen(&self, key: usize, asker: Option<usize>) -> Seen {
-        Seen::before(self, key, asker)
+    /// A client sends a command for a lock, and the module reads it, if it is one.
+    fn command(
+        &mut self,
+        at: usize,
+        key: usize,
+        what: impl FnOnce(&str) -> String,
+    ) -> Option<(Lock, Seen)> {
+        self.say(|w| format!("{} {}", w.cast.client_name(at), what(key_name(key))));
+        let stored = self.read_for_command(key)?;
+        Some((stored, Seen::before(self, key, Some(at))))
     }
 
-    pub(super) fn acquire(&mut self, at: usize, key: usize, ask: Ask) -> Checked<()> {
+    pub(super) fn acquire(&mut self, at: usize, key: usize, ask: Ask) -> Checked {
         let owner = self.owner(at).clone();
-        self.say(|w| {
-            let (client, key) = (w.cast.client_name(at), w.cast.key_name(key));
-            format!("{client} acquires {key}{ask}")
-        });
         let client = self.client(at);
         let request = AcquireRequest {
             owner,
@@ -44,10 +49,10 @@ impl World {
             channel,
         });
         let cast = Rc::clone(&self.cast);
-        let Some(stored) = self.read_for_command(key) else {
+        let command = self.command(at, key, |key| format!("acquires {key}{ask}"));
+        let Some((stored, mut seen)) = command else {
             return Ok(());
         };
-        let mut seen = self.seen(key, Some(at));
         let number = self.cast.owner_of[at];
         let own = self.own(key, number, ask);
         seen.kept = own;
@@ -131,7 +136,7 @@ impl World {
         if ask.place {
             self.places[key][self.cast.owner_of[at]] = Some(self.place(id, at, ask));
         } else {
-            self.connections[at].doing = Doing::Waits { key, id, ask };
+            self.connections[at].doing = Doing::Waiting { key, id, ask };
         }
         self.say(|_| "queued".to_owned());
     }
@@ -146,17 +151,13 @@ impl World {
         }
     }
 
-    pub(super) fn release(&mut self, at: usize, key: usize, what: Extent) -> Checked<()> {
+    pub(super) fn release(&mut self, at: usize, key: usize, what: Extent) -> Checked {
         let owner = self.owner(at).clone();
         let number = self.cast.owner_of[at];
-        self.say(|w| {
-            let (client, key) = (w.cast.client_name(at), w.cast.key_name(key));
-            format!("{client} releases {key}{what}")
-        });
-        let Some(stored) = self.read_for_command(key) else {
+        let command = self.command(at, key, |key| format!("releases {key}{what}"));
+        let Some((stored, mut seen)) = command else {
             return Ok(());
         };
-        let mut seen = self.seen(key, Some(at));
         let held = self.holds(key, number);
         let told = self.known[key][number].told;
         let (token, extent) = match what {
@@ -210,7 +211,7 @@ impl World {
         if gives_up && self.waiter_of(key, number).is_some() {
             return Err(Broken::new(
                 "a_release_gives_a_wait_up",
-                format!("{} waits yet", self.cast.owner_name(number)),
+                format!("{} waits yet", owner_name(number)),
             ));
         }
         invariants::check_step(self, &seen)
@@ -221,17 +222,13 @@ impl World {
         at: usize,
         key: usize,
         (lease_ms, named): (i64, Option<Named>),
-    ) -> Checked<()> {
+    ) -> Checked {
         let owner = self.owner(at).clone();
         let number = self.cast.owner_of[at];
-        self.say(|w| {
-            let (client, key) = (w.cast.client_name(at), w.cast.key_name(key));
-            format!("{client} renews {key} for {lease_ms} ms")
-        });
-        let Some(stored) = self.read_for_command(key) else {
+        let command = self.command(at, key, |key| format!("renews {key} for {lease_ms} ms"));
+        let Some((stored, mut seen)) = command else {
             return Ok(());
         };
-        let mut seen = self.seen(key, Some(at));
         let held = self.holds(key, number);
         let request = RenewRequest {
             owner,
@@ -298,12 +295,12 @@ impl World {
         }
     }
 
-    pub(super) fn break_lock(&mut self, key: usize) -> Checked<()> {
-        self.say(|w| format!("BREAK {}", w.cast.key_name(key)));
+    pub(super) fn break_lock(&mut self, key: usize) -> Checked {
+        self.say(|_| format!("BREAK {}", key_name(key)));
         let Some(stored) = self.read_for_command(key) else {
             return Ok(());
         };
-        let mut seen = self.seen(key, None);
+        let mut seen = Seen::before(self, key, None);
         let cast = Rc::clone(&self.cast);
         let done = self.step(&mut seen, |table, now, world| {
             table.break_lock(cast.key(key), stored, None, now, world)

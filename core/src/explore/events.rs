@@ -3,11 +3,14 @@
 use std::rc::Rc;
 
 use super::keyspace::Write;
+use super::scope::Event;
+use super::search::World as _;
 use super::world::{Changed, Doing, World, new_table};
+use crate::explore::cast::key_name;
 
 impl World {
     pub(super) fn write(&mut self, write: Write) {
-        if self.scope().fails_over {
+        if self.scope().has(Event::FailOver) {
             for write in std::mem::take(&mut self.last_write) {
                 self.copy.write(&write);
             }
@@ -39,7 +42,7 @@ impl World {
     /// The server deletes a key that has expired, when it is opened or found.
     pub(super) fn notice_expiry(&mut self, key: usize) {
         if self.data.is_expired(key, self.now_ms) {
-            self.say(|w| format!("{} has expired", w.cast.key_name(key)));
+            self.say(|_| format!("{} has expired", key_name(key)));
             self.write(Write::Delete(key));
             self.changed[key] = self.changed[key].max(Changed::Told);
             self.touch(key);
@@ -50,11 +53,11 @@ impl World {
         let to = 1 - from;
         self.notice_expiry(from);
         self.notice_expiry(to);
-        if self.data.value(from).is_none() {
+        if !self.data.value(from).is_there() {
             return;
         }
-        self.say(|w| {
-            let (from, to) = (w.cast.key_name(from), w.cast.key_name(to));
+        self.say(|_| {
+            let (from, to) = (key_name(from), key_name(to));
             format!("RENAME {from} {to}")
         });
         self.write(Write::Rename(from));

@@ -17,26 +17,27 @@ use crate::token::FencingToken;
 pub(crate) struct Names {
     pub(crate) owners: Vec<Owner>,
     pub(crate) keys: Vec<KeyBuf>,
-    /// The connections, by the number that a client's id is divided by
-    /// [`GENERATIONS`].
-    pub(crate) connections: Vec<u64>,
+    pub(crate) connections: Vec<usize>,
 }
 
-/// All ways to order these.
-pub(crate) fn orders_of(all: &[usize]) -> Vec<Vec<usize>> {
-    if all.is_empty() {
+/// All ways to order so many.
+pub(super) fn orders_of(count: usize) -> Vec<Vec<usize>> {
+    let Some(last) = count.checked_sub(1) else {
         return vec![Vec::new()];
-    }
-    let first_is = |first: usize| {
-        let rest: Vec<usize> = all.iter().copied().filter(|&one| one != first).collect();
-        let rest = orders_of(&rest).into_iter();
-        rest.map(move |rest| [vec![first], rest].concat())
     };
-    all.iter().copied().flat_map(first_is).collect()
+    let with_last = |others: Vec<usize>| {
+        (0..count).map(move |at| [&others[..at], &[last], &others[at..]].concat())
+    };
+    orders_of(last).into_iter().flat_map(with_last).collect()
 }
 
 /// How many times a connection can be made anew.
-pub(crate) const GENERATIONS: u64 = 1000;
+const GENERATIONS: u64 = 1000;
+
+/// The client of a connection that was made anew so often.
+pub(super) fn client_id(at: usize, generation: u64) -> ClientId {
+    ClientId((at as u64 + 1) * GENERATIONS + generation)
+}
 
 /// Tokens and waiters of a state, in order.
 #[derive(Clone, Debug, Default)]
@@ -48,6 +49,8 @@ pub(crate) struct Ranks {
 /// Takes a state down.
 pub(crate) struct Form<'n> {
     names: &'n Names,
+    /// How often each connection was made anew.
+    generations: &'n [u64],
     now_ms: i64,
     ranks: Ranks,
     /// The ranks are still being collected.
@@ -69,9 +72,10 @@ struct Stream {
 
 impl<'n> Form<'n> {
     /// Collects tokens and waiters.
-    pub(crate) fn collecting(names: &'n Names, now_ms: i64) -> Self {
+    pub(super) fn collecting(names: &'n Names, generations: &'n [u64], now_ms: i64) -> Self {
         Self {
             names,
+            generations,
             now_ms,
             ranks: Ranks::default(),
             collects: true,
@@ -81,7 +85,7 @@ impl<'n> Form<'n> {
     }
 
     /// The form of the same state by another order of names.
-    pub(crate) fn hashing(self, names: &Names) -> Form<'_> {
+    pub(super) fn hashing(self, names: &'n Names) -> Self {
         let mut ranks = self.ranks;
         if self.collects {
             ranks.tokens.sort_unstable();
@@ -89,13 +93,13 @@ impl<'n> Form<'n> {
             ranks.waiters.sort_unstable();
             ranks.waiters.dedup();
         }
-        Form {
+        Self {
             names,
-            now_ms: self.now_ms,
             ranks,
             collects: false,
             hash: 0x9e37_79b9_7f4a_7c15,
             stream: Stream::default(),
+            ..self
         }
     }
 
@@ -141,12 +145,15 @@ impl<'n> Form<'n> {
         let Some(ClientId(id)) = client else {
             return self.number(-1);
         };
-        let mut connections = self.names.connections.iter();
-        let at = connections.position(|one| one / GENERATIONS == id / GENERATIONS);
-        let current = at.and_then(|at| self.names.connections.get(at));
+        let connection = (id / GENERATIONS) as usize - 1;
+        let at = self
+            .names
+            .connections
+            .iter()
+            .position(|&one| one == connection);
         self.number(at.map_or(-2, |at| at as i64));
         // Of those that have ended, none comes back.
-        self.flag(current == Some(&id));
+        self.flag(self.generations.get(connection) == Some(&(id % GENERATIONS)));
     }
 
     pub(crate) fn token(&mut self, token: Option<FencingToken>) {

@@ -26,6 +26,10 @@ pub(super) use steps::{
 /// What shows that an invariant does not hold, if it does not.
 type Checked = Result<(), String>;
 
+fn ensure(is_right: bool, shown_by: impl FnOnce() -> String) -> Checked {
+    is_right.then_some(()).ok_or_else(shown_by)
+}
+
 /// Checks an invariant, whose name is that of its function.
 macro_rules! holds {
     ($file:ident::$name:ident($($arg:expr),*)) => {
@@ -35,7 +39,7 @@ macro_rules! holds {
 pub(super) use holds;
 
 /// What one step of the table was seen to do.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Seen {
     pub(super) key: usize,
     /// The connection that asked, if any did.
@@ -66,20 +70,10 @@ impl Seen {
             asker,
             before: world.holders(key),
             edges_before: Edges::of(world, None),
-            answers: Vec::new(),
-            granted: None,
-            queued: None,
-            refused: None,
-            released: false,
-            questions: 0,
-            kept: None,
-            unheard: Vec::new(),
-            gives_up: false,
+            ..Self::default()
         }
     }
-}
 
-impl Seen {
     /// Whether this owner held the lock before.
     fn held_before(&self, owner: &Owner) -> bool {
         self.before.iter().any(|one| one.owner == *owner)
@@ -125,8 +119,8 @@ pub(super) fn check(world: &World) -> Result<(), Broken> {
     for key in 0..world.cast.keys.len() {
         let lock = world.data.read(key);
         if let Ok(lock) = &lock {
-            holds!(states::holders_are_within_their_limits(world, key, lock))?;
-            holds!(states::no_hold_is_without_an_end(world, key, lock))?;
+            holds!(states::holders_are_within_their_limits(key, lock))?;
+            holds!(states::no_hold_is_without_an_end(key, lock))?;
             holds!(places::an_unclaimed_grant_ends_soon(world, key, lock))?;
             holds!(states::what_is_remembered_is_stored(world, key, lock))?;
         }

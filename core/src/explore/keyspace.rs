@@ -1,72 +1,123 @@
 //! What the server stores, and what it does to it.
 
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
 use super::form::Form;
 use crate::error::LockError;
-use crate::holder::Permit;
 use crate::keys::KeyBuf;
 use crate::lock::{Effect, Lock};
 use crate::request::Owner;
 use crate::stored::{PERMIT_PREFIX, Reader, TOKEN_FIELD};
-use crate::token::FencingToken;
 
-/// What is stored under a key.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Value {
-    Hash(Hash),
-    Text,
-}
-
-/// A hash that has only fields of a lock.
+/// What is stored under a key: the fields of a hash, something else, or nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Hash {
-    counts: Vec<(Owner, i64)>,
-    permits: Vec<(Owner, Permit)>,
-    token: Option<FencingToken>,
-    pub(super) expires_at_ms: Option<i64>,
+pub(crate) struct Value {
+    /// Shared by states in which they are the same.
+    pub(crate) fields: Rc<BTreeMap<Vec<u8>, Vec<u8>>>,
+    pub(crate) expires_at_ms: Option<i64>,
+    pub(crate) is_other: bool,
 }
 
-impl Hash {
-    /// As Redisson's scripts take a lock.
-    pub(super) fn by_redisson(owner: Owner, expires_at_ms: i64) -> Self {
+impl Value {
+    /// A string, by `SET`.
+    pub(crate) fn other() -> Self {
         Self {
-            counts: vec![(owner, 1)],
-            expires_at_ms: Some(expires_at_ms),
+            is_other: true,
             ..Self::default()
         }
     }
 
-    pub(super) fn fields(&self) -> usize {
-        self.counts.len() + self.permits.len() + usize::from(self.token.is_some())
+    /// As Redisson's scripts take a lock.
+    pub(crate) fn by_redisson(owner: &Owner, end_ms: i64) -> Self {
+        let mut value = Self::default();
+        value.set(owner.as_bytes(), 1);
+        value.expires_at_ms = Some(end_ms);
+        value
+    }
+
+    pub(crate) fn is_there(&self) -> bool {
+        self.is_other || !self.fields.is_empty()
+    }
+
+    pub(crate) fn has(&self, field: &[u8]) -> bool {
+        self.fields.contains_key(field)
+    }
+
+    pub(crate) fn set(&mut self, field: &[u8], value: impl ToString) {
+        assert!(!self.is_other, "WRONGTYPE");
+        Rc::make_mut(&mut self.fields).insert(field.to_vec(), value.to_string().into_bytes());
+    }
+
+    /// As `HDEL`, which deletes a hash with its last field.
+    pub(crate) fn remove(&mut self, field: &[u8]) {
+        Rc::make_mut(&mut self.fields).remove(field);
+        if self.fields.is_empty() {
+            *self = Self::default();
+        }
+    }
+
+    pub(crate) fn apply(&mut self, effects: &[Effect]) {
+        for effect in effects {
+            match effect {
+                Effect::SetHolder {
+                    owner,
+                    holds,
+                    permit,
+                    new_token,
+                } => {
+                    self.set(owner.as_bytes(), holds);
+                    if let Some(permit) = permit {
+                        self.set(&permit_field(owner), permit.to_text());
+                    }
+                    if let Some(token) = new_token {
+                        self.set(TOKEN_FIELD, token.get());
+                    }
+                }
+                Effect::RemoveHolder { owner } => {
+                    assert!(self.has(owner.as_bytes()), "{owner:?} held nothing");
+                    self.remove(owner.as_bytes());
+                    self.remove(&permit_field(owner));
+                }
+                Effect::ExpireAt { at_ms } => {
+                    if self.is_there() {
+                        self.expires_at_ms = Some(*at_ms);
+                    }
+                }
+                Effect::Delete => *self = Self::default(),
+                Effect::Replace {
+                    owner,
+                    token,
+                    end_ms,
+                } => {
+                    *self = Self::by_redisson(owner, *end_ms);
+                    self.set(TOKEN_FIELD, token.get());
+                }
+            }
+        }
     }
 
     /// Reads the lock as the module does.
-    pub(super) fn read(&self) -> Result<Lock, LockError> {
+    pub(crate) fn read(&self) -> Result<Lock, LockError> {
+        if self.is_other {
+            return Err(LockError::WrongType);
+        }
         let mut reader = Reader::default();
-        for (owner, holds) in &self.counts {
-            reader.field(owner.as_bytes(), holds.to_string().as_bytes());
-        }
-        for (owner, permit) in &self.permits {
-            let field = [PERMIT_PREFIX, owner.as_bytes()].concat();
-            reader.field(&field, permit.to_text().as_bytes());
-        }
-        if let Some(token) = self.token {
-            reader.field(TOKEN_FIELD, token.get().to_string().as_bytes());
+        for (name, value) in &*self.fields {
+            reader.field(name, value);
         }
         reader.finish(self.expires_at_ms)
     }
 }
 
-fn set<T>(fields: &mut Vec<(Owner, T)>, owner: &Owner, value: T) {
-    match fields.iter_mut().find(|(one, _)| one == owner) {
-        Some((_, old)) => *old = value,
-        None => fields.push((owner.clone(), value)),
-    }
+pub(crate) fn permit_field(owner: &Owner) -> Vec<u8> {
+    [PERMIT_PREFIX, owner.as_bytes()].concat()
 }
 
 /// What is stored under each key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Keyspace {
-    values: [Option<Value>; 2],
+    values: [Value; 2],
 }
 
 /// A write, as it is replicated.
@@ -87,23 +138,16 @@ pub(super) enum Write {
 }
 
 impl Keyspace {
-    pub(super) fn value(&self, key: usize) -> Option<&Value> {
-        self.values[key].as_ref()
+    pub(super) fn value(&self, key: usize) -> &Value {
+        &self.values[key]
     }
 
     pub(super) fn read(&self, key: usize) -> Result<Lock, LockError> {
-        match self.value(key) {
-            None => Ok(Lock::default()),
-            Some(Value::Text) => Err(LockError::WrongType),
-            Some(Value::Hash(hash)) => hash.read(),
-        }
+        self.value(key).read()
     }
 
     pub(super) fn expires_at_ms(&self, key: usize) -> Option<i64> {
-        match self.value(key)? {
-            Value::Hash(hash) => hash.expires_at_ms,
-            Value::Text => None,
-        }
+        self.value(key).expires_at_ms
     }
 
     /// Whether the server takes the key for expired.
@@ -113,17 +157,13 @@ impl Keyspace {
 
     pub(super) fn write(&mut self, write: &Write) {
         match write {
-            Write::Effects(key, effects) => {
-                for effect in effects {
-                    apply(&mut self.values[*key], effect);
-                }
-            }
-            Write::Delete(key) => self.values[*key] = None,
-            Write::Overwrite(key) => self.values[*key] = Some(Value::Text),
+            Write::Effects(key, effects) => self.values[*key].apply(effects),
+            Write::Delete(key) => self.values[*key] = Value::default(),
+            Write::Overwrite(key) => self.values[*key] = Value::other(),
             Write::Redisson(key, owner, at_ms) => {
-                self.values[*key] = Some(Value::Hash(Hash::by_redisson(owner.clone(), *at_ms)));
+                self.values[*key] = Value::by_redisson(owner, *at_ms);
             }
-            Write::Rename(from) => self.values[1 - from] = self.values[*from].take(),
+            Write::Rename(from) => self.values[1 - from] = std::mem::take(&mut self.values[*from]),
             Write::Swap => self.values.reverse(),
         }
     }
@@ -131,73 +171,11 @@ impl Keyspace {
     pub(super) fn take_down(&self, keys: &[KeyBuf], form: &mut Form<'_>) {
         for key in form.keys() {
             let at = keys.iter().position(|one| one == key);
-            let value = at.and_then(|at| self.value(at));
-            match value {
-                None => form.number(0),
-                Some(Value::Text) => form.number(1),
-                Some(Value::Hash(hash)) => {
-                    form.number(2);
-                    form.token(hash.token);
-                    form.time(hash.expires_at_ms);
-                    for owner in form.owners() {
-                        let count = hash.counts.iter().find(|(one, _)| one == owner);
-                        form.number(count.map_or(0, |(_, count)| *count));
-                        let permit = hash.permits.iter().find(|(one, _)| one == owner);
-                        form.flag(permit.is_some());
-                        if let Some((_, permit)) = permit {
-                            form.number(permit.limit.count_or_zero());
-                            form.token(Some(permit.token));
-                            form.time(Some(permit.lease_end_ms));
-                        }
-                    }
-                }
-            }
-        }
-    }
-}
-
-fn apply(value: &mut Option<Value>, effect: &Effect) {
-    match effect {
-        Effect::Delete => *value = None,
-        Effect::Replace {
-            owner,
-            token,
-            end_ms,
-        } => {
-            *value = Some(Value::Hash(Hash {
-                token: Some(*token),
-                ..Hash::by_redisson(owner.clone(), *end_ms)
-            }));
-        }
-        Effect::SetHolder {
-            owner,
-            holds,
-            permit,
-            new_token,
-        } => {
-            let Value::Hash(hash) = value.get_or_insert_with(|| Value::Hash(Hash::default()))
-            else {
-                panic!("WRONGTYPE: a hash field is set in a string");
-            };
-            set(&mut hash.counts, owner, *holds);
-            if let Some(permit) = permit {
-                set(&mut hash.permits, owner, *permit);
-            }
-            hash.token = new_token.or(hash.token);
-        }
-        Effect::RemoveHolder { owner } => {
-            let Some(Value::Hash(hash)) = value else {
-                return;
-            };
-            hash.counts.retain(|(one, _)| one != owner);
-            hash.permits.retain(|(one, _)| one != owner);
-            if hash.fields() == 0 {
-                *value = None;
-            }
-        }
-        Effect::ExpireAt { at_ms } => {
-            if let Some(Value::Hash(hash)) = value {
-                hash.expires_at_ms = Some(*at_ms);
+            let read = at.map(|at| self.read(at));
+            let lock = read.and_then(Result::ok);
+            form.flag(lock.is_some());
+            if let Some(lock) = lock {
+                form.lock(&lock);
             }
         }
     }

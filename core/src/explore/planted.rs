@@ -2,7 +2,7 @@
 //! shortest way to its harm is told.
 
 use super::scope::SCOPES;
-use super::search::{Found, search};
+use super::search::{Trace, search};
 use super::threads;
 use super::world::World;
 use crate::bounds;
@@ -25,7 +25,7 @@ const DEPTH: usize = 8;
 const STATES: usize = 20_000;
 
 /// The shortest trace of all scopes.
-fn find(fault: &str) -> Option<(&'static str, Found)> {
+fn find(fault: &str) -> Option<(&'static str, Trace)> {
     for depth in 1..=DEPTH {
         for scope in SCOPES {
             let prepare = || {
@@ -33,8 +33,8 @@ fn find(fault: &str) -> Option<(&'static str, Found)> {
                 assert!(plant(fault), "no fault is called {fault}");
             };
             let found = search::<World>(*scope, depth, Some(STATES), threads(), &prepare);
-            if found.trace.is_some() {
-                return Some((scope.name, found));
+            if let Some(trace) = found.trace {
+                return Some((scope.name, trace));
             }
         }
     }
@@ -51,17 +51,11 @@ fn each_planted_fault_is_found() {
             continue;
         }
         match find(fault) {
-            Some((
-                scope,
-                Found {
-                    depth,
-                    trace: Some(trace),
-                    ..
-                },
-            )) => {
-                println!("{fault}: {depth} steps, among {scope}\n{}", trace.print());
+            Some((scope, trace)) => {
+                let (depth, trace) = (trace.lines.len(), trace.print());
+                println!("{fault}: {depth} steps, among {scope}\n{trace}");
             }
-            _ => unseen.push(fault),
+            None => unseen.push(fault),
         }
     }
     assert!(unseen.is_empty(), "not found: {unseen:?}");

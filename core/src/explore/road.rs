@@ -5,10 +5,11 @@ use std::rc::Rc;
 use super::invariants::{self, Seen, holds};
 use super::keyspace::Write;
 use super::scope::{ACKS_MS, CLAIM_MS, LEASE_MS};
-use super::search::Broken;
-use super::world::{Changed, Checked, Connection, Doing, PlaceKept, World};
+use super::search::{Broken, Checked, World as _};
+use super::world::{Changed, Connection, Doing, PlaceKept, World};
 use crate::acks::Acknowledgement;
 use crate::error::LockError;
+use crate::explore::cast::{key_name, owner_name};
 use crate::keys::KeyRef;
 use crate::lock::{Lock, Now};
 use crate::queue::{Addressee, Place, WaiterId};
@@ -117,7 +118,7 @@ impl World {
         self.places[key][owner] = None;
         let heard = !self.deaf[owner];
         self.say(|w| {
-            let (owner, key) = (w.cast.owner_name(owner), w.cast.key_name(key));
+            let (owner, key) = (owner_name(owner), key_name(key));
             let how = if heard { "is told" } else { "does not hear" };
             format!(
                 "{owner} {how} that its place is granted {key}, token {}",
@@ -150,8 +151,8 @@ impl World {
     ) -> Checked<PlaceKept> {
         let (key, owner, place) = self.whose_place(id)?;
         self.places[key][owner] = None;
-        self.say(|w| {
-            let (owner, key) = (w.cast.owner_name(owner), w.cast.key_name(key));
+        self.say(|_| {
+            let (owner, key) = (owner_name(owner), key_name(key));
             format!("the place of {owner} for {key} ends: {answer:?}")
         });
         match answer {
@@ -185,7 +186,7 @@ impl World {
     }
 
     /// Writes what is to be written, and answers.
-    pub(super) fn apply(&mut self, step: Step, seen: &mut Seen) -> Checked<()> {
+    pub(super) fn apply(&mut self, step: Step, seen: &mut Seen) -> Checked {
         if !step.effects.is_empty() {
             self.write(Write::Effects(seen.key, step.effects.to_vec()));
         }
@@ -199,7 +200,9 @@ impl World {
             let at = self.connection_of(addressee.client());
             let doing = at.map(|at| (at, self.connections[at].doing));
             let (at, key, ask) = match (doing, &answer) {
-                (Some((at, Doing::Waits { key, id: its, ask })), _) if its == id => (at, key, ask),
+                (Some((at, Doing::Waiting { key, id: its, ask })), _) if its == id => {
+                    (at, key, ask)
+                }
                 // A grant that is not told yet is taken over.
                 (
                     Some((
@@ -225,7 +228,7 @@ impl World {
                 Answer::Granted(token) => {
                     self.is_told_at_once()?;
                     self.say(|w| {
-                        let (client, key) = (w.cast.client_name(at), w.cast.key_name(key));
+                        let (client, key) = (w.cast.client_name(at), key_name(key));
                         format!("{client} is handed {key}, token {}", w.short(token))
                     });
                     let owner = self.cast.owner_of[at];
@@ -268,7 +271,7 @@ impl World {
     /// Who waited was granted the lock, and is told once replicas have acknowledged it.
     fn withhold_hand_offs(&mut self, seen: &mut Seen) {
         for at in 0..self.connections.len() {
-            let Doing::Waits { key, id, ask } = self.connections[at].doing else {
+            let Doing::Waiting { key, id, ask } = self.connections[at].doing else {
                 continue;
             };
             if self.table.told_by(id).is_none() {
@@ -278,7 +281,7 @@ impl World {
             let token = self.holds(key, owner).and_then(|held| held.token);
             let token = token.expect("it was just granted");
             self.say(|w| {
-                let (client, key) = (w.cast.client_name(at), w.cast.key_name(key));
+                let (client, key) = (w.cast.client_name(at), key_name(key));
                 format!("{client} is to be told of {key}, token {}", w.short(token))
             });
             seen.answers.push((id, at, ask, Answer::Granted(token)));
@@ -293,7 +296,7 @@ impl World {
     }
 
     /// Where replicas have to acknowledge what is told, nothing is.
-    pub(super) fn is_told_at_once(&self) -> Checked<()> {
+    pub(super) fn is_told_at_once(&self) -> Checked {
         match self.scope().acks {
             true => Err(Broken::new("what_is_told_is_acknowledged", String::new())),
             false => Ok(()),
@@ -312,7 +315,7 @@ impl World {
     }
 
     /// Replicas acknowledge all that was written, and what waits for that is told.
-    pub(super) fn acknowledge(&mut self) -> Checked<()> {
+    pub(super) fn acknowledge(&mut self) -> Checked {
         self.say(|_| "a replica acknowledges all".to_owned());
         let offset = 0;
         self.table.offset_known(offset);
@@ -354,7 +357,7 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn wake(&mut self) -> Checked<()> {
+    pub(super) fn wake(&mut self) -> Checked {
         self.say(|_| "the timer wakes".to_owned());
         self.retry_at_ms = None;
         self.end_waits()?;
@@ -367,7 +370,7 @@ impl World {
             let at = self.cast.keys.iter().position(|one| *one == due.key);
             let key = at.expect("a key of the cast");
             let stored = self.read(key);
-            let mut seen = self.seen(key, None);
+            let mut seen = Seen::before(self, key, None);
             self.table.settings.reads_other_keys = true;
             let done = self.step(&mut seen, |table, now, world| {
                 table.do_due(due, stored, now, world)
@@ -380,7 +383,7 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn wake_refused(&mut self) -> Checked<()> {
+    pub(super) fn wake_refused(&mut self) -> Checked {
         self.say(|_| "the timer wakes, and the server refuses writes".to_owned());
         self.end_waits()?;
         self.close_clients()?;
@@ -390,7 +393,7 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn end_waits(&mut self) -> Checked<()> {
+    pub(super) fn end_waits(&mut self) -> Checked {
         for (addressee, answer) in self.table.give_up(self.now(), WORK_A_WAKE) {
             if let Addressee::Place(_) = addressee {
                 self.tell_place(addressee.id(), &answer, None)?;
@@ -403,7 +406,7 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn close_clients(&mut self) -> Checked<()> {
+    pub(super) fn close_clients(&mut self) -> Checked {
         for client in self.table.take_clients_to_close(WORK_A_WAKE) {
             let at = self.connection_of(client);
             holds!(invariants::who_is_closed_has_lost_a_session(self, client))?;

@@ -56,7 +56,14 @@ impl Ask {
         ..Self::WAIT
     };
 
-    const fn limit(self, limit: Limit) -> Self {
+    const fn shared(self) -> Self {
+        let limit = Limit::SHARED;
+        Self { limit, ..self }
+    }
+
+    /// One of two permits.
+    const fn two(self) -> Self {
+        let limit = Limit::TWO;
         Self { limit, ..self }
     }
 
@@ -132,6 +139,39 @@ impl fmt::Display for Extent {
     }
 }
 
+/// What can happen beside what clients ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Event {
+    /// `LOCK.BREAK`
+    Break,
+    /// `DEL` by somebody else.
+    Delete,
+    /// `SET` by somebody else, of which the module is not told.
+    Overwrite,
+    /// `RENAME` of a key to the other.
+    Rename,
+    /// `SWAPDB`
+    Swap,
+    /// Redisson's scripts take free locks.
+    Redisson,
+    /// Waiters leave: their time is up, or somebody unblocks them.
+    Leave,
+    /// Clients are sent away with an error, also between a grant and its reply.
+    SendAway,
+    /// Connections end.
+    Disconnect,
+    /// Whoever listens to the messages to an owner's places comes and goes.
+    GoDeaf,
+    /// A replica takes over.
+    FailOver,
+    /// At times nothing may be granted, as in a grace period.
+    Pause,
+    /// The server refuses writes now and then.
+    Refuse,
+}
+
+use Event::*;
+
 /// What can happen, to whom, and how far it is followed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scope {
@@ -143,30 +183,10 @@ pub(super) struct Scope {
     pub(super) releases: &'static [Extent],
     /// New leases, and the tokens that are named with them.
     pub(super) renewals: &'static [(i64, Option<Named>)],
-    /// `LOCK.BREAK`
-    pub(super) breaks: bool,
-    /// `DEL` by somebody else.
-    pub(super) deletes: bool,
-    /// `SET` by somebody else, of which the module is not told.
-    pub(super) overwrites: bool,
-    pub(super) renames: bool,
-    pub(super) swaps: bool,
-    /// Redisson's scripts take free locks.
-    pub(super) redisson: bool,
-    /// Waiters leave: their time is up, or somebody unblocks them.
-    pub(super) leaves: bool,
-    /// Clients are sent away with an error, also between a grant and its reply.
-    pub(super) sends_away: bool,
-    pub(super) disconnects: bool,
-    /// Whoever listens to the messages to an owner's places comes and goes.
-    pub(super) goes_deaf: bool,
-    pub(super) fails_over: bool,
-    /// At times nothing may be granted, as in a grace period.
-    pub(super) pauses_grants: bool,
+    /// What else can happen.
+    pub(super) happens: &'static [Event],
     /// What is told has to be acknowledged by a replica.
     pub(super) acks: bool,
-    /// The server refuses writes now and then.
-    pub(super) refuses_writes: bool,
     /// The timer may be late.
     pub(super) is_late: bool,
     /// Time stops at the very end of a lease too.
@@ -179,6 +199,18 @@ pub(super) struct Scope {
     pub(super) depths: [usize; 2],
 }
 
+impl Scope {
+    pub(super) fn has(&self, event: Event) -> bool {
+        self.happens.contains(&event)
+    }
+
+    /// Whether locks are moved. One that comes back may be a session again, or not, and its
+    /// owner is taken to know of it.
+    pub(super) fn moves(&self) -> bool {
+        self.has(Rename) || self.has(Swap)
+    }
+}
+
 const NONE: Scope = Scope {
     name: "",
     connections: &[1, 1, 1],
@@ -186,28 +218,14 @@ const NONE: Scope = Scope {
     asks: &[Ask::WAIT],
     releases: &[Extent::One],
     renewals: &[],
-    breaks: false,
-    deletes: false,
-    overwrites: false,
-    renames: false,
-    swaps: false,
-    redisson: false,
-    leaves: false,
-    sends_away: false,
-    disconnects: false,
-    goes_deaf: false,
-    fails_over: false,
-    pauses_grants: false,
+    happens: &[],
     acks: false,
-    refuses_writes: false,
     is_late: false,
     exact_ends: false,
     reads_other_keys: true,
     small_bounds: false,
     depths: [0, 0],
 };
-
-const TWO: Limit = Limit::TWO;
 
 /// All scopes.
 pub(super) const SCOPES: &[Scope] = &[
@@ -216,11 +234,7 @@ pub(super) const SCOPES: &[Scope] = &[
         asks: &[Ask::TRY, Ask::WAIT],
         releases: &[Extent::One, Extent::Token(Named::Stale)],
         renewals: &[(LEASE_MS, None), (LEASE_MS / 3, Some(Named::Own))],
-        breaks: true,
-        deletes: true,
-        overwrites: true,
-        leaves: true,
-        disconnects: true,
+        happens: &[Break, Delete, Overwrite, Leave, Disconnect],
         depths: [6, 12],
         ..NONE
     },
@@ -228,30 +242,21 @@ pub(super) const SCOPES: &[Scope] = &[
         name: "modes",
         asks: &[
             Ask::WAIT,
-            Ask::WAIT.limit(Limit::SHARED),
-            Ask::WAIT.limit(TWO),
-            Ask::TRY.limit(Limit::SHARED),
+            Ask::WAIT.shared(),
+            Ask::WAIT.two(),
+            Ask::TRY.shared(),
         ],
-        releases: &[Extent::One],
         renewals: &[(LEASE_MS / 3, None)],
-        deletes: true,
-        leaves: true,
+        happens: &[Delete, Leave],
         exact_ends: true,
         depths: [4, 9],
         ..NONE
     },
     Scope {
         name: "modes, small bounds",
-        asks: &[
-            Ask::WAIT,
-            Ask::WAIT.limit(Limit::SHARED),
-            Ask::WAIT.limit(TWO),
-        ],
-        releases: &[Extent::One],
+        asks: &[Ask::WAIT, Ask::WAIT.shared(), Ask::WAIT.two()],
         renewals: &[(LEASE_MS / 3, None)],
-        deletes: true,
-        overwrites: true,
-        leaves: true,
+        happens: &[Delete, Overwrite, Leave],
         small_bounds: true,
         depths: [4, 9],
         ..NONE
@@ -260,13 +265,8 @@ pub(super) const SCOPES: &[Scope] = &[
         name: "sessions",
         connections: &[1, 1],
         asks: &[Ask::WAIT, Ask::WAIT.session()],
-        releases: &[Extent::One],
         renewals: &[(LEASE_MS / 3, None)],
-        breaks: true,
-        deletes: true,
-        disconnects: true,
-        sends_away: true,
-        refuses_writes: true,
+        happens: &[Break, Delete, SendAway, Disconnect, Refuse],
         is_late: true,
         depths: [5, 12],
         ..NONE
@@ -276,12 +276,7 @@ pub(super) const SCOPES: &[Scope] = &[
         connections: &[1, 1],
         keys: 2,
         asks: &[Ask::WAIT, Ask::WAIT.session()],
-        releases: &[Extent::One],
-        deletes: true,
-        renames: true,
-        swaps: true,
-        disconnects: true,
-        sends_away: true,
+        happens: &[Delete, Rename, Swap, SendAway, Disconnect],
         depths: [4, 8],
         ..NONE
     },
@@ -289,12 +284,8 @@ pub(super) const SCOPES: &[Scope] = &[
         name: "moves, small bounds",
         connections: &[1, 1],
         keys: 2,
-        asks: &[Ask::TRY.limit(Limit::SHARED).session(), Ask::WAIT.session()],
-        releases: &[Extent::One],
-        breaks: true,
-        renames: true,
-        swaps: true,
-        disconnects: true,
+        asks: &[Ask::TRY.shared().session(), Ask::WAIT.session()],
+        happens: &[Break, Rename, Swap, Disconnect],
         small_bounds: true,
         depths: [4, 7],
         ..NONE
@@ -309,10 +300,7 @@ pub(super) const SCOPES: &[Scope] = &[
             Ask::WAIT.session(),
         ],
         releases: &[Extent::One, Extent::All, Extent::Hold(1)],
-        deletes: true,
-        leaves: true,
-        sends_away: true,
-        disconnects: true,
+        happens: &[Delete, Leave, SendAway, Disconnect],
         depths: [4, 9],
         ..NONE
     },
@@ -320,11 +308,8 @@ pub(super) const SCOPES: &[Scope] = &[
         name: "acknowledged, two connections",
         connections: &[2, 1],
         asks: &[Ask::WAIT, Ask::TRY.hold(2), Ask::WAIT.session()],
-        releases: &[Extent::One],
         renewals: &[(LEASE_MS / 3, None)],
-        leaves: true,
-        sends_away: true,
-        disconnects: true,
+        happens: &[Leave, SendAway, Disconnect],
         acks: true,
         depths: [6, 11],
         ..NONE
@@ -335,23 +320,15 @@ pub(super) const SCOPES: &[Scope] = &[
         asks: &[Ask::WAIT, Ask::WAIT.hold(2), Ask::WAIT.session()],
         releases: &[Extent::One, Extent::Hold(1)],
         renewals: &[(LEASE_MS / 3, None)],
-        leaves: true,
-        sends_away: true,
-        disconnects: true,
-        pauses_grants: true,
+        happens: &[Leave, SendAway, Disconnect, Pause],
         depths: [5, 10],
         ..NONE
     },
     Scope {
         name: "deadlocks",
         keys: 2,
-        asks: &[
-            Ask::WAIT,
-            Ask::WAIT.limit(Limit::SHARED),
-            Ask::WAIT.limit(TWO),
-        ],
-        releases: &[Extent::One],
-        leaves: true,
+        asks: &[Ask::WAIT, Ask::WAIT.shared(), Ask::WAIT.two()],
+        happens: &[Leave],
         depths: [4, 7],
         ..NONE
     },
@@ -359,10 +336,8 @@ pub(super) const SCOPES: &[Scope] = &[
         name: "deadlocks, two connections",
         connections: &[2, 2],
         keys: 2,
-        asks: &[Ask::WAIT, Ask::WAIT.limit(Limit::SHARED)],
-        releases: &[Extent::One],
-        leaves: true,
-        redisson: true,
+        asks: &[Ask::WAIT, Ask::WAIT.shared()],
+        happens: &[Redisson, Leave],
         depths: [4, 8],
         ..NONE
     },
@@ -371,8 +346,7 @@ pub(super) const SCOPES: &[Scope] = &[
         connections: &[2, 1, 1],
         keys: 2,
         asks: &[Ask::WAIT],
-        releases: &[Extent::One],
-        leaves: true,
+        happens: &[Leave],
         small_bounds: true,
         depths: [5, 9],
         ..NONE
@@ -381,10 +355,7 @@ pub(super) const SCOPES: &[Scope] = &[
         name: "deadlocks, other keys unread",
         keys: 2,
         asks: &[Ask::WAIT],
-        releases: &[Extent::One],
-        leaves: true,
-        deletes: true,
-        overwrites: true,
+        happens: &[Delete, Overwrite, Leave],
         reads_other_keys: false,
         depths: [5, 10],
         ..NONE
@@ -392,15 +363,8 @@ pub(super) const SCOPES: &[Scope] = &[
     Scope {
         name: "fail-over",
         connections: &[1, 1],
-        asks: &[
-            Ask::WAIT,
-            Ask::WAIT.limit(Limit::SHARED),
-            Ask::WAIT.session(),
-        ],
-        releases: &[Extent::One],
-        deletes: true,
-        disconnects: true,
-        fails_over: true,
+        asks: &[Ask::WAIT, Ask::WAIT.shared(), Ask::WAIT.session()],
+        happens: &[Delete, Disconnect, FailOver],
         depths: [4, 11],
         ..NONE
     },
@@ -408,22 +372,16 @@ pub(super) const SCOPES: &[Scope] = &[
         name: "places",
         asks: &[Ask::TRY, Ask::PLACE],
         renewals: &[(LEASE_MS, Some(Named::Own))],
-        deletes: true,
-        goes_deaf: true,
+        happens: &[Delete, GoDeaf],
         exact_ends: true,
         depths: [5, 8],
         ..NONE
     },
     Scope {
         name: "places in modes",
-        asks: &[
-            Ask::PLACE,
-            Ask::PLACE.limit(Limit::SHARED),
-            Ask::PLACE.limit(TWO),
-        ],
+        asks: &[Ask::PLACE, Ask::PLACE.shared(), Ask::PLACE.two()],
         renewals: &[(LEASE_MS, Some(Named::Own))],
-        deletes: true,
-        goes_deaf: true,
+        happens: &[Delete, GoDeaf],
         small_bounds: true,
         depths: [4, 7],
         ..NONE
@@ -433,18 +391,13 @@ pub(super) const SCOPES: &[Scope] = &[
         connections: &[2, 1],
         asks: &[
             Ask::WAIT,
-            Ask::PLACE.limit(Limit::SHARED),
-            Ask::WAIT.hold(1).limit(Limit::SHARED),
+            Ask::PLACE.shared(),
+            Ask::WAIT.hold(1).shared(),
             Ask::PLACE.session(),
         ],
         releases: &[Extent::One, Extent::All],
         renewals: &[(LEASE_MS, Some(Named::Own))],
-        breaks: true,
-        deletes: true,
-        leaves: true,
-        sends_away: true,
-        disconnects: true,
-        goes_deaf: true,
+        happens: &[Break, Delete, Leave, SendAway, Disconnect, GoDeaf],
         depths: [4, 7],
         ..NONE
     },
@@ -453,11 +406,7 @@ pub(super) const SCOPES: &[Scope] = &[
         connections: &[1, 1],
         asks: &[Ask::WAIT, Ask::PLACE, Ask::PLACE.session()],
         renewals: &[(LEASE_MS, Some(Named::Own))],
-        deletes: true,
-        sends_away: true,
-        disconnects: true,
-        goes_deaf: true,
-        refuses_writes: true,
+        happens: &[Delete, SendAway, Disconnect, GoDeaf, Refuse],
         is_late: true,
         exact_ends: true,
         depths: [4, 7],
@@ -467,11 +416,8 @@ pub(super) const SCOPES: &[Scope] = &[
         name: "places and deadlocks",
         connections: &[1, 1],
         keys: 2,
-        asks: &[Ask::WAIT, Ask::PLACE, Ask::PLACE.limit(Limit::SHARED)],
-        renames: true,
-        overwrites: true,
-        leaves: true,
-        goes_deaf: true,
+        asks: &[Ask::WAIT, Ask::PLACE, Ask::PLACE.shared()],
+        happens: &[Overwrite, Rename, Leave, GoDeaf],
         depths: [4, 7],
         ..NONE
     },
@@ -482,13 +428,13 @@ pub(super) const SCOPES: &[Scope] = &[
         asks: &[
             Ask::TRY,
             Ask::WAIT,
-            Ask::WAIT.limit(Limit::SHARED),
-            Ask::WAIT.limit(TWO),
+            Ask::WAIT.shared(),
+            Ask::WAIT.two(),
             Ask::TRY.hold(2),
             Ask::WAIT.hold(1),
             Ask::WAIT.session(),
             Ask::PLACE,
-            Ask::PLACE.limit(Limit::SHARED),
+            Ask::PLACE.shared(),
             Ask::PLACE.session(),
         ],
         releases: &[
@@ -503,18 +449,10 @@ pub(super) const SCOPES: &[Scope] = &[
             (LEASE_MS / 3, Some(Named::Own)),
             (LEASE_MS, Some(Named::Stale)),
         ],
-        breaks: true,
-        deletes: true,
-        overwrites: true,
-        renames: true,
-        swaps: true,
-        redisson: true,
-        leaves: true,
-        sends_away: true,
-        disconnects: true,
-        goes_deaf: true,
-        fails_over: true,
-        refuses_writes: true,
+        happens: &[
+            Break, Delete, Overwrite, Rename, Swap, Redisson, Leave, SendAway, Disconnect, GoDeaf,
+            FailOver, Refuse,
+        ],
         is_late: true,
         exact_ends: true,
         depths: [2, 5],

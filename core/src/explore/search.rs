@@ -7,6 +7,11 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
+use super::cast::{Cast, Order};
+use super::form::Form;
+
+pub(super) type Checked<T = ()> = Result<T, Broken>;
+
 /// An invariant that does not hold, and what shows it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Broken {
@@ -37,16 +42,44 @@ pub(super) trait World: Clone {
     fn actions(&self, actions: &mut Vec<Self::Action>);
 
     /// Does it, and checks the invariants.
-    fn act(&mut self, action: Self::Action) -> Result<(), Broken>;
+    fn act(&mut self, action: Self::Action) -> Checked;
 
-    /// Two states that differ in names alone have the same one.
-    fn fingerprint(&self) -> u64;
+    fn cast(&self) -> &Cast<Self::Scope>;
 
-    /// Has somebody listen to what is said.
-    fn listen(&mut self);
+    fn now_ms(&self) -> i64;
 
-    /// Takes what was said.
-    fn said(&mut self) -> String;
+    /// How often each connection was made anew.
+    fn generations(&self) -> Vec<u64>;
+
+    /// Writes down what decides what will happen, by this order of names.
+    fn take_down(&self, order: &Order, form: &mut Form<'_>);
+
+    /// What was said, where somebody listens.
+    fn said(&mut self) -> &mut Option<String>;
+
+    /// Two states that differ in names alone have the same one: the smallest over all orders
+    /// of names.
+    fn fingerprint(&self) -> u64 {
+        let (orders, generations) = (&self.cast().orders, self.generations());
+        let mut form = Form::collecting(&orders[0].names, &generations, self.now_ms());
+        self.take_down(&orders[0], &mut form);
+        let mut smallest = u64::MAX;
+        for order in orders {
+            form = form.hashing(&order.names);
+            self.take_down(order, &mut form);
+            smallest = smallest.min(form.fingerprint());
+        }
+        smallest
+    }
+
+    fn say(&mut self, what: impl FnOnce(&Self) -> String) {
+        if self.said().is_some() {
+            let what = what(self);
+            let said = self.said().get_or_insert_default();
+            let before = if said.is_empty() { "" } else { "; " };
+            said.extend([before, &what]);
+        }
+    }
 }
 
 /// What a search came to.
@@ -97,16 +130,16 @@ struct Node<A> {
 }
 
 /// A way to where an invariant does not hold.
-type Way<A> = (Vec<A>, Broken);
+type Counterexample<A> = (Vec<A>, Broken);
 
 /// What a thread found in a level: new states, and where an invariant does not hold.
-type Level<A> = (Vec<Node<A>>, Vec<Way<A>>);
+type Level<A> = (Vec<Node<A>>, Vec<Counterexample<A>>);
 
 /// Fingerprints are hashes already.
 #[derive(Default)]
-struct AsItIs(u64);
+struct IdentityHasher(u64);
 
-impl Hasher for AsItIs {
+impl Hasher for IdentityHasher {
     fn finish(&self) -> u64 {
         self.0
     }
@@ -120,7 +153,7 @@ impl Hasher for AsItIs {
     }
 }
 
-type Fingerprints = HashSet<u64, BuildHasherDefault<AsItIs>>;
+type Fingerprints = HashSet<u64, BuildHasherDefault<IdentityHasher>>;
 
 const SHARDS: usize = 64;
 
@@ -152,7 +185,7 @@ pub(super) fn search<W: World>(
     let steps = AtomicUsize::new(0);
     let mut level = 0..1;
     let mut reached = 0;
-    let mut broken: Vec<Way<W::Action>> = Vec::new();
+    let mut broken: Vec<Counterexample<W::Action>> = Vec::new();
     let is_enough = |states| at_most.is_some_and(|at_most| states > at_most);
     while reached < depth && !level.is_empty() && broken.is_empty() && !is_enough(nodes.len()) {
         let next = AtomicUsize::new(level.start);
@@ -227,7 +260,7 @@ pub(super) fn search<W: World>(
 }
 
 /// A panic of the core is as bad as any broken invariant.
-fn act<W: World>(world: &mut W, action: W::Action) -> Result<(), Broken> {
+fn act<W: World>(world: &mut W, action: W::Action) -> Checked {
     let done = catch_unwind(AssertUnwindSafe(|| world.act(action)));
     done.unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
@@ -244,11 +277,11 @@ pub(super) fn replay<W: World>(
 ) -> Trace {
     prepare();
     let mut world = W::new(scope);
-    world.listen();
+    *world.said() = Some(String::new());
     let mut lines = Vec::new();
     for &action in actions {
         let done = act(&mut world, action);
-        lines.push(world.said());
+        lines.extend(world.said().replace(String::new()));
         if let Err(broken) = done {
             return Trace { lines, broken };
         }

@@ -1,14 +1,14 @@
 //! The state of a server, of its clients, and of what they know.
 
-use std::fmt::Write as _;
 use std::rc::Rc;
 
-use super::cast::{Cast, Order};
-use super::form::{Form, GENERATIONS, Names};
+use super::cast::Cast;
+use super::form::client_id;
 use super::keyspace::{Keyspace, Write};
 use super::scope::{Ask, BEGIN_MS, CLAIM_MS, RECHECK_MS, Scope};
-use super::search::Broken;
+use super::search::{Broken, Checked};
 use crate::error::LockError;
+use crate::explore::cast::{key_name, owner_name};
 use crate::lock::{Lock, Now};
 use crate::queue::WaiterId;
 use crate::request::{ClientId, Owner};
@@ -19,7 +19,7 @@ use crate::token::FencingToken;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Doing {
     Nothing,
-    Waits {
+    Waiting {
         key: usize,
         id: WaiterId,
         ask: Ask,
@@ -105,9 +105,9 @@ pub(super) struct Known {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tied {
     pub(super) token: FencingToken,
-    older: Option<ClientId>,
+    pub(super) older: Option<ClientId>,
     pub(super) newest: ClientId,
-    told_elsewhere: bool,
+    pub(super) told_elsewhere: bool,
 }
 
 impl Tied {
@@ -197,7 +197,7 @@ impl Known {
 /// A server, its clients, and what they know.
 #[derive(Clone, Debug)]
 pub(super) struct World {
-    pub(super) cast: Rc<Cast>,
+    pub(super) cast: Rc<Cast<Scope>>,
     pub(super) table: LockTable,
     pub(super) data: Keyspace,
     /// What a replica has that lacks the last write.
@@ -233,23 +233,22 @@ pub(super) enum Changed {
     Untold,
 }
 
-pub(super) type Checked<T> = Result<T, Broken>;
-
 impl World {
-    pub(super) fn new(cast: &Rc<Cast>) -> Self {
+    pub(super) fn begin(scope: Scope) -> Self {
+        let cast = Cast::new(scope, scope.connections, scope.keys, &[0]);
         let connection = Connection {
             generation: 1,
             doing: Doing::Nothing,
         };
         Self {
-            cast: Rc::clone(cast),
-            table: new_table(&cast.scope),
+            table: new_table(&scope),
             data: Keyspace::default(),
             copy: Keyspace::default(),
             last_write: Vec::new(),
             now_ms: BEGIN_MS,
             steps: 0,
             connections: vec![connection; cast.owner_of.len()],
+            cast,
             known: Default::default(),
             places: Default::default(),
             deaf: Default::default(),
@@ -273,7 +272,7 @@ impl World {
     }
 
     pub(super) fn client(&self, at: usize) -> ClientId {
-        ClientId((at as u64 + 1) * GENERATIONS + self.connections[at].generation)
+        client_id(at, self.connections[at].generation)
     }
 
     /// The connection with this id, if it has not ended.
@@ -313,7 +312,7 @@ impl World {
     pub(super) fn waiting(&self, key: usize) -> Vec<(WaiterId, usize, Ask)> {
         let all = self.connections.iter().enumerate();
         let blocked = all.filter_map(|(at, one)| match one.doing {
-            Doing::Waits { key: its, id, ask } if its == key => Some((id, at, ask)),
+            Doing::Waiting { key: its, id, ask } if its == key => Some((id, at, ask)),
             _ => None,
         });
         let places = self.places_for(key).map(|one| (one.id, one.at, one.ask));
@@ -411,18 +410,6 @@ impl World {
         times.filter(|&at_ms| at_ms > self.now_ms).min()
     }
 
-    pub(super) fn say(&mut self, what: impl FnOnce(&Self) -> String) {
-        if self.said.is_some() {
-            let what = what(self);
-            if let Some(said) = &mut self.said {
-                if !said.is_empty() {
-                    said.push_str("; ");
-                }
-                let _ = write!(said, "{what}");
-            }
-        }
-    }
-
     /// A token as a small number.
     pub(super) fn short(&self, token: FencingToken) -> i64 {
         let began_us = BEGIN_MS * 1000;
@@ -441,9 +428,9 @@ impl World {
         };
         let edges = cycle.iter().map(|edge| {
             let key = self.cast.keys.iter().position(|one| *one == edge.key);
-            let name = |owner: &Owner| self.cast.owner_name(self.owner_number(owner));
+            let name = |owner: &Owner| owner_name(self.owner_number(owner));
             let (waiter, blocker) = (name(&edge.waiter), name(&edge.blocker));
-            let key = key.map_or("?", |key| self.cast.key_name(key));
+            let key = key.map_or("?", |key| key_name(key));
             format!("{waiter} waits for {key} held by {blocker}")
         });
         format!("-{code}: {}", edges.collect::<Vec<_>>().join(", "))
@@ -456,7 +443,7 @@ impl World {
             None => "ever".to_owned(),
         };
         let holders = lock.holders().iter().map(|one| {
-            let name = self.cast.owner_name(self.owner_number(&one.owner));
+            let name = owner_name(self.owner_number(&one.owner));
             let token = one.token.map_or(0, |token| self.short(token));
             let (holds, left) = (one.holds, in_ms(one.lease_end_ms));
             format!("{name} {holds} time(s) by token {token} for {left}")
@@ -487,123 +474,6 @@ impl World {
                 if token.is_none() && known.promise.is_none() {
                     known.holds = 0;
                 }
-            }
-        }
-    }
-}
-
-/// What two states have in common that differ in names alone.
-impl World {
-    /// The smallest fingerprint over all orders of names.
-    pub(super) fn fingerprint(&self) -> u64 {
-        let names: Vec<Names> = self
-            .cast
-            .orders
-            .iter()
-            .map(|order| self.names(order))
-            .collect();
-        let mut form = Form::collecting(&names[0], self.now_ms);
-        self.take_down(&self.cast.orders[0], &mut form);
-        let mut smallest = u64::MAX;
-        for (order, names) in self.cast.orders.iter().zip(&names) {
-            let mut hashing = form.hashing(names);
-            self.take_down(order, &mut hashing);
-            smallest = smallest.min(hashing.fingerprint());
-            form = hashing;
-        }
-        smallest
-    }
-
-    pub(super) fn names(&self, order: &Order) -> Names {
-        let owners = order.owners.iter();
-        let keys = order.keys.iter();
-        let connections = order.connections.iter();
-        Names {
-            owners: owners.map(|&at| self.cast.owners[at].clone()).collect(),
-            keys: keys.map(|&at| self.cast.keys[at].clone()).collect(),
-            connections: connections.map(|&at| self.client(at).0).collect(),
-        }
-    }
-
-    pub(super) fn take_down(&self, order: &Order, form: &mut Form<'_>) {
-        self.table.take_down(form);
-        self.data.take_down(&self.cast.keys, form);
-        if self.scope().fails_over {
-            self.copy.take_down(&self.cast.keys, form);
-            form.flag(self.last_write.is_empty());
-        }
-        form.token(self.greatest);
-        form.flag(self.table.settings.may_grant);
-        form.time(self.retry_at_ms);
-        for &at in &order.connections {
-            match self.connections[at].doing {
-                Doing::Nothing => form.number(0),
-                Doing::Waits { key, id, ask } => {
-                    form.number(1);
-                    form.key(self.cast.key(key));
-                    form.waiter(Some(id));
-                    ask.take_down(form);
-                }
-                Doing::ToHear {
-                    key,
-                    token,
-                    ask,
-                    was_held,
-                } => {
-                    form.number(2);
-                    form.key(self.cast.key(key));
-                    form.token(Some(token));
-                    ask.take_down(form);
-                    form.flag(was_held);
-                }
-                Doing::Withheld {
-                    key,
-                    id,
-                    token,
-                    grant,
-                    until_ms,
-                } => {
-                    form.number(3);
-                    form.key(self.cast.key(key));
-                    form.waiter(Some(id));
-                    form.token(Some(token));
-                    if let Some((ask, was_held)) = grant {
-                        ask.take_down(form);
-                        form.flag(was_held);
-                    }
-                    form.flag(grant.is_some());
-                    form.time(Some(until_ms));
-                }
-            }
-        }
-        for &owner in &order.owners {
-            form.flag(self.deaf[owner]);
-        }
-        for &key in &order.keys {
-            form.number(self.changed[key] as i64);
-            for &owner in &order.owners {
-                let place = self.places[key][owner];
-                form.waiter(place.map(|place| place.id));
-                if let Some(place) = place {
-                    form.client(Some(self.client(place.at)));
-                    place.ask.take_down(form);
-                    form.time(Some(place.until_ms));
-                    form.client(place.session);
-                }
-                let known = self.known[key][owner];
-                form.token(known.told);
-                form.token(known.promise.map(|(token, _)| token));
-                form.time(known.promise.map(|(_, until_ms)| until_ms));
-                form.number(known.holds);
-                form.token(known.tied.map(|tied| tied.token));
-                if let Some(tied) = known.tied {
-                    form.client(tied.older);
-                    form.client(Some(tied.newest));
-                    form.flag(tied.told_elsewhere);
-                }
-                form.token(known.over);
-                form.token(known.unclaimed.map(|(token, _)| token));
-                form.time(known.unclaimed.map(|(_, until_ms)| until_ms));
             }
         }
     }

@@ -1,20 +1,12 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::lock::tests::{owner, token};
 
 const KEY: KeyRef<'static> = key(0, b"k");
-const OTHER: KeyRef<'static> = key(1, b"k");
 
 const fn key(db: i32, name: &[u8]) -> KeyRef<'_> {
     KeyRef { db, name }
-}
-
-fn owner(name: &str) -> Owner {
-    Owner::new(name.as_bytes()).unwrap()
-}
-
-fn token(token: i64) -> FencingToken {
-    FencingToken::new(token).unwrap()
 }
 
 fn lease(ms: i64) -> Lease {
@@ -59,16 +51,6 @@ fn take_client(sessions: &mut Sessions, client: u64) -> Vec<(HoldId, Told)> {
     taken
 }
 
-/// Takes all renewals that are due now, in the order in which they come.
-fn drain_due(sessions: &mut Sessions, now_ms: i64) -> Vec<(HoldId, Told)> {
-    let due = std::iter::from_fn(|| {
-        let hold = sessions.take_due(now_ms)?;
-        let binding = sessions.binding_of(hold.key.as_ref(), &hold.owner)?;
-        Some((hold, told(&binding)))
-    });
-    due.collect()
-}
-
 fn at(key: KeyRef<'_>, name: &str) -> HoldId {
     HoldId::new(key, &owner(name))
 }
@@ -81,59 +63,6 @@ fn check_nothing_is_left(sessions: &mut Sessions) {
     assert_eq!(sessions.take_due(i64::MAX), None);
     assert!(sessions.by_client.is_empty());
     assert!(sessions.agree());
-}
-
-#[test]
-fn a_client_that_is_gone_takes_all_its_bindings_along_and_no_others() {
-    let mut sessions = Sessions::default();
-    check_nothing_is_left(&mut sessions);
-    bind(&mut sessions, KEY, "a", (1, 7, 300), 0);
-    bind(&mut sessions, KEY, "b", (1, 8, 300), 0);
-    bind(&mut sessions, OTHER, "a", (1, 9, 300), 0);
-    bind(&mut sessions, OTHER, "b", (2, 10, 300), 0);
-    assert_eq!(sessions.len(), 4);
-    let gone = [
-        (at(KEY, "a"), (1, 7, 300)),
-        (at(KEY, "b"), (1, 8, 300)),
-        (at(OTHER, "a"), (1, 9, 300)),
-    ];
-    assert_eq!(take_client(&mut sessions, 1), gone);
-    assert_eq!(take_client(&mut sessions, 1), []);
-    assert_eq!(take_client(&mut sessions, 3), []);
-    assert_eq!(sessions.len(), 1);
-    let left = [(at(OTHER, "b"), (2, 10, 300))];
-    assert_eq!(take_client(&mut sessions, 2), left);
-    check_nothing_is_left(&mut sessions);
-}
-
-#[test]
-fn it_is_known_who_is_bound_to_what() {
-    let mut sessions = Sessions::default();
-    let bound = |sessions: &Sessions, key, name| {
-        let binding = sessions.binding_of(key, &owner(name));
-        binding.map(|binding| told(&binding))
-    };
-    assert_eq!(bound(&sessions, KEY, "a"), None);
-    bind(&mut sessions, KEY, "a", (1, 7, 300), 0);
-    bind(&mut sessions, OTHER, "b", (2, 8, 400), 0);
-    assert_eq!(bound(&sessions, KEY, "a"), Some((1, 7, 300)));
-    assert_eq!(bound(&sessions, OTHER, "b"), Some((2, 8, 400)));
-    assert_eq!(bound(&sessions, KEY, "b"), None);
-    assert_eq!(bound(&sessions, OTHER, "a"), None);
-}
-
-#[test]
-fn a_binding_lasts_while_one_of_its_connections_lives() {
-    let mut sessions = Sessions::default();
-    for client in [1, 2, 1] {
-        bind(&mut sessions, KEY, "a", (client, 7, 300), 0);
-    }
-    assert_eq!(sessions.len(), 1);
-    assert_eq!(take_client(&mut sessions, 1), []);
-    let bound = sessions.binding_of(KEY, &owner("a")).unwrap();
-    assert_eq!(told(&bound), (2, 7, 300));
-    assert_eq!(take_client(&mut sessions, 2), [(at(KEY, "a"), (2, 7, 300))]);
-    check_nothing_is_left(&mut sessions);
 }
 
 #[test]
@@ -168,84 +97,7 @@ fn who_was_told_elsewhere_outlives_its_connections() {
 }
 
 #[test]
-fn reentry_never_shortens_the_lease_that_is_kept_up() {
-    let mut sessions = Sessions::default();
-    for (asked, kept) in [(300, 300), (200, 300), (400, 400), (1, 400)] {
-        bind(&mut sessions, KEY, "a", (1, 7, asked), 1000);
-        assert_eq!(sessions.next_renewal_ms(), Some(1000 + kept / 3));
-    }
-    // A new hold has nothing to do with the lease of an old one.
-    bind(&mut sessions, KEY, "a", (1, 8, 60), 1000);
-    assert_eq!(sessions.next_renewal_ms(), Some(1020));
-    let bound = [(at(KEY, "a"), (1, 8, 60))];
-    assert_eq!(take_client(&mut sessions, 1), bound);
-}
-
-#[test]
-fn a_lease_that_was_renewed_by_hand_is_the_one_that_is_kept_up() {
-    let mut sessions = Sessions::default();
-    set_lease(&mut sessions, KEY, "a", 300, 0);
-    check_nothing_is_left(&mut sessions);
-    bind(&mut sessions, KEY, "a", (1, 7, 300), 0);
-    set_lease(&mut sessions, OTHER, "a", 30, 0);
-    set_lease(&mut sessions, KEY, "b", 30, 0);
-    assert_eq!(sessions.len(), 1);
-    assert_eq!(sessions.next_renewal_ms(), Some(100));
-    for lease_ms in [60, 600] {
-        set_lease(&mut sessions, KEY, "a", lease_ms, 5);
-        assert_eq!(sessions.next_renewal_ms(), Some(5 + lease_ms / 3));
-    }
-    let bound = [(at(KEY, "a"), (1, 7, 600))];
-    assert_eq!(take_client(&mut sessions, 1), bound);
-    check_nothing_is_left(&mut sessions);
-}
-
-#[test]
-fn who_is_unbound_outlives_its_client() {
-    let mut sessions = Sessions::default();
-    sessions.unbind(KEY, &owner("a"));
-    bind(&mut sessions, KEY, "a", (1, 7, 300), 0);
-    bind(&mut sessions, OTHER, "a", (1, 8, 300), 0);
-    sessions.unbind(KEY, &owner("b"));
-    assert_eq!(sessions.len(), 2);
-    sessions.unbind(KEY, &owner("a"));
-    assert_eq!(
-        take_client(&mut sessions, 1),
-        [(at(OTHER, "a"), (1, 8, 300))]
-    );
-    check_nothing_is_left(&mut sessions);
-
-    bind(&mut sessions, KEY, "a", (1, 7, 300), 0);
-    sessions.unbind(KEY, &owner("a"));
-    check_nothing_is_left(&mut sessions);
-}
-
-#[test]
-fn a_lease_is_renewed_each_time_a_third_of_it_is_over() {
-    let mut sessions = Sessions::default();
-    bind(&mut sessions, KEY, "a", (1, 7, 300), 1000);
-    bind(&mut sessions, KEY, "b", (1, 8, 3000), 1000);
-    let a = (at(KEY, "a"), (1, 7, 300));
-    let b = (at(KEY, "b"), (1, 8, 3000));
-    assert_eq!(drain_due(&mut sessions, 1099), []);
-    for now_ms in [1100, 1200, 1300] {
-        assert_eq!(sessions.next_renewal_ms(), Some(now_ms));
-        assert_eq!(drain_due(&mut sessions, now_ms), std::slice::from_ref(&a));
-    }
-    // The next one is counted from the renewal, even if that came late.
-    assert_eq!(drain_due(&mut sessions, 2050), [a, b]);
-    assert_eq!(sessions.next_renewal_ms(), Some(2150));
-    assert_eq!(sessions.len(), 2);
-}
-
-#[test]
-fn the_shortest_lease_is_renewed_every_millisecond_and_no_time_overflows() {
-    for lease_ms in [1, 2, 3, 5] {
-        let mut sessions = Sessions::default();
-        bind(&mut sessions, KEY, "a", (1, 7, lease_ms), 1000);
-        assert_eq!(sessions.next_renewal_ms(), Some(1001));
-        assert_eq!(drain_due(&mut sessions, 1001).len(), 1, "no endless round");
-    }
+fn no_time_overflows() {
     let mut sessions = Sessions::default();
     let longest = Lease::LONGEST.ms();
     bind(&mut sessions, KEY, "a", (1, 7, longest), i64::MAX - 1);
@@ -261,28 +113,13 @@ mod against_a_model {
 
     #[derive(Clone, Debug)]
     enum Step {
-        Binding {
-            key: usize,
-            who: usize,
-            to: Told,
-        },
-        SetLease {
-            key: usize,
-            who: usize,
-            lease_ms: i64,
-        },
-        Unbind {
-            key: usize,
-            who: usize,
-        },
-        TakeClient {
-            client: u64,
-        },
+        Binding(usize, usize, Told),
+        SetLease(usize, usize, i64),
+        Unbind(usize, usize),
+        TakeClient(u64),
         TakeDue,
         /// Time passes, or the clock is set back.
-        Clock {
-            by_ms: i64,
-        },
+        Clock(i64),
     }
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -291,13 +128,13 @@ mod against_a_model {
         let lease_ms = || 1..100_i64;
         let step = prop_oneof![
             8 => (hold(), (client(), 1..4_i64, lease_ms()))
-                .prop_map(|((key, who), to)| Step::Binding { key, who, to }),
+                .prop_map(|((key, who), to)| Step::Binding(key, who, to)),
             2 => (hold(), lease_ms())
-                .prop_map(|((key, who), lease_ms)| Step::SetLease { key, who, lease_ms }),
-            2 => hold().prop_map(|(key, who)| Step::Unbind { key, who }),
-            1 => client().prop_map(|client| Step::TakeClient { client }),
+                .prop_map(|((key, who), lease_ms)| Step::SetLease(key, who, lease_ms)),
+            2 => hold().prop_map(|(key, who)| Step::Unbind(key, who)),
+            1 => client().prop_map(Step::TakeClient),
             6 => Just(Step::TakeDue),
-            4 => (-10..40_i64).prop_map(|by_ms| Step::Clock { by_ms }),
+            4 => (-10..40_i64).prop_map(Step::Clock),
         ];
         prop::collection::vec(step, 1..120)
     }
@@ -393,24 +230,25 @@ mod against_a_model {
         #[test]
         fn sessions_behave_like_a_plain_list(steps in steps()) {
             let mut sessions = Sessions::default();
+            check_nothing_is_left(&mut sessions);
             let mut model = Model::default();
             let mut now_ms = 1000;
             for step in steps {
                 match step {
-                    Step::Binding { key, who, to: (client, token, lease_ms) } => {
+                    Step::Binding(key, who, (client, token, lease_ms)) => {
                         bind(&mut sessions, KEYS[key], OWNERS[who], (client, token, lease_ms), now_ms);
                         let hold = at(KEYS[key], OWNERS[who]);
                         model.bind(hold, (client, token, lease_ms), now_ms);
                     }
-                    Step::SetLease { key, who, lease_ms } => {
+                    Step::SetLease(key, who, lease_ms) => {
                         set_lease(&mut sessions, KEYS[key], OWNERS[who], lease_ms, now_ms);
                         model.set_lease(&at(KEYS[key], OWNERS[who]), lease_ms, now_ms);
                     }
-                    Step::Unbind { key, who } => {
+                    Step::Unbind(key, who) => {
                         sessions.unbind(KEYS[key], &owner(OWNERS[who]));
                         model.unbind(&at(KEYS[key], OWNERS[who]));
                     }
-                    Step::TakeClient { client } => {
+                    Step::TakeClient(client) => {
                         let gone = in_order(take_client(&mut sessions, client));
                         prop_assert_eq!(gone, model.take_client(client));
                     }
@@ -431,12 +269,17 @@ mod against_a_model {
                             }
                         }
                     }
-                    Step::Clock { by_ms } => now_ms += by_ms,
+                    Step::Clock(by_ms) => now_ms += by_ms,
                 }
                 prop_assert_eq!(sessions.len(), model.bindings.len());
                 prop_assert_eq!(sessions.is_empty(), model.bindings.is_empty());
                 let [next, expected] = [sessions.next_renewal_ms(), model.next_renewal_ms()];
                 prop_assert_eq!(next, expected);
+                for (key, who) in KEYS.iter().flat_map(|key| OWNERS.map(|who| (*key, who))) {
+                    let binding = sessions.binding_of(key, &owner(who));
+                    let bound = model.bindings.iter().find(|bound| bound.hold == at(key, who));
+                    prop_assert_eq!(binding.as_ref().map(told), bound.map(|bound| bound.told().1));
+                }
                 prop_assert!(sessions.agree());
             }
             for client in 1..4 {
@@ -504,12 +347,4 @@ fn a_renewal_that_was_not_possible_is_tried_again_when_it_is_planned() {
     assert_eq!(sessions.forget_any().as_deref(), Some(&[ClientId(1)][..]));
     assert_eq!(sessions.forget_any(), None);
     check_nothing_is_left(&mut sessions);
-}
-
-#[test]
-fn reentry_by_the_same_lease_is_renewed_as_if_it_were_new() {
-    let mut sessions = Sessions::default();
-    bind(&mut sessions, KEY, "a", (1, 7, 300), 0);
-    bind(&mut sessions, KEY, "a", (1, 7, 300), 50);
-    assert_eq!(sessions.next_renewal_ms(), Some(150));
 }

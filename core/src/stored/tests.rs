@@ -1,7 +1,9 @@
+use std::rc::Rc;
+
 use proptest::prelude::*;
 
 use super::*;
-use crate::lock::tests::{free, held, held_by, limit, permitted, sorted};
+use crate::lock::tests::{free, held, held_by, limit, permitted, sorted, stored};
 use crate::token::TOKEN_MAX;
 
 /// When the key expires, in tests where that matters.
@@ -38,96 +40,70 @@ mod stored_hashes {
     use super::*;
 
     #[test]
-    fn a_missing_key_is_a_free_lock() {
-        check(&[], None, &free(None));
-    }
-
-    #[test]
-    fn an_owner_with_a_token_holds_the_lock() {
-        let fields = [("a", "2"), ("@fence", "7")];
-        check(&fields, Some(END), &held("a", 2, Some(7), Some(END)));
-    }
-
-    #[test]
-    fn a_persisted_lock_with_a_token_is_held_without_an_end() {
-        check(
-            &[("a", "1"), ("@fence", "7")],
-            None,
-            &held("a", 1, Some(7), None),
-        );
-    }
-
-    #[test]
-    fn a_hash_of_redisson_is_a_held_lock_without_a_token() {
-        let name = "b9834f1e-ab7d-4a0f-8a1c-0a6a1e3d0d52:1";
-        check(&[(name, "3")], Some(END), &held(name, 3, None, Some(END)));
-    }
-
-    #[test]
-    fn a_single_number_without_an_expiry_is_somebody_elses_hash() {
-        assert_eq!(read(&[("a", "3")], None), Err(LockError::NotALock));
-    }
-
-    #[test]
-    fn a_token_alone_is_a_free_lock_that_remembers_it() {
-        for expiry in [None, Some(END)] {
-            let lock = Lock {
-                expires_at_ms: expiry,
-                ..free(Some(7))
-            };
-            check(&[("@fence", "7")], expiry, &lock);
+    fn a_hash_is_the_lock_of_which_its_fields_tell() {
+        let (redisson, longest) = ("b9834f1e-ab7d-4a0f-8a1c-0a6a1e3d0d52:1", "x".repeat(1024));
+        let remembered = Lock {
+            expires_at_ms: Some(END),
+            ..free(Some(7))
+        };
+        let all: [(&[_], _, _); 9] = [
+            (&[], None, free(None)),
+            (
+                &[("a", "2"), ("@fence", "7")],
+                Some(END),
+                held("a", 2, Some(7), Some(END)),
+            ),
+            // Somebody persisted the key.
+            (
+                &[("a", "1"), ("@fence", "7")],
+                None,
+                held("a", 1, Some(7), None),
+            ),
+            (
+                &[(redisson, "3")],
+                Some(END),
+                held(redisson, 3, None, Some(END)),
+            ),
+            (&[("@fence", "7")], None, free(Some(7))),
+            (&[("@fence", "7")], Some(END), remembered),
+            (
+                &[("@fence", "9007199254740991")],
+                None,
+                free(Some(TOKEN_MAX)),
+            ),
+            (
+                &[("a", "9223372036854775807")],
+                Some(END),
+                held("a", i64::MAX, None, Some(END)),
+            ),
+            (
+                &[(&longest, "1")],
+                Some(END),
+                held(&longest, 1, None, Some(END)),
+            ),
+        ];
+        for (fields, expiry, lock) in all {
+            check(fields, expiry, &lock);
         }
     }
 
     #[test]
-    fn a_lock_has_one_owner() {
+    fn any_other_hash_is_no_lock() {
+        assert_eq!(read(&[("a", "3")], None), Err(LockError::NotALock));
         check_no_lock(&[("a", "1"), ("b", "1")]);
         check_no_lock(&[("a", "1"), ("b", "1"), ("@fence", "7")]);
-    }
-
-    #[test]
-    fn a_field_of_the_module_that_is_unknown_makes_it_no_lock() {
-        check_no_lock(&[("@other", "1")]);
-        check_no_lock(&[("@fence", "7"), ("@other", "1")]);
-        check_no_lock(&[("a", "1"), ("@FENCE", "7")]);
-    }
-
-    #[test]
-    fn a_hold_count_is_a_positive_integer_as_redis_writes_it() {
+        for name in ["@other", "@FENCE", "", &"x".repeat(1025)] {
+            check_no_lock(&[(name, "1")]);
+            check_no_lock(&[(name, "1"), ("@fence", "7")]);
+        }
         for count in ["0", "-1", "", "01", "+1", " 1", "1 ", "1.0", "1e3", "x"] {
             check_no_lock(&[("a", count), ("@fence", "7")]);
         }
         check_no_lock(&[("a", "9223372036854775808"), ("@fence", "7")]);
-        check(
-            &[("a", "9223372036854775807")],
-            Some(END),
-            &held("a", i64::MAX, None, Some(END)),
-        );
-    }
-
-    #[test]
-    fn a_stored_token_is_between_1_and_the_greatest() {
         for token in ["0", "-1", "9007199254740992", "9223372036854775808", "07"] {
             check_no_lock(&[("a", "1"), ("@fence", token)]);
             check_no_lock(&[("@fence", token)]);
         }
-        check(
-            &[("@fence", "9007199254740991")],
-            None,
-            &free(Some(TOKEN_MAX)),
-        );
-    }
-
-    #[test]
-    fn a_field_that_can_not_be_an_owner_makes_it_no_lock() {
-        check_no_lock(&[("", "1"), ("@fence", "7")]);
-        check_no_lock(&[(&"x".repeat(1025), "1"), ("@fence", "7")]);
-        let longest = "x".repeat(1024);
-        check(
-            &[(&longest, "1")],
-            Some(END),
-            &held(&longest, 1, None, Some(END)),
-        );
     }
 
     #[test]
@@ -248,12 +224,6 @@ mod permits {
     }
 
     #[test]
-    fn one_of_several_owners_without_a_permit_makes_it_no_lock() {
-        check_no_lock(&without(&A_AND_B, "@permit:a"));
-        check_no_lock(&without(&A_AND_B, "@permit:b"));
-    }
-
-    #[test]
     fn a_permit_without_its_owner_admits_nobody() {
         let expires_at_ms = Some(END + 5);
         let lock = Lock {
@@ -285,14 +255,6 @@ mod permits {
             };
             check(&fields, end_ms, &lock);
         }
-    }
-
-    #[test]
-    fn several_fields_without_a_token_are_no_lock() {
-        let without_a = without(&without(&A_AND_B, "a"), "@fence");
-        check_no_lock(&without_a);
-        check_no_lock(&without(&without_a, "@permit:a"));
-        check_no_lock(&without(&without_a, "@permit:b"));
     }
 
     #[test]
@@ -345,7 +307,13 @@ mod permits {
     }
 
     #[test]
-    fn a_count_beside_a_permit_is_a_count_like_any_other() {
+    fn every_permit_but_one_that_is_left_behind_has_an_owner_a_count_and_a_token() {
+        check_no_lock(&without(&A_AND_B, "@permit:a"));
+        check_no_lock(&without(&A_AND_B, "@permit:b"));
+        let without_a = without(&without(&A_AND_B, "a"), "@fence");
+        check_no_lock(&without_a);
+        check_no_lock(&without(&without_a, "@permit:a"));
+        check_no_lock(&without(&without_a, "@permit:b"));
         for count in ["0", "-1", "", "01", "x"] {
             let permit = ("@permit:a", "0 7 1700000001000");
             check_no_lock(&[("a", count), permit, ("@fence", "7")]);
@@ -453,34 +421,13 @@ mod round_trips {
         )
     }
 
-    /// The hash of a lock.
-    fn fields(lock: &Lock) -> Fields {
-        let mut fields = Fields::new();
-        for holder in lock.holders() {
-            let name = holder.owner.as_bytes();
-            fields.push((name.to_vec(), holder.holds.to_string().into_bytes()));
-            if holder.limit != Limit::EXCLUSIVE {
-                let permit = Permit {
-                    limit: holder.limit,
-                    token: holder.token.unwrap(),
-                    lease_end_ms: holder.lease_end_ms.unwrap(),
-                };
-                let field = [PERMIT_PREFIX, name].concat();
-                fields.push((field, permit.to_text().into_bytes()));
-            }
-        }
-        if let Some(token) = lock.last_token {
-            let token = token.get().to_string().into_bytes();
-            fields.push((TOKEN_FIELD.to_vec(), token));
-        }
-        fields
-    }
-
     fn lock_and_its_fields() -> impl Strategy<Value = (Lock, Fields)> {
         let lock = prop_oneof![1 => nobody(), 2 => exclusive(), 4 => shared_or_limited()];
         lock.prop_flat_map(|lock| {
-            let fields = Just(fields(&lock)).prop_shuffle();
-            (Just(lock), fields)
+            let fields: Fields = Rc::unwrap_or_clone(stored(&lock).fields)
+                .into_iter()
+                .collect();
+            (Just(lock), Just(fields).prop_shuffle())
         })
     }
 

@@ -5,18 +5,18 @@ use crate::holder::Holder;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
+use crate::explore::keyspace::{Value, permit_field};
 use crate::keys::KeyBuf;
-use crate::lock::Effect;
+use crate::lock::tests::{hold_number, owner};
 use crate::metrics::Metrics;
 use crate::queue::Place;
-use crate::request::{HoldNumber, Lease, Limit, ReleaseExtent};
-use crate::stored::{PERMIT_PREFIX, Reader, TOKEN_FIELD};
+use crate::request::{Lease, Limit, ReleaseExtent};
+use crate::stored::TOKEN_FIELD;
 
 mod acknowledged;
 mod connections;
 mod deadlocks;
 mod due;
-mod explored;
 mod guarded;
 mod hand_off;
 mod histories;
@@ -50,16 +50,8 @@ const fn in_db(db: i32, name: &str) -> KeyRef<'_> {
     }
 }
 
-fn owner(name: &str) -> Owner {
-    Owner::new(name.as_bytes()).unwrap()
-}
-
 fn lease(ms: i64) -> Lease {
     Lease::from_ms(ms).unwrap()
-}
-
-fn hold_number(n: i64) -> HoldNumber {
-    HoldNumber::new(n).unwrap()
 }
 
 /// A request, the connection that it comes from, and how long it would wait.
@@ -135,76 +127,6 @@ impl Ask {
     }
 }
 
-type Fields = BTreeMap<Vec<u8>, Vec<u8>>;
-
-/// What is stored under a key: the fields of a hash, or something else.
-#[derive(Clone, Debug, Default)]
-struct Value {
-    fields: Fields,
-    expires_at_ms: Option<i64>,
-    is_other: bool,
-}
-
-impl Value {
-    fn apply(&mut self, effects: &[Effect]) {
-        for effect in effects {
-            match effect {
-                Effect::SetHolder {
-                    owner,
-                    holds,
-                    permit,
-                    new_token,
-                } => {
-                    self.set(owner.as_bytes(), holds);
-                    if let Some(permit) = permit {
-                        self.set(&permit_field(owner), permit.to_text());
-                    }
-                    if let Some(token) = new_token {
-                        self.set(TOKEN_FIELD, token.get());
-                    }
-                }
-                Effect::RemoveHolder { owner } => {
-                    let count = self.fields.remove(owner.as_bytes());
-                    assert!(count.is_some(), "{owner:?} held nothing");
-                    self.fields.remove(&permit_field(owner));
-                }
-                Effect::ExpireAt { at_ms } => self.expires_at_ms = Some(*at_ms),
-                Effect::Delete => *self = Self::default(),
-                Effect::Replace {
-                    owner,
-                    token,
-                    end_ms,
-                } => {
-                    *self = Self::default();
-                    self.set(owner.as_bytes(), 1);
-                    self.set(TOKEN_FIELD, token.get());
-                    self.expires_at_ms = Some(*end_ms);
-                }
-            }
-        }
-    }
-
-    fn set(&mut self, field: &[u8], value: impl ToString) {
-        self.fields
-            .insert(field.to_vec(), value.to_string().into_bytes());
-    }
-
-    fn read(&self) -> Result<Lock, LockError> {
-        if self.is_other {
-            return Err(LockError::WrongType);
-        }
-        let mut reader = Reader::default();
-        for (name, value) in &self.fields {
-            reader.field(name, value);
-        }
-        reader.finish(self.expires_at_ms)
-    }
-}
-
-fn permit_field(owner: &Owner) -> Vec<u8> {
-    [PERMIT_PREFIX, owner.as_bytes()].concat()
-}
-
 /// A server with its table.
 #[derive(Clone)]
 struct Server {
@@ -224,6 +146,8 @@ struct Server {
     effects: Effects,
     /// Whether the last step left the lock free.
     freed: bool,
+    /// How far the replication stream reaches.
+    offset: i64,
     /// The reply that the last step withheld.
     withheld: Option<WaiterId>,
     /// The last step has something that changes nothing go to replicas.
@@ -290,6 +214,7 @@ impl Server {
             log: Vec::new(),
             effects: Effects::new(),
             freed: false,
+            offset: 0,
             withheld: None,
             stream_goes_on: false,
             steps: 0,
@@ -401,7 +326,7 @@ impl Server {
         value.apply(&step.effects);
         let end_ms = value.expires_at_ms.unwrap_or(i64::MAX);
         self.first_expiry_ms = self.first_expiry_ms.min(end_ms);
-        if value.fields.is_empty() && !value.is_other {
+        if !value.is_there() {
             self.keys.remove(&KeyBuf::from(key));
         }
         for (addressee, answer) in &step.answers {
@@ -591,6 +516,31 @@ impl Server {
         .collect()
     }
 
+    fn wake_at_ms(&self) -> Option<i64> {
+        self.table.wake_at_ms(self.now())
+    }
+
+    fn pause_grants(&mut self) {
+        self.table.settings.may_grant = false;
+    }
+
+    fn resume_grants(&mut self) {
+        self.table.settings.may_grant = true;
+        self.table.everything_touched();
+    }
+
+    fn disconnect(&mut self, client: u64) {
+        self.table.connection_ended(ClientId(client));
+    }
+
+    /// Ends places that are kept for a second, or for as long as a connection lives.
+    fn end_places(&mut self, by_time: bool) {
+        match by_time {
+            true => self.sleep(1001),
+            false => self.disconnect(7),
+        }
+    }
+
     fn leave(&mut self, id: WaiterId) {
         let now_ms = self.ms();
         self.table.waiter_left(id, Leave::Gone, now_ms);
@@ -603,25 +553,24 @@ impl Server {
         change(value);
         let end_ms = value.expires_at_ms.unwrap_or(i64::MAX);
         self.first_expiry_ms = self.first_expiry_ms.min(end_ms);
-        if value.fields.is_empty() && !value.is_other {
+        if !value.is_there() {
             self.keys.remove(&KeyBuf::from(key));
         }
         let now_ms = self.ms();
         self.table.key_touched(key, now_ms);
     }
 
+    fn put(&mut self, key: KeyRef<'_>, value: Value) {
+        self.write(key, |old| *old = value);
+    }
+
     fn delete(&mut self, key: KeyRef<'_>) {
-        self.write(key, |value| *value = Value::default());
+        self.put(key, Value::default());
     }
 
     /// `SET key value`
     fn overwrite(&mut self, key: KeyRef<'_>) {
-        self.write(key, |value| {
-            *value = Value {
-                is_other: true,
-                ..Value::default()
-            };
-        });
+        self.put(key, Value::other());
     }
 
     fn rename(&mut self, from: KeyRef<'_>, to: KeyRef<'_>) {
@@ -732,6 +681,8 @@ impl Server {
     #[track_caller]
     fn check_nothing_is_left(&self) {
         let table = &self.table;
+        assert!(!table.awaits_replicas());
+        assert_eq!(table.totals(self.now()).withheld, 0);
         assert!(!table.anybody_waits() && !table.remembers_holds());
         assert!(table.unchecked.is_empty() && table.to_close.is_empty());
         assert!(table.time_outs.is_empty() && table.claims.is_empty());

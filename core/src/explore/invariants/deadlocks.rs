@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use super::{Checked, Seen};
 use crate::cycle::WaitEdge;
 use crate::error::LockError;
-use crate::explore::keyspace::Value;
-use crate::explore::scope::Ask;
+use crate::explore::cast::owner_name;
+use crate::explore::scope::{Ask, Event};
 use crate::explore::world::{Changed, Doing, World};
 use crate::request::{Limit, Owner};
 use crate::table::Answer;
@@ -130,10 +130,8 @@ pub(super) fn only_a_deadlock_is_refused(world: &World, seen: &Seen) -> Checked 
             .first()
             .is_some_and(|edge| edge.waiter == *world.owner(at));
         if !(begins && is_closed && cycle.iter().all(is_edge)) {
-            return Err(format!(
-                "{} was refused for {cycle:?}",
-                world.cast.client_name(at)
-            ));
+            let client = world.cast.client_name(at);
+            return Err(format!("{client} was refused for {cycle:?}"));
         }
     }
     Ok(())
@@ -145,7 +143,8 @@ pub(super) fn no_deadlock_stays(world: &World) -> Checked {
     let scope = &world.cast.scope;
     let is_one_thread = scope.connections.iter().all(|&count| count == 1)
         && !scope.asks.iter().any(|ask| ask.place);
-    if !is_one_thread || scope.redisson || scope.renames || scope.swaps || scope.overwrites {
+    if !is_one_thread || scope.has(Event::Redisson) || scope.moves() || scope.has(Event::Overwrite)
+    {
         return Ok(());
     }
     let is_quiet = world.wake_at_ms().is_none_or(|at_ms| at_ms > world.now_ms);
@@ -158,20 +157,19 @@ pub(super) fn no_deadlock_stays(world: &World) -> Checked {
         || !world
             .connections
             .iter()
-            .any(|one| matches!(one.doing, Doing::Waits { .. }))
+            .any(|one| matches!(one.doing, Doing::Waiting { .. }))
     {
         return Ok(());
     }
     // What has expired is found when it is due.
-    let expires = (0..world.cast.keys.len()).any(|key| {
-        world.data.is_expired(key, world.now_ms) || world.data.value(key) == Some(&Value::Text)
-    });
+    let expires = (0..world.cast.keys.len())
+        .any(|key| world.data.is_expired(key, world.now_ms) || world.data.value(key).is_other);
     if expires {
         return Ok(());
     }
     let edges = Edges::of(world, None);
     match (0..world.cast.owners.len()).find(|&owner| edges.leads_back(owner)) {
         None => Ok(()),
-        Some(owner) => Err(format!("{} waits for itself", world.cast.owner_name(owner))),
+        Some(owner) => Err(format!("{} waits for itself", owner_name(owner))),
     }
 }

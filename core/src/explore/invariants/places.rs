@@ -1,6 +1,7 @@
 //! What must hold of places in the queue.
 
-use super::{Checked, Seen};
+use super::{Checked, Seen, ensure};
+use crate::explore::cast::{key_name, owner_name};
 use crate::explore::world::{PlaceKept, World};
 use crate::lock::Lock;
 use crate::queue::WaiterId;
@@ -10,20 +11,16 @@ pub(in crate::explore) fn a_place_that_is_over_is_granted_nothing(
     world: &World,
     place: &PlaceKept,
 ) -> Checked {
-    if !world.is_over(place) {
-        return Ok(());
-    }
-    Err("its time, or its session's connection, has ended".to_owned())
+    ensure(!world.is_over(place), || {
+        "its time, or its session's connection, has ended".to_owned()
+    })
 }
 
 pub(in crate::explore) fn only_a_place_that_is_over_ends(
     world: &World,
     place: &PlaceKept,
 ) -> Checked {
-    if world.is_over(place) {
-        return Ok(());
-    }
-    Err("nobody gave it up".to_owned())
+    ensure(world.is_over(place), || "nobody gave it up".to_owned())
 }
 
 pub(in crate::explore) fn who_asks_again_keeps_its_position(
@@ -32,10 +29,9 @@ pub(in crate::explore) fn who_asks_again_keeps_its_position(
     kept: Option<WaiterId>,
     queued: WaiterId,
 ) -> Checked {
-    if kept.is_none_or(|kept| kept == queued) {
-        return Ok(());
-    }
-    Err(format!("{} has another", world.cast.client_name(at)))
+    ensure(kept.is_none_or(|kept| kept == queued), || {
+        format!("{} has another", world.cast.client_name(at))
+    })
 }
 
 /// Whoever is to be told, also where others hold the lock.
@@ -47,13 +43,9 @@ pub(super) fn the_end_of_a_place_is_planned(world: &World, key: usize) -> Checke
         };
         world.wake_at_ms().is_none_or(|wake_ms| wake_ms > by_ms)
     };
-    if !world.places_for(key).any(|place| is_late(&place)) {
-        return Ok(());
-    }
-    Err(format!(
-        "the timer is not set for a place of {}",
-        world.cast.key_name(key)
-    ))
+    ensure(!world.places_for(key).any(|place| is_late(&place)), || {
+        format!("the timer is not set for a place of {}", key_name(key))
+    })
 }
 
 pub(super) fn an_unclaimed_grant_ends_soon(world: &World, key: usize, lock: &Lock) -> Checked {
@@ -63,10 +55,9 @@ pub(super) fn an_unclaimed_grant_ends_soon(world: &World, key: usize, lock: &Loc
         };
         let holder = lock.holder(owner).filter(|one| one.token == Some(token));
         if holder.is_some_and(|one| one.lease_end_ms.is_none_or(|end_ms| end_ms > until_ms)) {
+            let (owner, key) = (owner_name(number), key_name(key));
             return Err(format!(
-                "{} has not claimed {}, and its lease goes on",
-                world.cast.owner_name(number),
-                world.cast.key_name(key)
+                "{owner} has not claimed {key}, and its lease goes on"
             ));
         }
     }
@@ -84,11 +75,8 @@ pub(super) fn nothing_is_granted_unheard(world: &World, seen: &Seen) -> Checked 
     };
     for &number in &seen.unheard {
         if lock.holder(&world.cast.owners[number]).is_some() && !is_told(number) {
-            return Err(format!(
-                "{} holds {}, and nobody heard of it",
-                world.cast.owner_name(number),
-                world.cast.key_name(seen.key)
-            ));
+            let (owner, key) = (owner_name(number), key_name(seen.key));
+            return Err(format!("{owner} holds {key}, and nobody heard of it"));
         }
     }
     Ok(())
@@ -113,10 +101,9 @@ pub(super) fn a_place_is_for_the_first_hold(world: &World, seen: &Seen) -> Check
         let expected = before.map_or(1, |one| one.holds);
         let holds = lock.holder(owner).map_or(expected, |one| one.holds);
         if holds > expected {
+            let (owner, key) = (owner_name(number), key_name(seen.key));
             return Err(format!(
-                "{} has {holds} holds of {} instead of {expected}",
-                world.cast.owner_name(number),
-                world.cast.key_name(seen.key)
+                "{owner} has {holds} holds of {key} instead of {expected}"
             ));
         }
     }

@@ -1,6 +1,7 @@
 //! What must hold of a lock, and of all that is remembered, in every state.
 
-use super::Checked;
+use super::{Checked, ensure};
+use crate::explore::cast::{key_name, owner_name};
 use crate::explore::scope::RECHECK_MS;
 use crate::explore::world::{Changed, Doing, World};
 use crate::lock::Lock;
@@ -9,14 +10,14 @@ use crate::request::{ClientId, Limit};
 use crate::table::HolderView;
 
 /// Of all holders, and so of the newest too.
-pub(super) fn holders_are_within_their_limits(world: &World, key: usize, lock: &Lock) -> Checked {
+pub(super) fn holders_are_within_their_limits(key: usize, lock: &Lock) -> Checked {
     let count = lock.holders().len() as i64;
     for holder in lock.holders() {
         let limit = holder.limit.count_or_zero();
         if limit > 0 && count > limit {
             return Err(format!(
                 "{count} hold {}, and {:?} allows {limit}",
-                world.cast.key_name(key),
+                key_name(key),
                 holder.owner
             ));
         }
@@ -24,20 +25,19 @@ pub(super) fn holders_are_within_their_limits(world: &World, key: usize, lock: &
     Ok(())
 }
 
-pub(super) fn no_hold_is_without_an_end(world: &World, key: usize, lock: &Lock) -> Checked {
+pub(super) fn no_hold_is_without_an_end(key: usize, lock: &Lock) -> Checked {
     let last_ms = lock.holders().iter().map(|one| one.lease_end_ms).max();
     let is_right = match last_ms {
         None => true,
         Some(last_ms) => lock.expires_at_ms().is_some() && lock.expires_at_ms() == last_ms,
     };
-    if is_right {
-        return Ok(());
-    }
-    Err(format!(
-        "the last lease of {} ends at {last_ms:?}, and the key expires at {:?}",
-        world.cast.key_name(key),
-        lock.expires_at_ms()
-    ))
+    ensure(is_right, || {
+        format!(
+            "the last lease of {} ends at {last_ms:?}, and the key expires at {:?}",
+            key_name(key),
+            lock.expires_at_ms()
+        )
+    })
 }
 
 /// The lock that the last step left behind is the one that its effects wrote.
@@ -61,15 +61,14 @@ fn is_same(world: &World, key: usize, remembered: &Lock, stored: &Lock) -> Check
     let same_rest = stored.is_free()
         || remembered.last_token() == stored.last_token()
             && remembered.expires_at_ms() == stored.expires_at_ms();
-    if same_holders && same_rest {
-        return Ok(());
-    }
-    Err(format!(
-        "{} is remembered to be held by {}, and is stored as held by {}",
-        world.cast.key_name(key),
-        world.sketch(remembered),
-        world.sketch(stored)
-    ))
+    ensure(same_holders && same_rest, || {
+        format!(
+            "{} is remembered to be held by {}, and is stored as held by {}",
+            key_name(key),
+            world.sketch(remembered),
+            world.sketch(stored)
+        )
+    })
 }
 
 /// A hold that was granted is there until it is given back, broken, deleted, over,
@@ -87,8 +86,8 @@ pub(super) fn a_grant_stands(world: &World, key: usize, holders: &[HolderView]) 
         if !stands || !has_holds {
             return Err(format!(
                 "{} was granted {} and may rely on {} hold(s), and has {}",
-                world.cast.owner_name(number),
-                world.cast.key_name(key),
+                owner_name(number),
+                key_name(key),
                 known.holds.max(1),
                 held.map_or("none".into(), |held| format!(
                     "{}, by {} token",
@@ -113,10 +112,9 @@ pub(super) fn a_hold_ends_with_its_connection(
         };
         let held = holders.iter().find(|one| one.owner == *owner);
         if held.is_some_and(|held| held.token == Some(over)) {
+            let (owner, key) = (owner_name(number), key_name(key));
             return Err(format!(
-                "the connection of {} has ended, and it still holds {}",
-                world.cast.owner_name(number),
-                world.cast.key_name(key)
+                "the connection of {owner} has ended, and it still holds {key}"
             ));
         }
     }
@@ -134,11 +132,8 @@ pub(super) fn a_hold_that_nobody_knows_of_is_over(
         let number = world.owner_number(&holder.owner);
         let is_told = world.known[key][number].told == Some(token);
         if !is_told && !world.is_untold(key, number, token) {
-            return Err(format!(
-                "{} holds {}, and was never told so",
-                world.cast.owner_name(number),
-                world.cast.key_name(key)
-            ));
+            let (owner, key) = (owner_name(number), key_name(key));
+            return Err(format!("{owner} holds {key}, and was never told so"));
         }
     }
     Ok(())
@@ -153,15 +148,15 @@ pub(super) fn a_session_is_kept_up(world: &World, key: usize, holders: &[HolderV
         let expected = known.tied.filter(|tied| holder.token == Some(tied.token));
         let expected = expected.map(|tied| tied.newest);
         // A lock that was moved and comes back may be a session again.
-        let has_moved = world.cast.scope.renames || world.cast.scope.swaps;
+        let has_moved = world.cast.scope.moves();
         // Who keeps up what was bound to a connection that has ended is seen next.
         let is_settled = !world.table.has_ended(world.cast.key(key));
         let differs = holder.client != expected && (is_settled || holder.client.is_some());
         if differs && !has_moved {
             return Err(format!(
                 "the holds of {} on {} are bound to {:?} instead of {expected:?}",
-                world.cast.owner_name(number),
-                world.cast.key_name(key),
+                owner_name(number),
+                key_name(key),
                 holder.client,
             ));
         }
@@ -200,7 +195,7 @@ pub(super) fn who_waits_stands_in_the_queue(world: &World, key: usize) -> Checke
         return Ok(());
     }
     let name = |&(owner, client): &(usize, Option<ClientId>)| match client {
-        None => format!("a place of {}", world.cast.owner_name(owner)),
+        None => format!("a place of {}", owner_name(owner)),
         Some(client) => match world.connection_of(client) {
             Some(at) => world.cast.client_name(at),
             None => "a connection that has ended".into(),
@@ -212,7 +207,7 @@ pub(super) fn who_waits_stands_in_the_queue(world: &World, key: usize) -> Checke
     };
     Err(format!(
         "for {} wait: {}; and in the queue stand: {}",
-        world.cast.key_name(key),
+        key_name(key),
         names(&expected),
         names(&waiters)
     ))
@@ -226,11 +221,8 @@ pub(super) fn a_look_is_planned(world: &World, key: usize, holders: &[HolderView
         return Ok(());
     };
     let broken = |why: String| {
-        Err(format!(
-            "{} is the first to wait for {}; {why}",
-            world.cast.client_name(first),
-            world.cast.key_name(key)
-        ))
+        let (client, key) = (world.cast.client_name(first), key_name(key));
+        Err(format!("{client} is the first to wait for {key}; {why}"))
     };
     let Some(at_ms) = world.table.recheck_at_ms(world.cast.key(key)) else {
         return broken("no look is planned".into());
@@ -297,8 +289,5 @@ pub(super) fn nothing_is_remembered_without_need(world: &World) -> Checked {
 }
 
 pub(super) fn what_is_kept_twice_agrees(world: &World) -> Checked {
-    if world.table.agree() {
-        return Ok(());
-    }
-    Err(format!("{:?}", world.table))
+    ensure(world.table.agree(), || format!("{:?}", world.table))
 }

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use super::{Checked, Seen};
+use super::{Checked, Seen, ensure};
 use crate::error::LockError;
+use crate::explore::cast::{key_name, owner_name};
 use crate::explore::scope::{Ask, CLAIM_MS, LEASE_MS};
 use crate::explore::world::World;
 use crate::lock::Released;
@@ -42,7 +43,7 @@ pub(super) fn tokens_rise(world: &mut World, seen: &Seen) -> Checked {
             return Err(format!(
                 "{} was granted {} by a token that is {}",
                 world.cast.client_name(at),
-                world.cast.key_name(seen.key),
+                key_name(seen.key),
                 if is_new {
                     "no greater than one before"
                 } else {
@@ -96,10 +97,9 @@ pub(super) fn grants_come_in_the_order_of_requests(world: &World, seen: &Seen) -
             Some(other) != seen.queued && passed != *at
         };
         if last > Some(*id) || passed.is_some_and(is_passed) {
+            let (client, key) = (world.cast.client_name(*at), key_name(seen.key));
             return Err(format!(
-                "{} was handed {} before one that asked for it earlier",
-                world.cast.client_name(*at),
-                world.cast.key_name(seen.key)
+                "{client} was handed {key} before one that asked for it earlier"
             ));
         }
         last = Some(*id);
@@ -122,14 +122,16 @@ pub(super) fn no_newcomer_passes_the_queue(world: &World, seen: &Seen) -> Checke
         .any(|(_, at, ..)| world.cast.owner_of[*at] == number);
     let waiting = world.still_waiting(seen.key);
     let is_behind = |id: WaiterId| seen.kept.is_some_and(|kept| kept < id);
-    if held || handed || waiting.iter().all(|&(id, ..)| is_behind(id)) {
-        return Ok(());
-    }
-    Err(format!(
-        "{} was granted {} at once, and others wait for it",
-        world.cast.client_name(at),
-        world.cast.key_name(seen.key)
-    ))
+    ensure(
+        held || handed || waiting.iter().all(|&(id, ..)| is_behind(id)),
+        || {
+            format!(
+                "{} was granted {} at once, and others wait for it",
+                world.cast.client_name(at),
+                key_name(seen.key)
+            )
+        },
+    )
 }
 
 pub(super) fn a_released_hold_is_bound_no_more(world: &World, seen: &Seen) -> Checked {
@@ -145,10 +147,9 @@ pub(super) fn a_released_hold_is_bound_no_more(world: &World, seen: &Seen) -> Ch
             .bound_client(world.cast.key(seen.key), owner)
             .is_some();
         if concerns && is_bound && lock.holder(owner).is_none() {
+            let (owner, key) = (owner_name(number), key_name(seen.key));
             return Err(format!(
-                "{} holds {} no more, and is bound to a connection",
-                world.cast.owner_name(number),
-                world.cast.key_name(seen.key)
+                "{owner} holds {key} no more, and is bound to a connection"
             ));
         }
     }
@@ -178,12 +179,9 @@ pub(in crate::explore) fn releases_need_a_hold(
         Ok(Released::NotHeld) => holds == 0,
         Err(_) => matches!(request.extent, ReleaseExtent::Hold(_)),
     };
-    if is_right {
-        return Ok(());
-    }
-    Err(format!(
-        "a release of an owner with {holds} hold(s) was answered by {result:?}"
-    ))
+    ensure(is_right, || {
+        format!("a release of an owner with {holds} hold(s) was answered by {result:?}")
+    })
 }
 
 pub(in crate::explore) fn renewals_need_a_hold(
@@ -192,10 +190,9 @@ pub(in crate::explore) fn renewals_need_a_hold(
     renewed: bool,
 ) -> Checked {
     let has_token = |held: &&HolderView| request.token.is_none() || held.token == request.token;
-    if held.as_ref().filter(has_token).is_some() == renewed {
-        return Ok(());
-    }
-    Err(format!("a renewal was answered by {}", i32::from(renewed)))
+    ensure(held.as_ref().filter(has_token).is_some() == renewed, || {
+        format!("a renewal was answered by {}", i32::from(renewed))
+    })
 }
 
 /// The server closes no connection that has not lost a session's hold.
@@ -212,11 +209,10 @@ pub(in crate::explore) fn who_is_closed_has_lost_a_session(
         .flatten()
         .any(|known| known.tied.is_some_and(|tied| tied.has(client)));
     // Before it is closed, its owner may release the lock elsewhere.
-    if was_bound || world.cast.scope.acks {
-        return Ok(());
-    }
-    Err(format!(
-        "{} is closed, and holds nothing by its connection",
-        world.cast.client_name(at)
-    ))
+    ensure(was_bound || world.cast.scope.acks, || {
+        format!(
+            "{} is closed, and holds nothing by its connection",
+            world.cast.client_name(at)
+        )
+    })
 }

@@ -32,31 +32,34 @@ pub(super) struct Scope {
     pub(super) acks_timeout: i64,
     /// A hold that is confirmed without a write is told by what was acknowledged before.
     pub(super) tells_by_old_acks: bool,
-    pub(super) self_fencing: Option<SelfFencing>,
-    pub(super) expected: Expected,
-    /// How far it is followed.
-    pub(super) depth: usize,
-}
-
-/// No search goes this far.
-const TO_THE_END: usize = 1000;
-
-/// A primary that fences itself, and a grace period. In ticks.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct SelfFencing {
-    /// `min-replicas-to-write`: of the first primary, and of one that was promoted.
+    /// `min-replicas-to-write`: of the first primary, and of one that was promoted. A
+    /// primary that needs none does not fence itself.
     pub(super) min_replicas_to_write: [usize; 2],
+    /// For how many ticks a silent replica counts as a good one.
     pub(super) max_lag: i64,
-    /// How late an acknowledgement can be heard of.
+    /// How late an acknowledgement can be heard of, in ticks.
     pub(super) ack_delay: i64,
+    /// For how many ticks after its promotion a primary grants nothing.
     pub(super) grace: i64,
-    /// How long after its promotion a primary renews nothing.
+    /// For how many ticks after its promotion a primary renews nothing.
     pub(super) no_renewal: i64,
     /// What the module hands on by itself is fenced too.
     pub(super) binds_hand_offs: bool,
     /// Whether who holds the lock is served within the grace period.
     pub(super) reenters_in_grace: bool,
+    pub(super) expected: Expected,
+    /// How far it is followed.
+    pub(super) depth: usize,
 }
+
+impl Scope {
+    pub(super) fn is_fenced(&self) -> bool {
+        self.min_replicas_to_write != [0, 0]
+    }
+}
+
+/// No search goes this far.
+const TO_THE_END: usize = 1000;
 
 /// What a search is to come to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,7 +88,13 @@ const PLAIN: Scope = Scope {
     min_replicas: [0, 0],
     acks_timeout: i64::MAX,
     tells_by_old_acks: false,
-    self_fencing: None,
+    min_replicas_to_write: [0, 0],
+    max_lag: 1,
+    ack_delay: 0,
+    grace: 0,
+    no_renewal: 0,
+    binds_hand_offs: true,
+    reenters_in_grace: false,
     expected: Breaks(3),
     depth: TO_THE_END,
 };
@@ -120,7 +129,9 @@ const ACKS_OF_PLACES: Scope = Scope {
 
 /// Two nodes: one that does not hear of the other one writes nothing.
 const FENCED: Scope = Scope {
-    self_fencing: Some(SELF_FENCING),
+    min_replicas_to_write: [1, 1],
+    // The longest lease, the lag, and one tick more.
+    grace: 4,
     expected: Holds,
     ..PLAIN
 };
@@ -135,30 +146,14 @@ const FENCED_PLACES: Scope = Scope {
     ..FENCED
 };
 
-const SELF_FENCING: SelfFencing = SelfFencing {
-    min_replicas_to_write: [1, 1],
-    max_lag: 1,
-    ack_delay: 0,
-    // The longest lease, the lag, and one tick more.
-    grace: 4,
-    no_renewal: 0,
-    binds_hand_offs: true,
-    reenters_in_grace: false,
-};
-
 /// The same with three nodes.
 const FENCED_BY_TWO: Scope = Scope {
     clocks: &[0, 0, 0],
     leases: &[1],
     lag: 1,
-    self_fencing: Some(SELF_FENCING_OF_TWO),
-    ..FENCED
-};
-
-const SELF_FENCING_OF_TWO: SelfFencing = SelfFencing {
     min_replicas_to_write: [2, 2],
     grace: 3,
-    ..SELF_FENCING
+    ..FENCED
 };
 
 /// All scopes: each set of conditions, and what becomes of it without one of them.
@@ -306,10 +301,7 @@ pub(super) const SCOPES: &[Scope] = &[
         waits: true,
         leases: &[1],
         lag: 1,
-        self_fencing: Some(SelfFencing {
-            grace: 3,
-            ..SELF_FENCING
-        }),
+        grace: 3,
         ..FENCED
     },
     Scope {
@@ -325,11 +317,8 @@ pub(super) const SCOPES: &[Scope] = &[
     Scope {
         name: "self-fencing, longer times",
         leases: &[1, 3],
-        self_fencing: Some(SelfFencing {
-            max_lag: 2,
-            grace: 6,
-            ..SELF_FENCING
-        }),
+        max_lag: 2,
+        grace: 6,
         ..FENCED
     },
     Scope {
@@ -358,55 +347,37 @@ pub(super) const SCOPES: &[Scope] = &[
     },
     Scope {
         name: "self-fencing, late acknowledgements, longer grace",
-        self_fencing: Some(SelfFencing {
-            ack_delay: 1,
-            grace: 5,
-            ..SELF_FENCING
-        }),
+        ack_delay: 1,
+        grace: 5,
         ..FENCED
     },
     Scope {
         name: "self-fencing, fewer after a fail-over, late renewals",
-        self_fencing: Some(SelfFencing {
-            min_replicas_to_write: [1, 0],
-            no_renewal: 2,
-            ..SELF_FENCING
-        }),
+        min_replicas_to_write: [1, 0],
+        no_renewal: 2,
         ..FENCED
     },
     Scope {
         name: "self-fencing, three nodes, fewer after, late renewals",
-        self_fencing: Some(SelfFencing {
-            min_replicas_to_write: [2, 1],
-            no_renewal: 2,
-            ..SELF_FENCING_OF_TWO
-        }),
+        min_replicas_to_write: [2, 1],
+        no_renewal: 2,
         ..FENCED_BY_TWO
     },
     Scope {
         name: "self-fencing, fewer after a fail-over",
-        self_fencing: Some(SelfFencing {
-            min_replicas_to_write: [1, 0],
-            ..SELF_FENCING
-        }),
+        min_replicas_to_write: [1, 0],
         expected: Breaks(7),
         ..FENCED
     },
     Scope {
         name: "self-fencing, grace too short",
-        self_fencing: Some(SelfFencing {
-            grace: 3,
-            ..SELF_FENCING
-        }),
+        grace: 3,
         expected: Breaks(7),
         ..FENCED
     },
     Scope {
         name: "self-fencing, grace for newcomers alone",
-        self_fencing: Some(SelfFencing {
-            reenters_in_grace: true,
-            ..SELF_FENCING
-        }),
+        reenters_in_grace: true,
         expected: Breaks(7),
         ..FENCED
     },
@@ -418,10 +389,7 @@ pub(super) const SCOPES: &[Scope] = &[
     },
     Scope {
         name: "self-fencing, late acknowledgements",
-        self_fencing: Some(SelfFencing {
-            ack_delay: 1,
-            ..SELF_FENCING
-        }),
+        ack_delay: 1,
         expected: Breaks(8),
         ..FENCED
     },
@@ -436,11 +404,8 @@ pub(super) const SCOPES: &[Scope] = &[
         waits: true,
         leases: &[1],
         lag: 1,
-        self_fencing: Some(SelfFencing {
-            grace: 3,
-            binds_hand_offs: false,
-            ..SELF_FENCING
-        }),
+        grace: 3,
+        binds_hand_offs: false,
         expected: Breaks(9),
         ..FENCED
     },
@@ -448,21 +413,15 @@ pub(super) const SCOPES: &[Scope] = &[
         name: "self-fencing, places, hand-offs pass it",
         leases: &[1],
         place: 4,
-        self_fencing: Some(SelfFencing {
-            grace: 3,
-            binds_hand_offs: false,
-            ..SELF_FENCING
-        }),
+        grace: 3,
+        binds_hand_offs: false,
         expected: Breaks(9),
         ..FENCED_PLACES
     },
     Scope {
         name: "self-fencing, three nodes, one is enough",
-        self_fencing: Some(SelfFencing {
-            min_replicas_to_write: [1, 1],
-            no_renewal: 2,
-            ..SELF_FENCING_OF_TWO
-        }),
+        min_replicas_to_write: [1, 1],
+        no_renewal: 2,
         expected: Breaks(7),
         ..FENCED_BY_TWO
     },

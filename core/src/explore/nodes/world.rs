@@ -1,29 +1,27 @@
 //! Nodes with a lock table each, what is on its way between them, and clients that
 //! believe what they were told.
 
-mod cast;
 mod clients;
 mod road;
 mod streams;
 
-use std::fmt::Write as _;
 use std::rc::Rc;
 
 use smallvec::SmallVec;
 
 use super::scope::{Expected, Scope};
+use crate::explore::cast::owner_name;
+use crate::explore::cast::{Cast, Order};
 use crate::explore::form::Form;
 use crate::explore::keyspace::{Keyspace, Write};
 use crate::explore::scope::BEGIN_MS;
-use crate::explore::search::{self, Broken};
+use crate::explore::search::{self, Broken, Checked, World as _};
 use crate::grace::Grace;
 use crate::keys::KeyRef;
 use crate::lock::{Lock, Now};
 use crate::queue::WaiterId;
 use crate::table::{LockTable, Settings};
 use crate::token::FencingToken;
-pub(super) use cast::Action;
-use cast::{Cast, Order, owner_name};
 
 /// How many nodes there are at most.
 const NODES: usize = 3;
@@ -36,6 +34,39 @@ const RECHECK: i64 = 1;
 
 /// How long a grant to a place lasts that nobody claims, in ticks.
 const CLAIM: i64 = 1;
+
+/// Something that a client, a node or time may do. A tick is a millisecond.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    /// `LOCK.ACQUIRE key owner HOLD 1`: a client, a node, a lease.
+    Acquire(u8, u8, u8),
+    /// The same with `QUEUE`.
+    Queue(u8, u8, u8),
+    /// `LOCK.RENEW`: a client, a node, a lease.
+    Renew(u8, u8, u8),
+    /// `LOCK.RELEASE key owner ALL`: a client, a node.
+    Release(u8, u8),
+    /// A client's time is up: it waits no more, or is told `NOREPLICAS`.
+    GiveUp(u8),
+    /// A replica gets the next write.
+    Apply(u8),
+    /// A replica gets the whole data set.
+    Resync(u8),
+    /// A node becomes a replica of another one.
+    Follow(u8, u8),
+    /// A replica becomes a primary.
+    Promote(u8),
+    /// A replica restarts, and has lost its data.
+    Restart(u8),
+    /// The timer of a primary wakes the module.
+    Wake(u8),
+    /// A primary finds that the key has expired.
+    Expire(u8),
+    /// A tick passes.
+    Pass,
+    /// Nobody hears what is published any more, or all do again.
+    Ears,
+}
 
 #[derive(Clone, Debug)]
 enum Role {
@@ -71,40 +102,10 @@ struct Node {
     peers: [Peer; NODES],
 }
 
-/// What a client is doing.
+/// A request that is not answered yet. Its client waits for it blocked, for the lock or for
+/// replicas to acknowledge what it is told, or has a place in a queue.
 #[derive(Clone, Copy, Debug)]
-enum Doing {
-    Nothing,
-    /// It waits for the lock, or for replicas to acknowledge what it is told.
-    Waits {
-        node: usize,
-        id: WaiterId,
-        lease: i64,
-        /// Until when it may rely on what it is told, as soon as that is known.
-        until: Option<i64>,
-    },
-}
-
-#[derive(Clone, Debug)]
-struct Client {
-    doing: Doing,
-    /// The token by which it believes that it holds the lock, and until when.
-    belief: Option<(FencingToken, i64)>,
-    /// The places that it was not told the end of.
-    places: SmallVec<[PlaceKept; 2]>,
-}
-
-impl Client {
-    /// Its place in the queue of a node.
-    fn place_on(&mut self, node: usize) -> Option<&mut PlaceKept> {
-        let mut places = self.places.iter_mut();
-        places.find(|place| place.is_in_queue_of(node))
-    }
-}
-
-/// A place in a queue.
-#[derive(Clone, Copy, Debug)]
-struct PlaceKept {
+struct Waiting {
     node: usize,
     id: WaiterId,
     /// How long its first lease is.
@@ -116,24 +117,32 @@ struct PlaceKept {
     is_left: bool,
 }
 
-impl PlaceKept {
+impl Waiting {
     /// Whether it is not granted anything yet.
     fn is_in_queue_of(&self, node: usize) -> bool {
         self.node == node && self.until.is_none()
     }
 }
 
-/// Where somebody listens: what was said, and all tokens in the order of their grants.
 #[derive(Clone, Debug, Default)]
-struct Said {
-    text: String,
-    tokens: Vec<FencingToken>,
+struct Client {
+    blocked: Option<Waiting>,
+    /// The places that it was not told the end of.
+    places: SmallVec<[Waiting; 2]>,
+    /// The token by which it believes that it holds the lock, and until when.
+    belief: Option<(FencingToken, i64)>,
+}
+
+impl Client {
+    fn waiting(&mut self) -> impl Iterator<Item = &mut Waiting> {
+        self.places.iter_mut().chain(&mut self.blocked)
+    }
 }
 
 /// Nodes, their clients, and time.
 #[derive(Clone, Debug)]
 pub(super) struct World {
-    cast: Rc<Cast>,
+    cast: Rc<Cast<Scope>>,
     nodes: Vec<Node>,
     clients: Vec<Client>,
     ticks: i64,
@@ -143,10 +152,10 @@ pub(super) struct World {
     is_deaf: bool,
     /// The greatest token that anybody was told.
     greatest_told: Option<FencingToken>,
-    said: Option<Said>,
+    /// What was said, where somebody listens, and all tokens in the order of their grants.
+    said: Option<String>,
+    tokens: Vec<FencingToken>,
 }
-
-type Checked<T> = Result<T, Broken>;
 
 impl World {
     fn scope(&self) -> &Scope {
@@ -173,24 +182,21 @@ impl World {
 
     /// Whether the primary counts enough replicas as good ones.
     fn may_write(&self, node: usize) -> bool {
-        let Some(self_fencing) = self.scope().self_fencing else {
-            return true;
-        };
         let all = 0..self.nodes.len();
         let good = all.filter(|&other| {
             let role = &self.nodes[other].role;
             let is_there = matches!(role, Role::Replica { of, .. } if *of == node);
             is_there || self.silence(node, other).is_some()
         });
-        good.count() >= self.setting(node, self_fencing.min_replicas_to_write)
+        good.count() >= self.setting(node, self.scope().min_replicas_to_write)
     }
 
     /// For how long a replica that went away has been silent, as long as it counts as
     /// a good one.
     fn silence(&self, primary: usize, other: usize) -> Option<i64> {
-        let self_fencing = self.scope().self_fencing?;
+        let scope = self.scope();
         let silence = self.ticks - self.nodes[primary].peers[other].left_at?;
-        (silence <= self_fencing.max_lag + self_fencing.ack_delay).then_some(silence)
+        (scope.is_fenced() && silence <= scope.max_lag + scope.ack_delay).then_some(silence)
     }
 
     fn since_promotion(&self, node: usize) -> Option<i64> {
@@ -202,7 +208,7 @@ impl World {
     }
 
     fn may_renew(&self, node: usize) -> bool {
-        let no_renewal = self.scope().self_fencing.map_or(0, |one| one.no_renewal);
+        let no_renewal = self.scope().no_renewal;
         self.since_promotion(node)
             .is_none_or(|since| since >= no_renewal)
     }
@@ -223,18 +229,6 @@ impl World {
         self.stored(node).holder(&self.cast.owners[client])?.token
     }
 
-    fn say(&mut self, what: impl FnOnce(&Self) -> String) {
-        if self.said.is_some() {
-            let what = what(self);
-            if let Some(said) = &mut self.said {
-                if !said.text.is_empty() {
-                    said.text.push_str("; ");
-                }
-                let _ = write!(said.text, "{what}");
-            }
-        }
-    }
-
     /// A node in words.
     fn node_name(&self, node: usize) -> String {
         let role = match self.nodes[node].role {
@@ -246,11 +240,7 @@ impl World {
 
     /// A token as a small number: its place in the order of the grants.
     fn short(&self, token: FencingToken) -> usize {
-        let tokens = self.said.iter().flat_map(|said| &said.tokens);
-        tokens
-            .take_while(|&&one| one != token)
-            .count()
-            .saturating_add(1)
+        self.tokens.iter().take_while(|&&one| one != token).count() + 1
     }
 
     fn pass(&mut self) {
@@ -269,7 +259,7 @@ impl World {
 
     /// A node that becomes a primary knows of each hold that anybody was told of, if all
     /// others acknowledge what is told.
-    fn what_was_told_is_known(&self, node: usize) -> Checked<()> {
+    fn what_was_told_is_known(&self, node: usize) -> Checked {
         let others = self.nodes.len() - 1;
         let scope = self.scope();
         if scope.expected != Expected::Holds || scope.min_replicas != [others; 2] {
@@ -290,7 +280,7 @@ impl World {
     }
 
     /// No two owners believe at one time that they hold the lock.
-    fn owners_exclude_each_other(&self) -> Checked<()> {
+    fn owners_exclude_each_other(&self) -> Checked {
         let clients = self.clients.iter().enumerate();
         let believers = clients.filter_map(|(at, client)| {
             let (token, until) = client.belief?;
@@ -303,80 +293,6 @@ impl World {
         }
         let shown_by = format!("k is held in the eyes of {}", believers.join(" and "));
         Err(Broken::new("owners_exclude_each_other", shown_by))
-    }
-
-    fn take_down(&self, order: &Order, form: &mut Form<'_>) {
-        let place = |node: usize| order.nodes.iter().position(|&one| one == node);
-        for &at in &order.nodes {
-            let node = &self.nodes[at];
-            form.number(node.epoch.into());
-            let acked = order.nodes.iter().map(|&other| node.peers[other].acked);
-            form.stream(node.offset, self.scope().lag, acked);
-            node.table.take_down(form);
-            node.data.take_down(&self.cast.keys, form);
-            match &node.role {
-                Role::Primary => {
-                    form.number(-1);
-                    form.number(node.grace.left_ms(self.ticks));
-                    let counts = self.scope().self_fencing.map_or(0, |one| one.no_renewal);
-                    let since = self.since_promotion(at);
-                    form.number(since.map_or(counts, |since| since.min(counts)));
-                    for &other in &order.nodes {
-                        form.number(self.silence(at, other).unwrap_or(-1));
-                    }
-                }
-                Role::Replica { of, stream } => {
-                    form.count(place(*of).unwrap_or(usize::MAX));
-                    form.flag(stream.is_some());
-                    let mut data = node.data.clone();
-                    let writes = stream.iter().flatten();
-                    form.count(writes.clone().count());
-                    for write in writes {
-                        data.write(write);
-                        data.take_down(&self.cast.keys, form);
-                    }
-                }
-            }
-        }
-        for &at in &order.owners {
-            let client = &self.clients[at];
-            form.count(client.places.len());
-            for &node in &order.nodes {
-                let places = client.places.iter();
-                for kept in places.filter(|kept| kept.node == node) {
-                    form.count(place(node).unwrap_or(usize::MAX));
-                    form.waiter(Some(kept.id));
-                    form.number(kept.lease);
-                    form.flag(kept.is_left);
-                    let left = kept.until.map(|until| until - self.ticks);
-                    form.number(left.map_or(-2, |left| left.max(-1)));
-                }
-            }
-            form.token(client.belief.map(|(token, _)| token));
-            form.number(client.belief.map_or(-1, |(_, until)| until - self.ticks));
-            match client.doing {
-                Doing::Nothing => form.number(0),
-                Doing::Waits {
-                    node,
-                    id,
-                    lease,
-                    until,
-                } => {
-                    form.number(1);
-                    form.count(place(node).unwrap_or(usize::MAX));
-                    form.waiter(Some(id));
-                    match until {
-                        None => form.number(-lease),
-                        Some(until) => form.number((until - self.ticks).max(-1)),
-                    }
-                }
-            }
-        }
-        if self.scope().expected == Expected::Holds {
-            form.token(self.greatest_told);
-        }
-        form.number(self.promotions_left.into());
-        form.flag(self.is_deaf);
     }
 }
 
@@ -400,21 +316,17 @@ impl search::World for World {
         };
         let mut nodes = vec![node; scope.clocks.len()];
         nodes[0].role = Role::Primary;
-        let client = Client {
-            doing: Doing::Nothing,
-            belief: None,
-            places: SmallVec::new(),
-        };
         Self {
-            cast: Cast::new(scope),
+            cast: Cast::new(scope, &vec![1; scope.owners], 1, scope.clocks),
             nodes,
-            clients: vec![client; scope.owners],
+            clients: vec![Client::default(); scope.owners],
             ticks: 0,
             steps: 0,
             promotions_left: scope.promotions,
             is_deaf: false,
             greatest_told: None,
             said: None,
+            tokens: Vec::new(),
         }
     }
 
@@ -432,7 +344,7 @@ impl search::World for World {
         }
     }
 
-    fn act(&mut self, action: Action) -> Checked<()> {
+    fn act(&mut self, action: Action) -> Checked {
         self.steps += 1;
         let lease = |lease: u8| self.scope().leases[usize::from(lease)];
         match action {
@@ -470,29 +382,80 @@ impl search::World for World {
         self.owners_exclude_each_other()
     }
 
-    /// The smallest one over all orders of names.
-    fn fingerprint(&self) -> u64 {
-        let orders = &self.cast.orders;
-        // The slowest clock shows true time: what is over by it is over everywhere.
-        let mut form = Form::collecting(&orders[0].names, BEGIN_MS + self.ticks);
-        self.take_down(&orders[0], &mut form);
-        let mut smallest = u64::MAX;
-        for order in orders {
-            let mut hashing = form.hashing(&order.names);
-            self.take_down(order, &mut hashing);
-            smallest = smallest.min(hashing.fingerprint());
-            form = hashing;
+    fn cast(&self) -> &Cast<Scope> {
+        &self.cast
+    }
+
+    /// The slowest clock shows true time: what is over by it is over everywhere.
+    fn now_ms(&self) -> i64 {
+        BEGIN_MS + self.ticks
+    }
+
+    fn generations(&self) -> Vec<u64> {
+        vec![0; self.clients.len()]
+    }
+
+    fn said(&mut self) -> &mut Option<String> {
+        &mut self.said
+    }
+
+    fn take_down(&self, order: &Order, form: &mut Form<'_>) {
+        let place = |node: usize| order.nodes.iter().position(|&one| one == node);
+        for &at in &order.nodes {
+            let node = &self.nodes[at];
+            form.number(node.epoch.into());
+            let acked = order.nodes.iter().map(|&other| node.peers[other].acked);
+            form.stream(node.offset, self.scope().lag, acked);
+            node.table.take_down(form);
+            node.data.take_down(&self.cast.keys, form);
+            match &node.role {
+                Role::Primary => {
+                    form.number(-1);
+                    form.number(node.grace.left_ms(self.ticks));
+                    let counts = self.scope().no_renewal;
+                    let since = self.since_promotion(at);
+                    form.number(since.map_or(counts, |since| since.min(counts)));
+                    for &other in &order.nodes {
+                        form.number(self.silence(at, other).unwrap_or(-1));
+                    }
+                }
+                Role::Replica { of, stream } => {
+                    form.count(place(*of).unwrap_or(usize::MAX));
+                    form.flag(stream.is_some());
+                    let mut data = node.data.clone();
+                    let writes = stream.iter().flatten();
+                    form.count(writes.clone().count());
+                    for write in writes {
+                        data.write(write);
+                        data.take_down(&self.cast.keys, form);
+                    }
+                }
+            }
         }
-        smallest
-    }
-
-    fn listen(&mut self) {
-        self.said = Some(Said::default());
-    }
-
-    fn said(&mut self) -> String {
-        let said = self.said.as_mut().map(|said| &mut said.text);
-        said.map(std::mem::take).unwrap_or_default()
+        for &at in &order.owners {
+            let client = &self.clients[at];
+            form.count(client.places.len());
+            form.flag(client.blocked.is_some());
+            for &node in &order.nodes {
+                let all = client.places.iter().chain(&client.blocked);
+                for one in all.filter(|one| one.node == node) {
+                    form.count(place(node).unwrap_or(usize::MAX));
+                    form.waiter(Some(one.id));
+                    form.flag(one.is_left);
+                    form.number(match one.until {
+                        Some(until) => (until - self.ticks).max(-1),
+                        None => -1 - one.lease,
+                    });
+                }
+            }
+            form.token(client.belief.map(|(token, _)| token));
+            form.number(client.belief.map_or(-1, |(_, until)| until - self.ticks));
+        }
+        if self.scope().expected == Expected::Holds {
+            form.token(self.greatest_told);
+        }
+        form.number(self.promotions_left.into());
+        form.flag(self.is_deaf);
     }
 }
 

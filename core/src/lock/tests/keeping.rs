@@ -3,14 +3,13 @@
 use super::*;
 
 #[track_caller]
-fn check_keep(before: &Lock, name: &str, token: i64, kept: bool, effects: &[Effect], after: &Lock) {
+fn check_keep(before: &Lock, name: &str, token: i64, kept: bool, effects: &[Effect]) {
     let lease = Lease::from_ms(LEASE_MS).unwrap();
     check(
         before,
         |lock, written| lock.keep(&owner(name), self::token(token), lease, NOW, written),
         kept,
         effects,
-        after,
     );
 }
 
@@ -22,7 +21,6 @@ fn a_lease_that_would_end_sooner_is_moved() {
         7,
         true,
         &[expires(END)],
-        &held("a", 2, Some(7), Some(END)),
     );
 }
 
@@ -30,7 +28,7 @@ fn a_lease_that_would_end_sooner_is_moved() {
 fn a_lease_that_lasts_is_left_alone() {
     for end in [Some(END), Some(END + 1), None] {
         let lock = held("a", 2, Some(7), end);
-        check_keep(&lock, "a", 7, true, &[], &lock);
+        check_keep(&lock, "a", 7, true, &[]);
     }
 }
 
@@ -44,7 +42,6 @@ fn a_permit_is_kept_like_any_lease() {
         7,
         true,
         &[writes(&new, None)],
-        &held_by([new.clone(), b.clone()]),
     );
     // With nobody else, the key is kept as well.
     check_keep(
@@ -53,11 +50,10 @@ fn a_permit_is_kept_like_any_lease() {
         7,
         true,
         &[writes(&new, None), expires(END)],
-        &held_by([new.clone()]),
     );
     let lock = held_by([new, b]);
-    check_keep(&lock, "a", 7, true, &[], &lock);
-    check_keep(&lock, "b", 8, true, &[], &lock);
+    check_keep(&lock, "a", 7, true, &[]);
+    check_keep(&lock, "b", 8, true, &[]);
 }
 
 #[test]
@@ -77,7 +73,7 @@ fn only_the_very_hold_that_was_bound_is_kept() {
         (shared.clone(), "b", 7),
         (shared, "c", 7),
     ] {
-        check_keep(&lock, name, token, false, &[], &lock);
+        check_keep(&lock, name, token, false, &[]);
     }
 }
 
@@ -85,17 +81,19 @@ fn only_the_very_hold_that_was_bound_is_kept() {
 fn a_key_that_would_end_before_the_lease_is_kept_as_well() {
     let ends_at = |key_end| Lock {
         expires_at_ms: key_end,
-        ..held("a", 2, Some(7), Some(END + 5))
+        ..held_by([permitted("a", 7, END + 5, Limit::SHARED)])
     };
-    let mended = ends_at(Some(END + 5));
-    let resent = acquire("a", LEASE_MS, Some(2));
+    let resent = AcquireRequest {
+        hold: Some(hold_number(1)),
+        ..acquire_as(Limit::SHARED, "a")
+    };
     let early = ends_at(Some(END - 1));
-    check_keep(&early, "a", 7, true, &[expires(END + 5)], &mended);
-    check_acquire(&early, &resent, granted(7), &[expires(END + 5)], &mended);
+    check_keep(&early, "a", 7, true, &[expires(END + 5)]);
+    check_acquire(&early, &resent, granted(7), &[expires(END + 5)]);
     // It lasts as long as was asked.
     for key_end in [Some(END), Some(END + 1), None] {
         let lock = ends_at(key_end);
-        check_keep(&lock, "a", 7, true, &[], &lock);
-        check_acquire(&lock, &resent, granted(7), &[], &lock);
+        check_keep(&lock, "a", 7, true, &[]);
+        check_acquire(&lock, &resent, granted(7), &[]);
     }
 }

@@ -107,7 +107,6 @@ mod admitting {
                 &acquire_as(limit, "new"),
                 granted(NEW),
                 &[writes(&first, Some(NEW)), expires(END)],
-                &held_by([first]),
             );
             let [present, second] = [permitted("a", 7, END - 5, limit), newcomer(limit)];
             check_acquire(
@@ -115,7 +114,6 @@ mod admitting {
                 &acquire_as(limit, "new"),
                 granted(NEW),
                 &[writes(&second, Some(NEW)), expires(END)],
-                &held_by([present, second]),
             );
         }
     }
@@ -127,7 +125,6 @@ mod admitting {
             &acquire_as(limit(1), "a"),
             granted(NEW),
             &[replaces("a", NEW, END)],
-            &held("a", 1, Some(NEW), Some(END)),
         );
     }
 
@@ -136,11 +133,10 @@ mod admitting {
         let present = permitted("a", NEW + 5, END, SHARED);
         let new = permitted("new", NEW + 6, END, SHARED);
         check_acquire(
-            &held_by([present.clone()]),
+            &held_by([present]),
             &acquire_as(SHARED, "new"),
             granted(NEW + 6),
             &[writes(&new, Some(NEW + 6))],
-            &held_by([present, new]),
         );
         let lock = held_by([permitted("a", TOKEN_MAX, END, SHARED)]);
         let exhausted = Err(Usage::TokensExhausted.into());
@@ -152,11 +148,10 @@ mod admitting {
         let [a, b] = a_and_b();
         let new = newcomer(SHARED);
         check_acquire(
-            &held_by([a.clone(), b.clone()]),
+            &held_by([a, b]),
             &acquire_as(SHARED, "new"),
             granted(NEW),
             &[writes(&new, Some(NEW))],
-            &held_by([a, b, new]),
         );
     }
 
@@ -165,7 +160,7 @@ mod admitting {
         let [a, b] = a_and_b();
         let persisted = Lock {
             expires_at_ms: None,
-            ..held_by([a.clone(), b.clone()])
+            ..held_by([a, b])
         };
         let new = newcomer(SHARED);
         check_acquire(
@@ -173,7 +168,6 @@ mod admitting {
             &acquire_as(SHARED, "new"),
             granted(NEW),
             &[writes(&new, Some(NEW)), expires(LATER + 5)],
-            &held_by([a, b, new]),
         );
     }
 
@@ -189,7 +183,6 @@ mod admitting {
                 },
                 Ok(None),
                 &[],
-                &lock,
             );
             assert_eq!(tokens.next(0, None), Ok(token(1)), "a token was used up");
         }
@@ -199,14 +192,13 @@ mod admitting {
     fn a_holder_is_always_in_turn() {
         let [a, b] = a_and_b();
         check(
-            &held_by([a.clone(), b.clone()]),
+            &held_by([a.clone(), b]),
             |lock, written| {
                 let (request, tokens) = (acquire_as(SHARED, "a"), &mut TokenClock::default());
                 lock.acquire(&request, None, false, NOW, tokens, written)
             },
             granted(7),
             &[writes(&twice(&a), None)],
-            &held_by([twice(&a), b]),
         );
         check(
             &held("a", 1, Some(7), Some(LATER)),
@@ -216,7 +208,6 @@ mod admitting {
             },
             granted(7),
             &[sets("a", 2, None)],
-            &held("a", 2, Some(7), Some(LATER)),
         );
     }
 
@@ -244,14 +235,12 @@ mod admitting {
             &acquire_as(SHARED, "new"),
             granted(NEW + 6),
             &[Effect::Delete, writes(&new, Some(NEW + 6)), expires(END)],
-            &held_by([new]),
         );
         check_acquire(
             &lock,
             &acquire_as(EXCLUSIVE, "new"),
             granted(NEW + 6),
             &[replaces("new", NEW + 6, END)],
-            &held("new", 1, Some(NEW + 6), Some(END)),
         );
         check_acquire_in_vain(&lock, &acquire("new", LEASE_MS, Some(2)), hold_count(2, 0));
         let exhausted = Lock {
@@ -304,7 +293,6 @@ mod reentering {
                 &acquire_as(asks, "a"),
                 granted(7),
                 &[writes(&twice(&a), None)],
-                &held_by([twice(&a)]),
             );
         }
         for asks in [limit(2), SHARED] {
@@ -313,7 +301,6 @@ mod reentering {
                 &acquire_as(asks, "a"),
                 granted(7),
                 &[sets("a", 2, None)],
-                &held("a", 2, Some(7), Some(LATER)),
             );
         }
     }
@@ -325,7 +312,6 @@ mod reentering {
             &acquire_as(SHARED, "a"),
             granted(NEW),
             &[sets("a", 2, Some(NEW))],
-            &held("a", 2, Some(NEW), Some(LATER)),
         );
     }
 
@@ -333,11 +319,10 @@ mod reentering {
     fn the_token_is_the_owners_not_the_newest() {
         let [a, b] = a_and_b();
         check_acquire(
-            &held_by([a.clone(), b.clone()]),
+            &held_by([a.clone(), b]),
             &acquire_as(SHARED, "a"),
             granted(7),
             &[writes(&twice(&a), None)],
-            &held_by([twice(&a), b]),
         );
     }
 
@@ -351,15 +336,13 @@ mod reentering {
             &acquire_as(SHARED, "a"),
             granted(7),
             &[writes(&after, None)],
-            &held_by([after.clone(), b.clone()]),
         );
         let b = until(END - 2, &b);
         check_acquire(
-            &held_by([before, b.clone()]),
+            &held_by([before, b]),
             &acquire_as(SHARED, "a"),
             granted(7),
             &[writes(&after, None), expires(END)],
-            &held_by([after, b]),
         );
     }
 
@@ -370,26 +353,16 @@ mod reentering {
             limit: SHARED,
             ..acquire("a", LEASE_MS, Some(1))
         };
-        let lock = held_by([a.clone(), b.clone()]);
-        check_acquire(&lock, &again, granted(7), &[], &lock);
+        for a in [&a, &until(END, &a)] {
+            let lock = held_by([a.clone(), b.clone()]);
+            check_acquire(&lock, &again, granted(7), &[]);
+        }
         check_acquire(
-            &held_by([until(END - 1, &a), b.clone()]),
+            &held_by([until(END - 1, &a), b]),
             &again,
             granted(7),
             &[writes(&until(END, &a), None)],
-            &held_by([until(END, &a), b]),
         );
-    }
-
-    #[test]
-    fn a_resent_hold_that_ends_when_it_did_writes_nothing() {
-        let [a, b] = a_and_b();
-        let again = AcquireRequest {
-            limit: SHARED,
-            ..acquire("a", LEASE_MS, Some(1))
-        };
-        let lock = held_by([until(END, &a), b]);
-        check_acquire(&lock, &again, granted(7), &[], &lock);
     }
 
     #[test]
@@ -419,25 +392,22 @@ mod releasing {
     fn a_hold_that_is_not_the_last_leaves_permit_and_lease_as_they_are() {
         let [a, b] = a_and_b();
         check_release(
-            &held_by([twice(&a), b.clone()]),
+            &held_by([twice(&a), b]),
             &release("a", Some(7), ReleaseExtent::One),
             Ok(Released::StillHeld),
             &[writes(&a, None)],
-            &held_by([a, b]),
         );
     }
 
     #[test]
     fn who_is_not_the_last_takes_its_fields_along() {
         let [a, b] = a_and_b();
-        let newest = Some(token(8));
         for extent in [ReleaseExtent::One, ReleaseExtent::All, hold(1)] {
             check_release(
                 &held_by([a.clone(), b.clone()]),
                 &release("a", None, extent),
                 Ok(Released::LastHold),
                 &[removes("a")],
-                &held_by([b.clone()]),
             );
             // The lease that ended last is gone; the newest token is not.
             check_release(
@@ -445,10 +415,6 @@ mod releasing {
                 &release("b", None, extent),
                 Ok(Released::LastHold),
                 &[removes("b"), expires(LATER)],
-                &Lock {
-                    last_token: newest,
-                    ..held_by([a.clone()])
-                },
             );
         }
     }
@@ -462,7 +428,6 @@ mod releasing {
                 &release("a", Some(7), ReleaseExtent::All),
                 Ok(Released::LastHold),
                 &[Effect::Delete],
-                &free(Some(7)),
             );
         }
     }
@@ -495,19 +460,22 @@ mod ending_leases {
     use super::*;
 
     #[track_caller]
-    fn check_end(before: &Lock, effects: &[Effect], after: &Lock) {
-        let ended = before.holders().len() - after.holders().len();
+    fn check_end(before: &Lock, effects: &[Effect]) {
+        let ended = match effects {
+            [Effect::Delete] => before.holders().len(),
+            removed => removed.len(),
+        };
         let end = |lock: &mut Lock, written: &mut Effects| lock.end_leases(NOW, written).len();
-        check(before, end, ended, effects, after);
+        check(before, end, ended, effects);
     }
 
     #[test]
     fn a_lease_is_over_a_millisecond_after_its_end_as_a_key_is() {
         let [a, b] = a_and_b();
         let lock = held_by([until(NOW_MS, &a), b.clone()]);
-        check_end(&lock, &[], &lock);
-        let lock = held_by([until(NOW_MS - 1, &a), b.clone()]);
-        check_end(&lock, &[removes("a")], &held_by([b]));
+        check_end(&lock, &[]);
+        let lock = held_by([until(NOW_MS - 1, &a), b]);
+        check_end(&lock, &[removes("a")]);
     }
 
     #[test]
@@ -515,14 +483,9 @@ mod ending_leases {
         let [a, b] = a_and_b();
         let c = permitted("c", 9, NOW_MS - 7, limit(5));
         let d = permitted("d", 10, LATER, limit(5));
-        let after = Lock {
-            last_token: Some(token(10)),
-            ..held_by([b.clone(), d.clone()])
-        };
         check_end(
             &held_by([until(1, &a), b, c, d]),
             &[removes("a"), removes("c")],
-            &after,
         );
     }
 
@@ -532,14 +495,13 @@ mod ending_leases {
         check_end(
             &held_by([until(NOW_MS - 2, &a), until(NOW_MS - 1, &b)]),
             &[Effect::Delete],
-            &free(Some(8)),
         );
         // Somebody persisted the key.
         let persisted = Lock {
             expires_at_ms: None,
             ..held_by([until(NOW_MS - 1, &a)])
         };
-        check_end(&persisted, &[Effect::Delete], &free(Some(7)));
+        check_end(&persisted, &[Effect::Delete]);
     }
 
     #[test]
@@ -551,7 +513,7 @@ mod ending_leases {
             free(None),
             free(Some(7)),
         ] {
-            check_end(&lock, &[], &lock);
+            check_end(&lock, &[]);
         }
     }
 
@@ -585,7 +547,6 @@ mod renewing {
                 &renew("a", LEASE_MS, token),
                 Some(7),
                 &[writes(&until(END, &a), None)],
-                &held_by([until(END, &a), b.clone()]),
             );
         }
         // The last lease becomes shorter than the other one, then the longer again.
@@ -594,24 +555,22 @@ mod renewing {
             &renew("b", LEASE_MS, None),
             Some(8),
             &[writes(&until(END, &b), None), expires(LATER)],
-            &held_by([a.clone(), until(END, &b)]),
         );
         check_renew(
             &held_by([a.clone(), until(END, &b)]),
             &renew("b", LEASE_MS + 9, None),
             Some(8),
             &[writes(&until(END + 9, &b), None), expires(END + 9)],
-            &held_by([a.clone(), until(END + 9, &b)]),
         );
         let lock = held_by([until(END, &a), b]);
-        check_renew(&lock, &renew("a", LEASE_MS, None), Some(7), &[], &lock);
+        check_renew(&lock, &renew("a", LEASE_MS, None), Some(7), &[]);
     }
 
     #[test]
     fn who_does_not_hold_the_lock_with_this_token_renews_nothing() {
         let lock = held_by(a_and_b());
         for (name, token) in [("a", Some(8)), ("b", Some(7)), ("c", None), ("c", Some(7))] {
-            check_renew(&lock, &renew(name, LEASE_MS, token), None, &[], &lock);
+            check_renew(&lock, &renew(name, LEASE_MS, token), None, &[]);
         }
     }
 }

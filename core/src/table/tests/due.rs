@@ -6,7 +6,7 @@ fn a_lock_whose_lease_is_over_goes_to_who_waits_in_time() {
     server.take(K, ask("a").lease(50));
     let b = server.wait(K, ask("b"));
     // The server takes a key for expired one millisecond after its time.
-    assert_eq!(server.table.wake_at_ms(server.now()), Some(START_MS + 51));
+    assert_eq!(server.wake_at_ms(), Some(START_MS + 51));
     server.pass(50);
     assert_eq!(server.granted(), []);
     server.pass(1);
@@ -20,9 +20,9 @@ fn a_contended_lock_is_looked_at_every_so_often() {
     let mut server = Server::new();
     server.table.settings.recheck_interval_ms = 100;
     server.take(K, ask("a"));
-    assert_eq!(server.table.wake_at_ms(server.now()), None);
+    assert_eq!(server.wake_at_ms(), None);
     server.wait(K, ask("b"));
-    assert_eq!(server.table.wake_at_ms(server.now()), Some(START_MS + 100));
+    assert_eq!(server.wake_at_ms(), Some(START_MS + 100));
     server.pass(1000);
     assert_eq!(server.steps, 10);
 }
@@ -48,12 +48,7 @@ fn regular_looks_slow_down_with_the_number_of_locks() {
 #[test]
 fn after_each_step_the_next_look_is_planned() {
     let mut server = Server::new();
-    let wake = |server: &Server| {
-        server
-            .table
-            .wake_at_ms(server.now())
-            .map(|at_ms| at_ms - server.ms())
-    };
+    let wake = |server: &Server| server.wake_at_ms().map(|at_ms| at_ms - server.ms());
     server.take(K, ask("a").shared().lease(400));
     assert_eq!(wake(&server), None);
     server.wait(K, ask("w"));
@@ -91,7 +86,7 @@ fn a_key_that_became_something_else_has_all_refused() {
             .iter()
             .all(|(_, error)| *error == LockError::WrongType)
     );
-    assert_eq!(server.table.wake_at_ms(server.now()), Some(server.ms()));
+    assert_eq!(server.wake_at_ms(), Some(server.ms()));
     server.run();
     let left: Vec<_> = server.refused().iter().map(|(id, _)| *id).collect();
     assert_eq!(left, crowd[GRANTS_A_STEP..]);
@@ -114,7 +109,7 @@ fn every_kind_of_work_has_its_turn() {
     let mut server = Server::new();
     server.take(K, ask("a").session().lease(30));
     server.take(L, ask("a").session().by(9));
-    server.table.connection_ended(ClientId(9));
+    server.disconnect(9);
     server.take(M, ask("m"));
     let x = server.wait(M, ask("x"));
     server.sleep(10);
@@ -142,7 +137,7 @@ fn the_next_lock_is_seen_before_it_is_taken() {
     let next = |server: &Server| server.table.next_due(server.ms());
     assert_eq!(next(&server), None);
     server.take(K, ask("a").session());
-    server.table.connection_ended(ask("a").client);
+    server.disconnect(ask("a").client.0);
     assert_eq!(next(&server), Some(K.into()));
     server.run();
     assert_eq!(next(&server), None);
@@ -164,10 +159,7 @@ fn a_look_that_is_refused_comes_again_soon() {
     server.delete(K);
     let due = server.table.take_due(server.ms()).unwrap();
     server.table.put_off(due, NotNow::Refused, server.ms());
-    assert_eq!(
-        server.table.wake_at_ms(server.now()),
-        Some(server.ms() + REFUSED_RETRY_MS)
-    );
+    assert_eq!(server.wake_at_ms(), Some(server.ms() + REFUSED_RETRY_MS));
     server.pass(REFUSED_RETRY_MS);
     assert_eq!(server.granted(), [b]);
 }
@@ -177,17 +169,14 @@ fn a_look_at_a_key_served_elsewhere_comes_again_later() {
     let mut server = Server::new();
     server.take(K, ask("a").session());
     server.wait(K, ask("b"));
-    server.table.connection_ended(ask("a").client);
+    server.disconnect(ask("a").client.0);
     let due = server.table.take_due(server.ms()).unwrap();
     server
         .table
         .put_off(due, NotNow::NotServedHere, server.ms());
     // Whoever serves the key now knows of no connection here.
     assert!(server.table.ended.is_empty());
-    assert_eq!(
-        server.table.wake_at_ms(server.now()),
-        Some(server.ms() + 500)
-    );
+    assert_eq!(server.wake_at_ms(), Some(server.ms() + 500));
     assert_eq!(server.holders(K), ["a"]);
 }
 
@@ -195,7 +184,7 @@ fn a_look_at_a_key_served_elsewhere_comes_again_later() {
 fn what_has_ended_is_tried_again_where_writes_are_refused() {
     let mut server = Server::new();
     server.take(K, ask("a").session());
-    server.table.connection_ended(ask("a").client);
+    server.disconnect(ask("a").client.0);
     let due = server.table.take_due(server.ms()).unwrap();
     server.table.put_off(due, NotNow::Refused, server.ms());
     assert!(server.table.put_off_everything(server.ms(), 64).is_some());
@@ -226,7 +215,7 @@ fn sessions_are_kept_up_in_time_behind_a_crowd_that_was_left() {
     while !server.do_one() {
         wakes += 1;
         let is_due = |at_ms| at_ms <= server.ms();
-        assert!(server.table.wake_at_ms(server.now()).is_some_and(is_due));
+        assert!(server.wake_at_ms().is_some_and(is_due));
     }
     assert!(wakes <= 10, "{wakes}");
     assert_eq!(
@@ -262,7 +251,7 @@ fn slow_waits_are_logged_once_with_who_holds_the_lock() {
     server.table.settings.log_slow_wait_ms = Some(100);
     server.take(K, ask("a").session());
     server.wait(K, ask("b"));
-    assert_eq!(server.table.wake_at_ms(server.now()), Some(START_MS + 100));
+    assert_eq!(server.wake_at_ms(), Some(START_MS + 100));
     server.pass(99);
     assert_eq!(server.log, []);
     server.pass(1);
@@ -301,7 +290,7 @@ fn only_so_many_slow_waits_are_logged_in_one_step() {
         };
         assert_eq!((holders.len(), *others), (8, 12));
     }
-    assert_eq!(server.table.wake_at_ms(server.now()), Some(server.ms()));
+    assert_eq!(server.wake_at_ms(), Some(server.ms()));
     server.run();
     assert_eq!(server.log.len(), crowd);
 }

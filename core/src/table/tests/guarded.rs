@@ -58,7 +58,7 @@ fn a_hold_whose_session_has_ended_does_not_guard() {
         .map(|n| server.take(K, ask(&nth(n)).shared().session().by(7)))
         .collect();
     let next = server.wait(K, ask("b"));
-    server.table.connection_ended(ClientId(7));
+    server.disconnect(7);
     for &token in tokens.iter().rev() {
         assert!(!server.guard(K, token));
     }
@@ -93,10 +93,7 @@ fn after_a_hand_off_the_old_token_does_not_guard() {
 #[test]
 fn a_lock_without_a_token_guards_nothing() {
     let mut server = Server::new();
-    server.write(K, |value| {
-        value.set(b"redisson", 1);
-        value.expires_at_ms = Some(START_MS + 5000);
-    });
+    server.put(K, Value::by_redisson(&owner("redisson"), START_MS + 5000));
     assert!(!server.guard(K, FencingToken::new(1).unwrap()));
     assert_eq!(server.holders(K), ["redisson"]);
 }

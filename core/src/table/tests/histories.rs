@@ -20,67 +20,30 @@ enum Step {
         waits: Waits,
     },
     /// A request for a place is sent again, by another connection.
-    Again {
-        place: prop::sample::Index,
-        session: bool,
-        ms: i64,
-    },
+    Again(prop::sample::Index, bool, i64),
     /// Whoever listens to this channel goes away, or comes back.
-    Listen {
-        channel: u8,
-    },
+    Listen(u8),
     /// What ends without a write is ended.
     GiveUp,
-    Release {
-        who: usize,
-        key: usize,
-        extent: ReleaseExtent,
-    },
-    Renew {
-        who: usize,
-        key: usize,
-        lease_ms: i64,
-    },
-    Break {
-        key: usize,
-    },
+    Release(usize, usize, ReleaseExtent),
+    Renew(usize, usize, i64),
+    Break(usize),
     /// The connection of some request ends.
-    End {
-        client: prop::sample::Index,
-    },
+    End(prop::sample::Index),
     /// A waiter's time is up.
-    Leave {
-        waiter: prop::sample::Index,
-    },
+    Leave(prop::sample::Index),
     /// A grant on its way is heard of, or not.
-    Tell {
-        client: prop::sample::Index,
-        heard: bool,
-    },
-    Time {
-        ms: i64,
-    },
+    Tell(prop::sample::Index, bool),
+    Time(i64),
     /// The wall clock is set.
-    Clock {
-        by_ms: i64,
-    },
+    Clock(i64),
     Due,
-    Delete {
-        key: usize,
-    },
+    Delete(usize),
     /// `HDEL key owner`
-    RemoveOwner {
-        who: usize,
-        key: usize,
-    },
+    RemoveOwner(usize, usize),
     /// Redisson's script takes a lock that is free.
-    Redisson {
-        who: usize,
-        key: usize,
-    },
-    Persist {
-        key: usize,
-    },
+    Redisson(usize, usize),
+    Persist(usize),
     Rename,
 }
 
@@ -134,25 +97,25 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
             Step::Acquire { who, key, lease_ms, hold, limit, session, waits }
         }),
         3 => (any(), prop::bool::ANY, place_ms())
-            .prop_map(|(place, session, ms)| Step::Again { place, session, ms }),
-        2 => (0..2_u8).prop_map(|channel| Step::Listen { channel }),
+            .prop_map(|(place, session, ms)| Step::Again(place, session, ms)),
+        2 => (0..2_u8).prop_map(Step::Listen),
         3 => Just(Step::GiveUp),
         8 => (who(), key(), extent)
-            .prop_map(|(who, key, extent)| Step::Release { who, key, extent }),
+            .prop_map(|(who, key, extent)| Step::Release(who, key, extent)),
         2 => (who(), key(), lease())
-            .prop_map(|(who, key, lease_ms)| Step::Renew { who, key, lease_ms }),
-        1 => key().prop_map(|key| Step::Break { key }),
-        2 => any().prop_map(|client| Step::End { client }),
-        2 => any().prop_map(|waiter| Step::Leave { waiter }),
+            .prop_map(|(who, key, lease_ms)| Step::Renew(who, key, lease_ms)),
+        1 => key().prop_map(Step::Break),
+        2 => any().prop_map(Step::End),
+        2 => any().prop_map(Step::Leave),
         6 => (any(), prop::bool::weighted(0.8))
-            .prop_map(|(client, heard)| Step::Tell { client, heard }),
-        4 => prop_oneof![0..3_i64, 0..1500_i64].prop_map(|ms| Step::Time { ms }),
-        2 => prop_oneof![-3000..3000_i64, -9..9_i64].prop_map(|by_ms| Step::Clock { by_ms }),
+            .prop_map(|(client, heard)| Step::Tell(client, heard)),
+        4 => prop_oneof![0..3_i64, 0..1500_i64].prop_map(Step::Time),
+        2 => prop_oneof![-3000..3000_i64, -9..9_i64].prop_map(Step::Clock),
         4 => Just(Step::Due),
-        1 => key().prop_map(|key| Step::Delete { key }),
-        1 => (who(), key()).prop_map(|(who, key)| Step::RemoveOwner { who, key }),
-        1 => (who(), key()).prop_map(|(who, key)| Step::Redisson { who, key }),
-        1 => key().prop_map(|key| Step::Persist { key }),
+        1 => key().prop_map(Step::Delete),
+        1 => (who(), key()).prop_map(|(who, key)| Step::RemoveOwner(who, key)),
+        1 => (who(), key()).prop_map(|(who, key)| Step::Redisson(who, key)),
+        1 => key().prop_map(Step::Persist),
         1 => Just(Step::Rename),
     ];
     prop::collection::vec(step, 1..80)
@@ -231,10 +194,7 @@ impl History {
         let own = earlier.filter(|one| one.limit == limit && !self.is_over(one));
         let own = own.map(|one| one.id);
         let server = &mut self.server;
-        let held_before = server
-            .value(KEYS[key])
-            .fields
-            .contains_key(OWNERS[who].as_bytes());
+        let held_before = server.value(KEYS[key]).has(OWNERS[who].as_bytes());
         let is_in_front =
             |one: &&Queued| one.key == key && one.who != who && own.is_none_or(|own| one.id < own);
         let in_front = self.queued.iter().filter(is_in_front).count();
@@ -313,7 +273,7 @@ impl History {
                 };
                 self.acquire(asked, ask)?;
             }
-            Step::Again { place, session, ms } => {
+            Step::Again(place, session, ms) => {
                 let places = self.queued.iter().filter(|one| one.is_place());
                 let places: Vec<&Queued> = places.collect();
                 if places.is_empty() {
@@ -333,7 +293,7 @@ impl History {
                 };
                 self.acquire(asked, ask)?;
             }
-            Step::Listen { channel: number } => {
+            Step::Listen(number) => {
                 let channel = channel(number);
                 if !server.deaf.remove(&channel) {
                     server.deaf.insert(channel);
@@ -343,7 +303,7 @@ impl History {
                 let given_up = server.give_up();
                 server.answers.extend(given_up);
             }
-            Step::Release { who, key, extent } => {
+            Step::Release(who, key, extent) => {
                 self.releases = Some((key, who));
                 let _ = server.release_as(KEYS[key], OWNERS[who], extent, None);
                 // Whose grant was not told yet is told that it has none.
@@ -351,13 +311,13 @@ impl History {
                 let answers = &mut server.answers;
                 answers.retain(|(id, answer)| *answer != Answer::NotGranted || waits(*id));
             }
-            Step::Renew { who, key, lease_ms } => {
+            Step::Renew(who, key, lease_ms) => {
                 server.renew(KEYS[key], OWNERS[who], lease_ms);
             }
-            Step::Break { key } => {
+            Step::Break(key) => {
                 server.break_lock(KEYS[key], None);
             }
-            Step::End { client } => {
+            Step::End(client) => {
                 if !self.connected.is_empty() {
                     let at = client.index(self.connected.len());
                     let client = self.connected.remove(at);
@@ -378,7 +338,7 @@ impl History {
                     prop_assert!(!bound, "it is bound to {:?} yet", client);
                 }
             }
-            Step::Leave { waiter } => {
+            Step::Leave(waiter) => {
                 let blocked = self.queued.iter().filter(|one| !one.is_place());
                 let blocked: Vec<WaiterId> = blocked.map(|one| one.id).collect();
                 if !blocked.is_empty() {
@@ -387,34 +347,32 @@ impl History {
                     server.leave(id);
                 }
             }
-            Step::Tell { client, heard } => {
+            Step::Tell(client, heard) => {
                 if !self.on_their_way.is_empty() {
                     let at = client.index(self.on_their_way.len());
                     let client = self.on_their_way.remove(at);
                     server.table.client_told(client, heard);
                 }
             }
-            Step::Time { ms } => server.sleep(ms),
-            Step::Clock { by_ms } => self.server.set_clock(by_ms),
+            Step::Time(ms) => server.sleep(ms),
+            Step::Clock(by_ms) => self.server.set_clock(by_ms),
             Step::Due => server.run(),
-            Step::Delete { key } => server.delete(KEYS[key]),
-            Step::RemoveOwner { who, key } => server.write(KEYS[key], |value| {
-                value.fields.remove(OWNERS[who].as_bytes());
-            }),
-            Step::Redisson { who, key } => {
+            Step::Delete(key) => server.delete(KEYS[key]),
+            Step::RemoveOwner(who, key) => {
+                server.write(KEYS[key], |value| value.remove(OWNERS[who].as_bytes()));
+            }
+            Step::Redisson(who, key) => {
                 server.expire();
                 let end_ms = server.ms() + 1000;
                 if !server.keys.contains_key(&KeyBuf::from(KEYS[key])) {
-                    server.write(KEYS[key], |value| {
-                        value.set(OWNERS[who].as_bytes(), 1);
-                        value.expires_at_ms = Some(end_ms);
-                    });
+                    let taken = Value::by_redisson(&owner(OWNERS[who]), end_ms);
+                    server.put(KEYS[key], taken);
                     self.by_redisson.push((who, key));
                 }
             }
-            Step::Persist { key } => {
+            Step::Persist(key) => {
                 // A count with neither an expiry nor a token is no lock.
-                if server.value(KEYS[key]).fields.contains_key(TOKEN_FIELD) {
+                if server.value(KEYS[key]).has(TOKEN_FIELD) {
                     server.write(KEYS[key], |value| value.expires_at_ms = None);
                     self.first_ends_ms
                         .values_mut()

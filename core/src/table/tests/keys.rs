@@ -36,7 +36,7 @@ fn keys_are_followed_while_it_matters_what_happens_to_them() {
     server.release(K, "b");
     server.take(K, ask("a").session());
     assert!(server.table.follows_keys());
-    server.table.connection_ended(ask("a").client);
+    server.disconnect(ask("a").client.0);
     server.run();
     assert!(!server.table.follows_keys());
 }
@@ -66,7 +66,7 @@ fn a_key_for_which_nobody_waits_is_not_looked_at() {
     server.take(K, ask("a"));
     server.table.key_touched(K, server.ms());
     server.table.everything_touched();
-    assert_eq!(server.table.wake_at_ms(server.now()), None);
+    assert_eq!(server.wake_at_ms(), None);
 }
 
 #[test]
@@ -94,21 +94,6 @@ fn who_waits_stays_with_the_key() {
 }
 
 #[test]
-fn keys_matter_while_anything_is_remembered() {
-    let mut server = Server::new();
-    assert!(!server.table.follows_keys());
-    server.take(K, ask("a"));
-    assert!(!server.table.follows_keys());
-    let b = server.wait(K, ask("b"));
-    assert!(server.table.follows_keys() && server.table.anybody_waits());
-    server.leave(b);
-    server.run();
-    server.release(K, "a");
-    server.take(K, ask("a").session());
-    assert!(server.table.follows_keys() && server.table.remembers_holds());
-}
-
-#[test]
 fn a_session_whose_lock_is_renamed_is_a_plain_hold_there() {
     let mut server = Server::new();
     server.take(K, ask("a").session().lease(300));
@@ -117,7 +102,7 @@ fn a_session_whose_lock_is_renamed_is_a_plain_hold_there() {
     server.run();
     // It is known to have gone, and kept up nowhere.
     assert_eq!(server.table.totals(server.now()).sessions, 0);
-    server.table.connection_ended(ask("a").client);
+    server.disconnect(ask("a").client.0);
     server.run();
     assert_eq!(server.holders(L), ["a"]);
     server.pass(300);
@@ -133,7 +118,7 @@ fn a_session_whose_lock_comes_back_before_anybody_looks_is_one_again() {
     server.rename(L, K);
     server.pass(1000);
     assert_eq!(server.holders(K), ["a"]);
-    server.table.connection_ended(ask("a").client);
+    server.disconnect(ask("a").client.0);
     server.run();
     assert_eq!(server.holders(K), [""; 0]);
 }
@@ -144,7 +129,7 @@ fn what_is_over_at_the_name_of_before_ends_nothing_of_who_holds_it_now() {
     server.take(K, ask("a").session());
     server.rename(K, L);
     server.take(K, ask("a").by(2));
-    server.table.connection_ended(ask("a").client);
+    server.disconnect(ask("a").client.0);
     server.run();
     assert_eq!([K, L].map(|key| server.holders(key)), [["a"], ["a"]]);
 }

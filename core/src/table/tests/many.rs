@@ -100,3 +100,28 @@ fn a_break_takes_a_lock_from_all_of_many_holders() {
     assert_eq!(server.metrics().releases_broken, 200);
     assert_eq!(server.table.totals(server.now()).sessions, 0);
 }
+
+#[test]
+fn much_that_ends_with_a_connection_is_over_at_once_and_ended_bit_by_bit() {
+    const MANY: usize = 10_000;
+    let mut server = Server::new();
+    for n in 0..MANY {
+        server.take(key(&nth(n)), ask("a").session().by(1));
+        let place = ask("b").place().session().by(1);
+        server.wait_for(key(&nth(n)), place, 60_000);
+    }
+    server.table.connection_ended(ClientId(1));
+    assert!(server.table.places() >= MANY - ENDS_A_STEP);
+    // Wherever somebody looks first.
+    for n in [MANY - 1, 17, MANY / 2] {
+        server.take(key(&nth(n)), ask("c").now());
+        assert_eq!(server.holders(key(&nth(n))), ["c"]);
+    }
+    while server.table.wake_at_ms(server.now()) == Some(0) {
+        let told = server.table.give_up(server.now(), WORK_A_WAKE);
+        assert!(told.len() <= 2 * WORK_A_WAKE);
+        (0..WORK_A_WAKE).for_each(|_| drop(server.do_one()));
+    }
+    assert_eq!(server.metrics().releases_session, MANY as u64);
+    assert_eq!((server.table.places(), server.keys.len()), (0, 3));
+}

@@ -63,7 +63,7 @@ fn nothing_is_left_to_be_claimed_of_a_crowd_that_has_ended() {
         server.take(K, ask("y").now());
         server.release(K, "y");
         assert!(server.table.claims.is_empty());
-        server.table.connection_ended(ClientId(7));
+        server.disconnect(7);
         server.run();
         server.check_nothing_is_left();
     }
@@ -135,7 +135,7 @@ fn places_of_which_nobody_hears_are_given_up_in_portions() {
     server.listens = false;
     server.release(K, "x");
     assert_eq!(server.offers, UNHEARD_A_STEP);
-    assert_eq!(server.table.wake_at_ms(server.now()), Some(server.ms()));
+    assert_eq!(server.wake_at_ms(), Some(server.ms()));
     assert!(server.do_one());
     assert_eq!(server.offers, 2 * UNHEARD_A_STEP);
     server.run();
@@ -161,19 +161,6 @@ fn a_message_that_takes_long_counts_as_several() {
 }
 
 #[test]
-fn who_asks_again_keeps_its_place() {
-    let mut server = held();
-    let a = place_for(&mut server, "a", 1000);
-    place_for(&mut server, "b", 60_000);
-    assert_eq!(place_for(&mut server, "a", 60_000), a);
-    assert_eq!(order(&server), ["a", "b"]);
-    server.sleep(1001);
-    assert_eq!(server.give_up(), []);
-    server.release(K, "x");
-    assert_eq!(server.granted(), [a]);
-}
-
-#[test]
 fn who_asks_again_takes_over_what_it_asks_for_now() {
     let mut server = held();
     let asks = ask("a").place().lease(100);
@@ -189,19 +176,8 @@ fn who_asks_again_takes_over_what_it_asks_for_now() {
     };
     assert_eq!(waiter.channel.as_deref(), Some(&b"another"[..]));
     assert_eq!((waiter.client, waiter.left_ms), (None, 60_000));
-    server.table.connection_ended(ClientId(7));
+    server.disconnect(7);
     assert!(order(&server).is_empty());
-}
-
-#[test]
-fn who_asks_again_in_another_mode_has_a_new_place_at_the_end() {
-    let mut server = held();
-    let a = place_for(&mut server, "a", 60_000);
-    place_for(&mut server, "b", 60_000);
-    let anew = server.wait_for(K, ask("a").place().shared(), 60_000);
-    assert!(a != anew);
-    assert_eq!(order(&server), ["b", "a"]);
-    assert_eq!(server.table.places(), 2);
 }
 
 #[test]
@@ -240,40 +216,11 @@ fn a_request_that_is_refused_leaves_a_place_as_it_is() {
 }
 
 #[test]
-fn who_asks_again_behind_others_waits_for_them() {
-    let mut server = held();
-    let a = place_for(&mut server, "a", 60_000);
-    let b = place_for(&mut server, "b", 60_000);
-    server.delete(K);
-    assert_eq!(place_for(&mut server, "b", 60_000), b);
-    assert_eq!(server.granted(), [a]);
-    assert_eq!(order(&server), ["b"]);
-}
-
-#[test]
-fn a_release_gives_a_place_up() {
-    let mut server = held();
-    let a = place_for(&mut server, "a", 60_000);
-    let token = FencingToken::new(7).ok();
-    let none = server.release_as(K, "a", ReleaseExtent::One, token);
-    assert_eq!(none, Ok(Released::NotHeld));
-    assert_eq!(order(&server), ["a"]);
-    let none = server.release_as(K, "a", ReleaseExtent::One, None);
-    assert_eq!(none, Ok(Released::NotHeld));
-    assert_eq!(server.told(), [(a, Answer::NotGranted)]);
-    server.release(K, "x");
-    server.check_nothing_is_left();
-}
-
-#[test]
 fn a_place_ends_with_its_time() {
     let mut server = held();
     let a = place_for(&mut server, "a", 1000);
     let b = place_for(&mut server, "b", 60_000);
-    assert_eq!(
-        server.table.wake_at_ms(server.now()),
-        Some(server.ms() + 500)
-    );
+    assert_eq!(server.wake_at_ms(), Some(server.ms() + 500));
     server.sleep(1000);
     // It is over before anybody looks.
     assert_eq!(order(&server), ["b"]);
@@ -286,32 +233,20 @@ fn a_place_ends_with_its_time() {
 }
 
 #[test]
-fn a_place_whose_time_is_up_is_told_so_while_others_hold_the_lock() {
-    let mut server = held();
-    let a = place_for(&mut server, "a", 1000);
-    server.sleep(999);
-    assert_eq!(server.give_up(), []);
-    server.sleep(1);
-    assert_eq!(server.give_up(), [(a, Answer::NotGranted)]);
-    server.release(K, "x");
-    server.check_nothing_is_left();
-}
-
-#[test]
 fn places_of_a_session_end_with_its_connection() {
     let mut server = held();
     let a = server.wait_for(K, ask("a").place().by(7).session(), 60_000);
     let b = server.wait_for(K, ask("b").place().by(7), 60_000);
     let now_ms = server.ms();
-    server.table.connection_ended(ClientId(7));
-    assert_eq!(server.table.wake_at_ms(server.now()), Some(0));
+    server.disconnect(7);
+    assert_eq!(server.wake_at_ms(), Some(0));
     assert_eq!(order(&server), ["b"]);
     assert_eq!(server.give_up(), [(a, Answer::NotGranted)]);
     server.release(K, "x");
     assert_eq!(server.holders(K), ["b"]);
     // Also where nobody looks at the lock.
     let a = server.wait_for(K, ask("a").place().by(8).session(), 60_000);
-    server.table.connection_ended(ClientId(8));
+    server.disconnect(8);
     assert_eq!(server.give_up(), [(a, Answer::NotGranted)]);
     assert!(now_ms == server.ms() && a > b);
     server.release(K, "b");
@@ -340,7 +275,7 @@ fn a_session_is_kept_up_once_it_is_claimed() {
         assert_eq!(server.try_renew(K, &claim), Ok(true));
         server.pass(3 * LEASE_MS);
         assert_eq!(server.holds(K, "a"), 1);
-        server.table.connection_ended(ClientId(7));
+        server.disconnect(7);
         server.run();
         assert_eq!(server.holds(K, "a"), i64::from(outlives));
         server.pass(LEASE_MS);
@@ -361,18 +296,6 @@ fn an_unclaimed_session_ends_and_its_connection_stays() {
     assert_eq!(server.holders(K), [""; 0]);
     assert_eq!(server.metrics().grants_unclaimed, 1);
     server.check_nothing_is_left();
-}
-
-#[test]
-fn an_unclaimed_session_ends_with_its_connection() {
-    let mut server = held();
-    server.wait_for(K, ask("a").place().by(7).session(), 60_000);
-    let b = place_for(&mut server, "b", 60_000);
-    server.release(K, "x");
-    server.told();
-    server.table.connection_ended(ClientId(7));
-    server.run();
-    assert_eq!(server.granted(), [b]);
 }
 
 #[test]
@@ -402,10 +325,7 @@ fn most_are_over(by_time: bool) -> (Server, Vec<WaiterId>) {
             over.push(server.wait_for(key, ask(name).place().by(7).session(), 1000));
         }
     }
-    match by_time {
-        true => server.sleep(1001),
-        false => server.table.connection_ended(ClientId(7)),
-    }
+    server.end_places(by_time);
     (server, over)
 }
 
@@ -463,10 +383,7 @@ fn many_are_over(by_time: bool) -> (Server, [WaiterId; 3]) {
     let blocked = server.wait(K, ask("a"));
     let place = place_for(&mut server, "b", 60_000);
     let last = server.wait(K, ask("c"));
-    match by_time {
-        true => server.sleep(1001),
-        false => server.table.connection_ended(ClientId(7)),
-    }
+    server.end_places(by_time);
     (server, [blocked, place, last])
 }
 
@@ -539,33 +456,10 @@ fn a_reader_is_let_in_past_a_writer_whose_place_is_over() {
         server.take(K, ask("x").shared());
         server.wait_for(K, ask("w").place().by(7).session(), 1000);
         let reader = server.wait(K, ask("r").shared());
-        match by_time {
-            true => server.sleep(1001),
-            false => server.table.connection_ended(ClientId(7)),
-        }
+        server.end_places(by_time);
         server.renew(K, "x", LEASE_MS);
         assert_eq!(granted_of_all(&mut server), [reader]);
     }
-}
-
-#[test]
-fn both_kinds_stand_in_one_queue() {
-    let mut server = held();
-    let count = 20;
-    let waiters: Vec<WaiterId> = (0..count)
-        .map(|n| match n % 3 {
-            0 => server.wait(K, ask(&nth(n))),
-            _ => place_for(&mut server, &nth(n), 60_000),
-        })
-        .collect();
-    let mut holder = "x".to_owned();
-    for (n, id) in waiters.into_iter().enumerate() {
-        server.release(K, &holder);
-        assert_eq!(server.granted(), [id]);
-        holder = nth(n);
-    }
-    server.release(K, &holder);
-    server.check_nothing_is_left();
 }
 
 #[test]
@@ -658,7 +552,7 @@ fn a_place_that_would_wait_for_ever_is_refused() {
 #[test]
 fn a_place_for_a_hold_that_does_not_fit_is_refused_at_once() {
     let mut server = Server::new();
-    server.table.settings.may_grant = false;
+    server.pause_grants();
     let refused = server.acquire_until(K, ask("a").place().hold(2), Some(i64::MAX));
     assert!(
         matches!(refused, Err(LockError::HoldCount { .. })),
@@ -671,12 +565,11 @@ fn a_place_for_a_hold_that_does_not_fit_is_refused_at_once() {
 fn a_place_for_a_hold_that_does_not_fit_any_more_is_told_so_and_of_no_token() {
     let mut server = Server::new();
     server.take(K, ask("a"));
-    server.table.settings.may_grant = false;
+    server.pause_grants();
     let place = server.wait_for(K, ask("a").place().hold(2), 60_000);
     let next = place_for(&mut server, "b", 60_000);
     server.release(K, "a");
-    server.table.settings.may_grant = true;
-    server.table.everything_touched();
+    server.resume_grants();
     server.run();
     let error = LockError::HoldCount { wanted: 2, held: 0 };
     let told = server.told();
@@ -714,7 +607,7 @@ fn a_grant_that_nobody_claims_is_unbound_where_writes_are_refused() {
 fn a_place_that_ends_by_the_error_of_who_asks_is_told_so() {
     let mut server = held();
     let place = place_for(&mut server, "a", 60_000);
-    server.table.settings.may_grant = false;
+    server.pause_grants();
     server.release(K, "x");
     // Nobody can have a greater one.
     server.write(K, |value| value.set(TOKEN_FIELD, TOKEN_MAX));
@@ -737,6 +630,41 @@ fn a_place_lasts_as_long_whatever_the_wall_clock_shows() {
         server.pass(1);
         assert_eq!(server.told(), [(b, Answer::NotGranted)]);
     }
+}
+
+#[test]
+fn a_grant_can_be_claimed_as_long_as_it_lasts() {
+    let mut server = Server::new();
+    server.take(K, ask("a"));
+    server.wait_for(K, ask("b").place().by(7).session(), 60_000);
+    server.release(K, "a");
+    let token = server.token(K, "b");
+    let claim_ms = server.table.settings.claim_timeout_ms;
+    server.pass(claim_ms);
+    assert!(server.renew_as(K, "b", LEASE_MS, Some(token)));
+    assert_eq!(server.table.bound_client(K, &owner("b")), Some(ClientId(7)));
+    assert_eq!(server.metrics().claims, 1);
+}
+
+#[test]
+fn a_connection_that_did_not_claim_its_grant_is_not_closed_by_the_next_one() {
+    let mut server = Server::new();
+    server.take(K, ask("a"));
+    server.wait_for(K, ask("b").place().by(7).session(), 60_000);
+    server.release(K, "a");
+    server.sleep(server.table.settings.claim_timeout_ms + 1);
+    server.take(K, ask("b").place().by(8).session());
+    assert!(server.table.to_close.is_empty());
+    assert_eq!(server.table.bound_client(K, &owner("b")), Some(ClientId(8)));
+}
+
+#[test]
+fn who_only_waited_behind_its_own_place_does_not_wait() {
+    let mut server = Server::new();
+    server.take(K, ask("a").shared());
+    server.wait_for(K, ask("b").place(), 60_000);
+    server.take(K, ask("b").place().shared());
+    assert_eq!((server.told(), server.holds(K, "b")), (vec![], 1));
 }
 
 #[test]

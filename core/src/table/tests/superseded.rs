@@ -1,7 +1,6 @@
 //! One request at a time: a later one of the same owner takes the earlier one over.
 
 use super::*;
-use crate::acks::Acknowledgement;
 
 fn superseded(id: WaiterId) -> (WaiterId, Answer) {
     (id, Answer::Refused(LockError::Superseded))
@@ -71,18 +70,6 @@ fn who_waits_again_in_another_mode_goes_to_the_end() {
         server.release(K, "b");
         assert_eq!(server.granted(), [again]);
     }
-}
-
-#[test]
-fn who_leaves_the_front_for_another_mode_lets_the_others_in() {
-    let mut server = Server::new();
-    server.take(K, ask("x").shared());
-    let first = server.wait(K, ask("a"));
-    let behind = server.wait(K, ask("b").shared());
-    let again = server.wait(K, ask("a").by(2).shared());
-    assert_eq!(server.told(), [superseded(first)]);
-    server.run();
-    assert_eq!(server.granted(), [behind, again]);
 }
 
 #[test]
@@ -195,7 +182,7 @@ fn the_session_is_that_of_the_request_that_is_told() {
         let (mut server, ..) = on_its_way_to(first);
         server.take(K, later.now());
         for ends in [1, 2] {
-            server.table.connection_ended(ClientId(ends));
+            server.disconnect(ends);
             server.run();
             let stays = client.is_none_or(|client| client > ends);
             assert_eq!(server.holds(K, "a"), i64::from(stays), "{client:?}");
@@ -230,10 +217,9 @@ fn what_was_told_after_a_release_or_a_renewal_stays() {
     let second_on_its_way = || {
         let mut server = Server::new();
         server.take(K, ask("a").by(1));
-        server.table.settings.may_grant = false;
+        server.pause_grants();
         server.wait(K, ask("a").by(2));
-        server.table.settings.may_grant = true;
-        server.table.everything_touched();
+        server.resume_grants();
         server.tells = false;
         server.run();
         assert_eq!(server.holds(K, "a"), 2);
@@ -262,7 +248,7 @@ fn a_hold_that_does_not_fit_when_its_turn_comes_is_refused() {
     ] {
         let mut server = Server::new();
         server.take(K, ask("a"));
-        server.table.settings.may_grant = false;
+        server.pause_grants();
         let waits = server.wait(K, asks);
         server.table.settings.may_grant = true;
         server.write(K, |value| value.set(b"a", holds));
@@ -276,7 +262,7 @@ fn a_hold_that_does_not_fit_when_its_turn_comes_is_refused() {
 #[test]
 fn what_was_granted_and_not_told_is_given_back_where_the_later_one_has_to_wait() {
     let (mut server, first, _) = on_its_way_to(ask("a").by(1));
-    server.table.settings.may_grant = false;
+    server.pause_grants();
     let again = server.wait(K, ask("a").by(2));
     assert_eq!(server.told(), [superseded(first)]);
     assert_eq!(server.holders(K), [""; 0]);
@@ -293,7 +279,7 @@ fn a_place_that_is_over_is_taken_over_by_nobody() {
     let asks = ask("a").place().by(7).session();
     for (later, is_told) in [(ask("a").by(1), true), (ask("a").by(1).place(), false)] {
         let (mut server, first, behind) = waited_for(asks.clone());
-        server.table.connection_ended(ClientId(7));
+        server.disconnect(7);
         let again = server.wait_for(K, later, 60_000);
         let expected = match is_told {
             true => vec![(first, Answer::NotGranted)],
@@ -305,33 +291,4 @@ fn a_place_that_is_over_is_taken_over_by_nobody() {
         server.release(K, "b");
         assert_eq!(server.granted(), [again]);
     }
-}
-
-#[test]
-fn a_later_request_has_what_replicas_have_not_acknowledged() {
-    let mut server = Server::new();
-    server.table.settings.acks = Some(Acknowledgement {
-        replicas: 1,
-        connected: 1,
-        timeout_ms: 1000,
-        client: None,
-    });
-    let take = |server: &mut Server, asks: Ask| {
-        if let Some(acks) = &mut server.table.settings.acks {
-            acks.client = Some(asks.client);
-        }
-        let token = server.take(K, asks);
-        (server.withheld.unwrap(), token)
-    };
-    let (first, token) = take(&mut server, ask("a").by(1).now());
-    let (second, same) = take(&mut server, ask("a").by(2).now());
-    assert_eq!((server.told(), same), (vec![superseded(first)], token));
-    assert_eq!(server.holds(K, "a"), 1);
-    // Neither was told of any hold.
-    let unsafe_to_say = Answer::Refused(LockError::NoReplicas);
-    let left = server.table.waiter_left(second, Leave::TimeUp, server.ms());
-    assert_eq!(left, Some(unsafe_to_say));
-    server.run();
-    assert_eq!(server.holders(K), [""; 0]);
-    assert!(!server.table.awaits_replicas());
 }

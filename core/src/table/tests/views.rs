@@ -8,7 +8,7 @@ fn a_view_leaves_out_what_is_over_and_changes_nothing() {
     server.take(K, ask("b").shared().session());
     server.take(K, ask("c").shared().session());
     server.wait(K, ask("w"));
-    server.table.connection_ended(ask("b").client);
+    server.disconnect(ask("b").client.0);
     server.sleep(20);
     let lock = server.lock(K);
     server.table.end_gone_on(K, &lock);

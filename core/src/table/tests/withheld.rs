@@ -6,7 +6,7 @@ use super::*;
 fn nothing_is_granted_while_grants_are_withheld() {
     let mut server = Server::new();
     server.take(K, ask("a").lease(1000));
-    server.table.settings.may_grant = false;
+    server.pause_grants();
     let newcomer = server.acquire(L, ask("b").now());
     assert_eq!(newcomer, Ok(Acquired::Busy));
     let again = server.acquire(K, ask("a").now());
@@ -22,21 +22,19 @@ fn nothing_is_granted_while_grants_are_withheld() {
 fn who_waits_is_served_in_order_when_grants_resume() {
     let mut server = Server::new();
     server.take(K, ask("a"));
-    server.table.settings.may_grant = false;
+    server.pause_grants();
     let again = server.wait(K, ask("a").by(1));
     let [b, c] = ["b", "c"].map(|name| server.wait(K, ask(name).shared()));
-    server.table.settings.may_grant = true;
-    server.table.everything_touched();
+    server.resume_grants();
     server.run();
     assert_eq!(server.granted(), [again]);
-    server.table.settings.may_grant = false;
+    server.pause_grants();
     server.release(K, "a");
     server.release(K, "a");
     server.run();
     assert_eq!(server.granted(), []);
-    server.table.settings.may_grant = true;
-    server.table.everything_touched();
-    assert_eq!(server.table.wake_at_ms(server.now()), Some(0));
+    server.resume_grants();
+    assert_eq!(server.wake_at_ms(), Some(0));
     server.run();
     assert_eq!(server.granted(), [b, c]);
 }
@@ -46,7 +44,7 @@ fn an_owner_that_asks_again_for_what_it_holds_waits_for_nobody() {
     let mut server = Server::new();
     server.take(K, ask("a"));
     server.take(L, ask("b"));
-    server.table.settings.may_grant = false;
+    server.pause_grants();
     let b = server.wait(K, ask("b"));
     let again = server.wait(K, ask("a").by(1));
     let c = server.wait(K, ask("c"));
@@ -55,8 +53,7 @@ fn an_owner_that_asks_again_for_what_it_holds_waits_for_nobody() {
     let last = server.wait(L, ask("c").by(2));
     server.run();
     assert_eq!(server.told(), []);
-    server.table.settings.may_grant = true;
-    server.table.everything_touched();
+    server.resume_grants();
     server.run();
     assert_eq!(server.granted(), [again]);
     let released = server.release_as(K, "a", ReleaseExtent::All, None);
@@ -74,7 +71,7 @@ fn a_deadlock_is_refused_while_grants_are_withheld() {
     let mut server = Server::new();
     server.take(K, ask("a"));
     server.take(L, ask("b"));
-    server.table.settings.may_grant = false;
+    server.pause_grants();
     server.wait(K, ask("a").by(1));
     server.wait(K, ask("b"));
     let refused = server.acquire(L, ask("a").by(2));
@@ -89,14 +86,13 @@ fn holders_that_asked_again_are_all_served_where_a_deadlock_is_refused_meanwhile
         server.take(K, ask(name).shared());
     }
     server.take(L, ask("x"));
-    server.table.settings.may_grant = false;
+    server.pause_grants();
     let writer = server.wait(K, ask("w"));
     for name in &holders {
         server.wait(K, ask(name).shared().hold(1));
     }
     server.wait(L, ask(&nth(1)).by(2));
-    server.table.settings.may_grant = true;
-    server.table.everything_touched();
+    server.resume_grants();
     let refused = server.acquire(K, ask("x"));
     assert!(
         matches!(refused, Err(LockError::Deadlock { .. })),

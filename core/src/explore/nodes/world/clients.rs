@@ -1,9 +1,10 @@
 //! What clients do, and what they believe.
 
-use super::cast::{Action, client_id, owner_name};
-use super::{CLAIM, Checked, Doing, KEY, PlaceKept, World};
+use super::{Action, CLAIM, KEY, Waiting, World};
+use crate::explore::cast::owner_name;
+use crate::explore::form::client_id;
 use crate::explore::nodes::scope::Expected;
-use crate::explore::search::Broken;
+use crate::explore::search::{Broken, Checked, World as _};
 use crate::lock::{Lock, Released};
 use crate::queue::{Wait, WaiterId};
 use crate::request::{
@@ -16,7 +17,7 @@ impl World {
     pub(super) fn client_actions(&self, at: usize, actions: &mut Vec<Action>) {
         let client = &self.clients[at];
         let number = at as u8;
-        if !matches!(client.doing, Doing::Nothing) {
+        if client.blocked.is_some() {
             actions.push(Action::GiveUp(number));
             return;
         }
@@ -57,15 +58,15 @@ impl World {
         at: usize,
         before: &Lock,
         token: FencingToken,
-    ) -> Checked<()> {
+    ) -> Checked {
         let holder = before.holder(&self.cast.owners[at]);
         // A message may come before the reply.
         let is_told = self.clients[at]
             .belief
             .is_some_and(|(known, _)| known == token);
         let is_new = !is_told && holder.is_none_or(|holder| holder.token != Some(token));
-        if is_new && let Some(said) = &mut self.said {
-            said.tokens.push(token);
+        if is_new && self.said.is_some() {
+            self.tokens.push(token);
         }
         self.say(|w| {
             let (name, owner, token) = (w.node_name(node), owner_name(at), w.short(token));
@@ -107,13 +108,7 @@ impl World {
         lease.min(CLAIM + acks)
     }
 
-    pub(super) fn acquire(
-        &mut self,
-        at: usize,
-        node: usize,
-        lease: i64,
-        queue: bool,
-    ) -> Checked<()> {
+    pub(super) fn acquire(&mut self, at: usize, node: usize, lease: i64, queue: bool) -> Checked {
         self.say(|w| {
             let (owner, name) = (owner_name(at), w.node_name(node));
             let how = if queue { ", or a place" } else { "" };
@@ -122,11 +117,7 @@ impl World {
         let stored = self.read(node);
         let before = self.stored(node);
         let owner = self.cast.owners[at].clone();
-        let reenters = before.holder(&owner).is_some()
-            && self
-                .scope()
-                .self_fencing
-                .is_some_and(|one| one.reenters_in_grace);
+        let reenters = self.scope().reenters_in_grace && before.holder(&owner).is_some();
         let request = AcquireRequest {
             owner,
             lease: Lease::from_ms(lease).unwrap(),
@@ -136,7 +127,7 @@ impl World {
         };
         let now = self.now(node);
         let wait = (queue || self.scope().waits).then(|| Wait {
-            client: client_id(at),
+            client: client_id(at, 0),
             until_ms: queue.then_some(now.ms() + self.scope().place),
             channel: queue.then(|| b"channel"[..].into()),
         });
@@ -149,6 +140,13 @@ impl World {
         let acquired = done.result.expect("no owner is at fault");
         let withheld = done.step.withheld;
         self.apply(node, done.step)?;
+        let waiting = |id, lease| Waiting {
+            node,
+            id,
+            lease,
+            until: None,
+            is_left: false,
+        };
         match acquired {
             Acquired::Granted(token) => {
                 if queue {
@@ -161,26 +159,14 @@ impl World {
             }
             Acquired::Queued(id) if queue => {
                 self.say(|_| "it has a place".to_owned());
-                let (lease, until) = (self.first_lease(node, lease), None);
-                let place = PlaceKept {
-                    node,
-                    id,
-                    lease,
-                    until,
-                    is_left: false,
-                };
+                let place = waiting(id, self.first_lease(node, lease));
                 let places = &mut self.clients[at].places;
                 places.retain(|place| !place.is_in_queue_of(node));
                 places.push(place);
             }
             Acquired::Queued(id) => {
                 self.say(|_| "it waits".to_owned());
-                self.clients[at].doing = Doing::Waits {
-                    node,
-                    id,
-                    lease,
-                    until: None,
-                };
+                self.clients[at].blocked = Some(waiting(id, lease));
             }
             Acquired::Busy => self.say(|_| "null".to_owned()),
         }
@@ -199,18 +185,19 @@ impl World {
         let until = self.until(lease);
         match withheld {
             Some(id) => {
-                self.clients[at].doing = Doing::Waits {
+                self.clients[at].blocked = Some(Waiting {
                     node,
                     id,
                     lease,
                     until: Some(until),
-                };
+                    is_left: false,
+                });
             }
             None => self.believe(at, token, until),
         }
     }
 
-    pub(super) fn renew(&mut self, at: usize, node: usize, lease: i64) -> Checked<()> {
+    pub(super) fn renew(&mut self, at: usize, node: usize, lease: i64) -> Checked {
         let until = self.until(lease);
         // A renewal may shorten the lease, and its reply may be lost.
         let belief = &mut self.clients[at].belief;
@@ -241,7 +228,7 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn release(&mut self, at: usize, node: usize) -> Checked<()> {
+    pub(super) fn release(&mut self, at: usize, node: usize) -> Checked {
         self.clients[at].belief = None;
         for place in &mut self.clients[at].places {
             place.is_left |= place.node != node;
@@ -269,9 +256,8 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn give_up(&mut self, at: usize) -> Checked<()> {
-        let doing = std::mem::replace(&mut self.clients[at].doing, Doing::Nothing);
-        if let Doing::Waits { node, id, .. } = doing {
+    pub(super) fn give_up(&mut self, at: usize) -> Checked {
+        if let Some(Waiting { node, id, .. }) = self.clients[at].blocked.take() {
             let now_ms = self.now(node).ms();
             let table = &mut self.nodes[node].table;
             let told = table.waiter_left(id, Leave::TimeUp, now_ms);

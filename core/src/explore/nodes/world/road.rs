@@ -1,10 +1,11 @@
 //! From what is read to what is written and told, as the module goes it.
 
-use super::cast::{client_id, owner_name};
-use super::{Checked, Doing, KEY, Node, PlaceKept, Role, World};
+use super::{KEY, Node, Role, Waiting, World};
 use crate::acks::Acknowledgement;
+use crate::explore::cast::owner_name;
+use crate::explore::form::client_id;
 use crate::explore::keyspace::Write;
-use crate::explore::search::Broken;
+use crate::explore::search::{Broken, Checked, World as _};
 use crate::keys::KeyRef;
 use crate::lock::{Lock, Now};
 use crate::queue::{Addressee, Place, WaiterId};
@@ -22,7 +23,7 @@ struct Asked<'a> {
 
 impl table::World for Asked<'_> {
     fn asker(&self) -> Option<ClientId> {
-        self.client.map(client_id)
+        self.client.map(|at| client_id(at, 0))
     }
 
     fn say(&mut self, place: &Place, token: FencingToken) -> Said {
@@ -83,7 +84,7 @@ impl World {
     }
 
     /// Writes what is to be written, and answers.
-    pub(super) fn apply(&mut self, node: usize, step: Step) -> Checked<()> {
+    pub(super) fn apply(&mut self, node: usize, step: Step) -> Checked {
         let before = self.stored(node);
         if !step.effects.is_empty() {
             self.write(node, &Write::Effects(0, step.effects.to_vec()));
@@ -95,32 +96,20 @@ impl World {
             self.answer(node, &addressee, &answer, &before)?;
         }
         for at in 0..self.clients.len() {
-            let place = self.clients[at].place_on(node).copied();
-            if let Some(place) = place
-                && self.nodes[node].table.told_by(place.id).is_some()
-            {
+            let table = &self.nodes[node].table;
+            let is_granted =
+                |one: &&mut Waiting| one.is_in_queue_of(node) && table.told_by(one.id).is_some();
+            let granted = self.clients[at].waiting().filter(is_granted);
+            let granted: Vec<WaiterId> = granted.map(|one| one.id).collect();
+            for id in granted {
                 let token = self.token_of(node, at).expect("it was just granted");
                 self.issue(node, at, &before, token)?;
-                let until = Some(self.until(place.lease));
-                if let Some(place) = self.clients[at].place_on(node) {
-                    place.until = until;
+                let from = self.until(0);
+                for one in self.clients[at].waiting() {
+                    if (one.node, one.id) == (node, id) {
+                        one.until = Some(from + one.lease);
+                    }
                 }
-            }
-            let until = match self.clients[at].doing {
-                Doing::Waits {
-                    node: its_node,
-                    id,
-                    lease,
-                    until: None,
-                } if its_node == node && self.nodes[node].table.told_by(id).is_some() => {
-                    Some(self.until(lease))
-                }
-                _ => continue,
-            };
-            let token = self.token_of(node, at).expect("it was just granted");
-            self.issue(node, at, &before, token)?;
-            if let Doing::Waits { until: its, .. } = &mut self.clients[at].doing {
-                *its = until;
             }
         }
         Ok(())
@@ -133,17 +122,16 @@ impl World {
         addressee: &Addressee,
         answer: &Answer,
         before: &Lock,
-    ) -> Checked<()> {
+    ) -> Checked {
         let id = addressee.id();
         if let Addressee::Place(_) = addressee {
             return self.tell_place(node, id, answer, Some(before));
         }
-        let (at, lease) = self.waiting(node, id);
-        self.clients[at].doing = Doing::Nothing;
+        let (at, Waiting { lease, .. }) = self.take(node, id);
         if let Answer::Granted(token) = *answer {
             self.issue(node, at, before, token)?;
             self.believe(at, token, self.until(lease));
-            self.nodes[node].table.client_told(client_id(at), true);
+            self.nodes[node].table.client_told(client_id(at, 0), true);
         }
         Ok(())
     }
@@ -155,8 +143,8 @@ impl World {
         id: WaiterId,
         answer: &Answer,
         before: Option<&Lock>,
-    ) -> Checked<()> {
-        let (at, place) = self.take_place(node, id);
+    ) -> Checked {
+        let (at, place) = self.take(node, id);
         let Answer::Granted(token) = *answer else {
             self.say(|w| {
                 let (owner, name) = (owner_name(at), w.node_name(node));
@@ -177,19 +165,23 @@ impl World {
         Ok(())
     }
 
-    fn hears(&self, place: &PlaceKept) -> bool {
+    fn hears(&self, place: &Waiting) -> bool {
         !self.is_deaf && !place.is_left
     }
 
-    /// Takes the place of this name, and whose it is.
-    fn take_place(&mut self, node: usize, id: WaiterId) -> (usize, PlaceKept) {
+    /// Takes the one that waits by this name, and whose it is.
+    fn take(&mut self, node: usize, id: WaiterId) -> (usize, Waiting) {
+        let is_it = |one: &Waiting| (one.node, one.id) == (node, id);
         let mut clients = self.clients.iter_mut().enumerate();
         let found = clients.find_map(|(at, client)| {
-            let mut places = client.places.iter();
-            let place = places.position(|place| place.node == node && place.id == id)?;
-            Some((at, client.places.remove(place)))
+            let place = client.places.iter().position(is_it);
+            let place = place.map(|place| client.places.remove(place));
+            Some((
+                at,
+                place.or_else(|| client.blocked.take_if(|one| is_it(one)))?,
+            ))
         });
-        found.expect("only who has a place is told its end")
+        found.expect("only who waits is answered")
     }
 
     /// Takes a step. This client can be told of it later.
@@ -215,7 +207,7 @@ impl World {
 
     /// Publishes the grant of a place. Returns whether anybody hears it.
     fn publish(&mut self, node: usize, id: WaiterId, token: FencingToken) -> Checked<bool> {
-        let (at, place) = self.take_place(node, id);
+        let (at, place) = self.take(node, id);
         let heard = self.hears(&place);
         if heard {
             let before = self.stored(node);
@@ -227,24 +219,9 @@ impl World {
         Ok(heard)
     }
 
-    /// The client that waits by this name, and the lease that it asked for.
-    fn waiting(&self, node: usize, id: WaiterId) -> (usize, i64) {
-        let mut clients = self.clients.iter().enumerate();
-        let waiting = clients.find_map(|(at, client)| match client.doing {
-            Doing::Waits {
-                node: its_node,
-                id: its,
-                lease,
-                ..
-            } if its_node == node && its == id => Some((at, lease)),
-            _ => None,
-        });
-        waiting.expect("only who waits is answered")
-    }
-
     /// A turn of each primary ends: it delivers the replies that need not be withheld
     /// any more.
-    pub(super) fn end_turns(&mut self) -> Checked<()> {
+    pub(super) fn end_turns(&mut self) -> Checked {
         for node in 0..self.nodes.len() {
             if !self.is_primary(node) || !self.nodes[node].table.awaits_replicas() {
                 continue;
@@ -266,20 +243,16 @@ impl World {
         Ok(())
     }
 
-    fn tell(&mut self, node: usize, id: WaiterId) -> Checked<()> {
+    fn tell(&mut self, node: usize, id: WaiterId) -> Checked {
         let stored = self.read(node);
         let now = self.now(node);
         let told = self.nodes[node].table.tell(id, Ok(stored), now);
         if let Some((Addressee::Place(_), answer)) = told {
             return self.tell_place(node, id, &answer, None);
         }
-        let (at, _) = self.waiting(node, id);
+        let (at, blocked) = self.take(node, id);
         let answer = told.map(|(_, answer)| answer);
-        let doing = std::mem::replace(&mut self.clients[at].doing, Doing::Nothing);
-        let until = match doing {
-            Doing::Waits { until, .. } => until.expect("it was granted"),
-            Doing::Nothing => unreachable!("it waits"),
-        };
+        let until = blocked.until.expect("it was granted");
         let token = match answer {
             Some(Answer::Granted(token)) => Some(token),
             Some(Answer::Renewed(true)) => self.token_of(node, at),
@@ -288,7 +261,7 @@ impl World {
         match token {
             Some(token) => {
                 self.believe(at, token, until);
-                self.nodes[node].table.client_told(client_id(at), true);
+                self.nodes[node].table.client_told(client_id(at, 0), true);
             }
             None => {
                 self.clients[at].belief = None;
@@ -307,12 +280,12 @@ impl World {
             replicas,
             connected: replicas,
             timeout_ms,
-            client: client.map(client_id),
+            client: client.map(|at| client_id(at, 0)),
         });
         table
     }
 
-    pub(super) fn wake(&mut self, node: usize) -> Checked<()> {
+    pub(super) fn wake(&mut self, node: usize) -> Checked {
         self.say(|w| format!("the timer of {} wakes", w.node_name(node)));
         let (now, before) = (self.now(node), self.stored(node));
         let over = self.nodes[node].table.give_up(now, WORK_A_WAKE);

@@ -1,9 +1,9 @@
 //! What goes from node to node, and who is the primary.
 
-use super::cast::Action;
-use super::{Checked, Doing, Role, World, new_table};
+use super::{Action, Role, World, new_table};
 use crate::error::LockError;
 use crate::explore::keyspace::Keyspace;
+use crate::explore::search::{Checked, World as _};
 use crate::grace::Grace;
 use crate::table::{Leave, WORK_A_WAKE};
 
@@ -13,11 +13,9 @@ impl World {
         let node = &self.nodes[at];
         match &node.role {
             Role::Primary => {
-                let self_fencing = self.scope().self_fencing;
-                let is_bound = self_fencing.is_none_or(|one| one.binds_hand_offs);
                 let is_due = node.table.wake_at_ms(self.now(at));
                 let is_due = is_due.is_some_and(|at_ms| at_ms <= self.now(at).ms());
-                if is_due && (self.may_write(at) || !is_bound) {
+                if is_due && (self.may_write(at) || !self.scope().binds_hand_offs) {
                     actions.push(Action::Wake(number));
                 }
                 if self.is_expired(at) {
@@ -100,7 +98,7 @@ impl World {
         }
     }
 
-    pub(super) fn follow(&mut self, at: usize, to: usize) -> Checked<()> {
+    pub(super) fn follow(&mut self, at: usize, to: usize) -> Checked {
         self.say(|w| {
             let (name, primary) = (w.node_name(at), w.node_name(to));
             format!("{name} becomes a replica of {primary}")
@@ -113,12 +111,9 @@ impl World {
             }
             let now_ms = self.now(at).ms();
             for client in &mut self.clients {
-                if let Doing::Waits { node, id, .. } = client.doing
-                    && node == at
-                {
+                if let Some(blocked) = client.blocked.take_if(|one| one.node == at) {
                     let table = &mut self.nodes[at].table;
-                    table.waiter_left(id, Leave::Gone, now_ms);
-                    client.doing = Doing::Nothing;
+                    table.waiter_left(blocked.id, Leave::Gone, now_ms);
                 }
             }
             self.nodes[at].table.forget_connections(WORK_A_WAKE);
@@ -143,14 +138,14 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn promote(&mut self, at: usize) -> Checked<()> {
+    pub(super) fn promote(&mut self, at: usize) -> Checked {
         self.say(|w| format!("{} is promoted", w.node_name(at)));
         self.what_was_told_is_known(at)?;
         self.leave_primary(at);
         self.promotions_left -= 1;
         let last = self.nodes.iter().map(|node| node.epoch).max();
         let ticks = self.ticks;
-        let grace = self.scope().self_fencing.map_or(0, |one| one.grace);
+        let grace = self.scope().grace;
         let node = &mut self.nodes[at];
         node.role = Role::Primary;
         node.grace = Grace::begin(ticks, grace);
