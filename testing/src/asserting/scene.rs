@@ -163,20 +163,27 @@ pub fn waiting(observer: &mut Client, key: &str) -> i64 {
 /// The names of those who hold a lock, as `LOCK.INFO` or `LOCK.LIST` shows it.
 #[track_caller]
 pub fn holders(shown: &Value) -> Vec<String> {
-    let Value::Array(holders) = field(shown, "holders") else {
-        panic!("{shown:?} has no list of holders");
+    names(field(shown, "holders"))
+}
+
+/// The owners in a list, of which each is a name or a map.
+#[track_caller]
+fn names(list: &Value) -> Vec<String> {
+    let Value::Array(owners) = list else {
+        panic!("{list:?} is no list");
     };
-    let name = |holder: &Value| match holder {
+    let name = |owner: &Value| match owner {
         Value::BulkString(name) => String::from_utf8_lossy(name).into_owned(),
-        other => panic!("{other:?} is no name"),
+        map => names(&Value::Array(vec![field(map, "owner").clone()])).remove(0),
     };
-    holders
-        .iter()
-        .map(|holder| match holder {
-            Value::BulkString(_) => name(holder),
-            map => name(field(map, "owner")),
-        })
-        .collect()
+    owners.iter().map(name).collect()
+}
+
+/// The owners that wait for a lock, in order.
+#[track_caller]
+pub fn queue(observer: &mut Client, key: &str) -> Vec<String> {
+    let info = observer.call(&format!("LOCK.INFO {key}"));
+    names(field(&info, "waiters"))
 }
 
 /// The value of a field in a flat list of names and values.
