@@ -10,8 +10,10 @@
 //! b < U                                 the reply that it waited for
 //! ears heard b !SUPERSEDED              whose place ended, and how; `b U 2000` with a lease
 //! ears heard nothing
-//! b closes                              the server knows, too
+//! b closes                              the server knows, too; or just `b drops`
+//! a sends DEL k | PING                  and reads no reply yet
 //! queue k = b c                         who waits, in order, or `nobody`
+//! bound k = b                           to whose connection the first hold is, or `nobody`
 //! lock_waiters = 2                      a number of `INFO`
 //! until lock_sessions = 0               what the server does later
 //! settled                               it has done what it does by itself
@@ -218,6 +220,11 @@ impl Play {
                 }
                 Ok(())
             }
+            "sends" => {
+                self.send(who, &rest.split(" | ").collect::<Vec<_>>());
+                Ok(())
+            }
+            "drops" => self.actors.remove(who).map(drop).ok_or("nobody".into()),
             "closes" => {
                 let actor = self.actors.remove(who).ok_or("nobody")?;
                 let mut observer = Client::try_connect(actor.addr).ok_or("no server")?;
@@ -233,6 +240,13 @@ impl Play {
                 let queue = scene::queue(&mut self.observer, key).join(" ");
                 let queue = if queue.is_empty() { "nobody" } else { &queue };
                 self.agrees(queue, rest.trim_start_matches("= "))
+            }
+            key if who == "bound" => {
+                let bound = scene::bound(&mut self.observer, key);
+                let mut actors = self.actors.iter();
+                let whose = actors.find(|(_, actor)| Some(actor.id) == bound);
+                let whose = whose.map_or("nobody", |(name, _)| name.as_str()).to_owned();
+                self.agrees(&whose, rest.trim_start_matches("= "))
             }
             _ => panic!("what is this? {line}"),
         }
@@ -273,9 +287,7 @@ impl Play {
             let mut each = parts.into_iter().zip(&mut replies);
             return each.try_for_each(|(part, reply)| self.agrees(&shown(Some(part)), reply));
         }
-        let packed = commands.iter().flat_map(|command| pack(&words(command)));
-        let packed: Vec<u8> = packed.collect();
-        self.actor(who).client.send_bytes(&packed);
+        self.send(who, commands);
         let replies = replies.iter().chain(std::iter::repeat(&""));
         for (_, reply) in commands.iter().zip(replies) {
             if *reply == ".." {
@@ -284,6 +296,13 @@ impl Play {
             self.reply(who, reply)?;
         }
         Ok(())
+    }
+
+    /// Several commands in one write.
+    fn send(&mut self, who: &str, commands: &[&str]) {
+        let packed = commands.iter().flat_map(|command| pack(&words(command)));
+        let packed: Vec<u8> = packed.collect();
+        self.actor(who).client.send_bytes(&packed);
     }
 
     fn await_blocked(&mut self, who: &str) -> Seen {

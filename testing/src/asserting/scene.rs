@@ -186,6 +186,19 @@ pub fn queue(observer: &mut Client, key: &str) -> Vec<String> {
     names(field(&info, "waiters"))
 }
 
+/// The connection to which the first holder of a lock is bound.
+#[track_caller]
+pub fn bound(observer: &mut Client, key: &str) -> Option<i64> {
+    let info = observer.call(&format!("LOCK.INFO {key}"));
+    let Value::Array(holders) = field(&info, "holders") else {
+        panic!("{info:?} has no list of holders");
+    };
+    match field(holders.first()?, "client") {
+        Value::Int(id) => Some(*id),
+        _ => None,
+    }
+}
+
 /// The value of a field in a flat list of names and values.
 #[track_caller]
 pub fn field<'r>(map: &'r Value, name: &str) -> &'r Value {
