@@ -492,54 +492,6 @@ fn a_request_that_finds_the_queue_full_leaves_its_place() {
 }
 
 #[test]
-fn who_waits_for_what_becomes_no_lock_is_told_so() {
-    let no_lock = "EVAL redis.call('DEL','k');redis.call('HSET','k','f','x') 0";
-    for (make, code) in [("SET k x", "!WRONGTYPE"), (no_lock, "!NOTALOCK")] {
-        Play::held().run(&format!(
-            "h > CONFIG SET lock.recheck-interval 500
-            ears > LOCK.ACQUIRE k a PLACED -> 0
-            ears > LOCK.ACQUIRE k b PLACED -> 0
-            h > {make}
-            ears heard a {code}
-            ears heard b {code}
-            lock_places = 0
-            lock_waits_refused = 2
-            ears > LOCK.ACQUIRE k a QUEUE 60000 ch -> {code}"
-        ));
-    }
-}
-
-#[test]
-fn a_lock_that_comes_free_by_other_hands_goes_to_its_first_place() {
-    for free in [
-        "DEL k",
-        "UNLINK k",
-        "RENAME k elsewhere",
-        "MOVE k 5",
-        "HDEL k h @fence",
-        "FLUSHDB",
-        "FLUSHALL",
-        "SWAPDB 0 5",
-        "LOCK.BREAK k",
-        "PEXPIRE k 1",
-        "LOCK.RENEW k h LEASE 1",
-    ] {
-        let mut play = queued(&["a", "b"]);
-        play.run(&format!(
-            "h > {free}
-            ears heard a A
-            h > HGET k a -> '1'
-            h > HGET k @fence -> '$A'
-            queue k = b
-            ears heard nothing
-            h > LOCK.RELEASE k a -> 1
-            ears heard b token"
-        ));
-        play.assert_sound();
-    }
-}
-
-#[test]
 fn the_module_is_not_unloaded_while_there_are_places() {
     let mut play = queued(&["a"]);
     play.run(
