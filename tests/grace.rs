@@ -4,7 +4,9 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 use redis_lock_testing::scene::{await_waiting, field, transaction};
-use redis_lock_testing::{Client, Clock, LONG, TestServer, eventually, int, nil, status, token};
+use redis_lock_testing::{
+    Client, Clock, LONG, Play, TestServer, eventually, int, nil, status, token,
+};
 
 /// A grace period that a test ends itself.
 const LONG_GRACE: [&str; 2] = ["--lock.grace-period", "600000"];
@@ -124,6 +126,25 @@ fn nothing_is_handed_on_before_the_end_and_then_all_in_order() {
         assert!(token(&waiters[1].reply()) > first, "{key}");
     }
     server.assert_sound();
+}
+
+#[test]
+fn who_has_a_place_is_served_in_order_when_it_ends_and_forgotten_by_a_restart() {
+    let mut play = Play::on(in_grace());
+    play.run(
+        "ears hears ch
+        ears > LOCK.ACQUIRE k a PLACED -> 0
+        ears > LOCK.ACQUIRE k b PLACED -> 0
+        ears heard nothing
+        queue k = a b
+        o > CONFIG SET lock.grace-period 0
+        ears heard a token
+        o > LOCK.RELEASE k a -> 1
+        ears heard b token
+        ears > LOCK.ACQUIRE k c PLACED -> 0",
+    );
+    play.crash_and_restart();
+    play.run("lock_places = 0");
 }
 
 #[test]

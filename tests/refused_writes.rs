@@ -4,7 +4,7 @@ use redis::Value;
 use redis_lock_testing::scene::{
     assert_all_granted, assert_none_granted, await_gone, await_waiting, transaction,
 };
-use redis_lock_testing::{Client, LONG, TestServer, eventually, int, nil, status, token};
+use redis_lock_testing::{Client, LONG, Play, TestServer, eventually, int, nil, status, token};
 
 /// Locks that come free while the server refuses writes, one because its lease
 /// ends, one because its session closes. Somebody waits for each.
@@ -104,6 +104,20 @@ fn without_replicas_nobody_is_granted_until_one_has_come() {
     scene.assert_nothing_is_granted("NOREPLICAS ");
     let _replica = scene.server.replica(false);
     scene.assert_granted();
+}
+
+#[test]
+fn without_enough_replicas_nobody_gets_a_place_and_who_has_one_waits_on() {
+    Play::held().with_replica().run(
+        "ears > LOCK.ACQUIRE k a PLACED -> 0
+        h > CONFIG SET min-replicas-max-lag 10
+        h > CONFIG SET min-replicas-to-write 2
+        ears > LOCK.ACQUIRE k b PLACED -> !NOREPLICAS
+        queue k = a
+        h > CONFIG SET min-replicas-to-write 1
+        h > LOCK.RELEASE k h -> 1
+        ears heard a token",
+    );
 }
 
 /// Its lease is not moved, and it ends.
