@@ -3,7 +3,7 @@
 //! ```text
 //! a > LOCK.ACQUIRE k a LONG -> T        T is this token from here on
 //! b > LOCK.ACQUIRE k b BLOCKED -> ..    it waits for its reply
-//! ears hears ch                         by RESP3
+//! ears hears ch                         by RESP3; or `ears hears sharded ch`
 //! ears > LOCK.ACQUIRE k c PLACED -> 0
 //! a > DEL k | LOCK.BREAK k -> 1 | 0     both in one write
 //! a >> DEL k | GET x -> 1 | 'text'      both in one transaction
@@ -203,7 +203,11 @@ impl Play {
             }
             "<" => self.reply(who, rest),
             "hears" => {
-                self.actor(who).client.hear(rest);
+                let client = &mut self.actor(who).client;
+                match rest.strip_prefix("sharded ") {
+                    Some(channel) => client.hear(&format!("SSUBSCRIBE {channel}")),
+                    None => client.hear(&format!("SUBSCRIBE {rest}")),
+                }
                 Ok(())
             }
             "heard" => self.heard(who, rest),

@@ -59,11 +59,11 @@ impl Subscriber {
         Self { client, pushed }
     }
 
-    /// Has this connection hear this channel, too.
+    /// Has this connection hear messages, too.
     #[track_caller]
-    pub(super) fn hear(&mut self, channel: &str) {
+    pub(super) fn hear(&mut self, command: &str) {
         assert!(matches!(self.call("HELLO 3"), Value::Map(_)));
-        self.subscribe(&format!("SUBSCRIBE {channel}"));
+        self.subscribe(command);
     }
 
     /// Subscribes, by `SUBSCRIBE` or another such command.
