@@ -97,27 +97,17 @@ pub fn await_waiting(observer: &mut Client, key: &str, count: i64) {
 }
 
 /// Nobody is handed any of these locks, for longer than the module leaves a contended
-/// lock alone. Each stands with the client of its owner `waiter`, who waits for it.
+/// lock alone. For each the owner `waiter` waits.
 #[track_caller]
-pub fn assert_none_granted(observer: &mut Client, waiters: &[(&str, Client)]) {
+pub fn assert_none_granted(observer: &mut Client, keys: &[&str]) {
     // It is the absence of an event that is observed.
     let start = Instant::now();
     while start.elapsed() < Duration::from_millis(1500) {
-        for (key, _) in waiters {
+        for key in keys {
             let granted = observer.call(&format!("HGET {key} waiter"));
             assert_eq!(granted, nil(), "{key} was handed on");
         }
         sleep(Duration::from_millis(10));
-    }
-}
-
-/// Each of these waiters is told the token of its lock.
-#[track_caller]
-pub fn assert_all_granted(observer: &mut Client, waiters: Vec<(&str, Client)>) {
-    for (key, mut waiter) in waiters {
-        let granted = token(&waiter.reply());
-        let stored = observer.call(&format!("HGET {key} @fence"));
-        assert_eq!(stored, text(granted.to_string()), "{key}");
     }
 }
 
