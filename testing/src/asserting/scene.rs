@@ -6,52 +6,7 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 
-use super::{Client, LONG, Subscriber, TestServer, eventually, int, nil, status, text, token};
-
-/// The lock `k`, which the owner `holder` holds, and who hears the channel `ch`.
-pub struct Held {
-    /// The server.
-    pub server: TestServer,
-    /// Who took the lock.
-    pub client: Client,
-    /// Who hears the channel.
-    pub ears: Subscriber,
-}
-
-impl Held {
-    /// Has an exclusive lock taken on a new server.
-    #[track_caller]
-    pub fn start() -> Self {
-        Self::in_mode("")
-    }
-
-    /// As [`Held::start`], in a mode such as `SHARED`.
-    #[track_caller]
-    pub fn in_mode(mode: &str) -> Self {
-        let server = TestServer::start();
-        let (mut client, ears) = (server.client(), server.subscriber("ch"));
-        token(&client.call(format!("LOCK.ACQUIRE k holder {LONG} {mode}").trim()));
-        Self {
-            server,
-            client,
-            ears,
-        }
-    }
-
-    /// The owner has a place.
-    #[track_caller]
-    pub fn place(&mut self, owner: &str, options: &str) {
-        let command = format!("LOCK.ACQUIRE k {owner} {LONG} QUEUE 600000 ch {options}");
-        assert_eq!(self.ears.call(command.trim()), int(0), "{command}");
-    }
-
-    /// The owner gives its last hold back.
-    #[track_caller]
-    pub fn release(&mut self, owner: &str) {
-        let released = self.client.call(&format!("LOCK.RELEASE k {owner}"));
-        assert_eq!(released, int(1), "{owner}");
-    }
-}
+use super::{Client, TestServer, eventually, int, nil, status, text};
 
 /// Sends commands as one transaction, and returns their replies.
 #[track_caller]
