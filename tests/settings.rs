@@ -58,7 +58,7 @@ fn a_wrong_module_argument_keeps_the_server_from_starting_and_the_log_says_why()
         ),
         (["colour", "red"], "unknown module argument 'colour'"),
     ] {
-        let log = TestServer::log_of_failed_start(&args);
+        let log = TestServer::log_of_failed_start(&[], &args);
         assert!(log.contains(reason), "{log}");
     }
 }
@@ -78,7 +78,7 @@ fn a_command_that_is_needed_and_missing_is_logged() {
     ] {
         for name in ["", "another"] {
             let renamed = ["--rename-command", command, name];
-            let log = TestServer::log_of_failed_start_with(&renamed, &[]);
+            let log = TestServer::log_of_failed_start(&renamed, &[]);
             let said = |line: &str| {
                 let mut words = line.split(|c: char| !c.is_ascii_alphabetic());
                 line.contains("<lock>") && words.any(|word| word.eq_ignore_ascii_case(command))
