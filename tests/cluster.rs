@@ -346,9 +346,9 @@ fn cluster_failover_unblocks_the_waiters_and_the_replica_hands_the_lock_on() {
 }
 
 /// Owners that hold a lock each, in slots of their own, and wait for the next
-/// one's; the last one would close the ring. The one that gives way helps the others.
+/// one's; the last one would close the ring, of two or of four. The one that gives way helps the others.
 #[test]
-fn a_deadlock_across_slots_is_refused() {
+fn a_deadlock_of_two_across_slots_is_refused() {
     for keys in [&["foo", "bar"][..], &["foo", "bar", "baz", "qux"]] {
         let slots: Vec<u16> = keys.iter().map(|key| slot(key)).collect();
         assert!(slots.windows(2).all(|pair| pair[0] != pair[1]));

@@ -148,7 +148,15 @@ fn a_session_that_has_ended_writes_no_more() {
 }
 
 #[test]
-fn what_no_script_may_call_or_would_lie_is_refused() {
+fn what_would_lie_about_replicas_is_refused() {
+    let error = "ERR LOCK.GUARD runs no WAIT or WAITAOF; send them after it";
+    for wait in ["WAIT 1 10", "wait 0 0", "WAITAOF 1 1 10"] {
+        check_refused(&mut held(), error, &[&format!("LOCK.GUARD k $H {wait}")]);
+    }
+}
+
+#[test]
+fn what_no_script_may_call_is_refused() {
     let mut play = held();
     for (command, name) in [
         ("MULTI", "multi"),
@@ -163,15 +171,10 @@ fn what_no_script_may_call_or_would_lie_is_refused() {
         check_refused(&mut play, &error, &[&format!("LOCK.GUARD k $H {command}")]);
     }
     let own = "runs no LOCK.* command; those that need it take the token as FENCE";
-    let waits = "runs no WAIT or WAITAOF; send them after it";
     for (error, commands) in [
         (
             format!("LOCK.GUARD {own}"),
             &["LOCK.RELEASE k a", "lock.guard k 5 SET x 1", "Lock.List"][..],
-        ),
-        (
-            format!("LOCK.GUARD {waits}"),
-            &["WAIT 1 10", "wait 0 0", "WAITAOF 1 1 10"],
         ),
         (
             "wrong number of arguments for 'set' command".into(),

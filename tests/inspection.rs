@@ -479,9 +479,9 @@ fn a_holder_that_a_search_for_deadlocks_finds_gone_is_counted() {
 }
 
 /// A search for deadlocks finds that a lease is over before anybody else does: nothing
-/// else runs after the sleep.
+/// else runs after the sleep. A writer's is heard of, too.
 #[test]
-fn a_leases_end_that_a_search_finds_is_counted_once_and_heard() {
+fn a_readers_end_that_a_search_finds_is_counted_once() {
     for (mode, other) in [
         ("", ""),
         ("SHARED", "ann > LOCK.ACQUIRE k1 other LONG SHARED"),

@@ -222,9 +222,9 @@ fn a_place_of_a_session_whose_connection_ends_while_it_is_withheld_ends_and_is_t
     assert_over(&mut play);
 }
 
-/// Replicas have ten minutes.
+/// Or where somebody does. Replicas have ten minutes.
 #[test]
-fn a_demotion_tells_a_place_so_whose_grant_is_withheld() {
+fn a_demotion_tells_a_place_so_whose_grant_is_withheld_where_nobody_else_waits() {
     for owners in [&["a"][..], &["a", "b"]] {
         let mut play = withheld(owners);
         play.others.insert("primary", TestServer::start());

@@ -197,9 +197,9 @@ fn a_module_that_is_loaded_again_has_its_defaults() {
     }
 }
 
-/// Nor does who waits get a longer one than is the longest by then, or by default.
+/// Nor does anybody else, by request or by default.
 #[test]
-fn no_lease_is_longer_than_the_longest() {
+fn who_waits_gets_no_longer_lease_than_is_the_longest_by_then() {
     Play::held().run(
         "w > LOCK.ACQUIRE k w BLOCKED -> ..
         o > CONFIG SET lock.max-lease 5000 -> OK
