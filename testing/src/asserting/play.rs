@@ -27,7 +27,7 @@
 //! and `1..` for numbers, `token`, `closed`, and `_` for any. Where none is given, any will
 //! do that is no error.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::ops::Deref;
 
@@ -45,6 +45,8 @@ pub struct Play {
     observer: Client,
     actors: BTreeMap<String, Actor>,
     tokens: BTreeMap<String, i64>,
+    /// The last lines, which a line that does not come true is shown with.
+    played: VecDeque<String>,
 }
 
 struct Actor {
@@ -63,6 +65,9 @@ impl Actor {
         }
     }
 }
+
+/// How many lines are shown of a scene that fails.
+const SHOWN: usize = 40;
 
 /// Whether a line comes true, or what is there instead.
 type Seen = Result<(), String>;
@@ -91,6 +96,7 @@ impl Play {
             others: BTreeMap::new(),
             actors: BTreeMap::new(),
             tokens: BTreeMap::new(),
+            played: VecDeque::new(),
         }
     }
 
@@ -161,17 +167,22 @@ impl Play {
     pub fn run(&mut self, lines: &str) -> &mut Self {
         for line in lines.lines().map(str::trim).filter(|line| !line.is_empty()) {
             let mut seen = Ok(());
-            let is_so = match line.strip_prefix("until ") {
-                Some(line) => comes_true(SOON, || {
-                    seen = self.line(line);
-                    seen.is_ok()
-                }),
-                None => {
-                    seen = self.line(line);
-                    seen.is_ok()
-                }
+            let mut see = |line: &str| {
+                seen = self.line(line);
+                seen.is_ok()
             };
-            assert!(is_so, "{line}\n{}\nin: {lines}", seen.unwrap_err());
+            match line.strip_prefix("until ") {
+                Some(line) => comes_true(SOON, || see(line)),
+                None => see(line),
+            };
+            self.played.push_back(line.into());
+            if self.played.len() > SHOWN {
+                self.played.pop_front();
+            }
+            if let Err(why) = seen {
+                let played = self.played.make_contiguous().join("\n");
+                panic!("{played}\nbut: {why}");
+            }
         }
         self
     }
