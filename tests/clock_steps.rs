@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use redis_lock_testing::scene::{await_replicas, configure};
-use redis_lock_testing::{Clock, eventually, int, nil, token};
+use redis_lock_testing::{Clock, Play, eventually, nil, token};
 
 /// How much the clock is set by, in seconds. Leases are shorter.
 const STEP_S: i64 = 3600;
@@ -12,82 +12,66 @@ const STEP_S: i64 = 3600;
 #[test]
 fn a_step_forward_ends_leases_and_serves_who_waits() {
     let clock = Clock::new();
-    let server = clock.server();
-    let (mut client, mut waiter) = (server.client(), server.client());
-    let held = client.int("LOCK.ACQUIRE k holder LEASE 600000");
-    client.int("LOCK.ACQUIRE free holder LEASE 600000");
-    waiter.send("LOCK.ACQUIRE k waiter LEASE 600000 BLOCK 0");
-    server.await_blocked(1);
+    let mut play = Play::on(clock.server()).and_held("");
+    play.run(
+        "h > LOCK.ACQUIRE free h LONG -> token
+        s > LOCK.ACQUIRE session s LONG SESSION -> token
+        w > LOCK.ACQUIRE k w BLOCKED -> ..",
+    );
     clock.set_ahead(STEP_S);
-    assert!(token(&waiter.reply()) > held);
-    assert_eq!(client.call("LOCK.RENEW k holder"), int(0));
-    token(&client.call("LOCK.ACQUIRE free other"));
-    server.assert_sound();
+    // A session whose lease the step ends has its connection closed.
+    play.run(
+        "w < token
+        h > LOCK.RENEW k h -> 0
+        o > LOCK.ACQUIRE free o -> token
+        s < closed
+        o > LOCK.ACQUIRE session o -> token",
+    );
+    play.assert_sound();
 }
 
+/// No event tells of a `SET`.
 #[test]
 fn who_waits_is_served_after_a_step_backward() {
     let clock = Clock::new();
-    let server = clock.server();
-    let (mut client, mut waiter) = (server.client(), server.client());
-    client.call("CONFIG SET lock.recheck-interval 500");
+    let mut play = Play::on(clock.server());
     clock.set_ahead(STEP_S);
-    client.int("LOCK.ACQUIRE k holder LEASE 600000");
-    waiter.send("LOCK.ACQUIRE k waiter LEASE 600000 BLOCK 0");
-    server.await_blocked(1);
+    play.run(
+        "o > CONFIG SET lock.recheck-interval 500
+        o > LOCK.ACQUIRE k h LONG -> token
+        w > LOCK.ACQUIRE k w BLOCKED -> ..",
+    );
     clock.set_ahead(0);
-    // No event tells of it.
-    client.call("SET k x");
-    let error = waiter.reply_error();
-    assert!(error.starts_with("WRONGTYPE "), "{error}");
-    server.assert_sound();
+    play.run("o > SET k x \n w < !WRONGTYPE");
+    play.assert_sound();
 }
 
 #[test]
 fn a_lease_that_begins_after_a_step_backward_is_handed_on_at_its_end() {
     const LEASE: Duration = Duration::from_secs(1);
     let clock = Clock::new();
-    let server = clock.server();
-    let (mut client, mut waiter) = (server.client(), server.client());
+    let mut play = Play::on(clock.server());
     clock.set_ahead(STEP_S);
-    client.int("LOCK.ACQUIRE k holder LEASE 600000");
-    waiter.send("LOCK.ACQUIRE k waiter BLOCK 0");
-    server.await_blocked(1);
+    play.run("h > LOCK.ACQUIRE k h LONG -> H \n w > LOCK.ACQUIRE k w BLOCK 0 -> ..");
     clock.set_ahead(0);
     let start = Instant::now();
-    assert_eq!(client.int("LOCK.RENEW k holder LEASE 1000"), 1);
-    token(&waiter.reply());
+    play.run("h > LOCK.RENEW k h LEASE 1000 -> 1 \n w < token");
     let waited = start.elapsed();
     assert!(waited >= LEASE && waited < 30 * LEASE, "{waited:?}");
-}
-
-#[test]
-fn a_session_whose_lease_a_step_ends_has_its_connection_closed() {
-    let clock = Clock::new();
-    let server = clock.server();
-    let (mut observer, mut holder) = (server.client(), server.client());
-    let id = holder.int("CLIENT ID");
-    holder.int("LOCK.ACQUIRE k holder LEASE 600000 SESSION");
-    clock.set_ahead(STEP_S);
-    eventually("the connection is closed", || {
-        !observer.bulk("CLIENT LIST").contains(&format!("id={id} "))
-    });
-    token(&observer.call("LOCK.ACQUIRE k other"));
 }
 
 #[test]
 fn a_place_is_kept_as_long_as_without_a_step() {
     for ahead_s in [STEP_S, -STEP_S] {
         let clock = Clock::new();
-        let server = clock.server();
-        let mut client = server.client();
-        client.int("LOCK.ACQUIRE k holder LEASE 36000000");
-        for (owner, ms) in [("long", 600_000), ("short", 3000)] {
-            let ask = format!("LOCK.ACQUIRE k {owner} QUEUE {ms} channel");
-            assert_eq!(client.call(&ask), int(0));
-        }
+        let mut play = Play::on(clock.server());
+        play.run(
+            "o > LOCK.ACQUIRE k h LEASE 36000000 -> token
+            o > LOCK.ACQUIRE k long QUEUE 600000 ch -> 0
+            o > LOCK.ACQUIRE k short QUEUE 3000 ch -> 0",
+        );
         clock.set_ahead(ahead_s);
-        eventually("the short one ends", || client.info("lock_places") == 1);
+        play.run("until queue k = long");
     }
 }
 

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use redis::Value;
-use redis_lock_testing::scene::{await_waiting, holders, transaction};
+use redis_lock_testing::scene::{holders, transaction};
 use redis_lock_testing::{
-    Client, Cluster, LONG, MovingSlot, TestServer, eventually, int, nil, redis_cli, slot, status,
-    tag, text, token,
+    Client, Cluster, LONG, MovingSlot, Play, eventually, int, nil, redis_cli, slot, status, tag,
+    token,
 };
 
 /// A slot that is moved step by step.
@@ -248,35 +248,42 @@ fn scripts_transactions_and_keys_of_two_slots_answer_as_the_server_does() {
     let key = &moving.key;
     let mut client = moving.cluster.client(0);
     let foreign = format!("lock:{{{}}}", tag(|slot| slot > 12000, 0));
-    for command in ["LOCK.ACQUIRE", "LOCK.RELEASE", "LOCK.RENEW"] {
-        let error = client.error(&format!("{command} {foreign} holder"));
-        assert!(error.starts_with("MOVED "), "{error}");
-    }
-    client.call("MULTI");
-    client.call(&format!("LOCK.ACQUIRE {key} holder BLOCK 0"));
-    client.call(&format!("LOCK.RELEASE {key} holder"));
-    let Value::Array(replies) = client.call("EXEC") else {
-        panic!("EXEC did not answer a list");
-    };
-    assert!(
-        matches!(replies[..], [Value::Int(_), Value::Int(1)]),
-        "{replies:?}"
-    );
-    client.call("MULTI");
-    client.call(&format!("LOCK.ACQUIRE {key} holder"));
-    assert!(
-        client
-            .error(&format!("LOCK.ACQUIRE {foreign} holder"))
-            .starts_with("MOVED ")
-    );
-    assert!(client.error("EXEC").starts_with("EXECABORT "));
     // Another slot of the same node is no better.
     let neighbour = format!("lock:{{{}}}", tag(|slot| slot < 5000, 1));
-    client.call("MULTI");
-    client.call(&format!("LOCK.ACQUIRE {key} holder"));
-    client.call(&format!("LOCK.ACQUIRE {neighbour} holder"));
-    assert!(client.error("EXEC").starts_with("CROSSSLOT "));
-    let script: &[u8] = b"return redis.call('LOCK.ACQUIRE', ARGV[1], 'holder')";
+    let mut expect = |command: &str, begins: &str| {
+        let reply = client.call(command);
+        let shown = match &reply {
+            Value::ServerError(error) => error.code().to_owned(),
+            other => format!("{other:?}"),
+        };
+        assert!(shown.starts_with(begins), "{command}: {shown}");
+    };
+    for command in ["ACQUIRE", "RELEASE", "RENEW"] {
+        expect(&format!("LOCK.{command} {foreign} holder"), "MOVED");
+    }
+    for (second, reply, executed) in [
+        (
+            format!("LOCK.RELEASE {key} holder"),
+            "simple",
+            "array([int(",
+        ),
+        (
+            format!("LOCK.ACQUIRE {foreign} holder"),
+            "MOVED",
+            "EXECABORT",
+        ),
+        (
+            format!("LOCK.ACQUIRE {neighbour} holder"),
+            "simple",
+            "CROSSSLOT",
+        ),
+    ] {
+        expect("MULTI", "ok");
+        expect(&format!("LOCK.ACQUIRE {key} holder BLOCK 0"), "simple");
+        expect(&second, reply);
+        expect("EXEC", executed);
+    }
+    let script = b"return redis.call('LOCK.ACQUIRE', ARGV[1], 'holder')";
     let reply = client.words(&[b"EVAL", script, b"1", key.as_bytes(), foreign.as_bytes()]);
     assert!(matches!(reply, Value::ServerError(_)), "{reply:?}");
     assert_eq!(client.call("DBSIZE"), int(0));
@@ -299,12 +306,8 @@ fn cluster_failover_unblocks_the_waiters_and_the_replica_hands_the_lock_on() {
     ])
     .unwrap();
     assert!(added, "no replica: {said}");
+    replica.await_link().unwrap();
     let mut there = replica.client();
-    eventually("the replica is in step", || {
-        there
-            .bulk("INFO replication")
-            .contains("master_link_status:up")
-    });
     let mut holder = cluster.client(0);
     let fence = holder.int(&format!("LOCK.ACQUIRE {key} holder {LONG}"));
     let mut line = moving.waiters(3, LONG);
@@ -342,79 +345,55 @@ fn cluster_failover_unblocks_the_waiters_and_the_replica_hands_the_lock_on() {
     replica.assert_sound();
 }
 
-/// A cluster of one node that has all slots.
-fn one_node() -> TestServer {
-    let node = Cluster::node();
-    let mut client = node.client();
-    let all = "CLUSTER ADDSLOTSRANGE 0 16383";
-    assert_eq!(client.call(all), status("OK"));
-    eventually("the node serves all slots", || {
-        client.bulk("CLUSTER INFO").contains("cluster_state:ok")
-    });
-    node
-}
-
 /// Owners that hold a lock each, in slots of their own, and wait for the next
-/// one's; the last one would close the ring.
-#[track_caller]
-fn check_ring(keys: &[&str]) {
-    let slots: Vec<u16> = keys.iter().map(|key| slot(key)).collect();
-    assert!(slots.windows(2).all(|pair| pair[0] != pair[1]));
-    let node = one_node();
-    let mut client = node.client();
-    for key in keys {
-        client.int(&format!("LOCK.ACQUIRE {key} of_{key} {LONG}"));
-    }
-    let mut waiters = Vec::new();
-    for pair in keys.windows(2) {
-        let mut waiter = node.client();
-        let [own, next] = pair else { unreachable!() };
-        waiter.send(&format!("LOCK.ACQUIRE {next} of_{own} {LONG} BLOCK 0"));
-        await_waiting(&mut client, next, 1);
-        waiters.push(waiter);
-    }
-    let (first, last) = (keys[0], keys[keys.len() - 1]);
-    let error = client.error(&format!("LOCK.ACQUIRE {first} of_{last} {LONG} BLOCK 5000"));
-    assert!(error.starts_with("DEADLOCK "), "{error}");
-    for key in keys {
-        assert!(error.contains(&format!("'{key}'")), "{error}");
-    }
-    assert_eq!(client.info("lock_releases_deleted"), 0);
-    assert_eq!(client.info("lock_releases_expired"), 0);
-    assert_eq!(client.info("lock_deadlocks_refused"), 1);
-    let blocked = i64::try_from(waiters.len()).unwrap();
-    assert_eq!(client.info("blocked_clients"), blocked);
-    // The one that gave way helps the others.
-    assert_eq!(
-        client.call(&format!("LOCK.RELEASE {last} of_{last}")),
-        int(1)
-    );
-    token(&waiters.pop().unwrap().reply());
-    node.assert_sound();
-}
-
+/// one's; the last one would close the ring, of two or of four. The one that gives way helps the others.
 #[test]
 fn a_deadlock_of_two_across_slots_is_refused() {
-    check_ring(&["foo", "bar"]);
-}
-
-#[test]
-fn a_deadlock_of_four_across_slots_is_refused() {
-    check_ring(&["foo", "bar", "baz", "qux"]);
+    for keys in [&["foo", "bar"][..], &["foo", "bar", "baz", "qux"]] {
+        let slots: Vec<u16> = keys.iter().map(|key| slot(key)).collect();
+        assert!(slots.windows(2).all(|pair| pair[0] != pair[1]));
+        let mut play = Play::on(Cluster::of_one_node());
+        for key in keys {
+            play.run(&format!("o > LOCK.ACQUIRE {key} of_{key} LONG -> token"));
+        }
+        for pair in keys.windows(2) {
+            let [own, next] = pair else { unreachable!() };
+            play.run(&format!(
+                "{own} > LOCK.ACQUIRE {next} of_{own} BLOCKED -> .."
+            ));
+        }
+        let (first, last) = (keys[0], keys[keys.len() - 1]);
+        let ask = format!("LOCK.ACQUIRE {first} of_{last} {LONG} BLOCK 5000");
+        let error = play.client("o").error(&ask);
+        assert!(error.starts_with("DEADLOCK "), "{error}");
+        for key in keys {
+            assert!(error.contains(&format!("'{key}'")), "{error}");
+        }
+        let before = keys[keys.len() - 2];
+        play.run(&format!(
+            "lock_releases_deleted = 0
+            lock_releases_expired = 0
+            lock_deadlocks_refused = 1
+            blocked_clients = {}
+            o > LOCK.RELEASE {last} of_{last} -> 1
+            {before} < token",
+            keys.len() - 1
+        ));
+        play.assert_sound();
+    }
 }
 
 #[test]
 fn the_list_in_a_transaction_of_another_slot_shows_who_holds() {
-    let node = one_node();
-    let mut client = node.client();
-    client.int(&format!("LOCK.ACQUIRE bar b {LONG}"));
-    let mut waiter = node.client();
-    waiter.send(&format!("LOCK.ACQUIRE bar a {LONG} BLOCK 0"));
-    await_waiting(&mut client, "bar", 1);
     assert_ne!(slot("foo"), slot("bar"));
+    let mut play = Play::on(Cluster::of_one_node());
+    play.run(
+        "o > LOCK.ACQUIRE bar b LONG -> token
+        a > LOCK.ACQUIRE bar a BLOCKED -> ..",
+    );
     for before in ["GET foo", "SET foo 1", "LOCK.INFO foo"] {
-        client.call("DEL foo");
-        let replies = transaction(&mut client, &[before, "LOCK.LIST"]);
+        play.run("o > DEL foo");
+        let replies = transaction(play.client("o"), &[before, "LOCK.LIST"]);
         let Value::Array(listed) = &replies[1] else {
             panic!("{replies:?}");
         };
@@ -423,14 +402,8 @@ fn the_list_in_a_transaction_of_another_slot_shows_who_holds() {
         };
         assert_eq!(holders(lock), ["b"], "after {before}");
     }
-    let script: &[&[u8]] = &[
-        b"EVAL",
-        b"redis.call('GET', KEYS[1]) return redis.call('LOCK.LIST')[1][4]",
-        b"1",
-        b"foo",
-    ];
-    let shown = client.words(script);
-    assert_eq!(shown, Value::Array(vec![text("b")]), "in a script");
+    let script = "redis.call('GET', KEYS[1]) return redis.call('LOCK.LIST')[1][4]";
+    play.run(&format!("o > EVAL \"{script}\" 1 foo -> ['b']"));
 }
 
 /// Follows the redirections by hand, as a cluster client does.

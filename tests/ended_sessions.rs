@@ -1,153 +1,95 @@
 //! Sessions that have ended, and what the next command sees of their locks.
 
 use redis::Value;
-use redis_lock_testing::scene::{
-    await_gone, await_waiting, field, holders, settle, transaction, waiting,
-};
+use redis_lock_testing::scene::{await_gone, await_waiting, settle, transaction, waiting};
 use redis_lock_testing::{
-    Client, LONG, TestServer, eventually, int, module, nil, status, stay_on_one_processor, text,
-    token,
+    LONG, Play, TestServer, eventually, int, module, stay_on_one_processor, text, token,
 };
-
-/// A lock that a session holds, and somebody who waits for it.
-struct Scene {
-    server: TestServer,
-    observer: Client,
-    session: Client,
-    id: i64,
-    first: i64,
-    next: Client,
-}
-
-impl Scene {
-    fn set() -> Self {
-        let mut scene = Self::uncontended();
-        let command = format!("LOCK.ACQUIRE k next {LONG} BLOCK 0");
-        scene.next.send(&command);
-        await_waiting(&mut scene.observer, "k", 1);
-        scene
-    }
-
-    fn uncontended() -> Self {
-        let server = TestServer::start();
-        let mut session = server.client();
-        Self {
-            observer: server.client(),
-            next: server.client(),
-            id: session.int("CLIENT ID"),
-            first: session.int(&format!("LOCK.ACQUIRE k owner {LONG} SESSION")),
-            session,
-            server,
-        }
-    }
-
-    /// Ends the session and sends a command in one transaction. Returns the
-    /// command's reply.
-    #[track_caller]
-    fn end_and(&mut self, command: &str) -> Value {
-        let kill = format!("CLIENT KILL ID {}", self.id);
-        let replies = transaction(&mut self.observer, &[&kill, command]);
-        assert_eq!(replies[0], int(1));
-        replies[1].clone()
-    }
-
-    /// The one who waited has the lock, alone.
-    #[track_caller]
-    fn assert_next_holds(mut self) {
-        let next = token(&self.next.reply());
-        assert!(next > self.first);
-        settle(&self.server);
-        let held = [
-            ("@fence".to_owned(), next.to_string()),
-            ("next".to_owned(), "1".to_owned()),
-        ];
-        assert_eq!(self.observer.hash("k"), held);
-        assert!(self.session.try_reply().is_none());
-    }
-}
 
 const ASKS: [&str; 4] = ["", "HOLD 1", "SESSION", "HOLD 1 SESSION"];
+
+/// `s` holds `k` by its connection.
+#[track_caller]
+fn uncontended() -> Play {
+    let mut play = Play::start();
+    play.run("s > LOCK.ACQUIRE k s LONG SESSION -> S");
+    play
+}
+
+/// The session ends, and in the same transaction somebody asks. Then the one who waited has
+/// the lock, alone.
+#[track_caller]
+fn check_contended(command: &str, reply: &str) {
+    uncontended().run(&format!(
+        "next > LOCK.ACQUIRE k next BLOCKED -> ..
+        o >> CLIENT KILL ID $s | {command} -> 1 | {reply}
+        next < N
+        settled
+        o > HLEN k -> 2
+        o > HGET k next -> '1'
+        o > HGET k @fence -> '$N'
+        s < closed"
+    ));
+}
+
+/// The same where nobody waits, and then this is so.
+#[track_caller]
+fn check_uncontended(command: &str, reply: &str, then: &str) {
+    uncontended().run(&format!(
+        "o >> CLIENT KILL ID $s | {command} -> 1 | {reply}
+        settled
+        {then}"
+    ));
+}
 
 #[test]
 fn its_owner_does_not_pass_those_who_wait() {
     for options in ASKS {
-        let mut scene = Scene::set();
-        let ask = format!("LOCK.ACQUIRE k owner {LONG} {options}");
-        assert_eq!(scene.end_and(ask.trim()), nil(), "{options}");
-        scene.assert_next_holds();
+        check_contended(&format!("LOCK.ACQUIRE k s LONG {options}"), "null");
     }
 }
 
 #[test]
 fn its_owner_gets_a_new_hold_that_lasts() {
-    for options in ASKS {
-        let mut scene = Scene::uncontended();
-        let ask = format!("LOCK.ACQUIRE k owner {LONG} {options}");
-        let granted = token(&scene.end_and(ask.trim()));
-        assert!(granted > scene.first, "{options}: the hold that has ended");
-        settle(&scene.server);
-        let held = [
-            ("@fence".to_owned(), granted.to_string()),
-            ("owner".to_owned(), "1".to_owned()),
-        ];
-        assert_eq!(scene.observer.hash("k"), held, "{options}");
+    let asks = ASKS.map(|options| ("s", options));
+    for (owner, options) in [&asks[..], &[("another", "")]].concat() {
+        check_uncontended(
+            &format!("LOCK.ACQUIRE k {owner} LONG {options}"),
+            "T",
+            &format!("o > HLEN k -> 2 \n o > HGET k {owner} -> '1' \n o > HGET k @fence -> '$T'"),
+        );
     }
-}
-
-#[test]
-fn another_owner_gets_the_lock_at_once() {
-    let mut scene = Scene::uncontended();
-    let granted = token(&scene.end_and(&format!("LOCK.ACQUIRE k another {LONG}")));
-    assert!(granted > scene.first);
-    settle(&scene.server);
-    assert_eq!(scene.observer.call("HGET k another"), text("1"));
 }
 
 #[test]
 fn its_hold_can_neither_be_renewed_nor_given_back_nor_broken() {
     for (command, reply) in [
-        ("LOCK.RENEW k owner LEASE 600000", int(0)),
-        ("LOCK.RENEW k owner LEASE 600000 FENCE first", int(0)),
-        ("LOCK.RELEASE k owner", nil()),
-        ("LOCK.RELEASE k owner ALL", nil()),
-        ("LOCK.RELEASE k owner FENCE first", nil()),
-        ("LOCK.BREAK k FENCE first", int(0)),
+        ("LOCK.RENEW k s LONG", "0"),
+        ("LOCK.RENEW k s LONG FENCE $S", "0"),
+        ("LOCK.RELEASE k s", "null"),
+        ("LOCK.RELEASE k s ALL", "null"),
+        ("LOCK.RELEASE k s FENCE $S", "null"),
+        ("LOCK.BREAK k FENCE $S", "0"),
     ] {
-        let mut scene = Scene::set();
-        let exact = command.replace("first", &scene.first.to_string());
-        assert_eq!(scene.end_and(&exact), reply, "{command}");
-        scene.assert_next_holds();
-
-        let mut scene = Scene::uncontended();
-        let exact = command.replace("first", &scene.first.to_string());
-        assert_eq!(scene.end_and(&exact), reply, "{command}, nobody waits");
-        settle(&scene.server);
-        assert_eq!(scene.observer.int("EXISTS k"), 0);
+        check_contended(command, reply);
+        check_uncontended(command, reply, "o > EXISTS k -> 0");
     }
 }
 
 #[test]
 fn its_lock_is_not_shown_as_held_by_it() {
-    let mut scene = Scene::set();
-    let info = scene.end_and("LOCK.INFO k");
-    let shown = holders(&info);
-    assert!(!shown.contains(&"owner".to_owned()), "{shown:?}");
-    scene.assert_next_holds();
-
-    let mut scene = Scene::uncontended();
-    let info = scene.end_and("LOCK.INFO k");
-    assert_eq!(field(&info, "state"), &text("free"));
-    assert_eq!(holders(&info), [""; 0]);
-
-    let mut scene = Scene::set();
-    let Value::Array(listed) = scene.end_and("LOCK.LIST") else {
-        panic!("LOCK.LIST did not answer a list");
-    };
-    for lock in &listed {
-        let shown = holders(lock);
-        assert!(!shown.contains(&"owner".to_owned()), "{shown:?}");
+    for (command, waits) in [("INFO k", true), ("INFO k", false), ("LIST", true)] {
+        let mut play = uncontended();
+        if waits {
+            play.run("next > LOCK.ACQUIRE k next BLOCKED -> ..");
+        }
+        let kill = format!("CLIENT KILL ID {}", play.client("s").int("CLIENT ID"));
+        let replies = transaction(play.client("o"), &[&kill, &format!("LOCK.{command}")]);
+        let shown = format!("{:?}", replies[1]);
+        assert!(!shown.contains(&format!("{:?}", text("s"))), "{shown}");
+        let is_free = shown.contains(&format!("{:?}", text("free")));
+        assert!(is_free || waits, "{shown}");
     }
-    scene.assert_next_holds();
 }
 
 /// Ends a session of 300 readers in a transaction with this command, and returns its reply.
@@ -185,76 +127,67 @@ fn assert_left(server: &TestServer, left: &[&str]) {
 
 #[test]
 fn a_crowd_of_readers_ends_with_its_connection() {
-    let (server, granted) = end_a_crowd(None, &format!("LOCK.ACQUIRE k x {LONG}"));
-    token(&granted);
-    assert_left(&server, &["x"]);
-    let (server, broken) = end_a_crowd(None, "LOCK.BREAK k");
-    assert_eq!(broken, int(0));
-    assert_left(&server, &[]);
     let script = "EVAL return(redis.call('LOCK.ACQUIRE','k','x')) 0";
-    let (server, granted) = end_a_crowd(None, script);
-    token(&granted);
-    assert_left(&server, &["x"]);
-}
-
-#[test]
-fn who_is_left_of_a_crowd_holds_the_lock() {
-    let ask = format!("LOCK.ACQUIRE k x {LONG}");
-    let (server, granted) = end_a_crowd(Some("z"), &ask);
-    assert_eq!(granted, nil());
-    assert_left(&server, &["z"]);
-    let (server, granted) = end_a_crowd(Some("z"), &format!("{ask} LIMIT 2"));
-    token(&granted);
-    assert_left(&server, &["x", "z"]);
-    let (server, broken) = end_a_crowd(Some("z"), "LOCK.BREAK k");
-    assert_eq!(broken, int(1));
-    assert_left(&server, &[]);
-    assert_eq!(server.info("lock_releases_broken"), 1);
+    for (left, command, is_granted, holders) in [
+        (None, "LOCK.ACQUIRE k x", Some(true), &["x"][..]),
+        (None, script, Some(true), &["x"]),
+        (None, "LOCK.BREAK k", None, &[]),
+        (Some("z"), "LOCK.ACQUIRE k x", Some(false), &["z"]),
+        (
+            Some("z"),
+            "LOCK.ACQUIRE k x LIMIT 2",
+            Some(true),
+            &["x", "z"],
+        ),
+        (Some("z"), "LOCK.BREAK k", None, &[]),
+    ] {
+        let (server, reply) = end_a_crowd(left, command);
+        match is_granted {
+            Some(true) => _ = token(&reply),
+            Some(false) => assert_eq!(reply, Value::Nil, "{command}"),
+            None => assert_eq!(reply, int(left.is_some().into()), "{command}"),
+        }
+        assert_left(&server, holders);
+        let is_broken = left.is_some() && is_granted.is_none();
+        assert_eq!(server.info("lock_releases_broken"), is_broken.into());
+    }
 }
 
 #[test]
 fn a_reader_among_readers_ends_alone() {
-    let server = TestServer::start();
-    let (mut client, mut session) = (server.client(), server.client());
-    let id = session.int("CLIENT ID");
-    session.int(&format!("LOCK.ACQUIRE k reader {LONG} SHARED SESSION"));
-    client.int(&format!("LOCK.ACQUIRE k other {LONG} SHARED"));
-    let kill = format!("CLIENT KILL ID {id}");
-    let renew = "LOCK.RENEW k reader LEASE 600000";
-    let other = "LOCK.RENEW k other LEASE 600000";
-    assert_eq!(
-        transaction(&mut client, &[&kill, renew, other]),
-        [int(1), int(0), int(1)]
+    Play::start().run(
+        "s > LOCK.ACQUIRE k reader LONG SHARED SESSION -> token
+        o > LOCK.ACQUIRE k other LONG SHARED -> token
+        o >> CLIENT KILL ID $s | LOCK.RENEW k reader LONG | LOCK.RENEW k other LONG -> 1 | 0 | 1
+        settled
+        o > HGET k reader -> null
+        o > HGET k other -> '1'",
     );
-    settle(&server);
-    assert_eq!(client.call("HGET k reader"), nil());
-    assert_eq!(client.call("HGET k other"), text("1"));
 }
 
 /// Its connection ends while the server must not write, and its owner asks on
 /// a new one.
 #[test]
 fn its_owner_asks_again_after_a_pause_of_the_server() {
-    let mut scene = Scene::set();
-    let pause = "CLIENT PAUSE 60000 WRITE";
-    assert_eq!(scene.observer.call(pause), status("OK"));
-    drop(scene.session);
-    await_gone(&mut scene.observer, scene.id);
-    let mut again = scene.server.client();
-    again.call("PING");
-    again.send(&format!("LOCK.ACQUIRE k owner {LONG} HOLD 1"));
-    scene.observer.call("PING");
-    assert_eq!(scene.observer.call("CLIENT UNPAUSE"), status("OK"));
-    let reply = again.reply();
-    settle(&scene.server);
-    match reply {
-        Value::Nil => assert!(token(&scene.next.reply()) > scene.first),
-        told => {
-            let stored = scene.observer.call("HGET k @fence");
-            assert_eq!(stored, text(token(&told).to_string()), "told, then taken");
-            assert_eq!(scene.observer.call("HGET k owner"), text("1"));
-        }
-    }
+    let mut play = uncontended();
+    play.run(
+        "next > LOCK.ACQUIRE k next BLOCKED -> ..
+        again > PING -> PONG
+        o > CLIENT PAUSE 60000 WRITE -> OK
+        s closes
+        again sends LOCK.ACQUIRE k s LONG HOLD 1
+        o > PING -> PONG
+        o > CLIENT UNPAUSE -> OK",
+    );
+    match play.client("again").reply() {
+        Value::Nil => play.run("settled \n next < token"),
+        told => play.run(&format!(
+            "settled
+            o > HGET k @fence -> '{}'
+            o > HGET k s -> '1'",
+            token(&told)
+        )),
+    };
 }
 
 /// What keeps the server from reading while a session ends.
@@ -343,12 +276,7 @@ fn who_asks_after_a_close_of_which_a_busy_server_hears_late() {
 
 #[test]
 fn who_asks_after_quit_keeps_what_it_is_told_of() {
-    check_rounds(true, &[Busy::Not]);
-}
-
-#[test]
-fn who_asks_after_quit_of_which_a_busy_server_hears_late() {
-    check_rounds(true, &[Busy::Asleep, Busy::InAScript]);
+    check_rounds(true, &[Busy::Not, Busy::Asleep, Busy::InAScript]);
 }
 
 /// The hold of a session was deleted, another holds the lock, and the owner
@@ -356,66 +284,47 @@ fn who_asks_after_quit_of_which_a_busy_server_hears_late() {
 /// due while the server sleeps.
 #[test]
 fn a_lost_hold_does_not_unbind_the_next_one_of_its_owner() {
-    let server = TestServer::start();
-    let (mut observer, mut next) = (server.client(), server.client());
-    let (mut first, mut second) = (server.client(), server.client());
-    first.int("LOCK.ACQUIRE k owner SESSION LEASE 6000");
-    assert_eq!(observer.call("DEL k"), int(1));
-    observer.int("LOCK.ACQUIRE k other LEASE 1900");
-    let id = second.int("CLIENT ID");
-    second.send("LOCK.ACQUIRE k owner SESSION LEASE 2000 BLOCK 0");
-    await_waiting(&mut observer, "k", 1);
-    next.send(&format!("LOCK.ACQUIRE k next {LONG} BLOCK 0"));
-    await_waiting(&mut observer, "k", 2);
+    let mut play = Play::start();
     // A third of the session's lease is 2000 ms, so both are due at its end.
-    eventually("the other's lease nears its end", || {
-        observer.int("PTTL k") < 600
-    });
-    assert_eq!(observer.call("DEBUG SLEEP 1.5"), status("OK"));
-    token(&second.reply());
-    settle(&server);
-    let info = observer.call("LOCK.INFO k");
-    let Value::Array(shown) = field(&info, "holders") else {
-        panic!("no holders: {info:?}");
-    };
-    assert_eq!(field(&shown[0], "owner"), &text("owner"));
-    assert_eq!(field(&shown[0], "client"), &int(id));
+    play.run(
+        "s > LOCK.ACQUIRE k s SESSION LEASE 6000 -> S
+        o > DEL k -> 1
+        o > LOCK.ACQUIRE k other LEASE 1900 -> token
+        second > LOCK.ACQUIRE k s SESSION LEASE 2000 BLOCK 0 -> ..
+        next > LOCK.ACQUIRE k next BLOCKED -> ..
+        until o > PTTL k -> ..600
+        o > DEBUG SLEEP 1.5 -> OK
+        second < token
+        settled
+        bound k = second",
+    );
+    let observer = play.client("o");
     let end = observer.int("PEXPIRETIME k");
     eventually("the lease is kept up", || {
-        let now = observer.int("PEXPIRETIME k");
-        assert_eq!(observer.call("HEXISTS k owner"), int(1));
-        now > end + 2000
+        assert_eq!(observer.call("HEXISTS k s"), int(1));
+        observer.int("PEXPIRETIME k") > end + 2000
     });
-    assert_eq!(waiting(&mut observer, "k"), 1);
-    drop(second);
-    token(&next.reply());
+    play.run("queue k = next \n second drops \n next < token");
 }
 
 #[test]
 fn sessions_end_also_after_a_demotion_and_a_load_of_the_module() {
-    let (server, primary) = (TestServer::start(), TestServer::start());
-    let (mut admin, mut holder) = (server.client(), server.client());
-    holder.int("LOCK.ACQUIRE before owner SESSION LEASE 2000");
-    let port = primary.addr().port();
-    let follow = format!("REPLICAOF 127.0.0.1 {port}");
-    assert_eq!(admin.call(&follow), status("OK"));
-    eventually("the demoted server forgets its sessions", || {
-        admin.info("lock_sessions") == 0
-    });
-    eventually("the module is unloaded", || {
-        admin.call("MODULE UNLOAD lock") == status("OK")
-    });
-    let load = format!("MODULE LOAD {}", module().display());
-    assert_eq!(admin.call(&load), status("OK"));
-    assert_eq!(admin.call("REPLICAOF NO ONE"), status("OK"));
-    let mut holder = server.client();
-    let id = holder.int("CLIENT ID");
-    holder.int(&format!("LOCK.ACQUIRE k owner SESSION {LONG}"));
-    drop(holder);
-    await_gone(&mut admin, id);
-    settle(&server);
-    assert_eq!(admin.int("EXISTS k"), 0);
-    assert_eq!(admin.info("lock_sessions"), 0);
+    let mut play = Play::start();
+    play.others.insert("primary", TestServer::start());
+    play.run(&format!(
+        "before > LOCK.ACQUIRE before s SESSION LEASE 2000 -> token
+        o > REPLICAOF 127.0.0.1 $primary -> OK
+        until lock_sessions = 0
+        until o > MODULE UNLOAD lock -> OK
+        o > MODULE LOAD {} -> OK
+        o > REPLICAOF NO ONE -> OK
+        s > LOCK.ACQUIRE k s SESSION LONG -> token
+        s closes
+        settled
+        o > EXISTS k -> 0
+        lock_sessions = 0",
+        module().display()
+    ));
 }
 
 /// Of a session's lock that was moved elsewhere, nothing follows it there.
@@ -427,84 +336,72 @@ fn a_lock_that_moved_is_a_plain_hold_where_it_is() {
         ("RENAMENX k moved", 0, "moved"),
         ("MOVE k 1", 1, "k"),
     ] {
-        let server = TestServer::start();
-        let (mut session, mut observer) = (server.client(), server.client());
-        let id = session.int("CLIENT ID");
-        session.int("LOCK.ACQUIRE k owner SESSION LEASE 1500");
-        let moved = observer.call(command);
-        assert!(moved == status("OK") || moved == int(1), "{moved:?}");
-        assert_eq!(observer.call(&format!("SELECT {db}")), status("OK"));
-        let end = observer.int(&format!("PEXPIRETIME {key}"));
-        eventually("nothing is bound", || observer.info("lock_sessions") == 0);
-        let now = observer.int(&format!("PEXPIRETIME {key}"));
+        let mut play = Play::start();
+        play.run(&format!(
+            "s > LOCK.ACQUIRE k s SESSION LEASE 1500 -> S
+            o > {command}
+            o > SELECT {db}"
+        ));
+        let end = play.client("o").int(&format!("PEXPIRETIME {key}"));
+        play.run("until lock_sessions = 0");
+        let now = play.client("o").int(&format!("PEXPIRETIME {key}"));
         assert!(now == end || now == -2, "{command}: {now}");
-        drop(session);
-        await_gone(&mut observer, id);
-        let mut next = server.client();
-        next.call(&format!("SELECT {db}"));
-        next.send(&format!("LOCK.ACQUIRE {key} next {LONG} BLOCK 0"));
-        token(&next.reply());
+        play.run(&format!(
+            "s closes
+            next > SELECT {db}
+            next > LOCK.ACQUIRE {key} next BLOCK 0 -> token"
+        ));
     }
 }
 
 #[test]
 fn a_session_renamed_over_a_lock_keeps_its_waiter_waiting_for_what_is_left_of_its_lease() {
-    let mut scene = Scene::uncontended();
-    let observer = &mut scene.observer;
-    observer.int(&format!("LOCK.ACQUIRE other somebody {LONG}"));
-    let command = format!("LOCK.ACQUIRE other next {LONG} BLOCK 0");
-    scene.next.send(&command);
-    await_waiting(observer, "other", 1);
-    assert_eq!(observer.call("RENAME k other"), status("OK"));
-    drop(scene.session);
-    await_gone(observer, scene.id);
-    settle(&scene.server);
-    assert_eq!(waiting(observer, "other"), 1);
-    assert_eq!(observer.call("HGET other owner"), text("1"));
-    assert_eq!(observer.call("LOCK.BREAK other"), int(1));
-    assert!(token(&scene.next.reply()) > scene.first);
+    uncontended().run(
+        "o > LOCK.ACQUIRE other somebody LONG -> token
+        next > LOCK.ACQUIRE other next BLOCKED -> ..
+        o > RENAME k other -> OK
+        s closes
+        settled
+        queue other = next
+        o > HGET other s -> '1'
+        o > LOCK.BREAK other -> 1
+        next < token",
+    );
 }
 
 #[test]
 fn a_session_whose_lease_ended_unnoticed_is_closed() {
-    let server = TestServer::start();
-    let (mut old, mut new, mut observer) = (server.client(), server.client(), server.client());
-    let id = old.int("CLIENT ID");
-    old.int("LOCK.ACQUIRE k owner LEASE 200 SESSION");
-    new.send("DEBUG SLEEP 0.5");
-    new.send("LOCK.ACQUIRE k owner LEASE 600000 SESSION");
-    assert_eq!(new.reply(), status("OK"));
-    token(&new.reply());
-    await_gone(&mut observer, id);
-    assert_eq!(observer.call("HGET k owner"), text("1"));
+    Play::start().run(
+        "s > LOCK.ACQUIRE k s LEASE 200 SESSION -> S
+        new > DEBUG SLEEP 0.5 | LOCK.ACQUIRE k s LONG SESSION -> OK | token
+        s < closed
+        o > HGET k s -> '1'",
+    );
 }
 
 #[test]
 fn a_renewal_of_another_hold_does_not_touch_the_session() {
-    let server = TestServer::start();
-    let (mut session, mut observer) = (server.client(), server.client());
-    session.int(&format!("LOCK.ACQUIRE k owner {LONG} SESSION"));
-    assert_eq!(observer.call("DEL k"), int(1));
-    session.int(&format!("LOCK.ACQUIRE k owner {LONG}"));
-    assert_eq!(session.call("LOCK.RENEW k owner LEASE 1"), int(1));
-    eventually("the lease is over", || observer.int("EXISTS k") == 0);
-    settle(&server);
-    assert_eq!(session.call("PING"), status("PONG"));
+    uncontended().run(
+        "o > DEL k -> 1
+        s > LOCK.ACQUIRE k s LONG -> token
+        s > LOCK.RENEW k s LEASE 1 -> 1
+        until o > EXISTS k -> 0
+        settled
+        s > PING -> PONG",
+    );
 }
 
 #[test]
 fn a_longer_lease_of_another_connection_lasts_while_nothing_is_kept_up() {
-    let server = TestServer::start();
-    let (mut session, mut other) = (server.client(), server.client());
-    let mut observer = server.client();
-    session.int("LOCK.ACQUIRE k owner LEASE 300 SESSION");
-    other.int(&format!("LOCK.ACQUIRE k owner {LONG}"));
-    let refuse = "CONFIG SET min-replicas-to-write";
-    assert_eq!(observer.call(&format!("{refuse} 1")), status("OK"));
-    assert_eq!(observer.call("DEBUG SLEEP 0.4"), status("OK"));
-    assert_eq!(observer.call("PING"), status("PONG"));
-    assert_eq!(observer.call(&format!("{refuse} 0")), status("OK"));
-    settle(&server);
-    assert_eq!(session.call("PING"), status("PONG"));
-    assert_eq!(observer.call("HGET k owner"), text("2"));
+    Play::start().run(
+        "s > LOCK.ACQUIRE k s LEASE 300 SESSION -> S
+        other > LOCK.ACQUIRE k s LONG -> S
+        o > CONFIG SET min-replicas-to-write 1 -> OK
+        o > DEBUG SLEEP 0.4 -> OK
+        o > PING -> PONG
+        o > CONFIG SET min-replicas-to-write 0 -> OK
+        settled
+        s > PING -> PONG
+        o > HGET k s -> '2'",
+    );
 }

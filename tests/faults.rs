@@ -6,23 +6,19 @@ use std::time::Duration;
 
 use redis::Value;
 use redis_lock_testing::{
-    Client, Clock, Fate, LONG, Proxy, Signal, TestServer, eventually, int, nil, signal, status,
-    text, token,
+    Client, Clock, Fate, LONG, Play, Proxy, Signal, TestServer, eventually, int, nil, signal, token,
 };
 
 #[test]
 fn a_dead_holder_is_replaced_when_its_lease_ends() {
-    let server = TestServer::start();
-    let (mut dead, mut waiter) = (server.client(), server.client());
-    for _ in 0..3 {
-        dead.call(&format!("LOCK.ACQUIRE k dead {LONG}"));
-    }
-    waiter.send("LOCK.ACQUIRE k waiter BLOCK 0");
-    server.await_blocked(1);
-    dead.call("LOCK.RENEW k dead LEASE 300");
-    drop(dead);
-    token(&waiter.reply());
-    assert_eq!(waiter.call("HGET k dead"), nil());
+    Play::held().run(
+        "h > LOCK.ACQUIRE k h LONG -> H
+        w > LOCK.ACQUIRE k w BLOCK 0 -> ..
+        h > LOCK.RENEW k h LEASE 300 -> 1
+        h drops
+        w < token
+        w > HGET k h -> null",
+    );
 }
 
 #[test]
@@ -54,38 +50,30 @@ fn a_holder_stopped_past_its_lease_is_refused_when_it_wakes() {
 
 #[test]
 fn a_server_stopped_past_a_lease_refuses_the_late_renewal() {
-    let server = TestServer::start();
-    let (mut holder, mut waiter) = (server.client(), server.client());
-    holder.call(&format!("LOCK.ACQUIRE k holder {LONG}"));
-    waiter.send("LOCK.ACQUIRE k waiter BLOCK 0");
-    server.await_blocked(1);
     // Long enough for the stop to come before its end.
-    holder.call("LOCK.RENEW k holder LEASE 2000");
-    server.stop();
-    holder.send("LOCK.RENEW k holder LEASE 60000");
-    holder.send("LOCK.RELEASE k holder");
+    let mut play = Play::held();
+    play.run(
+        "w > LOCK.ACQUIRE k w BLOCK 0 -> ..
+        h > LOCK.RENEW k h LEASE 2000 -> 1
+        server stops
+        h sends LOCK.RENEW k h LEASE 60000 | LOCK.RELEASE k h",
+    );
     std::thread::sleep(Duration::from_millis(2010));
-    server.go_on();
-    assert_eq!(holder.reply(), int(0));
-    assert_eq!(holder.reply(), nil());
-    token(&waiter.reply());
+    play.run("server goes on \n h < 0 \n h < null \n w < token");
 }
 
+/// A client that neither reads nor closes looks to the server like one behind a network
+/// that swallows everything.
 #[test]
 fn a_waiter_that_does_not_read_holds_the_lock_for_its_lease() {
-    let server = TestServer::start();
-    // A client that neither reads nor closes looks to the server like one
-    // behind a network that swallows everything.
-    let (mut holder, mut stalled, mut next) = (server.client(), server.client(), server.client());
-    holder.call("LOCK.ACQUIRE k holder");
-    stalled.send("LOCK.ACQUIRE k stalled LEASE 100 BLOCK 0");
-    server.await_blocked(1);
-    next.send("LOCK.ACQUIRE k next BLOCK 0");
-    server.await_blocked(2);
-    assert_eq!(holder.call("LOCK.RELEASE k holder"), int(1));
-    let token = token(&next.reply());
-    assert!(matches!(stalled.reply(), Value::Int(older) if older < token));
-    assert_eq!(stalled.call("LOCK.RELEASE k stalled"), nil());
+    Play::held().run(
+        "stalled > LOCK.ACQUIRE k stalled LEASE 100 BLOCK 0 -> ..
+        next > LOCK.ACQUIRE k next BLOCK 0 -> ..
+        h > LOCK.RELEASE k h -> 1
+        next < token
+        stalled < token
+        stalled > LOCK.RELEASE k stalled -> null",
+    );
 }
 
 #[test]
@@ -114,19 +102,17 @@ fn a_holder_behind_a_silent_network_is_replaced() {
 
 #[test]
 fn a_reply_that_was_lost_comes_again_when_asked_again() {
-    let server = TestServer::start();
-    let (mut holder, mut lost, mut resent) = (server.client(), server.client(), server.client());
-    holder.call("LOCK.ACQUIRE k holder");
-    lost.send("LOCK.ACQUIRE k owner HOLD 1 BLOCK 0");
-    server.await_blocked(1);
-    assert_eq!(holder.call("LOCK.RELEASE k holder"), int(1));
-    server.await_blocked(0);
-    drop(lost);
-    let token = resent.int("LOCK.ACQUIRE k owner HOLD 1 BLOCK 0");
-    assert_eq!(resent.bulk("HGET k @fence"), token.to_string());
-    assert_eq!(resent.bulk("HGET k owner"), "1");
-    assert_eq!(resent.call("LOCK.RELEASE k owner HOLD 1"), int(1));
-    assert_eq!(resent.call("LOCK.RELEASE k owner HOLD 1"), int(1));
+    Play::held().run(
+        "lost > LOCK.ACQUIRE k a HOLD 1 BLOCK 0 -> ..
+        h > LOCK.RELEASE k h -> 1
+        until blocked_clients = 0
+        lost drops
+        again > LOCK.ACQUIRE k a HOLD 1 BLOCK 0 -> A
+        again > HGET k @fence -> '$A'
+        again > HGET k a -> '1'
+        again > LOCK.RELEASE k a HOLD 1 -> 1
+        again > LOCK.RELEASE k a HOLD 1 -> 1",
+    );
 }
 
 /// What must be the same after a restart: the fields, and the end of the lease.
@@ -158,28 +144,28 @@ fn a_crash_after_a_rewrite_of_the_aof_keeps_the_lock() {
 
 #[test]
 fn a_crash_after_a_save_keeps_the_lock() {
-    let mut server = TestServer::start();
-    let mut client = server.client();
-    let token = client.int(&format!("LOCK.ACQUIRE k a {LONG}"));
-    client.call(&format!("LOCK.ACQUIRE k a {LONG}"));
-    client.int(&format!("LOCK.ACQUIRE shared a {LONG} SHARED"));
-    let permit = client.int(&format!("LOCK.ACQUIRE shared b {LONG} SHARED"));
-    let before = (stored(&mut client), client.hash("shared"));
-    assert_eq!(client.call("SAVE"), status("OK"));
-    // What came after the snapshot is lost, its tokens are not issued again.
-    let lost = client.int("LOCK.ACQUIRE lost a");
-    server.crash_and_restart();
-    let mut client = server.client();
-    assert_eq!((stored(&mut client), client.hash("shared")), before);
-    assert_eq!(client.call("EXISTS lost"), int(0));
-    assert_eq!(client.call("LOCK.ACQUIRE k b"), nil());
-    assert_eq!(
-        client.call("LOCK.ACQUIRE shared b SHARED HOLD 1"),
-        int(permit)
+    let mut play = Play::held();
+    play.run(
+        "h > LOCK.ACQUIRE k h LONG -> H
+        h > LOCK.ACQUIRE shared a LONG SHARED -> A
+        h > LOCK.ACQUIRE shared b LONG SHARED -> B",
     );
-    assert_eq!(client.call("LOCK.ACQUIRE k a HOLD 2"), int(token));
-    assert_eq!(client.call("LOCK.RELEASE k a ALL"), int(1));
-    assert!(client.int("LOCK.ACQUIRE k b") > lost);
+    let before = (stored(play.client("h")), play.client("h").hash("shared"));
+    // What came after the snapshot is lost, its tokens are not issued again.
+    play.run("h > SAVE -> OK \n h > LOCK.ACQUIRE lost a -> L");
+    play.crash_and_restart();
+    assert_eq!(
+        (stored(play.client("h")), play.client("h").hash("shared")),
+        before
+    );
+    play.run(
+        "h > EXISTS lost -> 0
+        h > LOCK.ACQUIRE k b -> null
+        h > LOCK.ACQUIRE shared b SHARED HOLD 1 -> B
+        h > LOCK.ACQUIRE k h HOLD 2 -> H
+        h > LOCK.RELEASE k h ALL -> 1
+        h > LOCK.ACQUIRE k b -> T",
+    );
 }
 
 #[test]
@@ -233,73 +219,65 @@ fn tokens_rise_although_the_clock_is_set_back_and_forth() {
 #[test]
 fn a_clock_set_forward_ends_a_lease_of_which_nothing_is_known() {
     let clock = Clock::new();
-    let server = clock.server();
-    let (mut holder, mut waiter) = (server.client(), server.client());
-    let old = holder.int(&format!("LOCK.ACQUIRE k holder {LONG}"));
+    let mut play = Play::on(clock.server()).and_held("");
     clock.set_ahead(7200);
-    let new = waiter.int(&format!("LOCK.ACQUIRE k waiter {LONG}"));
-    assert!(new > old);
-    assert_eq!(holder.call("LOCK.RENEW k holder"), int(0));
-    assert_eq!(holder.call("LOCK.RELEASE k holder"), nil());
+    play.run(
+        "w > LOCK.ACQUIRE k w LONG -> W
+        h > LOCK.RENEW k h -> 0
+        h > LOCK.RELEASE k h -> null",
+    );
     // Back again, the waiter's lease is longer than it asked for, and counts.
     clock.set_ahead(0);
-    assert_eq!(holder.call("LOCK.ACQUIRE k holder"), nil());
-    assert_eq!(
-        waiter.call(&format!("LOCK.RENEW k waiter FENCE {new}")),
-        int(1)
+    play.run(
+        "h > LOCK.ACQUIRE k h -> null
+        w > LOCK.RENEW k w FENCE $W -> 1
+        h > PTTL k -> 1..30000
+        h > LOCK.ACQUIRE k h BLOCK 0 -> ..
+        w > LOCK.RELEASE k w -> 1
+        h < T",
     );
-    assert!(holder.int("PTTL k") <= 30_000);
-    holder.send_and_block(&mut server.client(), "LOCK.ACQUIRE k holder BLOCK 0");
-    assert_eq!(waiter.call("LOCK.RELEASE k waiter"), int(1));
-    assert!(token(&holder.reply()) > new);
-    server.assert_sound();
+    play.assert_sound();
 }
 
 #[test]
 fn a_clock_set_back_loses_no_waiter() {
     let clock = Clock::new();
-    let server = clock.server();
-    let (mut holder, mut waiter) = (server.client(), server.client());
-    let mut observer = server.client();
-    let old = holder.int(&format!("LOCK.ACQUIRE k holder {LONG}"));
-    waiter.send_and_block(&mut observer, "LOCK.ACQUIRE k waiter LEASE 100 BLOCK 0");
+    let mut play = Play::on(clock.server()).and_held("");
+    play.run("w > LOCK.ACQUIRE k w LEASE 100 BLOCK 0 -> ..");
     clock.set_ahead(-3600);
-    assert_eq!(observer.call("LOCK.ACQUIRE k stranger"), nil());
-    let mut last = server.client();
-    last.send_and_block(&mut observer, "LOCK.ACQUIRE k last BLOCK 0");
-    assert_eq!(holder.call("LOCK.RELEASE k holder"), int(1));
-    let second = token(&waiter.reply());
-    assert!(second > old);
     // A lease that begins by the new clock ends by it.
-    assert!(token(&last.reply()) > second);
-    server.assert_sound();
+    play.run(
+        "o > LOCK.ACQUIRE k stranger -> null
+        last > LOCK.ACQUIRE k last BLOCK 0 -> ..
+        h > LOCK.RELEASE k h -> 1
+        w < W
+        last < L",
+    );
+    play.assert_sound();
 }
 
+/// The clock ends no lease. The connection's end does, and nothing that became of the
+/// session takes the lock from the next one.
 #[test]
 fn a_session_outlives_steps_of_the_clock_that_its_lease_outlives() {
     let clock = Clock::new();
-    let server = clock.server();
-    let mut observer = server.client();
-    let mut last = 0;
-    for ahead in [-3600, -60, -3600] {
-        let mut holder = server.client();
-        let acquire = "LOCK.ACQUIRE k holder LEASE 7200000 SESSION";
-        let fence = holder.int(acquire);
-        assert!(fence > last);
-        let mut waiter = server.client();
-        waiter.send_and_block(&mut observer, "LOCK.ACQUIRE k waiter LEASE 7200000 BLOCK 0");
+    let mut play = Play::on(clock.server());
+    for (nth, ahead) in [-3600, -60, -3600].into_iter().enumerate() {
+        play.run(&format!(
+            "s > LOCK.ACQUIRE k s LEASE 7200000 SESSION -> S{nth}
+            w > LOCK.ACQUIRE k w LEASE 7200000 BLOCK 0 -> .."
+        ));
         clock.set_ahead(ahead);
-        // The clock ends no lease. The connection's end does.
-        assert_eq!(holder.call("LOCK.RENEW k holder LEASE 7200000"), int(1));
-        assert_eq!(observer.call("LOCK.ACQUIRE k stranger"), nil());
-        drop(holder);
-        last = token(&waiter.reply());
-        assert!(last > fence, "{ahead}");
-        assert_eq!(observer.call("HGET k holder"), nil());
-        eventually("nothing is bound", || observer.info("lock_sessions") == 0);
-        // Nothing that became of the session takes the lock from the next one.
-        assert_eq!(observer.call("HGET k waiter"), text("1"));
-        assert_eq!(waiter.call("LOCK.RELEASE k waiter"), int(1));
+        play.run(&format!(
+            "s > LOCK.RENEW k s LEASE 7200000 -> 1
+            o > LOCK.ACQUIRE k stranger -> null
+            s closes
+            w < W{nth}
+            o > HGET k s -> null
+            until lock_sessions = 0
+            o > HGET k w -> '1'
+            w > LOCK.RELEASE k w -> 1"
+        ));
     }
-    server.assert_sound();
+    play.assert_sound();
 }

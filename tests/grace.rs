@@ -3,19 +3,16 @@
 use std::time::{Duration, Instant};
 
 use redis::Value;
-use redis_lock_testing::scene::{await_waiting, field, transaction};
-use redis_lock_testing::{Client, Clock, LONG, TestServer, eventually, int, nil, status, token};
+use redis_lock_testing::scene::field;
+use redis_lock_testing::{Client, Clock, LONG, Play, TestServer, module, nil, status, token};
 
 /// A grace period that a test ends itself.
 const LONG_GRACE: [&str; 2] = ["--lock.grace-period", "600000"];
+const END: &str = "o > CONFIG SET lock.grace-period 0 -> OK";
 
-fn in_grace() -> TestServer {
-    TestServer::start_with(&LONG_GRACE)
-}
-
-fn set_grace(client: &mut Client, ms: i64) {
-    let set = format!("CONFIG SET lock.grace-period {ms}");
-    assert_eq!(client.call(&set), status("OK"));
+/// In the grace period.
+fn in_grace() -> Play {
+    Play::on(TestServer::start_with(&LONG_GRACE))
 }
 
 /// What is left of it, as all who are asked say.
@@ -32,112 +29,117 @@ fn left_ms(client: &mut Client) -> i64 {
 }
 
 /// A lock that was taken before the server started.
-fn store(client: &mut Client, key: &str, owner: &str) {
-    assert_eq!(client.int(&format!("HSET {key} {owner} 1 @fence 7")), 2);
-    assert_eq!(client.int(&format!("PEXPIRE {key} 600000")), 1);
+fn store(key: &str) -> String {
+    format!("o > HSET {key} h 1 @fence 7 -> 2 \n o > PEXPIRE {key} 600000 -> 1 \n")
 }
 
 #[test]
 fn in_the_grace_period_no_acquire_is_answered_with_a_token() {
-    let server = in_grace();
-    let mut client = server.client();
-    store(&mut client, "held", "owner");
+    let mut play = in_grace();
+    play.run(&store("held"));
     for options in [
-        "", " SHARED", " LIMIT 3", " SESSION", " HOLD 1", " HOLD 2", " BLOCK 1",
+        "", "SHARED", "LIMIT 3", "SESSION", "HOLD 1", "HOLD 2", "BLOCK 1",
     ] {
         for key in ["free", "held"] {
-            let command = format!("LOCK.ACQUIRE {key} owner {LONG}{options}");
-            assert_eq!(client.call(&command), nil(), "{command}");
+            play.run(&format!("o > LOCK.ACQUIRE {key} h LONG {options} -> null"));
         }
     }
-    let acquire = format!("LOCK.ACQUIRE free owner {LONG} BLOCK 0");
-    assert_eq!(transaction(&mut client, &[&acquire]), [nil()]);
-    let script = "return redis.call('LOCK.ACQUIRE', KEYS[1], 'owner')";
-    let words: [&[u8]; 4] = [b"EVAL", script.as_bytes(), b"1", b"free"];
-    assert_eq!(client.words(&words), nil());
-    assert_eq!(client.int("EXISTS free"), 0);
-    assert_eq!(
-        client.call("HGET held owner"),
-        redis_lock_testing::text("1")
+    play.run(
+        "o >> LOCK.ACQUIRE free h BLOCKED -> null
+        o > EVAL \"return redis.call('LOCK.ACQUIRE','free','h')\" 0 -> null
+        o > EXISTS free -> 0
+        o > HGET held h -> '1'",
     );
-    assert!(left_ms(&mut client) > 0);
-    set_grace(&mut client, 0);
-    assert_eq!(left_ms(&mut client), 0);
+    assert!(left_ms(play.client("o")) > 0);
+    play.run(END);
+    assert_eq!(left_ms(play.client("o")), 0);
     // The owner has its old token, once it may be told.
-    assert_eq!(client.call("LOCK.ACQUIRE held owner HOLD 1"), int(7));
-    token(&client.call("LOCK.ACQUIRE free owner"));
+    play.run(
+        "o > LOCK.ACQUIRE held h HOLD 1 -> 7
+        o > LOCK.ACQUIRE free h -> token",
+    );
 }
 
 #[test]
 fn in_the_grace_period_holds_are_renewed_released_and_broken() {
-    let server = in_grace();
-    let mut client = server.client();
-    for key in ["a", "b"] {
-        store(&mut client, key, "owner");
-    }
-    assert_eq!(client.call("LOCK.RENEW a owner LEASE 5000 FENCE 7"), int(1));
-    assert!(client.int("PTTL a") <= 5000);
-    assert_eq!(client.call("LOCK.RELEASE a owner FENCE 7"), int(1));
-    assert_eq!(client.call("LOCK.BREAK b"), int(1));
-    assert_eq!(client.int("EXISTS a b"), 0);
+    in_grace().run(&(store("a") + &store("b"))).run(
+        "o > LOCK.RENEW a h LEASE 5000 FENCE 7 -> 1
+        o > PTTL a -> 1..5000
+        o > LOCK.RELEASE a h FENCE 7 -> 1
+        o > LOCK.BREAK b -> 1
+        o > EXISTS a b -> 0",
+    );
 }
 
 /// Locks that come free by different ends, each with two who wait.
-fn wait_in_line(server: &TestServer, client: &mut Client, keys: &[&'static str]) -> Vec<Client> {
-    let mut line = Vec::new();
+#[test]
+fn nothing_is_handed_on_before_the_end_and_then_all_in_order() {
+    let keys = ["released", "broken", "deleted", "renamed", "ended", "held"];
+    let mut play = in_grace();
     for key in keys {
-        store(client, key, "holder");
-        for (place, owner) in [(1, "first"), (2, "second")] {
-            let mut waiter = server.client();
-            waiter.send(&format!("LOCK.ACQUIRE {key} {owner} {LONG} BLOCK 0"));
-            await_waiting(client, key, place);
-            line.push(waiter);
-        }
+        play.run(&store(key)).run(&format!(
+            "{key}1 > LOCK.ACQUIRE {key} first BLOCKED -> ..
+            {key}2 > LOCK.ACQUIRE {key} second BLOCKED -> .."
+        ));
     }
-    line
+    play.run(
+        "o > LOCK.RELEASE released h -> 1
+        o > LOCK.BREAK broken -> 1
+        o > DEL deleted -> 1
+        o > RENAME renamed away -> OK
+        o > LOCK.RENEW ended h LEASE 1 -> 1
+        until o > EXISTS ended -> 0",
+    );
+    // It is the absence of an event that is observed.
+    std::thread::sleep(Duration::from_millis(300));
+    for key in keys {
+        play.run(&format!("queue {key} = first second"));
+    }
+    // Nobody passes those who wait.
+    play.run(END)
+        .run("o > LOCK.ACQUIRE deleted newcomer -> null");
+    for key in keys {
+        if key == "held" {
+            play.run("o > LOCK.RELEASE held h -> 1");
+        }
+        play.run(&format!(
+            "{key}1 < token
+            o > LOCK.RELEASE {key} first -> 1
+            {key}2 < token"
+        ));
+    }
+    play.assert_sound();
 }
 
 #[test]
-fn nothing_is_handed_on_before_the_end_and_then_all_in_order() {
-    let server = in_grace();
-    let mut client = server.client();
-    let keys = ["released", "broken", "deleted", "renamed", "ended", "held"];
-    let mut line = wait_in_line(&server, &mut client, &keys);
-    assert_eq!(client.call("LOCK.RELEASE released holder"), int(1));
-    assert_eq!(client.call("LOCK.BREAK broken"), int(1));
-    assert_eq!(client.int("DEL deleted"), 1);
-    assert_eq!(client.call("RENAME renamed away"), status("OK"));
-    assert_eq!(client.call("LOCK.RENEW ended holder LEASE 1"), int(1));
-    eventually("its lease is over", || client.int("EXISTS ended") == 0);
-    // It is the absence of an event that is observed.
-    std::thread::sleep(Duration::from_millis(300));
-    assert!(line.iter().all(|waiter| !waiter.has_reply()));
-    // Nobody passes those who wait.
-    set_grace(&mut client, 0);
-    assert_eq!(client.call("LOCK.ACQUIRE deleted newcomer"), nil());
-    for (waiters, key) in line.chunks_mut(2).zip(keys) {
-        if key == "held" {
-            assert_eq!(client.call("LOCK.RELEASE held holder"), int(1));
-        }
-        let first = token(&waiters[0].reply());
-        assert_eq!(client.call(&format!("LOCK.RELEASE {key} first")), int(1));
-        assert!(token(&waiters[1].reply()) > first, "{key}");
-    }
-    server.assert_sound();
+fn who_has_a_place_is_served_in_order_when_it_ends_and_forgotten_by_a_restart() {
+    let mut play = in_grace();
+    play.run(
+        "ears hears ch
+        ears > LOCK.ACQUIRE k a PLACED -> 0
+        ears > LOCK.ACQUIRE k b PLACED -> 0
+        ears heard nothing
+        queue k = a b
+        o > CONFIG SET lock.grace-period 0
+        ears heard a token
+        o > LOCK.RELEASE k a -> 1
+        ears heard b token
+        ears > LOCK.ACQUIRE k c PLACED -> 0",
+    );
+    play.crash_and_restart();
+    play.run("lock_places = 0");
 }
 
 #[test]
 fn an_owner_that_asks_again_behind_others_is_no_deadlock() {
-    let server = in_grace();
-    let mut client = server.client();
-    let mut line = wait_in_line(&server, &mut client, &["k"]);
-    let mut again = server.client();
-    again.send("LOCK.ACQUIRE k holder LEASE 600000 BLOCK 0 HOLD 1");
-    await_waiting(&mut client, "k", 3);
-    set_grace(&mut client, 0);
-    assert_eq!(again.reply(), int(7));
-    assert_eq!(client.call("LOCK.RELEASE k holder"), int(1));
-    assert!(token(&line[0].reply()) > 7);
+    in_grace().run(&store("k")).run(&format!(
+        "a > LOCK.ACQUIRE k a BLOCKED -> ..
+        again > LOCK.ACQUIRE k h BLOCKED HOLD 1 -> ..
+        {END}
+        again < 7
+        o > LOCK.RELEASE k h -> 1
+        a < token"
+    ));
 }
 
 #[test]
@@ -158,103 +160,101 @@ fn it_ends_by_itself_and_not_before() {
 
 #[test]
 fn another_length_counts_from_its_beginning_and_none_brings_it_back() {
-    let server = in_grace();
-    let mut client = server.client();
-    set_grace(&mut client, 1_200_000);
-    let left = left_ms(&mut client);
-    assert!((600_001..=1_200_000).contains(&left), "{left}");
-    set_grace(&mut client, 300_000);
-    let left = left_ms(&mut client);
-    assert!((1..=300_000).contains(&left), "{left}");
-    assert_eq!(client.call("LOCK.ACQUIRE k owner"), nil());
-    set_grace(&mut client, 0);
-    assert_eq!(left_ms(&mut client), 0);
-    set_grace(&mut client, 600_000);
-    assert_eq!(left_ms(&mut client), 0);
-    token(&client.call("LOCK.ACQUIRE k owner"));
+    in_grace().run(
+        "o > CONFIG SET lock.grace-period 1200000
+        lock_grace_ms = 600001..1200000
+        o > CONFIG SET lock.grace-period 300000
+        lock_grace_ms = 1..300000
+        o > LOCK.ACQUIRE k h -> null
+        o > CONFIG SET lock.grace-period 0
+        lock_grace_ms = 0
+        o > CONFIG SET lock.grace-period 600000
+        lock_grace_ms = 0
+        o > LOCK.ACQUIRE k h -> token",
+    );
 }
 
 #[test]
 fn a_promotion_begins_one_and_a_replica_has_none() {
-    let primary = in_grace();
-    let replica = primary.replica(true);
-    let (mut old, mut new) = (primary.client(), replica.client());
-    set_grace(&mut new, 600_000);
-    assert_eq!(left_ms(&mut new), 0);
-    set_grace(&mut old, 0);
-    let fence = old.int(&format!("LOCK.ACQUIRE k owner {LONG}"));
-    primary.assert_same_data(&replica);
+    let mut play = in_grace();
+    let replica = play.server.replica(true);
+    play.others.insert("r", replica);
+    play.run(END).run(
+        "new at r
+        new > CONFIG SET lock.grace-period 600000
+        o > LOCK.ACQUIRE k h LONG -> H",
+    );
+    play.assert_in_step();
+    assert_eq!(left_ms(play.client("new")), 0);
     // In one turn.
-    new.send_bytes(b"REPLICAOF NO ONE\r\nLOCK.ACQUIRE k owner\r\nLOCK.ACQUIRE free owner\r\n");
-    assert_eq!(
-        [new.reply(), new.reply(), new.reply()],
-        [status("OK"), nil(), nil()]
-    );
-    assert!(left_ms(&mut new) > 0);
+    play.run("new > REPLICAOF NO ONE | LOCK.ACQUIRE k h | LOCK.ACQUIRE free h -> OK | null | null");
+    assert!(left_ms(play.client("new")) > 0);
+    let log = play.others["r"].log();
     assert!(
-        replica
-            .log()
-            .contains("grace period begins with the promotion")
+        log.contains("grace period begins with the promotion"),
+        "{log}"
     );
-    assert_eq!(new.call("LOCK.RENEW k owner LEASE 600000"), int(1));
-    let port = primary.addr().port();
-    assert_eq!(
-        new.call(&format!("REPLICAOF 127.0.0.1 {port}")),
-        status("OK")
+    let port = play.server.port();
+    play.run(&format!(
+        "new > LOCK.RENEW k h LONG -> 1
+        new > REPLICAOF 127.0.0.1 {port} -> OK"
+    ));
+    assert_eq!(left_ms(play.client("new")), 0);
+    play.run(
+        "new > REPLICAOF NO ONE -> OK
+        new > LOCK.ACQUIRE k h -> null
+        new > CONFIG SET lock.grace-period 0
+        new > LOCK.ACQUIRE k h -> H",
     );
-    assert_eq!(left_ms(&mut new), 0);
-    assert_eq!(new.call("REPLICAOF NO ONE"), status("OK"));
-    assert_eq!(new.call("LOCK.ACQUIRE k owner"), nil());
-    set_grace(&mut new, 0);
-    assert_eq!(new.call("LOCK.ACQUIRE k owner"), int(fence));
 }
 
 #[test]
 fn a_server_that_starts_as_a_replica_has_none_before_its_promotion() {
     let primary = TestServer::start();
-    let port = primary.addr().port().to_string();
+    let port = primary.port().to_string();
     let options = [&LONG_GRACE[..], &["--replicaof", "127.0.0.1", &port]].concat();
-    let replica = TestServer::start_with(&options);
-    replica.await_link().unwrap();
-    let mut client = replica.client();
-    assert_eq!(left_ms(&mut client), 0);
-    assert_eq!(client.call("REPLICAOF NO ONE"), status("OK"));
-    assert!(left_ms(&mut client) > 0);
+    let mut play = Play::on(TestServer::start_with(&options));
+    play.await_link().unwrap();
+    play.run(
+        "lock_grace_ms = 0
+        o > REPLICAOF NO ONE -> OK
+        lock_grace_ms = 1..",
+    );
 }
 
 #[test]
 fn it_counts_from_the_end_of_loading() {
-    let mut server = TestServer::start_with(&["--appendonly", "yes"]);
-    let mut client = server.client();
-    let fence = client.int(&format!("LOCK.ACQUIRE k owner {LONG}"));
-    server.setup.options.extend(LONG_GRACE.map(String::from));
-    server.crash_and_restart();
-    let mut client = server.client();
-    assert_eq!(client.call("LOCK.ACQUIRE k owner"), nil());
-    let told = server.log().matches("grace period begins").count();
-    assert_eq!(told, 1, "{}", server.log());
-    set_grace(&mut client, 0);
-    assert_eq!(client.call("LOCK.ACQUIRE k owner"), int(fence));
-    set_grace(&mut client, 600_000);
-    assert_eq!(client.call("DEBUG RELOAD"), status("OK"));
-    assert_eq!(client.call("LOCK.ACQUIRE k owner"), nil());
+    let mut play = Play::on(TestServer::start_with(&["--appendonly", "yes"]));
+    play.run("o > LOCK.ACQUIRE k h LONG -> H");
+    play.server
+        .setup
+        .options
+        .extend(LONG_GRACE.map(String::from));
+    play.crash_and_restart();
+    play.run("o > LOCK.ACQUIRE k h -> null");
+    let told = play.log().matches("grace period begins").count();
+    assert_eq!(told, 1, "{}", play.log());
+    play.run(END).run(
+        "o > LOCK.ACQUIRE k h -> H
+        o > CONFIG SET lock.grace-period 600000
+        o > DEBUG RELOAD -> OK
+        o > LOCK.ACQUIRE k h -> null",
+    );
 }
 
+/// It goes with the module.
 #[test]
 fn a_module_that_is_loaded_later_begins_one() {
-    let server = TestServer::start_plain(&[]);
-    let mut client = server.client();
-    let module = redis_lock_testing::module();
-    let load = format!("MODULE LOAD {} grace-period 600000", module.display());
-    assert_eq!(client.call(&load), status("OK"));
-    assert_eq!(client.call("LOCK.ACQUIRE k owner"), nil());
-    assert!(left_ms(&mut client) > 0);
-    // It goes with the module.
-    assert_eq!(client.call("MODULE UNLOAD lock"), status("OK"));
-    let load = format!("MODULE LOAD {}", module.display());
-    assert_eq!(client.call(&load), status("OK"));
-    assert_eq!(left_ms(&mut client), 0);
-    client.int("LOCK.ACQUIRE k owner");
+    let load = format!("o > MODULE LOAD {}", module().display());
+    Play::on(TestServer::start_plain(&[])).run(&format!(
+        "{load} grace-period 600000 -> OK
+        o > LOCK.ACQUIRE k h -> null
+        lock_grace_ms = 1..
+        o > MODULE UNLOAD lock -> OK
+        {load} -> OK
+        lock_grace_ms = 0
+        o > LOCK.ACQUIRE k h -> token"
+    ));
 }
 
 #[test]

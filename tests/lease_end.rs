@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use redis::Value;
-use redis_lock_testing::{Client, Judge, TestServer, int, nil};
+use redis_lock_testing::{Judge, Play, TestServer, int};
 
 /// How long after the end of a lease its next holder hears of it at the latest.
 const PROMPT: Duration = Duration::from_millis(20);
@@ -64,69 +64,51 @@ fn within_20_ms_of_its_end_on_a_busy_server() {
 
 #[test]
 fn the_old_owner_is_refused_afterwards_and_touches_nothing() {
-    let server = TestServer::start();
-    let (mut a, mut b) = (server.client(), server.client());
-    let token = a.int("LOCK.ACQUIRE k a LEASE 50");
-    let Value::Int(next) = b.call("LOCK.ACQUIRE k b BLOCK 0") else {
-        panic!("b was not granted the lock");
-    };
-    assert!(next > token);
-    let stored = b.hash("k");
-    assert_eq!(a.call("LOCK.RENEW k a"), int(0));
-    assert_eq!(a.call("LOCK.RELEASE k a"), nil());
-    assert_eq!(a.call(&format!("LOCK.RELEASE k a FENCE {token}")), nil());
-    assert_eq!(b.hash("k"), stored);
-}
-
-#[test]
-fn a_lease_ends_with_all_its_nested_holds() {
-    let server = TestServer::start();
-    let (mut a, mut b) = (server.client(), server.client());
-    for _ in 0..3 {
-        a.call("LOCK.ACQUIRE k a LEASE 50");
-    }
-    assert!(matches!(b.call("LOCK.ACQUIRE k b BLOCK 0"), Value::Int(_)));
-    assert_eq!(b.bulk("HGET k b"), "1");
+    Play::start().run(
+        "a > LOCK.ACQUIRE k a LEASE 50 -> A
+        a > LOCK.ACQUIRE k a LEASE 50 -> A
+        b > LOCK.ACQUIRE k b BLOCK 0 -> B
+        a > LOCK.RENEW k a -> 0
+        a > LOCK.RELEASE k a -> null
+        a > LOCK.RELEASE k a FENCE $A -> null
+        b > HLEN k -> 2
+        b > HGET k b -> '1'
+        b > HGET k @fence -> '$B'
+        b > PTTL k -> 20000..",
+    );
 }
 
 #[test]
 fn a_renewal_keeps_the_waiter_waiting_a_shorter_one_less_long() {
     let _alone = alone();
-    let server = TestServer::start();
-    let (mut a, mut b) = (server.client(), server.client());
-    a.call("LOCK.ACQUIRE k a LEASE 600000");
-    b.send("LOCK.ACQUIRE k b BLOCK 0");
-    server.await_blocked(1);
+    let mut play = Play::held();
     // In one piece, so that the short lease can't end before the longer one begins.
-    a.send_bytes(b"LOCK.RENEW k a LEASE 2000\r\nLOCK.RENEW k a LEASE 600000\r\n");
-    assert_eq!([a.reply(), a.reply()], [int(1), int(1)]);
-    let start = std::time::Instant::now();
+    play.run(
+        "b > LOCK.ACQUIRE k b BLOCK 0 -> ..
+        h > LOCK.RENEW k h LEASE 2000 | LOCK.RENEW k h LONG -> 1 | 1",
+    );
+    let start = Instant::now();
     while start.elapsed() < Duration::from_millis(2200) {
-        assert_eq!(a.call("LOCK.RENEW k a LEASE 60000"), int(1));
+        play.run("h > LOCK.RENEW k h LEASE 60000 -> 1");
     }
-    assert_eq!(server.info("blocked_clients"), 1);
     // The next look was to be a minute later, at the end of the longer lease.
-    assert_eq!(a.call("LOCK.RENEW k a LEASE 30"), int(1));
-    assert!(matches!(b.reply(), Value::Int(_)));
+    play.run(
+        "blocked_clients = 1
+        h > LOCK.RENEW k h LEASE 30 -> 1
+        b < token",
+    );
 }
 
 #[test]
 fn waiters_that_never_release_come_in_order() {
-    let server = TestServer::start();
-    let mut holder = server.client();
-    holder.call("LOCK.ACQUIRE k holder LEASE 600000");
-    let mut waiters: Vec<Client> = (0..8).map(|_| server.client()).collect();
-    for (i, waiter) in waiters.iter_mut().enumerate() {
-        waiter.send(&format!("LOCK.ACQUIRE k owner{i} LEASE 100 BLOCK 0"));
-        server.await_blocked(i64::try_from(i).unwrap() + 1);
+    let mut play = Play::held();
+    for i in 0..8 {
+        play.run(&format!(
+            "w{i} > LOCK.ACQUIRE k w{i} LEASE 100 BLOCK 0 -> .."
+        ));
     }
-    assert_eq!(holder.call("LOCK.RENEW k holder LEASE 100"), int(1));
-    let mut last = 0;
-    for waiter in &mut waiters {
-        let Value::Int(token) = waiter.reply() else {
-            panic!("a waiter was not granted the lock");
-        };
-        assert!(token > last);
-        last = token;
+    play.run("h > LOCK.RENEW k h LEASE 100 -> 1");
+    for i in 0..8 {
+        play.run(&format!("w{i} < T{i}"));
     }
 }

@@ -1,101 +1,39 @@
 //! Waiters that go away leave the queue, and delay nobody.
 
 use redis::Value;
-use redis_lock_testing::{Client, TestServer, eventually, int, need_files, nil, status};
+use redis_lock_testing::{Client, Play, TestServer, eventually, int, need_files, status};
 
-/// A holder, and a waiter behind the one that goes away.
-struct Line {
-    server: TestServer,
-    holder: Client,
-    leaver: Client,
-    next: Client,
+/// `h` holds `k`, and `a` waits for it with these options, then `next`.
+#[track_caller]
+fn lined_up(options: &str) -> Play {
+    let mut play = Play::held();
+    play.run(&format!(
+        "a > LOCK.ACQUIRE k a BLOCK {options} -> ..
+        next > LOCK.ACQUIRE k next BLOCK 0 -> .."
+    ));
+    play
 }
 
-impl Line {
-    fn form() -> Self {
-        let server = TestServer::start();
-        let (mut holder, mut leaver) = (server.client(), server.client());
-        let mut next = server.client();
-        holder.call("LOCK.ACQUIRE k holder");
-        leaver.send("LOCK.ACQUIRE k leaver BLOCK 0");
-        server.await_blocked(1);
-        next.send("LOCK.ACQUIRE k next BLOCK 0");
-        server.await_blocked(2);
-        Self {
-            server,
-            holder,
-            leaver,
-            next,
-        }
+/// The module's memory of the queue is gone, too: a new line works.
+#[test]
+fn one_that_leaves_hears_why_and_is_skipped() {
+    for (timeout_ms, leave) in [
+        ("0", "a closes"),
+        ("0", "h > CLIENT KILL ID $a -> 1 \n a < closed"),
+        ("0", "h > CLIENT UNBLOCK $a -> 1 \n a < null"),
+        ("0", "h > CLIENT UNBLOCK $a ERROR -> 1 \n a < !UNBLOCKED"),
+        ("1500", "a < null"),
+    ] {
+        lined_up(timeout_ms).run(&format!(
+            "{leave}
+            until queue k = next
+            h > LOCK.RELEASE k h -> 1
+            next < token
+            next > LOCK.RELEASE k next -> 1
+            h > EXISTS k -> 0
+            h > LOCK.ACQUIRE k h BLOCK 0 -> token"
+        ));
     }
-
-    #[track_caller]
-    fn assert_next_gets_the_lock(mut self) {
-        self.server.await_blocked(1);
-        assert_eq!(self.holder.call("LOCK.RELEASE k holder"), int(1));
-        assert!(matches!(self.next.reply(), Value::Int(_)));
-        assert_eq!(self.next.call("LOCK.RELEASE k next"), int(1));
-        assert_eq!(self.holder.call("EXISTS k"), int(0));
-        // The module's memory of the queue is gone too: a new line works.
-        assert_ne!(self.holder.call("LOCK.ACQUIRE k holder BLOCK 0"), nil());
-    }
-}
-
-#[test]
-fn one_that_disconnects_is_skipped() {
-    let mut line = Line::form();
-    let dummy = line.server.client();
-    drop(std::mem::replace(&mut line.leaver, dummy));
-    line.assert_next_gets_the_lock();
-}
-
-#[test]
-fn one_that_is_killed_is_skipped() {
-    let mut line = Line::form();
-    let id = leaver_id(&mut line.holder);
-    line.holder.call(&format!("CLIENT KILL ID {id}"));
-    assert!(line.leaver.try_reply().is_none());
-    line.assert_next_gets_the_lock();
-}
-
-#[test]
-fn one_that_is_unblocked_gets_null_and_is_skipped() {
-    let mut line = Line::form();
-    let id = leaver_id(&mut line.holder);
-    assert_eq!(line.holder.call(&format!("CLIENT UNBLOCK {id}")), int(1));
-    assert_eq!(line.leaver.reply(), nil());
-    line.assert_next_gets_the_lock();
-}
-
-#[test]
-fn one_that_is_unblocked_with_an_error_gets_it_and_is_skipped() {
-    let mut line = Line::form();
-    let id = leaver_id(&mut line.holder);
-    assert_eq!(
-        line.holder.call(&format!("CLIENT UNBLOCK {id} ERROR")),
-        int(1)
-    );
-    assert!(line.leaver.reply_error().starts_with("UNBLOCKED "));
-    line.assert_next_gets_the_lock();
-}
-
-#[test]
-fn one_whose_time_is_up_is_skipped() {
-    let server = TestServer::start();
-    let (mut holder, mut leaver, mut next) = (server.client(), server.client(), server.client());
-    holder.call("LOCK.ACQUIRE k holder");
-    leaver.send("LOCK.ACQUIRE k leaver BLOCK 1500");
-    server.await_blocked(1);
-    next.send("LOCK.ACQUIRE k next BLOCK 0");
-    server.await_blocked(2);
-    assert_eq!(leaver.reply(), nil());
-    Line {
-        server,
-        holder,
-        leaver,
-        next,
-    }
-    .assert_next_gets_the_lock();
 }
 
 #[test]
@@ -226,53 +164,41 @@ fn one_whose_socket_closed_at_the_release_holds_for_its_lease_at_most() {
 
 #[test]
 fn one_that_quits_after_its_grant_keeps_the_lock_that_it_was_told_of() {
-    let server = TestServer::start();
-    let (mut holder, mut leaver) = (server.client(), server.client());
-    holder.call("LOCK.ACQUIRE k holder");
-    leaver.send_bytes(b"LOCK.ACQUIRE k leaver BLOCK 0\r\nQUIT\r\n");
-    server.await_blocked(1);
-    assert_eq!(holder.call("LOCK.RELEASE k holder"), int(1));
-    let token = leaver.reply();
-    assert_eq!(leaver.reply(), status("OK"));
-    assert!(leaver.try_reply().is_none());
-    assert_eq!(holder.call("LOCK.ACQUIRE k holder BLOCK 50"), nil());
-    assert_eq!(holder.call("LOCK.ACQUIRE k leaver HOLD 1"), token);
-}
-
-/// The id of the leaver, which is the client that connected after the holder.
-fn leaver_id(holder: &mut Client) -> i64 {
-    holder.int("CLIENT ID") + 1
+    let mut play = Play::held();
+    play.run(
+        "a sends LOCK.ACQUIRE k a BLOCK 0 | QUIT
+        until queue k = a
+        h > LOCK.RELEASE k h -> 1
+        a < A
+        a < OK
+        a < closed
+        h > LOCK.ACQUIRE k h BLOCK 50 -> null
+        h > LOCK.ACQUIRE k a HOLD 1 -> A",
+    );
 }
 
 /// Redis 7.0 can't take back a reply: there the client is told of both.
 #[test]
 fn one_granted_then_unblocked_with_an_error_hears_the_error() {
-    let mut line = Line::form();
-    let id = leaver_id(&mut line.holder);
-    let commands = format!("LOCK.RELEASE k holder\r\nCLIENT UNBLOCK {id} ERROR\r\n");
-    line.holder.send_bytes(commands.as_bytes());
-    assert_eq!([line.holder.reply(), line.holder.reply()], [int(1), int(1)]);
-    let told_of_both = line.server.version() < (7, 2);
+    let mut play = lined_up("0");
+    play.run("h > LOCK.RELEASE k h | CLIENT UNBLOCK $a ERROR -> 1 | 1");
+    let told_of_both = play.version() < (7, 2);
     if told_of_both {
-        assert!(matches!(line.leaver.reply(), Value::Int(_)));
+        play.run("a < token");
     }
-    assert!(line.leaver.reply_error().starts_with("UNBLOCKED "));
-    assert_eq!(line.leaver.call("PING"), status("PONG"));
+    play.run("a < !UNBLOCKED \n a > PING -> PONG");
     if told_of_both {
-        assert_eq!(line.leaver.call("LOCK.RELEASE k leaver"), int(1));
+        play.run("a > LOCK.RELEASE k a -> 1");
     }
-    assert!(matches!(line.next.reply(), Value::Int(_)));
+    play.run("next < token");
 }
 
 #[test]
 fn a_waiter_granted_and_unblocked_in_one_turn_is_told_once() {
-    let mut line = Line::form();
-    let id = leaver_id(&mut line.holder);
-    line.holder
-        .send_bytes(format!("LOCK.RELEASE k holder\r\nCLIENT UNBLOCK {id}\r\n").as_bytes());
-    assert_eq!(line.holder.reply(), int(1));
-    assert!(matches!(line.leaver.reply(), Value::Int(_)));
-    line.holder.reply();
-    assert_eq!(line.leaver.call("LOCK.RELEASE k leaver"), int(1));
-    assert!(matches!(line.next.reply(), Value::Int(_)));
+    lined_up("0").run(
+        "h > LOCK.RELEASE k h | CLIENT UNBLOCK $a -> 1 | _
+        a < token
+        a > LOCK.RELEASE k a -> 1
+        next < token",
+    );
 }

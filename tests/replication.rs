@@ -2,7 +2,7 @@
 
 use redis::Value;
 use redis_lock_testing::scene::await_replicas;
-use redis_lock_testing::{Client, TestServer, eventually, int};
+use redis_lock_testing::{Client, Play, TestServer, eventually, int};
 
 /// A connection that the server takes for a replica.
 struct Stream {
@@ -174,32 +174,26 @@ fn a_guarded_command_and_what_ended_before_it_are_one_unit() {
     stream.assert_next(&["SET done 1".into()]);
 }
 
+/// Those whose leases are over go with the last of them.
 #[test]
 fn a_release_and_the_grant_that_follows_are_one_command() {
-    let server = TestServer::start();
-    let (mut client, mut waiter) = (server.client(), server.client());
-    client.call("LOCK.ACQUIRE k a");
-    waiter.send("LOCK.ACQUIRE k b LEASE 60000 BLOCK 0");
-    server.await_blocked(1);
-    let mut stream = Stream::of(&server);
-    client.call("LOCK.RELEASE k a");
-    stream.assert_next(&[handed_on_to_b(&mut client)]);
-}
-
-#[test]
-fn a_shared_lock_that_an_exclusive_one_follows_is_one_command() {
-    let server = TestServer::start();
-    let mut client = server.client();
-    client.call("LOCK.ACQUIRE k over LEASE 1 SHARED");
-    client.call("LOCK.ACQUIRE k too LEASE 2 SHARED");
-    client.call("DEBUG SLEEP 0.01");
-    client.call("LOCK.ACQUIRE k a LEASE 600000 SHARED");
-    let mut stream = Stream::of(&server);
-    let mut waiter = server.client();
-    waiter.send("LOCK.ACQUIRE k b LEASE 60000 BLOCK 0");
-    server.await_blocked(1);
-    client.call("LOCK.RELEASE k a");
-    stream.assert_next(&[handed_on_to_b(&mut client)]);
+    for mode in ["", "SHARED"] {
+        let mut play = Play::start();
+        if mode == "SHARED" {
+            play.run(
+                "o > LOCK.ACQUIRE k over LEASE 1 SHARED
+                o > LOCK.ACQUIRE k too LEASE 2 SHARED
+                o > DEBUG SLEEP 0.01",
+            );
+        }
+        play.run(&format!(
+            "o > LOCK.ACQUIRE k a LONG {mode}
+            b > LOCK.ACQUIRE k b LEASE 60000 BLOCK 0 -> .."
+        ));
+        let mut stream = Stream::of(&play.server);
+        play.run("o > LOCK.RELEASE k a");
+        stream.assert_next(&[handed_on_to_b(play.client("o"))]);
+    }
 }
 
 #[test]
@@ -256,23 +250,15 @@ fn handed_on_to_b(client: &mut Client) -> String {
 }
 
 #[test]
-fn a_replica_without_the_module_holds_the_same_data() {
+fn a_replica_with_the_module_or_without_holds_the_same_data() {
     let server = TestServer::start();
-    let replica = server.replica(false);
+    let replicas = [false, true].map(|with_module| server.replica(with_module));
     exercise(&server);
-    server.assert_same_data(&replica);
-    assert_eq!(
-        replica.client().call("HGETALL lock0"),
-        server.client().call("HGETALL lock0")
-    );
-}
-
-#[test]
-fn a_replica_with_the_module_holds_the_same_data() {
-    let server = TestServer::start();
-    let replica = server.replica(true);
-    exercise(&server);
-    server.assert_same_data(&replica);
+    for replica in replicas {
+        server.assert_same_data(&replica);
+        let held = server.client().call("HGETALL lock0");
+        assert_eq!(replica.client().call("HGETALL lock0"), held);
+    }
 }
 
 /// Some of everything, on ten locks, by eight clients at once.

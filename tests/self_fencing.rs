@@ -7,87 +7,52 @@
 use std::time::Duration;
 
 use redis::Value;
-use redis_lock_testing::scene::{assert_all_granted, assert_none_granted, await_replicas, waiting};
-use redis_lock_testing::{Client, LONG, TestServer, eventually, info_field, int, nil};
-use redis_lock_testing::{reply_text, status};
+use redis_lock_testing::scene::assert_none_granted;
+use redis_lock_testing::{Client, LONG, Play, eventually, info_field, int, nil, reply_text, token};
 
-/// A primary that demands one replica, and that replica.
-struct Scene {
-    primary: TestServer,
-    replica: TestServer,
-    observer: Client,
-    waiters: Vec<(&'static str, Client)>,
+/// A primary that demands its replica `r`. These locks are held with this lease, and
+/// somebody waits for each.
+#[track_caller]
+fn lined_up(locks: &[(&str, &str)]) -> Play {
+    let mut play = Play::start().with_replica();
+    play.run("o > CONFIG SET min-replicas-to-write 1 min-replicas-max-lag 1 -> OK");
+    eventually("the server counts it", || own_count(play.client("o")) == 1);
+    for (key, lease) in locks {
+        play.run(&format!(
+            "until o > LOCK.ACQUIRE {key} holder {lease} HOLD 1 -> token
+            w{key} > LOCK.ACQUIRE {key} waiter BLOCKED -> .."
+        ));
+    }
+    play
 }
 
-impl Scene {
-    fn set() -> Self {
-        let primary = TestServer::start();
-        let replica = primary.replica(true);
-        let mut observer = primary.client();
-        await_replicas(&mut observer, 1);
-        let demand = "CONFIG SET min-replicas-to-write 1 min-replicas-max-lag 1";
-        assert_eq!(observer.call(demand), status("OK"));
-        eventually("the server counts it", || own_count(&mut observer) == 1);
-        Self {
-            primary,
-            replica,
-            observer,
-            waiters: Vec::new(),
-        }
+/// Stops the primary for three seconds. It finds these commands when it goes on. Returns
+/// their replies.
+#[track_caller]
+fn pause_primary(
+    play: &mut Play,
+    commands: &[&str],
+    meanwhile: impl FnOnce(&mut Play),
+) -> Vec<Value> {
+    play.run("server stops");
+    for command in commands {
+        play.client("o").send(command);
     }
+    meanwhile(play);
+    // It is the passing of time that is tested.
+    std::thread::sleep(Duration::from_millis(3000));
+    play.run("server goes on");
+    commands.iter().map(|_| play.client("o").reply()).collect()
+}
 
-    /// Somebody holds the lock, and somebody waits for it.
-    fn hold_and_wait(&mut self, key: &'static str, lease: &str) {
-        let hold = format!("LOCK.ACQUIRE {key} holder {lease}");
-        // A machine that stalls is a pause, too.
-        eventually("it is held", || {
-            matches!(self.observer.call(&hold), Value::Int(_))
-        });
-        let wait = format!("LOCK.ACQUIRE {key} waiter {LONG} BLOCK 0");
-        let mut waiter = self.primary.client();
-        waiter.send(&wait);
-        eventually("somebody waits", || {
-            if waiter.has_reply() {
-                assert_refused(&waiter.reply());
-                waiter.send(&wait);
-            }
-            waiting(&mut self.observer, key) == 1
-        });
-        self.waiters.push((key, waiter));
+/// Those who wait have the locks now.
+#[track_caller]
+fn assert_granted(play: &mut Play, keys: &[&str]) {
+    for key in keys {
+        let granted = token(&play.client(&format!("w{key}")).reply());
+        play.run(&format!("o > HGET {key} @fence -> '{granted}'"));
     }
-
-    /// Stops the primary for longer than a replica may lag, and lets it find these
-    /// commands when it goes on. Returns their replies.
-    fn pause_primary(&mut self, commands: &[&str], meanwhile: impl FnOnce(&Self)) -> Vec<Value> {
-        self.primary.stop();
-        for command in commands {
-            self.observer.send(command);
-        }
-        meanwhile(self);
-        // It is the passing of time that is tested.
-        std::thread::sleep(Duration::from_millis(3000));
-        self.primary.go_on();
-        commands.iter().map(|_| self.observer.reply()).collect()
-    }
-
-    #[track_caller]
-    fn assert_nothing_is_granted(&mut self) {
-        assert_none_granted(&mut self.observer, &self.waiters);
-    }
-
-    #[track_caller]
-    fn await_grant_of(&mut self, key: &str) {
-        eventually("grants go on", || {
-            let reply = self.observer.call(&format!("LOCK.ACQUIRE {key} holder"));
-            matches!(reply, Value::Int(_))
-        });
-    }
-
-    #[track_caller]
-    fn assert_granted(mut self) {
-        assert_all_granted(&mut self.observer, std::mem::take(&mut self.waiters));
-        self.primary.assert_sound();
-    }
+    play.assert_sound();
 }
 
 /// How many good replicas the server counts by itself.
@@ -111,12 +76,12 @@ fn assert_refused(reply: &Value) {
 
 #[test]
 fn a_primary_whose_replica_has_fallen_silent_hands_nothing_on_whatever_its_own_count() {
-    let mut scene = Scene::set();
-    for key in ["released", "deleted", "broken", "ended"] {
-        let lease = if key == "ended" { "LEASE 1500" } else { LONG };
-        scene.hold_and_wait(key, lease);
-    }
-    scene.replica.stop();
+    let keys = ["released", "deleted", "broken", "ended"];
+    let mut play = lined_up(&keys.map(|key| match key {
+        "ended" => (key, "LEASE 1500"),
+        _ => (key, LONG),
+    }));
+    play.run("r stops");
     let turn = [
         "INFO replication",
         "LOCK.RELEASE released holder",
@@ -125,23 +90,22 @@ fn a_primary_whose_replica_has_fallen_silent_hands_nothing_on_whatever_its_own_c
         "LOCK.ACQUIRE free holder",
         "INFO replication",
     ];
-    let replies = scene.pause_primary(&turn, |_| {});
+    let replies = pause_primary(&mut play, &turn, |_| {});
     for info in [&replies[0], &replies[5]] {
         assert_eq!(own_count_in(info.clone()), 1, "its own count is an old one");
     }
     assert_eq!(replies[1..4], [int(1), int(1), int(1)]);
     assert_refused(&replies[4]);
-    scene.assert_nothing_is_granted();
-    scene.replica.go_on();
-    scene.assert_granted();
+    assert_none_granted(play.client("o"), &keys);
+    play.run("r goes on");
+    assert_granted(&mut play, &keys);
 }
 
 #[test]
 fn a_primary_whose_replica_has_fallen_silent_renews_nothing() {
-    let mut scene = Scene::set();
-    scene.hold_and_wait("held", LONG);
-    let ends = scene.observer.int("PEXPIRETIME held");
-    scene.replica.stop();
+    let mut play = lined_up(&[("held", LONG)]);
+    let ends = play.client("o").int("PEXPIRETIME held");
+    play.run("r stops");
     let turn = [
         "INFO replication",
         "LOCK.RENEW held holder LEASE 900000",
@@ -149,63 +113,58 @@ fn a_primary_whose_replica_has_fallen_silent_renews_nothing() {
         "LOCK.ACQUIRE held holder LEASE 900000 HOLD 1",
         "PEXPIRETIME held",
     ];
-    let replies = scene.pause_primary(&turn, |_| {});
+    let replies = pause_primary(&mut play, &turn, |_| {});
     assert_eq!(own_count_in(replies[0].clone()), 1);
     replies[1..4].iter().for_each(assert_refused);
     assert_eq!(replies[4], int(ends));
-    scene.replica.go_on();
-    eventually("it is renewed again", || {
-        scene.observer.call("LOCK.RENEW held holder LEASE 600000") == int(1)
-    });
-    assert_eq!(scene.observer.int("LOCK.RELEASE held holder"), 1);
-    scene.assert_granted();
+    play.run("r goes on");
+    play.run(
+        "until o > LOCK.RENEW held holder LONG -> 1
+        o > LOCK.RELEASE held holder -> 1",
+    );
+    assert_granted(&mut play, &["held"]);
 }
 
 #[test]
 fn a_primary_whose_replica_has_fallen_silent_guards_nothing() {
-    let mut scene = Scene::set();
-    scene.hold_and_wait("held", LONG);
-    let token = scene.observer.bulk("HGET held @fence");
+    let mut play = lined_up(&[("held", LONG)]);
+    let token = play.client("o").bulk("HGET held @fence");
     let guarded = format!("LOCK.GUARD held {token} GET x");
-    eventually("it is guarded", || scene.observer.call(&guarded) == nil());
-    scene.replica.stop();
-    let replies = scene.pause_primary(&["INFO replication", &guarded], |_| {});
+    eventually("it is guarded", || play.client("o").call(&guarded) == nil());
+    play.run("r stops");
+    let replies = pause_primary(&mut play, &["INFO replication", &guarded], |_| {});
     assert_eq!(own_count_in(replies[0].clone()), 1);
     assert_refused(&replies[1]);
-    scene.replica.go_on();
+    play.run("r goes on");
     eventually("it is guarded again", || {
-        scene.observer.call(&guarded) == nil()
+        play.client("o").call(&guarded) == nil()
     });
-    assert_eq!(scene.observer.int("LOCK.RELEASE held holder"), 1);
-    scene.assert_granted();
+    assert_eq!(play.client("o").int("LOCK.RELEASE held holder"), 1);
+    assert_granted(&mut play, &["held"]);
 }
 
 #[test]
 fn acknowledgements_that_lay_in_the_socket_during_a_pause_are_no_new_ones() {
-    let mut scene = Scene::set();
-    scene.hold_and_wait("ended", "LEASE 1500");
-    let promote = |scene: &Scene| {
+    let mut play = lined_up(&[("ended", "LEASE 1500")]);
+    let promote = |play: &mut Play| {
         // It has acknowledged meanwhile what it had.
         std::thread::sleep(Duration::from_millis(1500));
-        let mut replica = scene.replica.client();
-        assert_eq!(replica.call("REPLICAOF NO ONE"), status("OK"));
+        play.run("there at r \n there > REPLICAOF NO ONE -> OK");
     };
-    let replies = scene.pause_primary(&["LOCK.ACQUIRE free holder", "PING"], promote);
+    let replies = pause_primary(&mut play, &["LOCK.ACQUIRE free holder", "PING"], promote);
     assert_refused(&replies[0]);
-    scene.assert_nothing_is_granted();
-    let demand = "CONFIG SET min-replicas-to-write 0";
-    assert_eq!(scene.observer.call(demand), status("OK"));
-    scene.assert_granted();
+    assert_none_granted(play.client("o"), &["ended"]);
+    play.run("o > CONFIG SET min-replicas-to-write 0 -> OK");
+    assert_granted(&mut play, &["ended"]);
 }
 
 #[test]
 fn after_a_pause_a_replica_that_stays_is_asked_and_grants_go_on() {
-    let mut scene = Scene::set();
-    scene.hold_and_wait("ended", "LEASE 1500");
-    let replies = scene.pause_primary(&["LOCK.ACQUIRE free holder"], |_| {});
+    let mut play = lined_up(&[("ended", "LEASE 1500")]);
+    let replies = pause_primary(&mut play, &["LOCK.ACQUIRE free holder"], |_| {});
     assert_refused(&replies[0]);
-    scene.await_grant_of("free");
-    scene.assert_granted();
+    play.run("until o > LOCK.ACQUIRE free holder -> token");
+    assert_granted(&mut play, &["ended"]);
 }
 
 /// Enough that the server does not read what came after them before it has run them.
@@ -213,35 +172,32 @@ const MANY: usize = 500;
 
 #[test]
 fn what_a_replica_that_left_in_a_pause_had_acknowledged_counts_for_no_command_after_it() {
-    let mut scene = Scene::set();
-    scene.hold_and_wait("held", LONG);
+    let mut play = lined_up(&[("held", LONG)]);
     // The observer took the lock, so it is this that is waited for.
-    assert_eq!(scene.observer.int("WAIT 1 0"), 1);
-    let mut client = scene.primary.client();
-    let leave_and_ask = |scene: &Scene| {
+    assert_eq!(play.client("o").int("WAIT 1 0"), 1);
+    let mut client = play.server.client();
+    let leave_and_ask = |play: &mut Play| {
         // It acknowledges once a second what it has.
         std::thread::sleep(Duration::from_millis(1500));
-        let mut replica = scene.replica.client();
-        assert_eq!(replica.call("REPLICAOF NO ONE"), status("OK"));
+        play.run("there at r \n there > REPLICAOF NO ONE -> OK");
         let batch = "LOCK.ACQUIRE free holder\r\n".repeat(MANY);
         client.send_bytes(batch.as_bytes());
     };
-    scene.pause_primary(&[], leave_and_ask);
+    pause_primary(&mut play, &[], leave_and_ask);
     for _ in 0..MANY {
         assert_refused(&client.reply());
     }
-    scene.assert_nothing_is_granted();
+    assert_none_granted(play.client("o"), &["held"]);
 }
 
 #[test]
 fn after_a_pause_in_which_nothing_was_written_a_replica_that_stays_is_asked() {
-    let mut scene = Scene::set();
+    let mut play = lined_up(&[]);
     // The server would write to it by itself.
-    let pings = "CONFIG SET repl-ping-replica-period 3600";
-    assert_eq!(scene.observer.call(pings), status("OK"));
-    let replies = scene.pause_primary(&["LOCK.ACQUIRE free holder"], |_| {});
+    play.run("o > CONFIG SET repl-ping-replica-period 3600 -> OK");
+    let replies = pause_primary(&mut play, &["LOCK.ACQUIRE free holder"], |_| {});
     assert_refused(&replies[0]);
-    scene.await_grant_of("free");
+    play.run("until o > LOCK.ACQUIRE free holder -> token");
 }
 
 /// This much time passes on the server, while nobody asks for a lock.
@@ -251,26 +207,25 @@ fn let_pass(observer: &mut Client, seconds: &str) {
 
 #[test]
 fn a_server_at_which_nobody_has_asked_for_a_while_was_not_paused() {
-    let mut scene = Scene::set();
+    let mut play = lined_up(&[]);
     // A machine that stalls is a pause, too.
     eventually("the first one after a while is granted", || {
-        let_pass(&mut scene.observer, "1");
-        let reply = scene.observer.call("LOCK.ACQUIRE k holder");
+        let_pass(play.client("o"), "1");
+        let reply = play.client("o").call("LOCK.ACQUIRE k holder");
         matches!(reply, Value::Int(_))
     });
 }
 
 #[test]
 fn a_server_whose_clockwork_turns_slowly_was_not_paused() {
-    let mut scene = Scene::set();
-    let slow = "CONFIG SET hz 1 repl-ping-replica-period 3600";
-    assert_eq!(scene.observer.call(slow), status("OK"));
+    let mut play = lined_up(&[]);
+    play.run("o > CONFIG SET hz 1 repl-ping-replica-period 3600 -> OK");
+    let mut observer = play.server.client();
     let mut written = || {
-        let info = scene.observer.bulk("INFO replication");
+        let info = play.client("o").bulk("INFO replication");
         info_field(&info, "master_repl_offset").unwrap().to_owned()
     };
     // Where there was a pause, replicas are asked. A machine that stalls is one, too.
-    let mut observer = scene.primary.client();
     eventually("no replica is asked for a while", || {
         let before = written();
         let_pass(&mut observer, "2.5");
@@ -280,57 +235,50 @@ fn a_server_whose_clockwork_turns_slowly_was_not_paused() {
 
 #[test]
 fn a_server_that_was_stopped_while_writes_are_paused_asks_after_that() {
-    let mut scene = Scene::set();
-    let pause = "CLIENT PAUSE 600000 WRITE";
-    assert_eq!(scene.observer.call(pause), status("OK"));
-    scene.pause_primary(&["PING"], |_| {});
-    let up_s = scene.observer.info("uptime_in_seconds");
+    let mut play = lined_up(&[]);
+    play.run("o > CLIENT PAUSE 600000 WRITE -> OK");
+    pause_primary(&mut play, &["PING"], |_| {});
+    let up_s = play.client("o").info("uptime_in_seconds");
     eventually("its clockwork has turned", || {
-        scene.observer.info("uptime_in_seconds") >= up_s + 2
+        play.client("o").info("uptime_in_seconds") >= up_s + 2
     });
-    assert_eq!(scene.observer.call("CLIENT UNPAUSE"), status("OK"));
-    scene.await_grant_of("k");
-    scene.primary.assert_sound();
+    play.run("o > CLIENT UNPAUSE -> OK");
+    play.run("until o > LOCK.ACQUIRE k holder -> token");
+    play.assert_sound();
 }
 
 #[test]
 fn without_a_replica_left_a_lock_is_not_handed_on_at_the_end_of_its_lease() {
-    let mut scene = Scene::set();
-    scene.hold_and_wait("ended", "LEASE 2500");
-    scene.replica.crash();
-    eventually("it is refused", || {
-        let reply = scene.observer.call("LOCK.ACQUIRE another holder LEASE 1");
-        matches!(reply, Value::ServerError(error) if error.code() == "NOREPLICAS")
-    });
-    eventually("the lease is over", || {
-        scene.observer.call("HGET ended holder") == nil()
-    });
-    scene.assert_nothing_is_granted();
-    scene.replica.restart();
-    scene.assert_granted();
+    let mut play = lined_up(&[("ended", "LEASE 2500")]);
+    play.others.get_mut("r").unwrap().crash();
+    play.run(
+        "until o > LOCK.ACQUIRE another holder LEASE 1 -> !NOREPLICAS
+        until o > HGET ended holder -> null",
+    );
+    assert_none_granted(play.client("o"), &["ended"]);
+    play.others.get_mut("r").unwrap().restart();
+    assert_granted(&mut play, &["ended"]);
 }
 
 #[test]
 fn a_holder_is_confirmed_or_refused_at_the_moment_when_its_replica_falls_silent() {
-    let mut scene = Scene::set();
+    let mut play = lined_up(&[]);
     // It takes a while to read them, between the beginning of a command and its answer.
     let holders: Vec<String> = (0..400)
         .map(|n| format!("LOCK.ACQUIRE k holder{n} {LONG} LIMIT 400 HOLD 1"))
         .collect();
     for take in &holders {
-        eventually("it is held", || {
-            matches!(scene.observer.call(take), Value::Int(_))
-        });
+        play.run(&format!("until o > {take} -> token"));
     }
     let confirm = &holders[0];
     let batch = format!("{confirm}\r\n").repeat(200);
     for _ in 0..3 {
-        scene.replica.stop();
+        play.run("r stops");
         let mut is_refused = false;
         while !is_refused {
-            scene.observer.send_bytes(batch.as_bytes());
+            play.client("o").send_bytes(batch.as_bytes());
             for _ in 0..200 {
-                match scene.observer.reply() {
+                match play.client("o").reply() {
                     Value::Int(_) => {}
                     reply => {
                         assert_refused(&reply);
@@ -339,9 +287,7 @@ fn a_holder_is_confirmed_or_refused_at_the_moment_when_its_replica_falls_silent(
                 }
             }
         }
-        scene.replica.go_on();
-        eventually("the server takes writes again", || {
-            matches!(scene.observer.call(confirm), Value::Int(_))
-        });
+        play.run("r goes on");
+        play.run(&format!("until o > {confirm} -> token"));
     }
 }

@@ -1,52 +1,43 @@
 //! Settings, and what the module says while it loads.
 
 use redis::Value;
-use redis_lock_testing::{TestServer, module, status, text};
+use redis_lock_testing::{Play, TestServer, module, status, text};
 
 #[test]
 fn settings_have_defaults_and_can_be_changed_within_their_range() {
-    let module = redis_lock_testing::module();
+    let module = module();
     let server = TestServer::start_plain(&["--loadmodule", module.to_str().unwrap()]);
-    let mut client = server.client();
+    let mut play = Play::on(server);
     for (name, default, too_small, too_large) in [
-        ("lock.default-lease", "30000", "0", "315360000001"),
-        ("lock.max-waiters", "65536", "0", "1000000001"),
-        ("lock.max-holders", "1024", "0", "65537"),
-        ("lock.max-places", "1000000", "0", "1000000001"),
-        ("lock.claim-timeout", "2000", "0", "315360000001"),
-        ("lock.recheck-interval", "500", "0", "315360000001"),
-        ("lock.max-lease", "315360000000", "0", "315360000001"),
+        ("default-lease", "30000", "0", "315360000001"),
+        ("max-waiters", "65536", "0", "1000000001"),
+        ("max-holders", "1024", "0", "65537"),
+        ("max-places", "1000000", "0", "1000000001"),
+        ("claim-timeout", "2000", "0", "315360000001"),
+        ("recheck-interval", "500", "0", "315360000001"),
+        ("max-lease", "315360000000", "0", "315360000001"),
     ] {
-        let get = format!("CONFIG GET {name}");
-        let current = |value: &str| Value::Array(vec![text(name), text(value)]);
-        assert_eq!(client.call(&get), current(default));
         for wrong in [too_small, too_large, "-1", "many"] {
-            assert!(
-                client
-                    .error(&format!("CONFIG SET {name} {wrong}"))
-                    .starts_with("ERR ")
-            );
+            play.run(&format!("o > CONFIG SET lock.{name} {wrong} -> !ERR"));
         }
-        assert_eq!(client.call(&get), current(default));
-        assert_eq!(client.call(&format!("CONFIG SET {name} 7")), status("OK"));
-        assert_eq!(client.call(&get), current("7"));
+        play.run(&format!(
+            "o > CONFIG GET lock.{name} -> ['lock.{name}', '{default}']
+            o > CONFIG SET lock.{name} 7 -> OK
+            o > CONFIG GET lock.{name} -> ['lock.{name}', '7']"
+        ));
     }
 }
 
 #[test]
 fn settings_can_be_given_to_loadmodule() {
-    let module = redis_lock_testing::module();
-    let module = module.to_str().unwrap();
+    let module = module();
+    let options = ["--loadmodule", module.to_str().unwrap()];
     let args = ["default-lease", "5000", "lock.max-waiters", "3"];
-    let options = [["--loadmodule", module].as_slice(), &args].concat();
-    let server = TestServer::start_plain(&options);
-    let mut client = server.client();
-    client.call("LOCK.ACQUIRE k a");
-    let ttl = client.int("PTTL k");
-    assert!((4_000..=5_000).contains(&ttl), "{ttl}");
-    assert_eq!(
-        client.call("CONFIG GET lock.max-waiters"),
-        Value::Array(vec![text("lock.max-waiters"), text("3")])
+    let server = TestServer::start_plain(&[&options[..], &args].concat());
+    Play::on(server).run(
+        "o > LOCK.ACQUIRE k a
+        o > PTTL k -> 4000..5000
+        o > CONFIG GET lock.max-waiters -> ['lock.max-waiters', '3']",
     );
 }
 
@@ -67,7 +58,7 @@ fn a_wrong_module_argument_keeps_the_server_from_starting_and_the_log_says_why()
         ),
         (["colour", "red"], "unknown module argument 'colour'"),
     ] {
-        let log = TestServer::log_of_failed_start(&args);
+        let log = TestServer::log_of_failed_start(&[], &args);
         assert!(log.contains(reason), "{log}");
     }
 }
@@ -87,7 +78,7 @@ fn a_command_that_is_needed_and_missing_is_logged() {
     ] {
         for name in ["", "another"] {
             let renamed = ["--rename-command", command, name];
-            let log = TestServer::log_of_failed_start_with(&renamed, &[]);
+            let log = TestServer::log_of_failed_start(&renamed, &[]);
             let said = |line: &str| {
                 let mut words = line.split(|c: char| !c.is_ascii_alphabetic());
                 line.contains("<lock>") && words.any(|word| word.eq_ignore_ascii_case(command))
@@ -185,54 +176,42 @@ fn a_setting_for_tests_is_not_listed() {
 
 #[test]
 fn a_module_that_is_loaded_again_has_its_defaults() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let mut play = Play::start();
     let defaults = [
-        ("lock.default-lease", "30000", "1234"),
-        ("lock.deadlock-detection", "yes", "no"),
-        ("lock.redisson-notify", "auto", "publish"),
+        ("default-lease", "30000", "1234"),
+        ("deadlock-detection", "yes", "no"),
+        ("redisson-notify", "auto", "publish"),
     ];
     for (name, _, other) in defaults {
-        assert_eq!(
-            client.call(&format!("CONFIG SET {name} {other}")),
-            status("OK")
-        );
+        play.run(&format!("o > CONFIG SET lock.{name} {other} -> OK"));
     }
-    assert_eq!(client.call("MODULE UNLOAD lock"), status("OK"));
-    let load = format!("MODULE LOAD {}", module().display());
-    assert_eq!(client.call(&load), status("OK"));
+    let module = module();
+    play.run(&format!(
+        "o > MODULE UNLOAD lock -> OK \n o > MODULE LOAD {} -> OK",
+        module.display()
+    ));
     for (name, default, _) in defaults {
-        let expected = Value::Array(vec![text(name), text(default)]);
-        assert_eq!(client.call(&format!("CONFIG GET {name}")), expected);
+        play.run(&format!(
+            "o > CONFIG GET lock.{name} -> ['lock.{name}', '{default}']"
+        ));
     }
 }
 
+/// Nor does anybody else, by request or by default.
 #[test]
 fn who_waits_gets_no_longer_lease_than_is_the_longest_by_then() {
-    let server = TestServer::start();
-    let (mut client, mut waiter) = (server.client(), server.client());
-    client.int("LOCK.ACQUIRE k a");
-    waiter.send_and_block(&mut client, "LOCK.ACQUIRE k b LEASE 60000 BLOCK 0");
-    assert_eq!(client.call("CONFIG SET lock.max-lease 5000"), status("OK"));
-    assert_eq!(client.int("LOCK.RELEASE k a"), 1);
-    assert!(matches!(waiter.reply(), Value::Int(_)));
-    assert!(client.int("PTTL k") <= 5000);
-}
-
-#[test]
-fn no_lease_is_longer_than_the_longest() {
-    let server = TestServer::start();
-    let mut client = server.client();
-    let set = "CONFIG SET lock.max-lease 5000";
-    assert_eq!(client.call(set), status("OK"));
-    for command in ["LOCK.ACQUIRE k a LEASE", "LOCK.RENEW k a LEASE"] {
-        let error = client.error(&format!("{command} 5001"));
-        assert!(error.starts_with("ERR LEASE is longer"), "{error}");
-    }
-    client.int("LOCK.ACQUIRE k a LEASE 5000");
-    // A longer default counts as the longest.
-    client.int("LOCK.ACQUIRE other a");
-    assert!(client.int("PTTL other") <= 5000);
-    assert_eq!(client.int("LOCK.RENEW k a"), 1);
-    assert!(client.int("PTTL k") <= 5000);
+    Play::held().run(
+        "w > LOCK.ACQUIRE k w BLOCKED -> ..
+        o > CONFIG SET lock.max-lease 5000 -> OK
+        h > LOCK.RELEASE k h -> 1
+        w < token
+        o > PTTL k -> 1..5000
+        o > LOCK.ACQUIRE l a LEASE 5001 -> !ERR LEASE is longer
+        o > LOCK.RENEW k w LEASE 5001 -> !ERR LEASE is longer
+        o > LOCK.ACQUIRE l a LEASE 5000 -> token
+        o > LOCK.ACQUIRE other a -> token
+        o > PTTL other -> 1..5000
+        o > LOCK.RENEW l a -> 1
+        o > PTTL l -> 1..5000",
+    );
 }

@@ -2,139 +2,98 @@
 
 use std::time::{Duration, Instant};
 
-use redis_lock_testing::{Client, LONG, TestServer, eventually, int, nil, text, token};
+use redis_lock_testing::{LONG, Play, TestServer, eventually, int, nil, text, token};
 
 /// Leases begin and end with a whole millisecond. Redis 7.4 and later may delete
 /// a key within the one in which it expires (`activeExpireCycleTryExpire`).
 const WHOLE_MS: Duration = Duration::from_millis(1);
 
-/// This many clients, each of which has sent its own of these commands.
-fn clients(server: &TestServer, count: usize, command: impl Fn(usize) -> String) -> Vec<Client> {
-    (0..count)
-        .map(|n| {
-            let mut client = server.client();
-            client.send(&command(n));
-            client
-        })
-        .collect()
-}
-
+/// These owners share `k`.
 #[track_caller]
-fn tokens(clients: &mut [Client]) -> Vec<i64> {
-    clients
-        .iter_mut()
-        .map(|client| token(&client.reply()))
-        .collect()
+fn shared(owners: &[&str]) -> Play {
+    let mut play = Play::start();
+    for (nth, owner) in (1..).zip(owners) {
+        play.run(&format!(
+            "{owner} > LOCK.ACQUIRE k {owner} LONG SHARED -> T{nth}"
+        ));
+    }
+    play
 }
 
 #[test]
 fn twenty_readers_are_in_together_each_with_a_token_of_its_own() {
-    let server = TestServer::start();
-    let mut readers = clients(&server, 20, |n| {
-        format!("LOCK.ACQUIRE k r{n} {LONG} SHARED")
-    });
-    let mut tokens = tokens(&mut readers);
-    assert_eq!(server.client().hash("k").len(), 41);
-    tokens.sort_unstable();
-    tokens.dedup();
-    assert_eq!(tokens.len(), 20);
-    let mut client = server.client();
-    for (n, reader) in readers.iter_mut().enumerate() {
-        assert_eq!(client.call(&format!("HGET k r{n}")), text("1"));
-        assert_eq!(reader.call(&format!("LOCK.RELEASE k r{n}")), int(1));
+    let owners: Vec<String> = (0..20).map(|n| format!("r{n}")).collect();
+    let owners: Vec<&str> = owners.iter().map(String::as_str).collect();
+    let mut play = shared(&owners);
+    play.run("o > HLEN k -> 41");
+    for owner in owners {
+        play.run(&format!(
+            "o > HGET k {owner} -> '1' \n {owner} > LOCK.RELEASE k {owner} -> 1"
+        ));
     }
-    assert_eq!(client.int("EXISTS k"), 0);
+    play.run("o > EXISTS k -> 0");
 }
 
+/// Not even one that would not wait gets past the writer.
 #[test]
 fn a_writer_behind_readers_goes_before_the_readers_behind_it() {
-    let server = TestServer::start();
-    let mut observer = server.client();
-    let mut first = clients(&server, 3, |n| format!("LOCK.ACQUIRE k r{n} {LONG} SHARED"));
-    let highest = tokens(&mut first).into_iter().max().unwrap();
-    let mut writer = server.client();
-    writer.send_and_block(&mut observer, &format!("LOCK.ACQUIRE k w {LONG} BLOCK 0"));
-    let mut later = clients(&server, 5, |n| {
-        format!("LOCK.ACQUIRE k l{n} {LONG} SHARED BLOCK 0")
-    });
-    server.await_blocked(6);
-    // Not even one that would not wait gets past the writer.
-    assert_eq!(observer.call("LOCK.ACQUIRE k newcomer SHARED"), nil());
-    for n in 0..3 {
-        server.await_blocked(6);
-        assert_eq!(observer.call(&format!("LOCK.RELEASE k r{n}")), int(1));
-    }
-    let written = token(&writer.reply());
-    assert!(written > highest);
-    server.await_blocked(5);
-    assert_eq!(writer.call("LOCK.RELEASE k w"), int(1));
-    assert!(tokens(&mut later).into_iter().min().unwrap() > written);
-    server.await_blocked(0);
+    shared(&["a", "b"]).run(
+        "w > LOCK.ACQUIRE k w BLOCKED -> ..
+        c > LOCK.ACQUIRE k c BLOCKED SHARED -> ..
+        d > LOCK.ACQUIRE k d BLOCKED SHARED -> ..
+        o > LOCK.ACQUIRE k newcomer SHARED -> null
+        a > LOCK.RELEASE k a -> 1
+        queue k = w c d
+        b > LOCK.RELEASE k b -> 1
+        w < W
+        queue k = c d
+        w > LOCK.RELEASE k w -> 1
+        c < C
+        d < D
+        queue k = nobody",
+    );
 }
 
+/// Nothing but the leaving tells the module of it.
 #[test]
 fn a_writer_that_leaves_the_queue_lets_the_readers_behind_it_in_at_once() {
-    let server = TestServer::start();
-    let mut observer = server.client();
-    observer.call(&format!("LOCK.ACQUIRE k r0 {LONG} SHARED"));
-    for way in [
-        "kill",
-        "unblock",
-        "unblock error",
-        "time-out",
-        "close",
-        "kill",
+    for (timeout_ms, leave) in [
+        (0, "o > CLIENT KILL ID $w -> 1"),
+        (0, "o > CLIENT UNBLOCK $w -> 1"),
+        (0, "o > CLIENT UNBLOCK $w ERROR -> 1"),
+        (0, "w closes"),
+        (1500, "w < null"),
     ] {
-        let mut writer = server.client();
-        let id = writer.int("CLIENT ID");
-        let timeout_ms = if way == "time-out" { 1500 } else { 0 };
-        writer.send_and_block(
-            &mut observer,
-            &format!("LOCK.ACQUIRE k w BLOCK {timeout_ms}"),
-        );
-        let mut reader = server.client();
-        reader.send_and_block(&mut observer, "LOCK.ACQUIRE k r1 SHARED BLOCK 0");
-        match way {
-            "kill" => observer.call(&format!("CLIENT KILL ID {id}")),
-            "unblock" => observer.call(&format!("CLIENT UNBLOCK {id}")),
-            "unblock error" => observer.call(&format!("CLIENT UNBLOCK {id} ERROR")),
-            "close" => {
-                drop(writer);
-                nil()
-            }
-            _ => writer.reply(),
-        };
-        // Nothing but the leaving tells the module of it.
-        token(&reader.reply());
-        assert_eq!(reader.call("LOCK.RELEASE k r1"), int(1));
+        shared(&["a"]).run(&format!(
+            "w > LOCK.ACQUIRE k w BLOCK {timeout_ms} -> ..
+            b > LOCK.ACQUIRE k b SHARED BLOCK 0 -> ..
+            {leave}
+            b < token"
+        ));
     }
 }
 
+/// The limit of the second is three, whoever else would come in.
 #[test]
 fn one_release_lets_in_all_who_may_come_in_together_and_no_more() {
-    let server = TestServer::start();
-    let mut observer = server.client();
-    observer.call(&format!("LOCK.ACQUIRE k w {LONG}"));
-    let mut waiters = Vec::new();
-    for mode in ["SHARED", "LIMIT 3", "SHARED", "SHARED", "LIMIT 2"] {
-        let mut client = server.client();
-        let n = waiters.len();
-        let command = format!("LOCK.ACQUIRE k o{n} {LONG} {mode} BLOCK 0");
-        client.send_and_block(&mut observer, &command);
-        waiters.push(client);
-    }
-    assert_eq!(observer.call("LOCK.RELEASE k w"), int(1));
-    // The limit of the second is three, whoever else would come in.
-    tokens(&mut waiters[..3]);
-    server.await_blocked(2);
-    assert_eq!(observer.call("LOCK.RELEASE k o1"), int(1));
-    tokens(&mut waiters[3..4]);
-    server.await_blocked(1);
-    for n in [0, 2] {
-        server.await_blocked(1);
-        assert_eq!(observer.call(&format!("LOCK.RELEASE k o{n}")), int(1));
-    }
-    tokens(&mut waiters[4..]);
+    Play::held().run(
+        "a > LOCK.ACQUIRE k a BLOCKED SHARED -> ..
+        b > LOCK.ACQUIRE k b BLOCKED LIMIT 3 -> ..
+        c > LOCK.ACQUIRE k c BLOCKED SHARED -> ..
+        d > LOCK.ACQUIRE k d BLOCKED SHARED -> ..
+        e > LOCK.ACQUIRE k e BLOCKED LIMIT 2 -> ..
+        h > LOCK.RELEASE k h -> 1
+        a < token
+        b < token
+        c < token
+        queue k = d e
+        o > LOCK.RELEASE k b -> 1
+        d < token
+        o > LOCK.RELEASE k a -> 1
+        queue k = e
+        o > LOCK.RELEASE k c -> 1
+        e < token",
+    );
 }
 
 #[test]
@@ -225,138 +184,98 @@ fn the_sixth_of_five_permits_comes_when_the_first_lease_ends() {
 
 #[test]
 fn a_changed_limit_is_judged_by_the_stricter() {
-    let server = TestServer::start();
-    let mut client = server.client();
-    for n in 0..3 {
-        client.int(&format!("LOCK.ACQUIRE k p{n} LIMIT 5"));
-    }
-    assert_eq!(client.call("LOCK.ACQUIRE k strict LIMIT 3"), nil());
-    client.int("LOCK.ACQUIRE k strict LIMIT 4");
-    assert_eq!(client.call("LOCK.ACQUIRE k loose LIMIT 9"), nil());
-    assert_eq!(client.call("LOCK.ACQUIRE k loose SHARED"), nil());
-    assert_eq!(client.call("LOCK.RELEASE k strict"), int(1));
-    client.int("LOCK.ACQUIRE k loose SHARED");
+    Play::start().run(
+        "o > LOCK.ACQUIRE k a LIMIT 5 -> token
+        o > LOCK.ACQUIRE k b LIMIT 5 -> token
+        o > LOCK.ACQUIRE k c LIMIT 5 -> token
+        o > LOCK.ACQUIRE k strict LIMIT 3 -> null
+        o > LOCK.ACQUIRE k strict LIMIT 4 -> token
+        o > LOCK.ACQUIRE k loose LIMIT 9 -> null
+        o > LOCK.ACQUIRE k loose SHARED -> null
+        o > LOCK.RELEASE k strict -> 1
+        o > LOCK.ACQUIRE k loose SHARED -> token",
+    );
 }
 
 #[test]
 fn a_limit_of_one_is_an_exclusive_lock() {
-    let server = TestServer::start();
-    let mut client = server.client();
-    let token = client.int("LOCK.ACQUIRE k a LIMIT 1");
-    let expected = [
-        ("@fence".to_owned(), token.to_string()),
-        ("a".to_owned(), "1".to_owned()),
-    ];
-    assert_eq!(client.hash("k"), expected);
-    assert_eq!(client.call("LOCK.ACQUIRE k b SHARED"), nil());
+    Play::start().run(
+        "o > LOCK.ACQUIRE k a LIMIT 1 -> A
+        o > HLEN k -> 2
+        o > HGET k a -> '1'
+        o > HGET k @fence -> '$A'
+        o > LOCK.ACQUIRE k b SHARED -> null",
+    );
 }
 
 #[test]
 fn a_writer_reenters_as_a_reader_and_keeps_the_lock_to_itself() {
-    let server = TestServer::start();
-    let mut client = server.client();
-    let token = client.int("LOCK.ACQUIRE k w");
-    for mode in ["SHARED", "LIMIT 7", ""] {
-        assert_eq!(
-            client.call(format!("LOCK.ACQUIRE k w {mode}").trim()),
-            int(token)
-        );
-    }
-    assert_eq!(client.call("LOCK.ACQUIRE k r SHARED"), nil());
-    assert_eq!(client.call("LOCK.RELEASE k w HOLD 4"), int(0));
-    assert_eq!(client.call("LOCK.RELEASE k w ALL"), int(1));
+    Play::held().run(
+        "h > LOCK.ACQUIRE k h SHARED -> H
+        h > LOCK.ACQUIRE k h LIMIT 7 -> H
+        h > LOCK.ACQUIRE k h -> H
+        o > LOCK.ACQUIRE k r SHARED -> null
+        h > LOCK.RELEASE k h HOLD 4 -> 0
+        h > LOCK.RELEASE k h ALL -> 1",
+    );
 }
 
 #[test]
 fn a_reader_that_asks_to_write_is_refused_at_once_and_keeps_reading() {
-    let server = TestServer::start();
-    let mut client = server.client();
-    client.int("LOCK.ACQUIRE k r SHARED");
-    client.int("LOCK.ACQUIRE k p LIMIT 4");
-    let before = client.hash("k");
-    for command in [
-        "LOCK.ACQUIRE k r",
-        "LOCK.ACQUIRE k r BLOCK 0",
-        "LOCK.ACQUIRE k r LIMIT 1000",
-        "LOCK.ACQUIRE k p LIMIT 3",
-    ] {
-        let error = client.error(command);
-        assert!(error.starts_with("UPGRADE "), "{command}: {error}");
+    let mut play = Play::start();
+    play.run("o > LOCK.ACQUIRE k r SHARED -> R \n o > LOCK.ACQUIRE k p LIMIT 4 -> P");
+    let before = play.client("o").hash("k");
+    for request in ["r", "r BLOCK 0", "r LIMIT 1000", "p LIMIT 3"] {
+        play.run(&format!("o > LOCK.ACQUIRE k {request} -> !UPGRADE"));
     }
-    assert_eq!(client.hash("k"), before);
-    client.int("LOCK.ACQUIRE k p SHARED");
+    assert_eq!(play.client("o").hash("k"), before);
+    play.run("o > LOCK.ACQUIRE k p SHARED -> P");
 }
 
 #[test]
 fn a_permit_is_reentrant_fenced_and_safe_to_resend() {
-    let server = TestServer::start();
-    let mut client = server.client();
-    let other = client.int(&format!("LOCK.ACQUIRE k other {LONG} SHARED"));
-    let token = client.int("LOCK.ACQUIRE k a SHARED HOLD 1");
-    assert!(token > other);
-    for command in [
-        "LOCK.ACQUIRE k a SHARED HOLD 1",
-        "LOCK.ACQUIRE k a SHARED HOLD 2",
-    ] {
-        assert_eq!(client.call(command), int(token));
-    }
-    assert_eq!(client.call("HGET k a"), text("2"));
-    assert_eq!(
-        client.call(&format!("LOCK.RELEASE k a FENCE {other}")),
-        nil()
+    shared(&["other", "a"]).run(
+        "a > LOCK.ACQUIRE k a SHARED HOLD 1 -> T2
+        a > LOCK.ACQUIRE k a SHARED HOLD 2 -> T2
+        a > HGET k a -> '2'
+        a > LOCK.RELEASE k a FENCE $T1 -> null
+        a > LOCK.RENEW k a FENCE $T1 -> 0
+        a > LOCK.RENEW k a FENCE $T2 LEASE 5000 -> 1
+        a > LOCK.RELEASE k a HOLD 2 -> 0
+        a > LOCK.RELEASE k a HOLD 2 -> 0
+        a > LOCK.RELEASE k a HOLD 1 -> 1
+        a > LOCK.RELEASE k a HOLD 1 -> 1
+        a > HGET k other -> '1'
+        a > LOCK.ACQUIRE k a SHARED -> T3",
     );
-    assert_eq!(
-        client.call(&format!("LOCK.RENEW k a FENCE {other}")),
-        int(0)
-    );
-    assert_eq!(
-        client.call(&format!("LOCK.RENEW k a FENCE {token} LEASE 5000")),
-        int(1)
-    );
-    for _ in 0..2 {
-        assert_eq!(client.call("LOCK.RELEASE k a HOLD 2"), int(0));
-    }
-    for _ in 0..2 {
-        assert_eq!(client.call("LOCK.RELEASE k a HOLD 1"), int(1));
-    }
-    assert_eq!(client.call("HGET k other"), text("1"));
-    assert!(client.int("LOCK.ACQUIRE k a SHARED") > token);
 }
 
 #[test]
 fn foreign_commands_on_a_shared_lock_let_waiters_in_and_strangers_never() {
-    let server = TestServer::start();
-    let mut client = server.client();
-    let hold = |client: &mut Client| {
-        client.int(&format!("LOCK.ACQUIRE k r1 {LONG} SHARED"));
-        client.int(&format!("LOCK.ACQUIRE k r2 {LONG} SHARED"))
-    };
     for free in [
         "DEL k",
         "PEXPIRE k 1",
-        "HDEL k r1 r2",
+        "HDEL k a b",
         "RENAME k elsewhere",
         "FLUSHALL",
     ] {
-        client.call("FLUSHALL");
-        let newest = hold(&mut client);
-        let mut waiter = server.client();
-        waiter.send_and_block(&mut client, "LOCK.ACQUIRE k w BLOCK 0");
-        client.call(free);
-        assert!(token(&waiter.reply()) > newest, "{free}");
-        assert_eq!(client.hash("k").len(), 2, "{free} leaves nothing behind");
+        shared(&["a", "b"]).run(&format!(
+            "w > LOCK.ACQUIRE k w BLOCK 0 -> ..
+            o > {free}
+            w < W
+            o > HLEN k -> 2"
+        ));
     }
-    client.call("FLUSHALL");
-    hold(&mut client);
-    client.call("HDEL k r1");
-    assert_eq!(client.call("LOCK.RELEASE k r1"), nil());
-    assert_eq!(client.call("LOCK.RELEASE k r2"), int(1));
-    for broken in ["HSET k stranger 1", "HSET k @permit:r1 x", "HSET k r1 x"] {
-        client.call("DEL k");
-        hold(&mut client);
-        client.call(broken);
-        let error = client.error("LOCK.ACQUIRE k a SHARED");
-        assert!(error.starts_with("NOTALOCK "), "{broken}: {error}");
+    shared(&["a", "b"]).run(
+        "o > HDEL k a
+        a > LOCK.RELEASE k a -> null
+        b > LOCK.RELEASE k b -> 1",
+    );
+    for broken in ["HSET k stranger 1", "HSET k @permit:a x", "HSET k a x"] {
+        shared(&["a", "b"]).run(&format!(
+            "o > {broken}
+            o > LOCK.ACQUIRE k c SHARED -> !NOTALOCK"
+        ));
     }
 }
 
@@ -395,18 +314,13 @@ fn the_replica_and_the_aof_hold_the_same_permits() {
 fn who_enters_again_keeps_the_lock_after_a_foreign_expiry() {
     for mode in ["SHARED", "LIMIT 3"] {
         for (first_ms, again_ms) in [(60_000, 60_000), (60_000, 20_000), (20_000, 60_000)] {
-            let server = TestServer::start();
-            let mut client = server.client();
-            let first = format!("LOCK.ACQUIRE k a LEASE {first_ms} {mode}");
-            let token = client.int(&first);
-            assert_eq!(client.int("PEXPIRE k 5000"), 1);
-            let again = format!("LOCK.ACQUIRE k a LEASE {again_ms} {mode}");
-            assert_eq!(client.int(&again), token);
-            let ttl = client.int("PTTL k");
-            assert!(
-                ttl > again_ms - 10_000,
-                "{first}, {again}: ends in {ttl} ms"
-            );
+            let least = again_ms - 10_000;
+            Play::start().run(&format!(
+                "o > LOCK.ACQUIRE k a LEASE {first_ms} {mode} -> A
+                o > PEXPIRE k 5000 -> 1
+                o > LOCK.ACQUIRE k a LEASE {again_ms} {mode} -> A
+                o > PTTL k -> {least}.."
+            ));
         }
     }
 }
@@ -431,27 +345,20 @@ fn the_servers_renewal_keeps_a_permit_after_a_foreign_expiry() {
     }
 }
 
+/// Who holds it stays, and nobody comes in while there are as many as may be.
 #[test]
 fn a_lock_has_no_more_holders_than_it_may() {
-    let server = TestServer::start();
-    let mut client = server.client();
-    client.call("CONFIG SET lock.max-holders 2");
-    let refused = client.error("LOCK.ACQUIRE k a LIMIT 3");
-    assert_eq!(
-        refused,
-        "ERR LIMIT is greater than lock.max-holders; ask for less"
+    let mut play = shared(&["a", "b"]);
+    play.run(
+        "o > CONFIG SET lock.max-holders 2
+        o > LOCK.ACQUIRE k c LIMIT 3 -> !ERR LIMIT is greater than lock.max-holders; ask for less
+        o > LOCK.ACQUIRE k c SHARED -> null
+        c > LOCK.ACQUIRE k c BLOCKED SHARED -> ..
+        o > CONFIG SET lock.max-holders 1
+        b > LOCK.RENEW k b -> 1
+        a > LOCK.RELEASE k a -> 1
+        queue k = c
+        b > LOCK.RELEASE k b -> 1
+        c < token",
     );
-    token(&client.call("LOCK.ACQUIRE k a SHARED LEASE 600000"));
-    token(&client.call("LOCK.ACQUIRE k b SHARED LEASE 600000"));
-    assert_eq!(client.call("LOCK.ACQUIRE k c SHARED"), nil());
-    let mut waiter = server.client();
-    waiter.send("LOCK.ACQUIRE k c SHARED LEASE 600000 BLOCK 0");
-    server.await_blocked(1);
-    // Who holds it stays, and nobody comes in while there are as many as may be.
-    client.call("CONFIG SET lock.max-holders 1");
-    assert_eq!(client.call("LOCK.RENEW k b"), int(1));
-    assert_eq!(client.call("LOCK.RELEASE k a"), int(1));
-    assert_eq!(server.info("blocked_clients"), 1);
-    assert_eq!(client.call("LOCK.RELEASE k b"), int(1));
-    token(&waiter.reply());
 }

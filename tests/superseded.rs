@@ -1,140 +1,103 @@
 //! One request at a time: a later one of the same owner takes the earlier one over.
 
 use redis::Value;
-use redis_lock_testing::scene::{
-    await_gone, await_replicas, await_waiting, configure, settle, transaction, waiting,
-};
-use redis_lock_testing::{Client, LONG, Subscriber, TestServer, eventually, int, nil, text, token};
+use redis_lock_testing::Play;
 
-/// A server on which `holder` has the lock `k`, `a` waits for it by a client of its own,
+/// On a server on which `h` has the lock `k`, `a` waits for it by a client of its own,
 /// and `b` behind it.
-struct Scene {
-    server: TestServer,
-    observer: Client,
-    earlier: Client,
-    later: Client,
-    behind: Client,
+#[track_caller]
+fn lined_up() -> Play {
+    let mut play = Play::held();
+    play.run(
+        "a > LOCK.ACQUIRE k a BLOCKED -> ..
+        b > LOCK.ACQUIRE k b BLOCKED -> ..",
+    );
+    play
 }
 
-impl Scene {
-    fn new() -> Self {
-        let server = TestServer::start();
-        let mut scene = Self {
-            observer: server.client(),
-            earlier: server.client(),
-            later: server.client(),
-            behind: server.client(),
-            server,
-        };
-        let observer = &mut scene.observer;
-        observer.int(&format!("LOCK.ACQUIRE k holder {LONG}"));
-        scene
-            .earlier
-            .send_and_block(observer, &format!("LOCK.ACQUIRE k a {LONG} BLOCK 0"));
-        scene
-            .behind
-            .send_and_block(observer, &format!("LOCK.ACQUIRE k b {LONG} BLOCK 0"));
-        scene
-    }
-
-    fn ears(&self) -> Subscriber {
-        self.server.subscriber("ch")
-    }
-
-    /// Whether the earlier request is told that it is superseded.
-    #[track_caller]
-    fn assert_superseded(&mut self) {
-        let error = self.earlier.reply_error();
-        assert!(error.starts_with("SUPERSEDED "), "{error}");
-        assert_eq!(self.observer.info("lock_superseded"), 1);
-    }
-
-    /// The owner asks again, by another client.
-    fn ask_again(&mut self, options: &str) {
-        self.later
-            .send(&format!("LOCK.ACQUIRE k a {LONG} {options}"));
-    }
-
-    fn release(&mut self) {
-        assert_eq!(self.observer.call("LOCK.RELEASE k holder"), int(1));
-    }
-
-    /// The owner has this many holds, and its last release passes the lock on.
-    #[track_caller]
-    fn assert_held(&mut self, holds: i64) {
-        let held = self.observer.call("HGET k a");
-        assert_eq!(held, text(holds.to_string()));
-        assert_eq!(waiting(&mut self.observer, "k"), 1);
-        assert_eq!(self.observer.call("LOCK.RELEASE k a ALL"), int(1));
-        token(&self.behind.reply());
-    }
+#[track_caller]
+fn check(lines: &str) -> Play {
+    let mut play = lined_up();
+    play.run(lines);
+    play
 }
 
+/// `a` has this many holds, and its last release passes the lock on.
+#[track_caller]
+fn assert_held(play: &mut Play, holds: i64) {
+    play.run(&format!(
+        "h > HGET k a -> '{holds}'
+        queue k = b
+        h > LOCK.RELEASE k a ALL -> 1
+        b < token"
+    ));
+}
+
+/// Nor does the end of the earlier client take anything.
 #[test]
 fn a_later_wait_has_the_position_and_the_earlier_one_is_told() {
-    let mut scene = Scene::new();
-    scene.ask_again("BLOCK 0");
-    scene.assert_superseded();
-    assert_eq!(waiting(&mut scene.observer, "k"), 2);
-    scene.release();
-    token(&scene.later.reply());
-    scene.assert_held(1);
+    for session in ["", "SESSION"] {
+        let mut play = check(&format!(
+            "later > LOCK.ACQUIRE k a BLOCKED {session} -> ..
+            a < !SUPERSEDED
+            lock_superseded = 1
+            queue k = a b
+            h > LOCK.RELEASE k h -> 1
+            later < token
+            a closes
+            settled"
+        ));
+        assert_held(&mut play, 1);
+    }
 }
 
 #[test]
 fn a_later_wait_in_another_mode_goes_to_the_end() {
-    let mut scene = Scene::new();
-    scene.ask_again("BLOCK 0 SHARED");
-    scene.assert_superseded();
-    scene.release();
-    token(&scene.behind.reply());
-    assert_eq!(scene.observer.call("LOCK.RELEASE k b"), int(1));
-    token(&scene.later.reply());
+    check(
+        "later > LOCK.ACQUIRE k a BLOCKED SHARED -> ..
+        a < !SUPERSEDED
+        h > LOCK.RELEASE k h -> 1
+        b < token
+        h > LOCK.RELEASE k b -> 1
+        later < token",
+    );
 }
 
 #[test]
 fn what_gets_no_token_at_once_leaves_the_earlier_one_as_it_is() {
-    let mut scene = Scene::new();
-    let tries = format!("LOCK.ACQUIRE k a {LONG}");
-    assert_eq!(scene.later.call(&tries), nil());
-    for misfit in ["BLOCK 0 HOLD 2", "QUEUE 1000 ch HOLD 2"] {
-        let error = scene.later.error(&format!("{tries} {misfit}"));
-        assert!(
-            error.starts_with("HOLDCOUNT ") || error.starts_with("ERR "),
-            "{error}"
-        );
-    }
-    assert_eq!(waiting(&mut scene.observer, "k"), 2);
-    assert_eq!(scene.observer.info("lock_superseded"), 0);
-    scene.release();
-    token(&scene.earlier.reply());
-    scene.assert_held(1);
+    let mut play = check(
+        "later > LOCK.ACQUIRE k a LONG -> null
+        later > LOCK.ACQUIRE k a BLOCKED HOLD 2 -> !HOLDCOUNT
+        later > LOCK.ACQUIRE k a PLACED HOLD 2 -> !HOLDCOUNT
+        queue k = a b
+        lock_superseded = 0
+        h > LOCK.RELEASE k h -> 1
+        a < token",
+    );
+    assert_held(&mut play, 1);
 }
 
+/// The server tells the module of `DEL` in the same turn.
 #[test]
 fn a_later_request_is_granted_in_the_stead_of_the_one_that_waits() {
-    let mut scene = Scene::new();
-    // The server tells the module of it in the same turn.
-    let tries = format!("LOCK.ACQUIRE k a {LONG}");
-    let replies = transaction(&mut scene.later, &["DEL k", &tries]);
-    token(&replies[1]);
-    scene.assert_superseded();
-    scene.assert_held(1);
+    let mut play = check(
+        "later >> DEL k | LOCK.ACQUIRE k a LONG -> 1 | token
+        a < !SUPERSEDED",
+    );
+    assert_held(&mut play, 1);
 }
 
 /// On Redis 7.4 and later the earlier client is told at the end of the turn. Before, its
 /// token is in its output buffer by then, and the later request is a re-entry.
 #[test]
 fn what_was_granted_in_the_same_turn_is_told_once_or_counts_twice() {
-    for (options, told_twice) in [("", 2), (" HOLD 1", 1)] {
-        let mut scene = Scene::new();
-        let again = format!("LOCK.ACQUIRE k a {LONG}{options}");
-        let turn = ["LOCK.RELEASE k holder", &again];
-        let replies = transaction(&mut scene.later, &turn);
-        let told = token(&replies[1]);
-        let holds = match scene.earlier.reply() {
+    for (options, told_twice) in [("", 2), ("HOLD 1", 1)] {
+        let mut play = check(&format!(
+            "later >> LOCK.RELEASE k h | LOCK.ACQUIRE k a LONG {options} -> 1 | A"
+        ));
+        let holds = match play.client("a").reply() {
             Value::Int(first) => {
-                assert_eq!(first, told);
+                assert_eq!(first, play.token("A"));
                 told_twice
             }
             Value::ServerError(error) => {
@@ -143,163 +106,112 @@ fn what_was_granted_in_the_same_turn_is_told_once_or_counts_twice() {
             }
             other => panic!("{other:?}"),
         };
-        scene.assert_held(holds);
-    }
-}
-
-#[test]
-fn the_end_of_an_earlier_client_takes_nothing_from_the_later_one() {
-    for options in ["", " SESSION"] {
-        let mut scene = Scene::new();
-        scene.ask_again(&format!("BLOCK 0{options}"));
-        scene.assert_superseded();
-        scene.release();
-        token(&scene.later.reply());
-        drop(std::mem::replace(&mut scene.earlier, scene.server.client()));
-        settle(&scene.server);
-        scene.assert_held(1);
+        assert_held(&mut play, holds);
     }
 }
 
 #[test]
 fn a_place_is_told_on_its_old_channel_unless_that_is_the_new_one() {
-    for (then, is_told) in [
-        ("QUEUE 600000 ch", false),
-        ("QUEUE 600000 other", true),
-        ("BLOCK 0", true),
+    for (asks, told, granted) in [
+        ("PLACED -> 0", "nothing", "ears heard c"),
+        (
+            "LONG QUEUE 600000 other -> 0",
+            "c !SUPERSEDED",
+            "others heard c",
+        ),
+        ("BLOCKED -> ..", "c !SUPERSEDED", "later <"),
     ] {
-        let scene = Scene::new();
-        let mut ears = scene.ears();
-        let mut others = scene.server.subscriber("other");
-        let (mut later, mut observer) = (scene.later, scene.observer);
-        let asks = |options: &str| format!("LOCK.ACQUIRE k c {LONG} {options}");
-        assert_eq!(observer.call(&asks("QUEUE 600000 ch")), int(0));
-        later.send(&asks(then));
-        if then != "BLOCK 0" {
-            assert_eq!(later.reply(), int(0));
-        }
-        if is_told {
-            let told = ears.told();
-            assert!(told.result.starts_with("-SUPERSEDED "), "{told:?}");
-        }
-        await_waiting(&mut observer, "k", 3);
-        for owner in ["holder", "a", "b"] {
-            assert_eq!(observer.call(&format!("LOCK.RELEASE k {owner}")), int(1));
-        }
-        match then {
-            "BLOCK 0" => _ = token(&later.reply()),
-            "QUEUE 600000 ch" => _ = ears.granted("c"),
-            _ => _ = others.granted("c"),
-        }
+        check(&format!(
+            "others hears other
+            h > LOCK.ACQUIRE k c PLACED -> 0
+            later > LOCK.ACQUIRE k c {asks}
+            ears heard {told}
+            queue k = a b c
+            h > LOCK.RELEASE k h -> 1
+            h > LOCK.RELEASE k a -> 1
+            h > LOCK.RELEASE k b -> 1
+            {granted} token"
+        ));
     }
 }
 
 #[test]
 fn a_place_takes_a_blocked_wait_over() {
-    let mut scene = Scene::new();
-    let mut ears = scene.ears();
-    let place = format!("LOCK.ACQUIRE k a {LONG} QUEUE 600000 ch");
-    assert_eq!(scene.later.call(&place), int(0));
-    scene.assert_superseded();
-    scene.release();
-    let fence = ears.granted("a");
-    let claim = format!("LOCK.RENEW k a {LONG} FENCE {fence}");
-    assert_eq!(ears.call(&claim), int(1));
-    scene.assert_held(1);
+    let mut play = check(
+        "later > LOCK.ACQUIRE k a PLACED -> 0
+        a < !SUPERSEDED
+        h > LOCK.RELEASE k h -> 1
+        ears heard a A
+        ears > LOCK.RENEW k a LONG FENCE $A -> 1",
+    );
+    assert_held(&mut play, 1);
 }
 
+/// Who names a token speaks of a hold.
 #[test]
 fn a_release_of_an_owner_that_holds_nothing_gives_its_wait_up() {
-    for (options, reply) in [("", nil()), (" ALL", nil()), (" HOLD 1", int(1))] {
-        let mut scene = Scene::new();
-        let release = format!("LOCK.RELEASE k a{options}");
-        // Who names a token speaks of a hold.
-        if options.is_empty() {
-            assert_eq!(scene.later.call("LOCK.RELEASE k a FENCE 1"), nil());
-        }
-        assert_eq!(waiting(&mut scene.observer, "k"), 2);
-        assert_eq!(scene.later.call(&release), reply);
-        assert_eq!(scene.earlier.reply(), nil());
-        assert_eq!(waiting(&mut scene.observer, "k"), 1);
-        scene.release();
-        token(&scene.behind.reply());
+    for (options, reply) in [("", "null"), ("ALL", "null"), ("HOLD 1", "1")] {
+        check(&format!(
+            "later > LOCK.RELEASE k a FENCE 1 -> null
+            queue k = a b
+            later > LOCK.RELEASE k a {options} -> {reply}
+            a < null
+            queue k = b
+            h > LOCK.RELEASE k h -> 1
+            b < token"
+        ));
     }
 }
 
-/// What replicas have not acknowledged is not told, so a later request has it.
+/// What replicas have not acknowledged is not told, so a later request has it. The end of
+/// the earlier one's connection takes nothing from the later one.
 #[test]
 fn a_grant_that_is_withheld_passes_with_its_token() {
-    let server = TestServer::start();
-    let replica = server.replica(true);
-    let (mut observer, mut earlier, mut later) =
-        (server.client(), server.client(), server.client());
-    await_replicas(&mut observer, 1);
-    configure(&mut observer, "min-replicas", 1);
-    configure(&mut observer, "replicas-timeout", 600_000);
-    for (options, holds) in [("", 1), (" HOLD 1", 1)] {
-        let asks = format!("LOCK.ACQUIRE k a {LONG}{options}");
-        replica.stop();
-        earlier.send_and_block(&mut observer, &asks);
-        let written = observer.call("HGET k @fence");
-        let superseded = observer.info("lock_superseded");
-        later.send(&asks);
-        eventually("the later request to be taken", || {
-            observer.info("lock_superseded") == superseded + 1
-        });
-        assert!(earlier.reply_error().starts_with("SUPERSEDED "));
-        // The end of the earlier one's connection takes nothing from the later one.
-        let id = earlier.int("CLIENT ID");
-        drop(std::mem::replace(&mut earlier, server.client()));
-        await_gone(&mut observer, id);
-        replica.go_on();
-        assert_eq!(text(token(&later.reply()).to_string()), written);
-        assert_eq!(observer.call("HGET k a"), text(i64::to_string(&holds)));
-        later.send("LOCK.RELEASE k a ALL");
-        assert_eq!(later.reply(), int(1));
+    for options in ["", "HOLD 1"] {
+        let mut play = Play::acknowledged();
+        let asks = format!("LOCK.ACQUIRE k a LONG {options} -> ..");
+        play.run(&format!("r stops \n a > {asks}"));
+        let written = play.client("o").bulk("HGET k @fence");
+        play.run(&format!(
+            "later > {asks}
+            a < !SUPERSEDED
+            a closes
+            r goes on
+            later < {written}
+            o > HGET k a -> '1'
+            later > LOCK.RELEASE k a ALL -> 1"
+        ));
     }
 }
 
 /// Neither of them was told, so nothing is left of them.
 #[test]
 fn a_later_request_that_is_not_acknowledged_gives_back_what_it_took_over() {
-    let server = TestServer::start();
-    let replica = server.replica(true);
-    let (mut observer, mut earlier, mut later) =
-        (server.client(), server.client(), server.client());
-    await_replicas(&mut observer, 1);
-    configure(&mut observer, "min-replicas", 1);
-    configure(&mut observer, "replicas-timeout", 600_000);
-    let id = later.int("CLIENT ID");
-    replica.stop();
-    let asks = format!("LOCK.ACQUIRE k a {LONG}");
-    earlier.send_and_block(&mut observer, &asks);
-    later.send(&asks);
-    assert!(earlier.reply_error().starts_with("SUPERSEDED "));
-    assert_eq!(observer.int(&format!("CLIENT UNBLOCK {id}")), 1);
-    assert!(later.reply_error().starts_with("NOREPLICAS "));
-    replica.go_on();
-    settle(&server);
-    assert_eq!(observer.call("EXISTS k"), int(0));
+    Play::acknowledged().run(
+        "r stops
+        a > LOCK.ACQUIRE k a LONG -> ..
+        later > LOCK.ACQUIRE k a LONG -> ..
+        a < !SUPERSEDED
+        o > CLIENT UNBLOCK $later -> 1
+        later < !NOREPLICAS
+        r goes on
+        settled
+        o > EXISTS k -> 0",
+    );
 }
 
 /// Whether the release ends the hold, or its lease has ended it.
 #[test]
 fn a_release_answers_a_grant_that_is_withheld() {
-    let server = TestServer::start();
-    let replica = server.replica(true);
-    let (mut observer, mut asks) = (server.client(), server.client());
-    await_replicas(&mut observer, 1);
-    configure(&mut observer, "min-replicas", 1);
-    configure(&mut observer, "replicas-timeout", 600_000);
-    replica.stop();
-    for (lease, reply) in [("600000", int(1)), ("1", nil())] {
-        let acquire = format!("LOCK.ACQUIRE k a LEASE {lease}");
-        asks.send_and_block(&mut observer, &acquire);
-        if lease == "1" {
-            eventually("its lease is over", || observer.int("EXISTS k") == 0);
-        }
-        assert_eq!(observer.call("LOCK.RELEASE k a"), reply);
-        assert_eq!(asks.reply(), nil());
+    for (lease_ms, reply) in [(600_000, "1"), (1, "null")] {
+        let is_held = i64::from(lease_ms > 1);
+        Play::acknowledged().run(&format!(
+            "r stops
+            a > LOCK.ACQUIRE k a LEASE {lease_ms} -> ..
+            until o > EXISTS k -> {is_held}
+            o > LOCK.RELEASE k a -> {reply}
+            a < null
+            r goes on"
+        ));
     }
-    replica.go_on();
 }

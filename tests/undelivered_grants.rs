@@ -1,78 +1,24 @@
 //! Grants that could not be told: what they added is taken back, and nothing else.
 
 use redis::Value;
-use redis_lock_testing::scene::{await_gone, await_waiting, settle, transaction, waiting};
-use redis_lock_testing::{Client, LONG, TestServer, int, nil, status, text, token};
+use redis_lock_testing::scene::{await_gone, await_waiting, settle};
+use redis_lock_testing::{LONG, Play, TestServer, int, status, text, token};
 
-/// A lock that somebody holds, requests of one owner in its queue, and another
-/// owner behind them.
-struct Scene {
-    server: TestServer,
-    observer: Client,
-    requests: Vec<Client>,
-    ids: Vec<i64>,
-    next: Client,
+/// `h` holds `k`, `a` waits for it with these options, and `next` behind that.
+#[track_caller]
+fn lined_up(options: &str) -> Play {
+    let mut play = Play::held();
+    play.run(&format!(
+        "a > LOCK.ACQUIRE k a BLOCKED {options} -> ..
+        next > LOCK.ACQUIRE k next BLOCKED -> .."
+    ));
+    play
 }
 
-impl Scene {
-    /// The options of each request of the owner.
-    fn set(options: &[&str]) -> Self {
-        let server = TestServer::start();
-        let mut scene = Self {
-            observer: server.client(),
-            requests: Vec::new(),
-            ids: Vec::new(),
-            next: server.client(),
-            server,
-        };
-        let observer = &mut scene.observer;
-        observer.int(&format!("LOCK.ACQUIRE k before {LONG}"));
-        for (count, options) in (1..).zip(options) {
-            let mut client = scene.server.client();
-            scene.ids.push(client.int("CLIENT ID"));
-            let command = format!("LOCK.ACQUIRE k owner {LONG} BLOCK 0 {options}");
-            client.send(command.trim());
-            scene.requests.push(client);
-            await_waiting(observer, "k", count);
-        }
-        let command = format!("LOCK.ACQUIRE k next {LONG} BLOCK 0");
-        scene.next.send(&command);
-        let count = i64::try_from(options.len()).unwrap();
-        await_waiting(observer, "k", count + 1);
-        scene
-    }
-
-    /// Releases the lock, does the rest, and returns the replies to it, all in
-    /// one turn of the server.
-    #[track_caller]
-    fn release_and(&mut self, rest: &[&str]) -> Vec<Value> {
-        let turn = [&["LOCK.RELEASE k before"], rest].concat();
-        let mut replies = transaction(&mut self.observer, &turn);
-        assert_eq!(replies.remove(0), int(1));
-        settle(&self.server);
-        replies
-    }
-
-    fn kill(&self, nth: usize) -> String {
-        format!("CLIENT KILL ID {}", self.ids[nth])
-    }
-
-    /// The owner has this many holds, and the other one still waits.
-    #[track_caller]
-    fn assert_held(&mut self, holds: i64, what: &str) {
-        let holds = text(holds.to_string());
-        assert_eq!(self.observer.call("HGET k owner"), holds, "{what}");
-        assert_eq!(waiting(&mut self.observer, "k"), 1, "{what}");
-    }
-
-    /// The other one has the lock.
-    #[track_caller]
-    fn assert_passed_on(&mut self, what: &str) {
-        assert_eq!(self.observer.call("HGET k owner"), nil(), "{what}");
-        assert_eq!(self.observer.call("HGET k next"), text("1"), "{what}");
-        token(&self.next.reply());
-    }
-}
+const PASSED_ON: &str = "settled
+    o > HGET k a -> null
+    o > HGET k next -> '1'
+    next < token";
 
 #[test]
 fn one_who_resends_and_one_who_closes_its_socket_then() {
@@ -113,15 +59,13 @@ fn one_who_resends_and_one_who_closes_its_socket_then() {
 /// Another connection of the owner hears of the hold before its own is gone.
 #[test]
 fn a_hold_that_another_connection_was_told_of_stands() {
-    for command in [
-        "LOCK.ACQUIRE k owner LEASE 600000 HOLD 1",
-        "LOCK.RENEW k owner LEASE 600000",
-    ] {
-        let mut scene = Scene::set(&["HOLD 1"]);
-        let kill = scene.kill(0);
-        let replies = scene.release_and(&[command, &kill]);
-        assert!(matches!(replies[0], Value::Int(1..)), "{replies:?}");
-        scene.assert_held(1, command);
+    for command in ["ACQUIRE k a LONG HOLD 1", "RENEW k a LONG"] {
+        lined_up("HOLD 1").run(&format!(
+            "o >> LOCK.RELEASE k h | LOCK.{command} | CLIENT KILL ID $a -> 1 | token | 1
+            settled
+            o > HGET k a -> '1'
+            queue k = next"
+        ));
     }
 }
 
@@ -130,23 +74,26 @@ fn a_hold_that_another_connection_was_told_of_stands() {
 #[test]
 fn who_asks_after_the_waiter_has_gone_keeps_what_it_is_told_of() {
     for command in [
-        "LOCK.ACQUIRE k owner LEASE 600000 HOLD 1",
-        "LOCK.ACQUIRE k owner LEASE 600000",
-        "LOCK.ACQUIRE k owner LEASE 600000 HOLD 1 SESSION",
-        "LOCK.RENEW k owner LEASE 600000",
+        "ACQUIRE k a LONG HOLD 1",
+        "ACQUIRE k a LONG",
+        "ACQUIRE k a LONG HOLD 1 SESSION",
+        "RENEW k a LONG",
     ] {
         for options in ["HOLD 1", ""] {
-            let mut scene = Scene::set(&[options]);
-            let kill = scene.kill(0);
-            let replies = scene.release_and(&[&kill, command]);
-            match replies[1] {
-                Value::Nil | Value::Int(0) => scene.assert_passed_on(command),
-                _ => {
-                    let held = scene.observer.call("HEXISTS k owner");
-                    assert_eq!(held, int(1), "{command}: told, then taken");
-                    assert_eq!(waiting(&mut scene.observer, "k"), 1, "{command}");
-                }
+            let mut play = lined_up(options);
+            play.run("o sends MULTI | LOCK.RELEASE k h | CLIENT KILL ID $a");
+            play.run(&format!("o sends LOCK.{command} | EXEC"));
+            for reply in ["OK", "QUEUED", "QUEUED", "QUEUED"] {
+                play.run(&format!("o < {reply}"));
             }
+            let Value::Array(replies) = play.client("o").reply() else {
+                panic!("EXEC did not answer a list");
+            };
+            play.run(match replies[2] {
+                Value::Nil | Value::Int(0) => PASSED_ON,
+                // Told, and not taken.
+                _ => "settled \n o > HEXISTS k a -> 1 \n queue k = next",
+            });
         }
     }
 }
@@ -156,50 +103,34 @@ fn who_asks_after_the_waiter_has_gone_keeps_what_it_is_told_of() {
 #[test]
 fn one_told_in_a_long_script_keeps_the_lock_though_it_goes() {
     let server = TestServer::start_with(&["--busy-reply-threshold", "20"]);
-    let (mut observer, mut runner) = (server.client(), server.client());
-    let (mut leaves, mut next) = (server.client(), server.client());
-    observer.int(&format!("LOCK.ACQUIRE k before {LONG}"));
-    let id = leaves.int("CLIENT ID");
-    leaves.send(&format!("LOCK.ACQUIRE k leaves {LONG} BLOCK 0"));
-    await_waiting(&mut observer, "k", 1);
-    next.send(&format!("LOCK.ACQUIRE k next {LONG} BLOCK 0"));
-    await_waiting(&mut observer, "k", 2);
-    let script = b"local released = redis.call('LOCK.RELEASE', KEYS[1], 'before')
-        local function now()
-            local time = redis.call('TIME')
-            return time[1] + time[2] / 1000000
-        end
-        local start = now()
-        while now() - start < 1 do end
-        return released";
-    runner.send_words(&[b"EVAL", script, b"1", b"k"]);
-    let told = token(&leaves.reply());
-    drop(leaves);
-    assert_eq!(runner.reply(), int(1));
-    await_gone(&mut observer, id);
-    settle(&server);
-    assert_eq!(observer.call("HGET k leaves"), text("1"));
-    assert_eq!(observer.call("HGET k @fence"), text(told.to_string()));
-    assert_eq!(waiting(&mut observer, "k"), 1);
+    let script = "local released = redis.call('LOCK.RELEASE', 'k', 'h') \
+        local function now() local time = redis.call('TIME') return time[1] + time[2] / 1000000 end \
+        local start = now() while now() - start < 1 do end return released";
+    Play::on(server).and_held("").run(&format!(
+        "a > LOCK.ACQUIRE k a BLOCKED -> ..
+        next > LOCK.ACQUIRE k next BLOCKED -> ..
+        o sends EVAL \"{script}\" 0
+        a < A
+        a drops
+        o < 1
+        settled
+        o > HGET k a -> '1'
+        o > HGET k @fence -> '$A'
+        queue k = next"
+    ));
 }
 
 /// Redis 7.0 sends both replies to a client that is unblocked in the turn of its
-/// grant, so there the session is that client's.
+/// grant, so there the session is that client's. Else it lives on, and keeps nothing up.
 #[test]
 fn who_is_unblocked_with_an_error_has_no_session() {
-    let mut scene = Scene::set(&["SESSION"]);
-    let hears_both = scene.server.version() < (7, 2);
-    let unblock = format!("CLIENT UNBLOCK {} ERROR", scene.ids[0]);
-    scene.release_and(&[&unblock]);
-    if hears_both {
-        token(&scene.requests[0].reply());
-    }
-    assert!(scene.requests[0].reply_error().starts_with("UNBLOCKED "));
+    let mut play = lined_up("SESSION");
+    let hears_both = play.version() < (7, 2);
+    play.run("o >> LOCK.RELEASE k h | CLIENT UNBLOCK $a ERROR -> 1 | 1 \n settled");
     match hears_both {
-        true => scene.assert_held(1, "it has it"),
-        // It lives on, and keeps nothing up.
-        false => scene.assert_passed_on("it was told an error"),
-    }
+        true => play.run("a < token \n a < !UNBLOCKED \n o > HGET k a -> '1' \n queue k = next"),
+        false => play.run(&format!("a < !UNBLOCKED \n {PASSED_ON}")),
+    };
 }
 
 #[test]

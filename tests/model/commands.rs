@@ -326,35 +326,36 @@ impl Command {
     }
 
     /// What the run's summary files it under.
-    pub fn name(&self) -> &'static str {
+    pub fn name(&self) -> String {
         match self {
-            Self::Acquire { .. } => "LOCK.ACQUIRE",
-            Self::Release { .. } => "LOCK.RELEASE",
-            Self::Renew { .. } => "LOCK.RENEW",
-            Self::Break { .. } => "LOCK.BREAK",
-            Self::Guard { .. } => "LOCK.GUARD",
-            Self::Info(_) => "LOCK.INFO",
-            Self::List(_) => "LOCK.LIST",
-            Self::RedissonLock { .. } => "Redisson's lock",
-            Self::RedissonUnlock { .. } => "Redisson's unlock",
-            Self::Del(_) => "DEL",
-            Self::Unlink(_) => "UNLINK",
-            Self::Set(_) => "SET",
-            Self::Rename(..) => "RENAME",
-            Self::RenameNx(..) => "RENAMENX",
-            Self::Move(..) => "MOVE",
-            Self::CopyReplace { .. } => "COPY",
-            Self::Dump(_) => "DUMP",
-            Self::RestoreReplace { .. } => "RESTORE",
-            Self::Expire(..) => "EXPIRE",
-            Self::Pexpire(..) => "PEXPIRE",
-            Self::Persist(_) => "PERSIST",
-            Self::Hdel(..) => "HDEL",
-            Self::Hset(..) => "HSET",
-            Self::FlushDb => "FLUSHDB",
-            Self::FlushAll => "FLUSHALL",
-            Self::SwapDb => "SWAPDB",
-            Self::Kill { .. } | Self::KillEars { .. } => "CLIENT KILL",
+            Self::RedissonLock { .. } => "Redisson's lock".into(),
+            Self::RedissonUnlock { .. } => "Redisson's unlock".into(),
+            _ => String::from_utf8(self.words().remove(0)).unwrap(),
+        }
+    }
+
+    /// A renewal, or a claim.
+    pub fn renew(key: &'static str, owner: &'static str, lease: Option<Lease>) -> Self {
+        Self::Renew {
+            key,
+            owner,
+            lease,
+            fence: None,
+        }
+    }
+
+    /// A request to share a lock, which does not wait.
+    pub fn share(key: &'static str, owner: &'static str, lease: Lease) -> Self {
+        Self::Acquire {
+            key,
+            request: Request {
+                owner,
+                lease: Some(lease),
+                hold: None,
+                mode: Mode::Shared,
+                session: false,
+            },
+            patience: Patience::None,
         }
     }
 }

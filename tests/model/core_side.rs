@@ -464,9 +464,8 @@ impl CoreSide {
                 channel: Some(self.table.channel(channel.as_bytes())),
             }),
         };
-        let known = self.look_for(at)?;
         let until_ms = wait.as_ref().and_then(|wait| wait.until_ms);
-        let acquired = self.step(at, |table, now, world| {
+        let acquired = self.step(at, |table, known, now, world| {
             table.acquire(key_of(at), known, request, wait, now, world)
         });
         match acquired? {
@@ -508,8 +507,7 @@ impl CoreSide {
                 Extent::All => ReleaseExtent::All,
             },
         };
-        let known = self.look_for(at)?;
-        let released = self.step(at, |table, now, world| {
+        let released = self.step(at, |table, known, now, world| {
             table.release(key_of(at), known, &request, now, world)
         });
         Ok(match released? {
@@ -521,8 +519,7 @@ impl CoreSide {
 
     fn guard(&mut self, at: DbKey, token: i64) -> Result<Value, LockError> {
         let token = FencingToken::new(token)?;
-        let known = self.look_for(at)?;
-        let is_held = self.step(at, |table, now, world| {
+        let is_held = self.step(at, |table, known, now, world| {
             table.guard(key_of(at), known, token, now, world)
         });
         match is_held? {
@@ -543,8 +540,7 @@ impl CoreSide {
             lease: CoreLease::from_ms(lease)?,
             token: fence.map(FencingToken::new).transpose()?,
         };
-        let known = self.look_for(at)?;
-        let renewed = self.step(at, |table, now, world| {
+        let renewed = self.step(at, |table, known, now, world| {
             table.renew(key_of(at), known, &request, now, world)
         });
         Ok(Value::Int(renewed?.into()))
@@ -552,8 +548,7 @@ impl CoreSide {
 
     fn break_lock(&mut self, at: DbKey, fence: Option<i64>) -> Result<Value, LockError> {
         let token = fence.map(FencingToken::new).transpose()?;
-        let known = self.look_for(at)?;
-        let broken = self.step(at, |table, now, world| {
+        let broken = self.step(at, |table, known, now, world| {
             table.break_lock(key_of(at), known, token, now, world)
         });
         Ok(Value::Int(broken?.into()))
@@ -615,19 +610,16 @@ impl CoreSide {
         lock
     }
 
-    fn look_for(&mut self, at: DbKey) -> Result<Lock, LockError> {
-        let lock = self.look(at);
-        let lock = lock.inspect_err(|_| self.table.forget_ended(key_of(at)))?;
-        Ok(lock)
-    }
-
-    /// Takes a step, and does what it says.
+    /// Looks at a lock that a command is about, takes a step, and does what it says.
     fn step<T>(
         &mut self,
         at: DbKey,
-        step: impl FnOnce(&mut LockTable, Now, &mut dyn World) -> Done<T>,
+        step: impl FnOnce(&mut LockTable, Lock, Now, &mut dyn World) -> Done<T>,
     ) -> Result<T, LockError> {
-        self.step_and_count(at, step).0
+        let known = self.look(at);
+        let known = known.inspect_err(|_| self.table.forget_ended(key_of(at)))?;
+        self.step_and_count(at, |table, now, world| step(table, known, now, world))
+            .0
     }
 
     /// As [`CoreSide::step`]. Returns how many were answered, too.

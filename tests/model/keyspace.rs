@@ -111,12 +111,7 @@ impl Keyspace {
         value: String,
     ) -> Result<bool, &'static str> {
         if self.get(at).is_none() {
-            let (content, expires_at_ms) = (Content::Hash(Vec::new()), None);
-            let stored = Stored {
-                content,
-                expires_at_ms,
-            };
-            self.put(at, stored);
+            self.overwrite(at, Content::Hash(Vec::new()), None);
         }
         let Some(stored) = self.get(at) else {
             return Ok(false);
@@ -185,100 +180,87 @@ impl Keyspace {
     /// Runs a command that is none of a lock.
     pub fn run(&mut self, db: usize, command: &Command) -> Expect {
         let at = |key| DbKey { db, key };
-        let reply = match *command {
+        let number = |reply: Reply| match reply {
+            Ok(number) => Expect::Reply(Value::Int(number)),
+            Err(code) => Expect::Code(code),
+        };
+        let perhaps = |reply: Result<Option<i64>, &'static str>| match reply {
+            Ok(None) => Expect::Reply(Value::Nil),
+            Ok(Some(found)) => number(Ok(found)),
+            Err(code) => Expect::Code(code),
+        };
+        match *command {
             Command::RedissonLock { key, owner, lease } => {
-                return match self.redisson_lock(at(key), owner, lease) {
-                    Ok(None) => Expect::Reply(Value::Nil),
-                    Ok(Some(ttl)) => Expect::Reply(Value::Int(ttl)),
-                    Err(code) => Expect::Code(code),
-                };
+                return perhaps(self.redisson_lock(at(key), owner, lease));
             }
             Command::RedissonUnlock { key, owner, lease } => {
-                return match self.redisson_unlock(at(key), owner, lease) {
-                    Ok(None) => Expect::Reply(Value::Nil),
-                    Ok(Some(left)) => Expect::Reply(Value::Int(left)),
-                    Err(code) => Expect::Code(code),
-                };
+                return perhaps(self.redisson_unlock(at(key), owner, lease));
             }
             Command::Dump(key) => {
-                return match self.get(at(key)) {
-                    Some(_) => Expect::SomeBytes,
-                    None => Expect::Reply(Value::Nil),
+                let is_there = self.get(at(key)).is_some();
+                return if is_there {
+                    Expect::SomeBytes
+                } else {
+                    perhaps(Ok(None))
                 };
             }
-            Command::Set(key) => {
-                self.get(at(key));
-                let (content, expires_at_ms) = (Content::Text, None);
-                self.put(
-                    at(key),
-                    Stored {
-                        content,
-                        expires_at_ms,
-                    },
-                );
-                return Expect::OK;
-            }
+            Command::Set(key) => self.overwrite(at(key), Content::Text, None),
             Command::Rename(from, to) => {
-                return match self.rename(at(from), at(to)) {
-                    Ok(()) => Expect::OK,
-                    Err(code) => Expect::Code(code),
-                };
+                if let Err(code) = self.rename(at(from), at(to)) {
+                    return Expect::Code(code);
+                }
             }
             Command::RestoreReplace {
                 key,
                 lease,
                 ref dump,
             } => {
-                self.get(at(key));
-                let content = dump.content.clone();
-                let expires_at_ms = lease.map(|lease| self.now_ms + lease);
-                self.put(
-                    at(key),
-                    Stored {
-                        content,
-                        expires_at_ms,
-                    },
-                );
+                self.overwrite(at(key), dump.content.clone(), lease);
                 self.touched(at(key));
-                return Expect::OK;
             }
             Command::FlushDb => {
                 self.databases[db].clear();
                 self.events.push(Event::Flushed(Some(db)));
-                return Expect::OK;
             }
             Command::FlushAll => {
                 self.databases = Default::default();
                 self.events.push(Event::Flushed(None));
-                return Expect::OK;
             }
             Command::SwapDb => {
                 self.databases.swap(0, 1);
                 self.events.push(Event::Swapped);
-                return Expect::OK;
             }
-            Command::Del(key) | Command::Unlink(key) => Ok(self.delete(at(key))),
-            Command::RenameNx(from, to) => self.rename_nx(at(from), at(to)),
-            Command::Move(key, db) => Ok(self.move_to(at(key), DbKey { db, key })),
-            Command::CopyReplace { from, to, db } => self.copy(at(from), DbKey { db, key: to }),
+            Command::Del(key) | Command::Unlink(key) => return number(Ok(self.delete(at(key)))),
+            Command::RenameNx(from, to) => return number(self.rename_nx(at(from), at(to))),
+            Command::Move(key, db) => return number(Ok(self.move_to(at(key), DbKey { db, key }))),
+            Command::CopyReplace { from, to, db } => {
+                return number(self.copy(at(from), DbKey { db, key: to }));
+            }
             Command::Expire(key, lease) | Command::Pexpire(key, lease) => {
-                Ok(self.expire(at(key), lease))
+                return number(Ok(self.expire(at(key), lease)));
             }
-            Command::Persist(key) => Ok(self.persist(at(key))),
-            Command::Hdel(key, ref names) => self.hdel(at(key), names),
+            Command::Persist(key) => return number(Ok(self.persist(at(key)))),
+            Command::Hdel(key, ref names) => return number(self.hdel(at(key), names)),
             Command::Hset(key, name, value) => {
                 let is_new = self.set_field(at(key), name, value.to_string());
-                is_new.map(|is_new| {
+                if is_new.is_ok() {
                     self.touched(at(key));
-                    is_new.into()
-                })
+                }
+                return number(is_new.map(i64::from));
             }
             ref other => panic!("{other:?} is not the server's own"),
-        };
-        match reply {
-            Ok(number) => Expect::Reply(Value::Int(number)),
-            Err(code) => Expect::Code(code),
         }
+        Expect::OK
+    }
+
+    fn overwrite(&mut self, at: DbKey, content: Content, lease: Option<Lease>) {
+        self.get(at);
+        let expires_at_ms = lease.map(|lease| self.now_ms + lease);
+        let stored = Stored {
+            content,
+            expires_at_ms,
+        };
+        self.databases[at.db].insert(at.key, stored);
     }
 
     fn touched(&mut self, at: DbKey) {

@@ -83,6 +83,19 @@ impl Cluster {
         TestServer::launch(TestServer::setup().in_a_cluster())
     }
 
+    /// A node that has all slots.
+    #[track_caller]
+    pub fn of_one_node() -> TestServer {
+        let node = Self::node();
+        let mut client = node.client();
+        let all = "CLUSTER ADDSLOTSRANGE 0 16383";
+        assert_eq!(client.call(all), status("OK"));
+        super::eventually("the node serves all slots", || {
+            client.bulk("CLUSTER INFO").contains("cluster_state:ok")
+        });
+        node
+    }
+
     /// Waits until every node says that all is well.
     #[track_caller]
     pub fn await_agreement(&self) {

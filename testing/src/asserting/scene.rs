@@ -6,52 +6,7 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 
-use super::{Client, LONG, Subscriber, TestServer, eventually, int, nil, status, text, token};
-
-/// The lock `k`, which the owner `holder` holds, and who hears the channel `ch`.
-pub struct Held {
-    /// The server.
-    pub server: TestServer,
-    /// Who took the lock.
-    pub client: Client,
-    /// Who hears the channel.
-    pub ears: Subscriber,
-}
-
-impl Held {
-    /// Has an exclusive lock taken on a new server.
-    #[track_caller]
-    pub fn start() -> Self {
-        Self::in_mode("")
-    }
-
-    /// As [`Held::start`], in a mode such as `SHARED`.
-    #[track_caller]
-    pub fn in_mode(mode: &str) -> Self {
-        let server = TestServer::start();
-        let (mut client, ears) = (server.client(), server.subscriber("ch"));
-        token(&client.call(format!("LOCK.ACQUIRE k holder {LONG} {mode}").trim()));
-        Self {
-            server,
-            client,
-            ears,
-        }
-    }
-
-    /// The owner has a place.
-    #[track_caller]
-    pub fn place(&mut self, owner: &str, options: &str) {
-        let command = format!("LOCK.ACQUIRE k {owner} {LONG} QUEUE 600000 ch {options}");
-        assert_eq!(self.ears.call(command.trim()), int(0), "{command}");
-    }
-
-    /// The owner gives its last hold back.
-    #[track_caller]
-    pub fn release(&mut self, owner: &str) {
-        let released = self.client.call(&format!("LOCK.RELEASE k {owner}"));
-        assert_eq!(released, int(1), "{owner}");
-    }
-}
+use super::{Client, TestServer, eventually, int, nil, status, text};
 
 /// Sends commands as one transaction, and returns their replies.
 #[track_caller]
@@ -97,27 +52,17 @@ pub fn await_waiting(observer: &mut Client, key: &str, count: i64) {
 }
 
 /// Nobody is handed any of these locks, for longer than the module leaves a contended
-/// lock alone. Each stands with the client of its owner `waiter`, who waits for it.
+/// lock alone. For each the owner `waiter` waits.
 #[track_caller]
-pub fn assert_none_granted(observer: &mut Client, waiters: &[(&str, Client)]) {
+pub fn assert_none_granted(observer: &mut Client, keys: &[&str]) {
     // It is the absence of an event that is observed.
     let start = Instant::now();
     while start.elapsed() < Duration::from_millis(1500) {
-        for (key, _) in waiters {
+        for key in keys {
             let granted = observer.call(&format!("HGET {key} waiter"));
             assert_eq!(granted, nil(), "{key} was handed on");
         }
         sleep(Duration::from_millis(10));
-    }
-}
-
-/// Each of these waiters is told the token of its lock.
-#[track_caller]
-pub fn assert_all_granted(observer: &mut Client, waiters: Vec<(&str, Client)>) {
-    for (key, mut waiter) in waiters {
-        let granted = token(&waiter.reply());
-        let stored = observer.call(&format!("HGET {key} @fence"));
-        assert_eq!(stored, text(granted.to_string()), "{key}");
     }
 }
 
@@ -163,20 +108,40 @@ pub fn waiting(observer: &mut Client, key: &str) -> i64 {
 /// The names of those who hold a lock, as `LOCK.INFO` or `LOCK.LIST` shows it.
 #[track_caller]
 pub fn holders(shown: &Value) -> Vec<String> {
-    let Value::Array(holders) = field(shown, "holders") else {
-        panic!("{shown:?} has no list of holders");
+    names(field(shown, "holders"))
+}
+
+/// The owners in a list, of which each is a name or a map.
+#[track_caller]
+fn names(list: &Value) -> Vec<String> {
+    let Value::Array(owners) = list else {
+        panic!("{list:?} is no list");
     };
-    let name = |holder: &Value| match holder {
+    let name = |owner: &Value| match owner {
         Value::BulkString(name) => String::from_utf8_lossy(name).into_owned(),
-        other => panic!("{other:?} is no name"),
+        map => names(&Value::Array(vec![field(map, "owner").clone()])).remove(0),
     };
-    holders
-        .iter()
-        .map(|holder| match holder {
-            Value::BulkString(_) => name(holder),
-            map => name(field(map, "owner")),
-        })
-        .collect()
+    owners.iter().map(name).collect()
+}
+
+/// The owners that wait for a lock, in order.
+#[track_caller]
+pub fn queue(observer: &mut Client, key: &str) -> Vec<String> {
+    let info = observer.call(&format!("LOCK.INFO {key}"));
+    names(field(&info, "waiters"))
+}
+
+/// The connection to which the first holder of a lock is bound.
+#[track_caller]
+pub fn bound(observer: &mut Client, key: &str) -> Option<i64> {
+    let info = observer.call(&format!("LOCK.INFO {key}"));
+    let Value::Array(holders) = field(&info, "holders") else {
+        panic!("{info:?} has no list of holders");
+    };
+    match field(holders.first()?, "client") {
+        Value::Int(id) => Some(*id),
+        _ => None,
+    }
 }
 
 /// The value of a field in a flat list of names and values.

@@ -70,17 +70,10 @@ impl TestServer {
         Self::launch(plain().options(options))
     }
 
-    /// Runs the server to its end with module arguments it can't start with.
-    /// Returns its log.
-    #[track_caller]
-    pub fn log_of_failed_start(module_args: &[&str]) -> String {
-        Self::log_of_failed_start_with(&[], module_args)
-    }
-
-    /// Runs the server to its end with options, as on its command line, and
+    /// Runs the server to its end with options, as on its command line, or
     /// module arguments that it can't start with. Returns its log.
     #[track_caller]
-    pub fn log_of_failed_start_with(options: &[&str], module_args: &[&str]) -> String {
+    pub fn log_of_failed_start(options: &[&str], module_args: &[&str]) -> String {
         let mut setup = Setup::of(binary()).options(options).module(module());
         setup.module_args = module_args.iter().map(ToString::to_string).collect();
         match Server::start(setup) {

@@ -47,10 +47,23 @@ impl DerefMut for Subscriber {
 impl Subscriber {
     /// Has this connection hear messages.
     #[track_caller]
-    pub fn at(mut client: Client) -> Self {
-        assert!(matches!(client.call("HELLO 3"), Value::Map(_)));
+    pub fn at(client: Client) -> Self {
+        let mut subscriber = Self::plain(client);
+        assert!(matches!(subscriber.call("HELLO 3"), Value::Map(_)));
+        subscriber
+    }
+
+    /// A connection that hears nothing so far.
+    pub(super) fn plain(client: Client) -> Self {
         let pushed = VecDeque::new();
         Self { client, pushed }
+    }
+
+    /// Has this connection hear messages, too.
+    #[track_caller]
+    pub(super) fn hear(&mut self, command: &str) {
+        assert!(matches!(self.call("HELLO 3"), Value::Map(_)));
+        self.subscribe(command);
     }
 
     /// Subscribes, by `SUBSCRIBE` or another such command.
@@ -68,10 +81,15 @@ impl Subscriber {
     /// The next reply. What is pushed meanwhile is kept.
     #[track_caller]
     pub fn reply(&mut self) -> Value {
+        self.try_reply().expect("a reply")
+    }
+
+    /// The same, or none if the connection has ended.
+    pub fn try_reply(&mut self) -> Option<Value> {
         loop {
-            match self.client.reply() {
+            match self.client.try_reply()? {
                 Value::Push { kind, data } => self.pushed.push_back((kind, data)),
-                reply => return reply,
+                reply => return Some(reply),
             }
         }
     }
@@ -86,11 +104,16 @@ impl Subscriber {
     /// The next that is pushed.
     #[track_caller]
     pub fn pushed(&mut self) -> (PushKind, Vec<Value>) {
+        self.try_pushed().expect("something is pushed")
+    }
+
+    #[track_caller]
+    fn try_pushed(&mut self) -> Option<(PushKind, Vec<Value>)> {
         if let Some(pushed) = self.pushed.pop_front() {
-            return pushed;
+            return Some(pushed);
         }
-        match self.client.reply() {
-            Value::Push { kind, data } => (kind, data),
+        match self.client.try_reply()? {
+            Value::Push { kind, data } => Some((kind, data)),
             reply => panic!("{reply:?} is not pushed"),
         }
     }
@@ -98,8 +121,14 @@ impl Subscriber {
     /// The next message.
     #[track_caller]
     pub fn told(&mut self) -> Told {
-        let (_, data) = self.pushed();
-        read(&data)
+        self.try_told().expect("a message")
+    }
+
+    /// The same, or none if none comes.
+    #[track_caller]
+    pub(super) fn try_told(&mut self) -> Option<Told> {
+        let (_, data) = self.try_pushed()?;
+        Some(read(&data))
     }
 
     /// The next message, which tells this owner of a grant. Returns its token.

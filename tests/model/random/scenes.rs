@@ -131,13 +131,7 @@ fn tell_meanwhile(random: &mut Random, at: DbKey, first: Request) -> Vec<Command
     let key = at.key;
     let lease = Some(long_lease(random));
     if random.percent(50) {
-        let renew = Command::Renew {
-            key,
-            owner: first.owner,
-            lease,
-            fence: None,
-        };
-        return vec![renew];
+        return vec![Command::renew(key, first.owner, lease)];
     }
     let request = Request {
         lease,
@@ -203,17 +197,7 @@ pub fn reader_behind_writer(
 /// Many share a lock; some for a moment only.
 fn crowd(random: &mut Random) -> Vec<Command> {
     let key = random.one_of(&KEYS);
-    let acquire = |owner| Command::Acquire {
-        key,
-        request: Request {
-            owner,
-            lease: Some(lease(random)),
-            hold: None,
-            mode: Mode::Shared,
-            session: false,
-        },
-        patience: Patience::None,
-    };
+    let acquire = |owner| Command::share(key, owner, lease(random));
     CROWD.into_iter().map(acquire).collect()
 }
 
@@ -228,27 +212,14 @@ fn cut_off_permits(random: &mut Random, core: &CoreSide, db: usize) -> Option<Ve
         .filter(|(_, holder)| holder.limit != Limit::EXCLUSIVE)
         .collect();
     let (key, Holder { owner, .. }) = one_of(random, &permits)?;
-    let lease = Some(long_lease(random));
-    let keep = if random.percent(75) {
-        Command::Acquire {
-            key,
-            request: Request {
-                owner,
-                lease,
-                hold: None,
-                mode: Mode::Shared,
-                session: random.percent(25),
-            },
-            patience: Patience::None,
-        }
-    } else {
-        Command::Renew {
-            key,
-            owner,
-            lease,
-            fence: None,
-        }
+    let lease = long_lease(random);
+    let mut keep = match random.percent(75) {
+        true => Command::share(key, owner, lease),
+        false => Command::renew(key, owner, Some(lease)),
     };
+    if let Command::Acquire { request, .. } = &mut keep {
+        request.session = random.percent(25);
+    }
     Some(vec![Command::Pexpire(key, SOON_OVER), keep])
 }
 
