@@ -819,12 +819,7 @@ impl CoreSide {
     fn hear_of_keys(&mut self) {
         for event in self.keyspace.take_events() {
             match event {
-                Event::Flushed(None) => self.note(LockTable::everything_touched),
-                Event::Flushed(Some(db)) => {
-                    let db = i32::try_from(db).unwrap();
-                    self.note(|table, now_ms| table.database_touched(db, now_ms));
-                }
-                Event::Swapped => self.note(|table, now_ms| table.databases_swapped(0, 1, now_ms)),
+                Event::AllTouched => self.note(|table, _| table.everything_touched()),
                 _ if !self.table.follows_keys() => {}
                 Event::Touched(at) => {
                     self.note(|table, now_ms| table.key_touched(key_of(at), now_ms));

@@ -18,9 +18,8 @@ pub struct DbKey {
 #[derive(Clone, Copy, Debug)]
 pub enum Event {
     Touched(DbKey),
-    /// All of one database, or of all.
-    Flushed(Option<usize>),
-    Swapped,
+    /// Databases were flushed, or swapped.
+    AllTouched,
 }
 
 /// The fields of a small hash, in the order in which they were first set.
@@ -220,15 +219,15 @@ impl Keyspace {
             }
             Command::FlushDb => {
                 self.databases[db].clear();
-                self.events.push(Event::Flushed(Some(db)));
+                self.events.push(Event::AllTouched);
             }
             Command::FlushAll => {
                 self.databases = Default::default();
-                self.events.push(Event::Flushed(None));
+                self.events.push(Event::AllTouched);
             }
             Command::SwapDb => {
                 self.databases.swap(0, 1);
-                self.events.push(Event::Swapped);
+                self.events.push(Event::AllTouched);
             }
             Command::Del(key) | Command::Unlink(key) => return number(Ok(self.delete(at(key)))),
             Command::RenameNx(from, to) => return number(self.rename_nx(at(from), at(to))),
