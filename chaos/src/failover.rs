@@ -87,7 +87,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use redis_lock_testing::Setup;
 
-use crate::campaign::{Topology, counts, hurt_for, show_as, write_history};
+use crate::campaign::{Topology, counts, hurt_for, outcomes, show_as, write_history};
 use crate::clock;
 use crate::history::{self, Breach, MS, Nanos, Promise, TOLERANCE};
 
@@ -210,7 +210,7 @@ pub fn run(
         "totals: {:.1} s; {} operations: {}; faults: {}; breaches: {}; seed {seed}",
         (clock::now() - start) as f64 / 1e9,
         history.operations.len(),
-        counts(&shared.outcomes()),
+        counts(&outcomes(&history)),
         counts(&faults.counts),
         counts(&broken),
     );

@@ -29,7 +29,10 @@
 use std::collections::HashMap;
 use std::fmt;
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
+
+use crate::clock;
 
 /// Nanoseconds of the machine's monotonic clock.
 pub type Nanos = u64;
@@ -41,9 +44,10 @@ pub const MS: Nanos = 1_000_000;
 const ROUNDING: Nanos = 3 * MS;
 
 /// With how many others an owner would hold a lock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Mode {
     /// With none.
+    #[default]
     Exclusive,
     /// With any number.
     Shared,
@@ -62,24 +66,31 @@ impl Mode {
     }
 }
 
+/// What a client asks for with `LOCK.ACQUIRE`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Acquire {
+    /// The lease in milliseconds.
+    pub lease_ms: u64,
+    /// How long the client would wait, 0 for ever.
+    pub block_ms: Option<u64>,
+    /// With how many others.
+    pub mode: Mode,
+    /// Which hold, if the client numbers it.
+    #[serde(default)]
+    pub hold: Option<u64>,
+    /// Whether the hold shall last as long as the connection.
+    pub session: bool,
+    /// If it waits by a place in the queue: how long what a message grants lasts
+    /// before it is claimed, in milliseconds.
+    #[serde(default)]
+    pub claim_ms: Option<u64>,
+}
+
 /// What a client asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
     /// `LOCK.ACQUIRE`
-    Acquire {
-        /// The lease in milliseconds.
-        lease_ms: u64,
-        /// How long the client would wait, 0 for ever.
-        block_ms: Option<u64>,
-        /// With how many others.
-        mode: Mode,
-        /// Whether the hold shall last as long as the connection.
-        session: bool,
-        /// If it waits by a place in the queue: how long what a message grants lasts
-        /// before it is claimed, in milliseconds.
-        #[serde(default)]
-        claim_ms: Option<u64>,
-    },
+    Acquire(Acquire),
     /// `LOCK.RENEW`
     Renew {
         /// The lease in milliseconds.
@@ -93,6 +104,9 @@ pub enum Request {
         hold: Option<u64>,
         /// The token that the client named.
         fence: Option<i64>,
+        /// Whether all holds of the owner.
+        #[serde(default)]
+        all: bool,
     },
     /// `PING`, which shows that the connection of a session lives.
     Ping,
@@ -236,7 +250,7 @@ impl History {
 }
 
 /// Which promise was broken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ValueEnum)]
 pub enum Promise {
     /// Check 1.
     Tokens,
@@ -254,14 +268,8 @@ pub enum Promise {
 
 impl fmt::Display for Promise {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Tokens => "tokens",
-            Self::Exclusion => "exclusion",
-            Self::Possession => "possession",
-            Self::Order => "order",
-            Self::Liveness => "liveness",
-            Self::Deadlock => "deadlock",
-        })
+        let value = self.to_possible_value();
+        value.map_or(Ok(()), |value| f.write_str(value.get_name()))
     }
 }
 
@@ -320,8 +328,36 @@ impl fmt::Display for Operation {
 }
 
 impl Operation {
+    /// One that is sent now, on this connection of this client.
+    pub fn sent_now(
+        (client, connection): (usize, usize),
+        lock: &str,
+        owner: &str,
+        request: Request,
+    ) -> Self {
+        Self {
+            client,
+            connection,
+            lock: lock.to_owned(),
+            owner: owner.to_owned(),
+            request,
+            sent: clock::now(),
+            answered: None,
+            queued: None,
+            outcome: Outcome::Pending,
+        }
+    }
+
+    /// What it asks for, if it acquires.
+    fn asked(&self) -> Option<Acquire> {
+        match self.request {
+            Request::Acquire(asked) => Some(asked),
+            _ => None,
+        }
+    }
+
     fn acquires(&self) -> bool {
-        matches!(self.request, Request::Acquire { .. })
+        self.asked().is_some()
     }
 
     /// Whether it may have happened, and may still happen.
@@ -334,23 +370,17 @@ impl Operation {
 
     /// How many may hold the lock with it, if it acquires.
     fn limit(&self) -> Option<usize> {
-        match self.request {
-            Request::Acquire { mode, .. } => Some(mode.limit()),
-            _ => None,
-        }
+        self.asked().map(|asked| asked.mode.limit())
     }
 
     /// Whether it binds the hold to its connection.
     fn in_session(&self) -> bool {
-        matches!(self.request, Request::Acquire { session: true, .. })
+        self.asked().is_some_and(|asked| asked.session)
     }
 
     /// Whether it waits by a place in the queue.
     fn has_place(&self) -> bool {
-        let Request::Acquire { claim_ms, .. } = self.request else {
-            return false;
-        };
-        claim_ms.is_some()
+        self.request.is_for_place()
     }
 
     /// Whether a message told of its grant.
@@ -372,15 +402,12 @@ impl Operation {
         if let Outcome::Told { lease_ms, .. } = self.outcome {
             return Some(lease_ms);
         }
-        match self.request {
-            Request::Acquire {
-                lease_ms,
-                claim_ms: Some(claim_ms),
-                ..
-            } if self.unknown() && self.queued.is_some() => Some(lease_ms.min(claim_ms)),
-            Request::Acquire { lease_ms, .. } => Some(lease_ms),
-            _ => None,
-        }
+        let Acquire {
+            lease_ms, claim_ms, ..
+        } = self.asked()?;
+        let may_be_told = self.unknown() && self.queued.is_some();
+        let claim_ms = claim_ms.filter(|_| may_be_told);
+        Some(lease_ms.min(claim_ms.unwrap_or(lease_ms)))
     }
 
     /// The token that it named.

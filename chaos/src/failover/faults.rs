@@ -104,10 +104,8 @@ impl Faults {
             self.primary + 1
         ));
         // It excuses no hold, but commands may have been delayed.
-        let effect = Effect::HoldsCommandsBack;
-        self.shared
-            .journal
-            .interfered(name, effect, None, from, clock::now());
+        let effects = [Effect::HoldsCommandsBack];
+        (self.shared.journal).interfered(name, &effects, None, from);
         *self.counts.entry(name).or_default() += 1;
         self.fleet.examine()
     }
