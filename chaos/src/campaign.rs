@@ -123,6 +123,7 @@ pub fn outcomes(history: &History) -> Tally {
         let kind = match &one.outcome {
             Outcome::Granted(_) | Outcome::GrantedWithoutToken => "granted".to_owned(),
             Outcome::Told { .. } => "told".to_owned(),
+            Outcome::Elements(_) => "read".to_owned(),
             Outcome::Error(code) => code.to_lowercase(),
             other => format!("{other:?}").to_lowercase(),
         };

@@ -20,6 +20,8 @@
 //!    shorten what is certain, and excuse nothing else.
 //! 6. **Deadlocks**: nobody is refused for a cycle of waits that can't have
 //!    been, and none lasts.
+//! 7. **Updates**: what was added to a set under the lock, and acknowledged, is there when
+//!    the set is read later. Who writes it back without `LOCK.GUARD` is not promised that.
 //!
 //! Who waits by a place in the queue makes one request as well: it is answered by the
 //! message that tells of its end, however often it is sent again meanwhile. What such a
@@ -113,6 +115,13 @@ pub enum Request {
     /// The client closes the connection of a session. The answer is there when
     /// it is closed.
     Close,
+    /// The set of the lock is read, and written back with this number in it.
+    Add {
+        /// No other addition has the same.
+        element: u64,
+    },
+    /// The set of the lock is read.
+    Read,
 }
 
 /// What the client heard.
@@ -151,8 +160,10 @@ pub enum Outcome {
     StillHeld,
     /// A renewal was answered 0, or a release null.
     NotHeld,
-    /// A ping was answered, or the connection is closed.
+    /// A ping was answered, the connection is closed, or an addition acknowledged.
     Done,
+    /// The set had these numbers.
+    Elements(Vec<u64>),
 }
 
 impl Outcome {
@@ -264,6 +275,8 @@ pub enum Promise {
     Liveness,
     /// Check 6.
     Deadlock,
+    /// Check 7.
+    Updates,
 }
 
 impl fmt::Display for Promise {
@@ -521,6 +534,7 @@ pub fn check_so_far(history: &History, tolerance: Nanos) -> Vec<Breach> {
     liveness::check_hand_offs(history, &tenancies, &times, &mut breaches);
     deadlocks::check_refusals(history, &tenancies, &mut breaches);
     deadlocks::check_waits(history, &tenancies, &mut breaches);
+    updates::check(history, &mut breaches);
     breaches
 }
 
@@ -533,6 +547,7 @@ mod possession;
 mod possible;
 mod times;
 mod tokens;
+mod updates;
 mod waits;
 
 use certain::CertainHold;

@@ -41,8 +41,9 @@ impl Request {
                 let all = if all { " ALL" } else { "" };
                 format!("LOCK.RELEASE {key} {owner}{hold}{all}{fence}")
             }
-            // A client closes without a word.
-            Self::Ping | Self::Close => "PING".to_owned(),
+            Self::Ping => "PING".to_owned(),
+            // A client closes without a word, and what it does with data is its own affair.
+            Self::Close | Self::Add { .. } | Self::Read => String::new(),
         }
     }
 

@@ -14,6 +14,7 @@ use redis_lock_testing::{Connection, Told, Wait, info_field, reply_text};
 use crate::clock;
 use crate::failover::fleet::{Guide, SIDES};
 use crate::failover::protection::Protection;
+use crate::failover::workload::Workload;
 use crate::history::{Acquire, MS, Nanos, Operation, Outcome, Request};
 use crate::journal::Journal;
 use crate::words::{outcome, outcome_of_place};
@@ -31,7 +32,7 @@ const HOLD_MS_MAX: u64 = 6000;
 const RESENT_MAX: usize = 5;
 
 /// How long each lock may take to be had when all is well.
-const LAST_WAIT: Nanos = 30_000 * MS;
+pub(super) const LAST_WAIT: Nanos = 30_000 * MS;
 
 /// What an answer counts as that says nothing about whether a hold is there.
 const DISMISSED: &str = "DISMISSED";
@@ -48,6 +49,8 @@ pub struct Shared {
     pub protection: Protection,
     /// The locks.
     pub locks: Vec<String>,
+    /// What they are used for, if for anything.
+    pub workload: Option<Workload>,
     /// Whether the faults are over.
     pub over: AtomicBool,
     /// How often a lock was granted.
@@ -56,13 +59,20 @@ pub struct Shared {
 
 impl Shared {
     /// Nothing has happened yet.
-    pub fn new(guide: Guide, protection: Protection, prefix: &str, locks: Vec<String>) -> Self {
+    pub fn new(
+        guide: Guide,
+        protection: Protection,
+        prefix: &str,
+        locks: Vec<String>,
+        workload: Option<Workload>,
+    ) -> Self {
         Self {
             journal: Journal::default(),
             guide,
             prefix: prefix.to_owned(),
             protection,
             locks,
+            workload,
             over: AtomicBool::new(false),
             grants: AtomicUsize::new(0),
         }
@@ -70,9 +80,9 @@ impl Shared {
 }
 
 /// A connection to the primary, or one that was.
-struct Connected {
-    connection: Connection,
-    number: usize,
+pub(super) struct Connected {
+    pub(super) connection: Connection,
+    pub(super) number: usize,
     node: usize,
     /// The name of the primary's data: another one after each promotion.
     reign: String,
@@ -87,10 +97,10 @@ struct Connected {
 }
 
 /// A hold as its client sees it.
-struct Hold {
-    lock: String,
-    ask: Acquire,
-    token: i64,
+pub(super) struct Hold {
+    pub(super) lock: String,
+    pub(super) ask: Acquire,
+    pub(super) token: i64,
     valid_until: Nanos,
     /// The reign in which it was told of last.
     reign: String,
@@ -98,10 +108,10 @@ struct Hold {
 
 /// A client. It is another owner for each holding.
 pub struct Client {
-    id: usize,
-    rng: StdRng,
-    shared: Arc<Shared>,
-    connected: Option<Connected>,
+    pub(super) id: usize,
+    pub(super) rng: StdRng,
+    pub(super) shared: Arc<Shared>,
+    pub(super) connected: Option<Connected>,
     connections: usize,
     holdings: usize,
 }
@@ -133,12 +143,17 @@ impl Client {
         self.shared.over.load(Ordering::SeqCst)
     }
 
-    fn sleep(&mut self, from_ms: u64, to_ms: u64) {
+    /// A number that no other holding has.
+    pub(super) fn element(&self) -> u64 {
+        (1_000_000 * self.id + self.holdings) as u64
+    }
+
+    pub(super) fn sleep(&mut self, from_ms: u64, to_ms: u64) {
         let ms = self.rng.random_range(from_ms..=to_ms);
         thread::sleep(Duration::from_millis(ms));
     }
 
-    fn owner(&self) -> String {
+    pub(super) fn owner(&self) -> String {
         format!("client{}-{}", self.id, self.holdings)
     }
 
@@ -173,6 +188,10 @@ impl Client {
         // A grant that may have waited can't be dated; its renewal can.
         if ask.block_ms.is_some() && !self.renew(&mut hold, true) {
             return;
+        }
+        if let Some(workload) = self.shared.workload {
+            self.add(workload, &hold);
+            return self.release(&hold);
         }
         let keep_ms = match self.rng.random_range(0..10) {
             0..8 => self.rng.random_range(0..=60),
@@ -402,7 +421,7 @@ impl Client {
     }
 
     /// The connection, made anew where there is none.
-    fn connect(&mut self) -> Connected {
+    pub(super) fn connect(&mut self) -> Connected {
         loop {
             if let Some(connected) = self.connected.take() {
                 return connected;

@@ -456,6 +456,19 @@ n 20-5600 place -> told 3
 = liveness + gone 10-50 place -> lost
 = good + gone 10-50 place -> given-up
 
+# an addition that was acknowledged is there later
+a 10-11 add 7
+= good + r 20-21 read -> elements 5 7
+= updates + r 20-21 read -> elements 5 6
+= good + r 5-12 read -> elements 5 6
+= good + r 20-21 read on another -> elements 5 6
+
+# of one that was refused, or whose answer was lost, nothing is promised
+a 10-11 add 7 -> NOTHELD
+b 10-11 add 8 -> lost
+r 20-21 read -> elements 5
+= good
+
 // Over a fail-over, from 100 to 900 ms: operations on the old primary and on the new one make
 // one history, and none is excused.
 
@@ -617,6 +630,11 @@ fn operation(line: &str) -> Operation {
         }
         "ping" => (Request::Ping, None, "done"),
         "close" => (Request::Close, None, "done"),
+        "add" => {
+            let element = number("add").unwrap();
+            (Request::Add { element }, None, "done")
+        }
+        "read" => (Request::Read, None, "pending"),
         other => panic!("{other}"),
     };
     let at = option("at").or(session.then_some("1"));
@@ -647,6 +665,10 @@ fn outcome(heard: &str) -> Outcome {
         ("still-held", _) => Outcome::StillHeld,
         ("not-held", _) => Outcome::NotHeld,
         ("done", _) => Outcome::Done,
+        ("elements", all) => {
+            let elements = all.split(' ').map(|element| element.parse().unwrap());
+            Outcome::Elements(elements.collect())
+        }
         ("told", token) => Outcome::Told {
             token: token.parse().unwrap(),
             lease_ms: 400,
