@@ -13,7 +13,9 @@ use redis_lock_testing::{
 
 use crate::clients::{CLAIM_TIMEOUT_MS, FaultsEnd};
 use crate::fsync::Fsync;
-use crate::history::{self, Acquire, Breach, Mode, Operation, Outcome, Request, TOLERANCE};
+use crate::history::{
+    self, Acquire, Breach, History, Mode, Operation, Outcome, Request, TOLERANCE,
+};
 use crate::journal::Journal;
 use crate::words::{outcome, outcome_of_place};
 use crate::{clock, observer};
@@ -221,14 +223,19 @@ impl Scene {
         self.admin = there;
     }
 
+    /// What the clients saw.
+    pub fn history(&self) -> History {
+        self.journal.history()
+    }
+
     /// What is wrong with what the clients saw.
     pub fn breaches(&self) -> Vec<Breach> {
-        history::check(&self.journal.history(), TOLERANCE)
+        history::check(&self.history(), TOLERANCE)
     }
 
     /// What may be wrong while some wait.
     pub fn breaches_so_far(&self) -> Vec<Breach> {
-        history::check_so_far(&self.journal.history(), TOLERANCE)
+        history::check_so_far(&self.history(), TOLERANCE)
     }
 }
 
