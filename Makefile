@@ -175,7 +175,7 @@ chaos-failover: deps build ## Take locks through fail-overs for DURATION seconds
 
 .PHONY: check-foreign
 check-foreign: DURATION := 20
-check-foreign: deps build ## Have Porcupine judge campaigns of all kinds, DURATION seconds each (20), or only CHAOS
+check-foreign: deps build ## Have Porcupine judge campaigns of all kinds or only CHAOS, DURATION seconds each (20), and planted faults
 	@scripts/install-missing go
 	@history=$$(mktemp); trap "rm -f $$history" EXIT; \
 	for mode in $(if $(CHAOS),'$(CHAOS)','' '--topology sentinel' '--topology sentinel --mode grace' \
@@ -183,6 +183,9 @@ check-foreign: deps build ## Have Porcupine judge campaigns of all kinds, DURATI
 		$(RUN_CHAOS) $$mode --history $$history && \
 		(cd chaos/porcupine && go run . $$history) || exit; \
 	done
+	@histories=$$(mktemp -d); trap "rm -rf $$histories" EXIT; export REDISLOCK_HISTORIES=$$histories; \
+	cargo test --locked --package redis-lock-chaos --test planted_faults && \
+	cd chaos/porcupine && go test -count=1 -v -run Scenes .
 
 .PHONY: planted
 planted: deps build ## Show that the fault campaigns find faults that are planted

@@ -11,7 +11,7 @@ use rand::RngExt;
 use redis_lock_testing::Setup;
 use tempfile::TempDir;
 
-use crate::history::{Breach, History, Promise};
+use crate::history::{Breach, History, Operation, Outcome, Promise};
 
 /// How often a campaign tells how far it is.
 const PROGRESS_EVERY: Duration = Duration::from_secs(5);
@@ -114,6 +114,23 @@ pub fn hurt_for(
 
 /// How often there was each kind of something.
 pub type Tally = BTreeMap<String, usize>;
+
+/// What came of all operations. What shows that a section relies upon its lock is none.
+pub fn outcomes(history: &History) -> Tally {
+    let mut outcomes = Tally::new();
+    let is_none = |one: &&Operation| one.answered == Some(one.sent);
+    for one in history.operations.iter().filter(|one| !is_none(one)) {
+        let kind = match &one.outcome {
+            Outcome::Granted(_) | Outcome::GrantedWithoutToken => "granted".to_owned(),
+            Outcome::Told { .. } => "told".to_owned(),
+            Outcome::Elements(_) => "read".to_owned(),
+            Outcome::Error(code) => code.to_lowercase(),
+            other => format!("{other:?}").to_lowercase(),
+        };
+        *outcomes.entry(kind).or_default() += 1;
+    }
+    outcomes
+}
 
 /// Each kind with its number, and the sum before them.
 pub fn counts(kinds: &BTreeMap<impl AsRef<str>, usize>) -> String {

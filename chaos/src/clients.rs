@@ -11,20 +11,18 @@ use redis::Value;
 use redis_lock_testing::{Connection, Wait, local};
 
 use crate::clock;
-use crate::history::{MS, Mode, Nanos, Operation, Outcome, Request};
+use crate::history::{Acquire, MS, Mode, Nanos, Operation, Outcome, Request};
 use crate::journal::Journal;
 use crate::locks::{Kind, Locks, database_and_key, in_database};
+use crate::words::outcome;
 
 mod ears;
 mod pairs;
 mod places;
 mod quiet;
 mod sessions;
-mod words;
 
 use ears::Ears;
-use words::{Extent, acquire_words, is_for_place, is_lost, place_words, release_words, waits};
-pub use words::{outcome, outcome_of_place};
 
 /// No lease is longer.
 pub const LEASE_MS_MAX: u64 = 2000;
@@ -108,14 +106,17 @@ struct Connected {
     hears: bool,
 }
 
-/// What a client asks of a lock.
+/// Which holds are given back.
 #[derive(Clone, Copy)]
-struct Ask {
-    lease_ms: u64,
-    block_ms: Option<u64>,
-    mode: Mode,
-    hold: Option<u64>,
-    session: bool,
+enum Extent {
+    One,
+    All,
+    Hold(u64),
+}
+
+/// Whether nobody knows what became of a request.
+fn is_lost(outcome: &Outcome) -> bool {
+    matches!(outcome, Outcome::Lost | Outcome::GivenUp)
 }
 
 /// A lock that a client believes to hold, and how often.
@@ -130,7 +131,7 @@ struct Section {
 
 impl Section {
     /// The first hold, as it was asked for.
-    fn of(lock: &str, ask: Ask, token: i64) -> Self {
+    fn of(lock: &str, ask: Acquire, token: i64) -> Self {
         Self {
             lock: lock.to_owned(),
             token,
@@ -255,12 +256,12 @@ impl Client {
     fn round(&mut self) {
         let (lock, mode) = self.any_lock();
         let numbered = self.rng.random_bool(0.5);
-        let ask = Ask {
+        let ask = Acquire {
             lease_ms: self.any_lease_ms(),
             block_ms: self.any_block_ms(),
             mode,
             hold: numbered.then_some(1),
-            session: false,
+            ..Acquire::default()
         };
         let mut outcome = self.acquire(&lock, ask);
         // With the number of the hold it is safe to ask again.
@@ -349,12 +350,12 @@ impl Client {
     fn re_enter(&mut self, section: &mut Section) -> bool {
         // A looser mode is granted too, and changes nothing.
         let looser = self.rng.random_bool(0.1);
-        let ask = Ask {
+        let ask = Acquire {
             lease_ms: self.any_lease_ms(),
             block_ms: self.any_block_ms(),
             mode: if looser { Mode::Shared } else { section.mode },
             hold: section.numbered.then_some(section.holds + 1),
-            session: false,
+            ..Acquire::default()
         };
         let outcome = self.acquire(&section.lock, ask);
         if outcome != Outcome::Granted(section.token) {
@@ -367,12 +368,10 @@ impl Client {
 
     /// Asks for the lock all alone, which is refused at once.
     fn ask_for_more(&mut self, section: &Section) -> bool {
-        let ask = Ask {
+        let ask = Acquire {
             lease_ms: section.lease_ms,
             block_ms: self.any_block_ms(),
-            mode: Mode::Exclusive,
-            hold: None,
-            session: false,
+            ..Acquire::default()
         };
         self.acquire(&section.lock, ask) == Outcome::Error("UPGRADE".into())
     }
@@ -418,12 +417,11 @@ impl Client {
         if self.rng.random_bool(0.3) {
             return self.last_place_round(&lock);
         }
-        let ask = Ask {
+        let ask = Acquire {
             lease_ms: LEASE_MS_MAX,
             block_ms: Some(0),
-            mode: Mode::Exclusive,
             hold: Some(1),
-            session: false,
+            ..Acquire::default()
         };
         let mut outcome = Outcome::Lost;
         while is_lost(&outcome) {
@@ -434,9 +432,8 @@ impl Client {
         }
     }
 
-    fn acquire(&mut self, lock: &str, ask: Ask) -> Outcome {
-        let (request, words) = acquire_words(ask);
-        self.perform("LOCK.ACQUIRE", lock, request, &words)
+    fn acquire(&mut self, lock: &str, ask: Acquire) -> Outcome {
+        self.perform(lock, Request::Acquire(ask))
     }
 
     fn renew(&mut self, section: &Section) -> bool {
@@ -446,35 +443,28 @@ impl Client {
 
     fn renew_with(&mut self, section: &Section, fence: Option<i64>) -> Outcome {
         let lease_ms = section.lease_ms;
-        let mut words = vec!["LEASE".to_owned(), lease_ms.to_string()];
-        if let Some(token) = fence {
-            words.extend(["FENCE".to_owned(), token.to_string()]);
-        }
-        let request = Request::Renew { lease_ms, fence };
-        self.perform("LOCK.RENEW", &section.lock, request, &words)
+        self.perform(&section.lock, Request::Renew { lease_ms, fence })
     }
 
     fn release(&mut self, lock: &str, fence: Option<i64>, extent: Extent) -> Outcome {
-        let (request, words) = release_words(fence, extent);
-        self.perform("LOCK.RELEASE", lock, request, &words)
+        let (hold, all) = match extent {
+            Extent::One => (None, false),
+            Extent::All => (None, true),
+            Extent::Hold(hold) => (Some(hold), false),
+        };
+        self.perform(lock, Request::Release { hold, fence, all })
     }
 
     /// Sends a command about a lock, sometimes by a detour, and writes down what
     /// comes of it.
-    fn perform(
-        &mut self,
-        command: &str,
-        lock: &str,
-        request: Request,
-        words: &[String],
-    ) -> Outcome {
+    fn perform(&mut self, lock: &str, request: Request) -> Outcome {
         let wrap = match self.rng.random_range(0..20) {
             0 if self.may_wrap_in_transaction() => Wrap::Transaction(None),
             1 => Wrap::Script,
             _ => Wrap::Plain,
         };
         let connected = self.connected();
-        let asked = self.ask(connected, command, lock, request, words, wrap);
+        let asked = self.ask(connected, lock, request, wrap);
         let (outcome, connected) = self.hear(asked);
         self.connection = connected;
         outcome
@@ -487,46 +477,28 @@ impl Client {
         self.is_direct() && !hears
     }
 
-    fn began(&self, lock: &str, request: Request, connection: usize, sent: Nanos) -> usize {
-        self.journal.began(Operation {
-            client: self.id,
-            connection,
-            lock: lock.to_owned(),
-            owner: self.owner(),
-            request,
-            sent,
-            answered: None,
-            queued: None,
-            outcome: Outcome::Pending,
-        })
+    /// Notes a request that is sent now.
+    fn began(&self, lock: &str, request: Request, connection: usize) -> (usize, Nanos) {
+        let one = Operation::sent_now((self.id, connection), lock, &self.owner(), request);
+        let sent = one.sent;
+        (self.journal.began(one), sent)
     }
 
-    /// Sends a request for a lock.
-    fn ask_for(&mut self, connected: Connected, lock: &str, ask: Ask, wrap: Wrap) -> Asked {
-        let (request, words) = acquire_words(ask);
-        self.ask(connected, "LOCK.ACQUIRE", lock, request, &words, wrap)
+    fn line(&self, lock: &str, request: Request) -> String {
+        let channel = self.ears.as_ref().map_or("", |ears| &ears.channel);
+        request.line(database_and_key(lock).1, &self.owner(), channel)
     }
 
     /// Sends a command about a lock.
-    fn ask(
-        &mut self,
-        connected: Connected,
-        command: &str,
-        lock: &str,
-        mut request: Request,
-        words: &[String],
-        wrap: Wrap,
-    ) -> Asked {
-        let owner = self.owner();
-        let (_, key) = database_and_key(lock);
+    fn ask(&mut self, connected: Connected, lock: &str, mut request: Request, wrap: Wrap) -> Asked {
+        let line = self.line(lock, request);
+        let mut lines: Vec<Vec<&str>> = vec![line.split(' ').collect()];
         let id;
-        let mut line = vec![command, key, &owner];
-        line.extend(words.iter().map(String::as_str));
-        let mut lines = vec![line];
         match wrap {
             Wrap::Plain => {}
             Wrap::Script => {
                 let line = &mut lines[0];
+                let (command, key) = (line[0], line[1]);
                 line.splice(..2, ["EVAL", SCRIPT, "1", key, command]);
             }
             Wrap::Transaction(killed) => {
@@ -543,13 +515,10 @@ impl Client {
         }
         // Nobody waits in a transaction or a script.
         if wrap != Wrap::Plain
-            && let Request::Acquire {
-                block_ms,
-                claim_ms: None,
-                ..
-            } = &mut request
+            && let Request::Acquire(asked) = &mut request
+            && asked.claim_ms.is_none()
         {
-            *block_ms = None;
+            asked.block_ms = None;
         }
         self.send(connected, lock, request, &lines)
     }
@@ -561,9 +530,8 @@ impl Client {
         request: Request,
         lines: &[Vec<&str>],
     ) -> Asked {
-        let sent = clock::now();
-        let operation = self.began(lock, request, connected.number, sent);
-        if waits(request).is_some() {
+        let (operation, sent) = self.began(lock, request, connected.number);
+        if request.block_ms().is_some() {
             self.journal.may_wait(connected.id, operation);
         }
         Self::transmit(connected, operation, request, sent, lines)
@@ -598,7 +566,7 @@ impl Client {
             replies,
             failed,
         } = asked;
-        let block_ms = waits(request);
+        let block_ms = request.block_ms();
         let mut ears = self.ears.take();
         let mut given_up = Outcome::GivenUp;
         let patient = || {
@@ -617,7 +585,7 @@ impl Client {
         }
         let outcome = match wait {
             Wait::Replied(value) => outcome(request, value, self.database),
-            Wait::Closed if is_for_place(request) => {
+            Wait::Closed if request.is_for_place() => {
                 self.ears.iter_mut().for_each(Ears::close);
                 self.unheard()
             }

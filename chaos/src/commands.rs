@@ -17,7 +17,7 @@ use redis_lock_testing::Setup;
 use crate::campaign::{Tally, counts, hurt_for, show, write_history};
 use crate::clients::{Client, FaultsEnd, Route};
 use crate::faults::Faults;
-use crate::history::{History, Mode, Outcome, Promise, Request, TOLERANCE};
+use crate::history::{Acquire, History, Mode, Outcome, Promise, Request, TOLERANCE};
 use crate::journal::Journal;
 use crate::locks::Locks;
 use crate::{clock, history, observer};
@@ -189,11 +189,9 @@ fn totals(
 /// What a grant is counted as.
 fn kind_of(request: Request) -> &'static str {
     match request {
-        Request::Acquire {
-            claim_ms: Some(_), ..
-        } => "places",
-        Request::Acquire { session: true, .. } => "in sessions",
-        Request::Acquire { mode, .. } => match mode {
+        Request::Acquire(_) if request.is_for_place() => "places",
+        Request::Acquire(Acquire { session: true, .. }) => "in sessions",
+        Request::Acquire(Acquire { mode, .. }) => match mode {
             Mode::Exclusive => "exclusive",
             Mode::Shared => "shared",
             Mode::Limited(_) => "limited",

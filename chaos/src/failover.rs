@@ -87,7 +87,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use redis_lock_testing::Setup;
 
-use crate::campaign::{Topology, counts, hurt_for, show_as, write_history};
+use crate::campaign::{Topology, counts, hurt_for, outcomes, show_as, write_history};
 use crate::clock;
 use crate::history::{self, Breach, MS, Nanos, Promise, TOLERANCE};
 
@@ -95,11 +95,13 @@ pub mod clients;
 pub mod faults;
 pub mod fleet;
 pub mod protection;
+pub mod workload;
 
 use clients::{Client, Shared};
 use faults::{Event, Faults};
 use fleet::Fleet;
 use protection::{Mode, Protection};
+use workload::Workload;
 
 /// How many grants show that the locks are at work.
 const AT_WORK: usize = 20;
@@ -120,6 +122,9 @@ pub struct Options {
     /// Succeed if two owners held one lock, and only then; end at that
     #[arg(long)]
     pub expect_breach: bool,
+    /// Use the locks for data, and see what becomes of it
+    #[arg(long, value_enum)]
+    pub workload: Option<Workload>,
     /// Do nothing to the nodes
     #[arg(long)]
     without_faults: bool,
@@ -172,7 +177,8 @@ pub fn run(
     }
     let prefix = topology.prefix();
     let locks = (1..=locks).map(|n| format!("{prefix}lock-{n}")).collect();
-    let shared = Arc::new(Shared::new(fleet.guide(), protection, &prefix, locks));
+    let (guide, workload) = (fleet.guide(), options.workload);
+    let shared = Arc::new(Shared::new(guide, protection, &prefix, locks, workload));
     let mut faults = Faults::new(fleet, rng_of_faults, Arc::clone(&shared), &options.only)?;
     let start = clock::now();
     let clients: Vec<_> = (1..=clients)
@@ -203,19 +209,27 @@ pub fn run(
     let panicked = |_| Err("a client panicked".into());
     let ended: Vec<Result<(), String>> = joined.map(|one| one.unwrap_or_else(panicked)).collect();
     let ended: Result<(), String> = ended.into_iter().collect();
-    let breaches = judge(&shared);
+    let reader = StdRng::seed_from_u64(rng.random());
+    let read = match workload {
+        Some(_) => Client::new(0, reader, Arc::clone(&shared)).read_back(),
+        None => Ok(()),
+    };
+    let mut breaches = judge(&shared);
     let history = shared.journal.history();
+    if let Some(workload) = workload {
+        println!("{}", workload::sum_up(workload, &history, &mut breaches));
+    }
     let broken = show_as(&breaches, |breach| told(breach, &faults.events));
     println!(
         "totals: {:.1} s; {} operations: {}; faults: {}; breaches: {}; seed {seed}",
         (clock::now() - start) as f64 / 1e9,
         history.operations.len(),
-        counts(&shared.outcomes()),
+        counts(&outcomes(&history)),
         counts(&faults.counts),
         counts(&broken),
     );
     write_history(&history, &dir.join("history.jsonl"))?;
-    hurt.and(ended)?;
+    hurt.and(ended).and(read)?;
     Ok(is_found(&breaches, options) == options.expect_breach)
 }
 
@@ -241,6 +255,10 @@ fn is_found(breaches: &[Breach], options: &Options) -> bool {
 /// What is wrong with what the clients saw so far.
 fn judge(shared: &Shared) -> Vec<Breach> {
     let mut breaches = history::check_so_far(&shared.journal.history(), TOLERANCE);
+    // Nothing protects the locks in this mode: what is promised of the data is left.
+    if shared.workload.is_some() && shared.protection.mode == Mode::Plain {
+        breaches.retain(|one| one.promise == Promise::Updates);
+    }
     breaches.sort_by_key(|breach| {
         let begun = breach.shown.iter().map(|one| one.sent).max();
         (breach.promise != Promise::Exclusion, begun)

@@ -24,7 +24,7 @@ use redis_lock_testing::{
 use crate::clients::CLAIM_TIMEOUT_MS;
 use crate::clock;
 use crate::fsync::Fsync;
-use crate::history::{Effect, MS};
+use crate::history::{Effect, MS, Nanos};
 use crate::journal::Journal;
 use crate::locks::Locks;
 
@@ -201,6 +201,11 @@ impl Faults {
         self.proxy.close_swallowing();
     }
 
+    /// Notes something that was done since then, and concerns all locks.
+    fn note(&self, what: &str, effects: &[Effect], from: Nanos) {
+        self.journal.interfered(what, effects, None, from);
+    }
+
     fn call(&mut self, words: &[impl AsRef<[u8]>]) -> Option<Value> {
         let deadline = Instant::now() + REPLY_TIMEOUT;
         let mut connection = match self.admin.take() {
@@ -238,8 +243,7 @@ impl Faults {
         };
         let from = clock::now();
         let unblocked = self.call(&["CLIENT", "UNBLOCK", &id, how]);
-        self.journal
-            .interfered("unblock", Effect::EndsWaits, None, from, clock::now());
+        self.note("unblock", &[Effect::EndsWaits], from);
         Ok(unblocked == Some(Value::Int(1)))
     }
 
@@ -249,9 +253,7 @@ impl Faults {
         let paused = self.call(&["CLIENT", "PAUSE", &ms.to_string(), "WRITE"]);
         thread::sleep(Duration::from_millis(ms));
         self.call(&["CLIENT", "UNPAUSE"]);
-        let until = clock::now();
-        self.journal
-            .interfered("pause", Effect::HoldsCommandsBack, None, from, until);
+        self.note("pause", &[Effect::HoldsCommandsBack], from);
         Ok(paused.is_some())
     }
 
@@ -261,9 +263,7 @@ impl Faults {
         self.primary_node().stop()?;
         thread::sleep(Duration::from_millis(ms));
         self.primary_node().go_on()?;
-        let effect = Effect::StopsTheServer;
-        self.journal
-            .interfered("server stop", effect, None, from, clock::now());
+        self.note("server stop", &[Effect::StopsTheServer], from);
         Ok(true)
     }
 
@@ -285,16 +285,15 @@ impl Faults {
         let ms = self.rng.random_range(20..=200);
         let from = clock::now();
         self.let_pass_as(Fate::Delayed(Duration::from_millis(ms)))?;
-        let (effect, until) = (Effect::HoldsCommandsBack, clock::now() + ms * MS);
-        self.journal.interfered("delay", effect, None, from, until);
+        let (effects, span) = ([Effect::HoldsCommandsBack], (from, clock::now() + ms * MS));
+        self.journal.interfered_until("delay", &effects, None, span);
         Ok(true)
     }
 
     fn end_stalls(&mut self) -> Result<bool, String> {
         let from = clock::now();
         self.proxy.close_swallowing();
-        self.journal
-            .interfered("stall end", Effect::EndsStalls, None, from, clock::now());
+        self.note("stall end", &[Effect::EndsStalls], from);
         Ok(true)
     }
 
@@ -317,11 +316,8 @@ impl Faults {
         self.admin = None;
         let from = clock::now();
         self.primary_node().crash();
-        let until = clock::now();
         if loses_writes {
-            for effect in [Effect::EndsHolds, Effect::BringsBack] {
-                self.journal.interfered("crash", effect, None, from, until);
-            }
+            self.note("crash", &[Effect::EndsHolds, Effect::BringsBack], from);
         }
         thread::sleep(Duration::from_millis(self.rng.random_range(0..500)));
         self.fsync = next;
@@ -333,10 +329,8 @@ impl Faults {
         }
         node.restart()?;
         // The new process knows of no session.
-        for effect in [Effect::StopsTheServer, Effect::HoldsCommandsBack] {
-            self.journal
-                .interfered("crash", effect, None, from, clock::now());
-        }
+        let effects = [Effect::StopsTheServer, Effect::HoldsCommandsBack];
+        self.note("crash", &effects, from);
         Ok(true)
     }
 
@@ -384,9 +378,7 @@ impl Faults {
             self.admin = None;
             self.lead_to(new);
         }
-        let until = clock::now();
-        self.journal
-            .interfered("fail-over", Effect::HoldsCommandsBack, None, from, until);
+        self.note("fail-over", &[Effect::HoldsCommandsBack], from);
         Ok(promoted)
     }
 
@@ -402,16 +394,12 @@ impl Faults {
         if self.call(&["REPLICAOF", "NO", "ONE"]) != Some(Value::Okay) {
             return Err("the replica can't be promoted".into());
         }
-        let until = clock::now();
         let effects = [
             Effect::EndsHolds,
             Effect::BringsBack,
             Effect::StopsTheServer,
         ];
-        for effect in effects {
-            self.journal
-                .interfered("promotion", effect, None, from, until);
-        }
+        self.note("promotion", &effects, from);
         self.lead_to(new);
         let primary = self.nodes[new].addr();
         self.nodes[old].setup = self.fsync.of(&self.setup).replica_of(primary);
@@ -472,9 +460,7 @@ impl Faults {
         signal(process.id(), Signal::STOP)?;
         thread::sleep(Duration::from_millis(self.rng.random_range(100..=1500)));
         signal(process.id(), Signal::CONT)?;
-        let effect = Effect::StopsClients;
-        self.journal
-            .interfered("client stop", effect, None, from, clock::now());
+        self.note("client stop", &[Effect::StopsClients], from);
         Ok(true)
     }
 }

@@ -20,6 +20,8 @@
 //!    shorten what is certain, and excuse nothing else.
 //! 6. **Deadlocks**: nobody is refused for a cycle of waits that can't have
 //!    been, and none lasts.
+//! 7. **Updates**: what was added to a set under the lock, and acknowledged, is there when
+//!    the set is read later. Who writes it back without `LOCK.GUARD` is not promised that.
 //!
 //! Who waits by a place in the queue makes one request as well: it is answered by the
 //! message that tells of its end, however often it is sent again meanwhile. What such a
@@ -29,7 +31,10 @@
 use std::collections::HashMap;
 use std::fmt;
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
+
+use crate::clock;
 
 /// Nanoseconds of the machine's monotonic clock.
 pub type Nanos = u64;
@@ -41,9 +46,10 @@ pub const MS: Nanos = 1_000_000;
 const ROUNDING: Nanos = 3 * MS;
 
 /// With how many others an owner would hold a lock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Mode {
     /// With none.
+    #[default]
     Exclusive,
     /// With any number.
     Shared,
@@ -62,24 +68,31 @@ impl Mode {
     }
 }
 
+/// What a client asks for with `LOCK.ACQUIRE`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Acquire {
+    /// The lease in milliseconds.
+    pub lease_ms: u64,
+    /// How long the client would wait, 0 for ever.
+    pub block_ms: Option<u64>,
+    /// With how many others.
+    pub mode: Mode,
+    /// Which hold, if the client numbers it.
+    #[serde(default)]
+    pub hold: Option<u64>,
+    /// Whether the hold shall last as long as the connection.
+    pub session: bool,
+    /// If it waits by a place in the queue: how long what a message grants lasts
+    /// before it is claimed, in milliseconds.
+    #[serde(default)]
+    pub claim_ms: Option<u64>,
+}
+
 /// What a client asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
     /// `LOCK.ACQUIRE`
-    Acquire {
-        /// The lease in milliseconds.
-        lease_ms: u64,
-        /// How long the client would wait, 0 for ever.
-        block_ms: Option<u64>,
-        /// With how many others.
-        mode: Mode,
-        /// Whether the hold shall last as long as the connection.
-        session: bool,
-        /// If it waits by a place in the queue: how long what a message grants lasts
-        /// before it is claimed, in milliseconds.
-        #[serde(default)]
-        claim_ms: Option<u64>,
-    },
+    Acquire(Acquire),
     /// `LOCK.RENEW`
     Renew {
         /// The lease in milliseconds.
@@ -93,12 +106,22 @@ pub enum Request {
         hold: Option<u64>,
         /// The token that the client named.
         fence: Option<i64>,
+        /// Whether all holds of the owner.
+        #[serde(default)]
+        all: bool,
     },
     /// `PING`, which shows that the connection of a session lives.
     Ping,
     /// The client closes the connection of a session. The answer is there when
     /// it is closed.
     Close,
+    /// The set of the lock is read, and written back with this number in it.
+    Add {
+        /// No other addition has the same.
+        element: u64,
+    },
+    /// The set of the lock is read.
+    Read,
 }
 
 /// What the client heard.
@@ -137,8 +160,10 @@ pub enum Outcome {
     StillHeld,
     /// A renewal was answered 0, or a release null.
     NotHeld,
-    /// A ping was answered, or the connection is closed.
+    /// A ping was answered, the connection is closed, or an addition acknowledged.
     Done,
+    /// The set had these numbers.
+    Elements(Vec<u64>),
 }
 
 impl Outcome {
@@ -236,7 +261,7 @@ impl History {
 }
 
 /// Which promise was broken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ValueEnum)]
 pub enum Promise {
     /// Check 1.
     Tokens,
@@ -250,18 +275,14 @@ pub enum Promise {
     Liveness,
     /// Check 6.
     Deadlock,
+    /// Check 7.
+    Updates,
 }
 
 impl fmt::Display for Promise {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Tokens => "tokens",
-            Self::Exclusion => "exclusion",
-            Self::Possession => "possession",
-            Self::Order => "order",
-            Self::Liveness => "liveness",
-            Self::Deadlock => "deadlock",
-        })
+        let value = self.to_possible_value();
+        value.map_or(Ok(()), |value| f.write_str(value.get_name()))
     }
 }
 
@@ -320,8 +341,36 @@ impl fmt::Display for Operation {
 }
 
 impl Operation {
+    /// One that is sent now, on this connection of this client.
+    pub fn sent_now(
+        (client, connection): (usize, usize),
+        lock: &str,
+        owner: &str,
+        request: Request,
+    ) -> Self {
+        Self {
+            client,
+            connection,
+            lock: lock.to_owned(),
+            owner: owner.to_owned(),
+            request,
+            sent: clock::now(),
+            answered: None,
+            queued: None,
+            outcome: Outcome::Pending,
+        }
+    }
+
+    /// What it asks for, if it acquires.
+    fn asked(&self) -> Option<Acquire> {
+        match self.request {
+            Request::Acquire(asked) => Some(asked),
+            _ => None,
+        }
+    }
+
     fn acquires(&self) -> bool {
-        matches!(self.request, Request::Acquire { .. })
+        self.asked().is_some()
     }
 
     /// Whether it may have happened, and may still happen.
@@ -334,23 +383,17 @@ impl Operation {
 
     /// How many may hold the lock with it, if it acquires.
     fn limit(&self) -> Option<usize> {
-        match self.request {
-            Request::Acquire { mode, .. } => Some(mode.limit()),
-            _ => None,
-        }
+        self.asked().map(|asked| asked.mode.limit())
     }
 
     /// Whether it binds the hold to its connection.
     fn in_session(&self) -> bool {
-        matches!(self.request, Request::Acquire { session: true, .. })
+        self.asked().is_some_and(|asked| asked.session)
     }
 
     /// Whether it waits by a place in the queue.
     fn has_place(&self) -> bool {
-        let Request::Acquire { claim_ms, .. } = self.request else {
-            return false;
-        };
-        claim_ms.is_some()
+        self.request.is_for_place()
     }
 
     /// Whether a message told of its grant.
@@ -372,15 +415,12 @@ impl Operation {
         if let Outcome::Told { lease_ms, .. } = self.outcome {
             return Some(lease_ms);
         }
-        match self.request {
-            Request::Acquire {
-                lease_ms,
-                claim_ms: Some(claim_ms),
-                ..
-            } if self.unknown() && self.queued.is_some() => Some(lease_ms.min(claim_ms)),
-            Request::Acquire { lease_ms, .. } => Some(lease_ms),
-            _ => None,
-        }
+        let Acquire {
+            lease_ms, claim_ms, ..
+        } = self.asked()?;
+        let may_be_told = self.unknown() && self.queued.is_some();
+        let claim_ms = claim_ms.filter(|_| may_be_told);
+        Some(lease_ms.min(claim_ms.unwrap_or(lease_ms)))
     }
 
     /// The token that it named.
@@ -494,6 +534,7 @@ pub fn check_so_far(history: &History, tolerance: Nanos) -> Vec<Breach> {
     liveness::check_hand_offs(history, &tenancies, &times, &mut breaches);
     deadlocks::check_refusals(history, &tenancies, &mut breaches);
     deadlocks::check_waits(history, &tenancies, &mut breaches);
+    updates::check(history, &mut breaches);
     breaches
 }
 
@@ -506,6 +547,7 @@ mod possession;
 mod possible;
 mod times;
 mod tokens;
+mod updates;
 mod waits;
 
 use certain::CertainHold;

@@ -110,22 +110,28 @@ impl Journal {
         }
     }
 
-    /// Notes something that was done to the server.
-    pub fn interfered(
+    /// Notes something that was done to the server from this time until now.
+    pub fn interfered(&self, what: &str, effects: &[Effect], key: Option<&str>, from: Nanos) {
+        self.interfered_until(what, effects, key, (from, clock::now()));
+    }
+
+    /// As [`Journal::interfered`], with its end.
+    pub fn interfered_until(
         &self,
         what: &str,
-        effect: Effect,
+        effects: &[Effect],
         key: Option<&str>,
-        from: Nanos,
-        until: Nanos,
+        (from, until): (Nanos, Nanos),
     ) {
-        lock(&self.history).interferences.push(Interference {
+        let interference = |&effect| Interference {
             what: what.to_owned(),
             effect,
             lock: key.map(str::to_owned),
             from,
             until,
-        });
+        };
+        let interferences = effects.iter().map(interference);
+        lock(&self.history).interferences.extend(interferences);
     }
 
     /// Tells the observer of the queues that this operation may wait.

@@ -16,3 +16,4 @@ pub mod library;
 pub mod locks;
 pub mod observer;
 pub mod scene;
+pub mod words;

@@ -68,7 +68,6 @@
 //! `--restart-at-once` leaves the delay of the restart out. Then a correct Redlock,
 //! too, has to be found at fault, and the campaign shows that it can.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
@@ -77,8 +76,8 @@ use rand::{RngExt, SeedableRng};
 use redis_lock_testing::Setup;
 use tokio::runtime::Runtime;
 
-use crate::campaign::{Tally, Topology, counts, hurt_for, show, write_history};
-use crate::history::{self, History, Outcome, TOLERANCE};
+use crate::campaign::{Topology, counts, hurt_for, outcomes, show, write_history};
+use crate::history::{self, TOLERANCE};
 
 pub mod plan;
 pub mod scenes;
@@ -203,20 +202,4 @@ pub fn run(
     hurt.and(healed).and(ended)?;
     servers.await_empty()?;
     Ok(true)
-}
-
-/// What came of all operations. What shows that a section relies upon its lock is none.
-fn outcomes(history: &History) -> Tally {
-    let mut outcomes = BTreeMap::new();
-    for one in &history.operations {
-        if one.answered != Some(one.sent) {
-            let kind = match &one.outcome {
-                Outcome::Granted(_) | Outcome::GrantedWithoutToken => "granted".to_owned(),
-                Outcome::Error(code) => code.to_lowercase(),
-                other => format!("{other:?}").to_lowercase(),
-            };
-            *outcomes.entry(kind).or_default() += 1;
-        }
-    }
-    outcomes
 }

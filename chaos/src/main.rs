@@ -110,6 +110,9 @@ fn run(arguments: &Arguments, seed: u64) -> Result<bool, String> {
         )
     };
     let kept = match (client, topology) {
+        (Who::Commands, Topology::One) if arguments.failover.workload.is_some() => {
+            Err("a workload wants --topology sentinel or cluster".into())
+        }
         (Who::Commands, Topology::One) => {
             let many = (arguments.clients.unwrap_or(20), *locks);
             commands::run(

@@ -55,7 +55,7 @@ fn note_a_stop(journal: &Journal, what: &str, from: Nanos, meant: Duration) {
     let until = clock::now();
     let meant = u64::try_from(meant.as_nanos()).unwrap_or(Nanos::MAX);
     if until - from > PROMPT.saturating_add(meant) {
-        journal.interfered(what, Effect::StopsTheServer, None, from, until);
+        journal.interfered_until(what, &[Effect::StopsTheServer], None, (from, until));
     }
 }
 

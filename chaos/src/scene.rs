@@ -11,10 +11,13 @@ use redis_lock_testing::{
     Connection, Fate, Proxy, SOON, Server, Setup, Told, Wait, eventually, local,
 };
 
-use crate::clients::{CLAIM_TIMEOUT_MS, FaultsEnd, outcome, outcome_of_place};
+use crate::clients::{CLAIM_TIMEOUT_MS, FaultsEnd};
 use crate::fsync::Fsync;
-use crate::history::{self, Breach, Mode, Operation, Outcome, Request, TOLERANCE};
+use crate::history::{
+    self, Acquire, Breach, History, Mode, Operation, Outcome, Request, TOLERANCE,
+};
 use crate::journal::Journal;
+use crate::words::{outcome, outcome_of_place};
 use crate::{clock, observer};
 
 /// A server with its replica, and what happens there.
@@ -220,14 +223,19 @@ impl Scene {
         self.admin = there;
     }
 
+    /// What the clients saw.
+    pub fn history(&self) -> History {
+        self.journal.history()
+    }
+
     /// What is wrong with what the clients saw.
     pub fn breaches(&self) -> Vec<Breach> {
-        history::check(&self.journal.history(), TOLERANCE)
+        history::check(&self.history(), TOLERANCE)
     }
 
     /// What may be wrong while some wait.
     pub fn breaches_so_far(&self) -> Vec<Breach> {
-        history::check_so_far(&self.journal.history(), TOLERANCE)
+        history::check_so_far(&self.history(), TOLERANCE)
     }
 }
 
@@ -242,34 +250,38 @@ impl Drop for Scene {
 
 impl Party {
     fn begin(&mut self, lock: &str, request: Request) -> usize {
-        let operation = self.journal.began(Operation {
-            client: self.number,
-            connection: 1,
-            lock: lock.to_owned(),
-            owner: self.owner.clone(),
-            request,
-            sent: clock::now(),
-            answered: None,
-            queued: None,
-            outcome: Outcome::Pending,
-        });
+        let of = (self.number, 1);
+        let operation = Operation::sent_now(of, lock, &self.owner, request);
+        let operation = self.journal.began(operation);
         self.asked = Some((operation, request));
         operation
+    }
+
+    fn line(&self, lock: &str, request: Request) -> String {
+        request.line(lock, &self.owner, &self.owner)
+    }
+
+    fn send(&mut self, line: &str) {
+        let words: Vec<&str> = line.split(' ').collect();
+        let _ = self.connection.send(&words);
+    }
+
+    fn send_request(&mut self, lock: &str, request: Request) -> usize {
+        let operation = self.begin(lock, request);
+        self.send(&self.line(lock, request));
+        operation
+    }
+
+    fn perform(&mut self, lock: &str, request: Request) -> Outcome {
+        self.send_request(lock, request);
+        self.answer()
     }
 
     /// Asks for a lock, with options as on the command line, and doesn't wait for
     /// the answer.
     pub fn ask(&mut self, lock: &str, options: &str) {
-        let request = acquire(options);
-        let operation = self.begin(lock, request);
+        let operation = self.send_request(lock, Request::Acquire(acquire(options)));
         self.journal.may_wait(self.id, operation);
-        let line = format!("LOCK.ACQUIRE {lock} {} {options}", self.owner);
-        self.send(&line);
-    }
-
-    fn send(&mut self, line: &str) {
-        let words: Vec<&str> = line.split(' ').filter(|word| !word.is_empty()).collect();
-        let _ = self.connection.send(&words);
     }
 
     fn has_answer(&self) -> bool {
@@ -304,18 +316,24 @@ impl Party {
 
     /// Asks for a place in the queue for this long. There has to be one.
     pub fn queue(&mut self, lock: &str, options: &str, wait_ms: u64) {
-        let request = place(options, wait_ms, self.claim_ms);
-        let operation = self.begin(lock, request);
+        let operation = self.begin(lock, self.place(options, wait_ms));
         self.place = Some(operation);
         self.queue_again(lock, options, wait_ms);
         self.journal.queued(operation, Some(clock::now()));
     }
 
+    /// The request for a place that these options make.
+    fn place(&self, options: &str, wait_ms: u64) -> Request {
+        Request::Acquire(Acquire {
+            block_ms: Some(wait_ms),
+            claim_ms: Some(self.claim_ms),
+            ..acquire(options)
+        })
+    }
+
     /// Sends the same request again.
     pub fn queue_again(&mut self, lock: &str, options: &str, wait_ms: u64) {
-        let owner = &self.owner;
-        let line = format!("LOCK.ACQUIRE {lock} {owner} {options} QUEUE {wait_ms} {owner}");
-        self.send(&line);
+        self.send(&self.line(lock, self.place(options, wait_ms)));
         let deadline = Instant::now() + SOON;
         let Wait::Replied(Value::Int(0)) = self.connection.wait(|| Instant::now() < deadline)
         else {
@@ -350,11 +368,7 @@ impl Party {
     /// Asks for another lease, and doesn't wait for the answer.
     pub fn ask_to_renew(&mut self, lock: &str, lease_ms: u64) {
         let fence = None;
-        self.begin(lock, Request::Renew { lease_ms, fence });
-        self.send(&format!(
-            "LOCK.RENEW {lock} {} LEASE {lease_ms}",
-            self.owner
-        ));
+        self.send_request(lock, Request::Renew { lease_ms, fence });
     }
 
     /// Renews a lease.
@@ -365,17 +379,12 @@ impl Party {
 
     /// Gives one hold back.
     pub fn release(&mut self, lock: &str) -> Outcome {
-        let (hold, fence) = (None, None);
-        self.begin(lock, Request::Release { hold, fence });
-        self.send(&format!("LOCK.RELEASE {lock} {}", self.owner));
-        self.answer()
+        self.perform(lock, RELEASE)
     }
 
     /// Shows that the connection lives.
     pub fn ping(&mut self, lock: &str) -> Outcome {
-        self.begin(lock, Request::Ping);
-        self.send("PING");
-        self.answer()
+        self.perform(lock, Request::Ping)
     }
 
     /// Closes the connection.
@@ -388,73 +397,73 @@ impl Party {
     /// In one transaction gives the lock back and ends the connection of one that
     /// waits for it.
     pub fn release_and_kill(&mut self, lock: &str, mut victim: Party) {
-        let (hold, fence) = (None, None);
-        self.begin(lock, Request::Release { hold, fence });
-        let release = format!("LOCK.RELEASE {lock} {}", self.owner);
+        let operation = self.begin(lock, RELEASE);
         let kill = format!("CLIENT KILL ID {}", victim.id);
-        self.transaction(&[&release, &kill]);
+        let reply = self.transaction(&[&self.line(lock, RELEASE), &kill]);
+        self.end(operation, outcome(RELEASE, reply, 0));
         victim.answer_or(Outcome::Lost);
     }
 
     /// In one transaction ends the connection of a session and asks for the lock.
     pub fn kill_and_acquire(&mut self, lock: &str, mut session: Party, options: &str) -> Outcome {
-        let closing = session.begin(lock, Request::Close);
-        self.journal.ended(closing, clock::now(), Outcome::Done);
-        self.begin(lock, acquire(options));
-        let kill = format!("CLIENT KILL ID {}", session.id);
-        let acquire = format!("LOCK.ACQUIRE {lock} {} {options}", self.owner);
-        self.transaction(&[&kill, &acquire])
+        let kill = session.ends(lock);
+        let request = Request::Acquire(acquire(options));
+        let operation = self.begin(lock, request);
+        let reply = self.transaction(&[&kill, &self.line(lock, request)]);
+        self.end(operation, outcome(request, reply, 0))
     }
 
     /// In one transaction ends the connection to which a place is bound, takes another
     /// lock, and gives this one back.
     pub fn kill_acquire_and_release(&mut self, session: &mut Party, another: &str, lock: &str) {
-        let closing = session.begin(lock, Request::Close);
-        self.journal.ended(closing, clock::now(), Outcome::Done);
-        let options = "LEASE 1000";
-        let acquiring = self.begin(another, acquire(options));
-        let (hold, fence) = (None, None);
-        let releasing = self.begin(lock, Request::Release { hold, fence });
-        let owner = &self.owner;
-        let lines = [
-            "MULTI".to_owned(),
-            format!("CLIENT KILL ID {}", session.id),
-            format!("LOCK.ACQUIRE {another} {owner} {options}"),
-            format!("LOCK.RELEASE {lock} {owner}"),
-            "EXEC".to_owned(),
-        ];
-        for line in &lines {
-            self.send(line);
-        }
-        let deadline = Instant::now() + SOON;
-        let wait = self.connection.wait_for(5, || Instant::now() < deadline);
-        let Wait::Replied(Value::Array(replies)) = wait else {
-            panic!("a transaction is answered");
+        let kill = session.ends(lock);
+        let request = Request::Acquire(acquire("LEASE 1000"));
+        let acquiring = self.begin(another, request);
+        let releasing = self.begin(lock, RELEASE);
+        let (acquire, release) = (self.line(another, request), self.line(lock, RELEASE));
+        let reply = self.transaction(&[&kill, &acquire, &release]);
+        let Value::Array(replies) = reply else {
+            panic!("{reply:?}");
         };
         let [_, Value::Int(token), Value::Int(1)] = replies[..] else {
             panic!("{replies:?}");
         };
-        let now = clock::now();
-        self.journal.ended(acquiring, now, Outcome::Granted(token));
-        self.journal.ended(releasing, now, Outcome::Released);
+        self.end(acquiring, Outcome::Granted(token));
+        self.end(releasing, Outcome::Released);
     }
 
-    fn transaction(&mut self, lines: &[&str]) -> Outcome {
-        let lines = ["MULTI"].into_iter().chain(lines.iter().copied());
-        for line in lines.chain(["EXEC"]) {
-            self.send(line);
-        }
-        let deadline = Instant::now() + SOON;
-        let wait = self.connection.wait_for(4, || Instant::now() < deadline);
-        let (operation, request) = self.asked.take().expect("something was asked");
-        let Wait::Replied(value) = wait else {
-            panic!("a transaction is answered");
-        };
-        let outcome = outcome(request, value, 0);
+    /// Its connection is to end with a session. Returns the command that ends it.
+    fn ends(&mut self, lock: &str) -> String {
+        let closing = self.begin(lock, Request::Close);
+        self.end(closing, Outcome::Done);
+        format!("CLIENT KILL ID {}", self.id)
+    }
+
+    fn end(&mut self, operation: usize, outcome: Outcome) -> Outcome {
+        self.asked = None;
         self.journal.ended(operation, clock::now(), outcome.clone());
         outcome
     }
+
+    fn transaction(&mut self, lines: &[&str]) -> Value {
+        for line in [&["MULTI"], lines, &["EXEC"]].concat() {
+            self.send(line);
+        }
+        let (replies, deadline) = (lines.len() + 2, Instant::now() + SOON);
+        let wait = (self.connection).wait_for(replies, || Instant::now() < deadline);
+        let Wait::Replied(value) = wait else {
+            panic!("a transaction is answered");
+        };
+        value
+    }
 }
+
+/// The release of one hold.
+const RELEASE: Request = Request::Release {
+    hold: None,
+    fence: None,
+    all: false,
+};
 
 fn call(connection: &mut Connection, words: &[&str]) -> Value {
     connection.call(words).expect("the server answers")
@@ -465,28 +474,8 @@ fn replication(connection: &mut Connection) -> String {
     info.expect("the server answers")
 }
 
-/// The request for a place that these options make.
-fn place(options: &str, wait_ms: u64, claim_ms: u64) -> Request {
-    let Request::Acquire {
-        lease_ms,
-        mode,
-        session,
-        ..
-    } = acquire(options)
-    else {
-        unreachable!("it acquires");
-    };
-    Request::Acquire {
-        lease_ms,
-        block_ms: Some(wait_ms),
-        mode,
-        session,
-        claim_ms: Some(claim_ms),
-    }
-}
-
 /// The request that these options make.
-fn acquire(options: &str) -> Request {
+fn acquire(options: &str) -> Acquire {
     let words: Vec<&str> = options.split(' ').collect();
     let number = |name: &str| {
         let at = words.iter().position(|word| *word == name)?;
@@ -497,10 +486,11 @@ fn acquire(options: &str) -> Request {
         None if words.contains(&"SHARED") => Mode::Shared,
         None => Mode::Exclusive,
     };
-    Request::Acquire {
+    Acquire {
         lease_ms: number("LEASE").unwrap_or(30_000),
         block_ms: number("BLOCK"),
         mode,
+        hold: number("HOLD"),
         session: words.contains(&"SESSION"),
         claim_ms: None,
     }

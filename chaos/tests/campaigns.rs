@@ -148,6 +148,13 @@ fn acknowledged_holds_outlive_a_promotion() {
     assert_sound(&format!("--topology sentinel {ONE_PROMOTION}"));
 }
 
+/// Though nothing protects the locks themselves.
+#[test]
+fn what_a_guard_let_pass_outlives_a_promotion() {
+    let mode = "--topology sentinel --mode plain --workload guarded-set";
+    assert_sound(&format!("{mode} {ONE_PROMOTION}"));
+}
+
 #[test]
 fn a_grace_period_keeps_two_owners_apart_over_a_promotion() {
     let mode = "--topology sentinel --mode grace --lease-max 700";

@@ -3,8 +3,10 @@
 
 mod planted;
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
+use redis_lock_chaos::campaign::write_history;
 use redis_lock_chaos::history::{Breach, Outcome, Promise};
 use redis_lock_chaos::scene::{Party, Scene};
 use redis_lock_testing::{Setup, binary, eventually};
@@ -23,6 +25,13 @@ fn play(fault: &str, scene: impl Fn(&mut Scene)) -> Vec<Breach> {
     let setup = Setup::of(binary()).module(planted::module());
     let mut stage = Scene::start(setup.environment("REDISLOCK_PLANTED_FAULT", fault));
     scene(&mut stage);
+    // For somebody else to judge: the name says what it has to find.
+    if let Some(folder) = std::env::var_os("REDISLOCK_HISTORIES") {
+        let test = std::thread::current();
+        let test = test.name().unwrap_or_default();
+        let file = format!("{test}.{}.jsonl", fault.replace('/', "-"));
+        write_history(&stage.history(), &Path::new(&folder).join(file)).unwrap();
+    }
     stage.breaches()
 }
 

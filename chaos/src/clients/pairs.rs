@@ -3,8 +3,8 @@
 
 use rand::RngExt;
 
-use super::{Ask, Client, Extent, LEASE_MS_MAX};
-use crate::history::{Mode, Outcome};
+use super::{Client, Extent, LEASE_MS_MAX};
+use crate::history::{Acquire, Mode, Outcome};
 use crate::locks::{Kind, in_database};
 
 impl Client {
@@ -13,12 +13,10 @@ impl Client {
         self.owners += 1;
         let (first, second) = self.locks.any_two(Kind::Paired, &mut self.rng);
         let [first, second] = [first, second].map(|key| in_database(self.database, &key));
-        let ask = Ask {
+        let ask = Acquire {
             lease_ms: LEASE_MS_MAX,
             block_ms: Some(self.rng.random_range(300..=1000)),
-            mode: Mode::Exclusive,
-            hold: None,
-            session: false,
+            ..Acquire::default()
         };
         let by_place = self.is_direct() && self.rng.random_bool(0.4);
         let usual = by_place.then(|| self.connection.take());
@@ -31,7 +29,7 @@ impl Client {
             } else {
                 Mode::Exclusive
             };
-            let ask = Ask { mode, ..ask };
+            let ask = Acquire { mode, ..ask };
             let outcome = match by_place {
                 true => self.acquire_by_place(&second, ask),
                 false => self.acquire(&second, ask),

@@ -12,12 +12,12 @@ use redis_lock_testing::Told;
 
 use super::sessions::SESSION_LEASE_MS_MIN;
 use super::{
-    Ask, CLAIM_TIMEOUT_MS, Client, Connected, Ears, Extent, LEASE_MS_MAX, Route, Section, Wrap,
-    outcome_of_place, place_words,
+    CLAIM_TIMEOUT_MS, Client, Connected, Ears, Extent, LEASE_MS_MAX, Route, Section, Wrap,
 };
 use crate::clock;
-use crate::history::{MS, Mode, Nanos, Outcome, Request};
-use crate::locks::{database_and_key, in_database};
+use crate::history::{Acquire, MS, Nanos, Outcome, Request};
+use crate::locks::in_database;
+use crate::words::outcome_of_place;
 
 const LOOK_EVERY: Duration = Duration::from_millis(4);
 
@@ -25,8 +25,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(4);
 struct Place {
     owner: usize,
     lock: String,
-    ask: Ask,
-    request: Request,
+    ask: Acquire,
     operation: usize,
     connection: usize,
     sent: Nanos,
@@ -66,7 +65,7 @@ impl Client {
                 self.owners += 1;
                 let (lock, mode) = self.any_lock();
                 let session = self.rng.random_bool(0.2);
-                let ask = Ask {
+                let ask = Acquire {
                     lease_ms: match session {
                         true => self.rng.random_range(SESSION_LEASE_MS_MIN..=LEASE_MS_MAX),
                         false => self.any_lease_ms(),
@@ -75,6 +74,7 @@ impl Client {
                     mode,
                     hold: self.rng.random_bool(0.5).then_some(1),
                     session,
+                    ..Acquire::default()
                 };
                 line.extend(self.stand_in_line(&lock, ask));
             }
@@ -93,12 +93,11 @@ impl Client {
         let usual = self.connection.take();
         let in_resp3 = self.rng.random_bool(0.5);
         if self.open_ears(in_resp3) {
-            let ask = Ask {
+            let ask = Acquire {
                 lease_ms: LEASE_MS_MAX,
                 block_ms: Some(60_000),
-                mode: Mode::Exclusive,
                 hold: Some(1),
-                session: false,
+                ..Acquire::default()
             };
             let line = self.stand_in_line(lock, ask);
             self.serve(line.into_iter().collect());
@@ -111,12 +110,11 @@ impl Client {
     pub(super) fn idle_place(&mut self, lock: &str, is_heard: bool) -> Option<Idle> {
         self.owners += 1;
         let in_resp3 = self.rng.random_bool(0.5);
-        let ask = Ask {
+        let ask = Acquire {
             lease_ms: self.rng.random_range(CLAIM_TIMEOUT_MS..=LEASE_MS_MAX),
             block_ms: Some(3000),
-            mode: Mode::Exclusive,
-            hold: None,
             session: is_heard,
+            ..Acquire::default()
         };
         let is_open = self.open_ears(in_resp3);
         let place = is_open.then(|| self.stand_in_line(lock, ask)).flatten();
@@ -152,7 +150,7 @@ impl Client {
     }
 
     /// Waits for a lock by a place, and does nothing else meanwhile.
-    pub(super) fn acquire_by_place(&mut self, lock: &str, ask: Ask) -> Outcome {
+    pub(super) fn acquire_by_place(&mut self, lock: &str, ask: Acquire) -> Outcome {
         let place = match self.ask_for_place(lock, ask) {
             Ok(place) => place,
             Err(outcome) => return outcome,
@@ -185,7 +183,7 @@ impl Client {
     }
 
     /// Asks for a place. Returns it, if there is one.
-    fn stand_in_line(&mut self, lock: &str, ask: Ask) -> Option<Place> {
+    fn stand_in_line(&mut self, lock: &str, ask: Acquire) -> Option<Place> {
         let asked = self.ask_for_place(lock, ask);
         if let Err(Outcome::Granted(token)) = asked {
             self.hold(lock, ask, token, false);
@@ -194,17 +192,21 @@ impl Client {
     }
 
     /// Asks for a place, or comes to another end.
-    fn ask_for_place(&mut self, lock: &str, ask: Ask) -> Result<Place, Outcome> {
+    fn ask_for_place(&mut self, lock: &str, ask: Acquire) -> Result<Place, Outcome> {
         let wrap = match self.rng.random_range(0..10) {
             0 => Wrap::Script,
             1 if self.may_wrap_in_transaction() => Wrap::Transaction(None),
             _ => Wrap::Plain,
         };
         let connected = self.connected();
-        let ears = self.ears.as_ref().ok_or(Outcome::Lost)?;
-        let channel = ears.channel.clone();
-        let (request, words) = place_words(ask, &channel);
-        let asked = self.ask(connected, "LOCK.ACQUIRE", lock, request, &words, wrap);
+        if self.ears.is_none() {
+            return Err(Outcome::Lost);
+        }
+        let ask = Acquire {
+            claim_ms: Some(CLAIM_TIMEOUT_MS),
+            ..ask
+        };
+        let asked = self.ask(connected, lock, Request::Acquire(ask), wrap);
         let (operation, sent) = (asked.operation, asked.sent);
         let connection = asked.connected.number;
         let (outcome, connected) = self.hear(asked);
@@ -218,7 +220,6 @@ impl Client {
             owner: self.owners,
             lock: lock.to_owned(),
             ask,
-            request,
             operation,
             connection,
             sent,
@@ -229,7 +230,7 @@ impl Client {
         })
     }
 
-    fn any_doubt(&mut self, sent: Nanos, ask: Ask) -> Option<(Nanos, Doubt)> {
+    fn any_doubt(&mut self, sent: Nanos, ask: Acquire) -> Option<(Nanos, Doubt)> {
         let is_direct = matches!(self.route, Route::Direct(_));
         let doubt = match self.rng.random_range(0..10) {
             _ if self.faults_over() => return None,
@@ -355,36 +356,28 @@ impl Client {
         let place = &mut line[index];
         // On another connection it would be another session.
         let is_other_session = place.ask.session && connected.number != place.connection;
-        let (Some(ears), 1.., false) = (&self.ears, left_ms, is_other_session) else {
+        let (true, 1.., false) = (self.ears.is_some(), left_ms, is_other_session) else {
             self.connection = Some(connected);
             return;
         };
         place.is_sent_again = true;
-        let ask = Ask {
+        let ask = Acquire {
             block_ms: Some(left_ms),
             ..place.ask
         };
-        let (request, words) = place_words(ask, &ears.channel);
         let asked = match self.route {
             Route::Direct(_) => {
-                let (owner, (_, key)) = (self.owner(), database_and_key(&place.lock));
-                let mut words: Vec<&str> = words.iter().map(String::as_str).collect();
-                words.splice(..0, ["LOCK.ACQUIRE", key, &owner]);
-                Self::transmit(
-                    connected,
-                    place.operation,
-                    place.request,
-                    clock::now(),
-                    &[words],
-                )
+                let line = self.line(&place.lock, Request::Acquire(ask));
+                let words = line.split(' ').collect();
+                let (operation, request) = (place.operation, Request::Acquire(place.ask));
+                Self::transmit(connected, operation, request, clock::now(), &[words])
             }
             Route::Proxied(_) => {
                 self.journal
                     .ended(place.operation, clock::now(), Outcome::GivenUp);
-                let (command, wrap) = ("LOCK.ACQUIRE", Wrap::Plain);
-                let asked = self.ask(connected, command, &place.lock, request, &words, wrap);
+                let asked = self.ask(connected, &place.lock, Request::Acquire(ask), Wrap::Plain);
                 (place.operation, place.sent) = (asked.operation, asked.sent);
-                (place.ask, place.request) = (ask, request);
+                place.ask = ask;
                 asked
             }
         };
@@ -421,7 +414,7 @@ impl Client {
     }
 
     /// Has the lock, by a reply or by a message that is to be claimed.
-    fn hold(&mut self, lock: &str, ask: Ask, token: i64, is_told: bool) {
+    fn hold(&mut self, lock: &str, ask: Acquire, token: i64, is_told: bool) {
         let mut section = Section {
             numbered: true,
             ..Section::of(lock, ask, token)
@@ -435,9 +428,10 @@ impl Client {
         let claims = match way {
             // As who does not trust its ears.
             0..=2 => {
-                let ask = Ask {
+                let ask = Acquire {
                     block_ms: None,
                     hold: Some(1),
+                    claim_ms: None,
                     ..ask
                 };
                 let outcome = self.acquire(lock, ask);

@@ -6,10 +6,11 @@ use rand::RngExt;
 
 use redis_lock_testing::Wait;
 
-use super::{Ask, Asked, CLAIM_TIMEOUT_MS, Client, Extent, Section, Wrap, outcome, release_words};
+use super::{Asked, CLAIM_TIMEOUT_MS, Client, Extent, Section, Wrap};
 use crate::clock;
-use crate::history::{MS, Mode, Outcome};
+use crate::history::{Acquire, MS, Mode, Outcome, Request};
 use crate::locks::in_database;
+use crate::words::outcome;
 
 /// How a hold ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -31,12 +32,11 @@ impl Client {
             1 => (End::Session, 600..=1200),
             _ => (End::ReleaseToTheDead, 1500..=2000),
         };
-        let ask = Ask {
+        let ask = Acquire {
             lease_ms: self.rng.random_range(lease_ms),
             block_ms: Some(500),
-            mode: Mode::Exclusive,
-            hold: None,
             session: end == End::Session,
+            ..Acquire::default()
         };
         // A session has a connection of its own.
         let usual = self.connection.take();
@@ -48,9 +48,9 @@ impl Client {
                 let staying = self.quiet_waiter(&lock, ask);
                 let (waiter, killed) = (self.owners, Some(dying.connected.id));
                 self.owners = holder;
-                let (request, words) = release_words(None, Extent::All);
-                let wrap = Wrap::Transaction(killed);
-                let asked = self.ask(own, "LOCK.RELEASE", &lock, request, &words, wrap);
+                let (hold, fence, all) = (None, None, true);
+                let request = Request::Release { hold, fence, all };
+                let asked = self.ask(own, &lock, request, Wrap::Transaction(killed));
                 self.hear(asked);
                 self.see_killed(dying);
                 self.owners = waiter;
@@ -101,15 +101,15 @@ impl Client {
     }
 
     /// Another owner waits for some time.
-    fn quiet_waiter(&mut self, lock: &str, ask: Ask) -> Asked {
+    fn quiet_waiter(&mut self, lock: &str, ask: Acquire) -> Asked {
         self.owners += 1;
         let connected = self.connected();
-        let ask = Ask {
+        let ask = Acquire {
             block_ms: Some(1500),
             session: false,
             ..ask
         };
-        let asked = self.ask_for(connected, lock, ask, Wrap::Plain);
+        let asked = self.ask(connected, lock, Request::Acquire(ask), Wrap::Plain);
         self.sleep(20, 60);
         asked
     }

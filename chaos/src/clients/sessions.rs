@@ -2,9 +2,9 @@
 
 use rand::RngExt;
 
-use super::{Ask, Client, Connected, Extent, LEASE_MS_MAX, Route};
+use super::{Client, Connected, Extent, LEASE_MS_MAX, Route};
 use crate::clock;
-use crate::history::{Outcome, Request};
+use crate::history::{Acquire, Outcome, Request};
 
 /// The server must find the time to renew even the shortest.
 pub(super) const SESSION_LEASE_MS_MIN: u64 = 600;
@@ -15,12 +15,12 @@ impl Client {
         let usual = self.connection.take();
         self.owners += 1;
         let (lock, mode) = self.any_lock();
-        let ask = Ask {
+        let ask = Acquire {
             lease_ms: self.rng.random_range(SESSION_LEASE_MS_MIN..=LEASE_MS_MAX),
             block_ms: self.any_block_ms(),
             mode,
-            hold: None,
             session: true,
+            ..Acquire::default()
         };
         if let Outcome::Granted(token) = self.acquire(&lock, ask)
             && self.keep_session(&lock, ask, token)
@@ -40,7 +40,7 @@ impl Client {
 
     /// Works without a renewal, now and then for longer than the lease. Says
     /// whether the connection lives, and with it the hold.
-    fn keep_session(&mut self, lock: &str, ask: Ask, token: i64) -> bool {
+    fn keep_session(&mut self, lock: &str, ask: Acquire, token: i64) -> bool {
         let rest_ms = if self.rng.random_bool(0.1) {
             ask.lease_ms
         } else {
@@ -80,7 +80,7 @@ impl Client {
     }
 
     pub(super) fn close(&mut self, lock: &str, connected: Connected) {
-        let operation = self.began(lock, Request::Close, connected.number, clock::now());
+        let (operation, _) = self.began(lock, Request::Close, connected.number);
         drop(connected);
         self.journal.ended(operation, clock::now(), Outcome::Done);
     }

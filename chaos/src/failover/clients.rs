@@ -1,7 +1,6 @@
 //! Clients that follow the primary, count their leases themselves, and write
 //! down what they see. [`super`] says what they keep to.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -12,12 +11,13 @@ use rand::rngs::StdRng;
 use redis::Value;
 use redis_lock_testing::{Connection, Told, Wait, info_field, reply_text};
 
-use crate::clients::{outcome, outcome_of_place};
 use crate::clock;
 use crate::failover::fleet::{Guide, SIDES};
 use crate::failover::protection::Protection;
-use crate::history::{MS, Mode, Nanos, Operation, Outcome, Request};
+use crate::failover::workload::Workload;
+use crate::history::{Acquire, MS, Nanos, Operation, Outcome, Request};
 use crate::journal::Journal;
+use crate::words::{outcome, outcome_of_place};
 
 /// What a client keeps in hand of a lease.
 const IN_HAND: Nanos = 20 * MS;
@@ -32,7 +32,7 @@ const HOLD_MS_MAX: u64 = 6000;
 const RESENT_MAX: usize = 5;
 
 /// How long each lock may take to be had when all is well.
-const LAST_WAIT: Nanos = 30_000 * MS;
+pub(super) const LAST_WAIT: Nanos = 30_000 * MS;
 
 /// What an answer counts as that says nothing about whether a hold is there.
 const DISMISSED: &str = "DISMISSED";
@@ -49,6 +49,8 @@ pub struct Shared {
     pub protection: Protection,
     /// The locks.
     pub locks: Vec<String>,
+    /// What they are used for, if for anything.
+    pub workload: Option<Workload>,
     /// Whether the faults are over.
     pub over: AtomicBool,
     /// How often a lock was granted.
@@ -57,38 +59,30 @@ pub struct Shared {
 
 impl Shared {
     /// Nothing has happened yet.
-    pub fn new(guide: Guide, protection: Protection, prefix: &str, locks: Vec<String>) -> Self {
+    pub fn new(
+        guide: Guide,
+        protection: Protection,
+        prefix: &str,
+        locks: Vec<String>,
+        workload: Option<Workload>,
+    ) -> Self {
         Self {
             journal: Journal::default(),
             guide,
             prefix: prefix.to_owned(),
             protection,
             locks,
+            workload,
             over: AtomicBool::new(false),
             grants: AtomicUsize::new(0),
         }
     }
-
-    /// What came of all operations, by kind.
-    pub fn outcomes(&self) -> BTreeMap<String, usize> {
-        let mut counts = BTreeMap::new();
-        for operation in self.journal.history().operations {
-            let kind = match operation.outcome {
-                Outcome::Granted(_) => "granted".to_owned(),
-                Outcome::Told { .. } => "told".to_owned(),
-                Outcome::Error(code) => code,
-                other => format!("{other:?}").to_lowercase(),
-            };
-            *counts.entry(kind).or_default() += 1;
-        }
-        counts
-    }
 }
 
 /// A connection to the primary, or one that was.
-struct Connected {
-    connection: Connection,
-    number: usize,
+pub(super) struct Connected {
+    pub(super) connection: Connection,
+    pub(super) number: usize,
     node: usize,
     /// The name of the primary's data: another one after each promotion.
     reign: String,
@@ -102,22 +96,11 @@ struct Connected {
     told: Option<Told>,
 }
 
-/// How a client asks for a lock.
-#[derive(Clone, Copy)]
-struct Ask {
-    lease_ms: u64,
-    block_ms: Option<u64>,
-    /// Whether it waits by a place in the queue.
-    by_place: bool,
-    /// Whether the hold has a number, so that it may be asked for again.
-    numbered: bool,
-}
-
 /// A hold as its client sees it.
-struct Hold {
-    lock: String,
-    ask: Ask,
-    token: i64,
+pub(super) struct Hold {
+    pub(super) lock: String,
+    pub(super) ask: Acquire,
+    pub(super) token: i64,
     valid_until: Nanos,
     /// The reign in which it was told of last.
     reign: String,
@@ -125,10 +108,10 @@ struct Hold {
 
 /// A client. It is another owner for each holding.
 pub struct Client {
-    id: usize,
-    rng: StdRng,
-    shared: Arc<Shared>,
-    connected: Option<Connected>,
+    pub(super) id: usize,
+    pub(super) rng: StdRng,
+    pub(super) shared: Arc<Shared>,
+    pub(super) connected: Option<Connected>,
     connections: usize,
     holdings: usize,
 }
@@ -160,16 +143,21 @@ impl Client {
         self.shared.over.load(Ordering::SeqCst)
     }
 
-    fn sleep(&mut self, from_ms: u64, to_ms: u64) {
+    /// A number that no other holding has.
+    pub(super) fn element(&self) -> u64 {
+        (1_000_000 * self.id + self.holdings) as u64
+    }
+
+    pub(super) fn sleep(&mut self, from_ms: u64, to_ms: u64) {
         let ms = self.rng.random_range(from_ms..=to_ms);
         thread::sleep(Duration::from_millis(ms));
     }
 
-    fn owner(&self) -> String {
+    pub(super) fn owner(&self) -> String {
         format!("client{}-{}", self.id, self.holdings)
     }
 
-    fn any_ask(&mut self) -> Ask {
+    fn any_ask(&mut self) -> Acquire {
         let most = self.shared.protection.lease_max_ms;
         let lease_ms = if self.rng.random_bool(0.5) {
             self.rng.random_range(100..=600)
@@ -178,12 +166,13 @@ impl Client {
         };
         let waits = self.rng.random_bool(0.6);
         let by_place = waits && self.rng.random_bool(0.5);
-        Ask {
+        Acquire {
             lease_ms,
             block_ms: waits.then(|| self.rng.random_range(50..=BLOCK_MS_MAX)),
-            by_place,
+            claim_ms: by_place.then(|| self.shared.protection.claim_ms()),
             // A place is for a first hold anyway.
-            numbered: by_place || self.rng.random_bool(0.7),
+            hold: (by_place || self.rng.random_bool(0.7)).then_some(1),
+            ..Acquire::default()
         }
     }
 
@@ -200,6 +189,10 @@ impl Client {
         if ask.block_ms.is_some() && !self.renew(&mut hold, true) {
             return;
         }
+        if let Some(workload) = self.shared.workload {
+            self.add(workload, &hold);
+            return self.release(&hold);
+        }
         let keep_ms = match self.rng.random_range(0..10) {
             0..8 => self.rng.random_range(0..=60),
             _ => self.rng.random_range(60..=HOLD_MS_MAX),
@@ -209,7 +202,7 @@ impl Client {
             let third = hold.ask.lease_ms / 3;
             let left_ms = end.saturating_sub(clock::now()) / MS;
             self.sleep(0, third.min(left_ms));
-            let still_holds = if ask.numbered && self.rng.random_bool(0.2) {
+            let still_holds = if ask.hold.is_some() && self.rng.random_bool(0.2) {
                 // It may be a grace period that does not confirm it.
                 self.confirm(&mut hold) || self.shared.protection.grace_ms() > 0
             } else {
@@ -225,7 +218,7 @@ impl Client {
     }
 
     /// Asks for a lock, again if nobody knows what became of it.
-    fn take(&mut self, lock: &str, ask: Ask) -> Option<Hold> {
+    fn take(&mut self, lock: &str, ask: Acquire) -> Option<Hold> {
         for _ in 0..RESENT_MAX {
             let (sent, outcome) = self.acquire(lock, ask, None);
             match outcome {
@@ -243,12 +236,12 @@ impl Client {
                     });
                 }
                 Outcome::NotAvailable => return None,
-                _ if !ask.numbered || self.is_over() => break,
+                _ if ask.hold.is_none() || self.is_over() => break,
                 _ => {}
             }
         }
-        let all = (vec!["ALL".to_owned()], None, None);
-        self.release_with(lock, all, None);
+        let (hold, fence, all) = (None, None, true);
+        self.perform(lock, Request::Release { hold, fence, all }, None);
         None
     }
 
@@ -266,11 +259,9 @@ impl Client {
         let lock = hold.lock.clone();
         let lease_ms = hold.ask.lease_ms;
         let fence = self.rng.random_bool(0.5).then_some(hold.token);
-        let mut words = vec!["LEASE".to_owned(), lease_ms.to_string()];
-        words.extend(fence_words(fence));
         let request = Request::Renew { lease_ms, fence };
         self.repeat(hold, at_once, |client, hold| {
-            client.perform("LOCK.RENEW", &lock, request, &words, Some(hold))
+            client.perform(&lock, request, Some(hold))
         })
     }
 
@@ -306,42 +297,30 @@ impl Client {
 
     fn release(&mut self, hold: &Hold) {
         let fence = self.rng.random_bool(0.5).then_some(hold.token);
-        let number = hold.ask.numbered.then_some(1);
-        let words = match number {
-            Some(number) => vec!["HOLD".to_owned(), number.to_string()],
-            None => vec!["ALL".to_owned()],
+        let request = Request::Release {
+            hold: hold.ask.hold,
+            fence,
+            all: hold.ask.hold.is_none(),
         };
         for _ in 0..RESENT_MAX {
             let believed = (clock::now() < hold.valid_until).then_some(hold);
-            let extent = (words.clone(), number, fence);
-            let outcome = self.release_with(&hold.lock, extent, believed);
+            let (_, outcome) = self.perform(&hold.lock, request, believed);
             if matches!(outcome, Outcome::Released | Outcome::NotHeld) || self.is_over() {
                 return;
             }
         }
     }
 
-    /// Releases as these words say, which name that hold and token.
-    fn release_with(
-        &mut self,
-        lock: &str,
-        (mut words, hold, fence): (Vec<String>, Option<u64>, Option<i64>),
-        believed: Option<&Hold>,
-    ) -> Outcome {
-        words.extend(fence_words(fence));
-        let request = Request::Release { hold, fence };
-        self.perform("LOCK.RELEASE", lock, request, &words, believed)
-            .1
-    }
-
     /// Takes a lock when all is well, which has to succeed, and gives it back.
     fn last_holding(&mut self, lock: &str) -> Result<(), String> {
         self.holdings += 1;
-        let ask = Ask {
+        let by_place = self.rng.random_bool(0.5);
+        let ask = Acquire {
             lease_ms: self.shared.protection.lease_max_ms,
             block_ms: Some(BLOCK_MS_MAX),
-            by_place: self.rng.random_bool(0.5),
-            numbered: true,
+            claim_ms: by_place.then(|| self.shared.protection.claim_ms()),
+            hold: Some(1),
+            ..Acquire::default()
         };
         let wait = LAST_WAIT + self.shared.protection.grace_ms() * MS;
         let deadline = clock::now() + wait;
@@ -356,30 +335,11 @@ impl Client {
         }
     }
 
-    fn acquire(&mut self, lock: &str, ask: Ask, hold: Option<&Hold>) -> (Nanos, Outcome) {
-        let mut words = vec!["LEASE".to_owned(), ask.lease_ms.to_string()];
+    fn acquire(&mut self, lock: &str, ask: Acquire, hold: Option<&Hold>) -> (Nanos, Outcome) {
         // A holder never waits.
-        let by_place = ask.by_place && hold.is_none();
-        if let Some(block_ms) = ask.block_ms {
-            let how = if by_place { "QUEUE" } else { "BLOCK" };
-            words.extend([how.to_owned(), block_ms.to_string()]);
-        }
-        if by_place {
-            let connected = self.connect();
-            words.push(connected.channel.clone());
-            self.connected = Some(connected);
-        }
-        if ask.numbered {
-            words.extend(["HOLD".to_owned(), "1".to_owned()]);
-        }
-        let request = Request::Acquire {
-            lease_ms: ask.lease_ms,
-            block_ms: ask.block_ms,
-            mode: Mode::Exclusive,
-            session: false,
-            claim_ms: by_place.then(|| self.shared.protection.claim_ms()),
-        };
-        let (sent, outcome) = self.perform("LOCK.ACQUIRE", lock, request, &words, hold);
+        let claim_ms = ask.claim_ms.filter(|_| hold.is_none());
+        let request = Request::Acquire(Acquire { claim_ms, ..ask });
+        let (sent, outcome) = self.perform(lock, request, hold);
         if outcome.token().is_some() {
             self.shared.grants.fetch_add(1, Ordering::SeqCst);
         }
@@ -390,32 +350,22 @@ impl Client {
     /// that the owner has by its own count.
     fn perform(
         &mut self,
-        command: &str,
         lock: &str,
         request: Request,
-        words: &[String],
         believed: Option<&Hold>,
     ) -> (Nanos, Outcome) {
         let mut connected = self.connect();
         let owner = self.owner();
         let block_ms = match request {
-            Request::Acquire { block_ms, .. } => block_ms.unwrap_or(0),
+            Request::Acquire(asked) => asked.block_ms.unwrap_or(0),
             _ => 0,
         };
-        let mut line = vec![command, lock, &owner];
-        line.extend(words.iter().map(String::as_str));
-        let sent = clock::now();
-        let operation = self.shared.journal.began(Operation {
-            client: self.id,
-            connection: connected.number,
-            lock: lock.to_owned(),
-            owner: owner.clone(),
-            request,
-            sent,
-            answered: None,
-            queued: None,
-            outcome: Outcome::Pending,
-        });
+        let line = request.line(lock, &owner, &connected.channel);
+        let line: Vec<&str> = line.split(' ').collect();
+        let of = (self.id, connected.number);
+        let operation = Operation::sent_now(of, lock, &owner, request);
+        let sent = operation.sent;
+        let operation = self.shared.journal.began(operation);
         let deadline = sent + (self.shared.protection.response_ms() + block_ms) * MS;
         let heard = match connected.connection.send(&line) {
             Ok(()) => connected.outcome_of(request, &owner, deadline),
@@ -461,7 +411,7 @@ impl Client {
     ) -> bool {
         let may_be_lost = !self.shared.protection.keeps_holds() && hold.reign != connected.reign;
         // Within a grace period no request for a hold is answered with a token.
-        let is_grace = matches!(request, Request::Acquire { .. }) && sent <= connected.grace_until;
+        let is_grace = matches!(request, Request::Acquire(_)) && sent <= connected.grace_until;
         may_be_lost || is_grace || self.shared.guide.agreed() != Some(connected.node)
     }
 
@@ -471,7 +421,7 @@ impl Client {
     }
 
     /// The connection, made anew where there is none.
-    fn connect(&mut self) -> Connected {
+    pub(super) fn connect(&mut self) -> Connected {
         loop {
             if let Some(connected) = self.connected.take() {
                 return connected;
@@ -568,9 +518,4 @@ fn blocks_no_subscriber(info: &str) -> bool {
     let mut numbers = version.trim().split('.').map(|number| number.parse().ok());
     let [major, minor]: [Option<u32>; 2] = [(); 2].map(|()| numbers.next().flatten());
     (major, minor) >= (Some(8), Some(1))
-}
-
-fn fence_words(fence: Option<i64>) -> Vec<String> {
-    let words = fence.map(|token| ["FENCE".to_owned(), token.to_string()]);
-    words.into_iter().flatten().collect()
 }

@@ -75,7 +75,7 @@ impl Faults {
         let primary = fleet.await_well()?;
         let mut kinds = FAULTS.to_vec();
         kinds.retain(|(name, _)| only.is_empty() || only.iter().any(|one| one == name));
-        if !shared.protection.survives_an_empty_start() {
+        if !shared.protection.survives_an_empty_start() || shared.workload.is_some() {
             kinds.retain(|(name, _)| *name != BACK_AT_ONCE);
         }
         if kinds.is_empty() {
@@ -104,10 +104,8 @@ impl Faults {
             self.primary + 1
         ));
         // It excuses no hold, but commands may have been delayed.
-        let effect = Effect::HoldsCommandsBack;
-        self.shared
-            .journal
-            .interfered(name, effect, None, from, clock::now());
+        let effects = [Effect::HoldsCommandsBack];
+        (self.shared.journal).interfered(name, &effects, None, from);
         *self.counts.entry(name).or_default() += 1;
         self.fleet.examine()
     }

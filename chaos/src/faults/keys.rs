@@ -52,10 +52,7 @@ impl Faults {
         let select = ["SELECT", &database.to_string()];
         let from = clock::now();
         let done = self.call(&select).and_then(|_| action(self));
-        let until = clock::now();
-        for &effect in effects {
-            self.journal.interfered(what, effect, lock, from, until);
-        }
+        self.journal.interfered(what, effects, lock, from);
         done.ok_or_else(|| format!("the server did not answer to {what}"))
     }
 
@@ -138,8 +135,7 @@ impl Faults {
             let to = (1 - database).to_string();
             Some(faults.call(&["MOVE", key, &to])? == Value::Int(1))
         });
-        let effect = Effect::BringsBack;
-        journal.interfered("move", effect, Some(&there), from, clock::now());
+        journal.interfered("move", &[Effect::BringsBack], Some(&there), from);
         moved
     }
 

@@ -130,7 +130,7 @@ pub(super) fn holds<'o>(
 /// The lease that an answer shows to run since the operation was sent, at least.
 fn lease_shown(operation: &Operation) -> Option<u64> {
     match (operation.request, &operation.outcome) {
-        (Request::Acquire { .. }, _) if operation.granted() => operation.first_lease_ms(),
+        (Request::Acquire(_), _) if operation.granted() => operation.first_lease_ms(),
         (Request::Renew { lease_ms, .. }, Outcome::Renewed) => Some(lease_ms),
         _ => None,
     }

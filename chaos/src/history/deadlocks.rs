@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::certain::CertainHold;
 use super::waits::certain_wait;
-use super::{Breach, Effect, History, MS, Nanos, Operation, Outcome, Promise, Request, Tenancies};
+use super::{Breach, Effect, History, MS, Nanos, Operation, Outcome, Promise, Tenancies};
 
 /// How long a certain cycle of waits may last.
 const CYCLE_MARGIN: Nanos = 50 * MS;
@@ -98,13 +98,7 @@ fn may_wait(tenancies: &Tenancies<'_>, lock: &str, owner: &str, refused: &Operat
     let tenancy = tenancies.get(&(lock, owner));
     tenancy.is_some_and(|tenancy| {
         tenancy.operations.iter().any(|one| {
-            let blocks = matches!(
-                one.request,
-                Request::Acquire {
-                    block_ms: Some(_),
-                    ..
-                }
-            );
+            let blocks = one.asked().is_some_and(|asked| asked.block_ms.is_some());
             blocks && began_before_end_of(one, refused) && !ended_before(one, refused)
         })
     })

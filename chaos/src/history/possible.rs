@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 
 use super::{
-    Effect, History, Interference, MS, Nanos, Operation, Outcome, ROUNDING, Request, Tenancies,
+    Acquire, Effect, History, Interference, MS, Nanos, Operation, Outcome, ROUNDING, Request,
+    Tenancies,
 };
 
 /// How long after the end of its connection a request may come into force where
@@ -186,7 +187,9 @@ fn is_unclaimed(operations: &[&Operation], told: &Operation) -> bool {
 
 fn lease_max(operations: &[&Operation]) -> u64 {
     let lease_ms = |one: &&Operation| match one.request {
-        Request::Acquire { lease_ms, .. } | Request::Renew { lease_ms, .. } => Some(lease_ms),
+        Request::Acquire(Acquire { lease_ms, .. }) | Request::Renew { lease_ms, .. } => {
+            Some(lease_ms)
+        }
         _ => None,
     };
     operations.iter().filter_map(lease_ms).max().unwrap_or(0)
@@ -198,9 +201,10 @@ fn lease_end(by: &Operation, interferences: &[&Interference], slack: Nanos) -> N
         return Nanos::MAX;
     };
     let (lease_ms, block_ms) = match by.request {
-        Request::Acquire { block_ms, .. } => {
-            (by.first_lease_ms().unwrap_or(0), block_ms.unwrap_or(0))
-        }
+        Request::Acquire(asked) => (
+            by.first_lease_ms().unwrap_or(0),
+            asked.block_ms.unwrap_or(0),
+        ),
         Request::Renew { lease_ms, .. } => (lease_ms, 0),
         _ => return answered,
     };

@@ -1,13 +1,11 @@
 //! The times during which a request waited for certain.
 
-use super::{Effect, History, MS, Nanos, Operation, Outcome, ROUNDING, Request};
+use super::{Effect, History, MS, Nanos, Operation, Outcome, ROUNDING};
 
 /// From when to when this request was in the queue for certain, unless it was
 /// granted. A client that was told that it waits no more may hear that late.
 pub(super) fn certain_wait(history: &History, operation: &Operation) -> Option<(Nanos, Nanos)> {
-    let Request::Acquire { block_ms, .. } = operation.request else {
-        return None;
-    };
+    let block_ms = operation.asked()?.block_ms;
     let start = history.surely_queued(operation)?;
     let answered = operation.answered?;
     let timed_out = match block_ms? {

@@ -138,8 +138,7 @@ impl Servers {
         };
         *self.counts.entry(what.to_owned()).or_default() += 1;
         // It excuses no hold.
-        let effect = Effect::HoldsCommandsBack;
-        journal.interfered(what, effect, None, from, clock::now());
+        journal.interfered(what, &[Effect::HoldsCommandsBack], None, from);
         Ok(())
     }
 

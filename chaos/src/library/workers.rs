@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::clock;
-use crate::history::{History, MS, Mode, Nanos, Operation, Outcome, Request};
+use crate::history::{Acquire, History, MS, Nanos, Operation, Outcome, Request};
 use crate::journal::Journal;
 use crate::library::plan::Open;
 
@@ -369,18 +369,7 @@ impl Worker {
     }
 
     fn operation(&self, lock: &str, owner: &str, request: Request) -> Operation {
-        let sent = clock::now();
-        Operation {
-            client: self.id,
-            connection: 0,
-            lock: lock.to_owned(),
-            owner: owner.to_owned(),
-            request,
-            sent,
-            answered: None,
-            queued: None,
-            outcome: Outcome::Pending,
-        }
+        Operation::sent_now((self.id, 0), lock, owner, request)
     }
 
     /// Takes a lock, keeps it for a while, and gives it back in some way. Returns whether it
@@ -467,17 +456,15 @@ impl Worker {
 }
 
 fn acquire(lease_ms: u64, wait: Option<Duration>) -> Request {
-    Request::Acquire {
+    Request::Acquire(Acquire {
         lease_ms,
         block_ms: match wait {
             None => Some(0),
             Some(Duration::ZERO) => None,
             Some(wait) => u64::try_from(wait.as_millis()).ok(),
         },
-        mode: Mode::Exclusive,
-        session: false,
-        claim_ms: None,
-    }
+        ..Acquire::default()
+    })
 }
 
 impl Section<'_> {
@@ -511,6 +498,7 @@ impl Section<'_> {
         let request = Request::Release {
             hold: Some(1),
             fence: self.granted.token(),
+            all: false,
         };
         self.worker.operation(&self.lock, &self.owner, request)
     }

@@ -11,7 +11,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use redis::Value;
 use redis_lock_chaos::clock;
-use redis_lock_chaos::history::{self, History, MS, Mode, Operation, Outcome, Request};
+use redis_lock_chaos::history::{self, Acquire, History, MS, Operation, Outcome, Request};
 use redis_lock_interop::{Redisson, Topology, versions};
 use redis_lock_testing::{Client, TestServer, int, status};
 
@@ -182,13 +182,11 @@ impl NativeClient {
     }
 
     fn acquire(&mut self, owner: &str) {
-        let request = Request::Acquire {
+        let request = Request::Acquire(Acquire {
             lease_ms: LEASE_MS,
             block_ms: Some(0),
-            mode: Mode::Exclusive,
-            session: false,
-            claim_ms: None,
-        };
+            ..Acquire::default()
+        });
         let sent = clock::now();
         let command = format!("LOCK.ACQUIRE lock {owner} LEASE {LEASE_MS} BLOCK 0");
         let Value::Int(token) = self.client.call(&command) else {
@@ -209,6 +207,7 @@ impl NativeClient {
         let request = Request::Release {
             hold: None,
             fence: None,
+            all: false,
         };
         self.note(owner, request, sent, outcome);
     }
