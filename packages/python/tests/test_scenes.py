@@ -1,5 +1,7 @@
 """What is sent next, and what comes of it: scenes without a server, by a clock that stands still."""
 
+import types
+
 import pytest
 import redis
 from redis.crc import key_slot
@@ -10,7 +12,13 @@ from redis_native_lock import Deadlock, LockBusy, LockLost, Locks, NotSafe, Supe
 from redis_native_lock._threads import Mutex, run
 from redis_native_lock._wire import tag_of, told, valid_until
 
+LATER = object()
 NO_ANSWER, GONE, NOPERM = ConnectionError("no answer"), ResponseError("NOREPLICAS 0"), NoPermissionError("no")
+
+
+@types.coroutine
+def later():
+    yield
 
 
 class Script(core.World):
@@ -29,6 +37,8 @@ class Script(core.World):
         word, answer, *takes = self.lines.pop(0)
         assert word in args, (word, args)
         self.time += sum(takes)
+        if callable(answer):
+            answer = answer()
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -39,7 +49,9 @@ class Script(core.World):
     async def wait(self, event, within):
         if event is self.hold.heard:
             message = self.next(["hear"])
-            if message is not None:
+            if message is LATER:
+                await later()
+            elif message is not None:
                 self.locks.hear(told(b"1:0,1:k,1:o,%d:%b,4:2000," % (len(message), message)))
             return message is not None
         self.time += max(0, within)
@@ -110,6 +122,22 @@ def test_a_scene_of_acquiring(monkeypatch, wait, lines, outcome):
             run(hold.take())
         assert not world.locks.holds
     assert not world.lines
+
+
+def test_a_superseded_wait_leaves_its_successor_alone(monkeypatch):
+    def take_over():
+        waiting.send(None)
+        return ResponseError("SUPERSEDED x")
+
+    lines = [("QUEUE", take_over), ("QUEUE", 0), ("hear", LATER)]
+    world, first = hold_of(lines, monkeypatch, 9)
+    world.hold = core.BaseHold(first._lock, 9, b"o", True)
+    waiting = world.hold.take()
+    with pytest.raises(Superseded):
+        run(first.take())
+    world.locks.hear(told(b"1:0,1:k,1:o,1:7,4:2000,"))
+    run(waiting)
+    assert world.hold.token == 7 and not world.lines
 
 
 @pytest.mark.parametrize(

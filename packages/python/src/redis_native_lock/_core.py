@@ -220,7 +220,6 @@ class BaseHold:
         return ("LOCK.RELEASE", self.key, self._name, *(("FENCE", self.token) if self.token else ()))
 
     async def take(self) -> None:
-        self._locks.holds[self.key, self._name] = self
         try:
             await self._take()
             if not self.token:
@@ -292,6 +291,8 @@ class BaseHold:
         channel = self._locks.channel(self.key)
         self.told, self.ear = None, self._locks.heard_of.get(channel) or self._locks.ear(self.key)
         self.heard = self._world.event()
+        earlier = self._locks.holds.get((self.key, self._name))
+        self._locks.holds[self.key, self._name] = self
         try:
             # After a silence, too: whether the server still answers there.
             if self._was_silent or self._locks.heard_of.get(channel) is not self.ear:
@@ -302,6 +303,9 @@ class BaseHold:
                 raise
             self._may_subscribe = False
             return
+        if earlier is not None and earlier is not self:
+            # Nobody else tells it: the server knows both by one channel.
+            self._locks.hear(Told(self.key, self._name, 0, 0, "SUPERSEDED another wait has this name"), earlier)
         if self.token:
             return
         self._was_silent = not await self._world.wait(self.heard, min(ASK_AGAIN, self._left()))
@@ -400,7 +404,8 @@ class BaseHold:
     def _end(self) -> None:
         self._is_over = True
         self._world.renewer.holds.discard(self)
-        self._locks.holds.pop((self.key, self._name), None)
+        if self._locks.holds.get((self.key, self._name)) is self:
+            del self._locks.holds[self.key, self._name]
 
     def _lose(self) -> None:
         self._end()
@@ -494,7 +499,7 @@ class BaseLocks(Generic[L, H]):
     def reset(self) -> None:
         """After a fork, too: waits and subscriptions are the parent's."""
         self._channel = b"redislock:" + new_name()
-        # By key and owner, from the first request to the end.
+        # By key and owner, from the first request for a place to the end: who asked last hears.
         self.holds: dict[tuple[bytes, bytes], BaseHold] = {}
         # By server; and by the channels of which the server has said that it publishes to us.
         self.ears: dict[str, Ear] = {}
@@ -550,8 +555,8 @@ class BaseLocks(Generic[L, H]):
             if hold.ear is ear:
                 hold.heard.set()
 
-    def hear(self, end: Told) -> None:
-        hold = self.holds.get((end.key, end.owner))
+    def hear(self, end: Told, hold: BaseHold | None = None) -> None:
+        hold = hold or self.holds.get((end.key, end.owner))
         if hold is not None:
             # A late end of an earlier place does not hide a grant.
             if end.token or hold.told is None:
