@@ -12,7 +12,7 @@ from redis_native_lock import Deadlock, LockBusy, LockLost, Locks, NotSafe, Supe
 from redis_native_lock._threads import Mutex, run
 from redis_native_lock._wire import tag_of, told, valid_until
 
-LATER = object()
+LATER, TAKEN = object(), ResponseError("SUPERSEDED x")
 NO_ANSWER, GONE, NOPERM = ConnectionError("no answer"), ResponseError("NOREPLICAS 0"), NoPermissionError("no")
 
 
@@ -74,7 +74,7 @@ class Script(core.World):
     def close(self, connection):
         pass
 
-    async def subscribe(self, key, channel, within):
+    async def subscribe(self, *args):
         self.next(["subscribe"])
 
 
@@ -96,7 +96,8 @@ SCENES = {
     "too few replicas, for a moment": (9, [QUEUED, ("hear", b"-NOREPLICAS x"), ("LOCK.ACQUIRE", 7)], 7),
     "it may not subscribe": (9, [("QUEUE", NOPERM), ("BLOCK", 7)], 7),
     "it may not do that either": (9, [("QUEUE", NOPERM), ("BLOCK", NOPERM)], redis.RedisError),
-    "a cut": (9, [("QUEUE", NO_ANSWER), ("LOCK.ACQUIRE", None), ("QUEUE", 7)], 7),
+    "a cut": (9, [("QUEUE", NO_ANSWER), ("LOCK.ACQUIRE", None), ASKED_AGAIN, ("QUEUE", 7)], 7),
+    "it is another's when asked again": (30, [QUEUED, ("hear", None, 10), ASKED_AGAIN, ("QUEUE", TAKEN)], Superseded),
 }  # fmt: skip
 
 
@@ -104,8 +105,9 @@ def hold_of(lines, monkeypatch, wait):
     world, locks = Script(lines), Locks(redis.Redis())
     locks.world, world.locks, locks.is_checked = world, locks, True
     # It is subscribed already.
-    locks.heard_of[locks._channel] = locks.ears[""] = world.ear = core.Ear(locks, "")
-    monkeypatch.setattr(world.ear, "subscribe", world.subscribe)
+    locks.heard_of[locks._channel] = ear = locks.ear(b"k")
+    ear._channels[locks._channel] = world.event()
+    monkeypatch.setattr(core.Ear, "subscribe", lambda ear, *args: world.subscribe(*args))
     monkeypatch.setattr(core, "now", lambda: world.time)
     world.hold = core.BaseHold(locks.lock("k", lease=30), wait, b"o", True)
     return world, world.hold
@@ -127,7 +129,7 @@ def test_a_scene_of_acquiring(monkeypatch, wait, lines, outcome):
 def test_a_superseded_wait_leaves_its_successor_alone(monkeypatch):
     def take_over():
         waiting.send(None)
-        return ResponseError("SUPERSEDED x")
+        return TAKEN
 
     lines = [("QUEUE", take_over), ("QUEUE", 0), ("hear", LATER)]
     world, first = hold_of(lines, monkeypatch, 9)

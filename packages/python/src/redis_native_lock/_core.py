@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
-from ._errors import NO_PERMISSION, LockBusy, LockLost, NoModule, library_of, meaning, translated
+from ._errors import NO_PERMISSION, LockBusy, LockLost, NoModule, Superseded, library_of, meaning, translated
 from ._wire import Told, milliseconds, new_name, now, own_options, tag_of, told, valid_until
 
 log = logging.getLogger("redis_native_lock")
@@ -76,23 +76,26 @@ class World:
     async def open(self, key: bytes) -> Any:
         pool = self.pool(key)
         connection = pool.connection_class(**own_options(pool.connection_kwargs))
-        await _settled(connection.connect())
+        await settled(connection.connect())
         # It would connect again by itself, and nobody would listen there.
         connection.connect = connection.connect_check_health = _refuse
         return connection
 
     async def send(self, connection: Any, *args: Any) -> None:
         try:
-            await _settled(connection.send_command(*args, check_health=False))
+            await settled(connection.send_command(*args, check_health=False))
         except Exception as error:
             raise ConnectionError(f"not sent: {error}") from error
 
     async def read(self, connection: Any, within: float = ENDLESS) -> Any: ...
     def close(self, connection: Any) -> None: ...
 
-    async def ask(self, args: tuple[Any, ...], within: float) -> Any:
+    async def ask(self, args: tuple[Any, ...], within: float, connection: Any = None) -> Any:
         try:
-            return await self.command(args, within)
+            if connection is None:
+                return await self.command(args, within)
+            await self.send(connection, *args)
+            return await self.read(connection, within)
         except Exception as error:
             raise translated(error) from error.__cause__
 
@@ -120,8 +123,16 @@ def _refuse(**_: Any) -> None:
     raise ConnectionError("the connection has ended")
 
 
-async def _settled(value: Any) -> Any:
+async def settled(value: Any) -> Any:
     return await value if inspect.isawaitable(value) else value
+
+
+async def connection_of(pool: Any) -> Any:
+    try:
+        return await settled(pool.get_connection())
+    except TypeError:
+        # Before redis-py 6 it wants a word.
+        return await settled(pool.get_connection("_"))
 
 
 class Ear:
@@ -160,7 +171,7 @@ class Ear:
                 self._connection = connection
                 for channel in self._channels:
                     await self._send(channel)
-            while True:
+            while self._error is None:
                 kind, channel, data = await self._world.read(connection)
                 if kind in (b"message", b"smessage"):
                     self._locks.hear(told(data))
@@ -172,13 +183,20 @@ class Ear:
         except Exception as failure:
             error = failure if meaning(failure) is NO_PERMISSION else ConnectionError(f"not subscribed: {failure}")
         finally:
-            self._error = error
-            self._locks.forget(self, self._node)
-            self.close()
-            for known in list(self._channels.values()):
-                known.set()
+            self.close(error)
 
-    def close(self) -> None:
+    def close(self, error: Exception | None = None) -> None:
+        if self._error is None or error is not None:
+            self._error = self._error or error or ConnectionError("the subscription is closed")
+            if self._locks.ears.get(self._node) is self:
+                del self._locks.ears[self._node]
+            for channel, known in list(self._channels.items()):
+                if self._locks.heard_of.get(channel) is self:
+                    del self._locks.heard_of[channel]
+                known.set()
+            for hold in list(self._locks.holds.values()):
+                if hold.ear is self:
+                    hold.heard.set()
         if self._connection is not None:
             self._world.close(self._connection)
 
@@ -192,15 +210,15 @@ class BaseHold:
     heard: Any  # An event: something was heard, or nothing will be any more.
     ear: Ear | None = None
     due_at = ENDLESS
-    _may_subscribe, _was_silent, _is_over = True, False, False
+    _was_silent, _is_over = False, False
     _is_in_doubt = False  # Whether the server may have a place or a hold for it.
     _on_loss: Callable[[], None] | None = None
 
     def __init__(self, lock: "BaseLock[Any]", wait: float | None, owner: bytes | None, is_new: bool):
         self._lock, self._locks, self._world = lock, lock.locks, lock.locks.world
         # A name that never asked before: then a grant came after the request was sent.
-        self._is_first, self._name = is_new, owner or new_name()
-        self.key, self.owner = lock.key, self._name.decode("utf-8", "surrogateescape")
+        self._is_first, self.key, name = is_new, lock.key, owner or new_name()
+        self._name, self.owner = (lock.key, name), name.decode("utf-8", "surrogateescape")
         self._lease, self._asked_at, self._is_patient = lock.lease, now(), wait is None or wait > 0
         self._wait_until = ENDLESS if wait is None else self._asked_at + wait
         self.lost = self._world.event()
@@ -210,23 +228,24 @@ class BaseHold:
     def _acquiring(self, *how: Any) -> tuple[Any, ...]:
         # With HOLD 1 it does no harm to send it again.
         lease = ("LEASE", milliseconds(self._lock.lease), "HOLD", 1)
-        return ("LOCK.ACQUIRE", self.key, self._name, *lease, *how, *self._lock.mode)
+        return ("LOCK.ACQUIRE", *self._name, *lease, *how, *self._lock.mode)
 
     def _renewing(self, token: int, lease: float) -> tuple[Any, ...]:
-        return ("LOCK.RENEW", self.key, self._name, "LEASE", milliseconds(lease), "FENCE", token)
+        return ("LOCK.RENEW", *self._name, "LEASE", milliseconds(lease), "FENCE", token)
 
     def _releasing(self) -> tuple[Any, ...]:
         # Without FENCE it gives up a place, too, and a hold that was not told of.
-        return ("LOCK.RELEASE", self.key, self._name, *(("FENCE", self.token) if self.token else ()))
+        return ("LOCK.RELEASE", *self._name, *(("FENCE", self.token) if self.token else ()))
 
     async def take(self) -> None:
         try:
             await self._take()
             if not self.token:
                 raise LockBusy(f"the lock {self.key!r} is busy")
-        except BaseException:
+        except BaseException as error:
             self._end()
-            if self._is_in_doubt:
+            # What a superseded one had is another's of this name now.
+            if self._is_in_doubt and not isinstance(error, Superseded):
                 self._world.spawn(self._give_up())
             raise
 
@@ -238,24 +257,17 @@ class BaseHold:
         return self._wait_until - now()
 
     async def _take(self) -> None:
-        # Who does not have to wait needs no subscription.
-        is_heard = self._is_patient and self._locks.channel(self.key) in self._locks.heard_of
-        step, pause = self._queue if is_heard else self._try, PAUSE
-        while True:
+        pause = PAUSE
+        while not self.token:
             try:
-                await step()
-                if self.token or not self._is_patient:
-                    return
-                step = self._queue if self._may_subscribe else self._block
+                await self._once()
             except Exception as error:
-                if not self._is_patient or not meaning(error).may_pass:
+                if self._left() <= 0 or not meaning(error).may_pass:
                     raise
                 log.warning("%r is asked for again: %s", self.key, error)
                 if self.ear is not None:
                     # It may be at a server that is no primary any more.
                     self.ear.close()
-                # By a command the client learns where the key is now.
-                step = self._try if self._may_subscribe else self._block
                 await self._world.sleep(min(pause * random.uniform(0.5, 1), self._left()))
                 pause = min(pause * 2, PAUSE_MAX)
                 if self._left() <= 0:
@@ -263,14 +275,27 @@ class BaseHold:
             if self._left() <= 0:
                 return
 
-    async def _ask(self, args: tuple[Any, ...]) -> Any:
-        was_in_doubt, self._is_in_doubt = self._is_in_doubt, True
+    async def _once(self) -> None:
+        channel = self._locks.channel(self.key)
+        if self._left() <= 0 or channel not in self._locks.heard_of:
+            # Who does not have to wait needs no subscription. And by a command the client learns where the key is now.
+            await self._try()
+            if self.token or self._left() <= 0:
+                return
         try:
-            reply = await self._world.shielded(self._send(args))
+            await self._queue(channel)
         except Exception as error:
-            self._is_in_doubt = was_in_doubt or not meaning(error).is_refusal
+            if meaning(error) is not NO_PERMISSION:
+                raise
+            await self._block()
+
+    async def _ask(self, asking: Coroutine[Any, Any, Any]) -> Any:
+        try:
+            reply = await asking
+        except BaseException as error:
+            self._is_in_doubt |= not meaning(error).is_refusal
             raise
-        self._is_in_doubt = was_in_doubt or reply is not None
+        self._is_in_doubt |= reply is not None
         return reply
 
     async def _send(self, args: tuple[Any, ...]) -> Any:
@@ -282,37 +307,29 @@ class BaseHold:
 
     async def _try(self, *how: Any) -> None:
         sent = now()
-        token = await self._ask(self._acquiring(*how))
+        token = await self._ask(self._world.shielded(self._send(self._acquiring(*how))))
         if token:
             self._begin(token, sent, self._lease)
 
-    async def _queue(self) -> None:
+    async def _queue(self, channel: bytes) -> None:
         """Waits by a place in the queue. If that ends without a grant it is to be asked for again."""
-        channel = self._locks.channel(self.key)
-        self.told, self.ear = None, self._locks.heard_of.get(channel) or self._locks.ear(self.key)
-        self.heard = self._world.event()
-        earlier = self._locks.holds.get((self.key, self._name))
-        self._locks.holds[self.key, self._name] = self
-        try:
-            # After a silence, too: whether the server still answers there.
-            if self._was_silent or self._locks.heard_of.get(channel) is not self.ear:
-                await self.ear.subscribe(self.key, channel, self._within())
-            await self._try("QUEUE", milliseconds(min(PLACE_MAX, self._left())), channel)
-        except Exception as error:
-            if meaning(error) is not NO_PERMISSION:
-                raise
-            self._may_subscribe = False
-            return
+        known = self._locks.heard_of.get(channel)
+        self.told, self.heard, self.ear = None, self._world.event(), known or self._locks.ear(self.key)
+        earlier = self._locks.holds.get(self._name)
+        self._locks.holds[self._name] = self
+        # After a silence, too: whether the server still answers there.
+        if known is None or self._was_silent:
+            await self.ear.subscribe(self.key, channel, self._within())
+        await self._try("QUEUE", milliseconds(min(PLACE_MAX, self._left())), channel)
         if earlier is not None and earlier is not self:
             # Nobody else tells it: the server knows both by one channel.
-            self._locks.hear(Told(self.key, self._name, 0, 0, "SUPERSEDED another wait has this name"), earlier)
+            earlier.hear(Told(*self._name, 0, 0, "SUPERSEDED another wait has this name"))
         if self.token:
             return
         self._was_silent = not await self._world.wait(self.heard, min(ASK_AGAIN, self._left()))
         end: Told | None = self.told
         if end is not None and end.error:
             refusal = translated(self._world.library.ResponseError(end.error))
-            # What there is then is another's of this name.
             self._is_in_doubt = not meaning(refusal).is_refusal
             raise refusal
         if end is not None and end.token:
@@ -321,17 +338,18 @@ class BaseHold:
             # Its time is over, or the server has forgotten it, or nothing was heard.
             await self._world.sleep(min(PAUSE, self._left()))
 
+    def hear(self, end: Told) -> None:
+        # A late end of an earlier place does not hide a grant.
+        if end.token or self.told is None:
+            self.told = end
+        self.heard.set()
+
     async def _block(self) -> None:
         """Waits by blocking a connection of its own, for users who may not subscribe."""
         left, connection = self._left(), await self._world.open(self.key)
         try:
-            self._is_in_doubt = True
-            block_ms = 0 if left == ENDLESS else milliseconds(left)
-            await self._world.send(connection, *self._acquiring("BLOCK", block_ms))
-            token = await self._world.read(connection, left + REPLY_WITHIN)
-        except Exception as error:
-            self._is_in_doubt = not meaning(error).is_refusal
-            raise translated(error) from error.__cause__
+            args = self._acquiring("BLOCK", 0 if left == ENDLESS else milliseconds(left))
+            token = await self._ask(self._world.ask(args, left + REPLY_WITHIN, connection))
         finally:
             self._world.close(connection)
         if token:
@@ -344,7 +362,7 @@ class BaseHold:
             self._begin(token, self._asked_at, lease)
             return
         sent = now()
-        if await self._ask(self._renewing(token, self._lease)) == 1:
+        if await self._world.shielded(self._send(self._renewing(token, self._lease))) == 1:
             self._begin(token, sent, self._lease)
 
     def _begin(self, token: int, since: float, lease: float) -> None:
@@ -404,8 +422,8 @@ class BaseHold:
     def _end(self) -> None:
         self._is_over = True
         self._world.renewer.holds.discard(self)
-        if self._locks.holds.get((self.key, self._name)) is self:
-            del self._locks.holds[self.key, self._name]
+        if self._locks.holds.get(self._name) is self:
+            del self._locks.holds[self._name]
 
     def _lose(self) -> None:
         self._end()
@@ -547,21 +565,10 @@ class BaseLocks(Generic[L, H]):
         node = str(self.world.client.get_node_from_key(key).name) if self.world.is_cluster else ""
         return self.ears.get(node) or self.ears.setdefault(node, Ear(self, node))
 
-    def forget(self, ear: Ear, node: str) -> None:
-        self.ears.pop(node, None)
-        for channel in [channel for channel, other in list(self.heard_of.items()) if other is ear]:
-            self.heard_of.pop(channel, None)
-        for hold in list(self.holds.values()):
-            if hold.ear is ear:
-                hold.heard.set()
-
-    def hear(self, end: Told, hold: BaseHold | None = None) -> None:
-        hold = hold or self.holds.get((end.key, end.owner))
+    def hear(self, end: Told) -> None:
+        hold = self.holds.get((end.key, end.owner))
         if hold is not None:
-            # A late end of an earlier place does not hide a grant.
-            if end.token or hold.told is None:
-                hold.told = end
-            hold.heard.set()
+            hold.hear(end)
         elif end.token:
             # Nobody waits for it any more.
             release = ("LOCK.RELEASE", end.key, end.owner, "FENCE", end.token)

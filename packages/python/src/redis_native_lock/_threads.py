@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar, cast
 
-from ._core import ENDLESS, RELEASE_WITHIN, BaseLocks, Renewer, World
+from ._core import ENDLESS, RELEASE_WITHIN, BaseLocks, Renewer, World, connection_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -84,7 +84,7 @@ class Threads(World):
             connecting.join(within)
             if connecting.is_alive():
                 raise ConnectionError("no connection in time")
-        connection = _connection_of(pool)
+        connection = await connection_of(pool)
         try:
             connection.send_command(*args)
             # The client's own time-out may be none.
@@ -141,15 +141,7 @@ def _is_ready(pool: Any) -> bool:
 
 def _make_ready(pool: Any) -> None:
     with contextlib.suppress(Exception):
-        pool.release(_connection_of(pool))
-
-
-def _connection_of(pool: Any) -> Any:
-    try:
-        return pool.get_connection()
-    except TypeError:
-        # Before redis-py 6 it wants a word.
-        return pool.get_connection("_")
+        pool.release(run(connection_of(pool)))
 
 
 def _begin_anew() -> None:

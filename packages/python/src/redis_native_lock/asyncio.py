@@ -6,7 +6,7 @@ import functools
 from collections.abc import Coroutine
 from typing import Any
 
-from ._core import ENDLESS, REPLY_WITHIN, BaseHold, BaseLock, BaseLocks, Renewer, World
+from ._core import ENDLESS, REPLY_WITHIN, BaseHold, BaseLock, BaseLocks, Renewer, World, connection_of
 from ._errors import Deadlock, LockBusy, LockLost, NativeLockError, NoModule, NotSafe, Superseded
 from ._native import native_lock
 
@@ -43,11 +43,7 @@ class Tasks(World):
 
     async def _command(self, args: tuple[Any, ...]) -> Any:
         pool = self.client.connection_pool
-        try:
-            connection = await pool.get_connection()
-        except TypeError:
-            # Before redis-py 6 it wants a word.
-            connection = await pool.get_connection("_")
+        connection = await connection_of(pool)
         try:
             await connection.send_command(*args)
             return await connection.read_response()
@@ -68,9 +64,8 @@ class Tasks(World):
         return await self._in_time(connection.read_response(disable_decoding=True), within)
 
     async def wait(self, event: Any, within: float) -> bool:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within):
-                await event.wait()
+        with contextlib.suppress(ConnectionError):
+            await self._in_time(event.wait(), within)
         return bool(event.is_set())
 
     async def shielded(self, work: Coroutine[Any, Any, Any]) -> Any:
