@@ -71,7 +71,7 @@ class Script(core.World):
     async def read(self, connection, within=core.ENDLESS):
         return self.answer
 
-    def close(self, connection):
+    async def close(self, connection):
         pass
 
     async def subscribe(self, *args):

@@ -67,7 +67,7 @@ class World:
         self.is_cluster = hasattr(client, "get_node_from_key")
 
     def pool(self, key: bytes) -> Any: ...  # Where the client has connections to the server of a key.
-    async def command(self, args: tuple[Any, ...], within: float) -> Any: ...  # Or raises ConnectionError.
+    async def read(self, connection: Any, within: float = ENDLESS) -> Any: ...  # Or raises ConnectionError.
     async def wait(self, event: Any, within: float) -> Any: ...
     async def shielded(self, work: Coroutine[Any, Any, Any]) -> Any: ...  # A cancel does not end it.
     def spawn(self, work: Coroutine[Any, Any, Any]) -> Any: ...
@@ -87,8 +87,30 @@ class World:
         except Exception as error:
             raise ConnectionError(f"not sent: {error}") from error
 
-    async def read(self, connection: Any, within: float = ENDLESS) -> Any: ...
-    def close(self, connection: Any) -> None: ...
+    async def close(self, connection: Any) -> None:
+        await settled(connection.disconnect(True))
+
+    async def connected(self, pool: Any, within: float) -> Any:
+        try:
+            return await settled(pool.get_connection())
+        except TypeError:
+            # Before redis-py 6 it wants a word.
+            return await settled(pool.get_connection("_"))
+
+    async def command(self, args: tuple[Any, ...], within: float) -> Any:
+        pool = self.pool(args[1])
+        connection = await self.connected(pool, within)
+        try:
+            await settled(connection.send_command(*args))
+            return await self.read(connection, within)
+        except self.library.AskError:
+            return await settled(self.client.execute_command(*args))
+        except BaseException as error:
+            if not isinstance(error, self.library.ResponseError):
+                await self.close(connection)
+            raise
+        finally:
+            await settled(pool.release(connection))
 
     async def ask(self, args: tuple[Any, ...], within: float, connection: Any = None) -> Any:
         try:
@@ -102,21 +124,19 @@ class World:
     async def sleep(self, seconds: float) -> None:
         await self.wait(self.event(), seconds)
 
-    async def give_back(self, args: tuple[Any, ...], until: float, pause: float = PAUSE) -> bool | None:
+    async def give_back(self, args: tuple[Any, ...], until: float, pause: float = 0.0) -> bool | None:
         """Sends what gives a lock back, in the background if that is not answered soon. Returns whether there was
         something to give back, or none if that is not known."""
+        if pause:
+            await self.sleep(pause * random.uniform(0.5, 1))
         try:
-            return bool(await self.ask(args, RELEASE_WITHIN + 4 * (pause - PAUSE)) == 1)
+            return bool(await self.ask(args, RELEASE_WITHIN + 4 * pause) == 1)
         except Exception as error:
             is_to_go_on = meaning(error).may_pass and now() < until
             log.warning("%r is not given back%s: %s", args[1], " yet" if is_to_go_on else "", error)
             if is_to_go_on:
-                self.spawn(self._give_back_later(args, until, pause))
+                self.spawn(self.give_back(args, until, min(pause * 2, PAUSE_MAX) or PAUSE))
             return False if meaning(error).is_refusal else None
-
-    async def _give_back_later(self, args: tuple[Any, ...], until: float, pause: float) -> None:
-        await self.sleep(pause * random.uniform(0.5, 1))
-        await self.give_back(args, until, min(pause * 2, PAUSE_MAX))
 
 
 def _refuse(**_: Any) -> None:
@@ -125,14 +145,6 @@ def _refuse(**_: Any) -> None:
 
 async def settled(value: Any) -> Any:
     return await value if inspect.isawaitable(value) else value
-
-
-async def connection_of(pool: Any) -> Any:
-    try:
-        return await settled(pool.get_connection())
-    except TypeError:
-        # Before redis-py 6 it wants a word.
-        return await settled(pool.get_connection("_"))
 
 
 class Ear:
@@ -183,9 +195,9 @@ class Ear:
         except Exception as failure:
             error = failure if meaning(failure) is NO_PERMISSION else ConnectionError(f"not subscribed: {failure}")
         finally:
-            self.close(error)
+            await self.close(error)
 
-    def close(self, error: Exception | None = None) -> None:
+    async def close(self, error: Exception | None = None) -> None:
         if self._error is None or error is not None:
             self._error = self._error or error or ConnectionError("the subscription is closed")
             if self._locks.ears.get(self._node) is self:
@@ -198,7 +210,7 @@ class Ear:
                 if hold.ear is self:
                     hold.heard.set()
         if self._connection is not None:
-            self._world.close(self._connection)
+            await self._world.close(self._connection)
 
 
 class BaseHold:
@@ -267,7 +279,7 @@ class BaseHold:
                 log.warning("%r is asked for again: %s", self.key, error)
                 if self.ear is not None:
                     # It may be at a server that is no primary any more.
-                    self.ear.close()
+                    await self.ear.close()
                 await self._world.sleep(min(pause * random.uniform(0.5, 1), self._left()))
                 pause = min(pause * 2, PAUSE_MAX)
                 if self._left() <= 0:
@@ -351,7 +363,7 @@ class BaseHold:
             args = self._acquiring("BLOCK", 0 if left == ENDLESS else milliseconds(left))
             token = await self._ask(self._world.ask(args, left + REPLY_WITHIN, connection))
         finally:
-            self._world.close(connection)
+            await self._world.close(connection)
         if token:
             await self._claim(token, self._lease)
 
@@ -368,8 +380,8 @@ class BaseHold:
     def _begin(self, token: int, since: float, lease: float) -> None:
         """It is held: granted no earlier than `since`, and this lease is relied upon from then on."""
         self.token, self._granted_at, self._valid_until = token, now(), valid_until(since, lease)
-        is_short = lease < self._lease
-        self._plan(self._granted_at + min(CLAIM_AFTER, self.valid_for() / 4) if is_short else self._third(since))
+        claim_at = self._granted_at + min(CLAIM_AFTER, self.valid_for() / 4)
+        self._plan(claim_at if lease < self._lease else self._third(since))
 
     def valid_for(self) -> float:
         """How many seconds the hold can be relied upon, if no renewal succeeds."""
@@ -411,6 +423,7 @@ class BaseHold:
             sent = now()
             # Until it is answered the shorter of the two leases is relied upon.
             self._valid_until = min(self._valid_until, valid_until(sent, lease))
+            self._plan(self._renew_at)
             within = max(0.05, min(REPLY_WITHIN, self.valid_for() / 2))
             if await self._world.ask(self._renewing(self.token, lease), within) != 1 and not self._is_over:
                 self._lose()
@@ -574,6 +587,6 @@ class BaseLocks(Generic[L, H]):
             release = ("LOCK.RELEASE", end.key, end.owner, "FENCE", end.token)
             self.world.spawn(self.world.give_back(release, now() + end.lease))
 
-    def _close_ears(self) -> None:
+    async def _close_ears(self) -> None:
         for ear in list(self.ears.values()):
-            ear.close()
+            await ear.close()

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Coroutine
 from typing import Any
 
-from ._core import ENDLESS, REPLY_WITHIN, BaseHold, BaseLock, BaseLocks, Renewer, World, connection_of
+from ._core import ENDLESS, REPLY_WITHIN, BaseHold, BaseLock, BaseLocks, Renewer, World
 from ._errors import Deadlock, LockBusy, LockLost, NativeLockError, NoModule, NotSafe, Superseded
 from ._native import native_lock
 
@@ -38,17 +38,11 @@ class Tasks(World):
         except TimeoutError:
             raise ConnectionError("no answer in time") from None
 
-    async def command(self, args: tuple[Any, ...], within: float) -> Any:
-        return await self._in_time(self._redirected(args) if self.is_cluster else self._command(args), within)
+    async def read(self, connection: Any, within: float = ENDLESS) -> Any:
+        return await self._in_time(connection.read_response(disable_decoding=True), within)
 
-    async def _command(self, args: tuple[Any, ...]) -> Any:
-        pool = self.client.connection_pool
-        connection = await connection_of(pool)
-        try:
-            await connection.send_command(*args)
-            return await connection.read_response()
-        finally:
-            await pool.release(connection)
+    async def command(self, args: tuple[Any, ...], within: float) -> Any:
+        return await self._in_time(self._redirected(args) if self.is_cluster else super().command(args, within), within)
 
     async def _redirected(self, args: tuple[Any, ...]) -> Any:
         # At once by many it is not safe in redis-py 8.
@@ -59,9 +53,6 @@ class Tasks(World):
         except AttributeError as error:
             # So redis-py fails where others have just closed the connection.
             raise ConnectionError(f"the client has failed: {error}") from error
-
-    async def read(self, connection: Any, within: float = ENDLESS) -> Any:
-        return await self._in_time(connection.read_response(disable_decoding=True), within)
 
     async def wait(self, event: Any, within: float) -> bool:
         with contextlib.suppress(ConnectionError):
@@ -77,9 +68,6 @@ class Tasks(World):
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
         return task
-
-    def close(self, connection: Any) -> None:
-        self.spawn(connection.disconnect(nowait=True))
 
 
 class Hold(BaseHold):
@@ -119,7 +107,7 @@ class Locks(BaseLocks[Lock, Hold]):
 
     async def aclose(self) -> None:
         """Ends the subscription, and waits some seconds for what goes on in the background."""
-        self._close_ears()
+        await self._close_ears()
         if self.world.tasks:
             await asyncio.wait(self.world.tasks, timeout=REPLY_WITHIN)
 
