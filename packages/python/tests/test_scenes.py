@@ -27,7 +27,7 @@ class Script(core.World):
     class event:
         is_set = set = lambda self: False
 
-    mutex, renewer = Mutex, core.Renewer(lambda: None)
+    mutex = Mutex
 
     def __init__(self, lines):
         super().__init__(redis.Redis())
@@ -104,6 +104,7 @@ SCENES = {
 def hold_of(lines, monkeypatch, wait):
     world, locks = Script(lines), Locks(redis.Redis())
     locks.world, world.locks, locks.is_checked = world, locks, True
+    monkeypatch.setattr(locks.renewer, "watch", lambda hold: None)
     # It is subscribed already.
     locks.heard_of[locks._channel] = ear = locks.ear(b"k")
     ear._channels[locks._channel] = world.event()

@@ -10,6 +10,7 @@ import inspect
 import logging
 import random
 import re
+import threading
 import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
@@ -22,7 +23,7 @@ log = logging.getLogger("redis_native_lock")
 LEAST_VERSION = (0, 2, 0)
 PLACE_MAX = 300.0  # A place is asked for so long, again and again.
 ASK_AGAIN = 10.0  # How often a place is asked for again while nothing is heard: a message may be lost.
-REPLY_WITHIN = 5.0
+REPLY_WITHIN, REPLY_MIN = 5.0, 0.5  # At least so long, where the wait itself is shorter.
 RELEASE_WITHIN = 0.5  # How long the end of a section waits for its release, which then goes on in the background.
 CLAIM_AFTER = 0.02  # When a short first lease is claimed. Work that is done sooner spares that.
 PAUSE = 0.02  # Before what failed is tried again: ever longer, never in step.
@@ -31,28 +32,40 @@ ENDLESS = float("inf")
 
 
 class Renewer:
-    """Looks at the holds when one of them is to be renewed, or over."""
+    """Looks at the holds when one of them is to be renewed, or over. It rests where there has been none for a while."""
 
-    def __init__(self, wake: Callable[[], None]):
-        self._wake, self._next = wake, ENDLESS
+    def __init__(self, world: "World"):
+        self._world, self._changed, self._next, self._is_at_work = world, world.event(), 0.0, threading.Lock()
         self.holds: set[BaseHold] = set()
+        self.task: Any = None
 
     def watch(self, hold: "BaseHold") -> None:
         self.holds.add(hold)
         if hold.due_at < self._next:
             self._next = hold.due_at
-            self._wake()
+            self._changed.set()
+        if self._is_at_work.acquire(blocking=False):
+            self.task = self._world.spawn(self._work())
 
-    def look(self) -> float:
-        """Returns in how many seconds to look again."""
+    async def _work(self) -> None:
+        try:
+            while self.holds or now() < self._next:
+                self._changed.clear()
+                for hold in list(self.holds):
+                    if hold.due_at <= now():
+                        hold.look()
+                # Without holds it stays as it is for a while: else each short section would wake it.
+                self._next = min((hold.due_at for hold in list(self.holds)), default=self._next)
+                await self._world.wait(self._changed, min(max(self._next - now(), 0.0), PAUSE_MAX))
+        finally:
+            self._is_at_work.release()
         for hold in list(self.holds):
-            if hold.due_at <= now():
-                hold.look()
-        due = [hold.due_at for hold in list(self.holds)]
-        # Without holds it stays as it is for a while: else each short section would wake it.
-        if due or self._next <= now():
-            self._next = min(due, default=ENDLESS)
-        return ENDLESS if self._next == ENDLESS else min(max(self._next - now(), 0.0), PAUSE_MAX)
+            # It came in this moment.
+            self.watch(hold)
+
+    def rest(self) -> None:
+        self._next = 0.0
+        self._changed.set()
 
 
 class World:
@@ -60,7 +73,6 @@ class World:
 
     event: Callable[[], Any]
     mutex: Callable[[], Any]
-    renewer: Renewer
 
     def __init__(self, client: Any):
         self.client, self.library = client, library_of(client)
@@ -315,7 +327,7 @@ class BaseHold:
             return await self._world.ask(args, self._within())
 
     def _within(self) -> float:
-        return min(REPLY_WITHIN, max(self._left(), 0.05)) if self._is_patient else REPLY_WITHIN
+        return min(REPLY_WITHIN, max(self._left(), REPLY_MIN)) if self._is_patient else REPLY_WITHIN
 
     async def _try(self, *how: Any) -> None:
         sent = now()
@@ -392,7 +404,7 @@ class BaseHold:
 
     def _plan(self, renew_at: float) -> None:
         self._renew_at, self.due_at = renew_at, min(renew_at, self._valid_until)
-        self._world.renewer.watch(self)
+        self._locks.renewer.watch(self)
 
     def look(self) -> bool:
         """Returns whether it is over, and tells so if that is new. Renews it if it is time for that."""
@@ -434,7 +446,7 @@ class BaseHold:
 
     def _end(self) -> None:
         self._is_over = True
-        self._world.renewer.holds.discard(self)
+        self._locks.renewer.holds.discard(self)
         if self._locks.holds.get(self._name) is self:
             del self._locks.holds[self._name]
 
@@ -529,7 +541,7 @@ class BaseLocks(Generic[L, H]):
 
     def reset(self) -> None:
         """After a fork, too: waits and subscriptions are the parent's."""
-        self._channel = b"redislock:" + new_name()
+        self._channel, self.renewer = b"redislock:" + new_name(), Renewer(self.world)
         # By key and owner, from the first request for a place to the end: who asked last hears.
         self.holds: dict[tuple[bytes, bytes], BaseHold] = {}
         # By server; and by the channels of which the server has said that it publishes to us.
@@ -587,6 +599,7 @@ class BaseLocks(Generic[L, H]):
             release = ("LOCK.RELEASE", end.key, end.owner, "FENCE", end.token)
             self.world.spawn(self.world.give_back(release, now() + end.lease))
 
-    async def _close_ears(self) -> None:
+    async def _close(self) -> None:
+        self.renewer.rest()
         for ear in list(self.ears.values()):
             await ear.close()

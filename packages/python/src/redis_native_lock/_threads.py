@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar, cast
 
-from ._core import ENDLESS, RELEASE_WITHIN, BaseLocks, Renewer, World
+from ._core import ENDLESS, RELEASE_WITHIN, BaseLocks, World
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -36,25 +36,6 @@ def _start(do: Callable[..., Any], *args: Any) -> threading.Thread:
     return thread
 
 
-class Clock(Renewer):
-    """The one of a process. Its thread starts with the first hold."""
-
-    def __init__(self) -> None:
-        super().__init__(self._wake_up)
-        self._changed, self._is_running = threading.Event(), threading.Lock()
-
-    def _wake_up(self) -> None:
-        self._changed.set()
-        if self._is_running.acquire(blocking=False):
-            _start(self._work)
-
-    def _work(self) -> None:
-        while True:
-            self._changed.clear()
-            left = self.look()
-            self._changed.wait(None if left == ENDLESS else left)
-
-
 class Mutex:
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -67,7 +48,7 @@ class Mutex:
 
 
 class Threads(World):
-    event, mutex, renewer = threading.Event, Mutex, Clock()
+    event, mutex = threading.Event, Mutex
 
     def pool(self, key: bytes) -> Any:
         client = self.client
@@ -131,7 +112,6 @@ def _is_ready(pool: Any) -> bool:
 
 def _begin_anew() -> None:
     """After a fork there are no threads but its own."""
-    Threads.renewer.__init__()  # type: ignore[misc]
     for locks in BaseLocks.alive:
         locks.reset()
 

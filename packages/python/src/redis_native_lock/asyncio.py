@@ -6,7 +6,7 @@ import functools
 from collections.abc import Coroutine
 from typing import Any
 
-from ._core import ENDLESS, REPLY_WITHIN, BaseHold, BaseLock, BaseLocks, Renewer, World
+from ._core import ENDLESS, REPLY_WITHIN, BaseHold, BaseLock, BaseLocks, World
 from ._errors import Deadlock, LockBusy, LockLost, NativeLockError, NoModule, NotSafe, Superseded
 from ._native import native_lock
 
@@ -16,17 +16,8 @@ class Tasks(World):
 
     def __init__(self, client: Any):
         super().__init__(client)
-        self.renewer = Renewer(lambda: self._look_after(0))
-        self._timer: asyncio.Handle | None = None
         self._initializing = asyncio.Lock()
         self.tasks: set[asyncio.Task[Any]] = set()
-
-    def _look_after(self, seconds: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if seconds < ENDLESS:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(seconds, lambda: self._look_after(self.renewer.look()))
 
     def pool(self, key: bytes) -> Any:
         return self.client.get_node_from_key(key) if self.is_cluster else self.client.connection_pool
@@ -107,9 +98,10 @@ class Locks(BaseLocks[Lock, Hold]):
 
     async def aclose(self) -> None:
         """Ends the subscription, and waits some seconds for what goes on in the background."""
-        await self._close_ears()
-        if self.world.tasks:
-            await asyncio.wait(self.world.tasks, timeout=REPLY_WITHIN)
+        await self._close()
+        background = self.world.tasks - ({self.renewer.task} if self.renewer.holds else set())
+        if background:
+            await asyncio.wait(background, timeout=REPLY_WITHIN)
 
 
 # For the hook of redis-py and valkey-py: `client.lock(name, lock_class=NativeLock)`.
