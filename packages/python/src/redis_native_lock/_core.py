@@ -52,8 +52,8 @@ class Renewer:
             while self.holds or now() < self._next:
                 self._changed.clear()
                 for hold in list(self.holds):
-                    if hold.due_at <= now():
-                        hold.look()
+                    if hold.due_at <= now() and hold.look():
+                        self.holds.discard(hold)
                 # Without holds it stays as it is for a while: else each short section would wake it.
                 self._next = min((hold.due_at for hold in list(self.holds)), default=self._next)
                 await self._world.wait(self._changed, min(max(self._next - now(), 0.0), PAUSE_MAX))
@@ -243,7 +243,7 @@ class BaseHold:
         # A name that never asked before: then a grant came after the request was sent.
         self._is_first, self.key, name = is_new, lock.key, owner or new_name()
         self._name, self.owner = (lock.key, name), name.decode("utf-8", "surrogateescape")
-        self._lease, self._asked_at, self._is_patient = lock.lease, now(), wait is None or wait > 0
+        self._lease, self._asked_at = lock.lease, now()
         self._wait_until = ENDLESS if wait is None else self._asked_at + wait
         self.lost = self._world.event()
         # One command after the other, even where nobody waits for a reply any more.
@@ -327,7 +327,7 @@ class BaseHold:
             return await self._world.ask(args, self._within())
 
     def _within(self) -> float:
-        return min(REPLY_WITHIN, max(self._left(), REPLY_MIN)) if self._is_patient else REPLY_WITHIN
+        return min(REPLY_WITHIN, max(self._left(), REPLY_MIN)) if self._left() > 0 else REPLY_WITHIN
 
     async def _try(self, *how: Any) -> None:
         sent = now()
