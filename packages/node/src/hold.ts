@@ -94,7 +94,7 @@ export class Hold implements AsyncDisposable {
     this.end();
     this.loss = new LockLost(`the lock ${shown(this.key)} is lost: ${why}`);
     this.abort();
-    this.core.report(this.loss);
+    this.core.onError(this.loss);
     // A renewal that got no answer may come late.
     const release = this.request.release(this.token);
     this.core.inBackground(this.renewing.then(() => this.core.insist(this.key, release, this.leaseMs)));
@@ -134,7 +134,7 @@ export class Hold implements AsyncDisposable {
     const releasing = this.core.insist(this.key, args, this.leaseMs);
     try {
       const reply = Number(await within(releasing, RELEASE_WITHIN_MS));
-      if (reply === 0) this.core.report(new LockLost(`the lock ${shown(this.key)} was over before its work`));
+      if (reply === 0) this.core.onError(new LockLost(`the lock ${shown(this.key)} was over before its work`));
       return reply === 1;
     } catch (error) {
       this.core.inBackground(releasing);

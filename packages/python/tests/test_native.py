@@ -11,8 +11,6 @@ import pytest
 import redis
 from conftest import soon
 
-from redis_native_lock import Superseded
-
 
 @pytest.mark.parametrize("library", ["redis", "valkey"])
 async def test_the_hook_of_the_client(server, world, library):
@@ -67,26 +65,6 @@ async def test_the_hook_of_the_client(server, world, library):
     assert not waiting.done()
     await world.call(theirs.release)
     assert await waiting
-
-
-async def test_two_waits_under_one_name(server, world):
-    client = world.client(server.port)
-
-    def waiting():
-        lock = client.lock("l", lock_class=world.native_lock, thread_local=False)
-        return asyncio.create_task(world.call(lock.acquire, token="t"))
-
-    holder = world.locks(server.port)
-    async with world.held(holder.lock("l")):
-        first = waiting()
-        await soon(lambda: server.places() == 1)
-        second = waiting()
-        # Nobody else would tell the first one: the server knows both by one channel.
-        with pytest.raises(Superseded):
-            await asyncio.wait_for(first, 5)
-    assert await second
-    assert server.lock("l")["holding"] == 1
-    await world.close(holder)
 
 
 def test_redis_pys_own_tests(server):

@@ -37,8 +37,6 @@ class Script(core.World):
         word, answer, *takes = self.lines.pop(0)
         assert word in args, (word, args)
         self.time += sum(takes)
-        if callable(answer):
-            answer = answer()
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -127,20 +125,17 @@ def test_a_scene_of_acquiring(monkeypatch, wait, lines, outcome):
     assert not world.lines
 
 
-def test_a_superseded_wait_leaves_its_successor_alone(monkeypatch):
-    def take_over():
-        waiting.send(None)
-        return TAKEN
-
-    lines = [("QUEUE", take_over), ("QUEUE", 0), ("hear", LATER)]
-    world, first = hold_of(lines, monkeypatch, 9)
-    world.hold = core.BaseHold(first._lock, 9, b"o", True)
-    waiting = world.hold.take()
+def test_who_waits_under_a_name_that_waits_already_supersedes(monkeypatch):
+    world, first = hold_of([QUEUED, ("hear", LATER)] * 2, monkeypatch, 9)
+    waits, second = [], core.BaseHold(first._lock, 9, b"o", True)
+    for world.hold in (first, second):
+        waits.append(world.hold.take())
+        waits[-1].send(None)
     with pytest.raises(Superseded):
-        run(first.take())
+        run(waits[0])
     world.locks.hear(told(b"1:0,1:k,1:o,1:7,4:2000,"))
-    run(waiting)
-    assert world.hold.token == 7 and not world.lines
+    run(waits[1])
+    assert second.token == 7
 
 
 @pytest.mark.parametrize(
@@ -166,6 +161,14 @@ def test_a_scene_of_renewing(monkeypatch, lines, is_lost):
             run(hold._renew())
     else:
         assert hold.valid_for() > 29
+
+
+def test_a_lease_that_is_shortened_is_looked_at_anew(monkeypatch):
+    world, hold = hold_of([("LOCK.ACQUIRE", 7), ("LOCK.RENEW", NO_ANSWER)], monkeypatch, 0)
+    run(hold.take())
+    with pytest.raises(ConnectionError):
+        run(hold._renew(0.5))
+    assert hold.due_at == hold._valid_until < world.time + 0.5
 
 
 def test_words_of_the_wire():
