@@ -67,7 +67,7 @@ async def test_a_grant_that_nobody_waits_for_is_given_back(server, world, locks)
 
 
 async def test_a_server_with_an_older_module(server, world, locks, monkeypatch):
-    async def command(args, within):
+    async def command(*args):
         return b"# lock\r\nlock_version:0.1.9\r\n"
 
     monkeypatch.setattr(locks.world, "command", command)

@@ -41,7 +41,8 @@ class Script(core.World):
             raise answer
         return answer
 
-    async def command(self, args, within):
+    async def command(self, args, within, is_own=False):
+        assert is_own == ("BLOCK" in args)
         return self.next(args)
 
     async def wait(self, event, within):
@@ -59,15 +60,6 @@ class Script(core.World):
 
     def spawn(self, work):
         run(work)
-
-    async def open(self, key):
-        return self
-
-    async def send(self, connection, *args):
-        self.answer = self.next(args)
-
-    async def read(self, connection, within=core.ENDLESS):
-        return self.answer
 
     async def close(self, connection):
         pass

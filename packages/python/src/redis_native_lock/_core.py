@@ -54,8 +54,10 @@ class Renewer:
                 for hold in list(self.holds):
                     if hold.due_at <= now() and hold.look():
                         self.holds.discard(hold)
-                # Without holds it stays as it is for a while: else each short section would wake it.
-                self._next = min((hold.due_at for hold in list(self.holds)), default=self._next)
+                # Without holds it stays as it is for a while: else each short section would wake it. One that comes
+                # just now is either seen here, or earlier than for ever, and wakes it.
+                last, self._next = self._next, ENDLESS
+                self._next = min((hold.due_at for hold in list(self.holds)), default=last)
                 await self._world.wait(self._changed, min(max(self._next - now(), 0.0), PAUSE_MAX))
         finally:
             self._is_at_work.release()
@@ -93,12 +95,6 @@ class World:
         connection.connect = connection.connect_check_health = _refuse
         return connection
 
-    async def send(self, connection: Any, *args: Any) -> None:
-        try:
-            await settled(connection.send_command(*args, check_health=False))
-        except Exception as error:
-            raise ConnectionError(f"not sent: {error}") from error
-
     async def close(self, connection: Any) -> None:
         await settled(connection.disconnect(True))
 
@@ -109,27 +105,25 @@ class World:
             # Before redis-py 6 it wants a word.
             return await settled(pool.get_connection("_"))
 
-    async def command(self, args: tuple[Any, ...], within: float) -> Any:
+    async def command(self, args: tuple[Any, ...], within: float, is_own: bool = False) -> Any:
+        """Sends it by a connection of the client's pool, or by one of its own."""
         pool = self.pool(args[1])
-        connection = await self.connected(pool, within)
+        connection = await (self.open(args[1]) if is_own else self.connected(pool, within))
         try:
             await settled(connection.send_command(*args))
             return await self.read(connection, within)
-        except self.library.AskError:
-            return await settled(self.client.execute_command(*args))
         except BaseException as error:
+            if isinstance(error, self.library.AskError) and not is_own:
+                return await settled(self.client.execute_command(*args))
             if not isinstance(error, self.library.ResponseError):
                 await self.close(connection)
             raise
         finally:
-            await settled(pool.release(connection))
+            await (self.close(connection) if is_own else settled(pool.release(connection)))
 
-    async def ask(self, args: tuple[Any, ...], within: float, connection: Any = None) -> Any:
+    async def ask(self, args: tuple[Any, ...], within: float, is_own: bool = False) -> Any:
         try:
-            if connection is None:
-                return await self.command(args, within)
-            await self.send(connection, *args)
-            return await self.read(connection, within)
+            return await self.command(args, within, is_own)
         except Exception as error:
             raise translated(error) from error.__cause__
 
@@ -185,7 +179,11 @@ class Ear:
             raise self._error
 
     async def _send(self, channel: bytes) -> None:
-        await self._world.send(self._connection, "SSUBSCRIBE" if self._world.is_cluster else "SUBSCRIBE", channel)
+        word = "SSUBSCRIBE" if self._world.is_cluster else "SUBSCRIBE"
+        try:
+            await settled(self._connection.send_command(word, channel, check_health=False))
+        except Exception as error:
+            raise ConnectionError(f"not subscribed: {error}") from error
 
     async def _listen(self, key: bytes) -> None:
         error: Exception = ConnectionError("the subscription has ended")
@@ -370,12 +368,9 @@ class BaseHold:
 
     async def _block(self) -> None:
         """Waits by blocking a connection of its own, for users who may not subscribe."""
-        left, connection = self._left(), await self._world.open(self.key)
-        try:
-            args = self._acquiring("BLOCK", 0 if left == ENDLESS else milliseconds(left))
-            token = await self._ask(self._world.ask(args, left + REPLY_WITHIN, connection))
-        finally:
-            await self._world.close(connection)
+        left = self._left()
+        args = self._acquiring("BLOCK", 0 if left == ENDLESS else milliseconds(left))
+        token = await self._ask(self._world.ask(args, left + REPLY_WITHIN, is_own=True))
         if token:
             await self._claim(token, self._lease)
 

@@ -32,8 +32,10 @@ class Tasks(World):
     async def read(self, connection: Any, within: float = ENDLESS) -> Any:
         return await self._in_time(connection.read_response(disable_decoding=True), within)
 
-    async def command(self, args: tuple[Any, ...], within: float) -> Any:
-        return await self._in_time(self._redirected(args) if self.is_cluster else super().command(args, within), within)
+    async def command(self, args: tuple[Any, ...], within: float, is_own: bool = False) -> Any:
+        if self.is_cluster and not is_own:
+            return await self._in_time(self._redirected(args), within)
+        return await self._in_time(super().command(args, within, is_own), within)
 
     async def _redirected(self, args: tuple[Any, ...]) -> Any:
         # At once by many it is not safe in redis-py 8.
