@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar, cast
 
-from ._core import ENDLESS, RELEASE_WITHIN, BaseLocks, World
+from ._core import ENDLESS, RELEASE_WITHIN, REPLY_WITHIN, BaseLocks, World
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -75,8 +75,9 @@ class Threads(World):
             # The client's own time-out may be none.
             is_answered = within == ENDLESS or _is_readable(connection, within)
         except BaseException:
-            # Interrupted. What gives it back must not overtake it.
-            _is_readable(connection, RELEASE_WITHIN)
+            # Interrupted. What gives it back must not overtake it. A command that blocks ends with its connection.
+            if within <= REPLY_WITHIN:
+                _is_readable(connection, RELEASE_WITHIN)
             raise
         if not is_answered:
             raise ConnectionError("no answer in time")
