@@ -2,8 +2,8 @@
 import { setTimeout as sleep } from "node:timers/promises";
 import type { Connection } from "./clients.js";
 import type { Core } from "./core.js";
-import { codeOf, isRefusal, mayPass, NativeLockError, NotSafe, translated } from "./errors.js";
-import { type Argument, netstrings, now, pauses, type Request, validUntil, within } from "./wire.js";
+import { codeOf, isRefusal, LockBusy, mayPass, NativeLockError, NotSafe, translated } from "./errors.js";
+import { type Argument, netstrings, now, pauses, type Request, shown, validUntil, within } from "./wire.js";
 
 const PLACE_MAX_MS = 300_000; // A place is asked for so long, again and again.
 const ASK_AGAIN_MS = 10_000; // How often a place is asked for again while nothing is heard: a message may be lost.
@@ -81,8 +81,8 @@ export class Attempt {
     core.waits.set(request.owner, this);
   }
 
-  /** Resolves with null where it was not to be had in time. If the signal aborts, it rejects at once. */
-  take(signal?: AbortSignal): Promise<Grant | null> {
+  /** Rejects with `LockBusy` where it was not to be had in time, and at once if the signal aborts. */
+  take(signal?: AbortSignal): Promise<Grant> {
     return new Promise((resolve, reject) => {
       const abort = (): void => {
         this.isOver = true;
@@ -105,24 +105,25 @@ export class Attempt {
     this.wake();
   }
 
-  private async work(): Promise<Grant | null> {
+  private async work(): Promise<Grant> {
     const checked = this.core.checkVersion(this.request.key);
-    let grant: Grant | null = null;
     try {
-      const granted = await this.untilTold();
+      const grant = await this.untilTold();
       await checked;
-      return (grant = granted);
-    } finally {
-      if (grant === null) await within(this.giveUp(), RELEASE_WITHIN_MS).catch(() => {});
+      return grant;
+    } catch (error) {
+      await within(this.giveUp(), RELEASE_WITHIN_MS).catch(() => {});
+      throw error;
     }
   }
 
-  private async untilTold(): Promise<Grant | null> {
+  private async untilTold(): Promise<Grant> {
     const pause = pauses();
     for (;;) {
       try {
         const grant = await this.once();
-        if (grant !== null || this.leftMs() <= 0) return grant;
+        if (grant !== null) return grant;
+        if (this.leftMs() <= 0) throw new LockBusy(`the lock ${shown(this.request.key)} is busy`);
       } catch (cause) {
         const error = translated(cause);
         if (this.isOver || !mayPass(error) || this.leftMs() <= 0 || this.core.server.isEnded()) throw error;
