@@ -4,8 +4,10 @@ import asyncio
 
 import pytest
 import redis
+import redis.asyncio
 from conftest import soon
 
+import redis_native_lock.asyncio
 from redis_native_lock import LockBusy, LockLost, NoModule
 
 
@@ -36,6 +38,14 @@ async def test_one_at_a_time(server, world, library, options):
         await world.close(locks)
         await soon(lambda locks=locks: not locks.holds)
     await soon(lambda: server.is_free("counter") and not server.redis.pubsub_channels("redislock:*"))
+
+
+async def test_many_at_once_do_not_exhaust_the_pool(server, caplog):
+    locks = redis_native_lock.asyncio.Locks(redis.asyncio.Redis(port=server.port, max_connections=100))
+    holds = await asyncio.gather(*(locks.lock(f"l:{number}").acquire() for number in range(200)))
+    await asyncio.gather(*(hold.release() for hold in holds))
+    await locks.aclose()
+    assert "Too many connections" not in caplog.text
 
 
 async def test_keys_and_options(server, world, locks):

@@ -10,13 +10,15 @@ from ._core import ENDLESS, REPLY_WITHIN, BaseHold, BaseLock, BaseLocks, World
 from ._errors import Deadlock, LockBusy, LockLost, NativeLockError, NoModule, NotSafe, Superseded
 from ._native import native_lock
 
+AT_ONCE = 50  # So many commands, where each takes a connection: pools have an end, and more would fail there.
+
 
 class Tasks(World):
     event, mutex = asyncio.Event, asyncio.Lock
 
     def __init__(self, client: Any):
         super().__init__(client)
-        self._initializing = asyncio.Lock()
+        self._initializing, self._turns = asyncio.Lock(), asyncio.Semaphore(AT_ONCE)
         self.tasks: set[asyncio.Task[Any]] = set()
 
     def pool(self, key: bytes) -> Any:
@@ -35,7 +37,11 @@ class Tasks(World):
     async def command(self, args: tuple[Any, ...], within: float, is_own: bool = False) -> Any:
         if self.is_cluster and not is_own:
             return await self._in_time(self._redirected(args), within)
-        return await self._in_time(super().command(args, within, is_own), within)
+        return await self._in_time(self._in_turn(args, within, is_own), within)
+
+    async def _in_turn(self, args: tuple[Any, ...], within: float, is_own: bool) -> Any:
+        async with contextlib.nullcontext() if is_own else self._turns:
+            return await super().command(args, within, is_own)
 
     async def _redirected(self, args: tuple[Any, ...]) -> Any:
         # At once by many it is not safe in redis-py 8.
