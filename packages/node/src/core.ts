@@ -17,7 +17,7 @@ export class Core {
   private readonly background = new Set<Promise<unknown>>();
   private checking: Promise<void> | undefined;
 
-  constructor(readonly server: Server, private readonly onError: (error: Error) => void) {}
+  constructor(readonly server: Server, readonly onError: (error: Error) => void) {}
 
   async close(): Promise<void> {
     for (const ear of this.ears.values()) ear.close();
@@ -26,14 +26,13 @@ export class Core {
 
   /** Asks once for the module's version, where that is allowed and it has one. */
   checkVersion(key: Argument): Promise<void> {
-    if (this.checking === undefined) {
-      this.checking = this.server.isCluster ? Promise.resolve() : this.askVersion(key);
-      this.checking.catch(() => (this.checking = undefined));
-    }
+    this.checking ??= this.askVersion(key);
+    this.checking.catch(() => (this.checking = undefined));
     return this.checking;
   }
 
   private async askVersion(key: Argument): Promise<void> {
+    if (this.server.isCluster) return;
     // Whatever goes wrong here, the acquire will say.
     const info = await within(this.server.ask(key, ["INFO", "lock"]), 1000).catch(() => "");
     const found = /lock_version\W+([\d.]+)/.exec(String(info))?.[1] ?? LEAST_VERSION;
@@ -41,15 +40,11 @@ export class Core {
     throw new NoModule(`the server's lock module is ${found}: load ${LEAST_VERSION} or later`);
   }
 
-  private channelFor(key: Argument): string {
-    return this.server.isCluster ? `${this.channel}{${tagOf(slotOf(key))}}` : this.channel;
-  }
-
   earFor(key: Argument): { ear: Ear; channel: string } {
     const node = this.server.nodeOf(key);
     const ear = this.ears.get(node) ?? new Ear(this);
     this.ears.set(node, ear);
-    return { ear, channel: this.channelFor(key) };
+    return { ear, channel: this.channel + (this.server.isCluster ? `{${tagOf(slotOf(key))}}` : "") };
   }
 
   hear([, key, owner, result, leaseMs]: Buffer[]): void {
@@ -81,9 +76,9 @@ export class Core {
     this.background.add(done);
   }
 
-  report(cause: unknown, what = ""): void {
+  report(cause: unknown, what: string): void {
     const error = translated(cause);
     const text = error instanceof Error ? error.message || error.name : String(error);
-    this.onError(what === "" && error instanceof Error ? error : new NativeLockError(`${what}: ${text}`, { cause }));
+    this.onError(new NativeLockError(`${what}: ${text}`, { cause }));
   }
 }

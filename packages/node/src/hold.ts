@@ -2,9 +2,10 @@
 import type { Core } from "./core.js";
 import { LockLost, translated } from "./errors.js";
 import { type Grant, RELEASE_WITHIN_MS } from "./waiting.js";
-import { checkedLease, now, pauses, type Request, shown, validUntil, within } from "./wire.js";
+import { checkedLease, now, type Request, shown, validUntil, within } from "./wire.js";
 
 const CLAIM_AFTER_MS = 20; // When a short first lease is claimed. Work that is done sooner spares that.
+const PAUSE_MAX_MS = 1000; // Before a renewal that failed is tried again.
 
 /** A lock that is held. */
 export class Hold implements AsyncDisposable {
@@ -18,12 +19,10 @@ export class Hold implements AsyncDisposable {
   private readonly grantedAt = now();
   private leaseMs = this.request.leaseMs;
   private validUntil = validUntil(this.grant.since, this.grant.leaseMs);
-  private renewAt = this.nextRenewal(this.grant.since);
+  private renewAt = Infinity;
   private timer: NodeJS.Timeout | undefined;
   private isOver = false;
-  private isKeeping = false;
   private renewing: Promise<unknown> = Promise.resolve();
-  private pauses = pauses();
 
   /** @internal */
   constructor(
@@ -33,8 +32,7 @@ export class Hold implements AsyncDisposable {
     private readonly outer?: AbortSignal,
   ) {
     const claimAt = this.grantedAt + Math.min(CLAIM_AFTER_MS, this.validFor() / 4);
-    if (grant.leaseMs < request.leaseMs) this.renewAt = claimAt;
-    this.schedule();
+    this.plan(grant.leaseMs < request.leaseMs ? claimAt : this.nextRenewal(grant.since));
   }
 
   /** How many milliseconds the hold can be relied upon, if no renewal succeeds. */
@@ -59,27 +57,24 @@ export class Hold implements AsyncDisposable {
     return this.request.isRenewed ? sent + this.leaseMs / 3 : Infinity;
   }
 
-  private schedule(): void {
+  private plan(renewAt: number): void {
     clearTimeout(this.timer);
-    const at = this.isKeeping ? this.validUntil : Math.min(this.validUntil, this.renewAt);
-    const ms = Math.min(Math.ceil(at - now()), 0x7fffffff);
+    this.renewAt = renewAt;
+    const ms = Math.min(Math.ceil(Math.min(this.validUntil, renewAt) - now()), 0x7fffffff);
     if (!this.isOver) this.timer = setTimeout(() => this.tick(), ms).unref();
   }
 
   private tick(): void {
-    if (!this.look() && !this.isKeeping && now() >= this.renewAt) {
-      this.isKeeping = true;
-      const kept = this.renew().catch((error) => this.tryAgain(error));
-      this.core.inBackground(kept.finally(() => (this.isKeeping = false)).then(() => this.schedule()));
-    }
-    this.schedule();
+    const isTime = !this.look() && now() >= this.renewAt;
+    this.plan(isTime ? Infinity : this.renewAt);
+    if (isTime) this.core.inBackground(this.renew().catch((error) => this.tryAgain(error)));
   }
 
   private tryAgain(error: unknown): void {
     if (this.isOver) return;
     this.core.report(error, `${shown(this.key)} is not renewed yet`);
-    const pauseMs = Math.min(this.pauses.next().value, this.validFor() / 8);
-    this.renewAt = this.core.server.isEnded() ? Infinity : now() + pauseMs;
+    const pauseMs = Math.min(PAUSE_MAX_MS, this.validFor() / 8) * (0.5 + Math.random() / 2);
+    this.plan(this.core.server.isEnded() ? Infinity : now() + pauseMs);
   }
 
   /** Returns whether it is over, and tells so if that is new. */
@@ -99,7 +94,7 @@ export class Hold implements AsyncDisposable {
     this.end();
     this.loss = new LockLost(`the lock ${shown(this.key)} is lost: ${why}`);
     this.abort();
-    this.core.report(this.loss);
+    this.core.onError(this.loss);
     // A renewal that got no answer may come late.
     const release = this.request.release(this.token);
     this.core.inBackground(this.renewing.then(() => this.core.insist(this.key, release, this.leaseMs)));
@@ -117,7 +112,7 @@ export class Hold implements AsyncDisposable {
     if (!this.look()) {
       // Until it is answered the shorter of the two leases is relied upon.
       this.validUntil = Math.min(this.validUntil, validUntil(sent, leaseMs));
-      this.schedule();
+      this.plan(this.renewAt);
       const asking = this.core.server.ask(this.key, this.request.renewal(this.token, leaseMs));
       const reply = await within(asking, this.validUntil - sent).catch((error) => {
         if (!this.look()) throw translated(error);
@@ -127,9 +122,7 @@ export class Hold implements AsyncDisposable {
     if (this.look()) throw this.loss ?? new LockLost(`the lock ${shown(this.key)} was released`);
     this.leaseMs = leaseMs;
     this.validUntil = validUntil(sent, leaseMs);
-    this.renewAt = this.nextRenewal(sent);
-    this.pauses = pauses();
-    this.schedule();
+    this.plan(this.nextRenewal(sent));
   }
 
   /** Ends it. Resolves, and never rejects, with false where it was over or that is not known soon: then it goes on. */
@@ -141,7 +134,7 @@ export class Hold implements AsyncDisposable {
     const releasing = this.core.insist(this.key, args, this.leaseMs);
     try {
       const reply = Number(await within(releasing, RELEASE_WITHIN_MS));
-      if (reply === 0) this.core.report(new LockLost(`the lock ${shown(this.key)} was over before its work`));
+      if (reply === 0) this.core.onError(new LockLost(`the lock ${shown(this.key)} was over before its work`));
       return reply === 1;
     } catch (error) {
       this.core.inBackground(releasing);

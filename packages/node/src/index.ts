@@ -5,7 +5,7 @@ import { Core } from "./core.js";
 import { LockBusy } from "./errors.js";
 import { Hold } from "./hold.js";
 import { Attempt } from "./waiting.js";
-import { checkedLease, Request, shown } from "./wire.js";
+import { checkedLease, Request } from "./wire.js";
 
 export { Deadlock, LockBusy, LockLost, NativeLockError, NoModule, NotSafe, Superseded } from "./errors.js";
 export type { Client, Hold };
@@ -56,7 +56,7 @@ export class Locks implements AsyncDisposable {
   using<T>(key: Key, options: LockOptions, work: Work<T>): Promise<T>;
   async using<T>(key: Key, ...rest: [Work<T>] | [LockOptions, Work<T>]): Promise<T> {
     const [options, work] = rest.length === 1 ? [{}, rest[0]] : rest;
-    await using hold = await this.had(key, options, options.signal);
+    await using hold = await this.take(key, options, options.signal);
     const result = await work(hold);
     if (hold.validFor() === 0 && hold.loss !== undefined) throw hold.loss;
     return result;
@@ -64,12 +64,15 @@ export class Locks implements AsyncDisposable {
 
   /** Waits for the lock, to be given back by `await using` or `release`. Rejects with `LockBusy`. */
   acquire(key: Key, options: LockOptions = {}): Promise<Hold> {
-    return this.had(key, options);
+    return this.take(key, options);
   }
 
   /** Takes the lock if that is possible at once, else resolves with null. */
   tryAcquire(key: Key, options: Omit<LockOptions, "wait"> = {}): Promise<Hold | null> {
-    return this.take(key, { ...options, wait: 0 });
+    return this.take(key, { ...options, wait: 0 }).catch((error) => {
+      if (error instanceof LockBusy) return null;
+      throw error;
+    });
   }
 
   /** Ends the subscription, and waits some seconds for what goes on in the background. */
@@ -81,13 +84,7 @@ export class Locks implements AsyncDisposable {
     return this.close();
   }
 
-  private async had(key: Key, options: LockOptions, outer?: AbortSignal): Promise<Hold> {
-    const hold = await this.take(key, options, outer);
-    if (hold === null) throw new LockBusy(`the lock ${typeof key === "string" ? key : shown(Buffer.from(key))} is busy`);
-    return hold;
-  }
-
-  private async take(key: Key, options: LockOptions, outer?: AbortSignal): Promise<Hold | null> {
+  private async take(key: Key, options: LockOptions, outer?: AbortSignal): Promise<Hold> {
     const { prefix = "", lease: usualLease = 30_000 } = this.options;
     const { wait = Infinity, lease = usualLease, atLeast = 0, renew = true, shared, limit, signal } = options;
     if (!(wait >= 0 && atLeast >= 0)) throw new RangeError("a time is at least 0 milliseconds");
@@ -101,6 +98,6 @@ export class Locks implements AsyncDisposable {
     const mode = shared ? ["SHARED"] : limit === undefined ? [] : ["LIMIT", String(limit)];
     const request = new Request(whole, checkedLease(lease), wait, mode, atLeast, renew);
     const grant = await new Attempt(this.core, request).take(signal);
-    return grant === null ? null : new Hold(this.core, request, grant, outer);
+    return new Hold(this.core, request, grant, outer);
   }
 }

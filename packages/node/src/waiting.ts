@@ -2,8 +2,8 @@
 import { setTimeout as sleep } from "node:timers/promises";
 import type { Connection } from "./clients.js";
 import type { Core } from "./core.js";
-import { codeOf, isRefusal, mayPass, NativeLockError, NotSafe, translated } from "./errors.js";
-import { type Argument, netstrings, now, pauses, type Request, validUntil, within } from "./wire.js";
+import { codeOf, isRefusal, LockBusy, mayPass, NativeLockError, NotSafe, translated } from "./errors.js";
+import { type Argument, netstrings, now, pauses, type Request, shown, validUntil, within } from "./wire.js";
 
 const PLACE_MAX_MS = 300_000; // A place is asked for so long, again and again.
 const ASK_AGAIN_MS = 10_000; // How often a place is asked for again while nothing is heard: a message may be lost.
@@ -73,7 +73,6 @@ export class Attempt {
   private isInDoubt = false;
   /** The command that was asked last: nothing is given up before it has ended. */
   private underWay: Promise<unknown> = Promise.resolve();
-  private maySubscribe = true;
   private blocked: Connection | undefined;
   /** Whether nobody waits for it any more. */
   private isOver = false;
@@ -82,21 +81,21 @@ export class Attempt {
     core.waits.set(request.owner, this);
   }
 
-  /** Resolves with null where it was not to be had in time. If the signal aborts, it rejects at once. */
-  take(signal?: AbortSignal): Promise<Grant | null> {
+  /** Rejects with `LockBusy` where it was not to be had in time, and at once if the signal aborts. */
+  take(signal?: AbortSignal): Promise<Grant> {
     return new Promise((resolve, reject) => {
-      // It may be granted in the moment in which it is cancelled.
-      const work = this.work().then((grant) => (this.isOver ? this.giveUp() : resolve(grant)), reject);
-      if (signal === undefined) return;
       const abort = (): void => {
         this.isOver = true;
         this.wake();
         this.blocked?.close();
         this.core.inBackground(work);
-        reject(signal.reason);
+        reject(signal?.reason);
       };
-      signal.addEventListener("abort", abort);
-      work.then(() => signal.removeEventListener("abort", abort));
+      signal?.addEventListener("abort", abort);
+      // It may be granted in the moment in which it is cancelled.
+      const work = this.work()
+        .then((grant) => (this.isOver ? this.giveUp() : resolve(grant)), reject)
+        .finally(() => signal?.removeEventListener("abort", abort));
     });
   }
 
@@ -106,62 +105,66 @@ export class Attempt {
     this.wake();
   }
 
-  private async work(): Promise<Grant | null> {
+  private async work(): Promise<Grant> {
     const checked = this.core.checkVersion(this.request.key);
-    let grant: Grant | null = null;
     try {
-      const granted = await this.untilTold();
+      const grant = await this.untilTold();
       await checked;
-      return (grant = granted);
-    } finally {
-      if (grant === null) await within(this.giveUp(), RELEASE_WITHIN_MS).catch(() => {});
+      return grant;
+    } catch (error) {
+      await within(this.giveUp(), RELEASE_WITHIN_MS).catch(() => {});
+      throw error;
     }
   }
 
-  private async untilTold(): Promise<Grant | null> {
+  private async untilTold(): Promise<Grant> {
     const pause = pauses();
-    // Who does not wait needs no subscription.
-    const { ear, channel } = this.core.earFor(this.request.key);
-    let step = this.leftMs() > 0 && ear.hears(channel) ? this.queue : this.try;
     for (;;) {
-      let failure: unknown = null;
       try {
-        const grant = await step.call(this);
+        const grant = await this.once();
         if (grant !== null) return grant;
-        step = this.maySubscribe ? this.queue : this.block;
-      } catch (error) {
-        failure = translated(error);
-        if (!mayPass(failure) || this.core.server.isEnded()) throw failure;
-        // It may be at a server that is no primary any more. By a command the client learns where the key is now.
-        if (!(failure instanceof NotSafe)) this.ear?.close();
-        step = this.maySubscribe ? this.try : this.block;
+        if (this.leftMs() <= 0) throw new LockBusy(`the lock ${shown(this.request.key)} is busy`);
+      } catch (cause) {
+        const error = translated(cause);
+        if (this.isOver || !mayPass(error) || this.leftMs() <= 0 || this.core.server.isEnded()) throw error;
+        // It may be at a server that is no primary any more.
+        if (!(error instanceof NotSafe)) this.ear?.close();
+        await sleep(Math.min(pause.next().value, this.leftMs()));
       }
-      if (this.isOver || this.leftMs() <= 0) {
-        if (failure !== null) throw failure;
-        return null;
-      }
-      if (failure !== null) await sleep(Math.min(pause.next().value, this.leftMs()));
     }
+  }
+
+  private async once(): Promise<Grant | null> {
+    const { ear, channel } = this.core.earFor(this.request.key);
+    if (this.leftMs() <= 0 || !ear.hears(channel)) {
+      // Who does not wait needs no subscription. And by a command the client learns where the key is now.
+      const grant = await this.try();
+      if (grant !== null || this.leftMs() <= 0) return grant;
+    }
+    return this.queue().catch((error) => {
+      if (codeOf(error) !== "NOPERM") throw error;
+      return this.block();
+    });
   }
 
   private leftMs(): number {
     return this.firstSent + this.request.waitMs - now();
   }
 
-  private inTime<T>(promise: Promise<T>): Promise<T> {
-    return within(promise, this.request.waitMs === 0 ? REPLY_WITHIN_MS : Math.max(this.leftMs(), REPLY_MIN_MS));
+  private replyMs(): number {
+    return this.request.waitMs === 0 ? REPLY_WITHIN_MS : Math.max(this.leftMs(), REPLY_MIN_MS);
   }
 
-  private async ask(args: Argument[], asking = this.core.server.ask(this.request.key, args)): Promise<unknown> {
-    const wasInDoubt = this.isInDoubt;
-    this.isInDoubt = true;
+  private async ask(args: Argument[], connection?: Connection): Promise<unknown> {
+    if (this.isOver) throw new NativeLockError("nobody waits for it any more");
+    const asking = connection === undefined ? this.core.server.ask(this.request.key, args) : connection.ask(args);
     this.underWay = asking;
     try {
-      const reply = await this.inTime(asking);
-      this.isInDoubt = wasInDoubt || reply !== null;
+      const reply = await within(asking, this.replyMs() + (connection === undefined ? 0 : REPLY_WITHIN_MS));
+      this.isInDoubt ||= reply !== null;
       return reply;
     } catch (error) {
-      this.isInDoubt = wasInDoubt || !isRefusal(error);
+      this.isInDoubt ||= !isRefusal(error);
       throw error;
     }
   }
@@ -178,16 +181,9 @@ export class Attempt {
     const woken = new Promise<void>((resolve) => (this.wake = resolve));
     this.ear = ear;
     this.told = undefined;
-    try {
-      await this.inTime(ear.subscribe(this.request.key, channel));
-      if (this.isOver) return null;
-      const grant = await this.try("QUEUE", Math.min(PLACE_MAX_MS, this.leftMs()), channel);
-      if (grant !== null || this.isOver) return grant;
-    } catch (error) {
-      if (codeOf(error) !== "NOPERM") throw error;
-      this.maySubscribe = false;
-      return null;
-    }
+    await within(ear.subscribe(this.request.key, channel), this.replyMs());
+    const grant = await this.try("QUEUE", Math.min(PLACE_MAX_MS, this.leftMs()), channel);
+    if (grant !== null) return grant;
     await within(woken, Math.min(ASK_AGAIN_MS, this.leftMs())).catch(() => {});
     const { result, leaseMs } = this.told ?? { result: "0", leaseMs: 0 };
     if (result.startsWith("-")) {
@@ -214,17 +210,12 @@ export class Attempt {
 
   /** Waits by blocking a connection of its own, for users who may not subscribe. */
   private async block(): Promise<Grant | null> {
-    const { core, request } = this;
-    const opening = core.server.open(request.key, () => {});
+    const opening = this.core.server.open(this.request.key, () => {});
     try {
-      this.blocked = await this.inTime(opening);
-      if (this.isOver) return null;
-      this.isInDoubt = true;
-      const asking = this.blocked.ask(request.acquire("BLOCK", this.leftMs()));
-      const token = Number(await within(asking, this.leftMs() + REPLY_WITHIN_MS));
-      return token > 0 ? await this.claim(token, request.leaseMs) : null;
+      this.blocked = await within(opening, this.replyMs());
+      const token = Number(await this.ask(this.request.acquire("BLOCK", this.leftMs()), this.blocked));
+      return token > 0 ? await this.claim(token, this.request.leaseMs) : null;
     } finally {
-      this.blocked = undefined;
       opening.then((connection) => connection.close(), () => {});
     }
   }

@@ -1,5 +1,7 @@
 """What is sent next, and what comes of it: scenes without a server, by a clock that stands still."""
 
+import types
+
 import pytest
 import redis
 from redis.crc import key_slot
@@ -10,7 +12,13 @@ from redis_native_lock import Deadlock, LockBusy, LockLost, Locks, NotSafe, Supe
 from redis_native_lock._threads import Mutex, run
 from redis_native_lock._wire import tag_of, told, valid_until
 
+LATER, TAKEN = object(), ResponseError("SUPERSEDED x")
 NO_ANSWER, GONE, NOPERM = ConnectionError("no answer"), ResponseError("NOREPLICAS 0"), NoPermissionError("no")
+
+
+@types.coroutine
+def later():
+    yield
 
 
 class Script(core.World):
@@ -19,7 +27,7 @@ class Script(core.World):
     class event:
         is_set = set = lambda self: False
 
-    mutex, renewer = Mutex, core.Renewer(lambda: None)
+    mutex = Mutex
 
     def __init__(self, lines):
         super().__init__(redis.Redis())
@@ -33,13 +41,16 @@ class Script(core.World):
             raise answer
         return answer
 
-    async def command(self, args, within):
+    async def command(self, args, within, is_own=False):
+        assert is_own == ("BLOCK" in args)
         return self.next(args)
 
     async def wait(self, event, within):
         if event is self.hold.heard:
             message = self.next(["hear"])
-            if message is not None:
+            if message is LATER:
+                await later()
+            elif message is not None:
                 self.locks.hear(told(b"1:0,1:k,1:o,%d:%b,4:2000," % (len(message), message)))
             return message is not None
         self.time += max(0, within)
@@ -50,19 +61,10 @@ class Script(core.World):
     def spawn(self, work):
         run(work)
 
-    async def open(self, key):
-        return self
-
-    async def send(self, connection, *args):
-        self.answer = self.next(args)
-
-    async def read(self, connection, within=core.ENDLESS):
-        return self.answer
-
-    def close(self, connection):
+    async def close(self, connection):
         pass
 
-    async def subscribe(self, key, channel, within):
+    async def subscribe(self, *args):
         self.next(["subscribe"])
 
 
@@ -84,16 +86,19 @@ SCENES = {
     "too few replicas, for a moment": (9, [QUEUED, ("hear", b"-NOREPLICAS x"), ("LOCK.ACQUIRE", 7)], 7),
     "it may not subscribe": (9, [("QUEUE", NOPERM), ("BLOCK", 7)], 7),
     "it may not do that either": (9, [("QUEUE", NOPERM), ("BLOCK", NOPERM)], redis.RedisError),
-    "a cut": (9, [("QUEUE", NO_ANSWER), ("LOCK.ACQUIRE", None), ("QUEUE", 7)], 7),
+    "a cut": (9, [("QUEUE", NO_ANSWER), ("LOCK.ACQUIRE", None), ASKED_AGAIN, ("QUEUE", 7)], 7),
+    "it is another's when asked again": (30, [QUEUED, ("hear", None, 10), ASKED_AGAIN, ("QUEUE", TAKEN)], Superseded),
 }  # fmt: skip
 
 
 def hold_of(lines, monkeypatch, wait):
     world, locks = Script(lines), Locks(redis.Redis())
     locks.world, world.locks, locks.is_checked = world, locks, True
+    monkeypatch.setattr(locks.renewer, "watch", lambda hold: None)
     # It is subscribed already.
-    locks.heard_of[locks._channel] = locks.ears[""] = world.ear = core.Ear(locks, "")
-    monkeypatch.setattr(world.ear, "subscribe", world.subscribe)
+    locks.heard_of[locks._channel] = ear = locks.ear(b"k")
+    ear._channels[locks._channel] = world.event()
+    monkeypatch.setattr(core.Ear, "subscribe", lambda ear, *args: world.subscribe(*args))
     monkeypatch.setattr(core, "now", lambda: world.time)
     world.hold = core.BaseHold(locks.lock("k", lease=30), wait, b"o", True)
     return world, world.hold
@@ -110,6 +115,19 @@ def test_a_scene_of_acquiring(monkeypatch, wait, lines, outcome):
             run(hold.take())
         assert not world.locks.holds
     assert not world.lines
+
+
+def test_who_waits_under_a_name_that_waits_already_supersedes(monkeypatch):
+    world, first = hold_of([QUEUED, ("hear", LATER)] * 2, monkeypatch, 9)
+    waits, second = [], core.BaseHold(first._lock, 9, b"o", True)
+    for world.hold in (first, second):
+        waits.append(world.hold.take())
+        waits[-1].send(None)
+    with pytest.raises(Superseded):
+        run(waits[0])
+    world.locks.hear(told(b"1:0,1:k,1:o,1:7,4:2000,"))
+    run(waits[1])
+    assert second.token == 7
 
 
 @pytest.mark.parametrize(
@@ -135,6 +153,14 @@ def test_a_scene_of_renewing(monkeypatch, lines, is_lost):
             run(hold._renew())
     else:
         assert hold.valid_for() > 29
+
+
+def test_a_lease_that_is_shortened_is_looked_at_anew(monkeypatch):
+    world, hold = hold_of([("LOCK.ACQUIRE", 7), ("LOCK.RENEW", NO_ANSWER)], monkeypatch, 0)
+    run(hold.take())
+    with pytest.raises(ConnectionError):
+        run(hold._renew(0.5))
+    assert hold.due_at == hold._valid_until < world.time + 0.5
 
 
 def test_words_of_the_wire():

@@ -38,7 +38,7 @@ class Locks(BaseLocks[Lock, Hold]):
 
     def close(self) -> None:
         """Ends the subscription."""
-        self._close_ears()
+        run(self._close())
 
 
 # For the hook of redis-py and valkey-py: `client.lock(name, lock_class=NativeLock)`.

@@ -10,11 +10,12 @@ import inspect
 import logging
 import random
 import re
+import threading
 import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
-from ._errors import NO_PERMISSION, LockBusy, LockLost, NoModule, library_of, meaning, translated
+from ._errors import NO_PERMISSION, LockBusy, LockLost, NoModule, Superseded, library_of, meaning, translated
 from ._wire import Told, milliseconds, new_name, now, own_options, tag_of, told, valid_until
 
 log = logging.getLogger("redis_native_lock")
@@ -22,7 +23,7 @@ log = logging.getLogger("redis_native_lock")
 LEAST_VERSION = (0, 2, 0)
 PLACE_MAX = 300.0  # A place is asked for so long, again and again.
 ASK_AGAIN = 10.0  # How often a place is asked for again while nothing is heard: a message may be lost.
-REPLY_WITHIN = 5.0
+REPLY_WITHIN, REPLY_MIN = 5.0, 0.5  # At least so long, where the wait itself is shorter.
 RELEASE_WITHIN = 0.5  # How long the end of a section waits for its release, which then goes on in the background.
 CLAIM_AFTER = 0.02  # When a short first lease is claimed. Work that is done sooner spares that.
 PAUSE = 0.02  # Before what failed is tried again: ever longer, never in step.
@@ -31,28 +32,42 @@ ENDLESS = float("inf")
 
 
 class Renewer:
-    """Looks at the holds when one of them is to be renewed, or over."""
+    """Looks at the holds when one of them is to be renewed, or over. It rests where there has been none for a while."""
 
-    def __init__(self, wake: Callable[[], None]):
-        self._wake, self._next = wake, ENDLESS
+    def __init__(self, world: "World"):
+        self._world, self._changed, self._next, self._is_at_work = world, world.event(), 0.0, threading.Lock()
         self.holds: set[BaseHold] = set()
+        self.task: Any = None
 
     def watch(self, hold: "BaseHold") -> None:
         self.holds.add(hold)
         if hold.due_at < self._next:
             self._next = hold.due_at
-            self._wake()
+            self._changed.set()
+        if self._is_at_work.acquire(blocking=False):
+            self.task = self._world.spawn(self._work())
 
-    def look(self) -> float:
-        """Returns in how many seconds to look again."""
+    async def _work(self) -> None:
+        try:
+            while self.holds or now() < self._next:
+                self._changed.clear()
+                for hold in list(self.holds):
+                    if hold.due_at <= now() and hold.look():
+                        self.holds.discard(hold)
+                # Without holds it stays as it is for a while: else each short section would wake it. One that comes
+                # just now is either seen here, or earlier than for ever, and wakes it.
+                last, self._next = self._next, ENDLESS
+                self._next = min((hold.due_at for hold in list(self.holds)), default=last)
+                await self._world.wait(self._changed, min(max(self._next - now(), 0.0), PAUSE_MAX))
+        finally:
+            self._is_at_work.release()
         for hold in list(self.holds):
-            if hold.due_at <= now():
-                hold.look()
-        due = [hold.due_at for hold in list(self.holds)]
-        # Without holds it stays as it is for a while: else each short section would wake it.
-        if due or self._next <= now():
-            self._next = min(due, default=ENDLESS)
-        return ENDLESS if self._next == ENDLESS else min(max(self._next - now(), 0.0), PAUSE_MAX)
+            # It came in this moment.
+            self.watch(hold)
+
+    def rest(self) -> None:
+        self._next = 0.0
+        self._changed.set()
 
 
 class World:
@@ -60,14 +75,13 @@ class World:
 
     event: Callable[[], Any]
     mutex: Callable[[], Any]
-    renewer: Renewer
 
     def __init__(self, client: Any):
         self.client, self.library = client, library_of(client)
         self.is_cluster = hasattr(client, "get_node_from_key")
 
     def pool(self, key: bytes) -> Any: ...  # Where the client has connections to the server of a key.
-    async def command(self, args: tuple[Any, ...], within: float) -> Any: ...  # Or raises ConnectionError.
+    async def read(self, connection: Any, within: float = ENDLESS) -> Any: ...  # Or raises ConnectionError.
     async def wait(self, event: Any, within: float) -> Any: ...
     async def shielded(self, work: Coroutine[Any, Any, Any]) -> Any: ...  # A cancel does not end it.
     def spawn(self, work: Coroutine[Any, Any, Any]) -> Any: ...
@@ -76,51 +90,66 @@ class World:
     async def open(self, key: bytes) -> Any:
         pool = self.pool(key)
         connection = pool.connection_class(**own_options(pool.connection_kwargs))
-        await _settled(connection.connect())
+        await settled(connection.connect())
         # It would connect again by itself, and nobody would listen there.
         connection.connect = connection.connect_check_health = _refuse
         return connection
 
-    async def send(self, connection: Any, *args: Any) -> None:
-        try:
-            await _settled(connection.send_command(*args, check_health=False))
-        except Exception as error:
-            raise ConnectionError(f"not sent: {error}") from error
+    async def close(self, connection: Any) -> None:
+        await settled(connection.disconnect(True))
 
-    async def read(self, connection: Any, within: float = ENDLESS) -> Any: ...
-    def close(self, connection: Any) -> None: ...
-
-    async def ask(self, args: tuple[Any, ...], within: float) -> Any:
+    async def connected(self, pool: Any, within: float) -> Any:
         try:
-            return await self.command(args, within)
+            return await settled(pool.get_connection())
+        except TypeError:
+            # Before redis-py 6 it wants a word.
+            return await settled(pool.get_connection("_"))
+
+    async def command(self, args: tuple[Any, ...], within: float, is_own: bool = False) -> Any:
+        """Sends it by a connection of the client's pool, or by one of its own."""
+        pool = self.pool(args[1])
+        connection = await (self.open(args[1]) if is_own else self.connected(pool, within))
+        try:
+            await settled(connection.send_command(*args))
+            return await self.read(connection, within)
+        except BaseException as error:
+            if isinstance(error, self.library.AskError) and not is_own:
+                return await settled(self.client.execute_command(*args))
+            if not isinstance(error, self.library.ResponseError):
+                await self.close(connection)
+            raise
+        finally:
+            await (self.close(connection) if is_own else settled(pool.release(connection)))
+
+    async def ask(self, args: tuple[Any, ...], within: float, is_own: bool = False) -> Any:
+        try:
+            return await self.command(args, within, is_own)
         except Exception as error:
             raise translated(error) from error.__cause__
 
     async def sleep(self, seconds: float) -> None:
         await self.wait(self.event(), seconds)
 
-    async def give_back(self, args: tuple[Any, ...], until: float, pause: float = PAUSE) -> bool | None:
+    async def give_back(self, args: tuple[Any, ...], until: float, pause: float = 0.0) -> bool | None:
         """Sends what gives a lock back, in the background if that is not answered soon. Returns whether there was
         something to give back, or none if that is not known."""
+        if pause:
+            await self.sleep(pause * random.uniform(0.5, 1))
         try:
-            return bool(await self.ask(args, RELEASE_WITHIN + 4 * (pause - PAUSE)) == 1)
+            return bool(await self.ask(args, RELEASE_WITHIN + 4 * pause) == 1)
         except Exception as error:
             is_to_go_on = meaning(error).may_pass and now() < until
             log.warning("%r is not given back%s: %s", args[1], " yet" if is_to_go_on else "", error)
             if is_to_go_on:
-                self.spawn(self._give_back_later(args, until, pause))
+                self.spawn(self.give_back(args, until, min(pause * 2, PAUSE_MAX) or PAUSE))
             return False if meaning(error).is_refusal else None
-
-    async def _give_back_later(self, args: tuple[Any, ...], until: float, pause: float) -> None:
-        await self.sleep(pause * random.uniform(0.5, 1))
-        await self.give_back(args, until, min(pause * 2, PAUSE_MAX))
 
 
 def _refuse(**_: Any) -> None:
     raise ConnectionError("the connection has ended")
 
 
-async def _settled(value: Any) -> Any:
+async def settled(value: Any) -> Any:
     return await value if inspect.isawaitable(value) else value
 
 
@@ -150,7 +179,11 @@ class Ear:
             raise self._error
 
     async def _send(self, channel: bytes) -> None:
-        await self._world.send(self._connection, "SSUBSCRIBE" if self._world.is_cluster else "SUBSCRIBE", channel)
+        word = "SSUBSCRIBE" if self._world.is_cluster else "SUBSCRIBE"
+        try:
+            await settled(self._connection.send_command(word, channel, check_health=False))
+        except Exception as error:
+            raise ConnectionError(f"not subscribed: {error}") from error
 
     async def _listen(self, key: bytes) -> None:
         error: Exception = ConnectionError("the subscription has ended")
@@ -160,7 +193,7 @@ class Ear:
                 self._connection = connection
                 for channel in self._channels:
                     await self._send(channel)
-            while True:
+            while self._error is None:
                 kind, channel, data = await self._world.read(connection)
                 if kind in (b"message", b"smessage"):
                     self._locks.hear(told(data))
@@ -172,15 +205,22 @@ class Ear:
         except Exception as failure:
             error = failure if meaning(failure) is NO_PERMISSION else ConnectionError(f"not subscribed: {failure}")
         finally:
-            self._error = error
-            self._locks.forget(self, self._node)
-            self.close()
-            for known in list(self._channels.values()):
-                known.set()
+            await self.close(error)
 
-    def close(self) -> None:
+    async def close(self, error: Exception | None = None) -> None:
+        if self._error is None or error is not None:
+            self._error = self._error or error or ConnectionError("the subscription is closed")
+            if self._locks.ears.get(self._node) is self:
+                del self._locks.ears[self._node]
+            for channel, known in list(self._channels.items()):
+                if self._locks.heard_of.get(channel) is self:
+                    del self._locks.heard_of[channel]
+                known.set()
+            for hold in list(self._locks.holds.values()):
+                if hold.ear is self:
+                    hold.heard.set()
         if self._connection is not None:
-            self._world.close(self._connection)
+            await self._world.close(self._connection)
 
 
 class BaseHold:
@@ -192,16 +232,16 @@ class BaseHold:
     heard: Any  # An event: something was heard, or nothing will be any more.
     ear: Ear | None = None
     due_at = ENDLESS
-    _may_subscribe, _was_silent, _is_over = True, False, False
+    _was_silent, _is_over = False, False
     _is_in_doubt = False  # Whether the server may have a place or a hold for it.
     _on_loss: Callable[[], None] | None = None
 
     def __init__(self, lock: "BaseLock[Any]", wait: float | None, owner: bytes | None, is_new: bool):
         self._lock, self._locks, self._world = lock, lock.locks, lock.locks.world
         # A name that never asked before: then a grant came after the request was sent.
-        self._is_first, self._name = is_new, owner or new_name()
-        self.key, self.owner = lock.key, self._name.decode("utf-8", "surrogateescape")
-        self._lease, self._asked_at, self._is_patient = lock.lease, now(), wait is None or wait > 0
+        self._is_first, self.key, name = is_new, lock.key, owner or new_name()
+        self._name, self.owner = (lock.key, name), name.decode("utf-8", "surrogateescape")
+        self._lease, self._asked_at = lock.lease, now()
         self._wait_until = ENDLESS if wait is None else self._asked_at + wait
         self.lost = self._world.event()
         # One command after the other, even where nobody waits for a reply any more.
@@ -210,24 +250,24 @@ class BaseHold:
     def _acquiring(self, *how: Any) -> tuple[Any, ...]:
         # With HOLD 1 it does no harm to send it again.
         lease = ("LEASE", milliseconds(self._lock.lease), "HOLD", 1)
-        return ("LOCK.ACQUIRE", self.key, self._name, *lease, *how, *self._lock.mode)
+        return ("LOCK.ACQUIRE", *self._name, *lease, *how, *self._lock.mode)
 
     def _renewing(self, token: int, lease: float) -> tuple[Any, ...]:
-        return ("LOCK.RENEW", self.key, self._name, "LEASE", milliseconds(lease), "FENCE", token)
+        return ("LOCK.RENEW", *self._name, "LEASE", milliseconds(lease), "FENCE", token)
 
     def _releasing(self) -> tuple[Any, ...]:
         # Without FENCE it gives up a place, too, and a hold that was not told of.
-        return ("LOCK.RELEASE", self.key, self._name, *(("FENCE", self.token) if self.token else ()))
+        return ("LOCK.RELEASE", *self._name, *(("FENCE", self.token) if self.token else ()))
 
     async def take(self) -> None:
-        self._locks.holds[self.key, self._name] = self
         try:
             await self._take()
             if not self.token:
                 raise LockBusy(f"the lock {self.key!r} is busy")
-        except BaseException:
+        except BaseException as error:
             self._end()
-            if self._is_in_doubt:
+            # What a superseded one had is another's of this name now.
+            if self._is_in_doubt and not isinstance(error, Superseded):
                 self._world.spawn(self._give_up())
             raise
 
@@ -239,24 +279,17 @@ class BaseHold:
         return self._wait_until - now()
 
     async def _take(self) -> None:
-        # Who does not have to wait needs no subscription.
-        is_heard = self._is_patient and self._locks.channel(self.key) in self._locks.heard_of
-        step, pause = self._queue if is_heard else self._try, PAUSE
-        while True:
+        pause = PAUSE
+        while not self.token:
             try:
-                await step()
-                if self.token or not self._is_patient:
-                    return
-                step = self._queue if self._may_subscribe else self._block
+                await self._once()
             except Exception as error:
-                if not self._is_patient or not meaning(error).may_pass:
+                if self._left() <= 0 or not meaning(error).may_pass:
                     raise
                 log.warning("%r is asked for again: %s", self.key, error)
                 if self.ear is not None:
                     # It may be at a server that is no primary any more.
-                    self.ear.close()
-                # By a command the client learns where the key is now.
-                step = self._try if self._may_subscribe else self._block
+                    await self.ear.close()
                 await self._world.sleep(min(pause * random.uniform(0.5, 1), self._left()))
                 pause = min(pause * 2, PAUSE_MAX)
                 if self._left() <= 0:
@@ -264,14 +297,27 @@ class BaseHold:
             if self._left() <= 0:
                 return
 
-    async def _ask(self, args: tuple[Any, ...]) -> Any:
-        was_in_doubt, self._is_in_doubt = self._is_in_doubt, True
+    async def _once(self) -> None:
+        channel = self._locks.channel(self.key)
+        if self._left() <= 0 or channel not in self._locks.heard_of:
+            # Who does not have to wait needs no subscription. And by a command the client learns where the key is now.
+            await self._try()
+            if self.token or self._left() <= 0:
+                return
         try:
-            reply = await self._world.shielded(self._send(args))
+            await self._queue(channel)
         except Exception as error:
-            self._is_in_doubt = was_in_doubt or not meaning(error).is_refusal
+            if meaning(error) is not NO_PERMISSION:
+                raise
+            await self._block()
+
+    async def _ask(self, asking: Coroutine[Any, Any, Any]) -> Any:
+        try:
+            reply = await asking
+        except BaseException as error:
+            self._is_in_doubt |= not meaning(error).is_refusal
             raise
-        self._is_in_doubt = was_in_doubt or reply is not None
+        self._is_in_doubt |= reply is not None
         return reply
 
     async def _send(self, args: tuple[Any, ...]) -> Any:
@@ -279,36 +325,33 @@ class BaseHold:
             return await self._world.ask(args, self._within())
 
     def _within(self) -> float:
-        return min(REPLY_WITHIN, max(self._left(), 0.05)) if self._is_patient else REPLY_WITHIN
+        return min(REPLY_WITHIN, max(self._left(), REPLY_MIN)) if self._left() > 0 else REPLY_WITHIN
 
     async def _try(self, *how: Any) -> None:
         sent = now()
-        token = await self._ask(self._acquiring(*how))
+        token = await self._ask(self._world.shielded(self._send(self._acquiring(*how))))
         if token:
             self._begin(token, sent, self._lease)
 
-    async def _queue(self) -> None:
+    async def _queue(self, channel: bytes) -> None:
         """Waits by a place in the queue. If that ends without a grant it is to be asked for again."""
-        channel = self._locks.channel(self.key)
-        self.told, self.ear = None, self._locks.heard_of.get(channel) or self._locks.ear(self.key)
-        self.heard = self._world.event()
-        try:
-            # After a silence, too: whether the server still answers there.
-            if self._was_silent or self._locks.heard_of.get(channel) is not self.ear:
-                await self.ear.subscribe(self.key, channel, self._within())
-            await self._try("QUEUE", milliseconds(min(PLACE_MAX, self._left())), channel)
-        except Exception as error:
-            if meaning(error) is not NO_PERMISSION:
-                raise
-            self._may_subscribe = False
-            return
+        known = self._locks.heard_of.get(channel)
+        self.told, self.heard, self.ear = None, self._world.event(), known or self._locks.ear(self.key)
+        earlier = self._locks.holds.get(self._name)
+        self._locks.holds[self._name] = self
+        # After a silence, too: whether the server still answers there.
+        if known is None or self._was_silent:
+            await self.ear.subscribe(self.key, channel, self._within())
+        await self._try("QUEUE", milliseconds(min(PLACE_MAX, self._left())), channel)
+        if earlier is not None and earlier is not self:
+            # Nobody else tells it: the server knows both by one channel.
+            earlier.hear(Told(*self._name, 0, 0, "SUPERSEDED another wait has this name"))
         if self.token:
             return
         self._was_silent = not await self._world.wait(self.heard, min(ASK_AGAIN, self._left()))
         end: Told | None = self.told
         if end is not None and end.error:
             refusal = translated(self._world.library.ResponseError(end.error))
-            # What there is then is another's of this name.
             self._is_in_doubt = not meaning(refusal).is_refusal
             raise refusal
         if end is not None and end.token:
@@ -317,19 +360,17 @@ class BaseHold:
             # Its time is over, or the server has forgotten it, or nothing was heard.
             await self._world.sleep(min(PAUSE, self._left()))
 
+    def hear(self, end: Told) -> None:
+        # A late end of an earlier place does not hide a grant.
+        if end.token or self.told is None:
+            self.told = end
+        self.heard.set()
+
     async def _block(self) -> None:
         """Waits by blocking a connection of its own, for users who may not subscribe."""
-        left, connection = self._left(), await self._world.open(self.key)
-        try:
-            self._is_in_doubt = True
-            block_ms = 0 if left == ENDLESS else milliseconds(left)
-            await self._world.send(connection, *self._acquiring("BLOCK", block_ms))
-            token = await self._world.read(connection, left + REPLY_WITHIN)
-        except Exception as error:
-            self._is_in_doubt = not meaning(error).is_refusal
-            raise translated(error) from error.__cause__
-        finally:
-            self._world.close(connection)
+        left = self._left()
+        args = self._acquiring("BLOCK", 0 if left == ENDLESS else milliseconds(left))
+        token = await self._ask(self._world.ask(args, left + REPLY_WITHIN, is_own=True))
         if token:
             await self._claim(token, self._lease)
 
@@ -340,14 +381,14 @@ class BaseHold:
             self._begin(token, self._asked_at, lease)
             return
         sent = now()
-        if await self._ask(self._renewing(token, self._lease)) == 1:
+        if await self._world.shielded(self._send(self._renewing(token, self._lease))) == 1:
             self._begin(token, sent, self._lease)
 
     def _begin(self, token: int, since: float, lease: float) -> None:
         """It is held: granted no earlier than `since`, and this lease is relied upon from then on."""
         self.token, self._granted_at, self._valid_until = token, now(), valid_until(since, lease)
-        is_short = lease < self._lease
-        self._plan(self._granted_at + min(CLAIM_AFTER, self.valid_for() / 4) if is_short else self._third(since))
+        claim_at = self._granted_at + min(CLAIM_AFTER, self.valid_for() / 4)
+        self._plan(claim_at if lease < self._lease else self._third(since))
 
     def valid_for(self) -> float:
         """How many seconds the hold can be relied upon, if no renewal succeeds."""
@@ -358,7 +399,7 @@ class BaseHold:
 
     def _plan(self, renew_at: float) -> None:
         self._renew_at, self.due_at = renew_at, min(renew_at, self._valid_until)
-        self._world.renewer.watch(self)
+        self._locks.renewer.watch(self)
 
     def look(self) -> bool:
         """Returns whether it is over, and tells so if that is new. Renews it if it is time for that."""
@@ -389,6 +430,7 @@ class BaseHold:
             sent = now()
             # Until it is answered the shorter of the two leases is relied upon.
             self._valid_until = min(self._valid_until, valid_until(sent, lease))
+            self._plan(self._renew_at)
             within = max(0.05, min(REPLY_WITHIN, self.valid_for() / 2))
             if await self._world.ask(self._renewing(self.token, lease), within) != 1 and not self._is_over:
                 self._lose()
@@ -399,8 +441,9 @@ class BaseHold:
 
     def _end(self) -> None:
         self._is_over = True
-        self._world.renewer.holds.discard(self)
-        self._locks.holds.pop((self.key, self._name), None)
+        self._locks.renewer.holds.discard(self)
+        if self._locks.holds.get(self._name) is self:
+            del self._locks.holds[self._name]
 
     def _lose(self) -> None:
         self._end()
@@ -493,8 +536,8 @@ class BaseLocks(Generic[L, H]):
 
     def reset(self) -> None:
         """After a fork, too: waits and subscriptions are the parent's."""
-        self._channel = b"redislock:" + new_name()
-        # By key and owner, from the first request to the end.
+        self._channel, self.renewer = b"redislock:" + new_name(), Renewer(self.world)
+        # By key and owner, from the first request for a place to the end: who asked last hears.
         self.holds: dict[tuple[bytes, bytes], BaseHold] = {}
         # By server; and by the channels of which the server has said that it publishes to us.
         self.ears: dict[str, Ear] = {}
@@ -542,26 +585,16 @@ class BaseLocks(Generic[L, H]):
         node = str(self.world.client.get_node_from_key(key).name) if self.world.is_cluster else ""
         return self.ears.get(node) or self.ears.setdefault(node, Ear(self, node))
 
-    def forget(self, ear: Ear, node: str) -> None:
-        self.ears.pop(node, None)
-        for channel in [channel for channel, other in list(self.heard_of.items()) if other is ear]:
-            self.heard_of.pop(channel, None)
-        for hold in list(self.holds.values()):
-            if hold.ear is ear:
-                hold.heard.set()
-
     def hear(self, end: Told) -> None:
         hold = self.holds.get((end.key, end.owner))
         if hold is not None:
-            # A late end of an earlier place does not hide a grant.
-            if end.token or hold.told is None:
-                hold.told = end
-            hold.heard.set()
+            hold.hear(end)
         elif end.token:
             # Nobody waits for it any more.
             release = ("LOCK.RELEASE", end.key, end.owner, "FENCE", end.token)
             self.world.spawn(self.world.give_back(release, now() + end.lease))
 
-    def _close_ears(self) -> None:
+    async def _close(self) -> None:
+        self.renewer.rest()
         for ear in list(self.ears.values()):
-            ear.close()
+            await ear.close()

@@ -52,10 +52,9 @@ _TABLE: list[tuple[str, Meaning]] = [
     ("SUPERSEDED Superseded", Meaning(True, False, Superseded)),
     ("NOREPLICAS NotSafe", Meaning(False, True, NotSafe)),
     ("NOPERM NoPermissionError", NO_PERMISSION),
-    ("AuthenticationError AuthorizationError AuthenticationWrongNumberOfArgsError", Meaning(True, False)),
     ("UNBLOCKED MOVED ASK READONLY LOADING CLUSTERDOWN TRYAGAIN", Meaning(True, True)),
     ("ReadOnlyError AskError TryAgainError ClusterDownError BusyLoadingError", Meaning(True, True)),
-    ("ResponseError", Meaning(True, False)),
+    ("ResponseError AuthenticationError AuthorizationError", Meaning(True, False)),
     ("ConnectionError TimeoutError OSError", Meaning(False, True)),
     ("ClusterError RedisClusterException ValkeyClusterException", Meaning(False, True)),
 ]

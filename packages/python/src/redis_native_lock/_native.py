@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from ._core import ENDLESS, REPLY_WITHIN, BaseHold
+from ._core import ENDLESS, REPLY_WITHIN, BaseHold, settled
 from ._errors import LockBusy, NativeLockError, code, library_of, meaning
 from ._wire import now
 
@@ -40,11 +40,8 @@ def native_lock(submodule: str, locks_type: Any, wrap: Any, client: Any, *args: 
     locks = client.__dict__.get("_native_locks") or client.__dict__.setdefault("_native_locks", locks_type(client))
     # Without a time-out it is renewed until it is released.
     lock.native = locks.lock(lock.name, lease=lock.timeout or None, renew=not lock.timeout)
+    lock.ask, lock.errors = locks.world.ask, locks.world.library
     return lock
-
-
-def _not_owned(lock: Any, what: str) -> Any:
-    return lock.native.locks.world.library.LockNotOwnedError(f"Cannot {what} a lock that's no longer owned", lock.name)
 
 
 class _Native:
@@ -53,47 +50,43 @@ class _Native:
             self.local.hold = await self.native.acquire_as(token, max(0.0, self.local.until - now()), self.local.is_new)
         except LockBusy:
             return False
-        except self.native.locks.world.library.ResponseError as error:
+        except self.errors.ResponseError as error:
             # The key may still be a string of their own lock: then theirs sleeps, and asks again.
             if code(error) != "WRONGTYPE":
                 raise
             return False
         return True
 
-    async def do_release(self: Any, expected_token: bytes) -> None:
-        if await BaseHold._release(self.local.hold) is False:
-            raise _not_owned(self, "release")
+    # In place of their scripts.
+    async def lua_release(self: Any, **_: Any) -> bool:
+        return await BaseHold._release(self.local.hold) is not False
 
-    async def do_extend(self: Any, additional_time: float, replace_ttl: bool) -> bool:
+    async def lua_extend(self: Any, args: list[Any], **_: Any) -> bool:
         try:
-            rest = 0 if replace_ttl else await self.native.locks.world.ask(("PTTL", self.name), REPLY_WITHIN)
-            await BaseHold._renew(self.local.hold, additional_time + max(0, rest) / 1000)
+            left_ms = await self.ask(("PTTL", self.name), REPLY_WITHIN) if args[2:] == ["0"] else 0
+            await BaseHold._renew(self.local.hold, (args[1] + max(0, left_ms)) / 1000)
         except Exception as error:
             if isinstance(error, NativeLockError) or meaning(error).is_refusal:
-                raise _not_owned(self, "extend") from error
+                return False
             raise
         return True
 
-    async def do_reacquire(self: Any) -> Any:
-        return await _Native.do_extend(self, self.timeout, True)
+    lua_reacquire = lua_extend
 
     async def locked(self: Any) -> bool:
-        return bool(await self.native.locks.world.ask(("EXISTS", self.name), REPLY_WITHIN))
+        return bool(await self.ask(("EXISTS", self.name), REPLY_WITHIN))
 
     async def owned(self: Any) -> bool:
-        token, ask = getattr(self.local, "token", None), self.native.locks.world.ask
+        token = getattr(self.local, "token", None)
         try:
-            return token is not None and bool(await ask(("HEXISTS", self.name, token), REPLY_WITHIN))
-        except self.native.locks.world.library.ResponseError:
+            return token is not None and bool(await self.ask(("HEXISTS", self.name, token), REPLY_WITHIN))
+        except self.errors.ResponseError:
             return False
 
     async def exit(self: Any, kind: object, error: BaseException | None, trace: object) -> None:
-        token, self.local.token = getattr(self.local, "token", None), None
         try:
-            if token is None:
-                raise self.native.locks.world.library.LockError("Cannot release an unlocked lock", self.name)
-            await _Native.do_release(self, token)
-        except self.native.locks.world.library.LockError as failed:
+            await settled(self.release())
+        except self.errors.LockError as failed:
             if error is None and getattr(self, "raise_on_release_error", True):
                 raise
             log.warning("%s", failed)

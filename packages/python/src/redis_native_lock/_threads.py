@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar, cast
 
-from ._core import ENDLESS, RELEASE_WITHIN, BaseLocks, Renewer, World
+from ._core import ENDLESS, RELEASE_WITHIN, REPLY_WITHIN, BaseLocks, World
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -36,25 +36,6 @@ def _start(do: Callable[..., Any], *args: Any) -> threading.Thread:
     return thread
 
 
-class Clock(Renewer):
-    """The one of a process. Its thread starts with the first hold."""
-
-    def __init__(self) -> None:
-        super().__init__(self._wake_up)
-        self._changed, self._is_running = threading.Event(), threading.Lock()
-
-    def _wake_up(self) -> None:
-        self._changed.set()
-        if self._is_running.acquire(blocking=False):
-            _start(self._work)
-
-    def _work(self) -> None:
-        while True:
-            self._changed.clear()
-            left = self.look()
-            self._changed.wait(None if left == ENDLESS else left)
-
-
 class Mutex:
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -67,7 +48,7 @@ class Mutex:
 
 
 class Threads(World):
-    event, mutex, renewer = threading.Event, Mutex, Clock()
+    event, mutex = threading.Event, Mutex
 
     def pool(self, key: bytes) -> Any:
         client = self.client
@@ -76,34 +57,31 @@ class Threads(World):
             client = client_of(client.get_node_from_key(key))
         return client.connection_pool
 
-    async def command(self, args: tuple[Any, ...], within: float) -> Any:
-        pool = self.pool(args[1])
+    async def connected(self, pool: Any, within: float) -> Any:
         if not _is_ready(pool):
             # To connect may take the client longer than is waited for here.
-            connecting = _start(_make_ready, pool)
+            connecting = _start(self._make_ready, pool)
             connecting.join(within)
             if connecting.is_alive():
                 raise ConnectionError("no connection in time")
-        connection = _connection_of(pool)
+        return await super().connected(pool, within)
+
+    def _make_ready(self, pool: Any) -> None:
+        with contextlib.suppress(Exception):
+            pool.release(run(super().connected(pool, 0)))
+
+    async def read(self, connection: Any, within: float = ENDLESS) -> Any:
         try:
-            connection.send_command(*args)
             # The client's own time-out may be none.
-            sock = getattr(connection, "_sock", None)
-            if not (connection.can_read(within) if sock is None else _is_readable(sock, within)):
-                raise ConnectionError("no answer in time")
-            return connection.read_response()
-        except self.library.ResponseError as error:
-            if self.is_cluster and isinstance(error, self.library.AskError):
-                return self.client.execute_command(*args)
+            is_answered = within == ENDLESS or _is_readable(connection, within)
+        except BaseException:
+            # Interrupted. What gives it back must not overtake it. A command that blocks ends with its connection.
+            if within <= REPLY_WITHIN:
+                _is_readable(connection, RELEASE_WITHIN)
             raise
-        except BaseException as error:
-            if not isinstance(error, Exception):
-                # Interrupted. What gives it back must not overtake it.
-                connection.can_read(RELEASE_WITHIN)
-            connection.disconnect()
-            raise
-        finally:
-            pool.release(connection)
+        if not is_answered:
+            raise ConnectionError("no answer in time")
+        return connection.read_response(disable_decoding=True)
 
     async def wait(self, event: Any, within: float) -> bool:
         return bool(event.wait(within))
@@ -114,18 +92,11 @@ class Threads(World):
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         _start(run, work)
 
-    async def read(self, connection: Any, within: float = ENDLESS) -> Any:
-        if within != ENDLESS and not connection.can_read(within):
-            raise ConnectionError("no answer in time")
-        return connection.read_response(disable_decoding=True)
 
-    def close(self, connection: Any) -> None:
-        connection.disconnect()
-
-
-def _is_readable(sock: Any, within: float) -> bool:
-    if not hasattr(select, "poll"):
-        return bool(select.select([sock], [], [], within)[0])
+def _is_readable(connection: Any, within: float) -> bool:
+    sock = getattr(connection, "_sock", None)
+    if sock is None:
+        return bool(connection.can_read(within))
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(within * 1000))
@@ -134,27 +105,14 @@ def _is_readable(sock: Any, within: float) -> bool:
 def _is_ready(pool: Any) -> bool:
     """Whether the pool surely has a connection that still stands. If it does not tell, it has none."""
     try:
-        return not _is_readable(pool._available_connections[-1]._sock, 0)
+        connection = pool._available_connections[-1]
+        return connection._sock is not None and not _is_readable(connection, 0)
     except (AttributeError, IndexError, TypeError, ValueError, OSError):
         return False
 
 
-def _make_ready(pool: Any) -> None:
-    with contextlib.suppress(Exception):
-        pool.release(_connection_of(pool))
-
-
-def _connection_of(pool: Any) -> Any:
-    try:
-        return pool.get_connection()
-    except TypeError:
-        # Before redis-py 6 it wants a word.
-        return pool.get_connection("_")
-
-
 def _begin_anew() -> None:
     """After a fork there are no threads but its own."""
-    Threads.renewer.__init__()  # type: ignore[misc]
     for locks in BaseLocks.alive:
         locks.reset()
 

@@ -6,9 +6,11 @@ import functools
 from collections.abc import Coroutine
 from typing import Any
 
-from ._core import ENDLESS, REPLY_WITHIN, BaseHold, BaseLock, BaseLocks, Renewer, World
+from ._core import ENDLESS, REPLY_WITHIN, BaseHold, BaseLock, BaseLocks, World
 from ._errors import Deadlock, LockBusy, LockLost, NativeLockError, NoModule, NotSafe, Superseded
 from ._native import native_lock
+
+AT_ONCE = 50  # So many commands, where each takes a connection: pools have an end, and more would fail there.
 
 
 class Tasks(World):
@@ -16,17 +18,8 @@ class Tasks(World):
 
     def __init__(self, client: Any):
         super().__init__(client)
-        self.renewer = Renewer(lambda: self._look_after(0))
-        self._timer: asyncio.Handle | None = None
-        self._initializing = asyncio.Lock()
+        self._initializing, self._turns = asyncio.Lock(), asyncio.Semaphore(AT_ONCE)
         self.tasks: set[asyncio.Task[Any]] = set()
-
-    def _look_after(self, seconds: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if seconds < ENDLESS:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(seconds, lambda: self._look_after(self.renewer.look()))
 
     def pool(self, key: bytes) -> Any:
         return self.client.get_node_from_key(key) if self.is_cluster else self.client.connection_pool
@@ -38,21 +31,17 @@ class Tasks(World):
         except TimeoutError:
             raise ConnectionError("no answer in time") from None
 
-    async def command(self, args: tuple[Any, ...], within: float) -> Any:
-        return await self._in_time(self._redirected(args) if self.is_cluster else self._command(args), within)
+    async def read(self, connection: Any, within: float = ENDLESS) -> Any:
+        return await self._in_time(connection.read_response(disable_decoding=True), within)
 
-    async def _command(self, args: tuple[Any, ...]) -> Any:
-        pool = self.client.connection_pool
-        try:
-            connection = await pool.get_connection()
-        except TypeError:
-            # Before redis-py 6 it wants a word.
-            connection = await pool.get_connection("_")
-        try:
-            await connection.send_command(*args)
-            return await connection.read_response()
-        finally:
-            await pool.release(connection)
+    async def command(self, args: tuple[Any, ...], within: float, is_own: bool = False) -> Any:
+        if self.is_cluster and not is_own:
+            return await self._in_time(self._redirected(args), within)
+        return await self._in_time(self._in_turn(args, within, is_own), within)
+
+    async def _in_turn(self, args: tuple[Any, ...], within: float, is_own: bool) -> Any:
+        async with contextlib.nullcontext() if is_own else self._turns:
+            return await super().command(args, within, is_own)
 
     async def _redirected(self, args: tuple[Any, ...]) -> Any:
         # At once by many it is not safe in redis-py 8.
@@ -64,13 +53,9 @@ class Tasks(World):
             # So redis-py fails where others have just closed the connection.
             raise ConnectionError(f"the client has failed: {error}") from error
 
-    async def read(self, connection: Any, within: float = ENDLESS) -> Any:
-        return await self._in_time(connection.read_response(disable_decoding=True), within)
-
     async def wait(self, event: Any, within: float) -> bool:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within):
-                await event.wait()
+        with contextlib.suppress(ConnectionError):
+            await self._in_time(event.wait(), within)
         return bool(event.is_set())
 
     async def shielded(self, work: Coroutine[Any, Any, Any]) -> Any:
@@ -82,9 +67,6 @@ class Tasks(World):
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
         return task
-
-    def close(self, connection: Any) -> None:
-        self.spawn(connection.disconnect(nowait=True))
 
 
 class Hold(BaseHold):
@@ -124,9 +106,10 @@ class Locks(BaseLocks[Lock, Hold]):
 
     async def aclose(self) -> None:
         """Ends the subscription, and waits some seconds for what goes on in the background."""
-        self._close_ears()
-        if self.world.tasks:
-            await asyncio.wait(self.world.tasks, timeout=REPLY_WITHIN)
+        await self._close()
+        background = self.world.tasks - ({self.renewer.task} if self.renewer.holds else set())
+        if background:
+            await asyncio.wait(background, timeout=REPLY_WITHIN)
 
 
 # For the hook of redis-py and valkey-py: `client.lock(name, lock_class=NativeLock)`.
