@@ -93,6 +93,22 @@ func TestAWaitThatWasTakenOverLeavesTheRegisterToWhoTookItOver(t *testing.T) {
 	locks.forget(two)
 }
 
+func TestAWaitThatWasTakenOverGivesUpNothingOfItsSuccessor(t *testing.T) {
+	s := newServer(t)
+	locks := s.locks()
+	s.Do(ctx, "LOCK.ACQUIRE", "l", "somebody")
+	a := &attempt{request: request{settings: locks.settings, key: "l", owner: "x"}, locks: locks, inDoubt: true}
+	go func() {
+		until(t, "it waits", func() bool { return s.count("clients", "blocked_clients") == 1 })
+		s.Do(ctx, "LOCK.ACQUIRE", "l", "x", "QUEUE", 60000, "another's")
+	}()
+	waiting, stop := context.WithTimeout(ctx, time.Minute)
+	defer stop()
+	if _, err := a.block(waiting, locks.client.(*redis.Client)); code(err) != "SUPERSEDED" || a.inDoubt {
+		t.Fatal(err, "and it would end what is another's")
+	}
+}
+
 func TestTheMachineIsSuspended(t *testing.T) {
 	locks := newServer(t).locks()
 	var asleep atomic.Int64

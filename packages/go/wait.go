@@ -128,7 +128,8 @@ func (a *attempt) send(ctx context.Context, client redis.UniversalClient, within
 		defer a.sending.Done()
 		return do(ctx, client, args)
 	})
-	a.inDoubt = was || reply != 0 || err != nil && !isRefusal(err)
+	// What there is after SUPERSEDED is another's of this name.
+	a.inDoubt = code(err) != "SUPERSEDED" && (was || reply != 0 || err != nil && !isRefusal(err))
 	return grant{reply, sent, a.lease}, err
 }
 

@@ -138,7 +138,8 @@ final class Attempt {
       isInDoubt = wasInDoubt || reply != null;
       return reply == null ? null : new Grant(reply, sent, request.lease());
     } catch (ServerError error) {
-      isInDoubt = wasInDoubt || !isRefusal(error);
+      // What there is after SUPERSEDED is another's of this name.
+      isInDoubt = !error.code().equals("SUPERSEDED") && (wasInDoubt || !isRefusal(error));
       throw error;
     }
   }
