@@ -80,18 +80,11 @@ public final class Locks implements AutoCloseable {
     return meant instanceof Exception known ? known : new IllegalStateException(meant);
   }
 
-  /** Returns null where the lock was not had in time. */
-  Hold acquire(Request request, long wait, boolean isInterruptible, Thread thread) throws InterruptedException {
-    if (!isChecked && access.slot(request.key()) < 0) {
-      checkVersion();
-    }
-    Attempt attempt = new Attempt(this, request, wait, isInterruptible);
-    Attempt.Grant grant = attempt.take();
-    return grant == null ? null : new Hold(this, attempt, grant, thread);
-  }
-
   /** Asks for the module's version, where that is allowed and it tells it: 0.2 is the least. */
-  private void checkVersion() {
+  void checkVersion(byte[] key) {
+    if (isChecked || access.slot(key) >= 0) {
+      return;
+    }
     try {
       Object info = Background.join(access.send(Wire.command("INFO", "lock")), Attempt.RELEASE_WITHIN);
       Matcher old = TOO_OLD.matcher(info instanceof byte[] text ? new String(text) : "");
@@ -106,17 +99,11 @@ public final class Locks implements AutoCloseable {
 
   /** Sends a command, and leaves its connection if there is no answer for so long. */
   CompletableFuture<Object> send(byte[][] command, long within) {
-    CompletableFuture<Object> reply = access.send(command);
-    if (reply.isDone()) {
-      return reply;
-    }
-    CompletableFuture<Object> bounded = reply.copy().orTimeout(within, TimeUnit.NANOSECONDS);
-    bounded.whenComplete((done, error) -> {
+    return access.send(command).copy().orTimeout(within, TimeUnit.NANOSECONDS).whenComplete((reply, error) -> {
       if (error instanceof TimeoutException && within >= SUSPICIOUS) {
         access.suspect();
       }
     });
-    return bounded;
   }
 
   /** Sends what gives a lock back until it is answered, or until then. What fails is logged. */
