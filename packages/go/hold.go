@@ -20,8 +20,7 @@ const (
 
 // A Hold is a lock that is held. It may be used by many goroutines.
 type Hold struct {
-	request   request
-	locks     *Locks
+	*attempt
 	token     int64
 	grantedAt time.Duration
 	ctx       context.Context
@@ -38,7 +37,7 @@ type Hold struct {
 }
 
 func newHold(ctx context.Context, a *attempt, g grant) *Hold {
-	h := &Hold{request: a.request, locks: a.locks, token: g.token, grantedAt: a.locks.now(), lease: a.lease, unanswered: forever}
+	h := &Hold{attempt: a, token: g.token, grantedAt: a.locks.now(), lease: a.lease, unanswered: forever}
 	h.ctx, h.cancel = context.WithCancelCause(ctx)
 	h.validUntil, h.renewAt = validUntil(g.since, g.lease), g.since+a.lease/3
 	if g.lease < a.lease {
@@ -51,10 +50,10 @@ func newHold(ctx context.Context, a *attempt, g grant) *Hold {
 }
 
 // Key is that of the lock, with its prefix.
-func (h *Hold) Key() string { return h.request.key }
+func (h *Hold) Key() string { return h.key }
 
 // Owner is the name of this hold at the server.
-func (h *Hold) Owner() string { return h.request.owner }
+func (h *Hold) Owner() string { return h.owner }
 
 // Token is the fencing token: greater than that of every earlier hold. Hand it to what you write to, and let that refuse a
 // smaller one than it has seen.
@@ -77,57 +76,49 @@ func (h *Hold) ValidFor() time.Duration {
 // Renew renews it now. A lease greater than 0 is kept up from now on. The error is [ErrLost] if the lock is lost.
 func (h *Hold) Renew(ctx context.Context, lease time.Duration) error {
 	h.renewing.Lock()
-	return h.renew(ctx, lease)
-}
-
-// renew is for who has locked renewing.
-func (h *Hold) renew(ctx context.Context, lease time.Duration) error {
 	defer h.renewing.Unlock()
 	h.mu.Lock()
+	defer h.mu.Unlock()
 	if over := h.look(); over != nil {
-		h.mu.Unlock()
 		return over
 	}
-	before, sent := h.lease, h.locks.now()
-	if lease > 0 {
-		h.lease = lease
+	sent := h.locks.now()
+	if lease <= 0 {
+		lease = h.lease
 	}
-	lease = h.lease
 	// Until it is answered the shorter of the two leases is relied upon.
 	h.validUntil = min(h.validUntil, validUntil(sent, lease))
-	within := (h.validUntil - sent) / 3
+	args, within := h.renewal(h.token, lease), (h.validUntil-sent)/3
 	h.mu.Unlock()
-	reply, err := ask(ctx, within, func(ctx context.Context) (int64, error) {
-		return do(ctx, h.locks.client, h.request.renewal(h.token, lease))
-	})
+	reply, err := ask(ctx, within, func(ctx context.Context) (int64, error) { return do(ctx, h.locks.client, args) })
 	h.mu.Lock()
-	defer h.mu.Unlock()
 	if h.over == nil && err == nil && reply != 1 {
-		h.stop(h.lost("the server does not know this hold any more"))
+		h.lose("the server does not know this hold any more")
 	}
 	if over := h.look(); over != nil {
 		return over
 	}
-	if err != nil {
-		slog.Warn("redisnativelock: it is not renewed", "key", h.request.key, "error", err)
-		if isRefusal(err) {
-			h.lease = before
-		} else {
-			h.unanswered = min(h.unanswered, lease)
-		}
-		h.renewAt = h.locks.now() + h.lease/30
-	} else {
-		// One that was not answered may come yet, and leave that lease.
-		lease = min(lease, h.unanswered)
+	if !isRefusal(err) {
+		h.lease = lease
+	}
+	// One that is not answered may come yet, and leave its lease.
+	lease = min(lease, h.unanswered)
+	if err == nil {
 		h.validUntil, h.renewAt = validUntil(sent, lease), sent+lease/3
+	} else {
+		slog.Warn("redisnativelock: it is not renewed", "key", h.key, "error", err)
+		h.renewAt = h.locks.now() + h.lease/30
+		if !isRefusal(err) {
+			h.unanswered = lease
+		}
 	}
 	h.timer.Reset(h.nextTick())
 	return translated(err)
 }
 
-// Release ends it. The error is [ErrLost] if it was over before (or seems so, where its reply was lost with a connection and
-// go-redis has sent it again), and there is no other: what is not answered within half a second, or can't be sent, goes on in
-// the background, and is logged and left to the lease if it fails.
+// Release ends it. The error is [ErrLost] if it was over before (or seems so, where a reply was lost and it was sent again),
+// and there is no other: what is not answered within half a second, or can't be sent, goes on in the background, and is
+// logged and left to the lease if it fails.
 func (h *Hold) Release() error {
 	h.mu.Lock()
 	over := h.look()
@@ -140,26 +131,29 @@ func (h *Hold) Release() error {
 	} else if over != nil {
 		return over
 	}
-	args, now := h.request.command("RELEASE", "FENCE", h.token), h.locks.now()
-	rest := h.request.atLeast - (now - h.grantedAt)
-	if rest >= time.Millisecond {
-		args = h.request.renewal(h.token, rest)
-	}
-	reply, err := ask(context.Background(), releaseWithin, func(ctx context.Context) (int64, error) {
-		if rest >= time.Millisecond {
+	reply, err := ask(context.Background(), releaseWithin, func(context.Context) (int64, error) {
+		if h.atLeast > 0 {
 			// A renewal that is under way would make it longer.
 			h.renewing.Lock()
+			defer h.renewing.Unlock()
 		}
-		return do(ctx, h.locks.client, args)
+		return h.locks.insist(h.ending, h.locks.now()+h.lease)
 	})
 	switch {
 	case err == nil && reply != 1, code(err) == "WRONGTYPE", code(err) == "NOTALOCK":
 		return h.lost("it was over before its release")
 	case err != nil:
-		slog.Warn("redisnativelock: it is not given back yet", "key", h.request.key, "error", err)
-		go h.locks.insist(args, now+h.request.lease)
+		slog.Warn("redisnativelock: it is not given back yet", "key", h.key, "error", err)
 	}
 	return nil
+}
+
+// ending is what ends it, now or when it has been held for long enough.
+func (h *Hold) ending() []any {
+	if rest := h.atLeast - (h.locks.now() - h.grantedAt); rest >= time.Millisecond {
+		return h.renewal(h.token, rest)
+	}
+	return h.release(h.token)
 }
 
 func (h *Hold) nextTick() time.Duration {
@@ -172,12 +166,10 @@ func (h *Hold) tick() {
 	if h.look() != nil {
 		return
 	}
-	if now := h.locks.now(); now >= h.renewAt {
-		// It is tried again, unless it is under way or succeeds.
-		h.renewAt = now + h.lease/30
-		if h.renewing.TryLock() {
-			go h.renew(context.Background(), 0)
-		}
+	if h.locks.now() >= h.renewAt {
+		// Until that is over.
+		h.renewAt = forever
+		go h.Renew(context.Background(), 0)
 	}
 	h.timer.Reset(h.nextTick())
 }
@@ -185,7 +177,7 @@ func (h *Hold) tick() {
 // look tells why it is over, and notices if that is new.
 func (h *Hold) look() error {
 	if h.over == nil && h.locks.now() >= h.validUntil {
-		h.stop(h.lost("its lease was not renewed in time"))
+		h.lose("its lease was not renewed in time")
 	}
 	return h.over
 }
@@ -200,14 +192,16 @@ func (h *Hold) stop(why error) {
 	h.over = why
 	h.timer.Stop()
 	h.cancel(why)
-	h.locks.forget(h.request.owner)
-	if errors.Is(why, ErrLost) {
-		slog.Warn(why.Error())
-		// A renewal that got no answer may come late.
-		go h.locks.insist(h.request.command("RELEASE", "FENCE", h.token), h.locks.now()+h.lease)
-	}
+	h.locks.forget(h.attempt)
+}
+
+func (h *Hold) lose(why string) {
+	h.stop(h.lost(why))
+	slog.Warn(h.over.Error())
+	// A renewal that got no answer may come late.
+	go h.locks.insist(h.ending, h.locks.now()+h.lease)
 }
 
 func (h *Hold) lost(why string) error {
-	return fmt.Errorf("%w: %q: %s", ErrLost, h.request.key, why)
+	return fmt.Errorf("%w: %q: %s", ErrLost, h.key, why)
 }

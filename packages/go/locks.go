@@ -24,6 +24,8 @@ import (
 type Locks struct {
 	client    redis.UniversalClient
 	isCluster bool
+	// The one that serves a key.
+	node      func(context.Context, string) (*redis.Client, error)
 	settings  settings
 	channel   string
 	now       func() time.Duration
@@ -69,15 +71,17 @@ const forever = 100 * 365 * 24 * time.Hour
 // each server, which ends when the client is closed. New panics if it is no [redis.Client] and no [redis.ClusterClient]:
 // a [redis.Ring] moves keys when a server is down.
 func New(client redis.UniversalClient, options ...Option) *Locks {
-	_, isOne := client.(*redis.Client)
-	_, isCluster := client.(*redis.ClusterClient)
-	if !isOne && !isCluster {
-		panic("redisnativelock: locks need a *redis.Client or a *redis.ClusterClient")
-	}
 	defaults := settings{lease: 30 * time.Second, wait: forever}.with(options)
 	waits, ears := map[string]*attempt{}, map[*redis.Client]*ear{}
-	l := &Locks{client: client, isCluster: isCluster, settings: defaults, now: now, waits: waits, ears: ears}
-	l.channel = "redislock:" + newOwner()
+	l := &Locks{client: client, settings: defaults, channel: "redislock:" + newOwner(), now: now, waits: waits, ears: ears}
+	switch client := client.(type) {
+	case *redis.Client:
+		l.node = func(context.Context, string) (*redis.Client, error) { return client, nil }
+	case *redis.ClusterClient:
+		l.isCluster, l.node = true, client.MasterForKey
+	default:
+		panic("redisnativelock: locks need a *redis.Client or a *redis.ClusterClient")
+	}
 	return l
 }
 
@@ -179,15 +183,16 @@ func (l *locker) Lock() {
 	l.holds = append(l.holds, h)
 }
 
-func (l *locker) Unlock() {
+func (l *locker) Unlock() { _ = l.oldest().Release() }
+
+// oldest is the one that is over if any is: who has lost the lock, and unlocks it, ends nobody else's.
+func (l *locker) oldest() *Hold {
 	l.mu.Lock()
-	last := len(l.holds) - 1
-	if last < 0 {
-		l.mu.Unlock()
+	defer l.mu.Unlock()
+	if len(l.holds) == 0 {
 		panic("redisnativelock: unlock of unlocked lock")
 	}
-	h := l.holds[last]
-	l.holds = l.holds[:last]
-	l.mu.Unlock()
-	_ = h.Release()
+	h := l.holds[0]
+	l.holds = l.holds[1:]
+	return h
 }

@@ -154,6 +154,21 @@ func TestALocker(t *testing.T) {
 	locker.Unlock()
 }
 
+func TestALockerThatWasLostEndsNobodyElsesHold(t *testing.T) {
+	s := newServer(t)
+	locker := s.locks().Mutex("l").Locker()
+	locker.Lock()
+	s.Do(ctx, "LOCK.BREAK", "l")
+	locker.Lock() // by another goroutine
+	for range 2 {
+		if s.isFree("l") {
+			t.Fatal("who lost it has unlocked it under who holds it")
+		}
+		locker.Unlock()
+	}
+	until(t, "free", func() bool { return s.isFree("l") })
+}
+
 func netstrings(parts ...string) (message string) {
 	for _, part := range parts {
 		message += fmt.Sprintf("%d:%s,", len(part), part)

@@ -20,22 +20,18 @@ const (
 // ask returns in time, and when the context is over, as go-redis does not. That then goes on in a goroutine, without
 // trying again.
 func ask[T any](ctx context.Context, within time.Duration, send func(context.Context) (T, error)) (reply T, err error) {
-	answers := make(chan func() (T, error), 1)
-	sending, stop := context.WithCancel(context.WithoutCancel(ctx))
+	ctx, stop := context.WithTimeoutCause(ctx, within, errUnanswered)
 	defer stop()
+	answers := make(chan func() (T, error), 1)
 	go func() {
-		reply, err := send(sending)
+		reply, err := send(ctx)
 		answers <- func() (T, error) { return reply, err }
 	}()
-	timer := time.NewTimer(within)
-	defer timer.Stop()
 	select {
 	case answer := <-answers:
 		return answer()
 	case <-ctx.Done():
 		return reply, context.Cause(ctx)
-	case <-timer.C:
-		return reply, errUnanswered
 	}
 }
 
@@ -49,16 +45,16 @@ func do(ctx context.Context, client redis.UniversalClient, args []any) (int64, e
 }
 
 // insist sends what gives a lock back until it is answered, or until then.
-func (l *Locks) insist(args []any, until time.Duration) {
+func (l *Locks) insist(args func() []any, until time.Duration) (int64, error) {
 	for tries := 0; ; tries++ {
-		_, err := ask(context.Background(), replyWithin, func(ctx context.Context) (int64, error) {
-			return do(ctx, l.client, args)
+		reply, err := ask(context.Background(), replyWithin, func(ctx context.Context) (int64, error) {
+			return do(ctx, l.client, args())
 		})
 		if err == nil {
-			return
+			return reply, nil
 		} else if !mayPass(err) || l.now() >= until {
-			slog.Warn("redisnativelock: it is left to its lease, not given back", "key", args[1], "error", err)
-			return
+			slog.Warn("redisnativelock: it is left to its lease, not given back", "key", args()[1], "error", err)
+			return 0, err
 		}
 		time.Sleep(pauseAfter(tries))
 	}
@@ -184,12 +180,14 @@ func (l *Locks) hear(m message) {
 	} else if m.token != 0 {
 		// Nobody waits for it any more.
 		r := request{key: m.key, owner: m.owner}
-		go l.insist(r.command("RELEASE", "FENCE", m.token), l.now()+m.lease)
+		go l.insist(func() []any { return r.release(m.token) }, l.now()+m.lease)
 	}
 }
 
-func (l *Locks) forget(owner string) {
+func (l *Locks) forget(a *attempt) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	delete(l.waits, owner)
+	if l.waits[a.owner] == a {
+		delete(l.waits, a.owner)
+	}
 }

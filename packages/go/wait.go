@@ -33,7 +33,6 @@ type attempt struct {
 	locks   *Locks
 	channel string
 	began   time.Duration
-	isDeaf  bool
 	// Whether the server may have a place or a hold for it, and what is under way that may yet make one.
 	inDoubt bool
 	sending sync.WaitGroup
@@ -42,11 +41,8 @@ type attempt struct {
 	told chan message
 }
 
-// tell is for who has locked the mutex of locks. A grant is not hidden by what comes before or after it.
+// tell is for who has locked the mutex of locks. Where it has been told something already, it asks again.
 func (a *attempt) tell(m message) {
-	if m.token != 0 && len(a.told) == 1 {
-		<-a.told
-	}
 	select {
 	case a.told <- m:
 	default:
@@ -55,12 +51,11 @@ func (a *attempt) tell(m message) {
 
 // hear waits for what it is told: nothing, in that time.
 func (a *attempt) hear(ctx context.Context, within time.Duration) (m message) {
-	timer := time.NewTimer(within)
-	defer timer.Stop()
+	ctx, stop := context.WithTimeout(ctx, within)
+	defer stop()
 	select {
 	case m = <-a.told:
 	case <-ctx.Done():
-	case <-timer.C:
 	}
 	return m
 }
@@ -114,12 +109,12 @@ func left(ctx context.Context) time.Duration {
 
 // giveUp makes sure that nothing is left of what was not had.
 func (a *attempt) giveUp() {
-	a.locks.forget(a.owner)
+	a.locks.forget(a)
 	if a.inDoubt {
 		go func() {
 			// It may not come before what it gives up.
 			a.sending.Wait()
-			a.locks.insist(a.command("RELEASE"), a.locks.now()+max(a.lease, placeMax))
+			a.locks.insist(func() []any { return a.command("RELEASE") }, a.locks.now()+max(a.lease, placeMax))
 		}()
 	}
 }
@@ -133,26 +128,20 @@ func (a *attempt) send(ctx context.Context, client redis.UniversalClient, within
 		defer a.sending.Done()
 		return do(ctx, client, args)
 	})
-	a.inDoubt = was || reply != 0 || err != nil && !isRefusal(err)
+	// What there is after SUPERSEDED is another's of this name.
+	a.inDoubt = code(err) != "SUPERSEDED" && (was || reply != 0 || err != nil && !isRefusal(err))
 	return grant{reply, sent, a.lease}, err
 }
 
 // wait returns without a grant and without an error if the lock is to be asked for again.
-func (a *attempt) wait(ctx context.Context) (g grant, err error) {
-	node, isOne := a.locks.client.(*redis.Client)
-	if !isOne {
-		node, err = ask(ctx, replyWithin, func(ctx context.Context) (*redis.Client, error) {
-			return a.locks.client.(*redis.ClusterClient).MasterForKey(ctx, a.key)
-		})
+func (a *attempt) wait(ctx context.Context) (grant, error) {
+	node, err := ask(ctx, replyWithin, func(ctx context.Context) (*redis.Client, error) { return a.locks.node(ctx, a.key) })
+	if err != nil {
+		return grant{}, err
 	}
-	if err == nil && !a.isDeaf {
-		g, err = a.queue(ctx, node)
-		// Then it may not subscribe, or not publish to itself.
-		if a.isDeaf = code(err) == "NOPERM"; a.isDeaf {
-			err = nil
-		}
-	}
-	if err == nil && a.isDeaf {
+	g, err := a.queue(ctx, node)
+	if code(err) == "NOPERM" {
+		// It may not subscribe, or not publish to itself.
 		return a.block(ctx, node)
 	}
 	return g, err

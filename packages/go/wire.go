@@ -89,6 +89,8 @@ func (r request) renewal(token int64, lease time.Duration) []any {
 	return r.command("RENEW", "LEASE", lease.Milliseconds(), "FENCE", token)
 }
 
+func (r request) release(token int64) []any { return r.command("RELEASE", "FENCE", token) }
+
 func newOwner() string {
 	random := make([]byte, 16)
 	if _, err := rand.Read(random); err != nil {

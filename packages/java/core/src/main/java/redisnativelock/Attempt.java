@@ -3,6 +3,7 @@ package redisnativelock;
 import java.io.IOException;
 import java.util.Set;
 import java.util.concurrent.*;
+import java.util.function.Supplier;
 import redisnativelock.Wire.Told;
 import redisnativelock.spi.RedisAccess.Link;
 import redisnativelock.spi.ServerError;
@@ -18,18 +19,20 @@ final class Attempt {
   private static final long PLACE_MAX = 300_000 * Wire.MILLISECOND;
   /** How often a place is asked for again while nothing is heard: a message may be lost. */
   private static final long ASK_AGAIN = 10_000 * Wire.MILLISECOND;
+  private static final long BLOCK_MAX = 86_400_000 * Wire.MILLISECOND;
   private static final Set<String> PASSING =
       Set.of("UNBLOCKED", "MOVED", "ASK", "READONLY", "LOADING", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS");
+
+  private static final Told GONE = new Told(null, null, 0, 0, null);
 
   /** A hold that the server told of: granted no earlier than {@code since}, and its lease counts from then on. */
   record Grant(long token, long since, long lease) {}
 
   private final Locks locks;
-  private final Request request;
+  final Request request;
   private final long wait;
   private final boolean isInterruptible;
   private final long firstSent = System.nanoTime();
-  private boolean maySubscribe = true;
   /** Whether the server may have a place or a hold for it. */
   private boolean isInDoubt;
   private CompletableFuture<Object> underWay = CompletableFuture.completedFuture(null);
@@ -60,6 +63,10 @@ final class Attempt {
       grant = loop();
       isCut = false;
       return grant;
+    } catch (InterruptedException interrupt) {
+      throw interrupt;
+    } catch (Exception error) {
+      throw NativeLockException.of(request.name(), error);
     } finally {
       if (grant == null) {
         giveUp(isCut);
@@ -67,12 +74,12 @@ final class Attempt {
     }
   }
 
-  private Grant loop() throws InterruptedException {
+  private Grant loop() throws Exception {
     // Who does not wait needs no subscription.
     boolean triesOnce = wait <= 0 || locks.listening(request.key()) == null;
     for (int failures = 0; ; failures++) {
       try {
-        Grant grant = triesOnce ? ask(request.acquire()) : maySubscribe ? queue() : block();
+        Grant grant = triesOnce ? ask(request.acquire()) : queue();
         if (grant != null || left() <= 0) {
           return grant;
         }
@@ -81,7 +88,7 @@ final class Attempt {
         if (wait > 0 && left() <= 0 && failure.getCause() instanceof TimeoutException) {
           return null;
         } else if (left() <= 0 || !mayPass(failure)) {
-          throw NativeLockException.of(request.name(), failure);
+          throw failure;
         }
         Background.warn(request.name() + " is asked for again", failure);
         if (ear != null) {
@@ -90,7 +97,7 @@ final class Attempt {
           ear = null;
         }
         // By a command the client library learns where the key is now.
-        triesOnce = maySubscribe;
+        triesOnce = true;
         pause(Background.pause(failures));
       }
     }
@@ -104,53 +111,46 @@ final class Attempt {
     return wait <= 0 ? REPLY_WITHIN : Math.min(REPLY_WITHIN, Math.max(left(), 50 * Wire.MILLISECOND));
   }
 
-  private <T> T await(CompletableFuture<T> future, long nanos) throws ServerError, IOException, InterruptedException {
+  private <T> T await(CompletableFuture<T> future, long nanos) throws Exception {
     try {
       return isInterruptible ? future.get(nanos, TimeUnit.NANOSECONDS) : Background.join(future, nanos);
-    } catch (TimeoutException late) {
-      throw new IOException("no answer in time", late);
-    } catch (ExecutionException failure) {
-      Throwable error = locks.meaning(failure);
-      if (error instanceof ServerError refusal) {
-        throw new ServerError(refusal.getMessage(), refusal);
-      } else if (error instanceof IOException) {
-        throw new IOException(error.getMessage(), error);
-      }
-      throw NativeLockException.of(request.name(), error);
+    } catch (ExecutionException | TimeoutException failure) {
+      throw locks.meaning(failure);
     }
   }
 
-  private void pause(long nanos) throws InterruptedException {
-    try {
-      await(new CompletableFuture<>(), Math.min(nanos, left()));
-    } catch (ServerError | IOException timeIsOver) {
-      // That is what was waited for.
-    }
+  private void pause(long nanos) throws Exception {
+    await(Background.after(Math.min(nanos, left())), FOREVER);
+  }
+
+  private Grant ask(byte[][] command) throws Exception {
+    return ask(() -> locks.send(command, REPLY_WITHIN), within());
   }
 
   /** What it is answered with: a token, or 0 for a place; else null. */
-  private Grant ask(byte[][] command) throws ServerError, IOException, InterruptedException {
+  private Grant ask(Supplier<CompletableFuture<Object>> send, long within) throws Exception {
     boolean wasInDoubt = isInDoubt;
     isInDoubt = true;
     long sent = System.nanoTime();
-    underWay = locks.send(command, REPLY_WITHIN);
+    underWay = send.get();
     try {
-      Long reply = (Long) await(underWay, within());
+      Long reply = (Long) await(underWay, within);
       isInDoubt = wasInDoubt || reply != null;
       return reply == null ? null : new Grant(reply, sent, request.lease());
     } catch (ServerError error) {
-      isInDoubt = wasInDoubt || !isRefusal(error);
+      // What there is after SUPERSEDED is another's of this name.
+      isInDoubt = !error.code().equals("SUPERSEDED") && (wasInDoubt || !isRefusal(error));
       throw error;
     }
   }
 
-  /** Whether the command has changed nothing. */
-  private static boolean isRefusal(ServerError error) {
-    return !error.code().equals("NOREPLICAS");
+  /** Whether the server has answered that the command has changed nothing. */
+  static boolean isRefusal(Throwable error) {
+    return error instanceof ServerError refusal && !refusal.code().equals("NOREPLICAS");
   }
 
   /** Waits by a place in the queue. Returns null if it is to be asked for again. */
-  private Grant queue() throws ServerError, IOException, InterruptedException {
+  private Grant queue() throws Exception {
     byte[] channel = locks.channel(request.key());
     heard = new CompletableFuture<>();
     Grant grant;
@@ -165,27 +165,23 @@ final class Attempt {
       grant = ask(request.acquire("QUEUE", Wire.milliseconds(Math.min(PLACE_MAX, left())), channel));
     } catch (ServerError error) {
       if (error.code().equals("NOPERM")) {
-        maySubscribe = false;
-        return null;
+        // It may not subscribe, or not publish to itself.
+        return block();
       }
       throw error;
     }
     if (grant == null || grant.token() > 0) {
       return grant;
     }
-    Told told = null;
-    try {
-      told = await(heard, Math.min(ASK_AGAIN, left()));
-    } catch (IOException nothingWasHeard) {
-      // Its time is over, or the message was lost.
-    }
-    if (told != null && told.error() != null) {
+    // Nothing is told where its time is over, or the message was lost.
+    Told told = await(heard.completeOnTimeout(GONE, Math.min(ASK_AGAIN, left()), TimeUnit.NANOSECONDS), FOREVER);
+    if (told.error() != null) {
       ServerError error = new ServerError(told.error(), null);
       // A refusal leaves nothing, and what there is then is another's of this name.
       isInDoubt = !isRefusal(error);
       throw error;
     }
-    if (told == null || told.token() == 0) {
+    if (told.token() == 0) {
       // The server has forgotten it, or the subscription has ended.
       pause(10 * Wire.MILLISECOND);
       return null;
@@ -193,7 +189,7 @@ final class Attempt {
     return claim(told.token(), Math.min(told.lease(), request.lease()));
   }
 
-  private Grant claim(long token, long lease) throws ServerError, IOException, InterruptedException {
+  private Grant claim(long token, long lease) throws Exception {
     // The owner is new, so the grant came after its first request. In a cluster other nodes of a shard pass on what
     // their primary may have taken back: there it claims first.
     boolean isSure = locks.access.slot(request.key()) < 0;
@@ -205,29 +201,23 @@ final class Attempt {
   }
 
   /** Waits by blocking a connection of its own, for users who may not subscribe. */
-  private Grant block() throws ServerError, IOException, InterruptedException {
+  private Grant block() throws Exception {
     CompletableFuture<Object> ended = new CompletableFuture<>();
     CompletableFuture<Link> opening = locks.access.open(request.key(), message -> {}, ended::completeExceptionally);
-    Object token;
     try {
       Link link = await(opening, within());
-      isInDoubt = true;
-      long left = left();
-      byte[][] command = request.acquire("BLOCK", left == FOREVER ? 0 : Wire.milliseconds(left));
-      long within = left == FOREVER ? FOREVER : left + REPLY_WITHIN;
-      token = await(CompletableFuture.anyOf(link.send(command), ended), within);
-    } catch (ServerError error) {
-      isInDoubt = !isRefusal(error);
-      throw error;
+      long left = Math.min(BLOCK_MAX, left());
+      byte[][] command = request.acquire("BLOCK", Wire.milliseconds(left));
+      Grant grant = ask(() -> CompletableFuture.anyOf(link.send(command), ended), left + REPLY_WITHIN);
+      return grant == null ? null : claim(grant.token(), grant.lease());
     } finally {
       opening.thenAccept(Link::close);
     }
-    return token == null ? null : claim((Long) token, request.lease());
   }
 
   /** Leaves no place and no hold behind. Whoever was interrupted does not wait for that. */
   private void giveUp(boolean isCut) {
-    locks.waits.remove(request.owner());
+    forget();
     if (isInDoubt) {
       long until = System.nanoTime() + Math.max(request.lease(), PLACE_MAX);
       CompletableFuture<?> ended = underWay.handle((reply, error) -> null)
@@ -240,6 +230,10 @@ final class Attempt {
     }
   }
 
+  void forget() {
+    locks.waits.remove(request.owner(), this);
+  }
+
   void hear(Told told) {
     heard.complete(told);
   }
@@ -247,7 +241,7 @@ final class Attempt {
   /** The subscription has ended: whoever was heard there asks again. */
   void wake(Ear ended) {
     if (ear == ended) {
-      heard.complete(null);
+      heard.complete(GONE);
     }
   }
 }

@@ -13,9 +13,12 @@ final class Background {
     LOG.log(System.Logger.Level.WARNING, error == null ? what : what + ": " + error);
   }
 
+  static CompletableFuture<Void> after(long nanos) {
+    return new CompletableFuture<Void>().completeOnTimeout(null, Math.max(0, nanos), TimeUnit.NANOSECONDS);
+  }
+
   static Future<?> later(long nanos, Runnable work) {
-    CompletableFuture<Void> timer =
-        new CompletableFuture<Void>().completeOnTimeout(null, Math.max(0, nanos), TimeUnit.NANOSECONDS);
+    CompletableFuture<Void> timer = after(nanos);
     timer.thenRunAsync(work, RedisAccess.THREADS);
     return timer;
   }

@@ -12,6 +12,7 @@ public final class Hold {
   private static final long NEVER = Long.MAX_VALUE / 4;
 
   private final Locks locks;
+  private final Attempt attempt;
   final Request request;
   /** How often its thread has entered. */
   int depth;
@@ -21,27 +22,29 @@ public final class Hold {
   private final long grantedAt = System.nanoTime();
   private final CompletableFuture<Void> lost = new CompletableFuture<>();
   private volatile long lease;
+  /** The shortest lease of a renewal that was not answered. */
+  private long unanswered = Long.MAX_VALUE;
   private long validUntil;
   private long renewAt;
+  private boolean isClaimed;
   private int failures;
   private boolean isOver;
-  private boolean isRenewing;
   /** Why it is lost, if it is. */
   private volatile String why;
   private Future<?> timer = CompletableFuture.completedFuture(null);
   /** What is sent for it goes one after the other: a renewal that is late undoes nothing. */
   private CompletableFuture<?> last = CompletableFuture.completedFuture(null);
 
-  Hold(Locks locks, Request request, Attempt.Grant grant, Thread thread) {
+  Hold(Locks locks, Attempt attempt, Attempt.Grant grant, Thread thread) {
     this.locks = locks;
-    this.request = request;
+    this.attempt = attempt;
     this.thread = thread;
+    request = attempt.request;
     token = grant.token();
     lease = request.lease();
     validUntil = grant.since() + Wire.reliedUpon(grant.lease());
-    boolean isClaimed = grant.lease() >= lease;
-    renewAt = isClaimed ? nextRenewal(grant.since()) : grantedAt + Math.min(CLAIM_AFTER, (validUntil - grantedAt) / 4);
-    schedule();
+    isClaimed = grant.lease() >= lease;
+    renewIn(isClaimed ? grant.since() - grantedAt + lease / 3 : Math.min(CLAIM_AFTER, (validUntil - grantedAt) / 4));
   }
 
   public String key() {
@@ -101,10 +104,14 @@ public final class Hold {
     }
   }
 
-  private synchronized CompletableFuture<Void> renew(long newLease) {
-    CompletableFuture<Void> renewed = last.handle((done, error) -> null).thenCompose(done -> sendRenewal(newLease));
-    last = renewed;
-    return renewed;
+  private CompletableFuture<Void> renew(long newLease) {
+    return next(() -> sendRenewal(newLease));
+  }
+
+  private synchronized <T> CompletableFuture<T> next(Supplier<CompletableFuture<T>> work) {
+    CompletableFuture<T> done = last.handle((before, error) -> null).thenCompose(before -> work.get());
+    last = done;
+    return done;
   }
 
   private synchronized CompletableFuture<Void> sendRenewal(long newLease) {
@@ -112,33 +119,49 @@ public final class Hold {
       return CompletableFuture.failedFuture(loss());
     }
     long sent = System.nanoTime();
-    lease = newLease;
     // Until it is answered the shorter of the two leases is relied upon.
     validUntil = Math.min(validUntil, sent + Wire.reliedUpon(newLease));
     long within = Math.min(Attempt.REPLY_WITHIN, Math.max(validUntil - sent, 100 * Wire.MILLISECOND) / 2);
-    return locks.send(request.renew(token, newLease), within).thenAccept(reply -> renewed(reply, sent));
+    return locks.send(request.renew(token, newLease), within)
+        .handle((reply, failure) -> renewed(newLease, sent, reply, failure));
   }
 
-  private synchronized void renewed(Object reply, long sent) {
-    if (!Attempt.DONE.equals(reply) && !isOver) {
+  private synchronized Void renewed(long newLease, long sent, Object reply, Throwable failure) {
+    if (failure == null && !Attempt.DONE.equals(reply) && !isOver) {
       lose("the server does not know this hold any more");
     }
     if (look()) {
       throw loss();
     }
-    validUntil = sent + Wire.reliedUpon(lease);
-    renewAt = nextRenewal(sent);
-    failures = 0;
-    schedule();
+    // One that is not answered may come yet, and leave its lease.
+    long left = Math.min(newLease, unanswered);
+    if (failure == null) {
+      lease = newLease;
+      isClaimed = true;
+      failures = 0;
+      validUntil = sent + Wire.reliedUpon(left);
+      renewIn(sent - System.nanoTime() + left / 3);
+      return null;
+    }
+    Throwable error = locks.meaning(failure);
+    Background.warn(key() + " is not renewed", error);
+    if (!Attempt.isRefusal(error)) {
+      lease = newLease;
+      unanswered = left;
+    }
+    renewIn(Math.min(Background.pause(failures++), (validUntil - System.nanoTime()) / 8));
+    throw new CompletionException(error);
   }
 
-  private long nextRenewal(long since) {
-    return since + (request.isRenewed() ? lease / 3 : NEVER);
+  /** What is not renewed is claimed all the same. */
+  private void renewIn(long nanos) {
+    renewAt = System.nanoTime() + (isClaimed && !request.isRenewed() ? NEVER : nanos);
+    schedule();
   }
 
   private void schedule() {
     timer.cancel(false);
-    long at = isRenewing || renewAt - validUntil > 0 ? validUntil : renewAt;
+    long at = renewAt - validUntil > 0 ? validUntil : renewAt;
     timer = Background.later(at - System.nanoTime(), this::tick);
   }
 
@@ -150,23 +173,12 @@ public final class Hold {
       lose("its thread has ended");
       return;
     }
-    if (!isRenewing && renewAt - System.nanoTime() <= 0) {
-      isRenewing = true;
-      renew(lease).whenComplete((done, error) -> afterRenewal(error));
+    if (renewAt - System.nanoTime() <= 0) {
+      // Not again until that is over.
+      renewAt += NEVER;
+      renew(lease);
     }
     schedule();
-  }
-
-  private synchronized void afterRenewal(Throwable error) {
-    isRenewing = false;
-    if (!isOver) {
-      if (error != null) {
-        Background.warn(key() + " is not renewed", locks.meaning(error));
-        long now = System.nanoTime();
-        renewAt = now + Math.min(Background.pause(failures++), (validUntil - now) / 8);
-      }
-      schedule();
-    }
   }
 
   /** Returns whether it is over, and tells so if that is new. */
@@ -192,9 +204,9 @@ public final class Hold {
   private CompletableFuture<Object> end(Supplier<byte[][]> command) {
     isOver = true;
     timer.cancel(false);
-    locks.waits.remove(request.owner());
+    attempt.forget();
     long until = System.nanoTime() + lease;
-    return last.handle((done, error) -> null).thenCompose(done -> locks.insist(key(), command, until, 0));
+    return next(() -> locks.insist(key(), command, until, 0));
   }
 
   /**

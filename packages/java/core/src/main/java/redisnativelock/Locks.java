@@ -4,7 +4,6 @@ import java.nio.ByteBuffer;
 import java.time.Duration;
 import java.util.*;
 import java.util.concurrent.*;
-import java.util.function.Function;
 import java.util.function.Supplier;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
@@ -15,8 +14,7 @@ import redisnativelock.spi.RedisAccess;
 public final class Locks implements AutoCloseable {
   private static final Duration LONGEST = Duration.ofDays(3650);
   private static final long SUSPICIOUS = 1_000 * Wire.MILLISECOND;
-  private static final int[] LEAST_VERSION = {0, 2, 0};
-  private static final Pattern VERSION = Pattern.compile("lock_version\\W+(\\d+)\\.(\\d+)\\.(\\d+)");
+  private static final Pattern TOO_OLD = Pattern.compile("lock_version\\W+0\\.[01]\\.\\S*");
   /** In a cluster: a word for each slot that hashes to it. */
   private static final Map<Integer, String> TAGS = new ConcurrentHashMap<>();
 
@@ -72,31 +70,26 @@ public final class Locks implements AutoCloseable {
   }
 
   /** What an error means, without what futures put around it. */
-  Throwable meaning(Throwable error) {
+  Exception meaning(Throwable error) {
     boolean isWrapped = error instanceof CompletionException || error instanceof ExecutionException;
-    return isWrapped && error.getCause() != null ? meaning(error.getCause())
-        : error instanceof TimeoutException ? new java.io.IOException("no answer in time", error) : access.meaning(error);
-  }
-
-  /** Returns null where the lock was not had in time. */
-  Hold acquire(Request request, long wait, boolean isInterruptible, Thread thread) throws InterruptedException {
-    if (!isChecked && access.slot(request.key()) < 0) {
-      checkVersion();
+    if (isWrapped && error.getCause() != null) {
+      return meaning(error.getCause());
     }
-    Attempt.Grant grant = new Attempt(this, request, wait, isInterruptible).take();
-    return grant == null ? null : new Hold(this, request, grant, thread);
+    Throwable meant = error instanceof TimeoutException ? new java.io.IOException("no answer in time", error)
+        : access.meaning(error);
+    return meant instanceof Exception known ? known : new IllegalStateException(meant);
   }
 
-  /** Asks for the module's version, where that is allowed and it tells it. */
-  private void checkVersion() {
+  /** Asks for the module's version, where that is allowed and it tells it: 0.2 is the least. */
+  void checkVersion(byte[] key) {
+    if (isChecked || access.slot(key) >= 0) {
+      return;
+    }
     try {
       Object info = Background.join(access.send(Wire.command("INFO", "lock")), Attempt.RELEASE_WITHIN);
-      Matcher found = VERSION.matcher(info instanceof byte[] text ? new String(text) : "");
-      if (found.find()) {
-        int[] version = IntStream.rangeClosed(1, 3).map(part -> Integer.parseInt(found.group(part))).toArray();
-        if (Arrays.compare(version, LEAST_VERSION) < 0) {
-          throw new NoModuleException("the server's lock module is too old: " + found.group(), null);
-        }
+      Matcher old = TOO_OLD.matcher(info instanceof byte[] text ? new String(text) : "");
+      if (old.find()) {
+        throw new NoModuleException("the server's lock module is too old: " + old.group(), null);
       }
       isChecked = true;
     } catch (ExecutionException | TimeoutException theAcquireWillSay) {
@@ -106,33 +99,24 @@ public final class Locks implements AutoCloseable {
 
   /** Sends a command, and leaves its connection if there is no answer for so long. */
   CompletableFuture<Object> send(byte[][] command, long within) {
-    CompletableFuture<Object> reply = access.send(command);
-    if (reply.isDone()) {
-      return reply;
-    }
-    CompletableFuture<Object> bounded = reply.copy().orTimeout(within, TimeUnit.NANOSECONDS);
-    bounded.whenComplete((done, error) -> {
+    return access.send(command).copy().orTimeout(within, TimeUnit.NANOSECONDS).whenComplete((reply, error) -> {
       if (error instanceof TimeoutException && within >= SUSPICIOUS) {
         access.suspect();
       }
     });
-    return bounded;
   }
 
   /** Sends what gives a lock back until it is answered, or until then. What fails is logged. */
   CompletableFuture<Object> insist(String name, Supplier<byte[][]> command, long until, int failures) {
-    return send(command.get(), Attempt.REPLY_WITHIN).handle((reply, failure) -> {
-      if (failure == null) {
-        return CompletableFuture.completedFuture(reply);
-      }
+    return send(command.get(), Attempt.REPLY_WITHIN).exceptionallyCompose(failure -> {
       Throwable error = meaning(failure);
       if (!Attempt.mayPass(error) || System.nanoTime() - until >= 0) {
         Background.warn(name + " is left to its lease, not given back", error);
         return CompletableFuture.failedFuture(error);
       }
-      return new CompletableFuture<>().completeOnTimeout(null, Background.pause(failures), TimeUnit.NANOSECONDS)
+      return Background.after(Background.pause(failures))
           .thenCompose(paused -> insist(name, command, until, failures + 1));
-    }).thenCompose(Function.identity());
+    });
   }
 
   /** One channel for this process; in a cluster one for each slot. */

@@ -66,12 +66,16 @@ public final class NativeLock implements Lock {
     return new NativeLock(locks, key, limit, lease, atLeast);
   }
 
+  /** Returns null where the lock was not had in time. */
   private Hold acquire(long wait, Duration ownLease, boolean isInterruptible, Thread thread)
       throws InterruptedException {
     long nanos = Locks.checked(ownLease == null ? lease : ownLease);
     String owner = UUID.randomUUID().toString();
+    locks.checkVersion(key);
     Request request = new Request(owner, key, name, limit, nanos, ownLease == null, atLeast.toNanos());
-    return locks.acquire(request, wait, isInterruptible, thread);
+    Attempt attempt = new Attempt(locks, request, wait, isInterruptible);
+    Attempt.Grant grant = attempt.take();
+    return grant == null ? null : new Hold(locks, attempt, grant, thread);
   }
 
   /** This thread enters, and waits for that if need be. Returns null where the lock was not had in time. */

@@ -6,6 +6,7 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.concurrent.atomic.AtomicLongArray;
+import java.util.stream.IntStream;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.EnumSource;
 
@@ -31,14 +32,8 @@ class BrokenConnectionsTest extends WithServer {
       }));
     }
     for (String type : List.of("pubsub", "normal", "pubsub", "normal", "normal", "pubsub")) {
-      long[] before = new long[done.length()];
-      for (int number = 0; number < before.length; number++) {
-        before[number] = done.get(number);
-      }
-      for (int number = 0; number < before.length; number++) {
-        int one = number;
-        until(() -> done.get(one) > before[one]);
-      }
+      IntStream.range(0, done.length()).forEach(number -> done.set(number, 0));
+      until(() -> IntStream.range(0, done.length()).allMatch(number -> done.get(number) > 0));
       server.call("CLIENT", "KILL", "TYPE", type);
     }
     isOver.set(true);

@@ -9,6 +9,7 @@ import java.net.URLClassLoader;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.List;
 import java.util.regex.MatchResult;
 import java.util.regex.Pattern;
@@ -87,10 +88,8 @@ public class DocumentedTest extends WithServer {
         compiled("public " + blocks(PACKAGE.resolve("../../docs/migrating/shedlock.md")).get(0).replace("@Bean", ""));
     DefaultJedisClientConfig config = DefaultJedisClientConfig.builder().build();
     try (JedisPooled jedis = new JedisPooled(server.address, config)) {
-      Method make = application.getMethods()[0];
-      for (Method method : application.getMethods()) {
-        make = method.getName().equals("lockProvider") ? method : make;
-      }
+      Method make = Arrays.stream(application.getMethods()).filter(method -> method.getName().equals("lockProvider"))
+          .findFirst().orElseThrow();
       LockProvider provider =
           (LockProvider) make.invoke(application.getConstructor().newInstance(), jedis, server.address, config);
       provider.lock(new net.javacrumbs.shedlock.core.LockConfiguration(java.time.Instant.now(), "report",

@@ -48,6 +48,21 @@ class LossTest extends WithServer {
   }
 
   @Test
+  void aRenewalThatIsNotAnsweredMayComeYetAndOneThatIsRefusedChangesNothing() throws Exception {
+    Hold hold = lock(Duration.ofHours(1)).acquire();
+    server.stop();
+    assertThrows(NativeLockException.class, () -> hold.renew(Duration.ofSeconds(6)));
+    server.goOn();
+    hold.renew(Duration.ofHours(1));
+    assertTrue(hold.validFor().toSeconds() <= 6, "the shorter lease may still come");
+    Hold other = Library.JEDIS.locks(server.port).lock("other").acquire();
+    server.call("CONFIG", "SET", "lock.max-lease", "60000");
+    assertThrows(NativeLockException.class, () -> other.renew(Duration.ofHours(1)));
+    other.renew();
+    assertTrue(other.validFor().toSeconds() <= 30 && other.release());
+  }
+
+  @Test
   void aCallbackThatBlocksHoldsUpNoRenewal() throws Exception {
     Locks locks = Library.LETTUCE.locks(server.port, Duration.ofSeconds(1));
     locks.lock("l").lock();

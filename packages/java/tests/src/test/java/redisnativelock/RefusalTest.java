@@ -55,6 +55,16 @@ class RefusalTest extends WithServer {
     assertTrue(locks.waits.isEmpty());
   }
 
+  @Test
+  void ofTwoUnderOneNameTheOneThatEndsTakesOnlyItselfOutOfTheRegister() {
+    Locks locks = Library.JEDIS.locks(server.port);
+    Request request = new Request("x", "l".getBytes(), "l", 1, 1_000_000_000L, true, 0);
+    Attempt successor = new Attempt(locks, request, 0, true);
+    locks.waits.put("x", successor);
+    new Attempt(locks, request, 0, true).forget();
+    assertSame(successor, locks.waits.get("x"));
+  }
+
   @ParameterizedTest
   @EnumSource
   void aClientThatIsClosedEndsTheCall(Library library) {

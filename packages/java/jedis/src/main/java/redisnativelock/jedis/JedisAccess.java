@@ -140,24 +140,21 @@ public final class JedisAccess implements RedisAccess {
     Throwable read() {
       while (true) {
         try {
-          take(getUnflushedObject());
+          Object reply = getUnflushedObject();
+          String kind = reply instanceof List<?> parts && parts.get(0) instanceof byte[] word ? new String(word) : "";
+          if (kind.endsWith("message")) {
+            messages.accept((byte[]) ((List<?>) reply).get(2));
+          } else if (kind.endsWith("unsubscribe")) {
+            throw new JedisConnectionException("the server has ended the subscription");
+          } else {
+            unanswered.remove().complete(reply);
+          }
         } catch (JedisDataException refused) {
           unanswered.remove().completeExceptionally(refused);
         } catch (RuntimeException end) {
           unanswered.forEach(answer -> answer.completeExceptionally(end));
           return end;
         }
-      }
-    }
-
-    private void take(Object reply) {
-      String kind = reply instanceof List<?> parts && parts.get(0) instanceof byte[] first ? new String(first) : "";
-      if (kind.endsWith("message")) {
-        messages.accept((byte[]) ((List<?>) reply).get(2));
-      } else if (kind.endsWith("unsubscribe")) {
-        throw new JedisConnectionException("the server has ended the subscription");
-      } else {
-        unanswered.remove().complete(reply);
       }
     }
   }

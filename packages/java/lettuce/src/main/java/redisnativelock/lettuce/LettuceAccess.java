@@ -2,16 +2,14 @@ package redisnativelock.lettuce;
 
 import io.lettuce.core.*;
 import io.lettuce.core.api.StatefulConnection;
-import io.lettuce.core.api.StatefulRedisConnection;
-import io.lettuce.core.api.async.BaseRedisAsyncCommands;
 import io.lettuce.core.cluster.RedisClusterClient;
 import io.lettuce.core.cluster.SlotHash;
-import io.lettuce.core.cluster.api.StatefulRedisClusterConnection;
 import io.lettuce.core.cluster.models.partitions.RedisClusterNode;
 import io.lettuce.core.codec.ByteArrayCodec;
 import io.lettuce.core.output.CommandOutput;
+import io.lettuce.core.protocol.AsyncCommand;
+import io.lettuce.core.protocol.Command;
 import io.lettuce.core.protocol.CommandArgs;
-import io.lettuce.core.protocol.ProtocolKeyword;
 import io.lettuce.core.pubsub.RedisPubSubAdapter;
 import io.lettuce.core.pubsub.StatefulRedisPubSubConnection;
 import java.io.IOException;
@@ -60,6 +58,7 @@ public final class LettuceAccess implements RedisAccess, AutoCloseable {
     isClosed = true;
     // To wait for it here could be for ever: the thread that closes it may be about to send.
     connected.thenAccept(StatefulConnection::closeAsync);
+    connected = CompletableFuture.failedFuture(new IllegalStateException("it is closed"));
     if (cluster != null) {
       client.shutdownAsync();
     }
@@ -78,13 +77,6 @@ public final class LettuceAccess implements RedisAccess, AutoCloseable {
   @Override
   public int slot(byte[] key) {
     return cluster == null ? -1 : SlotHash.getSlot(key);
-  }
-
-  private record Keyword(String word) implements ProtocolKeyword {
-    @Override
-    public byte[] getBytes() {
-      return word.getBytes();
-    }
   }
 
   /** An integer, bytes, or nothing. */
@@ -109,39 +101,34 @@ public final class LettuceAccess implements RedisAccess, AutoCloseable {
         : CompletableFuture.supplyAsync(cluster::getPartitions, THREADS).thenCompose(map -> cluster.connectAsync(CODEC));
   }
 
-  private synchronized CompletableFuture<? extends StatefulConnection<byte[], byte[]>> connected() {
-    if (connected.isCompletedExceptionally()) {
+  private synchronized CompletableFuture<? extends StatefulConnection<byte[], byte[]>> connected(boolean anew) {
+    if (connected.isDone() && !isClosed && (anew || connected.isCompletedExceptionally())) {
+      connected.thenAccept(StatefulConnection::closeAsync);
       connected = connect();
     }
-    return isClosed ? CompletableFuture.failedFuture(new IllegalStateException("it is closed")) : connected;
+    return connected;
   }
 
   /** Replies come in the order of their commands: where one is missing, the next would be taken for it. */
   @Override
-  public synchronized void suspect() {
-    if (connected.isDone() && !isClosed) {
-      connected.thenAccept(StatefulConnection::closeAsync);
-      connected = connect();
-    }
+  public void suspect() {
+    connected(true);
   }
 
-  private static CompletableFuture<Object> send(BaseRedisAsyncCommands<byte[], byte[]> to, byte[][] command) {
+  private static CompletableFuture<Object> send(StatefulConnection<byte[], byte[]> to, byte[][] command) {
     CommandArgs<byte[], byte[]> args = new CommandArgs<>(CODEC);
     for (int at = 1; at < command.length; at++) {
       // The first one is the key.
       args = at == 1 ? args.addKey(command[at]) : args.add(command[at]);
     }
-    return to.dispatch(new Keyword(new String(command[0])), new Reply(), args).toCompletableFuture();
+    var sent = new AsyncCommand<>(new Command<>(() -> command[0], new Reply(), args));
+    to.dispatch(sent);
+    return sent;
   }
 
   @Override
   public CompletableFuture<Object> send(byte[]... command) {
-    return connected().thenCompose(open -> send(commands(open), command));
-  }
-
-  private static BaseRedisAsyncCommands<byte[], byte[]> commands(StatefulConnection<byte[], byte[]> open) {
-    return open instanceof StatefulRedisConnection<byte[], byte[]> one ? one.async()
-        : ((StatefulRedisClusterConnection<byte[], byte[]>) open).async();
+    return connected(false).thenCompose(open -> send(open, command));
   }
 
   private RedisURI uri(byte[] key) {
@@ -157,12 +144,12 @@ public final class LettuceAccess implements RedisAccess, AutoCloseable {
 
   @Override
   public CompletableFuture<String> node(byte[] key) {
-    return connected().thenApply(open -> uri(key).toString());
+    return connected(false).thenApply(open -> uri(key).toString());
   }
 
   @Override
   public CompletableFuture<Link> open(byte[] key, Consumer<byte[]> messages, Consumer<Throwable> ended) {
-    return connected().thenCompose(open -> client.connectPubSubAsync(CODEC, uri(key)))
+    return connected(false).thenCompose(open -> client.connectPubSubAsync(CODEC, uri(key)))
         .thenApply(own -> new OwnConnection(own, messages, ended));
   }
 
@@ -195,7 +182,7 @@ public final class LettuceAccess implements RedisAccess, AutoCloseable {
 
     @Override
     public CompletableFuture<Object> send(byte[]... command) {
-      return LettuceAccess.send(own.async(), command);
+      return LettuceAccess.send(own, command);
     }
 
     @Override
