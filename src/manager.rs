@@ -42,7 +42,7 @@ use redis_lock_core::request::{
     AcquireRequest, ClientId, Owner, ReleaseRequest, RenewRequest, Timeout,
 };
 use redis_lock_core::table::{
-    Acquired, Answer, Done, Leave, LockTable, LogLine, Said, Step, World,
+    Acquired, Answer, Delivery, LockTable, LogLine, Outcome, Step, WaitEnd, World,
 };
 use redis_lock_core::token::FencingToken;
 
@@ -351,7 +351,7 @@ pub(crate) fn grant_told(ctx: &Context, waiter: WaiterId, heard: bool) {
 
 /// A client does not wait any more. Returns what it is to be told, if it is anything but
 /// that it was not granted the lock.
-pub(crate) fn waiter_left(ctx: &Context, waiter: WaiterId, leave: Leave) -> Option<Answer> {
+pub(crate) fn waiter_left(ctx: &Context, waiter: WaiterId, leave: WaitEnd) -> Option<Answer> {
     note(ctx, |table, now_ms| {
         table.waiter_left(waiter, leave, now_ms)
     })
@@ -400,8 +400,8 @@ fn read_lock(
 #[inline]
 fn step<R>(
     key: LockKey<'_>,
-    ask: impl FnOnce(&mut LockTable, &mut Asked<'_>) -> Done<R>,
-) -> Done<R> {
+    ask: impl FnOnce(&mut LockTable, &mut Asked<'_>) -> Outcome<R>,
+) -> Outcome<R> {
     step_by(key, gate::is_open(key.ctx()), ask)
 }
 
@@ -410,8 +410,8 @@ fn step<R>(
 fn step_by<R>(
     key: LockKey<'_>,
     may_grant: bool,
-    ask: impl FnOnce(&mut LockTable, &mut Asked<'_>) -> Done<R>,
-) -> Done<R> {
+    ask: impl FnOnce(&mut LockTable, &mut Asked<'_>) -> Outcome<R>,
+) -> Outcome<R> {
     // Before the table is borrowed, because it may ask the server.
     let acks = acks::needed(key.ctx());
     let mut asked = Asked { key, reads: 0 };
@@ -450,8 +450,8 @@ impl World for Asked<'_> {
         Some(clients::running(self.key.ctx()))
     }
 
-    fn say(&mut self, place: &Place, token: FencingToken) -> Said {
-        Said {
+    fn say(&mut self, place: &Place, token: FencingToken) -> Delivery {
+        Delivery {
             heard: publish::end_of_place(self.key.ctx(), place, &Answer::Granted(token)),
             weight: publish::weight(),
         }
@@ -472,7 +472,7 @@ fn carry_out<T>(
     key: LockKey<'_>,
     open: OpenLock<'_>,
     now: Now,
-    mut done: Done<T>,
+    mut done: Outcome<T>,
 ) -> Result<T, LockError> {
     apply(key, open, now, &mut done.step);
     done.result
@@ -485,7 +485,7 @@ fn carry_out_or_withhold<T>(
     key: LockKey<'_>,
     open: OpenLock<'_>,
     now: Now,
-    done: Done<T>,
+    done: Outcome<T>,
 ) -> Result<Option<T>, LockError> {
     let withheld = done.step.withheld;
     let result = carry_out(key, open, now, done);

@@ -90,7 +90,7 @@ impl<'g> Graph<'g> {
     /// The cycle that this wait closes, if a look shows one. Its first edge is the wait
     /// itself.
     pub(crate) fn cycle_of(self, wait: WaitFor<'_>) -> Option<Vec<WaitEdge>> {
-        let mut look = Look {
+        let mut look = Search {
             graph: self,
             newcomer: wait.owner,
             found_by: BTreeMap::new(),
@@ -116,7 +116,7 @@ impl<'g> Graph<'g> {
 }
 
 /// A look for a cycle that one wait closes.
-struct Look<'g> {
+struct Search<'g> {
     graph: Graph<'g>,
     newcomer: &'g Owner,
     /// How each owner was reached first.
@@ -126,7 +126,7 @@ struct Look<'g> {
     followed: BTreeSet<KeyBuf>,
 }
 
-impl Look<'_> {
+impl Search<'_> {
     /// Follows one wait to those who hold its lock. Returns the edge that leads back to the
     /// newcomer, if there is one.
     fn follow(&mut self, wait: WaitFor<'_>) -> Option<WaitEdge> {

@@ -59,7 +59,7 @@ use crate::time_outs::TimeOuts;
 use crate::token::{FencingToken, TokenClock};
 
 pub use acknowledged::ToTell;
-pub use connections::Leave;
+pub use connections::WaitEnd;
 pub use due::{Due, NotNow, RECHECK_INTERVAL_MS, REFUSED_RETRY_MS, Work};
 use transition::Transition;
 pub use view::{ContendedView, HolderView, LockView, Totals, WaiterView};
@@ -185,7 +185,7 @@ pub struct Step {
 
 /// What came of a request, and what is to be done.
 #[derive(Debug)]
-pub struct Done<T> {
+pub struct Outcome<T> {
     /// What the client is told, unless it waits or that is withheld.
     pub result: Result<T, LockError>,
     /// What is to be done first.
@@ -198,7 +198,7 @@ pub trait World {
     fn asker(&self) -> Option<ClientId>;
 
     /// Publishes that a place is granted its lock with this token.
-    fn say(&mut self, place: &Place, token: FencingToken) -> Said;
+    fn say(&mut self, place: &Place, token: FencingToken) -> Delivery;
 
     /// Reads another lock. What is no lock counts as a free one.
     fn read(&mut self, key: KeyRef<'_>) -> Lock;
@@ -206,7 +206,7 @@ pub trait World {
 
 /// What became of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Said {
+pub struct Delivery {
     /// Whether anybody heard it.
     pub heard: bool,
     /// As how many messages it counts, by the time that it took; at least one.
@@ -282,7 +282,7 @@ impl LockTable {
         wait: Option<Wait>,
         now: Now,
         world: &mut dyn World,
-    ) -> Done<Acquired> {
+    ) -> Outcome<Acquired> {
         let mut transition = Transition::begin(self, key, stored, now, world);
         let acquired = transition.acquire(request, wait);
         if acquired.is_err() {
@@ -305,7 +305,7 @@ impl LockTable {
         request: &ReleaseRequest,
         now: Now,
         world: &mut dyn World,
-    ) -> Done<Released> {
+    ) -> Outcome<Released> {
         let mut transition = Transition::begin(self, key, stored, now, world);
         let held = transition.lock.holder(&request.owner).is_some();
         let released = transition.release(request);
@@ -324,7 +324,7 @@ impl LockTable {
         token: Option<FencingToken>,
         now: Now,
         world: &mut dyn World,
-    ) -> Done<bool> {
+    ) -> Outcome<bool> {
         let mut transition = Transition::begin(self, key, stored, now, world);
         let broken = transition.break_holds(token);
         transition.hand_off_and_finish(Ok(broken))
@@ -339,7 +339,7 @@ impl LockTable {
         request: &RenewRequest,
         now: Now,
         world: &mut dyn World,
-    ) -> Done<bool> {
+    ) -> Outcome<bool> {
         let mut transition = Transition::begin(self, key, stored, now, world);
         let renewed = transition.renew(request);
         transition.hand_off_and_finish(renewed)
@@ -353,7 +353,7 @@ impl LockTable {
         token: FencingToken,
         now: Now,
         world: &mut dyn World,
-    ) -> Done<bool> {
+    ) -> Outcome<bool> {
         let mut transition = Transition::begin(self, key, stored, now, world);
         let is_held = transition.guard(token);
         transition.hand_off_and_finish(Ok(is_held))

@@ -13,10 +13,10 @@
 //! us. So each waiter has a [`Ticket`] whose state says which it was:
 //!
 //! ```text
-//! Waiting --answer()--> Answered --time-out callback--> Said or Left
+//! Waiting --answer()--> Answered --time-out callback--> Buffered or Gone
 //!    |                     |
 //!    |                     +-- client lost --> not told (at the free callback)
-//!    +-- time-out callback, disconnect callback --> Left
+//!    +-- time-out callback, disconnect callback --> Gone
 //! ```
 //!
 //! A client whose reply is withheld until replicas have acknowledged it waits in the
@@ -53,14 +53,14 @@ use crate::server::panics;
 use crate::server::reply::{Reply, refusal};
 use redis_lock_core::queue::WaiterId;
 use redis_lock_core::request::ClientId;
-use redis_lock_core::table::{Answer, Leave};
+use redis_lock_core::table::{Answer, WaitEnd};
 
 enum State {
     Waiting,
     Answered(Answer),
     /// A grant is in the output buffer of its client.
-    Said,
-    Left,
+    Buffered,
+    Gone,
 }
 
 /// One blocked client.
@@ -128,7 +128,7 @@ pub(crate) fn block(key: LockKey<'_>, waiter: WaiterId, timeout_ms: i64) {
         if handle.is_null() {
             // Valkey 8.1.1 and later block no client that has subscribed to a channel.
             drop(Rc::from_raw(private_data.cast_const().cast::<Ticket>()));
-            let told = ticket.leave(key.ctx(), Leave::TimeUp);
+            let told = ticket.leave(key.ctx(), WaitEnd::TimeUp);
             ticket.reply(key.ctx(), &told);
             return;
         }
@@ -183,10 +183,10 @@ impl Ticket {
                 tickets.remove(&self.id);
             }
         });
-        self.state.replace(State::Left)
+        self.state.replace(State::Gone)
     }
 
-    fn leave(&self, ctx: &Context, leave: Leave) -> Answer {
+    fn leave(&self, ctx: &Context, leave: WaitEnd) -> Answer {
         self.take_state();
         let told = (hooks().waiter_left)(ctx, self.id, leave);
         told.unwrap_or(Answer::NotGranted)
@@ -247,7 +247,7 @@ unsafe extern "C" fn on_timeout(
         let ctx = Context::new(ctx);
         match ticket.take_state() {
             State::Waiting => {
-                let told = ticket.leave(&ctx, Leave::TimeUp);
+                let told = ticket.leave(&ctx, WaitEnd::TimeUp);
                 ticket.reply(&ctx, &told);
             }
             State::Answered(answer) => {
@@ -259,7 +259,7 @@ unsafe extern "C" fn on_timeout(
                     (hooks().grant_told)(&ctx, ticket.id, true);
                 } else {
                     (hooks().grant_said)(ticket.id);
-                    ticket.state.replace(State::Said);
+                    ticket.state.replace(State::Buffered);
                 }
             }
             said_or_left => drop(ticket.state.replace(said_or_left)),
@@ -281,7 +281,7 @@ unsafe extern "C" fn on_disconnect(
         };
         let waiting = matches!(*ticket.state.borrow(), State::Waiting);
         if waiting {
-            ticket.leave(&Context::new(ctx), Leave::Gone);
+            ticket.leave(&Context::new(ctx), WaitEnd::Gone);
         }
     });
 }
@@ -296,7 +296,7 @@ unsafe extern "C" fn on_free(ctx: *mut raw::RedisModuleCtx, private_data: *mut c
         let client_gone = unsafe { (api().blocked_client_disconnected)(ctx) != 0 };
         let heard = match ticket.take_state() {
             State::Answered(answer) if is_grant(&answer) => false,
-            State::Said => !client_gone,
+            State::Buffered => !client_gone,
             _ => return,
         };
         (hooks().grant_told)(&Context::new(ctx), ticket.id, heard);

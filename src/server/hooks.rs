@@ -10,7 +10,7 @@ use redis_module::Context;
 use redis_lock_core::keys::KeyRef;
 use redis_lock_core::queue::WaiterId;
 use redis_lock_core::request::ClientId;
-use redis_lock_core::table::{Answer, Leave};
+use redis_lock_core::table::{Answer, WaitEnd};
 
 /// The functions that receive what happens.
 ///
@@ -45,7 +45,7 @@ pub(crate) struct Hooks {
 
     /// A waiter that nobody has answered does not wait any more. Returns what it is to
     /// be told, if it is anything but that it was not granted the lock.
-    pub(crate) waiter_left: fn(&Context, WaiterId, Leave) -> Option<Answer>,
+    pub(crate) waiter_left: fn(&Context, WaiterId, WaitEnd) -> Option<Answer>,
 
     /// Returns whether anything waits for replicas. It is asked in each turn of the
     /// event loop.

@@ -102,7 +102,7 @@ struct Link {
 }
 
 /// A direction of a link.
-struct Way {
+struct Direction {
     upwards: bool,
     dice: StdRng,
     is_silent: bool,
@@ -244,7 +244,7 @@ impl State {
     }
 
     /// Whether what goes this way has to wait.
-    fn keeps_back(&self, link: &Link, way: &Way) -> bool {
+    fn keeps_back(&self, link: &Link, way: &Direction) -> bool {
         !link.is_closed()
             && match self.fate_from(link.source) {
                 Fate::KeptBack => true,
@@ -330,7 +330,7 @@ impl Network {
         state.links.push(Arc::clone(&link));
         drop(state);
         for upwards in [true, false] {
-            let way = Way {
+            let way = Direction {
                 upwards,
                 dice: StdRng::seed_from_u64(seed),
                 is_silent: false,
@@ -369,7 +369,7 @@ impl Network {
     }
 
     /// Delivers what arrives, and then that it has come to an end.
-    fn deliver(self: &Arc<Self>, link: &Arc<Link>, mut way: Way, pieces: Pieces) {
+    fn deliver(self: &Arc<Self>, link: &Arc<Link>, mut way: Direction, pieces: Pieces) {
         let mut to = if way.upwards {
             &link.server
         } else {
@@ -391,7 +391,7 @@ impl Network {
     }
 
     /// Waits as long as things are kept back, and sees whether they vanish then.
-    fn once_let_go(&self, link: &Link, way: &Way) -> MutexGuard<'_, State> {
+    fn once_let_go(&self, link: &Link, way: &Direction) -> MutexGuard<'_, State> {
         let kept_back = |state: &mut State| state.keeps_back(link, way);
         let state = self.changed.wait_while(self.state(), kept_back);
         let state = state.unwrap_or_else(PoisonError::into_inner);
@@ -405,7 +405,7 @@ impl Network {
     fn passes(
         self: &Arc<Self>,
         link: &Arc<Link>,
-        way: &mut Way,
+        way: &mut Direction,
         piece: Vec<u8>,
     ) -> Option<Vec<u8>> {
         let state = self.once_let_go(link, way);
@@ -495,7 +495,7 @@ impl Network {
     }
 }
 
-impl Way {
+impl Direction {
     /// Throws the dice for a reply to a lock command.
     fn loses(&mut self, percent: u32, piece: &[u8]) -> bool {
         self.is_reply_of_a_lock(piece) && self.dice.random_range(0..100) < percent

@@ -16,7 +16,7 @@ use redis_lock_core::request::{
 };
 use redis_lock_core::stored::{PERMIT_PREFIX, Reader, TOKEN_FIELD};
 use redis_lock_core::table::{
-    Acquired, Answer, Done, Due, Leave, LockTable, LockView, Said, WORK_A_WAKE, World,
+    Acquired, Answer, Delivery, Due, LockTable, LockView, Outcome, WORK_A_WAKE, WaitEnd, World,
 };
 use redis_lock_core::token::FencingToken;
 use redis_lock_core::usage::Usage;
@@ -586,9 +586,9 @@ impl World for CoreSide {
         self.asker
     }
 
-    fn say(&mut self, place: &Place, token: FencingToken) -> Said {
+    fn say(&mut self, place: &Place, token: FencingToken) -> Delivery {
         let heard = self.publish(place, &Answer::Granted(token));
-        Said { heard, weight: 1 }
+        Delivery { heard, weight: 1 }
     }
 
     fn read(&mut self, key: KeyRef<'_>) -> Lock {
@@ -614,7 +614,7 @@ impl CoreSide {
     fn step<T>(
         &mut self,
         at: DbKey,
-        step: impl FnOnce(&mut LockTable, Lock, Now, &mut dyn World) -> Done<T>,
+        step: impl FnOnce(&mut LockTable, Lock, Now, &mut dyn World) -> Outcome<T>,
     ) -> Result<T, LockError> {
         let known = self.look(at);
         let known = known.inspect_err(|_| self.table.forget_ended(key_of(at)))?;
@@ -626,10 +626,10 @@ impl CoreSide {
     fn step_and_count<T>(
         &mut self,
         at: DbKey,
-        step: impl FnOnce(&mut LockTable, Now, &mut dyn World) -> Done<T>,
+        step: impl FnOnce(&mut LockTable, Now, &mut dyn World) -> Outcome<T>,
     ) -> (Result<T, LockError>, usize) {
         let (mut table, now) = (std::mem::take(&mut self.table), self.now());
-        let Done { result, step } = step(&mut table, now, self);
+        let Outcome { result, step } = step(&mut table, now, self);
         self.table = table;
         self.hear_of_keys();
         self.apply(at, &step.effects);
@@ -833,7 +833,7 @@ impl CoreSide {
         let id = self.peers[client].id;
         self.peers[client].is_connected = false;
         self.note(|table, _| table.connection_ended(id));
-        self.leaves(client, Leave::Gone);
+        self.leaves(client, WaitEnd::Gone);
         self.replies.retain(|(to, _)| *to != client);
         for woken in &mut self.woken {
             woken.heard &= woken.to != client;
@@ -841,7 +841,7 @@ impl CoreSide {
     }
 
     /// The client's wait ends, and its connection does not.
-    pub fn leaves(&mut self, client: usize, leave: Leave) {
+    pub fn leaves(&mut self, client: usize, leave: WaitEnd) {
         let mut waiting = self.waiting.iter();
         let found = waiting.find(|(_, waiter)| waiter.client == client);
         if let Some((&id, _)) = found {
@@ -862,7 +862,7 @@ impl CoreSide {
         let over = waiting.filter(|waiter| waiter.until_ms.is_some_and(|until| until < now_ms));
         let clients: Vec<usize> = over.map(|waiter| waiter.client).collect();
         for client in clients {
-            self.leaves(client, Leave::TimeUp);
+            self.leaves(client, WaitEnd::TimeUp);
             self.replies.push((client, Expect::Reply(Value::Nil)));
         }
     }

@@ -31,7 +31,7 @@ use keyspace::{DbKey, Dump};
 use random::{Kind, Random};
 use redis::Value;
 use redis_lock_core::request::{ClientId, LEASE_MS_MAX};
-use redis_lock_core::table::Leave;
+use redis_lock_core::table::WaitEnd;
 use redis_lock_testing::{
     Client, Clock, SOON, Subscriber, TestServer, Told, eventually, int, status,
 };
@@ -617,13 +617,13 @@ impl Run {
         let ClientId(id) = self.connections[client].peer.id;
         match kind {
             Kind::UnblockAsTimeout => {
-                self.core.leaves(client, Leave::TimeUp);
+                self.core.leaves(client, WaitEnd::TimeUp);
                 let unblock = format!("CLIENT UNBLOCK {id}");
                 assert_eq!(self.observer.call(&unblock), int(1));
                 self.hear(client, &Expect::Reply(Value::Nil));
             }
             Kind::UnblockAsError => {
-                self.core.leaves(client, Leave::Gone);
+                self.core.leaves(client, WaitEnd::Gone);
                 let unblock = format!("CLIENT UNBLOCK {id} ERROR");
                 assert_eq!(self.observer.call(&unblock), int(1));
                 self.hear(client, &Expect::Code("UNBLOCKED"));

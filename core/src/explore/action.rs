@@ -8,7 +8,7 @@ use super::search::Checked;
 use super::world::{Connection, Doing, World};
 use super::{invariants, search};
 use crate::explore::cast::{key_name, owner_name};
-use crate::table::Leave;
+use crate::table::WaitEnd;
 
 /// Something that a client, the server or time may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -228,8 +228,8 @@ impl search::World for World {
             }
             Action::Wake => self.wake()?,
             Action::WakeRefused => self.wake_refused()?,
-            Action::TimeUp(at) => self.leave(at.into(), Leave::TimeUp),
-            Action::SendAway(at) => self.leave(at.into(), Leave::Gone),
+            Action::TimeUp(at) => self.leave(at.into(), WaitEnd::TimeUp),
+            Action::SendAway(at) => self.leave(at.into(), WaitEnd::Gone),
             Action::Disconnect(at) => {
                 self.say(|w| format!("{} disconnects", w.cast.client_name(at.into())));
                 self.disconnect(at.into());

@@ -3,18 +3,18 @@
 use super::search::World as _;
 use super::world::{Doing, World};
 use crate::request::ClientId;
-use crate::table::Leave;
+use crate::table::WaitEnd;
 
 impl World {
-    pub(super) fn leave(&mut self, at: usize, leave: Leave) {
+    pub(super) fn leave(&mut self, at: usize, leave: WaitEnd) {
         let (Doing::Waiting { id, .. } | Doing::Withheld { id, .. }) = self.connections[at].doing
         else {
             return;
         };
         self.say(|w| {
             let how = match leave {
-                Leave::TimeUp => "waits no more: its time is up",
-                Leave::Gone => "is sent away",
+                WaitEnd::TimeUp => "waits no more: its time is up",
+                WaitEnd::Gone => "is sent away",
             };
             format!("{} {how}", w.cast.client_name(at))
         });
@@ -119,7 +119,7 @@ impl World {
         self.table.connection_ended(client);
         match doing {
             Doing::Waiting { id, .. } | Doing::Withheld { id, .. } => {
-                self.table.waiter_left(id, Leave::Gone, self.now_ms);
+                self.table.waiter_left(id, WaitEnd::Gone, self.now_ms);
             }
             Doing::ToHear { .. } => self.table.client_told(client, false),
             Doing::Nothing => {}

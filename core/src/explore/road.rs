@@ -14,7 +14,7 @@ use crate::keys::KeyRef;
 use crate::lock::{Lock, Now};
 use crate::queue::{Addressee, Place, WaiterId};
 use crate::request::ClientId;
-use crate::table::{self, Answer, Done, LockTable, Said, Step, WORK_A_WAKE};
+use crate::table::{self, Answer, Delivery, LockTable, Outcome, Step, WORK_A_WAKE};
 use crate::token::FencingToken;
 
 /// Answers what a step asks.
@@ -31,13 +31,13 @@ impl table::World for Asked<'_> {
         self.seen.asker.map(|at| self.world.client(at))
     }
 
-    fn say(&mut self, place: &Place, token: FencingToken) -> Said {
+    fn say(&mut self, place: &Place, token: FencingToken) -> Delivery {
         let heard = self.world.publish(place.id, token, self.seen);
         let heard = heard.unwrap_or_else(|broken| {
             self.broken.get_or_insert(broken);
             false
         });
-        Said { heard, weight: 1 }
+        Delivery { heard, weight: 1 }
     }
 
     fn read(&mut self, key: KeyRef<'_>) -> Lock {
@@ -83,8 +83,8 @@ impl World {
     pub(super) fn step<T>(
         &mut self,
         seen: &mut Seen,
-        step: impl FnOnce(&mut LockTable, Now, &mut dyn table::World) -> Done<T>,
-    ) -> Checked<Done<T>> {
+        step: impl FnOnce(&mut LockTable, Now, &mut dyn table::World) -> Outcome<T>,
+    ) -> Checked<Outcome<T>> {
         let (mut table, now) = (std::mem::take(&mut self.table), self.now());
         table.settings.acks = self.scope().acks.then(|| Acknowledgement {
             replicas: 1,

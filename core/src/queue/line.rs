@@ -16,7 +16,7 @@ use crate::request::Owner;
 pub(super) struct Queue {
     pub(super) first: Waiter,
     /// None where there is nothing to say of others.
-    rest: Option<Box<Rest>>,
+    rest: Option<Box<BehindFirst>>,
     pub(super) recheck_at_ms: Option<i64>,
     /// The lock as the last step has left it.
     pub(super) seen: Lock,
@@ -24,13 +24,13 @@ pub(super) struct Queue {
 
 /// What few queues have, and much of the memory that a queue takes.
 #[derive(Clone, Debug, Default)]
-struct Rest {
+struct BehindFirst {
     behind: BTreeMap<WaiterId, Waiter>,
     /// The last waiter that was found to wait for long.
     slow: Option<WaiterId>,
 }
 
-impl Rest {
+impl BehindFirst {
     fn is_needless(&self) -> bool {
         self.behind.is_empty() && self.slow.is_none()
     }
@@ -46,7 +46,7 @@ impl Queue {
         }
     }
 
-    fn rest_mut(&mut self) -> &mut Rest {
+    fn rest_mut(&mut self) -> &mut BehindFirst {
         self.rest.get_or_insert_default()
     }
 

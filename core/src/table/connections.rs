@@ -17,7 +17,7 @@ use crate::token::FencingToken;
 
 /// Why a client does not wait any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Leave {
+pub enum WaitEnd {
     /// Its time was up, or `CLIENT UNBLOCK` had it be.
     TimeUp,
     /// It went away, or was sent away with an error.
@@ -107,7 +107,7 @@ impl LockTable {
             if let Some(id) = self.outbox.any_of(client) {
                 self.lose_gone(id);
             } else if let Some(id) = self.queues.any_of(client) {
-                answers.extend(self.leave(id, Leave::Gone, now_ms));
+                answers.extend(self.leave(id, WaitEnd::Gone, now_ms));
             } else if let Some(hold) = self.sessions.any_of(client).cloned() {
                 self.end_gone(&hold);
             } else {
@@ -205,7 +205,7 @@ impl LockTable {
 
     /// A client does not wait any more, for a reason that is not the table's. Returns
     /// what it is to be told, if it is anything but that it was not granted the lock.
-    pub fn waiter_left(&mut self, id: WaiterId, leave: Leave, now_ms: i64) -> Option<Answer> {
+    pub fn waiter_left(&mut self, id: WaiterId, leave: WaitEnd, now_ms: i64) -> Option<Answer> {
         let (_, answer) = self.leave(id, leave, now_ms)?;
         (answer != Answer::NotGranted).then_some(answer)
     }
@@ -214,7 +214,7 @@ impl LockTable {
     pub(super) fn leave(
         &mut self,
         id: WaiterId,
-        leave: Leave,
+        leave: WaitEnd,
         now_ms: i64,
     ) -> Option<(Addressee, Answer)> {
         if let Some(out) = self.lose(id) {
@@ -222,13 +222,13 @@ impl LockTable {
             return Some((out.to, Answer::Refused(LockError::NoReplicas)));
         }
         #[cfg(feature = "planted-faults")]
-        if leave == Leave::TimeUp && Fault::WaiterKept.planted() {
+        if leave == WaitEnd::TimeUp && Fault::WaiterKept.planted() {
             return None;
         }
         let key = self.queues.key_of(id)?.clone();
         match leave {
-            Leave::TimeUp => self.metrics.wait_timeouts += 1,
-            Leave::Gone => self.metrics.waits_abandoned += 1,
+            WaitEnd::TimeUp => self.metrics.wait_timeouts += 1,
+            WaitEnd::Gone => self.metrics.waits_abandoned += 1,
         }
         let waiter = self.take_out(key.as_ref(), id, now_ms)?;
         Some((waiter.addressee(), Answer::NotGranted))

@@ -2,7 +2,7 @@
 //! became of a client, keeps up the leases of sessions, looks at contended locks when they are due, and searches for deadlocks.
 
 use super::transition::Transition;
-use super::{Answer, Done, LockTable, Step, World, give_back};
+use super::{Answer, LockTable, Outcome, Step, World, give_back};
 use crate::bounds::grants_a_step;
 use crate::error::LockError;
 use crate::keys::{KeyBuf, KeyRef};
@@ -211,7 +211,7 @@ impl LockTable {
         stored: Result<Lock, LockError>,
         now: Now,
         world: &mut dyn World,
-    ) -> Done<()> {
+    ) -> Outcome<()> {
         let key = due.key.as_ref();
         match (stored, due.work) {
             (Ok(stored), Work::Recheck) => {
@@ -232,7 +232,7 @@ impl LockTable {
                 // It is no lock at the moment, and may be one again.
                 self.forget_ended(key);
                 self.not_kept(HoldId::new(key, &owner), now.ms());
-                Done {
+                Outcome {
                     result: Ok(()),
                     step: Step::default(),
                 }
@@ -276,7 +276,7 @@ impl LockTable {
     }
 
     /// The key has become something else. Who waits for it is told so.
-    fn refuse_all(&mut self, key: KeyRef<'_>, error: &LockError, now_ms: i64) -> Done<()> {
+    fn refuse_all(&mut self, key: KeyRef<'_>, error: &LockError, now_ms: i64) -> Outcome<()> {
         let mut step = Step::default();
         while step.answers.len() < grants_a_step()
             && let Some(id) = self.queues.first(key).map(|first| first.id)
@@ -287,7 +287,7 @@ impl LockTable {
             step.answers.push((waiter.addressee(), answer));
         }
         self.queues.recheck_by(key, now_ms);
-        Done {
+        Outcome {
             result: Ok(()),
             step,
         }

@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use super::transition::Transition;
-use super::{Acquired, Answer, Done, LockEvent, Said};
+use super::{Acquired, Answer, Delivery, LockEvent, Outcome};
 use crate::bounds::{few, grants_a_step, unheard_a_step};
 use crate::error::LockError;
 use crate::lock::holds_after_acquire;
@@ -237,7 +237,7 @@ impl Transition<'_> {
     }
 
     /// Hands the lock off, and is done with this.
-    pub(super) fn hand_off_and_finish<T>(mut self, result: Result<T, LockError>) -> Done<T> {
+    pub(super) fn hand_off_and_finish<T>(mut self, result: Result<T, LockError>) -> Outcome<T> {
         self.hand_off();
         self.finish(result)
     }
@@ -307,7 +307,7 @@ impl Transition<'_> {
             return;
         };
         place.first_lease = self.first_lease(place.first_lease);
-        let Said { heard, weight } = self.world.say(&place, token);
+        let Delivery { heard, weight } = self.world.say(&place, token);
         self.step.offers += weight;
         #[cfg(feature = "planted-faults")]
         let heard = heard || Fault::GrantUnheard.planted();

@@ -1,7 +1,7 @@
 //! Places in a queue: how they are kept, claimed and given up.
 
 use super::transition::Transition;
-use super::{Answer, Leave, LockTable, give_back};
+use super::{Answer, LockTable, WaitEnd, give_back};
 use crate::error::LockError;
 use crate::keys::KeyRef;
 use crate::lock::Now;
@@ -90,8 +90,8 @@ impl Transition<'_> {
             .waiter(self.key, id)
             .and_then(|waiter| waiter.until_ms);
         let leave = match until_ms.is_some_and(|until_ms| until_ms <= self.now.steady_ms) {
-            true => Leave::TimeUp,
-            false => Leave::Gone,
+            true => WaitEnd::TimeUp,
+            false => WaitEnd::Gone,
         };
         let told = self.table.leave(id, leave, self.now.ms());
         self.step.answers.extend(told);
@@ -151,7 +151,7 @@ impl LockTable {
             let Some(id) = self.time_outs.take(now.steady_ms) else {
                 break;
             };
-            answers.extend(self.leave(id, Leave::TimeUp, now.ms()));
+            answers.extend(self.leave(id, WaitEnd::TimeUp, now.ms()));
         }
         let untold = at_most.min(self.untold.len());
         answers.extend(self.untold.drain(..untold));
@@ -195,7 +195,7 @@ impl LockTable {
 
     /// Removes a place to which nobody listens.
     pub fn leave_place(&mut self, place: &Place, now_ms: i64) {
-        self.leave(place.id, Leave::Gone, now_ms);
+        self.leave(place.id, WaitEnd::Gone, now_ms);
     }
 
     fn refuse_place(

@@ -179,7 +179,7 @@ impl World for Server {
         self.asker
     }
 
-    fn say(&mut self, place: &Place, token: FencingToken) -> Said {
+    fn say(&mut self, place: &Place, token: FencingToken) -> Delivery {
         let heard = self.listens && !self.deaf.contains(&place.channel);
         self.clients.remove(&place.id).unwrap();
         match heard {
@@ -191,7 +191,7 @@ impl World for Server {
         }
         self.offers += 1;
         let weight = self.weight;
-        Said { heard, weight }
+        Delivery { heard, weight }
     }
 
     fn read(&mut self, key: KeyRef<'_>) -> Lock {
@@ -311,7 +311,7 @@ impl Server {
     fn step<T>(
         &mut self,
         key: KeyRef<'_>,
-        step: impl FnOnce(&mut LockTable, Now, &mut dyn World) -> Done<T>,
+        step: impl FnOnce(&mut LockTable, Now, &mut dyn World) -> Outcome<T>,
     ) -> Result<T, LockError> {
         self.granted_places.clear();
         let (mut table, now) = (std::mem::take(&mut self.table), self.now());
@@ -320,8 +320,8 @@ impl Server {
         self.do_step(key, done)
     }
 
-    fn do_step<T>(&mut self, key: KeyRef<'_>, done: Done<T>) -> Result<T, LockError> {
-        let Done { result, step } = done;
+    fn do_step<T>(&mut self, key: KeyRef<'_>, done: Outcome<T>) -> Result<T, LockError> {
+        let Outcome { result, step } = done;
         let value = self.keys.entry(key.into()).or_default();
         value.apply(&step.effects);
         let end_ms = value.expires_at_ms.unwrap_or(i64::MAX);
@@ -543,7 +543,7 @@ impl Server {
 
     fn leave(&mut self, id: WaiterId) {
         let now_ms = self.ms();
-        self.table.waiter_left(id, Leave::Gone, now_ms);
+        self.table.waiter_left(id, WaitEnd::Gone, now_ms);
         self.clients.remove(&id);
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Answer, Done, LockTable, LogLine, Step, World};
+use super::{Answer, LockTable, LogLine, Outcome, Step, World};
 use crate::error::LockError;
 use crate::holder::Holder;
 use crate::keys::KeyRef;
@@ -171,7 +171,7 @@ impl<'t> Transition<'t> {
 
     /// Plans the next look at this lock, and remembers what has to be.
     #[inline]
-    pub(super) fn finish<T>(mut self, result: Result<T, LockError>) -> Done<T> {
+    pub(super) fn finish<T>(mut self, result: Result<T, LockError>) -> Outcome<T> {
         self.step.freed &= self.lock.is_free();
         self.step.stream_goes_on &= self.step.effects.is_empty();
         if self.table.queues.contended(self.key) {
@@ -187,7 +187,7 @@ impl<'t> Transition<'t> {
             let lock = std::mem::take(&mut self.lock);
             self.table.queues.note_seen(self.key, lock);
         }
-        Done {
+        Outcome {
             result,
             step: self.step,
         }

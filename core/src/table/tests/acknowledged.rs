@@ -504,7 +504,7 @@ fn a_renewal_that_is_told_keeps_what_a_lost_grant_was_to_tell_of() {
         }
         assert_eq!(told.last(), Some(&(renewal, Answer::Renewed(true))));
         // Its client is gone by now.
-        server.table.waiter_left(grant, Leave::Gone, server.ms());
+        server.table.waiter_left(grant, WaitEnd::Gone, server.ms());
         server.run();
         assert_eq!(server.holds(K, "a"), 1, "taken over: {is_taken_over}");
     }
@@ -650,7 +650,7 @@ fn a_later_request_has_what_replicas_have_not_acknowledged() {
     assert_eq!(server.holds(K, "a"), 1);
     // Neither was told of any hold.
     let now_ms = server.ms();
-    let left = server.table.waiter_left(second, Leave::TimeUp, now_ms);
+    let left = server.table.waiter_left(second, WaitEnd::TimeUp, now_ms);
     assert_eq!(left, Some(Answer::Refused(LockError::NoReplicas)));
     server.run();
     assert_eq!(server.holders(K), [""; 0]);
@@ -662,7 +662,7 @@ fn an_unblocked_client_is_told_that_it_is_not_safe() {
     let mut server = Server::replicated();
     let id = server.take_withheld(K, ask("a").now()).0;
     let now_ms = server.ms();
-    let told = server.table.waiter_left(id, Leave::TimeUp, now_ms);
+    let told = server.table.waiter_left(id, WaitEnd::TimeUp, now_ms);
     assert_eq!(told, Some(Answer::Refused(LockError::NoReplicas)));
     server.run();
     assert_eq!(server.holders(K), [""; 0]);

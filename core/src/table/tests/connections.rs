@@ -1,5 +1,5 @@
 use super::*;
-use crate::table::connections::Leave;
+use crate::table::connections::WaitEnd;
 
 /// The client that `ask` names after its owner.
 fn client(name: &str) -> ClientId {
@@ -320,8 +320,8 @@ fn waits_that_end_without_the_table_are_counted_by_their_end() {
     let mut server = Server::new();
     server.take(K, ask("a"));
     let [b, c] = ["b", "c"].map(|name| server.wait(K, ask(name)));
-    server.table.waiter_left(b, Leave::TimeUp, server.ms());
-    server.table.waiter_left(c, Leave::Gone, server.ms());
+    server.table.waiter_left(b, WaitEnd::TimeUp, server.ms());
+    server.table.waiter_left(c, WaitEnd::Gone, server.ms());
     let metrics = server.metrics();
     assert_eq!((metrics.wait_timeouts, metrics.waits_abandoned), (1, 1));
     assert!(!server.table.anybody_waits());

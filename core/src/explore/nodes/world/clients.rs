@@ -10,7 +10,7 @@ use crate::queue::{Wait, WaiterId};
 use crate::request::{
     AcquireRequest, HoldNumber, Lease, Limit, ReleaseExtent, ReleaseRequest, RenewRequest,
 };
-use crate::table::{Acquired, Leave};
+use crate::table::{Acquired, WaitEnd};
 use crate::token::FencingToken;
 
 impl World {
@@ -260,7 +260,7 @@ impl World {
         if let Some(Waiting { node, id, .. }) = self.clients[at].blocked.take() {
             let now_ms = self.now(node).ms();
             let table = &mut self.nodes[node].table;
-            let told = table.waiter_left(id, Leave::TimeUp, now_ms);
+            let told = table.waiter_left(id, WaitEnd::TimeUp, now_ms);
             self.say(|_| match told {
                 None => format!("{} waits no more", owner_name(at)),
                 Some(_) => format!("{} is told NOREPLICAS", owner_name(at)),

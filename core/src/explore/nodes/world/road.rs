@@ -10,7 +10,7 @@ use crate::keys::KeyRef;
 use crate::lock::{Lock, Now};
 use crate::queue::{Addressee, Place, WaiterId};
 use crate::request::ClientId;
-use crate::table::{self, Answer, Done, LockTable, Said, Step, WORK_A_WAKE};
+use crate::table::{self, Answer, Delivery, LockTable, Outcome, Step, WORK_A_WAKE};
 use crate::token::FencingToken;
 
 /// Answers what a step asks.
@@ -26,13 +26,13 @@ impl table::World for Asked<'_> {
         self.client.map(|at| client_id(at, 0))
     }
 
-    fn say(&mut self, place: &Place, token: FencingToken) -> Said {
+    fn say(&mut self, place: &Place, token: FencingToken) -> Delivery {
         let heard = self.world.publish(self.node, place.id, token);
         let heard = heard.unwrap_or_else(|broken| {
             self.broken.get_or_insert(broken);
             false
         });
-        Said { heard, weight: 1 }
+        Delivery { heard, weight: 1 }
     }
 
     fn read(&mut self, key: KeyRef<'_>) -> Lock {
@@ -189,8 +189,8 @@ impl World {
         &mut self,
         node: usize,
         client: Option<usize>,
-        step: impl FnOnce(&mut LockTable, Now, &mut dyn table::World) -> Done<T>,
-    ) -> Checked<Done<T>> {
+        step: impl FnOnce(&mut LockTable, Now, &mut dyn table::World) -> Outcome<T>,
+    ) -> Checked<Outcome<T>> {
         let now = self.now(node);
         let mut table = std::mem::take(self.table(node, client));
         let mut asked = Asked {

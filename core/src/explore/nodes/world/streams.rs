@@ -5,7 +5,7 @@ use crate::error::LockError;
 use crate::explore::keyspace::Keyspace;
 use crate::explore::search::{Checked, World as _};
 use crate::grace::Grace;
-use crate::table::{Leave, WORK_A_WAKE};
+use crate::table::{WORK_A_WAKE, WaitEnd};
 
 impl World {
     pub(super) fn node_actions(&self, at: usize, actions: &mut Vec<Action>) {
@@ -113,7 +113,7 @@ impl World {
             for client in &mut self.clients {
                 if let Some(blocked) = client.blocked.take_if(|one| one.node == at) {
                     let table = &mut self.nodes[at].table;
-                    table.waiter_left(blocked.id, Leave::Gone, now_ms);
+                    table.waiter_left(blocked.id, WaitEnd::Gone, now_ms);
                 }
             }
             self.nodes[at].table.forget_connections(WORK_A_WAKE);
