@@ -14,7 +14,12 @@ pub const GRANTS_A_STEP: usize = 32;
 /// How many places whose grants nobody hears of are given up in one step.
 pub const UNHEARD_A_STEP: usize = 256;
 
-/// How many waits that are over are ended in one step to make room for one more.
+/// How many places that are over are ended in one step, on the way to who waits behind
+/// them.
+pub const PASSED_A_STEP: usize = 1024;
+
+/// How many waits that are over are ended in one step to make room for one more, and how much
+/// ends at once with the connections that end between two wakes.
 pub const ENDS_A_STEP: usize = 64;
 
 /// How much one wake of the table's caller does, in locks that are looked at and waiters

@@ -53,6 +53,11 @@ impl KeyBuf {
         }
     }
 
+    /// Comes before every key in order, and is none.
+    pub(crate) fn least() -> Self {
+        Self(Rc::from([]))
+    }
+
     /// The database.
     pub(crate) fn db(&self) -> i32 {
         self.as_ref().db

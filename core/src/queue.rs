@@ -222,7 +222,8 @@ impl WaitQueues {
 
     /// What the owner waits with for this key.
     pub fn waiter_of(&self, key: KeyRef<'_>, owner: &Owner) -> Option<&Waiter> {
-        self.waiter(key, self.waits.id(owner, key)?)
+        let queue = self.queue(key)?;
+        queue.waiter(self.waits.id(owner, &queue.first.key)?)
     }
 
     /// Another request of the same owner takes this waiter's position over. Returns the
@@ -335,13 +336,13 @@ impl WaitQueues {
     }
 
     /// The keys for which this owner waits.
-    pub fn waits_of(&self, owner: &Owner) -> impl Iterator<Item = &KeyBuf> {
+    pub fn waits_of<'q>(&'q self, owner: &'q Owner) -> impl Iterator<Item = &'q KeyBuf> {
         self.waits.keys(owner)
     }
 
     /// Whether this owner waits for anything.
     pub fn waits(&self, owner: &Owner) -> bool {
-        self.waits.contains(owner)
+        self.waits.keys(owner).next().is_some()
     }
 
     /// The key's waiters, in order.

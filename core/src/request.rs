@@ -52,7 +52,7 @@ impl fmt::Debug for Owner {
 }
 
 /// A client's connection, by the number that the server gives it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ClientId(pub u64);
 
 /// How long a grant lasts unless it is renewed: 1 ms to ten years.

@@ -38,12 +38,12 @@ mod transition;
 mod view;
 mod waits;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use smallvec::SmallVec;
 
 use crate::acks::{Acknowledgement, Acks};
-pub use crate::bounds::{ENDS_A_STEP, GRANTS_A_STEP, UNHEARD_A_STEP, WORK_A_WAKE};
+pub use crate::bounds::{ENDS_A_STEP, GRANTS_A_STEP, PASSED_A_STEP, UNHEARD_A_STEP, WORK_A_WAKE};
 use crate::claims::Claims;
 use crate::cycle::WaitEdge;
 use crate::ended::EndedHolds;
@@ -54,7 +54,7 @@ use crate::metrics::Metrics;
 use crate::outbox::Outbox;
 use crate::queue::{Addressee, Channel, Place, Wait, WaitQueues, WaiterId};
 use crate::request::{AcquireRequest, ClientId, Lease, Owner, ReleaseRequest, RenewRequest};
-use crate::sessions::Sessions;
+use crate::sessions::{HoldId, Sessions};
 use crate::time_outs::TimeOuts;
 use crate::token::{FencingToken, TokenClock};
 
@@ -167,6 +167,8 @@ pub struct Step {
     /// How many messages were published to places that were to be granted the lock, whether
     /// or not anybody heard of it. One that took long counts as several.
     pub offers: usize,
+    /// How many places that are over were ended in front of others.
+    pub passed: usize,
     /// What subscribers are told.
     pub events: SmallVec<[LockEvent; 2]>,
     /// What is logged.
@@ -241,9 +243,12 @@ pub struct LockTable {
     time_outs: TimeOuts,
     /// Clients whose connections have ended, and with them something that is still here.
     gone: BTreeSet<ClientId>,
-    /// Places whose grants were withheld until their connections ended. They are still to
-    /// be told so.
-    untold: VecDeque<(Addressee, Answer)>,
+    /// Of which of them something was ended last.
+    last_gone: ClientId,
+    /// How much has ended at once with connections since the last wake.
+    ended_at_once: usize,
+    /// Ends of places that are still to be told.
+    untold: BTreeMap<(HoldId, WaiterId), (Addressee, Answer)>,
     /// Grants to places that nobody has claimed yet.
     claims: Claims,
     /// Holds that are over because of what became of a client.

@@ -18,7 +18,7 @@ use redis_lock_core::lock::Now;
 use redis_lock_core::planted::Fault;
 use redis_lock_core::queue::Addressee;
 use redis_lock_core::table::{
-    Answer, Due, LockTable, NotNow, REFUSED_RETRY_MS, Step, WORK_A_WAKE, Work,
+    Answer, Due, LockTable, NotNow, PASSED_A_STEP, REFUSED_RETRY_MS, Step, WORK_A_WAKE, Work,
 };
 
 /// How many writes cost as much as one look at a lock.
@@ -32,6 +32,9 @@ const PLACES_A_WAKE: usize = 256;
 
 /// How many ends of waits are taken before anybody is told.
 const ENDS_AT_ONCE: usize = 8;
+
+/// How many places that are over cost as much to end as one look.
+const PASSED_WEIGH_ONE: usize = PASSED_A_STEP / WORK_A_WAKE;
 
 /// As how many looks one part of a search for deadlocks costs.
 const SEARCH_WEIGHS: usize = 32;
@@ -82,6 +85,7 @@ fn end_waits(ctx: &Context, now: Now, is_replica: bool) {
             table.forget_places(&LockError::Unblocked, at_most)
         });
     }
+    TABLE.with_borrow_mut(|table| table.end_some_gone(WORK_A_WAKE));
     tell_in_parts(ctx, WORK_A_WAKE, |table, at_most| {
         table.give_up(now, at_most)
     });
@@ -186,7 +190,8 @@ fn weigh(step: &Step, is_search: bool) -> usize {
     let writes = step.effects.len() + step.events.len();
     let search = if is_search { SEARCH_WEIGHS } else { 1 };
     let messages = step.offers / OFFERS_WEIGH_ONE;
-    search + step.answers.len() + messages + writes / WRITES_WEIGH_ONE
+    let passed = step.passed / PASSED_WEIGH_ONE;
+    search + step.answers.len() + messages + passed + writes / WRITES_WEIGH_ONE
 }
 
 /// Whether the server refuses every write at the moment. Asked of one of the keys that

@@ -899,6 +899,7 @@ impl CoreSide {
 
     fn on_wake(&mut self) {
         let now_ms = self.keyspace.now_ms;
+        self.table.end_some_gone(WORK_A_WAKE);
         for (addressee, answer) in self.table.give_up(self.now(), WORK_A_WAKE) {
             self.tell(addressee, answer);
         }

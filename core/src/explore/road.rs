@@ -394,6 +394,7 @@ impl World {
     }
 
     pub(super) fn end_waits(&mut self) -> Checked {
+        self.table.end_some_gone(WORK_A_WAKE);
         for (addressee, answer) in self.table.give_up(self.now(), WORK_A_WAKE) {
             if let Addressee::Place(_) = addressee {
                 self.tell_place(addressee.id(), &answer, None)?;

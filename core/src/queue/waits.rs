@@ -1,56 +1,42 @@
 //! For which locks each owner waits.
 //!
-//! Mostly it is a single one. What is asked of an owner takes logarithmic time, and a short
-//! step for each of its own waits.
+//! Everything takes logarithmic time, and a step for each wait that is shown.
 
 use std::collections::BTreeMap;
 #[cfg(test)]
 use std::collections::BTreeSet;
 
-use smallvec::SmallVec;
-
 use super::{Waiter, WaiterId};
-use crate::keys::{KeyBuf, KeyRef};
+use crate::keys::KeyBuf;
 use crate::request::Owner;
 
-/// What each owner waits for. Who waits for nothing takes no room.
+/// What each owner waits for.
 #[derive(Clone, Debug, Default)]
-pub(super) struct WaitsByOwner(BTreeMap<Owner, SmallVec<[(KeyBuf, WaiterId); 1]>>);
+pub(super) struct WaitsByOwner(BTreeMap<(Owner, KeyBuf), WaiterId>);
 
 impl WaitsByOwner {
-    /// Whether this owner waits for anything.
-    pub(super) fn contains(&self, owner: &Owner) -> bool {
-        self.0.contains_key(owner)
-    }
-
-    /// The locks for which this owner waits.
-    pub(super) fn keys(&self, owner: &Owner) -> impl Iterator<Item = &KeyBuf> {
-        let waits = self.0.get(owner).into_iter().flatten();
-        waits.map(|(key, _)| key)
+    /// The locks for which this owner waits, in order.
+    pub(super) fn keys<'w>(&'w self, owner: &'w Owner) -> impl Iterator<Item = &'w KeyBuf> {
+        let from_first = self.0.range((owner.clone(), KeyBuf::least())..);
+        let of_owner = from_first.take_while(move |((one, _), _)| one == owner);
+        of_owner.map(|((_, key), _)| key)
     }
 
     /// With what this owner waits for this lock.
-    pub(super) fn id(&self, owner: &Owner, key: KeyRef<'_>) -> Option<WaiterId> {
-        let mut waits = self.0.get(owner)?.iter();
-        let (_, id) = waits.find(|(of, _)| of.as_ref() == key)?;
-        Some(*id)
+    pub(super) fn id(&self, owner: &Owner, key: &KeyBuf) -> Option<WaiterId> {
+        self.0.get(&(owner.clone(), key.clone())).copied()
     }
 
     /// A wait begins.
     pub(super) fn insert(&mut self, waiter: &Waiter) {
-        let waits = self.0.entry(waiter.request.owner.clone()).or_default();
-        waits.push((waiter.key.clone(), waiter.id));
+        let wait = (waiter.request.owner.clone(), waiter.key.clone());
+        self.0.insert(wait, waiter.id);
     }
 
     /// A wait has ended.
     pub(super) fn remove(&mut self, waiter: &Waiter) {
-        let owner = &waiter.request.owner;
-        if let Some(waits) = self.0.get_mut(owner) {
-            waits.retain(|(_, id)| *id != waiter.id);
-            if waits.is_empty() {
-                self.0.remove(owner);
-            }
-        }
+        let wait = (waiter.request.owner.clone(), waiter.key.clone());
+        self.0.remove(&wait);
     }
 }
 
@@ -62,11 +48,8 @@ impl WaitsByOwner {
 
     /// Whether these are exactly the waits of these waiters.
     pub(super) fn agree<'w>(&self, waiters: impl Iterator<Item = &'w Waiter>) -> bool {
-        let anew = waiters.map(|waiter| (waiter.request.owner.clone(), waiter.id));
-        let known = self.0.iter().flat_map(|(owner, waits)| {
-            let ids = waits.iter().map(|(_, id)| *id);
-            ids.map(|id| (owner.clone(), id))
-        });
+        let anew = waiters.map(|waiter| (&waiter.request.owner, &waiter.key, waiter.id));
+        let known = self.0.iter().map(|((owner, key), id)| (owner, key, *id));
         known.collect::<BTreeSet<_>>() == anew.collect()
     }
 }

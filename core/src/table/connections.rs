@@ -1,5 +1,7 @@
 //! What the server tells of connections and keys.
 
+use std::ops::Bound;
+
 use super::due::OVERDUE_MS;
 use super::{Answer, LockTable};
 use crate::bounds::ends_a_step;
@@ -51,8 +53,62 @@ impl LockTable {
     /// its client was to be told. Whoever sees a lock ends what is over of it first.
     pub fn connection_ended(&mut self, client: ClientId) {
         self.gone.insert(client);
-        let told = self.end_of_gone(ends_a_step(), OVERDUE_MS);
-        self.untold.extend(told);
+        while self.ended_at_once < ends_a_step() && self.end_one_of(client) {
+            self.ended_at_once += 1;
+        }
+        if !self.is_tied(client) {
+            self.gone.remove(&client);
+        }
+    }
+
+    fn is_tied(&self, client: ClientId) -> bool {
+        self.outbox.any_of(client).is_some()
+            || self.queues.any_of(client).is_some()
+            || self.sessions.any_of(client).is_some()
+    }
+
+    /// Ends something of a client whose connection has ended. Returns whether there was
+    /// anything.
+    fn end_one_of(&mut self, client: ClientId) -> bool {
+        if let Some(id) = self.outbox.any_of(client) {
+            self.lose_gone(id);
+        } else if let Some(id) = self.queues.any_of(client) {
+            self.leave_untold(id, WaitEnd::Gone, OVERDUE_MS);
+        } else if let Some(hold) = self.sessions.any_of(client).cloned() {
+            self.end_gone(&hold);
+        } else {
+            return false;
+        }
+        true
+    }
+
+    /// Ends what is left of connections that have ended, of each in turn: at most `at_most` of
+    /// it.
+    pub fn end_some_gone(&mut self, at_most: usize) {
+        self.ended_at_once = 0;
+        for _ in 0..at_most {
+            let behind = (Bound::Excluded(self.last_gone), Bound::Unbounded);
+            let next = self.gone.range(behind).next().or(self.gone.first());
+            let Some(&client) = next else { return };
+            self.last_gone = client;
+            if !self.end_one_of(client) {
+                self.gone.remove(&client);
+            }
+        }
+    }
+
+    /// Has a place leave whose owner is told so later.
+    pub(super) fn leave_untold(&mut self, id: WaiterId, end: WaitEnd, now_ms: i64) {
+        if let Some((to, answer)) = self.leave(id, end, now_ms) {
+            self.tell_later(to, answer);
+        }
+    }
+
+    fn tell_later(&mut self, to: Addressee, answer: Answer) {
+        if let Addressee::Place(place) = &to {
+            let hold = HoldId::new(place.key.as_ref(), &place.owner);
+            self.untold.insert((hold, place.id), (to, answer));
+        }
     }
 
     /// Ends what is over of these holds with connections that have ended.
@@ -92,31 +148,9 @@ impl LockTable {
     fn lose_gone(&mut self, id: WaiterId) {
         let Some(out) = self.lose(id) else { return };
         match out.to.is_place() {
-            true => self.untold.push_back((out.to, Answer::NotGranted)),
+            true => self.tell_later(out.to, Answer::NotGranted),
             false => self.metrics.replies_unacknowledged += u64::from(out.withheld.is_some()),
         }
-    }
-
-    /// Ends at most `at_most` things of connections that have ended. Returns who is told what.
-    pub(super) fn end_of_gone(&mut self, at_most: usize, now_ms: i64) -> Vec<(Addressee, Answer)> {
-        let mut answers = Vec::new();
-        let mut left = at_most;
-        while left > 0
-            && let Some(&client) = self.gone.first()
-        {
-            if let Some(id) = self.outbox.any_of(client) {
-                self.lose_gone(id);
-            } else if let Some(id) = self.queues.any_of(client) {
-                answers.extend(self.leave(id, WaitEnd::Gone, now_ms));
-            } else if let Some(hold) = self.sessions.any_of(client).cloned() {
-                self.end_gone(&hold);
-            } else {
-                self.gone.remove(&client);
-                continue;
-            }
-            left -= 1;
-        }
-        answers
     }
 
     /// Whether this waiter must not be granted anything any more.

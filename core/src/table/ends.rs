@@ -2,6 +2,7 @@
 
 use super::LockEvent;
 use super::transition::Transition;
+use crate::bounds::PASSED_A_STEP;
 use crate::ended::{Ended, EndedBy};
 use crate::holder::Holder;
 #[cfg(feature = "planted-faults")]
@@ -65,7 +66,7 @@ impl Transition<'_> {
             Some(first) => is_alone && first.request.owner == *newcomer,
             None => true,
         };
-        is_first && !self.has_done_enough()
+        is_first && self.step.passed < PASSED_A_STEP
     }
 
     pub(super) fn end(&mut self, ended: &Ended) {

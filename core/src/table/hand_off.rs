@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use super::transition::Transition;
 use super::{Acquired, Answer, Delivery, LockEvent, Outcome};
-use crate::bounds::{few, grants_a_step, unheard_a_step};
+use crate::bounds::{PASSED_A_STEP, few, grants_a_step, unheard_a_step};
 use crate::error::LockError;
 use crate::lock::holds_after_acquire;
 use crate::outbox::{Out, SessionToBe, Tells};
@@ -346,17 +346,20 @@ impl Transition<'_> {
         is_admitted.then(|| self.table.queues.waiter(self.key, id))?
     }
 
-    /// Ends places in front that are over, as far as there is time for it.
+    /// Ends places in front that are over, as far as there is time for it. Their owners are
+    /// told so later.
     fn end_places_in_front(&mut self) {
         #[cfg(feature = "planted-faults")]
         if Fault::PlaceOutlived.planted() || Fault::WaiterKept.planted() {
             return;
         }
-        while !self.has_done_enough()
+        while self.step.passed < PASSED_A_STEP
             && let Some(first) = self.table.queues.first(self.key)
             && self.table.is_over(first, self.now.steady_ms)
         {
-            self.end_wait(first.id);
+            let (id, end) = (first.id, self.why_it_ends(first.id));
+            self.table.leave_untold(id, end, self.now.ms());
+            self.step.passed += 1;
         }
     }
 
@@ -364,6 +367,7 @@ impl Transition<'_> {
     pub(super) fn has_done_enough(&self) -> bool {
         self.step.answers.len() + self.withheld >= grants_a_step()
             || self.unheard >= unheard_a_step()
+            || self.step.passed >= PASSED_A_STEP
     }
 
     /// Holders that may wait as well. A step of this table leaves none, but the lock may have

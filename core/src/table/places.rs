@@ -1,7 +1,7 @@
 //! Places in a queue: how they are kept, claimed and given up.
 
 use super::transition::Transition;
-use super::{Answer, LockTable, WaitEnd, give_back};
+use super::{Answer, LockTable, WaitEnd};
 use crate::error::LockError;
 use crate::keys::KeyRef;
 use crate::lock::Now;
@@ -9,6 +9,7 @@ use crate::lock::Now;
 use crate::planted::Fault;
 use crate::queue::{Addressee, Channel, Place, Wait, Waiter, WaiterId};
 use crate::request::{AcquireRequest, Lease, Owner, ReleaseRequest};
+use crate::sessions::HoldId;
 use crate::token::FencingToken;
 
 impl Transition<'_> {
@@ -45,18 +46,17 @@ impl Transition<'_> {
         if self.table.untold.is_empty() {
             return;
         }
-        let untold = std::mem::take(&mut self.table.untold).into_iter();
-        for (to, answer) in untold {
-            match &to {
-                Addressee::Place(place)
-                    if place.key.as_ref() == self.key && place.owner == *owner =>
-                {
-                    match Some(&place.channel) == channel {
-                        true => self.replaced.push((to, answer)),
-                        false => self.step.answers.push((to, answer)),
-                    }
-                }
-                _ => self.table.untold.push_back((to, answer)),
+        let hold = HoldId::new(self.key, owner);
+        let untold = &mut self.table.untold;
+        let its = untold.range((hold.clone(), WaiterId(0))..=(hold, WaiterId(u64::MAX)));
+        let its: Vec<_> = its.map(|(name, _)| name.clone()).collect();
+        for name in its {
+            let Some((to, answer)) = self.table.untold.remove(&name) else {
+                continue;
+            };
+            match matches!(&to, Addressee::Place(place) if Some(&place.channel) == channel) {
+                true => self.replaced.push((to, answer)),
+                false => self.step.answers.push((to, answer)),
             }
         }
     }
@@ -84,17 +84,18 @@ impl Transition<'_> {
 
     /// A wait ends without a grant.
     pub(super) fn end_wait(&mut self, id: WaiterId) {
-        let until_ms = self
-            .table
-            .queues
-            .waiter(self.key, id)
-            .and_then(|waiter| waiter.until_ms);
-        let leave = match until_ms.is_some_and(|until_ms| until_ms <= self.now.steady_ms) {
+        let told = self.table.leave(id, self.why_it_ends(id), self.now.ms());
+        self.step.answers.extend(told);
+    }
+
+    /// Why a wait ends that is over or given up.
+    pub(super) fn why_it_ends(&self, id: WaiterId) -> WaitEnd {
+        let waiter = self.table.queues.waiter(self.key, id);
+        let until_ms = waiter.and_then(|waiter| waiter.until_ms);
+        match until_ms.is_some_and(|until_ms| until_ms <= self.now.steady_ms) {
             true => WaitEnd::TimeUp,
             false => WaitEnd::Gone,
-        };
-        let told = self.table.leave(id, leave, self.now.ms());
-        self.step.answers.extend(told);
+        }
     }
 
     /// Nobody listens to the channel of this place.
@@ -142,20 +143,23 @@ impl LockTable {
         }
     }
 
-    /// Ends what ended with connections, the waits whose time is over, and what replicas have
-    /// not acknowledged in time: at most `at_most` of each. Returns who is told what. Nothing
-    /// has to be written for it now.
+    /// Ends the waits whose time is over, and what replicas have not acknowledged in time: at
+    /// most `at_most` of each. Returns who is told what, also of what has ended before.
+    /// Nothing has to be written for it now.
     pub fn give_up(&mut self, now: Now, at_most: usize) -> Vec<(Addressee, Answer)> {
-        let mut answers = self.end_of_gone(at_most, now.ms());
+        let mut answers = Vec::new();
         for _ in 0..at_most {
             let Some(id) = self.time_outs.take(now.steady_ms) else {
                 break;
             };
             answers.extend(self.leave(id, WaitEnd::TimeUp, now.ms()));
         }
-        let untold = at_most.min(self.untold.len());
-        answers.extend(self.untold.drain(..untold));
-        give_back(&mut self.untold);
+        for _ in 0..at_most {
+            let Some((_, told)) = self.untold.pop_first() else {
+                break;
+            };
+            answers.push(told);
+        }
         for _ in 0..at_most {
             if !self.claims.take_end(now.ms()) {
                 break;

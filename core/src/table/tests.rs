@@ -508,6 +508,7 @@ impl Server {
     /// Ends what ends without anything to be written.
     fn give_up(&mut self) -> Vec<(WaiterId, Answer)> {
         let now = self.now();
+        self.table.end_some_gone(usize::MAX);
         let told = self.table.give_up(now, usize::MAX).into_iter();
         told.map(|(addressee, answer)| {
             self.clients.remove(&addressee.id());

@@ -1,6 +1,9 @@
 //! What an operator sees of the locks, once [`LockTable::end_gone_on`] has seen them. Nothing
 //! here changes anything, so it works on a replica too, as far as the data shows.
 
+#[cfg(test)]
+use std::ops::Bound;
+
 use super::LockTable;
 #[cfg(test)]
 use crate::explore::form::Form;
@@ -195,8 +198,11 @@ impl LockTable {
         self.time_outs.take_down(form);
         self.claims.take_down(form);
         self.acks.take_down(form);
+        form.count(self.ended_at_once);
         form.count(self.gone.len());
-        for client in &self.gone {
+        let behind = (Bound::Excluded(self.last_gone), Bound::Unbounded);
+        let in_turn = self.gone.range(behind);
+        for client in in_turn.chain(self.gone.range(..=self.last_gone)) {
             form.client(Some(*client));
         }
         form.count(self.unchecked.len());
@@ -204,8 +210,8 @@ impl LockTable {
             form.waiter(Some(*id));
         }
         form.count(self.untold.len());
-        for (addressee, _) in &self.untold {
-            form.waiter(Some(addressee.id()));
+        for (_, id) in self.untold.keys() {
+            form.waiter(Some(*id));
         }
         form.count(self.to_close.len());
         for client in &self.to_close {

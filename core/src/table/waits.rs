@@ -104,6 +104,7 @@ impl Transition<'_> {
         if full.is_none() {
             return Ok(());
         }
+        self.table.end_some_gone(ends_a_step());
         let ended = self.table.give_up(self.now, ends_a_step());
         self.step.answers.extend(ended);
         let Some(full) = self.room_lacks(is_place, leaves, leaves_places) else {

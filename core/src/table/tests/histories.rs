@@ -193,11 +193,12 @@ impl History {
         let earlier = self.queued.iter().find(|one| is_its(one));
         let own = earlier.filter(|one| one.limit == limit && !self.is_over(one));
         let own = own.map(|one| one.id);
-        let server = &mut self.server;
-        let held_before = server.value(KEYS[key]).has(OWNERS[who].as_bytes());
         let is_in_front =
             |one: &&Queued| one.key == key && one.who != who && own.is_none_or(|own| one.id < own);
-        let in_front = self.queued.iter().filter(is_in_front).count();
+        let in_front = self.queued.iter().filter(is_in_front);
+        let in_front = in_front.filter(|one| !self.is_over(one)).count();
+        let server = &mut self.server;
+        let held_before = server.value(KEYS[key]).has(OWNERS[who].as_bytes());
         let answered = server.answers.len() + server.unheard.len();
         let acquired = server.acquire_until(KEYS[key], ask, asked.until_ms);
         let superseded = Answer::Refused(LockError::Superseded);
@@ -432,7 +433,11 @@ impl History {
                 self.on_their_way.push(client);
             }
             // Whoever was passed was passed by one that holds the lock.
-            let passed = self.queued.iter().any(|one| one.key == key && one.id < id);
+            let mut earlier = self
+                .queued
+                .iter()
+                .filter(|one| one.key == key && one.id < id);
+            let passed = earlier.any(|one| !self.is_over(one));
             if passed {
                 let lock = self.server.lock(KEYS[key]);
                 let reenters = lock
@@ -536,6 +541,7 @@ impl History {
             self.server.give_up();
         }
         self.server.run();
+        self.server.give_up();
         self.server.table.take_clients_to_close(usize::MAX);
         self.server.check_nothing_is_left();
         Ok(())

@@ -118,6 +118,7 @@ fn much_that_ends_with_a_connection_is_over_at_once_and_ended_bit_by_bit() {
         assert_eq!(server.holders(key(&nth(n))), ["c"]);
     }
     while server.table.wake_at_ms(server.now()) == Some(0) {
+        server.table.end_some_gone(WORK_A_WAKE);
         let told = server.table.give_up(server.now(), WORK_A_WAKE);
         assert!(told.len() <= 2 * WORK_A_WAKE);
         for _ in 0..WORK_A_WAKE {
@@ -126,4 +127,40 @@ fn much_that_ends_with_a_connection_is_over_at_once_and_ended_bit_by_bit() {
     }
     assert_eq!(server.metrics().releases_session, MANY as u64);
     assert_eq!((server.table.places(), server.keys.len()), (0, 3));
+}
+
+#[test]
+fn the_end_of_a_connection_does_not_wait_for_the_crowd_of_another() {
+    let mut server = Server::new();
+    for n in 0..10 * ENDS_A_STEP {
+        server.take(key(&nth(n)), ask("a").session().by(1));
+    }
+    server.take(K, ask("b").session().by(2));
+    let waiter = server.wait(K, ask("c").by(3));
+    for client in [1, 2, 4] {
+        server.table.connection_ended(ClientId(client));
+    }
+    assert_eq!(server.table.ended_at_once, ENDS_A_STEP, "of all of them");
+    server.table.end_some_gone(4);
+    server.run();
+    assert_eq!(server.granted(), [waiter]);
+}
+
+#[test]
+fn many_places_that_are_over_keep_out_no_newcomer() {
+    for by_time in [true, false] {
+        let mut server = Server::new();
+        server.take(K, ask("x"));
+        for n in 0..10 * GRANTS_A_STEP {
+            let place = ask(&nth(n)).place().session().by(7);
+            server.wait_for(K, place, 1000);
+        }
+        match by_time {
+            true => server.sleep(1001),
+            false => server.table.connection_ended(ClientId(7)),
+        }
+        server.renew(K, "x", LEASE_MS);
+        server.release(K, "x");
+        server.take(K, ask("y").now());
+    }
 }

@@ -288,6 +288,7 @@ impl World {
     pub(super) fn wake(&mut self, node: usize) -> Checked {
         self.say(|w| format!("the timer of {} wakes", w.node_name(node)));
         let (now, before) = (self.now(node), self.stored(node));
+        self.nodes[node].table.end_some_gone(WORK_A_WAKE);
         let over = self.nodes[node].table.give_up(now, WORK_A_WAKE);
         for (addressee, answer) in over {
             self.answer(node, &addressee, &answer, &before)?;
