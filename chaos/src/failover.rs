@@ -36,8 +36,9 @@
 //!   in hand, and sends no more renewals when that is over. A grant that may have
 //!   waited is renewed at once.
 //! - `NOREPLICAS` is not believed, neither as a yes nor as a no: in the history
-//!   the outcome is unknown. The client asks again with `HOLD`, or releases. Nor is
-//!   `UNBLOCKED`, which a primary that is demoted says of all that it withholds.
+//!   the outcome is unknown. The client asks again with `HOLD`, or releases. Nor are
+//!   `UNBLOCKED`, and in a cluster `MOVED`, which a primary that is demoted says of all
+//!   that it withholds.
 //! - The clocks of all nodes and clients are that of one machine.
 //! - A client asks a witness who is the primary, and works with a node only if
 //!   that says so itself.

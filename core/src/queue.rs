@@ -270,6 +270,10 @@ impl WaitQueues {
 
     /// A place that ends with this client's connection.
     pub fn any_of(&self, client: ClientId) -> Option<WaiterId> {
+        #[cfg(feature = "planted-faults")]
+        if Fault::PlaceOutlived.planted() {
+            return None;
+        }
         let all = (client, WaiterId(0))..=(client, WaiterId(u64::MAX));
         self.of_sessions.range(all).next().map(|(_, id)| *id)
     }

@@ -374,7 +374,7 @@ impl Client {
         let answered = clock::now();
         // It may have been written, and may be taken back or not.
         let is_refused = matches!(&heard,
-            Outcome::Error(code) if code == "NOREPLICAS" || code == "UNBLOCKED");
+            Outcome::Error(code) if matches!(code.as_str(), "NOREPLICAS" | "UNBLOCKED" | "MOVED"));
         let outcome = match heard {
             _ if is_refused => Outcome::Lost,
             Outcome::NotHeld | Outcome::NotAvailable
