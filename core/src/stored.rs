@@ -16,6 +16,8 @@
 //!
 //! The limit is 0 for a shared hold; the end is in milliseconds since 1970.
 
+use std::collections::HashMap;
+
 use smallvec::SmallVec;
 
 use crate::bounds::few;
@@ -208,11 +210,23 @@ impl Reader {
         }
         let mut leftovers = self.permits.len();
         let alone = self.counts.len() == 1;
-        let mut permits = self.permits;
-        permits.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
-        let permit_of = |owner: &Owner| {
-            let at = permits.binary_search_by(|(one, _)| one.cmp(owner)).ok()?;
-            permits.get(at).map(|(_, permit)| permit)
+        let is_many = self.permits.len() > few();
+        let by_owner: HashMap<&[u8], &Permit> = match is_many {
+            true => self
+                .permits
+                .iter()
+                .map(|(owner, permit)| (owner.as_bytes(), permit))
+                .collect(),
+            false => HashMap::new(),
+        };
+        let permit_of = |owner: &Owner| match is_many {
+            true => by_owner.get(owner.as_bytes()).copied(),
+            false => {
+                let mut permits = self.permits.iter();
+                permits
+                    .find(|(one, _)| one == owner)
+                    .map(|(_, permit)| permit)
+            }
         };
         let mut holders = SmallVec::with_capacity(self.counts.len());
         for (owner, holds) in self.counts {
