@@ -186,7 +186,7 @@ impl Outbox {
 
     /// Something that ends with this client's connection.
     pub(crate) fn any_of(&self, client: ClientId) -> Option<WaiterId> {
-        let all = (client, WaiterId(0))..=(client, WaiterId(u64::MAX));
+        let all = WaiterId::all_behind(client);
         self.by_client.range(all).next().map(|(_, id)| *id)
     }
 

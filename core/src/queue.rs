@@ -274,7 +274,7 @@ impl WaitQueues {
         if Fault::PlaceOutlived.planted() {
             return None;
         }
-        let all = (client, WaiterId(0))..=(client, WaiterId(u64::MAX));
+        let all = WaiterId::all_behind(client);
         self.of_sessions.range(all).next().map(|(_, id)| *id)
     }
 
@@ -363,7 +363,7 @@ impl WaitQueues {
     /// The keys of a database that somebody waits for, longest wait first, each with the
     /// time since which the first in line has waited, in microseconds since 1970.
     pub fn contended_keys(&self, db: i32) -> impl Iterator<Item = (&KeyBuf, i64)> {
-        let all = (db, WaiterId(0))..=(db, WaiterId(u64::MAX));
+        let all = WaiterId::all_behind(db);
         self.firsts.range(all).filter_map(|(_, id)| {
             let key = self.by_id.get(id)?;
             Some((key, self.waiter(key.as_ref(), *id)?.since_us))

@@ -262,7 +262,7 @@ unsafe extern "C" fn on_timeout(
                     ticket.state.replace(State::Buffered);
                 }
             }
-            said_or_left => drop(ticket.state.replace(said_or_left)),
+            buffered_or_gone => drop(ticket.state.replace(buffered_or_gone)),
         }
     });
     raw::REDISMODULE_OK as c_int

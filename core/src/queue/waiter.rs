@@ -1,6 +1,7 @@
 //! Who waits, for what, and to whom the end of that is told.
 
 use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
 use std::rc::Rc;
 
 use crate::keys::KeyBuf;
@@ -32,6 +33,13 @@ impl Wait {
 /// Names a waiter; later waiters have greater ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WaiterId(pub(crate) u64);
+
+impl WaiterId {
+    /// All ids behind this, in a set or a map of such pairs.
+    pub(crate) fn all_behind<T: Clone>(this: T) -> RangeInclusive<(T, Self)> {
+        (this.clone(), Self(0))..=(this, Self(u64::MAX))
+    }
+}
 
 /// A request in a queue.
 #[derive(Clone, Debug)]

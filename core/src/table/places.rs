@@ -48,7 +48,7 @@ impl Transition<'_> {
         }
         let hold = HoldId::new(self.key, owner);
         let untold = &mut self.table.untold;
-        let its = untold.range((hold.clone(), WaiterId(0))..=(hold, WaiterId(u64::MAX)));
+        let its = untold.range(WaiterId::all_behind(hold));
         let its: Vec<_> = its.map(|(name, _)| name.clone()).collect();
         for name in its {
             let Some((to, answer)) = self.table.untold.remove(&name) else {
