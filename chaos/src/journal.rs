@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::io::BufRead;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
@@ -30,6 +31,7 @@ pub struct Journal {
     history: Mutex<History>,
     /// The operations that may wait, by the id of their connection.
     waiting: Mutex<HashMap<i64, usize>>,
+    grants: AtomicUsize,
     /// Whether each entry is written to the standard output too.
     echo: bool,
 }
@@ -72,6 +74,9 @@ impl Journal {
 
     /// Notes the answer to an operation.
     pub fn ended(&self, operation: usize, answered: Nanos, outcome: Outcome) {
+        if outcome.token().is_some() {
+            self.grants.fetch_add(1, Ordering::Relaxed);
+        }
         let mut history = lock(&self.history);
         let noted = &mut history.operations[operation];
         noted.answered = Some(answered);
@@ -164,6 +169,11 @@ impl Journal {
     /// How many operations there are so far.
     pub fn operations(&self) -> usize {
         lock(&self.history).operations.len()
+    }
+
+    /// How many grants there are so far.
+    pub fn grants(&self) -> usize {
+        self.grants.load(Ordering::Relaxed)
     }
 
     /// The history so far.
