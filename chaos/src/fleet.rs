@@ -81,19 +81,14 @@ pub struct Node {
     pub source: IpAddr,
 }
 
-/// Those who know who is the primary. They are never hurt.
-enum Witnesses {
-    Nobody,
-    Sentinels(Vec<Server>),
-    Voters(Vec<Node>),
-}
-
 /// All nodes, and those who watch them.
 pub struct Fleet {
     /// The nodes. The reader sees them counted from 1.
     pub nodes: Vec<Node>,
     topology: Topology,
-    witnesses: Witnesses,
+    /// These and the voters of a cluster know who is the primary. They are never hurt.
+    sentinels: Vec<Server>,
+    voters: Vec<Node>,
     /// The primary, where nobody watches.
     known: Arc<AtomicUsize>,
 }
@@ -269,23 +264,20 @@ impl Fleet {
                 node.server.await_link()?;
             }
         }
-        let witnesses = match topology {
-            Topology::Sentinel => {
-                let primary = nodes[0].peers.addr();
-                Witnesses::Sentinels(sentinels::start(&setup.binary, primary)?)
-            }
-            Topology::Cluster => {
-                let numbers = NODES + 1..=NODES + 2;
-                let voters: Vec<Node> = numbers.map(start).collect::<Result<_, _>>()?;
-                cluster::form(&nodes, &voters)?;
-                Witnesses::Voters(voters)
-            }
-            _ => Witnesses::Nobody,
-        };
+        let (mut sentinels, mut voters) = (Vec::new(), Vec::new());
+        if topology == Topology::Sentinel {
+            sentinels = sentinels::start(&setup.binary, nodes[0].peers.addr())?;
+        }
+        if topology == Topology::Cluster {
+            let numbers = NODES + 1..=NODES + 2;
+            voters = numbers.map(start).collect::<Result<_, _>>()?;
+            cluster::form(&nodes, &voters)?;
+        }
         let fleet = Self {
             nodes,
             topology,
-            witnesses,
+            sentinels,
+            voters,
             known: Arc::default(),
         };
         fleet.await_well()?;
@@ -294,10 +286,7 @@ impl Fleet {
 
     /// Has the sentinels promote nobody, however slow the machine is.
     pub fn stay_calm(&self) -> Result<(), String> {
-        match &self.witnesses {
-            Witnesses::Sentinels(sentinels) => sentinels::stay_calm(sentinels),
-            _ => Ok(()),
-        }
+        sentinels::stay_calm(&self.sentinels)
     }
 
     /// How clients find the primary.
@@ -310,13 +299,7 @@ impl Fleet {
         Guide {
             topology: self.topology,
             known: Arc::clone(&self.known),
-            witnesses: match &self.witnesses {
-                Witnesses::Nobody => Vec::new(),
-                Witnesses::Sentinels(sentinels) => sentinels.iter().map(Server::addr).collect(),
-                Witnesses::Voters(voters) => {
-                    voters.iter().map(|voter| voter.server.addr()).collect()
-                }
-            },
+            witnesses: self.witnesses().map(Server::addr).collect(),
             nodes: self.nodes.iter().map(ways).collect(),
         }
     }
@@ -337,20 +320,20 @@ impl Fleet {
     /// The URLs of a library on this side: several, if a Redlock. Behind witnesses it finds
     /// the primary by itself.
     pub fn urls(&self, side: usize) -> Vec<String> {
-        let list = |addrs: &mut dyn Iterator<Item = SocketAddr>| {
-            let addrs: Vec<String> = addrs.map(|addr| addr.to_string()).collect();
+        let url = |node: &Node| format!("redis://{}", node.clients[side].addr());
+        let list = |addrs: Vec<SocketAddr>| {
+            let addrs: Vec<String> = addrs.iter().map(ToString::to_string).collect();
             addrs.join(",")
         };
-        let url = |node: &Node| format!("redis://{}", node.clients[side].addr());
-        match &self.witnesses {
-            Witnesses::Nobody if self.topology == Topology::One => vec![url(&self.nodes[0])],
-            Witnesses::Nobody => self.nodes.iter().map(url).collect(),
-            Witnesses::Sentinels(sentinels) => {
-                let addrs = list(&mut sentinels.iter().map(Server::addr));
+        match self.topology {
+            Topology::One => vec![url(&self.nodes[0])],
+            Topology::Several(_) => self.nodes.iter().map(url).collect(),
+            Topology::Sentinel => {
+                let addrs = list(self.witnesses().map(Server::addr).collect());
                 vec![format!("redis-sentinel://{addrs}/locks")]
             }
-            Witnesses::Voters(_) => {
-                let addrs = list(&mut self.in_cluster().map(|node| node.peers.addr()));
+            Topology::Cluster => {
+                let addrs = list(self.in_cluster().map(|node| node.peers.addr()).collect());
                 vec![format!("redis-cluster://{addrs}")]
             }
         }
@@ -373,13 +356,13 @@ impl Fleet {
         let primary = self.guide().agreed()?;
         let node = &self.nodes[primary];
         let follow = |other: &Node| other.source == node.source || other.follows(node);
-        let seen = match &self.witnesses {
-            Witnesses::Nobody => return Some(primary),
-            Witnesses::Sentinels(sentinels) => sentinels.iter().all(sentinels::sees_all),
-            Witnesses::Voters(_) => self.in_cluster().all(cluster::sees_all),
+        let is_well = || {
+            self.sentinels.iter().all(sentinels::sees_all)
+                && (self.voters.is_empty() || self.in_cluster().all(cluster::sees_all))
+                && node.has_two_replicas()
+                && self.nodes.iter().all(follow)
         };
-        let is_well = seen && node.has_two_replicas() && self.nodes.iter().all(follow);
-        is_well.then_some(primary)
+        (!self.topology.is_watched() || is_well()).then_some(primary)
     }
 
     /// Waits until all is well. Returns who is the primary.
@@ -430,41 +413,32 @@ impl Fleet {
     }
 
     fn in_cluster(&self) -> impl Iterator<Item = &Node> {
-        let voters: &[Node] = match &self.witnesses {
-            Witnesses::Voters(voters) => voters,
-            _ => &[],
-        };
-        self.nodes.iter().chain(voters)
+        self.nodes.iter().chain(&self.voters)
     }
 
-    /// Has this replica promoted before the other one.
-    pub fn prefer(&self, replica: usize) -> Result<(), String> {
-        let Witnesses::Sentinels(sentinels) = &self.witnesses else {
-            let mut others = (0..NODES).filter(|&other| other != replica);
-            return others.try_for_each(|other| self.may_be_promoted(other, false));
+    fn witnesses(&self) -> impl Iterator<Item = &Server> {
+        let voters = self.voters.iter().map(|voter| &voter.server);
+        self.sentinels.iter().chain(voters)
+    }
+
+    /// Has this replica promoted before the other one, or prefers nobody any more.
+    pub fn prefer(&self, replica: Option<usize>) -> Result<(), String> {
+        for node in 0..NODES {
+            let is_it = replica == Some(node);
+            let (priority, refuses) = match replica {
+                Some(_) if !is_it => ("100", "yes"),
+                _ => (if is_it { "1" } else { "100" }, "no"),
+            };
+            self.configure(node, "replica-priority", priority)?;
+            self.configure(node, "cluster-replica-no-failover", refuses)?;
+        }
+        let Some(replica) = replica else {
+            return Ok(());
         };
-        self.set_priority(replica, "1")?;
         let port = self.nodes[replica].peers.addr().port().to_string();
         let prefer = |sentinel| sentinels::prefers(sentinel, &port);
-        let all_prefer = || sentinels.iter().all(prefer).then_some(());
+        let all_prefer = || self.sentinels.iter().all(prefer).then_some(());
         await_some(all_prefer, "the sentinels don't hear of a priority")
-    }
-
-    /// Prefers nobody any more.
-    pub fn prefer_nobody(&self) -> Result<(), String> {
-        (0..NODES).try_for_each(|node| match &self.witnesses {
-            Witnesses::Sentinels(_) => self.set_priority(node, "100"),
-            _ => self.may_be_promoted(node, true),
-        })
-    }
-
-    fn set_priority(&self, node: usize, priority: &str) -> Result<(), String> {
-        self.configure(node, "replica-priority", priority)
-    }
-
-    fn may_be_promoted(&self, node: usize, may: bool) -> Result<(), String> {
-        let refuses = if may { "no" } else { "yes" };
-        self.configure(node, "cluster-replica-no-failover", refuses)
     }
 
     /// Sets this at a node.
@@ -477,23 +451,19 @@ impl Fleet {
     /// Orders a replica to be promoted, whatever the primary does meanwhile. Says
     /// whether it will.
     pub fn order_promotion(&self, replica: usize, how: usize) -> bool {
-        match &self.witnesses {
-            Witnesses::Sentinels(sentinels) => {
-                sentinels::order_promotion(&sentinels[how % sentinels.len()])
-            }
-            _ => cluster::order_promotion(&self.nodes[replica], how.is_multiple_of(2)),
+        match self.sentinels.get(how) {
+            Some(sentinel) => sentinels::order_promotion(sentinel),
+            None => cluster::order_promotion(&self.nodes[replica], how.is_multiple_of(2)),
         }
     }
 
     /// Whether the servers are well.
     pub fn examine(&mut self) -> Result<(), String> {
-        let witnesses: Vec<&mut Server> = match &mut self.witnesses {
-            Witnesses::Nobody => Vec::new(),
-            Witnesses::Sentinels(sentinels) => sentinels.iter_mut().collect(),
-            Witnesses::Voters(voters) => voters.iter_mut().map(|voter| &mut voter.server).collect(),
-        };
-        let nodes = self.nodes.iter_mut().map(|node| &mut node.server);
-        Ok(nodes.chain(witnesses).try_for_each(Server::examine)?)
+        let nodes = self.nodes.iter_mut().chain(&mut self.voters);
+        let mut servers = nodes
+            .map(|node| &mut node.server)
+            .chain(&mut self.sentinels);
+        Ok(servers.try_for_each(Server::examine)?)
     }
 
     /// Waits until nobody holds or waits for anything.

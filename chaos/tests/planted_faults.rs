@@ -4,12 +4,11 @@
 mod planted;
 
 use std::path::Path;
-use std::sync::Mutex;
 
 use redis_lock_chaos::history::{Breach, Promise};
 use redis_lock_chaos::report::write_history;
 use redis_lock_chaos::scene::Scene;
-use redis_lock_testing::{Setup, binary, processors};
+use redis_lock_testing::{Setup, binary};
 
 /// A scene is played again if the machine stood still just then.
 const ATTEMPTS: usize = 5;
@@ -132,6 +131,7 @@ a releases l
 
 a lease that replicas do not know
 once: expiry-not-propagated liveness
+replica in step
 a takes l LEASE 1500
 primary fails over
 b asks l LEASE 100 BLOCK 4000
@@ -187,6 +187,7 @@ a grant that waits for no replica, or for what was written before it
 lost: acknowledgement-not-awaited exclusion
 lost: offset-too-early exclusion
 # Nothing is told before the replica has acknowledged it, however long that takes.
+replica in step
 primary set lock.min-replicas 1 lock.replicas-timeout 600000
 a pings l
 replica cut off
@@ -198,6 +199,7 @@ b takes l LEASE 60000
 
 a hand-off that waits for no replica
 lost: hand-off-not-covered possession
+replica in step
 primary set lock.min-replicas 1 lock.replicas-timeout 600000
 a takes l LEASE 60000
 b waits l LEASE 60000 BLOCK 0
@@ -210,6 +212,7 @@ b' renews l 60000
 
 a message that waits for no replica
 lost: hand-off-not-covered possession
+replica in step
 primary set lock.min-replicas 1 lock.replicas-timeout 600000
 all set lock.claim-timeout 60000
 a takes l LEASE 60000
@@ -223,6 +226,7 @@ b' renews l 60000
 
 a renewal that waits for no replica
 lost: renewal-not-covered exclusion
+replica in step
 primary set lock.min-replicas 1 lock.replicas-timeout 600000
 a takes l LEASE 1500
 replica cut off
@@ -234,6 +238,7 @@ b takes l LEASE 60000 BLOCK 6000
 
 a grant in the grace period
 lost: grace-ignored exclusion
+replica in step
 all set lock.max-lease 60000 lock.grace-period 72000
 a pings l
 replica cut off
@@ -243,6 +248,7 @@ b takes l LEASE 60000
 
 a reentry in the grace period
 lost: reentry-in-grace exclusion
+replica in step
 all set lock.max-lease 60000 lock.grace-period 72000
 a takes l LEASE 60000 HOLD 1
 replica in step
@@ -254,6 +260,7 @@ a' takes l LEASE 60000 HOLD 1
 
 a primary that hands on without its replica
 lost: not-fenced exclusion
+replica in step
 primary set min-replicas-to-write 1 min-replicas-max-lag 1
 b pings l
 until other taken
@@ -352,17 +359,5 @@ impl Case {
 
 #[test]
 fn every_planted_fault_is_caught_by_its_scene_and_nothing_else_is() {
-    let (cases, wrong) = (Mutex::new(cases()), Mutex::new(Vec::new()));
-    std::thread::scope(|scope| {
-        for _ in 0..=processors().unwrap().len() {
-            scope.spawn(|| {
-                while let Some(case) = { cases.lock().unwrap().pop() } {
-                    println!("{}: {}", case.name, case.fault);
-                    wrong.lock().unwrap().extend(case.play());
-                }
-            });
-        }
-    });
-    let wrong = wrong.into_inner().unwrap();
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    planted::each(cases(), |case| case.play());
 }

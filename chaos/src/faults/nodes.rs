@@ -276,7 +276,7 @@ impl Faults {
     /// The replica that would be promoted first misses what the other one has.
     pub(super) fn promote_late_one(&mut self) -> Result<bool, String> {
         let (primary, replica) = (self.primary, self.any_replica());
-        self.fleet.prefer(replica)?;
+        self.fleet.prefer(Some(replica))?;
         self.cut_off_replica(replica);
         self.sleep(50, 1500);
         let how = self.rng.random_range(0..3);
@@ -297,7 +297,7 @@ impl Faults {
         };
         self.reconnect()?;
         self.fleet.await_well()?;
-        self.fleet.prefer_nobody()?;
+        self.fleet.prefer(None)?;
         Ok(true)
     }
 
