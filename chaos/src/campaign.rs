@@ -150,6 +150,12 @@ impl Campaign {
             .unwrap_or_else(|| rand::rng().random_range(0..1_000_000_000))
     }
 
+    fn setup(&self) -> Result<Setup, String> {
+        let module = self.module.canonicalize();
+        let module = module.map_err(|error| format!("{}: {error}", self.module.display()))?;
+        Ok(Setup::of(&self.server).module(module))
+    }
+
     fn topology(&self) -> Topology {
         match self.client {
             Who::Redlock => Topology::Several(self.servers),
@@ -228,15 +234,12 @@ impl Campaign {
         let (client, duration) = (self.client, self.duration);
         println!("seed {seed}, {duration} s, {client:?} on {topology:?}, {protection}");
         println!("{server} with {module}");
-        let module = self.module.canonicalize();
-        let module = module.map_err(|error| format!("{}: {error}", self.module.display()))?;
-        let setup = Setup::of(&self.server).module(module);
         let dir = tempfile::Builder::new()
             .prefix("redis-lock-chaos-")
             .tempdir();
         let dir = dir.map_err(|error| error.to_string())?;
         let mut rng = StdRng::seed_from_u64(seed);
-        let fleet = Fleet::start(&setup, dir.path(), topology, &protection)?;
+        let fleet = Fleet::start(&self.setup()?, dir.path(), topology, &protection)?;
         self.play_scenes(&fleet, rng.random())?;
         if self.duration == 0 {
             return Ok(true);
@@ -330,8 +333,10 @@ impl Campaign {
         let clients = self.clients.unwrap_or(if is_watched { 8 } else { 20 });
         let start = |number: usize| {
             // A third of those on one server go by ways of which some stall.
-            let side = (is_watched || number.is_multiple_of(3)).then_some(number / 3 % SIDES);
-            let side = side.map(|side| if is_watched { number % SIDES } else { side });
+            let side = match is_watched {
+                true => Some(number % SIDES),
+                false => number.is_multiple_of(3).then_some(number / 3 % SIDES),
+            };
             let client = Client::new(number, rng.random(), side, Arc::clone(shared));
             thread::spawn(move || client.run())
         };

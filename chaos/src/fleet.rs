@@ -9,14 +9,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use redis::Value;
-use redis_lock_testing::{
-    Connection, Fate, Proxy, Server, Setup, comes_true, local, reply_text, sentinel,
-};
+use redis_lock_testing::{Connection, Fate, Proxy, Server, Setup, comes_true, local, reply_text};
 
 use crate::protection::Protection;
 
 mod cluster;
+mod guide;
 mod sentinels;
+
+pub use guide::Guide;
+use guide::Ways;
 
 /// How many nodes there are in a watched fleet, beside the witnesses.
 pub const NODES: usize = 3;
@@ -91,77 +93,6 @@ pub struct Fleet {
     voters: Vec<Node>,
     /// The primary, where nobody watches.
     known: Arc<AtomicUsize>,
-}
-
-/// How a client finds the primary.
-#[derive(Clone)]
-pub struct Guide {
-    topology: Topology,
-    known: Arc<AtomicUsize>,
-    /// Where the witnesses are.
-    witnesses: Vec<SocketAddr>,
-    nodes: Vec<Ways>,
-}
-
-/// The ways to a node.
-#[derive(Clone)]
-struct Ways {
-    server: SocketAddr,
-    peers: SocketAddr,
-    clients: [SocketAddr; SIDES],
-}
-
-impl Guide {
-    /// To one server, by this way.
-    pub fn to(addr: SocketAddr) -> Self {
-        Self {
-            topology: Topology::One,
-            known: Arc::default(),
-            witnesses: Vec::new(),
-            nodes: vec![Ways {
-                server: addr,
-                peers: addr,
-                clients: [addr; SIDES],
-            }],
-        }
-    }
-
-    /// Whether there are witnesses.
-    pub fn is_watched(&self) -> bool {
-        self.topology.is_watched()
-    }
-
-    /// Which node this witness says is the primary.
-    pub fn primary(&self, witness: usize) -> Option<usize> {
-        let known = match self.topology {
-            Topology::Sentinel => sentinel::primary(self.witnesses[witness])?,
-            Topology::Cluster => local(cluster::primary_port(self.witnesses[witness])?),
-            _ => return Some(self.known.load(Ordering::SeqCst)),
-        };
-        self.nodes.iter().position(|ways| ways.peers == known)
-    }
-
-    /// Which node all witnesses say is the primary.
-    pub fn agreed(&self) -> Option<usize> {
-        let first = self.primary(0)?;
-        let agree = (1..self.witnesses()).all(|other| self.primary(other) == Some(first));
-        agree.then_some(first)
-    }
-
-    /// How many there are to be asked.
-    pub fn witnesses(&self) -> usize {
-        self.witnesses.len().max(1)
-    }
-
-    /// The way of a client to a node: its own, or that of its side.
-    pub fn way(&self, node: usize, side: Option<usize>) -> SocketAddr {
-        match side {
-            None => self.nodes[node].server,
-            Some(side) if self.is_watched() => self.nodes[node].clients[side],
-            // It leads to whoever is the primary.
-            Some(side) => self.nodes[0].clients[side],
-        }
-    }
 }
 
 fn ask(addr: SocketAddr, words: &[&str]) -> Option<Value> {
@@ -499,12 +430,12 @@ impl Fleet {
     }
 }
 
-fn await_some<T>(look: impl Fn() -> Option<T>, else_: &str) -> Result<T, String> {
+fn await_some<T>(look: impl Fn() -> Option<T>, why: &str) -> Result<T, String> {
     let mut found = None;
     comes_true(HEALING, || {
         thread::sleep(LOOK_EVERY);
         found = look();
         found.is_some()
     });
-    found.ok_or_else(|| else_.to_owned())
+    found.ok_or_else(|| why.to_owned())
 }

@@ -11,7 +11,8 @@
 //! c deaf                             from now on it hears none
 //! a renews l 5000                    and so `a releases l`, `a pings l`, `a closes l`
 //! a releases l, killing b            in one transaction, and so `a takes`, after the kill
-//! a changes l for m, killing b       the kill, then the lock m is taken and l released
+//! a changes l for m, killing b       the kill, then the lock m is taken and l released; what b
+//!                                    is told then of its place
 //! c releases l if held               where its last answer was a grant, or a renewal
 //! primary set lock.min-replicas 1    or `all set`, on the replica too
 //! primary fails over                 or `primary lost`
@@ -108,15 +109,10 @@ impl Scene {
                 }
                 ["until", who, what] => self.until(who, what),
                 [who, ..] => {
-                    let is_meant = |line: &str| match line.strip_suffix(" if held") {
-                        Some(line) => (line.to_owned(), true),
-                        None => (line.to_owned(), false),
-                    };
-                    let (line, if_held) = is_meant(line);
                     let mut party = self.party(who);
                     let holds = party.last.token().is_some() || party.last == Outcome::Renewed;
-                    let stays = (if_held && !holds) || self.act(&mut party, &line);
-                    if stays {
+                    let is_left_out = line.ends_with(" if held") && !holds;
+                    if is_left_out || self.act(&mut party, line) {
                         self.parties.insert(who.to_owned(), party);
                     }
                 }
@@ -151,32 +147,28 @@ impl Scene {
 
     /// What a party does. Returns whether it stays.
     fn act(&mut self, party: &mut Party, line: &str) -> bool {
-        let (line, killed) = match line.split_once(", killing ") {
-            Some((line, name)) => (line, Some(self.party(name))),
-            None => (line, None),
-        };
+        if let Some((line, name)) = line.split_once(", killing ") {
+            let killed = self.party(name);
+            self.kill(party, line, killed);
+            return true;
+        }
         let words: Vec<&str> = line.split(' ').collect();
         let (what, lock) = (words[1], words.get(2).copied().unwrap_or_default());
         let asked = || Request::Acquire(acquire(&words, self.claim_ms));
-        match (what, killed) {
-            ("takes", None) => {
+        match what {
+            "takes" => {
                 self.asked = Instant::now();
                 party.ask(lock, asked(), Wrap::Plain);
                 party.answer();
             }
-            ("takes", Some(mut session)) => {
-                let id = session.ends(lock);
-                party.ask(lock, asked(), Wrap::Transaction(Some(id)));
-                party.answer();
-            }
-            ("asks", _) => party.ask(lock, asked(), Wrap::Plain),
-            ("waits", _) => {
+            "asks" => party.ask(lock, asked(), Wrap::Plain),
+            "waits" => {
                 party.ask(lock, asked(), Wrap::Plain);
                 let is_seen = self.sees_queued(party);
                 assert!(is_seen, "{line}: {:?}", party.last);
             }
-            ("answered", _) => party.answer(),
-            ("queues", _) => {
+            "answered" => party.answer(),
+            "queues" => {
                 assert!(party.client.ears.is_some() || party.client.open_ears(false));
                 party.ask(lock, asked(), Wrap::Plain);
                 let place = party.asked.as_ref().map_or(0, |asked| asked.operation);
@@ -185,44 +177,57 @@ impl Scene {
                 self.shared.journal.queued(place, Some(clock::now()));
                 party.place = Some(place);
             }
-            ("repeats", _) => {
+            "repeats" => {
                 let request = party.client.line(lock, asked());
                 let replies = party.call(&[&request]);
                 assert_eq!(replies, Value::Int(0), "{line}");
             }
-            ("told", _) => {
-                let deadline = Instant::now() + SOON;
-                let told = party.client.await_told(|_| Instant::now() < deadline);
-                party.last = told.map_or(Outcome::Lost, |(_, outcome)| outcome);
+            "told" => {
+                party.hear();
                 self.end_place(party);
             }
-            ("deaf", _) => {
+            "deaf" => {
                 party.client.ears = None;
                 party.last = Outcome::Lost;
                 self.end_place(party);
             }
-            ("would", _) => party.ask(words[3], renew(words[4]), Wrap::Plain),
-            ("renews", _) => party.perform(lock, renew(words[3])),
-            ("pings", _) => party.perform(lock, Request::Ping),
-            ("releases", None) => party.perform(lock, RELEASE),
-            ("releases", Some(mut victim)) => {
-                let id = victim.connected().id;
-                party.ask(lock, RELEASE, Wrap::Transaction(Some(id)));
-                party.answer();
-                victim.answer();
-            }
-            ("closes", _) => {
+            "would" => party.ask(words[3], renew(words[4]), Wrap::Plain),
+            "renews" => party.perform(lock, renew(words[3])),
+            "pings" => party.perform(lock, Request::Ping),
+            "releases" => party.perform(lock, RELEASE),
+            "closes" => {
                 let connected = party.client.connected();
                 party.client.close(lock, connected);
                 return false;
             }
-            ("changes", Some(mut session)) => {
-                self.change(party, &mut session, lock, words[4]);
-                self.parties.insert(session.client.owner(), session);
-            }
             _ => panic!("what is this? {line}"),
         }
         true
+    }
+
+    /// In one transaction a party ends the connection of another one, and does something.
+    fn kill(&self, party: &mut Party, line: &str, mut killed: Party) {
+        let words: Vec<&str> = line.split(' ').collect();
+        let lock = words[2];
+        match words[1] {
+            "takes" => {
+                let wrap = Wrap::Transaction(Some(killed.ends(lock)));
+                party.ask(lock, Request::Acquire(acquire(&words, self.claim_ms)), wrap);
+                party.answer();
+            }
+            "releases" => {
+                let wrap = Wrap::Transaction(Some(killed.connected().id));
+                party.ask(lock, RELEASE, wrap);
+                party.answer();
+                killed.answer();
+            }
+            "changes" => {
+                self.change(party, &mut killed, lock, words[4]);
+                killed.hear();
+                self.end_place(&mut killed);
+            }
+            _ => panic!("what is this? {line}"),
+        }
     }
 
     fn end_place(&self, party: &mut Party) {
@@ -371,6 +376,13 @@ impl Party {
     fn answer(&mut self) {
         let asked = self.asked.take().expect("something was asked");
         self.last = self.client.answer(asked);
+    }
+
+    /// What a message says of its place.
+    fn hear(&mut self) {
+        let deadline = Instant::now() + SOON;
+        let told = self.client.await_told(|_| Instant::now() < deadline);
+        self.last = told.map_or(Outcome::Lost, |(_, outcome)| outcome);
     }
 
     fn perform(&mut self, lock: &str, request: Request) {

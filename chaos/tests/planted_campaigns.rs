@@ -7,6 +7,7 @@
 //! `place-outlived`: their scenes in `planted_faults` do.
 
 mod planted;
+mod side_by_side;
 
 use std::path::Path;
 use std::process::Command;
@@ -84,7 +85,7 @@ fn campaign(module: &Path, fault: &str, seed: u32, arguments: &[&str]) -> (bool,
 #[ignore = "random, for `make planted`"]
 fn a_planted_fault_is_found_on_one_server() {
     let runs = FAULTS.iter().flat_map(|run| SEEDS.map(|seed| (run, seed)));
-    planted::each(runs.collect(), |((fault, promise), seed)| {
+    side_by_side::play(runs.collect(), |((fault, promise), seed)| {
         let arguments = ["--duration", "60", "--until-breach-of", promise];
         let (_, report) = campaign(planted::module(), fault, seed, &arguments);
         let is_caught = report.contains(&format!("breach of {promise}: "));
@@ -95,7 +96,7 @@ fn a_planted_fault_is_found_on_one_server() {
 #[test]
 #[ignore = "random, for `make planted`"]
 fn two_owners_are_found_through_fail_overs() {
-    planted::each(THROUGH_FAIL_OVERS.to_vec(), |(fault, how)| {
+    side_by_side::play(THROUGH_FAIL_OVERS.to_vec(), |(fault, how)| {
         let module = match fault {
             "none" => redis_lock_testing::module(),
             _ => planted::module().to_owned(),

@@ -58,11 +58,6 @@ impl Client {
         }
     }
 
-    fn lock_of(&mut self, kind: Kind) -> String {
-        let key = self.shared.locks.any(kind, &mut self.rng);
-        in_database(self.database, &key)
-    }
-
     /// A lock, and how to hold it.
     pub(super) fn any_lock(&mut self) -> (String, Mode) {
         let kind = if self.rng.random_bool(0.75) {
@@ -70,7 +65,8 @@ impl Client {
         } else {
             Kind::Mixed
         };
-        let lock = self.lock_of(kind);
+        let key = self.shared.locks.any(kind, &mut self.rng);
+        let lock = in_database(self.database, &key);
         let mode = match kind {
             Kind::Mixed => match self.rng.random_range(0..10) {
                 0..=1 => Mode::Exclusive,

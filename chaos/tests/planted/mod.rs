@@ -1,10 +1,8 @@
-//! The module with the feature that lets faults be planted, and what is done with it.
+//! The module with the feature that lets faults be planted.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Mutex, OnceLock};
-
-use redis_lock_testing::processors;
+use std::sync::OnceLock;
 
 /// Builds the module, once.
 pub fn module() -> &'static Path {
@@ -24,22 +22,4 @@ pub fn module() -> &'static Path {
         );
         target.join("debug/libredislock.so")
     })
-}
-
-/// Plays all of these, some at a time. Each says what does not come out right.
-#[track_caller]
-pub fn each<T: Send>(all: Vec<T>, play: impl Fn(T) -> Option<String> + Sync) {
-    let (all, wrong) = (Mutex::new(all), Mutex::new(Vec::new()));
-    std::thread::scope(|scope| {
-        for _ in 0..=processors().unwrap().len() {
-            scope.spawn(|| {
-                while let Some(one) = { all.lock().unwrap().pop() } {
-                    let played = play(one);
-                    wrong.lock().unwrap().extend(played);
-                }
-            });
-        }
-    });
-    let wrong = wrong.into_inner().unwrap();
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
